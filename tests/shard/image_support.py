@@ -216,7 +216,7 @@ def place_features(plan: StepPlan, prompts: list[Prompt]) -> None:
                 rows.append(stacked[0, number[at]])
                 deep.append(stacked[1:, number[at]])
     if places:
-        layers = tuple(np.ascontiguousarray(each) for each in np.stack(deep, axis=1))
+        layers = dict(enumerate(map(np.ascontiguousarray, np.stack(deep, axis=1))))
         plan.features = PlacedFeatures(np.array(places), np.stack(rows), layers)
 
 

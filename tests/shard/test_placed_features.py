@@ -24,7 +24,7 @@ def plan_of_three() -> StepPlan:
     rows = np.stack((places, places), axis=1).astype(np.float32)
     return replace(
         plan,
-        features=PlacedFeatures(places, rows, (rows + 100,)),
+        features=PlacedFeatures(places, rows, {0: rows + 100}),
         rotary_positions=np.tile(np.arange(12), (3, 1)),
         visible=np.arange(12) + 1,
     )

@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-VERSION = 14
+VERSION = 15
 
 WORD = 8
 
@@ -386,13 +386,10 @@ FRAMES: tuple[FrameSpec, ...] = (
         "rank 0->other ranks",
         "Compute a step. WARMUP, ADAPTER, DROP and SHUTDOWN go the same way; nothing is answered "
         "but HELLO.",
-        words=(
-            ("width", "block table entries per row"),
-            ("deep", "rows of features beside those in the places of embeddings, per token"),
-        ),
+        words=(("width", "block table entries per row"),),
         counts=(
-            *("rows", "tokens", "entries", "unknown", "features", "rotary", "limits", "states"),
-            "images",
+            *("rows", "tokens", "entries", "unknown", "features", "layers", "rotary", "limits"),
+            *("states", "images"),
         ),
         columns=(
             Column("query_length", "<u4", "rows", "tokens of this row in the step"),
@@ -413,6 +410,7 @@ FRAMES: tuple[FrameSpec, ...] = (
                 "which row of the step before chooses each token, -1: it is known; or none",
             ),
             Column("features", "<i8", "features", "tokens whose embeddings rank 0 hands around"),
+            Column("deep", "<u4", "layers", "after which layers it hands others around"),
             Column("rotary", "<i8", "rotary", "time, row, column of every token, in turn; or none"),
             Column("visible", "<i8", "limits", "last position that each token sees; or none"),
             Column("state_reads", "<i8", "states", "slot of each row's states before; or none"),

@@ -36,7 +36,7 @@ _OTHER_SENSES: Final = (
         "images",
     ),
     (r"(model\.)?(multi_modal_projector|mm_projector|projector|patch_\w+)\.", "images"),
-    (r"pre_mm_projector_norm\.", "images"),
+    (r"(pre_mm_projector_norm|(model\.)?(layerwise|spatial)_projectors)\.", "images"),
     (r"(model\.)?(image_newline|image_attn_pool|visual_tokenizer|vte)(\.|$)", "images"),
     (r"(vit_large_projector|mlp_AR)\.", "images"),
     (r"(model\.)?(vqmodel|generation_\w+)\.", "images that are drawn"),

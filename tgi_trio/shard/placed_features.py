@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,15 +19,15 @@ class PlacedFeatures:
 
     places: NDArray[np.int64]  # [N] which of the step's T tokens, ascending
     rows: NDArray[np.float32]  # [N, hidden]
-    # Each [N, hidden], added to the hidden state at the same tokens after text layers 0, 1, ...
-    deep: tuple[NDArray[np.float32], ...] = ()
+    # By text layer, [N, hidden]: added to the hidden state at the same tokens after that layer.
+    deep: Mapping[int, NDArray[np.float32]] = field(default_factory=dict)
 
     def between(self, first: int, last: int) -> PlacedFeatures | None:
         """Return the features of tokens `first` to `last`, with places from `first` on; views."""
         start, stop = np.searchsorted(self.places, (first, last)).tolist()
         if start == stop:
             return None
-        deep = tuple(rows[start:stop] for rows in self.deep)
+        deep = {layer: rows[start:stop] for layer, rows in self.deep.items()}
         return PlacedFeatures(self.places[start:stop] - first, self.rows[start:stop], deep)
 
     def kept(self, tokens: NDArray[np.bool_]) -> PlacedFeatures | None:
@@ -35,4 +36,5 @@ class PlacedFeatures:
         if not mine.any():
             return None
         places = np.cumsum(tokens)[self.places[mine]] - 1
-        return PlacedFeatures(places, self.rows[mine], tuple(rows[mine] for rows in self.deep))
+        deep = {layer: rows[mine] for layer, rows in self.deep.items()}
+        return PlacedFeatures(places, self.rows[mine], deep)

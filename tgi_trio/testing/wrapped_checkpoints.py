@@ -130,6 +130,13 @@ _FAMILIES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "glm_ocr": ({"rope_parameters": _THREE_POSITIONS}, _QWEN_VISION),
     "glmga": ({"rope_parameters": _THREE_POSITIONS}, _QWEN_VISION),
+    "granite4_vision": (
+        {
+            **{"num_hidden_layers": 6, "embedding_multiplier": 3.0, "residual_multiplier": 0.8},
+            **{"attention_multiplier": 0.2, "logits_scaling": 2.0},
+        },
+        _SIGLIP | {"hidden_size": 64, "num_hidden_layers": 2, "patch_size": 4},
+    ),
     "hyperclovax_vision_v2": (
         {"model_type": "hyperclovax"} | tiny_families.FAMILIES["hyperclovax"],
         _QWEN_VISION | {"model_type": "qwen2_5_vl_vision", "out_hidden_size": 24},
@@ -301,6 +308,11 @@ _BESIDE: dict[str, dict[str, Any]] = {  # options of the whole model
             **{"vocab_offset": VOCAB_SIZE - 2, "vocab_size": 2, "hidden_size": 16},
             **{"conf_num_hidden_layers": 1, "conf_num_attention_heads": 2},
         },
+    },
+    "granite4_vision": _PINPOINTS
+    | {
+        **{"downsample_rate": "1/2", "vision_feature_select_strategy": "full"},
+        **{"deepstack_layer_map": [[0, 2], [-1, 0]], "spatial_target_layers": [1, 3, 4, 5]},
     },
     "idefics": {
         **{"use_resampler": True, "perceiver_config": _PERCEIVER | {"resampler_head_dim": 8}},

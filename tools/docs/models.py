@@ -282,7 +282,13 @@ How they are tested, each on a tiny checkpoint with seeded random weights, in fl
 # Types that stand in others' `text_config` alone.
 INNER = (
     *("glm4v_moe_text", "glm4v_text", "glm5_next_text", "glm_ocr_text", "mllama_text_model"),
-    *("mistral_large4_text", "muse_glimmer_text", "paddleocr_vl_text", "step3p5"),
+    *(
+        "granite4_vision_text",
+        "mistral_large4_text",
+        "muse_glimmer_text",
+        "paddleocr_vl_text",
+        "step3p5",
+    ),
     *("qwen2_5_vl_text", "qwen2_vl_text", "qwen3_vl_moe_text", "qwen3_vl_text"),
 )
 IMAGED = ("idefics",)  # types that are tested where their images are

@@ -133,6 +133,21 @@ FAMILIES = {
         "llava_next", "LlavaNextImageProcessorPil", "LlavaNextProcessor", CLIP, CLIP_PIXELS,
         {**CLIP_OPTIONS, "vision_feature_select_strategy": "full"},
     ),
+    "granite4_vision": Family(
+        "llava_next", "LlavaNextImageProcessorPil", "Granite4VisionProcessor", CLIP, CLIP_PIXELS,
+        {"patch_size": 14, "vision_feature_select_strategy": "full", "downsample_rate": "1/2"},
+    ),
+    "granite4_vision/odd": Family(
+        "llava_next", "LlavaNextImageProcessorPil", "Granite4VisionProcessor",
+        pixels={
+            "size": {"height": 64, "width": 64}, "crop_size": {"height": 64, "width": 64},
+            "image_grid_pinpoints": [[64, 128], [128, 64], [192, 64]],
+        },
+        options={
+            **{"patch_size": 6, "vision_feature_select_strategy": "default"},
+            **{"num_additional_image_tokens": 1, "downsample_rate": "3/8"},
+        },
+    ),
     "llava_onevision": Family(
         "llava_onevision", "LlavaOnevisionImageProcessorPil", "LlavaOnevisionProcessor",
         {"vision_config": {"patch_size": 14}},

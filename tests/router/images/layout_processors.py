@@ -23,6 +23,7 @@ WHOLES = {
     "Exaone4_5_Processor": "exaone4_5",
     "Gemma3nProcessor": "gemma3n",
     "Glm46VProcessor": "glm46v",
+    "Granite4VisionProcessor": "granite4_vision",
     "HyperCLOVAXVisionV2Processor": "hyperclovax_vision_v2",
     "InternVLProcessor": "internvl",
     "Lfm3VlProcessor": "lfm3_vl",

@@ -27,6 +27,7 @@ CAUSAL = (
     "deepseek_vl",
     *TIMM,
     "exaone4_5",
+    "granite4_vision",
     "hyperclovax_vision_v2",
     "kimi_k25",
     "lfm3_vl",
@@ -108,11 +109,13 @@ def picture(family: str, seed: int, beside: bool = False) -> Picture:
         case "gemma3n":  # and the mark behind it
             return Picture({"pixel_values": pixels(1, 3, 32, 32)}, 5, {4: VOCAB_SIZE - 4})
         case "ovis2":  # the whole, and two rows of two tiles
-            begin, grid, column, row, end = range(VOCAB_SIZE - 5, VOCAB_SIZE)
-            marks = {0: begin, 5: grid, 10: column, 15: row, 20: column, 25: end}
+            begin, behind, column, row, end = range(VOCAB_SIZE - 5, VOCAB_SIZE)
+            marks = {0: begin, 5: behind, 10: column, 15: row, 20: column, 25: end}
             shape = np.array([[2, 2]])
             return Picture({"pixel_values": pixels(5, 3, 16, 16), "grids": shape}, 26, marks)
-        case "llava_next" | "llava_next_video":  # a whole and two halves, and what parts their rows
+        case (
+            "llava_next" | "llava_next_video" | "granite4_vision"
+        ):  # a whole and two halves, and what parts their rows
             sizes = np.array([[14, 30]])
             bundle = {"pixel_values": pixels(1, 3, 3, 16, 16), "image_sizes": sizes}
             return Picture(bundle, 4 + 8 + 2)

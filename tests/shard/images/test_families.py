@@ -128,6 +128,7 @@ GLM = {
     ("family", "sizes"),
     [
         ("gemma3n", {"laurel_rank": 32, "hidden_size_per_layer_input": 32}),
+        ("granite4_vision", {"hidden_size": 128}),
         ("idefics3", {}),
         ("glm4v", GLM),
         ("muse_glimmer", {}),

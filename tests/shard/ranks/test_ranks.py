@@ -171,7 +171,7 @@ def test_a_plan_survives_its_way_to_another_rank(checkpoint: Checkpoint) -> None
     step = plan(rows, [min(9, row.length) for row in rows])
     frame = encode_plan(step)
     counts = {"rows": len(rows), "tokens": len(step.token_ids), "entries": step.block_tables.size}
-    counts |= dict.fromkeys(("unknown", "features", "rotary", "limits", "images"), 0)
+    counts |= dict.fromkeys(("unknown", "features", "layers", "rotary", "limits", "images"), 0)
     counts["states"] = len(rows)
     assert len(frame) == frame_bytes(Kind.PLAN, **counts)
     got = decode_plan(Frame(memoryview(frame)))
@@ -210,13 +210,16 @@ def test_what_images_do_to_a_plan_survives_its_way_to_another_rank() -> None:
     step = plan(rows, [min(9, row.length) for row in rows])
     places, count = np.array([0, 2]), len(step.token_ids)
     step.features = PlacedFeatures(
-        places, np.ones((2, 8), np.float32), (np.ones((2, 8), np.float32),) * 3
+        places, np.ones((2, 8), np.float32), dict.fromkeys((0, 4, 7), np.ones((2, 8), np.float32))
     )
     step.rotary_positions = np.arange(3 * count).reshape(3, count)
     step.visible = np.arange(count) + 4
     got = decode_plan(Frame(memoryview(encode_plan(step))))
     assert got.features is not None and got.features.places.tolist() == [0, 2]
-    assert [rows.shape for rows in (got.features.rows, *got.features.deep)] == [(2, 0)] * 4
+    assert {layer: rows.shape for layer, rows in got.features.deep.items()} == {
+        **{0: (2, 0), 4: (2, 0), 7: (2, 0)}
+    }
+    assert got.features.rows.shape == (2, 0)
     assert got.rotary_positions is not None and got.visible is not None
     assert got.rotary_positions.tolist() == step.rotary_positions.tolist()
     assert got.visible.tolist() == step.visible.tolist()

@@ -40,7 +40,7 @@ INNER = {
     *("qwen2_vl_text", "qwen2_5_vl_text", "qwen3_vl_text", "qwen3_vl_moe_text"),
     *("glm4v_text", "glm4v_moe_text", "glm_ocr_text", "mllama_text_model"),
     *("glm5_next_text", "mistral_large4_text", "muse_glimmer_text"),
-    *("paddleocr_vl_text", "step3p5"),
+    *("granite4_vision_text", "paddleocr_vl_text", "step3p5"),
 }
 IMAGED = {"idefics"}  # tested beside images: `tests/shard/images`
 ALONE = sorted(FAMILIES.keys() - RENAMED - INNER - IMAGED)  # the others

@@ -58,6 +58,7 @@ OURS = (
     *(
         "glm5_next",
         "glmga",
+        "granite4_vision",
         "llava",
         "llava_next",
         "gemma4",

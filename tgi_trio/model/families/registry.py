@@ -114,6 +114,7 @@ FAMILIES: dict[str, SpecFunction] = {
     "lfm2_moe": convolutions.lfm2_moe,
     "lfm3": convolutions.lfm3,
     "granite": llama_like.granite,
+    "granite4_vision_text": llama_like.granite,
     "granite_swa": granite.granite_swa,
     "granitemoe": granite.granitemoe,
     "granitemoeshared": granite.granitemoeshared,

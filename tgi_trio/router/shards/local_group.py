@@ -35,6 +35,7 @@ from tgi_trio.sockets import address_text
 
 _LAST_GASP = 0.2  # seconds for a crashing rank to exit: its exit code says more than SIGKILL's
 _PLANS_IN_A_RING = 4  # a follower is at most one step behind; the rest is room for wrapping around
+_DEEP_LAYERS = 64  # more than any model's images add features to
 
 
 class LocalGroup:
@@ -243,7 +244,7 @@ def _plan_ring_bytes(request: WarmupRequest) -> int:
     """Return the size in bytes of a ring with room for a few of the largest plans."""
     rows, tokens = request.max_batch_size, max(request.max_prefill_tokens, request.max_batch_size)
     entries = rows * -(-request.max_total_tokens // BLOCK_SIZE)
-    images = {"features": tokens, "rotary": 3 * tokens, "limits": tokens}
+    images = {"features": tokens, "layers": _DEEP_LAYERS, "rotary": 3 * tokens, "limits": tokens}
     images["images"] = rows * request.max_images  # that layers attend to
     largest = frame_bytes(
         Kind.PLAN, rows=rows, tokens=tokens, entries=entries, unknown=tokens, states=rows, **images

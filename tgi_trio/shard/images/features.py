@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -37,15 +37,15 @@ class ImageFeatures:
     """One image's N features, in the order of their tokens."""
 
     rows: NDArray[np.float32]  # [N, hidden of the text model]
-    # Each [N, hidden]: added to hidden states after text layers 0, 1, ...
-    deep: tuple[NDArray[np.float32], ...] = ()
+    # By text layer, [N, hidden]: added to hidden states after that layer.
+    deep: Mapping[int, NDArray[np.float32]] = field(default_factory=dict)
     # For layers with cross-attention; there are no rows then.
     states: CrossStates | None = None
 
     @property
     def nbytes(self) -> int:
         states = 0 if self.states is None else self.states.nbytes
-        return self.rows.nbytes + sum(rows.nbytes for rows in self.deep) + states
+        return self.rows.nbytes + sum(rows.nbytes for rows in self.deep.values()) + states
 
 
 class ImageEncoder(Protocol):

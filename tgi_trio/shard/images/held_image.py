@@ -43,9 +43,11 @@ def place_features(parts: list[tuple[int, PlacedFeatures]]) -> PlacedFeatures | 
     """
     if not parts:
         return None
-    deep = zip(*(part.deep for _, part in parts), strict=True)
+    deep = {
+        layer: np.concatenate([part.deep[layer] for _, part in parts]) for layer in parts[0][1].deep
+    }
     return PlacedFeatures(
         np.concatenate([part.places + start for start, part in parts]),
         np.concatenate([part.rows for _, part in parts]),
-        tuple(np.concatenate(rows) for rows in deep),
+        deep,
     )

@@ -7,7 +7,7 @@ remaining parameters are loaded from the checkpoint.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Set
+from collections.abc import Sequence, Set
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -89,8 +89,10 @@ class TorchTower:
             if self._mark is not None:
                 return ImageFeatures(_bring_down(self._mark(self._model, found, bundle)))
             deep = getattr(found, "deepstack_features", None) or ()
+            if found.pooler_output is None:
+                return _add_before_layers(deep)
             rows = _bring_down(found.pooler_output) * np.float32(self._scale)
-            return ImageFeatures(rows, tuple(map(_bring_down, deep)))
+            return ImageFeatures(rows, dict(enumerate(map(_bring_down, deep))))
 
     def _load(self, name: str, values: NDArray[Any]) -> torch.Tensor:
         if name in _PICTURES:
@@ -168,6 +170,15 @@ def _fill(model: Any, files: Container, device: torch.device, dtype: torch.dtype
             if buffer.is_meta:  # not in checkpoints: position numbers, frequencies
                 setattr(module, name, torch.empty_like(buffer, device=device))
     model.initialize_weights()
+
+
+def _add_before_layers(deep: Sequence[tuple[int, Any]]) -> ImageFeatures:
+    """Return features that are added before layers of these numbers, to nothing: no other stands
+    for the tokens (Granite 4 Vision).
+    """
+    added = {layer - 1: _bring_down(rows) for layer, rows in deep}
+    nothing = np.zeros_like(next(iter(added.values())))
+    return ImageFeatures(added.pop(-1, nothing), added)
 
 
 def _bring_down(features: Any) -> NDArray[np.float32]:

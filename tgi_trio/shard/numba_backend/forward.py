@@ -237,7 +237,7 @@ class Forward:
     def _run_to_stops(self, tokens: Tokens) -> int:
         """Run up to where hidden states are last changed or kept; return the next operation.
 
-        Features are written after the embedding, and added after the first layers.
+        Features are written after the embedding, and added after layers.
         """
         step, first, hidden = self._step, self._first, self._hidden
         # the operation before which to stop, and what to do there
@@ -245,8 +245,8 @@ class Forward:
         if (features := tokens.features) is not None:
             places = features.places
             stops.append((first + 1, partial(hidden.__setitem__, places, features.rows)))
-            for i, rows in enumerate(features.deep):
-                behind = self.program.find_layer(i + 1, adapted=first > 0)
+            for layer, rows in features.deep.items():
+                behind = self.program.find_layer(layer + 1, adapted=first > 0)
                 stops.append((behind, partial(_add_rows, hidden, places, rows)))
         if self.taps:
             count, width = len(tokens.ids), hidden.shape[1]

@@ -40,6 +40,7 @@ def encode_plan(plan: StepPlan) -> bytes:
         columns["inputs"] = plan.inputs
     if plan.features is not None:
         columns["features"] = plan.features.places
+        columns["deep"] = np.array(list(plan.features.deep), np.uint32)
     if plan.rotary_positions is not None:
         columns["rotary"] = plan.rotary_positions.reshape(-1)
     if plan.visible is not None:
@@ -47,8 +48,7 @@ def encode_plan(plan: StepPlan) -> bytes:
     if plan.state_reads is not None and plan.state_writes is not None:
         columns |= {"state_reads": plan.state_reads, "state_writes": plan.state_writes}
     columns |= _image_columns(plan)
-    deep = 0 if plan.features is None else len(plan.features.deep)
-    return encode(Kind.PLAN, {"width": plan.block_tables.shape[1], "deep": deep}, columns)
+    return encode(Kind.PLAN, {"width": plan.block_tables.shape[1]}, columns)
 
 
 def decode_plan(frame: Frame) -> StepPlan:
@@ -74,7 +74,8 @@ def decode_plan(frame: Frame) -> StepPlan:
     places, rotary = frame.column("features").copy(), frame.column("rotary").copy()
     visible = frame.column("visible").copy()
     none = np.empty((len(places), 0), np.float32)
-    features = PlacedFeatures(places, none, (none,) * frame.word("deep"))
+    deep = dict.fromkeys(frame.column("deep").tolist(), none)
+    features = PlacedFeatures(places, none, deep)
     reads, writes = (frame.column(f"state_{which}").copy() for which in ("reads", "writes"))
     rows = [_shadow_row(*numbers) for numbers in prompts]
     _hold_images(rows, frame)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -79,7 +79,7 @@ class StepFeatures:
 
     places: torch.Tensor  # int64 [N]
     rows: torch.Tensor  # float32 [N, hidden]
-    deep: tuple[torch.Tensor, ...]  # float32 [N, hidden] each
+    deep: Mapping[int, torch.Tensor]  # float32 [N, hidden] by layer, see `PlacedFeatures`
     seeing: tuple[RowImages, ...] = ()
     sight: RecordedSight | None = None  # of a recorded step whose rows may attend to images
 
@@ -87,7 +87,7 @@ class StepFeatures:
     def recorded(cls, sight: RecordedSight, device: torch.device) -> StepFeatures:
         """Return the features of a recorded step, in which none replace embeddings."""
         none = torch.empty(0, dtype=torch.int64, device=device)
-        return cls(none, none, (), sight=sight)
+        return cls(none, none, {}, sight=sight)
 
     @classmethod
     def of(
@@ -102,11 +102,11 @@ class StepFeatures:
         seeing = tuple(RowImages.find(plan)) if images is None else images.find(plan)
         if placed is None:
             none = torch.empty(0, dtype=torch.int64, device=device)
-            return cls(none, none, (), seeing) if seeing else None
+            return cls(none, none, {}, seeing) if seeing else None
         return cls(
             torch.from_numpy(placed.places).to(device),
             torch.from_numpy(placed.rows).to(device),
-            tuple(torch.from_numpy(rows).to(device) for rows in placed.deep),
+            {layer: torch.from_numpy(rows).to(device) for layer, rows in placed.deep.items()},
             seeing,
         )
 
@@ -122,9 +122,8 @@ class StepFeatures:
 
         if not len(self.places):
             return self
-        return StepFeatures(
-            self.places, receive(self.rows), tuple(map(receive, self.deep)), self.seeing
-        )
+        rows, deep = receive(self.rows), {i: receive(each) for i, each in self.deep.items()}
+        return StepFeatures(self.places, rows, deep, self.seeing)
 
     def place(self, x: torch.Tensor) -> torch.Tensor:
         """Return embeddings `x` [T, hidden], with features in place of the images' tokens."""
@@ -133,7 +132,5 @@ class StepFeatures:
         return x.index_copy(0, self.places, self.rows.to(x.dtype))
 
     def deepen(self, x: torch.Tensor, layer: int) -> torch.Tensor:
-        """Return the output `x` [T, hidden] of `layer`, plus what images add after that layer."""
-        if layer >= len(self.deep):
-            return x
+        """Return the output `x` [T, hidden] of a layer of `deep`, plus what images add to it."""
         return x.index_add(0, self.places, self.deep[layer].to(x.dtype))

@@ -1,11 +1,12 @@
-"""LLaVA-NeXT and OneVision: the whole image, then the grid of crops that fits it best, without
-padding.
+"""LLaVA-NeXT, OneVision, Granite 4 Vision: the whole image, then the grid of crops that fits it
+best, without padding.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from fractions import Fraction
 from math import sqrt
 from typing import Final
 
@@ -34,6 +35,7 @@ class PinpointLayout(PlainFinish):
     crop: int  # pixels, the side of a crop
     patch: int  # pixels
     extra: int  # features of the whole image besides its patches
+    rate: Fraction = Fraction(1)  # features over patches, of a side
     placeholder: str = "<image>"
     feature_token: str = "<image>"
 
@@ -42,7 +44,7 @@ class PinpointLayout(PlainFinish):
 
     def count_features(self, size: ImageSize) -> int:
         best = find_pinpoint(size, self.pinpoints)
-        side = self.crop // self.patch
+        side = int(self.crop // self.patch * self.rate)
         shown = unpad(size, side * (best.height // self.crop), side * (best.width // self.crop))
         return side * side + shown.pixels + shown.height + self.extra
 
@@ -97,6 +99,23 @@ def lay_out_llava_next(settings: ImageSettings) -> PinpointLayout:
     pinpoints = _read_pinpoints(settings, _PINPOINTS)
     crop = _read_crop(settings, {"shortest_edge": 224})
     return PinpointLayout(pinpoints, crop, patch_size(settings), extra_features(settings))
+
+
+def lay_out_granite4(settings: ImageSettings) -> PinpointLayout:
+    """Return the layout of a `granite4_vision` model. Raises ModelLoadError."""
+    found, rate = settings.processor, settings.processor.get("downsample_rate")
+    dropped = 1 if found.get("vision_feature_select_strategy") == "default" else 0
+    try:
+        shrunk = Fraction(1 if rate is None else rate)
+    except (TypeError, ValueError, ZeroDivisionError) as error:
+        raise ModelLoadError(f"downsample_rate must be a fraction, not {rate!r}") from error
+    return PinpointLayout(
+        _read_pinpoints(settings, _PINPOINTS),
+        _read_crop(settings, {"shortest_edge": 224}),
+        patch_size(settings),
+        int(found.get("num_additional_image_tokens", 0)) - dropped,
+        shrunk,
+    )
 
 
 def lay_out_llava_onevision(settings: ImageSettings) -> OnevisionLayout:

@@ -39,7 +39,11 @@ from tgi_trio.router.images.layouts.layout import ImageLayout, ImageSettings
 from tgi_trio.router.images.layouts.lfm2 import lay_out_lfm2
 from tgi_trio.router.images.layouts.minicpmv import lay_out_minicpm_ocr, lay_out_minicpmv
 from tgi_trio.router.images.layouts.ovis2 import lay_out_ovis2
-from tgi_trio.router.images.layouts.pinpoints import lay_out_llava_next, lay_out_llava_onevision
+from tgi_trio.router.images.layouts.pinpoints import (
+    lay_out_granite4,
+    lay_out_llava_next,
+    lay_out_llava_onevision,
+)
 from tgi_trio.router.images.layouts.rows import lay_out_lighton, lay_out_pixtral
 from tgi_trio.router.images.layouts.step3p7 import lay_out_step3p7
 from tgi_trio.router.images.layouts.tiles import (
@@ -60,6 +64,7 @@ LAYOUTS: Final[dict[str, Callable[[ImageSettings], ImageLayout]]] = {
     "gemma4_unified": lay_out_gemma4_unified,
     "glm": lay_out_glm,
     "glm5_next": lay_out_glm5,
+    "granite4": lay_out_granite4,
     "hyperclovax": lay_out_hyperclovax,
     "idefics": lay_out_idefics,
     "idefics2": lay_out_idefics2,

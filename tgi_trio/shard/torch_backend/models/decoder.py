@@ -295,7 +295,7 @@ class Decoder:
                 x = add_and_normalise(x, addends, None)[0]
                 addends = self._runner.use_block(i, x, first, tables, attention, batch, states)
             x, addends = leave_layer(self.layers[i], x, addends, None if own is None else own[i])
-            if features is not None and i < len(features.deep):
+            if features is not None and i in features.deep:
                 x, addends = features.deepen(add_and_normalise(x, addends, None)[0], i), None
         hidden = add_and_normalise(x, addends, None)[0]
         if not self.taps:
