@@ -92,7 +92,9 @@ RULES: dict[str, Rule] = {
     ),
     "router.http.wire.states": Rule(NOTHING, only=NOTHING),
     # The only file that knows hypercorn.
-    "router.http.wire.http2": Rule(ours("router.http.wire"), only=ours("trio hypercorn h2")),
+    "router.http.wire.http2": Rule(
+        ours("router.http.wire"), only=ours("trio hypercorn h2 hyperframe")
+    ),
     "shard": Rule(ours("errors settings model devices grammars logs ipc"), banned=SHARD_ALONE),
     # The only file of it that makes pixels: of a black image, to see what a tower takes.
     "shard.images.largest": Rule(

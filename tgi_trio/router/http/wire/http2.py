@@ -229,13 +229,13 @@ class Protocol(H2Protocol):
         theirs, self.connection = self.connection, PatientConnection(self.connection.config)
         self.connection.local_settings = theirs.local_settings
         self._leaving = False
+        self._last = 0  # the last request that was taken
 
     async def leave(self) -> None:
         """Take no more requests, and close when those that run have been answered. Idempotent."""
         if not self._leaving:
             self._leaving = True
-            last = self.connection.highest_inbound_stream_id
-            await self.send(RawData(GoAwayFrame(0, last_stream_id=last).serialize()))
+            await self.send(RawData(GoAwayFrame(0, last_stream_id=self._last).serialize()))
         await self._close_if_done()
 
     async def _close_if_done(self) -> None:
@@ -265,10 +265,8 @@ class Protocol(H2Protocol):
     async def _handle_events(self, events: list[Happening]) -> None:
         # One by one, as a stream may end while an earlier event is handled.
         for event in events:
-            if isinstance(event, RequestReceived) and self._leaving:
-                self.connection.reset_stream(event.stream_id, ErrorCodes.REFUSED_STREAM)
-            elif isinstance(event, RequestReceived) and (b":method", b"CONNECT") in event.headers:
-                self._decline(event.stream_id)
+            if isinstance(event, RequestReceived):
+                await self._take_request(event)
             elif isinstance(event, ConnectionTerminated) and not event.error_code:
                 await self.leave()
             elif isinstance(event, DataReceived) and event.stream_id not in self.streams:
@@ -283,6 +281,16 @@ class Protocol(H2Protocol):
             if isinstance(event, StreamReset):
                 await self.drop_unsent(event.stream_id)
         await self._flush()
+
+    async def _take_request(self, request: RequestReceived) -> None:
+        if self._leaving:
+            self.connection.reset_stream(request.stream_id, ErrorCodes.REFUSED_STREAM)
+            return
+        self._last = request.stream_id
+        if (b":method", b"CONNECT") in request.headers:
+            self._decline(request.stream_id)
+        else:
+            await super()._handle_events([request])
 
     def _decline(self, stream_id: int) -> None:
         """Refuse a tunnel or a WebSocket (RFC 8441), which no route supports."""
