@@ -7,7 +7,12 @@ import resource
 
 import pytest
 
-from tgi_trio.descriptors import LEAST, RESERVED, check_limit, most_connections, raise_limit
+from tgi_trio.descriptors import (
+    RESERVED,
+    check_limit,
+    most_connections,
+    raise_limit,
+)
 from tgi_trio.errors import ConfigurationError
 
 
@@ -64,9 +69,10 @@ def test_some_are_no_clients(limits: Limits, soft: int, each: int, expected: int
     assert most_connections(each) == expected
 
 
-def test_too_few_to_serve_at_all_are_refused(limits: Limits) -> None:
-    limits.soft, limits.hard = 3, LEAST
-    check_limit()
-    limits.hard = LEAST - 1
-    with pytest.raises(ConfigurationError, match=rf"{LEAST - 1} descriptors .* {LEAST} .*ulimit"):
-        check_limit()
+@pytest.mark.parametrize(("ranks", "least"), [(1, 32), (2, 40), (4, 56), (8, 88)])
+def test_too_few_to_serve_at_all_are_refused(limits: Limits, ranks: int, least: int) -> None:
+    limits.soft, limits.hard = 3, least
+    check_limit(ranks)
+    limits.hard = least - 1
+    with pytest.raises(ConfigurationError, match=rf"{least - 1} descriptors .* {least} .*ulimit"):
+        check_limit(ranks)

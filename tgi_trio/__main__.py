@@ -102,15 +102,20 @@ def serve(invocation: Invocation, shard: ShardArgv | None = None, stop_timeout: 
     from tgi_trio.ipc.litmus import partner_ahead
     from tgi_trio.ipc.waiting import waiting_shards
 
-    check_limit()
+    options = invocation.options
+    check_limit(_ranks_here(options))
     gc.disable()  # until the server listens (`Assembly.serve`): little of a start is garbage
     try:
-        options = invocation.options
         count, kind = (0, "") if shard else _likely_shards(options)
         with waiting_shards(count, kind) as waiting, partner_ahead():
             return _serve(invocation, shard, waiting, stop_timeout)
     finally:
         gc.enable()
+
+
+def _ranks_here(options: Options) -> int:
+    """Return how many ranks the flags ask of this machine; visible devices are not counted yet."""
+    return max(1, options.num_shard or 1) - options.ranks_elsewhere
 
 
 def _likely_shards(options: Options) -> tuple[int, str]:
@@ -120,7 +125,7 @@ def _likely_shards(options: Options) -> tuple[int, str]:
     """
     from tgi_trio.devices import has_driver
 
-    count = max(1, options.num_shard or 1) - options.ranks_elsewhere
+    count = _ranks_here(options)
     kind = "torch" if options.cpu_backend == "torch" else "numba"
     if options.device != "cpu" and options.cpu_backend == "auto" and has_driver():
         kind = "device"

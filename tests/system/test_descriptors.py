@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import resource
 import socket
 import time
@@ -11,8 +12,9 @@ import time
 import httpx
 import pytest
 
-from tests.system.client import TIMEOUT, get
+from tests.system.client import TIMEOUT, generate, get
 from tests.system.server import serving
+from tgi_trio.descriptors import least_limit
 
 pytestmark = pytest.mark.system
 
@@ -48,3 +50,15 @@ def test_what_is_under_way_is_served_and_others_wait() -> None:
             for each in many:
                 each.close()
         assert "Traceback" not in server.output
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_server_with_no_more_than_it_takes_at_least_answers(ranks: int) -> None:
+    """The process that checks grammars, which only starts with the first of them, among it."""
+    least = least_limit(ranks)
+    with serving("--num-shard", str(ranks), ready=False, cold=True) as server:
+        resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE, (least, least))
+        server.wait_ready()
+        asked = {"max_new_tokens": 8, "grammar": {"type": "regex", "value": "[ab]{3}"}}
+        answer = generate(server.url, "Hello", **asked)
+        assert re.fullmatch("[ab]{3}", answer["generated_text"])
