@@ -137,7 +137,7 @@ def test_flags_of_a_device_are_refused_where_no_driver_is(
 
 
 def test_flags_that_cannot_act_on_a_model_of_transformers_are_told(tmp_path: Path) -> None:
-    make_checkpoint(tmp_path, "codegen")
+    make_checkpoint(tmp_path, "falcon", alibi=True)
     with serving("--model-id", str(tmp_path), "--speculate", "3") as server:
         shown = get(f"{server.url}/info").json()["settings"]
         body = generate(server.url, "some text", max_new_tokens=4, details=True)
