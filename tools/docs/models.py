@@ -150,6 +150,11 @@ gpt-oss is computed with its sinks, windows, limited gates and biases; its exper
 all is read as one for each (`model/stacked_experts.py`). Another `swiglu_alpha` than 1.702 runs
 through transformers.
 
+llama.cpp says the same of its files, to 0.1 % of the logits' size (median over tokens, float32
+weights), but for two things: a token for which two experts are nearly equal may get the other one
+(in a model of random weights 55 % at one token of 60, 7 % over all), and it rounds the bounds of
+YaRN, which OpenAI's model does not (`truncate` is false), so that its long positions are others.
+
 Llama 4's layers see chunks of positions, or everything without turning by it, their queries scaled
 by their position instead; what a token's experts weigh multiplies what goes into them. Kernels
 compute both, on a CPU and on a GPU, there in recorded graphs.
