@@ -15,7 +15,7 @@ from tests.router.http.fake_engine import FakeEngine
 from tests.router.http.seeing import FLAGS, PAD, START, STOP, UNIT, data_url, seeing_engine, seen
 from tests.router.http.served import Client, read_until, served, until
 from tests.router.http.test_hostile_images import hostile_server
-from tests.router.http.wire.test_tls_and_http2 import Http2
+from tests.router.http.wire.http2_client import Http2
 from tests.router.images.image_files import encode, noise
 from tests.router.images.test_fetch import Names, serving
 from tgi_trio.router.http.app import Application
