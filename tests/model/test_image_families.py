@@ -31,7 +31,6 @@ def test_pixtral_is_known_by_its_tower() -> None:
     [
         ("florence2", "has no vision tower here"),
         ("fuyu", "has one image in a prompt"),
-        ("perception_lm", "has a tower of the package timm"),
         ("minicpmv4_7", "turns the marks around an image by its corners"),
     ],
 )

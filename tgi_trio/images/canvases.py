@@ -6,7 +6,7 @@ Sources: `transformers`' image processors of these families.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from itertools import product
+from itertools import chain, product
 from math import ceil, floor, sqrt
 from typing import Final, NamedTuple
 
@@ -118,6 +118,40 @@ def _shown(height: int, width: int, tile: int) -> float:
     """Return how many pixels a part has when it is shrunk into a tile's side."""
     longer, shorter = max(height, width), min(height, width)
     return shorter / longer * tile * tile if longer > tile else longer * shorter
+
+
+def fit_perception(height: int, width: int, tile: int, most: int) -> TileGrid:
+    """Return Perception LM's grid: one that an image need not shrink for, where it is largest.
+
+    Of equals the last in the order of `transformers`. If there is none, the largest of those that
+    are nearest to its proportions, and not longer than these.
+    """
+    ratio = width / height
+    grids: dict[float, list[TileGrid]] = {}  # by their own proportions
+    for count in range(most, 0, -1):
+        for columns in (c for c in range(1, count + 1) if count % c == 0):
+            grid = TileGrid(count // columns, columns)
+            grids.setdefault(grid.columns / grid.rows, []).append(grid)
+
+    def shown(grid: TileGrid) -> float:
+        """Return the shorter side of the image in a grid, in pixels."""
+        scale = min(grid.columns * tile / width, grid.rows * tile / height)
+        if ratio > 1:
+            return floor(scale * width / ratio)
+        return floor(scale * height * ratio) if ratio < 1 else scale * height
+
+    room = [
+        grid
+        for grid in chain.from_iterable(grids.values())
+        if grid.columns * tile >= width and grid.rows * tile >= height
+    ]
+    if room:
+        return max(reversed(room), key=shown)
+    if ratio >= 1:
+        nearest = max(own for own in grids if own <= ratio)
+        return max(grids[nearest], key=lambda grid: grid.columns)
+    nearest = min((own for own in grids if own > ratio), key=lambda own: abs(1 / own - 1 / ratio))
+    return max(grids[nearest], key=lambda grid: grid.rows)
 
 
 def fit_gemma4(height: int, width: int, unit: int, most: int) -> TileGrid:

@@ -26,6 +26,7 @@ from tgi_trio.images.tiling import (
     tile_lfm2,
     tile_llama4,
     tile_muse,
+    tile_perception,
     tile_step3p7,
 )
 
@@ -72,6 +73,7 @@ PROCESSORS: Final[Mapping[str, Processor | Callable[[Mapping[str, Any]], Tiler]]
     "muse": tile_muse,
     "ovis2": Processor("ovis2", "Ovis2"),
     "paddleocr": Processor("paddleocr_vl", "PaddleOCRVL"),
+    "perception_lm": tile_perception,
     "pixtral": Processor("pixtral", "Pixtral"),
     "qwen2_vl": Processor("qwen2_vl", "Qwen2VL"),
     "siglip": Processor("siglip", "Siglip"),

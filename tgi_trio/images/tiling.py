@@ -22,6 +22,7 @@ from tgi_trio.images.canvases import (
     fit_gemma4,
     fit_llama4,
     fit_muse,
+    fit_perception,
 )
 from tgi_trio.images.kimi_k25 import KimiCanvas
 from tgi_trio.images.lfm2 import Lfm2Canvas
@@ -98,6 +99,30 @@ def tile_cohere2(settings: Mapping[str, Any]) -> Tiler:
         size = grid.rows * tiles.side, grid.columns * tiles.side
         parts = _split(_resize(pixels, *size, tiles.resample), grid)
         return {"pixel_values": _with_whole(parts, pixels, tiles)}
+
+    return process
+
+
+def tile_perception(settings: Mapping[str, Any]) -> Tiler:
+    """Return what makes Perception LM's views [1, views, 3, side, side], uint8: of the whole, and
+    the tiles of a grid that the image fills, row by row. Raises ModelLoadError.
+    """
+    names = {"tile_size": 448, "max_num_tiles": 36}
+    side, most = (settings.get(name, names[name]) for name in names)
+    if not all(map(_is_positive, (side, most))):
+        raise ModelLoadError(f"{', '.join(names)} must be positive numbers")
+    tiles = TileSettings(side, most, _read_resample(settings, 3))
+    cuts = settings.get("vision_input_type", "thumb+tile") == "thumb+tile"
+
+    def process(pixels: Pixels) -> Arrays:
+        height, width, _ = pixels.shape
+        whole = _resize(pixels, side, side, tiles.resample).transpose(2, 0, 1)[None]
+        if not cuts:
+            return {"pixel_values": np.ascontiguousarray(whole)[None]}
+        grid = fit_perception(height, width, side, most)
+        size = grid.rows * side, grid.columns * side
+        parts = _split(_resize(pixels, *size, tiles.resample), grid)
+        return {"pixel_values": np.concatenate((whole, parts))[None]}
 
     return process
 

@@ -62,6 +62,7 @@ IMAGE_FAMILIES: Final[Mapping[str, ImageFamily]] = {
     "cohere_compass": ImageFamily("compass", "qwen2_vl", turns=True),
     "deepseek_vl": ImageFamily("deepseek_vl", "deepseek_vl"),
     "exaone4_5": ImageFamily("exaone", "qwen2_vl"),
+    "fast_vlm": ImageFamily("fast_vlm", "llava", needs=_TIMM),
     "gemma3": ImageFamily("gemma3", "gemma3", sight="image"),
     "gemma3n": ImageFamily("gemma3n", "siglip", needs=_TIMM),
     "gemma4": ImageFamily("gemma4", "gemma4", sight="image"),  # if its config.json has it
@@ -99,6 +100,7 @@ IMAGE_FAMILIES: Final[Mapping[str, ImageFamily]] = {
     "ovis2": ImageFamily("ovis2", "ovis2"),
     "paddleocr_vl": ImageFamily("paddleocr", "paddleocr", turns=True),
     "paligemma": ImageFamily("paligemma", "siglip", sight="prompt"),
+    "perception_lm": ImageFamily("perception_lm", "perception_lm", normal=_HALF, needs=_TIMM),
     "pixtral": ImageFamily("pixtral", "pixtral"),  # its model_type is llava
     "qwen2_5_vl": _QWEN,
     "qwen2_vl": _QWEN,
@@ -112,17 +114,14 @@ IMAGE_FAMILIES: Final[Mapping[str, ImageFamily]] = {
     "vipllava": ImageFamily("llava", "llava"),
 }
 
-_BY_TIMM: Final = "has a tower of the package timm, which is not built here"
 _TOWERLESS: Final = ("fuyu",)  # types that see, and have no `vision_config`
 # Why other types get no images. For types not listed: their tower is not implemented.
 _UNSERVED: Final[Mapping[str, str]] = {
     "deepseek_vl_hybrid": "sees an image in two sizes, by two towers",
     "ernie4_5_vl_moe": "has experts for an image's tokens alone",
-    "fast_vlm": _BY_TIMM,
     "fuyu": "has one image in a prompt, whose tokens are written apart from the text's",
     "hunyuan_vl": "turns tokens by four positions",
     "minicpmv4_7": "turns the marks around an image by its corners",
-    "perception_lm": _BY_TIMM,
 }
 
 

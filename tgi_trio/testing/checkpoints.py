@@ -234,7 +234,10 @@ _FAMILY: dict[str, dict[str, Any]] = {
     },
 }
 # Buffers that a model is trained with.
-_FILLED = ("correction_bias", "expert_bias", "layer_scalar", "rotary_emb.alpha")
+_FILLED = (
+    *("correction_bias", "expert_bias", "layer_scalar", "rotary_emb.alpha"),
+    *("running_mean", "running_var"),
+)
 _SCALES = (
     "layer_scalar",
     "router.scale",
@@ -243,6 +246,7 @@ _SCALES = (
     "output_scale",
     "hc.scale",
     "hc_scale",
+    "running_var",
 )  # near one, as norms are
 # Parts of names of tensors that are filled like embeddings.
 _EMBEDDINGS = ("emb", "wte", "wpe")
@@ -389,7 +393,9 @@ def _fill(
             noise = noise / 4.0
         if "shared_transformer" in name:  # Zamba2's blocks have no residual connection
             noise = noise / 2.0
-        parameter.copy_(noise if embedding else noise * (2.0 / parameter.shape[-1] ** 0.5))
+        # Towers of timm have convolutions, one behind the other.
+        reads = parameter[0].numel() if "timm_model." in name else parameter.shape[-1]
+        parameter.copy_(noise if embedding else noise * (2.0 / reads**0.5))
     elif "norm" in name or "ln_" in name or name.endswith(_SCALES):
         centre = 0.0 if name.endswith("bias") or minus_one else 1.0
         centre = 0.2 if "word_embeddings_layernorm.weight" in name else centre

@@ -86,6 +86,13 @@ _FAMILIES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"model_type": "exaone4"} | tiny_families.FAMILIES["exaone4"],
         _QWEN_VISION | {"num_key_value_heads": 1},
     ),
+    "fast_vlm": (
+        {"model_type": "qwen2"},
+        {
+            **{"architecture": "fastvit_mci3", "hidden_size": 64, "model_type": "timm_wrapper"},
+            "model_args": {"inference_mode": True, "layers": [1] * 5, "embed_dims": [32] * 5},
+        },
+    ),
     "fuyu": ({"model_type": "persimmon"}, {}),
     "gemma3": ({"head_dim": 16, "sliding_window": 24, "query_pre_attn_scalar": 24}, _SIGLIP),
     "gemma3n": (
@@ -244,6 +251,16 @@ _FAMILIES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         _VISION | {"patch_size": 4, "spatial_merge_size": 2},
     ),
     "paligemma": ({"model_type": "gemma2", "head_dim": 16}, _SIGLIP),
+    "perception_lm": (
+        {"model_type": "llama"},
+        {
+            **{"architecture": "vit_pe_lang_large_patch14_448", "model_type": "timm_wrapper"},
+            "model_args": {
+                **{"depth": 1, "embed_dim": 16, "num_heads": 2, "patch_size": 4},
+                **{"img_size": [16, 16], "ref_feat_shape": [4, 4], "global_pool": ""},
+            },
+        },
+    ),
     "pixtral": (
         {"model_type": "mistral", "sliding_window": None},
         _PIXTRAL,
@@ -336,6 +353,7 @@ _BESIDE: dict[str, dict[str, Any]] = {  # options of the whole model
         "visual_indicator_token_ids": list(range(VOCAB_SIZE - 5, VOCAB_SIZE)),
     },
     "paligemma": {"projection_dim": 64},
+    "perception_lm": {"projector_pooling_ratio": 2},
     "pixtral": {"vision_feature_layer": -1, "vision_feature_select_strategy": "full"},
     "vipllava": {"vision_feature_layer": [-1, 0]},
 }

@@ -73,6 +73,7 @@ MUSE = {
     **{"image_token": "<|patch|>", "video_token": "<|video|>"},
     **{"begin": "<|image_start|>", "end": "<|image_end|>"},
 }
+SEEN = {"image_token": "<|image|>", "video_token": "<|video|>"}
 OVIS = {
     **{"atom": "<IMG_ATOM>", "begin": "<IMG_START>", "grid": "<IMG_GRID>", "column": "<IMG_COL>"},
     **{"row": "<IMG_ROW>", "end": "<IMG_END>", "image_token": "<image>"},
@@ -277,6 +278,11 @@ FAMILIES = {
         pixels={"min_pixels": 3136, "max_pixels": 40_000},
         tokens={"image_token": "<|IMAGE_PLACEHOLDER|>"},
     ),
+    "fast_vlm": Family(
+        "llava", "LlavaImageProcessorPil", "LlavaProcessor",
+        pixels={"size": {"shortest_edge": 1024}, "crop_size": {"height": 1024, "width": 1024}},
+        options={"patch_size": 64, "vision_feature_select_strategy": "full"},
+    ),
     "gemma3": Family(
         "gemma3", "Gemma3ImageProcessorPil", "Gemma3Processor",
         {"mm_tokens_per_image": 256}, tokens=GEMMA3,
@@ -348,6 +354,19 @@ FAMILIES = {
         pixels={"crop_to_patches": True, "use_covering_area_grid": False, "max_patches": 6},
     ),
     "ovis2/whole": Family("ovis2", "Ovis2ImageProcessorPil", "Ovis2Processor", tokens=OVIS),
+    "perception_lm": Family(
+        "perception_lm", "PerceptionLM", "PerceptionLMProcessor",
+        options={"patch_size": 14}, tokens=SEEN,
+    ),
+    "perception_lm/few": Family(
+        "perception_lm", "PerceptionLM", "PerceptionLMProcessor",
+        pixels={"tile_size": 64, "max_num_tiles": 5},
+        options={"patch_size": 8, "pooling_ratio": 1}, tokens=SEEN,
+    ),
+    "perception_lm/whole": Family(
+        "perception_lm", "PerceptionLM", "PerceptionLMProcessor",
+        pixels={"vision_input_type": "vanilla"}, options={"patch_size": 14}, tokens=SEEN,
+    ),
     "paligemma": Family(
         "siglip", "SiglipImageProcessorPil", "PaliGemmaProcessor",
         {"vision_config": {"image_size": 224, "patch_size": 14}}, {"image_seq_length": 256},

@@ -33,12 +33,12 @@ WHOLES = {
 # Which resize by what they inherit.
 INHERITED = {
     *("Gemma4Unified", "Kimi_K25", "Lfm2Vl", "MiniCPMOcr", "MiniMaxM3VL", "MuseGlimmer"),
-    "Step3p7",
+    *("PerceptionLM", "Step3p7"),
 }
 VIDEOS = (  # whose processors take videos as well
     *("exaone4_5", "gemma4", "gemma4_unified", "glm46v", "glm4v", "glm5_next", "internvl"),
     *("hyperclovax_vision_v2", "kimi_k25", "lfm3_vl", "llava_onevision", "minicpm_ocr"),
-    *("minicpmv4_6", "minimax_m3_vl", "muse_glimmer", "qwen2_vl"),
+    *("minicpmv4_6", "minimax_m3_vl", "muse_glimmer", "perception_lm", "qwen2_vl"),
 )
 
 

@@ -186,6 +186,7 @@ GRIDS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "minimax_m3_vl": ("MiniMaxM3VL", "minimax_m3", {"min_pixels": 3136, "max_pixels": 20_000}),
     "minimax_m3_vl/published": ("MiniMaxM3VL", "minimax_m3", {"size": [672, 672]}),
     "muse_glimmer": ("MuseGlimmer", "muse", {"patch_size": 8, "max_image_tokens": 40}),
+    "perception_lm": ("PerceptionLM", "perception_lm", {"tile_size": 24, "max_num_tiles": 5}),
     "step3p7": ("Step3p7", "step3p7", STEP),
 }
 
@@ -230,6 +231,7 @@ def test_views_are_those_that_torchvision_makes(name: str, height: int, width: i
         ("step3p7", {"max_image_size": "any"}, "max_image_size must be a positive number"),
         ("llama4", {"size": {"height": 24, "width": 16}}, "one height and width"),
         ("cohere2", {"size": {"height": True, "width": True}}, "one height and width"),
+        ("perception_lm", {"max_num_tiles": 0}, "tile_size, max_num_tiles must be positive"),
         ("llama4", {"max_patches": 0}, "max_patches must be a positive number, not 0"),
         ("cohere2", {"resample": "sharp"}, "resample must be a number of Pillow's, not 'sharp'"),
         ("lfm2", {"resample": 9}, "resample must be a number of Pillow's, not 9"),

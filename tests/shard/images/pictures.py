@@ -19,7 +19,7 @@ TILED = ("aya_vision", "cohere2_vision", "internvl", "llama4")
 WHOLE = ("deepseek_vl", "gemma3", "llava", "paligemma", "vipllava")  # one of a size
 GEMMA4 = ("gemma4", "gemma4_unified")
 MINICPM = ("minicpm_ocr", "minicpmv4_6")
-TIMM = ("gemma3n",)  # whose towers are of the package timm
+TIMM = ("fast_vlm", "gemma3n", "perception_lm")  # whose towers are of the package timm
 END = 1  # id of the end of a text
 GLM = ("glm46v", "glm4v", "glm4v_moe", "glm5_next", "glm_ocr", "glmga")
 CAUSAL = (
@@ -106,6 +106,10 @@ def picture(family: str, seed: int, beside: bool = False) -> Picture:
             return Picture({"pixel_values": pixels(3, 3, 16, 16)}, 3)
         case _ if family in WHOLE:
             return Picture({"pixel_values": pixels(1, 3, 16, 16)}, 4)
+        case "fast_vlm":
+            return Picture({"pixel_values": pixels(1, 3, 128, 128)}, 4)
+        case "perception_lm":  # the whole, and two tiles
+            return Picture({"pixel_values": pixels(1, 3, 3, 16, 16)}, 3 * 4)
         case "gemma3n":  # and the mark behind it
             return Picture({"pixel_values": pixels(1, 3, 32, 32)}, 5, {4: VOCAB_SIZE - 4})
         case "ovis2":  # the whole, and two rows of two tiles

@@ -217,7 +217,9 @@ def test_what_images_do_to_a_plan_survives_its_way_to_another_rank() -> None:
     got = decode_plan(Frame(memoryview(encode_plan(step))))
     assert got.features is not None and got.features.places.tolist() == [0, 2]
     assert {layer: rows.shape for layer, rows in got.features.deep.items()} == {
-        **{0: (2, 0), 4: (2, 0), 7: (2, 0)}
+        0: (2, 0),
+        4: (2, 0),
+        7: (2, 0),
     }
     assert got.features.rows.shape == (2, 0)
     assert got.rotary_positions is not None and got.visible is not None

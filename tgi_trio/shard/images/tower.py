@@ -31,6 +31,10 @@ from tgi_trio.shard.machine.cores import running_on
 _PIXELS: Final = "pixel_values"
 _PICTURES: Final = (_PIXELS, "pixel_values_local")  # bytes until they are normalised
 _HEARING: Final = ("audio_tower", "embed_audio")  # of classes with audio input as well
+# What building raises; RuntimeError: a torchvision that was built for another torch.
+_UNBUILT: Final = (
+    *(ImportError, OSError, ValueError, TypeError, KeyError, AttributeError, RuntimeError),
+)
 # Booleans; other inputs beside the pixels are int64.
 _MASKS: Final = frozenset({"pixel_attention_mask"})
 
@@ -143,7 +147,7 @@ def _build(folder: Path, text_part: str) -> Any:
         config = AutoConfig.from_pretrained(folder)
         with torch.device("meta"):
             model = AutoModel.from_config(config)
-    except (ImportError, OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+    except _UNBUILT as error:
         raise ModelLoadError(
             f"transformers cannot build the vision tower of {folder}: {error}"
         ) from error
@@ -158,13 +162,16 @@ def _fill(model: Any, files: Container, device: torch.device, dtype: torch.dtype
     heads = getattr(getattr(model.config, "vision_config", None), "num_attention_heads", 0)
     state = {}
     for name, wanted in model.state_dict().items():
+        if not wanted.is_floating_point():  # counts of what was seen in training
+            continue
         values = read_parameter(files, name, tuple(wanted.shape), heads)
         state[name] = torch.from_numpy(values).to(device, dtype)
     model.load_state_dict(state, strict=False, assign=True)
     for parameter in model.parameters():
         parameter.requires_grad_(False)
+    for tensor in model.state_dict(keep_vars=True).values():
         # So that transformers' initialisation leaves them unchanged.
-        parameter._is_hf_initialized = True
+        tensor._is_hf_initialized = True
     for module in model.modules():
         for name, buffer in module.named_buffers(recurse=False):
             if buffer.is_meta:  # not in checkpoints: position numbers, frequencies

@@ -1,4 +1,4 @@
-"""Llama 4, InternVL, Aya Vision and Command A Vision: an image's tiles, then the whole image."""
+"""Llama 4, InternVL, Aya Vision, Command A Vision, Perception LM: tiles and the whole image."""
 
 from __future__ import annotations
 
@@ -6,7 +6,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from tgi_trio.images.canvases import ONE_TILE, TileGrid, fit_cohere2, fit_internvl, fit_llama4
+from tgi_trio.images.canvases import (
+    ONE_TILE,
+    TileGrid,
+    fit_cohere2,
+    fit_internvl,
+    fit_llama4,
+    fit_perception,
+)
 from tgi_trio.router.images.layouts.layout import (
     ImageSettings,
     ImageSize,
@@ -19,7 +26,7 @@ _PATCH: Final = "<|IMG_PATCH|>"  # Cohere's
 
 @dataclass(frozen=True)
 class CanvasLayout(PlainFinish):
-    """The same text for each tile, and after several tiles for the whole image."""
+    """The same text for each tile, and for the whole image where there are several."""
 
     count_grid: Callable[[ImageSize], TileGrid]
     features: int  # of one tile, and of the whole image
@@ -28,6 +35,7 @@ class CanvasLayout(PlainFinish):
     begin: str = ""
     end: str = ""
     behind_tile: str = ""
+    always_whole: bool = False  # the whole image is beside a single tile as well
 
     def expand(self, size: ImageSize) -> str:
         tile = self.feature_token * self.features + self.behind_tile
@@ -39,7 +47,7 @@ class CanvasLayout(PlainFinish):
     def count_tiles(self, size: ImageSize) -> int:
         """Return the number of tiles for the tower, including the whole image."""
         tiles = self.count_grid(size).tiles
-        return tiles + 1 if tiles > 1 else 1
+        return tiles + 1 if tiles > 1 or self.always_whole else 1
 
 
 @dataclass(frozen=True)
@@ -117,6 +125,21 @@ def lay_out_cohere2(settings: ImageSettings) -> CanvasLayout:
         begin="<|START_OF_IMG|>",
         end="<|END_OF_IMG|>",
         behind_tile="<|IMG_LINE_BREAK|>",
+    )
+
+
+def lay_out_perception_lm(settings: ImageSettings) -> CanvasLayout:
+    """Return the layout of a `perception_lm` model. Raises ModelLoadError."""
+    found = settings.image_processor
+    side, most = read_int(found, "tile_size", 448), read_int(found, "max_num_tiles", 36)
+    cuts = found.get("vision_input_type", "thumb+tile") == "thumb+tile"
+    patch = read_int(settings.processor, "patch_size")
+    return CanvasLayout(
+        lambda size: fit_perception(*size, side, most) if cuts else ONE_TILE,
+        features=(side // patch // read_int(settings.processor, "pooling_ratio", 2)) ** 2,
+        placeholder="<|image|>",
+        feature_token="<|image|>",
+        always_whole=cuts,
     )
 
 

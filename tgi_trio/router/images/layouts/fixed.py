@@ -67,6 +67,16 @@ def lay_out_llava(settings: ImageSettings) -> FixedLayout:
     return FixedLayout("<image>", "<image>", height * width + extra_features(settings))
 
 
+def lay_out_fast_vlm(settings: ImageSettings) -> FixedLayout:
+    """FastVLM: the same, of a tower without a class token."""
+    crop, found = settings.size("crop_size", {"height": 224, "width": 224}), settings.processor
+    patch, side = read_int(found, "patch_size"), crop.get("shortest_edge")
+    patches = (read_int(crop, "height", side) // patch) * (read_int(crop, "width", side) // patch)
+    dropped = 1 if found.get("vision_feature_select_strategy") == "default" else 0
+    added = int(found.get("num_additional_image_tokens", 0))
+    return FixedLayout("<image>", "<image>", patches + added - dropped)
+
+
 def lay_out_paligemma(settings: ImageSettings) -> PaligemmaLayout:
     """PaliGemma: the tower's patches."""
     image, patch = read_int(settings.vision, "image_size"), read_int(settings.vision, "patch_size")

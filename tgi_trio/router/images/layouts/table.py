@@ -10,9 +10,11 @@ from tgi_trio.router.images.layouts.canvas import (
     lay_out_cohere2,
     lay_out_internvl,
     lay_out_llama4,
+    lay_out_perception_lm,
 )
 from tgi_trio.router.images.layouts.fixed import (
     lay_out_deepseek,
+    lay_out_fast_vlm,
     lay_out_llava,
     lay_out_mllama,
     lay_out_paligemma,
@@ -58,6 +60,7 @@ LAYOUTS: Final[dict[str, Callable[[ImageSettings], ImageLayout]]] = {
     "compass": lay_out_compass,
     "deepseek_vl": lay_out_deepseek,
     "exaone": lay_out_exaone,
+    "fast_vlm": lay_out_fast_vlm,
     "gemma3": lay_out_gemma3,
     "gemma3n": lay_out_gemma3n,
     "gemma4": lay_out_gemma4,
@@ -85,6 +88,7 @@ LAYOUTS: Final[dict[str, Callable[[ImageSettings], ImageLayout]]] = {
     "ovis2": lay_out_ovis2,
     "paddleocr": lay_out_paddleocr,
     "paligemma": lay_out_paligemma,
+    "perception_lm": lay_out_perception_lm,
     "pixtral": lay_out_pixtral,
     "qwen": lay_out_qwen,
     "step3p7": lay_out_step3p7,
