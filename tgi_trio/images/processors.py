@@ -49,6 +49,7 @@ _MINICPM_OCR: Final = {"downsample_mode": "4x"}  # where its files say nothing
 PROCESSORS: Final[Mapping[str, Processor | Callable[[Mapping[str, Any]], Tiler]]] = {
     "cohere2": tile_cohere2,
     "deepseek_vl": Processor("deepseek_vl", "DeepseekVL"),
+    "deepseek_vl_hybrid": Processor("deepseek_vl_hybrid", "DeepseekVLHybrid"),
     "gemma3": Processor("gemma3", "Gemma3", {"do_pan_and_scan": False}),
     "gemma4": Processor("gemma4", "Gemma4"),
     "gemma4_unified": tile_gemma4,

@@ -44,6 +44,7 @@ class ImageFamily:
     projector: str = ""
     halves: bool = False  # pixels are normalised in bfloat16, whatever the tower's dtype
     patch_order: PatchOrder = "channels"
+    two_sizes: bool = False  # a second tower sees the image larger, and normalised otherwise
     needs: tuple[str, ...] = ()  # packages of the extra of the first one's name
     # Mean and deviation of pixels from 0 to 1, where a model's files say none; None: they have to.
     normal: tuple[Three, Three] | None = None
@@ -61,6 +62,9 @@ IMAGE_FAMILIES: Final[Mapping[str, ImageFamily]] = {
     "cohere2_vision": ImageFamily("cohere2", "cohere2"),
     "cohere_compass": ImageFamily("compass", "qwen2_vl", turns=True),
     "deepseek_vl": ImageFamily("deepseek_vl", "deepseek_vl"),
+    "deepseek_vl_hybrid": ImageFamily(
+        "deepseek_vl", "deepseek_vl_hybrid", normal=_CLIP, two_sizes=True
+    ),
     "exaone4_5": ImageFamily("exaone", "qwen2_vl"),
     "fast_vlm": ImageFamily("fast_vlm", "llava", needs=_TIMM),
     "gemma3": ImageFamily("gemma3", "gemma3", sight="image"),
@@ -117,7 +121,6 @@ IMAGE_FAMILIES: Final[Mapping[str, ImageFamily]] = {
 _TOWERLESS: Final = ("fuyu",)  # types that see, and have no `vision_config`
 # Why other types get no images. For types not listed: their tower is not implemented.
 _UNSERVED: Final[Mapping[str, str]] = {
-    "deepseek_vl_hybrid": "sees an image in two sizes, by two towers",
     "ernie4_5_vl_moe": "has experts for an image's tokens alone",
     "fuyu": "has one image in a prompt, whose tokens are written apart from the text's",
     "hunyuan_vl": "turns tokens by four positions",

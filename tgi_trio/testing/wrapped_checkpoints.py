@@ -113,6 +113,7 @@ _FAMILIES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         | {"output_proj_dims": 16},
     ),
     "deepseek_vl": ({"model_type": "llama"}, _SIGLIP),
+    "deepseek_vl_hybrid": ({"model_type": "llama"}, _SIGLIP),
     "glm46v": ({"model_type": "glm4v_text", "rope_parameters": _THREE_POSITIONS}, _QWEN_VISION),
     "glm4v": ({"rope_parameters": _THREE_POSITIONS}, _QWEN_VISION | {"hidden_size": 16}),
     "glm4v_moe": (
@@ -318,6 +319,13 @@ _PERCEIVER = {
 _PINPOINTS = {"image_grid_pinpoints": [[16, 32], [32, 16], [32, 32]]}
 _BESIDE: dict[str, dict[str, Any]] = {  # options of the whole model
     "cohere2_vision": {"alignment_intermediate_size": 64},
+    "deepseek_vl_hybrid": {
+        "high_res_vision_config": {
+            **{"hidden_size": 16, "mlp_dim": 16, "num_hidden_layers": 2, "num_attention_heads": 2},
+            **{"image_size": 32, "patch_size": 8, "window_size": 2, "global_attn_indexes": [1]},
+            "output_channels": 16,
+        },
+    },
     "gemma3": {"mm_tokens_per_image": 4},
     "gemma3n": {
         **{"eoi_token_id": VOCAB_SIZE - 4, "vision_soft_tokens_per_image": 4},

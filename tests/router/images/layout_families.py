@@ -224,6 +224,10 @@ FAMILIES = {
         "deepseek_vl", "DeepseekVLImageProcessorPil", "DeepseekVLProcessor",
         options={"num_image_tokens": 9}, tokens={"image_token": "<image_placeholder>"},
     ),
+    "deepseek_vl_hybrid": Family(
+        "deepseek_vl_hybrid", "DeepseekVLHybridImageProcessorPil", "DeepseekVLHybridProcessor",
+        options={"num_image_tokens": 9}, tokens={"image_token": "<image_placeholder>"},
+    ),
     "glm4v": Family(
         "glm4v", "Glm4vImageProcessorPil", "Glm4vProcessor",
         pixels={"size": {"shortest_edge": 12544, "longest_edge": 1_000_000}},
@@ -379,5 +383,6 @@ UNCOUNTED = {
     "idefics2",
     "idefics2/split",
     "deepseek_vl",
+    "deepseek_vl_hybrid",
     "mllama",
 }  # processors that do not tell

@@ -73,7 +73,9 @@ def expected(image: Image.Image, settings: DecoderSettings = LLAVA) -> dict[str,
 
 
 LONGEST = {"longest_edge": 64}
+SIZES = {"size": {"height": 16, "width": 16}, "high_res_size": {"height": 32, "width": 32}}
 FAMILIES = [
+    DecoderSettings("deepseek_vl_hybrid", SIZES),
     DecoderSettings("gemma3", {"size": {"height": 28, "width": 28}}),
     DecoderSettings("gemma4", {"max_soft_tokens": 70}),
     DecoderSettings("idefics", {"size": {"height": 16, "width": 16}}),

@@ -25,6 +25,7 @@ GLM = ("glm46v", "glm4v", "glm4v_moe", "glm5_next", "glm_ocr", "glmga")
 CAUSAL = (
     *TILED,
     "deepseek_vl",
+    "deepseek_vl_hybrid",
     *TIMM,
     "exaone4_5",
     "granite4_vision",
@@ -59,6 +60,7 @@ FAMILIES = (*CAUSAL, *BY_PIXEL, "gemma3", *GEMMA4, "paligemma", *GRIDS, *CROSSED
 PROCESSOR = {
     **{"do_rescale": True, "rescale_factor": 1 / 255, "do_normalize": True},
     **{"image_mean": [0.48, 0.45, 0.40], "image_std": [0.26, 0.27, 0.28]},
+    **{"high_res_image_mean": [0.4, 0.5, 0.6], "high_res_image_std": [0.3, 0.2, 0.1]},
 }
 RESCALED = {"do_rescale": True, "rescale_factor": 1 / 255, "do_normalize": False}
 
@@ -106,6 +108,10 @@ def picture(family: str, seed: int, beside: bool = False) -> Picture:
             return Picture({"pixel_values": pixels(3, 3, 16, 16)}, 3)
         case _ if family in WHOLE:
             return Picture({"pixel_values": pixels(1, 3, 16, 16)}, 4)
+        case "deepseek_vl_hybrid":
+            larger = pixels(1, 3, 32, 32)
+            both = {"pixel_values": pixels(1, 3, 16, 16), "high_res_pixel_values": larger}
+            return Picture(both, 4)
         case "fast_vlm":
             return Picture({"pixel_values": pixels(1, 3, 128, 128)}, 4)
         case "perception_lm":  # the whole, and two tiles
@@ -225,12 +231,13 @@ def together(pictures: Sequence[Picture], family: str = "") -> dict[str, torch.T
             centre, spread = (each.bfloat16()[:, None, None] for each in numbers)
             pixels = torch.from_numpy(whole).bfloat16() * (1 / 255)
             found[name] = ((pixels - centre) / spread).float()
-        elif name in ("pixel_values", "pixel_values_local"):
+        elif name in ("pixel_values", "pixel_values_local", "high_res_pixel_values"):
+            prefix = "high_res_" if name.startswith("high_res_") else ""
             frames = 2 if family == "muse_glimmer" else 1  # apart, each with its channels
             channels = whole.reshape(-1, frames, 3, whole[0].size // 3 // frames, 1)
             channels = channels if whole.ndim == 2 else whole
             mean, deviation = (
-                np.array(PROCESSOR[f"image_{what}"], np.float32)[:, None, None]
+                np.array(PROCESSOR[f"{prefix}image_{what}"], np.float32)[:, None, None]
                 for what in ("mean", "std")
             )
             if by_pixel:

@@ -18,7 +18,6 @@ from tgi_trio.shard.checkpoint.numbers import to_bfloat16, to_float32
 # Files of an image processor's settings, and the key in each; the first that exists counts.
 _FILES: Final = (("preprocessor_config.json", ""), ("processor_config.json", "image_processor"))
 _LEVELS: Final = 256  # values of a byte
-_NORMAL: Final = ("image_mean", "image_std")
 _PLAIN: Final = ImageFamily("", "")
 
 
@@ -31,15 +30,16 @@ class Normalising:
     frames: int = 1  # of a patch that is stored frame by frame
 
     @classmethod
-    def read(cls, folder: Path, family: ImageFamily = _PLAIN) -> Normalising:
+    def read(cls, folder: Path, family: ImageFamily = _PLAIN, prefix: str = "") -> Normalising:
         """Return the normalisation of a model's folder; raises ModelLoadError if incomplete.
 
-        For a family with `halves`, if it both rescales and normalises, intermediate results are
-        rounded to bfloat16.
+        `prefix`: of the names of mean and deviation. For a family with `halves`, if it both
+        rescales and normalises, intermediate results are rounded to bfloat16.
         """
         settings = _read_settings(folder)
+        names = [f"{prefix}image_{name}" for name in ("mean", "std")]
         if family.normal is not None:
-            settings = dict(zip(_NORMAL, family.normal, strict=True)) | settings
+            settings = dict(zip(names, family.normal, strict=True)) | settings
         rescales, normalises = (settings.get(f"do_{how}", True) for how in ("rescale", "normalize"))
         halves = family.halves and rescales and normalises
 
@@ -50,7 +50,7 @@ class Normalising:
         if rescales:
             values = rounded(values * np.float32(settings.get("rescale_factor", 1 / 255)))
         if normalises:
-            mean, deviation = (rounded(_three(settings, name, folder)) for name in ("mean", "std"))
+            mean, deviation = (rounded(_three(settings, name, folder)) for name in names)
             values = rounded(rounded(values - mean) / deviation)
         frames = settings.get("temporal_patch_size", 2) if family.patch_order == "frames" else 1
         return cls(values, family.patch_order, frames)
@@ -98,13 +98,13 @@ def _read_settings(folder: Path) -> dict[str, Any]:
 
 
 def _three(settings: Mapping[str, Any], name: str, folder: Path) -> NDArray[np.float32]:
-    given = settings.get(f"image_{name}")
+    given = settings.get(name)
     try:
         values = np.broadcast_to(np.array(given, np.float32), 3)
     except (TypeError, ValueError):
         values = np.full(3, np.nan, np.float32)
-    if not np.isfinite(values).all() or (name == "std" and not values.all()):
+    if not np.isfinite(values).all() or (name.endswith("std") and not values.all()):
         raise ModelLoadError(
-            f"The image processor of {folder} has image_{name} {given!r}; it must be three numbers."
+            f"The image processor of {folder} has {name} {given!r}; it must be three numbers."
         )
     return values[:, None]

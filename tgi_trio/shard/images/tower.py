@@ -7,7 +7,7 @@ remaining parameters are loaded from the checkpoint.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -29,7 +29,8 @@ from tgi_trio.shard.images.tower_parameters import read_parameter
 from tgi_trio.shard.machine.cores import running_on
 
 _PIXELS: Final = "pixel_values"
-_PICTURES: Final = (_PIXELS, "pixel_values_local")  # bytes until they are normalised
+# Bytes until they are normalised, and the prefix of the settings that say how.
+_PICTURES: Final = {_PIXELS: "", "pixel_values_local": "", "high_res_pixel_values": "high_res_"}
 _HEARING: Final = ("audio_tower", "embed_audio")  # of classes with audio input as well
 # What building raises; RuntimeError: a torchvision that was built for another torch.
 _UNBUILT: Final = (
@@ -45,7 +46,7 @@ class TorchTower:
     def __init__(
         self,
         model: Any,
-        normalising: Normalising,
+        normalisings: Mapping[str, Normalising],
         device: torch.device,
         dtype: torch.dtype,
         cores: Set[int] = frozenset(),
@@ -54,7 +55,7 @@ class TorchTower:
         text_dtype: torch.dtype = torch.float32,
         mark: Mark | None = None,
     ) -> None:
-        """`model`: a transformers class without its text model.
+        """`model`: a transformers class without its text model. `normalisings`: by prefix.
 
         `cores`: where it may compute, even if this thread is pinned by then; if empty, where this
         thread may. `projector`: as in `ImageFamily`. `see`: for cross-attention, computes keys and
@@ -62,7 +63,7 @@ class TorchTower:
         """
         self._model = model
         self._project = getattr(model, projector) if projector else None
-        self._normalising = normalising
+        self._normalisings = normalisings
         self._device = device
         self._dtype = dtype
         self._cores = cores
@@ -100,7 +101,7 @@ class TorchTower:
 
     def _load(self, name: str, values: NDArray[Any]) -> torch.Tensor:
         if name in _PICTURES:
-            pixels = torch.from_numpy(self._normalising.apply(values))
+            pixels = torch.from_numpy(self._normalisings[_PICTURES[name]].apply(values))
             return pixels.to(self._device, self._dtype)
         kind = np.bool_ if name in _MASKS else np.int64
         return torch.from_numpy(values.astype(kind)).to(self._device)
@@ -119,7 +120,8 @@ def load_tower(
     Raises ModelLoadError if transformers cannot build it, or if a tensor is missing.
     """
     family = IMAGE_FAMILIES[model_type]
-    normalising = Normalising.read(folder, family)
+    prefixes = ["", "high_res_"] if family.two_sizes else [""]
+    normalisings = {prefix: Normalising.read(folder, family, prefix) for prefix in prefixes}
     keep, see = CROSSINGS.get(model_type, (None, None))
     model = _build(folder, "" if keep else family.text_part)
     if keep is not None:
@@ -131,7 +133,7 @@ def load_tower(
         files.close()
     mark = MARKS.get(model_type)
     return TorchTower(
-        *(model.eval(), normalising, device, dtype, cores, family.projector),
+        *(model.eval(), normalisings, device, dtype, cores, family.projector),
         *(see, text_dtype, mark),
     )
 
