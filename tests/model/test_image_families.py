@@ -31,7 +31,7 @@ def test_pixtral_is_known_by_its_tower() -> None:
     [
         ("florence2", "has no vision tower here"),
         ("fuyu", "has one image in a prompt"),
-        ("minicpmv4_7", "turns the marks around an image by its corners"),
+        ("hunyuan_vl", "turns tokens by four positions"),
     ],
 )
 def test_others_are_refused_by_name(kind: str, why: str) -> None:

@@ -96,6 +96,7 @@ IMAGE_FAMILIES: Final[Mapping[str, ImageFamily]] = {
     "llava_onevision": ImageFamily("llava_onevision", "llava_onevision"),
     "minicpm_ocr": ImageFamily("minicpm_ocr", "minicpm_ocr"),
     "minicpmv4_6": ImageFamily("minicpmv", "minicpmv"),
+    "minicpmv4_7": ImageFamily("minicpmv", "minicpmv", turns=True),
     "minimax_m3_vl": ImageFamily("minimax_m3", "minimax_m3", normal=_CLIP),
     "mistral3": ImageFamily("pixtral", "pixtral"),
     "mistral_large4": ImageFamily("pixtral", "pixtral"),
@@ -124,7 +125,6 @@ _UNSERVED: Final[Mapping[str, str]] = {
     "ernie4_5_vl_moe": "has experts for an image's tokens alone",
     "fuyu": "has one image in a prompt, whose tokens are written apart from the text's",
     "hunyuan_vl": "turns tokens by four positions",
-    "minicpmv4_7": "turns the marks around an image by its corners",
 }
 
 

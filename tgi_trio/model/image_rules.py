@@ -12,6 +12,7 @@ from tgi_trio.model.image_families import IMAGE_FAMILIES, Sight
 
 # Types whose config.json says whether an image's tokens see each other, and what it leaves out.
 _SEEING: Final[Mapping[str, str | None]] = {"gemma4": None, "gemma4_unified": "vision"}
+_MARKS: Final = ("image_start", "image_end", "slice_start", "slice_end", "newline")
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +23,9 @@ class ImageRules:
     # For image positions (M-RoPE): patches along a side of what becomes one token. 0: positions are
     # those in the prompt.
     merge: int = 0
+    # Tokens that turn by the corners of an image's parts, which lie on a canvas; none: there are no
+    # such. `merge` is of their patches.
+    marks: frozenset[int] = frozenset()
     # A token after which no image is attended to until the next image; -1: there is none.
     end_token: int = -1
 
@@ -39,6 +43,10 @@ def image_rules(config: ModelConfig) -> ImageRules:
         return ImageRules()
     if config.model_type == "idefics":
         return ImageRules(family.sight, end_token=int(config.get("eos_token_id", -1)))
+    if config.model_type == "minicpmv4_7":
+        mode = config.get("downsample_mode", "16x")
+        marks = frozenset(int(config.need(f"{name}_id")) for name in _MARKS)
+        return ImageRules(family.sight, 2 if mode == "4x" else 4, marks)
     if not family.turns:
         return ImageRules(family.sight)
     vision: Any = config.get("vision_config", {})

@@ -351,7 +351,10 @@ _BESIDE: dict[str, dict[str, Any]] = {  # options of the whole model
     "llava_next": _PINPOINTS,
     "minicpm_ocr": {"insert_layer_id": 1},
     "minicpmv4_6": {"insert_layer_id": 1},
-    "minicpmv4_7": {"insert_layer_id": 1},
+    "minicpmv4_7": {
+        **{"insert_layer_id": 1, "image_start_id": 501, "image_end_id": 502},
+        **{"slice_start_id": 503, "slice_end_id": 504, "newline_id": 505},
+    },
     "minimax_m3_vl": {"projector_hidden_size": 16},
     "muse_glimmer": {"out_hidden_size": 64, "projector_hidden_size": 16},
     "llava_onevision": _PINPOINTS | {"vision_aspect_ratio": "anyres_max_1"},

@@ -323,6 +323,9 @@ FAMILIES = {
         "minicpmv4_6", "MiniCPMV4_6ImageProcessorPil", "MiniCPMV4_6Processor", tokens=MINICPM,
         pixels={"slice_mode": False},
     ),
+    "minicpmv4_7": Family(
+        "minicpmv4_6", "MiniCPMV4_6ImageProcessorPil", "MiniCPMV4_7Processor", tokens=MINICPM
+    ),
     "minicpm_ocr": Family("minicpm_ocr", "MiniCPMOcr", "MiniCPMOcrProcessor", tokens=MINICPM),
     "minimax_m3_vl": Family(
         "minimax_m3_vl", "MiniMaxM3VL", "MiniMaxM3VLProcessor",

@@ -28,6 +28,7 @@ WHOLES = {
     "InternVLProcessor": "internvl",
     "Lfm3VlProcessor": "lfm3_vl",
     "LightOnOcrProcessor": "lighton_ocr",
+    "MiniCPMV4_7Processor": "minicpmv4_7",
     "PaliGemmaProcessor": "paligemma",
 }
 # Which resize by what they inherit.
@@ -38,7 +39,7 @@ INHERITED = {
 VIDEOS = (  # whose processors take videos as well
     *("exaone4_5", "gemma4", "gemma4_unified", "glm46v", "glm4v", "glm5_next", "internvl"),
     *("hyperclovax_vision_v2", "kimi_k25", "lfm3_vl", "llava_onevision", "minicpm_ocr"),
-    *("minicpmv4_6", "minimax_m3_vl", "muse_glimmer", "perception_lm", "qwen2_vl"),
+    *("minicpmv4_6", "minicpmv4_7", "minimax_m3_vl", "muse_glimmer", "perception_lm", "qwen2_vl"),
 )
 
 
@@ -176,6 +177,7 @@ COUNTS: dict[str, Callable[[Any, ImageSize], dict[str, list[int]]]] = {
     "llama4": llama4_tokens,
     "minicpm_ocr": minicpm_tokens,
     "minicpmv4_6": minicpm_tokens,
+    "minicpmv4_7": minicpm_tokens,
     "ovis2": ovis_tokens,
     "paddleocr_vl": paddle_tokens,
     "step3p7": step_tokens,

@@ -128,11 +128,12 @@ class Shard:
             states = StateGrant((1 + 2 * id, 2 + 2 * id))
         images, at = [], 0
         for image in prompt.pictures:
-            first = prompt.ids.index(image.ids[0], at)
-            at = first + image.features
-            runs = ((0, image.features),)
-            place = self.place(image)
-            images.append(SequenceImage(first, image.features, runs, image.key, place))
+            begin = prompt.ids.index(image.ids[0], at)
+            at = begin + len(image.ids)
+            (first, _), *_, (last, count) = (image.runs[0], *image.runs)
+            runs = tuple((offset - first, size) for offset, size in image.runs)
+            place, tokens = self.place(image), last + count - first
+            images.append(SequenceImage(begin + first, tokens, runs, image.key, place))
         wanted = -(-(len(prompt.ids) + new) // BLOCK) - len(blocks)
         own = [*blocks, *range(self._block, self._block + wanted)]
         self._block += wanted
@@ -219,7 +220,7 @@ class Golden:
             inputs["token_type_ids"] = (torch.arange(kinds.shape[1]) >= len(prompt.ids))[
                 None
             ].long()
-        elif family in (*GRIDS, *GEMMA4):
+        elif family in (*GRIDS, *GEMMA4, "minicpmv4_7"):
             inputs["mm_token_type_ids"] = kinds
         elif family == "idefics":
             inputs["pixel_values"] = inputs["pixel_values"][None]

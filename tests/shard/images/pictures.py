@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,7 +19,7 @@ IMAGE_TOKEN = 100
 TILED = ("aya_vision", "cohere2_vision", "internvl", "llama4")
 WHOLE = ("deepseek_vl", "gemma3", "llava", "paligemma", "vipllava")  # one of a size
 GEMMA4 = ("gemma4", "gemma4_unified")
-MINICPM = ("minicpm_ocr", "minicpmv4_6")
+MINICPM = ("minicpm_ocr", "minicpmv4_6", "minicpmv4_7")
 TIMM = ("fast_vlm", "gemma3n", "perception_lm")  # whose towers are of the package timm
 END = 1  # id of the end of a text
 GLM = ("glm46v", "glm4v", "glm4v_moe", "glm5_next", "glm_ocr", "glmga")
@@ -73,11 +74,23 @@ class Picture:
     features: int
     # Ids of marks that have features as well, by their places among the features.
     marks: Mapping[int, int] = field(default_factory=dict)
+    written: tuple[int, ...] = ()  # its ids where there are others between those of features
 
     @property
     def ids(self) -> list[int]:
-        """The ids in whose places its features stand."""
-        return [self.marks.get(i, IMAGE_TOKEN) for i in range(self.features)]
+        """Its ids: those in whose places its features stand, unless others are `written`."""
+        featured = [self.marks.get(i, IMAGE_TOKEN) for i in range(self.features)]
+        return list(self.written) or featured
+
+    @property
+    def runs(self) -> list[tuple[int, int]]:
+        """Runs of its features among its ids: place of the first, and their number."""
+        if not self.written:
+            return [(0, self.features)]
+        places = enumerate(self.written)
+        kinds = groupby(places, key=lambda pair: pair[1] == IMAGE_TOKEN)
+        runs = [list(run) for featured, run in kinds if featured]
+        return [(run[0][0], len(run)) for run in runs]
 
     @property
     def key(self) -> bytes:
@@ -164,6 +177,11 @@ def picture(family: str, seed: int, beside: bool = False) -> Picture:
             corners = np.array([[[0, 0], [1, 0], [0, 1], [1, 1]]])
             patches = pixels(1, 4, 8 * 8 * 3)
             return Picture({"pixel_values": patches, "image_position_ids": corners}, 4)
+        case "minicpmv4_7":  # the whole and two rows of a slice, between marks
+            sizes, own = np.array([[4, 12], [8, 4], [8, 4]]), [IMAGE_TOKEN] * 2
+            written = (501, *own, IMAGE_TOKEN, 502, 503, *own, 504, 505, 503, *own, 504)
+            bundle = {"pixel_values": pixels(1, 3, 4, 112 * 4), "target_sizes": sizes}
+            return Picture(bundle, 7, written=written)
         case _ if family in MINICPM:  # the whole and a slice, by rows of all their patches
             sizes = np.array([[4, 8], [8, 4]])
             features = 2 * 32 // (4 if family == "minicpm_ocr" else 16)

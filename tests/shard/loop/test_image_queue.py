@@ -270,6 +270,20 @@ def test_a_prompt_is_shaped_by_its_images(arena: ImageArena) -> None:
     assert spans is not None and spans.spans.tolist() == [[3, 7], [11, 15]]
 
 
+def test_a_prompt_is_shaped_by_the_parts_of_its_images(arena: ImageArena) -> None:
+    for number, sizes in enumerate(([[4, 4]], [[4, 4], [4, 4]])):
+        bundle = {"target_sizes": np.array(sizes)}
+        write_bundle(arena.view(ArenaPlace(256 * number, 256)), bundle)
+    rules = ImageRules(merge=2, marks=frozenset({5}))
+    queue = ImageQueue(FakeTower(), arena, 10 * EACH, rules)
+    geometry = queue.add(sequence(1, computed=30), images(0))
+    assert geometry is not None and geometry.turns is not None
+    assert geometry.turns[1:, 2:7].tolist() == [[1, 2, 2, 3, 3], [1, 2, 3, 2, 3]]
+    for number in (1, 9):
+        with pytest.raises(ValueError, match=r"runs of \[4\] features says other rows"):
+            queue.add(sequence(2), images(number))
+
+
 # --- in the loop --------------------------------------------------------------------------------
 
 

@@ -21,11 +21,12 @@ from tgi_trio.errors import CorruptFrame
 from tgi_trio.ipc.images import ImageArena, SequenceImage, read_bundle
 from tgi_trio.ipc.messages import Fault
 from tgi_trio.model.image_rules import ImageRules
+from tgi_trio.shard.canvas_turns import turn_by_canvases
 from tgi_trio.shard.contract import ShardSequence
 from tgi_trio.shard.images.features import Bundle, FeatureStore, ImageEncoder, ImageFeatures
 from tgi_trio.shard.images.held_image import HeldImage
 from tgi_trio.shard.loop.step_columns import Columns
-from tgi_trio.shard.prompt_geometry import PromptGeometry, shape_prompt
+from tgi_trio.shard.prompt_geometry import ImageGrid, PromptGeometry, shape_prompt
 
 # Makes the queue once the model is loaded; takes the cores that towers may be computed on.
 ImageSource: TypeAlias = "Callable[[Set[int]], ImageQueue]"
@@ -143,6 +144,11 @@ class ImageQueue:
                 bundles = [read_bundle(self._arena.view(image.place)) for image in images]
             except CorruptFrame as error:
                 raise ValueError(f"its image cannot be read: {error}") from error
+            if self._rules.marks:
+                ids = sequence.token_ids[: sequence.prompt_length]
+                pairs = zip(images, bundles, strict=True)
+                parts = [_read_parts(image, bundle, self._rules.merge) for image, bundle in pairs]
+                return PromptGeometry(turn_by_canvases(ids, parts, self._rules.marks))
             grids = [_read_grid(bundle, self._rules.merge) for bundle in bundles]
         return shape_prompt(self._rules, images, grids, sequence.prompt_length)
 
@@ -243,6 +249,16 @@ def _read_grid(bundle: Bundle, merge: int) -> tuple[int, int]:
         raise ValueError("its image does not say its rows and columns")
     _, rows, columns = found[0].tolist()
     return rows // merge, columns // merge
+
+
+def _read_parts(image: SequenceImage, bundle: Bundle, merge: int) -> list[ImageGrid]:
+    """Return an image's parts, each a run of its features; raises ValueError if they are others."""
+    sizes = bundle.get("target_sizes", np.empty((0, 2), np.int32)) // merge
+    wanted = [count for _, count in image.runs]
+    if sizes.shape[1:] != (2,) or sizes.prod(axis=1).tolist() != wanted:
+        raise ValueError(f"an image with runs of {wanted} features says other rows and columns")
+    runs = zip(image.runs, sizes.tolist(), strict=True)
+    return [ImageGrid(image.first + offset, *size) for (offset, _), size in runs]
 
 
 def _check(sequence: ShardSequence, images: tuple[SequenceImage, ...]) -> None:
