@@ -49,6 +49,7 @@ class Seen:
     options: dict[str, Any] = field(default_factory=dict)  # of the processor
     text: dict[str, Any] = field(default_factory=dict)  # options of the text model
     sizes: tuple[tuple[int, int], tuple[int, int]] = ((24, 40), (40, 17))  # of two pictures
+    ids: dict[str, str | list[str]] = field(default_factory=dict)  # tokens that config.json names
 
     @property
     def pictures(self) -> list[Image.Image]:
@@ -67,6 +68,17 @@ GEMMA4 = {
 }
 QWEN_PIXELS = NORMAL | {"patch_size": 4, "min_pixels": 64, "max_pixels": 1024}
 FAMILIES = {
+    "deepseek_vl_hybrid": Seen(
+        ("deepseek_vl_hybrid", "DeepseekVLHybridProcessor"),
+        ("deepseek_vl_hybrid", "DeepseekVLHybridImageProcessorPil"),
+        NORMAL
+        | {
+            **{"size": {"height": 16, "width": 16}, "high_res_size": {"height": 32, "width": 32}},
+            **{"high_res_image_mean": [0.4, 0.5, 0.6], "high_res_image_std": [0.3, 0.2, 0.1]},
+        },
+        {"image_token": "<image_placeholder>"},
+        options={"num_image_tokens": 4},
+    ),
     "exaone4_5": Seen(
         ("exaone4_5", "Exaone4_5_Processor"),
         ("qwen2_vl", "Qwen2VLImageProcessorPil"),
@@ -115,6 +127,32 @@ FAMILIES = {
         NORMAL | CUT,
         MINICPM,
     ),
+    "minicpmv4_7": Seen(
+        ("minicpmv4_7", "MiniCPMV4_7Processor"),
+        ("minicpmv4_6", "MiniCPMV4_6ImageProcessorPil"),
+        NORMAL | CUT,
+        MINICPM,
+        ids={
+            **{"image_start_id": "<image>", "image_end_id": "</image>", "newline_id": "\n"},
+            **{"slice_start_id": "<slice>", "slice_end_id": "</slice>"},
+        },
+    ),
+    "ovis2": Seen(
+        ("ovis2", "Ovis2Processor"),
+        ("ovis2", "Ovis2ImageProcessorPil"),
+        NORMAL | {"size": {"height": 16, "width": 16}, "crop_to_patches": True, "max_patches": 4},
+        {
+            **{"image_token": "<image>", "atom": "<IMG_ATOM>", "begin": "<IMG_START>"},
+            **{"grid": "<IMG_GRID>", "column": "<IMG_COL>", "row": "<IMG_ROW>", "end": "<IMG_END>"},
+        },
+        options={"image_seq_length": 4},
+        ids={
+            "image_token_id": "<IMG_ATOM>",
+            "visual_indicator_token_ids": [
+                *("<IMG_START>", "<IMG_GRID>", "<IMG_COL>", "<IMG_ROW>", "<IMG_END>"),
+            ],
+        },
+    ),
     "paddleocr_vl": Seen(
         ("paddleocr_vl", "PaddleOCRVLProcessor"),
         ("paddleocr_vl", "PaddleOCRVLImageProcessorPil"),
@@ -138,6 +176,13 @@ def make_folder(folder: Path, family: str) -> Path:
     tokenizer.add_special_tokens(list(seen.tokens.values()))
     assert tokenizer.token_to_id(seen.tokens["image_token"]) == VOCAB_SIZE
     tokenizer.save(file)
+    config = json.loads((folder / "config.json").read_text())
+    for name, tokens in seen.ids.items():
+        ids = [
+            tokenizer.encode(t).ids[-1] for t in ([tokens] if isinstance(tokens, str) else tokens)
+        ]
+        config[name] = ids[0] if isinstance(tokens, str) else ids
+    (folder / "config.json").write_text(json.dumps(config))
     (folder / "preprocessor_config.json").write_text(json.dumps(seen.settings))
     (folder / "processor_config.json").write_text(json.dumps(seen.options))
     return folder
@@ -164,7 +209,7 @@ def load_processor(folder: Path, seen: Seen) -> Any:
         extra["video_processor"] = SimpleNamespace(slice_mode=False, downsample_mode="16x")
     elif module == "gemma4_unified":
         extra["feature_extractor"] = None
-    elif module == "paddleocr_vl":
+    elif module in ("deepseek_vl_hybrid", "ovis2", "paddleocr_vl"):
         del extra["video_processor"]
     whole = _class(f"{module}.processing_{module}", name)
     whole.check_argument_for_proper_class = lambda self, name, value: type(value)
