@@ -143,6 +143,20 @@ def test_a_missing_tensor_is_named(folder: Path, tmp_path: Path) -> None:
         load_tower(changed(folder, tmp_path / "less", drop), "llava", CPU, torch.float32)
 
 
+def test_a_torchvision_of_another_torch_is_told(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As importing it raises, which towers of timm do."""
+    import transformers
+
+    def build(config: object) -> None:
+        raise RuntimeError("operator torchvision::nms does not exist")
+
+    monkeypatch.setattr(transformers.AutoModel, "from_config", build)
+    with pytest.raises(ModelLoadError, match=r"cannot build the vision tower .* torchvision::nms"):
+        load_tower(folder, "llava", CPU, torch.float32)
+
+
 def test_a_bundle_without_pixels_is_refused(folder: Path) -> None:
     tower = load_tower(folder, "llava", CPU, torch.float32)
     with pytest.raises(ValueError, match="a bundle of image_sizes has no pixels"):

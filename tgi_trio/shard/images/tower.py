@@ -174,10 +174,10 @@ def _fill(model: Any, files: Container, device: torch.device, dtype: torch.dtype
     for tensor in model.state_dict(keep_vars=True).values():
         # So that transformers' initialisation leaves them unchanged.
         tensor._is_hf_initialized = True
-    for module in model.modules():
-        for name, buffer in module.named_buffers(recurse=False):
-            if buffer.is_meta:  # not in checkpoints: position numbers, frequencies
-                setattr(module, name, torch.empty_like(buffer, device=device))
+    for name, buffer in list(model.named_buffers(remove_duplicate=False)):
+        if buffer.is_meta and name not in state:  # positions, frequencies
+            owner, _, own = name.rpartition(".")
+            setattr(model.get_submodule(owner), own, torch.empty_like(buffer, device=device))
     model.initialize_weights()
 
 
