@@ -239,14 +239,8 @@ _FILLED = (
     *("running_mean", "running_var"),
 )
 _SCALES = (
-    "layer_scalar",
-    "router.scale",
-    "softmax_scaling.scale",
-    "per_expert_scale",
-    "output_scale",
-    "hc.scale",
-    "hc_scale",
-    "running_var",
+    *("layer_scalar", "router.scale", "softmax_scaling.scale", "per_expert_scale"),
+    *("output_scale", "hc.scale", "hc_scale", "running_var"),
 )  # near one, as norms are
 # Parts of names of tensors that are filled like embeddings.
 _EMBEDDINGS = ("emb", "wte", "wpe")
