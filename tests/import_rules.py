@@ -199,8 +199,11 @@ RULES: dict[str, Rule] = {
     "testing.checkpoints": Rule(
         ours("errors testing.tiny_families testing.tiny_hybrids"), banned=SERVER
     ),  # writes tiny model folders
-    "testing.wrapped_checkpoints": Rule(
+    "testing.wrapped_families": Rule(
         ours("testing.checkpoints testing.tiny_families testing.tiny_hybrids"), banned=SERVER
+    ),
+    "testing.wrapped_checkpoints": Rule(
+        ours("testing.checkpoints testing.tiny_families testing.wrapped_families"), banned=SERVER
     ),
     "demo": Rule(ours("errors"), banned=SERVER),
     "__main__": Rule(

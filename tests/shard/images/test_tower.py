@@ -27,7 +27,7 @@ from tgi_trio.router.images.served_images import find_served_images
 from tgi_trio.shard.images.loading import has_bfloat16, load_encoder
 from tgi_trio.shard.images.normalising import Normalising
 from tgi_trio.shard.images.tower import load_tower
-from tgi_trio.testing.wrapped_checkpoints import _FAMILIES
+from tgi_trio.testing.wrapped_families import FAMILIES
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 CPU = torch.device("cpu")
@@ -104,7 +104,7 @@ def test_towers_in_the_form_of_mlx(
     assert np.array_equal(ours.rows, theirs.rows)
 
 
-@pytest.mark.parametrize("family", sorted(IMAGE_FAMILIES.keys() & _FAMILIES.keys()))
+@pytest.mark.parametrize("family", sorted(IMAGE_FAMILIES.keys() & FAMILIES.keys()))
 def test_whether_a_folder_has_a_tower_is_told_by_names(tmp_path: Path, family: str) -> None:
     folder = make_folder(tmp_path, family)
     names = stored_names(folder)
