@@ -72,6 +72,7 @@ async def test_the_bytes_of_a_body(http):
             "output_tokens": 5,
             "cache_creation_input_tokens": 0,
             "cache_read_input_tokens": 0,
+            "output_tokens_details": {"thinking_tokens": 0},
         },
     }
     assert answer.headers["request-id"] == answer.headers["x-request-id"]
@@ -106,7 +107,8 @@ async def test_what_is_cached_is_counted_apart(http):
         message = reply(await client.post(PATH, BODY))
         start, *_, delta, _ = events(await client.post(PATH, {**BODY, "stream": True}))
     prompt = len("<user>Rain?<end><assistant>")
-    expected = replies.MessageUsage(prompt - 9, 5, cache_read_input_tokens=9)
+    details = replies.OutputTokensDetails(0)
+    expected = replies.MessageUsage(prompt - 9, 5, 0, 9, details)
     assert message.usage == delta.usage == expected
     assert start.message.usage == replies.MessageUsage(prompt, 0)
 

@@ -32,12 +32,13 @@ async def messages(call: Call) -> Reply:
     one = await prepared.validate(call, request)
     id = f"msg_{call.ids.randbytes(12).hex()}"
     end = AnswerEnd(len(one.prompt_ids), one.stopping.max_new_tokens < request.max_tokens)
+    shown = request.thinking is None or request.thinking.display != "omitted"
     if request.stream:
-        events = MessageEvents(id, model, prepared.reader(), end)
+        events = MessageEvents(id, model, prepared.reader(), end, show_thoughts=shown)
         return event_stream(call, await stream_events(call, [one], [events]), len(prepared.prompt))
     results = await collect_results(call, [one], keep_tokens=True)
     ((tokens, outcome),) = [(result.tokens, result.outcome) for result in results]
-    body = message(id, model, prepared.reader(), tokens, outcome, end)
+    body = message(id, model, prepared.reader(), tokens, outcome, end, show_thoughts=shown)
     return Reply(body, headers=timing_headers(call, len(prepared.prompt), results))
 
 

@@ -24,6 +24,7 @@ from msgspec.json import encode
 from tgi_trio.router.http.dialects.anthropic import replies
 from tgi_trio.router.http.dialects.anthropic.request import CALL_PREFIX
 from tgi_trio.router.http.dialects.blocks import Block, Blocks, Change, Kind
+from tgi_trio.router.http.dialects.carried import carry
 from tgi_trio.router.http.messages.error_shapes import ANTHROPIC, anthropic_error
 from tgi_trio.router.http.messages.problems import Problem
 from tgi_trio.router.http.messages.render import text_json
@@ -49,10 +50,12 @@ class AnswerEnd:
     def usage(self, outcome: Outcome) -> replies.MessageUsage:
         """Return the usage of the whole; input tokens that were not cached were computed."""
         cached = outcome.cached_tokens
+        thoughts = 0 if outcome.answer is None else outcome.answer.thought_tokens
         return replies.MessageUsage(
             input_tokens=self._prompt_tokens - cached,
             output_tokens=outcome.generated_tokens,
             cache_read_input_tokens=cached,
+            output_tokens_details=replies.OutputTokensDetails(thoughts),
         )
 
     def reason(self, outcome: Outcome, called: bool) -> tuple[replies.StopReason, str | None]:
@@ -76,6 +79,8 @@ def message(
     tokens: Iterable[Token],
     outcome: Outcome,
     end: AnswerEnd,
+    *,
+    show_thoughts: bool,
 ) -> bytes:
     """Return a whole answer as a body."""
     blocks = Blocks()
@@ -85,18 +90,24 @@ def message(
     for _ in blocks.take(reader.end(outcome.tail)):
         pass
     reason, sequence = end.reason(outcome, reader.called_tools(outcome))
-    content = [_content_block(block) for block in blocks.all]
+    content = [_content_block(block, show_thoughts) for block in blocks.all]
     return encode(replies.MessageReply(id, model, content, reason, sequence, end.usage(outcome)))
 
 
-def _content_block(block: Block) -> replies.Content:
+def _content_block(block: Block, show_thoughts: bool) -> replies.Content:
     match block.kind:
         case Kind.THOUGHT:
-            return replies.ThinkingContent(block.text, SIGNATURE)
+            shown = block.text if show_thoughts else ""
+            return replies.ThinkingContent(shown, _signature(block, show_thoughts))
         case Kind.TEXT:
             return replies.TextContent(block.text)
         case Kind.CALL:
             return replies.ToolUseContent(CALL_PREFIX + block.call_id, block.name, _input(block))
+
+
+def _signature(thought: Block, shown: bool) -> str:
+    """Return the signature of a thought; of one that is not shown it has the thought itself."""
+    return SIGNATURE if shown else carry(thought.text)
 
 
 def _input(block: Block) -> dict[str, Any]:
@@ -123,7 +134,10 @@ _DELTAS: Final = {
 class MessageEvents:
     """Events of /v1/messages."""
 
-    def __init__(self, id: str, model: str, reader: AnswerReader, end: AnswerEnd) -> None:
+    def __init__(
+        self, id: str, model: str, reader: AnswerReader, end: AnswerEnd, *, show_thoughts: bool
+    ) -> None:
+        self._show_thoughts = show_thoughts
         self._start = _event(
             "message_start",
             message=replies.MessageReply(id, model, [], None, None, end.start_usage()),
@@ -138,16 +152,17 @@ class MessageEvents:
         for token in tokens:
             delta = self._reader.take(token)
             if (more := self._blocks.extend(delta)) is not None:
-                start += _piece(*more)
+                start += self._piece(*more)
             elif delta:
-                start += b"".join([_render(*news) for news in self._blocks.take(delta)])
+                start += b"".join([self._render(*news) for news in self._blocks.take(delta)])
         return start
 
     def end(self, tokens: list[Token], outcome: Outcome) -> bytes:
         """Return the last events."""
         events = [self.step(tokens)]
-        events += [_render(*news) for news in self._blocks.take(self._reader.end(outcome.tail))]
-        events += [_render(*news) for news in self._blocks.close()]
+        told = self._blocks.take(self._reader.end(outcome.tail))
+        events += [self._render(*news) for news in told]
+        events += [self._render(*news) for news in self._blocks.close()]
         reason, sequence = self._end.reason(outcome, self._reader.called_tools(outcome))
         delta = replies.MessageEnd(reason, sequence)
         events.append(_event("message_delta", delta=delta, usage=self._end.usage(outcome)))
@@ -159,29 +174,30 @@ class MessageEvents:
         error = anthropic_error(problem, ANTHROPIC.status(problem))
         return self.step(tokens) + b"event: error\ndata: %b\n\n" % orjson.dumps(error)
 
+    def _piece(self, block: Block, text: str) -> bytes:
+        """Written by template, since streams mostly consist of this."""
+        if block.kind is Kind.THOUGHT and not self._show_thoughts:
+            return b""
+        return _DELTA % (block.index, _DELTAS[block.kind] % text_json(text))
+
+    def _render(self, change: Change, block: Block, text: str) -> bytes:
+        """Return the events for a change."""
+        match change:
+            case Change.MORE:
+                return self._piece(block, text)
+            case Change.OPEN:
+                return _event("content_block_start", index=block.index, content_block=_empty(block))
+            case Change.CLOSE:
+                stop = _event("content_block_stop", index=block.index)
+                if block.kind is not Kind.THOUGHT:
+                    return stop
+                text = _signature(block, self._show_thoughts)
+                signature = b'{"type":"signature_delta","signature":%b}' % text_json(text)
+                return _DELTA % (block.index, signature) + stop
+
 
 def _event(type: str, **fields: Any) -> bytes:
     return b"event: %b\ndata: %b\n\n" % (type.encode(), encode({"type": type, **fields}))
-
-
-def _piece(block: Block, text: str) -> bytes:
-    """Written by template, since streams mostly consist of this."""
-    return _DELTA % (block.index, _DELTAS[block.kind] % text_json(text))
-
-
-def _render(change: Change, block: Block, text: str) -> bytes:
-    """Return the events for a change."""
-    match change:
-        case Change.MORE:
-            return _piece(block, text)
-        case Change.OPEN:
-            return _event("content_block_start", index=block.index, content_block=_empty(block))
-        case Change.CLOSE:
-            stop = _event("content_block_stop", index=block.index)
-            if block.kind is not Kind.THOUGHT:
-                return stop
-            signature = b'{"type":"signature_delta","signature":%b}' % text_json(SIGNATURE)
-            return _DELTA % (block.index, signature) + stop
 
 
 def _empty(block: Block) -> replies.Content:

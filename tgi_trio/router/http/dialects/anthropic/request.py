@@ -10,6 +10,7 @@ import msgspec
 from tgi_trio.errors import ToolError, ValidationError
 from tgi_trio.router.http.conversation import Conversation
 from tgi_trio.router.http.dialects.anthropic import schema
+from tgi_trio.router.http.dialects.carried import read_carried
 from tgi_trio.router.http.messages.problems import Refused
 from tgi_trio.router.http.messages.schema import convert_body, invalid_value
 from tgi_trio.router.images.links import ImageLink, Piece
@@ -169,7 +170,9 @@ def _assistant_turn(content: schema.Content) -> Turn:
     """Return an earlier answer; blocks of Anthropic's server tools are left out."""
     if isinstance(content, str):
         return Turn("assistant", content)
-    thoughts = [each.thinking for each in content if each.type == "thinking" and each.thinking]
+    thoughts = [
+        each.thinking or read_carried(each.signature) for each in content if each.type == "thinking"
+    ]
     calls = [
         PastCall(
             block.name or "", {} if block.input is None else block.input, _strip_prefix(block.id)
@@ -181,7 +184,7 @@ def _assistant_turn(content: schema.Content) -> Turn:
         role="assistant",
         text=_BREAK.join(_texts(content)),  # templates may append to it, so it is never null
         calls=calls or None,
-        thought=_BREAK.join(thoughts) or None,
+        thought=_BREAK.join(filter(None, thoughts)) or None,
     )
 
 
@@ -205,12 +208,18 @@ def _user_turns(content: schema.Content, names: Mapping[str, str], i: int) -> It
 
 
 def _user_pieces(block: schema.ContentBlock, i: int) -> list[Piece]:
-    """Return the text or image of a user's block. Raises Refused for unreadable documents."""
+    """Return the text or image of a user's block. Raises Refused for unreadable ones."""
     if block.type == "image":
         return [_image(block, i)]
-    if block.type == "document":
-        return [_document_text(block, i)]
-    return [block.text] if block.text else []
+    text = _block_text(block, i)
+    if text is None and block.type in ("document", "search_result"):
+        kind = block.type.replace("_", " ")
+        why = f"messages[{i}] holds a {kind} that is no plain text, and only such are read"
+        raise Refused(400, why, "validation")
+    if block.type == "container_upload":
+        why = f"messages[{i}] refers to a file, and files are not stored here: send its text"
+        raise Refused(400, why, "validation")
+    return [text] if text else []
 
 
 def _image(block: schema.ContentBlock, i: int) -> ImageLink:
@@ -225,12 +234,30 @@ def _image(block: schema.ContentBlock, i: int) -> ImageLink:
     raise Refused(400, text, "validation")
 
 
-def _document_text(block: schema.ContentBlock, i: int) -> str:
-    source = block.source if isinstance(block.source, dict) else {}
-    if source.get("type") == "text" and isinstance(source.get("data"), str):
-        return _BREAK.join(filter(None, (block.title, source["data"])))
-    text = f"messages[{i}] holds a document that is no plain text, and only such are read"
-    raise Refused(400, text, "validation")
+def _block_text(block: schema.ContentBlock, i: int) -> str | None:
+    """Return what a block says; None if that is no text, or not text alone."""
+    if block.type == "search_result":
+        place = block.source if isinstance(block.source, str) else None
+        texts = _plain_texts(block.content, i)
+        return None if texts is None else _BREAK.join(filter(None, (block.title, place, *texts)))
+    if block.type == "document":
+        source = block.source if isinstance(block.source, dict) else {}
+        kind = source.get("type")
+        field = "data" if kind == "text" else "content" if kind == "content" else ""
+        texts = _plain_texts(source.get(field), i)
+        before = (block.title, block.context)
+        return None if texts is None else _BREAK.join(filter(None, (*before, *texts)))
+    return block.text
+
+
+def _plain_texts(content: Any, i: int) -> list[str] | None:
+    """Return the texts of a text or of blocks; None if there is anything else."""
+    if isinstance(content, str):
+        return [content]
+    if not isinstance(content, list):
+        return None
+    blocks = convert_body(content, list[schema.ContentBlock], f"messages[{i}].content")
+    return _texts(blocks) if all(block.type == "text" for block in blocks) else None
 
 
 def _result_text(block: schema.ContentBlock, i: int) -> str:
@@ -244,20 +271,17 @@ def _result_text(block: schema.ContentBlock, i: int) -> str:
         text = content or ""
     else:
         parts = convert_body(content, list[schema.ContentBlock], f"messages[{i}].content")
-        text = "\n".join(_part_text(part) for part in parts)
+        text = "\n".join(_part_text(part, i) for part in parts)
     if block.is_error and not text.lstrip().lower().startswith(("error", "<tool_use_error>")):
         return f"Error: {text}"
     return text
 
 
-def _part_text(part: schema.ContentBlock) -> str:
+def _part_text(part: schema.ContentBlock, i: int) -> str:
     if part.type == "image":
         return _NO_IMAGE
-    if part.text is not None:
-        return part.text
-    source = part.source if isinstance(part.source, dict) else {}
-    if isinstance(data := source.get("data"), str) and source.get("type") == "text":
-        return data
+    if (text := _block_text(part, i)) is not None:
+        return text
     return msgspec.json.encode(part.content).decode() if part.content else f"[{part.type}]"
 
 

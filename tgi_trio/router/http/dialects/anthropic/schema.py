@@ -31,9 +31,11 @@ class ContentBlock(Struct):
     tool_use_id: str | None = None
     content: Any = None  # text, or blocks
     is_error: bool | None = None
-    # Of a document:
+    # Of a document, and of a result of the client's own search:
     source: Any = None
     title: str | None = None
+    context: str | None = None
+    signature: str | None = None  # of a thought; it has the thought where that was not shown
 
 
 Content = str | list[ContentBlock]
@@ -69,6 +71,7 @@ class Thinking(Struct):
 
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: U32 | None = None
+    display: Literal["summarized", "omitted"] | None = None
 
 
 class OutputFormat(Struct):

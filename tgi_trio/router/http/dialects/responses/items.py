@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 import msgspec
 
+from tgi_trio.router.http.dialects.carried import read_carried
 from tgi_trio.router.http.dialects.responses import schema
 from tgi_trio.router.http.dialects.responses.tools import SHELL, model_name
 from tgi_trio.router.http.messages.problems import Refused
@@ -20,7 +18,6 @@ from tgi_trio.router.text.tools.custom import INPUT
 from tgi_trio.router.text.turns import PastCall, Turn, read_arguments
 
 CALL_PREFIX: Final = "call_"  # of ids, as of OpenAI's; the template gets the rest
-_CARRIER: Final = "tgi-trio:"  # prefix of a thought that the client keeps for us
 _BREAK: Final = "\n\n"  # between the texts of one turn
 _NO_IMAGE: Final = "[An image was here; results are read as text.]"
 _ROLES: Final = frozenset({"user", "system", "developer", "assistant"})
@@ -78,27 +75,13 @@ def to_turns(items: Sequence[schema.InputItem]) -> Iterator[Turn]:
     yield from answer.turn()
 
 
-def carry(thought: str) -> str:
-    """Return a thought as `encrypted_content`, which clients keep unread and send back."""
-    return _CARRIER + base64.b64encode(thought.encode()).decode()
-
-
-def _carried(content: str | None) -> str:
-    """Return the thought that `carry` encoded; "" if something else made `content`."""
-    if content is None or not content.startswith(_CARRIER):
-        return ""
-    with suppress(binascii.Error, UnicodeDecodeError):
-        return base64.b64decode(content.removeprefix(_CARRIER), validate=True).decode()
-    return ""
-
-
 def _thoughts(item: schema.InputItem, path: str) -> list[str]:
     texts: list[str] = []
     if item.content is not None:
         parts = convert_body(item.content, list[schema.ReasoningText], f"{path}.content")
         texts = [part.text for part in parts]
     if not any(texts):
-        texts = [_carried(item.encrypted_content)]
+        texts = [read_carried(item.encrypted_content)]
     if not any(texts):
         texts = [part.text for part in item.summary or []]
     return list(filter(None, texts))

@@ -13,8 +13,9 @@ from msgspec import UNSET
 from msgspec.json import encode
 
 from tgi_trio.router.http.dialects.blocks import Block, Kind
+from tgi_trio.router.http.dialects.carried import carry
 from tgi_trio.router.http.dialects.responses import replies, schema
-from tgi_trio.router.http.dialects.responses.items import CALL_PREFIX, carry
+from tgi_trio.router.http.dialects.responses.items import CALL_PREFIX
 from tgi_trio.router.http.dialects.responses.text_logprobs import TextLogprobs
 from tgi_trio.router.http.dialects.responses.tools import Toolbox, Way
 from tgi_trio.router.text.tools.custom import read_input
