@@ -112,24 +112,26 @@ def _budget(request: schema.ChatRequest) -> int | None:
 
 def _turn(message: schema.Message, i: int) -> Turn:
     """Return a message as a turn, its text joined. Raises BodyRejected and Refused."""
+    if message.function_call is not None:
+        raise schema.invalid_value(f"messages[{i}].function_call", "not read: use `tool_calls`")
+    content = message.content if message.content is not None else message.refusal or None
     pieces: list[Piece] = []
     thinking: list[str | None] = []
-    if isinstance(message.content, list):
-        thinking = [each.thinking for each in message.content if each.type == "thinking"]
-        spoken = (each for each in message.content if each.type != "thinking")
-        pieces = [_piece_of(chunk, i) for chunk in spoken]
-    elif message.content is not None:
-        pieces = [message.content]
+    if isinstance(content, list):
+        thinking = [each.thinking for each in content if each.type == "thinking"]
+        pieces = [_piece_of(chunk, i) for chunk in content if chunk.type != "thinking"]
+    elif content is not None:
+        pieces = [content]
     calls = message.tool_calls
     within = "\n".join(filter(None, thinking)) or None
     thoughts = (message.reasoning_content, message.thinking, message.reasoning, within)
     # An answer that was cut off in its thought has neither, and clients send it back like that.
-    if message.content is None and calls is None and not any(thoughts):
+    if content is None and calls is None and not any(thoughts):
         raise schema.invalid_value(f"messages[{i}]", "needs `content` or `tool_calls`")
     turn = Turn.of(message.role, pieces)
     return replace(
         turn,
-        text=None if message.content is None and calls is not None else turn.text,
+        text=None if content is None and calls is not None else turn.text,
         calls=None if calls is None else _past_calls(calls, f"messages[{i}]"),
         name=message.name,
         call_id=message.tool_call_id,
@@ -146,6 +148,8 @@ def _piece_of(chunk: schema.MessageChunk, i: int) -> Piece:
         if chunk.image_url is None:
             raise schema.invalid_value(f"messages[{i}].content", "an image needs `image_url`")
         return ImageLink(chunk.image_url.url, f"messages[{i}]")
+    if chunk.type == "refusal" and chunk.refusal is not None:
+        return chunk.refusal
     if chunk.type != "text":
         raise schema.invalid_value(
             f"messages[{i}].content",

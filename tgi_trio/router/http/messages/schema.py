@@ -84,7 +84,7 @@ class Url(Struct):
     url: str
 
 
-CHUNK_TYPES = ("text", "image_url", "thinking")
+CHUNK_TYPES = ("text", "image_url", "thinking", "refusal")
 
 
 class MessageChunk(Struct):
@@ -95,6 +95,7 @@ class MessageChunk(Struct):
     text: str | None = None
     image_url: Url | None = None
     thinking: str | None = None  # the model's thought in an earlier turn, in Mistral's form
+    refusal: str | None = None  # what a model said in an earlier turn instead of an answer
 
 
 class Message(Struct):
@@ -105,6 +106,8 @@ class Message(Struct):
     tool_calls: list[ToolCall] | None = None
     name: str | None = None
     tool_call_id: str | None = None
+    refusal: str | None = None  # said in an earlier turn instead of an answer
+    function_call: Json = None  # refused: older than `tool_calls`
     # The model's thought in an earlier turn, under the names that templates read.
     reasoning_content: str | None = None
     reasoning: str | None = None

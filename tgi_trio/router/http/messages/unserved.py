@@ -38,6 +38,7 @@ _STATE = "the state of a generation stays in this server"
 _MODEL = "the server's command line says what is loaded; choose a model by `model`"
 _CODE = "clients' code does not run in this server"
 _TOOLS = "use `tools` and `tool_choice`"
+MODERATION = "nothing here judges prompts and answers; have them judged elsewhere"
 
 _ANYWHERE = {
     # Search and selection.
@@ -109,6 +110,7 @@ _CHAT = {
     "modalities": Unserved("answers are text", (["text"], [])),
     "audio": Unserved("answers are text"),
     "web_search_options": Unserved("this server searches nothing"),
+    "moderation": Unserved(MODERATION),
 }
 
 _COMPLETION = {

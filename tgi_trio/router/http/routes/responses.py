@@ -8,7 +8,7 @@ from tgi_trio.router.http.call import Call, Reply, Route
 from tgi_trio.router.http.dialects.responses import schema
 from tgi_trio.router.http.dialects.responses.answer import ResponseEvents, response
 from tgi_trio.router.http.dialects.responses.request import (
-    check_state,
+    check_served,
     to_conversation,
     to_parameters,
 )
@@ -34,7 +34,7 @@ async def responses(call: Call) -> Reply:
     request: schema.ResponsesRequest = _RESPONSES.read(call.headers, call.body)
     call.engine.metrics.inc("tgi_request_count")
     model = resolve_model(call, request.model)
-    check_state(request)
+    check_served(request)
     most = call.engine.limits.max_grammar_bytes
     conversation, box = to_conversation(request, most)
     top = openai.alternatives(call, "top_logprobs", request.top_logprobs)

@@ -51,7 +51,7 @@ def to_turns(items: Sequence[schema.InputItem]) -> Iterator[Turn]:
     answer = _Answer()
     for i, item in enumerate(items):
         path = f"input[{i}]"
-        match item.type or "message":
+        match item.type or _kind(item):
             case "message" if item.role == "assistant":
                 answer.texts += _texts(item.content, path)
             case "reasoning":
@@ -75,6 +75,12 @@ def to_turns(items: Sequence[schema.InputItem]) -> Iterator[Turn]:
     yield from answer.turn()
 
 
+def _kind(item: schema.InputItem) -> str:
+    """Return the type of an item that does not say it."""
+    refers = item.id is not None and item.role is None and item.content is None
+    return "item_reference" if refers else "message"
+
+
 def _thoughts(item: schema.InputItem, path: str) -> list[str]:
     texts: list[str] = []
     if item.content is not None:
@@ -90,7 +96,8 @@ def _thoughts(item: schema.InputItem, path: str) -> list[str]:
 def _message_turn(item: schema.InputItem, path: str) -> Turn:
     if item.role not in _ROLES:
         roles = ", ".join(f"`{each}`" for each in sorted(_ROLES))
-        raise invalid_value(f"{path}.role", f"`{item.role}` is none of {roles}")
+        given = "missing, expected one" if item.role is None else f"`{item.role}` is none"
+        raise invalid_value(f"{path}.role", f"{given} of {roles}")
     return Turn.of(item.role, _pieces(item.content, path), _BREAK)
 
 

@@ -12,6 +12,7 @@ from tgi_trio.router.http.dialects.responses.tools import Toolbox, model_name
 from tgi_trio.router.http.messages.problems import Refused
 from tgi_trio.router.http.messages.schema import invalid_value
 from tgi_trio.router.http.messages.tool_schema import MODES
+from tgi_trio.router.http.messages.unserved import MODERATION
 from tgi_trio.router.text import grammars
 from tgi_trio.router.text.turns import Turn
 from tgi_trio.router.validation import GenerationParameters
@@ -19,8 +20,11 @@ from tgi_trio.router.validation import GenerationParameters
 _MODES: Final = ("auto", "none", "required")
 
 
-def check_state(request: schema.ResponsesRequest) -> None:
-    """Raise Refused for a request that needs stored state, as nothing is stored."""
+def check_served(request: schema.ResponsesRequest) -> None:
+    """Raise Refused for a request that needs stored state, and ValidationError for other fields.
+
+    Only fields are refused that change what a client gets, or what it pays for.
+    """
     if request.previous_response_id is not None:
         text = (
             f"Previous response with id '{request.previous_response_id}' not found: nothing is "
@@ -31,9 +35,16 @@ def check_state(request: schema.ResponsesRequest) -> None:
         ("background", "wait for the answer, or stream it"),
         ("conversation", "nothing is stored here, send the whole conversation as `input`"),
         ("prompt", "nothing is stored here, send its text as `instructions` or `input`"),
+        ("moderation", MODERATION),
     ):
         if getattr(request, name):
             raise ValidationError(f"`{name}` is not supported: {advice}")
+    if request.prompt_cache_options is not None and request.prompt_cache_options.prewarm:
+        advice = "every prompt is cached once it is computed, so ask for one token"
+        raise ValidationError(f"`prompt_cache_options.prewarm` is not supported: {advice}")
+    if request.image is not None and request.image.context_compression == "enabled":
+        advice = "every image has the tokens that its model gives it"
+        raise ValidationError(f"`image.context_compression` cannot be `enabled`: {advice}")
     if not request.input:
         raise ValidationError("`input` cannot be empty")
 
@@ -56,6 +67,8 @@ def to_conversation(request: schema.ResponsesRequest, most: int) -> tuple[Conver
         turns.append(Turn("user", request.input))
     else:
         turns += to_turns(request.input)
+        if not turns:
+            raise ValidationError("`input` holds no message, call or result that is read here")
     conversation = Conversation(
         turns=turns,
         tools=box.listed,

@@ -37,6 +37,7 @@ class InputItem(Struct):
     """An item of a conversation; `type` decides which fields it has, and messages may lack it."""
 
     type: str | None = None
+    id: str | None = None
     role: str | None = None
     content: Any = None
     # Of a call, and of its result:
@@ -76,6 +77,18 @@ class Reasoning(Struct):
     summary: str | None = None
 
 
+class PromptCacheOptions(Struct):
+    """How prompts are cached; all but one of its fields have no effect."""
+
+    prewarm: bool | None = None  # refused
+
+
+class ImageOptions(Struct):
+    """What is done with images; all but one of its fields have no effect."""
+
+    context_compression: str | None = None  # refused where it must be done
+
+
 class ResponsesRequest(Scheduling, kw_only=True):
     """Body of /v1/responses."""
 
@@ -103,6 +116,9 @@ class ResponsesRequest(Scheduling, kw_only=True):
     conversation: Any = None
     prompt: Any = None
     previous_response_id: str | None = None
+    moderation: Any = None
+    prompt_cache_options: PromptCacheOptions | None = None
+    image: ImageOptions | None = None
     # Not in OpenAI's API.
     stop: str | list[str] | None = None
     seed: U64 | None = None

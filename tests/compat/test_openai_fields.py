@@ -1,0 +1,53 @@
+"""Every field that OpenAI's own client can send is served, refused, or documented to do nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from openai.types import completion_create_params
+from openai.types.chat import completion_create_params as chat_create_params
+from openai.types.responses import response_create_params
+
+from tgi_trio.router.http.dialects.responses.schema import ResponsesRequest
+from tgi_trio.router.http.messages.schema import ChatRequest, CompletionRequest
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def fields(*shapes: type) -> set[str]:
+    """Return the fields of TypedDicts, inherited ones included."""
+    found: set[str] = set()
+    for shape in shapes:
+        found |= shape.__required_keys__ | shape.__optional_keys__  # type: ignore[attr-defined]
+    return found
+
+
+def served(shape: Any) -> set[str]:
+    return {field.encode_name for field in msgspec.structs.fields(shape)}
+
+
+def idle(page: str, row: str) -> set[str]:
+    """Return the fields that a row of a page names as those without effect."""
+    (line,) = [line for line in (DOCS / page).read_text().splitlines() if row in line]
+    return set(line.split("|")[1].replace("`", "").replace(",", " ").split())
+
+
+@pytest.mark.parametrize(
+    ("params", "shape"),
+    [(chat_create_params, ChatRequest), (completion_create_params, CompletionRequest)],
+)
+def test_fields_of_chats_and_completions(params: Any, shape: Any) -> None:
+    sent = fields(params.CompletionCreateParamsNonStreaming, params.CompletionCreateParamsStreaming)
+    known = served(shape) | shape.unserved.keys()
+    assert sent - known <= idle("tgi-compat.md", "taken, without effect")
+
+
+def test_fields_of_responses() -> None:
+    params = response_create_params
+    sent = fields(params.ResponseCreateParamsNonStreaming, params.ResponseCreateParamsStreaming)
+    without = idle("responses.md", "without effect: the answer says")
+    without |= idle("responses.md", "| ignored |")
+    assert sent - served(ResponsesRequest) <= without
