@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 
-from tgi_trio import start_checks
+from tgi_trio import launcher, start_checks
 from tgi_trio.errors import ConfigurationError
 from tgi_trio.model.facts import read_model_facts
 from tgi_trio.settings.records import Options
 from tgi_trio.settings.resolve import resolve
 from tgi_trio.start_checks import check_start
 from tgi_trio.testing.checkpoints import make_checkpoint
+from tgi_trio.testing.ports import held_port
 
 SIZES: dict[str, Any] = {
     "hidden_size": 64,
@@ -61,3 +62,11 @@ def test_a_model_that_the_kernels_do_not_serve_is_refused(llama: Path, tmp_path:
 def test_less_for_all_images_than_for_one_is_warned_of(llama: Path) -> None:
     (warning,) = start(llama, device="cpu", max_image_bytes=1000)
     assert "--max-image-bytes 1000" in warning and "--max-image-fetch-size" in warning
+
+
+def test_one_port_for_the_api_and_the_metrics_is_refused_by_the_name_of_its_flag() -> None:
+    with held_port() as port:
+        options = Options(hostname="127.0.0.1", port=port, prometheus_port=port)
+        words = f"127.0.0.1:{port}: another program listens there; choose another with --prom"
+        with pytest.raises(ConfigurationError, match=words), launcher.bind(options):
+            pytest.fail("bound twice")

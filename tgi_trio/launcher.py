@@ -81,7 +81,7 @@ def bind(options: Options) -> Iterator[Listeners]:
     check_certificate(options.ssl_certfile, options.ssl_keyfile)
     with (
         bind_sockets(options.addresses) as api,
-        bind_sockets(options.metrics_addresses) as metrics,
+        bind_sockets(options.metrics_addresses, "--prometheus-port") as metrics,
         bind_sockets(options.rank_addresses, "--rank-address") as ranks,
     ):
         yield Listeners(api, metrics, ranks)

@@ -37,6 +37,13 @@ def bind(addresses: Sequence[str], flag: str = "") -> list[socket.socket]:
     return sockets
 
 
+def start_listening(listener: socket.socket, backlog: int) -> None:
+    """Listen on a socket of `bind`. What it accepts shares its option, for the next server."""
+    if listener.family != socket.AF_UNIX:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.listen(backlog)
+
+
 @contextmanager
 def bind_sockets(addresses: Sequence[str], flag: str = "") -> Iterator[list[socket.socket]]:
     """Keep `addresses` bound for the length of the block; raises ConfigurationError as `bind`."""
@@ -113,6 +120,9 @@ def _bind_tcp(address: str, both_families: bool, flag: str) -> socket.socket:
         if family == socket.AF_INET6:
             listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, not both_families)
         listener.bind(found)
+        # Two sockets with this option may be bound to one address until one of them listens, and
+        # another server would learn of us only then. Without it we are in its way from now on.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
     except OSError as error:
         listener.close()
         raise ConfigurationError(f"cannot listen on {address}: {_advice(error, flag)}") from error

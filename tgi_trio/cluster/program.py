@@ -29,6 +29,7 @@ from tgi_trio.router.telemetry.connections import counted_acceptor
 from tgi_trio.router.telemetry.metrics import Metrics
 from tgi_trio.settings.keys import Keys
 from tgi_trio.signals import SIGNALS
+from tgi_trio.sockets import start_listening
 
 log = logging.getLogger(__name__)
 
@@ -133,7 +134,7 @@ class FrontProgram:
             take = partial(self._take_names, fleet)
             nursery.start_soon(watch_replicas, settings.replicas_file, take)
         for each in self._sockets:
-            each.listen(BACKLOG)
+            start_listening(each, BACKLOG)
         shutdown = trio.Event()
         server = ServerSettings(
             graceful_timeout=GRACE, certfile=settings.certfile, keyfile=settings.keyfile

@@ -45,6 +45,7 @@ from tgi_trio.settings.cluster_secret import read_cluster_secret
 from tgi_trio.settings.keys import Keys
 from tgi_trio.settings.records import Settings
 from tgi_trio.settings.shown import public_json
+from tgi_trio.sockets import start_listening
 
 log = logging.getLogger(__name__)
 
@@ -151,7 +152,7 @@ class Assembly:
         `for_metrics`: where only metrics and health are served, without TLS.
         """
         for listener in (*listeners, *for_metrics):
-            listener.listen(BACKLOG)
+            start_listening(listener, BACKLOG)
         gc.freeze()  # what is loaded by now stays: no collection need ever walk it again
         gc.enable()  # see `__main__.serve`
         try:

@@ -14,6 +14,7 @@ from tgi_trio.accepting import Acceptor
 from tgi_trio.errors import PeerError
 from tgi_trio.ipc.peering import Side
 from tgi_trio.router.shards.rank_link import GREETING_S, Message, RankLink, greet
+from tgi_trio.sockets import start_listening
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +40,7 @@ class Door:
         """Accept connections until cancelled."""
         async with trio.open_nursery() as nursery:
             for listener in self._listeners:
-                listener.listen(_UNKNOWN)
+                start_listening(listener, _UNKNOWN)
                 own = trio.SocketListener(trio.socket.from_stdlib_socket(listener.dup()))
                 nursery.start_soon(self._listen, own, nursery)
             task_status.started()

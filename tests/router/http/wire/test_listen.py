@@ -9,7 +9,7 @@ import pytest
 
 from tgi_trio.errors import ConfigurationError
 from tgi_trio.router.http.wire.server import listen
-from tgi_trio.sockets import bind, bind_sockets, check_certificate
+from tgi_trio.sockets import bind, bind_sockets, check_certificate, start_listening
 from tgi_trio.testing.ports import held_port
 
 CERTIFICATE = Path(__file__).parent / "data" / "localhost.pem"
@@ -24,6 +24,33 @@ def test_a_port_in_use_names_the_flag():
         first.close()
 
 
+def test_a_port_is_in_use_before_its_server_listens():
+    with bind_sockets(["127.0.0.1:0"]) as (first,):
+        address = f"127.0.0.1:{first.getsockname()[1]}"
+        for _ in range(2):
+            with pytest.raises(ConfigurationError, match="another program listens there"):
+                bind([address])
+        start_listening(first, 8)
+        with pytest.raises(ConfigurationError, match="another program listens there"):
+            bind([address])
+
+
+def test_a_port_is_free_when_its_server_has_ended():
+    """Connections that the server has closed linger, and are in nobody's way."""
+    with bind_sockets(["127.0.0.1:0"]) as (first,):
+        start_listening(first, 8)
+        address = first.getsockname()
+        with socket.socket() as client:
+            client.connect(address)
+            first.setblocking(True)
+            first.accept()[0].close()
+            assert client.recv(1) == b""
+    with bind_sockets([f"127.0.0.1:{address[1]}"]) as (second,):
+        start_listening(second, 8)
+        with socket.socket() as client:
+            client.connect(address)
+
+
 @pytest.mark.parametrize("bind", ["127.0.0.1:70000", "127.0.0.1:x", "no.such.host.invalid:0"])
 def test_addresses_that_cannot_be_had(bind):
     with pytest.raises(ConfigurationError, match=r"--port|--hostname"):
@@ -36,7 +63,7 @@ def test_bound_sockets_refuse_until_they_listen(tmp_path):
         for listener, family in ((tcp, socket.AF_INET), (unix, socket.AF_UNIX)):
             with socket.socket(family) as client, pytest.raises(ConnectionRefusedError):
                 client.connect(listener.getsockname())
-            listener.listen()
+            start_listening(listener, 8)
             with socket.socket(family) as client:
                 client.connect(listener.getsockname())
     assert not Path(path).exists()

@@ -24,7 +24,7 @@ from tgi_trio.router.http.wire.http1_session import Http1Session
 from tgi_trio.router.http.wire.http2 import Http2Server, Http2Session
 from tgi_trio.router.http.wire.idle import IdleConnections
 from tgi_trio.router.http.wire.transport import App
-from tgi_trio.sockets import address_text, bind
+from tgi_trio.sockets import address_text, bind, start_listening
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ def listen(addresses: Sequence[str], backlog: int = 4096) -> list[socket.socket]
     """
     listeners = bind(addresses)
     for listener in listeners:
-        listener.listen(backlog)
+        start_listening(listener, backlog)
     return listeners
 
 
