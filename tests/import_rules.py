@@ -117,7 +117,7 @@ RULES: dict[str, Rule] = {
     "start_checks": Rule(ours("errors settings model devices router.text router.telemetry")),
     "cluster": Rule(
         ours(
-            "errors logs signals descriptors file_watch settings.keys "
+            "errors logs signals descriptors file_watch sockets settings.keys "
             "router.http.sse router.http.wire router.http.dispatch router.http.key_watch "
             "router.http.messages router.telemetry.connections router.telemetry.metrics "
             "router.telemetry.metric_table"

@@ -33,6 +33,7 @@ from tgi_trio.router.telemetry.tracing import check_tracing_installed
 from tgi_trio.router.text.tokenizer_files import read_config as read_tokenizer_config
 from tgi_trio.router.text.tokenizer_files import tokenizer_json
 from tgi_trio.router.text.tokenizer_shape import check_tokenizer_json, find_difference
+from tgi_trio.settings.idle import find_idle
 from tgi_trio.settings.records import MTP, Settings
 
 
@@ -44,7 +45,8 @@ def check_start(settings: Settings) -> list[str]:
     asked = bool(settings.cuda_graphs) or settings.cuda_memory_fraction != 1.0
     if asked and (settings.device == "cpu" or not _may_have_device(settings)):
         check_device_flags(settings.cuda_graphs, settings.cuda_memory_fraction)
-    warnings = check_model(read_config(settings.model_path, settings.rope), settings)
+    warnings = find_idle(settings)
+    warnings += check_model(read_config(settings.model_path, settings.rope), settings)
     if settings.activations == 8:
         _check_rounding(settings)
     if settings.adapter_folder is not None and not settings.adapter_updates:

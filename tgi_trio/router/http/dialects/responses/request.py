@@ -40,11 +40,15 @@ def check_served(request: schema.ResponsesRequest) -> None:
         if getattr(request, name):
             raise ValidationError(f"`{name}` is not supported: {advice}")
     if request.prompt_cache_options is not None and request.prompt_cache_options.prewarm:
-        advice = "every prompt is cached once it is computed, so ask for one token"
-        raise ValidationError(f"`prompt_cache_options.prewarm` is not supported: {advice}")
+        raise ValidationError(
+            "`prompt_cache_options.prewarm` is not supported: every prompt is cached once it is "
+            "computed, so ask for one token"
+        )
     if request.image is not None and request.image.context_compression == "enabled":
-        advice = "every image has the tokens that its model gives it"
-        raise ValidationError(f"`image.context_compression` cannot be `enabled`: {advice}")
+        raise ValidationError(
+            "`image.context_compression` cannot be `enabled`: every image has the tokens that its "
+            "model gives it"
+        )
     if not request.input:
         raise ValidationError("`input` cannot be empty")
 
