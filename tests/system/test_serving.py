@@ -42,6 +42,13 @@ def test_the_end_token_comes_before_stop_strings(demo: ServerProcess, stop: list
     assert last["choices"][0]["finish_reason"] == "stop"
 
 
+def test_blocks_that_are_only_cached_are_not_in_use(demo: ServerProcess) -> None:
+    generate(demo.url, CHAT * 20, max_new_tokens=40)
+    demo.wait_idle()
+    assert demo.metric("tgi_prefix_cache_blocks") > 0
+    assert demo.metric("tgi_kv_cache_usage") == 0
+
+
 def ending(answer: dict[str, Any]) -> tuple[object, ...]:
     """What must not depend on guesses: all but the last digits of log-probabilities."""
     details = answer["details"]

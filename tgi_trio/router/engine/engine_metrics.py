@@ -104,7 +104,7 @@ class EngineMetrics:
         metrics.gauge("tgi_batch_max_total_tokens", total * size)
         metrics.gauge("tgi_kv_blocks_total", total)
         metrics.gauge("tgi_kv_blocks_free", free)
-        metrics.gauge("tgi_kv_cache_usage", (total - free) / total)
+        metrics.gauge("tgi_kv_cache_usage", scheduler.held_blocks / total)
         metrics.gauge("tgi_prefix_cache_blocks", scheduler.cached_blocks)
         slots = scheduler.state_slots
         metrics.gauge("tgi_state_slots_total", slots.total)

@@ -150,7 +150,7 @@ METRICS: Final[tuple[Metric, ...]] = (
         values=ROUTES,
     ),
     Metric("tgi_request_reasoning_tokens", "counter", "Tokens of thoughts, their marks included"),
-    Metric("tgi_kv_cache_usage", "gauge", "Part of the KV blocks in use, 0 to 1"),
+    Metric("tgi_kv_cache_usage", "gauge", "Part of the KV blocks that sequences hold, 0 to 1"),
     Metric("tgi_kv_blocks_free", "gauge", "KV blocks free"),
     Metric("tgi_kv_blocks_total", "gauge", "KV blocks in all"),
     Metric("tgi_prefix_cache_lookup_tokens", "counter", "Prompt tokens looked up in the cache"),
