@@ -290,6 +290,8 @@ def named(name: str, **parameters: Any) -> dict[str, Any]:
             "Tool error: Tool with name none not found",
         ),
         ({"tools": None, "tool_choice": "weather"}, "Tool error: Tool with name weather not found"),
+        ({"tools": None, "tool_choice": "required"}, "is `required`, and there are no tools"),
+        ({"tools": [], "tool_choice": "required"}, "is `required`, and there are no tools"),
         ({"tools": [CLOCK, CLOCK]}, "Tool error: two tools have the name `clock`"),
         ({"tools": [named("a b")]}, "Tool error: `a b` is no name for a function"),
         ({"tools": [named("")]}, "Tool error: `` is no name for a function"),

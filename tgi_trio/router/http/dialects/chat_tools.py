@@ -49,11 +49,10 @@ class Choice:
 
     def narrow(self, functions: Sequence[Function]) -> Sequence[Function]:
         """Return the functions that may be called. Raises ToolError."""
-        if self.allowed is None:
-            return functions
-        if self.tool == "required" and not self.allowed:
+        found = functions if self.allowed is None else select_functions(functions, self.allowed)
+        if self.tool == "required" and not self.named and not found:
             raise ToolError("`tool_choice` is `required`, and there are no tools")
-        return select_functions(functions, self.allowed)
+        return found
 
 
 @dataclass(frozen=True, slots=True)
