@@ -19,6 +19,7 @@ PATHS = (
     "/v1/messages",
     "/v1/messages/count_tokens",
     "/v1/responses",
+    "/v1/responses/input_tokens",
     "/tokenize",
     "/detokenize",
     "/chat_tokenize",

@@ -21,6 +21,7 @@ BODIES: dict[str, Any] = {
     "/v1/completions": {"prompt": "x", "max_tokens": 4},
     "/v1/chat/completions": {"messages": USER, "max_tokens": 4},
     "/v1/responses": {"input": "x", "max_output_tokens": 4},
+    "/v1/responses/input_tokens": {"input": "x"},
     "/v1/messages": {"model": "tgi", "messages": USER, "max_tokens": 4},
     "/v1/messages/count_tokens": {"model": "tgi", "messages": USER},
     "/invocations": {"inputs": "x", "parameters": {"max_new_tokens": 4}},

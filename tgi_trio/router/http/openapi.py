@@ -127,6 +127,15 @@ OPERATIONS = (
     ),
     Operation(
         "post",
+        "/v1/responses/input_tokens",
+        "Count the tokens of a conversation: OpenAI's Responses",
+        responses_schema.ResponsesRequest,
+        responses.InputTokenCount,
+        own_failures=_RESPONSES_FAILURES,
+        failure=responses.ResponsesErrorResponse,
+    ),
+    Operation(
+        "post",
         "/v1/messages",
         "Answer a conversation: Anthropic's Messages",
         anthropic_schema.MessagesRequest,

@@ -14,7 +14,7 @@ _METHODS = ("prefill", "decode")
 # POST requests, such as a differently named predict route.
 ROUTES: Final = (
     *("/", "/generate", "/generate_stream", "/v1/completions", "/v1/chat/completions"),
-    *("/v1/responses", "/v1/messages", "/v1/messages/count_tokens"),
+    *("/v1/responses", "/v1/responses/input_tokens", "/v1/messages", "/v1/messages/count_tokens"),
     *("/invocations", "/vertex", "other"),
 )
 # fmt: off

@@ -9,13 +9,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.router.http.dialects.conversations import CITY, engine, prompt
+from tests.router.http.dialects.conversations import CITY, engine, post, prompt
 from tests.router.http.dialects.responses_answers import (
     BODY,
     HOSTED,
     PATH,
     TOOLS,
     asked,
+    error,
     events,
     final,
     prompt_of,
@@ -241,3 +242,22 @@ async def test_how_tokens_are_drawn():
     assert isinstance(item, replies.MessageItem) and item.content[0].text == "Yes."
     drawn = one.submitted[0].sampling
     assert (drawn.temperature, drawn.top_p, drawn.top_k, drawn.seed) == (0.5, 0.9, 7, 3)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{}, {"instructions": "Be brief."}, {"tools": TOOLS}, {"tools": TOOLS, "tool_choice": "none"}],
+)
+async def test_the_count_is_that_of_the_usage(more):
+    usage = reply(await asked(engine(), **more)).usage
+    assert usage is not None
+    one = engine()
+    count = await post(one, None, f"{PATH}/input_tokens", BODY, more)
+    assert count.json() == {"object": "response.input_tokens", "input_tokens": usage.input_tokens}
+    assert one.submitted == [] and one.permits == 0
+
+
+@pytest.mark.parametrize("wrong", [{"background": True}, {"input": []}, {"model": "other"}])
+async def test_what_cannot_be_answered_cannot_be_counted(wrong):
+    told = error(await post(engine(), None, f"{PATH}/input_tokens", BODY, wrong))
+    assert told == error(await asked(engine(), **wrong))

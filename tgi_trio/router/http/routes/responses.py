@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from tgi_trio.router.http.answer_fields import resolve_model, unix_now
 from tgi_trio.router.http.answer_headers import event_stream, timing_headers
 from tgi_trio.router.http.call import Call, Reply, Route
-from tgi_trio.router.http.dialects.responses import schema
+from tgi_trio.router.http.dialects.responses import replies, schema
 from tgi_trio.router.http.dialects.responses.answer import ResponseEvents, response
 from tgi_trio.router.http.dialects.responses.request import (
     check_served,
@@ -24,7 +26,9 @@ from tgi_trio.router.http.messages.error_shapes import RESPONSES
 from tgi_trio.router.http.messages.logprobs import LogprobWriter
 from tgi_trio.router.http.messages.schema import BodyReader
 from tgi_trio.router.http.preparing import prepare
+from tgi_trio.router.http.rendering import render_prompt
 from tgi_trio.router.http.routes import openai
+from tgi_trio.router.http.routes.tokens import expand_text, tokenize_text
 
 _RESPONSES = BodyReader(schema.ResponsesRequest)
 
@@ -54,6 +58,18 @@ async def responses(call: Call) -> Reply:
     return Reply(body, headers=timing_headers(call, len(prepared.prompt), results))
 
 
+async def input_tokens(call: Call) -> Reply:
+    """POST /v1/responses/input_tokens: the number of tokens of the prompt for /v1/responses."""
+    request: schema.ResponsesRequest = _RESPONSES.read(call.headers, call.body)
+    call.engine.metrics.inc("tgi_request_count")
+    resolve_model(call, request.model)
+    check_served(request)
+    conversation, _ = to_conversation(request, call.engine.limits.max_grammar_bytes)
+    prompt = await expand_text(call, render_prompt(call, conversation))
+    found = await tokenize_text(call, prompt, add_special_tokens=False)
+    return Reply(msgspec.json.encode(replies.InputTokenCount(len(found.ids))))
+
+
 def _text_logprobs(call: Call, request: schema.ResponsesRequest) -> TextLogprobs | None:
     """Return what collects log-probabilities, if they are asked for, in either way."""
     if not request.top_logprobs and WANTED not in (request.include or ()):
@@ -61,4 +77,7 @@ def _text_logprobs(call: Call, request: schema.ResponsesRequest) -> TextLogprobs
     return TextLogprobs(LogprobWriter(call.engine.tokenizer))
 
 
-ROUTES = (Route("POST", "/v1/responses", responses, dialect=RESPONSES, images=True),)
+ROUTES = (
+    Route("POST", "/v1/responses", responses, dialect=RESPONSES, images=True),
+    Route("POST", "/v1/responses/input_tokens", input_tokens, dialect=RESPONSES, images=True),
+)

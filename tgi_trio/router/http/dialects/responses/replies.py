@@ -165,6 +165,13 @@ class ResponseReply(ResponseSettings, forbid_unknown_fields=True, kw_only=True):
     completed_at: int | None
 
 
+class InputTokenCount(Struct, forbid_unknown_fields=True):
+    """Tokens of a prompt."""
+
+    input_tokens: int
+    object: Literal["response.input_tokens"] = "response.input_tokens"
+
+
 class ResponsesError(Struct, forbid_unknown_fields=True):
     """What went wrong."""
 
