@@ -9,9 +9,10 @@ import orjson
 from tgi_trio import __version__
 from tgi_trio.router.http.answer_fields import resolve_model
 from tgi_trio.router.http.call import Call, Reply, Route
+from tgi_trio.router.http.docs_page import DOCS_PAGE
 from tgi_trio.router.http.messages.error_shapes import OPENAI
 from tgi_trio.router.http.messages.problems import Problem
-from tgi_trio.router.http.openapi import DOCS_PAGE, document
+from tgi_trio.router.http.openapi import document
 from tgi_trio.router.http.resume import LOAD
 from tgi_trio.router.telemetry.metrics import CONTENT_TYPE
 
