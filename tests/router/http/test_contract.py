@@ -124,7 +124,6 @@ async def test_alternatives_are_shown_with_log_probabilities_only(asked, logprob
         {"user": "u", "store": True, "metadata": {"a": "b"}, "reasoning_effort": None},
         {"tool_choice": None, "tools": None, "response_format": None, "stop": None, "n": None},
         {"tools": []},
-        {"tools": [], "tool_choice": "required"},
         {"temperature": 5, "max_tokens": None, "seed": None, "logit_bias": {}},
     ],
 )
