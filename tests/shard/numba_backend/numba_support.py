@@ -116,6 +116,7 @@ HYBRIDS: dict[str, dict[str, Any]] = {
         "moe_intermediate_size": 64,
         "moe_shared_expert_intermediate_size": 96,
     },
+    "zamba2": {"hidden_size": 128, "mamba_d_state": 32, "adapter_rank": 32},
 }
 
 _LATENTS = {  # with a query group of two, as most have here: fewer kernels to compile

@@ -97,6 +97,8 @@ def _find_odd_layer(spec: DecoderSpec) -> str | None:
     post_norm = bool(spec.names.mlp_post_norm)
     for layer in spec.layers:
         turning = layer.rotary
+        if layer.shared and (size := spec.sizes(layer).dim) % PANEL:
+            return f"layers share a block with heads of {size} numbers, no multiple of {PANEL}"
         if turning is not None and turning.sections and turning.kind in ("dynamic", "longrope"):
             return "rotary frequencies depend on the length, and on places in images"
         if layer.mixer is not None and layer.attends and not isinstance(layer.mixer, Mamba2):

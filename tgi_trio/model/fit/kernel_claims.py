@@ -22,7 +22,6 @@ from tgi_trio.model.specs.decoder import (
     CompressionSpec,
     HyperSpec,
     IndexSpec,
-    SharedBlock,
     SharedKeySpec,
 )
 from tgi_trio.model.specs.gated_streams import GatedStreamsSpec
@@ -52,11 +51,12 @@ _VALUES = multiples(PANEL, f"values of {{}} numbers, which is no multiple of {PA
 _CHANNELS = multiples(PANEL, f"{{}} channels are no multiple of {PANEL}")
 _MLP = multiples(PANEL, f"MLP width {{}} is no multiple of {PANEL}")
 _LATENTS = multiples(PANEL, f"latents with {{}} numbers, which is no multiple of {PANEL}")
+_RANKS = multiples(PANEL, f"what layers add to shared blocks is of rank {{}}, not of {PANEL}s")
 
 # Parts of what is refused.
 _REFUSED: Final = (
     *(BlockIndexSpec, CompressionSpec, GatedStreamsSpec, HyperSpec, IndexSpec, NgramsSpec),
-    *(PooledIndexSpec, SharedBlock, SharedKeySpec),
+    *(PooledIndexSpec, SharedKeySpec),
 )
 CLAIMS: Final[Claims] = {
     **NAMES,
@@ -199,7 +199,11 @@ CLAIMS: Final[Claims] = {
     "OwnInputsSpec.image_token": ANY,
     "LayerSpec.experts": ANY,
     "LayerSpec.names": ANY,
-    "LayerSpec.shared": only(None, refusal="layers share blocks of attention and MLP"),
+    "LayerSpec.shared": ANY,
+    "SharedBlock.layer": ANY,
+    "SharedBlock.use": ANY,
+    "SharedBlock.rank": _RANKS,
+    "SharedBlock.attention_rank": _RANKS,
     "ExpertsSpec.count": Claim(
         lambda n: n <= MOST_EXPERTS, f"there are more than {MOST_EXPERTS} experts"
     ),

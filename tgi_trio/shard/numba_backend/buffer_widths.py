@@ -11,12 +11,14 @@ from tgi_trio.model.specs.mixers import DeltaRule
 from tgi_trio.model.stages import Run
 from tgi_trio.shard.numba_backend.channel_operations import decays_width
 from tgi_trio.shard.numba_backend.latent_operations import LatentShape
+from tgi_trio.shard.numba_backend.shared_operations import opening_width
 from tgi_trio.shard.numba_backend.state_operations import mixed_width, projected_width
 
 
 class BufferWidths(NamedTuple):
     """Features of the widest row of each buffer; 0: the model does not use it."""
 
+    normed: int  # what a product reads behind a norm
     mlp: int  # inner width of a dense MLP
     inner: int  # the same, or of all experts of a token together
     gates: int  # gates of a delta rule's heads, computed in QKV
@@ -45,6 +47,10 @@ def find_widths(model: DecoderSpec, run: Run, *, queries: int, apart: bool) -> B
     own = [layer.mixer for layer in layers if isinstance(layer.mixer, DeltaRule)]
     by_channel = [mixer for mixer in own if mixer.by_channel]
     decays += [mixer.value_heads * mixer.key_dim for mixer in by_channel]
+    blocks = [layer.shared for layer in layers if layer.shared]
+    for shared in blocks:
+        mixed += [model.mlp_width, shared.rank, shared.attention_rank]
+        projected += [opening_width(model, shared), 3 * shared.attention_rank]
     if model.latent is not None:
         latents = LatentShape(model.latent, model.heads)
         mixed.append(latents.mixed_width)
@@ -60,6 +66,7 @@ def find_widths(model: DecoderSpec, run: Run, *, queries: int, apart: bool) -> B
     mixed += [mlp] if names.mlp_inner_norm else []
     experts = [max(each.per_token * each.width, each.shared_width) for each in mixtures]
     return BufferWidths(
+        normed=2 * model.hidden_size if blocks else model.hidden_size,
         mlp=mlp,
         inner=_widest((mlp, *experts)),
         gates=_widest(mixer.value_heads * mixer.value_dim for mixer in by_channel),

@@ -55,7 +55,9 @@ class OperationWriter:
         self.feeder = 0
         self._packer = packer
         self._as_stored = as_stored
-        self._packed: dict[Any, int] = {}  # addresses of packed codes, by their places in files
+        # Addresses of packed codes, and of reused numbers and their scales, by places in files.
+        self._packed: dict[Any, int] = {}
+        self._numbers: dict[Any, tuple[int, int]] = {}
         self._kept: list[Array] = []  # keeps arrays alive, since operations hold only addresses
 
     def linear(
@@ -68,13 +70,15 @@ class OperationWriter:
         feeder: int | None = None,
         place: int = 0,
         normalised: bool = False,
+        reused: bool = False,
         **fields: Any,
     ) -> None:
         """Add a linear layer; `paired`: the gate and up of a gated unit, computed together.
 
         `feeder`: the row that writes its activations; None: the previous one. `place`: the offset
         of its first feature in a target row. `normalised`: rows of the matrix are divided by their
-        lengths. Raises ModelLoadError as the weights do.
+        lengths. `reused`: other layers have the same matrix, all of whose parts are whole panels;
+        it is packed once. Raises ModelLoadError as the weights do.
         """
         portion = self.portion
         weights = read_linear(self.source, linear, portion.share)
@@ -87,7 +91,9 @@ class OperationWriter:
         if summed and portion.rank and fields.get("epilogue") == Epilogue.ADD:
             fields["epilogue"] = Epilogue.STORE  # rank 0 adds the residual stream
         self.feeder = len(self.rows) - 1 if feeder is None else feeder
-        self.product(weights, bias, source, target, paired=paired, place=place, **fields)
+        self.product(
+            weights, bias, source, target, paired=paired, place=place, reused=reused, **fields
+        )
         if summed:
             self.sums.append((len(self.rows), target))
 
@@ -100,6 +106,7 @@ class OperationWriter:
         *,
         paired: bool = False,
         place: int = 0,
+        reused: bool = False,
         **fields: Any,
     ) -> None:
         """Add a linear layer of matrices that have been read; row `self.feeder` writes its input.
@@ -122,7 +129,7 @@ class OperationWriter:
             count = sum(-(-part.shape[0] // PANEL) * PANEL for part in parts)
             own = {} if bias is None else {"bias": self.keep(bias[offset : offset + count])}
             if packing is None:
-                panels, scales = self.pack_numbers(parts, paired=paired)
+                panels, scales = self.pack_numbers(parts, paired=paired, reused=reused)
                 own |= {"weights": panels, "scales": scales}
             else:
                 own["weights"] = self.pack_codes(parts, packing, paired=paired)
@@ -174,14 +181,20 @@ class OperationWriter:
         self.quantised.add(len(self.rows), packing, self.feeder)
 
     def pack_numbers(
-        self, parts: Sequence[StoredMatrix], *, paired: bool = False
+        self, parts: Sequence[StoredMatrix], *, paired: bool = False, reused: bool = False
     ) -> tuple[int, int]:
         """Pack matrices as floating-point numbers, or as int8; return the addresses of panels and
-        scales, 0 without scales.
+        scales, 0 without scales. Whole matrices that are `reused` are packed once.
         """
         self.dequantised |= {part.coding for part in parts} - {"numbers"}
+        key = _places(parts)
+        if reused and key in self._numbers:
+            return self._numbers[key]
         panels, scales = self._packer.pack(Stack(parts), paired=paired)
-        return self.keep(panels), self.keep(scales)
+        kept = self.keep(panels), self.keep(scales)
+        if reused:
+            self._numbers[key] = kept
+        return kept
 
     def pack_codes(
         self, parts: Sequence[StoredMatrix], packing: Packing, *, paired: bool = False
@@ -189,7 +202,7 @@ class OperationWriter:
         """Pack matrices as stored; return their address. The same matrices are packed once: an
         embedding and a head may share them.
         """
-        key = tuple((*part.place(), part.shape, part.coding) for part in parts)
+        key = _places(parts)
         if key not in self._packed:
             panels = self._packer.pack_codes(parts, packing, paired=paired)
             self._packed[key] = self.keep(panels)
@@ -227,6 +240,11 @@ class OperationWriter:
         for name, value in fields.items():
             row[name] = value
         self.rows.append(row)
+
+
+def _places(parts: Sequence[StoredMatrix]) -> tuple[Any, ...]:
+    """Return where matrices are stored, and as what."""
+    return tuple((*part.place(), part.shape, part.coding) for part in parts)
 
 
 def normalise_rows(weights: Stack) -> Stack:

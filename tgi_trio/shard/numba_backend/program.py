@@ -293,8 +293,8 @@ class Program:
         spec, queries = self.spec, self.widest_queries
         apart = spec.gated_attention or spec.gated_heads or self.has(OF_PADDING)
         own = find_widths(self.model, self.run, queries=queries, apart=apart)
-        widest = max(spec.hidden_size, queries, own.mlp, own.mixed, self._built.writer.widest)
-        unsorted = max(spec.hidden_size, own.mixed)
+        widest = max(own.normed, queries, own.mlp, own.mixed, self._built.writer.widest)
+        unsorted = max(own.normed, own.mixed)
         blocks = (max(tokens, wanted) + SPARE_ROWS) * widest
         whole = blocks // BLOCK_INPUTS if self.kinds else 0
         lone = self.lone.values()
@@ -306,7 +306,7 @@ class Program:
         opens = bool(spec.names.shared_router) and any(each.shared_width for each in mixtures)
         return {
             Buffer.HIDDEN: tokens * spec.hidden_size * 4,
-            Buffer.NORMED: (max(tokens, wanted) + SPARE_ROWS) * spec.hidden_size * 4,
+            Buffer.NORMED: (max(tokens, wanted) + SPARE_ROWS) * own.normed * 4,
             Buffer.QKV: tokens * max(self._built.qkv_width, own.gates) * 4,
             Buffer.QUERY: tokens * queries * 4,
             Buffer.ATTENDED: (tokens + SPARE_ROWS) * queries * 4,
@@ -334,6 +334,7 @@ class Program:
             Buffer.MIXED: (tokens + SPARE_ROWS) * own.mixed * 4,
             Buffer.OWN: tokens * own_width(spec) * 4,
             Buffer.STREAMS: tokens * streams * spec.hidden_size * 4,
+            Buffer.BOTH: tokens * 2 * spec.hidden_size * 4 if self.has((Code.COPY,)) else 0,
             Buffer.DENSE: tokens * spec.hidden_size * 4 if beside else 0,
         }
 

@@ -29,6 +29,7 @@ from tgi_trio.shard.numba_backend.norm_operations import NormWriter
 from tgi_trio.shard.numba_backend.operation_writer import OperationWriter
 from tgi_trio.shard.numba_backend.own_operations import add_own_input, add_own_inputs
 from tgi_trio.shard.numba_backend.packing import Packer, to_storage
+from tgi_trio.shard.numba_backend.shared_operations import SharedWriter
 from tgi_trio.shard.numba_backend.stream_operations import StreamWriter
 from tgi_trio.shard.numba_backend.tables import ACTIVATIONS, Buffer, Code, Epilogue
 from tgi_trio.shard.numba_backend.weight_layout import CacheNumbers
@@ -80,6 +81,7 @@ class ProgramBuilder:
         self._streams: StreamWriter | None = None
         if spec.streams is not None:
             self._streams = StreamWriter(self.writer, self._norms, spec, spec.streams)
+        self._blocks = SharedWriter(self.writer, self._norms, self._heads, spec)
         # As numbers [vocabulary, features]; None: it is kept as codes, or not on this rank.
         self.embedding: NDArray[Any] | None = None
         self._index = 0  # of the layer whose operations are written
@@ -106,6 +108,8 @@ class ProgramBuilder:
             self._embed()
         if self._streams is not None and outer.streams is not None:
             self._streams.split(outer.streams)
+        if any(layer.shared for layer in spec.layers):
+            self._blocks.keep_first()
         for index in self._run.layers:
             self._index = index
             self.layer_rows.append(len(self.writer.rows))
@@ -185,6 +189,10 @@ class ProgramBuilder:
         return FinalNorm(weight, bias, norm.eps, self._norms.is_centred(norm))
 
     def _layer(self, refs: LayerRefs, layer: LayerSpec) -> None:
+        if refs.shared is not None:
+            self._blocks.use(self._index, refs, layer)
+            self._mixer(refs, layer, len(self.writer.rows) - 1)
+            return
         if refs.attention is None:
             self._mixer(refs, layer, None)
         if self._streams is not None and refs.streams is not None:

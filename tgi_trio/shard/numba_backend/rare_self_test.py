@@ -24,7 +24,8 @@ from tgi_trio.shard.numba_backend.variant import Variant, narrowed
 
 _TOKENS, _SIZE, _EPS = 3, 64, 1e-5
 _POSITIONS = (5, 0, 2)  # and token ids
-_ELSEWHERE = (Code.PASS_ON, Code.OPEN, Code.CUT)  # operations whose results are in another buffer
+# Operations whose results are in another buffer.
+_ELSEWHERE = (Code.PASS_ON, Code.OPEN, Code.CUT, Code.COPY)
 _ROWS, _SCALE = 4, 0.25
 _CUTTING = {"activation": Activation.SILU, "forms": Form.WIDE}
 
@@ -54,6 +55,7 @@ def find_fault(variant: Variant) -> str | None:
         (Code.REORDER, _turned(x), {"order": address(order)}),
         (Code.SCALE, x * np.float32(_SCALE), {"scale": _SCALE}),
         (Code.CUT, _cut(x), {"width": 32, "scale": _SCALE, "target": Buffer.UNSORTED, **_CUTTING}),
+        (Code.COPY, _copied(x), {"inputs": 32, "offset": 32, "target": Buffer.UNSORTED}),
         (Code.OWN_INPUT, _own_input(x, table, gain), _own_input_fields(stored, gain)),
         *((Code.OPEN, _opened(x, kind, gain), _opening(kind, gain)) for kind in GroupNorm),
     ]
@@ -98,6 +100,11 @@ def _cut(x: Floats) -> Floats:
     opened = above / (1.0 + np.exp(-above)) * ups
     rest = np.zeros(x.size - opened.size, np.float32)
     return np.asarray(np.concatenate((opened.reshape(-1), rest)).reshape(x.shape), np.float32)
+
+
+def _copied(x: Floats) -> Floats:
+    """Return rows of 64 whose second halves are the first rows of 32 in `x`."""
+    return np.asarray(np.pad(x.reshape(-1, 32)[:_TOKENS], ((0, 0), (32, 0))), np.float32)
 
 
 def _own_input(x: Floats, table: Floats, gain: Floats) -> Floats:

@@ -36,6 +36,7 @@ class Code(IntEnum):
     # per-layer embeddings: normalises a projection, and adds the token's row of a table
     OWN_INPUT = 23
     CUT = 24  # sparse gates: subtracts a bound and activates what is above it
+    COPY = 34  # copies rows to a part of wider ones
     # Several hidden states per token, see `kernels/streams.py`:
     SPLIT = 25  # scales the projected ones to the magnitude of the first
     PREDICT = 26  # predicts all of them after a layer
@@ -60,7 +61,7 @@ class Code(IntEnum):
 MIXING = (Code.ROUTE, Code.ARRANGE, Code.EXPERTS, Code.JOIN)
 RARE = (
     *(Code.PLACE, Code.NORM_ROWS, Code.PASS_ON, Code.REORDER, Code.OPEN),
-    *(Code.SCALE, Code.OWN_INPUT, Code.CUT),
+    *(Code.SCALE, Code.OWN_INPUT, Code.CUT, Code.COPY),
 )
 KEEPING = (Code.CONVOLVE, Code.RECUR, Code.SCAN, Code.BLEND)
 STREAMING = (Code.SPLIT, Code.PREDICT, Code.CORRECT, Code.SPREAD, Code.MERGE)
@@ -114,7 +115,7 @@ class Buffer(IntEnum):
     """Buffers for the results of operations: one row per token of the step."""
 
     HIDDEN = 0  # float32 [T, hidden]: the residual stream
-    NORMED = 1  # activations [T, hidden]
+    NORMED = 1  # activations [T, hidden], or what a shared block reads
     QKV = 2  # float32 [T, queries, keys, values of all heads], followed by gates if there are any
     QUERY = 3  # activations [T, heads * head_dim], rotated and scaled
     ATTENDED = 4  # activations [T, heads * value_dim]
@@ -140,11 +141,13 @@ class Buffer(IntEnum):
     OPENED = 22  # float32 [T, 32]: logits of the shared expert's router
     SHARED = 23  # float32 [T, hidden]: the result of the shared expert
     # Recurrent states and latent attention:
-    # float32 [T, a mixer's projections], or what queries and latents are computed from
+    # float32 [T, a mixer's projections], or what queries and latents are computed from, or a shared
+    # block's gates, ups and low-rank inputs
     PROJECTED = 24
     # Activations [T, width]: a mixer's output, attention's after its gates, or what the last linear
     # of attention or an MLP reads after its norm; with latents, compressed queries, then the
-    # unrotated parts of queries, then values.
+    # unrotated parts of queries, then values; of a shared block, what the second of two low-rank
+    # matrices reads, then opened gates.
     MIXED = 25
     # Float32: the inputs of the decay of each channel of a key [T, heads * key_dim]. For SCAN: time
     # steps, then their low-rank inputs, b and c. For BLEND: per head, input gates and decay gates.
@@ -152,6 +155,8 @@ class Buffer(IntEnum):
     OWN = 27  # float32 [T, layers * width]: per-layer embeddings
     DENSE = 28  # float32 [T, hidden]: the result of an MLP with experts beside it
     STREAMS = 29  # float32 [T, count * hidden]: all hidden states of a token, if it has several
+    # float32 [T, 2 * hidden]: what a shared block reads, a hidden state and the first layer's input
+    BOTH = 30
 
 
 class Routing(IntEnum):

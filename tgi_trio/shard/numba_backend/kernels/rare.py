@@ -31,7 +31,7 @@ PLACE, NORM_ROWS, PASS_ON, OPEN, SCALE, OWN_INPUT = (
     int(code)
     for code in (Code.PLACE, Code.NORM_ROWS, Code.PASS_ON, Code.OPEN, Code.SCALE, Code.OWN_INPUT)
 )
-CUT = int(Code.CUT)
+CUT, COPY = int(Code.CUT), int(Code.COPY)
 _BOTH = 2.0**-0.5  # the factor of a sum of two, which keeps its variance
 QKV = int(Buffer.QKV)
 
@@ -55,6 +55,8 @@ def run_rare(variant, rank, step_address, op_address, counter, scratch):
             add_own_input(variant, step, op, t)
         elif op.code == CUT:
             cut_gates(variant, step, op, t)
+        elif op.code == COPY:
+            copy_row(step, op, t)
         else:
             reorder(step, op, t, scratch)
 
@@ -98,6 +100,15 @@ def pass_on(variant, step, op, t):
     for i in range(0, op.inputs, 2 * LANES):
         first, second = load(source + 4 * i), load(source + 4 * i + 4 * LANES)
         store_forms(variant, step, op, t * op.inputs + i, first, second)
+
+
+@kernel
+def copy_row(step, op, t):
+    """Copy a row of `inputs` features to a part of a row of `width`, from `offset` on."""
+    source = step.buffers[op.source] + t * op.inputs * 4
+    target = step.buffers[op.target] + (t * op.width + op.offset) * 4
+    for i in range(0, 4 * op.inputs, 4 * LANES):
+        store(target + i, load(source + i))
 
 
 @kernel
