@@ -7,7 +7,7 @@ and added before heads turn and gates open.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tgi_trio.model.matrices.roles import AttentionRefs, LayerRefs, LowRankRefs, MlpRefs, SharedRefs
 from tgi_trio.model.specs.decoder import DecoderSpec, LayerSpec, SharedBlock
@@ -89,7 +89,7 @@ class SharedWriter:
         """Add the MLP over the norm that was added last; the result is in BRANCH."""
         writer, spec, width = self._writer, self._spec, opening_width(self._spec, shared)
         feeder, inner = len(writer.rows) - 1, spec.mlp_width
-        row = {"feeder": feeder, "width": width}
+        row: dict[str, Any] = {"feeder": feeder, "width": width}
         writer.linear(mlp.inner, Buffer.NORMED, Buffer.PROJECTED, reused=True, **row)
         writer.linear(change.down, Buffer.NORMED, Buffer.PROJECTED, place=2 * inner, **row)
         self._raise(change, _Part(2 * inner, width), Buffer.PROJECTED, (0,), width)
