@@ -49,6 +49,7 @@ def test_sixty_four_clients_share_slots_for_six() -> None:
 HYBRIDS: dict[str, dict[str, Any]] = {
     "lfm2": {"hidden_size": 128},
     "qwen3_5_text": dict.fromkeys(("head_dim", "linear_key_head_dim", "linear_value_head_dim"), 32),
+    "zamba2": {"hidden_size": 128, "mamba_d_state": 32, "adapter_rank": 32},
 }
 
 

@@ -55,8 +55,8 @@ class OperationWriter:
         self.feeder = 0
         self._packer = packer
         self._as_stored = as_stored
-        # Addresses of packed codes, and of reused numbers and their scales, by places in files.
-        self._packed: dict[Any, int] = {}
+        self._packed: dict[Any, int] = {}  # addresses of packed codes, by their places in files
+        # Those of numbers and their scales that layers share, by the names of the matrices.
         self._numbers: dict[Any, tuple[int, int]] = {}
         self._kept: list[Array] = []  # keeps arrays alive, since operations hold only addresses
 
@@ -77,8 +77,8 @@ class OperationWriter:
 
         `feeder`: the row that writes its activations; None: the previous one. `place`: the offset
         of its first feature in a target row. `normalised`: rows of the matrix are divided by their
-        lengths. `reused`: other layers have the same matrix, all of whose parts are whole panels;
-        it is packed once. Raises ModelLoadError as the weights do.
+        lengths. `reused`: other layers have the same matrix, which is packed once. Raises
+        ModelLoadError as the weights do.
         """
         portion = self.portion
         weights = read_linear(self.source, linear, portion.share)
@@ -91,8 +91,9 @@ class OperationWriter:
         if summed and portion.rank and fields.get("epilogue") == Epilogue.ADD:
             fields["epilogue"] = Epilogue.STORE  # rank 0 adds the residual stream
         self.feeder = len(self.rows) - 1 if feeder is None else feeder
+        names = tuple(piece.matrix.name for piece in linear.pieces) if reused else ()
         self.product(
-            weights, bias, source, target, paired=paired, place=place, reused=reused, **fields
+            weights, bias, source, target, paired=paired, place=place, reused=names, **fields
         )
         if summed:
             self.sums.append((len(self.rows), target))
@@ -106,12 +107,13 @@ class OperationWriter:
         *,
         paired: bool = False,
         place: int = 0,
-        reused: bool = False,
+        reused: tuple[str, ...] = (),
         **fields: Any,
     ) -> None:
         """Add a linear layer of matrices that have been read; row `self.feeder` writes its input.
 
-        `bias`: [outputs]; the rest as for `linear`.
+        `bias`: [outputs]. `reused`: names of the matrices, if others have the same; the rest as for
+        `linear`.
         """
         if not paired:
             weights = fill_panels(weights)
@@ -129,7 +131,10 @@ class OperationWriter:
             count = sum(-(-part.shape[0] // PANEL) * PANEL for part in parts)
             own = {} if bias is None else {"bias": self.keep(bias[offset : offset + count])}
             if packing is None:
-                panels, scales = self.pack_numbers(parts, paired=paired, reused=reused)
+                key = (*reused, offset) if reused else None
+                panels, scales = self._numbers.get(key) or self.pack_numbers(parts, paired=paired)
+                if key is not None:
+                    self._numbers[key] = panels, scales
                 own |= {"weights": panels, "scales": scales}
             else:
                 own["weights"] = self.pack_codes(parts, packing, paired=paired)
@@ -181,20 +186,14 @@ class OperationWriter:
         self.quantised.add(len(self.rows), packing, self.feeder)
 
     def pack_numbers(
-        self, parts: Sequence[StoredMatrix], *, paired: bool = False, reused: bool = False
+        self, parts: Sequence[StoredMatrix], *, paired: bool = False
     ) -> tuple[int, int]:
         """Pack matrices as floating-point numbers, or as int8; return the addresses of panels and
-        scales, 0 without scales. Whole matrices that are `reused` are packed once.
+        scales, 0 without scales.
         """
         self.dequantised |= {part.coding for part in parts} - {"numbers"}
-        key = _places(parts)
-        if reused and key in self._numbers:
-            return self._numbers[key]
         panels, scales = self._packer.pack(Stack(parts), paired=paired)
-        kept = self.keep(panels), self.keep(scales)
-        if reused:
-            self._numbers[key] = kept
-        return kept
+        return self.keep(panels), self.keep(scales)
 
     def pack_codes(
         self, parts: Sequence[StoredMatrix], packing: Packing, *, paired: bool = False
@@ -202,7 +201,7 @@ class OperationWriter:
         """Pack matrices as stored; return their address. The same matrices are packed once: an
         embedding and a head may share them.
         """
-        key = _places(parts)
+        key = tuple((*part.place(), part.shape, part.coding) for part in parts)
         if key not in self._packed:
             panels = self._packer.pack_codes(parts, packing, paired=paired)
             self._packed[key] = self.keep(panels)
@@ -240,11 +239,6 @@ class OperationWriter:
         for name, value in fields.items():
             row[name] = value
         self.rows.append(row)
-
-
-def _places(parts: Sequence[StoredMatrix]) -> tuple[Any, ...]:
-    """Return where matrices are stored, and as what."""
-    return tuple((*part.place(), part.shape, part.coding) for part in parts)
 
 
 def normalise_rows(weights: Stack) -> Stack:
