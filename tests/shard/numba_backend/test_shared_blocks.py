@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,19 @@ from tgi_trio.shard.numba_backend.tables import Buffer, Code, Epilogue
 
 PROMPTS = prompts(6)
 SIZES = FITTING["zamba2"]
-PLAIN = {"use_shared_attention_adapter": False, "use_mem_rope": False, "add_bias_linear": True}
+# As Zamba2 2.7B, whose heads have 160 numbers; and with biases, which are added once.
+PLAIN: dict[str, Any] = {
+    "hidden_size": 320,
+    "n_mamba_heads": 20,
+    "use_shared_attention_adapter": False,
+    "use_mem_rope": False,
+    "add_bias_linear": True,
+}
+PUBLISHED = {
+    "1.2B": {"hidden_size": 2048, "n_mamba_heads": 64, "mamba_d_state": 128, "num_mem_blocks": 1},
+    "2.7B": {"hidden_size": 2560, "n_mamba_heads": 80, "mamba_d_state": 64, "num_mem_blocks": 2},
+    "7B": {"hidden_size": 3584, "n_mamba_heads": 112, "mamba_d_state": 64, "mamba_ngroups": 2},
+}
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 Checkpoint = Callable[..., Path]
@@ -57,8 +70,7 @@ def test_a_block_is_packed_once(checkpoint: Checkpoint, int8: bool) -> None:
 
 
 def test_without_turns_and_changes_of_attention(checkpoint: Checkpoint) -> None:
-    """As Zamba2 2.7B; and with biases, which are added once."""
-    folder = checkpoint("zamba2", **SIZES, **PLAIN)
+    folder = checkpoint("zamba2", **SIZES | PLAIN)
     with cpu_runner(folder) as (runner, recorder):
         batch = sequences(PROMPTS, 3, new=8)
         run(runner, batch, chunk=20, joins=2)
@@ -95,6 +107,15 @@ def test_stored_codes_are_as_exact_as_rounded_activations(
             ours.append(float((recorder.logits(row.id) - whole).norm()))
             theirs.append(float((rounded.logits(*told) - whole).norm()))
     assert sum(ours) < 2 * sum(theirs)
+
+
+@pytest.mark.parametrize("size", PUBLISHED)
+def test_published_models_fit(tmp_path: Path, size: str) -> None:
+    stated = {"model_type": "zamba2", "vocab_size": 32000, "num_attention_heads": 32}
+    (tmp_path / "config.json").write_text(json.dumps(stated | PUBLISHED[size]))
+    spec = decoder_spec(read_config(tmp_path))
+    assert spec is not None and any(layer.shared for layer in spec.layers)
+    assert find_unsupported(spec, "bfloat16") is None
 
 
 @pytest.mark.parametrize(
