@@ -129,8 +129,9 @@ def test_the_kernels_compute_compressed_keys_and_values_that_fill_panels() -> No
     assert refusal(latent, parallel=True) == (
         "compressed keys and values have what only whole ones have here"
     )
-    assert refusal(latent, gated_heads=True) == (
-        "what is read of compressed keys and values has gates"
+    assert refusal(latent, gated_heads=True) is None
+    assert refusal(latent, gated_attention=True) == (
+        "what is read of compressed keys and values has a gate for each number"
     )
     grids = RotarySpec(dim=32, sections=(8, 4, 4))
     layers = (LayerSpec(scale=0.2, rotary=grids),)
@@ -169,6 +170,11 @@ def test_the_kernels_compute_states_beside_layers_of_attention() -> None:
     )
     assert refusal(dataclasses.replace(channels, value_dim=48)) == (
         "values of 48 numbers, which is no multiple of 32"
+    )
+    bounded = dataclasses.replace(channels, least_decay=-5.0)
+    assert refusal(bounded) is None
+    assert refusal(dataclasses.replace(bounded, by_channel=False, layout="separate")) == (
+        "decays of a delta rule that are not by channel have a bound"
     )
 
 

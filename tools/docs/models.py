@@ -133,18 +133,18 @@ scaling by length, or activations other than SiLU, it runs through transformers.
 Layers that keep a state per sequence (short convolutions, delta rules, Mamba of both kinds, RG-LRU:
 `torch_backend/states/`) stand in the place of attention, beside it (Falcon H1), or alone: Mamba,
 Mamba 2 and Falcon Mamba keep no K and V at all, so that their memory is all slots. The CPU kernels
-compute all of them but Zamba2's and Qwen 4's; on a GPU torch does, in recorded steps, but for
-decodes of delta rules and n-grams, which have kernels. Ranks divide channels and heads; where a
-Mamba-2 has fewer groups of heads than there are ranks, neighbours share one, and its norm is over
-what all of them read. Recurrences are float32; what layers add up has the model's dtype, where
-`transformers` keeps Mamba's in float32 (`residual_in_fp32`). Falcon H1 with biases behind what it
-scales, and Nemotron 3 with biases around compressed experts, run through transformers.
+compute all of them but those of Qwen 4 and GLM 5.3 Flash; on a GPU torch does, in recorded steps,
+but for decodes of delta rules and n-grams, which have kernels. Ranks divide channels and heads;
+where a Mamba-2 has fewer groups of heads than there are ranks, neighbours share one, and its norm
+is over what all of them read. Recurrences are float32; what layers add up has the model's dtype,
+where `transformers` keeps Mamba's in float32 (`residual_in_fp32`). Falcon H1 with biases behind
+what it scales, and Nemotron 3 with biases around compressed experts, run through transformers.
 
 Zamba2's blocks of attention and MLP (`model/matrices/shared_block.py`, `layers/shared_block.py`)
 are used by many layers, each with changes of low rank; they read the embedding beside the hidden
-state, and what they say joins what the layer's Mamba reads. A block's weights are held once. Torch
-computes it; it is not cut into stages, and adapters are merged. Steps of time are bounded in
-prompts and decodes alike, where `transformers` bounds them in prompts alone.
+state, and what they say joins what the layer's Mamba reads. A block's weights are held once. It is
+not cut into stages, and adapters are merged. Steps of time are bounded in prompts and decodes
+alike, where `transformers` bounds them in prompts alone.
 
 gpt-oss is computed with its sinks, windows, limited gates and biases; its experts' one tensor for
 all is read as one for each (`model/stacked_experts.py`). Another `swiglu_alpha` than 1.702 runs

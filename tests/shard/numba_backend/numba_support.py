@@ -132,6 +132,7 @@ _LATENTS = {  # with a query group of two, as most have here: fewer kernels to c
 # Those whose keys and values are compressed.
 COMPRESSED: dict[str, dict[str, Any]] = {
     "kimi_linear": _LATENTS | {"q_lora_rank": None, "linear_head_dim": 32},
+    "bailing_hybrid": _LATENTS | {"num_attention_heads": 4, "q_lora_rank": None, "head_dim": 32},
     "deepseek_v2": _LATENTS | {"q_lora_rank": None},
     "deepseek_v3": _LATENTS,
     "axk1": _LATENTS,

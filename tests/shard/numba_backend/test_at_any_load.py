@@ -28,7 +28,7 @@ PROMPTS = prompts(12)
 FAMILIES = (
     *("llama", "mistral", "gemma2", "bloom", "gpt_neox", "mixtral", "gpt_oss", "deepseek_v3"),
     *("lfm2", "qwen3_next", "kimi_linear", "mamba2", "jamba", "recurrent_gemma", "gemma4_text"),
-    "zamba2",
+    *("zamba2", "bailing_hybrid"),
 )
 NUMBERS: dict[str, dict[str, Any]] = {
     "bfloat16": {"dtype": "bfloat16"},

@@ -10,7 +10,7 @@ from tgi_trio.model.claims import find_unclaimed
 from tgi_trio.model.fit.kernel_claims import CLAIMS as CLAIMS
 from tgi_trio.model.fit.kernel_claims import LANES, PANEL
 from tgi_trio.model.specs.decoder import DecoderSpec, ExpertsSpec
-from tgi_trio.model.specs.mixers import Mamba2
+from tgi_trio.model.specs.mixers import DeltaRule, Mamba2
 from tgi_trio.model.split import Portion
 
 _DTYPES = ("float32", "bfloat16")
@@ -105,6 +105,8 @@ def _find_odd_layer(spec: DecoderSpec) -> str | None:
             return "a layer has attention and keeps a state beside it that is not Mamba-2's"
         if layer.sparsity and spec.gate_scale != 1.0:
             return "gates are scaled and cut at a bound"
+        if isinstance(layer.mixer, DeltaRule) and _has_odd_decays(layer.mixer):
+            return "decays of a delta rule that are not by channel have a bound"
         if layer.mixer is not None and spec.parallel:
             return "what keeps a state is parallel to the MLP"
         if layer.experts and _has_odd_limits(layer.experts):
@@ -117,6 +119,11 @@ def _find_odd_layer(spec: DecoderSpec) -> str | None:
         if layer.beside and (spec.parallel or not post_norm):
             return "experts beside an MLP join it without a norm"
     return None
+
+
+def _has_odd_decays(mixer: DeltaRule) -> bool:
+    """Whether decays of whole heads have a bound."""
+    return bool(mixer.least_decay) and not mixer.by_channel
 
 
 def _has_odd_limits(experts: ExpertsSpec) -> bool:
@@ -205,8 +212,8 @@ def _find_odd_latents(spec: DecoderSpec) -> str | None:
     """Return what is not implemented together with latent attention."""
     if spec.parallel or spec.alibi or spec.names.sinks:
         return "compressed keys and values have what only whole ones have here"
-    if spec.gated_attention or spec.gated_heads:
-        return "what is read of compressed keys and values has gates"
+    if spec.gated_attention:
+        return "what is read of compressed keys and values has a gate for each number"
     if any(layer.rotary is not None and layer.rotary.sections for layer in spec.layers):
         return "compressed keys turn by places in images"
     return None

@@ -122,7 +122,8 @@ CLAIMS: Final[Claims] = {
     "DeltaRule.value_dim": _VALUES,
     "DeltaRule.taps": ANY,
     "DeltaRule.layout": only(
-        *("grouped", "stacked", "mixed", "separate", "compressed"), refusal="layout {!r}"
+        *("grouped", "stacked", "mixed", "separate", "compressed", "full rank"),
+        refusal="layout {!r}",
     ),
     "DeltaRule.tiled": ANY,
     "DeltaRule.norm_eps": ANY,
@@ -131,7 +132,7 @@ CLAIMS: Final[Claims] = {
         PANEL, f"decays per channel of {{}} numbers, which is no multiple of {PANEL}"
     ),
     "DeltaRule.gate": only("silu", "sigmoid", refusal="gate {!r} is not built"),
-    "DeltaRule.least_decay": only(0.0, refusal="decays of a delta rule have a bound"),
+    "DeltaRule.least_decay": ANY,  # by channel
     "DeltaRule.beta_scale": ANY,
     "DeltaRule.activation": CONVOLVED,
     "Mamba2.heads": ANY,

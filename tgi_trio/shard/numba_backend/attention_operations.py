@@ -77,7 +77,7 @@ class AttentionWriter:
         """Add latent attention, with its first linear layer; return the buffer of the result."""
         if self._spec.latent is None:
             raise ValueError(f"layer {index} has the weights of latents, and the model has none")
-        shape = LatentShape(self._spec.latent, self._spec.heads)
+        shape = LatentShape.of(self._spec, self._spec.latent)
         scale, _ = self._kv_scales[index]  # values are keys
         add_queries(
             self._writer,
@@ -95,7 +95,8 @@ class AttentionWriter:
             value_scale=scale,
             **self._heads_of(layer),
         )
-        self.qkv_width = max(self.qkv_width, shape.query_width)
+        opened = shape.values_width if shape.gates else 0
+        self.qkv_width = max(self.qkv_width, shape.query_width, opened)
         self._writer.add(
             Code.ATTEND,
             **self._heads_of(layer),
@@ -103,7 +104,8 @@ class AttentionWriter:
             cap=self._spec.attention_soft_cap,
             value_scale=scale,
         )
-        add_values(self._writer, latent, shape, bf16=self._bf16)
+        activation = GATES[self._spec.gate_activation]
+        add_values(self._writer, latent, shape, bf16=self._bf16, activation=activation)
         return Buffer.MIXED
 
     def _open_heads(self, sizes: HeadSizes, row: int) -> Buffer:

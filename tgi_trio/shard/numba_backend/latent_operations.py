@@ -10,13 +10,14 @@ from numpy.typing import NDArray
 
 from tgi_trio.model.matrices.references import LinearRef, every_unit
 from tgi_trio.model.matrices.roles import AttentionRefs, LatentRefs
-from tgi_trio.model.specs.decoder import LatentSpec, RotarySpec
+from tgi_trio.model.specs.decoder import DecoderSpec, LatentSpec, RotarySpec
 from tgi_trio.shard.checkpoint.lookup import read_linear
 from tgi_trio.shard.checkpoint.numbers import Floats, to_bfloat16, to_float32
+from tgi_trio.shard.numba_backend.gate_operations import add_gates
 from tgi_trio.shard.numba_backend.head_order import head_order
 from tgi_trio.shard.numba_backend.mixture_operations import pad_to_panel
 from tgi_trio.shard.numba_backend.operation_writer import OperationWriter
-from tgi_trio.shard.numba_backend.tables import LATENT, Buffer, Code, Form
+from tgi_trio.shard.numba_backend.tables import LATENT, Activation, Buffer, Code, Form
 from tgi_trio.shard.numba_backend.weight_layout import PANEL
 
 
@@ -26,6 +27,12 @@ class LatentShape:
 
     spec: LatentSpec
     heads: int
+    gates: int  # of heads; 0: none
+
+    @classmethod
+    def of(cls, model: DecoderSpec, latent: LatentSpec) -> LatentShape:
+        """Return the shape of a model's layers with latents."""
+        return cls(latent, model.heads, model.heads if model.gated_heads else 0)
 
     @property
     def query_dim(self) -> int:
@@ -33,14 +40,28 @@ class LatentShape:
 
     @property
     def projected_width(self) -> int:
-        """Features of a row of PROJECTED: queries or their compressed form, then a latent."""
-        first = self.spec.query_rank or self.heads * self.query_dim
-        return pad_to_panel(first + self.spec.rank + self.spec.rotary_dim)
+        """Features of a row of PROJECTED: queries or their compressed form, a latent, gates."""
+        return pad_to_panel(self.gates_place + self.gates)
+
+    @property
+    def latent_place(self) -> int:
+        """The offset of a latent in a row of PROJECTED."""
+        return self.spec.query_rank or self.heads * self.query_dim
+
+    @property
+    def gates_place(self) -> int:
+        """The offset of the gates in a row of PROJECTED."""
+        return self.latent_place + self.spec.rank + self.spec.rotary_dim
 
     @property
     def query_width(self) -> int:
         """Features of a row of QKV: queries, if they were compressed."""
         return pad_to_panel(self.heads * self.query_dim) if self.spec.query_rank else 0
+
+    @property
+    def values_width(self) -> int:
+        """Features of a row of what all heads say."""
+        return self.heads * self.spec.value_dim
 
     @property
     def mixed_width(self) -> int:
@@ -69,7 +90,7 @@ def add_queries(
     writer.linear(refs.qkv, Buffer.NORMED, Buffer.PROJECTED)
     facts = np.zeros((1,), LATENT)
     facts["query_width"] = width
-    facts["place"] = spec.query_rank or shape.heads * shape.query_dim
+    facts["place"] = shape.latent_place
     if latent.query_up is not None and latent.query_norm is not None:
         writer.add(
             Code.COMPRESS,
@@ -112,22 +133,43 @@ def add_queries(
 
 
 def add_values(
-    writer: OperationWriter, latent: LatentRefs, shape: LatentShape, *, bf16: bool
+    writer: OperationWriter,
+    latent: LatentRefs,
+    shape: LatentShape,
+    *,
+    bf16: bool,
+    activation: Activation,
 ) -> None:
-    """Add the matrices from attention's results, which are latents, to values in MIXED."""
+    """Add the matrices from attention's results, which are latents, to values in MIXED, by way of
+    gates opened by `activation` if there are any.
+    """
     spec = shape.spec
     writer.rows[-1]["forms"] |= Form.PLAIN
     _, values = _read_heads(writer, latent.up, spec)
     writer.add(
         Code.EXPAND,
         source=Buffer.ATTENDED,
-        target=Buffer.MIXED,
+        target=Buffer.QKV if shape.gates else Buffer.MIXED,
         heads=shape.heads,
         inputs=spec.rank,
         outputs=spec.value_dim,
         span=spec.rank + spec.rotary_dim,
         weights=writer.keep(pack_heads(values.swapaxes(1, 2), bf16=bf16)),
+        forms=Form.WIDE if shape.gates else 0,
     )
+    if shape.gates:
+        add_gates(
+            writer,
+            Buffer.QKV,
+            inputs=shape.values_width,
+            width=shape.values_width,
+            gates=Buffer.PROJECTED,
+            gate_width=shape.projected_width,
+            gate_place=shape.gates_place,
+            gate_size=spec.value_dim,
+            group=spec.value_dim,
+            activation=activation,
+        )
 
 
 def pack_heads(matrices: Floats, *, bf16: bool) -> NDArray[Any]:

@@ -46,6 +46,8 @@ def add_mixer(writer: OperationWriter, refs: MixerRefs, mixer: Mixer, feeder: in
     """
     if isinstance(mixer, Mamba2) and mixer.multipliers:
         _project_scaled(writer, refs, mixer.multipliers, feeder)
+    elif isinstance(mixer, DeltaRule) and mixer.layout == "full rank":
+        _project_decays(writer, refs, feeder)
     else:
         writer.linear(refs.inner, Buffer.NORMED, Buffer.PROJECTED, feeder=feeder)
     if isinstance(refs, DeltaRuleRefs) and isinstance(mixer, DeltaRule):
@@ -78,6 +80,21 @@ def _project_scaled(
         place += piece.outputs.size * len(piece.outputs.starts)
 
 
+def _project_decays(writer: OperationWriter, refs: MixerRefs, feeder: int) -> None:
+    """Add the projection in two parts: the inputs of decays by channel, which are last, are in
+    DECAYS.
+    """
+    *others, decays = refs.inner.pieces
+    writer.linear(
+        LinearRef(tuple(others)),
+        Buffer.NORMED,
+        Buffer.PROJECTED,
+        feeder=feeder,
+        width=projected_width(refs),
+    )
+    writer.linear(LinearRef((decays,)), Buffer.NORMED, Buffer.DECAYS, feeder=feeder)
+
+
 def _add_convolution(writer: OperationWriter, refs: ConvolutionRefs) -> None:
     facts = convolution_facts(writer, (refs.kernel,), (refs.bias,) if refs.bias else ())
     facts["gated"] = 1
@@ -98,7 +115,7 @@ def _add_delta_rule(writer: OperationWriter, refs: DeltaRuleRefs, mixer: DeltaRu
         beta, gate = gate + 2 * rank, 0
         gates, gate_width = Buffer.QKV, width
     facts = _recurrence_facts(writer, refs.rate, refs.decay_bias)
-    facts["by_channel"] = mixer.by_channel
+    facts["by_channel"], facts["least_decay"] = mixer.by_channel, mixer.least_decay
     facts["heads"], facts["key_heads"] = heads, mixer.key_heads
     facts["sharing"] = 1 if mixer.tiled else heads // mixer.key_heads
     facts["key_dim"], facts["value_dim"] = mixer.key_dim, mixer.value_dim

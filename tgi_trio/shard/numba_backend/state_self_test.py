@@ -37,7 +37,7 @@ def of_states(variant: Variant) -> Variant:
 def find_fault(variant: Variant) -> str | None:
     """Return what is wrong with the kernels of these numbers, or None."""
     for name, work, choices in (
-        *(("CONVOLVE", _convolve, 2), ("RECUR", _recur, 3)),
+        *(("CONVOLVE", _convolve, 2), ("RECUR", _recur, 4)),
         *(("SCAN", _scan, 1), ("BLEND", _blend, 1)),
     ):
         for choice in range(choices):
@@ -72,9 +72,9 @@ def _convolve(variant: Variant, bias: int) -> tuple[Floats, Floats]:
 
 def _recur(variant: Variant, choice: int) -> tuple[Floats, Floats]:
     """The same for outputs and matrices: one head, two blocks of columns; Mamba-2, a delta rule,
-    and one with a decay per channel.
+    one with a decay per channel, and one whose decays have a bound.
     """
-    corrects, by_channel = int(choice > 0), choice == 2
+    corrects, by_channel, bound = int(choice > 0), choice > 1, -5.0 * (choice == 3)
     draw = np.random.default_rng(4)
     x, states = _draw(draw, (_STARTS[-1], _WIDTH)), _draw(draw, (_SLOTS, _SIZE, _SIZE))
     rate, decay_bias, skip = np.array([[-0.7], [0.3], [1.5]], np.float32)
@@ -85,8 +85,11 @@ def _recur(variant: Variant, choice: int) -> tuple[Floats, Floats]:
         for t in range(_STARTS[row], _STARTS[row + 1]):
             query, key, value = np.split(x[t, : 3 * _SIZE], 3)
             pace = np.log1p(np.exp(x[t, _DECAY] + decay_bias))
-            channels = np.log1p(np.exp(forgets[t] + biases))[:, None] if by_channel else pace
-            state *= np.exp(rate * channels)
+            channels = (forgets[t] + biases)[:, None]
+            if bound:
+                state *= np.exp(bound / (1 + np.exp(rate * channels)))
+            else:
+                state *= np.exp(rate * (np.log1p(np.exp(channels)) if by_channel else pace))
             if corrects:
                 query, key = (v / np.sqrt((v * v).sum() + 1e-6) for v in (query, key))
                 query = query / np.sqrt(np.float32(_SIZE))
@@ -102,7 +105,7 @@ def _recur(variant: Variant, choice: int) -> tuple[Floats, Floats]:
     facts["key"], facts["value"], facts["beta"], facts["decay"] = _SIZE, 2 * _SIZE, _BETA, _DECAY
     facts["rate"] = address(rate)
     facts["decay_bias"] = address(biases if by_channel else decay_bias)
-    facts["by_channel"] = by_channel
+    facts["by_channel"], facts["least_decay"] = by_channel, bound
     facts["skip"] = 0 if corrects else address(skip)
     facts["corrects"], facts["beta_scale"], facts["most_step"] = corrects, 2.0, np.inf
     # Blocks of 32 columns are stored one after the other.

@@ -339,7 +339,8 @@ MIXER = np.dtype(
         ("beta_scale", "f4"),
         ("least_step", "f4"),  # bounds of the time step
         ("most_step", "f4"),
-        ("spare", "f4"),
+        # by channel: bound of a decay's logarithm, which is this times a sigmoid; 0: none
+        ("least_decay", "f4"),
     ]
 )
 

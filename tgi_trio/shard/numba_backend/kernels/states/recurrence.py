@@ -175,11 +175,15 @@ def change_state(mixer, keys, forgets, decays, decay, update_a, update_b, source
 @kernel
 def forget_channels(mixer, head, forgets, decays):
     """Write the decay of each channel of a head's keys (Kimi Linear, Moonshot AI 2025)."""
-    rate = fill(load_float(mixer.rate + 4 * head))
+    rate, bound = load_float(mixer.rate + 4 * head), mixer.least_decay
     bias = mixer.decay_bias + 4 * head * mixer.key_dim
     for i in range(0, 4 * mixer.key_dim, 4 * LANES):
-        pace = softplus(add(load(forgets + i), load(bias + i)))
-        store(decays + i, weight(multiply(rate, pace)))
+        pace = add(load(forgets + i), load(bias + i))
+        if bound != 0.0:
+            log = sigmoid_times(fill(bound), multiply(fill(-rate), pace))
+        else:
+            log = multiply(fill(rate), softplus(pace))
+        store(decays + i, weight(log))
 
 
 @kernel
