@@ -32,7 +32,9 @@ FAMILIES: dict[str, dict[str, Any]] = {
     ),
     **dict.fromkeys(("flint", "granitemoeshared", "granitemoe_swa", "kolibri1", "laguna"), SIZES),
     **dict.fromkeys(("mellum", "solar_open", "cwm", "glm", "granite_swa", "helium"), SIZES),
-    **dict.fromkeys(("hyperclovax", "iquestcoder", "jais2", "minicpm3", "nanochat"), SIZES),
+    **dict.fromkeys(
+        ("hyperclovax", "iquestcoder", "jais2", "minicpm3", "nanochat", "vaultgemma"), SIZES
+    ),
     **dict.fromkeys(("biogpt", "persimmon"), ALL_HEADS),
     "bailing_hybrid": {"vocab_size": 64, "hidden_size": 1024, "num_hidden_layers": 12}
     | {"num_attention_heads": 16, "model_max_length": 512},

@@ -343,6 +343,7 @@ FAMILIES: Final[dict[str, dict[str, Any]]] = {
     },
     "nemotron": {"mlp_bias": True},
     "seed_oss": {"head_dim": 16},
+    "jetmoe": {"num_local_experts": 4, "kv_channels": 16, "num_attention_heads": ABSENT},
     "vaultgemma": {"head_dim": 16, "sliding_window": 24, "query_pre_attn_scalar": 24},
     "solar_open": _EXPERTS | {"n_routed_experts": 4, "routed_scaling_factor": 1.5},
     # as it loads, transformers zeroes the row of padding, which is the head's as well

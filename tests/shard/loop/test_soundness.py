@@ -30,7 +30,7 @@ KINDS = [
     ("llama", "numba", "_forward.run"),
     ("llama", "torch", "model.forward"),
     ("t5", "torch", "model.forward"),
-    ("vaultgemma", "torch", "way.model.forward"),
+    ("jetmoe", "torch", "way.model.forward"),
     ("codegen", "torch", "way.model.forward"),
     ("mamba2", "torch", "model.forward"),
     ("bart", "torch", "way.model.forward"),

@@ -196,6 +196,7 @@ NEWER: dict[str, dict[str, Any]] = {
     "seed_oss": {"head_dim": 32},
     "solar_open": {"head_dim": 32},
     "smollm3": {"head_dim": 32},
+    "vaultgemma": {"head_dim": 32},
     "xglm": {"d_model": 128},
 }
 

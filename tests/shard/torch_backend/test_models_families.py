@@ -396,7 +396,7 @@ def test_two_scales_of_rotation(checkpoint: Checkpoint, original: int) -> None:
 
 @pytest.mark.parametrize(
     ("family", "changes", "reuse"),
-    [("llama", {}, True), ("vaultgemma", {}, True), ("falcon", {"alibi": True}, False)],
+    [("llama", {}, True), ("jetmoe", {}, True), ("falcon", {"alibi": True}, False)],
 )
 def test_a_model_says_whether_its_blocks_may_serve_another_sequence(
     tmp_path: Path, family: str, changes: dict[str, Any], reuse: bool

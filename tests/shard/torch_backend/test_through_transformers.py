@@ -83,7 +83,7 @@ def test_prompt_logprobs_through_transformers(checkpoint: Checkpoint) -> None:
     assert found[1:] == pytest.approx(Golden(folder).prompt_logprobs(prompt), abs=1e-4)
 
 
-@pytest.mark.parametrize("family", ["vaultgemma", "codegen", "ctrl"])
+@pytest.mark.parametrize("family", ["jetmoe", "codegen", "ctrl"])
 def test_prompt_logprobs_through_transformers_come_in_pieces(
     checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch, family: str
 ) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.families import names
 from tgi_trio.model.reading import rotary, sliding_windows, with_sections
-from tgi_trio.model.specs.decoder import DecoderSpec, LayerSpec, RotarySpec
+from tgi_trio.model.specs.decoder import DecoderSpec, LayerSpec, Names, RotarySpec
 
 # A key in the config that we make of a GGUF file: queries, keys and values are separate matrices.
 PROJECTIONS_APART = "projections_apart"
@@ -310,11 +310,20 @@ def gemma(config: ModelConfig) -> DecoderSpec | None:
 
 
 def gemma2(config: ModelConfig) -> DecoderSpec | None:
+    return _gemma2(config, names.GEMMA2)
+
+
+def vaultgemma(config: ModelConfig) -> DecoderSpec | None:
+    """VaultGemma (Google 2025): Gemma 2 without norms behind attention and MLP."""
+    return _gemma2(config, names.VAULT_GEMMA)
+
+
+def _gemma2(config: ModelConfig, own: Names) -> DecoderSpec | None:
     return _gemma(
         config,
         windows=sliding_windows(config, every=2),
         scale=float(config.get("query_pre_attn_scalar", 256)) ** -0.5,
-        names=names.GEMMA2,
+        names=own,
         attention_soft_cap=float(config.values.get("attn_logit_softcapping", 50.0) or 0.0),
         final_soft_cap=float(config.values.get("final_logit_softcapping", 30.0) or 0.0),
     )

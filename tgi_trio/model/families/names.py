@@ -202,6 +202,8 @@ GEMMA2 = replace(
     mlp_post_norm="post_feedforward_layernorm",
 )
 
+VAULT_GEMMA = replace(LLAMA, mlp_norm="pre_feedforward_layernorm")
+
 GEMMA3 = replace(GEMMA2, query_norm="self_attn.q_norm", key_norm="self_attn.k_norm")
 
 GEMMA4 = replace(GEMMA3, layer_scale="layer_scalar")

@@ -69,6 +69,7 @@ FAMILIES: dict[str, SpecFunction] = {
     "qwen3_vl_moe_text": mixtures.qwen3_vl_moe,
     "gemma": llama_like.gemma,
     "gemma2": llama_like.gemma2,
+    "vaultgemma": llama_like.vaultgemma,
     "gemma3_text": llama_like.gemma3,
     "gemma3n_text": gemma.gemma3n,
     "gemma4_text": gemma.gemma4,
@@ -191,7 +192,7 @@ FAMILIES: dict[str, SpecFunction] = {
 THROUGH_TRANSFORMERS: dict[str, str] = {
     "bart": "encoder-decoder",
     "codegen": "paged",
-    "vaultgemma": "paged",
+    "jetmoe": "paged",
 }
 
 
