@@ -6,17 +6,18 @@ from collections.abc import Iterator
 from itertools import product
 from typing import Any
 
+import torch
+
 from tgi_trio.shard.torch_backend.kernels import convolving, delta_chunks, delta_rule
 from tgi_trio.shard.torch_backend.states.delta_rule_kernels import (
     BLOCK,
     PART,
-    SIZE,
     TILE,
+    choose_chunk_tile,
     count_warps,
     pad,
 )
-from tgi_trio.shard.torch_backend.torch_device import FLOAT32_PRODUCTS
-from tgi_trio.testing.variant import BF16, F32, I32, I64, Variant
+from tgi_trio.testing.variant import BF16, F32, I32, I64, TYPES, Variant
 
 _BOOL = "*i1"  # a pointer to such
 _KEY_HEADS, _VALUE_HEADS, _DIM = 16, 32, 128
@@ -65,30 +66,9 @@ def _rules() -> Iterator[Variant]:
 def _chunks() -> Iterator[Variant]:
     for key, value in ((64, 64), (96, 192), (128, 128), (256, 128)):
         for by_channel, bounded in ((False, False), (True, False), (True, True)):
-            if bounded and key != _DIM:
-                continue
-            more = f"{key} {value}{' by channel' * by_channel}{' bounded' * bounded}"
-            shape = _shape(key, value, by_channel)
-            shape |= {"BLOCK_KEY": BLOCK, "SIZE": SIZE, "PRECISION": FLOAT32_PRODUCTS}
-            yield Variant(
-                f"prepare_chunks bf16 {more}",
-                delta_chunks.prepare_chunks,
-                (
-                    *(*(F32,) * 5, BF16, BF16, F32, F32, I64, I64),
-                    *(*("fp32",) * 3, *("i32",) * 2),
-                ),
-                shape | {"PADDED_VALUE": pad(value), "BLOCK_VALUE": BLOCK, "BOUNDED": bounded},
-                stages=1,
-            )
-            if bounded:
-                continue
-            yield Variant(
-                f"run_chunks bf16 {more}",
-                delta_chunks.run_chunks,
-                (*(F32,) * 6, *(I64,) * 4, _BOOL),
-                shape | {"BLOCK_VALUE": PART},
-                stages=1,
-            )
+            for dtype in (BF16, F32):
+                if key == _DIM or not bounded:
+                    yield from _cut_rows(dtype, key, value, by_channel, bounded)
     yield Variant(
         f"open_outputs bf16 {_DIM}",
         delta_chunks.open_outputs,
@@ -98,6 +78,34 @@ def _chunks() -> Iterator[Variant]:
             **{"PADDED_VALUE": _DIM, "TILE": TILE, "SILU": True},
         },
     )
+
+
+def _cut_rows(
+    dtype: torch.dtype, key: int, value: int, by_channel: bool, bounded: bool
+) -> Iterator[Variant]:
+    """Yield what rows of prompts are moved by; bounded decays are those of other chunks only."""
+    more = f"{TYPES[dtype]} {key} {value}{' by channel' * by_channel}{' bounded' * bounded}"
+    tile = choose_chunk_tile(dtype, key)
+    shape = _shape(key, value, by_channel)
+    shape |= {"SIZE": tile.tokens, "PRECISION": tile.precision}
+    yield Variant(
+        f"prepare_chunks {more}",
+        delta_chunks.prepare_chunks,
+        (*(*(F32,) * 5, dtype, dtype, F32, F32, I64, I64), *(*("fp32",) * 3, *("i32",) * 2)),
+        {
+            **(shape | {"BLOCK_KEY": min(BLOCK, pad(key)), "PADDED_VALUE": pad(value)}),
+            **{"BLOCK_VALUE": min(BLOCK, pad(value)), "BOUNDED": bounded, "SOLVES": tile.solves},
+        },
+        stages=1,
+    )
+    if not bounded:
+        yield Variant(
+            f"run_chunks {more}",
+            delta_chunks.run_chunks,
+            (*(F32,) * 6, *(I64,) * 4, _BOOL),
+            shape | {"BLOCK_KEY": min(tile.block, pad(key)), "BLOCK_VALUE": PART},
+            stages=1,
+        )
 
 
 def _shape(key: int, value: int, by_channel: bool) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 _KINDS = 4096  # most types and shapes in each cache
+_PRECISIONS = ("tf32", "tf32x3", "bf16x3", "ieee")  # all of which are those of numpy here
 
 
 def hurry() -> None:
@@ -32,7 +33,9 @@ def hurry() -> None:
         return interpreter._LangPatchScope()  # with nothing to restore
 
     interpreter._patch_lang = once
-    options = interpreter.InterpreterOptions(sanitize_overflow=False)
+    options = interpreter.InterpreterOptions(
+        sanitize_overflow=False, allowed_dot_input_precisions=_PRECISIONS
+    )
     interpreter.interpreter_builder.options = options
     _find_types_once()
     _spread_at_once()

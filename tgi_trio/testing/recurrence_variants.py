@@ -10,7 +10,7 @@ import torch
 from tgi_trio.shard.torch_backend.kernels import mamba1, mamba2, recurrent_gate
 from tgi_trio.shard.torch_backend.layers.residual import count_warps
 from tgi_trio.shard.torch_backend.states import mamba1_layer, mamba2_layer, recurrent_gate_layer
-from tgi_trio.testing.variant import BF16, F32, I64, Variant
+from tgi_trio.testing.variant import BF16, F32, I64, TYPES, Variant
 
 _SLOTS = (I64, I64, "*i1")  # read, written, and whether there is nothing before
 _HEADS, _GROUPS, _DIM = 128, 8, 64
@@ -37,15 +37,8 @@ def _mamba2() -> Iterator[Variant]:
             (read, *(BF16,) * 3, *(F32,) * 4, *_SLOTS, *scalars),
             sizes | {"BLOCK": mamba2_layer.count_stepped(state, _DIM)},
         )
-        tile = mamba2_layer.choose_scan_tile(state, torch.bfloat16)
-        yield Variant(
-            f"scan_mamba2 bf16 {state}{more}",
-            mamba2.scan_mamba2,
-            (read, *(BF16,) * 3, I64, *(F32,) * 4, *_SLOTS, *scalars),
-            sizes
-            | {"BLOCK": mamba2_layer.PART, "LENGTH": tile.tokens, "PRECISION": tile.precision},
-            warps=tile.warps,
-        )
+        for dtype in (torch.bfloat16, torch.float32):
+            yield _scan(dtype, sizes, gated=gated)
     for size, before in ((1024, False), (8192, False), (8192, True)):
         yield Variant(
             f"finish_mamba2 bf16 {size}{' before gate' * before}",
@@ -54,6 +47,26 @@ def _mamba2() -> Iterator[Variant]:
             {"GROUPS": _HEADS * _DIM // size, "SIZE": size, "PADDED": size, "BEFORE": before},
             warps=count_warps(size),
         )
+
+
+def _scan(dtype: torch.dtype, sizes: dict[str, Any], *, gated: bool) -> Variant:
+    """Return what takes prompts through Mamba-2 in models of a dtype."""
+    state = sizes["STATE"]
+    tile = mamba2_layer.choose_scan_tile(state, dtype)
+    return Variant(
+        f"scan_mamba2 {TYPES[dtype]} {state}{' gated' * gated}",
+        mamba2.scan_mamba2,
+        (
+            *(dtype if gated else F32, *(dtype,) * 3, I64, *(F32,) * 4, *_SLOTS),
+            *("i32", "i32", "fp32", "fp32"),
+        ),
+        {
+            **(sizes | {"BLOCK": tile.numbers, "BLOCK_STATE": min(tile.state, state)}),
+            **{"LENGTH": tile.tokens, "PRECISION": tile.precision},
+        },
+        warps=tile.warps,
+        stages=tile.stages,
+    )
 
 
 def _mamba1() -> Iterator[Variant]:

@@ -31,11 +31,12 @@ def need_triton() -> None:
 
 
 def _know_bfloat16() -> None:
-    """Have bfloat16 rounded to nearest and multiplied as numbers.
+    """Have bfloat16 rounded to nearest and multiplied as numbers, and three of it for float32.
 
     The interpreter keeps bfloat16 as integers, cuts off what does not fit and multiplies the bits.
     """
     from triton import language
+    from triton._C.libtriton.ir import INPUT_PRECISION
     from triton.runtime import interpreter
 
     plain_dot = interpreter.InterpreterBuilder.create_dot
@@ -55,8 +56,20 @@ def _know_bfloat16() -> None:
         bits = (x.data.astype(np.uint32) << 16).view(np.float32)
         return interpreter.TensorHandle(bits, language.float32)
 
-    def dot(self: Any, a: Any, b: Any, *rest: Any) -> Any:
-        return plain_dot(self, wide(a), wide(b), *rest)
+    def split(x: Any) -> tuple[Any, Any]:
+        whole = torch.from_numpy(np.ascontiguousarray(x.data))
+        high = whole.bfloat16().float()
+        low = (whole - high).bfloat16().float()
+        one, other = (interpreter.TensorHandle(part.numpy(), x.dtype) for part in (high, low))
+        return one, other
+
+    def dot(self: Any, a: Any, b: Any, total: Any, precision: Any, *rest: Any) -> Any:
+        a, b = wide(a), wide(b)
+        if precision == INPUT_PRECISION.BF16x3 and a.dtype.scalar == language.float32:
+            (a, a_low), (b, b_low) = split(a), split(b)
+            total = plain_dot(self, a_low, b, total, precision, *rest)
+            total = plain_dot(self, a, b_low, total, precision, *rest)
+        return plain_dot(self, a, b, total, precision, *rest)
 
     interpreter._convert_float = convert
     interpreter.InterpreterBuilder.create_dot = dot

@@ -64,13 +64,15 @@ def convolve(channels: int, dtype: torch.dtype, bias: bool = True) -> CausalConv
     return CausalConvolution(kernel, some(channels, seed=5, dtype=dtype) if bias else None)
 
 
-def mamba2(bias: bool = True, **options: Any) -> Case:
+def mamba2(bias: bool = True, state: int = STATE, **options: Any) -> Case:
+    shared = 2 * 2 * state
+
     def make(dtype: torch.dtype) -> Mamba2Layer:
-        mixer = Mamba2(HEADS, DIM, 2, STATE, TAPS, 1e-5, convolution_bias=bias, **options)
+        mixer = Mamba2(HEADS, DIM, 2, state, TAPS, 1e-5, convolution_bias=bias, **options)
         return Mamba2Layer(
             mixer,
-            inner=linear(2 * WIDTH + SHARED + HEADS, HIDDEN, 1, dtype),
-            convolution=convolve(WIDTH + SHARED, dtype, bias),
+            inner=linear(2 * WIDTH + shared + HEADS, HIDDEN, 1, dtype),
+            convolution=convolve(WIDTH + shared, dtype, bias),
             rate=-some(HEADS, seed=6).exp(),
             step_bias=some(HEADS, seed=7),
             skip=some(HEADS, seed=8),
@@ -79,7 +81,7 @@ def mamba2(bias: bool = True, **options: Any) -> Case:
             ranks=None,
         )
 
-    return Case(make, (HEADS, DIM, STATE), WIDTH + SHARED)
+    return Case(make, (HEADS, DIM, state), WIDTH + shared)
 
 
 def mamba1(**options: Any) -> Case:
@@ -137,6 +139,7 @@ CASES: dict[str, Case] = {
     "bounds and multipliers": mamba2(
         least_step=0.1, most_step=1.5, multipliers=(0.5, 0.8, 1.2, 1.1, 0.9), output_multiplier=0.75
     ),
+    "states in two blocks": mamba2(state=80),  # in float32, the second of which is not whole
     "Mamba": mamba1(),
     "Falcon Mamba": mamba1(norm="plain", norm_eps=1e-5),
     "Jamba": mamba1(norm="weighted", norm_eps=1e-5),
@@ -302,7 +305,13 @@ def test_a_mamba2_scan_is_that_of_transformers() -> None:
         *(found, mixed, mixed, dt, starts, rate, none, none, states, *slots),
         *(0, HEADS, 0.0, float("inf")),
         **{"HEADS": HEADS, "GROUPS": 2, "DIM": DIM, "BLOCK": 16, "LENGTH": 16},
-        **{"STATE": STATE, "PADDED_STATE": 16, "GATED": False, "PRECISION": "ieee"},
+        **{
+            "BLOCK_STATE": 16,
+            "STATE": STATE,
+            "PADDED_STATE": 16,
+            "GATED": False,
+            "PRECISION": "ieee",
+        },
     )
     torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
 

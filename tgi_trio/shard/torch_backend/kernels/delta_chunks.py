@@ -54,6 +54,7 @@ def prepare_chunks(
     BY_CHANNEL: tl.constexpr,
     BOUNDED: tl.constexpr,
     PRECISION: tl.constexpr,  # of products
+    SOLVES: tl.constexpr,  # precision of those that invert
 ):
     """Solve what the tokens of one chunk owe to each other, for one head."""
     head = tl.program_id(1)
@@ -112,7 +113,7 @@ def prepare_chunks(
     by_key = by_key * (strength * keys)[:, None] * keys[None, :]
     by_key = tl.where(place[:, None] > place[None, :], by_key, 0.0)
     tl.store(likeness + at[:, None] * SIZE + place[None, :], by_query, mask=here[:, None])
-    solved = invert(by_key, place, SIZE, PRECISION) * strength[None, :]
+    solved = invert(by_key, place, SIZE, SOLVES) * strength[None, :]
     for block in range(0, PADDED_VALUE, BLOCK_VALUE):
         v = block + tl.arange(0, BLOCK_VALUE)
         known = here[:, None] & (v < VALUE)[None, :]

@@ -82,6 +82,7 @@ def scan_mamba2(
     STATE: tl.constexpr,
     PADDED_STATE: tl.constexpr,
     BLOCK: tl.constexpr,
+    BLOCK_STATE: tl.constexpr,  # numbers of a state at a time
     GATED: tl.constexpr,
     LENGTH: tl.constexpr,  # tokens of a chunk
     PRECISION: tl.constexpr,  # of products
@@ -89,36 +90,43 @@ def scan_mamba2(
     """Move a part of one head's state by all tokens of a row, and compute what each reads of it."""
     row, head = tl.program_id(0), tl.program_id(1)
     first, end = tl.load(starts + row), tl.load(starts + row + 1)
-    p, n = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, PADDED_STATE)
-    place = tl.arange(0, LENGTH)
-    inside, known = p < DIM, n < STATE
+    p, place = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, LENGTH)
+    inside = p < DIM
     width: tl.constexpr = HEADS * DIM + 2 * GROUPS * STATE
     shared = mixed + HEADS * DIM + head // (HEADS // GROUPS) * STATE
     fading, bias = tl.load(rate + head), tl.load(dt_bias + head)
     skipped = tl.load(skip + head)
-    at = (head * DIM + p[None, :]) * STATE + n[:, None]  # the state is turned: [STATE, BLOCK]
-    there = known[:, None] & inside[None, :]
-    held = there & (tl.load(fresh + row) == 0) & (end > first)
+    there = inside[None, :] & (end > first)
+    held = there & (tl.load(fresh + row) == 0)
+    blocks: tl.constexpr = PADDED_STATE // BLOCK_STATE
     before = states + tl.load(reads + row) * HEADS * DIM * STATE
-    state = tl.load(before + at, mask=held, other=0.0)
+    state = ()  # [BLOCK_STATE, BLOCK] each, as products would take more registers otherwise
+    for block in tl.static_range(blocks):
+        n = block * BLOCK_STATE + tl.arange(0, BLOCK_STATE)
+        at = (head * DIM + p[None, :]) * STATE + n[:, None]
+        state += (tl.load(before + at, mask=held & (n < STATE)[:, None], other=0.0),)
     past = place[:, None] >= place[None, :]
     for low in range(first, end, LENGTH):
         token = (low + place).to(tl.int64)
         live = token < end
         step = tl.load(dt + token * dt_stride + head, mask=live, other=0.0).to(tl.float32)
         step = tl.where(live, bound(soften(step + bias), least, most), 0.0)
-        some = live[:, None] & known[None, :]
-        from_here = shared + token[:, None] * width + n[None, :]
-        b = tl.load(from_here, mask=some, other=0.0)
-        c = tl.load(from_here + GROUPS * STATE, mask=some, other=0.0)
-        likeness = tl.dot(c, tl.trans(b), input_precision="ieee")  # exact products
+        likeness = tl.zeros([LENGTH, LENGTH], tl.float32)
+        read = tl.zeros([LENGTH, BLOCK], tl.float32)
+        for block in tl.static_range(blocks):
+            n = block * BLOCK_STATE + tl.arange(0, BLOCK_STATE)
+            b, c = load_selected(shared, token, live, n, width, GROUPS, STATE)
+            # Products of half precision are exact.
+            likeness = tl.dot(c, tl.trans(b), likeness, input_precision=PRECISION)
+            c = c.to(tl.float32)
+            read = tl.dot(c, state[block], read, input_precision=PRECISION)
         some = live[:, None] & inside[None, :]
         own = mixed + token[:, None] * width + head * DIM + p[None, :]
         x = tl.load(own, mask=some, other=0.0).to(tl.float32)
         total = tl.cumsum(step * fading, 0)
         whole = tl.sum(step * fading, 0)
         between = tl.exp(tl.where(past, total[:, None] - total[None, :], float("-inf")))
-        read = tl.dot(c.to(tl.float32), state, input_precision=PRECISION) * tl.exp(total)[:, None]
+        read *= tl.exp(total)[:, None]
         read += tl.dot(likeness * between * step[None, :], x, input_precision=PRECISION)
         read += x * skipped
         if GATED:
@@ -127,10 +135,31 @@ def scan_mamba2(
         target = out + (token[:, None] * HEADS + head) * DIM + p[None, :]
         tl.store(target, read.to(out.dtype.element_ty), mask=some)
         left = x * (step * tl.exp(whole - total))[:, None]
-        state = state * tl.exp(whole)
-        state += tl.dot(tl.trans(b.to(tl.float32)), left, input_precision=PRECISION)
+        moved = ()
+        for block in tl.static_range(blocks):
+            n = block * BLOCK_STATE + tl.arange(0, BLOCK_STATE)
+            if blocks > 1:  # registers hold no more than one
+                b, _ = load_selected(shared, token, live, n, width, GROUPS, STATE)
+            b = tl.trans(b.to(tl.float32))
+            old = state[block] * tl.exp(whole)
+            moved += (old + tl.dot(b, left, input_precision=PRECISION),)
+        state = moved
     after = states + tl.load(writes + row) * HEADS * DIM * STATE
-    tl.store(after + at, state, mask=there & (end > first))
+    for block in tl.static_range(blocks):
+        n = block * BLOCK_STATE + tl.arange(0, BLOCK_STATE)
+        at = (head * DIM + p[None, :]) * STATE + n[:, None]
+        tl.store(after + at, state[block], mask=there & (n < STATE)[:, None])
+
+
+@triton.jit
+def load_selected(
+    shared, token, live, n, width: tl.constexpr, GROUPS: tl.constexpr, STATE: tl.constexpr
+):
+    """Return numbers `n` of b and c of some tokens, [LENGTH, BLOCK_STATE] each."""
+    some = live[:, None] & (n < STATE)[None, :]
+    from_here = shared + token[:, None] * width + n[None, :]
+    b = tl.load(from_here, mask=some, other=0.0)
+    return b, tl.load(from_here + GROUPS * STATE, mask=some, other=0.0)
 
 
 @triton.jit

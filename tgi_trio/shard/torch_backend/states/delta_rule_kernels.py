@@ -16,9 +16,7 @@ from tgi_trio.shard.torch_backend.torch_device import FLOAT32_PRODUCTS
 _MOST: Final = 1 << 15  # numbers of a head's state that a program holds
 _MOST_KEYS: Final = 256  # channels of a key, of which a program holds a part of a state
 _LEAST: Final = 16  # sides of a product's operands
-# The largest with which hardly anything spills: products of float32 take many registers.
-SIZE: Final = 32  # tokens of a chunk
-BLOCK: Final = 32  # channels at a time
+BLOCK: Final = 32  # channels at a time of a program that prepares a chunk
 PART: Final = 16  # channels of values of a program that takes a state from chunk to chunk
 TILE: Final = 16  # tokens of a program that gates
 
@@ -30,6 +28,27 @@ class Projected(NamedTuple):
     gate: torch.Tensor  # [T, value_heads * value_dim], as are the next with a stride
     beta: torch.Tensor  # [T, value_heads]
     decay: torch.Tensor  # [T, value_heads], or [T, value_heads * key_dim]
+
+
+class ChunkTile(NamedTuple):
+    """How rows are cut into chunks, and how precisely float32 numbers are multiplied."""
+
+    tokens: int  # of a chunk
+    block: int  # channels of keys at a time of a program that takes a state from chunk to chunk
+    precision: str  # of products
+    solves: str  # of those that invert
+
+
+def choose_chunk_tile(dtype: torch.dtype, key_dim: int) -> ChunkTile:
+    """Return the tile for a model of a dtype: the largest with which hardly anything spills.
+
+    Three products of bfloat16 are as precise as an output in half precision can tell, at twice the
+    rate of tf32's, and take fewer registers. A single one of tf32 is not, where keys are alike.
+    """
+    if dtype is torch.float32 or torch.version.hip is not None:
+        block = 32 if key_dim % 64 else 64  # masks take registers as well
+        return ChunkTile(32, block, FLOAT32_PRODUCTS, FLOAT32_PRODUCTS)
+    return ChunkTile(32, 32, "bf16x3", FLOAT32_PRODUCTS)
 
 
 def pad(size: int) -> int:
@@ -81,9 +100,10 @@ class DeltaRuleKernels:
         if steps.decodes:
             self._step(read, own, norm, states, steps, None)
             return read
-        cut = steps.pieces(SIZE)
+        tile = choose_chunk_tile(own.gate.dtype, self._mixer.key_dim)
+        cut = steps.pieces(tile.tokens)
         if len(cut.rows):
-            self._run(own, states, steps)
+            self._run(own, states, steps, tile)
             self._open(read, own, norm, steps)
         if len(cut.lone):
             self._step(read, own, norm, states, steps, cut.lone)
@@ -119,15 +139,18 @@ class DeltaRuleKernels:
             num_warps=count_warps(pad(mixer.key_dim), value),
         )
 
-    def _run(self, own: Projected, states: torch.Tensor, steps: StateSteps) -> None:
+    def _run(
+        self, own: Projected, states: torch.Tensor, steps: StateSteps, tile: ChunkTile
+    ) -> None:
         """Move the other rows; values in `own.mixed` become what is read of states."""
         from tgi_trio.shard.torch_backend.kernels import delta_chunks  # imports Triton
 
-        mixer, cut, starts = self._mixer, steps.pieces(SIZE), steps.spans()[0]
+        mixer, cut, starts = self._mixer, steps.pieces(tile.tokens), steps.spans()[0]
         tokens, heads, key = len(own.mixed), self._heads, mixer.key_dim
         fading = key if self._shape["BY_CHANNEL"] else 1
         prepared = [
-            own.mixed.new_empty((tokens, heads, numbers)) for numbers in (key, SIZE, fading, 2)
+            own.mixed.new_empty((tokens, heads, numbers))
+            for numbers in (key, tile.tokens, fading, 2)
         ]
         delta_chunks.prepare_chunks[(len(cut.begins), heads)](
             *(own.mixed, *prepared, own.beta, own.decay, *self._rates, cut.begins, cut.ends),
@@ -139,19 +162,20 @@ class DeltaRuleKernels:
             BLOCK_KEY=min(BLOCK, pad(key)),
             PADDED_VALUE=pad(mixer.value_dim),
             BLOCK_VALUE=min(BLOCK, pad(mixer.value_dim)),
-            SIZE=SIZE,
+            SIZE=tile.tokens,
             BOUNDED=mixer.least_decay != 0.0,
-            PRECISION=FLOAT32_PRODUCTS,
+            PRECISION=tile.precision,
+            SOLVES=tile.solves,
             num_stages=1,
         )
         delta_chunks.run_chunks[(len(cut.rows), heads, -(-mixer.value_dim // PART))](
             *(own.mixed, *prepared, states),
             *(cut.rows, starts, steps.reads, steps.writes, steps.fresh),
             **self._shape,
-            BLOCK_KEY=min(BLOCK, pad(key)),
+            BLOCK_KEY=min(tile.block, pad(key)),
             BLOCK_VALUE=PART,
-            SIZE=SIZE,
-            PRECISION=FLOAT32_PRODUCTS,
+            SIZE=tile.tokens,
+            PRECISION=tile.precision,
             num_stages=1,
         )
 

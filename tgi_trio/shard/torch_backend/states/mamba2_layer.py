@@ -19,7 +19,6 @@ from tgi_trio.shard.torch_backend.states.recurrences import choose_precision
 from tgi_trio.shard.torch_backend.states.steps import StateSteps
 from tgi_trio.shard.torch_backend.torch_device import runs_kernels
 
-PART: Final = 32  # numbers of a head that a program computes, for prompts
 _STEPPED: Final = 1 << 13  # numbers of a state that a program holds, for decodes
 _MOST_STATE: Final = 256  # numbers that a program of a prompt has room for
 _MOST_GROUP: Final = 1 << 15  # numbers that a program normalises
@@ -34,7 +33,10 @@ class ScanTile(NamedTuple):
     """How a program goes through a prompt."""
 
     tokens: int  # of a chunk
+    numbers: int  # of a head that it computes
+    state: int  # numbers of a state for each of them that are multiplied at a time
     warps: int
+    stages: int
     precision: str
 
 
@@ -43,8 +45,11 @@ def choose_scan_tile(state: int, dtype: torch.dtype) -> ScanTile:
 
     Float32 takes three products for one, and registers for as many.
     """
-    large, wide = state > 128, dtype is torch.float32
-    return ScanTile(16 if large or wide else 32, 8 if large else 4, choose_precision(dtype))
+    precision = choose_precision(dtype)
+    if dtype is torch.float32:
+        return ScanTile(16, 16, 32 if state > 128 else 64, 4, 2, precision)
+    tokens, warps = (16, 8) if state > 128 else (32, 4)
+    return ScanTile(tokens, 32, 128, warps, 3, precision)
 
 
 class Mamba2Layer:
@@ -152,7 +157,8 @@ class Mamba2Layer:
         gated = self.norm is None
         read = steps.new_results(mixed, self._parts[0], mixed.dtype if gated else torch.float32)
         state = pad_dim(mixer.state_dim)
-        part = count_stepped(state, mixer.head_dim) if steps.decodes else PART
+        tile = choose_scan_tile(state, mixed.dtype)
+        part = count_stepped(state, mixer.head_dim) if steps.decodes else tile.numbers
         constants = {
             **{"HEADS": heads, "GROUPS": self._groups, "DIM": mixer.head_dim, "BLOCK": part},
             **{"STATE": mixer.state_dim, "PADDED_STATE": state, "GATED": gated},
@@ -163,13 +169,14 @@ class Mamba2Layer:
         if steps.decodes:
             mamba2.step_mamba2[grid](read, mixed, gate, dt, *own, *bounds, **constants)
         else:
-            tile = choose_scan_tile(state, mixed.dtype)
             mamba2.scan_mamba2[grid](
                 *(read, mixed, gate, dt, starts, *own, *bounds),
                 **constants,
+                BLOCK_STATE=min(tile.state, state),
                 LENGTH=tile.tokens,
                 PRECISION=tile.precision,
                 num_warps=tile.warps,
+                num_stages=tile.stages,
             )
         return read
 
