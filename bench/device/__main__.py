@@ -34,6 +34,7 @@ from unittest import mock
 
 from bench.device.parts import Part, Row, append_row, choose_parts, read_rows, run_parts
 from bench.device.shapes import LONG
+from bench.device.state_shapes import STATES
 from bench.harness.stats import add_output_flags, machine, table
 
 if TYPE_CHECKING:  # it takes seconds to import, and the process that starts the others never does
@@ -43,12 +44,12 @@ if TYPE_CHECKING:  # it takes seconds to import, and the process that starts the
 
 COLUMNS: Final = [
     *("shape", "what", "step_ms", "replay_ms", "gap_us", "host_ms", "least_ms", "of_roofline"),
-    *("gb_per_s", "tflop_per_s", "over_bare", "why"),
+    *("gb_per_s", "tflop_per_s", "over_bare", "error", "over_built_in", "left_out", "why"),
 ]
 ROUNDED: Final = ("int4", "q4_k", "fp8")
-SHAPES: Final = ("dry", "tiny", "1B", "8B", "mixture", *LONG)
+SHAPES: Final = ("dry", "tiny", "1B", "8B", "mixture", *LONG, *STATES)
 CHUNKS: Final = (48, 192, 448)  # of a prompt, beside decodes
-LONG_BATCHES: Final = (1, 16, 64)  # of shapes that attend to what an index chooses
+FEW_BATCHES: Final = (1, 16, 64)  # of shapes that have an index or a state
 _STEPS: Final = 32  # of each decode
 
 
@@ -90,7 +91,8 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 def shrink(args: argparse.Namespace) -> None:
     """Make what is measured as small as it can be."""
-    args.shapes = [*(f"dry {shape}" for shape in args.shapes if shape in LONG), "dry"]
+    own = (*LONG, *STATES, "mixture")
+    args.shapes = [*(f"dry {shape}" for shape in args.shapes if shape in own), "dry"]
     args.batches, args.context, args.prompt = [1, 2], 6, 8
     args.weights, args.adapters = ["plain", "int4"], 2
     args.server, args.clients, args.steps = "tiny", 2, 1
@@ -173,6 +175,11 @@ def run_part(args: argparse.Namespace, part: Part) -> None:
         for row in peer(args, part.name):
             append_row(args.rows, {"shape": part.name, **row})
         return
+    if part.kind == "tiles":
+        with _device(args, computes=True) as (device, dtype, _):
+            for row in tiles(args, part, device, dtype):
+                append_row(args.rows, {"shape": part.name, **row})
+        return
     with _device(args) as (device, dtype, ceiling):
         measure = steps if part.kind == "steps" else adapters
         for row in measure(args, part, device, dtype, ceiling):
@@ -180,8 +187,13 @@ def run_part(args: argparse.Namespace, part: Part) -> None:
 
 
 @contextmanager
-def _device(args: argparse.Namespace) -> Iterator[tuple[torch.device, torch.dtype, Ceiling]]:
-    """Yield the device, the dtype of what is measured and what the device can do."""
+def _device(
+    args: argparse.Namespace, *, computes: bool = False
+) -> Iterator[tuple[torch.device, torch.dtype, Ceiling]]:
+    """Yield the device, the dtype of what is measured and what the device can do.
+
+    `computes`: in a dry run as well, where otherwise nobody looks at what is computed.
+    """
     with ExitStack() as stack:
         if args.dry_run:
             os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported
@@ -192,8 +204,9 @@ def _device(args: argparse.Namespace) -> Iterator[tuple[torch.device, torch.dtyp
             hurry()
             # An interpreter has one program at a time.
             stack.enter_context(mock.patch.object(dividing, "_PROGRAMS", 4))
-            # And nobody looks at what it computes.
-            stack.enter_context(stack.enter_context(StandInDevice()).idle())
+            stand_in = stack.enter_context(StandInDevice())
+            if not computes:
+                stack.enter_context(stand_in.idle())
         import torch
 
         from bench.device.roofline import measure_ceiling
@@ -232,8 +245,10 @@ def steps(
     batches, context = tuple(args.batches), args.context
     if part.without and not args.dry_run:
         batches = ROWS
+    if part.shape in (*LONG, *STATES):
+        batches = FEW_BATCHES
     if part.shape in LONG:
-        batches, context = LONG_BATCHES, args.long_context
+        context = args.long_context
     plan = Plan(batches, context, args.prompt, args.steps, graphs, part.rounded)
     with leave_out(part.without):
         bench = Bench.start(part.shape, device, dtype, plan)
@@ -271,6 +286,15 @@ def adapters(
     plan = Plan(batches, args.context, args.context, args.steps, graphs)
     yield from measure_adapters(part.shape, device, dtype, plan, ceiling, args.adapters)
     gc.collect()
+
+
+def tiles(
+    args: argparse.Namespace, part: Part, device: torch.device, dtype: torch.dtype
+) -> Iterator[Row]:
+    """Measure a layer with other tiles than are built in."""
+    from bench.device.alternatives import measure_alternatives
+
+    yield from measure_alternatives(part.shape, device, dtype, small=args.dry_run)
 
 
 def _serve(args: argparse.Namespace, part: Part) -> Row:

@@ -1,12 +1,14 @@
 #!/bin/bash
-# Everything that a machine with a device can say, in three times ten minutes. From a checkout's root:
+# Everything that a machine with a device can say, in four times ten minutes. From a checkout's root:
 #     bash bench/device/kit.sh                    # env plain tests: what is most wanted
 #     bash bench/device/kit.sh env kernels more   # kernels' tests; codes, adapters, mixture, peers
 #     bash bench/device/kit.sh env index chosen   # models that attend to what an index chooses
+#     bash bench/device/kit.sh env states         # models that keep states, and other tiles for them
 #     bash bench/device/kit.sh STAGE ...          # any of them, in this order
 # Each stage, and each part of a benchmark, is a process of its own with a time of its own: one that
 # crashes or hangs costs no other. Writes to $OUT (bench/out/device), as it goes: log.txt, plain.json,
-# more.json and chosen.json with their rows beside them, tests.xml, kernels.xml, index.xml, traces.tar.
+# more.json, chosen.json and states.json with their rows beside them, tests.xml, kernels.xml, index.xml,
+# traces.tar.
 # Eight files at most by the stages of one of these lines.
 # KIT_WHEELS: a folder of wheels that are installed beside the checkout first, where there is no
 # network: `wheels.sh` fetches them. KIT_DRY=1: without a device, over the stand-in.
@@ -59,9 +61,13 @@ more=(--shapes mixture 8B 1B --only mixture '8B int4' '8B fp8' '8B q4_k' '1B ada
     '1B without heads in products' '1B without measured shares' '1B without measured carve-outs' '1B without the last norm in a product'
     '1B without early choices' '1B without looking up at once' --peers --traces "$OUT")
 chosen=(--shapes tokens blocks entries --weights plain --only tokens blocks entries)
+states=(deltas mamba2 mamba1 gates)
+states=(--shapes "${states[@]}" mixture --weights plain --only "${states[@]}" "${states[@]/%/ tiles}" 'mixture tiles')
 if [ -n "${KIT_DRY:-}" ]; then
     device+=(--dry-run)
     chosen=(--shapes tokens blocks entries --only 'dry tokens' 'dry blocks' 'dry entries')
+    states=('dry deltas' 'dry mamba2' 'dry mamba1' 'dry gates')
+    states=(--shapes "${states[@]#dry }" mixture --only "${states[@]}" "${states[@]/%/ tiles}" 'dry mixture tiles')
     plain=(--only dry 'server tiny' 'broken device tiny' --traces "$OUT")
     more=(--only 'dry int4' 'dry adapters' 'dry without few rows' 'dry without heads in products' --traces "$OUT")
 fi
@@ -88,6 +94,7 @@ stage index 180 "${tests[@]}" "$of/test_selecting.py" "$of/test_paged_indexed.py
     "$of/test_paged_blocks.py" "$of/test_paged_pooled.py" "$of/test_paged_entries.py" \
     "$of/test_streams_kernel.py" "$of/test_gated_streams.py" --junitxml "$OUT/index.xml"
 stage chosen 330 "${device[@]}" --budget 315 "${chosen[@]}" --traces "$OUT" --json "$OUT/chosen.json"
+stage states 400 "${device[@]}" --budget 385 "${states[@]}" --traces "$OUT" --json "$OUT/states.json"
 (cd "$OUT" && ls trace-*.json.gz >/dev/null 2>&1 && tar -cf traces.tar trace-*.json.gz &&
     rm trace-*.json.gz)
 ls -l "$OUT"

@@ -16,10 +16,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from bench.device.choices import CHOICES
+from bench.device.state_shapes import STATES
 from bench.harness.server import mortal
 
 Row = dict[str, Any]
 
+TILED: Final = (*STATES, "mixture")  # shapes of which alternatives are measured
 LEAST_S: Final = 15.0  # a part that has less left is not begun: importing torch takes some of it
 _DYING_S: Final = 10.0  # a process that waits for a driver may not end at all
 _TOLD: Final = 300  # characters of why a part has failed
@@ -30,7 +32,7 @@ class Part:
     """What one process measures."""
 
     name: str
-    kind: str  # "steps", "adapters", "server", "break" or "peer"
+    kind: str  # "steps", "tiles", "adapters", "server", "break" or "peer"
     shape: str
     seconds: float  # that it may take
     rounded: str = "plain"  # what linear layers hold
@@ -53,6 +55,11 @@ def choose_parts(
     """
     plain = [Part(shape, "steps", shape, 120.0) for shape in shapes if "plain" in weights]
     found = list(plain)
+    found += [
+        Part(f"{shape} tiles", "tiles", shape, 60.0)
+        for shape in shapes
+        if shape.removeprefix("dry ") in TILED
+    ]
     if server:
         found.append(Part(f"server {server}", "server", server, 150.0))
         found.append(Part(f"broken device {server}", "break", server, 120.0))

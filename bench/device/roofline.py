@@ -1,8 +1,9 @@
 """The least that a step must move and multiply, and what the device manages of either.
 
 A decode step reads every weight that its tokens use and every K and V that they see, or that an
-index lets them see; a prefill multiplies every weight by every token. Both are counted from the
-model's spec alone.
+index lets them see; a prefill multiplies every weight by every token. The state of a row is read
+and written once in a step, and moved by each of its tokens. All is counted from the model's spec
+alone.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from bench.device.attended import Kept, list_kept
+from bench.device.recurring import Recurring, find_recurring
 from bench.device.timing import Timer
 from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.families.registry import decoder_spec
@@ -52,18 +54,20 @@ class LayerSize:
     experts: int
     used: int  # by a token
     kept: tuple[Kept, ...]
+    recurring: Recurring
 
     @classmethod
     def of(cls, spec: DecoderSpec, index: int, work: int) -> LayerSize:
         """Return those of layer `index`, whose matrices multiply a token by `work` weights."""
         layer, hidden = spec.layers[index], spec.hidden_size
         kept, experts = tuple(list_kept(spec, layer)), layer.experts
+        recurring = find_recurring(layer)
         if experts is None:
-            return cls(work, 0, 0, 0, 0, kept)
+            return cls(work, 0, 0, 0, 0, kept, recurring)
         expert = (3 if spec.gated else 2) * hidden * experts.width
         router = hidden * experts.count
         dense = work - router - experts.per_token * expert
-        return cls(dense, router, expert, experts.count, experts.per_token, kept)
+        return cls(dense, router, expert, experts.count, experts.per_token, kept, recurring)
 
     def expected_experts(self, tokens: int) -> float:
         """Return how many experts some tokens use, if each takes any with equal odds."""
@@ -102,12 +106,13 @@ class Size:
         for layer in self.layers:
             used = layer.dense + layer.router + layer.used * layer.expert
             attended = sum(each.multiplied * each.read(seen) for each in layer.kept)
-            operations += 2 * tokens * (used + attended)
+            operations += 2 * tokens * (used + attended) + tokens * layer.recurring.operations
             cached = sum(
                 rows * (each.read(context) * each.numbers + queries * each.written)
                 for each in layer.kept
             )
             moved += itemsize * (layer.router + cached)
+            moved += rows * layer.recurring.moved(itemsize) + 4 * layer.recurring.gates
             moved += weight * (layer.dense + layer.expected_experts(tokens) * layer.expert)
         return Work(moved, operations)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from bench.device.state_shapes import STATE_SHAPES
 from bench.harness.checkpoints import SHAPES as SMALL_SHAPES
 
 # Sources: config.json of Llama-3.1-8B and of Qwen3-30B-A3B, 4 of whose 48 layers are made.
@@ -163,6 +164,11 @@ _DRY_ENTRIES = _ENTRIES | {
     **{"index_head_dim": 16, "index_topk": 1},
     "compress_rates": {"compressed_sparse_attention": 2, "heavily_compressed_attention": 4},
 }
+_DRY_MIXTURE = _MIXTURE | {
+    **_DRY_HEADS,
+    **{"num_hidden_layers": 1, "num_key_value_heads": 2, "head_dim": 16, "intermediate_size": 32},
+    **{"moe_intermediate_size": 32, "num_experts": 4, "num_experts_per_tok": 2},
+}
 SHAPES: Final = {
     "dry": _DRY,
     "tiny": SMALL_SHAPES["tiny"],
@@ -175,5 +181,7 @@ SHAPES: Final = {
     "dry tokens": _DRY_TOKENS,
     "dry blocks": _DRY_BLOCKS,
     "dry entries": _DRY_ENTRIES,
+    "dry mixture": _DRY_MIXTURE,
+    **STATE_SHAPES,
 }
 LONG: Final = ("tokens", "blocks", "entries")  # whose attention is measured over long contexts

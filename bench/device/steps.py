@@ -2,7 +2,8 @@
 
 What is random is as in a server that many use. Every row has tokens of its own, so a mixture's rows
 choose their experts each for itself, all of them with equal odds, as `roofline.py` counts. K and V
-that count as computed are there: normal numbers, what random weights make of hidden states.
+that count as computed are there: normal numbers, what random weights make of hidden states. States
+are there as well, where layers keep such: all rows go on from the same ones.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import statistics
 import time
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -22,7 +23,7 @@ from bench.device.models import PLAIN, bytes_of_weight, config_of, make_runner
 from bench.device.roofline import Ceiling, Size, Work
 from bench.device.timing import Timer
 from bench.device.warm_up import timed_warm_up
-from tgi_trio.ipc.messages import PrefillRow, SamplingParameters
+from tgi_trio.ipc.messages import PrefillRow, SamplingParameters, StateGrant
 from tgi_trio.ipc.startup import WarmupRequest
 from tgi_trio.shard.contract import BLOCK_SIZE, StepPlan
 from tgi_trio.shard.loop.batch import Batch
@@ -59,6 +60,7 @@ class Bench:
     plan: Plan
     warm_up: dict[str, float]  # see `timed_warm_up`
     draw: np.random.Generator  # of tokens
+    state_slots: int  # 0: no layer keeps states
 
     @classmethod
     def start(
@@ -75,10 +77,10 @@ class Bench:
         request = WarmupRequest(plan.prompt, longest, most, blocks * BLOCK_SIZE)
         synchronize(device)
         with timed_warm_up() as parts:
-            runner.warm_up(request)
+            slots = runner.warm_up(request).state_slots
             synchronize(device)
         _fill_cache(runner, (1 + blocks) * BLOCK_SIZE)  # block 0 is nobody's
-        return cls(shape, runner, plan, parts, np.random.default_rng(0))
+        return cls(shape, runner, plan, parts, np.random.default_rng(0), slots)
 
     def decode(
         self, rows: int, ceiling: Ceiling, trace: Path | None = None, adapters: int | None = None
@@ -152,7 +154,8 @@ class Bench:
         ids = self.draw.integers(self.runner.info.vocab_size, size=chunk * steps, dtype=np.int32)
         first = 1 + rows * _blocks(self.plan.context + 1 + new)
         blocks = list(range(first, first + _blocks(len(ids) + 2)))
-        batch.add(PrefillRow(rows, ids, len(ids), 0, blocks, 2, sampling=SamplingParameters()))
+        asked, states = SamplingParameters(), self._grant(rows, 0)
+        batch.add(PrefillRow(rows, ids, len(ids), 0, blocks, 2, sampling=asked, states=states))
         launches: Any = self.runner._steps
         with nullcontext() if recorded else mock.patch.object(launches, "_mixed", None):
             took, busy, host = (
@@ -187,6 +190,7 @@ class Bench:
             block_size=BLOCK_SIZE,
             blocks=1 << 24,
             eos_ids=(),
+            state_slots=self.state_slots,
         )
         length = prompt or context + 1
         need = _blocks(length + new)
@@ -194,8 +198,16 @@ class Bench:
             ids = self.draw.integers(self.runner.info.vocab_size, size=length, dtype=np.int32)
             blocks = list(range(1 + i * need, 1 + (i + 1) * need))
             asked = SamplingParameters(adapter=1 + i % adapters if adapters else 0)
-            batch.add(PrefillRow(i, ids, length, context, blocks, new, sampling=asked))
+            row = PrefillRow(i, ids, length, context, blocks, new, sampling=asked)
+            batch.add(replace(row, states=self._grant(i, context)))
         return batch
+
+    def _grant(self, row: int, context: int) -> StateGrant | None:
+        """Return the slots of a row's states, which go on from the last slot behind a context."""
+        if not self.state_slots:
+            return None
+        source = self.state_slots - 1 if context else 0
+        return StateGrant((1 + 2 * row, 2 + 2 * row), source)
 
     def _run(
         self, batch: Batch, steps: int, budget: int = 1 << 20
@@ -237,13 +249,16 @@ class Bench:
 
 
 def _fill_cache(runner: TorchRunner, slots: int) -> None:
-    """Fill K and V of the first `slots` slots of every layer with normal numbers."""
+    """Fill K and V of the first `slots` slots of every layer, and states, with normal numbers."""
     cache = runner._cache
     if cache is None:
         raise RuntimeError("a model that is warmed up has a cache")
     with torch.inference_mode():  # as it was made in
         for layer in (*cache.key_slots, *cache.value_slots):
             layer[:slots].normal_()
+        for states in () if runner._pool is None else runner._pool.layers.values():
+            for state in states.values():
+                state.normal_(std=0.1)
 
 
 def _land(

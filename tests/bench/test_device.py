@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,13 +17,16 @@ import torch
 
 from bench.device import server
 from bench.device.__main__ import command, parse
+from bench.device.alternatives import ALTERNATIVES, try_one
 from bench.device.choices import CHOICES, leave_out
 from bench.device.models import config_of, make_runner, values_of
-from bench.device.parts import Part, Row, choose_parts, read_rows, run_parts
+from bench.device.parts import TILED, Part, Row, choose_parts, read_rows, run_parts
 from bench.device.random_server import write_folder
+from bench.device.recurring import Recurring, find_recurring
 from bench.device.roofline import Ceiling, Size, Work
 from bench.device.server import went_on
 from bench.device.shapes import SHAPES
+from bench.device.state_shapes import STATES
 from bench.device.steps import Bench, Plan
 from bench.device.streams import Heard, read_until, readers
 from bench.device.timed_steps import Step, describe
@@ -32,6 +36,8 @@ from tgi_trio.client.measures import RequestRecord
 from tgi_trio.ipc.startup import WarmupRequest
 from tgi_trio.model.check import check_checkpoint, model_spec
 from tgi_trio.model.config import read_config
+from tgi_trio.model.families.registry import decoder_spec
+from tgi_trio.model.specs.decoder import LayerSpec
 from tgi_trio.shard.torch_backend.torch_device import has_triton
 from tgi_trio.testing.stand_in_device import StandInDevice
 
@@ -94,6 +100,68 @@ def test_entries_are_read_beside_a_window() -> None:
         more = size.step(1, 1, context, 2).moved - size.step(1, 1, 0, 2).moved
         index = context / 4 * 128
         assert more == pytest.approx(2 * (2 * 128 * 512 + sum(entries) * 512 + index))
+
+
+def test_states_are_read_and_written_once_whatever_the_context_is() -> None:
+    """And moved by every token: Mamba-2's 128 heads of 64 x 128, and the inputs of four taps."""
+    size, config = Size.of(config_of("mamba2")), config_of("mamba2")
+    layers, channels = config.need("num_hidden_layers"), 128 * 64 + 2 * 8 * 128
+    one = size.step(1, 1, 0, 2)
+    assert size.step(1, 1, 10_000, 2) == one
+    more = size.step(2, 1, 0, 2)
+    assert more.moved - one.moved == layers * 2 * (4 * 128 * 64 * 128 + 2 * 3 * channels)
+    prompt = size.step(1, 101, 101, 2)
+    assert prompt.moved == one.moved
+    weights = sum(layer.dense for layer in size.layers)
+    each = 2 * weights + layers * (5 * 128 * 64 * 128 + 2 * 4 * channels)
+    assert prompt.operations - one.operations == pytest.approx(100 * each)
+
+
+def test_a_recurrent_gate_has_matrices_of_its_own() -> None:
+    gates = Size.of(config_of("gates")).layers[0].recurring
+    assert (gates.wide, gates.gates) == (2560, 2 * 10 * 256 * 256)
+    assert find_recurring(decoder_layer("1B")) == Recurring()
+
+
+def decoder_layer(shape: str) -> LayerSpec:
+    spec = decoder_spec(config_of(shape))
+    assert spec is not None
+    return spec.layers[0]
+
+
+@pytest.mark.parametrize("shape", ALTERNATIVES)
+def test_each_alternative_takes_the_place_of_what_is_there(shape: str) -> None:
+    assert {shape, f"dry {shape}"} <= SHAPES.keys() and shape in TILED
+    for patches in ALTERNATIVES[shape].values():
+        for name, instead in patches.items():
+            place, _, own = name.rpartition(".")
+            built_in = getattr(
+                importlib.import_module(f"tgi_trio.shard.torch_backend.{place}"), own
+            )
+            assert built_in is not instead and callable(built_in) == callable(instead)
+            if callable(instead):
+                made: Any = instead(128, torch.bfloat16)
+                assert all(type(number) in (int, str) for number in made)
+
+
+def test_an_alternative_that_is_wrong_or_refused_says_so() -> None:
+    known = {"output": torch.ones(4)}
+
+    def refuse() -> dict[str, torch.Tensor]:
+        raise RuntimeError("out of resource: shared memory")
+
+    nothing = {"output": torch.full((4,), torch.nan)}
+    runs = {
+        "right": lambda: {"output": torch.ones(4)},
+        "nothing": lambda: nothing,
+        "wrong": lambda: {"output": torch.ones(4) * 2},
+        "big": refuse,
+    }
+    found = {name: try_one(run, known, lambda _: 0.5, 1.0) for name, run in runs.items()}
+    assert found["right"] == {"step_ms": 500.0, "error": 0.0, "over_built_in": 0.5}
+    assert found["nothing"]["left_out"] == "off by nan"
+    assert found["wrong"] == {"left_out": "off by 1.000", "error": 1.0}
+    assert found["big"] == {"left_out": "RuntimeError: out of resource: shared memory"}
 
 
 def test_the_slower_of_memory_and_matrices_sets_the_pace() -> None:
@@ -257,27 +325,32 @@ def test_the_kit_runs_without_a_device(tmp_path: Path) -> None:
     pytest.importorskip("triton", reason="Triton is not installed")
     env = os.environ | {"KIT_DRY": "1", "OUT": str(tmp_path / "out"), "PYTHON": sys.executable}
     env["TMPDIR"] = str(tmp_path)  # models of its own: another run may be writing the others
-    kit = ["bash", str(ROOT / "bench/device/kit.sh"), "plain", "more", "chosen"]
+    kit = ["bash", str(ROOT / "bench/device/kit.sh"), "plain", "more", "chosen", "states"]
     done = subprocess.run(kit, capture_output=True, text=True, timeout=1500, env=env)
     assert done.returncode == 0, done.stdout + done.stderr
     told: set[str] = set()
     out, rows = tmp_path / "out", list[Row]()
-    for name in ("plain", "more", "chosen"):
+    for name in ("plain", "more", "chosen", "states"):
         found = json.loads((out / f"{name}.json").read_text())
         assert (found["schema"], found["bench"]) == (2, "device") and found["gb_per_s"] > 0
         assert not any("why" in row for row in found["results"]) and "machine" in found
         rows += found["results"]
         told |= {row["what"].split()[0] for row in found["results"]}
-    assert told == {"warm-up", "decode", "prefill", "load", "server,", "a"}
+    assert told == {"warm-up", "decode", "prefill", "load", "server,", "a", "1", "2", "3"}
     assert any(row["what"].endswith(", 2 adapters") for row in rows)
     assert {"dry tokens", "dry blocks", "dry entries"} < {row["shape"] for row in rows}
+    assert {f"dry {shape}" for shape in STATES} < {row["shape"] for row in rows}
+    tiles = [row for row in rows if row["shape"].endswith("tiles")]
+    assert all(row["error"] < 1e-4 and "left_out" not in row for row in tiles)
+    every = {words for each in ALTERNATIVES.values() for words in each}
+    assert every == {row["what"].partition(", ")[2] for row in tiles} - {"built in"}
     (broken,) = [
         row
         for row in json.loads((out / "plain.json").read_text())["results"]
         if row["what"].startswith("a device that breaks")
     ]
     assert broken["broken"] and broken["completed"] == broken["streams"] and not broken["errors"]
-    assert "dry" in SHAPES and len(list(out.iterdir())) <= 8 and (out / "traces.tar").exists()
+    assert "dry" in SHAPES and len(list(out.iterdir())) <= 10 and (out / "traces.tar").exists()
 
 
 @pytest.mark.skipif(not has_triton(), reason="recordings choose tokens by Triton's kernels")
