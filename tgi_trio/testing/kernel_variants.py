@@ -19,6 +19,7 @@ from tgi_trio.shard.torch_backend.kernels import (
 )
 from tgi_trio.shard.torch_backend.kv_cache import EIGHT_BITS
 from tgi_trio.shard.torch_backend.layers.few_rows import WARPS, choose_few_tile, choose_sixteen_tile
+from tgi_trio.shard.torch_backend.layers.opening import BLOCK as OPENED
 from tgi_trio.shard.torch_backend.layers.residual import count_warps
 from tgi_trio.shard.torch_backend.torch_device import Generation
 from tgi_trio.testing.attention_variants import attention_variants
@@ -103,6 +104,15 @@ def _gates(generation: Generation) -> Iterator[Variant]:
             (BF16, BF16, "fp32"),
             {"SIZE": 14336, "BLOCK": 1024, "ACT": act, "LIMITS": limits, "RAISED": limits}
             | {"PAIRED": limits, "OVERLAPS": generation == "hopper"},
+        )
+    # Gates of each number (A.X-K2's norms, Qwen's attention) and of each head (Ling 3).
+    for size, each, rounds in ((7168, 1, False), (8192, 1, True), (4096, 128, True)):
+        yield Variant(
+            f"open_values bf16 {size}{' by head' if each > 1 else ''}{' rounded' * rounds}",
+            fused.open_values,
+            (BF16, BF16, BF16, "i32", "i32"),
+            {"SIZE": size, "EACH": each, "BLOCK": OPENED, "ROUNDS": rounds}
+            | {"OVERLAPS": generation == "hopper"},
         )
 
 

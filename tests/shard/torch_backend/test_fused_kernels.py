@@ -28,7 +28,7 @@ from tgi_trio.shard.torch_backend.attention.projecting import (  # noqa: E402
     write_latent_keys,
     write_projected,
 )
-from tgi_trio.shard.torch_backend.layers import gating, residual  # noqa: E402
+from tgi_trio.shard.torch_backend.layers import gating, opening, residual  # noqa: E402
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 TOKENS, HIDDEN = 3, 96
@@ -42,7 +42,7 @@ def some(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> torc
 @pytest.fixture
 def kernels(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """Have the kernels run where they are interpreted, until `undo`."""
-    for module in (gating, residual):
+    for module in (gating, opening, residual):
         monkeypatch.setattr(module, "runs_kernels", lambda device: True)
     return monkeypatch
 
@@ -161,6 +161,22 @@ def test_a_gate_with_limits(
     opened, up = halves[0].double().clamp(max=3.0), halves[1].double().clamp(-3.0, 3.0)
     exact = opened * torch.sigmoid(1.702 * opened) * (up + raised)
     torch.testing.assert_close(ours.double(), exact, atol=0.05, rtol=0.02)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("each", [1, 25])
+@pytest.mark.parametrize("in_float32", [False, True])
+def test_opened_values(
+    kernels: pytest.MonkeyPatch, each: int, in_float32: bool, dtype: torch.dtype
+) -> None:
+    """By number and by head; gates that are a part of what has been projected."""
+    values, both = some(3, 1100, dtype=dtype), some(3, 7 + 1100 // each, dtype=dtype)
+    gates = both[:, 7:]
+    ours = opening.open_values(values, gates, in_float32=in_float32)
+    kernels.undo()
+    agree(ours, opening.open_values(values, gates, in_float32=in_float32), 1)
+    exact = values.double() * gates.double().sigmoid().repeat_interleave(each, 1)
+    torch.testing.assert_close(ours.double(), exact, atol=0.02, rtol=0.01)
 
 
 def test_every_common_gate_is_a_kernel() -> None:

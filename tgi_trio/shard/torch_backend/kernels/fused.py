@@ -181,6 +181,34 @@ def gate(
 
 
 @triton.jit
+def open_values(
+    out,  # [T, SIZE]
+    values,  # [T, SIZE], with a stride between tokens, as have the next
+    gates,  # [T, SIZE / EACH]
+    value_stride,
+    gate_stride,
+    SIZE: tl.constexpr,
+    EACH: tl.constexpr,  # neighbouring values that a gate opens
+    BLOCK: tl.constexpr,
+    ROUNDS: tl.constexpr,  # opened gates, to the dtype
+    OVERLAPS: tl.constexpr,
+):
+    """Compute values * sigmoid(gates)."""
+    let_next_begin(OVERLAPS)
+    wait_for_earlier(OVERLAPS)
+    dtype = out.dtype.element_ty
+    token = tl.program_id(0).to(tl.int64)
+    place = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = place < SIZE
+    opened = tl.load(gates + token * gate_stride + place // EACH, mask=inside, other=0.0)
+    opened = tl.sigmoid(opened.to(tl.float32))
+    if ROUNDS:
+        opened = opened.to(dtype).to(tl.float32)
+    value = tl.load(values + token * value_stride + place, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + token * SIZE + place, (value * opened).to(dtype), mask=inside)
+
+
+@triton.jit
 def limit_up(gates, up, limit, like, RAISED: tl.constexpr):
     """Return gates and ups clamped to a limit, the latter plus 1 if RAISED.
 

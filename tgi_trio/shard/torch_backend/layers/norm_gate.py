@@ -6,6 +6,7 @@ import torch
 from torch.nn import functional
 
 from tgi_trio.shard.torch_backend.layers.linear import Linear
+from tgi_trio.shard.torch_backend.layers.opening import open_values
 
 
 class NormGate:
@@ -19,8 +20,7 @@ class NormGate:
 
     def __call__(self, normed: torch.Tensor) -> torch.Tensor:
         """Return `normed` [T, hidden], opened."""
-        gate = self.up(functional.silu(self.down(normed)))
-        return (normed * gate.float().sigmoid()).to(normed.dtype)
+        return open_values(normed, self.up(functional.silu(self.down(normed))), in_float32=True)
 
     def pack(self) -> None:
         self.down.pack()

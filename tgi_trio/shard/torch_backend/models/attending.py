@@ -17,6 +17,7 @@ from tgi_trio.shard.torch_backend.attention.interface import (
 from tgi_trio.shard.torch_backend.layers.heads import HeadSteps, RotaryTable
 from tgi_trio.shard.torch_backend.layers.latent import LatentProjections
 from tgi_trio.shard.torch_backend.layers.norm import DividedNorm
+from tgi_trio.shard.torch_backend.layers.opening import open_values
 from tgi_trio.shard.torch_backend.layers.rotary import Rotary
 from tgi_trio.shard.torch_backend.models.layer import Attention
 
@@ -103,16 +104,12 @@ class Attending:
 
     def _gate(self, layer: Attention, attended: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
         """Return what heads say, multiplied by one gate of each head or one of each number."""
+        if self._spec.gate_activation == "sigmoid":
+            return open_values(attended, gate)
         by_head = (layer.shape.heads, -1)
-        opened = self._open(gate).unflatten(-1, by_head)
+        opened = functional.softplus(gate.float()).to(gate.dtype).unflatten(-1, by_head)
         gated: torch.Tensor = attended.unflatten(-1, by_head) * opened
         return gated.flatten(-2)
-
-    def _open(self, gate: torch.Tensor) -> torch.Tensor:
-        """Return the activated gates."""
-        if self._spec.gate_activation == "softplus":
-            return functional.softplus(gate.float()).to(gate.dtype)
-        return gate.sigmoid()
 
     def _gates_of_head(self, layer: Attention) -> int:
         """Return the number of gates of each head's output; 0: there are none."""

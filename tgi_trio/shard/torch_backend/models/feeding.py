@@ -26,7 +26,10 @@ def feed_forward(
     norm, beside = layer.mlp_norm, layer.beside
     if layer.mlp_norm_gate is not None:
         x, inner = add_and_normalise(x, addends, norm)
-        found = mlp(layer.mlp_norm_gate(inner))
+        inner = layer.mlp_norm_gate(inner)
+        if reduce is None and isinstance(mlp, ExpertsMlp):
+            return x, mlp.find(inner, inner)
+        found = mlp(inner)
         return x, found if reduce is None else reduce(found)
     if reduce is None and beside is None and isinstance(mlp, ExpertsMlp):
         if mlp.widens(len(x)):
