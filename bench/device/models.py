@@ -182,7 +182,7 @@ def make_runner(
         model = load_decoder(spec, RandomWeights(dtype, device, rounded), None)
     held = None
     if adapters:
-        held = DeviceAdapters(model, dtype, device, max_rank=ADAPTER_RANK, slots=adapters)
+        held = DeviceAdapters(config, model, dtype, device, max_rank=ADAPTER_RANK, slots=adapters)
     attention = attention_for(model.attention_needs, device, dtype)
     recorded, steps = device_parts(model, attention, sampler, config, device, graphs, adapters=held)
     return TorchRunner(

@@ -1,16 +1,14 @@
-"""How an adapter changes its base's tensors: the kinds of tensors in PEFT's files, and the sums.
+"""How an adapter changes its base's tensors: the sums, for merging.
 
 LoRA (Hu et al. 2021): W + s B A with s = alpha / r; with rsLoRA, s = alpha / sqrt(r). DoRA (Liu et
-al. 2024): m (W + s B A) / |W + s B A|, where |.| is the norm of each output's weights. Names and
-layouts are those of peft 0.21, see `_KINDS`. All sums are computed in float32.
+al. 2024): m (W + s B A) / |W + s B A|, where |.| is the norm of each output's weights. The tensors
+are those of `model/adapters/tensor_kinds.py`. All sums are computed in float32.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum, auto
 from typing import Final
 
 import numpy as np
@@ -18,38 +16,10 @@ from numpy.typing import NDArray
 
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.adapters.config import CONFIG, AdapterConfig
+from tgi_trio.model.adapters.tensor_kinds import Kind, find_kinds
 
 Floats = NDArray[np.float32]
 
-
-class Kind(Enum):
-    """The role of an adapter's tensor in its module."""
-
-    A = auto()  # [r, in]
-    B = auto()  # [out, r]
-    ADDED_BIAS = auto()  # [out], B's bias; s times it is added to the module's bias
-    EMBEDDING_A = auto()  # [r, tokens]
-    EMBEDDING_B = auto()  # [width, r]
-    MAGNITUDE = auto()  # [out], or [width] of an embedding: m of DoRA
-    ROWS = auto()  # [n, width]: whole rows of an embedding or head, from `trainable_token_indices`
-    WEIGHT = auto()  # replaces the base's weight
-    BIAS = auto()  # replaces the base's bias
-
-
-_KINDS: Final[Sequence[tuple[Kind, str]]] = (
-    (Kind.A, r"lora_A(?:\.default)?\.weight"),
-    (Kind.B, r"lora_B(?:\.default)?\.weight"),
-    (Kind.ADDED_BIAS, r"lora_B(?:\.default)?\.bias"),
-    (Kind.EMBEDDING_A, r"lora_embedding_A(?:\.default)?"),
-    (Kind.EMBEDDING_B, r"lora_embedding_B(?:\.default)?"),
-    (Kind.MAGNITUDE, r"lora_magnitude_vector(?:\.default)?(?:\.weight)?"),
-    (Kind.ROWS, r"token_adapter\.trainable_tokens_delta(?:\.default)?"),
-    (Kind.WEIGHT, r"(?:base_layer\.)?weight"),
-    (Kind.BIAS, r"(?:base_layer\.)?bias"),
-)
-_NAMES: Final = [
-    (kind, re.compile(rf"(?:base_model\.model\.)?(.+?)\.{suffix}")) for kind, suffix in _KINDS
-]
 # PEFT writes these whole by itself if an adapter changes them or their size.
 _WRITTEN_WHOLE: Final = ("embed_tokens", "lm_head")
 
@@ -180,10 +150,9 @@ def find_changes(config: AdapterConfig, tensors: Iterator[AdapterTensor]) -> lis
 
 def _classify(config: AdapterConfig, tensor: AdapterTensor) -> tuple[Kind, str]:
     """Return the kind of a tensor, and its module."""
-    for kind, pattern in _NAMES:
-        match = pattern.fullmatch(tensor.name)
-        if match is not None and _is_announced(config, kind, match[1]):
-            return kind, match[1]
+    for kind, module in find_kinds(tensor.name):
+        if _is_announced(config, kind, module):
+            return kind, module
     raise ModelLoadError(explain_unmerged(config, f"the tensor {tensor.name!r}"))
 
 

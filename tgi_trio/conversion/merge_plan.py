@@ -13,9 +13,10 @@ from typing import Final
 
 import numpy as np
 
-from tgi_trio.conversion.adapter_changes import Change, Kind
+from tgi_trio.conversion.adapter_changes import Change
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.adapters.config import AdapterConfig
+from tgi_trio.model.adapters.tensor_kinds import Kind
 
 _HEAD: Final = "lm_head"
 # Embeddings to which a head may be tied, and the name of a separate head.

@@ -20,6 +20,7 @@ from tgi_trio.model.config import read_config
 from tgi_trio.model.families.registry import decoder_spec
 from tgi_trio.model.matrices.references import every_unit
 from tgi_trio.model.specs.decoder import DecoderSpec
+from tgi_trio.shard.adapters.base_weights import BaseWeights
 from tgi_trio.shard.adapters.numbers import read_adapter_numbers
 
 DATA = Path(__file__).parents[2] / "conversion" / "data"  # what PEFT and transformers wrote
@@ -48,22 +49,27 @@ def change(folder: Path, **tensors: Any) -> None:
     save_file({name: value for name, value in whole.items() if value is not None}, folder / WEIGHTS)
 
 
+def read_numbers(folder: Path, model: str, max_rank: int = 64) -> dict[Site, Any]:
+    """Return the numbers of an adapter of one of the models in `DATA`."""
+    config, spec = read_config(DATA / model / "base"), spec_of(model)
+    with BaseWeights(config, spec) as base:
+        return dict(read_adapter_numbers(folder, spec, every_unit, base, max_rank=max_rank).sites)
+
+
 def read(folder: Path, max_rank: int = 64) -> None:
-    dict(read_adapter_numbers(folder, spec_of("llama"), every_unit, max_rank=max_rank).sites)
+    read_numbers(folder, "llama", max_rank)
 
 
 @pytest.mark.parametrize("model", ["llama", "gpt2"])
 def test_the_sums_are_those_of_peft(model: str) -> None:
     """W + B A of every site is what `merge_and_unload` wrote."""
-    numbers = read_adapter_numbers(
-        DATA / model / "adapter", spec_of(model), every_unit, max_rank=64
-    )
+    sites = read_numbers(DATA / model / "adapter", model)
     base, merged = (
         load_file(DATA / model / name) for name in ("base/model.safetensors", "merged.safetensors")
     )
     mapped = map_adapter(read_adapter(DATA / model / "adapter"), spec_of(model))
-    assert numbers.sites.keys() == mapped.keys()
-    for site, parts in numbers.sites.items():
+    assert sites.keys() == mapped.keys()
+    for site, parts in sites.items():
         wanted = np.concatenate(
             [
                 (merged[cut.matrix.name] - base[cut.matrix.name]).T[cut.rows, *cut.columns]
@@ -90,9 +96,9 @@ def test_adapters_of_the_bare_model(adapter: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"use_dora": True}, "use_dora True"),
+        ({"use_dora": "yes"}, "use_dora 'yes'"),
         ({"peft_type": "IA3"}, "peft_type 'IA3'"),
-        ({"bias": "all"}, "bias 'all'"),
+        ({"bias": "some"}, "bias 'some'"),
         ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
         ({"target_parameters": ["x"]}, "target_parameters"),
         ({"init_lora_weights": "pissa"}, "init_lora_weights 'pissa'"),
@@ -102,10 +108,10 @@ def test_adapters_of_the_bare_model(adapter: Path) -> None:
 def test_what_is_no_plain_lora_is_refused_by_name(
     adapter: Path, changes: dict[str, Any], named: str
 ) -> None:
-    edit(adapter, **changes, lora_bias=True)
+    edit(adapter, **changes, layer_replication=[1])
     with pytest.raises(ModelLoadError) as refused:
         read_adapter(adapter)
-    assert named in str(refused.value) and "lora_bias True" in str(refused.value)
+    assert named in str(refused.value) and "layer_replication [1]" in str(refused.value)
 
 
 @pytest.mark.parametrize(
@@ -123,6 +129,32 @@ def test_tensors_that_do_not_fit(adapter: Path, tensors: dict[str, Any], text: s
     with pytest.raises(ModelLoadError) as refused:
         read(adapter)
     assert text in str(refused.value)
+
+
+def test_magnitudes_and_biases_that_do_not_fit(adapter: Path) -> None:
+    """Announced and missing, of another size, of what has none; those of a norm are refused."""
+    edit(adapter, use_dora=True)
+    with pytest.raises(ModelLoadError, match=r"no lora_magnitude_vector of .* only lora_A and"):
+        read(adapter)
+    ones = {
+        name.replace("lora_B.weight", "lora_magnitude_vector"): np.ones(len(b), np.float32)
+        for name, b in load_file(adapter / WEIGHTS).items()
+        if "lora_B" in name
+    }
+    change(adapter, **ones)
+    read(adapter)
+    name = f"{QUERY}.lora_magnitude_vector"
+    change(adapter, **{name: np.ones(3, np.float32)})
+    with pytest.raises(ModelLoadError, match=rf"{name} of .* is \[3\]; the model's outputs are"):
+        read(adapter)
+    edit(adapter, bias="all", use_dora=False)
+    change(adapter, **dict.fromkeys(ones), **{f"{QUERY}.base_layer.bias": ones[name]})
+    with pytest.raises(ModelLoadError, match=r"q_proj has none: the adapter is made for another"):
+        read(adapter)
+    norm = "base_model.model.model.layers.0.input_layernorm.bias"
+    change(adapter, **{f"{QUERY}.base_layer.bias": None, norm: np.ones(4, np.float32)})
+    with pytest.raises(ModelLoadError, match=rf"because of the tensor '{norm}'"):
+        read(adapter)
 
 
 def test_numbers_that_are_none(adapter: Path) -> None:
@@ -183,7 +215,7 @@ def test_files_that_are_not_what_they_should_be(adapter: Path) -> None:
     values=st.dictionaries(
         st.sampled_from(
             "r lora_alpha rank_pattern alpha_pattern use_rslora peft_type bias init_lora_weights "
-            "target_modules use_dora layer_replication".split()
+            "target_modules use_dora lora_bias layer_replication".split()
         ),
         st.none()
         | st.booleans()

@@ -18,7 +18,7 @@ from tgi_trio.shard.runner import Runner
 
 
 def write_adapter(base: Path, folder: Path, *, seed: int = 0, **config: Any) -> Path:
-    """Have PEFT write an adapter with random matrices; return `folder`.
+    """Have PEFT write an adapter with random matrices, magnitudes and biases; return `folder`.
 
     `config`: fields of LoraConfig; `target_modules` are all linears where it does not say.
     """
@@ -31,9 +31,12 @@ def write_adapter(base: Path, folder: Path, *, seed: int = 0, **config: Any) -> 
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in adapted.named_parameters():
-            if "lora_" in name:
-                scale = 0.5 / parameter.shape[1] ** 0.5
-                parameter.copy_(torch.randn(parameter.shape, generator=generator) * scale)
+            noise = torch.randn(parameter.shape, generator=generator)
+            if "lora_magnitude" in name:  # PEFT has put the norms of the base there
+                parameter.mul_(1 + 0.3 * noise)
+            elif parameter.requires_grad:
+                inputs = parameter.shape[1] if parameter.ndim > 1 else 8
+                parameter.copy_(noise * 0.5 / inputs**0.5)
     adapted.save_pretrained(folder)
     return folder
 

@@ -63,12 +63,13 @@ def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def write_three(base: Path, folder: Path) -> list[Path]:
-    """All linears, queries alone, and a part of them with ranks of their own."""
+    """All linears, queries alone with magnitudes, and a part with ranks of their own and biases."""
     configs: tuple[dict[str, Any], ...] = (
         {"r": 16},
-        {"r": 1, "target_modules": ["q_proj"]},
+        {"r": 1, "target_modules": ["q_proj"], "use_dora": True},
         {
             "r": 3,
+            "lora_bias": True,
             "target_modules": ["v_proj", "up_proj", "down_proj"],
             "rank_pattern": {"up_proj": 9},
         },
@@ -231,7 +232,9 @@ def test_memory_that_adapters_came_by_is_that_of_later_ones(llama: Any) -> None:
 def test_pairs_of_fused_matrices(checkpoint: Checkpoint, tmp_path: Path, family: str) -> None:
     """One A for queries, keys and values, or for gate and up, however they are stored."""
     base = checkpoint(family, **({"n_layer": 1} if family == "gpt2" else SMALL))
-    folders = [write_adapter(base, tmp_path / str(r), seed=r, r=r) for r in (4, 3, 1)]
+    folders = [
+        write_adapter(base, tmp_path / str(r), seed=r, r=r, use_dora=r > 1) for r in (4, 3, 1)
+    ]
     expected = on_cpu(base, folders, ASKED, **SERVED)
     with StandInDevice() as device:
         runner = start(base, "cuda:0", (5,), **SERVED)

@@ -42,6 +42,8 @@ FAMILIES = (
     *("olmo2", "olmo3", "granite", "cohere", "cohere2", "stablelm", "starcoder2", "phi"),
     *("gpt2", "gpt_bigcode", "gptj", "gpt_neox", "opt", "bloom", "falcon", "mpt", "bitnet"),
 )
+# Biases and none, matrices stored [in, out], fused in every way, heads that share keys.
+WITH_MAGNITUDES = ("llama", "qwen2", "gpt2", "phi3", "bloom", "gpt_bigcode", "falcon", "opt")
 ATTENTION = {  # of mixtures of experts: what is around them
     "mixtral": ["q_proj", "k_proj", "v_proj", "o_proj"],
     "minimax_m3_vl_text": ["q_proj", "k_proj", "o_proj"],  # an index has some of its own
@@ -96,6 +98,32 @@ def test_the_whole_of_the_format(serve: Callable[..., Any]) -> None:
     )
     rows = adapted(sequences(PROMPTS, new=NEW), [3, 0, 1, 2, 4, 5, 6, 7, 8])
     run(runner, rows, chunk=20, joins=4)
+    for row in rows:
+        check(golden, recorder, row)
+
+
+@pytest.mark.parametrize("family", WITH_MAGNITUDES)
+def test_magnitudes_and_biases_beside_plain_ones(serve: Callable[..., Any], family: str) -> None:
+    """DoRA, LoRA, LoRA with biases of its own, and none in one batch."""
+    runner, recorder, golden = serve(
+        family,
+        {"use_dora": True},
+        {"r": 3},
+        {"lora_bias": True, "use_rslora": True},
+        {"use_dora": True, "r": 5, "exclude_modules": r".*(o_proj|down_proj|c_proj)"},
+    )
+    rows = adapted(sequences(PROMPTS[:8], new=NEW), [1, 0, 2, 1, 3, 4, 0, 2])
+    run(runner, rows, chunk=9, joins=3)
+    for row in rows:
+        check(golden, recorder, row)
+
+
+@pytest.mark.parametrize("dora", [False, True])
+def test_biases_of_the_base(serve: Callable[..., Any], dora: bool) -> None:
+    """PEFT leaves them in the base, so it has no other adapter here, and no row without one."""
+    runner, recorder, golden = serve("qwen2", {"bias": "all", "use_dora": dora})
+    rows = adapted(sequences(PROMPTS[:3], new=NEW), [1, 1, 1])
+    run(runner, rows)
     for row in rows:
         check(golden, recorder, row)
 
@@ -162,17 +190,21 @@ def test_dropped_and_loaded_again(serve: Callable[..., Any], tmp_path: Path) -> 
         host.load(AdapterOrder(3, tmp_path / "0", bytes(32)))
 
 
-def test_four_ranks(checkpoint: Callable[..., Path], tmp_path: Path) -> None:
+@pytest.mark.parametrize("family", ["llama", "opt"])
+def test_four_ranks(checkpoint: Callable[..., Path], tmp_path: Path, family: str) -> None:
     """Adapters divided as the model is, K and V shared by ranks: what one process says."""
-    base = checkpoint("llama")
-    folders = [write_adapter(base, tmp_path / str(r), seed=r, r=r) for r in (4, 3)]
+    base = checkpoint(family)
+    kinds: tuple[dict[str, Any], ...] = ({}, {"r": 3, "use_dora": True}, {"lora_bias": True})
+    folders = [
+        write_adapter(base, tmp_path / str(i), seed=i, **each) for i, each in enumerate(kinds)
+    ]
     golden, recorder = PeftGolden(base, folders), GreedyRecorder()
     with ranks_of(base, 4, recorder, max_lora_rank=4) as runner:
         runner.warm_up(WarmupRequest(64, 256, 16, 100 * BLOCK))
         for each in runner.runners:
             for number, folder in enumerate(folders, start=1):
                 install(each, number, folder)
-        rows = adapted(sequences(PROMPTS[:4], new=NEW), [1, 0, 2, 1])
+        rows = adapted(sequences(PROMPTS[:4], new=NEW), [1, 0, 2, 3])
         run(runner, rows, chunk=9, joins=2)
     for row in rows:
         check(golden, recorder, row)

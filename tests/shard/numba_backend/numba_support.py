@@ -264,7 +264,7 @@ def cpu_runner(
     adapters = None
     if max_lora_rank:
         program.link_adapters(choose_adapter_kernels(variant))
-        adapters = NumbaAdapters(program, variant.kv, max_lora_rank)
+        adapters = NumbaAdapters(config, program, variant.kv, max_lora_rank)
     with Forward(program, variant, list(cores)) as forward:
         runner = CpuRunner(config, forward, dtype=dtype, sampler=recorder, adapters=adapters)
         runner.warm_up(WarmupRequest(64, 512, 16, 511 * BLOCK))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,11 @@ from tgi_trio.shard.torch_backend.adapters.device_adapters import (  # noqa: E40
     most_tiles,
 )
 from tgi_trio.shard.torch_backend.layers import slotted_linear  # noqa: E402
-from tgi_trio.shard.torch_backend.layers.adapter_layout import SitePlace, SlotLayout  # noqa: E402
+from tgi_trio.shard.torch_backend.layers.adapter_layout import (  # noqa: E402
+    ENTRY,
+    SitePlace,
+    SlotLayout,
+)
 from tgi_trio.shard.torch_backend.layers.slotted_linear import (  # noqa: E402
     AdapterTile,
     SlotMemory,
@@ -45,7 +50,7 @@ class OneSite(SlotLayout):
         starts = tuple(np.cumsum([0, *COUNTS[:-1]]).tolist())
         self.places = {SITE: SitePlace(inputs, starts, OUTPUTS, 0)}
         self.entries = len(COUNTS)
-        self.capacity = self.ranks * (len(COUNTS) * inputs + OUTPUTS)
+        self.capacity = self.ranks * (len(COUNTS) * inputs + OUTPUTS) + 4 * OUTPUTS
 
 
 def make_adapter(
@@ -73,7 +78,7 @@ def make_adapter(
 def fill(layout: SlotLayout, adapters: Sequence[AdapterNumbers], dtype: torch.dtype) -> SlotMemory:
     """Return slots with these adapters, and what is in none of them unwritten."""
     numbers = torch.full((len(adapters), layout.capacity), torch.nan, dtype=dtype)
-    directory = torch.zeros((len(adapters), layout.entries, 4), dtype=torch.int32)
+    directory = torch.zeros((len(adapters), layout.entries, ENTRY), dtype=torch.int32)
     for slot, adapter in enumerate(adapters):
         packed = layout.pack(adapter, dtype)
         numbers[slot, : len(packed.numbers)] = packed.numbers
@@ -110,8 +115,11 @@ def add_exactly(
     for slot, count in rows:
         for part in adapters[slot].sites[SITE] if slot >= 0 else ():
             a, b = (torch.from_numpy(m).double() for m in (part.a, part.b))
-            delta = x[at : at + count].double().cpu() @ a.T @ b.T
-            exact[at : at + count, part.start : part.start + len(b)] += delta
+            own = exact[at : at + count, part.start : part.start + len(b)]
+            if part.gains is not None and part.offsets is not None:
+                own *= 1 + torch.from_numpy(part.gains).double()
+                own += torch.from_numpy(part.offsets).double()
+            own += x[at : at + count].double().cpu() @ a.T @ b.T
         at += count
     return exact
 
@@ -134,16 +142,34 @@ def _multiply_as_units_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(interpreter.InterpreterBuilder, "create_dot", dot)
 
 
+def scaled(adapter: AdapterNumbers, dtype: torch.dtype, seed: int) -> AdapterNumbers:
+    """Return an adapter with gains and offsets as well."""
+    draw = np.random.default_rng(seed)
+
+    def some_of(part: AdapterPart) -> np.ndarray:
+        values = draw.standard_normal(len(part.b)).astype(np.float32) / 4
+        return torch.from_numpy(values).to(dtype).float().numpy()
+
+    parts = tuple(
+        replace(part, gains=some_of(part), offsets=some_of(part)) for part in adapter.sites[SITE]
+    )
+    return replace(adapter, sites={SITE: parts})
+
+
 MIXED = [(2, 1), (-1, 2), (0, 1), (1, 19), (1, 1), (3, 40), (-1, 1), (0, 3)]
 
 
 @pytest.mark.parametrize("kind", ["few", "many"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_rows_of_any_adapters_and_of_none(dtype: torch.dtype, kind: str) -> None:
-    """Ranks of 1 to 64, pieces that stay as they are, a pair for all outputs, ragged runs."""
+    """Ranks of 1 to 64, pieces that stay as they are, a pair for all outputs, ragged runs.
+
+    Some have gains and offsets as well.
+    """
     layout = OneSite(64)
     ranks = [(1, 64, 8), (16,), (0, 3, 0, 5), (48, 0, 33, 0, 7)]
     adapters = [make_adapter(each, dtype, seed) for seed, each in enumerate(ranks)]
+    adapters[1:3] = [scaled(each, dtype, seed) for seed, each in enumerate(adapters[1:3])]
     memory = fill(layout, adapters, dtype)
     tokens = sum(count for _, count in MIXED)
     x, y = some(tokens, INPUTS, dtype=dtype), some(tokens, OUTPUTS, dtype=dtype, seed=1)

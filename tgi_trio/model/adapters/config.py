@@ -2,9 +2,8 @@
 
 Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models", 2021: W + (alpha / r) B A; with
 rsLoRA (Kalajdzievski 2023) the factor is alpha / sqrt(r). Fields are those of peft 0.21's
-LoraConfig. Adapters that need more than this sum (DoRA, modules saved whole, biases) can only be
-merged; `find_refused` returns these fields, and all that are not in the tables below, so that none
-is ignored.
+LoraConfig. Adapters with modules that are saved whole can only be merged; `find_refused` returns
+these fields, and all that are not in the tables below, so that none is ignored.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ _LONGEST: Final = 1 << 20  # bytes
 _MOST_PATTERNS: Final = 1000
 _MOST_REPEATS: Final = 4  # in a pattern; each may multiply the time by a name's length
 
-# Fields that do not concern the sum: tensors' names show the adapted modules.
+# Fields that do not concern the sums: tensors' names show the adapted modules.
 _HARMLESS: Final = frozenset(
     "alpha_pattern auto_mapping base_model_name_or_path corda_config eva_config exclude_modules "
     "fan_in_fan_out inference_mode layers_pattern layers_to_transform loftq_config lora_alpha "
@@ -35,15 +34,14 @@ _HARMLESS: Final = frozenset(
 # Fields with the only values allowed.
 _ALLOWED: Final[Mapping[str, tuple[object, ...]]] = {
     "peft_type": ("LORA",),
-    "bias": ("none",),
+    "bias": ("none", "all", "lora_only"),
+    "use_dora": (True, False),
+    "lora_bias": (True, False),
     # the others change the base before training: the adapter fits that base alone
     "init_lora_weights": (True, False, "gaussian", "orthogonal", "eva"),
 }
 # Further values that are allowed if the adapter is merged.
 _MERGED: Final[Mapping[str, tuple[object, ...]]] = {
-    "bias": ("none", "all", "lora_only"),
-    "use_dora": (True, False),
-    "lora_bias": (True, False),
     "ensure_weight_tying": (True, False),
 }
 _NAMING: Final = frozenset({"modules_to_save", "trainable_token_indices"})  # may name anything
@@ -63,7 +61,7 @@ class AdapterConfig:
         return name if isinstance(name, str) else ""
 
     def find_refused(self, *, merged: bool = False) -> list[str]:
-        """Return fields that need more than sums of products, as `name value`, in the file's order.
+        """Return fields that cannot be served beside others, as `name value`, in the file's order.
 
         `merged`: the adapter is to be merged into its base, which also allows other changes.
         """

@@ -13,8 +13,9 @@ from typing import Final, Literal
 
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.adapters.files import Adapter, Pair
+from tgi_trio.model.adapters.tensor_kinds import Kind
 from tgi_trio.model.matrices.decoder import layer_refs, outer_refs
-from tgi_trio.model.matrices.references import LinearRef
+from tgi_trio.model.matrices.references import LinearRef, MatrixRef
 from tgi_trio.model.matrices.roles import MlpRefs
 from tgi_trio.model.specs.decoder import DecoderSpec
 from tgi_trio.model.wrappers import text_name
@@ -82,7 +83,7 @@ def map_adapter(
             pair = named.get(module) or named.get(bare)
             pairs.append(pair)
             if pair is not None:
-                _check_shapes(adapter, pair, piece.matrix.rows, piece.matrix.columns)
+                _check_shapes(adapter, pair, piece.matrix)
                 left.pop(pair.module, None)
         if any(pairs):
             found[site] = AdaptedLinear(linear, tuple(pairs))
@@ -91,17 +92,26 @@ def map_adapter(
     return found
 
 
-def _check_shapes(adapter: Adapter, pair: Pair, rows: int, columns: int) -> None:
-    for letter, shape, wanted, what in (
-        ("A", pair.a.shape, (pair.rank, columns), f"inputs are {columns}"),
-        ("B", pair.b.shape, (rows, pair.rank), f"outputs are {rows}"),
+def _check_shapes(adapter: Adapter, pair: Pair, matrix: MatrixRef) -> None:
+    """Raise ModelLoadError for tensors that do not fit the model's matrix."""
+    rows, columns = matrix.rows, matrix.columns
+    outputs = f"outputs are {rows}"
+    for name, shape, wanted, what in (
+        ("lora_A", pair.a.shape, (pair.rank, columns), f"inputs are {columns}"),
+        ("lora_B", pair.b.shape, (rows, pair.rank), outputs),
+        *((name, each.shape, (rows,), outputs) for name, each in pair.vectors.values()),
     ):
         if shape != wanted:
             raise ModelLoadError(
-                f"lora_{letter} of {pair.module} in {adapter.folder} is {list(shape)}; the "
+                f"{name} of {pair.module} in {adapter.folder} is {list(shape)}; the "
                 f"model's {what}: the adapter is made for another base"
                 + (f", {adapter.config.base}" if adapter.config.base else "")
             )
+    if Kind.BIAS in pair.vectors and not matrix.bias:
+        raise ModelLoadError(
+            f"{pair.vectors[Kind.BIAS][0]} of {adapter.folder} is a bias, and the model's "
+            f"{pair.module} has none: the adapter is made for another base"
+        )
 
 
 def _refuse_modules(adapter: Adapter, modules: list[str], spec: DecoderSpec) -> str:

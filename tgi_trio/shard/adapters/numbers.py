@@ -1,5 +1,10 @@
 """A rank's part of an adapter's weights: y += B (A x), with the scale in B.
 
+With DoRA (Liu et al. 2024) a linear computes m (W + s B A) x / |W + s B A| + bias, where |.| is the
+norm of each output's weights, and m has its magnitude. Both are constants: y is also multiplied by
+1 + gains, which are m / |W + s B A| - 1, and the same factor is in B. Then offsets are added: what
+changes biases, and what has been multiplied of a bias.
+
 Columns of A and rows of B are divided as the model's own weights are (`model/split.py`). Where a
 linear's inputs are divided, every rank has all of B: the adapter's output is then in the partial
 sums that the ranks reduce anyway, so adapters need no communication of their own.
@@ -13,20 +18,22 @@ wait for the interpreter.
 from __future__ import annotations
 
 import hashlib
+import math
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
 from tgi_trio.errors import ModelLoadError
-from tgi_trio.model.adapters.files import Adapter, Pair, read_adapter
+from tgi_trio.model.adapters.files import Adapter, Named, Pair, read_adapter
 from tgi_trio.model.adapters.sites import AdaptedLinear, Site, map_adapter
-from tgi_trio.model.checkpoint_files import StoredTensor
-from tgi_trio.model.matrices.references import Share
+from tgi_trio.model.adapters.tensor_kinds import Kind
+from tgi_trio.model.matrices.references import MatrixRef, Share
 from tgi_trio.model.specs.decoder import DecoderSpec
+from tgi_trio.shard.adapters.base_weights import BaseWeights
 from tgi_trio.shard.checkpoint.numbers import Floats, to_float32
 
 _PIECE_S: Final = 0.0005  # seconds of work after which the reader sleeps
@@ -36,11 +43,16 @@ _KINDS: Final = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}
 
 @dataclass(frozen=True, slots=True)
 class AdapterPart:
-    """The addition to a run of a linear's outputs: B (A x)."""
+    """The change of a run of a linear's outputs y, its bias included.
+
+    It is gains * y + offsets + B (A x).
+    """
 
     a: Floats  # [r, inputs of this rank]
     b: Floats  # [outputs, r], scaled
     start: int  # the first of these outputs among the linear's of this rank
+    gains: Floats | None = None  # [outputs]; None: zeros
+    offsets: Floats | None = None  # [outputs]; None: zeros
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,15 +68,18 @@ def read_adapter_numbers(
     folder: Path,
     spec: DecoderSpec,
     share: Share,
+    base: BaseWeights,
     *,
     max_rank: int,
     expected: bytes = b"",
+    adds_biases: bool = True,
 ) -> AdapterNumbers:
     """Read a rank's `share` of an adapter.
 
-    `expected`: the sha256 of the files as read before; b"": any. Raises ModelLoadError as
-    `read_adapter` and `map_adapter` do, and if the files have changed; reading its `sites` raises
-    it for tensors with infinite values or NaN.
+    `base`: the weights that it changes. `expected`: the sha256 of the files as read before; b"":
+    any. `adds_biases`: whether this rank adds the biases of linears whose results are partial sums.
+    Raises ModelLoadError as `read_adapter` and `map_adapter` do, and if the files have changed;
+    reading its `sites` raises it for tensors with infinite values or NaN, and as `base` does.
     """
     adapter = read_adapter(folder)
     mapped = map_adapter(adapter, spec, max_rank)
@@ -75,7 +90,8 @@ def read_adapter_numbers(
             f"the files in {folder} are not those that were loaded before: an answer cannot go on "
             "in another voice. Load them under another name"
         )
-    return AdapterNumbers(digest, adapter.rank, _Sites(adapter, mapped, contents[1], share))
+    sites = _Sites(adapter, mapped, contents[1], share, base, adds_biases=adds_biases)
+    return AdapterNumbers(digest, adapter.rank, sites)
 
 
 class _Sites(Mapping[Site, tuple[AdapterPart, ...]]):
@@ -87,22 +103,40 @@ class _Sites(Mapping[Site, tuple[AdapterPart, ...]]):
         mapped: Mapping[Site, AdaptedLinear],
         content: bytes,
         share: Share,
+        base: BaseWeights,
+        *,
+        adds_biases: bool,
     ) -> None:
         self._adapter = adapter
         self._mapped = mapped
         self._content = content
         self._share = share
+        self._base = base
+        self._adds_biases = adds_biases
         self._rested = time.perf_counter()
 
     def __getitem__(self, site: Site) -> tuple[AdapterPart, ...]:
         """Raises ModelLoadError, naming the tensor, for infinite values and NaN."""
         linear = self._mapped[site]
-        numbers = {}
-        for pair in linear.pairs:
-            self._rest()
-            if pair is not None and pair.module not in numbers:
-                numbers[pair.module] = _read_pair(self._adapter, pair, self._content)
-        return _cut(linear, numbers, self._share)
+        biased = self._adds_biases or not linear.linear.partial
+        modules: dict[str, _Module] = {}
+        parts: list[AdapterPart] = []
+        before: Pair | None = None
+        start = 0
+        for piece, pair in zip(linear.linear.pieces, linear.pairs, strict=True):
+            spans = piece.outputs.spans(self._share(piece.outputs))
+            if pair is not None:
+                if pair.module not in modules:
+                    modules[pair.module] = self._read_module(pair, piece.matrix)
+                (columns,) = piece.inputs.spans(self._share(piece.inputs))
+                module = modules[pair.module]
+                cut = [self._cut(module, span, columns, start, biased=biased) for span in spans]
+                if pair is before:
+                    cut.insert(0, parts.pop())
+                parts.append(_join(cut))
+            before = pair
+            start += sum(span.stop - span.start for span in spans)
+        return tuple(parts)
 
     def __iter__(self) -> Iterator[Site]:
         return iter(self._mapped)
@@ -110,10 +144,82 @@ class _Sites(Mapping[Site, tuple[AdapterPart, ...]]):
     def __len__(self) -> int:
         return len(self._mapped)
 
+    def _read_module(self, pair: Pair, matrix: MatrixRef) -> _Module:
+        self._rest()
+        a, b = (
+            _read_tensor(self._adapter, named, self._content)
+            for named in zip(pair.names, (pair.a, pair.b), strict=True)
+        )
+        with np.errstate(over="ignore"):
+            scaled = b * np.float32(pair.scale)
+        self._check(pair.names[1], f"times its scale {pair.scale:g}", scaled)
+        vectors = {
+            kind: _read_tensor(self._adapter, named, self._content)
+            for kind, named in pair.vectors.items()
+        }
+        bias = self._base.read_bias(matrix) if vectors else np.zeros(0, np.float32)
+        return _Module(pair, matrix, a, scaled, bias, vectors)
+
+    def _cut(
+        self, module: _Module, rows: slice, columns: slice, start: int, *, biased: bool
+    ) -> AdapterPart:
+        """Return the change of some rows of a module's matrix.
+
+        `biased`: its bias is among what is changed.
+        """
+        a, b = np.ascontiguousarray(module.a[:, columns]), module.b[rows]
+        vectors = module.vectors
+        if not vectors:
+            return AdapterPart(a, b, start)
+        gains = np.zeros(len(b), np.float32)
+        if Kind.MAGNITUDE in vectors:
+            norms = self._base.measure_rows(module.matrix, rows, module.a, b, self._rest)
+            with np.errstate(all="ignore"):
+                gains = vectors[Kind.MAGNITUDE][rows] / norms - np.float32(1.0)
+                b = b * (gains + np.float32(1.0))[:, None]
+            name = module.pair.vectors[Kind.MAGNITUDE][0]
+            self._check(name, "divided by the norms of what it scales", b)
+        own = module.bias[rows]
+        offsets = vectors[Kind.BIAS][rows] - own if Kind.BIAS in vectors else np.zeros_like(own)
+        if Kind.ADDED_BIAS in vectors:
+            offsets = offsets + np.float32(module.pair.scale) * vectors[Kind.ADDED_BIAS][rows]
+        offsets = offsets - gains * own if biased else np.zeros_like(own)
+        return AdapterPart(a, b, start, gains, offsets)
+
+    def _check(self, name: str, made: str, values: Floats) -> None:
+        """Raise ModelLoadError unless what was `made` of a tensor is finite."""
+        if not np.isfinite(values).all():
+            raise ModelLoadError(f"{name} of {self._adapter.folder} {made} is not finite")
+
     def _rest(self) -> None:
         if time.perf_counter() - self._rested > _PIECE_S:
             time.sleep(_REST_S)
             self._rested = time.perf_counter()
+
+
+@dataclass(frozen=True, slots=True)
+class _Module:
+    """What an adapter has for a module, whole."""
+
+    pair: Pair
+    matrix: MatrixRef
+    a: Floats
+    b: Floats  # scaled
+    bias: Floats  # the base's, if there are `vectors`
+    vectors: Mapping[Kind, Floats]
+
+
+def _join(parts: list[AdapterPart]) -> AdapterPart:
+    """Return adjacent parts of one pair as one."""
+    first = parts[0]
+    if len(parts) == 1:
+        return first
+    joined: dict[str, Any] = {
+        name: np.concatenate([getattr(part, name) for part in parts])
+        for name in ("b", "gains", "offsets")
+        if getattr(first, name) is not None
+    }
+    return replace(first, **joined)
 
 
 def _read_bytes(path: Path) -> bytes:
@@ -123,23 +229,9 @@ def _read_bytes(path: Path) -> bytes:
         raise ModelLoadError(f"{path} cannot be read: {error}") from error
 
 
-def _read_pair(adapter: Adapter, pair: Pair, content: bytes) -> tuple[Floats, Floats]:
-    """Return A and B whole, B scaled."""
-    a, b = (
-        _read_tensor(adapter, name, tensor, content)
-        for name, tensor in zip(pair.names, (pair.a, pair.b), strict=True)
-    )
-    with np.errstate(over="ignore"):
-        scaled = b * np.float32(pair.scale)
-    if not np.isfinite(scaled).all():
-        raise ModelLoadError(
-            f"{pair.names[1]} of {adapter.folder} times its scale {pair.scale:g} is not finite"
-        )
-    return a, scaled
-
-
-def _read_tensor(adapter: Adapter, name: str, tensor: StoredTensor, content: bytes) -> Floats:
-    kind, count = np.dtype(_KINDS[tensor.dtype]), tensor.shape[0] * tensor.shape[1]
+def _read_tensor(adapter: Adapter, named: Named, content: bytes) -> Floats:
+    name, tensor = named
+    kind, count = np.dtype(_KINDS[tensor.dtype]), math.prod(tensor.shape)
     if tensor.first + count * kind.itemsize > len(content):
         raise ModelLoadError(f"{tensor.file} has changed while it was read: {name} is cut off")
     raw = np.frombuffer(content, kind, count, tensor.first)
@@ -147,27 +239,3 @@ def _read_tensor(adapter: Adapter, name: str, tensor: StoredTensor, content: byt
     if not np.isfinite(values).all():
         raise ModelLoadError(f"{name} of {adapter.folder} holds numbers that are infinite or none")
     return values
-
-
-def _cut(
-    adapted: AdaptedLinear, numbers: Mapping[str, tuple[Floats, Floats]], share: Share
-) -> tuple[AdapterPart, ...]:
-    """Return this rank's part, with adjacent pieces of one pair joined."""
-    parts: list[AdapterPart] = []
-    before: Pair | None = None
-    start = 0
-    for piece, pair in zip(adapted.linear.pieces, adapted.pairs, strict=True):
-        spans = piece.outputs.spans(share(piece.outputs))
-        count = sum(span.stop - span.start for span in spans)
-        if pair is not None:
-            (columns,) = piece.inputs.spans(share(piece.inputs))
-            a, b = numbers[pair.module]
-            rows = np.concatenate([b[span] for span in spans])
-            if pair is before:
-                last = parts.pop()
-                parts.append(AdapterPart(last.a, np.concatenate((last.b, rows)), last.start))
-            else:
-                parts.append(AdapterPart(np.ascontiguousarray(a[:, columns]), rows, start))
-        before = pair
-        start += count
-    return tuple(parts)

@@ -37,4 +37,5 @@ def largest_adapter(settings: ShardSettings, dtype: str) -> int:
 def count_numbers(spec: DecoderSpec, rank: int) -> int:
     """Return how many parameters an adapter of all linears has."""
     matrices = {piece.matrix for _, linear in adaptable_linears(spec) for piece in linear.pieces}
-    return sum(rank * (matrix.rows + matrix.columns) for matrix in matrices)
+    own = 2  # gains and offsets of an output, with DoRA and biases
+    return sum(rank * (matrix.rows + matrix.columns) + own * matrix.rows for matrix in matrices)

@@ -57,7 +57,7 @@ class AdaptedOperations:
         self.kernels: AdapterKernels | None = None
         padded = -(-(max_rank + 1) // 2) * 2  # pairs of bfloat16
         self.low_width = -(-_PIECES * padded // LANES) * LANES
-        self._loaded: dict[int, NDArray[np.int64]] = {}  # [sites, 4], by number
+        self._loaded: dict[int, NDArray[np.int64]] = {}  # [sites, 5], by number
         self.first = len(base)  # the first operation of the second copy
         self._order = list(self._copies(base[:end]))
         self.table = np.zeros(self.first + len(self._order), OPERATION)

@@ -10,8 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tgi_trio.ipc.adapters import AdapterOrder
+from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.matrices.references import every_unit
 from tgi_trio.shard.adapter_host import LoadedAdapter
+from tgi_trio.shard.adapters.base_weights import BaseWeights
 from tgi_trio.shard.adapters.numbers import AdapterPart, read_adapter_numbers
 from tgi_trio.shard.checkpoint.numbers import Floats, to_bfloat16
 from tgi_trio.shard.numba_backend.adapted_operations import AdaptedSite
@@ -26,32 +28,40 @@ class _Loaded:
     sha256: bytes
     rank: int
     nbytes: int
-    sites: NDArray[np.int64]  # [sites, 4] as `kernels/adapters.py` reads them
+    sites: NDArray[np.int64]  # [sites, 5] as `kernels/adapters.py` reads them
     held: Sequence[NDArray[Any]]  # keeps alive what their addresses point to
 
 
 class NumbaAdapters:
     """`AdapterHost` for a program."""
 
-    def __init__(self, program: Program, storage: Storage, max_rank: int) -> None:
+    def __init__(
+        self, config: ModelConfig, program: Program, storage: Storage, max_rank: int
+    ) -> None:
         """`storage`: of A and B, which have the model's dtype; `max_rank`: the highest rank."""
         if program.adapted is None:
             raise ValueError("the program was made without adapters")
-        self._spec = program.spec
+        self._config, self._spec = config, program.spec
         self._operations = program.adapted
         self._storage = storage
         self._max_rank = max_rank
         self._installed: dict[int, _Loaded] = {}  # keeps them alive
 
     def load(self, order: AdapterOrder) -> LoadedAdapter:
-        numbers = read_adapter_numbers(
-            order.folder, self._spec, every_unit, max_rank=self._max_rank, expected=order.sha256
-        )
         packing = _Packing(self._storage)
         table = np.zeros((len(self._operations.sites), SITE), np.int64)
-        for facts, site in zip(table, self._operations.sites, strict=True):
-            if parts := numbers.sites.get(site.site):
-                facts[:] = packing.pack(site, parts)
+        with BaseWeights(self._config, self._spec) as base:
+            numbers = read_adapter_numbers(
+                order.folder,
+                self._spec,
+                every_unit,
+                base,
+                max_rank=self._max_rank,
+                expected=order.sha256,
+            )
+            for facts, site in zip(table, self._operations.sites, strict=True):
+                if parts := numbers.sites.get(site.site):
+                    facts[:] = packing.pack(site, parts)
         nbytes = sum(each.nbytes for each in packing.held)
         return _Loaded(numbers.sha256, numbers.rank, nbytes, table, packing.held)
 
@@ -74,8 +84,8 @@ class _Packing:
         self._storage = storage
         self._arena = Arena()
 
-    def pack(self, site: AdaptedSite, parts: Sequence[AdapterPart]) -> tuple[int, int, int, int]:
-        """Pack A and B of a site; return its record, see `kernels/adapters.py`."""
+    def pack(self, site: AdaptedSite, parts: Sequence[AdapterPart]) -> tuple[int, ...]:
+        """Pack everything of a site; return its record, see `kernels/adapters.py`."""
         ranks = [self._whole_steps(len(part.a)) for part in parts]
         starts = np.cumsum([0, *ranks]).tolist()
         a = np.zeros((starts[-1], site.inputs), np.float32)
@@ -87,7 +97,8 @@ class _Packing:
         self.held.append(pieces)
         for piece, (panel, *halves) in zip(pieces, found, strict=True):
             piece[:] = self._pack_piece(starts, panel, *halves)
-        return address(packed), len(packed), address(pieces), len(pieces)
+        gains = self._pack_gains(site, parts)
+        return address(packed), len(packed), address(pieces), len(pieces), gains
 
     def _pack_piece(self, starts: Sequence[int], panel: int, first: _Half, second: _Half) -> Any:
         """Pack B of neighbouring panels from `panel` on; return a piece for `expand`."""
@@ -102,6 +113,22 @@ class _Packing:
             for number in (starts[each.part], count)
         ]
         return panel, panel + panels, address(whole), *places
+
+    def _pack_gains(self, site: AdaptedSite, parts: Sequence[AdapterPart]) -> int:
+        """Pack the gains and offsets of a site; return their address, 0 if there are none."""
+        if all(part.gains is None for part in parts):
+            return 0
+        whole = np.zeros((2, -(-site.outputs // PANEL) * PANEL), np.float32)
+        for part in parts:
+            if part.gains is not None and part.offsets is not None:
+                whole[:, part.start : part.start + len(part.b)] = part.gains, part.offsets
+        if site.paired:  # gate and up are the halves of a panel
+            halves = whole.reshape(2, 2, -1, LANES)
+            whole = np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(2, -1)
+        packed = self._arena.allocate((whole.shape[1] // PANEL, 2, PANEL), np.float32)
+        packed[:] = whole.reshape(2, -1, PANEL).swapaxes(0, 1)
+        self.held.append(packed)
+        return address(packed)
 
     def _pack_halves(self, matrix: Floats) -> NDArray[Any]:
         """Return a matrix [outputs, inputs] packed as half panels."""

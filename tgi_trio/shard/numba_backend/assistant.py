@@ -18,9 +18,9 @@ from tgi_trio.model.specs.decoder import LayerSpec
 from tgi_trio.model.speculators.assistant import AssistantSpec
 from tgi_trio.shard.checkpoint.numbers import to_bfloat16, to_float32
 from tgi_trio.shard.contract import BLOCK_SIZE, StepPlan
+from tgi_trio.shard.machine.small_products import multiply_small
 from tgi_trio.shard.numba_backend.eagle import Floats, turn_heads
 from tgi_trio.shard.numba_backend.heads import KernelArithmetic
-from tgi_trio.shard.numba_backend.small_products import multiply_small
 from tgi_trio.shard.rotary_frequencies import rotary_frequencies
 from tgi_trio.shard.speculation.arithmetic import MODEL_HEAD
 

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from tgi_trio.model.speculators.spec import EagleSpec
 from tgi_trio.shard.checkpoint.numbers import to_float32
 from tgi_trio.shard.contract import BLOCK_SIZE, StepPlan
+from tgi_trio.shard.machine.small_products import multiply_small
 from tgi_trio.shard.numba_backend.arena import allocate_zeroed
-from tgi_trio.shard.numba_backend.small_products import multiply_small
 from tgi_trio.shard.rotary_frequencies import rotary_frequencies
 
 if TYPE_CHECKING:

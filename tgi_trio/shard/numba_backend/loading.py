@@ -122,7 +122,7 @@ def load(
         with compile_beside(_list_wanted(program, settings, dtype, multipliers, int8=int8)):
             variant = _link(program, settings, dtype, multipliers, int8=int8)
             _link_own(own, settings, dtype, variant)
-            adapters = _link_adapters(program, settings, variant)
+            adapters = _link_adapters(config, program, settings, variant)
             sampler = sampler or _make_sampler(settings, config, cores, grammars)
     forward = Forward(program, variant, cores[:count], neighbours, portions)
     return CpuRunner(
@@ -295,13 +295,13 @@ def _link_kernels(program: Program, multipliers: Sequence[Multiplier], variant: 
 
 
 def _link_adapters(
-    program: Program, settings: ShardSettings, variant: Variant
+    config: ModelConfig, program: Program, settings: ShardSettings, variant: Variant
 ) -> NumbaAdapters | None:
     """Link the kernels of adapters; return their host, or None if adapters are off."""
     if not settings.max_lora_rank:
         return None
     program.link_adapters(choose_adapter_kernels(variant))
-    return NumbaAdapters(program, variant.kv, settings.max_lora_rank)
+    return NumbaAdapters(config, program, variant.kv, settings.max_lora_rank)
 
 
 def _make_sampler(

@@ -462,7 +462,7 @@ ROW = np.dtype(
 )
 
 # Numbers of int64 in records of adapters: a run, a site of an adapter, a piece of its outputs.
-RUN, SITE, PIECE = 3, 4, 7
+RUN, SITE, PIECE = 3, 5, 7
 
 # How a panel of quantised weights is used: multiplied as stored; unpacked first; unpacked already;
 # unpacked if there are many rows.

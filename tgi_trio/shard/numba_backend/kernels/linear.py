@@ -26,7 +26,7 @@ import numpy as np
 
 from tgi_trio.shard.numba_backend.kernels import kernel
 from tgi_trio.shard.numba_backend.kernels.activation import activate, apply_soft_cap, cut
-from tgi_trio.shard.numba_backend.kernels.adapters import call_adapter_kernel
+from tgi_trio.shard.numba_backend.kernels.adapters import call_adapter_kernel, find_gains, rescale
 from tgi_trio.shard.numba_backend.kernels.arrays import greater, lesser
 from tgi_trio.shard.numba_backend.kernels.quantised.activations import store_result
 from tgi_trio.shard.numba_backend.kernels.quantised.link import call_panel_kernel
@@ -265,12 +265,16 @@ def finish(variant, step, op, panel, row, rows, sums, deltas):
         if op.scales:
             first = multiply(first, load(op.scales + panel * 4 * PANEL))
             second = multiply(second, load(op.scales + panel * 4 * PANEL + 4 * LANES))
-        if deltas:
-            first = add(first, load(deltas + i * 4 * PANEL))
-            second = add(second, load(deltas + i * 4 * PANEL + 4 * LANES))
         if op.bias:
             first = add(first, load(op.bias + panel * 4 * PANEL))
             second = add(second, load(op.bias + panel * 4 * PANEL + 4 * LANES))
+        if deltas:
+            site_panel = op.offset // PANEL + panel
+            gains = find_gains(step.runs, step.run_of, op.site, site_panel, row + i)
+            if gains:
+                first, second = rescale(first, gains), rescale(second, gains + 4 * LANES)
+            first = add(first, load(deltas + i * 4 * PANEL))
+            second = add(second, load(deltas + i * 4 * PANEL + 4 * LANES))
         begin = target + ((row + i) * op.width + op.offset + panel * PANEL) * 4
         if op.epilogue == ADD:
             store(begin, fma(first, scale, load(begin)))

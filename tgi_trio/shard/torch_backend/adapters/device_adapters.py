@@ -19,13 +19,15 @@ import torch
 from tgi_trio.errors import ConfigurationError, TgiTrioError
 from tgi_trio.ipc.adapters import AdapterOrder
 from tgi_trio.model.adapters.sites import Site
+from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.split import unit_share
 from tgi_trio.shard.adapter_host import LoadedAdapter
+from tgi_trio.shard.adapters.base_weights import BaseWeights
 from tgi_trio.shard.adapters.numbers import read_adapter_numbers
 from tgi_trio.shard.contract import StepPlan
 from tgi_trio.shard.machine.accelerator import free_bytes, is_accelerator, record_event
 from tgi_trio.shard.torch_backend.adapters.torch_adapters import wrap_linears
-from tgi_trio.shard.torch_backend.layers.adapter_layout import PackedAdapter, SlotLayout
+from tgi_trio.shard.torch_backend.layers.adapter_layout import ENTRY, PackedAdapter, SlotLayout
 from tgi_trio.shard.torch_backend.layers.linear import Linear
 from tgi_trio.shard.torch_backend.layers.slotted_linear import (
     FEW_TOKENS,
@@ -66,6 +68,7 @@ class DeviceAdapters:
 
     def __init__(
         self,
+        config: ModelConfig,
         decoder: Decoder,
         dtype: torch.dtype,
         device: torch.device,
@@ -80,6 +83,7 @@ class DeviceAdapters:
         Raises ConfigurationError if they do not fit beside the model.
         """
         share = partial(unit_share, rank=rank, ranks=world_size)
+        self._config, self._rank = config, rank
         self._spec, self._share = decoder.spec, share
         self._dtype, self._device, self._max_rank = dtype, device, max_rank
         self._layout = SlotLayout(decoder.spec, share, max_rank)
@@ -88,7 +92,7 @@ class DeviceAdapters:
             _check_room(self.nbytes, device, slots, max_rank)
         self._memory = SlotMemory(
             torch.zeros((slots, self._layout.capacity), dtype=dtype, device=device),
-            torch.zeros((slots, self._layout.entries, 4), dtype=torch.int32, device=device),
+            torch.zeros((slots, self._layout.entries, ENTRY), dtype=torch.int32, device=device),
             self._layout.ranks,
         )
         self._kinds = choose_adapter_tiles(dtype)
@@ -107,14 +111,17 @@ class DeviceAdapters:
     # --- an `AdapterHost` ----------------------------------------------------------------------
 
     def load(self, order: AdapterOrder) -> LoadedAdapter:
-        numbers = read_adapter_numbers(
-            order.folder,
-            self._spec,
-            self._share,
-            max_rank=self._max_rank,
-            expected=order.sha256,
-        )
-        packed = self._layout.pack(numbers, self._dtype)
+        with BaseWeights(self._config, self._spec) as base:
+            numbers = read_adapter_numbers(
+                order.folder,
+                self._spec,
+                self._share,
+                base,
+                max_rank=self._max_rank,
+                expected=order.sha256,
+                adds_biases=self._rank == 0,
+            )
+            packed = self._layout.pack(numbers, self._dtype)
         loan: PinnedLoan | None = None
         if is_accelerator(self._device):
             loan = self._pinned.lend()

@@ -17,10 +17,12 @@ import torch
 from tgi_trio.errors import ConfigurationError
 from tgi_trio.ipc.adapters import AdapterOrder
 from tgi_trio.model.adapters.sites import Site
+from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.matrices.references import Share
 from tgi_trio.model.specs.decoder import DecoderSpec
 from tgi_trio.model.split import unit_share
 from tgi_trio.shard.adapter_host import AdapterHost, LoadedAdapter
+from tgi_trio.shard.adapters.base_weights import BaseWeights
 from tgi_trio.shard.adapters.numbers import read_adapter_numbers
 from tgi_trio.shard.contract import StepPlan
 from tgi_trio.shard.torch_backend.layers.adapted import (
@@ -71,6 +73,7 @@ class TorchAdapters:
 
     def __init__(
         self,
+        config: ModelConfig,
         decoder: Decoder,
         dtype: torch.dtype,
         device: torch.device,
@@ -81,6 +84,7 @@ class TorchAdapters:
     ) -> None:
         """`max_rank`: of adapters; `rank`, `world_size`: of the model's ranks."""
         self.table = AdapterTable(device)
+        self._config, self._rank = config, rank
         self._spec: DecoderSpec = decoder.spec
         self._dtype = dtype
         self._max_rank = max_rank
@@ -89,14 +93,17 @@ class TorchAdapters:
 
     @torch.inference_mode()
     def load(self, order: AdapterOrder) -> LoadedAdapter:
-        numbers = read_adapter_numbers(
-            order.folder,
-            self._spec,
-            self._share,
-            max_rank=self._max_rank,
-            expected=order.sha256,
-        )
-        packed = self.table.pack(numbers, self._dtype)
+        with BaseWeights(self._config, self._spec) as base:
+            numbers = read_adapter_numbers(
+                order.folder,
+                self._spec,
+                self._share,
+                base,
+                max_rank=self._max_rank,
+                expected=order.sha256,
+                adds_biases=self._rank == 0,
+            )
+            packed = self.table.pack(numbers, self._dtype)
         return _Loaded(numbers.sha256, numbers.rank, packed_bytes(packed), packed)
 
     def install(self, number: int, loaded: LoadedAdapter) -> None:

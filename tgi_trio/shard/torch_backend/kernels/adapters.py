@@ -1,5 +1,7 @@
 """LoRA adapters: y += B (A x), where each run of rows has its own A and B.
 
+Adapters with DoRA or biases also have gains and offsets: gains * y + offsets is added as well.
+
 One pair of kernels serves any mixture of adapters (Punica's SGMV and BGMV, arXiv 2310.18547, in
 one). The host lists *tiles*, neighbouring rows with the same adapter. Where an adapter lies is read
 on the device, so a launch is the same whichever adapters rows have. `layers/slotted_linear.py`
@@ -15,7 +17,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-_ENTRY = tl.constexpr(4)  # numbers of a directory entry
+_ENTRY = tl.constexpr(5)  # numbers of a directory entry
 _UNIT = tl.constexpr(16)  # numbers in a unit of the offsets
 
 
@@ -24,7 +26,7 @@ def shrink_rows(
     low,  # float32 [parts, tokens, PIECES, RANKS]: A x, for each part of the inputs
     x,  # [tokens, inputs], contiguous
     numbers,  # [slots, capacity]
-    directory,  # int32 [slots, entries, 4]
+    directory,  # int32 [slots, entries, 5]
     tiles,  # int32 [programs, 3]: slot, first token, tokens; no tokens: nothing to do
     tokens,
     inputs,
@@ -79,7 +81,7 @@ def expand_rows(
     out,  # [tokens, outputs], contiguous: added to, in place
     low,  # float32 [parts, tokens, PIECES, RANKS], of `shrink_rows`
     numbers,  # [slots, capacity]
-    directory,  # int32 [slots, entries, 4]
+    directory,  # int32 [slots, entries, 5]
     tiles,  # int32 [programs, 3]
     tokens,
     outputs,
@@ -96,7 +98,7 @@ def expand_rows(
     OUTPUTS: tl.constexpr,  # of a tile
     DEPTH: tl.constexpr,  # ranks of one step of the loop; divides RANKS
 ):
-    """Multiply the results of `shrink_rows` by B and add them to a tile of outputs."""
+    """Multiply the results of `shrink_rows` by B, and change a tile of outputs by an adapter."""
     count = tl.load(tiles + 3 * tl.program_id(0) + 2)
     if count > 0:
         slot = tl.load(tiles + 3 * tl.program_id(0)).to(tl.int64)
@@ -135,9 +137,23 @@ def expand_rows(
                         other=0.0,
                     )
                     total = tl.dot(v.to(b.dtype), tl.trans(b), total, input_precision="ieee")
+        gain = tl.zeros([OUTPUTS], tl.float32)
+        offset = tl.zeros([OUTPUTS], tl.float32)
+        for piece in tl.static_range(PIECES):  # not above, where registers are few
+            start = find_start(piece, second, third, starts)
+            end = outputs
+            if piece + 1 < PIECES:
+                end = find_start(piece + 1, second, third, starts)
+            at = tl.load(directory + (slot * entries + first + piece) * _ENTRY + 4)
+            if (lowest < end) & (lowest + OUTPUTS > start) & (at > 0):
+                own = (column >= start) & (column < end)
+                gains = numbers + slot * capacity + at.to(tl.int64) * _UNIT + (column - start)
+                gain += tl.load(gains, mask=own, other=0.0).to(tl.float32)
+                offset += tl.load(gains + (end - start), mask=own, other=0.0).to(tl.float32)
         where = out + row[:, None] * outputs + column[None, :]
         stored = real[:, None] & (column < outputs)[None, :]
-        y = tl.load(where, mask=stored, other=0.0).to(tl.float32) + total
+        y = tl.load(where, mask=stored, other=0.0).to(tl.float32)
+        y += y * gain[None, :] + offset[None, :] + total
         tl.store(where, y.to(out.dtype.element_ty), mask=stored)
 
 

@@ -1,5 +1,7 @@
 """Linear layers with LoRA adapters by row: y = x W^T + b, plus B (A x) of each row's adapter.
 
+Adapters with DoRA or biases also have gains and offsets: gains * y + offsets is added as well.
+
 A row's tokens are multiplied separately from those of other rows, even if these have the same
 adapter: the order of a product's sums may depend on its number of rows, and other rows must not
 change a bit of a result. Rows of one token, as nearly all are while decoding, form one batched
@@ -16,6 +18,7 @@ import torch
 
 from tgi_trio.model.adapters.sites import Site
 from tgi_trio.shard.adapters.numbers import AdapterNumbers
+from tgi_trio.shard.checkpoint.numbers import Floats
 from tgi_trio.shard.contract import StepPlan
 from tgi_trio.shard.torch_backend.layers.linear import Linear, WrappedLinear
 
@@ -27,6 +30,8 @@ class TorchPart:
     a: torch.Tensor  # [inputs, r]: transposed
     b: torch.Tensor  # [r, outputs]
     outputs: slice
+    gains: torch.Tensor | None  # [outputs]; None: zeros
+    offsets: torch.Tensor | None
 
 
 PackedSites = Mapping[Site, Sequence[TorchPart]]
@@ -73,19 +78,26 @@ class AdapterTable:
         return {
             site: [
                 TorchPart(
-                    torch.from_numpy(part.a).to(dtype).t().contiguous().to(self.device),
-                    torch.from_numpy(part.b).to(dtype).t().contiguous().to(self.device),
+                    self._keep(part.a.T, dtype),
+                    self._keep(part.b.T, dtype),
                     slice(part.start, part.start + len(part.b)),
+                    None if part.gains is None else self._keep(part.gains, dtype),
+                    None if part.offsets is None else self._keep(part.offsets, dtype),
                 )
                 for part in parts
             ]
             for site, parts in numbers.sites.items()
         }
 
+    def _keep(self, values: Floats, dtype: torch.dtype) -> torch.Tensor:
+        return torch.from_numpy(values).to(dtype).contiguous().to(self.device)
+
 
 def packed_bytes(packed: PackedSites) -> int:
     """Return the bytes of an adapter."""
-    return sum(part.a.nbytes + part.b.nbytes for parts in packed.values() for part in parts)
+    parts = [part for site in packed.values() for part in site]
+    kept = [each for part in parts for each in (part.a, part.b, part.gains, part.offsets)]
+    return sum(each.nbytes for each in kept if each is not None)
 
 
 class AdaptedLinear(WrappedLinear):
@@ -107,12 +119,19 @@ class AdaptedLinear(WrappedLinear):
 
 
 def _add(y: torch.Tensor, x: torch.Tensor, run: _Run, part: TorchPart) -> None:
-    """Add an adapter part's product to its slice of the outputs, in place."""
+    """Add what an adapter part changes to its slice of the outputs, in place."""
     if run.singles is not None:
         rows = x.index_select(0, run.singles)[:, None]  # [n, 1, inputs]
         count = len(rows)
         low = torch.bmm(rows, part.a.expand(count, *part.a.shape))
         delta = torch.bmm(low, part.b.expand(count, *part.b.shape))[:, 0]
-        y[:, part.outputs].index_add_(0, run.singles, delta)
+        own = y[:, part.outputs]
+        if part.gains is not None and part.offsets is not None:
+            before = own.index_select(0, run.singles)
+            delta += torch.addcmul(part.offsets, before, part.gains)
+        own.index_add_(0, run.singles, delta)
     for span in run.spans:
-        y[span, part.outputs] += x[span] @ part.a @ part.b
+        delta, own = x[span] @ part.a @ part.b, y[span, part.outputs]
+        if part.gains is not None and part.offsets is not None:
+            delta += torch.addcmul(part.offsets, own, part.gains)
+        own += delta

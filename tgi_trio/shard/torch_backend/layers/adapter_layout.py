@@ -2,7 +2,8 @@
 
 A slot has room for the largest adapter. Its matrices are contiguous, so that an adapter is uploaded
 in one copy: for each pair A [r, inputs], then B [outputs, r], with r padded by zeros to a multiple
-of sixteen. The directory says where the matrices of each piece of each linear layer begin.
+of sixteen; for each of its pieces, if the adapter has them, gains [outputs], then offsets. The
+directory says where those of each piece of each linear layer begin.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ import torch
 from tgi_trio.model.adapters.sites import Site, adaptable_linears
 from tgi_trio.model.matrices.references import Share
 from tgi_trio.model.specs.decoder import DecoderSpec
-from tgi_trio.shard.adapters.numbers import AdapterNumbers
+from tgi_trio.shard.adapters.numbers import AdapterNumbers, AdapterPart
 
+ENTRY: Final = 5  # numbers of a directory entry
 UNIT: Final = 16  # numbers; offsets count in it, and ranks are multiples of it
 
 
@@ -31,13 +33,18 @@ class SitePlace:
     outputs: int
     first: int  # index of its first entry
 
+    def end(self, piece: int) -> int:
+        """Return the end of a piece's outputs."""
+        return (*self.starts[1:], self.outputs)[piece]
+
 
 @dataclass(frozen=True, slots=True)
 class PackedAdapter:
     """An adapter as it is copied into a slot."""
 
     numbers: torch.Tensor  # flat, of the model's dtype
-    # int32 [entries, 4]: the piece whose A is used, the rank r, and where A and B begin, in units
+    # int32 [entries, 5]: the piece whose A is used, the rank r, and where A, B and gains begin, in
+    # units; 0: there are no gains
     directory: torch.Tensor
 
     @property
@@ -64,25 +71,26 @@ class SlotLayout:
             places[site] = SitePlace(inputs, starts, outputs, entries)
             entries += len(counts)
             capacity += self.ranks * (len(counts) * inputs + outputs)
+            capacity += sum(aligned(2 * count) for count in counts)
         self.places: Mapping[Site, SitePlace] = places
         self.entries = entries
         self.capacity = capacity  # numbers of a slot
 
     def bytes_per_slot(self, dtype: torch.dtype) -> int:
         """Return the bytes of device memory that a slot takes."""
-        return self.capacity * dtype.itemsize + self.entries * 4 * 4
+        return self.capacity * dtype.itemsize + self.entries * ENTRY * 4
 
     def pack(self, adapter: AdapterNumbers, dtype: torch.dtype) -> PackedAdapter:
         """Lay out an adapter's numbers. Thread-safe."""
-        directory = torch.zeros((self.entries, 4), dtype=torch.int32)
+        directory = torch.zeros((self.entries, ENTRY), dtype=torch.int32)
         found: list[torch.Tensor] = []
         at = 0
 
         def put(matrix: torch.Tensor) -> int:
             nonlocal at
-            begin = at
-            found.append(matrix.reshape(-1))
-            at += matrix.numel()
+            begin, more = at, aligned(matrix.numel()) - matrix.numel()
+            found.append(torch.nn.functional.pad(matrix.reshape(-1), (0, more)))
+            at += len(found[-1])
             return begin // UNIT
 
         for site, parts in adapter.sites.items():
@@ -97,10 +105,19 @@ class SlotLayout:
                 for piece in range(block, len(place.starts)):
                     start = place.starts[piece] - part.start
                     if start < len(b):
-                        entry = (block, ranks, into, out_of + start * ranks // UNIT)
+                        own = slice(start, place.end(piece) - part.start)
+                        gains = 0 if part.gains is None else put(_stack_gains(part, own, dtype))
+                        entry = (block, ranks, into, out_of + start * ranks // UNIT, gains)
                         directory[place.first + piece] = torch.tensor(entry, dtype=torch.int32)
         numbers = torch.cat(found) if found else torch.empty(0, dtype=dtype)
         return PackedAdapter(numbers, directory)
+
+
+def _stack_gains(part: AdapterPart, own: slice, dtype: torch.dtype) -> torch.Tensor:
+    """Return the gains of some outputs, then their offsets."""
+    if part.gains is None or part.offsets is None:
+        raise ValueError("an adapter has gains and offsets, or neither")
+    return torch.from_numpy(np.stack((part.gains[own], part.offsets[own]))).to(dtype)
 
 
 def aligned(count: int) -> int:

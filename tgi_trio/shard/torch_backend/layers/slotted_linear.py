@@ -66,7 +66,7 @@ class SlotMemory:
     """The adapters on the device, and which rows of the present step use which."""
 
     numbers: torch.Tensor  # [slots, capacity], see `SlotLayout`
-    directory: torch.Tensor  # int32 [slots, entries, 4]
+    directory: torch.Tensor  # int32 [slots, entries, 5]
     ranks: int  # the largest of any adapter, aligned
     tiles: torch.Tensor | None = None  # int32 [n, 3]: slot, first token, tokens; None: no adapters
     tile: AdapterTile | None = None  # the kind of all of them

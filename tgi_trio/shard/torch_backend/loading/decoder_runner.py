@@ -45,7 +45,7 @@ def make_decoder_runner(
     steps, so no rank launches a step before the previous one has been read.
     """
     kv_dtype = EIGHT_BITS[settings.kv_cache_dtype] if settings.kv_cache_dtype else None
-    adapters = _adapters(settings, model, target)
+    adapters = _adapters(settings, config, model, target)
     attention = attention_for(
         model.attention_needs,
         target.device,
@@ -129,7 +129,7 @@ def _may_follow(model: Decoder) -> bool:
 
 
 def _adapters(
-    settings: ShardSettings, decoder: Decoder, target: LoadTarget
+    settings: ShardSettings, config: ModelConfig, decoder: Decoder, target: LoadTarget
 ) -> DeviceAdapters | TorchAdapters | None:
     """Return what loads adapters, None if none are served; raises what `DeviceAdapters` does."""
     if not settings.max_lora_rank:
@@ -137,6 +137,7 @@ def _adapters(
     rank = target.ranks.rank if target.ranks else 0
     if runs_kernels(target.device):
         return DeviceAdapters(
+            config,
             decoder,
             target.dtype,
             target.device,
@@ -146,6 +147,7 @@ def _adapters(
             world_size=target.world_size,
         )
     return TorchAdapters(
+        config,
         decoder,
         target.dtype,
         target.device,

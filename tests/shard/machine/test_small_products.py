@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tgi_trio.shard.numba_backend.small_products import multiply_small
+from tgi_trio.shard.machine.small_products import multiply_small
 
 
 @pytest.mark.parametrize(

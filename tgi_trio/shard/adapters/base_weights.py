@@ -1,0 +1,79 @@
+"""What adapters need to know of their base: the norms of DoRA, and biases.
+
+They are those of the weights as the checkpoint has them, dequantised if it is quantised. What the
+server itself rounds (`--quantize`) the adapter was not trained on, and its norms hardly differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Final
+
+import numpy as np
+
+from tgi_trio.model.config import ModelConfig
+from tgi_trio.model.matrices.references import MatrixRef
+from tgi_trio.model.specs.decoder import DecoderSpec
+from tgi_trio.shard.checkpoint.lookup import Checkpoint, open_checkpoint
+from tgi_trio.shard.checkpoint.numbers import Floats, to_float32
+from tgi_trio.shard.machine.small_products import multiply_small
+
+_AT_ONCE: Final = 1 << 17  # numbers that are read between two rests: about 0.5 ms
+
+
+class BaseWeights:
+    """A base's checkpoint, opened when something of it is needed, and closed after the block."""
+
+    def __init__(self, config: ModelConfig, spec: DecoderSpec) -> None:
+        self._config = config
+        self._spec = spec
+        self._files = ExitStack()
+        self._checkpoint: Checkpoint | None = None
+
+    def __enter__(self) -> BaseWeights:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._checkpoint = None
+        self._files.close()
+
+    def read_bias(self, matrix: MatrixRef) -> Floats:
+        """Return a linear's bias [rows], zeros if it has none; raises ModelLoadError."""
+        if not matrix.bias:
+            return np.zeros(matrix.rows, np.float32)
+        return self._open().vector(matrix.bias, matrix.rows)
+
+    def measure_rows(
+        self, matrix: MatrixRef, rows: slice, a: Floats, b: Floats, rest: Callable[[], None]
+    ) -> Floats:
+        """Return the norms |W + B A| of some rows of a matrix, float32.
+
+        `a` [r, inputs]; `b` [rows, r], scaled, of these rows alone. `rest` is called between short
+        pieces of work. Raises ModelLoadError as the checkpoint does.
+        """
+        shape = (matrix.rows, matrix.columns)
+        stored = self._open().matrix(matrix.name, shape, transposed=matrix.transposed)
+        norms = np.empty(len(b), np.float32)
+        each = max(1, _AT_ONCE // matrix.columns)
+        for begin in range(0, len(b), each):
+            rest()
+            first, end = rows.start + begin, min(rows.start + begin + each, rows.stop)
+            part = stored.rows(slice(first, end))
+            total = multiply_small(b[None, begin : begin + each], a[None])[0]
+            total += to_float32(part.dequantised())
+            norms[begin : begin + each] = np.sqrt(np.einsum("ij,ij->i", total, total))
+            part.release()
+        return norms
+
+    def _open(self) -> Checkpoint:
+        if self._checkpoint is None:
+            opened = open_checkpoint(self._config, self._spec.names.base)
+            self._checkpoint = self._files.enter_context(opened)
+        return self._checkpoint
