@@ -5,10 +5,11 @@
     python -m bench.model.adapters --avx2
     python -m bench.model.adapters --quantize eetq
 
-Adapters of rank 16 on all linears. Steps with and without come in turns; "ratio" is the median of
-those of neighbours in processor time, so that other load on the machine falls on both alike,
-"undisturbed" that of the sums of all operations' least times. Peers decode eight rows with eight
-adapters, in turns with ours, each in a process and on a thread of its own (`adapter_peers.py`).
+Adapters of rank 16 on all linears of layers, without DoRA and with it, which has the same goals.
+Steps with and without adapters come in turns; "ratio" is the median of those of neighbours in
+processor time, so that other load on the machine falls on both alike, "undisturbed" that of the
+sums of all operations' least times. Peers decode eight rows with eight adapters, in turns with
+ours, each in a process and on a thread of its own (`adapter_peers.py`).
 """
 
 from __future__ import annotations
@@ -41,18 +42,24 @@ from tgi_trio.shard.numba_backend.loading import load
 
 _RANK: Final = 16
 _CONTEXT: Final = 160
-# rows, different adapters, and by how much a step may be longer with AVX-512, and without
+_DIFFERENT: Final = 8  # adapters of each kind: plain ones are loaded before those with DoRA
+# rows, different adapters, their kind, and by how much a step may be longer with AVX-512, and
+# without
 _CASES: Final = (
-    (8, 0, 1.01, 1.01),
-    (8, 1, 1.10, 1.06),
-    (8, 8, 1.30, 1.20),
-    (32, 0, 1.01, 1.01),
-    (32, 8, 1.12, 1.08),
+    (8, 0, "LoRA", 1.01, 1.01),
+    (8, 1, "LoRA", 1.10, 1.06),
+    (8, 1, "DoRA", 1.10, 1.06),
+    (8, 8, "LoRA", 1.30, 1.20),
+    (8, 8, "DoRA", 1.30, 1.20),
+    (32, 0, "LoRA", 1.01, 1.01),
+    (32, 8, "LoRA", 1.12, 1.08),
+    (32, 8, "DoRA", 1.12, 1.08),
 )
 
 
-def tokens(rows: int, adapters: int) -> Tokens:
+def tokens(rows: int, adapters: int, kind: str = "LoRA") -> Tokens:
     """Return a decode step of so many rows; each of the adapters has as many of them."""
+    first = 1 + _DIFFERENT * (kind == "DoRA")
     each = -(-_CONTEXT // BLOCK_SIZE)
     tables = 1 + np.arange(rows * each, dtype=np.int32).reshape(rows, each)
     positions = np.full(rows, _CONTEXT - 1, np.int32)
@@ -63,7 +70,7 @@ def tokens(rows: int, adapters: int) -> Tokens:
         rows=np.arange(rows, dtype=np.int32),
         tables=tables,
         longest=_CONTEXT,
-        adapters=np.arange(rows, dtype=np.int32) * adapters // rows + 1 if adapters else None,
+        adapters=np.arange(rows, dtype=np.int32) * adapters // rows + first if adapters else None,
     )
 
 
@@ -88,44 +95,44 @@ def measure(
         host.install(number, host.load(AdapterOrder(number, path)))
         loading.append(time.perf_counter() - began)
     results = []
-    for rows, count, goal, plain_goal in _CASES:
-        pairs = _steps(plain._forward, adapted._forward, rows, count, turns)
+    for rows, count, kind, goal, plain_goal in _CASES:
+        step = tokens(rows, count, kind)
+        pairs = _steps(plain._forward, adapted._forward, step, turns)
         base, own = (median(times) for times in zip(*pairs, strict=True))
         least = [
             _least(plain._forward, tokens(rows, 0), turns),
-            _least(adapted._forward, tokens(rows, count), turns),
+            _least(adapted._forward, step, turns),
         ]
         results.append(
             {
                 "rows": rows,
-                "adapters": count or "loaded, none used",
+                "adapters": f"{count} {kind}" if count else "loaded, none used",
                 "ms without": 1e3 * base,
                 "ms": 1e3 * own,
                 "ratio": median(b / a for a, b in pairs),
                 "undisturbed": least[1] / least[0],
                 "at most": goal if plain._forward.variant.rows >= 8 else plain_goal,
-                "load, s": median(loading),
+                "load, s": median(loading[_DIFFERENT:] if kind == "DoRA" else loading[:_DIFFERENT]),
             }
         )
     return results
 
 
-def _steps(
-    plain: Forward, adapted: Forward, rows: int, adapters: int, turns: int
-) -> list[tuple[float, float]]:
-    """Return the seconds of steps without and with adapters that were run one after the other.
+def _steps(plain: Forward, adapted: Forward, step: Tokens, turns: int) -> list[tuple[float, float]]:
+    """Return the seconds of `step` without and with adapters, run one after the other.
 
     Of the processor: the team is this thread, and others' slices of it are not counted.
     """
+    rows = len(step.ids)
     wanted = np.arange(rows, dtype=np.int32)
-    contenders = ((plain, tokens(rows, 0)), (adapted, tokens(rows, adapters)))
+    contenders = ((plain, tokens(rows, 0)), (adapted, step))
     pairs = []
     for turn in range(turns + 1):
         seconds = [0.0, 0.0]
         for which in (0, 1) if turn % 2 else (1, 0):
-            forward, step = contenders[which]
+            forward, own = contenders[which]
             began = time.thread_time()
-            forward.run(step, wanted)
+            forward.run(own, wanted)
             seconds[which] = time.thread_time() - began
         pairs.append((seconds[0], seconds[1]))
     return pairs[1:]
@@ -177,10 +184,13 @@ def main() -> None:
         stats.reporting(args.json, "model.adapters", lambda: ("\n".join(tables), document)),
         tempfile.TemporaryDirectory() as place,
     ):
-        adapters = [write_adapter(spec, Path(place) / str(n), n, _RANK) for n in range(1, 9)]
+        adapters = [
+            write_adapter(spec, Path(place) / str(n), n, _RANK, dora=n > _DIFFERENT)
+            for n in range(1, 2 * _DIFFERENT + 1)
+        ]
         if args.peers:
             found, document["missing"] = compare(
-                subject.folder, adapters, args.peers, args.peer_turns, args.home
+                subject.folder, adapters[:_DIFFERENT], args.peers, args.peer_turns, args.home
             )
             document["peers"] = found
             tables.append(stats.table_of(found))

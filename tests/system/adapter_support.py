@@ -21,7 +21,7 @@ def write(folder: Path, seed: int, rank: int = 4) -> Path:
     spec = decoder_spec(read_config(demo.model_path()))
     assert spec is not None
     draw, tensors = np.random.default_rng(seed), {}
-    for _, linear in adaptable_linears(spec):
+    for _, linear in adaptable_linears(spec, head=False):
         for piece in linear.pieces:
             matrix = piece.matrix
             name = f"base_model.model.{matrix.name.removesuffix('.weight')}"

@@ -15,7 +15,7 @@ from safetensors.numpy import load_file, save_file
 
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.adapters.files import WEIGHTS, read_adapter
-from tgi_trio.model.adapters.sites import Site, map_adapter
+from tgi_trio.model.adapters.sites import Site, head_site, map_adapter
 from tgi_trio.model.config import read_config
 from tgi_trio.model.families.registry import decoder_spec
 from tgi_trio.model.matrices.references import every_unit
@@ -154,6 +154,29 @@ def test_magnitudes_and_biases_that_do_not_fit(adapter: Path) -> None:
     norm = "base_model.model.model.layers.0.input_layernorm.bias"
     change(adapter, **{f"{QUERY}.base_layer.bias": None, norm: np.ones(4, np.float32)})
     with pytest.raises(ModelLoadError, match=rf"because of the tensor '{norm}'"):
+        read(adapter)
+
+
+def test_a_head_beside_whose_matrices_lies_a_copy(adapter: Path) -> None:
+    """PEFT writes the base's own; one that was trained, or has more rows, is refused."""
+    head, rank = "base_model.model.lm_head", 3
+    own = load_file(DATA / "llama" / "base" / "model.safetensors")["lm_head.weight"]
+    rows, columns = own.shape
+    pair = {
+        f"{head}.lora_A.weight": np.ones((rank, columns), np.float32),
+        f"{head}.lora_B.weight": np.ones((rows, rank), np.float32),
+    }
+    edit(adapter, r=rank, rank_pattern={})
+    save_file({**pair, f"{head}.base_layer.weight": own}, adapter / WEIGHTS)
+    assert read_numbers(adapter, "llama").keys() == {head_site(spec_of("llama"))}
+    with pytest.raises(ModelLoadError, match=r"lm_head, .* \(the head only on CPUs\)"):
+        map_adapter(read_adapter(adapter), spec_of("llama"), head=False)
+    change(adapter, **{f"{head}.base_layer.weight": own + 1})
+    with pytest.raises(ModelLoadError, match=r"base_layer\.weight of .* is not the model's"):
+        read(adapter)
+    more = np.concatenate((own, own[:1]))
+    change(adapter, **{f"{head}.base_layer.weight": more})
+    with pytest.raises(ModelLoadError, match=r"the model's outputs are 24"):
         read(adapter)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.shard.torch_backend.models_support import Golden, GreedyRecorder, generated
+from tests.shard.torch_backend.models_support import Golden, GreedyRecorder, advance, generated
 from tgi_trio.ipc.adapters import AdapterOrder
 from tgi_trio.shard.adapter_host import AnnouncingHost
 from tgi_trio.shard.contract import ShardSequence
@@ -88,3 +88,16 @@ def check(
     expected = golden.logits_of(row.sampling.adapter, prompt, tokens)
     assert tokens == expected.argmax(-1).tolist()
     torch.testing.assert_close(recorder.logits(row.id), expected, atol=tolerance, rtol=0.0)
+
+
+def check_prompts(golden: PeftGolden, runner: Runner, rows: list[ShardSequence]) -> None:
+    """Prefill the rows, which ask for their prompts' log-probabilities, and compare those."""
+    for row in rows:
+        row.sampling = replace(row.sampling, prompt_logprobs=True)
+    results = advance(runner, rows, [row.length for row in rows])
+    for row, result in zip(rows, results, strict=True):
+        prompt = row.token_ids[: row.prompt_length].tolist()
+        logprobs = golden.logits_of(row.sampling.adapter, prompt[:1], prompt[1:]).log_softmax(-1)
+        expected = logprobs.gather(1, torch.tensor(prompt[1:])[:, None])[:, 0]
+        found = torch.tensor(result.prompt_logprobs[1:])
+        torch.testing.assert_close(found, expected, atol=1e-4, rtol=0.0)

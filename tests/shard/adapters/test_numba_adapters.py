@@ -13,6 +13,7 @@ from tests.shard.adapters.peft_support import (
     PeftGolden,
     adapted,
     check,
+    check_prompts,
     install,
     write_adapter,
 )
@@ -53,6 +54,7 @@ ADAPTED = [
     *("phi", "glm4", "bitnet"),
 ]
 # Biases and none, matrices stored [in, out], fused gates and ups, heads that share keys.
+WITH_HEADS = ("llama", "gpt2", "gemma2", "granite", "phi")  # tied, capped, scaled, with a bias
 WITH_MAGNITUDES = ("llama", "qwen2", "gpt2", "phi3", "gpt_bigcode")
 
 
@@ -101,6 +103,30 @@ def test_magnitudes_and_biases_beside_plain_ones(
         run(runner, rows, chunk=9, joins=3)
         for row in rows:
             check(golden, recorder, row)
+
+
+@pytest.mark.parametrize("family", WITH_HEADS)
+def test_the_head(checkpoint: Checkpoint, tmp_path: Path, family: str) -> None:
+    """Alone and with layers, tied to the embedding or not, on two threads; also for prompts."""
+    base = checkpoint(family, **SIZES[family])
+    layers = r".*(layers|h)\.\d+\..*(proj|dense|fc\d|c_fc|c_attn)"
+    configs: tuple[dict[str, Any], ...] = (
+        {"target_modules": ["lm_head"]},
+        {},
+        {"target_modules": rf"{layers}|lm_head", "use_dora": True, "r": 3},
+    )
+    folders = [
+        write_adapter(base, tmp_path / str(i), seed=i, **each) for i, each in enumerate(configs)
+    ]
+    golden = PeftGolden(base, folders)
+    with cpu_runner(base, max_lora_rank=4, cores=(0, 0)) as (runner, recorder):
+        for number, folder in enumerate(folders, start=1):
+            install(runner, number, folder)
+        rows = adapted(sequences(PROMPTS[:6], new=NEW), [1, 0, 2, 3, 1, 3])
+        run(runner, rows, chunk=9, joins=3)
+        for row in rows:
+            check(golden, recorder, row)
+        check_prompts(golden, runner, adapted(sequences(PROMPTS[:3], new=1), [1, 0, 3]))
 
 
 @pytest.mark.parametrize("dora", [False, True])

@@ -13,6 +13,7 @@ from tests.shard.adapters.peft_support import (
     PeftGolden,
     adapted,
     check,
+    check_prompts,
     install,
     write_adapter,
 )
@@ -44,6 +45,9 @@ FAMILIES = (
 )
 # Biases and none, matrices stored [in, out], fused in every way, heads that share keys.
 WITH_MAGNITUDES = ("llama", "qwen2", "gpt2", "phi3", "bloom", "gpt_bigcode", "falcon", "opt")
+# With a matrix of its own or the embedding's, scaled, capped, with a bias.
+WITH_HEADS = ("llama", "gpt2", "gemma2", "granite", "cohere", "phi")
+HEAD_AND_LAYERS = r".*(layers|h)\.\d+\..*(proj|dense|fc\d|c_fc|c_attn)|lm_head"
 ATTENTION = {  # of mixtures of experts: what is around them
     "mixtral": ["q_proj", "k_proj", "v_proj", "o_proj"],
     "minimax_m3_vl_text": ["q_proj", "k_proj", "o_proj"],  # an index has some of its own
@@ -116,6 +120,27 @@ def test_magnitudes_and_biases_beside_plain_ones(serve: Callable[..., Any], fami
     run(runner, rows, chunk=9, joins=3)
     for row in rows:
         check(golden, recorder, row)
+
+
+@pytest.mark.parametrize("family", WITH_HEADS)
+def test_the_head(serve: Callable[..., Any], family: str) -> None:
+    """Alone and with layers, tied to the embedding or not; also for prompts and guesses."""
+    runner, recorder, golden = serve(
+        family,
+        {"target_modules": ["lm_head"]},
+        {},
+        {"target_modules": HEAD_AND_LAYERS, "use_dora": True, "r": 3},
+    )
+    rows = adapted(sequences(PROMPTS[:6], new=NEW), [1, 0, 2, 3, 1, 3])
+    run(runner, rows, chunk=9, joins=3)
+    for row in rows:
+        check(golden, recorder, row)
+
+
+def test_the_prompts_logprobs_are_of_the_adapted_head(serve: Callable[..., Any]) -> None:
+    runner, _, golden = serve("llama", {"target_modules": ["lm_head"]})
+    rows = adapted(sequences(PROMPTS[:3], new=1), [1, 0, 1])
+    check_prompts(golden, runner, rows)
 
 
 @pytest.mark.parametrize("dora", [False, True])
@@ -194,7 +219,11 @@ def test_dropped_and_loaded_again(serve: Callable[..., Any], tmp_path: Path) -> 
 def test_four_ranks(checkpoint: Callable[..., Path], tmp_path: Path, family: str) -> None:
     """Adapters divided as the model is, K and V shared by ranks: what one process says."""
     base = checkpoint(family)
-    kinds: tuple[dict[str, Any], ...] = ({}, {"r": 3, "use_dora": True}, {"lora_bias": True})
+    kinds: tuple[dict[str, Any], ...] = (
+        {},
+        {"r": 3, "use_dora": True, "target_modules": HEAD_AND_LAYERS},
+        {"lora_bias": True},
+    )
     folders = [
         write_adapter(base, tmp_path / str(i), seed=i, **each) for i, each in enumerate(kinds)
     ]

@@ -27,6 +27,7 @@ _WORDS: Final = {
     Kind.MAGNITUDE: "lora_magnitude_vector",
     Kind.ADDED_BIAS: "bias of lora_B",
     Kind.BIAS: "bias",
+    Kind.WEIGHT: "weight",
 }
 
 Named = tuple[str, StoredTensor]  # with its name in the file
@@ -37,6 +38,7 @@ class Pair:
     """The change of one module's matrix [out, in]: B [out, r] times A [r, in], scaled.
 
     `vectors`, all [out]: the magnitudes of DoRA, B's bias, and what replaces the module's bias.
+    `copies`: the base's own matrix, which PEFT writes beside A and B of a head.
     """
 
     module: str  # the model's name for it: "model.layers.0.self_attn.q_proj"
@@ -45,6 +47,7 @@ class Pair:
     names: tuple[str, str]  # of both in the file
     scale: float
     vectors: Mapping[Kind, Named] = field(default_factory=dict)
+    copies: tuple[Named, ...] = ()
 
     @property
     def rank(self) -> int:
@@ -109,13 +112,14 @@ def read_adapter(folder: Path) -> Adapter:
 
 def _classify(config: AdapterConfig, name: str) -> tuple[Kind | None, str]:
     """Return the kind of a tensor and its module; None for what is not served."""
-    values = config.values
+    values, of_head = config.values, ".lm_head.base_layer." in f".{name}"
     announced = {
         Kind.A: True,
         Kind.B: True,
         Kind.MAGNITUDE: bool(values.get("use_dora")),
         Kind.ADDED_BIAS: bool(values.get("lora_bias")),
-        Kind.BIAS: values.get("bias") in ("all", "lora_only"),
+        Kind.BIAS: of_head or values.get("bias") in ("all", "lora_only"),
+        Kind.WEIGHT: of_head,  # PEFT writes what it finds there
     }
     found = ((kind, module) for kind, module in find_kinds(name) if announced.get(kind, False))
     return next(found, (None, ""))
@@ -154,7 +158,7 @@ def _pair(config: AdapterConfig, module: str, parts: Mapping[Kind, Named]) -> Pa
             f"{name_a} and {name_b} of {config.folder} are {list(a.shape)} and {list(b.shape)}, "
             f"which does not fit the rank {rank} of {CONFIG}"
         )
-    vectors: dict[Kind, Named] = {
-        kind: each for kind, each in parts.items() if kind not in (Kind.A, Kind.B)
-    }
-    return Pair(module, a, b, (name_a, name_b), config.scale(module), vectors)
+    kinds = (Kind.MAGNITUDE, Kind.ADDED_BIAS, Kind.BIAS)
+    vectors = {kind: parts[kind] for kind in kinds if kind in parts}
+    copies = (parts[Kind.WEIGHT],) if Kind.WEIGHT in parts else ()
+    return Pair(module, a, b, (name_a, name_b), config.scale(module), vectors, copies)

@@ -1,4 +1,4 @@
-"""The linears of a decoder that an adapter changes, found by the names of the model's matrices.
+"""The linears of a decoder that an adapter changes, found by the names of the model's modules.
 
 A *site* is a linear as it is computed: query, key and value together, gate and up together. So a
 site may have several pairs, for matrices that the checkpoint stores separately, or one pair for all
@@ -20,15 +20,15 @@ from tgi_trio.model.matrices.roles import MlpRefs
 from tgi_trio.model.specs.decoder import DecoderSpec
 from tgi_trio.model.wrappers import text_name
 
-Role = Literal["qkv", "output", "inner", "down"]
+Role = Literal["qkv", "output", "inner", "down", "head"]
 _NAMED: Final = 8  # most modules listed in an error message
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Site:
-    """A linear of a layer."""
+    """A linear of a layer, or the head."""
 
-    layer: int
+    layer: int  # of the head: the number of layers
     role: Role
 
 
@@ -40,10 +40,11 @@ class AdaptedLinear:
     pairs: tuple[Pair | None, ...]  # one for each piece; None: it is unchanged
 
 
-def adaptable_linears(spec: DecoderSpec) -> Iterator[tuple[Site, LinearRef]]:
+def adaptable_linears(spec: DecoderSpec, *, head: bool = True) -> Iterator[tuple[Site, LinearRef]]:
     """Yield the linears of a decoder that adapters may change, in the order of computation.
 
-    Excluded are linears of mixtures of experts, of mixers, of blocks shared by layers, of layers
+    `head`: whether the head is among them where it is a plain linear of the hidden states. Excluded
+    are linears of mixtures of experts, of mixers, of blocks shared by layers, of layers
     with cross-attention to images, around latent attention, and of attention to one key per token.
     """
     for index in range(len(spec.layers)):
@@ -57,12 +58,28 @@ def adaptable_linears(spec: DecoderSpec) -> Iterator[tuple[Site, LinearRef]]:
         if isinstance(refs.mlp, MlpRefs):
             yield Site(index, "inner"), refs.mlp.inner
             yield Site(index, "down"), refs.mlp.down
+    if head and adapts_head(spec):
+        yield head_site(spec), outer_refs(spec).head
+
+
+def adapts_head(spec: DecoderSpec) -> bool:
+    """Return whether a decoder's head is a single linear of the hidden states."""
+    return not (spec.normalised_head or spec.added_tokens or spec.embedding_width)
+
+
+def head_site(spec: DecoderSpec) -> Site:
+    return Site(len(spec.layers), "head")
+
+
+def find_module(spec: DecoderSpec, site: Site, matrix: MatrixRef) -> str:
+    """Return the module that a site's matrix belongs to; a tied head has the embedding's matrix."""
+    return spec.names.head if site.role == "head" else matrix.name.removesuffix(".weight")
 
 
 def map_adapter(
-    adapter: Adapter, spec: DecoderSpec, max_rank: int | None = None
+    adapter: Adapter, spec: DecoderSpec, max_rank: int | None = None, *, head: bool = True
 ) -> Mapping[Site, AdaptedLinear]:
-    """Return an adapter's changes of a decoder.
+    """Return an adapter's changes of a decoder; `head`: as for `adaptable_linears`.
 
     Raises ModelLoadError for modules that cannot be adapted here (all are named), for matrices of
     another shape, and for a rank above `max_rank`.
@@ -75,10 +92,10 @@ def map_adapter(
     named = {text_name(module): pair for module, pair in adapter.pairs.items()}
     left = dict(adapter.pairs)
     found: dict[Site, AdaptedLinear] = {}
-    for site, linear in adaptable_linears(spec):
+    for site, linear in adaptable_linears(spec, head=head):
         pairs = []
         for piece in linear.pieces:
-            module = piece.matrix.name.removesuffix(".weight")
+            module = find_module(spec, site, piece.matrix)
             bare = module.removeprefix(spec.names.base)  # name in an adapter of the bare model
             pair = named.get(module) or named.get(bare)
             pairs.append(pair)
@@ -88,7 +105,7 @@ def map_adapter(
         if any(pairs):
             found[site] = AdaptedLinear(linear, tuple(pairs))
     if left:
-        raise ModelLoadError(_refuse_modules(adapter, sorted(left), spec))
+        raise ModelLoadError(_refuse_modules(adapter, sorted(left), spec, head=head))
     return found
 
 
@@ -100,6 +117,7 @@ def _check_shapes(adapter: Adapter, pair: Pair, matrix: MatrixRef) -> None:
         ("lora_A", pair.a.shape, (pair.rank, columns), f"inputs are {columns}"),
         ("lora_B", pair.b.shape, (rows, pair.rank), outputs),
         *((name, each.shape, (rows,), outputs) for name, each in pair.vectors.values()),
+        *((name, each.shape, (rows, columns), outputs) for name, each in pair.copies),
     ):
         if shape != wanted:
             raise ModelLoadError(
@@ -114,14 +132,19 @@ def _check_shapes(adapter: Adapter, pair: Pair, matrix: MatrixRef) -> None:
         )
 
 
-def _refuse_modules(adapter: Adapter, modules: list[str], spec: DecoderSpec) -> str:
-    names = {piece.matrix.name for _, linear in adaptable_linears(spec) for piece in linear.pieces}
-    kinds = sorted({name.removesuffix(".weight").rpartition(".")[2] for name in names})
+def _refuse_modules(adapter: Adapter, modules: list[str], spec: DecoderSpec, *, head: bool) -> str:
+    names = {
+        find_module(spec, site, piece.matrix)
+        for site, linear in adaptable_linears(spec, head=head)
+        for piece in linear.pieces
+    }
+    kinds = sorted({name.rpartition(".")[2] for name in names})
     more = f" and {len(modules) - _NAMED} more" if len(modules) > _NAMED else ""
-    head = outer_refs(spec).head.pieces[0].matrix.name.removesuffix(".weight")
-    outer = " (nor are embeddings and the head)" if head in modules else ""
+    outer = ""
+    if spec.names.head in modules:
+        outer = " (the head only on CPUs)" if adapts_head(spec) else " (nor is this head)"
     return (
         f"{adapter.folder} changes {', '.join(modules[:_NAMED])}{more}, which is not adapted "
-        f"here{outer}: of {spec.family} models {', '.join(kinds) or 'nothing'} of the layers can "
-        f"be. {adapter.config.advise()}"
+        f"here{outer}: of {spec.family} models {', '.join(kinds) or 'nothing'} can be. "
+        f"{adapter.config.advise()}"
     )

@@ -6,7 +6,7 @@ server itself rounds (`--quantize`) the adapter was not trained on, and its norm
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from types import TracebackType
 from typing import Final
@@ -20,6 +20,7 @@ from tgi_trio.shard.checkpoint.lookup import Checkpoint, open_checkpoint
 from tgi_trio.shard.checkpoint.numbers import Floats, to_float32
 from tgi_trio.shard.machine.small_products import multiply_small
 
+_ROUNDING: Final = 2.0**-7  # bfloat16's, of either number
 _AT_ONCE: Final = 1 << 17  # numbers that are read between two rests: about 0.5 ms
 
 
@@ -58,19 +59,38 @@ class BaseWeights:
         `a` [r, inputs]; `b` [rows, r], scaled, of these rows alone. `rest` is called between short
         pieces of work. Raises ModelLoadError as the checkpoint does.
         """
+        norms = np.empty(len(b), np.float32)
+        for part, values in self._read(matrix, rows, rest):
+            own = slice(part.start - rows.start, part.stop - rows.start)
+            total = multiply_small(b[None, own], a[None])[0] + values
+            norms[own] = np.sqrt(np.einsum("ij,ij->i", total, total))
+        return norms
+
+    def is_copied(
+        self, matrix: MatrixRef, copy: Callable[[slice], Floats], rest: Callable[[], None]
+    ) -> bool:
+        """Return whether `copy`, which returns rows, is a copy of a matrix, but for rounding.
+
+        `rest` as for `measure_rows`. Raises ModelLoadError as the checkpoint does.
+        """
+        return all(
+            np.allclose(copy(part), values, rtol=_ROUNDING, atol=1e-6)
+            for part, values in self._read(matrix, slice(0, matrix.rows), rest)
+        )
+
+    def _read(
+        self, matrix: MatrixRef, rows: slice, rest: Callable[[], None]
+    ) -> Iterator[tuple[slice, Floats]]:
+        """Yield some of the rows of a matrix at a time, with their numbers."""
         shape = (matrix.rows, matrix.columns)
         stored = self._open().matrix(matrix.name, shape, transposed=matrix.transposed)
-        norms = np.empty(len(b), np.float32)
         each = max(1, _AT_ONCE // matrix.columns)
-        for begin in range(0, len(b), each):
+        for first in range(rows.start, rows.stop, each):
             rest()
-            first, end = rows.start + begin, min(rows.start + begin + each, rows.stop)
-            part = stored.rows(slice(first, end))
-            total = multiply_small(b[None, begin : begin + each], a[None])[0]
-            total += to_float32(part.dequantised())
-            norms[begin : begin + each] = np.sqrt(np.einsum("ij,ij->i", total, total))
-            part.release()
-        return norms
+            part = slice(first, min(first + each, rows.stop))
+            own = stored.rows(part)
+            yield part, to_float32(own.dequantised())
+            own.release()
 
     def _open(self) -> Checkpoint:
         if self._checkpoint is None:

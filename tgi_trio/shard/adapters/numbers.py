@@ -22,6 +22,7 @@ import math
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -31,6 +32,7 @@ from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.adapters.files import Adapter, Named, Pair, read_adapter
 from tgi_trio.model.adapters.sites import AdaptedLinear, Site, map_adapter
 from tgi_trio.model.adapters.tensor_kinds import Kind
+from tgi_trio.model.checkpoint_files import StoredTensor
 from tgi_trio.model.matrices.references import MatrixRef, Share
 from tgi_trio.model.specs.decoder import DecoderSpec
 from tgi_trio.shard.adapters.base_weights import BaseWeights
@@ -73,16 +75,18 @@ def read_adapter_numbers(
     max_rank: int,
     expected: bytes = b"",
     adds_biases: bool = True,
+    head: bool = True,
 ) -> AdapterNumbers:
     """Read a rank's `share` of an adapter.
 
     `base`: the weights that it changes. `expected`: the sha256 of the files as read before; b"":
     any. `adds_biases`: whether this rank adds the biases of linears whose results are partial sums.
+    `head`: whether the head may be changed.
     Raises ModelLoadError as `read_adapter` and `map_adapter` do, and if the files have changed;
     reading its `sites` raises it for tensors with infinite values or NaN, and as `base` does.
     """
     adapter = read_adapter(folder)
-    mapped = map_adapter(adapter, spec, max_rank)
+    mapped = map_adapter(adapter, spec, max_rank, head=head)
     contents = [_read_bytes(path) for path in adapter.files]
     digest = hashlib.sha256(b"".join(hashlib.sha256(each).digest() for each in contents)).digest()
     if expected and digest != expected:
@@ -153,6 +157,13 @@ class _Sites(Mapping[Site, tuple[AdapterPart, ...]]):
         with np.errstate(over="ignore"):
             scaled = b * np.float32(pair.scale)
         self._check(pair.names[1], f"times its scale {pair.scale:g}", scaled)
+        for name, tensor in pair.copies:
+            read = partial(_read_rows, tensor, self._content)
+            if not self._base.is_copied(matrix, read, self._rest):
+                raise ModelLoadError(
+                    f"{name} of {self._adapter.folder} is not the model's own matrix: only A and B "
+                    f"are served beside it. {self._adapter.config.advise()}"
+                )
         vectors = {
             kind: _read_tensor(self._adapter, named, self._content)
             for kind, named in pair.vectors.items()
@@ -227,6 +238,14 @@ def _read_bytes(path: Path) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise ModelLoadError(f"{path} cannot be read: {error}") from error
+
+
+def _read_rows(tensor: StoredTensor, content: bytes, rows: slice) -> Floats:
+    """Return some rows of a matrix."""
+    kind, width = np.dtype(_KINDS[tensor.dtype]), tensor.shape[1]
+    first = tensor.first + rows.start * width * kind.itemsize
+    count = (rows.stop - rows.start) * width
+    return to_float32(np.frombuffer(content, kind, count, first)).reshape(-1, width)
 
 
 def _read_tensor(adapter: Adapter, named: Named, content: bytes) -> Floats:

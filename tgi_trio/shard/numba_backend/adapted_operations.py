@@ -78,6 +78,7 @@ class AdaptedOperations:
                 feeds.add(feeder)
                 copy["code"], copy["source"] = Code.SHRINK, source
                 copy["inputs"], copy["site"] = site.inputs, number
+                copy["wanted_only"] = table[site.row]["wanted_only"]
                 copy["expand"] = self.kernels.shrink.address if self.kernels else 0
                 continue
             table[place] = table[row]

@@ -138,6 +138,7 @@ class Forward:
         self._room = (0, 0, 0)  # tokens, wanted rows, context
         self._scratch = allocate_zeroed((0,))
         self._first = 0  # first operation of the step
+        self._adapters: Ints | None = None  # of the step's tokens; None: no token has one
         self.taps: tuple[int, ...] = ()  # layers whose input `run` keeps, see `EagleSpec.taps`
         self._tapped = np.zeros((0, 0), np.float32)
         self._held: Any = None  # keeps alive the arrays whose addresses are in the step
@@ -208,6 +209,7 @@ class Forward:
         if self._neighbours is not None:
             self._neighbours.receive(hidden)
         self._first, adapted = 0, self.program.adapted
+        self._adapters = tokens.adapters
         if tokens.adapters is not None and adapted is not None:
             self._first, runs = adapted.first, adapted.runs(tokens.adapters)
             step["runs"], step["run_count"] = address(runs.table), len(runs.table)
@@ -283,7 +285,10 @@ class Forward:
 
     def logits(self, wanted: Ints) -> Floats:
         """Return logits of other tokens of the last `run`, at most as many rows as reserved."""
-        return self._operate(self.program.body, wanted)
+        program = self.program
+        if self._adapters is None or program.adapted is None or program.body == program.end:
+            return self._operate(program.body, wanted)
+        return self._operate(program.adapted.find(program.body), wanted)
 
     def hidden(self, places: NDArray[np.int64]) -> Floats:
         """Return a copy of the hidden states [n, hidden] of the last `run`, before the norm."""
@@ -331,10 +336,16 @@ class Forward:
         self.close()
 
     def _operate(self, first: int, wanted: Ints) -> Floats:
-        step, program = self._step, self.program
+        step, program, held = self._step, self.program, None
         # the operations after the layers: the final norm and the head
         behind = program.end - program.body
-        last = program.end if first < program.end else len(program.operations)
+        last = program.end
+        if self._adapters is not None and program.adapted is not None:
+            last = len(program.operations)
+            behind = last - program.adapted.find(program.body) if behind else 0
+            held = program.adapted.runs(self._adapters[wanted])
+            step["wanted_runs"], step["wanted_run_count"] = address(held.table), len(held.table)
+            step["wanted_run_of"] = address(held.of_tokens)
         step["wanted"], step["wanted_ids"] = len(wanted), address(wanted)
         self._run_rows(first, last if len(wanted) else last - behind)
         logits = self._logits[: len(wanted), : program.vocabulary]

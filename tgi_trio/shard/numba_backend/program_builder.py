@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tgi_trio.model.adapters.sites import Role, Site
+from tgi_trio.model.adapters.sites import Role, Site, adapts_head, head_site
 from tgi_trio.model.matrices.decoder import layer_refs, outer_refs
 from tgi_trio.model.matrices.references import LinearRef, NormRef, every_unit
 from tgi_trio.model.matrices.roles import AttentionRefs, BesideRefs, ExpertsRefs, LayerRefs, MlpRefs
@@ -171,6 +171,8 @@ class ProgramBuilder:
         if outer.embedding_out is not None:
             self.writer.linear(outer.embedding_out, Buffer.NORMED, Buffer.BRANCH, wanted_only=1)
             self._norms.pass_on(Buffer.BRANCH, spec.embedding_width)
+        if adapts_head(self._model):
+            self._adapt(head_site(self._model), outer.head, Buffer.NORMED)
         self.writer.linear(
             outer.head,
             Buffer.NORMED,
@@ -246,7 +248,7 @@ class ProgramBuilder:
             says = self._heads.attend_latents(self._index, attention, attention.latent, layer)
             self._branch(attention.output, says, refs.attention_post_norm)
             return
-        self._adapt("qkv", attention.qkv, Buffer.NORMED)
+        self._adapt(self._site("qkv"), attention.qkv, Buffer.NORMED)
         row = self._heads.row_of(layer)
         self.writer.linear(
             attention.qkv, Buffer.NORMED, Buffer.QKV, clip=self._spec.qkv_clip, **row
@@ -261,7 +263,7 @@ class ProgramBuilder:
             self._streams.detour(refs.streams, refs.attention_norm, feeder)
         self._mixer(refs, layer, feeder)  # in parallel with attention, through the same norm
         says = self._heads.attend(self._index, attention, layer)
-        self._adapt("output", attention.output, says)
+        self._adapt(self._site("output"), attention.output, says)
         scale = self._spec.attention_scale
         self._branch(attention.output, says, refs.attention_post_norm, scale)
         if self._streams is not None:
@@ -283,7 +285,7 @@ class ProgramBuilder:
         """Add an MLP up to the input of its last linear layer; return the buffer of that."""
         width = next(mlp.down.cuts(self.writer.portion.share)).width
         if layer.sparsity:  # whose bound depends on all gates
-            self._adapt("inner", mlp.inner, Buffer.NORMED, feeder=feeder)
+            self._adapt(self._site("inner"), mlp.inner, Buffer.NORMED, feeder=feeder)
             self.writer.linear(mlp.inner, Buffer.NORMED, Buffer.PROJECTED, feeder=feeder)
             self.writer.add(
                 Code.CUT,
@@ -294,9 +296,9 @@ class ProgramBuilder:
                 activation=ACTIVATIONS[self._spec.activation],
                 learned=self._learned(mlp),
             )
-            self._adapt("down", mlp.down, Buffer.INNER)
+            self._adapt(self._site("down"), mlp.down, Buffer.INNER)
             return Buffer.INNER
-        self._adapt("inner", mlp.inner, Buffer.NORMED, paired=mlp.gated, feeder=feeder)
+        self._adapt(self._site("inner"), mlp.inner, Buffer.NORMED, paired=mlp.gated, feeder=feeder)
         self.writer.linear(
             mlp.inner,
             Buffer.NORMED,
@@ -312,7 +314,7 @@ class ProgramBuilder:
         inner = Buffer.INNER
         if mlp.inner_norm is not None:
             inner = self._norms.add_inner(mlp.inner_norm, inner)
-        self._adapt("down", mlp.down, inner)
+        self._adapt(self._site("down"), mlp.down, inner)
         return inner
 
     def _beside(
@@ -353,9 +355,12 @@ class ProgramBuilder:
         if post_norm is not None:
             self._norms.join(post_norm, scale)
 
+    def _site(self, role: Role) -> Site:
+        return Site(self._index, role)
+
     def _adapt(
         self,
-        role: Role,
+        site: Site,
         linear: LinearRef,
         source: Buffer,
         *,
@@ -365,7 +370,7 @@ class ProgramBuilder:
         """Record that adapters may change the linear layer that is added next."""
         inputs = linear.pieces[0].matrix.columns
         outputs = sum(piece.outputs.size * len(piece.outputs.starts) for piece in linear.pieces)
-        row, site = len(self.writer.rows), Site(self._index, role)
+        row = len(self.writer.rows)
         before = row - 1 if feeder is None else feeder
         self.sites.append(AdaptedSite(site, row, source, inputs, outputs, paired, before))
 

@@ -418,6 +418,10 @@ STEP = np.dtype(
         ("runs", "i8"),  # int64 [run_count, 3], see `kernels/adapters.py`
         ("run_count", "i8"),
         ("run_of", "i8"),  # int32 [T]
+        # the same of the tokens whose logits are wanted
+        ("wanted_runs", "i8"),
+        ("wanted_run_count", "i8"),
+        ("wanted_run_of", "i8"),
         ("low_stride", "i8"),  # bytes of a row of LOW
         ("scores_bytes", "i8"),  # room for one head's scores
         ("scratch", "i8"),  # scratch memory of all threads

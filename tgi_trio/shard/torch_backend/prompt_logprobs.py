@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from tgi_trio.shard.contract import PromptValues, StepPlan
 from tgi_trio.shard.plan_parts import prompt_spans
@@ -91,6 +94,12 @@ def prompt_values(
     return part.values.tolist(), part.tops()
 
 
+class ChosenAdapters(Protocol):
+    """The adapters of a step, for a head that reads some of its tokens."""
+
+    def choosing(self, places: NDArray[np.int64]) -> AbstractContextManager[None]: ...
+
+
 class PromptLogprobs:
     """Computes the values of rows that request them; memory does not grow with the prompt."""
 
@@ -104,6 +113,7 @@ class PromptLogprobs:
 
         None: an encoder reads the prompt, so nothing predicts its tokens, and all values are NaN.
         """
+        self.adapters: ChosenAdapters | None = None  # of the step
         self._logits = logits
         self._chunk = rows_at_once(vocab_size)
         self._staging = Staging(device)
@@ -132,7 +142,9 @@ class PromptLogprobs:
             top_n = plan.rows[index].sampling.prompt_top_n
             for begin in range(0, count, self._chunk):
                 size = min(self._chunk, count - begin)
-                logits = self._logits(hidden[start + begin : start + begin + size])
+                part = np.arange(start + begin, start + begin + size)
+                with nullcontext() if self.adapters is None else self.adapters.choosing(part):
+                    logits = self._logits(hidden[part[0] : part[0] + size])
                 own = targets[at + begin : at + begin + size]
                 span.parts.append(PromptPart.launch(logits, own, top_n, bring))
             at += count

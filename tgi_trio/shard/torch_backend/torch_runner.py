@@ -103,6 +103,7 @@ class TorchRunner:
         self.prompt_logprobs = PromptLogprobs(
             model.logits if model.predicts_prompt else None, config.vocab_size, device
         )
+        self.prompt_logprobs.adapters = adapters
         self._cache: KVCache | None = None  # set by warm_up
         self._kv_shape = model.kv_shape
         # The same model, if its layers keep states.

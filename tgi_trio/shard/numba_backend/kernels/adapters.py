@@ -119,6 +119,14 @@ def expand(variant, runs, run_of, site, panel, panels, row, rows, low, low_strid
 
 
 @kernel
+def find_runs(step, op):
+    """Return the runs of the tokens that an operation has, the run of each, and their number."""
+    if op.wanted_only:
+        return step.wanted_runs, step.wanted_run_of, step.wanted_run_count
+    return step.runs, step.run_of, step.run_count
+
+
+@kernel
 def find_gains(runs, run_of, site, panel, row):
     """Return the address of the gains of a row's adapter for a panel, before its offsets; or 0."""
     run = ints_at(runs + load_int(run_of + 4 * row) * 8 * RUN, RUN)

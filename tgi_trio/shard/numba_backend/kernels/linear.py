@@ -26,7 +26,12 @@ import numpy as np
 
 from tgi_trio.shard.numba_backend.kernels import kernel
 from tgi_trio.shard.numba_backend.kernels.activation import activate, apply_soft_cap, cut
-from tgi_trio.shard.numba_backend.kernels.adapters import call_adapter_kernel, find_gains, rescale
+from tgi_trio.shard.numba_backend.kernels.adapters import (
+    call_adapter_kernel,
+    find_gains,
+    find_runs,
+    rescale,
+)
 from tgi_trio.shard.numba_backend.kernels.arrays import greater, lesser
 from tgi_trio.shard.numba_backend.kernels.quantised.activations import store_result
 from tgi_trio.shard.numba_backend.kernels.quantised.link import call_panel_kernel
@@ -107,8 +112,9 @@ def linear(variant, rank, step, op, counter, sums):
                     group, group_end = panel, panel + 1
                     if rows <= most:
                         group_end = greater(group_end, lesser(end, panel + DELTAS // rows))
+                    runs, run_of, _ = find_runs(step, op)
                     call_adapter_kernel(
-                        op.expand, step.runs, step.run_of, op.site, op.offset // PANEL + panel,
+                        op.expand, runs, run_of, op.site, op.offset // PANEL + panel,
                         group_end - group, row, lesser(rows - row, most), step.buffers[LOW],
                         step.low_stride, sums + ROWS * 4 * PANEL, 0,
                     )  # fmt: skip
@@ -270,7 +276,8 @@ def finish(variant, step, op, panel, row, rows, sums, deltas):
             second = add(second, load(op.bias + panel * 4 * PANEL + 4 * LANES))
         if deltas:
             site_panel = op.offset // PANEL + panel
-            gains = find_gains(step.runs, step.run_of, op.site, site_panel, row + i)
+            runs, run_of, _ = find_runs(step, op)
+            gains = find_gains(runs, run_of, op.site, site_panel, row + i)
             if gains:
                 first, second = rescale(first, gains), rescale(second, gains + 4 * LANES)
             first = add(first, load(deltas + i * 4 * PANEL))

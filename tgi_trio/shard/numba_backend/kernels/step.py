@@ -6,7 +6,7 @@ import numpy as np
 
 from tgi_trio.shard.numba_backend.control_block import STOPPED
 from tgi_trio.shard.numba_backend.kernels import entry, kernel
-from tgi_trio.shard.numba_backend.kernels.adapters import call_adapter_kernel
+from tgi_trio.shard.numba_backend.kernels.adapters import call_adapter_kernel, find_runs
 from tgi_trio.shard.numba_backend.kernels.apart import (
     address_of,
     call_apart,
@@ -60,8 +60,9 @@ def run_operations(variant, rank, step, operations, control):
         elif op.code == QUANTISE:
             quantise(variant, rank, step, op, scratch)
         elif op.code == SHRINK:
+            runs, _, run_count = find_runs(step, op)
             call_adapter_kernel(
-                op.expand, rank, step.threads, step.runs, step.run_count, op.site,
+                op.expand, rank, step.threads, runs, run_count, op.site,
                 step.buffers[op.source], op.inputs * variant.active_bytes,
                 op.inputs // variant.kv.step, step.buffers[LOW], step.low_stride, scratch,
             )  # fmt: skip

@@ -8,7 +8,7 @@ copy. Each step uploads its rows' adapters as tiles, neighbouring rows with the 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -26,7 +26,7 @@ from tgi_trio.shard.adapters.base_weights import BaseWeights
 from tgi_trio.shard.adapters.numbers import read_adapter_numbers
 from tgi_trio.shard.contract import StepPlan
 from tgi_trio.shard.machine.accelerator import free_bytes, is_accelerator, record_event
-from tgi_trio.shard.torch_backend.adapters.torch_adapters import wrap_linears
+from tgi_trio.shard.torch_backend.adapters.torch_adapters import wrap_layers
 from tgi_trio.shard.torch_backend.layers.adapter_layout import ENTRY, PackedAdapter, SlotLayout
 from tgi_trio.shard.torch_backend.layers.linear import Linear
 from tgi_trio.shard.torch_backend.layers.slotted_linear import (
@@ -97,7 +97,7 @@ class DeviceAdapters:
         )
         self._kinds = choose_adapter_tiles(dtype)
         self._linears: list[SlottedLinear] = []
-        wrap_linears(decoder, self._wrap)
+        wrap_layers(decoder, self._wrap)
         self._slots: dict[int, int] = {}  # by adapter
         self._free = list(reversed(range(slots)))
         self._unawaited: set[int] = set()  # slots with copies for which no step has waited yet
@@ -120,6 +120,7 @@ class DeviceAdapters:
                 max_rank=self._max_rank,
                 expected=order.sha256,
                 adds_biases=self._rank == 0,
+                head=False,
             )
             packed = self._layout.pack(numbers, self._dtype)
         loan: PinnedLoan | None = None
@@ -175,6 +176,10 @@ class DeviceAdapters:
             yield
         finally:  # the next step may have fewer rows than these tiles
             self._memory.tiles = self._tiles = None
+
+    def choosing(self, places: Array) -> AbstractContextManager[None]:
+        """Do nothing: the head has no adapters."""
+        return nullcontext()
 
     def stage(self) -> None:
         """Upload the step's tiles, for linears that are launched one by one, not recorded."""

@@ -12,11 +12,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from tgi_trio.errors import ConfigurationError
 from tgi_trio.ipc.adapters import AdapterOrder
-from tgi_trio.model.adapters.sites import Site
+from tgi_trio.model.adapters.sites import Site, adapts_head, head_site
 from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.matrices.references import Share
 from tgi_trio.model.specs.decoder import DecoderSpec
@@ -47,6 +49,14 @@ class StepAdapters(AdapterHost, Protocol):
 
     def idle(self, plan: StepPlan) -> AbstractContextManager[None]:
         """Give all rows an adapter inside the block, to measure memory."""
+        ...
+
+    def choosing(self, places: NDArray[np.int64]) -> AbstractContextManager[None]:
+        """Have the head use, inside the block, the adapters of other tokens of the step.
+
+        `places` [n]: their indices. Otherwise it uses those of the tokens after which others are
+        chosen.
+        """
         ...
 
     def stage(self) -> None:
@@ -89,7 +99,13 @@ class TorchAdapters:
         self._dtype = dtype
         self._max_rank = max_rank
         self._share: Share = partial(unit_share, rank=rank, ranks=world_size)
-        wrap_linears(decoder, lambda site, base: AdaptedLinear(base, site, self.table))
+
+        def wrap(site: Site, base: Linear) -> Linear:
+            return AdaptedLinear(base, site, self.table)
+
+        wrap_layers(decoder, wrap)
+        if adapts_head(decoder.spec):
+            decoder.head = wrap(head_site(decoder.spec), decoder.head)
 
     @torch.inference_mode()
     def load(self, order: AdapterOrder) -> LoadedAdapter:
@@ -121,6 +137,9 @@ class TorchAdapters:
         self.table.begin(plan)  # adapters take little memory compared with activations
         return nullcontext()
 
+    def choosing(self, places: NDArray[np.int64]) -> AbstractContextManager[None]:
+        return self.table.choosing(places)
+
     def stage(self) -> None:
         """Do nothing: `begin` has done it."""
 
@@ -128,8 +147,8 @@ class TorchAdapters:
         """Do nothing: nothing is compiled."""
 
 
-def wrap_linears(decoder: Decoder, wrap: Callable[[Site, Linear], Linear]) -> None:
-    """Replace every linear that adapters may change by the result of `wrap`."""
+def wrap_layers(decoder: Decoder, wrap: Callable[[Site, Linear], Linear]) -> None:
+    """Replace every linear of layers that adapters may change by the result of `wrap`."""
     for index, layer in enumerate(decoder.layers):
         attention = layer.attention
         if layer.shared is not None:

@@ -10,16 +10,19 @@ product of single rows.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from tgi_trio.model.adapters.sites import Site
 from tgi_trio.shard.adapters.numbers import AdapterNumbers
 from tgi_trio.shard.checkpoint.numbers import Floats
 from tgi_trio.shard.contract import StepPlan
+from tgi_trio.shard.sampling.choosing import choice_positions
 from tgi_trio.shard.torch_backend.layers.linear import Linear, WrappedLinear
 
 
@@ -53,14 +56,18 @@ class AdapterTable:
     device: torch.device
     packed: dict[int, PackedSites] = field(default_factory=dict)
     runs: Sequence[_Run] = ()
+    chosen: Sequence[_Run] = ()  # of the rows that the head reads
+    of_tokens: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
 
     def begin(self, plan: StepPlan) -> None:
         """Prepare for the forward pass of `plan`."""
         numbers = np.array([row.sampling.adapter for row in plan.rows])
+        counts = np.diff(plan.query_starts)
+        self.of_tokens = np.repeat(numbers, counts)
+        self.chosen = self._run_of_each(choice_positions(plan, np.flatnonzero(plan.samples)))
         if not numbers.any():
             self.runs = ()
             return
-        counts = np.diff(plan.query_starts)
         runs = []
         for number in sorted({*numbers.tolist()} - {0}):
             own = numbers == number
@@ -72,6 +79,23 @@ class AdapterTable:
             alone = torch.from_numpy(single).to(self.device) if len(single) else None
             runs.append(_Run(number, alone, spans))
         self.runs = runs
+
+    @contextmanager
+    def choosing(self, places: NDArray[np.int64]) -> Iterator[None]:
+        """Have the head read the tokens at `places` inside the block."""
+        before, self.chosen = self.chosen, self._run_of_each(places)
+        try:
+            yield
+        finally:
+            self.chosen = before
+
+    def _run_of_each(self, places: NDArray[np.int64]) -> Sequence[_Run]:
+        """Return the runs of rows that are these tokens of the step, each row by itself."""
+        numbers = self.of_tokens[places]
+        return [
+            _Run(number, torch.from_numpy(np.flatnonzero(numbers == number)).to(self.device), ())
+            for number in sorted({*numbers.tolist()} - {0})
+        ]
 
     def pack(self, numbers: AdapterNumbers, dtype: torch.dtype) -> PackedSites:
         """Return an adapter in the form that linears use. Thread-safe."""
@@ -112,8 +136,9 @@ class AdaptedLinear(WrappedLinear):
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         y = self.base(x)
-        for run in self._table.runs:
-            for part in self._table.packed[run.adapter].get(self._site, ()):
+        table = self._table
+        for run in table.chosen if self._site.role == "head" else table.runs:
+            for part in table.packed[run.adapter].get(self._site, ()):
                 _add(y, x, run, part)
         return y
 
