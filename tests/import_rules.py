@@ -43,7 +43,8 @@ RULES: dict[str, Rule] = {
     ),
     # Reads what strangers wrote, so it has no use for anything that could run it.
     "conversion": Rule(
-        ours("errors model.config model.adapters.config"), only=ours("numpy safetensors")
+        ours("errors model.config model.adapters.config model.adapters.tensor_kinds"),
+        only=ours("numpy safetensors"),
     ),
     "hub_download": Rule(ours("errors"), only=ours("huggingface_hub tqdm")),
     "hub_gguf": Rule(ours("errors hub_download model.gguf"), only=NOTHING),

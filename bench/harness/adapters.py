@@ -17,7 +17,9 @@ def write_adapter(
 ) -> Path:
     """Write an adapter of all linears of layers; `dora`: with magnitudes."""
     draw, tensors = np.random.default_rng(seed), {}
-    for _, linear in adaptable_linears(spec, head=False):
+    for site, linear in adaptable_linears(spec):
+        if site.role == "head":
+            continue
         for matrix in {piece.matrix for piece in linear.pieces}:
             name = f"base_model.model.{matrix.name.removesuffix('.weight')}"
             a = draw.standard_normal((rank, matrix.columns), np.float32)

@@ -21,7 +21,9 @@ def write(folder: Path, seed: int, rank: int = 4) -> Path:
     spec = decoder_spec(read_config(demo.model_path()))
     assert spec is not None
     draw, tensors = np.random.default_rng(seed), {}
-    for _, linear in adaptable_linears(spec, head=False):
+    for site, linear in adaptable_linears(spec):
+        if site.role == "head":
+            continue
         for piece in linear.pieces:
             matrix = piece.matrix
             name = f"base_model.model.{matrix.name.removesuffix('.weight')}"

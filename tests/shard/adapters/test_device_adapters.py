@@ -63,14 +63,16 @@ def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def write_three(base: Path, folder: Path) -> list[Path]:
-    """All linears, queries alone with magnitudes, and a part with ranks of their own and biases."""
+    """All linears of layers, queries alone with magnitudes, and a part with ranks of their own,
+    biases, and the head.
+    """
     configs: tuple[dict[str, Any], ...] = (
         {"r": 16},
         {"r": 1, "target_modules": ["q_proj"], "use_dora": True},
         {
             "r": 3,
             "lora_bias": True,
-            "target_modules": ["v_proj", "up_proj", "down_proj"],
+            "target_modules": ["v_proj", "up_proj", "down_proj", "lm_head"],
             "rank_pattern": {"up_proj": 9},
         },
     )
@@ -146,6 +148,20 @@ def test_steps_with_prompts_are_recorded_as_well(
     assert {with_some.sent - without.sent for with_some, without in both} == {1}
 
 
+def test_prompts_logprobs_are_of_the_adapted_head(llama: Any) -> None:
+    """Whose rows are other tokens than those that others are chosen after."""
+    base, folders = llama
+    asked = [{"adapter": number, "prompt_logprobs": True} for number in ADAPTERS]
+    expected = on_cpu(base, folders, asked, 20, **SERVED)
+    with StandInDevice() as device:
+        request = replace(REQUEST, max_prefill_tokens=20)
+        runner = start(base, "cuda:0", (5,), request=request, **SERVED)
+        install_all(runner, folders)
+        ours = drive(runner, TEXTS, asked, 3, device=device, budget=20)
+    assert ours.prompts
+    agree(ours, expected)
+
+
 def test_each_linear_takes_two_launches_more(llama: Any) -> None:
     """And none where no row has an adapter, nor does another warm-up lose what is loaded."""
     base, folders = llama
@@ -164,7 +180,7 @@ def test_each_linear_takes_two_launches_more(llama: Any) -> None:
             run(runner, rows)
             launches.append(device.counts.launches.copy())
     more = launches[0] - launches[1]
-    assert more == {"shrink_rows": 4, "expand_rows": 4}  # of each of four
+    assert more == {"shrink_rows": 5, "expand_rows": 5}  # of each of four, and of the head
 
 
 def test_guesses_have_the_adapter_of_their_row(llama: Any) -> None:

@@ -40,12 +40,12 @@ class AdaptedLinear:
     pairs: tuple[Pair | None, ...]  # one for each piece; None: it is unchanged
 
 
-def adaptable_linears(spec: DecoderSpec, *, head: bool = True) -> Iterator[tuple[Site, LinearRef]]:
+def adaptable_linears(spec: DecoderSpec) -> Iterator[tuple[Site, LinearRef]]:
     """Yield the linears of a decoder that adapters may change, in the order of computation.
 
-    `head`: whether the head is among them where it is a plain linear of the hidden states. Excluded
-    are linears of mixtures of experts, of mixers, of blocks shared by layers, of layers
-    with cross-attention to images, around latent attention, and of attention to one key per token.
+    Excluded are linears of mixtures of experts, of mixers, of blocks shared by layers, of layers
+    with cross-attention to images, around latent attention, and of attention to one key per token;
+    and a head that is more than a linear of the hidden states.
     """
     for index in range(len(spec.layers)):
         refs = layer_refs(spec, index)
@@ -58,7 +58,7 @@ def adaptable_linears(spec: DecoderSpec, *, head: bool = True) -> Iterator[tuple
         if isinstance(refs.mlp, MlpRefs):
             yield Site(index, "inner"), refs.mlp.inner
             yield Site(index, "down"), refs.mlp.down
-    if head and adapts_head(spec):
+    if adapts_head(spec):
         yield head_site(spec), outer_refs(spec).head
 
 
@@ -77,9 +77,9 @@ def find_module(spec: DecoderSpec, site: Site, matrix: MatrixRef) -> str:
 
 
 def map_adapter(
-    adapter: Adapter, spec: DecoderSpec, max_rank: int | None = None, *, head: bool = True
+    adapter: Adapter, spec: DecoderSpec, max_rank: int | None = None
 ) -> Mapping[Site, AdaptedLinear]:
-    """Return an adapter's changes of a decoder; `head`: as for `adaptable_linears`.
+    """Return an adapter's changes of a decoder.
 
     Raises ModelLoadError for modules that cannot be adapted here (all are named), for matrices of
     another shape, and for a rank above `max_rank`.
@@ -92,7 +92,7 @@ def map_adapter(
     named = {text_name(module): pair for module, pair in adapter.pairs.items()}
     left = dict(adapter.pairs)
     found: dict[Site, AdaptedLinear] = {}
-    for site, linear in adaptable_linears(spec, head=head):
+    for site, linear in adaptable_linears(spec):
         pairs = []
         for piece in linear.pieces:
             module = find_module(spec, site, piece.matrix)
@@ -105,7 +105,7 @@ def map_adapter(
         if any(pairs):
             found[site] = AdaptedLinear(linear, tuple(pairs))
     if left:
-        raise ModelLoadError(_refuse_modules(adapter, sorted(left), spec, head=head))
+        raise ModelLoadError(_refuse_modules(adapter, sorted(left), spec))
     return found
 
 
@@ -132,17 +132,15 @@ def _check_shapes(adapter: Adapter, pair: Pair, matrix: MatrixRef) -> None:
         )
 
 
-def _refuse_modules(adapter: Adapter, modules: list[str], spec: DecoderSpec, *, head: bool) -> str:
+def _refuse_modules(adapter: Adapter, modules: list[str], spec: DecoderSpec) -> str:
     names = {
         find_module(spec, site, piece.matrix)
-        for site, linear in adaptable_linears(spec, head=head)
+        for site, linear in adaptable_linears(spec)
         for piece in linear.pieces
     }
     kinds = sorted({name.rpartition(".")[2] for name in names})
     more = f" and {len(modules) - _NAMED} more" if len(modules) > _NAMED else ""
-    outer = ""
-    if spec.names.head in modules:
-        outer = " (the head only on CPUs)" if adapts_head(spec) else " (nor is this head)"
+    outer = " (nor is this head)" if spec.names.head in modules else ""
     return (
         f"{adapter.folder} changes {', '.join(modules[:_NAMED])}{more}, which is not adapted "
         f"here{outer}: of {spec.family} models {', '.join(kinds) or 'nothing'} can be. "

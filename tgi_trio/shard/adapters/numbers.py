@@ -75,18 +75,16 @@ def read_adapter_numbers(
     max_rank: int,
     expected: bytes = b"",
     adds_biases: bool = True,
-    head: bool = True,
 ) -> AdapterNumbers:
     """Read a rank's `share` of an adapter.
 
     `base`: the weights that it changes. `expected`: the sha256 of the files as read before; b"":
     any. `adds_biases`: whether this rank adds the biases of linears whose results are partial sums.
-    `head`: whether the head may be changed.
     Raises ModelLoadError as `read_adapter` and `map_adapter` do, and if the files have changed;
     reading its `sites` raises it for tensors with infinite values or NaN, and as `base` does.
     """
     adapter = read_adapter(folder)
-    mapped = map_adapter(adapter, spec, max_rank, head=head)
+    mapped = map_adapter(adapter, spec, max_rank)
     contents = [_read_bytes(path) for path in adapter.files]
     digest = hashlib.sha256(b"".join(hashlib.sha256(each).digest() for each in contents)).digest()
     if expected and digest != expected:

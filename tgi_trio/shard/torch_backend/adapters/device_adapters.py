@@ -8,7 +8,7 @@ copy. Each step uploads its rows' adapters as tiles, neighbouring rows with the 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -18,7 +18,7 @@ import torch
 
 from tgi_trio.errors import ConfigurationError, TgiTrioError
 from tgi_trio.ipc.adapters import AdapterOrder
-from tgi_trio.model.adapters.sites import Site
+from tgi_trio.model.adapters.sites import Site, adapts_head, head_site
 from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.split import unit_share
 from tgi_trio.shard.adapter_host import LoadedAdapter
@@ -26,6 +26,7 @@ from tgi_trio.shard.adapters.base_weights import BaseWeights
 from tgi_trio.shard.adapters.numbers import read_adapter_numbers
 from tgi_trio.shard.contract import StepPlan
 from tgi_trio.shard.machine.accelerator import free_bytes, is_accelerator, record_event
+from tgi_trio.shard.sampling.choosing import choice_positions
 from tgi_trio.shard.torch_backend.adapters.torch_adapters import wrap_layers
 from tgi_trio.shard.torch_backend.layers.adapter_layout import ENTRY, PackedAdapter, SlotLayout
 from tgi_trio.shard.torch_backend.layers.linear import Linear
@@ -48,6 +49,8 @@ from tgi_trio.shard.torch_backend.staging import (
     split,
 )
 
+_NO_TILES: Final = np.zeros((0, 3), np.int32)
+_NO_SLOTS: Final = np.zeros(0, np.int64)
 _MEMORY_SHARE: Final = 0.8  # most of the memory left by the weights; the rest is for K and V
 
 
@@ -98,6 +101,11 @@ class DeviceAdapters:
         self._kinds = choose_adapter_tiles(dtype)
         self._linears: list[SlottedLinear] = []
         wrap_layers(decoder, self._wrap)
+        if adapts_head(decoder.spec):
+            place, own = self._layout.places[head_site(decoder.spec)], decoder.head
+            head = SlottedLinear(own, place, self._memory, is_head=True)
+            self._linears.append(head)
+            decoder.choose_head = lambda: head if self._is_head_adapted() else own
         self._slots: dict[int, int] = {}  # by adapter
         self._free = list(reversed(range(slots)))
         self._unawaited: set[int] = set()  # slots with copies for which no step has waited yet
@@ -106,6 +114,8 @@ class DeviceAdapters:
         self._in_flight: list[tuple[torch.Event, _Loaded]] = []  # copied until the events
         self._staging = Staging(device)
         self._tiles: Array | None = None  # int32 [n, 3], of the present step; None: no adapters
+        self._chosen = _NO_TILES  # of the rows that its head reads
+        self._slots_of_tokens = _NO_SLOTS  # int64 [T], of the present step
         self._kind = self._kinds.few
 
     # --- an `AdapterHost` ----------------------------------------------------------------------
@@ -120,7 +130,6 @@ class DeviceAdapters:
                 max_rank=self._max_rank,
                 expected=order.sha256,
                 adds_biases=self._rank == 0,
-                head=False,
             )
             packed = self._layout.pack(numbers, self._dtype)
         loan: PinnedLoan | None = None
@@ -157,12 +166,14 @@ class DeviceAdapters:
 
     def begin(self, plan: StepPlan) -> None:
         """Prepare the adapters of the next step."""
-        self._memory.tiles = self._tiles = None
+        self._forget()
         if not any(row.sampling.adapter for row in plan.rows):
             return
         slots = np.array([self._slot_of(row.sampling.adapter) for row in plan.rows])
         self._kind = self._kind_for(len(plan.token_ids), decodes=are_decodes(plan))
         self._tiles = list_tiles(slots, plan.query_starts, self._kind.rows)
+        self._slots_of_tokens = np.repeat(slots, np.diff(plan.query_starts))
+        self._chosen = self._tiles_of(choice_positions(plan, np.flatnonzero(plan.samples)))
         if not self._unawaited.isdisjoint(slots.tolist()):
             self._wait_for_copies()
 
@@ -175,21 +186,32 @@ class DeviceAdapters:
         try:
             yield
         finally:  # the next step may have fewer rows than these tiles
-            self._memory.tiles = self._tiles = None
+            self._forget()
 
-    def choosing(self, places: Array) -> AbstractContextManager[None]:
-        """Do nothing: the head has no adapters."""
-        return nullcontext()
+    @contextmanager
+    def choosing(self, places: Array) -> Iterator[None]:
+        """Have the head read other tokens of the step, inside the block; see `StepAdapters`."""
+        if self._tiles is None:
+            yield
+            return
+        memory, before = self._memory, self._memory.chosen
+        (memory.chosen,) = self._staging.upload([self._tiles_of(places)])
+        memory.tile = self._kind
+        try:
+            yield
+        finally:
+            memory.chosen = before
 
     def stage(self) -> None:
         """Upload the step's tiles, for linears that are launched one by one, not recorded."""
         if self._tiles is not None:
-            (self._memory.tiles,) = self._staging.upload([self._tiles])
+            uploaded = self._staging.upload([self._tiles, self._chosen])
+            self._memory.tiles, self._memory.chosen = uploaded
             self._memory.tile = self._kind
 
     def warm_up(self) -> None:
         """Compile everything that steps will launch."""
-        self._memory.tiles = self._tiles = None
+        self._forget()
         for linear in self._linears:
             for kind in self._kinds:
                 linear.compile(kind)
@@ -199,17 +221,22 @@ class DeviceAdapters:
     def reserve(self, tokens: int, rows: int, *, decodes: bool) -> ReservedTiles:
         """Return memory for the tiles of a recording of `tokens` tokens in at most `rows` rows.
 
-        `decodes`: each token is a decode, or a guess after one.
+        `decodes`: each token is a decode, or a guess after one, and the head reads all of them.
+        Otherwise it reads at most `rows`.
         """
         kind = self._kind_for(tokens, decodes=decodes)
-        most = most_tiles(tokens, min(rows, len(self._memory.numbers)), kind.rows)
-        tiles = np.zeros((most, 3), np.int32)
-        memory = torch.zeros(packed_size([tiles]), dtype=torch.uint8, device=self._device)
-        return ReservedTiles(memory, split(memory, [tiles])[0], kind)
+        sizes = [tokens] if decodes else [tokens, rows]
+        slots = min(rows, len(self._memory.numbers))
+        tiles = [np.zeros((most_tiles(n, slots, kind.rows), 3), np.int32) for n in sizes]
+        memory = torch.zeros(packed_size(tiles), dtype=torch.uint8, device=self._device)
+        views = split(memory, tiles)
+        return ReservedTiles(memory, views[0], views[-1], kind)
 
     def fits(self, reserved: ReservedTiles) -> bool:
         """Return whether a recording has room for the step's tiles, and is for their size."""
         if self._tiles is None or self._kind != reserved.tile:
+            return False
+        if reserved.chosen is not reserved.tiles and len(self._chosen) > len(reserved.chosen):
             return False
         return len(self._tiles) <= len(reserved.tiles)
 
@@ -217,25 +244,41 @@ class DeviceAdapters:
     def recording(self, reserved: ReservedTiles) -> Iterator[None]:
         """Have linears read the recording's tiles, which every replay refills."""
         memory = self._memory
-        memory.tiles, memory.tile = reserved.tiles, reserved.tile
+        memory.tiles, memory.chosen = reserved.tiles, reserved.chosen
+        memory.tile = reserved.tile
         try:
             yield
         finally:
-            memory.tiles = None
+            memory.tiles = memory.chosen = None
 
     def refill(self, reserved: ReservedTiles) -> None:
         """Upload the present step's tiles to a recording's memory."""
         if self._tiles is None:
             raise RuntimeError("no row of the step has an adapter")
-        tiles = np.zeros(reserved.tiles.shape, np.int32)
-        tiles[: len(self._tiles)] = self._tiles
-        self._staging.fill(reserved.memory, [tiles])
+        tiles = [_padded(self._tiles, len(reserved.tiles))]
+        if reserved.chosen is not reserved.tiles:
+            tiles.append(_padded(self._chosen, len(reserved.chosen)))
+        self._staging.fill(reserved.memory, tiles)
 
     # --- parts ---------------------------------------------------------------------------------
 
     def _wrap(self, site: Site, base: Linear) -> Linear:
         self._linears.append(SlottedLinear(base, self._layout.places[site], self._memory))
         return self._linears[-1]
+
+    def _is_head_adapted(self) -> bool:
+        """Whether any row that the head reads now has an adapter."""
+        return self._memory.chosen is not None and len(self._memory.chosen) > 0
+
+    def _forget(self) -> None:
+        """Have no step: no rows have adapters."""
+        self._memory.tiles = self._memory.chosen = self._tiles = None
+        self._chosen, self._slots_of_tokens = _NO_TILES, _NO_SLOTS
+
+    def _tiles_of(self, places: Array) -> Array:
+        """Return the tiles of rows that are these tokens of the step."""
+        slots = self._slots_of_tokens[places]
+        return list_tiles(slots, np.arange(len(slots) + 1), self._kind.rows)
 
     def _slot_of(self, number: int) -> int:
         return self._slots[number] if number else -1
@@ -268,12 +311,19 @@ class DeviceAdapters:
         self._unawaited.clear()
 
 
+def _padded(tiles: Array, count: int) -> Array:
+    """Return so many tiles, the last of them without tokens."""
+    return np.concatenate((tiles, np.zeros((count - len(tiles), 3), np.int32)))
+
+
 def list_tiles(slots: Array, query_starts: Array, most: int) -> Array:
     """Return tiles, int32 [n, 3]: slot, first token, number of tokens.
 
     Neighbouring rows with the same adapter share tiles. `slots` [R]: each row's, -1 for none;
     `query_starts` [R + 1]; `most`: tokens of the largest tile.
     """
+    if not len(slots):
+        return _NO_TILES
     changes = np.flatnonzero(np.diff(slots)) + 1
     firsts = np.concatenate(([0], changes))
     ends = np.concatenate((changes, [len(slots)]))

@@ -99,13 +99,10 @@ class TorchAdapters:
         self._dtype = dtype
         self._max_rank = max_rank
         self._share: Share = partial(unit_share, rank=rank, ranks=world_size)
-
-        def wrap(site: Site, base: Linear) -> Linear:
-            return AdaptedLinear(base, site, self.table)
-
-        wrap_layers(decoder, wrap)
+        wrap_layers(decoder, lambda site, base: AdaptedLinear(base, site, self.table))
         if adapts_head(decoder.spec):
-            decoder.head = wrap(head_site(decoder.spec), decoder.head)
+            head = AdaptedLinear(decoder.head, head_site(decoder.spec), self.table)
+            decoder.choose_head = lambda: head if self.table.chosen else head.base
 
     @torch.inference_mode()
     def load(self, order: AdapterOrder) -> LoadedAdapter:

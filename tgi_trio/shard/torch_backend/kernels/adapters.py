@@ -109,6 +109,7 @@ def expand_rows(
         lowest = tl.program_id(1) * OUTPUTS
         column = lowest + tl.arange(0, OUTPUTS)
         total = tl.zeros([ROWS, OUTPUTS], tl.float32)
+        changes = count < 0  # nothing so far
         for piece in tl.static_range(PIECES):
             start = find_start(piece, second, third, starts)
             end = outputs
@@ -117,6 +118,7 @@ def expand_rows(
             entry = directory + (slot * entries + first + piece) * _ENTRY
             ranks = tl.multiple_of(tl.load(entry + 1), _UNIT)
             if (lowest < end) & (lowest + OUTPUTS > start) & (ranks > 0):
+                changes = count > 0
                 block = tl.load(entry)
                 matrix = numbers + slot * capacity + tl.load(entry + 3).to(tl.int64) * _UNIT
                 own = (column >= start) & (column < end)
@@ -137,24 +139,25 @@ def expand_rows(
                         other=0.0,
                     )
                     total = tl.dot(v.to(b.dtype), tl.trans(b), total, input_precision="ieee")
-        gain = tl.zeros([OUTPUTS], tl.float32)
-        offset = tl.zeros([OUTPUTS], tl.float32)
-        for piece in tl.static_range(PIECES):  # not above, where registers are few
-            start = find_start(piece, second, third, starts)
-            end = outputs
-            if piece + 1 < PIECES:
-                end = find_start(piece + 1, second, third, starts)
-            at = tl.load(directory + (slot * entries + first + piece) * _ENTRY + 4)
-            if (lowest < end) & (lowest + OUTPUTS > start) & (at > 0):
-                own = (column >= start) & (column < end)
-                gains = numbers + slot * capacity + at.to(tl.int64) * _UNIT + (column - start)
-                gain += tl.load(gains, mask=own, other=0.0).to(tl.float32)
-                offset += tl.load(gains + (end - start), mask=own, other=0.0).to(tl.float32)
-        where = out + row[:, None] * outputs + column[None, :]
-        stored = real[:, None] & (column < outputs)[None, :]
-        y = tl.load(where, mask=stored, other=0.0).to(tl.float32)
-        y += y * gain[None, :] + offset[None, :] + total
-        tl.store(where, y.to(out.dtype.element_ty), mask=stored)
+        if changes:
+            gain = tl.zeros([OUTPUTS], tl.float32)
+            offset = tl.zeros([OUTPUTS], tl.float32)
+            for piece in tl.static_range(PIECES):  # not above, where registers are few
+                start = find_start(piece, second, third, starts)
+                end = outputs
+                if piece + 1 < PIECES:
+                    end = find_start(piece + 1, second, third, starts)
+                at = tl.load(directory + (slot * entries + first + piece) * _ENTRY + 4)
+                if (lowest < end) & (lowest + OUTPUTS > start) & (at > 0):
+                    own = (column >= start) & (column < end)
+                    gains = numbers + slot * capacity + at.to(tl.int64) * _UNIT + (column - start)
+                    gain += tl.load(gains, mask=own, other=0.0).to(tl.float32)
+                    offset += tl.load(gains + (end - start), mask=own, other=0.0).to(tl.float32)
+            where = out + row[:, None] * outputs + column[None, :]
+            stored = real[:, None] & (column < outputs)[None, :]
+            y = tl.load(where, mask=stored, other=0.0).to(tl.float32)
+            y += y * gain[None, :] + offset[None, :] + total
+            tl.store(where, y.to(out.dtype.element_ty), mask=stored)
 
 
 @triton.jit

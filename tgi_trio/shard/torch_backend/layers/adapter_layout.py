@@ -60,7 +60,7 @@ class SlotLayout:
         self.ranks = aligned(max_rank)
         places: dict[Site, SitePlace] = {}
         entries = capacity = 0
-        for site, linear in adaptable_linears(spec, head=False):
+        for site, linear in adaptable_linears(spec):
             counts = [
                 sum(span.stop - span.start for span in piece.outputs.spans(share(piece.outputs)))
                 for piece in linear.pieces

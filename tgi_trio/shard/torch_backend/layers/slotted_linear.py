@@ -58,6 +58,7 @@ class ReservedTiles:
 
     memory: torch.Tensor  # uint8
     tiles: torch.Tensor  # int32 [n, 3], a view of `memory`; unused tiles have no tokens
+    chosen: torch.Tensor  # the same for the rows that the head reads
     tile: AdapterTile  # the kind of all of them
 
 
@@ -69,16 +70,20 @@ class SlotMemory:
     directory: torch.Tensor  # int32 [slots, entries, 5]
     ranks: int  # the largest of any adapter, aligned
     tiles: torch.Tensor | None = None  # int32 [n, 3]: slot, first token, tokens; None: no adapters
+    chosen: torch.Tensor | None = None  # int32 [n, 3]: the same for the rows that the head reads
     tile: AdapterTile | None = None  # the kind of all of them
 
 
 class SlottedLinear(WrappedLinear):
     """A linear layer that adds the adapters of a step's rows."""
 
-    __slots__ = ("_memory", "_place", "_starts")
+    __slots__ = ("_is_head", "_memory", "_place", "_starts")
 
-    def __init__(self, base: Linear, place: SitePlace, memory: SlotMemory) -> None:
+    def __init__(
+        self, base: Linear, place: SitePlace, memory: SlotMemory, *, is_head: bool = False
+    ) -> None:
         super().__init__(base)
+        self._is_head = is_head
         self._place = place
         self._memory = memory
         self._starts = place_starts(place, memory.numbers.device)
@@ -86,8 +91,9 @@ class SlottedLinear(WrappedLinear):
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         y = self.base(x)
         memory = self._memory
-        if memory.tiles is not None and memory.tile is not None:
-            found = memory.tiles, memory.tile
+        tiles = memory.chosen if self._is_head else memory.tiles
+        if tiles is not None and memory.tile is not None:
+            found = tiles, memory.tile
             add_adapters(y, x.contiguous(), self._place, self._starts, memory, *found)
         return y
 

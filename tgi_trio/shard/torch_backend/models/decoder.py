@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -103,6 +103,8 @@ class Decoder:
         plain = ranks is None and positions is None and embedding_norm is None
         plain = plain and embedding_in is None
         self.beginning = Beginning(embedding, spec.embedding_scale, rotaries if plain else ())
+        # Returns the head for a step in which rows have adapters; None: there are none.
+        self.choose_head: Callable[[], Linear] | None = None
         self.taps: tuple[int, ...] = ()  # layers whose inputs `forward` returns as well
         self._runner = LayerRunner(spec, layers, rotaries, ranks)
 
@@ -319,7 +321,8 @@ class Decoder:
         if self.embedding_out is not None:
             hidden = self.embedding_out(hidden if norm is None else norm(hidden))
             norm = None
-        own = self.head(hidden) if norm is None else project_normed(self.head, hidden, norm)
+        head = self.head if self.choose_head is None else self.choose_head()
+        own = head(hidden) if norm is None else project_normed(head, hidden, norm)
         logits = gather_logits(own, self.spec.vocab_size - extra, self.ranks)
         if self.spec.logit_scale != 1.0:
             logits = logits * self.spec.logit_scale
