@@ -1,7 +1,8 @@
 """Adapters through everything that a server does to a sequence, against transformers with PEFT.
 
-One batch of rows with eight adapters and with none, in chunks, preempted and taken up again, with
-guesses of the next tokens, one of them under a grammar, and the shard killed in the middle of it.
+One batch of rows with eight adapters, two of them with DoRA, and with none, in chunks, preempted
+and taken up again, with guesses of the next tokens, one of them under a grammar, and the shard
+killed in the middle of it.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ PROMPTS = (
 )
 WITHOUT_E = "[^eE]*"
 RANKS = {"a": 4, "b": 1, "c": 2, "d": 3, "e": 8, "f": 5, "g": 6, "h": 7}  # by adapter
+WITH_DORA = ("b", "e")
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +43,10 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     root = tmp_path_factory.mktemp("adapters")
-    return [write(root / name, seed, rank) for seed, (name, rank) in enumerate(RANKS.items())]
+    return [
+        write(root / name, seed, rank, dora=name in WITH_DORA)
+        for seed, (name, rank) in enumerate(RANKS.items())
+    ]
 
 
 @pytest.fixture(scope="module")
