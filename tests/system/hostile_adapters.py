@@ -146,7 +146,7 @@ HOSTILE: dict[str, tuple[Harm, str]] = {
     "config is a list": (replace_config("[]"), f"{CONFIG} holds no JSON object"),
     "config is deep": (replace_config("[" * 90_000), f"{CONFIG} cannot be read"),
     "a field of tomorrow": (config(of_tomorrow=3), "of_tomorrow 3"),
-    "dora": (config(use_dora=True), f"holds no lora_magnitude_vector of {MODULE}"),
+    "dora": (config(use_dora=True), "holds no lora_magnitude_vector of "),
     "rank 0": (config(r=0), " no rank or alpha above 0, but 0"),
     "a fraction of a rank": (config(r=4.5), " the rank 4.5"),
     "no rank": (config(r=None), "no rank or alpha above 0, but None"),
