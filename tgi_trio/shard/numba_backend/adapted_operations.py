@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from tgi_trio.model.adapters.sites import Site
 from tgi_trio.shard.numba_backend.arena import address
-from tgi_trio.shard.numba_backend.tables import OPERATION, Buffer, Code, Form
+from tgi_trio.shard.numba_backend.tables import FACTORS, OPERATION, Buffer, Code, Form
 from tgi_trio.shard.numba_backend.weight_layout import LANES
 
 if TYPE_CHECKING:
@@ -43,6 +43,7 @@ class Runs:
 
     table: NDArray[np.int64]  # [runs, 3]: first token, tokens, address of the adapter's sites
     of_tokens: NDArray[np.int32]  # [T]
+    factors: bool  # whether any of the adapters has gains or offsets
     held: Any  # keeps alive what the addresses point to
 
 
@@ -57,7 +58,7 @@ class AdaptedOperations:
         self.kernels: AdapterKernels | None = None
         padded = -(-(max_rank + 1) // 2) * 2  # pairs of bfloat16
         self.low_width = -(-_PIECES * padded // LANES) * LANES
-        self._loaded: dict[int, NDArray[np.int64]] = {}  # [sites, 5], by number
+        self._loaded: dict[int, NDArray[np.int64]] = {}  # [sites, 6], by number
         self.first = len(base)  # the first operation of the second copy
         self._order = list(self._copies(base[:end]))
         self.table = np.zeros(self.first + len(self._order), OPERATION)
@@ -112,7 +113,8 @@ class AdaptedOperations:
         held = [self._loaded[n] if n else None for n in adapters[starts].tolist()]
         table[:, 2] = [address(sites) for sites in held]
         of_tokens = np.repeat(np.arange(len(starts), dtype=np.int32), table[:, 1])
-        return Runs(table, of_tokens, held)
+        factors = any(sites is not None and bool(sites[:, FACTORS:].any()) for sites in held)
+        return Runs(table, of_tokens, factors, held)
 
     def _feeder(self, site: AdaptedSite) -> int:
         """Return the row that writes a site's activations."""

@@ -30,7 +30,7 @@ def find_fault(variant: Variant, kernels: AdapterKernels) -> str | None:
     packed_a, packed_b = _pack(variant, a), _pack(variant, b)
     steps = _RANK // variant.kv.step
     pieces = np.array([[1, 2, address(packed_b), 0, steps, 0, steps]], np.int64)
-    sites = np.array([[address(packed_a), 1, address(pieces), 1, 0]], np.int64)
+    sites = np.array([[address(packed_a), 1, address(pieces), 1, 0, 0]], np.int64)
     runs = np.array([[at, n, address(sites) if has else 0] for at, n, has in _RUNS], np.int64)
     of_tokens = np.repeat(np.arange(3, dtype=np.int32), runs[:, 1])
     for rank in range(2):

@@ -28,7 +28,7 @@ class _Loaded:
     sha256: bytes
     rank: int
     nbytes: int
-    sites: NDArray[np.int64]  # [sites, 5] as `kernels/adapters.py` reads them
+    sites: NDArray[np.int64]  # [sites, 6] as `kernels/adapters.py` reads them
     held: Sequence[NDArray[Any]]  # keeps alive what their addresses point to
 
 
@@ -97,8 +97,8 @@ class _Packing:
         self.held.append(pieces)
         for piece, (panel, *halves) in zip(pieces, found, strict=True):
             piece[:] = self._pack_piece(starts, panel, *halves)
-        gains = self._pack_gains(site, parts)
-        return address(packed), len(packed), address(pieces), len(pieces), gains
+        gains, offsets = self._pack_factors(site, parts)
+        return address(packed), len(packed), address(pieces), len(pieces), gains, offsets
 
     def _pack_piece(self, starts: Sequence[int], panel: int, first: _Half, second: _Half) -> Any:
         """Pack B of neighbouring panels from `panel` on; return a piece for `expand`."""
@@ -114,19 +114,20 @@ class _Packing:
         ]
         return panel, panel + panels, address(whole), *places
 
-    def _pack_gains(self, site: AdaptedSite, parts: Sequence[AdapterPart]) -> int:
-        """Pack the gains and offsets of a site; return their address, 0 if there are none."""
-        if all(part.gains is None for part in parts):
-            return 0
+    def _pack_factors(self, site: AdaptedSite, parts: Sequence[AdapterPart]) -> list[int]:
+        """Pack the gains and the offsets of a site; return their addresses, 0 for zeros alone."""
         whole = np.zeros((2, -(-site.outputs // PANEL) * PANEL), np.float32)
         for part in parts:
             if part.gains is not None and part.offsets is not None:
                 whole[:, part.start : part.start + len(part.b)] = part.gains, part.offsets
+        return [self._pack_vector(site, values) if values.any() else 0 for values in whole]
+
+    def _pack_vector(self, site: AdaptedSite, values: Floats) -> int:
+        """Pack a number for each output as panels have them; return its address."""
+        packed = self._arena.allocate(values.shape, np.float32)
+        packed[:] = values
         if site.paired:  # gate and up are the halves of a panel
-            halves = whole.reshape(2, 2, -1, LANES)
-            whole = np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(2, -1)
-        packed = self._arena.allocate((whole.shape[1] // PANEL, 2, PANEL), np.float32)
-        packed[:] = whole.reshape(2, -1, PANEL).swapaxes(0, 1)
+            packed[:] = values.reshape(2, -1, LANES).swapaxes(0, 1).reshape(-1)
         self.held.append(packed)
         return address(packed)
 

@@ -213,7 +213,7 @@ class Forward:
         if tokens.adapters is not None and adapted is not None:
             self._first, runs = adapted.first, adapted.runs(tokens.adapters)
             step["runs"], step["run_count"] = address(runs.table), len(runs.table)
-            step["run_of"] = address(runs.of_tokens)
+            step["run_of"], step["factors"] = address(runs.of_tokens), runs.factors
             self._held = tokens, ids, turns, runs
         first = self._first
         if tokens.features is not None or self.taps:

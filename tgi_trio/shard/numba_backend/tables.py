@@ -422,6 +422,7 @@ STEP = np.dtype(
         ("wanted_runs", "i8"),
         ("wanted_run_count", "i8"),
         ("wanted_run_of", "i8"),
+        ("factors", "i8"),  # 1: an adapter of the step has gains or offsets
         ("low_stride", "i8"),  # bytes of a row of LOW
         ("scores_bytes", "i8"),  # room for one head's scores
         ("scratch", "i8"),  # scratch memory of all threads
@@ -466,7 +467,8 @@ ROW = np.dtype(
 )
 
 # Numbers of int64 in records of adapters: a run, a site of an adapter, a piece of its outputs.
-RUN, SITE, PIECE = 3, 5, 7
+RUN, SITE, PIECE = 3, 6, 7
+FACTORS = 4  # where gains and offsets begin in a site
 
 # How a panel of quantised weights is used: multiplied as stored; unpacked first; unpacked already;
 # unpacked if there are many rows.

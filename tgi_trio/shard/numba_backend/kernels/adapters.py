@@ -4,7 +4,7 @@ A step's tokens form *runs* with one adapter, or none. `shrink` computes V = A x
 before the layer. `expand` computes B V for some panels, and `finish` adds that to their sums. Both
 multiply half panels: 16 outputs, 64 bytes a step. However many rows a product has, each row is
 summed in the same order, so a row's result is the same to the bit whatever adapters other rows
-have. Adapters with DoRA or biases also have gains and offsets, which `finish` applies by `rescale`.
+have. Adapters with DoRA or biases also have gains and offsets, which `finish` applies.
 
 If eight rows have eight adapters, every product has one row, and all of it is as fast as A and B
 can be read from memory. So an adapter is stored in the order in which it is read, layer by
@@ -30,21 +30,20 @@ from tgi_trio.shard.numba_backend.kernels.emit import I32, I64, POINTER, none
 from tgi_trio.shard.numba_backend.kernels.tiles import fold, multiply_add, store_tile, zeros
 from tgi_trio.shard.numba_backend.kernels.variant import count, number
 from tgi_trio.shard.numba_backend.kernels.vectors import (
-    add,
     fill,
-    fma,
     load,
     load_int,
     prefetch,
     store,
     store_active,
 )
-from tgi_trio.shard.numba_backend.tables import PIECE, RUN, SITE
+from tgi_trio.shard.numba_backend.tables import FACTORS, PIECE, RUN, SITE
 from tgi_trio.shard.numba_backend.weight_layout import LANES, PANEL
 
 _ARGUMENTS = 11  # integer arguments after the variant
 _HALF = 64  # bytes of one step of half a panel
 _AHEAD = 4096  # bytes to prefetch
+_PANELS_AHEAD = 2  # of gains and offsets
 _PANELS = 32  # panels that are multiplied with all rows before the next panels are
 _AT_ONCE = 32  # rows of a work item of `shrink`
 
@@ -57,7 +56,7 @@ def shrink(
 
     `runs`: see `RUN`: first token, tokens, address of the adapter's sites or 0. A site: the address
     of its A, the number of its half panels, the address of its outputs' pieces, and their number;
-    the address of its gains and offsets, float32 [panels, 2, 32], or 0.
+    the addresses of its gains and of its offsets, float32 [outputs], 0 for zeros.
     `source`: activations, rows `stride` bytes apart, of `steps` steps. `sums`: float32 [32, 16], of
     this thread.
     """
@@ -127,21 +126,21 @@ def find_runs(step, op):
 
 
 @kernel
-def find_gains(runs, run_of, site, panel, row):
-    """Return the address of the gains of a row's adapter for a panel, before its offsets; or 0."""
-    run = ints_at(runs + load_int(run_of + 4 * row) * 8 * RUN, RUN)
-    where = np.int64(0)
+def find_factors(runs, number, site, panel):
+    """Return the addresses of gains and offsets of a run's adapter for a panel; 0 for zeros."""
+    run = ints_at(runs + number * 8 * RUN, RUN)
+    gains, offsets = np.int64(0), np.int64(0)
     if run[2]:
         facts = ints_at(run[2] + site * 8 * SITE, SITE)
-        if facts[4]:
-            where = facts[4] + panel * 8 * PANEL
-    return where
-
-
-@kernel
-def rescale(values, gains):
-    """Return 16 results with their gains and offsets, which are a panel apart."""
-    return add(fma(load(gains), values, values), load(gains + 4 * PANEL))
+        if facts[FACTORS]:
+            gains = facts[FACTORS] + panel * 4 * PANEL
+            prefetch(gains + _PANELS_AHEAD * 4 * PANEL)
+            prefetch(gains + _PANELS_AHEAD * 4 * PANEL + _HALF)
+        if facts[FACTORS + 1]:
+            offsets = facts[FACTORS + 1] + panel * 4 * PANEL
+            prefetch(offsets + _PANELS_AHEAD * 4 * PANEL)
+            prefetch(offsets + _PANELS_AHEAD * 4 * PANEL + _HALF)
+    return gains, offsets
 
 
 @kernel

@@ -28,9 +28,8 @@ from tgi_trio.shard.numba_backend.kernels import kernel
 from tgi_trio.shard.numba_backend.kernels.activation import activate, apply_soft_cap, cut
 from tgi_trio.shard.numba_backend.kernels.adapters import (
     call_adapter_kernel,
-    find_gains,
+    find_factors,
     find_runs,
-    rescale,
 )
 from tgi_trio.shard.numba_backend.kernels.arrays import greater, lesser
 from tgi_trio.shard.numba_backend.kernels.quantised.activations import store_result
@@ -44,6 +43,7 @@ from tgi_trio.shard.numba_backend.kernels.vectors import (
     fill,
     fma,
     load,
+    load_int,
     minimum,
     multiply,
     prefetch,
@@ -266,6 +266,8 @@ def finish(variant, step, op, panel, row, rows, sums, deltas):
     """
     target = step.buffers[op.target]
     scale = fill(op.scale)
+    runs, run_of, _ = find_runs(step, op)
+    run, gains, offsets = np.int64(-1), np.int64(0), np.int64(0)
     for i in range(rows):
         first, second = load(sums + i * 4 * PANEL), load(sums + i * 4 * PANEL + 4 * LANES)
         if op.scales:
@@ -275,11 +277,17 @@ def finish(variant, step, op, panel, row, rows, sums, deltas):
             first = add(first, load(op.bias + panel * 4 * PANEL))
             second = add(second, load(op.bias + panel * 4 * PANEL + 4 * LANES))
         if deltas:
-            site_panel = op.offset // PANEL + panel
-            runs, run_of, _ = find_runs(step, op)
-            gains = find_gains(runs, run_of, op.site, site_panel, row + i)
-            if gains:
-                first, second = rescale(first, gains), rescale(second, gains + 4 * LANES)
+            if step.factors:
+                of_row = load_int(run_of + 4 * (row + i))
+                if of_row != run:
+                    run = of_row
+                    gains, offsets = find_factors(runs, run, op.site, op.offset // PANEL + panel)
+                if gains:
+                    first = fma(first, load(gains), first)
+                    second = fma(second, load(gains + 4 * LANES), second)
+                if offsets:
+                    first = add(first, load(offsets))
+                    second = add(second, load(offsets + 4 * LANES))
             first = add(first, load(deltas + i * 4 * PANEL))
             second = add(second, load(deltas + i * 4 * PANEL + 4 * LANES))
         begin = target + ((row + i) * op.width + op.offset + panel * PANEL) * 4
