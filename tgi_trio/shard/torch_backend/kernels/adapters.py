@@ -109,6 +109,8 @@ def expand_rows(
         lowest = tl.program_id(1) * OUTPUTS
         column = lowest + tl.arange(0, OUTPUTS)
         total = tl.zeros([ROWS, OUTPUTS], tl.float32)
+        # Whether anything is added: to most heads nothing is. More pieces have no register for it.
+        changes = count > 0 if PIECES > 2 else count < 0
         for piece in tl.static_range(PIECES):
             start = find_start(piece, second, third, starts)
             end = outputs
@@ -117,6 +119,7 @@ def expand_rows(
             entry = directory + (slot * entries + first + piece) * _ENTRY
             ranks = tl.multiple_of(tl.load(entry + 1), _UNIT)
             if (lowest < end) & (lowest + OUTPUTS > start) & (ranks > 0):
+                changes = count > 0
                 block = tl.load(entry)
                 matrix = numbers + slot * capacity + tl.load(entry + 3).to(tl.int64) * _UNIT
                 own = (column >= start) & (column < end)
@@ -137,9 +140,6 @@ def expand_rows(
                         other=0.0,
                     )
                     total = tl.dot(v.to(b.dtype), tl.trans(b), total, input_precision="ieee")
-        changes = count > 0
-        if PIECES == 1:  # a head, which few adapters change, has most outputs
-            changes = tl.load(directory + (slot * entries + first) * _ENTRY + 1) > 0
         if changes:
             gain = tl.zeros([OUTPUTS], tl.float32)
             offset = tl.zeros([OUTPUTS], tl.float32)
