@@ -94,6 +94,12 @@ FLAGS: Final[tuple[tuple[str, tuple[Flag, ...]], ...]] = (
                 "8 by the CPU kernels, else 16",
             ),
             Flag(
+                "batch-invariant",
+                "switch",
+                "answers that are the same to the bit at any load, on a device too (deterministic"
+                " inference): slower there; CPU kernels always give them",
+            ),
+            Flag(
                 "rope-scaling",
                 "rope",
                 f"scale rotary positions: one of {', '.join(ROPE_SCALINGS)}",

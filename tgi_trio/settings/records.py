@@ -42,6 +42,8 @@ class ShardOptions:
     kv_cache_dtype: str | None = None  # of KV_CACHE_DTYPES; None: the model's dtype
     # Of ACTIVATIONS, for products with quantised weights; None: 8 in the CPU kernels, else 16.
     activations: int | None = None
+    # A token's numbers are to the bit the same whatever else a step computes, on devices as well.
+    batch_invariant: bool = False
     rope_scaling: str | None = None  # of ROPE_SCALINGS
     rope_factor: float | None = None  # factor by which sequences may become longer
     cpu_backend: str = "auto"  # of CPU_BACKENDS

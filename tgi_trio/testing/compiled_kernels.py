@@ -3,7 +3,8 @@
     python -m tgi_trio.testing.compiled_kernels            # a table: JSON, line by line
 
 Triton can compile for a device that is not there. The variants are those of `kernel_variants.py`,
-which include attention, choices and mixtures, of `code_variants.py` and of `adapter_variants.py`.
+which include attention, choices and mixtures, of `code_variants.py`, `adapter_variants.py` and
+`invariant_variants.py`.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import Final
 from tgi_trio.shard.torch_backend.torch_device import Generation
 from tgi_trio.testing.adapter_variants import adapter_variants
 from tgi_trio.testing.code_variants import code_variants
+from tgi_trio.testing.invariant_variants import invariant_variants
 from tgi_trio.testing.kernel_variants import variants
 from tgi_trio.testing.variant import EVEN, TYPES, Variant
 
@@ -85,6 +87,7 @@ def variants_of(generation: Generation) -> Iterator[Variant]:
     yield from variants(generation)
     yield from code_variants(generation)
     yield from adapter_variants()
+    yield from invariant_variants(generation)
 
 
 def main() -> None:

@@ -73,3 +73,28 @@ def _know_bfloat16() -> None:
 
     interpreter._convert_float = convert
     interpreter.InterpreterBuilder.create_dot = dot
+
+
+def sum_in_order(patch: pytest.MonkeyPatch) -> None:
+    """Have products add up their inputs one after another, as bits are compared.
+
+    The interpreter's own products are a library's, whose sums depend on the place of a row in a
+    tile. Those of a device do not. Nothing to do where there is one.
+    """
+    if DEVICE != "cpu":
+        return
+    from triton import language
+    from triton.runtime import interpreter
+
+    def wide(x: Any) -> Any:
+        if x.dtype.scalar == language.bfloat16:
+            return (x.data.astype(np.uint32) << 16).view(np.float32)
+        return x.data.astype(np.float32)
+
+    def dot(self: Any, a: Any, b: Any, d: Any, *_: Any) -> Any:
+        left, right, total = wide(a), wide(b), d.data.astype(np.float32)
+        for k in range(left.shape[1]):
+            total += left[:, k, None] * right[k]
+        return interpreter.TensorHandle(total, d.dtype.scalar)
+
+    patch.setattr(interpreter.InterpreterBuilder, "create_dot", dot)

@@ -23,6 +23,7 @@ from tgi_trio.shard.torch_backend.attention.interface import (
     CapturableAttention,
 )
 from tgi_trio.shard.torch_backend.attention.kinds import capturable_for
+from tgi_trio.shard.torch_backend.batch_invariance import keeps_invariance
 from tgi_trio.shard.torch_backend.compiling.ahead import rehearse_early
 from tgi_trio.shard.torch_backend.guessing.device_drafting import DeviceDrafting
 from tgi_trio.shard.torch_backend.guessing.heads import TorchHeads
@@ -181,7 +182,9 @@ def _recording_choices(
     """
     nodes = open_nodes(device) if alone and has_triton() else None
     capture = CudaCapture(device, alone=alone, nodes=nodes)
-    choose = _choice(model, RecordedTime(device, capture), alone=alone) if has_triton() else None
+    choose = None
+    if has_triton() and not keeps_invariance():  # what is chosen is for some numbers of rows
+        choose = _choice(model, RecordedTime(device, capture), alone=alone)
     carveouts = None if nodes is None else Carveouts(capture, ReplayTime(device).least)
     return capture, choose, carveouts
 

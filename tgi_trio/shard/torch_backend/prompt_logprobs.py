@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Final, Protocol
 
 import numpy as np
 import torch
@@ -17,10 +17,13 @@ from numpy.typing import NDArray
 
 from tgi_trio.shard.contract import PromptValues, StepPlan
 from tgi_trio.shard.plan_parts import prompt_spans
+from tgi_trio.shard.torch_backend.batch_invariance import keeps_invariance
 from tgi_trio.shard.torch_backend.staging import Staging
+from tgi_trio.shard.torch_backend.torch_device import runs_kernels
 
 Bring = Callable[[torch.Tensor], torch.Tensor]  # copies to the host, waiting or not
 
+TOTALS_BLOCK: Final = 4096  # logits that a program adds up at a time
 _CHUNK_LOGITS = 1 << 24  # logits in memory at a time: 64 MiB of float32
 
 
@@ -51,7 +54,7 @@ class PromptPart:
         `logits` float32 [n, vocab]; `targets` int64 [n] on the same device. `bring` copies results
         to the host.
         """
-        totals = torch.logsumexp(logits, dim=-1)
+        totals = _find_totals(logits)
         wanted = logits.gather(1, targets[:, None]).squeeze(1)
         values = bring(wanted - totals)
         if not top_n:
@@ -65,6 +68,19 @@ class PromptPart:
             return []
         pairs = zip(self.top_ids.tolist(), self.top_values.tolist(), strict=True)
         return [list(zip(ids, logprobs, strict=True)) for ids, logprobs in pairs]
+
+
+def _find_totals(logits: torch.Tensor) -> torch.Tensor:
+    """Return log(sum(exp(logits))) of each row, float32 [n], for float32 [n, vocab]."""
+    if not keeps_invariance() or not runs_kernels(logits.device) or not len(logits):
+        return torch.logsumexp(logits, dim=-1)
+    from tgi_trio.shard.torch_backend.kernels.log_totals import find_log_totals  # imports Triton
+
+    logits = logits if logits.stride(1) == 1 else logits.contiguous()
+    totals = torch.empty(len(logits), dtype=torch.float32, device=logits.device)
+    size, stride = logits.shape[1], logits.stride(0)
+    find_log_totals[(len(logits),)](totals, logits, size, stride, BLOCK=TOTALS_BLOCK)
+    return totals
 
 
 @dataclass(slots=True)

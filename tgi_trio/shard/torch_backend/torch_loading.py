@@ -40,10 +40,12 @@ from tgi_trio.shard.sampling.base import RowSampler
 from tgi_trio.shard.sampling.decoder_sampler import DecoderSampler
 from tgi_trio.shard.sampling.logits_processors import GrammarMasks, Watermark
 from tgi_trio.shard.torch_backend.adapters.torch_adapters import refuse_adapters
+from tgi_trio.shard.torch_backend.batch_invariance import keep_invariance
 from tgi_trio.shard.torch_backend.compiling.ahead import begin_early
 from tgi_trio.shard.torch_backend.device_parts import rehearse_choices, warn_no_graphs
 from tgi_trio.shard.torch_backend.loading.decoder_runner import make_decoder_runner
 from tgi_trio.shard.torch_backend.loading.guesser import Guesser, find_guesser
+from tgi_trio.shard.torch_backend.loading.invariance import check_invariance, check_loaded
 from tgi_trio.shard.torch_backend.loading.target import LoadTarget
 from tgi_trio.shard.torch_backend.models.decoder import Decoder, Ranks
 from tgi_trio.shard.torch_backend.models.decoder_loading import load_decoder, load_stage
@@ -84,6 +86,9 @@ def load_torch_runner(
     if sampler is None:
         sampler = _make_sampler(settings, config, where, grammars)
     spec = _checked_spec(config, settings.rope)
+    if settings.batch_invariant:
+        check_invariance(settings, spec, where)
+    keep_invariance(settings.batch_invariant)
     made = find_made(config, settings.quantize)
     encoding = None if made is None else ENCODINGS[made]
     kind = None if settings.draft_model is None else find_kind(settings.draft_model)
@@ -92,6 +97,8 @@ def load_torch_runner(
     if isinstance(spec, DecoderSpec):
         rehearse_choices(sampler, config, where, target.dtype)
         model = _load_decoder(config, spec, target, fresh_files, encoding)
+        if settings.batch_invariant:
+            check_loaded(model, where)
         heads: Guesser | None = None
         if ranks is None or ranks.rank == 0:
             heads = find_guesser(settings, config, model, target, encoding)

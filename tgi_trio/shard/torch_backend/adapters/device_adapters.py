@@ -28,6 +28,7 @@ from tgi_trio.shard.contract import StepPlan
 from tgi_trio.shard.machine.accelerator import free_bytes, is_accelerator, record_event
 from tgi_trio.shard.sampling.choosing import choice_positions
 from tgi_trio.shard.torch_backend.adapters.torch_adapters import wrap_layers
+from tgi_trio.shard.torch_backend.batch_invariance import apparent_rows
 from tgi_trio.shard.torch_backend.layers.adapter_layout import ENTRY, PackedAdapter, SlotLayout
 from tgi_trio.shard.torch_backend.layers.linear import Linear
 from tgi_trio.shard.torch_backend.layers.slotted_linear import (
@@ -180,7 +181,7 @@ class DeviceAdapters:
     @contextmanager
     def idle(self, plan: StepPlan) -> Iterator[None]:
         """Give all rows the adapter in the first slot, to measure memory."""
-        self._kind = self._kinds.many
+        self._kind = self._kind_for(len(plan.token_ids), decodes=False)
         slots = np.zeros(len(plan.context_lengths), np.int64)
         self._tiles = list_tiles(slots, plan.query_starts, self._kind.rows)
         try:
@@ -285,7 +286,8 @@ class DeviceAdapters:
 
     def _kind_for(self, tokens: int, *, decodes: bool) -> AdapterTile:
         """Return the size of tiles for a step of so many tokens."""
-        return self._kinds.few if decodes or tokens <= FEW_TOKENS else self._kinds.many
+        few = decodes or apparent_rows(tokens) <= FEW_TOKENS
+        return self._kinds.few if few else self._kinds.many
 
     @contextmanager
     def _beside_steps(self) -> Iterator[None]:

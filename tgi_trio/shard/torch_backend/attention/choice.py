@@ -9,6 +9,7 @@ import torch
 from tgi_trio.shard.torch_backend.attention.interface import AttentionBackend, CapturableAttention
 from tgi_trio.shard.torch_backend.attention.reference import ReferenceAttention
 from tgi_trio.shard.torch_backend.attention.tiles import fits_flash, fits_kernels
+from tgi_trio.shard.torch_backend.batch_invariance import keeps_invariance
 from tgi_trio.shard.torch_backend.kv_cache import KVShape
 from tgi_trio.shard.torch_backend.torch_device import runs_kernels
 
@@ -31,6 +32,7 @@ def choose_attention(
     """
     own = capturable_attention(device, shape) or ReferenceAttention()
     fits = dtype in _HALF and fits_flash(shape) and not eight_bits
+    fits = fits and not keeps_invariance()  # its kernel is chosen by what rows bring
     if device.type != "cuda" or not fits or importlib.util.find_spec("flash_attn") is None:
         return own
     from flash_attn import flash_attn_varlen_func  # optional, and only there on a GPU

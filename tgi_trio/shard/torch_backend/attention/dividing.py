@@ -6,6 +6,7 @@ Imported only where Triton is installed.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -29,6 +30,20 @@ class Work:
     sums: torch.Tensor  # float32 [T, heads, parts, dim]; of one number where nothing is divided
     bests: torch.Tensor  # float32 [T, heads, parts]
     masses: torch.Tensor
+
+    @property
+    def programs(self) -> int:
+        """That share a tile."""
+        return self.parts
+
+    @property
+    def room(self) -> tuple[torch.Tensor, ...]:
+        """The first arguments of the kernels."""
+        return self.out, self.sums, self.bests, self.masses
+
+    @property
+    def constants(self) -> dict[str, Any]:
+        return {"DIVIDED": self.parts > 1}
 
     def merge(self) -> torch.Tensor:
         """Return [T, heads * dim] behind a launch."""

@@ -59,6 +59,7 @@ def attend_latents(
     dim = tl.arange(0, PADDED_RANK)
     source = query + token[:, None] * query_token_stride + head[:, None] * query_head_stride
     q = tl.load(source + dim[None, :], mask=real[:, None] & (dim < RANK)[None, :], other=0.0)
+    q_turned = q
     if ROTARY:
         source = ends + token[:, None] * end_token_stride + head[:, None] * end_head_stride
         q_turned = load_ends(
@@ -68,7 +69,36 @@ def attend_latents(
     mass = tl.zeros([LANES], tl.float32)
     total = tl.zeros([LANES, PADDED_RANK], tl.float32)
     begin, end = find_keys(start, count, context, position, HEADS, LANES, KEYS, DIVIDED, 0, False)
-    for low in range(begin, end, KEYS):
+    best, mass, total = walk_latents(
+        best, mass, total, q, q_turned, key, table, begin, end, end, scale, position, RANK,
+        PADDED_RANK, ROTARY, PADDED_ROTARY, WIDTH, PAGE, KEYS, CODES,
+    )
+    part = tl.program_id(2)
+    if SINKS:
+        best, mass, fade = add_sinks(tl.load(sinks + head, mask=real, other=0.0), best, mass, part)
+        total = total * fade[:, None]
+    if CODES != "":
+        total = total * key_scale
+    which = token * HEADS + head
+    store_tile(out, parts, bests, masses, which, best, mass, total, real, dim, part, RANK, DIVIDED)
+
+
+@triton.jit
+def walk_latents(
+    best, mass, total,  # as for `walk`
+    q,
+    q_turned,  # read with ROTARY only
+    key, table,
+    begin,  # the keys to walk: the first one, and the end
+    until,
+    end,  # of the row's keys
+    scale, position,
+    RANK: tl.constexpr, PADDED_RANK: tl.constexpr,
+    ROTARY: tl.constexpr, PADDED_ROTARY: tl.constexpr,
+    WIDTH: tl.constexpr, PAGE: tl.constexpr, KEYS: tl.constexpr, CODES: tl.constexpr,
+):
+    """Return a running softmax after some more keys: best scores, masses, totals."""
+    for low in range(begin, until, KEYS):
         place = low + tl.arange(0, KEYS)
         at = key + find_slots(table, place, end, PAGE, True) * WIDTH
         there = place < end
@@ -83,14 +113,7 @@ def attend_latents(
         best, mass, fade, weight = weigh(score, scale * LOG2E, best, mass)
         gained = tl.dot(weight.to(k.dtype), k, input_precision="ieee")
         total = total * fade[:, None] + gained
-    part = tl.program_id(2)
-    if SINKS:
-        best, mass, fade = add_sinks(tl.load(sinks + head, mask=real, other=0.0), best, mass, part)
-        total = total * fade[:, None]
-    if CODES != "":
-        total = total * key_scale
-    which = token * HEADS + head
-    store_tile(out, parts, bests, masses, which, best, mass, total, real, dim, part, RANK, DIVIDED)
+    return best, mass, total
 # fmt: on
 
 

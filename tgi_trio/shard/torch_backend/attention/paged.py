@@ -26,6 +26,8 @@ from tgi_trio.shard.torch_backend.attention.latent_kernel import attend_latents
 from tgi_trio.shard.torch_backend.attention.paged_batch import PagedBatch
 from tgi_trio.shard.torch_backend.attention.paged_kernel import attend_tile
 from tgi_trio.shard.torch_backend.attention.projecting import write_latent_keys, write_projected
+from tgi_trio.shard.torch_backend.attention.spans import Spans, divide_into_spans
+from tgi_trio.shard.torch_backend.attention.spans_kernel import attend_latent_spans, attend_spans
 from tgi_trio.shard.torch_backend.attention.tiles import (
     Tile,
     choose_latent_tile,
@@ -38,6 +40,7 @@ from tgi_trio.shard.torch_backend.attention.tiling import (
     Share,
     Tiles,
 )
+from tgi_trio.shard.torch_backend.batch_invariance import keeps_invariance
 from tgi_trio.shard.torch_backend.kv_cache import BLOCK_SIZE, KVCache
 from tgi_trio.shard.torch_backend.layers.heads import HeadSteps, RotaryTable
 from tgi_trio.shard.torch_backend.layers.latent import LatentProjections
@@ -183,7 +186,7 @@ class PagedAttention(CapturableAttention):
         """Compute `attend_written` over K and V [slots, kv_heads, head_dim] of a cache."""
         shares = self._share(layer, query, batch)
         count = sum(len(tiles.rows) for _, tiles in shares)
-        work = divide_work(layer, query, count, batch.cache.value_dim(layer.index))
+        work = _divide(layer, query, count, batch.cache.value_dim(layer.index), batch)
         for tile, tiles in shares:
             self._attend_tiles(layer, query, key, value, batch, tile, tiles, work)
         return work.merge()
@@ -199,10 +202,14 @@ class PagedAttention(CapturableAttention):
 
         def tile_of(decodes: int) -> Tile:
             sizes = layer.head_dim, batch.cache.value_dim(layer.index)
-            kind, eight_bits = self._generation, bool(batch.cache.codes)
+            # Tiles of Hopper's prompts are for their loop without masks.
+            kind = "ampere" if keeps_invariance() else self._generation
+            eight_bits = bool(batch.cache.codes)
             return choose_tile(query.dtype, *sizes, kind, decodes=decodes, eight_bits=eight_bits)
 
         tile, few = tile_of(len(query) if batch.decodes else 0), tile_of(len(query))
+        if keeps_invariance():
+            tile = few = tile_of(0)
         if not group <= few.lanes < tile.lanes:
             return [(tile, tiling.tiles(tile.lanes, group))]
         shares = [
@@ -220,15 +227,16 @@ class PagedAttention(CapturableAttention):
         batch: PagedBatch,
         tile: Tile,
         tiles: Tiles,
-        work: Work,
+        work: Work | Spans,
     ) -> None:
         """Launch attention over some tiles of a step."""
         # The kernel reads tables before it waits, and lists of chosen tokens are made in the step.
         early = overlap(query.device) if batch.page > 1 else {"OVERLAPS": False}
         lasts = batch.lasts if layer.ahead else None
         value_dim = batch.cache.value_dim(layer.index)
-        attend_tile[(len(tiles.rows), layer.kv_heads, work.parts)](
-            *(work.out, work.sums, work.bests, work.masses),
+        kernel = attend_tile if isinstance(work, Work) else attend_spans
+        kernel[(len(tiles.rows), layer.kv_heads, work.programs)](
+            *work.room,
             *(query, key, value),
             *(batch.tables, batch.width, batch.contexts, batch.query_starts),
             *tiles,
@@ -249,7 +257,7 @@ class PagedAttention(CapturableAttention):
             PAGE=batch.page,
             LANES=tile.lanes,
             KEYS=tile.keys,
-            DIVIDED=work.parts > 1,
+            **work.constants,
             WINDOW=layer.window,
             CHUNK=layer.chunk,
             SOFT_CAP=layer.soft_cap > 0,
@@ -279,14 +287,13 @@ class PagedAttention(CapturableAttention):
         if turning is not None:
             rotary, (cos, sin, *_) = turning
         rank, turned = layer.value_dim, ends.shape[-1]
-        tile = choose_latent_tile(query.dtype, layer.heads, decodes=batch.decodes)
+        decodes = batch.decodes and not keeps_invariance()
+        tile = choose_latent_tile(query.dtype, layer.heads, decodes=decodes)
         tiles = batch.tiling.tiles(tile.lanes, layer.heads)
-        work = divide_work(layer, query, len(tiles.rows), rank)
-        attend_latents[(len(tiles.rows), 1, work.parts)](
-            work.out,
-            work.sums,
-            work.bests,
-            work.masses,
+        work = _divide(layer, query, len(tiles.rows), rank, batch)
+        kernel = attend_latents if isinstance(work, Work) else attend_latent_spans
+        kernel[(len(tiles.rows), 1, work.programs)](
+            *work.room,
             query,
             ends,
             cos,
@@ -315,13 +322,22 @@ class PagedAttention(CapturableAttention):
             PAGE=batch.page,
             LANES=tile.lanes,
             KEYS=tile.keys,
-            DIVIDED=work.parts > 1,
+            **work.constants,
             SINKS=layer.sinks is not None,
             CODES=batch.cache.codes,
             num_warps=tile.warps,
             num_stages=tile.stages,
         )
         return work.merge()
+
+
+def _divide(
+    layer: AttentionLayer, query: torch.Tensor, tiles: int, dim: int, batch: PagedBatch
+) -> Work | Spans:
+    """Return room for the results, [T, heads, dim], of so many tiles."""
+    if keeps_invariance():
+        return divide_into_spans(layer, query, tiles, dim, batch.longest)
+    return divide_work(layer, query, tiles, dim)
 
 
 def _places(layer: AttentionLayer, batch: PagedBatch) -> HeadPlaces:

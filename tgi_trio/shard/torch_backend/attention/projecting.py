@@ -11,6 +11,7 @@ from tgi_trio.shard.torch_backend.kernels.latents import write_latents
 from tgi_trio.shard.torch_backend.kernels.rotating import rotate_and_write
 from tgi_trio.shard.torch_backend.layers.heads import HeadSteps, RotaryTable
 from tgi_trio.shard.torch_backend.layers.latent import LatentProjections
+from tgi_trio.shard.torch_backend.layers.plain_product import multiply_by_head
 from tgi_trio.shard.torch_backend.layers.rotary import Rotary
 from tgi_trio.shard.torch_backend.torch_device import overlap
 
@@ -164,9 +165,7 @@ def expand_queries(
     query = latent.expand(query, projected)
     query = query.view(len(query), len(latent.key_up), spec.plain_dim + spec.rotary_dim)
     plain, ends = query.split((spec.plain_dim, spec.rotary_dim), dim=-1)
-    absorbed = torch.empty((*query.shape[:2], spec.rank), dtype=query.dtype, device=query.device)
-    torch.bmm(plain.transpose(0, 1), latent.key_up, out=absorbed.transpose(0, 1))
-    return absorbed, ends
+    return multiply_by_head(plain, latent.key_up), ends
 
 
 def count_heads(head_dim: int) -> int:

@@ -7,8 +7,10 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
+from tgi_trio.shard.torch_backend.batch_invariance import apparent_rows
 from tgi_trio.shard.torch_backend.compiling.ahead import compile_beside
 from tgi_trio.shard.torch_backend.layers.linear import Linear
+from tgi_trio.shard.torch_backend.layers.plain_product import multiply_plain
 from tgi_trio.shard.torch_backend.layers.rounded_product import multiply_rounded, takes_rounded
 from tgi_trio.shard.torch_backend.layers.stored_codes import KINDS, TENSORS, Codes, join
 from tgi_trio.shard.torch_backend.torch_device import Generation, generation
@@ -73,6 +75,8 @@ _SCRATCH: Final = 256 << 20  # bytes of numbers that are written at a time
 _PROGRAMS = 512
 _MOST_PARTS = 16
 _LEAST_STEPS = 4  # of the loop, in each part
+# More rows are multiplied one run of them after another, so that their parts do not take up memory.
+_ROWS_AT_ONCE: Final = 512
 _BLOCK: Final = 256  # outputs of a program of `add_parts`
 ONE: Final = 0x3F800000  # the bits of 1.0
 
@@ -142,7 +146,7 @@ class CodedLinear(Linear):
         out = torch.empty((len(x), self._outputs), dtype=x.dtype, device=x.device)
         for place, part, bias, rounded in pieces:
             if isinstance(part, torch.Tensor):
-                out[:, place] = torch.nn.functional.linear(x, part, bias)
+                out[:, place] = multiply_plain(x, part, bias)
             elif rounded:
                 multiply_rounded(out[:, place], x, part, bias)
             elif is_written(part, x):
@@ -205,15 +209,19 @@ def multiply(out: torch.Tensor, x: torch.Tensor, codes: Codes, bias: torch.Tenso
 
     `x`: [rows, inputs], contiguous, with so few rows that `is_written` is false; `bias`: [outputs].
     """
-    rows, kind = len(x), codes.form.kind
-    if not rows:
+    rows, kind = apparent_rows(len(x)), codes.form.kind
+    if not len(x):
         return
     few = next((few for few in few_tiles_of(codes, x.dtype) if few.rows == rows), None)
     if few is not None:
         launch_few(out, x, codes, bias, few)
         return
     tiles = choose_tiles(x.dtype, generation(x.device), kind)
-    launch(out, x, codes, bias, next(tile for tile in tiles if rows <= tile.most))
+    tile = next(tile for tile in tiles if rows <= tile.most)
+    each = _ROWS_AT_ONCE if tile.divided else len(x)
+    for first in range(0, len(x), each):
+        some = slice(first, first + each)
+        launch(out[some], x[some], codes, bias, tile)
 
 
 def few_tiles_of(codes: Codes, dtype: torch.dtype) -> tuple[FewCodedTile, ...]:
@@ -223,7 +231,8 @@ def few_tiles_of(codes: Codes, dtype: torch.dtype) -> tuple[FewCodedTile, ...]:
 
 def is_written(codes: Codes, x: torch.Tensor) -> bool:
     """Return whether `x` has so many rows that W is written as numbers for a library."""
-    return len(x) > choose_tiles(x.dtype, generation(x.device), codes.form.kind)[-1].most
+    tiles = choose_tiles(x.dtype, generation(x.device), codes.form.kind)
+    return apparent_rows(len(x)) > tiles[-1].most
 
 
 def multiply_written(x: torch.Tensor, codes: Codes, bias: torch.Tensor | None) -> torch.Tensor:
@@ -304,7 +313,7 @@ def count_parts(codes: Codes, tile: CodeTile, rows: int) -> int:
     """Return how many programs share each tile of a product (split-K)."""
     if not tile.divided:
         return 1
-    programs = -(-codes.outputs // tile.outputs) * -(-rows // tile.rows)
+    programs = -(-codes.outputs // tile.outputs) * -(-apparent_rows(rows) // tile.rows)
     steps = -(-codes.form.width // tile.depth)
     return max(1, min(_PROGRAMS // programs, steps // _LEAST_STEPS, _MOST_PARTS))
 

@@ -14,6 +14,7 @@ from typing import Any, Final
 import torch
 
 from tgi_trio.model.specs.decoder import ExpertsSpec
+from tgi_trio.shard.torch_backend.batch_invariance import apparent_rows
 from tgi_trio.shard.torch_backend.kernels.routing import ask_router, route_tokens
 from tgi_trio.shard.torch_backend.kernels.weighing import weigh_inputs
 from tgi_trio.shard.torch_backend.layers.activation import Activation
@@ -120,7 +121,7 @@ class GroupedExperts:
     @staticmethod
     def asks(tokens: int) -> bool:
         """Return whether routing so many tokens includes their product with the router."""
-        return tokens <= FEW_TOKENS
+        return apparent_rows(tokens) <= FEW_TOKENS
 
     def ask(self, x: torch.Tensor, router: Linear, dtype: torch.dtype) -> Routed:
         """Return the routing of `x` [T, hidden] by the plain matrix `router`; weights of `dtype`.
@@ -132,13 +133,16 @@ class GroupedExperts:
             return self.route(router(x.to(router.weight.dtype)), dtype)
         tile = router_tile(self._routed, inputs)
         blocks = -(-tokens // ROUTER_TOKENS)
+        arrived = self._arrived
+        if blocks > len(arrived):
+            arrived = torch.zeros(blocks, dtype=torch.int32, device=x.device)
         size = (blocks, tile["PARTS"], ROUTER_TOKENS, tile["PADDED"])
         routed = self._make_room(tokens, dtype)
         weight, bias = router.weight, router.bias
         ask_router[(blocks, tile["PADDED"] // ROUTER_COLUMNS, tile["PARTS"])](
             *(routed.weights, routed.pairs, routed.counts, self._counters),
             torch.empty(size, dtype=torch.float32, device=x.device),
-            self._arrived,
+            arrived,
             x.contiguous(),
             weight.contiguous(),
             weight if bias is None else bias,

@@ -8,6 +8,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 import torch
 
+from tgi_trio.shard.torch_backend.batch_invariance import apparent_rows
 from tgi_trio.shard.torch_backend.kernels.grouped import multiply_groups
 from tgi_trio.shard.torch_backend.kernels.grouped_codes import multiply_coded_groups
 from tgi_trio.shard.torch_backend.layers.coded_linear import (
@@ -121,7 +122,7 @@ class PlainMatrices:
         weight, bias = self.weight, self.bias
         _, outputs, depth = weight.shape
         outputs //= 1 if gate is None else 2
-        pairs = len(routed.weights) * routed.each // len(routed.counts)
+        pairs = apparent_rows(len(routed.weights)) * routed.each // len(routed.counts)
         tile = choose_group_tile(x.dtype, generation(x.device), pairs, gated=gate is not None)
         out = _make_room(x, routed, outputs) if room is None else room
         multiply_groups[(_count_tiles(routed, tile.rows) * -(-outputs // tile.outputs),)](
@@ -249,7 +250,7 @@ def _stack_biases(linears: Sequence[Linear]) -> torch.Tensor | None:
 
 def _has_many(x: torch.Tensor, routed: Routed) -> bool:
     """Return whether tiles of many rows would be filled; float32 has no such tiles."""
-    pairs = len(routed.weights) * routed.each
+    pairs = apparent_rows(len(routed.weights)) * routed.each
     return x.dtype.itemsize < 4 and pairs >= _MANY_FROM * len(routed.counts)
 
 

@@ -20,6 +20,7 @@ import torch
 from tgi_trio.model.specs.decoder import LatentSpec
 from tgi_trio.shard.torch_backend.layers.linear import Linear
 from tgi_trio.shard.torch_backend.layers.norm import Norm
+from tgi_trio.shard.torch_backend.layers.plain_product import multiply_by_head
 
 
 class LatentProjections:
@@ -124,10 +125,7 @@ class LatentProjections:
     def values(self, attended: torch.Tensor) -> torch.Tensor:
         """Return values [T, heads * value_dim] of `attended` [T, heads * (rank + rotary_dim)]."""
         latents = attended.view(len(attended), len(self.value_up), -1)[..., : self.spec.rank]
-        heads, _, size = self.value_up.shape
-        values = attended.new_empty(len(attended), heads, size)
-        torch.bmm(latents.transpose(0, 1), self.value_up, out=values.transpose(0, 1))
-        return values.flatten(1)
+        return multiply_by_head(latents, self.value_up).flatten(1)
 
     def pack(self) -> None:
         for linear in (self.query_up, self.gate_up):

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from torch.nn import functional
+
+from tgi_trio.shard.torch_backend.layers.plain_product import multiply_plain
 
 # A float32 weight of fewer elements is read from the cache, where torch's own call is cheaper.
 _PACK_FROM = 1 << 19
@@ -38,7 +39,7 @@ class Linear:
         if self.few_rows and (multiply := self.few_rows.get(x.shape[:-1].numel())):
             return multiply(self, x)
         if self.packed is None:
-            return functional.linear(x, self.weight, self.bias)
+            return multiply_plain(x, self.weight, self.bias)
         result: torch.Tensor = torch.ops.mkldnn._linear_pointwise(
             x, self.packed, self.bias, "none", [], ""
         )

@@ -6,7 +6,10 @@ import torch
 from torch.nn import functional
 
 from tgi_trio.model.specs.decoder import NormKind
+from tgi_trio.shard.torch_backend.batch_invariance import keeps_invariance
+from tgi_trio.shard.torch_backend.layers.residual import normalise
 from tgi_trio.shard.torch_backend.layers.vocabulary import Gathering
+from tgi_trio.shard.torch_backend.torch_device import runs_kernels
 
 
 class Norm:
@@ -38,6 +41,8 @@ class Norm:
         self.shape = (size,)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        if keeps_invariance() and runs_kernels(x.device):  # torch chooses by the number of rows
+            return normalise(x, self)
         if self.kind == "rms":
             return functional.rms_norm(x, self.shape, self.weight, self.eps)
         if self.kind == "layer":

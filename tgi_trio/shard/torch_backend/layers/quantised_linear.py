@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import torch
-from torch.nn import functional
 
 from tgi_trio.shard.checkpoint.taken_apart import Parts
 from tgi_trio.shard.torch_backend.layers.linear import Linear
+from tgi_trio.shard.torch_backend.layers.plain_product import multiply_plain
 
 # Numbers that are dequantised at a time on a CPU, so that they stay in its cache.
 _AT_ONCE = 1 << 20
@@ -79,7 +79,9 @@ class QuantisedLinear(Linear):
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         results = [
-            functional.linear(x, rows) for part in self._parts for rows in _numbers(part, x.dtype)
+            multiply_plain(x, rows, None)
+            for part in self._parts
+            for rows in _numbers(part, x.dtype)
         ]
         whole = results[0] if len(results) == 1 else torch.cat(results, dim=-1)
         return whole if self.bias is None else whole + self.bias

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
 from tgi_trio.shard.torch_backend.layers.expert_parts import ExpertParts
-from tgi_trio.shard.torch_backend.layers.norm import Norm
 from tgi_trio.shard.torch_backend.torch_device import overlap, runs_kernels
+
+if TYPE_CHECKING:  # norms are computed here, too
+    from tgi_trio.shard.torch_backend.layers.norm import Norm
 
 _MOST = 1 << 15  # largest hidden size that a program holds
 
@@ -34,6 +36,11 @@ def add_and_normalise(
     if addends is not None:
         x = _add(x, addends)
     return x, x if norm is None else norm(x)
+
+
+def normalise(x: torch.Tensor, norm: Norm) -> torch.Tensor:
+    """Return the norm of `x` [..., size], by our kernel, whatever torch has for it."""
+    return _launch(x.reshape(-1, x.shape[-1]), None, norm)[1].view(x.shape)
 
 
 def settle(

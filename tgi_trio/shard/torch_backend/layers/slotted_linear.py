@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 
 import torch
 
+from tgi_trio.shard.torch_backend.batch_invariance import apparent_rows
 from tgi_trio.shard.torch_backend.layers.adapter_layout import SitePlace
 from tgi_trio.shard.torch_backend.layers.linear import Linear, WrappedLinear
 
@@ -117,7 +118,7 @@ def count_shares(tile: AdapterTile, tokens: int, inputs: int) -> int:
     It depends on the step's size alone: other rows must not change the order of a row's sums.
     """
     most = max(1, min(inputs // _LEAST_INPUTS, _MOST_PARTS))
-    return max(1, min(most, _PROGRAMS // -(-tokens // tile.rows)))
+    return max(1, min(most, _PROGRAMS // -(-apparent_rows(tokens) // tile.rows)))
 
 
 def add_adapters(

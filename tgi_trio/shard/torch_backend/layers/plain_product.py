@@ -1,0 +1,141 @@
+"""Products with plain matrices: by a library, or by a kernel whose sums are always in one order.
+
+A library chooses how to multiply by the number of rows. Where batch invariance is kept, a kernel of
+ours multiplies any number of rows in the same way (`kernels/any_rows.py`).
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+import torch
+from torch.nn import functional
+
+from tgi_trio.shard.torch_backend.batch_invariance import keeps_invariance
+from tgi_trio.shard.torch_backend.torch_device import Generation, generation, runs_kernels
+
+
+class AnyTile(NamedTuple):
+    """The tile of all programs of `multiply_any`; its sizes are powers of two."""
+
+    rows: int
+    outputs: int
+    depth: int
+    warps: int = 4
+    stages: int = 3
+
+
+# One for all numbers of rows: a matrix of weights is read as fast by decodes as the device can, and
+# prompts have tiles of half the size that would be fastest for them.
+_TILES: Final[dict[Generation, AnyTile]] = {
+    "ampere": AnyTile(64, 128, 64),
+    "hopper": AnyTile(64, 128, 64, stages=4),
+}
+_WIDE_TILE: Final = AnyTile(32, 64, 32)  # float32 does not use the tensor cores
+# Inputs are divided into parts while a row of tiles has fewer, for programs to share at few rows.
+_ENOUGH: Final = 128
+_MOST_PARTS: Final = 8
+_LEAST_PART: Final = 512  # inputs
+_FEW_ROWS: Final = 256  # up to which each part has a program; more rows are programs enough
+_BLOCK: Final = 256  # outputs of a program of `add_parts`
+
+
+def choose_any_tile(dtype: torch.dtype, generation: Generation) -> AnyTile:
+    """Return the tile for numbers of a dtype."""
+    return _TILES[generation] if dtype.itemsize == 2 else _WIDE_TILE
+
+
+def count_input_parts(outputs: int, inputs: int, tile: AnyTile) -> int:
+    """Return the parts into which the inputs of a matrix are divided: a power of two."""
+    parts, tiles = 1, -(-outputs // tile.outputs)
+    most = min(_MOST_PARTS, inputs // _LEAST_PART)
+    while tiles * parts < _ENOUGH and 2 * parts <= most:
+        parts *= 2
+    return parts
+
+
+def multiply_plain(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+) -> torch.Tensor:
+    """Return x W^T + b [..., outputs] of `x` [..., inputs], `weight` [outputs, inputs]."""
+    if not _in_one_order(x):
+        return functional.linear(x, weight, bias)
+    flat = x.reshape(-1, x.shape[-1])
+    if flat.stride(1) != 1:
+        flat = flat.contiguous()
+    out = torch.empty((len(flat), len(weight)), dtype=x.dtype, device=x.device)
+    if len(flat):
+        _launch(out[None], flat[None], weight[None], bias)
+    return out.view(*x.shape[:-1], -1)
+
+
+def multiply_by_head(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """Return the products [T, heads, outputs] of `x` [T, heads, inputs] with a matrix a head.
+
+    `weight`: [heads, inputs, outputs].
+    """
+    heads, _, outputs = weight.shape
+    out = torch.empty((len(x), heads, outputs), dtype=x.dtype, device=x.device)
+    if _in_one_order(x) and x.stride(2) == 1:
+        _launch(out.transpose(0, 1), x.transpose(0, 1), weight.transpose(1, 2), None)
+    else:
+        torch.bmm(x.transpose(0, 1), weight, out=out.transpose(0, 1))
+    return out
+
+
+def _in_one_order(x: torch.Tensor) -> bool:
+    return keeps_invariance() and runs_kernels(x.device)
+
+
+def _launch(
+    out: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+) -> None:
+    """Write x W^T + b to `out` [B, rows, outputs] for `x` [B, rows, inputs], each with a matrix.
+
+    `weight`: [B, outputs, inputs]. Only inputs of `x` and outputs of `out` need lie together.
+    """
+    from tgi_trio.shard.torch_backend.kernels.any_rows import multiply_any  # imports Triton
+    from tgi_trio.shard.torch_backend.kernels.codes import add_parts
+
+    batches, rows, inputs = x.shape
+    outputs = weight.shape[1]
+    tile = choose_any_tile(x.dtype, generation(x.device))
+    parts = count_input_parts(outputs, inputs, tile) if batches == 1 else 1
+    divided = parts > 1 and rows <= _FEW_ROWS
+    sums = out
+    if divided:
+        sums = torch.empty((parts, rows, outputs), dtype=torch.float32, device=x.device)
+    tiles = -(-outputs // tile.outputs), -(-rows // tile.rows)
+    multiply_any[(*tiles, parts if divided else batches)](
+        out,
+        sums,
+        x,
+        weight,
+        x if bias is None or divided else bias,
+        rows,
+        outputs,
+        *out.stride()[:2],
+        *x.stride()[:2],
+        *weight.stride(),
+        INPUTS=inputs,
+        HAS_BIAS=bias is not None and not divided,
+        DIVIDED=divided,
+        PARTS=parts,
+        ROWS=tile.rows,
+        OUTPUTS=tile.outputs,
+        DEPTH=tile.depth,
+        num_warps=tile.warps,
+        num_stages=tile.stages,
+    )
+    if divided:
+        add_parts[(rows, -(-outputs // _BLOCK))](
+            out,
+            sums,
+            sums if bias is None else bias,
+            rows,
+            parts,
+            outputs,
+            out.stride(1),
+            HAS_BIAS=bias is not None,
+            BLOCK=_BLOCK,
+        )

@@ -1,0 +1,39 @@
+"""Refuses what cannot be computed alike at any load, where `--batch-invariant` asks for that."""
+
+from __future__ import annotations
+
+import torch
+
+from tgi_trio.ipc.shard_settings import ShardSettings
+from tgi_trio.model.fit.invariant_claims import find_variant, unkept
+from tgi_trio.model.specs.decoder import DecoderSpec
+from tgi_trio.model.specs.t5 import T5Spec
+from tgi_trio.shard.torch_backend.attention.kinds import capturable_for
+from tgi_trio.shard.torch_backend.models.decoder import Decoder
+from tgi_trio.shard.torch_backend.torch_device import runs_kernels
+
+
+def check_invariance(
+    settings: ShardSettings, spec: DecoderSpec | T5Spec | None, device: torch.device
+) -> None:
+    """Raise ConfigurationError before loading a model that is not computed alike on `device`."""
+    if spec is None:
+        raise unkept("the model runs through transformers")
+    if isinstance(spec, T5Spec):
+        raise unkept("torch computes a model with an encoder")
+    if not runs_kernels(device):
+        raise unkept(f"torch computes the model on {device}, and its sums follow the step's size")
+    if settings.world_size > 1:
+        raise unkept("of several ranks, what adds up their parts follows the step's size")
+    if settings.activations == 8:
+        raise unkept("--activations 8 is multiplied by a library")
+    if reason := find_variant(spec):
+        raise unkept(reason)
+
+
+def check_loaded(model: Decoder, device: torch.device) -> None:
+    """Raise ConfigurationError for what is known of a model only once it has been loaded."""
+    if not model.capturable:
+        raise unkept("its experts are stored in ways that differ, so torch adds them up")
+    if capturable_for(model.attention_needs, device) is None:
+        raise unkept("its heads are too large for our kernels, so torch attends")

@@ -1,0 +1,142 @@
+"""Every kind of launch that is for batch invariance alone, for the shapes of well-known models."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+import torch
+
+from tgi_trio.shard.torch_backend.attention import spans_kernel
+from tgi_trio.shard.torch_backend.attention.spans import SPAN
+from tgi_trio.shard.torch_backend.attention.tiles import choose_latent_tile, choose_tile, pad_dim
+from tgi_trio.shard.torch_backend.kernels import any_rows, log_totals
+from tgi_trio.shard.torch_backend.kv_cache import EIGHT_BITS
+from tgi_trio.shard.torch_backend.layers.plain_product import choose_any_tile, count_input_parts
+from tgi_trio.shard.torch_backend.prompt_logprobs import TOTALS_BLOCK
+from tgi_trio.shard.torch_backend.torch_device import Generation
+from tgi_trio.testing.variant import BF16, EVEN, F32, I32, TYPES, U8, Variant
+
+_TABLES: Final = (I32,) * 6
+
+
+def invariant_variants(generation: Generation) -> Iterator[Variant]:
+    """Yield the variants that are launched on devices of a generation."""
+    yield from _products(generation)
+    yield from _attention(generation)
+    yield from _latents()
+    for dim in (64, 128, 256, 512):
+        for sinks in (False, True) if dim == 64 else (False,):
+            yield Variant(
+                f"merge_spans bf16 {dim}{' sinks' if sinks else ''}",
+                spans_kernel.merge_spans,
+                (BF16, F32, F32, F32, I32, "i32", F32),
+                {"HEADS": 32, "DIM": dim, "PADDED_DIM": dim, "SINKS": sinks},
+                warps=2,
+            )
+    yield Variant(
+        "find_log_totals",
+        log_totals.find_log_totals,
+        (F32, F32, "i32", f"i32{EVEN}"),
+        {"BLOCK": TOTALS_BLOCK},
+    )
+
+
+def _products(generation: Generation) -> Iterator[Variant]:
+    """Attention's output and gates of Llama 8B, and the expansion of latents."""
+    many = f"i32{EVEN}"
+    for dtype in (BF16, F32):
+        tile = choose_any_tile(dtype, generation)
+        # outputs, inputs, whether neighbouring inputs of the matrix lie together
+        for outputs, inputs, plain in ((4096, 4096, True), (28672, 4096, True), (512, 128, False)):
+            parts = count_input_parts(outputs, inputs, tile) if plain else 1
+            strides = (many, many, "1") if plain else (many, "1", many)
+            for divided in (True, False) if parts > 1 else (False,):
+                more = f"{' divided' if divided else ''}{'' if plain else ' by head'}"
+                constants = {
+                    "INPUTS": inputs,
+                    "HAS_BIAS": not divided,
+                    "DIVIDED": divided,
+                    "PARTS": parts,
+                    "ROWS": tile.rows,
+                    "OUTPUTS": tile.outputs,
+                    "DEPTH": tile.depth,
+                }
+                names = ("weight_batch", "weight_output", "weight_input")
+                constants |= {
+                    name: 1 for name, kind in zip(names, strides, strict=True) if kind == "1"
+                }
+                kinds = [kind for kind in strides]
+                yield Variant(
+                    f"multiply_any {TYPES[dtype]} {inputs} {parts} parts{more}",
+                    any_rows.multiply_any,
+                    (dtype, F32, dtype, dtype, dtype, "i32", "i32", *(many,) * 4, *kinds),
+                    constants,
+                    warps=tile.warps,
+                    stages=tile.stages,
+                )
+
+
+def _attention(generation: Generation) -> Iterator[Variant]:
+    kinds: list[dict[str, Any]] = [
+        {"WINDOW": 4096},
+        {"SOFT_CAP": True},
+        {"ALIBI": True},
+        {"SINKS": True, "WINDOW": 128},
+        {"AHEAD": True, "WINDOW": 4096},
+        {"CHUNK": 8192},
+    ]
+    cases: list[tuple[int, torch.dtype, dict[str, Any]]] = [
+        (dim, dtype, {}) for dim in (64, 80, 128, 256, 512) for dtype in (BF16, F32)
+    ]
+    cases += [(128, BF16, kind) for kind in kinds]
+    cases += [(64, BF16, kinds[3]), (256, BF16, kinds[0] | kinds[1])]
+    cases += [(dim, BF16, {"CODES": word}) for dim in (64, 128, 256, 512) for word in EIGHT_BITS]
+    for dim, dtype, kind in cases:
+        tile = choose_tile(dtype, dim, dim, "ampere", decodes=0, eight_bits="CODES" in kind)
+        cached = U8 if "CODES" in kind else dtype
+        said = {"CODES": kind.get("CODES", "")}
+        more = "".join(f" {said.get(name, name.lower())}" for name in kind)
+        for divided in (True, False):
+            yield Variant(
+                f"attend_spans {TYPES[dtype]} {dim}{' divided' if divided else ''}{more}",
+                spans_kernel.attend_spans,
+                (
+                    *(dtype, F32, F32, F32, I32, "i32", dtype, cached, cached, *_TABLES),
+                    *(F32, F32, I32, *("fp32",) * 3, "i32", "i32"),
+                ),
+                {
+                    **{"KV_HEADS": 8, "GROUP": 4, "DIM": dim, "PADDED_DIM": pad_dim(dim)},
+                    **{"VALUE": dim, "PADDED_VALUE": pad_dim(dim), "PAGE": 16},
+                    **{"LANES": tile.lanes, "KEYS": tile.keys, "DIVIDED": divided, "SPAN": SPAN},
+                    **{"WINDOW": 0, "CHUNK": 0, "SOFT_CAP": False, "ALIBI": False},
+                    **{"SINKS": False, "AHEAD": False, "CODES": ""},
+                    "OVERLAPS": generation == "hopper",
+                }
+                | kind,
+                warps=tile.warps,
+                stages=tile.stages,
+            )
+
+
+def _latents() -> Iterator[Variant]:
+    for dtype, codes in ((BF16, ""), (F32, ""), *((BF16, word) for word in EIGHT_BITS)):
+        tile = choose_latent_tile(dtype, 128, decodes=False)
+        for divided in (True, False):
+            more = f"{' divided' if divided else ''}{f' {codes}' if codes else ''}"
+            yield Variant(
+                f"attend_latent_spans {TYPES[dtype]} 512+64{more}",
+                spans_kernel.attend_latent_spans,
+                (
+                    *(dtype, F32, F32, F32, I32, "i32", *(dtype,) * 4, U8 if codes else dtype),
+                    *(*_TABLES, F32, "fp32", "fp32", *("i32",) * 4),
+                ),
+                {
+                    **{"HEADS": 128, "RANK": 512, "PADDED_RANK": 512},
+                    **{"ROTARY": 64, "PADDED_ROTARY": 64, "WIDTH": 576, "ROTATES": True},
+                    **{"INTERLEAVED": True, "PAGE": 16, "LANES": tile.lanes, "KEYS": tile.keys},
+                    **{"DIVIDED": divided, "SPAN": SPAN, "SINKS": False, "CODES": codes},
+                },
+                warps=tile.warps,
+                stages=tile.stages,
+            )
