@@ -9,7 +9,11 @@ import torch
 
 from tgi_trio.shard.torch_backend.attention import spans_kernel
 from tgi_trio.shard.torch_backend.attention.spans import SPAN
-from tgi_trio.shard.torch_backend.attention.tiles import choose_latent_tile, choose_tile, pad_dim
+from tgi_trio.shard.torch_backend.attention.tiles import (
+    choose_latent_spans_tile,
+    choose_spans_tile,
+    pad_dim,
+)
 from tgi_trio.shard.torch_backend.kernels import any_rows, log_totals
 from tgi_trio.shard.torch_backend.kv_cache import EIGHT_BITS
 from tgi_trio.shard.torch_backend.layers.plain_product import choose_any_tile, count_input_parts
@@ -46,9 +50,9 @@ def _products(generation: Generation) -> Iterator[Variant]:
     """Attention's output and gates of Llama 8B, and the expansion of latents."""
     many = f"i32{EVEN}"
     for dtype in (BF16, F32):
-        tile = choose_any_tile(dtype, generation)
         # outputs, inputs, whether neighbouring inputs of the matrix lie together
         for outputs, inputs, plain in ((4096, 4096, True), (28672, 4096, True), (512, 128, False)):
+            tile = choose_any_tile(dtype, generation, by_head=not plain)
             parts = count_input_parts(outputs, inputs, tile) if plain else 1
             strides = (many, many, "1") if plain else (many, "1", many)
             for divided in (True, False) if parts > 1 else (False,):
@@ -93,7 +97,7 @@ def _attention(generation: Generation) -> Iterator[Variant]:
     cases += [(64, BF16, kinds[3]), (256, BF16, kinds[0] | kinds[1])]
     cases += [(dim, BF16, {"CODES": word}) for dim in (64, 128, 256, 512) for word in EIGHT_BITS]
     for dim, dtype, kind in cases:
-        tile = choose_tile(dtype, dim, dim, "ampere", decodes=0, eight_bits="CODES" in kind)
+        tile = choose_spans_tile(dtype, dim, dim)
         cached = U8 if "CODES" in kind else dtype
         said = {"CODES": kind.get("CODES", "")}
         more = "".join(f" {said.get(name, name.lower())}" for name in kind)
@@ -121,7 +125,7 @@ def _attention(generation: Generation) -> Iterator[Variant]:
 
 def _latents() -> Iterator[Variant]:
     for dtype, codes in ((BF16, ""), (F32, ""), *((BF16, word) for word in EIGHT_BITS)):
-        tile = choose_latent_tile(dtype, 128, decodes=False)
+        tile = choose_latent_spans_tile(dtype)
         for divided in (True, False):
             more = f"{' divided' if divided else ''}{f' {codes}' if codes else ''}"
             yield Variant(

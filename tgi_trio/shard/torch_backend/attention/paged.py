@@ -30,7 +30,9 @@ from tgi_trio.shard.torch_backend.attention.spans import Spans, divide_into_span
 from tgi_trio.shard.torch_backend.attention.spans_kernel import attend_latent_spans, attend_spans
 from tgi_trio.shard.torch_backend.attention.tiles import (
     Tile,
+    choose_latent_spans_tile,
     choose_latent_tile,
+    choose_spans_tile,
     choose_tile,
     pad_dim,
 )
@@ -202,14 +204,13 @@ class PagedAttention(CapturableAttention):
 
         def tile_of(decodes: int) -> Tile:
             sizes = layer.head_dim, batch.cache.value_dim(layer.index)
-            # Tiles of Hopper's prompts are for their loop without masks.
-            kind = "ampere" if keeps_invariance() else self._generation
-            eight_bits = bool(batch.cache.codes)
+            kind, eight_bits = self._generation, bool(batch.cache.codes)
             return choose_tile(query.dtype, *sizes, kind, decodes=decodes, eight_bits=eight_bits)
 
-        tile, few = tile_of(len(query) if batch.decodes else 0), tile_of(len(query))
         if keeps_invariance():
-            tile = few = tile_of(0)
+            tile = choose_spans_tile(query.dtype, layer.head_dim, batch.cache.value_dim(layer.index))
+            return [(tile, tiling.tiles(tile.lanes, group))]
+        tile, few = tile_of(len(query) if batch.decodes else 0), tile_of(len(query))
         if not group <= few.lanes < tile.lanes:
             return [(tile, tiling.tiles(tile.lanes, group))]
         shares = [
@@ -287,8 +288,9 @@ class PagedAttention(CapturableAttention):
         if turning is not None:
             rotary, (cos, sin, *_) = turning
         rank, turned = layer.value_dim, ends.shape[-1]
-        decodes = batch.decodes and not keeps_invariance()
-        tile = choose_latent_tile(query.dtype, layer.heads, decodes=decodes)
+        tile = choose_latent_tile(query.dtype, layer.heads, decodes=batch.decodes)
+        if keeps_invariance():
+            tile = choose_latent_spans_tile(query.dtype)
         tiles = batch.tiling.tiles(tile.lanes, layer.heads)
         work = _divide(layer, query, len(tiles.rows), rank, batch)
         kernel = attend_latents if isinstance(work, Work) else attend_latent_spans

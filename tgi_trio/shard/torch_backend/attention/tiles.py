@@ -71,9 +71,23 @@ _WIDE: Final[_BY_HEAD_SIZE] = (
     (256, Tile(16, 32, 8)),
     (512, Tile(16, 16, 8)),
 )
+# Where batch invariance is kept: of decodes and prompts alike. A span's sums take registers beside
+# those of the spans before it.
+_SPANS: Final[_BY_HEAD_SIZE] = (
+    (128, Tile(64, 32, 8)),
+    (256, Tile(32, 32, 8)),
+    (512, Tile(16, 32, 8, 2)),
+)
+_WIDE_SPANS: Final[_BY_HEAD_SIZE] = (
+    (64, Tile(16, 32, 8)),
+    (128, Tile(16, 32, 4)),
+    (256, Tile(16, 16, 4)),
+    (512, Tile(16, 16, 8)),
+)
 # Latents of up to 512 numbers and a rotated end: the results take most of the registers.
 _FEW_LATENT: Final = Tile(16, 32, 8, 2)
 _LATENT: Final = Tile(32, 32, 8, 2)
+_LATENT_SPANS: Final = Tile(16, 32, 8, 2)
 _WIDE_LATENT: Final = Tile(16, 16, 8, 2)
 # Of attention to entries. Keys without such an end leave room for a second tile of them in flight,
 # which takes two stages more than there are lookups before a key, each of them two stages.
@@ -109,6 +123,11 @@ def choose_latent_tile(dtype: torch.dtype, heads: int, *, decodes: bool) -> Tile
     """Return the tile of attention over latents."""
     half = _FEW_LATENT if decodes and heads <= _FEW_LATENT.lanes else _LATENT
     return _WIDE_LATENT if dtype.itemsize > 2 else half
+
+
+def choose_latent_spans_tile(dtype: torch.dtype) -> Tile:
+    """Return the tile over latents where batch invariance is kept."""
+    return _WIDE_LATENT if dtype.itemsize > 2 else _LATENT_SPANS
 
 
 def choose_entries_tile(dtype: torch.dtype, heads: int, *, chosen: bool) -> Tile:
@@ -154,6 +173,12 @@ def choose_tile(
         half = _EIGHT_BITS_DECODE if decodes else _EIGHT_BITS_PREFILL[generation]
     table = _WIDE if dtype.itemsize > 2 else half
     return next(tile for most, tile in table if head_dim <= most)
+
+
+def choose_spans_tile(dtype: torch.dtype, key_dim: int, value_dim: int) -> Tile:
+    """Return the tile where batch invariance is kept, whatever a step has of rows."""
+    table = _WIDE_SPANS if dtype.itemsize > 2 else _SPANS
+    return next(tile for most, tile in table if max(key_dim, value_dim) <= most)
 
 
 def pad_dim(head_dim: int) -> int:

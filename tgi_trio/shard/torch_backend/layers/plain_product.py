@@ -31,6 +31,8 @@ _TILES: Final[dict[Generation, AnyTile]] = {
     "ampere": AnyTile(64, 128, 64),
     "hopper": AnyTile(64, 128, 64, stages=4),
 }
+# Of matrices of heads, whose outputs lie together: those of many outputs would fill the registers.
+_HEADS_TILE: Final = AnyTile(64, 64, 64)
 _WIDE_TILE: Final = AnyTile(32, 64, 32)  # float32 does not use the tensor cores
 # Inputs are divided into parts while a row of tiles has fewer, for programs to share at few rows.
 _ENOUGH: Final = 128
@@ -40,9 +42,12 @@ _FEW_ROWS: Final = 256  # up to which each part has a program; more rows are pro
 _BLOCK: Final = 256  # outputs of a program of `add_parts`
 
 
-def choose_any_tile(dtype: torch.dtype, generation: Generation) -> AnyTile:
-    """Return the tile for numbers of a dtype."""
-    return _TILES[generation] if dtype.itemsize == 2 else _WIDE_TILE
+def choose_any_tile(
+    dtype: torch.dtype, generation: Generation, *, by_head: bool = False
+) -> AnyTile:
+    """Return the tile for numbers of a dtype, and for one matrix or one for each head."""
+    half = _HEADS_TILE if by_head else _TILES[generation]
+    return half if dtype.itemsize == 2 else _WIDE_TILE
 
 
 def count_input_parts(outputs: int, inputs: int, tile: AnyTile) -> int:
@@ -65,8 +70,8 @@ def multiply_plain(
         flat = flat.contiguous()
     out = torch.empty((len(flat), len(weight)), dtype=x.dtype, device=x.device)
     if len(flat):
-        _launch(out[None], flat[None], weight[None], bias)
-    return out.view(*x.shape[:-1], -1)
+        _launch(out[None], flat[None], weight[None], bias, by_head=False)
+    return out.view(*x.shape[:-1], len(weight))
 
 
 def multiply_by_head(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -77,7 +82,8 @@ def multiply_by_head(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     heads, _, outputs = weight.shape
     out = torch.empty((len(x), heads, outputs), dtype=x.dtype, device=x.device)
     if _in_one_order(x) and x.stride(2) == 1:
-        _launch(out.transpose(0, 1), x.transpose(0, 1), weight.transpose(1, 2), None)
+        weight = weight.transpose(1, 2)
+        _launch(out.transpose(0, 1), x.transpose(0, 1), weight, None, by_head=True)
     else:
         torch.bmm(x.transpose(0, 1), weight, out=out.transpose(0, 1))
     return out
@@ -88,7 +94,12 @@ def _in_one_order(x: torch.Tensor) -> bool:
 
 
 def _launch(
-    out: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+    out: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    *,
+    by_head: bool,
 ) -> None:
     """Write x W^T + b to `out` [B, rows, outputs] for `x` [B, rows, inputs], each with a matrix.
 
@@ -99,8 +110,8 @@ def _launch(
 
     batches, rows, inputs = x.shape
     outputs = weight.shape[1]
-    tile = choose_any_tile(x.dtype, generation(x.device))
-    parts = count_input_parts(outputs, inputs, tile) if batches == 1 else 1
+    tile = choose_any_tile(x.dtype, generation(x.device), by_head=by_head)
+    parts = 1 if by_head else count_input_parts(outputs, inputs, tile)
     divided = parts > 1 and rows <= _FEW_ROWS
     sums = out
     if divided:
