@@ -1,7 +1,8 @@
 """Batch invariance over the stand-in device: a sequence has the same bits alone and in a crowd.
 
 Neither how many rows a step has, nor into which chunks a prompt is cut, nor in which blocks a
-sequence lies, nor whether a step is recorded changes a number.
+sequence lies, nor whether a step is recorded changes a number. What cannot be held to that is
+refused. Kernel by kernel: `test_invariant_kernels.py`.
 """
 
 from __future__ import annotations
@@ -13,23 +14,57 @@ from typing import Any
 import pytest
 import torch
 
+from tests.shard.adapters.peft_support import adapted, install, write_adapter
+from tests.shard.torch_backend.device_kinds import SMALL
 from tests.shard.torch_backend.interpreter import need_triton, sum_in_order
-from tests.shard.torch_backend.models_support import load, prompts, run, sequences
+from tests.shard.torch_backend.models_support import (
+    BLOCK,
+    advance,
+    load,
+    prompts,
+    run,
+    sequence,
+    sequences,
+)
+from tgi_trio.errors import ConfigurationError
+from tgi_trio.ipc.shard_settings import ShardSettings
+from tgi_trio.shard.runner import Runner
 
 need_triton()
 
-from tgi_trio.shard.torch_backend.attention import spans  # noqa: E402  (it imports Triton)
-from tgi_trio.shard.torch_backend.layers import plain_product  # noqa: E402
+from tests.shard.torch_backend.stand_in_support import drive, start  # noqa: E402  (Triton)
+from tgi_trio.shard.torch_backend.attention import spans  # noqa: E402
+from tgi_trio.shard.torch_backend.layers import coded_linear, plain_product  # noqa: E402
+from tgi_trio.shard.torch_backend.torch_loading import load_torch_runner  # noqa: E402
 from tgi_trio.testing.stand_in_device import StandInDevice  # noqa: E402
 
 Checkpoint = Callable[..., Path]
 
-TEXTS = [*prompts(4)[1:], *prompts(8, longest=40)[6:]]
-NEW = 5
+TEXTS = [[5], *prompts(3)[2:], *prompts(8, longest=40)[6:]]
+NEW = 4
+# One for each kind of layer that is not refused: norms, positions, biases, windows, caps, chunks,
+# experts, sinks, latents, heads that differ.
 FAMILIES = (
     *("llama", "qwen2", "qwen3", "gemma2", "gpt2", "gpt_neox", "bloom", "olmo2", "cohere"),
     *("qwen3_moe", "gpt_oss", "deepseek_v3", "llama4_text", "gemma4_text", "bitnet"),
 )
+NUMBERS: dict[str, dict[str, Any]] = {
+    "bfloat16": {"dtype": "bfloat16"},
+    "codes of 4 bits": {"quantize": "int4"},
+    "codes of 8 bits": {"quantize": "q8_0"},
+    "keys and values of 8 bits": {"kv_cache_dtype": "fp8_e4m3fn"},
+    "recorded": {"graph_sizes": (1, 2, 4)},
+}
+# By what is said of them.
+REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
+    "scans of states": ("lfm2", {}),
+    "choose what is attended to": ("deepseek_v32", {}),
+    "behind their rotation": ("nanochat", {}),
+    "cuts gates at a bound": ("gemma3n_text", {}),
+    "of several ranks": ("llama", {"world_size": 2}),
+    "--activations 8": ("llama", {"activations": 8}),
+    "an encoder": ("t5", {}),
+}
 
 
 @pytest.fixture(autouse=True)
@@ -39,15 +74,41 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spans, "SPAN", 32)
     monkeypatch.setattr(plain_product, "_LEAST_PART", 32)
     monkeypatch.setattr(plain_product, "_FEW_ROWS", 4)
+    monkeypatch.setattr(coded_linear, "_ROWS_AT_ONCE", 16)
 
 
-def logits(runner: Any, recorder: Any, shuffle: int | None, **how: Any) -> list[torch.Tensor]:
+def start_invariant(folder: Path, device: StandInDevice, **options: Any) -> tuple[Runner, Any]:
+    """Return a runner on the stand-in and its sampler, warmed up."""
+    told = {"dtype": "float32", "batch_invariant": True} | options
+    with device.idle():
+        return load(folder, 64, device="cuda:0", **told)
+
+
+def logits(
+    runner: Runner,
+    recorder: Any,
+    shuffle: int | None,
+    adapters: list[int] | None = None,
+    **how: Any,
+) -> list[torch.Tensor]:
     """Return what tokens were chosen from, for each text; `how`: see `run`, alone without."""
     recorder.by_place.clear()
     rows = sequences(TEXTS, shuffle, new=NEW)
+    if adapters is not None:
+        adapted(rows, adapters)
     for together in [rows] if how else [[row] for row in rows]:
         run(runner, together, **how)
     return [recorder.logits(row.id) for row in rows]
+
+
+def differing(
+    runner: Runner, recorder: Any, adapters: list[int] | None = None
+) -> list[dict[str, int]]:
+    """Return the ways to run all texts together in which a bit differs from each text alone."""
+    alone = logits(runner, recorder, None, adapters)
+    ways = ({"joins": 4}, {"joins": 2, "chunk": 7})
+    found = [(how, logits(runner, recorder, 5, adapters, **how)) for how in ways]
+    return [how for how, among in found if not all(map(torch.equal, among, alone))]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -56,11 +117,103 @@ def test_a_sequence_has_the_same_logits_alone_and_among_others(
 ) -> None:
     folder = checkpoint(family)
     with StandInDevice() as device:
-        with device.idle():
-            runner, recorder = load(
-                folder, 64, device="cuda:0", dtype="float32", batch_invariant=True
-            )
-        alone = logits(runner, recorder, None)
-        for how in ({"joins": 5}, {"joins": 2, "chunk": 7}):
-            among = logits(runner, recorder, 5, **how)
-            assert all(map(torch.equal, among, alone)), how
+        assert not differing(*start_invariant(folder, device))
+
+
+@pytest.mark.parametrize("numbers", NUMBERS.values(), ids=NUMBERS)
+def test_of_other_numbers(checkpoint: Checkpoint, numbers: dict[str, Any]) -> None:
+    folder = checkpoint("llama", **SMALL)
+    with StandInDevice() as device:
+        assert not differing(*start_invariant(folder, device, **numbers))
+
+
+def test_latents_of_8_bits(checkpoint: Checkpoint) -> None:
+    folder = checkpoint("deepseek_v3", **SMALL)
+    with StandInDevice() as device:
+        assert not differing(*start_invariant(folder, device, kv_cache_dtype="fp8_e5m2"))
+
+
+def test_experts_that_stay_codes(checkpoint: Checkpoint) -> None:
+    folder = checkpoint("qwen3_moe", **SMALL)
+    with StandInDevice() as device:
+        assert not differing(*start_invariant(folder, device, quantize="q8_0"))
+
+
+def test_adapters(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    folder = checkpoint("llama", **SMALL)
+    files = [write_adapter(folder, tmp_path / str(r), seed=r, r=r) for r in (4, 16)]
+    with StandInDevice() as device:
+        told = {"max_lora_rank": 16, "max_loaded_adapters": 2}
+        runner, recorder = start_invariant(folder, device, **told)
+        for number, file in enumerate(files, start=1):
+            install(runner, number, file)
+        assert not differing(runner, recorder, [1, 0, 2, 1])
+
+
+def test_without_the_flag_bits_differ(checkpoint: Checkpoint) -> None:
+    """So the tests above can tell: a library, and divided contexts, depend on the step."""
+    folder = checkpoint("llama", **SMALL)
+    with StandInDevice() as device:
+        assert differing(*start_invariant(folder, device, batch_invariant=False))
+
+
+def test_a_prefix_that_is_reused(checkpoint: Checkpoint) -> None:
+    """Its keys and values were written in other chunks, and beside others."""
+    text = prompts(8, longest=60)[7][:50]
+    folder = checkpoint("llama", **SMALL)
+    with StandInDevice() as device:
+        runner, recorder = start_invariant(folder, device)
+        alone = sequence(0, text, range(1, 5), NEW)
+        run(runner, [alone])
+        first = sequence(1, text[: 2 * BLOCK + 3], range(5, 9), NEW)
+        run(runner, [first, sequence(2, TEXTS[3], range(9, 13), NEW)], chunk=9)
+        again = sequence(3, text, [5, 6, 13, 14], NEW)
+        again.computed = 2 * BLOCK
+        run(runner, [again])
+        assert torch.equal(recorder.logits(3), recorder.logits(0))
+
+
+def test_a_sequence_that_is_computed_anew(checkpoint: Checkpoint) -> None:
+    """After a preemption or a crash, what has been said comes back as a part of the prompt."""
+    folder = checkpoint("llama", **SMALL)
+    with StandInDevice() as device:
+        runner, recorder = start_invariant(folder, device)
+        whole, broken = (sequence(i, TEXTS[3], range(1 + 4 * i, 5 + 4 * i), 8) for i in (0, 1))
+        run(runner, [whole])
+        advance(runner, [broken], [broken.length])
+        for _ in range(3):
+            advance(runner, [broken], [1])
+        broken.computed, broken.block_ids = 0, list(range(9, 13))
+        run(runner, [broken], chunk=11)
+        assert torch.equal(recorder.logits(1), recorder.logits(0))
+
+
+def test_recorded_steps_say_what_launched_ones_say(checkpoint: Checkpoint) -> None:
+    """Drawn tokens and log-probabilities, of prompts as well, chosen on the device."""
+    folder = checkpoint("llama", **SMALL)
+    asked = [{"sample": True}, {"prompt_logprobs": True}, {"sample": True, "top_p": 0.8}]
+    said = []
+    with StandInDevice() as device:
+        for graphs, late, budget in (((), 0, 100), ((1, 2, 4), 2, 9), ((4,), 1, 30)):
+            runner = start(folder, "cuda:0", graphs, batch_invariant=True)
+            ours = drive(runner, TEXTS[1:], asked, NEW, device=device, late=late, budget=budget)
+            assert bool(graphs) == any(counts.replays for counts in ours.decodes)
+            said.append((ours.tokens, sorted(ours.logprobs), sorted(ours.prompts)))
+    assert said[0] == said[1] == said[2] and said[0][1] and said[0][2]
+
+
+@pytest.mark.parametrize("reason", REFUSED)
+def test_what_cannot_be_kept_is_refused(checkpoint: Checkpoint, reason: str) -> None:
+    family, options = REFUSED[reason]
+    told = ShardSettings(model_path=checkpoint(family), batch_invariant=True, **options)
+    with (
+        StandInDevice(),
+        pytest.raises(ConfigurationError, match=f"--batch-invariant cannot be kept: .*{reason}"),
+    ):
+        load_torch_runner(told, device="cuda:0")
+
+
+def test_torch_on_a_cpu_refuses_it(checkpoint: Checkpoint) -> None:
+    told = ShardSettings(model_path=checkpoint("llama"), batch_invariant=True)
+    with pytest.raises(ConfigurationError, match="torch computes the model on cpu"):
+        load_torch_runner(told, device="cpu")

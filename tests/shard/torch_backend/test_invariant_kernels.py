@@ -89,9 +89,7 @@ def test_products_of_heads(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("kind", CODES)
-def test_a_product_of_codes(
-    monkeypatch: pytest.MonkeyPatch, kind: str, dtype: torch.dtype
-) -> None:
+def test_a_product_of_codes(monkeypatch: pytest.MonkeyPatch, kind: str, dtype: torch.dtype) -> None:
     """One row, two, as many as have tiles of their own elsewhere, and runs of very many."""
     monkeypatch.setattr(coded_linear, "_LEAST_STEPS", 1)
     monkeypatch.setattr(coded_linear, "_ROWS_AT_ONCE", 48)

@@ -208,7 +208,9 @@ class PagedAttention(CapturableAttention):
             return choose_tile(query.dtype, *sizes, kind, decodes=decodes, eight_bits=eight_bits)
 
         if keeps_invariance():
-            tile = choose_spans_tile(query.dtype, layer.head_dim, batch.cache.value_dim(layer.index))
+            tile = choose_spans_tile(
+                query.dtype, layer.head_dim, batch.cache.value_dim(layer.index)
+            )
             return [(tile, tiling.tiles(tile.lanes, group))]
         tile, few = tile_of(len(query) if batch.decodes else 0), tile_of(len(query))
         if not group <= few.lanes < tile.lanes:
