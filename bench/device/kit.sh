@@ -57,7 +57,7 @@ fi
 
 device=("$python" -m bench.device)
 plain=(--weights plain --traces "$OUT")
-more=(--shapes mixture 8B 1B --only mixture '8B int4' '8B fp8' '8B q4_k' '1B adapters' '1B without few rows'
+more=(--shapes 8B mixture 1B --only mixture '8B batch invariant' '8B int4' '8B fp8' '8B q4_k' '1B adapters' '1B without few rows'
     '1B without heads in products' '1B without measured shares' '1B without measured carve-outs' '1B without the last norm in a product'
     '1B without early choices' '1B without looking up at once' --peers --traces "$OUT")
 chosen=(--shapes tokens blocks entries --weights plain --only tokens blocks entries)
@@ -69,7 +69,7 @@ if [ -n "${KIT_DRY:-}" ]; then
     states=('dry deltas' 'dry mamba2' 'dry mamba1' 'dry gates')
     states=(--shapes "${states[@]#dry }" mixture --only "${states[@]}" "${states[@]/%/ tiles}" 'dry mixture tiles')
     plain=(--only dry 'server tiny' 'broken device tiny' --traces "$OUT")
-    more=(--only 'dry int4' 'dry adapters' 'dry without few rows' 'dry without heads in products' --traces "$OUT")
+    more=(--only 'dry int4' 'dry batch invariant' 'dry adapters' 'dry without few rows' 'dry without heads in products' --traces "$OUT")
 fi
 # Tests are compiled for, some seconds each, beside each other where pytest can.
 tests=(env OMP_NUM_THREADS=2 "$python" -m pytest -q -p no:cacheprovider)

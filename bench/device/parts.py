@@ -37,6 +37,7 @@ class Part:
     seconds: float  # that it may take
     rounded: str = "plain"  # what linear layers hold
     without: str = ""  # a choice of the warm-up's that is not made, see `choices.py`
+    invariant: bool = False  # batch invariance is kept
 
 
 def choose_parts(
@@ -49,7 +50,8 @@ def choose_parts(
 ) -> list[Part]:
     """Return the parts, the most valuable first: plain steps, the whole server, then all others.
 
-    Of the last shape also decodes of few rows without each of the warm-up's choices.
+    Of the first shape also steps where batch invariance is kept, for its price. Of the last shape
+    also decodes of few rows without each of the warm-up's choices.
 
     `server`: the shape of the whole server's model; "": none.
     """
@@ -67,6 +69,9 @@ def choose_parts(
     found += [
         Part(f"{shape} {word}", "steps", shape, 100.0, word) for word in rounded for shape in shapes
     ]
+    if plain:
+        name = f"{plain[0].shape} batch invariant"
+        found.append(Part(name, "steps", plain[0].shape, 90.0, invariant=True))
     if adapters and shapes:
         found.append(Part(f"{shapes[-1]} adapters", "adapters", shapes[-1], 90.0))
     for choice in CHOICES if plain else ():

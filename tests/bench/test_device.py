@@ -196,7 +196,7 @@ def test_the_most_wanted_parts_come_first() -> None:
     parts = choose_parts(["8B", "1B"], ["plain", "fp8"], adapters=True, server="8B", peers=["vllm"])
     assert [part.name for part in parts] == [
         *("8B", "1B", "server 8B", "broken device 8B"),
-        *("8B fp8", "1B fp8", "1B adapters"),
+        *("8B fp8", "1B fp8", "8B batch invariant", "1B adapters"),
         *("1B without few rows", "1B without heads in products"),
         *("1B without looking up at once", "1B without measured shares"),
         *("1B without measured carve-outs", "1B without the last norm in a product"),

@@ -14,10 +14,11 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from tgi_trio.shard.torch_backend.torch_device import Generation
 from tgi_trio.testing.adapter_variants import adapter_variants
@@ -43,6 +44,20 @@ class Compiled:
 def compile_for(variant: Variant, target: int) -> Compiled:
     """Compile a variant for a compute capability; raises what the compiler does."""
     import triton
+
+    made = _compile(variant, target)
+    registers, spilled = _resources(made.asm["ptx"], target, Path(triton.__file__).parent)
+    return Compiled(variant.name, target, registers, spilled, made.metadata.shared)
+
+
+def count_products(variant: Variant, target: int) -> Counter[str]:
+    """Return the tensor cores' instructions in a variant, and how many there are of each."""
+    ptx = _compile(variant, target).asm["ptx"]
+    return Counter(re.findall(r"(?:wgmma\.mma_async|mma)\.sync[\w.]*", ptx))
+
+
+def _compile(variant: Variant, target: int) -> Any:
+    import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
@@ -61,9 +76,7 @@ def compile_for(variant: Variant, target: int) -> Compiled:
     options = {"num_warps": variant.warps, "num_stages": variant.stages}
     if variant.registers is not None:
         options["maxnreg"] = variant.registers
-    made = triton.compile(source, target=GPUTarget("cuda", target, 32), options=options)
-    registers, spilled = _resources(made.asm["ptx"], target, Path(triton.__file__).parent)
-    return Compiled(variant.name, target, registers, spilled, made.metadata.shared)
+    return triton.compile(source, target=GPUTarget("cuda", target, 32), options=options)
 
 
 def _resources(ptx: str, target: int, triton: Path) -> tuple[int, int]:

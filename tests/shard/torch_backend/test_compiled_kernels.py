@@ -63,3 +63,25 @@ def test_variants_compile_to_what_the_table_says() -> None:
     for entry in made:
         (known,) = [e for e in table if all(e[k] == entry[k] for k in ("name", "target"))]
         assert entry["spilled"] == 0 and abs(entry["registers"] - known["registers"]) <= 16
+
+
+ALIKE = """
+from tgi_trio.testing.compiled_kernels import TARGETS, count_products
+from tgi_trio.testing.invariant_variants import invariant_variants
+
+for target, generation in TARGETS.items():
+    every = {each.name: each for each in invariant_variants(generation)}
+    for name in ("multiply_any bf16 4096 4 parts", "attend_spans bf16 128",
+                 "attend_latent_spans bf16 512+64"):
+        shared, whole = (count_products(every[name + more], target) for more in (" divided", ""))
+        assert shared and shared == whole, (target, name, shared, whole)
+"""
+
+
+def test_programs_that_share_work_multiply_as_those_that_do_not() -> None:
+    """Where batch invariance is kept, by the same instructions: others may add up otherwise."""
+    pytest.importorskip("triton", reason="Triton is not installed")
+    env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    argv = [sys.executable, "-c", ALIKE]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=600, env=env)
+    assert done.returncode == 0, done.stderr

@@ -164,8 +164,9 @@ class Steps:
                 other = sequence(0, [3] * beside, self.others, new=0)
                 rows, sizes = [other, row], [beside, count]
                 tensors = [torch.cat((x[:1].expand(beside, *x.shape[1:]) * 2, x)) for x in tensors]
+            query, key, value = tensors
             batch: Any = self.backend.prepare(plan(rows, sizes), self.cache)
-            found.append(self.backend.attend(self.layer, *tensors, batch)[beside:])
+            found.append(self.backend.attend(self.layer, query, key, value, batch)[beside:])
             done += count
         return torch.cat(found)
 
