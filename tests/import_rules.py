@@ -169,7 +169,7 @@ RULES: dict[str, Rule] = {
     "testing.compiled_kernels": Rule(
         ours(
             "shard.torch_backend testing.variant testing.kernel_variants testing.code_variants "
-            "testing.adapter_variants"
+            "testing.adapter_variants testing.invariant_variants"
         ),
         banned=SERVER,
     ),
@@ -187,7 +187,7 @@ RULES: dict[str, Rule] = {
         f"testing.{what}_variants": Rule(ours("shard.torch_backend testing.variant"), banned=SERVER)
         for what in (
             *("attention", "block", "choice", "chosen", "entries", "gated", "mixture"),
-            *("code", "adapter", "delta", "recurrence"),
+            *("code", "adapter", "delta", "invariant", "recurrence"),
         )
     },
     "testing.indexed_variants": Rule(

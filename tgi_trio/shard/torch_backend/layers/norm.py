@@ -34,7 +34,7 @@ class Norm:
             weight = weight.float() + 1.0
         if kind == "layer_plus_one":
             weight, kind = None if weight is None else weight + 1.0, "layer"
-        self.kind = kind
+        self.kind: NormKind = kind
         self.weight = weight
         self.bias = bias
         self.eps = eps

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 
 from tgi_trio.shard.torch_backend.layers.expert_parts import ExpertParts
+from tgi_trio.shard.torch_backend.layers.norm_weights import NormWeights
 from tgi_trio.shard.torch_backend.torch_device import overlap, runs_kernels
-
-if TYPE_CHECKING:  # norms are computed here, too
-    from tgi_trio.shard.torch_backend.layers.norm import Norm
 
 _MOST = 1 << 15  # largest hidden size that a program holds
 
@@ -20,13 +18,13 @@ class Addends(NamedTuple):
 
     first: torch.Tensor | ExpertParts  # [T, hidden], or the parts of which it is the sum
     second: torch.Tensor | None = None
-    norm: Norm | None = None
+    norm: NormWeights | None = None
     scale: float = 1.0
     later: torch.Tensor | None = None  # [T, hidden], added after the next layer's MLP instead
 
 
 def add_and_normalise(
-    x: torch.Tensor, addends: Addends | None, norm: Norm | None
+    x: torch.Tensor, addends: Addends | None, norm: NormWeights | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the sum and its norm, [T, hidden] each; without a norm, the sum twice."""
     if addends is None and norm is None:
@@ -38,20 +36,20 @@ def add_and_normalise(
     return x, x if norm is None else norm(x)
 
 
-def normalise(x: torch.Tensor, norm: Norm) -> torch.Tensor:
+def normalise(x: torch.Tensor, norm: NormWeights) -> torch.Tensor:
     """Return the norm of `x` [..., size], by our kernel, whatever torch has for it."""
     return _launch(x.reshape(-1, x.shape[-1]), None, norm)[1].view(x.shape)
 
 
 def settle(
-    x: torch.Tensor, addends: Addends | None, norm: Norm | None
+    x: torch.Tensor, addends: Addends | None, norm: NormWeights | None
 ) -> tuple[torch.Tensor, Addends | None]:
     """Return the norm of the sum, which takes the sum's place; without a norm, what was given."""
     return (x, addends) if norm is None else (add_and_normalise(x, addends, norm)[1], None)
 
 
 def add_normalise_and_widen(
-    x: torch.Tensor, addends: Addends | None, norm: Norm | None
+    x: torch.Tensor, addends: Addends | None, norm: NormWeights | None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return the same, and the norm in float32, for a router that computes in it."""
     if norm is not None and x.dtype is not torch.float32 and _in_kernel(x):
@@ -80,7 +78,7 @@ def _add(x: torch.Tensor, addends: Addends) -> torch.Tensor:
 def _launch(
     x: torch.Tensor,
     addends: Addends | None,
-    norm: Norm | None,
+    norm: NormWeights | None,
     wide: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     from tgi_trio.shard.torch_backend.kernels import fused  # imports Triton
@@ -119,7 +117,7 @@ def _launch(
 
 
 def addend_arguments(
-    x: torch.Tensor, addends: Addends | None, norm: Norm | None
+    x: torch.Tensor, addends: Addends | None, norm: NormWeights | None
 ) -> tuple[torch.Tensor | float, ...]:
     """Return the arguments of kernels that add and normalise, from `first` to `scale`.
 
@@ -150,7 +148,7 @@ def addend_constants(addends: Addends | None) -> dict[str, bool | str]:
     }
 
 
-def _vectors(norm: Norm | None, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _vectors(norm: NormWeights | None, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return a norm's weight and bias; `like` stands for those it lacks."""
     if norm is None:
         return like, like
