@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.shard.torch_backend.interpreter import DEVICE, need_triton
+from tests.shard.torch_backend.interpreter import DEVICE, need_triton, sum_in_order
 
 need_triton()
 
@@ -128,20 +127,6 @@ def some(*shape: int, dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE, dtype)
 
 
-def _multiply_as_units_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have the interpreter add up a row's products wherever in a tile the row stands.
-
-    It asks numpy, whose order depends on that; matrix units have one for all rows.
-    """
-    from triton.runtime import interpreter
-
-    def dot(self: Any, a: Any, b: Any, d: Any, *rest: Any) -> Any:
-        products = a.data[:, None, :] * np.ascontiguousarray(b.data.T)[None]
-        return interpreter.TensorHandle(products.sum(-1) + d.data, d.dtype.scalar)
-
-    monkeypatch.setattr(interpreter.InterpreterBuilder, "create_dot", dot)
-
-
 def scaled(adapter: AdapterNumbers, dtype: torch.dtype, seed: int) -> AdapterNumbers:
     """Return an adapter with gains and offsets as well."""
     draw = np.random.default_rng(seed)
@@ -197,8 +182,7 @@ def test_any_largest_rank(max_rank: int) -> None:
 @pytest.mark.parametrize("kind", ["few", "many"])
 def test_whose_else_the_rows_are_changes_no_bit(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor where among them a row stands; programs share its inputs."""
-    if DEVICE == "cpu":
-        _multiply_as_units_do(monkeypatch)
+    sum_in_order(monkeypatch)
     monkeypatch.setattr(slotted_linear, "_LEAST_INPUTS", 64)
     layout, inputs = OneSite(16, 200), 200
     adapters = [make_adapter((r, r, r), torch.float32, r, inputs) for r in (4, 16)]

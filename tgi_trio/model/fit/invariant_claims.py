@@ -1,7 +1,7 @@
 """The models that our kernels for devices compute alike whatever else is in a step.
 
-No torch in this file. Of what the generic decoder computes, this leaves out layers whose sums
-depend on how a prompt was cut, and those that torch's operations compute.
+No torch in this file. Every field that is held to it is named, as for other backends: a field that
+is added to a spec is refused until it is, whatever the generic decoder computes of it.
 """
 
 from __future__ import annotations
@@ -11,8 +11,39 @@ from typing import Final
 from tgi_trio.errors import ConfigurationError
 from tgi_trio.model.claims import Claims, find_unclaimed, only
 from tgi_trio.model.fit.decoder import CLAIMS as COMPUTED
+from tgi_trio.model.fit.name_claims import NAMES
 from tgi_trio.model.specs.decoder import DecoderSpec
 
+# By record, with the values that the generic decoder computes.
+_HELD: Final[dict[str, str]] = {
+    "DecoderSpec": (
+        "family vocab_size hidden_size heads kv_heads head_dim mlp_width layers guessing names "
+        "norm norm_eps post_norm_eps outer_norm norm_bias norm_weight parallel query_key_norm "
+        "query_key_norm_bias gated_attention gated_heads gate_activation qkv_layout qkv_bias "
+        "output_bias mlp_bias head_bias transposed gated activation tied_head extra_tokens "
+        "added_tokens embedding_width normalised_head normalised_embedding position_rows "
+        "position_offset sine_positions alibi alibi_scale attention_soft_cap final_soft_cap "
+        "embedding_scale residual_scale attention_scale gate_scale mlp_limit mlp_raised mlp_scale "
+        "logit_scale qkv_clip latent value_norm value_scale own_inputs"
+    ),
+    "LayerSpec": (
+        "scale window chunk ahead rotary experts attends feeds sizes keys_as_values reads_layer "
+        "latent sinks mlp_width beside later names"
+    ),
+    "HeadSizes": "kv_heads dim value_dim heads",
+    "LatentSpec": "rank query_rank plain_dim rotary_dim value_dim bias scale norm_eps",
+    "OwnInputsSpec": "width rows image_token",
+    "RotarySpec": (
+        "dim theta interleaved backwards max_positions sections sections_alternate parameters "
+        "query_scale learned"
+    ),
+    "QueryScale": "beta step offset",
+    "ExpertsSpec": (
+        "count per_token width normalise shared_width latent_width routing jitter groups "
+        "groups_used scale result_scale stacked gate_up biased weighs_inputs limit raised "
+        "bounds_opened shared_limit logit_cap idle"
+    ),
+}
 _STATES: Final = "scans of states go through a prompt in chunks that begin where a step does"
 _CHOSEN: Final = "the kernels that choose what is attended to share their work by the step's size"
 _STREAMS: Final = "torch adds up several hidden states of a token"
@@ -20,7 +51,12 @@ _NORMS: Final = "torch normalises queries and keys behind their rotation"
 _LENGTHS: Final = "keys turn by the length of their sequence"
 
 CLAIMS: Final[Claims] = {
-    **COMPUTED,
+    **NAMES,
+    **{
+        key: COMPUTED[key]
+        for record, names in _HELD.items()
+        for key in (f"{record}.{name}" for name in names.split())
+    },
     "LayerSpec.mixer": only(None, refusal=_STATES),
     "LayerSpec.ngrams": only(None, refusal=_STATES),
     "LayerSpec.shared": only(None, refusal=_STATES),
@@ -35,8 +71,7 @@ CLAIMS: Final[Claims] = {
     "RotarySpec.kind": only(
         *("default", "linear", "llama3", "yarn", "proportional", "divided"), refusal=_LENGTHS
     ),
-    "LatentSpec.doubled": only(False, refusal="latents have gates, which nobody has compared"),
-    "DecoderSpec.gated_values": only(False, refusal="values have gates of latents"),
+    "DecoderSpec.gated_values": only(False, refusal="values of latents have gates"),
     "DecoderSpec.norm_gate_rank": only(0, refusal="torch opens gates behind norms"),
     "LayerSpec.crosses": only(None, refusal="torch attends to images"),
     "LayerSpec.sparsity": only(0.0, refusal="torch cuts gates at a bound"),
@@ -47,7 +82,7 @@ def find_variant(spec: DecoderSpec) -> str | None:
     """Return why a device cannot compute a model's tokens alike in every step, or None."""
     latents = [spec.latent, *(layer.latent for layer in spec.layers)]
     turns = (layer.rotary for layer in spec.layers if layer.rotary is not None)
-    if any(latents) and any(turn.query_scale or turn.log_positions for turn in turns):
+    if any(latents) and any(turn.query_scale for turn in turns):
         return "queries over latents are scaled by their position, with torch"
     return find_unclaimed(spec, CLAIMS)
 

@@ -26,7 +26,7 @@ from tgi_trio.shard.torch_backend.kernels.overlapping import let_next_begin, wai
 
 
 # fmt: off
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def attend_spans(
     out,  # as for `attend_tile`, as is what is not explained
     parts,  # float32 [T, heads, count, VALUE], with DIVIDED only
@@ -89,7 +89,7 @@ def attend_spans(
         )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def attend_latent_spans(
     out,  # as for `attend_latents`, as is what is not explained
     parts, bests, masses, spans, count,  # as for `attend_spans`

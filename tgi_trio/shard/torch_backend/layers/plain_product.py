@@ -117,6 +117,8 @@ def _launch(
     if divided:
         sums = torch.empty((parts, rows, outputs), dtype=torch.float32, device=x.device)
     tiles = -(-outputs // tile.outputs), -(-rows // tile.rows)
+    # 0 for a single product: else the kernel would be compiled for some numbers of rows.
+    batch = [0 if batches == 1 else each.stride(0) for each in (out, x, weight)]
     multiply_any[(*tiles, parts if divided else batches)](
         out,
         sums,
@@ -125,9 +127,12 @@ def _launch(
         x if bias is None or divided else bias,
         rows,
         outputs,
-        *out.stride()[:2],
-        *x.stride()[:2],
-        *weight.stride(),
+        batch[0],
+        out.stride(1),
+        batch[1],
+        x.stride(1),
+        batch[2],
+        *weight.stride()[1:],
         INPUTS=inputs,
         HAS_BIAS=bias is not None and not divided,
         DIVIDED=divided,
