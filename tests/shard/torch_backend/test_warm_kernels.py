@@ -61,12 +61,13 @@ def device(
     write_adapter(checkpoint("llama"), tmp_path / "adapter")
     from tgi_trio.shard.torch_backend import device_parts
     from tgi_trio.shard.torch_backend.adapters import device_adapters
-    from tgi_trio.shard.torch_backend.attention import dividing, few_heads
+    from tgi_trio.shard.torch_backend.attention import dividing, few_heads, spans
     from tgi_trio.shard.torch_backend.layers import (
         coded_linear,
         few_rows,
         grouped_experts,
         lone_shares,
+        plain_product,
     )
     from tgi_trio.shard.torch_backend.models import beginning
 
@@ -78,6 +79,10 @@ def device(
     monkeypatch.setattr(coded_linear, "_PROGRAMS", 4)
     monkeypatch.setattr(device_adapters, "FEW_TOKENS", 16)
     monkeypatch.setattr(dividing, "_PROGRAMS", 8)  # so that few rows are divided, and many are not
+    monkeypatch.setattr(spans, "SPAN", 16)
+    monkeypatch.setattr(spans, "_PROGRAMS", 32)
+    monkeypatch.setattr(plain_product, "_LEAST_PART", 16)
+    monkeypatch.setattr(plain_product, "_FEW_ROWS", 16)
     with StandInDevice() as stand_in, stand_in.idle():  # what is computed is of no interest
         yield stand_in
 
@@ -99,6 +104,9 @@ def device(
         ("llama", (2,), {"quantize": "int4"}),
         ("gemma2", (), {"quantize": "q8_0"}),
         ("llama", (2,), {"max_lora_rank": 16, "max_loaded_adapters": 2}),
+        ("llama", (2,), {"batch_invariant": True}),
+        ("llama", (2,), {"batch_invariant": True, "quantize": "int4", "max_lora_rank": 16}),
+        ("deepseek_v3", (), {"batch_invariant": True}),
     ],
 )
 def test_serving_compiles_nothing(
