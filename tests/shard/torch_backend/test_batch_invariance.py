@@ -16,6 +16,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from tests.shard.adapters.peft_support import adapted, install, write_adapter
+from tests.shard.numba_backend.numba_support import FITTING
 from tests.shard.torch_backend.device_kinds import SMALL
 from tests.shard.torch_backend.interpreter import need_triton, sum_in_order
 from tests.shard.torch_backend.models_support import (
@@ -29,6 +30,7 @@ from tests.shard.torch_backend.models_support import (
 )
 from tgi_trio.errors import ConfigurationError
 from tgi_trio.ipc.shard_settings import ShardSettings
+from tgi_trio.shard.backend import load_runner
 
 need_triton()
 
@@ -255,6 +257,13 @@ def test_what_cannot_be_kept_is_refused(checkpoint: Checkpoint, reason: str) -> 
         pytest.raises(ConfigurationError, match=f"--batch-invariant cannot be kept: .*{reason}"),
     ):
         load_torch_runner(told, device="cuda:0")
+
+
+def test_the_cpu_kernels_take_the_flag(checkpoint: Checkpoint) -> None:
+    """Which says nothing new to them: `tests/shard/numba_backend/test_at_any_load.py`."""
+    folder = checkpoint("llama", **FITTING["llama"])
+    runner = load_runner(ShardSettings(model_path=folder, batch_invariant=True))
+    assert runner.info.backend.startswith("numba")
 
 
 def test_torch_on_a_cpu_refuses_it(checkpoint: Checkpoint) -> None:
