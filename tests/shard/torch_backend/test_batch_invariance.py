@@ -39,6 +39,7 @@ from tgi_trio.shard.torch_backend.attention import spans  # noqa: E402
 from tgi_trio.shard.torch_backend.layers import coded_linear, plain_product  # noqa: E402
 from tgi_trio.shard.torch_backend.torch_loading import load_torch_runner  # noqa: E402
 from tgi_trio.testing.stand_in_device import StandInDevice  # noqa: E402
+from tgi_trio.testing.tiny_families import GEMMA4_E, GEMMA4_MOE  # noqa: E402
 
 Checkpoint = Callable[..., Path]
 
@@ -49,7 +50,14 @@ NEW = 4
 FAMILIES = (
     *("llama", "qwen2", "qwen3", "gemma2", "gpt2", "gpt_neox", "bloom", "olmo2", "cohere"),
     *("qwen3_moe", "gpt_oss", "deepseek_v3", "llama4_text", "gemma4_text", "bitnet"),
+    *("mimo_v2_flash", "cohere2_moe", "laguna", "longcat_flash"),
 )
+# Of layers' own embeddings, and experts beside an MLP. Embeddings are as wide as two vectors of the
+# processor that stands in: unlike a device, it computes what fills none by other instructions.
+SHAPES = {
+    "own inputs": GEMMA4_E | {"hidden_size_per_layer_input": 32},
+    "experts beside": GEMMA4_MOE,
+}
 NUMBERS: dict[str, dict[str, Any]] = {
     "bfloat16": {"dtype": "bfloat16"},
     "codes of 4 bits": {"quantize": "int4"},
@@ -149,17 +157,28 @@ def without_library(compute: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_sequence_has_the_same_logits_alone_and_among_others(
-    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch, family: str
-) -> None:
-    folder = checkpoint(family)
+def check_alone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compare a model's sequences alone and together, without sums of a library's."""
     with StandInDevice() as device:
         runner, recorder = start_invariant(folder, device)
         for name in ("forward", "logits"):
             own = getattr(runner.model, name)
             monkeypatch.setattr(runner.model, name, without_library(own))
         assert not differing(runner, recorder)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_sequence_has_the_same_logits_alone_and_among_others(
+    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch, family: str
+) -> None:
+    check_alone(checkpoint(family), monkeypatch)
+
+
+@pytest.mark.parametrize("changes", SHAPES.values(), ids=SHAPES)
+def test_layers_of_other_shapes(
+    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
+) -> None:
+    check_alone(checkpoint("gemma4_text", **changes), monkeypatch)
 
 
 @pytest.mark.parametrize("numbers", NUMBERS.values(), ids=NUMBERS)
