@@ -75,8 +75,7 @@ _SCRATCH: Final = 256 << 20  # bytes of numbers that are written at a time
 _PROGRAMS = 512
 _MOST_PARTS = 16
 _LEAST_STEPS = 4  # of the loop, in each part
-# More rows are multiplied one run of them after another, so that their parts do not take up memory.
-_ROWS_AT_ONCE: Final = 512
+_ROWS_AT_ONCE: Final = 512  # with parts; more rows go one run after another, for less memory
 _BLOCK: Final = 256  # outputs of a program of `add_parts`
 ONE: Final = 0x3F800000  # the bits of 1.0
 
@@ -210,18 +209,15 @@ def multiply(out: torch.Tensor, x: torch.Tensor, codes: Codes, bias: torch.Tenso
     `x`: [rows, inputs], contiguous, with so few rows that `is_written` is false; `bias`: [outputs].
     """
     rows, kind = apparent_rows(len(x)), codes.form.kind
-    if not len(x):
-        return
     few = next((few for few in few_tiles_of(codes, x.dtype) if few.rows == rows), None)
     if few is not None:
         launch_few(out, x, codes, bias, few)
         return
     tiles = choose_tiles(x.dtype, generation(x.device), kind)
     tile = next(tile for tile in tiles if rows <= tile.most)
-    each = _ROWS_AT_ONCE if tile.divided else len(x)
-    for first in range(0, len(x), each):
-        some = slice(first, first + each)
-        launch(out[some], x[some], codes, bias, tile)
+    run = _ROWS_AT_ONCE if tile.divided else max(1, len(x))
+    for first in range(0, len(x), run):
+        launch(out[first : first + run], x[first : first + run], codes, bias, tile)
 
 
 def few_tiles_of(codes: Codes, dtype: torch.dtype) -> tuple[FewCodedTile, ...]:
@@ -231,8 +227,8 @@ def few_tiles_of(codes: Codes, dtype: torch.dtype) -> tuple[FewCodedTile, ...]:
 
 def is_written(codes: Codes, x: torch.Tensor) -> bool:
     """Return whether `x` has so many rows that W is written as numbers for a library."""
-    tiles = choose_tiles(x.dtype, generation(x.device), codes.form.kind)
-    return apparent_rows(len(x)) > tiles[-1].most
+    most = choose_tiles(x.dtype, generation(x.device), codes.form.kind)[-1].most
+    return apparent_rows(len(x)) > most
 
 
 def multiply_written(x: torch.Tensor, codes: Codes, bias: torch.Tensor | None) -> torch.Tensor:
