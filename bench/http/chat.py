@@ -110,7 +110,9 @@ def reading_costs(runs: int) -> dict[str, float]:
         "read": reading(lambda: ReadChatEvents(_ENVELOPE, 0, UsageCount(1), AnswerReader())),
         "responses": reading(_response_events),
         "messages": reading(
-            lambda: MessageEvents("msg_0", "model", AnswerReader(), AnswerEnd(1, False))
+            lambda: MessageEvents(
+                "msg_0", "model", AnswerReader(), AnswerEnd(1, False), show_thoughts=True
+            )
         ),
     }
     best = dict.fromkeys(made, float("inf"))
