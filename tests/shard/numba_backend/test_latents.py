@@ -11,8 +11,9 @@ import pytest
 from tests.shard.numba_backend.numba_support import COMPRESSED, VARIANT, cpu_runner
 from tests.shard.torch_backend.models_support import Golden, generated, prompts, run, sequences
 from tgi_trio.shard.checkpoint.numbers import Floats
-from tgi_trio.shard.numba_backend import apart_table, latent_self_test, verified
-from tgi_trio.shard.numba_backend.latent_operations import pack_heads
+from tgi_trio.shard.numba_backend import apart_table, verified
+from tgi_trio.shard.numba_backend.operations.latents import pack_heads
+from tgi_trio.shard.numba_backend.self_tests import latents as latent_self_test
 from tgi_trio.shard.numba_backend.unsupported import UnsupportedError
 from tgi_trio.shard.numba_backend.variant import Variant
 

@@ -25,9 +25,10 @@ from tgi_trio.model.specs.decoder import ExpertsSpec
 from tgi_trio.shard.checkpoint.formats.plain import PlainMatrix
 from tgi_trio.shard.checkpoint.rounding.choose import ENCODINGS
 from tgi_trio.shard.checkpoint.rounding.encoding import Encoding, round_matrix
-from tgi_trio.shard.numba_backend import apart_table, mixture_self_test, verified
+from tgi_trio.shard.numba_backend import apart_table, verified
 from tgi_trio.shard.numba_backend.arena import address, allocate_zeroed
 from tgi_trio.shard.numba_backend.machine_code.entry import MIX_EXPERTS
+from tgi_trio.shard.numba_backend.self_tests import mixtures as mixture_self_test
 from tgi_trio.shard.numba_backend.tables import (
     MIXTURE,
     OPERATION,

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.shard.checkpoint.formats.plain import PlainMatrix
-from tgi_trio.shard.numba_backend.kind_self_test import dequantise
 from tgi_trio.shard.numba_backend.kinds.floating import E4M3
 from tgi_trio.shard.numba_backend.kinds.kind import BLOCK_INPUTS, Codes
 from tgi_trio.shard.numba_backend.kinds.table import find_packing
 from tgi_trio.shard.numba_backend.packing import check_codes
+from tgi_trio.shard.numba_backend.self_tests.kinds import dequantise
 
 Array = np.ndarray[Any, Any]
 PLANES = {"codes", "scales", "zeros"}

@@ -22,7 +22,8 @@ from tests.shard.torch_backend.models_support import (
 from tgi_trio.model.config import read_config
 from tgi_trio.model.families.registry import decoder_spec
 from tgi_trio.model.fit.cpu_kernels import find_unsupported
-from tgi_trio.shard.numba_backend import apart_table, padding_self_test, verified
+from tgi_trio.shard.numba_backend import apart_table, verified
+from tgi_trio.shard.numba_backend.self_tests import padding as padding_self_test
 from tgi_trio.shard.numba_backend.unsupported import UnsupportedError
 from tgi_trio.shard.numba_backend.weight_layout import CacheNumbers
 

@@ -13,7 +13,11 @@ from hypothesis import strategies as st
 
 from tgi_trio.shard.numba_backend.arena import address, allocate_zeroed
 from tgi_trio.shard.numba_backend.instructions import multiplier_for, multiplies_pairs
-from tgi_trio.shard.numba_backend.kind_self_test import (
+from tgi_trio.shard.numba_backend.kinds.kind import BLOCK_INPUTS, Codes, Kind, fill_panels
+from tgi_trio.shard.numba_backend.kinds.table import KINDS
+from tgi_trio.shard.numba_backend.panel_kernel import PanelKernel, open_panel_kernel
+from tgi_trio.shard.numba_backend.rooms import ROWS
+from tgi_trio.shard.numba_backend.self_tests.kinds import (
     dequantise,
     find_fault,
     multiply,
@@ -21,10 +25,6 @@ from tgi_trio.shard.numba_backend.kind_self_test import (
     store_activations,
     store_for,
 )
-from tgi_trio.shard.numba_backend.kinds.kind import BLOCK_INPUTS, Codes, Kind, fill_panels
-from tgi_trio.shard.numba_backend.kinds.table import KINDS
-from tgi_trio.shard.numba_backend.panel_kernel import PanelKernel, open_panel_kernel
-from tgi_trio.shard.numba_backend.rooms import ROWS
 from tgi_trio.shard.numba_backend.tables import UNPACK, UNPACK_FOR_MANY
 from tgi_trio.shard.numba_backend.weight_layout import LANES, PANEL, SPARE_ROWS
 

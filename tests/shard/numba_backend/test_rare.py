@@ -7,8 +7,9 @@ import pytest
 
 from tests.shard.numba_backend.numba_support import VARIANT
 from tgi_trio.model.specs.decoder import RotarySpec
-from tgi_trio.shard.numba_backend import apart_table, rare_self_test, verified
+from tgi_trio.shard.numba_backend import apart_table, verified
 from tgi_trio.shard.numba_backend.head_order import head_order, needs_order, widen
+from tgi_trio.shard.numba_backend.self_tests import rare as rare_self_test
 from tgi_trio.shard.numba_backend.unsupported import UnsupportedError
 
 

@@ -26,10 +26,10 @@ from tests.shard.sampling.sampling_support import (
 )
 from tgi_trio.model.config import ModelConfig
 from tgi_trio.shard.contract import RowResult, ShardSequence
-from tgi_trio.shard.numba_backend import sampler_self_test
 from tgi_trio.shard.numba_backend.arena import address
 from tgi_trio.shard.numba_backend.machine_code.entry import DRAW_UNIFORMS
 from tgi_trio.shard.numba_backend.numba_sampler import CpuSampler, permutation
+from tgi_trio.shard.numba_backend.self_tests import sampler as sampler_self_test
 from tgi_trio.shard.numba_backend.verified import choose_sampler
 from tgi_trio.shard.sampling.philox import uniform
 from tgi_trio.shard.torch_backend.sampling.torch_sampler import Sampler

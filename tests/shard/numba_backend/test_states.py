@@ -39,11 +39,12 @@ from tgi_trio.shard.checkpoint.formats.plain import PlainMatrix
 from tgi_trio.shard.checkpoint.lookup import read_tensor
 from tgi_trio.shard.checkpoint.numbers import Floats
 from tgi_trio.shard.checkpoint.stored_matrix import Stack
-from tgi_trio.shard.numba_backend import apart_table, state_self_test, verified
+from tgi_trio.shard.numba_backend import apart_table, verified
 from tgi_trio.shard.numba_backend.instructions import variant_for
 from tgi_trio.shard.numba_backend.numba_runner import CpuRunner
-from tgi_trio.shard.numba_backend.operation_writer import fill_panels
-from tgi_trio.shard.numba_backend.self_test import RandomWeights
+from tgi_trio.shard.numba_backend.operations.writer import fill_panels
+from tgi_trio.shard.numba_backend.self_tests import states as state_self_test
+from tgi_trio.shard.numba_backend.self_tests.step import RandomWeights
 from tgi_trio.shard.numba_backend.unsupported import UnsupportedError
 from tgi_trio.shard.numba_backend.variant import Variant
 

@@ -32,7 +32,8 @@ from tests.shard.torch_backend.states.test_hybrid_models import (
     serve,
 )
 from tests.shard.torch_backend.states.test_hybrid_models import run as run_batch
-from tgi_trio.shard.numba_backend import apart_table, stream_self_test, verified
+from tgi_trio.shard.numba_backend import apart_table, verified
+from tgi_trio.shard.numba_backend.self_tests import streams as stream_self_test
 from tgi_trio.shard.numba_backend.unsupported import UnsupportedError
 from tgi_trio.shard.numba_backend.weight_layout import CacheNumbers
 from tgi_trio.shard.placed_features import PlacedFeatures

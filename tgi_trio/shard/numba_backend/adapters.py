@@ -16,8 +16,8 @@ from tgi_trio.shard.adapter_host import LoadedAdapter
 from tgi_trio.shard.adapters.base_weights import BaseWeights
 from tgi_trio.shard.adapters.numbers import AdapterPart, read_adapter_numbers
 from tgi_trio.shard.checkpoint.numbers import Floats, to_bfloat16
-from tgi_trio.shard.numba_backend.adapted_operations import AdaptedSite
 from tgi_trio.shard.numba_backend.arena import Arena, address
+from tgi_trio.shard.numba_backend.operations.adapted import AdaptedSite
 from tgi_trio.shard.numba_backend.program import Program
 from tgi_trio.shard.numba_backend.tables import PIECE, SITE
 from tgi_trio.shard.numba_backend.weight_layout import LANES, PANEL, Storage

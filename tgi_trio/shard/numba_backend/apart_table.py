@@ -6,14 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from tgi_trio.shard.numba_backend import (
-    latent_self_test,
-    mixture_self_test,
-    padding_self_test,
-    rare_self_test,
-    state_self_test,
-    stream_self_test,
-)
 from tgi_trio.shard.numba_backend.machine_code.entry import (
     KEEP_STATES,
     MIX_EXPERTS,
@@ -24,6 +16,12 @@ from tgi_trio.shard.numba_backend.machine_code.entry import (
     Entry,
 )
 from tgi_trio.shard.numba_backend.program import Program
+from tgi_trio.shard.numba_backend.self_tests import latents as latent_self_test
+from tgi_trio.shard.numba_backend.self_tests import mixtures as mixture_self_test
+from tgi_trio.shard.numba_backend.self_tests import padding as padding_self_test
+from tgi_trio.shard.numba_backend.self_tests import rare as rare_self_test
+from tgi_trio.shard.numba_backend.self_tests import states as state_self_test
+from tgi_trio.shard.numba_backend.self_tests import streams as stream_self_test
 from tgi_trio.shard.numba_backend.tables import (
     KEEPING,
     MIXING,

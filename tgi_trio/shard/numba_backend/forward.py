@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from tgi_trio.shard.checkpoint.numbers import to_bfloat16
 from tgi_trio.shard.contract import BLOCK_SIZE, StepPlan
 from tgi_trio.shard.numba_backend.arena import address, allocate_zeroed
-from tgi_trio.shard.numba_backend.lone_linears import LONE_ROWS, LoneLinear
+from tgi_trio.shard.numba_backend.operations.lone_linears import LONE_ROWS, LoneLinear
 from tgi_trio.shard.numba_backend.program import Program
 from tgi_trio.shard.numba_backend.rooms import DELTAS, ROTATE_HEADS, ROWS, TILE_BYTES
 from tgi_trio.shard.numba_backend.row_states import RowStates

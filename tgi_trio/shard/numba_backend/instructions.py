@@ -10,7 +10,7 @@ import llvmlite.binding as llvm
 from tgi_trio.model.specs.decoder import DecoderSpec
 from tgi_trio.shard.numba_backend.kinds.kind import Kind
 from tgi_trio.shard.numba_backend.multiplier import Dots, Multiplier, multiplies_bytes
-from tgi_trio.shard.numba_backend.padded_heads import kept_sizes
+from tgi_trio.shard.numba_backend.operations.padded_heads import kept_sizes
 from tgi_trio.shard.numba_backend.variant import Variant
 from tgi_trio.shard.numba_backend.weight_layout import LANES, Storage
 

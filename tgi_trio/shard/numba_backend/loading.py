@@ -38,17 +38,17 @@ from tgi_trio.shard.machine.cores import sensible_threads, share_cores, usable_c
 from tgi_trio.shard.machine.dtypes import compute_dtype
 from tgi_trio.shard.numba_backend.adapters import NumbaAdapters
 from tgi_trio.shard.numba_backend.apart_table import find_apart
-from tgi_trio.shard.numba_backend.assistant_fit import refuse_unfit
 from tgi_trio.shard.numba_backend.forward import Forward
-from tgi_trio.shard.numba_backend.heads import LoadedHeads
-from tgi_trio.shard.numba_backend.instructions import multiplier_for, multiplies_pairs, variant_for
-from tgi_trio.shard.numba_backend.machine_code.beside import Wanted, compile_beside
-from tgi_trio.shard.numba_backend.mtp import (
+from tgi_trio.shard.numba_backend.guessing.assistant_fit import refuse_unfit
+from tgi_trio.shard.numba_backend.guessing.heads import LoadedHeads
+from tgi_trio.shard.numba_backend.guessing.mtp import (
     MtpNorms,
     PackedMtp,
     find_lone,
     run_of_layers,
 )
+from tgi_trio.shard.numba_backend.instructions import multiplier_for, multiplies_pairs, variant_for
+from tgi_trio.shard.numba_backend.machine_code.beside import Wanted, compile_beside
 from tgi_trio.shard.numba_backend.multiplier import Multiplier
 from tgi_trio.shard.numba_backend.numba_runner import CpuRunner
 from tgi_trio.shard.numba_backend.program import Program, pack_program

@@ -27,12 +27,12 @@ from tgi_trio.shard.contract import (
 from tgi_trio.shard.loop.soundness import prove_by_step
 from tgi_trio.shard.machine.kv_sizing import longest_sequence, size_cache
 from tgi_trio.shard.machine.memory import free_bytes
-from tgi_trio.shard.numba_backend.assistant import KernelAssistant
-from tgi_trio.shard.numba_backend.eagle import KernelEagle
-from tgi_trio.shard.numba_backend.eagle_one import make_eagle
 from tgi_trio.shard.numba_backend.forward import Forward, Tokens
-from tgi_trio.shard.numba_backend.heads import KernelArithmetic, LoadedHeads
-from tgi_trio.shard.numba_backend.mtp import KernelMtp
+from tgi_trio.shard.numba_backend.guessing.assistant import KernelAssistant
+from tgi_trio.shard.numba_backend.guessing.eagle import KernelEagle
+from tgi_trio.shard.numba_backend.guessing.eagle_one import make_eagle
+from tgi_trio.shard.numba_backend.guessing.heads import KernelArithmetic, LoadedHeads
+from tgi_trio.shard.numba_backend.guessing.mtp import KernelMtp
 from tgi_trio.shard.plan_parts import prompt_spans
 from tgi_trio.shard.runner import (
     Computed,

@@ -19,15 +19,15 @@ from tgi_trio.model.split import Portion
 from tgi_trio.model.stages import Run
 from tgi_trio.shard.checkpoint.lookup import Weights
 from tgi_trio.shard.contract import BLOCK_SIZE
-from tgi_trio.shard.numba_backend.adapted_operations import AdaptedOperations
 from tgi_trio.shard.numba_backend.arena import address, allocate_zeroed
-from tgi_trio.shard.numba_backend.buffer_widths import find_widths
 from tgi_trio.shard.numba_backend.kinds.kind import BLOCK_INPUTS, Kind, active_block_bytes
-from tgi_trio.shard.numba_backend.lone_linears import LONE_ROWS, LoneLinear
-from tgi_trio.shard.numba_backend.mixture_operations import pad_to_panel
-from tgi_trio.shard.numba_backend.own_operations import own_width
+from tgi_trio.shard.numba_backend.operations.adapted import AdaptedOperations
+from tgi_trio.shard.numba_backend.operations.buffer_widths import find_widths
+from tgi_trio.shard.numba_backend.operations.lone_linears import LONE_ROWS, LoneLinear
+from tgi_trio.shard.numba_backend.operations.mixtures import pad_to_panel
+from tgi_trio.shard.numba_backend.operations.own_embeddings import own_width
+from tgi_trio.shard.numba_backend.operations.padded_heads import kept_sizes
 from tgi_trio.shard.numba_backend.packing import Packer
-from tgi_trio.shard.numba_backend.padded_heads import kept_sizes
 from tgi_trio.shard.numba_backend.program_builder import FinalNorm, ProgramBuilder
 from tgi_trio.shard.numba_backend.rotary_tables import RotaryTables
 from tgi_trio.shard.numba_backend.tables import OF_PADDING, Buffer, Code

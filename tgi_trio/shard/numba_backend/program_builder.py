@@ -20,17 +20,17 @@ from tgi_trio.model.split import Portion
 from tgi_trio.model.stages import Run
 from tgi_trio.shard.checkpoint.lookup import Weights, read_table
 from tgi_trio.shard.checkpoint.numbers import to_bfloat16, to_float32
-from tgi_trio.shard.numba_backend.adapted_operations import AdaptedSite
-from tgi_trio.shard.numba_backend.attention_operations import AttentionWriter
-from tgi_trio.shard.numba_backend.lone_linears import LoneLinear, add_lone_linears
-from tgi_trio.shard.numba_backend.mixer_operations import add_mixer
-from tgi_trio.shard.numba_backend.mixture_operations import Branch, MixtureWriter, add_mixture
-from tgi_trio.shard.numba_backend.norm_operations import NormWriter
-from tgi_trio.shard.numba_backend.operation_writer import OperationWriter
-from tgi_trio.shard.numba_backend.own_operations import add_own_input, add_own_inputs
+from tgi_trio.shard.numba_backend.operations.adapted import AdaptedSite
+from tgi_trio.shard.numba_backend.operations.attention import AttentionWriter
+from tgi_trio.shard.numba_backend.operations.lone_linears import LoneLinear, add_lone_linears
+from tgi_trio.shard.numba_backend.operations.mixers import add_mixer
+from tgi_trio.shard.numba_backend.operations.mixtures import Branch, MixtureWriter, add_mixture
+from tgi_trio.shard.numba_backend.operations.norms import NormWriter
+from tgi_trio.shard.numba_backend.operations.own_embeddings import add_own_input, add_own_inputs
+from tgi_trio.shard.numba_backend.operations.shared_blocks import SharedWriter
+from tgi_trio.shard.numba_backend.operations.streams import StreamWriter
+from tgi_trio.shard.numba_backend.operations.writer import OperationWriter
 from tgi_trio.shard.numba_backend.packing import Packer, to_storage
-from tgi_trio.shard.numba_backend.shared_operations import SharedWriter
-from tgi_trio.shard.numba_backend.stream_operations import StreamWriter
 from tgi_trio.shard.numba_backend.tables import ACTIVATIONS, Buffer, Code, Epilogue
 from tgi_trio.shard.numba_backend.weight_layout import CacheNumbers
 from tgi_trio.shard.sine_positions import sine_positions

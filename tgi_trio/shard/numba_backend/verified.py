@@ -9,18 +9,16 @@ from typing import TypeVar
 
 from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.specs.decoder import DecoderSpec
-from tgi_trio.shard.numba_backend import (
-    adapter_self_test,
-    kind_self_test,
-    sampler_self_test,
-    self_test,
-)
 from tgi_trio.shard.numba_backend.adapter_kernels import AdapterKernels, open_adapter_kernels
 from tgi_trio.shard.numba_backend.apart_table import Apart
 from tgi_trio.shard.numba_backend.instructions import variant_for
 from tgi_trio.shard.numba_backend.multiplier import Multiplier
 from tgi_trio.shard.numba_backend.numba_sampler import CpuSampler
 from tgi_trio.shard.numba_backend.panel_kernel import PanelKernel, open_panel_kernel
+from tgi_trio.shard.numba_backend.self_tests import adapters as adapter_self_test
+from tgi_trio.shard.numba_backend.self_tests import kinds as kind_self_test
+from tgi_trio.shard.numba_backend.self_tests import sampler as sampler_self_test
+from tgi_trio.shard.numba_backend.self_tests import step as self_test
 from tgi_trio.shard.numba_backend.unsupported import UnsupportedError
 from tgi_trio.shard.numba_backend.variant import Variant
 from tgi_trio.shard.sampling.base import RowSampler

@@ -22,7 +22,7 @@ from tgi_trio.model.stages import Run
 from tgi_trio.shard.checkpoint.lookup import Weights
 from tgi_trio.shard.contract import StepPlan
 from tgi_trio.shard.numba_backend.forward import Forward, Tokens
-from tgi_trio.shard.numba_backend.heads import LoadedHeads, normalise
+from tgi_trio.shard.numba_backend.guessing.heads import LoadedHeads, normalise
 from tgi_trio.shard.numba_backend.program import Program
 from tgi_trio.shard.numba_backend.program_builder import FinalNorm
 from tgi_trio.shard.speculation.arithmetic import MODEL_HEAD

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 
 from tgi_trio.model.matrices.roles import AttentionRefs, LayerRefs, LowRankRefs, MlpRefs, SharedRefs
 from tgi_trio.model.specs.decoder import DecoderSpec, LayerSpec, SharedBlock
-from tgi_trio.shard.numba_backend.attention_operations import AttentionWriter
-from tgi_trio.shard.numba_backend.gate_operations import add_gates
-from tgi_trio.shard.numba_backend.norm_operations import NormWriter
-from tgi_trio.shard.numba_backend.operation_writer import OperationWriter
+from tgi_trio.shard.numba_backend.operations.attention import AttentionWriter
+from tgi_trio.shard.numba_backend.operations.gates import add_gates
+from tgi_trio.shard.numba_backend.operations.norms import NormWriter
+from tgi_trio.shard.numba_backend.operations.writer import OperationWriter
 from tgi_trio.shard.numba_backend.tables import ACTIVATIONS, Buffer, Code, Epilogue, GroupNorm
 
 

@@ -13,10 +13,10 @@ from tgi_trio.model.matrices.roles import AttentionRefs, LatentRefs
 from tgi_trio.model.specs.decoder import DecoderSpec, LatentSpec, RotarySpec
 from tgi_trio.shard.checkpoint.lookup import read_linear
 from tgi_trio.shard.checkpoint.numbers import Floats, to_bfloat16, to_float32
-from tgi_trio.shard.numba_backend.gate_operations import add_gates
 from tgi_trio.shard.numba_backend.head_order import head_order
-from tgi_trio.shard.numba_backend.mixture_operations import pad_to_panel
-from tgi_trio.shard.numba_backend.operation_writer import OperationWriter
+from tgi_trio.shard.numba_backend.operations.gates import add_gates
+from tgi_trio.shard.numba_backend.operations.mixtures import pad_to_panel
+from tgi_trio.shard.numba_backend.operations.writer import OperationWriter
 from tgi_trio.shard.numba_backend.tables import LATENT, Activation, Buffer, Code, Form
 from tgi_trio.shard.numba_backend.weight_layout import PANEL
 

@@ -18,10 +18,9 @@ from tgi_trio.model.matrices.roles import (
 )
 from tgi_trio.model.specs.mixers import DeltaRule, Mamba1, Mamba2, Mixer, RecurrentGate
 from tgi_trio.shard.checkpoint.lookup import read_tensor
-from tgi_trio.shard.numba_backend.channel_operations import add_mamba1, add_recurrent_gate
-from tgi_trio.shard.numba_backend.gate_operations import add_gates
-from tgi_trio.shard.numba_backend.operation_writer import OperationWriter
-from tgi_trio.shard.numba_backend.state_operations import (
+from tgi_trio.shard.numba_backend.operations.channels import add_mamba1, add_recurrent_gate
+from tgi_trio.shard.numba_backend.operations.gates import add_gates
+from tgi_trio.shard.numba_backend.operations.states import (
     NUMBER,
     convolution_facts,
     convolve,
@@ -29,6 +28,7 @@ from tgi_trio.shard.numba_backend.state_operations import (
     projected_width,
     read_numbers,
 )
+from tgi_trio.shard.numba_backend.operations.writer import OperationWriter
 from tgi_trio.shard.numba_backend.tables import (
     GROUP_NORMS,
     MIXER,

@@ -11,8 +11,8 @@ from tgi_trio.model.specs.decoder import RotarySpec
 from tgi_trio.shard.checkpoint.numbers import Floats, to_bfloat16, to_float32
 from tgi_trio.shard.numba_backend.arena import address, allocate_zeroed
 from tgi_trio.shard.numba_backend.head_order import head_order
-from tgi_trio.shard.numba_backend.latent_operations import pack_heads
 from tgi_trio.shard.numba_backend.machine_code.entry import RUN_LATENTS
+from tgi_trio.shard.numba_backend.operations.latents import pack_heads
 from tgi_trio.shard.numba_backend.tables import LATENT, OPERATION, STEP, Buffer, Code, Form
 from tgi_trio.shard.numba_backend.variant import Variant, narrowed
 

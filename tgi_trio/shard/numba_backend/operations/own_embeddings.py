@@ -9,8 +9,8 @@ from tgi_trio.model.matrices.roles import OwnInputRefs, OwnInputsRefs
 from tgi_trio.model.specs.decoder import DecoderSpec, OwnInputsSpec
 from tgi_trio.shard.checkpoint.lookup import read_table
 from tgi_trio.shard.checkpoint.numbers import to_bfloat16, to_float32
-from tgi_trio.shard.numba_backend.gate_operations import add_gates
-from tgi_trio.shard.numba_backend.operation_writer import OperationWriter
+from tgi_trio.shard.numba_backend.operations.gates import add_gates
+from tgi_trio.shard.numba_backend.operations.writer import OperationWriter
 from tgi_trio.shard.numba_backend.packing import to_storage
 from tgi_trio.shard.numba_backend.tables import ACTIVATIONS, OWN, Buffer, Code, GroupNorm
 

@@ -13,10 +13,9 @@ from tgi_trio.shard.checkpoint.formats.plain import PlainMatrix
 from tgi_trio.shard.checkpoint.lookup import read_linear
 from tgi_trio.shard.checkpoint.numbers import to_float32
 from tgi_trio.shard.checkpoint.stored_matrix import Stack
-from tgi_trio.shard.numba_backend.gate_operations import add_gates
-from tgi_trio.shard.numba_backend.mixture_operations import pad_to_panel
-from tgi_trio.shard.numba_backend.operation_writer import OperationWriter
-from tgi_trio.shard.numba_backend.state_operations import (
+from tgi_trio.shard.numba_backend.operations.gates import add_gates
+from tgi_trio.shard.numba_backend.operations.mixtures import pad_to_panel
+from tgi_trio.shard.numba_backend.operations.states import (
     NUMBER,
     by_lanes,
     convolution_facts,
@@ -26,6 +25,7 @@ from tgi_trio.shard.numba_backend.state_operations import (
     projected_width,
     read_numbers,
 )
+from tgi_trio.shard.numba_backend.operations.writer import OperationWriter
 from tgi_trio.shard.numba_backend.tables import ACTIVATIONS, MIXER, Buffer, Code, GroupNorm
 
 _SHARPNESS: Final = 8.0  # of the decay; Griffin's constant c

@@ -21,7 +21,7 @@ from tgi_trio.shard.rotary_frequencies import rotary_frequencies
 
 if TYPE_CHECKING:
     from tgi_trio.shard.numba_backend.forward import Forward
-    from tgi_trio.shard.numba_backend.heads import LoadedHeads
+    from tgi_trio.shard.numba_backend.guessing.heads import LoadedHeads
 
 Floats = NDArray[np.float32]
 

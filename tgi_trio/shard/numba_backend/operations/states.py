@@ -11,8 +11,8 @@ from tgi_trio.model.matrices.references import TensorRef, every_unit
 from tgi_trio.model.matrices.roles import MixerRefs
 from tgi_trio.shard.checkpoint.lookup import read_tensor
 from tgi_trio.shard.checkpoint.numbers import Floats
-from tgi_trio.shard.numba_backend.mixture_operations import pad_to_panel
-from tgi_trio.shard.numba_backend.operation_writer import OperationWriter
+from tgi_trio.shard.numba_backend.operations.mixtures import pad_to_panel
+from tgi_trio.shard.numba_backend.operations.writer import OperationWriter
 from tgi_trio.shard.numba_backend.tables import MIXER, Buffer, Code
 from tgi_trio.shard.numba_backend.weight_layout import LANES
 

@@ -9,7 +9,7 @@ from tgi_trio.model.matrices.references import LinearRef, every_unit
 from tgi_trio.model.specs.decoder import DecoderSpec
 from tgi_trio.model.speculators.spec import HeadsSpec
 from tgi_trio.shard.checkpoint.lookup import Weights, read_linear
-from tgi_trio.shard.numba_backend.operation_writer import OperationWriter
+from tgi_trio.shard.numba_backend.operations.writer import OperationWriter
 from tgi_trio.shard.numba_backend.tables import Buffer, Code
 from tgi_trio.shard.speculation.arithmetic import MODEL_HEAD
 

@@ -1,6 +1,6 @@
 """Self-test of the sampler's kernels: a few rows, compared with numpy at every start.
 
-For the same reason as `self_test.py`. It also compiles the kernels before the first request.
+For the same reason as `self_tests/step.py`. It also compiles the kernels before the first request.
 """
 
 from __future__ import annotations

@@ -9,8 +9,8 @@ from tgi_trio.model.matrices.roles import LayerStreamsRefs, StreamsRefs
 from tgi_trio.model.specs.decoder import DecoderSpec, StreamsSpec
 from tgi_trio.shard.checkpoint.lookup import read_table
 from tgi_trio.shard.checkpoint.numbers import to_float32
-from tgi_trio.shard.numba_backend.norm_operations import NormWriter
-from tgi_trio.shard.numba_backend.operation_writer import OperationWriter
+from tgi_trio.shard.numba_backend.operations.norms import NormWriter
+from tgi_trio.shard.numba_backend.operations.writer import OperationWriter
 from tgi_trio.shard.numba_backend.tables import STREAM, Buffer, Code, Epilogue
 
 _BOTH = 2.0**-0.5  # the factor of a sum of two, which keeps its variance

@@ -9,10 +9,10 @@ from tgi_trio.model.matrices.decoder import layer_refs
 from tgi_trio.model.specs.decoder import DecoderSpec
 from tgi_trio.model.specs.mixers import DeltaRule
 from tgi_trio.model.stages import Run
-from tgi_trio.shard.numba_backend.channel_operations import decays_width
-from tgi_trio.shard.numba_backend.latent_operations import LatentShape
-from tgi_trio.shard.numba_backend.shared_operations import opening_width
-from tgi_trio.shard.numba_backend.state_operations import mixed_width, projected_width
+from tgi_trio.shard.numba_backend.operations.channels import decays_width
+from tgi_trio.shard.numba_backend.operations.latents import LatentShape
+from tgi_trio.shard.numba_backend.operations.shared_blocks import opening_width
+from tgi_trio.shard.numba_backend.operations.states import mixed_width, projected_width
 
 
 class BufferWidths(NamedTuple):

@@ -7,7 +7,7 @@ from typing import Final
 from tgi_trio.model.specs.decoder import DecoderSpec
 from tgi_trio.model.speculators.assistant import AssistantSpec
 from tgi_trio.shard.numba_backend.head_order import needs_order
-from tgi_trio.shard.numba_backend.padded_heads import is_padded
+from tgi_trio.shard.numba_backend.operations.padded_heads import is_padded
 from tgi_trio.shard.numba_backend.unsupported import UnsupportedError
 from tgi_trio.shard.numba_backend.weight_layout import PANEL
 

@@ -18,8 +18,8 @@ from tgi_trio.shard.checkpoint.stored_matrix import Stack, StoredMatrix
 from tgi_trio.shard.numba_backend.arena import address
 from tgi_trio.shard.numba_backend.kinds.packing import Packing
 from tgi_trio.shard.numba_backend.kinds.table import find_packing
+from tgi_trio.shard.numba_backend.operations.quantised import QuantisedOperations
 from tgi_trio.shard.numba_backend.packing import Packer, interleave
-from tgi_trio.shard.numba_backend.quantised_operations import QuantisedOperations
 from tgi_trio.shard.numba_backend.tables import OPERATION, Buffer, Code, Epilogue, Form
 from tgi_trio.shard.numba_backend.weight_layout import PANEL
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from tgi_trio.model.matrices.references import NormRef
 from tgi_trio.model.specs.decoder import DecoderSpec
 from tgi_trio.shard.checkpoint.head_norms import read_head_norms
-from tgi_trio.shard.numba_backend.operation_writer import OperationWriter
+from tgi_trio.shard.numba_backend.operations.writer import OperationWriter
 from tgi_trio.shard.numba_backend.tables import Buffer, Code, Epilogue, Form
 
 Array = NDArray[Any]

@@ -19,14 +19,14 @@ from tgi_trio.model.speculators.assistant import AssistantSpec
 from tgi_trio.shard.checkpoint.numbers import to_bfloat16, to_float32
 from tgi_trio.shard.contract import BLOCK_SIZE, StepPlan
 from tgi_trio.shard.machine.small_products import multiply_small
-from tgi_trio.shard.numba_backend.eagle import Floats, turn_heads
-from tgi_trio.shard.numba_backend.heads import KernelArithmetic
+from tgi_trio.shard.numba_backend.guessing.eagle import Floats, turn_heads
+from tgi_trio.shard.numba_backend.guessing.heads import KernelArithmetic
 from tgi_trio.shard.rotary_frequencies import rotary_frequencies
 from tgi_trio.shard.speculation.arithmetic import MODEL_HEAD
 
 if TYPE_CHECKING:
     from tgi_trio.shard.numba_backend.forward import Forward
-    from tgi_trio.shard.numba_backend.heads import LoadedHeads
+    from tgi_trio.shard.numba_backend.guessing.heads import LoadedHeads
 
 Read = dict[tuple[int, int], list["_Context"]]  # by layer of the model and window, of each row
 

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from tgi_trio.model.specs.decoder import DecoderSpec, HeadSizes, LayerSpec
 from tgi_trio.shard.numba_backend.head_order import head_order, needs_order
-from tgi_trio.shard.numba_backend.mixture_operations import pad_to_panel
-from tgi_trio.shard.numba_backend.operation_writer import OperationWriter
+from tgi_trio.shard.numba_backend.operations.mixtures import pad_to_panel
+from tgi_trio.shard.numba_backend.operations.writer import OperationWriter
 from tgi_trio.shard.numba_backend.tables import PADDING, Buffer, Code, Form
 
 

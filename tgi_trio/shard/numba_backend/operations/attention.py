@@ -12,19 +12,19 @@ from tgi_trio.model.matrices.decoder import normalises_plainly
 from tgi_trio.model.matrices.roles import AttentionRefs, LatentRefs
 from tgi_trio.model.specs.decoder import DecoderSpec, HeadSizes, LayerSpec
 from tgi_trio.shard.linear_biases import alibi_slopes
-from tgi_trio.shard.numba_backend.gate_operations import add_gates
 from tgi_trio.shard.numba_backend.head_order import head_order, needs_order
-from tgi_trio.shard.numba_backend.latent_operations import LatentShape, add_queries, add_values
-from tgi_trio.shard.numba_backend.mixture_operations import pad_to_panel
-from tgi_trio.shard.numba_backend.norm_operations import NormWriter
-from tgi_trio.shard.numba_backend.operation_writer import OperationWriter
-from tgi_trio.shard.numba_backend.padded_heads import (
+from tgi_trio.shard.numba_backend.operations.gates import add_gates
+from tgi_trio.shard.numba_backend.operations.latents import LatentShape, add_queries, add_values
+from tgi_trio.shard.numba_backend.operations.mixtures import pad_to_panel
+from tgi_trio.shard.numba_backend.operations.norms import NormWriter
+from tgi_trio.shard.numba_backend.operations.padded_heads import (
     add_padding,
     close_heads,
     is_padded,
     kept_sizes,
     pad_gain,
 )
+from tgi_trio.shard.numba_backend.operations.writer import OperationWriter
 from tgi_trio.shard.numba_backend.tables import GATES, Buffer, Code, Form
 
 Floats = NDArray[np.float32]

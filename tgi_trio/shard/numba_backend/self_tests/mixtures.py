@@ -10,9 +10,9 @@ import numpy as np
 from tgi_trio.model.families.names import QWEN2_MOE
 from tgi_trio.model.specs.decoder import DecoderSpec, ExpertsSpec
 from tgi_trio.shard.checkpoint.numbers import Floats
-from tgi_trio.shard.numba_backend import self_test
 from tgi_trio.shard.numba_backend.machine_code.entry import MIX_EXPERTS
-from tgi_trio.shard.numba_backend.self_test import RandomWeights
+from tgi_trio.shard.numba_backend.self_tests import step as self_test
+from tgi_trio.shard.numba_backend.self_tests.step import RandomWeights
 from tgi_trio.shard.numba_backend.variant import Variant, narrowed
 
 _EXPERTS = ExpertsSpec(count=5, per_token=2, width=32, normalise=True, shared_width=64)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from tgi_trio.shard.numba_backend.operation_writer import OperationWriter
+from tgi_trio.shard.numba_backend.operations.writer import OperationWriter
 from tgi_trio.shard.numba_backend.tables import OPENING, Buffer, Code
 
 

@@ -13,7 +13,7 @@ from tgi_trio.model.matrices.roles import ExpertsRefs, MlpRefs
 from tgi_trio.model.specs.decoder import ExpertsSpec
 from tgi_trio.shard.checkpoint.lookup import read_bias, read_linear
 from tgi_trio.shard.numba_backend.kinds.packing import Packing
-from tgi_trio.shard.numba_backend.operation_writer import OperationWriter
+from tgi_trio.shard.numba_backend.operations.writer import OperationWriter
 from tgi_trio.shard.numba_backend.packing import interleave
 from tgi_trio.shard.numba_backend.tables import (
     ACTIVATIONS,

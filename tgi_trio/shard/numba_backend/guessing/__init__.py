@@ -1,0 +1,1 @@
+"""What guesses tokens on a CPU: heads, and layers behind the model."""

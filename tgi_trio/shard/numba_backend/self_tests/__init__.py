@@ -1,0 +1,1 @@
+"""Self-tests: kernels compared with numpy at every start, before they serve."""
