@@ -187,6 +187,17 @@ def test_a_name_ends_where_its_end_comes_first() -> None:
     assert read[0] == read[1] == ("", [("f[0CALL_ID]000000000", "{}"), ("f", "{}")])
 
 
+@pytest.mark.parametrize("over", [-1, 0, 1, 50])
+def test_a_name_is_too_long_however_its_text_comes(over: int) -> None:
+    """A name whose end came in one piece with it had no limit."""
+    form = BY_NAME["kimi-k3"]
+    head = '" index="1"<|sep|>'
+    name = "x" * (400 - len(head) + over)
+    text = f'<|open|>tools<|sep|><|open|>call tool="{name}{head}<|close|>call<|sep|>'
+    read = [said(fold(deltas(form, pieces, functions=[]))) for pieces in ([text], list(text))]
+    assert read[0] == read[1] == ("", [(name, "{}")] if over <= 0 else [])
+
+
 @given(text=st.one_of(PROSE, st.text(max_size=20)), places=PLACES)
 @example("<tool_call> not one, after all", [3])
 def test_an_answer_that_must_be_a_call_has_no_content(text: str, places: list[int]) -> None:

@@ -150,12 +150,15 @@ class CallParser:
             if bare.end() == len(self._text):
                 return False
             middle = Match(bare.end(), bare.end())
-        elif (found := self._find_middle()) is not None:
-            middle = found
         else:
-            if len(self._text) > _LONGEST_HEAD:
+            found = self._find_middle()
+            # Whether more has come by now must make no difference.
+            if len(self._text) >= _LONGEST_HEAD and (found is None or found.end > _LONGEST_HEAD):
                 self._state = ParserState.LOST
-            return self._state is ParserState.LOST
+                return True
+            if found is None:
+                return False
+            middle = found
         name = self._text[: middle.start].strip()
         self._text = self._text[middle.end :]
         self._delta.calls.append(CallDelta(self.calls, self._new_id(name), name))
