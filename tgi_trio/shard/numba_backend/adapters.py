@@ -13,8 +13,8 @@ from tgi_trio.ipc.adapters import AdapterOrder
 from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.matrices.references import every_unit
 from tgi_trio.shard.adapter_host import LoadedAdapter
-from tgi_trio.shard.adapters.base_weights import BaseWeights
-from tgi_trio.shard.adapters.numbers import AdapterPart, read_adapter_numbers
+from tgi_trio.shard.adapters.numbers import AdapterPart
+from tgi_trio.shard.adapters.reader import AdapterReader
 from tgi_trio.shard.checkpoint.numbers import Floats, to_bfloat16
 from tgi_trio.shard.numba_backend.arena import Arena, address
 from tgi_trio.shard.numba_backend.operations.adapted import AdaptedSite
@@ -41,24 +41,15 @@ class NumbaAdapters:
         """`storage`: of A and B, which have the model's dtype; `max_rank`: the highest rank."""
         if program.adapted is None:
             raise ValueError("the program was made without adapters")
-        self._config, self._spec = config, program.spec
+        self._reader = AdapterReader(config, program.spec, every_unit, max_rank)
         self._operations = program.adapted
         self._storage = storage
-        self._max_rank = max_rank
         self._installed: dict[int, _Loaded] = {}  # keeps them alive
 
     def load(self, order: AdapterOrder) -> LoadedAdapter:
         packing = _Packing(self._storage)
         table = np.zeros((len(self._operations.sites), SITE), np.int64)
-        with BaseWeights(self._config, self._spec) as base:
-            numbers = read_adapter_numbers(
-                order.folder,
-                self._spec,
-                every_unit,
-                base,
-                max_rank=self._max_rank,
-                expected=order.sha256,
-            )
+        with self._reader.open(order) as numbers:
             for facts, site in zip(table, self._operations.sites, strict=True):
                 if parts := numbers.sites.get(site.site):
                     facts[:] = packing.pack(site, parts)

@@ -22,8 +22,7 @@ from tgi_trio.model.adapters.sites import Site, adapts_head, head_site
 from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.split import unit_share
 from tgi_trio.shard.adapter_host import LoadedAdapter
-from tgi_trio.shard.adapters.base_weights import BaseWeights
-from tgi_trio.shard.adapters.numbers import read_adapter_numbers
+from tgi_trio.shard.adapters.reader import AdapterReader
 from tgi_trio.shard.contract import StepPlan
 from tgi_trio.shard.machine.accelerator import free_bytes, is_accelerator, record_event
 from tgi_trio.shard.sampling.choosing import choice_positions
@@ -87,9 +86,8 @@ class DeviceAdapters:
         Raises ConfigurationError if they do not fit beside the model.
         """
         share = partial(unit_share, rank=rank, ranks=world_size)
-        self._config, self._rank = config, rank
-        self._spec, self._share = decoder.spec, share
-        self._dtype, self._device, self._max_rank = dtype, device, max_rank
+        self._reader = AdapterReader(config, decoder.spec, share, max_rank, adds_biases=rank == 0)
+        self._dtype, self._device = dtype, device
         self._layout = SlotLayout(decoder.spec, share, max_rank)
         self.nbytes = slots * self._layout.bytes_per_slot(dtype)
         if is_accelerator(device):
@@ -122,16 +120,7 @@ class DeviceAdapters:
     # --- an `AdapterHost` ----------------------------------------------------------------------
 
     def load(self, order: AdapterOrder) -> LoadedAdapter:
-        with BaseWeights(self._config, self._spec) as base:
-            numbers = read_adapter_numbers(
-                order.folder,
-                self._spec,
-                self._share,
-                base,
-                max_rank=self._max_rank,
-                expected=order.sha256,
-                adds_biases=self._rank == 0,
-            )
+        with self._reader.open(order) as numbers:
             packed = self._layout.pack(numbers, self._dtype)
         loan: PinnedLoan | None = None
         if is_accelerator(self._device):

@@ -20,12 +20,9 @@ from tgi_trio.errors import ConfigurationError
 from tgi_trio.ipc.adapters import AdapterOrder
 from tgi_trio.model.adapters.sites import Site, adapts_head, head_site
 from tgi_trio.model.config import ModelConfig
-from tgi_trio.model.matrices.references import Share
-from tgi_trio.model.specs.decoder import DecoderSpec
 from tgi_trio.model.split import unit_share
 from tgi_trio.shard.adapter_host import AdapterHost, LoadedAdapter
-from tgi_trio.shard.adapters.base_weights import BaseWeights
-from tgi_trio.shard.adapters.numbers import read_adapter_numbers
+from tgi_trio.shard.adapters.reader import AdapterReader
 from tgi_trio.shard.contract import StepPlan
 from tgi_trio.shard.torch_backend.layers.adapted import (
     AdaptedLinear,
@@ -94,11 +91,9 @@ class TorchAdapters:
     ) -> None:
         """`max_rank`: of adapters; `rank`, `world_size`: of the model's ranks."""
         self.table = AdapterTable(device)
-        self._config, self._rank = config, rank
-        self._spec: DecoderSpec = decoder.spec
+        share = partial(unit_share, rank=rank, ranks=world_size)
+        self._reader = AdapterReader(config, decoder.spec, share, max_rank, adds_biases=rank == 0)
         self._dtype = dtype
-        self._max_rank = max_rank
-        self._share: Share = partial(unit_share, rank=rank, ranks=world_size)
         wrap_layers(decoder, lambda site, base: AdaptedLinear(base, site, self.table))
         if adapts_head(decoder.spec):
             head = AdaptedLinear(decoder.head, head_site(decoder.spec), self.table)
@@ -106,16 +101,7 @@ class TorchAdapters:
 
     @torch.inference_mode()
     def load(self, order: AdapterOrder) -> LoadedAdapter:
-        with BaseWeights(self._config, self._spec) as base:
-            numbers = read_adapter_numbers(
-                order.folder,
-                self._spec,
-                self._share,
-                base,
-                max_rank=self._max_rank,
-                expected=order.sha256,
-                adds_biases=self._rank == 0,
-            )
+        with self._reader.open(order) as numbers:
             packed = self.table.pack(numbers, self._dtype)
         return _Loaded(numbers.sha256, numbers.rank, packed_bytes(packed), packed)
 
