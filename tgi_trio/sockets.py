@@ -14,6 +14,7 @@ from pathlib import Path
 from tgi_trio.errors import ConfigurationError
 
 UNIX = "unix:"
+_BOUND = ["00000000", "01"]  # flags without __SO_ACCEPTCON, not connected: /proc/net/unix
 
 
 def bind(addresses: Sequence[str], flag: str = "") -> list[socket.socket]:
@@ -154,9 +155,11 @@ def _bind_unix(path: str) -> socket.socket:
 
 
 def _remove_stale(path: str) -> None:
-    """Remove the socket file of a server that is no more; raises OSError if one still listens."""
+    """Remove the socket file of a server that is no more; raises OSError if one still has it."""
     if not os.path.exists(path) or not stat.S_ISSOCK(os.stat(path).st_mode):
         return
+    if _is_bound(path):
+        raise OSError(errno.EADDRINUSE, "another server has it, and will listen there")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         try:
             probe.connect(path)
@@ -164,6 +167,22 @@ def _remove_stale(path: str) -> None:
             os.unlink(path)
             return
     raise OSError(errno.EADDRINUSE, "another server listens there")
+
+
+def _is_bound(path: str) -> bool:
+    """Return whether a process has bound a Unix socket without listening, as a server that loads.
+
+    Connecting to it is refused, as to a file that was left behind. Those of other network
+    namespaces are not seen (proc(5), /proc/net/unix).
+    """
+    try:
+        rows = Path("/proc/net/unix").read_text(errors="surrogateescape").splitlines()[1:]
+    except OSError:
+        return False
+    fields = (row.split(maxsplit=7) for row in rows)
+    # Who listens is found by connecting; connections have their listener's path as well.
+    bound = (each[7] for each in fields if len(each) == 8 and each[3:6:2] == _BOUND)
+    return os.path.realpath(path) in map(os.path.realpath, bound)
 
 
 def _inode(path: str) -> int | None:

@@ -69,6 +69,28 @@ def test_bound_sockets_refuse_until_they_listen(tmp_path):
     assert not Path(path).exists()
 
 
+def test_a_unix_socket_is_in_use_before_its_server_listens(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "a socket"
+    with bind_sockets([f"unix:{path}"]) as (first,):
+        for address in (f"unix:{path}", "unix:a socket"):
+            with pytest.raises(ConfigurationError, match="another server has it"):
+                bind([address])
+        start_listening(first, 8)
+        with pytest.raises(ConfigurationError, match="another server listens there"):
+            bind([f"unix:{path}"])
+
+
+def test_a_socket_file_that_was_left_behind_is_replaced(tmp_path):
+    path = tmp_path / "s.sock"
+    (dead,) = bind([f"unix:{path}"])
+    dead.close()
+    with bind_sockets([f"unix:{path}"]) as (listener,):
+        start_listening(listener, 8)
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(str(path))
+
+
 def test_a_socket_file_of_another_server_is_left_alone(tmp_path):
     path = tmp_path / "s.sock"
     with bind_sockets([f"unix:{path}"]):
