@@ -7,7 +7,13 @@ from pathlib import Path
 import pytest
 
 from tests.router.harness import engine_on_fake_shard
-from tgi_trio.router.assembly import compute_type
+from tgi_trio.demo import model_path
+from tgi_trio.errors import ConfigurationError
+from tgi_trio.model.facts import read_model_facts
+from tgi_trio.router.assembly import compute_type, load_chat_template
+from tgi_trio.router.text.tokenizer import Tokenizer
+from tgi_trio.settings.records import Options
+from tgi_trio.settings.resolve import resolve
 from tgi_trio.testing.fake_model import FakeSettings
 
 
@@ -37,3 +43,12 @@ async def test_the_compute_type_names_what_computes(
     assert compute_type(info, ranks) == "mine"
     monkeypatch.setenv("COMPUTE_TYPE", "")  # counts as not set
     assert compute_type(info, ranks) == expected
+
+
+def test_defaults_of_a_template_that_every_request_has_are_refused() -> None:
+    tokenizer, facts = Tokenizer.from_folder(model_path()), read_model_facts(model_path())
+    options = Options(default_chat_template_kwargs={"x": 1})
+    assert load_chat_template(resolve(options, facts), tokenizer)
+    options = Options(default_chat_template_kwargs={"tools": [], "messages": 1})
+    with pytest.raises(ConfigurationError, match="cannot set messages, tools: every request"):
+        load_chat_template(resolve(options, facts), tokenizer)

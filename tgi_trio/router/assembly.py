@@ -12,6 +12,7 @@ from dataclasses import fields, replace
 import trio
 
 from tgi_trio.descriptors import most_connections
+from tgi_trio.errors import ConfigurationError
 from tgi_trio.ipc.startup import ShardInfo
 from tgi_trio.model.config import read_config
 from tgi_trio.model.image_rules import image_rules
@@ -35,7 +36,7 @@ from tgi_trio.router.telemetry.connections import counted_acceptor
 from tgi_trio.router.telemetry.metrics import Metrics
 from tgi_trio.router.telemetry.schedule_recorder import ScheduleRecorder
 from tgi_trio.router.telemetry.tracing import Tracer
-from tgi_trio.router.text.chat_template import ChatTemplate
+from tgi_trio.router.text.chat_template import RESERVED, ChatTemplate
 from tgi_trio.router.text.thoughts.derive import Thoughts, ThoughtSettings, derive_thoughts
 from tgi_trio.router.text.tokenizer import Tokenizer, TokenizerPool
 from tgi_trio.router.text.tokenizer_files import tokenizer_json
@@ -262,6 +263,10 @@ def load_chat_template(settings: Settings, tokenizer: Tokenizer) -> ChatTemplate
     None when there is neither: chat requests are refused then. Raises ConfigurationError.
     """
     given, defaults = settings.chat_template, settings.default_chat_template_kwargs
+    if own := sorted(RESERVED & set(defaults or {})):
+        raise ConfigurationError(
+            f"--default-chat-template-kwargs cannot set {', '.join(own)}: every request has its own"
+        )
     if given is not None:
         return ChatTemplate.given(given, tokenizer.special_tokens, defaults)
     sources = tokenizer.chat_templates

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import jinja2
 from jinja2 import meta, nodes
@@ -27,6 +27,10 @@ TemplateMessage = Mapping[str, Any]
 Clock = Callable[[], datetime]
 
 _CONTINUE = "\ue000continue-here\ue000 "  # marks the end of the message to continue; ends in space
+# Arguments of `ChatTemplate.render`: variables that no client, and no default, may set by name.
+RESERVED: Final = frozenset(
+    {"self", "messages", "tools", "documents", "add_generation_prompt", "continue_final_message"}
+)
 _MARK = "Probe0x"  # a word that occurs in no template
 _PROBE: Mapping[str, Any] = {
     "type": "function",

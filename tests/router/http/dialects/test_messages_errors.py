@@ -32,6 +32,12 @@ pytestmark = pytest.mark.trio
         ({"model": "other"}, 404, "not_found_error", "`other`"),
         ({"messages": [{"role": "x", "content": "a"}]}, 400, "invalid_request_error", "`x`"),
         ({"tool_choice": {"type": "tool"}}, 400, "invalid_request_error", "name"),
+        (
+            {"chat_template_kwargs": {"messages": []}},
+            400,
+            "invalid_request_error",
+            "`messages` has a field of its own",
+        ),
         ({"tool_choice": {"type": "any"}}, 400, "invalid_request_error", "no tools"),
         (
             {"tools": TOOLS, "tool_choice": {"type": "tool", "name": "x"}},

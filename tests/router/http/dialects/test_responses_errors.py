@@ -22,6 +22,7 @@ SMALL = ServedLimits(max_input_tokens=20, max_total_tokens=40)
     ("fields", "status", "code", "words"),
     [
         ({"input": ...}, 400, None, "input"),
+        ({"chat_template_kwargs": {"self": 1}}, 400, None, "`self` has a field of its own"),
         ({"input": ""}, 400, None, "`input` cannot be empty"),
         ({"input": []}, 400, None, "`input` cannot be empty"),
         ({"input": [{"role": "x", "content": "a"}]}, 400, None, "`x` is none of"),

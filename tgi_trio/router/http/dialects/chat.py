@@ -67,11 +67,6 @@ def _continues(request: schema.ChatRequest) -> bool | None:
     return request.continue_final_message
 
 
-_OURS = frozenset(
-    {"self", "messages", "tools", "documents", "add_generation_prompt", "continue_final_message"}
-)
-
-
 # Template variables that control whether to think, or how much.
 _SWITCHES = ("reasoning_effort", "enable_thinking", "thinking")
 
@@ -80,11 +75,9 @@ def _variables(
     request: schema.ChatRequest, template: ChatTemplate | None, *, tools: bool
 ) -> Mapping[str, Any]:
     """Return the client's template variables. Raises BodyRejected and ValidationError."""
-    variables, effort = request.chat_template_kwargs or {}, request.reasoning_effort
-    ours = _OURS if effort is None else _OURS | {"reasoning_effort"}
-    for name in variables:
-        if name in ours:
-            raise schema.invalid_value("chat_template_kwargs", f"`{name}` has a field of its own")
+    effort = request.reasoning_effort
+    fields = () if effort is None else ("reasoning_effort",)
+    variables = schema.read_variables(request.chat_template_kwargs, *fields)
     if effort is None or template is None:
         return variables
     shown = tools and template.uses("tools", tools=True)

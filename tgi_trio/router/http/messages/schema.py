@@ -19,6 +19,7 @@ from tgi_trio.router.http.messages.problems import BodyRejected
 from tgi_trio.router.http.messages.shared_fields import I32, Count, Scheduling, SharedFields
 from tgi_trio.router.http.messages.tool_schema import ToolCall, ToolChoice, Tools
 from tgi_trio.router.http.messages.unserved import CHAT, COMPLETION, AnyBytes, UnservedFields
+from tgi_trio.router.text.chat_template import RESERVED
 
 U32 = Annotated[int, Meta(ge=0, le=2**32 - 1)]
 U64 = Annotated[int, Meta(ge=0)]  # its upper limit is checked with the other parameters
@@ -334,6 +335,17 @@ def _shape_error(message: str, at: str) -> str:
 def duplicate_field(name: str) -> BodyRejected:
     """Return the error for a field that is given under two names."""
     return BodyRejected(422, f"{_SHAPE}duplicate field `{name}`")
+
+
+def read_variables(given: Mapping[str, Any] | None, *fields: str) -> Mapping[str, Any]:
+    """Return the template variables of `chat_template_kwargs`.
+
+    Raises BodyRejected for one that `ChatTemplate.render` gets anyway, or that is among `fields`.
+    """
+    for name in given or {}:
+        if name in RESERVED or name in fields:
+            raise invalid_value("chat_template_kwargs", f"`{name}` has a field of its own")
+    return given or {}
 
 
 def invalid_value(path: str, what: str) -> BodyRejected:

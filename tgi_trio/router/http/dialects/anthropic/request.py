@@ -12,7 +12,7 @@ from tgi_trio.router.http.conversation import Conversation
 from tgi_trio.router.http.dialects.anthropic import schema
 from tgi_trio.router.http.dialects.carried import read_carried
 from tgi_trio.router.http.messages.problems import Refused
-from tgi_trio.router.http.messages.schema import convert_body, invalid_value
+from tgi_trio.router.http.messages.schema import convert_body, invalid_value, read_variables
 from tgi_trio.router.images.links import ImageLink, Piece
 from tgi_trio.router.text import grammars
 from tgi_trio.router.text.tools.functions import Function
@@ -60,7 +60,7 @@ def to_conversation(request: schema.CountTokensRequest) -> Conversation:
         named=named,
         loose={tool.name or "" for tool in tools if tool.strict is not True},
         parallel=choice is None or choice.disable_parallel_tool_use is not True,
-        variables=request.chat_template_kwargs or {},
+        variables=read_variables(request.chat_template_kwargs),
         effort=None if output is None else output.effort,
         thinking=None if thinking is None else thinking.type != "disabled",
         budget=None if thinking is None else thinking.budget_tokens or None,

@@ -10,7 +10,7 @@ from tgi_trio.router.http.dialects.responses import schema
 from tgi_trio.router.http.dialects.responses.items import to_turns
 from tgi_trio.router.http.dialects.responses.tools import Toolbox, model_name
 from tgi_trio.router.http.messages.problems import Refused
-from tgi_trio.router.http.messages.schema import invalid_value
+from tgi_trio.router.http.messages.schema import invalid_value, read_variables
 from tgi_trio.router.http.messages.tool_schema import MODES
 from tgi_trio.router.http.messages.unserved import MODERATION
 from tgi_trio.router.text import grammars
@@ -82,7 +82,7 @@ def to_conversation(request: schema.ResponsesRequest, most: int) -> tuple[Conver
         loose=box.loose,
         parallel=request.parallel_tool_calls is not False,
         continues=False,
-        variables=request.chat_template_kwargs or {},
+        variables=read_variables(request.chat_template_kwargs),
         effort=None if request.reasoning is None else request.reasoning.effort,
     )
     return conversation, box
