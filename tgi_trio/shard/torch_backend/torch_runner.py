@@ -163,6 +163,8 @@ class TorchRunner:
             width = math.ceil(longest / BLOCK_SIZE)
             most, tokens = self._most_decodes(request), request.max_prefill_tokens
             self._graphs.record(self._cache, width, most, self._pool, tokens)
+            if self._adapters:  # once more: how few rows are multiplied is known by now
+                self._adapters.warm_up()
         if self._steps:
             self._steps.warm_up(self._cache, request.max_batch_size, self._pool)
         return WarmupResult(

@@ -99,12 +99,18 @@ class SlottedLinear(WrappedLinear):
         return y
 
     def compile(self, tile: AdapterTile) -> None:
-        """Compile the kernels for a kind of tiles, by launching programs that do nothing."""
+        """Compile the kernels for a kind of tiles, by launching programs that do nothing.
+
+        A head is multiplied without the norm before it where a row has an adapter, and in no other
+        step: its products of few rows are launched as well, once it is known which are chosen.
+        """
         place, numbers = self._place, self._memory.numbers
         x = numbers.new_zeros((1, place.inputs))
         y = numbers.new_zeros((1, place.outputs))
         tiles = torch.zeros((1, 3), dtype=torch.int32, device=numbers.device)
         add_adapters(y, x, place, self._starts, self._memory, tiles, tile, only_one=True)
+        for rows in self.base.few_rows if self._is_head else ():
+            self.base(x.expand(rows, -1))
 
 
 def place_starts(place: SitePlace, device: torch.device | str) -> torch.Tensor:
