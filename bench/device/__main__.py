@@ -240,7 +240,6 @@ def steps(
     from bench.device.choices import ROWS, leave_out, tell_chosen
     from bench.device.steps import Bench, Plan
     from tgi_trio.shard.machine.device import graph_sizes
-    from tgi_trio.shard.torch_backend.batch_invariance import keep_invariance
 
     graphs = (2,) if args.dry_run else graph_sizes(str(device), None)
     batches, context = tuple(args.batches), args.context
@@ -250,8 +249,9 @@ def steps(
         batches = FEW_BATCHES
     if part.shape in LONG:
         context = args.long_context
-    plan = Plan(batches, context, args.prompt, args.steps, graphs, part.rounded)
-    keep_invariance(part.invariant)
+    plan = Plan(
+        *(batches, context, args.prompt, args.steps, graphs, part.rounded), invariant=part.invariant
+    )
     with leave_out(part.without):
         bench = Bench.start(part.shape, device, dtype, plan)
     chosen = tell_chosen(bench.runner)

@@ -41,8 +41,16 @@ _SLAB = 64  # outputs that are rounded; what is below them is the same again
 class RandomWeights(WeightSource):
     """Whatever is asked for: matrices that keep the size of what passes, norms of ones."""
 
-    def __init__(self, dtype: torch.dtype, device: torch.device, rounded: str = PLAIN) -> None:
+    def __init__(
+        self,
+        dtype: torch.dtype,
+        device: torch.device,
+        rounded: str = PLAIN,
+        *,
+        invariant: bool = False,
+    ) -> None:
         """`rounded`: a word of `ENCODINGS` for linear layers that are to be codes."""
+        self.invariant = invariant
         self.keeps_codes = False
         self.rounded = rounded
         self.dtype, self.device = dtype, device
@@ -64,9 +72,10 @@ class RandomWeights(WeightSource):
 
     def linear(self, linear: LinearRef, share: Share, bias: torch.Tensor | None) -> Linear:
         if self.rounded == PLAIN:
-            return Linear(self.weight(linear, share), bias)
+            return Linear(self.weight(linear, share), bias, invariant=self.invariant)
         outputs = sum(len(range(cut.matrix.rows)[cut.rows]) for cut in linear.cuts(share))
-        return CodedLinear([self._codes(linear, share, outputs)], bias, self.dtype, self.device)
+        codes = [self._codes(linear, share, outputs)]
+        return CodedLinear(codes, bias, self.dtype, self.device, invariant=self.invariant)
 
     def _codes(self, linear: LinearRef, share: Share, outputs: int) -> Codes:
         cut = next(linear.cuts(share))
@@ -165,6 +174,8 @@ def make_runner(
     graphs: tuple[int, ...],
     rounded: str = PLAIN,
     adapters: int = 0,
+    *,
+    invariant: bool = False,
 ) -> TorchRunner:
     """Return a runner of a shape as a shard would load it, not warmed up.
 
@@ -179,12 +190,15 @@ def make_runner(
     sampler = Sampler(config.vocab_size, (), device, watermark=Watermark())
     rehearse_choices(sampler, config, device, dtype)
     with torch.inference_mode():
-        model = load_decoder(spec, RandomWeights(dtype, device, rounded), None)
+        weights = RandomWeights(dtype, device, rounded, invariant=invariant)
+        model = load_decoder(spec, weights, None)
     held = None
     if adapters:
         held = DeviceAdapters(config, model, dtype, device, max_rank=ADAPTER_RANK, slots=adapters)
-    attention = attention_for(model.attention_needs, device, dtype)
-    recorded, steps = device_parts(model, attention, sampler, config, device, graphs, adapters=held)
+    attention = attention_for(model.attention_needs, device, dtype, invariant=invariant)
+    recorded, steps = device_parts(
+        *(model, attention, sampler, config, device, graphs), adapters=held, invariant=invariant
+    )
     return TorchRunner(
         model,
         config,
@@ -195,4 +209,5 @@ def make_runner(
         graphs=recorded,
         steps=steps,
         adapters=held,
+        invariant=invariant,
     )

@@ -49,6 +49,7 @@ class Plan:
     steps: int  # of each decode
     graphs: tuple[int, ...]
     rounded: str = PLAIN  # what linear layers hold
+    invariant: bool = False  # batch invariance is kept
 
 
 @dataclass(slots=True)
@@ -70,7 +71,9 @@ class Bench:
 
         `adapters`: how many may be loaded.
         """
-        runner = make_runner(shape, device, dtype, plan.graphs, plan.rounded, adapters)
+        runner = make_runner(
+            *(shape, device, dtype, plan.graphs, plan.rounded, adapters), invariant=plan.invariant
+        )
         longest = max(plan.context + plan.steps + _SETTLE + 2, plan.prompt + 2)
         most = max(plan.batches)
         blocks = max(most * _blocks(plan.context + plan.steps + _SETTLE + 2), _blocks(longest))

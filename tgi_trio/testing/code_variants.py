@@ -15,12 +15,14 @@ from tgi_trio.shard.torch_backend.kernels import (
     rounding,
     written_codes,
 )
-from tgi_trio.shard.torch_backend.layers.coded_linear import (
-    WRITTEN,
+from tgi_trio.shard.torch_backend.layers.code_tiles import (
     CodeTile,
     FewCodedTile,
     choose_few_tiles,
     choose_tiles,
+)
+from tgi_trio.shard.torch_backend.layers.coded_linear import (
+    WRITTEN,
     units_of,
 )
 from tgi_trio.shard.torch_backend.layers.grouped_matrices import choose_group_tiles

@@ -34,7 +34,7 @@ from tgi_trio.shard.runner import Runner  # noqa: E402
 from tgi_trio.shard.torch_backend.adapters import device_adapters  # noqa: E402
 from tgi_trio.shard.torch_backend.adapters.device_adapters import DeviceAdapters  # noqa: E402
 from tgi_trio.shard.torch_backend.attention import dividing  # noqa: E402
-from tgi_trio.shard.torch_backend.layers import coded_linear, slotted_linear  # noqa: E402
+from tgi_trio.shard.torch_backend.layers import code_tiles, coded_linear, slotted_linear  # noqa: E402
 from tgi_trio.shard.torch_backend.torch_runner import TorchRunner  # noqa: E402
 from tgi_trio.testing import stand_in_driver  # noqa: E402
 from tgi_trio.testing.stand_in_device import StandInDevice  # noqa: E402
@@ -55,8 +55,8 @@ Checkpoint = Callable[..., Path]
 def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have an interpreter, which has but one, not do the work of hundreds."""
     monkeypatch.setattr(dividing, "_PROGRAMS", 4)
-    few, some = (tile._replace(outputs=256) for tile in coded_linear._WIDE_TILES)
-    monkeypatch.setattr(coded_linear, "_WIDE_TILES", (few, some))
+    few, some = (tile._replace(outputs=256) for tile in code_tiles._WIDE_TILES)
+    monkeypatch.setattr(code_tiles, "_WIDE_TILES", (few, some))
     monkeypatch.setattr(coded_linear, "_PROGRAMS", 4)
     small, large = (tile._replace(inputs=128, outputs=256) for tile in slotted_linear._WIDE_TILES)
     monkeypatch.setattr(slotted_linear, "_WIDE_TILES", slotted_linear.AdapterTiles(small, large))

@@ -24,7 +24,7 @@ from tgi_trio.shard.checkpoint.taken_apart import TAKEN_APART, Nested, Parts, ta
 
 need_triton()
 
-from tgi_trio.shard.torch_backend.layers import coded_linear  # noqa: E402
+from tgi_trio.shard.torch_backend.layers import code_tiles, coded_linear  # noqa: E402
 from tgi_trio.shard.torch_backend.layers.coded_linear import CodedLinear  # noqa: E402
 from tgi_trio.shard.torch_backend.layers.stored_codes import (  # noqa: E402
     KINDS,
@@ -154,7 +154,7 @@ def test_programs_that_share_a_tile(kind: str, rows: int, biased: bool) -> None:
     linear = check_product(parts, rows, biased=biased)
     (codes,) = linear._parts
     assert isinstance(codes, Codes)
-    tile = coded_linear.choose_tiles(torch.float32, "ampere", "u4")[0]
+    tile = code_tiles.choose_tiles(torch.float32, "ampere", "u4")[0]
     assert coded_linear.count_parts(codes, tile, rows) > 4
 
 

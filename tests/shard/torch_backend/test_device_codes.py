@@ -31,7 +31,7 @@ from tests.shard.torch_backend.stand_in_support import (  # noqa: E402
     start,
 )
 from tgi_trio.shard.torch_backend.attention import dividing  # noqa: E402
-from tgi_trio.shard.torch_backend.layers import coded_linear, grouped_matrices  # noqa: E402
+from tgi_trio.shard.torch_backend.layers import code_tiles, coded_linear, grouped_matrices  # noqa: E402
 from tgi_trio.testing.stand_in_device import StandInDevice  # noqa: E402
 
 TEXTS = prompts(2, longest=BLOCK + 4)
@@ -44,8 +44,8 @@ Checkpoint = Callable[..., Path]
 def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have an interpreter, which has but one, not do the work of hundreds."""
     monkeypatch.setattr(dividing, "_PROGRAMS", 4)
-    few, some = (tile._replace(outputs=256) for tile in coded_linear._WIDE_TILES)
-    monkeypatch.setattr(coded_linear, "_WIDE_TILES", (few, some))
+    few, some = (tile._replace(outputs=256) for tile in code_tiles._WIDE_TILES)
+    monkeypatch.setattr(code_tiles, "_WIDE_TILES", (few, some))
     monkeypatch.setattr(coded_linear, "_PROGRAMS", 4)
 
 

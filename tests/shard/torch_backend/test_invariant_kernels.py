@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,7 +13,6 @@ from tests.shard.torch_backend.models_support import BLOCK, plan, sequence
 from tests.shard.torch_backend.test_coded_products import coded, some_parts
 from tgi_trio.shard.torch_backend.attention.interface import AttentionLayer
 from tgi_trio.shard.torch_backend.attention.reference import ReferenceAttention
-from tgi_trio.shard.torch_backend.batch_invariance import keep_invariance
 from tgi_trio.shard.torch_backend.kv_cache import EIGHT_BITS, KVCache, KVShape, KVSize
 from tgi_trio.shard.torch_backend.layers.norm import Norm
 from tgi_trio.shard.torch_backend.layers.stored_codes import KINDS as CODES
@@ -31,16 +29,13 @@ NOWHERE = torch.device(DEVICE)
 
 
 @pytest.fixture(autouse=True)
-def kept(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Keep invariance, with parts so small that some are shared; the CPU passes for a device."""
+def shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parts are so small that some are shared; the CPU passes for a device."""
     sum_in_order(monkeypatch)
     monkeypatch.setattr(plain_product, "runs_kernels", lambda _: True)
     monkeypatch.setattr(plain_product, "_LEAST_PART", 32)
     monkeypatch.setattr(plain_product, "_FEW_ROWS", 8)
     monkeypatch.setattr(spans, "SPAN", 32)
-    keep_invariance(True)
-    yield
-    keep_invariance(False)
 
 
 def some(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
@@ -54,15 +49,15 @@ def test_a_plain_product(dtype: torch.dtype, outputs: int, inputs: int) -> None:
     """Of any number of rows, in parts that programs share and in parts of one program."""
     weight, bias = some(outputs, inputs, dtype=dtype), some(outputs, dtype=dtype, seed=1)
     x = some(70, inputs, dtype=dtype, seed=2)
-    every = plain_product.multiply_plain(x, weight, bias)
+    every = plain_product.multiply_plain(x, weight, bias, invariant=True)
     exact = x.double() @ weight.double().T + bias.double()
     close = 1e-4 if dtype is torch.float32 else 2e-2
     torch.testing.assert_close(every.double(), exact, atol=close * inputs**0.5, rtol=close)
     for first, end in ((0, 1), (69, 70), (3, 10), (5, 14), (0, 65)):
-        found = plain_product.multiply_plain(x[first:end], weight, bias)
+        found = plain_product.multiply_plain(x[first:end], weight, bias, invariant=True)
         assert torch.equal(found, every[first:end]), (first, end)
     apart = x.view(2, 35, inputs).transpose(0, 1)  # rows that do not follow one another
-    found = plain_product.multiply_plain(apart, weight, bias)
+    found = plain_product.multiply_plain(apart, weight, bias, invariant=True)
     assert torch.equal(found.transpose(0, 1).flatten(0, 1), every)
 
 
@@ -71,7 +66,7 @@ def test_shared_parts_are_shared(monkeypatch: pytest.MonkeyPatch) -> None:
     tile = plain_product.choose_any_tile(torch.float32, "ampere")
     assert plain_product.count_input_parts(72, 200, tile) == 4
     assert plain_product.count_input_parts(40, 64, tile) == 2
-    nothing = plain_product.multiply_plain(some(0, 64), some(40, 64), None)
+    nothing = plain_product.multiply_plain(some(0, 64), some(40, 64), None, invariant=True)
     assert nothing.shape == (0, 40)
 
 
@@ -79,12 +74,13 @@ def test_shared_parts_are_shared(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_products_of_heads(dtype: torch.dtype) -> None:
     weight, x = some(3, 24, 40, dtype=dtype), some(70, 3, 32, dtype=dtype, seed=1)
     x = x[..., :24]  # what lies behind belongs to something else
-    every = plain_product.multiply_by_head(x, weight)
+    every = plain_product.multiply_by_head(x, weight, invariant=True)
     exact = torch.einsum("thd,hdr->thr", x.double(), weight.double())
     close = 1e-4 if dtype is torch.float32 else 3e-2
     torch.testing.assert_close(every.double(), exact, atol=close * 5, rtol=close)
     for part in (slice(0, 1), slice(9, 40)):
-        assert torch.equal(plain_product.multiply_by_head(x[part], weight), every[part])
+        found = plain_product.multiply_by_head(x[part], weight, invariant=True)
+        assert torch.equal(found, every[part])
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -94,7 +90,7 @@ def test_a_product_of_codes(monkeypatch: pytest.MonkeyPatch, kind: str, dtype: t
     monkeypatch.setattr(coded_linear, "_LEAST_STEPS", 1)
     monkeypatch.setattr(coded_linear, "_ROWS_AT_ONCE", 48)
     codes = coded(some_parts(kind, 40, 512, 32))
-    linear = CodedLinear([codes], some(40, dtype=dtype), dtype, NOWHERE)
+    linear = CodedLinear([codes], some(40, dtype=dtype), dtype, NOWHERE, invariant=True)
     x = some(140, 512, dtype=dtype, seed=1)
     every = linear(x)
     for first, end in ((0, 1), (7, 9), (30, 46), (40, 105)):
@@ -105,10 +101,8 @@ def test_a_norm(monkeypatch: pytest.MonkeyPatch) -> None:
     from tgi_trio.shard.torch_backend.layers import norm as norms
 
     monkeypatch.setattr(norms, "runs_kernels", lambda _: True)
-    norm, x = Norm("rms", some(48), None, 1e-6, 48), some(5, 3, 48, seed=1)
-    keep_invariance(False)
-    expected = norm(x)
-    keep_invariance(True)
+    norm, x = Norm("rms", some(48), None, 1e-6, 48, invariant=True), some(5, 3, 48, seed=1)
+    expected = Norm("rms", some(48), None, 1e-6, 48)(x)
     found = norm(x)
     torch.testing.assert_close(found, expected)
     assert torch.equal(norm(x[2:3]), found[2:3])
@@ -121,11 +115,12 @@ def test_log_probabilities_of_prompts(monkeypatch: pytest.MonkeyPatch, size: int
     monkeypatch.setattr(prompt_logprobs, "runs_kernels", lambda _: True)
     logits, targets = some(9, size) * 3, torch.arange(9, device=DEVICE) % size
     logits[4, :3] = float("-inf")
-    every = PromptPart.launch(logits, targets, 3, torch.Tensor.cpu)
+    every = PromptPart.launch(logits, targets, 3, torch.Tensor.cpu, invariant=True)
     expected = logits.double().log_softmax(-1).gather(1, targets[:, None]).squeeze(1)
     torch.testing.assert_close(every.values.double(), expected.cpu(), atol=1e-5, rtol=1e-5)
     for part in (slice(0, 1), slice(4, 9)):
-        few = PromptPart.launch(logits[part], targets[part], 3, torch.Tensor.cpu)
+        own = logits[part], targets[part]
+        few = PromptPart.launch(*own, 3, torch.Tensor.cpu, invariant=True)
         assert torch.equal(few.values, every.values[part])
         assert few.top_values is not None and every.top_values is not None
         assert torch.equal(few.top_values, every.top_values[part])
@@ -145,7 +140,7 @@ class Steps:
         self.keys, self.values = some(2, length, kv_heads, dim, dtype=dtype, seed=1)
         held = 2 + 2 * -(-length // BLOCK)
         self.cache = KVCache(shape, held, EIGHT_BITS.get(codes, dtype), NOWHERE)
-        self.backend = paged.PagedAttention(NOWHERE)
+        self.backend = paged.PagedAttention(NOWHERE, invariant=True)
         self.blocks = list(range(1, 1 + -(-length // BLOCK)))
         self.length, self.others = length, list(range(self.blocks[-1] + 1, held))
 
@@ -203,7 +198,9 @@ def test_attention_agrees_with_plain_torch(
 ) -> None:
     monkeypatch.setattr(spans, "_PROGRAMS", programs)
     sizes = [90, 40, 1, 17, 33], [70, 5, 1, 1, 6]
-    ours = attended(paged.PagedAttention(NOWHERE), *sizes, device=DEVICE, **KINDS[kind])
+    ours = attended(
+        paged.PagedAttention(NOWHERE, invariant=True), *sizes, device=DEVICE, **KINDS[kind]
+    )
     expected = attended(ReferenceAttention(), *sizes, **KINDS[kind])
     torch.testing.assert_close(ours, expected, atol=1e-5, rtol=1e-4)
 

@@ -2,12 +2,12 @@
 
 A kernel adds up an element's numbers in an order that follows from its tile and from how programs
 share the inputs. Tiles and shares are chosen by the number of rows, since what is fast for one is
-slow for many. Where invariance is kept (`--batch-invariant`), those who choose are told of the same
-number at every step, so that a token is computed in the same way alone and in a crowd, in any chunk
-of its prompt, decoded or computed anew. What a library multiplies is then multiplied by kernels of
-ours (`layers/plain_product.py`), and nothing is chosen by measuring.
+slow for many. Where a model is `invariant` (`--batch-invariant`), those who choose are told of the
+same number at every step, so that a token is computed in the same way alone and in a crowd, in any
+chunk of its prompt, decoded or computed anew. What a library multiplies is then multiplied by
+kernels of ours (`layers/plain_product.py`), and nothing is chosen by measuring.
 
-A process serves one model, so this holds for the process.
+Whether it is, the parts of a model are told as they are loaded (`WeightSource.invariant`).
 """
 
 from __future__ import annotations
@@ -17,23 +17,6 @@ from typing import Final
 _APPARENT: Final = 64  # rows of every step: what tiles of few rows and of many both hold
 
 
-class _Invariance:
-    kept = False
-
-
-_INVARIANCE: Final = _Invariance()
-
-
-def keep_invariance(kept: bool) -> None:
-    """Have batch invariance kept from now on, or not."""
-    _INVARIANCE.kept = kept
-
-
-def keeps_invariance() -> bool:
-    """Return whether batch invariance is kept."""
-    return _INVARIANCE.kept
-
-
-def apparent_rows(rows: int) -> int:
+def apparent_rows(rows: int, *, invariant: bool) -> int:
     """Return the number of rows, or of tokens, by which to choose a kernel, a tile or shares."""
-    return _APPARENT if _INVARIANCE.kept else rows
+    return _APPARENT if invariant else rows

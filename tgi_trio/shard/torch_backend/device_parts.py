@@ -23,7 +23,6 @@ from tgi_trio.shard.torch_backend.attention.interface import (
     CapturableAttention,
 )
 from tgi_trio.shard.torch_backend.attention.kinds import capturable_for
-from tgi_trio.shard.torch_backend.batch_invariance import keeps_invariance
 from tgi_trio.shard.torch_backend.compiling.ahead import rehearse_early
 from tgi_trio.shard.torch_backend.guessing.device_drafting import DeviceDrafting
 from tgi_trio.shard.torch_backend.guessing.heads import TorchHeads
@@ -128,6 +127,7 @@ def device_parts(
     images: ImageStates | None = None,
     *,
     ahead: bool = True,
+    invariant: bool = False,
 ) -> tuple[DecodeGraphs | None, DeviceSteps | FollowedSteps | None]:
     """Return what records decodes of the batch sizes `sizes`, and what launches steps.
 
@@ -137,7 +137,9 @@ def device_parts(
     ours. If not `ahead`, no step may be launched before the previous one has been read: then
     nothing launches steps, and steps with prompts are not recorded.
     """
-    capturable = capturable_for(model.attention_needs, device) if model.capturable else None
+    capturable = None
+    if model.capturable:
+        capturable = capturable_for(model.attention_needs, device, invariant=invariant)
     ends: Ends | None = None
     if runs_kernels(device) and has_triton():
         records = capturable is not None and bool(sizes) and ranks is None
@@ -146,7 +148,9 @@ def device_parts(
     if capturable is None:
         warn_no_graphs(sizes, "its steps cannot be recorded")
     elif sizes:
-        capture, choose, carveouts = _recording_choices(model, device, alone=ranks is None)
+        capture, choose, carveouts = _recording_choices(
+            model, device, alone=ranks is None, invariant=invariant
+        )
         pages = images if isinstance(images, ImagePages) else None
         if ends is not None and ahead:
             mixed = _mixed_graphs(model, capturable, capture, device, ends, adapters, pages)
@@ -173,7 +177,7 @@ def device_parts(
 
 
 def _recording_choices(
-    model: DeviceModel, device: torch.device, *, alone: bool
+    model: DeviceModel, device: torch.device, *, alone: bool, invariant: bool
 ) -> tuple[CudaCapture, Callable[[IdleSteps, bool], None] | None, Carveouts | None]:
     """Return what captures steps, what chooses kernels before that, and carve-outs of each graph.
 
@@ -183,7 +187,7 @@ def _recording_choices(
     nodes = open_nodes(device) if alone and has_triton() else None
     capture = CudaCapture(device, alone=alone, nodes=nodes)
     choose = None
-    if has_triton() and not keeps_invariance():  # what is chosen is for some numbers of rows
+    if has_triton() and not invariant:  # what is chosen is for some numbers of rows
         choose = _choice(model, RecordedTime(device, capture), alone=alone)
     carveouts = None if nodes is None else Carveouts(capture, ReplayTime(device).least)
     return capture, choose, carveouts

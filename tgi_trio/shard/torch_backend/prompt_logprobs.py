@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from tgi_trio.shard.contract import PromptValues, StepPlan
 from tgi_trio.shard.plan_parts import prompt_spans
-from tgi_trio.shard.torch_backend.batch_invariance import keeps_invariance
 from tgi_trio.shard.torch_backend.staging import Staging
 from tgi_trio.shard.torch_backend.torch_device import runs_kernels
 
@@ -47,14 +46,20 @@ class PromptPart:
 
     @classmethod
     def launch(
-        cls, logits: torch.Tensor, targets: torch.Tensor, top_n: int, bring: Bring
+        cls,
+        logits: torch.Tensor,
+        targets: torch.Tensor,
+        top_n: int,
+        bring: Bring,
+        *,
+        invariant: bool = False,
     ) -> PromptPart:
         """Compute the values of tokens, and of the `top_n` best alternatives to each.
 
         `logits` float32 [n, vocab]; `targets` int64 [n] on the same device. `bring` copies results
-        to the host.
+        to the host. `invariant`: whatever the number of rows is, see `batch_invariance.py`.
         """
-        totals = _find_totals(logits)
+        totals = _find_totals(logits, invariant=invariant)
         wanted = logits.gather(1, targets[:, None]).squeeze(1)
         values = bring(wanted - totals)
         if not top_n:
@@ -70,9 +75,9 @@ class PromptPart:
         return [list(zip(ids, logprobs, strict=True)) for ids, logprobs in pairs]
 
 
-def _find_totals(logits: torch.Tensor) -> torch.Tensor:
+def _find_totals(logits: torch.Tensor, *, invariant: bool) -> torch.Tensor:
     """Return log(sum(exp(logits))) of each row, float32 [n], for float32 [n, vocab]."""
-    if not keeps_invariance() or not runs_kernels(logits.device) or not len(logits):
+    if not invariant or not runs_kernels(logits.device) or not len(logits):
         return torch.logsumexp(logits, dim=-1)
     from tgi_trio.shard.torch_backend.kernels.log_totals import find_log_totals  # imports Triton
 
@@ -124,6 +129,8 @@ class PromptLogprobs:
         logits: Callable[[torch.Tensor], torch.Tensor] | None,
         vocab_size: int,
         device: torch.device,
+        *,
+        invariant: bool = False,
     ) -> None:
         """`logits` maps hidden states [n, hidden] to float32 [n, vocab].
 
@@ -131,6 +138,7 @@ class PromptLogprobs:
         """
         self.adapters: ChosenAdapters | None = None  # of the step
         self._logits = logits
+        self._invariant = invariant
         self._chunk = rows_at_once(vocab_size)
         self._staging = Staging(device)
 
@@ -162,6 +170,9 @@ class PromptLogprobs:
                 with nullcontext() if self.adapters is None else self.adapters.choosing(part):
                     logits = self._logits(hidden[part[0] : part[0] + size])
                 own = targets[at + begin : at + begin + size]
-                span.parts.append(PromptPart.launch(logits, own, top_n, bring))
+                part_values = PromptPart.launch(
+                    logits, own, top_n, bring, invariant=self._invariant
+                )
+                span.parts.append(part_values)
             at += count
         return found

@@ -40,7 +40,6 @@ from tgi_trio.shard.sampling.base import RowSampler
 from tgi_trio.shard.sampling.decoder_sampler import DecoderSampler
 from tgi_trio.shard.sampling.logits_processors import GrammarMasks, Watermark
 from tgi_trio.shard.torch_backend.adapters.torch_adapters import refuse_adapters
-from tgi_trio.shard.torch_backend.batch_invariance import keep_invariance
 from tgi_trio.shard.torch_backend.compiling.ahead import begin_early
 from tgi_trio.shard.torch_backend.device_parts import rehearse_choices, warn_no_graphs
 from tgi_trio.shard.torch_backend.loading.decoder_runner import make_decoder_runner
@@ -78,7 +77,10 @@ def load_torch_runner(
     config, where = read_config(settings.model_path, settings.rope), resolve_device(device)
     dtype = compute_dtype(settings.dtype, config, on_cpu=where.type == "cpu")
     stages, active_bits = settings.pipeline_stages, settings.activations or 16
-    target = LoadTarget(getattr(torch, dtype), where, ranks, stages, active_bits)
+    target = LoadTarget(
+        *(getattr(torch, dtype), where, ranks, stages, active_bits),
+        invariant=settings.batch_invariant,
+    )
     if stages > 1:
         warn_no_graphs(graph_sizes, "other ranks compute layers of each step")
         graph_sizes = ()
@@ -88,7 +90,6 @@ def load_torch_runner(
     spec = _checked_spec(config, settings.rope)
     if settings.batch_invariant:
         check_invariance(settings, spec, where)
-    keep_invariance(settings.batch_invariant)
     made = find_made(config, settings.quantize)
     encoding = None if made is None else ENCODINGS[made]
     kind = None if settings.draft_model is None else find_kind(settings.draft_model)

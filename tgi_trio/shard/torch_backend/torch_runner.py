@@ -80,9 +80,11 @@ class TorchRunner:
         guesser: TrainedGuesser | None = None,
         adapters: StepAdapters | None = None,
         images: ImageStates | None = None,
+        invariant: bool = False,
     ) -> None:
         """`speculate`: the most guesses of a row in a step; `kv_dtype`: of K and V, None for
-        `dtype`; `guesser`: guesses for the model; `images`: passed to `StepFeatures.of`.
+        `dtype`; `guesser`: guesses for the model; `images`: passed to `StepFeatures.of`;
+        `invariant`: see `batch_invariance.py`.
         """
         self._images = images
         self._guesser = guesser or TrainedGuesser()
@@ -101,7 +103,10 @@ class TorchRunner:
         self.sampler = sampler
         self.attention = attention or ReferenceAttention()
         self.prompt_logprobs = PromptLogprobs(
-            model.logits if model.predicts_prompt else None, config.vocab_size, device
+            model.logits if model.predicts_prompt else None,
+            config.vocab_size,
+            device,
+            invariant=invariant,
         )
         self.prompt_logprobs.adapters = adapters
         self._cache: KVCache | None = None  # set by warm_up

@@ -44,18 +44,20 @@ class WeightSource:
         world_size: int = 1,
         keeps_codes: bool = False,
         activations: int = 16,
+        invariant: bool = False,
     ) -> None:
         """`checkpoint`: opened as `writable`. Methods raise ModelLoadError as it does.
 
         `keeps_codes`: quantised linear layers stay quantised even if they are slower for it; where
         our kernels run, they always do. `activations`: the bits of activations that our kernels
-        multiply with 8-bit weights.
+        multiply with 8-bit weights. `invariant`: see `batch_invariance.py`.
         """
         self.keeps_codes = keeps_codes or checkpoint.encoding is not None
         self.dtype = dtype
         self.device = device or torch.device("cpu")
         self.rank = rank
         self.world_size = world_size
+        self.invariant = invariant
         self._checkpoint = checkpoint
         self._multiplies_codes = runs_kernels(self.device)
         self._activations = activations
@@ -88,7 +90,11 @@ class WeightSource:
             taken = [_taken_apart(part) for part in stored.parts]
         coded = self._coded(stored.parts, taken)
         if coded is not None:
-            made = CodedLinear(coded, bias, self.dtype, self.device, activations=self._activations)
+            made = CodedLinear(
+                *(coded, bias, self.dtype, self.device),
+                activations=self._activations,
+                invariant=self.invariant,
+            )
             self.rounds_activations |= made.rounds
             return made
         if self.keeps_codes and any(taken):
@@ -98,9 +104,11 @@ class WeightSource:
                     for part, parts in zip(stored.parts, taken, strict=True)
                 ],
                 bias,
+                invariant=self.invariant,
             )
         plain = [self._matrix(part) for part in stored.parts]
-        return Linear(plain[0] if len(plain) == 1 else torch.cat(plain), bias)
+        whole = plain[0] if len(plain) == 1 else torch.cat(plain)
+        return Linear(whole, bias, invariant=self.invariant)
 
     def multiplies_codes(self, linear: LinearRef, share: Share) -> bool:
         """Return whether a kernel multiplies quantised weights of a linear layer.

@@ -78,6 +78,7 @@ class DeviceAdapters:
         *,
         max_rank: int,
         slots: int,
+        invariant: bool = False,
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
@@ -96,6 +97,7 @@ class DeviceAdapters:
             torch.zeros((slots, self._layout.capacity), dtype=dtype, device=device),
             torch.zeros((slots, self._layout.entries, ENTRY), dtype=torch.int32, device=device),
             self._layout.ranks,
+            invariant,
         )
         self._kinds = choose_adapter_tiles(dtype)
         self._linears: list[SlottedLinear] = []
@@ -275,7 +277,8 @@ class DeviceAdapters:
 
     def _kind_for(self, tokens: int, *, decodes: bool) -> AdapterTile:
         """Return the size of tiles for a step of so many tokens."""
-        few = decodes or apparent_rows(tokens) <= FEW_TOKENS
+        tokens = apparent_rows(tokens, invariant=self._memory.invariant)
+        few = decodes or tokens <= FEW_TOKENS
         return self._kinds.few if few else self._kinds.many
 
     @contextmanager

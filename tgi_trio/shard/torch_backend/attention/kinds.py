@@ -94,16 +94,21 @@ def attention_for(
     dtype: torch.dtype,
     *,
     eight_bits: bool = False,
+    invariant: bool = False,
 ) -> AttentionBackend:
     """Return what computes a model's attention; see `choose_attention` for the rest."""
     if needs.kind == "all":
-        return choose_attention(device, dtype, needs.shape, eight_bits=eight_bits)
+        return choose_attention(
+            device, dtype, needs.shape, eight_bits=eight_bits, invariant=invariant
+        )
     return capturable_for(needs, device) or _KINDS[needs.kind].plain(needs, device)
 
 
-def capturable_for(needs: AttentionNeeds, device: torch.device) -> CapturableAttention | None:
+def capturable_for(
+    needs: AttentionNeeds, device: torch.device, *, invariant: bool = False
+) -> CapturableAttention | None:
     """Return a backend of its own for steps that are recorded; None: they cannot be."""
     if needs.kind == "all":
-        return capturable_attention(device, needs.shape)
+        return capturable_attention(device, needs.shape, invariant=invariant)
     paged = _KINDS[needs.kind].paged
     return None if paged is None or not runs_kernels(device) else paged(needs, device)

@@ -42,7 +42,6 @@ from tgi_trio.shard.torch_backend.attention.tiling import (
     Share,
     Tiles,
 )
-from tgi_trio.shard.torch_backend.batch_invariance import keeps_invariance
 from tgi_trio.shard.torch_backend.kv_cache import BLOCK_SIZE, KVCache
 from tgi_trio.shard.torch_backend.layers.heads import HeadSteps, RotaryTable
 from tgi_trio.shard.torch_backend.layers.latent import LatentProjections
@@ -56,7 +55,9 @@ class PagedAttention(CapturableAttention):
 
     name = "triton"
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, *, invariant: bool = False) -> None:
+        """`invariant`: results do not depend on the step; see `batch_invariance.py`."""
+        self._invariant = invariant
         self._generation = generation(device)
         self._staging = Staging(device)
         self._tile_staging = Staging(device)
@@ -188,7 +189,7 @@ class PagedAttention(CapturableAttention):
         """Compute `attend_written` over K and V [slots, kv_heads, head_dim] of a cache."""
         shares = self._share(layer, query, batch)
         count = sum(len(tiles.rows) for _, tiles in shares)
-        work = _divide(layer, query, count, batch.cache.value_dim(layer.index), batch)
+        work = self._divide(layer, query, count, batch.cache.value_dim(layer.index), batch)
         for tile, tiles in shares:
             self._attend_tiles(layer, query, key, value, batch, tile, tiles, work)
         return work.merge()
@@ -207,7 +208,7 @@ class PagedAttention(CapturableAttention):
             kind, eight_bits = self._generation, bool(batch.cache.codes)
             return choose_tile(query.dtype, *sizes, kind, decodes=decodes, eight_bits=eight_bits)
 
-        if keeps_invariance():
+        if self._invariant:
             tile = choose_spans_tile(
                 query.dtype, layer.head_dim, batch.cache.value_dim(layer.index)
             )
@@ -291,10 +292,10 @@ class PagedAttention(CapturableAttention):
             rotary, (cos, sin, *_) = turning
         rank, turned = layer.value_dim, ends.shape[-1]
         tile = choose_latent_tile(query.dtype, layer.heads, decodes=batch.decodes)
-        if keeps_invariance():
+        if self._invariant:
             tile = choose_latent_spans_tile(query.dtype)
         tiles = batch.tiling.tiles(tile.lanes, layer.heads)
-        work = _divide(layer, query, len(tiles.rows), rank, batch)
+        work = self._divide(layer, query, len(tiles.rows), rank, batch)
         kernel = attend_latents if isinstance(work, Work) else attend_latent_spans
         kernel[(len(tiles.rows), 1, work.programs)](
             *work.room,
@@ -334,14 +335,13 @@ class PagedAttention(CapturableAttention):
         )
         return work.merge()
 
-
-def _divide(
-    layer: AttentionLayer, query: torch.Tensor, tiles: int, dim: int, batch: PagedBatch
-) -> Work | Spans:
-    """Return room for the results, [T, heads, dim], of so many tiles."""
-    if keeps_invariance():
-        return divide_into_spans(layer, query, tiles, dim, batch.longest)
-    return divide_work(layer, query, tiles, dim)
+    def _divide(
+        self, layer: AttentionLayer, query: torch.Tensor, tiles: int, dim: int, batch: PagedBatch
+    ) -> Work | Spans:
+        """Return room for the results, [T, heads, dim], of so many tiles."""
+        if self._invariant:
+            return divide_into_spans(layer, query, tiles, dim, batch.longest)
+        return divide_work(layer, query, tiles, dim)
 
 
 def _places(layer: AttentionLayer, batch: PagedBatch) -> HeadPlaces:

@@ -165,7 +165,7 @@ def expand_queries(
     query = latent.expand(query, projected)
     query = query.view(len(query), len(latent.key_up), spec.plain_dim + spec.rotary_dim)
     plain, ends = query.split((spec.plain_dim, spec.rotary_dim), dim=-1)
-    return multiply_by_head(plain, latent.key_up), ends
+    return multiply_by_head(plain, latent.key_up, invariant=latent.invariant), ends
 
 
 def count_heads(head_dim: int) -> int:

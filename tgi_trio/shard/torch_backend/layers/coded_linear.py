@@ -3,72 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import torch
 
 from tgi_trio.shard.torch_backend.batch_invariance import apparent_rows
 from tgi_trio.shard.torch_backend.compiling.ahead import compile_beside
+from tgi_trio.shard.torch_backend.layers.code_tiles import (
+    CodeTile,
+    FewCodedTile,
+    choose_few_tiles,
+    choose_tiles,
+)
 from tgi_trio.shard.torch_backend.layers.linear import Linear
 from tgi_trio.shard.torch_backend.layers.plain_product import multiply_plain
 from tgi_trio.shard.torch_backend.layers.rounded_product import multiply_rounded, takes_rounded
 from tgi_trio.shard.torch_backend.layers.stored_codes import KINDS, TENSORS, Codes, join
-from tgi_trio.shard.torch_backend.torch_device import Generation, generation
+from tgi_trio.shard.torch_backend.torch_device import generation
 
-
-class CodeTile(NamedTuple):
-    """The tile of a program of `multiply_codes`; its sizes are powers of two."""
-
-    most: int  # largest number of rows that it is for
-    outputs: int
-    rows: int
-    depth: int  # inputs of one step of the loop
-    warps: int
-    stages: int
-    divided: bool  # programs may share a tile (split-K)
-
-
-class FewCodedTile(NamedTuple):
-    """The tile of a program of `multiply_few_rows`; its sizes are powers of two."""
-
-    rows: int  # the exact number of rows that it is for
-    outputs: int
-    units: int
-    warps: int
-
-
-_ANY: Final = 1 << 62
-# The fastest tiles on an H200 among those that registers and shared memory hold
-# (`testing/compiled_kernels.py`). With more rows than the last, numbers are written for a library.
-_NARROW: Final[dict[Generation, tuple[CodeTile, ...]]] = {  # codes of fewer than 8 bits
-    "ampere": (CodeTile(16, 64, 16, 128, 4, 3, True), CodeTile(64, 64, 32, 64, 4, 3, True)),
-    "hopper": (
-        CodeTile(16, 64, 16, 128, 4, 3, True),
-        CodeTile(32, 64, 32, 128, 4, 3, True),
-        CodeTile(64, 64, 64, 128, 4, 3, True),
-    ),
-}
-_BYTES: Final[dict[Generation, tuple[CodeTile, ...]]] = {  # codes of 8 bits
-    "ampere": (CodeTile(16, 64, 16, 64, 4, 3, True), CodeTile(64, 64, 32, 64, 4, 3, True)),
-    "hopper": (
-        CodeTile(16, 64, 16, 128, 4, 3, True),
-        CodeTile(32, 64, 32, 64, 4, 3, True),
-        CodeTile(64, 64, 64, 64, 4, 3, True),
-        CodeTile(128, 128, 128, 64, 8, 3, True),
-    ),
-}
-# float32 does not use the tensor cores, and takes twice the registers.
-_WIDE_TILES: Final = (
-    CodeTile(16, 32, 16, 64, 4, 2, True),
-    CodeTile(_ANY, 32, 32, 32, 4, 2, False),
-)
-# By the bits of a code. Two rows of 8-bit codes are faster on the tensor cores.
-_FEW: Final[dict[int, tuple[FewCodedTile, ...]]] = {
-    2: (FewCodedTile(1, 4, 64, 4),),
-    4: (FewCodedTile(1, 8, 128, 4), FewCodedTile(2, 8, 128, 4)),
-    **dict.fromkeys((5, 6), (FewCodedTile(1, 4, 64, 2),)),
-    8: (FewCodedTile(1, 4, 128, 4),),
-}
 WRITTEN: Final = (1, 128)  # outputs and units of a program of `write_numbers`
 _SCRATCH: Final = 256 << 20  # bytes of numbers that are written at a time
 # A tile is divided among programs (split-K) while there are fewer than these, as for attention.
@@ -78,22 +30,6 @@ _LEAST_STEPS = 4  # of the loop, in each part
 _ROWS_AT_ONCE: Final = 512  # with parts; more rows go one run after another, for less memory
 _BLOCK: Final = 256  # outputs of a program of `add_parts`
 ONE: Final = 0x3F800000  # the bits of 1.0
-
-
-def choose_tiles(dtype: torch.dtype, generation: Generation, kind: str) -> tuple[CodeTile, ...]:
-    """Return the tiles for numbers of a dtype and codes of a kind, by ascending numbers of rows."""
-    if dtype.itemsize > 2:
-        return _WIDE_TILES
-    return (_BYTES if KINDS[kind].bits == 8 else _NARROW)[generation]
-
-
-def choose_few_tiles(dtype: torch.dtype, kind: str, *, ordered: bool) -> tuple[FewCodedTile, ...]:
-    """Return the tiles for few rows; none for float32.
-
-    None for two rows if inputs are `ordered`, since their indices would fill the registers.
-    """
-    tiles = _FEW[KINDS[kind].bits] if dtype.itemsize == 2 else ()
-    return tiles[:1] if ordered else tiles
 
 
 class CodedLinear(Linear):
@@ -109,6 +45,7 @@ class CodedLinear(Linear):
         device: torch.device,
         *,
         activations: int = 16,
+        invariant: bool = False,
     ) -> None:
         """`parts`: [outputs of each, inputs], on the host or the device, at least one of codes.
 
@@ -129,7 +66,8 @@ class CodedLinear(Linear):
         ]
         self._inputs = next(part.form.inputs for part in parts if isinstance(part, Codes))
         self._outputs = sum(map(_outputs_of, self._parts))
-        super().__init__(torch.empty((0, self._inputs), dtype=dtype, device=device), bias)
+        nothing = torch.empty((0, self._inputs), dtype=dtype, device=device)
+        super().__init__(nothing, bias, invariant=invariant)
         self._bytes += sum(
             part.nbytes() if isinstance(part, Codes) else part.nbytes for part in self._parts
         )
@@ -140,19 +78,24 @@ class CodedLinear(Linear):
         pieces = list(self._pieces())
         if len(pieces) == 1:
             _, part, bias, rounded = pieces[0]
-            if isinstance(part, Codes) and not rounded and is_written(part, x):
+            if isinstance(part, Codes) and not rounded and self._writes(part, x):
                 return multiply_written(x, part, bias).view(*shape, self._outputs)
         out = torch.empty((len(x), self._outputs), dtype=x.dtype, device=x.device)
         for place, part, bias, rounded in pieces:
             if isinstance(part, torch.Tensor):
-                out[:, place] = multiply_plain(x, part, bias)
+                out[:, place] = multiply_plain(x, part, bias, invariant=self.invariant)
             elif rounded:
                 multiply_rounded(out[:, place], x, part, bias)
-            elif is_written(part, x):
+            elif self._writes(part, x):
                 out[:, place] = multiply_written(x, part, bias)
             else:
-                multiply(out[:, place], x, part, bias)
+                multiply(out[:, place], x, part, bias, invariant=self.invariant)
         return out.view(*shape, self._outputs)
+
+    def _writes(self, codes: Codes, x: torch.Tensor) -> bool:
+        """Return whether `x` has so many rows that W is written as numbers for a library."""
+        most = choose_tiles(x.dtype, generation(x.device), codes.form.kind)[-1].most
+        return apparent_rows(len(x), invariant=self.invariant) > most
 
     @property
     def lone(self) -> Codes | None:
@@ -203,12 +146,19 @@ def _outputs_of(part: Codes | torch.Tensor) -> int:
     return part.outputs if isinstance(part, Codes) else len(part)
 
 
-def multiply(out: torch.Tensor, x: torch.Tensor, codes: Codes, bias: torch.Tensor | None) -> None:
+def multiply(
+    out: torch.Tensor,
+    x: torch.Tensor,
+    codes: Codes,
+    bias: torch.Tensor | None,
+    *,
+    invariant: bool = False,
+) -> None:
     """Write x W^T + b to `out` [rows, outputs], whose rows are contiguous.
 
-    `x`: [rows, inputs], contiguous, with so few rows that `is_written` is false; `bias`: [outputs].
+    `x`: [rows, inputs], contiguous, no more rows than the largest tile is for; `bias`: [outputs].
     """
-    rows, kind = apparent_rows(len(x)), codes.form.kind
+    rows, kind = apparent_rows(len(x), invariant=invariant), codes.form.kind
     few = next((few for few in few_tiles_of(codes, x.dtype) if few.rows == rows), None)
     if few is not None:
         launch_few(out, x, codes, bias, few)
@@ -217,18 +167,13 @@ def multiply(out: torch.Tensor, x: torch.Tensor, codes: Codes, bias: torch.Tenso
     tile = next(tile for tile in tiles if rows <= tile.most)
     run = _ROWS_AT_ONCE if tile.divided else max(1, len(x))
     for first in range(0, len(x), run):
-        launch(out[first : first + run], x[first : first + run], codes, bias, tile)
+        part = slice(first, first + run)
+        launch(out[part], x[part], codes, bias, tile, invariant=invariant)
 
 
 def few_tiles_of(codes: Codes, dtype: torch.dtype) -> tuple[FewCodedTile, ...]:
     """Return a matrix's tiles for few rows."""
     return choose_few_tiles(dtype, codes.form.kind, ordered=codes.order is not None)
-
-
-def is_written(codes: Codes, x: torch.Tensor) -> bool:
-    """Return whether `x` has so many rows that W is written as numbers for a library."""
-    most = choose_tiles(x.dtype, generation(x.device), codes.form.kind)[-1].most
-    return apparent_rows(len(x)) > most
 
 
 def multiply_written(x: torch.Tensor, codes: Codes, bias: torch.Tensor | None) -> torch.Tensor:
@@ -309,7 +254,7 @@ def count_parts(codes: Codes, tile: CodeTile, rows: int) -> int:
     """Return how many programs share each tile of a product (split-K)."""
     if not tile.divided:
         return 1
-    programs = -(-codes.outputs // tile.outputs) * -(-apparent_rows(rows) // tile.rows)
+    programs = -(-codes.outputs // tile.outputs) * -(-rows // tile.rows)
     steps = -(-codes.form.width // tile.depth)
     return max(1, min(_PROGRAMS // programs, steps // _LEAST_STEPS, _MOST_PARTS))
 
@@ -353,14 +298,15 @@ def launch(
     tile: CodeTile,
     *,
     only_one: bool = False,
+    invariant: bool = False,
 ) -> None:
     """Multiply with a tile; `only_one`: launch single programs, to compile the kernels."""
     from tgi_trio.shard.torch_backend.kernels.codes import add_parts, multiply_codes  # Triton
 
     rows = len(x)
-    parts = count_parts(codes, tile, rows)
+    parts = count_parts(codes, tile, apparent_rows(rows, invariant=invariant))
     # Decided by a single row's number of parts, so that a tile has one variant of the kernel.
-    divided = count_parts(codes, tile, 1) > 1
+    divided = count_parts(codes, tile, apparent_rows(1, invariant=invariant)) > 1
     sums = out
     if divided:
         sums = torch.empty((parts, rows, codes.outputs), dtype=torch.float32, device=x.device)

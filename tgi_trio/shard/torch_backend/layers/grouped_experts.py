@@ -118,10 +118,9 @@ class GroupedExperts:
         )
         return inputs, left
 
-    @staticmethod
-    def asks(tokens: int) -> bool:
+    def asks(self, tokens: int) -> bool:
         """Return whether routing so many tokens includes their product with the router."""
-        return apparent_rows(tokens) <= FEW_TOKENS
+        return apparent_rows(tokens, invariant=self._up.invariant) <= FEW_TOKENS
 
     def ask(self, x: torch.Tensor, router: Linear, dtype: torch.dtype) -> Routed:
         """Return the routing of `x` [T, hidden] by the plain matrix `router`; weights of `dtype`.

@@ -11,11 +11,10 @@ import torch
 from tgi_trio.shard.torch_backend.batch_invariance import apparent_rows
 from tgi_trio.shard.torch_backend.kernels.grouped import multiply_groups
 from tgi_trio.shard.torch_backend.kernels.grouped_codes import multiply_coded_groups
+from tgi_trio.shard.torch_backend.layers.code_tiles import CodeTile, choose_tiles
 from tgi_trio.shard.torch_backend.layers.coded_linear import (
     ONE,
     CodedLinear,
-    CodeTile,
-    choose_tiles,
     constants_of,
     steps_of,
     tensors_of,
@@ -78,6 +77,10 @@ class GroupedMatrices(Protocol):
     @property
     def device(self) -> torch.device: ...
 
+    @property
+    def invariant(self) -> bool:
+        """Whether results do not depend on the step's size; see `batch_invariance.py`."""
+
     def multiply(
         self,
         x: torch.Tensor,
@@ -101,6 +104,7 @@ class PlainMatrices:
 
     weight: torch.Tensor  # [experts, outputs, inputs], contiguous
     bias: torch.Tensor | None = None  # [experts, outputs]
+    invariant: bool = False
 
     @property
     def count(self) -> int:
@@ -122,7 +126,8 @@ class PlainMatrices:
         weight, bias = self.weight, self.bias
         _, outputs, depth = weight.shape
         outputs //= 1 if gate is None else 2
-        pairs = apparent_rows(len(routed.weights)) * routed.each // len(routed.counts)
+        tokens = apparent_rows(len(routed.weights), invariant=self.invariant)
+        pairs = tokens * routed.each // len(routed.counts)
         tile = choose_group_tile(x.dtype, generation(x.device), pairs, gated=gate is not None)
         out = _make_room(x, routed, outputs) if room is None else room
         multiply_groups[(_count_tiles(routed, tile.rows) * -(-outputs // tile.outputs),)](
@@ -154,6 +159,7 @@ class CodedMatrices:
     codes: Codes  # [experts * outputs, inputs]
     count: int
     bias: torch.Tensor | None = None  # [experts, outputs]
+    invariant: bool = False
 
     @property
     def device(self) -> torch.device:
@@ -171,7 +177,8 @@ class CodedMatrices:
         codes, form = self.codes, self.codes.form
         outputs = codes.outputs // self.count // (1 if gate is None else 2)
         few, many = choose_group_tiles(x.dtype, generation(x.device), form.kind)
-        tile = many if _has_many(x, routed) else few
+        tokens = apparent_rows(len(routed.weights), invariant=self.invariant)
+        tile = many if _has_many(x, routed, tokens) else few
         out = _make_room(x, routed, outputs) if room is None else room
         multiply_coded_groups[(_count_tiles(routed, tile.rows), -(-outputs // tile.outputs))](
             out,
@@ -221,11 +228,11 @@ def group_linears(linears: Sequence[Linear]) -> GroupedMatrices | None:
     every = [_numbers_or_codes(linear) for linear in linears]
     numbers = [part for part in every if isinstance(part, torch.Tensor)]
     codes = [part for part in every if isinstance(part, Codes)]
-    bias = _stack_biases(linears)
+    bias, invariant = _stack_biases(linears), linears[0].invariant
     if len(numbers) == len(every):
-        return PlainMatrices(torch.stack(numbers), bias)
+        return PlainMatrices(torch.stack(numbers), bias, invariant)
     below = stack(codes) if len(codes) == len(every) else None
-    return None if below is None else CodedMatrices(below, len(every), bias)
+    return None if below is None else CodedMatrices(below, len(every), bias, invariant)
 
 
 def pad_count(count: int) -> int:
@@ -248,9 +255,9 @@ def _stack_biases(linears: Sequence[Linear]) -> torch.Tensor | None:
     return torch.stack([torch.zeros_like(some) if bias is None else bias for bias in biases])
 
 
-def _has_many(x: torch.Tensor, routed: Routed) -> bool:
+def _has_many(x: torch.Tensor, routed: Routed, tokens: int) -> bool:
     """Return whether tiles of many rows would be filled; float32 has no such tiles."""
-    pairs = apparent_rows(len(routed.weights)) * routed.each
+    pairs = tokens * routed.each
     return x.dtype.itemsize < 4 and pairs >= _MANY_FROM * len(routed.counts)
 
 

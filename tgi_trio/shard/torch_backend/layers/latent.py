@@ -27,7 +27,8 @@ class LatentProjections:
     """The projections around a layer's attention over latents."""
 
     __slots__ = (
-        *("gate_up", "key_up", "latent_norm", "query_norm", "query_up", "spec", "value_up"),
+        *("gate_up", "invariant", "key_up", "latent_norm", "query_norm", "query_up", "spec"),
+        "value_up",
     )
 
     def __init__(
@@ -40,6 +41,7 @@ class LatentProjections:
         key_up: torch.Tensor,
         value_up: torch.Tensor,
         gate_up: Linear | None = None,
+        invariant: bool = False,
     ) -> None:
         """Hold this rank's heads. `query_norm`, `query_up`: None if queries are not compressed.
 
@@ -53,6 +55,7 @@ class LatentProjections:
         self.key_up = key_up
         self.value_up = value_up
         self.gate_up = gate_up
+        self.invariant = invariant
 
     @property
     def reads_only(self) -> bool:
@@ -125,7 +128,7 @@ class LatentProjections:
     def values(self, attended: torch.Tensor) -> torch.Tensor:
         """Return values [T, heads * value_dim] of `attended` [T, heads * (rank + rotary_dim)]."""
         latents = attended.view(len(attended), len(self.value_up), -1)[..., : self.spec.rank]
-        return multiply_by_head(latents, self.value_up).flatten(1)
+        return multiply_by_head(latents, self.value_up, invariant=self.invariant).flatten(1)
 
     def pack(self) -> None:
         for linear in (self.query_up, self.gate_up):

@@ -16,13 +16,17 @@ class Linear:
     """y = x W^T + b. `weight` [out, in], `bias` [out] or None."""
 
     __slots__ = (
-        *("_bytes", "arrived", "bias", "few_rows", "fused", "other_share", "packed", "turned"),
-        "weight",
+        *("_bytes", "arrived", "bias", "few_rows", "fused", "invariant", "other_share", "packed"),
+        *("turned", "weight"),
     )
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
+    def __init__(
+        self, weight: torch.Tensor, bias: torch.Tensor | None = None, *, invariant: bool = False
+    ) -> None:
+        """`invariant`: results do not depend on the number of rows; see `batch_invariance.py`."""
         self.weight = weight
         self.bias = bias
+        self.invariant = invariant
         self.packed: torch.Tensor | None = None
         # By number of rows: the product that is faster than the library's, and the numbers of rows
         # for which its launch includes the norm before it and the gate after it; see `few_rows.py`.
@@ -39,7 +43,7 @@ class Linear:
         if self.few_rows and (multiply := self.few_rows.get(x.shape[:-1].numel())):
             return multiply(self, x)
         if self.packed is None:
-            return multiply_plain(x, self.weight, self.bias)
+            return multiply_plain(x, self.weight, self.bias, invariant=self.invariant)
         result: torch.Tensor = torch.ops.mkldnn._linear_pointwise(
             x, self.packed, self.bias, "none", [], ""
         )
@@ -70,7 +74,7 @@ class WrappedLinear(Linear):
     __slots__ = ("base",)
 
     def __init__(self, base: Linear) -> None:
-        super().__init__(base.weight, base.bias)
+        super().__init__(base.weight, base.bias, invariant=base.invariant)
         self.base = base
 
     def pack(self) -> None:

@@ -269,6 +269,10 @@ def cut_mlp(mlp: DenseMlp, width: int) -> list[DenseMlp]:
     up_biases = [None] * len(ups) if mlp.up.bias is None else cut_up(mlp.up.bias)
     downs = functional.pad(mlp.down.weight, (0, more)).split(width, dim=1)
     return [
-        DenseMlp(Linear(up, bias), Linear(down, None if i else mlp.down.bias), mlp.act)
+        DenseMlp(
+            Linear(up, bias, invariant=mlp.up.invariant),
+            Linear(down, None if i else mlp.down.bias, invariant=mlp.down.invariant),
+            mlp.act,
+        )
         for i, (up, bias, down) in enumerate(zip(ups, up_biases, downs, strict=True))
     ]

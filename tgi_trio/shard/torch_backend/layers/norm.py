@@ -6,7 +6,6 @@ import torch
 from torch.nn import functional
 
 from tgi_trio.model.specs.decoder import NormKind
-from tgi_trio.shard.torch_backend.batch_invariance import keeps_invariance
 from tgi_trio.shard.torch_backend.layers.residual import normalise
 from tgi_trio.shard.torch_backend.layers.vocabulary import Gathering
 from tgi_trio.shard.torch_backend.torch_device import runs_kernels
@@ -20,7 +19,7 @@ class Norm:
     LayerNorm with weight + 1 (Nemotron).
     """
 
-    __slots__ = ("bias", "eps", "kind", "shape", "weight")
+    __slots__ = ("bias", "eps", "invariant", "kind", "shape", "weight")
 
     def __init__(
         self,
@@ -29,7 +28,10 @@ class Norm:
         bias: torch.Tensor | None,
         eps: float,
         size: int,
+        *,
+        invariant: bool = False,
     ) -> None:
+        """`invariant`: torch, which chooses by the number of rows, computes none on a device."""
         if kind == "rms_plus_one" and weight is not None:
             weight = weight.float() + 1.0
         if kind == "layer_plus_one":
@@ -38,10 +40,11 @@ class Norm:
         self.weight = weight
         self.bias = bias
         self.eps = eps
+        self.invariant = invariant
         self.shape = (size,)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        if keeps_invariance() and runs_kernels(x.device):  # torch chooses by the number of rows
+        if self.invariant and runs_kernels(x.device):
             return normalise(x, self)
         if self.kind == "rms":
             return functional.rms_norm(x, self.shape, self.weight, self.eps)

@@ -11,7 +11,6 @@ from typing import Final, NamedTuple
 import torch
 from torch.nn import functional
 
-from tgi_trio.shard.torch_backend.batch_invariance import keeps_invariance
 from tgi_trio.shard.torch_backend.torch_device import Generation, generation, runs_kernels
 
 
@@ -60,10 +59,10 @@ def count_input_parts(outputs: int, inputs: int, tile: AnyTile) -> int:
 
 
 def multiply_plain(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *, invariant: bool
 ) -> torch.Tensor:
     """Return x W^T + b [..., outputs] of `x` [..., inputs], `weight` [outputs, inputs]."""
-    if not _in_one_order(x):
+    if not invariant or not runs_kernels(x.device):
         return functional.linear(x, weight, bias)
     flat = x.reshape(-1, x.shape[-1])
     if flat.stride(1) != 1:
@@ -74,23 +73,19 @@ def multiply_plain(
     return out.view(*x.shape[:-1], len(weight))
 
 
-def multiply_by_head(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+def multiply_by_head(x: torch.Tensor, weight: torch.Tensor, *, invariant: bool) -> torch.Tensor:
     """Return the products [T, heads, outputs] of `x` [T, heads, inputs] with a matrix a head.
 
     `weight`: [heads, inputs, outputs].
     """
     heads, _, outputs = weight.shape
     out = torch.empty((len(x), heads, outputs), dtype=x.dtype, device=x.device)
-    if _in_one_order(x) and x.stride(2) == 1:
+    if invariant and runs_kernels(x.device) and x.stride(2) == 1:
         weight = weight.transpose(1, 2)
         _launch(out.transpose(0, 1), x.transpose(0, 1), weight, None, by_head=True)
     else:
         torch.bmm(x.transpose(0, 1), weight, out=out.transpose(0, 1))
     return out
-
-
-def _in_one_order(x: torch.Tensor) -> bool:
-    return keeps_invariance() and runs_kernels(x.device)
 
 
 def _launch(

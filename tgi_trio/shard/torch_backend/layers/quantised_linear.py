@@ -67,11 +67,15 @@ class QuantisedLinear(Linear):
     __slots__ = ("_parts",)
 
     def __init__(
-        self, parts: Sequence[QuantisedWeight | torch.Tensor], bias: torch.Tensor | None
+        self,
+        parts: Sequence[QuantisedWeight | torch.Tensor],
+        bias: torch.Tensor | None,
+        *,
+        invariant: bool = False,
     ) -> None:
         """`parts`: [outputs of each, inputs]; plain ones have the dtype of x."""
         some = next(part for part in parts if isinstance(part, QuantisedWeight))
-        super().__init__(torch.empty(0, some.shape[1]), bias)
+        super().__init__(torch.empty(0, some.shape[1]), bias, invariant=invariant)
         self._parts = parts
         self._bytes += sum(
             part.nbytes() if isinstance(part, QuantisedWeight) else part.nbytes for part in parts
@@ -79,7 +83,7 @@ class QuantisedLinear(Linear):
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         results = [
-            multiply_plain(x, rows, None)
+            multiply_plain(x, rows, None, invariant=self.invariant)
             for part in self._parts
             for rows in _numbers(part, x.dtype)
         ]

@@ -70,6 +70,7 @@ class SlotMemory:
     numbers: torch.Tensor  # [slots, capacity], see `SlotLayout`
     directory: torch.Tensor  # int32 [slots, entries, 5]
     ranks: int  # the largest of any adapter, aligned
+    invariant: bool = False  # see `batch_invariance.py`
     tiles: torch.Tensor | None = None  # int32 [n, 3]: slot, first token, tokens; None: no adapters
     chosen: torch.Tensor | None = None  # int32 [n, 3]: the same for the rows that the head reads
     tile: AdapterTile | None = None  # the kind of all of them
@@ -118,13 +119,14 @@ def place_starts(place: SitePlace, device: torch.device | str) -> torch.Tensor:
     return torch.tensor(place.starts, dtype=torch.int32).to(device)
 
 
-def count_shares(tile: AdapterTile, tokens: int, inputs: int) -> int:
+def count_shares(tile: AdapterTile, tokens: int, inputs: int, *, invariant: bool = False) -> int:
     """Return how many programs share a row's inputs (split-K).
 
     It depends on the step's size alone: other rows must not change the order of a row's sums.
     """
     most = max(1, min(inputs // _LEAST_INPUTS, _MOST_PARTS))
-    return max(1, min(most, _PROGRAMS // -(-apparent_rows(tokens) // tile.rows)))
+    tiles = -(-apparent_rows(tokens, invariant=invariant) // tile.rows)
+    return max(1, min(most, _PROGRAMS // tiles))
 
 
 def add_adapters(
@@ -146,7 +148,7 @@ def add_adapters(
     from tgi_trio.shard.torch_backend.kernels import adapters as kernels  # imports Triton
 
     tokens, pieces, ranks = len(x), len(place.starts), memory.ranks
-    parts = count_shares(tile, tokens, place.inputs)
+    parts = count_shares(tile, tokens, place.inputs, invariant=memory.invariant)
     step = min(tile.ranks, ranks & -ranks)  # the largest power of two that divides `ranks`
     low = torch.empty((parts, tokens, pieces, ranks), dtype=torch.float32, device=x.device)
     where = (memory.numbers, memory.directory, tiles, tokens)

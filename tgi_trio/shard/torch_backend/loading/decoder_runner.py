@@ -51,6 +51,7 @@ def make_decoder_runner(
         target.device,
         target.dtype,
         eight_bits=kv_dtype is not None,
+        invariant=target.invariant,
     )
     images = _image_states(settings, model, target, records=bool(graph_sizes))
     last = LastStep()
@@ -66,6 +67,7 @@ def make_decoder_runner(
         _guesses(settings, model, heads, last),
         images,
         ahead=ahead,
+        invariant=target.invariant,
     )
     return TorchRunner(
         model,
@@ -89,6 +91,7 @@ def make_decoder_runner(
         ),
         adapters=adapters,
         images=images,
+        invariant=target.invariant,
     )
 
 
@@ -143,6 +146,7 @@ def _adapters(
             target.device,
             max_rank=settings.max_lora_rank,
             slots=settings.max_loaded_adapters,
+            invariant=target.invariant,
             rank=rank,
             world_size=target.world_size,
         )

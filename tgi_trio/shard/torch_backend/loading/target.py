@@ -22,6 +22,7 @@ class LoadTarget:
     group: Ranks | None  # of all ranks
     stages: int = 1  # pipeline stages, which the ranks form
     active_bits: int = 16  # of activations that are multiplied by 8-bit weights
+    invariant: bool = False  # see `batch_invariance.py`
 
     @property
     def world_size(self) -> int:
@@ -55,4 +56,5 @@ class LoadTarget:
             world_size=self.ranks.size if self.ranks else 1,
             keeps_codes=numbers * self.dtype.itemsize // self.world_size > free // 2,
             activations=self.active_bits,
+            invariant=self.invariant,
         )

@@ -155,6 +155,7 @@ class AttentionLoader(WeightLoader):
             key_up=key.contiguous(),
             value_up=value.transpose(1, 2).contiguous(),
             gate_up=self.linear(refs.gate_up) if refs.gate_up else None,
+            invariant=self.source.invariant,
         )
 
     def _log_scale(self, refs: LogScaleRefs | None) -> LogScale | None:

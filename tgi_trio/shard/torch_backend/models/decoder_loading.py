@@ -235,10 +235,11 @@ class DecoderLoader(AttentionLoader):
         spec, ref = self.spec, outer_refs(self.spec).head
         if spec.normalised_head:
             whole = embedding if spec.tied_head else self.weight(ref)
-            return Linear(functional.normalize(whole), self.bias(ref))
+            plain = functional.normalize(whole)
+            return Linear(plain, self.bias(ref), invariant=self.source.invariant)
         coded = self.source.rounds or self.source.multiplies_codes(ref, self.share)
         if spec.tied_head and not coded:
-            return Linear(embedding, self.bias(ref))
+            return Linear(embedding, self.bias(ref), invariant=self.source.invariant)
         return self.linear(ref)
 
     def layer(self, index: int, layer: LayerSpec, refs: LayerRefs) -> Layer:

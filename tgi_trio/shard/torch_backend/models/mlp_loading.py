@@ -62,7 +62,7 @@ def load_experts(
     shared_limit = spec.limit if spec.shared_limit is None else spec.shared_limit
     return ExpertsMlp(
         spec,
-        router=Linear(router, loader.bias(refs.router)),
+        router=Linear(router, loader.bias(refs.router), invariant=loader.source.invariant),
         choice_bias=choice_bias,
         experts=[one(expert, limit=spec.limit) for expert in refs.experts],
         shared=None if refs.shared is None else one(refs.shared, limit=shared_limit),

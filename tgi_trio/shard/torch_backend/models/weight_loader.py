@@ -68,7 +68,8 @@ class WeightLoader:
         weight, bias = (
             self.source.vector(name, ref.size) if name else None for name in (ref.weight, ref.bias)
         )
-        return Norm(ref.kind or self._norm, weight, bias, ref.eps, ref.size)
+        kind, invariant = ref.kind or self._norm, self.source.invariant
+        return Norm(kind, weight, bias, ref.eps, ref.size, invariant=invariant)
 
     def divided_norm(self, ref: NormRef | None) -> DividedNorm | None:
         """Return a norm of features that ranks divide, None if there is none."""
