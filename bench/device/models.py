@@ -194,7 +194,12 @@ def make_runner(
         model = load_decoder(spec, weights, None)
     held = None
     if adapters:
-        held = DeviceAdapters(config, model, dtype, device, max_rank=ADAPTER_RANK, slots=adapters)
+        held = DeviceAdapters(
+            *(config, model, dtype, device),
+            max_rank=ADAPTER_RANK,
+            slots=adapters,
+            invariant=invariant,
+        )
     attention = attention_for(model.attention_needs, device, dtype, invariant=invariant)
     recorded, steps = device_parts(
         *(model, attention, sampler, config, device, graphs), adapters=held, invariant=invariant

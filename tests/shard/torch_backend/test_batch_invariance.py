@@ -121,6 +121,48 @@ def differing(
     return [how for how, among in found if not all(map(torch.equal, among, alone))]
 
 
+def told(root: object) -> dict[str, set[bool]]:
+    """Return what every part of a runner was told of invariance, by the name of its class."""
+    found: dict[str, set[bool]] = {}
+    seen: set[int] = set()
+    left = [root]
+    while left:
+        each = left.pop()
+        if id(each) in seen:
+            continue
+        seen.add(id(each))
+        if isinstance(each, list | tuple | set | frozenset):
+            left += each
+        elif isinstance(each, dict):
+            left += each.values()
+        elif type(each).__module__.startswith("tgi_trio.shard.torch_backend"):
+            for name in ("invariant", "_invariant"):
+                if hasattr(each, name):
+                    found.setdefault(type(each).__name__, set()).add(getattr(each, name))
+            left += vars(each).values() if hasattr(each, "__dict__") else ()
+            slots = [name for kind in type(each).__mro__ for name in getattr(kind, "__slots__", ())]
+            left += [getattr(each, name) for name in slots if hasattr(each, name)]
+    return found
+
+
+@pytest.mark.parametrize("invariant", [True, False])
+@pytest.mark.parametrize(
+    ("family", "settings"),
+    [("llama", {"max_lora_rank": 16}), ("deepseek_v3", {}), ("qwen3_moe", {"quantize": "q8_0"})],
+)
+def test_every_part_of_a_model_is_told(
+    checkpoint: Checkpoint, family: str, settings: dict[str, Any], invariant: bool
+) -> None:
+    options = ShardSettings(model_path=checkpoint(family), batch_invariant=invariant, **settings)
+    with StandInDevice() as device, device.idle():
+        parts = told(load_torch_runner(options, device="cuda:0", graph_sizes=(1, 2)))
+    assert set(parts) >= {"Linear", "Norm", "PagedAttention", "PromptLogprobs"}
+    assert ("SlotMemory" in parts) == (family == "llama")
+    assert ("LatentProjections" in parts) == (family == "deepseek_v3")
+    assert ("CodedMatrices" in parts) == (family == "qwen3_moe")
+    assert {name: kept for name, kept in parts.items() if kept != {invariant}} == {}
+
+
 class NoLibrary(TorchFunctionMode):
     """Raises where torch adds up numbers of tokens, whose order would follow the step's size."""
 

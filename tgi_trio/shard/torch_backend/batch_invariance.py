@@ -7,7 +7,9 @@ same number at every step, so that a token is computed in the same way alone and
 chunk of its prompt, decoded or computed anew. What a library multiplies is then multiplied by
 kernels of ours (`layers/plain_product.py`), and nothing is chosen by measuring.
 
-Whether it is, the parts of a model are told as they are loaded (`WeightSource.invariant`).
+Whether it is, the parts of a model are told as they are loaded (`WeightSource.invariant`, and
+`LoadTarget.invariant` for what has no weights). What guesses tokens is not told: other guesses
+change no answer, since a guess is kept only where it is the token that is chosen.
 """
 
 from __future__ import annotations

@@ -135,7 +135,8 @@ def device_parts(
     Either result is None where it is impossible: without a device or Triton, for models whose
     kernels depend on their tokens, and on the rank that chooses tokens with another sampler than
     ours. If not `ahead`, no step may be launched before the previous one has been read: then
-    nothing launches steps, and steps with prompts are not recorded.
+    nothing launches steps, and steps with prompts are not recorded. `invariant`: nothing is chosen
+    by measuring, see `batch_invariance.py`.
     """
     capturable = None
     if model.capturable:
@@ -148,9 +149,8 @@ def device_parts(
     if capturable is None:
         warn_no_graphs(sizes, "its steps cannot be recorded")
     elif sizes:
-        capture, choose, carveouts = _recording_choices(
-            model, device, alone=ranks is None, invariant=invariant
-        )
+        how = {"alone": ranks is None, "invariant": invariant}
+        capture, choose, carveouts = _recording_choices(model, device, **how)
         pages = images if isinstance(images, ImagePages) else None
         if ends is not None and ahead:
             mixed = _mixed_graphs(model, capturable, capture, device, ends, adapters, pages)

@@ -52,7 +52,7 @@ class PromptPart:
         top_n: int,
         bring: Bring,
         *,
-        invariant: bool = False,
+        invariant: bool,
     ) -> PromptPart:
         """Compute the values of tokens, and of the `top_n` best alternatives to each.
 
@@ -111,7 +111,7 @@ def prompt_values(
     logits: torch.Tensor, targets: torch.Tensor, top_n: int
 ) -> tuple[list[float], list[list[tuple[int, float]]]]:
     """Return what `PromptPart.launch` computes, after waiting; `targets` may be on the host."""
-    part = PromptPart.launch(logits, targets.to(logits.device), top_n, bring_down)
+    part = PromptPart.launch(logits, targets.to(logits.device), top_n, bring_down, invariant=False)
     return part.values.tolist(), part.tops()
 
 

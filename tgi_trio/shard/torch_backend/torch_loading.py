@@ -43,7 +43,7 @@ from tgi_trio.shard.torch_backend.adapters.torch_adapters import refuse_adapters
 from tgi_trio.shard.torch_backend.compiling.ahead import begin_early
 from tgi_trio.shard.torch_backend.device_parts import rehearse_choices, warn_no_graphs
 from tgi_trio.shard.torch_backend.loading.decoder_runner import make_decoder_runner
-from tgi_trio.shard.torch_backend.loading.guesser import Guesser, find_guesser
+from tgi_trio.shard.torch_backend.loading.guesser import find_guesser
 from tgi_trio.shard.torch_backend.loading.invariance import check_invariance, check_loaded
 from tgi_trio.shard.torch_backend.loading.target import LoadTarget
 from tgi_trio.shard.torch_backend.models.decoder import Decoder, Ranks
@@ -75,21 +75,14 @@ def load_torch_runner(
     """
     began = time.monotonic_ns()
     config, where = read_config(settings.model_path, settings.rope), resolve_device(device)
-    dtype = compute_dtype(settings.dtype, config, on_cpu=where.type == "cpu")
-    stages, active_bits = settings.pipeline_stages, settings.activations or 16
-    target = LoadTarget(
-        *(getattr(torch, dtype), where, ranks, stages, active_bits),
-        invariant=settings.batch_invariant,
-    )
-    if stages > 1:
+    target = _find_target(settings, config, where, ranks)
+    if target.stages > 1:
         warn_no_graphs(graph_sizes, "other ranks compute layers of each step")
         graph_sizes = ()
     torch.set_num_threads(_count_threads(settings, target.world_size))
-    if sampler is None:
-        sampler = _make_sampler(settings, config, where, grammars)
+    sampler = sampler or _make_sampler(settings, config, where, grammars)
     spec = _checked_spec(config, settings.rope)
-    if settings.batch_invariant:
-        check_invariance(settings, spec, where)
+    check_invariance(settings, spec, where)
     made = find_made(config, settings.quantize)
     encoding = None if made is None else ENCODINGS[made]
     kind = None if settings.draft_model is None else find_kind(settings.draft_model)
@@ -98,11 +91,9 @@ def load_torch_runner(
     if isinstance(spec, DecoderSpec):
         rehearse_choices(sampler, config, where, target.dtype)
         model = _load_decoder(config, spec, target, fresh_files, encoding)
-        if settings.batch_invariant:
-            check_loaded(model, where)
-        heads: Guesser | None = None
-        if ranks is None or ranks.rank == 0:
-            heads = find_guesser(settings, config, model, target, encoding)
+        check_loaded(settings, model, where)
+        leads = ranks is None or ranks.rank == 0
+        heads = find_guesser(settings, config, model, target, encoding) if leads else None
         return make_decoder_runner(
             model,
             settings,
@@ -112,7 +103,9 @@ def load_torch_runner(
             graph_sizes,
             heads,
             began,
-            ahead=stages == 1 and settings.drafter != MTP and (kind is None or not kind.goes_on),
+            ahead=target.stages == 1
+            and settings.drafter != MTP
+            and (kind is None or not kind.goes_on),
         )
     _refuse_what_decoders_have(settings, config, heads=kind is not None)
     if isinstance(spec, T5Spec):
@@ -122,6 +115,20 @@ def load_torch_runner(
     if made is not None:
         raise ConfigurationError(rounding_refusal(config, made))
     return _load_fallback(config, target, sampler, settings.trust_remote_code)
+
+
+def _find_target(
+    settings: ShardSettings, config: ModelConfig, device: torch.device, ranks: Ranks | None
+) -> LoadTarget:
+    dtype = compute_dtype(settings.dtype, config, on_cpu=device.type == "cpu")
+    return LoadTarget(
+        getattr(torch, dtype),
+        device,
+        ranks,
+        stages=settings.pipeline_stages,
+        active_bits=settings.activations or 16,
+        invariant=settings.batch_invariant,
+    )
 
 
 def _refuse_what_decoders_have(

@@ -84,6 +84,8 @@ class DeviceAdapters:
     ) -> None:
         """Allocate `slots` adapters of up to `max_rank`, for rank `rank` of `world_size`.
 
+        `invariant`: see `batch_invariance.py`.
+
         Raises ConfigurationError if they do not fit beside the model.
         """
         share = partial(unit_share, rank=rank, ranks=world_size)

@@ -27,8 +27,8 @@ def choose_attention(
 
     flash-attn needs half precision and heads with values of their own; see `flash.py` for the
     steps and layers. With 8-bit K and V (`eight_bits`) everything is read from the cache, by our
-    kernels. The result is plain torch on a CPU, on a GPU without Triton, and for heads too large
-    for the kernels.
+    kernels, and so it is where results must be `invariant`. The result is plain torch on a CPU, on
+    a GPU without Triton, and for heads too large for the kernels.
     """
     own = capturable_attention(device, shape, invariant=invariant) or ReferenceAttention()
     fits = dtype in _HALF and fits_flash(shape) and not eight_bits

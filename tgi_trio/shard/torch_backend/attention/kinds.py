@@ -96,7 +96,11 @@ def attention_for(
     eight_bits: bool = False,
     invariant: bool = False,
 ) -> AttentionBackend:
-    """Return what computes a model's attention; see `choose_attention` for the rest."""
+    """Return what computes a model's attention; see `choose_attention` for the rest.
+
+    Only attention to all tokens can be `invariant`; with other kinds a model is refused that is to
+    be (`loading/invariance.py`).
+    """
     if needs.kind == "all":
         return choose_attention(
             device, dtype, needs.shape, eight_bits=eight_bits, invariant=invariant

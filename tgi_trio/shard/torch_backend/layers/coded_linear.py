@@ -50,7 +50,7 @@ class CodedLinear(Linear):
         """`parts`: [outputs of each, inputs], on the host or the device, at least one of codes.
 
         Plain ones are of `dtype`, as is x. `activations` 8: inputs are rounded to 8 bits for the
-        products that can use that.
+        products that can use that. `invariant`: as for `Linear`.
         """
         self._parts: list[Codes | torch.Tensor] = []
         for codes in parts:
@@ -129,7 +129,8 @@ class CodedLinear(Linear):
             for few in few_tiles_of(part, dtype):
                 launch_few(out[: few.rows], x[: few.rows], part, bias, few, only_one=True)
             for tile in tiles:
-                launch(out[: tile.rows], x[: tile.rows], part, bias, tile, only_one=True)
+                own = out[: tile.rows], x[: tile.rows], part, bias, tile
+                launch(*own, only_one=True, invariant=self.invariant)
             if dtype.itemsize == 2:
                 write(part, 0, WRITTEN[0], dtype)
 
@@ -152,11 +153,12 @@ def multiply(
     codes: Codes,
     bias: torch.Tensor | None,
     *,
-    invariant: bool = False,
+    invariant: bool,
 ) -> None:
     """Write x W^T + b to `out` [rows, outputs], whose rows are contiguous.
 
     `x`: [rows, inputs], contiguous, no more rows than the largest tile is for; `bias`: [outputs].
+    `invariant`: whatever the number of rows is, see `batch_invariance.py`; likewise below.
     """
     rows, kind = apparent_rows(len(x), invariant=invariant), codes.form.kind
     few = next((few for few in few_tiles_of(codes, x.dtype) if few.rows == rows), None)
@@ -298,7 +300,7 @@ def launch(
     tile: CodeTile,
     *,
     only_one: bool = False,
-    invariant: bool = False,
+    invariant: bool,
 ) -> None:
     """Multiply with a tile; `only_one`: launch single programs, to compile the kernels."""
     from tgi_trio.shard.torch_backend.kernels.codes import add_parts, multiply_codes  # Triton

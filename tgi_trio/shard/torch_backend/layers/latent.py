@@ -47,6 +47,7 @@ class LatentProjections:
 
         `latent_norm`: None in a layer that reads the latents of another.
         `key_up`: [heads, plain_dim, rank]; `value_up`: [heads, rank, value_dim].
+        `invariant`: see `batch_invariance.py`.
         """
         self.spec = spec
         self.query_norm = query_norm

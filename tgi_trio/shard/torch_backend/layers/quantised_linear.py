@@ -73,7 +73,10 @@ class QuantisedLinear(Linear):
         *,
         invariant: bool = False,
     ) -> None:
-        """`parts`: [outputs of each, inputs]; plain ones have the dtype of x."""
+        """`parts`: [outputs of each, inputs]; plain ones have the dtype of x.
+
+        `invariant`: as for `Linear`.
+        """
         some = next(part for part in parts if isinstance(part, QuantisedWeight))
         super().__init__(torch.empty(0, some.shape[1]), bias, invariant=invariant)
         self._parts = parts

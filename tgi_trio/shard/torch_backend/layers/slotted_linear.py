@@ -119,7 +119,7 @@ def place_starts(place: SitePlace, device: torch.device | str) -> torch.Tensor:
     return torch.tensor(place.starts, dtype=torch.int32).to(device)
 
 
-def count_shares(tile: AdapterTile, tokens: int, inputs: int, *, invariant: bool = False) -> int:
+def count_shares(tile: AdapterTile, tokens: int, inputs: int, *, invariant: bool) -> int:
     """Return how many programs share a row's inputs (split-K).
 
     It depends on the step's size alone: other rows must not change the order of a row's sums.

@@ -56,22 +56,22 @@ def make_decoder_runner(
     images = _image_states(settings, model, target, records=bool(graph_sizes))
     last = LastStep()
     graphs, steps = device_parts(
-        model,
-        attention,
-        sampler,
-        config,
-        target.device,
-        graph_sizes,
-        target.ranks,
+        *(model, attention, sampler, config, target.device, graph_sizes, target.ranks),
         adapters if isinstance(adapters, DeviceAdapters) else None,
         _guesses(settings, model, heads, last),
         images,
         ahead=ahead,
         invariant=target.invariant,
     )
+    guesser = TrainedGuesser(
+        heads=heads if isinstance(heads, TorchHeads) else None,
+        layers=None if isinstance(heads, TorchHeads) else heads,
+        assistant=find_assistant(settings.draft_model, config, model, target, kv_dtype),
+        last=last,
+        own_head=target.group is not None,
+    )
     return TorchRunner(
-        model,
-        config,
+        *(model, config),
         dtype=target.dtype,
         device=target.device,
         sampler=sampler,
@@ -82,13 +82,7 @@ def make_decoder_runner(
         speculate=settings.speculate or 0,
         load_ns=time.monotonic_ns() - began,
         kv_dtype=kv_dtype,
-        guesser=TrainedGuesser(
-            heads=heads if isinstance(heads, TorchHeads) else None,
-            layers=None if isinstance(heads, TorchHeads) else heads,
-            assistant=find_assistant(settings.draft_model, config, model, target, kv_dtype),
-            last=last,
-            own_head=target.group is not None,
-        ),
+        guesser=guesser,
         adapters=adapters,
         images=images,
         invariant=target.invariant,

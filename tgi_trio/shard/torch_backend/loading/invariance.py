@@ -16,7 +16,9 @@ from tgi_trio.shard.torch_backend.torch_device import runs_kernels
 def check_invariance(
     settings: ShardSettings, spec: DecoderSpec | T5Spec | None, device: torch.device
 ) -> None:
-    """Raise ConfigurationError before loading a model that is not computed alike on `device`."""
+    """Raise ConfigurationError before loading a model that is to be computed alike, and is not."""
+    if not settings.batch_invariant:
+        return
     if spec is None:
         raise unkept("the model runs through transformers")
     if isinstance(spec, T5Spec):
@@ -31,8 +33,10 @@ def check_invariance(
         raise unkept(reason)
 
 
-def check_loaded(model: Decoder, device: torch.device) -> None:
+def check_loaded(settings: ShardSettings, model: Decoder, device: torch.device) -> None:
     """Raise ConfigurationError for what is known of a model only once it has been loaded."""
+    if not settings.batch_invariant:
+        return
     if not model.capturable:
         raise unkept("its experts are stored in ways that differ, so torch adds them up")
     if capturable_for(model.attention_needs, device) is None:
