@@ -105,7 +105,7 @@ def test_where_it_is_installed_it_stands_before_our_own(monkeypatch: pytest.Monk
     module.flash_attn_varlen_func = kernel  # type: ignore[attr-defined]
     module.__spec__ = ModuleSpec("flash_attn", None)
     monkeypatch.setitem(sys.modules, "flash_attn", module)
-    monkeypatch.setattr(choice, "capturable_attention", lambda device, shape: None)
+    monkeypatch.setattr(choice, "capturable_attention", lambda device, shape, **_: None)
     device, half = torch.device("cuda:0"), torch.bfloat16
     monkeypatch.setattr("tgi_trio.shard.torch_backend.attention.flash.Staging", lambda device: None)
     small, large, narrow = KVSize(4, 256, 256), KVSize(1, 512, 512), KVSize(4, 192, 128)
