@@ -187,12 +187,15 @@ RULES: dict[str, Rule] = {
         f"testing.{what}_variants": Rule(ours("shard.torch_backend testing.variant"), banned=SERVER)
         for what in (
             *("attention", "block", "choice", "chosen", "entries", "gated", "mixture"),
-            *("code", "adapter", "delta", "invariant", "recurrence"),
+            *("code", "adapter", "delta", "recurrence"),
         )
     },
-    "testing.indexed_variants": Rule(
-        ours("shard.torch_backend testing.variant testing.attention_variants"), banned=SERVER
-    ),
+    **{
+        f"testing.{what}_variants": Rule(
+            ours("shard.torch_backend testing.variant testing.attention_variants"), banned=SERVER
+        )
+        for what in ("indexed", "invariant")
+    },
     "testing.quick_interpreter": Rule(ours(""), banned=SERVER),
     "testing.fake_server": Rule(
         ours("__main__ cli demo model.facts"), banned=MODEL

@@ -21,29 +21,31 @@ from tgi_trio.testing.variant import BF16, F32, I32, TYPES, U8, Variant
 
 _MANY: Final = 64  # rows of decodes
 
+# What layers may have beside plain attention to all that is before a token.
+FEATURES: Final[tuple[dict[str, Any], ...]] = (
+    {"WINDOW": 4096},
+    {"SOFT_CAP": True},
+    {"ALIBI": True},
+    {"SINKS": True, "WINDOW": 128},
+    {"AHEAD": True, "WINDOW": 4096},
+    {"CHUNK": 8192},
+)
+
 
 def attention_variants(generation: Generation) -> Iterator[Variant]:
     """Yield the variants that are launched on devices of a generation."""
-    kinds: list[dict[str, Any]] = [
-        {"WINDOW": 4096},
-        {"SOFT_CAP": True},
-        {"ALIBI": True},
-        {"SINKS": True, "WINDOW": 128},
-        {"AHEAD": True, "WINDOW": 4096},
-        {"CHUNK": 8192},
-    ]
     cases: list[tuple[int, torch.dtype, dict[str, Any]]] = [
         (dim, dtype, {}) for dim in (64, 80, 96, 128, 192, 256, 512) for dtype in (BF16, F32)
     ]
-    cases += [(128, dtype, kind) for kind in kinds for dtype in (BF16, F32)]
+    cases += [(128, dtype, kind) for kind in FEATURES for dtype in (BF16, F32)]
     cases += [(128, BF16, {"CODES": word}) for word in EIGHT_BITS]
     cases += [(dim, BF16, {"CODES": "fp8_e4m3fn"}) for dim in (64, 256)]
-    cases += [(256, BF16, {"SOFT_CAP": True, "WINDOW": 4096}), (64, BF16, kinds[3])]
+    cases += [(256, BF16, {"SOFT_CAP": True, "WINDOW": 4096}), (64, BF16, FEATURES[3])]
     cases += [(512, BF16, {"CODES": word}) for word in EIGHT_BITS]
     cases += [(512, BF16, {"SINKS": True, "WINDOW": 128}), (320, BF16, {})]
     narrow = {"VALUE": 128, "PADDED_VALUE": 128}  # MiMo-V2-Flash's
     cases += [(192, dtype, narrow) for dtype in (BF16, F32)]
-    cases += [(192, BF16, narrow | more) for more in (kinds[3], {"CODES": "fp8_e4m3fn"})]
+    cases += [(192, BF16, narrow | more) for more in (FEATURES[3], {"CODES": "fp8_e4m3fn"})]
     for dim, dtype, kind in cases:
         for decodes in (True, False):
             for group, divided in ((4, False), (4, True), (7, False)):

@@ -19,6 +19,7 @@ from tgi_trio.shard.torch_backend.kv_cache import EIGHT_BITS
 from tgi_trio.shard.torch_backend.layers.plain_product import choose_any_tile, count_input_parts
 from tgi_trio.shard.torch_backend.prompt_logprobs import TOTALS_BLOCK
 from tgi_trio.shard.torch_backend.torch_device import Generation
+from tgi_trio.testing.attention_variants import FEATURES
 from tgi_trio.testing.variant import BF16, EVEN, F32, I32, TYPES, U8, Variant
 
 _TABLES: Final = (I32,) * 6
@@ -82,19 +83,11 @@ def _products(generation: Generation) -> Iterator[Variant]:
 
 
 def _attention(generation: Generation) -> Iterator[Variant]:
-    kinds: list[dict[str, Any]] = [
-        {"WINDOW": 4096},
-        {"SOFT_CAP": True},
-        {"ALIBI": True},
-        {"SINKS": True, "WINDOW": 128},
-        {"AHEAD": True, "WINDOW": 4096},
-        {"CHUNK": 8192},
-    ]
     cases: list[tuple[int, torch.dtype, dict[str, Any]]] = [
         (dim, dtype, {}) for dim in (64, 80, 128, 256, 512) for dtype in (BF16, F32)
     ]
-    cases += [(128, BF16, kind) for kind in kinds]
-    cases += [(64, BF16, kinds[3]), (256, BF16, kinds[0] | kinds[1])]
+    cases += [(128, BF16, kind) for kind in FEATURES]
+    cases += [(64, BF16, FEATURES[3]), (256, BF16, FEATURES[0] | FEATURES[1])]
     cases += [(dim, BF16, {"CODES": word}) for dim in (64, 128, 256, 512) for word in EIGHT_BITS]
     for dim, dtype, kind in cases:
         tile = choose_spans_tile(dtype, dim, dim)

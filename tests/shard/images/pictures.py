@@ -136,9 +136,8 @@ def picture(family: str, seed: int, beside: bool = False) -> Picture:
             marks = {0: begin, 5: behind, 10: column, 15: row, 20: column, 25: end}
             shape = np.array([[2, 2]])
             return Picture({"pixel_values": pixels(5, 3, 16, 16), "grids": shape}, 26, marks)
-        case (
-            "llava_next" | "llava_next_video" | "granite4_vision"
-        ):  # a whole and two halves, and what parts their rows
+        case "llava_next" | "llava_next_video" | "granite4_vision":
+            # A whole and two halves, and what parts their rows.
             sizes = np.array([[14, 30]])
             bundle = {"pixel_values": pixels(1, 3, 3, 16, 16), "image_sizes": sizes}
             return Picture(bundle, 4 + 8 + 2)

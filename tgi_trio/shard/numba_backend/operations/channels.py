@@ -13,7 +13,7 @@ from tgi_trio.shard.checkpoint.formats.plain import PlainMatrix
 from tgi_trio.shard.checkpoint.lookup import read_linear
 from tgi_trio.shard.checkpoint.numbers import to_float32
 from tgi_trio.shard.checkpoint.stored_matrix import Stack
-from tgi_trio.shard.numba_backend.operations.gates import add_gates
+from tgi_trio.shard.numba_backend.operations.gates import gate_second_half
 from tgi_trio.shard.numba_backend.operations.mixtures import pad_to_panel
 from tgi_trio.shard.numba_backend.operations.states import (
     NUMBER,
@@ -26,7 +26,7 @@ from tgi_trio.shard.numba_backend.operations.states import (
     read_numbers,
 )
 from tgi_trio.shard.numba_backend.operations.writer import OperationWriter
-from tgi_trio.shard.numba_backend.tables import ACTIVATIONS, MIXER, Buffer, Code, GroupNorm
+from tgi_trio.shard.numba_backend.tables import ACTIVATIONS, MIXER, Buffer, Code
 
 _SHARPNESS: Final = 8.0  # of the decay; Griffin's constant c
 
@@ -136,19 +136,7 @@ def add_recurrent_gate(
     rate = np.logaddexp(np.float32(0.0), read_numbers(writer, refs.rate))
     facts["rate"] = writer.keep(np.float32(-_SHARPNESS) * rate)
     keep_state(writer, Code.BLEND, facts, inputs, width * NUMBER)
-    add_gates(
-        writer,
-        Buffer.PROJECTED,
-        inputs=inputs,
-        width=width,
-        offset=width,
-        gates=Buffer.PROJECTED,
-        gate_width=inputs,
-        gate_size=1,
-        group=width,
-        norm=GroupNorm.NONE,
-        activation=ACTIVATIONS[mixer.activation],
-    )
+    gate_second_half(writer, inputs, width, ACTIVATIONS[mixer.activation])
 
 
 def _pass_on(

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from tgi_trio.shard.numba_backend.operations.writer import OperationWriter
-from tgi_trio.shard.numba_backend.tables import OPENING, Buffer, Code
+from tgi_trio.shard.numba_backend.tables import OPENING, Buffer, Code, GroupNorm
 
 
 def add_gates(
@@ -26,4 +26,24 @@ def add_gates(
         width=width,
         facts=writer.keep(facts),
         **fields,
+    )
+
+
+def gate_second_half(writer: OperationWriter, inputs: int, width: int, activation: int) -> None:
+    """Add OPEN for PROJECTED, whose first `width` numbers open the `width` behind them.
+
+    `inputs`: all numbers of a row.
+    """
+    add_gates(
+        writer,
+        Buffer.PROJECTED,
+        inputs=inputs,
+        width=width,
+        offset=width,
+        gates=Buffer.PROJECTED,
+        gate_width=inputs,
+        gate_size=1,
+        group=width,
+        norm=GroupNorm.NONE,
+        activation=activation,
     )

@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 from tgi_trio.model.matrices.roles import AttentionRefs, LayerRefs, LowRankRefs, MlpRefs, SharedRefs
 from tgi_trio.model.specs.decoder import DecoderSpec, LayerSpec, SharedBlock
 from tgi_trio.shard.numba_backend.operations.attention import AttentionWriter
-from tgi_trio.shard.numba_backend.operations.gates import add_gates
+from tgi_trio.shard.numba_backend.operations.gates import gate_second_half
 from tgi_trio.shard.numba_backend.operations.norms import NormWriter
 from tgi_trio.shard.numba_backend.operations.writer import OperationWriter
-from tgi_trio.shard.numba_backend.tables import ACTIVATIONS, Buffer, Code, Epilogue, GroupNorm
+from tgi_trio.shard.numba_backend.tables import ACTIVATIONS, Buffer, Code, Epilogue
 
 
 def opening_width(spec: DecoderSpec, shared: SharedBlock) -> int:
@@ -93,19 +93,7 @@ class SharedWriter:
         writer.linear(mlp.inner, Buffer.NORMED, Buffer.PROJECTED, reused=True, **row)
         writer.linear(change.down, Buffer.NORMED, Buffer.PROJECTED, place=2 * inner, **row)
         self._raise(change, _Part(2 * inner, width), Buffer.PROJECTED, (0,), width)
-        add_gates(
-            writer,
-            Buffer.PROJECTED,
-            inputs=width,
-            width=inner,
-            offset=inner,
-            gates=Buffer.PROJECTED,
-            gate_width=width,
-            gate_size=1,
-            group=inner,
-            norm=GroupNorm.NONE,
-            activation=ACTIVATIONS[spec.activation],
-        )
+        gate_second_half(writer, width, inner, ACTIVATIONS[spec.activation])
         writer.linear(mlp.down, Buffer.MIXED, Buffer.BRANCH, reused=True)
 
     def _raise(
