@@ -2,7 +2,7 @@
 
 All changes of state are synchronous (submit, leave, one step's commit), so cancellation never finds
 them half made. The only awaits are for the next reply and, during a wide fan-out, a checkpoint
-every `FAN_OUT` streams.
+every `FAN_OUT` streams, which only lets others run: what is committed is also delivered.
 """
 
 from __future__ import annotations
@@ -280,6 +280,15 @@ class Engine:
         """
         link.flush()
         news: dict[int, list[Progress]] = {}
+        try:
+            self._commit(link, news)
+            self._dispatch()
+        finally:  # even if a frame was broken: streams go on behind what the scheduler has counted
+            await self._fan_out(news)
+        self._dispatch()  # stop strings may have made room
+
+    def _commit(self, link: ShardLink, news: dict[int, list[Progress]]) -> None:
+        """Apply the replies that have arrived, and add what they have for streams to `news`."""
         for taken, frame in enumerate(link.replies(), start=1):
             now = self._clock()
             if frame.kind is Kind.STEP:
@@ -302,7 +311,13 @@ class Engine:
                 self._adapters.settle(decode_adapter_reply(frame))
             if taken == FRAMES_PER_TURN:
                 break
-        self._dispatch()
+
+    async def _fan_out(self, news: dict[int, list[Progress]]) -> None:
+        """Deliver what has been committed, all of it even if the shard dies meanwhile.
+
+        Its death cancels `serve`. At a checkpoint that could be cancelled, the remaining streams
+        would lose tokens that the scheduler replays as emitted, or their end.
+        """
         # One timestamp object for a whole group: separate ones would be cache misses, stream by
         # stream, when the next step replaces them.
         delivered, now = 0, self._clock()
@@ -310,9 +325,8 @@ class Engine:
             self._deliver(id, progress_list, now)
             delivered += len(progress_list)
             if delivered >= FAN_OUT:
-                await trio.lowlevel.checkpoint()
+                await trio.lowlevel.cancel_shielded_checkpoint()
                 delivered, now = 0, self._clock()
-        self._dispatch()  # stop strings may have made room
 
     def _note_start(self, id: int) -> None:
         """Keep a sequence's start and cached tokens, which the scheduler forgets at its end."""
