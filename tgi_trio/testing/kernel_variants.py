@@ -15,10 +15,10 @@ from tgi_trio.shard.torch_backend.kernels import (
     fused,
     latents,
     rotating,
-    sixteen_rows,
+    several_rows,
 )
 from tgi_trio.shard.torch_backend.kv_cache import EIGHT_BITS
-from tgi_trio.shard.torch_backend.layers.few_rows import WARPS, choose_few_tile, choose_sixteen_tile
+from tgi_trio.shard.torch_backend.layers.few_rows import WARPS, choose_few_tile, choose_several_tile
 from tgi_trio.shard.torch_backend.layers.opening import BLOCK as OPENED
 from tgi_trio.shard.torch_backend.layers.residual import count_warps
 from tgi_trio.shard.torch_backend.torch_device import Generation
@@ -44,7 +44,7 @@ def variants(generation: Generation) -> Iterator[Variant]:
     yield from _beginnings(generation)
     yield from _few_rows(generation)
     yield from _few_heads(generation)
-    yield from _sixteen_rows(generation)
+    yield from _several_rows(generation)
     yield from _latent_keys()
     yield from choice_variants(generation)
     yield from mixture_variants(generation)
@@ -275,13 +275,13 @@ def _few_heads(generation: Generation) -> Iterator[Variant]:
         )
 
 
-def _sixteen_rows(generation: Generation) -> Iterator[Variant]:
+def _several_rows(generation: Generation) -> Iterator[Variant]:
     for outputs, inputs, act in ((4096, 4096, ""), (28672, 4096, ""), (14336, 4096, "silu")):
-        tile = choose_sixteen_tile(outputs, inputs, generation, gated=bool(act))
+        tile = choose_several_tile(outputs, inputs, generation, gated=bool(act))
         more = (f"{tile.parts} parts" if tile.parts > 1 else "", act)
         yield Variant(
-            " ".join(filter(None, ("multiply_sixteen bf16", str(inputs), *more))),
-            sixteen_rows.multiply_sixteen,
+            " ".join(filter(None, ("multiply_several bf16", str(inputs), *more))),
+            several_rows.multiply_several,
             (*(BF16,) * 4, F32, I32, "i32", "i32"),
             {
                 "INPUTS": inputs,

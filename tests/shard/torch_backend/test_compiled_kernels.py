@@ -23,7 +23,7 @@ def is_decode(name: str) -> bool:
         (
             *("attend_tile prefill", "multiply_groups bf16 96", "multiply_codes bf16 128"),
             *("prepare_chunks", "run_chunks"),
-            "multiply_sixteen",  # whose tiles follow the device, as those of prefills do
+            "multiply_several",  # whose tiles follow the device, as those of prefills do
         )
     )
 

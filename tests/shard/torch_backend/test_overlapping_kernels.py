@@ -20,7 +20,7 @@ BACKEND = Path(choice_kernels.__file__).parents[1]
 EARLY = {
     *("add_and_normalise", "gate", "open_values", "rotate_and_write", "attend_tile", "merge_parts"),
     "attend_spans",
-    *("multiply_few", "multiply_heads", "multiply_sixteen"),
+    *("multiply_few", "multiply_heads", "multiply_several"),
     *("write_shared_keys", "turn_heads", "make_entries", "attend_entries"),
     *("mix_streams", "read_streams", "write_streams"),
     *("count_tokens", "survey_scores", "choose_tokens", "begin_rows"),

@@ -54,7 +54,7 @@ _PROGRAMS: Final = {1: (4, 2), 2: (3, 1)}
 _LONG_PROGRAMS: Final = 3
 _MOST_INPUTS: Final = 1 << 14  # of a row that a program keeps in registers
 
-# `multiply_sixteen`
+# `multiply_several`
 _ROWS: Final = 16
 _ENOUGH: Final = 128  # with as many tiles, programs do not share them
 _MOST_PARTS: Final = 4
@@ -70,8 +70,8 @@ class FewTile(NamedTuple):
     programs: int  # of a multiprocessor
 
 
-class SixteenTile(NamedTuple):
-    """The tile of a program of `multiply_sixteen`; its sizes are powers of two."""
+class SeveralTile(NamedTuple):
+    """The tile of a program of `multiply_several`; its sizes are powers of two."""
 
     outputs: int
     depth: int
@@ -91,15 +91,15 @@ def choose_few_tile(inputs: int, rows: int, *, gated: bool, other: bool = False)
     return FewTile(outputs, min(programs, _LONG_PROGRAMS) if long else programs)
 
 
-def choose_sixteen_tile(
+def choose_several_tile(
     outputs: int, inputs: int, generation: Generation, *, gated: bool
-) -> SixteenTile:
+) -> SeveralTile:
     """Return a tile that keeps enough loads of weights in flight within its shared memory."""
     parts = 1
     while outputs < 64 * _ENOUGH and parts < min(_MOST_PARTS, inputs // _LEAST_PART):
         parts *= 2
     ahead = 4 if not gated else 3 if generation == "hopper" else 2
-    return SixteenTile(64, 128, parts, ahead)
+    return SeveralTile(64, 128, parts, ahead)
 
 
 class Projection(NamedTuple):
@@ -130,7 +130,7 @@ def project(
         if rows in _PROGRAMS:
             return _multiply_few(linear, x, addends, norm, act)
         summed, normed = add_and_normalise(x, addends, norm)
-        return summed, _multiply_sixteen(linear, normed, act)
+        return summed, _multiply_several(linear, normed, act)
     summed, normed = add_and_normalise(x, addends, norm)
     out = linear(normed)
     return summed, out if act is None else act(out)
@@ -149,7 +149,7 @@ def multiply_by_kernel(linear: Linear, x: torch.Tensor) -> torch.Tensor:
     if len(flat) in _PROGRAMS:
         out = _multiply_few(linear, flat, None, None, None)[1]
     else:
-        out = _multiply_sixteen(linear, flat, None)
+        out = _multiply_several(linear, flat, None)
     return out.view(*x.shape[:-1], -1)
 
 
@@ -199,21 +199,21 @@ def norm_constants(norm: Norm | None) -> dict[str, bool | str]:
     }
 
 
-def _multiply_sixteen(linear: Linear, x: torch.Tensor, act: Activation | None) -> torch.Tensor:
+def _multiply_several(linear: Linear, x: torch.Tensor, act: Activation | None) -> torch.Tensor:
     """Return act(linear(x)) for up to sixteen rows."""
-    from tgi_trio.shard.torch_backend.kernels.sixteen_rows import multiply_sixteen
+    from tgi_trio.shard.torch_backend.kernels.several_rows import multiply_several
 
     x, gate = x.contiguous(), _gate_of(act)
     out, constants = _prepare(linear, x, gate)
     (rows, inputs), outputs = x.shape, out.shape[1]
-    tile = choose_sixteen_tile(outputs, inputs, generation(x.device), gated=bool(gate))
+    tile = choose_several_tile(outputs, inputs, generation(x.device), gated=bool(gate))
     tiles = -(-outputs // tile.outputs)
     if linear.arrived is None:
         most = -(-len(linear.weight) // tile.outputs)
         linear.arrived = torch.zeros(most, dtype=torch.int32, device=x.device)
     found = tiles * tile.parts * 2 * tile.outputs * _ROWS if tile.parts > 1 else 1
     sums = torch.empty(found, dtype=torch.float32, device=x.device)
-    multiply_sixteen[(tiles, tile.parts)](
+    multiply_several[(tiles, tile.parts)](
         out,
         x,
         linear.weight,

@@ -1,4 +1,4 @@
-"""Products of a matrix with up to sixteen rows, on tensor cores.
+"""Products of a matrix with several rows, up to 64, on tensor cores.
 
 The matrix is the left operand, since it has the most rows. If there are few outputs, programs share
 the inputs of a tile (split-K). The last one to finish adds the partial sums, in their order, so the
@@ -16,7 +16,7 @@ from tgi_trio.shard.torch_backend.kernels.overlapping import let_next_begin, wai
 
 # fmt: off
 @triton.jit(do_not_specialize=["rows", "outputs"])
-def multiply_sixteen(
+def multiply_several(
     out,  # [rows, outputs]
     x,  # [rows, INPUTS]
     weight,  # [outputs, INPUTS]; with ACT twice as many outputs: gates, then ups
@@ -28,7 +28,7 @@ def multiply_sixteen(
     INPUTS: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     ACT: tl.constexpr,  # "": no gates
-    ROWS: tl.constexpr,  # 16
+    ROWS: tl.constexpr,  # 16, 32 or 64, as many as there are or more
     OUTPUTS: tl.constexpr,  # of a tile; this and the next are powers of two
     DEPTH: tl.constexpr,  # inputs of one step of the loop
     PARTS: tl.constexpr,  # programs that share a tile's inputs
