@@ -33,7 +33,7 @@ CHOICES: Final[dict[str, tuple[str, object]]] = {
     "the last norm in a product": ("layers.few_rows._WORTH_OF_NORM", 0.0),  # never worth it
     "early choices": ("sampling.choice_kernels.overlap", _begin_late),
 }
-ROWS: Final = (1, 2, 4, 16)  # of decodes beside which those without a choice are seen
+ROWS: Final = (1, 2, 4, 16, 64)  # of decodes beside which those without a choice are seen
 
 
 def leave_out(choice: str) -> AbstractContextManager[object]:

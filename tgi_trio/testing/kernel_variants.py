@@ -276,25 +276,30 @@ def _few_heads(generation: Generation) -> Iterator[Variant]:
 
 
 def _several_rows(generation: Generation) -> Iterator[Variant]:
-    for outputs, inputs, act in ((4096, 4096, ""), (28672, 4096, ""), (14336, 4096, "silu")):
-        tile = choose_several_tile(outputs, inputs, generation, gated=bool(act))
-        more = (f"{tile.parts} parts" if tile.parts > 1 else "", act)
-        yield Variant(
-            " ".join(filter(None, ("multiply_several bf16", str(inputs), *more))),
-            several_rows.multiply_several,
-            (*(BF16,) * 4, F32, I32, "i32", "i32"),
-            {
-                "INPUTS": inputs,
-                "HAS_BIAS": False,
-                "ACT": act,
-                "ROWS": 16,
-                "OUTPUTS": tile.outputs,
-                "DEPTH": tile.depth,
-                "PARTS": tile.parts,
-                "AHEAD": tile.ahead,
-                "OVERLAPS": generation == "hopper",
-            },
-        )
+    for rows in (16, 32, 64):
+        for outputs, inputs, act in (
+            *((2048, 2048, ""), (4096, 4096, ""), (28672, 4096, "")),
+            *((14336, 4096, "silu"), (2880, 2880, "gelu")),
+        ):
+            tile = choose_several_tile(rows, outputs, inputs, generation, gated=bool(act))
+            more = (f"{tile.parts} parts" if tile.parts > 1 else "", act)
+            yield Variant(
+                " ".join(filter(None, (f"multiply_several bf16 {rows}x{inputs}", *more))),
+                several_rows.multiply_several,
+                (*(BF16,) * 4, F32, I32, "i32", "i32"),
+                {
+                    "INPUTS": inputs,
+                    "HAS_BIAS": False,
+                    "ACT": act,
+                    "ROWS": tile.rows,
+                    "OUTPUTS": tile.outputs,
+                    "DEPTH": tile.depth,
+                    "PARTS": tile.parts,
+                    "AHEAD": tile.ahead,
+                    "OVERLAPS": generation == "hopper",
+                },
+                warps=tile.warps,
+            )
 
 
 def _latent_keys() -> Iterator[Variant]:

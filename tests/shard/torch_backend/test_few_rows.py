@@ -36,7 +36,7 @@ def linear(outputs: int, inputs: int, *, bias: bool, dtype: torch.dtype = BF16) 
     return Linear(weight.to(dtype), numbers(outputs, dtype=dtype) if bias else None)
 
 
-@pytest.mark.parametrize("rows", [1, 2, 3, 16])
+@pytest.mark.parametrize("rows", [1, 2, 3, 16, 17, 40])
 @pytest.mark.parametrize(
     ("outputs", "inputs", "bias", "dtype"),
     [(7, 1500, True, BF16), (37, 1024, False, torch.float16), (9, 5000, False, BF16)],

@@ -35,8 +35,10 @@ from tgi_trio.shard.torch_backend.torch_device import (
 )
 
 # Numbers of rows that are treated alike; each class is measured at its largest.
-CLASSES: Final = (range(1, 2), range(2, 3), range(3, 9), range(9, 17))
+FEW: Final = (range(1, 2), range(2, 3), range(3, 9), range(9, 17))
+CLASSES: Final = (*FEW, range(17, 33), range(33, 65))
 _LEAST: Final = 1 << 20  # numbers of the smallest matrix that is measured
+_READ: Final = 2 << 30  # bytes of matrices alike that are enough to measure: far beyond any cache
 _WORTH: Final = 0.97  # our kernel must take less than this part of the library's time
 # Likewise for a norm alone in a product's launch: a launch is 2 % of a head's 130 us with 1B.
 _WORTH_OF_NORM: Final = 0.99
@@ -55,7 +57,7 @@ _LONG_PROGRAMS: Final = 3
 _MOST_INPUTS: Final = 1 << 14  # of a row that a program keeps in registers
 
 # `multiply_several`
-_ROWS: Final = 16
+_NARROWEST: Final = 64  # outputs of the smallest tile
 _ENOUGH: Final = 128  # with as many tiles, programs do not share them
 _MOST_PARTS: Final = 4
 _LEAST_PART: Final = 512  # inputs
@@ -73,10 +75,12 @@ class FewTile(NamedTuple):
 class SeveralTile(NamedTuple):
     """The tile of a program of `multiply_several`; its sizes are powers of two."""
 
+    rows: int
     outputs: int
     depth: int
     parts: int
     ahead: int
+    warps: int
 
 
 def choose_few_tile(inputs: int, rows: int, *, gated: bool, other: bool = False) -> FewTile:
@@ -92,14 +96,25 @@ def choose_few_tile(inputs: int, rows: int, *, gated: bool, other: bool = False)
 
 
 def choose_several_tile(
-    outputs: int, inputs: int, generation: Generation, *, gated: bool
+    rows: int, outputs: int, inputs: int, generation: Generation, *, gated: bool
 ) -> SeveralTile:
-    """Return a tile that keeps enough loads of weights in flight within its shared memory."""
-    parts = 1
-    while outputs < 64 * _ENOUGH and parts < min(_MOST_PARTS, inputs // _LEAST_PART):
-        parts *= 2
-    ahead = 4 if not gated else 3 if generation == "hopper" else 2
-    return SeveralTile(64, 128, parts, ahead)
+    """Return a tile that keeps enough loads of weights in flight within its shared memory.
+
+    Every program reads all rows from the level 2 cache. For more than 32, it therefore has twice
+    as many outputs where there are enough for that, so that weights stay most of what is read.
+    """
+    parts = min(_MOST_PARTS, 1 << (max(1, inputs // _LEAST_PART) - 1).bit_length())
+    wide = rows > 32 and not gated and outputs * parts >= 2 * _NARROWEST * _ENOUGH
+    tile = 2 * _NARROWEST if wide else _NARROWEST
+    depth = 64 if rows > 32 and (wide or gated) else 128
+    # Stages: on devices with little shared memory as many as 99 KB hold.
+    ahead = 4 if not gated or depth == 64 else 3
+    if gated and rows <= 16 and generation == "ampere":
+        ahead = 2
+    padded = 16 if rows <= 16 else 32 if rows <= 32 else 64
+    if outputs >= tile * _ENOUGH:
+        parts = 1
+    return SeveralTile(padded, tile, depth, parts, ahead, 8 if wide else 4)
 
 
 class Projection(NamedTuple):
@@ -144,7 +159,7 @@ def project_normed(linear: Linear, x: torch.Tensor, norm: Norm) -> torch.Tensor:
 
 
 def multiply_by_kernel(linear: Linear, x: torch.Tensor) -> torch.Tensor:
-    """Return [..., outputs] of up to sixteen rows `x` [..., inputs]."""
+    """Return [..., outputs] of up to 64 rows `x` [..., inputs]."""
     flat = x.reshape(-1, x.shape[-1])
     if len(flat) in _PROGRAMS:
         out = _multiply_few(linear, flat, None, None, None)[1]
@@ -200,18 +215,18 @@ def norm_constants(norm: Norm | None) -> dict[str, bool | str]:
 
 
 def _multiply_several(linear: Linear, x: torch.Tensor, act: Activation | None) -> torch.Tensor:
-    """Return act(linear(x)) for up to sixteen rows."""
+    """Return act(linear(x)) for up to 64 rows."""
     from tgi_trio.shard.torch_backend.kernels.several_rows import multiply_several
 
     x, gate = x.contiguous(), _gate_of(act)
     out, constants = _prepare(linear, x, gate)
     (rows, inputs), outputs = x.shape, out.shape[1]
-    tile = choose_several_tile(outputs, inputs, generation(x.device), gated=bool(gate))
+    tile = choose_several_tile(rows, outputs, inputs, generation(x.device), gated=bool(gate))
     tiles = -(-outputs // tile.outputs)
     if linear.arrived is None:
-        most = -(-len(linear.weight) // tile.outputs)
+        most = -(-len(linear.weight) // _NARROWEST)
         linear.arrived = torch.zeros(most, dtype=torch.int32, device=x.device)
-    found = tiles * tile.parts * 2 * tile.outputs * _ROWS if tile.parts > 1 else 1
+    found = tiles * tile.parts * 2 * tile.outputs * tile.rows if tile.parts > 1 else 1
     sums = torch.empty(found, dtype=torch.float32, device=x.device)
     multiply_several[(tiles, tile.parts)](
         out,
@@ -222,12 +237,13 @@ def _multiply_several(linear: Linear, x: torch.Tensor, act: Activation | None) -
         linear.arrived,
         rows,
         outputs,
-        ROWS=_ROWS,
+        ROWS=tile.rows,
         OUTPUTS=tile.outputs,
         DEPTH=tile.depth,
         PARTS=tile.parts,
         AHEAD=tile.ahead,
         **constants,
+        num_warps=tile.warps,
     )
     return out if act is None or gate else act(out)
 
@@ -264,14 +280,18 @@ def choose_for_few_rows(
         if type(each.linear) is Linear and fits_few_rows(each.linear):
             constants, gate = addend_constants(each.like), _gate_of(each.act)
             around[(*_kind(each.linear), *constants.values(), gate)].append(each)
-    most = 1 if lone else None
     for rows in CLASSES:
         for group in alike.values():
             if rows[-1] in _PROGRAMS or len(group[0].weight) <= _MOST_OUTPUTS:
-                _choose_product(group[:most], rows, seconds)
+                _choose_product(group, rows, seconds, lone)
         for several in around.values():
             if rows[-1] in _PROGRAMS or _gate_of(several[0].act):
-                _choose_fusing(several[:most], rows, seconds)
+                _choose_fusing(several, rows, seconds, lone)
+
+
+def _enough(linear: Linear, lone: bool) -> int:
+    """Return how many matrices like this one are measured."""
+    return 1 if lone else max(2, _READ // linear.weight.nbytes)
 
 
 def fits_few_rows(linear: Linear) -> bool:
@@ -292,11 +312,12 @@ def _kind(linear: Linear) -> tuple[object, ...]:
     return (*linear.weight.shape, linear.weight.dtype, linear.bias is None)
 
 
-def _choose_product(linears: list[Linear], rows: range, seconds: Seconds) -> None:
+def _choose_product(linears: list[Linear], rows: range, seconds: Seconds, lone: bool) -> None:
     x = try_rows(linears[0].weight, rows[-1])
+    some = linears[: _enough(linears[0], lone)]
 
     def run(multiply: Callable[[Linear, torch.Tensor], torch.Tensor]) -> torch.Tensor:
-        return [multiply(linear, x) for linear in linears][-1]
+        return [multiply(linear, x) for linear in some][-1]
 
     library = seconds(partial(run, Linear.__call__))
     less = seconds(partial(run, multiply_by_kernel)) < _WORTH * library
@@ -305,12 +326,15 @@ def _choose_product(linears: list[Linear], rows: range, seconds: Seconds) -> Non
             linear.few_rows |= dict.fromkeys(rows, multiply_by_kernel)
 
 
-def _choose_fusing(projections: list[Projection], rows: range, seconds: Seconds) -> None:
+def _choose_fusing(
+    projections: list[Projection], rows: range, seconds: Seconds, lone: bool
+) -> None:
     x, like = try_rows(projections[0].linear.weight, rows[-1]), projections[0].like
     addends = None if like is None else like._replace(first=x)
+    some = projections[: _enough(projections[0].linear, lone)]
 
     def run() -> torch.Tensor:
-        return [each(x, addends) for each in projections][-1]
+        return [each(x, addends) for each in some][-1]
 
     apart, wanted = seconds(run), run()
     for each in projections:

@@ -14,7 +14,7 @@ from typing import Final
 import torch
 
 from tgi_trio.shard.torch_backend.attention.tiles import pad_dim
-from tgi_trio.shard.torch_backend.layers.few_rows import CLASSES, Seconds
+from tgi_trio.shard.torch_backend.layers.few_rows import FEW, Seconds
 from tgi_trio.shard.torch_backend.layers.residual import count_warps
 from tgi_trio.shard.torch_backend.layers.rotary import Rotary, RotaryTable
 from tgi_trio.shard.torch_backend.models.attending import RotaryTables
@@ -83,7 +83,7 @@ class Beginning:
         kept = self._kept()
         if kept is None:
             return
-        for rows in CLASSES:
+        for rows in FEW:
             ids = torch.arange(rows[-1], device=self._embedding.device) % len(self._embedding)
             places = ids % len(kept.cos)
             inputs = (ids, places, places + 1)

@@ -17,7 +17,7 @@ from typing import Final, Protocol
 
 import torch
 
-from tgi_trio.shard.torch_backend.layers.few_rows import CLASSES, agree
+from tgi_trio.shard.torch_backend.layers.few_rows import FEW, agree
 from tgi_trio.shard.torch_backend.recordings.graph_nodes import DriverError
 from tgi_trio.shard.torch_backend.recordings.recorded_steps import (
     CaptureError,
@@ -27,7 +27,7 @@ from tgi_trio.shard.torch_backend.recordings.recorded_steps import (
 )
 
 _TRIED: Final = (100, 72, 44)  # per cent: of Hopper's 228 KB, these are 228, 164 and 100
-_MOST_ROWS: Final = CLASSES[-1][-1]  # with more, few kernels begin before the last one has ended
+_MOST_ROWS: Final = FEW[-1][-1]  # with more, few kernels begin before the last one has ended
 _WORTH: Final = 0.99  # another carve-out must take at most this part of the time with the driver's
 _MOST_SECONDS: Final = 0.2  # of the device, for all measurements
 _RUNS: Final = 8  # runs of a step that trying one carve-out takes
