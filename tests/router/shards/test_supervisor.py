@@ -22,6 +22,7 @@ from tgi_trio.ipc.control import Vitals
 from tgi_trio.ipc.frames import Phase
 from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.ipc.startup import WarmupRequest, WarmupResult
+from tgi_trio.router.engine import engine as engines
 from tgi_trio.router.engine.engine import AdmissionLimits, Engine
 from tgi_trio.router.engine.shard_link import ShardLink
 from tgi_trio.router.engine.stream import TokenStream
@@ -115,7 +116,11 @@ class Clients:
 
 
 @pytest.mark.trio
-async def test_a_killed_shard_is_a_pause_for_32_streams(tmp_path: Path) -> None:
+async def test_a_killed_shard_is_a_pause_for_32_streams(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also for as many that a death comes between two parts of a fan-out."""
+    monkeypatch.setattr(engines, "FAN_OUT", 4)
     argv = FakeArgv()
     async with supervised(tmp_path, argv) as (engine, supervisor):
         clients, prompts = Clients(engine, tmp_path, 60), [f"stream {n}" for n in range(32)]
