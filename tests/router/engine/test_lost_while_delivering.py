@@ -1,4 +1,4 @@
-"""A shard that dies while a wide step is delivered: what the scheduler has counted, clients get."""
+"""What the scheduler has counted, clients get, whatever happens while it is delivered."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ import trio
 
 from tests.router.harness import byte_tokenizer, make_request, scheduling_limits
 from tests.step_frames import encode_report
+from tgi_trio.errors import GenerationError
 from tgi_trio.ipc.frame_codec import Frame
 from tgi_trio.ipc.frames import Finish
-from tgi_trio.ipc.messages import StepReport
+from tgi_trio.ipc.messages import Fault, StepReport, encode_faults
 from tgi_trio.router.engine import engine as engines
 from tgi_trio.router.engine.engine import AdmissionLimits, Engine
 from tgi_trio.router.engine.shard_link import ShardLink
@@ -24,9 +25,13 @@ from tgi_trio.router.telemetry.metrics import Metrics
 
 
 class OneStep:
-    """A link to a shard that computes one step of all its sequences; the last one ends in it."""
+    """A link to a shard that computes one step of all its sequences; the last one ends in it.
 
-    def __init__(self) -> None:
+    `faulty`: then a step fails on the first one.
+    """
+
+    def __init__(self, *, faulty: bool = False) -> None:
+        self._faulty = faulty
         self.prompts: dict[int, int] = {}  # lengths by sequence
         self._number = 0
 
@@ -60,8 +65,11 @@ class OneStep:
             logprobs=[-0.5] * count,
             top_count=[0] * count,
         )
-        (frame,) = encode_report(report, 1 << 16)
-        yield Frame(memoryview(frame))
+        frames = list(encode_report(report, 1 << 16))
+        if self._faulty:
+            frames.append(encode_faults(self._number, [Fault(report.sequence[0], "it is broken")]))
+        for frame in frames:
+            yield Frame(memoryview(frame))
 
 
 @pytest.mark.trio
@@ -92,4 +100,24 @@ async def test_every_stream_gets_the_tokens_of_the_last_step(
     for stream in streams:
         with stream:
             pass
+    engine.scheduler.check()
+
+
+@pytest.mark.trio
+async def test_a_stream_that_fails_gets_what_came_before(tmp_path: Path) -> None:
+    """Also where the router reads the step and the fault behind it in one turn."""
+    tokenizer, link = byte_tokenizer(tmp_path), OneStep(faulty=True)
+    engine = Engine(AdmissionLimits(8), scheduling_limits(), tokenizer, Metrics())
+    got: list[int] = []
+    async with trio.open_nursery() as nursery:
+        with (
+            engine.submit(make_request(tokenizer, "a", 2)) as stream,
+            engine.submit(make_request(tokenizer, "b", 1)),
+        ):
+            nursery.start_soon(engine.serve, cast("ShardLink", link))
+            with pytest.raises(GenerationError, match="it is broken"):
+                async for tokens in stream:
+                    got += [token.id for token in tokens]
+        nursery.cancel_scope.cancel()
+    assert got == [100]
     engine.scheduler.check()

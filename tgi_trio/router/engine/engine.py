@@ -304,6 +304,8 @@ class Engine:
                 faults = decode_faults(frame)
                 started = any(self.scheduler.emitted(fault.sequence) for fault in faults)
                 self._metrics.count_failure(decodes=started)
+                for fault in faults:  # what came before reaches its client, in one turn or in two
+                    self._deliver(fault.sequence, news.pop(fault.sequence, []), now)
                 self.scheduler.fault(faults, acknowledged, now)
                 for fault in faults:
                     self._fail(fault.sequence, fault.message)
