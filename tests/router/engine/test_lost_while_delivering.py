@@ -60,7 +60,7 @@ class OneStep:
             computed=list(prompts.values()),
             token_count=[1] * count,
             prompt_count=[0] * count,
-            finish=[Finish.NONE] * (count - 1) + [Finish.LENGTH],
+            finish=[int(Finish.NONE)] * (count - 1) + [int(Finish.LENGTH)],
             token_ids=[100 + n for n in range(count)],
             logprobs=[-0.5] * count,
             top_count=[0] * count,
