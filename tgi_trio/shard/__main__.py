@@ -117,7 +117,8 @@ def _serve_rank(spec: str, settings: ShardSettings) -> int:
         where = torch.device(device)
         meeting = Meeting(settings.rendezvous, settings.meeting)
         size, stages = settings.world_size, settings.pipeline_stages
-        return ProcessGroup.connect(meeting, settings.rank, size, where, stages)
+        alike = settings.batch_invariant
+        return ProcessGroup.connect(meeting, settings.rank, size, where, stages, in_order=alike)
 
     with ExitStack() as at_end:
 

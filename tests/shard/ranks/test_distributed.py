@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
+from torch._C._distributed_c10d import HashStore
 
-from tgi_trio.shard.ranks.distributed import ProcessGroup
+from tests.shard.ranks.rank_processes import Together
+from tgi_trio.shard.ranks.distributed import ProcessGroup, gloo_group
 
 
 class Told:
@@ -38,3 +41,27 @@ def test_every_collective_takes_its_turn_in_the_stream_that_computes() -> None:
     group.broadcast(x)
     assert group.least(7, x.device) == 7
     assert told.aside == [False] * 4
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_sums_in_order_do_not_follow_the_number_of_rows(dtype: torch.dtype) -> None:
+    """Those of a library may: it adds up pieces of a message, each in an order of its own."""
+    size, rows = 4, 37
+    parts = torch.randn(size, rows, 48, generator=torch.Generator().manual_seed(1)).to(dtype)
+    store, together = HashStore(), Together(size)
+    try:
+        groups = together(
+            lambda rank: ProcessGroup.form(gloo_group, store, rank, size, in_order=True)
+        )
+
+        def add_up(count: int) -> list[torch.Tensor]:
+            return together(lambda rank: groups[rank].all_reduce(parts[rank, :count].clone()))
+
+        every = add_up(rows)
+        for count in (1, 5):
+            assert all(torch.equal(some, every[0][:count]) for some in add_up(count))
+    finally:
+        together.close()
+    assert all(torch.equal(other, every[0]) for other in every)
+    wide = parts.float()
+    assert torch.equal(every[0], (((wide[0] + wide[1]) + wide[2]) + wide[3]).to(dtype))

@@ -21,6 +21,7 @@ from tgi_trio.shard.ranks import follower
 from tgi_trio.shard.ranks.distributed import ProcessGroup, gloo_group
 from tgi_trio.shard.ranks.leader import Followers, GroupRunner
 from tgi_trio.shard.runner import Pending, Runner
+from tgi_trio.shard.sampling.base import RowSampler
 from tgi_trio.shard.sampling.logits_processors import GrammarMasks
 from tgi_trio.shard.torch_backend.torch_loading import load_torch_runner
 from tgi_trio.testing.stand_in_device import StandInDevice
@@ -113,6 +114,7 @@ def two_ranks(
     graphs: tuple[int, ...] = (),
     grammars: GrammarMasks | None = None,
     request: WarmupRequest = REQUEST,
+    sampler: RowSampler | None = None,
     **settings: Any,
 ) -> Iterator[tuple[GroupRunner, list[Counts]]]:
     """Yield a checkpoint over two ranks, warmed up, and what the other one's device is asked.
@@ -120,11 +122,12 @@ def two_ranks(
     `device`: rank 0's, which this thread has entered.
     """
     told = ShardSettings(model_path=folder, dtype="float32", cpu_threads=1, **settings)
+    alike = told.batch_invariant
     store, steps, turns = HashStore(), list[Counts](), Turns()
 
     def meet(rank: int, own: StandInDevice) -> ProcessGroup:
         group = StandInGroup(gloo_group(store, rank, 2), own, turns.waiting)
-        return ProcessGroup(group, rank, 2)
+        return ProcessGroup(group, rank, 2, in_order=alike)
 
     def follow(end: ShardEnd) -> None:
         with StandInDevice("cuda:1", beside=device) as own:
@@ -151,7 +154,12 @@ def two_ranks(
         followers = Followers([leader])
         followers.greet()
         own: Any = load_torch_runner(
-            told, device="cuda:0", ranks=meet(0, device), grammars=grammars, graph_sizes=graphs
+            told,
+            device="cuda:0",
+            ranks=meet(0, device),
+            sampler=sampler,
+            grammars=grammars,
+            graph_sizes=graphs,
         )
         runner = GroupRunner(InTurn(own, turns), followers)
         with device.idle():

@@ -7,6 +7,7 @@ refused. Kernel by kernel: `test_invariant_kernels.py`.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from tests.shard.torch_backend.device_kinds import SMALL
 from tests.shard.torch_backend.interpreter import need_triton, sum_in_order
 from tests.shard.torch_backend.models_support import (
     BLOCK,
+    GreedyRecorder,
     advance,
     load,
     prompts,
@@ -34,7 +36,8 @@ from tgi_trio.shard.backend import load_runner
 
 need_triton()
 
-from tests.shard.torch_backend.stand_in_support import drive, start  # noqa: E402  (Triton)
+from tests.shard.torch_backend.stand_in_ranks import two_ranks  # noqa: E402  (Triton's)
+from tests.shard.torch_backend.stand_in_support import drive, start  # noqa: E402
 from tgi_trio.shard.torch_backend.attention import spans  # noqa: E402
 from tgi_trio.shard.torch_backend.layers import coded_linear, plain_product  # noqa: E402
 from tgi_trio.shard.torch_backend.torch_loading import load_torch_runner  # noqa: E402
@@ -71,7 +74,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
     "choose what is attended to": ("deepseek_v32", {}),
     "behind their rotation": ("nanochat", {}),
     "adds up several hidden states": ("gemma3n_text", {}),
-    "of several ranks": ("llama", {"world_size": 2}),
+    "steps of stages": ("llama", {"world_size": 2, "pipeline_stages": 2}),
     "--activations 8": ("llama", {"activations": 8}),
     "an encoder": ("t5", {}),
 }
@@ -251,6 +254,21 @@ def test_adapters(checkpoint: Checkpoint, tmp_path: Path) -> None:
         for number, file in enumerate(files, start=1):
             install(runner, number, file)
         assert not differing(runner, recorder, [1, 0, 2, 1])
+
+
+@pytest.mark.parametrize("family", ["llama", "deepseek_v3"])
+def test_two_ranks(checkpoint: Checkpoint, family: str) -> None:
+    """What one of a library would add up is gathered (`test_distributed.py` has four of them)."""
+    folder, recorder = checkpoint(family, **SMALL), GreedyRecorder()
+    with (
+        StandInDevice() as device,
+        two_ranks(folder, device, sampler=recorder, batch_invariant=True) as (runner, steps),
+    ):
+        assert not differing(runner, recorder)
+        launched = Counter[str]()
+        for counts in steps:
+            launched.update(counts.launches)
+    assert launched["all_gather"] and not launched["all_reduce"]
 
 
 def test_without_the_flag_bits_differ(checkpoint: Checkpoint) -> None:

@@ -85,22 +85,34 @@ class ProcessGroup:
     (`parts`).
     """
 
-    def __init__(self, group: Any, rank: int, size: int) -> None:
-        """`group`: one of torch's process groups; see `connect` and `gloo_group`."""
+    def __init__(self, group: Any, rank: int, size: int, *, in_order: bool = False) -> None:
+        """`group`: one of torch's process groups; see `connect` and `gloo_group`.
+
+        `in_order`: sums are of the ranks' parts in the order of the ranks, whatever their size.
+        """
         self.rank = rank
         self.size = size
         # Those that divide this rank's layers among them; None: it has its layers alone.
         self.parts: ProcessGroup | None = self
         self._group = group
+        self._in_order = in_order
         self._sending: tuple[torch.Tensor, Any] | None = None  # a send that may not be complete
 
     @classmethod
     def connect(
-        cls, meeting: Meeting, rank: int, size: int, device: torch.device, stages: int = 1
+        cls,
+        meeting: Meeting,
+        rank: int,
+        size: int,
+        device: torch.device,
+        stages: int = 1,
+        *,
+        in_order: bool = False,
     ) -> ProcessGroup:
         """Connect to the other ranks, which form so many `stages`, waiting for all of them.
 
-        Uses gloo on a CPU, NCCL on CUDA. Raises RuntimeError if they do not connect.
+        Uses gloo on a CPU, NCCL on CUDA; `in_order`: see the constructor. Raises RuntimeError if
+        they do not connect.
         """
         store = meeting.open_store(rank, size)
         address = own_address(meeting.host) if meeting.address else ""
@@ -108,20 +120,30 @@ class ProcessGroup:
             torch.cuda.set_device(device)
             if address and (interface := interface_of(address)):
                 os.environ.setdefault("NCCL_SOCKET_IFNAME", interface)
-            return cls.form(nccl_group, store, rank, size, stages)
-        return cls.form(partial(gloo_group, address=address), store, rank, size, stages)
+            return cls.form(nccl_group, store, rank, size, stages, in_order=in_order)
+        make = partial(gloo_group, address=address)
+        return cls.form(make, store, rank, size, stages, in_order=in_order)
 
     @classmethod
     def form(
-        cls, make: MakeGroup, store: Any, rank: int, size: int, stages: int = 1
+        cls,
+        make: MakeGroup,
+        store: Any,
+        rank: int,
+        size: int,
+        stages: int = 1,
+        *,
+        in_order: bool = False,
     ) -> ProcessGroup:
         """Form the group of all ranks, and those of stages with several ranks, over a store."""
-        whole = cls(make(store, rank, size), rank, size)
+        whole = cls(make(store, rank, size), rank, size, in_order=in_order)
         if stages > 1:
             stage = Stage.of(rank, size, stages)
             own = _c10d.PrefixStore(f"stage {stage.number}", store)
             place, width = stage.place, stage.width
-            whole.parts = cls(make(own, place, width), place, width) if width > 1 else None
+            whole.parts = None
+            if width > 1:
+                whole.parts = cls(make(own, place, width), place, width, in_order=in_order)
         return whole
 
     @contextmanager
@@ -136,17 +158,31 @@ class ProcessGroup:
             self._group = group
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
-        """All-reduce: return the sum of all ranks' `x`, bit-identical on each; overwrites `x`."""
+        """All-reduce: return the sum of all ranks' `x`, bit-identical on each; overwrites `x`.
+
+        A library adds up pieces of a message in orders that follow its size, so a row's sum may
+        differ with the number of rows. `in_order`, parts are gathered, and added in float32.
+        """
         x = x.contiguous()
+        if self._in_order:
+            first, *others = self._gather(x)
+            total = first.float()
+            for part in others:
+                total = total + part
+            return x.copy_(total)
         self._group.allreduce([x], _at_once(_c10d.AllreduceOptions())).wait()
         return x
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
         """All-gather: return all ranks' `x` [..., n] joined in rank order: [..., size * n]."""
+        return self._gather(x.contiguous()).movedim(0, -2).flatten(-2)
+
+    def _gather(self, x: torch.Tensor) -> torch.Tensor:
+        """Return all ranks' contiguous `x`, in rank order: [size, ...]."""
         parts = x.new_empty((self.size * len(x), *x.shape[1:]))
         options = _at_once(_c10d.distributed_c10d.AllgatherOptions())
-        self._group._allgather_base(parts, x.contiguous(), options).wait()
-        return parts.view(self.size, *x.shape).movedim(0, -2).flatten(-2)
+        self._group._allgather_base(parts, x, options).wait()
+        return parts.view(self.size, *x.shape)
 
     def broadcast(self, x: torch.Tensor) -> torch.Tensor:
         """Broadcast: return rank 0's `x`, contiguous and of one shape; overwrites the others'."""
