@@ -7,8 +7,11 @@ from collections.abc import Iterator
 from tgi_trio.shard.torch_backend.attention.selecting import (
     KEYS,
     LISTED,
+    PART,
     READ,
+    READERS,
     REGISTERS,
+    SAMPLE,
     tokens_of,
 )
 from tgi_trio.shard.torch_backend.attention.tiles import pad_dim
@@ -26,24 +29,28 @@ def chosen_variants() -> Iterator[Variant]:
             yield _score(heads, unit, most, decodes, weighted=weighted)
     yield _score(64, 1, 2048, True, weighted=True, codes="fp8_e4m3fn")
     yield _score(64, 1, 2048, False, weighted=True, codes="fp8_e4m3fn")
-    for most in (2048, 512, 16):
-        yield Variant(
-            f"select_best {most}",
-            selecting.select_best,
-            (I32, I32, F32, I32, "i32"),
-            {"MOST": most, "BLOCK": READ},
-            warps=16,
-        )
-    for unit, most, tail, heads in ((1, 2048, False, 1), (64, 32, True, 1), (128, 16, False, 4)):
-        yield Variant(
-            f"list_tokens {most} of {unit}{' with tail' if tail else ''} for {heads}",
-            selecting.list_tokens,
-            (*(I32,) * 9, "i32"),
-            {
-                **{"MOST": most, "UNIT": unit, "TAIL": tail, "HEADS": heads},
-                **{"WIDTH": most * unit + (unit - 1 if tail else 0), "PAGE": 16, "BLOCK": LISTED},
-            },
-        )
+    for unit, most, tail, heads in (
+        *((1, 2048, False, 1), (16, 128, True, 1), (0, 512, False, 1)),  # 0: nothing is listed
+        *((64, 32, True, 1), (128, 16, False, 4)),
+    ):
+        for divided in (True, False) if unit < 64 else (False,):
+            yield _select(unit, most, tail, heads, divided)
+
+
+def _select(unit: int, most: int, tail: bool, heads: int, divided: bool) -> Variant:
+    width = most * unit + (unit - 1 if tail else 0)
+    listed = f" of {unit}{' with tail' if tail else ''} for {heads}" if unit else ""
+    return Variant(
+        f"select_best {most}{listed}{' divided' if divided else ''}",
+        selecting.select_best,
+        (*(I32,) * 4, F32, *(I32,) * 9, *("i32",) * 3),
+        {
+            **{"MOST": most, "UNIT": max(1, unit), "TAIL": tail, "HEADS": heads, "WIDTH": width},
+            **{"PAGE": 16, "LISTED": LISTED if unit else 1, "PART": PART, "BLOCK": READ},
+            **{"PROGRAMS": READERS if divided else 0, "SAMPLE": SAMPLE},
+        },
+        warps=16,
+    )
 
 
 def _score(

@@ -21,7 +21,7 @@ from tests.shard.torch_backend.stand_in_support import (  # noqa: E402
     drive,
     start,
 )
-from tgi_trio.shard.torch_backend.attention import dividing  # noqa: E402
+from tgi_trio.shard.torch_backend.attention import dividing, selecting  # noqa: E402
 from tgi_trio.testing.stand_in_device import StandInDevice  # noqa: E402
 from tgi_trio.testing.wrapped_checkpoints import make_wrapped  # noqa: E402
 
@@ -35,7 +35,10 @@ Folder = Callable[[str], Path]
 
 @pytest.fixture(autouse=True)
 def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dividing, "_PROGRAMS", 4)  # an interpreter has but one
+    """An interpreter has but one; and rows are read by several where they are selected from."""
+    monkeypatch.setattr(dividing, "_PROGRAMS", 4)
+    for name, number in (("READ", 16), ("PART", 4), ("SAMPLE", 8), ("READERS", 16)):
+        monkeypatch.setattr(selecting, name, number)
 
 
 @pytest.fixture(scope="module")

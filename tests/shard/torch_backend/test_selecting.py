@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -64,39 +64,99 @@ def sequences(batch: PagedBatch) -> list[list[int]]:
     return found
 
 
+class Reading(NamedTuple):
+    """How rows are read: see the constants of the module."""
+
+    read: int
+    part: int = 16
+    sample: int = 64
+    readers: int = 8
+
+    def use(self, patch: pytest.MonkeyPatch) -> None:
+        names = {"READ": self.read, "PART": self.part, "SAMPLE": self.sample}
+        for name, number in {**names, "READERS": self.readers}.items():
+            patch.setattr(selecting, name, number)
+
+
+READINGS = {
+    "in registers": Reading(256),
+    "by one program": Reading(128),
+    "by one program, of which hardly any fit": Reading(32),
+    "by several programs": Reading(128, part=32, readers=64),
+    "by several programs, in several parts": Reading(128, readers=32),
+    "by more programs than there are parts": Reading(128, part=128, readers=128),
+    "with a sample that says little": Reading(128, sample=2, readers=64),
+}
+
+
 @pytest.mark.parametrize("most", (1, 5, 64))
-@pytest.mark.parametrize("read", (16, 256))
+@pytest.mark.parametrize("reading", READINGS.values(), ids=READINGS)
 def test_the_best_are_those_that_torch_finds(
-    monkeypatch: pytest.MonkeyPatch, most: int, read: int
+    monkeypatch: pytest.MonkeyPatch, most: int, reading: Reading
 ) -> None:
-    monkeypatch.setattr(selecting, "READ", read)
-    scores = some(7, 200)
+    reading.use(monkeypatch)
+    batch = batch_of([1], [1], WIDE)
+    scores = some(9, 203)
     scores[1] = scores[1].round()  # with many ties
     scores[2] = 0.0
     scores[3, ::3], scores[4, 5:20] = float("nan"), float("-inf")
     scores[5, ::2] = -0.0
     scores[5, 1::2] = 0.0
-    visible = torch.tensor([200, 200, 200, 190, 77, 200, 3], dtype=torch.int32)
-    found = selecting.UnitScores(scores.to(DEVICE), visible.to(DEVICE))
-    units, count = (each.cpu() for each in selecting.select_best(found, most))
-    for row, seen in enumerate(visible.tolist()):
-        assert count[row] == min(seen, most)
-        reached = scores[row, :seen].tolist() + [float("-inf")] * most
-        expected = choose_best(torch.tensor([reached]), most)[0]
-        assert units[row, : count[row]].tolist() == expected[expected < seen].tolist()
+    scores[6] = 1000.0 + scores[6] / 100
+    scores[7] = scores[7].sort().values  # the best ones last
+    visible = torch.tensor([203, 203, 202, 190, 77, 203, 201, 203, 3], dtype=torch.int32)
+    for own in (scores, -scores):  # with the same counters
+        found = selecting.UnitScores(own.to(DEVICE), visible.to(DEVICE))
+        units, count = (each.cpu() for each in selecting.select_best(found, most, batch))
+        for row, seen in enumerate(visible.tolist()):
+            assert count[row] == min(seen, most)
+            reached = own[row, :seen].tolist() + [float("-inf")] * most
+            expected = choose_best(torch.tensor([reached]), most)[0]
+            assert units[row, : count[row]].tolist() == expected[expected < seen].tolist(), row
+    assert bool(batch._counters) == (reading.readers > 9)
+    assert not any(counters.any() for counters in batch._counters.values())
+
+
+def test_long_rows_are_hardly_ever_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a sample says of ten thousand scores is enough to keep few that hold the best."""
+    monkeypatch.setattr(selecting, "READ", 4096)
+    again = "select_from_row"  # its passes are what a sample is to save
+    kernel = selecting.selecting
+    scores = some(2, 10_000)
+    scores[1] = scores[1].sort().values ** 3
+    found = selecting.UnitScores(
+        scores.to(DEVICE), torch.full((2,), 10_000, dtype=torch.int32, device=DEVICE)
+    )
+    if DEVICE == "cpu":  # an interpreter calls what is there
+        monkeypatch.delattr(kernel, again)
+    units, _ = selecting.select_best(found, 700, batch_of([1], [1], WIDE))
+    assert torch.equal(units.cpu().long(), choose_best(scores, 700))
 
 
 @pytest.mark.parametrize("contexts", ([1, 7, 20, 33], [18]))
-def test_nothing_is_left_out_of_a_row_that_is_short(contexts: list[int]) -> None:
+@pytest.mark.parametrize("reading", (Reading(16), Reading(16, readers=64)))
+def test_nothing_is_left_out_of_a_row_that_is_short(
+    monkeypatch: pytest.MonkeyPatch, contexts: list[int], reading: Reading
+) -> None:
     """Not even where nothing has been scored."""
+    reading.use(monkeypatch)
     rows = len(contexts)
     scores = torch.full((rows, 64), float("nan"), device=DEVICE)
     visible = torch.tensor(contexts, dtype=torch.int32, device=DEVICE)
-    units, count = selecting.select_best(selecting.UnitScores(scores, visible), 33)
+    found = selecting.UnitScores(scores, visible)
+    units, count = selecting.select_best(found, 33, batch_of([1], [1], WIDE))
     assert count.tolist() == contexts
     assert all(
         own[:seen] == list(range(seen)) for own, seen in zip(units.tolist(), contexts, strict=True)
     )
+
+
+def test_many_rows_and_short_ones_have_a_program_each() -> None:
+    counted = [
+        [selecting.count_readers(rows, room) for room in (8192, 8193, 131072, 1 << 22)]
+        for rows in (1, 16, 64, 512, 8192)
+    ]
+    assert counted == [[1, 3, 32, 512], [1, 3, 32, 32], [1, 3, 8, 8], [1] * 4, [1] * 4]
 
 
 @pytest.mark.parametrize(("heads", "dim"), ((1, 16), (3, 8), (20, 24)))
@@ -147,23 +207,28 @@ def test_keys_of_eight_bits_are_read(codes: str) -> None:
     torch.testing.assert_close(scores[:, :40], expected)
 
 
-def chosen(rows: list[list[int]], most: int) -> selecting.Selection:
-    units = torch.zeros((len(rows), most), dtype=torch.int32)
+def scores_of(rows: list[list[int]], visible: list[int]) -> selecting.UnitScores:
+    """Return scores of which the best are those of some units."""
+    scores = torch.full((len(rows), max(visible)), -1.0)
     for row, own in enumerate(rows):
-        units[row, : len(own)] = torch.tensor(own, dtype=torch.int32)
-    count = torch.tensor([len(own) for own in rows], dtype=torch.int32)
-    return selecting.Selection(units.to(DEVICE), count.to(DEVICE))
+        scores[row, own] = 1.0
+    return selecting.UnitScores(
+        scores.to(DEVICE), torch.tensor(visible, dtype=torch.int32, device=DEVICE)
+    )
 
 
 @pytest.mark.parametrize("tail", (True, False))
 @pytest.mark.parametrize(("unit", "heads"), ((1, 1), (4, 1), (4, 3)))
+@pytest.mark.parametrize("reading", (Reading(16), Reading(8, 4, readers=512)))
 def test_the_tokens_of_chosen_units_are_listed(
-    monkeypatch: pytest.MonkeyPatch, unit: int, heads: int, tail: bool
+    monkeypatch: pytest.MonkeyPatch, unit: int, heads: int, tail: bool, reading: Reading
 ) -> None:
-    monkeypatch.setattr(selecting, "LISTED", 8)  # several programs a row
+    monkeypatch.setattr(selecting, "LISTED", 8)  # some at a time
+    reading.use(monkeypatch)
     batch, most = batch_of(CONTEXTS, COUNTS, WIDE), 3
     own = sequences(batch)
     generator, rows, expected = np.random.default_rng(1), list[list[int]](), list[list[int]]()
+    visible = list[int]()
     for slots in own:
         seen = len(slots)
         units = seen // unit if tail else -(-seen // unit)
@@ -172,13 +237,15 @@ def test_the_tokens_of_chosen_units_are_listed(
             inside: list[Any] = [slots[i * unit : (i + 1) * unit] for i in picked]
             inside += [slots[units * unit :]] if tail else []
             rows.append(picked)
+            visible.append(units)
             expected.append([slot * heads + head for part in inside for slot in part])
     listed = selecting.make_list(len(rows), most * unit + unit - 1, torch.device(DEVICE))
     for piece in (range(7), range(7, len(own))):
-        some_rows = rows[piece.start * heads : piece.stop * heads]
-        into = listed.part(range(piece.start * heads, piece.stop * heads))
-        selecting.list_tokens(
-            chosen(some_rows, most), batch, piece, into, unit=unit, tail=tail, heads=heads
+        mine = slice(piece.start * heads, piece.stop * heads)
+        found = scores_of(rows[mine], visible[mine])
+        into = listed.part(range(mine.start, mine.stop))
+        selecting.select_tokens(
+            found, batch, piece, into, most=most, unit=unit, tail=tail, heads=heads
         )
     counts = listed.counts.tolist()
     assert [each[:n] for each, n in zip(listed.slots.tolist(), counts, strict=True)] == expected

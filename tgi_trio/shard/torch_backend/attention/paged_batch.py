@@ -31,6 +31,7 @@ class PagedBatch:
     chosen: PagedBatch | None = None  # over the tokens that an index has chosen last
     _token_rows: torch.Tensor | None = None
     _choices: dict[tuple[int, int], Choices] = field(default_factory=dict)
+    _counters: dict[int, torch.Tensor] = field(default_factory=dict)
 
     def token_rows(self) -> torch.Tensor:
         """Return the row of each token, int32 [T]."""
@@ -41,6 +42,16 @@ class PagedBatch:
                 tokens = torch.searchsorted(ends, tokens, right=True, out_int32=True)
             self._token_rows = tokens
         return self._token_rows
+
+    def counters(self, count: int) -> torch.Tensor:
+        """Return int32 [count] that are zero, for kernels one after another that leave them so.
+
+        They are made once, so that those of a recording do not move.
+        """
+        if count not in self._counters:
+            zeros = torch.zeros(count, dtype=torch.int32, device=self.slots.device)
+            self._counters[count] = zeros
+        return self._counters[count]
 
     def over(self, slots: torch.Tensor, counts: torch.Tensor) -> PagedBatch:
         """Return a batch whose rows attend to listed tokens, with one query each.

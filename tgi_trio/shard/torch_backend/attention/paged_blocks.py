@@ -21,9 +21,8 @@ from tgi_trio.shard.torch_backend.attention.selecting import (
     UnitScores,
     count_programs,
     cut_tokens,
-    list_tokens,
     make_list,
-    select_best,
+    select_tokens,
 )
 from tgi_trio.shard.torch_backend.attention.tiles import pad_dim
 from tgi_trio.shard.torch_backend.kernels import block_scores
@@ -81,8 +80,7 @@ class PagedBlocks(PagedAttention):
             raise ValueError("no kernel has sinks beside chosen blocks")
         spec, kv_heads = index.spec, layer.kv_heads
         listed = make_list(len(query) * kv_heads, spec.most * spec.size, query.device)
-        best = select_best(found, spec.most)
-        list_tokens(best, batch, tokens, listed, unit=spec.size, tail=False, heads=kv_heads)
+        select_tokens(found, batch, tokens, listed, most=spec.most, unit=spec.size, heads=kv_heads)
         lone = replace(layer, heads=layer.heads // kv_heads, kv_heads=1)
         key, value = (
             of[layer.index].view(-1, 1, layer.head_dim)

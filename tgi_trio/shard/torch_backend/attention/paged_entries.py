@@ -92,7 +92,7 @@ class _Attending:
             found = score_units(
                 asked, written.weights, made, self.batch, tokens, unit=rate, most=most
             )
-            self.launch(tokens, select_best(found, most))
+            self.launch(tokens, select_best(found, most, self.batch))
 
     def launch(self, tokens: range, chosen: Selection | None) -> None:
         """Launch attention of some tokens to `chosen` entries; None: to all of them."""

@@ -24,10 +24,9 @@ from tgi_trio.shard.torch_backend.attention.projecting import expand_queries, wr
 from tgi_trio.shard.torch_backend.attention.selecting import (
     TokenList,
     cut_tokens,
-    list_tokens,
     make_list,
     score_units,
-    select_best,
+    select_tokens,
 )
 from tgi_trio.shard.torch_backend.layers.index import IndexQueries, TokenIndex
 from tgi_trio.shard.torch_backend.layers.latent import LatentProjections
@@ -96,6 +95,6 @@ def choose_tokens(
     listed = make_list(len(asked.queries), most * unit + unit - 1, keys.device)
     for tokens in cut_tokens(len(asked.queries), batch.longest // unit):
         found = score_units(*asked, keys, batch, tokens, unit=unit, most=most)
-        best, own = select_best(found, most), listed.part(tokens)
-        list_tokens(best, batch, tokens, own, unit=unit, tail=tail)
+        own = listed.part(tokens)
+        select_tokens(found, batch, tokens, own, most=most, unit=unit, tail=tail)
     return listed

@@ -20,10 +20,9 @@ from tgi_trio.shard.torch_backend.attention.paged import PagedAttention
 from tgi_trio.shard.torch_backend.attention.paged_batch import PagedBatch
 from tgi_trio.shard.torch_backend.attention.selecting import (
     cut_tokens,
-    list_tokens,
     make_list,
     score_units,
-    select_best,
+    select_tokens,
 )
 from tgi_trio.shard.torch_backend.layers.heads import HeadSteps, RotaryTable
 from tgi_trio.shard.torch_backend.layers.pooled_index import PooledIndex
@@ -61,9 +60,8 @@ class PagedPooled(PagedAttention):
         room = max(batch.longest // spec.size, width)  # lists take as much as scores
         for tokens in cut_tokens(len(query), room):
             found = score_units(queries, None, keys, batch, tokens, unit=spec.size, most=spec.most)
-            best = select_best(found, spec.most)
             listed = make_list(len(tokens), width, query.device)
-            list_tokens(best, batch, tokens, listed, unit=spec.size, tail=True)
+            select_tokens(found, batch, tokens, listed, most=spec.most, unit=spec.size, tail=True)
             some = query[tokens.start : tokens.stop]
             parts.append(self.attend_written(layer, some, batch.over(*listed)))
         return parts[0] if len(parts) == 1 else torch.cat(parts)

@@ -2,13 +2,14 @@
 
 A choice is a block table with pages of one token: every token (or every KV head of a token) becomes
 a row with one query, over which the attention kernels attend as over any other (`PagedBatch.over`).
+A step with few rows has its long rows read by several programs each.
 Imported only where Triton is installed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import torch
 
@@ -22,8 +23,11 @@ _PROGRAMS: Final = 512  # among which units are divided: a few for each multipro
 _LANES: Final = 128  # (token, head) pairs of a program, where a step has many tokens
 KEYS: Final = 32  # units that a program scores at a time: with more, registers spill
 REGISTERS: Final = 168  # for which the assembler spills nothing; by itself it takes fewer
-READ: Final = 1 << 13  # scores that a program reads at a time
-LISTED: Final = 1024  # slots that a program lists
+READ: Final = 1 << 13  # scores that a program holds in registers
+PART: Final = 1 << 12  # scores of which a program keeps the good ones at a time
+SAMPLE: Final = 1 << 12  # scores of a row by which it knows which ones are
+READERS: Final = 512  # programs that select: a few for each multiprocessor; a power of two
+LISTED: Final = 2048  # slots that a program lists at a time
 
 
 class UnitScores(NamedTuple):
@@ -123,54 +127,78 @@ def count_programs(tiles: int, units: int, each: int = KEYS) -> int:
     return max(1, min(-(-units // each), _PROGRAMS // tiles))
 
 
-def select_best(found: UnitScores, most: int) -> Selection:
+def select_best(found: UnitScores, most: int, batch: PagedBatch) -> Selection:
     """Return the `most` units with the best scores of each row, or all where there are no more."""
-    rows, room = found.scores.shape
-    units = found.visible.new_empty((rows, most))
-    count = torch.empty_like(found.visible)
-    selecting.select_best[(rows,)](
-        units,
-        count,
-        *found,
-        room,
-        MOST=most,
-        BLOCK=READ,
-        num_warps=16,
-    )
-    return Selection(units, count)
+    units = found.visible.new_empty((len(found.visible), most))
+    best, lists = Selection(units, torch.empty_like(found.visible)), found.visible
+    _select(found, best, (lists, lists), batch, 0, WIDTH=0, UNIT=1, TAIL=False, HEADS=1, LISTED=1)
+    return best
 
 
-def list_tokens(
-    chosen: Selection,
+def select_tokens(
+    found: UnitScores,
     batch: PagedBatch,
     tokens: range,
     into: TokenList,
     *,
+    most: int,
     unit: int = 1,
     tail: bool = False,
     heads: int = 1,
 ) -> None:
-    """List the slots of the tokens of chosen units `into` the rows of the given tokens alone.
+    """List the slots of the tokens of the best units `into` the rows of the given tokens alone.
 
-    `tail`: units are whole, and the tokens behind the last whole one are listed as well; otherwise
-    the last unit ends with the token itself. `heads`: KV heads with a choice of their own; their
-    slots are of the cache as [slots * heads, 1, dim].
+    `most`: units that are selected. `tail`: units are whole, and the tokens behind the last whole
+    one are listed as well; otherwise the last unit ends with the token itself. `heads`: KV heads
+    with a choice of their own; their slots are of the cache as [slots * heads, 1, dim].
     """
-    rows, width = into.slots.shape
-    block = min(LISTED, 1 << (width - 1).bit_length())
-    selecting.list_tokens[(rows, -(-width // block))](
-        *into,
-        *chosen,
+    units = found.visible.new_empty((len(found.visible), most))
+    best, width = Selection(units, torch.empty_like(found.visible)), into.slots.shape[1]
+    listed = min(LISTED, pad_dim(width))
+    constants: dict[str, Any] = {"WIDTH": width, "UNIT": unit, "TAIL": tail, "HEADS": heads}
+    _select(found, best, into, batch, tokens.start, **constants, LISTED=listed)
+
+
+def _select(
+    found: UnitScores,
+    best: Selection,
+    into: tuple[torch.Tensor, torch.Tensor],
+    batch: PagedBatch,
+    first: int,
+    **constants: Any,
+) -> None:
+    """Select units, and list their tokens `into` memory where `constants` say so."""
+    rows, room = found.scores.shape
+    programs, parts = count_readers(rows, room), -(-room // PART)
+    kept, depth = best.units, 0  # which nobody reads where rows are held in registers
+    if room > READ:
+        depth = min(READ, -(-parts // programs) * PART)
+        kept = best.units.new_empty((rows, programs, depth))
+    amounts = arrived = found.visible
+    if programs > 1:
+        amounts, arrived = found.visible.new_empty((rows, READERS)), batch.counters(rows)
+    selecting.select_best[(programs, rows)](
+        *(*best, *into, *found, kept, amounts, arrived),
         *(batch.tables, batch.width, batch.contexts, batch.query_starts, batch.token_rows()),
-        tokens.start,
-        MOST=chosen.units.shape[1],
-        UNIT=unit,
-        TAIL=tail,
-        HEADS=heads,
-        WIDTH=width,
+        *(first, room, depth),
+        MOST=best.units.shape[1],
+        **constants,
         PAGE=batch.page,
-        BLOCK=block,
+        PROGRAMS=READERS if programs > 1 else 0,
+        PART=PART,
+        BLOCK=READ,
+        SAMPLE=SAMPLE,
+        num_warps=16,
     )
+
+
+def count_readers(rows: int, room: int) -> int:
+    """Return how many programs share a row with `room` units.
+
+    Each looks at the same sample of it first, and reads as many scores then, or more. A row that
+    one program holds in registers has no other.
+    """
+    return 1 if room <= READ else max(1, min(-(-room // PART), READERS // rows))
 
 
 def make_list(rows: int, width: int, device: torch.device) -> TokenList:
