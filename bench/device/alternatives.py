@@ -1,7 +1,8 @@
 """Other tiles, chunks and precisions than are built in, of a layer of a shape, in one process.
 
 Each computes the same inputs, is first compared with what is built in, and then timed beside it.
-Of layers with states, what is built in is itself compared with torch's operations.
+Of layers with states, and of what selects, what is built in is itself compared with torch's
+operations.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import numpy as np
 import torch
 
 from bench.device.models import config_of, make_runner
+from bench.device.selections import list_selections
 from tgi_trio.model.families.registry import decoder_spec
 from tgi_trio.shard.torch_backend.layers.mlp import Mlp
 from tgi_trio.shard.torch_backend.recordings.cuda_graphs import CudaCapture, RecordedTime
@@ -78,6 +80,15 @@ ALTERNATIVES: Final[dict[str, dict[str, dict[str, object]]]] = {
         "chunks of 128": {"states.recurrent_gate_layer.LENGTH": 128},
         "64 channels": {"states.recurrent_gate_layer.CHANNELS": 64},
     },
+    "tokens": {  # selecting alone; a row has up to 512 programs
+        "one program a row": {"attention.selecting.READERS": 1},
+        "128 programs": {"attention.selecting.READERS": 128},
+        "2048 programs": {"attention.selecting.READERS": 2048},
+        "8192 scores a part": {"attention.selecting.PART": 8192},
+        "2048 scores a part": {"attention.selecting.PART": 2048},
+        "a sample of 2048": {"attention.selecting.SAMPLE": 2048},
+        "4096 scores in registers": {"attention.selecting.READ": 4096},
+    },
     "mixture": {  # eight are built in
         f"{count} tiles side by side": {"layers.grouped_matrices.TOGETHER": count}
         for count in (1, 4, 16)
@@ -136,6 +147,9 @@ def _list_runs(
     shape: str, device: torch.device, dtype: torch.dtype, *, small: bool
 ) -> Iterator[tuple[str, Run, Run | None]]:
     """Yield what is measured of a shape's first layer: its name, itself, and torch's operations."""
+    if shape.removeprefix("dry ") == "tokens":
+        yield from list_selections(device, small=small)
+        return
     model: Any = make_runner(shape, device, dtype, ()).model
     spec, layer = decoder_spec(config_of(shape)), model.layers[0]
     assert spec is not None  # what has been made of it is there

@@ -60,12 +60,12 @@ plain=(--weights plain --traces "$OUT")
 more=(--shapes 8B mixture 1B --only mixture '8B batch invariant' '8B int4' '8B fp8' '8B q4_k' '1B adapters' '1B without few rows'
     '1B without heads in products' '1B without measured shares' '1B without measured carve-outs' '1B without the last norm in a product'
     '1B without early choices' '1B without looking up at once' --peers --traces "$OUT")
-chosen=(--shapes tokens blocks entries --weights plain --only tokens blocks entries)
+chosen=(--shapes tokens blocks entries --weights plain --only 'tokens tiles' tokens blocks entries)
 states=(deltas mamba2 mamba1 gates)
 states=(--shapes "${states[@]}" mixture --weights plain --only "${states[@]}" "${states[@]/%/ tiles}" 'mixture tiles')
 if [ -n "${KIT_DRY:-}" ]; then
     device+=(--dry-run)
-    chosen=(--shapes tokens blocks entries --only 'dry tokens' 'dry blocks' 'dry entries')
+    chosen=(--shapes tokens blocks entries --only 'dry tokens tiles' 'dry tokens' 'dry blocks' 'dry entries')
     states=('dry deltas' 'dry mamba2' 'dry mamba1' 'dry gates')
     states=(--shapes "${states[@]#dry }" mixture --only "${states[@]}" "${states[@]/%/ tiles}" 'dry mixture tiles')
     plain=(--only dry 'server tiny' 'broken device tiny' --traces "$OUT")

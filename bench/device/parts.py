@@ -21,7 +21,7 @@ from bench.harness.server import mortal
 
 Row = dict[str, Any]
 
-TILED: Final = (*STATES, "mixture")  # shapes of which alternatives are measured
+TILED: Final = (*STATES, "tokens", "mixture")  # shapes of which alternatives are measured
 LEAST_S: Final = 15.0  # a part that has less left is not begun: importing torch takes some of it
 _DYING_S: Final = 10.0  # a process that waits for a driver may not end at all
 _TOLD: Final = 300  # characters of why a part has failed
