@@ -119,9 +119,10 @@ def _turn(model: _Model) -> Variant:
     return Variant(
         f"turn_index_queries bf16 {model.name}",
         indexed_latents.turn_index_queries,
-        (BF16, F32, *(BF16,) * 4, "i32"),
+        (BF16, F32, *(BF16,) * 7, "i32"),
         {
             **{"HEADS": model.index_heads, "DIM": _DIM, "PADDED_DIM": _DIM},
+            "SCALES": model.keys > 1,
             **_rotation(model),
             "BLOCK": count_index_heads(model.index_heads, _DIM),
         },

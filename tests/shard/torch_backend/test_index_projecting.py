@@ -20,6 +20,7 @@ from tgi_trio.shard.torch_backend.attention.index_projecting import (  # noqa: E
     write_indexed_keys,
 )
 from tgi_trio.shard.torch_backend.attention.paged import PagedAttention  # noqa: E402
+from tgi_trio.shard.torch_backend.layers.log_scale import LogScale  # noqa: E402
 
 KINDS: dict[str, dict[str, Any]] = {
     "first dimensions": {},
@@ -28,6 +29,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "all dimensions": {"dim": 8},
     "runs, nothing rotated": {"pool": 4, "rotary": 0},
     "runs": {"pool": 3, "dim": 24},
+    "scaled by position": {"scaled": True},
+    "scaled by position, nothing rotated": {"scaled": True, "rotary": 0},
 }
 DTYPES = (torch.float32, torch.bfloat16)
 
@@ -44,11 +47,17 @@ def test_keys_and_queries(
     monkeypatch: pytest.MonkeyPatch, kind: dict[str, Any], dtype: torch.dtype
 ) -> None:
     monkeypatch.setattr(index_projecting, "_ELEMENTS", 32)  # several programs a token
+    kind = dict(kind)
+    scaled = kind.pop("scaled", False)
     case = Case(dtype=dtype, device=DEVICE, heads=5, **kind)
     latent, index, projected = case.latent(), case.index(), case.projected(3)
     positions = torch.tensor([0, 3, 40])
     slots = torch.tensor([9, 2, 0], device=DEVICE)
     turns = case.turns(positions)
+    if scaled:
+        index.query_scale = LogScale(case.some(5), case.some(5))
+        logs = (positions + 1).float().log().to(DEVICE, dtype)[:, None, None]
+        turns = [(rotary, table._replace(logs=logs)) for rotary, table in turns]
     key = torch.full((12, 1, case.width), 7.0, dtype=dtype, device=DEVICE)
     turn, own = (Turn(*each) for each in turns)
     compressed = write_indexed_keys(projected, latent, turn, index, own, key, slots)

@@ -107,13 +107,16 @@ def write_index_keys(
 def ask_index(
     projected: torch.Tensor, origin: torch.Tensor, index: TokenIndex, turning: Turn
 ) -> IndexQueries:
-    """Return an index's queries, rotated and in the model's dtype, and their weights.
+    """Return an index's queries, scaled, rotated and in the model's dtype, and their weights.
 
     `projected` as for `write_indexed_keys`; `origin`: compressed queries, which that has returned,
     or the layer's input [T, hidden], as for `TokenIndex.project`.
     """
     spec, (rotary, table), tokens = index.spec, turning, len(projected)
-    source, weighing = index.project(origin, table), index.split(projected)[2]
+    source, weighing = index.project(origin), index.split(projected)[2]
+    scaling, logs = index.query_scale, table.logs
+    if scaling is not None and logs is None:
+        raise ValueError("queries are scaled by their positions, and the step has no table")
     queries = torch.empty(
         (tokens, spec.heads, spec.dim), dtype=source.dtype, device=projected.device
     )
@@ -125,10 +128,13 @@ def ask_index(
         source.contiguous(),
         weighing,
         *table[:2],
+        *((source,) * 2 if scaling is None else (scaling.scale, scaling.bias)),
+        source if logs is None else logs,
         weighing.stride(0),
         HEADS=spec.heads,
         DIM=spec.dim,
         PADDED_DIM=pad_dim(spec.dim),
+        SCALES=scaling is not None,
         ROTARY=rotary.spec.dim,
         BEGIN=index.begin,
         INTERLEAVED=rotary.spec.interleaved,

@@ -172,16 +172,20 @@ def turn_index_queries(
     weighing,  # [T, HEADS], with `stride` between tokens
     cos,  # [T, ROTARY]
     sin,
+    scale,  # [HEADS]; these three are read with SCALES only
+    bias,  # [HEADS]
+    logs,  # [T]: of positions
     stride,
     HEADS: tl.constexpr,
     DIM: tl.constexpr,
     PADDED_DIM: tl.constexpr,
+    SCALES: tl.constexpr,  # queries are multiplied by their head's scale * log + bias first
     ROTARY: tl.constexpr,  # 0: none
     BEGIN: tl.constexpr,
     INTERLEAVED: tl.constexpr,
     BLOCK: tl.constexpr,  # heads of a program, a power of two
 ):
-    """Rotate some heads of an index's queries, and write their weights as float32."""
+    """Scale and rotate some heads of an index's queries, and write their weights as float32."""
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     weight = tl.load(weighing + token * stride + head, mask=head < HEADS, other=0.0)
@@ -190,11 +194,20 @@ def turn_index_queries(
     own = (token * HEADS + head)[:, None] * DIM
     inside = (head < HEADS)[:, None] & (dim < DIM)
     x = tl.load(source + own + dim, mask=inside, other=0.0).to(tl.float32)
+    factor = tl.full([BLOCK, 1], 1.0, tl.float32)
+    if SCALES:
+        log = tl.load(logs + token).to(tl.float32)
+        factor = tl.load(scale + head, mask=head < HEADS, other=0.0).to(tl.float32) * log
+        factor += tl.load(bias + head, mask=head < HEADS, other=0.0).to(tl.float32)
+        factor = factor.to(source.dtype.element_ty).to(tl.float32)[:, None]
+        x = (x * factor).to(source.dtype.element_ty).to(tl.float32)
     if ROTARY:
         turned = dim - BEGIN
         there = (turned >= 0) & (turned < ROTARY)
         other = BEGIN + find_partner(turned, ROTARY, INTERLEAVED)
         y = tl.load(source + own + other, mask=inside & there, other=0.0).to(tl.float32)
+        if SCALES:
+            y = (y * factor).to(source.dtype.element_ty).to(tl.float32)
         x = turn(x, y, cos, sin, token, turned, there, ROTARY)
     tl.store(query + own + dim, x.to(query.dtype.element_ty), mask=inside)
 

@@ -89,18 +89,15 @@ class TokenIndex:
         turn = rotary.apply_last if self.spec.last else rotary.apply
         return turn(self.key_norm(projected)[:, None], table.cos, table.sin)
 
-    def project(self, source: torch.Tensor, table: RotaryTable) -> torch.Tensor:
-        """Return queries [T, heads, dim], not rotated yet.
+    def project(self, source: torch.Tensor) -> torch.Tensor:
+        """Return queries [T, heads, dim], neither scaled nor rotated yet.
 
         `source`: compressed queries [T, query_rank], normalised, or the layer's input [T, hidden],
         which is normalised here.
         """
         if self.query_norm is not None:
             source = self.query_norm(source)
-        queries = self.query_up(source).view(len(source), self.spec.heads, -1)
-        if self.query_scale is not None:
-            self.query_scale.multiply(queries, table.logs)
-        return queries
+        return self.query_up(source).view(len(source), self.spec.heads, -1)
 
     def ask(
         self,
@@ -110,7 +107,9 @@ class TokenIndex:
         table: RotaryTable,
     ) -> IndexQueries:
         """Return the queries; `source` as for `project`; `weights` [T, heads]."""
-        queries = self.project(source, table)
+        queries = self.project(source)
+        if self.query_scale is not None:
+            self.query_scale.multiply(queries, table.logs)
         turn = rotary.apply_last if self.spec.last else rotary.apply
         return IndexQueries(turn(queries, table.cos, table.sin).float(), weights.float())
 
