@@ -17,6 +17,7 @@ from tgi_trio.shard.torch_backend.attention import selecting  # noqa: E402  (it 
 from tgi_trio.shard.torch_backend.attention.interface import AttentionLayer  # noqa: E402
 from tgi_trio.shard.torch_backend.attention.paged import PagedAttention  # noqa: E402
 from tgi_trio.shard.torch_backend.attention.paged_batch import PagedBatch  # noqa: E402
+from tgi_trio.shard.torch_backend.kernels import selecting as kernels  # noqa: E402
 from tgi_trio.shard.torch_backend.kv_cache import KVCache, KVShape  # noqa: E402
 from tgi_trio.shard.torch_backend.layers.index import (  # noqa: E402
     IndexQueries,
@@ -121,14 +122,13 @@ def test_long_rows_are_hardly_ever_read_again(monkeypatch: pytest.MonkeyPatch) -
     """What a sample says of ten thousand scores is enough to keep few that hold the best."""
     monkeypatch.setattr(selecting, "READ", 4096)
     again = "select_from_row"  # its passes are what a sample is to save
-    kernel = selecting.selecting
     scores = some(2, 10_000)
     scores[1] = scores[1].sort().values ** 3
     found = selecting.UnitScores(
         scores.to(DEVICE), torch.full((2,), 10_000, dtype=torch.int32, device=DEVICE)
     )
     if DEVICE == "cpu":  # an interpreter calls what is there
-        monkeypatch.delattr(kernel, again)
+        monkeypatch.delattr(kernels, again)
     units, _ = selecting.select_best(found, 700, batch_of([1], [1], WIDE))
     assert torch.equal(units.cpu().long(), choose_best(scores, 700))
 
