@@ -17,12 +17,13 @@ from tgi_trio.shard.numba_backend.kernels.apart import latent_at, operation_at, 
 from tgi_trio.shard.numba_backend.kernels.linear import multiply_rows
 from tgi_trio.shard.numba_backend.kernels.norm import (
     inverse_deviation,
+    normed,
     query_factor,
     store_key_and_value,
     turn,
     turning_row,
 )
-from tgi_trio.shard.numba_backend.kernels.quantised.activations import store_result
+from tgi_trio.shard.numba_backend.kernels.quantised.activations import store_forms, store_result
 from tgi_trio.shard.numba_backend.kernels.vectors import (
     copy_word,
     fill,
@@ -60,9 +61,10 @@ def compress(variant, rank, step, op):
     for t in range(rank, step.tokens, step.threads):
         source = step.buffers[op.source] + t * op.inputs * 4
         factor = fill(inverse_deviation(source, op.width, 0.0, op.eps))
-        for i in range(0, op.width, LANES):
-            value = multiply(multiply(load(source + 4 * i), factor), load(op.weights + 4 * i))
-            store_result(variant, op, step.buffers[op.target], t * op.width + i, value)
+        for i in range(0, op.width, 2 * LANES):
+            first = normed(op, source, i, fill(0.0), factor)
+            second = normed(op, source, i + LANES, fill(0.0), factor)
+            store_forms(variant, step, op, t * op.width + i, first, second)
 
 
 @kernel

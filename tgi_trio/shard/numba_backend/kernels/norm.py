@@ -198,20 +198,26 @@ def query_factor(step, op, t):
 @kernel
 def store_key_and_value(variant, step, op, t, kv_head, key, value, scratch):
     """Write a head's key and value, float32, to the cache; `scratch`: room for one key."""
-    size, value_size, stored = op.head_dim, op.value_dim, variant.cache.bytes
+    value_size, stored = op.value_dim, variant.cache.bytes
     slot = load_int(step.slots + 4 * t)
     block, place = ((slot // BLOCK) * op.kv_heads + kv_head) * BLOCK * stored, slot % BLOCK
-    for i in range(0, size, LANES):
-        k = load(key + 4 * i)
-        if variant.cache.eight:
-            k = divide(k, fill(op.key_scale))
-        store_stored(variant.cache, scratch + i * stored, k)
-    keys = op.keys + block * size
-    for i in range(size // variant.cache.step):
-        copy_word(keys + (i * BLOCK + place) * 4, scratch + 4 * i)
+    store_key(variant, op, op.keys + block * op.head_dim, place, key, scratch)
     values = op.values + block * value_size + place * value_size * stored
     for i in range(0, value_size, LANES):
         v = load(value + 4 * i)
         if variant.cache.eight:
             v = divide(v, fill(op.value_scale))
         store_stored(variant.cache, values + i * stored, v)
+
+
+@kernel
+def store_key(variant, op, keys, place, key, scratch):
+    """Write a key, float32 [head_dim], to its `place` in a block of 16; `scratch`: room for it."""
+    size, stored = op.head_dim, variant.cache.bytes
+    for i in range(0, size, LANES):
+        k = load(key + 4 * i)
+        if variant.cache.eight:
+            k = divide(k, fill(op.key_scale))
+        store_stored(variant.cache, scratch + i * stored, k)
+    for i in range(size // variant.cache.step):
+        copy_word(keys + (i * BLOCK + place) * 4, scratch + 4 * i)

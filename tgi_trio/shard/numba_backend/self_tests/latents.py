@@ -43,11 +43,11 @@ def find_fault(variant: Variant) -> str | None:
 
 def _compress(variant: Variant) -> tuple[Floats, Floats]:
     rows, gain = _draw(_TOKENS, 96), _draw(_RANK)
-    mixed = allocate_zeroed((_ROOM, _RANK), np.float32)
-    buffers = {Buffer.PROJECTED: rows, Buffer.MIXED: mixed}
+    unsorted = allocate_zeroed((_ROOM, _RANK), np.float32)
+    buffers = {Buffer.PROJECTED: rows, Buffer.UNSORTED: unsorted}
     fields = {"inputs": 96, "width": _RANK, "weights": address(gain), "forms": Form.WIDE}
     _run(variant, Code.COMPRESS, buffers, Buffer.PROJECTED, Buffer.MIXED, fields)
-    return mixed[:_TOKENS], _normed(rows[:, :_RANK], gain)
+    return unsorted[:_TOKENS], _normed(rows[:, :_RANK], gain)
 
 
 def _turn(variant: Variant) -> tuple[Floats, Floats]:
