@@ -115,7 +115,11 @@ def check_stages(spec: DecoderSpec | T5Spec, stages: int) -> None:
             "--pipeline-stages."
         )
     needs_more = any(
-        each.reads_layer is not None or each.shared or each.crosses or each.later
+        each.reads_layer is not None
+        or each.shared
+        or each.crosses
+        or each.later
+        or not each.chooses
         for each in spec.layers
     )
     several = spec.streams or spec.hyper or spec.gated_streams

@@ -143,6 +143,7 @@ def test_each_rank_of_a_stage_goes_on_with_its_counterpart() -> None:
         ("llama", {}, 9, "layers cannot be cut into 9 stages; choose a smaller"),
         ("gemma3n_text", GEMMA3N_SPARSE, 2, "need more of others than a hidden state"),
         ("zamba2", {}, 2, "need more of others than a hidden state"),
+        ("glm_moe_dsa", {}, 2, "need more of others than a hidden state"),  # a choice
         ("qwen4_exp_text", {}, 2, "need more of others than a hidden state"),
     ],
 )
