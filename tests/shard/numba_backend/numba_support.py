@@ -135,6 +135,8 @@ COMPRESSED: dict[str, dict[str, Any]] = {
     "bailing_hybrid": _LATENTS | {"num_attention_heads": 4, "q_lora_rank": None, "head_dim": 32},
     "deepseek_v2": _LATENTS | {"q_lora_rank": None},
     "deepseek_v3": _LATENTS,
+    "deepseek_v32": _LATENTS | {"index_head_dim": 64, "index_n_heads": 12},
+    "glm_moe_dsa": _LATENTS | {"index_head_dim": 32},
     "axk1": _LATENTS,
     "glm4_moe_lite": _LATENTS,
     "mistral4": _LATENTS,

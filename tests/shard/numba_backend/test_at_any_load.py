@@ -27,6 +27,7 @@ PROMPTS = prompts(12)
 # One for each operation that rows share: attention of all sorts, experts, latents, states.
 FAMILIES = (
     *("llama", "mistral", "gemma2", "bloom", "gpt_neox", "mixtral", "gpt_oss", "deepseek_v3"),
+    "glm_moe_dsa",
     *("lfm2", "qwen3_next", "kimi_linear", "mamba2", "jamba", "recurrent_gemma", "gemma4_text"),
     *("zamba2", "bailing_hybrid"),
 )

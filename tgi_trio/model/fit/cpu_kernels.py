@@ -214,6 +214,8 @@ def _find_odd_latents(spec: DecoderSpec) -> str | None:
         return "compressed keys and values have what only whole ones have here"
     if spec.gated_attention:
         return "what is read of compressed keys and values has a gate for each number"
+    if spec.index is not None and (size := spec.index.rotary.dim) % PANEL:
+        return f"{size} numbers of an index's keys are rotated, which is no multiple of {PANEL}"
     if any(layer.rotary is not None and layer.rotary.sections for layer in spec.layers):
         return "compressed keys turn by places in images"
     return None

@@ -21,7 +21,6 @@ from tgi_trio.model.specs.block_index import BlockIndexSpec
 from tgi_trio.model.specs.decoder import (
     CompressionSpec,
     HyperSpec,
-    IndexSpec,
     SharedKeySpec,
 )
 from tgi_trio.model.specs.gated_streams import GatedStreamsSpec
@@ -55,7 +54,7 @@ _RANKS = multiples(PANEL, f"what layers add to shared blocks is of rank {{}}, no
 
 # Parts of what is refused.
 _REFUSED: Final = (
-    *(BlockIndexSpec, CompressionSpec, GatedStreamsSpec, HyperSpec, IndexSpec, NgramsSpec),
+    *(BlockIndexSpec, CompressionSpec, GatedStreamsSpec, HyperSpec, NgramsSpec),
     *(PooledIndexSpec, SharedKeySpec),
 )
 CLAIMS: Final[Claims] = {
@@ -68,21 +67,25 @@ CLAIMS: Final[Claims] = {
     "DecoderSpec.layers": ANY,
     "DecoderSpec.guessing": ANY,
     "DecoderSpec.names": ANY,
-    "DecoderSpec.index": only(None, refusal="an index chooses what tokens attend to"),
+    "DecoderSpec.index": ANY,
     "LayerSpec.blocks": only(None, refusal="an index chooses the blocks that tokens attend to"),
     "DecoderSpec.mlp_limit": only(0.0, refusal="gates of dense MLPs are limited"),
     "DecoderSpec.mlp_raised": ANY,  # part of what is refused
-    "LayerSpec.chooses": ANY,  # part of what is refused, like the next ones
+    "LayerSpec.chooses": ANY,
     "IndexSpec.heads": ANY,
-    "IndexSpec.dim": ANY,
+    "IndexSpec.dim": multiples(
+        PANEL, f"an index has keys of {{}} numbers, which is no multiple of {PANEL}"
+    ),
     "IndexSpec.most": ANY,
-    "IndexSpec.pool": ANY,
+    "IndexSpec.pool": only(0, refusal="an index chooses runs of {} tokens"),
     "IndexSpec.rotary": ANY,
+    "IndexSpec.last": ANY,
+    "IndexSpec.norm_eps": ANY,
+    "IndexSpec.reads_input": only(False, refusal="an index reads the layer's input"),
     "LayerSpec.pooled": only(None, refusal="an index chooses the blocks that tokens attend to"),
     "LayerSpec.ngrams": only(None, refusal="layers embed n-grams"),
     "DecoderSpec.gated_streams": only(None, refusal="layers are between several hidden states"),
     **every_field(*_REFUSED),
-    **{f"IndexSpec.{name}": ANY for name in ("heads", "dim", "most", "rotary", "last", "norm_eps")},
     "DecoderSpec.shared_key": only(None, refusal="all heads share one key, which is their value"),
     "LayerSpec.compression": ANY,  # part of what is refused
     "DecoderSpec.hyper": only(None, refusal="layers are between several hidden states"),
@@ -174,8 +177,8 @@ CLAIMS: Final[Claims] = {
     "LayerSpec.keys_as_values": ANY,
     "LayerSpec.reads_layer": ANY,
     "LayerSpec.latent": only(None, refusal="latents differ from layer to layer"),
-    "LayerSpec.index": ANY,  # part of what is refused, like the next one
-    "LayerSpec.index_place": ANY,
+    "LayerSpec.index": only(None, refusal="indexes differ from layer to layer"),
+    "LayerSpec.index_place": ANY,  # part of what is refused
     "LayerSpec.sinks": ANY,
     "LayerSpec.mlp_width": _MLP,
     "LayerSpec.sparsity": ANY,

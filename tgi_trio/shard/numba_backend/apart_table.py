@@ -9,6 +9,7 @@ from typing import Final
 from tgi_trio.shard.numba_backend.machine_code.entry import (
     KEEP_STATES,
     MIX_EXPERTS,
+    RUN_INDEX,
     RUN_LATENTS,
     RUN_PADDING,
     RUN_RARE,
@@ -16,6 +17,7 @@ from tgi_trio.shard.numba_backend.machine_code.entry import (
     Entry,
 )
 from tgi_trio.shard.numba_backend.program import Program
+from tgi_trio.shard.numba_backend.self_tests import index as index_self_test
 from tgi_trio.shard.numba_backend.self_tests import latents as latent_self_test
 from tgi_trio.shard.numba_backend.self_tests import mixtures as mixture_self_test
 from tgi_trio.shard.numba_backend.self_tests import padding as padding_self_test
@@ -25,6 +27,7 @@ from tgi_trio.shard.numba_backend.self_tests import streams as stream_self_test
 from tgi_trio.shard.numba_backend.tables import (
     KEEPING,
     MIXING,
+    OF_INDEX,
     OF_LATENTS,
     OF_PADDING,
     RARE,
@@ -68,6 +71,13 @@ LATENTS: Final = Apart(
     latent_self_test.find_fault,
     latent_self_test.of_latents,
 )
+INDEX: Final = Apart(
+    "kernels of an index",
+    OF_INDEX,
+    RUN_INDEX,
+    index_self_test.find_fault,
+    index_self_test.of_index,
+)
 STATES: Final = Apart(
     "kernels of states",
     KEEPING,
@@ -75,7 +85,7 @@ STATES: Final = Apart(
     state_self_test.find_fault,
     state_self_test.of_states,
 )
-_TABLE: Final = (MIXTURES, OF_FEW, STREAMS, NARROW_HEADS, LATENTS, STATES)
+_TABLE: Final = (MIXTURES, OF_FEW, STREAMS, NARROW_HEADS, LATENTS, INDEX, STATES)
 
 
 def find_apart(program: Program) -> list[Apart]:

@@ -12,11 +12,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tgi_trio.shard.checkpoint.numbers import to_bfloat16
-from tgi_trio.shard.contract import BLOCK_SIZE, StepPlan
+from tgi_trio.shard.contract import StepPlan
 from tgi_trio.shard.numba_backend.arena import address, allocate_zeroed
 from tgi_trio.shard.numba_backend.operations.lone_linears import LONE_ROWS, LoneLinear
 from tgi_trio.shard.numba_backend.program import Program
-from tgi_trio.shard.numba_backend.rooms import DELTAS, ROTATE_HEADS, ROWS, TILE_BYTES
+from tgi_trio.shard.numba_backend.rooms import (
+    DELTAS,
+    ROTATE_HEADS,
+    ROWS,
+    TILE_BYTES,
+    count_score_bytes,
+)
 from tgi_trio.shard.numba_backend.row_states import RowStates
 from tgi_trio.shard.numba_backend.tables import Buffer
 from tgi_trio.shard.numba_backend.team import Team
@@ -154,19 +160,19 @@ class Forward:
         self._room = (tokens, wanted, longest)
         step = self._step
         self._buffers = {}
-        for buffer, size in self.program.buffer_bytes(tokens, wanted).items():
+        for buffer, size in self.program.buffer_bytes(tokens, wanted, longest).items():
             self._buffers[buffer] = allocate_zeroed((size,))
             step["buffers"][0, buffer] = address(self._buffers[buffer])
         logits = self._buffers[Buffer.LOGITS].view(np.float32)
         self._logits = logits.reshape(wanted, self.program.padded_vocab)
         hidden = self._buffers[Buffer.HIDDEN].view(np.float32)
         self._hidden = hidden.reshape(tokens, self.spec.hidden_size)
-        # Scores of whole pairs of blocks, and one more line, so that heads do not share cache sets.
-        scores = (-(-longest // (2 * BLOCK_SIZE)) * 2 * BLOCK_SIZE) * 4 + 64
+        scores = count_score_bytes(longest)
         widest = self.program.widest_head
         each = TILE_BYTES + self.variant.tile_rows * (4 * widest + scores)
         each = max(each, ROTATE_HEADS * 4 * widest)
         each = max(each, (ROWS + DELTAS) * 4 * PANEL + self.program.room_bytes)
+        each = max(each, self.program.find_index_room(longest))
         each += -each % _PAGE
         self._scratch = allocate_zeroed((len(self.team.cores) * each,))
         step["scores_bytes"], step["scratch_bytes"] = scores, each

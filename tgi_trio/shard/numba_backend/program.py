@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from tgi_trio.model.matrices.decoder import outer_refs
 from tgi_trio.model.matrices.layer_work import find_run
-from tgi_trio.model.specs.decoder import DecoderSpec, HeadSizes
+from tgi_trio.model.specs.decoder import DecoderSpec, HeadSizes, IndexSpec
 from tgi_trio.model.speculators.spec import HeadsSpec
 from tgi_trio.model.split import Portion
 from tgi_trio.model.stages import Run
@@ -23,6 +23,7 @@ from tgi_trio.shard.numba_backend.arena import address, allocate_zeroed
 from tgi_trio.shard.numba_backend.kinds.kind import BLOCK_INPUTS, Kind, active_block_bytes
 from tgi_trio.shard.numba_backend.operations.adapted import AdaptedOperations
 from tgi_trio.shard.numba_backend.operations.buffer_widths import find_widths
+from tgi_trio.shard.numba_backend.operations.index import find_buffers, find_room
 from tgi_trio.shard.numba_backend.operations.lone_linears import LONE_ROWS, LoneLinear
 from tgi_trio.shard.numba_backend.operations.mixtures import pad_to_panel
 from tgi_trio.shard.numba_backend.operations.own_embeddings import own_width
@@ -138,6 +139,7 @@ class Program:
             self.adapted = AdaptedOperations(self.operations, self.end, built.sites, max_lora_rank)
             self.operations = self.adapted.table
         self.kv_cache: list[tuple[Array, Array]] = []  # K and V of each layer that has them
+        self._index_keys: list[Array] = []  # of each layer with an index of tokens
         # kept alive here, since operations hold only addresses
         self.rotary = RotaryTables((), 0, 0, whole=True)
         self.room_bytes = 0  # scratch memory of a thread for products with quantised weights
@@ -146,6 +148,7 @@ class Program:
     def kv_bytes_per_token(self) -> int:
         """Bytes of K and V of one token over all layers."""
         numbers = sum(own.kv_heads * (own.dim + own.value_dim) for own in self._kept)
+        numbers += sum(index.dim for index in self._indexes)
         return numbers * self._kv_number.itemsize
 
     @property
@@ -158,6 +161,24 @@ class Program:
         """The heads of layers that have their own K and V."""
         layers = (layer for layer in self.spec.layers if layer.attends)
         return [kept_sizes(self.spec, layer) for layer in layers if layer.reads_layer is None]
+
+    @property
+    def _indexes(self) -> list[IndexSpec]:
+        """The indexes of tokens of layers that have their own."""
+        own = (
+            self.spec.index_of(layer)
+            for layer in self.spec.layers
+            if layer.attends and layer.chooses
+        )
+        return [index for index in own if index is not None]
+
+    def find_index_room(self, longest: int) -> int:
+        """Return the bytes of scratch memory that a thread needs for indexes of tokens."""
+        own = self._indexes
+        return max(
+            (find_room(self.spec.heads, index, self.widest_head, longest) for index in own),
+            default=0,
+        )
 
     @property
     def widest_head(self) -> int:
@@ -234,12 +255,16 @@ class Program:
 
     def allocate_kv(self, blocks: int) -> int:
         """Allocate a new, empty KV cache; return its bytes."""
-        self.kv_cache = []  # freed before the new one is allocated: both may not fit
+        self.kv_cache, self._index_keys = (
+            [],
+            [],
+        )  # freed before the new one is allocated: both may not fit
         caches: dict[int, tuple[Array, Array]] = {}  # by layer number
         codes = self.operations[: self.end]["code"]
         turning = np.flatnonzero(np.isin(codes, (Code.ROTATE, Code.TURN)))
         layers = [(i, layer) for i, layer in enumerate(self.spec.layers) if layer.attends]
-        places = zip(turning, np.flatnonzero(codes == Code.ATTEND), strict=True)
+        found = [np.flatnonzero(codes == code) for code in (Code.ATTEND, Code.ATTEND_CHOSEN)]
+        places = zip(turning, *(each for each in found if len(each)), strict=True)
         for (index, layer), own in zip(layers, places, strict=True):
             kept_by = index if layer.reads_layer is None else layer.reads_layer
             if kept_by == index:
@@ -248,8 +273,21 @@ class Program:
                 for place in own:
                     self.operations[place][column] = address(cache)
         self.kv_cache = list(caches.values())
+        kept = self._allocate_index(blocks)
         self._mirror()
-        return sum(cache.nbytes for layer in self.kv_cache for cache in layer)
+        return kept + sum(cache.nbytes for layer in self.kv_cache for cache in layer)
+
+    def _allocate_index(self, blocks: int) -> int:
+        """Allocate the keys of indexes of tokens; return their bytes."""
+        self._index_keys = [
+            allocate_zeroed((blocks, BLOCK_SIZE * index.dim), self._kv_number)
+            for index in self._indexes
+        ]
+        codes = self.operations[: self.end]["code"]
+        for code in (Code.ASK, Code.SCORE, Code.CHOOSE):
+            for place, keys in zip(np.flatnonzero(codes == code), self._index_keys, strict=True):
+                self.operations[place]["keys"] = address(keys)
+        return sum(keys.nbytes for keys in self._index_keys)
 
     def _allocate_layer(self, blocks: int, own: HeadSizes) -> tuple[Array, Array]:
         """Return a layer's empty K and V."""
@@ -280,6 +318,9 @@ class Program:
             for place, layer in zip(turning, attending, strict=True)
             if layer.rotary is not None
         ]
+        asking = np.flatnonzero(codes == Code.ASK)
+        indexes = zip(asking, self._indexes, strict=True)
+        places += [(place, (index.rotary, index.dim)) for place, index in indexes]
         self.rotary = RotaryTables(
             [key for _, key in places], count, tokens, whole=self.spec.latent is None
         )
@@ -288,8 +329,10 @@ class Program:
                 self.operations[place][name] = value
         self._mirror()
 
-    def buffer_bytes(self, tokens: int, wanted: int) -> dict[Buffer, int]:
-        """Return every buffer's size in bytes, for a number of tokens and of rows of logits."""
+    def buffer_bytes(self, tokens: int, wanted: int, longest: int) -> dict[Buffer, int]:
+        """Return every buffer's size in bytes, for a number of tokens and of rows of logits, and
+        for contexts of up to `longest` tokens.
+        """
         spec, queries = self.spec, self.widest_queries
         apart = spec.gated_attention or spec.gated_heads or self.has(OF_PADDING)
         own = find_widths(self.model, self.run, queries=queries, apart=apart)
@@ -336,6 +379,7 @@ class Program:
             Buffer.STREAMS: tokens * streams * spec.hidden_size * 4,
             Buffer.BOTH: tokens * 2 * spec.hidden_size * 4 if self.has((Code.COPY,)) else 0,
             Buffer.DENSE: tokens * spec.hidden_size * 4 if beside else 0,
+            **(find_buffers(spec.index, tokens, longest) if spec.index else {}),
         }
 
     @property

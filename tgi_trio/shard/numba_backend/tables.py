@@ -56,6 +56,11 @@ class Code(IntEnum):
     TURN = 19  # splits queries, rotates their positional parts, writes latents to the cache
     ABSORB = 20  # multiplies queries by the matrix that would expand latents to keys
     EXPAND = 21  # multiplies attention's results by the matrix that expands latents to values
+    # An index that chooses tokens, see `kernels/index/`:
+    ASK = 35  # writes its keys to the cache, rotates its queries
+    SCORE = 36  # scores what tokens see, in steps of few tokens
+    CHOOSE = 37  # chooses the tokens with the best scores
+    ATTEND_CHOSEN = 38  # attention to these
 
 
 MIXING = (Code.ROUTE, Code.ARRANGE, Code.EXPERTS, Code.JOIN)
@@ -66,6 +71,7 @@ RARE = (
 KEEPING = (Code.CONVOLVE, Code.RECUR, Code.SCAN, Code.BLEND)
 STREAMING = (Code.SPLIT, Code.PREDICT, Code.CORRECT, Code.SPREAD, Code.MERGE)
 OF_PADDING = (Code.PAD, Code.CLOSE)
+OF_INDEX = (Code.ASK, Code.SCORE, Code.CHOOSE, Code.ATTEND_CHOSEN)
 OF_LATENTS = (Code.COMPRESS, Code.TURN, Code.ABSORB, Code.EXPAND)
 
 
@@ -157,6 +163,9 @@ class Buffer(IntEnum):
     STREAMS = 29  # float32 [T, count * hidden]: all hidden states of a token, if it has several
     # float32 [T, 2 * hidden]: what a shared block reads, a hidden state and the first layer's input
     BOTH = 30
+    ASKED = 31  # like QUERY [T, heads * dim]: an index's queries
+    SCORES = 32  # float32 [fewer T, longest context]: its scores, in steps of few tokens
+    CHOICE = 33  # int32 [T, most]: the places that it has chosen, ascending
 
 
 class Routing(IntEnum):
@@ -225,7 +234,7 @@ OPERATION = np.dtype(
         ("active_bytes", "i8"),  # bytes of a block of quantised activations
         ("panel_bytes", "i8"),  # bytes of a panel of quantised weights
         # int32: for QUANTISE [inputs], the feature at each place, -1: 0; for REORDER [head_dim],
-        # for TURN [rotated], for PAD [head_dim]; 0: in the model's order
+        # for TURN [rotated], for PAD and ASK [head_dim]; 0: in the model's order
         ("order", "i8"),
         ("span_blocks", "i8"),
         ("expand", "i8"),  # `expand` (for SHRINK: `shrink`) of adapters; 0: the step has none
@@ -245,6 +254,8 @@ OPERATION = np.dtype(
         ("keys_as_values", "i8"),  # 1: values are keys before their norm and rotation
         ("value_norm", "i8"),  # 1: values are normalised, without weights
         ("causal", "i8"),  # 1: causal attention; 0: `lasts` has the last token to attend to
+        # Tokens that an index chooses, for ATTEND too: it leaves out tokens that see more. 0: none.
+        ("most", "i8"),
         ("window", "i8"),  # 0: none
         ("chunk", "i8"),  # tokens attend only within chunks of this many positions; 0: no chunks
         ("cosines", "i8"),  # float32 [positions, rotated / 2]; 0: no rotary positions

@@ -48,6 +48,11 @@ class Variant:
         return self.tokens * self.heads
 
     @property
+    def index_rows(self) -> int:
+        """Heads of an index whose scores are a tile: two blocks fill half of the registers."""
+        return 8 if self.rows >= 8 else 2
+
+    @property
     def tile_vectors(self) -> int:
         """As `value_vectors`, for such tiles."""
         return 2 if self.tokens > 1 else self.value_vectors

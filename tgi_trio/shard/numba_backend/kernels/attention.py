@@ -72,7 +72,9 @@ def attend(variant, step, op, counter, scratch):
             tile, own, following = item % tiles, item // tiles, np.int64(-1)
         token, end = tile * step.tile, lesser((tile + 1) * step.tile, step.tokens)
         while token < end:
-            if is_run(variant, step, token, end):
+            if op.most and seen_tokens(step, op, token) > op.most:
+                token += 1  # an index chooses what it attends to
+            elif is_run(variant, step, token, end):
                 attend_rows(
                     variant, count(variant.tokens), count(variant.tile_rows),
                     count(variant.tile_vectors), step, op, token, own, following, parts, scratch,

@@ -14,6 +14,7 @@ from tgi_trio.model.specs.decoder import DecoderSpec, HeadSizes, LayerSpec
 from tgi_trio.shard.linear_biases import alibi_slopes
 from tgi_trio.shard.numba_backend.head_order import head_order, needs_order
 from tgi_trio.shard.numba_backend.operations.gates import add_gates
+from tgi_trio.shard.numba_backend.operations.index import add_choice
 from tgi_trio.shard.numba_backend.operations.latents import LatentShape, add_queries, add_values
 from tgi_trio.shard.numba_backend.operations.mixtures import pad_to_panel
 from tgi_trio.shard.numba_backend.operations.norms import NormWriter
@@ -77,8 +78,27 @@ class AttentionWriter:
         """Add latent attention, with its first linear layer; return the buffer of the result."""
         if self._spec.latent is None:
             raise ValueError(f"layer {index} has the weights of latents, and the model has none")
-        shape = LatentShape.of(self._spec, self._spec.latent)
+        spec, own = self._spec, self._spec.index_of(layer)
+        shape = LatentShape.of(spec, self._spec.latent, own if layer.chooses else None)
         scale, _ = self._kv_scales[index]  # values are keys
+
+        def choose(feeder: int) -> None:
+            if refs.index is None or shape.index is None:
+                return
+            norm = refs.index.key_norm
+            vectors = self._norms.read_weight(norm), self._norms.read_bias(norm)
+            width = add_choice(
+                self._writer,
+                refs.index,
+                shape.index,
+                place=shape.index_place,
+                width=shape.projected_width,
+                key_norm=vectors,
+                key_scale=scale,
+                feeder=feeder,
+            )
+            self.qkv_width = max(self.qkv_width, width)
+
         add_queries(
             self._writer,
             refs,
@@ -93,19 +113,29 @@ class AttentionWriter:
             scale=layer.scale * scale,
             key_scale=scale,
             value_scale=scale,
+            choose=choose,
             **self._heads_of(layer),
         )
         opened = shape.values_width if shape.gates else 0
         self.qkv_width = max(self.qkv_width, shape.query_width, opened)
-        self._writer.add(
-            Code.ATTEND,
-            **self._heads_of(layer),
-            window=layer.window,
-            cap=self._spec.attention_soft_cap,
-            value_scale=scale,
+        attending = [Code.ATTEND] if own is None else [Code.ATTEND, Code.ATTEND_CHOSEN]
+        for code in attending:
+            self._writer.add(
+                code,
+                **self._heads_of(layer),
+                window=layer.window,
+                cap=self._spec.attention_soft_cap,
+                value_scale=scale,
+                most=0 if own is None else own.most,
+            )
+        add_values(
+            self._writer,
+            latent,
+            shape,
+            bf16=self._bf16,
+            activation=GATES[self._spec.gate_activation],
+            attending=len(attending),
         )
-        activation = GATES[self._spec.gate_activation]
-        add_values(self._writer, latent, shape, bf16=self._bf16, activation=activation)
         return Buffer.MIXED
 
     def _open_heads(self, sizes: HeadSizes, row: int) -> Buffer:

@@ -52,7 +52,7 @@ def find_widths(model: DecoderSpec, run: Run, *, queries: int, apart: bool) -> B
         mixed += [model.mlp_width, shared.rank, shared.attention_rank]
         projected += [opening_width(model, shared), 3 * shared.attention_rank]
     if model.latent is not None:
-        latents = LatentShape.of(model, model.latent)
+        latents = LatentShape.of(model, model.latent, model.index)
         mixed.append(latents.mixed_width)
         projected.append(latents.projected_width)
     if model.own_inputs is not None:

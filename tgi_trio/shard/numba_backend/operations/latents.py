@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +11,7 @@ from numpy.typing import NDArray
 
 from tgi_trio.model.matrices.references import LinearRef, every_unit
 from tgi_trio.model.matrices.roles import AttentionRefs, LatentRefs
-from tgi_trio.model.specs.decoder import DecoderSpec, LatentSpec, RotarySpec
+from tgi_trio.model.specs.decoder import DecoderSpec, IndexSpec, LatentSpec, RotarySpec
 from tgi_trio.shard.checkpoint.lookup import read_linear
 from tgi_trio.shard.checkpoint.numbers import Floats, to_bfloat16, to_float32
 from tgi_trio.shard.numba_backend.head_order import head_order
@@ -28,11 +29,14 @@ class LatentShape:
     spec: LatentSpec
     heads: int
     gates: int  # of heads; 0: none
+    index: IndexSpec | None = None  # that chooses what is attended to
 
     @classmethod
-    def of(cls, model: DecoderSpec, latent: LatentSpec) -> LatentShape:
-        """Return the shape of a model's layers with latents."""
-        return cls(latent, model.heads, model.heads if model.gated_heads else 0)
+    def of(
+        cls, model: DecoderSpec, latent: LatentSpec, index: IndexSpec | None = None
+    ) -> LatentShape:
+        """Return the shape of a model's layers with latents, and with an `index` of their own."""
+        return cls(latent, model.heads, model.heads if model.gated_heads else 0, index)
 
     @property
     def query_dim(self) -> int:
@@ -40,7 +44,9 @@ class LatentShape:
 
     @property
     def projected_width(self) -> int:
-        """Features of a row of PROJECTED: queries or their compressed form, a latent, gates."""
+        """Features of a row of PROJECTED: queries or their compressed form, a latent, an index's
+        key and the weights of its heads, gates.
+        """
         return pad_to_panel(self.gates_place + self.gates)
 
     @property
@@ -49,9 +55,15 @@ class LatentShape:
         return self.spec.query_rank or self.heads * self.query_dim
 
     @property
+    def index_place(self) -> int:
+        """The offset of an index's key in a row of PROJECTED."""
+        return self.latent_place + self.spec.rank + self.spec.rotary_dim
+
+    @property
     def gates_place(self) -> int:
         """The offset of the gates in a row of PROJECTED."""
-        return self.latent_place + self.spec.rank + self.spec.rotary_dim
+        own = self.index
+        return self.index_place + (own.dim + own.heads if own is not None else 0)
 
     @property
     def query_width(self) -> int:
@@ -79,12 +91,14 @@ def add_queries(
     *,
     bf16: bool,
     norms: dict[str, int],
+    choose: Callable[[int], None] | None = None,
     **fields: Any,
 ) -> None:
     """Add everything from the layer's norm, added last, up to ATTEND.
 
-    `norms`: addresses of the weights of "query" and "latent"; `fields`: of TURN. Raises
-    ModelLoadError as the weights do.
+    `norms`: addresses of the weights of "query" and "latent"; `choose`: adds the choice of an
+    index, by the row that writes compressed queries; `fields`: of TURN. Raises ModelLoadError as
+    the weights do.
     """
     spec, width, source = shape.spec, shape.projected_width, Buffer.PROJECTED
     writer.linear(refs.qkv, Buffer.NORMED, Buffer.PROJECTED)
@@ -101,7 +115,10 @@ def add_queries(
             weights=norms["query"],
             eps=latent.query_norm.eps,
         )
-        writer.linear(latent.query_up, Buffer.MIXED, Buffer.QKV)
+        feeder = len(writer.rows) - 1
+        if choose is not None:
+            choose(feeder)
+        writer.linear(latent.query_up, Buffer.MIXED, Buffer.QKV, feeder=feeder)
         source, facts["query_width"] = Buffer.QKV, shape.query_width
     for name in ("rank", "plain_dim", "rotary_dim"):
         facts[name] = getattr(spec, name)
@@ -139,12 +156,16 @@ def add_values(
     *,
     bf16: bool,
     activation: Activation,
+    attending: int = 1,
 ) -> None:
     """Add the matrices from attention's results, which are latents, to values in MIXED, by way of
     gates opened by `activation` if there are any.
+
+    `attending`: how many operations, added last, write these results.
     """
     spec = shape.spec
-    writer.rows[-1]["forms"] |= Form.PLAIN
+    for row in writer.rows[-attending:]:
+        row["forms"] |= Form.PLAIN
     _, values = _read_heads(writer, latent.up, spec)
     writer.add(
         Code.EXPAND,

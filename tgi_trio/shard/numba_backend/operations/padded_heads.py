@@ -16,14 +16,20 @@ from tgi_trio.shard.numba_backend.tables import PADDING, Buffer, Code, Form
 
 
 def kept_sizes(spec: DecoderSpec, layer: LayerSpec) -> HeadSizes:
-    """Return the padded sizes of a layer's heads, in attention and in the cache: whole panels."""
-    own = spec.sizes(layer)
+    """Return the padded sizes of a layer's heads, in attention and in the cache: whole panels.
+
+    Of latents without the key of an index, which is kept apart.
+    """
+    own, latent = spec.sizes(layer), spec.latent_of(layer)
+    if latent is not None:
+        size = latent.rank + latent.rotary_dim
+        own = replace(own, dim=size, value_dim=size)
     return replace(own, dim=pad_to_panel(own.dim), value_dim=pad_to_panel(own.value_dim))
 
 
 def is_padded(spec: DecoderSpec, layer: LayerSpec) -> bool:
     """Return whether a layer's heads are padded."""
-    return kept_sizes(spec, layer) != spec.sizes(layer)
+    return spec.latent_of(layer) is None and kept_sizes(spec, layer) != spec.sizes(layer)
 
 
 def add_padding(
