@@ -330,14 +330,13 @@ class Program:
         self._mirror()
 
     def buffer_bytes(self, tokens: int, wanted: int, longest: int) -> dict[Buffer, int]:
-        """Return every buffer's size in bytes, for a number of tokens and of rows of logits, and
-        for contexts of up to `longest` tokens.
-        """
+        """Return every buffer's bytes, for a number of tokens, of rows of logits, of a context."""
         spec, queries = self.spec, self.widest_queries
         apart = spec.gated_attention or spec.gated_heads or self.has(OF_PADDING)
         own = find_widths(self.model, self.run, queries=queries, apart=apart)
         widest = max(own.normed, queries, own.mlp, own.mixed, self._built.writer.widest)
         unsorted = max(own.normed, own.mixed)
+        keeps_wide = bool(self.kinds or spec.norm_gate_rank)
         blocks = (max(tokens, wanted) + SPARE_ROWS) * widest
         whole = blocks // BLOCK_INPUTS if self.kinds else 0
         lone = self.lone.values()
@@ -363,7 +362,7 @@ class Program:
             Buffer.LOW: tokens * self.low_width * 4,
             Buffer.ACTIVE: blocks * 4 if self.kinds and self.low_width else 0,
             Buffer.FLOATS: blocks * 4 if any(kind.floating for kind in self.kinds) else 0,
-            Buffer.UNSORTED: max(tokens, wanted) * unsorted * 4 if self.kinds else 0,
+            Buffer.UNSORTED: max(tokens, wanted) * unsorted * 4 if keeps_wide else 0,
             Buffer.ROUTED: tokens * max(experts, pad_to_panel(streams)) * 4,
             Buffer.CHOSEN: members * 4,
             Buffer.PARTS: members * 4,

@@ -12,7 +12,14 @@ from numpy.typing import NDArray
 from tgi_trio.model.adapters.sites import Role, Site, adapts_head, head_site
 from tgi_trio.model.matrices.decoder import layer_refs, outer_refs
 from tgi_trio.model.matrices.references import LinearRef, NormRef, every_unit
-from tgi_trio.model.matrices.roles import AttentionRefs, BesideRefs, ExpertsRefs, LayerRefs, MlpRefs
+from tgi_trio.model.matrices.roles import (
+    AttentionRefs,
+    BesideRefs,
+    ExpertsRefs,
+    LayerRefs,
+    MlpRefs,
+    NormGateRefs,
+)
 from tgi_trio.model.specs.decoder import DecoderSpec, ExpertsSpec, LayerSpec
 from tgi_trio.model.specs.mixers import Mamba2
 from tgi_trio.model.speculators.spec import HeadsSpec
@@ -25,6 +32,7 @@ from tgi_trio.shard.numba_backend.operations.attention import AttentionWriter
 from tgi_trio.shard.numba_backend.operations.lone_linears import LoneLinear, add_lone_linears
 from tgi_trio.shard.numba_backend.operations.mixers import add_mixer
 from tgi_trio.shard.numba_backend.operations.mixtures import Branch, MixtureWriter, add_mixture
+from tgi_trio.shard.numba_backend.operations.norm_gates import add_norm_gate
 from tgi_trio.shard.numba_backend.operations.norms import NormWriter
 from tgi_trio.shard.numba_backend.operations.own_embeddings import add_own_input, add_own_inputs
 from tgi_trio.shard.numba_backend.operations.shared_blocks import SharedWriter
@@ -201,13 +209,19 @@ class ProgramBuilder:
             self._streams.predict(refs.streams)
         if refs.attention is not None:
             self._norms.add(refs.attention_norm, Buffer.HIDDEN)
+            self._gate_norm(refs.attention_norm_gate)
             self._attention(refs, refs.attention, layer)
         self._settle(refs.attention_sum_norm)
         if refs.mlp is not None and not self._spec.parallel:
             self._norms.add(refs.mlp_norm, Buffer.HIDDEN)
+            self._gate_norm(refs.mlp_norm_gate)
             self._mlp(refs, layer, len(self.writer.rows) - 1)
         self._settle(refs.mlp_sum_norm)
         self._leave(refs)
+
+    def _gate_norm(self, gate: NormGateRefs | None) -> None:
+        if gate is not None:
+            add_norm_gate(self.writer, gate, self._spec.hidden_size)
 
     def _settle(self, norm: NormRef | None) -> None:
         """Add a norm of the residual stream, in whose place its result is, if there is one."""

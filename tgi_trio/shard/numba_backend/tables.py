@@ -37,6 +37,7 @@ class Code(IntEnum):
     OWN_INPUT = 23
     CUT = 24  # sparse gates: subtracts a bound and activates what is above it
     COPY = 34  # copies rows to a part of wider ones
+    GATE_NORM = 39  # multiplies what a norm has said by gates
     # Several hidden states per token, see `kernels/streams.py`:
     SPLIT = 25  # scales the projected ones to the magnitude of the first
     PREDICT = 26  # predicts all of them after a layer
@@ -66,7 +67,7 @@ class Code(IntEnum):
 MIXING = (Code.ROUTE, Code.ARRANGE, Code.EXPERTS, Code.JOIN)
 RARE = (
     *(Code.PLACE, Code.NORM_ROWS, Code.PASS_ON, Code.REORDER, Code.OPEN),
-    *(Code.SCALE, Code.OWN_INPUT, Code.CUT, Code.COPY),
+    *(Code.SCALE, Code.OWN_INPUT, Code.CUT, Code.COPY, Code.GATE_NORM),
 )
 KEEPING = (Code.CONVOLVE, Code.RECUR, Code.SCAN, Code.BLEND)
 STREAMING = (Code.SPLIT, Code.PREDICT, Code.CORRECT, Code.SPREAD, Code.MERGE)
@@ -135,7 +136,8 @@ class Buffer(IntEnum):
     LOW = 12  # activations [T, ranks of a layer's adapters]
     ACTIVE = 13  # activations [T, widest]: what QUANTISE reads, for SHRINK
     FLOATS = 14  # activations [T, widest] for weights that are not integers: float32, bfloat16
-    UNSORTED = 15  # float32 [T, widest]: the result of a norm that QUANTISE reorders
+    # float32 [T, widest]: the result of a norm that QUANTISE reorders, or that has a gate
+    UNSORTED = 15
     # Mixtures; each token has a row for each of its experts:
     ROUTED = 16  # float32 [T, padded experts]: the router's logits, also those of streams
     CHOSEN = 17  # int32 [T, per_token]: chosen experts
@@ -157,6 +159,7 @@ class Buffer(IntEnum):
     MIXED = 25
     # Float32: the inputs of the decay of each channel of a key [T, heads * key_dim]. For SCAN: time
     # steps, then their low-rank inputs, b and c. For BLEND: per head, input gates and decay gates.
+    # With latents: gates of values that come from compressed queries.
     DECAYS = 26
     OWN = 27  # float32 [T, layers * width]: per-layer embeddings
     DENSE = 28  # float32 [T, hidden]: the result of an MLP with experts beside it

@@ -57,14 +57,20 @@ def run_latents(variant, rank, step_address, op_address, counter, scratch):
 
 @kernel
 def compress(variant, rank, step, op):
-    """target[t] = RMSNorm of the first `width` of the `inputs` features of a row of `source`."""
+    """target[t] = RMSNorm of the first `width` of the `inputs` features of a row of `source`.
+
+    They follow once more, as they are, if there is room among the `outputs` of a row.
+    """
     for t in range(rank, step.tokens, step.threads):
         source = step.buffers[op.source] + t * op.inputs * 4
         factor = fill(inverse_deviation(source, op.width, 0.0, op.eps))
         for i in range(0, op.width, 2 * LANES):
             first = normed(op, source, i, fill(0.0), factor)
             second = normed(op, source, i + LANES, fill(0.0), factor)
-            store_forms(variant, step, op, t * op.width + i, first, second)
+            store_forms(variant, step, op, t * op.outputs + i, first, second)
+        for i in range(0, op.outputs - op.width, 2 * LANES):
+            first, second = load(source + 4 * i), load(source + 4 * i + 4 * LANES)
+            store_forms(variant, step, op, t * op.outputs + op.width + i, first, second)
 
 
 @kernel

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from tgi_trio.shard.numba_backend.kernels import entry, kernel
-from tgi_trio.shard.numba_backend.kernels.activation import activate
+from tgi_trio.shard.numba_backend.kernels.activation import activate, sigmoid_times
 from tgi_trio.shard.numba_backend.kernels.apart import operation_at, own_at, step_at
 from tgi_trio.shard.numba_backend.kernels.norm import inverse_deviation, normed
 from tgi_trio.shard.numba_backend.kernels.opening import open_row
@@ -31,9 +31,9 @@ PLACE, NORM_ROWS, PASS_ON, OPEN, SCALE, OWN_INPUT = (
     int(code)
     for code in (Code.PLACE, Code.NORM_ROWS, Code.PASS_ON, Code.OPEN, Code.SCALE, Code.OWN_INPUT)
 )
-CUT, COPY = int(Code.CUT), int(Code.COPY)
+CUT, COPY, GATE_NORM = int(Code.CUT), int(Code.COPY), int(Code.GATE_NORM)
 _BOTH = 2.0**-0.5  # the factor of a sum of two, which keeps its variance
-QKV = int(Buffer.QKV)
+QKV, UNSORTED = int(Buffer.QKV), int(Buffer.UNSORTED)
 
 
 @entry
@@ -57,6 +57,8 @@ def run_rare(variant, rank, step_address, op_address, counter, scratch):
             cut_gates(variant, step, op, t)
         elif op.code == COPY:
             copy_row(step, op, t)
+        elif op.code == GATE_NORM:
+            gate_norm(variant, step, op, t)
         else:
             reorder(step, op, t, scratch)
 
@@ -99,6 +101,18 @@ def pass_on(variant, step, op, t):
     source = step.buffers[op.source] + (t * op.span + op.offset) * 4
     for i in range(0, op.inputs, 2 * LANES):
         first, second = load(source + 4 * i), load(source + 4 * i + 4 * LANES)
+        store_forms(variant, step, op, t * op.inputs + i, first, second)
+
+
+@kernel
+def gate_norm(variant, step, op, t):
+    """Convert a norm's result, in UNSORTED, times the sigmoids of a row of `source`."""
+    norm = step.buffers[UNSORTED] + t * op.inputs * 4
+    gates = step.buffers[op.source] + t * op.inputs * 4
+    for i in range(0, op.inputs, 2 * LANES):
+        first = sigmoid_times(load(norm + 4 * i), load(gates + 4 * i))
+        at = 4 * (i + LANES)
+        second = sigmoid_times(load(norm + at), load(gates + at))
         store_forms(variant, step, op, t * op.inputs + i, first, second)
 
 

@@ -116,7 +116,7 @@ class AttentionWriter:
             choose=choose,
             **self._heads_of(layer),
         )
-        opened = shape.values_width if shape.gates else 0
+        opened = shape.values_width if shape.gates or shape.late_gates else 0
         self.qkv_width = max(self.qkv_width, shape.query_width, opened)
         attending = [Code.ATTEND] if own is None else [Code.ATTEND, Code.ATTEND_CHOSEN]
         for code in attending:

@@ -11,6 +11,7 @@ from tgi_trio.model.specs.mixers import DeltaRule
 from tgi_trio.model.stages import Run
 from tgi_trio.shard.numba_backend.operations.channels import decays_width
 from tgi_trio.shard.numba_backend.operations.latents import LatentShape
+from tgi_trio.shard.numba_backend.operations.mixtures import pad_to_panel
 from tgi_trio.shard.numba_backend.operations.shared_blocks import opening_width
 from tgi_trio.shard.numba_backend.operations.states import mixed_width, projected_width
 
@@ -55,6 +56,9 @@ def find_widths(model: DecoderSpec, run: Run, *, queries: int, apart: bool) -> B
         latents = LatentShape.of(model, model.latent, model.index)
         mixed.append(latents.mixed_width)
         projected.append(latents.projected_width)
+        decays.append(latents.late_gates)
+    if model.norm_gate_rank:
+        mixed.append(pad_to_panel(model.norm_gate_rank))
     if model.own_inputs is not None:
         mixed.append(model.own_inputs.width)
         projected.append(model.own_inputs.width)

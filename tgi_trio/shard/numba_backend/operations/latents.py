@@ -28,7 +28,7 @@ class LatentShape:
 
     spec: LatentSpec
     heads: int
-    gates: int  # of heads; 0: none
+    gates: int  # beside queries and latents; 0: none
     index: IndexSpec | None = None  # that chooses what is attended to
 
     @classmethod
@@ -36,7 +36,10 @@ class LatentShape:
         cls, model: DecoderSpec, latent: LatentSpec, index: IndexSpec | None = None
     ) -> LatentShape:
         """Return the shape of a model's layers with latents, and with an `index` of their own."""
-        return cls(latent, model.heads, model.heads if model.gated_heads else 0, index)
+        gates = model.heads if model.gated_heads else 0
+        if model.gated_values and not latent.doubled:
+            gates = model.heads * latent.value_dim
+        return cls(latent, model.heads, gates, index)
 
     @property
     def query_dim(self) -> int:
@@ -79,7 +82,13 @@ class LatentShape:
     def mixed_width(self) -> int:
         """Most features of a row of MIXED."""
         each = max(self.spec.plain_dim, self.spec.value_dim)
-        return max(self.heads * each, self.spec.query_rank)
+        doubled = 1 + self.spec.doubled
+        return max(self.heads * each, doubled * self.spec.query_rank)
+
+    @property
+    def late_gates(self) -> int:
+        """Features of a row of gates that are computed like queries; 0: none."""
+        return pad_to_panel(self.values_width) if self.spec.doubled else 0
 
 
 def add_queries(
@@ -106,18 +115,22 @@ def add_queries(
     facts["query_width"] = width
     facts["place"] = shape.latent_place
     if latent.query_up is not None and latent.query_norm is not None:
-        writer.add(
-            Code.COMPRESS,
-            source=Buffer.PROJECTED,
-            target=Buffer.MIXED,
-            inputs=width,
-            width=spec.query_rank,
-            weights=norms["query"],
-            eps=latent.query_norm.eps,
-        )
-        feeder = len(writer.rows) - 1
+        compress: dict[str, Any] = {
+            "source": Buffer.PROJECTED,
+            "target": Buffer.MIXED,
+            "inputs": width,
+            "width": spec.query_rank,
+            "weights": norms["query"],
+            "eps": latent.query_norm.eps,
+        }
+        writer.add(Code.COMPRESS, outputs=spec.query_rank, **compress)
         if choose is not None:
-            choose(feeder)
+            choose(len(writer.rows) - 1)
+        if spec.doubled:
+            writer.add(Code.COMPRESS, outputs=2 * spec.query_rank, **compress)
+        feeder = _last(writer, Code.COMPRESS)
+        if latent.gate_up is not None:
+            writer.linear(latent.gate_up, Buffer.MIXED, Buffer.DECAYS, feeder=feeder)
         writer.linear(latent.query_up, Buffer.MIXED, Buffer.QKV, feeder=feeder)
         source, facts["query_width"] = Buffer.QKV, shape.query_width
     for name in ("rank", "plain_dim", "rotary_dim"):
@@ -164,30 +177,31 @@ def add_values(
     `attending`: how many operations, added last, write these results.
     """
     spec = shape.spec
+    gated = bool(shape.gates or shape.late_gates)
     for row in writer.rows[-attending:]:
         row["forms"] |= Form.PLAIN
     _, values = _read_heads(writer, latent.up, spec)
     writer.add(
         Code.EXPAND,
         source=Buffer.ATTENDED,
-        target=Buffer.QKV if shape.gates else Buffer.MIXED,
+        target=Buffer.QKV if gated else Buffer.MIXED,
         heads=shape.heads,
         inputs=spec.rank,
         outputs=spec.value_dim,
         span=spec.rank + spec.rotary_dim,
         weights=writer.keep(pack_heads(values.swapaxes(1, 2), bf16=bf16)),
-        forms=Form.WIDE if shape.gates else 0,
+        forms=Form.WIDE if gated else 0,
     )
-    if shape.gates:
+    if gated:
         add_gates(
             writer,
             Buffer.QKV,
             inputs=shape.values_width,
             width=shape.values_width,
-            gates=Buffer.PROJECTED,
-            gate_width=shape.projected_width,
-            gate_place=shape.gates_place,
-            gate_size=spec.value_dim,
+            gates=Buffer.DECAYS if shape.late_gates else Buffer.PROJECTED,
+            gate_width=shape.late_gates or shape.projected_width,
+            gate_place=0 if shape.late_gates else shape.gates_place,
+            gate_size=spec.value_dim if shape.gates == shape.heads else 1,
             group=spec.value_dim,
             activation=activation,
         )
@@ -204,6 +218,11 @@ def pack_heads(matrices: Floats, *, bf16: bool) -> NDArray[Any]:
     pairs = to_bfloat16(np.ascontiguousarray(parts))
     pairs = pairs.reshape(heads, outputs // PANEL, inputs // 2, 2, PANEL).swapaxes(3, 4)
     return np.ascontiguousarray(pairs).view(np.uint32)[..., 0]
+
+
+def _last(writer: OperationWriter, code: Code) -> int:
+    """Return the row of the last operation of a kind."""
+    return max(i for i, row in enumerate(writer.rows) if row["code"] == code)
 
 
 def _read_heads(writer: OperationWriter, up: LinearRef, spec: LatentSpec) -> tuple[Floats, Floats]:

@@ -28,7 +28,7 @@ Array = NDArray[Any]
 _ROWS_AT_ONCE = 128 * PANEL  # rows of a matrix that are converted to float32 at once
 _SHORTEST = 1e-12  # the least length of a row, as in torch
 # Operations that write float32 to a buffer of its own.
-_LEAVE_UNSORTED = (Code.NORM, Code.PASS_ON, Code.COMPRESS)
+_LEAVE_UNSORTED = (Code.NORM, Code.PASS_ON, Code.COMPRESS, Code.GATE_NORM)
 _FEEDERS = (*_LEAVE_UNSORTED, Code.QUANTISE)  # operations whose results can have any form
 
 

@@ -43,11 +43,13 @@ def find_fault(variant: Variant) -> str | None:
 
 def _compress(variant: Variant) -> tuple[Floats, Floats]:
     rows, gain = _draw(_TOKENS, 96), _draw(_RANK)
-    unsorted = allocate_zeroed((_ROOM, _RANK), np.float32)
+    unsorted = allocate_zeroed((_ROOM, 2 * _RANK), np.float32)
     buffers = {Buffer.PROJECTED: rows, Buffer.UNSORTED: unsorted}
     fields = {"inputs": 96, "width": _RANK, "weights": address(gain), "forms": Form.WIDE}
+    fields["outputs"] = 2 * _RANK
     _run(variant, Code.COMPRESS, buffers, Buffer.PROJECTED, Buffer.MIXED, fields)
-    return unsorted[:_TOKENS], _normed(rows[:, :_RANK], gain)
+    own = rows[:, :_RANK]
+    return unsorted[:_TOKENS], np.concatenate((_normed(own, gain), own), axis=1)
 
 
 def _turn(variant: Variant) -> tuple[Floats, Floats]:

@@ -25,7 +25,7 @@ from tgi_trio.shard.numba_backend.variant import Variant, narrowed
 _TOKENS, _SIZE, _EPS = 3, 64, 1e-5
 _POSITIONS = (5, 0, 2)  # and token ids
 # Operations whose results are in another buffer.
-_ELSEWHERE = (Code.PASS_ON, Code.OPEN, Code.CUT, Code.COPY)
+_ELSEWHERE = (Code.PASS_ON, Code.OPEN, Code.CUT, Code.COPY, Code.GATE_NORM)
 _ROWS, _SCALE = 4, 0.25
 _CUTTING = {"activation": Activation.SILU, "forms": Form.WIDE}
 
@@ -56,6 +56,7 @@ def find_fault(variant: Variant) -> str | None:
         (Code.SCALE, x * np.float32(_SCALE), {"scale": _SCALE}),
         (Code.CUT, _cut(x), {"width": 32, "scale": _SCALE, "target": Buffer.UNSORTED, **_CUTTING}),
         (Code.COPY, _copied(x), {"inputs": 32, "offset": 32, "target": Buffer.UNSORTED}),
+        (Code.GATE_NORM, x / (1.0 + np.exp(-x)), {"inputs": _SIZE, "forms": Form.WIDE}),
         (Code.OWN_INPUT, _own_input(x, table, gain), _own_input_fields(stored, gain)),
         *((Code.OPEN, _opened(x, kind, gain), _opening(kind, gain)) for kind in GroupNorm),
     ]
@@ -146,8 +147,8 @@ def _run(variant: Variant, code: Code, x: Floats, fields: dict[str, Any]) -> Flo
     step["buffers"][0, buffer] = address(rows)
     step["buffers"][0, Buffer.UNSORTED] = address(unsorted)
     op["code"], op["source"], op["target"], op["width"] = code, buffer, buffer, width
-    if code == Code.OPEN:
-        unsorted[:] = x  # the gates
+    if code in (Code.OPEN, Code.GATE_NORM):
+        unsorted[:] = x  # the gates, or what they open
     for name, value in fields.items():
         op[name] = address(value) if isinstance(value, np.ndarray) else value
     for rank in range(2):
