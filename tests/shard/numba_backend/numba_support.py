@@ -137,6 +137,7 @@ COMPRESSED: dict[str, dict[str, Any]] = {
     "deepseek_v3": _LATENTS,
     "deepseek_v32": _LATENTS | {"index_head_dim": 64, "index_n_heads": 12},
     "glm_moe_dsa": _LATENTS | {"index_head_dim": 32},
+    "hy_v4": _LATENTS | {"index_head_dim": 64},
     "axk1": _LATENTS,
     "axk2": _LATENTS | {"index_head_dim": 64},
     "glm4_moe_lite": _LATENTS,

@@ -52,6 +52,7 @@ _MAMBA = {"mamba_head_dim": 32, "mamba_num_heads": 4, "ssm_state_size": 32, "hea
 WIDER: dict[str, dict[str, int]] = {
     "deepseek_v3": _LATENT | {"qk_rope_head_dim": 32},
     "glm_moe_dsa": _LATENT | {"qk_rope_head_dim": 32, "index_head_dim": 32},
+    "hy_v4": _LATENT | {"qk_rope_head_dim": 32, "index_head_dim": 32},
     "ernie4_5_moe": {},
     "mimo_v2_flash": {"head_dim": 32, "v_head_dim": 32},
     "step3p5": {"head_dim": 32, "share_expert_dim": 64},

@@ -92,6 +92,8 @@ def _find_odd_layer(spec: DecoderSpec) -> str | None:
         return reason
     if spec.streams is not None and (reason := _find_odd_streams(spec)):
         return reason
+    if spec.hyper is not None and (reason := _find_odd_hyper(spec)):
+        return reason
     if spec.latent is None and (reason := _find_odd_heads(spec)):
         return reason
     post_norm = bool(spec.names.mlp_post_norm)
@@ -208,9 +210,19 @@ def _find_odd_streams(spec: DecoderSpec) -> str | None:
     return None
 
 
+def _find_odd_hyper(spec: DecoderSpec) -> str | None:
+    """Return what is not implemented together with hyper-connections, or None."""
+    plain = all(layer.attends and layer.feeds and not layer.mixer for layer in spec.layers)
+    names = spec.names
+    normed = names.attention_post_norm or names.mlp_post_norm or names.attention_sum_norm
+    if not plain or spec.parallel or spec.streams is not None or normed:
+        return "layers between several hidden states are not those of Hunyuan 4"
+    return None if names.last_streams else "several hidden states have no weights behind them"
+
+
 def _find_odd_latents(spec: DecoderSpec) -> str | None:
     """Return what is not implemented together with latent attention."""
-    if spec.parallel or spec.alibi or spec.names.sinks:
+    if spec.parallel or spec.alibi:
         return "compressed keys and values have what only whole ones have here"
     if spec.gated_attention:
         return "what is read of compressed keys and values has a gate for each number"

@@ -20,7 +20,6 @@ from tgi_trio.model.fit.name_claims import NAMES
 from tgi_trio.model.specs.block_index import BlockIndexSpec
 from tgi_trio.model.specs.decoder import (
     CompressionSpec,
-    HyperSpec,
     SharedKeySpec,
 )
 from tgi_trio.model.specs.gated_streams import GatedStreamsSpec
@@ -54,7 +53,7 @@ _RANKS = multiples(PANEL, f"what layers add to shared blocks is of rank {{}}, no
 
 # Parts of what is refused.
 _REFUSED: Final = (
-    *(BlockIndexSpec, CompressionSpec, GatedStreamsSpec, HyperSpec, NgramsSpec),
+    *(BlockIndexSpec, CompressionSpec, GatedStreamsSpec, NgramsSpec),
     *(PooledIndexSpec, SharedKeySpec),
 )
 CLAIMS: Final[Claims] = {
@@ -88,8 +87,12 @@ CLAIMS: Final[Claims] = {
     **every_field(*_REFUSED),
     "DecoderSpec.shared_key": only(None, refusal="all heads share one key, which is their value"),
     "LayerSpec.compression": ANY,  # part of what is refused
-    "DecoderSpec.hyper": only(None, refusal="layers are between several hidden states"),
-    **{f"HyperSpec.{name}": ANY for name in ("count", "iterations", "eps", "added", "added_eps")},
+    "DecoderSpec.hyper": ANY,
+    "HyperSpec.count": Claim(
+        lambda n: n <= LANES, f"a token has {{}} hidden states, which are more than {LANES}"
+    ),
+    "HyperSpec.iterations": only(0, refusal="several hidden states are mixed"),
+    **{f"HyperSpec.{name}": ANY for name in ("eps", "added", "added_eps")},
     "DecoderSpec.latent": ANY,
     "LatentSpec.rank": _LATENTS,
     "LatentSpec.query_rank": _LATENTS,

@@ -9,6 +9,7 @@ from typing import Final
 from tgi_trio.shard.numba_backend.machine_code.entry import (
     KEEP_STATES,
     MIX_EXPERTS,
+    RUN_HYPER,
     RUN_INDEX,
     RUN_LATENTS,
     RUN_PADDING,
@@ -17,6 +18,7 @@ from tgi_trio.shard.numba_backend.machine_code.entry import (
     Entry,
 )
 from tgi_trio.shard.numba_backend.program import Program
+from tgi_trio.shard.numba_backend.self_tests import hyper as hyper_self_test
 from tgi_trio.shard.numba_backend.self_tests import index as index_self_test
 from tgi_trio.shard.numba_backend.self_tests import latents as latent_self_test
 from tgi_trio.shard.numba_backend.self_tests import mixtures as mixture_self_test
@@ -27,6 +29,7 @@ from tgi_trio.shard.numba_backend.self_tests import streams as stream_self_test
 from tgi_trio.shard.numba_backend.tables import (
     KEEPING,
     MIXING,
+    OF_HYPER,
     OF_INDEX,
     OF_LATENTS,
     OF_PADDING,
@@ -61,6 +64,9 @@ OF_FEW: Final = Apart("kernels", RARE, RUN_RARE, rare_self_test.find_fault)
 STREAMS: Final = Apart(
     "kernels of hidden states", STREAMING, RUN_STREAMS, stream_self_test.find_fault
 )
+HYPER: Final = Apart(
+    "kernels of hyper-connections", OF_HYPER, RUN_HYPER, hyper_self_test.find_fault
+)
 NARROW_HEADS: Final = Apart(
     "kernels of narrow heads", OF_PADDING, RUN_PADDING, padding_self_test.find_fault
 )
@@ -85,7 +91,7 @@ STATES: Final = Apart(
     state_self_test.find_fault,
     state_self_test.of_states,
 )
-_TABLE: Final = (MIXTURES, OF_FEW, STREAMS, NARROW_HEADS, LATENTS, INDEX, STATES)
+_TABLE: Final = (MIXTURES, OF_FEW, STREAMS, HYPER, NARROW_HEADS, LATENTS, INDEX, STATES)
 
 
 def find_apart(program: Program) -> list[Apart]:

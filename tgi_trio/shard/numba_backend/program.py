@@ -343,7 +343,8 @@ class Program:
         mixtures = [layer.experts for layer in spec.layers if layer.experts]
         members = tokens * max((each.per_token for each in mixtures), default=0)
         experts = pad_to_panel(max((each.count for each in mixtures), default=0))
-        streams = spec.streams.count if spec.streams else 0
+        several = spec.streams or spec.hyper
+        streams = several.count if several else 0
         beside = any(layer.beside for layer in spec.layers)
         opens = bool(spec.names.shared_router) and any(each.shared_width for each in mixtures)
         return {
@@ -369,6 +370,7 @@ class Program:
             Buffer.GROUPS: 12 * (1 + experts),
             Buffer.MEMBERS: members * 4,
             Buffer.ARRANGED: (members + SPARE_ROWS) * spec.hidden_size * 4,
+            Buffer.SHARES: tokens * PANEL * 4 if spec.hyper else 0,
             Buffer.OPENED: tokens * PANEL * 4 if opens else 0,
             Buffer.SHARED: tokens * spec.hidden_size * 4 if opens else 0,
             Buffer.PROJECTED: tokens * own.projected * 4,

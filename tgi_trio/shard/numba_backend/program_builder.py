@@ -16,6 +16,7 @@ from tgi_trio.model.matrices.roles import (
     AttentionRefs,
     BesideRefs,
     ExpertsRefs,
+    HyperRefs,
     LayerRefs,
     MlpRefs,
     NormGateRefs,
@@ -29,6 +30,7 @@ from tgi_trio.shard.checkpoint.lookup import Weights, read_table
 from tgi_trio.shard.checkpoint.numbers import to_bfloat16, to_float32
 from tgi_trio.shard.numba_backend.operations.adapted import AdaptedSite
 from tgi_trio.shard.numba_backend.operations.attention import AttentionWriter
+from tgi_trio.shard.numba_backend.operations.hyper import HyperWriter
 from tgi_trio.shard.numba_backend.operations.lone_linears import LoneLinear, add_lone_linears
 from tgi_trio.shard.numba_backend.operations.mixers import add_mixer
 from tgi_trio.shard.numba_backend.operations.mixtures import Branch, MixtureWriter, add_mixture
@@ -89,6 +91,9 @@ class ProgramBuilder:
         self._streams: StreamWriter | None = None
         if spec.streams is not None:
             self._streams = StreamWriter(self.writer, self._norms, spec, spec.streams)
+        self._hyper: HyperWriter | None = None
+        if spec.hyper is not None:
+            self._hyper = HyperWriter(self.writer, spec, spec.hyper)
         self._blocks = SharedWriter(self.writer, self._norms, self._heads, spec)
         # As numbers [vocabulary, features]; None: it is kept as codes, or not on this rank.
         self.embedding: NDArray[Any] | None = None
@@ -116,6 +121,8 @@ class ProgramBuilder:
             self._embed()
         if self._streams is not None and outer.streams is not None:
             self._streams.split(outer.streams)
+        if self._hyper is not None:
+            self._hyper.fork()
         if any(layer.shared for layer in spec.layers):
             self._blocks.keep_first()
         for index in self._run.layers:
@@ -124,6 +131,7 @@ class ProgramBuilder:
             self._layer(layer_refs(self._model, index), spec.layers[index])
         if self._streams is not None and outer.streams is not None:
             self._streams.merge(outer.streams)
+        self._gather(outer.hyper)
 
     def _embed(self) -> None:
         """Add the embedding."""
@@ -208,16 +216,30 @@ class ProgramBuilder:
         if self._streams is not None and refs.streams is not None:
             self._streams.predict(refs.streams)
         if refs.attention is not None:
+            self._gather(refs.hyper and refs.hyper.attention)
             self._norms.add(refs.attention_norm, Buffer.HIDDEN)
             self._gate_norm(refs.attention_norm_gate)
             self._attention(refs, refs.attention, layer)
         self._settle(refs.attention_sum_norm)
         if refs.mlp is not None and not self._spec.parallel:
+            self._gather(refs.hyper and refs.hyper.mlp)
             self._norms.add(refs.mlp_norm, Buffer.HIDDEN)
             self._gate_norm(refs.mlp_norm_gate)
             self._mlp(refs, layer, len(self.writer.rows) - 1)
         self._settle(refs.mlp_sum_norm)
         self._leave(refs)
+
+    def _gather(self, refs: HyperRefs | None) -> None:
+        """Add what is read of several hidden states, if a token has them."""
+        if self._hyper is not None and refs is not None:
+            self._hyper.gather(refs)
+
+    def _join(self, norm: NormRef | None, scale: float) -> None:
+        """Add what is in BRANCH to the residual stream, or to all hidden states."""
+        if self._hyper is not None:
+            self._hyper.scatter(scale)
+        elif norm is not None:
+            self._norms.join(norm, scale)
 
     def _gate_norm(self, gate: NormGateRefs | None) -> None:
         if gate is not None:
@@ -363,11 +385,10 @@ class ProgramBuilder:
         spec = self._spec
         scale = spec.residual_scale * spec.mlp_scale * experts.result_scale
         branch = Branch(Buffer.HIDDEN, scale, spec.activation, spec.hidden_size)
-        if post_norm is not None:
+        if post_norm is not None or self._hyper is not None:
             branch = Branch(Buffer.BRANCH, 1.0, spec.activation, spec.hidden_size)
         add_mixture(self.writer, refs, experts, branch, feeder)
-        if post_norm is not None:
-            self._norms.join(post_norm, scale)
+        self._join(post_norm, scale)
 
     def _site(self, role: Role) -> Site:
         return Site(self._index, role)
@@ -393,8 +414,8 @@ class ProgramBuilder:
     ) -> None:
         """End a branch: it joins the residual stream, through its own norm if it has one."""
         scale *= self._spec.residual_scale
-        if post_norm is None:
+        if post_norm is None and self._hyper is None:
             self.writer.linear(linear, source, Buffer.HIDDEN, epilogue=Epilogue.ADD, scale=scale)
             return
         self.writer.linear(linear, source, Buffer.BRANCH)
-        self._norms.join(post_norm, scale)
+        self._join(post_norm, scale)

@@ -44,6 +44,11 @@ class Code(IntEnum):
     CORRECT = 27  # corrects all of them by the one that was computed
     SPREAD = 28  # adds a branch to all but the first
     MERGE = 29  # their mean, after scaling all to the magnitude of the first
+    # Several hidden states, between which and a sum of them parts of layers are; see
+    # `kernels/hyper.py`:
+    FORK = 40  # copies what is embedded to all of them
+    GATHER = 41  # the sum that a part reads
+    SCATTER = 42  # adds the result of a part to all of them
     # Heads that fill no panels, see `kernels/padding.py`:
     PAD = 30  # pads the heads of queries, keys and values with zeros
     CLOSE = 31  # removes the padding from the output of attention
@@ -71,6 +76,7 @@ RARE = (
 )
 KEEPING = (Code.CONVOLVE, Code.RECUR, Code.SCAN, Code.BLEND)
 STREAMING = (Code.SPLIT, Code.PREDICT, Code.CORRECT, Code.SPREAD, Code.MERGE)
+OF_HYPER = (Code.FORK, Code.GATHER, Code.SCATTER)
 OF_PADDING = (Code.PAD, Code.CLOSE)
 OF_INDEX = (Code.ASK, Code.SCORE, Code.CHOOSE, Code.ATTEND_CHOSEN)
 OF_LATENTS = (Code.COMPRESS, Code.TURN, Code.ABSORB, Code.EXPAND)
@@ -169,6 +175,7 @@ class Buffer(IntEnum):
     ASKED = 31  # like QUERY [T, heads * dim]: an index's queries
     SCORES = 32  # float32 [fewer T, longest context]: its scores, in steps of few tokens
     CHOICE = 33  # int32 [T, most]: the places that it has chosen, ascending
+    SHARES = 34  # float32 [T, 32]: weights of hidden states, in what is read and of the result
 
 
 class Routing(IntEnum):
@@ -408,6 +415,22 @@ STREAM = np.dtype(
         ("coefficients", "i8"),
         # float32 [hidden]: factors of the stream that CORRECT writes to HIDDEN; 0: none
         ("scale", "i8"),
+    ]
+)
+
+# For FORK, GATHER and SCATTER.
+HYPER = np.dtype(
+    [
+        ("count", "i8"),  # hidden states
+        ("weights", "i8"),  # to compute: `count` of what is read, then those of the result, if any
+        ("mix", "i8"),  # float32 [weights, count * hidden]
+        ("bases", "i8"),  # float32 [weights]
+        ("scales", "i8"),  # float32, one of each kind
+        # the largest weight of each kind, and what is added to it
+        ("read", "f4"),
+        ("read_eps", "f4"),
+        ("added", "f4"),
+        ("added_eps", "f4"),
     ]
 )
 

@@ -118,6 +118,7 @@ class AttentionWriter:
         )
         opened = shape.values_width if shape.gates or shape.late_gates else 0
         self.qkv_width = max(self.qkv_width, shape.query_width, opened)
+        sinks = self._keep_sinks(refs)
         attending = [Code.ATTEND] if own is None else [Code.ATTEND, Code.ATTEND_CHOSEN]
         for code in attending:
             self._writer.add(
@@ -127,6 +128,7 @@ class AttentionWriter:
                 cap=self._spec.attention_soft_cap,
                 value_scale=scale,
                 most=0 if own is None else own.most,
+                sinks=sinks,
             )
         add_values(
             self._writer,
@@ -180,15 +182,13 @@ class AttentionWriter:
         }
 
     def _attend(self, index: int, refs: AttentionRefs, layer: LayerSpec, width: int) -> None:
-        spec, slopes, sinks = self._spec, 0, 0
+        spec, slopes = self._spec, 0
         # The scales of the K and V that the layer reads.
         scales = self._kv_scales[index if layer.reads_layer is None else layer.reads_layer]
         self._rotate(refs, layer, width, scales)
         if spec.alibi:
             found = alibi_slopes(spec.heads) * np.float32(spec.alibi_scale)
             slopes = self._writer.keep(found)
-        if refs.sinks is not None:
-            sinks = self._writer.keep(self._writer.source.vector(refs.sinks.name, refs.sinks.size))
         self._writer.add(
             Code.ATTEND,
             **self._heads_of(layer),
@@ -198,8 +198,14 @@ class AttentionWriter:
             value_scale=scales[1],
             causal=not layer.ahead,
             slopes=slopes,
-            sinks=sinks,
+            sinks=self._keep_sinks(refs),
         )
+
+    def _keep_sinks(self, refs: AttentionRefs) -> int:
+        """Keep the sinks of a layer's heads; return their address, 0 for none."""
+        if refs.sinks is None:
+            return 0
+        return self._writer.keep(self._writer.source.vector(refs.sinks.name, refs.sinks.size))
 
     def _rotate(
         self, refs: AttentionRefs, layer: LayerSpec, width: int, scales: tuple[float, float]
