@@ -165,12 +165,8 @@ class Program:
     @property
     def _indexes(self) -> list[IndexSpec]:
         """The indexes of tokens of layers that have their own."""
-        own = (
-            self.spec.index_of(layer)
-            for layer in self.spec.layers
-            if layer.attends and layer.chooses
-        )
-        return [index for index in own if index is not None]
+        choosers = (layer for layer in self.spec.layers if layer.attends and layer.chooses)
+        return [index for layer in choosers if (index := self.spec.index_of(layer)) is not None]
 
     def find_index_room(self, longest: int) -> int:
         """Return the bytes of scratch memory that a thread needs for indexes of tokens."""

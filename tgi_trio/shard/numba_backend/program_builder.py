@@ -14,7 +14,6 @@ from tgi_trio.model.matrices.decoder import layer_refs, outer_refs
 from tgi_trio.model.matrices.references import LinearRef, NormRef, every_unit
 from tgi_trio.model.matrices.roles import (
     AttentionRefs,
-    BesideRefs,
     ExpertsRefs,
     HyperRefs,
     LayerRefs,
@@ -28,12 +27,14 @@ from tgi_trio.model.split import Portion
 from tgi_trio.model.stages import Run
 from tgi_trio.shard.checkpoint.lookup import Weights, read_table
 from tgi_trio.shard.checkpoint.numbers import to_bfloat16, to_float32
+from tgi_trio.shard.numba_backend.operations.activations import keep_learned
 from tgi_trio.shard.numba_backend.operations.adapted import AdaptedSite
 from tgi_trio.shard.numba_backend.operations.attention import AttentionWriter
+from tgi_trio.shard.numba_backend.operations.beside import add_beside
 from tgi_trio.shard.numba_backend.operations.hyper import HyperWriter
 from tgi_trio.shard.numba_backend.operations.lone_linears import LoneLinear, add_lone_linears
 from tgi_trio.shard.numba_backend.operations.mixers import add_mixer
-from tgi_trio.shard.numba_backend.operations.mixtures import Branch, MixtureWriter, add_mixture
+from tgi_trio.shard.numba_backend.operations.mixtures import Branch, add_mixture
 from tgi_trio.shard.numba_backend.operations.norm_gates import add_norm_gate
 from tgi_trio.shard.numba_backend.operations.norms import NormWriter
 from tgi_trio.shard.numba_backend.operations.own_embeddings import add_own_input, add_own_inputs
@@ -311,7 +312,10 @@ class ProgramBuilder:
             post_norm = refs.mlp_post_norm
             inner = self._dense(refs.mlp, layer, feeder)
             if refs.beside is not None and layer.experts is not None and post_norm is not None:
-                self._beside(refs.mlp.down, refs.beside, layer.experts, post_norm)
+                add_beside(
+                    *(self.writer, self._norms, self._spec, refs.mlp.down, refs.beside),
+                    *(layer.experts, post_norm),
+                )
             else:
                 self._branch(refs.mlp.down, inner, post_norm, self._spec.mlp_scale)
         elif refs.mlp is not None and layer.experts is not None:
@@ -330,7 +334,7 @@ class ProgramBuilder:
                 width=width,
                 scale=NormalDist().inv_cdf(layer.sparsity),
                 activation=ACTIVATIONS[self._spec.activation],
-                learned=self._learned(mlp),
+                learned=keep_learned(self.writer, mlp),
             )
             self._adapt(self._site("down"), mlp.down, Buffer.INNER)
             return Buffer.INNER
@@ -345,39 +349,13 @@ class ProgramBuilder:
             epilogue=Epilogue.GATE if mlp.gated else Epilogue.ACTIVATE,
             scale=self._spec.gate_scale,
             activation=ACTIVATIONS[self._spec.activation],
-            learned=self._learned(mlp),
+            learned=keep_learned(self.writer, mlp),
         )
         inner = Buffer.INNER
         if mlp.inner_norm is not None:
             inner = self._norms.add_inner(mlp.inner_norm, inner)
         self._adapt(self._site("down"), mlp.down, inner)
         return inner
-
-    def _beside(
-        self, down: LinearRef, refs: BesideRefs, experts: ExpertsSpec, post_norm: NormRef
-    ) -> None:
-        """End an MLP with experts beside it: the sum of both joins the residual stream."""
-        spec = self._spec
-        self.writer.linear(down, Buffer.INNER, Buffer.DENSE)
-        branch = Branch(Buffer.BRANCH, 1.0, spec.activation, spec.hidden_size)
-        mixture = MixtureWriter(self.writer, refs.experts, experts, branch, refs.expert_scale)
-        self._norms.add(refs.router_norm, Buffer.HIDDEN)
-        mixture.route(len(self.writer.rows) - 1, scale=spec.hidden_size**-0.5)
-        self._norms.add(refs.norm, Buffer.HIDDEN)
-        mixture.mix(len(self.writer.rows) - 1)
-        self._norms.add_in_place(refs.dense_post_norm, Buffer.DENSE, spec.hidden_size)
-        self._norms.join(refs.post_norm, 1.0, target=Buffer.DENSE)
-        scale = spec.residual_scale * spec.mlp_scale
-        self._norms.join(post_norm, scale, source=Buffer.DENSE)
-
-    def _learned(self, mlp: MlpRefs) -> int:
-        """Keep the parameters of xIELU for the kernels; return their address, 0 for none."""
-        if not mlp.learned:
-            return 0
-        stored = [self.writer.source.vector(ref.name, ref.size)[0] for ref in mlp.learned]
-        alpha_p, alpha_n, beta, eps = (np.float32(value) for value in stored)
-        positive, negative = np.logaddexp(np.float32(0.0), (alpha_p, alpha_n))
-        return self.writer.keep(np.array([positive, beta + negative, beta, eps], np.float32))
 
     def _mixture(
         self, refs: ExpertsRefs, experts: ExpertsSpec, post_norm: NormRef | None, feeder: int
