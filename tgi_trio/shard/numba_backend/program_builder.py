@@ -217,13 +217,13 @@ class ProgramBuilder:
         if self._streams is not None and refs.streams is not None:
             self._streams.predict(refs.streams)
         if refs.attention is not None:
-            self._gather(refs.hyper and refs.hyper.attention)
+            self._gather(refs.hyper.attention if refs.hyper else None)
             self._norms.add(refs.attention_norm, Buffer.HIDDEN)
             self._gate_norm(refs.attention_norm_gate)
             self._attention(refs, refs.attention, layer)
         self._settle(refs.attention_sum_norm)
         if refs.mlp is not None and not self._spec.parallel:
-            self._gather(refs.hyper and refs.hyper.mlp)
+            self._gather(refs.hyper.mlp if refs.hyper else None)
             self._norms.add(refs.mlp_norm, Buffer.HIDDEN)
             self._gate_norm(refs.mlp_norm_gate)
             self._mlp(refs, layer, len(self.writer.rows) - 1)

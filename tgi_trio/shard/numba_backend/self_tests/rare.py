@@ -56,7 +56,7 @@ def find_fault(variant: Variant) -> str | None:
         (Code.SCALE, x * np.float32(_SCALE), {"scale": _SCALE}),
         (Code.CUT, _cut(x), {"width": 32, "scale": _SCALE, "target": Buffer.UNSORTED, **_CUTTING}),
         (Code.COPY, _copied(x), {"inputs": 32, "offset": 32, "target": Buffer.UNSORTED}),
-        (Code.GATE_NORM, x / (1.0 + np.exp(-x)), {"inputs": _SIZE, "forms": Form.WIDE}),
+        (Code.GATE_NORM, _closed(x), {"inputs": _SIZE, "forms": Form.WIDE}),
         (Code.OWN_INPUT, _own_input(x, table, gain), _own_input_fields(stored, gain)),
         *((Code.OPEN, _opened(x, kind, gain), _opening(kind, gain)) for kind in GroupNorm),
     ]
@@ -91,6 +91,11 @@ def _opened(x: Floats, norm: GroupNorm, gain: Floats) -> Floats:
         groups = groups * gain.reshape(2, 32)
     normed = groups.reshape(_TOKENS, _SIZE)
     return np.asarray(normed if norm == GroupNorm.BEHIND else normed * gates, np.float32)
+
+
+def _closed(x: Floats) -> Floats:
+    """Return rows times their own sigmoids."""
+    return np.asarray(x / (1.0 + np.exp(-x)), np.float32)
 
 
 def _cut(x: Floats) -> Floats:
