@@ -73,11 +73,11 @@ gates of an MLP set together: such models are not split over ranks.
 DeepSeek V3.2 and GLM 5 attend to those tokens alone that an index scores best
 (`torch_backend/attention/indexed.py`): its keys lie behind the latents in the cache, in pages as
 they do. On a GPU kernels of our own score, choose and attend, in recorded graphs
-(`torch_backend/attention/paged_indexed.py`), and the CPU kernels have operations of their own for it
-([index](cpu-backend.md#an-index-of-tokens)), A.X-K2's and Hunyuan 4's included. The index is computed in the model's dtype, as
-`transformers` does, not in 8 bits behind a Hadamard transform. Hunyuan 4 is computed so as well,
-with its sinks, gates of values, limits of routed experts and several hidden states; without limits
-it runs through transformers.
+(`torch_backend/attention/paged_indexed.py`); the CPU kernels have operations of their own for it
+([index](cpu-backend.md#an-index-of-tokens)), those of the next families included that choose tokens
+one by one. The index is computed in the model's dtype, as `transformers` does, not in 8 bits behind
+a Hadamard transform. Hunyuan 4 is computed so as well, with its sinks, gates of values, limits of
+routed experts and several hidden states; without limits it runs through transformers.
 
 DeepSeek V4's heads all attend to one key per token, which is its value as well, in a window, and to
 *entries*, means of runs of 4 or 128 tokens; of the former an index selects those that a token

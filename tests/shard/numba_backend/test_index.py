@@ -35,6 +35,7 @@ from tgi_trio.shard.numba_backend.self_tests import index as index_self_test
 from tgi_trio.shard.numba_backend.unsupported import UnsupportedError
 from tgi_trio.shard.numba_backend.variant import Variant
 from tgi_trio.shard.numba_backend.weight_layout import CacheNumbers
+from tgi_trio.testing.wrapped_checkpoints import make_wrapped
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 Checkpoint = Callable[..., Path]
@@ -164,6 +165,39 @@ def test_weights_that_stay_fp8(checkpoint: Checkpoint, tmp_path: Path) -> None:
         run(runner, batch, chunk=20, joins=3)
         for row in batch:
             assert_greedy(golden, recorder, row, 1e-3)
+
+
+@pytest.fixture(scope="module")
+def sharing(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Mistral Large 4: layers read latents of others, some turn and some do not."""
+    sizes = {"kv_lora_rank": 64, "qk_nope_head_dim": 32, "qk_rope_head_dim": 32}
+    sizes |= {"v_head_dim": 64, "index_head_dim": 64, "num_attention_heads": 2}
+    folder = tmp_path_factory.mktemp("sharing")
+    return make_wrapped(folder, "mistral_large4", num_key_value_heads=2, **sizes)
+
+
+def test_layers_that_read_latents_of_others(sharing: Path) -> None:
+    """Each that chooses has index keys of its own."""
+    golden = Golden(sharing)
+    with cpu_runner(sharing) as (runner, recorder):
+        assert runner.info.kv_bytes_per_token == 4 * (2 * (64 + 32) + 2 * 64 + 4 * 64)
+        rows = sequences(prompts(8), 5, new=8)
+        run(runner, rows, chunk=20, joins=3)
+        for row in rows:
+            assert_greedy(golden, recorder, row, 1e-3)
+    check_invariance(sharing)
+
+
+def test_8_bit_keys_of_others_are_those_of_torch(sharing: Path) -> None:
+    found = []
+    runner, recorder = load(sharing, dtype="float32", kv_cache_dtype="fp8_e4m3fn")
+    with cpu_runner(sharing, kv=CacheNumbers("fp8_e4m3fn", [(1.0, 1.0)] * 5)) as (kernels, own):
+        for each, chosen in ((runner, recorder), (kernels, own)):
+            rows = sequences(prompts(8), 3, new=8)
+            run(each, rows)
+            found.append([chosen.logits(row.id) for row in rows])
+    apart = [float((a - b).abs().max()) for a, b in zip(*found, strict=True)]
+    assert float(np.median(apart)) < 1e-3
 
 
 def test_indexes_that_fill_no_panels_are_refused(checkpoint: Checkpoint) -> None:

@@ -226,8 +226,12 @@ def _find_odd_latents(spec: DecoderSpec) -> str | None:
         return "compressed keys and values have what only whole ones have here"
     if spec.gated_attention:
         return "what is read of compressed keys and values has a gate for each number"
-    if spec.index is not None and (size := spec.index.rotary.dim) % PANEL:
-        return f"{size} numbers of an index's keys are rotated, which is no multiple of {PANEL}"
+    for layer in spec.layers:
+        index, turning = spec.index_of(layer), layer.rotary
+        if index is not None and (size := index.rotary.dim) % PANEL:
+            return f"{size} numbers of an index's keys are rotated, which is no multiple of {PANEL}"
+        if turning is not None and turning.learned and turning.kind in ("dynamic", "longrope"):
+            return "learned rotary frequencies depend on the length"
     if any(layer.rotary is not None and layer.rotary.sections for layer in spec.layers):
         return "compressed keys turn by places in images"
     return None

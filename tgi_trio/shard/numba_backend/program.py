@@ -317,9 +317,9 @@ class Program:
         asking = np.flatnonzero(codes == Code.ASK)
         indexes = zip(asking, self._indexes, strict=True)
         places += [(place, (index.rotary, index.dim)) for place, index in indexes]
-        self.rotary = RotaryTables(
-            [key for _, key in places], count, tokens, whole=self.spec.latent is None
-        )
+        keys, whole = [key for _, key in places], self.spec.latent is None
+        factors = self._built.rotary_factors
+        self.rotary = RotaryTables(keys, count, tokens, whole=whole, factors=factors)
         for place, key in places:
             for name, value in self.rotary.fields(*key).items():
                 self.operations[place][name] = value
@@ -332,7 +332,8 @@ class Program:
         own = find_widths(self.model, self.run, queries=queries, apart=apart)
         widest = max(own.normed, queries, own.mlp, own.mixed, self._built.writer.widest)
         unsorted = max(own.normed, own.mixed)
-        keeps_wide = bool(self.kinds or spec.norm_gate_rank)
+        reads_input = spec.index is not None and spec.index.reads_input
+        keeps_wide = bool(self.kinds or spec.norm_gate_rank or reads_input)
         blocks = (max(tokens, wanted) + SPARE_ROWS) * widest
         whole = blocks // BLOCK_INPUTS if self.kinds else 0
         lone = self.lone.values()

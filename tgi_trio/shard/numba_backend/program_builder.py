@@ -96,6 +96,7 @@ class ProgramBuilder:
         if spec.hyper is not None:
             self._hyper = HyperWriter(self.writer, spec, spec.hyper)
         self._blocks = SharedWriter(self.writer, self._norms, self._heads, spec)
+        self.rotary_factors: Array | None = None  # of learned frequencies, float32 [pairs]
         # As numbers [vocabulary, features]; None: it is kept as codes, or not on this rank.
         self.embedding: NDArray[Any] | None = None
         self._index = 0  # of the layer whose operations are written
@@ -118,6 +119,8 @@ class ProgramBuilder:
     def _build(self) -> None:
         """Add everything up to the last hidden states."""
         spec, outer = self._spec, outer_refs(self._model)
+        if (ref := outer.rotary_factors) is not None:
+            self.rotary_factors = np.exp(self.writer.source.array(ref.name, ref.shape))
         if self._run.is_first:
             self._embed()
         if self._streams is not None and outer.streams is not None:
@@ -312,10 +315,8 @@ class ProgramBuilder:
             post_norm = refs.mlp_post_norm
             inner = self._dense(refs.mlp, layer, feeder)
             if refs.beside is not None and layer.experts is not None and post_norm is not None:
-                add_beside(
-                    *(self.writer, self._norms, self._spec, refs.mlp.down, refs.beside),
-                    *(layer.experts, post_norm),
-                )
+                whole = self.writer, self._norms, self._spec
+                add_beside(*whole, refs.mlp.down, refs.beside, layer.experts, post_norm)
             else:
                 self._branch(refs.mlp.down, inner, post_norm, self._spec.mlp_scale)
         elif refs.mlp is not None and layer.experts is not None:

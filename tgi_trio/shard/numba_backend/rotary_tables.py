@@ -39,13 +39,20 @@ class RotaryTables:
     """The tables of a model for positions below a bound."""
 
     def __init__(
-        self, rotaries: Iterable[tuple[RotarySpec, int]], count: int, tokens: int, *, whole: bool
+        self,
+        rotaries: Iterable[tuple[RotarySpec, int]],
+        count: int,
+        tokens: int,
+        *,
+        whole: bool,
+        factors: Floats | None = None,
     ) -> None:
         """Compute the tables of `rotaries`, each with its head size, for positions below `count`.
 
         `tokens`: the most in a step. `whole`: heads are rotated as a whole, in another order if
-        they need one.
+        they need one. `factors` [pairs]: of frequencies, where these are learned.
         """
+        self._factors = factors
         rotaries = list(rotaries)
         lengths = [length for own, _ in rotaries if (length := short_length(own)) is not None]
         self._short = min(lengths, default=None)
@@ -92,6 +99,8 @@ class RotaryTables:
         rotary, head_dim = key
         size = head_dim if whole and needs_order(rotary) else 0
         frequencies, scale = rotary_frequencies(rotary)
+        if rotary.learned and self._factors is not None:
+            frequencies = frequencies * self._factors
         cosines, sines = _spread(rotary, size, np.arange(self._near), frequencies, scale)
         if room:
             cosines, sines = (np.pad(rows, ((0, room), (0, 0))) for rows in (cosines, sines))
@@ -105,6 +114,8 @@ class RotaryTables:
             held["query_scales"] = np.float32(1.0) + np.float32(by.beta) * np.log1p(
                 steps.astype(np.float32)
             )
+        if rotary.log_positions:
+            held["logs"] = np.log(np.arange(1, count + 1, dtype=np.float32))
         self._held[key] = held
 
 

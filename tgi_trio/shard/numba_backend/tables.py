@@ -277,6 +277,9 @@ OPERATION = np.dtype(
         ("key_norm", "i8"),
         ("norm_last", "i8"),  # 1: heads are rotated, then normalised
         ("query_scales", "i8"),  # float32 [positions]: factors of queries by position; 0: none
+        ("logs", "i8"),  # float32 [positions]: logarithms of positions, counted from 1
+        # float32 [heads, 2]: of queries, factors of such a logarithm and what is added; 0: none
+        ("log_scales", "i8"),
         # float32 [4]: xIELU's factors of x^2, of the exponential part and of x, and the bound of
         # e^x
         ("learned", "i8"),

@@ -16,6 +16,7 @@ from tgi_trio.shard.numba_backend.kernels import entry, kernel
 from tgi_trio.shard.numba_backend.kernels.apart import latent_at, operation_at, step_at
 from tgi_trio.shard.numba_backend.kernels.linear import multiply_rows
 from tgi_trio.shard.numba_backend.kernels.norm import (
+    head_factor,
     inverse_deviation,
     normed,
     query_factor,
@@ -75,7 +76,8 @@ def compress(variant, rank, step, op):
 
 @kernel
 def turn_parts(variant, rank, step, op, latent, scratch):
-    """Split queries: write the part to be rotated to QUERY, the rest to `target`. Cache the keys.
+    """Split queries: write the part to be rotated to QUERY, the rest to `target`. Cache the keys,
+    unless they are another layer's.
 
     `scratch`: room for two keys.
     """
@@ -84,8 +86,9 @@ def turn_parts(variant, rank, step, op, latent, scratch):
     for t in range(rank, step.tokens, step.threads):
         row = turning_row(step, op, t, 0)
         cosines, sines = op.cosines + row, op.sines + row
-        factor = query_factor(step, op, t)
+        of_token = query_factor(step, op, t)
         for head in range(op.heads):
+            factor = multiply(of_token, fill(head_factor(step, op, t, head)))
             query = step.buffers[op.source] + t * latent.query_width * 4
             query += head * (latent.plain_dim + turned) * 4
             place = t * op.heads + head
@@ -100,6 +103,8 @@ def turn_parts(variant, rank, step, op, latent, scratch):
             for i in range(0, turned, LANES):
                 value = multiply(load(room + 4 * i), factor)
                 store_query(variant, target + i * variant.query_bytes, value)
+        if op.reads_only:
+            continue
         key = step.buffers[PROJECTED] + (t * op.inputs + latent.place) * 4
         norm = fill(inverse_deviation(key, latent.rank, 0.0, op.eps))
         for i in range(0, latent.rank, LANES):

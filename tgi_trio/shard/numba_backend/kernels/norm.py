@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+
 from tgi_trio.shard.numba_backend.kernels import kernel
 from tgi_trio.shard.numba_backend.kernels.quantised.activations import store_forms
 from tgi_trio.shard.numba_backend.kernels.vectors import (
@@ -193,6 +195,15 @@ def query_factor(step, op, t):
         position = load_int(step.positions + 4 * t)
         factor = multiply(factor, fill(load_float(op.query_scales + 4 * position)))
     return factor
+
+
+@kernel
+def head_factor(step, op, t, head):
+    """Return the factor of one head's query by the logarithm of its position, 1 without any."""
+    if not op.log_scales:
+        return np.float32(1.0)
+    log = load_float(op.logs + 4 * load_int(step.positions + 4 * t))
+    return load_float(op.log_scales + 8 * head) * log + load_float(op.log_scales + 8 * head + 4)
 
 
 @kernel

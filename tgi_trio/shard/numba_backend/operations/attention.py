@@ -14,7 +14,7 @@ from tgi_trio.model.specs.decoder import DecoderSpec, HeadSizes, LayerSpec
 from tgi_trio.shard.linear_biases import alibi_slopes
 from tgi_trio.shard.numba_backend.head_order import head_order, needs_order
 from tgi_trio.shard.numba_backend.operations.gates import add_gates
-from tgi_trio.shard.numba_backend.operations.index import add_choice
+from tgi_trio.shard.numba_backend.operations.index import add_choice, keep_log_scales
 from tgi_trio.shard.numba_backend.operations.latents import LatentShape, add_queries, add_values
 from tgi_trio.shard.numba_backend.operations.mixtures import pad_to_panel
 from tgi_trio.shard.numba_backend.operations.norms import NormWriter
@@ -76,15 +76,21 @@ class AttentionWriter:
         self, index: int, refs: AttentionRefs, latent: LatentRefs, layer: LayerSpec
     ) -> Buffer:
         """Add latent attention, with its first linear layer; return the buffer of the result."""
-        if self._spec.latent is None:
+        spec, own, before = self._spec, self._spec.index_of(layer), len(self._writer.rows) - 1
+        reads = layer.reads_layer
+        compressed, chooser = spec.latent_of(layer), own if layer.chooses else None
+        if compressed is None:
             raise ValueError(f"layer {index} has the weights of latents, and the model has none")
-        spec, own = self._spec, self._spec.index_of(layer)
-        shape = LatentShape.of(spec, self._spec.latent, own if layer.chooses else None)
-        scale, _ = self._kv_scales[index]  # values are keys
+        shape = LatentShape.of(spec, compressed, chooser, reads_only=reads is not None)
+        scale, _ = self._kv_scales[index if reads is None else reads]  # values are keys
 
         def choose(feeder: int) -> None:
             if refs.index is None or shape.index is None:
                 return
+            if refs.index.query_norm is not None:  # of what the layer reads
+                self._writer.rows[before]["forms"] |= Form.WIDE
+                self._norms.add(refs.index.query_norm, Buffer.UNSORTED, target=Buffer.MIXED)
+                feeder = len(self._writer.rows) - 1
             norm = refs.index.key_norm
             vectors = self._norms.read_weight(norm), self._norms.read_bias(norm)
             width = add_choice(
@@ -114,6 +120,8 @@ class AttentionWriter:
             key_scale=scale,
             value_scale=scale,
             choose=choose,
+            reads_only=reads is not None,
+            log_scales=keep_log_scales(self._writer, refs.query_scale),
             **self._heads_of(layer),
         )
         opened = shape.values_width if shape.gates or shape.late_gates else 0

@@ -52,8 +52,11 @@ def find_widths(model: DecoderSpec, run: Run, *, queries: int, apart: bool) -> B
     for shared in blocks:
         mixed += [model.mlp_width, shared.rank, shared.attention_rank]
         projected += [opening_width(model, shared), 3 * shared.attention_rank]
-    if model.latent is not None:
-        latents = LatentShape.of(model, model.latent, model.index)
+    for latent, index in {(model.latent_of(layer), model.index_of(layer)) for layer in layers}:
+        if latent is None:
+            continue
+        latents = LatentShape.of(model, latent, index)
+        mixed += [model.hidden_size] if index is not None and index.reads_input else []
         mixed.append(latents.mixed_width)
         projected.append(latents.projected_width)
         decays.append(latents.late_gates)

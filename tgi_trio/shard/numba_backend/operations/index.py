@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tgi_trio.model.matrices.roles import IndexRefs
+from tgi_trio.model.matrices.roles import IndexRefs, LogScaleRefs
 from tgi_trio.model.specs.decoder import IndexSpec
 from tgi_trio.shard.checkpoint.numbers import Floats
 from tgi_trio.shard.numba_backend.operations.writer import OperationWriter
@@ -39,7 +39,7 @@ def add_choice(
 ) -> int:
     """Add the choice of a layer's index; return the features of a row of its queries.
 
-    Row `feeder` writes compressed queries to MIXED. `place`: of the index's key in rows of
+    Row `feeder` writes what its queries come from to MIXED. `place`: of the index's key in rows of
     PROJECTED, `width` features each; its heads' weights follow. `key_norm`: weights and biases.
     Raises ModelLoadError as the weights do.
     """
@@ -65,11 +65,22 @@ def add_choice(
         eps=refs.key_norm.eps,
         order=writer.keep(order_of(index)),
         key_scale=key_scale,
+        log_scales=keep_log_scales(writer, refs.query_scale),
         **common,
     )
     writer.add(Code.SCORE, target=Buffer.SCORES, **common)
     writer.add(Code.CHOOSE, target=Buffer.CHOICE, **common)
     return max(row, queries)
+
+
+def keep_log_scales(writer: OperationWriter, refs: LogScaleRefs | None) -> int:
+    """Keep how queries are scaled by the logarithm of their position; return the address of float32
+    [heads, 2], 0 for none. Raises ModelLoadError as the weights do.
+    """
+    if refs is None:
+        return 0
+    parts = [writer.source.array(ref.name, ref.shape) for ref in (refs.scale, refs.bias)]
+    return writer.keep(np.stack(parts, axis=1))
 
 
 def order_of(index: IndexSpec) -> NDArray[np.int32]:

@@ -30,16 +30,22 @@ class LatentShape:
     heads: int
     gates: int  # beside queries and latents; 0: none
     index: IndexSpec | None = None  # that chooses what is attended to
+    reads_only: bool = False  # latents are another layer's
 
     @classmethod
     def of(
-        cls, model: DecoderSpec, latent: LatentSpec, index: IndexSpec | None = None
+        cls,
+        model: DecoderSpec,
+        latent: LatentSpec,
+        index: IndexSpec | None = None,
+        *,
+        reads_only: bool = False,
     ) -> LatentShape:
         """Return the shape of a model's layers with latents, and with an `index` of their own."""
         gates = model.heads if model.gated_heads else 0
         if model.gated_values and not latent.doubled:
             gates = model.heads * latent.value_dim
-        return cls(latent, model.heads, gates, index)
+        return cls(latent, model.heads, gates, index, reads_only)
 
     @property
     def query_dim(self) -> int:
@@ -60,7 +66,8 @@ class LatentShape:
     @property
     def index_place(self) -> int:
         """The offset of an index's key in a row of PROJECTED."""
-        return self.latent_place + self.spec.rank + self.spec.rotary_dim
+        own = 0 if self.reads_only else self.spec.rank + self.spec.rotary_dim
+        return self.latent_place + own
 
     @property
     def gates_place(self) -> int:
@@ -106,11 +113,14 @@ def add_queries(
     """Add everything from the layer's norm, added last, up to ATTEND.
 
     `norms`: addresses of the weights of "query" and "latent"; `choose`: adds the choice of an
-    index, by the row that writes compressed queries; `fields`: of TURN. Raises ModelLoadError as
-    the weights do.
+    index, by the row that writes compressed queries, if it reads these; `fields`: of TURN. Raises
+    ModelLoadError as the weights do.
     """
     spec, width, source = shape.spec, shape.projected_width, Buffer.PROJECTED
     writer.linear(refs.qkv, Buffer.NORMED, Buffer.PROJECTED)
+    reads_input = shape.index is not None and shape.index.reads_input
+    if choose is not None and reads_input:
+        choose(-1)
     facts = np.zeros((1,), LATENT)
     facts["query_width"] = width
     facts["place"] = shape.latent_place
@@ -124,7 +134,7 @@ def add_queries(
             "eps": latent.query_norm.eps,
         }
         writer.add(Code.COMPRESS, outputs=spec.query_rank, **compress)
-        if choose is not None:
+        if choose is not None and not reads_input:
             choose(len(writer.rows) - 1)
         if spec.doubled:
             writer.add(Code.COMPRESS, outputs=2 * spec.query_rank, **compress)

@@ -20,6 +20,7 @@ from tgi_trio.shard.numba_backend.kernels.index.attending import attend_chosen
 from tgi_trio.shard.numba_backend.kernels.latents import turn_part
 from tgi_trio.shard.numba_backend.kernels.norm import (
     BLOCK,
+    head_factor,
     inverse_deviation,
     normed,
     store_key,
@@ -36,6 +37,7 @@ from tgi_trio.shard.numba_backend.kernels.vectors import (
     load_float,
     load_int,
     maximum,
+    multiply,
     prefetch,
     store,
     store_int,
@@ -94,11 +96,12 @@ def ask(variant, rank, step, op, scratch):
             continue
         source = step.buffers[op.source] + t * op.width * 4
         target = step.buffers[ASKED] + t * op.heads * size * variant.query_bytes
-        for first in range(0, op.heads * size, size):
+        for head in range(op.heads):
+            first, scale = head * size, fill(head_factor(step, op, t, head))
             turn_part(op, source + 4 * first, size, cosines, sines, room)
             for i in range(0, size, LANES):
                 place = target + (first + i) * variant.query_bytes
-                store_query(variant, place, load(room + 4 * i))
+                store_query(variant, place, multiply(load(room + 4 * i), scale))
 
 
 @kernel
