@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -44,9 +45,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UsageError as error:
         _complain(error, asks_for_json(words, os.environ))
         return EXIT_USAGE
-    if invocation.command == "print":
-        print(invocation.text, end="")
-        return 0
     as_json = getattr(invocation.options, "json_output", False)
     try:
         return _COMMANDS[invocation.command](invocation)
@@ -305,6 +303,9 @@ def _chat(invocation: Invocation) -> int:
 
     from tgi_trio.cli.chat import chat
 
+    for stream in (sys.stdin, sys.stdout):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="replace")  # of bytes or letters beyond their encoding
     trio.run(chat, invocation.options, sys.stdin, sys.stdout)
     return 0
 
@@ -357,8 +358,14 @@ def _completion(invocation: Invocation) -> int:
     return 0
 
 
-# a row per row of `cli.commands.COMMANDS`
+def _print(invocation: Invocation) -> int:
+    print(invocation.text, end="")
+    return 0
+
+
+# a row per row of `cli.commands.COMMANDS`, and one for --help and --version
 _COMMANDS: Mapping[str, Callable[[Invocation], int]] = {
+    "print": _print,
     "serve": serve,
     "download-weights": _download_weights,
     "quantize": _quantize,

@@ -34,10 +34,11 @@ def test_streams_that_are_closed_become_dev_null(tmp_path: Path, closed: str) ->
         assert (name == os.devnull) == (fd == 0 or f"{fd}>" in closed)
 
 
-def test_a_reader_that_leaves_is_no_error() -> None:
+@pytest.mark.parametrize("command", ["doctor", "--help"])
+def test_a_reader_that_leaves_is_no_error(command: str) -> None:
     read, write = os.pipe()
     os.close(read)
-    words = [sys.executable, "-m", "tgi_trio", "doctor"]
+    words = [sys.executable, "-m", "tgi_trio", command]
     done = subprocess.run(words, stdout=write, stderr=subprocess.PIPE, check=False, timeout=120)
     os.close(write)
     assert (done.returncode, done.stderr) == (141, b"")

@@ -49,6 +49,43 @@ def test_a_chat_ends_with_its_input_and_survives_errors() -> None:
         assert "[" not in done.stdout.split("> ")[1]
 
 
+def test_a_chat_whose_reader_leaves_ends_without_a_word() -> None:
+    with scripted_server() as script:
+        argv = [sys.executable, "-m", "tgi_trio", "chat", "--url", script.url]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        with subprocess.Popen(argv, **pipes) as process:  # type: ignore[call-overload]
+            process.stdin.write(b"hello\n")
+            process.stdin.flush()
+            script.asked()
+            process.stdout.close()
+            script.say(content="Yes.")
+            assert process.wait(120) == 128 + signal.SIGPIPE
+            assert process.stderr.read() == b""
+        script.end()
+
+
+@pytest.mark.parametrize(
+    ("encoding", "said", "sent", "shown"),
+    [
+        ("utf-8", b"a\xff", "a\ufffd", "caf\u00e9"),
+        ("ascii", b"\xc3\xa9", "\ufffd\ufffd", "caf?"),
+    ],
+)
+def test_what_the_encoding_lacks_is_replaced(
+    encoding: str, said: bytes, sent: str, shown: str
+) -> None:
+    with scripted_server() as script:
+        script.say(content="caf\u00e9")
+        script.end()
+        argv = [sys.executable, "-m", "tgi_trio", "chat", "--url", script.url]
+        env = {**os.environ, "PYTHONIOENCODING": f"{encoding}:strict"}
+        done = subprocess.run(
+            argv, input=said, stdout=subprocess.PIPE, env=env, timeout=120, check=True
+        )
+        assert script.asked()["messages"][-1]["content"] == sent
+    assert done.stdout.decode(encoding).split("> ")[1] == f"{shown}\n"
+
+
 TOOLS = [{"type": "function", "function": {"name": "get_weather"}}]
 
 

@@ -196,6 +196,8 @@ class _Chat:
                 async with aclosing(answer) as pieces:
                     async for piece in pieces:
                         self.terminal.show(piece)
+            except BrokenPipeError:  # our own reader has left, not the server
+                raise
             except (HTTPFailure, GenerationError, OSError, trio.BrokenResourceError) as error:
                 print(f"[{error}]", end="", file=self.terminal.output)
         self.terminal.end_thought()
@@ -204,14 +206,20 @@ class _Chat:
 
 @asynccontextmanager
 async def _cancel_at(interrupts: Interrupts) -> AsyncGenerator[None]:
-    """Cancel only the block at Ctrl-C."""
+    """Cancel only the block at Ctrl-C; an OSError of the block leaves it as it is, in no group."""
 
     async def wait(scope: trio.CancelScope) -> None:
         async for _ in interrupts:
             scope.cancel()
             return
 
+    failure: OSError | None = None
     async with trio.open_nursery() as nursery:
         nursery.start_soon(wait, nursery.cancel_scope)
-        yield
+        try:
+            yield
+        except OSError as error:
+            failure = error
         nursery.cancel_scope.cancel()
+    if failure is not None:
+        raise failure

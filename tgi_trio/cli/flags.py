@@ -251,7 +251,7 @@ FLAGS: Final[tuple[tuple[str, tuple[Flag, ...]], ...]] = (
             Flag("api-key", "key", "key of inference routes; repeatable", "none", many=True),
             Flag("api-key-file", "path", "more keys, one per line", "none"),
             Flag("cluster-secret-file", "path", "a line that a front shows to be let in", "none"),
-            Flag("cors-allow-origin", "text", "allowed origin; repeatable", many=True),
+            Flag("cors-allow-origin", "origin", "allowed origin; repeatable", many=True),
         ),
     ),
     (

@@ -79,15 +79,31 @@ def _factor(text: str) -> float:
     return value
 
 
+def _unicode(text: str) -> str:
+    """Return `text`; what was not UTF-8 could not be written into any answer."""
+    if not text.isascii() and any("\ud800" <= letter <= "\udfff" for letter in text):
+        raise ValueError("expected UTF-8")
+    return text
+
+
 def _text(text: str) -> str:
     if not text:
         raise ValueError("expected a text that is not empty")
-    return text
+    return _unicode(text)
 
 
 def _model(text: str) -> str:
     if not text:
         raise ValueError("expected a hub repository or a local folder")
+    return _unicode(text)
+
+
+def _origin(text: str) -> str:
+    if not re.fullmatch(r"[!-~]+", text):
+        raise ValueError(
+            "expected an origin as browsers send it, such as https://example.org (other letters "
+            "of a name as xn--...), or *"
+        )
     return text
 
 
@@ -225,6 +241,7 @@ KINDS: Final[dict[str, tuple[str, Callable[[str], Any]]]] = {
     "replicas": ("LOW:HIGH", _replicas),
     "factor": ("FACTOR", _factor),
     "text": ("TEXT", _text),
+    "origin": ("TEXT", _origin),
     "model": ("MODEL", _model),
     "path": ("PATH", _path),
     "dtype": ("DTYPE", _one_of(DTYPES)),
