@@ -37,6 +37,7 @@ from tgi_trio.router.http.engine_api import EngineApi
 from tgi_trio.router.http.generation import log_defect
 from tgi_trio.router.http.messages.body_images import SHORTEST, BodyCutter, CutBody
 from tgi_trio.router.http.messages.problems import (
+    check_coding,
     internal,
     too_large,
     too_slow,
@@ -184,8 +185,9 @@ class HttpRequest(TrioASGIHTTPConnection):
     async def _read_body(self, route: Route) -> CutBody:
         """Return the body, with large images cut out of it where the route takes images.
 
-        Raises BodyRejected (413), and OSError where images cannot be kept.
+        Raises BodyRejected (413, 415), and OSError where images cannot be kept.
         """
+        check_coding(self.headers)
         limit = self.app.http.payload_limit
         length = self.headers.get(b"content-length", b"")
         announced = int(length) if length.isdigit() else 0

@@ -26,7 +26,7 @@ _REJECTED = {
     400: "The body is not JSON",
     408: "The body did not arrive in time",
     413: "The body is larger than --payload-limit",
-    415: "The body is not declared as JSON",
+    415: "The body is not declared as JSON, or is compressed",
     422: "The body has the wrong shape",
 }
 _FAILURES = {

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+
 import h11
 import msgspec
 import pytest
@@ -139,6 +141,21 @@ async def test_content_types(http, kind, status):
     assert answer.status == status
     if status == 415:
         assert answer.body == b"Expected request with `Content-Type: application/json`"
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [("/generate", 415), ("/v1/chat/completions", 415), ("/v1/messages", 400), ("/tokenize", 415)],
+)
+async def test_a_compressed_body_is_refused_by_its_name(http, path, status):
+    async with served(http=http) as server:
+        client = await server.connect()
+        body = gzip.compress(b'{"inputs":"x"}')
+        answer = await client.post(path, body, content_encoding="gzip")
+        plain = await client.post("/generate", {"inputs": "x"}, content_encoding="Identity")
+    assert answer.status == status
+    assert b"`Content-Encoding: gzip`" in answer.body
+    assert plain.status == 200
 
 
 async def test_large_bodies_are_refused_and_the_connection_ends(http):

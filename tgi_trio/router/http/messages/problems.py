@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
 
 import orjson
 
@@ -56,6 +58,9 @@ class Problem:
         return [(b"retry-after", b"%d" % max(1, math.ceil(self.retry_after)))]
 
 
+_SHOWN: Final = 60  # most characters of a coding's name in its error
+
+
 class Refused(errors.TgiTrioError):
     """A request that a route refuses before validation."""
 
@@ -76,6 +81,16 @@ class BodyRejected(errors.TgiTrioError):
 def too_large() -> BodyRejected:
     """Return the error for a body above --payload-limit."""
     return BodyRejected(413, "Failed to buffer the request body: length limit exceeded")
+
+
+def check_coding(headers: Mapping[bytes, bytes]) -> None:
+    """Raise BodyRejected (415) for a body that is compressed."""
+    coding = headers.get(b"content-encoding", b"").strip()
+    if coding.lower() not in (b"", b"identity"):
+        shown = coding[:_SHOWN].decode("latin-1")
+        raise BodyRejected(
+            415, f"Expected a body as it is: `Content-Encoding: {shown}` is not supported"
+        )
 
 
 def too_slow() -> BodyRejected:
