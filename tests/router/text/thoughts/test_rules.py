@@ -73,7 +73,7 @@ class Model:
 
     def thinks_of(self, text: str, budget: int | None) -> bool:
         """Whether a thought can hold a text: not a special token, nor what the mark begins with."""
-        if budget is not None and not self.names:
+        if budget is not None:
             return "<" not in text
         return "<tool_call>" not in text or not self.special
 
@@ -213,6 +213,8 @@ def test_a_budget_ends_the_thought(model: Model, place: Place, budget: int) -> N
         assert not matcher.is_accepting(), name
         more = matcher.deep_copy()
         assert not more.try_consume_tokens(model.ids("x")), name
+        for other in NAMES[3:] if model.names else ():  # forced calls may end a thought
+            assert not more.try_consume_tokens(model.ids(other)), (name, other)
         end = model.ids("</think>")
         assert matcher.try_consume_tokens(end) == len(end), name
         assert matcher.is_accepting() is (name == "free")

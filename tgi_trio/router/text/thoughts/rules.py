@@ -63,6 +63,10 @@ class ThoughtRules:
             default="",
         )
         never = {self.added.get(self._end_token), None if trigger is None else self._trigger_id}
+        if budget is not None:
+            # llguidance lets an added token follow the last one of a budget. Most of those that
+            # begin like the mark (`<|fim_pad|>`) are hardly less likely there than the mark.
+            never |= {id for text, id in self.added.items() if text[:1] == marks.end[:1]}
         allowed = set(self.added.values()) - vocabulary.special - never
         others = write_tokens(id for id in allowed if id is not None)
         self._pieces = f"(THOUGHT? {others})* " if allowed else ""
