@@ -53,6 +53,10 @@ class Reading(Protocol):
         """Whether the next text belongs to a thought, as far as is known."""
 
     @property
+    def calling(self) -> bool:
+        """Whether the latest text of a thought may turn out to begin a call."""
+
+    @property
     def answering(self) -> bool:
         """Whether the next text can only be content or calls."""
 

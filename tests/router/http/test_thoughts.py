@@ -57,6 +57,36 @@ async def test_stream_and_body_tell_thoughts_apart(
     assert told[:4] == (thought, content, calls, reason)
 
 
+@pytest.mark.parametrize("special", [(), SPECIAL], ids=["spelled", "special"])
+@pytest.mark.parametrize("step", [1, 3, 1000])
+@pytest.mark.parametrize(
+    ("text", "thought", "tokens"),
+    [
+        (f"Hm.\n{CALL}", "Hm.\n", f"{CALL}</s>"),
+        (f"<tool_call> or so <\n{CALL}", "<tool_call> or so <\n", f"{CALL}</s>"),
+        ("Hm: <tool_call>\n{", "Hm: <tool_call>\n{</s>", ""),
+    ],
+)
+async def test_the_tokens_of_a_call_within_a_thought_are_the_answers(
+    text, thought, tokens, step, special
+):
+    """What begins a call is none of the thought's, though that is known late."""
+    options = {"tools": [WEATHER], "logprobs": True}
+    for stream in (False, True):
+        found = engine(text, special=special)
+        found.tokens_per_step = step
+        answer = await asked(found, stream=stream, **options)
+        if stream:
+            shown = folded(answer)[4]
+        else:
+            logprobs = choice_of(answer).logprobs
+            shown = [entry.token for entry in logprobs.content] if logprobs else []
+        assert "".join(shown) == tokens
+        assert found.metrics.value("tgi_request_reasoning_tokens") == len(
+            thought.replace("</s>", "$")
+        )
+
+
 async def test_a_thought_that_is_cut_off_has_no_content():
     found = choice_of(await asked(engine("Hm, for ever."), max_tokens=4))
     assert (found.message.reasoning, found.message.content) == ("Hm,", None)

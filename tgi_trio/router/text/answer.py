@@ -172,6 +172,13 @@ class AnswerParser:
         return self.region is Region.OPENED or self.region is Region.THOUGHT
 
     @property
+    def calling(self) -> bool:
+        """Whether what is held back of a thought may turn out to begin a call."""
+        if self._call is None or self.region is not Region.THOUGHT:
+            return False
+        return self._call.find(self._text)[0] >= 0
+
+    @property
     def answering(self) -> bool:
         """Whether the next text can only be content or calls."""
         return self.region is Region.ANSWER

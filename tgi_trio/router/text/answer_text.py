@@ -56,7 +56,7 @@ class AnswerText(OutputText):
         self._thinking = self._reading.thinking
         self._answering = self._reading.answering
         self._thought_tokens = 0
-        self._undecided: list[ReadToken] = []  # first tokens: they may belong to a thought
+        self._undecided: list[ReadToken] = []  # they may belong to a thought, or not
         self._last: ReadToken | None = None
         self._end: AnswerEnd | None = None
 
@@ -101,6 +101,8 @@ class AnswerText(OutputText):
         if self._end is None:
             reading = self._reading
             thinking = reading.thinking
+            if thinking:
+                self._think()  # it was no call
             delta = fold((reading.push(text) if text else Delta(), reading.finish()))
             called = reading.complete and not self._cut
             if self._stop is not None:
@@ -121,21 +123,29 @@ class AnswerText(OutputText):
         """Mark a token that belongs to a thought; there is none once the answer has begun."""
         reading = self._reading
         thinking, self._thinking = self._thinking or reading.thinking, reading.thinking
-        if thinking:
-            for each in (*self._undecided, token):
-                each.thought = True
-                self._thought_tokens += 1
-            self._undecided.clear()
+        if reading.thinking and reading.calling and not token.delta:
+            self._undecided.append(token)
+            token.silent = True
+        elif thinking and not (reading.answering and reading.calls):  # a call ends it as a mark
+            self._undecided.append(token)
+            self._think()
             token.silent = not token.delta
         elif reading.answering:
             self._answering = True
-            if self._thought_tokens:
+            if self._thought_tokens and not thinking:
                 for each in self._undecided:  # white space after a thought belongs to the thought
                     each.thought = each.text.isspace()
             self._undecided.clear()
         else:
             self._undecided.append(token)
             token.silent = True
+
+    def _think(self) -> None:
+        """Count the tokens that were undecided as tokens of a thought."""
+        for each in self._undecided:
+            each.thought = True
+        self._thought_tokens += len(self._undecided)
+        self._undecided.clear()
 
     def _look_for_stop(self, stop: StopMatcher, delta: Delta, eos: bool) -> None:
         """Cut content at a stop string; calls after it in the same piece are dropped."""
