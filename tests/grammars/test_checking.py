@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tgi_trio.demo import model_path
@@ -16,3 +18,17 @@ def test_a_grammar_whose_steps_would_hold_up_the_others_is_refused() -> None:
     check(grammars.json_schema({"const": "x" * 300}), tokenizer)
     with pytest.raises(ValueError, match=r"a step takes \d+ ms, 10 ms are allowed"):
         check(grammars.json_schema({"const": "x" * 300_000}), tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("schema", "told"),
+    [
+        ({"$ref": "#"}, "no text fits it"),
+        ({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}, "no text fits it"),
+        ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, "use `anyOf`"),
+    ],
+)
+def test_what_is_wrong_is_told_in_the_clients_terms(schema: dict[str, Any], told: str) -> None:
+    tokenizer = load_tokenizer(model_path() / "tokenizer.json")
+    with pytest.raises(ValueError, match=told):
+        check(grammars.json_schema(schema), tokenizer)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Final
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
@@ -55,7 +56,17 @@ def compile_grammar(text: str, tokenizer: LLTokenizer) -> LLMatcher:
     return matcher
 
 
+# llguidance's messages that say nothing to a client, by their first words
+_OURS: Final = {
+    "NoExtensionBias": "no text fits it, maybe because it refers to itself alone",
+    "oneOf constraints are not supported.": (
+        "`oneOf` with schemas of which several may fit is not supported: use `anyOf`"
+    ),
+}
+
+
 def raise_error(matcher: LLMatcher) -> None:
-    """Raise ValueError with llguidance's message if a matcher has failed."""
+    """Raise ValueError with llguidance's message, or ours, if a matcher has failed."""
     if matcher.is_error():
-        raise ValueError(matcher.get_error().removesuffix("<non-verbose/>").strip())
+        told = matcher.get_error().removesuffix("<non-verbose/>").strip()
+        raise ValueError(next((_OURS[each] for each in _OURS if told.startswith(each)), told))
