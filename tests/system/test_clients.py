@@ -192,6 +192,22 @@ def test_bench_prints_a_table_and_writes_json(tmp_path: Path) -> None:
     assert [result["output_tokens"] for result in document["results"]] == [32, 32]
 
 
+@pytest.mark.parametrize(
+    ("flags", "complaint"),
+    [
+        (("--clients", "0"), "--clients must be >= 1. Given: 0"),
+        (("--requests", "-3"), "--requests must be >= 1. Given: -3"),
+        (("--max-tokens", "0"), "--max-tokens must be >= 1. Given: 0"),
+        (("--rate", "0"), "--rate must be > 0. Given: 0"),
+        (("--json", "/no/such/x"), "--json /no/such/x cannot be written: No such file or direc"),
+    ],
+)
+def test_bench_refuses_what_measures_nothing(flags: tuple[str, ...], complaint: str) -> None:
+    done = run("bench", *flags)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith(f"tgi-trio: {complaint}")
+
+
 def test_ctrl_c_breaks_off_an_answer_and_then_the_chat() -> None:
     answer = [500] * 400  # "umumum...": however much of it is seen, nothing looks like a prompt
     with serving(fake=json.dumps({"step_ms": 50, "replies": [answer]})) as server:

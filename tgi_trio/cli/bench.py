@@ -12,6 +12,7 @@ from tgi_trio.cli.chat import client_for
 from tgi_trio.cli.options import BenchOptions
 from tgi_trio.client.load import Load, Work, measure
 from tgi_trio.client.measures import FORMULAS, table
+from tgi_trio.errors import ConfigurationError
 
 HEADER: Final = (
     "load", "done", "tok/s", "TTFT p50 ms", "p99", "ITL p50 ms", "p99", "TPOT p50 ms"
@@ -22,8 +23,9 @@ async def bench(options: BenchOptions, output: TextIO) -> None:
     """Run the loads one after the other; print a table and write `--json`.
 
     Raises ShardCannotStart if the server of our own does not start, OSError if the server at
-    `--url` cannot be reached.
+    `--url` cannot be reached, ConfigurationError if there is nothing to measure or to write to.
     """
+    check(options)
     loads = [Load("closed", n) for n in options.clients] + [Load("open", r) for r in options.rate]
     async with client_for(options) as client:
         info = await client.get("/info")
@@ -39,6 +41,23 @@ async def bench(options: BenchOptions, output: TextIO) -> None:
     if options.json is not None:
         document = {"schema": 1, "bench": "serve", "server": info, "results": results}
         options.json.write_text(json.dumps(document, indent=1) + "\n")
+
+
+def check(options: BenchOptions) -> None:
+    """Raise ConfigurationError for loads without requests, and a file that cannot be written."""
+    least = {"requests": (options.requests,), "clients": options.clients}
+    least |= {"max-tokens": (options.max_tokens,)}
+    for name, values in least.items():
+        if (lowest := min(values)) < 1:
+            raise ConfigurationError(f"--{name} must be >= 1. Given: {lowest}")
+    if options.rate and (slowest := min(options.rate)) <= 0:
+        raise ConfigurationError(f"--rate must be > 0. Given: {slowest:g}")
+    if options.json is not None:
+        try:
+            options.json.open("a").close()  # before minutes are spent on what it is to hold
+        except OSError as error:
+            what = error.strerror
+            raise ConfigurationError(f"--json {options.json} cannot be written: {what}") from error
 
 
 def row(result: dict[str, Any]) -> tuple[object, ...]:

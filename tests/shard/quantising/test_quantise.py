@@ -175,6 +175,13 @@ def test_what_cannot_be_asked_for(job: Job, capsys: pytest.CaptureFixture[str]) 
     }
     assert main(json.dumps(words | {"quiet": True})) == 1
     assert "holds quantised weights" in capsys.readouterr().err
+    file = job.output / "config.json"
+    for made in ("gptq", "gguf:q4_0"):  # below a file there can be no other
+        asked = words | {"model": str(job.model), "output": str(file / "x"), "format": made}
+        asked |= {"samples": job.samples, "sample_tokens": job.sample_tokens}
+        assert main(json.dumps(asked | {"quiet": True})) == 1
+        told = capsys.readouterr().err
+        assert told.startswith("tgi-trio: [Errno ") and str(file) in told
 
 
 def unbounded(job: Job) -> Path:
@@ -261,7 +268,7 @@ def test_a_gguf_file_has_the_weights_and_the_tokenizer(
 
 
 def test_the_file_appears_with_its_last_tensor(job: Job, tmp_path: Path) -> None:
-    file = tmp_path / "small.gguf"
+    file = tmp_path / "new" / "small.gguf"
     job = replace(job, output=file, format="gguf:q4_0")
 
     def stop(tensors: Iterable[Any]) -> Iterable[Any]:
@@ -274,7 +281,7 @@ def test_the_file_appears_with_its_last_tensor(job: Job, tmp_path: Path) -> None
         quantise_model(job, stop)
     assert not file.exists()
     quantise_model(job, every)
-    assert file.is_file() and not list(tmp_path.glob("*.part"))
+    assert file.is_file() and not list(file.parent.glob("*.part"))
     with pytest.raises(ConfigurationError, match="is there already"):
         quantise_model(job, every)
 

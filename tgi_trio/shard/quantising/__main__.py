@@ -42,7 +42,7 @@ def main(text: str) -> int:
         from tgi_trio.shard.quantising.output import Job
 
         quantise_model(Job(**words), bar)
-    except (ConfigurationError, ModelLoadError) as error:
+    except (ConfigurationError, ModelLoadError, OSError) as error:
         print(f"tgi-trio: {error}", file=sys.stderr)
         return 1
     return 0

@@ -60,7 +60,7 @@ class _Tensor:
 def write_gguf(
     config: ModelConfig, spec: DecoderSpec, output: Path, kind: str, progress: Progress, text: str
 ) -> None:
-    """Write `output`, atomically. `kind`: Q4_0 or Q8_0.
+    """Write `output`, atomically, and the folder it is in. `kind`: Q4_0 or Q8_0.
 
     `text`: for testing the tokenizer. Raises ConfigurationError for a model that cannot be written,
     or if the file exists.
@@ -71,6 +71,7 @@ def write_gguf(
     metadata = model_metadata(config, spec, architecture)
     metadata |= {"general.file_type": FILE_TYPES[kind], "general.quantization_version": 2}
     metadata |= _tokenizer_metadata(config, text)
+    output.parent.mkdir(parents=True, exist_ok=True)
     unfinished = output.with_name(f"{output.name}.part")
     with (
         open_checkpoint(config, spec.names.base) as checkpoint,
