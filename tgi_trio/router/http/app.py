@@ -187,7 +187,8 @@ class HttpRequest(TrioASGIHTTPConnection):
 
         Raises BodyRejected (413, 415), and OSError where images cannot be kept.
         """
-        check_coding(self.headers)
+        if coding := self.headers.get(b"content-encoding"):
+            check_coding(coding)
         limit = self.app.http.payload_limit
         length = self.headers.get(b"content-length", b"")
         announced = int(length) if length.isdigit() else 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -83,9 +82,9 @@ def too_large() -> BodyRejected:
     return BodyRejected(413, "Failed to buffer the request body: length limit exceeded")
 
 
-def check_coding(headers: Mapping[bytes, bytes]) -> None:
-    """Raise BodyRejected (415) for a body that is compressed."""
-    coding = headers.get(b"content-encoding", b"").strip()
+def check_coding(coding: bytes) -> None:
+    """Raise BodyRejected (415) for a body that is compressed; `coding`: its content-encoding."""
+    coding = coding.strip()
     if coding.lower() not in (b"", b"identity"):
         shown = coding[:_SHOWN].decode("latin-1")
         raise BodyRejected(
