@@ -20,6 +20,7 @@ from tgi_trio.model.image_rules import ImageRules, image_rules
 from tgi_trio.model.reading import with_sections
 from tgi_trio.model.specs.decoder import RotarySpec
 from tgi_trio.shard.prompt_geometry import (
+    BundleGrid,
     ImageGrid,
     PromptGeometry,
     shape_prompt,
@@ -161,10 +162,10 @@ def test_a_prompt_is_shaped_by_its_models_rules() -> None:
     assert whole is not None and whole.spans.tolist() == [[0, 20]]
     several = shape_prompt(ImageRules("image"), images, [], 20)
     assert several is not None and several.spans.tolist() == [[3, 9], [12, 14], [15, 19]]
-    turned = shape_prompt(ImageRules(merge=2), images[:1], [(2, 3)], 20)
+    turned = shape_prompt(ImageRules(merge=2), images[:1], [BundleGrid(2, 3)], 20)
     assert turned is not None and turned.turns is not None
     np.testing.assert_array_equal(turned.turns, turn_by_grids([ImageGrid(3, 2, 3)]))
-    for grid, wrong in (((2, 2), images[:1]), ((2, 3), images[1:])):
+    for grid, wrong in ((BundleGrid(2, 2), images[:1]), (BundleGrid(2, 3), images[1:])):
         with pytest.raises(ValueError, match="features has 6 tokens"):
             shape_prompt(ImageRules(merge=2), wrong, [grid], 20)
 

@@ -51,6 +51,7 @@ FIELDS: Final[tuple[tuple[str, str], ...]] = (
     ("num_patches_per_image", "<i4"),
     ("batch_num_images", "<i4"),
     ("high_res_pixel_values", "|u1"),
+    ("seconds_per_grid", "<f4"),
 )
 
 _NUMBER_OF: Final = {name: number for number, (name, _) in enumerate(FIELDS)}

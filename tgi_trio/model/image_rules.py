@@ -9,6 +9,7 @@ from typing import Any, Final
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.image_families import IMAGE_FAMILIES, Sight
+from tgi_trio.model.video_families import read_positions
 
 # Types whose config.json says whether an image's tokens see each other, and what it leaves out.
 _SEEING: Final[Mapping[str, str | None]] = {"gemma4": None, "gemma4_unified": "vision"}
@@ -23,6 +24,8 @@ class ImageRules:
     # For image positions (M-RoPE): patches along a side of what becomes one token. 0: positions are
     # those in the prompt.
     merge: int = 0
+    # Positions in a second of a video; 0: each grid of its frames takes one.
+    by_second: int = 0
     # Tokens that turn by the corners of an image's parts, which lie on a canvas; none: there are no
     # such. `merge` is of their patches.
     marks: frozenset[int] = frozenset()
@@ -46,7 +49,7 @@ def image_rules(config: ModelConfig) -> ImageRules:
     if config.model_type == "minicpmv4_7":
         mode = config.get("downsample_mode", "16x")
         marks = frozenset(int(config.need(f"{name}_id")) for name in _MARKS)
-        return ImageRules(family.sight, 2 if mode == "4x" else 4, marks)
+        return ImageRules(family.sight, 2 if mode == "4x" else 4, marks=marks)
     if not family.turns:
         return ImageRules(family.sight)
     vision: Any = config.get("vision_config", {})
@@ -56,4 +59,4 @@ def image_rules(config: ModelConfig) -> ImageRules:
             f"{config.folder / 'config.json'} says spatial_merge_size {merge!r}, which is no "
             "positive number."
         )
-    return ImageRules(family.sight, merge)
+    return ImageRules(family.sight, merge, read_positions(config.values))

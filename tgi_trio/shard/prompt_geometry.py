@@ -4,6 +4,10 @@ Qwen's families give each token three rotary positions (Wang and others 2024, "Q
 as M-RoPE). An image's merged grid begins at the position after the text before it, its rows and
 columns count from there, and the text behind it begins after the longer side. So text behind an
 image has positions that lag behind its place in the sequence, by a constant up to the next image.
+The grids of a video count as well, one by one or (Qwen2.5-VL) by the seconds that they show, and
+text begins behind the last of them too. So the paper has it, and transformers before release 5; in
+5.24 `get_rope_index` forgets them there, and text lies beside a long video instead of behind it.
+Where text stands between a video's grids (Qwen3-VL), each is as an image.
 
 In other families the tokens of an image attend to each other in both directions. What layers make
 of the first ones then depends on the last, so one step has to compute all of them.
@@ -25,11 +29,22 @@ Ints = NDArray[np.int64]
 
 
 class ImageGrid(NamedTuple):
-    """Feature tokens of an image, row by row."""
+    """Feature tokens of an image, row by row, or of a video's grids of these."""
 
     first: int  # place of the first in the prompt
     rows: int  # as the tower's features are merged
     columns: int
+    grids: int = 1
+    interval: float = 1.0  # positions from one grid to the next; cut off to whole ones
+
+
+class BundleGrid(NamedTuple):
+    """What a bundle says of its features' places."""
+
+    rows: int
+    columns: int
+    grids: int = 1
+    interval: float = 1.0
 
 
 def _no_spans() -> Ints:
@@ -93,26 +108,25 @@ class PromptGeometry:
 def shape_prompt(
     rules: ImageRules,
     images: Sequence[SequenceImage],
-    grids: Sequence[tuple[int, int]],
+    grids: Sequence[BundleGrid],
     prompt_length: int,
 ) -> PromptGeometry | None:
     """Return what a prompt's images change by a model's rules; None: nothing.
 
-    `grids`: rows and columns of each image's features, looked at where tokens turn by them. Raises
-    ValueError for one that does not make up the image's features, which are to be together then.
+    `grids`: of each image's features, looked at where tokens turn by them. Raises ValueError for
+    one that does not make up the image's features, which are to be together then, or each grid's.
     """
     if not images:
         return None
     runs = [[(each.first + at, count) for at, count in each.runs] for each in images]
     if rules.merge:
-        for each, (rows, columns) in zip(images, grids, strict=True):
-            if len(each.runs) != 1 or rows * columns != each.features:
-                raise ValueError(
-                    f"an image of {rows} x {columns} features has {each.features} tokens for them, "
-                    f"in {len(each.runs)} runs"
-                )
-        placed = zip(runs, grids, strict=True)
-        return PromptGeometry(turn_by_grids([ImageGrid(run[0][0], *grid) for run, grid in placed]))
+        placed = [
+            grid for run, own in zip(runs, grids, strict=True) for grid in _place_grids(run, own)
+        ]
+        geometry = PromptGeometry(turn_by_grids(placed))
+        if geometry.delta > 0:  # tables of turns are as long as a sequence
+            raise ValueError("a video shows more seconds than it has tokens")
+        return geometry
     if rules.sight == "prompt":
         return PromptGeometry(spans=np.array([[0, prompt_length]]))
     if rules.sight == "image":
@@ -121,10 +135,26 @@ def shape_prompt(
     return None
 
 
+def _place_grids(runs: Sequence[tuple[int, int]], grid: BundleGrid) -> list[ImageGrid]:
+    """Return where an image's features are by its runs (first place, tokens); raises ValueError."""
+    rows, columns, grids, interval = grid
+    counts = [count for _, count in runs]
+    if counts == [grids * rows * columns]:
+        return [ImageGrid(runs[0][0], rows, columns, grids, interval)]
+    if counts != [rows * columns] * grids:
+        several = f"{grids} times " if grids > 1 else ""
+        raise ValueError(
+            f"an image of {several}{rows} x {columns} features has {sum(counts)} tokens for them, "
+            f"in {len(runs)} runs"
+        )
+    return [ImageGrid(first, rows, columns) for first, _ in runs]
+
+
 def turn_by_grids(grids: Sequence[ImageGrid]) -> Ints:
     """Return three positions [3, N] of a prompt's tokens, up to the last of its last image.
 
-    `grids` in the order of their places. They are what transformers' `get_rope_index` returns.
+    `grids` in the order of their places. They are what transformers' `get_rope_index` returns, but
+    for text behind a video of more grids than rows and columns.
     """
     parts: list[Ints] = []
     place = position = 0
@@ -132,8 +162,12 @@ def turn_by_grids(grids: Sequence[ImageGrid]) -> Ints:
         text = grid.first - place
         parts.append(np.tile(np.arange(position, position + text), (3, 1)))
         position += text
-        row, column = np.divmod(np.arange(grid.rows * grid.columns), grid.columns)
-        parts.append(position + np.stack((np.zeros_like(row), row, column)))
-        place = grid.first + grid.rows * grid.columns
-        position += max(grid.rows, grid.columns)
+        number, within = np.divmod(
+            np.arange(grid.grids * grid.rows * grid.columns), grid.rows * grid.columns
+        )
+        row, column = np.divmod(within, grid.columns)
+        time = (number.astype(np.float32) * np.float32(grid.interval)).astype(np.int64)
+        parts.append(position + np.stack((time, row, column)))
+        place = grid.first + len(number)
+        position += max(grid.rows, grid.columns, int(time[-1]) + 1)
     return np.concatenate(parts, axis=1) if parts else np.empty((3, 0), np.int64)

@@ -26,7 +26,12 @@ from tgi_trio.shard.contract import ShardSequence
 from tgi_trio.shard.images.features import Bundle, FeatureStore, ImageEncoder, ImageFeatures
 from tgi_trio.shard.images.held_image import HeldImage
 from tgi_trio.shard.loop.step_columns import Columns
-from tgi_trio.shard.prompt_geometry import ImageGrid, PromptGeometry, shape_prompt
+from tgi_trio.shard.prompt_geometry import (
+    BundleGrid,
+    ImageGrid,
+    PromptGeometry,
+    shape_prompt,
+)
 
 # Makes the queue once the model is loaded; takes the cores that towers may be computed on.
 ImageSource: TypeAlias = "Callable[[Set[int]], ImageQueue]"
@@ -138,7 +143,7 @@ class ImageQueue:
         Grids are read of those as well whose features no step needs: they say how what follows
         turns.
         """
-        grids: list[tuple[int, int]] = []
+        grids: list[BundleGrid] = []
         if self._rules.merge and self._arena is not None:
             try:
                 bundles = [read_bundle(self._arena.view(image.place)) for image in images]
@@ -149,7 +154,7 @@ class ImageQueue:
                 pairs = zip(images, bundles, strict=True)
                 parts = [_read_parts(image, bundle, self._rules.merge) for image, bundle in pairs]
                 return PromptGeometry(turn_by_canvases(ids, parts, self._rules.marks))
-            grids = [_read_grid(bundle, self._rules.merge) for bundle in bundles]
+            grids = [_read_grid(bundle, self._rules) for bundle in bundles]
         return shape_prompt(self._rules, images, grids, sequence.prompt_length)
 
     def drop(self, sequence: int) -> None:
@@ -242,13 +247,19 @@ class ImageQueue:
         self.drop(work.sequence.id)
 
 
-def _read_grid(bundle: Bundle, merge: int) -> tuple[int, int]:
-    """Return rows and columns of an image's features; raises ValueError where it says none."""
+def _read_grid(bundle: Bundle, rules: ImageRules) -> BundleGrid:
+    """Return the grid of an image's features; raises ValueError where it says none."""
     found = bundle.get("image_grid_thw")
     if found is None or found.shape != (1, 3) or (found < 1).any():
         raise ValueError("its image does not say its rows and columns")
-    _, rows, columns = found[0].tolist()
-    return rows // merge, columns // merge
+    grids, rows, columns = found[0].tolist()
+    rows, columns = rows // rules.merge, columns // rules.merge
+    seconds = bundle.get("seconds_per_grid")
+    if seconds is None or not rules.by_second:
+        return BundleGrid(rows, columns, grids)
+    if seconds.shape != (1,) or not 0 < seconds[0] < np.inf:
+        raise ValueError("its video does not say how many seconds there are from grid to grid")
+    return BundleGrid(rows, columns, grids, float(np.float32(rules.by_second) * seconds[0]))
 
 
 def _read_parts(image: SequenceImage, bundle: Bundle, merge: int) -> list[ImageGrid]:

@@ -1,0 +1,65 @@
+"""The families of models that see videos: one table, for the router and for the shard.
+
+A row has how frames are chosen and resized, and the text of a video in a prompt. What the tower
+makes of frames, and how the text attends to them, is as of the family's images
+(`image_families.py`). No torch in this file, since the router reads it.
+
+Sources: transformers' video processors and processors of these families.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from tgi_trio.errors import ModelLoadError
+
+
+@dataclass(frozen=True, slots=True)
+class VideoFamily:
+    """How a family handles videos."""
+
+    canvas: str  # a row of `images.video_canvases.CANVASES`
+    layout: str  # a row of `router.images.layouts.videos.VIDEO_LAYOUTS`
+
+
+_TIMED: Final = VideoFamily("qwen3", "timed")
+
+# By `model_type` in config.json.
+VIDEO_FAMILIES: Final[Mapping[str, VideoFamily]] = {
+    "qwen2_5_vl": VideoFamily("qwen2", "whole"),
+    "qwen2_vl": VideoFamily("qwen2", "whole"),
+    "qwen3_5": _TIMED,
+    "qwen3_5_moe": _TIMED,
+    "qwen3_vl": _TIMED,
+    "qwen3_vl_moe": _TIMED,
+}
+
+
+def find_video_family(config: Mapping[str, Any]) -> VideoFamily:
+    """Return the row of a model; `config`: its config.json.
+
+    Raises ModelLoadError for a model type without a row.
+    """
+    kind = config.get("model_type")
+    if kind not in VIDEO_FAMILIES:
+        raise ModelLoadError(
+            f"videos of model type {kind!r} are not served, but those of "
+            f"{', '.join(sorted(VIDEO_FAMILIES))}"
+        )
+    return VIDEO_FAMILIES[kind]
+
+
+def read_positions(config: Mapping[str, Any]) -> int:
+    """Return how many positions a second of a video takes (Qwen2.5-VL); 0: a grid takes one.
+
+    Raises ModelLoadError.
+    """
+    if config.get("model_type") != "qwen2_5_vl":
+        return 0
+    vision = config.get("vision_config")
+    found = vision.get("tokens_per_second", 4) if isinstance(vision, Mapping) else 4
+    if not isinstance(found, int) or isinstance(found, bool) or found < 1:
+        raise ModelLoadError(f"config.json says tokens_per_second {found!r}, no positive number")
+    return found
