@@ -3,11 +3,14 @@
 Each image is decoded in a child of its own (`sandbox/zygote.py`), which may die of it; a name is
 made without one. What is asked about is the compressed image, or its base64, of which the question
 says in which `blocks` of the file `spool` it is, and its `length` there; `beside` is as in
-`PixelProcessor.process`. The answer is `height` and `width` as the image is seen, and of how many
-`bytes` the bundle is (`ipc/images.py`) that is then in the file `fd`; where the question says how
-many bytes it may have at `most`, the image's `key` in hexadecimal and its own `bytes` instead.
+`PixelProcessor.process`, `fps` and `num_frames` as in `read_video`. The answer is `height` and
+`width` as the image is seen, and of how many `bytes` the bundle is (`ipc/images.py`) that is then
+in the file `fd`; where the question says how many bytes it may have at `most`, the image's `key` in
+hexadecimal and its own `bytes` instead.
 `settings` is a JSON object: `family`, the image processor's `settings`, what is `given` with each
-image, and `max_pixels`.
+image, and `max_pixels`. Where it has `video` as well, these are videos: `family` is a row of
+`CANVASES`, and `max_frames`, `max_video_pixels` and `max_bytes` bound what one may take; the answer
+has the other fields of `Clip` then.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ import json
 import mmap
 import os
 import sys
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import numpy as np
@@ -26,6 +30,9 @@ from tgi_trio.errors import ModelLoadError
 from tgi_trio.images.image_names import ImageNames, read_quoted
 from tgi_trio.images.image_text import decode_quoted
 from tgi_trio.images.processors import PixelProcessor
+from tgi_trio.images.tiling import Arrays
+from tgi_trio.images.video_canvases import CANVASES
+from tgi_trio.images.videos import VideoLimits, decode_frames, read_video
 from tgi_trio.ipc.images import bundle_bytes, write_bundle
 from tgi_trio.sandbox.zygote import Job, JobLimits, serve_jobs
 
@@ -70,9 +77,12 @@ def _load(text: str, spool: int, results: int) -> Job:
             f"images need Pillow: pip install 'tgi-trio[images]' ({error})"
         ) from error
     PIL.Image.init()  # loads the plugins, once
-    processor = PixelProcessor(settings["family"], settings["settings"], settings["given"])
-    most = settings["max_pixels"]
-    names = ImageNames(text)
+    read = decode_quoted
+    if "video" in settings:
+        process, read = _load_videos(settings), decode_frames
+    else:
+        process = _load_images(settings)
+    names = ImageNames(text, None if read is decode_quoted else read)
 
     def decode(question: Any, data: bytes) -> Any:
         if "blocks" in question:
@@ -81,21 +91,56 @@ def _load(text: str, spool: int, results: int) -> Job:
             if longest is not None:
                 key, nbytes = names.name(quoted, longest)
                 return {"key": key, "bytes": nbytes}
-            data = decode_quoted(quoted, len(quoted))
+            data = read(quoted, len(quoted))
             del quoted
-        pixels = read_pixels(data, most)
+        arrays, told = process(question, data)
         del data
-        height, width, _ = pixels.shape
-        arrays = processor.process(pixels, question["beside"])
-        del pixels
         size = bundle_bytes(arrays)
         os.ftruncate(results, 0)
         os.ftruncate(results, size)
         with mmap.mmap(results, size) as memory, memoryview(memory) as view:
             write_bundle(view, arrays)
-        return {"height": height, "width": width, "bytes": size}
+        return {**told, "bytes": size}
 
     return decode
+
+
+# Returns the arrays of what a question is about, and what is said of it beside them.
+_Process = Callable[[Any, bytes], tuple[Arrays, dict[str, Any]]]
+
+
+def _load_images(settings: Mapping[str, Any]) -> _Process:
+    processor = PixelProcessor(settings["family"], settings["settings"], settings["given"])
+    most = settings["max_pixels"]
+
+    def process(question: Any, data: bytes) -> tuple[Arrays, dict[str, Any]]:
+        pixels = read_pixels(data, most)
+        height, width, _ = pixels.shape
+        return processor.process(pixels, question["beside"]), {"height": height, "width": width}
+
+    return process
+
+
+def _load_videos(settings: Mapping[str, Any]) -> _Process:
+    try:
+        import av
+    except ImportError as error:
+        raise ModelLoadError(
+            f"videos need PyAV: pip install 'tgi-trio[video]' ({error})"
+        ) from error
+    av.logging.set_level(None)  # what is wrong with a file is its client's to know
+    canvas = CANVASES[settings["family"]].read(settings["settings"], settings["max_frames"])
+    most = settings["max_pixels"]
+    limits = VideoLimits(most, settings["max_video_pixels"], settings["max_bytes"])
+
+    def process(question: Any, data: bytes) -> tuple[Arrays, dict[str, Any]]:
+        asked = question["fps"], question["num_frames"]
+        arrays, clip = read_video(
+            data, canvas, limits, lambda picture: read_pixels(picture, most), *asked
+        )
+        return arrays, clip._asdict()
+
+    return process
 
 
 def _asks_for_name(question: Any) -> bool:

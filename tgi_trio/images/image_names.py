@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from tgi_trio.images.image_text import BLOCK, decode_quoted, size_error, start_key
@@ -20,9 +20,15 @@ _REMEMBERED: Final = 4096  # texts
 class ImageNames:
     """Names of the images of one kind of processing."""
 
-    def __init__(self, settings: str) -> None:
-        """`settings`: of the image processor, as `start_key` takes them."""
+    def __init__(
+        self, settings: str, read: Callable[[bytes | bytearray, int], bytes] | None = None
+    ) -> None:
+        """`settings`: of the image processor, as `start_key` takes them.
+
+        `read`: does for what is no image what `decode_quoted` does for one.
+        """
         self._first = start_key(settings)
+        self._read = read
         self._known: OrderedDict[bytes, tuple[str, int]] = (
             OrderedDict()
         )  # least recently used first
@@ -35,7 +41,7 @@ class ImageNames:
         digest = hashlib.sha256(quoted).digest()
         found = self._known.get(digest)
         if found is None:
-            data = decode_quoted(quoted, most)
+            data = (self._read or decode_quoted)(quoted, most)
             key = self._first.copy()
             key.update(data)
             found = self._known[digest] = key.hexdigest(), len(data)

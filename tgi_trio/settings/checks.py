@@ -27,6 +27,8 @@ _AT_LEAST_ONE: Final = (
     "max_image_fetch_size",
     "max_image_pixels",
     "max_images_per_prompt",
+    "max_video_frames",
+    "max_video_pixels",
     "max_image_bytes",
     "image_memory",
     "max_grammar_bytes",

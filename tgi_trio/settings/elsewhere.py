@@ -19,6 +19,8 @@ _OF_ONE_MACHINE: Final = {
             "max_image_fetch_size",
             "max_image_pixels",
             "max_images_per_prompt",
+            "max_video_frames",
+            "max_video_pixels",
             "max_image_bytes",
             "image_memory",
             "feature_memory",

@@ -338,4 +338,4 @@ async def test_parts_that_are_not_read_are_named_with_those_that_are() -> None:
         answer = await client.post("/v1/chat/completions", body)
     assert answer.status == 422
     assert "messages[0].content: parts of type `input_audio` are not read, only" in answer.text
-    assert "only `text` and `image_url`" in answer.text
+    assert "only `text`, `image_url` and `video_url`" in answer.text

@@ -21,19 +21,21 @@ _MODES = {1: "lanczos", 2: "bilinear", 3: "bicubic"}  # Pillow's numbers
 
 
 @cache
-def processor_module(family: str) -> Any:
+def processor_module(family: str, kind: str = "image") -> Any:
     """Return the module, which imports torchvision, and of that needs next to nothing."""
-    import transformers.image_processing_backends  # noqa: F401 - which does well without it
+    import transformers.image_processing_backends
+    import transformers.video_processing_utils  # noqa: F401 - both do well without it
 
     functional = ModuleType("torchvision.transforms.v2.functional")
     vars(functional).update(pad=_pad, resize=_resize, InterpolationMode=int)
     names = ["torchvision", "torchvision.transforms", "torchvision.transforms.v2"]
     stands = {name: ModuleType(name) for name in names}
     vars(stands[names[-1]])["functional"] = functional
-    were = {name: sys.modules.get(name) for name in names}
+    stands[functional.__name__] = functional
+    were = {name: sys.modules.get(name) for name in stands}
     sys.modules.update(stands)
     try:
-        return importlib.import_module(f"transformers.models.{family}.image_processing_{family}")
+        return importlib.import_module(f"transformers.models.{family}.{kind}_processing_{family}")
     finally:
         for name, module in were.items():
             if module is None:
@@ -121,10 +123,21 @@ class _TorchResize(TorchvisionBackend):
     ) -> torch.Tensor:
         return TorchProcessor.resize(self, image, size, resample)  # type: ignore[arg-type]
 
+    def normalize(self, image: torch.Tensor, mean: Any, std: Any, **_: Any) -> torch.Tensor:
+        return (image - mean[:, None, None]) / std[:, None, None]
+
 
 def inherited_processor(family: str, name: str, **settings: Any) -> Any:
     """Return a processor that resizes by what it inherits: its class, with another one above it."""
     whole = getattr(processor_module(family), f"{name}ImageProcessor")
     return type("Torch", (whole, _TorchResize), {})(
         **settings, do_rescale=False, do_normalize=False
+    )
+
+
+def video_processor(family: str, name: str, **settings: Any) -> Any:
+    """Return a video processor that resizes with torch's own resampling."""
+    whole = getattr(processor_module(family, "video"), f"{name}VideoProcessor")
+    return type(f"{name}VideoProcessor", (whole, _TorchResize), {})(
+        do_convert_rgb=False, **settings
     )

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NoReturn, Protocol
+from typing import Protocol
 
 import trio
 
 from tgi_trio.errors import GenerationError, ValidationError
+from tgi_trio.model.video_families import VIDEO_FAMILIES
 from tgi_trio.router.adapters.registry import ServedAdapter
 from tgi_trio.router.http.call import Call
 from tgi_trio.router.images.image_prompt import ExpandedPrompt, ImagePrompt, Prompt
@@ -72,19 +73,29 @@ async def validate_request(
 
 async def expand_images(call: Call, prompt: ImagePrompt) -> ExpandedPrompt:
     """Return the prompt with the tokens that its images take; raises as `ImageReader.read`."""
+    for link in prompt.links:
+        refuse_unseen(call, link)
     if call.engine.images is None:
-        refuse_image(call, prompt.links[0])
+        raise RuntimeError("a prompt without images has been read as one with some")
     held = call.resources.enter_context(call.engine.images.hold_bytes())
     most = call.engine.limits.max_input_tokens
     return await call.engine.images.read(call.cut.restore(prompt), most, held)
 
 
-def refuse_image(call: Call, image: ImageLink) -> NoReturn:
-    """Raise ValidationError for an image in a prompt to a model that is served without images."""
-    why = call.engine.model.unserved_images
+def refuse_unseen(call: Call, link: ImageLink) -> None:
+    """Raise ValidationError for an image or video where the model is served without."""
+    one, several = ("a video", "videos") if link.video else ("an image", "images")
+    images, why = call.engine.images, call.engine.model.unserved_images
+    if images is not None:
+        why = images.unserved_videos
+        if not link.video or images.videos is not None:
+            return
     if why is None:
-        raise ValidationError(f"{image.where} holds an image, and this model does not see images")
-    raise ValidationError(f"{image.where} holds an image, and images are not served: {why}")
+        seeing = f", but those of {', '.join(sorted(VIDEO_FAMILIES))} do" if link.video else ""
+        raise ValidationError(
+            f"{link.where} holds {one}, and this model does not see {several}{seeing}"
+        )
+    raise ValidationError(f"{link.where} holds {one}, and {several} are not served: {why}")
 
 
 async def _acquire(call: Call, adapter: ServedAdapter, until: float | None) -> None:

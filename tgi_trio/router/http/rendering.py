@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import orjson
 
 from tgi_trio.errors import TemplateError
 from tgi_trio.router.http.call import Call
 from tgi_trio.router.http.conversation import ChatTools, Conversation, choose_tools
-from tgi_trio.router.http.deadlines import refuse_image
+from tgi_trio.router.http.deadlines import refuse_unseen
 from tgi_trio.router.images.image_prompt import ImagePrompt, Prompt
 from tgi_trio.router.images.links import ImageLink
 from tgi_trio.router.text.chat_template import ChatTemplate
@@ -44,8 +46,8 @@ def render_with_tools(call: Call, conversation: Conversation, tools: ChatTools |
     if template is None:
         raise TemplateError("template not found")
     links = [link for turn in conversation.turns for link in turn.images]
-    if links and call.engine.images is None:
-        refuse_image(call, links[0])
+    for link in links:
+        refuse_unseen(call, link)
     shown = tools is not None and template.uses("tools", tools=True)
     style = call.engine.call_style
     turns = arrange_turns(conversation.turns, template.roles(tools=shown))
@@ -70,34 +72,65 @@ def render_with_tools(call: Call, conversation: Conversation, tools: ChatTools |
     }
     if not links or call.engine.images is None:
         return template.render(messages, **given, **how)
-    placeholder = call.engine.images.layout.placeholder
-    return _render_images(template, messages, links, placeholder, given, how)
+    marks = [Mark("image", call.engine.images.layout)]
+    if call.engine.images.videos is not None:
+        marks.append(Mark("video", call.engine.images.videos))
+    return _render_images(template, messages, links, marks, given, how)
+
+
+class Layout(Protocol):
+    """What is read of a layout here (`ImageLayout`, `VideoLayout`)."""
+
+    @property
+    def placeholder(self) -> str: ...
+    @property
+    def around(self) -> tuple[str, str]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """What stands in a rendered text for a part of a message."""
+
+    kind: str  # the part's type
+    layout: Layout
+    # Stands for placeholders of clients meanwhile, so that they never become images.
+    word: str = field(default_factory=lambda: f"typed{secrets.token_hex(12)}")
 
 
 def _render_images(
     template: ChatTemplate,
     messages: list[dict[str, Any]],
     links: Sequence[ImageLink],
-    placeholder: str,
+    marks: Sequence[Mark],
     given: Mapping[str, Any],
     how: Mapping[str, Any],
 ) -> ImagePrompt:
-    """Return a prompt with images in place of the placeholders that the template has written.
-
-    Placeholders in a client's text are replaced by another word meanwhile, so that they never
-    become images.
-    """
-    word = f"typed{secrets.token_hex(12)}"
-    messages, given = _reword((messages, given), placeholder, word)
-    if not template.writes_parts(placeholder):
-        messages = [_with_placeholders(message, placeholder) for message in messages]
-    pieces = template.render(messages, **given, **how).split(placeholder)
-    if len(pieces) != len(links) + 1:
+    """Return a prompt with images in place of the placeholders that the template has written."""
+    for mark in marks:
+        messages, given = _reword((messages, given), mark.layout.placeholder, mark.word)
+    image, *_ = marks
+    if not template.writes_parts(image.layout.placeholder):
+        shown = {mark.kind: mark.layout.placeholder for mark in marks}
+        messages = [_with_placeholders(message, shown) for message in messages]
+    else:
+        for mark in marks:
+            if not template.writes_parts(mark.layout.placeholder, mark.kind):
+                messages = [_with_text(message, mark) for message in messages]
+    kinds = {mark.layout.placeholder: mark.kind for mark in marks}
+    text = template.render(messages, **given, **how)
+    pieces = re.split(f"({'|'.join(map(re.escape, kinds))})", text)
+    written = [kinds[each] for each in pieces[1::2]]
+    wanted = ["video" if link.video else "image" for link in links]
+    if written != wanted:
+        name = "images" if set(wanted) == {"image"} else "images and videos"
         raise TemplateError(
-            f"the chat template writes {len(pieces) - 1} images of {len(links)}: not every message "
+            f"the chat template writes {len(written)} {name} of {len(links)}: not every message "
             "may hold some"
         )
-    first, *rest = (piece.replace(word, placeholder) for piece in pieces)
+    texts = pieces[::2]
+    for mark in marks:
+        texts = [each.replace(mark.word, mark.layout.placeholder) for each in texts]
+    first, *rest = texts
     behind = (each for pair in zip(links, rest, strict=True) for each in pair)
     return ImagePrompt(tuple(filter(None, (first, *behind))))
 
@@ -113,12 +146,27 @@ def _reword(value: Any, old: str, new: str) -> Any:
     return value
 
 
-def _with_placeholders(message: dict[str, Any], placeholder: str) -> dict[str, Any]:
-    """Return a message whose images are in its text, for a template that takes nothing else."""
+def _with_text(message: dict[str, Any], mark: Mark) -> dict[str, Any]:
+    """Return a message whose parts of a kind are text, for a template that knows none of them."""
     content = message.get("content")
     if not isinstance(content, list):
         return message
-    texts = (part["text"] if part["type"] == "text" else f"{placeholder}\n" for part in content)
+    before, after = mark.layout.around
+    text = {"type": "text", "text": f"{before}{mark.layout.placeholder}{after}"}
+    return {**message, "content": [text if p["type"] == mark.kind else p for p in content]}
+
+
+def _with_placeholders(message: dict[str, Any], shown: Mapping[str, str]) -> dict[str, Any]:
+    """Return a message whose images are in its text, for a template that takes nothing else.
+
+    `shown`: placeholders by the types of parts.
+    """
+    content = message.get("content")
+    if not isinstance(content, list):
+        return message
+    texts = (
+        part["text"] if part["type"] == "text" else f"{shown[part['type']]}\n" for part in content
+    )
     return {**message, "content": "".join(texts)}
 
 

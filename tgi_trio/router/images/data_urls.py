@@ -14,6 +14,7 @@ import trio
 
 from tgi_trio.errors import ValidationError
 from tgi_trio.images.image_text import INVALID, size_error
+from tgi_trio.images.videos import pack_frames
 
 _SHOWN: Final = 80  # most characters of a URL in an error
 _SLICE: Final = 1 << 17  # characters decoded at once, in less than a fifth of a millisecond
@@ -33,12 +34,25 @@ async def decode_data_url(url: str, most: int) -> bytes | bytearray:
     return await decode_base64(text, most)
 
 
-def find_base64(url: str) -> int:
+async def decode_video_url(url: str, most: int) -> bytes | bytearray:
+    """Do the same for a video, which may be several pictures in base64 with commas between."""
+    begin = find_base64(url, "video")
+    if url.find(",", begin) < 0:
+        return await decode_data_url(url, most)
+    frames: list[bytes | bytearray] = []
+    for text in url[begin:].split(","):
+        frames.append(await decode_data_url(f"{url[:begin]}{text}", most))
+        if (size := sum(map(len, frames))) > most:
+            raise ValidationError(size_error(size, most))
+    return pack_frames(frames)
+
+
+def find_base64(url: str, kind: str = "image") -> int:
     """Return where the base64 of a data URL begins. Raises ValidationError if there is none."""
     comma = url.find(",")
-    kind = url[: max(comma, 0)]
-    if comma < 0 or kind.count(";") != 1 or not kind.endswith(";base64"):
-        raise ValidationError(f"invalid image content: {shorten(url)}")
+    header = url[: max(comma, 0)]
+    if comma < 0 or header.count(";") != 1 or not header.endswith(";base64"):
+        raise ValidationError(f"invalid {kind} content: {shorten(url)}")
     return comma + 1
 
 

@@ -1,4 +1,4 @@
-"""What a model's folder says about images: whether it takes any, and how."""
+"""What a model's folder says about images and videos: whether it takes any, and how."""
 
 from __future__ import annotations
 
@@ -6,20 +6,48 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
 from tgi_trio.errors import ModelLoadError, ValidationError
+from tgi_trio.images.video_canvases import CANVASES
 from tgi_trio.model.config import read_json, read_values
 from tgi_trio.model.image_families import find_family, sees
-from tgi_trio.router.images.decoder import DecoderSettings
+from tgi_trio.model.video_families import find_video_family
+from tgi_trio.router.images.decoder import DecoderSettings, VideoDecoderSettings
 from tgi_trio.router.images.layouts.layout import ImageLayout, ImageSettings, ImageSize
 from tgi_trio.router.images.layouts.table import LAYOUTS
+from tgi_trio.router.images.layouts.videos import VIDEO_LAYOUTS, VideoLayout
 
 _SHAPES: Final = (1.0, 4 / 3, 3 / 4, 2.0, 1 / 2)  # width over height
+_NO_BOUND: Final = 2**31  # of frames: how many are seen is for who decodes them
 _STEP: Final = 16  # each try has 1 / 16 fewer pixels than the one before
 # Keys of an image processor's settings that do not affect pixels.
-_NAMES: Final = ("image_processor_type", "processor_class", "feature_extractor_type", "auto_map")
+_NAMES: Final = (
+    *("image_processor_type", "video_processor_type", "processor_class"),
+    *("feature_extractor_type", "auto_map"),
+)
+
+
+# What the shard makes of pixels by the image processor's settings, and has to for videos.
+_NORMALISING: Final = ("do_rescale", "rescale_factor", "do_normalize", "image_mean", "image_std")
+
+
+@dataclass(frozen=True, slots=True)
+class VideoModel:
+    """How one model takes videos."""
+
+    canvas: str  # a key of `images.video_canvases.CANVASES`
+    layout: VideoLayout
+    processor: Mapping[str, Any]  # settings of its video processor
+
+    def decoder_settings(
+        self, max_pixels: int, max_frames: int, max_video_pixels: int, max_bytes: int
+    ) -> VideoDecoderSettings:
+        """Return how its videos are decoded."""
+        bounds = max_pixels, max_frames, max_video_pixels, max_bytes
+        return VideoDecoderSettings(self.canvas, self.processor, {}, *bounds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +58,8 @@ class ImageModel:
     layout: ImageLayout
     processor: Mapping[str, Any]  # settings of its image processor
     needs: tuple[str, ...] = ()  # as in `ImageFamily`
+    videos: VideoModel | None = None
+    unserved_videos: str = ""  # why there are none
 
     def decoder_settings(self, max_pixels: int) -> DecoderSettings:
         """Return how its images are decoded."""
@@ -92,4 +122,36 @@ def find_image_model(folder: Path) -> ImageModel | None:
             f"{folder} has no preprocessor_config.json, which says how images are processed"
         )
     kept = {name: value for name, value in settings.image_processor.items() if name not in _NAMES}
-    return ImageModel(family.processor, layout, kept, family.needs)
+    videos, why = None, ""
+    try:
+        videos = find_video_model(folder, settings)
+    except ModelLoadError as error:
+        why = str(error)
+    return ImageModel(family.processor, layout, kept, family.needs, videos, why)
+
+
+def find_video_model(folder: Path, settings: ImageSettings) -> VideoModel:
+    """Return how the model in a folder takes videos; `settings`: of its images.
+
+    Raises ModelLoadError if it takes none, or its settings cannot be used.
+    """
+    family = find_video_family(settings.config)
+    found = settings.processor.get("video_processor")
+    if not isinstance(found, Mapping):
+        found = read_json(folder / "video_preprocessor_config.json")
+    if found is None:  # as in transformers, of files from before there was one for videos
+        found = settings.image_processor
+    kind = CANVASES[family.canvas]
+    for name in _NORMALISING:
+        ours = found.get(name, kind.DEFAULTS[name])
+        if settings.image_processor.get(name, ours) != ours:
+            raise ModelLoadError(
+                f"the settings of its video processor have {name} {ours}, and those of images "
+                f"{settings.image_processor[name]}: both have to be the same here"
+            )
+    kept = {name: value for name, value in found.items() if name not in _NAMES}
+    canvas = kind.read(kept, _NO_BOUND)
+    if find_spec("av") is None:
+        raise ModelLoadError("they need PyAV, pip install 'tgi-trio[video]'")
+    layout = VIDEO_LAYOUTS[family.layout](canvas, settings.config)
+    return VideoModel(family.canvas, layout, kept)

@@ -1,4 +1,4 @@
-"""A prompt with images: first as texts and links, then as one text with all image tokens."""
+"""A prompt with images and videos: as texts and links, then as one text with all their tokens."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tgi_trio.errors import ValidationError
+from tgi_trio.images.video_canvases import Clip
 from tgi_trio.router.images.layouts.layout import ImageLayout, ImageSize
+from tgi_trio.router.images.layouts.videos import VideoLayout
 from tgi_trio.router.images.links import ImageLink, Piece, split_text
+from tgi_trio.router.images.manner import PLAIN, Manner
 from tgi_trio.router.images.prompt_image import PromptImage
 from tgi_trio.router.images.spool import Compressed
 
@@ -60,9 +63,9 @@ class SeenImage:
 
     data: Compressed
     key: bytes  # 32 bytes
-    size: ImageSize
+    size: ImageSize | Clip
     nbytes: int  # of its pixels
-    beside: bool = False  # as in `PromptImage`
+    manner: Manner = PLAIN
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +131,7 @@ def _placed(image: SeenImage, places: NDArray[np.int64]) -> PromptImage:
         key=image.key,
         data=image.data,
         nbytes=image.nbytes,
-        beside=image.beside,
+        manner=image.manner,
     )
 
 
@@ -138,23 +141,29 @@ def expand_prompt(
     layout: ImageLayout,
     bos: str,
     feature_ids: Mapping[str, int],
+    videos: VideoLayout | None = None,
 ) -> ExpandedPrompt:
     """Return a prompt with all tokens of its images. Raises as `ImageLayout.expand` does.
 
-    `feature_ids`: ids of the layout's feature and mark tokens.
+    `feature_ids`: ids of the layouts' feature and mark tokens; `videos`: of the prompt's videos.
     """
-    layout = layout.among(len(images))
+    layout = layout.among(sum(not isinstance(image.size, Clip) for image in images))
     texts: list[str] = []
     owners: list[tuple[int, int]] = []
-    seen = 0
+    seen = pictures = 0
     for piece in prompt.pieces:
         if isinstance(piece, str):
             texts.append(piece)
             owners.append((-1, sum(map(piece.count, feature_ids))))
         else:
             size = images[seen].size
-            texts.append(layout.number(seen) + layout.expand(size))
-            owners.append((seen, layout.count_features(size)))
+            if not isinstance(size, Clip):
+                texts.append(layout.number(pictures) + layout.expand(size))
+                owners.append((seen, layout.count_features(size)))
+                pictures += 1
+            elif videos is not None:
+                texts.append(videos.expand(size))
+                owners.append((seen, videos.count_features(size)))
             seen += 1
     text = layout.finish("".join(texts), bos)
     return ExpandedPrompt(text, tuple(images), tuple(owners), feature_ids, layout.writes_bos)

@@ -1,11 +1,10 @@
-"""Fetches and decodes a prompt's images, and expands their tokens in its text."""
+"""Fetches and decodes a prompt's images and videos, and expands their tokens in its text."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from hashlib import sha256
 from typing import Final, Protocol
 
 import trio
@@ -13,7 +12,7 @@ import trio
 from tgi_trio.errors import ModelLoadError, PromptTooLong, TgiTrioError, ValidationError
 from tgi_trio.images.image_text import start_key
 from tgi_trio.router.images.byte_budget import ByteBudget, HeldBytes
-from tgi_trio.router.images.data_urls import decode_data_url, find_base64
+from tgi_trio.router.images.data_urls import decode_data_url, decode_video_url, find_base64
 from tgi_trio.router.images.decoder import ImageName
 from tgi_trio.router.images.image_prompt import (
     ExpandedPrompt,
@@ -22,7 +21,9 @@ from tgi_trio.router.images.image_prompt import (
     expand_prompt,
 )
 from tgi_trio.router.images.layouts.layout import ImageLayout
+from tgi_trio.router.images.layouts.videos import VideoLayout
 from tgi_trio.router.images.links import ImageLink
+from tgi_trio.router.images.manner import Manner
 from tgi_trio.router.images.pixel_store import PixelStore
 from tgi_trio.router.images.spool import Compressed, EncodedImage, Spool
 
@@ -67,8 +68,17 @@ class ImageLimits:
     max_image_bytes: int = 128 * 2**20  # bytes of encoded images, of all requests
 
 
+@dataclass(frozen=True, slots=True)
+class VideoReading:
+    """How a model's videos are read."""
+
+    layout: VideoLayout
+    namer: Namer
+    processed_as: str  # as of `ImageReader`
+
+
 class ImageReader:
-    """Reads the images of prompts, for all requests of a model."""
+    """Reads the images and videos of prompts, for all requests of a model."""
 
     def __init__(
         self,
@@ -81,31 +91,42 @@ class ImageReader:
         metrics: Counts,
         limits: ImageLimits,
         processed_as: str = "",
+        videos: VideoReading | None = None,
+        unserved_videos: str = "",
     ) -> None:
         """`spool`: of images that are being received, which `namer` reads.
 
-        `processed_as` distinguishes settings that yield different pixels for the same bytes. Raises
-        ModelLoadError for a tokenizer without the layout's tokens.
+        `processed_as` distinguishes settings that yield different pixels for the same bytes;
+        `unserved_videos`: why there are no `videos`. Raises ModelLoadError for a tokenizer without
+        the layouts' tokens.
         """
         featured = (layout.feature_token, *layout.mark_tokens)
-        for token in (layout.placeholder, *featured):
+        needed = [layout.placeholder]
+        if videos is not None:
+            featured = (*featured, videos.layout.feature_token)
+            needed.append(videos.layout.placeholder)
+        for token in (*needed, *featured):
             if token not in tokenizer.added_tokens:
                 raise ModelLoadError(
                     f"the tokenizer has no token {token!r}, which this model's images need"
                 )
         self.layout = layout
+        self.videos = None if videos is None else videos.layout
+        self.unserved_videos = unserved_videos
         self.spool = spool
         self._feature_ids = {token: tokenizer.added_tokens[token] for token in featured}
         self._bos = tokenizer.special_tokens.get("bos_token", "")
         self._fetcher = fetcher
         self._store = store
-        self._namer = namer
         self._metrics = metrics
         self._limits = limits
         self._bytes = ByteBudget(limits.max_image_bytes)
         self._fetching = trio.CapacityLimiter(_FETCHES)
         self._decoding = trio.Lock()  # of base64, in the loop: each turn of it decodes one slice
-        self._first = start_key(processed_as)
+        self._namers, self._firsts = {False: namer}, {False: start_key(processed_as)}
+        if videos is not None:
+            self._namers[True] = videos.namer
+            self._firsts[True] = start_key(videos.processed_as)
 
     def hold_bytes(self) -> AbstractContextManager[HeldBytes]:
         """Return the byte budget of one request's images, for as long as it keeps them."""
@@ -126,7 +147,9 @@ class ImageReader:
             )
         images = await self._see_all(links, held)
         self._store.check_room({image.key: image.nbytes for image in images})
-        found = expand_prompt(prompt, images, self.layout, self._bos, self._feature_ids)
+        found = expand_prompt(
+            prompt, images, self.layout, self._bos, self._feature_ids, self.videos
+        )
         if found.features > max_input_tokens:
             raise PromptTooLong(
                 f"`inputs` must have less than {max_input_tokens} tokens. Given: "
@@ -134,13 +157,17 @@ class ImageReader:
                 tokens=found.features,
                 most=max_input_tokens,
             )
-        self._metrics.inc("tgi_image_count", len(images))
+        videos = sum(image.manner.video for image in images)
+        self._metrics.inc("tgi_image_count", len(images) - videos)
+        if videos:
+            self._metrics.inc("tgi_video_count", videos)
         self._metrics.inc("tgi_image_tokens", found.features)
         return found
 
     async def _see_all(self, links: Sequence[ImageLink], held: HeldBytes) -> list[SeenImage]:
         """Return all images in order; the first failure is raised and cancels the others."""
-        beside = self.layout.among(len(links)) is not self.layout
+        pictures = sum(not link.video for link in links)
+        beside = self.layout.among(pictures) is not self.layout
         if len(links) == 1:
             return [await self._see(links[0], held, beside)]
         found: dict[int, SeenImage] = {}
@@ -162,38 +189,39 @@ class ImageReader:
 
     async def _see(self, link: ImageLink, held: HeldBytes, beside: bool) -> SeenImage:
         data, key = await self._load(link, held)
-        if beside:  # other pixels than by itself
-            key = sha256(key).digest()
+        manner = Manner(beside and not link.video, link.video, link.fps, link.num_frames)
+        key = manner.distinguish(key)
         hit, began = self._store.knows(key), trio.current_time()
-        known = await self._store.look_at(key, data, beside)
+        known = await self._store.look_at(key, data, manner)
         if hit:
             self._metrics.inc("tgi_image_cache_hits")
         else:
             self._metrics.observe("tgi_image_decode_duration", trio.current_time() - began)
-        return SeenImage(data, key, known.size, known.nbytes, beside)
+        return SeenImage(data, key, known.size, known.nbytes, manner)
 
     async def _load(self, link: ImageLink, held: HeldBytes) -> tuple[Compressed, bytes]:
         """Return an encoded image and its key. Raises ValidationError."""
         url, most = link.url, self._limits.max_image_fetch_size
         data: bytes | bytearray
         if url.startswith("data:") or ":" not in url:
-            find_base64(url)
+            find_base64(url, "video" if link.video else "image")
             if link.encoded is not None:
-                name = await self._namer.name(link.encoded, most)
+                name = await self._namers[link.video].name(link.encoded, most)
                 held.take(name.nbytes)
                 return link.encoded, name.key
             async with self._decoding:
-                data = await decode_data_url(url, most)
+                decode = decode_video_url if link.video else decode_data_url
+                data = await decode(url, most)
             held.take(len(data))
         else:
             async with self._fetching:
                 began = trio.current_time()
                 data = await self._fetcher.fetch(url, held.take)
                 self._metrics.observe("tgi_image_fetch_duration", trio.current_time() - began)
-        return data, await _in_thread(len(data), lambda: self._make_key(data))
+        return data, await _in_thread(len(data), lambda: self._make_key(data, link.video))
 
-    def _make_key(self, data: bytes | bytearray) -> bytes:
-        found = self._first.copy()
+    def _make_key(self, data: bytes | bytearray, video: bool) -> bytes:
+        found = self._firsts[video].copy()
         found.update(data)  # releases the interpreter's lock
         return found.digest()
 

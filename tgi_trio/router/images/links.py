@@ -13,11 +13,15 @@ _END: Final = ")"
 
 @dataclass(frozen=True, slots=True)
 class ImageLink:
-    """Where an image of a prompt is: an http(s) or a data URL, not yet checked."""
+    """Where an image or a video of a prompt is: an http(s) or a data URL, not yet checked."""
 
     url: str
     where: str = "the prompt"  # the place in the request, for errors
     encoded: EncodedImage | None = None  # the image of a data URL whose base64 is only a mark
+    video: bool = False
+    # Of a video: frames that are to be seen, in a second or in all; None: as the model does.
+    fps: float | None = None
+    num_frames: int | None = None
 
 
 Piece = str | ImageLink

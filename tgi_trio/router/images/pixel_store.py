@@ -18,8 +18,10 @@ from typing import Final, Protocol
 import trio
 
 from tgi_trio.errors import GenerationError, TgiTrioError, ValidationError
+from tgi_trio.images.video_canvases import Clip
 from tgi_trio.ipc.images import ArenaPlace
 from tgi_trio.router.images.layouts.layout import ImageSize
+from tgi_trio.router.images.manner import PLAIN, Manner
 from tgi_trio.router.images.places import FreeSpace, align
 from tgi_trio.router.images.prompt_image import PromptImage
 from tgi_trio.router.images.spool import Compressed, EncodedImage
@@ -43,21 +45,21 @@ class Decoded(Protocol):
     """An image whose pixels are ready to be copied (`decoder.DecodedImage`)."""
 
     @property
-    def size(self) -> ImageSize: ...
+    def size(self) -> ImageSize | Clip: ...
     @property
     def nbytes(self) -> int: ...
     async def copy_to(self, memory: memoryview) -> None: ...
 
 
-# `ImageDecoder.decode`: keeps the pixels of an encoded image, `beside` others or not, for a block.
-Decode = Callable[[Compressed, bool], AbstractAsyncContextManager[Decoded]]
+# `ImageDecoder.decode`: keeps the pixels of an encoded image, seen in some manner, for a block.
+Decode = Callable[[Compressed, Manner], AbstractAsyncContextManager[Decoded]]
 
 
 @dataclass(frozen=True, slots=True)
 class KnownImage:
     """What is known of an image that has been decoded once."""
 
-    size: ImageSize  # after its EXIF rotation
+    size: ImageSize | Clip  # after its EXIF rotation
     nbytes: int  # of its bundle
 
 
@@ -154,10 +156,8 @@ class PixelStore:
         """Return whether an image's size is known without decoding it."""
         return key in self._known
 
-    async def look_at(self, key: bytes, data: Compressed, beside: bool = False) -> KnownImage:
+    async def look_at(self, key: bytes, data: Compressed, manner: Manner = PLAIN) -> KnownImage:
         """Return an image's size; concurrent calls decode it only once.
-
-        `beside`: as in `PromptImage`.
 
         Its pixels are kept if there is room. Raises ValidationError if it cannot be decoded or can
         never fit, Overloaded or Unavailable if the machine is too busy.
@@ -172,7 +172,7 @@ class PixelStore:
             return known
         self._looking[key] = trio.Event()
         try:
-            async with self._decode(data, beside) as image:
+            async with self._decode(data, manner) as image:
                 known = KnownImage(image.size, image.nbytes)
                 self._check_size(image.nbytes)
                 await self._keep(key, image)
@@ -224,7 +224,7 @@ class PixelStore:
 
     async def _decode_again(self, image: PromptImage, place: ArenaPlace) -> None:
         try:
-            async with self._decode(image.data, image.beside) as found:
+            async with self._decode(image.data, image.manner) as found:
                 if found.nbytes != place.nbytes:
                     raise GenerationError(f"{found.nbytes} bytes of pixels, not {place.nbytes}")
                 await self._fill(image.key, place, found)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from tgi_trio.images.video_canvases import Clip
 from tgi_trio.router.images.layouts.layout import ImageSize
+from tgi_trio.router.images.manner import PLAIN, Manner
 from tgi_trio.router.images.spool import Compressed
 
 
 @dataclass(frozen=True, slots=True)
 class PromptImage:
-    """One image beside the ids of its prompt, which do not show by themselves that it is there.
+    """One image or video beside the ids of its prompt, which do not show that it is there.
 
     *Feature tokens* are those in whose places features of the vision tower replace embeddings. The
     *span* of an image reaches from its first to its last feature token, including marks and
@@ -20,12 +22,12 @@ class PromptImage:
     first: int  # place of the span's first token in the prompt's ids
     tokens: int  # length of the span
     feature_places: tuple[tuple[int, int], ...]  # runs of feature tokens: (offset in span, count)
-    size: ImageSize  # pixels as seen, before any scaling
+    size: ImageSize | Clip  # pixels as seen, before any scaling
     key: bytes  # 32 bytes: SHA-256 of the compressed bytes and of the processor's settings
     # Compressed, as received; decoded again if its place has been lost.
     data: Compressed = field(repr=False)
     nbytes: int = 0  # of its pixels, as a bundle in the arena
-    beside: bool = False  # the prompt has others, and it is seen otherwise then
+    manner: Manner = PLAIN
 
     @property
     def features(self) -> int:

@@ -159,14 +159,17 @@ class ChatTemplate:
             raise TemplateError(str(error) or type(error).__name__) from error
         return _cut_final(text, final) if continue_final_message else text
 
-    def writes_parts(self, placeholder: str) -> bool:
-        """Return whether an image in a message's list of parts is rendered as its placeholder."""
+    def writes_parts(self, placeholder: str, kind: str = "image") -> bool:
+        """Return whether an image in a message's list of parts is rendered as its placeholder.
+
+        `kind`: the type of the part.
+        """
         if placeholder not in self._written:
-            self._written[placeholder] = self._tries_parts(placeholder)
+            self._written[placeholder] = self._tries_parts(placeholder, kind)
         return self._written[placeholder]
 
-    def _tries_parts(self, placeholder: str) -> bool:
-        parts = [{"type": "image"}, {"type": "text", "text": _MARK}]
+    def _tries_parts(self, placeholder: str, kind: str) -> bool:
+        parts = [{"type": kind}, {"type": "text", "text": _MARK}]
         try:
             text = self.render([{"role": "user", "content": parts}])
         except TemplateError:

@@ -60,7 +60,7 @@ class Turn:
 
     @property
     def images(self) -> list[ImageLink]:
-        """The turn's images."""
+        """The turn's images and videos."""
         return [part for part in self.parts if isinstance(part, ImageLink)]
 
     @classmethod
@@ -181,7 +181,9 @@ def _saying(turn: Turn, first: Turn, second: Turn) -> Turn:
 
 def _part(piece: Piece) -> dict[str, str]:
     """Return a part of a message as templates expect it."""
-    return {"type": "text", "text": piece} if isinstance(piece, str) else {"type": "image"}
+    if isinstance(piece, str):
+        return {"type": "text", "text": piece}
+    return {"type": "video" if piece.video else "image"}
 
 
 def _join(*texts: str | None) -> str:

@@ -141,12 +141,17 @@ def _piece_of(chunk: schema.MessageChunk, i: int) -> Piece:
         if chunk.image_url is None:
             raise schema.invalid_value(f"messages[{i}].content", "an image needs `image_url`")
         return ImageLink(chunk.image_url.url, f"messages[{i}]")
+    if chunk.type == "video_url":
+        if chunk.video_url is None:
+            raise schema.invalid_value(f"messages[{i}].content", "a video needs `video_url`")
+        return ImageLink(chunk.video_url.url, f"messages[{i}]", video=True)
     if chunk.type == "refusal" and chunk.refusal is not None:
         return chunk.refusal
     if chunk.type != "text":
         raise schema.invalid_value(
             f"messages[{i}].content",
-            f"parts of type `{chunk.type[:_SHOWN]}` are not read, only `text` and `image_url`",
+            f"parts of type `{chunk.type[:_SHOWN]}` are not read, only `text`, `image_url` "
+            "and `video_url`",
         )
     if chunk.text is None:
         raise schema.invalid_value(f"messages[{i}].content", "a text part needs `text`")

@@ -320,6 +320,7 @@ def _find_marks(value: Any) -> Iterator[int]:
             if isinstance(value.get(way), list | dict):
                 yield from _find_marks(value[way])
         inputs, url, source = (value.get(name) for name in ("inputs", "image_url", "source"))
+        video = value.get("video_url")
         urls = [
             piece.url
             for text in (inputs if isinstance(inputs, list) else [inputs])
@@ -329,8 +330,10 @@ def _find_marks(value: Any) -> Iterator[int]:
         ]
         if isinstance(url, dict):
             url = url.get("url")
+        if isinstance(video, dict):
+            video = video.get("url")
         if isinstance(source, dict) and source.get("type") == "base64":
             url = f"data:;base64,{source.get('data')}"
-        for each in [*urls, url]:
+        for each in [*urls, url, video]:
             if isinstance(each, str) and (found := _MARKED_URL.fullmatch(each)):
                 yield int(found[1])

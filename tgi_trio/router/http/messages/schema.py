@@ -80,12 +80,12 @@ class CompatGenerateRequest(Struct):
 
 
 class Url(Struct):
-    """Where an image is."""
+    """Where an image or a video is."""
 
     url: str
 
 
-CHUNK_TYPES = ("text", "image_url", "thinking", "refusal")
+CHUNK_TYPES = ("text", "image_url", "video_url", "thinking", "refusal")
 
 
 class MessageChunk(Struct):
@@ -95,6 +95,7 @@ class MessageChunk(Struct):
     type: Annotated[str, Meta(extra_json_schema={"enum": list(CHUNK_TYPES)})]
     text: str | None = None
     image_url: Url | None = None
+    video_url: Url | None = None  # as vLLM and SGLang have it
     thinking: str | None = None  # the model's thought in an earlier turn, in Mistral's form
     refusal: str | None = None  # what a model said in an earlier turn instead of an answer
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from tgi_trio.errors import Draining, Overloaded, TgiTrioError, Unavailable
 from tgi_trio.router.http.answer_headers import event_stream, timing_headers
 from tgi_trio.router.http.call import Call, Reply, Route
-from tgi_trio.router.http.deadlines import refuse_image, validate_request
+from tgi_trio.router.http.deadlines import refuse_unseen, validate_request
 from tgi_trio.router.http.generation import (
     Result,
     check_batch_size,
@@ -77,7 +77,7 @@ def find_images(call: Call, query: str) -> Prompt:
         return query
     found = ImagePrompt.parse(query, ("", "") if images is None else images.layout.around)
     if found is not None and images is None:
-        refuse_image(call, found.links[0])
+        refuse_unseen(call, found.links[0])
     return query if found is None else found
 
 

@@ -1,0 +1,165 @@
+"""Videos behind whole servers: ids of prompts and tokens are those of transformers.
+
+The oracle is transformers' processor, with its own sampling of frames, and its model's greedy
+tokens. Sizes need no resampling, of which there are two ways.
+"""
+
+from __future__ import annotations
+
+import base64
+import importlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tokenizers
+import torch
+from PIL import Image
+
+from tests.router.images.image_files import encode, noise
+from tests.router.images.torchvision_processors import video_processor
+from tests.router.images.video_files import make_video, read_all, video_url
+from tests.system.client import post
+from tests.system.server import ServerProcess, serving
+from tgi_trio.testing.checkpoints import VOCAB_SIZE
+from tgi_trio.testing.wrapped_checkpoints import make_wrapped
+
+pytestmark = pytest.mark.system
+
+MOST = 6  # tokens of an answer
+TEMPLATE = (
+    "<s>{% for m in messages %}{% if m.content is string %}{{ m.content }}{% else %}"
+    "{% for p in m.content %}{% if p.type == 'text' %}{{ p.text }}{% else %}"
+    "<|vision_start|><|{{ p.type }}_pad|><|vision_end|>{% endif %}{% endfor %}{% endif %}"
+    "{% endfor %}"
+)
+TOKENS = ("<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>")
+NAMES = ("image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id")
+SCALED = {"do_rescale": True, "rescale_factor": 1 / 255, "do_normalize": True}
+NORMAL = SCALED | {"image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.4, 0.5]}
+PATCHES = NORMAL | {"patch_size": 4, "temporal_patch_size": 2, "merge_size": 2}
+OF_FRAME = {"min_pixels": 64, "max_pixels": 2048}
+# Of all frames together; an image's limits stand beside.
+OF_ALL = PATCHES | {"size": {"shortest_edge": 64, "longest_edge": 2048 * 64}}
+PROCESSORS = {
+    "qwen2_vl": ("qwen2_vl", "Qwen2VLProcessor"),
+    "qwen2_5_vl": ("qwen2_5_vl", "Qwen2_5_VLProcessor"),
+    **dict.fromkeys(("qwen3_vl", "qwen3_vl_moe", "qwen3_5"), ("qwen3_vl", "Qwen3VLProcessor")),
+}
+VIDEO = make_video(frames=23, height=32, width=48)
+OTHER = make_video(frames=12, height=48, width=32, seed=1, kind="matroska")
+PICTURE = noise(32, 40)
+RED = Image.new("RGB", (40, 32), (200, 30, 30))
+
+
+def make_folder(folder: Path, family: str) -> Path:
+    """Write a random model that sees, with its processors' settings and a template."""
+    make_wrapped(folder, family, image_token=VOCAB_SIZE, vocab_size=VOCAB_SIZE + len(TOKENS))
+    file = str(folder / "tokenizer.json")
+    tokenizer = tokenizers.Tokenizer.from_file(file)
+    tokenizer.add_special_tokens(list(TOKENS))
+    tokenizer.save(file)
+    config = json.loads((folder / "config.json").read_text())
+    config |= {name: VOCAB_SIZE + i for i, name in enumerate(NAMES)}
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "preprocessor_config.json").write_text(json.dumps(PATCHES | OF_FRAME))
+    if not is_early(family):
+        (folder / "video_preprocessor_config.json").write_text(json.dumps(OF_ALL))
+    told = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps(told | {"chat_template": TEMPLATE}))
+    return folder
+
+
+def is_early(family: str) -> bool:
+    """Whether its files know no videos of their own, and how many frames to see is ours to say."""
+    return family in ("qwen2_vl", "qwen2_5_vl")
+
+
+class Oracle:
+    """transformers' processor and model of a folder."""
+
+    def __init__(self, folder: Path, family: str) -> None:
+        from transformers import AutoModelForImageTextToText, PreTrainedTokenizerFast
+        from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import (
+            Qwen2VLImageProcessorPil,
+        )
+
+        tokenizer = PreTrainedTokenizerFast(
+            tokenizer_file=str(folder / "tokenizer.json"),
+            **{"bos_token": "<s>", "pad_token": "</s>"},
+            extra_special_tokens={"image_token": TOKENS[0], "video_token": TOKENS[1]},
+        )
+        early = is_early(family)
+        kind = ("qwen2_vl", "Qwen2VL") if early else ("qwen3_vl", "Qwen3VL")
+        settings: dict[str, Any] = PATCHES | OF_FRAME if early else OF_ALL
+        videos = video_processor(*kind, cap_pixels_per_frame=False, **settings)
+        module, name = PROCESSORS[family]
+        whole = getattr(
+            importlib.import_module(f"transformers.models.{module}.processing_{module}"), name
+        )
+        whole.check_argument_for_proper_class = lambda self, name, value: type(value)
+        images = Qwen2VLImageProcessorPil(**PATCHES, **OF_FRAME)
+        self.processor = whole(image_processor=images, tokenizer=tokenizer, video_processor=videos)
+        self.sampling: dict[str, Any] = {"do_sample_frames": True, "fps": 2}
+        self.model: Any = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32)
+        self.model.eval().generation_config.eos_token_id = None
+
+    def generate(self, text: str, videos: list[bytes], **sampling: Any) -> tuple[Any, list[int]]:
+        """Return what the model is given, and its greedy tokens."""
+        from transformers.video_utils import VideoMetadata
+
+        frames = [torch.from_numpy(read_all(each)) for each in videos]
+        inputs = self.processor(
+            text=[text],
+            images=[PICTURE] * text.count(TOKENS[0]) or None,
+            videos=frames,
+            video_metadata=[VideoMetadata(len(each), fps=10.0) for each in frames],
+            **(self.sampling | sampling),
+            return_tensors="pt",
+        )
+        given = {name: value for name, value in inputs.items() if name != "video_metadata"}
+        found = self.model.generate(**given, max_new_tokens=MOST, do_sample=False, pad_token_id=2)
+        return inputs, found[0, inputs["input_ids"].shape[1] :].tolist()
+
+
+def part(shown: bytes | str | Image.Image) -> dict[str, Any]:
+    if isinstance(shown, str):
+        return {"type": "text", "text": shown}
+    if isinstance(shown, bytes):
+        return {"type": "video_url", "video_url": {"url": video_url(shown)}}
+    url = f"data:image/png;base64,{base64.b64encode(encode(shown)).decode()}"
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+def ask(server: ServerProcess, *content: Any, **fields: Any) -> tuple[list[int], list[int]]:
+    """Return the ids of a prompt, and those of an answer."""
+    parts = [each if isinstance(each, dict) else part(each) for each in content]
+    body = {"messages": [{"role": "user", "content": parts}], "max_tokens": MOST}
+    fields = {"temperature": 0, "return_token_ids": True, "ignore_eos": True, **fields}
+    answer = post(f"{server.url}/v1/chat/completions", json=body | fields)
+    assert answer.status_code == 200, answer.text
+    found = answer.json()
+    choice = found["choices"][0]
+    ids = found.get("prompt_token_ids") or choice["prompt_token_ids"]
+    assert found["usage"]["prompt_tokens"] == len(ids)
+    return ids, choice["token_ids"]
+
+
+SHOWN = "<|vision_start|><|video_pad|><|vision_end|>"
+PROMPT = f"Look: {SHOWN} and <|vision_start|><|image_pad|><|vision_end|> and {SHOWN} so?"
+
+
+@pytest.mark.parametrize("family", sorted(PROCESSORS))
+def test_ids_and_tokens_are_those_of_transformers(tmp_path: Path, family: str) -> None:
+    folder = make_folder(tmp_path, family)
+    oracle = Oracle(folder, family)
+    backend = ("--cpu-backend", "torch") if family == "qwen2_vl" else ()
+    flags = ("--dtype", "float32", "--max-batch-prefill-tokens", "64", *backend)
+    with serving("--model-id", str(folder), *flags) as server:
+        for text, videos, content in (
+            (f"Look: {SHOWN} so?", [VIDEO], ("Look: ", VIDEO, " so?")),
+            (PROMPT, [VIDEO, OTHER], ("Look: ", VIDEO, " and ", PICTURE, " and ", OTHER, " so?")),
+        ):
+            inputs, tokens = oracle.generate(text, videos)
+            assert ask(server, *content) == (inputs["input_ids"][0].tolist(), tokens)

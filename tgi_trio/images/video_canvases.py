@@ -1,0 +1,244 @@
+"""Which frames of a video are seen, and in which size: for who counts tokens and who makes pixels.
+
+Sources: `transformers`' video processors of these families (`sample_frames`, `smart_resize`).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from math import ceil, floor, sqrt
+from typing import Any, ClassVar, Final, NamedTuple, Self
+
+import numpy as np
+
+from tgi_trio.errors import ModelLoadError
+
+_STEEPEST: Final = 200  # most of the longer side over the shorter one
+_SCALED: Final = {"do_rescale": True, "rescale_factor": 1 / 255, "do_normalize": True}
+
+
+class Clip(NamedTuple):
+    """What is known of a video without its pixels."""
+
+    height: int  # of a frame as it is seen, in pixels
+    width: int
+    frames: tuple[int, ...]  # numbers of those that are seen, ascending
+    total: int  # frames of all
+    rate: float  # of these, in a second
+
+    @property
+    def seen_rate(self) -> float:
+        """Frames that are seen in a second."""
+        return len(self.frames) / self.total * self.rate
+
+
+@dataclass(frozen=True)
+class VideoCanvas(ABC):
+    """A family's rules, and a model's own numbers for them."""
+
+    patch: int  # pixels along a side
+    merge: int  # patches along a side of what becomes one token
+    step: int  # frames of a patch
+    least: int  # pixels
+    most: int
+    resample: int  # Pillow's number
+    fps: float  # frames that are seen in a second
+    num_frames: int | None  # that are seen of any video, whatever its length
+    min_frames: int
+    max_frames: int
+    capped: bool  # a frame of many has fewer pixels
+    max_tokens: int  # where `capped`
+
+    DEFAULTS: ClassVar[Mapping[str, Any]]  # of transformers' class, where a model's files say none
+
+    @classmethod
+    def read(cls, settings: Mapping[str, Any], max_frames: int) -> Self:
+        """Return the canvas of a model, by the settings of its video processor.
+
+        `max_frames`: the operator's bound on frames. Raises ModelLoadError.
+        """
+        found = {**cls.DEFAULTS, **{k: v for k, v in settings.items() if v is not None}}
+        if not found["do_resize"]:
+            raise ModelLoadError("its frames are not resized (do_resize), which is not built here")
+        if not isinstance(found["size"], Mapping):
+            raise ModelLoadError("the size in the settings of its video processor is no mapping")
+        size = {**cls.DEFAULTS["size"], **found["size"]}
+        if cls.DEFAULTS["size_by_pixels"]:
+            size["shortest_edge"] = found.get("min_pixels", size["shortest_edge"])
+            size["longest_edge"] = found.get("max_pixels", size["longest_edge"])
+        whole = {
+            "patch": found["patch_size"],
+            "merge": found["merge_size"],
+            "step": found["temporal_patch_size"],
+            "least": size["shortest_edge"],
+            "most": size["longest_edge"],
+            "min_frames": found["min_frames"],
+            "max_frames": found["max_frames"],
+            "max_tokens": found["max_video_tokens"],
+        }
+        wrong = [name for name, value in whole.items() if not _is_count(value)]
+        number = found.get("num_frames")
+        if wrong or not _is_rate(found["fps"]) or not (number is None or _is_count(number)):
+            raise ModelLoadError(
+                "the settings of its video processor need positive numbers: "
+                f"{', '.join(wrong) or 'fps or num_frames'}"
+            )
+        return cls(
+            **{**whole, "max_frames": min(whole["max_frames"], max_frames)},
+            resample=int(found["resample"]),
+            fps=float(found["fps"]),
+            num_frames=number,
+            capped=bool(found.get("cap_pixels_per_frame")),
+        )
+
+    def asked(self, fps: float | None, num_frames: int | None) -> Self:
+        """Return the canvas where a client wants other frames; at most one of both is given.
+
+        Raises ValueError above the operator's bound.
+        """
+        if num_frames is not None and num_frames > self.max_frames:
+            raise ValueError(
+                f"{num_frames} frames are asked for, {self.max_frames} are allowed "
+                "(--max-video-frames, or the model's own max_frames)"
+            )
+        if fps is not None:
+            return replace(self, fps=fps, num_frames=None)
+        return self if num_frames is None else replace(self, num_frames=num_frames)
+
+    @property
+    def unit(self) -> int:
+        """The side of a merged patch in pixels."""
+        return self.patch * self.merge
+
+    def count_grids(self, frames: int) -> int:
+        """Return how many grids of patches so many frames become; the last is filled up."""
+        return -(-frames // self.step)
+
+    def choose(self, total: int, rate: float) -> tuple[int, ...]:
+        """Return the numbers of the frames that are seen, of so many at so many in a second.
+
+        Raises ValueError for a video that is too short.
+        """
+        if total < self.step:
+            raise ValueError(
+                f"it has {total} frame{'s' * (total != 1)}, and this model sees {self.step} or "
+                "more at a time: send it as an image"
+            )
+        if self.num_frames is not None and self.num_frames > total:
+            raise ValueError(f"it has {total} frames, and {self.num_frames} are to be seen of it")
+        return self._choose(total, rate)
+
+    @abstractmethod
+    def _choose(self, total: int, rate: float) -> tuple[int, ...]:
+        """Do what `choose` does, for a video that is long enough."""
+
+    @abstractmethod
+    def fit(self, frames: int, height: int, width: int) -> tuple[int, int]:
+        """Return rows and columns of merged patches of each of so many frames.
+
+        Raises ValueError for frames that are too long and narrow.
+        """
+
+
+class Qwen2Canvas(VideoCanvas):
+    """Qwen2-VL and Qwen2.5-VL: limits on pixels are those of a frame.
+
+    Where their files say nothing, all frames would be seen; these models were made for two in a
+    second (`qwen_vl_utils`).
+    """
+
+    DEFAULTS: ClassVar = {
+        **{"patch_size": 14, "temporal_patch_size": 2, "merge_size": 2, "resample": 3},
+        **{"size": {"shortest_edge": 128 * 28 * 28, "longest_edge": 28 * 28 * 768}},
+        **{"min_frames": 4, "max_frames": 768, "fps": 2, "max_video_tokens": 128000},
+        **{"do_resize": True, "size_by_pixels": True, **_SCALED},
+        **{"image_mean": [0.48145466, 0.4578275, 0.40821073]},
+        **{"image_std": [0.26862954, 0.26130258, 0.27577711]},
+    }
+
+    def _choose(self, total: int, rate: float) -> tuple[int, ...]:
+        if self.num_frames is not None:
+            count = min(max(round(self.num_frames / self.step), 1), total // self.step) * self.step
+        else:
+            most = min(self.max_frames, total) // self.step * self.step
+            wanted = min(max(total / rate * self.fps, self.min_frames), most, total)
+            count = max(floor(wanted / self.step), 1) * self.step
+        # As float32, which they are there.
+        places = (np.arange(count) * (total / count)).astype(np.float32)
+        return tuple(np.minimum(places.astype(np.int64), total - 1).tolist())
+
+    def fit(self, frames: int, height: int, width: int) -> tuple[int, int]:
+        most = self.most
+        if self.capped:
+            whole = int(self.max_tokens * self.unit**2 * 0.9)
+            most = max(min(most, whole * self.step // frames), int(self.least * 1.05))
+        return _fit(height, width, self.unit, self.least, most, 1, 1)
+
+
+class Qwen3Canvas(VideoCanvas):
+    """Qwen3-VL and Qwen 3.5: limits on pixels are those of all frames together."""
+
+    DEFAULTS: ClassVar = {
+        **{"patch_size": 16, "temporal_patch_size": 2, "merge_size": 2, "resample": 3},
+        **{"size": {"shortest_edge": 128 * 32 * 32, "longest_edge": 32 * 32 * 768}},
+        **{"min_frames": 4, "max_frames": 768, "fps": 2, "max_video_tokens": 768},
+        **{"do_resize": True, "size_by_pixels": False, **_SCALED},
+        **{"image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5]},
+    }
+
+    def _choose(self, total: int, rate: float) -> tuple[int, ...]:
+        count = self.num_frames
+        if count is None:
+            wanted = int(total / rate * self.fps)
+            count = min(max(wanted, self.min_frames), self.max_frames, total)
+        return tuple(np.linspace(0, total - 1, count).round().astype(int).tolist())
+
+    def fit(self, frames: int, height: int, width: int) -> tuple[int, int]:
+        most = self.most
+        if self.capped:
+            of_frame = max(
+                min(self.max_tokens * self.unit**2, most // frames), int(self.least * 1.05)
+            )
+            most = of_frame * frames
+        if height < self.unit or width < self.unit:
+            grow = max(self.unit / height, self.unit / width)
+            height, width = int(height * grow), int(width * grow)
+        rounded = round(frames / self.step) * self.step
+        return _fit(height, width, self.unit, self.least, most, frames, rounded)
+
+
+def _fit(
+    height: int, width: int, unit: int, least: int, most: int, frames: int, rounded: int
+) -> tuple[int, int]:
+    """Return rows and columns of units, whose pixels are within limits.
+
+    `frames`: that share the limits; `rounded`: as they are first counted. Raises ValueError.
+    """
+    steep = max(height, width) / min(height, width)
+    if steep > _STEEPEST:
+        raise ValueError(
+            f"one side is {steep:.0f} times as long as the other, and this model takes {_STEEPEST}"
+        )
+    rows, columns = round(height / unit), round(width / unit)
+    if rounded * rows * columns * unit**2 > most:
+        shrink = sqrt(frames * height * width / most)
+        rows = max(1, floor(height / shrink / unit))
+        columns = max(1, floor(width / shrink / unit))
+    elif rounded * rows * columns * unit**2 < least:
+        grow = sqrt(least / (frames * height * width))
+        rows, columns = ceil(height * grow / unit), ceil(width * grow / unit)
+    return rows, columns
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def _is_rate(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < 1e6
+
+
+# By the names in `model.video_families`.
+CANVASES: Final[Mapping[str, type[VideoCanvas]]] = {"qwen2": Qwen2Canvas, "qwen3": Qwen3Canvas}

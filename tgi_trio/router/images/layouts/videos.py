@@ -1,0 +1,115 @@
+"""The tokens of a video in a prompt, from what is known of it without its pixels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+from tgi_trio.errors import ValidationError
+from tgi_trio.images.video_canvases import Clip, VideoCanvas
+from tgi_trio.model.video_families import read_positions
+
+
+class VideoLayout(Protocol):
+    """One family's layout: how the video token is expanded. See `ImageLayout`."""
+
+    @property
+    def placeholder(self) -> str:
+        """The token for a video in the chat template's text."""
+
+    @property
+    def feature_token(self) -> str:
+        """The token in whose places features of the tower replace embeddings."""
+
+    @property
+    def around(self) -> tuple[str, str]:
+        """Texts before and after the placeholder that chat templates write."""
+
+    def expand(self, clip: Clip) -> str:
+        """Return the text that replaces the placeholder, with a token for each feature.
+
+        Raises ValidationError if the family cannot take such a video.
+        """
+
+    def count_features(self, clip: Clip) -> int:
+        """Return the number of feature tokens in `expand`. Raises as that does."""
+
+
+@dataclass(frozen=True)
+class WholeLayout:
+    """All grids of frames one behind the other: Qwen2-VL, Qwen2.5-VL.
+
+    Where positions are by seconds, the last grid's is not beyond the tokens: a step's tables of
+    turns are as long as a sequence may be.
+    """
+
+    canvas: VideoCanvas
+    positions: int = 0  # in a second; 0: one for each grid
+    placeholder: str = "<|video_pad|>"
+    feature_token: str = "<|video_pad|>"
+    around: tuple[str, str] = ("<|vision_start|>", "<|vision_end|>")
+
+    def expand(self, clip: Clip) -> str:
+        return self.feature_token * self.count_features(clip)
+
+    def count_features(self, clip: Clip) -> int:
+        grids, tokens = self.canvas.count_grids(len(clip.frames)), _count_tokens(self.canvas, clip)
+        last = (grids - 1) * self.canvas.step / clip.seen_rate * self.positions
+        if last >= grids * tokens:
+            raise ValidationError(
+                f"invalid video: its {len(clip.frames)} frames show {clip.total / clip.rate:.0f} "
+                "s, which is more than this model tells apart in so few: ask for more"
+            )
+        return grids * tokens
+
+
+@dataclass(frozen=True)
+class TimedLayout:
+    """Each grid of frames between marks of its own, behind the second that it shows: Qwen3-VL."""
+
+    canvas: VideoCanvas
+    placeholder: str = "<|video_pad|>"
+    feature_token: str = "<|video_pad|>"
+    around: tuple[str, str] = ("<|vision_start|>", "<|vision_end|>")
+
+    def expand(self, clip: Clip) -> str:
+        start, end = self.around
+        grid = f"{start}{self.feature_token * _count_tokens(self.canvas, clip)}{end}"
+        return "".join(f"<{second:.1f} seconds>{grid}" for second in self._read_seconds(clip))
+
+    def count_features(self, clip: Clip) -> int:
+        return self.canvas.count_grids(len(clip.frames)) * _count_tokens(self.canvas, clip)
+
+    def _read_seconds(self, clip: Clip) -> list[float]:
+        """Return what second each grid shows: half-way from its first frame to its last."""
+        step = self.canvas.step
+        frames = [*clip.frames, *[clip.frames[-1]] * (-len(clip.frames) % step)]
+        seconds = [each / clip.rate for each in frames]
+        pairs = zip(seconds[::step], seconds[step - 1 :: step], strict=True)
+        return [(first + last) / 2 for first, last in pairs]
+
+
+def _count_tokens(canvas: VideoCanvas, clip: Clip) -> int:
+    """Return the tokens of each grid of frames; raises ValidationError."""
+    try:
+        rows, columns = canvas.fit(len(clip.frames), clip.height, clip.width)
+    except ValueError as error:
+        raise ValidationError(f"invalid video: {error}") from error
+    return rows * columns
+
+
+def lay_out_whole(canvas: VideoCanvas, config: Mapping[str, Any]) -> WholeLayout:
+    """Return the layout of a model; `config`: its config.json. Raises ModelLoadError."""
+    return WholeLayout(canvas, read_positions(config))
+
+
+def lay_out_timed(canvas: VideoCanvas, config: Mapping[str, Any]) -> TimedLayout:
+    """Return the layout of a model; `config`: its config.json."""
+    return TimedLayout(canvas)
+
+
+VIDEO_LAYOUTS: Final[dict[str, Callable[[VideoCanvas, Mapping[str, Any]], VideoLayout]]] = {
+    "timed": lay_out_timed,
+    "whole": lay_out_whole,
+}
