@@ -5,12 +5,13 @@ from __future__ import annotations
 from functools import cache
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tgi_trio.errors import ModelLoadError
@@ -47,6 +48,7 @@ def index_of(family: str) -> Any:
 
     config = getattr(transformers, f"{family}Config")()
     config.vision_config.spatial_merge_size = MERGE
+    config.vision_config.tokens_per_second = BY_SECOND  # which Qwen2.5-VL alone reads
     kind = getattr(transformers, f"{family}Model")
     stand_in = kind.__new__(kind)
     torch.nn.Module.__init__(stand_in)
@@ -79,6 +81,104 @@ def test_positions_are_those_of_transformers(
     later = np.tile(np.arange(2, len(kinds)) + geometry.delta, (3, 1))
     geometry.turn(2, later)
     np.testing.assert_array_equal(later, found[:, 2:])
+
+
+# Text before each video, its grids, their rows and columns, and seconds from one to the next.
+VIDEOS = st.lists(
+    st.tuples(
+        *(st.integers(1, 4), st.integers(1, 6), st.integers(1, 5), st.integers(1, 5)),
+        st.sampled_from([0.25, 0.5, 1.0, 1.15, 2.5]),
+    ),
+    min_size=1,
+    max_size=2,
+)
+BY_SECOND = 4
+
+
+def bundles_of(
+    videos: list[tuple[int, int, int, int, float]], by_second: bool, apart: bool, between: int
+) -> tuple[list[int], list[SequenceImage], list[BundleGrid]]:
+    """Return kinds of tokens, the videos among them, and their grids; `between`: text of a mark."""
+    kinds: list[int] = []
+    placed, grids = [], []
+    for text, count, rows, columns, seconds in videos:
+        kinds += [0] * (text + between)
+        first, size = len(kinds), rows * columns
+        runs = [(i * (size + 1), size) for i in range(count)] if apart else [(0, count * size)]
+        for i in range(len(runs)):
+            kinds += [0] * (apart and i > 0) + [2] * runs[i][1]
+        tokens = len(kinds) - first
+        placed.append(SequenceImage(first, tokens, tuple(runs), bytes(32), ArenaPlace(0, 0)))
+        interval = float(np.float32(BY_SECOND) * np.float32(seconds)) if by_second else 1.0
+        grids.append(BundleGrid(rows, columns, count, interval))
+        kinds += [0] * between
+    return kinds, placed, grids
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@given(videos=VIDEOS, behind=st.integers(1, 4))
+@settings(max_examples=25, deadline=None)
+def test_positions_of_videos_are_those_of_transformers(
+    family: str, videos: list[tuple[int, int, int, int, float]], behind: int
+) -> None:
+    """Where no video lasts longer than its sides are: behind others its `get_rope_index` fails."""
+    by_second, apart = family == "Qwen2_5_VL", family == "Qwen3VL"
+    step = BY_SECOND if by_second else 1
+    for _, count, rows, columns, seconds in videos:
+        last = int((count - 1) * step * (seconds if by_second else 1))
+        assume(apart or last < max(rows, columns))
+    kinds, placed, grids = bundles_of(videos, by_second, apart, 0)
+    kinds += [0] * behind
+    index = index_of(family)
+    given = {"second_per_grid_ts": torch.tensor([v[4] for v in videos])} if by_second else {}
+    expected, delta = index(
+        torch.zeros((1, len(kinds)), dtype=torch.int64),
+        mm_token_type_ids=torch.tensor([kinds]),
+        video_grid_thw=torch.tensor([[g.grids, g.rows * MERGE, g.columns * MERGE] for g in grids]),
+        **given,
+    )
+    geometry = shape_prompt(ImageRules(merge=MERGE), placed, grids, len(kinds))
+    assert geometry is not None and geometry.delta == int(delta)
+    found = np.tile(np.arange(len(kinds)) + geometry.delta, (3, 1))
+    geometry.turn(0, found)
+    np.testing.assert_array_equal(found, expected[:, 0].numpy())
+
+
+@given(videos=VIDEOS, behind=st.integers(1, 4))
+@settings(max_examples=25, deadline=None)
+def test_text_behind_a_long_video_is_where_qwen2_5_omni_has_it(
+    videos: list[tuple[int, int, int, int, float]], behind: int
+) -> None:
+    """transformers' class for the same positions by seconds, which counts a video's own."""
+    from transformers.models.qwen2_5_omni import modeling_qwen2_5_omni as omni
+
+    kinds, placed, grids = bundles_of(videos, True, False, 1)
+    kinds += [0] * behind
+    kind = omni.Qwen2_5OmniPreTrainedModelForConditionalGeneration
+    stand_in = kind.__new__(kind)
+    torch.nn.Module.__init__(stand_in)
+    stand_in.spatial_merge_size = MERGE
+    stand_in.config = SimpleNamespace(
+        **{"image_token_id": 90, "video_token_id": 2, "audio_token_id": 91},
+        **{"vision_start_token_id": 92, "audio_start_token_id": 93},
+        **{"position_id_per_seconds": BY_SECOND, "seconds_per_chunk": 2},
+    )
+    ids = np.array(kinds)
+    ids[[each.first - 1 for each in placed]] = 92
+    try:
+        geometry = shape_prompt(ImageRules(merge=MERGE), placed, grids, len(kinds))
+    except ValueError as error:
+        assert "more seconds than it has tokens" in str(error)
+        return
+    expected, _ = stand_in.get_rope_index(
+        torch.from_numpy(ids)[None],
+        video_grid_thw=torch.tensor([[g.grids, g.rows * MERGE, g.columns * MERGE] for g in grids]),
+        second_per_grids=torch.tensor([each[4] for each in videos]),
+    )
+    assert geometry is not None
+    found = np.tile(np.arange(len(kinds)) + geometry.delta, (3, 1))
+    geometry.turn(0, found)
+    np.testing.assert_array_equal(found, expected[:, 0].numpy())
 
 
 @pytest.mark.parametrize(
@@ -176,6 +276,7 @@ def test_a_prompt_is_shaped_by_its_models_rules() -> None:
         ("gemma3", ImageRules("image")),
         ("paligemma", ImageRules("prompt")),
         ("qwen2_vl", ImageRules(merge=2)),
+        ("qwen2_5_vl", ImageRules(merge=2, by_second=4)),
         ("qwen3_vl", ImageRules(merge=3)),
         ("llava", ImageRules()),
     ],

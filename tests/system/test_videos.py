@@ -9,6 +9,10 @@ from __future__ import annotations
 import base64
 import importlib
 import json
+import os
+import signal
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -163,3 +167,116 @@ def test_ids_and_tokens_are_those_of_transformers(tmp_path: Path, family: str) -
         ):
             inputs, tokens = oracle.generate(text, videos)
             assert ask(server, *content) == (inputs["input_ids"][0].tolist(), tokens)
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, ServerProcess]]:
+    folder = make_folder(tmp_path_factory.mktemp("videos"), "qwen2_vl")
+    flags = ("--dtype", "float32", "--max-video-frames", "8", "--payload-limit", "1000000")
+    with serving("--model-id", str(folder), *flags, "--max-image-pixels", "4096") as server:
+        yield folder, server
+
+
+def test_frames_that_a_client_asks_for(served: tuple[Path, ServerProcess]) -> None:
+    folder, server = served
+    oracle = Oracle(folder, "qwen2_vl")
+    text, content = f"Look: {SHOWN} so?", ("Look: ", VIDEO, " so?")
+    for how in ({"fps": 3}, {"num_frames": 8}):
+        inputs, tokens = oracle.generate(text, [VIDEO], **({"fps": None} | how))
+        assert inputs["video_grid_thw"][0, 0] > 2
+        assert ask(server, *content, mm_processor_kwargs=how) == (
+            inputs["input_ids"][0].tolist(),
+            tokens,
+        )
+
+
+def test_a_video_that_is_known_is_neither_decoded_nor_computed_anew(
+    served: tuple[Path, ServerProcess],
+) -> None:
+    """Its prompt's prefix is found by its content; frames that were asked for belong to that."""
+    _, server = served
+    video = make_video(frames=30, seed=7)
+
+    def count(*names: str) -> list[float]:
+        return [server.metric(name) for name in names]
+
+    names = ("tgi_image_cache_hits", "tgi_image_decode_duration_count", "tgi_video_count")
+    before = count(*names)
+    first = ask(server, "Look: ", video, " so?")
+    cached = server.metric("tgi_prefix_cache_hit_tokens")
+    assert ask(server, "Look: ", video, " so?") == first
+    assert server.metric("tgi_prefix_cache_hit_tokens") > cached
+    assert [now - old for now, old in zip(count(*names), before, strict=True)] == [1, 1, 2]
+    other = ask(server, "Look: ", video, " so?", mm_processor_kwargs={"num_frames": 8})
+    assert len(other[0]) > len(first[0])
+    assert server.metric("tgi_image_decode_duration_count") == before[1] + 2
+
+
+def test_pictures_one_after_the_other_are_a_video(served: tuple[Path, ServerProcess]) -> None:
+    """As vLLM takes them, small and large: those are cut out of the body as they come."""
+    _, server = served
+    for side in (32, 64):
+        frames = [noise(side, side, seed=i) for i in range(4)]
+        texts = [base64.b64encode(encode(each)).decode() for each in frames]
+        url = f"data:video/jpeg;base64,{','.join(texts)}"
+        assert (len(url) > 2**15) == (side == 64)
+        ids, said = ask(server, "So: ", {"type": "video_url", "video_url": {"url": url}})
+        assert ids.count(VOCAB_SIZE + 1) == 2 * (side // 8) ** 2 or side == 64
+        assert len(said) == MOST
+
+
+def test_a_video_is_counted_without_a_generation(served: tuple[Path, ServerProcess]) -> None:
+    _, server = served
+    body = {"messages": [{"role": "user", "content": [part("Look: "), part(VIDEO)]}]}
+    ids, _ = ask(server, "Look: ", VIDEO)
+    answer = post(f"{server.url}/chat_tokenize", json=body)
+    assert [each["id"] for each in answer.json()["tokenize_response"]] == ids
+
+
+@pytest.mark.parametrize(
+    ("url", "fields", "said"),
+    [
+        (video_url(b"no video"), {}, "invalid video: it cannot be decoded"),
+        (video_url(make_video(frames=1)), {}, "it has 1 frame, and this model sees 2 or more"),
+        (video_url(make_video(height=64, width=80)), {}, "(--max-image-pixels)"),
+        (video_url(VIDEO), {"num_frames": 9}, "9 frames are asked for, 8 are allowed"),
+        (video_url(VIDEO), {"fps": 2, "num_frames": 4}, "exclude each other"),
+        (video_url(VIDEO), {"size": 2}, "`size` is not read, only `fps` and `num_frames`"),
+        ("data:video/mp4,abc", {}, "invalid video content"),
+        ("data:video/jpeg;base64,AAAA,AAAA", {}, "it is none of PNG"),
+        (
+            video_url(b"#EXTM3U\n#EXTINF:9,\nhttp://127.0.0.1/x.ts\n#EXT-X-ENDLIST\n"),
+            {},
+            "invalid video: it cannot be decoded",
+        ),
+    ],
+)
+def test_what_is_wrong_with_a_video_is_said(
+    served: tuple[Path, ServerProcess], url: str, fields: dict[str, Any], said: str
+) -> None:
+    _, server = served
+    content = [{"type": "video_url", "video_url": {"url": url}}]
+    body: dict[str, Any] = {"messages": [{"role": "user", "content": content}], "max_tokens": 2}
+    answer = post(f"{server.url}/v1/chat/completions", json=body | {"mm_processor_kwargs": fields})
+    assert answer.status_code == 422 and said in answer.text, answer.text
+
+
+def test_a_lost_shard_sees_a_video_again(tmp_path: Path) -> None:
+    """Where pixels have no room to stay, they are decoded again, in the manner that was asked."""
+    folder = make_folder(tmp_path, "qwen3_vl")
+    room = 40_000  # bytes: each of both takes 27,648
+    flags = ("--dtype", "float32", "--image-memory", str(room), "--prefix-caching", "false")
+    with serving("--model-id", str(folder), *flags, "--stall-timeout", "600") as server:
+        how = {"mm_processor_kwargs": {"num_frames": 6}}
+        before = [ask(server, "Look: ", video, **how) for video in (VIDEO, OTHER)]
+        accepted, _ = server.books()
+        (shard,) = server.shards()
+        os.kill(shard, signal.SIGSTOP)  # so that both are under way when it dies
+        with ThreadPoolExecutor(2) as pool:
+            try:
+                asked = [pool.submit(ask, server, "Look: ", v, **how) for v in (VIDEO, OTHER)]
+                server.wait_metric("tgi_request_accepted", accepted + 2)
+            finally:
+                os.kill(shard, signal.SIGKILL)
+            assert [each.result() for each in asked] == before
+        assert len(before[0][0]) > len(ask(server, "Look: ", VIDEO)[0])

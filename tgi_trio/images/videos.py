@@ -49,7 +49,7 @@ def decode_frames(quoted: bytes | bytearray, most: int) -> bytes:
     """Do what `decode_quoted` does, for a video: base64 of several pictures has commas between."""
     if b"," not in quoted:
         return decode_quoted(quoted, most)
-    found = [decode_quoted(b'"%b"' % part, most) for part in quoted[1:-1].split(b",")]
+    found = [decode_quoted(b'"' + part + b'"', most) for part in quoted[1:-1].split(b",")]
     if (size := sum(map(len, found))) > most:
         raise ValueError(size_error(size, most))
     return pack_frames(found)
@@ -109,7 +109,7 @@ def read_video(
         first = next(seen, None)
         if first is None:
             raise ValueError("it cannot be decoded: none of its frames can")
-        clip = Clip(*first.shape[:2], frames, total, rate)
+        clip = Clip(first.shape[0], first.shape[1], frames, total, rate)
         return _cut(_chained(first, seen), clip, canvas, limits), clip
 
 
@@ -129,7 +129,7 @@ def _read_pictures(
     if count < canvas.step:
         canvas.choose(count, rate)  # raises
     first = read_picture(pictures[0])
-    clip = Clip(*first.shape[:2], tuple(range(count)), count, rate)
+    clip = Clip(first.shape[0], first.shape[1], tuple(range(count)), count, rate)
     if first.shape[0] * first.shape[1] * count > limits.video_pixels:
         raise ValueError(
             f"{count} frames of {clip.width} x {clip.height} pixels are more to decode than the "

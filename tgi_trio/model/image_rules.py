@@ -59,4 +59,4 @@ def image_rules(config: ModelConfig) -> ImageRules:
             f"{config.folder / 'config.json'} says spatial_merge_size {merge!r}, which is no "
             "positive number."
         )
-    return ImageRules(family.sight, merge, read_positions(config.values))
+    return ImageRules(family.sight, merge, read_positions(config.model_type, config.values))

@@ -43,7 +43,7 @@ def find_video_family(config: Mapping[str, Any]) -> VideoFamily:
     Raises ModelLoadError for a model type without a row.
     """
     kind = config.get("model_type")
-    if kind not in VIDEO_FAMILIES:
+    if not isinstance(kind, str) or kind not in VIDEO_FAMILIES:
         raise ModelLoadError(
             f"videos of model type {kind!r} are not served, but those of "
             f"{', '.join(sorted(VIDEO_FAMILIES))}"
@@ -51,12 +51,12 @@ def find_video_family(config: Mapping[str, Any]) -> VideoFamily:
     return VIDEO_FAMILIES[kind]
 
 
-def read_positions(config: Mapping[str, Any]) -> int:
+def read_positions(model_type: str, config: Mapping[str, Any]) -> int:
     """Return how many positions a second of a video takes (Qwen2.5-VL); 0: a grid takes one.
 
     Raises ModelLoadError.
     """
-    if config.get("model_type") != "qwen2_5_vl":
+    if model_type != "qwen2_5_vl":
         return 0
     vision = config.get("vision_config")
     found = vision.get("tokens_per_second", 4) if isinstance(vision, Mapping) else 4

@@ -37,8 +37,9 @@ def make_video(
 
 def read_all(data: bytes) -> np.ndarray[Any, np.dtype[np.uint8]]:
     """Return all frames of a file, uint8 [frames, height, width, 3], as PyAV has them."""
-    with av.open(io.BytesIO(data)) as container:
-        return np.stack([f.to_ndarray(format="rgb24") for f in container.decode(video=0)])
+    with av.open(io.BytesIO(data), "r") as container:
+        frames: list[Any] = [f.to_ndarray(format="rgb24") for f in container.decode(video=0)]
+        return np.stack(frames)
 
 
 def video_url(data: bytes, kind: str = "mp4") -> str:

@@ -18,6 +18,7 @@ from tgi_trio.router.images.links import ImageLink, Piece
 from tgi_trio.router.text.chat_template import ChatTemplate
 from tgi_trio.router.text.turns import PastCall, Turn
 
+_MOST_FPS: Final = 1000
 _SHOWN: Final = 60  # most characters of an unknown type in its error
 
 
@@ -37,7 +38,7 @@ def to_conversation(call: Call, request: schema.ChatRequest) -> Conversation:
     tools = GivenTools.of([] if choice.none else request.tools or [], most)
     functions = choice.narrow(tools.functions)
     return Conversation(
-        turns=[_turn(message, i) for i, message in enumerate(request.messages)],
+        turns=_turns(request),
         tools=tools.listed,
         functions=functions,
         custom=tools.custom,
@@ -101,6 +102,41 @@ def _budget(request: schema.ChatRequest) -> int | None:
 
 
 # ---- messages ----------------------------------------------------------------------------------
+
+
+def _turns(request: schema.ChatRequest) -> list[Turn]:
+    """Return the messages as turns. Raises BodyRejected and Refused."""
+    turns = [_turn(message, i) for i, message in enumerate(request.messages)]
+    fps, num_frames = _frames(request.mm_processor_kwargs or {})
+    if fps is None and num_frames is None:
+        return turns
+
+    def sampled(piece: Piece) -> Piece:
+        if isinstance(piece, str) or not piece.video:
+            return piece
+        return replace(piece, fps=fps, num_frames=num_frames)
+
+    return [replace(turn, parts=tuple(map(sampled, turn.parts))) for turn in turns]
+
+
+def _frames(given: Mapping[str, Any]) -> tuple[float | None, int | None]:
+    """Return how many frames are to be seen in a second, or in all. Raises BodyRejected."""
+    path = "mm_processor_kwargs"
+    fps, number = given.get("fps"), given.get("num_frames")
+    if isinstance(fps, list) and len(fps) == 1:  # some clients send one for each video
+        (fps,) = fps
+    if others := given.keys() - {"fps", "num_frames", "do_sample_frames"}:
+        name = sorted(others)[0][:_SHOWN]
+        raise schema.invalid_value(path, f"`{name}` is not read, only `fps` and `num_frames`")
+    if given.get("do_sample_frames", True) is not True:
+        raise schema.invalid_value(path, "frames are sampled in any case: give `num_frames`")
+    if fps is not None and number is not None:
+        raise schema.invalid_value(path, "`fps` and `num_frames` exclude each other")
+    if fps is not None and (type(fps) not in (int, float) or not 0 < fps <= _MOST_FPS):
+        raise schema.invalid_value(path, f"`fps` must be above 0, and {_MOST_FPS} at most")
+    if number is not None and (type(number) is not int or not 0 < number < 2**31):
+        raise schema.invalid_value(path, "`num_frames` must be a positive number")
+    return fps, number
 
 
 def _turn(message: schema.Message, i: int) -> Turn:

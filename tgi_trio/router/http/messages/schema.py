@@ -167,6 +167,8 @@ class ChatRequest(SharedFields):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    # vLLM's: `fps` or `num_frames`, how many frames are seen of each video.
+    mm_processor_kwargs: dict[str, Any] | None = None
     documents: list[dict[str, Any]] | None = None  # for templates that render them
     reasoning_effort: str | None = None  # for templates that read it, or a switch
     # Most tokens of a thought, -1 for no limit: vLLM's, SGLang's and llama.cpp's names.

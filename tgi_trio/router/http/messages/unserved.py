@@ -85,9 +85,8 @@ _ANYWHERE = {
     "input_embeds": Unserved(_PROMPT),
     "input_ids": Unserved(_PROMPT),
     "truncate": Unserved("/generate takes it", ()),
-    "mm_processor_kwargs": Unserved(_IMAGES, _EMPTY),
     "multi_modal_data": Unserved(_IMAGES, _EMPTY),
-    "media_io_kwargs": Unserved(_IMAGES, _EMPTY),
+    "media_io_kwargs": Unserved("use `mm_processor_kwargs`: `fps` or `num_frames`", _EMPTY),
     "lora": Unserved(_MODEL, _EMPTY),
     "lora_path": Unserved(_MODEL, _EMPTY),
     "lora_request": Unserved(_MODEL, _EMPTY),
@@ -114,6 +113,7 @@ _CHAT = {
 }
 
 _COMPLETION = {
+    "mm_processor_kwargs": Unserved(_IMAGES, _EMPTY),
     "add_special_tokens": Unserved("send `prompt` as token ids for one without", (True,)),
     "top_logprobs": Unserved("use `logprobs`, a number", _OFF),
     "max_completion_tokens": Unserved("use `max_tokens`"),

@@ -101,7 +101,7 @@ def _count_tokens(canvas: VideoCanvas, clip: Clip) -> int:
 
 def lay_out_whole(canvas: VideoCanvas, config: Mapping[str, Any]) -> WholeLayout:
     """Return the layout of a model; `config`: its config.json. Raises ModelLoadError."""
-    return WholeLayout(canvas, read_positions(config))
+    return WholeLayout(canvas, read_positions(str(config.get("model_type")), config))
 
 
 def lay_out_timed(canvas: VideoCanvas, config: Mapping[str, Any]) -> TimedLayout:

@@ -1,0 +1,60 @@
+"""The grids of a video, a few at a time, are what the tower makes of all of them together."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from tests.shard.images.images_support import Maker
+from tgi_trio.shard.images import video_grids
+from tgi_trio.shard.images.features import ImageFeatures
+from tgi_trio.shard.images.video_grids import join_features, split_grids
+
+GRID = np.array([[5, 2, 4]], np.int32)  # frames, rows, columns of patches
+PIXELS = np.arange(40 * 3, dtype=np.uint8).reshape(40, 3)
+
+
+@pytest.mark.parametrize(("together", "counts"), [(1, [1] * 5), (16, [2, 2, 1]), (40, [5])])
+def test_grids_are_split_into_those_that_fit(
+    monkeypatch: pytest.MonkeyPatch, together: int, counts: list[int]
+) -> None:
+    monkeypatch.setattr(video_grids, "_TOGETHER", together)
+    parts = list(split_grids({"pixel_values": PIXELS, "image_grid_thw": GRID}))
+    assert [part["image_grid_thw"].tolist() for part in parts] == [[[n, 2, 4]] for n in counts]
+    np.testing.assert_array_equal(np.concatenate([p["pixel_values"] for p in parts]), PIXELS)
+
+
+def test_what_is_no_video_is_one_part_and_a_wrong_one_none() -> None:
+    image = {"pixel_values": PIXELS[:8], "image_grid_thw": np.array([[1, 2, 4]], np.int32)}
+    assert list(split_grids(image)) == [image]
+    assert list(split_grids({"pixel_values": PIXELS})) == [{"pixel_values": PIXELS}]
+    with pytest.raises(ValueError, match="5 grids of 2 x 4 patches has 39"):
+        list(split_grids({"pixel_values": PIXELS[1:], "image_grid_thw": GRID}))
+
+
+def test_features_are_joined_in_their_order() -> None:
+    rows = np.arange(12, dtype=np.float32).reshape(6, 2)
+    parts = [ImageFeatures(rows[:2], {1: -rows[:2]}), ImageFeatures(rows[2:], {1: -rows[2:]})]
+    joined = join_features(parts)
+    np.testing.assert_array_equal(joined.rows, rows)
+    np.testing.assert_array_equal(joined.deep[1], -rows)
+
+
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen2_vl", "qwen3_vl", "qwen3_5"])
+def test_a_tower_says_of_parts_what_it_says_of_the_whole(
+    model: Maker, monkeypatch: pytest.MonkeyPatch, family: str
+) -> None:
+    own = model(family)
+    draw = np.random.default_rng(0)
+    pixels = draw.integers(0, 256, (3 * 4 * 8, 2 * 3 * 16), np.uint8)
+    bundle = {"pixel_values": pixels, "image_grid_thw": np.array([[3, 4, 8]], np.int32)}
+    whole = own.tower.encode(bundle)
+    monkeypatch.setattr(video_grids, "_TOGETHER", 1)
+    parts = own.tower.encode(bundle)
+    assert whole.rows.shape == parts.rows.shape == (3 * 8, whole.rows.shape[1])
+    for found, expected in (
+        (parts.rows, whole.rows),
+        *((parts.deep[layer], rows) for layer, rows in whole.deep.items()),
+    ):
+        torch.testing.assert_close(torch.tensor(found), torch.tensor(expected))
