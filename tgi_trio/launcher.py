@@ -190,6 +190,8 @@ class Launcher:
             log.warning("images are not served: %s", self._unserved_images)
         self._arena = None
         if self._image_model is not None:
+            if self._image_model.lacks_videos:
+                log.warning("videos are not served: %s", self._image_model.unserved_videos)
             self._arena = ImageArena.create(settings.image_memory)  # outlives the shards
         tokenizer = tokenizer_json(settings.tokenizer_path, None, settings.trust_remote_code)
         self._adapters = AdapterRegistry(

@@ -45,7 +45,7 @@ def find_video_family(config: Mapping[str, Any]) -> VideoFamily:
     kind = config.get("model_type")
     if not isinstance(kind, str) or kind not in VIDEO_FAMILIES:
         raise ModelLoadError(
-            f"videos of model type {kind!r} are not served, but those of "
+            f"the model type is {kind!r}, and served are videos of "
             f"{', '.join(sorted(VIDEO_FAMILIES))}"
         )
     return VIDEO_FAMILIES[kind]

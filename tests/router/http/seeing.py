@@ -18,6 +18,7 @@ from tgi_trio.router.images.layouts.grid import GridLayout
 from tgi_trio.router.text.chat_template import ChatTemplate
 
 PAD, START, STOP = "<|image_pad|>", "<|vision_start|>", "<|vision_end|>"
+VIDEO_PAD = "<|video_pad|>"
 TEMPLATE = (
     "{% for m in messages %}<{{ m.role }}>{% if m.content is string %}{{ m.content }}{% else %}"
     "{% for p in m.content %}{% if p.type == 'image' %}"
@@ -50,13 +51,14 @@ async def seeing_engine(
     nbytes: int = 4 * 2**20,
     most: int = 200,
     flags: ImageFlags = FLAGS,
+    model: ImageModel = MODEL,
 ) -> AsyncIterator[FakeEngine]:
     """Yield an engine that takes images; `most` tokens of a prompt."""
-    tokenizer = byte_tokenizer((PAD, START, STOP))
+    tokenizer = byte_tokenizer((PAD, START, STOP, VIDEO_PAD))
     limits = ServedLimits(max_input_tokens=most, max_total_tokens=2 * most)
     engine = FakeEngine(lambda prompt: "Hi", limits=limits, tokenizer=tokenizer)
     engine.chat_template = ChatTemplate({"default": TEMPLATE}, {})
-    service = ImageService(MODEL, flags, Memory(nbytes), tokenizer, engine.metrics, 1, fetcher)
+    service = ImageService(model, flags, Memory(nbytes), tokenizer, engine.metrics, 1, fetcher)
     engine.images = service.reader
     async with trio.open_nursery() as nursery:
         await nursery.start(service.run)

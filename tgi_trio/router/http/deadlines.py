@@ -90,7 +90,7 @@ def refuse_unseen(call: Call, link: ImageLink) -> None:
         why = images.unserved_videos
         if not link.video or images.videos is not None:
             return
-    if why is None:
+    if not why:
         seeing = f", but those of {', '.join(sorted(VIDEO_FAMILIES))} do" if link.video else ""
         raise ValidationError(
             f"{link.where} holds {one}, and this model does not see {several}{seeing}"

@@ -14,7 +14,7 @@ from tgi_trio.errors import ModelLoadError, ValidationError
 from tgi_trio.images.video_canvases import CANVASES
 from tgi_trio.model.config import read_json, read_values
 from tgi_trio.model.image_families import find_family, sees
-from tgi_trio.model.video_families import find_video_family
+from tgi_trio.model.video_families import VIDEO_FAMILIES, find_video_family
 from tgi_trio.router.images.decoder import DecoderSettings, VideoDecoderSettings
 from tgi_trio.router.images.layouts.layout import ImageLayout, ImageSettings, ImageSize
 from tgi_trio.router.images.layouts.table import LAYOUTS
@@ -60,6 +60,7 @@ class ImageModel:
     needs: tuple[str, ...] = ()  # as in `ImageFamily`
     videos: VideoModel | None = None
     unserved_videos: str = ""  # why there are none
+    lacks_videos: bool = False  # its family sees some
 
     def decoder_settings(self, max_pixels: int) -> DecoderSettings:
         """Return how its images are decoded."""
@@ -127,7 +128,8 @@ def find_image_model(folder: Path) -> ImageModel | None:
         videos = find_video_model(folder, settings)
     except ModelLoadError as error:
         why = str(error)
-    return ImageModel(family.processor, layout, kept, family.needs, videos, why)
+    lacks = videos is None and settings.config.get("model_type") in VIDEO_FAMILIES
+    return ImageModel(family.processor, layout, kept, family.needs, videos, why, lacks)
 
 
 def find_video_model(folder: Path, settings: ImageSettings) -> VideoModel:

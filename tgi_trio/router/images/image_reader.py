@@ -101,11 +101,9 @@ class ImageReader:
         the layouts' tokens.
         """
         featured = (layout.feature_token, *layout.mark_tokens)
-        needed = [layout.placeholder]
         if videos is not None:
             featured = (*featured, videos.layout.feature_token)
-            needed.append(videos.layout.placeholder)
-        for token in (*needed, *featured):
+        for token in (layout.placeholder, *featured):
             if token not in tokenizer.added_tokens:
                 raise ModelLoadError(
                     f"the tokenizer has no token {token!r}, which this model's images need"

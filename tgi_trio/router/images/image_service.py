@@ -60,7 +60,14 @@ class ImageService:
         self._decoder = ImageDecoder(settings, workers, self._spool, flags.max_image_fetch_size)
         self._videos: ImageDecoder | None = None
         reading: VideoReading | None = None
-        if model.videos is not None:
+        unserved = model.unserved_videos
+        if (
+            model.videos is not None
+            and model.videos.layout.feature_token not in tokens.added_tokens
+        ):
+            token = model.videos.layout.feature_token
+            unserved = f"the tokenizer has no token {token!r}, which this model's videos need"
+        elif model.videos is not None:
             shown = model.videos.decoder_settings(
                 flags.max_image_pixels, flags.max_video_frames, flags.max_video_pixels, arena.nbytes
             )
@@ -83,7 +90,7 @@ class ImageService:
             ),
             processed_as=settings.dump(),
             videos=reading,
-            unserved_videos=model.unserved_videos,
+            unserved_videos=unserved,
         )
 
     def _decode(
