@@ -54,9 +54,11 @@ RULES: dict[str, Rule] = {
     ),
     "ipc": Rule(ours("errors settings"), only=ours("numpy")),
     "sandbox": Rule(ours("errors ipc.parent"), only=NOTHING),
-    "images": Rule(ours("errors sandbox ipc.images"), only=ours("numpy PIL transformers")),
+    "images": Rule(ours("errors sandbox ipc.images"), only=ours("numpy PIL transformers av")),
     "images.image_text": Rule(NOTHING, only=ours("msgspec")),  # the router reads by it as well
+    "images.packed_frames": Rule(ours("images.image_text"), only=NOTHING),
     # The router counts with these.
+    "images.video_canvases": Rule(ours("errors"), only=ours("numpy")),
     "images.canvases": Rule(NOTHING, only=ours("numpy")),
     "images.kimi_k25": Rule(ours("errors images.canvases"), only=NOTHING),
     "images.lfm2": Rule(ours("errors images.canvases"), only=NOTHING),
@@ -66,7 +68,8 @@ RULES: dict[str, Rule] = {
     "router": Rule(
         ours(
             "errors settings accepting descriptors file_watch sockets model.config "
-            "model.image_families model.image_rules logs ipc images.image_text images.canvases "
+            "model.image_families model.image_rules model.video_families logs ipc "
+            "images.image_text images.packed_frames images.canvases images.video_canvases "
             "images.kimi_k25 images.lfm2 images.minimax_m3 images.step3p7"
         ),
         banned=MODEL,

@@ -29,10 +29,11 @@ from numpy.typing import NDArray
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.images.image_names import ImageNames, read_quoted
 from tgi_trio.images.image_text import decode_quoted
+from tgi_trio.images.packed_frames import decode_frames
 from tgi_trio.images.processors import PixelProcessor
 from tgi_trio.images.tiling import Arrays
 from tgi_trio.images.video_canvases import CANVASES
-from tgi_trio.images.videos import VideoLimits, decode_frames, read_video
+from tgi_trio.images.videos import VideoLimits, read_video
 from tgi_trio.ipc.images import bundle_bytes, write_bundle
 from tgi_trio.sandbox.zygote import Job, JobLimits, serve_jobs
 

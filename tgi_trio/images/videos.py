@@ -17,16 +17,14 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from tgi_trio.images.image_text import decode_quoted, size_error
+from tgi_trio.images.packed_frames import unpack_frames
 from tgi_trio.images.tiling import Arrays
 from tgi_trio.images.video_canvases import Clip, VideoCanvas
 
 Pixels = NDArray[np.uint8]
-_PACKED: Final = b"tgi-trio frames\0"  # what packed frames begin with
 # Demuxers of files: what is none could be a playlist, which names others to be opened.
 _FORMATS: Final = "mov,mp4,matroska,webm,avi,mpegts,mpeg,flv,ogg,gif"
 _OPTIONS: Final = {"format_whitelist": _FORMATS, "protocol_whitelist": "", "enable_drefs": "0"}
-_COUNT: Final = 8  # bytes that say how many a frame has
 LISTED_RATE: Final = 1.0  # pictures in a second of those that come without a file
 
 
@@ -37,36 +35,6 @@ class VideoLimits:
     frame_pixels: int  # --max-image-pixels
     video_pixels: int  # of all frames that are decoded: --max-video-pixels
     nbytes: int  # of its pixels as they are kept: --image-memory
-
-
-def pack_frames(frames: Sequence[bytes | bytearray]) -> bytes:
-    """Return pictures as one video."""
-    parts = (part for each in frames for part in (len(each).to_bytes(_COUNT), each))
-    return b"".join((_PACKED, *parts))
-
-
-def decode_frames(quoted: bytes | bytearray, most: int) -> bytes:
-    """Do what `decode_quoted` does, for a video: base64 of several pictures has commas between."""
-    if b"," not in quoted:
-        return decode_quoted(quoted, most)
-    found = [decode_quoted(b'"' + part + b'"', most) for part in quoted[1:-1].split(b",")]
-    if (size := sum(map(len, found))) > most:
-        raise ValueError(size_error(size, most))
-    return pack_frames(found)
-
-
-def unpack_frames(data: bytes) -> list[bytes] | None:
-    """Return the pictures of a video; None: it is none of `pack_frames`. Raises ValueError."""
-    if not data.startswith(_PACKED):
-        return None
-    found, at = [], len(_PACKED)
-    while at < len(data):
-        end = at + _COUNT + int.from_bytes(data[at : at + _COUNT])
-        if end > len(data):
-            raise ValueError("its frames are cut off")
-        found.append(data[at + _COUNT : end])
-        at = end
-    return found
 
 
 def read_video(

@@ -17,8 +17,9 @@ from tests.router.images.torchvision_processors import processor_module, video_p
 from tests.router.images.video_files import make_video, read_all
 from tgi_trio.errors import ModelLoadError, ValidationError
 from tgi_trio.images.decoding import read_pixels
+from tgi_trio.images.packed_frames import pack_frames, unpack_frames
 from tgi_trio.images.video_canvases import CANVASES, Clip, Qwen2Canvas, Qwen3Canvas, VideoCanvas
-from tgi_trio.images.videos import VideoLimits, pack_frames, read_video, unpack_frames
+from tgi_trio.images.videos import VideoLimits, read_video
 from tgi_trio.router.images.layouts.videos import TimedLayout, WholeLayout
 
 FAMILIES = {"qwen2": ("qwen2_vl", "Qwen2VL"), "qwen3": ("qwen3_vl", "Qwen3VL")}

@@ -14,7 +14,7 @@ import trio
 
 from tgi_trio.errors import ValidationError
 from tgi_trio.images.image_text import INVALID, size_error
-from tgi_trio.images.videos import pack_frames
+from tgi_trio.images.packed_frames import pack_frames
 
 _SHOWN: Final = 80  # most characters of a URL in an error
 _SLICE: Final = 1 << 17  # characters decoded at once, in less than a fifth of a millisecond
