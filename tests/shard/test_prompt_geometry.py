@@ -155,7 +155,7 @@ def test_text_behind_a_long_video_is_where_qwen2_5_omni_has_it(
     kinds, placed, grids = bundles_of(videos, True, False, 1)
     kinds += [0] * behind
     kind = omni.Qwen2_5OmniPreTrainedModelForConditionalGeneration
-    stand_in = kind.__new__(kind)
+    stand_in: Any = kind.__new__(kind)
     torch.nn.Module.__init__(stand_in)
     stand_in.spatial_merge_size = MERGE
     stand_in.config = SimpleNamespace(

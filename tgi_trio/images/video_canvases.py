@@ -6,7 +6,7 @@ Sources: `transformers`' video processors of these families (`sample_frames`, `s
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from math import ceil, floor, sqrt
 from typing import Any, ClassVar, Final, NamedTuple, Self
@@ -16,6 +16,10 @@ import numpy as np
 from tgi_trio.errors import ModelLoadError
 
 _STEEPEST: Final = 200  # most of the longer side over the shorter one
+_MANY: Final = 2**31
+# GLM-4.6V: frames in a second of what lasts so many seconds at most, and bounds for longer ones.
+_GLM_RATES: Final = ((30, 3), (300, 1), (2400, 0.5))
+_GLM_LONGEST, _GLM_FRAMES = 2400, 640
 _SCALED: Final = {"do_rescale": True, "rescale_factor": 1 / 255, "do_normalize": True}
 
 
@@ -50,7 +54,9 @@ class VideoCanvas(ABC):
     max_frames: int
     capped: bool  # a frame of many has fewer pixels
     max_tokens: int  # where `capped`
+    max_duration: float = 0  # seconds, of families that look at it
 
+    SETTLED: ClassVar[tuple[str, ...]] = ()  # what no client may ask for
     DEFAULTS: ClassVar[Mapping[str, Any]]  # of transformers' class, where a model's files say none
 
     @classmethod
@@ -79,7 +85,7 @@ class VideoCanvas(ABC):
             "max_tokens": found["max_video_tokens"],
         }
         wrong = [name for name, value in whole.items() if not _is_count(value)]
-        number = found.get("num_frames")
+        number = None if "num_frames" in cls.SETTLED else found.get("num_frames")
         if wrong or not _is_rate(found["fps"]) or not (number is None or _is_count(number)):
             raise ModelLoadError(
                 "the settings of its video processor need positive numbers: "
@@ -91,6 +97,7 @@ class VideoCanvas(ABC):
             fps=float(found["fps"]),
             num_frames=number,
             capped=bool(found.get("cap_pixels_per_frame")),
+            max_duration=found.get("max_duration", 0),
         )
 
     def asked(self, fps: float | None, num_frames: int | None) -> Self:
@@ -98,6 +105,9 @@ class VideoCanvas(ABC):
 
         Raises ValueError above the operator's bound.
         """
+        for name, value in (("fps", fps), ("num_frames", num_frames)):
+            if value is not None and name in self.SETTLED:
+                raise ValueError(f"this model's frames are not chosen by `{name}`")
         if num_frames is not None and num_frames > self.max_frames:
             raise ValueError(
                 f"{num_frames} frames are asked for, {self.max_frames} are allowed "
@@ -209,6 +219,77 @@ class Qwen3Canvas(VideoCanvas):
         return _fit(height, width, self.unit, self.least, most, frames, rounded)
 
 
+class GlmCanvas(VideoCanvas):
+    """GLM-4.1V and GLM-4.5V: so many frames in a second of what is not too long."""
+
+    DEFAULTS: ClassVar = {
+        **{"patch_size": 14, "temporal_patch_size": 2, "merge_size": 2, "resample": 3},
+        **{"size": {"shortest_edge": 112 * 112, "longest_edge": 28 * 28 * 2 * 30000}},
+        **{"min_frames": 1, "max_frames": _MANY, "fps": 2, "max_video_tokens": 1},
+        **{"do_resize": True, "size_by_pixels": False, "max_duration": 300, **_SCALED},
+        **{"image_mean": [0.48145466, 0.4578275, 0.40821073]},
+        **{"image_std": [0.26862954, 0.26130258, 0.27577711]},
+    }
+    SETTLED: ClassVar = ("num_frames",)
+
+    def _choose(self, total: int, rate: float) -> tuple[int, ...]:
+        last, seconds = total - 1, total / rate
+        if seconds <= self.max_duration:
+            count = max(floor(seconds * self.fps), 1)
+            return self._pair([min(last, ceil(i * rate / self.fps)) for i in range(count)])
+        count = int(self.max_duration * self.fps)
+        if count >= total:
+            return self._pair(range(total))
+        return self._pair([min(last, ceil(t * rate)) for t in np.linspace(0, seconds, count)])
+
+    def _pair(self, frames: Iterable[int]) -> tuple[int, ...]:
+        """Return each of them once, no more than allowed, and the last twice if they are odd."""
+        found = list(dict.fromkeys(frames))
+        if len(found) > self.max_frames:
+            kept = np.linspace(0, len(found) - 1, self.max_frames).round().astype(int)
+            found = [found[i] for i in kept]
+        return tuple([*found, found[-1]] if len(found) % 2 else found)
+
+    def fit(self, frames: int, height: int, width: int) -> tuple[int, int]:
+        if height < self.unit or width < self.unit:
+            grow = max(self.unit / height, self.unit / width)
+            height, width = int(height * grow), int(width * grow)
+        rounded = round(frames / self.step) * self.step
+        return _fit(height, width, self.unit, self.least, self.most, frames, rounded)
+
+
+class Glm46Canvas(GlmCanvas):
+    """GLM-4.6V: the longer a video, the fewer frames in a second."""
+
+    SETTLED: ClassVar = ("num_frames", "fps")
+
+    def _choose(self, total: int, rate: float) -> tuple[int, ...]:
+        seconds = total / rate
+        shown = min(seconds, _GLM_LONGEST)
+        fps = next(fps for most, fps in _GLM_RATES if shown <= most)
+        count = min(int(shown * fps * self.step), _GLM_FRAMES)
+        found: list[int] = []
+        if total >= count:
+            found = self._walk(total, rate, int(seconds), 1 / (self.step * fps))
+        if total < count or len(found) > count:
+            found = np.linspace(0, total - 1, count, dtype=int).tolist()
+        elif len(found) < count:
+            found = np.linspace(found[0], found[-1], count, dtype=int).tolist()
+        return self._pair(found or (0, total - 1))  # of a sixth of a second, and less
+
+    def _walk(self, total: int, rate: float, end: int, apart: float) -> list[int]:
+        """Return the first frame at each moment, these so many seconds `apart`, until the end."""
+        found: list[int] = []
+        second, frame_time = 0.0, 1 / rate
+        for frame in range(total):
+            if frame * frame_time >= second:
+                second += apart
+                found.append(frame)
+                if second >= end:
+                    break
+        return found
+
+
 def _fit(
     height: int, width: int, unit: int, least: int, most: int, frames: int, rounded: int
 ) -> tuple[int, int]:
@@ -241,4 +322,9 @@ def _is_rate(value: Any) -> bool:
 
 
 # By the names in `model.video_families`.
-CANVASES: Final[Mapping[str, type[VideoCanvas]]] = {"qwen2": Qwen2Canvas, "qwen3": Qwen3Canvas}
+CANVASES: Final[Mapping[str, type[VideoCanvas]]] = {
+    "glm46v": Glm46Canvas,
+    "glm4v": GlmCanvas,
+    "qwen2": Qwen2Canvas,
+    "qwen3": Qwen3Canvas,
+}

@@ -24,10 +24,14 @@ class VideoFamily:
     layout: str  # a row of `router.images.layouts.videos.VIDEO_LAYOUTS`
 
 
+_GLM: Final = VideoFamily("glm4v", "glm4v")
 _TIMED: Final = VideoFamily("qwen3", "timed")
 
 # By `model_type` in config.json.
 VIDEO_FAMILIES: Final[Mapping[str, VideoFamily]] = {
+    "glm46v": VideoFamily("glm46v", "glm46v"),
+    "glm4v": _GLM,
+    "glm4v_moe": _GLM,
     "qwen2_5_vl": VideoFamily("qwen2", "whole"),
     "qwen2_vl": VideoFamily("qwen2", "whole"),
     "qwen3_5": _TIMED,

@@ -49,6 +49,7 @@ async def pixels(one: ImageDecoder, data: bytes) -> tuple[ImageSize, dict[str, A
     async with one.decode(data) as image:
         memory = memoryview(bytearray(image.nbytes))
         await image.copy_to(memory)
+        assert isinstance(image.size, ImageSize)
         return image.size, read_bundle(memory)
 
 

@@ -100,6 +100,7 @@ def test_what_was_typed_is_nobodys_and_images_have_all_of_theirs(
     assert len(places) == len(images)
     end = 0
     for image, place in zip(images, places, strict=True):
+        assert isinstance(image.size, ImageSize)
         assert place.first >= end and place.features == image.size.pixels
         own = ids[place.first : place.end]
         assert (own == 1).sum() == place.features and (own == 2).sum() == image.size.height - 1

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from tgi_trio.errors import Overloaded, ValidationError
 from tgi_trio.ipc.images import ArenaPlace
 from tgi_trio.router.images.layouts.layout import ImageSize
+from tgi_trio.router.images.manner import Manner
 from tgi_trio.router.images.pixel_store import PixelStore
 from tgi_trio.router.images.places import FreeSpace, align
 from tgi_trio.router.images.prompt_image import PromptImage
@@ -58,7 +59,7 @@ class Decoder:
         self.defects: set[bytes] = set()  # of a library, by image
 
     @asynccontextmanager
-    async def decode(self, data: Compressed, beside: bool) -> AsyncIterator[Pixels]:
+    async def decode(self, data: Compressed, manner: Manner) -> AsyncIterator[Pixels]:
         assert isinstance(data, bytes)
         self.decoded[data] += 1
         await trio.sleep(1.0)
@@ -112,7 +113,7 @@ async def test_what_waits_in_line_stays_although_its_request_has_ended(
     spool, read = Spool(), []
 
     @asynccontextmanager
-    async def decode(data: Compressed, beside: bool) -> AsyncIterator[Pixels]:
+    async def decode(data: Compressed, manner: Manner) -> AsyncIterator[Pixels]:
         await trio.sleep(1.0)
         assert isinstance(data, EncodedImage)
         read.append(data.written())

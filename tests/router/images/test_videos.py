@@ -23,13 +23,16 @@ from tgi_trio.images.videos import VideoLimits, read_video
 from tgi_trio.router.images.layouts.videos import TimedLayout, WholeLayout
 
 FAMILIES = {"qwen2": ("qwen2_vl", "Qwen2VL"), "qwen3": ("qwen3_vl", "Qwen3VL")}
-SMALL = {"patch_size": 4, "size": {"shortest_edge": 64, "longest_edge": 32_000}}
+GLM = {"glm46v": ("glm46v", "Glm46V"), "glm4v": ("glm4v", "Glm4v")}
+SMALL: dict[str, Any] = {"patch_size": 4, "size": {"shortest_edge": 64, "longest_edge": 32_000}}
 LIMITS = VideoLimits(10**6, 10**8, 10**8)
 
 
 @cache
 def theirs(family: str, **settings: Any) -> Any:
-    return video_processor(*FAMILIES[family], do_rescale=False, do_normalize=False, **settings)
+    return video_processor(
+        *(FAMILIES | GLM)[family], do_rescale=False, do_normalize=False, **settings
+    )
 
 
 def read(data: bytes, canvas: VideoCanvas, limits: VideoLimits = LIMITS, **asked: Any) -> Any:
@@ -62,8 +65,26 @@ def test_frames_are_those_that_transformers_samples(
     assert list(canvas.choose(total, rate)) == expected
 
 
+@pytest.mark.parametrize("family", GLM)
+@given(
+    total=st.integers(2, 3000),
+    rate=st.sampled_from([0.5, 1.0, 10.0, 24000 / 1001, 25.0, 30000 / 1001, 30.0, 60.0]),
+)
+@settings(max_examples=60, deadline=None)
+def test_frames_are_those_that_glms_sample(family: str, total: int, rate: float) -> None:
+    from transformers.video_utils import VideoMetadata
+
+    duration = total / rate
+    found = theirs(family).sample_frames(VideoMetadata(total, fps=rate, duration=duration))
+    expected = found.tolist() or [0, total - 1]  # of what is too short for one
+    assert list(CANVASES[family].read({}, 4000).choose(total, rate)) == expected
+    fewer = CANVASES[family].read({}, 8).choose(total, rate)
+    assert len(fewer) <= 8 and len(fewer) % 2 == 0
+    assert {fewer[0], fewer[-1]} <= set(expected)
+
+
 @pytest.mark.parametrize("capped", [False, True])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, "glm4v"])
 @given(frames=st.integers(2, 400), height=st.integers(1, 2500), width=st.integers(1, 2500))
 @settings(max_examples=60, deadline=None)
 def test_sizes_are_those_of_transformers(
@@ -72,13 +93,13 @@ def test_sizes_are_those_of_transformers(
     canvas = CANVASES[family].read({"cap_pixels_per_frame": capped}, 768)
     whole, sizes = theirs(family), []
     assume(max(height, width) <= 200 * min(height, width))
-    module = processor_module(FAMILIES[family][0], "video")
-    kind = getattr(module, f"{FAMILIES[family][1]}VideoProcessor")
+    folder, name = (FAMILIES | GLM)[family]
+    kind = getattr(processor_module(folder, "video"), f"{name}VideoProcessor")
     above: Any = kind.__mro__[1]
     shape = torch.empty(1, frames, 3, height, width, device="meta")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(above, "resize", lambda self, image, size, resample: sizes.append(size))
-        patch.setattr(whole, "max_video_tokens", canvas.max_tokens)
+        patch.setattr(whole, "max_video_tokens", canvas.max_tokens, raising=False)
         whole.resize(
             shape,
             *(whole.size, 3, canvas.unit),

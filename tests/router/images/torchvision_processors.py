@@ -123,7 +123,9 @@ class _TorchResize(TorchvisionBackend):
     ) -> torch.Tensor:
         return TorchProcessor.resize(self, image, size, resample)  # type: ignore[arg-type]
 
-    def normalize(self, image: torch.Tensor, mean: Any, std: Any, **_: Any) -> torch.Tensor:
+    def normalize(  # type: ignore[override]
+        self, image: torch.Tensor, mean: Any, std: Any, **_: Any
+    ) -> torch.Tensor:
         return (image - mean[:, None, None]) / std[:, None, None]
 
 

@@ -8,7 +8,7 @@ import torch
 
 from tests.shard.images.images_support import Maker
 from tgi_trio.shard.images import video_grids
-from tgi_trio.shard.images.features import ImageFeatures
+from tgi_trio.shard.images.features import Bundle, ImageFeatures
 from tgi_trio.shard.images.video_grids import join_features, split_grids
 
 GRID = np.array([[5, 2, 4]], np.int32)  # frames, rows, columns of patches
@@ -21,12 +21,12 @@ def test_grids_are_split_into_those_that_fit(
 ) -> None:
     monkeypatch.setattr(video_grids, "_TOGETHER", together)
     parts = list(split_grids({"pixel_values": PIXELS, "image_grid_thw": GRID}))
-    assert [part["image_grid_thw"].tolist() for part in parts] == [[[n, 2, 4]] for n in counts]
+    assert [part["image_grid_thw"].tolist() for part in parts] == [[[1, 2, 4]] * n for n in counts]
     np.testing.assert_array_equal(np.concatenate([p["pixel_values"] for p in parts]), PIXELS)
 
 
 def test_what_is_no_video_is_one_part_and_a_wrong_one_none() -> None:
-    image = {"pixel_values": PIXELS[:8], "image_grid_thw": np.array([[1, 2, 4]], np.int32)}
+    image: Bundle = {"pixel_values": PIXELS[:8], "image_grid_thw": np.array([[1, 2, 4]], np.int32)}
     assert list(split_grids(image)) == [image]
     assert list(split_grids({"pixel_values": PIXELS})) == [{"pixel_values": PIXELS}]
     with pytest.raises(ValueError, match="5 grids of 2 x 4 patches has 39"):
@@ -41,7 +41,7 @@ def test_features_are_joined_in_their_order() -> None:
     np.testing.assert_array_equal(joined.deep[1], -rows)
 
 
-@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen2_vl", "qwen3_vl", "qwen3_5"])
+@pytest.mark.parametrize("family", ["glm4v", "qwen2_5_vl", "qwen2_vl", "qwen3_vl", "qwen3_5"])
 def test_a_tower_says_of_parts_what_it_says_of_the_whole(
     model: Maker, monkeypatch: pytest.MonkeyPatch, family: str
 ) -> None:

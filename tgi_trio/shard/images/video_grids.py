@@ -38,7 +38,8 @@ def split_grids(bundle: Bundle) -> Iterator[Bundle]:
     for first in range(0, grids, several):
         count = min(several, grids - first)
         own = pixels[first * patches : (first + count) * patches]
-        yield {**bundle, _PIXELS: own, _GRID: np.array([[count, rows, columns]], grid.dtype)}
+        # Each as an image of its own, which is what the towers of all families take.
+        yield {**bundle, _PIXELS: own, _GRID: np.array([[1, rows, columns]] * count, grid.dtype)}
 
 
 def join_features(parts: Sequence[ImageFeatures]) -> ImageFeatures:

@@ -90,6 +90,28 @@ class TimedLayout:
         return [(first + last) / 2 for first, last in pairs]
 
 
+@dataclass(frozen=True)
+class GlmVideoLayout:
+    """Each grid as an image, with the second of its first frame behind it: GLM-4.1V to 4.6V."""
+
+    canvas: VideoCanvas
+    tenths: bool  # seconds have them, and a name; else they are whole numbers, cut off
+    placeholder: str = "<|video|>"
+    feature_token: str = "<|image|>"
+    around: tuple[str, str] = ("<|begin_of_video|>", "<|end_of_video|>")
+
+    def expand(self, clip: Clip) -> str:
+        tokens = self.feature_token * _count_tokens(self.canvas, clip)
+        firsts = clip.frames[:: self.canvas.step]
+        grid = f"<|begin_of_image|>{tokens}<|end_of_image|>"
+        seconds = (frame / clip.rate for frame in firsts)
+        told = (f"{each:.1f} seconds" if self.tenths else str(int(each)) for each in seconds)
+        return "".join(grid + each for each in told)
+
+    def count_features(self, clip: Clip) -> int:
+        return self.canvas.count_grids(len(clip.frames)) * _count_tokens(self.canvas, clip)
+
+
 def _count_tokens(canvas: VideoCanvas, clip: Clip) -> int:
     """Return the tokens of each grid of frames; raises ValidationError."""
     try:
@@ -109,7 +131,19 @@ def lay_out_timed(canvas: VideoCanvas, config: Mapping[str, Any]) -> TimedLayout
     return TimedLayout(canvas)
 
 
+def lay_out_glm4v(canvas: VideoCanvas, config: Mapping[str, Any]) -> GlmVideoLayout:
+    """Return the layout of a model; `config`: its config.json."""
+    return GlmVideoLayout(canvas, tenths=False)
+
+
+def lay_out_glm46v(canvas: VideoCanvas, config: Mapping[str, Any]) -> GlmVideoLayout:
+    """Return the layout of a model; `config`: its config.json."""
+    return GlmVideoLayout(canvas, tenths=True)
+
+
 VIDEO_LAYOUTS: Final[dict[str, Callable[[VideoCanvas, Mapping[str, Any]], VideoLayout]]] = {
+    "glm46v": lay_out_glm46v,
+    "glm4v": lay_out_glm4v,
     "timed": lay_out_timed,
     "whole": lay_out_whole,
 }
