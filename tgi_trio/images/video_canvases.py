@@ -230,7 +230,7 @@ class GlmCanvas(VideoCanvas):
         **{"image_mean": [0.48145466, 0.4578275, 0.40821073]},
         **{"image_std": [0.26862954, 0.26130258, 0.27577711]},
     }
-    SETTLED: ClassVar = ("num_frames",)
+    SETTLED: ClassVar[tuple[str, ...]] = ("num_frames",)
 
     def _choose(self, total: int, rate: float) -> tuple[int, ...]:
         last, seconds = total - 1, total / rate
@@ -261,7 +261,7 @@ class GlmCanvas(VideoCanvas):
 class Glm46Canvas(GlmCanvas):
     """GLM-4.6V: the longer a video, the fewer frames in a second."""
 
-    SETTLED: ClassVar = ("num_frames", "fps")
+    SETTLED: ClassVar[tuple[str, ...]] = ("num_frames", "fps")
 
     def _choose(self, total: int, rate: float) -> tuple[int, ...]:
         seconds = total / rate

@@ -49,9 +49,10 @@ def test_a_tower_says_of_parts_what_it_says_of_the_whole(
     draw = np.random.default_rng(0)
     pixels = draw.integers(0, 256, (3 * 4 * 8, 2 * 3 * 16), np.uint8)
     bundle = {"pixel_values": pixels, "image_grid_thw": np.array([[3, 4, 8]], np.int32)}
-    whole = own.tower.encode(bundle)
+    (together,) = split_grids(bundle)
+    whole = own.tower.encode(together)
     monkeypatch.setattr(video_grids, "_TOGETHER", 1)
-    parts = own.tower.encode(bundle)
+    parts = join_features([own.tower.encode(part) for part in split_grids(bundle)])
     assert whole.rows.shape == parts.rows.shape == (3 * 8, whole.rows.shape[1])
     for found, expected in (
         (parts.rows, whole.rows),

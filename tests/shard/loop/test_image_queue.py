@@ -18,6 +18,7 @@ from tgi_trio.ipc.messages import SamplingParameters
 from tgi_trio.ipc.startup import WarmupRequest, WarmupResult
 from tgi_trio.model.image_rules import ImageRules
 from tgi_trio.shard.contract import ShardSequence
+from tgi_trio.shard.images import video_grids
 from tgi_trio.shard.images.features import Bundle, FeatureStore, ImageFeatures
 from tgi_trio.shard.loop.image_queue import ImageQueue, ImageSource
 from tgi_trio.shard.loop.soundness import RunnerBroken
@@ -339,3 +340,40 @@ def test_a_tower_that_fails_because_the_device_is_broken_ends_the_shard_and_faul
             assert Frame(view).kind is not Kind.FAULT
             del view
             router.end.release()
+
+
+def test_a_video_is_computed_a_part_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others wait for a part of it; one that is dropped half-way leaves nothing to another."""
+    monkeypatch.setattr(video_grids, "_TOGETHER", 1)
+    tower = FakeTower()
+    with ImageArena.create(4 * 256) as arena:
+        for number in (1, 2):
+            bundle = {
+                "pixel_values": np.array([number, number + 10, number + 20]),
+                "image_grid_thw": np.array([[3, 1, 1]]),
+            }
+            write_bundle(arena.view(ArenaPlace(512 * (number - 1), 512)), bundle)
+        queue = ImageQueue(tower, arena, 100 * EACH)
+        first, other = (
+            SequenceImage(2, 12, ((0, 12),), bytes([n]) * 32, ArenaPlace(512 * (n - 1), 512))
+            for n in (1, 2)
+        )
+        queue.add(sequence(1), (first,))
+        queue.advance()
+        assert queue.is_partial and queue.is_waiting and tower.encoded == [1]
+        queue.drop(1)
+        row = sequence(2)
+        queue.add(row, (other,))
+        told = []
+        for _ in range(4):
+            queue.advance()
+            told.append((queue.is_partial, 2 in queue))
+        assert told == [(True, True), (True, True), (False, False), (False, False)]
+        assert tower.encoded == [1, 2, 12, 22]
+        placed = row.images[0].between(0, 40)
+        assert placed is not None and placed.rows[:, 0].tolist() == [2] * 4 + [12] * 4 + [22] * 4
+        assert queue.seen[2, 0] > 0
+        queue.add(sequence(3), (first,))
+        for _ in range(3):
+            queue.advance()
+        assert tower.encoded[4:] == [1, 11, 21], "all of it, not what was left of the first"

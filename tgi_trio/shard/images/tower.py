@@ -26,7 +26,6 @@ from tgi_trio.shard.images.features import Bundle, ImageFeatures
 from tgi_trio.shard.images.marks import MARKS, Mark
 from tgi_trio.shard.images.normalising import Normalising
 from tgi_trio.shard.images.tower_parameters import read_parameter
-from tgi_trio.shard.images.video_grids import join_features, split_grids
 from tgi_trio.shard.machine.cores import running_on
 
 _PIXELS: Final = "pixel_values"
@@ -82,26 +81,23 @@ class TorchTower:
     def encode(self, bundle: Bundle) -> ImageFeatures:
         if _PIXELS not in bundle:
             raise ValueError(f"a bundle of {', '.join(bundle) or 'nothing'} has no pixels")
-        with running_on(self._cores) if self._cores else nullcontext():
-            return join_features([self._encode(part) for part in split_grids(bundle)])
-
-    def _encode(self, bundle: Bundle) -> ImageFeatures:
         inputs = {name: self._load(name, bundle[name]) for name in bundle if name in self._taken}
-        if self._see is not None:
-            self._seen += 1
-            states = self._see(self._model, inputs, self._text_dtype)
-            states = replace(states, number=self._seen)
-            return ImageFeatures(np.empty((0, 0), np.float32), states=states)
-        found = self._model.get_image_features(**inputs)
-        if self._project is not None:
-            return ImageFeatures(_bring_down(self._project(found.last_hidden_state)))
-        if self._mark is not None:
-            return ImageFeatures(_bring_down(self._mark(self._model, found, bundle)))
-        deep = getattr(found, "deepstack_features", None) or ()
-        if found.pooler_output is None:
-            return _add_before_layers(deep)
-        rows = _bring_down(found.pooler_output) * np.float32(self._scale)
-        return ImageFeatures(rows, dict(enumerate(map(_bring_down, deep))))
+        with running_on(self._cores) if self._cores else nullcontext():
+            if self._see is not None:
+                self._seen += 1
+                states = self._see(self._model, inputs, self._text_dtype)
+                states = replace(states, number=self._seen)
+                return ImageFeatures(np.empty((0, 0), np.float32), states=states)
+            found = self._model.get_image_features(**inputs)
+            if self._project is not None:
+                return ImageFeatures(_bring_down(self._project(found.last_hidden_state)))
+            if self._mark is not None:
+                return ImageFeatures(_bring_down(self._mark(self._model, found, bundle)))
+            deep = getattr(found, "deepstack_features", None) or ()
+            if found.pooler_output is None:
+                return _add_before_layers(deep)
+            rows = _bring_down(found.pooler_output) * np.float32(self._scale)
+            return ImageFeatures(rows, dict(enumerate(map(_bring_down, deep))))
 
     def _load(self, name: str, values: NDArray[Any]) -> torch.Tensor:
         if name in _PICTURES:

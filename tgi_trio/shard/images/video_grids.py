@@ -1,7 +1,8 @@
 """A video's grids of patches, a few at a time: none of them attends to another in the tower.
 
 So a video takes no more of the memory that a tower computes in than an image of a frame's size, and
-what is measured at the start for the largest image (`largest.py`) holds. No torch in this file.
+what is measured at the start for the largest image (`largest.py`) holds; and others wait for a part
+of it, not for all. No torch in this file.
 """
 
 from __future__ import annotations

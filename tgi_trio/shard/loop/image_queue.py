@@ -25,6 +25,7 @@ from tgi_trio.shard.canvas_turns import turn_by_canvases
 from tgi_trio.shard.contract import ShardSequence
 from tgi_trio.shard.images.features import Bundle, FeatureStore, ImageEncoder, ImageFeatures
 from tgi_trio.shard.images.held_image import HeldImage
+from tgi_trio.shard.images.video_grids import join_features, split_grids
 from tgi_trio.shard.loop.step_columns import Columns
 from tgi_trio.shard.prompt_geometry import (
     BundleGrid,
@@ -47,6 +48,15 @@ class _Work:
     sequence: ShardSequence
     images: tuple[SequenceImage, ...]
     missing: list[int] = field(default_factory=list)  # which of `images`, in order
+
+
+@dataclass(slots=True)
+class _Begun:
+    """A video whose first parts are computed."""
+
+    key: bytes
+    parts: list[ImageFeatures] = field(default_factory=list)
+    took: int = 0  # nanoseconds
 
 
 class ImageQueue:
@@ -79,6 +89,8 @@ class ImageQueue:
         # of the tower, 0 where it was not run.
         self.seen: dict[tuple[int, int], int] = {}
         self._faults: list[Fault] = []
+        self._begun: _Begun | None = None
+        self.is_partial = False  # the last `advance` has computed a part of a video, not its last
         self._raised = False  # the encoder, in this turn
 
     def __contains__(self, sequence: int) -> bool:
@@ -164,11 +176,11 @@ class ImageQueue:
             held.images.clear()
 
     def advance(self) -> bool:
-        """Find features that are kept, and compute those of one image at most.
+        """Find features that are kept, and compute those of one image, or part of a video, at most.
 
         Returns whether the encoder raised what nobody foresaw: it may be the device.
         """
-        self._raised = False
+        self._raised = self.is_partial = False
         if self._rules.sight != "layers":
             self._drop_used()
         computed = False
@@ -183,8 +195,12 @@ class ImageQueue:
                     began = time.monotonic_ns()
                     features, computed = self._compute(work), True
                     took = time.monotonic_ns() - began
+                    if self._begun is not None:
+                        self._begun.took += took
+                        took = self._begun.took
                     if features is None:
                         break
+                    self._begun = None
                 self._give(work, features, took)
         return self._raised
 
@@ -202,13 +218,21 @@ class ImageQueue:
         return sum(each.nbytes for each in {id(each): each for each in held}.values()) < self._most
 
     def _compute(self, work: _Work) -> ImageFeatures | None:
-        """Return the features of a sequence's next image; None: it has failed."""
+        """Return the features of a sequence's next image; None: it has failed, or is not done."""
         image = work.images[work.missing[0]]
         try:
             if self._encoder is None or self._arena is None:
                 raise ValueError(self._refusal)
             bundle = read_bundle(self._arena.view(image.place))
-            features = self._encoder.encode(bundle)
+            parts = list(split_grids(bundle))
+            if self._begun is None or self._begun.key != image.key:
+                self._begun = _Begun(image.key)
+            begun = self._begun
+            begun.parts.append(self._encoder.encode(parts[len(begun.parts)]))
+            if len(begun.parts) < len(parts):
+                self.is_partial = True
+                return None
+            features = join_features(begun.parts)
             found = len(features.rows)
             if features.states is None and found != image.features:
                 raise ValueError(f"{found} features, but {image.features} tokens for them")
@@ -243,6 +267,7 @@ class ImageQueue:
         return first + int(ends[0]) + 1 if len(ends) else None
 
     def _fail(self, work: _Work, why: str) -> None:
+        self._begun = None
         self._faults.append(Fault(work.sequence.id, why))
         self.drop(work.sequence.id)
 

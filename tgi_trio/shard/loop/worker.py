@@ -280,6 +280,8 @@ class Worker:
         if self._images.advance():
             self._settle_in_flight()
             prove_sound(self._runner)
+        if self._images.is_partial:  # a long video is progress without a step
+            self._report_idle(always=True)
         faults = self._images.take_faults()
         self._reports.add_faults(faults)
         self._drop(self._batch.remove([fault.sequence for fault in faults]))
@@ -373,10 +375,13 @@ class Worker:
         )
         return not result.raised
 
-    def _report_idle(self) -> None:
-        """Tell the router what it does not know yet when no step will do it."""
+    def _report_idle(self, *, always: bool = False) -> None:
+        """Tell the router what it does not know yet when no step will do it.
+
+        `always`: also if that is nothing, so that it knows of progress.
+        """
         stalled = self._batch.counts.stalled_rows
-        if self._reports.has_news(self._applied, stalled):
+        if always or self._reports.has_news(self._applied, stalled):
             words = {"step": self._step, "held": len(self._batch), "stalled_rows": stalled}
             self._reports.send(self._applied, {}, words)
 
