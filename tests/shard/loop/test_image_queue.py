@@ -312,6 +312,25 @@ def test_the_loop_computes_images_and_says_which_it_has_seen(arena: ImageArena) 
     assert sorted(tower.encoded) == [1, 2, 13]
 
 
+def test_parts_of_a_video_are_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The router hears of each: a video that takes longer than `--stall-timeout` is no hang."""
+    monkeypatch.setattr(video_grids, "_TOGETHER", 1)
+    grids = 6
+    with ImageArena.create(1024) as arena:
+        place = ArenaPlace(0, 1024)
+        bundle = {"pixel_values": np.arange(grids), "image_grid_thw": np.array([[grids, 1, 1]])}
+        write_bundle(arena.view(place), bundle)
+        video = SequenceImage(2, 4 * grids, ((0, 4 * grids),), bytes(32), place)
+        prompt = list(range(3, 43))
+        with fake_shard(images=lambda cores: ImageQueue(FakeTower(), arena, 10_000)) as (router, _):
+            router.prefill(replace(prefill(1, prompt, 2), images=(video,)))
+            router.finished(1)
+            reports = list(router.reports)
+            assert router.tokens(1) == answer(prompt, 2)
+    empty = [each for each in reports if not each.seen_sequence and not each.sequence]
+    assert len(empty) >= grids - 1
+
+
 def test_a_shard_without_a_tower_refuses_images_and_serves_text() -> None:
     with fake_shard() as (router, _):
         router.prefill(replace(prefill(1, [5] * 20, 2), images=images(1)), prefill(2, [5, 6], 2))
