@@ -209,6 +209,9 @@ def test_ids_and_tokens_are_those_of_transformers(tmp_path: Path, family: str) -
         ):
             inputs, tokens = oracle.generate(text, videos)
             assert ask(server, *content) == (inputs["input_ids"][0].tolist(), tokens)
+        if family.startswith("glm"):
+            shown = [ask(server, VIDEO, each, " so?") for each in (PICTURE, RED)]
+            assert shown[0][0] == shown[1][0] and shown[0][1] != shown[1][1]
 
 
 @pytest.fixture(scope="module")

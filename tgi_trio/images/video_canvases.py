@@ -86,10 +86,11 @@ class VideoCanvas(ABC):
         }
         wrong = [name for name, value in whole.items() if not _is_count(value)]
         number = None if "num_frames" in cls.SETTLED else found.get("num_frames")
-        if wrong or not _is_rate(found["fps"]) or not (number is None or _is_count(number)):
+        wrong += [each for each in ("fps", "max_duration") if not _is_rate(found.get(each, 1))]
+        wrong += ["num_frames"] if not (number is None or _is_count(number)) else []
+        if wrong:
             raise ModelLoadError(
-                "the settings of its video processor need positive numbers: "
-                f"{', '.join(wrong) or 'fps or num_frames'}"
+                f"the settings of its video processor need positive numbers: {', '.join(wrong)}"
             )
         return cls(
             **{**whole, "max_frames": min(whole["max_frames"], max_frames)},
