@@ -19,13 +19,16 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from tgi_trio.errors import TgiTrioError
+from tgi_trio.errors import ModelLoadError, TgiTrioError
 from tgi_trio.hub import read_pipeline_tag
 from tgi_trio.ipc.images import ImageArena
 from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.ipc.startup import WarmupRequest
 from tgi_trio.ipc.waiting import WaitingShards
+from tgi_trio.model.adapters.needs import AdapterNeeds, find_needs
+from tgi_trio.model.adapters.sites import EVERYTHING, NOTHING
 from tgi_trio.model.config import read_config
+from tgi_trio.model.families.registry import decoder_spec
 from tgi_trio.model.serving import describe_serving
 from tgi_trio.router.adapters.registry import AdapterRegistry
 from tgi_trio.router.images.image_model import ImageModel
@@ -127,17 +130,34 @@ def shard_settings(
     largest = ""
     if images is not None:
         largest = images.describe_largest(settings.max_image_pixels, settings.max_input_tokens)
+    needs = _find_needs(settings)
     return ShardSettings.of(
         settings,
         model_path=settings.model_path,
         dtype=settings.dtype,
         tokenizer_file=None if settings.disable_grammar_support else tokenizer,
         world_size=settings.num_shard,
-        max_lora_rank=settings.max_lora_rank if settings.serves_adapters else 0,
+        max_lora_rank=needs.rank,
         max_loaded_adapters=_most_adapters(settings),
+        adapter_scope=needs.scope.words(),
         image_arena=-1 if arena is None else arena.fd,
         largest_image=largest,
     )
+
+
+def _find_needs(settings: Settings) -> AdapterNeeds:
+    """Return what a shard needs to have room for beside the model."""
+    if not settings.serves_adapters:
+        return AdapterNeeds(0, NOTHING)
+    folders = map(Path, settings.adapter_folders.values())
+    grows, rank = settings.adapter_updates, settings.max_lora_rank
+    try:
+        spec = decoder_spec(read_config(settings.model_path, settings.rope))
+        if spec is not None:
+            return find_needs(folders, spec, rank, grows=grows)
+    except ModelLoadError:  # the shard will refuse it, and say why
+        pass
+    return AdapterNeeds(rank, EVERYTHING)
 
 
 def _most_adapters(settings: Settings) -> int:

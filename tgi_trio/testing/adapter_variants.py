@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from tgi_trio.shard.torch_backend.kernels import adapters
+from tgi_trio.shard.torch_backend.kernels import adapters, expert_adapters
+from tgi_trio.shard.torch_backend.layers.slotted_experts import SPREAD
 from tgi_trio.shard.torch_backend.layers.slotted_linear import (
     RANKS_TOGETHER,
     AdapterTile,
@@ -29,6 +30,14 @@ def adapter_variants() -> Iterator[Variant]:
     # Numbers of inputs and outputs that are not multiples of 16, as on some ranks.
     yield from _pair(BF16, "few", choose_adapter_tiles(BF16).few, 3, 64, even="")
     yield from _pair(BF16, "many", choose_adapter_tiles(BF16).many, 3, 64, even="")
+    scalars = "i32", "i32"
+    yield Variant(
+        "spread_slots", expert_adapters.spread_slots, (I32, I32, *scalars), {"BLOCK": SPREAD}
+    )
+    for dtype in (BF16, F32):
+        for size, tile in zip(("few", "many"), choose_adapter_tiles(dtype), strict=True):
+            yield from _members(dtype, size, tile, gathers=True, pieces=2, ranks=16)
+            yield from _members(dtype, size, tile, gathers=False, pieces=1, ranks=64)
 
 
 def _pair(
@@ -50,6 +59,37 @@ def _pair(
         adapters.expand_rows,
         (dtype, F32, *slots, "i32", "i32", I32, "i32"),
         {**shared, "OUTPUTS": tile.outputs, "DEPTH": RANKS_TOGETHER},
+        warps=tile.warps,
+        stages=tile.stages,
+    )
+
+
+def _members(
+    dtype: torch.dtype, size: str, tile: AdapterTile, *, gathers: bool, pieces: int, ranks: int
+) -> Iterator[Variant]:
+    """Yield what adapts one of both products of 128 experts, of which a token has eight."""
+    name = f"{TYPES[dtype]} {size} p{pieces} r{ranks}"
+    slots = (dtype, I32, I32, I32, I32, "i32", f"i32{EVEN}", f"i32{EVEN}", "i32", "i32")
+    shared: dict[str, Any] = {"EACH": 8, "GATHERS": gathers, "GROUPS": 128, "PADDED_GROUPS": 128}
+    shared |= {"PIECES": pieces, "RANKS": ranks, "ROWS": tile.rows}
+    yield Variant(
+        f"shrink_members {name}",
+        expert_adapters.shrink_members,
+        (F32, dtype, *slots),
+        {**shared, "PER_ROW": 8, "STEP": min(tile.ranks, ranks & -ranks), "DEPTH": tile.inputs},
+        warps=tile.warps,
+        stages=tile.stages,
+    )
+    yield Variant(
+        f"expand_members {name}",
+        expert_adapters.expand_members,
+        (dtype, F32, *slots, "i32"),
+        {
+            **shared,
+            "PARTS": 4 if size == "few" else 1,
+            "OUTPUTS": tile.outputs,
+            "DEPTH": RANKS_TOGETHER,
+        },
         warps=tile.warps,
         stages=tile.stages,
     )

@@ -100,7 +100,6 @@ def test_adapters_of_the_bare_model(adapter: Path) -> None:
         ({"peft_type": "IA3"}, "peft_type 'IA3'"),
         ({"bias": "some"}, "bias 'some'"),
         ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
-        ({"target_parameters": ["x"]}, "target_parameters"),
         ({"init_lora_weights": "pissa"}, "init_lora_weights 'pissa'"),
         ({"something_of_tomorrow": 3}, "something_of_tomorrow 3"),
     ],

@@ -2,8 +2,9 @@
 
 Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models", 2021: W + (alpha / r) B A; with
 rsLoRA (Kalajdzievski 2023) the factor is alpha / sqrt(r). Fields are those of peft 0.21's
-LoraConfig. Adapters with modules that are saved whole can only be merged; `find_refused` returns
-these fields, and all that are not in the tables below, so that none is ignored.
+LoraConfig. Adapters with modules that are saved whole can only be merged, and those of parameters
+without a module only be served beside others; `find_refused` returns these fields, and all that are
+not in the tables below, so that none is ignored.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _HARMLESS: Final = frozenset(
     "alpha_pattern auto_mapping base_model_name_or_path corda_config eva_config exclude_modules "
     "fan_in_fan_out inference_mode layers_pattern layers_to_transform loftq_config lora_alpha "
     "lora_dropout megatron_core peft_version qalora_group_size r rank_pattern revision "
-    "runtime_config target_modules task_type use_rslora".split()
+    "runtime_config target_modules target_parameters task_type use_rslora".split()
 )
 # Fields with the only values allowed.
 _ALLOWED: Final[Mapping[str, tuple[object, ...]]] = {
@@ -45,6 +46,7 @@ _MERGED: Final[Mapping[str, tuple[object, ...]]] = {
     "ensure_weight_tying": (True, False),
 }
 _NAMING: Final = frozenset({"modules_to_save", "trainable_token_indices"})  # may name anything
+_UNMERGED: Final = frozenset({"target_parameters"})  # served beside others alone
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,7 @@ class AdapterConfig:
         return [
             f"{name} {value!r:.100}"
             for name, value in self.values.items()
-            if not (_is_served(name, value) or (merged and _is_merged(name, value)))
+            if not (_is_merged(name, value) if merged else _is_served(name, value))
         ]
 
     def advise(self) -> str:
@@ -99,6 +101,12 @@ class AdapterConfig:
                 f"{module}"
             )
         return found
+
+    @property
+    def peft_version(self) -> tuple[int, ...]:
+        """The release of PEFT that wrote it; () if that is not said."""
+        parts = str(self.values.get("peft_version") or "").split(".")[:3]
+        return tuple(map(int, parts)) if all(map(str.isdecimal, parts)) else ()
 
     def rank(self, module: str) -> int:
         """Return r of a module, with regard to `rank_pattern`; raises ModelLoadError."""
@@ -172,7 +180,9 @@ def _is_index(value: Any) -> bool:
 
 
 def _is_merged(name: str, value: Any) -> bool:
-    return name in _NAMING or value in _MERGED.get(name, ())
+    if name in _UNMERGED:
+        return not value
+    return _is_served(name, value) or name in _NAMING or value in _MERGED.get(name, ())
 
 
 def _is_served(name: str, value: Any) -> bool:

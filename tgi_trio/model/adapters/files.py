@@ -6,7 +6,8 @@ may be biases as well.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -18,9 +19,11 @@ from tgi_trio.model.checkpoint_files import StoredTensor, read_file_header
 
 WEIGHTS: Final = "adapter_model.safetensors"
 FLOATS: Final = ("F32", "F16", "BF16")  # supported dtypes
-_LONGEST_HEADER: Final = 2 << 20  # bytes; parsing it delays steps, and 2,000 tensors take 300 kB
+# Bytes; parsing it delays steps. 2,000 tensors take 300 kB, those of 6,000 experts 5 MB.
+_LONGEST_HEADER: Final = 8 << 20
 _PICKLE: Final = "adapter_model.bin"
 _NAMED: Final = 8  # most tensors listed in an error message
+_OF_EXPERTS: Final = re.compile(r"(^|\.)experts(\.base_layer)?$")  # modules of an `ExpertsPair`
 _WORDS: Final = {
     Kind.A: "lora_A",
     Kind.B: "lora_B",
@@ -34,11 +37,37 @@ Named = tuple[str, StoredTensor]  # with its name in the file
 
 
 @dataclass(frozen=True, slots=True)
+class ExpertsPair:
+    """The changes of one matrix of each of a layer's experts.
+
+    PEFT's layout for a parameter with three axes, whose first one is the experts': A is
+    [experts * r, in] by expert, B [out, r * experts] by rank.
+    """
+
+    module: str  # of all experts; ".base_layer" behind it for the first of two such matrices
+    a: StoredTensor
+    b: StoredTensor
+    names: tuple[str, str]  # of both in the file
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertShare:
+    """Which part of an `ExpertsPair` belongs to one expert."""
+
+    index: int
+    count: int  # of experts
+    # B is transposed in place of A, and A in place of B: what PEFT before 0.19 writes for matrices
+    # stored [out, in], and later releases for those of Llama 4, which are stored [in, out].
+    swapped: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Pair:
     """The change of one module's matrix [out, in]: B [out, r] times A [r, in], scaled.
 
     `vectors`, all [out]: the magnitudes of DoRA, B's bias, and what replaces the module's bias.
-    `copies`: the base's own matrix, which PEFT writes beside A and B of a head.
+    `copies`: the base's own matrix, which PEFT writes beside A and B of a head. `share`: A and B
+    are those of all experts. `first`: the row of B that belongs to the first row of the matrix.
     """
 
     module: str  # the model's name for it: "model.layers.0.self_attn.q_proj"
@@ -48,10 +77,12 @@ class Pair:
     scale: float
     vectors: Mapping[Kind, Named] = field(default_factory=dict)
     copies: tuple[Named, ...] = ()
+    share: ExpertShare | None = None
+    first: int = 0
 
     @property
     def rank(self) -> int:
-        return self.a.shape[0]
+        return self.a.shape[0] // (1 if self.share is None else self.share.count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +91,7 @@ class Adapter:
 
     config: AdapterConfig
     pairs: Mapping[str, Pair]  # by module
+    experts: Mapping[str, ExpertsPair] = field(default_factory=dict)  # likewise
 
     @property
     def folder(self) -> Path:
@@ -69,11 +101,6 @@ class Adapter:
     def files(self) -> tuple[Path, Path]:
         """The files that describe it completely."""
         return self.folder / CONFIG, self.folder / WEIGHTS
-
-    @property
-    def rank(self) -> int:
-        """The largest rank of all modules."""
-        return max(pair.rank for pair in self.pairs.values())
 
 
 def read_adapter(folder: Path) -> Adapter:
@@ -107,7 +134,12 @@ def read_adapter(folder: Path) -> Adapter:
         )
     if not modules:
         raise ModelLoadError(f"{folder / WEIGHTS} holds no tensors")
-    return Adapter(config, {name: _pair(config, name, parts) for name, parts in modules.items()})
+    whole = {name: parts for name, parts in modules.items() if _OF_EXPERTS.search(name)}
+    return Adapter(
+        config,
+        {name: _pair(config, name, modules[name]) for name in modules if name not in whole},
+        {name: _experts_pair(config, name, parts) for name, parts in whole.items()},
+    )
 
 
 def _classify(config: AdapterConfig, name: str) -> tuple[Kind | None, str]:
@@ -141,16 +173,7 @@ def _pair(config: AdapterConfig, module: str, parts: Mapping[Kind, Named]) -> Pa
     """Return a module's tensors; raises ModelLoadError unless they fit each other and the rank."""
     wanted = {Kind.A: True, Kind.B: True, Kind.MAGNITUDE: bool(config.values.get("use_dora"))}
     wanted[Kind.ADDED_BIAS] = bool(config.values.get("lora_bias"))
-    if lacking := [kind for kind, needed in wanted.items() if needed and kind not in parts]:
-        there = " and ".join(_WORDS[kind] for kind in parts)
-        raise ModelLoadError(
-            f"{config.folder / WEIGHTS} holds no {_WORDS[lacking[0]]} of {module}, only {there}"
-        )
-    for name, tensor in parts.values():
-        if tensor.dtype not in FLOATS:
-            raise ModelLoadError(
-                f"{name} of {config.folder} is {tensor.dtype}; served are {', '.join(FLOATS)}"
-            )
+    _check_parts(config, module, parts, [kind for kind, needed in wanted.items() if needed])
     (name_a, a), (name_b, b) = parts[Kind.A], parts[Kind.B]
     rank = config.rank(module)
     if len(a.shape) != 2 or len(b.shape) != 2 or a.shape[0] != rank or b.shape[1] != rank:
@@ -162,3 +185,36 @@ def _pair(config: AdapterConfig, module: str, parts: Mapping[Kind, Named]) -> Pa
     vectors = {kind: parts[kind] for kind in kinds if kind in parts}
     copies = (parts[Kind.WEIGHT],) if Kind.WEIGHT in parts else ()
     return Pair(module, a, b, (name_a, name_b), config.scale(module), vectors, copies)
+
+
+def _experts_pair(config: AdapterConfig, module: str, parts: Mapping[Kind, Named]) -> ExpertsPair:
+    """Return a module's tensors of all experts; raises ModelLoadError unless they fit."""
+    _check_parts(config, module, parts, (Kind.A, Kind.B))
+    if more := parts.keys() - {Kind.A, Kind.B}:
+        raise ModelLoadError(
+            f"{config.folder / WEIGHTS} holds {_WORDS[more.pop()]} of {module}: of experts, only A "
+            f"and B are served. {config.advise()}"
+        )
+    (name_a, a), (name_b, b) = parts[Kind.A], parts[Kind.B]
+    if len(a.shape) != 2 or len(b.shape) != 2 or a.shape[0] != b.shape[1]:
+        raise ModelLoadError(
+            f"{name_a} and {name_b} of {config.folder} are {list(a.shape)} and {list(b.shape)}, "
+            "which do not fit each other"
+        )
+    return ExpertsPair(module, a, b, (name_a, name_b))
+
+
+def _check_parts(
+    config: AdapterConfig, module: str, parts: Mapping[Kind, Named], wanted: Sequence[Kind]
+) -> None:
+    """Raise ModelLoadError unless the wanted tensors are there, and all have served dtypes."""
+    if lacking := [kind for kind in wanted if kind not in parts]:
+        there = " and ".join(_WORDS[kind] for kind in parts)
+        raise ModelLoadError(
+            f"{config.folder / WEIGHTS} holds no {_WORDS[lacking[0]]} of {module}, only {there}"
+        )
+    for name, tensor in parts.values():
+        if tensor.dtype not in FLOATS:
+            raise ModelLoadError(
+                f"{name} of {config.folder} is {tensor.dtype}; served are {', '.join(FLOATS)}"
+            )

@@ -7,21 +7,34 @@ of it, if the checkpoint has fused them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import lru_cache
 from typing import Final, Literal
 
 from tgi_trio.errors import ModelLoadError
+from tgi_trio.model.adapters.experts import WholePair, has_own_experts, place_experts
 from tgi_trio.model.adapters.files import Adapter, Pair
 from tgi_trio.model.adapters.tensor_kinds import Kind
 from tgi_trio.model.matrices.decoder import layer_refs, outer_refs
 from tgi_trio.model.matrices.references import LinearRef, MatrixRef
-from tgi_trio.model.matrices.roles import MlpRefs
+from tgi_trio.model.matrices.roles import ExpertsRefs, MlpRefs
 from tgi_trio.model.specs.decoder import DecoderSpec
 from tgi_trio.model.wrappers import text_name
 
-Role = Literal["qkv", "output", "inner", "down", "head"]
+Role = Literal[
+    "qkv",
+    "output",
+    "inner",
+    "down",
+    "shared inner",
+    "shared down",
+    "expert inner",
+    "expert down",
+    "head",
+]
 _NAMED: Final = 8  # most modules listed in an error message
+_WORDS: Final = {"experts": "experts", "gains": "magnitudes (DoRA) or biases", "head": "the head"}
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -30,6 +43,30 @@ class Site:
 
     layer: int  # of the head: the number of layers
     role: Role
+    expert: int = 0  # its number, for the linears of one
+
+    @property
+    def of_expert(self) -> bool:
+        """Whether only tokens that are routed to an expert read it."""
+        return self.role.startswith("expert")
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterScope:
+    """What the adapters of a server may change beside linears of layers, for which it has room."""
+
+    experts: bool = True
+    head: bool = True
+    gains: bool = True  # with DoRA and biases
+
+    @classmethod
+    def of(cls, words: Collection[str]) -> AdapterScope:
+        """Return the scope that has these fields."""
+        return cls(**{each.name: each.name in words for each in fields(cls)})
+
+    def words(self) -> tuple[str, ...]:
+        """Return the fields that it has."""
+        return tuple(each.name for each in fields(self) if getattr(self, each.name))
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,26 +77,56 @@ class AdaptedLinear:
     pairs: tuple[Pair | None, ...]  # one for each piece; None: it is unchanged
 
 
-def adaptable_linears(spec: DecoderSpec) -> Iterator[tuple[Site, LinearRef]]:
+EVERYTHING: Final = AdapterScope()
+NOTHING: Final = AdapterScope(experts=False, head=False, gains=False)
+
+
+def adaptable_linears(
+    spec: DecoderSpec, scope: AdapterScope = EVERYTHING
+) -> Iterator[tuple[Site, LinearRef]]:
     """Yield the linears of a decoder that adapters may change, in the order of computation.
 
-    Excluded are linears of mixtures of experts, of mixers, of blocks shared by layers, of layers
-    with cross-attention to images, around latent attention, and of attention to one key per token;
-    and a head that is more than a linear of the hidden states.
+    But the first linears of all experts come before all second ones. Excluded are linears of
+    routers, of mixers, of blocks shared by layers, of layers with cross-attention to images, around
+    latent attention, and of attention to one key per token; experts beside an MLP, or stored as one
+    matrix; and a head that is more than a linear of the hidden states.
     """
+    for site, linear in _list_linears(spec):
+        if (scope.experts or not site.of_expert) and (scope.head or site.role != "head"):
+            yield site, linear
+
+
+@lru_cache(maxsize=1)  # a model may have ten thousand, and every adapter is mapped to all of them
+def _list_linears(spec: DecoderSpec) -> Sequence[tuple[Site, LinearRef]]:
+    """Return all linears of `adaptable_linears`."""
+    found: list[tuple[Site, LinearRef]] = []
     for index in range(len(spec.layers)):
-        refs = layer_refs(spec, index)
-        if refs.shared is not None or refs.crossing is not None:
-            continue
-        attention = refs.attention
-        if attention is not None and attention.latent is None and attention.shared_key is None:
-            yield Site(index, "qkv"), attention.qkv
-            yield Site(index, "output"), attention.output
-        if isinstance(refs.mlp, MlpRefs):
-            yield Site(index, "inner"), refs.mlp.inner
-            yield Site(index, "down"), refs.mlp.down
+        found += _linears_of_layer(spec, index)
     if adapts_head(spec):
-        yield head_site(spec), outer_refs(spec).head
+        found.append((head_site(spec), outer_refs(spec).head))
+    return found
+
+
+def _linears_of_layer(spec: DecoderSpec, index: int) -> Iterator[tuple[Site, LinearRef]]:
+    refs = layer_refs(spec, index)
+    if refs.shared is not None or refs.crossing is not None:
+        return
+    attention = refs.attention
+    if attention is not None and attention.latent is None and attention.shared_key is None:
+        yield Site(index, "qkv"), attention.qkv
+        yield Site(index, "output"), attention.output
+    if isinstance(refs.mlp, MlpRefs):
+        yield Site(index, "inner"), refs.mlp.inner
+        yield Site(index, "down"), refs.mlp.down
+    if isinstance(refs.mlp, ExpertsRefs):
+        if refs.mlp.shared is not None:
+            yield Site(index, "shared inner"), refs.mlp.shared.inner
+            yield Site(index, "shared down"), refs.mlp.shared.down
+        if has_own_experts(spec.layers[index]):
+            for i, expert in enumerate(refs.mlp.experts):
+                yield Site(index, "expert inner", i), expert.inner
+            for i, expert in enumerate(refs.mlp.experts):
+                yield Site(index, "expert down", i), expert.down
 
 
 def adapts_head(spec: DecoderSpec) -> bool:
@@ -77,23 +144,23 @@ def find_module(spec: DecoderSpec, site: Site, matrix: MatrixRef) -> str:
 
 
 def map_adapter(
-    adapter: Adapter, spec: DecoderSpec, max_rank: int | None = None
+    adapter: Adapter,
+    spec: DecoderSpec,
+    max_rank: int | None = None,
+    scope: AdapterScope = EVERYTHING,
 ) -> Mapping[Site, AdaptedLinear]:
     """Return an adapter's changes of a decoder.
 
     Raises ModelLoadError for modules that cannot be adapted here (all are named), for matrices of
-    another shape, and for a rank above `max_rank`.
+    another shape, for a rank above `max_rank`, and for what is beyond `scope`.
     """
-    if max_rank is not None and adapter.rank > max_rank:
-        raise ModelLoadError(
-            f"{adapter.folder} has the rank {adapter.rank}; at most {max_rank} is served "
-            "(--max-lora-rank)"
-        )
     named = {text_name(module): pair for module, pair in adapter.pairs.items()}
-    left = dict(adapter.pairs)
+    left = {*adapter.pairs, *adapter.experts}
+    whole = place_experts(adapter, spec) if adapter.experts else {}
+    left.difference_update(each.pair.module for each in whole.values())
     found: dict[Site, AdaptedLinear] = {}
     for site, linear in adaptable_linears(spec):
-        pairs = []
+        pairs: list[Pair | None] = []
         for piece in linear.pieces:
             module = find_module(spec, site, piece.matrix)
             bare = module.removeprefix(spec.names.base)  # name in an adapter of the bare model
@@ -101,12 +168,63 @@ def map_adapter(
             pairs.append(pair)
             if pair is not None:
                 _check_shapes(adapter, pair, piece.matrix)
-                left.pop(pair.module, None)
+                left.discard(pair.module)
+        if site.of_expert:
+            pairs = _pair_expert(adapter, site, linear, pairs, whole)
         if any(pairs):
             found[site] = AdaptedLinear(linear, tuple(pairs))
     if left:
         raise ModelLoadError(_refuse_modules(adapter, sorted(left), spec))
+    rank = find_rank(found)
+    if max_rank is not None and rank > max_rank:
+        raise ModelLoadError(
+            f"{adapter.folder} has the rank {rank}; at most {max_rank} is served (--max-lora-rank)"
+        )
+    if beyond := set(find_scope(found).words()) - set(scope.words()):
+        raise ModelLoadError(
+            f"{adapter.folder} changes {' and '.join(_WORDS[each] for each in sorted(beyond))}, "
+            "and this server has set memory aside for adapters of linears alone: name an adapter "
+            "that does so at its start (--lora-adapters), and it is set aside for all"
+        )
     return found
+
+
+def find_rank(found: Mapping[Site, AdaptedLinear]) -> int:
+    """Return the largest rank of an adapter's changes."""
+    return max(pair.rank for linear in found.values() for pair in linear.pairs if pair is not None)
+
+
+def find_scope(found: Mapping[Site, AdaptedLinear]) -> AdapterScope:
+    """Return the scope that an adapter's changes need."""
+    pairs = [pair for linear in found.values() for pair in linear.pairs if pair is not None]
+    return AdapterScope(
+        experts=any(site.of_expert for site in found),
+        head=any(site.role == "head" for site in found),
+        gains=any(pair.vectors for pair in pairs),
+    )
+
+
+def _pair_expert(
+    adapter: Adapter,
+    site: Site,
+    linear: LinearRef,
+    pairs: list[Pair | None],
+    whole: Mapping[tuple[int, str], WholePair],
+) -> list[Pair | None]:
+    """Return the pairs of an expert's linear, of its own or those of all experts."""
+    of_all = whole.get((site.layer, site.role.removeprefix("expert ")))
+    own = [pair for pair in pairs if pair is not None]
+    if own and of_all is not None:
+        raise ModelLoadError(
+            f"{adapter.folder} has changes of {own[0].module} and of all experts together, "
+            f"{of_all.pair.module}"
+        )
+    if changed := [pair for pair in own if pair.vectors]:
+        raise ModelLoadError(
+            f"{adapter.folder} has DoRA or biases of {changed[0].module}: of experts, only A and B "
+            f"are served. {adapter.config.advise()}"
+        )
+    return pairs if of_all is None else [*of_all.of_expert(site.expert, linear)]
 
 
 def _check_shapes(adapter: Adapter, pair: Pair, matrix: MatrixRef) -> None:

@@ -30,7 +30,14 @@ import numpy as np
 
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.adapters.files import Adapter, Named, Pair, read_adapter
-from tgi_trio.model.adapters.sites import AdaptedLinear, Site, map_adapter
+from tgi_trio.model.adapters.sites import (
+    EVERYTHING,
+    AdaptedLinear,
+    AdapterScope,
+    Site,
+    find_rank,
+    map_adapter,
+)
 from tgi_trio.model.adapters.tensor_kinds import Kind
 from tgi_trio.model.checkpoint_files import StoredTensor
 from tgi_trio.model.matrices.references import MatrixRef, Share
@@ -75,16 +82,18 @@ def read_adapter_numbers(
     max_rank: int,
     expected: bytes = b"",
     adds_biases: bool = True,
+    scope: AdapterScope = EVERYTHING,
 ) -> AdapterNumbers:
     """Read a rank's `share` of an adapter.
 
     `base`: the weights that it changes. `expected`: the sha256 of the files as read before; b"":
     any. `adds_biases`: whether this rank adds the biases of linears whose results are partial sums.
+    `scope`: what adapters may change.
     Raises ModelLoadError as `read_adapter` and `map_adapter` do, and if the files have changed;
     reading its `sites` raises it for tensors with infinite values or NaN, and as `base` does.
     """
     adapter = read_adapter(folder)
-    mapped = map_adapter(adapter, spec, max_rank)
+    mapped = map_adapter(adapter, spec, max_rank, scope)
     contents = [_read_bytes(path) for path in adapter.files]
     digest = hashlib.sha256(b"".join(hashlib.sha256(each).digest() for each in contents)).digest()
     if expected and digest != expected:
@@ -93,7 +102,7 @@ def read_adapter_numbers(
             "in another voice. Load them under another name"
         )
     sites = _Sites(adapter, mapped, contents[1], share, base, adds_biases=adds_biases)
-    return AdapterNumbers(digest, adapter.rank, sites)
+    return AdapterNumbers(digest, find_rank(mapped), sites)
 
 
 class _Sites(Mapping[Site, tuple[AdapterPart, ...]]):
@@ -116,6 +125,8 @@ class _Sites(Mapping[Site, tuple[AdapterPart, ...]]):
         self._base = base
         self._adds_biases = adds_biases
         self._rested = time.perf_counter()
+        # A and B of all experts, with their module, while one expert after the other is read.
+        self._of_all: tuple[str, Floats, Floats] | None = None
 
     def __getitem__(self, site: Site) -> tuple[AdapterPart, ...]:
         """Raises ModelLoadError, naming the tensor, for infinite values and NaN."""
@@ -132,8 +143,9 @@ class _Sites(Mapping[Site, tuple[AdapterPart, ...]]):
                     modules[pair.module] = self._read_module(pair, piece.matrix)
                 (columns,) = piece.inputs.spans(self._share(piece.inputs))
                 module = modules[pair.module]
-                cut = [self._cut(module, span, columns, start, biased=biased) for span in spans]
-                if pair is before:
+                rows = [slice(span.start + pair.first, span.stop + pair.first) for span in spans]
+                cut = [self._cut(module, each, columns, start, biased=biased) for each in rows]
+                if before is not None and pair.module == before.module:
                     cut.insert(0, parts.pop())
                 parts.append(_join(cut))
             before = pair
@@ -148,10 +160,7 @@ class _Sites(Mapping[Site, tuple[AdapterPart, ...]]):
 
     def _read_module(self, pair: Pair, matrix: MatrixRef) -> _Module:
         self._rest()
-        a, b = (
-            _read_tensor(self._adapter, named, self._content)
-            for named in zip(pair.names, (pair.a, pair.b), strict=True)
-        )
+        a, b = self._read_matrices(pair)
         with np.errstate(over="ignore"):
             scaled = b * np.float32(pair.scale)
         self._check(pair.names[1], f"times its scale {pair.scale:g}", scaled)
@@ -168,6 +177,22 @@ class _Sites(Mapping[Site, tuple[AdapterPart, ...]]):
         }
         bias = self._base.read_bias(matrix) if vectors else np.zeros(0, np.float32)
         return _Module(pair, matrix, a, scaled, bias, vectors)
+
+    def _read_matrices(self, pair: Pair) -> tuple[Floats, Floats]:
+        """Return A [r, inputs] and B [outputs, r] of a module."""
+        share = pair.share
+        if share is None:
+            named = zip(pair.names, (pair.a, pair.b), strict=True)
+            a, b = (_read_tensor(self._adapter, each, self._content) for each in named)
+            return a, b
+        if self._of_all is None or self._of_all[0] != pair.module:
+            named = zip(pair.names, (pair.a, pair.b), strict=True)
+            a, b = (_read_tensor(self._adapter, each, self._content) for each in named)
+            self._of_all = pair.module, a, b
+        _, a, b = self._of_all
+        a = a[share.index * pair.rank : (share.index + 1) * pair.rank]
+        b = b[:, share.index :: share.count]
+        return (b.T, a.T) if share.swapped else (a, b)
 
     def _cut(
         self, module: _Module, rows: slice, columns: slice, start: int, *, biased: bool

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from tgi_trio.ipc.adapters import AdapterOrder
+from tgi_trio.model.adapters.sites import EVERYTHING, AdapterScope
 from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.matrices.references import Share
 from tgi_trio.model.specs.decoder import DecoderSpec
@@ -22,7 +23,8 @@ class AdapterReader:
     spec: DecoderSpec
     share: Share  # of this rank
     max_rank: int  # of adapters
-    adds_biases: bool = True  # as for `read_adapter_numbers`
+    adds_biases: bool = True  # as for `read_adapter_numbers`, like the next one
+    scope: AdapterScope = EVERYTHING
 
     @contextmanager
     def open(self, order: AdapterOrder) -> Iterator[AdapterNumbers]:
@@ -36,4 +38,5 @@ class AdapterReader:
                 max_rank=self.max_rank,
                 expected=order.sha256,
                 adds_biases=self.adds_biases,
+                scope=self.scope,
             )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final, Protocol, runtime_checkable
 
 from tgi_trio.ipc.shard_settings import ShardSettings
-from tgi_trio.model.adapters.sites import adaptable_linears
+from tgi_trio.model.adapters.sites import EVERYTHING, AdapterScope, adaptable_linears
 from tgi_trio.model.config import read_config
 from tgi_trio.model.families.registry import decoder_spec
 from tgi_trio.model.specs.decoder import DecoderSpec
@@ -23,19 +23,20 @@ class KeepsRoom(Runner, Protocol):
 
 
 def largest_adapter(settings: ShardSettings, dtype: str) -> int:
-    """Return the bytes of an adapter of the largest rank, on all linears.
+    """Return the bytes of an adapter of the largest rank, on all linears that may be changed.
 
     `dtype`: the model's. With several ranks it is what a single rank would need.
     """
     spec = decoder_spec(read_config(settings.model_path, settings.rope))
     if spec is None:
         return 0
-    numbers = count_numbers(spec, settings.max_lora_rank)
+    numbers = count_numbers(spec, settings.max_lora_rank, AdapterScope.of(settings.adapter_scope))
     return int(numbers * (4 if dtype == "float32" else 2) * _PACKED)
 
 
-def count_numbers(spec: DecoderSpec, rank: int) -> int:
-    """Return how many parameters an adapter of all linears has."""
-    matrices = {piece.matrix for _, linear in adaptable_linears(spec) for piece in linear.pieces}
-    own = 2  # gains and offsets of an output, with DoRA and biases
+def count_numbers(spec: DecoderSpec, rank: int, scope: AdapterScope = EVERYTHING) -> int:
+    """Return how many parameters an adapter of all linears in `scope` has."""
+    linears = adaptable_linears(spec, scope)
+    matrices = {piece.matrix for _, linear in linears for piece in linear.pieces}
+    own = 2 if scope.gains else 0  # gains and offsets of an output, with DoRA and biases
     return sum(rank * (matrix.rows + matrix.columns) + own * matrix.rows for matrix in matrices)

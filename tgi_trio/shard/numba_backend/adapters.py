@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tgi_trio.ipc.adapters import AdapterOrder
+from tgi_trio.model.adapters.sites import EVERYTHING, AdapterScope
 from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.matrices.references import every_unit
 from tgi_trio.shard.adapter_host import LoadedAdapter
@@ -36,12 +37,20 @@ class NumbaAdapters:
     """`AdapterHost` for a program."""
 
     def __init__(
-        self, config: ModelConfig, program: Program, storage: Storage, max_rank: int
+        self,
+        config: ModelConfig,
+        program: Program,
+        storage: Storage,
+        max_rank: int,
+        scope: AdapterScope = EVERYTHING,
     ) -> None:
-        """`storage`: of A and B, which have the model's dtype; `max_rank`: the highest rank."""
+        """`storage`: of A and B, which have the model's dtype; `max_rank`: the highest rank.
+
+        `scope`: what adapters may change, as the program was made for.
+        """
         if program.adapted is None:
             raise ValueError("the program was made without adapters")
-        self._reader = AdapterReader(config, program.spec, every_unit, max_rank)
+        self._reader = AdapterReader(config, program.spec, every_unit, max_rank, scope=scope)
         self._operations = program.adapted
         self._storage = storage
         self._installed: dict[int, _Loaded] = {}  # keeps them alive

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from tgi_trio.ipc.shard_settings import ShardSettings
+from tgi_trio.model.adapters.sites import AdapterScope
 from tgi_trio.model.check import check_checkpoint, check_rotary
 from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.families.registry import decoder_spec
@@ -160,6 +161,7 @@ def _pack(
         threads=threads,
         heads=lone,
         max_lora_rank=settings.max_lora_rank,
+        scope=AdapterScope.of(settings.adapter_scope),
         kv=_cache_numbers(settings.kv_cache_dtype, spec, checkpoint),
         run=find_run(spec, stage),
         portion=portion,
@@ -301,7 +303,8 @@ def _link_adapters(
     if not settings.max_lora_rank:
         return None
     program.link_adapters(choose_adapter_kernels(variant))
-    return NumbaAdapters(config, program, variant.kv, settings.max_lora_rank)
+    scope = AdapterScope.of(settings.adapter_scope)
+    return NumbaAdapters(config, program, variant.kv, settings.max_lora_rank, scope)
 
 
 def _make_sampler(

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tgi_trio.model.adapters.sites import EVERYTHING, NOTHING, AdapterScope
 from tgi_trio.model.matrices.decoder import outer_refs
 from tgi_trio.model.matrices.layer_work import find_run
 from tgi_trio.model.specs.decoder import DecoderSpec, HeadSizes, IndexSpec
@@ -31,7 +32,7 @@ from tgi_trio.shard.numba_backend.operations.padded_heads import kept_sizes
 from tgi_trio.shard.numba_backend.packing import Packer
 from tgi_trio.shard.numba_backend.program_builder import FinalNorm, ProgramBuilder
 from tgi_trio.shard.numba_backend.rotary_tables import RotaryTables
-from tgi_trio.shard.numba_backend.tables import OF_PADDING, Buffer, Code
+from tgi_trio.shard.numba_backend.tables import OF_PADDING, RUN, Buffer, Code
 from tgi_trio.shard.numba_backend.weight_layout import PANEL, SPARE_ROWS, CacheNumbers, Storage
 from tgi_trio.shard.rotary_frequencies import short_length
 
@@ -52,6 +53,7 @@ def pack_program(
     threads: int = 1,
     heads: tuple[HeadsSpec, Weights] | None = None,
     max_lora_rank: int = 0,
+    scope: AdapterScope = EVERYTHING,
     kv: CacheNumbers | None = None,
     run: Run | None = None,
     portion: Portion = Portion(),  # noqa: B008 (frozen)
@@ -59,8 +61,8 @@ def pack_program(
     """Yield a model's program while `threads` pack its weights; leaving the block waits for them.
 
     `int8`: linear layers get 8-bit weights. `heads`: speculation heads and their weights.
-    `max_lora_rank`, `kv`, `run`, `portion`: as for `Program`. Raises ModelLoadError as the weights
-    and the packer do.
+    `max_lora_rank`, `scope`, `kv`, `run`, `portion`: as for `Program`. Raises ModelLoadError as the
+    weights and the packer do.
     """
     with Packer(Storage("int8" if int8 else dtype), threads) as packer:
         program = Program(
@@ -71,6 +73,7 @@ def pack_program(
             as_stored=not int8,
             heads=heads,
             max_lora_rank=max_lora_rank,
+            scope=scope,
             kv=kv,
             run=run,
             portion=portion,
@@ -97,6 +100,7 @@ class Program:
         as_stored: bool = True,
         heads: tuple[HeadsSpec, Weights] | None = None,
         max_lora_rank: int = 0,
+        scope: AdapterScope = EVERYTHING,
         kv: CacheNumbers | None = None,
         run: Run | None = None,
         portion: Portion = Portion(),  # noqa: B008 (frozen)
@@ -105,8 +109,9 @@ class Program:
 
         `bf16`: the model's dtype is bfloat16, otherwise float32. `as_stored`: quantised weights are
         multiplied as stored if there is a kernel for their kind. `max_lora_rank`: of adapters; 0:
-        none will be loaded. `kv`: how K and V are stored; None: in the model's dtype. `run`: the
-        layers that are computed here; None: all. `portion`: of every layer.
+        none will be loaded. `scope`: what they may change. `kv`: how K and V are stored; None: in
+        the model's dtype. `run`: the layers that are computed here; None: all. `portion`: of every
+        layer.
         """
         self.model = portion.sizes_of(spec)  # all layers
         self.run = run = run or find_run(spec, None)
@@ -120,6 +125,7 @@ class Program:
             as_stored=as_stored,
             heads=heads,
             kv=kv,
+            scope=scope if max_lora_rank else NOTHING,
             run=run,
             portion=portion,
         )
@@ -136,7 +142,9 @@ class Program:
         self.adapted: AdaptedOperations | None = None
         self.operations = np.stack(built.writer.rows)
         if max_lora_rank:
-            self.adapted = AdaptedOperations(self.operations, self.end, built.sites, max_lora_rank)
+            self.adapted = AdaptedOperations(
+                self.operations, self.end, built.sites.sites, max_lora_rank
+            )
             self.operations = self.adapted.table
         self.kv_cache: list[tuple[Array, Array]] = []  # K and V of each layer that has them
         self._index_keys: list[Array] = []  # of each layer with an index of tokens
@@ -339,6 +347,8 @@ class Program:
         lone = self.lone.values()
         mixtures = [layer.experts for layer in spec.layers if layer.experts]
         members = tokens * max((each.per_token for each in mixtures), default=0)
+        sorted_ = self.adapted.sorts if self.adapted else False
+        changed = members if sorted_ else 0  # rows of experts that adapters change
         experts = pad_to_panel(max((each.count for each in mixtures), default=0))
         several = spec.streams or spec.hyper
         streams = several.count if several else 0
@@ -357,7 +367,7 @@ class Program:
             Buffer.WHOLE_16: whole * active_block_bytes(16),
             Buffer.LONE: LONE_ROWS * 4 * max((each.inputs for each in lone), default=0),
             Buffer.PRODUCT: LONE_ROWS * 4 * max((each.width for each in lone), default=0),
-            Buffer.LOW: tokens * self.low_width * 4,
+            Buffer.LOW: max(tokens, changed) * self.low_width * 4,
             Buffer.ACTIVE: blocks * 4 if self.kinds and self.low_width else 0,
             Buffer.FLOATS: blocks * 4 if any(kind.floating for kind in self.kinds) else 0,
             Buffer.UNSORTED: max(tokens, wanted) * unsorted * 4 if keeps_wide else 0,
@@ -378,6 +388,9 @@ class Program:
             Buffer.BOTH: tokens * 2 * spec.hidden_size * 4 if self.has((Code.COPY,)) else 0,
             Buffer.DENSE: tokens * spec.hidden_size * 4 if beside else 0,
             **(find_buffers(spec.index, tokens, longest) if spec.index else {}),
+            Buffer.MEMBER_RUNS: 8 * (1 + (RUN + 1) * changed) if changed else 0,
+            Buffer.MEMBER_RUN_OF: changed * 4,
+            Buffer.UNCODED: (changed + SPARE_ROWS) * spec.hidden_size * 4 if changed else 0,
         }
 
     @property

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tgi_trio.model.adapters.sites import Role, Site, adapts_head, head_site
+from tgi_trio.model.adapters.sites import AdapterScope, adapts_head, head_site
 from tgi_trio.model.matrices.decoder import layer_refs, outer_refs
 from tgi_trio.model.matrices.references import LinearRef, NormRef, every_unit
 from tgi_trio.model.matrices.roles import (
@@ -28,7 +28,7 @@ from tgi_trio.model.stages import Run
 from tgi_trio.shard.checkpoint.lookup import Weights, read_table
 from tgi_trio.shard.checkpoint.numbers import to_bfloat16, to_float32
 from tgi_trio.shard.numba_backend.operations.activations import keep_learned
-from tgi_trio.shard.numba_backend.operations.adapted import AdaptedSite
+from tgi_trio.shard.numba_backend.operations.adapted_sites import SiteRecorder
 from tgi_trio.shard.numba_backend.operations.attention import AttentionWriter
 from tgi_trio.shard.numba_backend.operations.beside import add_beside
 from tgi_trio.shard.numba_backend.operations.hyper import HyperWriter
@@ -72,6 +72,7 @@ class ProgramBuilder:
         as_stored: bool,
         heads: tuple[HeadsSpec, Weights] | None,
         kv: CacheNumbers | None = None,
+        scope: AdapterScope,
         run: Run,
         portion: Portion,
     ) -> None:
@@ -82,7 +83,7 @@ class ProgramBuilder:
         self.writer = OperationWriter(weights, packer, as_stored=as_stored, portion=portion)
         self._model, spec = spec, portion.sizes_of(spec)
         self.lone: dict[str, LoneLinear] = {}
-        self.sites: list[AdaptedSite] = []
+        self.sites = SiteRecorder(self.writer, scope)
         self._spec = spec
         self._run = run
         self._bf16 = bf16
@@ -130,7 +131,7 @@ class ProgramBuilder:
         if any(layer.shared for layer in spec.layers):
             self._blocks.keep_first()
         for index in self._run.layers:
-            self._index = index
+            self._index = self.sites.layer = index
             self.layer_rows.append(len(self.writer.rows))
             self._layer(layer_refs(self._model, index), spec.layers[index])
         if self._streams is not None and outer.streams is not None:
@@ -192,7 +193,8 @@ class ProgramBuilder:
             self.writer.linear(outer.embedding_out, Buffer.NORMED, Buffer.BRANCH, wanted_only=1)
             self._norms.pass_on(Buffer.BRANCH, spec.embedding_width)
         if adapts_head(self._model):
-            self._adapt(head_site(self._model), outer.head, Buffer.NORMED)
+            self.sites.layer = head_site(self._model).layer
+            self.sites.add("head", outer.head, Buffer.NORMED)
         self.writer.linear(
             outer.head,
             Buffer.NORMED,
@@ -288,7 +290,7 @@ class ProgramBuilder:
             says = self._heads.attend_latents(self._index, attention, attention.latent, layer)
             self._branch(attention.output, says, refs.attention_post_norm)
             return
-        self._adapt(self._site("qkv"), attention.qkv, Buffer.NORMED)
+        self.sites.add("qkv", attention.qkv, Buffer.NORMED)
         row = self._heads.row_of(layer)
         self.writer.linear(
             attention.qkv, Buffer.NORMED, Buffer.QKV, clip=self._spec.qkv_clip, **row
@@ -303,7 +305,7 @@ class ProgramBuilder:
             self._streams.detour(refs.streams, refs.attention_norm, feeder)
         self._mixer(refs, layer, feeder)  # in parallel with attention, through the same norm
         says = self._heads.attend(self._index, attention, layer)
-        self._adapt(self._site("output"), attention.output, says)
+        self.sites.add("output", attention.output, says)
         scale = self._spec.attention_scale
         self._branch(attention.output, says, refs.attention_post_norm, scale)
         if self._streams is not None:
@@ -326,7 +328,7 @@ class ProgramBuilder:
         """Add an MLP up to the input of its last linear layer; return the buffer of that."""
         width = next(mlp.down.cuts(self.writer.portion.share)).width
         if layer.sparsity:  # whose bound depends on all gates
-            self._adapt(self._site("inner"), mlp.inner, Buffer.NORMED, feeder=feeder)
+            self.sites.add("inner", mlp.inner, Buffer.NORMED, feeder=feeder)
             self.writer.linear(mlp.inner, Buffer.NORMED, Buffer.PROJECTED, feeder=feeder)
             self.writer.add(
                 Code.CUT,
@@ -337,9 +339,9 @@ class ProgramBuilder:
                 activation=ACTIVATIONS[self._spec.activation],
                 learned=keep_learned(self.writer, mlp),
             )
-            self._adapt(self._site("down"), mlp.down, Buffer.INNER)
+            self.sites.add("down", mlp.down, Buffer.INNER)
             return Buffer.INNER
-        self._adapt(self._site("inner"), mlp.inner, Buffer.NORMED, paired=mlp.gated, feeder=feeder)
+        self.sites.add("inner", mlp.inner, Buffer.NORMED, paired=mlp.gated, feeder=feeder)
         self.writer.linear(
             mlp.inner,
             Buffer.NORMED,
@@ -355,7 +357,7 @@ class ProgramBuilder:
         inner = Buffer.INNER
         if mlp.inner_norm is not None:
             inner = self._norms.add_inner(mlp.inner_norm, inner)
-        self._adapt(self._site("down"), mlp.down, inner)
+        self.sites.add("down", mlp.down, inner)
         return inner
 
     def _mixture(
@@ -366,27 +368,8 @@ class ProgramBuilder:
         branch = Branch(Buffer.HIDDEN, scale, spec.activation, spec.hidden_size)
         if post_norm is not None or self._hyper is not None:
             branch = Branch(Buffer.BRANCH, 1.0, spec.activation, spec.hidden_size)
-        add_mixture(self.writer, refs, experts, branch, feeder)
+        add_mixture(self.writer, refs, experts, branch, feeder, self.sites)
         self._join(post_norm, scale)
-
-    def _site(self, role: Role) -> Site:
-        return Site(self._index, role)
-
-    def _adapt(
-        self,
-        site: Site,
-        linear: LinearRef,
-        source: Buffer,
-        *,
-        paired: bool = False,
-        feeder: int | None = None,
-    ) -> None:
-        """Record that adapters may change the linear layer that is added next."""
-        inputs = linear.pieces[0].matrix.columns
-        outputs = sum(piece.outputs.size * len(piece.outputs.starts) for piece in linear.pieces)
-        row = len(self.writer.rows)
-        before = row - 1 if feeder is None else feeder
-        self.sites.append(AdaptedSite(site, row, source, inputs, outputs, paired, before))
 
     def _branch(
         self, linear: LinearRef, source: Buffer, post_norm: NormRef | None, scale: float = 1.0

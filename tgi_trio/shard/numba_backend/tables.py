@@ -176,6 +176,10 @@ class Buffer(IntEnum):
     SCORES = 32  # float32 [fewer T, longest context]: its scores, in steps of few tokens
     CHOICE = 33  # int32 [T, most]: the places that it has chosen, ascending
     SHARES = 34  # float32 [T, 32]: weights of hidden states, in what is read and of the result
+    # Experts that adapters change, see `kernels/mixture/member_runs.py`:
+    MEMBER_RUNS = 35  # int64: how many there are; [rows, 3]: the runs; [rows]: scratch memory
+    MEMBER_RUN_OF = 36  # int32 [rows]: the run of each row sorted by expert
+    UNCODED = 37  # activations [rows, hidden]: what ARRANGED is, where that has codes
 
 
 class Routing(IntEnum):
@@ -248,7 +252,9 @@ OPERATION = np.dtype(
         ("order", "i8"),
         ("span_blocks", "i8"),
         ("expand", "i8"),  # `expand` (for SHRINK: `shrink`) of adapters; 0: the step has none
-        ("site", "i8"),  # a linear's number among those that adapters change
+        # a linear's number among those that adapters change; that of its first expert
+        ("site", "i8"),
+        ("by_member", "i8"),  # 1: runs are those of rows sorted by expert
         ("room_bytes", "i8"),  # bytes of an unpacked block
         ("parts", "i8"),  # scales of an unpacked block, for EMBED
         ("lows", "i8"),  # lows of an unpacked block

@@ -128,6 +128,7 @@ def _find_target(
         stages=settings.pipeline_stages,
         active_bits=settings.activations or 16,
         invariant=settings.batch_invariant,
+        adapted=settings.max_lora_rank > 0,
     )
 
 

@@ -45,12 +45,14 @@ class WeightSource:
         keeps_codes: bool = False,
         activations: int = 16,
         invariant: bool = False,
+        adapted: bool = False,
     ) -> None:
         """`checkpoint`: opened as `writable`. Methods raise ModelLoadError as it does.
 
         `keeps_codes`: quantised linear layers stay quantised even if they are slower for it; where
         our kernels run, they always do. `activations`: the bits of activations that our kernels
-        multiply with 8-bit weights. `invariant`: see `batch_invariance.py`.
+        multiply with 8-bit weights. `invariant`: see `batch_invariance.py`. `adapted`:
+        adapters may change the model's linears.
         """
         self.keeps_codes = keeps_codes or checkpoint.encoding is not None
         self.dtype = dtype
@@ -58,6 +60,7 @@ class WeightSource:
         self.rank = rank
         self.world_size = world_size
         self.invariant = invariant
+        self.adapted = adapted
         self._checkpoint = checkpoint
         self._multiplies_codes = runs_kernels(self.device)
         self._activations = activations

@@ -37,9 +37,10 @@ from tgi_trio.shard.numba_backend.kernels.vectors import (
     store,
     store_active,
 )
-from tgi_trio.shard.numba_backend.tables import FACTORS, PIECE, RUN, SITE
+from tgi_trio.shard.numba_backend.tables import FACTORS, PIECE, RUN, SITE, Buffer
 from tgi_trio.shard.numba_backend.weight_layout import LANES, PANEL
 
+MEMBER_RUNS, MEMBER_RUN_OF = int(Buffer.MEMBER_RUNS), int(Buffer.MEMBER_RUN_OF)
 _ARGUMENTS = 11  # integer arguments after the variant
 _HALF = 64  # bytes of one step of half a panel
 _AHEAD = 4096  # bytes to prefetch
@@ -119,7 +120,10 @@ def expand(variant, runs, run_of, site, panel, panels, row, rows, low, low_strid
 
 @kernel
 def find_runs(step, op):
-    """Return the runs of the tokens that an operation has, the run of each, and their number."""
+    """Return the runs of the rows that an operation has, the run of each, and their number."""
+    if op.by_member:
+        runs = step.buffers[MEMBER_RUNS]
+        return runs + 8, step.buffers[MEMBER_RUN_OF], ints_at(runs, 1)[0]
     if op.wanted_only:
         return step.wanted_runs, step.wanted_run_of, step.wanted_run_count
     return step.runs, step.run_of, step.run_count

@@ -6,7 +6,7 @@ a step without adapters is the same, whether adapters are loaded or not.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,7 @@ from tgi_trio.shard.numba_backend.weight_layout import LANES
 if TYPE_CHECKING:
     from tgi_trio.shard.numba_backend.adapter_kernels import AdapterKernels
 
+_PLAIN_ROWS = -2  # stands for a row that there is in the second copy alone
 _PIECES = 4  # most pieces of a site: query, key, value, and gates of attention
 
 
@@ -35,6 +36,10 @@ class AdaptedSite:
     outputs: int
     paired: bool  # 16 rows of gate and 16 of up alternate
     feeder: int  # the operation that writes its activations
+    # Of an expert's first linear: the ARRANGE that sorts its activations, and whether that sorts
+    # codes, beside which they are needed as numbers.
+    arranged: int = -1
+    coded: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,27 +64,41 @@ class AdaptedOperations:
         padded = -(-(max_rank + 1) // 2) * 2  # pairs of bfloat16
         self.low_width = -(-_PIECES * padded // LANES) * LANES
         self._loaded: dict[int, NDArray[np.int64]] = {}  # [sites, 6], by number
+        self._has_factors: dict[int, bool] = {}  # whether these have gains or offsets
+        self._arranging = {site.arranged for site in sites} - {-1}
         self.first = len(base)  # the first operation of the second copy
         self._order = list(self._copies(base[:end]))
         self.table = np.zeros(self.first + len(self._order), OPERATION)
         self.table[: self.first] = base
         self.mirror()
 
+    @property
+    def sorts(self) -> bool:
+        """Whether adapters may change experts, whose rows are sorted."""
+        return bool(self._arranging)
+
     def mirror(self) -> None:
         """Update the second copy after the first has changed."""
         table, feeds = self.table, set[int]()
         for place, (row, number) in enumerate(self._order, self.first):
             copy = table[place]
+            if row == _PLAIN_ROWS:
+                feeds.add(self._arrange_plain(copy, self.sites[number]))
+                continue
             if row < 0:
                 site = self.sites[number]
                 source = site.source
-                feeder = self._feeder(site)
-                if table[feeder]["code"] == Code.QUANTISE:
-                    source = Buffer.ACTIVE
-                feeds.add(feeder)
+                if site.arranged < 0:
+                    feeder = self._feeder(site)
+                    if table[feeder]["code"] == Code.QUANTISE:
+                        source = Buffer.ACTIVE
+                    feeds.add(feeder)
                 copy["code"], copy["source"] = Code.SHRINK, source
                 copy["inputs"], copy["site"] = site.inputs, number
                 copy["wanted_only"] = table[site.row]["wanted_only"]
+                copy["by_member"] = site.site.of_expert
+                if site.coded:
+                    copy["source"] = Buffer.UNCODED
                 copy["expand"] = self.kernels.shrink.address if self.kernels else 0
                 continue
             table[place] = table[row]
@@ -87,6 +106,9 @@ class AdaptedOperations:
                 copy = table[place]
                 copy["site"] = number
                 copy["expand"] = self.kernels.expand.address if self.kernels else 0
+                copy["by_member"] = self.sites[number].site.of_expert
+            if row in self._arranging:
+                table[place]["by_member"] = 1
         for place, (row, _) in enumerate(self._order, self.first):
             if row in feeds and table[row]["code"] in (Code.NORM, Code.QUANTISE, Code.PASS_ON):
                 table[place]["forms"] |= Form.PLAIN
@@ -100,9 +122,11 @@ class AdaptedOperations:
     def install(self, number: int, sites: NDArray[np.int64]) -> None:
         """Let steps use an adapter; `sites` as `kernels/adapters.py` reads them."""
         self._loaded[number] = sites
+        self._has_factors[number] = bool(sites[:, FACTORS:].any())
 
     def drop(self, number: int) -> None:
         self._loaded.pop(number, None)
+        self._has_factors.pop(number, None)
 
     def runs(self, adapters: NDArray[np.int32]) -> Runs:
         """Return the runs of a step, whose tokens have these adapters."""
@@ -110,11 +134,22 @@ class AdaptedOperations:
         table = np.zeros((len(starts), 3), np.int64)
         table[:, 0] = starts
         table[:, 1] = np.diff(starts, append=len(adapters))
-        held = [self._loaded[n] if n else None for n in adapters[starts].tolist()]
+        numbers = adapters[starts].tolist()
+        held = [self._loaded[n] if n else None for n in numbers]
         table[:, 2] = [address(sites) for sites in held]
         of_tokens = np.repeat(np.arange(len(starts), dtype=np.int32), table[:, 1])
-        factors = any(sites is not None and bool(sites[:, FACTORS:].any()) for sites in held)
+        factors = any(self._has_factors[n] for n in numbers if n)
         return Runs(table, of_tokens, factors, held)
+
+    def _arrange_plain(self, copy: np.void, site: AdaptedSite) -> int:
+        """Write an ARRANGE of activations as numbers; return the row that writes them."""
+        feeder = self.table[site.feeder]
+        coded = feeder["code"] == Code.QUANTISE
+        copy["code"], copy["facts"] = Code.ARRANGE, self.table[site.arranged]["facts"]
+        copy["kernel"] = self.table[site.arranged]["kernel"]
+        copy["source"] = Buffer.ACTIVE if coded else Buffer.NORMED
+        copy["target"], copy["inputs"] = Buffer.UNCODED, site.inputs
+        return site.feeder
 
     def _feeder(self, site: AdaptedSite) -> int:
         """Return the row that writes a site's activations."""
@@ -123,14 +158,19 @@ class AdaptedOperations:
         return site.row if is_own else site.feeder
 
     def _copies(self, base: NDArray[np.void]) -> Any:
-        """Yield (row, site) for the second copy; row -1: a SHRINK, site -1: not a site's linear."""
-        numbers: Mapping[int, int] = {site.row: i for i, site in enumerate(self.sites)}
+        """Yield (row, site) for the second copy; row -1: a SHRINK, -2: an ARRANGE of activations as
+        numbers; site -1: not a site's linear.
+        """
+        numbers: dict[int, int] = {}  # those of experts have one row, and the first one's number
+        for i, site in enumerate(self.sites):
+            numbers.setdefault(site.row, i)
+        coded = {site.arranged: i for i, site in enumerate(self.sites) if site.coded}
         number, left = -1, 0
         for row, operation in enumerate(base):
             if row in numbers:
                 number, left = numbers[row], self.sites[numbers[row]].outputs
                 shrinks = True
-            if operation["code"] == Code.LINEAR and left > 0:
+            if operation["code"] in (Code.LINEAR, Code.EXPERTS) and left > 0:
                 if shrinks:
                     yield -1, number
                     shrinks = False
@@ -138,3 +178,5 @@ class AdaptedOperations:
                 left -= int(operation["outputs"])
             else:
                 yield row, -1
+            if row in coded:
+                yield _PLAIN_ROWS, coded[row]

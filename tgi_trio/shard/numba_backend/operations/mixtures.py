@@ -13,6 +13,7 @@ from tgi_trio.model.matrices.roles import ExpertsRefs, MlpRefs
 from tgi_trio.model.specs.decoder import ExpertsSpec
 from tgi_trio.shard.checkpoint.lookup import read_bias, read_linear
 from tgi_trio.shard.numba_backend.kinds.packing import Packing
+from tgi_trio.shard.numba_backend.operations.adapted_sites import SiteRecorder
 from tgi_trio.shard.numba_backend.operations.writer import OperationWriter
 from tgi_trio.shard.numba_backend.packing import interleave
 from tgi_trio.shard.numba_backend.tables import (
@@ -41,14 +42,28 @@ def pad_to_panel(count: int) -> int:
     return -(-count // PANEL) * PANEL
 
 
+@dataclass(frozen=True, slots=True)
+class _Arranged:
+    """Activations that are sorted by expert."""
+
+    row: int  # of ARRANGE
+    feeder: int  # the row that writes them
+    coded: bool  # as codes
+
+
 def add_mixture(
-    writer: OperationWriter, refs: ExpertsRefs, spec: ExpertsSpec, branch: Branch, feeder: int
+    writer: OperationWriter,
+    refs: ExpertsRefs,
+    spec: ExpertsSpec,
+    branch: Branch,
+    feeder: int,
+    sites: SiteRecorder,
 ) -> None:
     """Add a mixture; `feeder`: the row of the norm that writes its activations.
 
-    Raises ModelLoadError as the weights do.
+    `sites`: get the linears that adapters may change. Raises ModelLoadError as the weights do.
     """
-    mixture = MixtureWriter(writer, refs, spec, branch)
+    mixture = MixtureWriter(writer, refs, spec, branch, sites=sites)
     mixture.route(feeder)
     mixture.mix(feeder)
 
@@ -67,8 +82,13 @@ class MixtureWriter:
         spec: ExpertsSpec,
         branch: Branch,
         expert_scale: VectorRef | None = None,
+        sites: SiteRecorder | None = None,
     ) -> None:
-        """`expert_scale`: a factor for each expert's weight."""
+        """`expert_scale`: a factor for each expert's weight.
+
+        `sites`: as for `add_mixture`; None: adapters change none of its linears.
+        """
+        self._sites = sites
         self._writer = writer
         self._refs = refs
         self._spec = spec
@@ -130,19 +150,33 @@ class MixtureWriter:
         rows_per_token = spec.per_token
         writer.widest = max(writer.widest, rows_per_token * spec.width)
         inner = self._find_packing([expert.inner for expert in refs.experts])
-        self._arrange(inner, branch)
+        arranged = self._arrange(inner, branch)
         if shared is not None:
             self._share(shared)
         gated, paired = refs.experts[0].gated, refs.experts[0].paired
         if inner is not None:
             writer.quantised.add(len(writer.rows), inner)
         inner_row = len(writer.rows)
+        sites = None if spec.stacked else self._sites
+        if sites is not None:
+            sites.add_experts(
+                "expert inner",
+                [expert.inner for expert in refs.experts],
+                Buffer.ARRANGED,
+                paired=gated and not paired,
+                feeder=arranged.feeder,
+                arranged=arranged.row,
+                coded=arranged.coded,
+            )
         self._experts(
             [expert.inner for expert in refs.experts], inner, Buffer.ARRANGED, Buffer.INNER,
             paired=gated and not paired, width=spec.width, **self._activated(gated=gated),
         )  # fmt: skip
         down = self._find_packing([expert.down for expert in refs.experts])
         writer.feeder = inner_row
+        if sites is not None:
+            downs = [expert.down for expert in refs.experts]
+            sites.add_experts("expert down", downs, Buffer.INNER, feeder=inner_row)
         writer.feed(Buffer.INNER, rows_per_token * spec.width, down, 0)
         self._experts(
             [expert.down for expert in refs.experts], down, Buffer.INNER, branch.target,
@@ -167,11 +201,15 @@ class MixtureWriter:
             facts["expert_scale"] = self._writer.keep(values)
         return self._writer.keep(facts)
 
-    def _arrange(self, packing: Packing | None, branch: Branch) -> None:
-        """Add ARRANGE; QUANTISE has reordered inputs before it if the router needs an order."""
+    def _arrange(self, packing: Packing | None, branch: Branch) -> _Arranged:
+        """Add ARRANGE; return what it writes. QUANTISE has reordered inputs before it if the router
+        needs an order.
+        """
         writer = self._writer
-        writer.feeder = self._feeder
+        writer.feeder, before = self._feeder, len(writer.rows)
         writer.feed(Buffer.NORMED, branch.hidden, packing, 0)
+        feeder = before if len(writer.rows) > before else self._feeder
+        coded, row = packing is not None, len(writer.rows)
         writer.add(
             Code.ARRANGE,
             facts=self._facts,
@@ -180,6 +218,7 @@ class MixtureWriter:
             inputs=branch.hidden,
             epilogue=int(branch.target == Buffer.BRANCH),  # which is zeroed
         )
+        return _Arranged(row, feeder, coded)
 
     def _share(self, shared: MlpRefs) -> None:
         """Add the shared expert, gated if it has a router of its own."""
@@ -187,6 +226,14 @@ class MixtureWriter:
         spec = self._spec
         if router is not None:
             writer.linear(router, Buffer.NORMED, Buffer.OPENED, feeder=self._feeder)
+        if self._sites is not None:
+            self._sites.add(
+                "shared inner",
+                shared.inner,
+                Buffer.NORMED,
+                paired=shared.gated,
+                feeder=self._feeder,
+            )
         writer.linear(
             shared.inner,
             Buffer.NORMED,
@@ -197,6 +244,8 @@ class MixtureWriter:
             clip=spec.limit if spec.shared_limit is None else spec.shared_limit,
             **self._activated(gated=shared.gated),
         )
+        if self._sites is not None:
+            self._sites.add("shared down", shared.down, Buffer.INNER)
         if router is None:
             writer.linear(
                 shared.down, Buffer.INNER, branch.target, epilogue=Epilogue.ADD, scale=branch.scale

@@ -18,7 +18,7 @@ import torch
 
 from tgi_trio.errors import ConfigurationError, TgiTrioError
 from tgi_trio.ipc.adapters import AdapterOrder
-from tgi_trio.model.adapters.sites import Site, adapts_head, head_site
+from tgi_trio.model.adapters.sites import EVERYTHING, AdapterScope, Site, adapts_head, head_site
 from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.split import unit_share
 from tgi_trio.shard.adapter_host import LoadedAdapter
@@ -26,10 +26,13 @@ from tgi_trio.shard.adapters.reader import AdapterReader
 from tgi_trio.shard.contract import StepPlan
 from tgi_trio.shard.machine.accelerator import free_bytes, is_accelerator, record_event
 from tgi_trio.shard.sampling.choosing import choice_positions
-from tgi_trio.shard.torch_backend.adapters.torch_adapters import wrap_layers
+from tgi_trio.shard.torch_backend.adapters.torch_adapters import find_mixtures, wrap_layers
 from tgi_trio.shard.torch_backend.batch_invariance import apparent_rows
 from tgi_trio.shard.torch_backend.layers.adapter_layout import ENTRY, PackedAdapter, SlotLayout
+from tgi_trio.shard.torch_backend.layers.grouped_experts import GroupedExperts
 from tgi_trio.shard.torch_backend.layers.linear import Linear
+from tgi_trio.shard.torch_backend.layers.mlp import ExpertsMlp
+from tgi_trio.shard.torch_backend.layers.slotted_experts import SlottedExperts, first_places
 from tgi_trio.shard.torch_backend.layers.slotted_linear import (
     FEW_TOKENS,
     AdapterTile,
@@ -78,20 +81,23 @@ class DeviceAdapters:
         *,
         max_rank: int,
         slots: int,
+        scope: AdapterScope = EVERYTHING,
         invariant: bool = False,
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
         """Allocate `slots` adapters of up to `max_rank`, for rank `rank` of `world_size`.
 
-        `invariant`: see `batch_invariance.py`.
+        `scope`: what they may change; `invariant`: see `batch_invariance.py`.
 
         Raises ConfigurationError if they do not fit beside the model.
         """
         share = partial(unit_share, rank=rank, ranks=world_size)
-        self._reader = AdapterReader(config, decoder.spec, share, max_rank, adds_biases=rank == 0)
+        self._reader = AdapterReader(
+            config, decoder.spec, share, max_rank, adds_biases=rank == 0, scope=scope
+        )
         self._dtype, self._device = dtype, device
-        self._layout = SlotLayout(decoder.spec, share, max_rank)
+        self._layout = SlotLayout(decoder.spec, share, max_rank, scope)
         self.nbytes = slots * self._layout.bytes_per_slot(dtype)
         if is_accelerator(device):
             _check_room(self.nbytes, device, slots, max_rank)
@@ -104,7 +110,11 @@ class DeviceAdapters:
         self._kinds = choose_adapter_tiles(dtype)
         self._linears: list[SlottedLinear] = []
         wrap_layers(decoder, self._wrap)
-        if adapts_head(decoder.spec):
+        self._mixtures: list[GroupedExperts] = []
+        if scope.experts:
+            for index, mixture in find_mixtures(decoder):
+                self._mixtures.append(self._change(index, mixture))
+        if scope.head and adapts_head(decoder.spec):
             place, own = self._layout.places[head_site(decoder.spec)], decoder.head
             head = SlottedLinear(own, place, self._memory, is_head=True)
             self._linears.append(head)
@@ -209,6 +219,9 @@ class DeviceAdapters:
         for linear in self._linears:
             for kind in self._kinds:
                 linear.compile(kind)
+        for mixture in self._mixtures:
+            for kind in self._kinds:
+                mixture.compile_changes(kind)
 
     # --- recordings: see `RecordedAdapters` ----------------------------------------------------
 
@@ -259,6 +272,22 @@ class DeviceAdapters:
     def _wrap(self, site: Site, base: Linear) -> Linear:
         self._linears.append(SlottedLinear(base, self._layout.places[site], self._memory))
         return self._linears[-1]
+
+    def _change(self, index: int, mixture: ExpertsMlp) -> GroupedExperts:
+        """Have the experts of a layer changed; raises ConfigurationError if they are apart."""
+        grouped, places = mixture.grouped, self._layout.places
+        if grouped is None:
+            raise ConfigurationError(
+                f"the experts of layer {index} are computed one by one on {self._device}, which "
+                "adapters cannot change: leave out of --lora-adapters those of experts"
+            )
+        every = range(mixture.spec.count)
+        grouped.changes = SlottedExperts(
+            self._memory,
+            first_places([places[Site(index, "expert inner", i)] for i in every]),
+            first_places([places[Site(index, "expert down", i)] for i in every]),
+        )
+        return grouped
 
     def _is_head_adapted(self) -> bool:
         """Whether any row that the head reads now has an adapter."""

@@ -6,7 +6,7 @@ They use torch's own operations, for CPUs and for devices that run no kernels of
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -18,7 +18,14 @@ from numpy.typing import NDArray
 
 from tgi_trio.errors import ConfigurationError
 from tgi_trio.ipc.adapters import AdapterOrder
-from tgi_trio.model.adapters.sites import Site, adapts_head, head_site
+from tgi_trio.model.adapters.experts import has_own_experts
+from tgi_trio.model.adapters.sites import (
+    EVERYTHING,
+    AdapterScope,
+    Site,
+    adapts_head,
+    head_site,
+)
 from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.split import unit_share
 from tgi_trio.shard.adapter_host import AdapterHost, LoadedAdapter
@@ -31,7 +38,7 @@ from tgi_trio.shard.torch_backend.layers.adapted import (
     packed_bytes,
 )
 from tgi_trio.shard.torch_backend.layers.linear import Linear
-from tgi_trio.shard.torch_backend.layers.mlp import DenseMlp
+from tgi_trio.shard.torch_backend.layers.mlp import DenseMlp, ExpertsMlp
 from tgi_trio.shard.torch_backend.models.decoder import Decoder
 
 
@@ -86,16 +93,22 @@ class TorchAdapters:
         device: torch.device,
         *,
         max_rank: int,
+        scope: AdapterScope = EVERYTHING,
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
-        """`max_rank`: of adapters; `rank`, `world_size`: of the model's ranks."""
+        """`max_rank`, `scope`: of adapters; `rank`, `world_size`: of the model's ranks."""
         self.table = AdapterTable(device)
         share = partial(unit_share, rank=rank, ranks=world_size)
-        self._reader = AdapterReader(config, decoder.spec, share, max_rank, adds_biases=rank == 0)
+        self._reader = AdapterReader(
+            config, decoder.spec, share, max_rank, adds_biases=rank == 0, scope=scope
+        )
         self._dtype = dtype
-        wrap_layers(decoder, lambda site, base: AdaptedLinear(base, site, self.table))
-        if adapts_head(decoder.spec):
+        wrap_layers(decoder, self._wrap)
+        if scope.experts:
+            for index, mixture in find_mixtures(decoder):
+                self._wrap_experts(index, mixture)
+        if scope.head and adapts_head(decoder.spec):
             head = AdaptedLinear(decoder.head, head_site(decoder.spec), self.table)
             decoder.choose_head = lambda: head if self.table.chosen else head.base
 
@@ -129,9 +142,21 @@ class TorchAdapters:
     def warm_up(self) -> None:
         """Do nothing: nothing is compiled."""
 
+    def _wrap(self, site: Site, base: Linear) -> Linear:
+        return AdaptedLinear(base, site, self.table)
+
+    def _wrap_experts(self, index: int, mixture: ExpertsMlp) -> None:
+        for i, expert in enumerate(mixture.experts):
+            expert.up = self._wrap(Site(index, "expert inner", i), expert.up)
+            expert.down = self._wrap(Site(index, "expert down", i), expert.down)
+        mixture.tell = self.table.gather
+
 
 def wrap_layers(decoder: Decoder, wrap: Callable[[Site, Linear], Linear]) -> None:
-    """Replace every linear of layers that adapters may change by the result of `wrap`."""
+    """Replace every linear of layers that adapters may change by the result of `wrap`.
+
+    Those of experts, which only some tokens read, are left.
+    """
     for index, layer in enumerate(decoder.layers):
         attention = layer.attention
         if layer.shared is not None:
@@ -143,6 +168,18 @@ def wrap_layers(decoder: Decoder, wrap: Callable[[Site, Linear], Linear]) -> Non
         if isinstance(layer.mlp, DenseMlp):
             layer.mlp.up = wrap(Site(index, "inner"), layer.mlp.up)
             layer.mlp.down = wrap(Site(index, "down"), layer.mlp.down)
+        if isinstance(layer.mlp, ExpertsMlp) and (shared := layer.mlp.shared) is not None:
+            shared.up = wrap(Site(index, "shared inner"), shared.up)
+            shared.down = wrap(Site(index, "shared down"), shared.down)
+
+
+def find_mixtures(decoder: Decoder) -> Iterator[tuple[int, ExpertsMlp]]:
+    """Yield every layer's number whose experts adapters may change, with its mixture."""
+    for index, layer in enumerate(decoder.layers):
+        own = has_own_experts(decoder.spec.layers[index])
+        own &= layer.shared is None and layer.crossing is None
+        if own and isinstance(layer.mlp, ExpertsMlp):
+            yield index, layer.mlp
 
 
 def refuse_adapters(why: str) -> ConfigurationError:

@@ -5,7 +5,8 @@ Adapters with DoRA or biases also have gains and offsets: gains * y + offsets is
 A row's tokens are multiplied separately from those of other rows, even if these have the same
 adapter: the order of a product's sums may depend on its number of rows, and other rows must not
 change a bit of a result. Rows of one token, as nearly all are while decoding, form one batched
-product of single rows.
+product of single rows. So do all that an expert multiplies, which tells the table beforehand which
+tokens these are.
 """
 
 from __future__ import annotations
@@ -58,6 +59,7 @@ class AdapterTable:
     runs: Sequence[_Run] = ()
     chosen: Sequence[_Run] = ()  # of the rows that the head reads
     of_tokens: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    gathered: Sequence[_Run] = ()  # of the rows that an expert multiplies next
 
     def begin(self, plan: StepPlan) -> None:
         """Prepare for the forward pass of `plan`."""
@@ -65,6 +67,7 @@ class AdapterTable:
         counts = np.diff(plan.query_starts)
         self.of_tokens = np.repeat(numbers, counts)
         self.chosen = self._run_of_each(choice_positions(plan, np.flatnonzero(plan.samples)))
+        self.gathered = ()
         if not numbers.any():
             self.runs = ()
             return
@@ -88,6 +91,11 @@ class AdapterTable:
             yield
         finally:
             self.chosen = before
+
+    def gather(self, tokens: torch.Tensor) -> None:
+        """Note which tokens [n] of the step the next expert multiplies, row by row."""
+        if self.runs:
+            self.gathered = self._run_of_each(tokens.cpu().numpy())
 
     def _run_of_each(self, places: NDArray[np.int64]) -> Sequence[_Run]:
         """Return the runs of rows that are these tokens of the step, each row by itself."""
@@ -137,7 +145,8 @@ class AdaptedLinear(WrappedLinear):
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         y = self.base(x)
         table = self._table
-        for run in table.chosen if self._site.role == "head" else table.runs:
+        runs = table.chosen if self._site.role == "head" else table.runs
+        for run in table.gathered if self._site.of_expert else runs:
             for part in table.packed[run.adapter].get(self._site, ()):
                 _add(y, x, run, part)
         return y

@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 import torch
 
-from tgi_trio.model.adapters.sites import Site, adaptable_linears
+from tgi_trio.model.adapters.sites import EVERYTHING, AdapterScope, Site, adaptable_linears
 from tgi_trio.model.matrices.references import Share
 from tgi_trio.model.specs.decoder import DecoderSpec
 from tgi_trio.shard.adapters.numbers import AdapterNumbers, AdapterPart
@@ -55,12 +55,21 @@ class PackedAdapter:
 class SlotLayout:
     """Where everything lies in the slots of one rank of a model."""
 
-    def __init__(self, spec: DecoderSpec, share: Share, max_rank: int) -> None:
-        """`max_rank`: the largest r of an adapter; `share`: this rank's part of a matrix."""
+    def __init__(
+        self,
+        spec: DecoderSpec,
+        share: Share,
+        max_rank: int,
+        scope: AdapterScope = EVERYTHING,
+    ) -> None:
+        """`max_rank`: the largest r of an adapter; `share`: this rank's part of a matrix.
+
+        `scope`: what adapters may change.
+        """
         self.ranks = aligned(max_rank)
         places: dict[Site, SitePlace] = {}
         entries = capacity = 0
-        for site, linear in adaptable_linears(spec):
+        for site, linear in adaptable_linears(spec, scope):
             counts = [
                 sum(span.stop - span.start for span in piece.outputs.spans(share(piece.outputs)))
                 for piece in linear.pieces
@@ -71,7 +80,8 @@ class SlotLayout:
             places[site] = SitePlace(inputs, starts, outputs, entries)
             entries += len(counts)
             capacity += self.ranks * (len(counts) * inputs + outputs)
-            capacity += sum(aligned(2 * count) for count in counts)
+            if scope.gains and not site.of_expert:
+                capacity += sum(aligned(2 * count) for count in counts)
         self.places: Mapping[Site, SitePlace] = places
         self.entries = entries
         self.capacity = capacity  # numbers of a slot

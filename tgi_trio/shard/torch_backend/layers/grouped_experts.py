@@ -9,7 +9,7 @@ ones were chosen: one wait per layer, and a handful of launches per expert.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
@@ -26,6 +26,10 @@ from tgi_trio.shard.torch_backend.layers.grouped_matrices import (
     pad_count,
 )
 from tgi_trio.shard.torch_backend.layers.linear import Linear
+
+if TYPE_CHECKING:
+    from tgi_trio.shard.torch_backend.layers.slotted_experts import SlottedExperts
+    from tgi_trio.shard.torch_backend.layers.slotted_linear import AdapterTile
 
 _SCORES: Final = 1024  # (token, expert) scores of a routing program: 8 a thread
 _MOST_TOKENS: Final = 64  # of a routing program
@@ -68,6 +72,7 @@ class GroupedExperts:
         self._choice_bias = choice_bias
         self._expert_scale = expert_scale
         self._idles = idles
+        self.changes: SlottedExperts | None = None  # by adapters
         self._shared = up.count - spec.count
         self._routed = spec.count + spec.idle
         self._counters = torch.zeros(self._routed + 1, dtype=torch.int32, device=up.device)
@@ -94,12 +99,26 @@ class GroupedExperts:
         if self._spec.idle:  # what nothing is written to below is the output of an idle expert
             room = (x if self._idles else torch.zeros_like(x)).repeat_interleave(routed.each, dim=0)
             lists = routed.of_first(self._spec.count)
-        inner = self._up.multiply(x, lists, gathers=True, gate=gate)
-        if gate is None:
-            inner = self._act(inner).contiguous()
-        parts = self._down.multiply(inner, lists, gathers=False, room=room)
+        changes = self.changes if self.changes is not None and self.changes.used else None
+        if changes is None:
+            inner = self._up.multiply(x, lists, gathers=True, gate=gate)
+            if gate is None:
+                inner = self._act(inner).contiguous()
+            parts = self._down.multiply(inner, lists, gathers=False, room=room)
+        else:  # what adapters add is added before the gate
+            slots = changes.find_slots(len(weights))
+            wide = self._up.multiply(x, lists, gathers=True)
+            changes.add(wide, x, lists, slots, inner=True)
+            inner = self._act(wide).contiguous()
+            parts = self._down.multiply(inner, lists, gathers=False, room=room)
+            changes.add(parts, inner, lists, slots, inner=False)
         doors = None if doors is None else doors.contiguous()
         return ExpertParts(parts, weights, doors, self._shared)
+
+    def compile_changes(self, tile: AdapterTile) -> None:
+        """Compile what adapters launch, for a kind of tiles."""
+        if self.changes is not None:
+            self.changes.compile(tile, self._spec.count, self._spec.per_token)
 
     def _weigh_inputs(self, x: torch.Tensor, routed: Routed) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the inputs [pairs, hidden] of each token's experts, and what weighs the outputs.

@@ -130,7 +130,7 @@ class PlainMatrices:
         pairs = tokens * routed.each // len(routed.counts)
         tile = choose_group_tile(x.dtype, generation(x.device), pairs, gated=gate is not None)
         out = _make_room(x, routed, outputs) if room is None else room
-        multiply_groups[(_count_tiles(routed, tile.rows) * -(-outputs // tile.outputs),)](
+        multiply_groups[(count_tiles(routed, tile.rows) * -(-outputs // tile.outputs),)](
             out,
             x,
             weight,
@@ -180,7 +180,7 @@ class CodedMatrices:
         tokens = apparent_rows(len(routed.weights), invariant=self.invariant)
         tile = many if _has_many(x, routed, tokens) else few
         out = _make_room(x, routed, outputs) if room is None else room
-        multiply_coded_groups[(_count_tiles(routed, tile.rows), -(-outputs // tile.outputs))](
+        multiply_coded_groups[(count_tiles(routed, tile.rows), -(-outputs // tile.outputs))](
             out,
             x,
             *tensors_of(codes),
@@ -261,7 +261,7 @@ def _has_many(x: torch.Tensor, routed: Routed, tokens: int) -> bool:
     return x.dtype.itemsize < 4 and pairs >= _MANY_FROM * len(routed.counts)
 
 
-def _count_tiles(routed: Routed, rows: int) -> int:
+def count_tiles(routed: Routed, rows: int) -> int:
     """Return the largest number of tiles that there can be, whichever experts are chosen."""
     pairs = len(routed.weights) * routed.each
     return min(pairs, len(routed.counts) + pairs // rows)

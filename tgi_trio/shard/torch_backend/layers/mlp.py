@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -72,7 +73,8 @@ class ExpertsMlp:
 
     __slots__ = (
         *("choice_bias", "entry", "exit", "expert_scale", "experts", "grouped", "router"),
-        *("idles", "mlp_bytes", "shared", "shared_router", "spec", "table"),
+        *("idles", "keeps_shared", "mlp_bytes", "shared", "shared_router", "spec", "table"),
+        "tell",
     )
 
     def __init__(
@@ -89,13 +91,15 @@ class ExpertsMlp:
         exit: Linear | None = None,
         table: torch.Tensor | None = None,
         idles: bool = True,
+        keeps_shared: bool = False,
     ) -> None:
         """`router`: scores are computed in its dtype; `choice_bias`: as for `route`.
 
         `expert_scale`: float32 [experts], factors of the experts' weights. `entry` and `exit`:
         projections before and after the routed experts, but not the shared one (Nemotron 3).
         `table`: int64 [vocabulary, per_token], each token's experts (`ExpertsSpec.by_token`).
-        `idles`: whether this rank adds what experts say that return their input.
+        `idles`: whether this rank adds what experts say that return their input. `keeps_shared`:
+        the shared expert is not grouped with others, since adapters change it.
         """
         self.spec = spec
         self.router = router
@@ -110,6 +114,9 @@ class ExpertsMlp:
         self.idles = idles
         # On a device it replaces `experts` and, where possible, `shared`.
         self.grouped: GroupedExperts | None = None
+        self.keeps_shared = keeps_shared
+        # Called with the tokens, int64 [n], that the next expert multiplies.
+        self.tell: Callable[[torch.Tensor], None] | None = None
         every = [*experts, *([] if shared is None else [shared])]
         self.mlp_bytes = sum(mlp.nbytes() for mlp in every)
 
@@ -185,6 +192,8 @@ class ExpertsMlp:
         for index in chosen[chosen < count].unique().tolist():
             tokens, place = torch.where(chosen == index)
             inner, weight = x[tokens], weights[tokens, place, None]
+            if self.tell is not None:
+                self.tell(tokens)
             if self.spec.weighs_inputs:
                 part = self.experts[index](inner * weight)
             else:
@@ -219,7 +228,7 @@ class ExpertsMlp:
         from tgi_trio.shard.torch_backend.layers.grouped_matrices import group_linears
 
         every, shared = self.experts, self.shared
-        alone = self.entry is None and not self.spec.idle
+        alone = self.entry is None and not self.spec.idle and not self.keeps_shared
         if shared is not None and alone and shared.act == first.act:
             linears = [linear for mlp in (first, shared) for linear in (mlp.up, mlp.down)]
             if all(type(linear) is Linear for linear in linears):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 from tgi_trio.ipc.shard_settings import ShardSettings
+from tgi_trio.model.adapters.sites import AdapterScope
 from tgi_trio.model.config import ModelConfig
 from tgi_trio.settings.records import MTP
 from tgi_trio.shard.sampling.base import RowSampler
@@ -139,6 +140,7 @@ def _adapters(
             target.dtype,
             target.device,
             max_rank=settings.max_lora_rank,
+            scope=AdapterScope.of(settings.adapter_scope),
             slots=settings.max_loaded_adapters,
             invariant=target.invariant,
             rank=rank,
@@ -150,6 +152,7 @@ def _adapters(
         target.dtype,
         target.device,
         max_rank=settings.max_lora_rank,
+        scope=AdapterScope.of(settings.adapter_scope),
         rank=rank,
         world_size=target.world_size,
     )

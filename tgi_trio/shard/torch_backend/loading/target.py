@@ -23,6 +23,7 @@ class LoadTarget:
     stages: int = 1  # pipeline stages, which the ranks form
     active_bits: int = 16  # of activations that are multiplied by 8-bit weights
     invariant: bool = False  # see `batch_invariance.py`
+    adapted: bool = False  # adapters may change the model's linears
 
     @property
     def world_size(self) -> int:
@@ -57,4 +58,5 @@ class LoadTarget:
             keeps_codes=numbers * self.dtype.itemsize // self.world_size > free // 2,
             activations=self.active_bits,
             invariant=self.invariant,
+            adapted=self.adapted,
         )

@@ -72,6 +72,7 @@ def load_experts(
         exit=loader.linear(refs.exit) if refs.exit else None,
         table=_load_table(loader, refs.table, spec) if refs.table else None,
         idles=loader.source.rank == 0,
+        keeps_shared=loader.source.adapted,
     )
 
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from tgi_trio.shard.numba_backend.kernels import entry, kernel
 from tgi_trio.shard.numba_backend.kernels.activation import activate, cut, sigmoid_times
+from tgi_trio.shard.numba_backend.kernels.adapters import call_adapter_kernel, find_runs
 from tgi_trio.shard.numba_backend.kernels.apart import mixture_at, operation_at, step_at
 from tgi_trio.shard.numba_backend.kernels.arrays import ints_at
 from tgi_trio.shard.numba_backend.kernels.linear import (
@@ -36,6 +37,7 @@ from tgi_trio.shard.numba_backend.kernels.vectors import (
     multiply,
     store,
 )
+from tgi_trio.shard.numba_backend.rooms import ROWS
 from tgi_trio.shard.numba_backend.tables import Buffer, Code, Epilogue
 from tgi_trio.shard.numba_backend.weight_layout import LANES, PANEL
 
@@ -45,8 +47,8 @@ _SHARED = 8  # one work item in this many is assigned to the first free thread
 ROUTE, ARRANGE, JOIN = int(Code.ROUTE), int(Code.ARRANGE), int(Code.JOIN)
 GATE, ACTIVATE = int(Epilogue.GATE), int(Epilogue.ACTIVATE)
 ADD = int(Epilogue.ADD)
-GROUPS, MEMBERS, PARTS, OPENED = (
-    int(b) for b in (Buffer.GROUPS, Buffer.MEMBERS, Buffer.PARTS, Buffer.OPENED)
+GROUPS, MEMBERS, PARTS, OPENED, LOW = (
+    int(b) for b in (Buffer.GROUPS, Buffer.MEMBERS, Buffer.PARTS, Buffer.OPENED, Buffer.LOW)
 )
 
 
@@ -122,21 +124,34 @@ def multiply_expert(variant, step, op, mixture, group, panel, sums):
                 ahead, pace, sums,
             )  # fmt: skip
         ahead += steps * pace
+        deltas = np.int64(0)
+        if op.expand:
+            deltas = sums + ROWS * 4 * PANEL
+            runs, run_of, _ = find_runs(step, op)
+            call_adapter_kernel(
+                op.expand, runs, run_of, op.site, panel, np.int64(1), row, taken,
+                step.buffers[LOW], step.low_stride, deltas, 0,
+            )  # fmt: skip
         for i in range(taken):
-            finish_row(variant, step, op, mixture, expert, panel, row + i, sums + i * 4 * PANEL)
+            own = sums + i * 4 * PANEL
+            finish_row(variant, step, op, mixture, expert, panel, row + i, own, deltas)
+            if deltas:
+                deltas += 4 * PANEL
         row += taken
 
 
 @kernel
-def finish_row(variant, step, op, mixture, expert, panel, row, sums):
+def finish_row(variant, step, op, mixture, expert, panel, row, sums, deltas):
     """Apply the epilogue to a row's sums of one panel, and write the result: activated, gated, or
-    added to its token.
+    added to its token. `deltas`: what its adapter adds, float32 [32]; 0: nothing.
     """
     first, second = load(sums), load(sums + 4 * LANES)
     place = panel * 4 * PANEL
     if expert[1]:
         first = multiply(first, load(expert[1] + place))
         second = multiply(second, load(expert[1] + place + 4 * LANES))
+    if deltas:
+        first, second = add(first, load(deltas)), add(second, load(deltas + 4 * LANES))
     member = load_int(step.buffers[MEMBERS] + 4 * row)
     part = fill(load_float(step.buffers[PARTS] + 4 * member))
     if mixture.weighs_inputs:  # scaled inputs scale the product alike

@@ -9,6 +9,7 @@ import numpy as np
 from tgi_trio.shard.numba_backend.kernels import kernel
 from tgi_trio.shard.numba_backend.kernels.activation import sigmoid_times
 from tgi_trio.shard.numba_backend.kernels.arrays import floats_at, greater, ints_at
+from tgi_trio.shard.numba_backend.kernels.mixture.member_runs import list_runs, note_adapter
 from tgi_trio.shard.numba_backend.kernels.vectors import (
     add,
     copy_word,
@@ -189,7 +190,7 @@ def arrange(variant, rank, step, op, mixture, scratch):
 
     Every thread counts for itself, which takes less time than waiting for one that does, and copies
     its share. `scratch`: room for an int64 of each expert. A branch that experts are to add to is
-    zeroed.
+    zeroed. If adapters change the experts, the runs of their rows are listed.
     """
     count, rows = mixture.count, step.tokens * mixture.per_token
     chosen, groups = step.buffers[CHOSEN], step.buffers[GROUPS]
@@ -222,6 +223,10 @@ def arrange(variant, rank, step, op, mixture, scratch):
         if place % step.threads == rank:
             store_int(step.buffers[MEMBERS] + 4 * place, i)
             copy_row(target + place * size, source + i // mixture.per_token * size, size)
+        if op.by_member and rank == 0:
+            note_adapter(step, rows, place, i // mixture.per_token)
+    if op.by_member and rank == 0:
+        list_runs(step, rows)
     if op.epilogue:
         for t in range(rank, step.tokens, step.threads):
             for i in range(0, 4 * op.inputs, _LINE):

@@ -1,0 +1,37 @@
+"""What a server needs to have room for, by the adapters that it was given at its start."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from tgi_trio.model.adapters.files import read_adapter
+from tgi_trio.model.adapters.sites import AdapterScope, find_rank, find_scope, map_adapter
+from tgi_trio.model.specs.decoder import DecoderSpec
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterNeeds:
+    """The largest rank of adapters, and what they may change."""
+
+    rank: int
+    scope: AdapterScope
+
+
+def find_needs(
+    folders: Iterable[Path], spec: DecoderSpec, max_rank: int, *, grows: bool
+) -> AdapterNeeds:
+    """Return what these adapters need; their headers alone are read.
+
+    `grows`: others of up to `max_rank` may be loaded later, which may change the head, and have
+    gains, but change experts only if one of these does: these take most of the room. Raises
+    ModelLoadError as `read_adapter` and `map_adapter` do.
+    """
+    rank = max_rank if grows else 1
+    words = {"head", "gains"} if grows else set[str]()
+    for folder in folders:
+        found = map_adapter(read_adapter(folder), spec, max_rank)
+        rank = max(rank, find_rank(found))
+        words.update(find_scope(found).words())
+    return AdapterNeeds(rank, AdapterScope.of(words))
