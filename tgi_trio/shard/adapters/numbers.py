@@ -43,6 +43,7 @@ from tgi_trio.model.checkpoint_files import StoredTensor
 from tgi_trio.model.matrices.references import MatrixRef, Share
 from tgi_trio.model.specs.decoder import DecoderSpec
 from tgi_trio.shard.adapters.base_weights import BaseWeights
+from tgi_trio.shard.adapters.known_norms import KnownNorms, Rows
 from tgi_trio.shard.checkpoint.numbers import Floats, to_float32
 
 _PIECE_S: Final = 0.0005  # seconds of work after which the reader sleeps
@@ -83,12 +84,13 @@ def read_adapter_numbers(
     expected: bytes = b"",
     adds_biases: bool = True,
     scope: AdapterScope = EVERYTHING,
+    known: KnownNorms | None = None,
 ) -> AdapterNumbers:
     """Read a rank's `share` of an adapter.
 
     `base`: the weights that it changes. `expected`: the sha256 of the files as read before; b"":
     any. `adds_biases`: whether this rank adds the biases of linears whose results are partial sums.
-    `scope`: what adapters may change.
+    `scope`: what adapters may change. `known`: of this base, to be used and added to.
     Raises ModelLoadError as `read_adapter` and `map_adapter` do, and if the files have changed;
     reading its `sites` raises it for tensors with infinite values or NaN, and as `base` does.
     """
@@ -101,7 +103,8 @@ def read_adapter_numbers(
             f"the files in {folder} are not those that were loaded before: an answer cannot go on "
             "in another voice. Load them under another name"
         )
-    sites = _Sites(adapter, mapped, contents[1], share, base, adds_biases=adds_biases)
+    norms = {} if known is None else known.of(digest)
+    sites = _Sites(adapter, mapped, contents[1], share, base, norms, adds_biases=adds_biases)
     return AdapterNumbers(digest, find_rank(mapped), sites)
 
 
@@ -115,6 +118,7 @@ class _Sites(Mapping[Site, tuple[AdapterPart, ...]]):
         content: bytes,
         share: Share,
         base: BaseWeights,
+        norms: dict[Rows, Floats],
         *,
         adds_biases: bool,
     ) -> None:
@@ -123,6 +127,7 @@ class _Sites(Mapping[Site, tuple[AdapterPart, ...]]):
         self._content = content
         self._share = share
         self._base = base
+        self._norms = norms
         self._adds_biases = adds_biases
         self._rested = time.perf_counter()
         # A and B of all experts, with their module, while one expert after the other is read.
@@ -207,7 +212,7 @@ class _Sites(Mapping[Site, tuple[AdapterPart, ...]]):
             return AdapterPart(a, b, start)
         gains = np.zeros(len(b), np.float32)
         if Kind.MAGNITUDE in vectors:
-            norms = self._base.measure_rows(module.matrix, rows, module.a, b, self._rest)
+            norms = self._measure(module, rows, b)
             with np.errstate(all="ignore"):
                 gains = vectors[Kind.MAGNITUDE][rows] / norms - np.float32(1.0)
                 b = b * (gains + np.float32(1.0))[:, None]
@@ -219,6 +224,15 @@ class _Sites(Mapping[Site, tuple[AdapterPart, ...]]):
             offsets = offsets + np.float32(module.pair.scale) * vectors[Kind.ADDED_BIAS][rows]
         offsets = offsets - gains * own if biased else np.zeros_like(own)
         return AdapterPart(a, b, start, gains, offsets)
+
+    def _measure(self, module: _Module, rows: slice, b: Floats) -> Floats:
+        """Return the norms of some rows of a module, with B of these rows."""
+        place = module.pair.module, rows.start, rows.stop
+        norms = self._norms.get(place)
+        if norms is None:
+            norms = self._base.measure_rows(module.matrix, rows, module.a, b, self._rest)
+            self._norms[place] = norms
+        return norms
 
     def _check(self, name: str, made: str, values: Floats) -> None:
         """Raise ModelLoadError unless what was `made` of a tensor is finite."""

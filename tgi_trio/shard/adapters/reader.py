@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tgi_trio.ipc.adapters import AdapterOrder
 from tgi_trio.model.adapters.sites import EVERYTHING, AdapterScope
@@ -12,6 +12,7 @@ from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.matrices.references import Share
 from tgi_trio.model.specs.decoder import DecoderSpec
 from tgi_trio.shard.adapters.base_weights import BaseWeights
+from tgi_trio.shard.adapters.known_norms import KnownNorms
 from tgi_trio.shard.adapters.numbers import AdapterNumbers, read_adapter_numbers
 
 
@@ -25,6 +26,7 @@ class AdapterReader:
     max_rank: int  # of adapters
     adds_biases: bool = True  # as for `read_adapter_numbers`, like the next one
     scope: AdapterScope = EVERYTHING
+    norms: KnownNorms = field(default_factory=KnownNorms)
 
     @contextmanager
     def open(self, order: AdapterOrder) -> Iterator[AdapterNumbers]:
@@ -39,4 +41,5 @@ class AdapterReader:
                 expected=order.sha256,
                 adds_biases=self.adds_biases,
                 scope=self.scope,
+                known=self.norms,
             )
