@@ -5,7 +5,8 @@
     python -m bench.model.adapters --avx2
     python -m bench.model.adapters --quantize eetq
 
-Adapters of rank 16 on all linears of layers, without DoRA and with it, which has the same goals.
+Adapters of rank 16 on all linears of layers, without DoRA and with it, which has the same goals; of
+a mixture (`--shape E --kinds LoRA`), on those of all experts as well.
 Steps with and without adapters come in turns; "ratio" is the median of those of neighbours in
 processor time, so that other load on the machine falls on both alike, "undisturbed" that of the
 sums of all operations' least times. Peers decode eight rows with eight adapters, in turns with
@@ -75,9 +76,9 @@ def tokens(rows: int, adapters: int, kind: str = "LoRA") -> Tokens:
 
 
 def measure(
-    folder: Path, adapters: Sequence[Path], turns: int, quantize: str | None
+    folder: Path, adapters: Sequence[Path], kinds: Sequence[str], turns: int, quantize: str | None
 ) -> list[dict[str, Any]]:
-    """Return a row per case; `turns` steps of each."""
+    """Return a row per case of these kinds; `turns` steps of each."""
     config = read_config(folder)
     request = WarmupRequest(64, 2 * _CONTEXT, 32, 64 * _CONTEXT)
     # A thread each: the idle team of the other would spin on the same cores.
@@ -96,6 +97,8 @@ def measure(
         loading.append(time.perf_counter() - began)
     results = []
     for rows, count, kind, goal, plain_goal in _CASES:
+        if kind not in kinds:
+            continue
         step = tokens(rows, count, kind)
         pairs = _steps(plain._forward, adapted._forward, step, turns)
         base, own = (median(times) for times in zip(*pairs, strict=True))
@@ -165,6 +168,7 @@ def main() -> None:
     parser.add_argument("--shape", default="S")
     parser.add_argument("--checkpoints", type=Path, default=Path(tempfile.gettempdir()))
     parser.add_argument("--turns", type=int, default=60)
+    parser.add_argument("--kinds", nargs="*", choices=("LoRA", "DoRA"), default=["LoRA", "DoRA"])
     parser.add_argument("--quantize", help="the base's weights, as for the server")
     parser.add_argument("--avx2", action="store_true", help="compiled without AVX-512")
     parser.add_argument("--peers", nargs="*", choices=PEERS, default=[])
@@ -186,7 +190,7 @@ def main() -> None:
     ):
         adapters = [
             write_adapter(spec, Path(place) / str(n), n, _RANK, dora=n > _DIFFERENT)
-            for n in range(1, 2 * _DIFFERENT + 1)
+            for n in range(1, (1 + ("DoRA" in args.kinds)) * _DIFFERENT + 1)
         ]
         if args.peers:
             found, document["missing"] = compare(
@@ -195,7 +199,9 @@ def main() -> None:
             document["peers"] = found
             tables.append(stats.table_of(found))
             tables += [f"{name}: {why}" for name, why in document["missing"].items()]
-        document["results"] = measure(subject.folder, adapters, args.turns, args.quantize)
+        document["results"] = measure(
+            subject.folder, adapters, args.kinds, args.turns, args.quantize
+        )
         tables.append(stats.table_of(document["results"]))
 
 
