@@ -183,7 +183,8 @@ def test_quantised_experts(checkpoint: Checkpoint, tmp_path: Path, quantize: str
     """What torch computes with rounded weights and the same adapter, but for routers' rounding."""
     sizes = {"hidden_size": 128, "moe_intermediate_size": 64}
     base = checkpoint("qwen2_moe", **sizes, shared_expert_intermediate_size=64)
-    own = {"target_modules": ["q_proj", "shared_expert.down_proj"], "target_parameters": EXPERTS}
+    modules = ["q_proj", "shared_expert.down_proj"]
+    own: dict[str, Any] = {"target_modules": modules, "target_parameters": EXPERTS}
     folder = write_adapter(base, tmp_path / "a", **own)
     reference, recorder = load(base, quantize=quantize, max_lora_rank=4)
     install(reference, 1, folder)
@@ -203,7 +204,7 @@ def test_quantised_experts(checkpoint: Checkpoint, tmp_path: Path, quantize: str
 def test_others_adapters_change_no_bit(checkpoint: Checkpoint, tmp_path: Path) -> None:
     """The same batch, other rows' adapters exchanged: the same logits to the bit."""
     base = checkpoint("qwen3_moe", **MIXTURES["qwen3_moe"])
-    own = {"target_modules": ["q_proj"], "target_parameters": EXPERTS}
+    own: dict[str, Any] = {"target_modules": ["q_proj"], "target_parameters": EXPERTS}
     folders = [write_adapter(base, tmp_path / str(r), seed=r, r=r, **own) for r in (4, 7)]
     with cpu_runner(base, max_lora_rank=8, cores=(0, 0)) as (runner, recorder):
         for number, folder in enumerate(folders, start=1):
