@@ -32,6 +32,7 @@ from tgi_trio.errors import ModelLoadError  # noqa: E402
 from tgi_trio.ipc.adapters import AdapterOrder  # noqa: E402
 from tgi_trio.shard.torch_backend.adapters.device_adapters import DeviceAdapters  # noqa: E402
 from tgi_trio.testing.stand_in_device import StandInDevice  # noqa: E402
+from tgi_trio.testing.tiny_families import GEMMA4_MOE  # noqa: E402
 
 __all__ = ["few_programs"]  # a fixture of all tests here, too
 ADAPTERS = (1, 0, 2, 1, 2)
@@ -42,12 +43,14 @@ EXPERTS = ["experts.gate_up_proj", "experts.down_proj"]
 Checkpoint = Callable[..., Path]
 
 # Gates and ups as two matrices with an expert that all tokens use beside them, in turns in one
-# matrix, and with weights for inputs.
+# matrix, with weights for inputs, and beside an MLP.
 FAMILIES: dict[str, list[str]] = {
     "qwen2_moe": ["q_proj", "shared_expert.up_proj"],
     "gpt_oss": ["q_proj"],
     "llama4_text": ["shared_expert.down_proj"],
+    "gemma4_text": ["q_proj"],
 }
+SIZES: dict[str, dict[str, Any]] = {"llama4_text": {}, "gemma4_text": GEMMA4_MOE}
 
 
 def write_two(base: Path, folder: Path, modules: list[str]) -> list[Path]:
@@ -60,7 +63,7 @@ def write_two(base: Path, folder: Path, modules: list[str]) -> list[Path]:
 def test_a_batch_of_any_adapters_and_none(
     checkpoint: Checkpoint, tmp_path: Path, family: str, graphs: tuple[int, ...]
 ) -> None:
-    base = checkpoint(family, **(SMALL if family != "llama4_text" else {}))
+    base = checkpoint(family, **SIZES.get(family, SMALL))
     folders = write_two(base, tmp_path, FAMILIES[family])
     expected = on_cpu(base, folders, ASKED, **SERVED)
     without = on_cpu(base, folders, NONE, **SERVED)

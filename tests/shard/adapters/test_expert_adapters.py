@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.shard.adapters.peft_support import PeftGolden, adapted, check, install, write_adapter
-from tests.shard.numba_backend.numba_support import HYBRIDS, MIXTURES, cpu_runner
+from tests.shard.numba_backend.numba_support import HYBRIDS, MIXTURES, UNEQUAL, cpu_runner
 from tests.shard.ranks.rank_processes import ranks_of
 from tests.shard.torch_backend.models_support import (
     BLOCK,
@@ -29,6 +29,7 @@ from tgi_trio.model.adapters.needs import find_needs
 from tgi_trio.model.adapters.sites import map_adapter
 from tgi_trio.model.config import read_config
 from tgi_trio.model.families.registry import decoder_spec
+from tgi_trio.testing.tiny_families import GEMMA4_MOE
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 NEW = 8
@@ -38,7 +39,8 @@ Checkpoint = Callable[..., Path]
 EXPERTS = ["experts.gate_up_proj", "experts.down_proj"]
 ATTENTION = ["q_proj", "v_proj"]
 # Stored a matrix for each expert under two names, [out, in] or [in, out], gates and ups in turns;
-# chosen by groups, behind latents, with weights for inputs, beside an expert that all tokens use.
+# chosen by groups, behind latents, with weights for inputs, beside an expert that all tokens use,
+# or beside an MLP.
 FAMILIES: dict[str, dict[str, Any]] = {
     "mixtral": {"target_modules": ATTENTION},
     "qwen3_moe": {"target_modules": ATTENTION},
@@ -48,13 +50,17 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "llama4_text": {"target_modules": ["shared_expert.down_proj"]},
     "granitemoe": {"target_modules": ATTENTION},
     "lfm2_moe": {"target_modules": []},
+    "gemma4_text": {"target_modules": ["q_proj"]},
 }
+IN_TORCH = {"gemma4_text": GEMMA4_MOE}
+IN_KERNELS = MIXTURES | HYBRIDS
+IN_KERNELS["gemma4_text"] = UNEQUAL["gemma4_text"] | GEMMA4_MOE
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_in_torch(checkpoint: Checkpoint, tmp_path: Path, family: str) -> None:
     """Rows of two adapters and of none, in chunks, joining as others decode."""
-    base = checkpoint(family)
+    base = checkpoint(family, **IN_TORCH.get(family, {}))
     own = FAMILIES[family] | {"target_parameters": EXPERTS}
     folders = [write_adapter(base, tmp_path / str(r), seed=r, r=r, **own) for r in (4, 3)]
     golden = PeftGolden(base, folders)
@@ -67,12 +73,14 @@ def test_every_family_in_torch(checkpoint: Checkpoint, tmp_path: Path, family: s
         check(golden, recorder, row)
 
 
-@pytest.mark.parametrize("family", ["mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss", "lfm2_moe"])
+@pytest.mark.parametrize(
+    "family", ["mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss", "lfm2_moe", "gemma4_text"]
+)
 def test_every_family_in_the_cpu_kernels(
     checkpoint: Checkpoint, tmp_path: Path, family: str
 ) -> None:
     """The same on two threads; without adapters, to the bit what it was."""
-    base = checkpoint(family, **(MIXTURES | HYBRIDS)[family])
+    base = checkpoint(family, **IN_KERNELS[family])
     own = FAMILIES[family] | {"target_parameters": EXPERTS}
     folders = [write_adapter(base, tmp_path / str(r), seed=r, r=r, **own) for r in (4, 3)]
     golden = PeftGolden(base, folders)

@@ -55,9 +55,11 @@ class WholePair:
 
 
 def has_own_experts(layer: LayerSpec) -> bool:
-    """Return whether a layer has a mixture in place of an MLP, with matrices for each expert."""
+    """Return whether a layer has a mixture in place of an MLP or beside it, with matrices for each
+    expert.
+    """
     experts = layer.experts
-    return experts is not None and not (experts.stacked or layer.beside or layer.later)
+    return experts is not None and not (experts.stacked or layer.later)
 
 
 def place_experts(adapter: Adapter, spec: DecoderSpec) -> Mapping[tuple[int, str], WholePair]:

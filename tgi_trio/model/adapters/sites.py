@@ -88,8 +88,8 @@ def adaptable_linears(
 
     But the first linears of all experts come before all second ones. Excluded are linears of
     routers, of mixers, of blocks shared by layers, of layers with cross-attention to images, around
-    latent attention, and of attention to one key per token; experts beside an MLP, or stored as one
-    matrix; and a head that is more than a linear of the hidden states.
+    latent attention, and of attention to one key per token; experts stored as one matrix, or added
+    after the next layer's MLP; and a head that is more than a linear of the hidden states.
     """
     for site, linear in _list_linears(spec):
         if (scope.experts or not site.of_expert) and (scope.head or site.role != "head"):
@@ -122,11 +122,12 @@ def _linears_of_layer(spec: DecoderSpec, index: int) -> Iterator[tuple[Site, Lin
         if refs.mlp.shared is not None:
             yield Site(index, "shared inner"), refs.mlp.shared.inner
             yield Site(index, "shared down"), refs.mlp.shared.down
-        if has_own_experts(spec.layers[index]):
-            for i, expert in enumerate(refs.mlp.experts):
-                yield Site(index, "expert inner", i), expert.inner
-            for i, expert in enumerate(refs.mlp.experts):
-                yield Site(index, "expert down", i), expert.down
+    mixture = refs.mlp if refs.beside is None else refs.beside.experts
+    if isinstance(mixture, ExpertsRefs) and has_own_experts(spec.layers[index]):
+        for i, expert in enumerate(mixture.experts):
+            yield Site(index, "expert inner", i), expert.inner
+        for i, expert in enumerate(mixture.experts):
+            yield Site(index, "expert down", i), expert.down
 
 
 def adapts_head(spec: DecoderSpec) -> bool:

@@ -178,8 +178,9 @@ def find_mixtures(decoder: Decoder) -> Iterator[tuple[int, ExpertsMlp]]:
     for index, layer in enumerate(decoder.layers):
         own = has_own_experts(decoder.spec.layers[index])
         own &= layer.shared is None and layer.crossing is None
-        if own and isinstance(layer.mlp, ExpertsMlp):
-            yield index, layer.mlp
+        mixture = layer.mlp if layer.beside is None else layer.beside.experts
+        if own and isinstance(mixture, ExpertsMlp):
+            yield index, mixture
 
 
 def refuse_adapters(why: str) -> ConfigurationError:
