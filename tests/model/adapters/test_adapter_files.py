@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
 from tgi_trio.errors import ModelLoadError
+from tgi_trio.model.adapters.config import read_adapter_config
 from tgi_trio.model.adapters.files import WEIGHTS, read_adapter
 from tgi_trio.model.adapters.sites import Site, head_site, map_adapter
 from tgi_trio.model.config import read_config
@@ -262,3 +263,31 @@ def test_whatever_a_folder_holds_is_read_or_refused(
         read(adapter)
     except ModelLoadError as error:
         assert str(adapter) in str(error)
+
+
+@pytest.mark.parametrize(
+    ("said", "release"),
+    [
+        ("0.18.1", (0, 18, 1)),
+        ("0.19.2.dev0", (0, 19, 2)),
+        ("1.0", (1, 0, 0)),
+        (None, ()),
+        ("main", ()),
+        ("9" * 9999, ()),
+        ([0, 18], ()),
+    ],
+)
+def test_the_release_that_wrote_an_adapter(
+    adapter: Path, said: Any, release: tuple[int, ...]
+) -> None:
+    edit(adapter, peft_version=said)
+    assert read_adapter_config(adapter).peft_version == release
+
+
+def test_adapters_of_parameters_are_not_merged(adapter: Path) -> None:
+    """They are served beside others alone; what to do with one that is refused says so."""
+    edit(adapter, target_parameters=["experts.down_proj"])
+    config = read_adapter_config(adapter)
+    assert not config.find_refused()
+    assert config.find_refused(merged=True) == ["target_parameters ['experts.down_proj']"]
+    assert "Merge it with PEFT" in config.advise()

@@ -46,6 +46,7 @@ _MERGED: Final[Mapping[str, tuple[object, ...]]] = {
     "ensure_weight_tying": (True, False),
 }
 _NAMING: Final = frozenset({"modules_to_save", "trainable_token_indices"})  # may name anything
+_RELEASE: Final = re.compile(r"(\d{1,4})\.(\d{1,4})(?:\.(\d{1,4}))?(?!\d)")
 _UNMERGED: Final = frozenset({"target_parameters"})  # served beside others alone
 
 
@@ -105,8 +106,8 @@ class AdapterConfig:
     @property
     def peft_version(self) -> tuple[int, ...]:
         """The release of PEFT that wrote it; () if that is not said."""
-        parts = str(self.values.get("peft_version") or "").split(".")[:3]
-        return tuple(map(int, parts)) if all(map(str.isdecimal, parts)) else ()
+        found = _RELEASE.match(str(self.values.get("peft_version")))
+        return () if found is None else tuple(int(part) for part in found.groups(default="0"))
 
     def rank(self, module: str) -> int:
         """Return r of a module, with regard to `rank_pattern`; raises ModelLoadError."""
