@@ -118,10 +118,9 @@ def _linears_of_layer(spec: DecoderSpec, index: int) -> Iterator[tuple[Site, Lin
     if isinstance(refs.mlp, MlpRefs):
         yield Site(index, "inner"), refs.mlp.inner
         yield Site(index, "down"), refs.mlp.down
-    if isinstance(refs.mlp, ExpertsRefs):
-        if refs.mlp.shared is not None:
-            yield Site(index, "shared inner"), refs.mlp.shared.inner
-            yield Site(index, "shared down"), refs.mlp.shared.down
+    if isinstance(refs.mlp, ExpertsRefs) and refs.mlp.shared is not None:
+        yield Site(index, "shared inner"), refs.mlp.shared.inner
+        yield Site(index, "shared down"), refs.mlp.shared.down
     mixture = refs.mlp if refs.beside is None else refs.beside.experts
     if isinstance(mixture, ExpertsRefs) and has_own_experts(spec.layers[index]):
         for i, expert in enumerate(mixture.experts):
