@@ -45,7 +45,7 @@ Checkpoint = Callable[..., Path]
 # Gates and ups as two matrices with an expert that all tokens use beside them, in turns in one
 # matrix, with weights for inputs, and beside an MLP.
 FAMILIES: dict[str, list[str]] = {
-    "qwen2_moe": ["q_proj", "shared_expert.up_proj"],
+    "qwen2_moe": ["q_proj", "shared_expert.up_proj", "shared_expert_gate"],
     "gpt_oss": ["q_proj"],
     "llama4_text": ["shared_expert.down_proj"],
     "gemma4_text": ["q_proj"],

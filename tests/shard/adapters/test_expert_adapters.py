@@ -44,7 +44,7 @@ ATTENTION = ["q_proj", "v_proj"]
 FAMILIES: dict[str, dict[str, Any]] = {
     "mixtral": {"target_modules": ATTENTION},
     "qwen3_moe": {"target_modules": ATTENTION},
-    "qwen2_moe": {"target_modules": ["shared_expert.up_proj", "shared_expert.down_proj"]},
+    "qwen2_moe": {"target_modules": "all-linear"},
     "gpt_oss": {"target_modules": ATTENTION},
     "deepseek_v3": {"target_modules": []},
     "llama4_text": {"target_modules": ["shared_expert.down_proj"]},

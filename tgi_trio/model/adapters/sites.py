@@ -29,6 +29,7 @@ Role = Literal[
     "down",
     "shared inner",
     "shared down",
+    "shared router",
     "expert inner",
     "expert down",
     "head",
@@ -119,6 +120,8 @@ def _linears_of_layer(spec: DecoderSpec, index: int) -> Iterator[tuple[Site, Lin
         yield Site(index, "inner"), refs.mlp.inner
         yield Site(index, "down"), refs.mlp.down
     if isinstance(refs.mlp, ExpertsRefs) and refs.mlp.shared is not None:
+        if refs.mlp.shared_router is not None:
+            yield Site(index, "shared router"), refs.mlp.shared_router
         yield Site(index, "shared inner"), refs.mlp.shared.inner
         yield Site(index, "shared down"), refs.mlp.shared.down
     mixture = refs.mlp if refs.beside is None else refs.beside.experts

@@ -225,6 +225,8 @@ class MixtureWriter:
         writer, branch, router = self._writer, self._branch, self._refs.shared_router
         spec = self._spec
         if router is not None:
+            if self._sites is not None:
+                self._sites.add("shared router", router, Buffer.NORMED, feeder=self._feeder)
             writer.linear(router, Buffer.NORMED, Buffer.OPENED, feeder=self._feeder)
         if self._sites is not None:
             self._sites.add(

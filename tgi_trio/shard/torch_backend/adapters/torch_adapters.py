@@ -171,6 +171,8 @@ def wrap_layers(decoder: Decoder, wrap: Callable[[Site, Linear], Linear]) -> Non
         if isinstance(layer.mlp, ExpertsMlp) and (shared := layer.mlp.shared) is not None:
             shared.up = wrap(Site(index, "shared inner"), shared.up)
             shared.down = wrap(Site(index, "shared down"), shared.down)
+            if (router := layer.mlp.shared_router) is not None:
+                layer.mlp.shared_router = wrap(Site(index, "shared router"), router)
 
 
 def find_mixtures(decoder: Decoder) -> Iterator[tuple[int, ExpertsMlp]]:
