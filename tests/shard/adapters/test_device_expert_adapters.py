@@ -58,8 +58,10 @@ def write_two(base: Path, folder: Path, modules: list[str]) -> list[Path]:
     return [write_adapter(base, folder / str(r), seed=r, r=r, **own) for r in (16, 3)]
 
 
-@pytest.mark.parametrize("graphs", [(5,), ()], ids=["recorded", "launched"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    ("family", "graphs"),
+    [("qwen2_moe", (5,)), ("gpt_oss", ()), ("llama4_text", ()), ("gemma4_text", (5,))],
+)
 def test_a_batch_of_any_adapters_and_none(
     checkpoint: Checkpoint, tmp_path: Path, family: str, graphs: tuple[int, ...]
 ) -> None:
@@ -94,12 +96,11 @@ def test_quantised_experts_in_recorded_prefills(checkpoint: Checkpoint, tmp_path
     assert all(counts.replays == 1 and not counts.launches for counts in ours.prefills)
 
 
-@pytest.mark.parametrize("invariant", [False, True])
-def test_two_ranks(checkpoint: Checkpoint, tmp_path: Path, invariant: bool) -> None:
+def test_two_ranks_with_batch_invariance(checkpoint: Checkpoint, tmp_path: Path) -> None:
     base = checkpoint("qwen2_moe", **SMALL)
     folders = write_two(base, tmp_path, FAMILIES["qwen2_moe"])
     expected = on_cpu(base, folders, ASKED, **SERVED)
-    settings = SERVED | {"batch_invariant": invariant}
+    settings = SERVED | {"batch_invariant": True}
     with StandInDevice() as device, two_ranks(base, device, (5,), **settings) as (runner, _):
         install_all(runner, folders)
         agree(drive(runner, TEXTS, ASKED, 3, device=device), expected)

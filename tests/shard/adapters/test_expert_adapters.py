@@ -32,7 +32,7 @@ from tgi_trio.model.families.registry import decoder_spec
 from tgi_trio.testing.tiny_families import GEMMA4_MOE
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-NEW = 8
+NEW = 5
 PROMPTS = prompts(6)
 Checkpoint = Callable[..., Path]
 
