@@ -54,6 +54,16 @@ def exl2(module: str, rows: int, columns: int) -> Changes:
     }
 
 
+def exl3(module: str, rows: int, columns: int) -> Changes:
+    inputs, outputs = (-(-size // 128) * 128 for size in (columns, rows))
+    return {
+        f"{module}.trellis": ("I16", (inputs // 16, outputs // 16, 64)),
+        f"{module}.suh": ("F16", (inputs,)),
+        f"{module}.sv": ("I16", (outputs // 16,)),
+        f"{module}.mcg": ("I32", ()),
+    }
+
+
 def packed(module: str, rows: int, columns: int) -> Changes:
     return {
         f"{module}.weight_packed": ("I32", (rows, columns // 8)),
@@ -185,7 +195,7 @@ def mlx_nvfp4(module: str, rows: int, columns: int) -> Changes:
 # Not of every matrix.
 OPTIONAL = (
     *("input_global_scale", "g_idx", "weight_zero_point", "weight_format"),
-    *("input_scale", "input_scale_ub", "output_scale", "act_quant_scale"),
+    *("input_scale", "input_scale_ub", "output_scale", "act_quant_scale", "mcg"),
 )
 SIXTEEN = {"type": "float", "group_size": 16}
 FORMATS: dict[str, tuple[Any, dict[str, Any]]] = {
@@ -202,6 +212,7 @@ FORMATS: dict[str, tuple[Any, dict[str, Any]]] = {
         {"quant_method": "gptq", "bits": 4, "group_size": 32, "is_marlin_format": True},
     ),
     "exl2": (exl2, {"quant_method": "exl2", "version": "0.1.8", "bits": 4.25, "head_bits": 6}),
+    "exl3": (exl3, {"quant_method": "exl3", "version": "0.0.6", "bits": 4.0, "codebook": "mcg"}),
     "packed": (packed, describe_compressed("pack-quantized", "group", 4, group_size=32)),
     "int8": (int8, describe_compressed("int-quantized", "channel", 8)),
     "fp8": (fp8, describe_compressed("float-quantized", "tensor", 8)),

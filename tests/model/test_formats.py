@@ -47,10 +47,10 @@ FORMATS: dict[str, tuple[dict[str, Any], Changes, str]] = {
         quantised({"codes": ("I16", (2, 2, 1)), "codebooks": F16, "scales": F16}),
         "aqlm",
     ),
-    "exl3": (
-        {"quant_method": "exl3", "bits": 4.0},
-        quantised({"trellis": ("I16", (2, 2, 4)), "suh": F16, "svh": F16}),
-        "exl3, 4.0 bits",
+    "vptq": (
+        {"quant_method": "vptq", "bits": 2},
+        quantised({"indices": I32, "codebooks": F16}),
+        "vptq, 2 bits",
     ),
 }
 
@@ -124,14 +124,6 @@ def test_files_beside_the_config_tell_of_a_format(
     make_folder(tmp_path)
     write_json(tmp_path, content, file)
     with pytest.raises(ModelLoadError, match=rf"in the format {called}, as {file} says"):
-        check(tmp_path)
-
-
-def test_what_is_refused_for_good_comes_with_advice(tmp_path: Path) -> None:
-    said, changes, _ = FORMATS["exl3"]
-    make_folder(tmp_path, LLAMA, changes)
-    write_json(tmp_path, LLAMA | {"quantization_config": said})
-    with pytest.raises(ModelLoadError, match=r"exllamav3 makes its files from the original model"):
         check(tmp_path)
 
 

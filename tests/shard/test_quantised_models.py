@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.bitnet_support import BITNET_OFFLINE, BITNET_ONLINE, store_bitnet
 from tests.bitsandbytes_support import describe_bitsandbytes, store_bytes, store_table
+from tests.exl3_support import EXL3, store_exl3
 from tests.lowered_support import store_hqq, store_mlx
 from tests.model.support import Asked
 from tests.quantised_support import (
@@ -180,6 +181,9 @@ STORED: dict[str, tuple[Store, dict[str, Any]]] = {
     "fp4 over rows": (store_table("fp4", 48), describe_bitsandbytes("fp4")),
     "exl2": (store_exl2((6, 32), (5, 64), (4, 32), (3, 32)), {"quant_method": "exl2", "bits": 4.3}),
     "exl2, 4 bits": (store_exl2((4, 64)), {"quant_method": "exl2", "bits": 4.0}),
+    "exl3": (store_exl3(3), EXL3),
+    "exl3, mcg": (store_exl3(5, "mcg"), EXL3),
+    "exl3, mul1": (store_exl3(4, "mul1"), EXL3),
     "torchao, halves of bytes": (store_halves(32), TORCHAO),
     "torchao, tiles": (store_tiles(32), TORCHAO),
     "torchao, int8": (store_shifted, TORCHAO),
@@ -236,6 +240,7 @@ def check_tokens(folder: Path, backend: Any = by_torch) -> None:
     [
         ("mixtral", "gptq 4 bits"),  # experts
         ("mixtral", "exl2"),
+        ("mixtral", "exl3"),
         ("mixtral", "quark, int4"),
         ("mixtral", "torchao, halves of bytes"),
         ("phi3", "gptq 4 bits"),  # matrices that hold several
@@ -340,7 +345,10 @@ def rewrite(folder: Path, change: Callable[[dict[str, torch.Tensor]], None], **s
     (folder / "config.json").write_text(json.dumps(config | said))
 
 
-def test_exl2_divides_matrices_that_families_have_in_one(checkpoint: Make, tmp_path: Path) -> None:
+@pytest.mark.parametrize("stored", ["exl2", "exl3"])
+def test_exllama_divides_matrices_that_families_have_in_one(
+    checkpoint: Make, tmp_path: Path, stored: str
+) -> None:
     source = shutil.copytree(checkpoint("phi3", **FITTING["phi3"]), tmp_path / "source")
     whole = {"self_attn.qkv_proj": ("q", "k", "v"), "mlp.gate_up_proj": ("gate", "up")}
     spec = decoder_spec(read_config(source))
@@ -362,13 +370,14 @@ def test_exl2_divides_matrices_that_families_have_in_one(checkpoint: Make, tmp_p
             tensors[place] = torch.cat([tensors.pop(each) for each in own])
 
     rewrite(source, divide)
-    folder = quantise(source, tmp_path / "q", *STORED["exl2"])
+    folder = quantise(source, tmp_path / "q", *STORED[stored])
     rewrite(folder / "plain", join)
     check_tokens(folder)
 
 
-def test_exl2_has_a_head_of_its_own_where_the_model_has_a_tied_one(
-    checkpoint: Make, tmp_path: Path
+@pytest.mark.parametrize("stored", ["exl2", "exl3"])
+def test_exllama_has_a_head_of_its_own_where_the_model_has_a_tied_one(
+    checkpoint: Make, tmp_path: Path, stored: str
 ) -> None:
     source = shutil.copytree(
         checkpoint("llama", **FITTING["llama"], tie_word_embeddings=True), tmp_path / "source"
@@ -379,7 +388,7 @@ def test_exl2_has_a_head_of_its_own_where_the_model_has_a_tied_one(
         tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
 
     rewrite(source, copy_head)
-    store, said = STORED["exl2"]
+    store, said = STORED[stored]
     endings = ("_proj.weight", "lm_head.weight")
     folder = quantise(source, tmp_path / "q", store, said, endings=endings)
     rewrite(folder / "plain", lambda _: None, tie_word_embeddings=False)

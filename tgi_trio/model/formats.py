@@ -60,7 +60,7 @@ _PIECES: Final = (
     (r"\.(W_q|zero_scale|(scale|zero)_q)", "HQQ"),
     (r"_proj\.(B|s)", "Marlin"),
     (r"\.q_(weight|scale|scale_max|groups|group_map|invperm|perm)", "EXL2"),
-    (r"\.(trellis|suh|svh)", "EXL3"),
+    (r"\.(trellis|s[uv]h?|mcg|mul1)", "EXL3"),
     (r"_proj_(blocks|scales)", "MXFP4"),
     (r"\.(k|v|kv)_(scale|zero_point)", "scales of an 8-bit KV cache"),
     (r"\.(bias_(scale|zero_point)|input_prescale|(shared_)?input_rotation(_\d+)?)", "Quark"),
@@ -69,10 +69,6 @@ _PIECES: Final = (
 )
 
 
-# What helps with a format that is refused, by its method's name.
-_ADVICE: Final = {
-    "exl3": " exllamav3 makes its files from the original model, so that is where to start from.",
-}
 _A_PIECE: Final = re.compile(f"(?:{'|'.join(ending for ending, _ in _PIECES)})$")
 
 
@@ -112,10 +108,9 @@ def unread_format(
 ) -> ModelLoadError:
     """Return the error for weights in an unsupported format."""
     where, name = (found.where, found.name) if found else ("nothing else", "of an unknown kind")
-    advice = _ADVICE.get(found.method, "") if found else ""
     return ModelLoadError(
         f"{config.folder} holds quantised weights in the format {name}, as {where} says, which "
-        f"nothing here reads.{advice} {SERVED}{hint}"
+        f"nothing here reads. {SERVED}{hint}"
     )
 
 

@@ -20,7 +20,7 @@ DTYPES: Final = ("float32", "bfloat16", "float16")
 QUANTIZATIONS: Final = (
     *("awq", "compressed-tensors", "eetq", "exl2", "gptq", "marlin"),
     *("bitsandbytes", "bitsandbytes-nf4", "bitsandbytes-fp4", "fp8"),
-    *("gguf", "mxfp4", "modelopt", "quark", "torchao", "bitnet", "mlx", "hqq"),
+    *("gguf", "mxfp4", "modelopt", "quark", "torchao", "bitnet", "mlx", "hqq", "exl3"),
     *("int4", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q4_k"),
 )
 KV_CACHE_DTYPES: Final = ("fp8_e4m3fn", "fp8_e5m2")  # TGI's names

@@ -43,6 +43,7 @@ OF_FORMATS: Final = {
         "FP8, MXFP8, compressed-tensors, ModelOpt, torchao, Quark",
         "blocks of inputs, if there are any",
     ),
+    "trellis": ("EXL3", "128 inputs"),
     "nvfp4": ("compressed-tensors, ModelOpt", "two blocks of 16"),
 }
 BLOCKS: Final = tuple(kind.name for kind in BY_NAME.values() if not kind.plain)

@@ -25,7 +25,7 @@ for a token, and `transformers` computes them so: torch leaves activations as th
 kernels round them [as for other codes](cpu-backend.md#quantised-weights-a-block), 32 to a scale. In
 a random model of six layers log-probabilities are on average 0.089 from those of exact activations
 in `transformers`, and 0.054 in the kernels, 0.101 from each other
-(`tests/shard/test_bitnet.py`). Refused with what to do instead: EXL3.
+(`tests/shard/test_bitnet.py`).
 
 mlx-lm changes names, and more, as it reads a model, and writes it so: experts of a layer lie in one
 tensor, the expansion of latents in two, taps of convolutions in the middle, some norms have 1
@@ -99,6 +99,14 @@ _READ: Final = (
         "2 to 8 bits, mixed within matrices; what exllamav2 has divided, and its heads of tied "
         "models. A matrix with codes of more than 4 bits keeps them in 8",
         "",
+    ),
+    (
+        "EXL3",
+        "`exl3`",
+        "1 to 8 bits and, of its codebook MUL1, 1.5 to 7.5; all three codebooks (3INST, MCG, "
+        "MUL1), scales and the signs of the first checkpoints; what exllamav3 has divided, and its "
+        "heads of tied models",
+        "other factors of codebooks; embeddings in its trellis form",
     ),
     (
         "torchao",

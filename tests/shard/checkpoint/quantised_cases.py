@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.bitnet_support import BITNET_OFFLINE, store_bitnet
 from tests.bitsandbytes_support import describe_bitsandbytes, store_bytes, store_table
+from tests.exl3_support import EXL3, store_exl3
 from tests.lowered_support import store_hqq, store_mlx
 from tests.model.support import write_json
 from tests.quantised_support import (
@@ -117,6 +118,10 @@ def exl2(bits: int, group: int, *groups: tuple[int, int]) -> Case:
     return stored(store_exl2(*groups), {"quant_method": "exl2", "bits": 4.25}, group, bits)
 
 
+def exl3(bits: float, book: str = "3inst", **how: Any) -> Case:
+    return stored(store_exl3(bits, book, **how), dict(EXL3), 128, int(np.ceil(bits)))
+
+
 def mlx(bits: int, group: int) -> Case:
     return stored(store_mlx(bits, group), {"bits": bits, "group_size": group}, group, bits)
 
@@ -162,6 +167,11 @@ CASES: dict[str, Callable[[], Case]] = {
     "exl2, 2 and 4 bits": lambda: exl2(4, 64, (4, 64), (2, 64)),
     "exl2, groups of two sizes": lambda: exl2(8, 32, (5, 64), (4, 32), (4, 32)),
     "exl2, a short last group": lambda: exl2(4, 96, (4, 96), (3, 32)),
+    "exl3, 1 bit": lambda: exl3(1),
+    "exl3, 3 bits, signs": lambda: exl3(3, signs=True),
+    "exl3, 8 bits": lambda: exl3(8),
+    "exl3, 4 bits, mcg": lambda: exl3(4, "mcg"),
+    **{f"exl3, {bits} bits, mul1": partial(exl3, bits, "mul1") for bits in (1.5, 2.5, 7)},
     **{f"mlx, {bits} bits": partial(mlx, bits, 32) for bits in (2, 3, 4, 5, 6, 8)},
     "mlx, 4 bits, wide groups": lambda: mlx(4, 64),
     "mlx, 6 bits, wider groups": lambda: mlx(6, 128),
@@ -214,7 +224,7 @@ CASES: dict[str, Callable[[], Case]] = {
 
 # What is taken apart; of the others matrices are dequantised.
 WITH_PLANES = [
-    name for name in CASES if not name.startswith("fp4, uneven") and "across" not in name
+    name for name in CASES if not name.startswith(("fp4, uneven", "exl3")) and "across" not in name
 ]
 
 

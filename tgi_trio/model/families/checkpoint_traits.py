@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Final
 
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.checkpoint_files import StoredTensor, read_headers, stored_names
@@ -11,6 +12,9 @@ from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.other_names import rename_family
 from tgi_trio.model.specs.decoder import DecoderSpec, Names
 from tgi_trio.model.wrappers import rename_text
+
+# By `quant_method`, what a matrix's codes are called.
+_CODES_OF_EXLLAMA: Final = {"exl2": "q_weight", "exl3": "trellis"}
 
 
 def fit_checkpoint(config: ModelConfig, spec: DecoderSpec) -> DecoderSpec:
@@ -30,25 +34,27 @@ def fit_checkpoint(config: ModelConfig, spec: DecoderSpec) -> DecoderSpec:
     return spec
 
 
-def fit_exl2(config: ModelConfig, spec: DecoderSpec) -> DecoderSpec:
-    """Return `spec` adapted to a checkpoint of exllamav2's, or unchanged: it is another's.
+def fit_exllama(config: ModelConfig, spec: DecoderSpec) -> DecoderSpec:
+    """Return `spec` adapted to a checkpoint of exllamav2's or 3's, or unchanged: it is another's.
 
-    exllamav2 divides fused matrices, and quantises a head of its own where config.json says that
-    the head is tied.
+    They divide fused matrices, and quantise a head of its own where config.json says that the head
+    is tied.
     """
     said = config.get("quantization_config")
-    if not isinstance(said, dict) or said.get("quant_method") != "exl2":
+    method = said.get("quant_method") if isinstance(said, dict) else None
+    codes = _CODES_OF_EXLLAMA.get(str(method))
+    if codes is None:
         return spec
     try:
         stored = stored_names(config.folder)
     except ModelLoadError:
         return spec
     names, layer = spec.names, spec.names.layer.format(0)
-    if f"{layer}{names.query}.q_weight" in stored:
+    if f"{layer}{names.query}.{codes}" in stored:
         spec = replace(spec, qkv_layout="separate", names=replace(spec.names, qkv=""))
-    if f"{layer}{names.gate}.q_weight" in stored:
+    if f"{layer}{names.gate}.{codes}" in stored:
         spec = replace(spec, names=replace(spec.names, gate_up=""))
-    return replace(spec, tied_head=spec.tied_head and f"{names.head}.q_weight" not in stored)
+    return replace(spec, tied_head=spec.tied_head and f"{names.head}.{codes}" not in stored)
 
 
 def name_layers(config: ModelConfig, layer: int, choices: Sequence[Names]) -> Names:

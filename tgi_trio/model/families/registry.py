@@ -42,7 +42,7 @@ from tgi_trio.model.families import (
     windowed,
     zamba,
 )
-from tgi_trio.model.families.checkpoint_traits import fit_checkpoint, fit_exl2
+from tgi_trio.model.families.checkpoint_traits import fit_checkpoint, fit_exllama
 from tgi_trio.model.families.mlx_traits import fit_mlx
 from tgi_trio.model.specs.decoder import DecoderSpec
 
@@ -212,4 +212,4 @@ def decoder_spec(config: ModelConfig) -> DecoderSpec | None:
         ) from error
     if spec is not None and config.wraps_text:
         spec = fit_checkpoint(config, spec)
-    return None if spec is None else fit_exl2(config, spec)
+    return None if spec is None else fit_exllama(config, spec)

@@ -16,6 +16,7 @@ from tgi_trio.model.quantised.bitnet_layout import read_bitnet_layout
 from tgi_trio.model.quantised.bitsandbytes_layout import read_bitsandbytes_layout
 from tgi_trio.model.quantised.compressed_layout import read_compressed_layout
 from tgi_trio.model.quantised.exl2_layout import read_exl2_layout
+from tgi_trio.model.quantised.exl3_layout import read_exl3_layout
 from tgi_trio.model.quantised.fp8_layout import read_fp8_layout
 from tgi_trio.model.quantised.gptq_layout import read_gptq_layout
 from tgi_trio.model.quantised.hqq_layout import read_hqq_layout
@@ -46,6 +47,7 @@ WORDS: Final = (
     "modelopt",
     "marlin",
     "exl2",
+    "exl3",
     "quark",
     "torchao",
     "bitnet",
@@ -64,6 +66,7 @@ _READ: Final[Mapping[str, Callable[[str, Mapping[str, Any]], MatrixLayout]]] = {
     "marlin": read_marlin_layout,
     "modelopt": read_modelopt_layout,
     "exl2": read_exl2_layout,
+    "exl3": read_exl3_layout,
     "bitnet": read_bitnet_layout,
     "auto-round": read_auto_round_layout,
     "intel/auto-round": read_auto_round_layout,  # until its version 0.3

@@ -12,6 +12,7 @@ from tgi_trio.model.quantised.bitnet_layout import BitnetLayout
 from tgi_trio.model.quantised.bitsandbytes_layout import BitsandbytesLayout
 from tgi_trio.model.quantised.compressed_layout import CompressedLayout
 from tgi_trio.model.quantised.exl2_layout import Exl2Layout
+from tgi_trio.model.quantised.exl3_layout import Exl3Layout
 from tgi_trio.model.quantised.fp8_layout import Fp8Layout
 from tgi_trio.model.quantised.gptq_layout import GptqLayout
 from tgi_trio.model.quantised.hqq_layout import HqqLayout
@@ -29,6 +30,7 @@ from tgi_trio.shard.checkpoint.formats.bitnet import open_bitnet
 from tgi_trio.shard.checkpoint.formats.bitsandbytes import open_bitsandbytes
 from tgi_trio.shard.checkpoint.formats.compressed_tensors import open_compressed
 from tgi_trio.shard.checkpoint.formats.exl2 import Exl2Source
+from tgi_trio.shard.checkpoint.formats.exl3 import Exl3Source
 from tgi_trio.shard.checkpoint.formats.fp8 import open_fp8
 from tgi_trio.shard.checkpoint.formats.gguf import GgufFormat
 from tgi_trio.shard.checkpoint.formats.gptq import GptqSource
@@ -77,6 +79,8 @@ def _reader(layout: MatrixLayout) -> Open:
             return Mxfp4Source
         case Exl2Layout():
             return Exl2Source
+        case Exl3Layout():
+            return Exl3Source
         case BitnetLayout():
             return partial(open_bitnet, layout)
         case ModeloptLayout():

@@ -32,6 +32,7 @@ class QuantisedSource(ABC):
     bits: int
     group: int  # inputs that share a scale
     step: int  # inputs can be cut at its multiples: of groups, and of what is packed together
+    together: int = 32  # outputs by which it is read, so that words and blocks are seldom split
 
     def __init__(self, shape: tuple[int, int], tensors: Sequence[RawTensor]) -> None:
         """`tensors`: its tensors, the codes first."""
@@ -105,7 +106,7 @@ class QuantisedMatrix:
         whole = min(-(-end // step) * step, self.source.shape[1])
         values = np.empty(self.shape, np.float32)
         width = max(1, whole - begin)
-        count = -(-_AT_ONCE // width // 32) * 32  # so that words and blocks are seldom split
+        count = -(-_AT_ONCE // width // self.source.together) * self.source.together
         for done in range(0, len(values), count):
             rows = self.outputs[done : done + count]
             with np.errstate(over="ignore", invalid="ignore"):
