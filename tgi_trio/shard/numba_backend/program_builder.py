@@ -317,9 +317,10 @@ class ProgramBuilder:
             post_norm = refs.mlp_post_norm
             inner = self._dense(refs.mlp, layer, feeder)
             if refs.beside is not None and layer.experts is not None and post_norm is not None:
-                whole = self.writer, self._norms, self._spec
-                own = refs.mlp.down, refs.beside, layer.experts, post_norm
-                add_beside(*whole, *own, self.sites)
+                add_beside(
+                    *(self.writer, self._norms, self._spec, refs.mlp.down),
+                    *(refs.beside, layer.experts, post_norm, self.sites),
+                )
             else:
                 self._branch(refs.mlp.down, inner, post_norm, self._spec.mlp_scale)
         elif refs.mlp is not None and layer.experts is not None:
