@@ -43,7 +43,10 @@ OF_FORMATS: Final = {
         "FP8, MXFP8, compressed-tensors, ModelOpt, torchao, Quark",
         "blocks of inputs, if there are any",
     ),
-    "trellis": ("EXL3", "128 inputs"),
+    "3inst": ("EXL3", "128 inputs, and outputs by 128"),
+    "mcg": ("EXL3", "the same"),
+    "mul1": ("EXL3", "the same"),
+    "mul1 of half bits": ("EXL3", "any input"),
     "nvfp4": ("compressed-tensors, ModelOpt", "two blocks of 16"),
 }
 BLOCKS: Final = tuple(kind.name for kind in BY_NAME.values() if not kind.plain)

@@ -32,7 +32,9 @@ class StoredMatrix(Protocol):
     def coding(self) -> str:
         """The kind of planes: "numbers", "affine" (codes, scales, zero points), "affine in any
         order" (with groups that are not contiguous), "int8" (no zero points), "lowered" (scales
-        and lows), "lowered across outputs", "table", "e4m3", "nvfp4", or a GGUF type.
+        and lows), "lowered across outputs", "table", "e4m3", "nvfp4", a codebook of EXL3
+        ("3inst", "mcg", "mul1", "mul1 of half bits"; "turned in part": for numbers alone), or a
+        GGUF type.
         """
 
     @property

@@ -15,6 +15,7 @@ from tgi_trio.shard.numba_backend.machine_code.entry import (
     RUN_PADDING,
     RUN_RARE,
     RUN_STREAMS,
+    RUN_TURNS,
     Entry,
 )
 from tgi_trio.shard.numba_backend.program import Program
@@ -26,6 +27,7 @@ from tgi_trio.shard.numba_backend.self_tests import padding as padding_self_test
 from tgi_trio.shard.numba_backend.self_tests import rare as rare_self_test
 from tgi_trio.shard.numba_backend.self_tests import states as state_self_test
 from tgi_trio.shard.numba_backend.self_tests import streams as stream_self_test
+from tgi_trio.shard.numba_backend.self_tests import turns as turn_self_test
 from tgi_trio.shard.numba_backend.tables import (
     KEEPING,
     MIXING,
@@ -35,6 +37,7 @@ from tgi_trio.shard.numba_backend.tables import (
     OF_PADDING,
     RARE,
     STREAMING,
+    TURNING,
     Code,
 )
 from tgi_trio.shard.numba_backend.variant import Variant, narrowed
@@ -70,6 +73,7 @@ HYPER: Final = Apart(
 NARROW_HEADS: Final = Apart(
     "kernels of narrow heads", OF_PADDING, RUN_PADDING, padding_self_test.find_fault
 )
+TURNS: Final = Apart("kernels of EXL3's turns", TURNING, RUN_TURNS, turn_self_test.find_fault)
 LATENTS: Final = Apart(
     "kernels of latents",
     OF_LATENTS,
@@ -91,7 +95,7 @@ STATES: Final = Apart(
     state_self_test.find_fault,
     state_self_test.of_states,
 )
-_TABLE: Final = (MIXTURES, OF_FEW, STREAMS, HYPER, NARROW_HEADS, LATENTS, INDEX, STATES)
+_TABLE: Final = (MIXTURES, OF_FEW, STREAMS, HYPER, NARROW_HEADS, TURNS, LATENTS, INDEX, STATES)
 
 
 def find_apart(program: Program) -> list[Apart]:

@@ -58,11 +58,12 @@ def multiplier_for(kind: Kind, active_bits: int = 8, *, dot: bool = False) -> Mu
 
     `active_bits`: of activations, 8 or 16. If the kind's codes cannot be multiplied with 8 bits, 16
     are used. Codes that are not integers are multiplied in float32, or with `dot` as pairs of
-    bfloat16. The choice depends on kind, processor and dtype, never on the batch.
+    bfloat16 where those hold their numbers. The choice depends on kind, processor and dtype, never
+    on the batch.
     """
     way = dots()
     if kind.floating:
-        active_bits = 16 if dot else 32
+        active_bits = 16 if dot and not kind.turned else 32
     elif not multiplies_bytes(way, kind.largest_code):
         active_bits = 16
     rows = 8 if way in ("vnni", "avx512", "neon") else 4

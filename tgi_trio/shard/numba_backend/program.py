@@ -32,7 +32,7 @@ from tgi_trio.shard.numba_backend.operations.padded_heads import kept_sizes
 from tgi_trio.shard.numba_backend.packing import Packer
 from tgi_trio.shard.numba_backend.program_builder import FinalNorm, ProgramBuilder
 from tgi_trio.shard.numba_backend.rotary_tables import RotaryTables
-from tgi_trio.shard.numba_backend.tables import OF_PADDING, RUN, Buffer, Code
+from tgi_trio.shard.numba_backend.tables import OF_PADDING, RUN, TURNING, Buffer, Code
 from tgi_trio.shard.numba_backend.weight_layout import PANEL, SPARE_ROWS, CacheNumbers, Storage
 from tgi_trio.shard.rotary_frequencies import short_length
 
@@ -123,6 +123,7 @@ class Program:
             packer,
             bf16=bf16,
             as_stored=as_stored,
+            turns=not max_lora_rank,  # what adapters add is added to results that are not turned
             heads=heads,
             kv=kv,
             scope=scope if max_lora_rank else NOTHING,
@@ -370,6 +371,8 @@ class Program:
             Buffer.LOW: max(tokens, changed) * self.low_width * 4,
             Buffer.ACTIVE: blocks * 4 if self.kinds and self.low_width else 0,
             Buffer.FLOATS: blocks * 4 if any(kind.floating for kind in self.kinds) else 0,
+            Buffer.RAW: self._count_raw(tokens, wanted) * 4,
+            Buffer.GATES: tokens * own.inner * 4 if self.has(TURNING) else 0,
             Buffer.UNSORTED: max(tokens, wanted) * unsorted * 4 if keeps_wide else 0,
             Buffer.ROUTED: tokens * max(experts, pad_to_panel(streams)) * 4,
             Buffer.CHOSEN: members * 4,
@@ -392,6 +395,12 @@ class Program:
             Buffer.MEMBER_RUN_OF: changed * 4,
             Buffer.UNCODED: (changed + SPARE_ROWS) * spec.hidden_size * 4 if changed else 0,
         }
+
+    def _count_raw(self, tokens: int, wanted: int) -> int:
+        """Return the room for results that have yet to be turned, in numbers."""
+        counts = {"tokens": tokens, "wanted": wanted, "lone": LONE_ROWS}
+        widths = self._built.writer.widest_raw
+        return max((counts[rows] * width for rows, width in widths.items()), default=0)
 
     @property
     def low_width(self) -> int:

@@ -70,6 +70,7 @@ class ProgramBuilder:
         *,
         bf16: bool,
         as_stored: bool,
+        turns: bool,
         heads: tuple[HeadsSpec, Weights] | None,
         kv: CacheNumbers | None = None,
         scope: AdapterScope,
@@ -80,7 +81,9 @@ class ProgramBuilder:
 
         Raises ModelLoadError as the weights do.
         """
-        self.writer = OperationWriter(weights, packer, as_stored=as_stored, portion=portion)
+        self.writer = OperationWriter(
+            weights, packer, as_stored=as_stored, turns=turns, portion=portion
+        )
         self._model, spec = spec, portion.sizes_of(spec)
         self.lone: dict[str, LoneLinear] = {}
         self.sites = SiteRecorder(self.writer, scope)

@@ -5,11 +5,12 @@ Addresses are int64; sizes are in elements unless given in bytes.
 
 from __future__ import annotations
 
-from enum import IntEnum, unique
+from enum import IntEnum, unique, unique
 
 import numpy as np
 
 
+@unique
 @unique
 class Code(IntEnum):
     """The kinds of operations."""
@@ -57,6 +58,9 @@ class Code(IntEnum):
     RECUR = 17  # a matrix per head, which every token updates and reads: delta rules, Mamba-2
     SCAN = 32  # Mamba's selective scan: several numbers per channel, each with its own decay
     BLEND = 33  # RG-LRU's recurrence: one number per channel
+    # Products with EXL3's matrices, see `kernels/turns.py`:
+    TURN_IN = 43  # scales activations and turns them by Hadamard's matrix
+    TURN_OUT = 44  # turns a product's results, with the epilogue of a linear
     # Latent attention, see `kernels/latents.py`:
     COMPRESS = 18  # normalises compressed queries
     TURN = 19  # splits queries, rotates their positional parts, writes latents to the cache
@@ -79,6 +83,7 @@ STREAMING = (Code.SPLIT, Code.PREDICT, Code.CORRECT, Code.SPREAD, Code.MERGE)
 OF_HYPER = (Code.FORK, Code.GATHER, Code.SCATTER)
 OF_PADDING = (Code.PAD, Code.CLOSE)
 OF_INDEX = (Code.ASK, Code.SCORE, Code.CHOOSE, Code.ATTEND_CHOSEN)
+TURNING = (Code.TURN_IN, Code.TURN_OUT)
 OF_LATENTS = (Code.COMPRESS, Code.TURN, Code.ABSORB, Code.EXPAND)
 
 
@@ -123,6 +128,7 @@ ACTIVATIONS = {
 }
 
 
+@unique
 @unique
 class Buffer(IntEnum):
     """Buffers for the results of operations: one row per token of the step."""
@@ -180,6 +186,8 @@ class Buffer(IntEnum):
     MEMBER_RUNS = 35  # int64: how many there are; [rows, 3]: the runs; [rows]: scratch memory
     MEMBER_RUN_OF = 36  # int32 [rows]: the run of each row sorted by expert
     UNCODED = 37  # activations [rows, hidden]: what ARRANGED is, where that has codes
+    RAW = 38  # float32 [T, outputs]: products that TURN_OUT has yet to turn
+    GATES = 39  # float32 [T, width]: turned gates, whose ups are in RAW
 
 
 class Routing(IntEnum):
@@ -237,7 +245,8 @@ OPERATION = np.dtype(
         ("activation", "i8"),
         ("wanted_only", "i8"),  # 1: only for the tokens whose logits are wanted
         ("weights", "i8"),  # embedding rows, norm weights (0: none) or packed panels
-        ("scales", "i8"),  # of int8 weights, float32 [outputs]; 0: none
+        # float32: of int8 weights and for TURN_OUT [outputs], for TURN_IN [inputs]; 0: none
+        ("scales", "i8"),
         ("bias", "i8"),  # 0: none
         ("inputs", "i8"),  # features of a source row
         ("outputs", "i8"),  # features of a linear, padded to whole panels

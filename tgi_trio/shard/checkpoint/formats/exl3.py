@@ -28,6 +28,9 @@ from tgi_trio.shard.checkpoint.formats.quantised_matrix import (
 )
 from tgi_trio.shard.checkpoint.numbers import Floats, to_float32
 
+HALF_BITS: Final = " of half bits"  # the end of a coding
+# The inputs of a tile in the order in which a ring passes those of one output.
+RING: Final = tuple(2 * (i // 4) + i % 2 + 8 * (i % 4 // 2) for i in range(TILE))
 WEIGHTS: Final = TILE * TILE  # of a tile
 _WORDS: Final = WEIGHTS // 2 // 32  # of 32 bits, for half a bit of each weight
 
@@ -56,7 +59,6 @@ STEP, LOW, SHIFT = 1774, 1329 * 2048 - 1774 * 1024, 18
 class Exl3Source(QuantisedSource):
     """Words int16 [inputs / 16, outputs / 16, 16 bits], scales float16 [inputs] and [outputs]."""
 
-    coding = "trellis"
     group = TURNED
     step = TURNED
     together = TURNED
@@ -67,6 +69,7 @@ class Exl3Source(QuantisedSource):
         self._words = parts["codes"].data.view(np.uint32).reshape(*parts["codes"].shape[:2], -1)
         self.book = _find_codebook(parts)
         self._half_bits = self._words.shape[2] // _WORDS
+        self.coding = f"{self.book.name}{HALF_BITS if self._half_bits % 2 else ''}"
         self.bits = -(-self._half_bits // 2)
         self._inputs, self._outputs = _Scales(parts, "input"), _Scales(parts, "output")
 
@@ -85,8 +88,30 @@ class Exl3Source(QuantisedSource):
         return values[:, : columns.stop - columns.start]
 
     def planes(self, rows: slice, columns: slice) -> Mapping[str, Array]:
-        """Raises ModelLoadError: what is turned is no rectangle of codes with scales."""
-        raise ModelLoadError(f"Codes of {self.tensors[0].name!r} have no planes.")
+        """Return "codes" uint8 [rows, columns], the bits that each weight adds to its ring, with
+        the inputs of a tile in the order `RING`; "input scales" [columns] and "output scales"
+        [rows], float32. Each of these is read alone by a part without rows or columns.
+
+        Raises ModelLoadError for half bits, and for inputs that the file has padded.
+        """
+        codes = np.empty((rows.stop - rows.start, columns.stop - columns.start), np.uint8)
+        if self._half_bits % 2 or columns.stop % TURNED:
+            raise ModelLoadError(f"Codes of {self.tensors[0].name!r} have no planes.")
+        if codes.size:
+            first, end = rows.start // TILE * TILE, -(-rows.stop // TILE) * TILE
+            states = self._states(slice(first, end), columns)
+            states = states.reshape(-1, TILE, end - first)[:, RING].reshape(-1, end - first)
+            codes[:] = states.T[rows.start - first : rows.stop - first] & ((1 << self.bits) - 1)
+        return {
+            "codes": codes,
+            "input scales": self._inputs.read(columns).astype(np.float32),
+            "output scales": self._outputs.read(rows).astype(np.float32),
+        }
+
+    def coding_of(self, outputs: range, inputs: range) -> str:
+        """Weights that are turned together have to stay together to be more than numbers."""
+        ends = outputs.start, outputs.stop, inputs.start, inputs.stop
+        return "turned in part" if any(end % TURNED for end in ends) else self.coding
 
     def _whole(self, rows: slice, columns: slice) -> tuple[int, slice, slice]:
         """Return the first output and all that are turned with those wanted, and the inputs."""
@@ -145,7 +170,8 @@ def list_numbers(book: Codebook) -> Array:
         exact = (STEP * sums - LOW) / float(1 << SHIFT)
         return exact.astype(np.float16).astype(np.float64)
     halves = ((words & np.uint32(KEPT)) ^ np.uint32(SET)).view(np.float16).reshape(-1, 2)
-    return (halves[:, 0] + halves[:, 1]).astype(np.float64)
+    numbers: Array = (halves[:, 0] + halves[:, 1]).astype(np.float64)
+    return numbers
 
 
 @cache
@@ -155,7 +181,8 @@ def find_ends(half_bits: int) -> Array:
     Of half a bit, every second weight has one bit more than the others.
     """
     even = half_bits // 2
-    return np.cumsum(np.where(np.arange(WEIGHTS) % 2, half_bits - even, even))
+    ends: Array = np.cumsum(np.where(np.arange(WEIGHTS) % 2, half_bits - even, even))
+    return ends
 
 
 @cache
@@ -167,7 +194,8 @@ def find_turns() -> Array:
     """
     inputs, outputs = np.divmod(np.arange(WEIGHTS), TILE)
     pair = 32 * (outputs % 8) + 8 * (inputs % 8 // 2)
-    return pair + inputs % 2 + 2 * (inputs // 8) + 4 * (outputs // 8)
+    places: Array = pair + inputs % 2 + 2 * (inputs // 8) + 4 * (outputs // 8)
+    return places
 
 
 def read_states(tiles: NDArray[np.uint32], half_bits: int) -> NDArray[np.uint16]:

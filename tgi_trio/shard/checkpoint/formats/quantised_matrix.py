@@ -41,6 +41,10 @@ class QuantisedSource(ABC):
         self._left = shape[0] * shape[1]  # weights that have not been released
         self._lock = threading.Lock()
 
+    def coding_of(self, outputs: range, inputs: range) -> str:
+        """Return the coding of a rectangle, see `StoredMatrix`."""
+        return self.coding
+
     @abstractmethod
     def dequantise(self, rows: slice, columns: slice) -> Floats:
         """Return float32 of a rectangle; `columns` begins at a multiple of `step`, and ends at one
@@ -83,7 +87,7 @@ class QuantisedMatrix:
 
     @property
     def coding(self) -> str:
-        return self.source.coding
+        return self.source.coding_of(self.outputs, self.inputs)
 
     @property
     def bits(self) -> int:

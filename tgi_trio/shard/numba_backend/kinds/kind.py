@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from tgi_trio.model.fit.kernel_claims import PANEL
 from tgi_trio.shard.checkpoint.numbers import to_bfloat16
+from tgi_trio.shard.numba_backend.kinds.rings import fill_rings
 
 Array = NDArray[Any]
 BLOCK_INPUTS = 32
@@ -32,8 +33,10 @@ MOST_ZERO = 128  # the largest zero code
 Number = Literal["f2", "f4", "i1", "u1", "e8"]
 # What codes are if not integers. 4 bits: one of 16 numbers in a table before the panel. 8 bits:
 # sign, four exponent bits and three fraction bits. Unpacked codes of 16 or 32 bits are the number
-# to multiply: bfloat16 or float32.
-Floating = Literal["table", "e4m3", "bfloat16", "float32"]
+# to multiply: bfloat16 or float32. Codebooks of EXL3: numbers of what a code and the codes before
+# it in its ring make up, see `trellis.py`.
+Floating = Literal["table", "e4m3", "bfloat16", "float32", "3inst", "mcg", "mul1"]
+CODEBOOKS = ("3inst", "mcg", "mul1")
 E4M3_NO_NUMBER = 127  # NaN, by the seven lower bits
 # 16 float32 numbers; then, of the same rounded to bfloat16, all upper bytes and all lower bytes.
 _TABLE_BYTES = 96
@@ -96,6 +99,11 @@ class Kind:
         """Parts of a block's inputs with separate lows; 0: no lows."""
         fields = {field.name: field for field in (*self.head, *self.span_head)}
         return max((fields[name].parts for name in self.low), default=0)
+
+    @property
+    def turned(self) -> bool:
+        """Whether products are those of activations that Hadamard's matrix has turned."""
+        return self.floating in CODEBOOKS
 
     @property
     def table_bytes(self) -> int:
@@ -200,6 +208,9 @@ def fill_panels(panels: NDArray[np.uint8], kind: Kind, given: Codes, span: int) 
     _fill_head(spans, kind.span_head, given)
     _fill_head(blocks, kind.head, given)
     codes = given.codes
+    if kind.turned:
+        fill_rings(blocks, kind.bits, _whole(codes))
+        return
     if kind.floating:
         codes = codes.reshape(outputs, -1, 4)[..., FLOATING_ORDER].reshape(outputs, inputs)
     _fill_codes(blocks[..., kind.head_bytes :], kind.bits, _whole(codes))

@@ -27,10 +27,11 @@ from tgi_trio.shard.numba_backend.kinds.groups import (
     LOWERED,
     SIGNED_8,
 )
-from tgi_trio.shard.numba_backend.kinds.kind import BLOCK_INPUTS, Array, StoredKind
+from tgi_trio.shard.numba_backend.kinds.kind import BLOCK_INPUTS, CODEBOOKS, Array, StoredKind
 from tgi_trio.shard.numba_backend.kinds.nvfp4 import NVFP4
 from tgi_trio.shard.numba_backend.kinds.packing import Packing
 from tgi_trio.shard.numba_backend.kinds.ternary import TQ1_0, TQ2_0
+from tgi_trio.shard.numba_backend.kinds.trellis import TRELLIS
 
 # By `StoredMatrix.coding`, followed by bits if there are several; "affine in any order" is as
 # "affine".
@@ -59,6 +60,7 @@ KINDS: Final[Mapping[str, StoredKind]] = {
     "table": TABLE,
     "e4m3": E4M3,
     "nvfp4": NVFP4,
+    **TRELLIS,
 }
 
 
@@ -70,7 +72,7 @@ def find_packing(matrix: StoredMatrix) -> Packing | None:
     """Return how a matrix is packed, or None: the kernels cannot multiply it as stored."""
     coding = matrix.coding
     ordered = coding == "affine in any order"
-    several = coding.removesuffix(" in any order") in ("affine", "lowered")
+    several = coding.removesuffix(" in any order") in ("affine", "lowered", *CODEBOOKS)
     name = f"{coding.removesuffix(' in any order')} {matrix.bits}" if several else coding
     stored = KINDS.get(name)
     inputs, group = matrix.shape[1], min(matrix.group, matrix.shape[1])

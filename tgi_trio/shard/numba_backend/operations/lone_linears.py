@@ -60,7 +60,7 @@ def add_lone_linears(
 def _describe(writer: OperationWriter, first: int, outputs: int) -> LoneLinear:
     """Describe the linear layer whose operations begin at `first`."""
     rows = writer.rows[first:]
-    wide = bool(rows[0]["code"] == Code.QUANTISE)
+    wide = bool(rows[0]["code"] in (Code.QUANTISE, Code.TURN_IN))
     return LoneLinear(
         first=first,
         end=len(writer.rows),

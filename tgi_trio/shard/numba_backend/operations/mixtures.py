@@ -273,7 +273,8 @@ class MixtureWriter:
         source = self._writer.source
         parts = [part for each in linears for part in read_linear(source, each, every_unit).parts]
         packing = self._writer.packing(parts)
-        return None if packing is None or packing.order else packing
+        apart = packing is not None and (packing.order or packing.kind.turned)
+        return None if apart else packing
 
     def _experts(
         self,

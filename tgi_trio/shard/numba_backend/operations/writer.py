@@ -19,6 +19,12 @@ from tgi_trio.shard.numba_backend.arena import address
 from tgi_trio.shard.numba_backend.kinds.packing import Packing
 from tgi_trio.shard.numba_backend.kinds.table import find_packing
 from tgi_trio.shard.numba_backend.operations.quantised import QuantisedOperations
+from tgi_trio.shard.numba_backend.operations.turned import (
+    PARTIAL,
+    Rows,
+    add_turned,
+    add_turned_gate,
+)
 from tgi_trio.shard.numba_backend.packing import Packer, interleave
 from tgi_trio.shard.numba_backend.tables import OPERATION, Buffer, Code, Epilogue, Form
 from tgi_trio.shard.numba_backend.weight_layout import PANEL
@@ -40,10 +46,10 @@ class OperationWriter:
     """
 
     def __init__(
-        self, source: Weights, packer: Packer, *, as_stored: bool, portion: Portion
+        self, source: Weights, packer: Packer, *, as_stored: bool, turns: bool, portion: Portion
     ) -> None:
         """Hand weights to `packer`; `as_stored`: quantised weights are multiplied as stored if
-        there is a kernel for their kind. `portion`: of every linear layer.
+        there is a kernel for their kind, EXL3's with `turns`. `portion`: of every linear layer.
         """
         self.portion = portion
         self.sums: list[tuple[int, Buffer]] = []
@@ -52,10 +58,12 @@ class OperationWriter:
         self.quantised = QuantisedOperations()
         self.dequantised = set[str]()  # codings of matrices that were dequantised
         self.weight_bytes = 0
-        self.widest = 0  # inputs of linears whose inputs are reordered
+        self.widest = 0  # inputs of linears whose inputs are reordered or turned
+        self.widest_raw: dict[Rows, int] = {}  # outputs of linears whose results are turned
         self.feeder = 0
         self._packer = packer
         self._as_stored = as_stored
+        self._turns = turns
         self._packed: dict[Any, int] = {}  # addresses of packed codes, by their places in files
         # Those of numbers and their scales that layers share, by the names of the matrices.
         self._numbers: dict[Any, tuple[int, int]] = {}
@@ -118,19 +126,24 @@ class OperationWriter:
         """
         if not paired:
             weights = fill_panels(weights)
-        if paired and bias is not None:
-            bias = interleave(*np.split(bias, 2))
         outputs = sum(-(-part.shape[0] // PANEL) * PANEL for part in weights.parts)
         if bias is not None:
+            bias = interleave(*np.split(bias, 2)) if paired else bias
             bias = np.pad(bias, (0, outputs - len(bias)))
         defaults = {"epilogue": Epilogue.STORE, "scale": 1.0, "width": outputs} | fields
-        offset, runs = 0, list(self._runs(weights.parts, paired))
+        offset, partial = 0, bool(PARTIAL & fields.keys())
+        runs = list(self._runs(weights.parts, paired, partial=partial))
         wanted_only = int(fields.get("wanted_only", 0))
         if any(packing is not None and packing.order for packing, _ in runs):
             self._leave_unsorted(source, weights.shape[1], wanted_only)
         for packing, parts in runs:
             count = sum(-(-part.shape[0] // PANEL) * PANEL for part in parts)
             own = {} if bias is None else {"bias": self.keep(bias[offset : offset + count])}
+            if packing is not None and packing.kind.turned:
+                facts = {"target": target, "offset": place + offset, "wanted_only": wanted_only}
+                self._turn(parts, source, paired=paired, **(defaults | facts | own))
+                offset += count
+                continue
             if packing is None:
                 key = (*reused, offset) if reused else None
                 panels, scales = self._numbers.get(key) or self.pack_numbers(parts, paired=paired)
@@ -152,6 +165,30 @@ class OperationWriter:
                 **defaults,
             )
             offset += count
+
+    def _turn(
+        self, parts: Sequence[StoredMatrix], source: Buffer, *, paired: bool, **fields: Any
+    ) -> None:
+        """Add matrices of EXL3's, of which each is turned in its own way."""
+        found = [(part, packing) for part in parts if (packing := self.find(part)) is not None]
+        feeder = self.rows[self.feeder]
+        feeder["forms"] |= Form.WIDE
+        if feeder["code"] in _LEAVE_UNSORTED:
+            source = Buffer.UNSORTED
+        if paired:
+            add_turned_gate(self, found[0], found[1], source, **fields)
+            return
+        bias = fields.pop("bias", 0)
+        for part, packing in found:
+            own = {"bias": bias} if bias else {}
+            add_turned(self, part, packing, source, **own, **fields)
+            fields["offset"] += part.shape[0]
+            bias = bias + 4 * part.shape[0] if bias else 0
+
+    def widen(self, inputs: int, outputs: int, rows: Rows) -> None:
+        """Make room for activations and results that are turned."""
+        self.widest = max(self.widest, inputs)
+        self.widest_raw[rows] = max(self.widest_raw.get(rows, 0), outputs)
 
     def _leave_unsorted(self, source: Buffer, inputs: int, wanted_only: int) -> None:
         """Have activations written as float32, which each run of reordered matrices quantises."""
@@ -212,17 +249,32 @@ class OperationWriter:
         """Return how all these matrices can be packed as stored; None: not all alike."""
         if not self._as_stored:
             return None
-        found = {find_packing(part) for part in parts}
+        found = {self.find(part) for part in parts}
         return found.pop() if len(found) == 1 else None
 
+    def find(self, part: StoredMatrix) -> Packing | None:
+        """Return how a matrix can be packed as stored, or None."""
+        found = find_packing(part) if self._as_stored else None
+        return None if found is not None and found.kind.turned and not self._turns else found
+
     def _runs(
-        self, parts: Sequence[StoredMatrix], together: bool
+        self, parts: Sequence[StoredMatrix], together: bool, *, partial: bool
     ) -> Iterator[tuple[Packing | None, Sequence[StoredMatrix]]]:
-        """Yield runs of matrices that are packed alike; `together`: all in one run."""
+        """Yield runs of matrices that are packed alike; `together`: all in one run; `partial`: of
+        a part of a source's rows, which is not turned.
+        """
+        found = [self.find(part) for part in parts]
+        turned = all(packing is not None and packing.kind.turned for packing in found)
+        if turned and partial:
+            yield None, parts
+            return
+        if together and turned:
+            yield found[0], parts  # which may differ, since each is a product of its own
+            return
         if together or not self._as_stored:
             yield self.packing(parts), parts
             return
-        for packing, run in itertools.groupby(parts, find_packing):
+        for packing, run in itertools.groupby(parts, self.find):
             yield packing, list(run)
 
     def keep(self, array: Array | None) -> int:

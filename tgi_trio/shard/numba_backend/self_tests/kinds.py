@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from tgi_trio.shard.checkpoint.formats.exl3 import BY_NAME, list_numbers
 from tgi_trio.shard.checkpoint.formats.fp8 import E4M3_NUMBERS
 from tgi_trio.shard.checkpoint.numbers import to_bfloat16, to_float32
 from tgi_trio.shard.numba_backend.arena import address, allocate_zeroed
@@ -102,11 +103,29 @@ def dequantise(kind: Kind, weights: Codes, span: int) -> Doubles:
     table: Array | None = np.asarray(kind.table) if kind.table else weights.table
     if kind.floating == "e4m3":
         table = E4M3_NUMBERS
+    if kind.turned:
+        return product(kind.scale) * follow_rings(kind, weights.codes)
     codes = weights.codes.astype(np.float64) - kind.zero
     if table is not None:
         codes = table[weights.codes].astype(np.float64)
     low = product(kind.low) if kind.low else 0.0
     return product(kind.scale) * codes - low
+
+
+def follow_rings(kind: Kind, codes: NDArray[np.uint8]) -> Doubles:
+    """Return the numbers of EXL3's codes [out, in]: of each and the codes before it in its ring."""
+    wanted, inputs = codes.shape
+    codes = np.pad(codes, ((0, -wanted % 16), (0, 0)))
+    outputs = len(codes)
+    # Of a ring: two halves of outputs, eight outputs, four turns, four codes.
+    rows = codes.reshape(outputs // 16, 2, 8, inputs // 16, 4, 4).transpose(0, 3, 2, 4, 1, 5)
+    rings = rows.reshape(*rows.shape[:2], 256).astype(np.int64)
+    states = np.zeros_like(rings)
+    for back in range(-(-16 // kind.bits)):
+        states |= np.roll(rings, back, -1) << kind.bits * back
+    numbers = list_numbers(BY_NAME[str(kind.floating)])[states & 0xFFFF].reshape(rows.shape)
+    found: Doubles = numbers.transpose(0, 4, 2, 1, 3, 5).reshape(outputs, inputs)[:wanted]
+    return found
 
 
 def store_for(multiplier: Multiplier, x: NDArray[np.float32]) -> tuple[NDArray[np.uint8], Doubles]:

@@ -36,6 +36,7 @@ from tgi_trio.shard.numba_backend.kernels.quantised.codes import (
     join,
     offset,
 )
+from tgi_trio.shard.numba_backend.kernels.quantised.trellis import read_trellis
 from tgi_trio.shard.numba_backend.kernels.tiles import multiply_pairs
 from tgi_trio.shard.numba_backend.kernels.vectors import fma_of
 from tgi_trio.shard.numba_backend.kinds.kind import BLOCK_INPUTS, FLOATING_ORDER
@@ -128,7 +129,9 @@ def read_floats(
     def words(place: int) -> Any:
         return load_as(builder, offset(builder, first, place * _COLUMNS * _VECTOR), INTS)
 
-    if way.kind.floating == "float32":
+    if way.kind.turned:
+        yield from read_trellis(builder, way, words)
+    elif way.kind.floating == "float32":
         for i in range(BLOCK_INPUTS):
             yield builder.bitcast(words(i), FLOATS)
     elif way.kind.floating == "e4m3":
