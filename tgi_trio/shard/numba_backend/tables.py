@@ -5,12 +5,11 @@ Addresses are int64; sizes are in elements unless given in bytes.
 
 from __future__ import annotations
 
-from enum import IntEnum, unique, unique
+from enum import IntEnum, unique
 
 import numpy as np
 
 
-@unique
 @unique
 class Code(IntEnum):
     """The kinds of operations."""
@@ -128,7 +127,6 @@ ACTIVATIONS = {
 }
 
 
-@unique
 @unique
 class Buffer(IntEnum):
     """Buffers for the results of operations: one row per token of the step."""
