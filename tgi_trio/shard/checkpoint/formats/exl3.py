@@ -167,8 +167,9 @@ def list_numbers(book: Codebook) -> Array:
     words = states * np.uint32(book.factor) + np.uint32(book.more)
     if book.adds_bytes:
         sums = words.view(np.uint8).reshape(-1, 4).sum(1, dtype=np.int64)
-        exact = (STEP * sums - LOW) / float(1 << SHIFT)
-        return exact.astype(np.float16).astype(np.float64)
+        exact: Array = ((STEP * sums - LOW) / float(1 << SHIFT)).astype(np.float16)
+        rounded: Array = exact.astype(np.float64)
+        return rounded
     halves = ((words & np.uint32(KEPT)) ^ np.uint32(SET)).view(np.float16).reshape(-1, 2)
     numbers: Array = (halves[:, 0] + halves[:, 1]).astype(np.float64)
     return numbers
