@@ -26,13 +26,13 @@ from tgi_trio.shard.numba_backend.operations.adapted import AdaptedOperations
 from tgi_trio.shard.numba_backend.operations.buffer_widths import find_widths
 from tgi_trio.shard.numba_backend.operations.index import find_buffers, find_room
 from tgi_trio.shard.numba_backend.operations.lone_linears import LONE_ROWS, LoneLinear
-from tgi_trio.shard.numba_backend.operations.mixtures import pad_to_panel
+from tgi_trio.shard.numba_backend.operations.mixtures import find_mixture_buffers, pad_to_panel
 from tgi_trio.shard.numba_backend.operations.own_embeddings import own_width
 from tgi_trio.shard.numba_backend.operations.padded_heads import kept_sizes
 from tgi_trio.shard.numba_backend.packing import Packer
 from tgi_trio.shard.numba_backend.program_builder import FinalNorm, ProgramBuilder
 from tgi_trio.shard.numba_backend.rotary_tables import RotaryTables
-from tgi_trio.shard.numba_backend.tables import OF_PADDING, RUN, TURNING, Buffer, Code
+from tgi_trio.shard.numba_backend.tables import OF_PADDING, TURNING, Buffer, Code
 from tgi_trio.shard.numba_backend.weight_layout import PANEL, SPARE_ROWS, CacheNumbers, Storage
 from tgi_trio.shard.rotary_frequencies import short_length
 
@@ -371,15 +371,10 @@ class Program:
             Buffer.LOW: max(tokens, changed) * self.low_width * 4,
             Buffer.ACTIVE: blocks * 4 if self.kinds and self.low_width else 0,
             Buffer.FLOATS: blocks * 4 if any(kind.floating for kind in self.kinds) else 0,
-            Buffer.RAW: self._count_raw(tokens, wanted) * 4,
+            Buffer.RAW: self._built.writer.count_raw(tokens, wanted, LONE_ROWS) * 4,
             Buffer.GATES: tokens * own.inner * 4 if self.has(TURNING) else 0,
             Buffer.UNSORTED: max(tokens, wanted) * unsorted * 4 if keeps_wide else 0,
             Buffer.ROUTED: tokens * max(experts, pad_to_panel(streams)) * 4,
-            Buffer.CHOSEN: members * 4,
-            Buffer.PARTS: members * 4,
-            Buffer.GROUPS: 12 * (1 + experts),
-            Buffer.MEMBERS: members * 4,
-            Buffer.ARRANGED: (members + SPARE_ROWS) * spec.hidden_size * 4,
             Buffer.SHARES: tokens * PANEL * 4 if spec.hyper else 0,
             Buffer.OPENED: tokens * PANEL * 4 if opens else 0,
             Buffer.SHARED: tokens * spec.hidden_size * 4 if opens else 0,
@@ -391,16 +386,8 @@ class Program:
             Buffer.BOTH: tokens * 2 * spec.hidden_size * 4 if self.has((Code.COPY,)) else 0,
             Buffer.DENSE: tokens * spec.hidden_size * 4 if beside else 0,
             **(find_buffers(spec.index, tokens, longest) if spec.index else {}),
-            Buffer.MEMBER_RUNS: 8 * (1 + (RUN + 1) * changed) if changed else 0,
-            Buffer.MEMBER_RUN_OF: changed * 4,
-            Buffer.UNCODED: (changed + SPARE_ROWS) * spec.hidden_size * 4 if changed else 0,
+            **find_mixture_buffers(members, changed, experts, spec.hidden_size),
         }
-
-    def _count_raw(self, tokens: int, wanted: int) -> int:
-        """Return the room for results that have yet to be turned, in numbers."""
-        counts = {"tokens": tokens, "wanted": wanted, "lone": LONE_ROWS}
-        widths = self._built.writer.widest_raw
-        return max((counts[rows] * width for rows, width in widths.items()), default=0)
 
     @property
     def low_width(self) -> int:

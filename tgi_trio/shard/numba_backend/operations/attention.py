@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -84,27 +85,6 @@ class AttentionWriter:
         shape = LatentShape.of(spec, compressed, chooser, reads_only=reads is not None)
         scale, _ = self._kv_scales[index if reads is None else reads]  # values are keys
 
-        def choose(feeder: int) -> None:
-            if refs.index is None or shape.index is None:
-                return
-            if refs.index.query_norm is not None:  # of what the layer reads
-                self._writer.rows[before]["forms"] |= Form.WIDE
-                self._norms.add(refs.index.query_norm, Buffer.UNSORTED, target=Buffer.MIXED)
-                feeder = len(self._writer.rows) - 1
-            norm = refs.index.key_norm
-            vectors = self._norms.read_weight(norm), self._norms.read_bias(norm)
-            width = add_choice(
-                self._writer,
-                refs.index,
-                shape.index,
-                place=shape.index_place,
-                width=shape.projected_width,
-                key_norm=vectors,
-                key_scale=scale,
-                feeder=feeder,
-            )
-            self.qkv_width = max(self.qkv_width, width)
-
         add_queries(
             self._writer,
             refs,
@@ -119,25 +99,24 @@ class AttentionWriter:
             scale=layer.scale * scale,
             key_scale=scale,
             value_scale=scale,
-            choose=choose,
+            choose=partial(self._add_choice, refs, shape, before, scale),
             reads_only=reads is not None,
             log_scales=keep_log_scales(self._writer, refs.query_scale),
             **self._heads_of(layer),
         )
         opened = shape.values_width if shape.gates or shape.late_gates else 0
         self.qkv_width = max(self.qkv_width, shape.query_width, opened)
-        sinks = self._keep_sinks(refs)
         attending = [Code.ATTEND] if own is None else [Code.ATTEND, Code.ATTEND_CHOSEN]
+        fields = {
+            **self._heads_of(layer),
+            "window": layer.window,
+            "cap": spec.attention_soft_cap,
+            "value_scale": scale,
+            "most": 0 if own is None else own.most,
+            "sinks": self._keep_sinks(refs),
+        }
         for code in attending:
-            self._writer.add(
-                code,
-                **self._heads_of(layer),
-                window=layer.window,
-                cap=self._spec.attention_soft_cap,
-                value_scale=scale,
-                most=0 if own is None else own.most,
-                sinks=sinks,
-            )
+            self._writer.add(code, **fields)
         add_values(
             self._writer,
             latent,
@@ -147,6 +126,32 @@ class AttentionWriter:
             attending=len(attending),
         )
         return Buffer.MIXED
+
+    def _add_choice(
+        self, refs: AttentionRefs, shape: LatentShape, before: int, scale: float, feeder: int
+    ) -> None:
+        """Add the choice of a layer's own index, if it has one, by its `feeder`; see `add_queries`.
+
+        `before`: the row of the layer's norm; `scale`: of keys.
+        """
+        if refs.index is None or shape.index is None:
+            return
+        if refs.index.query_norm is not None:  # of what the layer reads
+            self._writer.rows[before]["forms"] |= Form.WIDE
+            self._norms.add(refs.index.query_norm, Buffer.UNSORTED, target=Buffer.MIXED)
+            feeder = len(self._writer.rows) - 1
+        norm = refs.index.key_norm
+        width = add_choice(
+            self._writer,
+            refs.index,
+            shape.index,
+            place=shape.index_place,
+            width=shape.projected_width,
+            key_norm=(self._norms.read_weight(norm), self._norms.read_bias(norm)),
+            key_scale=scale,
+            feeder=feeder,
+        )
+        self.qkv_width = max(self.qkv_width, width)
 
     def _open_heads(self, sizes: HeadSizes, row: int) -> Buffer:
         """Add the gates of heads, which follow queries, keys and values in a `row` of QKV; return

@@ -125,20 +125,10 @@ def add_queries(
     facts["query_width"] = width
     facts["place"] = shape.latent_place
     if latent.query_up is not None and latent.query_norm is not None:
-        compress: dict[str, Any] = {
-            "source": Buffer.PROJECTED,
-            "target": Buffer.MIXED,
-            "inputs": width,
-            "width": spec.query_rank,
-            "weights": norms["query"],
-            "eps": latent.query_norm.eps,
-        }
-        writer.add(Code.COMPRESS, outputs=spec.query_rank, **compress)
-        if choose is not None and not reads_input:
-            choose(len(writer.rows) - 1)
-        if spec.doubled:
-            writer.add(Code.COMPRESS, outputs=2 * spec.query_rank, **compress)
-        feeder = _last(writer, Code.COMPRESS)
+        after = None if reads_input else choose
+        feeder = _compress_queries(
+            writer, spec, width, (norms["query"], latent.query_norm.eps), after
+        )
         if latent.gate_up is not None:
             writer.linear(latent.gate_up, Buffer.MIXED, Buffer.DECAYS, feeder=feeder)
         writer.linear(latent.query_up, Buffer.MIXED, Buffer.QKV, feeder=feeder)
@@ -170,6 +160,33 @@ def add_queries(
         span=spec.plain_dim,
         weights=writer.keep(pack_heads(keys, bf16=bf16)),
     )
+
+
+def _compress_queries(
+    writer: OperationWriter,
+    spec: LatentSpec,
+    width: int,
+    norm: tuple[int, float],
+    choose: Callable[[int], None] | None,
+) -> int:
+    """Add the norm of compressed queries, and `choose` behind it; return the row that they have.
+
+    `width`: of a row of PROJECTED; `norm`: the address of its weights, and its epsilon.
+    """
+    compress: dict[str, Any] = {
+        "source": Buffer.PROJECTED,
+        "target": Buffer.MIXED,
+        "inputs": width,
+        "width": spec.query_rank,
+        "weights": norm[0],
+        "eps": norm[1],
+    }
+    writer.add(Code.COMPRESS, outputs=spec.query_rank, **compress)
+    if choose is not None:
+        choose(len(writer.rows) - 1)
+    if spec.doubled:
+        writer.add(Code.COMPRESS, outputs=2 * spec.query_rank, **compress)
+    return _last(writer, Code.COMPRESS)
 
 
 def add_values(

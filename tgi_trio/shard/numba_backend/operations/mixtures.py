@@ -20,11 +20,12 @@ from tgi_trio.shard.numba_backend.tables import (
     ACTIVATIONS,
     MIXTURE,
     ROUTINGS,
+    RUN,
     Buffer,
     Code,
     Epilogue,
 )
-from tgi_trio.shard.numba_backend.weight_layout import LANES, PANEL
+from tgi_trio.shard.numba_backend.weight_layout import LANES, PANEL, SPARE_ROWS
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,3 +309,21 @@ class MixtureWriter:
             outputs=weights.shape[0],
             **fields,
         )
+
+
+def find_mixture_buffers(members: int, changed: int, experts: int, size: int) -> dict[Buffer, int]:
+    """Return the bytes of the buffers of mixtures.
+
+    `members`: pairs of a token and an expert of its; `changed`: as many, if adapters may change
+    experts, else 0; `experts`: padded; `size`: of a hidden state.
+    """
+    return {
+        Buffer.CHOSEN: members * 4,
+        Buffer.PARTS: members * 4,
+        Buffer.GROUPS: 12 * (1 + experts),
+        Buffer.MEMBERS: members * 4,
+        Buffer.ARRANGED: (members + SPARE_ROWS) * size * 4,
+        Buffer.MEMBER_RUNS: 8 * (1 + (RUN + 1) * changed) if changed else 0,
+        Buffer.MEMBER_RUN_OF: changed * 4,
+        Buffer.UNCODED: (changed + SPARE_ROWS) * size * 4 if changed else 0,
+    }

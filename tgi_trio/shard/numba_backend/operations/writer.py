@@ -59,7 +59,7 @@ class OperationWriter:
         self.dequantised = set[str]()  # codings of matrices that were dequantised
         self.weight_bytes = 0
         self.widest = 0  # inputs of linears whose inputs are reordered or turned
-        self.widest_raw: dict[Rows, int] = {}  # outputs of linears whose results are turned
+        self._widest_raw: dict[Rows, int] = {}  # outputs of linears whose results are turned
         self.feeder = 0
         self._packer = packer
         self._as_stored = as_stored
@@ -188,7 +188,12 @@ class OperationWriter:
     def widen(self, inputs: int, outputs: int, rows: Rows) -> None:
         """Make room for activations and results that are turned."""
         self.widest = max(self.widest, inputs)
-        self.widest_raw[rows] = max(self.widest_raw.get(rows, 0), outputs)
+        self._widest_raw[rows] = max(self._widest_raw.get(rows, 0), outputs)
+
+    def count_raw(self, tokens: int, wanted: int, lone: int) -> int:
+        """Return the room for results that have yet to be turned, in numbers, for rows of each."""
+        counts: dict[Rows, int] = {"tokens": tokens, "wanted": wanted, "lone": lone}
+        return max((counts[rows] * width for rows, width in self._widest_raw.items()), default=0)
 
     def _leave_unsorted(self, source: Buffer, inputs: int, wanted_only: int) -> None:
         """Have activations written as float32, which each run of reordered matrices quantises."""
