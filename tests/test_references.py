@@ -25,14 +25,17 @@ ATTRIBUTE = re.compile(r"((?:\w+\.)*)([A-Za-z_]\w*)\.([A-Za-z_]\w*)(?:\(.*\))?")
 # Files of a model's folder, of other projects and of the machine; not ours to have.
 FOREIGN = re.compile(
     r".*\.bin|(config|tokenizer|tokenizer_config|generation_config|special_tokens_map|chat_template"
-    r"|processor_config|adapter_config|(hf_)?quant_config|quantize_config|index|preprocessor_config"
+    r"|processor_config|adapter_config|(hf_)?quant_config|quantize_config|index|(video_)?preprocessor_config"
     r"|added_tokens|vocab|openapi|.*\.safetensors\.index|.*\.bin\.index)\.json|/.*|docs/\w+\.md"
     r"|modeling_\w+\.py|configuration_\w+\.py|config\.py|out\.json|trace\.json"
     r"|opencode\.json|\.aider\.model\.metadata\.json"
 )
 # Modules that share their name with arguments and attributes: the name alone is looked for.
 VARIABLES = {"variant", "settings", "endpoints", "spec", "plan", "batch", "request", "weights"}
-FOREIGN_NAMES = re.compile(r"http\.(request|disconnect|response)(\.\w+)*")  # ASGI, OpenTelemetry
+FOREIGN_NAMES = re.compile(
+    r"http\.(request|disconnect|response)(\.\w+)*"  # ASGI, OpenTelemetry
+    r"|(mlp\.)?experts\.\w+(\.\w+)*"  # tensors of checkpoints and adapters
+)
 FOREIGN_FOLDERS = re.compile(r"/.*|\.venv/|.*demo/model/|dev/shm/|my-model/")
 
 

@@ -52,6 +52,7 @@ class RandomWeights(WeightSource):
         """`rounded`: a word of `ENCODINGS` for linear layers that are to be codes."""
         self.invariant = invariant
         self.keeps_codes = False
+        self.adapted = False  # those of `1B adapters` change no experts
         self.rounded = rounded
         self.dtype, self.device = dtype, device
         self.rank, self.world_size = 0, 1
