@@ -57,12 +57,17 @@ IN_KERNELS = MIXTURES | HYBRIDS
 IN_KERNELS["gemma4_text"] = UNEQUAL["gemma4_text"] | GEMMA4_MOE
 
 
+def write_two(base: Path, folder: Path, family: str) -> list[Path]:
+    """Return adapters of two ranks, of all experts."""
+    own = FAMILIES[family] | {"target_parameters": EXPERTS}
+    return [write_adapter(base, folder / str(r), seed=r, r=r, **own) for r in (4, 3)]
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_in_torch(checkpoint: Checkpoint, tmp_path: Path, family: str) -> None:
     """Rows of two adapters and of none, in chunks, joining as others decode."""
     base = checkpoint(family, **IN_TORCH.get(family, {}))
-    own = FAMILIES[family] | {"target_parameters": EXPERTS}
-    folders = [write_adapter(base, tmp_path / str(r), seed=r, r=r, **own) for r in (4, 3)]
+    folders = write_two(base, tmp_path, family)
     golden = PeftGolden(base, folders)
     runner, recorder = load(base, max_lora_rank=4)
     for number, folder in enumerate(folders, start=1):
@@ -81,8 +86,7 @@ def test_every_family_in_the_cpu_kernels(
 ) -> None:
     """The same on two threads; without adapters, to the bit what it was."""
     base = checkpoint(family, **IN_KERNELS[family])
-    own = FAMILIES[family] | {"target_parameters": EXPERTS}
-    folders = [write_adapter(base, tmp_path / str(r), seed=r, r=r, **own) for r in (4, 3)]
+    folders = write_two(base, tmp_path, family)
     golden = PeftGolden(base, folders)
     with cpu_runner(base, max_lora_rank=4, cores=(0, 0)) as (runner, recorder):
         plain = sequences(PROMPTS, new=NEW)

@@ -122,12 +122,11 @@ def two_ranks(
     `device`: rank 0's, which this thread has entered.
     """
     told = ShardSettings(model_path=folder, dtype="float32", cpu_threads=1, **settings)
-    alike = told.batch_invariant
     store, steps, turns = HashStore(), list[Counts](), Turns()
 
     def meet(rank: int, own: StandInDevice) -> ProcessGroup:
         group = StandInGroup(gloo_group(store, rank, 2), own, turns.waiting)
-        return ProcessGroup(group, rank, 2, in_order=alike)
+        return ProcessGroup(group, rank, 2, in_order=told.batch_invariant)
 
     def follow(end: ShardEnd) -> None:
         with StandInDevice("cuda:1", beside=device) as own:

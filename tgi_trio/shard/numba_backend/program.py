@@ -143,10 +143,8 @@ class Program:
         self.adapted: AdaptedOperations | None = None
         self.operations = np.stack(built.writer.rows)
         if max_lora_rank:
-            self.adapted = AdaptedOperations(
-                self.operations, self.end, built.sites.sites, max_lora_rank
-            )
-            self.operations = self.adapted.table
+            adapted = AdaptedOperations(self.operations, self.end, built.sites.sites, max_lora_rank)
+            self.adapted, self.operations = adapted, adapted.table
         self.kv_cache: list[tuple[Array, Array]] = []  # K and V of each layer that has them
         self._index_keys: list[Array] = []  # of each layer with an index of tokens
         # kept alive here, since operations hold only addresses
@@ -348,12 +346,10 @@ class Program:
         lone = self.lone.values()
         mixtures = [layer.experts for layer in spec.layers if layer.experts]
         members = tokens * max((each.per_token for each in mixtures), default=0)
-        sorted_ = self.adapted.sorts if self.adapted else False
-        changed = members if sorted_ else 0  # rows of experts that adapters change
+        changed = members if self.adapted and self.adapted.sorts else 0  # rows that adapters change
         experts = pad_to_panel(max((each.count for each in mixtures), default=0))
         several = spec.streams or spec.hyper
         streams = several.count if several else 0
-        beside = any(layer.beside for layer in spec.layers)
         opens = bool(spec.names.shared_router) and any(each.shared_width for each in mixtures)
         return {
             Buffer.HIDDEN: tokens * spec.hidden_size * 4,
@@ -384,7 +380,7 @@ class Program:
             Buffer.OWN: tokens * own_width(spec) * 4,
             Buffer.STREAMS: tokens * streams * spec.hidden_size * 4,
             Buffer.BOTH: tokens * 2 * spec.hidden_size * 4 if self.has((Code.COPY,)) else 0,
-            Buffer.DENSE: tokens * spec.hidden_size * 4 if beside else 0,
+            Buffer.DENSE: tokens * spec.hidden_size * 4 * any(each.beside for each in spec.layers),
             **(find_buffers(spec.index, tokens, longest) if spec.index else {}),
             **find_mixture_buffers(members, changed, experts, spec.hidden_size),
         }
@@ -401,8 +397,4 @@ class Program:
 
     def describe(self) -> str:
         """Describe for an operator how quantised weights are used; "": there are none."""
-        kept = ", ".join(self._built.writer.quantised.describe(self.end))
-        lost = ", ".join(sorted(self._built.writer.dequantised))
-        words = [f"weights as they are stored ({kept})" if kept else ""]
-        words.append(f"dequantised ones ({lost})" if lost else "")
-        return ", ".join(filter(None, words))
+        return self._built.writer.describe(self.end)

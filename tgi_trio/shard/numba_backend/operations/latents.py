@@ -122,8 +122,7 @@ def add_queries(
     if choose is not None and reads_input:
         choose(-1)
     facts = np.zeros((1,), LATENT)
-    facts["query_width"] = width
-    facts["place"] = shape.latent_place
+    facts["query_width"], facts["place"] = width, shape.latent_place
     if latent.query_up is not None and latent.query_norm is not None:
         after = None if reads_input else choose
         feeder = _compress_queries(

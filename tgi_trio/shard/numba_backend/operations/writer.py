@@ -190,6 +190,14 @@ class OperationWriter:
         self.widest = max(self.widest, inputs)
         self._widest_raw[rows] = max(self._widest_raw.get(rows, 0), outputs)
 
+    def describe(self, end: int) -> str:
+        """Describe for an operator how quantised weights of rows before `end` are used."""
+        kept = ", ".join(self.quantised.describe(end))
+        lost = ", ".join(sorted(self.dequantised))
+        words = [f"weights as they are stored ({kept})" if kept else ""]
+        words.append(f"dequantised ones ({lost})" if lost else "")
+        return ", ".join(filter(None, words))
+
     def count_raw(self, tokens: int, wanted: int, lone: int) -> int:
         """Return the room for results that have yet to be turned, in numbers, for rows of each."""
         counts: dict[Rows, int] = {"tokens": tokens, "wanted": wanted, "lone": lone}
