@@ -34,7 +34,7 @@ from torch.utils._python_dispatch import (
     _get_current_dispatch_mode_stack,
 )
 
-from tgi_trio.testing.stand_in_driver import INTERPRET, Counts, Graph, replacements
+from tgi_trio.testing.stand_in_driver import INTERPRET, MEANT, Counts, Graph, replacements
 from tgi_trio.testing.stand_in_tensor import (
     DeviceLost,
     DeviceTensor,
@@ -80,9 +80,7 @@ class StandInDevice(TorchDispatchMode):
         given = _tensors((args, kwargs))
         ours = [x for x in given if isinstance(x, DeviceTensor)]
         wanted = kwargs.get("device")
-        here = (
-            bool(ours) if wanted is None else torch.device(wanted).type in (self.place.type, "meta")
-        )
+        here = bool(ours) if wanted is None else self._is_here(torch.device(wanted), ours)
         if not ours and any(self._is_named(x) for x in args):  # `x.to(device)` in inference mode
             here = True
         if here or ours:
@@ -96,7 +94,7 @@ class StandInDevice(TorchDispatchMode):
             return self._copy(args[0], args[1], bool(args[2]) if len(args) > 2 else False)
         if not ours and not here:
             return self._on_host(func, args, kwargs)
-        mixed = any(not isinstance(x, DeviceTensor) and x.dim() for x in given)
+        mixed = any(not isinstance(x, DeviceTensor) and x.dim() and not x.is_meta for x in given)
         if mixed and name == "aten::index" and isinstance(args[0], DeviceTensor):
             self.wait("indices come from memory that is not pinned")
         elif mixed:
@@ -116,6 +114,12 @@ class StandInDevice(TorchDispatchMode):
         self._note(name, lambda: func(*plain_args, **plain), plain_args, out)
         known = {id(x.held): x for x in ours}
         return _mapped(lambda x: known.get(id(x), x) if id(x) in known else self._wrapped(x), out)
+
+    def _is_here(self, wanted: torch.device, ours: list[DeviceTensor]) -> bool:
+        """Return whether an operation's result belongs to this device."""
+        if wanted.type == "meta" and not ours and MEANT.get():
+            return False
+        return wanted.type in (self.place.type, "meta")
 
     @contextlib.contextmanager
     def _again(self) -> Iterator[None]:

@@ -13,17 +13,21 @@ import itertools
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, Final, Protocol
 
 import torch
+from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import _disable_current_modes
 
 from tgi_trio.shard.torch_backend.recordings import graph_nodes
 from tgi_trio.testing.stand_in_tensor import RecordingBroken
 
 MEMORY = 8 << 30  # bytes of the device's memory, as it claims
+# Set where "meta" is what a user means: torch's own code takes our tensors for that.
+MEANT: Final[ContextVar[bool]] = ContextVar("meta is meant", default=False)
 NAME = "a device that is not there"
 PROPERTIES: Final = SimpleNamespace(
     major=9, minor=0, shared_memory_per_block_optin=227 << 10, multi_processor_count=4
@@ -148,7 +152,7 @@ def replacements(current: Callable[[], Driven]) -> list[tuple[Any, str, Any]]:
 
     `current` returns the stand-in of the calling thread.
     """
-    found = [*_device_functions(current), *_graph_functions(current)]
+    found = [*_device_functions(current), *_graph_functions(current), _placing_of_blocks()]
     if INTERPRET is not None:
         from triton.runtime.interpreter import InterpretedFunction
 
@@ -157,6 +161,20 @@ def replacements(current: Callable[[], Driven]) -> list[tuple[Any, str, Any]]:
 
         found.append((InterpretedFunction, "run", run))
     return found
+
+
+def _placing_of_blocks() -> tuple[Any, str, Any]:
+    """Return the replacement for what constructs tensors in a block of `torch.device`."""
+    place: Any = DeviceContext.__torch_function__
+
+    def construct(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        before = MEANT.set(self.device.type == "meta")
+        try:
+            return place(self, func, types, args, kwargs)
+        finally:
+            MEANT.reset(before)
+
+    return DeviceContext, "__torch_function__", construct
 
 
 def _device_functions(current: Callable[[], Driven]) -> list[tuple[Any, str, Any]]:

@@ -335,6 +335,16 @@ def test_waits_are_counted_and_cannot_be_recorded(
         wait(x)
 
 
+def test_what_is_built_without_memory_is_not_on_the_device(device: StandInDevice) -> None:
+    """Torch's code takes the stand-in's tensors for "meta"; who asks for that means it."""
+    with torch.device("meta"):
+        layer, frequencies = torch.nn.Linear(2, 3), torch.arange(4) / 2
+    tensors = (*layer.parameters(), frequencies)
+    assert {type(x) for x in tensors} <= {torch.Tensor, torch.nn.Parameter}
+    assert {x.device.type for x in tensors} == {"meta"}
+    assert torch.empty_like(frequencies, device=DEVICE).device.type == "cuda"
+
+
 def test_lists_are_indices_that_are_copied_from_the_host(device: StandInDevice) -> None:
     numbers = torch.arange(6, device=DEVICE).view(2, 3)
     assert numbers[:, [2, 0]].tolist() == [[2, 0], [5, 3]]

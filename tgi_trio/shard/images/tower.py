@@ -177,9 +177,8 @@ def _fill(model: Any, files: Container, device: torch.device, dtype: torch.dtype
     for name, buffer in list(model.named_buffers(remove_duplicate=False)):
         if buffer.is_meta and name not in state:  # positions, frequencies
             owner, _, own = name.rpartition(".")
-            module = model.get_submodule(owner)
-            setattr(module, own, torch.empty_like(buffer, device=device))
-            module._is_hf_initialized = False  # it may be, from when it was built
+            empty = torch.empty_like(buffer, device=device)
+            setattr(model.get_submodule(owner), own, empty)
     model.initialize_weights()
 
 
