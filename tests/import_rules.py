@@ -199,7 +199,8 @@ RULES: dict[str, Rule] = {
         )
         for what in ("indexed", "invariant")
     },
-    "testing.quick_interpreter": Rule(ours(""), banned=SERVER),
+    "testing.quick_interpreter": Rule(ours("testing.quick_operations"), banned=SERVER),
+    "testing.quick_operations": Rule(ours(""), banned=SERVER),
     "testing.fake_server": Rule(
         ours("__main__ cli demo model.facts"), banned=MODEL
     ),  # a program, like __main__

@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from tgi_trio.testing.quick_operations import FUNCTIONS, Memory, quicken
+
 _KINDS = 4096  # most types and shapes in each cache
 _PRECISIONS = ("tf32", "tf32x3", "bf16x3", "ieee")  # all of which are those of numpy here
 
@@ -189,10 +191,11 @@ def _take_numbers_at_once() -> None:
 
 def _call_at_once() -> None:
     """Call the language's functions without checks, and load blocks with a cached mask."""
+    from triton import language
     from triton.language import core
     from triton.runtime import interpreter
 
-    plain_unwrap, constexpr = core._unwrap_if_constexpr, core.constexpr
+    plain_unwrap, constexpr, memory = core._unwrap_if_constexpr, core.constexpr, Memory()
     plain = frozenset({core.tensor, int, float, bool, type(None), str})
 
     def unwrap(x: Any) -> Any:
@@ -207,7 +210,8 @@ def _call_at_once() -> None:
             kwargs["_semantic"] = interpreter.interpreter_semantic
             return inner(*args, **kwargs)
 
-        scope.set_attr(owner, name, call)
+        quick = owner is core.tensor or (owner in (language, core) and name in FUNCTIONS)
+        scope.set_attr(owner, name, quicken(memory, name, call) if quick else call)
 
     @lru_cache(_KINDS)
     def ones(shape: tuple[int, ...]) -> Any:

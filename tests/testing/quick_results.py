@@ -1,0 +1,162 @@
+"""Prints what kernels of single operations find, by Triton's interpreter.
+
+    TRITON_INTERPRET=1 python -m tests.testing.quick_results [hurry]
+
+Each kernel runs twice, with other numbers: what types lead to is remembered of the first.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import sys
+import warnings
+from typing import Any
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+
+TYPES = ("bool", "int8", "int16", "int32", "int64", "uint8", "float16", "bfloat16", "float32")
+PAIRS = ("add", "sub", "mul", "div", "lt", "le", "gt", "ge", "eq", "ne", "and", "or", "xor")
+MIXED = (
+    *(("int32", "int64"), ("int64", "int32"), ("int32", "float32"), ("bool", "int32")),
+    *(("float16", "float32"), ("bfloat16", "float32"), ("uint8", "int8"), ("int16", "int64")),
+)
+NUMBERS = (0, 1, -3, 300, 1 << 20, 1 << 31, 1 << 40, 0.0, -0.0, 1.5, -1e-40, 1e39)
+FRACTIONS = (*NUMBERS, float("inf"), float("-inf"), float("nan"))
+CASTS = {
+    "int1": tl.int1,
+    "int8": tl.int8,
+    "int64": tl.int64,
+    "fp16": tl.float16,
+    "fp32": tl.float32,
+}
+
+
+@triton.jit
+def compute(a, b, PAIR: tl.constexpr):
+    if PAIR == "add":
+        return a + b
+    elif PAIR == "sub":
+        return a - b
+    elif PAIR == "mul":
+        return a * b
+    elif PAIR == "div":
+        return a / b
+    elif PAIR == "lt":
+        return a < b
+    elif PAIR == "le":
+        return a <= b
+    elif PAIR == "gt":
+        return a > b
+    elif PAIR == "ge":
+        return a >= b
+    elif PAIR == "eq":
+        return a == b
+    elif PAIR == "ne":
+        return a != b
+    elif PAIR == "and":
+        return a & b
+    elif PAIR == "or":
+        return a | b
+    else:
+        return a ^ b
+
+
+@triton.jit
+def pair(x, y, found, PAIR: tl.constexpr):
+    rows, columns = tl.arange(0, 4), tl.arange(0, 8)
+    a = tl.load(x + rows)
+    result = compute(a[:, None], tl.load(y + columns)[None, :], PAIR)
+    tl.store(found + rows[:, None] * 8 + columns[None, :], result.to(tl.float64))
+    scalar = compute(tl.load(x + 1), tl.load(y + 2), PAIR)
+    tl.store(found + 32, scalar.to(tl.float64))
+
+
+@triton.jit
+def number(x, found, NUMBER: tl.constexpr, PAIR: tl.constexpr):
+    rows = tl.arange(0, 4)
+    a = tl.load(x + rows)
+    tl.store(found + rows, compute(a, NUMBER, PAIR).to(tl.float64))
+    tl.store(found + 4 + rows, compute(NUMBER, a, PAIR).to(tl.float64))
+
+
+@triton.jit
+def choose(x, found, NUMBER: tl.constexpr, COUNT):
+    rows = tl.arange(0, 4)
+    a = tl.load(x + rows, mask=rows < COUNT, other=NUMBER)
+    tl.store(found + rows, a.to(tl.float64))
+    tl.store(found + 4 + rows, tl.where(rows % 2 == 0, a, NUMBER).to(tl.float64))
+    tl.store(found + 8 + rows, tl.where(rows < COUNT, NUMBER, a).to(tl.float64), mask=rows > 0)
+
+
+@triton.jit
+def convert(x, found, DTYPE: tl.constexpr):
+    rows = tl.arange(0, 4)
+    a = tl.load(x + rows).to(DTYPE)
+    tl.store(found + rows, a.to(tl.float64))
+    tl.store(found + 4 + rows, (a[:, None] + tl.full([4, 1], 1, DTYPE)).to(tl.float64)[:, 0])
+
+
+def draw(dtype: str, count: int, seed: int) -> torch.Tensor:
+    """Return numbers among which are the least, the largest, and both zeros."""
+    source = torch.Generator().manual_seed(seed)
+    kind = getattr(torch, dtype)
+    if kind.is_floating_point:
+        drawn = torch.randn(count, generator=source).to(kind)
+        drawn[seed % count] = (0.0, -0.0, float("inf"))[seed % 3]
+        return drawn
+    if kind is torch.bool:
+        return torch.randint(0, 2, (count,), generator=source).bool()
+    facts = torch.iinfo(kind)
+    drawn = torch.randint(-5, 6, (count,), generator=source).to(kind)
+    drawn[seed % count] = (facts.min, facts.max, 0)[seed % 3]
+    return drawn
+
+
+def run(kernel: Any, operands: list[torch.Tensor], *rest: Any) -> str:
+    found = torch.zeros(40, dtype=torch.float64)
+    try:
+        kernel[(1,)](*operands, found, *rest)
+    except Exception as error:  # the same ones are expected
+        return type(error).__name__
+    return hashlib.sha256(found.numpy().tobytes()).hexdigest()[:16]
+
+
+def main() -> None:
+    if "hurry" in sys.argv[1:]:
+        from tgi_trio.testing.quick_interpreter import hurry
+
+        hurry()
+    results: dict[str, list[str]] = {}
+    cases: list[tuple[str, Any, list[str], tuple[Any, ...]]] = []
+    for one, other in (*zip(TYPES, TYPES, strict=True), *MIXED):
+        cases += [(f"{one} {name} {other}", pair, [one, other], (name,)) for name in PAIRS]
+    for one in ("int32", "int64", "float32", "float16", "int8"):
+        values = FRACTIONS if one.startswith("float") else NUMBERS[:7]
+        drawn = itertools.product(PAIRS, values)
+        cases += [
+            (f"{one} {name} {value!r}", number, [one], (value, name))
+            for name, value in itertools.islice(drawn, 0, None, 1 if one == "float32" else 4)
+        ]
+        cases += [(f"{one} choose {value!r}", choose, [one], (value, 3)) for value in values]
+    cases += [
+        (f"{one} to {name}", convert, [one], (dtype,))
+        for one in TYPES
+        for name, dtype in CASTS.items()
+    ]
+    warnings.simplefilter("ignore")
+    with np.errstate(all="ignore"):
+        for name, kernel, dtypes, rest in cases:
+            results[name] = [
+                run(kernel, [draw(d, 8, 7 * seed + i) for i, d in enumerate(dtypes)], *rest)
+                for seed in range(2)
+            ]
+    print(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main()
