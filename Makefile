@@ -23,13 +23,17 @@ AVX2 := ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS
 # What Python compiles is kept, whatever an image says: tests start hundreds of processes.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: serve check test test-avx2 test-agents gpu lint types docs clean
+.PHONY: serve check test test-thorough test-avx2 test-agents gpu lint types docs clean
 
 serve: $(VENV)/.serve
 	$(BIN)/python -m tgi_trio --port $(PORT) $(ARGS)
 
 test: $(VENV)/.test
-	$(BIN)/python -m pytest $(BESIDE) $(ARGS)
+	$(BIN)/python -m pytest $(BESIDE) -m "not thorough" $(ARGS)
+
+# The other cases of tests that have many alike: families, formats, sizes.
+test-thorough: $(VENV)/.test
+	$(BIN)/python -m pytest $(BESIDE) -m thorough $(ARGS)
 
 # SDKs and frameworks of others, which bring packages of their own; without them they are skipped.
 .PHONY: test-sdks
@@ -47,7 +51,7 @@ test-ray: $(VENV)/.ray
 	$(VENV)-ray/bin/python -m pytest -m ray tests/cluster/test_keeper.py $(ARGS)
 
 check: lint types
-	$(BIN)/python -m pytest -q $(BESIDE) -m "not system" $(FAST) $(ARGS)
+	$(BIN)/python -m pytest -q $(BESIDE) -m "not system and not thorough" $(FAST) $(ARGS)
 
 # Coding agents from npm, fetched into a cache outside the tree; skipped with a reason without npm.
 test-agents: $(VENV)/.test

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import sys
+from collections import Counter
 from collections.abc import Iterator
 
 import pytest
@@ -40,6 +41,20 @@ settings.register_profile(
     derandomize=bool(os.environ.get("CI")),
 )
 settings.load_profile("shared-machine")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the cases of `sampled` tests that only `make test-thorough` runs."""
+    counts = Counter[str]()
+    for item in items:
+        if (sampled := item.get_closest_marker("sampled")) is None:
+            continue
+        test = item.nodeid.partition("[")[0]
+        (every,) = sampled.args
+        if (counts[test] - sampled.kwargs.get("first", 0)) % every:
+            item.add_marker(pytest.mark.thorough)
+        counts[test] += 1
 
 
 def pytest_collection_finish() -> None:

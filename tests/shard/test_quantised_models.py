@@ -101,6 +101,7 @@ def check_expected(recorder: GreedyRecorder, row: Any, expected: dict[str, Any])
     assert firm > 0
 
 
+@pytest.mark.sampled(2)
 @backends
 @pytest.mark.parametrize("name", MADE_BY_OTHERS)
 def test_what_other_tools_made(tmp_path: Path, name: str, backend: Any) -> None:
@@ -204,6 +205,7 @@ STORED: dict[str, tuple[Store, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.sampled(4)
 @backends
 @pytest.mark.parametrize("stored", STORED)
 def test_tokens_of_what_is_packed_here(

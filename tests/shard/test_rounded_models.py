@@ -88,6 +88,7 @@ def golden(checkpoint: Checkpoint) -> Callable[[str], Golden]:
 RUNNERS = {"torch": torch_runner, "numba": numba_runner, "two ranks": two_ranks}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("backend", RUNNERS)
 @pytest.mark.parametrize("word", MADE_AT_LOAD)
 def test_tokens_are_those_of_the_rounded_weights(

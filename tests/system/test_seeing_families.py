@@ -232,6 +232,7 @@ def expected(folder: Path, seen: Seen, model: Any, count: int) -> tuple[list[int
     return ids, found[0, len(ids) :].tolist()
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("family", sorted(FAMILIES))
 def test_ids_and_tokens_are_those_of_transformers(tmp_path: Path, family: str) -> None:
     import torch

@@ -192,6 +192,7 @@ def ask(server: ServerProcess, *content: Any, **fields: Any) -> tuple[list[int],
     return ids, choice["token_ids"]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("family", sorted(PROCESSORS))
 def test_ids_and_tokens_are_those_of_transformers(tmp_path: Path, family: str) -> None:
     folder = make_folder(tmp_path, family)

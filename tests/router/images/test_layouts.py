@@ -48,6 +48,7 @@ def outcome(call: Callable[[], Any]) -> Any:
         return "refused"
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", sorted(FAMILIES.keys() - UNCOUNTED))
 @given(size=SIZES)
 @example(size=ImageSize(1, 1))
@@ -105,6 +106,7 @@ def test_every_family_has_a_largest_image_unless_no_prompt_has_room() -> None:
     assert find_largest(ours("llava"), 1_000_000, 100) is None
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", sorted(FAMILIES))
 @pytest.mark.parametrize(
     "sizes", [[(30, 50)], [(700, 333), (20, 10)], [(40, 1200)], [(1500, 700)]], ids=str

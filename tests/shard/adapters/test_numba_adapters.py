@@ -58,6 +58,7 @@ WITH_HEADS = ("llama", "gpt2", "gemma2", "granite", "phi")  # tied, capped, scal
 WITH_MAGNITUDES = ("llama", "qwen2", "gpt2", "phi3", "gpt_bigcode")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("family", sorted(ADAPTED))
 def test_every_family(checkpoint: Checkpoint, tmp_path: Path, family: str) -> None:
     """Rows of two adapters and of none, in chunks, joining as others decode, on two threads."""

@@ -47,6 +47,7 @@ def check(model: Model, runner: Runner, recorder: GreedyRecorder, budget: int = 
     return shard
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("budget", [5, 1000])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_tokens_and_logits_are_those_of_the_whole_model(
@@ -60,6 +61,7 @@ def test_tokens_and_logits_are_those_of_the_whole_model(
         assert max(shard.pieces) <= budget, "images are cut, or end a step"
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_generate_says_the_same(model: Maker, family: str) -> None:
     own = model(family)

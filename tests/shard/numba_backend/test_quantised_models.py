@@ -158,6 +158,7 @@ def model(
     return folder, dequantised(source, folder)
 
 
+@pytest.mark.sampled(2, first=1)
 def test_tokens_are_those_of_the_dequantised_weights(model: tuple[Path, Golden]) -> None:
     """With activations of 16 bits, however steps are put together."""
     folder, golden = model
@@ -169,6 +170,7 @@ def test_tokens_are_those_of_the_dequantised_weights(model: tuple[Path, Golden])
     assert len({tuple(generated(row)) for row in batch}) > len(batch) // 2
 
 
+@pytest.mark.sampled(2)
 def test_a_sequence_has_the_same_logits_alone_and_among_others(
     model: tuple[Path, Golden],
 ) -> None:

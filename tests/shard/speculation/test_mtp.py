@@ -88,6 +88,7 @@ def check_guesses(guessed: list[tuple[list[int], list[int]]], says: Any) -> None
                 break
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_it_guesses_what_transformers_says(family: str, tmp_path: Path) -> None:
     layers = 3 if family == "step3p5" else 1  # as published

@@ -229,6 +229,7 @@ def test_a_sequence_has_the_same_logits_alone_and_among_others(
     check_alone(checkpoint(family), monkeypatch)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("family", OTHERS)
 def test_a_family_whose_attention_is_that_of_others(
     checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch, family: str
@@ -243,6 +244,7 @@ def test_layers_of_other_shapes(
     check_alone(checkpoint("gemma4_text", **changes), monkeypatch, FEW_TEXTS)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("numbers", NUMBERS.values(), ids=NUMBERS)
 def test_of_other_numbers(checkpoint: Checkpoint, numbers: dict[str, Any]) -> None:
     folder = checkpoint("llama", **SMALL)

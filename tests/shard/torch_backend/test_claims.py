@@ -59,6 +59,7 @@ def claims_of(folder: Path) -> TensorClaims:
     return t5_claims(spec) if isinstance(spec, T5Spec) else decoder_claims(spec)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("family", "changes"), CASES, ids=lambda v: str(v)[:20])
 def test_torch_reads_what_is_claimed(
     checkpoint: Make, monkeypatch: pytest.MonkeyPatch, family: str, changes: dict[str, Any]
@@ -75,6 +76,7 @@ def test_torch_reads_what_is_claimed(
     assert stored <= needed | claims.known.keys()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("family", FITTING)
 def test_the_kernels_read_what_is_claimed(
     checkpoint: Make, monkeypatch: pytest.MonkeyPatch, family: str

@@ -74,6 +74,7 @@ def test_steps_are_one_launch_with_prompts_or_without(folder: Path) -> None:
         assert counts.replays == 1 and not counts.launches, counts
 
 
+@pytest.mark.sampled(2)
 def test_steps_that_are_launched_say_the_same(folder: Path) -> None:
     """Those with short contexts launch nothing that chooses."""
     expected = drive(start(folder, "cpu"), TEXTS, GREEDY, 3, budget=BUDGET)
@@ -87,6 +88,7 @@ def test_steps_that_are_launched_say_the_same(folder: Path) -> None:
     assert not any(counts.launches["select_best"] for counts in (*short.decodes, *short.prefills))
 
 
+@pytest.mark.sampled(2)
 def test_guesses_choose_for_themselves(folder: Path) -> None:
     """Each the blocks before it, through states one after another, and wrong ones are undone."""
     expected = drive(start(folder, "cpu"), TEXTS[:3], GREEDY[:3], 8)
@@ -99,6 +101,7 @@ def test_guesses_choose_for_themselves(folder: Path) -> None:
     assert all(counts.replays == 1 for counts in ours.decodes)
 
 
+@pytest.mark.sampled(2, first=1)
 def test_a_preempted_sequence_goes_on_where_it_was(folder: Path) -> None:
     """Its blocks' keys are made anew, in other places."""
     new, length = 8, len(TEXTS[0])
@@ -123,6 +126,7 @@ def test_a_preempted_sequence_goes_on_where_it_was(folder: Path) -> None:
     assert shard.error is None
 
 
+@pytest.mark.sampled(2, first=1)
 def test_keys_of_eight_bits_are_chosen_from(folder: Path) -> None:
     codes = "fp8_e4m3fn"
     expected = drive(start(folder, "cpu", kv_cache_dtype=codes), TEXTS, GREEDY, 3)
@@ -157,6 +161,7 @@ def two_places(folder: Path) -> Iterator[StandInDevice]:
         yield device
 
 
+@pytest.mark.sampled(2, first=1)
 def test_two_ranks_choose_alike(folder: Path, two_places: StandInDevice) -> None:
     expected = drive(start(folder, "cpu"), TEXTS, GREEDY, 4, budget=BUDGET)
     with two_ranks(folder, two_places, (4,), request=SMALL_STEPS) as (runner, steps):

@@ -52,6 +52,7 @@ def test_the_texts_are_longer_than_what_is_chosen() -> None:
     assert len(TEXTS) == 3 and max(map(len, TEXTS)) > 2 * BLOCK
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("family", [*FAMILIES, *WRAPPED])
 def test_steps_are_one_replay_each(folder: Folder, family: str) -> None:
     """Decodes, and prompts in chunks beside them."""
@@ -67,6 +68,7 @@ def test_steps_are_one_replay_each(folder: Folder, family: str) -> None:
     assert (len(list(runner.model.projections())) == 1) == several
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("family", ["glm_moe_dsa", *WRAPPED])
 def test_launched_steps_wait_for_nothing(folder: Folder, family: str) -> None:
     """Nor does a cache of 8 bits, which is read in the kernels."""
@@ -78,6 +80,7 @@ def test_launched_steps_wait_for_nothing(folder: Folder, family: str) -> None:
     assert all("score_units" in counts.launches for counts in ours.decodes)
 
 
+@pytest.mark.sampled(3, first=1)
 @pytest.mark.parametrize("family", ["deepseek_v32", *WRAPPED])
 def test_guesses_see_what_an_index_chooses_for_each(folder: Folder, family: str) -> None:
     """As decodes of their own or, behind states, one after another: runs end among them."""
@@ -92,6 +95,7 @@ def test_guesses_see_what_an_index_chooses_for_each(folder: Folder, family: str)
     assert all(counts.replays == 1 for counts in ours.decodes)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("family", ["deepseek_v32", "glm_moe_dsa"])
 def test_layers_that_guess_have_an_index_as_well(tmp_path: Path, family: str) -> None:
     folder = counting(mtp_checkpoint(tmp_path, family, tie_word_embeddings=False))
@@ -106,6 +110,7 @@ def test_layers_that_guess_have_an_index_as_well(tmp_path: Path, family: str) ->
     assert ours.drafts == expected.drafts > 2 and ours.steps == expected.steps < 6
 
 
+@pytest.mark.sampled(3, first=2)
 @pytest.mark.parametrize("family", ["hy_v4", *WRAPPED])
 def test_ranks_choose_the_same_tokens(folder: Folder, family: str) -> None:
     expected = drive(start(folder(family), "cpu"), TEXTS[1:], GREEDY[1:])

@@ -215,6 +215,7 @@ ROPE = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("family", sorted(set(ALONE) - set(NEWER)))
 def test_family(checkpoint: Checkpoint, family: str) -> None:
     assert_as_golden(checkpoint(family), PROMPTS, NEW, tolerance=TOLERANCES.get(family, 1e-4))

@@ -71,6 +71,7 @@ def agree(
     alike(case, found)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("size", [4, 7, 24])  # within a page of the cache, and over several
 @pytest.mark.parametrize(("most", "local"), [(1, 1), (3, 0), (3, 2), (64, 1)])
 def test_it_is_what_torch_finds(size: int, most: int, local: int) -> None:

@@ -136,6 +136,7 @@ def steps_of(names: list[str]) -> list[Any]:
     return found
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("programs", [1, 64])
 def test_results_are_those_of_torch(

@@ -113,6 +113,7 @@ def compare(
         expect(layers, found, plain)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 @pytest.mark.parametrize(("prepare", "programs"), [(launched, 1), (recorded, 8)])
 def test_it_attends_to_what_torch_chooses(

@@ -78,6 +78,7 @@ def agree(case: Case, size: int, most: int, contexts: list[int], counts: list[in
     alike(case, found)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("size", [1, 4, 7, 24])  # within a page of the cache, and over several
 @pytest.mark.parametrize("most", [1, 3, 64])
 def test_it_is_what_torch_finds(size: int, most: int) -> None:

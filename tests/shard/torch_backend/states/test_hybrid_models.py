@@ -149,6 +149,7 @@ def check(golden: Golden, recorder: GreedyRecorder, id: int, prompt: list[int]) 
         )
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("guessed", [False, True])
 def test_a_full_batch_says_what_transformers_says(
     model: tuple[Runner, GreedyRecorder, Golden], guessed: bool

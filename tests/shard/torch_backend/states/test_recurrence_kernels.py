@@ -177,6 +177,7 @@ def launch(monkeypatch: pytest.MonkeyPatch, launches: bool) -> None:
         monkeypatch.setattr(module, "runs_kernels", lambda _: launches)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("lengths", [LENGTHS, (1,) * 4], ids=["prompts", "decodes"])
 def test_rows_of_any_lengths_are_those_of_torch(
