@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+import torch
 
 from tgi_trio.shard.torch_backend.attention.selecting import (
     KEYS,
@@ -12,23 +15,48 @@ from tgi_trio.shard.torch_backend.attention.selecting import (
     READERS,
     REGISTERS,
     SAMPLE,
+    describe_turn,
     tokens_of,
 )
-from tgi_trio.shard.torch_backend.attention.tiles import pad_dim
 from tgi_trio.shard.torch_backend.kernels import index_scores, selecting
 from tgi_trio.testing.variant import BF16, F32, I32, TYPES, U8, Variant
 
 
+class _Index(NamedTuple):
+    """How a model's index asks, for keys of 128 numbers."""
+
+    name: str
+    heads: int
+    unit: int = 1
+    most: int = 2048
+    rotary: int = 64
+    begin: int = 0
+    interleaved: bool = False
+    scales: bool = False
+    weights: torch.dtype = BF16
+    weighted: bool = True
+    codes: bool = False  # whether keys of eight bits are among the variants
+
+
+_INDICES: Final = (
+    _Index("DeepSeek V3.2", 64, codes=True),
+    _Index("GLM 5", 32),
+    _Index("Hunyuan 4", 16, begin=64),
+    _Index("GLM 5.3", 32, unit=16, most=128, rotary=0),
+    _Index("Mistral Large 4", 32, interleaved=True, scales=True),
+    _Index("Mistral Large 4 without rotation", 32, rotary=0, scales=True),
+    _Index("DeepSeek V4", 64, unit=4, most=512, begin=64, interleaved=True, weights=F32),
+    _Index("Qwen 4", 16, unit=64, most=32, rotary=0, weighted=False),
+)
+
+
 def chosen_variants() -> Iterator[Variant]:
     """Yield the variants that are launched on any device."""
-    for heads, unit, most, weighted in (  # DeepSeek V3.2 and GLM 5; DeepSeek V4; Qwen 4
-        *((64, 1, 2048, True), (32, 1, 2048, True)),
-        *((64, 4, 512, True), (16, 64, 32, False)),
-    ):
+    for index in _INDICES:
         for decodes in (True, False):
-            yield _score(heads, unit, most, decodes, weighted=weighted)
-    yield _score(64, 1, 2048, True, weighted=True, codes="fp8_e4m3fn")
-    yield _score(64, 1, 2048, False, weighted=True, codes="fp8_e4m3fn")
+            yield _score(index, decodes)
+            if index.codes:
+                yield _score(index, decodes, "fp8_e4m3fn")
     for unit, most, tail, heads in (
         *((1, 2048, False, 1), (16, 128, True, 1), (0, 512, False, 1)),  # 0: nothing is listed
         *((64, 32, True, 1), (128, 16, False, 4)),
@@ -53,19 +81,19 @@ def _select(unit: int, most: int, tail: bool, heads: int, divided: bool) -> Vari
     )
 
 
-def _score(
-    heads: int, unit: int, most: int, decodes: bool, *, weighted: bool, codes: str = ""
-) -> Variant:
-    tokens, padded = tokens_of(heads, decodes=decodes)
+def _score(index: _Index, decodes: bool, codes: str = "") -> Variant:
+    tokens, padded = tokens_of(index.heads, decodes=decodes)
     mode = "decode" if decodes else "prefill"
-    weights = F32 if weighted else BF16
+    stored = U8 if codes else BF16
     return Variant(
-        f"score_units {mode} {TYPES[BF16]} h{heads} of {unit}{f' {codes}' if codes else ''}",
+        f"score_units {mode} {TYPES[BF16]} {index.name}{f' {codes}' if codes else ''}",
         index_scores.score_units,
-        (F32, I32, BF16, weights, U8 if codes else BF16, *(I32,) * 5, *("i32",) * 7),
+        (F32, I32, BF16, index.weights, *(BF16,) * 5, stored, *(I32,) * 5, *("i32",) * 8),
         {
-            **{"HEADS": heads, "PADDED_HEADS": padded, "DIM": 128, "PADDED_DIM": pad_dim(128)},
-            **{"UNIT": unit, "MOST": most, "WEIGHTED": weighted, "TOKENS": tokens},
+            **{"HEADS": index.heads, "PADDED_HEADS": padded, "DIM": 128, "PADDED_DIM": 128},
+            **{"UNIT": index.unit, "MOST": index.most, "WEIGHTED": index.weighted},
+            **describe_turn(128, index.rotary, index.begin, interleaved=index.interleaved),
+            **{"SCALES": index.scales, "TOKENS": tokens},
             **{"KEYS": KEYS, "PAGE": 16, "CODES": codes},
         },
         registers=REGISTERS,

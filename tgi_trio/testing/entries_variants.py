@@ -10,7 +10,6 @@ import torch
 
 from tgi_trio.shard.torch_backend.attention import entries_kernel
 from tgi_trio.shard.torch_backend.attention.paged_entries import REGISTERS
-from tgi_trio.shard.torch_backend.attention.projecting import count_heads
 from tgi_trio.shard.torch_backend.attention.shared_keys import COPIED, count_averaged
 from tgi_trio.shard.torch_backend.attention.tiles import choose_entries_tile
 from tgi_trio.shard.torch_backend.kernels import entries, shared_key, streams
@@ -40,15 +39,6 @@ def _variants() -> Iterator[Variant]:
         yield _make(dtype, 128)
     for rate in _KEPT:
         yield _write(rate)
-    yield Variant(
-        "turn_heads 128",
-        shared_key.turn_heads,
-        (BF16,) * 4,
-        {
-            **{"HEADS": 64, "DIM": 128, "PADDED_DIM": 128, "ROTARY": 64},
-            **{"BLOCK": count_heads(128)},
-        },
-    )
     for hidden in (4096, 7168):
         yield from _streams(hidden)
 

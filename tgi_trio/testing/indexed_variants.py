@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
-from tgi_trio.shard.torch_backend.attention.index_projecting import count_index_heads
 from tgi_trio.shard.torch_backend.attention.tiles import pad_dim
 from tgi_trio.shard.torch_backend.kernels import indexed_latents
 from tgi_trio.testing.attention_variants import attend_latents
@@ -60,7 +59,6 @@ def indexed_variants() -> Iterator[Variant]:
     """Yield the variants that are launched on any device."""
     for model in _MODELS:
         yield _write(model)
-        yield _turn(model)
         for divided in (True, False):
             yield attend_latents(
                 *(BF16, model.heads, True, divided, ""),
@@ -112,20 +110,6 @@ def _write_keys(model: _Model) -> Variant:
         indexed_latents.write_index_keys,
         (*(BF16,) * 4, I64, *(BF16,) * 2, *("fp32",) * 2, *("i32",) * 2),
         {"DIM": _DIM, "PADDED_DIM": _DIM, **_rotation(model), "CODES": ""},
-    )
-
-
-def _turn(model: _Model) -> Variant:
-    return Variant(
-        f"turn_index_queries bf16 {model.name}",
-        indexed_latents.turn_index_queries,
-        (BF16, F32, *(BF16,) * 7, "i32"),
-        {
-            **{"HEADS": model.index_heads, "DIM": _DIM, "PADDED_DIM": _DIM},
-            "SCALES": model.keys > 1,
-            **_rotation(model),
-            "BLOCK": count_index_heads(model.index_heads, _DIM),
-        },
     )
 
 

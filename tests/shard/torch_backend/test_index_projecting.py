@@ -12,14 +12,15 @@ from tests.shard.torch_backend.interpreter import DEVICE, need_triton
 
 need_triton()
 
-from tgi_trio.shard.torch_backend.attention import index_projecting  # noqa: E402  (Triton's)
-from tgi_trio.shard.torch_backend.attention.index_projecting import (  # noqa: E402
+from tgi_trio.shard.torch_backend.attention.index_projecting import (  # noqa: E402  (Triton's)
     Turn,
     ask_index,
     average_runs,
     write_indexed_keys,
 )
 from tgi_trio.shard.torch_backend.attention.paged import PagedAttention  # noqa: E402
+from tgi_trio.shard.torch_backend.attention.selecting import score_units  # noqa: E402
+from tgi_trio.shard.torch_backend.layers.index import IndexQueries, score_keys  # noqa: E402
 from tgi_trio.shard.torch_backend.layers.log_scale import LogScale  # noqa: E402
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -43,10 +44,8 @@ def close(ours: torch.Tensor, theirs: torch.Tensor) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
-def test_keys_and_queries(
-    monkeypatch: pytest.MonkeyPatch, kind: dict[str, Any], dtype: torch.dtype
-) -> None:
-    monkeypatch.setattr(index_projecting, "_ELEMENTS", 32)  # several programs a token
+def test_keys_and_queries(kind: dict[str, Any], dtype: torch.dtype) -> None:
+    """Queries are scaled and rotated where keys are scored with them."""
     kind = dict(kind)
     scaled = kind.pop("scaled", False)
     case = Case(dtype=dtype, device=DEVICE, heads=5, **kind)
@@ -67,13 +66,22 @@ def test_keys_and_queries(
     parts = (turned, index.keys(of_key, *own), *(each[:, None] for each in gates))
     close(key[slots], torch.cat(parts, dim=-1))
     assert (key[[1, *range(3, 9), 10, 11]] == 7.0).all()
-    asked, expected = (
-        ask_index(projected, compressed, index, own),
-        index.ask(compressed, weights, *own),
+    expected = index.ask(compressed, weights, *own)
+    (_, step), blocks = steps_of([4, 21, 7], [[3, 20, 6], [1, 1, 1]])
+    cache = case.cache(blocks)
+    batch = PagedAttention(torch.device(DEVICE)).prepare(step, cache)
+    keys = cache.key_slots[0][:, 0, index.place_in(latent.spec)][:, : case.dim]
+    keys.copy_(case.some(*keys.shape))
+    found, _ = score_units(
+        ask_index(projected, compressed, index, own), keys, batch, range(3), unit=1, most=2
     )
-    assert asked.queries.dtype is dtype and asked.weights.is_contiguous()
-    close(asked.queries, expected.queries.to(dtype))
-    assert torch.equal(asked.weights, expected.weights)
+    for token, table in enumerate(step.block_tables):
+        seen = int(step.context_lengths[token])
+        slots = [int(table[place // 16]) * 16 + place % 16 for place in range(seen)]
+        one = IndexQueries(*(each[token : token + 1] for each in expected))
+        scores = score_keys(one, keys[slots])[0]
+        size = float(scores.abs().max())
+        close(found[token, :seen].to(dtype) / size, scores.to(dtype) / size)
 
 
 @pytest.mark.parametrize("codes", ["", "fp8_e4m3fn"])

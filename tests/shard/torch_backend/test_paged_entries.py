@@ -178,7 +178,7 @@ def test_few_tokens_are_scored_at_a_time(monkeypatch: pytest.MonkeyPatch) -> Non
     pieces, launch = list[range](), selecting.score_units
 
     def note(*args: Any, **kwargs: Any) -> Any:
-        pieces.append(args[4])
+        pieces.append(args[3])
         return launch(*args, **kwargs)
 
     monkeypatch.setattr(paged_entries, "score_units", note)

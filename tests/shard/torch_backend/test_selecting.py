@@ -178,7 +178,7 @@ def test_scores_are_those_of_torch(
     own = sequences(batch)
     for piece in pieces:
         scores, visible = selecting.score_units(
-            queries, weights, keys, batch, piece, unit=unit, most=most
+            selecting.Asking(queries, weights), keys, batch, piece, unit=unit, most=most
         )
         for place, token in enumerate(piece):
             ends = own[token][unit - 1 :: unit]
@@ -199,9 +199,8 @@ def test_keys_of_eight_bits_are_read(codes: str) -> None:
     slots = torch.arange(len(keys), device=DEVICE)
     stored = batch.cache.write(0, slots, keys, keys)[0][:, 0]
     queries = some(1, 2, dim).to(DEVICE)
-    scores, _ = selecting.score_units(
-        queries, None, batch.cache.key_slots[0][:, 0], batch, range(1), unit=1, most=2
-    )
+    asking, stored_keys = selecting.Asking(queries, None), batch.cache.key_slots[0][:, 0]
+    scores, _ = selecting.score_units(asking, stored_keys, batch, range(1), unit=1, most=2)
     told = torch.ones_like(queries[..., 0])
     expected = score_keys(IndexQueries(queries, told), stored[sequences(batch)[0]])
     torch.testing.assert_close(scores[:, :40], expected)

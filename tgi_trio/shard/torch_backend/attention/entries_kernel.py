@@ -32,7 +32,7 @@ def attend_entries(
     bests,
     masses,
     query,  # [T, HEADS, DIM], contiguous
-    cos,  # [T, ROTARY], as for `turn_heads`
+    cos,  # [T, ROTARY], as for `rotate_and_write`
     sin,
     keys,  # [slots, STRIDE]: one layer of the cache
     tables,  # int32: rows of `width` block numbers

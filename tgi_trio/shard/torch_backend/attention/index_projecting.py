@@ -5,20 +5,19 @@ Imported only where Triton is installed.
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import torch
 
 from tgi_trio.shard.torch_backend.attention.paged_batch import PagedBatch
 from tgi_trio.shard.torch_backend.attention.projecting import describe_latents
+from tgi_trio.shard.torch_backend.attention.selecting import Asking
 from tgi_trio.shard.torch_backend.attention.tiles import pad_dim
 from tgi_trio.shard.torch_backend.kernels import indexed_latents
 from tgi_trio.shard.torch_backend.layers.heads import RotaryTable
-from tgi_trio.shard.torch_backend.layers.index import IndexQueries, TokenIndex
+from tgi_trio.shard.torch_backend.layers.index import TokenIndex
 from tgi_trio.shard.torch_backend.layers.latent import LatentProjections
 from tgi_trio.shard.torch_backend.layers.rotary import Rotary
-
-_ELEMENTS: Final = 2048  # of a program of four warps
 
 
 class Turn(NamedTuple):
@@ -106,41 +105,21 @@ def write_index_keys(
 
 def ask_index(
     projected: torch.Tensor, origin: torch.Tensor, index: TokenIndex, turning: Turn
-) -> IndexQueries:
-    """Return an index's queries, scaled, rotated and in the model's dtype, and their weights.
+) -> Asking:
+    """Return an index's queries, which are scaled and rotated as they are read, and their weights.
 
     `projected` as for `write_indexed_keys`; `origin`: compressed queries, which that has returned,
     or the layer's input [T, hidden], as for `TokenIndex.project`.
     """
-    spec, (rotary, table), tokens = index.spec, turning, len(projected)
-    source, weighing = index.project(origin), index.split(projected)[2]
-    scaling, logs = index.query_scale, table.logs
-    if scaling is not None and logs is None:
-        raise ValueError("queries are scaled by their positions, and the step has no table")
-    queries = torch.empty(
-        (tokens, spec.heads, spec.dim), dtype=source.dtype, device=projected.device
+    rotary, table = turning
+    return Asking(
+        index.project(origin),
+        index.split(projected)[2],
+        table,
+        begin=index.begin,
+        interleaved=rotary.spec.interleaved,
+        scale=index.query_scale,
     )
-    weights = torch.empty((tokens, spec.heads), dtype=torch.float32, device=projected.device)
-    block = count_index_heads(spec.heads, spec.dim)
-    indexed_latents.turn_index_queries[(tokens, -(-spec.heads // block))](
-        queries,
-        weights,
-        source.contiguous(),
-        weighing,
-        *table[:2],
-        *((source,) * 2 if scaling is None else (scaling.scale, scaling.bias)),
-        source if logs is None else logs,
-        weighing.stride(0),
-        HEADS=spec.heads,
-        DIM=spec.dim,
-        PADDED_DIM=pad_dim(spec.dim),
-        SCALES=scaling is not None,
-        ROTARY=rotary.spec.dim,
-        BEGIN=index.begin,
-        INTERLEAVED=rotary.spec.interleaved,
-        BLOCK=block,
-    )
-    return IndexQueries(queries, weights)
 
 
 def average_runs(
@@ -167,8 +146,3 @@ def average_runs(
         PAGE=batch.page,
         CODES=batch.cache.codes,
     )
-
-
-def count_index_heads(heads: int, dim: int) -> int:
-    """Return the heads of an index's queries that a program rotates, a power of two."""
-    return min(1 << (heads - 1).bit_length(), max(1, _ELEMENTS // pad_dim(dim)))

@@ -17,6 +17,7 @@ from tgi_trio.shard.torch_backend.attention.interface import AttentionLayer
 from tgi_trio.shard.torch_backend.attention.paged import PagedAttention
 from tgi_trio.shard.torch_backend.attention.paged_batch import PagedBatch
 from tgi_trio.shard.torch_backend.attention.selecting import (
+    Asking,
     Selection,
     cut_tokens,
     score_units,
@@ -26,7 +27,6 @@ from tgi_trio.shard.torch_backend.attention.shared_keys import (
     EntryPlaces,
     Written,
     make_all_entries,
-    turn,
     write_keys,
 )
 from tgi_trio.shard.torch_backend.attention.tiles import Tile, choose_entries_tile, pad_dim
@@ -85,13 +85,13 @@ class _Attending:
         """Launch attention to the entries that an index chooses, for some tokens at a time."""
         rate, most, dim = len(index.compressor.bias), self.layer.most, index.compressor.dim
         asked = index.query_up(written.compressed).view(len(self.query), index.heads, dim)
-        asked = turn(asked, self.turning, self.table)
+        asking = Asking(
+            asked, written.weights, self.table, begin=dim - self.turning.spec.dim, interleaved=True
+        )
         place = EntryPlaces.of(self.shared).index_made
         made = self.keys[:, place : place + dim]
         for tokens in cut_tokens(len(asked), self.batch.longest // rate):
-            found = score_units(
-                asked, written.weights, made, self.batch, tokens, unit=rate, most=most
-            )
+            found = score_units(asking, made, self.batch, tokens, unit=rate, most=most)
             self.launch(tokens, select_best(found, most, self.batch))
 
     def launch(self, tokens: range, chosen: Selection | None) -> None:

@@ -22,13 +22,14 @@ from tgi_trio.shard.torch_backend.attention.paged import PagedAttention
 from tgi_trio.shard.torch_backend.attention.paged_batch import PagedBatch
 from tgi_trio.shard.torch_backend.attention.projecting import expand_queries, write_latent_keys
 from tgi_trio.shard.torch_backend.attention.selecting import (
+    Asking,
     TokenList,
     cut_tokens,
     make_list,
     score_units,
     select_tokens,
 )
-from tgi_trio.shard.torch_backend.layers.index import IndexQueries, TokenIndex
+from tgi_trio.shard.torch_backend.layers.index import TokenIndex
 from tgi_trio.shard.torch_backend.layers.latent import LatentProjections
 from tgi_trio.shard.torch_backend.layers.rotary import Rotary, RotaryTable
 
@@ -82,7 +83,7 @@ class PagedIndexedAttention(PagedAttention):
 def choose_tokens(
     layer: AttentionLayer,
     index: TokenIndex,
-    asked: IndexQueries,
+    asked: Asking,
     keys: torch.Tensor,
     batch: PagedBatch,
 ) -> TokenList:
@@ -94,7 +95,7 @@ def choose_tokens(
     most = layer.most // unit
     listed = make_list(len(asked.queries), most * unit + unit - 1, keys.device)
     for tokens in cut_tokens(len(asked.queries), batch.longest // unit):
-        found = score_units(*asked, keys, batch, tokens, unit=unit, most=most)
+        found = score_units(asked, keys, batch, tokens, unit=unit, most=most)
         own = listed.part(tokens)
         select_tokens(found, batch, tokens, own, most=most, unit=unit, tail=tail)
     return listed

@@ -19,6 +19,7 @@ from tgi_trio.shard.torch_backend.attention.interface import AttentionLayer, att
 from tgi_trio.shard.torch_backend.attention.paged import PagedAttention
 from tgi_trio.shard.torch_backend.attention.paged_batch import PagedBatch
 from tgi_trio.shard.torch_backend.attention.selecting import (
+    Asking,
     cut_tokens,
     make_list,
     score_units,
@@ -59,7 +60,9 @@ class PagedPooled(PagedAttention):
         width = (spec.most + 1) * spec.size - 1
         room = max(batch.longest // spec.size, width)  # lists take as much as scores
         for tokens in cut_tokens(len(query), room):
-            found = score_units(queries, None, keys, batch, tokens, unit=spec.size, most=spec.most)
+            found = score_units(
+                Asking(queries, None), keys, batch, tokens, unit=spec.size, most=spec.most
+            )
             listed = make_list(len(tokens), width, query.device)
             select_tokens(found, batch, tokens, listed, most=spec.most, unit=spec.size, tail=True)
             some = query[tokens.start : tokens.stop]

@@ -16,6 +16,8 @@ import torch
 from tgi_trio.shard.torch_backend.attention.paged_batch import PagedBatch
 from tgi_trio.shard.torch_backend.attention.tiles import pad_dim
 from tgi_trio.shard.torch_backend.kernels import index_scores, selecting
+from tgi_trio.shard.torch_backend.layers.log_scale import LogScale
+from tgi_trio.shard.torch_backend.layers.rotary import RotaryTable
 from tgi_trio.shard.torch_backend.torch_device import limit_registers
 
 _SCORES: Final = 1 << 24  # of tokens that are scored at a time: 64 MiB
@@ -28,6 +30,29 @@ PART: Final = 1 << 12  # scores of which a program keeps the good ones at a time
 SAMPLE: Final = 1 << 12  # scores of a row by which it knows which ones are
 READERS: Final = 512  # programs that select: a few for each multiprocessor; a power of two
 LISTED: Final = 2048  # slots that a program lists at a time
+
+
+class Asking(NamedTuple):
+    """An index's queries, and what is done with them as they are read."""
+
+    queries: torch.Tensor  # [T, heads, dim], of any strides but the last
+    weights: torch.Tensor | None  # [T, heads], of any stride but the last; None: all are 1
+    table: RotaryTable | None = None  # by which they are rotated, if at all
+    begin: int = 0  # the first of the numbers that are
+    interleaved: bool = False
+    scale: LogScale | None = None  # by which they are multiplied before
+
+    def vectors(self) -> tuple[torch.Tensor, ...]:
+        """Return the weights, cosines, sines, factors, biases and logarithms, or what stands for
+        them; raises ValueError if there are no positions to scale by.
+        """
+        unused, table, scale = self.queries, self.table, self.scale
+        if scale is not None and (table is None or table.logs is None):
+            raise ValueError("queries are scaled by their positions, and the step has no table")
+        cos, sin, _, logs = table or (unused, unused, None, None)
+        weights = unused if self.weights is None else self.weights
+        factors = (unused, unused) if scale is None else (scale.scale, scale.bias)
+        return weights, cos, sin, *factors, unused if logs is None else logs
 
 
 class UnitScores(NamedTuple):
@@ -64,8 +89,7 @@ def cut_tokens(tokens: int, room: int, heads: int = 1) -> Iterator[range]:
 
 
 def score_units(
-    queries: torch.Tensor,
-    weights: torch.Tensor | None,
+    asking: Asking,
     keys: torch.Tensor,
     batch: PagedBatch,
     tokens: range,
@@ -77,25 +101,27 @@ def score_units(
 
     A score is the sum over heads of `weights * relu(q . k)`, for the key of a unit's last token.
 
-    `queries`: [T, heads, dim]; `weights`: float32 [T, heads], contiguous; None: all are 1. `keys`:
-    [slots, dim], a view of one layer of the cache. Nothing is scored for tokens that see no more
-    than `most` whole units.
+    `keys`: [slots, dim], a view of one layer of the cache. Nothing is scored for tokens that see no
+    more than `most` whole units.
     """
+    queries, weights, table = asking.queries, asking.weights, asking.table
     heads, dim = queries.shape[1:]
     room, count = max(1, batch.longest // unit), len(tokens)
     scores = torch.empty((count, room), dtype=torch.float32, device=queries.device)
     visible = torch.empty(count, dtype=torch.int32, device=queries.device)
+    turned = 0 if table is None else table.cos.shape[-1]
     each, padded = tokens_of(heads, decodes=batch.decodes)
     tiles = -(-count // each)
     index_scores.score_units[(tiles, count_programs(tiles, room))](
         scores,
         visible,
         queries,
-        queries if weights is None else weights,
+        *asking.vectors(),
         keys,
         *(batch.tables, batch.width, batch.contexts, batch.query_starts, batch.token_rows()),
         *(tokens.start, count, room),
-        *(queries.stride(0), queries.stride(1), keys.stride(0)),
+        *(queries.stride(0), queries.stride(1), 0 if weights is None else weights.stride(0)),
+        keys.stride(0),
         HEADS=heads,
         PADDED_HEADS=padded,
         DIM=dim,
@@ -103,6 +129,8 @@ def score_units(
         UNIT=unit,
         MOST=most,
         WEIGHTED=weights is not None,
+        SCALES=asking.scale is not None,
+        **describe_turn(dim, turned, asking.begin, interleaved=asking.interleaved),
         TOKENS=each,
         KEYS=KEYS,
         PAGE=batch.page,
@@ -110,6 +138,20 @@ def score_units(
         **limit_registers(REGISTERS),
     )
     return UnitScores(scores, visible)
+
+
+def describe_turn(dim: int, rotary: int, begin: int, *, interleaved: bool) -> dict[str, Any]:
+    """Return constants: how `score_units` rotates the first or the last `rotary` of `dim` numbers.
+
+    Tensor cores multiply 16 numbers at least.
+    """
+    halves = rotary > 0 and not interleaved
+    return {
+        **{"ROTARY": rotary, "BEGIN": begin, "IN_HALVES": halves},
+        **{"PADDED_HALF": max(16, pad_dim(rotary // 2)) if halves else 0},
+        **{"REST": 0 if begin or not halves else rotary},
+        **{"PADDED_REST": max(16, pad_dim(dim - rotary)) if halves else 0},
+    }
 
 
 def tokens_of(heads: int, *, decodes: bool) -> tuple[int, int]:

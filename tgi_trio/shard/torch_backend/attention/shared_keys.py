@@ -10,10 +10,9 @@ from typing import Final, NamedTuple
 import torch
 
 from tgi_trio.shard.torch_backend.attention.paged_batch import PagedBatch
-from tgi_trio.shard.torch_backend.attention.projecting import count_heads
 from tgi_trio.shard.torch_backend.attention.tiles import pad_dim
 from tgi_trio.shard.torch_backend.kernels.entries import make_entries
-from tgi_trio.shard.torch_backend.kernels.shared_key import turn_heads, write_shared_keys
+from tgi_trio.shard.torch_backend.kernels.shared_key import write_shared_keys
 from tgi_trio.shard.torch_backend.layers.rotary import Rotary, RotaryTable
 from tgi_trio.shard.torch_backend.layers.shared_key import Entries, SharedKey
 from tgi_trio.shard.torch_backend.torch_device import overlap
@@ -82,22 +81,6 @@ def write_keys(
         **overlap(projected.device),
     )
     return Written(compressed, weights)
-
-
-def turn(heads: torch.Tensor, turning: Rotary, table: RotaryTable) -> torch.Tensor:
-    """Return `heads` [T, heads, dim], contiguous, with their last numbers rotated."""
-    tokens, count, dim = heads.shape
-    out, block = torch.empty_like(heads), count_heads(dim)
-    turn_heads[(tokens, -(-count // block))](
-        *(out, heads, table.cos, table.sin),
-        HEADS=count,
-        DIM=dim,
-        PADDED_DIM=pad_dim(dim),
-        ROTARY=turning.spec.dim,
-        BLOCK=block,
-        **overlap(heads.device),
-    )
-    return out
 
 
 def make_all_entries(

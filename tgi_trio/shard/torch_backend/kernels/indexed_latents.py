@@ -1,4 +1,4 @@
-"""The keys and queries of an index beside latents, and the keys of its runs of tokens.
+"""The keys of an index beside latents, and the keys of its runs of tokens.
 
 An index key lies behind a token's latent in the cache; with runs (GLM 5.3, 2026), so does what
 weighs it in the mean of its run. Such a mean is the key of a whole run, and takes the place of its
@@ -162,54 +162,6 @@ def turn(x, partner, cos, sin, token, turned, there, ROTARY: tl.constexpr):
     c = tl.load(cos + token * ROTARY + turned, mask=there, other=1.0).to(tl.float32)
     s = tl.load(sin + token * ROTARY + turned, mask=there, other=0.0).to(tl.float32)
     return x * c + partner * s
-
-
-@triton.jit
-def turn_index_queries(
-    query,  # [T, HEADS, DIM], written
-    weights,  # float32 [T, HEADS], written
-    source,  # [T, HEADS, DIM], contiguous
-    weighing,  # [T, HEADS], with `stride` between tokens
-    cos,  # [T, ROTARY]
-    sin,
-    scale,  # [HEADS]; these three are read with SCALES only
-    bias,  # [HEADS]
-    logs,  # [T]: of positions
-    stride,
-    HEADS: tl.constexpr,
-    DIM: tl.constexpr,
-    PADDED_DIM: tl.constexpr,
-    SCALES: tl.constexpr,  # queries are multiplied by their head's scale * log + bias first
-    ROTARY: tl.constexpr,  # 0: none
-    BEGIN: tl.constexpr,
-    INTERLEAVED: tl.constexpr,
-    BLOCK: tl.constexpr,  # heads of a program, a power of two
-):
-    """Scale and rotate some heads of an index's queries, and write their weights as float32."""
-    token = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    weight = tl.load(weighing + token * stride + head, mask=head < HEADS, other=0.0)
-    tl.store(weights + token * HEADS + head, weight.to(tl.float32), mask=head < HEADS)
-    dim = tl.arange(0, PADDED_DIM)[None, :]
-    own = (token * HEADS + head)[:, None] * DIM
-    inside = (head < HEADS)[:, None] & (dim < DIM)
-    x = tl.load(source + own + dim, mask=inside, other=0.0).to(tl.float32)
-    factor = tl.full([BLOCK, 1], 1.0, tl.float32)
-    if SCALES:
-        log = tl.load(logs + token).to(tl.float32)
-        factor = tl.load(scale + head, mask=head < HEADS, other=0.0).to(tl.float32) * log
-        factor += tl.load(bias + head, mask=head < HEADS, other=0.0).to(tl.float32)
-        factor = factor.to(source.dtype.element_ty).to(tl.float32)[:, None]
-        x = (x * factor).to(source.dtype.element_ty).to(tl.float32)
-    if ROTARY:
-        turned = dim - BEGIN
-        there = (turned >= 0) & (turned < ROTARY)
-        other = BEGIN + find_partner(turned, ROTARY, INTERLEAVED)
-        y = tl.load(source + own + other, mask=inside & there, other=0.0).to(tl.float32)
-        if SCALES:
-            y = (y * factor).to(source.dtype.element_ty).to(tl.float32)
-        x = turn(x, y, cos, sin, token, turned, there, ROTARY)
-    tl.store(query + own + dim, x.to(query.dtype.element_ty), mask=inside)
 
 
 @triton.jit

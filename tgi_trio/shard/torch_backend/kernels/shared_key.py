@@ -1,4 +1,4 @@
-"""One key per token (DeepSeek V4): what is written to the cache, and rotations of heads.
+"""One key per token (DeepSeek V4): what is written to the cache.
 
 The last numbers of a key, a query or a result are rotated, neighbours together. Sums are float32.
 """
@@ -19,7 +19,7 @@ def write_shared_keys(
     compressed,  # [T, QUERY], written: compressed queries, normalised
     weights,  # float32 [T, HEADS], written: of an index's heads
     source,  # [T, QUERY + DIM + KEPT + HEADS], with `stride` between tokens
-    cos,  # [T, ROTARY], as for `turn_heads`
+    cos,  # [T, ROTARY], as for `rotate_and_write`
     sin,
     slots,  # int64 [T]
     query_gain,  # [QUERY]
@@ -62,32 +62,6 @@ def write_shared_keys(
         kept = tl.load(at + QUERY + DIM + number, mask=number < KEPT, other=0.0)
         tl.store(into + DIM + number, kept, mask=number < KEPT)
 # fmt: on
-
-
-@triton.jit
-def turn_heads(
-    out,  # [T, HEADS, DIM], contiguous
-    x,  # likewise
-    cos,  # [T, ROTARY], as `Rotary.table` makes them
-    sin,  # with the sign of the rotation
-    HEADS: tl.constexpr,
-    DIM: tl.constexpr,
-    PADDED_DIM: tl.constexpr,
-    ROTARY: tl.constexpr,
-    BLOCK: tl.constexpr,  # heads of a program
-    OVERLAPS: tl.constexpr,
-):
-    """Rotate the last ROTARY numbers of some of a token's heads."""
-    let_next_begin(OVERLAPS)
-    wait_for_earlier(OVERLAPS)
-    token = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)[:, None]
-    dim = tl.arange(0, PADDED_DIM)[None, :]
-    there = (head < HEADS) & (dim < DIM)
-    at = (token * HEADS + head) * DIM + dim
-    own = tl.load(x + at, mask=there, other=0.0).to(tl.float32)
-    c, s = load_turns(cos, sin, token, dim, DIM, ROTARY)
-    tl.store(out + at, turn_neighbours(own, c, s).to(out.dtype.element_ty), mask=there)
 
 
 @triton.jit
