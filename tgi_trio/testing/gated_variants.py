@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tgi_trio.shard.torch_backend.kernels import gated_streams, ngrams
+from tgi_trio.shard.torch_backend.layers.opening import choose_narrow_tile, narrow_constants
 from tgi_trio.shard.torch_backend.layers.residual import count_warps
-from tgi_trio.testing.variant import BF16, F32, I64, Variant
+from tgi_trio.testing.variant import BF16, F32, I64, TYPES, Variant
 
 _COUNT, _SIZE, _RANK = 4, 4096, 320
 _BOOL = "*i1"  # a pointer to such
@@ -37,6 +38,7 @@ def gated_variants() -> Iterator[Variant]:
         (BF16,) * 3,
         {"SIZE": _SIZE, "BLOCK": 1024, "COUNT": _COUNT},
     )
+    yield from _narrow()
     yield Variant(
         f"find_ngrams {_ORDER}",
         ngrams.find_ngrams,
@@ -57,3 +59,25 @@ def gated_variants() -> Iterator[Variant]:
         (*(BF16,) * 6, I64, I64, _BOOL),
         {"CHANNELS": _COUNT * _SIZE, "BLOCK": 1024, "TAPS": _TAPS, "DILATION": _ORDER},
     )
+
+
+def _narrow() -> Iterator[Variant]:
+    """Yield products with gates: of Qwen 4, and behind norms (A.X-K2)."""
+    for name, rank, size, count in (
+        ("Qwen 4", _RANK, _SIZE, _COUNT),
+        ("A.X-K2", 16, 7168, 1),
+    ):
+        for dtype, tokens in ((BF16, 1), (BF16, 256), (BF16, 512), (F32, 1), (F32, 512)):
+            tile = choose_narrow_tile(dtype, tokens)
+            yield Variant(
+                f"open_narrow {TYPES[dtype]} {name}, {tile.tokens} tokens",
+                gated_streams.open_narrow,
+                (*(dtype,) * 4, "i32"),
+                {
+                    "STRIDE": rank + (count if count > 1 else 0),
+                    **{"RANK": rank, "SIZE": size, "COUNT": count, "ROUNDS": count > 1},
+                    **narrow_constants(tile, rank, count),
+                },
+                warps=tile.warps,
+                stages=tile.stages,
+            )

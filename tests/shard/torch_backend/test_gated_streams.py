@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from tests.shard.torch_backend.interpreter import DEVICE, need_triton
-from tgi_trio.shard.torch_backend.layers import gated_streams
+from tgi_trio.shard.torch_backend.layers import gated_streams, opening
 from tgi_trio.shard.torch_backend.layers.gated_streams import Said, StreamGates, StreamNorm
 from tgi_trio.shard.torch_backend.layers.linear import Linear
+from tgi_trio.shard.torch_backend.layers.norm_gate import NormGate
 
 need_triton()
 
@@ -35,11 +36,15 @@ def agree(ours: torch.Tensor, theirs: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("joined", [True, False])
 @pytest.mark.parametrize("adds", [True, False])
 def test_what_is_read_is_what_torch_finds(
-    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, adds: bool
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, adds: bool, joined: bool
 ) -> None:
-    """Behind a part that said something, or at the beginning; the last one adds nothing more."""
+    """Behind a part that said something, or at the beginning; the last one adds nothing more.
+
+    Gates are multiplied where they are opened, or by themselves.
+    """
     gates = gates_of(dtype, adds=adds)
     streams = some(TOKENS, COUNT * HIDDEN, seed=4, dtype=dtype)
     factors = some(TOKENS, RANK + COUNT, seed=6, dtype=dtype)[:, RANK:]  # part of a projection
@@ -49,6 +54,7 @@ def test_what_is_read_is_what_torch_finds(
         with monkeypatch.context() as patch:
             patch.setattr(gated_streams, "runs_kernels", lambda device: True)
             patch.setattr(gated_streams, "_BLOCK", 16)
+            patch.setattr(opening, "runs_kernels", lambda device: joined)
             ours = gates.read(streams, addend)
             summed = gated_streams.add_said(streams, addend, COUNT)
         for mine, wanted in zip(ours, theirs, strict=True):
@@ -56,3 +62,15 @@ def test_what_is_read_is_what_torch_finds(
         assert torch.equal(summed, ours.streams)
         torch.testing.assert_close(ours.streams, theirs.streams, atol=0.0, rtol=2.0**-7)
         assert theirs.factors.shape == (TOKENS, COUNT * adds)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("tokens", [1, 33, 300])  # one for each tile
+def test_gates_behind_norms_are_opened_as_torch_opens_them(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, tokens: int
+) -> None:
+    down, up = (some(*shape, seed=7, dtype=dtype) for shape in ((RANK, 70), (70, RANK)))
+    gate, normed = NormGate(Linear(down / 8), Linear(up)), some(tokens, 70, seed=8, dtype=dtype)
+    theirs = gate(normed)
+    monkeypatch.setattr(opening, "runs_kernels", lambda device: True)
+    agree(gate(normed), theirs)

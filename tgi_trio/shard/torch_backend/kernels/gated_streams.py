@@ -84,3 +84,52 @@ def mix_streams(
         state = tl.load(normed + at, mask=inside, other=0.0).to(tl.float32)
         total += (gate.to(dtype).to(tl.float32) * state).to(dtype).to(tl.float32)
     tl.store(mixed + token * SIZE + place, (total / COUNT).to(dtype), mask=inside)
+
+
+@triton.jit
+def open_narrow(
+    out,  # [T, SIZE]
+    narrow,  # [T, RANK], with STRIDE between tokens
+    weight,  # [COUNT, SIZE, RANK], contiguous: of gates
+    values,  # [T, COUNT, SIZE], contiguous
+    tokens,
+    STRIDE: tl.constexpr,  # known to the compiler, which loads as many numbers at once as it allows
+    RANK: tl.constexpr,
+    SIZE: tl.constexpr,
+    COUNT: tl.constexpr,
+    ROUNDS: tl.constexpr,  # opened gates are rounded to the dtype before they multiply
+    TOKENS: tl.constexpr,  # of a program; all four are powers of two
+    BLOCK: tl.constexpr,  # numbers of a program
+    STREAMS: tl.constexpr,  # COUNT and more
+    DEPTH: tl.constexpr,  # numbers of RANK that are multiplied at a time
+):
+    """Do what `activate_narrow`, the product with `weight` and `mix_streams` do.
+
+    All states of a number are in one program, which holds no gate of another program.
+    """
+    dtype = out.dtype.element_ty
+    token = tl.program_id(1) * TOKENS + tl.arange(0, TOKENS)
+    real, at = (token < tokens)[:, None], token.to(tl.int64)[:, None]
+    lane = tl.arange(0, STREAMS * BLOCK)
+    stream, place = lane // BLOCK, tl.program_id(0) * BLOCK + lane % BLOCK
+    inside = (stream < COUNT) & (place < SIZE)
+    gate = tl.zeros([TOKENS, STREAMS * BLOCK], tl.float32)
+    row = weight + (stream.to(tl.int64) * SIZE + place)[None, :] * RANK
+    for begin in range(0, RANK, DEPTH):
+        number = begin + tl.arange(0, DEPTH)
+        there = number < RANK
+        x = tl.load(narrow + at * STRIDE + number[None, :], real & there[None, :], other=0.0)
+        x = (x.to(tl.float32) / COUNT).to(dtype).to(tl.float32)
+        x = (x * tl.sigmoid(x)).to(dtype)
+        w = tl.load(row + number[:, None], inside[None, :] & there[:, None], other=0.0)
+        gate = tl.dot(x, w, gate, input_precision="ieee")
+    gate = tl.sigmoid(gate.to(dtype).to(tl.float32))
+    if ROUNDS:
+        gate = gate.to(dtype).to(tl.float32)
+    own = at * (COUNT * SIZE) + (stream * SIZE + place)[None, :]
+    value = tl.load(values + own, mask=real & inside[None, :], other=0.0).to(tl.float32)
+    total = (gate * value).to(dtype).to(tl.float32)
+    if STREAMS > 1:
+        total = tl.sum(tl.reshape(total, (TOKENS, STREAMS, BLOCK)), 1)
+    number = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)[None, :]
+    tl.store(out + at * SIZE + number, (total / COUNT).to(dtype), mask=real & (number < SIZE))

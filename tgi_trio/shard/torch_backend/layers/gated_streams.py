@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from tgi_trio.model.specs.decoder import NormKind
 from tgi_trio.shard.torch_backend.layers.linear import Linear
+from tgi_trio.shard.torch_backend.layers.opening import open_narrow, opens_narrow
 from tgi_trio.shard.torch_backend.layers.residual import count_warps
 from tgi_trio.shard.torch_backend.torch_device import runs_kernels
 
@@ -68,11 +69,20 @@ class StreamGates:
         """Add `addend` to hidden states [T, count * hidden], and mix them by gates."""
         if not _in_kernels(streams, self.count):
             return self._read_apart(streams, addend)
-        from tgi_trio.shard.torch_backend.kernels import gated_streams  # imports Triton
-
         streams, normed = _launch_addition(streams, addend, self.count, self.norm)
         inner = self.inner(normed)
-        tokens, width = len(inner), streams.shape[1] // self.count
+        narrow, factors = inner[:, : self.rank], inner[:, self.rank :]
+        if opens_narrow(self.gates, streams.device):
+            mixed = open_narrow(normed, narrow, self.gates, count=self.count, rounds=True)
+        else:
+            mixed = self._mix(normed, narrow)
+        return Read(streams, mixed, factors)
+
+    def _mix(self, normed: torch.Tensor, inner: torch.Tensor) -> torch.Tensor:
+        """Do what `open_narrow` does where gates are multiplied by themselves."""
+        from tgi_trio.shard.torch_backend.kernels import gated_streams  # imports Triton
+
+        tokens, width = len(inner), normed.shape[1] // self.count
         narrow = torch.empty((tokens, self.rank), dtype=inner.dtype, device=inner.device)
         gated_streams.activate_narrow[(tokens,)](
             narrow,
@@ -87,7 +97,7 @@ class StreamGates:
         gated_streams.mix_streams[(tokens, -(-width // _BLOCK))](
             mixed, gates, normed, SIZE=width, BLOCK=_BLOCK, COUNT=self.count
         )
-        return Read(streams, mixed, inner[:, self.rank :])
+        return mixed
 
     def _read_apart(self, streams: torch.Tensor, addend: Said | None) -> Read:
         """Do what `read` does by torch's operations."""

@@ -6,7 +6,11 @@ import torch
 from torch.nn import functional
 
 from tgi_trio.shard.torch_backend.layers.linear import Linear
-from tgi_trio.shard.torch_backend.layers.opening import open_values
+from tgi_trio.shard.torch_backend.layers.opening import (
+    open_narrow,
+    open_values,
+    opens_narrow,
+)
 
 
 class NormGate:
@@ -20,7 +24,10 @@ class NormGate:
 
     def __call__(self, normed: torch.Tensor) -> torch.Tensor:
         """Return `normed` [T, hidden], opened."""
-        return open_values(normed, self.up(functional.silu(self.down(normed))), in_float32=True)
+        narrow = self.down(normed)
+        if opens_narrow(self.up, normed.device):
+            return open_narrow(normed, narrow, self.up, count=1, rounds=False)
+        return open_values(normed, self.up(functional.silu(narrow)), in_float32=True)
 
     def pack(self) -> None:
         self.down.pack()
