@@ -73,7 +73,12 @@ def test_keys_and_queries(kind: dict[str, Any], dtype: torch.dtype) -> None:
     keys = cache.key_slots[0][:, 0, index.place_in(latent.spec)][:, : case.dim]
     keys.copy_(case.some(*keys.shape))
     found, _ = score_units(
-        ask_index(projected, compressed, index, own), keys, batch, range(3), unit=1, most=2
+        ask_index(projected, index.project(compressed), index, own),
+        keys,
+        batch,
+        range(3),
+        unit=1,
+        most=2,
     )
     for token, table in enumerate(step.block_tables):
         seen = int(step.context_lengths[token])

@@ -103,17 +103,31 @@ def write_index_keys(
     return projected[:, :width]
 
 
+def expand_both(
+    latent: LatentProjections, index: TokenIndex, compressed: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """Return expanded queries [T, heads * size], and those of an index, [T, heads, dim].
+
+    None unless one launch makes both of compressed queries.
+    """
+    joined = index.joined
+    if joined is None or not joined.serves(latent.query_up, index.query_up):
+        return None
+    both, own = joined.whole(compressed), index.spec.heads * index.spec.dim
+    query, asked = both.split((both.shape[1] - own, own), dim=-1)
+    return query, index.by_head(asked)
+
+
 def ask_index(
-    projected: torch.Tensor, origin: torch.Tensor, index: TokenIndex, turning: Turn
+    projected: torch.Tensor, queries: torch.Tensor, index: TokenIndex, turning: Turn
 ) -> Asking:
     """Return an index's queries, which are scaled and rotated as they are read, and their weights.
 
-    `projected` as for `write_indexed_keys`; `origin`: compressed queries, which that has returned,
-    or the layer's input [T, hidden], as for `TokenIndex.project`.
+    `projected` as for `write_indexed_keys`; `queries`: those of `TokenIndex.project`.
     """
     rotary, table = turning
     return Asking(
-        index.project(origin),
+        queries,
         index.split(projected)[2],
         table,
         begin=index.begin,

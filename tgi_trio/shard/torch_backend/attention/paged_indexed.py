@@ -15,12 +15,17 @@ from tgi_trio.shard.torch_backend.attention.index_projecting import (
     Turn,
     ask_index,
     average_runs,
+    expand_both,
     write_indexed_keys,
 )
 from tgi_trio.shard.torch_backend.attention.interface import AttentionLayer
 from tgi_trio.shard.torch_backend.attention.paged import PagedAttention
 from tgi_trio.shard.torch_backend.attention.paged_batch import PagedBatch
-from tgi_trio.shard.torch_backend.attention.projecting import expand_queries, write_latent_keys
+from tgi_trio.shard.torch_backend.attention.projecting import (
+    absorb_queries,
+    expand_queries,
+    write_latent_keys,
+)
 from tgi_trio.shard.torch_backend.attention.selecting import (
     Asking,
     TokenList,
@@ -50,6 +55,7 @@ class PagedIndexedAttention(PagedAttention):
     ) -> torch.Tensor:
         """See AttentionBackend. A choice is kept until the last layer with it has attended."""
         turning, cache = Turn(*turns[rotary]), batch.cache
+        plain, both = batch.longest <= layer.most, None
         key, scale = cache.key_slots[layer.index], layer.kv_scales[0]
         if index is None:
             query, ends = write_latent_keys(
@@ -65,12 +71,17 @@ class PagedIndexedAttention(PagedAttention):
             keys = key[:, 0, index.place_in(latent.spec)]
             if index.spec.pool:
                 average_runs(index, keys, batch, scale, compressed)
-            query, ends = expand_queries(latent, compressed, projected)
-        if batch.longest <= layer.most:
+            both = None if plain else expand_both(latent, index, compressed)
+            if both is None:
+                query, ends = expand_queries(latent, compressed, projected)
+            else:
+                query, ends = absorb_queries(latent, both[0])
+        if plain:
             return self._attend_latents(layer, query, ends, batch, turning)
         if index is not None:
             source = compressed if hidden is None else hidden
-            asked = ask_index(projected, source, index, own)
+            queries = index.project(source) if both is None else both[1]
+            asked = ask_index(projected, queries, index, own)
             batch.chosen = batch.over(*choose_tokens(layer, index, asked, keys, batch))
         chosen = batch.chosen
         if chosen is None:

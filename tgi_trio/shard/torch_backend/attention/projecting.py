@@ -161,8 +161,14 @@ def expand_queries(
     `query`: [T, ...] as projected or, where queries are compressed, normalised; `projected` begins
     with these before their norm.
     """
+    return absorb_queries(latent, latent.expand(query, projected))
+
+
+def absorb_queries(
+    latent: LatentProjections, query: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return queries over latents and their ends of expanded ones [T, heads * size]."""
     spec = latent.spec
-    query = latent.expand(query, projected)
     query = query.view(len(query), len(latent.key_up), spec.plain_dim + spec.rotary_dim)
     plain, ends = query.split((spec.plain_dim, spec.rotary_dim), dim=-1)
     return multiply_by_head(plain, latent.key_up, invariant=latent.invariant), ends

@@ -18,7 +18,7 @@ from tgi_trio.shard.torch_backend.layers.code_tiles import (
 from tgi_trio.shard.torch_backend.layers.linear import Linear
 from tgi_trio.shard.torch_backend.layers.plain_product import multiply_plain
 from tgi_trio.shard.torch_backend.layers.rounded_product import multiply_rounded, takes_rounded
-from tgi_trio.shard.torch_backend.layers.stored_codes import KINDS, TENSORS, Codes, join
+from tgi_trio.shard.torch_backend.layers.stored_codes import KINDS, TENSORS, Codes, join, split
 from tgi_trio.shard.torch_backend.torch_device import generation
 
 WRITTEN: Final = (1, 128)  # outputs and units of a program of `write_numbers`
@@ -107,6 +107,22 @@ class CodedLinear(Linear):
     def rounds(self) -> bool:
         """Whether any product rounds its inputs to 8 bits."""
         return any(self._rounded)
+
+    def join(self, other: CodedLinear) -> CodedLinear | None:
+        """Return a linear of the outputs of both, whose codes are views of its own from then on.
+
+        None where these differ in format, or inputs are rounded; neither has a bias.
+        """
+        mine, others = self.lone, other.lone
+        if mine is None or others is None or self.weight.dtype is not other.weight.dtype:
+            return None
+        stacked = join([mine, others])
+        if len(stacked) > 1:
+            return None
+        nothing = self.weight
+        whole = CodedLinear(stacked, None, nothing.dtype, nothing.device)
+        self._parts[:1], other._parts[:1] = ([part] for part in split(stacked[0], (mine, others)))
+        return whole
 
     def pack(self) -> None:
         """Start compiling the kernels for all numbers of rows."""

@@ -11,6 +11,7 @@ import torch
 from torch.nn import functional
 
 from tgi_trio.model.specs.decoder import IndexSpec, LatentSpec
+from tgi_trio.shard.torch_backend.layers.joined import JoinedLinears
 from tgi_trio.shard.torch_backend.layers.linear import Linear
 from tgi_trio.shard.torch_backend.layers.log_scale import LogScale
 from tgi_trio.shard.torch_backend.layers.norm import Norm
@@ -28,7 +29,16 @@ class TokenIndex:
     """Computes keys and queries of a layer's index."""
 
     __slots__ = (
-        *("key_norm", "place", "pool_bias", "query_norm", "query_scale", "query_up", "rotary"),
+        *(
+            "joined",
+            "key_norm",
+            "place",
+            "pool_bias",
+            "query_norm",
+            "query_scale",
+            "query_up",
+            "rotary",
+        ),
         "spec",
     )
 
@@ -43,13 +53,16 @@ class TokenIndex:
         query_norm: Norm | None = None,
         query_scale: LogScale | None = None,
         place: int = 0,
+        joined: JoinedLinears | None = None,
     ) -> None:
         """`rotary`: the number of the rotary embedding of both.
 
         `pool_bias`: float32 [pool, dim], added to tokens' weights in the mean of a run.
         `query_norm`: of what queries come from, if that is the layer's input. `place`: which of the
-        index keys behind a latent in the cache is this one's.
+        index keys behind a latent in the cache is this one's. `joined`: that which compressed
+        queries are expanded by, and `query_up`.
         """
+        self.joined = joined
         self.spec = spec
         self.pool_bias = pool_bias
         self.rotary = rotary
@@ -97,7 +110,11 @@ class TokenIndex:
         """
         if self.query_norm is not None:
             source = self.query_norm(source)
-        return self.query_up(source).view(len(source), self.spec.heads, -1)
+        return self.by_head(self.query_up(source))
+
+    def by_head(self, queries: torch.Tensor) -> torch.Tensor:
+        """Return `queries` [T, heads * dim] as [T, heads, dim]."""
+        return queries.view(len(queries), self.spec.heads, -1)
 
     def ask(
         self,
@@ -115,6 +132,8 @@ class TokenIndex:
 
     def pack(self) -> None:
         self.query_up.pack()
+        if self.joined is not None:
+            self.joined.pack()
 
     def nbytes(self) -> int:
         pool = 0 if self.pool_bias is None else self.pool_bias.nbytes

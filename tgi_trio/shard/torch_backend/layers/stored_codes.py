@@ -141,6 +141,22 @@ def stack(every: Sequence[Codes]) -> Codes | None:
     return _below(every) if all(_are_alike(every[0], codes) for codes in every) else None
 
 
+def split(whole: Codes, like: Sequence[Codes]) -> list[Codes]:
+    """Return views of `whole`, which has been stacked of matrices `like` these."""
+    tensors, ends = whole.tensors(), dict.fromkeys(whole.tensors(), 0)
+    found = []
+    for codes in like:
+        own: dict[str, Any] = {}
+        for name, tensor in codes.tensors().items():
+            if name in ("table", "order"):
+                own[name] = tensors[name]
+                continue
+            begin, ends[name] = ends[name], ends[name] + len(tensor)
+            own[name] = tensors[name][begin : ends[name]]
+        found.append(replace(codes, **own))
+    return found
+
+
 def _widen(codes: Codes) -> Codes:
     """Return the same matrix with float16 scales and lows as float32."""
     changed: dict[str, Any] = {

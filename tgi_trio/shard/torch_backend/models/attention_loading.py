@@ -35,6 +35,7 @@ from tgi_trio.shard.torch_backend.layers.block_index import BlockIndex
 from tgi_trio.shard.torch_backend.layers.compressor import Compressor
 from tgi_trio.shard.torch_backend.layers.crossing import CrossAttention, CrossLayer
 from tgi_trio.shard.torch_backend.layers.index import TokenIndex
+from tgi_trio.shard.torch_backend.layers.joined import join_linears
 from tgi_trio.shard.torch_backend.layers.latent import LatentProjections
 from tgi_trio.shard.torch_backend.layers.log_scale import LogScale
 from tgi_trio.shard.torch_backend.layers.norm import Norm
@@ -72,12 +73,13 @@ class AttentionLoader(WeightLoader):
         """Return this rank's heads of a layer."""
         whole = self.spec.query_key_norm == "whole"
         shape = self.attention_shape(index, layer, refs)
+        latent = self._latent(refs.latent, self.spec.latent_of(layer))
         head_norm, head_norm_bias = self._head_norms(layer, refs, shape)
         return Attention(
             shape=shape,
             qkv=self.linear(refs.qkv),
-            latent=self._latent(refs.latent, self.spec.latent_of(layer)),
-            index=self._index(refs.index, self.spec.index_of(layer), layer.index_place),
+            latent=latent,
+            index=self._index(refs.index, self.spec.index_of(layer), latent, layer.index_place),
             blocks=self._blocks(index, layer, refs.blocks, shape.kv_heads),
             pooled=self._pooled(index, layer, refs.blocks),
             output=self.linear(refs.output),
@@ -163,24 +165,36 @@ class AttentionLoader(WeightLoader):
         return LogScale(self.tensor(refs.scale), self.tensor(refs.bias)) if refs else None
 
     def _index(
-        self, refs: IndexRefs | None, index: IndexSpec | None, place: int
+        self,
+        refs: IndexRefs | None,
+        index: IndexSpec | None,
+        latent: LatentProjections | None,
+        place: int,
     ) -> TokenIndex | None:
-        """Return a layer's token index, the same on every rank; None if there is none."""
+        """Return a layer's token index, the same on every rank; None if there is none.
+
+        `latent`: of the layer, whose queries may be multiplied together with the index's.
+        """
         if refs is None or index is None:
             return None
         weight, bias = (
             self.source.vector(name, index.dim)
             for name in (refs.key_norm.weight, refs.key_norm.bias)
         )
+        query_up, joined = self.linear(refs.query_up), None
+        alike = latent is not None and not index.reads_input and not latent.spec.doubled
+        if alike and latent is not None and latent.query_up is not None:
+            joined = join_linears(latent.query_up, query_up)
         return TokenIndex(
             index,
-            query_up=self.linear(refs.query_up),
+            query_up=query_up,
             key_norm=Norm("layer", weight, bias, refs.key_norm.eps, index.dim),
             pool_bias=self.tensor(refs.pool_bias, torch.float32) if refs.pool_bias else None,
             rotary=self._rotary(index.rotary),
             query_norm=self.optional_norm(refs.query_norm),
             query_scale=self._log_scale(refs.query_scale),
             place=place,
+            joined=joined,
         )
 
     def _shared_key(
