@@ -58,28 +58,34 @@ def variants(generation: Generation) -> Iterator[Variant]:
 
 
 def _sums(generation: Generation) -> Iterator[Variant]:
-    sums: tuple[tuple[int, str, int, int, bool], ...] = (
+    sums: tuple[tuple[int, str, int, int, bool], ...] = (  # -1 shared: beside the others
         *((2048, "rms", 0, 0, False), (5120, "rms", 0, 0, False)),
         *((3584, "rms_plus_one", 0, 0, False), (8192, "layer", 0, 0, False)),
         *((2880, "rms", 4, 0, False), (2048, "rms", 8, 4, False), (7168, "rms", 8, 1, False)),
+        (7168, "rms", 8, -1, False),
         (7168, "rms", 0, 0, True),
     )
     for size, kind, experts, shared, widens in sums:
         padded = 1 << (size - 1).bit_length()
         post = kind == "rms_plus_one"
         vectors = (F32,) * 4 if post else (BF16,) * 4
-        found = f" of {experts} experts{' and shared' if shared else ''}" if experts else ""
+        found = (
+            f" of {experts} experts{' and shared' * (shared != 0)}{' beside' * (shared < 0)}"
+            if experts
+            else ""
+        )
         yield Variant(
             f"add_and_normalise bf16 {size} {kind}{found}{' wide' if widens else ''}",
             fused.add_and_normalise,
-            (BF16, F32, *(BF16,) * 6, *vectors, "fp32", "fp32", "fp32"),
+            (BF16, F32, *(BF16,) * 7, *vectors, "fp32", "fp32", "fp32"),
             {
                 "SIZE": size,
                 "PADDED": padded,
                 "ADDS": True,
                 "PER_TOKEN": experts,
-                "SHARED": shared,
+                "SHARED": max(0, shared),
                 "HAS_DOOR": shared == 4,
+                "BESIDE": shared < 0,
                 "ADDS_SECOND": False,
                 "SCALES": False,
                 "FIRST_KIND": kind if post else "",

@@ -73,16 +73,20 @@ def _routing() -> Iterator[Variant]:
             constants | tile | {"HAS_ROUTER_BIAS": count == 32},
             warps=router_warps(tile["PADDED"]),
         )
-    for size, each, shared in ((2880, 4, 0), (2048, 8, 4), (7168, 8, 1)):
+    for size, each, shared, beside in (
+        *((2880, 4, 0, False), (2048, 8, 4, False), (7168, 8, 1, False)),
+        *((2048, 8, 0, True), (7168, 8, 0, True)),
+    ):
         yield Variant(
-            f"combine_experts bf16 {size}{' shared' if shared else ''}",
+            f"combine_experts bf16 {size}{' shared' * (shared > 0)}{' beside' * beside}",
             combining.combine_experts,
-            (BF16,) * 4,
+            (BF16,) * 5,
             {
                 "SIZE": size,
                 "PER_TOKEN": each,
                 "SHARED": shared,
                 "HAS_DOOR": size == 2048,
+                "BESIDE": beside,
                 "BLOCK": 1024,
             },
         )

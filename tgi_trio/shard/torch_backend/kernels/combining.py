@@ -12,16 +12,20 @@ def combine_experts(
     parts,  # [T, PER_TOKEN + SHARED, SIZE]
     weights,  # [T, PER_TOKEN]
     doors,  # [T]: logits of the shared experts' gate; with HAS_DOOR
+    beside,  # [T, SIZE]: what a shared expert says that is not among the parts; with BESIDE
     SIZE: tl.constexpr,
     PER_TOKEN: tl.constexpr,
     SHARED: tl.constexpr,  # parts of shared experts
     HAS_DOOR: tl.constexpr,
+    BESIDE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """Compute the weighted sum of each token's experts; see `sum_experts`."""
     token = tl.program_id(0).to(tl.int64)
     place = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    total = sum_experts(parts, weights, doors, token, place, SIZE, PER_TOKEN, SHARED, HAS_DOOR)
+    total = sum_experts(
+        parts, weights, doors, beside, token, place, SIZE, PER_TOKEN, SHARED, HAS_DOOR, BESIDE
+    )
     tl.store(out + token * SIZE + place, total.to(out.dtype.element_ty), mask=place < SIZE)
 
 
@@ -30,12 +34,14 @@ def sum_experts(
     parts,
     weights,
     doors,
+    beside,
     token,  # a single one
     place,  # which of its SIZE numbers are computed; any shape
     SIZE: tl.constexpr,
     PER_TOKEN: tl.constexpr,
     SHARED: tl.constexpr,
     HAS_DOOR: tl.constexpr,
+    BESIDE: tl.constexpr,  # then there are no SHARED parts
 ):
     """Return the weighted sums, float32, shaped like `place`; rounded as torch's operations are."""
     dtype = parts.dtype.element_ty
@@ -47,8 +53,10 @@ def sum_experts(
         part = tl.load(at + place, mask=inside, other=0.0).to(tl.float32)
         total += (part * weight).to(dtype).to(tl.float32)
     total = total.to(dtype).to(tl.float32)
-    if SHARED:
+    if SHARED or BESIDE:
         more = tl.zeros(place.shape, tl.float32)
+        if BESIDE:
+            more = tl.load(beside + token * SIZE + place, mask=inside, other=0.0).to(tl.float32)
         for i in tl.static_range(SHARED):
             at = parts + (token * (PER_TOKEN + SHARED) + PER_TOKEN + i) * SIZE
             more += tl.load(at + place, mask=inside, other=0.0).to(tl.float32)

@@ -47,8 +47,9 @@ def add_and_normalise(
     summed,  # [T, SIZE], written with ADDS
     x,  # [T, SIZE]
     first,  # [T, SIZE]: added with ADDS, after a norm with FIRST_KIND, times `scale`
-    weights,  # with PER_TOKEN, `first` has the parts of experts, for `sum_experts`, as `doors`
+    weights,  # with PER_TOKEN, `first` has the parts of experts, for `sum_experts`, as these two
     doors,
+    beside,
     second,  # [T, SIZE]: added with ADDS_SECOND
     first_gain,  # [SIZE], as are the next; read with HAS_FIRST_GAIN
     first_bias,
@@ -63,6 +64,7 @@ def add_and_normalise(
     PER_TOKEN: tl.constexpr,  # experts; 0: `first` is no sum of experts
     SHARED: tl.constexpr,
     HAS_DOOR: tl.constexpr,
+    BESIDE: tl.constexpr,
     ADDS_SECOND: tl.constexpr,
     SCALES: tl.constexpr,
     FIRST_KIND: tl.constexpr,  # "": none
@@ -86,8 +88,9 @@ def add_and_normalise(
     if ADDS:
         if PER_TOKEN:
             more = sum_experts(
-                first, weights, doors, token, place, SIZE, PER_TOKEN, SHARED, HAS_DOOR
-            )
+                first, weights, doors, beside, token, place,
+                SIZE, PER_TOKEN, SHARED, HAS_DOOR, BESIDE,
+            )  # fmt: skip
         else:
             more = tl.load(first + at, mask=inside, other=0.0).to(tl.float32)
         value = add_found(

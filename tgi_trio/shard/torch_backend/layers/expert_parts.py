@@ -21,6 +21,9 @@ class ExpertParts:
     weights: torch.Tensor  # [T, per token]
     doors: torch.Tensor | None  # [T, 1]: logits of the shared experts' gate; None: weight 1
     shared: int
+    # [T, hidden], contiguous: what a shared expert says that is multiplied separately; the door is
+    # its own then.
+    beside: torch.Tensor | None = None
 
     @property
     def per_token(self) -> int:
@@ -37,10 +40,12 @@ class ExpertParts:
             self.parts,
             self.weights,
             self.parts if self.doors is None else self.doors,
+            self.parts if self.beside is None else self.beside,
             SIZE=size,
             PER_TOKEN=self.per_token,
             SHARED=self.shared,
             HAS_DOOR=self.doors is not None,
+            BESIDE=self.beside is not None,
             BLOCK=_BLOCK,
         )
         return out

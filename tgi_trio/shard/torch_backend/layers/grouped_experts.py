@@ -89,9 +89,16 @@ class GroupedExperts:
         return self.find(x, routed, doors).combine()
 
     def find(
-        self, x: torch.Tensor, routed: Routed, doors: torch.Tensor | None = None
+        self,
+        x: torch.Tensor,
+        routed: Routed,
+        doors: torch.Tensor | None = None,
+        beside: torch.Tensor | None = None,
     ) -> ExpertParts:
-        """Return the experts' outputs before they are summed; arguments as for a call."""
+        """Return the experts' outputs before they are summed; arguments as for a call.
+
+        `beside`: [T, hidden], what a shared expert says that is not among them.
+        """
         gate = self._act if isinstance(self._act, Gate) and self._act.kernel else None
         room, lists, weights = None, routed, routed.weights
         if self._spec.weighs_inputs:
@@ -113,7 +120,8 @@ class GroupedExperts:
             parts = self._down.multiply(inner, lists, gathers=False, room=room)
             changes.add(parts, inner, lists, slots, inner=False)
         doors = None if doors is None else doors.contiguous()
-        return ExpertParts(parts, weights, doors, self._shared)
+        beside = None if beside is None else beside.contiguous()
+        return ExpertParts(parts, weights, doors, self._shared, beside)
 
     def compile_changes(self, tile: AdapterTile) -> None:
         """Compile what adapters launch, for a kind of tiles."""

@@ -131,7 +131,11 @@ class ExpertsMlp:
         `routed_by`: the router's input, if it is not `x`; `ids`: the tokens, int64 [T], for a
         `table`.
         """
-        asking, doors = x if routed_by is None else routed_by, self._doors(x)
+        asking = x if routed_by is None else routed_by
+        if self._is_one_sum and self.table is None:
+            found = self.find(x, asking)
+            return found if isinstance(found, torch.Tensor) else found.combine()
+        doors = self._doors(x)
         shared = None if self.shared is None else self.shared(x)
         out = self._routed(x if self.entry is None else self.entry(x), asking, doors, ids)
         if self.exit is not None:
@@ -147,10 +151,16 @@ class ExpertsMlp:
 
     def find(self, x: torch.Tensor, routed_by: torch.Tensor) -> torch.Tensor | ExpertParts:
         """Return the same, but not summed yet where the addition to the hidden state can do it."""
-        if self.grouped is None or self.shared is not None or self.exit is not None:
+        if self.grouped is None or not self._is_one_sum:
             return self(x, routed_by)
+        beside = None if self.shared is None else self.shared(x)
         routed = self.grouped.ask(routed_by, self.router, x.dtype)
-        return self.grouped.find(x, routed, self._doors(x))
+        return self.grouped.find(x, routed, self._doors(x), beside)
+
+    @property
+    def _is_one_sum(self) -> bool:
+        """Whether a launch can add up what all experts say, the shared one included."""
+        return self.grouped is not None and self.entry is None and self.exit is None
 
     def _doors(self, x: torch.Tensor) -> torch.Tensor | None:
         """Return the logits of the shared expert's gate, [T, 1]; None if it has none."""
