@@ -101,7 +101,10 @@ def _routing() -> Iterator[Variant]:
 
 def _experts(generation: Generation) -> Iterator[Variant]:
     for dtype, most in ((BF16, 96), (BF16, 48), (BF16, 0), (F32, 0)):  # pairs per expert
-        for kind in ("in", "in gated", "in gated limits", "in gated limits paired", "out"):
+        for kind in (
+            *("in", "in gated", "in gated limits", "in gated limits paired"),
+            *("in gated limits of some", "out"),
+        ):
             gathers, gated, limits = kind != "out", "gated" in kind, "limits" in kind
             tile = choose_group_tile(dtype, generation, most, gated=gated)
             yield Variant(
@@ -120,6 +123,7 @@ def _experts(generation: Generation) -> Iterator[Variant]:
                     "LIMITS": limits,
                     "RAISED": "paired" in kind,
                     "PAIRED": "paired" in kind,
+                    "BOUNDED": 120 if "some" in kind else 0,
                     "ROWS": tile.rows,
                     "OUTPUTS": tile.outputs,
                     "DEPTH": tile.depth,

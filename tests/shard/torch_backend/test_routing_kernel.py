@@ -246,7 +246,9 @@ GATES = {
     "pairs": Gate(functional.silu, paired=True),
     "limited pairs": Gate(ACTIVATIONS["quick_gelu"], 0.7, paired=True),
     "limited halves": Gate(functional.silu, 0.7, raised=False),
+    "limited halves of those": Gate(functional.silu, 0.7, raised=False),  # that are routed
 }
+WITHOUT_LIMIT = Gate(functional.silu, raised=False)
 
 
 def mlp(width: int, gate: Gate, dtype: torch.dtype, seed: int, biases: bool) -> DenseMlp:
@@ -267,6 +269,7 @@ def mlp(width: int, gate: Gate, dtype: torch.dtype, seed: int, biases: bool) -> 
         ("pairs", 1, True, False, False),
         ("limited pairs", 0, True, False, False),
         ("limited halves", 1, False, False, False),
+        ("limited halves of those", 1.5, False, False, False),
     ],
 )
 def test_gates_and_what_is_shared_are_parts_of_the_products(
@@ -287,7 +290,8 @@ def test_gates_and_what_is_shared_are_parts_of_the_products(
 
     def layer(dtype: torch.dtype, where: torch.dtype) -> ExpertsMlp:
         made = [mlp(WIDTH, GATES[gate], dtype, 10 * i, biases) for i in range(spec.count)]
-        whole = mlp(int(shared * WIDTH), GATES[gate], dtype, 99, biases) if shared else None
+        common = WITHOUT_LIMIT if gate.endswith("those") else GATES[gate]
+        whole = mlp(int(shared * WIDTH), common, dtype, 99, biases) if shared else None
         for each in (*made, *([] if whole is None else [whole])):
             for linear in (each.up, each.down):
                 linear.weight = linear.weight.to(where)

@@ -33,6 +33,7 @@ def multiply_groups(
     LIMITS: tl.constexpr,
     RAISED: tl.constexpr,
     PAIRED: tl.constexpr,
+    BOUNDED: tl.constexpr,  # the first groups, to whose gates the limit applies; 0: to all
     ROWS: tl.constexpr,  # of a tile
     OUTPUTS: tl.constexpr,
     DEPTH: tl.constexpr,  # inputs of one step of the loop
@@ -72,6 +73,8 @@ def multiply_groups(
             if ACT != "":
                 second += tl.load(at + up, mask=there, other=0.0).to(tl.float32)[None, :]
         if ACT != "":
+            if BOUNDED:
+                limit = tl.where(own < BOUNDED, limit, float("inf"))
             total = open_gates(total, second, limit, out, ACT, LIMITS, RAISED)
         at = target[:, None] * N + column[None, :]
         tl.store(out + at, total.to(out.dtype.element_ty), mask=real[:, None] & there[None, :])

@@ -44,6 +44,7 @@ class Gate:
     scale: float = 1.0  # of gates, applied first
     raised: bool = True
     bounds_opened: bool = False
+    bounded: int = 0  # where experts are grouped, those that have the limit, the first; 0: all
 
     @property
     def kernel(self) -> str:

@@ -142,6 +142,7 @@ class PlainMatrices:
             N=outputs,
             K=depth,
             **_constants(x, routed, gate, gathers=gathers, biased=bias is not None),
+            BOUNDED=0 if gate is None else gate.bounded,
             ROWS=tile.rows,
             OUTPUTS=tile.outputs,
             DEPTH=tile.depth,

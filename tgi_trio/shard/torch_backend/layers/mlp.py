@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -239,16 +240,18 @@ class ExpertsMlp:
 
         every, shared = self.experts, self.shared
         alone = self.entry is None and not self.spec.idle and not self.keeps_shared
-        if shared is not None and alone and shared.act == first.act:
+        act = first.act
+        if shared is not None and alone and (joint := _join_gates(first.act, shared.act, every)):
             linears = [linear for mlp in (first, shared) for linear in (mlp.up, mlp.down)]
             if all(type(linear) is Linear for linear in linears):
                 every, shared = [*every, *cut_mlp(shared, first.down.weight.shape[1])], None
+                act = joint
         up = group_linears([each.up for each in every])
         down = group_linears([each.down for each in every])
         if up is None or down is None:
             return False
         self.grouped = GroupedExperts(
-            *(self.spec, up, down, first.act, self.choice_bias),
+            *(self.spec, up, down, act, self.choice_bias),
             expert_scale=self.expert_scale,
             idles=self.idles,
         )
@@ -259,6 +262,20 @@ class ExpertsMlp:
         parts = [self.router, self.shared_router, self.entry, self.exit]
         table = 0 if self.table is None else self.table.nbytes
         return self.mlp_bytes + table + sum(part.nbytes() for part in parts if part is not None)
+
+
+def _join_gates(
+    routed: Activation, shared: Activation, experts: Sequence[DenseMlp]
+) -> Activation | None:
+    """Return what opens the gates of grouped `experts` and of shared ones behind them.
+
+    None if no kernel can do both: they may differ in the limit that routed ones alone have.
+    """
+    if routed == shared:
+        return routed
+    if not isinstance(routed, Gate) or not routed.kernel or routed.raised:
+        return None
+    return replace(routed, bounded=len(experts)) if replace(routed, limit=0.0) == shared else None
 
 
 def _differ(table: torch.Tensor) -> bool:
