@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
 from tgi_trio.shard.torch_backend.attention.tiles import pad_dim
-from tgi_trio.shard.torch_backend.kernels import indexed_latents
+from tgi_trio.shard.torch_backend.kernels import indexed_latents, rotating
+from tgi_trio.shard.torch_backend.layers.log_scale import count_scaled
 from tgi_trio.testing.attention_variants import attend_latents
 from tgi_trio.testing.variant import BF16, F32, I32, I64, U8, Variant
 
@@ -70,6 +71,12 @@ def indexed_variants() -> Iterator[Variant]:
         if model.keys > 1:
             yield _write_keys(model)
     yield _write(_MODELS[0], "fp8_e4m3fn")
+    yield Variant(
+        "scale_heads bf16 128",  # Mistral Large 4
+        rotating.scale_heads,
+        (*(BF16,) * 4, "i32"),
+        {"HEADS": 64, "DIM": 128, "PADDED_DIM": 128, "BLOCK": count_scaled(128)},
+    )
     for codes in ("", "fp8_e4m3fn"):
         yield Variant(
             f"average_runs bf16 16 of {_DIM}{f' {codes}' if codes else ''}",
