@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
 from tgi_trio.shard.torch_backend.attention.tiles import pad_dim
-from tgi_trio.shard.torch_backend.kernels import indexed_latents, rotating
+from tgi_trio.shard.torch_backend.kernels import indexed_latents, latents, rotating
 from tgi_trio.shard.torch_backend.layers.log_scale import count_scaled
 from tgi_trio.testing.attention_variants import attend_latents
 from tgi_trio.testing.variant import BF16, F32, I32, I64, U8, Variant
@@ -71,6 +71,15 @@ def indexed_variants() -> Iterator[Variant]:
         if model.keys > 1:
             yield _write_keys(model)
     yield _write(_MODELS[0], "fp8_e4m3fn")
+    yield Variant(
+        "double_queries bf16 1536",  # A.X-K2
+        latents.double_queries,
+        (*(BF16,) * 4, "fp32", "i32"),
+        {
+            **{"SIZE": 1536, "PADDED": 2048, "KIND": "rms"},
+            **{"HAS_GAIN": True, "HAS_BIAS": False},
+        },
+    )
     yield Variant(
         "scale_heads bf16 128",  # Mistral Large 4
         rotating.scale_heads,

@@ -61,6 +61,8 @@ class IndexedAttention(ReferenceAttention):
         turns: Sequence[tuple[Rotary, RotaryTable]],
         batch: IndexedBatch,
         hidden: torch.Tensor | None = None,
+        *,
+        expanded: torch.Tensor | None = None,
     ) -> torch.Tensor:
         turning, table = turns[rotary]
         asked = index_key = None
@@ -73,7 +75,7 @@ class IndexedAttention(ReferenceAttention):
                 source = latent.compress(projected) if hidden is None else hidden
                 asked = index.ask(source, weights, *turns[index.rotary])
         query, key = latent.query_and_key(
-            projected, lambda part: turning.apply(part, table.cos, table.sin)
+            projected, lambda part: turning.apply(part, table.cos, table.sin), expanded
         )
         key = functional.pad(key, (0, layer.head_dim - key.shape[-1]))
         _place_key(layer, latent, index, index_key, key, batch)

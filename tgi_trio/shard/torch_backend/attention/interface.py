@@ -152,13 +152,16 @@ class AttentionBackend(PlanLayout, Protocol):
         turns: Sequence[tuple[Rotary, RotaryTable]],
         batch: Any,
         hidden: torch.Tensor | None = None,
+        *,
+        expanded: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Compute `attend_latents` over the tokens that `index` chooses.
 
         `index` None: over those that the layer before has chosen. `projected`: as for latents, then
         what an index adds (`TokenIndex.split`). `turns`: all rotary embeddings of the model with
         the step's tables; the latents' is number `rotary`. `hidden` [T, hidden]: the layer's input,
-        where an index reads it.
+        where an index reads it. `expanded`: queries [T, heads * size], not rotated yet, if they
+        have been computed (`LatentProjections.open`).
         """
         raise RuntimeError(f"{self.name} has no index of tokens")
 

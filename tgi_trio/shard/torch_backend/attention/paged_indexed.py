@@ -23,7 +23,6 @@ from tgi_trio.shard.torch_backend.attention.paged import PagedAttention
 from tgi_trio.shard.torch_backend.attention.paged_batch import PagedBatch
 from tgi_trio.shard.torch_backend.attention.projecting import (
     absorb_queries,
-    expand_queries,
     write_latent_keys,
 )
 from tgi_trio.shard.torch_backend.attention.selecting import (
@@ -52,6 +51,8 @@ class PagedIndexedAttention(PagedAttention):
         turns: Sequence[tuple[Rotary, RotaryTable]],
         batch: PagedBatch,
         hidden: torch.Tensor | None = None,
+        *,
+        expanded: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """See AttentionBackend. A choice is kept until the last layer with it has attended."""
         turning, cache = Turn(*turns[rotary]), batch.cache
@@ -59,7 +60,9 @@ class PagedIndexedAttention(PagedAttention):
         key, scale = cache.key_slots[layer.index], layer.kv_scales[0]
         if index is None:
             query, ends = write_latent_keys(
-                *(projected, latent, *turning, key, batch.slots), scale=scale, codes=cache.codes
+                *(projected, latent, *turning, key, batch.slots, expanded),
+                scale=scale,
+                codes=cache.codes,
             )
         else:
             own = Turn(*turns[index.rotary])
@@ -71,11 +74,10 @@ class PagedIndexedAttention(PagedAttention):
             keys = key[:, 0, index.place_in(latent.spec)]
             if index.spec.pool:
                 average_runs(index, keys, batch, scale, compressed)
-            both = None if plain else expand_both(latent, index, compressed)
-            if both is None:
-                query, ends = expand_queries(latent, compressed, projected)
-            else:
-                query, ends = absorb_queries(latent, both[0])
+            if expanded is None:
+                both = None if plain else expand_both(latent, index, compressed)
+                expanded = latent.expand(compressed, projected) if both is None else both[0]
+            query, ends = absorb_queries(latent, expanded)
         if plain:
             return self._attend_latents(layer, query, ends, batch, turning)
         if index is not None:

@@ -98,6 +98,7 @@ def write_latent_keys(
     table: RotaryTable,
     key: torch.Tensor,
     slots: torch.Tensor,
+    expanded: torch.Tensor | None = None,
     *,
     scale: float = 1.0,
     codes: str = "",
@@ -106,24 +107,27 @@ def write_latent_keys(
 
     Writes keys to their slots, unless they are another layer's. `projected`: [T, ...] as for
     `LatentProjections`, with contiguous rows; `key`: [slots, 1, at least rank + rotary_dim], one
-    layer of the cache, in the format `codes` with a `scale`; `slots`: int64 [T].
+    layer of the cache, in the format `codes` with a `scale`; `slots`: int64 [T]. `expanded`:
+    queries [T, heads * size], if they are known.
     """
     spec = latent.spec
     if latent.reads_only:
-        return expand_queries(latent, projected, projected)
+        known = latent.expand(projected, projected) if expanded is None else expanded
+        return absorb_queries(latent, known)
     tokens, width = len(projected), projected.shape[1] - spec.rank - spec.rotary_dim
     query = projected[:, :width]
-    if latent.query_up is not None:
+    makes = latent.query_up is not None and expanded is None
+    if makes:
         query = torch.empty((tokens, width), dtype=projected.dtype, device=projected.device)
     norms, eps, constants = describe_latents(latent, rotary, projected, key, width)
-    write_latents[(tokens, 1 if latent.query_up is None else 2)](
+    write_latents[(tokens, 2 if makes else 1)](
         *(key, query, projected, table.cos, table.sin, slots, *norms, *eps),
         scale,
         projected.stride(0),
         **constants,
         CODES=codes,
     )
-    return expand_queries(latent, query, projected)
+    return absorb_queries(latent, latent.expand(query, projected) if expanded is None else expanded)
 
 
 def describe_latents(
@@ -151,17 +155,6 @@ def describe_latents(
     }
     weights = tuple(projected if vector is None else vector for vector in vectors)
     return weights, (norm.eps, inner.eps), constants
-
-
-def expand_queries(
-    latent: LatentProjections, query: torch.Tensor, projected: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return queries over latents and their ends, as `write_latent_keys` does.
-
-    `query`: [T, ...] as projected or, where queries are compressed, normalised; `projected` begins
-    with these before their norm.
-    """
-    return absorb_queries(latent, latent.expand(query, projected))
 
 
 def absorb_queries(

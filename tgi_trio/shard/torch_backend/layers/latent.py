@@ -18,17 +18,19 @@ from collections.abc import Callable
 import torch
 
 from tgi_trio.model.specs.decoder import LatentSpec
+from tgi_trio.shard.torch_backend.layers.joined import JoinedLinears, join_linears
 from tgi_trio.shard.torch_backend.layers.linear import Linear
 from tgi_trio.shard.torch_backend.layers.norm import Norm
 from tgi_trio.shard.torch_backend.layers.plain_product import multiply_by_head
+from tgi_trio.shard.torch_backend.torch_device import runs_kernels
 
 
 class LatentProjections:
     """The projections around a layer's attention over latents."""
 
     __slots__ = (
-        *("gate_up", "invariant", "key_up", "latent_norm", "query_norm", "query_up", "spec"),
-        "value_up",
+        *("gate_up", "invariant", "joined", "key_up", "latent_norm", "query_norm", "query_up"),
+        *("spec", "value_up"),
     )
 
     def __init__(
@@ -56,6 +58,9 @@ class LatentProjections:
         self.key_up = key_up
         self.value_up = value_up
         self.gate_up = gate_up
+        self.joined: JoinedLinears | None = None  # of `query_up` and `gate_up`
+        if query_up is not None and gate_up is not None:
+            self.joined = join_linears(query_up, gate_up)
         self.invariant = invariant
 
     @property
@@ -64,15 +69,19 @@ class LatentProjections:
         return self.latent_norm is None
 
     def query_and_key(
-        self, projected: torch.Tensor, rotate: Callable[[torch.Tensor], torch.Tensor]
+        self,
+        projected: torch.Tensor,
+        rotate: Callable[[torch.Tensor], torch.Tensor],
+        expanded: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return queries [T, heads, rank + rotary_dim] and keys [T, 1, rank + rotary_dim].
 
         `projected`: queries (or compressed ones), the latent, and the key to be rotated. If the
-        latents are another layer's, there are only queries, and keys are [T, 0, ...].
+        latents are another layer's, there are only queries, and keys are [T, 0, ...]. `expanded`:
+        queries [T, heads * size], if they are known.
         """
         spec, heads = self.spec, len(self.key_up)
-        query, latent, key = self.split(projected)
+        query, latent, key = self.split(projected, expanded)
         plain, turned = query.split((spec.plain_dim, spec.rotary_dim), dim=-1)
         if self.latent_norm is None:
             absorbed = torch.einsum("thd,hdr->thr", plain, self.key_up)
@@ -86,7 +95,9 @@ class LatentProjections:
             torch.cat((latent, turned[:, heads:]), dim=-1),
         )
 
-    def split(self, projected: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def split(
+        self, projected: torch.Tensor, expanded: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return queries [T, heads, plain_dim + rotary_dim], latents and keys, [T, ...] each.
 
         All as projected: queries and keys are not rotated, and latents are not normalised. Latents
@@ -96,8 +107,10 @@ class LatentProjections:
         behind = (0, 0) if self.reads_only else (spec.rank, spec.rotary_dim)
         width = projected.shape[-1] - sum(behind)
         query, latent, key = projected.split((width, *behind), dim=-1)
-        query = self.expand(query if self.query_norm is None else self.query_norm(query), query)
-        query = query.view(len(projected), -1, spec.plain_dim + spec.rotary_dim)
+        if expanded is None:
+            normed = query if self.query_norm is None else self.query_norm(query)
+            expanded = self.expand(normed, query)
+        query = expanded.view(len(projected), -1, spec.plain_dim + spec.rotary_dim)
         return query, latent, key
 
     def compress(self, projected: torch.Tensor) -> torch.Tensor:
@@ -115,11 +128,42 @@ class LatentProjections:
             return compressed
         return self.query_up(self._join(compressed, projected))
 
-    def gates(self, projected: torch.Tensor) -> torch.Tensor | None:
-        """Return gates of values [T, heads * value_dim], not activated; None: there are none."""
-        if self.gate_up is None:
+    def open(self, projected: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Return queries [T, heads * size] and gates of values [T, heads * value_dim].
+
+        The latter are not activated. None: values have no gates that are made as queries are.
+        """
+        if self.gate_up is None or self.query_up is None:
             return None
-        return self.gate_up(self._join(self.compress(projected), projected))
+        both = self._double(projected)
+        if self.joined is None or not self.joined.serves(self.query_up, self.gate_up):
+            return self.query_up(both), self.gate_up(both)
+        heads, width = len(self.key_up), self.spec.plain_dim + self.spec.rotary_dim
+        queries, gates = self.joined.whole(both).tensor_split((heads * width,), dim=-1)
+        return queries, gates
+
+    def _double(self, projected: torch.Tensor) -> torch.Tensor:
+        """Return compressed queries, normalised and behind that as they are, [T, 2 query_rank]."""
+        if self.query_norm is None or not runs_kernels(projected.device):
+            return self._join(self.compress(projected), projected)
+        from tgi_trio.shard.torch_backend.kernels.latents import double_queries  # imports Triton
+
+        norm, size = self.query_norm, self.spec.query_rank
+        both = projected.new_empty((len(projected), 2 * size))
+        double_queries[(len(projected),)](
+            both,
+            projected,
+            projected if norm.weight is None else norm.weight,
+            projected if norm.bias is None else norm.bias,
+            norm.eps,
+            projected.stride(0),
+            SIZE=size,
+            PADDED=1 << (size - 1).bit_length(),
+            KIND=norm.kind,
+            HAS_GAIN=norm.weight is not None,
+            HAS_BIAS=norm.bias is not None,
+        )
+        return both
 
     def _join(self, compressed: torch.Tensor, projected: torch.Tensor) -> torch.Tensor:
         if not self.spec.doubled:
@@ -135,6 +179,8 @@ class LatentProjections:
         for linear in (self.query_up, self.gate_up):
             if linear is not None:
                 linear.pack()
+        if self.joined is not None:
+            self.joined.pack()
 
     def nbytes(self) -> int:
         parts = (self.query_norm, self.query_up, self.gate_up, self.latent_norm)

@@ -83,9 +83,10 @@ class Attending:
         if width := layer.shape.heads * self._gates_of_head(layer):
             qkv, gate = qkv.split((qkv.shape[-1] - width, width), dim=-1)
         if layer.latent is not None:
-            gate = layer.latent.gates(qkv) if gate is None else gate
+            opened = layer.latent.open(qkv)
+            expanded, gate = (None, gate) if opened is None else opened
             attended = self._attend_latents(
-                layer, layer.latent, qkv, tables, attention, batch, hidden
+                layer, layer.latent, qkv, tables, attention, batch, hidden, expanded
             )
             values = layer.latent.values(attended)
             return layer.close(values if gate is None else self._gate(layer, values, gate))
@@ -126,8 +127,12 @@ class Attending:
         attention: AttentionBackend,
         batch: Any,
         hidden: torch.Tensor | None,
+        expanded: torch.Tensor | None,
     ) -> torch.Tensor:
-        """Return the weighted sums of latents, from which values are projected afterwards."""
+        """Return the weighted sums of latents, from which values are projected afterwards.
+
+        `expanded`: queries, if they are known, as for `AttentionBackend.attend_indexed`.
+        """
         if layer.query_scale is not None:
             size = latent.spec.plain_dim + latent.spec.rotary_dim
             queries = qkv[:, : layer.shape.heads * size].unflatten(-1, (-1, size))
@@ -135,7 +140,8 @@ class Attending:
         if self._spec.index is not None:
             turns = [(own, tables[i]) for i, own in enumerate(self._rotaries)]
             return attention.attend_indexed(
-                layer.shape, qkv, latent, layer.index, layer.rotary, turns, batch, hidden
+                *(layer.shape, qkv, latent, layer.index, layer.rotary, turns, batch, hidden),
+                expanded=expanded,
             )
         rotary, table = self._rotaries[layer.rotary], tables[layer.rotary]
         if rotary.spec.query_scale is None:
