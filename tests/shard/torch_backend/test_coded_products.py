@@ -288,6 +288,7 @@ def test_linears_that_are_alike_share_one_matrix(kind: str, heads: str) -> None:
     assert joined is not None and joined.serves(first, second) and not joined.serves(None, second)
     assert torch.equal(joined.whole(x), torch.cat(before, dim=1))
     assert torch.equal(first(x), before[0]) and torch.equal(second(x), before[1])
+    assert isinstance(joined.whole, CodedLinear)
     whole, *parts = (each.lone for each in (joined.whole, first, second))
     assert whole is not None
     memory = {name: each.untyped_storage().data_ptr() for name, each in whole.tensors().items()}

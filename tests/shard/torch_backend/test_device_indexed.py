@@ -69,15 +69,22 @@ def test_steps_are_one_replay_each(folder: Folder, family: str) -> None:
 
 
 @pytest.mark.sampled(3)
-@pytest.mark.parametrize("family", ["glm_moe_dsa", *WRAPPED])
-def test_launched_steps_wait_for_nothing(folder: Folder, family: str) -> None:
-    """Nor does a cache of 8 bits, which is read in the kernels."""
+@pytest.mark.parametrize(
+    ("family", "products"), [("glm_moe_dsa", 12), *zip(WRAPPED, (19, 17), strict=True)]
+)
+def test_launched_steps_wait_for_nothing(folder: Folder, family: str, products: int) -> None:
+    """Nor does a cache of 8 bits, which is read in the kernels.
+
+    An index adds no product, unless its queries are made of the layer's input, and nothing that
+    turns them.
+    """
     settings: dict[str, Any] = {} if family == "glm5_next" else {"kv_cache_dtype": "fp8_e4m3fn"}
     expected = drive(start(folder(family), "cpu", **settings), TEXTS, GREEDY, 3)
     with StandInDevice() as device:
         ours = drive(start(folder(family), "cuda:0", **settings), TEXTS, GREEDY, 3, device=device)
     agree(ours, expected)
-    assert all("score_units" in counts.launches for counts in ours.decodes)
+    for counts in ours.decodes:
+        assert "score_units" in counts.launches and counts.launches["linear"] == products
 
 
 @pytest.mark.sampled(3, first=1)

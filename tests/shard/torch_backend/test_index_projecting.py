@@ -82,9 +82,9 @@ def test_keys_and_queries(kind: dict[str, Any], dtype: torch.dtype) -> None:
     )
     for token, table in enumerate(step.block_tables):
         seen = int(step.context_lengths[token])
-        slots = [int(table[place // 16]) * 16 + place % 16 for place in range(seen)]
+        places = [int(table[place // 16]) * 16 + place % 16 for place in range(seen)]
         one = IndexQueries(*(each[token : token + 1] for each in expected))
-        scores = score_keys(one, keys[slots])[0]
+        scores = score_keys(one, keys[places])[0]
         size = float(scores.abs().max())
         close(found[token, :seen].to(dtype) / size, scores.to(dtype) / size)
 
