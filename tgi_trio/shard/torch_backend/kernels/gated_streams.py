@@ -86,7 +86,7 @@ def mix_streams(
     tl.store(mixed + token * SIZE + place, (total / COUNT).to(dtype), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens"])
 def open_narrow(
     out,  # [T, SIZE]
     narrow,  # [T, RANK], with STRIDE between tokens

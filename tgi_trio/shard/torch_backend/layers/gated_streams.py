@@ -13,7 +13,11 @@ from torch.nn import functional
 
 from tgi_trio.model.specs.decoder import NormKind
 from tgi_trio.shard.torch_backend.layers.linear import Linear
-from tgi_trio.shard.torch_backend.layers.opening import open_narrow, opens_narrow
+from tgi_trio.shard.torch_backend.layers.opening import (
+    compile_narrow,
+    open_narrow,
+    opens_narrow,
+)
 from tgi_trio.shard.torch_backend.layers.residual import count_warps
 from tgi_trio.shard.torch_backend.torch_device import runs_kernels
 
@@ -111,6 +115,10 @@ class StreamGates:
     def pack(self) -> None:
         self.inner.pack()
         self.gates.pack()
+        if opens_narrow(self.gates, self.norm.weight.device):
+            one = self.gates.weight.new_zeros(1, len(self.norm.weight))
+            stride = self.inner(one).shape[1]
+            compile_narrow(self.gates, stride, count=self.count, rounds=True)
 
     def nbytes(self) -> int:
         return self.norm.nbytes() + self.inner.nbytes() + self.gates.nbytes()

@@ -7,6 +7,7 @@ from torch.nn import functional
 
 from tgi_trio.shard.torch_backend.layers.linear import Linear
 from tgi_trio.shard.torch_backend.layers.opening import (
+    compile_narrow,
     open_narrow,
     open_values,
     opens_narrow,
@@ -32,6 +33,8 @@ class NormGate:
     def pack(self) -> None:
         self.down.pack()
         self.up.pack()
+        if opens_narrow(self.up, self.up.weight.device):
+            compile_narrow(self.up, self.up.weight.shape[1], count=1, rounds=False)
 
     def nbytes(self) -> int:
         return self.down.nbytes() + self.up.nbytes()

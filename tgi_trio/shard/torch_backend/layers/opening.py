@@ -9,6 +9,7 @@ from typing import Final, NamedTuple
 
 import torch
 
+from tgi_trio.shard.torch_backend.compiling.ahead import compile_beside
 from tgi_trio.shard.torch_backend.layers.linear import Linear
 from tgi_trio.shard.torch_backend.torch_device import overlap, runs_kernels
 
@@ -115,3 +116,20 @@ def open_narrow(
         num_stages=tile.stages,
     )
     return out
+
+
+def compile_narrow(gates: Linear, stride: int, *, count: int, rounds: bool) -> None:
+    """Start compiling what `open_narrow` launches for any number of tokens.
+
+    `stride`: the numbers between tokens of what gates are made of; the rest as for `open_narrow`.
+    """
+    weight = gates.weight
+    outputs, rank = weight.shape
+
+    def launch_each() -> None:
+        for tokens in (1, _SOME_TOKENS, _SOME_TOKENS + 1):
+            values, narrow = weight.new_zeros(tokens, outputs), weight.new_zeros(tokens, stride)
+            open_narrow(values, narrow[:, :rank], gates, count=count, rounds=rounds)
+
+    kind = ("open_narrow", weight.dtype, outputs, rank, stride, count, rounds)
+    compile_beside(weight.device, launch_each, kind)
