@@ -87,6 +87,29 @@ async def test_the_tokens_of_a_call_within_a_thought_are_the_answers(
         )
 
 
+@pytest.mark.parametrize("step", [1, 1000])
+async def test_a_forced_call_cut_off_in_its_opening_belongs_to_no_thought(step):
+    options = {"tools": [WEATHER], "tool_choice": "required", "logprobs": True, "max_tokens": 9}
+    for stream in (False, True):
+        found = engine(f"Hm.\n{CALL}", special=(*SPECIAL, "<tool_call>"))
+        found.tokens_per_step = step
+        answer = await asked(found, stream=stream, **options)
+        if stream:
+            *told, tokens = folded(answer)
+            assert told == ["Hm.", "", [], "length"]
+        else:
+            choice = choice_of(answer)
+            message, tokens = choice.message, [each.token for each in choice.logprobs.content]
+            assert (message.reasoning, message.content, choice.finish_reason) == (
+                "Hm.",
+                "",
+                "length",
+            )
+            assert not message.tool_calls
+        assert "".join(tokens) == '<tool_call>\n{"n'
+        assert found.metrics.value("tgi_request_reasoning_tokens") == len("Hm.\n")
+
+
 async def test_a_thought_that_is_cut_off_has_no_content():
     found = choice_of(await asked(engine("Hm, for ever."), max_tokens=4))
     assert (found.message.reasoning, found.message.content) == ("Hm,", None)

@@ -23,18 +23,23 @@ BY_NAME = {form.name: form for form in FORMATS}
 BY_START = {each.start: each for each in (*KNOWN, GRANITE)}
 
 
-def opening_of(form: Format) -> CallOpening:
-    return CallOpening(form.beginning, tuple(map(form.introduce, NAMES)))
+def opening_of(form: Format, *, forced: bool = False) -> CallOpening:
+    names = tuple(map(form.introduce, NAMES))
+    return CallOpening(form.beginning, names, form.trigger if forced else "")
 
 
 def parser_of(
-    marks: Marks = THINK, form: Format | None = HERMES, *, inside: bool = False
+    marks: Marks = THINK,
+    form: Format | None = HERMES,
+    *,
+    inside: bool = False,
+    forced: bool = False,
 ) -> AnswerParser:
     numbers = itertools.count()
     if form is None:
         return AnswerParser(marks, TextParser(), inside=inside)
-    calls = call_reader(form, FUNCTIONS, lambda name: f"id{next(numbers)}")
-    opening = None if form.anchored else opening_of(form)
+    calls = call_reader(form, FUNCTIONS, lambda name: f"id{next(numbers)}", required=forced)
+    opening = None if form.anchored else opening_of(form, forced=forced)
     return AnswerParser(marks, calls, inside=inside, opening=opening)
 
 
@@ -121,6 +126,25 @@ def test_an_answer_that_begins_inside_a_thought(text: str, thought: str, content
     for pieces in cuts(text):
         assert said(pieces, inside=True) == (thought, content, [])
         assert said(pieces, inside=True, form=None) == (thought, content, [])
+
+
+@pytest.mark.parametrize(
+    ("text", "thought", "calls"),
+    [
+        ("Hm.\n<tool_call>", "Hm.", []),
+        ('Hm.\n<tool_call>\n{"na', "Hm.", []),
+        ('<tool_call>\n{"name": "f", "arguments"', "", []),
+        ('Hm.<tool_call>\n{"name": "f", "arguments": {"x"', "Hm.", [("f", '{"x"')]),
+        ("Hm.\n<tool_c", "Hm.\n<tool_c", []),  # spelled, as no token begins so
+        ("Hm. <", "Hm. <", []),
+        ("say <tool_call> and", "say <tool_call> and", []),  # spelled as well
+    ],
+)
+def test_a_forced_call_that_is_cut_off_is_no_thought(
+    text: str, thought: str, calls: list[tuple[str, str]]
+) -> None:
+    for pieces in cuts(text):
+        assert said(pieces, inside=True, forced=True) == (thought, "", calls), pieces
 
 
 def test_a_thought_whose_mark_the_prompt_has_half_written() -> None:

@@ -90,7 +90,9 @@ class ChatTools:
         if form.anchored:
             return None
         names = tuple(form.introduce(function.name) for function in self.use.functions)
-        return CallOpening(form.beginning, names)
+        # The grammar keeps this token out of thoughts where calls are forced.
+        certain = form.trigger if self.use.required and form.trigger in self.added else ""
+        return CallOpening(form.beginning, names, certain)
 
     def reader(self) -> CallReader:
         """Return what reads content and calls of one answer."""

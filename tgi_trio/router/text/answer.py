@@ -94,6 +94,13 @@ class CallOpening:
 
     text: str  # up to the name
     names: tuple[str, ...]  # of the functions, each with the text after it
+    # The text that begins nothing but a call, where calls are forced; "": there is none.
+    certain: str = ""
+
+    def cut_at(self, text: str) -> int:
+        """Return where a call begins that the end of the answer has cut off; -1: there is none."""
+        position, _ = self.find(text)
+        return position if self.certain and text.startswith(self.certain, position) else -1
 
     def find(self, text: str) -> tuple[int, bool]:
         """Return where an opening begins, and whether it is complete; (-1, False): none does."""
@@ -199,6 +206,10 @@ class AnswerParser:
         """Return what was held back, now that the answer has ended."""
         text, self._text = self._text, ""
         self._delta = Delta()
+        if self._call is not None and self.region is Region.THOUGHT:
+            if (call := self._call.cut_at(text)) >= 0:
+                self._think(text[:call].rstrip())
+                self.region, text = TABLE[self.region][Edge.CALL], text[call:]
         if self.thinking:
             self._think(text.strip() if self.region is Region.OPENED else text.rstrip())
             return self._delta

@@ -100,10 +100,10 @@ class AnswerText(OutputText):
         self._parts.append(text)
         if self._end is None:
             reading = self._reading
+            delta = fold((reading.push(text) if text else Delta(), reading.finish()))
             thinking = reading.thinking
             if thinking:
                 self._think()  # it was no call
-            delta = fold((reading.push(text) if text else Delta(), reading.finish()))
             called = reading.complete and not self._cut
             if self._stop is not None:
                 delta.content, matched = self._stop.push(delta.content)
