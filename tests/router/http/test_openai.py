@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import msgspec
 import orjson
 import pytest
@@ -114,6 +116,31 @@ async def test_several_choices_share_one_stream(http):
         texts[chunk.choices[0].index] += chunk.choices[0].delta.content or ""
     assert texts == dict.fromkeys(range(3), "Hi")
     assert [request.sampling.seed for request in server.engine.submitted[:3]] == [7, 8, 9]
+
+
+@pytest.mark.parametrize(
+    ("path", "prompt"),
+    [
+        ("chat/completions", {"messages": USER}),
+        ("completions", {"prompt": "Hi"}),
+        ("messages", {"messages": USER, "max_tokens": 4}),
+        ("responses", {"input": "Hi"}),
+    ],
+)
+async def test_a_seed_of_minus_one_is_a_random_one(path, prompt):
+    """As in vLLM and llama.cpp; OpenAI takes negative seeds, so others are as good as any."""
+    asked = {"model": "tgi", **prompt}
+    async with served(engine()) as server:
+        client = await server.connect()
+        for seed in (-1, -1, -2, -(2**63), 2**64 - 1):
+            assert (await client.post(f"/v1/{path}", {**asked, "seed": seed})).status == 200, seed
+        for seed in (2**64, -(2**63) - 1, 0.5):
+            body = json.dumps({**asked, "seed": seed}).encode()
+            assert (await client.post(f"/v1/{path}", body)).status in (400, 422)
+        strict = await client.post("/generate", {"inputs": "Hi", "parameters": {"seed": -1}})
+    assert strict.status == 422  # TGI's seeds have no sign
+    seeds = [request.sampling.seed for request in server.engine.submitted]
+    assert seeds[2:] == [2**64 - 2, 2**63, 2**64 - 1] and len({*seeds[:2], seeds[4]}) == 3
 
 
 async def test_parameters_mean_what_openai_says():

@@ -16,7 +16,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from tgi_trio.router.http.messages.component_refs import any_of
 from tgi_trio.router.http.messages.problems import BodyRejected
-from tgi_trio.router.http.messages.shared_fields import I32, Count, Scheduling, SharedFields
+from tgi_trio.router.http.messages.shared_fields import I32, Count, Scheduling, Seed, SharedFields
 from tgi_trio.router.http.messages.tool_schema import ToolCall, ToolChoice, Tools
 from tgi_trio.router.http.messages.unserved import CHAT, COMPLETION, AnyBytes, UnservedFields
 from tgi_trio.router.text.chat_template import RESERVED
@@ -149,7 +149,7 @@ class ChatRequest(SharedFields):
     n: U32 | None = None
     stop: str | list[str] | None = None
     stream: bool = False
-    seed: U64 | None = None
+    seed: Seed | None = None
     temperature: float | None = None
     top_p: float | None = None
     tools: Tools | None = None
@@ -191,7 +191,7 @@ class CompletionRequest(SharedFields):
     temperature: float | None = None
     top_p: float | None = None
     stream: bool = False
-    seed: U64 | None = None
+    seed: Seed | None = None
     suffix: str | None = None
     repetition_penalty: float | None = None
     frequency_penalty: float | None = None

@@ -13,9 +13,20 @@ from tgi_trio.router.http.messages.unserved import Unserved
 Json = Any
 I32 = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
 Count = Annotated[int, Meta(ge=-1, le=2**32 - 1)]  # -1: as many as there are
+# OpenAI's seeds have a sign. The upper limit, 2^64 - 1, is checked with the other parameters.
+Seed = Annotated[int, Meta(ge=-(2**63))]
 # A key of cached prefixes, so its length is limited.
 Salt = Annotated[str, Meta(min_length=1, max_length=256)]
 SchemaOrText = dict[str, Any] | str  # a JSON schema, or JSON text of one
+
+
+def read_seed(given: int | None) -> int | None:
+    """Return the seed that a field gives; None: a random one, which -1 asks for as well.
+
+    vLLM and llama.cpp mean that by -1. Other negative ones are the numbers of the same 64 bits, as
+    for torch.
+    """
+    return None if given is None or given == -1 else given % 2**64 if given < 0 else given
 
 
 class StructuredOutputs(Struct, forbid_unknown_fields=True):

@@ -11,6 +11,7 @@ from tgi_trio.router.http.messages import schema
 from tgi_trio.router.http.messages.extras import Shown
 from tgi_trio.router.http.messages.logprobs import LogprobWriter
 from tgi_trio.router.http.messages.response_format import OpenAiRequest
+from tgi_trio.router.http.messages.shared_fields import read_seed
 from tgi_trio.router.http.messages.usage import StreamUsage
 from tgi_trio.router.validation import GenerationParameters
 
@@ -42,7 +43,7 @@ def to_parameters(call: Call, request: OpenAiRequest, **more: Any) -> Generation
         "ignore_eos": bool(request.ignore_eos),
         "stop": stops(request.stop),
         "truncate": truncation(call, request),
-        "seed": request.seed,
+        "seed": read_seed(request.seed),
         "logit_bias": biases(request.logit_bias),
         "stop_regex": stops(request.stop_regex),
         "stop_ids": tuple(request.stop_token_ids or ()),

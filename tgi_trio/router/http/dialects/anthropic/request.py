@@ -13,6 +13,7 @@ from tgi_trio.router.http.dialects.anthropic import schema
 from tgi_trio.router.http.dialects.carried import read_carried
 from tgi_trio.router.http.messages.problems import Refused
 from tgi_trio.router.http.messages.schema import convert_body, invalid_value, read_variables
+from tgi_trio.router.http.messages.shared_fields import read_seed
 from tgi_trio.router.images.links import ImageLink, Piece
 from tgi_trio.router.text import grammars
 from tgi_trio.router.text.tools.functions import Function
@@ -86,7 +87,7 @@ def to_parameters(request: schema.MessagesRequest, most: int) -> GenerationParam
         top_k=None if greedy or request.top_k in (0, -1) else request.top_k,
         max_new_tokens=request.max_tokens,
         stop=tuple(stops),
-        seed=request.seed,
+        seed=read_seed(request.seed),
         grammar=_grammar(request, most),
         keep_stop=False,
         accept_neutral=True,

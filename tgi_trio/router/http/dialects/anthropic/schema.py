@@ -10,8 +10,8 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-from tgi_trio.router.http.messages.schema import U32, U64
-from tgi_trio.router.http.messages.shared_fields import I32, Salt
+from tgi_trio.router.http.messages.schema import U32
+from tgi_trio.router.http.messages.shared_fields import I32, Salt, Seed
 
 MOST_STOPS = 64
 
@@ -113,7 +113,7 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
     top_p: float | None = None
     top_k: I32 | None = None
     # Not in Anthropic's API.
-    seed: U64 | None = None
+    seed: Seed | None = None
     timeout: float | None = None  # seconds from the request's arrival
     priority: I32 | None = None  # lower is sooner
     cache_salt: Salt | None = None

@@ -11,6 +11,7 @@ from tgi_trio.router.http.dialects.responses.items import to_turns
 from tgi_trio.router.http.dialects.responses.tools import Toolbox, model_name
 from tgi_trio.router.http.messages.problems import Refused
 from tgi_trio.router.http.messages.schema import invalid_value, read_variables
+from tgi_trio.router.http.messages.shared_fields import read_seed
 from tgi_trio.router.http.messages.tool_schema import MODES
 from tgi_trio.router.http.messages.unserved import MODERATION
 from tgi_trio.router.text import grammars
@@ -137,7 +138,7 @@ def to_parameters(
         top_k=None if greedy or request.top_k in (0, -1) else request.top_k,
         max_new_tokens=request.max_output_tokens,
         stop=tuple([stop] if isinstance(stop, str) else stop or ()),
-        seed=request.seed,
+        seed=read_seed(request.seed),
         grammar=_grammar(request, most),
         keep_stop=False,
         accept_neutral=True,

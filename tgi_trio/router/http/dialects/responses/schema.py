@@ -9,8 +9,8 @@ from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
-from tgi_trio.router.http.messages.schema import U32, U64
-from tgi_trio.router.http.messages.shared_fields import I32, Scheduling
+from tgi_trio.router.http.messages.schema import U32
+from tgi_trio.router.http.messages.shared_fields import I32, Scheduling, Seed
 
 Positive = Annotated[int, Meta(ge=1, le=2**32 - 1)]
 
@@ -121,7 +121,7 @@ class ResponsesRequest(Scheduling, kw_only=True):
     image: ImageOptions | None = None
     # Not in OpenAI's API.
     stop: str | list[str] | None = None
-    seed: U64 | None = None
+    seed: Seed | None = None
     top_k: I32 | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     max_tool_calls: U32 | None = None  # of OpenAI's own tools, which are not served
