@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import signal
@@ -26,6 +27,7 @@ ShardArgv = Callable[[str, str], list[str]]  # see router.shards.shard_instance,
 
 EXIT_FAILURE = 1
 EXIT_USAGE = 2
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 EXIT_UNREAD = 128 + signal.SIGPIPE  # as of a program that the signal ends
 
 
@@ -47,7 +49,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_USAGE
     as_json = getattr(invocation.options, "json_output", False)
     try:
-        return _COMMANDS[invocation.command](invocation)
+        code = _COMMANDS[invocation.command](invocation)
+        sys.stdout.flush()  # what cannot be written is known here, not when Python ends
+        return code
     except TgiTrioError as error:
         _complain(error, as_json)
         return EXIT_FAILURE
@@ -57,6 +61,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         forget_reader()
         return EXIT_UNREAD
     except OSError as error:
+        if error.errno in _NO_ROOM and error.filename is None:  # `> /dev/full`
+            forget_reader()
+            _complain(f"the output cannot be written: {error.strerror}", as_json)
+            return EXIT_FAILURE
         if invocation.command not in ("chat", "bench"):
             raise
         _complain(f"the server cannot be reached: {error}", as_json)
@@ -315,8 +323,7 @@ def _bench(invocation: Invocation) -> int:
 
     from tgi_trio.cli.bench import bench
 
-    trio.run(bench, invocation.options, sys.stdout)
-    return 0
+    return 0 if trio.run(bench, invocation.options, sys.stdout) else EXIT_FAILURE
 
 
 def _cluster(invocation: Invocation) -> int:

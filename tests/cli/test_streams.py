@@ -34,6 +34,15 @@ def test_streams_that_are_closed_become_dev_null(tmp_path: Path, closed: str) ->
         assert (name == os.devnull) == (fd == 0 or f"{fd}>" in closed)
 
 
+@pytest.mark.parametrize("command", ["doctor", "--version"])
+def test_output_without_room_is_said_in_a_line(command: str) -> None:
+    words = [sys.executable, "-m", "tgi_trio", command]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, check=False, timeout=120)
+    expected = b"tgi-trio: the output cannot be written: No space left on device\n"
+    assert (done.returncode, done.stderr) == (1, expected)
+
+
 @pytest.mark.parametrize("command", ["doctor", "--help"])
 def test_a_reader_that_leaves_is_no_error(command: str) -> None:
     read, write = os.pipe()

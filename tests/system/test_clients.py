@@ -182,6 +182,8 @@ def test_bench_prints_a_table_and_writes_json(tmp_path: Path) -> None:
     small = ["--clients", "2", "--rate", "50", "--requests", "4", "--max-tokens", "8"]
     with serving(fake="{}") as server:
         done = run("bench", "--url", f"127.0.0.1:{server.port}", *small, "--json", str(out))
+        failed = run("bench", "--url", f"127.0.0.1:{server.port}", *small[:-1], "1000000")
+    assert failed.returncode == 1 and "failed: HTTPFailure" in failed.stdout  # nothing measured
     assert done.returncode == 0, done.stderr
     assert [line.split("|")[1].strip() for line in done.stdout.splitlines()[2:4]] == [
         "closed 2",

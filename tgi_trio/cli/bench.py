@@ -19,8 +19,10 @@ HEADER: Final = (
 )  # fmt: skip
 
 
-async def bench(options: BenchOptions, output: TextIO) -> None:
+async def bench(options: BenchOptions, output: TextIO) -> bool:
     """Run the loads one after the other; print a table and write `--json`.
+
+    Returns whether each load has had an answer: a row without one measures nothing.
 
     Raises ShardCannotStart if the server of our own does not start, OSError if the server at
     `--url` cannot be reached, ConfigurationError if there is nothing to measure or to write to.
@@ -41,6 +43,7 @@ async def bench(options: BenchOptions, output: TextIO) -> None:
     if options.json is not None:
         document = {"schema": 1, "bench": "serve", "server": info, "results": results}
         options.json.write_text(json.dumps(document, indent=1) + "\n")
+    return all(result["completed"] for result in results)
 
 
 def check(options: BenchOptions) -> None:
