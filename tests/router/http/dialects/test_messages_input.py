@@ -156,6 +156,7 @@ async def test_the_form_of_an_answer():
     [
         ({}, "None None None"),
         ({"thinking": {"type": "disabled"}}, "False False None"),
+        ({"thinking": {"type": "between_tools"}}, "False False None"),
         ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "True True None"),
         ({"thinking": {"type": "adaptive", "budget_tokens": 0}}, "True True None"),
         ({"output_config": {"effort": "high"}}, "None None high"),

@@ -63,7 +63,7 @@ def to_conversation(request: schema.CountTokensRequest) -> Conversation:
         parallel=choice is None or choice.disable_parallel_tool_use is not True,
         variables=read_variables(request.chat_template_kwargs),
         effort=None if output is None else output.effort,
-        thinking=None if thinking is None else thinking.type != "disabled",
+        thinking=None if thinking is None else thinking.type in ("enabled", "adaptive"),
         budget=None if thinking is None else thinking.budget_tokens or None,
         budget_is_wish=True,
     )

@@ -69,7 +69,7 @@ class ToolChoice(Struct):
 class Thinking(Struct):
     """Whether the model thinks before it answers."""
 
-    type: Literal["enabled", "disabled", "adaptive"]
+    type: Literal["enabled", "disabled", "adaptive", "between_tools"]
     budget_tokens: U32 | None = None
     display: Literal["summarized", "omitted"] | None = None
 
