@@ -96,6 +96,15 @@ def test_how_an_answer_ends(demo: Any) -> None:
         assert "".join(stream.text_stream) == whole.content[0].text
 
 
+def test_models(client: Any) -> None:
+    *_, model = client.models.list()  # behind the name of its folder
+    assert client.models.retrieve("scripted") == model
+    assert (model.id, model.type, model.lifecycle) == ("scripted", "model", "active")
+    assert 0 < model.max_input_tokens <= model.max_tokens
+    with pytest.raises(package.NotFoundError):
+        client.models.retrieve("other")
+
+
 def test_errors(demo: Any, guarded: ServerProcess) -> None:
     asked: Any = {"max_tokens": 5, "messages": [{"role": "user", "content": "Hi"}]}
     with pytest.raises(package.NotFoundError) as unknown:

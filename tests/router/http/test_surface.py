@@ -258,6 +258,23 @@ async def test_an_unknown_model_is_a_404_that_lists_what_is_served():
     assert "Nothing is served at `/v1/models/`" in empty.json()["error"]["message"]
 
 
+async def test_anthropics_clients_are_told_of_models_in_their_shape():
+    told = {"type": "model", "id": "nick", "display_name": "nick", "lifecycle": "active"}
+    told |= {"created_at": "1970-01-01T00:00:00Z", "max_input_tokens": 1024, "max_tokens": 2047}
+    version = {"anthropic_version": "2023-06-01"}
+    async with served() as server:
+        client = await server.connect()
+        models = (await client.get("/v1/models", **version)).json()
+        one = await client.get("/v1/models/nick", **version)
+        other = await client.get("/v1/models/other", **version)
+        plain = await client.get("/v1/models", x_api_key="k")  # our key, in any client's hands
+    assert one.json() == models["data"][-1] == told and one.headers["request-id"]
+    del models["data"]
+    assert models == {"first_id": "test/model", "last_id": "nick", "has_more": False}
+    assert other.status == 404 and other.json()["error"]["type"] == "not_found_error"
+    assert plain.json()["object"] == "list"
+
+
 async def test_tokenize_gives_byte_offsets():
     async with served() as server:
         client = await server.connect()

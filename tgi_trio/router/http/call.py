@@ -71,6 +71,11 @@ class Call:
         """Return where the ids of the answer come from: nobody can guess them."""
         return SYSTEM_RANDOM if self.front is None else self.front.ids
 
+    @property
+    def from_anthropic(self) -> bool:
+        """Whether a client of Anthropic's API asks: each of its requests has this header."""
+        return b"anthropic-version" in self.headers
+
     def now(self) -> int:
         """Return when the answer begins, in Unix seconds."""
         began = None if self.front is None else self.front.began
@@ -99,4 +104,5 @@ class Route:
     handler: Handler
     protected: bool = True  # asks for the API key when there is one
     dialect: ErrorShape = NATIVE  # how its errors are told
+    anthropic: bool = False  # Anthropic's clients ask it as well, and are answered in their shape
     images: bool = False  # its bodies may hold images, each of them as large as a photo

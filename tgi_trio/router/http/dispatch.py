@@ -30,7 +30,7 @@ _NO_KEY = Problem(
 
 async def answer(route: Route, call: Call) -> Reply:
     """Return the route's reply, or the reply for the error it raised. Raises only Cancelled."""
-    dialect = route.dialect
+    dialect = ANTHROPIC if route.anthropic and call.from_anthropic else route.dialect
     if route.protected and not is_authorized(call.headers, call.settings.api_keys):
         return UNAUTHORIZED if dialect.bare else reply_for(_NO_KEY, dialect, call.request_id)
     try:

@@ -208,12 +208,17 @@ OPERATIONS = (
         replies.InferResponse,
         failures=_GENERATION,
     ),
-    Operation("get", "/v1/models", "List the served model", reply=service_replies.ModelsInfo),
+    Operation(
+        "get",
+        "/v1/models",
+        "List the served models; with `anthropic-version` in Anthropic's shape",
+        reply=Annotated[Any, any_of("ModelsInfo", "AnthropicModels")],
+    ),
     Operation(
         "get",
         "/v1/models/{name}",
         "Describe a served model",
-        reply=service_replies.ModelInfo,
+        reply=Annotated[Any, any_of("ModelInfo", "AnthropicModel")],
         failures=(404,),
     ),
     Operation(
@@ -285,6 +290,8 @@ def document() -> bytes:
         token_schema.TokenizeRequest,
         token_schema.TokenizePromptRequest,
         token_schema.TokenizeChatRequest,
+        anthropic.AnthropicModels,
+        service_replies.ModelsInfo,
         service_replies.SimpleToken,
         service_replies.TokenizeResponse,
     ]

@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import orjson
+from msgspec.json import encode
 
 from tgi_trio import __version__
 from tgi_trio.router.http.answer_fields import resolve_model
 from tgi_trio.router.http.call import Call, Reply, Route
+from tgi_trio.router.http.dialects.anthropic import replies
 from tgi_trio.router.http.docs_page import DOCS_PAGE
 from tgi_trio.router.http.messages.error_shapes import OPENAI
 from tgi_trio.router.http.messages.problems import Problem
@@ -72,16 +74,27 @@ async def info(call: Call) -> Reply:
 
 
 async def models(call: Call) -> Reply:
-    """GET /v1/models."""
+    """GET /v1/models, in OpenAI's shape, or in Anthropic's for its clients."""
     card = call.engine.model
     names = (card.id, *card.aliases, *call.engine.adapters.names)
+    if call.from_anthropic:
+        listed = [_anthropic_model(call, name) for name in names]
+        return Reply(encode(replies.AnthropicModels(listed, names[0], names[-1])))
     data = [_model_info(call, name) for name in names]
     return Reply(orjson.dumps({"object": "list", "data": data}))
 
 
 async def model(call: Call) -> Reply:
     """GET /v1/models/{id}. Raises Refused (404) for a name that is not served."""
-    return Reply(orjson.dumps(_model_info(call, resolve_model(call, call.path["name"]))))
+    name = resolve_model(call, call.path["name"])
+    if call.from_anthropic:
+        return Reply(encode(_anthropic_model(call, name)))
+    return Reply(orjson.dumps(_model_info(call, name)))
+
+
+def _anthropic_model(call: Call, name: str) -> replies.AnthropicModel:
+    limits = call.engine.limits
+    return replies.AnthropicModel(name, name, limits.max_input_tokens, limits.max_total_tokens - 1)
 
 
 def _model_info(call: Call, name: str) -> dict[str, Any]:
@@ -143,8 +156,8 @@ ROUTES = (
     Route("GET", "/ping", health, protected=False),
     Route("GET", "/info", info, protected=False),
     Route("GET", "/version", version, protected=False),
-    Route("GET", "/v1/models", models, protected=False, dialect=OPENAI),
-    Route("GET", "/v1/models/<path:name>", model, protected=False, dialect=OPENAI),
+    Route("GET", "/v1/models", models, protected=False, dialect=OPENAI, anthropic=True),
+    Route("GET", "/v1/models/<path:name>", model, protected=False, dialect=OPENAI, anthropic=True),
     Route("GET", "/api-doc/openapi.json", openapi, protected=False),
     Route("GET", "/docs", docs, protected=False),
 )

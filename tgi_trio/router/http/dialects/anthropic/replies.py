@@ -167,3 +167,24 @@ MessageEvent = (
     | MessageStop
     | AnthropicErrorResponse
 )
+
+
+class AnthropicModel(Struct, forbid_unknown_fields=True):
+    """A served model, as /v1/models tells it to Anthropic's clients."""
+
+    id: str
+    display_name: str
+    max_input_tokens: int  # of a prompt
+    max_tokens: int  # of an answer, at most
+    type: Literal["model"] = "model"
+    created_at: str = "1970-01-01T00:00:00Z"  # as of their models whose date is unknown
+    lifecycle: Literal["active"] = "active"
+
+
+class AnthropicModels(Struct, forbid_unknown_fields=True):
+    """Answer of /v1/models to Anthropic's clients: one page with all of them."""
+
+    data: list[AnthropicModel]
+    first_id: str
+    last_id: str
+    has_more: Literal[False] = False
