@@ -130,6 +130,7 @@ RULES: dict[str, Rule] = {
     ),
     # Judgement without a clock or a socket, so that it can be tried in virtual time.
     **{f"cluster.{name}": Rule(NOTHING, only=NOTHING) for name in ("members", "event_cutter")},
+    "cluster.claims": Rule(NOTHING, only=ours("orjson")),
     "cluster.prefix_chain": Rule(NOTHING, only=NOTHING),
     "cluster.routing": Rule(ours("cluster.prefix_chain"), only=NOTHING),
     # The only file that knows Ray.

@@ -31,6 +31,7 @@ class FakeReplica:
     def __init__(self) -> None:
         self.health = 200
         self.delay = 0.0  # seconds before it says how it is
+        self.info: dict[str, object] | None = None  # what it says that it serves
         self.load = ""  # what fronts are told of it
         self.status = 200  # of everything else
         self.silent = trio.Event()  # once set nothing is answered any more
@@ -77,7 +78,8 @@ class FakeReplica:
             while (seen := await _read_request(stream)) is not None:
                 if self.silent.is_set():
                     await trio.sleep_forever()
-                if seen.path != "/health":
+                # What a front asks for itself has no id.
+                if seen.path != "/health" and "x-request-id" in seen.headers:
                     self.seen.append(seen)
                 await self._answer(stream, seen)
         except* (trio.BrokenResourceError, trio.ClosedResourceError):
@@ -95,6 +97,9 @@ class FakeReplica:
         if seen.path == "/health" and status == 200 and seen.headers.get("x-tgi-front") == SECRET:
             more = f"x-tgi-load: {self.load}\r\n" if self.load else ""
             await stream.send_all(_whole(200, b"", "text/plain", more))
+        elif seen.path == "/info" and self.info is not None:
+            body = json.dumps(self.info).encode()
+            await stream.send_all(_whole(200, body, "application/json"))
         elif status != 200:
             body = json.dumps({"error": f"status {status} of {self.address}"}).encode()
             await stream.send_all(_whole(status, body, "application/json"))

@@ -15,6 +15,7 @@ from typing import Final
 
 import trio
 
+from tgi_trio.cluster.claims import Claims, differences, read_claims
 from tgi_trio.cluster.exchange import AnswerTooLarge, Exchange
 from tgi_trio.cluster.members import Member, MemberEvent, Members, MemberState
 from tgi_trio.cluster.prefix_chain import Chain
@@ -29,6 +30,7 @@ from tgi_trio.cluster.routing import Routing
 
 log = logging.getLogger(__name__)
 
+_INFO: Final = request_bytes(b"GET", b"/info", [], b"")
 _LOAD: Final = re.compile(rb"([0-9]{1,9})/([0-9]{1,9})")  # requests / slots
 
 
@@ -41,6 +43,7 @@ class Replica:
         self.asking = trio.CancelScope()  # of the task that polls its health
         self.look = trio.Event()  # set to poll at once
         self.asked = trio.Event()  # set once the first poll has ended, in whatever way
+        self.claims: Claims | None = None  # what it says that it serves; None: not asked yet
         self.refuses = False  # its last answer was a 403: it does not know this front's secret
         self._member = member
         self._connections = Connections(member.name)
@@ -110,6 +113,11 @@ class Fleet:
         return list(self._replicas.values())
 
     @property
+    def differing(self) -> dict[str, str]:
+        """Replicas that say of themselves what most others do not, and what that is."""
+        return differences({each.name: each.claims or () for each in self._replicas.values()})
+
+    @property
     def serves(self) -> bool:
         """Whether a replica takes requests."""
         return len(self._routing) > 0
@@ -166,6 +174,7 @@ class Fleet:
         match state:
             case MemberState.DEAD:
                 replica.hang_up()
+                replica.claims = None  # what comes back there may be another one
             case MemberState.GONE:
                 replica.hang_up()
                 replica.asking.cancel()
@@ -203,12 +212,33 @@ class Fleet:
                 head = await exchange.ask(self._health)
                 await exchange.rest()
                 self._take_answer(replica, head)
+                exchange.close()
+                if head.status == 200 and replica.claims is None:
+                    await self._compare(replica)
         except NobodyListens:
             self._tell(replica, MemberEvent.CLOSED)
         except (ReplicaLost, AnswerTooLarge) as error:
             log.debug("replica %s does not say how it is: %s", replica.name, error)
         finally:
             exchange.close()
+
+    async def _compare(self, replica: Replica) -> None:
+        """Ask a replica what it serves, and say where that is not what the others serve."""
+        exchange = replica.exchange()
+        try:
+            head = await exchange.ask(_INFO)
+            body = await exchange.rest()
+        finally:
+            exchange.close()
+        before = self.differing
+        replica.claims = read_claims(body) if head.status == 200 else ()
+        for name, what in self.differing.items():
+            if before.get(name) != what:
+                log.warning(
+                    "replica %s does not serve what most others do: %s. Requests go to all of "
+                    "them: give them the same flags, or this model a front of its own",
+                    *(name, what),
+                )
 
     def _take_answer(self, replica: Replica, head: AnswerHead) -> None:
         well = head.status == 200

@@ -100,6 +100,7 @@ class Front:
 
     def _refresh(self) -> None:
         self.metrics.gauge("tgi_front_running", self.running)
+        self.metrics.gauge("tgi_front_differing", len(self.fleet.differing))
         for state in MemberState:
             if state is not MemberState.GONE:
                 count = self.fleet.members.count(state)

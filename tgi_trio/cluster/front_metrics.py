@@ -40,5 +40,10 @@ FRONT_METRICS: Final[tuple[Metric, ...]] = (
         "counter",
         "Times that no more connections could be accepted for a while",
     ),
+    Metric(
+        "tgi_front_differing",
+        "gauge",
+        "Replicas whose model, names or limits are not those of most others",
+    ),
     Metric("tgi_front_replicas", "gauge", "Replicas by state", label="state", values=_STATES),
 )

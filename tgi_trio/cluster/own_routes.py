@@ -54,8 +54,12 @@ class OwnRoutes:
 
     def _ready(self) -> OwnAnswer:
         if self._fleet.healthy:
-            return 200, _JSON, b'{"ready":true}'
+            return 200, _JSON, orjson.dumps({"ready": True, **self._differing()})
         return 503, _JSON, b'{"ready":false,"why":"no replica is up"}'
+
+    def _differing(self) -> dict[str, dict[str, str]]:
+        differing = self._fleet.differing
+        return {"differing": differing} if differing else {}
 
     # ---- replicas by name -----------------------------------------------------------------------
 
@@ -77,7 +81,7 @@ class OwnRoutes:
         elif method not in ("GET", "HEAD"):
             return _refusal(405, f"{REPLICAS} answers GET and POST")
         states = {each.name: each.state.value for each in self._fleet.members}
-        return 200, _JSON, orjson.dumps({"replicas": states})
+        return 200, _JSON, orjson.dumps({"replicas": states, **self._differing()})
 
     # ---- metrics --------------------------------------------------------------------------------
 

@@ -206,10 +206,10 @@ class AnswerParser:
         """Return what was held back, now that the answer has ended."""
         text, self._text = self._text, ""
         self._delta = Delta()
-        if self._call is not None and self.region is Region.THOUGHT:
-            if (call := self._call.cut_at(text)) >= 0:
-                self._think(text[:call].rstrip())
-                self.region, text = TABLE[self.region][Edge.CALL], text[call:]
+        inside = self._call if self.region is Region.THOUGHT else None
+        if inside is not None and (call := inside.cut_at(text)) >= 0:
+            self._think(text[:call].rstrip())
+            self.region, text = TABLE[self.region][Edge.CALL], text[call:]
         if self.thinking:
             self._think(text.strip() if self.region is Region.OPENED else text.rstrip())
             return self._delta
