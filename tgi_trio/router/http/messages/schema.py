@@ -15,6 +15,7 @@ import orjson
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from tgi_trio.router.http.messages.component_refs import any_of
+from tgi_trio.router.http.messages.enum_values import say_allowed
 from tgi_trio.router.http.messages.problems import BodyRejected
 from tgi_trio.router.http.messages.shared_fields import I32, Count, Scheduling, Seed, SharedFields
 from tgi_trio.router.http.messages.tool_schema import ToolCall, ToolChoice, Tools
@@ -254,6 +255,7 @@ class BodyReader:
     """Decodes bodies of one type; errors are worded as TGI's JSON extractor words them."""
 
     def __init__(self, shape: type[Body]) -> None:
+        self._shape = shape
         self._decoder = msgspec.json.Decoder(shape)
         self._unserved = UnservedFields(shape) if issubclass(shape, SharedFields) else None
 
@@ -270,7 +272,7 @@ class BodyReader:
                 self._unserved.check(body)
             return decoded
         except msgspec.ValidationError as error:
-            raise BodyRejected(422, _shape_error(str(error), at)) from error
+            raise BodyRejected(422, _shape_error(str(error), at, self._shape)) from error
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise BodyRejected(400, _SYNTAX + _syntax_error(error, bytes(body))) from error
         except RecursionError as error:
@@ -309,7 +311,8 @@ def convert_body(value: Json, shape: type[Body], path: str) -> Body:
         return msgspec.convert(value, shape)
     except msgspec.ValidationError as error:
         what, _, inner = str(error).partition(" - at `$")
-        raise invalid_value(path + inner.rstrip("`"), what) from error
+        inner = inner.rstrip("`")
+        raise invalid_value(path + inner, say_allowed(what, shape, inner)) from error
 
 
 def _is_json(content_type: bytes) -> bool:
@@ -328,9 +331,10 @@ def _syntax_error(error: Exception, body: bytes) -> str:
     return str(error)
 
 
-def _shape_error(message: str, at: str) -> str:
+def _shape_error(message: str, at: str, shape: type) -> str:
     """Turn "what - at `$.path`" into "path: what", as TGI's extractor writes it."""
     what, _, path = message.partition(" - at `$")
+    what = say_allowed(what, shape, path.rstrip("`"))
     path = (at + path.rstrip("`")).lstrip(".")
     return f"{_SHAPE}{path}: {what}" if path else _SHAPE + what
 
