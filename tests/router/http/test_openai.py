@@ -134,8 +134,8 @@ async def test_a_seed_of_minus_one_is_a_random_one(path, prompt):
         client = await server.connect()
         for seed in (-1, -1, -2, -(2**63), 2**64 - 1):
             assert (await client.post(f"/v1/{path}", {**asked, "seed": seed})).status == 200, seed
-        for seed in (2**64, -(2**63) - 1, 0.5):
-            body = json.dumps({**asked, "seed": seed}).encode()
+        for wrong in (2**64, -(2**63) - 1, 0.5):
+            body = json.dumps({**asked, "seed": wrong}).encode()
             assert (await client.post(f"/v1/{path}", body)).status in (400, 422)
         strict = await client.post("/generate", {"inputs": "Hi", "parameters": {"seed": -1}})
     assert strict.status == 422  # TGI's seeds have no sign

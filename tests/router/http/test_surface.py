@@ -259,7 +259,12 @@ async def test_an_unknown_model_is_a_404_that_lists_what_is_served():
 
 
 async def test_anthropics_clients_are_told_of_models_in_their_shape():
-    told = {"type": "model", "id": "nick", "display_name": "nick", "lifecycle": "active"}
+    told: dict[str, Any] = {
+        "type": "model",
+        "id": "nick",
+        "display_name": "nick",
+        "lifecycle": "active",
+    }
     told |= {"created_at": "1970-01-01T00:00:00Z", "max_input_tokens": 1024, "max_tokens": 2047}
     version = {"anthropic_version": "2023-06-01"}
     async with served() as server:

@@ -99,6 +99,7 @@ async def test_a_forced_call_cut_off_in_its_opening_belongs_to_no_thought(step):
             assert told == ["Hm.", "", [], "length"]
         else:
             choice = choice_of(answer)
+            assert choice.logprobs is not None
             message, tokens = choice.message, [each.token for each in choice.logprobs.content]
             assert (message.reasoning, message.content, choice.finish_reason) == (
                 "Hm.",

@@ -151,3 +151,12 @@ async def test_a_call_that_is_cut_off(stream):
     assert message.stop_reason == "max_tokens"
     (block,) = message.content
     assert isinstance(block, replies.ToolUseContent) and block.input == {}
+
+
+@pytest.mark.parametrize("said", ["Yes.", "", HERMES.write([ROME])])
+async def test_no_tokens_at_all_warm_the_cache(said):
+    one = engine(said)
+    message = reply(await asked(one, max_tokens=0, tools=TOOLS))
+    assert (message.content, message.stop_reason, message.stop_sequence) == ([], "max_tokens", None)
+    assert message.usage.output_tokens == 0 < message.usage.input_tokens
+    assert one.submitted[0].stopping.max_new_tokens == 1

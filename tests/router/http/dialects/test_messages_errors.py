@@ -76,7 +76,8 @@ async def test_what_is_refused(path, fields, status, type, words):
     ("fields", "words"),
     [
         ({"max_tokens": ...}, "max_tokens"),
-        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": -1}, "max_tokens"),
+        ({"max_tokens": 0, "stream": True}, "`max_tokens` of 0 has no stream"),
         ({"top_p": 2.0}, "top_p"),
         ({"stop_sequences": ["x"] * 65}, "64"),
         ({"output_config": {"format": {"type": "json_schema"}}}, "schema"),

@@ -15,6 +15,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any, Final
 
 import msgspec
@@ -92,6 +93,12 @@ def message(
     reason, sequence = end.reason(outcome, reader.called_tools(outcome))
     content = [_content_block(block, show_thoughts) for block in blocks.all]
     return encode(replies.MessageReply(id, model, content, reason, sequence, end.usage(outcome)))
+
+
+def unsaid(outcome: Outcome) -> Outcome:
+    """Return the outcome of a prompt that was only to be computed; its one token is not shown."""
+    end = FinishReason.LENGTH
+    return replace(outcome, reason=end, generated_tokens=0, tail="", matched=None, answer=None)
 
 
 def _content_block(block: Block, show_thoughts: bool) -> replies.Content:

@@ -79,13 +79,15 @@ def to_parameters(request: schema.MessagesRequest, most: int) -> GenerationParam
         raise ValidationError(
             f"`stop_sequences` may have {schema.MOST_STOPS} texts. Given: {len(stops)}"
         )
+    if request.max_tokens == 0 and request.stream:
+        raise ValidationError("`max_tokens` of 0 has no stream: leave `stream` out")
     greedy = request.temperature == 0
     return GenerationParameters(
         temperature=None if greedy else request.temperature,
         do_sample=not greedy,
         top_p=None if greedy else request.top_p,
         top_k=None if greedy or request.top_k in (0, -1) else request.top_k,
-        max_new_tokens=request.max_tokens,
+        max_new_tokens=max(1, request.max_tokens),
         stop=tuple(stops),
         seed=read_seed(request.seed),
         grammar=_grammar(request, most),

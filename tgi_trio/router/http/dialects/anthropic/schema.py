@@ -15,8 +15,6 @@ from tgi_trio.router.http.messages.shared_fields import I32, Salt, Seed
 
 MOST_STOPS = 64
 
-Positive = Annotated[int, Meta(ge=1, le=2**32 - 1)]
-
 
 class ContentBlock(Struct):
     """A part of a message; `type` decides which fields it has."""
@@ -106,7 +104,7 @@ class CountTokensRequest(Struct, kw_only=True):
 class MessagesRequest(CountTokensRequest, kw_only=True):
     """Body of /v1/messages."""
 
-    max_tokens: Positive
+    max_tokens: U32  # 0: the prompt is computed, so that its prefix is cached, and nothing is said
     stream: bool | None = None
     stop_sequences: list[str] | None = None
     temperature: float | None = None
