@@ -136,6 +136,7 @@ def keep_candidates(
                 each = tl.load(amounts + which, mask=which < programs, other=0)
                 candidates = tl.sum(each, 0)
                 begins = tl.where(which < programs, tl.cumsum(each, 0) - each, BLOCK)
+                tl.debug_barrier()  # all threads have read what is overwritten
                 tl.store(amounts + which, begins)
                 tl.debug_barrier()  # where parts begin is written before it is read
         else:
