@@ -178,5 +178,6 @@ def scan_gated(
         other = tl.load(beside + token[:, None] * stride + channel[None, :], mask=some, other=0.0)
         tl.store(out + at, multiply_branches(after, other, ACT, out.dtype.element_ty), mask=some)
     target = states + tl.load(writes + row) * CHANNELS + channel
+    tl.debug_barrier()  # all threads have read the state, should both slots be the same
     tl.store(target, state, mask=inside & (end > first))
 # fmt: on
