@@ -134,6 +134,7 @@ class NgramsLayer:
             BLOCK=_BLOCK,
             TAPS=self._ngrams.taps,
             DILATION=self._ngrams.order,
+            num_warps=min(4, _BLOCK // 32),  # each thread has channels of its own
         )
         return out
 
