@@ -114,5 +114,6 @@ def make_entry(
     s = tl.where(there, tl.sin(angle) * turn_scale, 0.0).to(dtype).to(tl.float32)
     x = turn_neighbours(x, c, tl.where(dim % 2 == 0, -s, s))
     last = tl.load(table + (seen - 1) // PAGE).to(tl.int64) * PAGE + (seen - 1) % PAGE
+    tl.debug_barrier()  # all threads have read what is overwritten
     tl.store(kept + last * STRIDE + wide - DIM + dim, x.to(dtype), mask=dim < DIM)
 # fmt: on

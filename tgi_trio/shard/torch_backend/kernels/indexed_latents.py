@@ -209,6 +209,7 @@ def average_runs(
         odds = tl.exp(gate - tl.max(gate, 0)[None, :])
         mean = (tl.sum(odds * key, 0) / tl.sum(odds, 0))[None, :]
         last = tl.load(table + (seen - 1) // PAGE).to(tl.int64) * PAGE + (seen - 1) % PAGE
+        tl.debug_barrier()  # all threads have read what is overwritten
         store_number(keys + last * stride + dim, mean, scale, like, dim < DIM, CODES)
 
 
