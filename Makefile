@@ -50,6 +50,12 @@ test-quantisers: $(VENV)/.quantisers
 test-ray: $(VENV)/.ray
 	$(VENV)-ray/bin/python -m pytest -m ray tests/cluster/test_keeper.py $(ARGS)
 
+# Kernels run under the sanitizer, in Triton's interpreter: four times, so an hour on two cores.
+.PHONY: test-sanitized
+test-sanitized: $(VENV)/.test
+	SANITIZE=1 TRITON_INTERPRET=1 $(BIN)/python -m pytest $(BESIDE) --timeout 1200 \
+		$(or $(ARGS),tests/shard/torch_backend tests/shard/adapters tests/shard/images)
+
 check: lint types
 	$(BIN)/python -m pytest -q $(BESIDE) -m "not system and not thorough" $(FAST) $(ARGS)
 

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, settings
 from tests.threads import one_torch_thread
 from tgi_trio.devices import has_driver
 
-pytest_plugins = ["tests.hangs"]
+pytest_plugins = ["tests.hangs", "tests.sanitized"]
 
 # Before anything imports Triton, as libraries do that other tests import: it then interprets.
 if not has_driver():

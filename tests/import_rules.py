@@ -170,6 +170,13 @@ RULES: dict[str, Rule] = {
         )
         for part in ("device", "driver", "group", "nodes", "tensor")
     },
+    "testing.sanitizer": Rule(
+        ours(
+            "shard.torch_backend testing.stand_in_device testing.stand_in_driver "
+            "testing.stand_in_tensor"
+        ),
+        banned=SERVER,
+    ),
     "testing.compiled_kernels": Rule(
         ours(
             "shard.torch_backend testing.variant testing.kernel_variants testing.code_variants "

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from tests.shard.torch_backend.bounded_memory import bounded_memory
 from tests.shard.torch_backend.device_kinds import SMALL
 from tests.shard.torch_backend.interpreter import DEVICE, need_triton
 from tests.shard.torch_backend.models_support import BLOCK
@@ -25,7 +24,8 @@ from tgi_trio.shard.torch_backend.torch_loading import load_torch_runner
 need_triton()
 pytestmark = pytest.mark.skipif(DEVICE != "cpu", reason="an interpreter says what is outside")
 
-from tgi_trio.testing.stand_in_device import StandInDevice  # noqa: E402  (it imports Triton)
+from tgi_trio.testing.sanitizer.sanitizer import Sanitizer  # noqa: E402  (it imports Triton)
+from tgi_trio.testing.stand_in_device import StandInDevice  # noqa: E402
 
 CASES: dict[str, tuple[str, tuple[int, ...], dict[str, Any]]] = {
     "adapters": ("llama", (2,), {"max_lora_rank": 16, "max_loaded_adapters": 2}),
@@ -53,7 +53,7 @@ def test_kernels_stay_in_their_memory(
     monkeypatch.setattr(slotted_linear, "_WIDE_TILES", slotted_linear.AdapterTiles(small, large))
     folder = checkpoint(family, **(SMALL if family == "llama" else {}))
     told = ShardSettings(model_path=folder, dtype="float32", **settings)
-    draw, launched = random.Random(case), list[str]()
+    draw, launched, sanitizer = random.Random(case), list[str](), Sanitizer(bounds_only=True)
     with StandInDevice() as device:
         runner = load_torch_runner(told, device="cuda:0", graph_sizes=graphs)
         launch = device.launch_kernel
@@ -64,7 +64,7 @@ def test_kernels_stay_in_their_memory(
                 launch(function, *args, **kwargs)
 
         def rehearse(_: object, work: Callable[[], None]) -> int:
-            with ZeroedMemory(), bounded_memory(), monkeypatch.context() as patched:
+            with ZeroedMemory(), sanitizer.on(), monkeypatch.context() as patched:
                 patched.setattr(device, "launch_kernel", launch_some)
                 work()
             raise Rehearsed
@@ -73,6 +73,7 @@ def test_kernels_stay_in_their_memory(
         with pytest.raises(Rehearsed):
             runner.warm_up(WarmupRequest(40, 64, 3, 31 * BLOCK))
     assert len(set(launched)) > 5
+    assert not sanitizer.findings.take()
 
 
 def test_nothing_is_begun_that_nobody_ends(

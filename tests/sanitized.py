@@ -1,0 +1,55 @@
+"""Tests whose kernels run under the sanitizer: a few always, all with SANITIZE=1. A plugin.
+
+    make test-sanitized ARGS=tests/shard/torch_backend/test_selecting.py
+
+A test fails for what its launches are found to do, see `tgi_trio/testing/sanitizer/`; harmless
+things are printed, which `-rP` shows.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Final
+
+import pytest
+
+_EVERY: Final = os.environ.get("SANITIZE", "") not in ("", "0")
+_ROOM: Final = "tests/shard/"
+_KERNELS: Final = f"{_ROOM}torch_backend/"
+# A kind of kernel each, and a model from its loading on. Few, as launches run three or four times.
+ALWAYS: Final = (
+    f"{_KERNELS}test_selecting.py::test_nothing_is_left_out_of_a_row_that_is_short",
+    f"{_KERNELS}test_routing_kernel.py::test_many_programs_share_the_lists[deepseek_v3]",
+    f"{_KERNELS}test_lookup_kernel.py::test_a_step_that_is_repeated_is_written_again",
+    f"{_KERNELS}test_fused_kernels.py::test_heads",
+    f"{_KERNELS}states/test_ngram_kernels.py::test_it_adds_what_torch_adds[decodes-2-2",
+    f"{_KERNELS}states/test_recurrence_kernels.py::test_a_row_of_no_numbers_leaves",
+    f"{_KERNELS}test_device_families.py::test_it_says_what_it_says_on_the_cpu[qwen3_moe]",
+)
+# Tests that put something else in the place of a kernel: another reads what it has not written.
+_NEVER: Final = (f"{_KERNELS}test_coded_products.py::test_all_variants_are_compiled",)
+
+
+def is_watched(test: str) -> bool:
+    """Return whether the kernels of a test, given by its id, run under the sanitizer."""
+    chosen = test.startswith(_ROOM if _EVERY else ALWAYS)
+    return chosen and not test.startswith(_NEVER)
+
+
+@pytest.fixture(autouse=True)
+def sanitized(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Watch the test's launches, if there is an interpreter that can be watched."""
+    if not is_watched(request.node.nodeid) or os.environ.get("TRITON_INTERPRET") != "1":
+        yield
+        return
+    pytest.importorskip("triton")
+    from tgi_trio.testing.sanitizer.sanitizer import Sanitizer
+
+    sanitizer = Sanitizer()
+    with sanitizer.on(), sanitizer.host():
+        yield
+    for note in sanitizer.findings.notes.values():
+        print("harmless:", note)
+    if found := sanitizer.findings.take():
+        pytest.fail("\n".join(map(str, found)), pytrace=False)
