@@ -214,6 +214,7 @@ def _choose(
             tl.store(chosen, token.to(tl.int64))
         tl.store(found + 1, logprob)
     if wanted > 0:
+        tl.debug_barrier()  # all threads have read the score of what is chosen
         lanes = _survive(
             base, size, best, heat, least, last_tie, center, within, floor, tl.log(total), BLOCK
         )
