@@ -77,6 +77,17 @@ def increase(x, BLOCK: tl.constexpr, BARRIER: tl.constexpr):
 
 
 @triton.jit
+def take_first(out, x, BLOCK: tl.constexpr, BARRIER: tl.constexpr):
+    """All threads read a number, before or while one of them overwrites it."""
+    at = tl.arange(0, BLOCK)
+    first = tl.load(x)
+    if BARRIER:
+        tl.debug_barrier()
+    tl.store(x + at, tl.load(x + at) + 1)
+    tl.store(out, first)
+
+
+@triton.jit
 def fold(out, BLOCK: tl.constexpr):
     at = tl.arange(0, BLOCK)
     tl.store(out + at // 2, at)

@@ -83,6 +83,10 @@ def increase(block: int, *, barrier: bool) -> None:
     planted.increase[(1,)](zeros(block), block, barrier)
 
 
+def take_first(*, barrier: bool) -> None:
+    planted.take_first[(1,)](zeros(1), zeros(128), 128, barrier)
+
+
 def claim() -> None:
     planted.claim[(5,)](zeros(5), zeros(1))
 
@@ -129,6 +133,8 @@ CASES: dict[str, tuple[Work, list[str]]] = {
     "few lanes are held by many threads": (lambda: increase(32, barrier=False), ["copies x"]),
     "few lanes behind a barrier": (lambda: increase(32, barrier=True), []),
     "as many lanes as threads": (lambda: increase(128, barrier=False), []),
+    "one lane reads what all have": (lambda: take_first(barrier=False), ["hazard x"]),
+    "one lane reads it behind a barrier": (lambda: take_first(barrier=True), []),
     "two lanes write one place": (fold, ["hazard out"]),
     "order": (claim, ["order out"]),
     "nothing has written it": (lambda: add_two(used=True), ["unwritten out"]),

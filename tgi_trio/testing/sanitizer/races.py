@@ -27,6 +27,7 @@ from tgi_trio.testing.sanitizer.memory import Argument, Flags, Places, Region
 
 _NOBODY: Final = -1
 _MANY: Final = -2  # programs have read a place; see the log
+_MIXED: Final = -1  # lanes of several places have read a place since the last barrier
 _OWN_EVENT: Final = -1  # phase of an atomic that orders itself
 
 Numbers = NDArray[np.int32]
@@ -161,9 +162,12 @@ class Races:
         reader = shadow.reader[at]
         alone = (reader == _NOBODY) | (reader == self.program)
         alone |= (reader >= 0) & self._is_known(reader, shadow.read_phase[at])
+        again = (reader == self.program) & (shadow.read_phase[at] == self.phase)
+        apart = (shadow.read_lane[at] != lanes) | (shadow.read_key[at] != access.key)
         shadow.reader[at] = np.where(alone, self.program, _MANY)
         shadow.read_phase[at], shadow.read_site[at] = self.phase, access.site
-        shadow.read_lane[at], shadow.read_key[at] = lanes, access.key
+        shadow.read_lane[at] = np.where(again & apart, _MIXED, lanes)
+        shadow.read_key[at] = access.key
         shadow.reads.append((self.program, self.phase, access.site, at))
 
     def write(self, access: Access, same: Flags | None, *, atomic: bool, event: bool) -> None:
