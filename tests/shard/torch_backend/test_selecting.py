@@ -191,6 +191,14 @@ def test_scores_are_those_of_torch(
             torch.testing.assert_close(scores[place, : len(ends)], expected)
 
 
+@pytest.mark.parametrize("heads", (1, 3, 8))
+def test_a_piece_has_no_more_rows_than_a_grid_takes(heads: int) -> None:
+    """Of the longest steps, where contexts are so short that scores would fit into memory."""
+    pieces = list(selecting.cut_tokens(1 << 17, 20, heads))
+    assert [i for piece in pieces for i in piece] == list(range(1 << 17))
+    assert max(len(piece) for piece in pieces) * heads < 1 << 16
+
+
 @pytest.mark.parametrize("codes", ("fp8_e4m3fn", "fp8_e5m2"))
 def test_keys_of_eight_bits_are_read(codes: str) -> None:
     dtype: torch.dtype = getattr(torch, codes.replace("fp8", "float8"))

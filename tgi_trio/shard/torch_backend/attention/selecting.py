@@ -21,6 +21,7 @@ from tgi_trio.shard.torch_backend.layers.rotary import RotaryTable
 from tgi_trio.shard.torch_backend.torch_device import limit_registers
 
 _SCORES: Final = 1 << 24  # of tokens that are scored at a time: 64 MiB
+_ROWS: Final = (1 << 16) - 1  # of scores: as many programs as a grid has in its second dimension
 _PROGRAMS: Final = 512  # among which units are divided: a few for each multiprocessor
 _LANES: Final = 128  # (token, head) pairs of a program, where a step has many tokens
 KEYS: Final = 32  # units that a program scores at a time: with more, registers spill
@@ -82,8 +83,11 @@ class TokenList(NamedTuple):
 
 
 def cut_tokens(tokens: int, room: int, heads: int = 1) -> Iterator[range]:
-    """Yield the tokens of a step in pieces whose scores, `room` a head, fit into memory."""
-    size = max(1, _SCORES // max(1, room * heads))
+    """Yield the tokens of a step in pieces whose scores, `room` a head, fit into memory.
+
+    A piece has no more rows of scores than a grid takes.
+    """
+    size = max(1, min(_SCORES // max(1, room), _ROWS) // heads)
     for first in range(0, tokens, size):
         yield range(first, min(first + size, tokens))
 
