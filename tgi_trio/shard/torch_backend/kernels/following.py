@@ -71,10 +71,11 @@ def move_rows(
     if row >= 0:
         right = tl.load(moved + row)
         ahead = tl.load(aheads + token)
+        place = tl.load(positions + token) + right
+        tl.debug_barrier()  # all threads have read what is overwritten
         if ahead > 0:
             own = tl.load(guessed + row * most + ahead - 1)
             tl.store(ids + token, own)
-        place = tl.load(positions + token) + right
         block = tl.load(tables + token.to(tl.int64) * tl.load(width) + place // PAGE)
         tl.store(positions + token, place)
         tl.store(slots + token, block.to(tl.int64) * PAGE + place % PAGE)
