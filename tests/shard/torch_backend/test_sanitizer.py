@@ -209,6 +209,21 @@ def test_kernels_that_begin_early(case: str) -> None:
     ] == expected
 
 
+@pytest.mark.parametrize("waits", [False, True])
+def test_pinned_memory_is_left_alone_until_it_has_been_read(waits: bool) -> None:
+    sanitizer = Sanitizer()
+    with sanitizer.on(), StandInDevice():
+        memory = torch.zeros(4).pin_memory()
+        memory.to("cuda:0", non_blocking=True)
+        event: Any = torch.Event()
+        event.record()
+        if waits:
+            event.synchronize()
+        memory.fill_(1)
+        event.synchronize()
+    assert kinds(sanitizer) == ([] if waits else ["pinned"])
+
+
 def test_tests_that_are_always_watched_are_there() -> None:
     for test in sanitized.ALWAYS:
         file, name = test.split("::")

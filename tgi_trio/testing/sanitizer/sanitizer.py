@@ -11,6 +11,7 @@
 - **Order.** Programs run in order, backwards and shuffled, and leave the same bits (`launches.py`).
 - **Memory that nothing has written** changes no results (`unwritten.py`).
 - **Dependent launches** use nothing before their wait that may still be written (`dependent.py`).
+- **Pinned memory** keeps what is copied until an event tells that it has been read (`sending.py`).
 
 What is not seen: which threads share a lane in layouts that Triton chooses, what happens in shared
 memory, and defects of sizes that no test has.
@@ -20,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Protocol
 
 import torch
 
@@ -27,7 +29,12 @@ from tgi_trio.testing.sanitizer.dependent import Dependent
 from tgi_trio.testing.sanitizer.expected import EXPECTED
 from tgi_trio.testing.sanitizer.findings import Expected, Findings
 from tgi_trio.testing.sanitizer.interpreting import Interpreting
+from tgi_trio.testing.sanitizer.sending import Sending
 from tgi_trio.testing.sanitizer.unwritten import Unwritten
+
+
+class _Part(Protocol):
+    def patched(self) -> AbstractContextManager[None]: ...
 
 
 class Sanitizer:
@@ -40,9 +47,10 @@ class Sanitizer:
         self.findings = Findings(expected)
         self._interpreting = Interpreting(self.findings, again=not bounds_only)
         self._unwritten = Unwritten()
-        self._parts: list[Interpreting | Unwritten | Dependent] = [self._interpreting]
+        self._parts: list[_Part] = [self._interpreting]
         if not bounds_only:
-            self._parts += [self._unwritten, Dependent(self._interpreting)]
+            dependent, sending = Dependent(self._interpreting), Sending(self.findings)
+            self._parts += [self._unwritten, dependent, sending]
             self._interpreting.prepare.append(self._unwritten.prepare)
 
     @contextmanager

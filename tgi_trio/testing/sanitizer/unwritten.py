@@ -27,7 +27,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from tgi_trio.testing.sanitizer.memory import Flags, Region
 from tgi_trio.testing.stand_in_device import StandInDevice
 from tgi_trio.testing.stand_in_driver import Graph
-from tgi_trio.testing.stand_in_tensor import held
+from tgi_trio.testing.stand_in_tensor import DeviceTensor, held
 
 _FILL: Final = 0xFF
 _EMPTY: Final = ("aten::empty", "aten::new_empty")
@@ -158,7 +158,8 @@ class _Following(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        self._unwritten.note(func, args, kwargs or {}, out, fill=True, graph=None)
+        if not isinstance(out, DeviceTensor):  # the stand-in tells of these
+            self._unwritten.note(func, args, kwargs or {}, out, fill=True, graph=None)
         return out
 
 
