@@ -30,6 +30,14 @@ def read_row(out, x, row, stride, WIDE: tl.constexpr):
 
 
 @triton.jit
+def read_slots(out, x, slots, stride, WIDE: tl.constexpr):
+    own = tl.program_id(0)
+    slot = tl.load(slots + own)
+    at = slot * stride if WIDE else slot.to(tl.int32) * stride
+    tl.store(out + own, tl.load(x + at))
+
+
+@triton.jit
 def write_one(out, SAME: tl.constexpr):
     tl.store(out, 1 if SAME else tl.program_id(0))
 

@@ -16,6 +16,9 @@ need_triton()
 pytestmark = pytest.mark.skipif(DEVICE != "cpu", reason="NVIDIA's own is for devices")
 
 from tests.shard.torch_backend import planted_kernels as planted  # noqa: E402  (imports Triton)
+from tests.shard.torch_backend.test_overlapping_kernels import functions  # noqa: E402
+from tgi_trio.testing.sanitizer import far  # noqa: E402
+from tgi_trio.testing.sanitizer.expected import EXPECTED  # noqa: E402
 from tgi_trio.testing.sanitizer.findings import Expected  # noqa: E402
 from tgi_trio.testing.sanitizer.sanitizer import Sanitizer  # noqa: E402
 from tgi_trio.testing.stand_in_device import StandInDevice  # noqa: E402
@@ -170,6 +173,25 @@ def test_offsets_need_64_bits_where_memory_is_large(wide: bool) -> None:
         sanitizer.place_far(x, 1 << 32)
         planted.read_row[(1,)](out, x, (1 << 20) + 0, 1 << 12, wide)
     assert kinds(sanitizer) == ([] if wide else ["bounds x"])
+
+
+@pytest.mark.parametrize("wide", [False, True])
+def test_slots_are_tried_far_away(monkeypatch: pytest.MonkeyPatch, wide: bool) -> None:
+    monkeypatch.setitem(far.FAR, "read_slots", far.Slots(("x",), ("slots",)))
+    x, out = torch.arange(12, dtype=INT).view(4, 3), zeros(3)
+    slots = torch.tensor([2, 0, 3])
+    expected = [] if wide else ["bounds x", "order out"]
+    assert found(lambda: planted.read_slots[(3,)](out, x, slots, 3, wide)) == expected
+    assert out.tolist() == [6, 0, 9]
+
+
+def test_what_is_known_of_kernels_is_of_kernels_that_are_there() -> None:
+    every = functions()
+    known = [(each.kernel, (each.argument,)) for each in EXPECTED]
+    known += [(name, (*own.memory, *own.indices, own.tables)) for name, own in far.FAR.items()]
+    for kernel, arguments in known:
+        names = {each.arg for each in every[kernel].args.args}
+        assert set(arguments) - {""} <= names, kernel
 
 
 EARLY: Any = {"OVERLAPS": True, "launch_pdl": True}
