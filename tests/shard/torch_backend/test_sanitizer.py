@@ -187,7 +187,8 @@ def test_slots_are_tried_far_away(monkeypatch: pytest.MonkeyPatch, wide: bool) -
 
 def test_what_is_known_of_kernels_is_of_kernels_that_are_there() -> None:
     every = functions()
-    known = [(each.kernel, (each.argument,)) for each in EXPECTED]
+    known: list[tuple[str, tuple[str, ...]]] = []
+    known += [(each.kernel, (each.argument,)) for each in EXPECTED]
     known += [(name, (*own.memory, *own.indices, own.tables)) for name, own in far.FAR.items()]
     for kernel, arguments in known:
         names = {each.arg for each in every[kernel].args.args}

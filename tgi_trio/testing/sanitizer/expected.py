@@ -18,6 +18,8 @@ EXPECTED: Final = (
     Expected("order", "route_tokens", "pairs", _LISTS),
     Expected("race", "survey_scores", "chosen", _GUESSES),
     Expected("order", "survey_scores", "chosen", _GUESSES),
+    Expected("race", "choose_tokens", "chosen", _GUESSES),
+    Expected("order", "choose_tokens", "chosen", _GUESSES),
     Expected("copies", "count_tokens", "counts", _STORED),
     Expected("copies", "survey_scores", "scores", _TINY),
     Expected("copies", "choose_tokens", "scores", _TINY),
