@@ -25,5 +25,6 @@ EXPECTED: Final = (
     Expected("copies", "choose_tokens", "scores", _TINY),
 )
 
-# Rows of a recording that are missing read and write slot 0 of these, as fresh ones.
-NULL_SLOTS: Final = frozenset({"states", "tails"})
+# Rows of a recording that are missing read and write slot 0 of states, as fresh ones; tokens that
+# are missing write to slot 0 of the cache.
+NULL_SLOTS: Final = frozenset({"states", "tails", "key", "value", "keys"})
