@@ -23,7 +23,9 @@ from tgi_trio.testing.sanitizer.races import Access
 
 _OTHERS: Final = ("triton", "numpy", "unittest", "contextlib")  # their lines are not a kernel's
 _OWN: Final = str(Path(__file__).parent)
-_QUICK: Final = str(Path(__file__).parents[1] / "quick_interpreter.py")
+_QUICK: Final = frozenset(
+    str(Path(__file__).parents[1] / f"quick_{name}.py") for name in ("interpreter", "operations")
+)
 
 
 class Interpreting:
@@ -246,7 +248,7 @@ class Interpreting:
         if file not in self._ours:
             parts = Path(file).parts
             outside = any(name in parts for name in _OTHERS) or file.startswith("<")
-            self._ours[file] = not outside and not file.startswith(_OWN) and file != _QUICK
+            self._ours[file] = not outside and not file.startswith(_OWN) and file not in _QUICK
         return self._ours[file]
 
 
