@@ -180,42 +180,43 @@ def _pair(
     def learn(key: Any, one: Any, other: Any) -> Any:
         if len(known) >= MOST:
             known.clear()
-        quick, told = find(one, other), plain(one, other)
+        quick, told = _find(memory, name, compute, one, other), plain(one, other)
         kind = None if quick is None else memory.agree(told, quick(one.handle.data, other))
         known[key] = None if quick is None or kind is None else (quick, kind)
         return told
 
-    def find(one: Any, other: Any) -> Callable[[Any, Any], Any] | None:
-        """Return what computes with operands of these types as Triton does, with an array and
-        the other operand; None for Triton alone.
-        """
-        element = one.dtype.name
-        if one.dtype.is_ptr():
-            return find_move(max(1, one.dtype.element_ty.primitive_bitwidth // 8), other)
-        if type(other) is not tensor:
-            number = memory.number(other, element, one.handle.data.dtype)
-            return None if number is None else lambda data, _: compute(data, number)
-        kinds = {element, other.dtype.name}
-        alike = len(kinds) == 1 and element in _EXACT
-        if not (kinds <= _WHOLE or alike) or (element == "int1" and name not in _OF_BITS):
-            return None
-        return lambda data, other: compute(data, other.handle.data)
-
-    def find_move(width: int, other: Any) -> Callable[[Any, Any], Any] | None:
-        """Return what adds an offset, in numbers of `width` bytes, to pointers."""
-        if name != "__add__":
-            return None
-        if type(other) is not tensor:
-            number = memory.number(other, "int32", np.int64)
-            if number is None:
-                return None
-            moved = number.astype(np.uint64) * width
-            return lambda data, _: data + moved
-        if other.dtype.name not in _WHOLE:
-            return None
-        return lambda data, other: data + other.handle.data.astype(np.uint64) * width
-
     return call
+
+
+def _find(
+    memory: Memory, name: str, compute: Callable[[Any, Any], Any], one: Any, other: Any
+) -> Callable[[Any, Any], Any] | None:
+    """Return what computes from an array and another operand as Triton does, None for nothing."""
+    element = one.dtype.name
+    if one.dtype.is_ptr():
+        width = max(1, one.dtype.element_ty.primitive_bitwidth // 8)
+        return _find_move(memory, width, other) if name == "__add__" else None
+    if type(other) is not memory.tensor:
+        number = memory.number(other, element, one.handle.data.dtype)
+        return None if number is None else lambda data, _: compute(data, number)
+    kinds = {element, other.dtype.name}
+    alike = len(kinds) == 1 and element in _EXACT
+    if not (kinds <= _WHOLE or alike) or (element == "int1" and name not in _OF_BITS):
+        return None
+    return lambda data, other: compute(data, other.handle.data)
+
+
+def _find_move(memory: Memory, width: int, other: Any) -> Callable[[Any, Any], Any] | None:
+    """Return what adds an offset, in numbers of `width` bytes, to pointers."""
+    if type(other) is not memory.tensor:
+        number = memory.number(other, "int32", np.int64)
+        if number is None:
+            return None
+        moved = number.astype(np.uint64) * width
+        return lambda data, _: data + moved
+    if other.dtype.name not in _WHOLE:
+        return None
+    return lambda data, other: data + other.handle.data.astype(np.uint64) * width
 
 
 def _expand(memory: Memory, plain: Callable[..., Any]) -> Callable[..., Any]:
