@@ -69,15 +69,16 @@ def _chunks() -> Iterator[Variant]:
             for dtype in (BF16, F32):
                 if key == _DIM or not bounded:
                     yield from _cut_rows(dtype, key, value, by_channel, bounded)
-    yield Variant(
-        f"open_outputs bf16 {_DIM}",
-        delta_chunks.open_outputs,
-        (BF16, F32, BF16, F32, I32, "fp32", "i32", "i32"),
-        {
-            **{"HEADS": _VALUE_HEADS, "FIRST": 2 * _KEY_HEADS * _DIM, "VALUE": _DIM},
-            **{"PADDED_VALUE": _DIM, "TILE": TILE, "SILU": True},
-        },
-    )
+    for placed in (True, False):
+        yield Variant(
+            f"open_outputs bf16 {_DIM}{'' if placed else ' batch invariant'}",
+            delta_chunks.open_outputs,
+            (BF16, F32, BF16, F32, I32 if placed else F32, "fp32", "i32", "i32"),
+            {
+                **{"HEADS": _VALUE_HEADS, "FIRST": 2 * _KEY_HEADS * _DIM, "VALUE": _DIM},
+                **{"PADDED_VALUE": _DIM, "TILE": TILE, "SILU": True, "PLACED": placed},
+            },
+        )
 
 
 def _cut_rows(

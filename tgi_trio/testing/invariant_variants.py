@@ -14,15 +14,18 @@ from tgi_trio.shard.torch_backend.attention.tiles import (
     choose_spans_tile,
     pad_dim,
 )
-from tgi_trio.shard.torch_backend.kernels import any_rows, log_totals
+from tgi_trio.shard.torch_backend.kernels import any_rows, log_totals, walking
 from tgi_trio.shard.torch_backend.kv_cache import EIGHT_BITS
 from tgi_trio.shard.torch_backend.layers.plain_product import choose_any_tile, count_input_parts
 from tgi_trio.shard.torch_backend.prompt_logprobs import TOTALS_BLOCK
+from tgi_trio.shard.torch_backend.states.delta_rule_kernels import pad
+from tgi_trio.shard.torch_backend.states.walking import CHANNELS, WARPS, count_walked
 from tgi_trio.shard.torch_backend.torch_device import Generation
 from tgi_trio.testing.attention_variants import FEATURES
-from tgi_trio.testing.variant import BF16, EVEN, F32, I32, TYPES, U8, Variant
+from tgi_trio.testing.variant import BF16, EVEN, F32, I32, I64, TYPES, U8, Variant
 
 _TABLES: Final = (I32,) * 6
+_ROWS: Final = (I64, I64, I64, "*i1", "i32")  # begin, read, written, fresh, and whether listed
 
 
 def invariant_variants(generation: Generation) -> Iterator[Variant]:
@@ -30,6 +33,7 @@ def invariant_variants(generation: Generation) -> Iterator[Variant]:
     yield from _products(generation)
     yield from _attention(generation)
     yield from _latents()
+    yield from _states()
     for dim in (64, 128, 256, 512):
         for sinks in (False, True) if dim == 64 else (False,):
             yield Variant(
@@ -137,3 +141,51 @@ def _latents() -> Iterator[Variant]:
                 warps=tile.warps,
                 stages=tile.stages,
             )
+
+
+def _states() -> Iterator[Variant]:
+    """Recurrences token by token: Qwen 3.5, Kimi Linear, OLMo; Mamba-2 as in `_mamba2`; others."""
+    for key, value, by_channel, bounded in (
+        *((64, 64, False, False), (96, 192, False, False), (128, 128, False, False)),
+        *((256, 128, False, False), (128, 128, True, False), (128, 128, True, True)),
+    ):
+        yield Variant(
+            f"walk_delta_rule bf16 {key} {value}{' by channel' * by_channel}{' bounded' * bounded}",
+            walking.walk_delta_rule,
+            (F32, BF16, BF16, F32, F32, F32, *_ROWS, *("fp32",) * 3, "i32", "i32"),
+            {
+                **{"HEADS": 32, "KEY_HEADS": 32 if by_channel else 16, "KEY": key},
+                **{"PADDED_KEY": pad(key), "VALUE": value, "TILED": False},
+                **{"BLOCK": count_walked(pad(key), pad(value))},
+                **{"BY_CHANNEL": by_channel, "BOUNDED": bounded},
+            },
+            warps=WARPS,
+        )
+    for state, gated in ((64, False), (128, False), (256, False), (256, True)):
+        yield Variant(
+            f"walk_mamba2 bf16 {state}{' gated' * gated}",
+            walking.walk_mamba2,
+            (
+                *(BF16 if gated else F32, *(BF16,) * 3, *(F32,) * 4, *_ROWS),
+                *("i32", "i32", "fp32", "fp32"),
+            ),
+            {
+                **{"HEADS": 128, "GROUPS": 8, "DIM": 64, "STATE": state, "PADDED_STATE": state},
+                **{"BLOCK": count_walked(state, 64), "GATED": gated},
+            },
+            warps=WARPS,
+        )
+    yield Variant(
+        "walk_mamba1 bf16 16",
+        walking.walk_mamba1,
+        (*(BF16,) * 5, *(F32,) * 4, *_ROWS, *("i32",) * 3),
+        {"CHANNELS": 8192, "STATE": 16, "PADDED_STATE": 16, "BLOCK": CHANNELS},
+        warps=WARPS,
+    )
+    yield Variant(
+        "walk_gated bf16",
+        walking.walk_gated,
+        (BF16, F32, F32, BF16, F32, *_ROWS, "i32"),
+        {"CHANNELS": 2560, "BLOCK": CHANNELS, "ACT": "gelu_tanh"},
+        warps=WARPS,
+    )

@@ -72,7 +72,6 @@ NUMBERS: dict[str, dict[str, Any]] = {
 }
 # By what is said of them.
 REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
-    "scans of states": ("lfm2", {}),
     "choose what is attended to": ("deepseek_v32", {}),
     "behind their rotation": ("nanochat", {}),
     "adds up several hidden states": ("gemma3n_text", {}),

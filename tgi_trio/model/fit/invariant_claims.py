@@ -27,8 +27,8 @@ _HELD: Final[dict[str, str]] = {
         "logit_scale qkv_clip latent value_norm value_scale own_inputs"
     ),
     "LayerSpec": (
-        "scale window chunk ahead rotary experts attends feeds sizes keys_as_values reads_layer "
-        "latent sinks mlp_width beside later names"
+        "scale window chunk ahead rotary experts mixer attends feeds sizes keys_as_values "
+        "reads_layer latent sinks mlp_width beside later names shared"
     ),
     "HeadSizes": "kv_heads dim value_dim heads",
     "LatentSpec": "rank query_rank plain_dim rotary_dim value_dim bias scale norm_eps",
@@ -43,8 +43,19 @@ _HELD: Final[dict[str, str]] = {
         "groups_used scale result_scale stacked gate_up biased weighs_inputs limit raised "
         "bounds_opened shared_limit logit_cap idle"
     ),
+    "ShortConvolution": "channels taps bias",
+    "DeltaRule": (
+        "key_heads value_heads key_dim value_dim taps layout norm_eps tiled by_channel "
+        "channel_rank gate least_decay beta_scale activation"
+    ),
+    "Mamba2": (
+        "heads head_dim groups state_dim taps norm_eps norm convolution_bias inner_bias "
+        "output_bias least_step most_step multipliers output_multiplier activation"
+    ),
+    "Mamba1": ("channels state_dim step_rank taps norm norm_eps convolution_bias bias activation"),
+    "RecurrentGate": "heads head_dim taps activation",
+    "SharedBlock": "layer use rank attention_rank",
 }
-_STATES: Final = "scans of states go through a prompt in chunks that begin where a step does"
 _CHOSEN: Final = "the kernels that choose what is attended to share their work by the step's size"
 _STREAMS: Final = "torch adds up several hidden states of a token"
 _NORMS: Final = "torch normalises queries and keys behind their rotation"
@@ -57,9 +68,7 @@ CLAIMS: Final[Claims] = {
         for record, names in _HELD.items()
         for key in (f"{record}.{name}" for name in names.split())
     },
-    "LayerSpec.mixer": only(None, refusal=_STATES),
-    "LayerSpec.ngrams": only(None, refusal=_STATES),
-    "LayerSpec.shared": only(None, refusal=_STATES),
+    "LayerSpec.ngrams": only(None, refusal=_STREAMS),
     "DecoderSpec.index": only(None, refusal=_CHOSEN),
     "LayerSpec.blocks": only(None, refusal=_CHOSEN),
     "LayerSpec.pooled": only(None, refusal=_CHOSEN),

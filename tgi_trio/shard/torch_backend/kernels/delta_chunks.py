@@ -236,7 +236,7 @@ def open_outputs(
     mixed,  # float32, as for `prepare_chunks`: what was read, in place of values
     gate,  # [T, HEADS, VALUE], with a stride between tokens
     norm,  # float32 [VALUE]
-    places,  # int32 [T]: of tokens in their rows; of those at -1, in none, zeros are written
+    places,  # int32 [T]: of tokens in their rows, with PLACED; those at -1, in none, read zeros
     eps, tokens, gate_stride,
     HEADS: tl.constexpr,
     FIRST: tl.constexpr,  # channels of `mixed` before values
@@ -244,13 +244,16 @@ def open_outputs(
     PADDED_VALUE: tl.constexpr,
     TILE: tl.constexpr,  # tokens of a program
     SILU: tl.constexpr,  # of gates; otherwise sigmoid
+    PLACED: tl.constexpr,
 ):
     """Normalise (RMS) and gate what some tokens have read of one head."""
     token, head = tl.program_id(0) * TILE + tl.arange(0, TILE), tl.program_id(1)
     v = tl.arange(0, PADDED_VALUE)
     token, here = token.to(tl.int64), token < tokens
     known = here[:, None] & (v < VALUE)[None, :]
-    own = known & (tl.load(places + token, mask=here, other=-1) >= 0)[:, None]
+    own = known
+    if PLACED:
+        own &= (tl.load(places + token, mask=here, other=-1) >= 0)[:, None]
     number = (head * VALUE + v)[None, :]
     read = mixed + FIRST + token[:, None] * (FIRST + HEADS * VALUE) + number
     read = tl.load(read, mask=own, other=0.0)

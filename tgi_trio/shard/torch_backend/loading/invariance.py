@@ -10,6 +10,7 @@ from tgi_trio.model.specs.decoder import DecoderSpec
 from tgi_trio.model.specs.t5 import T5Spec
 from tgi_trio.shard.torch_backend.attention.kinds import capturable_for
 from tgi_trio.shard.torch_backend.models.decoder import Decoder
+from tgi_trio.shard.torch_backend.states.mamba2_layer import Mamba2Layer
 from tgi_trio.shard.torch_backend.torch_device import runs_kernels
 
 
@@ -39,5 +40,10 @@ def check_loaded(settings: ShardSettings, model: Decoder, device: torch.device) 
         return
     if not model.capturable:
         raise unkept("its experts are stored in ways that differ, so torch adds them up")
+    if model.scans_in_turns:
+        raise unkept("its states are too large for our kernels, so torch moves them")
+    mixers = (layer.mixer for layer in model.layers)
+    if any(isinstance(mixer, Mamba2Layer) and mixer.gathers_norms for mixer in mixers):
+        raise unkept("torch normalises groups of heads that are on several ranks, or very large")
     if capturable_for(model.attention_needs, device) is None:
         raise unkept("its heads are too large for our kernels, so torch attends")

@@ -75,6 +75,7 @@ def _delta_rule(loader: WeightLoader, refs: DeltaRuleRefs, mixer: DeltaRule) -> 
         decay_bias=bias.view(len(rate), -1),
         norm=loader.tensor(refs.norm, torch.float32),
         output=loader.linear(refs.output),
+        invariant=loader.source.invariant,
     )
 
 
@@ -90,6 +91,7 @@ def _mamba2(
         skip=loader.tensor(refs.skip, torch.float32),
         norm=loader.tensor(refs.norm, torch.float32) if refs.norm else None,
         output=loader.linear(refs.output),
+        invariant=loader.source.invariant,
         ranks=ranks,
     )
 
@@ -108,6 +110,7 @@ def _mamba1(
         rate=-loader.tensor(refs.rate, torch.float32).exp().t().contiguous(),
         skip=loader.tensor(refs.skip, torch.float32),
         output=loader.linear(refs.output),
+        invariant=loader.source.invariant,
         ranks=ranks,
     )
 
@@ -123,6 +126,7 @@ def _recurrent_gate(
         decay=_head_gate(loader, refs.decay),
         rate=functional.softplus(loader.tensor(refs.rate, torch.float32)),
         output=loader.linear(refs.output),
+        invariant=loader.source.invariant,
     )
 
 

@@ -1,6 +1,7 @@
 """Launches what a `DeltaRule` computes between its convolution and its last product.
 
-Decodes are one launch, steps with prompts four at most, whatever their rows' lengths.
+Decodes are one launch, steps with prompts four at most, whatever their rows' lengths. Where batch
+invariance is kept, both are the same two.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import torch
 
 from tgi_trio.model.specs.mixers import DeltaRule
 from tgi_trio.shard.torch_backend.states.steps import StateSteps
+from tgi_trio.shard.torch_backend.states.walking import WARPS, count_walked, list_walked
 from tgi_trio.shard.torch_backend.torch_device import FLOAT32_PRODUCTS
 
 _MOST: Final = 1 << 15  # numbers of a head's state that a program holds
@@ -65,10 +67,17 @@ class DeltaRuleKernels:
     """The kernels of one layer's heads on this rank."""
 
     def __init__(
-        self, mixer: DeltaRule, key_heads: int, rate: torch.Tensor, decay_bias: torch.Tensor
+        self,
+        mixer: DeltaRule,
+        key_heads: int,
+        rate: torch.Tensor,
+        decay_bias: torch.Tensor,
+        *,
+        invariant: bool = False,
     ) -> None:
-        """`rate`, `decay_bias` as for `DeltaRuleLayer`."""
+        """`rate`, `decay_bias`, `invariant` as for `DeltaRuleLayer`."""
         self._mixer = mixer
+        self.invariant = invariant
         self._heads = len(rate)
         self._rates = rate, decay_bias
         self._first = 2 * key_heads * mixer.key_dim  # the channel at which values begin
@@ -97,6 +106,10 @@ class DeltaRuleKernels:
         `own.mixed` is overwritten.
         """
         read = own.gate.new_empty((len(own.mixed), self._heads * self._mixer.value_dim))
+        if self.invariant:
+            self._walk(own, states, steps)
+            self._open(read, own, norm, None)
+            return read
         if steps.decodes:
             self._step(read, own, norm, states, steps, None)
             return read
@@ -104,7 +117,7 @@ class DeltaRuleKernels:
         cut = steps.pieces(tile.tokens)
         if len(cut.rows):
             self._run(own, states, steps, tile)
-            self._open(read, own, norm, steps)
+            self._open(read, own, norm, steps.spans()[1])
         if len(cut.lone):
             self._step(read, own, norm, states, steps, cut.lone)
         return read
@@ -179,15 +192,41 @@ class DeltaRuleKernels:
             num_stages=1,
         )
 
+    def _walk(self, own: Projected, states: torch.Tensor, steps: StateSteps) -> None:
+        """Move all rows token by token; values in `own.mixed` become what is read of states."""
+        from tgi_trio.shard.torch_backend.kernels import walking  # imports Triton
+
+        mixer = self._mixer
+        part = count_walked(pad(mixer.key_dim), pad(mixer.value_dim))
+        grid = (len(steps.reads), self._heads, -(-mixer.value_dim // part))
+        walking.walk_delta_rule[grid](
+            *(own.mixed, own.beta, own.decay, *self._rates, states, *list_walked(steps)),
+            mixer.key_dim**-0.5,
+            mixer.beta_scale,
+            mixer.least_decay,
+            *(own.beta.stride(0), own.decay.stride(0)),
+            **self._shape,
+            BLOCK=part,
+            BOUNDED=mixer.least_decay != 0.0,
+            num_warps=WARPS,
+        )
+
     def _open(
-        self, read: torch.Tensor, own: Projected, norm: torch.Tensor, steps: StateSteps
+        self,
+        read: torch.Tensor,
+        own: Projected,
+        norm: torch.Tensor,
+        places: torch.Tensor | None,
     ) -> None:
-        """Normalise and gate what has been read; padding of a recording becomes zeros."""
+        """Normalise and gate what has been read; padding of a recording becomes zeros.
+
+        `places`: int32 [T] of tokens in their rows; None: what padding would have read is zero.
+        """
         from tgi_trio.shard.torch_backend.kernels import delta_chunks  # imports Triton
 
         mixer, tokens = self._mixer, len(read)
         delta_chunks.open_outputs[(-(-tokens // TILE), self._heads)](
-            *(read, own.mixed, own.gate, norm, steps.spans()[1]),
+            *(read, own.mixed, own.gate, norm, norm if places is None else places),
             mixer.norm_eps,
             tokens,
             own.gate.stride(0),
@@ -197,4 +236,5 @@ class DeltaRuleKernels:
             PADDED_VALUE=pad(mixer.value_dim),
             TILE=TILE,
             SILU=mixer.gate == "silu",
+            PLACED=places is not None,
         )

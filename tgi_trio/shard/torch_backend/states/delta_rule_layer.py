@@ -31,8 +31,11 @@ class DeltaRuleLayer:
         decay_bias: torch.Tensor,
         norm: torch.Tensor,
         output: Linear,
+        invariant: bool = False,
     ) -> None:
         """Hold this rank's heads; see `DeltaRuleRefs` for the linears.
+
+        `invariant`: rows are moved token by token; see `batch_invariance.py`.
 
         `rate`, `decay_bias`: float32 [value_heads, 1] and [value_heads, 1 or key_dim]; the
         logarithm of a token's decay is -rate * softplus(decay + decay_bias), or, with a bound,
@@ -55,7 +58,9 @@ class DeltaRuleLayer:
         whole = (values * mixer.value_dim, values, decay_bias.numel())
         others = (rank, rank, values) if rank else whole
         self._projected = (channels, *others)
-        self._kernels = DeltaRuleKernels(mixer, keys // mixer.key_dim, rate, decay_bias)
+        self._kernels = DeltaRuleKernels(
+            mixer, keys // mixer.key_dim, rate, decay_bias, invariant=invariant
+        )
         self._each = values * mixer.key_dim // keys  # value heads that share a key head
 
     def mix(

@@ -15,6 +15,7 @@ from tgi_trio.shard.torch_backend.layers.vocabulary import Gathering
 from tgi_trio.shard.torch_backend.states.convolution import CausalConvolution
 from tgi_trio.shard.torch_backend.states.mamba1 import scan_mamba1
 from tgi_trio.shard.torch_backend.states.steps import StateSteps
+from tgi_trio.shard.torch_backend.states.walking import CHANNELS, WARPS, list_walked
 from tgi_trio.shard.torch_backend.torch_device import runs_kernels
 
 _MOST_STATE: Final = 64  # numbers of a channel's state that a program has room for
@@ -53,8 +54,11 @@ class Mamba1Layer:
         skip: torch.Tensor,
         output: Linear,
         ranks: Gathering | None,
+        invariant: bool = False,
     ) -> None:
         """Hold this rank's channels; see `Mamba1Refs` for the linears and `norms`.
+
+        `invariant`: rows are moved token by token; see `batch_invariance.py`.
 
         Float32: `step_bias` and `skip` [channels]; `rate` [state_dim, channels], negative. The
         output of `selection` is a partial sum over `ranks`; None: there is only one.
@@ -69,6 +73,7 @@ class Mamba1Layer:
         self.rate = rate
         self.skip = skip
         self.output = output
+        self.invariant = invariant
         self._ranks = ranks
         self._parts = (mixer.step_rank, mixer.state_dim, mixer.state_dim)
         self._gains = torch.cat(norms) if norms else None
@@ -104,14 +109,25 @@ class Mamba1Layer:
         from tgi_trio.shard.torch_backend.kernels import mamba1  # imports Triton
 
         channels, state = mixed.shape[1], pad_dim(self.mixer.state_dim)
-        tile = choose_tile(state, decodes=steps.decodes)
+        sizes = {"CHANNELS": channels, "STATE": self.mixer.state_dim, "PADDED_STATE": state}
+        learned = self.rate, self.step_bias, self.skip
+        strides = gate.stride(0), dt.stride(0), selected.stride(0)
         read, (starts, *slots) = steps.new_results(mixed, channels), steps.slots()
+        if self.invariant:
+            from tgi_trio.shard.torch_backend.kernels import walking
+
+            walking.walk_mamba1[(len(steps.reads), -(-channels // CHANNELS))](
+                *(read, mixed, gate, dt, selected, *learned),
+                *(states, *list_walked(steps), *strides),
+                **sizes,
+                BLOCK=CHANNELS,
+                num_warps=WARPS,
+            )
+            return read
+        tile = choose_tile(state, decodes=steps.decodes)
         mamba1.scan_mamba1[(len(steps.reads), -(-channels // tile.channels))](
-            *(read, mixed, gate, dt, selected, starts, self.rate, self.step_bias, self.skip),
-            *(states, *slots, gate.stride(0), dt.stride(0), selected.stride(0)),
-            CHANNELS=channels,
-            STATE=self.mixer.state_dim,
-            PADDED_STATE=state,
+            *(read, mixed, gate, dt, selected, starts, *learned, states, *slots, *strides),
+            **sizes,
             BLOCK=tile.channels,
             LENGTH=tile.tokens,
             DECODES=steps.decodes,

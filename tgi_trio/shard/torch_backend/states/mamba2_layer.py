@@ -17,6 +17,7 @@ from tgi_trio.shard.torch_backend.states.convolution import CausalConvolution
 from tgi_trio.shard.torch_backend.states.mamba2 import scan_mamba2
 from tgi_trio.shard.torch_backend.states.recurrences import choose_precision
 from tgi_trio.shard.torch_backend.states.steps import StateSteps
+from tgi_trio.shard.torch_backend.states.walking import WARPS, count_walked, list_walked
 from tgi_trio.shard.torch_backend.torch_device import runs_kernels
 
 _STEPPED: Final = 1 << 13  # numbers of a state that a program holds, for decodes
@@ -67,8 +68,11 @@ class Mamba2Layer:
         norm: torch.Tensor | None,
         output: Linear,
         ranks: Gathering | None,
+        invariant: bool = False,
     ) -> None:
         """Hold this rank's heads; see `Mamba2Refs` for the linears.
+
+        `invariant`: rows are moved token by token; see `batch_invariance.py`.
 
         If there are fewer groups than `ranks`, a group's heads are spread over neighbouring ranks.
         Float32: `rate` [heads], negative; `step_bias` and `skip` [heads]; `norm` [heads *
@@ -82,6 +86,7 @@ class Mamba2Layer:
         self.skip = skip
         self.norm = norm
         self.output = output
+        self.invariant = invariant
         heads, width = len(rate), len(rate) * mixer.head_dim
         shared = (convolution.channels - width) // 2
         self._parts = (width, shared, shared)
@@ -159,14 +164,25 @@ class Mamba2Layer:
         state = pad_dim(mixer.state_dim)
         tile = choose_scan_tile(state, mixed.dtype)
         part = count_stepped(state, mixer.head_dim) if steps.decodes else tile.numbers
+        if self.invariant:
+            part = count_walked(state, pad_dim(mixer.head_dim))
         constants = {
             **{"HEADS": heads, "GROUPS": self._groups, "DIM": mixer.head_dim, "BLOCK": part},
             **{"STATE": mixer.state_dim, "PADDED_STATE": state, "GATED": gated},
         }
-        own = (self.rate, self.step_bias, self.skip, states, *slots, gate.stride(0), dt.stride(0))
+        learned, strides = (self.rate, self.step_bias, self.skip), (gate.stride(0), dt.stride(0))
+        own = (*learned, states, *slots, *strides)
         bounds = mixer.least_step, mixer.most_step
         grid = (rows, heads, -(-mixer.head_dim // part))
-        if steps.decodes:
+        if self.invariant:
+            from tgi_trio.shard.torch_backend.kernels import walking
+
+            walking.walk_mamba2[grid](
+                *(read, mixed, gate, dt, *learned, states, *list_walked(steps), *strides, *bounds),
+                **constants,
+                num_warps=WARPS,
+            )
+        elif steps.decodes:
             mamba2.step_mamba2[grid](read, mixed, gate, dt, *own, *bounds, **constants)
         else:
             mamba2.scan_mamba2[grid](
@@ -182,9 +198,7 @@ class Mamba2Layer:
 
     def _finish(self, read: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
         """Return what was `read`, float32 [T, width], gated and normalised by group, as `gate`."""
-        size = self._parts[0] // self._groups
-        launches = runs_kernels(read.device) and self._ranks is None and size <= _MOST_GROUP
-        if self.norm is not None and launches:
+        if self.norm is not None and runs_kernels(read.device) and not self.gathers_norms:
             return self._launch_norm(read, gate, self.norm)
         opened = functional.silu(gate.float())
         if self.norm is None:
@@ -210,6 +224,12 @@ class Mamba2Layer:
             num_warps=count_warps(padded),
         )
         return out
+
+    @property
+    def gathers_norms(self) -> bool:
+        """Whether torch normalises on devices, too: groups are on several ranks, or very large."""
+        spread = self._ranks is not None or self._parts[0] // self._groups > _MOST_GROUP
+        return self.norm is not None and spread
 
     def _normalise(self, groups: torch.Tensor) -> torch.Tensor:
         """Return [T, groups, ...] divided by the root mean square of each group over all ranks."""

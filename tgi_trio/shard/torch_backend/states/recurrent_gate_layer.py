@@ -7,6 +7,7 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
+from tgi_trio.shard.torch_backend.batch_invariance import apparent_rows
 from tgi_trio.shard.torch_backend.layers.activation import Activation
 from tgi_trio.shard.torch_backend.layers.gating import name_activation
 from tgi_trio.shard.torch_backend.layers.linear import Linear
@@ -14,6 +15,8 @@ from tgi_trio.shard.torch_backend.states.convolution import CausalConvolution
 from tgi_trio.shard.torch_backend.states.recurrences import choose_precision
 from tgi_trio.shard.torch_backend.states.recurrent_gate import scan_gated
 from tgi_trio.shard.torch_backend.states.steps import StateSteps
+from tgi_trio.shard.torch_backend.states.walking import CHANNELS as WALKED
+from tgi_trio.shard.torch_backend.states.walking import WARPS, list_walked
 from tgi_trio.shard.torch_backend.torch_device import runs_kernels
 
 _SHARPNESS: Final = 8.0  # Griffin's constant c, which multiplies the decay's logarithm
@@ -51,8 +54,12 @@ class RecurrentGateLayer:
         decay: HeadGate,
         rate: torch.Tensor,
         output: Linear,
+        invariant: bool = False,
     ) -> None:
-        """Hold this rank's heads; see `RecurrentGateRefs`. `rate` float32 [width], above 0."""
+        """Hold this rank's heads; see `RecurrentGateRefs`. `rate` float32 [width], above 0.
+
+        `invariant`: rows are moved token by token; see `batch_invariance.py`.
+        """
         self.inner = inner
         self.activation = activation
         self._act = name_activation(activation)
@@ -61,6 +68,7 @@ class RecurrentGateLayer:
         self.decay = decay
         self._slowest = -_SHARPNESS * rate  # a decay's logarithm where its gate is wide open
         self.output = output
+        self.invariant = invariant
 
     def mix(
         self, x: torch.Tensor, states: Mapping[str, torch.Tensor], steps: StateSteps
@@ -93,7 +101,7 @@ class RecurrentGateLayer:
         from tgi_trio.shard.torch_backend.kernels import recurrent_gate  # imports Triton
 
         (tokens, width), (heads, dim) = own.shape, self.entry.bias.shape
-        many = FEW if tokens <= FEW else MANY
+        many = FEW if apparent_rows(tokens, invariant=self.invariant) <= FEW else MANY
         grid = (-(-tokens // many), heads, -(-dim // PART))
         gates = (own, *self.entry, *self.decay, self._slowest)
         sizes: dict[str, Any] = {
@@ -101,7 +109,7 @@ class RecurrentGateLayer:
             "PRECISION": choose_precision(own.dtype),
         }
         read, (starts, *slots) = steps.new_results(own, width), steps.slots()
-        if steps.decodes:
+        if steps.decodes and not self.invariant:
             recurrent_gate.step_gated[grid](
                 *(read, *gates, beside, states, *slots, beside.stride(0), tokens),
                 **sizes,
@@ -112,6 +120,18 @@ class RecurrentGateLayer:
             torch.empty(own.shape, dtype=torch.float32, device=own.device) for _ in range(2)
         )
         recurrent_gate.open_gates[grid](entered, logarithms, *gates, tokens, **sizes)
+        if self.invariant:
+            from tgi_trio.shard.torch_backend.kernels import walking
+
+            walking.walk_gated[(len(steps.reads), -(-width // WALKED))](
+                *(read, entered, logarithms, beside, states, *list_walked(steps)),
+                beside.stride(0),
+                CHANNELS=width,
+                BLOCK=WALKED,
+                ACT=self._act,
+                num_warps=WARPS,
+            )
+            return read
         recurrent_gate.scan_gated[(len(steps.reads), -(-width // CHANNELS))](
             *(read, entered, logarithms, beside, starts, states, *slots, beside.stride(0)),
             CHANNELS=width,
