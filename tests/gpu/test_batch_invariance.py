@@ -32,6 +32,7 @@ NEW = 24
 FAMILIES = (
     *("llama", "qwen3", "gemma2", "gpt_neox", "bloom", "olmo2"),
     *("mixtral", "qwen3_moe", "gpt_oss", "deepseek_v3"),
+    *("lfm2", "qwen3_5_text", "bamba"),  # which keep states
 )
 NUMBERS: dict[str, dict[str, Any]] = {
     "bfloat16": {},
