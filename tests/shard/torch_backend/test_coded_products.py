@@ -26,8 +26,6 @@ need_triton()
 
 from tgi_trio.shard.torch_backend.layers import code_tiles, coded_linear  # noqa: E402
 from tgi_trio.shard.torch_backend.layers.coded_linear import CodedLinear  # noqa: E402
-from tgi_trio.shard.torch_backend.layers.joined import join_linears  # noqa: E402
-from tgi_trio.shard.torch_backend.layers.linear import Linear  # noqa: E402
 from tgi_trio.shard.torch_backend.layers.stored_codes import (  # noqa: E402
     KINDS,
     Codes,
@@ -35,7 +33,6 @@ from tgi_trio.shard.torch_backend.layers.stored_codes import (  # noqa: E402
     join,
 )
 
-FLOAT = torch.float32
 HEADS = ("scales", "wide scales", "constant", "zeros", "lows", "nested", "nested lows")
 
 
@@ -272,42 +269,6 @@ def test_others_are_apart(order: bool) -> None:
         )
     assert len(join([coded(one), coded(other)])) == 2
     assert len(join([coded(one), coded(one)])) == 1
-
-
-@pytest.mark.parametrize(("kind", "heads"), [("u5", "nested lows"), ("e4m3", "scales")])
-def test_linears_that_are_alike_share_one_matrix(kind: str, heads: str) -> None:
-    """Which is multiplied in one launch; each of them says what it said before."""
-    sizes, device = (48, 16), torch.device(DEVICE)
-    first, second = (
-        CodedLinear([coded(some_parts(kind, n, 128, 32, heads, seed=n))], None, FLOAT, device)
-        for n in sizes
-    )
-    x = some_rows(5, 128)
-    before, held = [first(x), second(x)], first.nbytes() + second.nbytes()
-    joined = join_linears(first, second)
-    assert joined is not None and joined.serves(first, second) and not joined.serves(None, second)
-    assert torch.equal(joined.whole(x), torch.cat(before, dim=1))
-    assert torch.equal(first(x), before[0]) and torch.equal(second(x), before[1])
-    assert isinstance(joined.whole, CodedLinear)
-    whole, *parts = (each.lone for each in (joined.whole, first, second))
-    assert whole is not None
-    memory = {name: each.untyped_storage().data_ptr() for name, each in whole.tensors().items()}
-    for part in parts:
-        assert part is not None
-        tensors = part.tensors().items()
-        assert memory == {name: each.untyped_storage().data_ptr() for name, each in tensors}
-    assert joined.whole.nbytes() <= held
-
-
-def test_linears_that_differ_are_apart() -> None:
-    device = torch.device(DEVICE)
-    one, other = (
-        CodedLinear([coded(some_parts(kind, 16, 128, 32))], None, FLOAT, device)
-        for kind in ("u4", "i8")
-    )
-    biased = CodedLinear([coded(some_parts("u4", 16, 128, 32))], torch.ones(16), FLOAT, device)
-    plain = Linear(torch.ones(16, 128, device=device))
-    assert not any(join_linears(one, each) for each in (other, biased, plain))
 
 
 @pytest.mark.parametrize("kind", ["u4", "u6", "i8"])
