@@ -56,21 +56,10 @@ def shrink_rows(
             row = tl.where(real, begin + place, begin).to(tl.int64)
             each = tl.cdiv(tl.cdiv(inputs, DEPTH), tl.num_programs(2)) * DEPTH
             lowest = tl.program_id(2) * each
-            total = tl.zeros([ROWS, STEP], tl.float32)
-            for k in range(lowest, tl.minimum(lowest + each, inputs), DEPTH):
-                depth = k + tl.arange(0, DEPTH)
-                inside = depth < inputs
-                a = tl.load(
-                    matrix + rank[:, None].to(tl.int64) * inputs + depth[None, :],
-                    mask=(rank < ranks)[:, None] & inside[None, :],
-                    other=0.0,
-                )
-                v = tl.load(
-                    x + row[:, None] * inputs + depth[None, :],
-                    mask=real[:, None] & inside[None, :],
-                    other=0.0,
-                )
-                total = tl.dot(v, tl.trans(a), total, input_precision="ieee")
+            end = tl.minimum(lowest + each, inputs)
+            total = multiply_low(
+                x, matrix, row, real, rank, ranks, inputs, lowest, end, ROWS, STEP, DEPTH
+            )
             at = ((tl.program_id(2).to(tl.int64) * tokens + row) * PIECES + piece) * RANKS
             stored = real[:, None] & (rank < ranks)[None, :]
             tl.store(low + at[:, None] + rank[None, :], total, mask=stored)
@@ -123,23 +112,10 @@ def expand_rows(
                 block = tl.load(entry)
                 matrix = numbers + slot * capacity + tl.load(entry + 3).to(tl.int64) * _UNIT
                 own = (column >= start) & (column < end)
-                for r in range(0, ranks, DEPTH):
-                    rank = r + tl.arange(0, DEPTH)
-                    known = rank < ranks
-                    v = tl.zeros([ROWS, DEPTH], tl.float32)
-                    for part in range(parts):
-                        at = ((tl.cast(part, tl.int64) * tokens + row) * PIECES + block) * RANKS
-                        v += tl.load(
-                            low + at[:, None] + rank[None, :],
-                            mask=real[:, None] & known[None, :],
-                            other=0.0,
-                        )
-                    b = tl.load(
-                        matrix + (column - start)[:, None].to(tl.int64) * ranks + rank[None, :],
-                        mask=own[:, None] & known[None, :],
-                        other=0.0,
-                    )
-                    total = tl.dot(v.to(b.dtype), tl.trans(b), total, input_precision="ieee")
+                total = add_product(
+                    *(total, low, row, block, tokens, parts, matrix, column - start, real, own),
+                    *(ranks, PIECES, RANKS, ROWS, DEPTH, False),
+                )
         if changes:
             gain = tl.zeros([OUTPUTS], tl.float32)
             offset = tl.zeros([OUTPUTS], tl.float32)
@@ -172,3 +148,84 @@ def find_start(piece: tl.constexpr, second, third, starts):
         return third
     else:
         return tl.load(starts + piece)
+
+
+@triton.jit
+def multiply_low(
+    x,  # [tokens, inputs], contiguous
+    matrix,  # A [ranks, inputs]
+    row,  # int64 [ROWS]: of x
+    real,  # [ROWS]: whether it is multiplied
+    rank,  # int32 [STEP]
+    ranks,
+    inputs,
+    begin,  # of the inputs that are multiplied
+    end,
+    ROWS: tl.constexpr,
+    STEP: tl.constexpr,
+    DEPTH: tl.constexpr,
+):
+    """Return the products [ROWS, STEP] of rows and some ranks of A, over a part of the inputs."""
+    total = tl.zeros([ROWS, STEP], tl.float32)
+    for k in range(begin, end, DEPTH):
+        depth = k + tl.arange(0, DEPTH)
+        inside = depth < inputs
+        a = tl.load(
+            matrix + rank[:, None].to(tl.int64) * inputs + depth[None, :],
+            mask=(rank < ranks)[:, None] & inside[None, :],
+            other=0.0,
+        )
+        v = tl.load(
+            x + row[:, None] * inputs + depth[None, :],
+            mask=real[:, None] & inside[None, :],
+            other=0.0,
+        )
+        total = tl.dot(v, tl.trans(a), total, input_precision="ieee")
+    return total
+
+
+@triton.jit
+def add_product(
+    total,  # float32 [ROWS, OUTPUTS]
+    low,  # float32 [parts, rows, PIECES, RANKS]: results of A
+    row,  # int64 [ROWS]: of `low`
+    block,  # the piece whose A is used
+    rows,
+    parts,
+    matrix,  # B [outputs, ranks]
+    output,  # int32 [OUTPUTS]: rows of B
+    real,  # [ROWS]: whether the row is multiplied
+    own,  # [OUTPUTS]: whether B has the output
+    ranks,
+    PIECES: tl.constexpr,
+    RANKS: tl.constexpr,
+    ROWS: tl.constexpr,
+    DEPTH: tl.constexpr,
+    UNROLLED: tl.constexpr,  # `parts` is a constant
+):
+    """Return the total and the products of B and the sums of all parts of the results of A."""
+    for r in range(0, ranks, DEPTH):
+        rank = r + tl.arange(0, DEPTH)
+        known = rank < ranks
+        v = tl.zeros([ROWS, DEPTH], tl.float32)
+        mask = real[:, None] & known[None, :]
+        if UNROLLED:
+            for part in tl.static_range(parts):
+                v += load_low(low, row, block, rows, part, rank, mask, PIECES, RANKS)
+        else:
+            for part in range(parts):
+                v += load_low(low, row, block, rows, part, rank, mask, PIECES, RANKS)
+        b = tl.load(
+            matrix + output[:, None].to(tl.int64) * ranks + rank[None, :],
+            mask=own[:, None] & known[None, :],
+            other=0.0,
+        )
+        total = tl.dot(v.to(b.dtype), tl.trans(b), total, input_precision="ieee")
+    return total
+
+
+@triton.jit
+def load_low(low, row, block, rows, part, rank, mask, PIECES: tl.constexpr, RANKS: tl.constexpr):
+    """Return some rows' results of A in one part of the inputs; arguments as for `add_product`."""
+    at = ((tl.cast(part, tl.int64) * rows + row) * PIECES + block) * RANKS
+    return tl.load(low + at[:, None] + rank[None, :], mask=mask, other=0.0)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from tgi_trio.shard.torch_backend.kernels.adapters import add_product, multiply_low
 from tgi_trio.shard.torch_backend.kernels.grouped import find_group
 
 _ENTRY = tl.constexpr(5)  # numbers of a directory entry
@@ -85,21 +86,10 @@ def shrink_members(
             if (tl.load(entry) == piece) & (lowest < ranks):
                 matrix = numbers + slot.to(tl.int64) * capacity
                 matrix += tl.load(entry + 2).to(tl.int64) * _UNIT
-                total = tl.zeros([ROWS, STEP], tl.float32)
-                for k in range(nearest, tl.minimum(nearest + each, inputs), DEPTH):
-                    depth = k + tl.arange(0, DEPTH)
-                    inside = depth < inputs
-                    a = tl.load(
-                        matrix + rank[:, None].to(tl.int64) * inputs + depth[None, :],
-                        mask=(rank < ranks)[:, None] & inside[None, :],
-                        other=0.0,
-                    )
-                    v = tl.load(
-                        x + source[:, None] * inputs + depth[None, :],
-                        mask=mine[:, None] & inside[None, :],
-                        other=0.0,
-                    )
-                    total = tl.dot(v, tl.trans(a), total, input_precision="ieee")
+                end = tl.minimum(nearest + each, inputs)
+                total = multiply_low(
+                    x, matrix, source, mine, rank, ranks, inputs, nearest, end, ROWS, STEP, DEPTH
+                )
                 at = (row * PIECES + piece) * RANKS
                 stored = mine[:, None] & (rank < ranks)[None, :]
                 tl.store(low + at[:, None] + rank[None, :], total, mask=stored)
@@ -141,8 +131,7 @@ def expand_members(
         pair = tl.load(pairs + own.to(tl.int64) * tokens + within, mask=real, other=0)
         left = tl.load(slots + pair // EACH, mask=real, other=-1)
         target = (begin + within if GATHERS else pair).to(tl.int64)
-        sums = low + (begin + within).to(tl.int64) * (PIECES * RANKS)
-        further = tokens.to(tl.int64) * (EACH * PIECES * RANKS)  # numbers of a part
+        source = (begin + within).to(tl.int64)  # rows of `low`
         lowest = tl.program_id(1) * OUTPUTS
         column = lowest + tl.arange(0, OUTPUTS)
         slot = tl.max(left, 0)
@@ -160,24 +149,10 @@ def expand_members(
                     matrix = numbers + slot.to(tl.int64) * capacity
                     matrix += tl.load(entry + 3).to(tl.int64) * _UNIT
                     there = (column >= begins) & (column < ends)
-                    for r in range(0, ranks, DEPTH):
-                        rank = r + tl.arange(0, DEPTH)
-                        known = rank < ranks
-                        v = tl.zeros([ROWS, DEPTH], tl.float32)
-                        for part in tl.static_range(PARTS):
-                            v += tl.load(
-                                sums[:, None] + (part * further + block * RANKS + rank)[None, :],
-                                mask=mine[:, None] & known[None, :],
-                                other=0.0,
-                            )
-                        b = tl.load(
-                            matrix
-                            + (column - begins)[:, None].to(tl.int64) * ranks
-                            + rank[None, :],
-                            mask=there[:, None] & known[None, :],
-                            other=0.0,
-                        )
-                        total = tl.dot(v.to(b.dtype), tl.trans(b), total, input_precision="ieee")
+                    total = add_product(
+                        *(total, low, source, block, tokens * EACH, PARTS, matrix),
+                        *(column - begins, mine, there, ranks, PIECES, RANKS, ROWS, DEPTH, True),
+                    )
             where = out + target[:, None] * outputs + column[None, :]
             stored = mine[:, None] & (column < outputs)[None, :]
             y = tl.load(where, mask=stored, other=0.0).to(tl.float32) + total
