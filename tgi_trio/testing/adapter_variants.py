@@ -8,13 +8,14 @@ from typing import Any
 import torch
 
 from tgi_trio.shard.torch_backend.kernels import adapters, expert_adapters
+from tgi_trio.shard.torch_backend.layers.slotted_embeddings import COPIED
 from tgi_trio.shard.torch_backend.layers.slotted_experts import SPREAD
 from tgi_trio.shard.torch_backend.layers.slotted_linear import (
     RANKS_TOGETHER,
     AdapterTile,
     choose_adapter_tiles,
 )
-from tgi_trio.testing.variant import BF16, EVEN, F16, F32, I32, TYPES, Variant
+from tgi_trio.testing.variant import BF16, EVEN, F16, F32, I32, I64, TYPES, Variant
 
 
 def adapter_variants() -> Iterator[Variant]:
@@ -30,6 +31,12 @@ def adapter_variants() -> Iterator[Variant]:
     # Numbers of inputs and outputs that are not multiples of 16, as on some ranks.
     yield from _pair(BF16, "few", choose_adapter_tiles(BF16).few, 3, 64, even="")
     yield from _pair(BF16, "many", choose_adapter_tiles(BF16).many, 3, 64, even="")
+    yield Variant(
+        "place_embeddings bf16",
+        adapters.place_embeddings,
+        (BF16, I64, I64, BF16, I32, f"i32{EVEN}"),
+        {"RANKS": 64, "PADDED": 64, "BLOCK": COPIED},
+    )
     scalars = "i32", "i32"
     yield Variant(
         "spread_slots", expert_adapters.spread_slots, (I32, I32, *scalars), {"BLOCK": SPREAD}

@@ -16,6 +16,28 @@ from tgi_trio.shard.adapter_host import AnnouncingHost
 from tgi_trio.shard.contract import ShardSequence
 from tgi_trio.shard.runner import Runner
 
+_COMPRESSED = ["q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "o_proj"]
+# Linears around latents by family, but for those that expand latents: with queries that are
+# compressed or not, with an index, which has some of its own, with gates behind that, and without
+# experts.
+AROUND_LATENTS = {
+    "deepseek_v2": ["q_proj", "kv_a_proj_with_mqa", "o_proj"],
+    "deepseek_v3": _COMPRESSED,
+    "deepseek_v32": _COMPRESSED,
+    "hy_v4": [*_COMPRESSED, "self_attn.gate_proj"],
+    "minicpm3": [*_COMPRESSED, "gate_proj", "down_proj"],
+}
+
+# Rows of tokens that prompts have, by family: of an embedding that is the head as well and is
+# scaled, of an embedding alone, and of both.
+TOKEN_ROWS: dict[str, list[dict[str, Any]]] = {
+    "gemma2": [{"trainable_token_indices": [7, 3, 40]}, {"trainable_token_indices": [11]}],
+    "llama": [
+        {"trainable_token_indices": [7, 3, 40], "target_modules": ["q_proj"]},
+        {"trainable_token_indices": {"embed_tokens": [5, 9], "lm_head": [60, 2, 31]}},
+    ],
+}
+
 
 def write_adapter(base: Path, folder: Path, *, seed: int = 0, **config: Any) -> Path:
     """Have PEFT write an adapter with random matrices, magnitudes and biases; return `folder`.

@@ -9,7 +9,12 @@ from typing import Any
 
 import pytest
 
-from tests.shard.adapters.peft_support import adapted, install, write_adapter
+from tests.shard.adapters.peft_support import (
+    AROUND_LATENTS,
+    adapted,
+    install,
+    write_adapter,
+)
 from tests.shard.torch_backend.device_kinds import SMALL
 from tests.shard.torch_backend.interpreter import need_triton
 from tests.shard.torch_backend.models_support import BLOCK, generated, prompts, run, sequences
@@ -46,6 +51,7 @@ MORE: tuple[dict[str, Any], ...] = (
     *({"repetition_penalty": 1.3}, {}),
 )
 ASKED = [{"adapter": number, **more} for number, more in zip(ADAPTERS, MORE, strict=True)]
+KEPT = ("numbers", "directory", "tokens", "embeddings")  # of an adapter, each in memory of its own
 NONE: list[dict[str, Any]] = [asked | {"adapter": 0} for asked in ASKED]
 SERVED: dict[str, Any] = {"max_lora_rank": 16, "max_loaded_adapters": 3}
 Checkpoint = Callable[..., Path]
@@ -63,11 +69,12 @@ def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def write_three(base: Path, folder: Path) -> list[Path]:
-    """All linears of layers, queries alone with magnitudes, and a part with ranks of their own,
-    biases, and the head.
+    """All linears of layers and the embeddings of some tokens, queries alone with magnitudes, and
+    a part with ranks of their own, biases, and the head.
     """
+    tokens = sorted({*TEXTS[0][:8], *TEXTS[3][:8]})
     configs: tuple[dict[str, Any], ...] = (
-        {"r": 16},
+        {"r": 16, "trainable_token_indices": {"embed_tokens": tokens}},
         {"r": 1, "target_modules": ["q_proj"], "use_dora": True},
         {
             "r": 3,
@@ -180,7 +187,8 @@ def test_each_linear_takes_two_launches_more(llama: Any) -> None:
             run(runner, rows)
             launches.append(device.counts.launches.copy())
     more = launches[0] - launches[1]
-    assert more == {"shrink_rows": 5, "expand_rows": 5}  # of each of four, and of the head
+    # Of each of four, and of the head; and one for all embeddings.
+    assert more == {"shrink_rows": 5, "expand_rows": 5, "place_embeddings": 1}
 
 
 def test_guesses_have_the_adapter_of_their_row(llama: Any) -> None:
@@ -241,15 +249,19 @@ def test_memory_that_adapters_came_by_is_that_of_later_ones(llama: Any) -> None:
         host.load(AdapterOrder(10, folders[0]))  # and has been dropped before it was there
         kept = device.counts.pinned
         assert not device.counts.unpinned
-    assert 0 < kept <= 2 * len(("being loaded", "being copied")) * len(("numbers", "directory"))
+    assert 0 < kept <= 2 * len(("being loaded", "being copied")) * len(KEPT)
 
 
-@pytest.mark.parametrize("family", ["gpt2", "phi3", "falcon"])
+@pytest.mark.parametrize("family", ["gpt2", "phi3", "falcon", "minicpm3"])
 def test_pairs_of_fused_matrices(checkpoint: Checkpoint, tmp_path: Path, family: str) -> None:
-    """One A for queries, keys and values, or for gate and up, however they are stored."""
+    """One A for queries, keys and values, or for gate and up, however they are stored; and those
+    around latents.
+    """
+    targets = AROUND_LATENTS.get(family, "all-linear")
     base = checkpoint(family, **({"n_layer": 1} if family == "gpt2" else SMALL))
     folders = [
-        write_adapter(base, tmp_path / str(r), seed=r, r=r, use_dora=r > 1) for r in (4, 3, 1)
+        write_adapter(base, tmp_path / str(r), seed=r, r=r, use_dora=r > 1, target_modules=targets)
+        for r in (4, 3, 1)
     ]
     expected = on_cpu(base, folders, ASKED, **SERVED)
     with StandInDevice() as device:

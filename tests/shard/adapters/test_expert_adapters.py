@@ -341,8 +341,8 @@ def test_room_for_what_named_adapters_need(checkpoint: Checkpoint, tmp_path: Pat
         ([plain], False, 2, ()),
         ([plain, dora], False, 2, ("gains",)),
         ([plain, experts], False, 7, ("experts",)),
-        ([plain], True, 64, ("head", "gains")),
-        ([experts], True, 64, ("experts", "head", "gains")),
+        ([plain], True, 64, ("head", "gains", "tokens")),
+        ([experts], True, 64, ("experts", "head", "gains", "tokens")),
     ):
         needs = find_needs(folders, spec, 64, grows=grows)
         assert (needs.rank, needs.scope.words()) == (rank, words)

@@ -10,6 +10,8 @@ import pytest
 import torch
 
 from tests.shard.adapters.peft_support import (
+    AROUND_LATENTS,
+    TOKEN_ROWS,
     PeftGolden,
     adapted,
     check,
@@ -176,6 +178,40 @@ def test_gates_that_are_cut_at_a_bound(checkpoint: Checkpoint, tmp_path: Path) -
         run(runner, rows, chunk=9, joins=2)
         for row in rows:
             check(golden, recorder, row, 2e-3)
+
+
+@pytest.mark.parametrize("family", TOKEN_ROWS)
+def test_rows_of_tokens(checkpoint: Checkpoint, tmp_path: Path, family: str) -> None:
+    """Beside LoRA, of two adapters and none in one batch."""
+    base = checkpoint(family, **FITTING[family])
+    configs = TOKEN_ROWS[family]
+    folders = [write_adapter(base, tmp_path / str(i), seed=i, **c) for i, c in enumerate(configs)]
+    golden = PeftGolden(base, folders)
+    tokens = {3, 5, 7, 9, 11, 40}
+    some = [[*sorted(tokens), *prompt] for prompt in PROMPTS[:5]]
+    with cpu_runner(base, max_lora_rank=4, cores=(0, 0)) as (runner, recorder):
+        for number, folder in enumerate(folders, start=1):
+            install(runner, number, folder)
+        rows = adapted(sequences(some, new=NEW), [1, 0, 2, 1, 2])
+        run(runner, rows, chunk=9, joins=2)
+        for row in rows:
+            check(golden, recorder, row)
+
+
+@pytest.mark.parametrize("family", AROUND_LATENTS)
+def test_latents(checkpoint: Checkpoint, tmp_path: Path, family: str) -> None:
+    """Linears around latents; see `AROUND_LATENTS`."""
+    base = checkpoint(family, **COMPRESSED[family])
+    config = {"target_modules": AROUND_LATENTS[family]}
+    folders = [write_adapter(base, tmp_path / str(r), seed=r, r=r, **config) for r in (4, 3)]
+    golden = PeftGolden(base, folders)
+    with cpu_runner(base, max_lora_rank=4, cores=(0, 0)) as (runner, recorder):
+        for number, folder in enumerate(folders, start=1):
+            install(runner, number, folder)
+        rows = adapted(sequences(PROMPTS[:4], new=NEW), [1, 0, 2, 1])
+        run(runner, rows, chunk=9, joins=2)
+        for row in rows:
+            check(golden, recorder, row)
 
 
 @pytest.fixture(scope="module")

@@ -10,6 +10,8 @@ import pytest
 import torch
 
 from tests.shard.adapters.peft_support import (
+    AROUND_LATENTS,
+    TOKEN_ROWS,
     PeftGolden,
     adapted,
     check,
@@ -53,6 +55,7 @@ ATTENTION = {  # of mixtures of experts: what is around them
     "minimax_m3_vl_text": ["q_proj", "k_proj", "o_proj"],  # an index has some of its own
     "qwen3_moe": ["q_proj", "v_proj"],
     "laguna": ["q_proj", "o_proj", "g_proj"],
+    **AROUND_LATENTS,
 }
 
 
@@ -86,6 +89,18 @@ def test_every_family(serve: Callable[..., Any], family: str) -> None:
     alone = sequences(PROMPTS[:1], new=NEW)
     run(runner, alone)
     assert not torch.allclose(recorder.logits(alone[0].id)[0], found)  # else nothing is shown
+
+
+@pytest.mark.parametrize("family", TOKEN_ROWS)
+def test_rows_of_tokens(serve: Callable[..., Any], family: str) -> None:
+    """Beside LoRA, of two adapters and none in one batch."""
+    runner, recorder, golden = serve(family, *TOKEN_ROWS[family])
+    tokens = {3, 5, 7, 9, 11, 40}
+    some = [[*sorted(tokens), *prompt] for prompt in PROMPTS[:5]]
+    rows = adapted(sequences(some, new=NEW), [1, 0, 2, 1, 2])
+    run(runner, rows, chunk=9, joins=2)
+    for row in rows:
+        check(golden, recorder, row)
 
 
 def test_the_whole_of_the_format(serve: Callable[..., Any]) -> None:

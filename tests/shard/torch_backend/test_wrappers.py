@@ -254,7 +254,7 @@ def test_adapters_may_name_modules_as_the_whole_does(wrapped: Any) -> None:
     for place in ("model.language_model.", "language_model.model.", "model."):
         pair = Pair(place + name, half, other, ("a", "b"), 1.0)
         adapter = Adapter(AdapterConfig(folder, {}), {pair.module: pair})
-        (site,) = map_adapter(adapter, spec)
+        (site,) = map_adapter(adapter, spec).linears
         assert site == Site(1, "output")
 
 

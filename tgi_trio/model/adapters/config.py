@@ -30,7 +30,8 @@ _HARMLESS: Final = frozenset(
     "alpha_pattern auto_mapping base_model_name_or_path corda_config eva_config exclude_modules "
     "fan_in_fan_out inference_mode layers_pattern layers_to_transform loftq_config lora_alpha "
     "lora_dropout megatron_core peft_version qalora_group_size r rank_pattern revision "
-    "runtime_config target_modules target_parameters task_type use_rslora".split()
+    "runtime_config target_modules target_parameters task_type trainable_token_indices "
+    "use_rslora".split()
 )
 # Fields with the only values allowed.
 _ALLOWED: Final[Mapping[str, tuple[object, ...]]] = {
@@ -45,7 +46,7 @@ _ALLOWED: Final[Mapping[str, tuple[object, ...]]] = {
 _MERGED: Final[Mapping[str, tuple[object, ...]]] = {
     "ensure_weight_tying": (True, False),
 }
-_NAMING: Final = frozenset({"modules_to_save", "trainable_token_indices"})  # may name anything
+_NAMING: Final = frozenset({"modules_to_save"})  # may name anything
 _RELEASE: Final = re.compile(r"(\d{1,4})\.(\d{1,4})(?:\.(\d{1,4}))?(?!\d)")
 _UNMERGED: Final = frozenset({"target_parameters"})  # served beside others alone
 

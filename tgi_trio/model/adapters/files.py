@@ -31,6 +31,7 @@ _WORDS: Final = {
     Kind.ADDED_BIAS: "bias of lora_B",
     Kind.BIAS: "bias",
     Kind.WEIGHT: "weight",
+    Kind.ROWS: "trainable_tokens_delta",
 }
 
 Named = tuple[str, StoredTensor]  # with its name in the file
@@ -86,12 +87,23 @@ class Pair:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenRows:
+    """Rows that replace those of an embedding or a head, `trainable_token_indices` of PEFT."""
+
+    module: str
+    tokens: tuple[int, ...]  # different ones
+    rows: StoredTensor  # [n, width], in the order of `tokens`
+    name: str  # of it in the file
+
+
+@dataclass(frozen=True, slots=True)
 class Adapter:
     """An adapter as described by its files."""
 
     config: AdapterConfig
     pairs: Mapping[str, Pair]  # by module
     experts: Mapping[str, ExpertsPair] = field(default_factory=dict)  # likewise
+    token_rows: Mapping[str, TokenRows] = field(default_factory=dict)  # likewise
 
     @property
     def folder(self) -> Path:
@@ -130,15 +142,17 @@ def read_adapter(folder: Path) -> Adapter:
     if refused := refused + unknown:
         raise ModelLoadError(
             f"{folder} cannot be served because of {', '.join(refused)}: only LoRA and DoRA of "
-            f"linear layers are. {config.advise()}"
+            f"linear layers and rows of tokens are. {config.advise()}"
         )
     if not modules:
         raise ModelLoadError(f"{folder / WEIGHTS} holds no tensors")
+    rows = {name: _token_rows(config, name, modules.pop(name)) for name in _with_rows(modules)}
     whole = {name: parts for name, parts in modules.items() if _OF_EXPERTS.search(name)}
     return Adapter(
         config,
         {name: _pair(config, name, modules[name]) for name in modules if name not in whole},
         {name: _experts_pair(config, name, parts) for name, parts in whole.items()},
+        rows,
     )
 
 
@@ -151,6 +165,7 @@ def _classify(config: AdapterConfig, name: str) -> tuple[Kind | None, str]:
         Kind.MAGNITUDE: bool(values.get("use_dora")),
         Kind.ADDED_BIAS: bool(values.get("lora_bias")),
         Kind.BIAS: of_head or values.get("bias") in ("all", "lora_only"),
+        Kind.ROWS: bool(values.get("trainable_token_indices")),
         Kind.WEIGHT: of_head,  # PEFT writes what it finds there
     }
     found = ((kind, module) for kind, module in find_kinds(name) if announced.get(kind, False))
@@ -202,6 +217,29 @@ def _experts_pair(config: AdapterConfig, module: str, parts: Mapping[Kind, Named
             "which do not fit each other"
         )
     return ExpertsPair(module, a, b, (name_a, name_b))
+
+
+def _with_rows(modules: Mapping[str, Mapping[Kind, Named]]) -> list[str]:
+    """Return the modules of which there are rows."""
+    return [name for name, parts in modules.items() if Kind.ROWS in parts]
+
+
+def _token_rows(config: AdapterConfig, module: str, parts: Mapping[Kind, Named]) -> TokenRows:
+    """Return a module's rows; raises ModelLoadError unless they fit the configuration."""
+    _check_parts(config, module, parts, (Kind.ROWS,))
+    if more := parts.keys() - {Kind.ROWS}:
+        raise ModelLoadError(
+            f"{config.folder / WEIGHTS} holds {_WORDS[more.pop()]} beside rows of tokens of "
+            f"{module}: both together are not served. {config.advise()}"
+        )
+    name, rows = parts[Kind.ROWS]
+    tokens = tuple(config.token_indices(module))
+    if len(rows.shape) != 2 or rows.shape[0] != len(tokens) or len({*tokens}) != len(tokens):
+        raise ModelLoadError(
+            f"{name} of {config.folder} is {list(rows.shape)}, and {CONFIG} names {len({*tokens})} "
+            f"different tokens of {module}"
+        )
+    return TokenRows(module, tokens, rows, name)
 
 
 def _check_parts(

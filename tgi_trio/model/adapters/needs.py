@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tgi_trio.model.adapters.files import read_adapter
-from tgi_trio.model.adapters.sites import AdapterScope, find_rank, find_scope, map_adapter
+from tgi_trio.model.adapters.sites import AdapterScope, map_adapter
 from tgi_trio.model.specs.decoder import DecoderSpec
 
 
@@ -24,14 +24,14 @@ def find_needs(
 ) -> AdapterNeeds:
     """Return what these adapters need; their headers alone are read.
 
-    `grows`: others of up to `max_rank` may be loaded later, which may change the head, and have
-    gains, but change experts only if one of these does: these take most of the room. Raises
-    ModelLoadError as `read_adapter` and `map_adapter` do.
+    `grows`: others of up to `max_rank` may be loaded later, which may change the head and
+    embeddings of tokens, and have gains, but change experts only if one of these does: these take
+    most of the room. Raises ModelLoadError as `read_adapter` and `map_adapter` do.
     """
     rank = max_rank if grows else 1
-    words = {"head", "gains"} if grows else set[str]()
+    words = {"head", "gains", "tokens"} if grows else set[str]()
     for folder in folders:
         found = map_adapter(read_adapter(folder), spec, max_rank)
-        rank = max(rank, find_rank(found))
-        words.update(find_scope(found).words())
+        rank = max(rank, found.rank)
+        words.update(found.scope.words())
     return AdapterNeeds(rank, AdapterScope.of(words))

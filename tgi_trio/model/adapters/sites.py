@@ -14,16 +14,17 @@ from typing import Final, Literal
 
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.adapters.experts import WholePair, has_own_experts, place_experts
-from tgi_trio.model.adapters.files import Adapter, Pair
+from tgi_trio.model.adapters.files import Adapter, Pair, TokenRows
 from tgi_trio.model.adapters.tensor_kinds import Kind
 from tgi_trio.model.matrices.decoder import layer_refs, outer_refs
 from tgi_trio.model.matrices.references import LinearRef, MatrixRef
-from tgi_trio.model.matrices.roles import ExpertsRefs, MlpRefs
+from tgi_trio.model.matrices.roles import AttentionRefs, ExpertsRefs, MlpRefs
 from tgi_trio.model.specs.decoder import DecoderSpec
 from tgi_trio.model.wrappers import text_name
 
 Role = Literal[
     "qkv",
+    "query up",
     "output",
     "inner",
     "down",
@@ -35,7 +36,12 @@ Role = Literal[
     "head",
 ]
 _NAMED: Final = 8  # most modules listed in an error message
-_WORDS: Final = {"experts": "experts", "gains": "magnitudes (DoRA) or biases", "head": "the head"}
+_WORDS: Final = {
+    "experts": "experts",
+    "gains": "magnitudes (DoRA) or biases",
+    "head": "the head",
+    "tokens": "embeddings of tokens",
+}
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -59,6 +65,7 @@ class AdapterScope:
     experts: bool = True
     head: bool = True
     gains: bool = True  # with DoRA and biases
+    tokens: bool = True  # some rows of the embedding
 
     @classmethod
     def of(cls, words: Collection[str]) -> AdapterScope:
@@ -76,10 +83,11 @@ class AdaptedLinear:
 
     linear: LinearRef
     pairs: tuple[Pair | None, ...]  # one for each piece; None: it is unchanged
+    rows: TokenRows | None = None  # of a head, in place of pairs: some of its rows
 
 
 EVERYTHING: Final = AdapterScope()
-NOTHING: Final = AdapterScope(experts=False, head=False, gains=False)
+NOTHING: Final = AdapterScope(experts=False, head=False, gains=False, tokens=False)
 
 
 def adaptable_linears(
@@ -88,9 +96,10 @@ def adaptable_linears(
     """Yield the linears of a decoder that adapters may change, in the order of computation.
 
     But the first linears of all experts come before all second ones. Excluded are linears of
-    routers, of mixers, of blocks shared by layers, of layers with cross-attention to images, around
-    latent attention, and of attention to one key per token; experts stored as one matrix, or added
-    after the next layer's MLP; and a head that is more than a linear of the hidden states.
+    routers, of mixers, of blocks shared by layers, of layers with cross-attention to images, those
+    that expand latents to keys and values, and of attention to one key per token; experts stored as
+    one matrix, or added after the next layer's MLP; and a head that is more than a linear of the
+    hidden states.
     """
     for site, linear in _list_linears(spec):
         if (scope.experts or not site.of_expert) and (scope.head or site.role != "head"):
@@ -113,8 +122,10 @@ def _linears_of_layer(spec: DecoderSpec, index: int) -> Iterator[tuple[Site, Lin
     if refs.shared is not None or refs.crossing is not None:
         return
     attention = refs.attention
-    if attention is not None and attention.latent is None and attention.shared_key is None:
+    if attention is not None and attention.shared_key is None:
         yield Site(index, "qkv"), attention.qkv
+        if (query_up := find_query_up(attention)) is not None:
+            yield Site(index, "query up"), query_up
         yield Site(index, "output"), attention.output
     if isinstance(refs.mlp, MlpRefs):
         yield Site(index, "inner"), refs.mlp.inner
@@ -132,6 +143,15 @@ def _linears_of_layer(spec: DecoderSpec, index: int) -> Iterator[tuple[Site, Lin
             yield Site(index, "expert down", i), expert.down
 
 
+def find_query_up(attention: AttentionRefs) -> LinearRef | None:
+    """Return the linear that expands compressed queries, if adapters may change it.
+
+    They may not where one matrix has queries and gates by turns (`LatentSpec.doubled`).
+    """
+    latent = attention.latent
+    return None if latent is None or latent.gate_up is not None else latent.query_up
+
+
 def adapts_head(spec: DecoderSpec) -> bool:
     """Return whether a decoder's head is a single linear of the hidden states."""
     return not (spec.normalised_head or spec.added_tokens or spec.embedding_width)
@@ -146,19 +166,46 @@ def find_module(spec: DecoderSpec, site: Site, matrix: MatrixRef) -> str:
     return spec.names.head if site.role == "head" else matrix.name.removesuffix(".weight")
 
 
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What an adapter changes of a decoder."""
+
+    linears: Mapping[Site, AdaptedLinear]
+    embedded: TokenRows | None  # rows of the embedding
+
+    @property
+    def rank(self) -> int:
+        """The largest rank; each row that is replaced counts as one."""
+        pairs = [pair for linear in self.linears.values() for pair in linear.pairs]
+        rows = [self.embedded, *(linear.rows for linear in self.linears.values())]
+        ranks = [pair.rank for pair in pairs if pair is not None]
+        return max(ranks + [len(each.tokens) for each in rows if each is not None])
+
+    @property
+    def scope(self) -> AdapterScope:
+        """The scope that they need."""
+        pairs = [pair for linear in self.linears.values() for pair in linear.pairs]
+        return AdapterScope(
+            experts=any(site.of_expert for site in self.linears),
+            head=any(site.role == "head" for site in self.linears),
+            gains=any(pair.vectors for pair in pairs if pair is not None),
+            tokens=self.embedded is not None,
+        )
+
+
 def map_adapter(
     adapter: Adapter,
     spec: DecoderSpec,
     max_rank: int | None = None,
     scope: AdapterScope = EVERYTHING,
-) -> Mapping[Site, AdaptedLinear]:
+) -> Changes:
     """Return an adapter's changes of a decoder.
 
     Raises ModelLoadError for modules that cannot be adapted here (all are named), for matrices of
     another shape, for a rank above `max_rank`, and for what is beyond `scope`.
     """
     named = {text_name(module): pair for module, pair in adapter.pairs.items()}
-    left = {*adapter.pairs, *adapter.experts}
+    left = {*adapter.pairs, *adapter.experts, *adapter.token_rows}
     whole = place_experts(adapter, spec) if adapter.experts else {}
     left.difference_update(each.pair.module for each in whole.values())
     found: dict[Site, AdaptedLinear] = {}
@@ -174,37 +221,33 @@ def map_adapter(
                 left.discard(pair.module)
         if site.of_expert:
             pairs = _pair_expert(adapter, site, linear, pairs, whole)
+        rows = None
+        if site.role == "head":
+            rows = find_head_rows(adapter, spec)
+            if rows is not None and not any(pairs):
+                left.discard(rows.module)
+                found[site] = AdaptedLinear(linear, tuple(pairs), rows)
+                continue
         if any(pairs):
             found[site] = AdaptedLinear(linear, tuple(pairs))
+    embedded = find_embedded_rows(adapter, spec)
+    if embedded is not None and (not spec.tied_head or head_site(spec) in found):
+        left.discard(embedded.module)
     if left:
         raise ModelLoadError(_refuse_modules(adapter, sorted(left), spec))
-    rank = find_rank(found)
-    if max_rank is not None and rank > max_rank:
+    changes = Changes(found, embedded)
+    if max_rank is not None and changes.rank > max_rank:
         raise ModelLoadError(
-            f"{adapter.folder} has the rank {rank}; at most {max_rank} is served (--max-lora-rank)"
+            f"{adapter.folder} has the rank {changes.rank}, or rows of so many tokens; at most "
+            f"{max_rank} is served (--max-lora-rank)"
         )
-    if beyond := set(find_scope(found).words()) - set(scope.words()):
+    if beyond := set(changes.scope.words()) - set(scope.words()):
         raise ModelLoadError(
             f"{adapter.folder} changes {' and '.join(_WORDS[each] for each in sorted(beyond))}, "
             "and this server has set memory aside for adapters of linears alone: name an adapter "
             "that does so at its start (--lora-adapters), and it is set aside for all"
         )
-    return found
-
-
-def find_rank(found: Mapping[Site, AdaptedLinear]) -> int:
-    """Return the largest rank of an adapter's changes."""
-    return max(pair.rank for linear in found.values() for pair in linear.pairs if pair is not None)
-
-
-def find_scope(found: Mapping[Site, AdaptedLinear]) -> AdapterScope:
-    """Return the scope that an adapter's changes need."""
-    pairs = [pair for linear in found.values() for pair in linear.pairs if pair is not None]
-    return AdapterScope(
-        experts=any(site.of_expert for site in found),
-        head=any(site.role == "head" for site in found),
-        gains=any(pair.vectors for pair in pairs),
-    )
+    return changes
 
 
 def _pair_expert(
@@ -267,3 +310,37 @@ def _refuse_modules(adapter: Adapter, modules: list[str], spec: DecoderSpec) -> 
         f"here{outer}: of {spec.family} models {', '.join(kinds) or 'nothing'} can be. "
         f"{adapter.config.advise()}"
     )
+
+
+def find_embedded_rows(adapter: Adapter, spec: DecoderSpec) -> TokenRows | None:
+    """Return the rows of the embedding that an adapter has, if they can be replaced.
+
+    Raises ModelLoadError for misfits.
+    """
+    if spec.embedding_width or spec.added_tokens or spec.normalised_embedding:
+        return None
+    return _find_rows(adapter, spec, spec.names.embedding)
+
+
+def find_head_rows(adapter: Adapter, spec: DecoderSpec) -> TokenRows | None:
+    """Return the rows of the head that an adapter has, which may be those of the embedding.
+
+    Raises ModelLoadError for misfits.
+    """
+    names = spec.names
+    return _find_rows(adapter, spec, names.embedding if spec.tied_head else names.head)
+
+
+def _find_rows(adapter: Adapter, spec: DecoderSpec, module: str) -> TokenRows | None:
+    bare = module.removeprefix(spec.names.base)
+    named = {text_name(name): rows for name, rows in adapter.token_rows.items()}
+    rows = named.get(module) or named.get(bare)
+    if rows is None:
+        return None
+    if rows.rows.shape[1] != spec.hidden_size or max(rows.tokens) >= spec.vocab_size:
+        raise ModelLoadError(
+            f"{rows.name} of {adapter.folder} is {list(rows.rows.shape)}, for tokens up to "
+            f"{max(rows.tokens)}; the model has {spec.vocab_size} tokens of {spec.hidden_size} "
+            "numbers: the adapter is made for another base"
+        )
+    return rows

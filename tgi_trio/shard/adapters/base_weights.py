@@ -51,6 +51,12 @@ class BaseWeights:
             return np.zeros(matrix.rows, np.float32)
         return self._open().vector(matrix.bias, matrix.rows)
 
+    def read_row(self, matrix: MatrixRef, index: int) -> Floats:
+        """Return a row [columns] of a matrix; raises ModelLoadError."""
+        ((_, values),) = self._read(matrix, slice(index, index + 1), lambda: None)
+        row: Floats = values[0].copy()
+        return row
+
     def measure_rows(
         self, matrix: MatrixRef, rows: slice, a: Floats, b: Floats, rest: Callable[[], None]
     ) -> Floats:

@@ -27,20 +27,20 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tgi_trio.errors import ModelLoadError
-from tgi_trio.model.adapters.files import Adapter, Named, Pair, read_adapter
+from tgi_trio.model.adapters.files import Adapter, Named, Pair, TokenRows, read_adapter
 from tgi_trio.model.adapters.sites import (
     EVERYTHING,
     AdaptedLinear,
     AdapterScope,
     Site,
-    find_rank,
     map_adapter,
 )
 from tgi_trio.model.adapters.tensor_kinds import Kind
 from tgi_trio.model.checkpoint_files import StoredTensor
-from tgi_trio.model.matrices.references import MatrixRef, Share
+from tgi_trio.model.matrices.references import LinearRef, MatrixRef, Share
 from tgi_trio.model.specs.decoder import DecoderSpec
 from tgi_trio.shard.adapters.base_weights import BaseWeights
 from tgi_trio.shard.adapters.known_norms import KnownNorms, Rows
@@ -66,12 +66,21 @@ class AdapterPart:
 
 
 @dataclass(frozen=True, slots=True)
+class EmbeddedRows:
+    """Embeddings of some tokens, in place of the model's: as stored, before they are scaled."""
+
+    tokens: NDArray[np.int64]  # [n], ascending
+    rows: Floats  # [n, width]
+
+
+@dataclass(frozen=True, slots=True)
 class AdapterNumbers:
     """One rank's part of an adapter."""
 
     sha256: bytes  # of its files
     rank: int  # the largest rank of its modules
     sites: Mapping[Site, tuple[AdapterPart, ...]]  # each is read when it is asked for
+    embedded: EmbeddedRows | None = None
 
 
 def read_adapter_numbers(
@@ -95,7 +104,7 @@ def read_adapter_numbers(
     reading its `sites` raises it for tensors with infinite values or NaN, and as `base` does.
     """
     adapter = read_adapter(folder)
-    mapped = map_adapter(adapter, spec, max_rank, scope)
+    changes = map_adapter(adapter, spec, max_rank, scope)
     contents = [_read_bytes(path) for path in adapter.files]
     digest = hashlib.sha256(b"".join(hashlib.sha256(each).digest() for each in contents)).digest()
     if expected and digest != expected:
@@ -104,8 +113,13 @@ def read_adapter_numbers(
             "in another voice. Load them under another name"
         )
     norms = {} if known is None else known.of(digest)
-    sites = _Sites(adapter, mapped, contents[1], share, base, norms, adds_biases=adds_biases)
-    return AdapterNumbers(digest, find_rank(mapped), sites)
+    linears, embedded = changes.linears, None
+    sites = _Sites(adapter, linears, contents[1], share, base, norms, adds_biases=adds_biases)
+    if (rows := changes.embedded) is not None:
+        order = np.argsort(rows.tokens)
+        values = _read_tensor(adapter, (rows.name, rows.rows), contents[1])
+        embedded = EmbeddedRows(np.array(rows.tokens, np.int64)[order], values[order])
+    return AdapterNumbers(digest, changes.rank, sites, embedded)
 
 
 class _Sites(Mapping[Site, tuple[AdapterPart, ...]]):
@@ -136,6 +150,8 @@ class _Sites(Mapping[Site, tuple[AdapterPart, ...]]):
     def __getitem__(self, site: Site) -> tuple[AdapterPart, ...]:
         """Raises ModelLoadError, naming the tensor, for infinite values and NaN."""
         linear = self._mapped[site]
+        if linear.rows is not None:
+            return (self._read_head_rows(linear.linear, linear.rows),)
         biased = self._adds_biases or not linear.linear.partial
         modules: dict[str, _Module] = {}
         parts: list[AdapterPart] = []
@@ -162,6 +178,17 @@ class _Sites(Mapping[Site, tuple[AdapterPart, ...]]):
 
     def __len__(self) -> int:
         return len(self._mapped)
+
+    def _read_head_rows(self, head: LinearRef, rows: TokenRows) -> AdapterPart:
+        """Return rows of a head: A has what is added to each, and B where it belongs."""
+        (piece,) = head.pieces
+        a = _read_tensor(self._adapter, (rows.name, rows.rows), self._content)
+        for i, token in enumerate(rows.tokens):
+            a[i] -= self._base.read_row(piece.matrix, token)
+        b = np.zeros((piece.matrix.rows, len(a)), np.float32)
+        b[rows.tokens, np.arange(len(a))] = 1.0
+        spans = piece.outputs.spans(self._share(piece.outputs))
+        return AdapterPart(a, np.concatenate([b[span] for span in spans]), 0)
 
     def _read_module(self, pair: Pair, matrix: MatrixRef) -> _Module:
         self._rest()

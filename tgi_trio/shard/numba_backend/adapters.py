@@ -14,9 +14,9 @@ from tgi_trio.model.adapters.sites import EVERYTHING, AdapterScope
 from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.matrices.references import every_unit
 from tgi_trio.shard.adapter_host import LoadedAdapter
-from tgi_trio.shard.adapters.numbers import AdapterPart
+from tgi_trio.shard.adapters.numbers import AdapterPart, EmbeddedRows
 from tgi_trio.shard.adapters.reader import AdapterReader
-from tgi_trio.shard.checkpoint.numbers import Floats, to_bfloat16
+from tgi_trio.shard.checkpoint.numbers import Floats, to_bfloat16, to_float32
 from tgi_trio.shard.numba_backend.arena import Arena, address
 from tgi_trio.shard.numba_backend.operations.adapted import AdaptedSite
 from tgi_trio.shard.numba_backend.program import Program
@@ -31,6 +31,7 @@ class _Loaded:
     nbytes: int
     sites: NDArray[np.int64]  # [sites, 6] as `kernels/adapters.py` reads them
     held: Sequence[NDArray[Any]]  # keeps alive what their addresses point to
+    embedded: EmbeddedRows | None  # scaled as the model's
 
 
 class NumbaAdapters:
@@ -62,14 +63,24 @@ class NumbaAdapters:
             for facts, site in zip(table, self._operations.sites, strict=True):
                 if parts := numbers.sites.get(site.site):
                     facts[:] = packing.pack(site, parts)
-        nbytes = sum(each.nbytes for each in packing.held)
-        return _Loaded(numbers.sha256, numbers.rank, nbytes, table, packing.held)
+        nbytes, embedded = sum(each.nbytes for each in packing.held), numbers.embedded
+        if embedded is not None:
+            nbytes += embedded.tokens.nbytes + embedded.rows.nbytes
+            embedded = self._scale(embedded)
+        return _Loaded(numbers.sha256, numbers.rank, nbytes, table, packing.held, embedded)
+
+    def _scale(self, embedded: EmbeddedRows) -> EmbeddedRows:
+        """Return embeddings as the operation that looks up the model's would write them."""
+        rows, scale = embedded.rows, np.array([self._reader.spec.embedding_scale], np.float32)
+        if self._storage.bf16:
+            rows, scale = (to_float32(to_bfloat16(values)) for values in (rows, scale))
+        return EmbeddedRows(embedded.tokens, rows * scale)
 
     def install(self, number: int, loaded: LoadedAdapter) -> None:
         if not isinstance(loaded, _Loaded):
             raise TypeError(f"{type(loaded).__name__} was loaded by another host")
         self._installed[number] = loaded
-        self._operations.install(number, loaded.sites)
+        self._operations.install(number, loaded.sites, loaded.embedded)
 
     def drop(self, number: int) -> None:
         self._operations.drop(number)
@@ -86,6 +97,9 @@ class _Packing:
 
     def pack(self, site: AdaptedSite, parts: Sequence[AdapterPart]) -> tuple[int, ...]:
         """Pack everything of a site; return its record, see `kernels/adapters.py`."""
+        gains, offsets = self._pack_factors(site, parts)
+        if not site.paired and any(part.start % PANEL for part in parts):
+            parts = [_join(parts)]
         ranks = [self._whole_steps(len(part.a)) for part in parts]
         starts = np.cumsum([0, *ranks]).tolist()
         a = np.zeros((starts[-1], site.inputs), np.float32)
@@ -97,7 +111,6 @@ class _Packing:
         self.held.append(pieces)
         for piece, (panel, *halves) in zip(pieces, found, strict=True):
             piece[:] = self._pack_piece(starts, panel, *halves)
-        gains, offsets = self._pack_factors(site, parts)
         return address(packed), len(packed), address(pieces), len(pieces), gains, offsets
 
     def _pack_piece(self, starts: Sequence[int], panel: int, first: _Half, second: _Half) -> Any:
@@ -156,6 +169,19 @@ class _Packing:
 
     def _whole_steps(self, rank: int) -> int:
         return rank + -rank % self._storage.step
+
+
+def _join(parts: Sequence[AdapterPart]) -> AdapterPart:
+    """Return parts that share panels as one, without gains and offsets, from the first panel on.
+
+    Its B has zeros where a part's A changes nothing.
+    """
+    b = np.zeros((parts[-1].start + len(parts[-1].b), sum(len(p.a) for p in parts)), np.float32)
+    rank = 0
+    for part in parts:
+        b[part.start : part.start + len(part.b), rank : rank + len(part.a)] = part.b
+        rank += len(part.a)
+    return AdapterPart(np.concatenate([part.a for part in parts]), b, 0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -215,15 +215,16 @@ class Forward:
         if self._neighbours is not None:
             self._neighbours.receive(hidden)
         self._first, adapted = 0, self.program.adapted
-        self._adapters = tokens.adapters
+        self._adapters, embedded = tokens.adapters, None
         if tokens.adapters is not None and adapted is not None:
             self._first, runs = adapted.first, adapted.runs(tokens.adapters)
             step["runs"], step["run_count"] = address(runs.table), len(runs.table)
             step["run_of"], step["factors"] = address(runs.of_tokens), runs.factors
             self._held = tokens, ids, turns, runs
+            embedded = adapted.find_embedded(tokens.ids, tokens.adapters)
         first = self._first
-        if tokens.features is not None or self.taps:
-            first = self._run_to_stops(tokens)
+        if tokens.features is not None or self.taps or embedded is not None:
+            first = self._run_to_stops(tokens, embedded)
         logits = self._operate(first, wanted)
         if self._neighbours is not None:
             self._neighbours.send(hidden)
@@ -242,14 +243,19 @@ class Forward:
         ids[features.places] = own.image_token
         return ids
 
-    def _run_to_stops(self, tokens: Tokens) -> int:
+    def _run_to_stops(
+        self, tokens: Tokens, embedded: tuple[NDArray[np.int64], Floats] | None
+    ) -> int:
         """Run up to where hidden states are last changed or kept; return the next operation.
 
-        Features are written after the embedding, and added after layers.
+        `embedded`: see `AdaptedOperations.find_embedded`. Features are written after the embedding,
+        and added after layers.
         """
         step, first, hidden = self._step, self._first, self._hidden
         # the operation before which to stop, and what to do there
         stops: list[tuple[int, Callable[[], None]]] = []
+        if embedded is not None:
+            stops.append((first + 1, partial(hidden.__setitem__, *embedded)))
         if (features := tokens.features) is not None:
             places = features.places
             stops.append((first + 1, partial(hidden.__setitem__, places, features.rows)))

@@ -289,8 +289,11 @@ class ProgramBuilder:
     def _attention(self, refs: LayerRefs, attention: AttentionRefs, layer: LayerSpec) -> None:
         """Add everything after the norm that was added last, with what is parallel to it."""
         feeder = len(self.writer.rows) - 1
-        if attention.latent is not None:  # adapters change none of its layers
-            says = self._heads.attend_latents(self._index, attention, attention.latent, layer)
+        if attention.latent is not None:
+            says = self._heads.attend_latents(
+                self._index, attention, attention.latent, layer, self.sites
+            )
+            self.sites.add("output", attention.output, says)
             self._branch(attention.output, says, refs.attention_post_norm)
             return
         self.sites.add("qkv", attention.qkv, Buffer.NORMED)

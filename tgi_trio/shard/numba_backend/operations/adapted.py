@@ -14,6 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tgi_trio.model.adapters.sites import Site
+from tgi_trio.shard.adapters.numbers import EmbeddedRows
+from tgi_trio.shard.checkpoint.numbers import Floats
 from tgi_trio.shard.numba_backend.arena import address
 from tgi_trio.shard.numba_backend.tables import FACTORS, OPERATION, Buffer, Code, Form
 from tgi_trio.shard.numba_backend.weight_layout import LANES
@@ -22,7 +24,8 @@ if TYPE_CHECKING:
     from tgi_trio.shard.numba_backend.adapter_kernels import AdapterKernels
 
 _PLAIN_ROWS = -2  # stands for a row that there is in the second copy alone
-_PIECES = 4  # most pieces of a site: query, key, value, and gates of attention
+# Operations whose results can also be written as numbers for SHRINK.
+_WRITE_PLAIN = (Code.NORM, Code.QUANTISE, Code.PASS_ON, Code.COMPRESS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +39,7 @@ class AdaptedSite:
     outputs: int
     paired: bool  # 16 rows of gate and 16 of up alternate
     feeder: int  # the operation that writes its activations
+    pieces: int  # matrices that the linear layer is made of
     # Of an expert's first linear: the ARRANGE that sorts its activations, and whether that sorts
     # codes, beside which they are needed as numbers.
     arranged: int = -1
@@ -62,8 +66,10 @@ class AdaptedOperations:
         self.sites = sites
         self.kernels: AdapterKernels | None = None
         padded = -(-(max_rank + 1) // 2) * 2  # pairs of bfloat16
-        self.low_width = -(-_PIECES * padded // LANES) * LANES
+        pieces = max((site.pieces for site in sites), default=0)
+        self.low_width = -(-pieces * padded // LANES) * LANES
         self._loaded: dict[int, NDArray[np.int64]] = {}  # [sites, 6], by number
+        self._embedded: dict[int, EmbeddedRows] = {}  # by number
         self._has_factors: dict[int, bool] = {}  # whether these have gains or offsets
         self._arranging = {site.arranged for site in sites} - {-1}
         self.first = len(base)  # the first operation of the second copy
@@ -110,7 +116,7 @@ class AdaptedOperations:
             if row in self._arranging:
                 table[place]["by_member"] = 1
         for place, (row, _) in enumerate(self._order, self.first):
-            if row in feeds and table[row]["code"] in (Code.NORM, Code.QUANTISE, Code.PASS_ON):
+            if row in feeds and table[row]["code"] in _WRITE_PLAIN:
                 table[place]["forms"] |= Form.PLAIN
                 if table[row]["code"] == Code.QUANTISE:
                     table[place]["target"] = Buffer.ACTIVE
@@ -119,14 +125,39 @@ class AdaptedOperations:
         """Return the index in the second copy of an operation in the first."""
         return self.first + next(i for i, (own, _) in enumerate(self._order) if own == row)
 
-    def install(self, number: int, sites: NDArray[np.int64]) -> None:
-        """Let steps use an adapter; `sites` as `kernels/adapters.py` reads them."""
+    def install(
+        self, number: int, sites: NDArray[np.int64], embedded: EmbeddedRows | None = None
+    ) -> None:
+        """Let steps use an adapter; `sites` as `kernels/adapters.py` reads them.
+
+        `embedded`: what the embeddings of some tokens are with it, scaled.
+        """
+        if embedded is not None:
+            self._embedded[number] = embedded
         self._loaded[number] = sites
         self._has_factors[number] = bool(sites[:, FACTORS:].any())
 
     def drop(self, number: int) -> None:
         self._loaded.pop(number, None)
         self._has_factors.pop(number, None)
+        self._embedded.pop(number, None)
+
+    def find_embedded(
+        self, ids: NDArray[np.int32], adapters: NDArray[np.int32]
+    ) -> tuple[NDArray[np.int64], Floats] | None:
+        """Return the places of a step's tokens whose embeddings are adapters' own, with these.
+
+        int64 [n] and float32 [n, hidden]; None if there are none.
+        """
+        places, rows = [], []
+        for number in {*adapters.tolist()} & self._embedded.keys():
+            own = self._embedded[number]
+            at = np.flatnonzero((adapters == number) & np.isin(ids, own.tokens))
+            places.append(at)
+            rows.append(own.rows[np.searchsorted(own.tokens, ids[at])])
+        if not any(map(len, places)):
+            return None
+        return np.concatenate(places), np.concatenate(rows)
 
     def runs(self, adapters: NDArray[np.int32]) -> Runs:
         """Return the runs of a step, whose tokens have these adapters."""

@@ -47,6 +47,7 @@ class SiteRecorder:
                 outputs=sum(each.outputs.size * len(each.outputs.starts) for each in linear.pieces),
                 paired=paired,
                 feeder=row - 1 if feeder is None else feeder,
+                pieces=len(linear.pieces),
                 arranged=arranged,
                 coded=coded,
             )

@@ -14,6 +14,7 @@ from tgi_trio.model.matrices.roles import AttentionRefs, LatentRefs
 from tgi_trio.model.specs.decoder import DecoderSpec, HeadSizes, LayerSpec
 from tgi_trio.shard.linear_biases import alibi_slopes
 from tgi_trio.shard.numba_backend.head_order import head_order, needs_order
+from tgi_trio.shard.numba_backend.operations.adapted_sites import SiteRecorder
 from tgi_trio.shard.numba_backend.operations.gates import add_gates
 from tgi_trio.shard.numba_backend.operations.index import add_choice, keep_log_scales
 from tgi_trio.shard.numba_backend.operations.latents import LatentShape, add_queries, add_values
@@ -74,7 +75,12 @@ class AttentionWriter:
         return {"width": self._width_of(layer)} if is_padded(self._spec, layer) else {}
 
     def attend_latents(
-        self, index: int, refs: AttentionRefs, latent: LatentRefs, layer: LayerSpec
+        self,
+        index: int,
+        refs: AttentionRefs,
+        latent: LatentRefs,
+        layer: LayerSpec,
+        sites: SiteRecorder,
     ) -> Buffer:
         """Add latent attention, with its first linear layer; return the buffer of the result."""
         spec, own, before = self._spec, self._spec.index_of(layer), len(self._writer.rows) - 1
@@ -91,6 +97,7 @@ class AttentionWriter:
             latent,
             shape,
             layer.rotary,
+            sites,
             bf16=self._bf16,
             norms={
                 "query": self._norms.keep_weight(latent.query_norm),

@@ -9,12 +9,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tgi_trio.model.adapters.sites import find_query_up
 from tgi_trio.model.matrices.references import LinearRef, every_unit
 from tgi_trio.model.matrices.roles import AttentionRefs, LatentRefs
 from tgi_trio.model.specs.decoder import DecoderSpec, IndexSpec, LatentSpec, RotarySpec
 from tgi_trio.shard.checkpoint.lookup import read_linear
 from tgi_trio.shard.checkpoint.numbers import Floats, to_bfloat16, to_float32
 from tgi_trio.shard.numba_backend.head_order import head_order
+from tgi_trio.shard.numba_backend.operations.adapted_sites import SiteRecorder
 from tgi_trio.shard.numba_backend.operations.gates import add_gates
 from tgi_trio.shard.numba_backend.operations.mixtures import pad_to_panel
 from tgi_trio.shard.numba_backend.operations.writer import OperationWriter
@@ -104,6 +106,7 @@ def add_queries(
     latent: LatentRefs,
     shape: LatentShape,
     rotary: RotarySpec | None,
+    sites: SiteRecorder,
     *,
     bf16: bool,
     norms: dict[str, int],
@@ -112,11 +115,12 @@ def add_queries(
 ) -> None:
     """Add everything from the layer's norm, added last, up to ATTEND.
 
-    `norms`: addresses of the weights of "query" and "latent"; `choose`: adds the choice of an
-    index, by the row that writes compressed queries, if it reads these; `fields`: of TURN. Raises
-    ModelLoadError as the weights do.
+    `sites`: records its linear layers. `norms`: addresses of the weights of "query" and "latent";
+    `choose`: adds the choice of an index, by the row that writes compressed queries, if it reads
+    these; `fields`: of TURN. Raises ModelLoadError as the weights do.
     """
     spec, width, source = shape.spec, shape.projected_width, Buffer.PROJECTED
+    sites.add("qkv", refs.qkv, Buffer.NORMED)
     writer.linear(refs.qkv, Buffer.NORMED, Buffer.PROJECTED)
     reads_input = shape.index is not None and shape.index.reads_input
     if choose is not None and reads_input:
@@ -130,6 +134,8 @@ def add_queries(
         )
         if latent.gate_up is not None:
             writer.linear(latent.gate_up, Buffer.MIXED, Buffer.DECAYS, feeder=feeder)
+        if (query_up := find_query_up(refs)) is not None:
+            sites.add("query up", query_up, Buffer.MIXED, feeder=feeder)
         writer.linear(latent.query_up, Buffer.MIXED, Buffer.QKV, feeder=feeder)
         source, facts["query_width"] = Buffer.QKV, shape.query_width
     for name in ("rank", "plain_dim", "rotary_dim"):

@@ -28,10 +28,12 @@ from tgi_trio.shard.machine.accelerator import free_bytes, is_accelerator, recor
 from tgi_trio.shard.sampling.choosing import choice_positions
 from tgi_trio.shard.torch_backend.adapters.torch_adapters import find_mixtures, wrap_layers
 from tgi_trio.shard.torch_backend.batch_invariance import apparent_rows
+from tgi_trio.shard.torch_backend.layers.adapted import PackedRows
 from tgi_trio.shard.torch_backend.layers.adapter_layout import ENTRY, PackedAdapter, SlotLayout
 from tgi_trio.shard.torch_backend.layers.grouped_experts import GroupedExperts
 from tgi_trio.shard.torch_backend.layers.linear import Linear
 from tgi_trio.shard.torch_backend.layers.mlp import ExpertsMlp
+from tgi_trio.shard.torch_backend.layers.slotted_embeddings import SlottedEmbeddings
 from tgi_trio.shard.torch_backend.layers.slotted_experts import SlottedExperts, first_places
 from tgi_trio.shard.torch_backend.layers.slotted_linear import (
     FEW_TOKENS,
@@ -62,11 +64,13 @@ class _Loaded:
     sha256: bytes
     rank: int
     packed: PackedAdapter  # on the host
-    loan: PinnedLoan | None  # owns its pinned memory; None without an accelerator
+    embedded: PackedRows | None  # likewise; None: there is no room for such
+    loan: PinnedLoan | None  # owns their pinned memory; None without an accelerator
 
     @property
     def nbytes(self) -> int:
-        return self.packed.nbytes
+        own = 0 if self.embedded is None else sum(each.nbytes for each in self.embedded)
+        return self.packed.nbytes + own
 
 
 class DeviceAdapters:
@@ -98,7 +102,8 @@ class DeviceAdapters:
         )
         self._dtype, self._device = dtype, device
         self._layout = SlotLayout(decoder.spec, share, max_rank, scope)
-        self.nbytes = slots * self._layout.bytes_per_slot(dtype)
+        embedded = self._layout.ranks * (decoder.spec.hidden_size * dtype.itemsize + 8)
+        self.nbytes = slots * (self._layout.bytes_per_slot(dtype) + embedded * scope.tokens)
         if is_accelerator(device):
             _check_room(self.nbytes, device, slots, max_rank)
         self._memory = SlotMemory(
@@ -107,6 +112,10 @@ class DeviceAdapters:
             self._layout.ranks,
             invariant,
         )
+        self._embeddings: SlottedEmbeddings | None = None
+        if scope.tokens:
+            self._embeddings = SlottedEmbeddings(self._memory, decoder.spec.hidden_size)
+            decoder.change_embedded = self._embeddings
         self._kinds = choose_adapter_tiles(dtype)
         self._linears: list[SlottedLinear] = []
         wrap_layers(decoder, self._wrap)
@@ -136,11 +145,16 @@ class DeviceAdapters:
     def load(self, order: AdapterOrder) -> LoadedAdapter:
         with self._reader.open(order) as numbers:
             packed = self._layout.pack(numbers, self._dtype)
+        embedded: PackedRows | None = None
+        if self._embeddings is not None:
+            embedded = self._embeddings.pack(numbers.embedded)
         loan: PinnedLoan | None = None
         if is_accelerator(self._device):
             loan = self._pinned.lend()
             packed = PackedAdapter(loan.keep(packed.numbers), loan.keep(packed.directory))
-        return _Loaded(numbers.sha256, numbers.rank, packed, loan)
+            if embedded is not None:
+                embedded = loan.keep(embedded[0]), loan.keep(embedded[1])
+        return _Loaded(numbers.sha256, numbers.rank, packed, embedded, loan)
 
     def install(self, number: int, loaded: LoadedAdapter) -> None:
         """Begin to copy an adapter to a slot; raises TgiTrioError if none is free."""
@@ -153,6 +167,8 @@ class DeviceAdapters:
             packed, memory = loaded.packed, self._memory
             memory.numbers[slot, : len(packed.numbers)].copy_(packed.numbers, non_blocking=True)
             memory.directory[slot].copy_(packed.directory, non_blocking=True)
+            if self._embeddings is not None and loaded.embedded is not None:
+                self._embeddings.install(slot, loaded.embedded)
             self._keep_until_copied(loaded)
         self._unawaited.add(slot)
         self._slots[number] = slot
@@ -219,6 +235,8 @@ class DeviceAdapters:
         for linear in self._linears:
             for kind in self._kinds:
                 linear.compile(kind)
+        if self._embeddings is not None:
+            self._embeddings.compile(self._kinds.few)
         for mixture in self._mixtures:
             for kind in self._kinds:
                 mixture.compile_changes(kind)

@@ -34,6 +34,7 @@ from tgi_trio.shard.contract import StepPlan
 from tgi_trio.shard.torch_backend.layers.adapted import (
     AdaptedLinear,
     AdapterTable,
+    PackedRows,
     PackedSites,
     packed_bytes,
 )
@@ -78,6 +79,7 @@ class _Loaded:
     rank: int
     nbytes: int
     packed: PackedSites
+    embedded: PackedRows | None
 
 
 class TorchAdapters:
@@ -108,6 +110,8 @@ class TorchAdapters:
         if scope.experts:
             for index, mixture in find_mixtures(decoder):
                 self._wrap_experts(index, mixture)
+        if scope.tokens:
+            decoder.change_embedded = self.table
         if scope.head and adapts_head(decoder.spec):
             head = AdaptedLinear(decoder.head, head_site(decoder.spec), self.table)
             decoder.choose_head = lambda: head if self.table.chosen else head.base
@@ -116,15 +120,22 @@ class TorchAdapters:
     def load(self, order: AdapterOrder) -> LoadedAdapter:
         with self._reader.open(order) as numbers:
             packed = self.table.pack(numbers, self._dtype)
-        return _Loaded(numbers.sha256, numbers.rank, packed_bytes(packed), packed)
+        size, rows = packed_bytes(packed), None
+        if (own := numbers.embedded) is not None:
+            rows = self.table.pack_rows(own, self._dtype)
+            size += sum(each.nbytes for each in rows)
+        return _Loaded(numbers.sha256, numbers.rank, size, packed, rows)
 
     def install(self, number: int, loaded: LoadedAdapter) -> None:
         if not isinstance(loaded, _Loaded):
             raise TypeError(f"{type(loaded).__name__} was loaded by another host")
         self.table.packed[number] = loaded.packed
+        if loaded.embedded is not None:
+            self.table.embedded[number] = loaded.embedded
 
     def drop(self, number: int) -> None:
         self.table.packed.pop(number, None)
+        self.table.embedded.pop(number, None)
 
     def begin(self, plan: StepPlan) -> None:
         self.table.begin(plan)
@@ -161,9 +172,11 @@ def wrap_layers(decoder: Decoder, wrap: Callable[[Site, Linear], Linear]) -> Non
         attention = layer.attention
         if layer.shared is not None:
             continue
-        plain = attention is not None and not attention.latent and not attention.shared_key
-        if attention is not None and plain:
+        if attention is not None and attention.shared_key is None:
             attention.qkv = wrap(Site(index, "qkv"), attention.qkv)
+            latent = attention.latent
+            if latent is not None and latent.query_up is not None and latent.gate_up is None:
+                latent.query_up = wrap(Site(index, "query up"), latent.query_up)
             attention.output = wrap(Site(index, "output"), attention.output)
         if isinstance(layer.mlp, DenseMlp):
             layer.mlp.up = wrap(Site(index, "inner"), layer.mlp.up)

@@ -138,6 +138,34 @@ def expand_rows(
 
 
 @triton.jit
+def place_embeddings(
+    x,  # [tokens, width], contiguous: changed in place
+    token_ids,  # int64 [tokens]
+    tokens,  # int64 [slots, RANKS]: those of which adapters have embeddings; -1: none
+    rows,  # [slots, RANKS, width]: these embeddings
+    tiles,  # int32 [programs, 3]: slot, first token, tokens
+    width,
+    RANKS: tl.constexpr,
+    PADDED: tl.constexpr,  # RANKS rounded up to a power of two
+    BLOCK: tl.constexpr,  # numbers that are copied at once
+):
+    """Write the embedding that the adapter of a token has for it, if it has one."""
+    slot = tl.load(tiles + 3 * tl.program_id(0)).to(tl.int64)
+    if tl.program_id(1) < tl.load(tiles + 3 * tl.program_id(0) + 2):
+        at = (tl.load(tiles + 3 * tl.program_id(0) + 1) + tl.program_id(1)).to(tl.int64)
+        place = tl.arange(0, PADDED)
+        own = tl.load(tokens + slot * RANKS + place, mask=place < RANKS, other=-1)
+        found = tl.max(tl.where(own == tl.load(token_ids + at), place, -1), 0)
+        if found >= 0:
+            source = rows + (slot * RANKS + found) * width
+            for k in range(0, width, BLOCK):
+                column = k + tl.arange(0, BLOCK)
+                inside = column < width
+                value = tl.load(source + column, mask=inside)
+                tl.store(x + at * width + column, value, mask=inside)
+
+
+@triton.jit
 def find_start(piece: tl.constexpr, second, third, starts):
     """Return where a piece's outputs begin. Three are in registers, which loads would spill."""
     if piece == 0:

@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 
 from tgi_trio.model.adapters.sites import Site
-from tgi_trio.shard.adapters.numbers import AdapterNumbers
+from tgi_trio.shard.adapters.numbers import AdapterNumbers, EmbeddedRows
 from tgi_trio.shard.checkpoint.numbers import Floats
 from tgi_trio.shard.contract import StepPlan
 from tgi_trio.shard.sampling.choosing import choice_positions
@@ -39,6 +39,7 @@ class TorchPart:
 
 
 PackedSites = Mapping[Site, Sequence[TorchPart]]
+PackedRows = tuple[torch.Tensor, torch.Tensor]  # tokens int64 [n], and their embeddings [n, width]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +57,7 @@ class AdapterTable:
 
     device: torch.device
     packed: dict[int, PackedSites] = field(default_factory=dict)
+    embedded: dict[int, PackedRows] = field(default_factory=dict)  # of adapters that have such
     runs: Sequence[_Run] = ()
     chosen: Sequence[_Run] = ()  # of the rows that the head reads
     of_tokens: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
@@ -82,6 +84,18 @@ class AdapterTable:
             alone = torch.from_numpy(single).to(self.device) if len(single) else None
             runs.append(_Run(number, alone, spans))
         self.runs = runs
+
+    @property
+    def used(self) -> bool:
+        return bool(self.runs)
+
+    def __call__(self, token_ids: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        """Implements `ChangeEmbedded`."""
+        for number in {run.adapter for run in self.runs} & self.embedded.keys():
+            tokens, rows = self.embedded[number]
+            own = torch.from_numpy(self.of_tokens == number).to(self.device)
+            x = place_embedded(x, token_ids, own, tokens, rows)
+        return x
 
     @contextmanager
     def choosing(self, places: NDArray[np.int64]) -> Iterator[None]:
@@ -121,8 +135,27 @@ class AdapterTable:
             for site, parts in numbers.sites.items()
         }
 
+    def pack_rows(self, embedded: EmbeddedRows, dtype: torch.dtype) -> PackedRows:
+        """Return embeddings in the form that steps use. Thread-safe."""
+        return torch.from_numpy(embedded.tokens).to(self.device), self._keep(embedded.rows, dtype)
+
     def _keep(self, values: Floats, dtype: torch.dtype) -> torch.Tensor:
         return torch.from_numpy(values).to(dtype).contiguous().to(self.device)
+
+
+def place_embedded(
+    x: torch.Tensor,
+    token_ids: torch.Tensor,
+    own: torch.Tensor,
+    tokens: torch.Tensor,
+    rows: torch.Tensor,
+) -> torch.Tensor:
+    """Return `x` [T, width] with an adapter's `rows` [n, width] in place of its `tokens` [n].
+
+    `own`, bool [T]: the step's tokens that have this adapter.
+    """
+    same = (token_ids[:, None] == tokens) & own[:, None]
+    return torch.where(same.any(1)[:, None], rows[same.int().argmax(1)], x)
 
 
 def packed_bytes(packed: PackedSites) -> int:

@@ -18,6 +18,19 @@ class Gathering(Protocol):
     def all_gather(self, x: torch.Tensor) -> torch.Tensor: ...
 
 
+class ChangeEmbedded(Protocol):
+    """Puts adapters' own embeddings in their places."""
+
+    @property
+    def used(self) -> bool:
+        """Whether a row of the present step has an adapter."""
+        ...
+
+    def __call__(self, token_ids: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        """Return embeddings [T, width] of the step's tokens [T], given those of the model, `x`."""
+        ...
+
+
 def embed(
     token_ids: torch.Tensor, rows: torch.Tensor, part: slice, ranks: Gathering | None
 ) -> torch.Tensor:

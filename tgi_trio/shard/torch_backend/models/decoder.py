@@ -29,7 +29,12 @@ from tgi_trio.shard.torch_backend.layers.residual import (
 )
 from tgi_trio.shard.torch_backend.layers.rotary import Rotary
 from tgi_trio.shard.torch_backend.layers.streams import Streams
-from tgi_trio.shard.torch_backend.layers.vocabulary import Gathering, embed, gather_logits
+from tgi_trio.shard.torch_backend.layers.vocabulary import (
+    ChangeEmbedded,
+    Gathering,
+    embed,
+    gather_logits,
+)
 from tgi_trio.shard.torch_backend.models.attending import RotaryTables, make_tables
 from tgi_trio.shard.torch_backend.models.beginning import Begin, Beginning, Begun
 from tgi_trio.shard.torch_backend.models.crossing import cross, look
@@ -105,6 +110,7 @@ class Decoder:
         self.beginning = Beginning(embedding, spec.embedding_scale, rotaries if plain else ())
         # Returns the head for a step in which rows have adapters; None: there are none.
         self.choose_head: Callable[[], Linear] | None = None
+        self.change_embedded: ChangeEmbedded | None = None  # likewise
         self.taps: tuple[int, ...] = ()  # layers whose inputs `forward` returns as well
         self._runner = LayerRunner(spec, layers, rotaries, ranks)
 
@@ -212,7 +218,8 @@ class Decoder:
         `StepPlan.rotary_positions`; `batch`: from `AttentionBackend.prepare`; `states`: needed if
         there are `state_shapes`.
         """
-        at_once = features is None and self.beginning.serves(positions)
+        changed = self.change_embedded is not None and self.change_embedded.used
+        at_once = features is None and not changed and self.beginning.serves(positions)
         begin: Begin = self.beginning if at_once else self.begin
         x, tables = begin(token_ids, positions, lengths)
         own = None
@@ -244,6 +251,8 @@ class Decoder:
         """Return the first layer's input [T, hidden] for tokens int64 [T]."""
         spec = self.spec
         x = embed(token_ids, self.embedding, self.vocabulary, self.ranks)
+        if self.change_embedded is not None and self.change_embedded.used:
+            x = self.change_embedded(token_ids, x)
         if spec.embedding_scale != 1.0:
             # Rounded to the dtype first, as Gemma was trained.
             x = x * torch.tensor(spec.embedding_scale, dtype=x.dtype)
