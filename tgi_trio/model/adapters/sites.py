@@ -237,9 +237,10 @@ def map_adapter(
         raise ModelLoadError(_refuse_modules(adapter, sorted(left), spec))
     changes = Changes(found, embedded)
     if max_rank is not None and changes.rank > max_rank:
+        of_tokens = any(len(each.tokens) == changes.rank for each in adapter.token_rows.values())
+        what = f"rows of {changes.rank} tokens" if of_tokens else f"the rank {changes.rank}"
         raise ModelLoadError(
-            f"{adapter.folder} has the rank {changes.rank}, or rows of so many tokens; at most "
-            f"{max_rank} is served (--max-lora-rank)"
+            f"{adapter.folder} has {what}; at most {max_rank} is served (--max-lora-rank)"
         )
     if beyond := set(changes.scope.words()) - set(scope.words()):
         raise ModelLoadError(
