@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -206,6 +207,23 @@ def test_another_base_a_large_rank_and_modules_that_are_not_there(adapter: Path)
         match=r"model\.layers\.7.* of llama models down_proj, ",
     ):
         read(adapter)
+
+
+def test_rows_of_a_tied_head_beside_its_matrices(adapter: Path) -> None:
+    """What replaces rows of an embedding does so in the head, and A and B are added to others."""
+    spec = replace(spec_of("llama"), tied_head=True)
+    rows = "base_model.model.model.embed_tokens.token_adapter.trainable_tokens_delta"
+    edit(adapter, trainable_token_indices={"embed_tokens": [1, 4]})
+    head = {
+        "base_model.model.lm_head.lora_A.weight": np.ones((2, spec.hidden_size), np.float32),
+        "base_model.model.lm_head.lora_B.weight": np.ones((spec.vocab_size, 2), np.float32),
+    }
+    change(adapter, **{rows: np.ones((2, spec.hidden_size), np.float32)})
+    changes = map_adapter(read_adapter(adapter), spec)
+    assert changes.embedded is not None and head_site(spec) in changes.linears
+    change(adapter, **head)
+    with pytest.raises(ModelLoadError, match=r"changes .*embed_tokens, which is not adapted"):
+        map_adapter(read_adapter(adapter), spec)
 
 
 def test_files_that_are_not_what_they_should_be(adapter: Path) -> None:

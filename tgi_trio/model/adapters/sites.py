@@ -231,12 +231,11 @@ def map_adapter(
         if any(pairs):
             found[site] = AdaptedLinear(linear, tuple(pairs))
     embedded = find_embedded_rows(adapter, spec)
-    head = found.get(head_site(spec))
-    with_head = head is not None and head.rows is not None  # not where it has A and B
-    if embedded is not None and spec.tied_head and not with_head:
-        left.add(embedded.module)
-    elif embedded is not None:
-        left.discard(embedded.module)
+    if embedded is not None:
+        head = found.get(head_site(spec))
+        with_head = head is not None and head.rows is not None  # not where it has A and B
+        move = left.add if spec.tied_head and not with_head else left.discard
+        move(embedded.module)
     if left:
         raise ModelLoadError(_refuse_modules(adapter, sorted(left), spec))
     changes = Changes(found, embedded)
