@@ -168,4 +168,5 @@ def scale_heads(
     there = (head < HEADS) & (dim < DIM)
     at = heads + token * stride + head * DIM + dim
     x = tl.load(at, mask=there, other=0.0).to(tl.float32) * scale.to(dtype).to(tl.float32)
+    tl.debug_barrier()  # all threads have read what is overwritten
     tl.store(at, x.to(dtype), mask=there)
