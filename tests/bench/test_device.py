@@ -319,6 +319,7 @@ def test_steps_that_decode_all_rows_and_nothing_else_are_steady() -> None:
     assert (found["ahead"], found["processor_share"], found["own_share"]) == (1.0, 1.0, 0.5)
 
 
+@pytest.mark.thorough
 @pytest.mark.system
 @pytest.mark.timeout(1500)
 def test_the_kit_runs_without_a_device(tmp_path: Path) -> None:

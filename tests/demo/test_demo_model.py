@@ -136,6 +136,7 @@ def test_tools_that_are_not_needed_are_left_alone(model: Any, tokenizer: Any) ->
     assert count_right(results) >= 0.8 * len(results)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("thinks", [False, True])
 def test_it_calls_tools_by_names_it_has_never_been_asked_with(
     model: Any, tokenizer: Any, thinks: bool

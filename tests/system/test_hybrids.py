@@ -53,6 +53,7 @@ HYBRIDS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.trio
 @pytest.mark.parametrize("family", HYBRIDS)
 async def test_a_hybrid_says_what_transformers_says_whatever_happens_to_it(

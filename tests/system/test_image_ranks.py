@@ -21,7 +21,7 @@ from tests.system.server import ServerProcess, serving
 from tgi_trio.testing.checkpoints import VOCAB_SIZE
 from tgi_trio.testing.wrapped_checkpoints import make_wrapped
 
-pytestmark = pytest.mark.system
+pytestmark = [pytest.mark.system, pytest.mark.thorough]
 
 MOST = 8  # tokens of an answer
 PAD, BEGIN, END = "<|image_pad|>", "<|vision_start|>", "<|vision_end|>"

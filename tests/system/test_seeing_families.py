@@ -24,7 +24,7 @@ from tests.system.server import serving
 from tgi_trio.testing.checkpoints import VOCAB_SIZE
 from tgi_trio.testing.wrapped_checkpoints import make_wrapped
 
-pytestmark = pytest.mark.system
+pytestmark = [pytest.mark.system, pytest.mark.thorough]
 
 MOST = 8  # tokens of an answer
 TEXTS = ["Look: ", " and then ", " so?"]
@@ -232,7 +232,6 @@ def expected(folder: Path, seen: Seen, model: Any, count: int) -> tuple[list[int
     return ids, found[0, len(ids) :].tolist()
 
 
-@pytest.mark.sampled(4)
 @pytest.mark.parametrize("family", sorted(FAMILIES))
 def test_ids_and_tokens_are_those_of_transformers(tmp_path: Path, family: str) -> None:
     import torch

@@ -75,6 +75,7 @@ def made(
     return name, source, said, arrays
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("case", FAMILIES)
 def test_tokens_and_logits_are_those_of_the_source(
     checkpoint: Callable[..., Path], tmp_path: Path, case: str

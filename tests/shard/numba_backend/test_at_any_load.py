@@ -57,6 +57,7 @@ def check_invariance(folder: Path, **options: Any) -> None:
             assert all(map(torch.equal, among, alone)), how
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_sequence_has_the_same_logits_alone_and_among_others(
     checkpoint: Checkpoint, family: str
@@ -64,6 +65,7 @@ def test_a_sequence_has_the_same_logits_alone_and_among_others(
     check_invariance(checkpoint(family, **FITTING[family]))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("numbers", NUMBERS)
 def test_of_other_numbers(checkpoint: Checkpoint, numbers: str) -> None:
     check_invariance(checkpoint("llama", **FITTING["llama"]), **NUMBERS[numbers])

@@ -109,6 +109,7 @@ def test_prompts_in_pieces_and_right_guesses(tmp_path: Path) -> None:
 
 
 # The second family keeps states, the third guesses from several of a token.
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("family", "backend"),
     [

@@ -221,6 +221,7 @@ def check_alone(
         assert not differing(runner, recorder, texts=texts)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_sequence_has_the_same_logits_alone_and_among_others(
     checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch, family: str

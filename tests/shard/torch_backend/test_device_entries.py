@@ -82,6 +82,7 @@ def test_decodes_and_chunks_of_prompts_are_recorded(
     assert all(layer.mlp.grouped for layer in runner.model.layers)
 
 
+@pytest.mark.thorough
 def test_launched_steps_wait_for_nothing(
     checkpoint: Checkpoint, expected: Any, device: StandInDevice
 ) -> None:
@@ -104,6 +105,7 @@ def test_guesses_end_runs_that_others_end_again(
     assert all(counts.replays == 1 for counts in ours.decodes)
 
 
+@pytest.mark.thorough
 def test_two_ranks_have_the_same_entries(
     checkpoint: Checkpoint, expected: Any, device: StandInDevice
 ) -> None:

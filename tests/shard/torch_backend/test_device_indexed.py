@@ -87,7 +87,7 @@ def test_launched_steps_wait_for_nothing(folder: Folder, family: str, products: 
         assert "score_units" in counts.launches and counts.launches["linear"] == products
 
 
-@pytest.mark.sampled(3, first=1)
+@pytest.mark.thorough
 @pytest.mark.parametrize("family", ["deepseek_v32", *WRAPPED])
 def test_guesses_see_what_an_index_chooses_for_each(folder: Folder, family: str) -> None:
     """As decodes of their own or, behind states, one after another: runs end among them."""
@@ -102,7 +102,7 @@ def test_guesses_see_what_an_index_chooses_for_each(folder: Folder, family: str)
     assert all(counts.replays == 1 for counts in ours.decodes)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.thorough
 @pytest.mark.parametrize("family", ["deepseek_v32", "glm_moe_dsa"])
 def test_layers_that_guess_have_an_index_as_well(tmp_path: Path, family: str) -> None:
     folder = counting(mtp_checkpoint(tmp_path, family, tie_word_embeddings=False))

@@ -70,6 +70,7 @@ def until_said(router: ScriptedRouter, count: int, *sequences: int) -> None:
     router.until(lambda _: all(len(router.tokens(s)) >= count for s in sequences))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("folder", "kind", "speculate"),
     [

@@ -175,6 +175,7 @@ SEVERAL: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("kind", SEVERAL.values(), ids=SEVERAL)
 def test_attention(kind: dict[str, Any], dtype: torch.dtype) -> None:

@@ -77,6 +77,7 @@ def differs(runner: Any, recorder: GreedyRecorder) -> bool:
     return not all(map(torch.equal, logits(runner, recorder, joins=2, chunk=5), alone))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_sequence_has_the_same_logits_alone_and_among_others(
     checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch, family: str

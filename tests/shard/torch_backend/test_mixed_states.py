@@ -62,6 +62,7 @@ FAMILIES = (
 )
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_step_with_prompts_is_one_launch(checkpoint: Callable[..., Path], family: str) -> None:
     folder, request = checkpoint(family), replace(REQUEST, max_prefill_tokens=BUDGET)
@@ -90,6 +91,7 @@ def test_more_rows_in_chunks_than_there_is_room_for_are_launched(
     assert {counts.replays for counts in ours.prefills} == {0, 1}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("family", ["lfm2", "qwen3_5_text", "bamba", "jamba", "recurrent_gemma"])
 def test_kernels_have_room_for_any_rows(
     checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, family: str

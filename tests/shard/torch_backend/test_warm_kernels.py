@@ -87,6 +87,7 @@ def device(
         yield stand_in
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("family", "graphs", "settings"),
     [
