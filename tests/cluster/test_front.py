@@ -80,6 +80,32 @@ async def test_a_stream_goes_on_where_its_replica_was_lost(cut: int) -> None:
         assert front.front.running == 0
 
 
+@pytest.mark.parametrize("alike", [True, False])
+async def test_a_stream_goes_on_at_no_other_model(
+    monkeypatch: pytest.MonkeyPatch, alike: bool
+) -> None:
+    monkeypatch.setattr(relay, "RESUME_SECONDS", 0.5)
+    async with fake_replicas(2) as replicas:
+        for number, each in enumerate(replicas.all):
+            each.info = {"model_id": "one" if alike else f"number {number}", "model_sha": None}
+        async with served_front(replicas.addresses, WITH_SECRET) as front:
+            for each in replicas.all:
+                each.tokens, each.pause = 8, 0.2
+
+            async def end_the_first() -> None:
+                while not any(each.began.is_set() for each in replicas.all):
+                    await trio.sleep(0.01)
+                await trio.sleep(0.5)  # the client has got events
+                next(each for each in replicas.all if each.began.is_set()).die()
+
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(end_the_first)
+                answer = await front.ask("POST", "/generate_stream", BODY)
+            assert (answer.body == WHOLE) == alike
+            assert front.count("resumed") == alike
+            assert (b"No replica could go on with it" in answer.body) != alike
+
+
 async def test_without_a_secret_a_stream_that_began_ends_with_an_error() -> None:
     async with fake_replicas(2) as replicas:
         async with served_front(replicas.addresses, FrontSettings()) as front:

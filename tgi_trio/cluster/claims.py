@@ -1,6 +1,6 @@
 """What replicas say that they serve, and where it differs from what the others say. Pure: no I/O.
 
-All replicas of a front must serve the same: a client is told, and a stream goes on, at any of them.
+All replicas of a front must serve the same: a client is told by any of them what it asks for.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ import orjson
 
 Claims = tuple[tuple[str, str], ...]  # pairs of a field of `/info` and its value as JSON
 
+_MODEL: Final = ("model_id", "model_sha")
 # What a client can tell two replicas apart by: models, names and limits.
 _FIELDS: Final = (
-    *("model_id", "model_sha", "adapters", "max_input_tokens", "max_total_tokens"),
+    *(*_MODEL, "adapters", "max_input_tokens", "max_total_tokens"),
     *("max_best_of", "max_stop_sequences", "max_client_batch_size"),
 )
 _SETTINGS: Final = ("served_model_names", "payload_limit", "max_top_n_tokens", "reasoning")
@@ -46,6 +47,12 @@ def differences(claims: Mapping[str, Claims]) -> dict[str, str]:
         return {}
     ((usual, _),) = Counter(told.values()).most_common(1)
     return {name: _compare(each, usual) for name, each in told.items() if each != usual}
+
+
+def serve_one_model(one: Claims | None, other: Claims | None) -> bool:
+    """Return whether a stream of one replica may go on at another, as far as both have said."""
+    mine, theirs = dict(one or ()), dict(other or ())
+    return all(mine[name] == theirs[name] for name in _MODEL if name in mine and name in theirs)
 
 
 def _compare(claims: Claims, usual: Claims) -> str:

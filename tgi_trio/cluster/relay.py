@@ -17,6 +17,7 @@ from typing import Final
 
 import trio
 
+from tgi_trio.cluster.claims import Claims, serve_one_model
 from tgi_trio.cluster.event_cutter import BadStream, EventCutter
 from tgi_trio.cluster.exchange import AnswerTooLarge, Exchange
 from tgi_trio.cluster.fleet import Fleet, Replica
@@ -88,6 +89,7 @@ class Relay:
         self._chain = prefix_chain(asked.body)
         self._cutter = EventCutter(MOST_HELD, told=bool(asked.internal))
         self._given = False  # whether the client has got events of the stream
+        self._claims: Claims | None = None  # of the replica where the stream began
         self._lost = 0  # replicas lost while they had the request
         self._exchange: Exchange | None = None
         self._end: Callable[[], None] | None = None  # uncounts it at its present replica
@@ -119,6 +121,8 @@ class Relay:
         """Return the same as `start`, or None if there is no answer now. Raises Unserved."""
         refusal: Answer | None = None
         for replica in self._fleet.candidates(self._chain):
+            if self._given and not serve_one_model(replica.claims, self._claims):
+                continue
             answer = await self._attempt(replica)
             if answer is None:
                 continue
@@ -137,6 +141,8 @@ class Relay:
             head = await exchange.ask(self._asked.at(self._cutter.emitted if self._given else None))
             kind = head.header(b"content-type")
             if head.status == 200 and kind.startswith(b"text/event-stream"):
+                if not self._given:
+                    self._claims = replica.claims
                 return Answer(head, None)
             answer = Answer(head, await exchange.rest())
             self.close()
