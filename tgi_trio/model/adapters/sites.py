@@ -221,15 +221,11 @@ def map_adapter(
                 left.discard(pair.module)
         if site.of_expert:
             pairs = _pair_expert(adapter, site, linear, pairs, whole)
-        rows = None
-        if site.role == "head":
-            rows = find_head_rows(adapter, spec)
-            if rows is not None and not any(pairs):
-                left.discard(rows.module)
-                found[site] = AdaptedLinear(linear, tuple(pairs), rows)
-                continue
-        if any(pairs):
-            found[site] = AdaptedLinear(linear, tuple(pairs))
+        rows = find_head_rows(adapter, spec) if site.role == "head" and not any(pairs) else None
+        if rows is not None:
+            left.discard(rows.module)
+        if rows is not None or any(pairs):
+            found[site] = AdaptedLinear(linear, tuple(pairs), rows)
     embedded = find_embedded_rows(adapter, spec)
     if embedded is not None:
         head = found.get(head_site(spec))

@@ -26,7 +26,9 @@ def read_seed(given: int | None) -> int | None:
     vLLM and llama.cpp mean that by -1. Other negative ones are the numbers of the same 64 bits, as
     for torch.
     """
-    return None if given is None or given == -1 else given % 2**64 if given < 0 else given
+    if given is None or given == -1:
+        return None
+    return given % 2**64 if given < 0 else given
 
 
 class StructuredOutputs(Struct, forbid_unknown_fields=True):
