@@ -132,11 +132,7 @@ def add_queries(
         feeder = _compress_queries(
             writer, spec, width, (norms["query"], latent.query_norm.eps), after
         )
-        if latent.gate_up is not None:
-            writer.linear(latent.gate_up, Buffer.MIXED, Buffer.DECAYS, feeder=feeder)
-        if (query_up := find_query_up(refs)) is not None:
-            sites.add("query up", query_up, Buffer.MIXED, feeder=feeder)
-        writer.linear(latent.query_up, Buffer.MIXED, Buffer.QKV, feeder=feeder)
+        _expand_queries(writer, refs, latent.query_up, latent.gate_up, sites, feeder)
         source, facts["query_width"] = Buffer.QKV, shape.query_width
     for name in ("rank", "plain_dim", "rotary_dim"):
         facts[name] = getattr(spec, name)
@@ -192,6 +188,22 @@ def _compress_queries(
     if spec.doubled:
         writer.add(Code.COMPRESS, outputs=2 * spec.query_rank, **compress)
     return _last(writer, Code.COMPRESS)
+
+
+def _expand_queries(
+    writer: OperationWriter,
+    refs: AttentionRefs,
+    query_up: LinearRef,
+    gate_up: LinearRef | None,
+    sites: SiteRecorder,
+    feeder: int,
+) -> None:
+    """Add the linears that read the compressed queries which the row `feeder` has written."""
+    if gate_up is not None:
+        writer.linear(gate_up, Buffer.MIXED, Buffer.DECAYS, feeder=feeder)
+    if (adapted := find_query_up(refs)) is not None:
+        sites.add("query up", adapted, Buffer.MIXED, feeder=feeder)
+    writer.linear(query_up, Buffer.MIXED, Buffer.QKV, feeder=feeder)
 
 
 def add_values(

@@ -102,8 +102,9 @@ class DeviceAdapters:
         )
         self._dtype, self._device = dtype, device
         self._layout = SlotLayout(decoder.spec, share, max_rank, scope)
-        embedded = self._layout.ranks * (decoder.spec.hidden_size * dtype.itemsize + 8)
-        self.nbytes = slots * (self._layout.bytes_per_slot(dtype) + embedded * scope.tokens)
+        width = decoder.spec.hidden_size if scope.tokens else 0  # of tokens' embeddings
+        self.nbytes = slots * self._layout.bytes_per_slot(dtype)
+        self.nbytes += SlottedEmbeddings.count_bytes(slots * self._layout.ranks, width, dtype)
         if is_accelerator(device):
             _check_room(self.nbytes, device, slots, max_rank)
         self._memory = SlotMemory(
@@ -112,22 +113,12 @@ class DeviceAdapters:
             self._layout.ranks,
             invariant,
         )
-        self._embeddings: SlottedEmbeddings | None = None
-        if scope.tokens:
-            self._embeddings = SlottedEmbeddings(self._memory, decoder.spec.hidden_size)
-            decoder.change_embedded = self._embeddings
+        self._embeddings = SlottedEmbeddings(self._memory, width) if width else None
+        decoder.change_embedded = self._embeddings
         self._kinds = choose_adapter_tiles(dtype)
         self._linears: list[SlottedLinear] = []
-        wrap_layers(decoder, self._wrap)
         self._mixtures: list[GroupedExperts] = []
-        if scope.experts:
-            for index, mixture in find_mixtures(decoder):
-                self._mixtures.append(self._change(index, mixture))
-        if scope.head and adapts_head(decoder.spec):
-            place, own = self._layout.places[head_site(decoder.spec)], decoder.head
-            head = SlottedLinear(own, place, self._memory, is_head=True)
-            self._linears.append(head)
-            decoder.choose_head = lambda: head if self._is_head_adapted() else own
+        self._wrap_decoder(decoder, scope)
         self._slots: dict[int, int] = {}  # by adapter
         self._free = list(reversed(range(slots)))
         self._unawaited: set[int] = set()  # slots with copies for which no step has waited yet
@@ -139,6 +130,18 @@ class DeviceAdapters:
         self._chosen = _NO_TILES  # of the rows that its head reads
         self._slots_of_tokens = _NO_SLOTS  # int64 [T], of the present step
         self._kind = self._kinds.few
+
+    def _wrap_decoder(self, decoder: Decoder, scope: AdapterScope) -> None:
+        """Put adapted parts in the place of the decoder's own."""
+        wrap_layers(decoder, self._wrap)
+        if scope.experts:
+            for index, mixture in find_mixtures(decoder):
+                self._mixtures.append(self._change(index, mixture))
+        if scope.head and adapts_head(decoder.spec):
+            place, own = self._layout.places[head_site(decoder.spec)], decoder.head
+            head = SlottedLinear(own, place, self._memory, is_head=True)
+            self._linears.append(head)
+            decoder.choose_head = lambda: head if self._is_head_adapted() else own
 
     # --- an `AdapterHost` ----------------------------------------------------------------------
 

@@ -27,9 +27,10 @@ class SlottedEmbeddings:
         self._tokens = torch.full((slots, memory.ranks), -1, device=numbers.device)
         self._rows = numbers.new_zeros((slots * memory.ranks, width))  # slot by slot
 
-    @property
-    def nbytes(self) -> int:
-        return self._tokens.nbytes + self._rows.nbytes
+    @staticmethod
+    def count_bytes(tokens: int, width: int, dtype: torch.dtype) -> int:
+        """Return the memory for this many tokens in all slots, before it is taken; `width` 0: 0."""
+        return 0 if not width else tokens * (torch.int64.itemsize + width * dtype.itemsize)
 
     @property
     def used(self) -> bool:
