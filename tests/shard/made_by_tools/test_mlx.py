@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -23,9 +24,15 @@ from tgi_trio.model.config import read_config
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def load_mlx(source: Path) -> Any:
+@pytest.fixture
+def utils() -> Any:
+    """mlx-lm's; its import would lower how many files this process and its children may open."""
+    with mock.patch("resource.setrlimit"):
+        return pytest.importorskip("mlx_lm.utils")
+
+
+def load_mlx(utils: Any, source: Path) -> Any:
     """Return mlx-lm's model of a checkpoint, and its config; newer names are not known to it."""
-    utils = pytest.importorskip("mlx_lm.utils")
     said = json.loads((source / "config.json").read_text())
     turning = said.get("rope_parameters", {})
     names = ("rope_theta", "partial_rotary_factor")
@@ -38,17 +45,16 @@ MODES = ("affine:2:32", "affine:3:64", "affine:5:64", "affine:8:32", "mxfp4:4:32
 
 
 @pytest.mark.parametrize("packed", [*MODES, "nvfp4:4:16"])
-def test_mlx(source: Path, tmp_path: Path, packed: str) -> None:
+def test_mlx(utils: Any, source: Path, tmp_path: Path, packed: str) -> None:
     """With embedding and head, and a module that differs."""
     core = pytest.importorskip("mlx.core")
-    utils = pytest.importorskip("mlx_lm.utils")
     mode, bits, group = packed.split(":")
 
     def choose(path: str, module: Any) -> Any:
         differs = path.endswith("layers.1.self_attn.q_proj")
         return {"group_size": 64, "bits": 6, "mode": "affine"} if differs else path != "lm_head"
 
-    model, config = load_mlx(source)
+    model, config = load_mlx(utils, source)
     quantised = utils.quantize_model(
         model, config, int(group), int(bits), mode, quant_predicate=choose
     )
@@ -76,14 +82,13 @@ LATENT = {"kv_lora_rank": 32, "qk_nope_head_dim": 32, "v_head_dim": 32, "q_lora_
 
 
 @pytest.mark.parametrize("family", CHANGED)
-def test_families_of_mlx(checkpoint: Make, tmp_path: Path, family: str) -> None:
+def test_families_of_mlx(utils: Any, checkpoint: Make, tmp_path: Path, family: str) -> None:
     """In 4 bits: tokens and logits are mlx-lm's own."""
     core = pytest.importorskip("mlx.core")
-    utils = pytest.importorskip("mlx_lm.utils")
     sizes: dict[str, Any] = {"hidden_size": 128}
     if family in ("deepseek_v3", "glm4_moe_lite", "mistral4"):
         sizes |= LATENT
-    model, config = load_mlx(checkpoint(family, **sizes))
+    model, config = load_mlx(utils, checkpoint(family, **sizes))
     model, config = utils.quantize_model(model, config, 32, 4)
     made = tmp_path / "made"
     utils.save_model(made, model)
