@@ -58,7 +58,12 @@ RULES: dict[str, Rule] = {
     "images.image_text": Rule(NOTHING, only=ours("msgspec")),  # the router reads by it as well
     "images.packed_frames": Rule(ours("images.image_text"), only=NOTHING),
     # The router counts with these.
-    "images.video_canvases": Rule(ours("errors"), only=ours("numpy")),
+    "images.video_canvas": Rule(ours("errors"), only=NOTHING),
+    "images.frame_canvases": Rule(ours("errors images.video_canvas"), only=ours("numpy")),
+    "images.patch_canvases": Rule(ours("images.video_canvas"), only=ours("numpy")),
+    "images.video_canvases": Rule(
+        ours("images.frame_canvases images.patch_canvases images.video_canvas"), only=NOTHING
+    ),
     "images.canvases": Rule(NOTHING, only=ours("numpy")),
     "images.kimi_k25": Rule(ours("errors images.canvases"), only=NOTHING),
     "images.lfm2": Rule(ours("errors images.canvases"), only=NOTHING),
@@ -69,7 +74,8 @@ RULES: dict[str, Rule] = {
         ours(
             "errors settings accepting descriptors file_watch sockets model.config "
             "model.image_families model.image_rules model.video_families logs ipc "
-            "images.image_text images.packed_frames images.canvases images.video_canvases "
+            "images.image_text images.packed_frames images.canvases images.video_canvas "
+            "images.frame_canvases images.patch_canvases images.video_canvases "
             "images.kimi_k25 images.lfm2 images.minimax_m3 images.step3p7"
         ),
         banned=MODEL,

@@ -1,4 +1,4 @@
-"""Decodes the frames of a video that are seen, and cuts them into patches.
+"""Decodes the frames of a video that are seen.
 
 A video is a file that FFmpeg's libraries read (PyAV), or some pictures one after the other, as they
 come in a `data:video/jpeg` URL (`pack_frames`). Files are decoded from their first frame on, up to
@@ -17,9 +17,10 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from tgi_trio.images.frame_cutting import choose_cutter
 from tgi_trio.images.packed_frames import unpack_frames
 from tgi_trio.images.tiling import Arrays
-from tgi_trio.images.video_canvases import Clip, VideoCanvas
+from tgi_trio.images.video_canvas import Clip, VideoCanvas
 
 Pixels = NDArray[np.uint8]
 # Demuxers of files: what is none could be a playlist, which names others to be opened.
@@ -45,12 +46,10 @@ def read_video(
     fps: float | None = None,
     num_frames: int | None = None,
 ) -> tuple[Arrays, Clip]:
-    """Return the patches of a video's frames, and what is known of it.
+    """Return the arrays of a video's frames (`frame_cutting.py`), and what is known of it.
 
     `fps` and `num_frames`: of the client, for `VideoCanvas.asked`; of pictures `fps` is how many
-    there are in a second, and all are seen. `pixel_values` are uint8 [patches, 3 * step * N], N
-    pixels of a channel of a patch in a frame; `image_grid_thw` [1, 3] says grids, rows and columns;
-    `seconds_per_grid` float32 [1]. Raises ValueError.
+    there are in a second, and all are seen. Raises ValueError.
     """
     pictures = unpack_frames(data)
     if pictures is not None:
@@ -113,19 +112,17 @@ def _chained(first: Pixels, others: Iterator[Pixels]) -> Iterator[Pixels]:
 
 def _cut(frames: Iterator[Pixels], clip: Clip, canvas: VideoCanvas, limits: VideoLimits) -> Arrays:
     """Return the arrays of frames, as many as the clip says, each resized."""
-    from PIL import Image
-
-    count, step, side, merge = len(clip.frames), canvas.step, canvas.patch, canvas.merge
-    rows, columns = canvas.fit(count, clip.height, clip.width)
-    grids, size = canvas.count_grids(count), (columns * canvas.unit, rows * canvas.unit)
-    patches, numbers = rows * columns * merge**2, 3 * step * side**2
-    if (nbytes := grids * patches * numbers) > limits.nbytes:
+    cutter = choose_cutter(canvas)
+    if (nbytes := cutter.count_bytes(clip)) > limits.nbytes:
         raise ValueError(
             f"its pixels take {nbytes} bytes, and there are {limits.nbytes} for all images "
             "(--image-memory): ask for fewer frames"
         )
-    found = np.empty((grids, patches, numbers), np.uint8)
-    group = np.empty((step, size[1], size[0], 3), np.uint8)
+    return cutter.cut(_checked(frames, clip), clip)
+
+
+def _checked(frames: Iterator[Pixels], clip: Clip) -> Iterator[Pixels]:
+    """Yield frames, all of one size and as many as there should be, or raise ValueError."""
     done = 0
     for frame in frames:
         if frame.shape[:2] != (clip.height, clip.width):
@@ -133,24 +130,10 @@ def _cut(frames: Iterator[Pixels], clip: Clip, canvas: VideoCanvas, limits: Vide
                 f"its frames are of several sizes: {clip.width} x {clip.height} and "
                 f"{frame.shape[1]} x {frame.shape[0]}"
             )
-        shown = Image.fromarray(frame)
-        if shown.size != size:
-            shown = shown.resize(size, Image.Resampling(canvas.resample))
-        group[done % step] = np.asarray(shown)
         done += 1
-        if done == count:
-            group[(done - 1) % step :] = group[(done - 1) % step]  # the last one is repeated
-        if done == count or done % step == 0:
-            parts = group.reshape(step, rows, merge, side, columns, merge, side, 3)
-            cut = parts.transpose(1, 4, 2, 5, 7, 0, 3, 6).reshape(patches, numbers)
-            found[(done - 1) // step] = cut
-    if done != count:
-        raise ValueError(f"it cannot be decoded: {done} of its {count} frames can")
-    return {
-        "pixel_values": found.reshape(-1, numbers),
-        "image_grid_thw": np.array([[grids, rows * merge, columns * merge]]),
-        "seconds_per_grid": np.array([step / clip.seen_rate], np.float32),
-    }
+        yield frame
+    if done != len(clip.frames):
+        raise ValueError(f"it cannot be decoded: {done} of its {len(clip.frames)} frames can")
 
 
 # ---- files --------------------------------------------------------------------------------------

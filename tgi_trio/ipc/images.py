@@ -52,6 +52,7 @@ FIELDS: Final[tuple[tuple[str, str], ...]] = (
     ("batch_num_images", "<i4"),
     ("high_res_pixel_values", "|u1"),
     ("seconds_per_grid", "<f4"),
+    ("num_frames", "<i4"),
 )
 
 _NUMBER_OF: Final = {name: number for number, (name, _) in enumerate(FIELDS)}

@@ -32,12 +32,14 @@ VIDEO_FAMILIES: Final[Mapping[str, VideoFamily]] = {
     "glm46v": VideoFamily("glm46v", "glm46v"),
     "glm4v": _GLM,
     "glm4v_moe": _GLM,
+    "internvl": VideoFamily("internvl", "internvl"),
     "qwen2_5_vl": VideoFamily("qwen2", "whole"),
     "qwen2_vl": VideoFamily("qwen2", "whole"),
     "qwen3_5": _TIMED,
     "qwen3_5_moe": _TIMED,
     "qwen3_vl": _TIMED,
     "qwen3_vl_moe": _TIMED,
+    "smolvlm": VideoFamily("smolvlm", "smolvlm"),
 }
 
 

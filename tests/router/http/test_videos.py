@@ -13,7 +13,7 @@ from tests.router.http.seeing import MODEL, PAD, START, STOP, VIDEO_PAD, data_ur
 from tests.router.http.served import served
 from tests.router.images.image_files import encode, noise
 from tests.router.images.video_files import make_video, video_url
-from tgi_trio.images.video_canvases import Qwen2Canvas
+from tgi_trio.images.patch_canvases import Qwen2Canvas
 from tgi_trio.model.video_families import VIDEO_FAMILIES
 from tgi_trio.router.images.image_model import VideoModel
 from tgi_trio.router.images.layouts.videos import WholeLayout

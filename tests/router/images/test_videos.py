@@ -18,7 +18,9 @@ from tests.router.images.video_files import make_video, read_all
 from tgi_trio.errors import ModelLoadError, ValidationError
 from tgi_trio.images.decoding import read_pixels
 from tgi_trio.images.packed_frames import pack_frames, unpack_frames
-from tgi_trio.images.video_canvases import CANVASES, Clip, Qwen2Canvas, Qwen3Canvas, VideoCanvas
+from tgi_trio.images.patch_canvases import Qwen2Canvas, Qwen3Canvas
+from tgi_trio.images.video_canvas import Clip, VideoCanvas
+from tgi_trio.images.video_canvases import CANVASES
 from tgi_trio.images.videos import VideoLimits, read_video
 from tgi_trio.router.images.layouts.videos import TimedLayout, WholeLayout
 

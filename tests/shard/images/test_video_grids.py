@@ -33,6 +33,35 @@ def test_what_is_no_video_is_one_part_and_a_wrong_one_none() -> None:
         list(split_grids({"pixel_values": PIXELS[1:], "image_grid_thw": GRID}))
 
 
+@pytest.mark.parametrize(("together", "counts"), [(1, [1] * 5), (130, [2, 2, 1]), (9999, [5])])
+@pytest.mark.parametrize("batch", [(), (1,)])
+def test_frames_are_split_into_those_that_fit(
+    monkeypatch: pytest.MonkeyPatch, batch: tuple[int, ...], together: int, counts: list[int]
+) -> None:
+    monkeypatch.setattr(video_grids, "_PIXELS_TOGETHER", together)
+    pixels = np.arange(5 * 3 * 64).astype(np.uint8).reshape(*batch, 5, 3, 8, 8)
+    parts = list(split_grids({"pixel_values": pixels, "num_frames": np.array([5], np.int32)}))
+    assert [part["pixel_values"].shape[len(batch)] for part in parts] == counts
+    joined = np.concatenate([part["pixel_values"] for part in parts], axis=len(batch))
+    np.testing.assert_array_equal(joined, pixels)
+
+
+@pytest.mark.parametrize("family", ["internvl", "smolvlm"])
+def test_a_tower_says_of_frames_what_it_says_of_all_together(
+    model: Maker, monkeypatch: pytest.MonkeyPatch, family: str
+) -> None:
+    own = model(family)
+    pixels = np.random.default_rng(0).integers(0, 256, (5, 3, 16, 16), np.uint8)
+    shown = pixels[None] if family == "smolvlm" else pixels
+    bundle = {"pixel_values": shown, "num_frames": np.array([5], np.int32)}
+    (together,) = split_grids(bundle)
+    whole = own.tower.encode(together)
+    monkeypatch.setattr(video_grids, "_PIXELS_TOGETHER", 600)
+    parts = join_features([own.tower.encode(part) for part in split_grids(bundle)])
+    assert whole.rows.shape[0] == 5
+    np.testing.assert_allclose(parts.rows, whole.rows, rtol=1e-4, atol=1e-5)
+
+
 def test_features_are_joined_in_their_order() -> None:
     rows = np.arange(12, dtype=np.float32).reshape(6, 2)
     parts = [ImageFeatures(rows[:2], {1: -rows[:2]}), ImageFeatures(rows[2:], {1: -rows[2:]})]

@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Final
 import trio
 
 from tgi_trio.errors import ModelLoadError, Unavailable, ValidationError
-from tgi_trio.images.video_canvases import Clip
+from tgi_trio.images.video_canvas import Clip
 from tgi_trio.router.images.layouts.layout import ImageSize
 from tgi_trio.router.images.manner import PLAIN, Manner
 from tgi_trio.router.images.spool import Compressed, EncodedImage, Spool, keeping

@@ -155,5 +155,5 @@ def find_video_model(folder: Path, settings: ImageSettings) -> VideoModel:
     canvas = kind.read(kept, _NO_BOUND)
     if find_spec("av") is None:
         raise ModelLoadError("they need PyAV, pip install 'tgi-trio[video]'")
-    layout = VIDEO_LAYOUTS[family.layout](canvas, settings.config)
+    layout = VIDEO_LAYOUTS[family.layout](canvas, settings)
     return VideoModel(family.canvas, layout, kept)

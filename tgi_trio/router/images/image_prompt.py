@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tgi_trio.errors import ValidationError
-from tgi_trio.images.video_canvases import Clip
+from tgi_trio.images.video_canvas import Clip
 from tgi_trio.router.images.layouts.layout import ImageLayout, ImageSize
 from tgi_trio.router.images.layouts.videos import VideoLayout
 from tgi_trio.router.images.links import ImageLink, Piece, split_text

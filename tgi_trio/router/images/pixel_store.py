@@ -18,7 +18,7 @@ from typing import Final, Protocol
 import trio
 
 from tgi_trio.errors import GenerationError, TgiTrioError, ValidationError
-from tgi_trio.images.video_canvases import Clip
+from tgi_trio.images.video_canvas import Clip
 from tgi_trio.ipc.images import ArenaPlace
 from tgi_trio.router.images.layouts.layout import ImageSize
 from tgi_trio.router.images.manner import PLAIN, Manner

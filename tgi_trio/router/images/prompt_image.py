@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from tgi_trio.images.video_canvases import Clip
+from tgi_trio.images.video_canvas import Clip
 from tgi_trio.router.images.layouts.layout import ImageSize
 from tgi_trio.router.images.manner import PLAIN, Manner
 from tgi_trio.router.images.spool import Compressed

@@ -41,7 +41,11 @@ class TileLayout(PlainFinish):
             for row in range(rows)
         )
         between = "\n" if rows else ""
-        return f"{tiles}{between}{_FAKE}{_GLOBAL}{one}{_FAKE}"
+        return f"{tiles}{between}{self.write_whole()}"
+
+    def write_whole(self) -> str:
+        """Return the text of the whole image."""
+        return f"{_FAKE}{_GLOBAL}{self.feature_token * self.features}{_FAKE}"
 
     def count_features(self, size: ImageSize) -> int:
         rows, columns = self.count_tiles(size)

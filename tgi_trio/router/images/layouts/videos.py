@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any, Final, Protocol
 
 from tgi_trio.errors import ValidationError
-from tgi_trio.images.video_canvases import Clip, VideoCanvas
+from tgi_trio.images.patch_canvases import PatchCanvas
+from tgi_trio.images.video_canvas import Clip
 from tgi_trio.model.video_families import read_positions
+from tgi_trio.router.images.layouts.canvas import lay_out_internvl
+from tgi_trio.router.images.layouts.layout import ImageSettings
+from tgi_trio.router.images.layouts.spelled import spell_number
+from tgi_trio.router.images.layouts.tiles import lay_out_idefics3
 
 
 class VideoLayout(Protocol):
@@ -44,7 +51,7 @@ class WholeLayout:
     turns are as long as a sequence may be.
     """
 
-    canvas: VideoCanvas
+    canvas: PatchCanvas
     positions: int = 0  # in a second; 0: one for each grid
     placeholder: str = "<|video_pad|>"
     feature_token: str = "<|video_pad|>"
@@ -68,7 +75,7 @@ class WholeLayout:
 class TimedLayout:
     """Each grid of frames between marks of its own, behind the second that it shows: Qwen3-VL."""
 
-    canvas: VideoCanvas
+    canvas: PatchCanvas
     placeholder: str = "<|video_pad|>"
     feature_token: str = "<|video_pad|>"
     around: tuple[str, str] = ("<|vision_start|>", "<|vision_end|>")
@@ -94,7 +101,7 @@ class TimedLayout:
 class GlmVideoLayout:
     """Each grid as an image, with the second of its first frame behind it: GLM-4.1V to 4.6V."""
 
-    canvas: VideoCanvas
+    canvas: PatchCanvas
     tenths: bool  # seconds have them, and a name; else they are whole numbers, cut off
     placeholder: str = "<|video|>"
     feature_token: str = "<|image|>"
@@ -112,7 +119,47 @@ class GlmVideoLayout:
         return self.canvas.count_grids(len(clip.frames)) * _count_tokens(self.canvas, clip)
 
 
-def _count_tokens(canvas: VideoCanvas, clip: Clip) -> int:
+@dataclass(frozen=True)
+class FramesLayout(ABC):
+    """Each frame as an image is written."""
+
+    frame: str  # the text of one
+    features: int  # of one
+    placeholder: str
+    feature_token: str
+    around: tuple[str, str] = ("", "")
+
+    @abstractmethod
+    def expand(self, clip: Clip) -> str: ...
+
+    def count_features(self, clip: Clip) -> int:
+        return self.features * len(clip.frames)
+
+
+class SmolLayout(FramesLayout):
+    """Behind an introduction, and each frame behind its moment: SmolVLM."""
+
+    def expand(self, clip: Clip) -> str:
+        count, length = (
+            spell_number(len(clip.frames)),
+            timedelta(seconds=int(clip.total / clip.rate)),
+        )
+        begin = (
+            f"You are provided the following series of {count} frames from a {length} [H:MM:SS] "
+        )
+        moments = (divmod(int(frame / clip.rate), 60) for frame in clip.frames)
+        told = (f"\nFrame from {minute:02d}:{second:02d}:" for minute, second in moments)
+        return f"{begin}video.\n{''.join(each + self.frame for each in told)}\n\n"
+
+
+class InternLayout(FramesLayout):
+    """Numbered frames, a line for each: InternVL."""
+
+    def expand(self, clip: Clip) -> str:
+        return "\n".join(f"Frame{i + 1}: {self.frame}" for i in range(len(clip.frames)))
+
+
+def _count_tokens(canvas: PatchCanvas, clip: Clip) -> int:
     """Return the tokens of each grid of frames; raises ValidationError."""
     try:
         rows, columns = canvas.fit(len(clip.frames), clip.height, clip.width)
@@ -121,29 +168,46 @@ def _count_tokens(canvas: VideoCanvas, clip: Clip) -> int:
     return rows * columns
 
 
-def lay_out_whole(canvas: VideoCanvas, config: Mapping[str, Any]) -> WholeLayout:
-    """Return the layout of a model; `config`: its config.json. Raises ModelLoadError."""
+def lay_out_whole(canvas: PatchCanvas, settings: ImageSettings) -> WholeLayout:
+    """Return the layout of a model. Raises ModelLoadError."""
+    config = settings.config
     return WholeLayout(canvas, read_positions(str(config.get("model_type")), config))
 
 
-def lay_out_timed(canvas: VideoCanvas, config: Mapping[str, Any]) -> TimedLayout:
-    """Return the layout of a model; `config`: its config.json."""
+def lay_out_timed(canvas: PatchCanvas, settings: ImageSettings) -> TimedLayout:
+    """Return the layout of a model."""
     return TimedLayout(canvas)
 
 
-def lay_out_glm4v(canvas: VideoCanvas, config: Mapping[str, Any]) -> GlmVideoLayout:
-    """Return the layout of a model; `config`: its config.json."""
+def lay_out_glm4v(canvas: PatchCanvas, settings: ImageSettings) -> GlmVideoLayout:
+    """Return the layout of a model."""
     return GlmVideoLayout(canvas, tenths=False)
 
 
-def lay_out_glm46v(canvas: VideoCanvas, config: Mapping[str, Any]) -> GlmVideoLayout:
-    """Return the layout of a model; `config`: its config.json."""
+def lay_out_glm46v(canvas: PatchCanvas, settings: ImageSettings) -> GlmVideoLayout:
+    """Return the layout of a model."""
     return GlmVideoLayout(canvas, tenths=True)
 
 
-VIDEO_LAYOUTS: Final[dict[str, Callable[[VideoCanvas, Mapping[str, Any]], VideoLayout]]] = {
+def lay_out_smolvlm(canvas: object, settings: ImageSettings) -> SmolLayout:
+    """Return the layout of a model. Raises ModelLoadError."""
+    image = lay_out_idefics3(settings)
+    return SmolLayout(image.write_whole(), image.features, "<video>", image.feature_token)
+
+
+def lay_out_internvl_video(canvas: object, settings: ImageSettings) -> InternLayout:
+    """Return the layout of a model. Raises ModelLoadError."""
+    image = lay_out_internvl(settings)
+    frame = f"{image.begin}{image.feature_token * image.features}{image.end}"
+    return InternLayout(frame, image.features, "<video>", image.feature_token)
+
+
+# Each for canvases of the kind that a family's row has with it.
+VIDEO_LAYOUTS: Final[dict[str, Callable[[Any, ImageSettings], VideoLayout]]] = {
     "glm46v": lay_out_glm46v,
     "glm4v": lay_out_glm4v,
+    "internvl": lay_out_internvl_video,
+    "smolvlm": lay_out_smolvlm,
     "timed": lay_out_timed,
     "whole": lay_out_whole,
 }
