@@ -31,6 +31,16 @@ class Scripted:
         yield 0.0, self.answers.pop(0)
 
 
+async def test_an_answer_is_as_long_as_there_is_room_for_unless_told() -> None:
+    for given, sent in ((None, {}), (9, {"max_tokens": 9})):
+        client = Scripted(SAYS)
+        conversation = Conversation(cast(Client, client), ChatOptions(max_tokens=given))
+        conversation.reset()
+        assert [piece.text async for piece in conversation.say("Hi")] == ["Red."]
+        (body,) = client.asked
+        assert {name: value for name, value in body.items() if name == "max_tokens"} == sent
+
+
 FAILS = {"error": {"message": "overloaded"}}
 SAYS = {"choices": [{"delta": {"content": "Red."}}]}
 

@@ -169,6 +169,7 @@ def test_hostname_of_a_container_is_not_an_address() -> None:
         ([], {"CORS_ALLOW_ORIGIN": "a b"}, "CORS_ALLOW_ORIGIN: expected an origin as browsers"),
         (["--otlp-service-name", " "], {}, "--otlp-service-name: expected a text that is not em"),
         (["doctor", "x"], {}, "'x' is not a flag of doctor"),
+        (["bench", "http://h:1"], {}, "is not a flag of bench: the server is given with --url"),
         (["completion", "tcsh"], {}, "SHELL: expected one of bash, zsh, fish, got 'tcsh'"),
         (["--json-output=maybe"], {}, "--json-output: expected true or false, got 'maybe'"),
         (["--logger-level", "loud"], {}, "--logger-level: expected off, error, .* got 'loud'"),

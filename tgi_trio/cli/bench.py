@@ -8,7 +8,7 @@ from typing import Any, Final, TextIO
 
 from tqdm import tqdm
 
-from tgi_trio.cli.chat import client_for
+from tgi_trio.cli.chat import client_for, read_info
 from tgi_trio.cli.options import BenchOptions
 from tgi_trio.client.load import Load, Work, measure
 from tgi_trio.client.measures import FORMULAS, table
@@ -25,12 +25,13 @@ async def bench(options: BenchOptions, output: TextIO) -> bool:
     Returns whether each load has had an answer: a row without one measures nothing.
 
     Raises ShardCannotStart if the server of our own does not start, OSError if the server at
-    `--url` cannot be reached, ConfigurationError if there is nothing to measure or to write to.
+    `--url` cannot be reached, ConfigurationError if there is nothing to measure or to write to, or
+    it is no such server.
     """
     check(options)
     loads = [Load("closed", n) for n in options.clients] + [Load("open", r) for r in options.rate]
     async with client_for(options) as client:
-        info = await client.get("/info")
+        info = await read_info(client)
         results = []
         for load in loads:
             requests = max(options.requests, int(load.level) if load.kind == "closed" else 1)
@@ -49,7 +50,7 @@ async def bench(options: BenchOptions, output: TextIO) -> bool:
 def check(options: BenchOptions) -> None:
     """Raise ConfigurationError for loads without requests, and a file that cannot be written."""
     least = {"requests": (options.requests,), "clients": options.clients}
-    least |= {"max-tokens": (options.max_tokens,)}
+    least |= {"words": (options.words,), "max-tokens": (options.max_tokens,)}
     for name, values in least.items():
         if (lowest := min(values)) < 1:
             raise ConfigurationError(f"--{name} must be >= 1. Given: {lowest}")

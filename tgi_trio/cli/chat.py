@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TextIO
 
+import h11
 import orjson
 import trio
 
@@ -48,6 +49,30 @@ async def client_for(options: ChatOptions | BenchOptions) -> AsyncGenerator[Clie
             print("starting a server ...", file=sys.stderr)
             address = await stack.enter_async_context(own_server(flags))
         yield Client(address, options.api_key or "")
+
+
+async def read_info(client: Client) -> dict[str, Any]:
+    """Return a server's /info.
+
+    Raises OSError if nothing answers, and ConfigurationError if it is no server of TGI's API.
+    """
+    try:
+        info = await client.get("/info")
+    except HTTPFailure as error:
+        why = str(error)
+    except (trio.BrokenResourceError, h11.RemoteProtocolError) as error:
+        cause = error.__cause__ or error
+        why = f"it does not speak {'HTTPS' if client.address.tls else 'HTTP'} ({cause})"
+    except ValueError:
+        why = "that is no JSON"
+    else:
+        if isinstance(info, dict) and "model_id" in info:
+            return info
+        why = "that names no `model_id`"
+    raise ConfigurationError(
+        f"{client.address} has no /info of a server of TGI's API: {why}. --url takes the server's "
+        "own address, such as http://localhost:3000, without /v1"
+    )
 
 
 def read_tools(path: Path) -> list[Any]:
@@ -105,12 +130,12 @@ async def chat(options: ChatOptions, lines: TextIO, output: TextIO) -> None:
     """Read lines until the end of input or /quit; Ctrl-C interrupts an answer.
 
     Raises ShardCannotStart if the server of our own does not start, OSError if the server at
-    `--url` cannot be reached, ConfigurationError for invalid tools.
+    `--url` cannot be reached, ConfigurationError for invalid tools and what is no such server.
     """
     tools = read_tools(options.tools) if options.tools is not None else []
     color = options.color and output.isatty() and not os.environ.get("NO_COLOR")
     async with client_for(options) as client:
-        served = (await client.get("/info"))["model_id"]
+        served = (await read_info(client))["model_id"]
         print(f"{served} at {client.address}. {HELP}.", file=output)
         conversation = Conversation(client, options, tools)
         conversation.reset()

@@ -199,7 +199,7 @@ COMMANDS: Final[tuple[Command, ...]] = (
                 "Answers",
                 (
                     _answer("system", "text", "system message", "none"),
-                    _answer("max-tokens", "tokens", "longest answer"),
+                    _answer("max-tokens", "tokens", "longest answer", "what there is room for"),
                     _answer("temperature", "ratio", "0: greedy"),
                     _answer("tools", "path", "file with a JSON list of tools", "none"),
                     _answer("color", "toggle", "thoughts are dim, on a terminal"),

@@ -155,9 +155,10 @@ class Conversation:
             "model": "tgi",  # the base model, whatever its name
             "messages": messages,
             "stream": True,
-            "max_tokens": self.options.max_tokens,
             "temperature": self.options.temperature,
         }
+        if self.options.max_tokens is not None:
+            body["max_tokens"] = self.options.max_tokens
         if self.tools:
             body["tools"] = self.tools
         if self.thinking is not None:  # templates have the switch under one of these names

@@ -21,7 +21,7 @@ class ChatOptions(_Client):
     """`chat`."""
 
     system: str | None = None  # the system message
-    max_tokens: int = 512
+    max_tokens: int | None = None  # None: as many as there is room for
     temperature: float = 0.7
     tools: Path | None = None  # a file with a JSON list
     color: bool = True

@@ -180,6 +180,8 @@ def _name_of(word: str) -> str:
 def _explain_unknown(word: str, command: Command) -> str:
     if not word.startswith("-"):
         only = f": it takes one {command.operand}" if command.operand else ""
+        if any("url" in flag.names for flag in command.flags):
+            only = ": the server is given with --url"
         return f"{word!r} is not a flag of {command.name}{only}"
     name = _name_of(word)
     known = [f"--{name}" for flag in command.flags for name in flag.names]
