@@ -151,8 +151,8 @@ def valid(build: Callable[..., P]) -> st.SearchStrategy[P]:
     unit = st.floats(0, 1, exclude_min=True, exclude_max=True)
     return st.builds(
         build,
-        temperature=maybe | st.floats(1e-37, 1e37),
-        repetition_penalty=maybe | st.floats(1e-37, 1e37),
+        temperature=maybe | st.floats(1e-20, 1e20),
+        repetition_penalty=maybe | st.floats(1e-20, 1e20),
         frequency_penalty=maybe | st.floats(-2, 2),
         presence_penalty=maybe | st.floats(-2, 2),
         top_k=maybe | st.integers(1, 1 << 70),

@@ -25,14 +25,15 @@ OUT_OF_RANGE: list[tuple[P, str]] = [
     (P(temperature=-1.0, accept_neutral=True), "`temperature` must be >= 0"),
     (
         P(temperature=1e39),
-        "`temperature` must be >= 1.2e-38 and <= 3.4e+38, as float32 can hold it. Given: 1e+39",
+        "`temperature` must be >= 1.2e-38 and <= 3.4e+38, for float32 to hold what is computed "
+        "with it. Given: 1e+39",
     ),
     (P(temperature=float("nan")), "`temperature` must be strictly positive"),
     (P(repetition_penalty=0.0), "`repetition_penalty` must be strictly positive"),
     (
-        P(repetition_penalty=1e-50),
-        "`repetition_penalty` must be >= 1.2e-38 and <= 3.4e+38, as float32 can hold it. "
-        "Given: 1e-50",
+        P(repetition_penalty=1e-21),
+        "`repetition_penalty` must be >= 1e-20 and <= 1e+20, for float32 to hold what is computed "
+        "with it. Given: 1e-21",
     ),
     (P(frequency_penalty=2.1), "`frequency_penalty` must be >= -2.0 and <= 2.0"),
     (P(frequency_penalty=-2.1), "`frequency_penalty` must be >= -2.0 and <= 2.0"),

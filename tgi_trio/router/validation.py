@@ -28,7 +28,9 @@ from tgi_trio.router.text.regexes import compile_regex
 from tgi_trio.router.text.tokenizer import TokenizerPool
 
 _SEED_BITS = 64
-_SMALLEST, _LARGEST = 1.2e-38, 3.4e38  # normal positive numbers of float32
+_FLOAT32 = 1.2e-38, 3.4e38  # its normal positive numbers
+# Logits divided by it, and then by the least temperature, must be numbers that float32 can hold.
+_PENALTIES = 1e-20, 1e20
 # Below this the likeliest token wins anyway, and dividing logits by it would overflow float32.
 _GREEDY_TEMPERATURE = 1e-6
 
@@ -332,7 +334,7 @@ def _check_sampling(p: GenerationParameters) -> None:
     if (p.best_of or 1) > 1 and not p.sampling:
         raise ValidationError("you must use sampling when `best_of` is > 1")
     _check_temperature(p)
-    _check_positive("repetition_penalty", p.repetition_penalty)
+    _check_positive("repetition_penalty", p.repetition_penalty, *_PENALTIES)
     if not -2.0 <= _value_or(p.frequency_penalty, 0.0) <= 2.0:
         raise ValidationError("`frequency_penalty` must be >= -2.0 and <= 2.0")
     if not -2.0 <= _value_or(p.presence_penalty, 0.0) <= 2.0:
@@ -366,17 +368,17 @@ def _check_temperature(p: GenerationParameters) -> None:
     """Raise ValidationError; who accepts 0 has taken it for greedy before."""
     if p.accept_neutral and p.temperature is not None and p.temperature < 0.0:
         raise ValidationError("`temperature` must be >= 0")
-    _check_positive("temperature", p.temperature)
+    _check_positive("temperature", p.temperature, *_FLOAT32)
 
 
-def _check_positive(name: str, value: float | None) -> None:
-    """Raise ValidationError unless a value is absent or a positive number that float32 can hold."""
-    if value is None or _SMALLEST <= value <= _LARGEST:
+def _check_positive(name: str, value: float | None, least: float, most: float) -> None:
+    """Raise ValidationError unless a value is absent or in a range of positive numbers."""
+    if value is None or least <= value <= most:
         return
     if value > 0.0:
         raise ValidationError(
-            f"`{name}` must be >= {_SMALLEST:g} and <= {_LARGEST:g}, as float32 can hold it. "
-            f"Given: {value:g}"
+            f"`{name}` must be >= {least:g} and <= {most:g}, for float32 to hold what is computed "
+            f"with it. Given: {value:g}"
         )
     raise ValidationError(f"`{name}` must be strictly positive")
 
