@@ -103,8 +103,7 @@ async def test_tokenize_ignores_every_parameter():
 @pytest.mark.parametrize(
     ("asked", "logprobs"),
     [
-        ({"top_logprobs": 2}, None),
-        ({"logprobs": False, "top_logprobs": 2}, None),
+        ({"top_logprobs": 0}, None),
         ({"logprobs": True}, [{"token": "H", "logprob": -0.5, "bytes": [72], "top_logprobs": []}]),
         ({"logprobs": True, "top_logprobs": 0},
          [{"token": "H", "logprob": -0.5, "bytes": [72], "top_logprobs": []}]),
@@ -116,6 +115,16 @@ async def test_alternatives_are_shown_with_log_probabilities_only(asked, logprob
         answer = await client.post(CHAT, {"messages": USER, "max_tokens": 1, **asked})
     shown = answer.json()["choices"][0]["logprobs"]
     assert shown == (logprobs and {"content": logprobs})
+
+
+@pytest.mark.parametrize("logprobs", [None, False])
+async def test_alternatives_of_nothing_are_refused(logprobs):
+    async with served(engine()) as server:
+        client = await server.connect()
+        body = {"messages": USER, "top_logprobs": 2, "logprobs": logprobs}
+        answer = await client.post(CHAT, body)
+    assert answer.status == 422  # 400 at OpenAI, with the same words in its message
+    assert "`top_logprobs` needs `logprobs` to be true" in answer.json()["error"]["message"]
 
 
 @pytest.mark.parametrize(

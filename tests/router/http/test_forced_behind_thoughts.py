@@ -83,8 +83,6 @@ async def test_a_budget_where_nothing_is_thought_is_nothing():
         found = engine("Yes.", template)
         answer = await asked(found, **{"thinking_token_budget": 8, **more})
         assert answer.status == 200 and not found.submitted[0].sampling.grammar
-    both = await asked(engine(""), thinking_token_budget=8, max_think_tokens=8)
-    assert both.status == 422 and b"duplicate field" in both.body
     words = "{# Here is my thought process: Here is my response: #}" + TEMPLATE
     refused = await asked(engine("", words), thinking_token_budget=8)
     assert refused.status == 422 and b"a budget of a thought is not supported" in refused.body

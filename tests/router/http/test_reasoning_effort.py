@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 import pytest
+from openai.types.shared import ReasoningEffort
 
 from tests.router.http.fake_engine import FakeEngine
 from tests.router.http.served import Answer, served
+from tgi_trio.router.http.messages.shared_fields import Effort
 from tgi_trio.router.text.chat_template import ChatTemplate
 
 pytestmark = pytest.mark.trio
@@ -73,6 +75,40 @@ async def test_two_ways_to_say_it_are_one_too_many():
     answer = await ask("/chat_tokenize", {"default": READS}, **more)
     assert answer.status == 422
     assert b"chat_template_kwargs: `reasoning_effort` has a field of its own" in answer.body
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "field"),
+    [
+        ("/v1/chat/completions", {**CHAT, "reasoning_effort": "warp"}, 422, "reasoning_effort"),
+        (
+            "/v1/responses",
+            {"input": "x", "reasoning": {"effort": "warp"}},
+            400,
+            "reasoning.effort",
+        ),
+        (
+            "/v1/messages",
+            {**CHAT, "model": "tgi", "max_tokens": 1, "output_config": {"effort": "warp"}},
+            400,
+            "output_config.effort",
+        ),
+    ],
+)
+async def test_words_that_no_api_knows_are_refused(path, body, status, field):
+    engine = FakeEngine(lambda prompt: prompt)
+    engine.chat_template = ChatTemplate({"default": READS}, {})
+    async with served(engine) as server:
+        client = await server.connect()
+        answer = await client.post(path, body)
+    words = ", ".join(f"`{each}`" for each in sorted(get_args(Effort)))
+    assert answer.status == status
+    assert f"{field}: Invalid enum value 'warp', expected one of {words}" in answer.text
+
+
+async def test_every_word_of_openais_sdk_is_known():
+    words = {word for each in get_args(ReasoningEffort) for word in get_args(each)}
+    assert words == set(get_args(Effort))
 
 
 async def test_a_completion_has_no_template():

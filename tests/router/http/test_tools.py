@@ -281,15 +281,26 @@ def named(name: str, **parameters: Any) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name, **parameters}}
 
 
+MANY = [named(f"f{i}") for i in range(30)]
+
+
 @pytest.mark.parametrize(
     ("more", "text"),
     [
-        ({"tool_choice": "rain"}, "Tool error: Tool with name rain not found"),
+        (
+            {"tool_choice": "rain", "tools": [CLOCK, WEATHER]},
+            "Tool error: Tool with name rain not found among `clock`, `weather`",
+        ),
+        (
+            {"tool_choice": "r" * 200, "tools": MANY},
+            f"name {'r' * 128}... not found among `f0`, `f1`, `f2`, `f3`, `f4`, `f5`, `f6`, `f7`, ",
+        ),
+        ({"tool_choice": "r", "tools": MANY}, "`f19` and 10 more"),
         (
             {"tool_choice": {"type": "function", "function": {"name": "none"}}},
             "Tool error: Tool with name none not found",
         ),
-        ({"tools": None, "tool_choice": "weather"}, "Tool error: Tool with name weather not found"),
+        ({"tools": None, "tool_choice": "rain"}, "Tool with name rain not found: `tools` is empty"),
         ({"tools": None, "tool_choice": "required"}, "is `required`, and there are no tools"),
         ({"tools": [], "tool_choice": "required"}, "is `required`, and there are no tools"),
         ({"tools": [CLOCK, CLOCK]}, "Tool error: two tools have the name `clock`"),

@@ -193,7 +193,7 @@ class HttpRequest(TrioASGIHTTPConnection):
         length = self.headers.get(b"content-length", b"")
         announced = int(length) if length.isdigit() else 0
         if announced > limit:
-            raise too_large()
+            raise too_large(limit)
         await self.transport.invite_body()
         body, least = self._choose_body(route, announced)
         sink = PacedBody(body, self.app.pace)
@@ -206,7 +206,7 @@ class HttpRequest(TrioASGIHTTPConnection):
             piece: bytes = message.get("body", b"")
             size += len(piece)
             if size > limit:
-                raise too_large()
+                raise too_large(limit)
             ended = not message.get("more_body", False) or (announced and size == announced)
             if ended and size == len(piece) < least:
                 return CutBody(piece)

@@ -91,14 +91,9 @@ def _variables(
 
 def _budget(request: schema.ChatRequest) -> int | None:
     """Return the most tokens of a thought, under any of its names. Raises BodyRejected."""
-    given = [
-        value
-        for name in ("thinking_token_budget", "max_think_tokens", "thinking_budget_tokens")
-        if (value := getattr(request, name)) is not None
-    ]
-    if len(given) > 1:
-        raise schema.duplicate_field("thinking_token_budget")
-    return None if not given or given[0] < 0 else given[0]
+    names = ("thinking_token_budget", "max_think_tokens", "thinking_budget_tokens")
+    given: int | None = schema.read_aliases(request, *names)
+    return None if given is None or given < 0 else given
 
 
 # ---- messages ----------------------------------------------------------------------------------

@@ -77,9 +77,13 @@ class BodyRejected(errors.TgiTrioError):
         self.status = status
 
 
-def too_large() -> BodyRejected:
-    """Return the error for a body above --payload-limit."""
-    return BodyRejected(413, "Failed to buffer the request body: length limit exceeded")
+def too_large(limit: int) -> BodyRejected:
+    """Return the error for a body above --payload-limit, in bytes; TGI's words come first."""
+    return BodyRejected(
+        413,
+        "Failed to buffer the request body: length limit exceeded: "
+        f"it is longer than {limit} bytes (--payload-limit)",
+    )
 
 
 def check_coding(coding: bytes) -> None:

@@ -17,7 +17,14 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from tgi_trio.router.http.messages.component_refs import any_of
 from tgi_trio.router.http.messages.enum_values import say_allowed
 from tgi_trio.router.http.messages.problems import BodyRejected
-from tgi_trio.router.http.messages.shared_fields import I32, Count, Scheduling, Seed, SharedFields
+from tgi_trio.router.http.messages.shared_fields import (
+    I32,
+    Count,
+    Effort,
+    Scheduling,
+    Seed,
+    SharedFields,
+)
 from tgi_trio.router.http.messages.tool_schema import ToolCall, ToolChoice, Tools
 from tgi_trio.router.http.messages.unserved import CHAT, COMPLETION, AnyBytes, UnservedFields
 from tgi_trio.router.text.chat_template import RESERVED
@@ -171,7 +178,7 @@ class ChatRequest(SharedFields):
     # vLLM's: `fps` or `num_frames`, how many frames are seen of each video.
     mm_processor_kwargs: dict[str, Any] | None = None
     documents: list[dict[str, Any]] | None = None  # for templates that render them
-    reasoning_effort: str | None = None  # for templates that read it, or a switch
+    reasoning_effort: Effort | None = None  # for templates that read it, or a switch
     # Most tokens of a thought, -1 for no limit: vLLM's, SGLang's and llama.cpp's names.
     thinking_token_budget: Count | None = None
     max_think_tokens: Count | None = None
@@ -322,7 +329,15 @@ def _is_json(content_type: bytes) -> bool:
 
 
 def _syntax_error(error: Exception, body: bytes) -> str:
-    """Return an error's text; msgspec's is wrong for half a surrogate pair, as for an early end."""
+    """Return an error's text; msgspec's is wrong for half a surrogate pair, as for an early end.
+
+    Of bytes that are not UTF-8 it names the place in their string, which is none in the body.
+    """
+    if isinstance(error, UnicodeDecodeError):
+        try:
+            body.decode()
+        except UnicodeDecodeError as whole:
+            return f"{whole.reason} of UTF-8 (byte {whole.start}: 0x{body[whole.start]:02x})"
     if "truncated" in str(error):
         try:
             orjson.loads(body)
@@ -339,9 +354,17 @@ def _shape_error(message: str, at: str, shape: type) -> str:
     return f"{_SHAPE}{path}: {what}" if path else _SHAPE + what
 
 
-def duplicate_field(name: str) -> BodyRejected:
-    """Return the error for a field that is given under two names."""
-    return BodyRejected(422, f"{_SHAPE}duplicate field `{name}`")
+def read_aliases(body: Struct, *names: str) -> Any:
+    """Return the value of a field that a body may give by several names; None: by none.
+
+    Some clients send all names, with one value. Raises BodyRejected for two values, in TGI's words.
+    """
+    given = {name: value for name in names if (value := getattr(body, name)) is not None}
+    if len(set(given.values())) > 1:
+        said = " and ".join(f"`{name}` = {value}" for name, value in given.items())
+        what = f"duplicate field `{names[0]}`: {said} are names of one field, send one of them"
+        raise BodyRejected(422, _SHAPE + what)
+    return next(iter(given.values()), None)
 
 
 def read_variables(given: Mapping[str, Any] | None, *fields: str) -> Mapping[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta, Struct
 
@@ -17,6 +17,8 @@ Count = Annotated[int, Meta(ge=-1, le=2**32 - 1)]  # -1: as many as there are
 Seed = Annotated[int, Meta(ge=-(2**63))]
 # A key of cached prefixes, so its length is limited.
 Salt = Annotated[str, Meta(min_length=1, max_length=256)]
+# How much a model thinks, in the words of OpenAI's and Anthropic's APIs together.
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 SchemaOrText = dict[str, Any] | str  # a JSON schema, or JSON text of one
 
 

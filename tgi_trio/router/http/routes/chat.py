@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from tgi_trio.errors import ValidationError
 from tgi_trio.router.http.answer_fields import fingerprint, new_id, resolve_model, unix_now
 from tgi_trio.router.http.answer_headers import event_stream, timing_headers
 from tgi_trio.router.http.call import Call, Reply, Route
@@ -79,10 +80,7 @@ async def chat_tokenize(call: Call) -> Reply:
 
 def _read(call: Call) -> schema.ChatRequest:
     request: schema.ChatRequest = _CHAT.read(call.headers, call.body)
-    if request.max_completion_tokens is not None:
-        if request.max_tokens is not None:
-            raise schema.duplicate_field("max_tokens")
-        request.max_tokens = request.max_completion_tokens
+    request.max_tokens = schema.read_aliases(request, "max_tokens", "max_completion_tokens")
     return request
 
 
@@ -92,6 +90,8 @@ async def prepare_chat(call: Call, request: schema.ChatRequest) -> Prepared:
     Raises TemplateError, ValidationError and what `to_conversation` raises.
     """
     conversation = to_conversation(call, request)
+    if request.top_logprobs and not request.logprobs:
+        raise ValidationError("`top_logprobs` needs `logprobs` to be true")
     most = call.engine.limits.max_grammar_bytes
     grammar = None if conversation.functions else await answer_grammar(request, most)
     of_prompt = openai.prompt_alternatives(call, request)

@@ -10,7 +10,9 @@ from typing import Any
 from tgi_trio.errors import ToolError
 
 MOST_CALLS = 16  # in one answer, so that a model that repeats itself ends
-_NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
+_LONGEST = 128  # characters of a name
+_LISTED = 20  # most names in an error
+_NAME = re.compile(rf"[A-Za-z0-9_.:/-]{{1,{_LONGEST}}}")
 # Keywords that constrain nothing. The prompt shows them; the grammar is smaller without them.
 _ANNOTATIONS = frozenset(
     {"$comment", "$schema", "default", "deprecated", "description", "examples", "title"}
@@ -89,7 +91,7 @@ def select_functions(functions: Sequence[Function], names: Collection[str]) -> l
     wanted, known = set(names), {function.name for function in functions}
     for name in names:
         if name not in known:
-            raise ToolError(f"Tool with name {name} not found")
+            raise _unknown(name, functions)
     return [function for function in functions if function.name in wanted]
 
 
@@ -112,5 +114,16 @@ def tool_use(
         return ToolUse(tuple(functions), choice == "required", MOST_CALLS if parallel else 1)
     chosen = tuple(function for function in functions if function.name == choice)
     if not chosen:
-        raise ToolError(f"Tool with name {choice} not found")
+        raise _unknown(str(choice), functions)
     return ToolUse(chosen, required=True, most=1)
+
+
+def _unknown(name: str, functions: Sequence[Function]) -> ToolError:
+    """Return the error for a function that is not among those of the request."""
+    shown = name if len(name) <= _LONGEST else f"{name[:_LONGEST]}..."
+    if not functions:
+        return ToolError(f"Tool with name {shown} not found: `tools` is empty")
+    known = [f"`{function.name}`" for function in functions[:_LISTED]]
+    more = len(functions) - len(known)
+    among = ", ".join(known) + (f" and {more} more" if more else "")
+    return ToolError(f"Tool with name {shown} not found among {among}")

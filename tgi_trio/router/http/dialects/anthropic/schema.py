@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct
 
 from tgi_trio.router.http.messages.schema import U32
-from tgi_trio.router.http.messages.shared_fields import I32, Salt, Seed
+from tgi_trio.router.http.messages.shared_fields import I32, Effort, Salt, Seed
 
 MOST_STOPS = 64
 
@@ -82,7 +82,7 @@ class OutputFormat(Struct):
 class OutputConfig(Struct):
     """Options of the answer."""
 
-    effort: str | None = None
+    effort: Effort | None = None
     format: OutputFormat | None = None
 
 

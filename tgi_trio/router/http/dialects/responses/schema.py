@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from msgspec import Meta, Struct
 
 from tgi_trio.router.http.messages.schema import U32
-from tgi_trio.router.http.messages.shared_fields import I32, Scheduling, Seed
+from tgi_trio.router.http.messages.shared_fields import I32, Effort, Scheduling, Seed
 
 Positive = Annotated[int, Meta(ge=1, le=2**32 - 1)]
 
@@ -73,7 +73,7 @@ class TextConfig(Struct):
 class Reasoning(Struct):
     """How to think before the answer."""
 
-    effort: str | None = None
+    effort: Effort | None = None
     summary: str | None = None
 
 
