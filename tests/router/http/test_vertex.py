@@ -23,7 +23,7 @@ async def test_every_instance_has_its_prediction(http):
         client = await server.connect()
         instances = [
             {"inputs": "abc"},
-            {"messages": USER, "max_tokens": 4},
+            {"messages": USER, "max_completion_tokens": 4, "n": 1},
             {"inputs": "def", "parameters": {"max_new_tokens": 2, "seed": 7}},
         ]
         answer = await client.post("/vertex", {"instances": instances})
@@ -45,6 +45,7 @@ async def test_every_instance_has_its_prediction(http):
         ({"instances": [{"inputs": "a"}, {"inputs": 3}]}, 422, "instances[1].inputs: Expected"),
         ({"instances": [{"inputs": ""}]}, 422, "`inputs` cannot be empty"),
         ({"instances": [{"messages": USER, "model": "x"}]}, 404, "`x` is not served here"),
+        ({"instances": [{"messages": USER, "n": 2}]}, 422, "one prediction, and no `n`. Given: 2"),
         (b'{"instances": [}', 400, "Failed to parse the request body as JSON: "),
     ],
 )

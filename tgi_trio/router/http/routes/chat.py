@@ -80,7 +80,6 @@ async def chat_tokenize(call: Call) -> Reply:
 
 def _read(call: Call) -> schema.ChatRequest:
     request: schema.ChatRequest = _CHAT.read(call.headers, call.body)
-    request.max_tokens = schema.read_aliases(request, "max_tokens", "max_completion_tokens")
     return request
 
 
@@ -89,6 +88,7 @@ async def prepare_chat(call: Call, request: schema.ChatRequest) -> Prepared:
 
     Raises TemplateError, ValidationError and what `to_conversation` raises.
     """
+    request.max_tokens = schema.read_aliases(request, "max_tokens", "max_completion_tokens")
     conversation = to_conversation(call, request)
     if request.top_logprobs and not request.logprobs:
         raise ValidationError("`top_logprobs` needs `logprobs` to be true")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from tgi_trio.errors import ValidationError
 from tgi_trio.router.http.answer_fields import resolve_model
 from tgi_trio.router.http.call import Call, HttpSettings, Reply, Route
 from tgi_trio.router.http.deadlines import validate_request
@@ -43,6 +44,10 @@ async def _request(call: Call, instance: schema.VertexInstance | schema.ChatRequ
     """Return the request of one instance; as in TGI, a prompt is always sampled."""
     if isinstance(instance, schema.ChatRequest):
         resolve_model(call, instance.model)
+        if instance.n not in (None, 1):
+            raise ValidationError(
+                f"an instance has one prediction, and no `n`. Given: {instance.n}"
+            )
         prepared = await chat.prepare_chat(call, instance)
         sampling = replace(prepared.parameters, top_n_tokens=None, decoder_input_details=False)
         return await replace(prepared, parameters=sampling).validate(call, instance)
