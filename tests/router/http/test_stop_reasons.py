@@ -27,6 +27,9 @@ ENDINGS: list[tuple[dict[str, Any], str, str, Any, Any]] = [
     ({"stop_regex": "e.*w", "stop": "two"}, "on", "stop", "e.*w", "e.*w"),
     ({"stop_regex": "3 t.*z", "stop": "q"}, SAYS, "stop", None, 1),
     ({"stop_token_ids": ["w"]}, "one t", "stop", "w", "w"),  # the id of that token
+    # As in vLLM: not before so many tokens, however they come.
+    ({"stop_token_ids": ["t"], "min_tokens": 4}, "one ", "stop", "t", "t"),
+    ({"stop_token_ids": ["t"], "min_tokens": 5}, "one two 3 ", "stop", "t", "t"),
     ({"stop_regex": "w", "include_stop_str_in_output": True}, "one tw", "stop", "w", "w"),
     ({"stop": "w", "no_stop_trim": True}, "one tw", "stop", "w", "w"),
 ]
@@ -47,8 +50,8 @@ async def test_body_and_stream_say_what_ended_them(
     engine = FakeEngine(lambda prompt: SAYS)
     engine.tokens_per_step = per_step
     if "stop_token_ids" in fields:
-        stop = matched = engine.tokenizer.token_id("w")
-        fields = {"stop_token_ids": [stop]}
+        stop = matched = engine.tokenizer.token_id(fields["stop_token_ids"][0])
+        fields = {**fields, "stop_token_ids": [stop]}
     body = {**BODIES[path], **fields}
     async with served(engine) as server:
         client = await server.connect()

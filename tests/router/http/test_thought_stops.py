@@ -76,6 +76,8 @@ async def test_stop_token_ids_end_anything():
     (id,) = found.tokenizer.encode_ids("b", False).tolist()
     choice = choice_of(await asked(found, stop_token_ids=[id]))
     assert (choice.message.reasoning, choice.stop_reason) == ("a", id)
+    choice = choice_of(await asked(engine("abcb"), stop_token_ids=[id], min_tokens=2))
+    assert (choice.message.reasoning, choice.stop_reason) == ("abc", id)
 
 
 async def test_the_stop_string_is_kept_where_it_is_asked_for():

@@ -73,7 +73,7 @@ class AnswerText(OutputText):
         else:
             text = shown = self._detokenizer.push(token_id)
             self._parts.append(text)
-        if self._stop_ids and token_id in self._stop_ids and not eos:
+        if self._stop_ids and self._is_stop_id(token_id) and not eos:
             self.stopped, self._stop_id = True, token_id
             eos = True  # it ends the generation, whatever stop string it completes
             shown = shown if self._keep_stop else ""

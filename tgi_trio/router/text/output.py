@@ -21,7 +21,9 @@ class OutputText:
     __slots__ = (
         "_detokenizer",
         "_keep_stop",
+        "_least",
         "_parts",
+        "_pushed",
         "_special",
         "_stop",
         "_stop_id",
@@ -44,6 +46,8 @@ class OutputText:
         self._stop = StopMatcher(stops, self._keep_stop, regexes) if stops or regexes else None
         self._stop_ids = stopping.stop_ids
         self._stop_id: int | None = None
+        self._least = stopping.min_new_tokens
+        self._pushed = 0  # tokens so far; counted only where there are `_stop_ids`
         self._parts: list[str] = []
         self.stopped = False  # a stop string is complete, so the generation ends with this token
 
@@ -72,7 +76,7 @@ class OutputText:
         tokens have no text.
         """
         special = token_id in self._special
-        if self._stop_ids and token_id in self._stop_ids and not eos:
+        if self._stop_ids and self._is_stop_id(token_id) and not eos:
             text = self._stopping_text(token_id, special)
         else:
             text = self._special_text(token_id, eos) if special else self._plain_text(token_id, eos)
@@ -90,6 +94,11 @@ class OutputText:
             text += self._stop.flush()
         self._parts.append(text)
         return text
+
+    def _is_stop_id(self, token_id: int) -> bool:
+        """Count a token; return whether its id ends the generation, as it is long enough."""
+        self._pushed += 1
+        return token_id in self._stop_ids and self._pushed > self._least
 
     def _plain_text(self, token_id: int, eos: bool) -> str:
         text = self._detokenizer.push(token_id)
