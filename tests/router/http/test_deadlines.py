@@ -64,10 +64,10 @@ async def test_the_sooner_of_header_and_body_counts(header, body, sooner):
         ({"timeout": "soon"}, "5", "timeout: Expected `float | null`, got `str`"),
         ({"priority": 1.5}, "5", "priority: Expected `int | null`, got `float`"),
         ({}, "0", "`x-request-timeout` must be a number of seconds > 0"),
-        ({}, "soon", "`x-request-timeout` must be a number of seconds > 0"),
+        ({}, "soon", "`x-request-timeout` must be a number of seconds > 0. Given: soon"),
         ({}, "inf", "`x-request-timeout` must be a number of seconds > 0"),
         ({}, "nan", "`x-request-timeout` must be a number of seconds > 0"),
-        ({}, "", "`x-request-timeout` must be a number of seconds > 0"),
+        ({}, "", "`x-request-timeout` must be a number of seconds > 0. Given: ``"),
     ],
 )
 async def test_bad_values_are_refused(path, more, header, text):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Protocol
+from typing import Final, Protocol
 
 import trio
 
@@ -19,6 +19,7 @@ from tgi_trio.router.request import Request
 from tgi_trio.router.validation import GenerationParameters
 
 HEADER = b"x-request-timeout"
+_SHOWN: Final = 60  # most bytes of a header in its error
 
 
 class Schedulable(Protocol):
@@ -124,16 +125,16 @@ def deadline(call: Call, timeout: float | None) -> float | None:
     Time that the call has spent in a front counts. Raises ValidationError, and GenerationError if
     the deadline passed before the call arrived.
     """
-    given: list[tuple[str, float]] = []
+    given: list[tuple[str, float, str]] = []  # name, seconds, as it was written
     if timeout is not None:
-        given.append(("timeout", timeout))
+        given.append(("timeout", timeout, f"{timeout:g}"))
     if (text := call.headers.get(HEADER)) is not None:
-        given.append((HEADER.decode(), _seconds(text)))
-    for name, seconds in given:
+        given.append((HEADER.decode(), _seconds(text), text[:_SHOWN].decode("latin-1") or "``"))
+    for name, seconds, said in given:
         if not 0 < seconds < math.inf:  # NaN is neither
-            raise ValidationError(f"`{name}` must be a number of seconds > 0. Given: {seconds:g}")
+            raise ValidationError(f"`{name}` must be a number of seconds > 0. Given: {said}")
     waited = 0.0 if call.front is None else call.front.waited
-    left = min((seconds - waited for _, seconds in given), default=math.inf)
+    left = min((seconds - waited for _, seconds, _ in given), default=math.inf)
     if left <= 0:
         raise GenerationError("the request's deadline has passed")
     return None if math.isinf(left) else call.received + left
