@@ -112,13 +112,15 @@ def _streams(hidden: int) -> Iterator[Variant]:
             (F32, BF16, F32, "i32"),
             {"SIZE": 4 * hidden, "WEIGHTS": 24} | tile,
         )
-        for mixes in (True, False):
+        for mixes, experts in ((True, 0), (True, 6), (False, 0), (False, 8)):
+            more = f"{'' if mixes else ' apart'}{f' of {experts} experts' * (experts > 0)}"
             yield Variant(
-                f"write_streams {hidden} of {few} tokens{'' if mixes else ' apart'}",
+                f"write_streams {hidden} of {few} tokens{more}",
                 streams.write_streams,
-                (BF16, F32, BF16, BF16, F32, F32, F32, "i32"),
+                (BF16, F32, *(BF16,) * 5, F32, F32, F32, "i32"),
                 {"COUNT": 4, "HIDDEN": hidden, "MIXES": mixes}
-                | {"WEIGHTS": 24 if mixes else 8}
+                | {"PER_TOKEN": experts, "SHARED": int(experts > 0)}
+                | {"HAS_DOOR": False, "BESIDE": False, "WEIGHTS": 24 if mixes else 8}
                 | tile,
             )
     for iterations in (20, 0):

@@ -18,12 +18,16 @@ def gated_variants() -> Iterator[Variant]:
     """Yield the variants that are launched on any device: of Qwen 4."""
     wide = {"SIZE": _SIZE, "PADDED": _SIZE, "COUNT": _COUNT}
     warps = count_warps(_SIZE)
-    for adds, norms in ((True, True), (False, True), (True, False)):
+    sums = ((True, True, 0, 1), (False, True, 0, 1), (True, False, 0, 1))
+    for adds, norms, experts, each in (*sums, (True, True, 10, 1), (True, True, 10, _COUNT)):
+        more = f" of {experts} experts{', all at once' * (each > 1)}" if experts else ""
         yield Variant(
-            f"add_to_streams bf16 {_SIZE}{' adds' * adds}{' normed' * norms}",
+            f"add_to_streams bf16 {_SIZE}{' adds' * adds}{' normed' * norms}{more}",
             gated_streams.add_to_streams,
-            (*(BF16,) * 5, F32 if norms else BF16, "fp32", "i32"),
-            wide | {"ADDS": adds, "NORMS": norms},
+            (*(BF16,) * 8, F32 if norms else BF16, "fp32", "i32"),
+            wide
+            | {"ADDS": adds, "NORMS": norms, "EACH": each, "PER_TOKEN": experts}
+            | {"SHARED": int(experts > 0), "HAS_DOOR": experts > 0, "BESIDE": False},
             warps=warps,
         )
     yield Variant(

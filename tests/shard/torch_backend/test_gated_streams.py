@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tests.shard.torch_backend.experts_support import some_experts
 from tests.shard.torch_backend.interpreter import DEVICE, need_triton
 from tgi_trio.shard.torch_backend.layers import gated_streams, opening
 from tgi_trio.shard.torch_backend.layers.gated_streams import Said, StreamGates, StreamNorm
@@ -62,6 +63,23 @@ def test_what_is_read_is_what_torch_finds(
         assert torch.equal(summed, ours.streams)
         torch.testing.assert_close(ours.streams, theirs.streams, atol=0.0, rtol=2.0**-7)
         assert theirs.factors.shape == (TOKENS, COUNT * adds)
+
+
+@pytest.mark.parametrize("tokens", [3, 20])
+def test_experts_are_summed_where_states_get_of_them(
+    monkeypatch: pytest.MonkeyPatch, tokens: int
+) -> None:
+    """By the same numbers as in a launch of their own: for each state, or once for all of many."""
+    monkeypatch.setattr(gated_streams, "runs_kernels", lambda device: True)
+    monkeypatch.setattr(gated_streams, "_FEW", 4)
+    gates = gates_of(torch.bfloat16)
+    streams = some(tokens, COUNT * HIDDEN, seed=4, dtype=torch.bfloat16)
+    factors = some(tokens, COUNT, seed=6, dtype=torch.bfloat16)
+    parts = some_experts(tokens, HIDDEN, "shared and doors")
+    apart, together = (
+        gates.read(streams, Said(each, factors)) for each in (parts.combine(), parts)
+    )
+    assert all(map(torch.equal, apart, together))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.shard.torch_backend.experts_support import some_experts
 from tests.shard.torch_backend.interpreter import DEVICE, need_triton
 from tgi_trio.model.specs.decoder import HyperSpec, NormKind
 from tgi_trio.shard.torch_backend.layers.hyper import HyperConnection, HyperEnds, HyperStates
@@ -90,6 +91,25 @@ def test_states_get_of_each_other_and_of_the_result(
     torch.testing.assert_close(summed, apart, rtol=1e-4, atol=1e-4)
     alone, nothing = hyper_kernels.write(states.streams, found, added, mixture, None)
     assert torch.equal(alone, left) and nothing is None
+
+
+@pytest.mark.parametrize("kind", ["shared and doors", "beside", "alone"])
+@pytest.mark.parametrize("tokens", [3, 70])
+def test_experts_are_summed_where_states_get_of_them(
+    monkeypatch: pytest.MonkeyPatch, kind: str, tokens: int
+) -> None:
+    """By the same numbers as in a launch of their own."""
+    monkeypatch.setattr(hyper_kernels, "_FEW", 4)
+    own, streams = connection(3, 2), some(tokens, 3, HIDDEN, dtype=torch.bfloat16)
+    found = some_experts(tokens, HIDDEN, kind)
+    _, added, mixture = own.weigh(own.weights.of(streams))
+    apart, together = (
+        hyper_kernels.write(streams, each, added, mixture, own.weights)
+        for each in (found.combine(), found)
+    )
+    assert torch.equal(apart[0], together[0])
+    assert apart[1] is not None and together[1] is not None
+    assert torch.equal(apart[1], together[1])
 
 
 def test_states_are_joined_at_the_end() -> None:

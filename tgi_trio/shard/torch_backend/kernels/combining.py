@@ -35,18 +35,21 @@ def sum_experts(
     weights,
     doors,
     beside,
-    token,  # a single one
-    place,  # which of its SIZE numbers are computed; any shape
+    token,  # a single one, or several, [N, 1]
+    place,  # which of its SIZE numbers are computed: any shape, or [1, M] of several tokens
     SIZE: tl.constexpr,
     PER_TOKEN: tl.constexpr,
     SHARED: tl.constexpr,
     HAS_DOOR: tl.constexpr,
     BESIDE: tl.constexpr,  # then there are no SHARED parts
 ):
-    """Return the weighted sums, float32, shaped like `place`; rounded as torch's operations are."""
+    """Return the weighted sums, float32, shaped like `token + place`.
+
+    They are rounded as torch's operations are.
+    """
     dtype = parts.dtype.element_ty
     inside = place < SIZE
-    total = tl.zeros(place.shape, tl.float32)
+    total = tl.zeros((token + place).shape, tl.float32)
     for i in tl.static_range(PER_TOKEN):
         weight = tl.load(weights + token * PER_TOKEN + i).to(tl.float32)
         at = parts + (token * (PER_TOKEN + SHARED) + i) * SIZE
@@ -54,7 +57,7 @@ def sum_experts(
         total += (part * weight).to(dtype).to(tl.float32)
     total = total.to(dtype).to(tl.float32)
     if SHARED or BESIDE:
-        more = tl.zeros(place.shape, tl.float32)
+        more = tl.zeros((token + place).shape, tl.float32)
         if BESIDE:
             more = tl.load(beside + token * SIZE + place, mask=inside, other=0.0).to(tl.float32)
         for i in tl.static_range(SHARED):

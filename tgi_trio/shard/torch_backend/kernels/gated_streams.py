@@ -9,6 +9,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from tgi_trio.shard.torch_backend.kernels.combining import sum_experts
+
 
 @triton.jit
 def add_to_streams(
@@ -16,6 +18,9 @@ def add_to_streams(
     summed,  # [T, COUNT, SIZE], written with ADDS
     streams,  # [T, COUNT, SIZE]
     said,  # [T, SIZE]: added to every state, times its factor
+    weights,  # with PER_TOKEN, `said` has the parts of experts, for `sum_experts`, as these two
+    doors,
+    beside,
     factors,  # [T, COUNT] before their activation, with `stride` between tokens
     weight,  # float32 [COUNT, SIZE]
     eps,
@@ -25,25 +30,37 @@ def add_to_streams(
     COUNT: tl.constexpr,
     ADDS: tl.constexpr,
     NORMS: tl.constexpr,
+    EACH: tl.constexpr,  # hidden states of a program
+    PER_TOKEN: tl.constexpr,  # experts; 0: `said` is no sum of experts
+    SHARED: tl.constexpr,
+    HAS_DOOR: tl.constexpr,
+    BESIDE: tl.constexpr,
 ):
-    """Add what a part said to one hidden state of a token, and normalise the sum (RMS)."""
+    """Add what a part said to some hidden states of a token, and normalise the sums (RMS)."""
     dtype = streams.dtype.element_ty
-    token, stream = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    token = tl.program_id(0).to(tl.int64)
     place = tl.arange(0, PADDED)
     inside = place < SIZE
-    at = (token * COUNT + stream) * SIZE + place
-    x = tl.load(streams + at, mask=inside, other=0.0).to(tl.float32)
-    if ADDS:
-        factor = tl.load(factors + token * stride + stream).to(tl.float32) / COUNT
-        factor = 2.0 * tl.sigmoid(factor.to(dtype).to(tl.float32)).to(dtype).to(tl.float32)
+    if PER_TOKEN:
+        more = sum_experts(
+            said, weights, doors, beside, token, place, SIZE, PER_TOKEN, SHARED, HAS_DOOR, BESIDE
+        )
+    elif ADDS:
         more = tl.load(said + token * SIZE + place, mask=inside, other=0.0).to(tl.float32)
-        x = (x + (more * factor).to(dtype).to(tl.float32)).to(dtype)
-        tl.store(summed + at, x, mask=inside)
-        x = x.to(tl.float32)
-    if NORMS:
-        x = x * tl.rsqrt(tl.sum(x * x, 0) / SIZE + eps)
-        x = x * tl.load(weight + stream * SIZE + place, mask=inside, other=0.0)
-        tl.store(normed + at, x.to(dtype), mask=inside)
+    for ahead in range(EACH):
+        stream = tl.program_id(1) * EACH + ahead
+        at = (token * COUNT + stream) * SIZE + place
+        x = tl.load(streams + at, mask=inside, other=0.0).to(tl.float32)
+        if ADDS:
+            factor = tl.load(factors + token * stride + stream).to(tl.float32) / COUNT
+            factor = 2.0 * tl.sigmoid(factor.to(dtype).to(tl.float32)).to(dtype).to(tl.float32)
+            x = (x + (more * factor).to(dtype).to(tl.float32)).to(dtype)
+            tl.store(summed + at, x, mask=inside)
+            x = x.to(tl.float32)
+        if NORMS:
+            x = x * tl.rsqrt(tl.sum(x * x, 0) / SIZE + eps)
+            x = x * tl.load(weight + stream * SIZE + place, mask=inside, other=0.0)
+            tl.store(normed + at, x.to(dtype), mask=inside)
 
 
 @triton.jit

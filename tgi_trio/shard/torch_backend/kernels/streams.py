@@ -10,6 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from tgi_trio.shard.torch_backend.kernels.combining import sum_experts
 from tgi_trio.shard.torch_backend.kernels.fused import normalise
 from tgi_trio.shard.torch_backend.kernels.overlapping import let_next_begin, wait_for_earlier
 
@@ -206,6 +207,9 @@ def write_streams(
     parts,  # of what is written, as for `mix_streams`; with WEIGHTS
     streams,  # [T, COUNT, HIDDEN]
     found,  # [T, HIDDEN]: a part's result
+    weights,  # with PER_TOKEN, `found` has the parts of experts, for `sum_experts`, as these two
+    doors,
+    beside,
     added,  # float32 [T, COUNT]
     mixture,  # float32 [T, COUNT, COUNT], read with MIXES
     mix,
@@ -218,12 +222,16 @@ def write_streams(
     TOKENS: tl.constexpr,
     DEPTH: tl.constexpr,
     PRECISION: tl.constexpr,
+    PER_TOKEN: tl.constexpr,  # experts; 0: `found` is no sum of experts
+    SHARED: tl.constexpr,
+    HAS_DOOR: tl.constexpr,
+    BESIDE: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
     """Mix tokens' states and add a part's result to each; see `HyperConnection.leave`.
 
     A step writes some numbers of one state. The next one those of the next state, as both read the
-    same numbers.
+    same numbers, and add the same part of a result.
     """
     let_next_begin(OVERLAPS)
     wait_for_earlier(OVERLAPS)
@@ -231,10 +239,18 @@ def write_streams(
     dtype = streams.dtype.element_ty
     begin, end = find_share((HIDDEN + DEPTH - 1) // DEPTH * COUNT)
     total, square = tl.zeros([TOKENS, PADDED], tl.float32), tl.zeros([TOKENS], tl.float32)
+    result = tl.zeros([TOKENS, DEPTH], tl.float32)
     for step in range(begin, end):
         to, place = step % COUNT, step // COUNT * DEPTH + tl.arange(0, DEPTH)[None, :]
         there = (token < tokens) & (place < HIDDEN)
-        result = tl.load(found + token * HIDDEN + place, mask=there, other=0.0).to(tl.float32)
+        if PER_TOKEN:
+            if (to == 0) | (step == begin):
+                result = sum_experts(
+                    found, weights, doors, beside, tl.minimum(token, tokens - 1), place,
+                    HIDDEN, PER_TOKEN, SHARED, HAS_DOOR, BESIDE,
+                )  # fmt: skip
+        else:
+            result = tl.load(found + token * HIDDEN + place, mask=there, other=0.0).to(tl.float32)
         weight = tl.load(added + token * COUNT + to, mask=token < tokens, other=0.0)
         if MIXES:  # weights are rounded as torch does before its products
             x = weight.to(dtype).to(tl.float32) * result

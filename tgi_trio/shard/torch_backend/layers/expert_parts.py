@@ -25,6 +25,24 @@ class ExpertParts:
     # its own then.
     beside: torch.Tensor | None = None
 
+    @staticmethod
+    def describe(
+        found: torch.Tensor | ExpertParts,
+    ) -> tuple[tuple[torch.Tensor, ...], dict[str, int | bool]]:
+        """Return what kernels read that add `found`, and their constants.
+
+        That is `found` [T, hidden] or the parts of which it is the sum, then weights, doors and
+        what is beside them, or what stands for these.
+        """
+        if isinstance(found, torch.Tensor):
+            kind: dict[str, int | bool] = {"PER_TOKEN": 0, "SHARED": 0}
+            return (found.contiguous(),) * 4, kind | {"HAS_DOOR": False, "BESIDE": False}
+        parts, doors, beside = found.parts, found.doors, found.beside
+        read = (parts, found.weights, parts if doors is None else doors)
+        kind = {"PER_TOKEN": found.per_token, "SHARED": found.shared}
+        kind |= {"HAS_DOOR": doors is not None, "BESIDE": beside is not None}
+        return (*read, parts if beside is None else beside), kind
+
     @property
     def per_token(self) -> int:
         return self.weights.shape[1]
@@ -35,17 +53,8 @@ class ExpertParts:
 
         tokens, size = len(self.weights), self.parts.shape[1]
         out = self.parts.new_empty(tokens, size)
+        read, constants = self.describe(self)
         combine_experts[(tokens, -(-size // _BLOCK))](
-            out,
-            self.parts,
-            self.weights,
-            self.parts if self.doors is None else self.doors,
-            self.parts if self.beside is None else self.beside,
-            SIZE=size,
-            PER_TOKEN=self.per_token,
-            SHARED=self.shared,
-            HAS_DOOR=self.doors is not None,
-            BESIDE=self.beside is not None,
-            BLOCK=_BLOCK,
+            out, *read, SIZE=size, BLOCK=_BLOCK, **constants
         )
         return out

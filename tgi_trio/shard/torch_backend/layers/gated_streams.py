@@ -12,6 +12,7 @@ import torch
 from torch.nn import functional
 
 from tgi_trio.model.specs.decoder import NormKind
+from tgi_trio.shard.torch_backend.layers.expert_parts import ExpertParts
 from tgi_trio.shard.torch_backend.layers.linear import Linear
 from tgi_trio.shard.torch_backend.layers.opening import (
     compile_narrow,
@@ -23,6 +24,7 @@ from tgi_trio.shard.torch_backend.torch_device import runs_kernels
 
 _BLOCK: Final = 1024  # numbers of a token that a program mixes
 _MOST: Final = 1 << 15  # largest hidden size that a program holds
+_FEW: Final = 128  # tokens whose experts are summed anew for each hidden state, beside the others
 
 
 class StreamNorm:
@@ -47,7 +49,7 @@ class StreamNorm:
 class Said(NamedTuple):
     """What a part of a layer said, which is to be added to every hidden state."""
 
-    said: torch.Tensor  # [T, hidden]
+    said: torch.Tensor | ExpertParts  # [T, hidden], or the parts of which it is the sum
     factors: torch.Tensor  # [T, count], before their activation
 
 
@@ -130,8 +132,9 @@ def add_said(streams: torch.Tensor, addend: Said | None, count: int) -> torch.Te
         return streams
     if _in_kernels(streams, count):
         return _launch_addition(streams, addend, count, None)[0]
-    factors = 2.0 * torch.sigmoid(addend.factors / count)
-    return streams + (addend.said.unsqueeze(-2) * factors.unsqueeze(-1)).flatten(-2)
+    said, factors = addend.said, 2.0 * torch.sigmoid(addend.factors / count)
+    said = said.combine() if isinstance(said, ExpertParts) else said
+    return streams + (said.unsqueeze(-2) * factors.unsqueeze(-1)).flatten(-2)
 
 
 def _in_kernels(streams: torch.Tensor, count: int) -> bool:
@@ -149,11 +152,13 @@ def _launch_addition(
     normed = summed if norm is None else torch.empty_like(streams)
     size = streams.shape[1] // count
     padded = 1 << (size - 1).bit_length()
-    gated_streams.add_to_streams[(len(streams), count)](
+    read, kind = ExpertParts.describe(said)
+    each = count_streams(len(streams), count, sums=isinstance(said, ExpertParts))
+    gated_streams.add_to_streams[(len(streams), count // each)](
         normed,
         summed,
         streams,
-        said.contiguous(),
+        *read,
         factors,
         streams if norm is None else norm.weight,
         0.0 if norm is None else norm.eps,
@@ -163,9 +168,19 @@ def _launch_addition(
         COUNT=count,
         ADDS=addend is not None,
         NORMS=norm is not None,
+        EACH=each,
+        **kind,
         num_warps=count_warps(padded),
     )
     return summed, normed
+
+
+def count_streams(tokens: int, count: int, *, sums: bool) -> int:
+    """Return how many of a token's `count` hidden states a program adds to.
+
+    One, unless there are many tokens whose experts it `sums`: then all, so that it does so once.
+    """
+    return count if sums and tokens > _FEW else 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)

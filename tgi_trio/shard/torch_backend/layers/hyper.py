@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 
 from tgi_trio.model.specs.decoder import HyperSpec
+from tgi_trio.shard.torch_backend.layers.expert_parts import ExpertParts
 from tgi_trio.shard.torch_backend.layers.hyper_weights import HyperWeights
 from tgi_trio.shard.torch_backend.layers.norm import Norm
 from tgi_trio.shard.torch_backend.torch_device import runs_kernels
@@ -75,12 +76,12 @@ class HyperConnection:
     @staticmethod
     def leave(
         states: HyperStates,
-        found: torch.Tensor,
+        found: torch.Tensor | ExpertParts,
         post: torch.Tensor,
         mixture: Mixture,
         following: HyperWeights | None,
     ) -> HyperStates:
-        """Return the states after a part, whose result is `found` [T, hidden].
+        """Return the states after a part, whose result is `found` [T, hidden], or its parts.
 
         `following`: what computes the weights of the next part, or at the end; None: nothing does.
         """
@@ -89,6 +90,8 @@ class HyperConnection:
             from tgi_trio.shard.torch_backend.layers import hyper_kernels  # imports Triton
 
             return HyperStates(*hyper_kernels.write(streams, found, post, mixture, following))
+        if isinstance(found, ExpertParts):
+            found = found.combine()
         if mixture is None:
             added = post.unsqueeze(-1) * found.float().unsqueeze(-2)
             return HyperStates((added + streams.float()).to(streams.dtype))

@@ -11,6 +11,7 @@ import torch
 
 from tgi_trio.model.specs.decoder import HyperSpec
 from tgi_trio.shard.torch_backend.kernels import streams as kernels
+from tgi_trio.shard.torch_backend.layers.expert_parts import ExpertParts
 from tgi_trio.shard.torch_backend.layers.hyper_weights import HyperWeights
 from tgi_trio.shard.torch_backend.layers.norm import Norm
 from tgi_trio.shard.torch_backend.layers.residual import count_warps
@@ -89,7 +90,7 @@ def read(
 
 def write(
     streams: torch.Tensor,
-    found: torch.Tensor,
+    found: torch.Tensor | ExpertParts,
     added: torch.Tensor,
     mixture: torch.Tensor | None,
     following: HyperWeights | None,
@@ -100,12 +101,13 @@ def write(
     """
     (count, hidden), written = streams.shape[1:], torch.empty_like(streams)
     tokens, depth, shares = _divide(len(streams), count * hidden)
+    read, kind = ExpertParts.describe(found)
     wanted, parts = 0, None
     if following is not None:
         wanted = len(following.mix)
         parts = added.new_empty((len(streams), shares, wanted + 1))
     kernels.write_streams[(-(-len(streams) // tokens), shares)](
-        *(written, added if parts is None else parts, streams, found.contiguous(), added),
+        *(written, added if parts is None else parts, streams, *read, added),
         added if mixture is None else mixture,
         added if following is None else following.mix,
         len(streams),
@@ -117,6 +119,7 @@ def write(
         TOKENS=tokens,
         DEPTH=depth,
         PRECISION=FLOAT32_PRODUCTS,
+        **kind,
         **overlap(streams.device),
     )
     return written, parts

@@ -21,6 +21,7 @@ from tgi_trio.shard.torch_backend.torch_device import has_triton
 
 if TYPE_CHECKING:  # it imports Triton
     from tgi_trio.shard.torch_backend.layers.grouped_experts import GroupedExperts
+    from tgi_trio.shard.torch_backend.layers.grouped_matrices import Routed
 
 
 class Mlp(Protocol):
@@ -133,8 +134,8 @@ class ExpertsMlp:
         `table`.
         """
         asking = x if routed_by is None else routed_by
-        if self._is_one_sum and self.table is None:
-            found = self.find(x, asking)
+        if self._is_one_sum:
+            found = self.find(x, asking, ids)
             return found if isinstance(found, torch.Tensor) else found.combine()
         doors = self._doors(x)
         shared = None if self.shared is None else self.shared(x)
@@ -150,13 +151,38 @@ class ExpertsMlp:
         asks = self.grouped is not None and self.grouped.asks(tokens)
         return self.router.weight.dtype is torch.float32 and not asks
 
-    def find(self, x: torch.Tensor, routed_by: torch.Tensor) -> torch.Tensor | ExpertParts:
+    def find(
+        self, x: torch.Tensor, routed_by: torch.Tensor, ids: torch.Tensor | None = None
+    ) -> torch.Tensor | ExpertParts:
         """Return the same, but not summed yet where the addition to the hidden state can do it."""
         if self.grouped is None or not self._is_one_sum:
-            return self(x, routed_by)
+            return self(x, routed_by, ids)
         beside = None if self.shared is None else self.shared(x)
-        routed = self.grouped.ask(routed_by, self.router, x.dtype)
+        routed = self._ask(self.grouped, routed_by, x.dtype, ids)
         return self.grouped.find(x, routed, self._doors(x), beside)
+
+    def _ask(
+        self,
+        grouped: GroupedExperts,
+        asking: torch.Tensor,
+        dtype: torch.dtype,
+        ids: torch.Tensor | None,
+    ) -> Routed:
+        """Return each token's experts, and their weights of `dtype`."""
+        if self.table is None:
+            return grouped.ask(asking, self.router, dtype)
+        logits = self.router(asking.to(self.router.weight.dtype))
+        chosen = self._look_up(self.table, ids)
+        # The kernel takes the best, which are those that are left.
+        left = torch.full_like(logits, float("-inf"))
+        return grouped.route(left.scatter(1, chosen, logits.gather(1, chosen)), dtype)
+
+    @staticmethod
+    def _look_up(table: torch.Tensor, ids: torch.Tensor | None) -> torch.Tensor:
+        """Return the experts of tokens, int64 [T, per_token]; raises ValueError without `ids`."""
+        if ids is None:
+            raise ValueError("a table has the experts of tokens, whose ids are not given")
+        return table.index_select(0, ids)
 
     @property
     def _is_one_sum(self) -> bool:
@@ -175,19 +201,13 @@ class ExpertsMlp:
         ids: torch.Tensor | None,
     ) -> torch.Tensor:
         """Return the output of routed experts, and of shared ones that are grouped with them."""
-        if self.grouped is not None and self.table is None:
-            return self.grouped(x, self.grouped.ask(asking, self.router, x.dtype), doors)
+        if self.grouped is not None:
+            return self.grouped(x, self._ask(self.grouped, asking, x.dtype, ids), doors)
         logits = self.router(asking.to(self.router.weight.dtype))
         if self.table is None:
             weights, chosen = route(logits, self.spec, self.choice_bias)
         else:
-            if ids is None:
-                raise ValueError("a table has the experts of tokens, whose ids are not given")
-            chosen = self.table.index_select(0, ids)
-            if self.grouped is not None:  # it takes the best, which are those that are left
-                left = torch.full_like(logits, float("-inf"))
-                left = left.scatter(1, chosen, logits.gather(1, chosen))
-                return self.grouped(x, self.grouped.route(left, x.dtype), doors)
+            chosen = self._look_up(self.table, ids)
             weights = weigh(logits, self.spec, chosen)
         if self.expert_scale is not None:
             weights = weights * self.expert_scale[chosen]

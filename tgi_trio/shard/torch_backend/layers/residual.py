@@ -88,26 +88,20 @@ def _launch(
     normed = x if norm is None else torch.empty_like(x)
     summed = x if addends is None else torch.empty_like(x)
     first = x if addends is None else addends.first
-    found = first if isinstance(first, ExpertParts) else None
-    whole, *rest = addend_arguments(x, addends, norm)
+    parts, kind = ExpertParts.describe(first)
+    _, *rest = addend_arguments(x, addends, norm)
     padded = 1 << (size - 1).bit_length()
     fused.add_and_normalise[(len(x),)](
         normed,
         x if wide is None else wide,
         summed,
         x,
-        whole if found is None else found.parts,
-        x if found is None else found.weights,
-        x if found is None or found.doors is None else found.doors,
-        x if found is None or found.beside is None else found.beside,
+        *parts,
         *rest,
         SIZE=size,
         PADDED=padded,
         **addend_constants(addends),
-        PER_TOKEN=0 if found is None else found.per_token,
-        SHARED=0 if found is None else found.shared,
-        HAS_DOOR=found is not None and found.doors is not None,
-        BESIDE=found is not None and found.beside is not None,
+        **kind,
         KIND="" if norm is None else norm.kind,
         HAS_GAIN=norm is not None and norm.weight is not None,
         HAS_BIAS=norm is not None and norm.bias is not None,

@@ -288,7 +288,7 @@ class Decoder:
         if self.streams is not None and own is not None:
             return run_streamed(self.streams, self.layers, x, own, mix, self._runner.reduce)
         if self.hyper is not None:
-            return run_hyper_connected(self.hyper, self.layers, x, ids, mix, self._runner.reduce)
+            return run_hyper_connected(self.hyper, self.layers, x, ids, mix, self._runner.feed)
         first = x
         addends: Addends | None = None
         tapped: dict[int, torch.Tensor] = {}

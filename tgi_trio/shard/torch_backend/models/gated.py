@@ -116,7 +116,7 @@ class GatedDecoder(Decoder):
         streams, read, factors = layer.gates.attention.read(streams, addend)
         said = self._runner.mix(index, read, tables, attention, batch, states)
         streams, read, factors = layer.gates.mlp.read(streams, Said(said, factors))
-        return streams, Said(self._runner.reduce(layer.mlp(read)), factors)
+        return streams, Said(self._runner.feed(layer.mlp, read), factors)
 
     def nbytes(self) -> int:
         return super().nbytes() + self.gates.nbytes()

@@ -6,12 +6,14 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from tgi_trio.shard.torch_backend.layers.expert_parts import ExpertParts
 from tgi_trio.shard.torch_backend.layers.hyper import HyperEnds
-from tgi_trio.shard.torch_backend.layers.mlp import ExpertsMlp
+from tgi_trio.shard.torch_backend.layers.mlp import Mlp
 from tgi_trio.shard.torch_backend.models.layer import Layer
 
 Mix = Callable[[int, torch.Tensor], torch.Tensor]  # attention of a layer
-Reduce = Callable[[torch.Tensor], torch.Tensor]
+# An MLP, for its input and the step's tokens.
+Feed = Callable[[Mlp, torch.Tensor, torch.Tensor | None], torch.Tensor | ExpertParts]
 
 
 def run_hyper_connected(
@@ -20,11 +22,11 @@ def run_hyper_connected(
     x: torch.Tensor,
     ids: torch.Tensor | None,
     mix: Mix,
-    reduce: Reduce,
+    feed: Feed,
 ) -> torch.Tensor:
     """Return the output of all layers for the input `x` [T, hidden]; `ids`: its tokens, int64 [T].
 
-    `mix` and `reduce`: the decoder's attention and sum over ranks.
+    `mix` and `feed`: the decoder's attention and MLPs.
     """
     states, behind = ends.split(x), [layer.hyper for layer in layers[1:]]
     for index, layer in enumerate(layers):
@@ -35,8 +37,7 @@ def run_hyper_connected(
         found = mix(index, normed)
         states = hyper.attention.leave(states, found, post, mixture, hyper.mlp.weights)
         normed, post, mixture = hyper.mlp.enter(states, inner)
-        found = mlp(normed, ids=ids) if isinstance(mlp, ExpertsMlp) else mlp(normed)
         later = behind[index] if index < len(behind) else None
         following = ends.weights if later is None else later.attention.weights
-        states = hyper.mlp.leave(states, reduce(found), post, mixture, following)
+        states = hyper.mlp.leave(states, feed(mlp, normed, ids), post, mixture, following)
     return ends.join(states)

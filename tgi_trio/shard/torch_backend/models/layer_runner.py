@@ -10,7 +10,9 @@ import torch
 from tgi_trio.model.specs.decoder import DecoderSpec
 from tgi_trio.shard.torch_backend.attention.few_heads import HeadProjection
 from tgi_trio.shard.torch_backend.attention.interface import AttentionBackend
+from tgi_trio.shard.torch_backend.layers.expert_parts import ExpertParts
 from tgi_trio.shard.torch_backend.layers.few_rows import project
+from tgi_trio.shard.torch_backend.layers.mlp import ExpertsMlp, Mlp
 from tgi_trio.shard.torch_backend.layers.residual import Addends, add_and_normalise, settle
 from tgi_trio.shard.torch_backend.layers.rotary import Rotary
 from tgi_trio.shard.torch_backend.layers.vocabulary import Gathering
@@ -160,6 +162,17 @@ class LayerRunner:
         if mixer is None or states is None:
             raise ValueError(f"layer {index} keeps states, and the step has none")
         return mixer.mix(x, states.layers[index], states.steps)
+
+    def feed(
+        self, mlp: Mlp, x: torch.Tensor, ids: torch.Tensor | None = None
+    ) -> torch.Tensor | ExpertParts:
+        """Return what an MLP says of `x` [T, hidden]: of experts on one rank, what is to be summed.
+
+        `ids`: the tokens, int64 [T], for tables of experts.
+        """
+        if not isinstance(mlp, ExpertsMlp):
+            return self.reduce(mlp(x))
+        return mlp.find(x, x, ids) if self._ranks is None else self.reduce(mlp(x, ids=ids))
 
     def reduce(self, x: torch.Tensor) -> torch.Tensor:
         """Return the sum over ranks, which divide a layer."""
