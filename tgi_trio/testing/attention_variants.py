@@ -15,7 +15,9 @@ from tgi_trio.shard.torch_backend.attention import (
 )
 from tgi_trio.shard.torch_backend.attention.tiles import choose_latent_tile, choose_tile, pad_dim
 from tgi_trio.shard.torch_backend.attention.tiling import count_listed
+from tgi_trio.shard.torch_backend.kernels import expanding
 from tgi_trio.shard.torch_backend.kv_cache import EIGHT_BITS
+from tgi_trio.shard.torch_backend.layers.expanding import choose_expanding_tile
 from tgi_trio.shard.torch_backend.torch_device import Generation
 from tgi_trio.testing.variant import BF16, F32, I32, TYPES, U8, Variant
 
@@ -31,6 +33,9 @@ FEATURES: Final[tuple[dict[str, Any], ...]] = (
     {"CHUNK": 8192},
 )
 
+# Heads whose results have gates, and how many neighbouring numbers each opens: Qwen 3.5, Step 3.5.
+GATED: Final = ((256, 1), (128, 128))
+
 
 def attention_variants(generation: Generation) -> Iterator[Variant]:
     """Yield the variants that are launched on devices of a generation."""
@@ -45,11 +50,12 @@ def attention_variants(generation: Generation) -> Iterator[Variant]:
     cases += [(512, BF16, {"SINKS": True, "WINDOW": 128}), (320, BF16, {})]
     narrow = {"VALUE": 128, "PADDED_VALUE": 128}  # MiMo-V2-Flash's
     cases += [(192, dtype, narrow) for dtype in (BF16, F32)]
+    cases += [(dim, BF16, {"EACH": each}) for dim, each in GATED]
     cases += [(192, BF16, narrow | more) for more in (FEATURES[3], {"CODES": "fp8_e4m3fn"})]
     for dim, dtype, kind in cases:
         for decodes in (True, False):
             for group, divided in ((4, False), (4, True), (7, False)):
-                if group == 7 and dim != 128:
+                if (group == 7 and dim != 128) or ("EACH" in kind and (divided or group == 7)):
                     continue
                 rows = _MANY if decodes else 0
                 yield _attend(generation, dtype, dim, group, rows, divided, kind)
@@ -65,14 +71,16 @@ def attention_variants(generation: Generation) -> Iterator[Variant]:
         for divided in (True, False):
             yield attend_latents(dtype, heads, decodes, divided, codes)
     overlaps = generation == "hopper"
-    for dim in (64, 128, 256, 512):
+    for dim, each in (*((dim, 0) for dim in (64, 128, 256, 512)), *GATED):
         yield Variant(
-            f"merge_parts bf16 {dim}",
+            f"merge_parts bf16 {dim}{f' each {each}' if each else ''}",
             merging_kernel.merge_parts,
-            (BF16, F32, F32, F32, "i32"),
-            {"DIM": dim, "PADDED_DIM": dim, "MOST": 32, "OVERLAPS": overlaps},
+            (BF16, F32, F32, F32, BF16 if each else F32, "i32", "i32"),
+            {"HEADS": 16, "DIM": dim, "PADDED_DIM": dim, "MOST": 32, "EACH": each}
+            | {"OVERLAPS": overlaps},
             warps=4 if dim > 256 else 2,
         )
+    yield from _expand()
     for rows in (64, 256, 1024):
         for lanes, above, upto in ((128, 16, 0), (16, 0, 16)):
             yield Variant(
@@ -115,6 +123,7 @@ def _attend(
         "ALIBI": False,
         "SINKS": False,
         "AHEAD": False,
+        "EACH": 0,
         "CODES": "",
         "OVERLAPS": generation == "hopper",
     }
@@ -124,16 +133,36 @@ def _attend(
     named = ({"DIVIDED": True} if divided else {}) | kind
     named.pop("PADDED_VALUE", None)
     said = {"CODES": kind.get("CODES"), "VALUE": f"value {sizes[1]}"}
+    said["EACH"] = f"each {kind.get('EACH')}"
     more = "".join(f" {said.get(name, name.lower())}" for name in named)
-    tables = (I32,) * 6 + (F32, F32, I32)  # the latter: slopes, sinks and lasts
+    tables = (I32,) * 6 + (F32, F32, I32, dtype)  # the latter: slopes, sinks, lasts and gates
     return Variant(
         f"attend_tile {mode} {TYPES[dtype]} {dim} g{group}{more}",
         paged_kernel.attend_tile,
-        (dtype, *(F32,) * 3, dtype, cached, cached, *tables, *("fp32",) * 3, "i32", "i32"),
+        (dtype, *(F32,) * 3, dtype, cached, cached, *tables, *("fp32",) * 3, *("i32",) * 3),
         constants | kind,
         warps=tile.warps,
         stages=tile.stages,
     )
+
+
+def _expand() -> Iterator[Variant]:
+    """Yield values of latents: of 64 heads, merged, and with gates."""
+    cases = ((BF16, 1, 32, 0), (BF16, 16, 8, 0), (BF16, 16, 8, 1), (BF16, 512, 1, 1))
+    for dtype, tokens, parts, each in (*cases, (BF16, 512, 1, 128), (F32, 1, 32, 1)):
+        tile = choose_expanding_tile(dtype, tokens * parts)
+        merges = parts > 1
+        more = f"{f' of {parts} parts' if merges else ''}{f' each {each}' if each else ''}"
+        yield Variant(
+            f"expand_values {TYPES[dtype]} 512 to 128{more}",
+            expanding.expand_values,
+            (dtype, F32 if merges else dtype, F32, F32, dtype, dtype, *("i32",) * 4),
+            {"HEADS": 64, "RANK": 512, "VALUE": 128, "MERGES": merges, "PARTS": parts}
+            | {"EACH": each, "ROWS": max(tile.rows, parts)}
+            | {"OUTPUTS": tile.outputs, "DEPTH": tile.depth},
+            warps=tile.warps,
+            stages=tile.stages,
+        )
 
 
 def attend_latents(

@@ -19,6 +19,7 @@ from tgi_trio.shard.contract import StepPlan
 from tgi_trio.shard.torch_backend.attention.interface import AttentionLayer
 from tgi_trio.shard.torch_backend.kv_cache import EIGHT_BITS, KVCache, KVShape, KVSize
 from tgi_trio.shard.torch_backend.layers.heads import HeadSteps
+from tgi_trio.shard.torch_backend.layers.opening import open_values
 
 need_triton()
 
@@ -219,6 +220,21 @@ def far() -> Iterator[Far]:
     with sanitizer.on():
         yield sanitizer.place_far
     assert not sanitizer.findings.take()
+
+
+@pytest.mark.parametrize("way", PROGRAMS)
+@pytest.mark.parametrize("each", [1, 80], ids=["numbers", "heads"])
+def test_gates_open_what_heads_say(programs: Callable[[str], None], way: str, each: int) -> None:
+    """In the launch that ends attention, by the same numbers as in one of their own."""
+    programs(way)
+    case = Case(*STEPS["prefill"], AttentionLayer(1, 4, 2, 80, scale=0.1))
+    backend, query = PagedAttention(torch.device(DEVICE)), case.query
+    batch = backend.prepare(case.plan(), case.cache)
+    whole = query.flatten(1)  # gates are a part of a projection
+    gates = torch.cat((whole, whole), 1)[:, 320 : 320 + 320 // each]
+    plain = backend.attend_written(case.layer, query, batch)
+    found = backend.attend_written(case.layer, query, batch, gates)
+    assert torch.equal(found, open_values(plain, gates)) and not torch.equal(found, plain)
 
 
 @pytest.mark.parametrize("step", [([34, 1], [1, 1]), ([34, 1], [3, 1])], ids=STEPS)

@@ -13,6 +13,7 @@ import torch
 from tgi_trio.shard.torch_backend.attention.interface import AttentionLayer
 from tgi_trio.shard.torch_backend.attention.merging_kernel import merge_parts
 from tgi_trio.shard.torch_backend.attention.tiles import MOST_PARTS, pad_dim
+from tgi_trio.shard.torch_backend.layers.expanding import AttendedParts
 from tgi_trio.shard.torch_backend.torch_device import overlap
 
 # A tile is divided (split-K) while there are fewer programs: a few for each multiprocessor of a
@@ -45,23 +46,47 @@ class Work:
     def constants(self) -> dict[str, Any]:
         return {"DIVIDED": self.parts > 1}
 
-    def merge(self) -> torch.Tensor:
-        """Return [T, heads * dim] behind a launch."""
+    def merge(self, gates: torch.Tensor | None = None) -> torch.Tensor:
+        """Return [T, heads * dim] behind a launch.
+
+        Where it was divided, results are multiplied here by the sigmoids of `gates`.
+        """
         tokens, heads, dim = self.out.shape
         if self.parts > 1:
+            opening, each = describe_gates(gates, self.out)
             merge_parts[(tokens * heads,)](
                 self.out,
                 self.sums,
                 self.bests,
                 self.masses,
+                opening,
                 self.parts,
+                opening.stride(0),
+                HEADS=heads,
                 DIM=dim,
                 PADDED_DIM=pad_dim(dim),
                 MOST=MOST_PARTS,
+                EACH=each,
                 **overlap(self.out.device),
                 num_warps=4 if dim > _WIDE else 2,
             )
         return self.out.view(len(self.out), -1)
+
+    def leave_parts(self) -> torch.Tensor | AttendedParts:
+        """Return [T, heads * dim] behind a launch, or the parts of it, for another one to merge."""
+        if self.parts == 1:
+            return self.out.view(len(self.out), -1)
+        return AttendedParts(self.sums, self.bests, self.masses, self.out.dtype)
+
+
+def describe_gates(gates: torch.Tensor | None, result: torch.Tensor) -> tuple[torch.Tensor, int]:
+    """Return what kernels read of gates [T, n] of `result` [T, heads, dim], and how many of its
+    neighbouring numbers each of them opens; 0 if there are none.
+    """
+    if gates is None:
+        return result, 0
+    gates = gates if gates.stride(1) == 1 else gates.contiguous()
+    return gates, result.shape[1] * result.shape[2] // gates.shape[1]
 
 
 def divide_work(

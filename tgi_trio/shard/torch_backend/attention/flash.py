@@ -25,6 +25,7 @@ from tgi_trio.shard.torch_backend.attention.interface import (
 from tgi_trio.shard.torch_backend.attention.tiles import MOST_FLASH
 from tgi_trio.shard.torch_backend.kv_cache import KVCache
 from tgi_trio.shard.torch_backend.layers.heads import HeadSteps, RotaryTable
+from tgi_trio.shard.torch_backend.layers.opening import open_values
 from tgi_trio.shard.torch_backend.staging import Staging
 
 Kernel = Callable[..., torch.Tensor]  # flash_attn.flash_attn_varlen_func
@@ -106,11 +107,13 @@ class FlashAttention(AttentionBackend):
         steps: HeadSteps,
         table: RotaryTable | None,
         batch: FlashBatch,
+        gates: torch.Tensor | None = None,
     ) -> torch.Tensor:
         if batch.whole is None or _is_beyond(layer, batch.cache):
-            return self._otherwise.attend_projected(layer, qkv, steps, table, self._other(batch))
-        query, key, value = steps.split(qkv, table)
-        return self.attend(layer, query, key, value, batch)
+            other = self._other(batch)
+            return self._otherwise.attend_projected(layer, qkv, steps, table, other, gates)
+        found = self.attend(layer, *steps.split(qkv, table), batch)
+        return found if gates is None else open_values(found, gates)
 
     def head_places(self, layer: AttentionLayer, batch: FlashBatch) -> HeadPlaces | None:
         """See AttentionBackend. None where the kernel attends, since it reads new keys directly."""
@@ -119,10 +122,14 @@ class FlashAttention(AttentionBackend):
         return self._otherwise.head_places(layer, self._other(batch))
 
     def attend_written(
-        self, layer: AttentionLayer, query: torch.Tensor, batch: FlashBatch
+        self,
+        layer: AttentionLayer,
+        query: torch.Tensor,
+        batch: FlashBatch,
+        gates: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """See AttentionBackend."""
-        return self._otherwise.attend_written(layer, query, self._other(batch))
+        return self._otherwise.attend_written(layer, query, self._other(batch), gates)
 
     def _other(self, batch: FlashBatch) -> Any:
         if batch.other is None:

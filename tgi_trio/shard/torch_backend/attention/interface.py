@@ -16,9 +16,11 @@ import torch
 from tgi_trio.shard.contract import StepPlan
 from tgi_trio.shard.torch_backend.kv_cache import KVCache, KVShape
 from tgi_trio.shard.torch_backend.layers.block_index import BlockIndex
+from tgi_trio.shard.torch_backend.layers.expanding import AttendedParts
 from tgi_trio.shard.torch_backend.layers.heads import HeadSteps, RotaryTable
 from tgi_trio.shard.torch_backend.layers.index import TokenIndex
 from tgi_trio.shard.torch_backend.layers.latent import LatentProjections
+from tgi_trio.shard.torch_backend.layers.opening import open_values
 from tgi_trio.shard.torch_backend.layers.pooled_index import PooledIndex
 from tgi_trio.shard.torch_backend.layers.rotary import Rotary
 from tgi_trio.shard.torch_backend.layers.shared_key import Entries, SharedKey
@@ -112,22 +114,31 @@ class AttentionBackend(PlanLayout, Protocol):
         steps: HeadSteps,
         table: RotaryTable | None,
         batch: Any,
+        gates: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Compute `attend` from a layer's projections, [T, all heads * head_dim].
 
         `table`: the step's cosines and sines for the layer's rotary embedding; None without one.
+        `gates`: as for `open_values`, if what heads say has such.
         """
-        query, key, value = steps.split(qkv, table)
-        return self.attend(layer, query, key, value, batch)
+        found = self.attend(layer, *steps.split(qkv, table), batch)
+        return found if gates is None else open_values(found, gates)
 
     def head_places(self, layer: AttentionLayer, batch: Any) -> HeadPlaces | None:
         """Return where K and V may be written ahead of `attend_written`; None if nowhere."""
         return None
 
     def attend_written(
-        self, layer: AttentionLayer, query: torch.Tensor, batch: Any
+        self,
+        layer: AttentionLayer,
+        query: torch.Tensor,
+        batch: Any,
+        gates: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Compute `attend` with K and V that have been written to their `head_places`."""
+        """Compute `attend` with K and V that have been written to their `head_places`.
+
+        `gates`: as for `attend_projected`.
+        """
         raise RuntimeError(f"{self.name} has no places that others write to")
 
     def attend_latents(
@@ -138,8 +149,8 @@ class AttentionBackend(PlanLayout, Protocol):
         rotary: Rotary,
         table: RotaryTable,
         batch: Any,
-    ) -> torch.Tensor:
-        """Compute `attend` from the projections of a layer of latents."""
+    ) -> torch.Tensor | AttendedParts:
+        """Compute `attend` from the projections of a layer of latents; or leave its parts."""
         return attend_latents_apart(self, layer, projected, latent, rotary, table, batch)
 
     def attend_indexed(
@@ -154,7 +165,7 @@ class AttentionBackend(PlanLayout, Protocol):
         hidden: torch.Tensor | None = None,
         *,
         expanded: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+    ) -> torch.Tensor | AttendedParts:
         """Compute `attend_latents` over the tokens that `index` chooses.
 
         `index` None: over those that the layer before has chosen. `projected`: as for latents, then
@@ -189,6 +200,7 @@ class AttentionBackend(PlanLayout, Protocol):
         index: PooledIndex,
         table: RotaryTable | None,
         batch: Any,
+        gates: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Compute `attend_projected` over the blocks that `index` chooses by one key of each.
 
@@ -220,11 +232,13 @@ def attend_heads(
     steps: HeadSteps,
     table: RotaryTable | None,
     batch: Any,
+    gates: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Compute `AttentionBackend.attend_projected`, also where no kernel has the layer's steps."""
-    if steps.apart:
-        return attention.attend(layer, *steps.split(qkv, table), batch)
-    return attention.attend_projected(layer, qkv, steps, table, batch)
+    if not steps.apart:
+        return attention.attend_projected(layer, qkv, steps, table, batch, gates)
+    found = attention.attend(layer, *steps.split(qkv, table), batch)
+    return found if gates is None else open_values(found, gates)
 
 
 def attend_latents_apart(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from tgi_trio.shard.torch_backend.kernels.fused import open_heads
 from tgi_trio.shard.torch_backend.kernels.overlapping import let_next_begin, wait_for_earlier
 
 
@@ -17,10 +18,14 @@ def merge_parts(
     parts,  # float32, as are the next two: see `attend_tile`
     bests,
     masses,
+    gates,  # [T, HEADS * DIM / EACH], read with EACH only, as for `attend_tile`
     count,  # parts
+    gate_stride,
+    HEADS: tl.constexpr,  # of a token
     DIM: tl.constexpr,
     PADDED_DIM: tl.constexpr,
     MOST: tl.constexpr,  # most parts, a power of two
+    EACH: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
     """Add up a query head's parts, weighted by their masses; one program for each head."""
@@ -39,4 +44,7 @@ def merge_parts(
     at = (which * count + part[:, None]) * DIM + dim[None, :]
     sums = tl.load(parts + at, mask=there[:, None] & inside[None, :], other=0.0)
     result = tl.sum(sums * weight[:, None], 0) / tl.where(mass == 0.0, 1.0, mass)
+    if EACH:
+        own = gates + which // HEADS * gate_stride
+        result = open_heads(result, own, which % HEADS, dim, inside, out, DIM, EACH)
     tl.store(out + which * DIM + dim, result.to(out.dtype.element_ty), mask=inside)

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from tgi_trio.shard.contract import StepPlan
-from tgi_trio.shard.torch_backend.attention.dividing import Work, divide_work
+from tgi_trio.shard.torch_backend.attention.dividing import Work, describe_gates, divide_work
 from tgi_trio.shard.torch_backend.attention.interface import (
     AttentionLayer,
     CapturableAttention,
@@ -43,6 +44,7 @@ from tgi_trio.shard.torch_backend.attention.tiling import (
     Tiles,
 )
 from tgi_trio.shard.torch_backend.kv_cache import BLOCK_SIZE, KVCache
+from tgi_trio.shard.torch_backend.layers.expanding import AttendedParts
 from tgi_trio.shard.torch_backend.layers.heads import HeadSteps, RotaryTable
 from tgi_trio.shard.torch_backend.layers.latent import LatentProjections
 from tgi_trio.shard.torch_backend.layers.rotary import Rotary
@@ -142,11 +144,12 @@ class PagedAttention(CapturableAttention):
         steps: HeadSteps,
         table: RotaryTable | None,
         batch: PagedBatch,
+        gates: torch.Tensor | None = None,
     ) -> torch.Tensor:
         places = _places(layer, batch)
         scales, codes = layer.kv_scales, batch.cache.codes
         query = write_projected(qkv, steps, table, *places, scales=scales, codes=codes)
-        return self.attend_written(layer, query, batch)
+        return self.attend_written(layer, query, batch, gates)
 
     def head_places(self, layer: AttentionLayer, batch: PagedBatch) -> HeadPlaces | None:
         """See AttentionBackend. None where K and V are quantised."""
@@ -160,23 +163,27 @@ class PagedAttention(CapturableAttention):
         rotary: Rotary,
         table: RotaryTable,
         batch: PagedBatch,
-    ) -> torch.Tensor:
+    ) -> torch.Tensor | AttendedParts:
         key = batch.cache.key_slots[layer.index]
         scale, codes = layer.kv_scales[0], batch.cache.codes
         query, ends = write_latent_keys(
             projected, latent, rotary, table, key, batch.slots, scale=scale, codes=codes
         )
-        return self._attend_latents(layer, query, ends, batch, (rotary, table))
+        return self._attend_latents(layer, query, ends, batch, (rotary, table)).leave_parts()
 
     def attend_written(
-        self, layer: AttentionLayer, query: torch.Tensor, batch: PagedBatch
+        self,
+        layer: AttentionLayer,
+        query: torch.Tensor,
+        batch: PagedBatch,
+        gates: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """See AttentionBackend."""
         if layer.value_dim:
             query, ends = query.split((layer.value_dim, layer.head_dim - layer.value_dim), dim=-1)
-            return self._attend_latents(layer, query, ends, batch, None)
+            return self._attend_latents(layer, query, ends, batch, None).merge(gates)
         key, value = batch.cache.key_slots[layer.index], batch.cache.value_slots[layer.index]
-        return self.attend_over(layer, query, key, value, batch)
+        return self.attend_over(layer, query, key, value, batch, gates)
 
     def attend_over(
         self,
@@ -185,14 +192,15 @@ class PagedAttention(CapturableAttention):
         key: torch.Tensor,
         value: torch.Tensor,
         batch: PagedBatch,
+        gates: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Compute `attend_written` over K and V [slots, kv_heads, head_dim] of a cache."""
         shares = self._share(layer, query, batch)
         count = sum(len(tiles.rows) for _, tiles in shares)
         work = self._divide(layer, query, count, batch.cache.value_dim(layer.index), batch)
         for tile, tiles in shares:
-            self._attend_tiles(layer, query, key, value, batch, tile, tiles, work)
-        return work.merge()
+            self._attend_tiles(layer, query, key, value, batch, tile, tiles, work, gates)
+        return work.merge(gates)
 
     def _share(
         self, layer: AttentionLayer, query: torch.Tensor, batch: PagedBatch
@@ -232,13 +240,14 @@ class PagedAttention(CapturableAttention):
         tile: Tile,
         tiles: Tiles,
         work: Work | Spans,
+        gates: torch.Tensor | None,
     ) -> None:
         """Launch attention over some tiles of a step."""
         # The kernel reads tables before it waits, and lists of chosen tokens are made in the step.
         early = overlap(query.device) if batch.page > 1 else {"OVERLAPS": False}
         lasts = batch.lasts if layer.ahead else None
         value_dim = batch.cache.value_dim(layer.index)
-        kernel = attend_tile if isinstance(work, Work) else attend_spans
+        kernel, opening, constants = _kernel_over(work, gates)
         kernel[(len(tiles.rows), layer.kv_heads, work.programs)](
             *work.room,
             *(query, key, value),
@@ -247,11 +256,13 @@ class PagedAttention(CapturableAttention):
             work.bests if layer.slopes is None else layer.slopes,
             work.bests if layer.sinks is None else layer.sinks,
             batch.contexts if lasts is None else lasts,
+            *opening,
             layer.scale * layer.kv_scales[0] if batch.cache.codes else layer.scale,
             layer.kv_scales[1],
             layer.soft_cap,
             query.stride(0),
             query.stride(1),
+            *(gate.stride(0) for gate in opening),
             KV_HEADS=layer.kv_heads,
             GROUP=layer.heads // layer.kv_heads,
             DIM=layer.head_dim,
@@ -261,7 +272,7 @@ class PagedAttention(CapturableAttention):
             PAGE=batch.page,
             LANES=tile.lanes,
             KEYS=tile.keys,
-            **work.constants,
+            **constants,
             WINDOW=layer.window,
             CHUNK=layer.chunk,
             SOFT_CAP=layer.soft_cap > 0,
@@ -281,8 +292,8 @@ class PagedAttention(CapturableAttention):
         ends: torch.Tensor,
         batch: PagedBatch,
         turning: tuple[Rotary, RotaryTable] | None,
-    ) -> torch.Tensor:
-        """Return [T, heads * value_dim]: attention whose values are the beginnings of its keys.
+    ) -> Work | Spans:
+        """Attend to keys whose beginnings are their values; return where [T, heads, value_dim] lie.
 
         `query`: [T, heads, value_dim], with `ends` that still have to be rotated by `turning`. The
         layer's rows of the cache may be wider than both.
@@ -333,7 +344,7 @@ class PagedAttention(CapturableAttention):
             num_warps=tile.warps,
             num_stages=tile.stages,
         )
-        return work.merge()
+        return work
 
     def _divide(
         self, layer: AttentionLayer, query: torch.Tensor, tiles: int, dim: int, batch: PagedBatch
@@ -342,6 +353,19 @@ class PagedAttention(CapturableAttention):
         if self._invariant:
             return divide_into_spans(layer, query, tiles, dim, batch.longest)
         return divide_work(layer, query, tiles, dim)
+
+
+def _kernel_over(
+    work: Work | Spans, gates: torch.Tensor | None
+) -> tuple[Any, list[torch.Tensor], dict[str, Any]]:
+    """Return the kernel that attends, the gates that it reads, and constants.
+
+    Gates are opened where parts are merged, if there are such.
+    """
+    if not isinstance(work, Work):
+        return attend_spans, [], work.constants
+    opening, each = describe_gates(None if work.parts > 1 else gates, work.out)
+    return attend_tile, [opening], work.constants | {"EACH": each}
 
 
 def _places(layer: AttentionLayer, batch: PagedBatch) -> HeadPlaces:

@@ -33,6 +33,7 @@ from tgi_trio.shard.torch_backend.attention.selecting import (
     score_units,
     select_tokens,
 )
+from tgi_trio.shard.torch_backend.layers.expanding import AttendedParts
 from tgi_trio.shard.torch_backend.layers.index import TokenIndex
 from tgi_trio.shard.torch_backend.layers.latent import LatentProjections
 from tgi_trio.shard.torch_backend.layers.rotary import Rotary, RotaryTable
@@ -53,7 +54,7 @@ class PagedIndexedAttention(PagedAttention):
         hidden: torch.Tensor | None = None,
         *,
         expanded: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+    ) -> torch.Tensor | AttendedParts:
         """See AttentionBackend. A choice is kept until the last layer with it has attended."""
         turning, cache = Turn(*turns[rotary]), batch.cache
         plain, both = batch.longest <= layer.most, None
@@ -79,7 +80,7 @@ class PagedIndexedAttention(PagedAttention):
                 expanded = latent.expand(compressed, projected) if both is None else both[0]
             query, ends = absorb_queries(latent, expanded)
         if plain:
-            return self._attend_latents(layer, query, ends, batch, turning)
+            return self._attend_latents(layer, query, ends, batch, turning).leave_parts()
         if index is not None:
             source = compressed if hidden is None else hidden
             queries = index.project(source) if both is None else both[1]
@@ -90,7 +91,7 @@ class PagedIndexedAttention(PagedAttention):
             raise ValueError(f"layer {layer.index} of the cache has no choice to go on with")
         if layer.chosen_last:  # a recording's batch lives on
             batch.chosen = None
-        return self._attend_latents(layer, query, ends, chosen, turning)
+        return self._attend_latents(layer, query, ends, chosen, turning).leave_parts()
 
 
 def choose_tokens(

@@ -19,11 +19,8 @@ import triton
 import triton.language as tl
 
 from tgi_trio.shard.torch_backend.kernels.eight_bits import decode_like
-from tgi_trio.shard.torch_backend.kernels.overlapping import (
-    fetch,
-    let_next_begin,
-    wait_for_earlier,
-)
+from tgi_trio.shard.torch_backend.kernels.fused import open_stored
+from tgi_trio.shard.torch_backend.kernels.overlapping import fetch, let_next_begin, wait_for_earlier
 
 LOG2E = tl.constexpr(1.4426950408889634)
 
@@ -47,9 +44,10 @@ def attend_tile(
     slopes,  # float32 [heads], read with ALIBI only
     sinks,  # float32 [heads], read with SINKS only
     lasts,  # int32 [T] the last position that each query sees, read with AHEAD only
+    gates,  # [T, heads * VALUE / EACH], read with EACH only: their sigmoids multiply results
     scale,  # of scores, times the scale of 8-bit keys
     value_scale,  # read with CODES only
-    soft_cap, query_token_stride, query_head_stride,
+    soft_cap, query_token_stride, query_head_stride, gate_stride,
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,  # query heads of a KV head
     DIM: tl.constexpr,  # numbers of a query and of a key
@@ -64,6 +62,7 @@ def attend_tile(
     CHUNK: tl.constexpr,  # positions of a chunk, of which a query sees its own; 0: no chunks
     SOFT_CAP: tl.constexpr, ALIBI: tl.constexpr, SINKS: tl.constexpr,
     AHEAD: tl.constexpr,  # queries may see tokens after their own
+    EACH: tl.constexpr,  # neighbouring numbers that a gate opens; 0: there are none, or DIVIDED
     CODES: tl.constexpr,  # see `eight_bits.py`
     OVERLAPS: tl.constexpr,
 ):
@@ -124,6 +123,9 @@ def attend_tile(
     store_tile(
         out, parts, bests, masses, which, best, mass, total, real, place, part, VALUE, DIVIDED
     )
+    if EACH:
+        own = gates + token * gate_stride
+        open_stored(out, own, which, head, real, LANES, VALUE, PADDED_VALUE, EACH)
 
 
 @triton.jit

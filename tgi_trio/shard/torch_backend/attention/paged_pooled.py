@@ -41,6 +41,7 @@ class PagedPooled(PagedAttention):
         index: PooledIndex,
         table: RotaryTable | None,
         batch: PagedBatch,
+        gates: torch.Tensor | None = None,
     ) -> torch.Tensor:
         rotary, spec = steps.rotary, index.spec
         if rotary is None or table is None:
@@ -53,7 +54,7 @@ class PagedPooled(PagedAttention):
         every = rotary.every(batch.longest, projected.dtype)
         join_keys(index.key_norm, rotary, every, number, batch, scale, spec.size)
         if plain:
-            return attend_heads(self, layer, projected, steps, table, batch)
+            return attend_heads(self, layer, projected, steps, table, batch, gates)
         query = write_heads(layer, projected, steps, table, batch)
         parts = []
         keys = batch.cache.key_slots[number][:, 0]
@@ -65,6 +66,8 @@ class PagedPooled(PagedAttention):
             )
             listed = make_list(len(tokens), width, query.device)
             select_tokens(found, batch, tokens, listed, most=spec.most, unit=spec.size, tail=True)
-            some = query[tokens.start : tokens.stop]
-            parts.append(self.attend_written(layer, some, batch.over(*listed)))
+            some, opening = query[tokens.start : tokens.stop], gates
+            if gates is not None:
+                opening = gates[tokens.start : tokens.stop]
+            parts.append(self.attend_written(layer, some, batch.over(*listed), opening))
         return parts[0] if len(parts) == 1 else torch.cat(parts)

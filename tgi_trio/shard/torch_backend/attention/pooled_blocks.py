@@ -21,6 +21,7 @@ from tgi_trio.shard.torch_backend.attention.reference import ReferenceAttention,
 from tgi_trio.shard.torch_backend.kv_cache import BLOCK_SIZE, KVCache
 from tgi_trio.shard.torch_backend.layers.heads import HeadSteps, RotaryTable
 from tgi_trio.shard.torch_backend.layers.index import choose_best
+from tgi_trio.shard.torch_backend.layers.opening import open_values
 from tgi_trio.shard.torch_backend.layers.pooled_index import PooledIndex, score_pooled
 from tgi_trio.shard.torch_backend.layers.rotary import Rotary
 
@@ -60,6 +61,7 @@ class PooledAttention(ReferenceAttention):
         index: PooledIndex,
         table: RotaryTable | None,
         batch: PooledBatch,
+        gates: torch.Tensor | None = None,
     ) -> torch.Tensor:
         rotary, spec = steps.rotary, index.spec
         if rotary is None or table is None:
@@ -68,7 +70,8 @@ class PooledAttention(ReferenceAttention):
         _write_keys(layer, index, keys, rotary, batch)
         query, key, value = steps.split(projected, table)
         if int(batch.plan.context_lengths.max()) // spec.size <= spec.most:
-            return self.attend(layer, query, key, value, batch)
+            found = self.attend(layer, query, key, value, batch)
+            return found if gates is None else open_values(found, gates)
         batch.cache.write(layer.index, batch.slots, key, value, layer.kv_scales)
         queries = rotary.apply(queries, table.cos, table.sin).float()
         if not batch.groups:
@@ -81,7 +84,7 @@ class PooledAttention(ReferenceAttention):
             )
             part = query.index_select(0, group.tokens)
             out[group.tokens] = _attend_chosen(layer, part, batch.cache, slots, hidden)
-        return out
+        return out if gates is None else open_values(out, gates)
 
 
 # --- keys -----------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ import torch
 from tgi_trio.shard.torch_backend.attention.interface import AttentionLayer
 from tgi_trio.shard.torch_backend.attention.spans_kernel import merge_spans
 from tgi_trio.shard.torch_backend.attention.tiles import MOST_PARTS, pad_dim
+from tgi_trio.shard.torch_backend.layers.opening import open_values
 
 SPAN: Final = 512  # keys; a multiple of the keys of any tile's step
 # Programs share a tile's spans while there are fewer than these: results do not depend on it.
@@ -42,8 +43,8 @@ class Spans:
     def constants(self) -> dict[str, Any]:
         return {"DIVIDED": self.programs > 1, "SPAN": SPAN}
 
-    def merge(self) -> torch.Tensor:
-        """Return [T, heads * dim] behind a launch."""
+    def merge(self, gates: torch.Tensor | None = None) -> torch.Tensor:
+        """Return [T, heads * dim] behind a launch, multiplied by the sigmoids of `gates`."""
         tokens, heads, dim = self.out.shape
         if self.programs > 1:
             merge_spans[(tokens * heads,)](
@@ -56,7 +57,12 @@ class Spans:
                 SINKS=self.sinks is not None,
                 num_warps=2,
             )
-        return self.out.view(tokens, -1)
+        found = self.out.view(tokens, -1)
+        return found if gates is None else open_values(found, gates)
+
+    def leave_parts(self) -> torch.Tensor:
+        """Do what `merge` does: spans are merged in their order."""
+        return self.merge()
 
 
 def divide_into_spans(

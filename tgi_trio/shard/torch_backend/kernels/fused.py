@@ -212,6 +212,47 @@ def open_values(
 
 
 @triton.jit
+def open_heads(
+    values,  # float32, of heads
+    gates,  # pointers to the first gate of each token
+    head,
+    dim,  # which of a head's numbers
+    there,
+    like,  # a pointer to the dtype to which torch would round
+    DIM: tl.constexpr,  # numbers of a head
+    EACH: tl.constexpr,  # neighbouring ones that a gate opens: 1, or all of a head's
+):
+    """Return values * sigmoid(gates), all rounded as `open_values` does."""
+    dtype = like.dtype.element_ty
+    opened = tl.load(gates + (head * DIM + dim) // EACH, mask=there, other=0.0).to(tl.float32)
+    opened = tl.sigmoid(opened).to(dtype).to(tl.float32)
+    return values.to(dtype).to(tl.float32) * opened
+
+
+@triton.jit
+def open_stored(
+    out,
+    gates,
+    which,
+    head,
+    real,
+    LANES: tl.constexpr,
+    DIM: tl.constexpr,
+    PADDED_DIM: tl.constexpr,
+    EACH: tl.constexpr,
+):
+    """Multiply the results of a tile by their gates, where they lie: registers have no room."""
+    some: tl.constexpr = min(PADDED_DIM, max(16, 2048 // LANES))  # numbers of a head at a time
+    tl.debug_barrier()  # results are written before they are read
+    for low in range(0, DIM, some):
+        dim = low + tl.arange(0, some)[None, :]
+        there, at = real[:, None] & (dim < DIM), out + which[:, None] * DIM + dim
+        result = tl.load(at, mask=there, other=0.0).to(tl.float32)
+        result = open_heads(result, gates[:, None], head[:, None], dim, there, out, DIM, EACH)
+        tl.store(at, result.to(out.dtype.element_ty), mask=there)
+
+
+@triton.jit
 def limit_up(gates, up, limit, like, RAISED: tl.constexpr):
     """Return gates and ups clamped to a limit, the latter plus 1 if RAISED.
 

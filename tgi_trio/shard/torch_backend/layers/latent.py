@@ -18,10 +18,10 @@ from collections.abc import Callable
 import torch
 
 from tgi_trio.model.specs.decoder import LatentSpec
+from tgi_trio.shard.torch_backend.layers.expanding import AttendedParts, expand_values
 from tgi_trio.shard.torch_backend.layers.joined import JoinedLinears, join_linears
 from tgi_trio.shard.torch_backend.layers.linear import Linear
 from tgi_trio.shard.torch_backend.layers.norm import Norm
-from tgi_trio.shard.torch_backend.layers.plain_product import multiply_by_head
 from tgi_trio.shard.torch_backend.torch_device import runs_kernels
 
 
@@ -170,10 +170,16 @@ class LatentProjections:
             return compressed
         return torch.cat((compressed, projected[:, : self.spec.query_rank]), dim=-1)
 
-    def values(self, attended: torch.Tensor) -> torch.Tensor:
-        """Return values [T, heads * value_dim] of `attended` [T, heads * (rank + rotary_dim)]."""
-        latents = attended.view(len(attended), len(self.value_up), -1)[..., : self.spec.rank]
-        return multiply_by_head(latents, self.value_up, invariant=self.invariant).flatten(1)
+    def values(
+        self, attended: torch.Tensor | AttendedParts, gates: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Return values [T, heads * value_dim] of `attended` [T, heads * (rank + rotary_dim)].
+
+        They are multiplied by the sigmoids of `gates`, as for `expand_values`.
+        """
+        if isinstance(attended, torch.Tensor):
+            attended = attended.view(len(attended), len(self.value_up), -1)[..., : self.spec.rank]
+        return expand_values(attended, self.value_up, gates, invariant=self.invariant)
 
     def pack(self) -> None:
         for linear in (self.query_up, self.gate_up):

@@ -14,10 +14,10 @@ from tgi_trio.shard.torch_backend.attention.interface import (
     attend_heads,
     attend_latents_apart,
 )
+from tgi_trio.shard.torch_backend.layers.expanding import AttendedParts
 from tgi_trio.shard.torch_backend.layers.heads import HeadSteps, RotaryTable
 from tgi_trio.shard.torch_backend.layers.latent import LatentProjections
 from tgi_trio.shard.torch_backend.layers.norm import DividedNorm
-from tgi_trio.shard.torch_backend.layers.opening import open_values
 from tgi_trio.shard.torch_backend.layers.rotary import Rotary
 from tgi_trio.shard.torch_backend.models.layer import Attention
 
@@ -88,8 +88,8 @@ class Attending:
             attended = self._attend_latents(
                 layer, layer.latent, qkv, tables, attention, batch, hidden, expanded
             )
-            values = layer.latent.values(attended)
-            return layer.close(values if gate is None else self._gate(layer, values, gate))
+            opening, after = self._divide_gates(gate)
+            return self._close(layer, layer.latent.values(attended, opening), after)
         if layer.blocks is not None:
             table = tables.get(layer.rotary)
             attended = attention.attend_blocks(layer.shape, qkv, steps, layer.blocks, table, batch)
@@ -97,20 +97,33 @@ class Attending:
         if layer.query_norm and layer.key_norm:
             qkv = self._normalise_whole(layer, layer.query_norm, layer.key_norm, qkv)
         table, shape = tables.get(layer.rotary), layer.shape
+        opening, after = self._divide_gates(gate)
         if layer.pooled is not None and asked is not None:
-            attended = attention.attend_pooled(shape, qkv, asked, steps, layer.pooled, table, batch)
+            pooled = layer.pooled
+            attended = attention.attend_pooled(
+                *(shape, qkv, asked, steps, pooled, table, batch), gates=opening
+            )
         else:
-            attended = attend_heads(attention, shape, qkv, steps, table, batch)
-        return layer.close(attended if gate is None else self._gate(layer, attended, gate))
+            attended = attend_heads(attention, shape, qkv, steps, table, batch, opening)
+        return self._close(layer, attended, after)
 
-    def _gate(self, layer: Attention, attended: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
-        """Return what heads say, multiplied by one gate of each head or one of each number."""
-        if self._spec.gate_activation == "sigmoid":
-            return open_values(attended, gate)
+    def _divide_gates(
+        self, gates: torch.Tensor | None
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """Return the gates that attention opens, and those that are opened behind it."""
+        return (gates, None) if self._spec.gate_activation == "sigmoid" else (None, gates)
+
+    @staticmethod
+    def _close(layer: Attention, said: torch.Tensor, gate: torch.Tensor | None) -> torch.Tensor:
+        """Return this rank's partial sum for what heads say.
+
+        It is multiplied by one gate of each head or one of each number, if there are such.
+        """
+        if gate is None:
+            return layer.close(said)
         by_head = (layer.shape.heads, -1)
         opened = functional.softplus(gate.float()).to(gate.dtype).unflatten(-1, by_head)
-        gated: torch.Tensor = attended.unflatten(-1, by_head) * opened
-        return gated.flatten(-2)
+        return layer.close((said.unflatten(-1, by_head) * opened).flatten(-2))
 
     def _gates_of_head(self, layer: Attention) -> int:
         """Return the number of gates of each head's output; 0: there are none."""
@@ -128,7 +141,7 @@ class Attending:
         batch: Any,
         hidden: torch.Tensor | None,
         expanded: torch.Tensor | None,
-    ) -> torch.Tensor:
+    ) -> torch.Tensor | AttendedParts:
         """Return the weighted sums of latents, from which values are projected afterwards.
 
         `expanded`: queries, if they are known, as for `AttentionBackend.attend_indexed`.
