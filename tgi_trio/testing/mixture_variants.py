@@ -23,7 +23,7 @@ def mixture_variants(generation: Generation) -> Iterator[Variant]:
 
 
 def _routing() -> Iterator[Variant]:
-    """Mixtral, Phi-3.5-MoE, gpt-oss, Qwen 3, Gemma 4, Kolibri, DeepSeek V2, V3 and V4."""
+    """Mixtral, Phi-3.5-MoE, gpt-oss, Qwen 3 and 3 Next, Gemma 4, Kolibri, DeepSeek V2, V3, V4."""
     kinds: tuple[tuple[str, int, int, int, int, int], ...] = (
         ("softmax", 8, 2, 1, 1, 4096),
         ("sparse-mixer", 16, 2, 1, 1, 4096),
@@ -31,6 +31,7 @@ def _routing() -> Iterator[Variant]:
         ("biased-softmax", 64, 6, 1, 1, 2560),
         ("softmax", 128, 8, 1, 1, 2048),
         ("softmax", 128, 8, 1, 1, 2816),
+        ("softmax", 512, 10, 1, 1, 2048),
         ("sigmoid", 384, 6, 1, 1, 2560),
         ("grouped-softmax", 160, 6, 8, 3, 5120),
         ("grouped-sigmoid", 256, 8, 8, 4, 7168),
@@ -55,6 +56,7 @@ def _routing() -> Iterator[Variant]:
             ),
         }
         more = " factors" if constants["HAS_FACTORS"] else ""
+        door = count == 512
         yield Variant(
             f"route_tokens {routing} {count}{more}",
             routing_kernel.route_tokens,
@@ -64,13 +66,13 @@ def _routing() -> Iterator[Variant]:
         )
         tile = router_tile(count, inputs)
         yield Variant(
-            f"ask_router {routing} {count}{more}",
+            f"ask_router {routing} {count}{more}{' door' * door}",
             routing_kernel.ask_router,
             (
-                *(BF16, *(I32,) * 3, F32, I32, BF16, logits, logits),
+                *(BF16, *(I32,) * 3, BF16, F32, I32, BF16, logits, logits, BF16),
                 *(F32, F32, "i32", "fp32", "fp32"),
             ),
-            constants | tile | {"HAS_ROUTER_BIAS": count == 32},
+            constants | tile | {"HAS_ROUTER_BIAS": count == 32, "HAS_DOOR": door},
             warps=router_warps(tile["PADDED"]),
         )
     for size, each, shared, beside in (

@@ -184,7 +184,10 @@ def test_many_programs_share_the_lists(spec: ExpertsSpec, monkeypatch: pytest.Mo
 def test_few_tokens_are_multiplied_with_the_router_where_they_are_routed(
     spec: ExpertsSpec, tokens: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By programs that share experts and inputs, again and again; what was chosen is the same."""
+    """By programs that share experts and inputs, again and again; what was chosen is the same.
+
+    A gate of shared experts is multiplied beside them.
+    """
     for name, value in (("ROUTER_DEPTH", 16), ("_PART", 32)):
         monkeypatch.setattr(grouped_experts, name, value)
     inputs = 90  # three parts, the last of which is not whole
@@ -194,7 +197,13 @@ def test_few_tokens_are_multiplied_with_the_router_where_they_are_routed(
         x = some(tokens, inputs, seed=seed, dtype=asking) / 4
         own = some(every(spec), seed=7, dtype=wide) if seed else None
         router = Linear(some(every(spec), inputs, seed=9, dtype=wide), own)
-        weights, chosen = by_expert(made.ask(x, router, torch.float32), spec)
+        door = Linear(some(1, inputs, seed=10, dtype=asking))
+        routed = made.ask(x, router, torch.float32, door)
+        weights, chosen = by_expert(routed, spec)
+        assert routed.doors is not None
+        near = 1e-4 if asking is torch.float32 else 0.02
+        torch.testing.assert_close(routed.doors, door(x), atol=near, rtol=near)
+        assert torch.equal(made.ask(x, router, torch.float32).weights, routed.weights)
         assert not made._counters.any() and not made._arrived.any()
         logits = router(x.to(wide))
         theirs, expected = by_expert(made.route(logits, torch.float32), spec)

@@ -64,11 +64,13 @@ def ask_router(
     pairs,
     counts,
     counters,
-    sums,  # float32 [blocks of tokens, PARTS, TOKENS, PADDED]: partial sums of logits
+    doors,  # [T], written with HAS_DOOR: products of tokens with `door`
+    sums,  # float32 [blocks of tokens, PARTS, TOKENS, PADDED + HAS_DOOR]: partial sums of logits
     arrived,  # int32 [blocks of tokens]: programs that have finished; 0 before and after
     x,  # [T, INPUTS], of any dtype; converted to the router's
     router,  # [EXPERTS, INPUTS]
     router_bias,  # [EXPERTS], read with HAS_ROUTER_BIAS
+    door,  # [INPUTS], of the dtype of `x`: the gate of shared experts; read with HAS_DOOR
     bias,  # float32 [EXPERTS], added for the choice; read with HAS_BIAS
     factors,  # float32 [EXPERTS], of the experts' weights; read with HAS_FACTORS
     tokens,
@@ -81,6 +83,7 @@ def ask_router(
     TOKENS: tl.constexpr,  # of a program
     COLUMNS: tl.constexpr,  # experts of a program
     HAS_ROUTER_BIAS: tl.constexpr,
+    HAS_DOOR: tl.constexpr,  # then a part of the inputs has one program more
     EXPERTS: tl.constexpr,
     PADDED: tl.constexpr,  # the next power of two, at least COLUMNS
     PER_TOKEN: tl.constexpr,
@@ -106,32 +109,66 @@ def ask_router(
     token = block * TOKENS + row
     there, wanted = token < tokens, column < EXPERTS
     rows = x + token.to(tl.int64)[:, None] * INPUTS
-    columns = router + column.to(tl.int64)[None, :] * INPUTS
-    total = tl.zeros([TOKENS, COLUMNS], tl.float32)
-    for low in range(0, PART, DEPTH):
-        depth = part * PART + low + tl.arange(0, DEPTH)
-        inside = depth < INPUTS
-        a = tl.load(rows + depth[None, :], mask=there[:, None] & inside[None, :], other=0.0)
-        b = tl.load(columns + depth[:, None], mask=inside[:, None] & wanted[None, :], other=0.0)
-        total = tl.dot(a.to(b.dtype), b, total, input_precision="ieee")
-    first = sums + (block.to(tl.int64) * PARTS * TOKENS + row[:, None]) * PADDED
-    tl.store(first + part * TOKENS * PADDED + column[None, :], total)
+    width: tl.constexpr = PADDED + HAS_DOOR
+    first = sums + (block.to(tl.int64) * PARTS * TOKENS + row[:, None]) * width
+    into = first + part * TOKENS * width
+    if tl.program_id(1) * COLUMNS >= PADDED:
+        if HAS_DOOR:
+            product = multiply_door(rows, door, part * PART, there, INPUTS, PART, DEPTH, TOKENS)
+            tl.store(into + PADDED, product[:, None])
+    else:
+        columns = router + column.to(tl.int64)[None, :] * INPUTS
+        total = tl.zeros([TOKENS, COLUMNS], tl.float32)
+        for low in range(0, PART, DEPTH):
+            depth = part * PART + low + tl.arange(0, DEPTH)
+            inside = depth < INPUTS
+            a = tl.load(rows + depth[None, :], mask=there[:, None] & inside[None, :], other=0.0)
+            b = tl.load(columns + depth[:, None], mask=inside[:, None] & wanted[None, :], other=0.0)
+            total = tl.dot(a.to(b.dtype), b, total, input_precision="ieee")
+        tl.store(into + column[None, :], total)
     tl.debug_barrier()  # a program's sums are written before it counts as arrived
     if tl.atomic_add(arrived + block, 1) == tl.num_programs(1) * PARTS - 1:
         tl.store(arrived + block, 0)
         expert = tl.arange(0, PADDED)
         logit = tl.zeros([TOKENS, PADDED], tl.float32)
         for i in range(PARTS):
-            logit += tl.load(first + i * TOKENS * PADDED + expert[None, :])
+            logit += tl.load(first + i * TOKENS * width + expert[None, :])
         if HAS_ROUTER_BIAS:
             own = tl.load(router_bias + expert, mask=expert < EXPERTS, other=0.0)
             logit += own.to(tl.float32)[None, :]
         logit = logit.to(router.dtype.element_ty).to(tl.float32)
+        if HAS_DOOR:
+            opened = tl.zeros([TOKENS, 1], tl.float32)
+            for i in range(PARTS):
+                opened += tl.load(first + i * TOKENS * width + PADDED)
+            tl.store(doors + token[:, None], opened.to(doors.dtype.element_ty), mask=there[:, None])
         choose_experts(
             weights, pairs, counts, counters, logit, bias, factors, token[:, None], tokens, scale,
             jitter, EXPERTS, PADDED, PER_TOKEN, ROUTING, NORMALISE, CAP, GROUPS, PADDED_GROUPS,
             GROUPS_USED, HAS_BIAS, HAS_FACTORS, SHARED,
         )
+
+
+@triton.jit
+def multiply_door(
+    rows,  # pointers [TOKENS, 1] to tokens
+    door,
+    begin,  # the first input of the program's part
+    there,  # [TOKENS]
+    INPUTS: tl.constexpr,
+    PART: tl.constexpr,
+    DEPTH: tl.constexpr,
+    TOKENS: tl.constexpr,
+):
+    """Return the products of a part of tokens with a vector, float32 [TOKENS]."""
+    total = tl.zeros([TOKENS], tl.float32)
+    for low in range(0, PART, DEPTH):
+        depth = begin + low + tl.arange(0, DEPTH)
+        inside = depth < INPUTS
+        a = tl.load(rows + depth[None, :], mask=there[:, None] & inside[None, :], other=0.0)
+        b = tl.load(door + depth, mask=inside, other=0.0).to(tl.float32)
+        total += tl.sum(a.to(tl.float32) * b[None, :], 1)
+    return total
 
 
 @triton.jit

@@ -9,6 +9,7 @@ ones were chosen: one wait per layer, and a handful of launches per expert.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -119,7 +120,7 @@ class GroupedExperts:
             inner = self._act(wide).contiguous()
             parts = self._down.multiply(inner, lists, gathers=False, room=room)
             changes.add(parts, inner, lists, slots, inner=False)
-        doors = None if doors is None else doors.contiguous()
+        doors = routed.doors if doors is None else doors.contiguous()
         beside = None if beside is None else beside.contiguous()
         return ExpertParts(parts, weights, doors, self._shared, beside)
 
@@ -149,35 +150,50 @@ class GroupedExperts:
         """Return whether routing so many tokens includes their product with the router."""
         return apparent_rows(tokens, invariant=self._up.invariant) <= FEW_TOKENS
 
-    def ask(self, x: torch.Tensor, router: Linear, dtype: torch.dtype) -> Routed:
+    def ask(
+        self,
+        x: torch.Tensor,
+        router: Linear,
+        dtype: torch.dtype,
+        door: Linear | None = None,
+    ) -> Routed:
         """Return the routing of `x` [T, hidden] by the plain matrix `router`; weights of `dtype`.
 
-        The product is computed in the router's dtype, whatever that of `x` is.
+        The product is computed in the router's dtype, whatever that of `x` is. `door`: the gate of
+        shared experts, a plain matrix with one output, which is multiplied beside, in that of `x`.
         """
         tokens, inputs = x.shape
         if not self.asks(tokens):
-            return self.route(router(x.to(router.weight.dtype)), dtype)
+            routed = self.route(router(x.to(router.weight.dtype)), dtype)
+            return routed if door is None else replace(routed, doors=door(x))
         tile = router_tile(self._routed, inputs)
         blocks = -(-tokens // ROUTER_TOKENS)
         arrived = self._arrived
         if blocks > len(arrived):
             arrived = torch.zeros(blocks, dtype=torch.int32, device=x.device)
-        size = (blocks, tile["PARTS"], ROUTER_TOKENS, tile["PADDED"])
+        has_door = door is not None
+        size = (blocks, tile["PARTS"], ROUTER_TOKENS, tile["PADDED"] + has_door)
         routed = self._make_room(tokens, dtype)
+        if has_door:
+            routed = replace(routed, doors=x.new_empty(tokens, 1))
         weight, bias = router.weight, router.bias
-        ask_router[(blocks, tile["PADDED"] // ROUTER_COLUMNS, tile["PARTS"])](
+        columns = tile["PADDED"] // ROUTER_COLUMNS + has_door
+        ask_router[(blocks, columns, tile["PARTS"])](
             *(routed.weights, routed.pairs, routed.counts, self._counters),
+            x if routed.doors is None else routed.doors,
             torch.empty(size, dtype=torch.float32, device=x.device),
             arrived,
             x.contiguous(),
             weight.contiguous(),
             weight if bias is None else bias,
+            x if door is None else door.weight,
             routed.counts if self._choice_bias is None else self._choice_bias,
             routed.counts if self._expert_scale is None else self._expert_scale,
             tokens,
             self._spec.scale,
             self._spec.jitter,
             HAS_ROUTER_BIAS=bias is not None,
+            HAS_DOOR=has_door,
             **tile,
             **self._constants(),
             num_warps=router_warps(tile["PADDED"]),

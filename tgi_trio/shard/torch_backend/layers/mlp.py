@@ -158,8 +158,17 @@ class ExpertsMlp:
         if self.grouped is None or not self._is_one_sum:
             return self(x, routed_by, ids)
         beside = None if self.shared is None else self.shared(x)
-        routed = self._ask(self.grouped, routed_by, x.dtype, ids)
-        return self.grouped.find(x, routed, self._doors(x), beside)
+        door = self._plain_door(x) if routed_by is x else None
+        routed = self._ask(self.grouped, routed_by, x.dtype, ids, door)
+        doors = self._doors(x) if routed.doors is None else None
+        return self.grouped.find(x, routed, doors, beside)
+
+    def _plain_door(self, x: torch.Tensor) -> Linear | None:
+        """Return the gate of the shared expert, if it may be multiplied beside the router."""
+        door = self.shared_router
+        if door is None or type(door) is not Linear or door.bias is not None or door.invariant:
+            return None
+        return door if door.weight.dtype is x.dtype and self.table is None else None
 
     def _ask(
         self,
@@ -167,10 +176,11 @@ class ExpertsMlp:
         asking: torch.Tensor,
         dtype: torch.dtype,
         ids: torch.Tensor | None,
+        door: Linear | None = None,
     ) -> Routed:
-        """Return each token's experts, and their weights of `dtype`."""
+        """Return each token's experts, and their weights of `dtype`; `door` as for `ask`."""
         if self.table is None:
-            return grouped.ask(asking, self.router, dtype)
+            return grouped.ask(asking, self.router, dtype, door)
         logits = self.router(asking.to(self.router.weight.dtype))
         chosen = self._look_up(self.table, ids)
         # The kernel takes the best, which are those that are left.
