@@ -176,19 +176,21 @@ def attend_latents(
     index: int = 0,
     sinks: bool = False,
     page: int = 16,
+    scales: bool = False,
 ) -> Variant:
     """Return attention over latents of 512 numbers, behind which an index may have some more."""
     tile = choose_latent_tile(dtype, heads, decodes=decodes)
     mode = "decode" if decodes else "prefill"
     more = f"{' divided' if divided else ''}{f' {codes}' if codes else ''}"
     more += f"{f' of {512 + rotary + index}' if index else ''}{' sinks' if sinks else ''}"
+    more += " scaled" * scales
     return Variant(
         f"attend_latents {mode} {TYPES[dtype]} 512+{rotary} h{heads}{more}",
         latent_kernel.attend_latents,
         (
             *(dtype, F32, F32, F32),
             *(*(dtype,) * 4, U8 if codes else dtype),
-            *(*(I32,) * 6, F32, "fp32", "fp32", *("i32",) * 4),
+            *(*(I32,) * 6, F32, *(dtype,) * 3, "fp32", "fp32", *("i32",) * 4),
         ),
         {
             "HEADS": heads,
@@ -204,6 +206,7 @@ def attend_latents(
             "KEYS": tile.keys,
             "DIVIDED": divided,
             "SINKS": sinks,
+            "SCALES": scales,
             "CODES": codes,
         },
         warps=tile.warps,

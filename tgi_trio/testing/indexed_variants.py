@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
 from tgi_trio.shard.torch_backend.attention.tiles import pad_dim
-from tgi_trio.shard.torch_backend.kernels import indexed_latents, latents, rotating
-from tgi_trio.shard.torch_backend.layers.log_scale import count_scaled
+from tgi_trio.shard.torch_backend.kernels import indexed_latents
 from tgi_trio.testing.attention_variants import attend_latents
 from tgi_trio.testing.variant import BF16, F32, I32, I64, U8, Variant
 
@@ -28,6 +27,8 @@ class _Model(NamedTuple):
     compresses: bool = True  # queries
     keys: int = 1  # index keys behind a latent: with those of layers that read it
     interleaved: bool = False  # pairs that turn, of the index
+    doubles: bool = False  # compressed queries
+    hidden: int = 0  # numbers of the layer's input, if the index's queries are made of it
 
     @property
     def kept(self) -> int:
@@ -40,6 +41,7 @@ _MODELS: Final = (
     _Model("GLM 5", heads=64, query=2048, rotary=64, index_heads=32),
     _Model("Hunyuan 4", heads=32, query=1536, rotary=64, index_heads=16, begin=64, sinks=True),
     _Model("GLM 5.3", heads=32, query=1536, rotary=0, index_heads=32, pool=16),
+    _Model("A.X-K2", heads=64, query=1536, rotary=64, index_heads=32, doubles=True),
     *(
         _Model(
             f"Mistral Large 4{name}",
@@ -50,6 +52,7 @@ _MODELS: Final = (
             compresses=False,
             keys=2,
             interleaved=True,
+            hidden=8192,
         )
         for name, rotary in (("", 64), (" without rotation", 0))
     ),
@@ -60,42 +63,19 @@ def indexed_variants() -> Iterator[Variant]:
     """Yield the variants that are launched on any device."""
     for model in _MODELS:
         yield _write(model)
-        for divided in (True, False):
+        for divided in () if model.doubles else (True, False):  # A.X-K2 attends as GLM 5 does
             yield attend_latents(
                 *(BF16, model.heads, True, divided, ""),
                 rotary=model.rotary,
                 index=model.kept,
                 sinks=model.sinks,
                 page=1,
+                scales=model.hidden > 0,
             )
         if model.keys > 1:
             yield _write_keys(model)
     yield _write(_MODELS[0], "fp8_e4m3fn")
-    yield Variant(
-        "double_queries bf16 1536",  # A.X-K2
-        latents.double_queries,
-        (*(BF16,) * 4, "fp32", "i32"),
-        {
-            **{"SIZE": 1536, "PADDED": 2048, "KIND": "rms"},
-            **{"HAS_GAIN": True, "HAS_BIAS": False},
-        },
-    )
-    yield Variant(
-        "scale_heads bf16 128",  # Mistral Large 4
-        rotating.scale_heads,
-        (*(BF16,) * 4, "i32"),
-        {"HEADS": 64, "DIM": 128, "PADDED_DIM": 128, "BLOCK": count_scaled(128)},
-    )
-    for codes in ("", "fp8_e4m3fn"):
-        yield Variant(
-            f"average_runs bf16 16 of {_DIM}{f' {codes}' if codes else ''}",
-            indexed_latents.average_runs,
-            (U8 if codes else BF16, F32, BF16, *(I32,) * 5, "fp32", "i32"),
-            {
-                **{"DIM": _DIM, "PADDED_DIM": _DIM, "RUN": 16, "PADDED_RUN": 16},
-                **{"HAS_BIAS": True, "PAGE": 16, "CODES": codes},
-            },
-        )
+    yield _write(_MODELS[3], "fp8_e4m3fn")
 
 
 def _write(model: _Model, codes: str = "") -> Variant:
@@ -103,8 +83,8 @@ def _write(model: _Model, codes: str = "") -> Variant:
         f"write_indexed_latents bf16 {model.name}{f' {codes}' if codes else ''}",
         indexed_latents.write_indexed_latents,
         (
-            *(U8 if codes else BF16, *(BF16,) * 6, I64, *(BF16,) * 6),
-            *(*("fp32",) * 4, "i32"),
+            *(U8 if codes else BF16, *(BF16,) * 8, I64, F32, *(I32,) * 5, *(BF16,) * 8),
+            *(*("fp32",) * 5, "i32"),
         ),
         {
             **{"QUERY": model.query, "PADDED_QUERY": pad_dim(model.query)},
@@ -114,7 +94,10 @@ def _write(model: _Model, codes: str = "") -> Variant:
             **{"KIND": "rms", "HAS_GAIN": True, "HAS_BIAS": False},
             **{"INDEX": _DIM, "PADDED_INDEX": _DIM, "HEADS": model.index_heads},
             **_rotation(model, "INDEX_"),
-            **{"POOLS": model.pool > 0, "COMPRESSES": model.compresses, "CODES": codes},
+            **{"RUN": model.pool, "PADDED_RUN": model.pool, "RUN_BIAS": model.pool > 0},
+            **{"PAGE": 16, "COMPRESSES": model.compresses, "DOUBLES": model.doubles},
+            **_asking(model),
+            "CODES": codes,
         },
     )
 
@@ -124,9 +107,16 @@ def _write_keys(model: _Model) -> Variant:
     return Variant(
         f"write_index_keys bf16 {model.name}",
         indexed_latents.write_index_keys,
-        (*(BF16,) * 4, I64, *(BF16,) * 2, *("fp32",) * 2, *("i32",) * 2),
-        {"DIM": _DIM, "PADDED_DIM": _DIM, **_rotation(model), "CODES": ""},
+        (*(BF16,) * 6, I64, *(BF16,) * 4, *("fp32",) * 3, *("i32",) * 2),
+        {"DIM": _DIM, "PADDED_DIM": _DIM, **_rotation(model), **_asking(model), "CODES": ""},
     )
+
+
+def _asking(model: _Model) -> dict[str, Any]:
+    """Return what an index's queries are made of, if not of compressed ones."""
+    size = model.hidden
+    norm = {"ASKING_KIND": "layer", "ASKING_GAIN": size > 0, "ASKING_BIAS": size > 0}
+    return {"HIDDEN": size, "PADDED_HIDDEN": pad_dim(size) if size else 0, **norm}
 
 
 def _rotation(model: _Model, prefix: str = "") -> dict[str, Any]:

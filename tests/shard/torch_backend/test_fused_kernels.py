@@ -26,6 +26,7 @@ from tgi_trio.shard.torch_backend.layers.rotary import Rotary
 need_triton()
 
 from tgi_trio.shard.torch_backend.attention.projecting import (  # noqa: E402
+    absorb_queries,
     write_latent_keys,
     write_projected,
 )
@@ -315,7 +316,8 @@ def test_latents(compressed: bool, interleaved: bool, dtype: torch.dtype) -> Non
     table = rotary.table(positions, positions + 1, dtype)
     projected = some(3, own + 24 + 8, seed=7, dtype=dtype)
     key = torch.zeros(12, 1, 32, dtype=dtype, device=DEVICE)
-    query, ends = write_latent_keys(projected, latent, rotary, table, key, slots)
+    known = write_latent_keys(projected, latent, rotary, table, key, slots)
+    query, ends = absorb_queries(latent, latent.expand(known, projected))
     whole = torch.cat((query, rotary.apply(ends, *table[:2])), dim=-1)
     expected = latent.query_and_key(projected, lambda part: rotary.apply(part, *table[:2]))
     for one, other in zip((whole, key[slots]), expected, strict=True):

@@ -81,7 +81,7 @@ class Layers:
         parts: zip[tuple[AttentionLayer, torch.Tensor, LatentProjections, TokenIndex | None]]
         parts = zip(self.layers, projected, self.latents, self.indices, strict=True)
         return [
-            latent.values(attention.attend_indexed(layer, own, latent, index, 0, turns, batch))
+            attention.attend_indexed(layer, own, latent, index, 0, turns, batch)
             for layer, own, latent, index in parts
         ]
 

@@ -41,7 +41,7 @@ FAR: Final[dict[str, Slots]] = {
     ),
     "join_blocks": Slots(("key", "turns"), ("slots",), "tables"),
     **dict.fromkeys(
-        ("make_entries", "score_units", "score_blocks", "average_runs", "attend_entries"),
+        ("make_entries", "score_units", "score_blocks", "attend_entries"),
         _KEYS_READ,
     ),
     **dict.fromkeys(("attend_tile", "attend_spans"), _BOTH_READ),

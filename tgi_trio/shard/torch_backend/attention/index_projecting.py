@@ -5,7 +5,7 @@ Imported only where Triton is installed.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -27,6 +27,15 @@ class Turn(NamedTuple):
     table: RotaryTable
 
 
+class Written(NamedTuple):
+    """What is made of projections beside keys."""
+
+    # [T, ...]: compressed queries, normalised (and behind that as they are, `LatentSpec.doubled`),
+    # or queries as projected
+    query: torch.Tensor
+    asking: torch.Tensor | None  # [T, hidden]: what the index multiplies, where that is no query
+
+
 def write_indexed_keys(
     projected: torch.Tensor,
     latent: LatentProjections,
@@ -34,33 +43,38 @@ def write_indexed_keys(
     index: TokenIndex,
     index_turning: Turn,
     key: torch.Tensor,
-    slots: torch.Tensor,
+    batch: PagedBatch,
+    hidden: torch.Tensor | None = None,
     *,
     scale: float = 1.0,
-    codes: str = "",
-) -> torch.Tensor:
-    """Return queries; write keys, those of the index too.
+) -> Written:
+    """Write keys, those of the index and of its runs too; normalise what queries are made of.
 
-    Compressed queries [T, query_rank] are normalised, others [T, heads * size] as projected.
     `projected`: [T, ...] as for `LatentProjections`, then as for `TokenIndex.split`, with
     contiguous rows; `key`: [slots, 1, at least rank + rotary_dim + kept], one layer of the cache,
-    in the format `codes` with a `scale`; `slots`: int64 [T].
+    whose 8-bit numbers have a `scale`; `hidden` [T, hidden]: the layer's input, if the index reads
+    it.
     """
     if latent.reads_only:
-        return write_index_keys(
-            projected, latent, index, index_turning, key, slots, scale=scale, codes=codes
+        return _write_index_keys(
+            projected, latent, index, index_turning, key, batch, hidden, scale=scale
         )
     spec, norm, (rotary, table) = latent.spec, index.key_norm, index_turning
     width = projected.shape[1] - index.width - spec.rank - spec.rotary_dim
-    query = projected[:, :width]
-    if latent.query_up is not None:
-        query = torch.empty((len(projected), width), dtype=projected.dtype, device=projected.device)
+    query, compresses = projected[:, :width], latent.query_up is not None
+    doubles = compresses and spec.doubled
+    if compresses:
+        query = projected.new_empty(len(projected), width * (2 if doubles else 1))
     norms, eps, constants = describe_latents(latent, turning.rotary, projected, key, width)
-    programs = 2 if latent.query_up is None else 3
+    asked, vectors, inner_eps, asking = _describe_asking(index, hidden, projected)
+    run, bias = index.spec.pool, index.pool_bias
+    programs = 2 + compresses + (asking["HIDDEN"] > 0)
     indexed_latents.write_indexed_latents[(len(projected), programs)](
-        *(key, query, projected, *turning.table[:2], *table[:2], slots),
-        *(*norms, norm.weight, norm.bias),
-        *(*eps, norm.eps),
+        *(key, query, *vectors[:2], projected, *turning.table[:2], *table[:2], batch.slots),
+        projected if bias is None else bias,
+        *(batch.tables, batch.width, batch.contexts, batch.query_starts, batch.token_rows()),
+        *(*norms[:2], *vectors[2:], *norms[2:], norm.weight, norm.bias),
+        *(*eps, norm.eps, inner_eps),
         scale,
         projected.stride(0),
         **constants,
@@ -70,37 +84,63 @@ def write_indexed_keys(
         INDEX_ROTARY=rotary.spec.dim,
         BEGIN=index.begin,
         INDEX_INTERLEAVED=rotary.spec.interleaved,
-        POOLS=index.spec.pool > 0,
-        COMPRESSES=latent.query_up is not None,
-        CODES=codes,
+        RUN=run,
+        PADDED_RUN=1 << (run - 1).bit_length() if run else 0,
+        RUN_BIAS=bias is not None,
+        PAGE=batch.page,
+        COMPRESSES=compresses,
+        DOUBLES=doubles,
+        **asking,
+        CODES=batch.cache.codes,
     )
-    return query
+    return Written(query, asked)
 
 
-def write_index_keys(
+def _write_index_keys(
     projected: torch.Tensor,
     latent: LatentProjections,
     index: TokenIndex,
     turning: Turn,
     key: torch.Tensor,
-    slots: torch.Tensor,
+    batch: PagedBatch,
+    hidden: torch.Tensor | None,
     *,
     scale: float,
-    codes: str,
-) -> torch.Tensor:
+) -> Written:
     """Do what `write_indexed_keys` does where latents are another layer's: for the index alone."""
     norm, (rotary, table), width = index.key_norm, turning, projected.shape[1] - index.width
-    indexed_latents.write_index_keys[(len(projected),)](
-        *(key[..., index.place_in(latent.spec)], projected[:, width:], *table[:2], slots),
-        *(norm.weight, norm.bias, norm.eps, scale, key.stride(0), projected.stride(0)),
+    asked, vectors, eps, asking = _describe_asking(index, hidden, projected)
+    indexed_latents.write_index_keys[(len(projected), 2 if asking["HIDDEN"] else 1)](
+        *(key[..., index.place_in(latent.spec)], *vectors[:2], projected[:, width:]),
+        *(*table[:2], batch.slots, norm.weight, norm.bias, *vectors[2:]),
+        *(norm.eps, eps, scale, key.stride(0), projected.stride(0)),
         DIM=index.spec.dim,
         PADDED_DIM=pad_dim(index.spec.dim),
         ROTARY=rotary.spec.dim,
         BEGIN=index.begin,
         INTERLEAVED=rotary.spec.interleaved,
-        CODES=codes,
+        **asking,
+        CODES=batch.cache.codes,
     )
-    return projected[:, :width]
+    return Written(projected[:, :width], asked)
+
+
+def _describe_asking(
+    index: TokenIndex, hidden: torch.Tensor | None, like: torch.Tensor
+) -> tuple[torch.Tensor | None, tuple[torch.Tensor, ...], float, dict[str, Any]]:
+    """Return what an index multiplies if it reads the layer's input, to be written; what kernels
+    need to know of its norm: that, the input, weights, eps, constants. `like` stands for tensors
+    that are missing.
+    """
+    norm = index.query_norm
+    if hidden is None or norm is None:
+        none: dict[str, Any] = {"HIDDEN": 0, "PADDED_HIDDEN": 0, "ASKING_KIND": ""}
+        return hidden, (like,) * 4, 0.0, none | {"ASKING_GAIN": False, "ASKING_BIAS": False}
+    asked, size = torch.empty_like(hidden, memory_format=torch.contiguous_format), hidden.shape[1]
+    constants = {"HIDDEN": size, "PADDED_HIDDEN": pad_dim(size), "ASKING_KIND": norm.kind}
+    constants |= {"ASKING_GAIN": norm.weight is not None, "ASKING_BIAS": norm.bias is not None}
+    weights = (like if vector is None else vector for vector in (norm.weight, norm.bias))
+    return asked, (asked, hidden.contiguous(), *weights), norm.eps, constants
 
 
 def expand_both(
@@ -133,30 +173,4 @@ def ask_index(
         begin=index.begin,
         interleaved=rotary.spec.interleaved,
         scale=index.query_scale,
-    )
-
-
-def average_runs(
-    index: TokenIndex, keys: torch.Tensor, batch: PagedBatch, scale: float, like: torch.Tensor
-) -> None:
-    """Write the keys of runs that end in this step, each in the place of its last token's key.
-
-    `keys`: [slots, 2 * dim], a view of one layer of the cache, with the `scale` of 8-bit numbers;
-    `like`: of the model's dtype.
-    """
-    spec, bias = index.spec, index.pool_bias
-    indexed_latents.average_runs[(len(batch.slots),)](
-        keys,
-        keys if bias is None else bias,
-        like,
-        *(batch.tables, batch.width, batch.contexts, batch.query_starts, batch.token_rows()),
-        scale,
-        keys.stride(0),
-        DIM=spec.dim,
-        PADDED_DIM=pad_dim(spec.dim),
-        RUN=spec.pool,
-        PADDED_RUN=1 << (spec.pool - 1).bit_length(),
-        HAS_BIAS=bias is not None,
-        PAGE=batch.page,
-        CODES=batch.cache.codes,
     )

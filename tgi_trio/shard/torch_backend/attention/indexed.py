@@ -61,10 +61,13 @@ class IndexedAttention(ReferenceAttention):
         turns: Sequence[tuple[Rotary, RotaryTable]],
         batch: IndexedBatch,
         hidden: torch.Tensor | None = None,
-        *,
-        expanded: torch.Tensor | None = None,
+        gates: torch.Tensor | None = None,
     ) -> torch.Tensor:
         turning, table = turns[rotary]
+        latent.scale(projected, table)
+        expanded = None
+        if latent.gate_up is not None:
+            expanded, gates = latent.open(latent.double(projected)) or (None, gates)
         asked = index_key = None
         plain = int(batch.plan.context_lengths.max()) <= layer.most
         if index is not None:
@@ -81,14 +84,14 @@ class IndexedAttention(ReferenceAttention):
         _place_key(layer, latent, index, index_key, key, batch)
         if plain:
             query = functional.pad(query, (0, layer.head_dim - query.shape[-1]))
-            return self.attend(layer, query, key, key, batch)
+            return latent.values(self.attend(layer, query, key, key, batch), gates)
         if not layer.reads_only:
             batch.cache.write(layer.index, batch.slots, key, key, layer.kv_scales)
         if asked is not None and index is not None:
             batch.choice = _choose(layer, latent, index, asked, batch)
         if batch.choice is None:
             raise ValueError(f"layer {layer.index} of the cache has no choice to go on with")
-        return _attend_chosen(layer, query, batch.cache, batch.choice)
+        return latent.values(_attend_chosen(layer, query, batch.cache, batch.choice), gates)
 
 
 def _place_key(

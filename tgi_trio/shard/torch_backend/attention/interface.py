@@ -16,7 +16,6 @@ import torch
 from tgi_trio.shard.contract import StepPlan
 from tgi_trio.shard.torch_backend.kv_cache import KVCache, KVShape
 from tgi_trio.shard.torch_backend.layers.block_index import BlockIndex
-from tgi_trio.shard.torch_backend.layers.expanding import AttendedParts
 from tgi_trio.shard.torch_backend.layers.heads import HeadSteps, RotaryTable
 from tgi_trio.shard.torch_backend.layers.index import TokenIndex
 from tgi_trio.shard.torch_backend.layers.latent import LatentProjections
@@ -149,9 +148,13 @@ class AttentionBackend(PlanLayout, Protocol):
         rotary: Rotary,
         table: RotaryTable,
         batch: Any,
-    ) -> torch.Tensor | AttendedParts:
-        """Compute `attend` from the projections of a layer of latents; or leave its parts."""
-        return attend_latents_apart(self, layer, projected, latent, rotary, table, batch)
+        gates: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Return values [T, heads * value_dim] of `attend` from projections of a layer of latents.
+
+        `gates`: as for `expand_values`, if values have such.
+        """
+        return attend_latents_apart(self, layer, projected, latent, rotary, table, batch, gates)
 
     def attend_indexed(
         self,
@@ -163,16 +166,15 @@ class AttentionBackend(PlanLayout, Protocol):
         turns: Sequence[tuple[Rotary, RotaryTable]],
         batch: Any,
         hidden: torch.Tensor | None = None,
-        *,
-        expanded: torch.Tensor | None = None,
-    ) -> torch.Tensor | AttendedParts:
+        gates: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         """Compute `attend_latents` over the tokens that `index` chooses.
 
         `index` None: over those that the layer before has chosen. `projected`: as for latents, then
         what an index adds (`TokenIndex.split`). `turns`: all rotary embeddings of the model with
         the step's tables; the latents' is number `rotary`. `hidden` [T, hidden]: the layer's input,
-        where an index reads it. `expanded`: queries [T, heads * size], not rotated yet, if they
-        have been computed (`LatentProjections.open`).
+        where an index reads it. `gates`: of values, if these are not made as queries are
+        (`LatentProjections.open`).
         """
         raise RuntimeError(f"{self.name} has no index of tokens")
 
@@ -249,14 +251,16 @@ def attend_latents_apart(
     rotary: Rotary,
     table: RotaryTable,
     batch: Any,
+    gates: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Compute `AttentionBackend.attend_latents` by means of `attend`."""
+    latent.scale(projected, table)
     query, key = latent.query_and_key(
         projected, lambda part: rotary.apply(part, table.cos, table.sin)
     )
     if table.query_scale is not None:
         query = query * table.query_scale
-    return attention.attend(layer, query, key, key, batch)
+    return latent.values(attention.attend(layer, query, key, key, batch), gates)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ from tgi_trio.shard.torch_backend.attention.paged_kernel import (
 )
 from tgi_trio.shard.torch_backend.kernels.eight_bits import decode_like
 from tgi_trio.shard.torch_backend.kernels.fused import rotate
+from tgi_trio.shard.torch_backend.kernels.index_scores import find_scale
 
 
 # fmt: off
@@ -38,6 +39,7 @@ def attend_latents(
     key,  # [slots, WIDTH], contiguous: one layer of the cache
     tables, width, contexts, query_starts, tile_rows, tile_starts,
     sinks,  # float32 [HEADS], read with SINKS only
+    factor, bias, logs,  # as for `score_units`; read with SCALES only
     scale,  # of scores, times the scale of 8-bit keys
     key_scale,  # of the result; read with CODES only
     query_token_stride, query_head_stride, end_token_stride, end_head_stride,
@@ -51,6 +53,7 @@ def attend_latents(
     KEYS: tl.constexpr,
     DIVIDED: tl.constexpr,
     SINKS: tl.constexpr,
+    SCALES: tl.constexpr,  # queries are multiplied by their head's factor * log + bias first
     CODES: tl.constexpr,  # see `eight_bits.py`
 ):
     table, start, count, context, token, head, position, real = find_tile(
@@ -65,6 +68,10 @@ def attend_latents(
         q_turned = load_ends(
             source, cos, sin, token, real, ROTARY, PADDED_ROTARY, ROTATES, INTERLEAVED
         )
+    if SCALES:
+        own = find_scale(factor, bias, logs, token, head, real, query)
+        q = (q.to(tl.float32) * own).to(query.dtype.element_ty)
+        q_turned = (q_turned.to(tl.float32) * own).to(query.dtype.element_ty)
     best = tl.full([LANES], float("-inf"), tl.float32)
     mass = tl.zeros([LANES], tl.float32)
     total = tl.zeros([LANES, PADDED_RANK], tl.float32)

@@ -9,26 +9,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from tgi_trio.shard.contract import StepPlan
-from tgi_trio.shard.torch_backend.attention.dividing import Work, describe_gates, divide_work
+from tgi_trio.shard.torch_backend.attention.dividing import Work, divide_work
 from tgi_trio.shard.torch_backend.attention.interface import (
     AttentionLayer,
     CapturableAttention,
     DecodePlaces,
     HeadPlaces,
 )
-from tgi_trio.shard.torch_backend.attention.latent_kernel import attend_latents
+from tgi_trio.shard.torch_backend.attention.kernel_choice import choose_kernel, choose_latent_kernel
 from tgi_trio.shard.torch_backend.attention.paged_batch import PagedBatch
-from tgi_trio.shard.torch_backend.attention.paged_kernel import attend_tile
-from tgi_trio.shard.torch_backend.attention.projecting import write_latent_keys, write_projected
+from tgi_trio.shard.torch_backend.attention.projecting import (
+    absorb_queries,
+    write_latent_keys,
+    write_projected,
+)
 from tgi_trio.shard.torch_backend.attention.spans import Spans, divide_into_spans
-from tgi_trio.shard.torch_backend.attention.spans_kernel import attend_latent_spans, attend_spans
 from tgi_trio.shard.torch_backend.attention.tiles import (
     Tile,
     choose_latent_spans_tile,
@@ -44,9 +45,9 @@ from tgi_trio.shard.torch_backend.attention.tiling import (
     Tiles,
 )
 from tgi_trio.shard.torch_backend.kv_cache import BLOCK_SIZE, KVCache
-from tgi_trio.shard.torch_backend.layers.expanding import AttendedParts
 from tgi_trio.shard.torch_backend.layers.heads import HeadSteps, RotaryTable
 from tgi_trio.shard.torch_backend.layers.latent import LatentProjections
+from tgi_trio.shard.torch_backend.layers.log_scale import LogScale
 from tgi_trio.shard.torch_backend.layers.rotary import Rotary
 from tgi_trio.shard.torch_backend.staging import Array, Staging, rest, split
 from tgi_trio.shard.torch_backend.torch_device import generation, overlap
@@ -163,13 +164,17 @@ class PagedAttention(CapturableAttention):
         rotary: Rotary,
         table: RotaryTable,
         batch: PagedBatch,
-    ) -> torch.Tensor | AttendedParts:
+        gates: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        latent.scale(projected, table)
         key = batch.cache.key_slots[layer.index]
         scale, codes = layer.kv_scales[0], batch.cache.codes
-        query, ends = write_latent_keys(
+        compressed = write_latent_keys(
             projected, latent, rotary, table, key, batch.slots, scale=scale, codes=codes
         )
-        return self._attend_latents(layer, query, ends, batch, (rotary, table)).leave_parts()
+        query, ends = absorb_queries(latent, latent.expand(compressed, projected))
+        work = self._attend_latents(layer, query, ends, batch, (rotary, table))
+        return latent.values(work.leave_parts(), gates)
 
     def attend_written(
         self,
@@ -247,7 +252,7 @@ class PagedAttention(CapturableAttention):
         early = overlap(query.device) if batch.page > 1 else {"OVERLAPS": False}
         lasts = batch.lasts if layer.ahead else None
         value_dim = batch.cache.value_dim(layer.index)
-        kernel, opening, constants = _kernel_over(work, gates)
+        kernel, opening, constants = choose_kernel(work, gates)
         kernel[(len(tiles.rows), layer.kv_heads, work.programs)](
             *work.room,
             *(query, key, value),
@@ -292,22 +297,24 @@ class PagedAttention(CapturableAttention):
         ends: torch.Tensor,
         batch: PagedBatch,
         turning: tuple[Rotary, RotaryTable] | None,
+        scale: LogScale | None = None,
     ) -> Work | Spans:
         """Attend to keys whose beginnings are their values; return where [T, heads, value_dim] lie.
 
         `query`: [T, heads, value_dim], with `ends` that still have to be rotated by `turning`. The
-        layer's rows of the cache may be wider than both.
+        layer's rows of the cache may be wider than both. `scale`: of queries, where the sums of
+        spans need not be in their order.
         """
-        rotary, cos, sin = None, query, query
+        rotary, cos, sin, logs = None, query, query, None
         if turning is not None:
-            rotary, (cos, sin, *_) = turning
+            rotary, (cos, sin, _, logs) = turning
         rank, turned = layer.value_dim, ends.shape[-1]
         tile = choose_latent_tile(query.dtype, layer.heads, decodes=batch.decodes)
         if self._invariant:
             tile = choose_latent_spans_tile(query.dtype)
         tiles = batch.tiling.tiles(tile.lanes, layer.heads)
         work = self._divide(layer, query, len(tiles.rows), rank, batch)
-        kernel = attend_latents if isinstance(work, Work) else attend_latent_spans
+        kernel, scaling, constants = choose_latent_kernel(work, scale, logs)
         kernel[(len(tiles.rows), 1, work.programs)](
             *work.room,
             query,
@@ -321,6 +328,7 @@ class PagedAttention(CapturableAttention):
             batch.query_starts,
             *tiles,
             work.bests if layer.sinks is None else layer.sinks,
+            *scaling,
             layer.scale * layer.kv_scales[0] if batch.cache.codes else layer.scale,
             layer.kv_scales[0],
             query.stride(0),
@@ -338,7 +346,7 @@ class PagedAttention(CapturableAttention):
             PAGE=batch.page,
             LANES=tile.lanes,
             KEYS=tile.keys,
-            **work.constants,
+            **constants,
             SINKS=layer.sinks is not None,
             CODES=batch.cache.codes,
             num_warps=tile.warps,
@@ -353,19 +361,6 @@ class PagedAttention(CapturableAttention):
         if self._invariant:
             return divide_into_spans(layer, query, tiles, dim, batch.longest)
         return divide_work(layer, query, tiles, dim)
-
-
-def _kernel_over(
-    work: Work | Spans, gates: torch.Tensor | None
-) -> tuple[Any, list[torch.Tensor], dict[str, Any]]:
-    """Return the kernel that attends, the gates that it reads, and constants.
-
-    Gates are opened where parts are merged, if there are such.
-    """
-    if not isinstance(work, Work):
-        return attend_spans, [], work.constants
-    opening, each = describe_gates(None if work.parts > 1 else gates, work.out)
-    return attend_tile, [opening], work.constants | {"EACH": each}
 
 
 def _places(layer: AttentionLayer, batch: PagedBatch) -> HeadPlaces:

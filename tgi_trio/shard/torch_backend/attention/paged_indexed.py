@@ -8,13 +8,13 @@ only where Triton is installed.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 
 from tgi_trio.shard.torch_backend.attention.index_projecting import (
     Turn,
     ask_index,
-    average_runs,
     expand_both,
     write_indexed_keys,
 )
@@ -33,7 +33,6 @@ from tgi_trio.shard.torch_backend.attention.selecting import (
     score_units,
     select_tokens,
 )
-from tgi_trio.shard.torch_backend.layers.expanding import AttendedParts
 from tgi_trio.shard.torch_backend.layers.index import TokenIndex
 from tgi_trio.shard.torch_backend.layers.latent import LatentProjections
 from tgi_trio.shard.torch_backend.layers.rotary import Rotary, RotaryTable
@@ -52,46 +51,86 @@ class PagedIndexedAttention(PagedAttention):
         turns: Sequence[tuple[Rotary, RotaryTable]],
         batch: PagedBatch,
         hidden: torch.Tensor | None = None,
-        *,
-        expanded: torch.Tensor | None = None,
-    ) -> torch.Tensor | AttendedParts:
+        gates: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         """See AttentionBackend. A choice is kept until the last layer with it has attended."""
-        turning, cache = Turn(*turns[rotary]), batch.cache
-        plain, both = batch.longest <= layer.most, None
-        key, scale = cache.key_slots[layer.index], layer.kv_scales[0]
+        turning, plain, asking = Turn(*turns[rotary]), batch.longest <= layer.most, None
         if index is None:
-            query, ends = write_latent_keys(
-                *(projected, latent, *turning, key, batch.slots, expanded),
-                scale=scale,
-                codes=cache.codes,
-            )
+            asked = write_plain(layer, projected, latent, turning, batch)
         else:
             own = Turn(*turns[index.rotary])
-            compressed = write_indexed_keys(
-                *(projected, latent, turning, index, own, key, batch.slots),
-                scale=scale,
-                codes=cache.codes,
-            )
-            keys = key[:, 0, index.place_in(latent.spec)]
-            if index.spec.pool:
-                average_runs(index, keys, batch, scale, compressed)
-            if expanded is None:
-                both = None if plain else expand_both(latent, index, compressed)
-                expanded = latent.expand(compressed, projected) if both is None else both[0]
-            query, ends = absorb_queries(latent, expanded)
-        if plain:
-            return self._attend_latents(layer, query, ends, batch, turning).leave_parts()
-        if index is not None:
-            source = compressed if hidden is None else hidden
-            queries = index.project(source) if both is None else both[1]
-            asked = ask_index(projected, queries, index, own)
-            batch.chosen = batch.over(*choose_tokens(layer, index, asked, keys, batch))
-        chosen = batch.chosen
-        if chosen is None:
-            raise ValueError(f"layer {layer.index} of the cache has no choice to go on with")
-        if layer.chosen_last:  # a recording's batch lives on
-            batch.chosen = None
-        return self._attend_latents(layer, query, ends, chosen, turning).leave_parts()
+            asked = write_and_ask(layer, projected, latent, turning, index, own, batch, hidden)
+            asking = asked.asking
+        query, ends = absorb_queries(latent, asked.expanded)
+        seen = batch
+        if not plain:
+            if asking is not None and index is not None:
+                keys = batch.cache.key_slots[layer.index][:, 0, index.place_in(latent.spec)]
+                batch.chosen = batch.over(*choose_tokens(layer, index, asking, keys, batch))
+            if batch.chosen is None:
+                raise ValueError(f"layer {layer.index} of the cache has no choice to go on with")
+            seen = batch.chosen
+            if layer.chosen_last:  # a recording's batch lives on
+                batch.chosen = None
+        work = self._attend_latents(layer, query, ends, seen, turning, latent.query_scale)
+        return latent.values(work.leave_parts(), gates if asked.gates is None else asked.gates)
+
+
+class Asked(NamedTuple):
+    """What is made of a layer's projections, behind keys that have been written."""
+
+    expanded: torch.Tensor  # queries [T, heads * size], neither scaled nor rotated yet
+    gates: torch.Tensor | None = None  # of values, if they are made as queries are
+    asking: Asking | None = None  # None: there is no index, or nothing has to be chosen
+
+
+def write_plain(
+    layer: AttentionLayer,
+    projected: torch.Tensor,
+    latent: LatentProjections,
+    turning: Turn,
+    batch: PagedBatch,
+) -> Asked:
+    """Write a layer's keys, and expand its queries, where it has no index of its own."""
+    key, codes = batch.cache.key_slots[layer.index], batch.cache.codes
+    query = write_latent_keys(
+        *(projected, latent, *turning, key, batch.slots), scale=layer.kv_scales[0], codes=codes
+    )
+    opened = None if latent.gate_up is None else latent.open(latent.double(projected))
+    return Asked(latent.expand(query, projected)) if opened is None else Asked(*opened)
+
+
+def write_and_ask(
+    layer: AttentionLayer,
+    projected: torch.Tensor,
+    latent: LatentProjections,
+    turning: Turn,
+    index: TokenIndex,
+    own: Turn,
+    batch: PagedBatch,
+    hidden: torch.Tensor | None,
+) -> Asked:
+    """Write a layer's keys and those of its index; expand queries of both."""
+    key, plain = batch.cache.key_slots[layer.index], batch.longest <= layer.most
+    written = write_indexed_keys(
+        *(projected, latent, turning, index, own, key, batch, None if plain else hidden),
+        scale=layer.kv_scales[0],
+    )
+    query, queries = written.query, None
+    opened = latent.open(query)
+    both = None if plain or opened is not None else expand_both(latent, index, query)
+    if opened is not None:
+        asked = Asked(*opened)
+    elif both is not None:
+        asked, queries = Asked(both[0]), both[1]
+    else:
+        asked = Asked(latent.expand(query, projected))
+    if plain:
+        return asked
+    if queries is None:
+        source = query[:, : latent.spec.query_rank] if written.asking is None else written.asking
+        queries = index.multiply(source)
+    return asked._replace(asking=ask_index(projected, queries, index, own))
 
 
 def choose_tokens(

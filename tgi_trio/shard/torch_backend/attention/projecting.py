@@ -98,25 +98,21 @@ def write_latent_keys(
     table: RotaryTable,
     key: torch.Tensor,
     slots: torch.Tensor,
-    expanded: torch.Tensor | None = None,
     *,
     scale: float = 1.0,
     codes: str = "",
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return queries [T, heads, rank] and their ends [T, heads, rotary_dim], not rotated yet.
+) -> torch.Tensor:
+    """Write keys to their slots, unless they are another layer's; return queries to expand.
 
-    Writes keys to their slots, unless they are another layer's. `projected`: [T, ...] as for
-    `LatentProjections`, with contiguous rows; `key`: [slots, 1, at least rank + rotary_dim], one
-    layer of the cache, in the format `codes` with a `scale`; `slots`: int64 [T]. `expanded`:
-    queries [T, heads * size], if they are known.
+    These are compressed ones [T, query_rank], normalised, or all as projected. `projected`: [T,
+    ...] as for `LatentProjections`, with contiguous rows; `key`: [slots, 1, at least rank +
+    rotary_dim], one layer of the cache, in the format `codes` with a `scale`; `slots`: int64 [T].
     """
     spec = latent.spec
     if latent.reads_only:
-        known = latent.expand(projected, projected) if expanded is None else expanded
-        return absorb_queries(latent, known)
+        return projected
     tokens, width = len(projected), projected.shape[1] - spec.rank - spec.rotary_dim
-    query = projected[:, :width]
-    makes = latent.query_up is not None and expanded is None
+    query, makes = projected[:, :width], latent.query_up is not None
     if makes:
         query = torch.empty((tokens, width), dtype=projected.dtype, device=projected.device)
     norms, eps, constants = describe_latents(latent, rotary, projected, key, width)
@@ -127,7 +123,7 @@ def write_latent_keys(
         **constants,
         CODES=codes,
     )
-    return absorb_queries(latent, latent.expand(query, projected) if expanded is None else expanded)
+    return query
 
 
 def describe_latents(
@@ -160,7 +156,9 @@ def describe_latents(
 def absorb_queries(
     latent: LatentProjections, query: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return queries over latents and their ends of expanded ones [T, heads * size]."""
+    """Return queries over latents [T, heads, rank], and their ends, of expanded ones [T, heads *
+    size]: neither is scaled or rotated yet.
+    """
     spec = latent.spec
     query = query.view(len(query), len(latent.key_up), spec.plain_dim + spec.rotary_dim)
     plain, ends = query.split((spec.plain_dim, spec.rotary_dim), dim=-1)

@@ -48,12 +48,10 @@ class Asking(NamedTuple):
         them; raises ValueError if there are no positions to scale by.
         """
         unused, table, scale = self.queries, self.table, self.scale
-        if scale is not None and (table is None or table.logs is None):
-            raise ValueError("queries are scaled by their positions, and the step has no table")
         cos, sin, _, logs = table or (unused, unused, None, None)
         weights = unused if self.weights is None else self.weights
-        factors = (unused, unused) if scale is None else (scale.scale, scale.bias)
-        return weights, cos, sin, *factors, unused if logs is None else logs
+        scaling = (unused,) * 3 if scale is None else scale.describe(logs)
+        return weights, cos, sin, *scaling
 
 
 class UnitScores(NamedTuple):

@@ -106,26 +106,3 @@ def write_normalised(
     place = tl.arange(0, PADDED)[None, :]
     x = load_normalised(at, gain, bias, eps, place, SIZE, KIND, HAS_GAIN, HAS_BIAS)
     tl.store(into + place, x.to(into.dtype.element_ty), mask=place < SIZE)
-
-
-@triton.jit
-def double_queries(
-    both,  # [T, 2 SIZE]
-    source,  # [T, SIZE and more], with `stride` between tokens
-    gain,
-    bias,
-    eps,
-    stride,
-    SIZE: tl.constexpr,
-    PADDED: tl.constexpr,
-    KIND: tl.constexpr,
-    HAS_GAIN: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-):
-    """Write a token's compressed queries normalised, and behind them as they are (A.X-K2)."""
-    token = tl.program_id(0).to(tl.int64)
-    at, into = source + token * stride, both + token * 2 * SIZE
-    write_normalised(into, at, gain, bias, eps, SIZE, PADDED, KIND, HAS_GAIN, HAS_BIAS)
-    place = tl.arange(0, PADDED)
-    plain = tl.load(at + place, mask=place < SIZE, other=0.0)
-    tl.store(into + SIZE + place, plain, mask=place < SIZE)

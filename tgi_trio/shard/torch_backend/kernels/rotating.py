@@ -143,30 +143,3 @@ def weigh_head(
         x += tl.load(bias + head * DIM + dim, mask=inside, other=0.0).to(tl.float32)
         x = x.to(dtype).to(tl.float32)
     return x
-
-
-@triton.jit
-def scale_heads(
-    heads,  # [T, HEADS, DIM], with `stride` between tokens; multiplied where they lie
-    factor,  # [HEADS]
-    bias,  # [HEADS]
-    logs,  # [T]: of positions
-    stride,
-    HEADS: tl.constexpr,
-    DIM: tl.constexpr,
-    PADDED_DIM: tl.constexpr,
-    BLOCK: tl.constexpr,  # heads of a program, a power of two
-):
-    """Multiply some of a token's heads by factor * log + bias; see `layers/log_scale.py`."""
-    dtype = heads.dtype.element_ty
-    token = tl.program_id(0).to(tl.int64)
-    head = (tl.program_id(1) * BLOCK + tl.arange(0, BLOCK))[:, None]
-    dim = tl.arange(0, PADDED_DIM)[None, :]
-    scale = tl.load(factor + head, mask=head < HEADS, other=0.0).to(tl.float32)
-    scale = scale * tl.load(logs + token).to(tl.float32)
-    scale += tl.load(bias + head, mask=head < HEADS, other=0.0).to(tl.float32)
-    there = (head < HEADS) & (dim < DIM)
-    at = heads + token * stride + head * DIM + dim
-    x = tl.load(at, mask=there, other=0.0).to(tl.float32) * scale.to(dtype).to(tl.float32)
-    tl.debug_barrier()  # all threads have read what is overwritten
-    tl.store(at, x.to(dtype), mask=there)

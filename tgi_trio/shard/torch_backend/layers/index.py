@@ -108,8 +108,10 @@ class TokenIndex:
         `source`: compressed queries [T, query_rank], normalised, or the layer's input [T, hidden],
         which is normalised here.
         """
-        if self.query_norm is not None:
-            source = self.query_norm(source)
+        return self.multiply(source if self.query_norm is None else self.query_norm(source))
+
+    def multiply(self, source: torch.Tensor) -> torch.Tensor:
+        """Return queries of what has been normalised; see `project`."""
         return self.by_head(self.query_up(source))
 
     def by_head(self, queries: torch.Tensor) -> torch.Tensor:

@@ -21,8 +21,9 @@ from tgi_trio.model.specs.decoder import LatentSpec
 from tgi_trio.shard.torch_backend.layers.expanding import AttendedParts, expand_values
 from tgi_trio.shard.torch_backend.layers.joined import JoinedLinears, join_linears
 from tgi_trio.shard.torch_backend.layers.linear import Linear
+from tgi_trio.shard.torch_backend.layers.log_scale import LogScale
 from tgi_trio.shard.torch_backend.layers.norm import Norm
-from tgi_trio.shard.torch_backend.torch_device import runs_kernels
+from tgi_trio.shard.torch_backend.layers.rotary import RotaryTable
 
 
 class LatentProjections:
@@ -30,7 +31,7 @@ class LatentProjections:
 
     __slots__ = (
         *("gate_up", "invariant", "joined", "key_up", "latent_norm", "query_norm", "query_up"),
-        *("spec", "value_up"),
+        *("query_scale", "spec", "value_up"),
     )
 
     def __init__(
@@ -43,14 +44,16 @@ class LatentProjections:
         key_up: torch.Tensor,
         value_up: torch.Tensor,
         gate_up: Linear | None = None,
+        query_scale: LogScale | None = None,
         invariant: bool = False,
     ) -> None:
         """Hold this rank's heads. `query_norm`, `query_up`: None if queries are not compressed.
 
         `latent_norm`: None in a layer that reads the latents of another.
         `key_up`: [heads, plain_dim, rank]; `value_up`: [heads, rank, value_dim].
-        `invariant`: see `batch_invariance.py`.
+        `query_scale`: of queries that are not compressed. `invariant`: see `batch_invariance.py`.
         """
+        self.query_scale = query_scale
         self.spec = spec
         self.query_norm = query_norm
         self.query_up = query_up
@@ -128,46 +131,33 @@ class LatentProjections:
             return compressed
         return self.query_up(self._join(compressed, projected))
 
-    def open(self, projected: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """Return queries [T, heads * size] and gates of values [T, heads * value_dim].
+    def open(self, both: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Return queries [T, heads * size] and gates of values [T, heads * value_dim] of `double`.
 
         The latter are not activated. None: values have no gates that are made as queries are.
         """
         if self.gate_up is None or self.query_up is None:
             return None
-        both = self._double(projected)
         if self.joined is None or not self.joined.serves(self.query_up, self.gate_up):
             return self.query_up(both), self.gate_up(both)
         heads, width = len(self.key_up), self.spec.plain_dim + self.spec.rotary_dim
         queries, gates = self.joined.whole(both).tensor_split((heads * width,), dim=-1)
         return queries, gates
 
-    def _double(self, projected: torch.Tensor) -> torch.Tensor:
-        """Return compressed queries, normalised and behind that as they are, [T, 2 query_rank]."""
-        if self.query_norm is None or not runs_kernels(projected.device):
-            return self._join(self.compress(projected), projected)
-        from tgi_trio.shard.torch_backend.kernels.latents import double_queries  # imports Triton
+    def double(self, projected: torch.Tensor) -> torch.Tensor:
+        """Return compressed queries, normalised; if `doubled`, behind that as they are."""
+        return self._join(self.compress(projected), projected)
 
-        norm, size = self.query_norm, self.spec.query_rank
-        both = projected.new_empty((len(projected), 2 * size))
-        double_queries[(len(projected),)](
-            both,
-            projected,
-            projected if norm.weight is None else norm.weight,
-            projected if norm.bias is None else norm.bias,
-            norm.eps,
-            projected.stride(0),
-            SIZE=size,
-            PADDED=1 << (size - 1).bit_length(),
-            KIND=norm.kind,
-            HAS_GAIN=norm.weight is not None,
-            HAS_BIAS=norm.bias is not None,
-        )
-        return both
+    def scale(self, projected: torch.Tensor, table: RotaryTable) -> None:
+        """Multiply the queries in `projected` by factors of their positions, if there are such."""
+        if self.query_scale is not None:
+            size = self.spec.plain_dim + self.spec.rotary_dim
+            queries = projected[:, : len(self.key_up) * size].unflatten(-1, (-1, size))
+            self.query_scale.multiply(queries, table.logs)
 
     def _join(self, compressed: torch.Tensor, projected: torch.Tensor) -> torch.Tensor:
-        if not self.spec.doubled:
-            return compressed
+        if not self.spec.doubled or compressed.shape[-1] > self.spec.query_rank:
+            return compressed  # which may have been doubled already
         return torch.cat((compressed, projected[:, : self.spec.query_rank]), dim=-1)
 
     def values(
@@ -189,7 +179,7 @@ class LatentProjections:
             self.joined.pack()
 
     def nbytes(self) -> int:
-        parts = (self.query_norm, self.query_up, self.gate_up, self.latent_norm)
+        parts = [self.query_norm, self.query_up, self.gate_up, self.latent_norm, self.query_scale]
         return (
             sum(part.nbytes() for part in parts if part is not None)
             + self.key_up.nbytes

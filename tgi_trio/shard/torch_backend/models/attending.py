@@ -14,7 +14,6 @@ from tgi_trio.shard.torch_backend.attention.interface import (
     attend_heads,
     attend_latents_apart,
 )
-from tgi_trio.shard.torch_backend.layers.expanding import AttendedParts
 from tgi_trio.shard.torch_backend.layers.heads import HeadSteps, RotaryTable
 from tgi_trio.shard.torch_backend.layers.latent import LatentProjections
 from tgi_trio.shard.torch_backend.layers.norm import DividedNorm
@@ -83,13 +82,11 @@ class Attending:
         if width := layer.shape.heads * self._gates_of_head(layer):
             qkv, gate = qkv.split((qkv.shape[-1] - width, width), dim=-1)
         if layer.latent is not None:
-            opened = layer.latent.open(qkv)
-            expanded, gate = (None, gate) if opened is None else opened
-            attended = self._attend_latents(
-                layer, layer.latent, qkv, tables, attention, batch, hidden, expanded
-            )
             opening, after = self._divide_gates(gate)
-            return self._close(layer, layer.latent.values(attended, opening), after)
+            values = self._attend_latents(
+                layer, layer.latent, qkv, tables, attention, batch, hidden, opening
+            )
+            return self._close(layer, values, after)
         if layer.blocks is not None:
             table = tables.get(layer.rotary)
             attended = attention.attend_blocks(layer.shape, qkv, steps, layer.blocks, table, batch)
@@ -140,26 +137,19 @@ class Attending:
         attention: AttentionBackend,
         batch: Any,
         hidden: torch.Tensor | None,
-        expanded: torch.Tensor | None,
-    ) -> torch.Tensor | AttendedParts:
-        """Return the weighted sums of latents, from which values are projected afterwards.
-
-        `expanded`: queries, if they are known, as for `AttentionBackend.attend_indexed`.
-        """
-        if layer.query_scale is not None:
-            size = latent.spec.plain_dim + latent.spec.rotary_dim
-            queries = qkv[:, : layer.shape.heads * size].unflatten(-1, (-1, size))
-            layer.query_scale.multiply(queries, tables[layer.rotary].logs)
+        gates: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Return the values of weighted sums of latents, [T, heads * value_dim]."""
         if self._spec.index is not None:
             turns = [(own, tables[i]) for i, own in enumerate(self._rotaries)]
             return attention.attend_indexed(
-                *(layer.shape, qkv, latent, layer.index, layer.rotary, turns, batch, hidden),
-                expanded=expanded,
+                *(layer.shape, qkv, latent, layer.index, layer.rotary, turns, batch, hidden, gates)
             )
         rotary, table = self._rotaries[layer.rotary], tables[layer.rotary]
+        own = layer.shape, qkv, latent, rotary, table, batch, gates
         if rotary.spec.query_scale is None:
-            return attention.attend_latents(layer.shape, qkv, latent, rotary, table, batch)
-        return attend_latents_apart(attention, layer.shape, qkv, latent, rotary, table, batch)
+            return attention.attend_latents(*own)
+        return attend_latents_apart(attention, *own)
 
     def _normalise_whole(
         self, layer: Attention, query_norm: DividedNorm, key_norm: DividedNorm, qkv: torch.Tensor

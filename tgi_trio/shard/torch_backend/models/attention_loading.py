@@ -14,7 +14,6 @@ from tgi_trio.model.matrices.roles import (
     CompressorRefs,
     CrossingRefs,
     IndexRefs,
-    LatentRefs,
     LogScaleRefs,
     SharedKeyRefs,
 )
@@ -73,7 +72,7 @@ class AttentionLoader(WeightLoader):
         """Return this rank's heads of a layer."""
         whole = self.spec.query_key_norm == "whole"
         shape = self.attention_shape(index, layer, refs)
-        latent = self._latent(refs.latent, self.spec.latent_of(layer))
+        latent = self._latent(refs, self.spec.latent_of(layer))
         head_norm, head_norm_bias = self._head_norms(layer, refs, shape)
         return Attention(
             shape=shape,
@@ -92,7 +91,6 @@ class AttentionLoader(WeightLoader):
             value_dim=self.spec.sizes(layer).value_dim,
             keys_as_values=layer.keys_as_values,
             shared_key=self._shared_key(layer, refs.shared_key, self.spec.shared_key),
-            query_scale=self._log_scale(refs.query_scale),
         )
 
     def attention_shape(self, index: int, layer: LayerSpec, refs: AttentionRefs) -> AttentionLayer:
@@ -137,10 +135,9 @@ class AttentionLoader(WeightLoader):
             self.rotaries.append(rotary)
         return self.rotaries.index(rotary)
 
-    def _latent(
-        self, refs: LatentRefs | None, latent: LatentSpec | None
-    ) -> LatentProjections | None:
+    def _latent(self, own: AttentionRefs, latent: LatentSpec | None) -> LatentProjections | None:
         """Return a latent's projections for this rank's heads, None if there is no latent."""
+        refs = own.latent
         if refs is None or latent is None:
             return None
         each = latent.plain_dim + latent.value_dim
@@ -157,6 +154,7 @@ class AttentionLoader(WeightLoader):
             key_up=key.contiguous(),
             value_up=value.transpose(1, 2).contiguous(),
             gate_up=self.linear(refs.gate_up) if refs.gate_up else None,
+            query_scale=self._log_scale(own.query_scale),
             invariant=self.source.invariant,
         )
 

@@ -16,7 +16,6 @@ from tgi_trio.shard.torch_backend.layers.hyper import LayerHyper
 from tgi_trio.shard.torch_backend.layers.index import TokenIndex
 from tgi_trio.shard.torch_backend.layers.latent import LatentProjections
 from tgi_trio.shard.torch_backend.layers.linear import Linear
-from tgi_trio.shard.torch_backend.layers.log_scale import LogScale
 from tgi_trio.shard.torch_backend.layers.mlp import ExpertsMlp, Mlp
 from tgi_trio.shard.torch_backend.layers.norm import DividedNorm, Norm
 from tgi_trio.shard.torch_backend.layers.norm_gate import NormGate
@@ -49,7 +48,6 @@ class Attention:
     keys_as_values: bool  # see `HeadSteps`
     shared_key: SharedKey | None = None  # then `qkv` has what it projects
     pooled: PooledIndex | None = None  # likewise, for what is attended to
-    query_scale: LogScale | None = None  # with latents alone
 
     @property
     def reads_input(self) -> bool:
@@ -70,7 +68,7 @@ class Attention:
 
     def nbytes(self) -> int:
         around = [self.latent, self.index, self.shared_key, self.query_norm, self.key_norm]
-        parts = [self.qkv, self.output, self.inner_norm, self.query_scale, *around]
+        parts = [self.qkv, self.output, self.inner_norm, *around]
         plain = [self.head_norm, self.head_norm_bias]
         small = sum(t.nbytes for t in plain if t is not None)
         small += sum(index.nbytes() for index in (self.blocks, self.pooled) if index is not None)
