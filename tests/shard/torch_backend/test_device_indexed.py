@@ -10,7 +10,7 @@ import pytest
 
 from tests.shard.speculation.mtp_support import counting, mtp_checkpoint
 from tests.shard.torch_backend.interpreter import need_triton
-from tests.shard.torch_backend.models_support import BLOCK, prompts
+from tests.shard.torch_backend.models_support import BLOCK, plan, prompts, sequences
 
 need_triton()
 
@@ -23,12 +23,23 @@ from tests.shard.torch_backend.stand_in_support import (  # noqa: E402
 )
 from tgi_trio.shard.torch_backend.attention import dividing, selecting  # noqa: E402
 from tgi_trio.testing.stand_in_device import StandInDevice  # noqa: E402
+from tgi_trio.testing.stand_in_driver import Counts  # noqa: E402
 from tgi_trio.testing.wrapped_checkpoints import make_wrapped  # noqa: E402
 
 FAMILIES = ("deepseek_v32", "glm_moe_dsa", "hy_v4", "axk2")
 WRAPPED = ("glm5_next", "mistral_large4")  # the text of models that see images as well
 CHOSEN = 12  # by the index of all of them
 TEXTS = [text for text in prompts(40, longest=40) if len(text) > CHOSEN][3:6]
+# Launches of all layers, and of a mixture of hidden states at their beginning.
+LAUNCHES = {
+    **{"hy_v4": 66, "axk2": 58, "glm5_next": 63, "mistral_large4": 69, "deepseek_v32": 31},
+    "qwen4_exp_text": 109,
+}
+# What the beginning and the end of a step launch, and the first layer for all of them.
+ONCE = {
+    *("embedding", "index_select", "clone", "arange", "searchsorted", "full", "floor_divide"),
+    *("remainder", "mul", "mean", "div", "tanh", "count_tokens", "survey_scores", "choose_tokens"),
+}
 GREEDY: list[dict[str, Any]] = [{}] * len(TEXTS)
 Folder = Callable[[str], Path]
 
@@ -66,6 +77,23 @@ def test_steps_are_one_replay_each(folder: Folder, family: str) -> None:
         assert counts.replays == 1 and not counts.launches, counts
     several = runner.model.hyper is not None  # hidden states, so that no product reads a sum
     assert (len(list(runner.model.projections())) == 1) == several
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize(("family", "most"), LAUNCHES.items())
+def test_launches_of_all_layers_are_few(
+    folder: Folder, family: str, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a prefill too long to be divided, but for what happens once, whatever layers there are."""
+    monkeypatch.setattr(dividing, "_PROGRAMS", 1)
+    path = folder(family)
+    with StandInDevice() as device:
+        runner, (row,) = start(path, "cuda:0"), sequences(TEXTS[:1], new=2)
+        device.counts = Counts()
+        with device.idle():
+            runner.launch(plan([row], [row.length])).result()
+    launched = device.counts.launches
+    assert sum(launched[name] for name in launched if name not in ONCE) == most, launched
 
 
 @pytest.mark.sampled(3)

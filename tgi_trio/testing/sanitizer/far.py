@@ -36,9 +36,10 @@ FAR: Final[dict[str, Slots]] = {
     "multiply_heads": Slots(("key", "value"), ("slots",)),
     "write_shared_keys": Slots(("keys",), ("slots",)),
     **dict.fromkeys(
-        ("write_latents", "write_indexed_latents", "write_index_keys", "write_index_heads"),
+        ("write_latents", "write_index_keys", "write_index_heads"),
         _KEYS_WRITTEN,
     ),
+    "write_indexed_latents": Slots(("key",), ("slots",), "tables"),
     "join_blocks": Slots(("key", "turns"), ("slots",), "tables"),
     **dict.fromkeys(
         ("make_entries", "score_units", "score_blocks", "attend_entries"),
