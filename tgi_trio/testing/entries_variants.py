@@ -12,7 +12,7 @@ from tgi_trio.shard.torch_backend.attention import entries_kernel
 from tgi_trio.shard.torch_backend.attention.paged_entries import REGISTERS
 from tgi_trio.shard.torch_backend.attention.shared_keys import COPIED, count_averaged
 from tgi_trio.shard.torch_backend.attention.tiles import choose_entries_tile
-from tgi_trio.shard.torch_backend.kernels import entries, shared_key, streams
+from tgi_trio.shard.torch_backend.kernels import shared_key, streams
 from tgi_trio.shard.torch_backend.layers import hyper_kernels
 from tgi_trio.shard.torch_backend.layers.residual import count_warps
 from tgi_trio.shard.torch_backend.torch_device import FLOAT32_PRODUCTS, Generation
@@ -35,10 +35,8 @@ def _variants() -> Iterator[Variant]:
             for divided in (True, False):
                 for rate in _KEPT:
                     yield _attend(dtype, heads, rate, divided)
-        yield _make(dtype, 4)
-        yield _make(dtype, 128)
-    for rate in _KEPT:
-        yield _write(rate)
+        for rate in _KEPT:
+            yield _write(dtype, rate)
     for hidden in (4096, 7168):
         yield from _streams(hidden)
 
@@ -68,34 +66,27 @@ def _attend(dtype: torch.dtype, heads: int, rate: int, divided: bool) -> Variant
     )
 
 
-def _make(dtype: torch.dtype, rate: int) -> Variant:
-    overlaps = rate == 4
+def _write(dtype: torch.dtype, rate: int) -> Variant:
+    heads, overlaps = 64 if rate == 4 else 0, rate == 4
     tokens = 2 * rate if overlaps else rate
-    index = 128 if overlaps else _DIM  # what is not there is never launched
+    index = 128 if overlaps else _DIM if rate else 0  # what is not there is never launched
     return Variant(
-        f"make_entries {TYPES[dtype]} of {rate}",
-        entries.make_entries,
-        (dtype, *(I32,) * 5, F32, F32, dtype, F32, dtype, *("fp32",) * 3),
-        {
-            **{"STRIDE": _DIM + _KEPT[rate], "DIM": _DIM, "PADDED_DIM": _DIM, "BEGIN": _DIM},
-            **{"BLOCK": count_averaged(tokens, _DIM), "INDEX_DIM": index},
-            **{"INDEX_PADDED_DIM": index, "INDEX_BEGIN": 2560 if overlaps else 1536},
-            **{"INDEX_BLOCK": count_averaged(tokens, index), "RATE": rate},
-            **{"OVERLAPPING": overlaps, "ROTARY": 64, "KIND": "rms", "PAGE": 16},
-        },
-    )
-
-
-def _write(rate: int) -> Variant:
-    heads = 64 if rate == 4 else 0
-    return Variant(
-        f"write_shared_keys{f' for runs of {rate}' if rate else ''}",
+        f"write_shared_keys {TYPES[dtype]}{f' for runs of {rate}' if rate else ''}",
         shared_key.write_shared_keys,
-        (BF16, BF16, F32, *(BF16,) * 3, I64, BF16, BF16, "fp32", "fp32", "i32"),
+        (
+            *(dtype, dtype, F32, *(dtype,) * 3, I64, *(I32,) * 5, F32, F32, dtype, F32),
+            *(*(dtype,) * 3, *("fp32",) * 5, "i32"),
+        ),
         {
             **{"QUERY": 1024, "PADDED_QUERY": 1024, "DIM": _DIM, "PADDED_DIM": _DIM},
             **{"ROTARY": 64, "KEPT": _KEPT[rate], "HEADS": heads, "PADDED_HEADS": heads},
-            **{"KIND": "rms", "BLOCK": COPIED},
+            **{"KIND": "rms", "BLOCK": COPIED, "PAGE": 16},
+            **{"ENTRIES": 2 if overlaps else int(rate > 0), "RATE": rate},
+            "OVERLAPPING": overlaps,
+            "AVERAGED": count_averaged(tokens, _DIM) if rate else 0,
+            **{"INDEX_DIM": index, "INDEX_PADDED_DIM": index},
+            "INDEX_BEGIN": 2048 if overlaps else 1024,
+            "INDEX_AVERAGED": count_averaged(tokens, index) if rate else 0,
         },
     )
 

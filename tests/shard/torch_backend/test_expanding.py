@@ -75,3 +75,19 @@ def test_whole_latents_are_expanded_and_gated(
         monkeypatch.delattr(expanding, "open_values")
     found = expand_values(latents, weight, gates.bfloat16(), invariant=invariant)
     agree(found, expected(latents, weight, gates.bfloat16()), torch.bfloat16)
+
+
+@pytest.mark.parametrize("each", [0, VALUE])
+def test_all_kinds_are_compiled_beforehand(monkeypatch: pytest.MonkeyPatch, each: int) -> None:
+    """For any number of parts, and for none if there are gates."""
+    launch, parts = expanding._launch, set[int]()
+
+    def note(read: torch.Tensor | AttendedParts, *others: object) -> torch.Tensor:
+        parts.add(1 if isinstance(read, torch.Tensor) else read.sums.shape[2])
+        return launch(read, *others)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(expanding, "_launch", note)
+    monkeypatch.setattr(expanding, "runs_kernels", lambda device: True)
+    monkeypatch.setattr(expanding, "interprets_kernels", lambda: False)
+    expanding.compile_expanding(some(HEADS, RANK, VALUE, seed=1), each)
+    assert parts == {2, 4, 8, 16, 32} | ({1} if each else set())

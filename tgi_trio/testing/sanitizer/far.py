@@ -34,7 +34,7 @@ _COUNTS: Final = Slots(("counts",), ("slots",))
 FAR: Final[dict[str, Slots]] = {
     "rotate_and_write": Slots(("key", "value"), ("slots",)),
     "multiply_heads": Slots(("key", "value"), ("slots",)),
-    "write_shared_keys": Slots(("keys",), ("slots",)),
+    "write_shared_keys": Slots(("keys",), ("slots",), "tables"),
     **dict.fromkeys(
         ("write_latents", "write_index_keys", "write_index_heads"),
         _KEYS_WRITTEN,
@@ -42,7 +42,7 @@ FAR: Final[dict[str, Slots]] = {
     "write_indexed_latents": Slots(("key",), ("slots",), "tables"),
     "join_blocks": Slots(("key", "turns"), ("slots",), "tables"),
     **dict.fromkeys(
-        ("make_entries", "score_units", "score_blocks", "attend_entries"),
+        ("score_units", "score_blocks", "attend_entries"),
         _KEYS_READ,
     ),
     **dict.fromkeys(("attend_tile", "attend_spans"), _BOTH_READ),

@@ -21,7 +21,7 @@ from tgi_trio.shard.torch_backend.attention.paged_kernel import (
 from tgi_trio.shard.torch_backend.kernels.fused import normalise
 from tgi_trio.shard.torch_backend.kernels.overlapping import let_next_begin, wait_for_earlier
 from tgi_trio.shard.torch_backend.kernels.selecting import find_seen
-from tgi_trio.shard.torch_backend.kernels.shared_key import load_turns, turn_neighbours
+from tgi_trio.shard.torch_backend.kernels.turning import load_turns, turn_neighbours
 
 
 # fmt: off

@@ -26,7 +26,6 @@ from tgi_trio.shard.torch_backend.attention.selecting import (
 from tgi_trio.shard.torch_backend.attention.shared_keys import (
     EntryPlaces,
     Written,
-    make_all_entries,
     write_keys,
 )
 from tgi_trio.shard.torch_backend.attention.tiles import Tile, choose_entries_tile, pad_dim
@@ -51,9 +50,7 @@ class PagedEntriesAttention(PagedAttention):
         batch: PagedBatch,
     ) -> torch.Tensor:
         keys, entries = batch.cache.key_slots[layer.index][:, 0], shared.entries
-        written = write_keys(projected, shared, turning, table, keys, batch.slots)
-        if entries is not None:
-            make_all_entries(shared, entries, turning, keys, batch)
+        written = write_keys(projected, shared, turning, table, keys, batch)
         query = shared.query_up(written.compressed).view(len(projected), layer.heads, shared.dim)
         index = None if entries is None else entries.index
         tile = choose_entries_tile(query.dtype, layer.heads, chosen=index is not None)

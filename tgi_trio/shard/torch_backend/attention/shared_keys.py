@@ -5,16 +5,15 @@ Imported only where Triton is installed.
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import torch
 
 from tgi_trio.shard.torch_backend.attention.paged_batch import PagedBatch
 from tgi_trio.shard.torch_backend.attention.tiles import pad_dim
-from tgi_trio.shard.torch_backend.kernels.entries import make_entries
 from tgi_trio.shard.torch_backend.kernels.shared_key import write_shared_keys
 from tgi_trio.shard.torch_backend.layers.rotary import Rotary, RotaryTable
-from tgi_trio.shard.torch_backend.layers.shared_key import Entries, SharedKey
+from tgi_trio.shard.torch_backend.layers.shared_key import SharedKey
 from tgi_trio.shard.torch_backend.torch_device import overlap
 
 COPIED: Final = 1024  # numbers that a program copies
@@ -54,20 +53,26 @@ def write_keys(
     turning: Rotary,
     table: RotaryTable,
     keys: torch.Tensor,
-    slots: torch.Tensor,
+    batch: PagedBatch,
 ) -> Written:
-    """Write keys, and what entries are made of, to their slots; return the rest.
+    """Write keys, what entries are made of, and those of runs that end; return the rest.
 
     `projected`: [T, outputs] of the layer's first linear, with contiguous rows; `keys`: [slots,
-    numbers], one layer of the cache; `slots`: int64 [T].
+    numbers], one layer of the cache. `turning`: the rotation, which must not depend on the
+    sequence's length where there are entries.
     """
     sizes, tokens = shared.sizes(projected.shape[1]), len(projected)
     compressed = projected.new_empty((tokens, sizes.query))
     weights = projected.new_empty((tokens, sizes.heads), dtype=torch.float32)
-    write_shared_keys[(tokens, 2 + -(-sizes.kept // COPIED))](
-        *(keys, compressed, weights, projected, table.cos, table.sin, slots),
+    vectors, eps, constants = _describe_entries(shared, turning)
+    programs = 2 + -(-sizes.kept // COPIED) + constants["ENTRIES"]
+    write_shared_keys[(tokens, programs)](
+        *(keys, compressed, weights, projected, table.cos, table.sin, batch.slots),
+        *(batch.tables, batch.width, batch.contexts, batch.query_starts, batch.token_rows()),
+        *vectors,
         *(shared.query_norm.weight, shared.key_norm.weight),
-        *(shared.query_norm.eps, shared.key_norm.eps, projected.stride(0)),
+        *(shared.query_norm.eps, shared.key_norm.eps, *eps),
+        *(turning.scale, projected.stride(0)),
         QUERY=sizes.query,
         PADDED_QUERY=pad_dim(sizes.query),
         DIM=shared.dim,
@@ -78,45 +83,35 @@ def write_keys(
         PADDED_HEADS=pad_dim(sizes.heads) if sizes.heads else 0,
         KIND=shared.key_norm.kind,
         BLOCK=COPIED,
+        **constants,
+        PAGE=batch.page,
         **overlap(projected.device),
     )
     return Written(compressed, weights)
 
 
-def make_all_entries(
-    shared: SharedKey,
-    entries: Entries,
-    turning: Rotary,
-    keys: torch.Tensor,
-    batch: PagedBatch,
-) -> None:
-    """Write the entries of all runs that end in a step; its tokens have been written.
-
-    `turning`: the rotation of entries, which must not depend on the sequence's length.
-    """
+def _describe_entries(
+    shared: SharedKey, turning: Rotary
+) -> tuple[tuple[torch.Tensor | None, ...], tuple[float, float], dict[str, Any]]:
+    """Return what the kernel needs to know of entries: tensors, eps of norms and constants."""
+    entries, norm = shared.entries, shared.key_norm
+    if entries is None:
+        weight = norm.weight
+        none = dict.fromkeys(("RATE", "AVERAGED", "INDEX_BEGIN", "INDEX_AVERAGED"), 0)
+        none |= {"ENTRIES": 0, "INDEX_DIM": 0, "INDEX_PADDED_DIM": 0}
+        return (weight,) * 5, (norm.eps, norm.eps), none | {"OVERLAPPING": False}
     own, places, spec = entries.compressor, EntryPlaces.of(shared), entries.spec
     tokens = 2 * spec.rate if spec.overlaps else spec.rate
     index = own if entries.index is None else entries.index.compressor
-    make_entries[(len(batch.slots), len(entries.compressors()))](
-        *(keys, batch.tables, batch.width, batch.contexts, batch.query_starts, batch.token_rows()),
-        *(turning.frequencies, own.bias, own.norm.weight, index.bias, index.norm.weight),
-        *(turning.scale, own.norm.eps, index.norm.eps),
-        STRIDE=keys.stride(0),
-        DIM=own.dim,
-        PADDED_DIM=pad_dim(own.dim),
-        BEGIN=places.kept,
-        BLOCK=count_averaged(tokens, own.dim),
-        INDEX_DIM=index.dim,
-        INDEX_PADDED_DIM=pad_dim(index.dim),
-        INDEX_BEGIN=places.index_kept,
-        INDEX_BLOCK=count_averaged(tokens, index.dim),
-        RATE=spec.rate,
-        OVERLAPPING=spec.overlaps,
-        ROTARY=turning.spec.dim,
-        KIND=own.norm.kind,
-        PAGE=batch.page,
-        **overlap(keys.device),
-    )
+    vectors = (turning.frequencies, own.bias, own.norm.weight, index.bias, index.norm.weight)
+    constants = {
+        **{"ENTRIES": len(entries.compressors()), "RATE": spec.rate},
+        **{"OVERLAPPING": spec.overlaps, "AVERAGED": count_averaged(tokens, own.dim)},
+        **{"INDEX_DIM": index.dim, "INDEX_PADDED_DIM": pad_dim(index.dim)},
+        "INDEX_BEGIN": places.index_kept - places.kept,
+        "INDEX_AVERAGED": count_averaged(tokens, index.dim),
+    }
+    return vectors, (own.norm.eps, index.norm.eps), constants
 
 
 def count_averaged(tokens: int, dim: int) -> int:

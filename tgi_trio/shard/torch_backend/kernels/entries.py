@@ -1,6 +1,8 @@
 """Entries: keys of whole runs of tokens, made where their last token's numbers lie (DeepSeek V4).
 
-A number of an entry is the mean of a run's tokens, weighted by a softmax of its own over them.
+A number of an entry is the mean of a run's tokens, weighted by a softmax of its own over them. That
+is made by the launch that writes a step's tokens (`shared_key.py`): of tokens that other programs
+write meanwhile, numbers are read where those read them.
 """
 
 from __future__ import annotations
@@ -9,67 +11,18 @@ import triton
 import triton.language as tl
 
 from tgi_trio.shard.torch_backend.kernels.fused import normalise
-from tgi_trio.shard.torch_backend.kernels.overlapping import let_next_begin, wait_for_earlier
-from tgi_trio.shard.torch_backend.kernels.selecting import find_seen
-from tgi_trio.shard.torch_backend.kernels.shared_key import turn_neighbours
+from tgi_trio.shard.torch_backend.kernels.turning import turn_neighbours
 
 
 # fmt: off
 @triton.jit
-def make_entries(
-    keys,  # [slots, STRIDE]: one layer of the cache
-    tables,  # int32: rows of `width` block numbers
-    width,  # int32 [1]
-    contexts,  # int32 [R]
-    query_starts,  # int32 [R + 1]
-    rows,  # int32 [T]: the row of each token
-    frequencies,  # float32 [ROTARY / 2]
-    bias,  # float32 [RATE, DIM]; of OVERLAPPING runs [RATE, 2 DIM]
-    gain,  # [DIM]
-    index_bias,  # of entries by which an index chooses
-    index_gain,
-    turn_scale,  # of cosines and sines
-    eps, index_eps,
-    STRIDE: tl.constexpr,
-    DIM: tl.constexpr, PADDED_DIM: tl.constexpr,
-    # The place of what is kept of a token: as many numbers as `bias` has columns, then their
-    # weights.
-    BEGIN: tl.constexpr,
-    BLOCK: tl.constexpr,  # tokens of a step of the loop
-    INDEX_DIM: tl.constexpr, INDEX_PADDED_DIM: tl.constexpr, INDEX_BEGIN: tl.constexpr,
-    INDEX_BLOCK: tl.constexpr,
-    RATE: tl.constexpr,  # tokens of a run
-    OVERLAPPING: tl.constexpr,  # an entry is made of the preceding run's tokens, too
-    ROTARY: tl.constexpr,
-    KIND: tl.constexpr,  # of the norms
-    PAGE: tl.constexpr,
-    OVERLAPS: tl.constexpr,
-):
-    """Make the entries of a token with which a run ends: one in each of its programs."""
-    let_next_begin(OVERLAPS)
-    wait_for_earlier(OVERLAPS)
-    token = tl.program_id(0)
-    row = tl.load(rows + token).to(tl.int64)
-    seen = find_seen(contexts, query_starts, row, token)
-    if (seen > 0) & (seen % RATE == 0):
-        table = tables + row * tl.load(width)
-        if tl.program_id(1) == 0:
-            make_entry(
-                keys + BEGIN, table, seen, frequencies, bias, gain, turn_scale, eps,
-                STRIDE, DIM, PADDED_DIM, BLOCK, RATE, OVERLAPPING, ROTARY, KIND, PAGE,
-            )
-        else:
-            make_entry(
-                keys + INDEX_BEGIN, table, seen, frequencies, index_bias, index_gain, turn_scale,
-                index_eps, STRIDE, INDEX_DIM, INDEX_PADDED_DIM, INDEX_BLOCK, RATE, OVERLAPPING,
-                ROTARY, KIND, PAGE,
-            )
-
-
-@triton.jit
 def make_entry(
     kept,  # pointer to what is kept of the cache's first token
-    table, seen, frequencies, bias, gain, turn_scale, eps,
+    fresh,  # to the same of the step's first token, with `stride` between tokens
+    slots,  # int64 [T]: of the step's tokens
+    table,  # the row's block numbers
+    token,  # the run's last one
+    seen, frequencies, bias, gain, turn_scale, eps, stride,
     STRIDE: tl.constexpr, DIM: tl.constexpr, PADDED_DIM: tl.constexpr, BLOCK: tl.constexpr,
     RATE: tl.constexpr, OVERLAPPING: tl.constexpr, ROTARY: tl.constexpr, KIND: tl.constexpr,
     PAGE: tl.constexpr,
@@ -77,7 +30,8 @@ def make_entry(
     """Make the entry of the run that ends before position `seen`.
 
     Of the preceding run the first DIM numbers are averaged, of the run itself the last DIM, and
-    nobody else reads these: the entry takes their place.
+    nobody else reads these: the entry takes their place. Tokens of the step are before `token` in
+    it, each in the slot of its place in the run.
     """
     wide: tl.constexpr = 2 * DIM if OVERLAPPING else DIM
     tokens: tl.constexpr = 2 * RATE if OVERLAPPING else RATE
@@ -90,7 +44,10 @@ def make_entry(
         there = (which < tokens) & (place >= 0)
         block = tl.load(table + place // PAGE, mask=there, other=0).to(tl.int64)
         column = tl.where(which < tokens - RATE, 0, wide - DIM) + dim
-        at = kept + (block * PAGE + place % PAGE) * STRIDE + column
+        slot, beside = block * PAGE + place % PAGE, token - tokens + 1 + which
+        new = tl.load(slots + beside, mask=there & (beside >= 0), other=-1) == slot
+        new = there & (new | (beside == token))
+        at = tl.where(new, fresh + beside * stride, kept + slot * STRIDE) + column
         inside = there & (dim < DIM)
         number = tl.load(at, mask=inside, other=0.0).to(tl.float32)
         weight = tl.load(at + wide, mask=inside, other=0.0).to(tl.float32)
@@ -113,7 +70,6 @@ def make_entry(
     c = tl.where(there, tl.cos(angle) * turn_scale, 1.0).to(dtype).to(tl.float32)
     s = tl.where(there, tl.sin(angle) * turn_scale, 0.0).to(dtype).to(tl.float32)
     x = turn_neighbours(x, c, tl.where(dim % 2 == 0, -s, s))
-    last = tl.load(table + (seen - 1) // PAGE).to(tl.int64) * PAGE + (seen - 1) % PAGE
-    tl.debug_barrier()  # all threads have read what is overwritten
-    tl.store(kept + last * STRIDE + wide - DIM + dim, x.to(dtype), mask=dim < DIM)
+    into = kept + tl.load(slots + token) * STRIDE + wide - DIM
+    tl.store(into + dim, x.to(dtype), mask=dim < DIM)
 # fmt: on

@@ -10,9 +10,13 @@ from typing import Final, NamedTuple
 
 import torch
 
+from tgi_trio.shard.torch_backend.compiling.ahead import compile_beside
 from tgi_trio.shard.torch_backend.layers.opening import open_values
 from tgi_trio.shard.torch_backend.layers.plain_product import multiply_by_head
-from tgi_trio.shard.torch_backend.torch_device import runs_kernels
+from tgi_trio.shard.torch_backend.torch_device import interprets_kernels, runs_kernels
+
+# Tokens and parts for which kernels differ: by the tile, and by what is merged.
+_KINDS: Final = ((1, 32), (2, 32), (3, 16), (5, 8), (9, 4), (17, 2), (33, 1))
 
 
 class AttendedParts(NamedTuple):
@@ -69,6 +73,29 @@ def expand_values(
         )
     values = multiply_by_head(read, weight, invariant=invariant).flatten(1)
     return values if gates is None else open_values(values, gates)
+
+
+def compile_expanding(weight: torch.Tensor, each: int) -> None:
+    """Start compiling what `expand_values` launches for any number of tokens.
+
+    `each`: the neighbouring values that a gate opens, 0 if there are no gates.
+    """
+    heads, rank, size = weight.shape
+
+    def launch_each() -> None:
+        for tokens, parts in _KINDS:
+            gates = weight.new_zeros(tokens, heads * size // each) if each else None
+            sums = weight.new_zeros((tokens, heads, parts, rank), dtype=torch.float32)
+            read: torch.Tensor | AttendedParts = weight.new_zeros(tokens, heads, rank)
+            if parts > 1:
+                bests = sums[..., 0].contiguous()
+                read = AttendedParts(sums, bests, bests, weight.dtype)
+            if parts > 1 or each:
+                expand_values(read, weight, gates, invariant=False)
+
+    if runs_kernels(weight.device) and not interprets_kernels():
+        kind = ("expand_values", weight.dtype, tuple(weight.shape), each)
+        compile_beside(weight.device, launch_each, kind)
 
 
 def _launch(

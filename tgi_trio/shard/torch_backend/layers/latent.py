@@ -18,7 +18,11 @@ from collections.abc import Callable
 import torch
 
 from tgi_trio.model.specs.decoder import LatentSpec
-from tgi_trio.shard.torch_backend.layers.expanding import AttendedParts, expand_values
+from tgi_trio.shard.torch_backend.layers.expanding import (
+    AttendedParts,
+    compile_expanding,
+    expand_values,
+)
 from tgi_trio.shard.torch_backend.layers.joined import JoinedLinears, join_linears
 from tgi_trio.shard.torch_backend.layers.linear import Linear
 from tgi_trio.shard.torch_backend.layers.log_scale import LogScale
@@ -30,7 +34,16 @@ class LatentProjections:
     """The projections around a layer's attention over latents."""
 
     __slots__ = (
-        *("gate_up", "invariant", "joined", "key_up", "latent_norm", "query_norm", "query_up"),
+        *(
+            "gate_up",
+            "gated",
+            "invariant",
+            "joined",
+            "key_up",
+            "latent_norm",
+            "query_norm",
+            "query_up",
+        ),
         *("query_scale", "spec", "value_up"),
     )
 
@@ -45,14 +58,17 @@ class LatentProjections:
         value_up: torch.Tensor,
         gate_up: Linear | None = None,
         query_scale: LogScale | None = None,
+        gated: int = 0,
         invariant: bool = False,
     ) -> None:
         """Hold this rank's heads. `query_norm`, `query_up`: None if queries are not compressed.
 
         `latent_norm`: None in a layer that reads the latents of another.
         `key_up`: [heads, plain_dim, rank]; `value_up`: [heads, rank, value_dim].
-        `query_scale`: of queries that are not compressed. `invariant`: see `batch_invariance.py`.
+        `query_scale`: of queries that are not compressed. `gated`: neighbouring values that a gate
+        opens, 0 if none does. `invariant`: see `batch_invariance.py`.
         """
+        self.gated = gated
         self.query_scale = query_scale
         self.spec = spec
         self.query_norm = query_norm
@@ -177,6 +193,8 @@ class LatentProjections:
                 linear.pack()
         if self.joined is not None:
             self.joined.pack()
+        if not self.invariant:
+            compile_expanding(self.value_up, self.gated)
 
     def nbytes(self) -> int:
         parts = [self.query_norm, self.query_up, self.gate_up, self.latent_norm, self.query_scale]

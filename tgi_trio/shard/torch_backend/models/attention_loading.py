@@ -155,8 +155,16 @@ class AttentionLoader(WeightLoader):
             value_up=value.transpose(1, 2).contiguous(),
             gate_up=self.linear(refs.gate_up) if refs.gate_up else None,
             query_scale=self._log_scale(own.query_scale),
+            gated=self._values_of_gate(latent),
             invariant=self.source.invariant,
         )
+
+    def _values_of_gate(self, latent: LatentSpec) -> int:
+        """Return how many values of latents a gate opens as they are expanded, 0 if none does."""
+        spec = self.spec
+        if spec.gate_activation != "sigmoid":
+            return 0
+        return 1 if spec.gated_values else latent.value_dim * spec.gated_heads
 
     def _log_scale(self, refs: LogScaleRefs | None) -> LogScale | None:
         """Return what scales the queries of this rank's heads by position, None if nothing does."""
