@@ -17,7 +17,7 @@ need_triton()
 
 from tgi_trio.model.adapters.sites import Site  # noqa: E402  (Triton)
 from tgi_trio.shard.adapters.numbers import AdapterNumbers, AdapterPart  # noqa: E402
-from tgi_trio.shard.torch_backend.adapters.device_adapters import (  # noqa: E402
+from tgi_trio.shard.torch_backend.adapters.step_tiles import (  # noqa: E402
     list_tiles,
     most_tiles,
 )

@@ -10,7 +10,7 @@ from tests.shard.torch_backend.interpreter import DEVICE, need_triton, sum_in_or
 
 need_triton()
 
-from tgi_trio.shard.torch_backend.adapters.device_adapters import list_tiles  # noqa: E402  (Triton)
+from tgi_trio.shard.torch_backend.adapters.step_tiles import list_tiles  # noqa: E402  (Triton)
 from tgi_trio.shard.torch_backend.layers.adapter_layout import ENTRY, UNIT, SitePlace  # noqa: E402
 from tgi_trio.shard.torch_backend.layers.grouped_matrices import Routed  # noqa: E402
 from tgi_trio.shard.torch_backend.layers.slotted_experts import (  # noqa: E402

@@ -26,6 +26,12 @@ from tgi_trio.shard.adapters.reader import AdapterReader
 from tgi_trio.shard.contract import StepPlan
 from tgi_trio.shard.machine.accelerator import free_bytes, is_accelerator, record_event
 from tgi_trio.shard.sampling.choosing import choice_positions
+from tgi_trio.shard.torch_backend.adapters.step_tiles import (
+    NO_TILES,
+    list_tiles,
+    most_tiles,
+    pad_tiles,
+)
 from tgi_trio.shard.torch_backend.adapters.torch_adapters import find_mixtures, wrap_layers
 from tgi_trio.shard.torch_backend.batch_invariance import apparent_rows
 from tgi_trio.shard.torch_backend.layers.adapted import PackedRows
@@ -54,7 +60,6 @@ from tgi_trio.shard.torch_backend.staging import (
     split,
 )
 
-_NO_TILES: Final = np.zeros((0, 3), np.int32)
 _NO_SLOTS: Final = np.zeros(0, np.int64)
 _MEMORY_SHARE: Final = 0.8  # most of the memory left by the weights; the rest is for K and V
 
@@ -127,7 +132,7 @@ class DeviceAdapters:
         self._in_flight: list[tuple[torch.Event, _Loaded]] = []  # copied until the events
         self._staging = Staging(device)
         self._tiles: Array | None = None  # int32 [n, 3], of the present step; None: no adapters
-        self._chosen = _NO_TILES  # of the rows that its head reads
+        self._chosen = NO_TILES  # of the rows that its head reads
         self._slots_of_tokens = _NO_SLOTS  # int64 [T], of the present step
         self._kind = self._kinds.few
 
@@ -283,9 +288,9 @@ class DeviceAdapters:
         """Upload the present step's tiles to a recording's memory."""
         if self._tiles is None:
             raise RuntimeError("no row of the step has an adapter")
-        tiles = [_padded(self._tiles, len(reserved.tiles))]
+        tiles = [pad_tiles(self._tiles, len(reserved.tiles))]
         if reserved.chosen is not reserved.tiles:
-            tiles.append(_padded(self._chosen, len(reserved.chosen)))
+            tiles.append(pad_tiles(self._chosen, len(reserved.chosen)))
         self._staging.fill(reserved.memory, tiles)
 
     # --- parts ---------------------------------------------------------------------------------
@@ -317,7 +322,7 @@ class DeviceAdapters:
     def _forget(self) -> None:
         """Have no step: no rows have adapters."""
         self._memory.tiles = self._memory.chosen = self._tiles = None
-        self._chosen, self._slots_of_tokens = _NO_TILES, _NO_SLOTS
+        self._chosen, self._slots_of_tokens = NO_TILES, _NO_SLOTS
 
     def _tiles_of(self, places: Array) -> Array:
         """Return the tiles of rows that are these tokens of the step."""
@@ -355,39 +360,6 @@ class DeviceAdapters:
         if self._copy_stream is not None:
             torch.cuda.current_stream(self._device).wait_stream(self._copy_stream)
         self._unawaited.clear()
-
-
-def _padded(tiles: Array, count: int) -> Array:
-    """Return so many tiles, the last of them without tokens."""
-    return np.concatenate((tiles, np.zeros((count - len(tiles), 3), np.int32)))
-
-
-def list_tiles(slots: Array, query_starts: Array, most: int) -> Array:
-    """Return tiles, int32 [n, 3]: slot, first token, number of tokens.
-
-    Neighbouring rows with the same adapter share tiles. `slots` [R]: each row's, -1 for none;
-    `query_starts` [R + 1]; `most`: tokens of the largest tile.
-    """
-    if not len(slots):
-        return _NO_TILES
-    changes = np.flatnonzero(np.diff(slots)) + 1
-    firsts = np.concatenate(([0], changes))
-    ends = np.concatenate((changes, [len(slots)]))
-    firsts, ends = firsts[slots[firsts] >= 0], ends[slots[firsts] >= 0]
-    begins, stops = query_starts[firsts].astype(np.int64), query_starts[ends].astype(np.int64)
-    counts = -(-(stops - begins) // most)
-    within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-    at = np.repeat(begins, counts) + within * most
-    left = np.minimum(np.repeat(stops, counts) - at, most)
-    return np.stack((np.repeat(slots[firsts], counts), at, left), axis=1).astype(np.int32)
-
-
-def most_tiles(tokens: int, adapters: int, most: int) -> int:
-    """Return the most tiles of `list_tiles` for so many tokens, in rows sorted by adapter.
-
-    `adapters`: the most different ones; `most`: tokens of the largest tile.
-    """
-    return min(tokens, tokens // most + adapters)
 
 
 def _check_room(needed: int, device: torch.device, slots: int, max_rank: int) -> None:
