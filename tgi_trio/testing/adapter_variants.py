@@ -7,9 +7,10 @@ from typing import Any
 
 import torch
 
-from tgi_trio.shard.torch_backend.kernels import adapters, expert_adapters
+from tgi_trio.shard.torch_backend.kernels import adapters, expert_adapters, latent_adapters
 from tgi_trio.shard.torch_backend.layers.slotted_embeddings import COPIED
 from tgi_trio.shard.torch_backend.layers.slotted_experts import SPREAD
+from tgi_trio.shard.torch_backend.layers.slotted_latents import ROWS, choose_step
 from tgi_trio.shard.torch_backend.layers.slotted_linear import (
     RANKS_TOGETHER,
     AdapterTile,
@@ -37,6 +38,9 @@ def adapter_variants() -> Iterator[Variant]:
         (BF16, I64, I64, BF16, I32, f"i32{EVEN}"),
         {"RANKS": 64, "PADDED": 64, "BLOCK": COPIED},
     )
+    for dtype, ranks in ((BF16, 16), (BF16, 64), (BF16, 256), (F16, 16), (F32, 64)):
+        for keys in (True, False):
+            yield _heads(dtype, ranks, keys=keys)
     scalars = "i32", "i32"
     yield Variant(
         "spread_slots", expert_adapters.spread_slots, (I32, I32, *scalars), {"BLOCK": SPREAD}
@@ -68,6 +72,21 @@ def _pair(
         {**shared, "OUTPUTS": tile.outputs, "DEPTH": RANKS_TOGETHER},
         warps=tile.warps,
         stages=tile.stages,
+    )
+
+
+def _heads(dtype: torch.dtype, ranks: int, *, keys: bool) -> Variant:
+    """Return what adapts one of both products of heads with what expands DeepSeek's latents."""
+    step = choose_step(ranks, dtype)
+    return Variant(
+        f"adapt_heads {TYPES[dtype]} {'keys' if keys else 'values'} r{ranks}",
+        latent_adapters.adapt_heads,
+        (dtype, dtype, dtype, I32, I32, *[f"i32{EVEN}"] * 3, "i32", "i32"),
+        {
+            **{"KEYS": keys, "PLAIN": 128, "EACH": 256, "RANKS": ranks, "ROWS": ROWS},
+            **{"INPUTS": 128 if keys else 512, "OUTPUTS": 512 if keys else 128},
+            **{"DEPTH": step, "COLUMNS": step},
+        },
     )
 
 

@@ -16,12 +16,11 @@ from tgi_trio.shard.adapter_host import AnnouncingHost
 from tgi_trio.shard.contract import ShardSequence
 from tgi_trio.shard.runner import Runner
 
-_COMPRESSED = ["q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "o_proj"]
-# Linears around latents by family, but for those that expand latents: with queries that are
-# compressed or not, with an index, which has some of its own, with gates behind that, and without
-# experts.
+_COMPRESSED = ["q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"]
+# Linears around latents by family: with queries that are compressed or not, with an index, which
+# has some of its own, with gates behind that, and without experts.
 AROUND_LATENTS = {
-    "deepseek_v2": ["q_proj", "kv_a_proj_with_mqa", "o_proj"],
+    "deepseek_v2": ["q_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"],
     "deepseek_v3": _COMPRESSED,
     "deepseek_v32": _COMPRESSED,
     "hy_v4": [*_COMPRESSED, "self_attn.gate_proj"],

@@ -257,11 +257,15 @@ def test_pairs_of_fused_matrices(checkpoint: Checkpoint, tmp_path: Path, family:
     """One A for queries, keys and values, or for gate and up, however they are stored; and those
     around latents.
     """
-    targets = AROUND_LATENTS.get(family, "all-linear")
+    targets: Any = AROUND_LATENTS.get(family, "all-linear")
+    plain = [each for each in targets if each != "kv_b_proj"] if family == "minicpm3" else targets
     base = checkpoint(family, **({"n_layer": 1} if family == "gpt2" else SMALL))
     folders = [
-        write_adapter(base, tmp_path / str(r), seed=r, r=r, use_dora=r > 1, target_modules=targets)
-        for r in (4, 3, 1)
+        write_adapter(base, tmp_path / "4", seed=4, use_dora=True, target_modules=plain),
+        *(
+            write_adapter(base, tmp_path / str(r), seed=r, r=r, target_modules=targets)
+            for r in (3, 1)
+        ),
     ]
     expected = on_cpu(base, folders, ASKED, **SERVED)
     with StandInDevice() as device:
@@ -295,6 +299,17 @@ def test_two_ranks(llama: Any) -> None:
     agree(ours, expected)
     assert all(counts.replays == 1 and not counts.launches for counts in ours.decodes)
     assert not any(counts.waits for counts in steps)
+
+
+def test_latents_on_two_ranks(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    """Each rank has all of A and the rows of B of its heads."""
+    base, modules = checkpoint("minicpm3", **SMALL), ["kv_b_proj", "o_proj"]
+    folder = write_adapter(base, tmp_path / "a", r=4, target_modules=modules)
+    asked = [{"adapter": i % 2} for i in range(len(TEXTS))]
+    expected = on_cpu(base, [folder], asked, **SERVED)
+    with StandInDevice() as device, two_ranks(base, device, (5,), **SERVED) as (runner, _):
+        install_all(runner, [folder])
+        agree(drive(runner, TEXTS, asked, 3, device=device), expected)
 
 
 def test_loaded_and_dropped_while_others_decode(llama: Any) -> None:

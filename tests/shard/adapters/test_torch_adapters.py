@@ -91,6 +91,12 @@ def test_every_family(serve: Callable[..., Any], family: str) -> None:
     assert not torch.allclose(recorder.logits(alone[0].id)[0], found)  # else nothing is shown
 
 
+def test_magnitudes_of_what_expands_latents(serve: Callable[..., Any]) -> None:
+    """The matrix is not multiplied as it is, so there are no outputs that gains would scale."""
+    with pytest.raises(ModelLoadError, match=r"biases of .*kv_b_proj: of what expands latents"):
+        serve("minicpm3", {"target_modules": ["kv_b_proj"], "use_dora": True})
+
+
 @pytest.mark.parametrize("family", TOKEN_ROWS)
 def test_rows_of_tokens(serve: Callable[..., Any], family: str) -> None:
     """Beside LoRA, of two adapters and none in one batch."""

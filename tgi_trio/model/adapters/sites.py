@@ -25,6 +25,7 @@ from tgi_trio.model.wrappers import text_name
 Role = Literal[
     "qkv",
     "query up",
+    "latent up",
     "output",
     "inner",
     "down",
@@ -96,10 +97,9 @@ def adaptable_linears(
     """Yield the linears of a decoder that adapters may change, in the order of computation.
 
     But the first linears of all experts come before all second ones. Excluded are linears of
-    routers, of mixers, of blocks shared by layers, of layers with cross-attention to images, those
-    that expand latents to keys and values, and of attention to one key per token; experts stored as
-    one matrix, or added after the next layer's MLP; and a head that is more than a linear of the
-    hidden states.
+    routers, of mixers, of blocks shared by layers, of layers with cross-attention to images, and of
+    attention to one key per token; experts stored as one matrix, or added after the next layer's
+    MLP; and a head that is more than a linear of the hidden states.
     """
     for site, linear in _list_linears(spec):
         if (scope.experts or not site.of_expert) and (scope.head or site.role != "head"):
@@ -126,6 +126,8 @@ def _linears_of_layer(spec: DecoderSpec, index: int) -> Iterator[tuple[Site, Lin
         yield Site(index, "qkv"), attention.qkv
         if (query_up := find_query_up(attention)) is not None:
             yield Site(index, "query up"), query_up
+        if attention.latent is not None:
+            yield Site(index, "latent up"), attention.latent.up
         yield Site(index, "output"), attention.output
     if isinstance(refs.mlp, MlpRefs):
         yield Site(index, "inner"), refs.mlp.inner
@@ -221,6 +223,8 @@ def map_adapter(
                 left.discard(pair.module)
         if site.of_expert:
             pairs = _pair_expert(adapter, site, linear, pairs, whole)
+        if site.role == "latent up":
+            _check_plain(adapter, pairs, "what expands latents")
         rows = find_head_rows(adapter, spec) if site.role == "head" and not any(pairs) else None
         if rows is not None:
             left.discard(rows.module)
@@ -265,12 +269,17 @@ def _pair_expert(
             f"{adapter.folder} has changes of {own[0].module} and of all experts together, "
             f"{of_all.pair.module}"
         )
-    if changed := [pair for pair in own if pair.vectors]:
+    _check_plain(adapter, own, "experts")
+    return pairs if of_all is None else [*of_all.of_expert(site.expert, linear)]
+
+
+def _check_plain(adapter: Adapter, pairs: Sequence[Pair | None], what: str) -> None:
+    """Raise ModelLoadError if more than A and B of some modules are changed."""
+    if changed := [pair for pair in pairs if pair is not None and pair.vectors]:
         raise ModelLoadError(
-            f"{adapter.folder} has DoRA or biases of {changed[0].module}: of experts, only A and B "
+            f"{adapter.folder} has DoRA or biases of {changed[0].module}: of {what}, only A and B "
             f"are served. {adapter.config.advise()}"
         )
-    return pairs if of_all is None else [*of_all.of_expert(site.expert, linear)]
 
 
 def _check_shapes(adapter: Adapter, pair: Pair, matrix: MatrixRef) -> None:

@@ -18,7 +18,7 @@ from tgi_trio.shard.adapters.numbers import AdapterPart, EmbeddedRows
 from tgi_trio.shard.adapters.reader import AdapterReader
 from tgi_trio.shard.checkpoint.numbers import Floats, to_bfloat16, to_float32
 from tgi_trio.shard.numba_backend.arena import Arena, address
-from tgi_trio.shard.numba_backend.operations.adapted import AdaptedSite
+from tgi_trio.shard.numba_backend.operations.adapted import AdaptedSite, HeadProducts
 from tgi_trio.shard.numba_backend.program import Program
 from tgi_trio.shard.numba_backend.tables import PIECE, SITE
 from tgi_trio.shard.numba_backend.weight_layout import LANES, PANEL, Storage
@@ -60,9 +60,13 @@ class NumbaAdapters:
         packing = _Packing(self._storage)
         table = np.zeros((len(self._operations.sites), SITE), np.int64)
         with self._reader.open(order) as numbers:
-            for facts, site in zip(table, self._operations.sites, strict=True):
-                if parts := numbers.sites.get(site.site):
-                    facts[:] = packing.pack(site, parts)
+            for i, site in enumerate(self._operations.sites):
+                if site.head or not (parts := numbers.sites.get(site.site)):
+                    continue
+                if site.products is None:
+                    table[i] = packing.pack(site, parts)
+                else:
+                    table[i : i + site.products.heads] = packing.pack_heads(site.products, parts)
         nbytes, embedded = sum(each.nbytes for each in packing.held), numbers.embedded
         if embedded is not None:
             nbytes += embedded.tokens.nbytes + embedded.rows.nbytes
@@ -112,6 +116,36 @@ class _Packing:
         for piece, (panel, *halves) in zip(pieces, found, strict=True):
             piece[:] = self._pack_piece(starts, panel, *halves)
         return address(packed), len(packed), address(pieces), len(pieces), gains, offsets
+
+    def pack_heads(self, of: HeadProducts, parts: Sequence[AdapterPart]) -> NDArray[np.int64]:
+        """Pack what adapts the products of heads; return a record for each.
+
+        The linear's outputs are, head by head, what keys and then what values have. Keys are
+        multiplied by columns of B first and then by A, values the other way round; see
+        `torch_backend/layers/adapted_latents.py`. All heads share A.
+        """
+        (part,) = parts
+        rank, low = len(part.a), -(-len(part.a) // LANES) * LANES
+        b = part.b.reshape(of.heads, -1, rank)
+        if of.of_keys:
+            first = np.zeros((of.heads, low, of.inputs), np.float32)
+            first[:, :rank] = b[:, : of.inputs].swapaxes(1, 2)
+            packed, second = self._pack_halves(first.reshape(-1, of.inputs)), part.a.T
+        else:
+            packed, second = self._pack_halves(part.a), b[:, -of.outputs :].reshape(-1, rank)
+        piece = self._pack_piece([0], *next(_halves([AdapterPart(part.a, second, 0)])))
+        pieces = self._arena.allocate((1 if of.of_keys else of.heads, PIECE), np.int64)
+        self.held.append(pieces)
+        panels, head = of.outputs // PANEL, np.arange(of.heads)
+        pieces[:] = 0, panels, *piece[2:]
+        found = np.zeros((of.heads, SITE), np.int64)
+        found[:] = address(packed), low // LANES, address(pieces), 1, 0, 0
+        if of.of_keys:
+            found[:, 0] += head * (packed.nbytes // of.heads)
+        else:
+            found[:, 2] += head * pieces.strides[0]
+            pieces[:, 2] += head * panels * (piece[4] + piece[6]) * LANES * 4
+        return found
 
     def _pack_piece(self, starts: Sequence[int], panel: int, first: _Half, second: _Half) -> Any:
         """Pack B of neighbouring panels from `panel` on; return a piece for `expand`."""

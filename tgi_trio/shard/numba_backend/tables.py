@@ -65,6 +65,7 @@ class Code(IntEnum):
     TURN = 19  # splits queries, rotates their positional parts, writes latents to the cache
     ABSORB = 20  # multiplies queries by the matrix that would expand latents to keys
     EXPAND = 21  # multiplies attention's results by the matrix that expands latents to values
+    SHRINK_HEADS = 45  # SHRINK for what each head has, before either of these
     # An index that chooses tokens, see `kernels/index/`:
     ASK = 35  # writes its keys to the cache, rotates its queries
     SCORE = 36  # scores what tokens see, in steps of few tokens
@@ -83,7 +84,7 @@ OF_HYPER = (Code.FORK, Code.GATHER, Code.SCATTER)
 OF_PADDING = (Code.PAD, Code.CLOSE)
 OF_INDEX = (Code.ASK, Code.SCORE, Code.CHOOSE, Code.ATTEND_CHOSEN)
 TURNING = (Code.TURN_IN, Code.TURN_OUT)
-OF_LATENTS = (Code.COMPRESS, Code.TURN, Code.ABSORB, Code.EXPAND)
+OF_LATENTS = (Code.COMPRESS, Code.TURN, Code.ABSORB, Code.EXPAND, Code.SHRINK_HEADS)
 
 
 class Epilogue(IntEnum):
@@ -258,8 +259,9 @@ OPERATION = np.dtype(
         # for TURN [rotated], for PAD and ASK [head_dim]; 0: in the model's order
         ("order", "i8"),
         ("span_blocks", "i8"),
-        ("expand", "i8"),  # `expand` (for SHRINK: `shrink`) of adapters; 0: the step has none
-        # a linear's number among those that adapters change; that of its first expert
+        # `expand` of adapters (for SHRINK and SHRINK_HEADS: `shrink`); 0: the step has none
+        ("expand", "i8"),
+        # a linear's number among those that adapters change; that of its first expert or head
         ("site", "i8"),
         ("by_member", "i8"),  # 1: runs are those of rows sorted by expert
         ("room_bytes", "i8"),  # bytes of an unpacked block
@@ -311,7 +313,8 @@ OPERATION = np.dtype(
         ("kernel", "i8"),
         # Its record: MIXTURE, MIXER, OPENING, LATENT, OWN, PADDING or STREAM
         ("facts", "i8"),
-        # Features in a source row: per head for ABSORB and EXPAND; all of them for PASS_ON, and for
+        # Features in a source row: per head for ABSORB, EXPAND and SHRINK_HEADS, which have as many
+        # in a row of LOW as `width` says; all of them for PASS_ON, and for
         # a linear that reads a part; 0: `inputs`
         ("span", "i8"),
         ("begin", "i8"),  # offset of a linear's first input in a source row

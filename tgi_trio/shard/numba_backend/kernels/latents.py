@@ -13,6 +13,7 @@ value is the same once more, since the cache stores K in panels and V in rows.
 from __future__ import annotations
 
 from tgi_trio.shard.numba_backend.kernels import entry, kernel
+from tgi_trio.shard.numba_backend.kernels.adapters import call_adapter_kernel, find_runs
 from tgi_trio.shard.numba_backend.kernels.apart import latent_at, operation_at, step_at
 from tgi_trio.shard.numba_backend.kernels.linear import multiply_rows
 from tgi_trio.shard.numba_backend.kernels.norm import (
@@ -26,6 +27,7 @@ from tgi_trio.shard.numba_backend.kernels.norm import (
 )
 from tgi_trio.shard.numba_backend.kernels.quantised.activations import store_forms, store_result
 from tgi_trio.shard.numba_backend.kernels.vectors import (
+    add,
     copy_word,
     fill,
     load,
@@ -38,9 +40,12 @@ from tgi_trio.shard.numba_backend.kernels.vectors import (
 from tgi_trio.shard.numba_backend.tables import Buffer, Code
 from tgi_trio.shard.numba_backend.weight_layout import LANES, PANEL
 
-COMPRESS, TURN, ABSORB = int(Code.COMPRESS), int(Code.TURN), int(Code.ABSORB)
-PROJECTED, QUERY = int(Buffer.PROJECTED), int(Buffer.QUERY)
+COMPRESS, TURN, ABSORB, SHRINK_HEADS = (
+    int(code) for code in (Code.COMPRESS, Code.TURN, Code.ABSORB, Code.SHRINK_HEADS)
+)
+PROJECTED, QUERY, LOW = int(Buffer.PROJECTED), int(Buffer.QUERY), int(Buffer.LOW)
 _STEP_BYTES = 4 * PANEL
+_ROWS = 8  # most rows of a tile
 
 
 @entry
@@ -52,6 +57,8 @@ def run_latents(variant, rank, step_address, op_address, counter, scratch):
         compress(variant, rank, step, op)
     elif op.code == TURN:
         turn_parts(variant, rank, step, op, latent, scratch)
+    elif op.code == SHRINK_HEADS:
+        shrink_heads(variant, rank, step, op, scratch)
     else:
         multiply_heads(variant, rank, step, op, scratch)
 
@@ -124,11 +131,31 @@ def turn_part(op, x, size, cosines, sines, target):
 
 
 @kernel
+def shrink_heads(variant, rank, step, op, sums):
+    """Write V of each head, of the `inputs` of its `span` features in `source`; see `adapters.py`.
+
+    Heads have adapters' sites of their own, one behind the other, and `width` features in a row of
+    LOW. They begin with different threads, since a head of few rows has work for one.
+    `sums`: float32 [32, 16].
+    """
+    runs, _, run_count = find_runs(step, op)
+    stride = op.heads * op.span * variant.active_bytes
+    for head in range(op.heads):
+        call_adapter_kernel(
+            op.expand, (rank + head) % step.threads, step.threads, runs, run_count, op.site + head,
+            step.buffers[op.source] + head * op.span * variant.active_bytes, stride,
+            op.inputs // variant.kv.step,
+            step.buffers[LOW] + head * op.width * variant.active_bytes, step.low_stride, sums,
+        )  # fmt: skip
+
+
+@kernel
 def multiply_heads(variant, rank, step, op, sums):
     """Multiply `inputs` of the `span` features that each head has in `source` with the head's own
     matrix, giving `outputs` features: for ABSORB in their place in QUERY, else in `target`.
 
-    Each thread has its own panels, for all rows. `sums`: float32 [8, 32].
+    Each thread has its own panels, for all rows. `sums`: float32 [8, 32], then as much for what
+    adapters add.
     """
     panels = op.outputs // PANEL
     steps = op.inputs // variant.weights.step
@@ -144,8 +171,19 @@ def multiply_heads(variant, rank, step, op, sums):
                 variant, step.tokens - row, step.tokens <= variant.rows, source + row * stride,
                 stride, weights, steps, weights + steps * _STEP_BYTES, _STEP_BYTES, sums,
             )  # fmt: skip
+            deltas = sums + _ROWS * 4 * PANEL
+            if op.expand:
+                runs, run_of, _ = find_runs(step, op)
+                low = step.buffers[LOW] + head * op.width * variant.active_bytes
+                call_adapter_kernel(
+                    op.expand, runs, run_of, op.site + head, panel, 1, row, taken, low,
+                    step.low_stride, deltas, 0,
+                )  # fmt: skip
             for i in range(taken):
                 first, second = load(sums + i * 4 * PANEL), load(sums + i * 4 * PANEL + 4 * LANES)
+                if op.expand:
+                    first = add(first, load(deltas + i * 4 * PANEL))
+                    second = add(second, load(deltas + i * 4 * PANEL + 4 * LANES))
                 place = (row + i) * op.heads + head
                 if op.code == ABSORB:
                     place = place * op.head_dim + panel * PANEL

@@ -1,6 +1,7 @@
 """The operations of steps with adapters, a second table after that of steps without.
 
-In it, every linear layer that adapters may change has a SHRINK before it and adds their outputs. So
+In it, every linear layer that adapters may change has a SHRINK before it and adds their outputs, as
+do the products in which the matrix that expands latents is absorbed, head by head. So
 a step without adapters is the same, whether adapters are loaded or not.
 """
 
@@ -24,13 +25,25 @@ if TYPE_CHECKING:
     from tgi_trio.shard.numba_backend.adapter_kernels import AdapterKernels
 
 _PLAIN_ROWS = -2  # stands for a row that there is in the second copy alone
+_PRODUCTS = (Code.LINEAR, Code.EXPERTS, Code.ABSORB, Code.EXPAND)  # of sites
 # Operations whose results can also be written as numbers for SHRINK.
 _WRITE_PLAIN = (Code.NORM, Code.QUANTISE, Code.PASS_ON, Code.COMPRESS)
 
 
 @dataclass(frozen=True, slots=True)
+class HeadProducts:
+    """Products of each head with a part of the matrix that expands latents: ABSORB, EXPAND."""
+
+    heads: int
+    inputs: int  # of a head
+    outputs: int
+    span: int  # features of a head in a row that it is multiplied with
+    of_keys: bool  # or of values
+
+
+@dataclass(frozen=True, slots=True)
 class AdaptedSite:
-    """A linear layer that adapters may change."""
+    """A linear layer that adapters may change, or what it is for one head."""
 
     site: Site
     row: int  # its first operation in the table
@@ -44,6 +57,8 @@ class AdaptedSite:
     # codes, beside which they are needed as numbers.
     arranged: int = -1
     coded: bool = False
+    products: HeadProducts | None = None  # of what expands latents
+    head: int = 0  # its number, for these
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +82,9 @@ class AdaptedOperations:
         self.kernels: AdapterKernels | None = None
         padded = -(-(max_rank + 1) // 2) * 2  # pairs of bfloat16
         pieces = max((site.pieces for site in sites), default=0)
-        self.low_width = -(-pieces * padded // LANES) * LANES
+        self._low_of_head = -(-padded // LANES) * LANES
+        heads = max((site.products.heads for site in sites if site.products), default=0)
+        self.low_width = max(-(-pieces * padded // LANES) * LANES, heads * self._low_of_head)
         self._loaded: dict[int, NDArray[np.int64]] = {}  # [sites, 6], by number
         self._embedded: dict[int, EmbeddedRows] = {}  # by number
         self._has_factors: dict[int, bool] = {}  # whether these have gains or offsets
@@ -105,6 +122,10 @@ class AdaptedOperations:
                 copy["by_member"] = site.site.of_expert
                 if site.coded:
                     copy["source"] = Buffer.UNCODED
+                if site.products is not None:
+                    copy["code"], copy["kernel"] = Code.SHRINK_HEADS, table[site.row]["kernel"]
+                    copy["heads"], copy["span"] = site.products.heads, site.products.span
+                    copy["width"] = self._low_of_head
                 copy["expand"] = self.kernels.shrink.address if self.kernels else 0
                 continue
             table[place] = table[row]
@@ -113,6 +134,8 @@ class AdaptedOperations:
                 copy["site"] = number
                 copy["expand"] = self.kernels.expand.address if self.kernels else 0
                 copy["by_member"] = self.sites[number].site.of_expert
+                if self.sites[number].products is not None:
+                    copy["width"] = self._low_of_head
             if row in self._arranging:
                 table[place]["by_member"] = 1
         for place, (row, _) in enumerate(self._order, self.first):
@@ -192,7 +215,7 @@ class AdaptedOperations:
         """Yield (row, site) for the second copy; row -1: a SHRINK, -2: an ARRANGE of activations as
         numbers; site -1: not a site's linear.
         """
-        numbers: dict[int, int] = {}  # those of experts have one row, and the first one's number
+        numbers: dict[int, int] = {}  # experts or heads have one row, and the first one's number
         for i, site in enumerate(self.sites):
             numbers.setdefault(site.row, i)
         coded = {site.arranged: i for i, site in enumerate(self.sites) if site.coded}
@@ -201,7 +224,7 @@ class AdaptedOperations:
             if row in numbers:
                 number, left = numbers[row], self.sites[numbers[row]].outputs
                 shrinks = True
-            if operation["code"] in (Code.LINEAR, Code.EXPERTS) and left > 0:
+            if operation["code"] in _PRODUCTS and left > 0:
                 if shrinks:
                     yield -1, number
                     shrinks = False

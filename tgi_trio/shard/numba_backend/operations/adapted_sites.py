@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from tgi_trio.model.adapters.sites import AdapterScope, Role, Site
 from tgi_trio.model.matrices.references import LinearRef
-from tgi_trio.shard.numba_backend.operations.adapted import AdaptedSite
+from tgi_trio.shard.numba_backend.operations.adapted import AdaptedSite, HeadProducts
 from tgi_trio.shard.numba_backend.operations.writer import OperationWriter
 from tgi_trio.shard.numba_backend.tables import Buffer
 
@@ -52,6 +52,28 @@ class SiteRecorder:
                 coded=coded,
             )
         )
+
+    def add_heads(self, products: HeadProducts, source: Buffer) -> None:
+        """Record the same for the products of heads with what expands latents, added next.
+
+        `source`: what each head multiplies, always as floating-point numbers.
+        """
+        row = len(self._writer.rows)
+        for head in range(products.heads):
+            self.sites.append(
+                AdaptedSite(
+                    Site(self.layer, "latent up"),
+                    row,
+                    source,
+                    inputs=products.inputs,
+                    outputs=products.outputs,
+                    paired=False,
+                    feeder=row - 1,
+                    pieces=1,
+                    products=products,
+                    head=head,
+                )
+            )
 
     def add_experts(
         self,

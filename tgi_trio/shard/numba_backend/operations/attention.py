@@ -128,6 +128,7 @@ class AttentionWriter:
             self._writer,
             latent,
             shape,
+            sites,
             bf16=self._bf16,
             activation=GATES[self._spec.gate_activation],
             attending=len(attending),

@@ -16,6 +16,7 @@ from tgi_trio.model.specs.decoder import DecoderSpec, IndexSpec, LatentSpec, Rot
 from tgi_trio.shard.checkpoint.lookup import read_linear
 from tgi_trio.shard.checkpoint.numbers import Floats, to_bfloat16, to_float32
 from tgi_trio.shard.numba_backend.head_order import head_order
+from tgi_trio.shard.numba_backend.operations.adapted import HeadProducts
 from tgi_trio.shard.numba_backend.operations.adapted_sites import SiteRecorder
 from tgi_trio.shard.numba_backend.operations.gates import add_gates
 from tgi_trio.shard.numba_backend.operations.mixtures import pad_to_panel
@@ -150,6 +151,8 @@ def add_queries(
         **fields,
     )
     keys, _ = _read_heads(writer, latent.up, spec)
+    each = HeadProducts(shape.heads, spec.plain_dim, spec.rank, spec.plain_dim, of_keys=True)
+    sites.add_heads(each, Buffer.MIXED)
     writer.add(
         Code.ABSORB,
         heads=shape.heads,
@@ -210,6 +213,7 @@ def add_values(
     writer: OperationWriter,
     latent: LatentRefs,
     shape: LatentShape,
+    sites: SiteRecorder,
     *,
     bf16: bool,
     activation: Activation,
@@ -218,13 +222,16 @@ def add_values(
     """Add the matrices from attention's results, which are latents, to values in MIXED, by way of
     gates opened by `activation` if there are any.
 
-    `attending`: how many operations, added last, write these results.
+    `sites`: as for `add_queries`. `attending`: how many operations, added last, write results.
     """
     spec = shape.spec
     gated = bool(shape.gates or shape.late_gates)
     for row in writer.rows[-attending:]:
         row["forms"] |= Form.PLAIN
     _, values = _read_heads(writer, latent.up, spec)
+    span = spec.rank + spec.rotary_dim
+    each = HeadProducts(shape.heads, spec.rank, spec.value_dim, span, of_keys=False)
+    sites.add_heads(each, Buffer.ATTENDED)
     writer.add(
         Code.EXPAND,
         source=Buffer.ATTENDED,
@@ -232,7 +239,7 @@ def add_values(
         heads=shape.heads,
         inputs=spec.rank,
         outputs=spec.value_dim,
-        span=spec.rank + spec.rotary_dim,
+        span=span,
         weights=writer.keep(pack_heads(values.swapaxes(1, 2), bf16=bf16)),
         forms=Form.WIDE if gated else 0,
     )

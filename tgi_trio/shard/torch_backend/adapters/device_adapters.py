@@ -32,7 +32,11 @@ from tgi_trio.shard.torch_backend.adapters.step_tiles import (
     most_tiles,
     pad_tiles,
 )
-from tgi_trio.shard.torch_backend.adapters.torch_adapters import find_mixtures, wrap_layers
+from tgi_trio.shard.torch_backend.adapters.torch_adapters import (
+    find_latents,
+    find_mixtures,
+    wrap_layers,
+)
 from tgi_trio.shard.torch_backend.batch_invariance import apparent_rows
 from tgi_trio.shard.torch_backend.layers.adapted import PackedRows
 from tgi_trio.shard.torch_backend.layers.adapter_layout import ENTRY, PackedAdapter, SlotLayout
@@ -41,6 +45,7 @@ from tgi_trio.shard.torch_backend.layers.linear import Linear
 from tgi_trio.shard.torch_backend.layers.mlp import ExpertsMlp
 from tgi_trio.shard.torch_backend.layers.slotted_embeddings import SlottedEmbeddings
 from tgi_trio.shard.torch_backend.layers.slotted_experts import SlottedExperts, first_places
+from tgi_trio.shard.torch_backend.layers.slotted_latents import SlottedHeads
 from tgi_trio.shard.torch_backend.layers.slotted_linear import (
     FEW_TOKENS,
     AdapterTile,
@@ -122,6 +127,7 @@ class DeviceAdapters:
         decoder.change_embedded = self._embeddings
         self._kinds = choose_adapter_tiles(dtype)
         self._linears: list[SlottedLinear] = []
+        self._heads: list[SlottedHeads] = []  # of latents
         self._mixtures: list[GroupedExperts] = []
         self._wrap_decoder(decoder, scope)
         self._slots: dict[int, int] = {}  # by adapter
@@ -139,6 +145,9 @@ class DeviceAdapters:
     def _wrap_decoder(self, decoder: Decoder, scope: AdapterScope) -> None:
         """Put adapted parts in the place of the decoder's own."""
         wrap_layers(decoder, self._wrap)
+        for site, latent in find_latents(decoder):
+            latent.changes = SlottedHeads(latent.spec, self._layout.places[site], self._memory)
+            self._heads.append(latent.changes)
         if scope.experts:
             for index, mixture in find_mixtures(decoder):
                 self._mixtures.append(self._change(index, mixture))
@@ -240,9 +249,9 @@ class DeviceAdapters:
     def warm_up(self) -> None:
         """Compile everything that steps will launch."""
         self._forget()
-        for linear in self._linears:
+        for part in (*self._linears, *self._heads):
             for kind in self._kinds:
-                linear.compile(kind)
+                part.compile(kind)
         if self._embeddings is not None:
             self._embeddings.compile(self._kinds.few)
         for mixture in self._mixtures:

@@ -38,6 +38,8 @@ from tgi_trio.shard.torch_backend.layers.adapted import (
     PackedSites,
     packed_bytes,
 )
+from tgi_trio.shard.torch_backend.layers.adapted_latents import AdaptedHeads
+from tgi_trio.shard.torch_backend.layers.latent import LatentProjections
 from tgi_trio.shard.torch_backend.layers.linear import Linear
 from tgi_trio.shard.torch_backend.layers.mlp import DenseMlp, ExpertsMlp
 from tgi_trio.shard.torch_backend.models.decoder import Decoder
@@ -107,6 +109,8 @@ class TorchAdapters:
         )
         self._dtype = dtype
         wrap_layers(decoder, self._wrap)
+        for site, latent in find_latents(decoder):
+            latent.changes = AdaptedHeads(latent.spec, site, self.table)
         if scope.experts:
             for index, mixture in find_mixtures(decoder):
                 self._wrap_experts(index, mixture)
@@ -186,6 +190,13 @@ def wrap_layers(decoder: Decoder, wrap: Callable[[Site, Linear], Linear]) -> Non
             shared.down = wrap(Site(index, "shared down"), shared.down)
             if (router := layer.mlp.shared_router) is not None:
                 layer.mlp.shared_router = wrap(Site(index, "shared router"), router)
+
+
+def find_latents(decoder: Decoder) -> Iterator[tuple[Site, LatentProjections]]:
+    """Yield the projections of every layer over latents, with the site of what expands these."""
+    for index, layer in enumerate(decoder.layers):
+        if layer.attention is not None and (latent := layer.attention.latent) is not None:
+            yield Site(index, "latent up"), latent
 
 
 def find_mixtures(decoder: Decoder) -> Iterator[tuple[int, ExpertsMlp]]:

@@ -14,6 +14,7 @@ from tgi_trio.shard.torch_backend.attention.interface import AttentionLayer
 from tgi_trio.shard.torch_backend.attention.merging_kernel import merge_parts
 from tgi_trio.shard.torch_backend.attention.tiles import MOST_PARTS, pad_dim
 from tgi_trio.shard.torch_backend.layers.expanding import AttendedParts
+from tgi_trio.shard.torch_backend.layers.latent import LatentProjections
 from tgi_trio.shard.torch_backend.torch_device import overlap
 
 # A tile is divided (split-K) while there are fewer programs: a few for each multiprocessor of a
@@ -72,8 +73,10 @@ class Work:
             )
         return self.out.view(len(self.out), -1)
 
-    def leave_parts(self) -> torch.Tensor | AttendedParts:
-        """Return [T, heads * dim] behind a launch, or the parts of it, for another one to merge."""
+    def hand_on(self, latent: LatentProjections) -> torch.Tensor | AttendedParts:
+        """Return [T, heads * dim] behind a launch, or the parts of it, for `latent` to merge."""
+        if latent.changed:
+            return self.merge()
         if self.parts == 1:
             return self.out.view(len(self.out), -1)
         return AttendedParts(self.sums, self.bests, self.masses, self.out.dtype)

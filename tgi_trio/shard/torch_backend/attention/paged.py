@@ -174,7 +174,7 @@ class PagedAttention(CapturableAttention):
         )
         query, ends = absorb_queries(latent, latent.expand(compressed, projected))
         work = self._attend_latents(layer, query, ends, batch, (rotary, table))
-        return latent.values(work.leave_parts(), gates)
+        return latent.values(work.hand_on(latent), gates)
 
     def attend_written(
         self,

@@ -73,7 +73,7 @@ class PagedIndexedAttention(PagedAttention):
             if layer.chosen_last:  # a recording's batch lives on
                 batch.chosen = None
         work = self._attend_latents(layer, query, ends, seen, turning, latent.query_scale)
-        return latent.values(work.leave_parts(), gates if asked.gates is None else asked.gates)
+        return latent.values(work.hand_on(latent), gates if asked.gates is None else asked.gates)
 
 
 class Asked(NamedTuple):

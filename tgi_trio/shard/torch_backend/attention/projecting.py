@@ -11,7 +11,6 @@ from tgi_trio.shard.torch_backend.kernels.latents import write_latents
 from tgi_trio.shard.torch_backend.kernels.rotating import rotate_and_write
 from tgi_trio.shard.torch_backend.layers.heads import HeadSteps, RotaryTable
 from tgi_trio.shard.torch_backend.layers.latent import LatentProjections
-from tgi_trio.shard.torch_backend.layers.plain_product import multiply_by_head
 from tgi_trio.shard.torch_backend.layers.rotary import Rotary
 from tgi_trio.shard.torch_backend.torch_device import overlap
 
@@ -162,7 +161,7 @@ def absorb_queries(
     spec = latent.spec
     query = query.view(len(query), len(latent.key_up), spec.plain_dim + spec.rotary_dim)
     plain, ends = query.split((spec.plain_dim, spec.rotary_dim), dim=-1)
-    return multiply_by_head(plain, latent.key_up, invariant=latent.invariant), ends
+    return latent.absorb(plain), ends
 
 
 def count_heads(head_dim: int) -> int:

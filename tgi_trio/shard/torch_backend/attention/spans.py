@@ -13,6 +13,7 @@ import torch
 from tgi_trio.shard.torch_backend.attention.interface import AttentionLayer
 from tgi_trio.shard.torch_backend.attention.spans_kernel import merge_spans
 from tgi_trio.shard.torch_backend.attention.tiles import MOST_PARTS, pad_dim
+from tgi_trio.shard.torch_backend.layers.latent import LatentProjections
 from tgi_trio.shard.torch_backend.layers.opening import open_values
 
 SPAN: Final = 512  # keys; a multiple of the keys of any tile's step
@@ -60,7 +61,7 @@ class Spans:
         found = self.out.view(tokens, -1)
         return found if gates is None else open_values(found, gates)
 
-    def leave_parts(self) -> torch.Tensor:
+    def hand_on(self, latent: LatentProjections) -> torch.Tensor:
         """Do what `merge` does: spans are merged in their order."""
         return self.merge()
 

@@ -49,6 +49,7 @@ class _Run:
     adapter: int
     singles: torch.Tensor | None  # int64 [n]: tokens that are their row's only one
     spans: Sequence[slice]  # tokens of each row that has several
+    rows: Sequence[slice] = ()  # tokens of each row, several or one, if neighbours are of one row
 
 
 @dataclass
@@ -82,7 +83,8 @@ class AdapterTable:
                 for i in np.flatnonzero(own & (counts > 1))
             ]
             alone = torch.from_numpy(single).to(self.device) if len(single) else None
-            runs.append(_Run(number, alone, spans))
+            each = [*(slice(i, i + 1) for i in single.tolist()), *spans]
+            runs.append(_Run(number, alone, spans, each))
         self.runs = runs
 
     @property

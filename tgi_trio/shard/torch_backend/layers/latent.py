@@ -14,6 +14,7 @@ So the cache holds one small vector per token, rather than a key and a value per
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol
 
 import torch
 
@@ -27,24 +28,34 @@ from tgi_trio.shard.torch_backend.layers.joined import JoinedLinears, join_linea
 from tgi_trio.shard.torch_backend.layers.linear import Linear
 from tgi_trio.shard.torch_backend.layers.log_scale import LogScale
 from tgi_trio.shard.torch_backend.layers.norm import Norm
+from tgi_trio.shard.torch_backend.layers.opening import open_values
+from tgi_trio.shard.torch_backend.layers.plain_product import multiply_by_head
 from tgi_trio.shard.torch_backend.layers.rotary import RotaryTable
+
+
+class ChangeHeads(Protocol):
+    """What adapters add around attention over latents, in place; they change what expands these."""
+
+    @property
+    def acts(self) -> bool:
+        """Whether any row of the present step has an adapter."""
+        ...
+
+    def add_to_queries(self, plain: torch.Tensor, absorbed: torch.Tensor) -> None:
+        """Change `absorbed` [T, heads, rank], made of `plain` [T, heads, plain_dim]."""
+        ...
+
+    def add_to_values(self, latents: torch.Tensor, values: torch.Tensor) -> None:
+        """Change `values` [T, heads, value_dim], made of `latents` [T, heads, rank]."""
+        ...
 
 
 class LatentProjections:
     """The projections around a layer's attention over latents."""
 
     __slots__ = (
-        *(
-            "gate_up",
-            "gated",
-            "invariant",
-            "joined",
-            "key_up",
-            "latent_norm",
-            "query_norm",
-            "query_up",
-        ),
-        *("query_scale", "spec", "value_up"),
+        *("changes", "gate_up", "gated", "invariant", "joined", "key_up", "latent_norm"),
+        *("query_norm", "query_scale", "query_up", "spec", "value_up"),
     )
 
     def __init__(
@@ -81,6 +92,7 @@ class LatentProjections:
         if query_up is not None and gate_up is not None:
             self.joined = join_linears(query_up, gate_up)
         self.invariant = invariant
+        self.changes: ChangeHeads | None = None  # of adapters
 
     @property
     def reads_only(self) -> bool:
@@ -103,11 +115,10 @@ class LatentProjections:
         query, latent, key = self.split(projected, expanded)
         plain, turned = query.split((spec.plain_dim, spec.rotary_dim), dim=-1)
         if self.latent_norm is None:
-            absorbed = torch.einsum("thd,hdr->thr", plain, self.key_up)
-            query = torch.cat((absorbed, rotate(turned)), dim=-1)
+            query = torch.cat((self.absorb(plain), rotate(turned)), dim=-1)
             return query, query[:, :0]
         turned = rotate(torch.cat((turned, key[:, None]), dim=1))
-        absorbed = torch.einsum("thd,hdr->thr", plain, self.key_up)
+        absorbed = self.absorb(plain)
         latent = self.latent_norm(latent)[:, None]
         return (
             torch.cat((absorbed, turned[:, :heads]), dim=-1),
@@ -176,6 +187,21 @@ class LatentProjections:
             return compressed  # which may have been doubled already
         return torch.cat((compressed, projected[:, : self.spec.query_rank]), dim=-1)
 
+    @property
+    def changed(self) -> bool:
+        """Whether adapters of this step's rows change what expands latents.
+
+        Then `values` are made of what has been merged.
+        """
+        return self.changes is not None and self.changes.acts
+
+    def absorb(self, plain: torch.Tensor) -> torch.Tensor:
+        """Return queries over latents [T, heads, rank] of those [T, heads, plain_dim] over keys."""
+        absorbed = multiply_by_head(plain, self.key_up, invariant=self.invariant)
+        if self.changes is not None:
+            self.changes.add_to_queries(plain, absorbed)
+        return absorbed
+
     def values(
         self, attended: torch.Tensor | AttendedParts, gates: torch.Tensor | None = None
     ) -> torch.Tensor:
@@ -185,7 +211,13 @@ class LatentProjections:
         """
         if isinstance(attended, torch.Tensor):
             attended = attended.view(len(attended), len(self.value_up), -1)[..., : self.spec.rank]
-        return expand_values(attended, self.value_up, gates, invariant=self.invariant)
+        if self.changes is None or not self.changes.acts:
+            return expand_values(attended, self.value_up, gates, invariant=self.invariant)
+        if isinstance(attended, AttendedParts):
+            raise TypeError("adapters change values of what is merged, not of its parts")
+        values = multiply_by_head(attended, self.value_up, invariant=self.invariant)
+        self.changes.add_to_values(attended, values)
+        return values.flatten(1) if gates is None else open_values(values.flatten(1), gates)
 
     def pack(self) -> None:
         for linear in (self.query_up, self.gate_up):
