@@ -15,6 +15,7 @@ from typing import Final, Literal
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.adapters.experts import WholePair, has_own_experts, place_experts
 from tgi_trio.model.adapters.files import Adapter, Pair, TokenRows
+from tgi_trio.model.adapters.rows import find_embedded_rows, find_head_rows
 from tgi_trio.model.adapters.tensor_kinds import Kind
 from tgi_trio.model.matrices.decoder import layer_refs, outer_refs
 from tgi_trio.model.matrices.references import LinearRef, MatrixRef
@@ -319,37 +320,3 @@ def _refuse_modules(adapter: Adapter, modules: list[str], spec: DecoderSpec) -> 
         f"here{outer}: of {spec.family} models {', '.join(kinds) or 'nothing'} can be. "
         f"{adapter.config.advise()}"
     )
-
-
-def find_embedded_rows(adapter: Adapter, spec: DecoderSpec) -> TokenRows | None:
-    """Return the rows of the embedding that an adapter has, if they can be replaced.
-
-    Raises ModelLoadError for misfits.
-    """
-    if spec.embedding_width or spec.added_tokens or spec.normalised_embedding:
-        return None
-    return _find_rows(adapter, spec, spec.names.embedding)
-
-
-def find_head_rows(adapter: Adapter, spec: DecoderSpec) -> TokenRows | None:
-    """Return the rows of the head that an adapter has, which may be those of the embedding.
-
-    Raises ModelLoadError for misfits.
-    """
-    names = spec.names
-    return _find_rows(adapter, spec, names.embedding if spec.tied_head else names.head)
-
-
-def _find_rows(adapter: Adapter, spec: DecoderSpec, module: str) -> TokenRows | None:
-    bare = module.removeprefix(spec.names.base)
-    named = {text_name(name): rows for name, rows in adapter.token_rows.items()}
-    rows = named.get(module) or named.get(bare)
-    if rows is None:
-        return None
-    if rows.rows.shape[1] != spec.hidden_size or max(rows.tokens) >= spec.vocab_size:
-        raise ModelLoadError(
-            f"{rows.name} of {adapter.folder} is {list(rows.rows.shape)}, for tokens up to "
-            f"{max(rows.tokens)}; the model has {spec.vocab_size} tokens of {spec.hidden_size} "
-            "numbers: the adapter is made for another base"
-        )
-    return rows
