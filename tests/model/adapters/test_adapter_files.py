@@ -17,6 +17,7 @@ from safetensors.numpy import load_file, save_file
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.adapters.config import read_adapter_config
 from tgi_trio.model.adapters.files import WEIGHTS, read_adapter
+from tgi_trio.model.adapters.needs import find_needs
 from tgi_trio.model.adapters.sites import Site, head_site, map_adapter
 from tgi_trio.model.config import read_config
 from tgi_trio.model.families.registry import decoder_spec
@@ -101,7 +102,7 @@ def test_adapters_of_the_bare_model(adapter: Path) -> None:
         ({"use_dora": "yes"}, "use_dora 'yes'"),
         ({"peft_type": "IA3"}, "peft_type 'IA3'"),
         ({"bias": "some"}, "bias 'some'"),
-        ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
+        ({"target_parameters": 3, "megatron_config": {"a": 1}}, "megatron_config {'a': 1}"),
         ({"init_lora_weights": "pissa"}, "init_lora_weights 'pissa'"),
         ({"something_of_tomorrow": 3}, "something_of_tomorrow 3"),
     ],
@@ -176,6 +177,33 @@ def test_a_head_beside_whose_matrices_lies_a_copy(adapter: Path) -> None:
     more = np.concatenate((own, own[:1]))
     change(adapter, **{f"{head}.base_layer.weight": more})
     with pytest.raises(ModelLoadError, match=r"the model's outputs are 24"):
+        read(adapter)
+
+
+def test_matrices_that_are_saved_whole(adapter: Path) -> None:
+    """Rows that differ beyond their dtype are kept; too many, too large ones and norms are not."""
+    base = load_file(DATA / "llama" / "base" / "model.safetensors")
+    saved, head = base["lm_head.weight"].astype(np.float16), "base_model.model.lm_head.weight"
+    edit(adapter, modules_to_save=["lm_head", "norm"])
+    save_file({head: saved}, adapter / WEIGHTS)
+    assert read_numbers(adapter, "llama") == {head_site(spec_of("llama")): ()}
+    saved[[2, 9]] += np.float16(0.5)
+    save_file({head: saved}, adapter / WEIGHTS)
+    ((part,),) = read_numbers(adapter, "llama", 2).values()
+    assert np.flatnonzero(part.b.any(axis=1)).tolist() == [2, 9]
+    np.testing.assert_allclose(part.a, 0.5, atol=1e-2)
+    needs = find_needs([adapter], spec_of("llama"), 7, grows=False)
+    assert needs.rank == 7 and needs.scope.words() == ("head",)
+    for matrix, text in (
+        (saved + np.float16(1), r"weight of .* differs from the model's in more than 2 rows"),
+        (np.concatenate((saved, saved[:1])), r"has 25 tokens, and the model 24"),
+        (saved[:, 1:], "the adapter is made for another base"),
+    ):
+        save_file({head: matrix.copy()}, adapter / WEIGHTS)
+        with pytest.raises(ModelLoadError, match=text):
+            read_numbers(adapter, "llama", 2)
+    save_file({"base_model.model.model.norm.weight": saved[0]}, adapter / WEIGHTS)
+    with pytest.raises(ModelLoadError, match=r"changes model\.norm, which is not adapted here"):
         read(adapter)
 
 

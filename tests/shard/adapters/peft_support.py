@@ -27,10 +27,16 @@ AROUND_LATENTS = {
     "minicpm3": [*_COMPRESSED, "gate_proj", "down_proj"],
 }
 
+SAVED_ROWS = [3, 9, 40]  # what is trained of a matrix that is saved whole
 # Rows of tokens that prompts have, by family: of an embedding that is the head as well and is
-# scaled, of an embedding alone, and of both.
+# scaled, of an embedding alone, and of both; also of matrices that are saved whole.
 TOKEN_ROWS: dict[str, list[dict[str, Any]]] = {
     "gemma2": [{"trainable_token_indices": [7, 3, 40]}, {"trainable_token_indices": [11]}],
+    "granite": [
+        {"modules_to_save": ["embed_tokens"]},
+        {"modules_to_save": ["lm_head"], "target_modules": ["v_proj"]},
+    ],
+    "mistral": [{"modules_to_save": ["embed_tokens", "lm_head"]}, {}],
     "llama": [
         {"trainable_token_indices": [7, 3, 40], "target_modules": ["q_proj"]},
         {"trainable_token_indices": {"embed_tokens": [5, 9], "lm_head": [60, 2, 31]}},
@@ -55,6 +61,8 @@ def write_adapter(base: Path, folder: Path, *, seed: int = 0, **config: Any) -> 
             noise = torch.randn(parameter.shape, generator=generator)
             if "lora_magnitude" in name:  # PEFT has put the norms of the base there
                 parameter.mul_(1 + 0.3 * noise)
+            elif "modules_to_save" in name:
+                parameter[SAVED_ROWS] += noise[SAVED_ROWS] * 0.3
             elif parameter.requires_grad:
                 inputs = parameter.shape[1] if parameter.ndim > 1 else 8
                 parameter.copy_(noise * 0.5 / inputs**0.5)

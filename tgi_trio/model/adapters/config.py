@@ -2,9 +2,8 @@
 
 Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models", 2021: W + (alpha / r) B A; with
 rsLoRA (Kalajdzievski 2023) the factor is alpha / sqrt(r). Fields are those of peft 0.21's
-LoraConfig. Adapters with modules that are saved whole can only be merged, and those of parameters
-without a module only be served beside others; `find_refused` returns these fields, and all that are
-not in the tables below, so that none is ignored.
+LoraConfig. Adapters of parameters without a module can only be served beside others;
+`find_refused` returns this field, and all that are not in the tables below: none is ignored.
 """
 
 from __future__ import annotations
@@ -29,8 +28,8 @@ _MOST_REPEATS: Final = 4  # in a pattern; each may multiply the time by a name's
 _HARMLESS: Final = frozenset(
     "alpha_pattern auto_mapping base_model_name_or_path corda_config eva_config exclude_modules "
     "fan_in_fan_out inference_mode layers_pattern layers_to_transform loftq_config lora_alpha "
-    "lora_dropout megatron_core peft_version qalora_group_size r rank_pattern revision "
-    "runtime_config target_modules target_parameters task_type trainable_token_indices "
+    "lora_dropout megatron_core modules_to_save peft_version qalora_group_size r rank_pattern "
+    "revision runtime_config target_modules target_parameters task_type trainable_token_indices "
     "use_rslora".split()
 )
 # Fields with the only values allowed.
@@ -46,7 +45,6 @@ _ALLOWED: Final[Mapping[str, tuple[object, ...]]] = {
 _MERGED: Final[Mapping[str, tuple[object, ...]]] = {
     "ensure_weight_tying": (True, False),
 }
-_NAMING: Final = frozenset({"modules_to_save"})  # may name anything
 _RELEASE: Final = re.compile(r"(\d{1,4})\.(\d{1,4})(?:\.(\d{1,4}))?(?!\d)")
 _UNMERGED: Final = frozenset({"target_parameters"})  # served beside others alone
 
@@ -90,6 +88,10 @@ class AdapterConfig:
         if not isinstance(names, list) or not all(isinstance(each, str) for each in names):
             raise ModelLoadError(f"modules_to_save of {self.folder / CONFIG} is no list of names")
         return names
+
+    def is_saved(self, module: str) -> bool:
+        """Return whether the adapter contains a module whole; raises ModelLoadError."""
+        return any(f".{module}".endswith(f".{name}") for name in self.saved_modules)
 
     def token_indices(self, module: str) -> Sequence[int]:
         """Return the rows of an embedding or head in the adapter; raises ModelLoadError."""
@@ -184,7 +186,7 @@ def _is_index(value: Any) -> bool:
 def _is_merged(name: str, value: Any) -> bool:
     if name in _UNMERGED:
         return not value
-    return _is_served(name, value) or name in _NAMING or value in _MERGED.get(name, ())
+    return _is_served(name, value) or value in _MERGED.get(name, ())
 
 
 def _is_served(name: str, value: Any) -> bool:

@@ -97,13 +97,25 @@ class TokenRows:
 
 
 @dataclass(frozen=True, slots=True)
+class SavedMatrix:
+    """The whole of an embedding or a head, `modules_to_save` of PEFT."""
+
+    module: str
+    matrix: StoredTensor  # [tokens, width]
+    name: str  # of it in the file
+
+
+ReplacedRows = TokenRows | SavedMatrix
+
+
+@dataclass(frozen=True, slots=True)
 class Adapter:
     """An adapter as described by its files."""
 
     config: AdapterConfig
     pairs: Mapping[str, Pair]  # by module
     experts: Mapping[str, ExpertsPair] = field(default_factory=dict)  # likewise
-    token_rows: Mapping[str, TokenRows] = field(default_factory=dict)  # likewise
+    replaced_rows: Mapping[str, ReplacedRows] = field(default_factory=dict)  # likewise
 
     @property
     def folder(self) -> Path:
@@ -146,7 +158,10 @@ def read_adapter(folder: Path) -> Adapter:
         )
     if not modules:
         raise ModelLoadError(f"{folder / WEIGHTS} holds no tensors")
-    rows = {name: _token_rows(config, name, modules.pop(name)) for name in _with_rows(modules)}
+    rows: dict[str, ReplacedRows] = {
+        name: _token_rows(config, name, modules.pop(name)) for name in _with_rows(modules)
+    }
+    rows |= {name: _saved_matrix(config, name, modules.pop(name)) for name in _saved(modules)}
     whole = {name: parts for name, parts in modules.items() if _OF_EXPERTS.search(name)}
     return Adapter(
         config,
@@ -168,8 +183,11 @@ def _classify(config: AdapterConfig, name: str) -> tuple[Kind | None, str]:
         Kind.ROWS: bool(values.get("trainable_token_indices")),
         Kind.WEIGHT: of_head,  # PEFT writes what it finds there
     }
-    found = ((kind, module) for kind, module in find_kinds(name) if announced.get(kind, False))
-    return next(found, (None, ""))
+    for kind, module in find_kinds(name):
+        saved = kind in (Kind.WEIGHT, Kind.BIAS) and config.is_saved(module)
+        if saved or announced.get(kind, False):
+            return kind, module
+    return None, ""
 
 
 def _read_weights(folder: Path) -> dict[str, StoredTensor]:
@@ -222,6 +240,23 @@ def _experts_pair(config: AdapterConfig, module: str, parts: Mapping[Kind, Named
 def _with_rows(modules: Mapping[str, Mapping[Kind, Named]]) -> list[str]:
     """Return the modules of which there are rows."""
     return [name for name, parts in modules.items() if Kind.ROWS in parts]
+
+
+def _saved(modules: Mapping[str, Mapping[Kind, Named]]) -> list[str]:
+    """Return the modules of which there is the matrix, and no A."""
+    return [name for name, parts in modules.items() if Kind.WEIGHT in parts and Kind.A not in parts]
+
+
+def _saved_matrix(config: AdapterConfig, module: str, parts: Mapping[Kind, Named]) -> SavedMatrix:
+    """Return a module's matrix; raises ModelLoadError if there is more of it."""
+    _check_parts(config, module, parts, (Kind.WEIGHT,))
+    if more := parts.keys() - {Kind.WEIGHT}:
+        raise ModelLoadError(
+            f"{config.folder / WEIGHTS} holds {_WORDS[more.pop()]} of {module} beside its weight: "
+            f"of what is saved whole, only matrices are served. {config.advise()}"
+        )
+    name, matrix = parts[Kind.WEIGHT]
+    return SavedMatrix(module, matrix, name)
 
 
 def _token_rows(config: AdapterConfig, module: str, parts: Mapping[Kind, Named]) -> TokenRows:

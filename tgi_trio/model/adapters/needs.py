@@ -24,6 +24,9 @@ def find_needs(
 ) -> AdapterNeeds:
     """Return what these adapters need; their headers alone are read.
 
+    Of matrices that are saved whole, this does not say how many rows are changed: there is room for
+    as many as may be.
+
     `grows`: others of up to `max_rank` may be loaded later, which may change the head and
     embeddings of tokens, and have gains, but change experts only if one of these does: these take
     most of the room. Raises ModelLoadError as `read_adapter` and `map_adapter` do.
@@ -32,6 +35,6 @@ def find_needs(
     words = {"head", "gains", "tokens"} if grows else set[str]()
     for folder in folders:
         found = map_adapter(read_adapter(folder), spec, max_rank)
-        rank = max(rank, found.rank)
+        rank = max(rank, max_rank if found.compares else found.rank)
         words.update(found.scope.words())
     return AdapterNeeds(rank, AdapterScope.of(words))

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from tgi_trio.errors import ModelLoadError
-from tgi_trio.model.adapters.files import Adapter, TokenRows
+from tgi_trio.model.adapters.files import Adapter, ReplacedRows, SavedMatrix, TokenRows
 from tgi_trio.model.specs.decoder import DecoderSpec
 from tgi_trio.model.wrappers import text_name
 
 
-def find_embedded_rows(adapter: Adapter, spec: DecoderSpec) -> TokenRows | None:
+def find_embedded_rows(adapter: Adapter, spec: DecoderSpec) -> ReplacedRows | None:
     """Return the rows of the embedding that an adapter has, if they can be replaced.
 
     Raises ModelLoadError for misfits.
@@ -18,25 +18,46 @@ def find_embedded_rows(adapter: Adapter, spec: DecoderSpec) -> TokenRows | None:
     return _find_rows(adapter, spec, spec.names.embedding)
 
 
-def find_head_rows(adapter: Adapter, spec: DecoderSpec) -> TokenRows | None:
+def find_head_rows(adapter: Adapter, spec: DecoderSpec) -> ReplacedRows | None:
     """Return the rows of the head that an adapter has, which may be those of the embedding.
 
     Raises ModelLoadError for misfits.
     """
-    names = spec.names
-    return _find_rows(adapter, spec, names.embedding if spec.tied_head else names.head)
+    if spec.tied_head:
+        rows = _find_rows(adapter, spec, spec.names.embedding)
+        if isinstance(rows, TokenRows):  # what is saved whole is the one or the other
+            return rows
+    return _find_rows(adapter, spec, spec.names.head)
 
 
-def _find_rows(adapter: Adapter, spec: DecoderSpec, module: str) -> TokenRows | None:
+def _find_rows(adapter: Adapter, spec: DecoderSpec, module: str) -> ReplacedRows | None:
     bare = module.removeprefix(spec.names.base)
-    named = {text_name(name): rows for name, rows in adapter.token_rows.items()}
+    named = {text_name(name): rows for name, rows in adapter.replaced_rows.items()}
     rows = named.get(module) or named.get(bare)
     if rows is None:
         return None
-    if rows.rows.shape[1] != spec.hidden_size or max(rows.tokens) >= spec.vocab_size:
+    if isinstance(rows, SavedMatrix):
+        _check_saved(adapter, spec, rows)
+    elif rows.rows.shape[1] != spec.hidden_size or max(rows.tokens) >= spec.vocab_size:
         raise ModelLoadError(
             f"{rows.name} of {adapter.folder} is {list(rows.rows.shape)}, for tokens up to "
             f"{max(rows.tokens)}; the model has {spec.vocab_size} tokens of {spec.hidden_size} "
             "numbers: the adapter is made for another base"
         )
     return rows
+
+
+def _check_saved(adapter: Adapter, spec: DecoderSpec, saved: SavedMatrix) -> None:
+    """Raise ModelLoadError unless a matrix is of the model's size."""
+    found, wanted = tuple(saved.matrix.shape), (spec.vocab_size, spec.hidden_size)
+    if found == wanted:
+        return
+    if len(found) == 2 and found[0] > wanted[0] and found[1] == wanted[1]:
+        raise ModelLoadError(
+            f"{saved.name} of {adapter.folder} has {found[0]} tokens, and the model {wanted[0]}: "
+            f"tokens that an adapter adds are not served beside others. {adapter.config.advise()}"
+        )
+    raise ModelLoadError(
+        f"{saved.name} of {adapter.folder} is {list(found)}; the model has {wanted[0]} tokens of "
+        f"{wanted[1]} numbers: the adapter is made for another base"
+    )

@@ -14,7 +14,7 @@ from typing import Final, Literal
 
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.adapters.experts import WholePair, has_own_experts, place_experts
-from tgi_trio.model.adapters.files import Adapter, Pair, TokenRows
+from tgi_trio.model.adapters.files import Adapter, Pair, ReplacedRows, SavedMatrix, TokenRows
 from tgi_trio.model.adapters.rows import find_embedded_rows, find_head_rows
 from tgi_trio.model.adapters.tensor_kinds import Kind
 from tgi_trio.model.matrices.decoder import layer_refs, outer_refs
@@ -85,7 +85,7 @@ class AdaptedLinear:
 
     linear: LinearRef
     pairs: tuple[Pair | None, ...]  # one for each piece; None: it is unchanged
-    rows: TokenRows | None = None  # of a head, in place of pairs: some of its rows
+    rows: ReplacedRows | None = None  # of a head, in place of pairs: some of its rows
 
 
 EVERYTHING: Final = AdapterScope()
@@ -174,15 +174,24 @@ class Changes:
     """What an adapter changes of a decoder."""
 
     linears: Mapping[Site, AdaptedLinear]
-    embedded: TokenRows | None  # rows of the embedding
+    embedded: ReplacedRows | None  # rows of the embedding
 
     @property
     def rank(self) -> int:
-        """The largest rank; each row that is replaced counts as one."""
+        """The largest rank; each row that is replaced counts as one, if it is known."""
         pairs = [pair for linear in self.linears.values() for pair in linear.pairs]
-        rows = [self.embedded, *(linear.rows for linear in self.linears.values())]
         ranks = [pair.rank for pair in pairs if pair is not None]
-        return max(ranks + [len(each.tokens) for each in rows if each is not None])
+        ranks += [len(each.tokens) for each in self._rows if isinstance(each, TokenRows)]
+        return max(ranks, default=1)
+
+    @property
+    def compares(self) -> bool:
+        """Whether what is replaced is found by comparing matrices with the model's."""
+        return any(isinstance(each, SavedMatrix) for each in self._rows)
+
+    @property
+    def _rows(self) -> Sequence[ReplacedRows | None]:
+        return [self.embedded, *(linear.rows for linear in self.linears.values())]
 
     @property
     def scope(self) -> AdapterScope:
@@ -208,7 +217,7 @@ def map_adapter(
     another shape, for a rank above `max_rank`, and for what is beyond `scope`.
     """
     named = {text_name(module): pair for module, pair in adapter.pairs.items()}
-    left = {*adapter.pairs, *adapter.experts, *adapter.token_rows}
+    left = {*adapter.pairs, *adapter.experts, *adapter.replaced_rows}
     whole = place_experts(adapter, spec) if adapter.experts else {}
     left.difference_update(each.pair.module for each in whole.values())
     found: dict[Site, AdaptedLinear] = {}
@@ -235,13 +244,15 @@ def map_adapter(
     if embedded is not None:
         head = found.get(head_site(spec))
         with_head = head is not None and head.rows is not None  # not where it has A and B
-        move = left.add if spec.tied_head and not with_head else left.discard
+        tied = spec.tied_head and isinstance(embedded, TokenRows)
+        move = left.add if tied and not with_head else left.discard
         move(embedded.module)
     if left:
         raise ModelLoadError(_refuse_modules(adapter, sorted(left), spec))
     changes = Changes(found, embedded)
     if max_rank is not None and changes.rank > max_rank:
-        of_tokens = any(len(each.tokens) == changes.rank for each in adapter.token_rows.values())
+        rows = [each for each in adapter.replaced_rows.values() if isinstance(each, TokenRows)]
+        of_tokens = any(len(each.tokens) == changes.rank for each in rows)
         what = f"rows of {changes.rank} tokens" if of_tokens else f"the rank {changes.rank}"
         raise ModelLoadError(
             f"{adapter.folder} has {what}; at most {max_rank} is served (--max-lora-rank)"

@@ -17,7 +17,7 @@ from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.matrices.references import MatrixRef
 from tgi_trio.model.specs.decoder import DecoderSpec
 from tgi_trio.shard.checkpoint.lookup import Checkpoint, open_checkpoint
-from tgi_trio.shard.checkpoint.numbers import Floats, to_float32
+from tgi_trio.shard.checkpoint.numbers import Floats, to_bfloat16, to_float32
 from tgi_trio.shard.machine.small_products import multiply_small
 
 _ROUNDING: Final = 2.0**-7  # bfloat16's, of either number
@@ -83,6 +83,31 @@ class BaseWeights:
             np.allclose(copy(part), values, rtol=_ROUNDING, atol=1e-6)
             for part, values in self._read(matrix, slice(0, matrix.rows), rest)
         )
+
+    def find_changes(
+        self,
+        matrix: MatrixRef,
+        copy: Callable[[slice], Floats],
+        dtype: str,
+        most: int,
+        rest: Callable[[], None],
+    ) -> list[int] | None:
+        """Return the rows in which `copy`, which returns rows, differs from a matrix.
+
+        None: there are more than `most`. `dtype`: of the copy in its file, to which the matrix is
+        rounded: what has been trained may differ in the last bit. `rest` as for `measure_rows`.
+        Raises ModelLoadError as the checkpoint does.
+        """
+        found: list[int] = []
+        for part, values in self._read(matrix, slice(0, matrix.rows), rest):
+            if dtype != "F32":
+                narrow = to_bfloat16(values) if dtype == "BF16" else values.astype(np.float16)
+                values = to_float32(narrow)
+            changed = (copy(part) != values).any(axis=1)
+            found += (part.start + np.flatnonzero(changed)).tolist()
+            if len(found) > most:
+                return None
+        return found
 
     def _read(
         self, matrix: MatrixRef, rows: slice, rest: Callable[[], None]

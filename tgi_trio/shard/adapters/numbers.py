@@ -30,7 +30,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tgi_trio.errors import ModelLoadError
-from tgi_trio.model.adapters.files import Adapter, Named, Pair, TokenRows, read_adapter
+from tgi_trio.model.adapters.files import (
+    Adapter,
+    Named,
+    Pair,
+    ReplacedRows,
+    TokenRows,
+    read_adapter,
+)
 from tgi_trio.model.adapters.sites import (
     EVERYTHING,
     AdaptedLinear,
@@ -40,6 +47,7 @@ from tgi_trio.model.adapters.sites import (
 )
 from tgi_trio.model.adapters.tensor_kinds import Kind
 from tgi_trio.model.checkpoint_files import StoredTensor
+from tgi_trio.model.matrices.decoder import outer_refs
 from tgi_trio.model.matrices.references import LinearRef, MatrixRef, Share
 from tgi_trio.model.specs.decoder import DecoderSpec
 from tgi_trio.shard.adapters.base_weights import BaseWeights
@@ -113,13 +121,15 @@ def read_adapter_numbers(
             "in another voice. Load them under another name"
         )
     norms = {} if known is None else known.of(digest)
-    linears, embedded = changes.linears, None
-    sites = _Sites(adapter, linears, contents[1], share, base, norms, adds_biases=adds_biases)
+    settings = {"adds_biases": adds_biases, "most_rows": max_rank}
+    sites = _Sites(adapter, changes.linears, contents[1], share, base, norms, **settings)
+    embedded, rank = None, changes.rank
     if (rows := changes.embedded) is not None:
-        order = np.argsort(rows.tokens)
-        values = _read_tensor(adapter, (rows.name, rows.rows), contents[1])
-        embedded = EmbeddedRows(np.array(rows.tokens, np.int64)[order], values[order])
-    return AdapterNumbers(digest, changes.rank, sites, embedded)
+        (piece,) = outer_refs(spec).embedding.pieces
+        tokens, values = sites.read_rows(rows, piece.matrix)
+        order, rank = np.argsort(tokens), max(rank, len(tokens))
+        embedded = EmbeddedRows(tokens[order], values[order]) if len(tokens) else None
+    return AdapterNumbers(digest, rank, sites, embedded)
 
 
 class _Sites(Mapping[Site, tuple[AdapterPart, ...]]):
@@ -135,7 +145,9 @@ class _Sites(Mapping[Site, tuple[AdapterPart, ...]]):
         norms: dict[Rows, Floats],
         *,
         adds_biases: bool,
+        most_rows: int,
     ) -> None:
+        """`most_rows`: of a matrix that is saved whole, those that differ from the base's."""
         self._adapter = adapter
         self._mapped = mapped
         self._content = content
@@ -143,6 +155,7 @@ class _Sites(Mapping[Site, tuple[AdapterPart, ...]]):
         self._base = base
         self._norms = norms
         self._adds_biases = adds_biases
+        self._most_rows = most_rows
         self._rested = time.perf_counter()
         # A and B of all experts, with their module, while one expert after the other is read.
         self._of_all: tuple[str, Floats, Floats] | None = None
@@ -151,7 +164,7 @@ class _Sites(Mapping[Site, tuple[AdapterPart, ...]]):
         """Raises ModelLoadError, naming the tensor, for infinite values and NaN."""
         linear = self._mapped[site]
         if linear.rows is not None:
-            return (self._read_head_rows(linear.linear, linear.rows),)
+            return self._read_head_rows(linear.linear, linear.rows)
         biased = self._adds_biases or not linear.linear.partial
         modules: dict[str, _Module] = {}
         parts: list[AdapterPart] = []
@@ -179,16 +192,40 @@ class _Sites(Mapping[Site, tuple[AdapterPart, ...]]):
     def __len__(self) -> int:
         return len(self._mapped)
 
-    def _read_head_rows(self, head: LinearRef, rows: TokenRows) -> AdapterPart:
+    def read_rows(self, rows: ReplacedRows, matrix: MatrixRef) -> tuple[NDArray[np.int64], Floats]:
+        """Return the tokens [n] whose rows of an embedding or head are replaced, and these [n, w].
+
+        Raises ModelLoadError for infinite values and NaN, and if too many rows of a matrix differ.
+        """
+        if isinstance(rows, TokenRows):
+            values = _read_tensor(self._adapter, (rows.name, rows.rows), self._content)
+            return np.array(rows.tokens, np.int64), values
+        read, dtype = partial(_read_rows, rows.matrix, self._content), rows.matrix.dtype
+        tokens = self._base.find_changes(matrix, read, dtype, self._most_rows, self._rest)
+        if tokens is None:
+            raise ModelLoadError(
+                f"{rows.name} of {self._adapter.folder} differs from the model's in more than "
+                f"{self._most_rows} rows; at most as many are served beside others "
+                f"(--max-lora-rank). {self._adapter.config.advise()}"
+            )
+        values = np.empty((len(tokens), matrix.columns), np.float32)
+        for value, token in zip(values, tokens, strict=True):
+            value[:] = read(slice(token, token + 1))[0]
+        self._check(rows.name, "as it is", values)
+        return np.array(tokens, np.int64), values
+
+    def _read_head_rows(self, head: LinearRef, rows: ReplacedRows) -> tuple[AdapterPart, ...]:
         """Return rows of a head: A has what is added to each, and B where it belongs."""
         (piece,) = head.pieces
-        a = _read_tensor(self._adapter, (rows.name, rows.rows), self._content)
-        for i, token in enumerate(rows.tokens):
+        tokens, a = self.read_rows(rows, piece.matrix)
+        if not len(tokens):
+            return ()
+        for i, token in enumerate(tokens.tolist()):
             a[i] -= self._base.read_row(piece.matrix, token)
         b = np.zeros((piece.matrix.rows, len(a)), np.float32)
-        b[rows.tokens, np.arange(len(a))] = 1.0
+        b[tokens, np.arange(len(a))] = 1.0
         spans = piece.outputs.spans(self._share(piece.outputs))
-        return AdapterPart(a, np.concatenate([b[span] for span in spans]), 0)
+        return (AdapterPart(a, np.concatenate([b[span] for span in spans]), 0),)
 
     def _read_module(self, pair: Pair, matrix: MatrixRef) -> _Module:
         self._rest()
