@@ -8,7 +8,11 @@ from typing import Any
 import torch
 
 from tgi_trio.shard.torch_backend.kernels import adapters, expert_adapters, latent_adapters
-from tgi_trio.shard.torch_backend.layers.slotted_embeddings import COPIED
+from tgi_trio.shard.torch_backend.layers.slotted_embeddings import (
+    ADDED_COLUMNS,
+    ADDED_ROWS,
+    COPIED,
+)
 from tgi_trio.shard.torch_backend.layers.slotted_experts import SPREAD
 from tgi_trio.shard.torch_backend.layers.slotted_latents import ROWS, choose_step
 from tgi_trio.shard.torch_backend.layers.slotted_linear import (
@@ -38,6 +42,13 @@ def adapter_variants() -> Iterator[Variant]:
         (BF16, I64, I64, BF16, I32, f"i32{EVEN}"),
         {"RANKS": 64, "PADDED": 64, "BLOCK": COPIED},
     )
+    for dtype, ranks in ((BF16, 16), (BF16, 256), (F32, 64)):
+        yield Variant(
+            f"add_embeddings {TYPES[dtype]} r{ranks}",
+            adapters.add_embeddings,
+            (dtype, I64, dtype, dtype, I32, I32, f"i32{EVEN}", f"i32{EVEN}"),
+            {"RANKS": ranks, "PADDED": ranks, "ROWS": ADDED_ROWS, "COLUMNS": ADDED_COLUMNS},
+        )
     for dtype, ranks in ((BF16, 16), (BF16, 64), (BF16, 256), (F16, 16), (F32, 64)):
         for keys in (True, False):
             yield _heads(dtype, ranks, keys=keys)

@@ -207,6 +207,36 @@ def test_matrices_that_are_saved_whole(adapter: Path) -> None:
         read(adapter)
 
 
+def test_embeddings_with_matrices_of_their_own(adapter: Path) -> None:
+    """What PEFT writes beside A and B is the base's; all that does not fit is refused by name."""
+    spec, name = spec_of("llama"), "base_model.model.model.embed_tokens"
+    own = load_file(DATA / "llama" / "base" / "model.safetensors")["model.embed_tokens.weight"]
+    (tokens, width), rank = own.shape, 2
+    a, b = np.ones((rank, tokens), np.float32), np.ones((width, rank), np.float32)
+    whole = {f"{name}.lora_embedding_A": a, f"{name}.lora_embedding_B": b}
+    whole[f"{name}.base_layer.weight"] = own
+    edit(adapter, r=rank, lora_alpha=6, use_rslora=False, rank_pattern={}, alpha_pattern={})
+    save_file(whole, adapter / WEIGHTS)
+    config = read_config(DATA / "llama" / "base")
+    with BaseWeights(config, spec) as base:
+        found = read_adapter_numbers(adapter, spec, every_unit, base, max_rank=2).looked_up
+    assert found is not None and found.a.shape == (tokens, rank)
+    np.testing.assert_array_equal(found.b, 3 * b)
+    assert find_needs([adapter], spec, 7, grows=False).scope.words() == ("lookups",)
+    for changes, text in (
+        ({f"{name}.base_layer.weight": own + 1}, r"base_layer\.weight of .* is not the model's"),
+        ({f"{name}.lora_embedding_A": a[:, 1:].copy()}, r"is \[2, 23\]; the model has 24 tokens"),
+        ({f"{name}.lora_embedding_B": b.T.copy()}, r"does not fit the rank 2"),
+        ({f"{name}.lora_embedding_B": None}, r"no lora_embedding_B of model\.embed_tokens"),
+        ({f"{name}.lora_magnitude_vector": b[:, 0].copy()}, "of embeddings, only A and B"),
+    ):
+        edit(adapter, use_dora="magnitude" in next(iter(changes)))
+        save_file(whole, adapter / WEIGHTS)
+        change(adapter, **changes)
+        with pytest.raises(ModelLoadError, match=text), BaseWeights(config, spec) as base:
+            read_adapter_numbers(adapter, spec, every_unit, base, max_rank=2)
+
+
 def test_numbers_that_are_none(adapter: Path) -> None:
     name = f"{QUERY}.lora_B.weight"
     for wrong in (np.nan, np.inf, 3e38):

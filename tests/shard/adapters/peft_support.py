@@ -29,12 +29,17 @@ AROUND_LATENTS = {
 
 SAVED_ROWS = [3, 9, 40]  # what is trained of a matrix that is saved whole
 # Rows of tokens that prompts have, by family: of an embedding that is the head as well and is
-# scaled, of an embedding alone, and of both; also of matrices that are saved whole.
+# scaled, of an embedding alone, and of both; also of matrices that are saved whole, and of
+# embeddings with A and B.
 TOKEN_ROWS: dict[str, list[dict[str, Any]]] = {
     "gemma2": [{"trainable_token_indices": [7, 3, 40]}, {"trainable_token_indices": [11]}],
     "granite": [
         {"modules_to_save": ["embed_tokens"]},
         {"modules_to_save": ["lm_head"], "target_modules": ["v_proj"]},
+    ],
+    "gemma": [
+        {"target_modules": ["embed_tokens"]},
+        {"target_modules": ["embed_tokens", "lm_head", "q_proj"], "r": 3},
     ],
     "mistral": [{"modules_to_save": ["embed_tokens", "lm_head"]}, {}],
     "llama": [

@@ -51,7 +51,13 @@ MORE: tuple[dict[str, Any], ...] = (
     *({"repetition_penalty": 1.3}, {}),
 )
 ASKED = [{"adapter": number, **more} for number, more in zip(ADAPTERS, MORE, strict=True)]
-KEPT = ("numbers", "directory", "tokens", "embeddings")  # of an adapter, each in memory of its own
+KEPT = (
+    "numbers",
+    "directory",
+    "tokens",
+    "embeddings",
+    "rank",
+)  # of an adapter, each in memory of its own
 NONE: list[dict[str, Any]] = [asked | {"adapter": 0} for asked in ASKED]
 SERVED: dict[str, Any] = {"max_lora_rank": 16, "max_loaded_adapters": 3}
 Checkpoint = Callable[..., Path]
@@ -188,7 +194,7 @@ def test_each_linear_takes_two_launches_more(llama: Any) -> None:
             launches.append(device.counts.launches.copy())
     more = launches[0] - launches[1]
     # Of each of four, and of the head; and one for all embeddings.
-    assert more == {"shrink_rows": 5, "expand_rows": 5, "place_embeddings": 1}
+    assert more == {"shrink_rows": 5, "expand_rows": 5, "place_embeddings": 1, "add_embeddings": 1}
 
 
 def test_guesses_have_the_adapter_of_their_row(llama: Any) -> None:
@@ -255,17 +261,16 @@ def test_memory_that_adapters_came_by_is_that_of_later_ones(llama: Any) -> None:
 @pytest.mark.parametrize("family", ["gpt2", "phi3", "falcon", "minicpm3"])
 def test_pairs_of_fused_matrices(checkpoint: Checkpoint, tmp_path: Path, family: str) -> None:
     """One A for queries, keys and values, or for gate and up, however they are stored; and those
-    around latents.
+    around latents; with an embedding that has A and B.
     """
     targets: Any = AROUND_LATENTS.get(family, "all-linear")
+    last = ["qkv_proj", "embed_tokens"] if family == "phi3" else targets
     plain = [each for each in targets if each != "kv_b_proj"] if family == "minicpm3" else targets
     base = checkpoint(family, **({"n_layer": 1} if family == "gpt2" else SMALL))
     folders = [
         write_adapter(base, tmp_path / "4", seed=4, use_dora=True, target_modules=plain),
-        *(
-            write_adapter(base, tmp_path / str(r), seed=r, r=r, target_modules=targets)
-            for r in (3, 1)
-        ),
+        write_adapter(base, tmp_path / "3", seed=3, r=3, target_modules=targets),
+        write_adapter(base, tmp_path / "1", seed=1, r=1, target_modules=last),
     ]
     expected = on_cpu(base, folders, ASKED, **SERVED)
     with StandInDevice() as device:

@@ -91,7 +91,8 @@ def test_a_model_without_attention_keeps_tokens_for_nothing(host: bool) -> None:
 def test_the_largest_adapter_has_all_linears(model: str) -> None:
     """Counted by hand: a matrix for A and one for B at every linear, and two numbers by output.
 
-    Heads are linears, whether they are tied to embeddings or not; a rank is one embedding more.
+    Heads are linears, whether they are tied to embeddings or not; a rank is one embedding more,
+    and a number for every token and every feature of A and B of the embedding.
     """
     spec = decoder_spec(read_config(DATA / model / "base"))
     assert spec is not None
@@ -102,7 +103,8 @@ def test_the_largest_adapter_has_all_linears(model: str) -> None:
             for name, matrix in whole.items()
             if matrix.ndim == 2 and not any(part in name for part in OUTER)
         )
-        assert count_numbers(spec, rank) == counted + rank * spec.hidden_size
+        counted += rank * spec.hidden_size + rank * (spec.vocab_size + spec.hidden_size)
+        assert count_numbers(spec, rank) == counted
 
 
 def test_bytes_of_an_adapter_follow_the_dtype() -> None:

@@ -29,6 +29,8 @@ _WORDS: Final = {
     Kind.B: "lora_B",
     Kind.MAGNITUDE: "lora_magnitude_vector",
     Kind.ADDED_BIAS: "bias of lora_B",
+    Kind.EMBEDDING_A: "lora_embedding_A",
+    Kind.EMBEDDING_B: "lora_embedding_B",
     Kind.BIAS: "bias",
     Kind.WEIGHT: "weight",
     Kind.ROWS: "trainable_tokens_delta",
@@ -97,6 +99,22 @@ class TokenRows:
 
 
 @dataclass(frozen=True, slots=True)
+class EmbeddingPair:
+    """The change of an embedding [tokens, width]: a token's row gets B times its column of A."""
+
+    module: str
+    a: StoredTensor  # [r, tokens]
+    b: StoredTensor  # [width, r]
+    names: tuple[str, str]  # of both in the file
+    scale: float
+    copies: tuple[Named, ...] = ()  # of the base's own embedding
+
+    @property
+    def rank(self) -> int:
+        return self.a.shape[0]
+
+
+@dataclass(frozen=True, slots=True)
 class SavedMatrix:
     """The whole of an embedding or a head, `modules_to_save` of PEFT."""
 
@@ -116,6 +134,7 @@ class Adapter:
     pairs: Mapping[str, Pair]  # by module
     experts: Mapping[str, ExpertsPair] = field(default_factory=dict)  # likewise
     replaced_rows: Mapping[str, ReplacedRows] = field(default_factory=dict)  # likewise
+    embeddings: Mapping[str, EmbeddingPair] = field(default_factory=dict)  # likewise
 
     @property
     def folder(self) -> Path:
@@ -162,26 +181,34 @@ def read_adapter(folder: Path) -> Adapter:
         name: _token_rows(config, name, modules.pop(name)) for name in _with_rows(modules)
     }
     rows |= {name: _saved_matrix(config, name, modules.pop(name)) for name in _saved(modules)}
+    embeddings = {
+        name: _embedding_pair(config, name, modules.pop(name)) for name in _embeddings(modules)
+    }
     whole = {name: parts for name, parts in modules.items() if _OF_EXPERTS.search(name)}
     return Adapter(
         config,
         {name: _pair(config, name, modules[name]) for name in modules if name not in whole},
         {name: _experts_pair(config, name, parts) for name, parts in whole.items()},
         rows,
+        embeddings,
     )
 
 
 def _classify(config: AdapterConfig, name: str) -> tuple[Kind | None, str]:
     """Return the kind of a tensor and its module; None for what is not served."""
-    values, of_head = config.values, ".lm_head.base_layer." in f".{name}"
+    values = config.values
+    of_head = ".lm_head.base_layer." in f".{name}"
+    copied = of_head or ".embed_tokens.base_layer." in f".{name}"
     announced = {
         Kind.A: True,
         Kind.B: True,
+        Kind.EMBEDDING_A: True,
+        Kind.EMBEDDING_B: True,
         Kind.MAGNITUDE: bool(values.get("use_dora")),
         Kind.ADDED_BIAS: bool(values.get("lora_bias")),
         Kind.BIAS: of_head or values.get("bias") in ("all", "lora_only"),
         Kind.ROWS: bool(values.get("trainable_token_indices")),
-        Kind.WEIGHT: of_head,  # PEFT writes what it finds there
+        Kind.WEIGHT: copied,  # PEFT writes what it finds there
     }
     for kind, module in find_kinds(name):
         saved = kind in (Kind.WEIGHT, Kind.BIAS) and config.is_saved(module)
@@ -208,12 +235,7 @@ def _pair(config: AdapterConfig, module: str, parts: Mapping[Kind, Named]) -> Pa
     wanted[Kind.ADDED_BIAS] = bool(config.values.get("lora_bias"))
     _check_parts(config, module, parts, [kind for kind, needed in wanted.items() if needed])
     (name_a, a), (name_b, b) = parts[Kind.A], parts[Kind.B]
-    rank = config.rank(module)
-    if len(a.shape) != 2 or len(b.shape) != 2 or a.shape[0] != rank or b.shape[1] != rank:
-        raise ModelLoadError(
-            f"{name_a} and {name_b} of {config.folder} are {list(a.shape)} and {list(b.shape)}, "
-            f"which does not fit the rank {rank} of {CONFIG}"
-        )
+    _check_rank(config, module, parts[Kind.A], parts[Kind.B])
     kinds = (Kind.MAGNITUDE, Kind.ADDED_BIAS, Kind.BIAS)
     vectors = {kind: parts[kind] for kind in kinds if kind in parts}
     copies = (parts[Kind.WEIGHT],) if Kind.WEIGHT in parts else ()
@@ -244,7 +266,44 @@ def _with_rows(modules: Mapping[str, Mapping[Kind, Named]]) -> list[str]:
 
 def _saved(modules: Mapping[str, Mapping[Kind, Named]]) -> list[str]:
     """Return the modules of which there is the matrix, and no A."""
-    return [name for name, parts in modules.items() if Kind.WEIGHT in parts and Kind.A not in parts]
+    others = {Kind.A, Kind.EMBEDDING_A, Kind.EMBEDDING_B}
+    return [
+        name for name, parts in modules.items() if Kind.WEIGHT in parts and others.isdisjoint(parts)
+    ]
+
+
+def _embeddings(modules: Mapping[str, Mapping[Kind, Named]]) -> list[str]:
+    """Return the modules that have A or B of an embedding."""
+    kinds = {Kind.EMBEDDING_A, Kind.EMBEDDING_B}
+    return [name for name, parts in modules.items() if not kinds.isdisjoint(parts)]
+
+
+def _embedding_pair(
+    config: AdapterConfig, module: str, parts: Mapping[Kind, Named]
+) -> EmbeddingPair:
+    """Return an embedding's tensors; raises ModelLoadError unless they fit each other."""
+    wanted = (Kind.EMBEDDING_A, Kind.EMBEDDING_B)
+    _check_parts(config, module, parts, wanted)
+    if more := parts.keys() - {*wanted, Kind.WEIGHT}:
+        raise ModelLoadError(
+            f"{config.folder / WEIGHTS} holds {_WORDS[more.pop()]} of {module}: of embeddings, "
+            f"only A and B are served. {config.advise()}"
+        )
+    a, b = (parts[kind] for kind in wanted)
+    _check_rank(config, module, a, b)
+    copies = (parts[Kind.WEIGHT],) if Kind.WEIGHT in parts else ()
+    names = a[0], b[0]
+    return EmbeddingPair(module, a[1], b[1], names, config.scale(module), copies)
+
+
+def _check_rank(config: AdapterConfig, module: str, a: Named, b: Named) -> None:
+    """Raise ModelLoadError unless A [r, ...] and B [..., r] have the module's rank."""
+    rank, shapes = config.rank(module), (a[1].shape, b[1].shape)
+    if any(len(shape) != 2 for shape in shapes) or (shapes[0][0], shapes[1][1]) != (rank, rank):
+        raise ModelLoadError(
+            f"{a[0]} and {b[0]} of {config.folder} are {list(shapes[0])} and {list(shapes[1])}, "
+            f"which does not fit the rank {rank} of {CONFIG}"
+        )
 
 
 def _saved_matrix(config: AdapterConfig, module: str, parts: Mapping[Kind, Named]) -> SavedMatrix:

@@ -27,12 +27,12 @@ def find_needs(
     Of matrices that are saved whole, this does not say how many rows are changed: there is room for
     as many as may be.
 
-    `grows`: others of up to `max_rank` may be loaded later, which may change the head and
-    embeddings of tokens, and have gains, but change experts only if one of these does: these take
-    most of the room. Raises ModelLoadError as `read_adapter` and `map_adapter` do.
+    `grows`: others of up to `max_rank` may be loaded later, which may change the head, the
+    embedding and rows of it, and have gains, but change experts only if one of these does: experts
+    take most of the room. Raises ModelLoadError as `read_adapter` and `map_adapter` do.
     """
     rank = max_rank if grows else 1
-    words = {"head", "gains", "tokens"} if grows else set[str]()
+    words = {"head", "gains", "tokens", "lookups"} if grows else set[str]()
     for folder in folders:
         found = map_adapter(read_adapter(folder), spec, max_rank)
         rank = max(rank, max_rank if found.compares else found.rank)

@@ -1,11 +1,40 @@
-"""The rows of an embedding or a head that an adapter has in place of the model's."""
+"""What an adapter changes of an embedding, and rows of a head that replace the model's."""
 
 from __future__ import annotations
 
 from tgi_trio.errors import ModelLoadError
-from tgi_trio.model.adapters.files import Adapter, ReplacedRows, SavedMatrix, TokenRows
+from tgi_trio.model.adapters.files import (
+    Adapter,
+    EmbeddingPair,
+    ReplacedRows,
+    SavedMatrix,
+    TokenRows,
+)
 from tgi_trio.model.specs.decoder import DecoderSpec
 from tgi_trio.model.wrappers import text_name
+
+
+def find_embedding_pair(adapter: Adapter, spec: DecoderSpec) -> EmbeddingPair | None:
+    """Return A and B of the embedding, if these can be added; raises ModelLoadError for misfits."""
+    if _is_more(spec):
+        return None
+    module = spec.names.embedding
+    named = {text_name(name): pair for name, pair in adapter.embeddings.items()}
+    pair = named.get(module) or named.get(module.removeprefix(spec.names.base))
+    if pair is None:
+        return None
+    tokens, width, rank = spec.vocab_size, spec.hidden_size, pair.rank
+    for name, shape, wanted in (
+        (pair.names[0], pair.a.shape, (rank, tokens)),
+        (pair.names[1], pair.b.shape, (width, rank)),
+        *((name, copy.shape, (tokens, width)) for name, copy in pair.copies),
+    ):
+        if tuple(shape) != wanted:
+            raise ModelLoadError(
+                f"{name} of {adapter.folder} is {list(shape)}; the model has {tokens} tokens of "
+                f"{width} numbers: the adapter is made for another base"
+            )
+    return pair
 
 
 def find_embedded_rows(adapter: Adapter, spec: DecoderSpec) -> ReplacedRows | None:
@@ -13,9 +42,7 @@ def find_embedded_rows(adapter: Adapter, spec: DecoderSpec) -> ReplacedRows | No
 
     Raises ModelLoadError for misfits.
     """
-    if spec.embedding_width or spec.added_tokens or spec.normalised_embedding:
-        return None
-    return _find_rows(adapter, spec, spec.names.embedding)
+    return None if _is_more(spec) else _find_rows(adapter, spec, spec.names.embedding)
 
 
 def find_head_rows(adapter: Adapter, spec: DecoderSpec) -> ReplacedRows | None:
@@ -28,6 +55,11 @@ def find_head_rows(adapter: Adapter, spec: DecoderSpec) -> ReplacedRows | None:
         if isinstance(rows, TokenRows):  # what is saved whole is the one or the other
             return rows
     return _find_rows(adapter, spec, spec.names.head)
+
+
+def _is_more(spec: DecoderSpec) -> bool:
+    """Return whether an embedding is more than a table of rows as wide as hidden states."""
+    return bool(spec.embedding_width or spec.added_tokens or spec.normalised_embedding)
 
 
 def _find_rows(adapter: Adapter, spec: DecoderSpec, module: str) -> ReplacedRows | None:

@@ -14,8 +14,15 @@ from typing import Final, Literal
 
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.adapters.experts import WholePair, has_own_experts, place_experts
-from tgi_trio.model.adapters.files import Adapter, Pair, ReplacedRows, SavedMatrix, TokenRows
-from tgi_trio.model.adapters.rows import find_embedded_rows, find_head_rows
+from tgi_trio.model.adapters.files import (
+    Adapter,
+    EmbeddingPair,
+    Pair,
+    ReplacedRows,
+    SavedMatrix,
+    TokenRows,
+)
+from tgi_trio.model.adapters.rows import find_embedded_rows, find_embedding_pair, find_head_rows
 from tgi_trio.model.adapters.tensor_kinds import Kind
 from tgi_trio.model.matrices.decoder import layer_refs, outer_refs
 from tgi_trio.model.matrices.references import LinearRef, MatrixRef
@@ -42,6 +49,7 @@ _WORDS: Final = {
     "experts": "experts",
     "gains": "magnitudes (DoRA) or biases",
     "head": "the head",
+    "lookups": "the embedding",
     "tokens": "embeddings of tokens",
 }
 
@@ -68,6 +76,7 @@ class AdapterScope:
     head: bool = True
     gains: bool = True  # with DoRA and biases
     tokens: bool = True  # some rows of the embedding
+    lookups: bool = True  # all of the embedding, by A and B
 
     @classmethod
     def of(cls, words: Collection[str]) -> AdapterScope:
@@ -89,7 +98,7 @@ class AdaptedLinear:
 
 
 EVERYTHING: Final = AdapterScope()
-NOTHING: Final = AdapterScope(experts=False, head=False, gains=False, tokens=False)
+NOTHING: Final = AdapterScope.of(())
 
 
 def adaptable_linears(
@@ -175,6 +184,7 @@ class Changes:
 
     linears: Mapping[Site, AdaptedLinear]
     embedded: ReplacedRows | None  # rows of the embedding
+    looked_up: EmbeddingPair | None  # what is added to all of them
 
     @property
     def rank(self) -> int:
@@ -182,6 +192,7 @@ class Changes:
         pairs = [pair for linear in self.linears.values() for pair in linear.pairs]
         ranks = [pair.rank for pair in pairs if pair is not None]
         ranks += [len(each.tokens) for each in self._rows if isinstance(each, TokenRows)]
+        ranks += [] if self.looked_up is None else [self.looked_up.rank]
         return max(ranks, default=1)
 
     @property
@@ -202,6 +213,7 @@ class Changes:
             head=any(site.role == "head" for site in self.linears),
             gains=any(pair.vectors for pair in pairs if pair is not None),
             tokens=self.embedded is not None,
+            lookups=self.looked_up is not None,
         )
 
 
@@ -217,7 +229,7 @@ def map_adapter(
     another shape, for a rank above `max_rank`, and for what is beyond `scope`.
     """
     named = {text_name(module): pair for module, pair in adapter.pairs.items()}
-    left = {*adapter.pairs, *adapter.experts, *adapter.replaced_rows}
+    left = {*adapter.pairs, *adapter.experts, *adapter.replaced_rows, *adapter.embeddings}
     whole = place_experts(adapter, spec) if adapter.experts else {}
     left.difference_update(each.pair.module for each in whole.values())
     found: dict[Site, AdaptedLinear] = {}
@@ -247,9 +259,12 @@ def map_adapter(
         tied = spec.tied_head and isinstance(embedded, TokenRows)
         move = left.add if tied and not with_head else left.discard
         move(embedded.module)
+    looked_up = find_embedding_pair(adapter, spec)
+    if looked_up is not None:
+        left.discard(looked_up.module)
     if left:
         raise ModelLoadError(_refuse_modules(adapter, sorted(left), spec))
-    changes = Changes(found, embedded)
+    changes = Changes(found, embedded, looked_up)
     if max_rank is not None and changes.rank > max_rank:
         rows = [each for each in adapter.replaced_rows.values() if isinstance(each, TokenRows)]
         of_tokens = any(len(each.tokens) == changes.rank for each in rows)

@@ -20,7 +20,7 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -32,6 +32,7 @@ from numpy.typing import NDArray
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.adapters.files import (
     Adapter,
+    EmbeddingPair,
     Named,
     Pair,
     ReplacedRows,
@@ -82,6 +83,14 @@ class EmbeddedRows:
 
 
 @dataclass(frozen=True, slots=True)
+class LookedUp:
+    """What is added to the embedding of each token: B times its row of A, before it is scaled."""
+
+    a: Floats  # [tokens, r]
+    b: Floats  # [width, r], scaled
+
+
+@dataclass(frozen=True, slots=True)
 class AdapterNumbers:
     """One rank's part of an adapter."""
 
@@ -89,6 +98,7 @@ class AdapterNumbers:
     rank: int  # the largest rank of its modules
     sites: Mapping[Site, tuple[AdapterPart, ...]]  # each is read when it is asked for
     embedded: EmbeddedRows | None = None
+    looked_up: LookedUp | None = None
 
 
 def read_adapter_numbers(
@@ -121,15 +131,20 @@ def read_adapter_numbers(
             "in another voice. Load them under another name"
         )
     norms = {} if known is None else known.of(digest)
-    settings = {"adds_biases": adds_biases, "most_rows": max_rank}
-    sites = _Sites(adapter, changes.linears, contents[1], share, base, norms, **settings)
+    table = outer_refs(spec).embedding.pieces[0].matrix
+    sites = _Sites(
+        *(adapter, changes.linears, contents[1], share, base, norms),
+        adds_biases=adds_biases,
+        most_rows=max_rank,
+    )
     embedded, rank = None, changes.rank
     if (rows := changes.embedded) is not None:
-        (piece,) = outer_refs(spec).embedding.pieces
-        tokens, values = sites.read_rows(rows, piece.matrix)
+        tokens, values = sites.read_rows(rows, table)
         order, rank = np.argsort(tokens), max(rank, len(tokens))
         embedded = EmbeddedRows(tokens[order], values[order]) if len(tokens) else None
-    return AdapterNumbers(digest, rank, sites, embedded)
+    pair = changes.looked_up
+    looked_up = None if pair is None else sites.read_looked_up(pair, table)
+    return AdapterNumbers(digest, rank, sites, embedded, looked_up)
 
 
 class _Sites(Mapping[Site, tuple[AdapterPart, ...]]):
@@ -214,6 +229,13 @@ class _Sites(Mapping[Site, tuple[AdapterPart, ...]]):
         self._check(rows.name, "as it is", values)
         return np.array(tokens, np.int64), values
 
+    def read_looked_up(self, pair: EmbeddingPair, table: MatrixRef) -> LookedUp:
+        """Return A and B of an embedding, whose matrix is `table`; raises ModelLoadError."""
+        named = zip(pair.names, (pair.a, pair.b), strict=True)
+        a, b = (_read_tensor(self._adapter, each, self._content) for each in named)
+        self._check_copies(pair.copies, table)
+        return LookedUp(np.ascontiguousarray(a.T), self._scale(pair, b))
+
     def _read_head_rows(self, head: LinearRef, rows: ReplacedRows) -> tuple[AdapterPart, ...]:
         """Return rows of a head: A has what is added to each, and B where it belongs."""
         (piece,) = head.pieces
@@ -230,22 +252,30 @@ class _Sites(Mapping[Site, tuple[AdapterPart, ...]]):
     def _read_module(self, pair: Pair, matrix: MatrixRef) -> _Module:
         self._rest()
         a, b = self._read_matrices(pair)
-        with np.errstate(over="ignore"):
-            scaled = b * np.float32(pair.scale)
-        self._check(pair.names[1], f"times its scale {pair.scale:g}", scaled)
-        for name, tensor in pair.copies:
-            read = partial(_read_rows, tensor, self._content)
-            if not self._base.is_copied(matrix, read, self._rest):
-                raise ModelLoadError(
-                    f"{name} of {self._adapter.folder} is not the model's own matrix: only A and B "
-                    f"are served beside it. {self._adapter.config.advise()}"
-                )
+        scaled = self._scale(pair, b)
+        self._check_copies(pair.copies, matrix)
         vectors = {
             kind: _read_tensor(self._adapter, named, self._content)
             for kind, named in pair.vectors.items()
         }
         bias = self._base.read_bias(matrix) if vectors else np.zeros(0, np.float32)
         return _Module(pair, matrix, a, scaled, bias, vectors)
+
+    def _scale(self, pair: Pair | EmbeddingPair, b: Floats) -> Floats:
+        with np.errstate(over="ignore"):
+            scaled: Floats = b * np.float32(pair.scale)
+        self._check(pair.names[1], f"times its scale {pair.scale:g}", scaled)
+        return scaled
+
+    def _check_copies(self, copies: Sequence[Named], matrix: MatrixRef) -> None:
+        """Raise ModelLoadError unless these are copies of the model's matrix."""
+        for name, tensor in copies:
+            read = partial(_read_rows, tensor, self._content)
+            if not self._base.is_copied(matrix, read, self._rest):
+                raise ModelLoadError(
+                    f"{name} of {self._adapter.folder} is not the model's own matrix: only A and B "
+                    f"are served beside it. {self._adapter.config.advise()}"
+                )
 
     def _read_matrices(self, pair: Pair) -> tuple[Floats, Floats]:
         """Return A [r, inputs] and B [outputs, r] of a module."""

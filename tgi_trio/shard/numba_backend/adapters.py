@@ -18,7 +18,7 @@ from tgi_trio.shard.adapters.numbers import AdapterPart, EmbeddedRows
 from tgi_trio.shard.adapters.reader import AdapterReader
 from tgi_trio.shard.checkpoint.numbers import Floats, to_bfloat16, to_float32
 from tgi_trio.shard.numba_backend.arena import Arena, address
-from tgi_trio.shard.numba_backend.operations.adapted import AdaptedSite, HeadProducts
+from tgi_trio.shard.numba_backend.operations.adapted import AdaptedSite, AddedRows, HeadProducts
 from tgi_trio.shard.numba_backend.program import Program
 from tgi_trio.shard.numba_backend.tables import PIECE, SITE
 from tgi_trio.shard.numba_backend.weight_layout import LANES, PANEL, Storage
@@ -32,6 +32,7 @@ class _Loaded:
     sites: NDArray[np.int64]  # [sites, 6] as `kernels/adapters.py` reads them
     held: Sequence[NDArray[Any]]  # keeps alive what their addresses point to
     embedded: EmbeddedRows | None  # scaled as the model's
+    added: AddedRows | None
 
 
 class NumbaAdapters:
@@ -70,21 +71,27 @@ class NumbaAdapters:
         nbytes, embedded = sum(each.nbytes for each in packing.held), numbers.embedded
         if embedded is not None:
             nbytes += embedded.tokens.nbytes + embedded.rows.nbytes
-            embedded = self._scale(embedded)
-        return _Loaded(numbers.sha256, numbers.rank, nbytes, table, packing.held, embedded)
+            embedded = EmbeddedRows(embedded.tokens, self._scale(embedded.rows))
+        added = None
+        if (pair := numbers.looked_up) is not None:
+            a: NDArray[Any] = to_bfloat16(pair.a) if self._storage.bf16 else pair.a
+            added = AddedRows(a, self._scale(np.ascontiguousarray(pair.b.T)))
+            nbytes += added.nbytes
+        return _Loaded(numbers.sha256, numbers.rank, nbytes, table, packing.held, embedded, added)
 
-    def _scale(self, embedded: EmbeddedRows) -> EmbeddedRows:
+    def _scale(self, rows: Floats) -> Floats:
         """Return embeddings as the operation that looks up the model's would write them."""
-        rows, scale = embedded.rows, np.array([self._reader.spec.embedding_scale], np.float32)
+        scale = np.array([self._reader.spec.embedding_scale], np.float32)
         if self._storage.bf16:
             rows, scale = (to_float32(to_bfloat16(values)) for values in (rows, scale))
-        return EmbeddedRows(embedded.tokens, rows * scale)
+        scaled: Floats = rows * scale
+        return scaled
 
     def install(self, number: int, loaded: LoadedAdapter) -> None:
         if not isinstance(loaded, _Loaded):
             raise TypeError(f"{type(loaded).__name__} was loaded by another host")
         self._installed[number] = loaded
-        self._operations.install(number, loaded.sites, loaded.embedded)
+        self._operations.install(number, loaded.sites, loaded.embedded, loaded.added)
 
     def drop(self, number: int) -> None:
         self._operations.drop(number)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from operator import itemgetter
@@ -41,6 +41,7 @@ _LEAST_TILE = 4
 
 Ints = NDArray[np.int32]
 Floats = NDArray[np.float32]
+_Rows = tuple[NDArray[np.int64], Floats]  # places among the tokens of a step, and rows for them
 
 
 class Beyond(Protocol):
@@ -215,16 +216,17 @@ class Forward:
         if self._neighbours is not None:
             self._neighbours.receive(hidden)
         self._first, adapted = 0, self.program.adapted
-        self._adapters, embedded = tokens.adapters, None
+        self._adapters, embedded, added = tokens.adapters, None, list[_Rows]()
         if tokens.adapters is not None and adapted is not None:
             self._first, runs = adapted.first, adapted.runs(tokens.adapters)
             step["runs"], step["run_count"] = address(runs.table), len(runs.table)
             step["run_of"], step["factors"] = address(runs.of_tokens), runs.factors
             self._held = tokens, ids, turns, runs
             embedded = adapted.find_embedded(tokens.ids, tokens.adapters)
+            added += adapted.find_added(tokens.ids, tokens.adapters)
         first = self._first
-        if tokens.features is not None or self.taps or embedded is not None:
-            first = self._run_to_stops(tokens, embedded)
+        if tokens.features is not None or self.taps or embedded is not None or added:
+            first = self._run_to_stops(tokens, embedded, added)
         logits = self._operate(first, wanted)
         if self._neighbours is not None:
             self._neighbours.send(hidden)
@@ -243,19 +245,18 @@ class Forward:
         ids[features.places] = own.image_token
         return ids
 
-    def _run_to_stops(
-        self, tokens: Tokens, embedded: tuple[NDArray[np.int64], Floats] | None
-    ) -> int:
+    def _run_to_stops(self, tokens: Tokens, embedded: _Rows | None, added: Sequence[_Rows]) -> int:
         """Run up to where hidden states are last changed or kept; return the next operation.
 
-        `embedded`: see `AdaptedOperations.find_embedded`. Features are written after the embedding,
-        and added after layers.
+        `embedded`, `added`: see `find_embedded` and `find_added` of `AdaptedOperations`. Features
+        are written after the embedding, and added after layers.
         """
         step, first, hidden = self._step, self._first, self._hidden
         # the operation before which to stop, and what to do there
         stops: list[tuple[int, Callable[[], None]]] = []
         if embedded is not None:
             stops.append((first + 1, partial(hidden.__setitem__, *embedded)))
+        stops += [(first + 1, partial(_add_rows, hidden, *each)) for each in added]
         if (features := tokens.features) is not None:
             places = features.places
             stops.append((first + 1, partial(hidden.__setitem__, places, features.rows)))

@@ -7,7 +7,7 @@ a step without adapters is the same, whether adapters are loaded or not.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from tgi_trio.model.adapters.sites import Site
 from tgi_trio.shard.adapters.numbers import EmbeddedRows
-from tgi_trio.shard.checkpoint.numbers import Floats
+from tgi_trio.shard.checkpoint.numbers import Floats, to_float32
 from tgi_trio.shard.numba_backend.arena import address
 from tgi_trio.shard.numba_backend.tables import FACTORS, OPERATION, Buffer, Code, Form
 from tgi_trio.shard.numba_backend.weight_layout import LANES
@@ -62,6 +62,28 @@ class AdaptedSite:
 
 
 @dataclass(frozen=True, slots=True)
+class AddedRows:
+    """What an adapter adds to embeddings: B times a token's row of A, scaled as the model's."""
+
+    a: NDArray[Any]  # [tokens, r]: float32 or bfloat16
+    b: Floats  # [r, width]
+
+    @property
+    def nbytes(self) -> int:
+        return self.a.nbytes + self.b.nbytes
+
+    def of(self, ids: NDArray[np.int32]) -> Floats:
+        """Return what is added to the embeddings of tokens, [n, width].
+
+        Rank by rank: a library's product would add up in an order that depends on their number.
+        """
+        total = np.zeros((len(ids), self.b.shape[1]), np.float32)
+        for factors, row in zip(to_float32(self.a[ids]).T, self.b, strict=True):
+            total += factors[:, None] * row
+        return total
+
+
+@dataclass(frozen=True, slots=True)
 class Runs:
     """The runs of a step's tokens with the same adapter."""
 
@@ -87,6 +109,7 @@ class AdaptedOperations:
         self.low_width = max(-(-pieces * padded // LANES) * LANES, heads * self._low_of_head)
         self._loaded: dict[int, NDArray[np.int64]] = {}  # [sites, 6], by number
         self._embedded: dict[int, EmbeddedRows] = {}  # by number
+        self._added: dict[int, AddedRows] = {}  # likewise
         self._has_factors: dict[int, bool] = {}  # whether these have gains or offsets
         self._arranging = {site.arranged for site in sites} - {-1}
         self.first = len(base)  # the first operation of the second copy
@@ -149,12 +172,19 @@ class AdaptedOperations:
         return self.first + next(i for i, (own, _) in enumerate(self._order) if own == row)
 
     def install(
-        self, number: int, sites: NDArray[np.int64], embedded: EmbeddedRows | None = None
+        self,
+        number: int,
+        sites: NDArray[np.int64],
+        embedded: EmbeddedRows | None = None,
+        added: AddedRows | None = None,
     ) -> None:
         """Let steps use an adapter; `sites` as `kernels/adapters.py` reads them.
 
-        `embedded`: what the embeddings of some tokens are with it, scaled.
+        `embedded`: what the embeddings of some tokens are with it, scaled; `added`: what it adds to
+        those of all.
         """
+        if added is not None:
+            self._added[number] = added
         if embedded is not None:
             self._embedded[number] = embedded
         self._loaded[number] = sites
@@ -164,6 +194,7 @@ class AdaptedOperations:
         self._loaded.pop(number, None)
         self._has_factors.pop(number, None)
         self._embedded.pop(number, None)
+        self._added.pop(number, None)
 
     def find_embedded(
         self, ids: NDArray[np.int32], adapters: NDArray[np.int32]
@@ -181,6 +212,17 @@ class AdaptedOperations:
         if not any(map(len, places)):
             return None
         return np.concatenate(places), np.concatenate(rows)
+
+    def find_added(
+        self, ids: NDArray[np.int32], adapters: NDArray[np.int32]
+    ) -> Iterator[tuple[NDArray[np.int64], Floats]]:
+        """Yield the places of a step's tokens to whose embeddings adapters add, and what they add.
+
+        int64 [n] and float32 [n, hidden].
+        """
+        for number in {*adapters.tolist()} & self._added.keys():
+            places = np.flatnonzero(adapters == number)
+            yield places, self._added[number].of(ids[places])
 
     def runs(self, adapters: NDArray[np.int32]) -> Runs:
         """Return the runs of a step, whose tokens have these adapters."""

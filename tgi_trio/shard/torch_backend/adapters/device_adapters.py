@@ -7,7 +7,7 @@ copy. Each step uploads its rows' adapters as tiles, neighbouring rows with the 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -38,12 +38,15 @@ from tgi_trio.shard.torch_backend.adapters.torch_adapters import (
     wrap_layers,
 )
 from tgi_trio.shard.torch_backend.batch_invariance import apparent_rows
-from tgi_trio.shard.torch_backend.layers.adapted import PackedRows
 from tgi_trio.shard.torch_backend.layers.adapter_layout import ENTRY, PackedAdapter, SlotLayout
 from tgi_trio.shard.torch_backend.layers.grouped_experts import GroupedExperts
 from tgi_trio.shard.torch_backend.layers.linear import Linear
 from tgi_trio.shard.torch_backend.layers.mlp import ExpertsMlp
-from tgi_trio.shard.torch_backend.layers.slotted_embeddings import SlottedEmbeddings
+from tgi_trio.shard.torch_backend.layers.slotted_embeddings import (
+    Packed,
+    SlottedEmbeddings,
+    change_embeddings,
+)
 from tgi_trio.shard.torch_backend.layers.slotted_experts import SlottedExperts, first_places
 from tgi_trio.shard.torch_backend.layers.slotted_latents import SlottedHeads
 from tgi_trio.shard.torch_backend.layers.slotted_linear import (
@@ -74,13 +77,12 @@ class _Loaded:
     sha256: bytes
     rank: int
     packed: PackedAdapter  # on the host
-    embedded: PackedRows | None  # likewise; None: there is no room for such
+    embedded: Sequence[Packed]  # likewise: of each way in which embeddings are changed
     loan: PinnedLoan | None  # owns their pinned memory; None without an accelerator
 
     @property
     def nbytes(self) -> int:
-        own = 0 if self.embedded is None else sum(each.nbytes for each in self.embedded)
-        return self.packed.nbytes + own
+        return self.packed.nbytes + sum(each.nbytes for part in self.embedded for each in part)
 
 
 class DeviceAdapters:
@@ -112,9 +114,9 @@ class DeviceAdapters:
         )
         self._dtype, self._device = dtype, device
         self._layout = SlotLayout(decoder.spec, share, max_rank, scope)
-        width = decoder.spec.hidden_size if scope.tokens else 0  # of tokens' embeddings
+        shape, ranks = (decoder.spec.vocab_size, decoder.spec.hidden_size), self._layout.ranks
         self.nbytes = slots * self._layout.bytes_per_slot(dtype)
-        self.nbytes += SlottedEmbeddings.count_bytes(slots * self._layout.ranks, width, dtype)
+        self.nbytes += SlottedEmbeddings.count_bytes(scope, slots, ranks, shape, dtype)
         if is_accelerator(device):
             _check_room(self.nbytes, device, slots, max_rank)
         self._memory = SlotMemory(
@@ -123,8 +125,9 @@ class DeviceAdapters:
             self._layout.ranks,
             invariant,
         )
-        self._embeddings = SlottedEmbeddings(self._memory, width) if width else None
-        decoder.change_embedded = self._embeddings
+        embeddings = change_embeddings(scope, self._memory, shape)
+        self._rows = [] if embeddings is None else embeddings.parts
+        decoder.change_embedded = embeddings
         self._kinds = choose_adapter_tiles(dtype)
         self._linears: list[SlottedLinear] = []
         self._heads: list[SlottedHeads] = []  # of latents
@@ -162,15 +165,12 @@ class DeviceAdapters:
     def load(self, order: AdapterOrder) -> LoadedAdapter:
         with self._reader.open(order) as numbers:
             packed = self._layout.pack(numbers, self._dtype)
-        embedded: PackedRows | None = None
-        if self._embeddings is not None:
-            embedded = self._embeddings.pack(numbers.embedded)
+            embedded = [part.pack(numbers) for part in self._rows]
         loan: PinnedLoan | None = None
         if is_accelerator(self._device):
             loan = self._pinned.lend()
             packed = PackedAdapter(loan.keep(packed.numbers), loan.keep(packed.directory))
-            if embedded is not None:
-                embedded = loan.keep(embedded[0]), loan.keep(embedded[1])
+            embedded = [list(map(loan.keep, part)) for part in embedded]
         return _Loaded(numbers.sha256, numbers.rank, packed, embedded, loan)
 
     def install(self, number: int, loaded: LoadedAdapter) -> None:
@@ -184,8 +184,8 @@ class DeviceAdapters:
             packed, memory = loaded.packed, self._memory
             memory.numbers[slot, : len(packed.numbers)].copy_(packed.numbers, non_blocking=True)
             memory.directory[slot].copy_(packed.directory, non_blocking=True)
-            if self._embeddings is not None and loaded.embedded is not None:
-                self._embeddings.install(slot, loaded.embedded)
+            for part, own in zip(self._rows, loaded.embedded, strict=True):
+                part.install(slot, own)
             self._keep_until_copied(loaded)
         self._unawaited.add(slot)
         self._slots[number] = slot
@@ -252,8 +252,8 @@ class DeviceAdapters:
         for part in (*self._linears, *self._heads):
             for kind in self._kinds:
                 part.compile(kind)
-        if self._embeddings is not None:
-            self._embeddings.compile(self._kinds.few)
+        for rows in self._rows:
+            rows.compile(self._kinds.few)
         for mixture in self._mixtures:
             for kind in self._kinds:
                 mixture.compile_changes(kind)

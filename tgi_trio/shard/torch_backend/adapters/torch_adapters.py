@@ -34,6 +34,7 @@ from tgi_trio.shard.contract import StepPlan
 from tgi_trio.shard.torch_backend.layers.adapted import (
     AdaptedLinear,
     AdapterTable,
+    PackedLookups,
     PackedRows,
     PackedSites,
     packed_bytes,
@@ -82,6 +83,7 @@ class _Loaded:
     nbytes: int
     packed: PackedSites
     embedded: PackedRows | None
+    looked_up: PackedLookups | None
 
 
 class TorchAdapters:
@@ -114,7 +116,7 @@ class TorchAdapters:
         if scope.experts:
             for index, mixture in find_mixtures(decoder):
                 self._wrap_experts(index, mixture)
-        if scope.tokens:
+        if scope.tokens or scope.lookups:
             decoder.change_embedded = self.table
         if scope.head and adapts_head(decoder.spec):
             head = AdaptedLinear(decoder.head, head_site(decoder.spec), self.table)
@@ -124,11 +126,15 @@ class TorchAdapters:
     def load(self, order: AdapterOrder) -> LoadedAdapter:
         with self._reader.open(order) as numbers:
             packed = self.table.pack(numbers, self._dtype)
-        size, rows = packed_bytes(packed), None
+        rows: PackedRows | None = None
+        looked_up: PackedLookups | None = None
         if (own := numbers.embedded) is not None:
             rows = self.table.pack_rows(own, self._dtype)
-            size += sum(each.nbytes for each in rows)
-        return _Loaded(numbers.sha256, numbers.rank, size, packed, rows)
+        if (pair := numbers.looked_up) is not None:
+            looked_up = self.table.pack_looked_up(pair, self._dtype)
+        size = packed_bytes(packed)
+        size += sum(each.nbytes for each in (*(rows or ()), *(looked_up or ())))
+        return _Loaded(numbers.sha256, numbers.rank, size, packed, rows, looked_up)
 
     def install(self, number: int, loaded: LoadedAdapter) -> None:
         if not isinstance(loaded, _Loaded):
@@ -136,10 +142,13 @@ class TorchAdapters:
         self.table.packed[number] = loaded.packed
         if loaded.embedded is not None:
             self.table.embedded[number] = loaded.embedded
+        if loaded.looked_up is not None:
+            self.table.looked_up[number] = loaded.looked_up
 
     def drop(self, number: int) -> None:
         self.table.packed.pop(number, None)
         self.table.embedded.pop(number, None)
+        self.table.looked_up.pop(number, None)
 
     def begin(self, plan: StepPlan) -> None:
         self.table.begin(plan)

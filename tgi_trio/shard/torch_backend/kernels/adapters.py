@@ -166,6 +166,51 @@ def place_embeddings(
 
 
 @triton.jit
+def add_embeddings(
+    x,  # [tokens, width], contiguous: added to, in place
+    token_ids,  # int64 [tokens]
+    a,  # [slots, vocabulary, RANKS]
+    b,  # [slots, width, RANKS]
+    ranks,  # int32 [slots]: 0: there is nothing to add
+    tiles,  # int32 [programs, 3]: slot, first token, tokens
+    vocabulary,
+    width,
+    RANKS: tl.constexpr,
+    PADDED: tl.constexpr,  # RANKS rounded up to a power of two
+    ROWS: tl.constexpr,  # of a program; a tile has several programs
+    COLUMNS: tl.constexpr,  # of a program
+):
+    """Add to embeddings what adapters have for their tokens: B times a row of A."""
+    count = tl.load(tiles + 3 * tl.program_id(0) + 2) - tl.program_id(1) * ROWS
+    slot = tl.load(tiles + 3 * tl.program_id(0)).to(tl.int64)
+    own = tl.load(ranks + slot)
+    if (count > 0) & (own > 0):
+        place = tl.arange(0, ROWS)
+        real = place < count
+        begin = tl.load(tiles + 3 * tl.program_id(0) + 1) + tl.program_id(1) * ROWS
+        row = tl.where(real, begin + place, begin).to(tl.int64)
+        token = tl.load(token_ids + row)
+        rank = tl.arange(0, PADDED)
+        column = tl.program_id(2) * COLUMNS + tl.arange(0, COLUMNS)
+        inside = column < width
+        low = tl.load(
+            a + (slot * vocabulary + token)[:, None] * RANKS + rank[None, :],
+            mask=real[:, None] & (rank < own)[None, :],
+            other=0.0,
+        )
+        w = tl.load(
+            b + (slot * width + column)[None, :] * RANKS + rank[:, None],
+            mask=(rank < own)[:, None] & inside[None, :],
+            other=0.0,
+        )
+        where = x + row[:, None] * width + column[None, :]
+        stored = real[:, None] & inside[None, :]
+        y = tl.load(where, mask=stored, other=0.0).to(tl.float32)
+        y += tl.dot(low, w, input_precision="ieee")
+        tl.store(where, y.to(x.dtype.element_ty), mask=stored)
+
+
+@triton.jit
 def find_start(piece: tl.constexpr, second, third, starts):
     """Return where a piece's outputs begin. Three are in registers, which loads would spill."""
     if piece == 0:

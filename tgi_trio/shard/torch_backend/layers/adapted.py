@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 
 from tgi_trio.model.adapters.sites import Site
-from tgi_trio.shard.adapters.numbers import AdapterNumbers, EmbeddedRows
+from tgi_trio.shard.adapters.numbers import AdapterNumbers, EmbeddedRows, LookedUp
 from tgi_trio.shard.checkpoint.numbers import Floats
 from tgi_trio.shard.contract import StepPlan
 from tgi_trio.shard.sampling.choosing import choice_positions
@@ -39,6 +39,7 @@ class TorchPart:
 
 
 PackedSites = Mapping[Site, Sequence[TorchPart]]
+PackedLookups = tuple[torch.Tensor, torch.Tensor]  # A [tokens, r] and B [r, width]
 PackedRows = tuple[torch.Tensor, torch.Tensor]  # tokens int64 [n], and their embeddings [n, width]
 
 
@@ -59,6 +60,7 @@ class AdapterTable:
     device: torch.device
     packed: dict[int, PackedSites] = field(default_factory=dict)
     embedded: dict[int, PackedRows] = field(default_factory=dict)  # of adapters that have such
+    looked_up: dict[int, PackedLookups] = field(default_factory=dict)  # likewise
     runs: Sequence[_Run] = ()
     chosen: Sequence[_Run] = ()  # of the rows that the head reads
     of_tokens: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
@@ -97,6 +99,11 @@ class AdapterTable:
             tokens, rows = self.embedded[number]
             own = torch.from_numpy(self.of_tokens == number).to(self.device)
             x = place_embedded(x, token_ids, own, tokens, rows)
+        for number in {run.adapter for run in self.runs} & self.looked_up.keys():
+            places = torch.from_numpy(np.flatnonzero(self.of_tokens == number)).to(self.device)
+            a, b = self.looked_up[number]
+            low = a[token_ids[places]][:, None]  # [n, 1, r]: products of single rows
+            x = x.index_add(0, places, torch.bmm(low, b.expand(len(low), *b.shape))[:, 0])
         return x
 
     @contextmanager
@@ -140,6 +147,10 @@ class AdapterTable:
     def pack_rows(self, embedded: EmbeddedRows, dtype: torch.dtype) -> PackedRows:
         """Return embeddings in the form that steps use. Thread-safe."""
         return torch.from_numpy(embedded.tokens).to(self.device), self._keep(embedded.rows, dtype)
+
+    def pack_looked_up(self, pair: LookedUp, dtype: torch.dtype) -> PackedLookups:
+        """Return what is added to embeddings in the form that steps use. Thread-safe."""
+        return self._keep(pair.a, dtype), self._keep(pair.b.T, dtype)
 
     def _keep(self, values: Floats, dtype: torch.dtype) -> torch.Tensor:
         return torch.from_numpy(values).to(dtype).contiguous().to(self.device)
