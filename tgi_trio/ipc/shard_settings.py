@@ -28,7 +28,7 @@ class ShardSettings(ShardOptions):
     max_lora_rank: int = 0  # of adapters; 0: none are ever loaded
     max_loaded_adapters: int = 32  # adapters in memory at a time
     # what they may change, as `AdapterScope.words` says it
-    adapter_scope: tuple[str, ...] = ("experts", "head", "gains", "tokens", "lookups")
+    adapter_scope: tuple[str, ...] = ("experts", "head", "gains", "tokens", "lookups", "latents")
     image_arena: int = -1  # rank 0: descriptor of the arena of images; -1: no images
     # The largest image that may come, with its image processor (`shard.images.largest` parses it).
     largest_image: str = ""

@@ -311,8 +311,9 @@ def test_latents_on_two_ranks(checkpoint: Checkpoint, tmp_path: Path) -> None:
     base, modules = checkpoint("minicpm3", **SMALL), ["kv_b_proj", "o_proj"]
     folder = write_adapter(base, tmp_path / "a", r=4, target_modules=modules)
     asked = [{"adapter": i % 2} for i in range(len(TEXTS))]
-    expected = on_cpu(base, [folder], asked, **SERVED)
-    with StandInDevice() as device, two_ranks(base, device, (5,), **SERVED) as (runner, _):
+    settings = SERVED | {"adapter_scope": ("latents",)}
+    expected = on_cpu(base, [folder], asked, **settings)
+    with StandInDevice() as device, two_ranks(base, device, (5,), **settings) as (runner, _):
         install_all(runner, [folder])
         agree(drive(runner, TEXTS, asked, 3, device=device), expected)
 

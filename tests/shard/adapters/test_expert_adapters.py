@@ -26,7 +26,7 @@ from tgi_trio.errors import ModelLoadError
 from tgi_trio.ipc.startup import WarmupRequest
 from tgi_trio.model.adapters.files import read_adapter
 from tgi_trio.model.adapters.needs import find_needs
-from tgi_trio.model.adapters.sites import map_adapter
+from tgi_trio.model.adapters.sites import EVERYTHING, map_adapter
 from tgi_trio.model.config import read_config
 from tgi_trio.model.families.registry import decoder_spec
 from tgi_trio.testing.tiny_families import GEMMA4_MOE
@@ -341,8 +341,8 @@ def test_room_for_what_named_adapters_need(checkpoint: Checkpoint, tmp_path: Pat
         ([plain], False, 2, ()),
         ([plain, dora], False, 2, ("gains",)),
         ([plain, experts], False, 7, ("experts",)),
-        ([plain], True, 64, ("head", "gains", "tokens")),
-        ([experts], True, 64, ("experts", "head", "gains", "tokens")),
+        ([plain], True, 64, EVERYTHING.words()[1:]),
+        ([experts], True, 64, EVERYTHING.words()),
     ):
         needs = find_needs(folders, spec, 64, grows=grows)
         assert (needs.rank, needs.scope.words()) == (rank, words)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tgi_trio.model.adapters.files import read_adapter
-from tgi_trio.model.adapters.sites import AdapterScope, map_adapter
+from tgi_trio.model.adapters.sites import EVERYTHING, AdapterScope, map_adapter
 from tgi_trio.model.specs.decoder import DecoderSpec
 
 
@@ -27,12 +27,12 @@ def find_needs(
     Of matrices that are saved whole, this does not say how many rows are changed: there is room for
     as many as may be.
 
-    `grows`: others of up to `max_rank` may be loaded later, which may change the head, the
-    embedding and rows of it, and have gains, but change experts only if one of these does: experts
-    take most of the room. Raises ModelLoadError as `read_adapter` and `map_adapter` do.
+    `grows`: others of up to `max_rank` may be loaded later, which may change everything but
+    experts, and these only if one of these adapters does: they take most of the room. Raises
+    ModelLoadError as `read_adapter` and `map_adapter` do.
     """
     rank = max_rank if grows else 1
-    words = {"head", "gains", "tokens", "lookups"} if grows else set[str]()
+    words = set(EVERYTHING.words()) - {"experts"} if grows else set[str]()
     for folder in folders:
         found = map_adapter(read_adapter(folder), spec, max_rank)
         rank = max(rank, max_rank if found.compares else found.rank)

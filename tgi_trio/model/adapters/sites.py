@@ -50,6 +50,7 @@ _WORDS: Final = {
     "gains": "magnitudes (DoRA) or biases",
     "head": "the head",
     "lookups": "the embedding",
+    "latents": "what expands latents",
     "tokens": "embeddings of tokens",
 }
 
@@ -77,6 +78,7 @@ class AdapterScope:
     gains: bool = True  # with DoRA and biases
     tokens: bool = True  # some rows of the embedding
     lookups: bool = True  # all of the embedding, by A and B
+    latents: bool = True  # what expands them
 
     @classmethod
     def of(cls, words: Collection[str]) -> AdapterScope:
@@ -112,7 +114,10 @@ def adaptable_linears(
     MLP; and a head that is more than a linear of the hidden states.
     """
     for site, linear in _list_linears(spec):
-        if (scope.experts or not site.of_expert) and (scope.head or site.role != "head"):
+        beyond = site.of_expert and not scope.experts
+        beyond |= site.role == "head" and not scope.head
+        beyond |= site.role == "latent up" and not scope.latents
+        if not beyond:
             yield site, linear
 
 
@@ -214,6 +219,7 @@ class Changes:
             gains=any(pair.vectors for pair in pairs if pair is not None),
             tokens=self.embedded is not None,
             lookups=self.looked_up is not None,
+            latents=any(site.role == "latent up" for site in self.linears),
         )
 
 

@@ -104,7 +104,7 @@ class AdaptedOperations:
         self.kernels: AdapterKernels | None = None
         padded = -(-(max_rank + 1) // 2) * 2  # pairs of bfloat16
         pieces = max((site.pieces for site in sites), default=0)
-        self._low_of_head = -(-padded // LANES) * LANES
+        self._low_of_head = -(-max_rank // LANES) * LANES
         heads = max((site.products.heads for site in sites if site.products), default=0)
         self.low_width = max(-(-pieces * padded // LANES) * LANES, heads * self._low_of_head)
         self._loaded: dict[int, NDArray[np.int64]] = {}  # [sites, 6], by number

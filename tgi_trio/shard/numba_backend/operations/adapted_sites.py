@@ -54,12 +54,13 @@ class SiteRecorder:
         )
 
     def add_heads(self, products: HeadProducts, source: Buffer) -> None:
-        """Record the same for the products of heads with what expands latents, added next.
+        """Record the same for the products of heads with what expands latents, added next, if
+        adapters may change that.
 
         `source`: what each head multiplies, always as floating-point numbers.
         """
         row = len(self._writer.rows)
-        for head in range(products.heads):
+        for head in range(products.heads if self._scope.latents else 0):
             self.sites.append(
                 AdaptedSite(
                     Site(self.layer, "latent up"),

@@ -148,7 +148,7 @@ class DeviceAdapters:
     def _wrap_decoder(self, decoder: Decoder, scope: AdapterScope) -> None:
         """Put adapted parts in the place of the decoder's own."""
         wrap_layers(decoder, self._wrap)
-        for site, latent in find_latents(decoder):
+        for site, latent in find_latents(decoder) if scope.latents else ():
             latent.changes = SlottedHeads(latent.spec, self._layout.places[site], self._memory)
             self._heads.append(latent.changes)
         if scope.experts:

@@ -111,7 +111,7 @@ class TorchAdapters:
         )
         self._dtype = dtype
         wrap_layers(decoder, self._wrap)
-        for site, latent in find_latents(decoder):
+        for site, latent in find_latents(decoder) if scope.latents else ():
             latent.changes = AdaptedHeads(latent.spec, site, self.table)
         if scope.experts:
             for index, mixture in find_mixtures(decoder):
