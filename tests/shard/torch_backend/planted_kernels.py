@@ -105,6 +105,18 @@ def fold(out, BLOCK: tl.constexpr):
 def claim(out, counter):
     place = tl.atomic_add(counter, 1)
     tl.store(out + place, tl.program_id(0))
+    if place == tl.num_programs(0) - 1:
+        tl.store(counter, 0)
+
+
+@triton.jit
+def count_twice(counters, RESETS: tl.constexpr):
+    tl.atomic_add(counters + 1, 1)
+    tl.debug_barrier()
+    if tl.atomic_add(counters, 1) == tl.num_programs(0) - 1:
+        tl.store(counters, 0)
+        if RESETS:
+            tl.atomic_xchg(counters + 1, 0)
 
 
 @triton.jit

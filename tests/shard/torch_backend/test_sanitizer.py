@@ -94,6 +94,12 @@ def claim() -> None:
     planted.claim[(5,)](zeros(5), zeros(1))
 
 
+def count(*, begin: int = 0, resets: bool) -> None:
+    counters = torch.tensor([0, begin, 7], dtype=INT)
+    planted.count_twice[(3,)](counters, resets)
+    assert counters.tolist() == [0, 0 if resets else 3, 7]
+
+
 def add_two(*, used: bool) -> None:
     x = torch.empty(2, dtype=torch.float32)
     x[0] = 1
@@ -140,6 +146,12 @@ CASES: dict[str, tuple[Work, list[str]]] = {
     "one lane reads it behind a barrier": (lambda: take_first(barrier=True), []),
     "two lanes write one place": (fold, ["hazard out"]),
     "order": (claim, ["order out"]),
+    "counters are reset": (lambda: count(resets=True), []),
+    "a counter is not reset": (lambda: count(resets=False), ["counter counters"]),
+    "a counter is not zero at first": (
+        lambda: count(begin=3, resets=True),
+        ["counter counters"],
+    ),
     "nothing has written it": (lambda: add_two(used=True), ["unwritten out"]),
     "nothing has written it, nothing uses it": (lambda: add_two(used=False), []),
 }

@@ -13,6 +13,7 @@ Kind = Literal[
     "copies",  # likewise two threads of a program that have copies of a lane
     "order",  # results depend on the order in which programs run
     "unwritten",  # results depend on memory that nothing has written
+    "counter",  # what atomics change is not zero before a launch, or not zero behind it
     "pinned",  # memory of the host is overwritten before a copy has read it
     "overlap",  # before its wait a kernel uses what an earlier kernel may still write
 ]

@@ -95,6 +95,8 @@ class Launch:
             self.races.write(access, None, atomic=True, event=step.releases)
         self._note_unwritten(access)
         self._note_write(access)
+        if self.exact:
+            access.argument.region.note_count(access.at, access.size)
 
     def pass_barrier(self) -> None:
         if self.races is not None:
@@ -159,6 +161,7 @@ class Launch:
             if region.unwritten is not None
         }
         self._run(programs, run_program)
+        self._check_counters()
         first = self._results() if again else {}
         if not first:
             return
@@ -200,6 +203,23 @@ class Launch:
             for region in self.memory.regions
             if region.written is not None
         }
+
+    def _check_counters(self) -> None:
+        """Report what atomics have changed if it was not zero before the launch, or is not now.
+
+        The next launch counts on from there, and no other order of programs would show it.
+        """
+        for region in self.memory.regions:
+            if region.counted is None or region.before is None:
+                continue
+            for content, what in (
+                (region.before, "begins with a number that is not zero"),
+                (region.content, "is not zero again behind the launch"),
+            ):
+                off = np.flatnonzero(region.counted & (content != 0))
+                if len(off):
+                    detail = f" ({len(off)} bytes, the first at {off[0]})"
+                    self.add("counter", self._name(region, int(off[0])), -1, f"it {what}", detail)
 
     def _undo(self) -> None:
         for region in self.memory.regions:

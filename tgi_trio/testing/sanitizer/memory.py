@@ -33,6 +33,7 @@ class Region:
     unwritten: Flags | None = None  # bytes that nothing has written
     before: Bytes | None = None  # its content before the launch, once a program writes to it
     written: Flags | None = None  # bytes that the launch has written
+    counted: Flags | None = None  # bytes that atomics of the launch have changed
     grain: int = 16  # bytes of the smallest number read or written here
     shared: list[tuple[int, int]] = field(default_factory=list)  # bytes that are nobody's
 
@@ -47,6 +48,12 @@ class Region:
             self.before = self.content.copy()
             self.written = np.zeros(self.size, np.bool_)
         mark(self.written, at, size)
+
+    def note_count(self, at: Places, size: int) -> None:
+        """Mark numbers of `size` bytes as changed by an atomic."""
+        if self.counted is None:
+            self.counted = np.zeros(self.size, np.bool_)
+        mark(self.counted, at, size)
 
 
 class Argument(NamedTuple):
