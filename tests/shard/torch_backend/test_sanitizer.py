@@ -259,6 +259,41 @@ def test_pinned_memory_is_left_alone_until_it_has_been_read(waits: bool) -> None
     assert kinds(sanitizer) == ([] if waits else ["pinned"])
 
 
+def record(work: Callable[[], torch.Tensor]) -> tuple[Any, torch.Tensor]:
+    """Return a recording of work, and what it returns."""
+    graph: Any = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        return graph, work()
+
+
+def test_a_recording_finds_other_numbers_in_its_memory_each_time() -> None:
+    sanitizer, inside = Sanitizer(), list[torch.Tensor]()
+
+    def work() -> torch.Tensor:
+        inside.append(torch.empty(2, device="cuda:0"))
+        out = torch.zeros(1, device="cuda:0")
+        planted.add_two[(1,)](out, inside[0], True)
+        return out
+
+    with sanitizer.on(), StandInDevice():
+        graph, _ = record(work)
+        inside[0].fill_(1)
+        graph.replay()
+    assert kinds(sanitizer) == ["unwritten out"]
+
+
+@pytest.mark.parametrize("between", [False, True])
+def test_a_recording_overwrites_results_of_those_captured_later(between: bool) -> None:
+    sanitizer = Sanitizer()
+    with sanitizer.on(), StandInDevice():
+        first, _ = record(lambda: torch.empty(2, device="cuda:0").fill_(1))
+        second, x = record(lambda: torch.empty(2, device="cuda:0").fill_(2))
+        for graph in (first, second, *[first] * between):
+            graph.replay()
+        planted.add_two[(1,)](torch.zeros(1, device="cuda:0"), x, True)
+    assert kinds(sanitizer) == (["unwritten out"] if between else [])
+
+
 def test_tests_that_are_always_watched_are_there() -> None:
     for test in sanitized.ALWAYS:
         file, name = test.split("::")

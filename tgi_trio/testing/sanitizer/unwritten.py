@@ -5,7 +5,8 @@ that reads any of it runs once more with other numbers there, see `launches.py`.
 operations only the writing is followed: one that reads such memory passes NaN on.
 
 When a recording is replayed, memory that was allocated inside it holds what other recordings have
-left, as all share a pool. It is filled anew then.
+left, as all share a pool. It is filled anew then. So is what was allocated inside the recordings
+that were captured later: their results may lie where this one has memory that it had given back.
 """
 
 # mypy: disable-error-code="no-untyped-call"
@@ -16,8 +17,9 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from unittest import mock
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -34,18 +36,27 @@ _EMPTY: Final = ("aten::empty", "aten::new_empty")
 _MOST: Final = 1 << 28  # bytes that are followed of one allocation
 
 
+class _Allocation(NamedTuple):
+    """Memory that was allocated inside a graph."""
+
+    address: int
+    storage: StorageWeakRef
+    size: int  # in bytes
+
+
 class Unwritten:
     """Follows which memory has been written, once `patched`."""
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[StorageWeakRef, Flags]] = {}  # by address
-        self._recorded: dict[int, list[int]] = {}  # addresses of a graph's allocations, by its id
+        self._recorded = WeakKeyDictionary[Graph, list[_Allocation]]()
         self._mutated: dict[Any, tuple[list[int], list[str]]] = {}  # of operations: arguments
 
     @contextmanager
     def patched(self) -> Iterator[None]:
         """Follow the memory of stand-ins inside the block, in all threads."""
         dispatch, replay = StandInDevice.__torch_dispatch__, Graph.replay
+        record = StandInDevice._note
 
         def on_operation(
             own: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -55,16 +66,23 @@ class Unwritten:
             self.note(func, args, kwargs or {}, out, fill=not own._computes_nothing(), graph=graph)
             return out
 
+        def on_record(own: Any, name: str, run: Any, args: Any, out: Any) -> None:
+            def again() -> Any:
+                found = run()
+                self._write(out)
+                return found
+
+            record(own, name, again, args, out)
+
         def on_replay(own: Any) -> None:
-            for address in () if own._device.idles else self._recorded.get(id(own), ()):
-                if (flags := self._find(address)) is not None:
-                    flags[:] = True
-                    _fill(address, len(flags))
+            if not own._device.idles:
+                self._spoil(own)
             replay(own)
 
         with ExitStack() as stack:
             patch = mock.patch.object
             stack.enter_context(patch(StandInDevice, "__torch_dispatch__", on_operation))
+            stack.enter_context(patch(StandInDevice, "_note", on_record))
             stack.enter_context(patch(Graph, "replay", on_replay))
             yield
 
@@ -112,9 +130,20 @@ class Unwritten:
             return
         if fill:
             _fill(address, size)
-        self._known[address] = StorageWeakRef(storage), np.ones(size, np.bool_)
+        reference = StorageWeakRef(storage)
+        self._known[address] = reference, np.ones(size, np.bool_)
         if graph is not None:
-            self._recorded.setdefault(id(graph), []).append(address)
+            self._recorded.setdefault(graph, []).append(_Allocation(address, reference, size))
+
+    def _spoil(self, graph: Graph) -> None:
+        """Fill what was allocated inside a graph of a device, and inside those captured later."""
+        graphs = [each for own in self._recorded.keyrefs() if (each := own()) is not None]
+        later = graphs[graphs.index(graph) :] if graph in graphs else []
+        for each in later:
+            for address, storage, size in self._recorded[each]:
+                if each._device is graph._device and not storage.expired():
+                    self._known[address] = storage, np.ones(size, np.bool_)
+                    _fill(address, size)
 
     def _find(self, address: int) -> Flags | None:
         """Return which bytes of an allocation have not been written, None if all have."""
