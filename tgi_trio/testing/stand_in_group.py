@@ -53,29 +53,34 @@ class StandInGroup:
         """
         own, read = self._held(tensors), options.reduceOp == _c10d.ReduceOp.MIN
         begin = partial(self._group.allreduce, own, options)
-        return self._launch("all_reduce", begin, read=read)
+        return self._launch("all_reduce", begin, own, read=read)
 
     def broadcast(self, tensors: list[torch.Tensor], options: Any) -> _Done:
         """Replace a tensor by the root's."""
         own = self._held(tensors)
-        return self._launch("broadcast", lambda: self._group.broadcast(own, options))
+        return self._launch("broadcast", lambda: self._group.broadcast(own, options), own)
 
     def _allgather_base(self, parts: torch.Tensor, own: torch.Tensor, options: Any) -> _Done:
         """Fill `parts` [size * n, ...] with all ranks' `own` [n, ...]."""
         into, mine = self._held([parts, own])
-        return self._launch("all_gather", lambda: self._group._allgather_base(into, mine, options))
+        begin = partial(self._group._allgather_base, into, mine, options)
+        return self._launch("all_gather", begin, [into])
 
     def _held(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         if not all(isinstance(x, DeviceTensor) for x in tensors):
             raise MixedDevices("a collective is given a tensor of the host")
         return [held(x) for x in tensors]
 
-    def _launch(self, name: str, begin: Callable[[], Any], *, read: bool = False) -> _Done:
-        def run() -> None:
-            with self._waiting():
-                begin().wait()
-
+    def _launch(
+        self, name: str, begin: Callable[[], Any], into: list[torch.Tensor], *, read: bool = False
+    ) -> _Done:
+        run = partial(self._fill, into, begin)
         if read and self._device.idles:
             run()
         self._device.launch(name, run)
         return _Done()
+
+    def _fill(self, into: list[torch.Tensor], begin: Callable[[], Any]) -> None:
+        """Compute a collective, which writes `into` as no operation of torch's dispatcher does."""
+        with self._waiting():
+            begin().wait()

@@ -17,11 +17,13 @@ pytestmark = pytest.mark.skipif(DEVICE != "cpu", reason="NVIDIA's own is for dev
 
 from tests.shard.torch_backend import planted_kernels as planted  # noqa: E402  (imports Triton)
 from tests.shard.torch_backend.test_overlapping_kernels import functions  # noqa: E402
+from tgi_trio.shard.ranks.distributed import ProcessGroup, gloo_group  # noqa: E402
 from tgi_trio.testing.sanitizer import far  # noqa: E402
 from tgi_trio.testing.sanitizer.expected import EXPECTED  # noqa: E402
 from tgi_trio.testing.sanitizer.findings import Expected  # noqa: E402
 from tgi_trio.testing.sanitizer.sanitizer import Sanitizer  # noqa: E402
 from tgi_trio.testing.stand_in_device import StandInDevice  # noqa: E402
+from tgi_trio.testing.stand_in_group import StandInGroup  # noqa: E402
 
 INT = torch.int32
 Work = Callable[[], object]
@@ -292,6 +294,16 @@ def test_a_recording_overwrites_results_of_those_captured_later(between: bool) -
             graph.replay()
         planted.add_two[(1,)](torch.zeros(1, device="cuda:0"), x, True)
     assert kinds(sanitizer) == (["unwritten out"] if between else [])
+
+
+def test_what_ranks_have_gathered_is_written() -> None:
+    sanitizer = Sanitizer()
+    with sanitizer.on(), StandInDevice() as device:
+        gloo = gloo_group(torch.distributed.HashStore(), 0, 1)
+        group = ProcessGroup(StandInGroup(gloo, device), 0, 1)
+        parts = group.all_gather(torch.zeros(1, 2, device="cuda:0"))
+        planted.add_two[(1,)](torch.zeros(1, device="cuda:0"), parts, True)
+    assert kinds(sanitizer) == []
 
 
 def test_tests_that_are_always_watched_are_there() -> None:

@@ -2,7 +2,8 @@
 
 It is filled with bytes of ones, which are NaN as a float of any width and -1 as an index. A launch
 that reads any of it runs once more with other numbers there, see `launches.py`. Of torch's own
-operations only the writing is followed: one that reads such memory passes NaN on.
+operations, and of collectives, only the writing is followed: one that reads such memory passes NaN
+on.
 
 When a recording is replayed, memory that was allocated inside it holds what other recordings have
 left, as all share a pool. It is filled anew then. So is what was allocated inside the recordings
@@ -29,6 +30,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from tgi_trio.testing.sanitizer.memory import Flags, Region
 from tgi_trio.testing.stand_in_device import StandInDevice
 from tgi_trio.testing.stand_in_driver import Graph
+from tgi_trio.testing.stand_in_group import StandInGroup
 from tgi_trio.testing.stand_in_tensor import DeviceTensor, held
 
 _FILL: Final = 0xFF
@@ -56,7 +58,7 @@ class Unwritten:
     def patched(self) -> Iterator[None]:
         """Follow the memory of stand-ins inside the block, in all threads."""
         dispatch, replay = StandInDevice.__torch_dispatch__, Graph.replay
-        record = StandInDevice._note
+        record, gather = StandInDevice._note, StandInGroup._fill
 
         def on_operation(
             own: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -74,6 +76,10 @@ class Unwritten:
 
             record(own, name, again, args, out)
 
+        def on_collective(own: Any, into: Any, begin: Any) -> None:
+            gather(own, into, begin)
+            self._write(into)
+
         def on_replay(own: Any) -> None:
             if not own._device.idles:
                 self._spoil(own)
@@ -83,6 +89,7 @@ class Unwritten:
             patch = mock.patch.object
             stack.enter_context(patch(StandInDevice, "__torch_dispatch__", on_operation))
             stack.enter_context(patch(StandInDevice, "_note", on_record))
+            stack.enter_context(patch(StandInGroup, "_fill", on_collective))
             stack.enter_context(patch(Graph, "replay", on_replay))
             yield
 
