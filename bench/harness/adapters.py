@@ -15,10 +15,10 @@ from tgi_trio.model.specs.decoder import DecoderSpec
 def write_adapter(
     spec: DecoderSpec, folder: Path, seed: int, rank: int, *, dora: bool = False
 ) -> Path:
-    """Write an adapter of all linears of layers; `dora`: with magnitudes, and not of experts."""
+    """Write an adapter of all linears of layers; `dora`: with magnitudes, and of what has such."""
     draw, tensors = np.random.default_rng(seed), {}
     for site, linear in adaptable_linears(spec):
-        if site.role == "head" or (dora and site.of_expert):
+        if site.role == "head" or (dora and (site.of_expert or site.role == "latent up")):
             continue
         for matrix in {piece.matrix for piece in linear.pieces}:
             name = f"base_model.model.{matrix.name.removesuffix('.weight')}"

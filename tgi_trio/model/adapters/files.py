@@ -173,7 +173,7 @@ def read_adapter(folder: Path) -> Adapter:
     if refused := refused + unknown:
         raise ModelLoadError(
             f"{folder} cannot be served because of {', '.join(refused)}: only LoRA and DoRA of "
-            f"linear layers and rows of tokens are. {config.advise()}"
+            f"linear layers, LoRA of embeddings and rows of tokens are. {config.advise()}"
         )
     if not modules:
         raise ModelLoadError(f"{folder / WEIGHTS} holds no tensors")

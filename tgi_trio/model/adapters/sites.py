@@ -272,8 +272,8 @@ def map_adapter(
         raise ModelLoadError(_refuse_modules(adapter, sorted(left), spec))
     changes = Changes(found, embedded, looked_up)
     if max_rank is not None and changes.rank > max_rank:
-        rows = [each for each in adapter.replaced_rows.values() if isinstance(each, TokenRows)]
-        of_tokens = any(len(each.tokens) == changes.rank for each in rows)
+        replaced = [each for each in adapter.replaced_rows.values() if isinstance(each, TokenRows)]
+        of_tokens = any(len(each.tokens) == changes.rank for each in replaced)
         what = f"rows of {changes.rank} tokens" if of_tokens else f"the rank {changes.rank}"
         raise ModelLoadError(
             f"{adapter.folder} has {what}; at most {max_rank} is served (--max-lora-rank)"
