@@ -33,7 +33,7 @@ SAVED_ROWS = [3, 9, 40]  # what is trained of a matrix that is saved whole
 # embeddings with A and B.
 TOKEN_ROWS: dict[str, list[dict[str, Any]]] = {
     "gemma2": [{"trainable_token_indices": [7, 3, 40]}, {"trainable_token_indices": [11]}],
-    "granite": [
+    "starcoder2": [
         {"modules_to_save": ["embed_tokens"]},
         {"modules_to_save": ["lm_head"], "target_modules": ["v_proj"]},
     ],

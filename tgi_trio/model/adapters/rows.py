@@ -50,11 +50,11 @@ def find_head_rows(adapter: Adapter, spec: DecoderSpec) -> ReplacedRows | None:
 
     Raises ModelLoadError for misfits.
     """
-    if spec.tied_head:
-        rows = _find_rows(adapter, spec, spec.names.embedding)
-        if isinstance(rows, TokenRows):  # what is saved whole is the one or the other
-            return rows
-    return _find_rows(adapter, spec, spec.names.head)
+    rows = _find_rows(adapter, spec, spec.names.head)
+    if spec.tied_head and not isinstance(rows, SavedMatrix):
+        shared = _find_rows(adapter, spec, spec.names.embedding)
+        return shared if isinstance(shared, TokenRows) else None  # saved whole, it is no head
+    return rows
 
 
 def _is_more(spec: DecoderSpec) -> bool:

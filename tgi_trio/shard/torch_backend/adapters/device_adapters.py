@@ -249,9 +249,11 @@ class DeviceAdapters:
     def warm_up(self) -> None:
         """Compile everything that steps will launch."""
         self._forget()
-        for part in (*self._linears, *self._heads):
-            for kind in self._kinds:
-                part.compile(kind)
+        for kind in self._kinds:
+            for linear in self._linears:
+                linear.compile(kind)
+            for heads in self._heads:
+                heads.compile(kind)
         for rows in self._rows:
             rows.compile(self._kinds.few)
         for mixture in self._mixtures:

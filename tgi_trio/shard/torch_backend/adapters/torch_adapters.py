@@ -204,7 +204,8 @@ def wrap_layers(decoder: Decoder, wrap: Callable[[Site, Linear], Linear]) -> Non
 def find_latents(decoder: Decoder) -> Iterator[tuple[Site, LatentProjections]]:
     """Yield the projections of every layer over latents, with the site of what expands these."""
     for index, layer in enumerate(decoder.layers):
-        if layer.attention is not None and (latent := layer.attention.latent) is not None:
+        attention = layer.attention if layer.shared is None and layer.crossing is None else None
+        if attention is not None and (latent := attention.latent) is not None:
             yield Site(index, "latent up"), latent
 
 

@@ -55,4 +55,5 @@ class AdaptedHeads:
 
     def _by_head(self, part: TorchPart) -> torch.Tensor:
         """Return B as [r, heads, plain_dim + value_dim]."""
-        return part.b.unflatten(1, (-1, self._spec.plain_dim + self._spec.value_dim))
+        each = self._spec.plain_dim + self._spec.value_dim
+        return part.b.view(len(part.b), -1, each)
