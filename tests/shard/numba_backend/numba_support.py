@@ -26,6 +26,7 @@ from tgi_trio.shard.numba_backend.forward import Forward
 from tgi_trio.shard.numba_backend.instructions import multiplier_for, variant_for
 from tgi_trio.shard.numba_backend.numba_runner import CpuRunner
 from tgi_trio.shard.numba_backend.program import pack_program
+from tgi_trio.shard.numba_backend.tables import Code
 from tgi_trio.shard.numba_backend.verified import (
     choose_adapter_kernels,
     choose_apart,
@@ -267,7 +268,8 @@ def cpu_runner(
         program.link_apart(each.codes, choose_apart(each, variant))
     adapters = None
     if max_lora_rank:
-        program.link_adapters(choose_adapter_kernels(variant))
+        of_heads = program.has((Code.SHRINK_HEADS,))
+        program.link_adapters(choose_adapter_kernels(variant, of_heads=of_heads))
         adapters = NumbaAdapters(config, program, variant.kv, max_lora_rank)
     with Forward(program, variant, list(cores)) as forward:
         runner = CpuRunner(config, forward, dtype=dtype, sampler=recorder, adapters=adapters)

@@ -53,6 +53,7 @@ from tgi_trio.shard.numba_backend.machine_code.beside import Wanted, compile_bes
 from tgi_trio.shard.numba_backend.multiplier import Multiplier
 from tgi_trio.shard.numba_backend.numba_runner import CpuRunner
 from tgi_trio.shard.numba_backend.program import Program, pack_program
+from tgi_trio.shard.numba_backend.tables import Code
 from tgi_trio.shard.numba_backend.unsupported import UnsupportedError
 from tgi_trio.shard.numba_backend.variant import Variant
 from tgi_trio.shard.numba_backend.verified import (
@@ -302,7 +303,8 @@ def _link_adapters(
     """Link the kernels of adapters; return their host, or None if adapters are off."""
     if not settings.max_lora_rank:
         return None
-    program.link_adapters(choose_adapter_kernels(variant))
+    of_heads = program.has((Code.SHRINK_HEADS,))
+    program.link_adapters(choose_adapter_kernels(variant, of_heads=of_heads))
     scope = AdapterScope.of(settings.adapter_scope)
     return NumbaAdapters(config, program, variant.kv, settings.max_lora_rank, scope)
 

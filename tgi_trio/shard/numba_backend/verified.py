@@ -15,6 +15,7 @@ from tgi_trio.shard.numba_backend.instructions import variant_for
 from tgi_trio.shard.numba_backend.multiplier import Multiplier
 from tgi_trio.shard.numba_backend.numba_sampler import CpuSampler
 from tgi_trio.shard.numba_backend.panel_kernel import PanelKernel, open_panel_kernel
+from tgi_trio.shard.numba_backend.self_tests import adapted_latents as head_self_test
 from tgi_trio.shard.numba_backend.self_tests import adapters as adapter_self_test
 from tgi_trio.shard.numba_backend.self_tests import kinds as kind_self_test
 from tgi_trio.shard.numba_backend.self_tests import sampler as sampler_self_test
@@ -62,13 +63,17 @@ def choose_panel_kernels(multipliers: Iterable[Multiplier]) -> dict[str, PanelKe
     }
 
 
-def choose_adapter_kernels(variant: Variant) -> AdapterKernels:
-    """Return the kernels of adapters; raises UnsupportedError if they do not work."""
-    return _verify(
-        "kernels",
-        lambda: open_adapter_kernels(variant),
-        lambda made: adapter_self_test.find_fault(variant, made),
-    )
+def choose_adapter_kernels(variant: Variant, *, of_heads: bool) -> AdapterKernels:
+    """Return the kernels of adapters; raises UnsupportedError if they do not work.
+
+    `of_heads`: adapters change what expands latents.
+    """
+
+    def find_fault(made: AdapterKernels) -> str | None:
+        fault = adapter_self_test.find_fault(variant, made)
+        return fault or (head_self_test.find_fault(variant, made) if of_heads else None)
+
+    return _verify("kernels", lambda: open_adapter_kernels(variant), find_fault)
 
 
 def choose_apart(apart: Apart, variant: Variant) -> int:

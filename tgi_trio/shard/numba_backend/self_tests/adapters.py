@@ -27,7 +27,7 @@ def find_fault(variant: Variant, kernels: AdapterKernels) -> str | None:
     low_stride = LANES * variant.active_bytes
     active = to_bfloat16(x) if variant.dot else x
     low, scratch = allocate_zeroed((_TOKENS * low_stride,)), allocate_zeroed((1 << 13,))
-    packed_a, packed_b = _pack(variant, a), _pack(variant, b)
+    packed_a, packed_b = pack_halves(variant, a), pack_halves(variant, b)
     steps = _RANK // variant.kv.step
     pieces = np.array([[1, 2, address(packed_b), 0, steps, 0, steps]], np.int64)
     sites = np.array([[address(packed_a), 1, address(pieces), 1, 0, 0]], np.int64)
@@ -53,7 +53,7 @@ def find_fault(variant: Variant, kernels: AdapterKernels) -> str | None:
     return f"what adapters add is {np.abs(found - wanted).max():g} away from the reference"
 
 
-def _pack(variant: Variant, matrix: NDArray[np.float32]) -> NDArray[Any]:
+def pack_halves(variant: Variant, matrix: NDArray[np.float32]) -> NDArray[Any]:
     """Return a matrix packed as [outputs / 16, steps, 16]."""
     numbers: NDArray[Any] = matrix
     if variant.kv.bf16:
