@@ -271,6 +271,14 @@ def map_adapter(
     if left:
         raise ModelLoadError(_refuse_modules(adapter, sorted(left), spec))
     changes = Changes(found, embedded, looked_up)
+    _check_limits(adapter, changes, max_rank, scope)
+    return changes
+
+
+def _check_limits(
+    adapter: Adapter, changes: Changes, max_rank: int | None, scope: AdapterScope
+) -> None:
+    """Raise ModelLoadError for a rank above `max_rank`, and for what is beyond `scope`."""
     if max_rank is not None and changes.rank > max_rank:
         replaced = [each for each in adapter.replaced_rows.values() if isinstance(each, TokenRows)]
         of_tokens = any(len(each.tokens) == changes.rank for each in replaced)
@@ -284,7 +292,6 @@ def map_adapter(
             "and this server has set memory aside for adapters of linears alone: name an adapter "
             "that does so at its start (--lora-adapters), and it is set aside for all"
         )
-    return changes
 
 
 def _pair_expert(

@@ -150,7 +150,15 @@ def add_queries(
         facts=writer.keep(facts),
         **fields,
     )
-    keys, _ = _read_heads(writer, latent.up, spec)
+    _absorb_queries(writer, latent.up, shape, sites, bf16=bf16)
+
+
+def _absorb_queries(
+    writer: OperationWriter, up: LinearRef, shape: LatentShape, sites: SiteRecorder, *, bf16: bool
+) -> None:
+    """Add the product of queries in MIXED with `up`, which would expand latents to keys."""
+    spec = shape.spec
+    keys, _ = _read_heads(writer, up, spec)
     each = HeadProducts(shape.heads, spec.plain_dim, spec.rank, spec.plain_dim, of_keys=True)
     sites.add_heads(each, Buffer.MIXED)
     writer.add(
