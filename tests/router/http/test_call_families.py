@@ -52,6 +52,22 @@ def called(name: str, function: str = "weather", arguments: Any = ARGUMENTS) -> 
     return thought + form.write([(function, arguments)])
 
 
+@pytest.mark.parametrize("name", ["deepseek-v3.1", "gpt-oss", "qwen2.5", "qwen3-coder"])
+@pytest.mark.parametrize("none", [{}, {"parameters": None}, {"arguments": None}])
+async def test_a_function_without_parameters_is_shown_as_one_without_arguments(
+    name: str, none: dict[str, None]
+) -> None:
+    async with served(engine(name, "")) as server:
+        client = await server.connect()
+        prompts = []
+        for parameters in (none, {"parameters": {"type": "object", "properties": {}}}):
+            clock = {"type": "function", "function": {"name": "clock", **parameters}}
+            answer = await client.post("/chat_tokenize", {**BODY, "tools": [clock]})
+            assert answer.status == 200, answer.body
+            prompts.append(answer.json()["templated_text"])
+    assert prompts[0] == prompts[1]
+
+
 @pytest.mark.parametrize("name", NAMES)
 async def test_a_call_and_the_round_after_it(name: str) -> None:
     found = engine(name, called(name))

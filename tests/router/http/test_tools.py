@@ -185,11 +185,16 @@ async def prompt_of(template: str = TEMPLATE, **more: Any) -> str:
     return answer.json()["templated_text"]
 
 
+# Some templates fail where there are no parameters.
+NONE: dict[str, Any] = {"type": "object", "properties": {}}
+SHOWN = {"type": "function", "function": {"name": "clock", "parameters": NONE}}
+
+
 async def test_the_template_sees_the_tools_as_they_were_sent():
-    assert await prompt_of() == json.dumps([WEATHER, CLOCK]) + "<user>Rain?"
+    assert await prompt_of() == json.dumps([WEATHER, SHOWN]) + "<user>Rain?"
     assert await prompt_of(tool_choice="required") == await prompt_of()
     assert await prompt_of(tool_choice="none") == await prompt_of(tools=None) == "<user>Rain?"
-    assert await prompt_of(tool_choice="clock") == json.dumps([CLOCK]) + "<user>Rain?"
+    assert await prompt_of(tool_choice="clock") == json.dumps([SHOWN]) + "<user>Rain?"
     assert (await prompt_of(tool_prompt="Call!")).endswith("<user>Rain?\n---\nCall!")
     renamed = {"type": "function", "function": {"name": "weather", "arguments": CITY}}
     shown = {"type": "function", "function": {"name": "weather", "parameters": CITY}}
@@ -198,7 +203,7 @@ async def test_the_template_sees_the_tools_as_they_were_sent():
 
 async def test_a_template_without_tools_is_told_in_the_last_message():
     plain = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
-    listed = json.dumps([WEATHER, CLOCK], separators=(",", ":"))
+    listed = json.dumps([WEATHER, SHOWN], separators=(",", ":"))
     assert await prompt_of(plain, tool_prompt="Call!") == f"<user>Rain?\n---\n{listed}\nCall!"
     assert '<tool_call>\n{"name":' in await prompt_of(plain)
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a":1}'}}

@@ -9,7 +9,7 @@ from typing import Any, Final
 from tgi_trio.errors import ToolError
 from tgi_trio.router.http.messages import schema, tool_schema
 from tgi_trio.router.text.tools.custom import INPUT, custom_function, shown_parameters
-from tgi_trio.router.text.tools.functions import Function, select_functions
+from tgi_trio.router.text.tools.functions import NO_PARAMETERS, Function, select_functions
 from tgi_trio.router.text.turns import PastCall, read_arguments
 
 _SHOWN: Final = 60  # most characters of an unknown type in its error
@@ -124,11 +124,18 @@ def _function(tool: Mapping[str, Any], path: str) -> Function:
 
 
 def _to_listed_tool(tool: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a tool as sent, but with `parameters` under that name, not TGI's other one."""
+    """Return a tool as sent, but with `parameters` under that name, not TGI's other one.
+
+    A tool that has none gets those of a function without arguments: many templates fail otherwise.
+    """
     function = tool["function"]
-    if "parameters" in function or "arguments" not in function:
+    if function.get("parameters") is not None:
         return tool
-    renamed = {"parameters" if k == "arguments" else k: v for k, v in function.items()}
+    if function.get("arguments") is None:
+        shown = {k: v for k, v in function.items() if k != "arguments"}
+        return {**tool, "function": {**shown, "parameters": NO_PARAMETERS}}
+    shown = {k: v for k, v in function.items() if k != "parameters"}
+    renamed = {"parameters" if k == "arguments" else k: v for k, v in shown.items()}
     return {**tool, "function": renamed}
 
 

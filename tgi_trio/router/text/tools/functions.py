@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from tgi_trio.errors import ToolError
 
 MOST_CALLS = 16  # in one answer, so that a model that repeats itself ends
+NO_PARAMETERS: Final = {"type": "object", "properties": {}}  # as templates are shown them
 _LONGEST = 128  # characters of a name
 _LISTED = 20  # most names in an error
 _NAME = re.compile(rf"[A-Za-z0-9_.:/-]{{1,{_LONGEST}}}")

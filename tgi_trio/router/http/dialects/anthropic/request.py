@@ -16,7 +16,7 @@ from tgi_trio.router.http.messages.schema import convert_body, invalid_value, re
 from tgi_trio.router.http.messages.shared_fields import read_seed
 from tgi_trio.router.images.links import ImageLink, Piece
 from tgi_trio.router.text import grammars
-from tgi_trio.router.text.tools.functions import Function
+from tgi_trio.router.text.tools.functions import NO_PARAMETERS, Function
 from tgi_trio.router.text.turns import PastCall, Turn
 from tgi_trio.router.validation import GenerationParameters
 
@@ -131,7 +131,7 @@ def _listed_tool(tool: schema.ToolDefinition) -> Mapping[str, Any]:
     function: dict[str, Any] = {"name": tool.name}
     if tool.description is not None:
         function["description"] = tool.description
-    function["parameters"] = tool.input_schema or {"type": "object", "properties": {}}
+    function["parameters"] = tool.input_schema or NO_PARAMETERS
     return {"type": "function", "function": function}
 
 

@@ -19,7 +19,7 @@ from typing import Any, Final
 from tgi_trio.errors import ToolError
 from tgi_trio.router.http.messages.schema import invalid_value
 from tgi_trio.router.text.tools.custom import custom_function, shown_parameters
-from tgi_trio.router.text.tools.functions import Function, select_functions
+from tgi_trio.router.text.tools.functions import NO_PARAMETERS, Function, select_functions
 
 SHELL: Final = "local_shell"
 _SHELL: Final = {
@@ -79,7 +79,7 @@ class Toolbox:
             if name in tools:
                 raise ToolError(f"two tools have the name `{name}`")
             tools[name] = tool
-            parameters = shown.get("parameters") or {"type": "object", "properties": {}}
+            parameters = shown.get("parameters") or NO_PARAMETERS
             if tool.way is Way.CUSTOM:
                 functions.append(custom_function(name, shown.get("format"), most))
             else:
