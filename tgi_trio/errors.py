@@ -40,6 +40,10 @@ class TemplateError(TgiTrioError):
     """A chat cannot be rendered. The text is the template's own message where it raised one."""
 
 
+class CannotContinue(TemplateError):
+    """The template does not write the final message such that an answer could go on with it."""
+
+
 class ToolError(TgiTrioError):
     """The tools of a chat, or its choice among them, cannot be used; the text says why."""
 

@@ -24,6 +24,7 @@ from tests.router.http.served import served
 from tgi_trio.router.http.call import HttpSettings
 from tgi_trio.router.http.engine_api import ServedLimits
 from tgi_trio.router.http.messages import replies, service_replies
+from tgi_trio.router.text.chat_template import ChatTemplate
 
 pytestmark = pytest.mark.trio
 
@@ -287,6 +288,24 @@ async def test_a_final_message_of_the_assistant_is_continued():
     prompts = [server.engine.tokenizer.decode(r.prompt_ids) for r in server.engine.submitted]
     assert prompts[0] == "<user>Yo\n<assistant>I say"
     assert prompts[1] == "<user>Yo\n<assistant>I say\n<assistant>"
+
+
+async def test_a_final_message_that_the_template_changes_is_followed_by_a_new_one():
+    one = engine()
+    template = (  # many drop thoughts
+        "{% for m in messages %}<{{ m.role }}>{{ m.content.split('</think>')[-1] }}{% endfor %}"
+        "{% if add_generation_prompt %}<assistant>{% endif %}"
+    )
+    one.chat_template = ChatTemplate({"default": template}, {})
+    messages = [*USER, {"role": "assistant", "content": "I </think>say"}]
+    async with served(one) as server:
+        client = await server.connect()
+        answer = await client.post("/chat_tokenize", {"messages": messages})
+        asked = {"messages": messages, "continue_final_message": True}
+        refused = await client.post("/chat_tokenize", asked)
+    assert answer.json()["templated_text"] == "<user>Yo<assistant>say<assistant>"
+    # Where it was asked for, it is not done in another way.
+    assert (refused.status, b"continue_final_message" in refused.body) == (422, True)
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/chat_tokenize"])

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import orjson
 
-from tgi_trio.errors import TemplateError
+from tgi_trio.errors import CannotContinue, TemplateError
 from tgi_trio.router.http.call import Call
 from tgi_trio.router.http.conversation import ChatTools, Conversation, choose_tools
 from tgi_trio.router.http.deadlines import refuse_unseen
@@ -70,6 +70,25 @@ def render_with_tools(call: Call, conversation: Conversation, tools: ChatTools |
         "add_generation_prompt": conversation.begins is not False,
         "continue_final_message": _continues(conversation, messages),
     }
+    try:
+        return _render(call, template, messages, links, given, how)
+    except CannotContinue:
+        if conversation.continues:
+            raise
+        # As in TGI, where nobody has asked for it: a new turn begins.
+        how["continue_final_message"] = False
+        return _render(call, template, messages, links, given, how)
+
+
+def _render(
+    call: Call,
+    template: ChatTemplate,
+    messages: list[dict[str, Any]],
+    links: Sequence[ImageLink],
+    given: Mapping[str, Any],
+    how: Mapping[str, Any],
+) -> Prompt:
+    """Return the prompt for messages as the template takes them; raises TemplateError."""
     if not links or call.engine.images is None:
         return template.render(messages, **given, **how)
     marks = [Mark("image", call.engine.images.layout)]

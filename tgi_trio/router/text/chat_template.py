@@ -20,7 +20,7 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from tgi_trio.errors import ConfigurationError, TemplateError
+from tgi_trio.errors import CannotContinue, ConfigurationError, TemplateError
 from tgi_trio.router.text.roles import Roles, probe_roles
 
 TemplateMessage = Mapping[str, Any]
@@ -131,7 +131,8 @@ class ChatTemplate:
         """Return the prompt for `messages`, which are plain JSON values.
 
         `continue_final_message` ends the prompt inside the last message; it excludes a generation
-        prompt, which is then left out. Raises TemplateError with the template's own message.
+        prompt, which is then left out. Raises CannotContinue where the template does not write that
+        message, and TemplateError with the template's own message.
         """
         name = self._name(tools is not None)
         template = self._templates.get(name)
@@ -228,14 +229,14 @@ def _mark_final(chat: list[dict[str, Any]]) -> str:
             parts[i] = {**parts[i], "text": text + _CONTINUE}
             message["content"] = parts
             return text
-    raise TemplateError("continue_final_message needs text in the content of the final message")
+    raise CannotContinue("continue_final_message needs text in the content of the final message")
 
 
 def _cut_final(text: str, final: str) -> str:
     mark = _CONTINUE.strip()
     position = text.rfind(mark)
     if position < 0 or final.strip() not in text:
-        raise TemplateError(
+        raise CannotContinue(
             "continue_final_message is set, but the chat template does not render the final message"
         )
     if text.startswith(_CONTINUE, position):
