@@ -179,7 +179,7 @@ RULES: dict[str, Rule] = {
     "testing.sanitizer": Rule(
         ours(
             "shard.torch_backend testing.stand_in_device testing.stand_in_driver "
-            "testing.stand_in_tensor"
+            "testing.stand_in_group testing.stand_in_tensor"
         ),
         banned=SERVER,
     ),
