@@ -246,6 +246,25 @@ def test_kernels_that_begin_early(case: str) -> None:
     ] == expected
 
 
+def test_recordings_that_are_older_than_the_sanitizer() -> None:
+    x, y, out = (torch.zeros(1, dtype=INT) for _ in range(3))
+
+    def work() -> torch.Tensor:
+        planted.produce[(1,)](x, WAITS_FIRST=True, **EARLY)
+        y.fill_(1)  # waits for everything before it
+        planted.consume[(1,)](out, x, BEFORE, **EARLY)
+        return out
+
+    with StandInDevice():
+        x, y, out = (each.to("cuda:0") for each in (x, y, out))
+        with Sanitizer().on():
+            graph, _ = record(work)
+        sanitizer = Sanitizer()
+        with sanitizer.on():
+            graph.replay()
+    assert kinds(sanitizer) == []
+
+
 @pytest.mark.parametrize("waits", [False, True])
 def test_pinned_memory_is_left_alone_until_it_has_been_read(waits: bool) -> None:
     sanitizer = Sanitizer()
