@@ -62,11 +62,7 @@ class Dependent:
     @contextmanager
     def patched(self) -> Iterator[None]:
         """Have kernels of stand-ins overlap inside the block."""
-        from triton import language
-        from triton.runtime import interpreter
-
         from tgi_trio.shard.torch_backend import torch_device
-        from tgi_trio.shard.torch_backend.kernels import overlapping
 
         plain = torch_device.overlap
         note, send, replay = StandInDevice._note, StandInDevice._send, Graph.replay
@@ -93,6 +89,32 @@ class Dependent:
             self._stream.running = []
             replay(own)
 
+        users = [
+            (module, "overlap", overlap)
+            for module in list(sys.modules.values())
+            if module is not None and vars(module).get("overlap") is plain
+        ]
+        patches: list[tuple[Any, str, Any]] = [
+            *users,
+            *self._instructions(),
+            (StandInDevice, "_note", on_note),
+            (StandInDevice, "_send", on_send),
+            (Graph, "replay", on_replay),
+        ]
+        with ExitStack() as stack:
+            for owner, name, value in patches:
+                stack.enter_context(mock.patch.object(owner, name, value))
+            self._watching.append(self)
+            stack.callback(self._watching.remove, self)
+            yield
+
+    def _instructions(self) -> list[tuple[Any, str, Any]]:
+        """Return what a kernel calls where it lets the next begin, waits and prefetches."""
+        from triton import language
+        from triton.runtime import interpreter
+
+        from tgi_trio.shard.torch_backend.kernels import overlapping
+
         def let(_semantic: Any = None) -> None:
             if (launch := self._interpreting.launch) is not None and not launch.let:
                 launch.let = True
@@ -109,26 +131,11 @@ class Dependent:
             made = interpreter.TensorHandle(nothing, language.int32)
             return SimpleNamespace(get_result=lambda place: made)
 
-        users = [
-            (module, "overlap", overlap)
-            for module in list(sys.modules.values())
-            if module is not None and vars(module).get("overlap") is plain
-        ]
-        patches: list[tuple[Any, str, Any]] = [
-            *users,
+        return [
             (overlapping, "gdc_launch_dependents", let),
             (overlapping, "gdc_wait", wait),
             (interpreter.InterpreterBuilder, "create_inline_asm", assemble),
-            (StandInDevice, "_note", on_note),
-            (StandInDevice, "_send", on_send),
-            (Graph, "replay", on_replay),
         ]
-        with ExitStack() as stack:
-            for owner, name, value in patches:
-                stack.enter_context(mock.patch.object(owner, name, value))
-            self._watching.append(self)
-            stack.callback(self._watching.remove, self)
-            yield
 
     def _pass_other(self, name: str, args: Any, out: Any) -> None:
         """Note a launch of torch's, which begins once everything before it has ended."""
