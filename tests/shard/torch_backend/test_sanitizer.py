@@ -66,6 +66,10 @@ def read_wide(offset: int) -> None:
     planted.read_wide[(1,)](zeros(1), zeros(8, dtype=torch.uint8), offset)
 
 
+def promise(number: int) -> None:
+    planted.promise[(1,)](zeros(1), torch.tensor([number], dtype=INT))
+
+
 def write_one(*, same: bool) -> None:
     planted.write_one[(3,)](zeros(1), same)
 
@@ -123,6 +127,8 @@ CASES: dict[str, tuple[Work, list[str]]] = {
     "aligned": (lambda: read_wide(4), []),
     "not aligned": (lambda: read_wide(2), ["alignment x"]),
     "beyond the end": (lambda: read_wide(6), ["bounds x"]),
+    "a multiple": (lambda: promise(48), []),
+    "no multiple": (lambda: promise(40), ["hint"]),
     "a grid too large": (launch_many, ["bounds"]),
     "two programs write one place": (
         lambda: write_one(same=False),

@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple
 Kind = Literal[
     "bounds",  # a place in no tensor that the kernel was given, or beyond that tensor
     "alignment",  # a place that is no multiple of the size of what lies there
+    "hint",  # a number is no multiple of what the compiler is told
     "race",  # two programs of a launch use a place, one writes it, and nothing orders them
     "hazard",  # likewise two lanes of a program, without a barrier between them
     "copies",  # likewise two threads of a program that have copies of a lane

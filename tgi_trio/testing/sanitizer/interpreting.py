@@ -52,6 +52,7 @@ class Interpreting:
 
         builder = interpreter.InterpreterBuilder
         load, store = builder.create_masked_load, builder.create_masked_store
+        hint = interpreter.TensorHandle.set_attr
         change, exchange = builder.create_atomic_rmw, builder.create_atomic_cas
         watch = self
 
@@ -78,6 +79,11 @@ class Interpreting:
             if watch.launch is not None:
                 watch.launch.pass_barrier()
 
+        def on_hint(own: Any, name: str, values: Any) -> None:
+            hint(own, name, values)
+            if name == "tt.divisibility":
+                watch._check_multiple(own.data, values)
+
         def on_launch(executor: Any, *args: Any, **kwargs: Any) -> None:
             watch._launch(executor, args, kwargs)
 
@@ -87,6 +93,7 @@ class Interpreting:
             (builder, "create_atomic_rmw", on_change),
             (builder, "create_atomic_cas", on_exchange),
             (builder, "create_barrier", on_barrier),
+            (interpreter.TensorHandle, "set_attr", on_hint),
             (interpreter.GridExecutor, "__call__", on_launch),
         )
         with ExitStack() as stack:
@@ -232,6 +239,15 @@ class Interpreting:
             detail = f"byte {access.at[np.flatnonzero(off)[0]]}, numbers of {access.size}"
             name, what = access.argument.name, "uses a place that is no multiple of its size"
             launch.stray(name, access.site, what, detail, "alignment")
+
+    def _check_multiple(self, numbers: Any, values: Any) -> None:
+        """Check what `tl.multiple_of` says, of the first number of a block."""
+        if self.launch is None or not self.launch.exact:
+            return
+        first, value = int(numbers.reshape(-1)[0]), int(np.ravel(values)[-1])
+        if first % value:
+            what = f"a number is said to be a multiple of {value}"
+            self.launch.stray("", self._site(), what, str(first), "hint")
 
     def _site(self) -> int:
         """Return the number of the line of the kernel that is being interpreted."""
