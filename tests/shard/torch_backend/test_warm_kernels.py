@@ -27,6 +27,7 @@ FAMILIES = (
     *("llama", "gemma2", "mixtral", "deepseek_v3"),
     *("gemma4_text", "mimo_v2_flash", "llama4_text"),
     *("glm_moe_dsa", *CHOOSING),
+    *("bamba", "recurrent_gemma"),
 )
 ROWS = 6
 ASKED: list[dict[str, Any]] = [{}, {"sample": True, "top_p": 0.9}, {"repetition_penalty": 1.3}]
@@ -108,6 +109,8 @@ def device(
         ("llama", (2,), {"batch_invariant": True}),
         ("llama", (2,), {"batch_invariant": True, "quantize": "int4", "max_lora_rank": 16}),
         ("deepseek_v3", (), {"batch_invariant": True}),
+        ("bamba", (1, 2), {}),
+        ("recurrent_gemma", (), {}),
     ],
 )
 def test_serving_compiles_nothing(
@@ -138,6 +141,7 @@ def test_serving_compiles_nothing(
         [1],
         [2],
         [40],
+        [16],  # which Triton would specialise
         [1, 1],
         [1, 9],
         [9] * 4,
