@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -18,6 +20,7 @@ pytestmark = pytest.mark.skipif(DEVICE != "cpu", reason="NVIDIA's own is for dev
 from tests.shard.torch_backend import planted_kernels as planted  # noqa: E402  (imports Triton)
 from tests.shard.torch_backend.test_overlapping_kernels import functions  # noqa: E402
 from tgi_trio.shard.ranks.distributed import ProcessGroup, gloo_group  # noqa: E402
+from tgi_trio.shard.torch_backend import torch_device  # noqa: E402
 from tgi_trio.testing.sanitizer import far  # noqa: E402
 from tgi_trio.testing.sanitizer.expected import EXPECTED  # noqa: E402
 from tgi_trio.testing.sanitizer.findings import Expected  # noqa: E402
@@ -250,6 +253,15 @@ def test_kernels_that_begin_early(case: str) -> None:
     assert [
         f"{each.kind} {each.argument}".strip() for each in sanitizer.findings.take()
     ] == expected
+
+
+def test_modules_that_are_imported_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, module = torch_device.overlap, ModuleType("imported")
+    with Sanitizer().on():
+        monkeypatch.setitem(sys.modules, "imported", module)
+        vars(module)["overlap"] = torch_device.overlap
+        assert module.overlap is not plain
+    assert module.overlap is plain
 
 
 def test_recordings_that_are_older_than_the_sanitizer() -> None:

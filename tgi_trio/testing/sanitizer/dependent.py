@@ -14,7 +14,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any, ClassVar, Final
 from unittest import mock
 
@@ -89,11 +89,7 @@ class Dependent:
             self._stream.running = []
             replay(own)
 
-        users = [
-            (module, "overlap", overlap)
-            for module in list(sys.modules.values())
-            if module is not None and vars(module).get("overlap") is plain
-        ]
+        users = [(module, "overlap", overlap) for module in _users_of(plain)]
         patches: list[tuple[Any, str, Any]] = [
             *users,
             *self._instructions(),
@@ -102,6 +98,7 @@ class Dependent:
             (Graph, "replay", on_replay),
         ]
         with ExitStack() as stack:
+            stack.callback(_replace, overlap, plain)  # in modules that are imported inside
             for owner, name, value in patches:
                 stack.enter_context(mock.patch.object(owner, name, value))
             self._watching.append(self)
@@ -182,3 +179,14 @@ class Dependent:
                 if flags is None or any_of(flags, access.at, access.size).any():
                     what = f"before it has waited it reads what {kernel.name} writes"
                     launch.add("overlap", access.argument.name, access.site, what)
+
+
+def _users_of(function: object) -> list[ModuleType]:
+    """Return the modules that have a function as `overlap`."""
+    every = [each for each in list(sys.modules.values()) if each is not None]
+    return [each for each in every if vars(each).get("overlap") is function]
+
+
+def _replace(function: object, plain: object) -> None:
+    for module in _users_of(function):
+        vars(module)["overlap"] = plain
