@@ -10,9 +10,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from typing import Final
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Final
 
 import pytest
+
+if TYPE_CHECKING:
+    from tgi_trio.testing.sanitizer.sanitizer import Sanitizer
 
 _EVERY: Final = os.environ.get("SANITIZE", "") not in ("", "0")
 _ROOM: Final = "tests/shard/"
@@ -40,19 +44,44 @@ def is_watched(test: str) -> bool:
     return chosen and not test.startswith(_NEVER)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def sanitizing(request: pytest.FixtureRequest) -> Iterator[Sanitizer | None]:
+    """Watch what a module launches, its fixtures included, if all tests are to be watched."""
+    if not (_EVERY and is_watched(request.node.nodeid) and _interprets()):
+        yield None
+        return
+    with _make_sanitizer() as sanitizer:
+        yield sanitizer
+
+
 @pytest.fixture(autouse=True)
-def sanitized(request: pytest.FixtureRequest) -> Iterator[None]:
+def sanitized(request: pytest.FixtureRequest, sanitizing: Sanitizer | None) -> Iterator[None]:
     """Watch the test's launches, if there is an interpreter that can be watched."""
-    if not is_watched(request.node.nodeid) or os.environ.get("TRITON_INTERPRET") != "1":
+    watched = is_watched(request.node.nodeid)
+    if sanitizing is None and not (watched and _interprets()):
         yield
         return
+    with ExitStack() as stack:
+        sanitizer = sanitizing or stack.enter_context(_make_sanitizer())
+        stack.enter_context(sanitizer.host())
+        yield
+    for note in sanitizer.findings.notes.values():
+        print("harmless:", note)
+    sanitizer.findings.notes.clear()
+    found = sanitizer.findings.take()
+    if found and watched:
+        pytest.fail("\n".join(map(str, found)), pytrace=False)
+
+
+def _interprets() -> bool:
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+@contextmanager
+def _make_sanitizer() -> Iterator[Sanitizer]:
     pytest.importorskip("triton")
     from tgi_trio.testing.sanitizer.sanitizer import Sanitizer
 
     sanitizer = Sanitizer()
-    with sanitizer.on(), sanitizer.host():
-        yield
-    for note in sanitizer.findings.notes.values():
-        print("harmless:", note)
-    if found := sanitizer.findings.take():
-        pytest.fail("\n".join(map(str, found)), pytrace=False)
+    with sanitizer.on():
+        yield sanitizer

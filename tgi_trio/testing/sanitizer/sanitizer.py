@@ -6,10 +6,12 @@
     assert not sanitizer.findings.take()
 
 - **Bounds.** Each lane stays in the tensor that its pointer came from, and is aligned. Lanes that
-  stray are left out and the kernel goes on (`memory.py`).
+  stray are left out and the kernel goes on (`memory.py`). What the compiler is told to be a
+  multiple is one.
 - **Races** between programs, and between lanes of a program without a barrier (`races.py`).
 - **Order.** Programs run in order, backwards and shuffled, and leave the same bits (`launches.py`).
 - **Memory that nothing has written** changes no results (`unwritten.py`).
+- **Counters**, which atomics change, are zero before a launch and behind it (`launches.py`).
 - **Dependent launches** use nothing before their wait that may still be written (`dependent.py`).
 - **Pinned memory** keeps what is copied until an event tells that it has been read (`sending.py`).
 
