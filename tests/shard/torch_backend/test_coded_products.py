@@ -32,6 +32,7 @@ from tgi_trio.shard.torch_backend.layers.stored_codes import (  # noqa: E402
     encode,
     join,
 )
+from tgi_trio.testing.sanitizer.sanitizer import Sanitizer  # noqa: E402
 
 HEADS = ("scales", "wide scales", "constant", "zeros", "lows", "nested", "nested lows")
 
@@ -269,6 +270,15 @@ def test_others_are_apart(order: bool) -> None:
         )
     assert len(join([coded(one), coded(other)])) == 2
     assert len(join([coded(one), coded(one)])) == 1
+
+
+@pytest.mark.skipif(DEVICE != "cpu", reason="NVIDIA's own is for devices")
+def test_what_is_launched_to_be_compiled_reads_only_what_is_written() -> None:
+    codes, device = coded(some_parts("u4", 40, 2048, 32)), torch.device(DEVICE)
+    sanitizer = Sanitizer()
+    with sanitizer.on(), sanitizer.host():
+        CodedLinear([codes], None, torch.bfloat16, device).pack()
+    assert sanitizer.findings.launches["add_parts"] and not sanitizer.findings.take()
 
 
 @pytest.mark.parametrize("kind", ["u4", "u6", "i8"])
