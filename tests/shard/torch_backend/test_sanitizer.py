@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch._C._distributed_c10d import HashStore
 
 from tests import sanitized
 from tests.shard.torch_backend.interpreter import DEVICE, need_triton
@@ -336,7 +337,7 @@ def test_a_recording_overwrites_results_of_those_captured_later(between: bool) -
 def test_what_ranks_have_gathered_is_written() -> None:
     sanitizer = Sanitizer()
     with sanitizer.on(), StandInDevice() as device:
-        gloo = gloo_group(torch.distributed.HashStore(), 0, 1)
+        gloo = gloo_group(HashStore(), 0, 1)
         group = ProcessGroup(StandInGroup(gloo, device), 0, 1)
         parts = group.all_gather(torch.zeros(1, 2, device="cuda:0"))
         planted.add_two[(1,)](torch.zeros(1, device="cuda:0"), parts, True)
