@@ -116,8 +116,8 @@ def add_two(*, used: bool) -> None:
     planted.add_two[(1,)](torch.empty(1), x, used)
 
 
-def launch_many() -> None:
-    planted.write_one[(1, 1 << 16)](zeros(1), True)
+def launch_many(*grid: int) -> None:
+    planted.write_one[grid](zeros(1), True)
 
 
 def fold() -> None:
@@ -133,7 +133,9 @@ CASES: dict[str, tuple[Work, list[str]]] = {
     "beyond the end": (lambda: read_wide(6), ["bounds x"]),
     "a multiple": (lambda: promise(48), []),
     "no multiple": (lambda: promise(40), ["hint"]),
-    "a grid too large": (launch_many, ["bounds"]),
+    "a grid too large": (lambda: launch_many(1, 1 << 16), ["bounds"]),
+    "programs that 32 bits do not count": (lambda: launch_many(1 << 17, 1 << 14), ["bounds"]),
+    "no programs": (lambda: launch_many(0, 4), []),
     "two programs write one place": (
         lambda: write_one(same=False),
         ["order out", "race out"],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import sys
 import zlib
 from collections.abc import Callable, Iterator
@@ -119,8 +120,9 @@ class Interpreting:
         grid = tuple(executor.grid(told) if callable(executor.grid) else executor.grid)
         grid += (1,) * (3 - len(grid))
         launch = self._begin(executor.fn.__name__, memory, grid, options)
-        if grid[0] >= 1 << 31 or max(grid[1:]) >= 1 << 16:
-            launch.add("bounds", "", -1, f"a device refuses a grid of {grid}")
+        if max(grid[1:]) >= 1 << 16 or math.prod(grid) >= 1 << 31:
+            # Triton's launcher counts programs in 32 bits, and does nothing where there are none.
+            launch.add("bounds", "", -1, f"a grid of {grid} is refused, or not launched at all")
             return
         builder, scope = interpreter.interpreter_builder, interpreter._patch_lang(executor.fn)
         builder.set_grid_dim(*grid)
