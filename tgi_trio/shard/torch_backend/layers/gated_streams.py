@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from tgi_trio.model.specs.decoder import NormKind
 from tgi_trio.shard.torch_backend.layers.expert_parts import ExpertParts
+from tgi_trio.shard.torch_backend.layers.hyper import holds_streams
 from tgi_trio.shard.torch_backend.layers.linear import Linear
 from tgi_trio.shard.torch_backend.layers.opening import (
     compile_narrow,
@@ -23,7 +24,6 @@ from tgi_trio.shard.torch_backend.layers.residual import count_warps
 from tgi_trio.shard.torch_backend.torch_device import runs_kernels
 
 _BLOCK: Final = 1024  # numbers of a token that a program mixes
-_MOST: Final = 1 << 15  # largest hidden size that a program holds
 _FEW: Final = 128  # tokens whose experts are summed anew for each hidden state, beside the others
 
 
@@ -138,7 +138,7 @@ def add_said(streams: torch.Tensor, addend: Said | None, count: int) -> torch.Te
 
 
 def _in_kernels(streams: torch.Tensor, count: int) -> bool:
-    return runs_kernels(streams.device) and streams.shape[1] <= _MOST * count
+    return runs_kernels(streams.device) and holds_streams(streams.shape[1] // count)
 
 
 def _launch_addition(

@@ -122,6 +122,7 @@ class HyperEnds:
 
     spec: HyperSpec
     weights: HyperWeights | None  # None: the last hidden state is the mean of all
+    invariant: bool = False  # see `batch_invariance.py`
 
     def split(self, x: torch.Tensor) -> HyperStates:
         """Return the states of `x` [T, hidden], which is each of them."""
@@ -131,7 +132,7 @@ class HyperEnds:
         """Return the weighted sum [T, hidden] of the states."""
         own, (streams, mixed) = self.weights, states
         if own is None:
-            return streams.mean(dim=1)
+            return _average(streams) if self.invariant else streams.mean(dim=1)
         if mixed is not None:
             from tgi_trio.shard.torch_backend.layers import hyper_kernels  # imports Triton
 
@@ -156,5 +157,18 @@ def _add_up(weights: torch.Tensor, streams: torch.Tensor) -> torch.Tensor:
     return (weights.unsqueeze(-1) * streams).sum(dim=1).to(streams.dtype)
 
 
+def _average(streams: torch.Tensor) -> torch.Tensor:
+    """Return the mean [T, hidden] of `streams` [T, count, hidden], added up in their order."""
+    total, *others = streams.float().unbind(dim=1)
+    for each in others:
+        total = total + each
+    return (total / streams.shape[1]).to(streams.dtype)
+
+
+def holds_streams(size: int) -> bool:
+    """Return whether the kernels hold hidden states of `size` numbers."""
+    return size <= _MOST
+
+
 def _in_kernels(streams: torch.Tensor) -> bool:
-    return runs_kernels(streams.device) and streams.shape[-1] <= _MOST
+    return runs_kernels(streams.device) and holds_streams(streams.shape[-1])

@@ -10,6 +10,7 @@ from typing import Final
 import torch
 
 from tgi_trio.model.specs.decoder import HyperSpec
+from tgi_trio.shard.torch_backend.batch_invariance import apparent_rows
 from tgi_trio.shard.torch_backend.kernels import streams as kernels
 from tgi_trio.shard.torch_backend.layers.expert_parts import ExpertParts
 from tgi_trio.shard.torch_backend.layers.hyper_weights import HyperWeights
@@ -32,7 +33,7 @@ def mix(weights: HyperWeights, streams: torch.Tensor) -> torch.Tensor:
     with states that are not normalised yet, and of their squares.
     """
     wanted, size = weights.mix.shape
-    tokens, depth, shares = _divide(len(streams), size)
+    tokens, depth, shares = _divide(apparent_rows(len(streams), invariant=weights.invariant), size)
     parts = weights.mix.new_empty((len(streams), shares, wanted + 1))
     kernels.mix_streams[(-(-len(streams) // tokens), shares)](
         *(parts, streams, weights.mix, len(streams)),
@@ -100,7 +101,9 @@ def write(
     `following`: the weights of the next part; None: there are none, nor is there a `mix`.
     """
     (count, hidden), written = streams.shape[1:], torch.empty_like(streams)
-    tokens, depth, shares = _divide(len(streams), count * hidden)
+    invariant = following is not None and following.invariant
+    apparent = apparent_rows(len(streams), invariant=invariant)
+    tokens, depth, shares = _divide(apparent, count * hidden)
     read, kind = ExpertParts.describe(found)
     wanted, parts = 0, None
     if following is not None:

@@ -16,6 +16,7 @@ class HyperWeights:
     base: torch.Tensor  # [weights]
     scale: torch.Tensor  # [kinds of weights]
     eps: float  # of the norm before the mixture
+    invariant: bool = False  # see `batch_invariance.py`
 
     def of(self, streams: torch.Tensor) -> torch.Tensor:
         """Return the weights [T, weights] of `streams` [T, count, hidden], not scaled yet."""

@@ -59,7 +59,8 @@ def load_hyper_ends(
     """Return what makes the states of hyper-connections and joins them; None: there is one."""
     if spec is None:
         return None
-    return HyperEnds(spec, None if refs is None else _load_hyper(loader, refs))
+    weights = None if refs is None else _load_hyper(loader, refs)
+    return HyperEnds(spec, weights, invariant=loader.source.invariant)
 
 
 def load_layer_hyper(
@@ -86,4 +87,5 @@ def _load_hyper(loader: AttentionLoader, refs: HyperRefs) -> HyperWeights:
     mix, base, scale = (
         loader.tensor(ref, torch.float32) for ref in (refs.mix, refs.base, refs.scale)
     )
-    return HyperWeights(mix, base, scale, loader.spec.norm_eps)
+    invariant = loader.source.invariant
+    return HyperWeights(mix, base, scale, loader.spec.norm_eps, invariant=invariant)
