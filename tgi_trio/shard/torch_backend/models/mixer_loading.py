@@ -143,6 +143,7 @@ def load_ngrams(
         kernel_norm=loader.stream_norm(refs.kernel_norm, count),
         kernel=loader.tensor(refs.kernel).squeeze(1),
         ranks=ranks,
+        invariant=loader.source.invariant,
     )
 
 

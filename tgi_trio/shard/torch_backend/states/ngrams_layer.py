@@ -39,14 +39,19 @@ class NgramsLayer:
         kernel_norm: StreamNorm,
         kernel: torch.Tensor,
         ranks: Gathering | None,
+        invariant: bool = False,
     ) -> None:
-        """`table` [rows, numbers of a head on this rank]; `kernel` [channels, taps]."""
+        """`table` [rows, numbers of a head on this rank]; `kernel` [channels, taps].
+
+        `invariant`: decodes are convolved as prompts are; see `batch_invariance.py`.
+        """
         self._ngrams = ngrams
         self._table = table
         self._inner = inner
         self._norms = query_norm, key_norm, kernel_norm
         self._convolution = CausalConvolution(kernel, dilation=ngrams.order)
         self._ranks = ranks
+        self._invariant = invariant
         self._count = query_norm.count
         by_size = (ngrams.order - 1, -1)
         self._factors = torch.tensor(ngrams.factors).to(table.device)
@@ -71,7 +76,7 @@ class NgramsLayer:
         launches = runs_kernels(streams.device) and both.shape[1] <= _MOST * (self._count + 1)
         gate = self._launch_gate if launches else self._gate
         gated, normed = gate(both, streams)
-        if launches and steps.decodes:
+        if launches and steps.decodes and not self._invariant:
             return self._launch_spread(streams, gated, normed, states["ngrams"], steps)
         spread = self._convolution(normed, states["ngrams"], steps)
         added: torch.Tensor = gated + functional.silu(spread)
