@@ -125,20 +125,25 @@ def two_ranks(
     store, steps, turns = HashStore(), list[Counts](), Turns()
 
     def meet(rank: int, own: StandInDevice) -> ProcessGroup:
-        group = StandInGroup(gloo_group(store, rank, 2), own, turns.waiting)
-        return ProcessGroup(group, rank, 2, in_order=told.batch_invariant)
+        def make(store: Any, rank: int, size: int) -> StandInGroup:
+            return StandInGroup(gloo_group(store, rank, size), own, turns.waiting)
+
+        stages, in_order = told.pipeline_stages, told.batch_invariant
+        return ProcessGroup.form(make, store, rank, 2, stages, in_order=in_order)
 
     def follow(end: ShardEnd) -> None:
         with StandInDevice("cuda:1", beside=device) as own:
 
             def factory() -> Runner:
-                runner: Any = load_torch_runner(
-                    told,
-                    device="cuda:1",
-                    ranks=meet(1, own),
-                    sampler=follower.NoSampler(),
-                    graph_sizes=graphs,
-                )
+                ranks = meet(1, own)
+                with turns.take():  # stages tell one another what they keep
+                    runner: Any = load_torch_runner(
+                        told,
+                        device="cuda:1",
+                        ranks=ranks,
+                        sampler=follower.NoSampler(),
+                        graph_sizes=graphs,
+                    )
                 return Counting(runner, turns, own, steps)
 
             follower.run(end, factory, rank=1, world_size=2)
@@ -152,14 +157,16 @@ def two_ranks(
         thread.start()
         followers = Followers([leader])
         followers.greet()
-        own: Any = load_torch_runner(
-            told,
-            device="cuda:0",
-            ranks=meet(0, device),
-            sampler=sampler,
-            grammars=grammars,
-            graph_sizes=graphs,
-        )
+        ranks = meet(0, device)
+        with turns.take():
+            own: Any = load_torch_runner(
+                told,
+                device="cuda:0",
+                ranks=ranks,
+                sampler=sampler,
+                grammars=grammars,
+                graph_sizes=graphs,
+            )
         runner = GroupRunner(InTurn(own, turns), followers)
         with device.idle():
             runner.warm_up(request)

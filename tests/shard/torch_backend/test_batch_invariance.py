@@ -75,7 +75,6 @@ REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
     "choose what is attended to": ("deepseek_v32", {}),
     "behind their rotation": ("nanochat", {}),
     "adds up several hidden states": ("gemma3n_text", {}),
-    "steps of stages": ("llama", {"world_size": 2, "pipeline_stages": 2}),
     "--activations 8": ("llama", {"activations": 8}),
     "an encoder": ("t5", {}),
 }
@@ -291,6 +290,19 @@ def test_two_ranks(checkpoint: Checkpoint, family: str) -> None:
         for counts in steps:
             launched.update(counts.launches)
     assert launched["all_gather"] and not launched["all_reduce"]
+
+
+def test_two_stages(checkpoint: Checkpoint) -> None:
+    """A stage computes what it is sent; it says what a device that has all layers says."""
+    folder, recorder = checkpoint("llama", num_hidden_layers=2), GreedyRecorder()
+    told: dict[str, Any] = {"batch_invariant": True, "pipeline_stages": 2}
+    with StandInDevice() as device:
+        expected = logits(*start_invariant(folder, device), None, FEW_TEXTS)
+        with two_ranks(folder, device, sampler=recorder, **told) as (runner, steps):
+            assert not differing(runner, recorder, texts=FEW_TEXTS)
+            found = logits(runner, recorder, None, FEW_TEXTS)
+    assert any(counts.launches["send"] for counts in steps)
+    assert all(map(torch.equal, found, expected))
 
 
 def test_without_the_flag_bits_differ(checkpoint: Checkpoint) -> None:

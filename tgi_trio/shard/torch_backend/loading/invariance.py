@@ -9,6 +9,7 @@ from tgi_trio.model.fit.invariant_claims import find_variant, unkept
 from tgi_trio.model.specs.decoder import DecoderSpec
 from tgi_trio.model.specs.t5 import T5Spec
 from tgi_trio.shard.torch_backend.attention.kinds import capturable_for
+from tgi_trio.shard.torch_backend.layers.hyper import holds_streams
 from tgi_trio.shard.torch_backend.models.decoder import Decoder
 from tgi_trio.shard.torch_backend.states.mamba2_layer import Mamba2Layer
 from tgi_trio.shard.torch_backend.torch_device import runs_kernels
@@ -26,8 +27,6 @@ def check_invariance(
         raise unkept("torch computes a model with an encoder")
     if not runs_kernels(device):
         raise unkept(f"torch computes the model on {device}, and its sums follow the step's size")
-    if settings.pipeline_stages > 1:
-        raise unkept("steps of stages are not held to it")
     if settings.activations == 8:
         raise unkept("--activations 8 is multiplied by a library")
     if reason := find_variant(spec):
@@ -38,8 +37,11 @@ def check_loaded(settings: ShardSettings, model: Decoder, device: torch.device) 
     """Raise ConfigurationError for what is known of a model only once it has been loaded."""
     if not settings.batch_invariant:
         return
-    if not model.capturable:
+    if not model.groups_experts:
         raise unkept("its experts are stored in ways that differ, so torch adds them up")
+    several = model.spec.hyper is not None or model.spec.gated_streams is not None
+    if several and not holds_streams(model.spec.hidden_size):
+        raise unkept("its hidden states are too large for our kernels, so torch mixes them")
     if model.scans_in_turns:
         raise unkept("its states are too large for our kernels, so torch moves them")
     mixers = (layer.mixer for layer in model.layers)

@@ -189,10 +189,12 @@ class Decoder:
 
     @property
     def capturable(self) -> bool:
-        """Whether decodes launch the same kernels whatever the tokens are, attention apart.
+        """Whether decodes launch the same kernels whatever the tokens are, attention apart."""
+        return self.groups_experts
 
-        Not if experts are computed one by one.
-        """
+    @property
+    def groups_experts(self) -> bool:
+        """Whether all experts of a mixture are computed at once, rather than one by one."""
         mixtures = (own for layer in self.layers for own in layer.mixtures())
         return all(own.grouped is not None for own in mixtures)
 
