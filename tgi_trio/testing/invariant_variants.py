@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import product
 from typing import Any, Final
 
 import torch
@@ -25,6 +26,7 @@ from tgi_trio.testing.attention_variants import FEATURES
 from tgi_trio.testing.variant import BF16, EVEN, F32, I32, I64, TYPES, U8, Variant
 
 _TABLES: Final = (I32,) * 6
+_CODES: Final[tuple[dict[str, Any], ...]] = ({}, *({"CODES": word} for word in EIGHT_BITS))
 _ROWS: Final = (I64, I64, I64, "*i1", "i32")  # begin, read, written, fresh, and whether listed
 
 
@@ -93,11 +95,17 @@ def _attention(generation: Generation) -> Iterator[Variant]:
     cases += [(128, BF16, kind) for kind in FEATURES]
     cases += [(64, BF16, FEATURES[3]), (256, BF16, FEATURES[0] | FEATURES[1])]
     cases += [(dim, BF16, {"CODES": word}) for dim in (64, 128, 256, 512) for word in EIGHT_BITS]
+    # Over lists of tokens, of each KV head (MiniMax-M3) or of all (Qwen 4).
+    for dim, kv_heads in ((128, 1), (256, 2)):
+        listed = {"PAGE": 1, "KV_HEADS": kv_heads, "GROUP": 16, "OVERLAPS": False}
+        cases += [(dim, BF16, listed | kind) for kind in _CODES]
     for dim, dtype, kind in cases:
         tile = choose_spans_tile(dtype, dim, dim)
         cached = U8 if "CODES" in kind else dtype
-        said = {"CODES": kind.get("CODES", "")}
-        more = "".join(f" {said.get(name, name.lower())}" for name in kind)
+        said = {"CODES": kind.get("CODES", ""), "PAGE": "chosen"}
+        said |= dict.fromkeys(("KV_HEADS", "GROUP", "OVERLAPS"), "")
+        words = (said.get(name, name.lower()) for name in kind)
+        more = "".join(f" {word}" for word in words if word)
         for divided in (True, False):
             yield Variant(
                 f"attend_spans {TYPES[dtype]} {dim}{' divided' if divided else ''}{more}",
@@ -121,10 +129,13 @@ def _attention(generation: Generation) -> Iterator[Variant]:
 
 
 def _latents() -> Iterator[Variant]:
-    for dtype, codes in ((BF16, ""), (F32, ""), *((BF16, word) for word in EIGHT_BITS)):
+    """DeepSeek V3's, then over lists of tokens, behind whose latents are index keys."""
+    cases = [(BF16, ""), (F32, ""), *((BF16, word) for word in EIGHT_BITS)]
+    for (dtype, codes), chosen in product(cases, (False, True)):
         tile = choose_latent_spans_tile(dtype)
         for divided in (True, False):
             more = f"{' divided' if divided else ''}{f' {codes}' if codes else ''}"
+            more += " chosen" if chosen else ""
             yield Variant(
                 f"attend_latent_spans {TYPES[dtype]} 512+64{more}",
                 spans_kernel.attend_latent_spans,
@@ -134,8 +145,9 @@ def _latents() -> Iterator[Variant]:
                 ),
                 {
                     **{"HEADS": 128, "RANK": 512, "PADDED_RANK": 512},
-                    **{"ROTARY": 64, "PADDED_ROTARY": 64, "WIDTH": 576, "ROTATES": True},
-                    **{"INTERLEAVED": True, "PAGE": 16, "LANES": tile.lanes, "KEYS": tile.keys},
+                    **{"ROTARY": 64, "PADDED_ROTARY": 64, "ROTATES": True, "INTERLEAVED": True},
+                    **{"WIDTH": 704 if chosen else 576, "PAGE": 1 if chosen else 16},
+                    **{"LANES": tile.lanes, "KEYS": tile.keys},
                     **{"DIVIDED": divided, "SPAN": SPAN, "SINKS": False, "CODES": codes},
                 },
                 warps=tile.warps,

@@ -63,6 +63,16 @@ SHAPES = {
     "own inputs": GEMMA4_E | {"hidden_size_per_layer_input": 32},
     "experts beside": GEMMA4_MOE,
 }
+# Rotations by the length of a sequence: the whole prompt's, then as far as it has come. Rotated
+# pairs are as many, for the same reason.
+LENGTHS: dict[str, dict[str, Any]] = {
+    "dynamic": {"factor": 2.0},
+    "longrope": {
+        "short_factor": [1.0 + 0.1 * i for i in range(32)],
+        "long_factor": [2.0 + 0.3 * i for i in range(32)],
+        "original_max_position_embeddings": 16,
+    },
+}
 NUMBERS: dict[str, dict[str, Any]] = {
     "bfloat16": {"dtype": "bfloat16"},
     "codes of 4 bits": {"quantize": "int4"},
@@ -72,7 +82,7 @@ NUMBERS: dict[str, dict[str, Any]] = {
 }
 # By what is said of them.
 REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
-    "choose what is attended to": ("deepseek_v32", {}),
+    "attention to entries": ("deepseek_v4", {}),
     "behind their rotation": ("nanochat", {}),
     "adds up several hidden states": ("gemma3n_text", {}),
     "--activations 8": ("llama", {"activations": 8}),
@@ -157,7 +167,10 @@ def told(root: object) -> dict[str, set[bool]]:
 @pytest.mark.parametrize("invariant", [True, False])
 @pytest.mark.parametrize(
     ("family", "settings"),
-    [("llama", {"max_lora_rank": 16}), ("deepseek_v3", {}), ("qwen3_moe", {"quantize": "q8_0"})],
+    [
+        *(("llama", {"max_lora_rank": 16}), ("deepseek_v3", {})),
+        *(("qwen3_moe", {"quantize": "q8_0"}), ("hy_v4", {}), ("qwen4_exp_text", {})),
+    ],
 )
 def test_every_part_of_a_model_is_told(
     checkpoint: Checkpoint, family: str, settings: dict[str, Any], invariant: bool
@@ -165,9 +178,13 @@ def test_every_part_of_a_model_is_told(
     options = ShardSettings(model_path=checkpoint(family), batch_invariant=invariant, **settings)
     with StandInDevice() as device, device.idle():
         parts = told(load_torch_runner(options, device="cuda:0", graph_sizes=(1, 2)))
-    assert set(parts) >= {"Linear", "Norm", "PagedAttention", "PromptLogprobs"}
+    attention = {"hy_v4": "PagedIndexedAttention", "qwen4_exp_text": "PagedPooled"}
+    assert set(parts) >= {"Linear", "Norm", "PromptLogprobs"}
+    assert attention.get(family, "PagedAttention") in parts
+    assert ("HyperWeights" in parts) == ("HyperEnds" in parts) == (family == "hy_v4")
+    assert ("NgramsLayer" in parts) == (family == "qwen4_exp_text")
     assert ("SlotMemory" in parts) == (family == "llama")
-    assert ("LatentProjections" in parts) == (family == "deepseek_v3")
+    assert ("LatentProjections" in parts) == (family in ("deepseek_v3", "hy_v4"))
     assert ("CodedMatrices" in parts) == (family == "qwen3_moe")
     assert {name: kept for name, kept in parts.items() if kept != {invariant}} == {}
 
@@ -241,6 +258,17 @@ def test_layers_of_other_shapes(
     checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
 ) -> None:
     check_alone(checkpoint("gemma4_text", **changes), monkeypatch, FEW_TEXTS)
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("kind", LENGTHS)
+def test_rotations_by_length(
+    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    turns = {"rope_type": kind, "rope_theta": 10000.0} | LENGTHS[kind]
+    limits = {"max_position_embeddings": 16 if kind == "dynamic" else 64}
+    folder = checkpoint("llama", **SMALL, head_dim=64, rope_parameters=turns, **limits)
+    check_alone(folder, monkeypatch, FEW_TEXTS)
 
 
 @pytest.mark.sampled(2)

@@ -9,10 +9,11 @@ from __future__ import annotations
 from typing import Final
 
 from tgi_trio.errors import ConfigurationError
-from tgi_trio.model.claims import Claims, find_unclaimed, only
+from tgi_trio.model.claims import Claims, every_field, find_unclaimed, only
 from tgi_trio.model.fit.decoder import CLAIMS as COMPUTED
 from tgi_trio.model.fit.name_claims import NAMES
 from tgi_trio.model.specs.decoder import DecoderSpec
+from tgi_trio.model.specs.ngrams import NgramsSpec
 
 # By record, with the values that the generic decoder computes.
 _HELD: Final[dict[str, str]] = {
@@ -24,18 +25,25 @@ _HELD: Final[dict[str, str]] = {
         "added_tokens embedding_width normalised_head normalised_embedding position_rows "
         "position_offset sine_positions alibi alibi_scale attention_soft_cap final_soft_cap "
         "embedding_scale residual_scale attention_scale gate_scale mlp_limit mlp_raised mlp_scale "
-        "logit_scale qkv_clip latent value_norm value_scale own_inputs"
+        "logit_scale qkv_clip latent value_norm value_scale own_inputs index hyper "
+        "gated_values norm_gate_rank gated_streams"
     ),
     "LayerSpec": (
         "scale window chunk ahead rotary experts mixer attends feeds sizes keys_as_values "
-        "reads_layer latent sinks mlp_width beside later names shared"
+        "reads_layer latent sinks mlp_width beside later names shared blocks chooses index "
+        "index_place pooled ngrams"
     ),
     "HeadSizes": "kv_heads dim value_dim heads",
-    "LatentSpec": "rank query_rank plain_dim rotary_dim value_dim bias scale norm_eps",
+    "LatentSpec": "rank query_rank plain_dim rotary_dim value_dim bias scale norm_eps doubled",
+    "HyperSpec": "count iterations eps added added_eps",
+    "IndexSpec": "heads dim most pool rotary last norm_eps reads_input",
+    "PooledIndexSpec": "heads dim size most",
+    "GatedStreamsSpec": "count rank",
+    "BlockIndexSpec": "dim size most local",
     "OwnInputsSpec": "width rows image_token",
     "RotarySpec": (
-        "dim theta interleaved backwards max_positions sections sections_alternate parameters "
-        "query_scale learned"
+        "kind dim theta interleaved backwards max_positions sections sections_alternate parameters "
+        "query_scale learned log_positions"
     ),
     "QueryScale": "beta step offset",
     "ExpertsSpec": (
@@ -56,32 +64,21 @@ _HELD: Final[dict[str, str]] = {
     "RecurrentGate": "heads head_dim taps activation",
     "SharedBlock": "layer use rank attention_rank",
 }
-_CHOSEN: Final = "the kernels that choose what is attended to share their work by the step's size"
+_ENTRIES: Final = "attention to entries is divided by the step's size"
 _STREAMS: Final = "torch adds up several hidden states of a token"
 _NORMS: Final = "torch normalises queries and keys behind their rotation"
-_LENGTHS: Final = "keys turn by the length of their sequence"
 
 CLAIMS: Final[Claims] = {
     **NAMES,
+    **every_field(NgramsSpec),
     **{
         key: COMPUTED[key]
         for record, names in _HELD.items()
         for key in (f"{record}.{name}" for name in names.split())
     },
-    "LayerSpec.ngrams": only(None, refusal=_STREAMS),
-    "DecoderSpec.index": only(None, refusal=_CHOSEN),
-    "LayerSpec.blocks": only(None, refusal=_CHOSEN),
-    "LayerSpec.pooled": only(None, refusal=_CHOSEN),
-    "DecoderSpec.shared_key": only(None, refusal=_CHOSEN),
-    "DecoderSpec.hyper": only(None, refusal=_STREAMS),
+    "DecoderSpec.shared_key": only(None, refusal=_ENTRIES),
     "DecoderSpec.streams": only(None, refusal=_STREAMS),
-    "DecoderSpec.gated_streams": only(None, refusal=_STREAMS),
     "DecoderSpec.norm_after_rotary": only(False, refusal=_NORMS),
-    "RotarySpec.kind": only(
-        *("default", "linear", "llama3", "yarn", "proportional", "divided"), refusal=_LENGTHS
-    ),
-    "DecoderSpec.gated_values": only(False, refusal="values of latents have gates"),
-    "DecoderSpec.norm_gate_rank": only(0, refusal="torch opens gates behind norms"),
     "LayerSpec.crosses": only(None, refusal="torch attends to images"),
     "LayerSpec.sparsity": only(0.0, refusal="torch cuts gates at a bound"),
 }

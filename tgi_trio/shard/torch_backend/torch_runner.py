@@ -114,8 +114,10 @@ class TorchRunner:
         # The same model, if its layers keep states.
         self._keeper = model if isinstance(model, Decoder) and model.state_shapes else None
         self._most_seen = 0  # tokens that an index chooses, at most
-        # Of stages not all may have an index, and each waits for the others' steps.
-        if isinstance(model, Decoder) and not isinstance(model, StagedDecoder):
+        # Of stages not all may have an index, and each waits for the others' steps. What is
+        # invariant launches the same whatever rows see.
+        chooses = isinstance(model, Decoder) and not isinstance(model, StagedDecoder)
+        if isinstance(model, Decoder) and chooses and not invariant:
             self._most_seen = model.attention_needs.most
         self._pool: StatePool | None = None  # set by warm_up
         self._send = send_plain if device.type == "cpu" else Staging(device).send

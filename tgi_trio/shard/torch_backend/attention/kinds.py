@@ -31,33 +31,40 @@ from tgi_trio.shard.torch_backend.attention.tiles import (
 from tgi_trio.shard.torch_backend.kv_cache import KVShape
 from tgi_trio.shard.torch_backend.torch_device import runs_kernels
 
+# Returns kernels for a model on a device, `invariant` or not.
+Paged = Callable[[AttentionNeeds, torch.device, bool], CapturableAttention | None]
+
 
 class _Backends(NamedTuple):
     """What makes the backends of a kind of attention."""
 
     plain: Callable[[AttentionNeeds, torch.device], AttentionBackend]
     # Imports Triton. None, or if it returns None for a model's sizes: there are no kernels.
-    paged: Callable[[AttentionNeeds, torch.device], CapturableAttention | None] | None = None
+    paged: Paged | None = None
 
 
 def _entries(needs: AttentionNeeds, device: torch.device) -> CompressedAttention:
     return CompressedAttention((Kind.of(*layer) for layer in needs.layers), device)
 
 
-def _paged_indexed(needs: AttentionNeeds, device: torch.device) -> CapturableAttention | None:
+def _paged_indexed(
+    needs: AttentionNeeds, device: torch.device, invariant: bool
+) -> CapturableAttention | None:
     if not fits_latents(needs.rank):
         return None
     from tgi_trio.shard.torch_backend.attention.paged_indexed import PagedIndexedAttention
 
-    return PagedIndexedAttention(device)
+    return PagedIndexedAttention(device, invariant=invariant)
 
 
-def _paged_entries(needs: AttentionNeeds, device: torch.device) -> CapturableAttention | None:
+def _paged_entries(
+    needs: AttentionNeeds, device: torch.device, invariant: bool
+) -> CapturableAttention | None:
     if not fits_entries(needs.shape):
         return None
     from tgi_trio.shard.torch_backend.attention.paged_entries import PagedEntriesAttention
 
-    return PagedEntriesAttention(device)
+    return PagedEntriesAttention(device, invariant=invariant)
 
 
 def _fit(shape: KVShape) -> bool:
@@ -68,16 +75,20 @@ def _fit(shape: KVShape) -> bool:
     return fits_kernels(KVShape.of(heads)) and all(map(fits_index, index))
 
 
-def _blocks(needs: AttentionNeeds, device: torch.device) -> CapturableAttention | None:
+def _blocks(
+    needs: AttentionNeeds, device: torch.device, invariant: bool
+) -> CapturableAttention | None:
     from tgi_trio.shard.torch_backend.attention.paged_blocks import PagedBlocks
 
-    return PagedBlocks(device) if _fit(needs.shape) else None
+    return PagedBlocks(device, invariant=invariant) if _fit(needs.shape) else None
 
 
-def _pooled(needs: AttentionNeeds, device: torch.device) -> CapturableAttention | None:
+def _pooled(
+    needs: AttentionNeeds, device: torch.device, invariant: bool
+) -> CapturableAttention | None:
     from tgi_trio.shard.torch_backend.attention.paged_pooled import PagedPooled
 
-    return PagedPooled(device) if _fit(needs.shape) else None
+    return PagedPooled(device, invariant=invariant) if _fit(needs.shape) else None
 
 
 _KINDS: Final[dict[AttentionKind, _Backends]] = {  # all but "all"
@@ -98,14 +109,15 @@ def attention_for(
 ) -> AttentionBackend:
     """Return what computes a model's attention; see `choose_attention` for the rest.
 
-    Only attention to all tokens can be `invariant`; with other kinds a model is refused that is to
-    be (`loading/invariance.py`).
+    Plain torch is never `invariant`: with it a model is refused that is to be
+    (`loading/invariance.py`).
     """
     if needs.kind == "all":
         return choose_attention(
             device, dtype, needs.shape, eight_bits=eight_bits, invariant=invariant
         )
-    return capturable_for(needs, device) or _KINDS[needs.kind].plain(needs, device)
+    found = capturable_for(needs, device, invariant=invariant)
+    return found or _KINDS[needs.kind].plain(needs, device)
 
 
 def capturable_for(
@@ -115,4 +127,4 @@ def capturable_for(
     if needs.kind == "all":
         return capturable_attention(device, needs.shape, invariant=invariant)
     paged = _KINDS[needs.kind].paged
-    return None if paged is None or not runs_kernels(device) else paged(needs, device)
+    return None if paged is None or not runs_kernels(device) else paged(needs, device, invariant)

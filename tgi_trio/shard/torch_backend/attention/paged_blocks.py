@@ -3,7 +3,8 @@
 See `chosen_blocks.py`. The best blocks of each pair of a token and a KV head are found, and their
 tokens listed. Such a pair is then a row with one query, over the cache of a single head. Where no
 row has more tokens than are chosen, this is plain attention; in a recording, whose rows change, the
-kernels find that out for each row. Imported only where Triton is installed.
+kernels find that out for each row. So they do where batch invariance is kept: a row's launches must
+not follow from the contexts of others. Imported only where Triton is installed.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class PagedBlocks(PagedAttention):
         chosen = spec.most * spec.size
         qkv, own = projected.tensor_split((-(index.heads + 1) * spec.dim,), dim=-1)
         norms = index.query_norm, index.key_norm
-        plain, scale = batch.longest <= chosen, layer.kv_scales[0]
+        plain, scale = batch.longest <= chosen and not self._invariant, layer.kv_scales[0]
         queries = write_index(
             own, norms, steps.rotary, table, index.number, batch, scale, asks=not plain
         )
@@ -62,7 +63,7 @@ class PagedBlocks(PagedAttention):
         room = max(-(-batch.longest // spec.size), chosen)  # lists take as much as scores
         for tokens in cut_tokens(len(query), room, layer.kv_heads):
             some = query[tokens.start : tokens.stop]
-            found = score_blocks(queries, index, batch, tokens)
+            found = score_blocks(queries, index, batch, tokens, invariant=self._invariant)
             parts.append(self._attend_best(layer, some, found, tokens, index, batch))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
@@ -91,18 +92,24 @@ class PagedBlocks(PagedAttention):
 
 
 def score_blocks(
-    queries: torch.Tensor, index: BlockIndex, batch: PagedBatch, tokens: range
+    queries: torch.Tensor,
+    index: BlockIndex,
+    batch: PagedBatch,
+    tokens: range,
+    *,
+    invariant: bool = False,
 ) -> UnitScores:
     """Return the scores of blocks for the heads of the given tokens, one after another.
 
     See `layers.block_index.score_blocks`. `queries`: [T, heads, dim]. Nothing is scored for tokens
-    that see no more blocks than are chosen.
+    that see no more blocks than are chosen. `invariant`: decodes have the tile of prompts; see
+    `batch_invariance.py`.
     """
     spec, (heads, dim) = index.spec, queries.shape[1:]
     count, room = len(tokens), -(-batch.longest // spec.size)
     scores = queries.new_empty((count * heads, room), dtype=torch.float32)
     visible = batch.contexts.new_empty(count * heads)
-    each, padded = tokens_of(queries.dtype, heads, decodes=batch.decodes)
+    each, padded = tokens_of(queries.dtype, heads, decodes=batch.decodes and not invariant)
     tiles = -(-count // each)
     block_scores.score_blocks[(tiles, count_programs(tiles, room, each=1))](
         scores,

@@ -1,8 +1,9 @@
 """Attention over the tokens that an index chooses, by kernels of ours, which can be recorded.
 
 The index scores tokens, or whole runs of them, in the paged cache; the latents of those that are
-chosen are attended to where they lie. Nothing is chosen where no context can be too long. Imported
-only where Triton is installed.
+chosen are attended to where they lie. Nothing is chosen where no context can be too long, except
+where batch invariance is kept: whether others have long contexts must not change what is launched
+for a row. Such a row's list then has all of its tokens. Imported only where Triton is installed.
 """
 
 from __future__ import annotations
@@ -54,19 +55,25 @@ class PagedIndexedAttention(PagedAttention):
         gates: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """See AttentionBackend. A choice is kept until the last layer with it has attended."""
-        turning, plain, asking = Turn(*turns[rotary]), batch.longest <= layer.most, None
+        turning, asking = Turn(*turns[rotary]), None
+        plain = batch.longest <= layer.most and not self._invariant
         if index is None:
             asked = write_plain(layer, projected, latent, turning, batch)
         else:
             own = Turn(*turns[index.rotary])
-            asked = write_and_ask(layer, projected, latent, turning, index, own, batch, hidden)
+            asked = write_and_ask(
+                *(layer, projected, latent, turning, index, own, batch, hidden), plain=plain
+            )
             asking = asked.asking
         query, ends = absorb_queries(latent, asked.expanded)
         seen = batch
         if not plain:
             if asking is not None and index is not None:
                 keys = batch.cache.key_slots[layer.index][:, 0, index.place_in(latent.spec)]
-                batch.chosen = batch.over(*choose_tokens(layer, index, asking, keys, batch))
+                listed = choose_tokens(
+                    *(layer, index, asking, keys, batch), invariant=self._invariant
+                )
+                batch.chosen = batch.over(*listed)
             if batch.chosen is None:
                 raise ValueError(f"layer {layer.index} of the cache has no choice to go on with")
             seen = batch.chosen
@@ -109,9 +116,14 @@ def write_and_ask(
     own: Turn,
     batch: PagedBatch,
     hidden: torch.Tensor | None,
+    *,
+    plain: bool,
 ) -> Asked:
-    """Write a layer's keys and those of its index; expand queries of both."""
-    key, plain = batch.cache.key_slots[layer.index], batch.longest <= layer.most
+    """Write a layer's keys and those of its index; expand queries of both.
+
+    `plain`: nothing has to be chosen.
+    """
+    key = batch.cache.key_slots[layer.index]
     written = write_indexed_keys(
         *(projected, latent, turning, index, own, key, batch, None if plain else hidden),
         scale=layer.kv_scales[0],
@@ -139,16 +151,18 @@ def choose_tokens(
     asked: Asking,
     keys: torch.Tensor,
     batch: PagedBatch,
+    *,
+    invariant: bool = False,
 ) -> TokenList:
     """Return the tokens to which each token of a step attends.
 
-    `keys`: [slots, at least dim], a view of one layer of the cache.
+    `keys`: [slots, at least dim], a view of one layer of the cache. `invariant`: see `score_units`.
     """
     unit, tail = max(1, index.spec.pool), index.spec.pool > 0
     most = layer.most // unit
     listed = make_list(len(asked.queries), most * unit + unit - 1, keys.device)
     for tokens in cut_tokens(len(asked.queries), batch.longest // unit):
-        found = score_units(asked, keys, batch, tokens, unit=unit, most=most)
+        found = score_units(asked, keys, batch, tokens, unit=unit, most=most, invariant=invariant)
         own = listed.part(tokens)
         select_tokens(found, batch, tokens, own, most=most, unit=unit, tail=tail)
     return listed

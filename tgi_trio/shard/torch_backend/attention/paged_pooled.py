@@ -2,8 +2,8 @@
 
 See `pooled_blocks.py`. Behind a step's keys, those of the blocks are written that it completes,
 which the device finds by itself. Where no row has more whole blocks than are chosen, this is plain
-attention; in a recording, whose rows change, the kernels find that out for each row. Imported only
-where Triton is installed.
+attention; in a recording, whose rows change, the kernels find that out for each row, as they do
+where batch invariance is kept (see `paged_blocks.py`). Imported only where Triton is installed.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ class PagedPooled(PagedAttention):
         rotary, spec = steps.rotary, index.spec
         if rotary is None or table is None:
             raise ValueError(f"layer {layer.index} of the cache has an index, and no positions")
-        plain, scale = batch.longest // spec.size <= spec.most, layer.kv_scales[0]
+        short = batch.longest // spec.size <= spec.most
+        plain, scale = short and not self._invariant, layer.kv_scales[0]
         norms, number = (index.query_norm, index.key_norm), index.number
         queries = write_index(
             asked, norms, rotary, table, number, batch, scale, asks=not plain, finished=False
@@ -62,7 +63,13 @@ class PagedPooled(PagedAttention):
         room = max(batch.longest // spec.size, width)  # lists take as much as scores
         for tokens in cut_tokens(len(query), room):
             found = score_units(
-                Asking(queries, None), keys, batch, tokens, unit=spec.size, most=spec.most
+                Asking(queries, None),
+                keys,
+                batch,
+                tokens,
+                unit=spec.size,
+                most=spec.most,
+                invariant=self._invariant,
             )
             listed = make_list(len(tokens), width, query.device)
             select_tokens(found, batch, tokens, listed, most=spec.most, unit=spec.size, tail=True)

@@ -98,13 +98,15 @@ def score_units(
     *,
     unit: int,
     most: int,
+    invariant: bool = False,
 ) -> UnitScores:
     """Return the scores of units of `unit` tokens, for the given tokens of a step.
 
     A score is the sum over heads of `weights * relu(q . k)`, for the key of a unit's last token.
 
     `keys`: [slots, dim], a view of one layer of the cache. Nothing is scored for tokens that see no
-    more than `most` whole units.
+    more than `most` whole units. `invariant`: decodes have the tile of prompts; see
+    `batch_invariance.py`.
     """
     queries, weights, table = asking.queries, asking.weights, asking.table
     heads, dim = queries.shape[1:]
@@ -112,7 +114,7 @@ def score_units(
     scores = torch.empty((count, room), dtype=torch.float32, device=queries.device)
     visible = torch.empty(count, dtype=torch.int32, device=queries.device)
     turned = 0 if table is None else table.cos.shape[-1]
-    each, padded = tokens_of(heads, decodes=batch.decodes)
+    each, padded = tokens_of(heads, decodes=batch.decodes and not invariant)
     tiles = -(-count // each)
     index_scores.score_units[(tiles, count_programs(tiles, room))](
         scores,

@@ -187,6 +187,9 @@ class AttentionLoader(WeightLoader):
             self.source.vector(name, index.dim)
             for name in (refs.key_norm.weight, refs.key_norm.bias)
         )
+        key_norm = Norm(
+            *("layer", weight, bias, refs.key_norm.eps, index.dim), invariant=self.source.invariant
+        )
         query_up, joined = self.linear(refs.query_up), None
         alike = latent is not None and not index.reads_input and not latent.spec.doubled
         if alike and latent is not None and latent.query_up is not None:
@@ -194,7 +197,7 @@ class AttentionLoader(WeightLoader):
         return TokenIndex(
             index,
             query_up=query_up,
-            key_norm=Norm("layer", weight, bias, refs.key_norm.eps, index.dim),
+            key_norm=key_norm,
             pool_bias=self.tensor(refs.pool_bias, torch.float32) if refs.pool_bias else None,
             rotary=self._rotary(index.rotary),
             query_norm=self.optional_norm(refs.query_norm),

@@ -1,0 +1,211 @@
+"""Batch invariance where an index chooses what is attended to, over the stand-in device.
+
+A row that sees no more than is chosen has the same bits, whether or not others have longer
+contexts. What attention to all tokens is held to: `test_batch_invariance.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.shard.torch_backend.interpreter import need_triton
+from tests.shard.torch_backend.models_support import GreedyRecorder, advance, load, run, sequence
+
+need_triton()
+
+from tests.shard.torch_backend.stand_in_support import (  # noqa: E402  (Triton's)
+    Foretelling,
+    Said,
+    agree,
+    drive,
+    start,
+)
+from tests.shard.torch_backend.test_batch_invariance import (  # noqa: E402
+    small_parts,  # noqa: F401  (a fixture)
+    start_invariant,
+    without_library,
+)
+from tgi_trio.shard.torch_backend.attention import paged_blocks, selecting  # noqa: E402
+from tgi_trio.shard.torch_backend.layers import hyper_kernels  # noqa: E402
+from tgi_trio.testing.stand_in_device import StandInDevice  # noqa: E402
+from tgi_trio.testing.wrapped_checkpoints import make_wrapped  # noqa: E402
+
+Checkpoint = Callable[..., Path]
+
+CHOSEN = 36  # more than a span has
+NEW = 3
+# A lone token, more tokens than are chosen, and fewer: with what is said they become more.
+SIZES = (1, 42, CHOSEN - 1)
+TEXTS = [[3 + (31 * i + 7 * j) % 500 for j in range(n)] for i, n in enumerate(SIZES)]
+FEW_LAYERS = {"num_hidden_layers": 2, "mlp_layer_types": ["dense", "sparse"]}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "deepseek_v32": FEW_LAYERS | {"index_topk": CHOSEN},
+    # The second layer attends to what the first one chose.
+    "glm_moe_dsa": FEW_LAYERS | {"index_topk": CHOSEN, "indexer_types": ["full", "shared"]},
+    # Behind norms with gates, and with gates of values. The gates' rank is that of full vectors of
+    # the processor that stands in, as in `test_batch_invariance.py`.
+    "axk2": {"num_hidden_layers": 2, "index_topk": CHOSEN, "gated_norm_rank": 32},
+    # Several hidden states of a token, sinks, values with gates.
+    "hy_v4": FEW_LAYERS | {"index_topk": CHOSEN, "indexer_types": ["full", "shared"]},
+    # Blocks of 4 tokens, chosen for each KV head.
+    "minimax_m3_vl_text": FEW_LAYERS
+    | {"layer_types": ["full_attention", "minimax_m3_sparse"], "index_topk_blocks": CHOSEN // 4},
+    # Whole blocks, beside states of linear attention and of n-grams; several hidden states.
+    "qwen4_exp_text": {
+        "num_hidden_layers": 2,
+        "layer_types": ["linear_attention", "indexed_attention"],
+        "ple_layer_ids": [1],
+        "indexer_budget": CHOSEN,
+    },
+}
+
+# Of models that see images as well. Runs of tokens, by the mean of their keys, beside states;
+# layers that read the latents of others, and queries that are scaled by their position.
+WRAPPED: dict[str, dict[str, Any]] = {
+    "glm5_next": {
+        "num_hidden_layers": 2,
+        "layer_types": ["linear_attention", "indexed_attention"],
+        "indexer_types": ["full", "full"],
+        "mlp_layer_types": ["dense", "sparse"],
+        "index_topk": CHOSEN,
+    },
+    "mistral_large4": {"index_topk": CHOSEN},
+}
+# What is launched in a layer with an index, whatever a step has of contexts.
+CHOOSING = {
+    *("score_units", "score_blocks", "select_best", "attend_latent_spans"),
+    *("write_indexed_latents", "write_latents", "write_index_heads"),
+}
+
+
+@pytest.fixture(autouse=True)
+def small_lists(small_parts: None, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    """Have programs share a row that is selected from, and few of them share hidden states."""
+    monkeypatch.setattr(hyper_kernels, "_PROGRAMS", 8)
+    for name, number in (("READ", 16), ("PART", 4), ("SAMPLE", 8), ("READERS", 16)):
+        monkeypatch.setattr(selecting, name, number)
+
+
+def logits(runner: Any, recorder: GreedyRecorder, **how: Any) -> list[torch.Tensor]:
+    """Return what tokens were chosen from, for each text; `how`: see `run`, alone without."""
+    recorder.by_place.clear()
+    rows = [sequence(i, text, range(1 + 3 * i, 4 + 3 * i), NEW) for i, text in enumerate(TEXTS)]
+    for together in [rows] if how else [[row] for row in rows]:
+        run(runner, together, **how)
+    return [recorder.logits(row.id) for row in rows]
+
+
+def differs(runner: Any, recorder: GreedyRecorder) -> bool:
+    """Whether a bit differs where prompts are cut and have decodes beside them."""
+    alone = logits(runner, recorder)
+    return not all(map(torch.equal, logits(runner, recorder, joins=2, chunk=11), alone))
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_sequence_has_the_same_logits_alone_and_among_others(
+    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch, family: str
+) -> None:
+    check_alone(checkpoint(family, **FAMILIES[family]), monkeypatch)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("family", WRAPPED)
+def test_text_models_beside_images(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str
+) -> None:
+    check_alone(make_wrapped(tmp_path, family, **WRAPPED[family]), monkeypatch)
+
+
+def check_alone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compare a model's sequences alone and together, without sums of a library's."""
+    host = logits(*load(folder, 64, dtype="float32"))
+    with StandInDevice() as device:
+        runner, recorder = start_invariant(folder, device)
+        for name in ("forward", "logits"):
+            own = getattr(runner.model, name)
+            monkeypatch.setattr(runner.model, name, without_library(own))
+        assert not differs(runner, recorder)
+    found = [recorder.logits(i) for i in range(len(TEXTS))]
+    torch.testing.assert_close(torch.cat(found), torch.cat(host), atol=1e-3, rtol=0)
+
+
+@pytest.mark.sampled(2, first=1)
+@pytest.mark.parametrize("family", ["deepseek_v32", "minimax_m3_vl_text"])
+def test_without_the_flag_bits_differ(checkpoint: Checkpoint, family: str) -> None:
+    """So the test above can tell."""
+    folder = checkpoint(family, **FAMILIES[family])
+    with StandInDevice() as device:
+        assert differs(*start_invariant(folder, device, batch_invariant=False))
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("family", ["glm_moe_dsa", "minimax_m3_vl_text"])
+def test_a_sequence_that_is_computed_anew(checkpoint: Checkpoint, family: str) -> None:
+    """After a preemption or a crash, what has been said comes back as a part of the prompt."""
+    folder = checkpoint(family, **FAMILIES[family])
+    with StandInDevice() as device:
+        runner, recorder = start_invariant(folder, device)
+        whole, broken = (sequence(i, TEXTS[2], range(1 + 3 * i, 4 + 3 * i), 4) for i in (0, 1))
+        run(runner, [whole])
+        advance(runner, [broken], [broken.length])
+        advance(runner, [broken], [1])
+        broken.computed, broken.block_ids = 0, [9, 8, 7]
+        run(runner, [broken], chunk=13)
+        assert torch.equal(recorder.logits(1), recorder.logits(0))
+
+
+@pytest.mark.sampled(3, first=1)
+@pytest.mark.parametrize("family", ["deepseek_v32", "minimax_m3_vl_text", "qwen4_exp_text"])
+def test_recorded_steps_and_guesses_say_what_launched_ones_say(
+    checkpoint: Checkpoint, family: str
+) -> None:
+    """Drawn tokens and log-probabilities; whatever contexts a step has, it launches the same."""
+    folder = checkpoint(family, **FAMILIES[family])
+    asked: list[dict[str, Any]] = [{"sample": True}, {"prompt_logprobs": True}, {}]
+    host = drive(start(folder, "cpu"), TEXTS, asked, 5)
+    said: list[Said] = []
+    with StandInDevice() as device:
+        for graphs, late, budget in (((), 0, 100), ((1, 4), 1, 30)):
+            runner = start(folder, "cuda:0", graphs, batch_invariant=True)
+            drafter = Foretelling(said[0].tokens) if said else None
+            how: dict[str, Any] = {"late": late, "budget": budget, "drafter": drafter}
+            said.append(drive(runner, TEXTS, asked, 5, device=device, **how))
+    plain, ours = said
+    agree(plain, host)
+    assert ours.drafts > 2 and any(counts.replays for counts in ours.decodes)
+    assert ours.tokens == plain.tokens and plain.logprobs and plain.prompts
+    assert sorted(ours.logprobs) == sorted(plain.logprobs)
+    assert sorted(ours.prompts) == sorted(plain.prompts)
+
+
+@pytest.mark.parametrize("family", ["deepseek_v32", "minimax_m3_vl_text"])
+def test_short_contexts_are_listed_as_well(
+    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch, family: str
+) -> None:
+    """What attends to a row's tokens is compiled once, and so is what scores them."""
+    folder, tiles = checkpoint(family, **FAMILIES[family]), set[tuple[int, int]]()
+    for module in (selecting, paged_blocks):
+        own = module.tokens_of
+
+        def record(*args: Any, own: Callable[..., tuple[int, int]] = own, **how: Any) -> Any:
+            tiles.add(found := own(*args, **how))
+            return found
+
+        monkeypatch.setattr(module, "tokens_of", record)
+    with StandInDevice() as device:
+        runner = start(folder, "cuda:0", batch_invariant=True)
+        tiles.clear()
+        short, long = (drive(runner, [text], [{}], 2, device=device, late=0) for text in TEXTS[:2])
+    steps = (*short.prefills, *short.decodes, *long.prefills, *long.decodes)
+    kinds = {
+        tuple((name, count) for name, count in sorted(counts.launches.items()) if name in CHOOSING)
+        for counts in steps
+    }
+    assert len(steps) == 4 and len(kinds) == len(tiles) == 1
+    assert dict(kinds.pop())["select_best"] > 0
