@@ -46,7 +46,7 @@ DELTA = {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_atten
 MAMBA2 = {"num_hidden_layers": 2}  # both kinds of layers
 # One for each kind of layer: convolutions; delta rules with a decay a head, a channel, and such a
 # one that is bounded; Mamba-2 with norms, without norms but multipliers, in front of shared blocks;
-# gates. Mamba: with two ranks.
+# gates. Whole models of states alone; Mamba beside attention: with two ranks.
 FAMILIES: dict[str, tuple[dict[str, Any], str]] = {
     "lfm2": ({"num_hidden_layers": 2, "layer_types": ["conv", "full_attention"]}, "float32"),
     "qwen3_5_text": (DELTA, "bfloat16"),
@@ -59,6 +59,9 @@ FAMILIES: dict[str, tuple[dict[str, Any], str]] = {
         "float32",
     ),
     "recurrent_gemma": ({}, "float32"),
+    "mamba": ({"num_hidden_layers": 1}, "float32"),
+    "qwen3_next": (DELTA, "bfloat16"),
+    "mamba2": ({"num_hidden_layers": 1}, "float32"),
 }
 
 
