@@ -2,12 +2,11 @@
 
 Neither how many rows a step has, nor into which chunks a prompt is cut, nor in which blocks a
 sequence lies, nor whether a step is recorded changes a number. What cannot be held to that is
-refused. Kernel by kernel: `test_invariant_kernels.py`.
+refused. Kernel by kernel: `test_invariant_kernels.py`; of several ranks: `test_invariant_ranks.py`.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,6 @@ from tests.shard.torch_backend.device_kinds import SMALL
 from tests.shard.torch_backend.interpreter import need_triton, sum_in_order
 from tests.shard.torch_backend.models_support import (
     BLOCK,
-    GreedyRecorder,
     advance,
     load,
     prompts,
@@ -36,8 +34,7 @@ from tgi_trio.shard.backend import load_runner
 
 need_triton()
 
-from tests.shard.torch_backend.stand_in_ranks import two_ranks  # noqa: E402  (Triton's)
-from tests.shard.torch_backend.stand_in_support import drive, start  # noqa: E402
+from tests.shard.torch_backend.stand_in_support import drive, start  # noqa: E402  (Triton's)
 from tgi_trio.shard.torch_backend.attention import spans  # noqa: E402
 from tgi_trio.shard.torch_backend.layers import coded_linear, plain_product  # noqa: E402
 from tgi_trio.shard.torch_backend.torch_loading import load_torch_runner  # noqa: E402
@@ -303,34 +300,6 @@ def test_adapters(checkpoint: Checkpoint, tmp_path: Path) -> None:
         for number, file in enumerate(files, start=1):
             install(runner, number, file)
         assert not differing(runner, recorder, [1, 0, 2, 1])
-
-
-@pytest.mark.parametrize("family", ["llama", "deepseek_v3"])
-def test_two_ranks(checkpoint: Checkpoint, family: str) -> None:
-    """What one of a library would add up is gathered (`test_distributed.py` has four of them)."""
-    folder, recorder = checkpoint(family, **SMALL), GreedyRecorder()
-    with (
-        StandInDevice() as device,
-        two_ranks(folder, device, sampler=recorder, batch_invariant=True) as (runner, steps),
-    ):
-        assert not differing(runner, recorder)
-        launched = Counter[str]()
-        for counts in steps:
-            launched.update(counts.launches)
-    assert launched["all_gather"] and not launched["all_reduce"]
-
-
-def test_two_stages(checkpoint: Checkpoint) -> None:
-    """A stage computes what it is sent; it says what a device that has all layers says."""
-    folder, recorder = checkpoint("llama", num_hidden_layers=2), GreedyRecorder()
-    told: dict[str, Any] = {"batch_invariant": True, "pipeline_stages": 2}
-    with StandInDevice() as device:
-        expected = logits(*start_invariant(folder, device), None, FEW_TEXTS)
-        with two_ranks(folder, device, sampler=recorder, **told) as (runner, steps):
-            assert not differing(runner, recorder, texts=FEW_TEXTS)
-            found = logits(runner, recorder, None, FEW_TEXTS)
-    assert any(counts.launches["send"] for counts in steps)
-    assert all(map(torch.equal, found, expected))
 
 
 def test_without_the_flag_bits_differ(checkpoint: Checkpoint) -> None:
