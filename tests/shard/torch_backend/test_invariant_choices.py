@@ -106,7 +106,7 @@ def differs(runner: Any, recorder: GreedyRecorder) -> bool:
     return not all(map(torch.equal, logits(runner, recorder, joins=2, chunk=11), alone))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6, first=3)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_sequence_has_the_same_logits_alone_and_among_others(
     checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch, family: str
@@ -135,7 +135,7 @@ def check_alone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.testing.assert_close(torch.cat(found), torch.cat(host), atol=1e-3, rtol=0)
 
 
-@pytest.mark.sampled(2, first=1)
+@pytest.mark.thorough
 @pytest.mark.parametrize("family", ["deepseek_v32", "minimax_m3_vl_text"])
 def test_without_the_flag_bits_differ(checkpoint: Checkpoint, family: str) -> None:
     """So the test above can tell."""
@@ -144,7 +144,7 @@ def test_without_the_flag_bits_differ(checkpoint: Checkpoint, family: str) -> No
         assert differs(*start_invariant(folder, device, batch_invariant=False))
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.thorough
 @pytest.mark.parametrize("family", ["glm_moe_dsa", "minimax_m3_vl_text"])
 def test_a_sequence_that_is_computed_anew(checkpoint: Checkpoint, family: str) -> None:
     """After a preemption or a crash, what has been said comes back as a part of the prompt."""

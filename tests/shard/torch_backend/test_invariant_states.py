@@ -59,9 +59,9 @@ FAMILIES: dict[str, tuple[dict[str, Any], str]] = {
         "float32",
     ),
     "recurrent_gemma": ({}, "float32"),
+    "mamba2": ({"num_hidden_layers": 1}, "float32"),
     "mamba": ({"num_hidden_layers": 1}, "float32"),
     "qwen3_next": (DELTA, "bfloat16"),
-    "mamba2": ({"num_hidden_layers": 1}, "float32"),
 }
 
 
