@@ -33,6 +33,8 @@ FAMILIES = (
     *("llama", "qwen3", "gemma2", "gpt_neox", "bloom", "olmo2"),
     *("mixtral", "qwen3_moe", "gpt_oss", "deepseek_v3"),
     *("lfm2", "qwen3_5_text", "bamba"),  # which keep states
+    *("deepseek_v32", "glm_moe_dsa", "minimax_m3_vl_text"),  # whose index chooses
+    *("axk2", "hy_v4", "qwen4_exp_text"),  # likewise, with gates or several hidden states
 )
 NUMBERS: dict[str, dict[str, Any]] = {
     "bfloat16": {},
