@@ -69,12 +69,12 @@ class StandInGroup:
     def send(self, tensors: list[torch.Tensor], to: int, tag: int) -> _Done:
         """Send a tensor to a rank."""
         own = self._held(tensors)
-        return self._launch("send", lambda: self._group.send(own, to, tag))
+        return self._launch("send", lambda: self._group.send(own, to, tag), [])
 
     def recv(self, tensors: list[torch.Tensor], sender: int, tag: int) -> _Done:
         """Fill a tensor with the next one that a rank sends."""
         own = self._held(tensors)
-        return self._launch("receive", lambda: self._group.recv(own, sender, tag))
+        return self._launch("receive", lambda: self._group.recv(own, sender, tag), own)
 
     def _held(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         if not all(isinstance(x, DeviceTensor) for x in tensors):

@@ -18,7 +18,7 @@ from tests.router.images.video_files import make_video, read_all
 from tgi_trio.errors import ModelLoadError, ValidationError
 from tgi_trio.images.decoding import read_pixels
 from tgi_trio.images.packed_frames import pack_frames, unpack_frames
-from tgi_trio.images.patch_canvases import Qwen2Canvas, Qwen3Canvas
+from tgi_trio.images.patch_canvases import PatchCanvas, Qwen2Canvas, Qwen3Canvas
 from tgi_trio.images.video_canvas import Clip, VideoCanvas
 from tgi_trio.images.video_canvases import CANVASES
 from tgi_trio.images.videos import VideoLimits, read_video
@@ -93,6 +93,7 @@ def test_sizes_are_those_of_transformers(
     family: str, capped: bool, frames: int, height: int, width: int
 ) -> None:
     canvas = CANVASES[family].read({"cap_pixels_per_frame": capped}, 768)
+    assert isinstance(canvas, PatchCanvas)
     whole, sizes = theirs(family), []
     assume(max(height, width) <= 200 * min(height, width))
     folder, name = (FAMILIES | GLM)[family]
