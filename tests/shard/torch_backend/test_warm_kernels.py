@@ -65,6 +65,7 @@ def device(
     from tgi_trio.shard.torch_backend.attention import dividing, few_heads, spans
     from tgi_trio.shard.torch_backend.layers import (
         coded_linear,
+        expanding,
         few_rows,
         grouped_experts,
         lone_shares,
@@ -79,6 +80,10 @@ def device(
     monkeypatch.setattr(grouped_experts, "FEW_TOKENS", 16)
     monkeypatch.setattr(coded_linear, "_PROGRAMS", 4)
     monkeypatch.setattr(device_adapters, "FEW_TOKENS", 16)
+    # In the interpreter nothing is launched to be compiled; here it is watched.
+    monkeypatch.setattr(expanding, "interprets_kernels", lambda: False)
+    kinds = ((1, 8), (2, 4), (4, 2), (5, 8), (9, 4), (17, 2), (33, 1))  # of 8 programs
+    monkeypatch.setattr(expanding, "_KINDS", kinds)
     monkeypatch.setattr(dividing, "_PROGRAMS", 8)  # so that few rows are divided, and many are not
     monkeypatch.setattr(spans, "SPAN", 16)
     monkeypatch.setattr(spans, "_PROGRAMS", 32)
