@@ -107,6 +107,18 @@ class Counting(InTurn):
         return super().launch(plan)
 
 
+def meet(
+    rank: int, own: StandInDevice, told: ShardSettings, store: HashStore, turns: Turns
+) -> ProcessGroup:
+    """Return the group of two ranks, once the other one has come."""
+
+    def make(store: Any, rank: int, size: int) -> StandInGroup:
+        return StandInGroup(gloo_group(store, rank, size), own, turns.waiting)
+
+    stages, in_order = told.pipeline_stages, told.batch_invariant
+    return ProcessGroup.form(make, store, rank, 2, stages, in_order=in_order)
+
+
 @contextmanager
 def two_ranks(
     folder: Path,
@@ -124,18 +136,11 @@ def two_ranks(
     told = ShardSettings(model_path=folder, dtype="float32", cpu_threads=1, **settings)
     store, steps, turns = HashStore(), list[Counts](), Turns()
 
-    def meet(rank: int, own: StandInDevice) -> ProcessGroup:
-        def make(store: Any, rank: int, size: int) -> StandInGroup:
-            return StandInGroup(gloo_group(store, rank, size), own, turns.waiting)
-
-        stages, in_order = told.pipeline_stages, told.batch_invariant
-        return ProcessGroup.form(make, store, rank, 2, stages, in_order=in_order)
-
     def follow(end: ShardEnd) -> None:
         with StandInDevice("cuda:1", beside=device) as own:
 
             def factory() -> Runner:
-                ranks = meet(1, own)
+                ranks = meet(1, own, told, store, turns)
                 with turns.take():  # stages tell one another what they keep
                     runner: Any = load_torch_runner(
                         told,
@@ -157,7 +162,7 @@ def two_ranks(
         thread.start()
         followers = Followers([leader])
         followers.greet()
-        ranks = meet(0, device)
+        ranks = meet(0, device, told, store, turns)
         with turns.take():
             own: Any = load_torch_runner(
                 told,
