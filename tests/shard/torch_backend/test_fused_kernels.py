@@ -14,7 +14,6 @@ from tgi_trio.shard.torch_backend.layers.expert_parts import ExpertParts
 from tgi_trio.shard.torch_backend.layers.heads import HeadSteps
 from tgi_trio.shard.torch_backend.layers.latent import LatentProjections
 from tgi_trio.shard.torch_backend.layers.linear import Linear
-from tgi_trio.shard.torch_backend.layers.log_scale import LogScale
 from tgi_trio.shard.torch_backend.layers.norm import Norm
 from tgi_trio.shard.torch_backend.layers.residual import (
     Addends,
@@ -30,7 +29,7 @@ from tgi_trio.shard.torch_backend.attention.projecting import (  # noqa: E402
     write_latent_keys,
     write_projected,
 )
-from tgi_trio.shard.torch_backend.layers import gating, log_scale, opening, residual  # noqa: E402
+from tgi_trio.shard.torch_backend.layers import gating, opening, residual  # noqa: E402
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 TOKENS, HIDDEN = 3, 96
@@ -98,22 +97,6 @@ def test_a_norm_comes_in_float32_as_well(kernels: pytest.MonkeyPatch, dtype: tor
     assert wide.dtype is torch.float32 and torch.equal(wide, normed.float())
     expected = add_and_normalise(x, Addends(more), norm)
     assert torch.equal(summed, expected[0]) and torch.equal(normed, expected[1])
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_heads_are_scaled_by_their_positions_where_they_lie(
-    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
-) -> None:
-    projected, logs = some(TOKENS, 5 * 24 + 7, dtype=dtype), some(TOKENS, 1, 1, seed=1, dtype=dtype)
-    scale = LogScale(some(5, seed=2, dtype=dtype), some(5, seed=3, dtype=dtype))
-    expected = projected.clone()
-    scale.multiply(expected[:, : 5 * 24].unflatten(-1, (5, 24)), logs)
-    monkeypatch.setattr(log_scale, "runs_kernels", lambda device: True)
-    monkeypatch.setattr(log_scale, "_ELEMENTS", 64)  # several programs a token
-    scale.multiply(projected[:, : 5 * 24].unflatten(-1, (5, 24)), logs)
-    atol = 1e-6 if dtype is torch.float32 else 0.03  # torch multiplies and adds at once
-    torch.testing.assert_close(projected, expected, atol=atol, rtol=atol)
-    assert torch.equal(projected[:, 5 * 24 :], expected[:, 5 * 24 :])
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
