@@ -35,9 +35,12 @@ def choose_latent_kernel(
 ) -> tuple[Any, tuple[torch.Tensor, ...], dict[str, Any]]:
     """Return the kernel that attends to latents, what scales the queries it reads, and constants.
 
-    `logs`: of positions, as in `RotaryTable`.
+    `logs`: of positions, as in `RotaryTable`. Over spans, queries have been scaled already; raises
+    ValueError if they have not.
     """
     if not isinstance(work, Work):
+        if scale is not None:
+            raise ValueError("attention over spans does not scale queries")
         return attend_latent_spans, (), work.constants
     scaling = (work.out,) * 3 if scale is None else scale.describe(logs)
     return attend_latents, scaling, work.constants | {"SCALES": scale is not None}

@@ -65,6 +65,10 @@ class PagedIndexedAttention(PagedAttention):
                 *(layer, projected, latent, turning, index, own, batch, hidden), plain=plain
             )
             asking = asked.asking
+        scale = latent.query_scale
+        if self._invariant:  # the kernel that walks spans takes queries as they are
+            latent.scale(asked.expanded, turning.table)
+            scale = None
         query, ends = absorb_queries(latent, asked.expanded)
         seen = batch
         if not plain:
@@ -79,7 +83,7 @@ class PagedIndexedAttention(PagedAttention):
             seen = batch.chosen
             if layer.chosen_last:  # a recording's batch lives on
                 batch.chosen = None
-        work = self._attend_latents(layer, query, ends, seen, turning, latent.query_scale)
+        work = self._attend_latents(layer, query, ends, seen, turning, scale)
         return latent.values(work.hand_on(latent), gates if asked.gates is None else asked.gates)
 
 
