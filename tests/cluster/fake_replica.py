@@ -14,6 +14,15 @@ import trio
 
 SECRET = "the secret of a cluster"
 
+BODY = b'{"inputs":"x","seed":5}'
+# What a replica of eight tokens says of it, without what is for the front alone.
+EVENTS = [
+    b'data: {"role":"assistant"}\n\n',
+    *(b'data: {"text": "<5 %d>"}\n\n' % n for n in range(8)),
+    b"data: [DONE]\n\n",
+]
+WHOLE = b"".join(EVENTS)
+
 
 @dataclass
 class Seen:

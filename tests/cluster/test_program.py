@@ -14,9 +14,8 @@ from pathlib import Path
 import pytest
 import trio
 
-from tests.cluster.fake_replica import SECRET, fake_replicas
+from tests.cluster.fake_replica import BODY, SECRET, WHOLE, fake_replicas
 from tests.cluster.served_front import Answer, ask
-from tests.cluster.test_front import BODY, WHOLE
 from tgi_trio.cli.front import program_settings
 from tgi_trio.cli.options import FrontOptions
 from tgi_trio.cluster.fleet import Fleet

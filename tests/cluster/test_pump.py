@@ -10,9 +10,8 @@ import pytest
 import trio
 import trio.testing
 
-from tests.cluster.fake_replica import fake_replicas
+from tests.cluster.fake_replica import BODY, WHOLE, fake_replicas
 from tests.cluster.served_front import served_front
-from tests.cluster.test_front import BODY, WHOLE
 from tgi_trio.cluster import replica_http
 from tgi_trio.cluster.pump import Pump, current_pump
 
