@@ -140,16 +140,13 @@ class SmolLayout(FramesLayout):
     """Behind an introduction, and each frame behind its moment: SmolVLM."""
 
     def expand(self, clip: Clip) -> str:
-        count, length = (
-            spell_number(len(clip.frames)),
-            timedelta(seconds=int(clip.total / clip.rate)),
-        )
-        begin = (
-            f"You are provided the following series of {count} frames from a {length} [H:MM:SS] "
-        )
+        count = spell_number(len(clip.frames))
+        length = timedelta(seconds=int(clip.total / clip.rate))
+        begin = f"You are provided the following series of {count} frames from a {length} "
         moments = (divmod(int(frame / clip.rate), 60) for frame in clip.frames)
         told = (f"\nFrame from {minute:02d}:{second:02d}:" for minute, second in moments)
-        return f"{begin}video.\n{''.join(each + self.frame for each in told)}\n\n"
+        frames = "".join(each + self.frame for each in told)
+        return f"{begin}[H:MM:SS] video.\n{frames}\n\n"
 
 
 class InternLayout(FramesLayout):
