@@ -67,9 +67,12 @@ def test_parts_are_merged_expanded_and_gated(
 def test_whole_latents_are_expanded_and_gated(
     monkeypatch: pytest.MonkeyPatch, tokens: int, invariant: bool
 ) -> None:
-    """In one launch, unless sums have to be in one order; of keys that latents begin."""
+    """In one launch, unless sums have to be in one order; of keys that latents begin.
+
+    Gates need not lie side by side.
+    """
     latents = some(tokens, HEADS, RANK + 8, seed=1)[..., :RANK].bfloat16()
-    weight, gates = (some(HEADS, RANK, VALUE, seed=2) / 4).bfloat16(), some(tokens, HEADS, seed=3)
+    weight, gates = (some(HEADS, RANK, VALUE, seed=2) / 4).bfloat16(), some(HEADS, tokens, seed=3).T
     monkeypatch.setattr(expanding, "runs_kernels", lambda device: True)
     if not invariant:
         monkeypatch.delattr(expanding, "open_values")

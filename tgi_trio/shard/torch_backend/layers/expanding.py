@@ -113,6 +113,8 @@ def _launch(
     else:
         sums = bests = masses = read
     heads, rank, size = weight.shape
+    if gates is not None and gates.stride(1) != 1:
+        gates = gates.contiguous()
     tokens, opening = len(sums), sums if gates is None else gates
     tile = choose_expanding_tile(dtype, tokens * parts)
     rows = max(tile.rows, parts)
