@@ -9,14 +9,8 @@ import pytest
 import torch
 
 from tests.shard.conftest import checkpoint  # noqa: F401  (a fixture)
-from tests.shard.torch_backend.models_support import (
-    Golden,
-    generated,
-    load,
-    prompts,
-    run,
-    sequences,
-)
+from tests.shard.torch_backend.golden import Golden
+from tests.shard.torch_backend.models_support import generated, load, prompts, run, sequences
 
 pytestmark = [
     pytest.mark.gpu,

@@ -18,11 +18,10 @@ from tests.model.support import Asked
 from tests.quantised_support import quantise
 from tests.shard.numba_backend.numba_support import FITTING, cpu_runner
 from tests.shard.ranks.rank_processes import ranks_of
+from tests.shard.torch_backend.golden import Golden, assert_greedy
 from tests.shard.torch_backend.models_support import (
     BLOCK,
-    Golden,
     GreedyRecorder,
-    assert_greedy,
     load,
     prompts,
     run,

@@ -17,11 +17,10 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 from tests.model.support import Asked
 from tests.shard.numba_backend.numba_support import FITTING, cpu_runner
 from tests.shard.ranks.rank_processes import ranks_of
+from tests.shard.torch_backend.golden import Golden, assert_greedy
 from tests.shard.torch_backend.models_support import (
     BLOCK,
-    Golden,
     GreedyRecorder,
-    assert_greedy,
     load,
     prompts,
     run,

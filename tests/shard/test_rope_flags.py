@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.shard.numba_backend.numba_support import FITTING
-from tests.shard.torch_backend.models_support import Golden, generated, run, sequence
+from tests.shard.torch_backend.golden import Golden
+from tests.shard.torch_backend.models_support import generated, run, sequence
 from tgi_trio.errors import ConfigurationError
 from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.ipc.startup import WarmupRequest

@@ -19,11 +19,10 @@ from tests.model.support import write_safetensors
 from tests.quantised_support import real_checkpoint
 from tests.shard.numba_backend.numba_support import cpu_runner
 from tests.shard.ranks.rank_processes import ranks_of
+from tests.shard.torch_backend.golden import Golden, assert_greedy
 from tests.shard.torch_backend.models_support import (
     BLOCK,
-    Golden,
     GreedyRecorder,
-    assert_greedy,
     generated,
     load,
     prompts,

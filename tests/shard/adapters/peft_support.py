@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.shard.torch_backend.models_support import Golden, GreedyRecorder, advance, generated
+from tests.shard.torch_backend.golden import Golden
+from tests.shard.torch_backend.models_support import GreedyRecorder, advance, generated
 from tgi_trio.ipc.adapters import AdapterOrder
 from tgi_trio.shard.adapter_host import AnnouncingHost
 from tgi_trio.shard.contract import ShardSequence

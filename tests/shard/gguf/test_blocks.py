@@ -13,14 +13,8 @@ import torch
 from tests.shard.gguf.converted_first import made
 from tests.shard.gguf.files import NEW, answers, gguf, write
 from tests.shard.numba_backend.numba_support import MIXTURES, cpu_runner
-from tests.shard.torch_backend.models_support import (
-    Golden,
-    assert_greedy,
-    generated,
-    prompts,
-    run,
-    sequences,
-)
+from tests.shard.torch_backend.golden import Golden, assert_greedy
+from tests.shard.torch_backend.models_support import generated, prompts, run, sequences
 from tgi_trio.model.config import read_config
 from tgi_trio.model.families.registry import decoder_spec
 from tgi_trio.model.fit.cpu_kernels import find_unsupported

@@ -15,7 +15,7 @@ from tests.shard.gguf.cases_first import ARCHITECTURE, FAMILIES
 from tests.shard.gguf.converted import MODELS
 from tests.shard.gguf.converted_first import made
 from tests.shard.gguf.files import answers, write
-from tests.shard.torch_backend.models_support import Golden, assert_greedy
+from tests.shard.torch_backend.golden import Golden, assert_greedy
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.config import read_config
 from tgi_trio.model.gguf.architectures import ARCHITECTURES

@@ -19,14 +19,8 @@ from tests.shard.gguf.cases_newer import FAMILIES, SEEING
 from tests.shard.gguf.converted import convert
 from tests.shard.gguf.files import NEW, answers, gguf, write
 from tests.shard.numba_backend.numba_support import HYBRIDS, cpu_runner
-from tests.shard.torch_backend.models_support import (
-    Golden,
-    assert_greedy,
-    generated,
-    prompts,
-    run,
-    sequences,
-)
+from tests.shard.torch_backend.golden import Golden, assert_greedy
+from tests.shard.torch_backend.models_support import generated, prompts, run, sequences
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.config import read_config
 from tgi_trio.model.families.registry import decoder_spec

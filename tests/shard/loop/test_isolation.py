@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from tests.shard.numba_backend.numba_support import FITTING
+from tests.shard.torch_backend.golden import Golden
 from tests.shard.torch_backend.models_support import (
     BLOCK,
-    Golden,
     generated,
     plan,
     prompts,

@@ -14,15 +14,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.model.support import Asked
-from tests.shard.torch_backend.models_support import (
-    Golden,
-    assert_greedy,
-    load,
-    prompts,
-    run,
-    sequence,
-    tables,
-)
+from tests.shard.torch_backend.golden import Golden, assert_greedy
+from tests.shard.torch_backend.models_support import load, prompts, run, sequence, tables
 from tgi_trio.model.check import check_model
 from tgi_trio.model.config import read_config
 from tgi_trio.shard.checkpoint.lookup import open_checkpoint

@@ -11,13 +11,11 @@ import pytest
 import torch
 
 from tests.shard.numba_backend.numba_support import COMPRESSED, FITTING, MIXTURES, cpu_runner
+from tests.shard.torch_backend.golden import Golden, assert_greedy, check_prompt_logprobs
 from tests.shard.torch_backend.models_support import (
     TOLERANCES,
-    Golden,
     advance,
-    assert_greedy,
     baichuan,
-    check_prompt_logprobs,
     generated,
     prompts,
     run,

@@ -13,11 +13,10 @@ from tests.exl3_support import EXL3, store_exl3
 from tests.quantised_support import Array, Tensors, quantise
 from tests.shard.numba_backend.numba_support import FITTING, cpu_runner
 from tests.shard.ranks.rank_processes import kernel_ranks_of
+from tests.shard.torch_backend.golden import Golden, assert_greedy
 from tests.shard.torch_backend.models_support import (
     BLOCK,
-    Golden,
     GreedyRecorder,
-    assert_greedy,
     prompts,
     run,
     sequence,

@@ -15,10 +15,9 @@ from safetensors.torch import load_file, save_file
 from tests.quantised_support import store_fp8
 from tests.shard.numba_backend.numba_support import COMPRESSED, VARIANT, cpu_runner
 from tests.shard.numba_backend.test_at_any_load import DOTS, check_invariance
+from tests.shard.torch_backend.golden import Golden, assert_greedy
 from tests.shard.torch_backend.models_support import (
-    Golden,
     advance,
-    assert_greedy,
     load,
     prompts,
     run,

@@ -12,14 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.shard.numba_backend.numba_support import FITTING, cpu_runner, stack
-from tests.shard.torch_backend.models_support import (
-    Golden,
-    assert_greedy,
-    generated,
-    prompts,
-    run,
-    sequences,
-)
+from tests.shard.torch_backend.golden import Golden, assert_greedy
+from tests.shard.torch_backend.models_support import generated, prompts, run, sequences
 from tgi_trio.model.config import read_config
 from tgi_trio.model.families.registry import decoder_spec
 from tgi_trio.shard.checkpoint.formats.int8 import to_int8

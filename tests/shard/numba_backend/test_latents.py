@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from tests.shard.numba_backend.numba_support import COMPRESSED, VARIANT, cpu_runner
-from tests.shard.torch_backend.models_support import Golden, generated, prompts, run, sequences
+from tests.shard.torch_backend.golden import Golden
+from tests.shard.torch_backend.models_support import generated, prompts, run, sequences
 from tgi_trio.shard.checkpoint.numbers import Floats
 from tgi_trio.shard.numba_backend import apart_table, verified
 from tgi_trio.shard.numba_backend.operations.latents import pack_heads

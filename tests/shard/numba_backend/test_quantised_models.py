@@ -14,11 +14,10 @@ import torch
 from tests.gguf_files import Tensor, float32, gguf, llama_tensors
 from tests.quantised_support import DATA, real_checkpoint
 from tests.shard.numba_backend.numba_support import cpu_runner
+from tests.shard.torch_backend.golden import Golden, assert_greedy
 from tests.shard.torch_backend.models_support import (
     BLOCK,
-    Golden,
     GreedyRecorder,
-    assert_greedy,
     generated,
     prompts,
     run,

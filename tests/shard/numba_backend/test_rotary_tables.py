@@ -11,14 +11,8 @@ import pytest
 import torch
 
 from tests.shard.numba_backend.numba_support import cpu_runner
-from tests.shard.torch_backend.models_support import (
-    Golden,
-    assert_greedy,
-    generated,
-    prompts,
-    run,
-    sequences,
-)
+from tests.shard.torch_backend.golden import Golden, assert_greedy
+from tests.shard.torch_backend.models_support import generated, prompts, run, sequences
 from tgi_trio.model.specs.decoder import RotaryKind, RotarySpec
 from tgi_trio.shard.numba_backend.rotary_tables import RotaryTables
 from tgi_trio.shard.torch_backend.layers.rotary import Rotary

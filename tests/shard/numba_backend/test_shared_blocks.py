@@ -13,15 +13,8 @@ import torch
 
 from tests.shard.numba_backend.numba_support import FITTING, cpu_runner
 from tests.shard.test_rounded_models import dequantised
-from tests.shard.torch_backend.models_support import (
-    TOLERANCES,
-    Golden,
-    assert_greedy,
-    generated,
-    prompts,
-    run,
-    sequences,
-)
+from tests.shard.torch_backend.golden import Golden, assert_greedy
+from tests.shard.torch_backend.models_support import TOLERANCES, generated, prompts, run, sequences
 from tgi_trio.model.config import read_config
 from tgi_trio.model.families.registry import decoder_spec
 from tgi_trio.model.fit.cpu_kernels import find_unsupported

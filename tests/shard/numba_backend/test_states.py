@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from tests.shard.numba_backend.numba_support import FITTING, HYBRIDS, cpu_runner
+from tests.shard.torch_backend.golden import Golden
 from tests.shard.torch_backend.models_support import (
-    Golden,
     GreedyRecorder,
     generated,
     prompts,

@@ -12,9 +12,8 @@ import pytest
 import torch
 
 from tests.shard.numba_backend.numba_support import UNEQUAL, VARIANT, cpu_runner
+from tests.shard.torch_backend.golden import Golden, assert_greedy
 from tests.shard.torch_backend.models_support import (
-    Golden,
-    assert_greedy,
     generated,
     load,
     plan,

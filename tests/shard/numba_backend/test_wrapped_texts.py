@@ -8,13 +8,8 @@ from typing import Any
 import pytest
 
 from tests.shard.numba_backend.numba_support import cpu_runner
-from tests.shard.torch_backend.models_support import (
-    Golden,
-    assert_greedy,
-    prompts,
-    run,
-    sequences,
-)
+from tests.shard.torch_backend.golden import Golden, assert_greedy
+from tests.shard.torch_backend.models_support import prompts, run, sequences
 from tgi_trio.testing.wrapped_checkpoints import make_wrapped
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.shard.torch_backend.models_support import Golden
+from tests.shard.torch_backend.golden import Golden
 from tgi_trio.model.config import read_config
 from tgi_trio.model.families.registry import decoder_spec
 from tgi_trio.shard.checkpoint.lookup import open_checkpoint

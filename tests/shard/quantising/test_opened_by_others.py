@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.shard.torch_backend.models_support import Golden
+from tests.shard.torch_backend.golden import Golden
 from tgi_trio.model.config import read_config
 from tgi_trio.shard.checkpoint.lookup import open_checkpoint
 from tgi_trio.shard.quantising.gptq import quantise_model

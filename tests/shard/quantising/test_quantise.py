@@ -14,14 +14,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.shard.numba_backend.numba_support import cpu_runner
-from tests.shard.torch_backend.models_support import (
-    Golden,
-    assert_greedy,
-    load,
-    prompts,
-    run,
-    sequences,
-)
+from tests.shard.torch_backend.golden import Golden, assert_greedy
+from tests.shard.torch_backend.models_support import load, prompts, run, sequences
 from tgi_trio.errors import ConfigurationError, ModelLoadError
 from tgi_trio.model.config import read_config
 from tgi_trio.model.gguf.folder import gguf_folder

@@ -18,12 +18,10 @@ from tests.quantised_support import quantise
 from tests.shard.numba_backend.numba_support import FITTING
 from tests.shard.ranks.rank_processes import groups, kernel_ranks_of
 from tests.shard.test_quantised_models import STORED
+from tests.shard.torch_backend.golden import Golden, assert_greedy, check_prompt_logprobs
 from tests.shard.torch_backend.models_support import (
     BLOCK,
-    Golden,
     GreedyRecorder,
-    assert_greedy,
-    check_prompt_logprobs,
     generated,
     prompts,
     run,

@@ -12,14 +12,13 @@ import pytest
 import torch
 
 from tests.shard.ranks.rank_processes import groups, ranks_of
+from tests.shard.torch_backend.golden import Golden, assert_greedy
 from tests.shard.torch_backend.models_support import (
     ALONE,
     BLOCK,
     TOLERANCES,
-    Golden,
     GreedyRecorder,
     advance,
-    assert_greedy,
     guessing_plan,
     load,
     plan,

@@ -13,12 +13,11 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
 
 from tests.shard.ranks.rank_processes import ranks_of
+from tests.shard.torch_backend.golden import Golden, assert_greedy
 from tests.shard.torch_backend.models_support import (
     BLOCK,
     TOLERANCES,
-    Golden,
     GreedyRecorder,
-    assert_greedy,
     prompts,
     run,
     sequences,

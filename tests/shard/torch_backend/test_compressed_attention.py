@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 import torch
 
+from tests.shard.torch_backend.golden import Golden, assert_greedy
 from tests.shard.torch_backend.models_support import (
-    Golden,
     advance,
-    assert_greedy,
     guessing_plan,
     load,
     prompts,

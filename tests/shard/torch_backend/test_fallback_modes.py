@@ -12,15 +12,8 @@ import pytest
 import torch
 
 from tests.shard.torch_backend.fallback_support import WAYS
-from tests.shard.torch_backend.models_support import (
-    Golden,
-    generated,
-    load,
-    plan,
-    prompts,
-    run,
-    sequences,
-)
+from tests.shard.torch_backend.golden import Golden
+from tests.shard.torch_backend.models_support import generated, load, plan, prompts, run, sequences
 from tgi_trio.shard.placed_features import PlacedFeatures
 from tgi_trio.shard.torch_backend.fallback import fallback_runner, modes
 from tgi_trio.shard.torch_backend.fallback import probe as probe_module

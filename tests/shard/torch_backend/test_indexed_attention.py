@@ -10,14 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.shard.torch_backend.models_support import (
-    Golden,
-    assert_greedy,
-    load,
-    prompts,
-    run,
-    sequences,
-)
+from tests.shard.torch_backend.golden import Golden, assert_greedy
+from tests.shard.torch_backend.models_support import load, prompts, run, sequences
 from tgi_trio.model.specs.block_index import BlockIndexSpec
 from tgi_trio.shard.torch_backend.layers.block_index import score_blocks
 from tgi_trio.shard.torch_backend.layers.index import IndexQueries, choose_best, score_keys

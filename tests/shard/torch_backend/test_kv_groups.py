@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 import torch
 
+from tests.shard.torch_backend.golden import Golden
 from tests.shard.torch_backend.models_support import (
     BLOCK,
-    Golden,
     GreedyRecorder,
     advance,
     load,

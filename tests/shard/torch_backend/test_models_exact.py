@@ -8,12 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.shard.torch_backend.golden import Golden, assert_greedy, check_prompt_logprobs
 from tests.shard.torch_backend.models_support import (
     NEW_TOKENS,
-    Golden,
     advance,
-    assert_greedy,
-    check_prompt_logprobs,
     generated,
     guessing_plan,
     load,

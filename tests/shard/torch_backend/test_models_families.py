@@ -13,13 +13,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from tests.shard.torch_backend.golden import Golden, assert_as_golden, assert_greedy
 from tests.shard.torch_backend.models_support import (
     ALONE,
     NEWER,
     TOLERANCES,
-    Golden,
-    assert_as_golden,
-    assert_greedy,
     baichuan,
     generated,
     load,

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.shard.torch_backend.models_support import BLOCK, NEWER, Golden, GreedyRecorder, load
+from tests.shard.torch_backend.golden import Golden
+from tests.shard.torch_backend.models_support import BLOCK, NEWER, GreedyRecorder, load
 from tests.shard.torch_backend.states.test_hybrid_models import Guesser
 from tests.shard.torch_backend.test_kv_groups import BLOCKS, NEW, PROMPTS, batch_of, row, run
 from tgi_trio.testing.wrapped_checkpoints import make_wrapped

@@ -9,14 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.shard.torch_backend.models_support import (
-    Golden,
-    assert_greedy,
-    load,
-    prompts,
-    run,
-    sequences,
-)
+from tests.shard.torch_backend.golden import Golden, assert_greedy
+from tests.shard.torch_backend.models_support import load, prompts, run, sequences
 from tgi_trio.model.specs.pooled_index import PooledIndexSpec
 from tgi_trio.shard.torch_backend.layers.norm import Norm
 from tgi_trio.shard.torch_backend.layers.pooled_index import PooledIndex, score_pooled

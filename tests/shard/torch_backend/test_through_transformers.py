@@ -13,10 +13,9 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from tests.shard.torch_backend.fallback_support import WAYS
+from tests.shard.torch_backend.golden import Golden, assert_as_golden
 from tests.shard.torch_backend.models_support import (
-    Golden,
     advance,
-    assert_as_golden,
     generated,
     load,
     plan,

@@ -11,16 +11,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.shard.torch_backend.models_support import (
-    TOLERANCES,
-    Golden,
-    assert_as_golden,
-    assert_greedy,
-    load,
-    prompts,
-    run,
-    sequences,
-)
+from tests.shard.torch_backend.golden import Golden, assert_as_golden, assert_greedy
+from tests.shard.torch_backend.models_support import TOLERANCES, load, prompts, run, sequences
 from tgi_trio.errors import ConfigurationError, ModelLoadError
 from tgi_trio.model.adapters.config import AdapterConfig
 from tgi_trio.model.adapters.files import Adapter, Pair

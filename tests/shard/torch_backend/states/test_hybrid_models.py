@@ -16,7 +16,8 @@ import pytest
 import torch
 
 from tests.shard.moved_tokens import tokens_of
-from tests.shard.torch_backend.models_support import BLOCK, Golden, GreedyRecorder, load, prompts
+from tests.shard.torch_backend.golden import Golden
+from tests.shard.torch_backend.models_support import BLOCK, GreedyRecorder, load, prompts
 from tgi_trio.errors import ConfigurationError
 from tgi_trio.ipc.messages import PrefillRow, StateGrant
 from tgi_trio.ipc.shard_settings import ShardSettings

@@ -11,7 +11,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.shard.torch_backend.models_support import assert_as_golden, prompts
+from tests.shard.torch_backend.golden import assert_as_golden
+from tests.shard.torch_backend.models_support import prompts
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.check import check_checkpoint, model_spec
 from tgi_trio.model.config import read_config
