@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.shard.torch_backend.family_variants import VARIANTS
 from tests.shard.torch_backend.models_support import ALONE
-from tests.shard.torch_backend.test_models_families import VARIANTS
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.checkpoint_tensors import read_tensors
 from tgi_trio.model.config import read_config

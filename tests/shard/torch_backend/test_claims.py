@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from tests.shard.numba_backend.numba_support import FITTING
+from tests.shard.torch_backend.family_variants import VARIANTS
 from tests.shard.torch_backend.models_support import ALONE, GreedyRecorder
-from tests.shard.torch_backend.test_models_families import VARIANTS
 from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.model.check import model_spec
 from tgi_trio.model.checkpoint_tensors import read_tensors
