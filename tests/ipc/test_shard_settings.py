@@ -100,6 +100,17 @@ def test_a_command_line_is_read_as_it_was_written(told: ShardSettings) -> None:
     assert ShardSettings.parse(told.text()) == told
 
 
+@pytest.mark.parametrize(
+    ("told", "place"),
+    [
+        ({"rank": 2, "world_size": 4}, (2, 4)),
+        ({"rank": 5, "world_size": 6, "local_rank": 1, "local_size": 2}, (1, 2)),
+    ],
+)
+def test_the_ranks_of_one_machine_divide_it(told: dict[str, Any], place: tuple[int, int]) -> None:
+    assert ShardSettings(model_path=Path(), **told).place_on_machine == place
+
+
 @pytest.mark.parametrize("text", ["", "3", "[1]", '{"model_path": "x", "colour": 1}', "{}"])
 def test_what_is_no_command_line_of_ours_is_refused(text: str) -> None:
     with pytest.raises(ConfigurationError, match="Expected a JSON object with the keys quantize"):

@@ -40,6 +40,13 @@ class ShardSettings(ShardOptions):
     local_rank: int = 0  # among the ranks of its machine, which divide its devices
     local_size: int = 0  # number of ranks on its machine; 0: all ranks
 
+    @property
+    def place_on_machine(self) -> tuple[int, int]:
+        """This rank's place among the ranks of its machine, and their number."""
+        if self.local_size:
+            return self.local_rank, self.local_size
+        return self.rank, self.world_size
+
     @classmethod
     def of(cls, options: ShardOptions, *, model_path: Path, **decided: Any) -> ShardSettings:
         """Return settings with all of `options`; `decided`: the other fields, by name."""

@@ -90,9 +90,7 @@ def load(settings: ShardSettings, connect: Callable[[str], Ranks] | None = None)
         from tgi_trio.shard.machine.device import CPU, choose_device
 
         hide_devices(os.environ)
-        here = settings.local_size or settings.world_size
-        place = settings.local_rank if settings.local_size else settings.rank
-        device = choose_device(settings.device, place, here)
+        device = choose_device(settings.device, *settings.place_on_machine)
         if device == CPU and settings.world_size == 1:  # ranks would be bound to the same cores
             _settle_threads(settings)
         ranks = None if connect is None else connect(device)

@@ -103,6 +103,7 @@ def _add_draft_model(
     """
     check_guesser(folder, model_spec(read_config(folder)))
     in_kernels = runner.info.backend.startswith("numba")
+    place, count = settings.place_on_machine
     own = replace(
         settings,
         model_path=folder,
@@ -119,8 +120,8 @@ def _add_draft_model(
         # torch's threads must not inherit the one core of a team's first thread.
         cpu_backend="auto" if in_kernels else "torch",
         # Its processors are this rank's.
-        local_rank=settings.local_rank if settings.local_size else settings.rank,
-        local_size=settings.local_size or settings.world_size,
+        local_rank=place,
+        local_size=count,
         rank=0,
         world_size=1,
     )

@@ -104,8 +104,7 @@ def load(
     portion = Portion() if portions is None else portions.portion
     stage = None if neighbours is None else neighbours.stage
     spec = _find_spec(settings, config, dtype, portion, stage, int8=int8)
-    local_ranks = settings.local_size or settings.world_size
-    cores, count = _share_cores(settings, local_ranks)
+    cores, count = _share_cores(settings)
     heads = _load_heads(settings, spec)
     mtp = need_mtp(config, spec) if settings.drafter == MTP else ()
     with (
@@ -137,7 +136,7 @@ def load(
         mtp=[layer.start(forward, cores[:count], i) for i, layer in enumerate(own)],
         adapters=adapters,
         ranks=neighbours or portions,
-        local_ranks=local_ranks,
+        local_ranks=settings.place_on_machine[1],
     )
 
 
@@ -227,9 +226,9 @@ def _find_whole(settings: ShardSettings, config: ModelConfig, *, int8: bool) -> 
     return next((undivided(name) for name, there in parts.items() if there), None)
 
 
-def _share_cores(settings: ShardSettings, ranks: int) -> tuple[list[int], int]:
-    """Return the processors of this rank, one of `ranks` on this machine, and its threads."""
-    place = settings.local_rank if settings.local_size else settings.rank
+def _share_cores(settings: ShardSettings) -> tuple[list[int], int]:
+    """Return the processors of this rank, which shares its machine's, and its threads."""
+    place, ranks = settings.place_on_machine
     every = usable_cores()
     cores = share_cores(every, place, ranks, settings.cpu_threads or 0)
     worth = sensible_threads(settings.model_path, len(every)) // ranks
