@@ -19,6 +19,7 @@ from tgi_trio.testing.variant import BF16, F32, I32, TYPES, Variant
 def mixture_variants(generation: Generation) -> Iterator[Variant]:
     """Yield the variants that are launched on devices of a generation."""
     yield from _routing()
+    yield from _combining()
     yield from _experts(generation)
 
 
@@ -75,6 +76,10 @@ def _routing() -> Iterator[Variant]:
             constants | tile | {"HAS_ROUTER_BIAS": count == 32, "HAS_DOOR": door},
             warps=router_warps(tile["PADDED"]),
         )
+
+
+def _combining() -> Iterator[Variant]:
+    """Sums of what a token's experts return, and Llama 4's inputs, weighed before they do."""
     for size, each, shared, beside in (
         *((2880, 4, 0, False), (2048, 8, 4, False), (7168, 8, 1, False)),
         *((2048, 8, 0, True), (7168, 8, 0, True)),
