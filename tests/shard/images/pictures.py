@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from types import SimpleNamespace
@@ -106,6 +106,9 @@ PATCHES: dict[str, tuple[int, ...]] = {
 }
 
 
+Pixels = Callable[..., NDArray[np.uint8]]  # of a shape: noise
+
+
 def picture(family: str, seed: int, beside: bool = False) -> Picture:
     """Return an image of noise; all of a family are of one size.
 
@@ -116,9 +119,17 @@ def picture(family: str, seed: int, beside: bool = False) -> Picture:
     def pixels(*shape: int) -> NDArray[np.uint8]:
         return draw.integers(0, 256, shape, np.uint8)
 
+    used = 2 - seed % 2
+    return (
+        _whole(family, pixels)
+        or _of_tiles(family, pixels, used, beside=beside)
+        or _of_patches(family, pixels)
+    )
+
+
+def _whole(family: str, pixels: Pixels) -> Picture | None:
+    """Return an image that is scaled to one size, or None: the family sees others."""
     match family:
-        case _ if family in TILED:  # two tiles, and the whole
-            return Picture({"pixel_values": pixels(3, 3, 16, 16)}, 3)
         case _ if family in WHOLE:
             return Picture({"pixel_values": pixels(1, 3, 16, 16)}, 4)
         case "deepseek_vl_hybrid":
@@ -127,10 +138,21 @@ def picture(family: str, seed: int, beside: bool = False) -> Picture:
             return Picture(both, 4)
         case "fast_vlm":
             return Picture({"pixel_values": pixels(1, 3, 128, 128)}, 4)
-        case "perception_lm":  # the whole, and two tiles
-            return Picture({"pixel_values": pixels(1, 3, 3, 16, 16)}, 3 * 4)
         case "gemma3n":  # and the mark behind it
             return Picture({"pixel_values": pixels(1, 3, 32, 32)}, 5, {4: VOCAB_SIZE - 4})
+        case "idefics":
+            return Picture({"pixel_values": pixels(1, 3, 16, 16)}, 1)
+        case _:
+            return None
+
+
+def _of_tiles(family: str, pixels: Pixels, used: int, *, beside: bool) -> Picture | None:
+    """Return an image that is cut into tiles, or None. `used`: of Llama's two, those it fills."""
+    match family:
+        case _ if family in TILED:  # two tiles, and the whole
+            return Picture({"pixel_values": pixels(3, 3, 16, 16)}, 3)
+        case "perception_lm":  # the whole, and two tiles
+            return Picture({"pixel_values": pixels(1, 3, 3, 16, 16)}, 3 * 4)
         case "ovis2":  # the whole, and two rows of two tiles
             begin, behind, column, row, end = range(VOCAB_SIZE - 5, VOCAB_SIZE)
             marks = {0: begin, 5: behind, 10: column, 15: row, 20: column, 25: end}
@@ -156,16 +178,24 @@ def picture(family: str, seed: int, beside: bool = False) -> Picture:
             return Picture(
                 {"pixel_values": pixels(1, 3, 3, 16, 16), "pixel_attention_mask": mask}, 3
             )
-        case "idefics":
-            return Picture({"pixel_values": pixels(1, 3, 16, 16)}, 1)
         case "mllama":  # two tiles, one of them of nothing
             tiles = np.zeros((1, 1, 2, 3, 16, 16), np.uint8)
-            used = 2 - seed % 2
             tiles[:, :, :used] = pixels(1, 1, used, 3, 16, 16)
             mask = (np.arange(2) < used)[None, None].astype(np.uint8)
             shape = np.array([[used]])  # of the shapes that there are, counted from one
             bundle = {"pixel_values": tiles, "aspect_ratio_ids": shape, "aspect_ratio_mask": mask}
             return Picture({**bundle, "num_tiles": shape}, 1)
+        case "step3p7":  # the whole, and two windows
+            count = np.array([2])
+            windows = {"pixel_values_local": pixels(2, 3, 16, 16), "num_local_patches": count}
+            return Picture({"pixel_values": pixels(1, 3, 32, 32), **windows}, 4 + 2)
+        case _:
+            return None
+
+
+def _of_patches(family: str, pixels: Pixels) -> Picture:
+    """Return an image that is as large as it comes, in patches."""
+    match family:
         case "gemma4":  # patches of all channels, pooled two by two, and some of nothing
             places = np.stack(np.meshgrid(np.arange(6), np.arange(4)), axis=-1).reshape(24, 2)
             places = np.concatenate((places, np.full((8, 2), -1)))[None]
@@ -198,10 +228,6 @@ def picture(family: str, seed: int, beside: bool = False) -> Picture:
             return Picture(
                 {"pixel_values": pixels(24, *PATCHES[family]), "image_grid_thw": grid}, 6
             )
-        case "step3p7":  # the whole, and two windows
-            count = np.array([2])
-            windows = {"pixel_values_local": pixels(2, 3, 16, 16), "num_local_patches": count}
-            return Picture({"pixel_values": pixels(1, 3, 32, 32), **windows}, 4 + 2)
         case "pixtral":
             sizes = np.array([[16, 24]])
             return Picture({"pixel_values": pixels(1, 3, 16, 24), "image_sizes": sizes}, 6)

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -136,22 +137,21 @@ def two_ranks(
     told = ShardSettings(model_path=folder, dtype="float32", cpu_threads=1, **settings)
     store, steps, turns = HashStore(), list[Counts](), Turns()
 
+    def load(own: StandInDevice) -> Runner:
+        ranks = meet(1, own, told, store, turns)
+        with turns.take():  # stages tell one another what they keep
+            runner: Any = load_torch_runner(
+                told,
+                device="cuda:1",
+                ranks=ranks,
+                sampler=follower.NoSampler(),
+                graph_sizes=graphs,
+            )
+        return Counting(runner, turns, own, steps)
+
     def follow(end: ShardEnd) -> None:
         with StandInDevice("cuda:1", beside=device) as own:
-
-            def factory() -> Runner:
-                ranks = meet(1, own, told, store, turns)
-                with turns.take():  # stages tell one another what they keep
-                    runner: Any = load_torch_runner(
-                        told,
-                        device="cuda:1",
-                        ranks=ranks,
-                        sampler=follower.NoSampler(),
-                        graph_sizes=graphs,
-                    )
-                return Counting(runner, turns, own, steps)
-
-            follower.run(end, factory, rank=1, world_size=2)
+            follower.run(end, partial(load, own), rank=1, world_size=2)
 
     with Endpoints.create(1, 1, spin_us=0) as endpoints:
         specs = [

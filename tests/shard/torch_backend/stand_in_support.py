@@ -187,8 +187,8 @@ def drive(
     On `device` no step may make the host wait, but for its event.
     """
     batch = _make_batch(runner, drafter)
-    said, flying = Said(), None
-    rows: list[ShardSequence] = []
+    said, rows = Said(), list[ShardSequence]()
+    flying: list[tuple[StepPlan, Pending]] = []  # the step ahead, if there is one
 
     def add(i: int) -> None:
         rows.append(batch.add(_make_row(runner, i, texts[i], asked[i], new)))
@@ -200,35 +200,30 @@ def drive(
             runner.drop(gone)
 
     joining = list(range(len(texts)))
-    for _ in range(len(texts) - late):
+    while len(joining) > late:
         add(joining.pop(0))
     while True:
         if said.steps >= 2 and joining:
             add(joining.pop(0))
-        counts = Counts()
-        if device is not None:
-            device.counts = counts
+        counts = _count_anew(device)
         plan = batch.plan(budget)
         # Without a plan rows may be at the end of their blocks.
-        if flying is not None and (batch.rows if plan is None else not runner.runs_ahead(plan)):
-            settle(*flying)
-            flying = None
+        if flying and (batch.rows if plan is None else not runner.runs_ahead(plan)):
+            settle(*flying.pop())
             continue
-        read = int(flying is not None)
+        read = len(flying)
         pending = None if plan is None else runner.launch(plan)
-        if flying is not None:
-            settle(*flying)
-            flying = None
+        if flying:
+            settle(*flying.pop())
         if plan is None or pending is None:
             break
         said.note_step(plan, counts)
         if plan.moves:
             batch.settle_positions(plan)
         pending.proceed()
-        followed = drafter is None or batch.is_followed(plan)
-        if followed and runner.runs_ahead(plan):
+        if (drafter is None or batch.is_followed(plan)) and runner.runs_ahead(plan):
             batch.expect(plan)
-            flying = (plan, pending)
+            flying.append((plan, pending))
         else:
             settle(plan, pending)
             read += 1
@@ -236,6 +231,14 @@ def drive(
             assert not counts.waits and counts.event_waits <= max(1, read), counts
     said.tokens = [row.token_ids[row.prompt_length : row.length].tolist() for row in rows]
     return said
+
+
+def _count_anew(device: StandInDevice | None) -> Counts:
+    """Return what counts the next step, on the device if there is one."""
+    counts = Counts()
+    if device is not None:
+        device.counts = counts
+    return counts
 
 
 def _make_batch(runner: Runner, drafter: Drafter | None) -> Batch:
