@@ -13,16 +13,14 @@ from typing import Any
 
 import pytest
 import torch
-from torch.overrides import TorchFunctionMode
 
 from tests.shard.adapters.peft_support import adapted, install, write_adapter
 from tests.shard.numba_backend.numba_support import FITTING
 from tests.shard.torch_backend.device_kinds import SMALL
-from tests.shard.torch_backend.interpreter import need_triton, sum_in_order
+from tests.shard.torch_backend.interpreter import need_triton
 from tests.shard.torch_backend.models_support import (
     BLOCK,
     advance,
-    load,
     prompts,
     run,
     sequence,
@@ -34,9 +32,13 @@ from tgi_trio.shard.backend import load_runner
 
 need_triton()
 
-from tests.shard.torch_backend.stand_in_support import drive, start  # noqa: E402  (Triton's)
-from tgi_trio.shard.torch_backend.attention import spans  # noqa: E402
-from tgi_trio.shard.torch_backend.layers import coded_linear, plain_product  # noqa: E402
+from tests.shard.torch_backend.invariant_support import (  # noqa: E402  (it imports Triton)
+    forbid_library,
+    run_anew,
+    small_parts,  # noqa: F401  (a fixture)
+    start_invariant,
+)
+from tests.shard.torch_backend.stand_in_support import drive, start  # noqa: E402
 from tgi_trio.shard.torch_backend.torch_loading import load_torch_runner  # noqa: E402
 from tgi_trio.testing.stand_in_device import StandInDevice  # noqa: E402
 from tgi_trio.testing.tiny_families import GEMMA4_E, GEMMA4_MOE  # noqa: E402
@@ -87,23 +89,6 @@ REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-@pytest.fixture(autouse=True)
-def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have contexts and inputs of tests divided, as those of large models are."""
-    sum_in_order(monkeypatch)
-    monkeypatch.setattr(spans, "SPAN", 32)
-    monkeypatch.setattr(plain_product, "_LEAST_PART", 32)
-    monkeypatch.setattr(plain_product, "_FEW_ROWS", 4)
-    monkeypatch.setattr(coded_linear, "_ROWS_AT_ONCE", 16)
-
-
-def start_invariant(folder: Path, device: StandInDevice, **options: Any) -> tuple[Any, Any]:
-    """Return a runner on the stand-in and its sampler, warmed up."""
-    told: dict[str, Any] = {"dtype": "float32", "batch_invariant": True} | options
-    with device.idle():
-        return load(folder, 64, device="cuda:0", **told)
-
-
 def logits(
     runner: Any,
     recorder: Any,
@@ -113,13 +98,10 @@ def logits(
     **how: Any,
 ) -> list[torch.Tensor]:
     """Return what tokens were chosen from, for each text; `how`: see `run`, alone without."""
-    recorder.by_place.clear()
     rows = sequences(texts, shuffle, new=NEW if len(texts) > 2 else 2)
     if adapters is not None:
         adapted(rows, adapters)
-    for together in [rows] if how else [[row] for row in rows]:
-        run(runner, together, **how)
-    return [recorder.logits(row.id) for row in rows]
+    return run_anew(runner, recorder, rows, **how)
 
 
 def differing(
@@ -186,51 +168,13 @@ def test_every_part_of_a_model_is_told(
     assert {name: kept for name, kept in parts.items() if kept != {invariant}} == {}
 
 
-class NoLibrary(TorchFunctionMode):
-    """Raises where torch adds up numbers of tokens, whose order would follow the step's size."""
-
-    sums = frozenset(
-        (
-            *(
-                "linear",
-                "matmul",
-                "__matmul__",
-                "mm",
-                "bmm",
-                "addmm",
-                "baddbmm",
-                "einsum",
-                "conv1d",
-            ),
-            *("sum", "mean", "cumsum", "norm", "softmax", "log_softmax", "logsumexp", "rms_norm"),
-            *("layer_norm", "group_norm", "scaled_dot_product_attention", "index_add_"),
-        )
-    )
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        assert func.__name__ not in self.sums, f"torch computes {func.__name__}"
-        return func(*args, **(kwargs or {}))
-
-
-def without_library(compute: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a part of a model's that fails where a library computes any sum of its."""
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        with NoLibrary():
-            return compute(*args, **kwargs)
-
-    return call
-
-
 def check_alone(
     folder: Path, monkeypatch: pytest.MonkeyPatch, texts: list[list[int]] = TEXTS
 ) -> None:
     """Compare a model's sequences alone and together, without sums of a library's."""
     with StandInDevice() as device:
         runner, recorder = start_invariant(folder, device)
-        for name in ("forward", "logits"):
-            own = getattr(runner.model, name)
-            monkeypatch.setattr(runner.model, name, without_library(own))
+        forbid_library(runner, monkeypatch)
         assert not differing(runner, recorder, texts=texts)
 
 

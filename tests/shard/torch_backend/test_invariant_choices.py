@@ -18,17 +18,18 @@ from tests.shard.torch_backend.models_support import GreedyRecorder, advance, lo
 
 need_triton()
 
-from tests.shard.torch_backend.stand_in_support import (  # noqa: E402  (Triton's)
+from tests.shard.torch_backend.invariant_support import (  # noqa: E402  (it imports Triton)
+    forbid_library,
+    run_anew,
+    small_parts,  # noqa: F401  (a fixture)
+    start_invariant,
+)
+from tests.shard.torch_backend.stand_in_support import (  # noqa: E402
     Foretelling,
     Said,
     agree,
     drive,
     start,
-)
-from tests.shard.torch_backend.test_batch_invariance import (  # noqa: E402
-    small_parts,  # noqa: F401  (a fixture)
-    start_invariant,
-    without_library,
 )
 from tgi_trio.shard.torch_backend.attention import paged_blocks, selecting  # noqa: E402
 from tgi_trio.shard.torch_backend.layers import hyper_kernels  # noqa: E402
@@ -93,11 +94,8 @@ def small_lists(small_parts: None, monkeypatch: pytest.MonkeyPatch) -> None:  # 
 
 def logits(runner: Any, recorder: GreedyRecorder, **how: Any) -> list[torch.Tensor]:
     """Return what tokens were chosen from, for each text; `how`: see `run`, alone without."""
-    recorder.by_place.clear()
     rows = [sequence(i, text, range(1 + 3 * i, 4 + 3 * i), NEW) for i, text in enumerate(TEXTS)]
-    for together in [rows] if how else [[row] for row in rows]:
-        run(runner, together, **how)
-    return [recorder.logits(row.id) for row in rows]
+    return run_anew(runner, recorder, rows, **how)
 
 
 def differs(runner: Any, recorder: GreedyRecorder) -> bool:
@@ -127,9 +125,7 @@ def check_alone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     host = logits(*load(folder, 64, dtype="float32"))
     with StandInDevice() as device:
         runner, recorder = start_invariant(folder, device)
-        for name in ("forward", "logits"):
-            own = getattr(runner.model, name)
-            monkeypatch.setattr(runner.model, name, without_library(own))
+        forbid_library(runner, monkeypatch)
         assert not differs(runner, recorder)
     found = [recorder.logits(i) for i in range(len(TEXTS))]
     torch.testing.assert_close(torch.cat(found), torch.cat(host), atol=1e-3, rtol=0)

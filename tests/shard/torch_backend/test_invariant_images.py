@@ -17,7 +17,7 @@ from tgi_trio.shard.runner import Runner
 
 need_triton()
 
-from tests.shard.torch_backend.test_batch_invariance import (  # noqa: E402  (it imports Triton)
+from tests.shard.torch_backend.invariant_support import (  # noqa: E402  (it imports Triton)
     small_parts,  # noqa: F401  (a fixture)
     start_invariant,
 )

@@ -16,13 +16,15 @@ from tests.shard.torch_backend.models_support import GreedyRecorder
 
 need_triton()
 
-from tests.shard.torch_backend.stand_in_ranks import two_ranks  # noqa: E402  (Triton's)
+from tests.shard.torch_backend.invariant_support import (  # noqa: E402  (it imports Triton)
+    small_parts,  # noqa: F401  (a fixture)
+    start_invariant,
+)
+from tests.shard.torch_backend.stand_in_ranks import two_ranks  # noqa: E402
 from tests.shard.torch_backend.test_batch_invariance import (  # noqa: E402
     FEW_TEXTS,
     differing,
     logits,
-    small_parts,  # noqa: F401  (a fixture)
-    start_invariant,
 )
 from tgi_trio.testing.stand_in_device import StandInDevice  # noqa: E402
 

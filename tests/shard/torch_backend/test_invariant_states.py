@@ -18,18 +18,19 @@ from tests.shard.torch_backend.models_support import GreedyRecorder, advance, lo
 
 need_triton()
 
-from tests.shard.torch_backend.stand_in_ranks import two_ranks  # noqa: E402  (Triton's)
+from tests.shard.torch_backend.invariant_support import (  # noqa: E402  (it imports Triton)
+    forbid_library,
+    run_anew,
+    small_parts,  # noqa: F401  (a fixture)
+    start_invariant,
+)
+from tests.shard.torch_backend.stand_in_ranks import two_ranks  # noqa: E402
 from tests.shard.torch_backend.stand_in_support import (  # noqa: E402
     Foretelling,
     Said,
     agree,
     drive,
     start,
-)
-from tests.shard.torch_backend.test_batch_invariance import (  # noqa: E402
-    small_parts,  # noqa: F401  (a fixture)
-    start_invariant,
-    without_library,
 )
 from tgi_trio.errors import ConfigurationError  # noqa: E402
 from tgi_trio.ipc.shard_settings import ShardSettings  # noqa: E402
@@ -67,11 +68,8 @@ FAMILIES: dict[str, tuple[dict[str, Any], str]] = {
 
 def logits(runner: Any, recorder: GreedyRecorder, **how: Any) -> list[torch.Tensor]:
     """Return what tokens were chosen from, for each text; `how`: see `run`, alone without."""
-    recorder.by_place.clear()
     rows = [sequence(i, text, [1 + i], NEW) for i, text in enumerate(TEXTS)]
-    for together in [rows] if how else [[row] for row in rows]:
-        run(runner, together, **how)
-    return [recorder.logits(row.id) for row in rows]
+    return run_anew(runner, recorder, rows, **how)
 
 
 def differs(runner: Any, recorder: GreedyRecorder) -> bool:
@@ -90,9 +88,7 @@ def test_a_sequence_has_the_same_logits_alone_and_among_others(
     host = logits(*load(folder, 64, dtype="float32"))
     with StandInDevice() as device:
         runner, recorder = start_invariant(folder, device, dtype=dtype)
-        for name in ("forward", "logits"):
-            own = getattr(runner.model, name)
-            monkeypatch.setattr(runner.model, name, without_library(own))
+        forbid_library(runner, monkeypatch)
         assert not differs(runner, recorder)
     if dtype == "float32":  # of rounding, delta rules make more
         found = [recorder.logits(i) for i in range(len(TEXTS))]
