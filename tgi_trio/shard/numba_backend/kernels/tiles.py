@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+from collections.abc import Iterator
 from typing import Any
 
 import llvmlite.ir as ir
@@ -203,6 +204,16 @@ def add_weighted(
     return tile(storage, rows, columns, tile, i64, i64, i64), emit
 
 
+def _places(
+    builder: Any, tile: types.UniTuple, columns: CountType, value: Any, target: Any, step: Any
+) -> Iterator[tuple[Any, Any]]:
+    """Yield a tile's vectors, and where each lies: from `target` on, rows `step` bytes apart."""
+    for i, each in enumerate(cgutils.unpack_tuple(builder, value, tile.count)):
+        row, column = divmod(i, columns.value)
+        place = builder.add(target, builder.mul(step, I64(row)))
+        yield each, builder.add(place, I64(64 * column))
+
+
 @intrinsic
 def add_tile(
     context: Any,
@@ -216,10 +227,7 @@ def add_tile(
 
     def emit(ctx: Any, builder: Any, signature: Any, values: Any) -> Any:
         _, _, tile_value, target, step = values
-        for i, value in enumerate(cgutils.unpack_tuple(builder, tile_value, tile.count)):
-            row, column = divmod(i, columns.value)
-            place = builder.add(target, builder.mul(step, I64(row)))
-            place = builder.add(place, I64(64 * column))
+        for value, place in _places(builder, tile, columns, tile_value, target, step):
             store_as(builder, builder.fadd(load_as(builder, place, FLOATS), value), place)
         return none()
 
@@ -239,10 +247,8 @@ def store_tile(
 
     def emit(ctx: Any, builder: Any, signature: Any, values: Any) -> Any:
         _, _, tile_value, target, step = values
-        for i, value in enumerate(cgutils.unpack_tuple(builder, tile_value, tile.count)):
-            row, column = divmod(i, columns.value)
-            place = builder.add(target, builder.mul(step, I64(row)))
-            store_as(builder, value, builder.add(place, I64(64 * column)))
+        for value, place in _places(builder, tile, columns, tile_value, target, step):
+            store_as(builder, value, place)
         return none()
 
     return types.none(rows, columns, tile, i64, i64), emit
