@@ -6,6 +6,8 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
+from tools.docs import contents
+
 Sections = Mapping[str, Callable[[], str]]  # by name: what returns the text, line end included
 
 _SECTION: Final = re.compile(
@@ -33,13 +35,15 @@ def section_names(text: str) -> list[str]:
 
 
 def refresh_sections(text: str, sections: Sections) -> str:
-    """Return a document with every marked section written anew.
+    """Return a document with every marked section written anew, but for its contents.
 
     Raises ValueError for a name that `sections` does not have.
     """
 
     def section(match: re.Match[str]) -> str:
         name = match["name"]
+        if name == contents.NAME:  # of headings, which sections may have
+            return match[0]
         if name not in sections:
             raise ValueError(f"no section is called {name!r}: there are {', '.join(sections)}")
         return f"{match['open']}{sections[name]()}{match['close']}"

@@ -27,6 +27,9 @@ its name, and so are tensors that a model would leave unread, unless they are kn
 (`model/leftovers.py`). Code that comes with a checkpoint is run with `--trust-remote-code` alone,
 never for families that take the first two paths.
 
+<!-- generated: contents -->
+<!-- end -->
+
 Rotary scaling is read from `rope_parameters` and from the older `rope_scaling`, which wins where
 both are there; `--rope-scaling` and `--rope-factor` stand in for it.
 

@@ -19,6 +19,7 @@ from tools.docs import (
     protocol,
     state_tables,
 )
+from tools.docs.contents import refresh_contents
 from tools.docs.markdown import Sections, refresh_sections, section_names
 
 ROOT: Final = Path(__file__).parents[2]
@@ -56,9 +57,9 @@ def pages() -> Iterator[Page]:
     for path in sorted((ROOT / "docs").glob("*.md")):
         name, old = str(path.relative_to(ROOT)), path.read_text()
         if name in WHOLE:
-            yield Page(name, old, WHOLE[name]())
+            yield Page(name, old, refresh_contents(WHOLE[name]()))
         elif names := section_names(old):
             used.update(names)
-            yield Page(name, old, refresh_sections(old, SECTIONS))
+            yield Page(name, old, refresh_contents(refresh_sections(old, SECTIONS)))
     if wrong := [name for name in SECTIONS if used[name] != 1]:
         raise ValueError(f"documents must have these sections once: {', '.join(wrong)}")

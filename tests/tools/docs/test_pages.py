@@ -13,6 +13,7 @@ from tgi_trio.router.shards.group_states import ShardState
 from tgi_trio.router.telemetry.metric_table import METRICS
 from tools.docs import __main__ as program
 from tools.docs import metrics, pages
+from tools.docs.contents import refresh_contents
 from tools.docs.markdown import refresh_sections
 
 ROOT = Path(__file__).parents[3]
@@ -29,6 +30,22 @@ def test_every_marker_is_closed() -> None:
     for path in (ROOT / "docs").glob("*.md"):
         text = path.read_text()
         assert text.count("<!-- generated: ") == text.count("<!-- end -->"), path.name
+
+
+def test_a_long_document_begins_with_its_contents() -> None:
+    for path in (ROOT / "docs").glob("*.md"):
+        lines = path.read_text().splitlines()
+        if len(lines) > 450 and path.name != "modules.md":  # which has one list
+            assert "<!-- generated: contents -->" in lines[:16], path.name
+
+
+def test_contents_are_links_to_headings() -> None:
+    marked = "<!-- generated: contents -->\n<!-- end -->\n"
+    body = "## A `b`: c\n### D\n### E, f\n## D\n```text\n## none\n```\n"
+    text = refresh_contents(marked + body)
+    listed = "- [A `b`: c](#a-b-c): [D](#d), [E, f](#e-f)\n- [D](#d-1)\n"
+    assert text == f"<!-- generated: contents -->\n\n{listed}\n<!-- end -->\n{body}"
+    assert refresh_contents(text) == text == refresh_sections(text, pages.SECTIONS)
 
 
 def test_only_what_is_between_the_markers_changes() -> None:
