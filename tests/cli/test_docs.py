@@ -12,6 +12,7 @@ import pytest
 import tgi_trio
 from tgi_trio.cli.flags import all_flags
 from tgi_trio.cli.foreign import IDLE, REFUSED
+from tools.docs.contents import headings
 
 PACKAGE = Path(tgi_trio.__file__).parent
 ROOT = PACKAGE.parent
@@ -29,14 +30,24 @@ def test_every_flag_has_its_row() -> None:
         assert re.search(rows, text, re.MULTILINE), name
 
 
-PAGES = ["README.md", *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md")))]
+PAGES = ["README.md", "CONTRIBUTING.md", "examples/README.md"]
+PAGES += [f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md"))]
 
 
 @pytest.mark.parametrize("document", PAGES)
 def test_links_between_documents_lead_somewhere(document: str) -> None:
     path = ROOT / document
-    for target in re.findall(r"\]\((?!https?://)([^)#]+)", path.read_text()):
-        assert (path.parent / target).exists(), f"{document}: {target}"
+    for target, anchor in re.findall(r"\]\((?!https?://)([^)#]*)(?:#([^)]+))?\)", path.read_text()):
+        there = path.parent / target if target else path
+        assert there.exists(), f"{document}: {target}"
+        if anchor:
+            known = {each for _, _, each in headings(there.read_text())}
+            assert anchor in known, f"{document}: {target}#{anchor}"
+
+
+def test_every_document_is_in_the_list() -> None:
+    listed = re.findall(r"\]\((\w[\w-]*\.md)\)", (ROOT / "docs/README.md").read_text())
+    assert set(listed) == {path.name for path in (ROOT / "docs").glob("*.md")} - {"README.md"}
 
 
 # ---- docs/errors.md --------------------------------------------------------------------------
