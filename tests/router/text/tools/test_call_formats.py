@@ -53,6 +53,10 @@ def base_of(name: str) -> str:
     raise KeyError(name)
 
 
+def test_every_format_is_held_to_a_template() -> None:
+    assert {base_of(family.format) for family in WRITING} == {form.name for form in FORMATS}
+
+
 def test_every_format_is_found_before_one_whose_signs_are_fewer() -> None:
     for i, form in enumerate(FORMATS):
         for later in FORMATS[i + 1 :]:
