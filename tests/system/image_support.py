@@ -4,13 +4,26 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
+import tokenizers
 from PIL import Image
 
 from tests.router.images.image_files import encode
 from tests.system.client import post
 from tests.system.server import ServerProcess
+from tgi_trio.testing.checkpoints import VOCAB_SIZE
+
+
+def know_tokens(folder: Path, tokens: Sequence[str]) -> None:
+    """Have the tokenizer of a folder know tokens behind those that its model says, in order."""
+    file = str(folder / "tokenizer.json")
+    tokenizer = tokenizers.Tokenizer.from_file(file)
+    tokenizer.add_special_tokens(list(tokens))
+    for place, token in enumerate(tokens):
+        assert tokenizer.token_to_id(token) == VOCAB_SIZE + place
+    tokenizer.save(file)
 
 
 def interleave(texts: Sequence[str], shown: Sequence[str]) -> str:

@@ -14,11 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tokenizers
 
 from tests.router.images.image_files import noise
 from tests.system import image_support
-from tests.system.image_support import interleave, told
+from tests.system.image_support import interleave, know_tokens, told
 from tests.system.server import ServerProcess, serving
 from tgi_trio.testing.checkpoints import VOCAB_SIZE
 from tgi_trio.testing.wrapped_checkpoints import make_wrapped
@@ -41,11 +40,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random model, whose tokenizer knows a token behind those that the model says."""
     folder = tmp_path_factory.mktemp("mllama")
     make_wrapped(folder, "mllama", image_token=VOCAB_SIZE)
-    file = str(folder / "tokenizer.json")
-    tokenizer = tokenizers.Tokenizer.from_file(file)
-    tokenizer.add_special_tokens([IMAGE])
-    assert tokenizer.token_to_id(IMAGE) == VOCAB_SIZE
-    tokenizer.save(file)
+    know_tokens(folder, [IMAGE])
     (folder / "preprocessor_config.json").write_text(json.dumps(PROCESSOR))
     return folder
 

@@ -18,7 +18,7 @@ from PIL import Image
 
 from tests.router.images.image_files import noise
 from tests.system import image_support
-from tests.system.image_support import interleave, told
+from tests.system.image_support import interleave, know_tokens, told
 from tests.system.server import ServerProcess, serving
 from tgi_trio.testing.checkpoints import VOCAB_SIZE
 from tgi_trio.testing.wrapped_checkpoints import make_wrapped
@@ -42,10 +42,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random model, with a tokenizer that knows the tokens of its images."""
     folder = tmp_path_factory.mktemp("gemma")
     make_wrapped(folder, "gemma3", image_token=VOCAB_SIZE, vocab_size=VOCAB_SIZE + 3)
-    file = str(folder / "tokenizer.json")
-    tokenizer = tokenizers.Tokenizer.from_file(file)
-    tokenizer.add_special_tokens([SOFT, BEGIN, END])
-    tokenizer.save(file)
+    know_tokens(folder, [SOFT, BEGIN, END])
     (folder / "preprocessor_config.json").write_text(json.dumps(PROCESSOR))
     return folder
 

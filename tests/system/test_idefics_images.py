@@ -10,14 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tokenizers
 
 from tests.router.images.image_files import noise
 from tests.system import image_support
 from tests.system.client import post
-from tests.system.image_support import question, told
+from tests.system.image_support import know_tokens, question, told
 from tests.system.server import ServerProcess, serving
-from tgi_trio.testing.checkpoints import VOCAB_SIZE
 from tgi_trio.testing.wrapped_checkpoints import make_wrapped
 
 pytestmark = [pytest.mark.system, pytest.mark.thorough]
@@ -37,11 +35,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random model, with a tokenizer that knows the two tokens around and of an image."""
     folder = tmp_path_factory.mktemp("idefics")
     make_wrapped(folder, "idefics")
-    file = str(folder / "tokenizer.json")
-    tokenizer = tokenizers.Tokenizer.from_file(file)
-    tokenizer.add_special_tokens([FAKE, IMAGE])
-    assert tokenizer.token_to_id(IMAGE) == VOCAB_SIZE + 1
-    tokenizer.save(file)
+    know_tokens(folder, [FAKE, IMAGE])
     (folder / "preprocessor_config.json").write_text(json.dumps(PROCESSOR))
     return folder
 

@@ -5,7 +5,6 @@ Rank 0 alone has the tower, and images of their own sizes turn what follows them
 
 from __future__ import annotations
 
-import base64
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,8 +14,8 @@ import pytest
 import tokenizers
 from PIL import Image
 
-from tests.router.images.image_files import encode, noise
-from tests.system.client import post
+from tests.router.images.image_files import noise
+from tests.system.image_support import ask, interleave, know_tokens, told
 from tests.system.server import ServerProcess, serving
 from tgi_trio.testing.checkpoints import VOCAB_SIZE
 from tgi_trio.testing.wrapped_checkpoints import make_wrapped
@@ -39,10 +38,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random model, with a tokenizer that knows the tokens of its images."""
     folder = tmp_path_factory.mktemp("qwen")
     make_wrapped(folder, "qwen2_5_vl", image_token=VOCAB_SIZE, vocab_size=VOCAB_SIZE + 3)
-    file = str(folder / "tokenizer.json")
-    tokenizer = tokenizers.Tokenizer.from_file(file)
-    tokenizer.add_special_tokens([PAD, BEGIN, END])
-    tokenizer.save(file)
+    know_tokens(folder, [PAD, BEGIN, END])
     (folder / "preprocessor_config.json").write_text(json.dumps(PROCESSOR))
     return folder
 
@@ -53,22 +49,16 @@ def server(folder: Path) -> Iterator[ServerProcess]:
         yield server
 
 
-def interleave(shown: list[str]) -> str:
-    """Return texts with what is shown between them."""
-    return "".join(piece for pair in zip(TEXTS, [*shown, ""], strict=False) for piece in pair)
-
-
 def expected(folder: Path, pictures: list[Image.Image]) -> tuple[list[int], int]:
     """Greedy tokens of transformers' model, and how many its prompt has."""
     import torch
     from transformers import AutoModelForImageTextToText, Qwen2VLImageProcessorPil
 
     tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
-    assert tokenizer.token_to_id(PAD) == VOCAB_SIZE
     processor: Any = Qwen2VLImageProcessorPil(**PROCESSOR)
     inputs = dict(processor(list(pictures), return_tensors="pt"))
     counts = (inputs["image_grid_thw"].prod(-1) // 4).tolist()
-    prompt = interleave([BEGIN + PAD * count + END for count in counts])
+    prompt = interleave(TEXTS, [BEGIN + PAD * count + END for count in counts])
     ids = torch.tensor([tokenizer.encode(prompt).ids])
     inputs["mm_token_type_ids"] = (ids == VOCAB_SIZE).long()
     model: Any = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32).eval()
@@ -80,13 +70,8 @@ def expected(folder: Path, pictures: list[Image.Image]) -> tuple[list[int], int]
 @pytest.mark.parametrize("count", [1, 2])
 def test_tokens_are_those_of_transformers(server: ServerProcess, folder: Path, count: int) -> None:
     pictures = PICTURES[:count]
-    urls = [base64.b64encode(encode(each)).decode() for each in pictures]
-    prompt = interleave([f"![](data:image/png;base64,{url})" for url in urls])
-    parameters = {"max_new_tokens": MOST, "details": True, "decoder_input_details": True}
-    answer = post(f"{server.url}/generate", json={"inputs": prompt, "parameters": parameters})
-    assert answer.status_code == 200, answer.text
-    details = answer.json()["details"]
+    details = ask(server, TEXTS, pictures, max_new_tokens=MOST)
     ids, length = expected(folder, pictures)
     assert len(details["prefill"]) == length
-    told = [token["id"] for token in details["tokens"]]
-    assert told == ids[: len(told)] and (len(told) == MOST or told[-1] == 1)
+    said = told(details)
+    assert said == ids[: len(said)] and (len(said) == MOST or said[-1] == 1)
