@@ -104,7 +104,7 @@ def test_what_nobody_has_written_is_not_read(checkpoint: Checkpoint) -> None:
     golden = Golden(folder)
     with cpu_runner(folder) as (runner, recorder):
         program = runner._forward.program
-        for kept in (*sum(program.kv_cache, ()), *program._index_keys):
+        for kept in (*sum(program.kv_cache, ()), *program.caches.index_keys):
             kept.fill(np.nan)
         batch = sequences(prompts(8)[2:6], 5, new=6)
         run(runner, batch, chunk=20, joins=2)

@@ -156,7 +156,7 @@ def test_weights_take_a_byte_each(llama: Path) -> None:
         with cpu_runner(llama, int8=int8) as (runner, _):
             program = runner._forward.program
             sizes.append(program.weight_bytes)
-            sizes.append(program.kv_bytes_per_token)
+            sizes.append(program.caches.bytes_per_token)
     linear = sum(
         parameter.numel()
         for name, parameter in Golden(llama).model.named_parameters()

@@ -104,7 +104,7 @@ class CpuRunner:
             vocab_size=config.vocab_size,
             block_size=BLOCK_SIZE,
             layers=program.kv_layers,
-            kv_bytes_per_token=program.kv_bytes_per_token,
+            kv_bytes_per_token=program.caches.bytes_per_token,
             max_positions=config.max_positions,
             eos_ids=config.eos_ids,
             dtype=dtype,

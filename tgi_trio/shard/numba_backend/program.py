@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 from tgi_trio.model.adapters.sites import EVERYTHING, NOTHING, AdapterScope
 from tgi_trio.model.matrices.decoder import outer_refs
 from tgi_trio.model.matrices.layer_work import find_run
-from tgi_trio.model.specs.decoder import DecoderSpec, HeadSizes, IndexSpec
+from tgi_trio.model.specs.decoder import DecoderSpec, IndexSpec, RotarySpec
 from tgi_trio.model.speculators.spec import HeadsSpec
 from tgi_trio.model.split import Portion
 from tgi_trio.model.stages import Run
 from tgi_trio.shard.checkpoint.lookup import Weights
-from tgi_trio.shard.contract import BLOCK_SIZE
 from tgi_trio.shard.numba_backend.arena import address, allocate_zeroed
+from tgi_trio.shard.numba_backend.key_caches import KeyCaches
 from tgi_trio.shard.numba_backend.kinds.kind import BLOCK_INPUTS, Kind, active_block_bytes
 from tgi_trio.shard.numba_backend.operations.adapted import AdaptedOperations
 from tgi_trio.shard.numba_backend.operations.buffer_widths import find_widths
@@ -130,7 +130,8 @@ class Program:
             run=run,
             portion=portion,
         )
-        self._kv_number = np.dtype(np.uint8 if kv else np.uint16 if bf16 else np.float32)
+        number = np.dtype(np.uint8 if kv else np.uint16 if bf16 else np.float32)
+        self.caches = KeyCaches(self.spec, number)
         self.lone: Mapping[str, LoneLinear] = built.lone
         self.embedding = built.embedding
         self.final_norm: FinalNorm = built.final_norm
@@ -145,29 +146,19 @@ class Program:
         if max_lora_rank:
             adapted = AdaptedOperations(self.operations, self.end, built.sites.sites, max_lora_rank)
             self.adapted, self.operations = adapted, adapted.table
-        self.kv_cache: list[tuple[Array, Array]] = []  # K and V of each layer that has them
-        self._index_keys: list[Array] = []  # of each layer with an index of tokens
         # kept alive here, since operations hold only addresses
         self.rotary = RotaryTables((), 0, 0, whole=True)
         self.room_bytes = 0  # scratch memory of a thread for products with quantised weights
 
     @property
-    def kv_bytes_per_token(self) -> int:
-        """Bytes of K and V of one token over all layers."""
-        numbers = sum(own.kv_heads * (own.dim + own.value_dim) for own in self._kept)
-        numbers += sum(index.dim for index in self._indexes)
-        return numbers * self._kv_number.itemsize
+    def kv_cache(self) -> list[tuple[Array, Array]]:
+        """K and V of each layer that has its own."""
+        return self.caches.kept
 
     @property
     def kv_layers(self) -> int:
         """Layers that have their own K and V."""
-        return len(self._kept)
-
-    @property
-    def _kept(self) -> list[HeadSizes]:
-        """The heads of layers that have their own K and V."""
-        layers = (layer for layer in self.spec.layers if layer.attends)
-        return [kept_sizes(self.spec, layer) for layer in layers if layer.reads_layer is None]
+        return len(self.caches.sizes)
 
     @property
     def _indexes(self) -> list[IndexSpec]:
@@ -186,7 +177,7 @@ class Program:
     @property
     def widest_head(self) -> int:
         """The size of the largest query, key or value."""
-        return max((max(own.dim, own.value_dim) for own in self._kept), default=0)
+        return max((max(own.dim, own.value_dim) for own in self.caches.sizes), default=0)
 
     @property
     def widest_queries(self) -> int:
@@ -210,8 +201,13 @@ class Program:
 
         The number of layers means the operations after the last layer.
         """
-        row = [*self._built.layer_rows, self.body][index]
+        row = self._firsts[index]
         return self.adapted.find(row) if adapted and self.adapted is not None else row
+
+    @property
+    def _firsts(self) -> list[int]:
+        """The first operation of each layer, and of what follows the last one."""
+        return [*self._built.layer_rows, self.body]
 
     @property
     def kinds(self) -> Collection[Kind]:
@@ -258,47 +254,9 @@ class Program:
 
     def allocate_kv(self, blocks: int) -> int:
         """Allocate a new, empty KV cache; return its bytes."""
-        self.kv_cache, self._index_keys = (
-            [],
-            [],
-        )  # freed before the new one is allocated: both may not fit
-        caches: dict[int, tuple[Array, Array]] = {}  # by layer number
-        codes = self.operations[: self.end]["code"]
-        turning = np.flatnonzero(np.isin(codes, (Code.ROTATE, Code.TURN)))
-        layers = [(i, layer) for i, layer in enumerate(self.spec.layers) if layer.attends]
-        found = [np.flatnonzero(codes == code) for code in (Code.ATTEND, Code.ATTEND_CHOSEN)]
-        places = zip(turning, *(each for each in found if len(each)), strict=True)
-        for (index, layer), own in zip(layers, places, strict=True):
-            kept_by = index if layer.reads_layer is None else layer.reads_layer
-            if kept_by == index:
-                caches[index] = self._allocate_layer(blocks, kept_sizes(self.spec, layer))
-            for column, cache in zip(("keys", "values"), caches[kept_by], strict=True):
-                for place in own:
-                    self.operations[place][column] = address(cache)
-        self.kv_cache = list(caches.values())
-        kept = self._allocate_index(blocks)
+        kept = self.caches.allocate(self.operations, self._firsts, blocks)
         self._mirror()
-        return kept + sum(cache.nbytes for layer in self.kv_cache for cache in layer)
-
-    def _allocate_index(self, blocks: int) -> int:
-        """Allocate the keys of indexes of tokens; return their bytes."""
-        self._index_keys = [
-            allocate_zeroed((blocks, BLOCK_SIZE * index.dim), self._kv_number)
-            for index in self._indexes
-        ]
-        codes = self.operations[: self.end]["code"]
-        for code in (Code.ASK, Code.SCORE, Code.CHOOSE):
-            for place, keys in zip(np.flatnonzero(codes == code), self._index_keys, strict=True):
-                self.operations[place]["keys"] = address(keys)
-        return sum(keys.nbytes for keys in self._index_keys)
-
-    def _allocate_layer(self, blocks: int, own: HeadSizes) -> tuple[Array, Array]:
-        """Return a layer's empty K and V."""
-        keys, values = (
-            allocate_zeroed((blocks, own.kv_heads, BLOCK_SIZE * dim), self._kv_number)
-            for dim in (own.dim, own.value_dim)
-        )
-        return keys, values
+        return kept
 
     def allocate_states(self, slots: int) -> int:
         """Allocate new slots for states, including slot 0; return their bytes."""
@@ -313,17 +271,7 @@ class Program:
 
     def set_positions(self, count: int, tokens: int) -> None:
         """Make the rotary tables for positions below `count` and steps of up to `tokens`."""
-        codes = self.operations[: self.end]["code"]
-        turning = np.flatnonzero(np.isin(codes, (Code.ROTATE, Code.TURN)))
-        attending = [layer for layer in self.spec.layers if layer.attends]
-        places = [
-            (place, (layer.rotary, kept_sizes(self.spec, layer).dim))
-            for place, layer in zip(turning, attending, strict=True)
-            if layer.rotary is not None
-        ]
-        asking = np.flatnonzero(codes == Code.ASK)
-        indexes = zip(asking, self._indexes, strict=True)
-        places += [(place, (index.rotary, index.dim)) for place, index in indexes]
+        places = list(self._find_turning())
         keys, whole = [key for _, key in places], self.spec.latent is None
         factors = self._built.rotary_factors
         self.rotary = RotaryTables(keys, count, tokens, whole=whole, factors=factors)
@@ -331,6 +279,17 @@ class Program:
             for name, value in self.rotary.fields(*key).items():
                 self.operations[place][name] = value
         self._mirror()
+
+    def _find_turning(self) -> Iterator[tuple[int, tuple[RotarySpec, int]]]:
+        """Yield each operation that turns, with how and the size of a head."""
+        for layer, first, end in zip(
+            self.spec.layers, self._firsts[:-1], self._firsts[1:], strict=True
+        ):
+            for place, code in enumerate(self.operations["code"][first:end], first):
+                if code in (Code.ROTATE, Code.TURN) and layer.rotary is not None:
+                    yield place, (layer.rotary, kept_sizes(self.spec, layer).dim)
+                if code == Code.ASK and (index := self.spec.index_of(layer)) is not None:
+                    yield place, (index.rotary, index.dim)
 
     def buffer_bytes(self, tokens: int, wanted: int, longest: int) -> dict[Buffer, int]:
         """Return every buffer's bytes, for a number of tokens, of rows of logits, of a context."""

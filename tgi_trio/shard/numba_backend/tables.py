@@ -83,6 +83,8 @@ STREAMING = (Code.SPLIT, Code.PREDICT, Code.CORRECT, Code.SPREAD, Code.MERGE)
 OF_HYPER = (Code.FORK, Code.GATHER, Code.SCATTER)
 OF_PADDING = (Code.PAD, Code.CLOSE)
 OF_INDEX = (Code.ASK, Code.SCORE, Code.CHOOSE, Code.ATTEND_CHOSEN)
+OF_KEYS = (Code.ROTATE, Code.TURN, Code.ATTEND, Code.ATTEND_CHOSEN)  # which know K and V
+OF_INDEX_KEYS = (Code.ASK, Code.SCORE, Code.CHOOSE)  # which know an index's keys
 TURNING = (Code.TURN_IN, Code.TURN_OUT)
 OF_LATENTS = (Code.COMPRESS, Code.TURN, Code.ABSORB, Code.EXPAND, Code.SHRINK_HEADS)
 

@@ -129,7 +129,7 @@ class KernelMtp:
 
     @property
     def kv_bytes_per_token(self) -> int:
-        return self._layer.program.kv_bytes_per_token
+        return self._layer.program.caches.bytes_per_token
 
     def nbytes(self) -> int:
         """Return the bytes of its own weights, without what is in the model's program."""

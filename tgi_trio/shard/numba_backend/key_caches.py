@@ -1,0 +1,88 @@
+"""The KV cache of a program: K and V of each layer, and the keys of indexes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tgi_trio.model.specs.decoder import DecoderSpec, HeadSizes, LayerSpec
+from tgi_trio.shard.contract import BLOCK_SIZE
+from tgi_trio.shard.numba_backend.arena import address, allocate_zeroed
+from tgi_trio.shard.numba_backend.operations.padded_heads import kept_sizes
+from tgi_trio.shard.numba_backend.tables import OF_INDEX_KEYS, OF_KEYS
+
+Array = NDArray[Any]
+
+
+class KeyCaches:
+    """The cache of a model's layers, each of which has memory of its own.
+
+    `kept`: K and V of each layer that has its own; `index_keys`: of each layer with an index of its
+    own.
+    """
+
+    def __init__(self, spec: DecoderSpec, number: np.dtype[Any]) -> None:
+        """Allocate nothing. `number`: what K and V are stored as."""
+        self.kept: list[tuple[Array, Array]] = []
+        self.index_keys: list[Array] = []
+        self._spec = spec
+        self._number = number
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes of one token over all layers."""
+        numbers = sum(own.kv_heads * (own.dim + own.value_dim) for own in self.sizes)
+        numbers += sum(filter(None, map(self._index_dim, self._spec.layers)))
+        return numbers * self._number.itemsize
+
+    @property
+    def sizes(self) -> list[HeadSizes]:
+        """The heads of layers that have their own K and V."""
+        layers = (layer for layer in self._spec.layers if layer.attends)
+        return [kept_sizes(self._spec, layer) for layer in layers if layer.reads_layer is None]
+
+    def allocate(self, operations: NDArray[np.void], firsts: Sequence[int], blocks: int) -> int:
+        """Allocate a new, empty cache for a program's operations; return its bytes.
+
+        `firsts`: the first operation of each layer, and of what follows the last one.
+        """
+        self.kept, self.index_keys = [], []  # freed before: both may not fit
+        caches: dict[int, tuple[Array, Array]] = {}  # by layer number
+        for index, layer, own in self._attending(operations, firsts):
+            kept_by = index if layer.reads_layer is None else layer.reads_layer
+            if kept_by == index:
+                caches[index] = self._allocate_layer(blocks, kept_sizes(self._spec, layer))
+            reading = np.isin(own["code"], OF_KEYS)
+            for column, cache in zip(("keys", "values"), caches[kept_by], strict=True):
+                own[column][reading] = address(cache)
+            if dim := self._index_dim(layer):
+                keys = allocate_zeroed((blocks, BLOCK_SIZE * dim), self._number)
+                own["keys"][np.isin(own["code"], OF_INDEX_KEYS)] = address(keys)
+                self.index_keys.append(keys)
+        self.kept = list(caches.values())
+        every = (*sum(self.kept, ()), *self.index_keys)
+        return sum(cache.nbytes for cache in every)
+
+    def _attending(
+        self, operations: NDArray[np.void], firsts: Sequence[int]
+    ) -> Iterator[tuple[int, LayerSpec, NDArray[np.void]]]:
+        """Yield each layer that attends: its number, itself, a view of its operations."""
+        for index, layer in enumerate(self._spec.layers):
+            if layer.attends:
+                yield index, layer, operations[firsts[index] : firsts[index + 1]]
+
+    def _index_dim(self, layer: LayerSpec) -> int:
+        """Return the numbers of an index's key of a token; 0: the layer has no index of its own."""
+        index = self._spec.index_of(layer) if layer.attends and layer.chooses else None
+        return 0 if index is None else index.dim
+
+    def _allocate_layer(self, blocks: int, own: HeadSizes) -> tuple[Array, Array]:
+        """Return a layer's empty K and V."""
+        keys, values = (
+            allocate_zeroed((blocks, own.kv_heads, BLOCK_SIZE * dim), self._number)
+            for dim in (own.dim, own.value_dim)
+        )
+        return keys, values
