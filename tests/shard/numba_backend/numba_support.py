@@ -191,6 +191,13 @@ NEWER: dict[str, dict[str, Any]] = {
     "iquestcoder": {"head_dim": 32},
     "jais2": {"head_dim": 32},
     "minimax_m2": {"head_dim": 32, "intermediate_size": 64},
+    "minimax_m3_vl_text": {
+        "head_dim": 32,
+        "intermediate_size": 64,
+        "index_head_dim": 64,
+        "index_block_size": 16,
+        "index_topk_blocks": 2,
+    },
     "llama4_text": {"head_dim": 32, "intermediate_size": 64},
     "ministral": {"head_dim": 32},
     "ministral3": {"head_dim": 32},

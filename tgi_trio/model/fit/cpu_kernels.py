@@ -9,7 +9,7 @@ from tgi_trio.errors import ConfigurationError
 from tgi_trio.model.claims import find_unclaimed
 from tgi_trio.model.fit.kernel_claims import CLAIMS as CLAIMS
 from tgi_trio.model.fit.kernel_claims import LANES, PANEL
-from tgi_trio.model.specs.decoder import DecoderSpec, ExpertsSpec
+from tgi_trio.model.specs.decoder import DecoderSpec, LayerSpec
 from tgi_trio.model.specs.mixers import DeltaRule, Mamba2
 from tgi_trio.model.split import Portion
 
@@ -60,6 +60,7 @@ def find_undivided(spec: DecoderSpec, ranks: int) -> str | None:
         "norms inside attention and MLPs": _has_inner_norms(spec),
         "linear biases": spec.alibi,
         "sinks": bool(spec.names.sinks),
+        "an index of blocks": any(layer.blocks for layer in spec.layers),
     }
     if found := [name for name, there in parts.items() if there]:
         return undivided(found[0])
@@ -107,12 +108,14 @@ def _find_odd_layer(spec: DecoderSpec) -> str | None:
             return "a layer has attention and keeps a state beside it that is not Mamba-2's"
         if layer.sparsity and spec.gate_scale != 1.0:
             return "gates are scaled and cut at a bound"
+        if layer.sparsity and spec.mlp_limit:
+            return "gates are limited and cut at a bound"
+        if layer.blocks is not None and (reason := _find_odd_blocks(spec, layer)):
+            return reason
         if isinstance(layer.mixer, DeltaRule) and _has_odd_decays(layer.mixer):
             return "decays of a delta rule that are not by channel have a bound"
         if layer.mixer is not None and spec.parallel:
             return "what keeps a state is parallel to the MLP"
-        if layer.experts and _has_odd_limits(layer.experts):
-            return "a shared expert's gates have limits before their activation"
         compressed = layer.experts.latent_width if layer.experts else 0
         if compressed > spec.hidden_size:
             return "experts read compressed tokens that are wider than others"
@@ -123,15 +126,22 @@ def _find_odd_layer(spec: DecoderSpec) -> str | None:
     return None
 
 
+def _find_odd_blocks(spec: DecoderSpec, layer: LayerSpec) -> str | None:
+    """Return what is not implemented in a layer with an index of blocks, or None."""
+    sizes = spec.sizes(layer)
+    size = sizes.dim if sizes.dim % PANEL else sizes.value_dim
+    if size % PANEL:
+        return f"an index chooses blocks for heads of {size} numbers, no multiple of {PANEL}"
+    if spec.latent or layer.window or layer.chunk or layer.reads_layer is not None:
+        return "an index chooses blocks of compressed, windowed or other layers' keys"
+    if spec.attention_soft_cap or spec.alibi or spec.names.sinks or layer.shared:
+        return "an index chooses blocks, and scores are capped or biased"
+    return None
+
+
 def _has_odd_decays(mixer: DeltaRule) -> bool:
     """Whether decays of whole heads have a bound."""
     return bool(mixer.least_decay) and not mixer.by_channel
-
-
-def _has_odd_limits(experts: ExpertsSpec) -> bool:
-    """Whether a shared expert has limits of a kind that is not implemented."""
-    limit = experts.limit if experts.shared_limit is None else experts.shared_limit
-    return bool(experts.shared_width and limit and (experts.raised or not experts.bounds_opened))
 
 
 def _find_odd_branches(spec: DecoderSpec) -> str | None:

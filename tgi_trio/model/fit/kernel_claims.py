@@ -17,7 +17,6 @@ from tgi_trio.model.claims import (
     only,
 )
 from tgi_trio.model.fit.name_claims import NAMES
-from tgi_trio.model.specs.block_index import BlockIndexSpec
 from tgi_trio.model.specs.decoder import (
     CompressionSpec,
     SharedKeySpec,
@@ -53,7 +52,7 @@ _RANKS = multiples(PANEL, f"what layers add to shared blocks is of rank {{}}, no
 
 # Parts of what is refused.
 _REFUSED: Final = (
-    *(BlockIndexSpec, CompressionSpec, GatedStreamsSpec, NgramsSpec),
+    *(CompressionSpec, GatedStreamsSpec, NgramsSpec),
     *(PooledIndexSpec, SharedKeySpec),
 )
 CLAIMS: Final[Claims] = {
@@ -67,9 +66,17 @@ CLAIMS: Final[Claims] = {
     "DecoderSpec.guessing": ANY,
     "DecoderSpec.names": ANY,
     "DecoderSpec.index": ANY,
-    "LayerSpec.blocks": only(None, refusal="an index chooses the blocks that tokens attend to"),
-    "DecoderSpec.mlp_limit": only(0.0, refusal="gates of dense MLPs are limited"),
-    "DecoderSpec.mlp_raised": ANY,  # part of what is refused
+    "LayerSpec.blocks": ANY,
+    "BlockIndexSpec.dim": multiples(
+        PANEL, f"an index has keys of {{}} numbers, which is no multiple of {PANEL}"
+    ),
+    "BlockIndexSpec.size": multiples(
+        LANES, f"an index chooses blocks of {{}} tokens, which is no multiple of {LANES}"
+    ),
+    "BlockIndexSpec.most": ANY,
+    "BlockIndexSpec.local": ANY,
+    "DecoderSpec.mlp_limit": ANY,
+    "DecoderSpec.mlp_raised": ANY,
     "LayerSpec.chooses": ANY,
     "IndexSpec.heads": ANY,
     "IndexSpec.dim": multiples(

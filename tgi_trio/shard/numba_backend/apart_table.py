@@ -9,6 +9,7 @@ from typing import Final
 from tgi_trio.shard.numba_backend.machine_code.entry import (
     KEEP_STATES,
     MIX_EXPERTS,
+    RUN_BLOCKS,
     RUN_HYPER,
     RUN_INDEX,
     RUN_LATENTS,
@@ -19,6 +20,7 @@ from tgi_trio.shard.numba_backend.machine_code.entry import (
     Entry,
 )
 from tgi_trio.shard.numba_backend.program import Program
+from tgi_trio.shard.numba_backend.self_tests import blocks as block_self_test
 from tgi_trio.shard.numba_backend.self_tests import hyper as hyper_self_test
 from tgi_trio.shard.numba_backend.self_tests import index as index_self_test
 from tgi_trio.shard.numba_backend.self_tests import latents as latent_self_test
@@ -31,6 +33,7 @@ from tgi_trio.shard.numba_backend.self_tests import turns as turn_self_test
 from tgi_trio.shard.numba_backend.tables import (
     KEEPING,
     MIXING,
+    OF_BLOCKS,
     OF_HYPER,
     OF_INDEX,
     OF_LATENTS,
@@ -88,6 +91,13 @@ INDEX: Final = Apart(
     index_self_test.find_fault,
     index_self_test.of_index,
 )
+BLOCKS: Final = Apart(
+    "kernels of an index of blocks",
+    OF_BLOCKS,
+    RUN_BLOCKS,
+    block_self_test.find_fault,
+    index_self_test.of_index,
+)
 STATES: Final = Apart(
     "kernels of states",
     KEEPING,
@@ -95,7 +105,9 @@ STATES: Final = Apart(
     state_self_test.find_fault,
     state_self_test.of_states,
 )
-_TABLE: Final = (MIXTURES, OF_FEW, STREAMS, HYPER, NARROW_HEADS, TURNS, LATENTS, INDEX, STATES)
+_TABLE: Final = (
+    *(MIXTURES, OF_FEW, STREAMS, HYPER, NARROW_HEADS, TURNS, LATENTS, INDEX, BLOCKS, STATES),
+)
 
 
 def find_apart(program: Program) -> list[Apart]:

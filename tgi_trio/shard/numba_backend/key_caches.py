@@ -76,6 +76,8 @@ class KeyCaches:
 
     def _index_dim(self, layer: LayerSpec) -> int:
         """Return the numbers of an index's key of a token; 0: the layer has no index of its own."""
+        if layer.blocks is not None:
+            return layer.blocks.dim
         index = self._spec.index_of(layer) if layer.attends and layer.chooses else None
         return 0 if index is None else index.dim
 

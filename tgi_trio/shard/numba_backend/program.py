@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from tgi_trio.model.adapters.sites import EVERYTHING, NOTHING, AdapterScope
 from tgi_trio.model.matrices.decoder import outer_refs
 from tgi_trio.model.matrices.layer_work import find_run
-from tgi_trio.model.specs.decoder import DecoderSpec, IndexSpec, RotarySpec
+from tgi_trio.model.specs.block_index import BlockIndexSpec
+from tgi_trio.model.specs.decoder import DecoderSpec, HeadSizes, IndexSpec, RotarySpec
 from tgi_trio.model.speculators.spec import HeadsSpec
 from tgi_trio.model.split import Portion
 from tgi_trio.model.stages import Run
@@ -23,6 +24,7 @@ from tgi_trio.shard.numba_backend.arena import address, allocate_zeroed
 from tgi_trio.shard.numba_backend.key_caches import KeyCaches
 from tgi_trio.shard.numba_backend.kinds.kind import BLOCK_INPUTS, Kind, active_block_bytes
 from tgi_trio.shard.numba_backend.operations.adapted import AdaptedOperations
+from tgi_trio.shard.numba_backend.operations.blocks import find_block_buffers, find_blocks_room
 from tgi_trio.shard.numba_backend.operations.buffer_widths import find_widths
 from tgi_trio.shard.numba_backend.operations.index import find_buffers, find_room
 from tgi_trio.shard.numba_backend.operations.lone_linears import LONE_ROWS, LoneLinear
@@ -166,13 +168,20 @@ class Program:
         choosers = (layer for layer in self.spec.layers if layer.attends and layer.chooses)
         return [index for layer in choosers if (index := self.spec.index_of(layer)) is not None]
 
+    @property
+    def _block_indexes(self) -> list[tuple[HeadSizes, BlockIndexSpec]]:
+        """The indexes of blocks, each with the sizes of its layer's heads."""
+        layers = self.spec.layers
+        return [(self.spec.sizes(each), each.blocks) for each in layers if each.blocks is not None]
+
     def find_index_room(self, longest: int) -> int:
         """Return the bytes of scratch memory that a thread needs for indexes of tokens."""
-        own = self._indexes
-        return max(
-            (find_room(self.spec.heads, index, self.widest_head, longest) for index in own),
-            default=0,
-        )
+        widest = self.widest_head
+        rooms = [find_room(self.spec.heads, index, widest, longest) for index in self._indexes]
+        for own, index in self._block_indexes:
+            group = own.heads // own.kv_heads
+            rooms.append(find_blocks_room(index, own.kv_heads, group, longest))
+        return max(rooms, default=0)
 
     @property
     def widest_head(self) -> int:
@@ -249,6 +258,9 @@ class Program:
             self._mirror()
 
     def _mirror(self) -> None:
+        # attention to blocks, and the one before it, write rows of one buffer in the same forms
+        twins = np.flatnonzero(self.operations["code"] == Code.ATTEND_BLOCKS)
+        self.operations["forms"][twins - 1] = self.operations["forms"][twins]
         if self.adapted is not None:
             self.adapted.mirror()
 
@@ -288,6 +300,12 @@ class Program:
             for place, code in enumerate(self.operations["code"][first:end], first):
                 if code in (Code.ROTATE, Code.TURN) and layer.rotary is not None:
                     yield place, (layer.rotary, kept_sizes(self.spec, layer).dim)
+                if (
+                    code == Code.ASK_BLOCKS
+                    and layer.rotary is not None
+                    and layer.blocks is not None
+                ):
+                    yield place, (layer.rotary, layer.blocks.dim)
                 if code == Code.ASK and (index := self.spec.index_of(layer)) is not None:
                     yield place, (index.rotary, index.dim)
 
@@ -340,9 +358,17 @@ class Program:
             Buffer.STREAMS: tokens * streams * spec.hidden_size * 4,
             Buffer.BOTH: tokens * 2 * spec.hidden_size * 4 if self.has((Code.COPY,)) else 0,
             Buffer.DENSE: tokens * spec.hidden_size * 4 * any(each.beside for each in spec.layers),
-            **(find_buffers(spec.index, tokens, longest) if spec.index else {}),
+            **self._find_index_buffers(tokens, longest),
             **find_mixture_buffers(members, changed, experts, spec.hidden_size),
         }
+
+    def _find_index_buffers(self, tokens: int, longest: int) -> dict[Buffer, int]:
+        """Return the bytes of buffers for indexes, of which all layers' are alike."""
+        if self.spec.index is not None:
+            return find_buffers(self.spec.index, tokens, longest)
+        for own, index in self._block_indexes:
+            return find_block_buffers(index, own.kv_heads, tokens, longest)
+        return {}
 
     @property
     def low_width(self) -> int:

@@ -361,6 +361,8 @@ class ProgramBuilder:
             scale=self._spec.gate_scale,
             activation=ACTIVATIONS[self._spec.activation],
             learned=keep_learned(self.writer, mlp),
+            clip=self._spec.mlp_limit,
+            raised=self._spec.mlp_raised,
         )
         inner = Buffer.INNER
         if mlp.inner_norm is not None:

@@ -29,6 +29,11 @@ def count_score_bytes(longest: int) -> int:
     return -(-longest // 32) * 32 * 4 + 64
 
 
+def count_unit_bytes(longest: int, size: int) -> int:
+    """Return the bytes of one head's scores of blocks of `size` tokens, of such a context."""
+    return (count_score_bytes(longest) // (4 * size) + 16) * 4
+
+
 def sampler_bytes(chunks: int) -> int:
     """Return the scratch memory of a thread, in bytes, for rows of `chunks` chunks."""
     return WEIGHTS + 20 * chunks * CHUNK

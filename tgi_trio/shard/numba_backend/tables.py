@@ -71,6 +71,11 @@ class Code(IntEnum):
     SCORE = 36  # scores what tokens see, in steps of few tokens
     CHOOSE = 37  # chooses the tokens with the best scores
     ATTEND_CHOSEN = 38  # attention to these
+    # An index that chooses blocks of tokens for each KV head, see `kernels/blocks/`:
+    ASK_BLOCKS = 46  # writes its keys to the cache, rotates its queries
+    SCORE_BLOCKS = 47  # scores blocks, in steps of few tokens
+    CHOOSE_BLOCKS = 48  # lists the blocks with the best scores
+    ATTEND_BLOCKS = 49  # attention to these
 
 
 MIXING = (Code.ROUTE, Code.ARRANGE, Code.EXPERTS, Code.JOIN)
@@ -83,8 +88,10 @@ STREAMING = (Code.SPLIT, Code.PREDICT, Code.CORRECT, Code.SPREAD, Code.MERGE)
 OF_HYPER = (Code.FORK, Code.GATHER, Code.SCATTER)
 OF_PADDING = (Code.PAD, Code.CLOSE)
 OF_INDEX = (Code.ASK, Code.SCORE, Code.CHOOSE, Code.ATTEND_CHOSEN)
-OF_KEYS = (Code.ROTATE, Code.TURN, Code.ATTEND, Code.ATTEND_CHOSEN)  # which know K and V
-OF_INDEX_KEYS = (Code.ASK, Code.SCORE, Code.CHOOSE)  # which know an index's keys
+OF_BLOCKS = (Code.ASK_BLOCKS, Code.SCORE_BLOCKS, Code.CHOOSE_BLOCKS, Code.ATTEND_BLOCKS)
+# Those that know K and V, and those that know an index's keys.
+OF_KEYS = (Code.ROTATE, Code.TURN, Code.ATTEND, Code.ATTEND_CHOSEN, Code.ATTEND_BLOCKS)
+OF_INDEX_KEYS = (Code.ASK, Code.SCORE, Code.CHOOSE, *OF_BLOCKS[:3])
 TURNING = (Code.TURN_IN, Code.TURN_OUT)
 OF_LATENTS = (Code.COMPRESS, Code.TURN, Code.ABSORB, Code.EXPAND, Code.SHRINK_HEADS)
 
@@ -180,8 +187,12 @@ class Buffer(IntEnum):
     # float32 [T, 2 * hidden]: what a shared block reads, a hidden state and the first layer's input
     BOTH = 30
     ASKED = 31  # like QUERY [T, heads * dim]: an index's queries
-    SCORES = 32  # float32 [fewer T, longest context]: its scores, in steps of few tokens
-    CHOICE = 33  # int32 [T, most]: the places that it has chosen, ascending
+    # Float32 [fewer T, longest context], or for blocks [fewer T, KV heads, blocks]: its scores, in
+    # steps of few tokens.
+    SCORES = 32
+    # Int32: the places that it has chosen [T, most], ascending. Of blocks [T, KV heads]: how many
+    # pairs follow, and nothing; KV blocks of the context, each with a mask of its tokens.
+    CHOICE = 33
     SHARES = 34  # float32 [T, 32]: weights of hidden states, in what is read and of the result
     # Experts that adapters change, see `kernels/mixture/member_runs.py`:
     MEMBER_RUNS = 35  # int64: how many there are; [rows, 3]: the runs; [rows]: scratch memory
@@ -253,12 +264,14 @@ OPERATION = np.dtype(
         ("outputs", "i8"),  # features of a linear, padded to whole panels
         ("width", "i8"),  # features of a target row
         ("offset", "i8"),  # offset of a linear's first feature in a target row
+        ("bounds_opened", "i8"),  # 1: for GATE, `clip` is that of activated gates
+        ("raised", "i8"),  # 1: for GATE with a `clip`, 1 is added to ups
         ("forms", "i8"),  # bits of Form
         ("multiply", "i8"),  # `multiply_panel` for quantised weights; 0: the step's own product
         ("active_bytes", "i8"),  # bytes of a block of quantised activations
         ("panel_bytes", "i8"),  # bytes of a panel of quantised weights
-        # int32: for QUANTISE [inputs], the feature at each place, -1: 0; for REORDER [head_dim],
-        # for TURN [rotated], for PAD and ASK [head_dim]; 0: in the model's order
+        # int32: for QUANTISE [inputs], the feature at each place, -1: 0; for TURN [rotated], for
+        # REORDER, PAD, ASK and ASK_BLOCKS [head_dim]; 0: in the model's order
         ("order", "i8"),
         ("span_blocks", "i8"),
         # `expand` of adapters (for SHRINK and SHRINK_HEADS: `shrink`); 0: the step has none
@@ -308,12 +321,12 @@ OPERATION = np.dtype(
         ("key_scale", "f4"),  # scales of 8-bit K and V
         ("value_scale", "f4"),
         ("value_factor", "f4"),  # factor of values
-        # results are clipped to this magnitude, for GATE activated gates and ups; 0: none
+        # results are clipped to this magnitude, for GATE gates and ups; 0: none
         ("clip", "f4"),
         ("spare", "f4"),
         # entry of an operation that is compiled apart, see `kernels/apart.py`; 0: none
         ("kernel", "i8"),
-        # Its record: MIXTURE, MIXER, OPENING, LATENT, OWN, PADDING or STREAM
+        # Its record: MIXTURE, MIXER, OPENING, LATENT, OWN, PADDING, STREAM or BLOCKS
         ("facts", "i8"),
         # Features in a source row: per head for ABSORB, EXPAND and SHRINK_HEADS, which have as many
         # in a row of LOW as `width` says; all of them for PASS_ON, and for
@@ -436,6 +449,18 @@ STREAM = np.dtype(
         ("coefficients", "i8"),
         # float32 [hidden]: factors of the stream that CORRECT writes to HIDDEN; 0: none
         ("scale", "i8"),
+    ]
+)
+
+# For an index of blocks.
+BLOCKS = np.dtype(
+    [
+        ("size", "i8"),  # tokens of a block: a multiple of those of a KV block
+        ("most", "i8"),  # blocks to choose
+        ("local", "i8"),  # of which so many are the last ones
+        ("queries", "i8"),  # place of the first query in a row of QKV
+        ("key", "i8"),
+        ("choice_bytes", "i8"),  # of a list in CHOICE
     ]
 )
 

@@ -53,6 +53,11 @@ class Variant:
         return 8 if self.rows >= 8 else 2
 
     @property
+    def block_rows(self) -> int:
+        """The same of an index of blocks, which has few heads."""
+        return 4 if self.rows >= 8 else 2
+
+    @property
     def tile_vectors(self) -> int:
         """As `value_vectors`, for such tiles."""
         return 2 if self.tokens > 1 else self.value_vectors

@@ -17,6 +17,7 @@ from numba.extending import intrinsic
 
 from tgi_trio.shard.numba_backend.kernels.emit import I32, I64, POINTER, none
 from tgi_trio.shard.numba_backend.tables import (
+    BLOCKS,
     HYPER,
     LATENT,
     MIXER,
@@ -88,4 +89,5 @@ own_at = _record_of(OWN, "Return where layers' own embeddings are, at an address
 padding_at = _record_of(PADDING, "Return the sizes of heads without their zeros, at an address.")
 streams_at = _record_of(STREAM, "Return the numbers of several hidden states at an address.")
 hyper_at = _record_of(HYPER, "Return the numbers of hyper-connections at an address.")
+blocks_at = _record_of(BLOCKS, "Return the numbers of an index of blocks at an address.")
 latent_at = _record_of(LATENT, "Return the numbers of latents at an address.")

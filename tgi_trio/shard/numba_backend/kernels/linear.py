@@ -296,9 +296,14 @@ def finish(variant, step, op, panel, row, rows, sums, deltas):
             store(begin + 4 * LANES, fma(second, scale, load(begin + 4 * LANES)))
         elif op.epilogue == GATE:
             place = (row + i) * op.width + panel * LANES
-            opened = activate(op.activation, multiply(first, scale), op.learned)
-            if op.clip > 0.0:
-                opened, second = minimum(opened, fill(op.clip)), cut(second, op.clip)
+            gate, second = multiply(first, scale), cut(second, op.clip)
+            if op.clip > 0.0 and not op.bounds_opened:
+                gate = minimum(gate, fill(op.clip))
+            opened = activate(op.activation, gate, op.learned)
+            if op.clip > 0.0 and op.bounds_opened:
+                opened = minimum(opened, fill(op.clip))
+            if op.clip > 0.0 and op.raised:
+                second = add(second, fill(1.0))
             value = multiply(opened, second)
             store_result(variant, op, target, place, value)
         elif op.epilogue == ACTIVATE:

@@ -15,6 +15,7 @@ from tgi_trio.model.specs.decoder import DecoderSpec, HeadSizes, LayerSpec
 from tgi_trio.shard.linear_biases import alibi_slopes
 from tgi_trio.shard.numba_backend.head_order import head_order, needs_order
 from tgi_trio.shard.numba_backend.operations.adapted_sites import SiteRecorder
+from tgi_trio.shard.numba_backend.operations.blocks import add_block_choice
 from tgi_trio.shard.numba_backend.operations.gates import add_gates
 from tgi_trio.shard.numba_backend.operations.index import add_choice, keep_log_scales
 from tgi_trio.shard.numba_backend.operations.latents import LatentShape, add_queries, add_values
@@ -189,8 +190,9 @@ class AttentionWriter:
         if layer.reads_layer is None:
             width += sizes.kv_heads * (sizes.dim + (0 if layer.keys_as_values else sizes.value_dim))
         if spec.gated_attention:
-            return width + sizes.heads * sizes.dim
-        return width + pad_to_panel(sizes.heads if spec.gated_heads else 0)
+            width += sizes.heads * sizes.dim
+        width += pad_to_panel(sizes.heads if spec.gated_heads else 0)
+        return width + _count_index_features(layer, sizes)
 
     def _heads_of(self, layer: LayerSpec) -> dict[str, int]:
         """Return the fields of operations that describe a layer's heads."""
@@ -210,16 +212,37 @@ class AttentionWriter:
         if spec.alibi:
             found = alibi_slopes(spec.heads) * np.float32(spec.alibi_scale)
             slopes = self._writer.keep(found)
-        self._writer.add(
-            Code.ATTEND,
+        fields: dict[str, Any] = {
             **self._heads_of(layer),
-            window=layer.window,
-            chunk=layer.chunk,
-            cap=spec.attention_soft_cap,
-            value_scale=scales[1],
-            causal=not layer.ahead,
-            slopes=slopes,
-            sinks=self._keep_sinks(refs),
+            "cap": spec.attention_soft_cap,
+            "value_scale": scales[1],
+            "causal": not layer.ahead,
+            "slopes": slopes,
+            "sinks": self._keep_sinks(refs),
+        }
+        choice = self._choose_blocks(refs, layer, width, scales[0])
+        most = choice.get("most", 0)
+        self._writer.add(Code.ATTEND, window=layer.window, chunk=layer.chunk, most=most, **fields)
+        if choice:
+            self._writer.add(Code.ATTEND_BLOCKS, **fields, **choice)
+
+    def _choose_blocks(
+        self, refs: AttentionRefs, layer: LayerSpec, width: int, key_scale: float
+    ) -> dict[str, Any]:
+        """Add the choice of blocks, if a layer has an index of these; see `add_block_choice`."""
+        if refs.blocks is None or layer.blocks is None:
+            return {}
+        sizes = self._spec.sizes(layer)
+        return add_block_choice(
+            self._writer,
+            self._norms,
+            refs.blocks,
+            layer.blocks,
+            layer.rotary,
+            heads=sizes.kv_heads,
+            place=width - _count_index_features(layer, sizes),
+            width=width,
+            key_scale=key_scale,
         )
 
     def _keep_sinks(self, refs: AttentionRefs) -> int:
@@ -280,3 +303,8 @@ class AttentionWriter:
         if len(gain) < size:
             return self._writer.keep(pad_gain(gain, order, size))
         return self._writer.keep(gain if order is None else gain[order])
+
+
+def _count_index_features(layer: LayerSpec, sizes: HeadSizes) -> int:
+    """Return the features of an index of blocks in a layer's row of QKV, behind all others."""
+    return 0 if layer.blocks is None else (sizes.kv_heads + 1) * layer.blocks.dim

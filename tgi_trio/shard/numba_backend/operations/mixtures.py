@@ -245,6 +245,8 @@ class MixtureWriter:
             feeder=self._feeder,
             width=self._spec.shared_width,
             clip=spec.limit if spec.shared_limit is None else spec.shared_limit,
+            bounds_opened=spec.bounds_opened,
+            raised=spec.raised,
             **self._activated(gated=shared.gated),
         )
         if self._sites is not None:
