@@ -48,6 +48,7 @@ CASES: dict[str, tuple[str, int, dict[str, Any], dict[str, Any]]] = {
     "gpt2": ("gpt2", 2, FITTING["gpt2"], {}),
     "opt": ("opt", 2, FITTING["opt"], {"quantize": "q8_0"}),  # linears at both ends
     "qwen3_moe": ("qwen3_moe", 2, FITTING["qwen3_moe"], {}),
+    "blocks": ("minimax_m3_vl_text", 2, FITTING["minimax_m3_vl_text"], {}),
     "states last": ("granitemoehybrid", 2, HYBRID, {}),
     "states first": (
         *("granitemoehybrid", 2, HYBRID | {"layer_types": ["mamba", "mamba", "attention"]}),
