@@ -124,6 +124,10 @@ GLM = {
     **{"num_attention_heads": 2, "num_key_value_heads": 1},
     **TURNS,
 }
+BLOCKS = {
+    **{"intermediate_size": 64, "index_head_dim": 32},
+    **{"index_block_size": 16, "index_topk_blocks": 1},
+}
 
 
 @pytest.mark.parametrize(
@@ -133,6 +137,7 @@ GLM = {
         ("granite4_vision", {"hidden_size": 128}),
         ("idefics3", {}),
         ("glm4v", GLM),
+        ("minimax_m3_vl", BLOCKS),
         ("muse_glimmer", {}),
         ("paddleocr_vl", TURNS),
         ("step3p7", {"share_expert_dim": 64}),
