@@ -120,9 +120,10 @@ sixth layer attends to latents, with gates of heads. Compressed queries run thro
 MiniMax-M3's layers attend to blocks of tokens, which an index of another kind chooses, for each KV
 head its own (`torch_backend/attention/chosen_blocks.py`): a block is as good as its best token, and
 the last blocks are always among them. Index keys are layers of the KV cache of their own. On a GPU
-kernels choose and attend, in recorded steps (`attention/paged_blocks.py`). Gates other than
-gpt-oss', an index that has not as many heads as there are KV heads, or one that is to choose more
-of the last blocks than of all, run through transformers.
+kernels choose and attend, in recorded steps (`attention/paged_blocks.py`); the CPU kernels have
+operations for it ([blocks](cpu-backend.md#an-index-of-blocks)). Gates other than gpt-oss', an index
+that has not as many heads as there are KV heads, or one that is to choose more of the last blocks
+than of all, run through transformers.
 
 Qwen 4 chooses blocks for all heads alike, by one index key of each whole block, which takes the
 place of its last token's in such a layer of the cache (`torch_backend/attention/pooled_blocks.py`).
