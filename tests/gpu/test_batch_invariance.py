@@ -35,6 +35,7 @@ FAMILIES = (
     *("lfm2", "qwen3_5_text", "bamba"),  # which keep states
     *("deepseek_v32", "glm_moe_dsa", "minimax_m3_vl_text"),  # whose index chooses
     *("axk2", "hy_v4", "qwen4_exp_text"),  # likewise, with gates or several hidden states
+    "deepseek_v4",  # which attends to entries
 )
 NUMBERS: dict[str, dict[str, Any]] = {
     "bfloat16": {},

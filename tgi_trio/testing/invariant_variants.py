@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import product
 from typing import Any, Final
 
 import torch
 
-from tgi_trio.shard.torch_backend.attention import spans_kernel
+from tgi_trio.shard.torch_backend.attention import entries_kernel, spans_kernel
 from tgi_trio.shard.torch_backend.attention.spans import SPAN
 from tgi_trio.shard.torch_backend.attention.tiles import (
+    choose_entry_spans_tile,
     choose_latent_spans_tile,
     choose_spans_tile,
     pad_dim,
@@ -23,6 +25,7 @@ from tgi_trio.shard.torch_backend.states.delta_rule_kernels import pad
 from tgi_trio.shard.torch_backend.states.walking import CHANNELS, WARPS, count_walked
 from tgi_trio.shard.torch_backend.torch_device import Generation
 from tgi_trio.testing.attention_variants import FEATURES
+from tgi_trio.testing.entries_variants import entries_variants
 from tgi_trio.testing.variant import BF16, EVEN, F32, I32, I64, TYPES, U8, Variant
 
 _TABLES: Final = (I32,) * 6
@@ -35,6 +38,7 @@ def invariant_variants(generation: Generation) -> Iterator[Variant]:
     yield from _products(generation)
     yield from _attention(generation)
     yield from _latents()
+    yield from _entries(generation)
     yield from _states()
     for dim in (64, 128, 256, 512):
         for sinks in (False, True) if dim == 64 else (False,):
@@ -54,14 +58,16 @@ def invariant_variants(generation: Generation) -> Iterator[Variant]:
 
 
 def _products(generation: Generation) -> Iterator[Variant]:
-    """Attention's output and gates of Llama 8B, and the expansion of latents."""
+    """Attention's output and gates of Llama 8B, the expansion of latents, DeepSeek V4's groups."""
     many = f"i32{EVEN}"
+    together, apart = (many, many, "1"), (many, "1", many)  # neighbouring inputs of the matrix
     for dtype in (BF16, F32):
-        # outputs, inputs, whether neighbouring inputs of the matrix lie together
-        for outputs, inputs, plain in ((4096, 4096, True), (28672, 4096, True), (512, 128, False)):
+        for outputs, inputs, plain, strides in (
+            *((4096, 4096, True, together), (28672, 4096, True, together)),
+            *((512, 128, False, apart), (1024, 4096, False, together)),
+        ):
             tile = choose_any_tile(dtype, generation, by_head=not plain)
             parts = count_input_parts(outputs, inputs, tile) if plain else 1
-            strides = (many, many, "1") if plain else (many, "1", many)
             for divided in (True, False) if parts > 1 else (False,):
                 more = f"{' divided' if divided else ''}{'' if plain else ' by head'}"
                 constants = {
@@ -153,6 +159,24 @@ def _latents() -> Iterator[Variant]:
                 warps=tile.warps,
                 stages=tile.stages,
             )
+
+
+def _entries(generation: Generation) -> Iterator[Variant]:
+    """DeepSeek V4's, of which an index chooses, or all of which are seen; and windows alone."""
+    for attend in entries_variants(generation):
+        if attend.kernel is not entries_kernel.attend_entries or "h16" in attend.name:
+            continue
+        dtype = attend.arguments[0]
+        assert isinstance(dtype, torch.dtype)
+        tile = choose_entry_spans_tile(dtype, 64, chosen=attend.constants["MOST"] > 0)
+        yield replace(
+            attend,
+            name=attend.name.replace("attend_entries", "attend_entry_spans").replace(" h64", ""),
+            kernel=entries_kernel.attend_entry_spans,
+            arguments=(*attend.arguments[:4], I32, "i32", *attend.arguments[4:]),
+            constants=attend.constants | {"SPAN": SPAN, "LANES": tile.lanes},
+            stages=tile.stages,
+        )
 
 
 def _states() -> Iterator[Variant]:

@@ -81,7 +81,6 @@ NUMBERS: dict[str, dict[str, Any]] = {
 }
 # By what is said of them.
 REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
-    "attention to entries": ("deepseek_v4", {}),
     "behind their rotation": ("nanochat", {}),
     "adds up several hidden states": ("gemma3n_text", {}),
     "--activations 8": ("llama", {"activations": 8}),
@@ -149,6 +148,7 @@ def told(root: object) -> dict[str, set[bool]]:
     [
         *(("llama", {"max_lora_rank": 16}), ("deepseek_v3", {})),
         *(("qwen3_moe", {"quantize": "q8_0"}), ("hy_v4", {}), ("qwen4_exp_text", {})),
+        ("deepseek_v4", {}),
     ],
 )
 def test_every_part_of_a_model_is_told(
@@ -158,9 +158,12 @@ def test_every_part_of_a_model_is_told(
     with StandInDevice() as device, device.idle():
         parts = told(load_torch_runner(options, device="cuda:0", graph_sizes=(1, 2)))
     attention = {"hy_v4": "PagedIndexedAttention", "qwen4_exp_text": "PagedPooled"}
+    attention["deepseek_v4"] = "PagedEntriesAttention"
     assert set(parts) >= {"Linear", "Norm", "PromptLogprobs"}
     assert attention.get(family, "PagedAttention") in parts
-    assert ("HyperWeights" in parts) == ("HyperEnds" in parts) == (family == "hy_v4")
+    hyper = family in ("hy_v4", "deepseek_v4")
+    assert ("HyperWeights" in parts) == ("HyperEnds" in parts) == hyper
+    assert ("SharedKey" in parts) == (family == "deepseek_v4")
     assert ("NgramsLayer" in parts) == (family == "qwen4_exp_text")
     assert ("SlotMemory" in parts) == (family == "llama")
     assert ("LatentProjections" in parts) == (family in ("deepseek_v3", "hy_v4"))

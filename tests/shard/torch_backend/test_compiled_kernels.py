@@ -72,7 +72,7 @@ from tgi_trio.testing.invariant_variants import invariant_variants
 for target, generation in TARGETS.items():
     every = {each.name: each for each in invariant_variants(generation)}
     for name in ("multiply_any bf16 4096 4 parts", "attend_spans bf16 128",
-                 "attend_latent_spans bf16 512+64"):
+                 "attend_latent_spans bf16 512+64", "attend_entry_spans bf16 of 4"):
         shared, whole = (count_products(every[name + more], target) for more in (" divided", ""))
         assert shared and shared == whole, (target, name, shared, whole)
 """

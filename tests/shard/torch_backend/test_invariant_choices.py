@@ -31,7 +31,7 @@ from tests.shard.torch_backend.stand_in_support import (  # noqa: E402
     drive,
     start,
 )
-from tgi_trio.shard.torch_backend.attention import paged_blocks, selecting  # noqa: E402
+from tgi_trio.shard.torch_backend.attention import paged_blocks, selecting, spans  # noqa: E402
 from tgi_trio.shard.torch_backend.layers import hyper_kernels  # noqa: E402
 from tgi_trio.testing.stand_in_device import StandInDevice  # noqa: E402
 from tgi_trio.testing.wrapped_checkpoints import make_wrapped  # noqa: E402
@@ -45,14 +45,14 @@ SIZES = (1, 42, CHOSEN - 1)
 TEXTS = [[3 + (31 * i + 7 * j) % 500 for j in range(n)] for i, n in enumerate(SIZES)]
 FEW_LAYERS = {"num_hidden_layers": 2, "mlp_layer_types": ["dense", "sparse"]}
 FAMILIES: dict[str, dict[str, Any]] = {
+    # Several hidden states of a token, sinks, values with gates.
+    "hy_v4": FEW_LAYERS | {"index_topk": CHOSEN, "indexer_types": ["full", "shared"]},
     "deepseek_v32": FEW_LAYERS | {"index_topk": CHOSEN},
     # The second layer attends to what the first one chose.
     "glm_moe_dsa": FEW_LAYERS | {"index_topk": CHOSEN, "indexer_types": ["full", "shared"]},
     # Behind norms with gates, and with gates of values. The gates' rank is that of full vectors of
     # the processor that stands in, as in `test_batch_invariance.py`.
     "axk2": {"num_hidden_layers": 2, "index_topk": CHOSEN, "gated_norm_rank": 32},
-    # Several hidden states of a token, sinks, values with gates.
-    "hy_v4": FEW_LAYERS | {"index_topk": CHOSEN, "indexer_types": ["full", "shared"]},
     # Blocks of 4 tokens, chosen for each KV head.
     "minimax_m3_vl_text": FEW_LAYERS
     | {"layer_types": ["full_attention", "minimax_m3_sparse"], "index_topk_blocks": CHOSEN // 4},
@@ -62,6 +62,18 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "layer_types": ["linear_attention", "indexed_attention"],
         "ple_layer_ids": [1],
         "indexer_budget": CHOSEN,
+    },
+    # A window, and means of runs of tokens, of which some are chosen: together two spans and one.
+    "deepseek_v4": {
+        "num_hidden_layers": 3,
+        "layer_types": [
+            "sliding_attention",
+            "compressed_sparse_attention",
+            "heavily_compressed_attention",
+        ],
+        "mlp_layer_types": ["hash_moe", "moe", "moe"],
+        "sliding_window": CHOSEN,
+        "index_topk": 9,
     },
 }
 
@@ -88,6 +100,7 @@ CHOOSING = {
 def small_lists(small_parts: None, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
     """Have programs share a row that is selected from, and few of them share hidden states."""
     monkeypatch.setattr(hyper_kernels, "_PROGRAMS", 8)
+    monkeypatch.setattr(spans, "_PROGRAMS", 8)  # chunks of prompts share none
     for name, number in (("READ", 16), ("PART", 4), ("SAMPLE", 8), ("READERS", 16)):
         monkeypatch.setattr(selecting, name, number)
 
@@ -104,7 +117,7 @@ def differs(runner: Any, recorder: GreedyRecorder) -> bool:
     return not all(map(torch.equal, logits(runner, recorder, joins=2, chunk=11), alone))
 
 
-@pytest.mark.sampled(6, first=3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_sequence_has_the_same_logits_alone_and_among_others(
     checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch, family: str
@@ -132,7 +145,7 @@ def check_alone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("family", ["deepseek_v32", "minimax_m3_vl_text"])
+@pytest.mark.parametrize("family", ["deepseek_v32", "minimax_m3_vl_text", "deepseek_v4"])
 def test_without_the_flag_bits_differ(checkpoint: Checkpoint, family: str) -> None:
     """So the test above can tell."""
     folder = checkpoint(family, **FAMILIES[family])
@@ -141,7 +154,7 @@ def test_without_the_flag_bits_differ(checkpoint: Checkpoint, family: str) -> No
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("family", ["glm_moe_dsa", "minimax_m3_vl_text"])
+@pytest.mark.parametrize("family", ["glm_moe_dsa", "minimax_m3_vl_text", "deepseek_v4"])
 def test_a_sequence_that_is_computed_anew(checkpoint: Checkpoint, family: str) -> None:
     """After a preemption or a crash, what has been said comes back as a part of the prompt."""
     folder = checkpoint(family, **FAMILIES[family])
@@ -157,7 +170,9 @@ def test_a_sequence_that_is_computed_anew(checkpoint: Checkpoint, family: str) -
 
 
 @pytest.mark.sampled(3, first=1)
-@pytest.mark.parametrize("family", ["deepseek_v32", "minimax_m3_vl_text", "qwen4_exp_text"])
+@pytest.mark.parametrize(
+    "family", ["deepseek_v32", "minimax_m3_vl_text", "qwen4_exp_text", "deepseek_v4"]
+)
 def test_recorded_steps_and_guesses_say_what_launched_ones_say(
     checkpoint: Checkpoint, family: str
 ) -> None:

@@ -26,15 +26,22 @@ from tests.shard.torch_backend.test_batch_invariance import (  # noqa: E402
     differing,
     logits,
 )
+from tests.shard.torch_backend.test_invariant_choices import FAMILIES  # noqa: E402
 from tgi_trio.testing.stand_in_device import StandInDevice  # noqa: E402
 
 Checkpoint = Callable[..., Path]
 
 
-@pytest.mark.parametrize("family", ["llama", "deepseek_v3"])
-def test_two_ranks(checkpoint: Checkpoint, family: str) -> None:
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [
+        *(("llama", SMALL), ("deepseek_v3", SMALL)),
+        pytest.param("deepseek_v4", FAMILIES["deepseek_v4"], marks=pytest.mark.thorough),
+    ],
+)
+def test_two_ranks(checkpoint: Checkpoint, family: str, changes: dict[str, Any]) -> None:
     """What one of a library would add up is gathered (`test_distributed.py` has four of them)."""
-    folder, recorder = checkpoint(family, **SMALL), GreedyRecorder()
+    folder, recorder = checkpoint(family, **changes), GreedyRecorder()
     with (
         StandInDevice() as device,
         two_ranks(folder, device, sampler=recorder, batch_invariant=True) as (runner, steps),

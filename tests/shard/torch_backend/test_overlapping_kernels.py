@@ -21,7 +21,7 @@ EARLY = {
     *("add_and_normalise", "gate", "open_values", "rotate_and_write", "attend_tile", "merge_parts"),
     "attend_spans",
     *("multiply_few", "multiply_heads", "multiply_several"),
-    *("write_shared_keys", "attend_entries"),
+    *("write_shared_keys", "attend_entries", "attend_entry_spans"),
     *("mix_streams", "read_streams", "write_streams"),
     *("count_tokens", "survey_scores", "choose_tokens", "begin_rows"),
 }

@@ -26,18 +26,20 @@ _HELD: Final[dict[str, str]] = {
         "position_offset sine_positions alibi alibi_scale attention_soft_cap final_soft_cap "
         "embedding_scale residual_scale attention_scale gate_scale mlp_limit mlp_raised mlp_scale "
         "logit_scale qkv_clip latent value_norm value_scale own_inputs index hyper "
-        "gated_values norm_gate_rank gated_streams"
+        "gated_values norm_gate_rank gated_streams shared_key"
     ),
     "LayerSpec": (
         "scale window chunk ahead rotary experts mixer attends feeds sizes keys_as_values "
         "reads_layer latent sinks mlp_width beside later names shared blocks chooses index "
-        "index_place pooled ngrams"
+        "index_place pooled ngrams compression"
     ),
     "HeadSizes": "kv_heads dim value_dim heads",
     "LatentSpec": "rank query_rank plain_dim rotary_dim value_dim bias scale norm_eps doubled",
     "HyperSpec": "count iterations eps added added_eps",
     "IndexSpec": "heads dim most pool rotary last norm_eps reads_input",
     "PooledIndexSpec": "heads dim size most",
+    "SharedKeySpec": "query_rank groups group_rank",
+    "CompressionSpec": "rate overlaps index",
     "GatedStreamsSpec": "count rank",
     "BlockIndexSpec": "dim size most local",
     "OwnInputsSpec": "width rows image_token",
@@ -49,7 +51,7 @@ _HELD: Final[dict[str, str]] = {
     "ExpertsSpec": (
         "count per_token width normalise shared_width latent_width routing jitter groups "
         "groups_used scale result_scale stacked gate_up biased weighs_inputs limit raised "
-        "bounds_opened shared_limit logit_cap idle"
+        "bounds_opened shared_limit by_token logit_cap idle"
     ),
     "ShortConvolution": "channels taps bias",
     "DeltaRule": (
@@ -64,7 +66,6 @@ _HELD: Final[dict[str, str]] = {
     "RecurrentGate": "heads head_dim taps activation",
     "SharedBlock": "layer use rank attention_rank",
 }
-_ENTRIES: Final = "attention to entries is divided by the step's size"
 _STREAMS: Final = "torch adds up several hidden states of a token"
 _NORMS: Final = "torch normalises queries and keys behind their rotation"
 
@@ -76,7 +77,6 @@ CLAIMS: Final[Claims] = {
         for record, names in _HELD.items()
         for key in (f"{record}.{name}" for name in names.split())
     },
-    "DecoderSpec.shared_key": only(None, refusal=_ENTRIES),
     "DecoderSpec.streams": only(None, refusal=_STREAMS),
     "DecoderSpec.norm_after_rotary": only(False, refusal=_NORMS),
     "LayerSpec.crosses": only(None, refusal="torch attends to images"),

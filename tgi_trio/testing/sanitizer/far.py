@@ -42,7 +42,7 @@ FAR: Final[dict[str, Slots]] = {
     "write_indexed_latents": Slots(("key",), ("slots",), "tables"),
     "join_blocks": Slots(("key", "turns"), ("slots",), "tables"),
     **dict.fromkeys(
-        ("score_units", "score_blocks", "attend_entries"),
+        ("score_units", "score_blocks", "attend_entries", "attend_entry_spans"),
         _KEYS_READ,
     ),
     **dict.fromkeys(("attend_tile", "attend_spans"), _BOTH_READ),

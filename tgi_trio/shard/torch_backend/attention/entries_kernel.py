@@ -18,6 +18,13 @@ from tgi_trio.shard.torch_backend.attention.paged_kernel import (
     store_tile,
     weigh,
 )
+from tgi_trio.shard.torch_backend.attention.spans_kernel import (
+    begin_softmax,
+    find_spans,
+    merge,
+    store_bounds,
+    store_span,
+)
 from tgi_trio.shard.torch_backend.kernels.fused import normalise
 from tgi_trio.shard.torch_backend.kernels.overlapping import let_next_begin, wait_for_earlier
 from tgi_trio.shard.torch_backend.kernels.selecting import find_seen
@@ -61,29 +68,120 @@ def attend_entries(
 ):
     let_next_begin(OVERLAPS)
     wait_for_earlier(OVERLAPS)
-    tiles: tl.constexpr = (HEADS + LANES - 1) // LANES
-    own, part = tl.program_id(0) // tiles, tl.program_id(2)
-    token = first + own
-    row = tl.load(rows + token).to(tl.int64)
-    table = tables + row * tl.load(width)
-    seen = find_seen(contexts, query_starts, row, token)
-    near = tl.minimum(seen, WINDOW)
-    count = near
-    if MOST:
-        count += tl.load(found + own)
-    elif RATE:
-        count += seen // RATE
+    own, token, head, table, seen = find_tile(
+        tables, width, contexts, query_starts, rows, first, HEADS, LANES
+    )
+    near, part = tl.minimum(seen, WINDOW), tl.program_id(2)
+    count = count_places(found + own, near, seen, RATE, MOST)
     begin, end = 0, count
     if DIVIDED:
         each = tl.cdiv(tl.cdiv(count, tl.num_programs(2)), KEYS) * KEYS
         begin = part * each
         end = tl.minimum(begin + each, count)
-    head, dim = tl.program_id(0) % tiles * LANES + tl.arange(0, LANES), tl.arange(0, PADDED_DIM)
-    token = token.to(tl.int64)
-    real, which = head < HEADS, token * HEADS + head
+    dim, real, which = tl.arange(0, PADDED_DIM), head < HEADS, token * HEADS + head
     q = load_queries(query, cos, sin, token, which, real, dim, eps, DIM, ROTARY)
     best, mass = tl.full([LANES], float("-inf"), tl.float32), tl.zeros([LANES], tl.float32)
     total = tl.zeros([LANES, PADDED_DIM], tl.float32)
+    best, mass, total = walk_places(
+        best, mass, total, q, keys, table, units + own * MOST, begin, end, near, seen,
+        scale, DIM, PADDED_DIM, STRIDE, RATE, ENTRY, MOST, PAGE, KEYS,
+    )
+    if SINKS:
+        best, mass, fade = add_sinks(tl.load(sinks + head, mask=real, other=0.0), best, mass, part)
+        total = total * fade[:, None]
+    c, s = load_turns(cos, sin, token, dim[None, :], DIM, ROTARY)
+    total = turn_neighbours(total, c, -s)
+    store_tile(out, parts, bests, masses, which, best, mass, total, real, dim, part, DIM, DIVIDED)
+
+
+@triton.jit(do_not_specialize=["count", "first"])
+def attend_entry_spans(
+    out,  # as for `attend_entries`, as is what is not explained
+    parts, bests, masses, spans, count,  # as for `attend_spans`
+    query, cos, sin, keys, tables, width, contexts, query_starts, rows, units, found, sinks, first,
+    scale, eps,
+    HEADS: tl.constexpr, DIM: tl.constexpr, PADDED_DIM: tl.constexpr, ROTARY: tl.constexpr,
+    STRIDE: tl.constexpr, WINDOW: tl.constexpr, RATE: tl.constexpr, ENTRY: tl.constexpr,
+    MOST: tl.constexpr, SINKS: tl.constexpr, PAGE: tl.constexpr, LANES: tl.constexpr,
+    KEYS: tl.constexpr, DIVIDED: tl.constexpr,
+    SPAN: tl.constexpr,  # places of a span, a multiple of KEYS
+    OVERLAPS: tl.constexpr,
+):
+    """Attend where batch invariance is kept, as `spans_kernel.py` says: to spans of the list."""
+    let_next_begin(OVERLAPS)
+    wait_for_earlier(OVERLAPS)
+    own, token, head, table, seen = find_tile(
+        tables, width, contexts, query_starts, rows, first, HEADS, LANES
+    )
+    near = tl.minimum(seen, WINDOW)
+    end = count_places(found + own, near, seen, RATE, MOST)
+    dim, real, which = tl.arange(0, PADDED_DIM), head < HEADS, token * HEADS + head
+    q = load_queries(query, cos, sin, token, which, real, dim, eps, DIM, ROTARY)
+    best, mass, total = begin_softmax(sinks + head, real, LANES, PADDED_DIM, SINKS)
+    first_span, until, step = find_spans(0, end, SPAN, DIVIDED)
+    for i in range(first_span, until, step):
+        b, m, t = begin_softmax(sinks, real, LANES, PADDED_DIM, False)
+        b, m, t = walk_places(
+            b, m, t, q, keys, table, units + own * MOST, i * SPAN,
+            tl.minimum(end, (i + 1) * SPAN), near, seen, scale, DIM, PADDED_DIM, STRIDE, RATE,
+            ENTRY, MOST, PAGE, KEYS,
+        )
+        c, s = load_turns(cos, sin, token, dim[None, :], DIM, ROTARY)
+        t = turn_neighbours(t, c, -s)
+        if DIVIDED:
+            store_span(parts, bests, masses, which * count + i, b, m, t, real, dim, DIM)
+        else:
+            best, mass, total = merge(best, mass, total, b, m, t)
+    if DIVIDED:
+        store_bounds(spans, which, 0, end, real, SPAN)
+    else:
+        store_tile(out, parts, bests, masses, which, best, mass, total, real, dim, 0, DIM, False)
+
+
+@triton.jit
+def find_tile(
+    tables, width, contexts, query_starts, rows, first, HEADS: tl.constexpr, LANES: tl.constexpr
+):
+    """Return what a program computes: a token of the grid, of the step, and its heads [LANES].
+
+    Then the token's block numbers, and how many tokens it sees.
+    """
+    tiles: tl.constexpr = (HEADS + LANES - 1) // LANES
+    own = tl.program_id(0) // tiles
+    token = first + own
+    row = tl.load(rows + token).to(tl.int64)
+    table = tables + row * tl.load(width)
+    seen = find_seen(contexts, query_starts, row, token)
+    head = tl.program_id(0) % tiles * LANES + tl.arange(0, LANES)
+    return own.to(tl.int64), token.to(tl.int64), head, table, seen
+
+
+@triton.jit
+def count_places(found, near, seen, RATE: tl.constexpr, MOST: tl.constexpr):
+    """Return how many places a token sees: `near` tokens, and all entries or those chosen."""
+    count = near
+    if MOST:
+        count += tl.load(found)
+    elif RATE:
+        count += seen // RATE
+    return count
+
+
+@triton.jit
+def walk_places(
+    best,  # float32 [LANES]: so far, as are the next
+    mass,
+    total,  # float32 [LANES, PADDED_DIM]
+    q,  # [LANES, PADDED_DIM]
+    keys, table,
+    units,  # of the token
+    begin, end,  # of what it sees
+    near, seen, scale,
+    DIM: tl.constexpr, PADDED_DIM: tl.constexpr, STRIDE: tl.constexpr, RATE: tl.constexpr,
+    ENTRY: tl.constexpr, MOST: tl.constexpr, PAGE: tl.constexpr, KEYS: tl.constexpr,
+):
+    """Return best scores, masses and totals with those of the places from `begin` to `end`."""
+    dim = tl.arange(0, PADDED_DIM)
     for low in range(begin, end, KEYS):
         number = low + tl.arange(0, KEYS)
         listed = number < end
@@ -91,8 +189,7 @@ def attend_entries(
         if RATE:
             unit = number - near
             if MOST:
-                chosen = units + own.to(tl.int64) * MOST + unit
-                unit = tl.load(chosen, mask=listed & (unit >= 0), other=0)
+                unit = tl.load(units + unit, mask=listed & (unit >= 0), other=0)
             place = tl.where(number < near, place, (unit + 1) * RATE - 1)
             offset = tl.where(number < near, 0, ENTRY)
         block = tl.load(table + place // PAGE, mask=listed, other=0).to(tl.int64)
@@ -104,12 +201,7 @@ def attend_entries(
         best, mass, fade, weight = weigh(score, scale * LOG2E, best, mass)
         gained = tl.dot(weight.to(k.dtype), k, input_precision="ieee")
         total = total * fade[:, None] + gained
-    if SINKS:
-        best, mass, fade = add_sinks(tl.load(sinks + head, mask=real, other=0.0), best, mass, part)
-        total = total * fade[:, None]
-    c, s = load_turns(cos, sin, token, dim[None, :], DIM, ROTARY)
-    total = turn_neighbours(total, c, -s)
-    store_tile(out, parts, bests, masses, which, best, mass, total, real, dim, part, DIM, DIVIDED)
+    return best, mass, total
 
 
 @triton.jit

@@ -10,6 +10,10 @@ from typing import Any
 import torch
 
 from tgi_trio.shard.torch_backend.attention.dividing import Work, describe_gates
+from tgi_trio.shard.torch_backend.attention.entries_kernel import (
+    attend_entries,
+    attend_entry_spans,
+)
 from tgi_trio.shard.torch_backend.attention.latent_kernel import attend_latents
 from tgi_trio.shard.torch_backend.attention.paged_kernel import attend_tile
 from tgi_trio.shard.torch_backend.attention.spans import Spans
@@ -44,3 +48,9 @@ def choose_latent_kernel(
         return attend_latent_spans, (), work.constants
     scaling = (work.out,) * 3 if scale is None else scale.describe(logs)
     return attend_latents, scaling, work.constants | {"SCALES": scale is not None}
+
+
+def choose_entries_kernel(work: Work | Spans) -> tuple[Any, dict[str, Any]]:
+    """Return the kernel that attends to entries, and constants."""
+    kernel = attend_entries if isinstance(work, Work) else attend_entry_spans
+    return kernel, work.constants

@@ -12,8 +12,8 @@ from typing import Final
 import torch
 
 from tgi_trio.shard.torch_backend.attention.dividing import Work, divide_work
-from tgi_trio.shard.torch_backend.attention.entries_kernel import attend_entries
 from tgi_trio.shard.torch_backend.attention.interface import AttentionLayer
+from tgi_trio.shard.torch_backend.attention.kernel_choice import choose_entries_kernel
 from tgi_trio.shard.torch_backend.attention.paged import PagedAttention
 from tgi_trio.shard.torch_backend.attention.paged_batch import PagedBatch
 from tgi_trio.shard.torch_backend.attention.selecting import (
@@ -28,7 +28,13 @@ from tgi_trio.shard.torch_backend.attention.shared_keys import (
     Written,
     write_keys,
 )
-from tgi_trio.shard.torch_backend.attention.tiles import Tile, choose_entries_tile, pad_dim
+from tgi_trio.shard.torch_backend.attention.spans import Spans, divide_into_spans
+from tgi_trio.shard.torch_backend.attention.tiles import (
+    Tile,
+    choose_entries_tile,
+    choose_entry_spans_tile,
+    pad_dim,
+)
 from tgi_trio.shard.torch_backend.layers.rotary import Rotary, RotaryTable
 from tgi_trio.shard.torch_backend.layers.shared_key import EntryIndex, SharedKey
 from tgi_trio.shard.torch_backend.torch_device import limit_registers, overlap
@@ -53,15 +59,27 @@ class PagedEntriesAttention(PagedAttention):
         written = write_keys(projected, shared, turning, table, keys, batch)
         query = shared.query_up(written.compressed).view(len(projected), layer.heads, shared.dim)
         index = None if entries is None else entries.index
-        tile = choose_entries_tile(query.dtype, layer.heads, chosen=index is not None)
-        tiles = len(query) * -(-layer.heads // tile.lanes)
-        work = divide_work(layer, query, tiles, shared.dim)
+        tile, work = self._plan(layer, shared, query, batch)
         own = _Attending(layer, shared, query, turning, table, keys, batch, tile, work)
         if index is None:
             own.launch(range(len(query)), None)
         else:
-            own.launch_by_index(index, written)
+            own.launch_by_index(index, written, invariant=self._invariant)
         return work.merge().view_as(query)
+
+    def _plan(
+        self, layer: AttentionLayer, shared: SharedKey, query: torch.Tensor, batch: PagedBatch
+    ) -> tuple[Tile, Work | Spans]:
+        """Return the tile of a step's programs, and room for what they find."""
+        entries, chosen = shared.entries, shared.entries is not None and bool(shared.entries.index)
+        choose = choose_entry_spans_tile if self._invariant else choose_entries_tile
+        tile = choose(query.dtype, layer.heads, chosen=chosen)
+        tiles = len(query) * -(-layer.heads // tile.lanes)
+        if not self._invariant:
+            return tile, divide_work(layer, query, tiles, shared.dim)
+        most = 0 if entries is None else batch.longest // entries.spec.rate
+        places = min(batch.longest, layer.window) + min(most, layer.most if chosen else most)
+        return tile, divide_into_spans(layer, query, tiles, shared.dim, places)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,10 +94,13 @@ class _Attending:
     keys: torch.Tensor  # [slots, numbers], one layer of the cache
     batch: PagedBatch
     tile: Tile
-    work: Work
+    work: Work | Spans
 
-    def launch_by_index(self, index: EntryIndex, written: Written) -> None:
-        """Launch attention to the entries that an index chooses, for some tokens at a time."""
+    def launch_by_index(self, index: EntryIndex, written: Written, *, invariant: bool) -> None:
+        """Launch attention to the entries that an index chooses, for some tokens at a time.
+
+        `invariant`: see `score_units`.
+        """
         rate, most, dim = len(index.compressor.bias), self.layer.most, index.compressor.dim
         asked = index.query_up(written.compressed).view(len(self.query), index.heads, dim)
         asking = Asking(
@@ -88,7 +109,9 @@ class _Attending:
         place = EntryPlaces.of(self.shared).index_made
         made = self.keys[:, place : place + dim]
         for tokens in cut_tokens(len(asked), self.batch.longest // rate):
-            found = score_units(asking, made, self.batch, tokens, unit=rate, most=most)
+            found = score_units(
+                *(asking, made, self.batch, tokens), unit=rate, most=most, invariant=invariant
+            )
             self.launch(tokens, select_best(found, most, self.batch))
 
     def launch(self, tokens: range, chosen: Selection | None) -> None:
@@ -96,8 +119,9 @@ class _Attending:
         layer, batch, tile, work = self.layer, self.batch, self.tile, self.work
         entries = self.shared.entries
         units, found = (batch.contexts, batch.contexts) if chosen is None else chosen
-        attend_entries[(len(tokens) * -(-layer.heads // tile.lanes), 1, work.parts)](
-            *(work.out, work.sums, work.bests, work.masses),
+        kernel, constants = choose_entries_kernel(work)
+        kernel[(len(tokens) * -(-layer.heads // tile.lanes), 1, work.programs)](
+            *work.room,
             *(self.query, self.table.cos, self.table.sin, self.keys),
             *(batch.tables, batch.width, batch.contexts, batch.query_starts, batch.token_rows()),
             *(units, found),
@@ -116,7 +140,7 @@ class _Attending:
             PAGE=batch.page,
             LANES=tile.lanes,
             KEYS=tile.keys,
-            DIVIDED=work.parts > 1,
+            **constants,
             **overlap(self.query.device),
             **({} if self.query.dtype is torch.float32 else limit_registers(REGISTERS)),
             num_warps=tile.warps,

@@ -139,6 +139,15 @@ def choose_entries_tile(dtype: torch.dtype, heads: int, *, chosen: bool) -> Tile
     return choose_latent_tile(dtype, heads, decodes=True)._replace(stages=stages)
 
 
+def choose_entry_spans_tile(dtype: torch.dtype, heads: int, *, chosen: bool) -> Tile:
+    """Return the tile of attention to entries where batch invariance is kept.
+
+    In float32 a second tile of chosen keys in flight would spill.
+    """
+    tile = choose_entries_tile(dtype, heads, chosen=chosen and dtype.itemsize == 2)
+    return tile._replace(lanes=choose_latent_spans_tile(dtype).lanes)
+
+
 def fits_index(dim: int) -> bool:
     """Return whether the kernels hold the keys of an index that chooses blocks."""
     return dim <= _MOST_INDEX

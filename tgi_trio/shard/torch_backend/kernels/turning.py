@@ -18,7 +18,10 @@ def load_turns(cos, sin, token, dim, DIM: tl.constexpr, ROTARY: tl.constexpr):
 
 @triton.jit
 def turn_neighbours(x, c, s):
-    """Return `x` [rows, numbers] rotated: neighbours together, by cosines and signed sines."""
+    """Return `x` [rows, numbers] rotated: neighbours together, by cosines and signed sines.
+
+    Which product the sum is one operation with is said, so that no two kernels differ in it.
+    """
     first, second = tl.split(tl.reshape(x, (x.shape[0], x.shape[1] // 2, 2)))
     other = tl.reshape(tl.join(second, first), (x.shape[0], x.shape[1]))
-    return x * c + other * s
+    return tl.fma(other, tl.broadcast_to(s, x.shape), x * c)

@@ -12,6 +12,7 @@ from tgi_trio.shard.torch_backend.layers.compressor import Compressor
 from tgi_trio.shard.torch_backend.layers.index import IndexQueries
 from tgi_trio.shard.torch_backend.layers.linear import Linear
 from tgi_trio.shard.torch_backend.layers.norm import Norm
+from tgi_trio.shard.torch_backend.layers.plain_product import multiply_by_head
 from tgi_trio.shard.torch_backend.layers.rotary import Rotary, RotaryTable
 
 
@@ -65,7 +66,10 @@ class Asked(NamedTuple):
 class SharedKey:
     """The parts of a layer around attention to one key per token, on one rank."""
 
-    __slots__ = ("dim", "entries", "eps", "key_norm", "output_down", "query_norm", "query_up")
+    __slots__ = (
+        *("dim", "entries", "eps", "invariant", "key_norm", "output_down", "query_norm"),
+        "query_up",
+    )
 
     def __init__(
         self,
@@ -77,8 +81,12 @@ class SharedKey:
         key_norm: Norm,
         output_down: torch.Tensor,
         entries: Entries | None,
+        invariant: bool = False,
     ) -> None:
-        """`dim`, `eps`: of a head and its norm; `output_down`: [groups, rank, inputs]."""
+        """`dim`, `eps`: of a head and its norm; `output_down`: [groups, rank, inputs].
+
+        `invariant`: see `batch_invariance.py`.
+        """
         self.dim = dim
         self.eps = eps
         self.query_norm = query_norm
@@ -86,6 +94,7 @@ class SharedKey:
         self.key_norm = key_norm
         self.output_down = output_down
         self.entries = entries
+        self.invariant = invariant
 
     def sizes(self, outputs: int) -> Sizes:
         """Return the parts of the first projection, which has so many outputs."""
@@ -112,11 +121,9 @@ class SharedKey:
 
     def group(self, attended: torch.Tensor) -> torch.Tensor:
         """Return [T, groups * rank] of the heads' results [T, heads, dim]."""
-        groups, rank, _ = self.output_down.shape
-        by_group = attended.reshape(len(attended), groups, -1).transpose(0, 1)
-        out = attended.new_empty((len(attended), groups, rank))
-        torch.bmm(by_group, self.output_down.transpose(1, 2), out=out.transpose(0, 1))
-        return out.flatten(1)
+        by_group = attended.reshape(len(attended), len(self.output_down), -1)
+        matrices = self.output_down.transpose(1, 2)
+        return multiply_by_head(by_group, matrices, invariant=self.invariant).flatten(1)
 
     def pack(self) -> None:
         self.query_up.pack()

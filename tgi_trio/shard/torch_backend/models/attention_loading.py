@@ -224,6 +224,7 @@ class AttentionLoader(WeightLoader):
             key_norm=self.norm(refs.key_norm),
             output_down=self.weight(refs.output_down).view(-1, shared.group_rank, inputs),
             entries=self._entries(refs, layer.compression),
+            invariant=self.source.invariant,
         )
 
     def _entries(self, refs: SharedKeyRefs, compression: CompressionSpec | None) -> Entries | None:
