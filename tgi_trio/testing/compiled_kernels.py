@@ -1,6 +1,9 @@
 """Compiles our Triton kernels for devices that need not be here: registers, spills, shared memory.
 
     python -m tgi_trio.testing.compiled_kernels            # a table: JSON, line by line
+    python -m tgi_trio.testing.compiled_kernels merge_parts "gate bf16"  # of some kernels
+    python -m tgi_trio.testing.compiled_kernels --table FILE  # compile what FILE has not, or of
+                                                              # other sources, and write it anew
 
 Triton can compile for a device that is not there. The variants are those of `kernel_variants.py`,
 which include attention, choices and mixtures, of `code_variants.py`, `adapter_variants.py` and
@@ -9,13 +12,13 @@ which include attention, choices and mixtures, of `code_variants.py`, `adapter_v
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 import subprocess
-import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -24,6 +27,7 @@ from tgi_trio.shard.torch_backend.torch_device import Generation
 from tgi_trio.testing.adapter_variants import adapter_variants
 from tgi_trio.testing.code_variants import code_variants
 from tgi_trio.testing.invariant_variants import invariant_variants
+from tgi_trio.testing.kernel_fingerprints import fingerprint
 from tgi_trio.testing.kernel_variants import variants
 from tgi_trio.testing.variant import EVEN, TYPES, Variant
 
@@ -39,6 +43,7 @@ class Compiled:
     registers: int  # of a thread
     spilled: int  # bytes of a thread
     shared: int  # bytes of a program
+    fingerprint: str  # of what it was compiled from
 
 
 def compile_for(variant: Variant, target: int) -> Compiled:
@@ -47,7 +52,8 @@ def compile_for(variant: Variant, target: int) -> Compiled:
 
     made = _compile(variant, target)
     registers, spilled = _resources(made.asm["ptx"], target, Path(triton.__file__).parent)
-    return Compiled(variant.name, target, registers, spilled, made.metadata.shared)
+    shared, own = made.metadata.shared, fingerprint(variant)
+    return Compiled(variant.name, target, registers, spilled, shared, own)
 
 
 def count_products(variant: Variant, target: int) -> Counter[str]:
@@ -103,9 +109,49 @@ def variants_of(generation: Generation) -> Iterator[Variant]:
     yield from invariant_variants(generation)
 
 
+def read_table(table: Path) -> list[Compiled]:
+    """Return the rows of a table."""
+    return [Compiled(**json.loads(line)) for line in table.read_text().splitlines()]
+
+
+def find_stale(rows: Iterable[Compiled]) -> list[tuple[Variant, int]]:
+    """Return the variants, and their targets, that were not compiled from what is here now."""
+    known = {(row.name, row.target): row.fingerprint for row in rows}
+    return [
+        (variant, target)
+        for target, generation in TARGETS.items()
+        for variant in variants_of(generation)
+        if known.get((variant.name, target)) != fingerprint(variant)
+    ]
+
+
+def renew_table(table: Path) -> None:
+    """Compile what a table has not, or of other sources, print it, and write the table anew.
+
+    Rows of variants that there are no more are left out.
+    """
+    rows = {(row.name, row.target): row for row in read_table(table)}
+    for variant, target in find_stale(rows.values()):
+        own = rows[variant.name, target] = compile_for(variant, target)
+        print(json.dumps(asdict(own)), flush=True)
+    kept = (
+        rows[variant.name, target]
+        for target, generation in TARGETS.items()
+        for variant in variants_of(generation)
+    )
+    table.write_text("".join(f"{json.dumps(asdict(row))}\n" for row in kept))
+
+
 def main() -> None:
-    """Print the resources of all variants, or of those whose names begin with an argument."""
-    wanted = tuple(sys.argv[1:]) or ("",)
+    """Print the resources of all variants, or of those that are asked for."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("names", nargs="*", default=[""], help="beginnings of variants' names")
+    parser.add_argument("--table", type=Path, help="a table to renew")
+    asked = parser.parse_args()
+    if asked.table is not None:
+        renew_table(asked.table)
+        return
+    wanted = tuple(asked.names)
     for target, generation in TARGETS.items():
         for variant in variants_of(generation):
             if variant.name.startswith(wanted):

@@ -6,6 +6,8 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 import pytest
@@ -46,6 +48,61 @@ def test_the_table_has_every_variant() -> None:
     for target, generation in TARGETS.items():
         names = sorted(entry["name"] for entry in table if entry["target"] == target)
         assert names == sorted(variant.name for variant in variants_of(generation))
+
+
+def test_the_table_was_compiled_from_what_is_here() -> None:
+    """Else `python -m tgi_trio.testing.compiled_kernels --table FILE` compiles what was not."""
+    pytest.importorskip("triton", reason="Triton is not installed")
+    from tgi_trio.testing.compiled_kernels import find_stale, read_table
+
+    stale = find_stale(read_table(TABLE))
+    assert not [(variant.name, target) for variant, target in stale]
+
+
+SOURCE = """
+import triton
+import triton.language as tl
+
+STEP = tl.constexpr(2)
+
+
+@triton.jit
+def add(x):
+    return x + 1
+
+
+@triton.jit
+def kernel(out, SIZE: tl.constexpr):
+    '''Write something.'''
+    tl.store(out + STEP, add(SIZE))
+"""
+CHANGES = {
+    "constant": ("constexpr(2)", "constexpr(3)"),
+    "callee": ("x + 1", "x + 2"),
+    "kernel": ("add(SIZE)", "add(-SIZE)"),
+}
+
+
+def test_a_fingerprint_tells_what_a_kernel_is_compiled_from(tmp_path: Path) -> None:
+    pytest.importorskip("triton", reason="Triton is not installed")
+    from tgi_trio.testing.kernel_fingerprints import fingerprint
+    from tgi_trio.testing.variant import F32, Variant
+
+    def variant_of(name: str, source: str) -> Variant:
+        (tmp_path / f"{name}.py").write_text(source)
+        spec = spec_from_file_location(f"tgi_trio.{name}", tmp_path / f"{name}.py")
+        assert spec is not None and spec.loader is not None
+        spec.loader.exec_module(module := module_from_spec(spec))
+        return Variant("kernel", module.kernel, (F32,), {"SIZE": 4})
+
+    own = variant_of("own", SOURCE)
+    moved = SOURCE.replace("Write something", "Store").replace(
+        "    return", "    # more\n\n    return"
+    )
+    assert fingerprint(variant_of("moved", moved)) == fingerprint(own)
+    others = [variant_of(name, SOURCE.replace(*change)) for name, change in CHANGES.items()]
+    others += [replace(own, warps=8), replace(own, constants={"SIZE": 8})]
+    assert len({fingerprint(each) for each in (own, *others)}) == 1 + len(others)
 
 
 def test_variants_compile_to_what_the_table_says() -> None:
