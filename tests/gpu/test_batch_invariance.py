@@ -36,6 +36,7 @@ FAMILIES = (
     *("deepseek_v32", "glm_moe_dsa", "minimax_m3_vl_text"),  # whose index chooses
     *("axk2", "hy_v4", "qwen4_exp_text"),  # likewise, with gates or several hidden states
     "deepseek_v4",  # which attends to entries
+    *("hunyuan_v1_dense", "mistral4"),  # norms behind rotations; scaled queries over latents
 )
 NUMBERS: dict[str, dict[str, Any]] = {
     "bfloat16": {},

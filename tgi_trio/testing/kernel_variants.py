@@ -135,6 +135,7 @@ def _rotations(generation: Generation) -> Iterator[Variant]:
         (192, 128, 64, "", False, "", {}),
         (512, 512, 512, "rms", False, "", own),
         (128, 128, 0, "", False, "", {"SCALES_QUERIES": True}),
+        (128, 128, 128, "rms", False, "", {"NORM_LAST": True}),  # Hunyuan, nanochat
         (256, 256, 256, "rms", False, "", {"KV_HEADS": 0}),
     )
     for dim, value, rotary, norm, interleaved, codes, kind in kinds:
@@ -161,6 +162,7 @@ def _rotations(generation: Generation) -> Iterator[Variant]:
                 "INTERLEAVED": interleaved,
                 "CLIPS": False,
                 "NORM": norm,
+                "NORM_LAST": False,
                 "HAS_BIAS": norm == "layer",
                 "SCALES_QUERIES": False,
                 "KEYS_AS_VALUES": False,

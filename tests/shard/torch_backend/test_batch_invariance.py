@@ -55,6 +55,8 @@ FAMILIES = ("llama", "gemma2", "gpt_oss", "deepseek_v3", "llama4_text", "mimo_v2
 OTHERS = (
     *("qwen2", "qwen3", "gpt2", "gpt_neox", "bloom", "olmo2", "cohere", "qwen3_moe"),
     *("gemma4_text", "bitnet", "cohere2_moe", "laguna", "longcat_flash"),
+    # Heads are normalised behind their rotation; queries over latents are scaled by position.
+    *("hunyuan_v1_dense", "mistral4", "nanochat"),
 )
 # Of layers' own embeddings, and experts beside an MLP. Embeddings are as wide as two vectors of the
 # processor that stands in: unlike a device, it computes what fills none by other instructions.
@@ -81,7 +83,6 @@ NUMBERS: dict[str, dict[str, Any]] = {
 }
 # By what is said of them.
 REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
-    "behind their rotation": ("nanochat", {}),
     "adds up several hidden states": ("gemma3n_text", {}),
     "--activations 8": ("llama", {"activations": 8}),
     "an encoder": ("t5", {}),

@@ -221,6 +221,17 @@ HEAD_KINDS: dict[str, dict[str, Any]] = {
         "gain": some(HEADS + KV_HEADS, DIM, seed=5),
         "bias": some(HEADS + KV_HEADS, DIM, seed=6),
     },
+    "rms behind the rotation": {
+        "norm": "rms",
+        "norm_last": True,
+        "gain": some(HEADS + KV_HEADS, DIM, seed=5),
+    },
+    "layer behind the rotation": {
+        "norm": "layer",
+        "norm_last": True,
+        "gain": some(HEADS + KV_HEADS, DIM, seed=5),
+        "bias": some(HEADS + KV_HEADS, DIM, seed=6),
+    },
     "narrow values": {"value_dim": DIM // 2 + 1, "clip": 0.6},
     "wide values": {"value_dim": 2 * DIM, "value_scale": 0.7},
     "normalised values": {"value_norm": True, "gain": some(HEADS + KV_HEADS, DIM, seed=5)},
@@ -254,7 +265,6 @@ def compare_projected(dtype: torch.dtype, rotary: dict[str, Any] | None, **kind:
         spec = RotarySpec(**{"max_positions": 64} | rotary)
         kind["rotary"] = Rotary(spec, torch.device(DEVICE))
     steps = HeadSteps(HEADS, head_dim=DIM, **{"kv_heads": KV_HEADS, "eps": 1e-6} | kind)
-    assert not steps.apart
     ours, theirs = (projected(steps, dtype, kernel=kernel) for kernel in (True, False))
     for one, other in zip(ours, theirs, strict=True):
         if dtype is torch.float32:

@@ -26,7 +26,8 @@ _HELD: Final[dict[str, str]] = {
         "position_offset sine_positions alibi alibi_scale attention_soft_cap final_soft_cap "
         "embedding_scale residual_scale attention_scale gate_scale mlp_limit mlp_raised mlp_scale "
         "logit_scale qkv_clip latent value_norm value_scale own_inputs index hyper "
-        "gated_values norm_gate_rank gated_streams shared_key"
+        "gated_values norm_gate_rank gated_streams shared_key "
+        "norm_after_rotary"
     ),
     "LayerSpec": (
         "scale window chunk ahead rotary experts mixer attends feeds sizes keys_as_values "
@@ -67,7 +68,6 @@ _HELD: Final[dict[str, str]] = {
     "SharedBlock": "layer use rank attention_rank",
 }
 _STREAMS: Final = "torch adds up several hidden states of a token"
-_NORMS: Final = "torch normalises queries and keys behind their rotation"
 
 CLAIMS: Final[Claims] = {
     **NAMES,
@@ -78,7 +78,6 @@ CLAIMS: Final[Claims] = {
         for key in (f"{record}.{name}" for name in names.split())
     },
     "DecoderSpec.streams": only(None, refusal=_STREAMS),
-    "DecoderSpec.norm_after_rotary": only(False, refusal=_NORMS),
     "LayerSpec.crosses": only(None, refusal="torch attends to images"),
     "LayerSpec.sparsity": only(0.0, refusal="torch cuts gates at a bound"),
 }
@@ -86,10 +85,6 @@ CLAIMS: Final[Claims] = {
 
 def find_variant(spec: DecoderSpec) -> str | None:
     """Return why a device cannot compute a model's tokens alike in every step, or None."""
-    latents = [spec.latent, *(layer.latent for layer in spec.layers)]
-    turns = (layer.rotary for layer in spec.layers if layer.rotary is not None)
-    if any(latents) and any(turn.query_scale for turn in turns):
-        return "queries over latents are scaled by their position, with torch"
     return find_unclaimed(spec, CLAIMS)
 
 

@@ -12,7 +12,7 @@ import torch
 
 from tgi_trio.shard.torch_backend.attention.index_groups import ScoredGroup, group_tokens
 from tgi_trio.shard.torch_backend.attention.indexed import IndexedAttention, IndexedBatch
-from tgi_trio.shard.torch_backend.attention.interface import AttentionLayer, attend_heads
+from tgi_trio.shard.torch_backend.attention.interface import AttentionLayer
 from tgi_trio.shard.torch_backend.attention.reference import scores_to_values
 from tgi_trio.shard.torch_backend.kv_cache import KVCache
 from tgi_trio.shard.torch_backend.layers.block_index import BlockIndex, score_blocks
@@ -39,7 +39,7 @@ class BlocksAttention(IndexedAttention):
         batch.cache.write(index.number, batch.slots, key, key[..., :0], layer.kv_scales)
         most = index.spec.most * index.spec.size
         if int(batch.plan.context_lengths.max()) <= most:
-            return attend_heads(self, layer, qkv, steps, table, batch)
+            return self.attend_projected(layer, qkv, steps, table, batch)
         query, key, value = steps.split(qkv, table)
         batch.cache.write(layer.index, batch.slots, key, value, layer.kv_scales)
         queries = index.queries(asked, steps.rotary, table)

@@ -33,10 +33,6 @@ def write_heads(
     `qkv`: [T, all heads * head_dim], with contiguous rows; see `AttentionBackend.attend_projected`.
     """
     cache, scales = batch.cache, layer.kv_scales
-    if steps.apart:
-        query, key, value = steps.split(qkv, table)
-        cache.write(layer.index, batch.slots, key, value, scales)
-        return query
     places = cache.key_slots[layer.index], cache.value_slots[layer.index], batch.slots
     return write_projected(qkv, steps, table, *places, scales=scales, codes=cache.codes)
 

@@ -227,22 +227,6 @@ class AttentionBackend(PlanLayout, Protocol):
         raise RuntimeError(f"{self.name} has no entries")
 
 
-def attend_heads(
-    attention: AttentionBackend,
-    layer: AttentionLayer,
-    qkv: torch.Tensor,
-    steps: HeadSteps,
-    table: RotaryTable | None,
-    batch: Any,
-    gates: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """Compute `AttentionBackend.attend_projected`, also where no kernel has the layer's steps."""
-    if not steps.apart:
-        return attention.attend_projected(layer, qkv, steps, table, batch, gates)
-    found = attention.attend(layer, *steps.split(qkv, table), batch)
-    return found if gates is None else open_values(found, gates)
-
-
 def attend_latents_apart(
     attention: AttentionBackend,
     layer: AttentionLayer,

@@ -15,7 +15,7 @@ from typing import Final
 import torch
 
 from tgi_trio.shard.torch_backend.attention.index_writing import write_heads, write_index
-from tgi_trio.shard.torch_backend.attention.interface import AttentionLayer, attend_heads
+from tgi_trio.shard.torch_backend.attention.interface import AttentionLayer
 from tgi_trio.shard.torch_backend.attention.paged import PagedAttention
 from tgi_trio.shard.torch_backend.attention.paged_batch import PagedBatch
 from tgi_trio.shard.torch_backend.attention.selecting import (
@@ -57,7 +57,7 @@ class PagedBlocks(PagedAttention):
             own, norms, steps.rotary, table, index.number, batch, scale, asks=not plain
         )
         if plain:
-            return attend_heads(self, layer, qkv, steps, table, batch)
+            return self.attend_projected(layer, qkv, steps, table, batch)
         query = write_heads(layer, qkv, steps, table, batch)
         parts = []
         room = max(-(-batch.longest // spec.size), chosen)  # lists take as much as scores

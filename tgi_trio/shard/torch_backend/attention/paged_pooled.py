@@ -15,7 +15,7 @@ from tgi_trio.shard.torch_backend.attention.index_writing import (
     write_heads,
     write_index,
 )
-from tgi_trio.shard.torch_backend.attention.interface import AttentionLayer, attend_heads
+from tgi_trio.shard.torch_backend.attention.interface import AttentionLayer
 from tgi_trio.shard.torch_backend.attention.paged import PagedAttention
 from tgi_trio.shard.torch_backend.attention.paged_batch import PagedBatch
 from tgi_trio.shard.torch_backend.attention.selecting import (
@@ -55,7 +55,7 @@ class PagedPooled(PagedAttention):
         every = rotary.every(batch.longest, projected.dtype)
         join_keys(index.key_norm, rotary, every, number, batch, scale, spec.size)
         if plain:
-            return attend_heads(self, layer, projected, steps, table, batch, gates)
+            return self.attend_projected(layer, projected, steps, table, batch, gates)
         query = write_heads(layer, projected, steps, table, batch)
         parts = []
         keys = batch.cache.key_slots[number][:, 0]

@@ -32,7 +32,7 @@ def write_projected(
 
     `qkv`: [T, width], with contiguous rows, as for `HeadSteps.split`; `key`, `value`: [slots,
     kv_heads, their numbers], one layer of the cache, in the format `codes` with `scales` of K and
-    V; `slots`: int64 [T]. Of `steps`, those that need `split` are not computed here.
+    V; `slots`: int64 [T].
     """
     heads, dim = steps.heads, steps.head_dim
     rotary = steps.rotary if table is not None else None
@@ -84,6 +84,7 @@ def head_constants(steps: HeadSteps) -> dict[str, Any]:
         "VALUE": steps.value_dim or steps.head_dim,
         "CLIPS": steps.clip > 0,
         "NORM": "" if steps.gain is None else steps.norm,
+        "NORM_LAST": steps.norm_last and steps.gain is not None,
         "HAS_BIAS": steps.bias is not None,
         "KEYS_AS_VALUES": steps.keys_as_values,
         "VALUE_NORM": steps.value_norm,

@@ -14,7 +14,7 @@ from tgi_trio.model.speculators.spec import EagleSpec
 from tgi_trio.shard.checkpoint.heads import open_heads, read_token_map
 from tgi_trio.shard.contract import StepPlan
 from tgi_trio.shard.torch_backend.attention.choice import choose_attention
-from tgi_trio.shard.torch_backend.attention.interface import AttentionLayer, attend_heads
+from tgi_trio.shard.torch_backend.attention.interface import AttentionLayer
 from tgi_trio.shard.torch_backend.guessing.own_kv import OwnKv
 from tgi_trio.shard.torch_backend.kv_cache import KVShape
 from tgi_trio.shard.torch_backend.layers.heads import HeadSteps
@@ -103,7 +103,7 @@ class TorchEagle(OwnKv):
         if self._rotary is not None:  # the length at each position is the position + 1
             table = self._rotary.table(positions, positions + 1, qkv.dtype)
         batch = self._attention.prepare(plan, self._cache)
-        attended = attend_heads(self._attention, self._facts, qkv, self._steps, table, batch)
+        attended = self._attention.attend_projected(self._facts, qkv, self._steps, table, batch)
         if not len(wanted):
             return None
         some = torch.from_numpy(wanted).to(self._device)

@@ -1,8 +1,8 @@
 """Queries, keys and values between their projection and attention, in one launch.
 
-A program has some heads of one token: it clips, normalises and rotates queries and keys, and writes
-keys and values to their slots. Sums are float32. Results are rounded where torch's separate
-operations would round them. Offsets are of 64 bits.
+A program has some heads of one token: it clips, normalises and rotates queries and keys, the last
+two in either order, and writes keys and values to their slots. Sums are float32. Results are
+rounded where torch's separate operations would round them. Offsets are of 64 bits.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ def rotate_and_write(
     INTERLEAVED: tl.constexpr,
     CLIPS: tl.constexpr,
     NORM: tl.constexpr,  # "": no norm
+    NORM_LAST: tl.constexpr,  # heads are normalised behind their rotation, not before
     HAS_BIAS: tl.constexpr,
     SCALES_QUERIES: tl.constexpr,
     KEYS_AS_VALUES: tl.constexpr,  # values are the keys before norm and rotation
@@ -68,20 +69,25 @@ def rotate_and_write(
         plain = x * tl.rsqrt(tl.sum(x * x, 1) / VALUE + eps)[:, None]
         plain = plain.to(dtype).to(tl.float32)
     normed = there & turning
-    mean, scale = measure_heads(x, dim, eps, DIM, NORM)
-    if NORM != "":
+    before: tl.constexpr = "" if NORM_LAST else NORM
+    mean, scale = measure_heads(x, dim, eps, DIM, before)
+    if before != "":
         x = weigh_head(x, dim, head, normed, mean, scale, gain, bias, DIM, NORM, HAS_BIAS, qkv)
     if ROTARY:
         half: tl.constexpr = ROTARY // 2
         other = dim ^ 1 if INTERLEAVED else tl.where(dim < half, dim + half, dim - half)
         inside = dim < ROTARY
         y = load_clipped(source + other, there & inside, clip, CLIPS)
-        if NORM != "":
+        if before != "":
             seen = normed & inside
             y = weigh_head(y, other, head, seen, mean, scale, gain, bias, DIM, NORM, HAS_BIAS, qkv)
         c = tl.load(cos + token * ROTARY + dim, mask=inside, other=1.0).to(tl.float32)
         s = tl.load(sin + token * ROTARY + dim, mask=inside, other=0.0).to(tl.float32)
         x = x * c + y * s
+    if before != NORM:
+        x = x.to(dtype).to(tl.float32)
+        mean, scale = measure_heads(x, dim, eps, DIM, NORM)
+        x = weigh_head(x, dim, head, normed, mean, scale, gain, bias, DIM, NORM, HAS_BIAS, qkv)
     if SCALES_QUERIES:
         factor = tl.where(head < HEADS, tl.load(query_scale + token).to(tl.float32), 1.0)
         x = x.to(dtype).to(tl.float32) * factor

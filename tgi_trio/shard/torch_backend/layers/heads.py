@@ -32,11 +32,6 @@ class HeadSteps:
     value_scale: float = 1.0
 
     @property
-    def apart(self) -> bool:
-        """Whether a layer needs `split`, as no kernel writes its queries and keys in one launch."""
-        return self.norm_last and self.gain is not None
-
-    @property
     def plain(self) -> bool:
         """Whether heads are at most rotated, and a layer has keys and equally wide values."""
         scaled = self.rotary is not None and self.rotary.spec.query_scale is not None

@@ -11,7 +11,6 @@ from torch.nn import functional
 from tgi_trio.model.specs.decoder import DecoderSpec
 from tgi_trio.shard.torch_backend.attention.interface import (
     AttentionBackend,
-    attend_heads,
     attend_latents_apart,
 )
 from tgi_trio.shard.torch_backend.layers.heads import HeadSteps, RotaryTable
@@ -101,7 +100,7 @@ class Attending:
                 *(shape, qkv, asked, steps, pooled, table, batch), gates=opening
             )
         else:
-            attended = attend_heads(attention, shape, qkv, steps, table, batch, opening)
+            attended = attention.attend_projected(shape, qkv, steps, table, batch, opening)
         return self._close(layer, attended, after)
 
     def _divide_gates(
