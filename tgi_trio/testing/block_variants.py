@@ -21,35 +21,26 @@ def block_variants() -> Iterator[Variant]:
     for dtype, codes in ((BF16, ""), (BF16, "fp8_e4m3fn"), (F32, "")):
         for decodes in (True, False):
             yield _score(dtype, codes, decodes)
-    for heads, plain, codes in ((4, False, ""), (4, False, "fp8_e4m3fn"), (16, True, "")):
-        yield Variant(
-            f"write_index_heads bf16 h{heads}{' plain' if plain else ''}{codes and ' ' + codes}",
-            index_keys.write_index_heads,
-            (BF16, U8 if codes else BF16, BF16, BF16, BF16, I64, F32, F32, *("fp32",) * 3, "i32"),
-            {
-                **{"HEADS": heads, "DIM": _DIM, "PADDED_DIM": _DIM, "ROTARY": 64},
-                **{"INTERLEAVED": False, "PLAIN_KEY": plain, "CODES": codes},
-                "BLOCK": count_heads(_DIM),
-            },
-        )
-    for size, codes, turns in (  # Qwen 4's positions have three parts
-        *((64, "", True), (64, "fp8_e4m3fn", True)),
-        *((64, "", False), (4, "", False)),
+    for heads, size, codes, turns in (  # Qwen 4's positions have three parts
+        *((4, 0, "", False), (4, 0, "fp8_e4m3fn", False)),
+        *((16, 64, "", True), (16, 64, "fp8_e4m3fn", True)),
+        *((16, 64, "", False), (16, 4, "", False)),
     ):
-        named = f"{' turned' if turns else ''}{codes and ' ' + codes}"
+        more = f" blocks of {size}" if size else ""
+        more += f"{' turned' if turns else ''}{codes and ' ' + codes}"
+        keys = U8 if codes else BF16
         yield Variant(
-            f"join_blocks bf16 of {size}{named}",
-            index_keys.join_blocks,
+            f"write_index_heads bf16 h{heads}{more}",
+            index_keys.write_index_heads,
             (
-                *(U8 if codes else BF16, BF16, BF16),
-                *(I32 if turns else I64, I64, I64),
-                *((I32,) * 5),
-                *(F32, "fp32", "fp32", BF16),
+                *(BF16, keys, BF16, BF16, BF16, I64, F32, F32, BF16, BF16),
+                *(I32 if turns else keys, I64, *(I32,) * 5, *("fp32",) * 3, "i32"),
             ),
             {
-                **{"DIM": _DIM, "PADDED_DIM": _DIM, "ROTARY": 64, "INTERLEAVED": False},
-                **{"SIZE": size, "BESIDE": min(BESIDE, pad_dim(size)), "TURNS": turns},
-                **{"PAGE": 16, "CODES": codes},
+                **{"HEADS": heads, "DIM": _DIM, "PADDED_DIM": _DIM, "ROTARY": 64},
+                **{"INTERLEAVED": False, "SIZE": size, "TURNS": turns},
+                **{"BESIDE": min(BESIDE, pad_dim(size)) if size else 0, "PAGE": 16},
+                **{"CODES": codes, "BLOCK": count_heads(_DIM)},
             },
         )
 

@@ -145,6 +145,11 @@ def test_nothing_is_written_for_padding() -> None:
     batch.contexts.fill_(0)
     cache.key_slots[INDEX].copy_(some(*cache.key_slots[INDEX].shape))
     before = cache.key_slots[INDEX].clone()
+    asked, norms = some(8, 3 * INDEX_DIM), (index.query_norm, index.key_norm)
     every = case.rotary.every(8, torch.float32)
-    index_writing.join_keys(index.key_norm, case.rotary, every, INDEX, batch, 1.0, 4)
+    blocks = index_writing.Blocks(4, every)
+    index_writing.write_index(
+        *(asked, norms, case.rotary, every, INDEX, batch, 1.0), asks=False, blocks=blocks
+    )
+    before[batch.slots] = asked[:, None, -INDEX_DIM:]  # as they are projected
     assert torch.equal(cache.key_slots[INDEX], before)

@@ -36,11 +36,11 @@ FAR: Final[dict[str, Slots]] = {
     "multiply_heads": Slots(("key", "value"), ("slots",)),
     "write_shared_keys": Slots(("keys",), ("slots",), "tables"),
     **dict.fromkeys(
-        ("write_latents", "write_index_keys", "write_index_heads"),
+        ("write_latents", "write_index_keys"),
         _KEYS_WRITTEN,
     ),
     "write_indexed_latents": Slots(("key",), ("slots",), "tables"),
-    "join_blocks": Slots(("key", "turns"), ("slots",), "tables"),
+    "write_index_heads": Slots(("key", "turns"), ("slots",), "tables"),
     **dict.fromkeys(
         ("score_units", "score_blocks", "attend_entries", "attend_entry_spans"),
         _KEYS_READ,

@@ -1,6 +1,6 @@
 """Attention over the blocks of tokens that an index chooses by one key of each, in kernels.
 
-See `pooled_blocks.py`. Behind a step's keys, those of the blocks are written that it completes,
+See `pooled_blocks.py`. Beside a step's keys, those of the blocks are written that it completes,
 which the device finds by itself. Where no row has more whole blocks than are chosen, this is plain
 attention; in a recording, whose rows change, the kernels find that out for each row, as they do
 where batch invariance is kept (see `paged_blocks.py`). Imported only where Triton is installed.
@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 
 from tgi_trio.shard.torch_backend.attention.index_writing import (
-    join_keys,
+    Blocks,
     write_heads,
     write_index,
 )
@@ -49,11 +49,10 @@ class PagedPooled(PagedAttention):
         short = batch.longest // spec.size <= spec.most
         plain, scale = short and not self._invariant, layer.kv_scales[0]
         norms, number = (index.query_norm, index.key_norm), index.number
+        blocks = Blocks(spec.size, rotary.every(batch.longest, projected.dtype))
         queries = write_index(
-            asked, norms, rotary, table, number, batch, scale, asks=not plain, finished=False
+            asked, norms, rotary, table, number, batch, scale, asks=not plain, blocks=blocks
         )
-        every = rotary.every(batch.longest, projected.dtype)
-        join_keys(index.key_norm, rotary, every, number, batch, scale, spec.size)
         if plain:
             return self.attend_projected(layer, projected, steps, table, batch, gates)
         query = write_heads(layer, projected, steps, table, batch)

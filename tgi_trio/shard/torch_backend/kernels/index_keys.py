@@ -1,5 +1,7 @@
 """Keys and queries of an index, from what a layer projects to where they are read.
 
+The key of a block of tokens (Qwen 4) is made in the step that computes its last token, by the
+launch that writes the step's tokens: what others write meanwhile is read where they read it.
 Results are rounded where torch's separate operations would round them, except within a rotation.
 """
 
@@ -8,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from tgi_trio.shard.torch_backend.kernels.eight_bits import decode_like, store_number
+from tgi_trio.shard.torch_backend.kernels.eight_bits import decode_like, encode, store_number
 from tgi_trio.shard.torch_backend.kernels.selecting import find_seen
 
 
@@ -23,6 +25,15 @@ def write_index_heads(
     slots,  # int64 [T]
     query_gain,  # [DIM]
     key_gain,
+    every_cos,  # [positions, ROTARY]; from here to `rows` read with SIZE
+    every_sin,
+    turns,  # int32 [slots, 3]: rotary positions of three parts; with TURNS
+    axes,  # int64 [ROTARY]: the part by which a number turns; with TURNS
+    tables,  # int32: rows of `width` block numbers
+    width,  # int32 [1]
+    contexts,  # int32 [R]
+    query_starts,  # int32 [R + 1]
+    rows,  # int32 [T]: the row of each token
     query_eps,
     key_eps,
     key_scale,  # of 8-bit keys
@@ -32,17 +43,32 @@ def write_index_heads(
     PADDED_DIM: tl.constexpr,
     ROTARY: tl.constexpr,  # leading dimensions that are rotated; 0: none
     INTERLEAVED: tl.constexpr,
-    PLAIN_KEY: tl.constexpr,  # keys are written as they are projected
+    SIZE: tl.constexpr,  # tokens of a block that has a key; 0: each token has one
+    BESIDE: tl.constexpr,  # of a block, that are read at a time, a power of two
+    TURNS: tl.constexpr,  # otherwise a block turns by its place in the sequence
+    PAGE: tl.constexpr,
     CODES: tl.constexpr,  # of the cache
     BLOCK: tl.constexpr,  # heads of a program
 ):
-    """Normalise (RMS) and rotate a token's queries and its key, and write the key to its slot."""
+    """Normalise (RMS) and rotate a token's queries and its key, and write the key to its slot.
+
+    With SIZE keys are written as they are projected. If a block ends with the token, its key is
+    normalised and rotated instead, and takes the place of the token's, which nobody else reads.
+    """
     token = tl.program_id(0).to(tl.int64)
     dim = tl.arange(0, PADDED_DIM)[None, :]
     if tl.program_id(1) == 0:
         at = source + token * stride + HEADS * DIM
-        if PLAIN_KEY:
+        if SIZE:
             x = tl.load(at + dim, mask=dim < DIM, other=0.0).to(tl.float32)
+            row = tl.load(rows + token).to(tl.int64)
+            seen = find_seen(contexts, query_starts, row, token)
+            if (seen > 0) & (seen % SIZE == 0):
+                x = make_block_key(
+                    key, source + HEADS * DIM, every_cos, every_sin, turns, axes, slots,
+                    tables + row * tl.load(width), token, seen, key_gain, key_eps, key_scale,
+                    stride, DIM, PADDED_DIM, ROTARY, INTERLEAVED, SIZE, BESIDE, TURNS, PAGE, CODES,
+                )
         else:
             x = turn_heads(
                 at, cos, sin, token, dim, dim < DIM, key_gain, key_eps, source, DIM, ROTARY,
@@ -111,77 +137,64 @@ def turn(
 
 
 @triton.jit
-def join_blocks(
-    key,  # [slots, DIM]: one layer of the cache, with the keys of tokens
-    every_cos,  # [positions, ROTARY]
-    every_sin,
-    turns,  # int32 [slots, 3]: rotary positions of three parts; with TURNS
-    axes,  # int64 [ROTARY]: the part by which a number turns; with TURNS
-    slots,  # int64 [T]
-    tables,  # int32: rows of `width` block numbers
-    width,  # int32 [1]
-    contexts,  # int32 [R]
-    query_starts,  # int32 [R + 1]
-    rows,  # int32 [T]: the row of each token
-    gain,  # [DIM]
-    eps,
-    key_scale,  # of 8-bit keys
-    like,  # a pointer to the dtype of the model
-    DIM: tl.constexpr,
-    PADDED_DIM: tl.constexpr,
-    ROTARY: tl.constexpr,
-    INTERLEAVED: tl.constexpr,
-    SIZE: tl.constexpr,  # tokens of a block
-    BESIDE: tl.constexpr,  # that are read at a time, a power of two
-    TURNS: tl.constexpr,  # otherwise a token turns by its place in the sequence
-    PAGE: tl.constexpr,
-    CODES: tl.constexpr,  # of the cache
+def make_block_key(
+    key,  # as for `write_index_heads`, as is what is not explained
+    first,  # to the key of the step's first token, with `stride` between tokens
+    every_cos, every_sin, turns, axes, slots,
+    table,  # the row's block numbers
+    token,  # the block's last one
+    seen,  # tokens before it, and itself
+    gain, eps, key_scale, stride,
+    DIM: tl.constexpr, PADDED_DIM: tl.constexpr, ROTARY: tl.constexpr, INTERLEAVED: tl.constexpr,
+    SIZE: tl.constexpr, BESIDE: tl.constexpr, TURNS: tl.constexpr, PAGE: tl.constexpr,
+    CODES: tl.constexpr,
 ):
-    """Write the key of a block in place of that of its last token, if a program's token is it.
+    """Return the key of the block that ends before position `seen`, float32 [1, PADDED_DIM].
 
-    That is the norm (RMS) of the mean of its tokens' keys, rotated as its first one is. A step's
-    own keys must have been written.
+    That is the norm (RMS) of the mean of its tokens' keys, rotated as its first one is. Tokens of
+    the step are before `token` in it, each in the slot of its place in the block.
     """
-    token = tl.program_id(0)
-    row = tl.load(rows + token).to(tl.int64)
-    seen = find_seen(contexts, query_starts, row, token)
-    if (seen > 0) & (seen % SIZE == 0):
-        dim = tl.arange(0, PADDED_DIM)[None, :]
-        other = find_partner(dim, ROTARY, INTERLEAVED)
-        table = tables + row * tl.load(width)
-        x, y = tl.zeros([1, PADDED_DIM], tl.float32), tl.zeros([1, PADDED_DIM], tl.float32)
-        for low in range(0, SIZE, BESIDE):
-            inside = low + tl.arange(0, BESIDE)
-            place = seen - SIZE + inside
-            page = tl.load(table + place // PAGE, mask=inside < SIZE, other=0)
-            at = key + ((page.to(tl.int64) * PAGE + place % PAGE) * DIM)[:, None]
-            there = (inside < SIZE)[:, None] & (dim < DIM)
-            x += sum_keys(at + dim, there, key_scale, like, CODES)
-            y += sum_keys(at + other, there, key_scale, like, CODES)
-        dtype = like.dtype.element_ty
-        x, y = (x / SIZE).to(dtype).to(tl.float32), (y / SIZE).to(dtype).to(tl.float32)
-        first = (seen - SIZE).to(tl.int64)
-        if TURNS:
-            slot = tl.load(table + first // PAGE).to(tl.int64) * PAGE + first % PAGE
-            axis = tl.load(axes + dim, mask=dim < ROTARY, other=0)
-            first = tl.load(turns + slot * 3 + axis, mask=dim < ROTARY, other=0).to(tl.int64)
-        x = turn(
-            x, y, every_cos, every_sin, first, dim, gain, eps, like, DIM, ROTARY, INTERLEAVED
-        )
-        tl.debug_barrier()  # the last token's key is read before it is overwritten
-        # To the slot of this step, which is a spare one where a prefix is only computed again.
-        into = key + tl.load(slots + token) * DIM + dim
-        store_number(into, x, key_scale, like, dim < DIM, CODES)
+    dim = tl.arange(0, PADDED_DIM)[None, :]
+    other = find_partner(dim, ROTARY, INTERLEAVED)
+    x, y = tl.zeros([1, PADDED_DIM], tl.float32), tl.zeros([1, PADDED_DIM], tl.float32)
+    for low in range(0, SIZE, BESIDE):
+        inside = low + tl.arange(0, BESIDE)
+        here, place, beside = inside < SIZE, seen - SIZE + inside, token - SIZE + 1 + inside
+        page = tl.load(table + place // PAGE, mask=here, other=0).to(tl.int64)
+        slot = page * PAGE + place % PAGE
+        new = tl.load(slots + beside, mask=here & (beside >= 0), other=-1) == slot
+        new = here & (new | (beside == token))
+        kept, fresh = key + (slot * DIM)[:, None], first + (beside * stride)[:, None]
+        there = here[:, None] & (dim < DIM)
+        x += sum_keys(kept + dim, fresh + dim, there, new[:, None], key_scale, CODES)
+        y += sum_keys(kept + other, fresh + other, there, new[:, None], key_scale, CODES)
+    dtype = first.dtype.element_ty
+    x, y = (x / SIZE).to(dtype).to(tl.float32), (y / SIZE).to(dtype).to(tl.float32)
+    begin = (seen - SIZE).to(tl.int64)
+    if TURNS:
+        slot = tl.load(table + begin // PAGE).to(tl.int64) * PAGE + begin % PAGE
+        axis = tl.load(axes + dim, mask=dim < ROTARY, other=0)
+        begin = tl.load(turns + slot * 3 + axis, mask=dim < ROTARY, other=0).to(tl.int64)
+    return turn(
+        x, y, every_cos, every_sin, begin, dim, gain, eps, first, DIM, ROTARY, INTERLEAVED
+    )
 
 
 @triton.jit
-def sum_keys(at, there, scale, like, CODES: tl.constexpr):
-    """Return the sum over tokens of their keys at [tokens, PADDED_DIM], float32 [1, PADDED_DIM]."""
-    stored = tl.load(at, mask=there, other=0)
+def sum_keys(kept, fresh, there, new, scale, CODES: tl.constexpr):
+    """Return the sum over tokens of their keys [tokens, PADDED_DIM], float32 [1, PADDED_DIM].
+
+    `new` ones have not been kept yet, and are rounded as if they had.
+    """
+    stored = tl.load(kept, mask=there & ~new, other=0)
+    made = tl.load(fresh, mask=there & new, other=0.0).to(tl.float32)
     if CODES == "":
         own = stored.to(tl.float32)
     else:
-        own = decode_like(stored, tl.zeros([1], tl.float32), CODES) * scale
-        own = own.to(like.dtype.element_ty).to(tl.float32)
-    return tl.sum(own, 0)[None, :]
+        none = tl.zeros([1], tl.float32)
+        dtype = fresh.dtype.element_ty
+        own = (decode_like(stored, none, CODES) * scale).to(dtype).to(tl.float32)
+        made = decode_like(encode(made, scale, CODES), none, CODES) * scale
+        made = made.to(dtype).to(tl.float32)
+    return tl.sum(tl.where(new, made, own), 0)[None, :]
 # fmt: on
