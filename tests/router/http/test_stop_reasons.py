@@ -30,6 +30,11 @@ ENDINGS: list[tuple[dict[str, Any], str, str, Any, Any]] = [
     # As in vLLM: not before so many tokens, however they come.
     ({"stop_token_ids": ["t"], "min_tokens": 4}, "one ", "stop", "t", "t"),
     ({"stop_token_ids": ["t"], "min_tokens": 5}, "one two 3 ", "stop", "t", "t"),
+    ({"stop": ["one", "tw", "ee"], "min_tokens": 6}, "one two 3 thr", "stop", "ee", "ee"),
+    ({"stop": ["one", "tw"], "min_tokens": 5}, "one ", "stop", "tw", "tw"),  # begun before
+    ({"stop_regex": "t.", "min_tokens": 6}, "one two 3 ", "stop", "t.", "t."),
+    ({"stop": "e", "min_tokens": 3}, "one two 3 thr", "stop", "e", "e"),
+    ({"stop": "e", "min_tokens": 3, "max_tokens": 3}, "one", "length", None, None),
     ({"stop_regex": "w", "include_stop_str_in_output": True}, "one tw", "stop", "w", "w"),
     ({"stop": "w", "no_stop_trim": True}, "one tw", "stop", "w", "w"),
 ]

@@ -11,9 +11,11 @@ from tgi_trio.router.text.output import OutputText
 PROMPT = "Once upon a time"
 
 
-def output_for(kind: str, *stop: str, keep: bool = True) -> OutputText:
+def output_for(kind: str, *stop: str, keep: bool = True, least: int = 0) -> OutputText:
     tokenizer = served(kind)
-    stopping = StoppingCriteria(max_new_tokens=1000, stop=stop, keep_stop=keep)
+    stopping = StoppingCriteria(
+        max_new_tokens=1000, min_new_tokens=least, stop=stop, keep_stop=keep
+    )
     return OutputText(tokenizer, tokenizer.encode_ids(PROMPT), stopping)
 
 
@@ -36,8 +38,10 @@ def run(output: OutputText, ids: list[int]) -> list[Token]:
 def test_stream_and_body_agree_whatever_is_generated(kind: str, data: st.DataObject) -> None:
     ids = data.draw(st.lists(st.integers(0, served(kind).vocab_size + 2), max_size=25))
     stops = data.draw(st.lists(st.text("aet .\ufffd", max_size=3), max_size=2))
-    output = output_for(kind, *stops, keep=data.draw(st.booleans()))
+    least = data.draw(st.integers(0, 9))
+    output = output_for(kind, *stops, keep=data.draw(st.booleans()), least=least)
     tokens = run(output, ids)
+    assert not output.stopped or len(tokens) > least
     streamed = "".join(token.text for token in tokens if not token.special) + output.finish()
     assert streamed == output.generated_text
     assert [token.id for token in tokens] == ids[: len(tokens)]
@@ -92,6 +96,13 @@ def test_a_stop_string_may_name_a_special_token(keep: bool) -> None:
     run(output, ids_of("byte_level", "a<|user|>b"))
     assert (output.stopped, output.finish(), output.generated_text) == (True, "", "a")
     assert output.stopped
+
+
+def test_a_special_token_stops_nothing_before_there_are_tokens_enough() -> None:
+    output = output_for("byte_level", "<|user|>", "b<|user|>", keep=False, least=4)
+    tokens = run(output, ids_of("byte_level", "a<|user|>b<|user|>b<|user|>c"))
+    assert (len(tokens), output.matched, output.finish()) == (6, "b<|user|>", "")
+    assert output.generated_text == "ab"
 
 
 @pytest.mark.parametrize("stop", ["|", "user", ">", "<|user|>b", "<|user", "b<|user|>"])

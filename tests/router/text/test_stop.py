@@ -11,9 +11,12 @@ words = st.text("ab\n", max_size=12)
 stop_lists = st.lists(st.text("ab\n", max_size=5), max_size=4)
 
 
-def oracle(text: str, stops: list[str], keep: bool) -> tuple[str, bool]:
-    """The definition: cut at the first character at which a stop string is complete."""
-    for end in range(1, len(text) + 1):
+def oracle(text: str, stops: list[str], keep: bool, early: int = 0) -> tuple[str, bool]:
+    """The definition: cut at the first character at which a stop string is complete.
+
+    It is not looked for in the first `early` characters, where it may begin.
+    """
+    for end in range(early + 1, len(text) + 1):
         complete = [stop for stop in stops if stop and text[:end].endswith(stop)]
         if complete:
             return text[: end if keep else end - max(map(len, complete))], True
@@ -40,6 +43,31 @@ def test_every_chunking_gives_what_the_definition_says(
     expected = oracle("".join(chunks), stops, keep)
     out, matched = run(StopMatcher(stops, keep), chunks)
     assert (out, matched or not chunks) == (expected[0], expected[1] or not chunks)
+
+
+@unhurried
+@given(
+    early=st.lists(words, max_size=4),
+    chunks=st.lists(words, max_size=4),
+    stops=stop_lists,
+    keep=st.booleans(),
+)
+@example(early=["ab"], chunks=["a", "ab"], stops=["aba"], keep=False)
+@example(early=["aa"], chunks=["b", "a"], stops=["aa"], keep=False)
+@example(early=["ab", "a"], chunks=["ab"], stops=["abab", "ab"], keep=True)
+def test_what_is_complete_too_early_is_text_and_may_begin_another(
+    early: list[str], chunks: list[str], stops: list[str], keep: bool
+) -> None:
+    matcher = StopMatcher(stops, keep)
+    matcher.waits = True
+    passed = "".join(matcher.push(chunk)[0] for chunk in early)
+    matcher.waits = False
+    out, matched = run(matcher, ["", *chunks])
+    before = "".join(early)
+    expected = oracle(before + "".join(chunks), stops, keep, len(before))
+    assert (passed + out, matched) == expected
+    if keep:
+        assert passed == before
 
 
 @unhurried

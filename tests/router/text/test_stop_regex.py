@@ -110,10 +110,13 @@ def test_an_expression_that_makes_others_backtrack_for_ever_does_not_here() -> N
 EXPRESSIONS = ["ab+1", "a.*b", "[ab]{2,3}1", "\\n\\w+:|1", "a.{2}b|b.{3}1", "(?i)b[ab]b", "\\d\\s"]
 
 
-def oracle(text: str, expression: str) -> tuple[int, int]:
-    """The definition: the first end of any match, and the leftmost beginning that goes with it."""
+def oracle(text: str, expression: str, least: int = 0) -> tuple[int, int]:
+    """The definition: the first end of any match, and the leftmost beginning that goes with it.
+
+    It ends behind `least` characters.
+    """
     compiled = re.compile(expression)
-    for end in range(1, len(text) + 1):
+    for end in range(least + 1, len(text) + 1):
         for start in range(end):
             if compiled.fullmatch(text, start, end):
                 return start, end
@@ -156,16 +159,23 @@ def test_what_is_held_back_is_the_longest_beginning_of_a_match(chunks: list[str]
     stops=st.lists(st.sampled_from(["ab", "b1a", "\n\n", "aaa"]), max_size=2),
     picked=st.lists(st.sampled_from(["ab+1", "[ab]{2,3}1", "\\n1?a"]), max_size=2),
     keep=st.booleans(),
+    early=st.integers(0, 3),
 )
-@example(chunks=["aab", "b1"], stops=["b1a"], picked=["ab+1"], keep=False)
+@example(chunks=["aab", "b1"], stops=["b1a"], picked=["ab+1"], keep=False, early=0)
+@example(chunks=["ab1", "b1"], stops=["aaa"], picked=["[ab]{2,3}1"], keep=False, early=1)
 def test_strings_and_expressions_end_a_text_together(
-    chunks: list[str], stops: list[str], picked: list[str], keep: bool
+    chunks: list[str], stops: list[str], picked: list[str], keep: bool, early: int
 ) -> None:
-    text = "".join(chunks)
-    ends = [(*oracle(text, each), each) for each in (*map(re.escape, stops), *picked)]
+    """No sooner than behind the `early` chunks, which the longest match may begin in."""
+    text, least = "".join(chunks), len("".join(chunks[:early]))
+    ends = [(*oracle(text, each, least), each) for each in (*map(re.escape, stops), *picked)]
     found = sorted((end, start) for start, end, _ in ends if end >= 0)
     matcher = StopMatcher(stops, keep, map(compile_regex, picked))
-    out = "".join(matcher.push(chunk)[0] for chunk in chunks) + matcher.flush()
+    out = ""
+    for i, chunk in enumerate(chunks):
+        matcher.waits = i < early
+        out += matcher.push(chunk)[0]
+    out += matcher.flush()
     assert matcher.matched == bool(found)
     if not found:
         assert (out, matcher.found) == (text, None)

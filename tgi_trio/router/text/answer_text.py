@@ -73,6 +73,8 @@ class AnswerText(OutputText):
         else:
             text = shown = self._detokenizer.push(token_id)
             self._parts.append(text)
+        if self._until_stop:
+            self._count_until_stop()
         if self._stop_ids and self._is_stop_id(token_id) and not eos:
             self.stopped, self._stop_id = True, token_id
             eos = True  # it ends the generation, whatever stop string it completes

@@ -21,14 +21,13 @@ class OutputText:
     __slots__ = (
         "_detokenizer",
         "_keep_stop",
-        "_least",
         "_parts",
-        "_pushed",
         "_special",
         "_stop",
         "_stop_id",
         "_stop_ids",
         "_text_of",
+        "_until_stop",
         "stopped",
     )
 
@@ -46,8 +45,9 @@ class OutputText:
         self._stop = StopMatcher(stops, self._keep_stop, regexes) if stops or regexes else None
         self._stop_ids = stopping.stop_ids
         self._stop_id: int | None = None
-        self._least = stopping.min_new_tokens
-        self._pushed = 0  # tokens so far; counted only where there are `_stop_ids`
+        self._until_stop = stopping.min_new_tokens + 1  # tokens; with 0 left, one may end the text
+        if self._stop is not None:
+            self._stop.waits = True
         self._parts: list[str] = []
         self.stopped = False  # a stop string is complete, so the generation ends with this token
 
@@ -76,6 +76,8 @@ class OutputText:
         tokens have no text.
         """
         special = token_id in self._special
+        if self._until_stop:
+            self._count_until_stop()
         if self._stop_ids and self._is_stop_id(token_id) and not eos:
             text = self._stopping_text(token_id, special)
         else:
@@ -95,10 +97,15 @@ class OutputText:
         self._parts.append(text)
         return text
 
+    def _count_until_stop(self) -> None:
+        """Count a token that comes before one may end the text, or is the first that may."""
+        self._until_stop -= 1
+        if not self._until_stop and self._stop is not None:
+            self._stop.waits = False
+
     def _is_stop_id(self, token_id: int) -> bool:
-        """Count a token; return whether its id ends the generation, as it is long enough."""
-        self._pushed += 1
-        return token_id in self._stop_ids and self._pushed > self._least
+        """Return whether a token's id ends the generation."""
+        return not self._until_stop and token_id in self._stop_ids
 
     def _plain_text(self, token_id: int, eos: bool) -> str:
         text = self._detokenizer.push(token_id)

@@ -27,8 +27,11 @@ class Pattern(Protocol):
     matched: int  # characters at the end of the text that may become a match
     length: int  # characters of the match that was found
 
-    def find(self, piece: str) -> int:
-        """Return the end of the first match in `piece`, or -1 if none is complete in it."""
+    def find(self, piece: str, counts: bool = True) -> int:
+        """Return the end of the first match in `piece`, or -1 if none is complete in it.
+
+        Without `counts` a match that is complete in `piece` is no match.
+        """
 
     def ends_with(self, whole: str) -> int:
         """Return the length of the text before `whole`, a special token, in a match that it ends.
@@ -55,8 +58,7 @@ class _Pattern:
         self.matched = 0  # characters; the longest proper prefix that the text ends with
         self._failure = [0, 0]  # [k]: longest proper border of text[:k]
 
-    def find(self, piece: str) -> int:
-        """Return the end of the first match in `piece`, or -1 if none is complete in it."""
+    def find(self, piece: str, counts: bool = True) -> int:
         text, matched, position = self.text, self.matched, 0
         while position < len(piece):
             if not matched:  # nothing is pending: search for the next place to begin in C
@@ -70,8 +72,10 @@ class _Pattern:
                 matched += 1
             position += 1
             if matched == len(text):
-                self.matched = matched
-                return position
+                if counts:
+                    self.matched = matched
+                    return position
+                matched = self._border(matched)
         self.matched = matched
         return -1
 
@@ -105,7 +109,7 @@ class _Pattern:
 class StopMatcher:
     """Finds the first of several stop strings; holds back text that may become one."""
 
-    __slots__ = ("_held", "_keep", "_patterns", "found", "matched")
+    __slots__ = ("_held", "_keep", "_patterns", "found", "matched", "waits")
 
     def __init__(
         self, stops: Iterable[str], keep: bool, regexes: Iterable[Expression] = ()
@@ -119,6 +123,7 @@ class StopMatcher:
         self._keep = keep
         self._held = ""
         self.matched = False
+        self.waits = False  # what is complete now is text as any other, but a match may begin in it
         self.found: str | None = None  # the stop string or expression that ended the text
 
     def push(self, text: str) -> tuple[str, bool]:
@@ -130,6 +135,8 @@ class StopMatcher:
             return "", True
         if not self._patterns:
             return text, False
+        if self.waits:
+            return self._pass_over(text), False
         end, pattern = self._first_match(text)
         if pattern is not None:
             self.matched, self.found = True, pattern.text
@@ -137,12 +144,13 @@ class StopMatcher:
                 return text[:end], True
             held, self._held = self._held, ""
             return (held + text[:end])[: len(held) + end - pattern.length], True
-        if self._keep:
-            return text, False
-        text = self._held + text
-        certain = len(text) - max(pattern.matched for pattern in self._patterns)
-        self._held = text[certain:]
-        return text[:certain], False
+        return self._release(text), False
+
+    def _pass_over(self, text: str) -> str:
+        """Return what `push` would if no match were complete in `text`; one may begin there."""
+        for pattern in self._patterns:
+            pattern.find(text, counts=False)
+        return self._release(text)
 
     def name(self, special: str) -> bool:
         """Return whether a stop string is complete with a special token of this text.
@@ -151,6 +159,8 @@ class StopMatcher:
         """
         if self.matched:
             return True
+        if self.waits:
+            return False
         ends = [(pattern.ends_with(special), pattern.text) for pattern in self._patterns]
         before, text = max(ends, default=(-1, ""), key=lambda end: end[0])
         if before < 0:
@@ -165,6 +175,15 @@ class StopMatcher:
         held, self._held = self._held, ""
         self._forget()
         return held
+
+    def _release(self, text: str) -> str:
+        """Return the text that is in no match, now that there is more of it."""
+        if self._keep:
+            return text
+        text = self._held + text
+        certain = len(text) - max(pattern.matched for pattern in self._patterns)
+        self._held = text[certain:]
+        return text[:certain]
 
     def _forget(self) -> None:
         for pattern in self._patterns:

@@ -25,7 +25,7 @@ class RegexPattern:
         self._live: list[tuple[int, int]] = []  # starts of possible matches, with their positions
         self._seen = 0  # characters
 
-    def find(self, piece: str) -> int:
+    def find(self, piece: str, counts: bool = True) -> int:
         expression, seen = self._expression, self._seen
         first, last = expression.first, expression.last
         for offset, character in enumerate(piece, start=1):
@@ -41,10 +41,12 @@ class RegexPattern:
                 live.append((seen + offset - 1, fresh))
                 taken |= fresh
             self._live = live
-            if taken & last:
+            if taken & last and counts:
                 start = next(start for start, positions in live if positions & last)
                 self.length = min(seen + offset - start, MOST_HELD)
                 return offset
+        if not counts:  # what is complete, and cannot go on, begins nothing
+            self._live = [each for each in self._live if expression.after(each[1])]
         self._seen = seen = seen + len(piece)
         self.matched = min(seen - self._live[0][0], MOST_HELD) if self._live else 0
         return -1
