@@ -8,6 +8,7 @@ import pytest
 
 from tests.router.http.served import served
 from tests.router.http.thinking_answers import engine
+from tests.router.text.role_templates import TEMPLATES
 
 pytestmark = pytest.mark.trio
 
@@ -43,6 +44,37 @@ async def test_calls_of_the_old_form_are_refused_by_name(content):
     call = {"name": "weather", "arguments": "{}"}
     status, told = await tokenized({"role": "assistant", "content": content, "function_call": call})
     assert status == 422 and "messages[1].function_call: not read: use `tool_calls`" in told
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        # Calls are text there, and so are results.
+        (
+            "parity",
+            '<user>Rain?<end><assistant>Well.\n\n<tool_call>\n{"name": "look", "arguments": {}}\n'
+            "</tool_call>\n\nStopped.<end><user><tool_response>\nWet.\n</tool_response>\n\nRain?"
+            "<end><assistant>",
+        ),
+        (
+            "alternating",
+            '<user>Rain?<end><assistant>Well.<call>{"name": "look", "arguments": {}}</call><end>'
+            "<assistant>Stopped.<end><tool>Wet.\n\nRain?<end>",
+        ),
+    ],
+)
+async def test_what_an_interrupt_leaves_is_written_where_roles_must_alternate(name, expected):
+    call = {"id": "123456789", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+    past = [
+        {"role": "assistant", "content": "Well."},
+        {"role": "assistant", "tool_calls": [call]},
+        {"role": "assistant", "content": "Stopped."},
+        {"role": "tool", "tool_call_id": "123456789", "content": "Wet."},
+    ]
+    async with served(engine("", TEMPLATES[name])) as server:
+        client = await server.connect()
+        answer = await client.post("/chat_tokenize", {"messages": [USER, *past, USER]})
+    assert (answer.status, answer.json()["templated_text"]) == (200, expected)
 
 
 @pytest.mark.parametrize("part", [{"type": "refusal"}, {"type": "refusal", "text": "No."}])

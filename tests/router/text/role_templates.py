@@ -57,6 +57,16 @@ TEMPLATES: Mapping[str, str] = {
         "{%- elif m.role not in ('assistant', 'tool') %}"
         "{{- raise_exception('unknown role') }}{%- endif %}" + _turn() + "{%- endfor %}"
     ),
+    # Gemma 3: every message is the user's or the model's, in turns; the system's is in the first.
+    "parity": (
+        "{%- set turns = messages[1:] if messages[0].role == 'system' else messages %}"
+        "{%- for m in turns %}"
+        "{%- if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
+        "{{- raise_exception('roles must alternate') }}{%- endif %}"
+        "{{- '<' ~ m.role ~ '>' }}{%- if loop.first and messages[0].role == 'system' %}"
+        "{{- messages[0].content ~ '|' }}{%- endif %}{{- m.content ~ '<end>' }}"
+        "{%- endfor %}" + _PROMPT
+    ),
     # Gemma 2: no system at all.
     "no-system": _each(_if("m.role == 'system'", _raise("System role not supported"), _turn())),
     # DeepSeek V3: what the system says anywhere is collected in front.

@@ -6,7 +6,7 @@ from functools import cache
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.router.text.families import FAMILIES, Family
@@ -14,20 +14,30 @@ from tests.router.text.role_templates import TEMPLATES
 from tgi_trio.errors import TemplateError
 from tgi_trio.router.text.chat_template import ChatTemplate
 from tgi_trio.router.text.roles import Roles
-from tgi_trio.router.text.turns import PastCall, Turn, arrange_turns
+from tgi_trio.router.text.turns import NO_RESULT, PastCall, Turn, arrange_turns
 
 ALL = Roles()
-# (system, late system, user after user, user after a result); all but one take several calls
-TAKEN = {
-    "headers": (True, True, True, True),
-    "known": (True, True, True, True),
-    "first-only": (True, False, True, True),
-    "first-silent": (True, False, True, True),
-    "alternating": (True, False, False, False),
-    "no-system": (False, False, True, True),
-    "hoisting": (True, False, True, True),
-    "glued": (True, False, True, True),
-    "plain": (True, True, True, True),
+NO_LATE = {"late_system": False}
+TAKEN: dict[str, dict[str, bool]] = {  # what is not taken is said
+    "headers": {},
+    "known": {},
+    "first-only": NO_LATE,
+    "first-silent": NO_LATE,
+    "alternating": {
+        **NO_LATE,
+        **dict.fromkeys(("user_after_user", "user_after_result", "user_after_call"), False),
+        **dict.fromkeys(("assistant_after_assistant", "call_after_assistant"), False),
+        "assistant_first": False,
+    },
+    "parity": {
+        **NO_LATE,
+        **dict.fromkeys(("user_after_user", "results"), False),
+        **dict.fromkeys(("assistant_after_assistant", "assistant_first", "system_alone"), False),
+    },
+    "no-system": {**NO_LATE, "system": False, "system_alone": False},
+    "hoisting": NO_LATE,
+    "glued": NO_LATE,
+    "plain": {},
 }
 CALL = PastCall("look", {"at": "sky"}, "abcdefghi")
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
@@ -49,7 +59,7 @@ def test_every_template_is_in_the_table() -> None:
 @pytest.mark.parametrize("tools", [False, True])
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_what_a_template_takes(name: str, tools: bool) -> None:
-    assert template(name).roles(tools=tools) == Roles(*TAKEN[name])
+    assert template(name).roles(tools=tools) == Roles(**TAKEN[name])
 
 
 def test_a_template_that_writes_nothing_tells_nothing() -> None:
@@ -61,7 +71,7 @@ def test_the_template_for_tools_is_probed_by_itself() -> None:
     both = {"default": TEMPLATES["headers"], "tool_use": TEMPLATES["alternating"]}
     found = ChatTemplate(both, {})
     assert found.roles() == ALL
-    assert found.roles(tools=True) == Roles(*TAKEN["alternating"])
+    assert found.roles(tools=True) == Roles(**TAKEN["alternating"])
 
 
 def test_what_is_not_taken_is_told() -> None:
@@ -124,25 +134,84 @@ def test_turns_of_the_user_are_joined_where_they_must_alternate() -> None:
     assert arranged(Roles(user_after_result=False), *answered)[1:] == [("tool", "r\n\nb")]
 
 
-SPOKEN = st.lists(st.sampled_from(["system", "developer", "user", "assistant", "loop"]), max_size=6)
+def test_answers_in_a_row_are_joined_where_they_are_refused() -> None:
+    """As after an interrupt."""
+    turns = [Turn("user", "a"), Turn("assistant", "b", thought="t"), Turn("assistant", "c")]
+    assert arrange_turns(turns, ALL) == turns
+    apart = Roles(assistant_after_assistant=False)
+    assert arrange_turns(turns, apart) == [turns[0], Turn("assistant", "b\n\nc", thought="t")]
+    calls = [*turns[:2], Turn("assistant", calls=[CALL], thought="u")]
+    assert arrange_turns(calls, apart) == calls
+    joined = arrange_turns(calls, Roles(call_after_assistant=False))
+    assert joined == [turns[0], Turn("assistant", "b", [CALL], thought="t\n\nu")]
+
+
+def test_a_call_without_its_result_gets_one_where_the_user_may_not_follow() -> None:
+    other = PastCall("b", {}, "2")
+    called = [Turn("user", "a"), Turn("assistant", calls=[CALL, other])]
+    turns = [*called, Turn("user", "b")]
+    assert arrange_turns(turns, ALL) == turns
+    results = [Turn("tool", NO_RESULT, name=c.name, call_id=c.id) for c in (CALL, other)]
+    roles = Roles(user_after_call=False)
+    assert arrange_turns(turns, roles) == [*called, *results, turns[-1]]
+    joined = arrange_turns(turns, Roles(user_after_call=False, user_after_result=False))
+    assert joined[-1].text == f"{NO_RESULT}\n\nb"
+    for more in ([], [Turn("tool", "r", call_id="2"), *turns[2:]], [Turn("assistant", "c")]):
+        assert arrange_turns([*called, *more], roles) == [*called, *more]
+    folded = arrange_turns(
+        [*called, Turn("system", "s")], Roles(False, False, user_after_call=False)
+    )
+    assert folded == [*called, *results, Turn("user", "s")]
+
+
+def test_results_are_the_users_where_there_are_none() -> None:
+    turns = [Turn("user", "a"), Turn("assistant", "b"), Turn("tool", "r", call_id="1")]
+    assert arrange_turns(turns, ALL) == turns
+    said = "<tool_response>\nr\n</tool_response>"
+    roles = Roles(results=False, user_after_user=False)
+    assert arranged(roles, *turns)[2:] == [("user", said)]
+    assert arranged(roles, *turns, turns[2], Turn("user", "c"))[2:] == [
+        ("user", f"{said}\n\n{said}\n\nc")
+    ]
+
+
+def test_an_answer_in_front_is_to_nothing() -> None:
+    turns = [Turn("system", "s"), Turn("assistant", "a"), Turn("user", "b")]
+    assert arrange_turns(turns, ALL) == turns
+    roles = Roles(assistant_first=False)
+    assert arrange_turns(turns, roles) == [turns[0], Turn("user", ""), *turns[1:]]
+    assert arrange_turns(turns[1:], roles) == [Turn("user", ""), *turns[1:]]
+    called = [Turn("assistant", calls=[CALL]), Turn("tool", "r"), turns[1]]
+    assert arrange_turns(called, roles) == [*called[:2], Turn("user", ""), turns[1]]
+
+
+def test_a_message_of_the_system_alone_may_be_the_users() -> None:
+    turns = [Turn("system", "a"), Turn("developer", "b")]
+    assert arranged(ALL, *turns) == [("system", "a\n\nb")]
+    assert arranged(Roles(system_alone=False), *turns) == [("user", "a\n\nb")]
+
+
+ROLES = ["system", "developer", "user", "assistant", "loop", "interrupted"]
+SPOKEN = st.lists(st.sampled_from(ROLES), max_size=6)
 
 
 @pytest.mark.parametrize("tools", [None, [TOOL]])
 @pytest.mark.parametrize("name", TEMPLATES)
 @settings(max_examples=30)
-@given(spoken=SPOKEN)
+@given(spoken=SPOKEN, begins=st.booleans())
+@example(spoken=["assistant", "interrupted", "user"], begins=True)
+@example(spoken=["assistant", "assistant", "interrupted", "system", "user"], begins=False)
+@example(spoken=["loop", "user", "loop", "assistant", "assistant"], begins=True)
 def test_whatever_agents_send_is_written_once_and_in_its_order(
-    name: str, tools: list[object] | None, spoken: list[str]
+    name: str, tools: list[object] | None, spoken: list[str], begins: bool
 ) -> None:
-    turns = [Turn("user", "T0t")]
+    turns = [Turn("user", "T0t")] if begins or not spoken else []
+    calls = None if name in ("parity", "plain") else [CALL]  # there they are text by then
     for i, role in enumerate(spoken, start=1):
-        # Two answers in a row are nobody's history.
-        if role in ("assistant", "loop") and turns[-1].role == "assistant":
-            turns.append(Turn("user", f"U{i}u"))
-        if role == "loop":
-            turns += [Turn("assistant", f"A{i}a", [CALL]), Turn("tool", f"T{i}t", call_id=CALL.id)]
-        elif role == "assistant" and turns[-1].role == "tool" and name == "alternating":
-            turns.append(Turn("assistant", f"T{i}t"))
+        if role in ("loop", "interrupted"):
+            turns.append(Turn("assistant", f"A{i}a", calls))
+            if role == "loop":
+                turns.append(Turn("tool", f"T{i}t", call_id=CALL.id))
         else:
             turns.append(Turn(role, f"T{i}t"))
     found = template(name)
@@ -193,6 +262,10 @@ def test_what_a_family_takes(family: Family) -> None:
         assert roles.late_system == (family.middle == "ok" and family.name not in ELSEWHERE)
         assert roles.user_after_user == (family.users == "ok")
         assert roles.several_calls == (family.calls in ("many", "none"))
+        alternates = family.name == "mistral-small-3.2"
+        assert roles.assistant_after_assistant == roles.assistant_first == (not alternates)
+        assert roles.user_after_call == roles.call_after_assistant == (not alternates)
+        assert roles.results and roles.system_alone == (family.name != "qwen3.5")
 
 
 def test_several_calls_are_split_where_a_turn_has_one() -> None:

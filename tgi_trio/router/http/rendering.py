@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import orjson
@@ -20,7 +20,7 @@ from tgi_trio.router.text.chat_template import ChatTemplate
 from tgi_trio.router.text.tools.call_formats import Format
 from tgi_trio.router.text.tools.ids import fit_ids
 from tgi_trio.router.text.tools.probe import CallStyle
-from tgi_trio.router.text.turns import arrange_turns
+from tgi_trio.router.text.turns import Turn, arrange_turns
 
 # For templates that know nothing of tools; the format is the one `format_of` gives for them.
 _TOOL_PROMPT = """
@@ -50,14 +50,14 @@ def render_with_tools(call: Call, conversation: Conversation, tools: ChatTools |
         refuse_unseen(call, link)
     shown = tools is not None and template.uses("tools", tools=True)
     style = call.engine.call_style
-    turns = arrange_turns(conversation.turns, template.roles(tools=shown))
+    turns = conversation.turns
+    if "tool_calls" not in template.source(tools=shown):
+        turns = [_flatten_calls(turn, style.format) for turn in turns]
+    turns = arrange_turns(turns, template.roles(tools=shown))
     messages = [turn.message() for turn in fit_ids(turns, style.format)]
     if call.engine.thoughts is not None and call.engine.thoughts.parts:
         messages = [_with_thought_part(message) for message in messages]
-    if "tool_calls" not in template.source(tools=shown):
-        messages = [_flatten_content(message, style.format) for message in messages]
-    else:
-        messages = [_shape_arguments(message, style) for message in messages]
+    messages = [_shape_arguments(message, style) for message in messages]
     if tools is not None:
         _append_tool_prompt(messages, conversation.tool_prompt, None if shown else tools.listed)
     given: dict[str, Any] = {
@@ -265,12 +265,11 @@ def _shape_arguments(message: dict[str, Any], style: CallStyle) -> dict[str, Any
     return {**message, "tool_calls": shaped}
 
 
-def _flatten_content(message: dict[str, Any], form: Format) -> dict[str, Any]:
-    """Return a message whose calls are text, for a template that would drop them."""
-    calls = message.get("tool_calls")
-    if not calls:
-        return message
-    text = form.write((c["function"]["name"], c["function"]["arguments"]) for c in calls)
-    if isinstance(content := message.get("content"), list):
-        return {**message, "content": [*content, {"type": "text", "text": f"\n{text}"}]}
-    return {**message, "content": "\n".join(filter(None, (content, text)))}
+def _flatten_calls(turn: Turn, form: Format) -> Turn:
+    """Return a turn whose calls are text, for a template that would drop them."""
+    if not turn.calls:
+        return turn
+    text = form.write((call.name, call.arguments) for call in turn.calls)
+    whole = "\n".join(filter(None, (turn.text, text)))
+    parts = (*turn.parts, f"\n{text}") if turn.parts else ()
+    return replace(turn, text=whole, parts=parts, calls=None)

@@ -24,6 +24,12 @@ class Roles:
     user_after_user: bool = True
     user_after_result: bool = True  # a user's turn after a tool's result
     several_calls: bool = True  # in one turn of the assistant
+    user_after_call: bool = True  # without the call's result
+    assistant_after_assistant: bool = True
+    call_after_assistant: bool = True  # calls after an answer, and another answer after them
+    assistant_first: bool = True  # an answer before any turn of the user
+    results: bool = True  # results of tools
+    system_alone: bool = True  # a system message and nothing else
 
     def describe_missing(self) -> str:
         """Return what the template does not render, for the log; "" if nothing."""
@@ -33,6 +39,12 @@ class Roles:
             "user messages in a row": self.user_after_user,
             "user messages behind results of tools": self.user_after_result,
             "several calls in one message": self.several_calls,
+            "user messages behind calls without results": self.user_after_call,
+            "assistant messages in a row": self.assistant_after_assistant,
+            "calls behind assistant messages": self.call_after_assistant,
+            "assistant messages in front": self.assistant_first,
+            "results of tools": self.results,
+            "a system message alone": self.system_alone,
         }
         return ", ".join(name for name, taken in missing.items() if not taken)
 
@@ -45,6 +57,7 @@ def probe_roles(render: Render) -> Roles:
     """
     arguments = _arguments(render)
     loop = [_user(1), _call(1, arguments), _result(2)]
+    spoken = [_user(1), _assistant(2)]
     return Roles(
         system=_takes(render, [_system(1), _user(2)], 0),
         late_system=all(
@@ -61,6 +74,14 @@ def probe_roles(render: Render) -> Roles:
         user_after_result=_takes(render, [*loop, _user(3)], 3),
         several_calls=not _writes_calls(render, 1, arguments)
         or _writes_calls(render, 2, arguments),
+        user_after_call=_goes_on(render, loop[:2], [*loop[:2], _user(2)]),
+        assistant_after_assistant=_goes_on(render, spoken, [*spoken, _assistant(3)]),
+        call_after_assistant=_goes_on(
+            render, [*loop, _assistant(3)], [*spoken, loop[1], _result(3), _assistant(4)]
+        ),
+        assistant_first=_goes_on(render, spoken, [_assistant(1), _user(2)]),
+        results=_goes_on(render, loop[:2], loop),
+        system_alone=_goes_on(render, [_user(1)], [_system(1)]),
     )
 
 
@@ -101,6 +122,21 @@ def _takes(render: Render, turns: Sequence[Mapping[str, Any]], at: int) -> bool:
     if i + 1 < len(marks) and not after.partition(marks[i + 1])[0].strip():
         return False
     return i == 0 or _begins(before.partition(marks[i - 1])[2], without.partition(marks[i - 1])[2])
+
+
+def _goes_on(
+    render: Render, usual: Sequence[Mapping[str, Any]], turns: Sequence[Mapping[str, Any]]
+) -> bool:
+    """Return whether the template renders `turns`, whole, if it renders `usual` ones."""
+    return _renders(render, turns) or not _renders(render, usual)
+
+
+def _renders(render: Render, turns: Sequence[Mapping[str, Any]]) -> bool:
+    try:
+        text = render(turns)
+    except TemplateError:
+        return False
+    return all(turn["content"] in text for turn in turns)
 
 
 def _begins(between: str, end: str) -> bool:

@@ -7,6 +7,10 @@ moves to the front: the beginning of the prompt would change with every turn, an
 would be lost. And no system message becomes a user's turn after results of tools: templates treat
 such a turn as a new question, and drop the thoughts that led to the calls. If a template renders
 only one call a turn, turns of several calls are split.
+
+After an interrupt agents send two answers in a row, or a call without its result. Where a template
+refuses that, answers are joined, as mistral-common does, and the call gets a result that says that
+there is none, as in LiteLLM. Where results of tools are refused, they are the user's.
 """
 
 from __future__ import annotations
@@ -21,6 +25,8 @@ from tgi_trio.router.images.links import ImageLink, Piece
 from tgi_trio.router.text.roles import Roles
 
 _BREAK = "\n\n"  # between texts that are joined in one turn
+NO_RESULT = "No result was given for this call."
+_RESULT = "<tool_response>\n", "\n</tool_response>"  # around a result in a turn of the user
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,21 +113,57 @@ def arrange_turns(turns: Iterable[Turn], roles: Roles) -> list[Turn]:
         if turn.role == "system":
             _add_system(arranged, waiting, turn, roles)
             continue
+        if turn.role == "tool" and not roles.results:
+            turn = _as_user(turn)
         if waiting:
             text = _join(*waiting)
             waiting.clear()
             if turn.role in ("user", "tool"):
                 turn = _saying(turn, Turn(turn.role, text), turn)
             else:
-                arranged.append(Turn("user", text))
-        last = arranged[-1] if arranged else None
-        if turn.role == "user" and last is not None and not _may_follow(last, roles):
-            arranged[-1] = _saying(last, last, turn)
-        else:
-            arranged.append(turn)
+                _add(arranged, Turn("user", text), roles)
+        _add(arranged, turn, roles)
     if waiting:
-        arranged.append(Turn("user", _join(*waiting)))
+        _add(arranged, Turn("user", _join(*waiting)), roles)
+    if not roles.system_alone and [turn.role for turn in arranged] == ["system"]:
+        arranged = [replace(arranged[0], role="user")]
     return arranged if roles.several_calls else _split_calls(arranged)
+
+
+def _add(arranged: list[Turn], turn: Turn, roles: Roles) -> None:
+    """Append a turn, or join it to the last one if the template would not render it behind that."""
+    last = arranged[-1] if arranged else None
+    if turn.role == "assistant" and not (turn.calls or roles.assistant_first):
+        if all(each.role != "user" for each in arranged):
+            arranged.append(Turn("user", ""))
+            last = arranged[-1]
+    elif last is not None and last.calls and turn.role == "user" and not roles.user_after_call:
+        arranged += [Turn("tool", NO_RESULT, name=c.name, call_id=c.id) for c in last.calls]
+        last = arranged[-1]
+    if last is None or _may_follow(last, turn, roles):
+        arranged.append(turn)
+        return
+    thought = _join(last.thought, turn.thought) or None
+    arranged[-1] = replace(_saying(last, last, turn), calls=turn.calls, thought=thought)
+
+
+def _may_follow(last: Turn, turn: Turn, roles: Roles) -> bool:
+    """Return whether the template renders `turn` behind `last`."""
+    match last.role, turn.role:
+        case "user", "user":
+            return roles.user_after_user
+        case "tool", "user":
+            return roles.user_after_result
+        case "assistant", "assistant" if not last.calls:
+            return roles.call_after_assistant if turn.calls else roles.assistant_after_assistant
+    return True
+
+
+def _as_user(result: Turn) -> Turn:
+    """Return a tool's result as a turn of the user, for a template without such results."""
+    before, after = _RESULT
+    parts = (before, *result.parts, after) if result.parts else ()
+    return Turn("user", f"{before}{result.text or ''}{after}", parts=parts)
 
 
 def _split_calls(turns: list[Turn]) -> list[Turn]:
@@ -161,13 +203,6 @@ def _add_system(arranged: list[Turn], waiting: list[str], turn: Turn, roles: Rol
         arranged[-1] = _saying(last, last, turn)
     else:
         waiting.append(text)
-
-
-def _may_follow(last: Turn, roles: Roles) -> bool:
-    """Return whether a user's turn may follow `last`."""
-    if last.role == "user":
-        return roles.user_after_user
-    return last.role != "tool" or roles.user_after_result
 
 
 def _saying(turn: Turn, first: Turn, second: Turn) -> Turn:
