@@ -2,9 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TypeVar
+
 
 class TgiTrioError(Exception):
     """Base of all our errors. Its text is written for the person who reads it."""
+
+    # Path of the field of a request that is wrong, for APIs that tell it. None: the text begins
+    # with it, or it is about none.
+    param: str | None = None
+
+
+AnyError = TypeVar("AnyError", bound=TgiTrioError)
+
+
+def about(error: AnyError, param: str) -> AnyError:
+    """Return an error that names the field of a request that it is about."""
+    error.param = param
+    return error
+
+
+@contextmanager
+def blaming(param: str | None, kind: type[TgiTrioError] | None = None) -> Iterator[None]:
+    """Name the field that errors within are about, if they do not do so themselves.
+
+    `kind`: those that are; default: `ValidationError`.
+    """
+    try:
+        yield
+    except TgiTrioError as error:
+        if isinstance(error, kind or ValidationError) and error.param is None:
+            error.param = param
+        raise
 
 
 class CorruptFrame(TgiTrioError):
@@ -26,10 +58,19 @@ class ValidationError(TgiTrioError):
 class PromptTooLong(ValidationError):
     """A prompt that leaves no room for an answer, or has more tokens than one may have."""
 
-    def __init__(self, message: str, tokens: int, most: int) -> None:
+    def __init__(self, message: str, length: ExcessiveLength) -> None:
         super().__init__(message)
-        self.tokens = tokens
-        self.most = most
+        self.length = length
+
+
+@dataclass(frozen=True, slots=True)
+class ExcessiveLength:
+    """The length of a prompt that is too long, and what limits it, in tokens."""
+
+    tokens: int  # of the prompt
+    most: int  # that it may have
+    total: int  # of prompt and answer together; of the prompt, where no more is known
+    asked: int = 0  # of an answer, where that is what leaves no room
 
 
 class GrammarError(ValidationError):

@@ -25,6 +25,7 @@ from tgi_trio.router.http.messages.error_shapes import (
     RESPONSES,
     ErrorShape,
     anthropic_error,
+    openai_event,
 )
 from tgi_trio.router.http.messages.problems import Problem
 from tgi_trio.router.http.sse import EventBody, StreamLimits
@@ -315,7 +316,7 @@ class _Request:
             error = {"type": "error", "code": "server_error", "message": problem.error}
             return b"event: error\ndata: %b\n\n" % orjson.dumps({**error, "param": None})
         if self._shape is OPENAI:
-            return problem.openai_event(self._id)
+            return openai_event(problem, self._id)
         return problem.native_event()
 
     async def _tell(self, problem: Problem) -> None:

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tgi_trio.errors import PromptTooLong, ValidationError
+from tgi_trio.errors import ExcessiveLength, PromptTooLong, ValidationError, about
 from tgi_trio.ipc.messages import SamplingParameters
 from tgi_trio.router.images.image_prompt import ExpandedPrompt
 from tgi_trio.router.request import Request, StoppingCriteria
@@ -287,15 +287,18 @@ class Validator:
         new = room if asked is None else asked
         clipped_away = parameters.clip_max_new_tokens and new == 0
         if prompt_length + new > total and not clipped_away:
-            raise ValidationError(
+            text = (
                 f"`inputs` tokens + `max_new_tokens` must be <= {total}. "
                 f"Given: {prompt_length} `inputs` tokens and {new} `max_new_tokens`"
             )
+            if new >= total:  # a shorter prompt would not help
+                raise about(ValidationError(text), "max_new_tokens")
+            fits = min(most, total - new)
+            raise PromptTooLong(text, ExcessiveLength(prompt_length, fits, total, asked=new))
         if prompt_length > most or new == 0:
             raise PromptTooLong(
                 f"`inputs` must have less than {most} tokens. Given: {prompt_length}",
-                tokens=prompt_length,
-                most=min(most, total - 1),
+                ExcessiveLength(prompt_length, min(most, total - 1), total),
             )
         return new
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.compat.agents.scripted import ANSWER, COMMAND, QUESTION
+from tests.compat.agents.scripted import ANSWER, COMMAND, CONTEXT, QUESTION
 from tests.compat.sdks.conftest import TOOL, Shell
 from tests.system.server import ServerProcess
 
@@ -49,3 +49,15 @@ def test_a_round(api: str, scripted: ServerProcess, shell: Shell, stream: bool) 
     result = ToolMessage(tool.invoke(call["args"]), tool_call_id=call["id"])
     messages += [first, result]
     assert answer().text == ANSWER and shell.commands == [COMMAND]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("api", ["chat", "responses", "anthropic"])
+def test_a_prompt_that_is_too_long_is_known_as_such(
+    api: str, scripted: ServerProcess, stream: bool
+) -> None:
+    from langchain_core.exceptions import ContextOverflowError
+
+    model = model_of(api, scripted.url)
+    with pytest.raises(ContextOverflowError):
+        list(model.stream("ab " * CONTEXT)) if stream else model.invoke("ab " * CONTEXT)

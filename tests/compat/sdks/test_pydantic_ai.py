@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.compat.agents.scripted import ANSWER, COMMAND, QUESTION, THOUGHT
+from tests.compat.agents.scripted import ANSWER, COMMAND, CONTEXT, QUESTION, THOUGHT
 from tests.compat.sdks.conftest import TOOL, Shell
 from tests.system.server import ServerProcess
 
@@ -62,3 +62,23 @@ def test_a_stream(agent: Any, shell: Shell) -> None:
 
     assert asyncio.run(run()) == ANSWER
     assert shell.commands == [COMMAND]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("api", ["chat", "responses", "anthropic"])
+def test_a_prompt_that_is_too_long_is_known_as_such(
+    api: str, scripted: ServerProcess, stream: bool
+) -> None:
+    from pydantic_ai.exceptions import ModelContextWindowExceededError
+
+    agent = package.Agent(model_of(api, scripted.url))
+
+    async def ask() -> None:
+        if not stream:
+            await agent.run("ab " * CONTEXT)
+            return
+        async with agent.run_stream("ab " * CONTEXT) as result:
+            await result.get_output()
+
+    with pytest.raises(ModelContextWindowExceededError):
+        asyncio.run(ask())

@@ -208,8 +208,8 @@ async def test_failures_before_the_first_byte_have_real_statuses(http, stream):
     assert error == {
         "message": error["message"],
         "type": "not_found",
-        "param": None,
-        "code": None,
+        "param": "model",
+        "code": "model_not_found",
         "http_status_code": 404,
     }
     assert unknown.json()["error_type"] == "not_found"
@@ -233,9 +233,8 @@ async def test_an_error_mid_stream_is_one_event_and_then_done(http):
             error = orjson.loads(error)
             assert error.pop("id") == orjson.loads(answer.events()[0])["id"]
             message = "Request failed during generation: the shard gave up"
-            assert error == {
-                "error": {"message": message, "http_status_code": 424, "type": "generation"}
-            }
+            told = {"message": message, "http_status_code": 424, "type": "generation"}
+            assert error == {"error": {**told, "param": None, "code": "server_error"}}
             assert done == b"[DONE]"
             assert (await client.post(path, body)).status == 424
 

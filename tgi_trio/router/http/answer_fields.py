@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 from tgi_trio import __version__
+from tgi_trio.errors import about
 from tgi_trio.router.http.call import Call, HttpSettings
 from tgi_trio.router.http.messages.problems import Refused
 
@@ -30,7 +31,8 @@ def resolve_model(call: Call, name: str | None) -> str:
         return name
     names = (card.id, *card.aliases, *sorted(BASE_NAMES), *adapters.names)
     served = ", ".join(f"`{each}`" for each in names)
-    raise Refused(404, f"The model `{name}` is not served here. Served: {served}", "not_found")
+    text = f"The model `{name}` is not served here. Served: {served}"
+    raise about(Refused(404, text, "not_found", code="model_not_found"), "model")
 
 
 def fingerprint(settings: HttpSettings) -> str:

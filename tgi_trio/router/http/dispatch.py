@@ -63,7 +63,7 @@ def reply_for(problem: Problem, dialect: ErrorShape, request_id: str = "") -> Re
 def to_rejection(error: BodyRejected, dialect: ErrorShape, request_id: str) -> Reply:
     """Return the reply to a body that could not be read: plain text, or an API's error shape."""
     if not dialect.bare:
-        problem = Problem(error.status, str(error), "invalid_body")
+        problem = Problem(error.status, str(error), "invalid_body", param=error.param)
         return reply_for(problem, dialect, request_id)
     text = str(error).encode("utf-8", "replace")
     return Reply(text, error.status, b"text/plain; charset=utf-8")

@@ -359,7 +359,9 @@ def _failures(operation: Operation, schemas: dict[str, Any]) -> dict[str, Any]:
     if operation.body is not None:
         answers["401"] = {"description": _NO_KEY, **({"content": error} if openai else {})}
         for status, text in _REJECTED.items():
-            answers[str(status)] = {"description": text, "content": error if openai else plain}
+            long = ", or the prompt is too long" if status == 400 and openai else ""
+            content = error if openai else plain
+            answers[str(status)] = {"description": text + long, "content": content}
     for status in operation.failures:
         content = error
         if status == 422 and operation.body is not None and not openai:

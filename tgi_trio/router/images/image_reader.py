@@ -9,7 +9,13 @@ from typing import Final, Protocol
 
 import trio
 
-from tgi_trio.errors import ModelLoadError, PromptTooLong, TgiTrioError, ValidationError
+from tgi_trio.errors import (
+    ExcessiveLength,
+    ModelLoadError,
+    PromptTooLong,
+    TgiTrioError,
+    ValidationError,
+)
 from tgi_trio.images.image_text import start_key
 from tgi_trio.router.images.byte_budget import ByteBudget, HeldBytes
 from tgi_trio.router.images.data_urls import decode_data_url, decode_video_url, find_base64
@@ -152,8 +158,7 @@ class ImageReader:
             raise PromptTooLong(
                 f"`inputs` must have less than {max_input_tokens} tokens. Given: "
                 f"{found.features} of images alone",
-                tokens=found.features,
-                most=max_input_tokens,
+                ExcessiveLength(found.features, max_input_tokens, max_input_tokens),
             )
         videos = sum(image.manner.video for image in images)
         self._metrics.inc("tgi_image_count", len(images) - videos)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any, Final
 
 import orjson
 
+from tgi_trio.router.http.messages.blame import describe_length, find_code, find_param
 from tgi_trio.router.http.messages.problems import Problem
 from tgi_trio.router.http.wire.headers import Header
 
@@ -30,51 +31,71 @@ class ErrorShape:
 
 
 class OpenAIShape(ErrorShape):
-    """OpenAI's errors, with TGI's statuses."""
+    """OpenAI's errors, with TGI's statuses.
+
+    A prompt that is too long is a 400, as at OpenAI: many agents shorten their history at no other.
+    """
 
     bare = False
+
+    def __init__(
+        self, fields: Container[str] = (), renamed: Mapping[str, str] | None = None
+    ) -> None:
+        """`fields`: of the body; `renamed`: what fields of TGI's are called there."""
+        self._fields, self._renamed = fields, renamed or {}
+
+    def status(self, problem: Problem) -> int:
+        return problem.status if problem.too_long is None else 400
 
     def body(self, problem: Problem, request_id: str) -> bytes:
-        return problem.openai_body()
+        """Return OpenAI's error object, with `error_type` beside it for TGI's clients."""
+        error = {
+            "message": describe_length(problem),
+            "type": problem.error_type,
+            **self.blame(problem),
+            "http_status_code": self.status(problem),
+        }
+        return orjson.dumps({"error": error, "error_type": problem.error_type})
+
+    def blame(self, problem: Problem) -> dict[str, str | None]:
+        """Return the fields `param` and `code` for a problem."""
+        param = find_param(problem, self._fields, self._renamed)
+        return {"param": param, "code": find_code(problem, param)}
 
 
-class ResponsesShape(ErrorShape):
+def openai_event(problem: Problem, id: str) -> bytes:
+    """Return the error event of an OpenAI stream, with the `id` of its chunks."""
+    error = {
+        "message": problem.error,
+        "http_status_code": problem.status,
+        "type": problem.error_type,
+        "param": None,
+        "code": find_code(problem, None),
+    }
+    return b"data: %b\n\n" % orjson.dumps({"error": error, "id": id})
+
+
+class ResponsesShape(OpenAIShape):
     """Errors of OpenAI's Responses API. Any error in a request is a 400."""
-
-    bare = False
 
     def status(self, problem: Problem) -> int:
         return _RESPONSES_STATUSES.get(problem.status, problem.status)
 
     def body(self, problem: Problem, request_id: str) -> bytes:
+        return orjson.dumps({"error": self.describe(problem)})
+
+    def describe(self, problem: Problem) -> dict[str, str | None]:
+        """Return OpenAI's error object for a problem."""
         status = self.status(problem)
         kind = "invalid_request_error" if status < 500 and status != 429 else "server_error"
-        error = {
-            "message": problem.error,
+        return {
+            "message": describe_length(problem),
             "type": "rate_limit_error" if status == 429 else kind,
-            "param": None,
-            "code": responses_code(problem),
+            **self.blame(problem),
         }
-        return orjson.dumps({"error": error})
 
 
 _RESPONSES_STATUSES: Final[Mapping[int, int]] = {415: 400, 422: 400, 424: 500}
-_RESPONSES_CODES: Final[Mapping[int, str]] = {
-    401: "invalid_api_key",
-    404: "model_not_found",
-    429: "rate_limit_exceeded",
-}
-
-
-def responses_code(problem: Problem) -> str | None:
-    """Return the `code` by which programs distinguish problems; None if there is none."""
-    if problem.too_long is not None:
-        return "context_length_exceeded"
-    if problem.error_type == "previous_response_not_found":
-        return problem.error_type
-    if problem.status >= 500 or problem.status == 424:
-        return "server_error"
-    return _RESPONSES_CODES.get(problem.status)
 
 
 class AnthropicShape(ErrorShape):
@@ -115,8 +136,8 @@ def anthropic_error(problem: Problem, status: int) -> dict[str, Any]:
     text = problem.error
     if problem.too_long is not None:
         # Agents look for these words, and then shorten their history.
-        tokens, most = problem.too_long
-        text = f"prompt is too long: {tokens} tokens > {most} maximum"
+        length = problem.too_long
+        text = f"prompt is too long: {length.tokens} tokens > {length.most} maximum"
     return {
         "type": "error",
         "error": {"type": _ANTHROPIC_TYPES.get(status, "api_error"), "message": text},

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
+from tgi_trio.router.http.messages.error_shapes import openai_event
 from tgi_trio.router.http.messages.extras import PLAIN, ChunkExtras, Shown
 from tgi_trio.router.http.messages.problems import Problem
 from tgi_trio.router.http.messages.render import (
@@ -203,7 +204,7 @@ class ChatEvents:
         return self.step(tokens[:-1]) + self._event(tokens[-1], outcome.tail, ending)
 
     def error(self, tokens: list[Token], problem: Problem) -> bytes:
-        return self.step(tokens) + problem.openai_event(self._envelope.id)
+        return self.step(tokens) + openai_event(problem, self._envelope.id)
 
     def _event(self, token: Token, tail: str, ending: bytes) -> bytes:
         logprobs = b"null" if self._logprobs is None else self._logprobs.chat([token])
@@ -297,7 +298,7 @@ class CompletionEvents:
         )
 
     def error(self, tokens: list[Token], problem: Problem) -> bytes:
-        return self.step(tokens) + problem.openai_event(self._envelope.id)
+        return self.step(tokens) + openai_event(problem, self._envelope.id)
 
     def _event(self, token: Token) -> bytes:
         text, logprobs = self._content(token)

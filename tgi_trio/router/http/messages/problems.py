@@ -20,35 +20,17 @@ class Problem:
     error: str
     error_type: str
     retry_after: float | None = None  # seconds
-    too_long: tuple[int, int] | None = None  # tokens of a prompt, and the most that it may have
+    too_long: errors.ExcessiveLength | None = None  # of a prompt
+    param: str | None = None  # path of the field that it is about, where the text does not say it
+    code: str | None = None  # OpenAI's word for it, where `blame.find_code` does not find one
 
     def body(self) -> bytes:
         """Return TGI's ErrorResponse."""
         return orjson.dumps({"error": self.error, "error_type": self.error_type})
 
-    def openai_body(self) -> bytes:
-        """Return OpenAI's error object, with `error_type` beside it for TGI's clients."""
-        error = {
-            "message": self.error,
-            "type": self.error_type,
-            "param": None,
-            "code": None,
-            "http_status_code": self.status,
-        }
-        return orjson.dumps({"error": error, "error_type": self.error_type})
-
     def native_event(self) -> bytes:
         """Return the error event of `/generate_stream`."""
         return b"data: %b\n\n" % self.body()
-
-    def openai_event(self, id: str) -> bytes:
-        """Return the error event of an OpenAI stream, with the `id` of its chunks."""
-        error = {
-            "message": self.error,
-            "http_status_code": self.status,
-            "type": self.error_type,
-        }
-        return b"data: %b\n\n" % orjson.dumps({"error": error, "id": id})
 
     def headers(self) -> list[Header]:
         """Return `retry-after` if waiting helps."""
@@ -63,10 +45,14 @@ _SHOWN: Final = 60  # most characters of a coding's name in its error
 class Refused(errors.TgiTrioError):
     """A request that a route refuses before validation."""
 
-    def __init__(self, status: int, message: str, error_type: str) -> None:
+    def __init__(
+        self, status: int, message: str, error_type: str, *, code: str | None = None
+    ) -> None:
+        """`code`: OpenAI's word for it, if it has one of its own."""
         super().__init__(message)
         self.status = status
         self.error_type = error_type
+        self.code = code
 
 
 class BodyRejected(errors.TgiTrioError):
@@ -106,16 +92,17 @@ def problem_of(error: BaseException) -> Problem | None:
     text = str(error)
     match error:
         case Refused():
-            return Problem(error.status, text, error.error_type)
-        case errors.PromptTooLong():
-            too_long = (error.tokens, error.most)
-            return Problem(422, f"Input validation error: {text}", "validation", too_long=too_long)
+            return Problem(error.status, text, error.error_type, param=error.param, code=error.code)
         case errors.ValidationError():
-            return Problem(422, f"Input validation error: {text}", "validation")
+            text = f"Input validation error: {text}"
+            too_long = error.length if isinstance(error, errors.PromptTooLong) else None
+            return Problem(422, text, "validation", too_long=too_long, param=error.param)
         case errors.TemplateError():
-            return Problem(422, f"Template error: {text}", "template_error")
+            text = f"Template error: {text}"
+            return Problem(422, text, "template_error", param=error.param or "messages")
         case errors.ToolError():
-            return Problem(422, f"Tool error: {text}", "tool_error")
+            text = f"Tool error: {text}"
+            return Problem(422, text, "tool_error", param=error.param)
         case errors.Overloaded():
             return Problem(429, text, "overloaded", error.retry_after)
         case errors.Unavailable():

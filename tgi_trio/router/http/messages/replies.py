@@ -28,8 +28,8 @@ class OpenAIError(Struct, forbid_unknown_fields=True):
 
     message: str
     type: str
-    param: None
-    code: None
+    param: str | None  # path of the field that is wrong
+    code: str | None
     http_status_code: int
 
 

@@ -21,7 +21,7 @@ from typing import Any
 import orjson
 import trio
 
-from tgi_trio.errors import ValidationError
+from tgi_trio.errors import ValidationError, blaming
 from tgi_trio.router.http.messages import schema
 from tgi_trio.router.http.messages.shared_fields import StructuredOutputs
 from tgi_trio.router.text import grammars
@@ -57,12 +57,13 @@ async def answer_grammar(request: OpenAiRequest, most: int) -> str | None:
         names = " and ".join(f"`{name}`" for name in given)
         raise ValidationError(f"{names} all say what the answer must look like: give one of them")
     ((name, value),) = given.items()
-    if name == "response_format":
-        return _response_grammar(value, most)
-    build = _FIELDS[name]
-    if build in (_gbnf, _any_grammar):
-        return await trio.to_thread.run_sync(build, name, value, most)
-    return build(name, value, most)
+    with blaming(name):
+        if name == "response_format":
+            return _response_grammar(value, most)
+        build = _FIELDS[name]
+        if build in (_gbnf, _any_grammar):
+            return await trio.to_thread.run_sync(build, name, value, most)
+        return build(name, value, most)
 
 
 def forms(request: OpenAiRequest) -> dict[str, Any]:

@@ -14,6 +14,7 @@ import msgspec
 import orjson
 from msgspec import UNSET, Meta, Struct, UnsetType
 
+from tgi_trio.errors import about
 from tgi_trio.router.http.messages.component_refs import any_of
 from tgi_trio.router.http.messages.enum_values import say_allowed
 from tgi_trio.router.http.messages.problems import BodyRejected
@@ -363,7 +364,7 @@ def read_aliases(body: Struct, *names: str) -> Any:
     if len(set(given.values())) > 1:
         said = " and ".join(f"`{name}` = {value}" for name, value in given.items())
         what = f"duplicate field `{names[0]}`: {said} are names of one field, send one of them"
-        raise BodyRejected(422, _SHAPE + what)
+        raise about(BodyRejected(422, _SHAPE + what), names[0])
     return next(iter(given.values()), None)
 
 

@@ -10,6 +10,7 @@ from msgspec.json import encode
 from tgi_trio.router.delta import Answer, CallDelta, Delta
 from tgi_trio.router.http.messages import replies
 from tgi_trio.router.http.messages.custom_calls import CustomInputs
+from tgi_trio.router.http.messages.error_shapes import openai_event
 from tgi_trio.router.http.messages.events import CHAT_GOING_ON, Envelope, chat_chunk_end
 from tgi_trio.router.http.messages.extras import PLAIN, ChunkExtras, Shown
 from tgi_trio.router.http.messages.problems import Problem
@@ -161,7 +162,7 @@ class ReadChatEvents:
         return events + self._chunk(delta, self._reader.ending(outcome))
 
     def error(self, tokens: list[Token], problem: Problem) -> bytes:
-        return self.step(tokens) + problem.openai_event(self._envelope.id)
+        return self.step(tokens) + openai_event(problem, self._envelope.id)
 
     def _event(self, token: Token) -> bytes:
         delta = self._take(token)

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tgi_trio.errors import ValidationError
+from tgi_trio.errors import GrammarError, ValidationError, blaming
 from tgi_trio.router.http.answer_fields import fingerprint, new_id, resolve_model, unix_now
 from tgi_trio.router.http.answer_headers import event_stream, timing_headers
 from tgi_trio.router.http.call import Call, Reply, Route
 from tgi_trio.router.http.dialects.chat import to_conversation
 from tgi_trio.router.http.generation import Result, collect_results, stream_events, take_permits
 from tgi_trio.router.http.messages import schema
-from tgi_trio.router.http.messages.error_shapes import OPENAI
+from tgi_trio.router.http.messages.error_shapes import OpenAIShape
 from tgi_trio.router.http.messages.events import ChatEvents, Envelope, Events, chat_usage_event
 from tgi_trio.router.http.messages.extras import Shown, prompt_ids_json, token_ids_json
 from tgi_trio.router.http.messages.logprobs import prompt_logprobs_json, prompt_tokens
 from tgi_trio.router.http.messages.render import ending_json, text_json
-from tgi_trio.router.http.messages.response_format import answer_grammar
+from tgi_trio.router.http.messages.response_format import answer_grammar, forms
 from tgi_trio.router.http.messages.tool_calls import (
     ReadChatEvents,
     answer_tokens,
@@ -44,7 +44,8 @@ async def chat_completions(call: Call) -> Reply:
     prepared = await prepare_chat(call, request)
     prompt = prepared.prompt
     take_permits(call, generations=count)
-    one = await prepared.validate(call, request)
+    with blaming(next(iter(forms(request)), None), GrammarError):
+        one = await prepared.validate(call, request)
     requests = [one] if count == 1 else fan_out(one, count)
     shown = openai.choose_shown(call, request, logprobs=bool(request.logprobs))
     envelope = Envelope(new_id(call, "chatcmpl"), call.now(), model, fingerprint(call.settings))
@@ -175,7 +176,12 @@ def _logprobs(result: Result, shown: Shown) -> bytes:
     return shown.logprobs.chat(answer_tokens(result.tokens))
 
 
+_ERRORS = OpenAIShape(
+    openai.all_fields(schema.ChatRequest),
+    {**openai.RENAMED, "inputs": "messages", "top_n_tokens": "top_logprobs"},
+)
+
 ROUTES = (
-    Route("POST", "/v1/chat/completions", chat_completions, dialect=OPENAI, images=True),
+    Route("POST", "/v1/chat/completions", chat_completions, dialect=_ERRORS, images=True),
     Route("POST", "/chat_tokenize", chat_tokenize, protected=False, images=True),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tgi_trio.errors import ValidationError
+from tgi_trio.errors import GrammarError, ValidationError, about, blaming
 from tgi_trio.router.http.answer_fields import fingerprint, new_id, resolve_model
 from tgi_trio.router.http.answer_headers import event_stream, timing_headers
 from tgi_trio.router.http.call import Call, Reply, Route
@@ -18,13 +18,13 @@ from tgi_trio.router.http.generation import (
     take_permits,
 )
 from tgi_trio.router.http.messages import schema
-from tgi_trio.router.http.messages.error_shapes import OPENAI
+from tgi_trio.router.http.messages.error_shapes import OpenAIShape
 from tgi_trio.router.http.messages.events import CompletionEvents, Envelope, completion_usage_event
 from tgi_trio.router.http.messages.extras import Shown, prompt_ids_json, token_ids_json
 from tgi_trio.router.http.messages.logprobs import prompt_logprobs_json, prompt_tokens
 from tgi_trio.router.http.messages.problems import Refused
 from tgi_trio.router.http.messages.render import ending_json, text_json
-from tgi_trio.router.http.messages.response_format import answer_grammar
+from tgi_trio.router.http.messages.response_format import answer_grammar, forms
 from tgi_trio.router.http.messages.usage import StreamUsage, UsageCount
 from tgi_trio.router.http.routes import openai
 from tgi_trio.router.http.sse import DONE
@@ -42,7 +42,7 @@ async def completions(call: Call) -> Reply:
     call.engine.metrics.inc("tgi_request_count")
     if request.suffix is not None:
         text = "Suffix is not supported and can be achieved by preprocessing the prompt."
-        raise Refused(422, text, "suffix not supported")
+        raise about(Refused(422, text, "suffix not supported"), "suffix")
     prompts = _prompts(call, request)
     resolve_model(call, request.model)
     count = openai.choices(request.n, call.engine.limits.max_concurrent_requests)
@@ -52,7 +52,8 @@ async def completions(call: Call) -> Reply:
     take_permits(call, len(prompts), candidates)
     requests: list[Request] = []
     for prompt in prompts:
-        one = await validate_request(call, prompt, parameters, request)
+        with blaming(next(iter(forms(request)), None), GrammarError):
+            one = await validate_request(call, prompt, parameters, request)
         requests += [one] if candidates == 1 else fan_out(one, candidates)
 
     texts = _texts(call, request, prompts, requests[::candidates])
@@ -239,4 +240,9 @@ def _choice(
     )
 
 
-ROUTES = (Route("POST", "/v1/completions", completions, dialect=OPENAI),)
+_ERRORS = OpenAIShape(
+    openai.all_fields(schema.CompletionRequest),
+    {**openai.RENAMED, "inputs": "prompt", "top_n_tokens": "logprobs"},
+)
+
+ROUTES = (Route("POST", "/v1/completions", completions, dialect=_ERRORS),)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Final
 
 from tgi_trio.errors import ValidationError
 from tgi_trio.router.http.call import Call
@@ -15,8 +16,21 @@ from tgi_trio.router.http.messages.shared_fields import read_seed
 from tgi_trio.router.http.messages.usage import StreamUsage
 from tgi_trio.router.validation import GenerationParameters
 
+# Fields of TGI's whose errors both endpoints tell, and what they are called there.
+RENAMED: Final[Mapping[str, str]] = {
+    "max_new_tokens": "max_tokens",
+    "min_new_tokens": "min_tokens",
+    "truncate": "truncate_prompt_tokens",
+    "decoder_input_details": "prompt_logprobs",
+    "adapter_id": "model",
+}
 MOST_LOGPROBS = 20  # most alternatives per token at OpenAI
 _TOKEN_ID = re.compile("-?(0|[1-9][0-9]{0,18})")  # no leading zeros; the validator checks the range
+
+
+def all_fields(shape: type[schema.ChatRequest | schema.CompletionRequest]) -> frozenset[str]:
+    """Return the fields that a body may have, those among them that are not served."""
+    return frozenset(shape.__struct_fields__) | shape.unserved.keys()
 
 
 def to_parameters(call: Call, request: OpenAiRequest, **more: Any) -> GenerationParameters:

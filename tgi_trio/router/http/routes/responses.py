@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from tgi_trio.errors import GrammarError, PromptTooLong, blaming
 from tgi_trio.router.http.answer_fields import resolve_model, unix_now
 from tgi_trio.router.http.answer_headers import event_stream, timing_headers
 from tgi_trio.router.http.call import Call, Reply, Route
@@ -21,8 +22,8 @@ from tgi_trio.router.http.dialects.responses.writing import (
     ResponseWriter,
     settings_of,
 )
-from tgi_trio.router.http.generation import collect_results, stream_events, take_permits
-from tgi_trio.router.http.messages.error_shapes import RESPONSES
+from tgi_trio.router.http.generation import collect_results, explain, stream_events, take_permits
+from tgi_trio.router.http.messages.error_shapes import ResponsesShape
 from tgi_trio.router.http.messages.logprobs import LogprobWriter
 from tgi_trio.router.http.messages.schema import BodyReader
 from tgi_trio.router.http.preparing import prepare
@@ -45,12 +46,20 @@ async def responses(call: Call) -> Reply:
     parameters = to_parameters(request, most, top)
     prepared = prepare(call, conversation, parameters)
     take_permits(call)
-    one = await prepared.validate(call, request)
     writer = ResponseWriter(settings_of(request, model), call.now(), call.ids)
     carried = CARRIED in (request.include or ())
     items = ItemWriter(box, carried, call.ids, _text_logprobs(call, request))
+    events = ResponseEvents(writer, items, prepared.reader(), unix_now)
+    try:
+        with blaming("text.format", GrammarError):
+            one = await prepared.validate(call, request)
+    except PromptTooLong as error:
+        if not request.stream:
+            raise
+        problem = explain(call, error)
+        refused = events.refuse(problem, _ERRORS.describe(problem))
+        return event_stream(call, refused, len(prepared.prompt))
     if request.stream:
-        events = ResponseEvents(writer, items, prepared.reader(), unix_now)
         return event_stream(call, await stream_events(call, [one], [events]), len(prepared.prompt))
     results = await collect_results(call, [one], keep_tokens=True)
     ((tokens, outcome),) = [(result.tokens, result.outcome) for result in results]
@@ -77,7 +86,18 @@ def _text_logprobs(call: Call, request: schema.ResponsesRequest) -> TextLogprobs
     return TextLogprobs(LogprobWriter(call.engine.tokenizer))
 
 
+_ERRORS = ResponsesShape(
+    frozenset(schema.ResponsesRequest.__struct_fields__),
+    {
+        "inputs": "input",
+        "messages": "input",
+        "max_new_tokens": "max_output_tokens",
+        "top_n_tokens": "top_logprobs",
+        "adapter_id": "model",
+    },
+)
+
 ROUTES = (
-    Route("POST", "/v1/responses", responses, dialect=RESPONSES, images=True),
-    Route("POST", "/v1/responses/input_tokens", input_tokens, dialect=RESPONSES, images=True),
+    Route("POST", "/v1/responses", responses, dialect=_ERRORS, images=True),
+    Route("POST", "/v1/responses/input_tokens", input_tokens, dialect=_ERRORS, images=True),
 )

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from tgi_trio.errors import ToolError
+from tgi_trio.errors import ToolError, about
 
 MOST_CALLS = 16  # in one answer, so that a model that repeats itself ends
 NO_PARAMETERS: Final = {"type": "object", "properties": {}}  # as templates are shown them
@@ -123,8 +123,9 @@ def _unknown(name: str, functions: Sequence[Function]) -> ToolError:
     """Return the error for a function that is not among those of the request."""
     shown = name if len(name) <= _LONGEST else f"{name[:_LONGEST]}..."
     if not functions:
-        return ToolError(f"Tool with name {shown} not found: `tools` is empty")
+        text = f"Tool with name {shown} not found: `tools` is empty"
+        return about(ToolError(text), "tool_choice")
     known = [f"`{function.name}`" for function in functions[:_LISTED]]
     more = len(functions) - len(known)
     among = ", ".join(known) + (f" and {more} more" if more else "")
-    return ToolError(f"Tool with name {shown} not found among {among}")
+    return about(ToolError(f"Tool with name {shown} not found among {among}"), "tool_choice")

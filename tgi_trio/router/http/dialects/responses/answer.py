@@ -19,7 +19,7 @@ Each event has a `sequence_number`; `*`: any number of times.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -30,7 +30,7 @@ from tgi_trio.router.http.dialects.responses import replies
 from tgi_trio.router.http.dialects.responses.text_logprobs import TextLogprobs
 from tgi_trio.router.http.dialects.responses.tools import Way
 from tgi_trio.router.http.dialects.responses.writing import ItemWriter, ResponseWriter
-from tgi_trio.router.http.messages.error_shapes import responses_code
+from tgi_trio.router.http.messages.blame import describe_length, find_code
 from tgi_trio.router.http.messages.problems import Problem
 from tgi_trio.router.http.messages.render import text_json
 from tgi_trio.router.http.messages.tool_calls import AnswerReader
@@ -165,9 +165,19 @@ class ResponseEvents:
     def error(self, tokens: list[Token], problem: Problem) -> bytes:
         """Return the events of the last tokens, then that of the error."""
         events = self.step(tokens)
-        error = replies.ResponseError(responses_code(problem) or "server_error", problem.error)
+        code = find_code(problem, None) or "server_error"
+        error = replies.ResponseError(code, describe_length(problem))
         failed = self._writer.json("failed", self._output, error=error)
         return events + self._event("response.failed", response=msgspec.Raw(failed))
+
+    def refuse(self, problem: Problem, error: Mapping[str, Any]) -> bytes:
+        """Return the events of a request that is refused; `error`: what a body would tell of it.
+
+        As OpenAI sends them: SDKs raise at the first of the last two, Codex reads the other.
+        """
+        events = self.step([])
+        flat = {name: error[name] for name in ("code", "message", "param")}
+        return events + self._event("error", **flat, error=error) + self.error([], problem)
 
     def _begin(self) -> bytes:
         under_way = msgspec.Raw(self._writer.json("in_progress"))

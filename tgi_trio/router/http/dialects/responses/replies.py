@@ -177,7 +177,7 @@ class ResponsesError(Struct, forbid_unknown_fields=True):
 
     message: str
     type: str
-    param: None
+    param: str | None  # path of the field that is wrong
     code: str | None
 
 
@@ -207,4 +207,8 @@ class ResponseEvent(Struct, forbid_unknown_fields=True):
     name: str | UnsetType = UNSET
     arguments: str | UnsetType = UNSET
     input: str | UnsetType = UNSET
+    code: str | UnsetType | None = UNSET  # of `error`, as the next three
+    message: str | UnsetType = UNSET
+    param: str | UnsetType | None = UNSET
+    error: ResponsesError | UnsetType = UNSET
     receipt: StreamReceipt | UnsetType = UNSET

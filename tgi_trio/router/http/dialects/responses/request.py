@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from tgi_trio.errors import ToolError, ValidationError
+from tgi_trio.errors import ToolError, ValidationError, about, blaming
 from tgi_trio.router.http.conversation import Conversation
 from tgi_trio.router.http.dialects.responses import schema
 from tgi_trio.router.http.dialects.responses.items import to_turns
@@ -31,7 +31,8 @@ def check_served(request: schema.ResponsesRequest) -> None:
             f"Previous response with id '{request.previous_response_id}' not found: nothing is "
             "stored here, send the whole conversation as `input`"
         )
-        raise Refused(404, text, "previous_response_not_found")
+        code = "previous_response_not_found"
+        raise about(Refused(404, text, code, code=code), "previous_response_id")
     for name, advice in (
         ("background", "wait for the answer, or stream it"),
         ("conversation", "nothing is stored here, send the whole conversation as `input`"),
@@ -160,5 +161,6 @@ def _grammar(request: schema.ResponsesRequest, most: int) -> str | None:
         raise invalid_value("text.format", f"`{form.type}` is no type: {types}")
     if not isinstance(form.schema, dict):
         raise invalid_value("text.format", "missing field `schema`")
-    grammars.check_size(form.schema, most)
-    return grammars.json_schema(form.schema)
+    with blaming("text.format"):
+        grammars.check_size(form.schema, most)
+        return grammars.json_schema(form.schema)
