@@ -26,6 +26,7 @@ from tgi_trio.router.http.messages.shared_fields import (
     Seed,
     SharedFields,
 )
+from tgi_trio.router.http.messages.surrogates import mend_surrogates
 from tgi_trio.router.http.messages.tool_schema import ToolCall, ToolChoice, Tools
 from tgi_trio.router.http.messages.unserved import CHAT, COMPLETION, AnyBytes, UnservedFields
 from tgi_trio.router.text.chat_template import RESERVED
@@ -262,8 +263,9 @@ Body = TypeVar("Body")
 class BodyReader:
     """Decodes bodies of one type; errors are worded as TGI's JSON extractor words them."""
 
-    def __init__(self, shape: type[Body]) -> None:
-        self._shape = shape
+    def __init__(self, shape: type[Body], *, mends: bool = False) -> None:
+        """`mends`: halves of surrogate pairs are replaced; TGI's own routes refuse them."""
+        self._shape, self._mends = shape, mends
         self._decoder = msgspec.json.Decoder(shape)
         self._unserved = UnservedFields(shape) if issubclass(shape, SharedFields) else None
 
@@ -282,6 +284,8 @@ class BodyReader:
         except msgspec.ValidationError as error:
             raise BodyRejected(422, _shape_error(str(error), at, self._shape)) from error
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            if self._mends and (mended := mend_surrogates(body)) is not None:
+                return self.read(headers, mended, at)
             raise BodyRejected(400, _SYNTAX + _syntax_error(error, bytes(body))) from error
         except RecursionError as error:
             raise BodyRejected(400, _SYNTAX + "recursion limit exceeded") from error

@@ -32,7 +32,7 @@ from tgi_trio.router.http.sse import DONE
 from tgi_trio.router.request import Request
 from tgi_trio.router.validation import fan_out
 
-_CHAT = schema.BodyReader(schema.ChatRequest)
+_CHAT = schema.BodyReader(schema.ChatRequest, mends=True)
 
 
 async def chat_completions(call: Call) -> Reply:

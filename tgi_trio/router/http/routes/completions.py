@@ -31,7 +31,7 @@ from tgi_trio.router.http.sse import DONE
 from tgi_trio.router.request import FinishReason, Request
 from tgi_trio.router.validation import GenerationParameters, fan_out
 
-_COMPLETION = schema.BodyReader(schema.CompletionRequest)
+_COMPLETION = schema.BodyReader(schema.CompletionRequest, mends=True)
 
 Prompt = str | list[int]
 

@@ -31,7 +31,7 @@ from tgi_trio.router.http.rendering import render_prompt
 from tgi_trio.router.http.routes import openai
 from tgi_trio.router.http.routes.tokens import expand_text, tokenize_text
 
-_RESPONSES = BodyReader(schema.ResponsesRequest)
+_RESPONSES = BodyReader(schema.ResponsesRequest, mends=True)
 
 
 async def responses(call: Call) -> Reply:
