@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import msgspec
 import pytest
@@ -12,7 +12,7 @@ from openai.types.chat import completion_create_params as chat_create_params
 from openai.types.responses import response_create_params
 
 from tgi_trio.router.http.dialects.responses.schema import ResponsesRequest
-from tgi_trio.router.http.messages.schema import ChatRequest, CompletionRequest
+from tgi_trio.router.http.messages.schema import BodyReader, ChatRequest, CompletionRequest
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -51,3 +51,28 @@ def test_fields_of_responses() -> None:
     without = idle("responses.md", "without effect: the answer says")
     without |= idle("responses.md", "| ignored |")
     assert sent - served(ResponsesRequest) <= without
+
+
+NEEDED: dict[Any, dict[str, Any]] = {
+    ChatRequest: {"messages": [{"role": "user", "content": "x"}]},
+    CompletionRequest: {"prompt": "x"},
+    ResponsesRequest: {"input": "x"},
+}
+
+
+@pytest.mark.parametrize(
+    ("params", "name", "shape"),
+    [
+        (chat_create_params, "CompletionCreateParams", ChatRequest),
+        (completion_create_params, "CompletionCreateParams", CompletionRequest),
+        (response_create_params, "ResponseCreateParams", ResponsesRequest),
+    ],
+)
+def test_null_where_the_client_may_send_it(params: Any, name: str, shape: Any) -> None:
+    """A field whose type in the client has None is as if it were left out."""
+    for kind in ("NonStreaming", "Streaming"):
+        for field, hint in get_type_hints(getattr(params, name + kind)).items():
+            if type(None) in get_args(hint) and field not in NEEDED[shape]:
+                body = msgspec.json.encode({**NEEDED[shape], field: None})
+                found = BodyReader(shape).read({b"content-type": b"application/json"}, body)
+                assert not getattr(found, field, None), field

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from tests.compat.agents.scripted import ANSWER, COMMAND, QUESTION, THOUGHT
@@ -12,6 +15,7 @@ from tests.compat.conftest import KEY
 from tests.compat.sdks.conftest import TOOL, Shell
 from tests.compat.sdks.test_openai import CITY, PARAMETERS
 from tests.system.server import ServerProcess
+from tgi_trio.router.http.dialects.anthropic.schema import MessagesRequest
 
 package = pytest.importorskip("anthropic", reason="pip install -e '.[sdks]'")
 pytestmark = pytest.mark.system
@@ -120,3 +124,16 @@ def test_errors(demo: Any, guarded: ServerProcess) -> None:
     with package.Anthropic(base_url=guarded.url, api_key="wrong", max_retries=0) as client:
         with pytest.raises(package.AuthenticationError):
             client.messages.create(model="mine", **asked)
+
+
+def test_every_field_that_the_sdk_sends_is_known() -> None:
+    from anthropic.types import message_create_params
+
+    sent: set[str] = set()
+    for kind in ("NonStreaming", "Streaming"):
+        shape = getattr(message_create_params, f"MessageCreateParams{kind}")
+        sent |= shape.__required_keys__ | shape.__optional_keys__
+    served = {field.encode_name for field in msgspec.structs.fields(MessagesRequest)}
+    page = (Path(__file__).parents[3] / "docs/messages.md").read_text(encoding="utf-8")
+    (row,) = [line for line in page.splitlines() if "for whose account" in line]
+    assert sent - served <= set(re.findall(r"`(\w+)`", row.split("|")[1]))

@@ -55,6 +55,7 @@ TELLING: list[tuple[str, dict[str, Any], str, str]] = [
     (COMPLETION, {"prompt": ""}, "prompt", WRONG),
     (COMPLETION, {"suffix": "x"}, "suffix", UNSERVED),
     (COMPLETION, {"logprobs": 50}, "logprobs", WRONG),
+    (COMPLETION, {"best_of": 2, "stream": True}, "best_of", "unsupported_value"),
     (COMPLETION, {"guided_choice": []}, "guided_choice", WRONG),
     (RESPONSE, {"tools": [{"name": "x"}]}, "tools[0].type", MISSING),
     (RESPONSE, {"text": {"format": {"type": "json_schema"}}}, "text.format.schema", MISSING),

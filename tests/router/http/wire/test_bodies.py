@@ -70,14 +70,12 @@ async def test_nulls_are_fine_where_a_field_is_optional():
     assert answer.status == 200
 
 
-@pytest.mark.parametrize("name", ["stream", "messages"])
+@pytest.mark.parametrize("name", ["watermark", "do_sample"])
 async def test_nulls_are_refused_where_a_field_has_a_default(name):
     async with served() as server:
         client = await server.connect()
-        body = {"messages": [{"role": "user", "content": "x"}], name: None}
-        answer = await client.post("/v1/chat/completions", body)
-    assert answer.status == 422
-    assert answer.json()["error"]["message"].startswith(f"{SHAPE}{name}: ")
+        answer = await client.post("/generate", {"inputs": "x", "parameters": {name: None}})
+    assert (answer.status, answer.text.startswith(f"{SHAPE}parameters.{name}: ")) == (422, True)
 
 
 @pytest.mark.parametrize("stream", [False, True])

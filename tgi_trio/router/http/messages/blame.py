@@ -23,6 +23,7 @@ _OF_STATUS: Final[Mapping[int, str]] = {401: "invalid_api_key", 429: "rate_limit
 _FAULTS: Final[Mapping[str, re.Pattern[str]]] = {
     "missing_required_parameter": _MISSING,
     "invalid_type": re.compile("Expected `.*, got `"),
+    "unsupported_value": re.compile("is not supported when"),
     "unsupported_parameter": re.compile("is not supported|: not read"),
 }
 

@@ -158,7 +158,7 @@ class ChatRequest(SharedFields):
     max_completion_tokens: U32 | None = None
     n: U32 | None = None
     stop: str | list[str] | None = None
-    stream: bool = False
+    stream: bool | None = False
     seed: Seed | None = None
     temperature: float | None = None
     top_p: float | None = None
@@ -200,7 +200,7 @@ class CompletionRequest(SharedFields):
     max_tokens: U32 | None = None
     temperature: float | None = None
     top_p: float | None = None
-    stream: bool = False
+    stream: bool | None = False
     seed: Seed | None = None
     suffix: str | None = None
     repetition_penalty: float | None = None
