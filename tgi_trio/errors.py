@@ -19,7 +19,7 @@ class TgiTrioError(Exception):
 AnyError = TypeVar("AnyError", bound=TgiTrioError)
 
 
-def about(error: AnyError, param: str) -> AnyError:
+def about(error: AnyError, param: str | None) -> AnyError:
     """Return an error that names the field of a request that it is about."""
     error.param = param
     return error

@@ -11,6 +11,7 @@ import orjson
 import pytest
 
 from tests.router.http.fake_engine import FakeEngine
+from tests.router.http.seeing import seeing_engine
 from tests.router.http.served import served
 from tgi_trio.router.http.dialects.responses import replies
 from tgi_trio.router.http.engine_api import ServedLimits
@@ -29,6 +30,11 @@ BODIES: dict[str, dict[str, Any]] = {
 TOOL = {"type": "function", "function": {"name": "f"}}
 NAMED = {"type": "function", "name": "f"}
 NOTHING = {"type": "json_schema", "json_schema": {"schema": False}}
+DATA = "data:image/png;base64,AAAA"
+TEXT, IMAGE = {"type": "text", "text": "x"}, {"type": "image_url", "image_url": {"url": DATA}}
+INPUT_TEXT = {"type": "input_text", "text": "x"}
+INPUT_IMAGE = {"type": "input_image", "image_url": DATA}
+HOLDER = "[0].content[1].image_url"  # Codex leaves out an image that is named like that
 WRONG, MISSING, TYPE = "invalid_value", "missing_required_parameter", "invalid_type"
 UNSERVED = "unsupported_parameter"
 TELLING: list[tuple[str, dict[str, Any], str, str]] = [
@@ -51,6 +57,13 @@ TELLING: list[tuple[str, dict[str, Any], str, str]] = [
     (CHAT, {"guided_json": "{"}, "guided_json", WRONG),
     (CHAT, {"audio": {"voice": "x"}}, "audio", UNSERVED),
     (CHAT, {"model": "other"}, "model", "model_not_found"),
+    (CHAT, {"messages": [{"role": "user", "content": [TEXT, IMAGE]}]}, f"messages{HOLDER}", WRONG),
+    (
+        RESPONSE,
+        {"input": [{"role": "user", "content": [INPUT_TEXT, INPUT_IMAGE]}]},
+        f"input{HOLDER}",
+        WRONG,
+    ),
     (COMPLETION, {"prompt": 5}, "prompt", TYPE),
     (COMPLETION, {"prompt": ""}, "prompt", WRONG),
     (COMPLETION, {"suffix": "x"}, "suffix", UNSERVED),
@@ -81,6 +94,15 @@ async def asked(path: str, limits: ServedLimits | None = None, **fields: Any) ->
 async def test_an_error_names_its_field_and_its_kind(path, fields, param, code):
     error = (await asked(path, **fields)).json()["error"]
     assert (error["param"], error["code"]) == (param, code)
+
+
+async def test_an_image_that_is_none_is_named():
+    async with seeing_engine() as engine, served(engine) as server:
+        client = await server.connect()
+        content = [INPUT_TEXT, INPUT_IMAGE]
+        answer = await client.post(RESPONSE, {"input": [{"role": "user", "content": content}]})
+    error = answer.json()["error"]
+    assert (answer.status, error["param"], error["code"]) == (400, f"input{HOLDER}", WRONG)
 
 
 async def test_an_error_of_no_field_names_none():

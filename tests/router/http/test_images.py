@@ -132,7 +132,7 @@ async def test_large_images_are_cut_out_of_bodies_in_every_dialect() -> None:
         answer = await client.post(
             "/v1/chat/completions", {"messages": [said[0] | {"content": [text]}]}
         )
-        assert answer.status == 422 and f"Given: {len(url) + 17}" in answer.text
+        assert answer.status == 400 and f"it has {len(url) + 17} tokens" in answer.text
         broken = url.replace("A", "-")
         answer = await client.post("/generate", {"inputs": f"![]({broken})"})
         assert answer.status == 422 and "base64 encoding is invalid" in answer.text

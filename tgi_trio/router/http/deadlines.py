@@ -9,7 +9,7 @@ from typing import Final, Protocol
 
 import trio
 
-from tgi_trio.errors import GenerationError, ValidationError
+from tgi_trio.errors import GenerationError, ValidationError, about
 from tgi_trio.model.video_families import VIDEO_FAMILIES
 from tgi_trio.router.adapters.registry import ServedAdapter
 from tgi_trio.router.http.call import Call
@@ -93,10 +93,10 @@ def refuse_unseen(call: Call, link: ImageLink) -> None:
             return
     if not why:
         seeing = f", but those of {', '.join(sorted(VIDEO_FAMILIES))} do" if link.video else ""
-        raise ValidationError(
-            f"{link.where} holds {one}, and this model does not see {several}{seeing}"
-        )
-    raise ValidationError(f"{link.where} holds {one}, and {several} are not served: {why}")
+        text = f"{link.where} holds {one}, and this model does not see {several}{seeing}"
+    else:
+        text = f"{link.where} holds {one}, and {several} are not served: {why}"
+    raise about(ValidationError(text), link.field)
 
 
 async def _acquire(call: Call, adapter: ServedAdapter, until: float | None) -> None:

@@ -15,6 +15,7 @@ from tgi_trio.errors import (
     PromptTooLong,
     TgiTrioError,
     ValidationError,
+    blaming,
 )
 from tgi_trio.images.image_text import start_key
 from tgi_trio.router.images.byte_budget import ByteBudget, HeldBytes
@@ -191,6 +192,10 @@ class ImageReader:
         return [found[i] for i in range(len(links))]
 
     async def _see(self, link: ImageLink, held: HeldBytes, beside: bool) -> SeenImage:
+        with blaming(link.field):
+            return await self._look(link, held, beside)
+
+    async def _look(self, link: ImageLink, held: HeldBytes, beside: bool) -> SeenImage:
         data, key = await self._load(link, held)
         manner = Manner(beside and not link.video, link.video, link.fps, link.num_frames)
         key = manner.distinguish(key)

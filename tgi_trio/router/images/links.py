@@ -17,6 +17,7 @@ class ImageLink:
 
     url: str
     where: str = "the prompt"  # the place in the request, for errors
+    field: str | None = None  # path of the field that has it, likewise
     encoded: EncodedImage | None = None  # the image of a data URL whose base64 is only a mark
     video: bool = False
     # Of a video: frames that are to be seen, in a second or in all; None: as the model does.

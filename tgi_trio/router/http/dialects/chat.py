@@ -143,7 +143,9 @@ def _turn(message: schema.Message, i: int) -> Turn:
     thinking: list[str | None] = []
     if isinstance(content, list):
         thinking = [each.thinking for each in content if each.type == "thinking"]
-        pieces = [_piece_of(chunk, i) for chunk in content if chunk.type != "thinking"]
+        pieces = [
+            _piece_of(chunk, i, j) for j, chunk in enumerate(content) if chunk.type != "thinking"
+        ]
     elif content is not None:
         pieces = [content]
     calls = message.tool_calls
@@ -167,15 +169,16 @@ def _past_calls(calls: Sequence[ToolCall], path: str) -> list[PastCall]:
     return [to_past_call(each, f"{path}.tool_calls[{j}]") for j, each in enumerate(calls)]
 
 
-def _piece_of(chunk: schema.MessageChunk, i: int) -> Piece:
+def _piece_of(chunk: schema.MessageChunk, i: int, j: int) -> Piece:
+    field = f"messages[{i}].content[{j}].{chunk.type}"
     if chunk.type == "image_url":
         if chunk.image_url is None:
             raise schema.invalid_value(f"messages[{i}].content", "an image needs `image_url`")
-        return ImageLink(chunk.image_url.url, f"messages[{i}]")
+        return ImageLink(chunk.image_url.url, f"messages[{i}]", field)
     if chunk.type == "video_url":
         if chunk.video_url is None:
             raise schema.invalid_value(f"messages[{i}].content", "a video needs `video_url`")
-        return ImageLink(chunk.video_url.url, f"messages[{i}]", video=True)
+        return ImageLink(chunk.video_url.url, f"messages[{i}]", field, video=True)
     if chunk.type == "refusal" and chunk.refusal is not None:
         return chunk.refusal
     if chunk.type != "text":

@@ -104,12 +104,14 @@ def _message_turn(item: schema.InputItem, path: str) -> Turn:
 def _pieces(content: Any, path: str) -> list[Piece]:
     """Return the texts and images of a message. Raises Refused for other parts."""
     found: list[Piece] = []
-    for part in _parts(content, path):
+    for i, part in enumerate(_parts(content, path)):
         text = part.text if part.text is not None else part.refusal
         if text is not None:
             found.append(text)
         elif part.type == "input_image" and part.image_url is not None:
-            found.append(ImageLink(part.image_url, path))
+            # Codex leaves such an image out of its history where an error names it like that.
+            field = f"{path}.content[{i}].image_url"
+            found.append(ImageLink(part.image_url, path, field))
         elif part.type == "input_image":
             why = f"{path} holds an image without `image_url`: files are not stored here"
             raise Refused(400, why, "validation")
