@@ -258,6 +258,7 @@ def test_a_folder_that_is_not_there_is_not_looked_up_on_the_hub(name: str) -> No
         resolve_model(name)
 
 
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a2146\nsize 12345\n"
 INDEX = '{"weight_map": {"a": "m-1.safetensors", "b": "m-2.safetensors"}}'
 
 
@@ -278,6 +279,11 @@ INDEX = '{"weight_map": {"a": "m-1.safetensors", "b": "m-2.safetensors"}}'
             {"config__json": "{}", "x__safetensors": "x", "model__safetensors__index__json": "[]"},
             "cannot be read as an index",
         ),
+        (
+            {"config__json": "{}", "x__safetensors": POINTER, "tokenizer__json": POINTER},
+            "tokenizer.json, x.safetensors are pointers of Git LFS",
+        ),
+        ({"config__json": "{}", "model__bin": POINTER}, "model.bin is a pointer of Git LFS"),
     ],
 )
 def test_folders_that_cannot_be_served(tmp_path: Path, files: dict[str, str], message: str) -> None:

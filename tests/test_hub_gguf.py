@@ -9,7 +9,7 @@ import pytest
 
 from tests.fake_hub import SHA, FakeHub, running_hub
 from tests.gguf_files import write_llama, write_parts
-from tests.test_hub import NOBODY, fetch
+from tests.test_hub import NOBODY, POINTER, fetch
 from tgi_trio import demo
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.hub import resolve_model
@@ -71,6 +71,14 @@ def test_a_name_is_told_from_a_choice(tmp_path: Path) -> None:
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return tmp_path
+
+
+def test_a_pointer_in_place_of_a_file_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "model-Q4_K_M.gguf"
+    file.write_text(POINTER)
+    for place in (file, tmp_path):
+        with pytest.raises(ModelLoadError, match=r"Q4_K_M.gguf is a pointer of Git LFS"):
+            resolve_model(str(place))
 
 
 def test_files_and_folders(home: Path) -> None:

@@ -25,6 +25,7 @@ from tgi_trio.conversion.folder import (
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.hub_download import Repository, download, hub_token, import_huggingface_hub
 from tgi_trio.hub_gguf import fetch_gguf, has_gguf, lists_gguf, local_gguf, split_choice
+from tgi_trio.model.pointers import refuse_pointers
 from tgi_trio.model.speculators.recognise import base_of_heads, find_kind
 
 log = logging.getLogger("tgi_trio")
@@ -261,6 +262,7 @@ def check_folder(folder: Path, *, auto_convert: bool = True) -> Path:
             f"{folder} holds no config.json, so it is not a model folder as save_pretrained "
             "writes it"
         )
+    refuse_pointers([*(weights_of(folder) or find_pickles(folder)), folder / "tokenizer.json"])
     if conversion_due(folder):
         _convert(folder, auto_convert)
     weights = {path.name for path in weights_of(folder)}

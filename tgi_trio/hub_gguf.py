@@ -15,6 +15,7 @@ from tgi_trio.errors import ModelLoadError
 from tgi_trio.hub_download import Repository, download, list_files
 from tgi_trio.model.gguf.files import SUFFIX, part_of, parts_of
 from tgi_trio.model.gguf.folder import gguf_folder
+from tgi_trio.model.pointers import refuse_pointers
 
 # Files beside a model that are none: what sees and hears for it, what guesses for it, and what
 # quantising it was weighed by.
@@ -37,6 +38,7 @@ def local_gguf(place: Path, choice: str, *, tokenizer: bool = True) -> Path:
         place = place / choose(names, choice, str(place), local=True)
     elif choice:
         raise ModelLoadError(f"{place} is one file, so {choice!r} chooses nothing of it")
+    refuse_pointers([place])
     return gguf_folder(place, tokenizer=tokenizer)
 
 
