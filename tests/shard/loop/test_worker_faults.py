@@ -206,25 +206,25 @@ def test_rows_that_fault_without_raising_have_the_runner_prove_itself(
         assert isinstance(shard.error, RunnerBroken) and "ZeroDivisionError" in str(shard.error)
 
 
-@pytest.mark.parametrize(("incarnation", "ready"), [(1, True), (2, False)])
-def test_a_shard_that_follows_another_proves_itself_before_it_is_ready(
-    tmp_path: Path, incarnation: int, ready: bool
+@pytest.mark.parametrize("fault", ["broken_while", "nan_while"])
+@pytest.mark.parametrize(("incarnation", "said"), [(1, "token: "), (2, "token any more: ")])
+def test_a_shard_proves_itself_before_it_is_ready(
+    tmp_path: Path, incarnation: int, said: str, fault: str
 ) -> None:
+    """The first one has a checkpoint that may be at fault, those that follow a device."""
     (tmp_path / "broken").touch()
-    fake = FakeSettings(block_size=BLOCK, broken_while=str(tmp_path / "broken"))
+    fake = FakeSettings(block_size=BLOCK, **{fault: str(tmp_path / "broken")})  # type: ignore[arg-type]
     with (
         channel(incarnation=incarnation) as (endpoints, router),
         FakeShard(endpoints.spec, fake) as shard,
     ):
         router.greet()
         router.warm_up()
-        if ready:
-            assert router.receive().kind is Kind.WARMUP_REPLY
-            router.end.release()
-        else:
-            shard.wait()
-            assert isinstance(shard.error, RunnerBroken)
-            assert router.end.try_receive() is None
+        shard.wait()
+        assert isinstance(shard.error, RunnerBroken)
+        assert f"cannot compute a single {said}RuntimeError" in str(shard.error)
+        assert ("--dtype" in str(shard.error)) == (incarnation == 1)
+        assert router.end.try_receive() is None
 
 
 @pytest.mark.parametrize("ahead", [False, True])

@@ -10,8 +10,9 @@ shard that blamed the rows would then fail each request while it looks healthy. 
   have each raised alone, or `IN_A_ROW` steps in a row have raised, the shard ends as well.
 
 No work is lost: the router starts another shard, replays every sequence, and finds the one that is
-really at fault (`router/scheduling/isolation.py`). A shard that replaces another one runs the test
-before it is ready, so with a broken device restarts end at `--shard-restart-limit`.
+really at fault (`router/scheduling/isolation.py`). Every shard runs the test before it is ready: with
+a broken device restarts end at `--shard-restart-limit`, and a checkpoint with which nothing can be
+computed ends the start.
 """
 
 from __future__ import annotations
@@ -67,17 +68,23 @@ class Judge:
             raise RunnerBroken(f"{self._raised} steps in a row failed, the last with: {last}")
 
 
-def prove_sound(runner: Runner) -> None:
-    """Have the runner compute a token of its own; raises RunnerBroken when it cannot."""
+def prove_sound(runner: Runner, *, first: bool = False) -> None:
+    """Have the runner compute a token of its own; raises RunnerBroken when it cannot.
+
+    `first`: nothing has been computed with this model before, so that it may be at fault itself.
+    """
     try:
         runner.prove_sound()
     except PeerError:
         raise  # it is another process that has failed
     except Exception as error:
-        raise RunnerBroken(
-            "the model cannot compute a single token any more: "
-            f"{type(error).__name__}: {str(error).strip() or 'no message'}"
-        ) from error
+        fault = f"{type(error).__name__}: {str(error).strip() or 'no message'}"
+        if first:
+            raise RunnerBroken(
+                f"the model cannot compute a single token: {fault}. Its weights may be damaged, or "
+                "made for another dtype (--dtype): float16 overflows where bfloat16 does not"
+            ) from error
+        raise RunnerBroken(f"the model cannot compute a single token any more: {fault}") from error
 
 
 def prove_by_step(step: Callable[[StepPlan], StepResult], vocab_size: int) -> None:

@@ -96,7 +96,7 @@ class Worker:
     ) -> None:
         """Start with an empty batch; WARMUP must come before the first PREFILL.
 
-        `successor`: another shard has ended before, so the runner proves itself at the warm-up.
+        `successor`: another shard has served before, with the same model.
         `cores`: what may be computed on beside the steps; None: the caller's. `images`: None: every
         sequence that has any is refused.
         """
@@ -193,8 +193,7 @@ class Worker:
         self._drop(self._batch.clear())
         request = replace(request, tower_bytes=self._images.measure())
         found = self._runner.warm_up(request)
-        if self._successor:
-            prove_sound(self._runner)
+        prove_sound(self._runner, first=not self._successor)
         info = self._runner.info
         self._batch = Batch(
             vocab_size=info.vocab_size,
