@@ -79,7 +79,23 @@ def test_eos_ids_come_from_the_outermost_file_that_names_any(
     assert read_config(tmp_path).eos_ids == ids
 
 
-@pytest.mark.parametrize("value", ["4096", 4096.5, True, [1]])
+@pytest.mark.parametrize(("stated", "ids"), [(-1, ()), ([5, -1, 0], (5, 0)), ([], ())])
+def test_an_end_that_no_token_has_is_left_out(
+    tmp_path: Path, stated: object, ids: tuple[int, ...]
+) -> None:
+    write_json(tmp_path, LLAMA | {"eos_token_id": stated})
+    assert read_config(tmp_path).eos_ids == ids
+
+
+@pytest.mark.parametrize("stated", ["</s>", "2", [[1, 2]], [1, None], True, 1.5, {"id": 1}])
+def test_an_end_that_is_no_token_is_named(tmp_path: Path, stated: object) -> None:
+    write_json(tmp_path, LLAMA)
+    write_json(tmp_path, {"eos_token_id": stated}, "generation_config.json")
+    with pytest.raises(ModelLoadError, match="eos_token_id .* neither the number of a token"):
+        read_config(tmp_path)
+
+
+@pytest.mark.parametrize("value", ["4096", 4096.5, True, [1], 2**31, 10**30])
 def test_a_count_that_is_no_whole_number_is_named(tmp_path: Path, value: object) -> None:
     write_json(tmp_path, LLAMA | {"max_position_embeddings": value})
     for read in (read_config, read_model_facts):

@@ -25,6 +25,7 @@ _OWN_POSITION_KEYS = {"bailing_hybrid": "model_max_length"}
 _TEXT_KEYS = ("text_config", "decoder", "generator")
 # Keys whose top-level value, if any, wins over that of the nested text config.
 _KEYS_OF_THE_WHOLE = ("model_type", "bos_token_id", "eos_token_id", "tie_word_embeddings")
+_MOST = 2**31  # of anything that is counted: larger numbers are none
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +113,7 @@ def read_config(folder: Path, rope: RopeScaling | None = None) -> ModelConfig:
         dtype=_dtype(_nested_text(values) or {}) or _dtype(values),
         vocab_size=_count_tokens(folder, values),
         max_positions=_count_positions(folder, values),
-        eos_ids=_eos_ids(generation, values),
+        eos_ids=_eos_ids(folder, generation, values),
         values=values,
     )
     return config if rope is None else config.with_rope(rope)
@@ -161,13 +162,18 @@ def _dtype(values: Mapping[str, Any]) -> str | None:
     return str(name).removeprefix("torch.") if name else None
 
 
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
 def _first_count(folder: Path, values: Mapping[str, Any], names: tuple[str, ...]) -> int:
     """Return the first of `names` with a positive number, 0 if there is none."""
     for name in names:
         value = values.get(name)
-        if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
+        if value is not None and not (_is_whole(value) and value < _MOST):
             raise ModelLoadError(
-                f"{folder / 'config.json'} says {name} {value!r}, which is no whole number."
+                f"{folder / 'config.json'} says {name} {value!r}, which is no whole number below "
+                f"{_MOST}."
             )
         if value is not None and value > 0:
             return int(value)
@@ -188,10 +194,20 @@ def _count_tokens(folder: Path, values: Mapping[str, Any]) -> int:
     return stated + added + EXTRA_TOKENS.get(kind, 0) if stated else 0
 
 
-def _eos_ids(*sources: Mapping[str, Any]) -> tuple[int, ...]:
-    """Return the ids of the first source that states any; transformers looks in the same order."""
+def _eos_ids(folder: Path, *sources: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return the ids of the first source that states any; transformers looks in the same order.
+
+    Negative ones, which no token has, are left out. Raises ModelLoadError for what is no id.
+    """
     for source in sources:
-        ids = source.get("eos_token_id")
-        if ids is not None:
-            return tuple(ids) if isinstance(ids, list) else (int(ids),)
+        stated = source.get("eos_token_id")
+        if stated is None:
+            continue
+        ids = stated if isinstance(stated, list) else [stated]
+        if not all(map(_is_whole, ids)):
+            raise ModelLoadError(
+                f"{folder} says eos_token_id {stated!r} (generation_config.json or config.json), "
+                "which is neither the number of a token nor a list of such."
+            )
+        return tuple(token for token in ids if token >= 0)
     return ()
