@@ -136,8 +136,9 @@ def read_file_header(file: Path, longest: int = _LONGEST_HEADER) -> dict[str, St
                 raise ValueError(f"its header cannot be {length} bytes long")
             header = json.loads(opened.read(length), object_pairs_hook=_refuse_twice)
         return _check_header(file, header, 8 + length, size)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        size = file.stat().st_size if file.exists() else 0
+    except OSError as error:
+        raise ModelLoadError(f"{file} cannot be read: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ModelLoadError(
             f"{file} cannot be read as safetensors ({error}); it may be truncated: "
             f"it has {size} bytes. Download it again."
