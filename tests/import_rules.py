@@ -47,9 +47,13 @@ RULES: dict[str, Rule] = {
         only=ours("numpy safetensors"),
     ),
     "hub_download": Rule(ours("errors"), only=ours("huggingface_hub tqdm")),
-    "hub_gguf": Rule(ours("errors hub_download model.gguf"), only=NOTHING),
+    "hub_names": Rule(ours("errors"), only=NOTHING),
+    "hub_gguf": Rule(ours("errors hub_download model.gguf model.pointers"), only=NOTHING),
     "hub": Rule(
-        ours("errors demo conversion hub_download hub_gguf model.speculators.recognise"),
+        ours(
+            "errors demo conversion hub_download hub_gguf hub_names model.pointers "
+            "model.speculators.recognise"
+        ),
         only=ours("huggingface_hub"),
     ),
     "ipc": Rule(ours("errors settings"), only=ours("numpy")),

@@ -21,6 +21,7 @@ from tests.warm_start import run_warm
 from tgi_trio import demo
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.hub import check_folder, resolve_model, resolve_tokenizer
+from tgi_trio.hub_download import hub_token
 
 TINY = {
     "config.json": b'{"model_type": "llama"}',
@@ -57,6 +58,7 @@ def hub() -> Iterator[FakeHub]:
     older = {"config.json": b"{}", "model.pt": pickled()}
     repositories = {
         "some/tiny": TINY,
+        "some/readme": {"README.md": b"# Nothing"},
         "gated/tiny": TINY,
         "slow/tiny": TINY,
         "some/pickled": PICKLED | {"pytorch_model.bin": pickled()},
@@ -195,6 +197,32 @@ def test_the_older_token_variable_and_remote_code(hub: FakeHub, tmp_path: Path) 
     assert (Path(done.stdout.strip()) / "modeling_custom.py").is_file()
 
 
+@pytest.mark.parametrize("name", ["HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_API_TOKEN"])
+def test_a_token_is_read_without_its_line_s_end_and_never_shown(name: str) -> None:
+    assert hub_token({"HF_TOKEN": "\n", name: " secret\r\n"}) == "secret"
+    assert hub_token({name: "\n"}) is None
+    for bad in ("s\u00e9cret", "sec\nret"):
+        with pytest.raises(ModelLoadError, match=f"{name} is no token") as error:
+            hub_token({name: bad})
+        assert bad not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("address", "meant"),
+    [
+        ("https://huggingface.co/some/tiny", ": some/tiny"),
+        ("https://huggingface.co/some/tiny/tree/main", ": some/tiny"),
+        ("hf.co/some/tiny:Q4_K_M", ": some/tiny:Q4_K_M"),
+        ("http://example.com", "(owner/name)"),
+    ],
+)
+def test_an_address_is_told_from_a_name(address: str, meant: str) -> None:
+    for resolve in (resolve_model, resolve_tokenizer):
+        with pytest.raises(ModelLoadError, match="is an address") as error:
+            resolve(address)
+        assert str(error.value).endswith(meant)
+
+
 @pytest.mark.parametrize(
     ("model", "revision", "told"),
     [
@@ -216,6 +244,12 @@ def test_what_the_hub_refuses_is_told_in_one_paragraph(
     assert "Traceback" not in done.stderr
     for words in told:
         assert words in done.stderr
+
+
+def test_a_repository_without_a_model_is_told(hub: FakeHub, tmp_path: Path) -> None:
+    done = fetch(hub.url, tmp_path, "some/readme")
+    said = "ModelLoadError: the hub repository some/readme holds none of a model's files"
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (1, said)
 
 
 @pytest.mark.parametrize(
@@ -244,6 +278,12 @@ def test_a_local_folder(tmp_path: Path) -> None:
     assert resolve_model(str(folder)) == folder
     with pytest.raises(ModelLoadError, match="has no revision: leave --revision out"):
         resolve_model(str(folder), "main")
+
+
+@pytest.mark.parametrize("name", [None, demo.MODEL_ID])
+def test_the_embedded_model_has_no_revision(name: str | None) -> None:
+    with pytest.raises(ModelLoadError, match="the embedded model has no revision"):
+        resolve_model(name, "main")
 
 
 def test_the_embedded_model_needs_no_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from tgi_trio.conversion.folder import (
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.hub_download import Repository, download, hub_token, import_huggingface_hub
 from tgi_trio.hub_gguf import fetch_gguf, has_gguf, lists_gguf, local_gguf, split_choice
+from tgi_trio.hub_names import local_folder, refuse_address
 from tgi_trio.model.pointers import refuse_pointers
 from tgi_trio.model.speculators.recognise import base_of_heads, find_kind
 
@@ -121,6 +122,11 @@ def resolve_served(
     ModelLoadError, with what to do about it, when there is no such model or it cannot be served.
     """
     if model_id is None or model_id == demo.MODEL_ID:
+        if revision is not None:
+            raise ModelLoadError(
+                "the embedded model has no revision: name a hub repository with --model-id, or "
+                "leave --revision out"
+            )
         return Served(check_folder(demo.model_path()))
 
     def repository(name: str, revision: str | None) -> Repository:
@@ -129,6 +135,7 @@ def resolve_served(
             name=name, revision=revision, cache_dir=cache_dir, token=token, progress=progress
         )
 
+    refuse_address(model_id, "--model-id")
     name, choice = split_choice(model_id)
     folder = local_folder(name, "--model-id")
     if folder is None:
@@ -138,6 +145,8 @@ def resolve_served(
         folder = _fetch(source, trust_remote_code)
         if not _has_weights(folder) and lists_gguf(source):
             return Served(fetch_gguf(source, choice, tokenizer=own_tokenizer))
+        if not folder.is_dir():  # as nothing was wanted of what is there
+            raise ModelLoadError(f"the hub repository {name} holds none of a model's files")
     elif revision is not None:
         raise ModelLoadError(
             f"{model_id} is a local folder, so it has no revision: leave --revision out"
@@ -230,19 +239,6 @@ def resolve_adapter(
     if revision:
         raise ModelLoadError(f"{folder} is a local folder, so it has no revision: {entry}")
     return name, folder
-
-
-def local_folder(name: str, flag: str) -> Path | None:
-    """Return the folder that a flag's value names; None for the name of a hub repository.
-
-    Raises ModelLoadError for a folder that is not there.
-    """
-    folder = Path(name).expanduser()
-    if folder.exists():
-        return folder
-    if name.startswith(("/", ".", "~")) or name.count("/") > 1:
-        raise ModelLoadError(f"there is no folder {name}: {flag} takes a folder or a name")
-    return None
 
 
 def check_folder(folder: Path, *, auto_convert: bool = True) -> Path:

@@ -29,8 +29,17 @@ class Repository:
 
 
 def hub_token(environ: Mapping[str, str] = os.environ) -> str | None:
-    """Return the first token that is set in the environment."""
-    return next((environ[name] for name in _TOKEN_VARIABLES if environ.get(name)), None)
+    """Return the first token that is set in the environment, without the space around it.
+
+    What writes variables from files often leaves a line's end in them. Raises ModelLoadError for a
+    token that no header can carry; the text does not have it.
+    """
+    for name in _TOKEN_VARIABLES:
+        if token := environ.get(name, "").strip():
+            if not (token.isascii() and token.isprintable()):
+                raise ModelLoadError(f"{name} is no token: it has letters beyond printable ASCII")
+            return token
+    return None
 
 
 def import_huggingface_hub() -> Any:
