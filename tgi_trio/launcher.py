@@ -44,6 +44,7 @@ from tgi_trio.router.shards.supervisor import STOP_TIMEOUT, Started, Supervisor,
 from tgi_trio.router.telemetry.metrics import Metrics
 from tgi_trio.router.text.tokenizer_files import tokenizer_json
 from tgi_trio.settings.cluster_secret import read_cluster_secret
+from tgi_trio.settings.idle import find_idle_limits
 from tgi_trio.settings.records import Options, Settings
 from tgi_trio.settings.resolve import with_kv
 from tgi_trio.settings.served import with_model
@@ -213,6 +214,10 @@ class Launcher:
             if self._image_model.lacks_videos:
                 log.warning("videos are not served: %s", self._image_model.unserved_videos)
             self._arena = ImageArena.create(settings.image_memory)  # outlives the shards
+        images = self._image_model
+        videos = images is not None and not images.lacks_videos
+        for warning in find_idle_limits(settings, images=images is not None, videos=videos):
+            log.warning("%s", warning)
         tokenizer = tokenizer_json(settings.tokenizer_path, None, settings.trust_remote_code)
         self._adapters = AdapterRegistry(
             settings.adapter_folders,

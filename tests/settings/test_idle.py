@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tgi_trio.model.facts import ModelFacts
-from tgi_trio.settings.idle import find_idle
+from tgi_trio.settings.idle import find_idle, find_idle_limits
 from tgi_trio.settings.records import Options
 from tgi_trio.settings.resolve import resolve
 
@@ -40,6 +40,7 @@ def test_what_has_no_work_is_named_until_it_has(idle: dict[str, Any], work: dict
         ({"port": 80}, {"bind": ("unix:/s",)}),
         ({"port": 80}, {"aip_http_port": 81}),
         ({"aip_http_port": 80}, {"bind": ("unix:/s",)}),
+        ({"hostname": "127.0.0.1"}, {"bind": ("unix:/s",)}),
     ],
 )
 def test_what_another_leaves_without_work_is_named(
@@ -49,6 +50,28 @@ def test_what_another_leaves_without_work_is_named(
     assert find_idle(resolve(Options(**other), MODEL)) == []
     (said,) = find_idle(resolve(Options(**idle, **other), MODEL))
     assert "has no effect: --" in said
+
+
+def test_an_address_that_metrics_are_at_has_work() -> None:
+    asked = Options(hostname="127.0.0.1", bind=("unix:/s",), prometheus_port=9000)
+    assert find_idle(resolve(asked, MODEL)) == []
+
+
+@pytest.mark.parametrize(
+    ("images", "videos", "named"),
+    [
+        (True, True, []),
+        (True, False, ["--max-video-frames"]),
+        (False, False, ["--max-image-pixels", "--max-video-frames"]),
+    ],
+)
+def test_limits_of_what_no_prompt_may_have_are_named(
+    images: bool, videos: bool, named: list[str]
+) -> None:
+    settings = resolve(Options(max_image_pixels=9, max_video_frames=9), MODEL)
+    said = find_idle_limits(settings, images=images, videos=videos)
+    assert [line.split(" has no effect: no ")[0] for line in said] == named
+    assert find_idle_limits(resolve(Options(), MODEL), images=False, videos=False) == []
 
 
 def test_nothing_is_said_of_defaults() -> None:

@@ -2,16 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Final
 
 from tgi_trio.settings.records import Settings
+
+# of images, or of videos alone
+_IMAGES: Final = (
+    "image_urls",
+    "max_image_fetch_size",
+    "max_image_pixels",
+    "max_images_per_prompt",
+    "max_image_bytes",
+    "image_memory",
+    "feature_memory",
+)
+_VIDEOS: Final = ("max_video_frames", "max_video_pixels")
 
 
 def find_idle(settings: Settings) -> list[str]:
     """Return a sentence for each setting that was asked for and has no effect."""
+    return [line for names, why in _idle(settings) for line in _say(settings, names, why)]
+
+
+def find_idle_limits(settings: Settings, *, images: bool, videos: bool) -> list[str]:
+    """Return the same of limits for images and videos, by whether they are served."""
+    found = [] if images else _say(settings, _IMAGES, "no images are served with this model")
+    if not videos:
+        found += _say(settings, _VIDEOS, "no videos are served with this model")
+    return found
+
+
+def _say(settings: Settings, names: Sequence[str], why: str) -> list[str]:
     return [
         f"--{name.replace('_', '-')} has no effect: {why}"
-        for names, why in _idle(settings)
         for name in names
         if name in settings.asked
     ]
@@ -29,6 +53,9 @@ def _idle(settings: Settings) -> Iterator[tuple[tuple[str, ...], str]]:
     if settings.otlp_endpoint is None:
         yield ("otlp_service_name",), "no traces are sent (--otlp-endpoint)"
     if settings.bind:
-        yield ("port", "aip_http_port"), "--bind says where the API is"
+        names = ("port", "aip_http_port")
+        if settings.prometheus_port is None:
+            names += ("hostname",)
+        yield names, "--bind says where the API is"
     elif settings.aip_http_port is not None:
         yield ("port",), "--aip-http-port says where the API is"
