@@ -91,7 +91,7 @@ def test_an_end_that_no_token_has_is_left_out(
 def test_an_end_that_is_no_token_is_named(tmp_path: Path, stated: object) -> None:
     write_json(tmp_path, LLAMA)
     write_json(tmp_path, {"eos_token_id": stated}, "generation_config.json")
-    with pytest.raises(ModelLoadError, match="eos_token_id .* neither the number of a token"):
+    with pytest.raises(ModelLoadError, match=r"eos_token_id .* neither the number of a token"):
         read_config(tmp_path)
 
 

@@ -10,9 +10,9 @@ shard that blamed the rows would then fail each request while it looks healthy. 
   have each raised alone, or `IN_A_ROW` steps in a row have raised, the shard ends as well.
 
 No work is lost: the router starts another shard, replays every sequence, and finds the one that is
-really at fault (`router/scheduling/isolation.py`). Every shard runs the test before it is ready: with
-a broken device restarts end at `--shard-restart-limit`, and a checkpoint with which nothing can be
-computed ends the start.
+really at fault (`router/scheduling/isolation.py`). Every shard runs the test before it is ready:
+with a broken device restarts end at `--shard-restart-limit`, and a checkpoint with which nothing
+can be computed ends the start.
 """
 
 from __future__ import annotations
