@@ -321,14 +321,25 @@ INDEX = '{"weight_map": {"a": "m-1.safetensors", "b": "m-2.safetensors"}}'
         ),
         (
             {"config__json": "{}", "x__safetensors": POINTER, "tokenizer__json": POINTER},
-            "tokenizer.json, x.safetensors are pointers of Git LFS",
+            "pointers of Git LFS in their place: tokenizer.json, x.safetensors",
         ),
-        ({"config__json": "{}", "model__bin": POINTER}, "model.bin is a pointer of Git LFS"),
+        (
+            {"config__json": "{}", "model__bin": POINTER},
+            "pointers of Git LFS in their place: model.bin",
+        ),
     ],
 )
 def test_folders_that_cannot_be_served(tmp_path: Path, files: dict[str, str], message: str) -> None:
     with pytest.raises(ModelLoadError, match=message):
         check_folder(folder_with(tmp_path, **files))
+
+
+@pytest.mark.parametrize("below", ["checkpoint-100", "snapshots/0123"])
+def test_models_below_a_folder_that_is_none_are_named(tmp_path: Path, below: str) -> None:
+    (tmp_path / below).mkdir(parents=True)
+    (tmp_path / below / "config.json").write_text("{}")
+    with pytest.raises(ModelLoadError, match=f"folders in it do: {below}$"):
+        check_folder(tmp_path)
 
 
 def test_pickles_are_converted_unless_that_is_not_wanted(tmp_path: Path) -> None:

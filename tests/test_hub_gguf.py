@@ -77,7 +77,9 @@ def test_a_pointer_in_place_of_a_file_is_named(tmp_path: Path) -> None:
     file = tmp_path / "model-Q4_K_M.gguf"
     file.write_text(POINTER)
     for place in (file, tmp_path):
-        with pytest.raises(ModelLoadError, match=r"Q4_K_M.gguf is a pointer of Git LFS"):
+        with pytest.raises(
+            ModelLoadError, match=r"pointers of Git LFS in their place: model-Q4_K_M\.gguf"
+        ):
             resolve_model(str(place))
 
 

@@ -25,7 +25,7 @@ from tgi_trio.conversion.folder import (
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.hub_download import Repository, download, hub_token, import_huggingface_hub
 from tgi_trio.hub_gguf import fetch_gguf, has_gguf, lists_gguf, local_gguf, split_choice
-from tgi_trio.hub_names import local_folder, refuse_address
+from tgi_trio.hub_names import hint_at_models, local_folder, refuse_address
 from tgi_trio.model.pointers import refuse_pointers
 from tgi_trio.model.speculators.recognise import base_of_heads, find_kind
 
@@ -252,11 +252,11 @@ def check_folder(folder: Path, *, auto_convert: bool = True) -> Path:
             "original .safetensors weights as the adapter's base"
         )
     if not folder.is_dir():
-        raise ModelLoadError(f"{folder} is not a folder")
+        raise ModelLoadError(f"{folder} is not a folder, which holds a model's files")
     if not (folder / "config.json").is_file():
         raise ModelLoadError(
             f"{folder} holds no config.json, so it is not a model folder as save_pretrained "
-            "writes it"
+            f"writes it{hint_at_models(folder)}"
         )
     refuse_pointers([*(weights_of(folder) or find_pickles(folder)), folder / "tokenizer.json"])
     if conversion_due(folder):

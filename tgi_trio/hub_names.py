@@ -8,6 +8,7 @@ from typing import Final
 
 from tgi_trio.errors import ModelLoadError
 
+_MOST_NAMED: Final = 5  # folders in an error
 _ADDRESS: Final = re.compile(r"(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/|https?://", re.I)
 
 
@@ -34,3 +35,19 @@ def refuse_address(name: str, flag: str) -> None:
             f"{name} is an address, and {flag} takes the name of a hub repository (owner/name)"
             + (f": {owner}/{rest.partition('/')[0]}" if rest else "")
         )
+
+
+def hint_at_models(folder: Path) -> str:
+    """Return the end of a sentence that names models below a folder which is none itself.
+
+    A trainer keeps its checkpoints in folders below its own, and so does the hub's cache.
+    """
+    found = [
+        str(file.parent.relative_to(folder))
+        for pattern in ("*/config.json", "snapshots/*/config.json")
+        for file in sorted(folder.glob(pattern))
+    ]
+    if not found:
+        return ""
+    more = ", ..." if len(found) > _MOST_NAMED else ""
+    return f"; folders in it do: {', '.join(found[:_MOST_NAMED])}{more}"

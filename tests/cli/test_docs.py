@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 import tgi_trio
 from tgi_trio.cli.flags import all_flags
 from tgi_trio.cli.foreign import IDLE, REFUSED
+from tgi_trio.cli.parser import parse
 from tools.docs.contents import headings
 
 PACKAGE = Path(tgi_trio.__file__).parent
@@ -48,6 +50,15 @@ def test_links_between_documents_lead_somewhere(document: str) -> None:
 def test_every_document_is_in_the_list() -> None:
     listed = re.findall(r"\]\((\w[\w-]*\.md)\)", (ROOT / "docs/README.md").read_text())
     assert set(listed) == {path.name for path in (ROOT / "docs").glob("*.md")} - {"README.md"}
+
+
+@pytest.mark.parametrize("document", PAGES)
+def test_commands_of_documents_can_be_typed(document: str) -> None:
+    """Flags and values that they show are those that there are."""
+    text = (ROOT / document).read_text().replace("\\\n", "")
+    for block in re.findall(r"^```\w*\n(.+?)^```", text, re.DOTALL | re.MULTILINE):
+        for line in re.findall(r"(?:-m tgi_trio|^(?:\$ )?tgi-trio)(?= )(.*)", block, re.MULTILINE):
+            parse(shlex.split(line, comments=True), {})
 
 
 # ---- docs/errors.md --------------------------------------------------------------------------

@@ -22,9 +22,9 @@ def refuse_pointers(files: Iterable[Path]) -> None:
     if pointers:
         names = ", ".join(file.name for file in pointers)
         raise ModelLoadError(
-            f"{pointers[0].parent} is a clone without its large files: {names} "
-            f"{'is a pointer' if len(pointers) == 1 else 'are pointers'} of Git LFS. Run `git lfs "
-            "pull` there, or name the hub repository instead of the clone"
+            f"{pointers[0].parent} is a clone without its large files, and holds pointers of Git "
+            f"LFS in their place: {names}. Run `git lfs pull` there, or name the hub repository "
+            "instead of the clone"
         )
 
 
