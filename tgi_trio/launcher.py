@@ -32,6 +32,7 @@ from tgi_trio.model.families.registry import decoder_spec
 from tgi_trio.model.serving import describe_serving
 from tgi_trio.router.adapters.registry import AdapterRegistry
 from tgi_trio.router.images.image_model import ImageModel
+from tgi_trio.router.images.kinds import WORDS
 from tgi_trio.router.images.served_images import explain_unserved_images, find_served_images
 from tgi_trio.router.shards.awaited_ranks import AwaitedRanks
 from tgi_trio.router.shards.contact import RankSource
@@ -211,8 +212,9 @@ class Launcher:
             log.warning("images are not served: %s", self._unserved_images)
         self._arena = None
         if self._image_model is not None:
-            if self._image_model.lacks_videos:
-                log.warning("videos are not served: %s", self._image_model.unserved_videos)
+            for kind in self._image_model.lacking:
+                why = self._image_model.unserved[kind]
+                log.warning("%s are not served: %s", WORDS[kind].several, why)
             self._arena = ImageArena.create(settings.image_memory)  # outlives the shards
         images = self._image_model
         videos = images is not None and not images.lacks_videos

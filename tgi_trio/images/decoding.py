@@ -8,7 +8,7 @@ says in which `blocks` of the file `spool` it is, and its `length` there; `besid
 in the file `fd`; where the question says how many bytes it may have at `most`, the image's `key` in
 hexadecimal and its own `bytes` instead.
 `settings` is a JSON object: `family`, the image processor's `settings`, what is `given` with each
-image, and `max_pixels`. Where it has `video` as well, these are videos: `family` is a row of
+image, and `max_pixels`. Where its `kind` is `video`, these are videos: `family` is a row of
 `CANVASES`, and `max_frames`, `max_video_pixels` and `max_bytes` bound what one may take; the answer
 has the other fields of `Clip` then.
 """
@@ -79,7 +79,7 @@ def _load(text: str, spool: int, results: int) -> Job:
         ) from error
     PIL.Image.init()  # loads the plugins, once
     read = decode_quoted
-    if "video" in settings:
+    if settings.get("kind") == "video":
         process, read = _load_videos(settings), decode_frames
     else:
         process = _load_images(settings)

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.trio
 
 SETTINGS = {"patch_size": 14, "min_pixels": 784, "max_pixels": 50176}
 VIDEOS = VideoModel("qwen2", WholeLayout(Qwen2Canvas.read(SETTINGS, 768)), SETTINGS)
-SEEING = replace(MODEL, videos=VIDEOS)
+SEEING = replace(MODEL, others={"video": VIDEOS})
 CLIP = make_video(frames=8, height=56, width=56)
 SHOWN = 2 * 4  # tokens: two grids of two by two
 LIST_TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}"
@@ -56,7 +56,7 @@ async def test_a_video_stands_where_it_is_in_a_message() -> None:
         assert (ids[video.first : video.end] == pad).all() and video.tokens == SHOWN
         assert (ids[image.first : image.end] == other).all() and image.tokens == 2
         assert (ids == pad).sum() == SHOWN + 1, "what is typed is text"
-        assert len({video.key, image.key}) == 2 and video.manner.video
+        assert len({video.key, image.key}) == 2 and video.manner.kind == "video"
         rendered = engine.metrics.render().decode()
         assert "tgi_video_count 1\n" in rendered and "tgi_image_count 1\n" in rendered
 
@@ -107,7 +107,10 @@ async def test_the_same_frames_are_one_video_however_they_come() -> None:
             MODEL,
             f"this model does not see videos, but those of {', '.join(sorted(VIDEO_FAMILIES))}",
         ),
-        (replace(MODEL, unserved_videos="they need PyAV"), "videos are not served: they need PyAV"),
+        (
+            replace(MODEL, unserved={"video": "they need PyAV"}),
+            "videos are not served: they need PyAV",
+        ),
     ],
 )
 async def test_who_sees_no_videos_says_so(model: Any, said: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Final, Protocol
 
@@ -14,12 +14,15 @@ from tgi_trio.model.video_families import VIDEO_FAMILIES
 from tgi_trio.router.adapters.registry import ServedAdapter
 from tgi_trio.router.http.call import Call
 from tgi_trio.router.images.image_prompt import ExpandedPrompt, ImagePrompt, Prompt
+from tgi_trio.router.images.kinds import WORDS, Kind
 from tgi_trio.router.images.links import ImageLink
 from tgi_trio.router.request import Request
 from tgi_trio.router.validation import GenerationParameters
 
 HEADER = b"x-request-timeout"
 _SHOWN: Final = 60  # most bytes of a header in its error
+# The types of models that take what is no image, for errors.
+_FAMILIES: Final[Mapping[Kind, Collection[str]]] = {"video": VIDEO_FAMILIES}
 
 
 class Schedulable(Protocol):
@@ -84,16 +87,17 @@ async def expand_images(call: Call, prompt: ImagePrompt) -> ExpandedPrompt:
 
 
 def refuse_unseen(call: Call, link: ImageLink) -> None:
-    """Raise ValidationError for an image or video where the model is served without."""
-    one, several = ("a video", "videos") if link.video else ("an image", "images")
+    """Raise ValidationError for an image, or whatever it is, where the model is served without."""
+    one, several, sense = WORDS[link.kind]
     images, why = call.engine.images, call.engine.model.unserved_images
     if images is not None:
-        why = images.unserved_videos
-        if not link.video or images.videos is not None:
+        why = images.unserved.get(link.kind)
+        if link.kind == "image" or link.kind in images.others:
             return
     if not why:
-        seeing = f", but those of {', '.join(sorted(VIDEO_FAMILIES))} do" if link.video else ""
-        text = f"{link.where} holds {one}, and this model does not see {several}{seeing}"
+        types = ", ".join(sorted(_FAMILIES.get(link.kind, ())))
+        others = f", but those of {types} do" if types else ""
+        text = f"{link.where} holds {one}, and this model does not {sense} {several}{others}"
     else:
         text = f"{link.where} holds {one}, and {several} are not served: {why}"
     raise about(ValidationError(text), link.field)

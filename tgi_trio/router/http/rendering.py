@@ -15,6 +15,7 @@ from tgi_trio.router.http.call import Call
 from tgi_trio.router.http.conversation import ChatTools, Conversation, choose_tools
 from tgi_trio.router.http.deadlines import refuse_unseen
 from tgi_trio.router.images.image_prompt import ImagePrompt, Prompt
+from tgi_trio.router.images.kinds import Kind, name_kinds
 from tgi_trio.router.images.links import ImageLink
 from tgi_trio.router.text.chat_template import ChatTemplate
 from tgi_trio.router.text.tools.call_formats import Format
@@ -92,13 +93,12 @@ def _render(
     if not links or call.engine.images is None:
         return template.render(messages, **given, **how)
     marks = [Mark("image", call.engine.images.layout)]
-    if call.engine.images.videos is not None:
-        marks.append(Mark("video", call.engine.images.videos))
+    marks += [Mark(kind, layout) for kind, layout in call.engine.images.others.items()]
     return _render_images(template, messages, links, marks, given, how)
 
 
 class Layout(Protocol):
-    """What is read of a layout here (`ImageLayout`, `VideoLayout`)."""
+    """What is read of a layout here (`ImageLayout`, `OtherLayout`)."""
 
     @property
     def placeholder(self) -> str: ...
@@ -110,7 +110,7 @@ class Layout(Protocol):
 class Mark:
     """What stands in a rendered text for a part of a message."""
 
-    kind: str  # the part's type
+    kind: Kind  # the part's type
     layout: Layout
     # Stands for placeholders of clients meanwhile, so that they never become images.
     word: str = field(default_factory=lambda: f"typed{secrets.token_hex(12)}")
@@ -129,7 +129,7 @@ def _render_images(
         messages, given = _reword((messages, given), mark.layout.placeholder, mark.word)
     image, *_ = marks
     if not template.writes_parts(image.layout.placeholder):
-        shown = {mark.kind: mark.layout.placeholder for mark in marks}
+        shown: dict[str, str] = {mark.kind: mark.layout.placeholder for mark in marks}
         messages = [_with_placeholders(message, shown) for message in messages]
     else:
         for mark in marks:
@@ -139,9 +139,9 @@ def _render_images(
     text = template.render(messages, **given, **how)
     pieces = re.split(f"({'|'.join(map(re.escape, kinds))})", text)
     written = [kinds[each] for each in pieces[1::2]]
-    wanted = ["video" if link.video else "image" for link in links]
+    wanted = [link.kind for link in links]
     if written != wanted:
-        name = "images" if set(wanted) == {"image"} else "images and videos"
+        name = name_kinds({"image", *wanted})
         raise TemplateError(
             f"the chat template writes {len(written)} {name} of {len(links)}: not every message "
             "may hold some"

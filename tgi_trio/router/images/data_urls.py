@@ -15,6 +15,7 @@ import trio
 from tgi_trio.errors import ValidationError
 from tgi_trio.images.image_text import INVALID, size_error
 from tgi_trio.images.packed_frames import pack_frames
+from tgi_trio.router.images.kinds import Kind
 
 _SHOWN: Final = 80  # most characters of a URL in an error
 _SLICE: Final = 1 << 17  # characters decoded at once, in less than a fifth of a millisecond
@@ -47,7 +48,7 @@ async def decode_video_url(url: str, most: int) -> bytes | bytearray:
     return pack_frames(frames)
 
 
-def find_base64(url: str, kind: str = "image") -> int:
+def find_base64(url: str, kind: Kind = "image") -> int:
     """Return where the base64 of a data URL begins. Raises ValidationError if there is none."""
     comma = url.find(",")
     header = url[: max(comma, 0)]

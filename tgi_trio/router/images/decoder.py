@@ -20,6 +20,7 @@ import trio
 
 from tgi_trio.errors import ModelLoadError, Unavailable, ValidationError
 from tgi_trio.images.video_canvas import Clip
+from tgi_trio.router.images.kinds import WORDS, Kind
 from tgi_trio.router.images.layouts.layout import ImageSize
 from tgi_trio.router.images.manner import PLAIN, Manner
 from tgi_trio.router.images.spool import Compressed, EncodedImage, Spool, keeping
@@ -38,6 +39,16 @@ _RETRY_AFTER_S: Final = 30.0
 
 
 @dataclass(frozen=True, slots=True)
+class DecodingBounds:
+    """What may be taken to decode one thing, by flags of these names, and `nbytes` of arena."""
+
+    max_image_pixels: int
+    max_video_frames: int
+    max_video_pixels: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class DecoderSettings:
     """How a model's images are processed; sent to the processes as JSON."""
 
@@ -46,7 +57,7 @@ class DecoderSettings:
     given: Mapping[str, Any] = field(default_factory=dict)  # options passed with each image
     max_pixels: int = 20_000_000  # --max-image-pixels
 
-    kind: ClassVar[str] = "image"
+    kind: ClassVar[Kind] = "image"
 
     def dump(self) -> str:
         """Return the settings as JSON for the processes."""
@@ -79,11 +90,11 @@ class VideoDecoderSettings(DecoderSettings):
     max_video_pixels: int = 4_000_000_000  # --max-video-pixels
     max_bytes: int = 256 * 2**20  # of pixels: --image-memory
 
-    kind: ClassVar[str] = "video"
+    kind: ClassVar[Kind] = "video"
 
     def _told(self) -> dict[str, Any]:
         bounds = {name: getattr(self, name) for name in _BOUNDS}
-        return {**DecoderSettings._told(self), **bounds, "video": True}
+        return {**DecoderSettings._told(self), **bounds, "kind": self.kind}
 
     @property
     def cpu(self) -> float:
@@ -136,7 +147,7 @@ class ImageDecoder:
         limits = (str(self._cpu), str(_SLOWDOWN * self._cpu), str(memory))
         argv = [sys.executable, "-m", "tgi_trio.images.decoding", settings.dump(), *limits]
         argv.append(str(spool.fd))
-        name = f"{self._kind}s"
+        self._several = name = WORDS[self._kind].several
         sandbox = Sandbox(name, argv, workers, results=True, fds=[spool.fd])
         self._pool = SandboxPool(sandbox, f"too many {name} wait to be decoded")
 
@@ -146,7 +157,7 @@ class ImageDecoder:
             try:
                 await turn.begin()
             except SandboxCannotStart as error:
-                raise ModelLoadError(f"{self._kind}s cannot be served: {error}") from error
+                raise ModelLoadError(f"{self._several} cannot be served: {error}") from error
 
     async def close(self) -> None:
         """End all idle processes."""
@@ -191,7 +202,7 @@ class ImageDecoder:
         try:
             answer = await turn.ask(job, data, within=_SLOWDOWN * self._cpu)
         except SandboxCannotStart as error:
-            why = f"{self._kind}s cannot be decoded now: {error}"
+            why = f"{self._several} cannot be decoded now: {error}"
             raise Unavailable(why, _RETRY_AFTER_S) from error
         _check_end(answer, self._kind)
         return answer

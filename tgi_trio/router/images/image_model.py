@@ -4,21 +4,31 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from tgi_trio.errors import ModelLoadError, ValidationError
 from tgi_trio.images.video_canvases import CANVASES
 from tgi_trio.model.config import read_json, read_values
 from tgi_trio.model.image_families import find_family, sees
 from tgi_trio.model.video_families import VIDEO_FAMILIES, find_video_family
-from tgi_trio.router.images.decoder import DecoderSettings, VideoDecoderSettings
-from tgi_trio.router.images.layouts.layout import ImageLayout, ImageSettings, ImageSize
+from tgi_trio.router.images.decoder import (
+    DecoderSettings,
+    DecodingBounds,
+    VideoDecoderSettings,
+)
+from tgi_trio.router.images.kinds import Kind
+from tgi_trio.router.images.layouts.layout import (
+    ImageLayout,
+    ImageSettings,
+    ImageSize,
+    OtherLayout,
+)
 from tgi_trio.router.images.layouts.table import LAYOUTS
-from tgi_trio.router.images.layouts.videos import VIDEO_LAYOUTS, VideoLayout
+from tgi_trio.router.images.layouts.videos import VIDEO_LAYOUTS
 
 _SHAPES: Final = (1.0, 4 / 3, 3 / 4, 2.0, 1 / 2)  # width over height
 _NO_BOUND: Final = 2**31  # of frames: how many are seen is for who decodes them
@@ -39,15 +49,21 @@ class VideoModel:
     """How one model takes videos."""
 
     canvas: str  # a key of `images.video_canvases.CANVASES`
-    layout: VideoLayout
+    layout: OtherLayout
     processor: Mapping[str, Any]  # settings of its video processor
 
-    def decoder_settings(
-        self, max_pixels: int, max_frames: int, max_video_pixels: int, max_bytes: int
-    ) -> VideoDecoderSettings:
+    def decoder_settings(self, bounds: DecodingBounds) -> VideoDecoderSettings:
         """Return how its videos are decoded."""
-        bounds = max_pixels, max_frames, max_video_pixels, max_bytes
-        return VideoDecoderSettings(self.canvas, self.processor, {}, *bounds)
+        most = bounds.max_image_pixels, bounds.max_video_frames, bounds.max_video_pixels
+        return VideoDecoderSettings(self.canvas, self.processor, {}, *most, bounds.nbytes)
+
+
+class OtherModel(Protocol):
+    """How one model takes what is no image."""
+
+    @property
+    def layout(self) -> OtherLayout: ...
+    def decoder_settings(self, bounds: DecodingBounds) -> DecoderSettings: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +74,9 @@ class ImageModel:
     layout: ImageLayout
     processor: Mapping[str, Any]  # settings of its image processor
     needs: tuple[str, ...] = ()  # as in `ImageFamily`
-    videos: VideoModel | None = None
-    unserved_videos: str = ""  # why there are none
-    lacks_videos: bool = False  # its family sees some
+    others: Mapping[Kind, OtherModel] = field(default_factory=dict)  # what else it takes
+    unserved: Mapping[Kind, str] = field(default_factory=dict)  # why it takes no others
+    lacking: tuple[Kind, ...] = ()  # of those, what its family takes
 
     def decoder_settings(self, max_pixels: int) -> DecoderSettings:
         """Return how its images are decoded."""
@@ -123,13 +139,16 @@ def find_image_model(folder: Path) -> ImageModel | None:
             f"{folder} has no preprocessor_config.json, which says how images are processed"
         )
     kept = {name: value for name, value in settings.image_processor.items() if name not in _NAMES}
-    videos, why = None, ""
-    try:
-        videos = find_video_model(folder, settings)
-    except ModelLoadError as error:
-        why = str(error)
-    lacks = videos is None and settings.config.get("model_type") in VIDEO_FAMILIES
-    return ImageModel(family.processor, layout, kept, family.needs, videos, why, lacks)
+    others: dict[Kind, OtherModel] = {}
+    unserved: dict[Kind, str] = {}
+    for kind, (find, _) in _OTHERS.items():
+        try:
+            others[kind] = find(folder, settings)
+        except ModelLoadError as error:
+            unserved[kind] = str(error)
+    model_type = settings.config.get("model_type")
+    lacking = tuple(kind for kind in unserved if model_type in _OTHERS[kind][1])
+    return ImageModel(family.processor, layout, kept, family.needs, others, unserved, lacking)
 
 
 def find_video_model(folder: Path, settings: ImageSettings) -> VideoModel:
@@ -157,3 +176,9 @@ def find_video_model(folder: Path, settings: ImageSettings) -> VideoModel:
         raise ModelLoadError("they need PyAV, pip install 'tgi-trio[video]'")
     layout = VIDEO_LAYOUTS[family.layout](canvas, settings)
     return VideoModel(family.canvas, layout, kept)
+
+
+# Beside images: what finds how a model takes them, and the types of models that may.
+_OTHERS: Final[
+    Mapping[Kind, tuple[Callable[[Path, ImageSettings], OtherModel], Collection[str]]]
+] = {"video": (find_video_model, VIDEO_FAMILIES)}

@@ -1,17 +1,18 @@
-"""A prompt with images and videos: as texts and links, then as one text with all their tokens."""
+"""A prompt with images and the like: as texts and links, then as one text with all their tokens."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tgi_trio.errors import ValidationError
 from tgi_trio.images.video_canvas import Clip
-from tgi_trio.router.images.layouts.layout import ImageLayout, ImageSize
-from tgi_trio.router.images.layouts.videos import VideoLayout
+from tgi_trio.router.images.kinds import Kind
+from tgi_trio.router.images.layouts.layout import ImageLayout, ImageSize, OtherLayout
 from tgi_trio.router.images.links import ImageLink, Piece, split_text
 from tgi_trio.router.images.manner import PLAIN, Manner
 from tgi_trio.router.images.prompt_image import PromptImage
@@ -141,13 +142,14 @@ def expand_prompt(
     layout: ImageLayout,
     bos: str,
     feature_ids: Mapping[str, int],
-    videos: VideoLayout | None = None,
+    others: Mapping[Kind, OtherLayout] = MappingProxyType({}),
 ) -> ExpandedPrompt:
     """Return a prompt with all tokens of its images. Raises as `ImageLayout.expand` does.
 
-    `feature_ids`: ids of the layouts' feature and mark tokens; `videos`: of the prompt's videos.
+    `feature_ids`: ids of the layouts' feature and mark tokens; `others`: layouts of what is no
+    image.
     """
-    layout = layout.among(sum(not isinstance(image.size, Clip) for image in images))
+    layout = layout.among(sum(isinstance(image.size, ImageSize) for image in images))
     texts: list[str] = []
     owners: list[tuple[int, int]] = []
     seen = pictures = 0
@@ -157,13 +159,14 @@ def expand_prompt(
             owners.append((-1, sum(map(piece.count, feature_ids))))
         else:
             size = images[seen].size
-            if not isinstance(size, Clip):
+            if isinstance(size, ImageSize):
                 texts.append(layout.number(pictures) + layout.expand(size))
                 owners.append((seen, layout.count_features(size)))
                 pictures += 1
-            elif videos is not None:
-                texts.append(videos.expand(size))
-                owners.append((seen, videos.count_features(size)))
+            else:
+                other = others[images[seen].manner.kind]
+                texts.append(other.expand(size))
+                owners.append((seen, other.count_features(size)))
             seen += 1
     text = layout.finish("".join(texts), bos)
     return ExpandedPrompt(text, tuple(images), tuple(owners), feature_ids, layout.writes_bos)

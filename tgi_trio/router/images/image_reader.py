@@ -1,10 +1,12 @@
-"""Fetches and decodes a prompt's images and videos, and expands their tokens in its text."""
+"""Fetches and decodes a prompt's images and the like, and expands their tokens in its text."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Final, Protocol
 
 import trio
@@ -27,8 +29,8 @@ from tgi_trio.router.images.image_prompt import (
     SeenImage,
     expand_prompt,
 )
-from tgi_trio.router.images.layouts.layout import ImageLayout
-from tgi_trio.router.images.layouts.videos import VideoLayout
+from tgi_trio.router.images.kinds import Kind
+from tgi_trio.router.images.layouts.layout import ImageLayout, OtherLayout
 from tgi_trio.router.images.links import ImageLink
 from tgi_trio.router.images.manner import Manner
 from tgi_trio.router.images.pixel_store import PixelStore
@@ -76,16 +78,16 @@ class ImageLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class VideoReading:
-    """How a model's videos are read."""
+class OtherReading:
+    """How a model's videos are read, or others that are no images."""
 
-    layout: VideoLayout
+    layout: OtherLayout
     namer: Namer
     processed_as: str  # as of `ImageReader`
 
 
 class ImageReader:
-    """Reads the images and videos of prompts, for all requests of a model."""
+    """Reads the images and the like of prompts, for all requests of a model."""
 
     def __init__(
         self,
@@ -98,26 +100,26 @@ class ImageReader:
         metrics: Counts,
         limits: ImageLimits,
         processed_as: str = "",
-        videos: VideoReading | None = None,
-        unserved_videos: str = "",
+        readings: Mapping[Kind, OtherReading] = MappingProxyType({}),
+        unserved: Mapping[Kind, str] = MappingProxyType({}),
     ) -> None:
         """`spool`: of images that are being received, which `namer` reads.
 
         `processed_as` distinguishes settings that yield different pixels for the same bytes;
-        `unserved_videos`: why there are no `videos`. Raises ModelLoadError for a tokenizer without
-        the layouts' tokens.
+        `readings`: of what is no image; `unserved`: why others are not read. Raises ModelLoadError
+        for a tokenizer without the layouts' tokens.
         """
         featured = (layout.feature_token, *layout.mark_tokens)
-        if videos is not None:
-            featured = (*featured, videos.layout.feature_token)
+        for other in readings.values():
+            featured = (*featured, other.layout.feature_token, *other.layout.mark_tokens)
         for token in (layout.placeholder, *featured):
             if token not in tokenizer.added_tokens:
                 raise ModelLoadError(
                     f"the tokenizer has no token {token!r}, which this model's images need"
                 )
         self.layout = layout
-        self.videos = None if videos is None else videos.layout
-        self.unserved_videos = unserved_videos
+        self.others = {kind: reading.layout for kind, reading in readings.items()}
+        self.unserved = unserved
         self.spool = spool
         self._feature_ids = {token: tokenizer.added_tokens[token] for token in featured}
         self._bos = tokenizer.special_tokens.get("bos_token", "")
@@ -128,10 +130,11 @@ class ImageReader:
         self._bytes = ByteBudget(limits.max_image_bytes)
         self._fetching = trio.CapacityLimiter(_FETCHES)
         self._decoding = trio.Lock()  # of base64, in the loop: each turn of it decodes one slice
-        self._namers, self._firsts = {False: namer}, {False: start_key(processed_as)}
-        if videos is not None:
-            self._namers[True] = videos.namer
-            self._firsts[True] = start_key(videos.processed_as)
+        self._namers: dict[Kind, Namer] = {"image": namer}
+        self._firsts = {"image": start_key(processed_as)}
+        for kind, reading in readings.items():
+            self._namers[kind] = reading.namer
+            self._firsts[kind] = start_key(reading.processed_as)
 
     def hold_bytes(self) -> AbstractContextManager[HeldBytes]:
         """Return the byte budget of one request's images, for as long as it keeps them."""
@@ -153,7 +156,7 @@ class ImageReader:
         images = await self._see_all(links, held)
         self._store.check_room({image.key: image.nbytes for image in images})
         found = expand_prompt(
-            prompt, images, self.layout, self._bos, self._feature_ids, self.videos
+            prompt, images, self.layout, self._bos, self._feature_ids, self.others
         )
         if found.features > max_input_tokens:
             raise PromptTooLong(
@@ -161,16 +164,16 @@ class ImageReader:
                 f"{found.features} of images alone",
                 ExcessiveLength(found.features, max_input_tokens, max_input_tokens),
             )
-        videos = sum(image.manner.video for image in images)
-        self._metrics.inc("tgi_image_count", len(images) - videos)
-        if videos:
-            self._metrics.inc("tgi_video_count", videos)
+        counts = Counter(image.manner.kind for image in images)
+        self._metrics.inc("tgi_image_count", counts.pop("image", 0))
+        for kind, count in counts.items():
+            self._metrics.inc(f"tgi_{kind}_count", count)
         self._metrics.inc("tgi_image_tokens", found.features)
         return found
 
     async def _see_all(self, links: Sequence[ImageLink], held: HeldBytes) -> list[SeenImage]:
         """Return all images in order; the first failure is raised and cancels the others."""
-        pictures = sum(not link.video for link in links)
+        pictures = sum(link.kind == "image" for link in links)
         beside = self.layout.among(pictures) is not self.layout
         if len(links) == 1:
             return [await self._see(links[0], held, beside)]
@@ -197,7 +200,8 @@ class ImageReader:
 
     async def _look(self, link: ImageLink, held: HeldBytes, beside: bool) -> SeenImage:
         data, key = await self._load(link, held)
-        manner = Manner(beside and not link.video, link.video, link.fps, link.num_frames)
+        beside = beside and link.kind == "image"
+        manner = Manner(beside, link.kind, link.fps, link.num_frames)
         key = manner.distinguish(key)
         hit, began = self._store.knows(key), trio.current_time()
         known = await self._store.look_at(key, data, manner)
@@ -212,13 +216,13 @@ class ImageReader:
         url, most = link.url, self._limits.max_image_fetch_size
         data: bytes | bytearray
         if url.startswith("data:") or ":" not in url:
-            find_base64(url, "video" if link.video else "image")
+            find_base64(url, link.kind)
             if link.encoded is not None:
-                name = await self._namers[link.video].name(link.encoded, most)
+                name = await self._namers[link.kind].name(link.encoded, most)
                 held.take(name.nbytes)
                 return link.encoded, name.key
             async with self._decoding:
-                decode = decode_video_url if link.video else decode_data_url
+                decode = decode_video_url if link.kind == "video" else decode_data_url
                 data = await decode(url, most)
             held.take(len(data))
         else:
@@ -226,10 +230,10 @@ class ImageReader:
                 began = trio.current_time()
                 data = await self._fetcher.fetch(url, held.take)
                 self._metrics.observe("tgi_image_fetch_duration", trio.current_time() - began)
-        return data, await _in_thread(len(data), lambda: self._make_key(data, link.video))
+        return data, await _in_thread(len(data), lambda: self._make_key(data, link.kind))
 
-    def _make_key(self, data: bytes | bytearray, video: bool) -> bytes:
-        found = self._firsts[video].copy()
+    def _make_key(self, data: bytes | bytearray, kind: Kind) -> bytes:
+        found = self._firsts[kind].copy()
         found.update(data)  # releases the interpreter's lock
         return found.digest()
 

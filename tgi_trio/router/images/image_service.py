@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import trio
 
-from tgi_trio.router.images.decoder import DecodedImage, ImageDecoder
+from tgi_trio.router.images.decoder import DecodedImage, DecodingBounds, ImageDecoder
 from tgi_trio.router.images.fetch import FetchLimits, ImageFetcher
 from tgi_trio.router.images.image_model import ImageModel
 from tgi_trio.router.images.image_reader import (
@@ -15,9 +15,10 @@ from tgi_trio.router.images.image_reader import (
     Fetch,
     ImageLimits,
     ImageReader,
+    OtherReading,
     Tokens,
-    VideoReading,
 )
+from tgi_trio.router.images.kinds import WORDS, Kind
 from tgi_trio.router.images.manner import Manner
 from tgi_trio.router.images.pixel_store import Arena, PixelStore
 from tgi_trio.router.images.policy import parse_policy
@@ -58,21 +59,24 @@ class ImageService:
         settings = model.decoder_settings(flags.max_image_pixels)
         self._spool = Spool()
         self._decoder = ImageDecoder(settings, workers, self._spool, flags.max_image_fetch_size)
-        self._videos: ImageDecoder | None = None
-        reading: VideoReading | None = None
-        unserved = model.unserved_videos
-        if (
-            model.videos is not None
-            and model.videos.layout.feature_token not in tokens.added_tokens
-        ):
-            token = model.videos.layout.feature_token
-            unserved = f"the tokenizer has no token {token!r}, which this model's videos need"
-        elif model.videos is not None:
-            shown = model.videos.decoder_settings(
-                flags.max_image_pixels, flags.max_video_frames, flags.max_video_pixels, arena.nbytes
-            )
-            self._videos = ImageDecoder(shown, workers, self._spool, flags.max_image_fetch_size)
-            reading = VideoReading(model.videos.layout, self._videos, shown.dump())
+        self._others: dict[Kind, ImageDecoder] = {}
+        readings: dict[Kind, OtherReading] = {}
+        unserved = dict(model.unserved)
+        bounds = DecodingBounds(
+            flags.max_image_pixels, flags.max_video_frames, flags.max_video_pixels, arena.nbytes
+        )
+        for kind, other in model.others.items():
+            needed = (other.layout.feature_token, *other.layout.mark_tokens)
+            if missing := [token for token in needed if token not in tokens.added_tokens]:
+                several = WORDS[kind].several
+                unserved[kind] = (
+                    f"the tokenizer has no token {missing[0]!r}, which this model's {several} need"
+                )
+                continue
+            shown = other.decoder_settings(bounds)
+            decoder = ImageDecoder(shown, workers, self._spool, flags.max_image_fetch_size)
+            self._others[kind] = decoder
+            readings[kind] = OtherReading(other.layout, decoder, shown.dump())
         self.store = PixelStore(arena, self._decode, workers)
         if fetcher is None:
             limits = FetchLimits(flags.max_image_fetch_size)
@@ -89,17 +93,15 @@ class ImageService:
                 flags.max_images_per_prompt, flags.max_image_fetch_size, flags.max_image_bytes
             ),
             processed_as=settings.dump(),
-            videos=reading,
-            unserved_videos=unserved,
+            readings=readings,
+            unserved=unserved,
         )
 
     def _decode(
         self, data: Compressed, manner: Manner
     ) -> AbstractAsyncContextManager[DecodedImage]:
         """Do what `ImageDecoder.decode` does, in processes of its kind."""
-        if manner.video and self._videos is not None:
-            return self._videos.decode(data, manner)
-        return self._decoder.decode(data, manner)
+        return self._others.get(manner.kind, self._decoder).decode(data, manner)
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve until cancelled; started once images can be decoded. Raises ModelLoadError."""
@@ -109,6 +111,6 @@ class ImageService:
             await self.store.run()
         finally:
             await self._decoder.close()
-            if self._videos is not None:
-                await self._videos.close()
+            for other in self._others.values():
+                await other.close()
             self._spool.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from tgi_trio.router.images.kinds import Kind
 from tgi_trio.router.images.spool import EncodedImage
 
 _BEGIN: Final = "![]("
@@ -19,7 +20,7 @@ class ImageLink:
     where: str = "the prompt"  # the place in the request, for errors
     field: str | None = None  # path of the field that has it, likewise
     encoded: EncodedImage | None = None  # the image of a data URL whose base64 is only a mark
-    video: bool = False
+    kind: Kind = "image"
     # Of a video: frames that are to be seen, in a second or in all; None: as the model does.
     fps: float | None = None
     num_frames: int | None = None

@@ -6,13 +6,15 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Final
 
+from tgi_trio.router.images.kinds import Kind
+
 
 @dataclass(frozen=True, slots=True)
 class Manner:
     """What makes other pixels of the same bytes."""
 
     beside: bool = False  # an image: the prompt has others, and its layout sees it otherwise then
-    video: bool = False
+    kind: Kind = "image"
     # Of a video: frames that its client wants to be seen, in a second or in all; one of them.
     fps: float | None = None
     num_frames: int | None = None
@@ -20,7 +22,7 @@ class Manner:
     def distinguish(self, key: bytes) -> bytes:
         """Return the key, 32 bytes, of what is seen so, from that of its bytes and settings.
 
-        Whether it is a video is in the settings already.
+        Its kind is in the settings already.
         """
         if self.beside:
             return sha256(key).digest()

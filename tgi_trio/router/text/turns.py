@@ -218,7 +218,7 @@ def _part(piece: Piece) -> dict[str, str]:
     """Return a part of a message as templates expect it."""
     if isinstance(piece, str):
         return {"type": "text", "text": piece}
-    return {"type": "video" if piece.video else "image"}
+    return {"type": piece.kind}
 
 
 def _join(*texts: str | None) -> str:

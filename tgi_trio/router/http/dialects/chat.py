@@ -107,7 +107,7 @@ def _turns(request: schema.ChatRequest) -> list[Turn]:
         return turns
 
     def sampled(piece: Piece) -> Piece:
-        if isinstance(piece, str) or not piece.video:
+        if isinstance(piece, str) or piece.kind != "video":
             return piece
         return replace(piece, fps=fps, num_frames=num_frames)
 
@@ -178,7 +178,7 @@ def _piece_of(chunk: schema.MessageChunk, i: int, j: int) -> Piece:
     if chunk.type == "video_url":
         if chunk.video_url is None:
             raise schema.invalid_value(f"messages[{i}].content", "a video needs `video_url`")
-        return ImageLink(chunk.video_url.url, f"messages[{i}]", field, video=True)
+        return ImageLink(chunk.video_url.url, f"messages[{i}]", field, kind="video")
     if chunk.type == "refusal" and chunk.refusal is not None:
         return chunk.refusal
     if chunk.type != "text":

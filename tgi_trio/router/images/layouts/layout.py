@@ -76,6 +76,42 @@ class ImageLayout(Protocol):
         """
 
 
+class OtherLayout(Protocol):
+    """One family's layout of what is no image, by what is known of it. See `ImageLayout`."""
+
+    @property
+    def placeholder(self) -> str:
+        """The token for one in the chat template's text."""
+
+    @property
+    def feature_token(self) -> str:
+        """The token in whose places features of a tower replace embeddings."""
+
+    @property
+    def mark_tokens(self) -> tuple[str, ...]:
+        """Tokens of `expand` beside that one in whose places features stand as well."""
+
+    @property
+    def around(self) -> tuple[str, str]:
+        """Texts before and after the placeholder that chat templates write."""
+
+    def expand(self, size: Any) -> str:
+        """Return the text that replaces the placeholder, with a token for each feature.
+
+        `size`: of the kind that its decoder answers. Raises ValidationError if the family cannot
+        take such a one.
+        """
+
+    def count_features(self, size: Any) -> int:
+        """Return the number of feature and mark tokens in `expand`. Raises as that does."""
+
+
+class Unmarked:
+    """For layouts whose features stand for one token alone."""
+
+    mark_tokens: tuple[str, ...] = ()
+
+
 class PlainFinish:
     """For families that change nothing but the placeholders, each by itself."""
 

@@ -6,45 +6,20 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from tgi_trio.errors import ValidationError
 from tgi_trio.images.patch_canvases import PatchCanvas
 from tgi_trio.images.video_canvas import Clip
 from tgi_trio.model.video_families import read_positions
 from tgi_trio.router.images.layouts.canvas import lay_out_internvl
-from tgi_trio.router.images.layouts.layout import ImageSettings
+from tgi_trio.router.images.layouts.layout import ImageSettings, OtherLayout, Unmarked
 from tgi_trio.router.images.layouts.spelled import spell_number
 from tgi_trio.router.images.layouts.tiles import lay_out_idefics3
 
 
-class VideoLayout(Protocol):
-    """One family's layout: how the video token is expanded. See `ImageLayout`."""
-
-    @property
-    def placeholder(self) -> str:
-        """The token for a video in the chat template's text."""
-
-    @property
-    def feature_token(self) -> str:
-        """The token in whose places features of the tower replace embeddings."""
-
-    @property
-    def around(self) -> tuple[str, str]:
-        """Texts before and after the placeholder that chat templates write."""
-
-    def expand(self, clip: Clip) -> str:
-        """Return the text that replaces the placeholder, with a token for each feature.
-
-        Raises ValidationError if the family cannot take such a video.
-        """
-
-    def count_features(self, clip: Clip) -> int:
-        """Return the number of feature tokens in `expand`. Raises as that does."""
-
-
 @dataclass(frozen=True)
-class WholeLayout:
+class WholeLayout(Unmarked):
     """All grids of frames one behind the other: Qwen2-VL, Qwen2.5-VL.
 
     Where positions are by seconds, the last grid's is not beyond the tokens: a step's tables of
@@ -72,7 +47,7 @@ class WholeLayout:
 
 
 @dataclass(frozen=True)
-class TimedLayout:
+class TimedLayout(Unmarked):
     """Each grid of frames between marks of its own, behind the second that it shows: Qwen3-VL."""
 
     canvas: PatchCanvas
@@ -98,7 +73,7 @@ class TimedLayout:
 
 
 @dataclass(frozen=True)
-class GlmVideoLayout:
+class GlmVideoLayout(Unmarked):
     """Each grid as an image, with the second of its first frame behind it: GLM-4.1V to 4.6V."""
 
     canvas: PatchCanvas
@@ -120,7 +95,7 @@ class GlmVideoLayout:
 
 
 @dataclass(frozen=True)
-class FramesLayout(ABC):
+class FramesLayout(Unmarked, ABC):
     """Each frame as an image is written."""
 
     frame: str  # the text of one
@@ -200,7 +175,7 @@ def lay_out_internvl_video(canvas: object, settings: ImageSettings) -> InternLay
 
 
 # Each for canvases of the kind that a family's row has with it.
-VIDEO_LAYOUTS: Final[dict[str, Callable[[Any, ImageSettings], VideoLayout]]] = {
+VIDEO_LAYOUTS: Final[dict[str, Callable[[Any, ImageSettings], OtherLayout]]] = {
     "glm46v": lay_out_glm46v,
     "glm4v": lay_out_glm4v,
     "internvl": lay_out_internvl_video,
