@@ -46,8 +46,8 @@ def read_parameter(
 
 
 def _read(files: Container, name: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
-    last = (shape[0], *shape[2:], *shape[1:2])  # a convolution as MLX has it: channels at the end
-    moved = len(shape) > 3 and files.tensor(name).shape == last != shape
+    last = (*shape[:1], *shape[2:], *shape[1:2])  # a convolution as MLX has it: channels at the end
+    moved = len(shape) > 2 and files.tensor(name).shape == last != shape
     tensor = find_tensor(files, name, last if moved else shape)
     values = to_float32(tensor.take().view(number_type(tensor))).reshape(tensor.shape)
     return np.ascontiguousarray(np.moveaxis(values, -1, 1)) if moved else values
