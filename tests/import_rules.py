@@ -62,6 +62,7 @@ RULES: dict[str, Rule] = {
     "images.image_text": Rule(NOTHING, only=ours("msgspec")),  # the router reads by it as well
     "images.packed_frames": Rule(ours("images.image_text"), only=NOTHING),
     # The router counts with these.
+    "images.sound": Rule(NOTHING, only=NOTHING),
     "images.video_canvas": Rule(ours("errors"), only=NOTHING),
     "images.frame_canvases": Rule(ours("errors images.video_canvas"), only=ours("numpy")),
     "images.patch_canvases": Rule(ours("images.video_canvas"), only=ours("numpy")),
@@ -77,7 +78,8 @@ RULES: dict[str, Rule] = {
     "router": Rule(
         ours(
             "errors settings accepting descriptors file_watch sockets model.config "
-            "model.image_families model.image_rules model.video_families logs ipc "
+            "model.audio_families model.image_families model.image_rules model.video_families "
+            "logs ipc images.sound "
             "images.image_text images.packed_frames images.canvases images.video_canvas "
             "images.frame_canvases images.patch_canvases images.video_canvases "
             "images.kimi_k25 images.lfm2 images.minimax_m3 images.step3p7"
@@ -112,7 +114,10 @@ RULES: dict[str, Rule] = {
     "shard": Rule(ours("errors settings model devices grammars logs ipc"), banned=SHARD_ALONE),
     # The only file of it that makes pixels: of a black image, to see what a tower takes.
     "shard.images.largest": Rule(
-        ours("errors ipc images.processors shard.images.features shard.machine"),
+        ours(
+            "errors ipc images.feature_extractors images.processors shard.images.features "
+            "shard.machine"
+        ),
         banned=SHARD_ALONE,
     ),
     "signals": Rule(NOTHING, only=ours("trio")),

@@ -129,9 +129,10 @@ def shard_settings(
     `tokenizer`: the tokenizer.json for which grammars are compiled; `arena`: of images' pixels;
     `images`: how the model takes images, if they are served.
     """
-    largest = ""
+    largest = longest = ""
     if images is not None:
         largest = images.describe_largest(settings.max_image_pixels, settings.max_input_tokens)
+        longest = images.describe_longest(settings.max_audio_seconds)
     needs = _find_needs(settings)
     return ShardSettings.of(
         settings,
@@ -144,6 +145,7 @@ def shard_settings(
         adapter_scope=needs.scope.words(),
         image_arena=-1 if arena is None else arena.fd,
         largest_image=largest,
+        longest_sound=longest,
     )
 
 

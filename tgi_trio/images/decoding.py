@@ -10,7 +10,9 @@ hexadecimal and its own `bytes` instead.
 `settings` is a JSON object: `family`, the image processor's `settings`, what is `given` with each
 image, and `max_pixels`. Where its `kind` is `video`, these are videos: `family` is a row of
 `CANVASES`, and `max_frames`, `max_video_pixels` and `max_bytes` bound what one may take; the answer
-has the other fields of `Clip` then.
+has the other fields of `Clip` then. Where it is `audio` these are sounds: `family` is a row of
+`EXTRACTORS`, `max_seconds` and `most_samples` bound what one may have, and the answer has the
+fields of `Sound` in place of a size.
 """
 
 from __future__ import annotations
@@ -27,10 +29,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tgi_trio.errors import ModelLoadError
+from tgi_trio.images.feature_extractors import FeatureExtractor
 from tgi_trio.images.image_names import ImageNames, read_quoted
 from tgi_trio.images.image_text import decode_quoted
 from tgi_trio.images.packed_frames import decode_frames
 from tgi_trio.images.processors import PixelProcessor
+from tgi_trio.images.sound import Sound
+from tgi_trio.images.sounds import SoundLimits, read_sound
 from tgi_trio.images.tiling import Arrays
 from tgi_trio.images.video_canvases import CANVASES
 from tgi_trio.images.videos import VideoLimits, read_video
@@ -79,10 +84,13 @@ def _load(text: str, spool: int, results: int) -> Job:
         ) from error
     PIL.Image.init()  # loads the plugins, once
     read = decode_quoted
-    if settings.get("kind") == "video":
-        process, read = _load_videos(settings), decode_frames
-    else:
-        process = _load_images(settings)
+    match settings.get("kind"):
+        case "video":
+            process, read = _load_videos(settings), decode_frames
+        case "audio":
+            process = _load_sounds(settings)
+        case _:
+            process = _load_images(settings)
     names = ImageNames(text, None if read is decode_quoted else read)
 
     def decode(question: Any, data: bytes) -> Any:
@@ -140,6 +148,25 @@ def _load_videos(settings: Mapping[str, Any]) -> _Process:
             data, canvas, limits, lambda picture: read_pixels(picture, most), *asked
         )
         return arrays, clip._asdict()
+
+    return process
+
+
+def _load_sounds(settings: Mapping[str, Any]) -> _Process:
+    try:
+        import av
+    except ImportError as error:
+        raise ModelLoadError(
+            f"audio needs PyAV: pip install 'tgi-trio[audio]' ({error})"
+        ) from error
+    av.logging.set_level(None)
+    extractor = FeatureExtractor(settings["family"], settings["settings"])
+    limits = SoundLimits(settings["max_seconds"], settings["most_samples"])
+
+    def process(question: Any, data: bytes) -> tuple[Arrays, dict[str, Any]]:
+        samples = read_sound(data, extractor.sampling_rate, limits)
+        sound = Sound(len(samples), extractor.sampling_rate)
+        return extractor.extract(samples), sound._asdict()
 
     return process
 

@@ -53,6 +53,8 @@ FIELDS: Final[tuple[tuple[str, str], ...]] = (
     ("high_res_pixel_values", "|u1"),
     ("seconds_per_grid", "<f4"),
     ("num_frames", "<i4"),
+    ("input_features", "<f4"),
+    ("input_features_mask", "|u1"),
 )
 
 _NUMBER_OF: Final = {name: number for number, (name, _) in enumerate(FIELDS)}

@@ -62,6 +62,11 @@ def holds_tower(names: Iterable[str]) -> bool:
     return any(re.match(begin, name) for name in names for begin in towers)
 
 
+def holds_ear(names: Iterable[str]) -> bool:
+    """Return whether a composite model's tensors include those that sounds need."""
+    return any(re.match(r"(model\.)?(audio_tower|embed_audio)\.", name) for name in names)
+
+
 def refuse_leftovers(
     tensors: Mapping[str, StoredTensor],
     unread: Iterable[str],

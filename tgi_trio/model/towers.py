@@ -1,4 +1,4 @@
-"""Whether a composite model's folder has the weights that images need, told by their names."""
+"""Whether a composite model's folder has the weights that images or sounds need, by their names."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.checkpoint_files import stored_names
-from tgi_trio.model.leftovers import holds_tower
+from tgi_trio.model.leftovers import holds_ear, holds_tower
 
 
 def lacks_tower(folder: Path) -> bool:
@@ -14,4 +14,12 @@ def lacks_tower(folder: Path) -> bool:
     try:
         return not holds_tower(stored_names(folder))
     except ModelLoadError:  # there are no weights yet
+        return False
+
+
+def lacks_ear(folder: Path) -> bool:
+    """Return whether a folder has weights, and none of them is for sounds."""
+    try:
+        return not holds_ear(stored_names(folder))
+    except ModelLoadError:
         return False

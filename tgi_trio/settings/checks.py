@@ -29,6 +29,7 @@ _AT_LEAST_ONE: Final = (
     "max_images_per_prompt",
     "max_video_frames",
     "max_video_pixels",
+    "max_audio_seconds",
     "max_image_bytes",
     "image_memory",
     "max_grammar_bytes",

@@ -21,6 +21,7 @@ _OF_ONE_MACHINE: Final = {
             "max_images_per_prompt",
             "max_video_frames",
             "max_video_pixels",
+            "max_audio_seconds",
             "max_image_bytes",
             "image_memory",
             "feature_memory",

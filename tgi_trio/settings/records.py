@@ -107,6 +107,7 @@ class AsGiven(ShardOptions):
     max_images_per_prompt: int = 8
     max_video_frames: int = 768  # that are seen of one
     max_video_pixels: int = 4_000_000_000  # of all frames of one that are decoded
+    max_audio_seconds: float = 600.0  # of one sound
     max_image_bytes: int = 128 * 2**20  # bytes of all requests' encoded images
     image_memory: int = 256 * 2**20  # bytes of the arena for images' pixels
     waiting_served_ratio: float = 0.3

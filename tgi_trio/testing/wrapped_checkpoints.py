@@ -36,20 +36,26 @@ _SCALED_EMBEDDINGS = (
 
 
 def make_wrapped(
-    folder: Path, family: str, *, seed: int = 0, image_token: int | None = None, **text: Any
+    folder: Path,
+    family: str,
+    *,
+    seed: int = 0,
+    image_token: int | None = None,
+    whole: Any = None,
+    **text: Any,
 ) -> Path:
     """Write a seeded random checkpoint of `family` (a model_type of transformers) to `folder`.
 
     "pixtral" is a llava with another tower. `image_token`: the id that transformers replaces by
-    features; None: the family's default, which is beyond this vocabulary. `text` changes the
-    configuration of the text model, including `model_type`. Float32, one file, with the tokenizer
-    of `make_tokenizer`. Returns `folder`.
+    features; None: the family's default, which is beyond this vocabulary. `whole`, a dict, changes
+    the configuration of the whole model and `text` that of the text model, including `model_type`.
+    Float32, one file, with the tokenizer of `make_tokenizer`. Returns `folder`.
     """
     import torch
     from transformers import AutoConfig, AutoModelForImageTextToText
 
     inner, vision = FAMILIES[family]
-    beside = BESIDE.get(family, {})
+    beside = BESIDE.get(family, {}) | (whole or {})
     if image_token is not None:
         beside = beside | {"image_token_id": image_token}
     options = TEXT | inner | text

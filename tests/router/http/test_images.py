@@ -331,11 +331,11 @@ async def test_bytes_of_all_requests_have_a_bound() -> None:
 
 async def test_parts_that_are_not_read_are_named_with_those_that_are() -> None:
     engine = FakeEngine(lambda prompt: "Hi")
-    sound = {"type": "input_audio", "input_audio": {"data": "UklGRg==", "format": "wav"}}
+    file = {"type": "input_file", "file_id": "file-1"}
     async with served(engine) as server:
         client = await server.connect()
-        body = {"messages": [{"role": "user", "content": [{"type": "text", "text": "?"}, sound]}]}
+        body = {"messages": [{"role": "user", "content": [{"type": "text", "text": "?"}, file]}]}
         answer = await client.post("/v1/chat/completions", body)
     assert answer.status == 422
-    assert "messages[0].content: parts of type `input_audio` are not read, only" in answer.text
-    assert "only `text`, `image_url` and `video_url`" in answer.text
+    assert "messages[0].content: parts of type `input_file` are not read, only" in answer.text
+    assert "only `text`, `image_url`, `video_url`, `input_audio` and `audio_url`" in answer.text

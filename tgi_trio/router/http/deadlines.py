@@ -10,6 +10,7 @@ from typing import Final, Protocol
 import trio
 
 from tgi_trio.errors import GenerationError, ValidationError, about
+from tgi_trio.model.audio_families import AUDIO_FAMILIES
 from tgi_trio.model.video_families import VIDEO_FAMILIES
 from tgi_trio.router.adapters.registry import ServedAdapter
 from tgi_trio.router.http.call import Call
@@ -22,7 +23,10 @@ from tgi_trio.router.validation import GenerationParameters
 HEADER = b"x-request-timeout"
 _SHOWN: Final = 60  # most bytes of a header in its error
 # The types of models that take what is no image, for errors.
-_FAMILIES: Final[Mapping[Kind, Collection[str]]] = {"video": VIDEO_FAMILIES}
+_FAMILIES: Final[Mapping[Kind, Collection[str]]] = {
+    "video": VIDEO_FAMILIES,
+    "audio": AUDIO_FAMILIES,
+}
 
 
 class Schedulable(Protocol):

@@ -1,4 +1,4 @@
-"""Decodes images and videos in child processes, which may crash: their keys, sizes and pixels.
+"""Decodes images, videos and sounds in child processes, which may crash.
 
 An image of a few kilobytes can require gigabytes or minutes, and the decoders of five formats are
 written in C. So each image has a child process of its own with limited memory and CPU time, and a
@@ -19,6 +19,7 @@ from typing import Any, ClassVar, Final
 import trio
 
 from tgi_trio.errors import ModelLoadError, Unavailable, ValidationError
+from tgi_trio.images.sound import Sound
 from tgi_trio.images.video_canvas import Clip
 from tgi_trio.router.images.kinds import WORDS, Kind
 from tgi_trio.router.images.layouts.layout import ImageSize
@@ -35,6 +36,8 @@ _SLOWDOWN: Final = 5.0  # wall-clock limit over the CPU limit, for busy machines
 _INLINE: Final = 1 << 18  # bytes for which a copy is as fast as the way to a thread
 _FRAME_MEMORY: Final = 64  # bytes for each pixel of a frame: those that others are told from
 _FRAME_S: Final = 2.5e-8  # for each pixel of all frames: ten times what H.264 took on an EPYC
+_SOUND_MEMORY: Final = 8 * 2**20  # bytes for each second of a sound: its spectrum, several times
+_SOUND_S: Final = 0.06  # for each second of a sound: ten times what Opus took on an EPYC
 _RETRY_AFTER_S: Final = 30.0
 
 
@@ -45,6 +48,7 @@ class DecodingBounds:
     max_image_pixels: int
     max_video_frames: int
     max_video_pixels: int
+    max_audio_seconds: float
     nbytes: int
 
 
@@ -105,6 +109,34 @@ class VideoDecoderSettings(DecoderSettings):
         return _BASE_MEMORY + _FRAME_MEMORY * self.max_pixels + 2 * self.max_bytes
 
 
+@dataclass(frozen=True, slots=True)
+class AudioDecoderSettings(DecoderSettings):
+    """How a model's sounds are processed; `family`: of `images.feature_extractors.EXTRACTORS`."""
+
+    max_seconds: float = 600.0  # --max-audio-seconds
+    sampling_rate: int = 16_000
+    most_samples: int = 0  # that the model hears of one, at its rate; 0: any number
+
+    kind: ClassVar[Kind] = "audio"
+
+    def _told(self) -> dict[str, Any]:
+        bounds = {"max_seconds": self.max_seconds, "most_samples": self.most_samples}
+        return {**DecoderSettings._told(self), **bounds, "kind": self.kind}
+
+    @property
+    def _seconds(self) -> float:
+        heard = self.most_samples / self.sampling_rate
+        return min(self.max_seconds, heard) if heard else self.max_seconds
+
+    @property
+    def cpu(self) -> float:
+        return _BASE_S + _SOUND_S * self._seconds
+
+    @property
+    def memory(self) -> int:
+        return _BASE_MEMORY + int(_SOUND_MEMORY * self._seconds)
+
+
 _BOUNDS: Final = ("max_frames", "max_video_pixels", "max_bytes")
 
 
@@ -120,7 +152,7 @@ class ImageName:
 class DecodedImage:
     """An image whose pixels are ready to be copied."""
 
-    size: ImageSize | Clip  # after its EXIF rotation
+    size: ImageSize | Clip | Sound  # after its EXIF rotation
     nbytes: int  # of its bundle
     _results: int  # descriptor of the file that contains it
 
@@ -217,8 +249,10 @@ def _how(manner: Manner) -> Any:
     return {"beside": manner.beside, "fps": manner.fps, "num_frames": manner.num_frames}
 
 
-def _read_size(found: Mapping[str, Any]) -> ImageSize | Clip:
-    """Return what an answer says of an image, or of a video."""
+def _read_size(found: Mapping[str, Any]) -> ImageSize | Clip | Sound:
+    """Return what an answer says of an image, a video or a sound."""
+    if "samples" in found:
+        return Sound(found["samples"], found["sampling_rate"])
     if "frames" not in found:
         return ImageSize(found["height"], found["width"])
     shown = {name: found[name] for name in Clip._fields}

@@ -138,7 +138,7 @@ class ImageFetcher:
         connection = h11.Connection(h11.CLIENT)
         headers = [
             ("host", target.host_header),
-            ("accept", "image/*"),
+            ("accept", "image/*, video/*, audio/*"),
             ("accept-encoding", "identity"),
             ("user-agent", "tgi-trio"),
             ("connection", "close"),

@@ -5,16 +5,18 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final, Protocol
 
 from tgi_trio.errors import ModelLoadError, ValidationError
 from tgi_trio.images.video_canvases import CANVASES
+from tgi_trio.model.audio_families import AUDIO_FAMILIES
 from tgi_trio.model.config import read_json, read_values
 from tgi_trio.model.image_families import find_family, sees
 from tgi_trio.model.video_families import VIDEO_FAMILIES, find_video_family
+from tgi_trio.router.images.audio_model import AudioModel, find_audio_model
 from tgi_trio.router.images.decoder import (
     DecoderSettings,
     DecodingBounds,
@@ -82,6 +84,17 @@ class ImageModel:
         """Return how its images are decoded."""
         options = self.layout.processor_options
         return DecoderSettings(self.family, self.processor, options, max_pixels)
+
+    def without(self, kind: Kind, why: str) -> ImageModel:
+        """Return a model that takes none of a kind which its family takes."""
+        others = {each: model for each, model in self.others.items() if each != kind}
+        unserved = {**self.unserved, kind: why}
+        return replace(self, others=others, unserved=unserved, lacking=(*self.lacking, kind))
+
+    def describe_longest(self, max_seconds: float) -> str:
+        """Return the longest sound that may come, as JSON for a shard; "": none is heard."""
+        audio = self.others.get("audio")
+        return audio.describe_longest(max_seconds) if isinstance(audio, AudioModel) else ""
 
     def describe_largest(self, max_pixels: int, max_tokens: int) -> str:
         """Return the largest allowed image and its decoder settings, as JSON; "": none allowed."""
@@ -181,4 +194,7 @@ def find_video_model(folder: Path, settings: ImageSettings) -> VideoModel:
 # Beside images: what finds how a model takes them, and the types of models that may.
 _OTHERS: Final[
     Mapping[Kind, tuple[Callable[[Path, ImageSettings], OtherModel], Collection[str]]]
-] = {"video": (find_video_model, VIDEO_FAMILIES)}
+] = {
+    "video": (find_video_model, VIDEO_FAMILIES),
+    "audio": (find_audio_model, AUDIO_FAMILIES),
+}

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tgi_trio.errors import ValidationError
+from tgi_trio.images.sound import Sound
 from tgi_trio.images.video_canvas import Clip
 from tgi_trio.router.images.kinds import Kind
 from tgi_trio.router.images.layouts.layout import ImageLayout, ImageSize, OtherLayout
@@ -64,7 +65,7 @@ class SeenImage:
 
     data: Compressed
     key: bytes  # 32 bytes
-    size: ImageSize | Clip
+    size: ImageSize | Clip | Sound
     nbytes: int  # of its pixels
     manner: Manner = PLAIN
 

@@ -36,6 +36,7 @@ class ImageFlags:
     max_image_bytes: int = 128 * 2**20
     max_video_frames: int = 768
     max_video_pixels: int = 4_000_000_000  # of all frames
+    max_audio_seconds: float = 600.0
 
 
 class ImageService:
@@ -63,7 +64,11 @@ class ImageService:
         readings: dict[Kind, OtherReading] = {}
         unserved = dict(model.unserved)
         bounds = DecodingBounds(
-            flags.max_image_pixels, flags.max_video_frames, flags.max_video_pixels, arena.nbytes
+            flags.max_image_pixels,
+            flags.max_video_frames,
+            flags.max_video_pixels,
+            flags.max_audio_seconds,
+            arena.nbytes,
         )
         for kind, other in model.others.items():
             needed = (other.layout.feature_token, *other.layout.mark_tokens)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Final, Literal, NamedTuple
 
-Kind = Literal["image", "video"]
+Kind = Literal["image", "video", "audio"]
 
 
 class Words(NamedTuple):
@@ -19,6 +19,7 @@ class Words(NamedTuple):
 WORDS: Final[dict[Kind, Words]] = {
     "image": Words("an image", "images"),
     "video": Words("a video", "videos"),
+    "audio": Words("an audio part", "audio parts", "hear"),
 }
 
 

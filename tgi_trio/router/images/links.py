@@ -29,6 +29,12 @@ class ImageLink:
 Piece = str | ImageLink
 
 
+def to_audio_link(data: str, where: str, field: str | None = None) -> ImageLink:
+    """Return the link of a sound whose base64 is `data`, or that is a data URL."""
+    url = data if data.startswith("data:") else f"data:audio;base64,{data}"
+    return ImageLink(url, where, field, kind="audio")
+
+
 def split_text(text: str) -> list[Piece]:
     """Return the pieces of a prompt in order, without empty texts.
 

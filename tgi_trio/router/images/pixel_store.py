@@ -18,6 +18,7 @@ from typing import Final, Protocol
 import trio
 
 from tgi_trio.errors import GenerationError, TgiTrioError, ValidationError
+from tgi_trio.images.sound import Sound
 from tgi_trio.images.video_canvas import Clip
 from tgi_trio.ipc.images import ArenaPlace
 from tgi_trio.router.images.layouts.layout import ImageSize
@@ -45,7 +46,7 @@ class Decoded(Protocol):
     """An image whose pixels are ready to be copied (`decoder.DecodedImage`)."""
 
     @property
-    def size(self) -> ImageSize | Clip: ...
+    def size(self) -> ImageSize | Clip | Sound: ...
     @property
     def nbytes(self) -> int: ...
     async def copy_to(self, memory: memoryview) -> None: ...
@@ -59,7 +60,7 @@ Decode = Callable[[Compressed, Manner], AbstractAsyncContextManager[Decoded]]
 class KnownImage:
     """What is known of an image that has been decoded once."""
 
-    size: ImageSize | Clip  # after its EXIF rotation
+    size: ImageSize | Clip | Sound  # after its EXIF rotation
     nbytes: int  # of its bundle
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.check import model_spec
 from tgi_trio.model.config import read_config
-from tgi_trio.model.towers import lacks_tower
+from tgi_trio.model.towers import lacks_ear, lacks_tower
 from tgi_trio.router.images.image_model import ImageModel, find_image_model
 from tgi_trio.settings.records import Settings
 
@@ -44,6 +44,8 @@ def find_served_images(folder: Path) -> tuple[ImageModel | None, str | None]:
             )
     except ModelLoadError as error:
         return None, str(error)
+    if model is not None and "audio" in model.others and lacks_ear(folder):
+        model = model.without("audio", f"{folder} has no weights for it")
     return model, None
 
 

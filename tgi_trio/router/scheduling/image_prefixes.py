@@ -65,7 +65,8 @@ def count_uncut(request: Request, sight: Sight) -> int:
         return 0
     if sight == "prompt":
         return len(request.prompt_ids)
-    return max(count for image in request.images for _, count in image.feature_places)
+    seen = [image for image in request.images if image.manner.kind != "audio"]
+    return max((count for image in seen for _, count in image.feature_places), default=0)
 
 
 def _digest(sequence: Sequence) -> str:

@@ -167,6 +167,7 @@ METRICS: Final[tuple[Metric, ...]] = (
     ),
     Metric("tgi_image_count", "counter", "Images of prompts"),
     Metric("tgi_video_count", "counter", "Videos of prompts; the others count them as images"),
+    Metric("tgi_audio_count", "counter", "Sounds of prompts, likewise"),
     Metric("tgi_image_tokens", "counter", "Feature tokens that they took"),
     Metric("tgi_image_cache_hits", "counter", "Images that were known, and not decoded anew"),
     Metric("tgi_image_fetch_duration", "histogram", "Seconds to fetch an image", "D"),

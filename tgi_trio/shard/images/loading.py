@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Set
+from functools import partial
 from pathlib import Path
 
+from tgi_trio.errors import ModelLoadError
+from tgi_trio.ipc.shard_output import warn
 from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.model.config import read_config
 from tgi_trio.model.image_families import find_family
@@ -45,7 +48,15 @@ def load_encoder(settings: ShardSettings, cores: Set[int]) -> ImageEncoder:
     where, numbers = torch.device(device), getattr(torch, dtype)
     free = cores if bound else frozenset[int]()
     text_numbers = getattr(torch, text_dtype)
-    return load_tower(settings.model_path, config.model_type, where, numbers, free, text_numbers)
+    load = partial(
+        load_tower, *(settings.model_path, config.model_type, where, numbers, free, text_numbers)
+    )
+    if settings.longest_sound:
+        try:
+            return load(hears=True)
+        except ModelLoadError as error:  # images are served all the same
+            warn(f"audio is not served: {error}")
+    return load()
 
 
 def has_bfloat16(cpu_info: str) -> bool:

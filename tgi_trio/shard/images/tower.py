@@ -23,12 +23,14 @@ from tgi_trio.shard.checkpoint.container import Container
 from tgi_trio.shard.checkpoint.safetensors_files import SafetensorsFiles
 from tgi_trio.shard.images.crossing import CROSSINGS, See
 from tgi_trio.shard.images.features import Bundle, ImageFeatures
+from tgi_trio.shard.images.hearing import HEARINGS, Hear
 from tgi_trio.shard.images.marks import MARKS, Mark
 from tgi_trio.shard.images.normalising import Normalising
 from tgi_trio.shard.images.tower_parameters import read_parameter
 from tgi_trio.shard.machine.cores import running_on
 
 _PIXELS: Final = "pixel_values"
+_FEATURES, _FEATURES_MASK = "input_features", "input_features_mask"  # of a sound
 # Bytes until they are normalised, and the prefix of the settings that say how.
 _PICTURES: Final = {_PIXELS: "", "pixel_values_local": "", "high_res_pixel_values": "high_res_"}
 _HEARING: Final = ("audio_tower", "embed_audio")  # of classes with audio input as well
@@ -54,12 +56,14 @@ class TorchTower:
         see: See | None = None,
         text_dtype: torch.dtype = torch.float32,
         mark: Mark | None = None,
+        hear: Hear | None = None,
     ) -> None:
         """`model`: a transformers class without its text model. `normalisings`: by prefix.
 
         `cores`: where it may compute, even if this thread is pinned by then; if empty, where this
         thread may. `projector`: as in `ImageFamily`. `see`: for cross-attention, computes keys and
-        values in `text_dtype`. `mark`: adds features of marks.
+        values in `text_dtype`. `mark`: adds features of marks. `hear`: of sounds; None: none are
+        heard.
         """
         self._model = model
         self._project = getattr(model, projector) if projector else None
@@ -69,6 +73,7 @@ class TorchTower:
         self._cores = cores
         self._see = see
         self._mark = mark
+        self._hear = hear
         self._text_dtype = text_dtype
         # Granite and its kin multiply all that their text reads, features among it.
         text = model.config.get_text_config(decoder=True)
@@ -79,6 +84,8 @@ class TorchTower:
 
     @torch.inference_mode()
     def encode(self, bundle: Bundle) -> ImageFeatures:
+        if _FEATURES in bundle:
+            return self._encode_sound(bundle)
         if _PIXELS not in bundle:
             raise ValueError(f"a bundle of {', '.join(bundle) or 'nothing'} has no pixels")
         inputs = {name: self._load(name, bundle[name]) for name in bundle if name in self._taken}
@@ -99,6 +106,14 @@ class TorchTower:
             rows = _bring_down(found.pooler_output) * np.float32(self._scale)
             return ImageFeatures(rows, dict(enumerate(map(_bring_down, deep))))
 
+    def _encode_sound(self, bundle: Bundle) -> ImageFeatures:
+        if self._hear is None:
+            raise ValueError("this server computes no audio of this model")
+        features = torch.from_numpy(bundle[_FEATURES].copy()).to(self._device, self._dtype)
+        mask = torch.from_numpy(bundle[_FEATURES_MASK].astype(np.bool_)).to(self._device)
+        with running_on(self._cores) if self._cores else nullcontext():
+            return ImageFeatures(_bring_down(self._hear(self._model, features, mask)))
+
     def _load(self, name: str, values: NDArray[Any]) -> torch.Tensor:
         if name in _PICTURES:
             pixels = torch.from_numpy(self._normalisings[_PICTURES[name]].apply(values))
@@ -114,8 +129,12 @@ def load_tower(
     dtype: torch.dtype,
     cores: Set[int] = frozenset(),
     text_dtype: torch.dtype = torch.float32,
+    *,
+    hears: bool = False,
 ) -> TorchTower:
     """Return the tower of the model in `folder`, whose text is computed in `text_dtype`.
+
+    `hears`: with what sounds need.
 
     Raises ModelLoadError if transformers cannot build it, or if a tensor is missing.
     """
@@ -123,7 +142,7 @@ def load_tower(
     prefixes = ["", "high_res_"] if family.two_sizes else [""]
     normalisings = {prefix: Normalising.read(folder, family, prefix) for prefix in prefixes}
     keep, see = CROSSINGS.get(model_type, (None, None))
-    model = _build(folder, "" if keep else family.text_part)
+    model = _build(folder, "" if keep else family.text_part, hears=hears)
     if keep is not None:
         keep(model)
     files = SafetensorsFiles(folder)
@@ -134,14 +153,14 @@ def load_tower(
     mark = MARKS.get(model_type)
     return TorchTower(
         *(model.eval(), normalisings, device, dtype, cores, family.projector),
-        *(see, text_dtype, mark),
+        *(see, text_dtype, mark, HEARINGS[model_type] if hears else None),
     )
 
 
-def _build(folder: Path, text_part: str) -> Any:
-    """Return a family's class on the meta device, without its text and audio parts.
+def _build(folder: Path, text_part: str, *, hears: bool) -> Any:
+    """Return a family's class on the meta device, without its text part.
 
-    `text_part`: its attribute; if empty, the text remains.
+    `text_part`: its attribute; if empty, the text remains. `hears`: with its audio parts.
     """
     from transformers import AutoConfig, AutoModel
 
@@ -153,7 +172,7 @@ def _build(folder: Path, text_part: str) -> Any:
         raise ModelLoadError(
             f"transformers cannot build the vision tower of {folder}: {error}"
         ) from error
-    for part in (text_part, *_HEARING):
+    for part in (text_part, *(() if hears else _HEARING)):
         if part and hasattr(model, part):
             delattr(model, part)
     return model

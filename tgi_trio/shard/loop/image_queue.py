@@ -38,6 +38,7 @@ from tgi_trio.shard.prompt_geometry import (
 ImageSource: TypeAlias = "Callable[[Set[int]], ImageQueue]"
 
 _PLAIN: Final = ImageRules()
+_FEATURES: Final = "input_features"  # of a bundle's sound
 _NO_TOWER = "this server computes no images of this model"
 
 
@@ -156,6 +157,8 @@ class ImageQueue:
         turns.
         """
         grids: list[BundleGrid] = []
+        if self._rules.sight == "image":  # no tokens of a sound see those behind them
+            images = tuple(image for image in images if not self._is_sound(image))
         if self._rules.merge and self._arena is not None:
             try:
                 bundles = [read_bundle(self._arena.view(image.place)) for image in images]
@@ -168,6 +171,15 @@ class ImageQueue:
                 return PromptGeometry(turn_by_canvases(ids, parts, self._rules.marks))
             grids = [_read_grid(bundle, self._rules) for bundle in bundles]
         return shape_prompt(self._rules, images, grids, sequence.prompt_length)
+
+    def _is_sound(self, image: SequenceImage) -> bool:
+        """Whether an image of a sequence is a sound; raises ValueError."""
+        if self._arena is None:
+            return False
+        try:
+            return _FEATURES in read_bundle(self._arena.view(image.place))
+        except CorruptFrame as error:
+            raise ValueError(f"its image cannot be read: {error}") from error
 
     def drop(self, sequence: int) -> None:
         """Forget a sequence: it has ended, or its prompt is computed."""

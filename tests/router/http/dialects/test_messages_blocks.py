@@ -56,6 +56,7 @@ async def test_blocks_that_say_something_are_read(block, shown):
         (document(type=[]), "no plain text"),
         ({**FOUND, "content": None}, "holds a search result that is no plain text"),
         ({"type": "container_upload", "file_id": "f"}, "files are not stored here"),
+        ({"type": "input_audio", "input_audio": {"data": ""}}, "holds `input_audio`, and this API"),
         ({**FOUND, "content": [{"text": "x"}]}, "messages[0].content[0]"),
     ],
 )

@@ -14,7 +14,7 @@ from tgi_trio.router.http.messages import schema
 from tgi_trio.router.http.messages.problems import Refused
 from tgi_trio.router.http.messages.response_format import forms
 from tgi_trio.router.http.messages.tool_schema import ToolCall
-from tgi_trio.router.images.links import ImageLink, Piece
+from tgi_trio.router.images.links import ImageLink, Piece, to_audio_link
 from tgi_trio.router.text.chat_template import ChatTemplate
 from tgi_trio.router.text.turns import PastCall, Turn
 
@@ -179,13 +179,21 @@ def _piece_of(chunk: schema.MessageChunk, i: int, j: int) -> Piece:
         if chunk.video_url is None:
             raise schema.invalid_value(f"messages[{i}].content", "a video needs `video_url`")
         return ImageLink(chunk.video_url.url, f"messages[{i}]", field, kind="video")
+    if chunk.type == "audio_url":
+        if chunk.audio_url is None:
+            raise schema.invalid_value(f"messages[{i}].content", "audio needs `audio_url`")
+        return ImageLink(chunk.audio_url.url, f"messages[{i}]", field, kind="audio")
+    if chunk.type == "input_audio":
+        if chunk.input_audio is None:
+            raise schema.invalid_value(f"messages[{i}].content", "audio needs `input_audio`")
+        return to_audio_link(chunk.input_audio.data, f"messages[{i}]", field)
     if chunk.type == "refusal" and chunk.refusal is not None:
         return chunk.refusal
     if chunk.type != "text":
         raise schema.invalid_value(
             f"messages[{i}].content",
-            f"parts of type `{chunk.type[:_SHOWN]}` are not read, only `text`, `image_url` "
-            "and `video_url`",
+            f"parts of type `{chunk.type[:_SHOWN]}` are not read, only `text`, `image_url`, "
+            "`video_url`, `input_audio` and `audio_url`",
         )
     if chunk.text is None:
         raise schema.invalid_value(f"messages[{i}].content", "a text part needs `text`")

@@ -17,7 +17,7 @@ from typing import Any, Final
 import msgspec
 
 from tgi_trio.router.images.image_prompt import ImagePrompt
-from tgi_trio.router.images.links import ImageLink, split_text
+from tgi_trio.router.images.links import ImageLink, split_text, to_audio_link
 from tgi_trio.router.images.spool import EncodedImage, Spool
 
 SHORTEST: Final = 1 << 15  # bytes; shorter base64 stays in the body
@@ -320,7 +320,7 @@ def _find_marks(value: Any) -> Iterator[int]:
             if isinstance(value.get(way), list | dict):
                 yield from _find_marks(value[way])
         inputs, url, source = (value.get(name) for name in ("inputs", "image_url", "source"))
-        video = value.get("video_url")
+        others = [value.get(name) for name in ("video_url", "audio_url")]
         urls = [
             piece.url
             for text in (inputs if isinstance(inputs, list) else [inputs])
@@ -330,10 +330,12 @@ def _find_marks(value: Any) -> Iterator[int]:
         ]
         if isinstance(url, dict):
             url = url.get("url")
-        if isinstance(video, dict):
-            video = video.get("url")
+        others = [each.get("url") if isinstance(each, dict) else each for each in others]
+        audio = value.get("input_audio")
+        if isinstance(audio, dict) and isinstance(audio.get("data"), str):
+            others.append(to_audio_link(audio["data"], "").url)
         if isinstance(source, dict) and source.get("type") == "base64":
             url = f"data:;base64,{source.get('data')}"
-        for each in [*urls, url, video]:
+        for each in [*urls, url, *others]:
             if isinstance(each, str) and (found := _MARKED_URL.fullmatch(each)):
                 yield int(found[1])

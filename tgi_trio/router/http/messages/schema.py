@@ -90,12 +90,22 @@ class CompatGenerateRequest(Struct):
 
 
 class Url(Struct):
-    """Where an image or a video is."""
+    """Where an image, a video or a sound is."""
 
     url: str
 
 
-CHUNK_TYPES = ("text", "image_url", "video_url", "thinking", "refusal")
+class AudioData(Struct):
+    """A sound itself. Its format is told by its bytes."""
+
+    data: str  # base64
+    format: str | None = None
+
+
+CHUNK_TYPES = (
+    *("text", "image_url", "video_url", "input_audio", "audio_url"),
+    *("thinking", "refusal"),
+)
 
 
 class MessageChunk(Struct):
@@ -106,6 +116,8 @@ class MessageChunk(Struct):
     text: str | None = None
     image_url: Url | None = None
     video_url: Url | None = None  # as vLLM and SGLang have it
+    input_audio: AudioData | None = None
+    audio_url: Url | None = None  # as vLLM and SGLang have it
     thinking: str | None = None  # the model's thought in an earlier turn, in Mistral's form
     refusal: str | None = None  # what a model said in an earlier turn instead of an answer
 

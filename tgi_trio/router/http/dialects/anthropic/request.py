@@ -27,6 +27,8 @@ CALL_PREFIX: Final = "toolu_"  # of ids, as of Anthropic's; the template gets th
 _BILLING: Final = "x-anthropic-billing-header:"
 _BREAK: Final = "\n\n"  # between the texts of one turn
 _NO_IMAGE: Final = "[An image was here; results are read as text.]"
+# What is a part of other dialects' messages, and of none of this one.
+_NO_BLOCKS: Final = ("audio", "audio_url", "input_audio", "video", "video_url")
 _ROLES: Final[Mapping[str, str]] = {
     "user": "user",
     "assistant": "assistant",
@@ -218,6 +220,12 @@ def _user_pieces(block: schema.ContentBlock, i: int) -> list[Piece]:
     if text is None and block.type in ("document", "search_result"):
         kind = block.type.replace("_", " ")
         why = f"messages[{i}] holds a {kind} that is no plain text, and only such are read"
+        raise Refused(400, why, "validation")
+    if block.type in _NO_BLOCKS:
+        why = (
+            f"messages[{i}] holds `{block.type}`, and this API has texts, images and documents "
+            "alone: /v1/chat/completions takes others"
+        )
         raise Refused(400, why, "validation")
     if block.type == "container_upload":
         why = f"messages[{i}] refers to a file, and files are not stored here: send its text"

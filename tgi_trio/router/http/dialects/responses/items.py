@@ -13,7 +13,7 @@ from tgi_trio.router.http.dialects.responses import schema
 from tgi_trio.router.http.dialects.responses.tools import SHELL, model_name
 from tgi_trio.router.http.messages.problems import Refused
 from tgi_trio.router.http.messages.schema import convert_body, invalid_value
-from tgi_trio.router.images.links import ImageLink, Piece
+from tgi_trio.router.images.links import ImageLink, Piece, to_audio_link
 from tgi_trio.router.text.tools.custom import INPUT
 from tgi_trio.router.text.turns import PastCall, Turn, read_arguments
 
@@ -112,11 +112,17 @@ def _pieces(content: Any, path: str) -> list[Piece]:
             # Codex leaves such an image out of its history where an error names it like that.
             field = f"{path}.content[{i}].image_url"
             found.append(ImageLink(part.image_url, path, field))
+        elif part.type == "input_audio" and part.input_audio is not None:
+            field = f"{path}.content[{i}].input_audio"
+            found.append(to_audio_link(part.input_audio.data, path, field))
         elif part.type == "input_image":
             why = f"{path} holds an image without `image_url`: files are not stored here"
             raise Refused(400, why, "validation")
         else:
-            why = f"{path} holds `{part.type}`: `input_text` and `input_image` are read"
+            why = (
+                f"{path} holds `{part.type}`: `input_text`, `input_image` and `input_audio` are "
+                "read"
+            )
             raise Refused(400, why, "validation")
     return list(filter(None, found))
 

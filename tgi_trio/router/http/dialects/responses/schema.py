@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
-from tgi_trio.router.http.messages.schema import U32
+from tgi_trio.router.http.messages.schema import U32, AudioData
 from tgi_trio.router.http.messages.shared_fields import I32, Effort, Scheduling, Seed
 
 Positive = Annotated[int, Meta(ge=1, le=2**32 - 1)]
@@ -22,6 +22,7 @@ class InputPart(Struct):
     text: str | None = None
     refusal: str | None = None
     image_url: str | None = None  # of an image; a data URL, or one to fetch
+    input_audio: AudioData | None = None
 
 
 class ReasoningText(Struct):

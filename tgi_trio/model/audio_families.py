@@ -1,0 +1,50 @@
+"""The families of models that hear: one table, for the router and for the shard.
+
+A row has the feature extractor that prepares a sound, and its text in a prompt. How the text
+attends to features is as of the family's images (`image_families.py`), but that no tokens of a
+sound see those behind them. No torch in this file, since the router reads it.
+
+Sources: transformers' feature extractors and processors of these families.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from tgi_trio.errors import ModelLoadError
+
+
+@dataclass(frozen=True, slots=True)
+class AudioFamily:
+    """How a family handles sounds."""
+
+    extractor: str  # a row of `images.feature_extractors.EXTRACTORS`
+    layout: str  # a row of `router.images.layouts.audio.AUDIO_LAYOUTS`
+    # Samples that its extractor takes, and cuts off what is behind them; 0: any number.
+    most_samples: int = 0
+
+
+# By `model_type` in config.json.
+AUDIO_FAMILIES: Final[Mapping[str, AudioFamily]] = {
+    "gemma3n": AudioFamily("gemma3n", "gemma3n", 480_000),
+    "gemma4": AudioFamily("gemma4", "gemma4", 480_000),
+    "gemma4_unified": AudioFamily("gemma4_unified", "gemma4_unified"),
+}
+
+
+def find_audio_family(config: Mapping[str, Any]) -> AudioFamily:
+    """Return the row of a model; `config`: its config.json.
+
+    Raises ModelLoadError for a model type without a row, and where config.json says nothing of it.
+    """
+    kind = config.get("model_type")
+    if not isinstance(kind, str) or kind not in AUDIO_FAMILIES:
+        raise ModelLoadError(
+            f"the model type is {kind!r}, and served is audio of "
+            f"{', '.join(sorted(AUDIO_FAMILIES))}"
+        )
+    if not config.get("audio_config"):
+        raise ModelLoadError("this model of its type has no audio_config in config.json")
+    return AUDIO_FAMILIES[kind]

@@ -1,0 +1,44 @@
+"""Features of sounds, by a model's tower for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import torch
+
+# Returns features [N, hidden] in the order of a sound's tokens, from a model, `input_features`
+# [1, T, width] and which of these T are of the sound (bool [1, T]).
+Hear = Callable[[Any, torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+def hear_gemma3n(model: Any, features: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Return as many features as any sound has, and that of the mark behind them.
+
+    What the sound is too short for has the last row of the tower's vocabulary. Raises ValueError
+    for a sound of more features.
+    """
+    found = model.get_audio_features(features, ~mask, return_dict=True)
+    rows = found.pooler_output[0]
+    count = model.config.audio_soft_tokens_per_image
+    if len(rows) > count:
+        raise ValueError(f"{len(rows)} features of a sound, where {count} are the most")
+    ids = torch.tensor([model.vocab_size - 1, model.config.eoa_token_id], device=rows.device)
+    padding, end = model.embed_audio(input_ids=ids[None])[0].split(1)
+    rows = torch.where(found.audio_mel_mask[0, :, None], padding, rows)
+    return torch.cat((rows, padding.expand(count - len(rows), -1), end))
+
+
+def hear_gemma4(model: Any, features: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Return the features of a sound without those of silence behind it."""
+    found = model.get_audio_features(features, mask, return_dict=True)
+    rows: torch.Tensor = found.pooler_output[found.attention_mask]
+    return rows
+
+
+# By `model_type`.
+HEARINGS: Final[Mapping[str, Hear]] = {
+    "gemma3n": hear_gemma3n,
+    "gemma4": hear_gemma4,
+    "gemma4_unified": hear_gemma4,
+}
