@@ -1,4 +1,4 @@
-"""What `chat` sends: images go with the next message, once it is answered."""
+"""What `chat` sends: images and sounds go with the next message, once it is answered."""
 
 from __future__ import annotations
 
@@ -52,6 +52,8 @@ async def test_an_image_waits_until_it_was_seen(tmp_path: Path) -> None:
     file = tmp_path / "red.jpg"
     file.write_bytes(b"bytes")
     conversation.attach(file)
+    (tmp_path / "note").write_bytes(b"sound")
+    conversation.attach(tmp_path / "note", "audio_url")
     with pytest.raises(OSError):
         conversation.attach(tmp_path / "none.png")
     with pytest.raises(GenerationError):
@@ -59,8 +61,10 @@ async def test_an_image_waits_until_it_was_seen(tmp_path: Path) -> None:
     for text in ("What is it?", "Sure?"):
         assert [piece.text async for piece in conversation.say(text)] == ["Red."]
     url = f"data:image/jpeg;base64,{base64.b64encode(b'bytes').decode()}"
+    sound = f"data:audio/wav;base64,{base64.b64encode(b'sound').decode()}"
     content = [
         {"type": "image_url", "image_url": {"url": url}},
+        {"type": "audio_url", "audio_url": {"url": sound}},
         {"type": "text", "text": "What is it?"},
     ]
     sent = [body["messages"][-1]["content"] for body in client.asked]

@@ -27,8 +27,9 @@ Interrupts = AsyncIterator[int]  # yields at each Ctrl-C
 HELP: Final = (
     "/reset forgets the conversation, /system TEXT sets the system message, /thoughts shows or "
     "folds what the model thinks, /think on|off|auto asks it to, /image FILE shows one with what "
-    "you say next, /quit leaves"
+    "you say next, /audio FILE plays one, /quit leaves"
 )
+_PARTS: Final = {"/image": "image_url", "/audio": "audio_url"}
 _THINKING: Final = {"on": True, "off": False, "auto": None}
 _DIM, _PLAIN = "\x1b[2m", "\x1b[22m"
 
@@ -175,14 +176,14 @@ class _Chat:
                 terminal.show_thought(conversation.thought)
         elif command == "/think" and rest in _THINKING:
             conversation.thinking = _THINKING[rest]
-        elif command == "/image" and rest:
-            self._attach(Path(rest).expanduser())
+        elif command in _PARTS and rest:
+            self._attach(Path(rest).expanduser(), _PARTS[command])
         else:
             print(HELP, file=terminal.output)
 
-    def _attach(self, path: Path) -> None:
+    def _attach(self, path: Path, part: str) -> None:
         try:
-            self.conversation.attach(path)
+            self.conversation.attach(path, part)
         except OSError as error:
             print(f"[{path} cannot be read: {error.strerror}]", file=self.terminal.output)
         else:

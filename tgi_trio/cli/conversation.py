@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from tgi_trio.cli.options import ChatOptions
 from tgi_trio.client.http import Client
@@ -84,6 +84,10 @@ class _PartialAnswer:
         return message
 
 
+# Of files whose names do not say it.
+_KINDS: Final = {"image_url": "image/png", "audio_url": "audio/wav"}
+
+
 @dataclass
 class Conversation:
     """The messages so far, and the settings of the next answer."""
@@ -95,29 +99,34 @@ class Conversation:
     messages: list[Message] = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)  # of the last answer, without results so far
     thought: str = ""  # of the last answer
-    images: list[str] = field(default_factory=list)  # data URLs, for the next message
+    # Parts of the next message: images and sounds.
+    attached: list[dict[str, Any]] = field(default_factory=list)
 
-    def attach(self, path: Path) -> None:
-        """Attach a file to the next message; the server checks its type. Raises OSError."""
-        kind = mimetypes.guess_type(path.name)[0] or "image/png"
-        self.images.append(f"data:{kind};base64,{base64.b64encode(path.read_bytes()).decode()}")
+    def attach(self, path: Path, part: str = "image_url") -> None:
+        """Attach a file to the next message as a part; the server checks its type. Raises OSError.
+
+        `part`: the part's type, `image_url` or `audio_url`.
+        """
+        kind = mimetypes.guess_type(path.name)[0] or _KINDS[part]
+        data = base64.b64encode(path.read_bytes()).decode()
+        self.attached.append({"type": part, part: {"url": f"data:{kind};base64,{data}"}})
 
     def reset(self, system: str | None = None) -> None:
         """Start again; the system message stays unless another one is given."""
         text = system if system is not None else self.options.system
         self.messages = [{"role": "system", "content": text}] if text else []
-        self.calls, self.thought, self.images = [], "", []
+        self.calls, self.thought, self.attached = [], "", []
 
     async def say(self, text: str) -> AsyncGenerator[Piece]:
-        """Send `text` with the attached images, and yield the pieces of the answer.
+        """Send `text` with what is attached, and yield the pieces of the answer.
 
         All become part of the history. An interrupted answer is kept as far as it has arrived;
         nothing is kept of a failed one. Raises GenerationError for an error event, and what
         `Client.events` raises.
         """
         unanswered = [_result(call, NO_RESULT) for call in self.calls]
-        shown = [{"type": "image_url", "image_url": {"url": url}} for url in self.images]
-        content = [*shown, {"type": "text", "text": text}] if shown else text
+        parts = [*self.attached, {"type": "text", "text": text}]
+        content = parts if self.attached else text
         message = {"role": "user", "content": content}
         try:
             async with aclosing(self._answer([*unanswered, message])) as pieces:
@@ -125,7 +134,7 @@ class Conversation:
                     yield piece
         finally:
             if message in self.messages:
-                self.images = []
+                self.attached = []
 
     async def give_results(self, results: list[str]) -> AsyncGenerator[Piece]:
         """Send the results of the calls, in order; as `say`."""
