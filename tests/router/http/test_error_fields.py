@@ -115,6 +115,11 @@ async def test_an_error_of_no_field_names_none():
     assert [(each["param"], each["code"]) for each in found] == [(None, None)] * 2
 
 
+async def test_what_a_grammar_cannot_do_is_a_wrong_value():
+    text = "Input validation error: grammar is not valid: look-around is not supported"
+    assert find_code(Problem(422, text, "validation"), "response_format") == WRONG
+
+
 async def test_every_code_is_documented():
     page = (Path(__file__).parents[3] / "docs/errors.md").read_text(encoding="utf-8")
     table = page.partition("### Codes of OpenAI's APIs")[2].partition("###")[0]

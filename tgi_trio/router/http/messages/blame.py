@@ -24,7 +24,9 @@ _FAULTS: Final[Mapping[str, re.Pattern[str]]] = {
     "missing_required_parameter": _MISSING,
     "invalid_type": re.compile("Expected `.*, got `"),
     "unsupported_value": re.compile("is not supported when"),
-    "unsupported_parameter": re.compile("is not supported|: not read"),
+    "unsupported_parameter": re.compile(
+        f"^(?:{_KINDS.pattern})?`?[\\w.]+`? is not supported|: not read"
+    ),
 }
 
 
