@@ -49,13 +49,18 @@ def test_a_half_becomes_a_mark_and_all_else_stays(pieces: list[str]) -> None:
 )
 async def test_a_history_with_a_half_goes_on(path, body, status):
     prompts: list[str] = []
-    engine = FakeEngine(lambda prompt: prompts.append(prompt) or "x")
+
+    def answer(prompt: str) -> str:
+        prompts.append(prompt)
+        return "x"
+
+    engine = FakeEngine(answer)
     async with served(engine) as server:
         client = await server.connect()
         sent = json.dumps(body).replace("a?", r"a\ud83d").encode()
-        answer = await client.post(path, sent)
+        whole = await client.post(path, sent)
         broken = await client.post(path, sent[:-1])
-    assert (answer.status, broken.status) == (status, 400)
+    assert (whole.status, broken.status) == (status, 400)
     if status == 200:
         (prompt,) = prompts
         assert "a\ufffd" in prompt
