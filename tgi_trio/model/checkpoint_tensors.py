@@ -13,6 +13,7 @@ from tgi_trio.model.gguf.tensors import read_gguf_tensors
 from tgi_trio.model.matrices.ngrams import drop_hashes
 from tgi_trio.model.mlx_names import undo_mlx
 from tgi_trio.model.other_names import rename_family
+from tgi_trio.model.specs.decoder import DecoderSpec
 from tgi_trio.model.stacked_experts import flatten_vectors, split_experts
 from tgi_trio.model.wrappers import rename_text
 
@@ -32,8 +33,23 @@ def read_tensors(config: ModelConfig) -> dict[str, StoredTensor]:
         return tensors
     if config.wraps_text:
         tensors = rename_text(tensors)
-    tensors = undo_mlx(rename_family(tensors, spec.family), spec, config.text_type)
+    tensors = name_embedding(rename_family(tensors, spec.family), spec)
+    tensors = undo_mlx(tensors, spec, config.text_type)
     return flatten_vectors(split_experts(drop_hashes(tensors, spec), spec), spec)
+
+
+def name_embedding(tensors: dict[str, StoredTensor], spec: DecoderSpec) -> dict[str, StoredTensor]:
+    """Return a checkpoint's tensors with a tied head under its embedding's name, if it lacks that.
+
+    `safetensors.torch.save_model`, and accelerate by it, write shared tensors once, under the first
+    of their names; so do transformers read them.
+    """
+    names = spec.names
+    table, head = f"{names.embedding}.weight", f"{names.head}.weight"
+    there = {table, table.removeprefix(names.base)} & tensors.keys()
+    if there or not spec.tied_head or head not in tensors:
+        return tensors
+    return {table if name == head else name: stored for name, stored in tensors.items()}
 
 
 def weight_files(folder: Path) -> list[Path]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,7 +12,8 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save_file, save_model
+from transformers import AutoModelForCausalLM
 
 from tests.shard.torch_backend.models_support import GreedyRecorder, generated, load, run, sequence
 from tgi_trio.errors import ConfigurationError, ModelLoadError
@@ -320,3 +322,21 @@ def _edit(folder: Path, **changes: object) -> None:
     path = folder / "config.json"
     values = json.loads(path.read_text()) | changes
     path.write_text(json.dumps({k: v for k, v in values.items() if v is not None}))
+
+
+def test_a_tied_head_may_be_stored_under_its_own_name_alone(
+    checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    """`save_model` stores shared tensors once, under the first name in alphabetical order."""
+    source = checkpoint("llama", tie_word_embeddings=True)
+    shutil.copy(source / "config.json", tmp_path)
+    save_model(AutoModelForCausalLM.from_pretrained(source), str(tmp_path / "model.safetensors"))
+    stored = load_file(tmp_path / "model.safetensors")
+    assert "lm_head.weight" in stored and "model.embed_tokens.weight" not in stored
+    texts = []
+    for folder in (source, tmp_path):
+        runner, _ = load(folder, dtype="float32")
+        row = sequence(0, [5, 6, 7], [1, 2], 8, ignore_eos=True)
+        run(runner, [row])
+        texts.append(generated(row))
+    assert texts[0] == texts[1] and len(set(texts[0])) > 1
