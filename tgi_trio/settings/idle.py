@@ -53,9 +53,9 @@ def _idle(settings: Settings) -> Iterator[tuple[tuple[str, ...], str]]:
     if settings.otlp_endpoint is None:
         yield ("otlp_service_name",), "no traces are sent (--otlp-endpoint)"
     if settings.bind:
-        names = ("port", "aip_http_port")
+        why = "--bind says where the API is"
+        yield ("port", "aip_http_port"), why
         if settings.prometheus_port is None:
-            names += ("hostname",)
-        yield names, "--bind says where the API is"
+            yield ("hostname",), why
     elif settings.aip_http_port is not None:
         yield ("port",), "--aip-http-port says where the API is"
