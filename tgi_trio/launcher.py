@@ -31,7 +31,7 @@ from tgi_trio.model.config import read_config
 from tgi_trio.model.families.registry import decoder_spec
 from tgi_trio.model.serving import describe_serving
 from tgi_trio.router.adapters.registry import AdapterRegistry
-from tgi_trio.router.images.image_model import ImageModel
+from tgi_trio.router.images.image_model import ImageModel, name_served
 from tgi_trio.router.images.kinds import WORDS
 from tgi_trio.router.images.served_images import explain_unserved_images, find_served_images
 from tgi_trio.router.shards.awaited_ranks import AwaitedRanks
@@ -218,9 +218,7 @@ class Launcher:
                 why = self._image_model.unserved[kind]
                 log.warning("%s are not served: %s", WORDS[kind].several, why)
             self._arena = ImageArena.create(settings.image_memory)  # outlives the shards
-        images = self._image_model
-        videos = images is not None and not images.lacks_videos
-        for warning in find_idle_limits(settings, images=images is not None, videos=videos):
+        for warning in find_idle_limits(settings, name_served(self._image_model)):
             log.warning("%s", warning)
         tokenizer = tokenizer_json(settings.tokenizer_path, None, settings.trust_remote_code)
         self._adapters = AdapterRegistry(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -58,20 +59,21 @@ def test_an_address_that_metrics_are_at_has_work() -> None:
 
 
 @pytest.mark.parametrize(
-    ("images", "videos", "named"),
+    ("served", "named"),
     [
-        (True, True, []),
-        (True, False, ["--max-video-frames"]),
-        (False, False, ["--max-image-pixels", "--max-video-frames"]),
+        ({"images", "videos", "audio parts"}, []),
+        ({"images", "audio parts"}, ["--max-video-frames"]),
+        ({"images"}, ["--max-video-frames", "--max-audio-seconds"]),
+        ((), ["--max-image-pixels", "--max-video-frames", "--max-audio-seconds"]),
     ],
 )
 def test_limits_of_what_no_prompt_may_have_are_named(
-    images: bool, videos: bool, named: list[str]
+    served: Collection[str], named: list[str]
 ) -> None:
-    settings = resolve(Options(max_image_pixels=9, max_video_frames=9), MODEL)
-    said = find_idle_limits(settings, images=images, videos=videos)
+    options = Options(max_image_pixels=9, max_video_frames=9, max_audio_seconds=9)
+    said = find_idle_limits(resolve(options, MODEL), served)
     assert [line.split(" has no effect: no ")[0] for line in said] == named
-    assert find_idle_limits(resolve(Options(), MODEL), images=False, videos=False) == []
+    assert find_idle_limits(resolve(Options(), MODEL), ()) == []
 
 
 def test_nothing_is_said_of_defaults() -> None:

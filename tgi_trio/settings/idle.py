@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import Final
 
 from tgi_trio.settings.records import Settings
 
-# of images, or of videos alone
-_IMAGES: Final = (
-    "image_urls",
-    "max_image_fetch_size",
-    "max_image_pixels",
-    "max_images_per_prompt",
-    "max_image_bytes",
-    "image_memory",
-    "feature_memory",
-)
-_VIDEOS: Final = ("max_video_frames", "max_video_pixels")
+# Limits of what messages hold beside text, by what they hold. Those of images hold for all.
+_LIMITS: Final[Mapping[str, tuple[str, ...]]] = {
+    "images": (
+        "image_urls",
+        "max_image_fetch_size",
+        "max_image_pixels",
+        "max_images_per_prompt",
+        "max_image_bytes",
+        "image_memory",
+        "feature_memory",
+    ),
+    "videos": ("max_video_frames", "max_video_pixels"),
+    "audio parts": ("max_audio_seconds",),
+}
 
 
 def find_idle(settings: Settings) -> list[str]:
@@ -25,12 +28,14 @@ def find_idle(settings: Settings) -> list[str]:
     return [line for names, why in _idle(settings) for line in _say(settings, names, why)]
 
 
-def find_idle_limits(settings: Settings, *, images: bool, videos: bool) -> list[str]:
-    """Return the same of limits for images and videos, by whether they are served."""
-    found = [] if images else _say(settings, _IMAGES, "no images are served with this model")
-    if not videos:
-        found += _say(settings, _VIDEOS, "no videos are served with this model")
-    return found
+def find_idle_limits(settings: Settings, served: Container[str]) -> list[str]:
+    """Return the same of limits of what messages hold; `served`: those of `_LIMITS` that are."""
+    return [
+        line
+        for what, names in _LIMITS.items()
+        if what not in served
+        for line in _say(settings, names, f"no {what} are served with this model")
+    ]
 
 
 def _say(settings: Settings, names: Sequence[str], why: str) -> list[str]:

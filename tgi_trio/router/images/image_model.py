@@ -22,7 +22,7 @@ from tgi_trio.router.images.decoder import (
     DecodingBounds,
     VideoDecoderSettings,
 )
-from tgi_trio.router.images.kinds import Kind
+from tgi_trio.router.images.kinds import WORDS, Kind
 from tgi_trio.router.images.layouts.layout import (
     ImageLayout,
     ImageSettings,
@@ -189,6 +189,12 @@ def find_video_model(folder: Path, settings: ImageSettings) -> VideoModel:
         raise ModelLoadError("they need PyAV, pip install 'tgi-trio[video]'")
     layout = VIDEO_LAYOUTS[family.layout](canvas, settings)
     return VideoModel(family.canvas, layout, kept)
+
+
+def name_served(model: ImageModel | None) -> set[str]:
+    """Return what errors call the kinds that a model takes; None: it takes none."""
+    kinds: tuple[Kind, ...] = () if model is None else ("image", *model.others)
+    return {WORDS[kind].several for kind in kinds}
 
 
 # Beside images: what finds how a model takes them, and the types of models that may.
