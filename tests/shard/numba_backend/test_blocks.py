@@ -14,10 +14,9 @@ import torch
 from tests.shard.adapters.peft_support import PeftGolden, adapted, check, install, write_adapter
 from tests.shard.numba_backend.numba_support import FITTING, VARIANT, cpu_runner
 from tests.shard.numba_backend.test_at_any_load import DOTS, check_invariance
+from tests.shard.torch_backend.golden import Golden, assert_greedy
 from tests.shard.torch_backend.models_support import (
-    Golden,
     advance,
-    assert_greedy,
     load,
     prompts,
     run,
