@@ -195,11 +195,12 @@ RULES: dict[str, Rule] = {
     "testing.compiled_kernels": Rule(
         ours(
             "shard.torch_backend testing.variant testing.kernel_variants testing.code_variants "
-            "testing.adapter_variants testing.invariant_variants"
+            "testing.adapter_variants testing.invariant_variants testing.kernel_fingerprints"
         ),
         banned=SERVER,
     ),
     "testing.variant": Rule(NOTHING, only=ours("torch")),
+    "testing.kernel_fingerprints": Rule(ours("testing.variant"), banned=SERVER),
     "testing.kernel_variants": Rule(
         ours(
             "shard.torch_backend testing.variant testing.attention_variants "
@@ -216,12 +217,16 @@ RULES: dict[str, Rule] = {
             *("code", "adapter", "delta", "recurrence"),
         )
     },
-    **{
-        f"testing.{what}_variants": Rule(
-            ours("shard.torch_backend testing.variant testing.attention_variants"), banned=SERVER
-        )
-        for what in ("indexed", "invariant")
-    },
+    "testing.indexed_variants": Rule(
+        ours("shard.torch_backend testing.variant testing.attention_variants"), banned=SERVER
+    ),
+    "testing.invariant_variants": Rule(
+        ours(
+            "shard.torch_backend testing.variant testing.attention_variants "
+            "testing.entries_variants"
+        ),
+        banned=SERVER,
+    ),
     "testing.quick_interpreter": Rule(ours("testing.quick_operations"), banned=SERVER),
     "testing.quick_operations": Rule(ours(""), banned=SERVER),
     "testing.fake_server": Rule(

@@ -147,9 +147,9 @@ def test_nothing_is_written_for_padding() -> None:
     before = cache.key_slots[INDEX].clone()
     asked, norms = some(8, 3 * INDEX_DIM), (index.query_norm, index.key_norm)
     every = case.rotary.every(8, torch.float32)
-    blocks = index_writing.Blocks(4, every)
+    four = index_writing.Blocks(4, every)
     index_writing.write_index(
-        *(asked, norms, case.rotary, every, INDEX, batch, 1.0), asks=False, blocks=blocks
+        *(asked, norms, case.rotary, every, INDEX, batch, 1.0), asks=False, blocks=four
     )
     before[batch.slots] = asked[:, None, -INDEX_DIM:]  # as they are projected
     assert torch.equal(cache.key_slots[INDEX], before)

@@ -5,7 +5,7 @@ Imported only where Triton is installed.
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import torch
 
@@ -73,11 +73,7 @@ def write_index(
     cos, sin = (table.cos, table.sin) if turns and table is not None else (projected, projected)
     query = torch.empty((tokens, heads, dim), dtype=projected.dtype, device=projected.device)
     block, keys = count_heads(dim), batch.cache.key_slots[number]
-    every = table if blocks is None else blocks.every
-    steps = (projected, projected) if every is None else (every.cos, every.sin)
-    positions = batch.cache.turns
-    axes = None if rotary is None else rotary.axes_of_numbers
-    turned = blocks is not None and positions is not None and axes is not None
+    vectors, constants = _describe_blocks(blocks, rotary, cos, keys, batch)
     write_index_heads[(tokens, 1 + (-(-heads // block) if asks else 0))](
         query,
         keys,
@@ -87,9 +83,7 @@ def write_index(
         batch.slots,
         query_norm.weight,
         key_norm.weight,
-        *steps,
-        positions if turned else keys,
-        axes if turned else batch.slots,
+        *vectors,
         *(batch.tables, batch.width, batch.contexts, batch.query_starts, batch.token_rows()),
         query_norm.eps,
         key_norm.eps,
@@ -100,11 +94,27 @@ def write_index(
         PADDED_DIM=pad_dim(dim),
         ROTARY=rotary.spec.dim if rotary is not None and turns else 0,
         INTERLEAVED=rotary is not None and rotary.spec.interleaved,
-        SIZE=0 if blocks is None else blocks.size,
-        BESIDE=0 if blocks is None else min(BESIDE, pad_dim(blocks.size)),
-        TURNS=turned,
+        **constants,
         PAGE=batch.page,
         CODES=batch.cache.codes,
         BLOCK=block,
     )
     return query
+
+
+def _describe_blocks(
+    blocks: Blocks | None,
+    rotary: Rotary | None,
+    cos: torch.Tensor,
+    keys: torch.Tensor,
+    batch: PagedBatch,
+) -> tuple[tuple[torch.Tensor, ...], dict[str, Any]]:
+    """Return what `write_index_heads` reads of blocks, and constants; `cos`, `keys`: its own."""
+    if blocks is None:
+        return (cos, cos, keys, batch.slots), {"SIZE": 0, "BESIDE": 0, "TURNS": False}
+    size, every = blocks
+    constants = {"SIZE": size, "BESIDE": min(BESIDE, pad_dim(size))}
+    turns, axes = batch.cache.turns, None if rotary is None else rotary.axes_of_numbers
+    if turns is None or axes is None:
+        return (every.cos, every.sin, keys, batch.slots), constants | {"TURNS": False}
+    return (every.cos, every.sin, turns, axes), constants | {"TURNS": True}

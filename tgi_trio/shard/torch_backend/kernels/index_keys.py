@@ -23,24 +23,15 @@ def write_index_heads(
     cos,  # [T, ROTARY], as `Rotary.table` makes them
     sin,  # with the sign of the rotation
     slots,  # int64 [T]
-    query_gain,  # [DIM]
-    key_gain,
-    every_cos,  # [positions, ROTARY]; from here to `rows` read with SIZE
-    every_sin,
+    query_gain, key_gain,  # [DIM]
+    every_cos, every_sin,  # [positions, ROTARY]; from here to `rows` read with SIZE
     turns,  # int32 [slots, 3]: rotary positions of three parts; with TURNS
     axes,  # int64 [ROTARY]: the part by which a number turns; with TURNS
-    tables,  # int32: rows of `width` block numbers
-    width,  # int32 [1]
-    contexts,  # int32 [R]
-    query_starts,  # int32 [R + 1]
-    rows,  # int32 [T]: the row of each token
-    query_eps,
-    key_eps,
+    tables, width, contexts, query_starts, rows,  # as for `write_indexed_latents`
+    query_eps, key_eps,
     key_scale,  # of 8-bit keys
     stride,
-    HEADS: tl.constexpr,
-    DIM: tl.constexpr,
-    PADDED_DIM: tl.constexpr,
+    HEADS: tl.constexpr, DIM: tl.constexpr, PADDED_DIM: tl.constexpr,
     ROTARY: tl.constexpr,  # leading dimensions that are rotated; 0: none
     INTERLEAVED: tl.constexpr,
     SIZE: tl.constexpr,  # tokens of a block that has a key; 0: each token has one
