@@ -116,6 +116,8 @@ def device(
         ("deepseek_v3", (), {"batch_invariant": True}),
         ("bamba", (1, 2), {}),
         ("recurrent_gemma", (), {}),
+        ("deepseek_v4", (), {"batch_invariant": True}),
+        ("hunyuan_v1_dense", (2,), {}),
     ],
 )
 def test_serving_compiles_nothing(
