@@ -1,0 +1,39 @@
+"""What is forked ends as a new interpreter does."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.warm_start import run_warm
+
+LATE = """
+import atexit, threading, time
+class Kept:
+    __del__ = lambda self: print("taken apart")
+kept = Kept()
+atexit.register(print, "at exit")
+threading.Thread(target=lambda: (time.sleep(0.05), print("thread"))).start()
+print("done")
+"""
+
+
+@pytest.mark.parametrize(
+    ("program", "code", "out", "err"),
+    [
+        (LATE, 0, "done\nthread\nat exit\n", ""),
+        ("import sys; print(1, end=''); sys.exit(3)", 3, "1", ""),
+        ("import sys; sys.exit(True)", 1, "", ""),
+        ("import sys; sys.exit(-1)", 255, "", ""),
+        ("import sys; sys.exit('why')", 1, "", "why\n"),
+        ("import os; os.kill(os.getpid(), 15)", -15, "", ""),
+    ],
+)
+def test_a_process_ends_as_its_program_does(program: str, code: int, out: str, err: str) -> None:
+    done = run_warm("-c", program)
+    assert (done.returncode, done.stdout, done.stderr) == (code, out, err)
+
+
+def test_what_a_program_raises_is_shown() -> None:
+    done = run_warm("-c", "1 / 0")
+    assert done.returncode == 1
+    assert done.stderr.endswith("ZeroDivisionError: division by zero\n")
