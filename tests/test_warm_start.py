@@ -1,9 +1,10 @@
-"""What is forked ends as a new interpreter does."""
+"""What is forked ends as a new interpreter does, and has imported nothing too early."""
 
 from __future__ import annotations
 
 import pytest
 
+from tests.warm_children import kind_for
 from tests.warm_start import run_warm
 
 LATE = """
@@ -37,3 +38,20 @@ def test_what_a_program_raises_is_shown() -> None:
     done = run_warm("-c", "1 / 0")
     assert done.returncode == 1
     assert done.stderr.endswith("ZeroDivisionError: division by zero\n")
+
+
+@pytest.mark.parametrize(
+    ("shards", "variables", "kind"),
+    [
+        ("real", {}, "real"),
+        ("real", {"HF_HOME": "/cache", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}, "real"),
+        ("real", {"HF_HOME": "/other"}, "plain"),
+        ("real", {"HF_HOME": "/cache", "XDG_CACHE_HOME": "/other"}, "plain"),
+        ("fake", {"HF_HOME": "/other"}, "fake"),
+    ],
+)
+def test_variables_of_the_hub_are_read_anew(
+    shards: str, variables: dict[str, str], kind: str
+) -> None:
+    early = {"HF_HOME": "/cache"}
+    assert kind_for(shards, early | variables, early) == kind

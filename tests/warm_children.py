@@ -28,15 +28,22 @@ from tgi_trio.demo import model_path
 from tgi_trio.ipc import spawn, waiting
 from tgi_trio.ipc.parent import die_with_parent
 
-# What is forked, by what is imported for it.
-PROGRAMS: Final = {"real": "tgi_trio.shard", "fake": "tgi_trio.testing.fake_shard"}
+_SHARD: Final = "tgi_trio.shard"
+_OWN: Final = (
+    "tgi_trio.shard.images.tower",
+    "tgi_trio.shard.numba_backend.loading",
+    "tgi_trio.shard.numba_backend.numba_runner",
+    "tgi_trio.shard.numba_backend.verified",
+    "tgi_trio.shard.torch_backend.torch_loading",
+)
+# What transformers imports as it builds a model: three seconds of each shard that sees images.
+_MODELS: Final = ("transformers.modeling_utils", "transformers.models.auto.modeling_auto")
+
+# What is forked, by what is imported for it. `plain`: real ones without transformers.
+PROGRAMS: Final = {"real": _SHARD, "plain": _SHARD, "fake": "tgi_trio.testing.fake_shard"}
 MODULES: Final = {
-    "real": (
-        "tgi_trio.shard.numba_backend.loading",
-        "tgi_trio.shard.numba_backend.numba_runner",
-        "tgi_trio.shard.numba_backend.verified",
-        "tgi_trio.shard.torch_backend.torch_loading",
-    ),
+    "real": (*_OWN, *_MODELS),
+    "plain": _OWN,
     "fake": ("tgi_trio.shard.process", "tgi_trio.testing.fake_model"),
 }
 # How variables begin that Python or libraries read as they are imported: whoever is to have others
@@ -44,6 +51,9 @@ MODULES: Final = {
 _READ_EARLY: Final = tuple(
     "ATEN_ CUDA_ GOMP_ LD_ MKL_ NUMBA_ OMP_ ONEDNN_ OPENBLAS_ PYTHON PYTORCH_ TORCH TRITON_".split()
 )
+# And those that the library of the hub reads, which transformers imports.
+_READ_BY_HUB: Final = tuple("DISABLE_TELEMETRY DO_NOT_TRACK HF_ HUGGING TRANSFORMERS_ XDG_".split())
+_OF_NO_MATTER: Final = frozenset({"HF_HUB_DISABLE_PROGRESS_BARS"})  # which tests set
 # Read when something is compiled; parts of torch set it themselves when a test imports them.
 _READ_LATE: Final = frozenset({"TORCHINDUCTOR_CACHE_DIR"})
 
@@ -133,7 +143,7 @@ def prepare(kind: str) -> None:
     """Import what shards of a kind do, and load what most of the real ones compute with."""
     for name in MODULES[kind]:
         import_module(name)
-    if kind == "real":
+    if kind != "fake":
         from tgi_trio.shard.numba_backend.__main__ import main
 
         main([str(model_path())])
@@ -141,8 +151,24 @@ def prepare(kind: str) -> None:
 
 def differs(one: Mapping[str, str], other: Mapping[str, str]) -> bool:
     """Return whether two environments differ in what is read early."""
-    names = {name for name in (*one, *other) if name.startswith(_READ_EARLY)}
-    return any(one.get(name) != other.get(name) for name in names - _READ_LATE)
+    return _differ(one, other, _READ_EARLY, _READ_LATE)
+
+
+def kind_for(shards: str, environment: Mapping[str, str], early: Mapping[str, str]) -> str:
+    """Return the kind of what is to be forked, off a process that began with the `early` variables.
+
+    Real shards that are to have other variables of the hub's than that are `plain` ones: nothing
+    there has imported the library that reads them.
+    """
+    other = shards == "real" and _differ(environment, early, _READ_BY_HUB, _OF_NO_MATTER)
+    return "plain" if other else shards
+
+
+def _differ(
+    one: Mapping[str, str], other: Mapping[str, str], begin: tuple[str, ...], but: frozenset[str]
+) -> bool:
+    names = {name for name in (*one, *other) if name.startswith(begin)}
+    return any(one.get(name) != other.get(name) for name in names - but)
 
 
 def fork_shards(kind: str) -> bool:

@@ -20,6 +20,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryFile
 
+from tests.warm_children import kind_for
+
 _PATIENCE = 240.0  # seconds
 _ROOM = 1000  # bytes that a forked process can show of its command line
 EARLY = dict(os.environ)  # before a test has changed it: what is imported is for all of them
@@ -77,11 +79,12 @@ def start_warm(
     `stdin`, `stdout`, `stderr`: descriptors; nothing is read without the first. Environment and
     working folder are this process's where none are given; so is the network, where there is no
     name of another one, as `ip netns` has it. `shards`: what runs is a server, whose shards are
-    forked as well if they are `real` or `fake` ones (`tests.warm_children`); it has imported what
-    they import. What runs is the head of a session, and ends with the process that forks it, which
-    ends with this one.
+    forked as well if they are `real`, `plain` or `fake` ones (`tests.warm_children`); it has
+    imported what they import. What runs is the head of a session, and ends with the process that
+    forks it, which ends with this one.
     """
     variables = dict(os.environ if environment is None else environment)
+    shards = kind_for(shards, variables, EARLY)
     start = {
         "arguments": arguments,
         "environment": variables,

@@ -33,7 +33,7 @@ def main() -> None:
     """Fork until there are no more lines; whoever is forked off returns as the module does."""
     ours = os.getpid()
     # So that all of them have the same ones to fork servers off.
-    for shards in ("real", "fake"):
+    for shards in ("plain", "fake"):
         start_warm(["-c", ""], 2, 2, shards=shards).wait()
     plain = bench.harness.server.start_process
 
@@ -66,7 +66,7 @@ def start_forked(
         if output == subprocess.DEVNULL:
             output = stack.enter_context(open(os.devnull, "wb"))
         target = 1 if output is None else output if isinstance(output, int) else output.fileno()
-        shards = "fake" if "tgi_trio.testing.fake_server" in arguments else "real"
+        shards = "fake" if "tgi_trio.testing.fake_server" in arguments else "plain"
         return start_warm(arguments, target, target, environment=environment, shards=shards)
 
 
