@@ -39,7 +39,11 @@ MESSAGE = {"model": "tgi", "max_tokens": 4, "messages": USER}
             {**CHAT, "response_format": {"type": "x"}},
             "response_format.type: Invalid enum value 'x', expected one of `choice`, `json`, ",
         ),
-        ("/v1/chat/completions", {**CHAT, "stream": "x"}, "stream: Expected `bool | null`, got `str`"),
+        (
+            "/v1/chat/completions",
+            {**CHAT, "stream": "x"},
+            "stream: Expected `bool | null`, got `str`",
+        ),
     ],
 )
 async def test_the_allowed_values_are_said(path, body, text):
