@@ -21,7 +21,7 @@ _FILES: Final = (
     "answer.js",
     "example_tools.js",
     "generating.js",
-    "pictures.js",
+    "attachments.js",
     "server.js",
     "chances.js",
     "dashboard.js",

@@ -4,7 +4,7 @@ import { events } from "./server.js";
 import { Answer } from "./answer.js";
 import { EXAMPLE } from "./example_tools.js";
 import { RIVALS, add, runner, sendOnEnter, wish } from "./generating.js";
-import { content, pictures, show } from "./pictures.js";
+import { content, pictures, show } from "./attachments.js";
 
 const chat = document.getElementById("chat");
 const log = chat.querySelector(".log");
