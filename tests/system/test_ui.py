@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import shutil
+import wave
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -232,7 +233,7 @@ def test_pictures_are_chosen_dropped_and_pasted_and_go_with_the_next_message(
     file.write_bytes(base64.b64decode(RED))
     page.wait(INPUT)
     page.one("#chat .files").send_keys(str(file))
-    page.wait("#chat .picture img")
+    page.wait("#chat .attachment img")
     hand_over = """
         const bytes = Uint8Array.from(atob(arguments[0]), letter => letter.charCodeAt(0));
         const data = new DataTransfer();
@@ -246,13 +247,13 @@ def test_pictures_are_chosen_dropped_and_pasted_and_go_with_the_next_message(
     """
     for count, how in [(2, "drop"), (3, "paste")]:
         browser.execute_script(hand_over, RED, how)
-        page.wait(f"#chat .picture:nth-of-type({count}) img")
-    page.one("#chat .picture:nth-of-type(2)").click()  # taken back
+        page.wait(f"#chat .attachment:nth-of-type({count}) img")
+    page.one("#chat .attachment:nth-of-type(2)").click()  # taken back
     page.one(INPUT).send_keys("What is it?\n")
     picture = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{RED}"}}
     content = [picture, picture, {"type": "text", "text": "What is it?"}]
     assert script.asked()["messages"] == [{"role": "user", "content": content}]
-    assert len(page.all("#chat .user img")) == 2 and not page.all("#chat .picture")
+    assert len(page.all("#chat .user img")) == 2 and not page.all("#chat .attachment")
     script.say(content="Red.")
     script.end()
     page.wait("#chat .assistant", "Red.")
@@ -261,6 +262,35 @@ def test_pictures_are_chosen_dropped_and_pasted_and_go_with_the_next_message(
     messages = script.asked()["messages"]
     assert messages[0]["content"] == content and messages[2]["content"] == "Sure?"
     script.end()
+    assert page.complaints() == []
+
+
+def test_sounds_and_videos_go_with_the_next_message(
+    browser: webdriver.Chrome, script: Script, tmp_path: Path
+) -> None:
+    page = Page(browser, script.url, "chat")
+    sound, video = tmp_path / "beep.wav", tmp_path / "cut off.mp4"
+    with wave.open(str(sound), "wb") as writer:
+        writer.setparams((1, 2, 8000, 0, "NONE", ""))
+        writer.writeframes(bytes(1600))
+    video.write_bytes(b"\0\0\0\x18ftypmp42")
+    page.wait(INPUT)
+    for count, file in enumerate((sound, video), 1):
+        page.one("#chat .files").send_keys(str(file))
+        page.wait(f"#chat .attachment:nth-of-type({count})", file.name)
+    page.one(INPUT).send_keys("What is it?\n")
+    found = script.asked()["messages"][0]["content"]
+    assert [part["type"] for part in found] == ["audio_url", "video_url", "text"]
+    for part, name, file in zip(found[:2], ("audio/", "video/"), (sound, video), strict=True):
+        kind, _, data = part[part["type"]]["url"].partition(";base64,")
+        assert kind.startswith(f"data:{name}") and base64.b64decode(data) == file.read_bytes()
+    page.wait("#chat .user video[controls]")
+    page.wait("#chat .user audio[controls]")
+    length = "return document.querySelector('#chat .user audio').duration"
+    WebDriverWait(browser, PATIENCE).until(lambda _: browser.execute_script(length) == 0.1)
+    script.say(content="A beep.")
+    script.end()
+    page.wait("#chat .assistant", "A beep.")
     assert page.complaints() == []
 
 

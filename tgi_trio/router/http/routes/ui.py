@@ -29,7 +29,10 @@ _FILES: Final = (
 
 # Nothing from other servers is run or loaded; a model's text is never markup.
 _POLICY: Final[list[Header]] = [
-    (b"content-security-policy", b"default-src 'self'; img-src data:; frame-ancestors 'none'"),
+    (
+        b"content-security-policy",
+        b"default-src 'self'; img-src data:; media-src data:; frame-ancestors 'none'",
+    ),
     (b"x-content-type-options", b"nosniff"),
     (b"cache-control", b"no-cache"),
 ]

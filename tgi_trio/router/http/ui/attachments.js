@@ -1,23 +1,31 @@
-// Pictures that go with the next message: chosen by the button, dropped on the chat, or pasted.
+// Files that go with the next message: chosen by the button, dropped on the chat, or pasted.
 
 import { add } from "./generating.js";
 
-const TYPES = ["image/png", "image/jpeg", "image/gif", "image/webp", "image/tiff"];
+// By the first half of a file's type: the part of a message that holds it, the element that shows it.
+const KINDS = {
+  image: { part: "image_url", tag: "img" },
+  video: { part: "video_url", tag: "video" },
+  audio: { part: "audio_url", tag: "audio" },
+};
+const UNSERVED = "image/svg+xml"; // no pixels
 
-// Wires a form whose `.pictures` shows what waits; returns what takes it from there.
-export function pictures(form, area) {
-  const box = form.querySelector(".pictures"), input = form.querySelector(".files");
-  let waiting = []; // {url, node}
+// Wires a form whose `.attachments` shows what waits; returns what takes it from there.
+export function attachments(form, area) {
+  const box = form.querySelector(".attachments"), input = form.querySelector(".files");
+  let waiting = []; // {kind, url, node}
 
   async function attach(files) {
     for (const file of files) {
-      if (!TYPES.includes(file.type)) continue;
+      const kind = kindOf(file);
+      if (!kind) continue;
       const url = await read(file);
-      const node = add(box, "picture", "button");
+      const node = add(box, "attachment", "button");
       node.type = "button";
       node.title = `Remove ${file.name}`;
-      show(node, url, file.name);
-      const one = { url, node };
+      if (kind === "image") show(node, { kind, url }, file.name);
+      else node.append(file.name);
+      const one = { kind, url, node };
       node.addEventListener("click", () => {
         waiting = waiting.filter(other => other !== one);
         node.remove();
@@ -32,7 +40,7 @@ export function pictures(form, area) {
     input.value = "";
   });
   form.addEventListener("paste", event => {
-    const files = [...event.clipboardData.files].filter(({ type }) => TYPES.includes(type));
+    const files = [...event.clipboardData.files].filter(kindOf);
     if (!files.length) return; // text goes where it always goes
     event.preventDefault();
     attach(files);
@@ -44,23 +52,34 @@ export function pictures(form, area) {
   });
 
   return () => {
-    const urls = waiting.map(({ url }) => url);
+    const taken = waiting.map(({ kind, url }) => ({ kind, url }));
     waiting = [];
     box.replaceChildren();
-    return urls;
+    return taken;
   };
 }
 
-// What a message of a person is in the API: a text alone, or pictures in front of it.
-export function content(text, urls) {
-  if (!urls.length) return text;
-  return [...urls.map(url => ({ type: "image_url", image_url: { url } })), { type: "text", text }];
+// What a message of a person is in the API: a text alone, or files in front of it.
+export function content(text, attached) {
+  if (!attached.length) return text;
+  const parts = attached.map(({ kind, url }) => {
+    const { part } = KINDS[kind];
+    return { type: part, [part]: { url } };
+  });
+  return [...parts, { type: "text", text }];
 }
 
-export function show(parent, url, name = "") {
-  const image = add(parent, "", "img");
-  image.src = url;
-  image.alt = name || "a picture of this message";
+export function show(parent, { kind, url }, name = "") {
+  const shown = add(parent, "", KINDS[kind].tag);
+  shown.src = url;
+  if (kind === "image") shown.alt = name || "a picture of this message";
+  else shown.controls = true;
+}
+
+// The kind of a file; null for what no message takes.
+function kindOf({ type }) {
+  const kind = type.split("/")[0];
+  return type !== UNSERVED && Object.hasOwn(KINDS, kind) ? kind : null;
 }
 
 function read(file) {

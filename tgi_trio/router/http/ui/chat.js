@@ -4,13 +4,13 @@ import { events } from "./server.js";
 import { Answer } from "./answer.js";
 import { EXAMPLE } from "./example_tools.js";
 import { RIVALS, add, runner, sendOnEnter, wish } from "./generating.js";
-import { content, pictures, show } from "./attachments.js";
+import { attachments, content, show } from "./attachments.js";
 
 const chat = document.getElementById("chat");
 const log = chat.querySelector(".log");
 const form = chat.querySelector("form");
 const tools = document.getElementById("settings").elements.tools;
-const takePictures = pictures(form, chat);
+const takeAttachments = attachments(form, chat);
 let history = [];
 let answer = null; // the last one; its results are part of it until something follows
 
@@ -59,17 +59,17 @@ const run = runner(form, log, async (heard, signal, news) => {
 form.addEventListener("submit", event => {
   event.preventDefault();
   if (chat.querySelector(".stop").hidden === false) return;
-  const text = form.elements.text.value, urls = takePictures();
+  const text = form.elements.text.value, attached = takeAttachments();
   form.reset();
   const message = add(log, "message user");
-  for (const url of urls) show(message, url);
+  for (const each of attached) show(message, each);
   message.append(text);
-  run([{ role: "user", content: content(text, urls) }]);
+  run([{ role: "user", content: content(text, attached) }]);
 });
 sendOnEnter(form.elements.text);
 
 chat.querySelector(".reset").addEventListener("click", () => {
-  takePictures();
+  takeAttachments();
   history = [];
   answer = null;
   log.replaceChildren();
