@@ -88,7 +88,10 @@ RULES: dict[str, Rule] = {
     ),
     # Needs the model's whole check: whether its text is computed here.
     "router.images.served_images": Rule(
-        ours("errors settings model.check model.config model.towers router.images.image_model"),
+        ours(
+            "errors settings model.audio_families model.check model.config model.towers "
+            "router.images.image_model router.images.kinds"
+        ),
         only=NOTHING,
     ),
     "router.request": Rule(

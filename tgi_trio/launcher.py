@@ -32,8 +32,7 @@ from tgi_trio.model.families.registry import decoder_spec
 from tgi_trio.model.serving import describe_serving
 from tgi_trio.router.adapters.registry import AdapterRegistry
 from tgi_trio.router.images.image_model import ImageModel, name_served
-from tgi_trio.router.images.kinds import WORDS
-from tgi_trio.router.images.served_images import explain_unserved_images, find_served_images
+from tgi_trio.router.images.served_images import decide_images
 from tgi_trio.router.shards.awaited_ranks import AwaitedRanks
 from tgi_trio.router.shards.contact import RankSource
 from tgi_trio.router.shards.group_states import ShardState
@@ -207,16 +206,9 @@ class Launcher:
         self._metrics = Metrics(
             max_input_tokens=settings.max_input_tokens, max_total_tokens=settings.max_total_tokens
         )
-        self._image_model, self._unserved_images = find_served_images(settings.model_path)
-        if self._image_model is not None and (why := explain_unserved_images(settings)) is not None:
-            self._image_model, self._unserved_images = None, why
-        if self._unserved_images is not None:
-            log.warning("images are not served: %s", self._unserved_images)
+        self._image_model, self._unserved = decide_images(settings)
         self._arena = None
         if self._image_model is not None:
-            for kind in self._image_model.lacking:
-                why = self._image_model.unserved[kind]
-                log.warning("%s are not served: %s", WORDS[kind].several, why)
             self._arena = ImageArena.create(settings.image_memory)  # outlives the shards
         for warning in find_idle_limits(settings, name_served(self._image_model)):
             log.warning("%s", warning)
@@ -325,7 +317,7 @@ class Launcher:
         limits, info = scheduling_limits(settings), supervisor.started.info
         engine = assembly.open(
             *(settings, limits, supervisor, info, recorder, self._adapters, images),
-            unserved_images=self._unserved_images,
+            unserved=self._unserved,
         )
         supervisor.attach(engine)
         nursery.start_soon(engine.watch_deadlines)

@@ -23,7 +23,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_it_takes_images_of_any_size_as_four_tokens(folder: Path) -> None:
     model = find_image_model(folder)
-    assert model is not None and model.family == "llava"
+    assert model is not None and model.family == "llava" and model.layout is not None
     assert model.layout.count_features(ImageSize(480, 640)) == 4
     tokenizer = Tokenizer.from_folder(folder)
     assert model.layout.placeholder == IMAGE in tokenizer.added_tokens

@@ -76,20 +76,15 @@ def read_pixels(data: bytes, max_pixels: int) -> NDArray[np.uint8]:
 def _load(text: str, spool: int, results: int) -> Job:
     """Return the job that decodes images; raises ModelLoadError."""
     settings = json.loads(text)
-    try:
-        import PIL.Image
-    except ImportError as error:
-        raise ModelLoadError(
-            f"images need Pillow: pip install 'tgi-trio[images]' ({error})"
-        ) from error
-    PIL.Image.init()  # loads the plugins, once
     read = decode_quoted
     match settings.get("kind"):
         case "video":
+            _load_pillow()
             process, read = _load_videos(settings), decode_frames
         case "audio":
             process = _load_sounds(settings)
         case _:
+            _load_pillow()
             process = _load_images(settings)
     names = ImageNames(text, None if read is decode_quoted else read)
 
@@ -112,6 +107,16 @@ def _load(text: str, spool: int, results: int) -> Job:
         return {**told, "bytes": size}
 
     return decode
+
+
+def _load_pillow() -> None:
+    try:
+        import PIL.Image
+    except ImportError as error:
+        raise ModelLoadError(
+            f"images need Pillow: pip install 'tgi-trio[images]' ({error})"
+        ) from error
+    PIL.Image.init()  # loads the plugins, once
 
 
 # Returns the arrays of what a question is about, and what is said of it beside them.

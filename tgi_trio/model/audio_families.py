@@ -24,6 +24,7 @@ class AudioFamily:
     layout: str  # a row of `router.images.layouts.audio.AUDIO_LAYOUTS`
     # Samples that its extractor takes, and cuts off what is behind them; 0: any number.
     most_samples: int = 0
+    alone: bool = False  # models of this type do not see
 
 
 # By `model_type` in config.json.
@@ -32,6 +33,12 @@ AUDIO_FAMILIES: Final[Mapping[str, AudioFamily]] = {
     "gemma4": AudioFamily("gemma4", "gemma4", 480_000),
     "gemma4_unified": AudioFamily("gemma4_unified", "gemma4_unified"),
 }
+
+
+def hears_alone(config: Mapping[str, Any]) -> bool:
+    """Return whether a model hears and does not see; `config`: its config.json."""
+    family = AUDIO_FAMILIES.get(str(config.get("model_type")))
+    return family is not None and family.alone and bool(config.get("audio_config"))
 
 
 def find_audio_family(config: Mapping[str, Any]) -> AudioFamily:

@@ -6,7 +6,7 @@ import gc
 import logging
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 
 import trio
@@ -28,6 +28,7 @@ from tgi_trio.router.http.wire.http1 import LONGEST_HEAD
 from tgi_trio.router.http.wire.server import ServerSettings, serve
 from tgi_trio.router.images.image_model import ImageModel
 from tgi_trio.router.images.image_service import ImageFlags, ImageService
+from tgi_trio.router.images.kinds import NOTHING_UNSERVED, Kind
 from tgi_trio.router.images.pixel_store import Arena
 from tgi_trio.router.scheduling.limits import SchedulingLimits
 from tgi_trio.router.scheduling.scheduler import Scheduler
@@ -93,11 +94,11 @@ class Assembly:
         recorder: ScheduleRecorder | None = None,
         adapters: AdapterRegistry | None = None,
         images: ImageService | None = None,
-        unserved_images: str | None = None,
+        unserved: Mapping[Kind, str] = NOTHING_UNSERVED,
     ) -> Engine:
         """Make the engine and the application in front of it.
 
-        `unserved_images`: why a model that could take images has no `images`.
+        `unserved`: why a model that could take such has no `images`.
         """
         engine = Engine(
             AdmissionLimits(settings.max_concurrent_requests),
@@ -133,7 +134,7 @@ class Assembly:
             call_style=self._call_style,
             adapters=adapters,
             images=None if images is None else images.reader,
-            unserved_images=unserved_images,
+            unserved=unserved,
         )
         self._keys = keys_of(settings)
         http = http_settings(settings, compute_type(info, settings.num_shard))

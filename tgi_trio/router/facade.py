@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import fields
 
@@ -10,6 +11,7 @@ from tgi_trio.router.engine.engine import Engine
 from tgi_trio.router.engine.stream import TokenStream
 from tgi_trio.router.http.engine_api import ModelCard, ServedLimits
 from tgi_trio.router.images.image_reader import ImageReader
+from tgi_trio.router.images.kinds import NOTHING_UNSERVED, Kind
 from tgi_trio.router.request import Request, Timings
 from tgi_trio.router.shards.supervisor import Supervisor
 from tgi_trio.router.telemetry.metrics import Metrics
@@ -38,16 +40,16 @@ class EngineFacade:
         call_style: CallStyle | None = None,
         adapters: AdapterRegistry | None = None,
         images: ImageReader | None = None,
-        unserved_images: str | None = None,
+        unserved: Mapping[Kind, str] = NOTHING_UNSERVED,
     ) -> None:
-        """`unserved_images`: why there is no `images` for a model that could take images."""
+        """`unserved`: why there is no `images` for a model that could take such."""
         aliases = tuple(n for n in settings.served_model_names if n != settings.model_id)
         self.model = ModelCard(
             settings.model_id,
             settings.model_sha,
             aliases,
             settings.model_pipeline_tag,
-            unserved_images,
+            unserved,
         )
         self.limits = ServedLimits(
             **{f.name: getattr(settings, f.name) for f in fields(ServedLimits)}

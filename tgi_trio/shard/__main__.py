@@ -20,6 +20,7 @@ from tgi_trio.ipc.images import ImageArena
 from tgi_trio.ipc.shard_output import warn
 from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.ipc.waiting import WAIT, wait_for_words
+from tgi_trio.model.audio_families import hears_alone
 from tgi_trio.model.config import read_config
 from tgi_trio.model.image_rules import image_rules
 from tgi_trio.shard import process
@@ -152,13 +153,15 @@ def find_image_source(settings: ShardSettings) -> ImageSource | None:
         from tgi_trio.shard.images.largest import measure_largest
         from tgi_trio.shard.images.loading import load_encoder
 
+        config = read_config(settings.model_path)
         try:
             encoder = load_encoder(settings, cores)
         except ModelLoadError as error:  # its text is served all the same
-            warn(f"images are not served: {error}")
-            return ImageQueue(None, None, 0, refusal=f"its images are not served: {error}")
+            what = "audio parts" if hears_alone(config.values) else "images"
+            warn(f"{what} are not served: {error}")
+            return ImageQueue(None, None, 0, refusal=f"its {what} are not served: {error}")
         arena = ImageArena.open(settings.image_arena)
-        rules = image_rules(read_config(settings.model_path))
+        rules = image_rules(config)
         peak = partial(measure_largest, encoder, settings)
         return ImageQueue(encoder, arena, settings.feature_memory, rules, peak=peak)
 

@@ -283,7 +283,8 @@ async def test_a_model_that_sees_nothing_says_so_and_reads_links_as_text() -> No
 
 
 async def test_a_model_whose_images_are_not_served_says_which_are() -> None:
-    card = ModelCard("m", unserved_images="model type 'florence2' has no vision tower here")
+    why = "model type 'florence2' has no vision tower here"
+    card = ModelCard("m", unserved={"image": why})
     engine = FakeEngine(lambda prompt: "Hi", model=card)
     async with served(engine) as server:
         client = await server.connect()
@@ -297,9 +298,9 @@ async def test_a_model_whose_images_are_not_served_says_which_are() -> None:
             ("/", link, "the prompt"),
         ]:
             answer = await client.post(path, body)
-            why = f"{where} holds an image, and images are not served: {card.unserved_images}"
+            said = f"{where} holds an image, and images are not served: {why}"
             assert answer.status == (200 if "stream" in path else 422), path
-            assert why in answer.text
+            assert said in answer.text
         assert (await client.post("/generate", {"inputs": "[](x)"})).status == 200
     assert len(engine.submitted) == 1
 

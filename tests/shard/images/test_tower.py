@@ -153,7 +153,7 @@ def test_a_torchvision_of_another_torch_is_told(
         raise RuntimeError("operator torchvision::nms does not exist")
 
     monkeypatch.setattr(transformers.AutoModel, "from_config", build)
-    with pytest.raises(ModelLoadError, match=r"cannot build the vision tower .* torchvision::nms"):
+    with pytest.raises(ModelLoadError, match=r"cannot build the tower .* torchvision::nms"):
         load_tower(folder, "llava", CPU, torch.float32)
 
 

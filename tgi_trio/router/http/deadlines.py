@@ -93,11 +93,12 @@ async def expand_images(call: Call, prompt: ImagePrompt) -> ExpandedPrompt:
 def refuse_unseen(call: Call, link: ImageLink) -> None:
     """Raise ValidationError for an image, or whatever it is, where the model is served without."""
     one, several, sense = WORDS[link.kind]
-    images, why = call.engine.images, call.engine.model.unserved_images
+    images, unserved = call.engine.images, call.engine.model.unserved
     if images is not None:
-        why = images.unserved.get(link.kind)
-        if link.kind == "image" or link.kind in images.others:
+        unserved = images.unserved
+        if link.kind in images.others or (link.kind == "image" and images.layout is not None):
             return
+    why = unserved.get(link.kind)
     if not why:
         types = ", ".join(sorted(_FAMILIES.get(link.kind, ())))
         others = f", but those of {types} do" if types else ""

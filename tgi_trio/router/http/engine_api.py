@@ -5,9 +5,9 @@ Routes use nothing else, so they can be tested with an engine of a few lines.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from tgi_trio.router.request import Outcome, Request, Timings, Token
@@ -15,6 +15,7 @@ from tgi_trio.router.request import Outcome, Request, Timings, Token
 if TYPE_CHECKING:
     from tgi_trio.router.adapters.registry import AdapterRegistry
     from tgi_trio.router.images.image_reader import ImageReader
+    from tgi_trio.router.images.kinds import Kind
     from tgi_trio.router.telemetry.metrics import Metrics
     from tgi_trio.router.text.chat_template import ChatTemplate
     from tgi_trio.router.text.output import OutputText
@@ -36,7 +37,8 @@ class ModelCard:
     sha: str | None = None
     aliases: tuple[str, ...] = ()  # --served-model-name
     pipeline_tag: str | None = None  # of the hub; None for local folders
-    unserved_images: str | None = None  # of a model that sees: why it is shown none
+    # Of a model that sees or hears, and is served without: why.
+    unserved: Mapping[Kind, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

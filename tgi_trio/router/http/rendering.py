@@ -92,8 +92,9 @@ def _render(
     """Return the prompt for messages as the template takes them; raises TemplateError."""
     if not links or call.engine.images is None:
         return template.render(messages, **given, **how)
-    marks = [Mark("image", call.engine.images.layout)]
-    marks += [Mark(kind, layout) for kind, layout in call.engine.images.others.items()]
+    pictures, others = call.engine.images.layout, call.engine.images.others
+    marks = [] if pictures is None else [Mark("image", pictures)]
+    marks += [Mark(kind, layout) for kind, layout in others.items()]
     return _render_images(template, messages, links, marks, given, how)
 
 
@@ -127,8 +128,8 @@ def _render_images(
     """Return a prompt with images in place of the placeholders that the template has written."""
     for mark in marks:
         messages, given = _reword((messages, given), mark.layout.placeholder, mark.word)
-    image, *_ = marks
-    if not template.writes_parts(image.layout.placeholder):
+    first, *_ = marks
+    if not template.writes_parts(first.layout.placeholder, first.kind):
         shown: dict[str, str] = {mark.kind: mark.layout.placeholder for mark in marks}
         messages = [_with_placeholders(message, shown) for message in messages]
     else:
@@ -141,7 +142,7 @@ def _render_images(
     written = [kinds[each] for each in pieces[1::2]]
     wanted = [link.kind for link in links]
     if written != wanted:
-        name = name_kinds({"image", *wanted})
+        name = name_kinds({first.kind, *wanted})
         raise TemplateError(
             f"the chat template writes {len(written)} {name} of {len(links)}: not every message "
             "may hold some"
@@ -149,9 +150,9 @@ def _render_images(
     texts = pieces[::2]
     for mark in marks:
         texts = [each.replace(mark.word, mark.layout.placeholder) for each in texts]
-    first, *rest = texts
+    begin, *rest = texts
     behind = (each for pair in zip(links, rest, strict=True) for each in pair)
-    return ImagePrompt(tuple(filter(None, (first, *behind))))
+    return ImagePrompt(tuple(filter(None, (begin, *behind))))
 
 
 def _reword(value: Any, old: str, new: str) -> Any:

@@ -12,7 +12,7 @@ from typing import Any, Final, Protocol
 
 from tgi_trio.errors import ModelLoadError, ValidationError
 from tgi_trio.images.video_canvases import CANVASES
-from tgi_trio.model.audio_families import AUDIO_FAMILIES
+from tgi_trio.model.audio_families import AUDIO_FAMILIES, hears_alone
 from tgi_trio.model.config import read_json, read_values
 from tgi_trio.model.image_families import find_family, sees
 from tgi_trio.model.video_families import VIDEO_FAMILIES, find_video_family
@@ -73,7 +73,7 @@ class ImageModel:
     """How one model takes images."""
 
     family: str  # a key of `images.processors.PROCESSORS`
-    layout: ImageLayout
+    layout: ImageLayout | None  # None: it does not see, and takes only others
     processor: Mapping[str, Any]  # settings of its image processor
     needs: tuple[str, ...] = ()  # as in `ImageFamily`
     others: Mapping[Kind, OtherModel] = field(default_factory=dict)  # what else it takes
@@ -81,8 +81,8 @@ class ImageModel:
     lacking: tuple[Kind, ...] = ()  # of those, what its family takes
 
     def decoder_settings(self, max_pixels: int) -> DecoderSettings:
-        """Return how its images are decoded."""
-        options = self.layout.processor_options
+        """Return how its images are decoded; of a model that sees."""
+        options = {} if self.layout is None else self.layout.processor_options
         return DecoderSettings(self.family, self.processor, options, max_pixels)
 
     def without(self, kind: Kind, why: str) -> ImageModel:
@@ -98,6 +98,8 @@ class ImageModel:
 
     def describe_largest(self, max_pixels: int, max_tokens: int) -> str:
         """Return the largest allowed image and its decoder settings, as JSON; "": none allowed."""
+        if self.layout is None:
+            return ""
         size = find_largest(self.layout, max_pixels, max_tokens)
         if size is None:
             return ""
@@ -138,11 +140,14 @@ def read_image_settings(folder: Path) -> ImageSettings:
 
 
 def find_image_model(folder: Path) -> ImageModel | None:
-    """Return how the model in a folder takes images, None if it takes none.
+    """Return how the model in a folder takes images and others, None if it takes none.
 
-    Raises ModelLoadError if its images are not served, or its settings cannot be used.
+    Raises ModelLoadError if its images are not served, or its settings cannot be used; of a model
+    that does not see, if it takes nothing else.
     """
     settings = read_image_settings(folder)
+    if hears_alone(settings.config):
+        return ImageModel("", None, {}, others={"audio": find_audio_model(folder, settings)})
     if not sees(settings.config):
         return None
     family = find_family(settings.config)
@@ -193,8 +198,10 @@ def find_video_model(folder: Path, settings: ImageSettings) -> VideoModel:
 
 def name_served(model: ImageModel | None) -> set[str]:
     """Return what errors call the kinds that a model takes; None: it takes none."""
-    kinds: tuple[Kind, ...] = () if model is None else ("image", *model.others)
-    return {WORDS[kind].several for kind in kinds}
+    if model is None:
+        return set()
+    images: tuple[Kind, ...] = () if model.layout is None else ("image",)
+    return {WORDS[kind].several for kind in (*images, *model.others)}
 
 
 # Beside images: what finds how a model takes them, and the types of models that may.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 import numpy as np
@@ -140,17 +140,18 @@ def _placed(image: SeenImage, places: NDArray[np.int64]) -> PromptImage:
 def expand_prompt(
     prompt: ImagePrompt,
     images: Sequence[SeenImage],
-    layout: ImageLayout,
+    layout: ImageLayout | None,
     bos: str,
     feature_ids: Mapping[str, int],
     others: Mapping[Kind, OtherLayout] = MappingProxyType({}),
 ) -> ExpandedPrompt:
     """Return a prompt with all tokens of its images. Raises as `ImageLayout.expand` does.
 
-    `feature_ids`: ids of the layouts' feature and mark tokens; `others`: layouts of what is no
-    image.
+    `layout`: None of a model that does not see, whose prompts have no images; `feature_ids`: ids of
+    the layouts' feature and mark tokens; `others`: layouts of what is no image.
     """
-    layout = layout.among(sum(isinstance(image.size, ImageSize) for image in images))
+    if layout is not None:
+        layout = layout.among(sum(isinstance(image.size, ImageSize) for image in images))
     texts: list[str] = []
     owners: list[tuple[int, int]] = []
     seen = pictures = 0
@@ -160,7 +161,7 @@ def expand_prompt(
             owners.append((-1, sum(map(piece.count, feature_ids))))
         else:
             size = images[seen].size
-            if isinstance(size, ImageSize):
+            if isinstance(size, ImageSize) and layout is not None:
                 texts.append(layout.number(pictures) + layout.expand(size))
                 owners.append((seen, layout.count_features(size)))
                 pictures += 1
@@ -169,5 +170,8 @@ def expand_prompt(
                 texts.append(other.expand(size))
                 owners.append((seen, other.count_features(size)))
             seen += 1
-    text = layout.finish("".join(texts), bos)
-    return ExpandedPrompt(text, tuple(images), tuple(owners), feature_ids, layout.writes_bos)
+    text = "".join(texts)
+    found = ExpandedPrompt(text, tuple(images), tuple(owners), feature_ids)
+    if layout is None:
+        return found
+    return replace(found, text=layout.finish(text, bos), writes_bos=layout.writes_bos)

@@ -78,12 +78,22 @@ class ImageLimits:
 
 
 @dataclass(frozen=True, slots=True)
+class ImageReading:
+    """How a model's images are read."""
+
+    layout: ImageLayout
+    namer: Namer
+    # Distinguishes settings that yield different pixels for the same bytes.
+    processed_as: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class OtherReading:
     """How a model's videos are read, or others that are no images."""
 
     layout: OtherLayout
     namer: Namer
-    processed_as: str  # as of `ImageReader`
+    processed_as: str  # as of `ImageReading`
 
 
 class ImageReader:
@@ -91,28 +101,28 @@ class ImageReader:
 
     def __init__(
         self,
-        layout: ImageLayout,
+        pictures: ImageReading | None,
         tokenizer: Tokens,
         fetcher: Fetch,
         store: PixelStore,
         spool: Spool,
-        namer: Namer,
         metrics: Counts,
         limits: ImageLimits,
-        processed_as: str = "",
         readings: Mapping[Kind, OtherReading] = MappingProxyType({}),
         unserved: Mapping[Kind, str] = MappingProxyType({}),
     ) -> None:
-        """`spool`: of images that are being received, which `namer` reads.
+        """`pictures`: how images are read; None: the model does not see.
 
-        `processed_as` distinguishes settings that yield different pixels for the same bytes;
-        `readings`: of what is no image; `unserved`: why others are not read. Raises ModelLoadError
-        for a tokenizer without the layouts' tokens.
+        `spool`: of images that are being received, which the namers read; `readings`: of what is no
+        image; `unserved`: why others are not read. Raises ModelLoadError for a tokenizer without
+        the layouts' tokens.
         """
-        featured = (layout.feature_token, *layout.mark_tokens)
-        for other in readings.values():
-            featured = (*featured, other.layout.feature_token, *other.layout.mark_tokens)
-        for token in (layout.placeholder, *featured):
+        layout = None if pictures is None else pictures.layout
+        layouts = [] if layout is None else [layout]
+        featured: list[str] = []
+        for each in (*layouts, *(reading.layout for reading in readings.values())):
+            featured += (each.feature_token, *each.mark_tokens)
+        for token in (*(each.placeholder for each in layouts), *featured):
             if token not in tokenizer.added_tokens:
                 raise ModelLoadError(
                     f"the tokenizer has no token {token!r}, which this model's images need"
@@ -130,11 +140,13 @@ class ImageReader:
         self._bytes = ByteBudget(limits.max_image_bytes)
         self._fetching = trio.CapacityLimiter(_FETCHES)
         self._decoding = trio.Lock()  # of base64, in the loop: each turn of it decodes one slice
-        self._namers: dict[Kind, Namer] = {"image": namer}
-        self._firsts = {"image": start_key(processed_as)}
-        for kind, reading in readings.items():
-            self._namers[kind] = reading.namer
-            self._firsts[kind] = start_key(reading.processed_as)
+        all_readings: dict[Kind, ImageReading | OtherReading] = {**readings}
+        if pictures is not None:
+            all_readings["image"] = pictures
+        self._namers = {kind: reading.namer for kind, reading in all_readings.items()}
+        self._firsts = {
+            kind: start_key(reading.processed_as) for kind, reading in all_readings.items()
+        }
 
     def hold_bytes(self) -> AbstractContextManager[HeldBytes]:
         """Return the byte budget of one request's images, for as long as it keeps them."""
@@ -174,7 +186,7 @@ class ImageReader:
     async def _see_all(self, links: Sequence[ImageLink], held: HeldBytes) -> list[SeenImage]:
         """Return all images in order; the first failure is raised and cancels the others."""
         pictures = sum(link.kind == "image" for link in links)
-        beside = self.layout.among(pictures) is not self.layout
+        beside = self.layout is not None and self.layout.among(pictures) is not self.layout
         if len(links) == 1:
             return [await self._see(links[0], held, beside)]
         found: dict[int, SeenImage] = {}

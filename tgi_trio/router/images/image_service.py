@@ -7,7 +7,13 @@ from dataclasses import dataclass
 
 import trio
 
-from tgi_trio.router.images.decoder import DecodedImage, DecodingBounds, ImageDecoder
+from tgi_trio.errors import ModelLoadError
+from tgi_trio.router.images.decoder import (
+    DecodedImage,
+    DecoderSettings,
+    DecodingBounds,
+    ImageDecoder,
+)
 from tgi_trio.router.images.fetch import FetchLimits, ImageFetcher
 from tgi_trio.router.images.image_model import ImageModel
 from tgi_trio.router.images.image_reader import (
@@ -15,6 +21,7 @@ from tgi_trio.router.images.image_reader import (
     Fetch,
     ImageLimits,
     ImageReader,
+    ImageReading,
     OtherReading,
     Tokens,
 )
@@ -57,10 +64,18 @@ class ImageService:
         Raises ConfigurationError for `image_urls`, ModelLoadError for a tokenizer without the image
         tokens.
         """
-        settings = model.decoder_settings(flags.max_image_pixels)
         self._spool = Spool()
-        self._decoder = ImageDecoder(settings, workers, self._spool, flags.max_image_fetch_size)
-        self._others: dict[Kind, ImageDecoder] = {}
+        self._decoders: dict[Kind, ImageDecoder] = {}
+
+        def decode(settings: DecoderSettings) -> ImageDecoder:
+            made = ImageDecoder(settings, workers, self._spool, flags.max_image_fetch_size)
+            self._decoders[settings.kind] = made
+            return made
+
+        pictures = None
+        if model.layout is not None:
+            settings = model.decoder_settings(flags.max_image_pixels)
+            pictures = ImageReading(model.layout, decode(settings), settings.dump())
         readings: dict[Kind, OtherReading] = {}
         unserved = dict(model.unserved)
         bounds = DecodingBounds(
@@ -77,27 +92,25 @@ class ImageService:
                 unserved[kind] = (
                     f"the tokenizer has no token {missing[0]!r}, which this model's {several} need"
                 )
+                if pictures is None:  # nothing is left to serve
+                    raise ModelLoadError(unserved[kind])
                 continue
             shown = other.decoder_settings(bounds)
-            decoder = ImageDecoder(shown, workers, self._spool, flags.max_image_fetch_size)
-            self._others[kind] = decoder
-            readings[kind] = OtherReading(other.layout, decoder, shown.dump())
+            readings[kind] = OtherReading(other.layout, decode(shown), shown.dump())
         self.store = PixelStore(arena, self._decode, workers)
         if fetcher is None:
             limits = FetchLimits(flags.max_image_fetch_size)
             fetcher = ImageFetcher(parse_policy(flags.image_urls), limits)
         self.reader = ImageReader(
-            model.layout,
+            pictures,
             tokens,
             fetcher,
             self.store,
             self._spool,
-            self._decoder,
             counts,
             ImageLimits(
                 flags.max_images_per_prompt, flags.max_image_fetch_size, flags.max_image_bytes
             ),
-            processed_as=settings.dump(),
             readings=readings,
             unserved=unserved,
         )
@@ -106,16 +119,15 @@ class ImageService:
         self, data: Compressed, manner: Manner
     ) -> AbstractAsyncContextManager[DecodedImage]:
         """Do what `ImageDecoder.decode` does, in processes of its kind."""
-        return self._others.get(manner.kind, self._decoder).decode(data, manner)
+        return self._decoders[manner.kind].decode(data, manner)
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve until cancelled; started once images can be decoded. Raises ModelLoadError."""
         try:
-            await self._decoder.start()
+            await next(iter(self._decoders.values())).start()  # others when they are needed
             task_status.started()
             await self.store.run()
         finally:
-            await self._decoder.close()
-            for other in self._others.values():
-                await other.close()
+            for decoder in self._decoders.values():
+                await decoder.close()
             self._spool.close()

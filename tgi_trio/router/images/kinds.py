@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from types import MappingProxyType
 from typing import Final, Literal, NamedTuple
 
 Kind = Literal["image", "video", "audio"]
@@ -21,6 +22,9 @@ WORDS: Final[dict[Kind, Words]] = {
     "video": Words("a video", "videos"),
     "audio": Words("an audio part", "audio parts", "hear"),
 }
+
+
+NOTHING_UNSERVED: Final[Mapping[Kind, str]] = MappingProxyType({})
 
 
 def name_kinds(kinds: Collection[Kind]) -> str:

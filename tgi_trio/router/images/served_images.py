@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
 from tgi_trio.errors import ModelLoadError
+from tgi_trio.model.audio_families import hears_alone
 from tgi_trio.model.check import model_spec
-from tgi_trio.model.config import read_config
+from tgi_trio.model.config import read_config, read_values
 from tgi_trio.model.towers import lacks_ear, lacks_tower
 from tgi_trio.router.images.image_model import ImageModel, find_image_model
+from tgi_trio.router.images.kinds import NOTHING_UNSERVED, WORDS, Kind
 from tgi_trio.settings.records import Settings
+
+log = logging.getLogger(__name__)
 
 # Pixels reach a shard through shared memory on the router's machine.
 ELSEWHERE = "the shard is on another machine than the router (--shard, --remote-ranks)"
@@ -30,12 +36,13 @@ def find_served_images(folder: Path) -> tuple[ImageModel | None, str | None]:
                 f"transformers computes the text of this {config.model_type} as a whole, where "
                 "images have no place"
             )
-        if model is not None and lacks_tower(folder):
+        sees = model is not None and model.layout is not None
+        if sees and lacks_tower(folder):
             raise ModelLoadError(
                 f"{folder} has the weights of the text alone, as mlx-lm converts them: there is no "
                 "vision tower among them"
             )
-        if model is not None and find_spec("PIL") is None:
+        if sees and find_spec("PIL") is None:
             raise ModelLoadError("they need Pillow, pip install 'tgi-trio[images]'")
         if model is not None and (missing := [one for one in model.needs if not find_spec(one)]):
             raise ModelLoadError(
@@ -45,8 +52,30 @@ def find_served_images(folder: Path) -> tuple[ImageModel | None, str | None]:
     except ModelLoadError as error:
         return None, str(error)
     if model is not None and "audio" in model.others and lacks_ear(folder):
-        model = model.without("audio", f"{folder} has no weights for it")
+        why = f"{folder} has no weights for it"
+        if model.layout is None:
+            return None, why
+        model = model.without("audio", why)
     return model, None
+
+
+def decide_images(settings: Settings) -> tuple[ImageModel | None, Mapping[Kind, str]]:
+    """Return how a model takes images and the like with these settings; the log says what it lacks.
+
+    Also why it takes nothing at all, by the kinds that it could take.
+    """
+    model, why = find_served_images(settings.model_path)
+    if model is not None and (elsewhere := explain_unserved_images(settings)) is not None:
+        model, why = None, elsewhere
+    if model is not None:
+        for kind in model.lacking:
+            log.warning("%s are not served: %s", WORDS[kind].several, model.unserved[kind])
+    if why is None:
+        return model, NOTHING_UNSERVED
+    alone = hears_alone(read_values(settings.model_path) or {})
+    kinds: tuple[Kind, ...] = ("audio",) if alone else tuple(WORDS)
+    log.warning("%s are not served: %s", WORDS[kinds[0]].several, why)
+    return None, dict.fromkeys(kinds, why)
 
 
 def explain_unserved_images(settings: Settings) -> str | None:

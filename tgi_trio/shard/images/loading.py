@@ -1,4 +1,4 @@
-"""Loads a model's vision tower, on the model's device and in a suitable dtype.
+"""Loads a model's towers, on the model's device and in a suitable dtype.
 
 torch and transformers are imported only for models with images, whichever backend runs the text.
 """
@@ -13,6 +13,7 @@ from pathlib import Path
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.ipc.shard_output import warn
 from tgi_trio.ipc.shard_settings import ShardSettings
+from tgi_trio.model.audio_families import hears_alone
 from tgi_trio.model.config import read_config
 from tgi_trio.model.image_families import find_family
 from tgi_trio.shard.images.features import ImageEncoder
@@ -31,7 +32,9 @@ def load_encoder(settings: ShardSettings, cores: Set[int]) -> ImageEncoder:
     ModelLoadError as `find_family` and `load_tower` do.
     """
     config = read_config(settings.model_path)
-    find_family(config.values)
+    alone = hears_alone(config.values)
+    if not alone:
+        find_family(config.values)
     device = choose_device(settings.device, settings.rank, settings.world_size)
     on_cpu = device == CPU
     dtype = text_dtype = compute_dtype(settings.dtype, config, on_cpu=on_cpu)
@@ -51,6 +54,8 @@ def load_encoder(settings: ShardSettings, cores: Set[int]) -> ImageEncoder:
     load = partial(
         load_tower, *(settings.model_path, config.model_type, where, numbers, free, text_numbers)
     )
+    if alone:
+        return load(hears=True)
     if settings.longest_sound:
         try:
             return load(hears=True)

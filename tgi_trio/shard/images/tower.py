@@ -1,4 +1,4 @@
-"""A vision tower and projector of transformers, with their weights only.
+"""A tower and projector of transformers, with their weights only.
 
 The family's class is built from its config on the meta device, its text model is removed, and the
 remaining parameters are loaded from the checkpoint.
@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from tgi_trio.errors import ModelLoadError
-from tgi_trio.model.image_families import IMAGE_FAMILIES
+from tgi_trio.model.image_families import IMAGE_FAMILIES, ImageFamily
 from tgi_trio.shard.checkpoint.container import Container
 from tgi_trio.shard.checkpoint.safetensors_files import SafetensorsFiles
 from tgi_trio.shard.images.crossing import CROSSINGS, See
@@ -40,6 +40,7 @@ _UNBUILT: Final = (
 )
 # Booleans; other inputs beside the pixels are int64.
 _MASKS: Final = frozenset({"pixel_attention_mask"})
+_SIGHTLESS: Final = ImageFamily("", "")  # of models that only hear
 
 
 class TorchTower:
@@ -58,7 +59,8 @@ class TorchTower:
         mark: Mark | None = None,
         hear: Hear | None = None,
     ) -> None:
-        """`model`: a transformers class without its text model. `normalisings`: by prefix.
+        """`model`: a transformers class without its text model. `normalisings`: by prefix; none: it
+        does not see.
 
         `cores`: where it may compute, even if this thread is pinned by then; if empty, where this
         thread may. `projector`: as in `ImageFamily`. `see`: for cross-attention, computes keys and
@@ -79,14 +81,16 @@ class TorchTower:
         text = model.config.get_text_config(decoder=True)
         self._scale = float(getattr(text, "embedding_multiplier", 1.0))
         self._seen = 0  # images, counted for cross-attention
-        reads = model.get_image_features if see is None else model.vision_model.forward
-        self._taken = frozenset(inspect.signature(reads).parameters)
+        self._taken: frozenset[str] = frozenset()
+        if normalisings:
+            reads = model.get_image_features if see is None else model.vision_model.forward
+            self._taken = frozenset(inspect.signature(reads).parameters)
 
     @torch.inference_mode()
     def encode(self, bundle: Bundle) -> ImageFeatures:
         if _FEATURES in bundle:
             return self._encode_sound(bundle)
-        if _PIXELS not in bundle:
+        if _PIXELS not in bundle or not self._normalisings:
             raise ValueError(f"a bundle of {', '.join(bundle) or 'nothing'} has no pixels")
         inputs = {name: self._load(name, bundle[name]) for name in bundle if name in self._taken}
         with running_on(self._cores) if self._cores else nullcontext():
@@ -138,9 +142,11 @@ def load_tower(
 
     Raises ModelLoadError if transformers cannot build it, or if a tensor is missing.
     """
-    family = IMAGE_FAMILIES[model_type]
-    prefixes = ["", "high_res_"] if family.two_sizes else [""]
-    normalisings = {prefix: Normalising.read(folder, family, prefix) for prefix in prefixes}
+    family = IMAGE_FAMILIES.get(model_type, _SIGHTLESS)
+    normalisings: dict[str, Normalising] = {}
+    if family is not _SIGHTLESS:
+        prefixes = ["", "high_res_"] if family.two_sizes else [""]
+        normalisings = {prefix: Normalising.read(folder, family, prefix) for prefix in prefixes}
     keep, see = CROSSINGS.get(model_type, (None, None))
     model = _build(folder, "" if keep else family.text_part, hears=hears)
     if keep is not None:
@@ -169,9 +175,7 @@ def _build(folder: Path, text_part: str, *, hears: bool) -> Any:
         with torch.device("meta"):
             model = AutoModel.from_config(config)
     except _UNBUILT as error:
-        raise ModelLoadError(
-            f"transformers cannot build the vision tower of {folder}: {error}"
-        ) from error
+        raise ModelLoadError(f"transformers cannot build the tower of {folder}: {error}") from error
     for part in (text_part, *(() if hears else _HEARING)):
         if part and hasattr(model, part):
             delattr(model, part)

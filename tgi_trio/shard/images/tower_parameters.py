@@ -42,7 +42,7 @@ def read_parameter(
                 parts = _read(files, joined, (3 * shape[0], *shape[1:])).reshape(3, *shape)
                 own = parts["qkv".index(part[1])]
                 return own if part[1] == "v" else _halve_pairs(own, heads)
-    raise ModelLoadError(f"{files.folder} has no tensor {name!r}, which its vision tower needs.")
+    raise ModelLoadError(f"{files.folder} has no tensor {name!r}, which its tower needs.")
 
 
 def _read(files: Container, name: str, shape: tuple[int, ...]) -> NDArray[np.float32]:

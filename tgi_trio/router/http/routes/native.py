@@ -51,7 +51,8 @@ async def compat(call: Call) -> Reply:
     request: schema.CompatGenerateRequest = _COMPAT.read(call.headers, call.body)
     parameters = parameters_of(request)
     if parameters.return_full_text is None:
-        tag, sees = call.engine.model.pipeline_tag, call.engine.images is not None
+        tag, images = call.engine.model.pipeline_tag, call.engine.images
+        sees = images is not None and images.layout is not None
         # Vision models have another tag on the hub.
         parameters.return_full_text = tag == "text-generation" or (tag is None and not sees)
     if request.stream:
@@ -72,11 +73,11 @@ def find_images(call: Call, query: str) -> Prompt:
 
     Raises ValidationError for images if the model could see, but its images are not served.
     """
-    images = call.engine.images
-    if images is None and call.engine.model.unserved_images is None:
+    layout = None if call.engine.images is None else call.engine.images.layout
+    if layout is None and "image" not in call.engine.model.unserved:
         return query
-    found = ImagePrompt.parse(query, ("", "") if images is None else images.layout.around)
-    if found is not None and images is None:
+    found = ImagePrompt.parse(query, ("", "") if layout is None else layout.around)
+    if found is not None and layout is None:
         refuse_unseen(call, found.links[0])
     return query if found is None else found
 
