@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
-from typing import Any, Final
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,11 +16,27 @@ Arrays = dict[str, NDArray[Any]]
 FEATURES: Final = "input_features"
 MASK: Final = "input_features_mask"
 
-# By family: the module below transformers.models, and the class.
-EXTRACTORS: Final[Mapping[str, tuple[str, str]]] = {
-    "gemma3n": ("gemma3n", "Gemma3nAudioFeatureExtractor"),
-    "gemma4": ("gemma4", "Gemma4AudioFeatureExtractor"),
-    "gemma4_unified": ("gemma4_unified", "Gemma4UnifiedAudioFeatureExtractor"),
+
+class Extractor(NamedTuple):
+    """One of transformers' classes."""
+
+    module: str  # below transformers.models
+    name: str
+    mask: str = MASK  # what it calls the mask
+    given: Mapping[str, Any] = MappingProxyType({})  # with each sound
+    fewest: int = 1  # frames of the shortest sound that a tower has a feature of
+
+
+# By family. Whisper's encoder hears 30 s of any sound, most of which may be silence.
+EXTRACTORS: Final[Mapping[str, Extractor]] = {
+    "gemma3n": Extractor("gemma3n", "Gemma3nAudioFeatureExtractor"),
+    "gemma4": Extractor("gemma4", "Gemma4AudioFeatureExtractor"),
+    "gemma4_unified": Extractor("gemma4_unified", "Gemma4UnifiedAudioFeatureExtractor"),
+    "whisper": Extractor(
+        *("whisper", "WhisperFeatureExtractor", "attention_mask"),
+        {"return_attention_mask": True, "padding": "max_length", "sampling_rate": 16_000},
+        fewest=3,
+    ),
 }
 
 
@@ -31,7 +48,8 @@ class FeatureExtractor:
         if family not in EXTRACTORS:
             known = ", ".join(EXTRACTORS)
             raise ModelLoadError(f"no feature extractor is known of {family!r}, only of {known}")
-        module, name = EXTRACTORS[family]
+        self._row = EXTRACTORS[family]
+        module, name, *_ = self._row
         path = f"transformers.models.{module}.feature_extraction_{module}"
         try:
             made = getattr(importlib.import_module(path), name)
@@ -42,16 +60,20 @@ class FeatureExtractor:
             raise ModelLoadError(
                 f"the settings of the feature extractor cannot be used: {error}"
             ) from error
+        if hasattr(self._extract, "_np_extract_fbank_features"):
+            # Whisper's computes with torch where it can be imported: here always as without it.
+            self._extract._torch_extract_fbank_features = self._extract._np_extract_fbank_features
         self.sampling_rate = int(self._extract.sampling_rate)
 
     def extract(self, samples: NDArray[np.float32]) -> Arrays:
         """Return the arrays of a sound, float32 [samples] of `sampling_rate`.
 
-        `input_features` float32 [1, T, width], and which of these T are of the sound and not of
-        silence behind it: `input_features_mask` bool [1, T]. Raises ValueError if none is.
+        `input_features` float32 [1, T, width], of Whisper's [1, width, T], and which of these T are
+        of the sound and not of silence behind it: `input_features_mask` bool [1, T]. Raises
+        ValueError if too few are.
         """
-        found = self._extract([samples], return_tensors="np")
-        mask = np.asarray(found[MASK], np.bool_)
-        if not mask.any():
+        found = self._extract([samples], return_tensors="np", **self._row.given)
+        mask = np.asarray(found[self._row.mask], np.bool_)
+        if mask.sum() < self._row.fewest:
             raise ValueError(f"it is too short for this model: {len(samples)} samples")
         return {FEATURES: np.ascontiguousarray(found[FEATURES], np.float32), MASK: mask}

@@ -2,7 +2,8 @@
 
 A row has the feature extractor that prepares a sound, and its text in a prompt. How the text
 attends to features is as of the family's images (`image_families.py`), but that no tokens of a
-sound see those behind them. No torch in this file, since the router reads it.
+sound see those behind them; where models do not see, features are attended to as text is. No torch
+in this file, since the router reads it.
 
 Sources: transformers' feature extractors and processors of these families.
 """
@@ -32,6 +33,7 @@ AUDIO_FAMILIES: Final[Mapping[str, AudioFamily]] = {
     "gemma3n": AudioFamily("gemma3n", "gemma3n", 480_000),
     "gemma4": AudioFamily("gemma4", "gemma4", 480_000),
     "gemma4_unified": AudioFamily("gemma4_unified", "gemma4_unified"),
+    "qwen2_audio": AudioFamily("whisper", "qwen2_audio", 480_000, alone=True),
 }
 
 

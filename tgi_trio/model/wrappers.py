@@ -67,6 +67,7 @@ TEXT_TYPES: Final[dict[str, str]] = {
     "pp_chart2table": "qwen2",
     "qianfan_ocr": "qwen3",
     "qwen2_5_vl": "qwen2_5_vl_text",
+    "qwen2_audio": "qwen2",
     "qwen2_vl": "qwen2_vl_text",
     "qwen3_5": "qwen3_5_text",
     "qwen3_5_moe": "qwen3_5_moe_text",

@@ -8,7 +8,8 @@ from typing import Any, Final
 import torch
 
 # Returns features [N, hidden] in the order of a sound's tokens, from a model, `input_features`
-# [1, T, width] and which of these T are of the sound (bool [1, T]).
+# [1, T, width], of Whisper's extractor [1, width, T], and which of these T are of the sound (bool
+# [1, T]).
 Hear = Callable[[Any, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
@@ -36,9 +37,31 @@ def hear_gemma4(model: Any, features: torch.Tensor, mask: torch.Tensor) -> torch
     return rows
 
 
+def hear_qwen2_audio(model: Any, features: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Return the features of a sound without those of silence behind it, which it does not see.
+
+    As in the class's `forward`, which has no `get_audio_features`.
+    """
+    from transformers.masking_utils import create_bidirectional_mask
+
+    tower = model.audio_tower
+    frames, counts = tower._get_feat_extract_output_lengths(mask.sum(-1))
+    most = tower.config.max_source_positions
+    within = torch.arange(most, device=mask.device)[None] < frames[:, None]
+    seen = create_bidirectional_mask(
+        config=tower.config,
+        inputs_embeds=features.new_zeros(1, most, 1),
+        attention_mask=within.long(),
+    )
+    heard = tower(features, attention_mask=seen).last_hidden_state
+    rows: torch.Tensor = model.multi_modal_projector(heard)[0]
+    return rows[: int(counts)]
+
+
 # By `model_type`.
 HEARINGS: Final[Mapping[str, Hear]] = {
     "gemma3n": hear_gemma3n,
     "gemma4": hear_gemma4,
     "gemma4_unified": hear_gemma4,
+    "qwen2_audio": hear_qwen2_audio,
 }

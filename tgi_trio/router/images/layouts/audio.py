@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -18,6 +18,9 @@ from tgi_trio.router.images.layouts.layout import (
 )
 
 _SUBSAMPLING: Final = 4  # frames of a token in Gemma 4's tower: two convolutions of stride 2
+_NAMES: Final = ("audio_token", "boa_token", "eoa_token")
+_QWEN2_NAMES: Final = ("audio_token", "audio_bos_token", "audio_eos_token")
+_WHISPER_S: Final = 30  # that Whisper's encoder hears
 
 
 class AudioTokens(NamedTuple):
@@ -27,15 +30,15 @@ class AudioTokens(NamedTuple):
     begin: str
     end: str
 
-    def read(self, told: Settings) -> AudioTokens:
-        """Return what tokenizer_config.json says instead of these."""
+    def read(self, told: Settings, names: Sequence[str] = _NAMES) -> AudioTokens:
+        """Return what tokenizer_config.json says instead of these, under these names."""
         more = [
             told.get(name) for name in ("model_specific_special_tokens", "extra_special_tokens")
         ]
         found: dict[str, Any] = {}
         for each in (*more, told):
             found |= each if isinstance(each, Mapping) else {}
-        given = (found.get(name) for name in ("audio_token", "boa_token", "eoa_token"))
+        given = (found.get(name) for name in names)
         texts = (each.get("content") if isinstance(each, Mapping) else each for each in given)
         pairs = zip(texts, self, strict=True)
         return AudioTokens(
@@ -106,6 +109,29 @@ class WaveLayout(SpokenLayout):
         return -(-sound.samples // self.samples)
 
 
+@dataclass(frozen=True)
+class WhisperLayout(SpokenLayout):
+    """A token for each four windows that begin within the sound: Qwen2-Audio.
+
+    Templates write the tokens around it.
+    """
+
+    hop: int  # samples
+
+    @property
+    def around(self) -> tuple[str, str]:  # type: ignore[override]
+        return self.tokens.begin, self.tokens.end
+
+    def expand(self, sound: Sound) -> str:
+        return self.tokens.audio * self.count_features(sound)
+
+    def count_features(self, sound: Sound) -> int:
+        frames = -(-sound.samples // self.hop)
+        convolved = (frames - 1) // 2 + 1  # a stride of 2, and then the mean of each two
+        return (convolved - 2) // 2 + 1
+
+
+_QWEN2: Final = AudioTokens("<|AUDIO|>", "<|audio_bos|>", "<|audio_eos|>")
 _GEMMA4: Final = AudioTokens("<|audio|>", "<|audio>", "<audio|>")
 _GEMMA3N: Final = AudioTokens("<audio_soft_token>", "<start_of_audio>", "<end_of_audio>")
 
@@ -142,10 +168,31 @@ def lay_out_gemma4_unified_audio(
     return WaveLayout(_GEMMA4.read(told), read_int(own, "audio_samples_per_token", 640))
 
 
+def lay_out_qwen2_audio(own: Settings, settings: ImageSettings, told: Settings) -> OtherLayout:
+    """Return the layout of a model; raises ModelLoadError."""
+    rate, seconds = read_int(own, "sampling_rate", 16_000), read_int(own, "chunk_length", 30)
+    if (rate, seconds) != (16_000, _WHISPER_S):
+        raise ModelLoadError(
+            f"its feature extractor hears {seconds} s of {rate} samples in a second; served are "
+            f"{_WHISPER_S} s of 16000"
+        )
+    hop = read_int(own, "hop_length", 160)
+    tower: Any = settings.config.get("audio_config")
+    positions = read_int(tower if isinstance(tower, Mapping) else {}, "max_source_positions", 1500)
+    if seconds * rate // hop != 2 * positions:
+        raise ModelLoadError(
+            f"its feature extractor makes {seconds * rate // hop} frames (hop_length {hop}), and "
+            f"its tower reads {2 * positions} (max_source_positions {positions})"
+        )
+    tokens = _QWEN2.read(settings.processor, _QWEN2_NAMES).read(told, _QWEN2_NAMES)
+    return WhisperLayout(tokens, hop)
+
+
 # Of the settings of a model's feature extractor, all of its settings, and its
 # tokenizer_config.json.
 AUDIO_LAYOUTS: Final[dict[str, Callable[[Settings, ImageSettings, Settings], OtherLayout]]] = {
     "gemma3n": lay_out_gemma3n_audio,
     "gemma4": lay_out_gemma4_audio,
     "gemma4_unified": lay_out_gemma4_unified_audio,
+    "qwen2_audio": lay_out_qwen2_audio,
 }
