@@ -1,4 +1,4 @@
-"""A model that hears and does not see, behind a whole server: ids and tokens of transformers.
+"""Models that hear and do not see, behind whole servers: ids and tokens of transformers.
 
 The oracle is transformers' processor, and its model's greedy tokens; its feature extractor computes
 as where torch is not installed.
@@ -9,6 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from tests.router.images.image_files import noise
@@ -20,41 +21,61 @@ from tests.system.test_videos import MOST, ask
 from tests.system.test_videos import part as image_part
 from tgi_trio.testing.checkpoints import VOCAB_SIZE
 
-SAMPLES = [make_samples(0.71), make_samples(0.33, seed=1)]
+WRONG = [
+    (image_part(noise(8, 8)), "an image, and this model does not see images"),
+    (audio_part(encode_sound(make_samples(0.02))), "it is too short for this model: 320"),
+    (audio_part(encode_sound(make_samples(30.2))), "more than 30 s, which this model"),
+]
 
 
-def test_ids_and_tokens_are_those_of_transformers(tmp_path: Path) -> None:
-    from transformers import AutoModelForMultimodalLM
+class Oracle:
+    """transformers' processor and model."""
 
-    folder, processor = make_folder(tmp_path)
-    model: Any = AutoModelForMultimodalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    model.generation_config.eos_token_id = None
-    first, second = map(encode_sound, SAMPLES)
-    shown = [audio_part(first), " and ", audio_part(second), " so?"]
-    content = [
-        {"type": "text", "text": each} if isinstance(each, str) else {"type": "audio"}
-        for each in shown
-    ]
-    text = processor.apply_chat_template(
-        [{"role": "user", "content": content}], add_generation_prompt=True, tokenize=False
-    )
-    inputs = processor(
-        text=[text],
-        audio=[as_floats(each) for each in SAMPLES],
-        add_special_tokens=False,
-        return_tensors="pt",
-    )
-    found = model.generate(**inputs, max_new_tokens=MOST, do_sample=False, pad_token_id=2)
-    ids = inputs["input_ids"][0].tolist()
-    assert ids.count(VOCAB_SIZE) > 20
+    def __init__(self, folder: Path, processor: Any) -> None:
+        from transformers import AutoModelForMultimodalLM
+
+        self.processor = processor
+        self.model: Any = AutoModelForMultimodalLM.from_pretrained(folder, dtype=torch.float32)
+        self.model.eval().generation_config.eos_token_id = None
+
+    def generate(self, *shown: Any) -> tuple[list[int], list[int]]:
+        """Return ids and greedy tokens of a message of texts and samples."""
+        sounds = [as_floats(each) for each in shown if not isinstance(each, str)]
+        content = [
+            {"type": "text", "text": each} if isinstance(each, str) else {"type": "audio"}
+            for each in shown
+        ]
+        text = self.processor.apply_chat_template(
+            [{"role": "user", "content": content}], add_generation_prompt=True, tokenize=False
+        )
+        inputs = self.processor(
+            text=[text], audio=sounds, add_special_tokens=False, return_tensors="pt"
+        )
+        found = self.model.generate(**inputs, max_new_tokens=MOST, do_sample=False, pad_token_id=2)
+        ids = inputs["input_ids"][0].tolist()
+        return ids, found[0, len(ids) :].tolist()
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("family", ["qwen2_audio", "glmasr"])
+def test_ids_and_tokens_are_those_of_transformers(tmp_path: Path, family: str) -> None:
+    """GLM-ASR takes one sound in a prompt there, of which it hears pieces of 30 s."""
+    folder, processor = make_folder(tmp_path, family)
+    oracle = Oracle(folder, processor)
+    first, second = make_samples(0.71), make_samples(0.33, seed=1)
+    shown: list[tuple[Any, ...]] = [(first, " and ", second, " so?")]
+    if family == "glmasr":
+        shown = [(first, " so?"), (make_samples(30.4), " so?")]
     with serving("--model-id", str(folder), "--dtype", "float32") as server:
-        assert ask(server, *shown) == (ids, found[0, len(ids) :].tolist())
+        for each in shown:
+            ids, expected = oracle.generate(*each)
+            assert ids.count(VOCAB_SIZE) > 8
+            sent = [
+                part if isinstance(part, str) else audio_part(encode_sound(part)) for part in each
+            ]
+            assert ask(server, *sent) == (ids, expected)
         assert server.metric("tgi_audio_count") == 2
-        for sent, said in [
-            (image_part(noise(8, 8)), "an image, and this model does not see images"),
-            (audio_part(encode_sound(make_samples(0.02))), "it is too short for this model: 320"),
-            (audio_part(encode_sound(make_samples(30.2))), "more than 30 s, which this model"),
-        ]:
-            body = {"messages": [{"role": "user", "content": [sent]}], "max_tokens": 2}
+        for wrong, said in WRONG if family == "qwen2_audio" else WRONG[:2]:
+            body = {"messages": [{"role": "user", "content": [wrong]}], "max_tokens": 2}
             answer = post(f"{server.url}/v1/chat/completions", json=body)
             assert answer.status_code == 422 and said in answer.text, answer.text

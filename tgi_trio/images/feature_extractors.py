@@ -25,18 +25,23 @@ class Extractor(NamedTuple):
     mask: str = MASK  # what it calls the mask
     given: Mapping[str, Any] = MappingProxyType({})  # with each sound
     fewest: int = 1  # frames of the shortest sound that a tower has a feature of
+    piece: int = (
+        0  # samples: of longer sounds, pieces of so many are heard apart; 0: there are none
+    )
 
 
+_WHISPER: Final = Extractor(
+    *("whisper", "WhisperFeatureExtractor", "attention_mask"),
+    {"return_attention_mask": True, "padding": "max_length", "sampling_rate": 16_000},
+    fewest=3,
+)
 # By family. Whisper's encoder hears 30 s of any sound, most of which may be silence.
 EXTRACTORS: Final[Mapping[str, Extractor]] = {
     "gemma3n": Extractor("gemma3n", "Gemma3nAudioFeatureExtractor"),
     "gemma4": Extractor("gemma4", "Gemma4AudioFeatureExtractor"),
     "gemma4_unified": Extractor("gemma4_unified", "Gemma4UnifiedAudioFeatureExtractor"),
-    "whisper": Extractor(
-        *("whisper", "WhisperFeatureExtractor", "attention_mask"),
-        {"return_attention_mask": True, "padding": "max_length", "sampling_rate": 16_000},
-        fewest=3,
-    ),
+    "glmasr": _WHISPER._replace(fewest=7, piece=480_000),
+    "whisper": _WHISPER,
 }
 
 
@@ -68,11 +73,13 @@ class FeatureExtractor:
     def extract(self, samples: NDArray[np.float32]) -> Arrays:
         """Return the arrays of a sound, float32 [samples] of `sampling_rate`.
 
-        `input_features` float32 [1, T, width], of Whisper's [1, width, T], and which of these T are
-        of the sound and not of silence behind it: `input_features_mask` bool [1, T]. Raises
-        ValueError if too few are.
+        `input_features` float32 [1, T, width], of Whisper's [pieces, width, T], and which of these
+        T are of the sound and not of silence behind it: `input_features_mask` bool [1, T] or
+        [pieces, T]. Raises ValueError if too few are.
         """
-        found = self._extract([samples], return_tensors="np", **self._row.given)
+        step = self._row.piece or len(samples)
+        parts = [samples[begin : begin + step] for begin in range(0, len(samples), step)]
+        found = self._extract(parts, return_tensors="np", **self._row.given)
         mask = np.asarray(found[self._row.mask], np.bool_)
         if mask.sum() < self._row.fewest:
             raise ValueError(f"it is too short for this model: {len(samples)} samples")

@@ -33,6 +33,7 @@ AUDIO_FAMILIES: Final[Mapping[str, AudioFamily]] = {
     "gemma3n": AudioFamily("gemma3n", "gemma3n", 480_000),
     "gemma4": AudioFamily("gemma4", "gemma4", 480_000),
     "gemma4_unified": AudioFamily("gemma4_unified", "gemma4_unified"),
+    "glmasr": AudioFamily("glmasr", "glmasr", 21 * 480_000, alone=True),  # whole pieces in 655 s
     "qwen2_audio": AudioFamily("whisper", "qwen2_audio", 480_000, alone=True),
 }
 

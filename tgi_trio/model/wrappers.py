@@ -34,6 +34,7 @@ TEXT_TYPES: Final[dict[str, str]] = {
     "glm4v": "glm4v_text",
     "glm4v_moe": "glm4v_moe_text",
     "glm_ocr": "glm_ocr_text",
+    "glmasr": "llama",
     "glmga": "glm4v_text",
     "got_ocr2": "qwen2",
     "granite4_vision": "granite4_vision_text",

@@ -1,4 +1,4 @@
-"""Sounds for Whisper's encoder (Qwen2-Audio): features, tokens, and what is not served."""
+"""Sounds for Whisper's encoder: features, tokens, and what is not served."""
 
 from __future__ import annotations
 
@@ -11,51 +11,63 @@ import numpy as np
 import pytest
 
 from tests.router.images.sound_files import as_floats, make_samples
+from tests.shard.images.hearing_models import make_processor
 from tgi_trio.images.feature_extractors import FeatureExtractor
 from tgi_trio.images.sound import Sound
 from tgi_trio.router.images import audio_model
+from tgi_trio.router.images.audio_model import AudioModel
 from tgi_trio.router.images.served_images import decide_images, find_served_images
+from tgi_trio.testing.checkpoints import make_tokenizer
 
 TEXT = {"model_type": "qwen2", "vocab_size": 512, "hidden_size": 64, "num_hidden_layers": 1}
-CONFIG = {"model_type": "qwen2_audio", "text_config": TEXT, "audio_config": {"d_model": 16}}
+CONFIG = {"model_type": "qwen2_audio", "text_config": TEXT, "audio_config": {"num_mel_bins": 8}}
+GLM: dict[str, Any] = {"model_type": "glmasr", "text_config": TEXT | {"model_type": "llama"}}
 OWN = {"feature_size": 8}
 
 
-def write(folder: Path, own: dict[str, Any] = OWN, config: dict[str, Any] = CONFIG) -> None:
-    (folder / "config.json").write_text(json.dumps(config))
+def write(folder: Path, own: dict[str, Any] = OWN, **config: Any) -> None:
+    (folder / "config.json").write_text(json.dumps(CONFIG | config))
     (folder / "preprocessor_config.json").write_text(json.dumps(own))
 
 
-def test_features_and_their_number_are_those_of_transformers(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("family", "lengths", "short"),
+    [
+        ("qwen2_audio", (321, 641, 16_001, 480_000), 320),
+        ("glmasr", (961, 1281, 480_000, 480_001, 487_777), 960),
+    ],
+)
+def test_features_and_their_number_are_those_of_transformers(
+    tmp_path: Path, family: str, lengths: tuple[int, ...], short: int
+) -> None:
     """Bit for bit as where torch is not installed, and as near as rounding with it."""
-    from transformers.models.qwen2_audio.processing_qwen2_audio import Qwen2AudioProcessor
-    from transformers.models.whisper.feature_extraction_whisper import WhisperFeatureExtractor
+    from transformers import PreTrainedTokenizerFast
 
-    write(tmp_path)
+    write(tmp_path, **(GLM if family == "glmasr" else {}))
     model, _ = find_served_images(tmp_path)
     assert model is not None and model.layout is None
-    layout = model.others["audio"].layout
-    assert layout.around == ("<|audio_bos|>", "<|audio_eos|>")
-    told: Any = SimpleNamespace(audio_token="<|AUDIO|>", feature_extractor=None)
-    ours = FeatureExtractor("whisper", OWN)
-    given: Any = {"sampling_rate": 16_000, "return_attention_mask": True, "return_tensors": "np"}
-    for length in (321, 640, 641, 16_001, 480_000):
+    heard = model.others["audio"]
+    assert isinstance(heard, AudioModel)
+    layout, ours = heard.layout, FeatureExtractor(heard.extractor, heard.processor)
+    assert ("<|audio_bos|>" in layout.around) == (family == "qwen2_audio")
+    make_tokenizer(tmp_path)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "tokenizer.json"))
+    processor = make_processor(family, tokenizer)
+    given: Any = {"sampling_rate": 16_000, "return_attention_mask": True, "return_tensors": "pt"}
+    for length in lengths:
         samples = as_floats(make_samples(length / 16_000))
-        with_torch: Any = WhisperFeatureExtractor(**OWN)
-        plain: Any = WhisperFeatureExtractor(**OWN)
-        plain._torch_extract_fbank_features = plain._np_extract_fbank_features
-        found, expected = ours.extract(samples), plain([samples], **given)
+        found = ours.extract(samples)
+        expected, (text,) = processor._process_audio([samples], **given)
         assert np.array_equal(found["input_features"], expected["input_features"])
-        assert np.array_equal(found["input_features_mask"], expected["attention_mask"] == 1)
-        near = with_torch([samples], **given)["input_features"]
-        assert np.allclose(found["input_features"], near, atol=1e-4)
-        frames = int(expected["attention_mask"].sum())
-        count = (((frames - 1) // 2 + 1) - 2) // 2 + 1
-        text = Qwen2AudioProcessor.replace_audio_token(told, {"num_audio_tokens": [count]}, 0)
+        mask = expected.get("feature_attention_mask", expected.get("input_features_mask"))
+        assert np.array_equal(found["input_features_mask"], mask == 1)
         assert layout.expand(Sound(length, 16_000)) == text
-        assert layout.count_features(Sound(length, 16_000)) == count > 0
-    with pytest.raises(ValueError, match="it is too short for this model: 320 samples"):
-        ours.extract(np.zeros(320, np.float32))
+        assert layout.count_features(Sound(length, 16_000)) == text.count(layout.feature_token) > 0
+    samples = samples[:480_000]
+    with_torch = type(processor.feature_extractor)(**OWN)([samples], **given)["input_features"]
+    assert np.allclose(ours.extract(samples)["input_features"], with_torch, atol=1e-4)
+    with pytest.raises(ValueError, match=f"it is too short for this model: {short} samples"):
+        ours.extract(np.zeros(short, np.float32))
 
 
 @pytest.mark.parametrize(
@@ -73,6 +85,13 @@ def test_settings_that_make_no_sense_are_named(
     model, why = find_served_images(tmp_path)
     assert model is None and why is not None
     assert said in why
+
+
+def test_a_glm_that_hears_less_is_not_served(tmp_path: Path) -> None:
+    write(tmp_path, **GLM)
+    (tmp_path / "processor_config.json").write_text(json.dumps({"max_audio_len": 60}))
+    model, why = find_served_images(tmp_path)
+    assert model is None and why is not None and "max_audio_len 60; served is 655" in why
 
 
 def test_without_pyav_its_text_is_served(

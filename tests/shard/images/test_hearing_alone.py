@@ -30,7 +30,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 def test_a_device_hears_as_a_cpu_and_missing_weights_are_named(tmp_path: Path) -> None:
     """Whether all are missing, which the router sees, or one is, which the shard finds."""
-    make_folder(tmp_path)
+    make_folder(tmp_path, "qwen2_audio")
     model, _ = find_served_images(tmp_path)
     assert model is not None
     longest = model.describe_longest(600)

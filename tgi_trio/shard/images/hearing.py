@@ -8,8 +8,8 @@ from typing import Any, Final
 import torch
 
 # Returns features [N, hidden] in the order of a sound's tokens, from a model, `input_features`
-# [1, T, width], of Whisper's extractor [1, width, T], and which of these T are of the sound (bool
-# [1, T]).
+# [1, T, width], of Whisper's extractor [pieces, width, T], and which of these T are of the sound
+# (bool [1, T] or [pieces, T]).
 Hear = Callable[[Any, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
@@ -58,10 +58,17 @@ def hear_qwen2_audio(model: Any, features: torch.Tensor, mask: torch.Tensor) -> 
     return rows[: int(counts)]
 
 
+def hear_glmasr(model: Any, features: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Return the features of a sound's pieces without those of silence behind it."""
+    rows: torch.Tensor = model.get_audio_features(features, mask, return_dict=True).pooler_output
+    return rows
+
+
 # By `model_type`.
 HEARINGS: Final[Mapping[str, Hear]] = {
     "gemma3n": hear_gemma3n,
     "gemma4": hear_gemma4,
     "gemma4_unified": hear_gemma4,
+    "glmasr": hear_glmasr,
     "qwen2_audio": hear_qwen2_audio,
 }

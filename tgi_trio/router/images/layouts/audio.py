@@ -21,6 +21,7 @@ _SUBSAMPLING: Final = 4  # frames of a token in Gemma 4's tower: two convolution
 _NAMES: Final = ("audio_token", "boa_token", "eoa_token")
 _QWEN2_NAMES: Final = ("audio_token", "audio_bos_token", "audio_eos_token")
 _WHISPER_S: Final = 30  # that Whisper's encoder hears
+_GLM_S: Final = 655  # seconds, of which GLM-ASR hears whole pieces of 30
 
 
 class AudioTokens(NamedTuple):
@@ -111,12 +112,13 @@ class WaveLayout(SpokenLayout):
 
 @dataclass(frozen=True)
 class WhisperLayout(SpokenLayout):
-    """A token for each four windows that begin within the sound: Qwen2-Audio.
+    """A token for so many windows that begin within the sound: Qwen2-Audio, GLM-ASR.
 
     Templates write the tokens around it.
     """
 
     hop: int  # samples
+    merge: int = 2  # rows of the tower, each of two windows, that become one token
 
     @property
     def around(self) -> tuple[str, str]:  # type: ignore[override]
@@ -127,10 +129,11 @@ class WhisperLayout(SpokenLayout):
 
     def count_features(self, sound: Sound) -> int:
         frames = -(-sound.samples // self.hop)
-        convolved = (frames - 1) // 2 + 1  # a stride of 2, and then the mean of each two
-        return (convolved - 2) // 2 + 1
+        convolved = (frames - 1) // 2 + 1  # with a stride of 2
+        return convolved // self.merge
 
 
+_GLM: Final = AudioTokens("<|pad|>", "<|begin_of_audio|>", "<|end_of_audio|>")
 _QWEN2: Final = AudioTokens("<|AUDIO|>", "<|audio_bos|>", "<|audio_eos|>")
 _GEMMA4: Final = AudioTokens("<|audio|>", "<|audio>", "<audio|>")
 _GEMMA3N: Final = AudioTokens("<audio_soft_token>", "<start_of_audio>", "<end_of_audio>")
@@ -170,6 +173,27 @@ def lay_out_gemma4_unified_audio(
 
 def lay_out_qwen2_audio(own: Settings, settings: ImageSettings, told: Settings) -> OtherLayout:
     """Return the layout of a model; raises ModelLoadError."""
+    hop = _read_hop(own, settings, "max_source_positions")
+    tokens = _QWEN2.read(settings.processor, _QWEN2_NAMES).read(told, _QWEN2_NAMES)
+    return WhisperLayout(tokens, hop)
+
+
+def lay_out_glmasr(own: Settings, settings: ImageSettings, told: Settings) -> OtherLayout:
+    """Return the layout of a model; raises ModelLoadError."""
+    hop = _read_hop(own, settings, "max_position_embeddings")
+    longest = read_int(settings.processor, "max_audio_len", _GLM_S)
+    if longest != _GLM_S:
+        raise ModelLoadError(
+            f"its processor says max_audio_len {longest}; served is {_GLM_S}, of all such models"
+        )
+    return WhisperLayout(_GLM.read(settings.processor), hop, merge=4)
+
+
+def _read_hop(own: Settings, settings: ImageSettings, positions_name: str) -> int:
+    """Return the samples between two windows; raises ModelLoadError if a tower reads others.
+
+    `positions_name`: what config.json calls the rows of the tower.
+    """
     rate, seconds = read_int(own, "sampling_rate", 16_000), read_int(own, "chunk_length", 30)
     if (rate, seconds) != (16_000, _WHISPER_S):
         raise ModelLoadError(
@@ -178,14 +202,13 @@ def lay_out_qwen2_audio(own: Settings, settings: ImageSettings, told: Settings) 
         )
     hop = read_int(own, "hop_length", 160)
     tower: Any = settings.config.get("audio_config")
-    positions = read_int(tower if isinstance(tower, Mapping) else {}, "max_source_positions", 1500)
+    positions = read_int(tower if isinstance(tower, Mapping) else {}, positions_name, 1500)
     if seconds * rate // hop != 2 * positions:
         raise ModelLoadError(
             f"its feature extractor makes {seconds * rate // hop} frames (hop_length {hop}), and "
-            f"its tower reads {2 * positions} (max_source_positions {positions})"
+            f"its tower reads {2 * positions} ({positions_name} {positions})"
         )
-    tokens = _QWEN2.read(settings.processor, _QWEN2_NAMES).read(told, _QWEN2_NAMES)
-    return WhisperLayout(tokens, hop)
+    return hop
 
 
 # Of the settings of a model's feature extractor, all of its settings, and its
@@ -194,5 +217,6 @@ AUDIO_LAYOUTS: Final[dict[str, Callable[[Settings, ImageSettings, Settings], Oth
     "gemma3n": lay_out_gemma3n_audio,
     "gemma4": lay_out_gemma4_audio,
     "gemma4_unified": lay_out_gemma4_unified_audio,
+    "glmasr": lay_out_glmasr,
     "qwen2_audio": lay_out_qwen2_audio,
 }
