@@ -186,7 +186,7 @@ def test_prompt_log_probabilities_are_those_of_an_echo(openai: OpenAI) -> None:
 
 def test_truncation_keeps_the_end(openai: OpenAI, tokenizer: tokenizers.Tokenizer) -> None:
     long = STORY * 2000
-    with pytest.raises(package.UnprocessableEntityError, match="`inputs`"):
+    with pytest.raises(package.BadRequestError, match="maximum context length"):
         openai.completions.create(**{**TEXT, "prompt": long})
     for keep in (5, -1):
         more = {"truncate_prompt_tokens": keep, "return_token_ids": True}

@@ -46,6 +46,7 @@ ORIGINS = {
     "followers": "the group, which makes the channels",
     "image_arena": "the launcher, which makes it for models with images",
     "largest_image": "the launcher, by the limits of --max-image-pixels and --max-input-tokens",
+    "longest_sound": "the launcher, by --max-audio-seconds and what the model hears",
     "rendezvous": "the group, which opens the file",
     "meeting": "the group, which listens where ranks of several machines meet",
     "frames": "the program that starts a rank on another machine",
