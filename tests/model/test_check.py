@@ -335,6 +335,7 @@ def test_a_tensor_of_another_shape_is_named(
     assert str(caught.value).startswith(f"Tensor {name!r} in {tmp_path / 'model.safetensors'} has")
 
 
-def test_a_copy_that_nobody_reads_may_have_any_shape(tmp_path: Path) -> None:
+def test_a_head_beside_a_tied_embedding_has_its_shape(tmp_path: Path) -> None:
     make_folder(tmp_path, LLAMA | {"tie_word_embeddings": True}, {"lm_head.weight": F32})
-    assert check(tmp_path) == []
+    with pytest.raises(ModelLoadError, match=r"'lm_head\.weight' .* shape \[2, 2\], .* \[8, 4\]"):
+        check(tmp_path)

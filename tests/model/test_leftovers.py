@@ -37,7 +37,7 @@ def check(folder: Path) -> list[str]:
 HARMLESS: list[tuple[dict[str, Any], str, Stored]] = [
     (LLAMA, "model.layers.0.self_attn.rotary_emb.inv_freq", F32),
     (LLAMA, "model.layers.0.self_attn.rotary_emb.cos_cached", F32),
-    (LLAMA | {"tie_word_embeddings": True}, "lm_head.weight", F32),
+    (LLAMA | {"tie_word_embeddings": True}, "lm_head.weight", ("F32", (8, 4))),
     (LLAMA, "v_head.summary.weight", F32),
     (GPT | {"model_type": "gpt2"}, "transformer.h.0.attn.bias", ("BOOL", (1, 1, 16, 16))),
     (GPT | {"model_type": "gpt2"}, "transformer.h.0.attn.masked_bias", ("F32", ())),

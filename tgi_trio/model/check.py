@@ -15,7 +15,7 @@ from tgi_trio.errors import ConfigurationError, ModelLoadError
 from tgi_trio.model.checkpoint_files import StoredTensor
 from tgi_trio.model.checkpoint_tensors import gguf_files, read_tensors
 from tgi_trio.model.config import ModelConfig, RopeScaling
-from tgi_trio.model.families.registry import FAMILIES, decoder_spec
+from tgi_trio.model.families.registry import FAMILIES, decoder_spec, find_contradictions
 from tgi_trio.model.fit.cpu_kernels import find_undivided, find_unsupported, unserved
 from tgi_trio.model.fit.decoder import check_supported
 from tgi_trio.model.formats import (
@@ -86,6 +86,7 @@ def check_model(config: ModelConfig, serving: Serving) -> list[str]:
     """
     warnings = check_drafter(config)
     spec = supported_spec(config)
+    warnings += find_contradictions(config)
     parts = serving.num_shard // serving.pipeline_stages  # of every layer
     if scales := check_checkpoint(config, spec):
         from tgi_trio.model.scales import check_scales  # numpy: 60 ms

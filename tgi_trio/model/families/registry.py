@@ -44,6 +44,7 @@ from tgi_trio.model.families import (
 )
 from tgi_trio.model.families.checkpoint_traits import fit_checkpoint, fit_exllama
 from tgi_trio.model.families.mlx_traits import fit_mlx
+from tgi_trio.model.families.own_head import WARNING, fit_head
 from tgi_trio.model.specs.decoder import DecoderSpec
 
 SpecFunction = Callable[[ModelConfig], DecoderSpec | None]
@@ -202,6 +203,20 @@ def decoder_spec(config: ModelConfig) -> DecoderSpec | None:
     None if it cannot run the model. Raises ModelLoadError for a config.json whose values make no
     sense.
     """
+    spec = _described_spec(config)
+    return None if spec is None else fit_head(config, spec)
+
+
+def find_contradictions(config: ModelConfig) -> list[str]:
+    """Return warnings of what config.json says and the weights show not to be so."""
+    said, found = _described_spec(config), decoder_spec(config)
+    if said is not None and found is not None and said.tied_head and not found.tied_head:
+        return [WARNING]
+    return []
+
+
+def _described_spec(config: ModelConfig) -> DecoderSpec | None:
+    """Return `decoder_spec`, with a head that is tied if config.json says so."""
     function = FAMILIES.get(config.text_type)
     try:
         spec = None if function is None else function(fit_mlx(config))
