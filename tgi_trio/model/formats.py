@@ -17,7 +17,12 @@ from tgi_trio.model.checkpoint_files import StoredTensor
 from tgi_trio.model.config import ModelConfig, read_json
 from tgi_trio.model.gguf.block_types import BY_NAME
 
-SERVED_DTYPES: Final = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+SERVED_DTYPES: Final = {
+    "F32": "float32",
+    "BF16": "bfloat16",
+    "F16": "float16",
+    "F64": "float64",  # read as float32
+}
 SERVED: Final = (
     f"Served are checkpoints in {', '.join(SERVED_DTYPES.values())}, and the quantised ones that "
     "docs/models.md lists: take the model's original one; --quantize eetq makes 8-bit weights of "

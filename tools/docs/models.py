@@ -21,13 +21,13 @@ _HEAD = """# Models
 
 Generated from the code by `python -m tools.docs --write`. The name
 of a family is `model_type` in a checkpoint's config.json. Weights are safetensors, one file or
-several with an index, in float32, bfloat16 or float16, or quantised in one of the
-[formats below](#quantised-weights), or [GGUF](#gguf): every other format is refused at the start by
-its name, and so are tensors that a model would leave unread, unless they are known to be harmless
-(`model/leftovers.py`). A head that config.json ties to the embedding is tied where the checkpoint
-has none of its own, or one of the same values; one of other values is used, as in `transformers`,
-with a warning. Code that comes with a checkpoint is run with `--trust-remote-code` alone, never for
-families that take the first two paths.
+several with an index, in float32, bfloat16, float16 or float64 (which is read as float32), or
+quantised in one of the [formats below](#quantised-weights), or [GGUF](#gguf): every other format is
+refused at the start by its name, and so are tensors that a model would leave unread, unless they
+are known to be harmless (`model/leftovers.py`). A head that config.json ties to the embedding is
+tied where the checkpoint has none of its own, or one of the same values; one of other values is
+used, as in `transformers`, with a warning. Code that comes with a checkpoint is run with
+`--trust-remote-code` alone, never for families that take the first two paths.
 
 <!-- generated: contents -->
 <!-- end -->

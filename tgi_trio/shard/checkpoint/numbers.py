@@ -11,10 +11,14 @@ Floats = NDArray[np.float32]
 
 
 def to_float32(values: NDArray[Any]) -> Floats:
-    """Return float32 from a checkpoint's numbers: float32, float16, or uint16 for bfloat16."""
+    """Return float32 from a checkpoint's numbers: float32, float16, or uint16 for bfloat16.
+
+    float64 beyond float32's range becomes infinity, as torch has it.
+    """
     if values.dtype == np.uint16:
         return (values.astype(np.uint32) << 16).view(np.float32)
-    return np.ascontiguousarray(values, np.float32)
+    with np.errstate(over="ignore"):
+        return np.ascontiguousarray(values, np.float32)
 
 
 def to_bfloat16(values: NDArray[Any]) -> NDArray[np.uint16]:

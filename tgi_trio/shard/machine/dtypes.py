@@ -10,12 +10,12 @@ from tgi_trio.settings.records import DTYPES
 def compute_dtype(wanted: str | None, config: ModelConfig, *, on_cpu: bool) -> str:
     """Return the dtype to compute in. Raises ConfigurationError for one that is not supported.
 
-    `wanted` None or "auto": the checkpoint's own.
+    `wanted` None or "auto": the checkpoint's own, float32 if that is float64.
     """
     own = wanted in (None, "auto")
     name = config.dtype or "float32" if own else str(wanted)
-    if name == "float16" and own and on_cpu:
-        name = "float32"  # most CPUs have no float16 arithmetic
+    if own and (name == "float64" or (name == "float16" and on_cpu)):
+        name = "float32"  # most CPUs have no float16 arithmetic, and nothing here has float64's
     if name not in DTYPES:
         raise ConfigurationError(
             f"dtype {name!r} cannot be computed in; allowed are {', '.join(DTYPES)} (--dtype)."

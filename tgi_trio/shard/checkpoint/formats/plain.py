@@ -1,4 +1,4 @@
-"""Unquantised weights: float32, float16 and bfloat16, a tensor per matrix."""
+"""Unquantised weights: float32, float16, bfloat16 and float64, a tensor per matrix."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.formats import find_announcement
 from tgi_trio.shard.checkpoint.container import Container, RawTensor, find_tensor
 from tgi_trio.shard.checkpoint.mapped_file import MappedFile
+from tgi_trio.shard.checkpoint.numbers import to_float32
 from tgi_trio.shard.checkpoint.stored_matrix import PlainNumbers
 
-_TYPES: Final = {"BF16": np.uint16, "F16": np.float16, "F32": np.float32}
+_TYPES: Final = {"BF16": np.uint16, "F16": np.float16, "F32": np.float32, "F64": np.float64}
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,9 @@ class PlainMatrix(PlainNumbers):
         return PlainMatrix(self.values[:, part], self.file)
 
     def dequantised(self) -> NDArray[Any]:
-        return self.values
+        # Nothing is computed in float64, and nobody else need know it.
+        wide = self.values.dtype == np.float64
+        return to_float32(self.values) if wide else self.values
 
     def place(self) -> tuple[Path, int]:
         return (Path(), 0) if self.file is None else (self.file.path, self.file.offset(self.values))
@@ -71,8 +74,9 @@ class PlainFormat:
 
 
 def view_numbers(tensor: RawTensor) -> NDArray[Any]:
-    """Return a tensor's numbers, as described in `numbers.py`: a view of its file. Raises
-    ModelLoadError as `number_type` does.
+    """Return a tensor's numbers, as described in `numbers.py`, or float64: a view of its file.
+
+    Raises ModelLoadError as `number_type` does.
     """
     return tensor.data.view(number_type(tensor)).reshape(tensor.shape)
 
