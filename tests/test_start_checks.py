@@ -35,7 +35,8 @@ def start(folder: Path, **asked: Any) -> list[str]:
 
 
 def test_torch_on_a_cpu_rounds_no_activations(llama: Path) -> None:
-    with pytest.raises(ConfigurationError, match="this model is computed by torch on a CPU"):
+    both = r"--activations 8 .* --cpu-backend torch .*: leave one of the two out"
+    with pytest.raises(ConfigurationError, match=both):
         start(llama, device="cpu", cpu_backend="torch")
     assert start(llama, device="cpu", num_shard=2) == []  # the kernels do, on any number of ranks
 
@@ -48,15 +49,26 @@ def test_a_device_that_may_be_there_is_asked_itself(
     if seen:
         assert start(llama, cpu_backend="torch") == []
         return
-    with pytest.raises(ConfigurationError, match="this model is computed by torch on a CPU"):
+    with pytest.raises(ConfigurationError, match="computes it with torch on a CPU"):
         start(llama, cpu_backend="torch")
 
 
 def test_a_model_that_the_kernels_do_not_serve_is_refused(llama: Path, tmp_path: Path) -> None:
     assert start(llama, device="cpu") == []
     odd = make_checkpoint(tmp_path / "falcon_h1", "falcon_h1")
-    with pytest.raises(ConfigurationError, match="this model is computed by torch on a CPU"):
-        start(odd, device="cpu")
+    with pytest.raises(ConfigurationError, match=r"torch computes it on a CPU \(.*: leave it out"):
+        start(odd, device="cpu", cpu_backend="torch")  # without the latter neither
+
+
+def test_ranks_that_the_kernels_do_not_divide_a_model_by_are_named(tmp_path: Path) -> None:
+    sizes = {"head_dim": 32, "num_attention_heads": 2, "num_key_value_heads": 2}
+    mixture = make_checkpoint(tmp_path / "mixtral", "mixtral", **sizes)
+    assert start(mixture, device="cpu") == []
+    why = r"--num-shard 2.*ranks divide every layer, which the kernels do not do with experts"
+    with pytest.raises(ConfigurationError, match=rf"--activations 8 .*{why}.*one of the two"):
+        start(mixture, device="cpu", num_shard=2)
+    with pytest.raises(ConfigurationError, match=rf"{why}.*--cpu-backend out .* or --num-shard\."):
+        start(mixture, device="cpu", num_shard=2, cpu_backend="numba")
 
 
 def test_less_for_all_images_than_for_one_is_warned_of(llama: Path) -> None:

@@ -13,7 +13,6 @@ from tgi_trio.errors import ConfigurationError
 from tgi_trio.model.adapters.files import read_adapter
 from tgi_trio.model.adapters.sites import map_adapter
 from tgi_trio.model.check import (
-    CPU_ROUNDING,
     check_checkpoint,
     check_guesser,
     check_model,
@@ -22,7 +21,7 @@ from tgi_trio.model.check import (
     supported_spec,
 )
 from tgi_trio.model.config import read_config
-from tgi_trio.model.fit.cpu_kernels import find_undivided, find_unsupported
+from tgi_trio.model.fit.cpu_kernels import find_undivided, find_unsupported, unrounded
 from tgi_trio.model.specs.decoder import DecoderSpec
 from tgi_trio.model.speculators.assistant import AssistantSpec
 from tgi_trio.model.speculators.eagle import check_hidden_states
@@ -71,18 +70,18 @@ def check_start(settings: Settings) -> list[str]:
 
 def _check_rounding(settings: Settings) -> None:
     """Raise where torch on a CPU is sure to compute a model whose activations are to be rounded."""
-    kernels = settings.cpu_backend != "torch"
-    if kernels:
-        spec = model_spec(read_config(settings.model_path, settings.rope))
-        # The shard may widen the dtype: no reason is looked for there.
-        kernels = isinstance(spec, DecoderSpec) and find_unsupported(spec, "float32") is None
-        if isinstance(spec, DecoderSpec):
-            parts = settings.num_shard // settings.pipeline_stages
-            kernels = kernels and find_undivided(spec, parts) is None
-    if kernels or settings.ranks_elsewhere:  # other machines may have devices
-        return
-    if settings.device == "cpu" or not may_see_device():
-        raise ConfigurationError(CPU_ROUNDING)
+    if settings.ranks_elsewhere or (settings.device != "cpu" and may_see_device()):
+        return  # other machines may have devices, too
+    spec = model_spec(read_config(settings.model_path, settings.rope))
+    if not isinstance(spec, DecoderSpec):
+        return  # `check_model` has refused it
+    # The shard may widen the dtype: no reason is looked for there.
+    reason = find_unsupported(spec, "float32")
+    if reason is not None or settings.cpu_backend == "torch":
+        raise unrounded(reason)
+    reason = find_undivided(spec, settings.num_shard // settings.pipeline_stages)
+    if reason is not None:
+        raise unrounded(reason, settings.num_shard)
 
 
 def _may_have_device(settings: Settings) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Protocol
 
 from tgi_trio.errors import ConfigurationError, ModelLoadError
 from tgi_trio.model.checkpoint_files import StoredTensor
@@ -48,11 +48,6 @@ from tgi_trio.model.tensors import (
     t5_claims,
 )
 from tgi_trio.model.transformers_types import configured_types, text_types
-
-CPU_ROUNDING: Final = (
-    "--activations 8 is for the CPU kernels and for devices, and this model is computed by "
-    "torch on a CPU: leave it out."
-)
 
 
 class Serving(Protocol):
@@ -116,12 +111,12 @@ def check_model(config: ModelConfig, serving: Serving) -> list[str]:
     if serving.cpu_backend == "numba":
         decoder = spec if isinstance(spec, DecoderSpec) else None
         reason = find_unsupported(decoder, serving.dtype)
-        if reason is None and decoder is not None:
-            reason = find_undivided(decoder, parts)
         if isinstance(spec, T5Spec):
             reason = "it has an encoder"
         if reason is not None:
             raise unserved(reason)
+        if decoder is not None and (reason := find_undivided(decoder, parts)) is not None:
+            raise unserved(reason, serving.num_shard)
     return warnings
 
 

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 
 from tgi_trio.errors import ConfigurationError
 from tgi_trio.ipc.shard_settings import ShardSettings
-from tgi_trio.model.check import CPU_ROUNDING, check_guesser, model_spec
+from tgi_trio.model.check import check_guesser, model_spec
 from tgi_trio.model.config import ModelConfig, read_config
-from tgi_trio.model.fit.cpu_kernels import unserved
+from tgi_trio.model.fit.cpu_kernels import unrounded, unserved
 from tgi_trio.model.quantised.recognise import check_stated
 from tgi_trio.model.speculators.recognise import find_kind
 from tgi_trio.shard.adapters.room import KeepsRoom, largest_adapter
@@ -158,8 +158,9 @@ def _load_kernels(
     cannot serve.
     """
     from tgi_trio.shard.numba_backend.loading import load
-    from tgi_trio.shard.numba_backend.unsupported import UnsupportedError
+    from tgi_trio.shard.numba_backend.unsupported import UndividedError, UnsupportedError
 
+    size, divided = settings.world_size, False
     neighbours: Neighbours | None = None
     portions: Portions | None = None
     if ranks is not None and settings.pipeline_stages > 1:
@@ -179,16 +180,17 @@ def _load_kernels(
             portions=portions,
         )
     except UnsupportedError as error:
-        reason = str(error)
+        reason, divided = str(error), isinstance(error, UndividedError)
     if others is not None and not others.least(runner is not None) and runner is not None:
         runner.close()
         runner, reason = None, "another rank cannot compute its part with them"
     if runner is not None:
         return runner
     if settings.cpu_backend == "numba":
-        raise unserved(reason)
+        raise unserved(reason, size if divided else 1)
     print(f"served with torch, not with the CPU kernels: {reason}", file=sys.stderr)
-    _refuse_rounding(settings)
+    if settings.activations == 8:
+        raise unrounded(reason, size if divided else 1)
     return None
 
 
@@ -219,19 +221,13 @@ def _check(settings: ShardSettings, device: str, ranks: Ranks | None) -> None:
     """Raise ConfigurationError for what the CPU kernels alone can do, where they cannot serve, and
     for what they cannot.
     """
-    if device == CPU and settings.cpu_backend == "torch":
-        _refuse_rounding(settings)
+    if device == CPU and settings.cpu_backend == "torch" and settings.activations == 8:
+        raise unrounded(None)
     if device != CPU and settings.cpu_backend == "numba":
         raise ConfigurationError(
             f"--cpu-backend numba computes on the CPU, and this shard computes on {device}; leave "
             "it out, or hide the device: CUDA_VISIBLE_DEVICES="
         )
-
-
-def _refuse_rounding(settings: ShardSettings) -> None:
-    """Raise ConfigurationError if torch would have to round activations, on a CPU."""
-    if settings.activations == 8:
-        raise ConfigurationError(CPU_ROUNDING)
 
 
 def _grammars(tokenizer: Path | None, config: ModelConfig) -> GrammarMasks | None:

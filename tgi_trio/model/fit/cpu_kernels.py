@@ -16,11 +16,36 @@ from tgi_trio.model.split import Portion
 _DTYPES = ("float32", "bfloat16")
 
 
-def unserved(reason: object) -> ConfigurationError:
-    """Return the error for `--cpu-backend numba` where the kernels do not fit for `reason`."""
+def unserved(reason: object, ranks: int = 1) -> ConfigurationError:
+    """Return the error for `--cpu-backend numba` where the kernels do not fit for `reason`.
+
+    `ranks`: their number, if the kernels would serve the model by one.
+    """
+    if ranks > 1:
+        return ConfigurationError(
+            f"The CPU kernels cannot serve this model with --num-shard {ranks}: {reason}. Leave "
+            "--cpu-backend out to serve it with torch, or --num-shard."
+        )
     return ConfigurationError(
         f"The CPU kernels cannot serve this model: {reason}. Leave --cpu-backend out to serve it "
         "with torch."
+    )
+
+
+def unrounded(reason: str | None, ranks: int = 1) -> ConfigurationError:
+    """Return the error for `--activations 8` where torch computes the model on a CPU.
+
+    `reason`, `ranks`: as for `unserved`; None: `--cpu-backend torch` asks for it.
+    """
+    cure = "leave one of the two out"
+    if reason is None:
+        why = "--cpu-backend torch computes it with torch on a CPU"
+    elif ranks > 1:
+        why = f"with --num-shard {ranks} torch computes it on a CPU ({reason})"
+    else:
+        why, cure = f"torch computes it on a CPU ({reason})", "leave it out"
+    return ConfigurationError(
+        f"--activations 8 is for models that the CPU kernels or devices compute, and {why}: {cure}."
     )
 
 

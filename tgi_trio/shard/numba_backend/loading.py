@@ -54,7 +54,7 @@ from tgi_trio.shard.numba_backend.multiplier import Multiplier
 from tgi_trio.shard.numba_backend.numba_runner import CpuRunner
 from tgi_trio.shard.numba_backend.program import Program, pack_program
 from tgi_trio.shard.numba_backend.tables import Code
-from tgi_trio.shard.numba_backend.unsupported import UnsupportedError
+from tgi_trio.shard.numba_backend.unsupported import UndividedError, UnsupportedError
 from tgi_trio.shard.numba_backend.variant import Variant
 from tgi_trio.shard.numba_backend.verified import (
     choose_adapter_kernels,
@@ -186,7 +186,7 @@ def _find_spec(
         check_split(spec, portion.ranks)
         reason = find_undivided(spec, portion.ranks) or _find_whole(settings, config, int8=int8)
         if reason is not None:
-            raise UnsupportedError(reason)
+            raise UndividedError(reason)
     check_checkpoint(config, spec)
     if settings.rope is not None:
         check_rotary(config, spec)

@@ -5,3 +5,7 @@ from __future__ import annotations
 
 class UnsupportedError(Exception):
     """The kernels cannot run this model, or cannot run on this machine."""
+
+
+class UndividedError(UnsupportedError):
+    """The kernels can run this model, but not on several ranks, or not with what is asked there."""
