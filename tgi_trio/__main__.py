@@ -32,7 +32,7 @@ EXIT_UNREAD = 128 + signal.SIGPIPE  # as of a program that the signal ends
 
 
 def _stop_at_once(number: int, frame: object) -> None:
-    """End on SIGTERM until the launcher runs: nothing is served yet."""
+    """End on SIGTERM or SIGHUP until the launcher runs: nothing is served yet."""
     signal.signal(number, signal.SIG_IGN)  # one is enough, and another would change the exit code
     sys.exit(0)
 
@@ -41,6 +41,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return the exit code."""
     open_standard_streams()
     signal.signal(signal.SIGTERM, _stop_at_once)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as under `nohup`
+        signal.signal(signal.SIGHUP, _stop_at_once)
     words = sys.argv[1:] if argv is None else argv
     try:
         invocation = parse(words, os.environ)

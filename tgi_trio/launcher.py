@@ -48,7 +48,7 @@ from tgi_trio.settings.idle import find_idle_limits
 from tgi_trio.settings.records import Options, Settings
 from tgi_trio.settings.resolve import with_kv
 from tgi_trio.settings.served import with_model
-from tgi_trio.signals import SIGNALS
+from tgi_trio.signals import received_signals
 from tgi_trio.sockets import bind_sockets, check_certificate
 from tgi_trio.start_tables import print_addresses, print_start
 from tgi_trio.timeline import Timeline
@@ -243,7 +243,7 @@ class Launcher:
         no shard can be started.
         """
         # Around the nursery, so that signals are received, and kill nothing, until it has ended.
-        with trio.open_signal_receiver(*SIGNALS) as signals:
+        with trio.open_signal_receiver(*received_signals()) as signals:
             if early:
                 return
             try:

@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM, for programs that run in trio and end in an order of their own."""
+"""SIGINT, SIGTERM and SIGHUP, for programs that run in trio and end in an order of their own."""
 
 from __future__ import annotations
 
@@ -8,11 +8,20 @@ from typing import Final
 
 import trio
 
-SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
+_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def received_signals() -> tuple[signal.Signals, ...]:
+    """Return the signals that end a program, without a SIGHUP that `nohup` has it ignore.
+
+    A terminal that closes sends SIGHUP: what it ended at once would break off all streams.
+    """
+    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return _SIGNALS[:-1] if ignored else _SIGNALS
 
 
 def run_to_its_end(run: Callable[[Sequence[int]], Awaitable[None]]) -> None:
-    """Have trio run a program that receives `SIGNALS` itself. Main thread only.
+    """Have trio run a program that receives `received_signals()` itself. Main thread only.
 
     `run` is given the signals that came before it could receive any. Raises what it raises.
 
@@ -31,7 +40,7 @@ def run_to_its_end(run: Callable[[Sequence[int]], Awaitable[None]]) -> None:
             # and Python prints a traceback for one that comes in between.
             _ignore_signals()
 
-    for number in SIGNALS:
+    for number in received_signals():
         signal.signal(number, lambda number, frame: early.append(number))
     try:
         trio.run(main)
@@ -40,5 +49,5 @@ def run_to_its_end(run: Callable[[Sequence[int]], Awaitable[None]]) -> None:
 
 
 def _ignore_signals() -> None:
-    for number in SIGNALS:
+    for number in _SIGNALS:
         signal.signal(number, signal.SIG_IGN)

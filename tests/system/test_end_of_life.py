@@ -109,7 +109,9 @@ async def test_a_reader_that_has_stopped_reading_does_not_hold_the_drain() -> No
             await stream.aclose()
 
 
-def test_a_second_signal_stops_at_once() -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_second_signal_stops_at_once(number: int) -> None:
+    """SIGHUP comes of a terminal that closes; it ended the server, and all streams with it."""
     with serving(fake='{"step_ms": 50}') as server:
         with post_stream(
             f"{server.url}/generate_stream",
@@ -117,10 +119,10 @@ def test_a_second_signal_stops_at_once() -> None:
         ) as reply:
             lines = reply.iter_lines()  # held: dropping it would close the stream
             next(lines)
-            server.signal(signal.SIGTERM)
+            server.signal(number)
             time.sleep(0.5)
             assert server.process.poll() is None  # it drains
-            server.signal(signal.SIGTERM)
+            server.signal(number)
             assert server.wait() == 0
 
 

@@ -9,7 +9,7 @@ import trio
 from tgi_trio.cli.options import RankOptions, ShardOptions
 from tgi_trio.errors import TgiTrioError
 from tgi_trio.router.shards.rank_incarnation import OwnModel
-from tgi_trio.signals import SIGNALS, run_to_its_end
+from tgi_trio.signals import received_signals, run_to_its_end
 
 
 def find_own_model(options: RankOptions | ShardOptions) -> OwnModel:
@@ -30,10 +30,13 @@ def find_own_model(options: RankOptions | ShardOptions) -> OwnModel:
 
 
 def run_until_signalled(run: Callable[[], Awaitable[None]]) -> None:
-    """Run a program until SIGTERM or SIGINT; main thread only. Raises its first TgiTrioError."""
+    """Run a program until a signal of `received_signals`; main thread only.
+
+    Raises its first TgiTrioError.
+    """
 
     async def main(early: Sequence[int]) -> None:
-        with trio.open_signal_receiver(*SIGNALS) as signals:
+        with trio.open_signal_receiver(*received_signals()) as signals:
             if early:
                 return
             async with trio.open_nursery() as nursery:

@@ -28,7 +28,7 @@ from tgi_trio.router.http.wire.server import ServerSettings, serve
 from tgi_trio.router.telemetry.connections import counted_acceptor
 from tgi_trio.router.telemetry.metrics import Metrics
 from tgi_trio.settings.keys import Keys
-from tgi_trio.signals import SIGNALS
+from tgi_trio.signals import received_signals
 from tgi_trio.sockets import start_listening
 
 log = logging.getLogger(__name__)
@@ -81,7 +81,7 @@ class FrontProgram:
 
         `early`: signals that arrived before this method could receive any.
         """
-        with trio.open_signal_receiver(*SIGNALS) as signals:
+        with trio.open_signal_receiver(*received_signals()) as signals:
             if early:
                 return
             async with trio.open_nursery() as nursery:

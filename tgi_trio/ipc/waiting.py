@@ -131,7 +131,7 @@ def wait_for_words(
     descriptors get the numbers that they have at the other end, so this has to be called before
     anything that stays open is opened.
     """
-    for number in (signal.SIGINT, signal.SIGTERM):  # as `shard.process.serve` does
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # as `shard.process.serve` does
         signal.signal(number, signal.SIG_IGN)
     try:
         die_with_parent(parent_pid)

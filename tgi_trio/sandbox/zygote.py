@@ -74,7 +74,8 @@ def serve_jobs(
     neither end nor hold up a process; it is answered without a child, which takes tens of
     milliseconds of a large process.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C means the server, which ends this
+    for number in (signal.SIGINT, signal.SIGHUP):  # mean the server, which ends this
+        signal.signal(number, signal.SIG_IGN)
     os.nice(_NICENESS)
     try:
         zygote = _Zygote(load(), limits, patient, harmless, _Input(sys.stdin.fileno()))

@@ -42,8 +42,8 @@ def serve(
     """
     # The router handles these, and drains first. It starts shards in a process group of their own,
     # but a service manager signals every process of a service.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     rank = 0
     try:
         rank = ChannelSpec.parse(spec_text).rank
