@@ -61,7 +61,7 @@ def test_a_model_that_the_kernels_do_not_serve_is_refused(llama: Path, tmp_path:
 
 
 def test_ranks_that_the_kernels_do_not_divide_a_model_by_are_named(tmp_path: Path) -> None:
-    sizes = {"head_dim": 32, "num_attention_heads": 2, "num_key_value_heads": 2}
+    sizes: dict[str, Any] = {"head_dim": 32, "num_attention_heads": 2, "num_key_value_heads": 2}
     mixture = make_checkpoint(tmp_path / "mixtral", "mixtral", **sizes)
     assert start(mixture, device="cpu") == []
     why = r"--num-shard 2.*ranks divide every layer, which the kernels do not do with experts"
@@ -69,6 +69,12 @@ def test_ranks_that_the_kernels_do_not_divide_a_model_by_are_named(tmp_path: Pat
         start(mixture, device="cpu", num_shard=2)
     with pytest.raises(ConfigurationError, match=rf"{why}.*--cpu-backend out .* or --num-shard\."):
         start(mixture, device="cpu", num_shard=2, cpu_backend="numba")
+
+
+def test_a_machine_without_proc_is_refused(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(start_checks, "_OWN_MEMORY", llama / "no proc")
+    with pytest.raises(ConfigurationError, match="/proc is not mounted"):
+        start(llama)
 
 
 def test_less_for_all_images_than_for_one_is_warned_of(llama: Path) -> None:

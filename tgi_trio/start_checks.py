@@ -7,6 +7,7 @@ milliseconds, against the seconds that a shard takes to say the same.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Final
 
 from tgi_trio.devices import check_device_flags, may_see_device
 from tgi_trio.errors import ConfigurationError
@@ -35,12 +36,19 @@ from tgi_trio.router.text.tokenizer_shape import check_tokenizer_json, find_diff
 from tgi_trio.settings.idle import find_idle
 from tgi_trio.settings.records import MTP, Settings
 
+_OWN_MEMORY: Final = Path("/proc/self/status")
+
 
 def check_start(settings: Settings) -> list[str]:
     """Refuse what cannot be served so; converts a tokenizer of an older format, once.
 
     Returns warnings, a sentence each. Raises ModelLoadError, ConfigurationError.
     """
+    if not _OWN_MEMORY.exists():
+        raise ConfigurationError(
+            "/proc is not mounted, where a shard reads how much memory there is and how much it "
+            "has: mount it (mount -t proc proc /proc)"
+        )
     asked = bool(settings.cuda_graphs) or settings.cuda_memory_fraction != 1.0
     if asked and (settings.device == "cpu" or not _may_have_device(settings)):
         check_device_flags(settings.cuda_graphs, settings.cuda_memory_fraction)

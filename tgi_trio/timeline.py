@@ -9,8 +9,14 @@ from pathlib import Path
 
 
 def process_start() -> float:
-    """Return when this process began, on the monotonic clock; right to a hundredth of a second."""
-    ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+    """Return when this process began, on the monotonic clock; right to a hundredth of a second.
+
+    Where /proc is not mounted, it is now; a server's start is refused there, in words.
+    """
+    try:
+        ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+    except OSError:
+        return time.monotonic()
     began = ticks / os.sysconf("SC_CLK_TCK")  # since the machine did
     return time.monotonic() - (time.clock_gettime(time.CLOCK_BOOTTIME) - began)
 
