@@ -39,12 +39,31 @@ _OWN: Final = (
 # What transformers imports as it builds a model: three seconds of each shard that sees images.
 _MODELS: Final = ("transformers.modeling_utils", "transformers.models.auto.modeling_auto")
 
-# What is forked, by what is imported for it. `plain`: real ones without transformers.
-PROGRAMS: Final = {"real": _SHARD, "plain": _SHARD, "fake": "tgi_trio.testing.fake_shard"}
+# What processes that decode images, videos and sounds import, without torch.
+_DECODING: Final = (
+    "tgi_trio.images.feature_extractors",
+    "tgi_trio.images.processors",
+    "tgi_trio.images.sounds",
+    "tgi_trio.images.videos",
+    "tgi_trio.sandbox.zygote",
+    "transformers.audio_utils",
+    "transformers.feature_extraction_sequence_utils",
+    "transformers.image_processing_backends",
+    "transformers.image_transforms",
+    "av",
+)
+
+# What is forked, by what is imported for it. `plain`: real ones without transformers. `images`: for
+# no server's shards, but for those of its processes that decode (`tests.warm_images`).
+PROGRAMS: Final = {
+    **{"real": _SHARD, "plain": _SHARD, "fake": "tgi_trio.testing.fake_shard"},
+    "images": "tgi_trio.images.decoding",
+}
 MODULES: Final = {
     "real": (*_OWN, *_MODELS),
     "plain": _OWN,
     "fake": ("tgi_trio.shard.process", "tgi_trio.testing.fake_model"),
+    "images": _DECODING,
 }
 # How variables begin that Python or libraries read as they are imported: whoever is to have others
 # than were there then is started anew.
@@ -141,9 +160,12 @@ class Forker:
 
 def prepare(kind: str) -> None:
     """Import what shards of a kind do, and load what most of the real ones compute with."""
+    if kind == "images":
+        os.environ["TRANSFORMERS_VERBOSITY"] = "error"  # as it has it itself
+        sys.modules["torch"] = None  # type: ignore[assignment]
     for name in MODULES[kind]:
         import_module(name)
-    if kind != "fake":
+    if kind in ("real", "plain"):
         from tgi_trio.shard.numba_backend.__main__ import main
 
         main([str(model_path())])

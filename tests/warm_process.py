@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import fcntl
 import gc
 import json
 import os
@@ -40,6 +41,8 @@ MODULES = (
 # What huggingface_hub imports; it is imported by whoever uses it, as it reads variables then.
 LIBRARIES = ("anyio", "filelock", "httpx", "httpx2", "yaml")  # which of the two, its version says
 LONGEST = 1 << 20  # bytes of one start: its words and its environment
+MOST_FDS = 16
+ABOVE = 512  # the numbers of descriptors that are given on are lower
 _CLONE_NEWNET = 0x40000000
 
 
@@ -53,11 +56,15 @@ def main() -> None:
     early = dict(os.environ)
     ending = Ending()
     atexit.register(ending.leave)  # before all others: it is called after them
-    for name in MODULES:
-        import_module(name)
-    for name in LIBRARIES:
-        with suppress(ImportError):
+    if shards == "images":
+        if not control.recv(1, socket.MSG_PEEK):  # many tests need none
+            return
+    else:
+        for name in MODULES:
             import_module(name)
+        for name in LIBRARIES:
+            with suppress(ImportError):
+                import_module(name)
     warm_children.prepare(shards)
     gc.freeze()
     parent = os.getpid()
@@ -124,7 +131,7 @@ def next_start(control: socket.socket) -> tuple[dict[str, Any], list[int]] | Non
                 if key.data is not None:
                     see_end(selector, key.fd, key.data)
                     continue
-                message, fds, _, _ = socket.recv_fds(control, LONGEST, 4)
+                message, fds, _, _ = socket.recv_fds(control, LONGEST, MOST_FDS)
                 if not message:
                     return None
                 pid = os.fork()
@@ -158,9 +165,7 @@ def become(start: dict[str, Any], fds: list[int], parent: int, early: dict[str, 
     """
     os.setsid()
     die_with_parent(parent)
-    for number, fd in enumerate(fds[:3]):
-        os.dup2(fd, number)
-    os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+    high = place_descriptors(fds, [0, 1, 2, *start["places"]])
     os.environ.clear()
     os.environ.update(start["environment"])
     os.chdir(start["folder"])
@@ -171,6 +176,9 @@ def become(start: dict[str, Any], fds: list[int], parent: int, early: dict[str, 
     same = not warm_children.differs(early, os.environ)
     if start["shards"] and same and warm_children.fork_shards(start["shards"]):
         option, (what, *words) = "-m", sys.argv
+    elif start["shards"]:
+        control = socket.socket(fileno=high[0])
+        import_module("tests.warm_images").fork_decoders(lambda: control, early)
     if option == "-m":
         sys.argv = [what, *words]
         run_module(what, run_name="__main__", alter_sys=True)
@@ -178,6 +186,22 @@ def become(start: dict[str, Any], fds: list[int], parent: int, early: dict[str, 
         sys.argv = [option, *words]
         sys.modules["__main__"] = module = ModuleType("__main__")
         exec(compile(what, "<string>", "exec"), vars(module))
+
+
+def place_descriptors(fds: list[int], places: list[int]) -> list[int]:
+    """Have descriptors under the numbers of `places`, and no others but what is behind those.
+
+    Returns these, which have high numbers and are not given on.
+    """
+    high = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, ABOVE) for fd in fds]
+    kept = high[len(places) :]
+    for fd, place in zip(high, places, strict=False):
+        os.dup2(fd, place)
+    for number in map(int, os.listdir("/proc/self/fd")):
+        if number not in (*places, *kept):
+            with suppress(OSError):  # what the folder was listed with
+                os.close(number)
+    return kept
 
 
 def enter_network(name: str) -> None:

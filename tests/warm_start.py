@@ -91,11 +91,15 @@ def start_warm(
         "folder": str(folder or Path.cwd()),
         "network": network,
         "shards": shards,
+        "places": [],
     }
     mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with its, open(os.devnull, "rb") as nothing:
-        fds = [nothing.fileno() if stdin is None else stdin, stdout, stderr, its.fileno()]
-        socket.send_fds(_control(shards), [json.dumps(start).encode()], fds)
+        fds = [nothing.fileno() if stdin is None else stdin, stdout, stderr]
+        if shards:
+            fds.append(way_to("images").fileno())
+        fds.append(its.fileno())
+        socket.send_fds(way_to(shards), [json.dumps(start).encode()], fds)
     return WarmProcess(mine)
 
 
@@ -133,8 +137,8 @@ def run_warm(
         return subprocess.CompletedProcess(argv, code, out.read(), err.read())
 
 
-def _control(shards: str) -> socket.socket:
-    """Return the way to the process that is forked, which the first call starts.
+def way_to(shards: str) -> socket.socket:
+    """Return the way to the process that is forked for a kind, which the first call starts.
 
     What has no shards is forked off the same one as what has fake ones, which take little.
     """

@@ -1,0 +1,13 @@
+"""What decodes images for routers in this process is forked."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.warm_images import fork_decoders
+from tests.warm_start import EARLY, way_to
+
+
+@pytest.fixture(scope="session", autouse=True)
+def forked_decoders() -> None:
+    fork_decoders(lambda: way_to("images"), EARLY)
