@@ -62,7 +62,7 @@ def test_kernels_that_are_wrong_do_not_serve(monkeypatch: pytest.MonkeyPatch) ->
         verified.choose_apart(apart_table.BLOCKS, VARIANT)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)  # two threads and rounded numbers are asked of the others, too
 @pytest.mark.parametrize(
     "numbers", [pytest.param(each, marks=[DOTS] * (each == "dot products")) for each in NUMBERS]
 )
