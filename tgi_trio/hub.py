@@ -122,12 +122,7 @@ def resolve_served(
     ModelLoadError, with what to do about it, when there is no such model or it cannot be served.
     """
     if model_id is None or model_id == demo.MODEL_ID:
-        if revision is not None:
-            raise ModelLoadError(
-                "the embedded model has no revision: name a hub repository with --model-id, or "
-                "leave --revision out"
-            )
-        return Served(check_folder(demo.model_path()))
+        return Served(_embedded(revision))
 
     def repository(name: str, revision: str | None) -> Repository:
         token = hub_token() if token_from_env else None
@@ -160,6 +155,15 @@ def resolve_served(
         return _fetch(repository(name, revision), trust_remote_code)
 
     return _add_base(folder, model_id, fetch_base, auto_convert=auto_convert, merge_lora=merge_lora)
+
+
+def _embedded(revision: str | None) -> Path:
+    if revision is not None:
+        raise ModelLoadError(
+            "the embedded model has no revision: name a hub repository with --model-id, or leave "
+            "--revision out"
+        )
+    return check_folder(demo.model_path())
 
 
 def _add_base(

@@ -64,6 +64,7 @@ class ImageService:
         Raises ConfigurationError for `image_urls`, ModelLoadError for a tokenizer without the image
         tokens.
         """
+        model = _keep_written(model, tokens)
         self._spool = Spool()
         self._decoders: dict[Kind, ImageDecoder] = {}
 
@@ -76,8 +77,6 @@ class ImageService:
         if model.layout is not None:
             settings = model.decoder_settings(flags.max_image_pixels)
             pictures = ImageReading(model.layout, decode(settings), settings.dump())
-        readings: dict[Kind, OtherReading] = {}
-        unserved = dict(model.unserved)
         bounds = DecodingBounds(
             flags.max_image_pixels,
             flags.max_video_frames,
@@ -85,16 +84,8 @@ class ImageService:
             flags.max_audio_seconds,
             arena.nbytes,
         )
+        readings: dict[Kind, OtherReading] = {}
         for kind, other in model.others.items():
-            needed = (other.layout.feature_token, *other.layout.mark_tokens)
-            if missing := [token for token in needed if token not in tokens.added_tokens]:
-                several = WORDS[kind].several
-                unserved[kind] = (
-                    f"the tokenizer has no token {missing[0]!r}, which this model's {several} need"
-                )
-                if pictures is None:  # nothing is left to serve
-                    raise ModelLoadError(unserved[kind])
-                continue
             shown = other.decoder_settings(bounds)
             readings[kind] = OtherReading(other.layout, decode(shown), shown.dump())
         self.store = PixelStore(arena, self._decode, workers)
@@ -112,7 +103,7 @@ class ImageService:
                 flags.max_images_per_prompt, flags.max_image_fetch_size, flags.max_image_bytes
             ),
             readings=readings,
-            unserved=unserved,
+            unserved=model.unserved,
         )
 
     def _decode(
@@ -131,3 +122,19 @@ class ImageService:
             for decoder in self._decoders.values():
                 await decoder.close()
             self._spool.close()
+
+
+def _keep_written(model: ImageModel, tokens: Tokens) -> ImageModel:
+    """Return a model without the kinds, beside images, whose tokens the tokenizer lacks.
+
+    Raises ModelLoadError if nothing is left to serve.
+    """
+    for kind, other in model.others.items():
+        needed = (other.layout.feature_token, *other.layout.mark_tokens)
+        if missing := [token for token in needed if token not in tokens.added_tokens]:
+            several = WORDS[kind].several
+            why = f"the tokenizer has no token {missing[0]!r}, which this model's {several} need"
+            model = model.without(kind, why)
+            if model.layout is None and not model.others:
+                raise ModelLoadError(why)
+    return model

@@ -22,16 +22,19 @@ class ImageSize(NamedTuple):
         return self.height * self.width
 
 
-class ImageLayout(Protocol):
-    """One family's layout: how the image token (`transformers`' *placeholder*) is expanded."""
+class Layout(Protocol):
+    """What the layouts of images and of all else have in common.
+
+    How the token for one (`transformers`' *placeholder*) is expanded.
+    """
 
     @property
     def placeholder(self) -> str:
-        """The token for an image in the chat template's text."""
+        """The token for one in the chat template's text."""
 
     @property
     def feature_token(self) -> str:
-        """The token in whose places features of the tower replace embeddings."""
+        """The token in whose places features of a tower replace embeddings."""
 
     @property
     def mark_tokens(self) -> tuple[str, ...]:
@@ -40,6 +43,10 @@ class ImageLayout(Protocol):
     @property
     def around(self) -> tuple[str, str]:
         """Texts before and after the placeholder that chat templates write, not `expand`."""
+
+
+class ImageLayout(Layout, Protocol):
+    """One family's layout of images."""
 
     @property
     def processor_options(self) -> Mapping[str, Any]:
@@ -76,24 +83,8 @@ class ImageLayout(Protocol):
         """
 
 
-class OtherLayout(Protocol):
-    """One family's layout of what is no image, by what is known of it. See `ImageLayout`."""
-
-    @property
-    def placeholder(self) -> str:
-        """The token for one in the chat template's text."""
-
-    @property
-    def feature_token(self) -> str:
-        """The token in whose places features of a tower replace embeddings."""
-
-    @property
-    def mark_tokens(self) -> tuple[str, ...]:
-        """Tokens of `expand` beside that one in whose places features stand as well."""
-
-    @property
-    def around(self) -> tuple[str, str]:
-        """Texts before and after the placeholder that chat templates write."""
+class OtherLayout(Layout, Protocol):
+    """One family's layout of what is no image, by what is known of it."""
 
     def expand(self, size: Any) -> str:
         """Return the text that replaces the placeholder, with a token for each feature.
