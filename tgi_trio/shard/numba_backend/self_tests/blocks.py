@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tgi_trio.model.specs.block_index import BlockIndexSpec
-from tgi_trio.shard.checkpoint.numbers import Floats, to_bfloat16, to_float32
+from tgi_trio.shard.checkpoint.numbers import Floats, to_bfloat16
 from tgi_trio.shard.numba_backend.arena import address, allocate_zeroed
 from tgi_trio.shard.numba_backend.machine_code.entry import RUN_BLOCKS
 from tgi_trio.shard.numba_backend.operations.blocks import (
@@ -19,6 +19,7 @@ from tgi_trio.shard.numba_backend.operations.blocks import (
 )
 from tgi_trio.shard.numba_backend.rooms import count_score_bytes
 from tgi_trio.shard.numba_backend.self_tests.index import of_index
+from tgi_trio.shard.numba_backend.self_tests.numbers import draw, number_type, to_floats
 from tgi_trio.shard.numba_backend.tables import BLOCKS, OPERATION, STEP, Buffer, Code, Form
 from tgi_trio.shard.numba_backend.variant import Variant
 
@@ -46,11 +47,11 @@ def find_fault(variant: Variant) -> str | None:
 def _ask(variant: Variant) -> tuple[Floats, Floats]:
     """Return cached keys, and the queries of those that see more than is chosen."""
     place, width = 32, 32 + (_KV + 1) * _DIM
-    rows, gains = _draw(_TOKENS, width), _draw(2, _DIM)
-    angles = _draw(_LONGEST, _DIM // 2)
+    rows, gains = draw(_TOKENS, width), draw(2, _DIM)
+    angles = draw(_LONGEST, _DIM // 2)
     cosines, sines = np.cos(angles), np.sin(angles)
-    keys = allocate_zeroed((_BLOCKS, _BLOCK * _DIM), _numbers(variant.cache.bf16))
-    asked = allocate_zeroed((_TOKENS + 7, _KV, _DIM), _numbers(variant.query_bytes == 2))
+    keys = allocate_zeroed((_BLOCKS, _BLOCK * _DIM), number_type(variant.cache.bf16))
+    asked = allocate_zeroed((_TOKENS + 7, _KV, _DIM), number_type(variant.query_bytes == 2))
     held = {"query_norm": gains[0], "key_norm": gains[1], "order": np.arange(_DIM, dtype=np.int32)}
     held |= {"keys": keys, "cosines": cosines, "sines": sines}
     fields: dict[str, Any] = {name: address(array) for name, array in held.items()}
@@ -68,7 +69,7 @@ def _ask(variant: Variant) -> tuple[Floats, Floats]:
     expected[_SEEN.index(9), :_KV] = 0.0  # which asks for nothing
     slots = _slots()
     own = _panels(keys, _DIM)[slots // _BLOCK, slots % _BLOCK]
-    return np.concatenate([_floats(asked)[:_TOKENS], own[:, None]], axis=1), expected
+    return np.concatenate([to_floats(asked)[:_TOKENS], own[:, None]], axis=1), expected
 
 
 def _attend(variant: Variant) -> tuple[Floats, Floats]:
@@ -76,12 +77,12 @@ def _attend(variant: Variant) -> tuple[Floats, Floats]:
 
     Scores are of whole numbers, among which are equals.
     """
-    draw, heads = np.random.default_rng(3), 2 * _KV * variant.heads
-    keys = draw.integers(-2, 3, (_BLOCKS, _BLOCK, _DIM)).astype(np.float32)
+    generator, heads = np.random.default_rng(3), 2 * _KV * variant.heads
+    keys = generator.integers(-2, 3, (_BLOCKS, _BLOCK, _DIM)).astype(np.float32)
     asked = np.zeros((_TOKENS + 7, _KV, _DIM), np.float32)
-    asked[:_TOKENS, :, :2] = draw.integers(-2, 3, (_TOKENS, _KV, 2))
-    both = [_draw(_BLOCKS, _KV, _BLOCK, size) for size in (_SIZE, 2 * _SIZE)]
-    queries = _draw(_TOKENS, heads, _SIZE)
+    asked[:_TOKENS, :, :2] = generator.integers(-2, 3, (_TOKENS, _KV, 2))
+    both = [draw(_BLOCKS, _KV, _BLOCK, size) for size in (_SIZE, 2 * _SIZE)]
+    queries = draw(_TOKENS, heads, _SIZE)
     read = allocate_zeroed((_TOKENS, heads, 2 * _SIZE), np.float32)
     rooms = find_block_buffers(_INDEX, _KV, _TOKENS, _LONGEST)
     buffers: dict[Buffer, Any] = {
@@ -162,18 +163,5 @@ def _panels(keys: NDArray[Any], size: int) -> Floats:
     """Return the keys [blocks, 16, size] of such panels."""
     step = 2 if keys.dtype == np.uint16 else 1
     return (
-        _floats(keys).reshape(_BLOCKS, -1, _BLOCK, step).swapaxes(1, 2).reshape(_BLOCKS, 16, size)
+        to_floats(keys).reshape(_BLOCKS, -1, _BLOCK, step).swapaxes(1, 2).reshape(_BLOCKS, 16, size)
     )
-
-
-def _draw(*shape: int) -> Floats:
-    values = np.random.default_rng(shape).standard_normal(shape, np.float32) * np.float32(0.5)
-    return to_float32(to_bfloat16(values))
-
-
-def _numbers(half: bool) -> type[np.generic]:
-    return np.uint16 if half else np.float32
-
-
-def _floats(values: Any) -> Floats:
-    return np.asarray(to_float32(values), np.float32)

@@ -9,11 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tgi_trio.model.specs.decoder import IndexSpec, RotarySpec
-from tgi_trio.shard.checkpoint.numbers import Floats, to_bfloat16, to_float32
+from tgi_trio.shard.checkpoint.numbers import Floats, to_bfloat16
 from tgi_trio.shard.numba_backend.arena import address, allocate_zeroed
 from tgi_trio.shard.numba_backend.machine_code.entry import RUN_INDEX
 from tgi_trio.shard.numba_backend.operations.index import find_room, order_of
 from tgi_trio.shard.numba_backend.rooms import count_score_bytes
+from tgi_trio.shard.numba_backend.self_tests.numbers import draw, number_type, to_floats
 from tgi_trio.shard.numba_backend.tables import OPERATION, STEP, Buffer, Code, Form
 from tgi_trio.shard.numba_backend.variant import Variant
 
@@ -48,15 +49,15 @@ def _ask(variant: Variant) -> tuple[Floats, Floats]:
     """Return the cached keys and the rotated queries of the token that asks."""
     heads, place = _INDEX.heads, 32
     width = place + _SIZE + heads
-    rows, queries = _draw(_TOKENS, width), _draw(_TOKENS, heads * _SIZE)
-    gain, bias, angles = _draw(_SIZE), _draw(1, _SIZE)[0], _draw(max(_SEEN), _SIZE // 2)
+    rows, queries = draw(_TOKENS, width), draw(_TOKENS, heads * _SIZE)
+    gain, bias, angles = draw(_SIZE), draw(1, _SIZE)[0], draw(max(_SEEN), _SIZE // 2)
     cosines, sines = np.cos(angles), np.sin(angles)
-    keys = allocate_zeroed((_BLOCKS, _BLOCK * _SIZE), _numbers(variant.kv.bf16))
+    keys = allocate_zeroed((_BLOCKS, _BLOCK * _SIZE), number_type(variant.kv.bf16))
     held = {"weights": gain, "bias": bias, "order": order_of(_INDEX), "keys": keys}
     held |= {"cosines": cosines, "sines": sines}
     fields: dict[str, Any] = {name: address(array) for name, array in held.items()}
     fields |= {"inputs": width, "offset": place, "width": heads * _SIZE, "rotated": _SIZE}
-    asked = allocate_zeroed((_TOKENS + 7, heads, _SIZE), _numbers(variant.query_bytes == 2))
+    asked = allocate_zeroed((_TOKENS + 7, heads, _SIZE), number_type(variant.query_bytes == 2))
     buffers = {Buffer.PROJECTED: rows, Buffer.QKV: queries, Buffer.ASKED: asked}
     _run(variant, Code.ASK, buffers, fields | {"source": Buffer.QKV})
 
@@ -68,7 +69,7 @@ def _ask(variant: Variant) -> tuple[Floats, Floats]:
     found = [_panels(variant, keys)[slot // _BLOCK, slot % _BLOCK] for slot in _slots(last)]
     expected = [_turned(key, *turns)]
     for row in np.flatnonzero(last >= _MOST):  # others see no more than is chosen
-        found.append(_floats(asked)[row])
+        found.append(to_floats(asked)[row])
         own = queries[row].reshape(heads, _SIZE)
         expected.append(_turned(own, *(each[row] for each in turns)))
     return _joined(found), _joined(expected)
@@ -76,11 +77,11 @@ def _ask(variant: Variant) -> tuple[Floats, Floats]:
 
 def _choose(variant: Variant) -> tuple[Floats, Floats]:
     """Return the choices of those that see more, out of whole numbers, among which are equals."""
-    draw, heads = np.random.default_rng(3), _INDEX.heads
-    keys = draw.integers(-2, 3, (_BLOCKS, _BLOCK, _SIZE)).astype(np.float32)
+    generator, heads = np.random.default_rng(3), _INDEX.heads
+    keys = generator.integers(-2, 3, (_BLOCKS, _BLOCK, _SIZE)).astype(np.float32)
     asked = np.zeros((_TOKENS + 7, heads, _SIZE), np.float32)
-    asked[:_TOKENS, :, :2] = draw.integers(-2, 3, (_TOKENS, heads, 2))
-    rows = draw.integers(-2, 3, (_TOKENS, _SIZE + heads)).astype(np.float32)
+    asked[:_TOKENS, :, :2] = generator.integers(-2, 3, (_TOKENS, heads, 2))
+    rows = generator.integers(-2, 3, (_TOKENS, _SIZE + heads)).astype(np.float32)
     packed = _packed(variant, keys)
     stored = to_bfloat16(asked) if variant.query_bytes == 2 else asked
     bytes_ = count_score_bytes(max(_SEEN))
@@ -103,7 +104,7 @@ def _choose(variant: Variant) -> tuple[Floats, Floats]:
 def _attend(variant: Variant) -> tuple[Floats, Floats]:
     """Return what heads read of chosen latents; 0 where nothing is chosen."""
     heads = 2 * variant.heads
-    values, queries = _draw(_BLOCKS, _BLOCK, _LATENT), _draw(_TOKENS, heads, _LATENT)
+    values, queries = draw(_BLOCKS, _BLOCK, _LATENT), draw(_TOKENS, heads, _LATENT)
     choice = np.zeros((_TOKENS, _MOST), np.int32)
     choice[0], choice[1] = (0, 3, 15, 16, 20, 33, 40), (0, 1, 2, 4, 5, 7, 8)
     stored = to_bfloat16(queries) if variant.query_bytes == 2 else queries
@@ -161,22 +162,8 @@ def _packed(variant: Variant, keys: Floats) -> NDArray[Any]:
 
 def _panels(variant: Variant, keys: NDArray[Any]) -> Floats:
     """Return the keys [blocks, 16, size] of such panels."""
-    parts = _floats(keys).reshape(_BLOCKS, -1, _BLOCK, variant.kv.step).swapaxes(1, 2)
+    parts = to_floats(keys).reshape(_BLOCKS, -1, _BLOCK, variant.kv.step).swapaxes(1, 2)
     return parts.reshape(_BLOCKS, _BLOCK, _SIZE)
-
-
-def _draw(*shape: int) -> Floats:
-    values = np.random.default_rng(shape).standard_normal(shape, np.float32) * np.float32(0.5)
-    return to_float32(to_bfloat16(values))
-
-
-def _numbers(half: bool) -> type[np.generic]:
-    return np.uint16 if half else np.float32
-
-
-def _floats(values: Any) -> Floats:
-    """Return numbers as float32, whether stored as float32 or as bfloat16."""
-    return np.asarray(to_float32(values), np.float32)
 
 
 def _turned(x: Floats, cosines: Floats, sines: Floats) -> Floats:

@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 
 from tgi_trio.model.specs.decoder import RotarySpec
-from tgi_trio.shard.checkpoint.numbers import Floats, to_bfloat16, to_float32
+from tgi_trio.shard.checkpoint.numbers import Floats, to_bfloat16
 from tgi_trio.shard.numba_backend.arena import address, allocate_zeroed
 from tgi_trio.shard.numba_backend.head_order import head_order
 from tgi_trio.shard.numba_backend.machine_code.entry import RUN_LATENTS
 from tgi_trio.shard.numba_backend.operations.latents import pack_heads
+from tgi_trio.shard.numba_backend.self_tests.numbers import draw, number_type, to_floats
 from tgi_trio.shard.numba_backend.tables import LATENT, OPERATION, STEP, Buffer, Code, Form
 from tgi_trio.shard.numba_backend.variant import Variant, narrowed
 
@@ -42,7 +43,7 @@ def find_fault(variant: Variant) -> str | None:
 
 
 def _compress(variant: Variant) -> tuple[Floats, Floats]:
-    rows, gain = _draw(_TOKENS, 96), _draw(_RANK)
+    rows, gain = draw(_TOKENS, 96), draw(_RANK)
     unsorted = allocate_zeroed((_ROOM, 2 * _RANK), np.float32)
     buffers = {Buffer.PROJECTED: rows, Buffer.UNSORTED: unsorted}
     fields = {"inputs": 96, "width": _RANK, "weights": address(gain), "forms": Form.WIDE}
@@ -55,15 +56,17 @@ def _compress(variant: Variant) -> tuple[Floats, Floats]:
 def _turn(variant: Variant) -> tuple[Floats, Floats]:
     """Return split queries and the cache of keys, in which every token has its own block."""
     width, place = _HEADS * (_PLAIN + _TURNED), 32
-    queries, rows = _draw(_TOKENS, width), _draw(_TOKENS, place + _SIZE)
-    gain, angles = _draw(_RANK), _draw(8, _TURNED // 2)
+    queries, rows = draw(_TOKENS, width), draw(_TOKENS, place + _SIZE)
+    gain, angles = draw(_RANK), draw(8, _TURNED // 2)
     cosines, sines = np.cos(angles), np.sin(angles)
     kind = of_latents(variant)
     parts, turned = (
-        allocate_zeroed((_ROOM, _HEADS * size), _numbers(half))
+        allocate_zeroed((_ROOM, _HEADS * size), number_type(half))
         for size, half in ((_PLAIN, kind.dot), (_SIZE, kind.query_bytes == 2))
     )
-    keys, values = (allocate_zeroed((_TOKENS, 16, _SIZE), _numbers(kind.kv.bf16)) for _ in range(2))
+    keys, values = (
+        allocate_zeroed((_TOKENS, 16, _SIZE), number_type(kind.kv.bf16)) for _ in range(2)
+    )
     slots, positions = (np.array(each, np.int32) for each in (range(0, 48, 16), _POSITIONS))
     order = head_order(RotarySpec(dim=_TURNED, interleaved=True), _TURNED)
     facts = np.zeros((1,), LATENT)
@@ -88,10 +91,10 @@ def _turn(variant: Variant) -> tuple[Floats, Floats]:
         _turned(rows[:, place + _RANK :], turn),
     ]
     found = [
-        _floats(parts)[:_TOKENS],
-        _floats(turned)[:_TOKENS].reshape(_TOKENS, _HEADS, _SIZE)[:, :, _RANK:],
-        _floats(values)[:, 0, :_RANK],
-        _floats(values)[:, 0, _RANK:],
+        to_floats(parts)[:_TOKENS],
+        to_floats(turned)[:_TOKENS].reshape(_TOKENS, _HEADS, _SIZE)[:, :, _RANK:],
+        to_floats(values)[:, 0, :_RANK],
+        to_floats(values)[:, 0, _RANK:],
     ]
     return _joined(found), _joined(expected)
 
@@ -109,18 +112,18 @@ def _multiply(
 ) -> tuple[Floats, Floats]:
     """Return products of each head with its own matrix."""
     kind = of_latents(variant)
-    x, matrices = _draw(_ROOM, _HEADS, span), _draw(_HEADS, inputs, outputs)
+    x, matrices = draw(_ROOM, _HEADS, span), draw(_HEADS, inputs, outputs)
     rows = to_bfloat16(x) if kind.dot else x
     packed = pack_heads(matrices, bf16=kind.kv.bf16)
     absorbs = code == Code.ABSORB
     source = Buffer.MIXED if absorbs else Buffer.ATTENDED
     target = Buffer.QUERY if absorbs else Buffer.MIXED
     half = absorbs and kind.query_bytes == 2
-    made = allocate_zeroed((_TOKENS, _HEADS, _SIZE if absorbs else outputs), _numbers(half))
+    made = allocate_zeroed((_TOKENS, _HEADS, _SIZE if absorbs else outputs), number_type(half))
     fields = {"inputs": inputs, "outputs": outputs, "span": span, "weights": address(packed)}
     fields["forms"] = Form.WIDE
     _run(variant, code, {source: rows, target: made}, source, target, fields)
-    found = _floats(made)[:, :, :outputs]
+    found = to_floats(made)[:, :, :outputs]
     expected = np.einsum("thi,hio->tho", x[:_TOKENS, :, :inputs], matrices)
     return found, np.asarray(expected, np.float32)
 
@@ -148,21 +151,6 @@ def _run(
         op[name] = value
     for rank in range(2):
         RUN_LATENTS.open(of_latents(variant))(rank, address(step), address(op), 0, address(scratch))
-
-
-def _draw(*shape: int) -> Floats:
-    draw = np.random.default_rng(shape)
-    values = draw.standard_normal(shape, np.float32) * np.float32(0.5)
-    return to_float32(to_bfloat16(values))
-
-
-def _numbers(half: bool) -> type[np.generic]:
-    return np.uint16 if half else np.float32
-
-
-def _floats(values: Any) -> Floats:
-    """Return numbers as float32, whether stored as float32 or as bfloat16."""
-    return np.asarray(to_float32(values), np.float32)
 
 
 def _normed(x: Floats, gain: Floats) -> Floats:

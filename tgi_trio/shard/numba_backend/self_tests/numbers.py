@@ -1,0 +1,25 @@
+"""Numbers of self-tests: drawn so that bfloat16 holds them, and read back from either format."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tgi_trio.shard.checkpoint.numbers import Floats, to_bfloat16, to_float32
+
+
+def draw(*shape: int) -> Floats:
+    """Return normal numbers of deviation 0.5, the same for a shape at each start."""
+    values = np.random.default_rng(shape).standard_normal(shape, np.float32) * np.float32(0.5)
+    return to_float32(to_bfloat16(values))
+
+
+def number_type(half: bool) -> type[np.generic]:
+    """Return the type of stored numbers; `half`: they are bfloat16."""
+    return np.uint16 if half else np.float32
+
+
+def to_floats(values: Any) -> Floats:
+    """Return numbers as float32, whether stored as float32 or as bfloat16."""
+    return np.asarray(to_float32(values), np.float32)
