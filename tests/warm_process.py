@@ -9,6 +9,7 @@ import gc
 import json
 import os
 import selectors
+import signal
 import socket
 import sys
 from contextlib import suppress
@@ -165,6 +166,7 @@ def become(start: dict[str, Any], fds: list[int], parent: int, early: dict[str, 
     """
     os.setsid()
     die_with_parent(parent)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # ignored where tests run under `nohup`
     high = place_descriptors(fds, [0, 1, 2, *start["places"]])
     os.environ.clear()
     os.environ.update(start["environment"])
