@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,15 @@ def test_the_peak_is_measured_where_the_tower_is(
         with pytest.raises(ConfigurationError, match="lower --max-image-pixels or --max-input-"):
             measure_largest(Noting(None), asked)
     assert "of the device is not counted: no image processor is known" in capfd.readouterr().err
+
+
+def test_ranks_of_another_machine_take_none_of_this_ones_devices(folder: Path) -> None:
+    """A tower was refused where there were fewer devices than ranks of all machines."""
+    asked = replace(settings(folder, "cuda"), world_size=2, local_size=1)
+    with StandInDevice():  # one device
+        with torch.inference_mode():
+            encoder = Noting(load_encoder(asked, os.sched_getaffinity(0)))
+        assert measure_largest(encoder, asked) == 4000 and encoder.shown
 
 
 def test_on_a_cpu_nothing_is_computed(folder: Path) -> None:

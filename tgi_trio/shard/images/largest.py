@@ -41,7 +41,7 @@ def measure_largest(encoder: ImageEncoder, settings: ShardSettings) -> int:
     On a CPU, memory is not budgeted so exactly. Raises ConfigurationError if the device has too
     little.
     """
-    name = choose_device(settings.device, settings.rank, settings.world_size)
+    name = choose_device(settings.device, *settings.place_on_machine)
     if name == CPU:
         return 0
     device = torch.device(name)

@@ -35,7 +35,7 @@ def load_encoder(settings: ShardSettings, cores: Set[int]) -> ImageEncoder:
     alone = hears_alone(config.values)
     if not alone:
         find_family(config.values)
-    device = choose_device(settings.device, settings.rank, settings.world_size)
+    device = choose_device(settings.device, *settings.place_on_machine)
     on_cpu = device == CPU
     dtype = text_dtype = compute_dtype(settings.dtype, config, on_cpu=on_cpu)
     if on_cpu and not has_bfloat16(_CPU_INFO.read_text("utf-8", "replace")):
