@@ -11,10 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tgi_trio.errors import ModelLoadError
+from tgi_trio.ipc.images import SOUND, SOUND_MASK
 
 Arrays = dict[str, NDArray[Any]]
-FEATURES: Final = "input_features"
-MASK: Final = "input_features_mask"
 
 
 class Extractor(NamedTuple):
@@ -22,7 +21,7 @@ class Extractor(NamedTuple):
 
     module: str  # below transformers.models
     name: str
-    mask: str = MASK  # what it calls the mask
+    mask: str = SOUND_MASK  # what it calls the mask
     given: Mapping[str, Any] = MappingProxyType({})  # with each sound
     fewest: int = 1  # frames of the shortest sound that a tower has a feature of
     piece: int = (
@@ -83,4 +82,4 @@ class FeatureExtractor:
         mask = np.asarray(found[self._row.mask], np.bool_)
         if mask.sum() < self._row.fewest:
             raise ValueError(f"it is too short for this model: {len(samples)} samples")
-        return {FEATURES: np.ascontiguousarray(found[FEATURES], np.float32), MASK: mask}
+        return {SOUND: np.ascontiguousarray(found[SOUND], np.float32), SOUND_MASK: mask}

@@ -28,6 +28,9 @@ from tgi_trio.ipc.segment import Segment
 ALIGNMENT: Final = 64
 KEY_BYTES: Final = 32  # of an image's key, a sha256
 
+# What the extractor of a sound makes: features, and which frames of them are of the sound.
+SOUND: Final = "input_features"
+SOUND_MASK: Final = "input_features_mask"
 # Names as transformers' image processors have them, and the dtype that each is stored as. An entry
 # may be added at the end.
 FIELDS: Final[tuple[tuple[str, str], ...]] = (
@@ -53,8 +56,8 @@ FIELDS: Final[tuple[tuple[str, str], ...]] = (
     ("high_res_pixel_values", "|u1"),
     ("seconds_per_grid", "<f4"),
     ("num_frames", "<i4"),
-    ("input_features", "<f4"),
-    ("input_features_mask", "|u1"),
+    (SOUND, "<f4"),
+    (SOUND_MASK, "|u1"),
 )
 
 _NUMBER_OF: Final = {name: number for number, (name, _) in enumerate(FIELDS)}

@@ -6,7 +6,7 @@ import re
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 import orjson
 
@@ -16,6 +16,7 @@ from tgi_trio.router.http.conversation import ChatTools, Conversation, choose_to
 from tgi_trio.router.http.deadlines import refuse_unseen
 from tgi_trio.router.images.image_prompt import ImagePrompt, Prompt
 from tgi_trio.router.images.kinds import Kind, name_kinds
+from tgi_trio.router.images.layouts.layout import Layout
 from tgi_trio.router.images.links import ImageLink
 from tgi_trio.router.text.chat_template import ChatTemplate
 from tgi_trio.router.text.tools.call_formats import Format
@@ -96,15 +97,6 @@ def _render(
     marks = [] if pictures is None else [Mark("image", pictures)]
     marks += [Mark(kind, layout) for kind, layout in others.items()]
     return _render_images(template, messages, links, marks, given, how)
-
-
-class Layout(Protocol):
-    """What is read of a layout here (`ImageLayout`, `OtherLayout`)."""
-
-    @property
-    def placeholder(self) -> str: ...
-    @property
-    def around(self) -> tuple[str, str]: ...
 
 
 @dataclass(frozen=True, slots=True)

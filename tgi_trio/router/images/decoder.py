@@ -22,7 +22,7 @@ from tgi_trio.errors import ModelLoadError, Unavailable, ValidationError
 from tgi_trio.images.sound import Sound
 from tgi_trio.images.video_canvas import Clip
 from tgi_trio.router.images.kinds import WORDS, Kind
-from tgi_trio.router.images.layouts.layout import ImageSize
+from tgi_trio.router.images.layouts.layout import ImageSize, Size
 from tgi_trio.router.images.manner import PLAIN, Manner
 from tgi_trio.router.images.spool import Compressed, EncodedImage, Spool, keeping
 from tgi_trio.router.sandbox import Answer, Sandbox, SandboxCannotStart, SandboxPool, Turn
@@ -152,7 +152,7 @@ class ImageName:
 class DecodedImage:
     """An image whose pixels are ready to be copied."""
 
-    size: ImageSize | Clip | Sound  # after its EXIF rotation
+    size: Size  # after its EXIF rotation
     nbytes: int  # of its bundle
     _results: int  # descriptor of the file that contains it
 
@@ -249,7 +249,7 @@ def _how(manner: Manner) -> Any:
     return {"beside": manner.beside, "fps": manner.fps, "num_frames": manner.num_frames}
 
 
-def _read_size(found: Mapping[str, Any]) -> ImageSize | Clip | Sound:
+def _read_size(found: Mapping[str, Any]) -> Size:
     """Return what an answer says of an image, a video or a sound."""
     if "samples" in found:
         return Sound(found["samples"], found["sampling_rate"])

@@ -10,10 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tgi_trio.errors import ValidationError
-from tgi_trio.images.sound import Sound
-from tgi_trio.images.video_canvas import Clip
 from tgi_trio.router.images.kinds import Kind
-from tgi_trio.router.images.layouts.layout import ImageLayout, ImageSize, OtherLayout
+from tgi_trio.router.images.layouts.layout import ImageLayout, ImageSize, OtherLayout, Size
 from tgi_trio.router.images.links import ImageLink, Piece, split_text
 from tgi_trio.router.images.manner import PLAIN, Manner
 from tgi_trio.router.images.prompt_image import PromptImage
@@ -65,7 +63,7 @@ class SeenImage:
 
     data: Compressed
     key: bytes  # 32 bytes
-    size: ImageSize | Clip | Sound
+    size: Size
     nbytes: int  # of its pixels
     manner: Manner = PLAIN
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Final, Protocol
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 import trio
 
@@ -30,7 +30,7 @@ from tgi_trio.router.images.image_prompt import (
     expand_prompt,
 )
 from tgi_trio.router.images.kinds import Kind
-from tgi_trio.router.images.layouts.layout import ImageLayout, OtherLayout
+from tgi_trio.router.images.layouts.layout import ImageLayout, Layout, OtherLayout
 from tgi_trio.router.images.links import ImageLink
 from tgi_trio.router.images.manner import Manner
 from tgi_trio.router.images.pixel_store import PixelStore
@@ -77,23 +77,17 @@ class ImageLimits:
     max_image_bytes: int = 128 * 2**20  # bytes of encoded images, of all requests
 
 
-@dataclass(frozen=True, slots=True)
-class ImageReading:
-    """How a model's images are read."""
+AnyLayout = TypeVar("AnyLayout", bound=Layout)
 
-    layout: ImageLayout
+
+@dataclass(frozen=True)
+class Reading(Generic[AnyLayout]):
+    """How a model's images are read, or others that are no images."""
+
+    layout: AnyLayout
     namer: Namer
     # Distinguishes settings that yield different pixels for the same bytes.
     processed_as: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class OtherReading:
-    """How a model's videos are read, or others that are no images."""
-
-    layout: OtherLayout
-    namer: Namer
-    processed_as: str  # as of `ImageReading`
 
 
 class ImageReader:
@@ -101,14 +95,14 @@ class ImageReader:
 
     def __init__(
         self,
-        pictures: ImageReading | None,
+        pictures: Reading[ImageLayout] | None,
         tokenizer: Tokens,
         fetcher: Fetch,
         store: PixelStore,
         spool: Spool,
         metrics: Counts,
         limits: ImageLimits,
-        readings: Mapping[Kind, OtherReading] = MappingProxyType({}),
+        readings: Mapping[Kind, Reading[OtherLayout]] = MappingProxyType({}),
         unserved: Mapping[Kind, str] = MappingProxyType({}),
     ) -> None:
         """`pictures`: how images are read; None: the model does not see.
@@ -140,7 +134,7 @@ class ImageReader:
         self._bytes = ByteBudget(limits.max_image_bytes)
         self._fetching = trio.CapacityLimiter(_FETCHES)
         self._decoding = trio.Lock()  # of base64, in the loop: each turn of it decodes one slice
-        all_readings: dict[Kind, ImageReading | OtherReading] = {**readings}
+        all_readings: dict[Kind, Reading[Any]] = {**readings}
         if pictures is not None:
             all_readings["image"] = pictures
         self._namers = {kind: reading.namer for kind, reading in all_readings.items()}

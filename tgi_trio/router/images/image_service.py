@@ -21,11 +21,11 @@ from tgi_trio.router.images.image_reader import (
     Fetch,
     ImageLimits,
     ImageReader,
-    ImageReading,
-    OtherReading,
+    Reading,
     Tokens,
 )
 from tgi_trio.router.images.kinds import WORDS, Kind
+from tgi_trio.router.images.layouts.layout import OtherLayout
 from tgi_trio.router.images.manner import Manner
 from tgi_trio.router.images.pixel_store import Arena, PixelStore
 from tgi_trio.router.images.policy import parse_policy
@@ -76,7 +76,7 @@ class ImageService:
         pictures = None
         if model.layout is not None:
             settings = model.decoder_settings(flags.max_image_pixels)
-            pictures = ImageReading(model.layout, decode(settings), settings.dump())
+            pictures = Reading(model.layout, decode(settings), settings.dump())
         bounds = DecodingBounds(
             flags.max_image_pixels,
             flags.max_video_frames,
@@ -84,10 +84,10 @@ class ImageService:
             flags.max_audio_seconds,
             arena.nbytes,
         )
-        readings: dict[Kind, OtherReading] = {}
+        readings: dict[Kind, Reading[OtherLayout]] = {}
         for kind, other in model.others.items():
             shown = other.decoder_settings(bounds)
-            readings[kind] = OtherReading(other.layout, decode(shown), shown.dump())
+            readings[kind] = Reading(other.layout, decode(shown), shown.dump())
         self.store = PixelStore(arena, self._decode, workers)
         if fetcher is None:
             limits = FetchLimits(flags.max_image_fetch_size)

@@ -18,10 +18,8 @@ from typing import Final, Protocol
 import trio
 
 from tgi_trio.errors import GenerationError, TgiTrioError, ValidationError
-from tgi_trio.images.sound import Sound
-from tgi_trio.images.video_canvas import Clip
 from tgi_trio.ipc.images import ArenaPlace
-from tgi_trio.router.images.layouts.layout import ImageSize
+from tgi_trio.router.images.layouts.layout import Size
 from tgi_trio.router.images.manner import PLAIN, Manner
 from tgi_trio.router.images.places import FreeSpace, align
 from tgi_trio.router.images.prompt_image import PromptImage
@@ -46,7 +44,7 @@ class Decoded(Protocol):
     """An image whose pixels are ready to be copied (`decoder.DecodedImage`)."""
 
     @property
-    def size(self) -> ImageSize | Clip | Sound: ...
+    def size(self) -> Size: ...
     @property
     def nbytes(self) -> int: ...
     async def copy_to(self, memory: memoryview) -> None: ...
@@ -60,7 +58,7 @@ Decode = Callable[[Compressed, Manner], AbstractAsyncContextManager[Decoded]]
 class KnownImage:
     """What is known of an image that has been decoded once."""
 
-    size: ImageSize | Clip | Sound  # after its EXIF rotation
+    size: Size  # after its EXIF rotation
     nbytes: int  # of its bundle
 
 

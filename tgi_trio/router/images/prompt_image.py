@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from tgi_trio.images.sound import Sound
-from tgi_trio.images.video_canvas import Clip
-from tgi_trio.router.images.layouts.layout import ImageSize
+from tgi_trio.router.images.layouts.layout import Size
 from tgi_trio.router.images.manner import PLAIN, Manner
 from tgi_trio.router.images.spool import Compressed
 
@@ -23,7 +21,7 @@ class PromptImage:
     first: int  # place of the span's first token in the prompt's ids
     tokens: int  # length of the span
     feature_places: tuple[tuple[int, int], ...]  # runs of feature tokens: (offset in span, count)
-    size: ImageSize | Clip | Sound  # pixels as seen, before any scaling
+    size: Size  # pixels as seen, before any scaling
     key: bytes  # 32 bytes: SHA-256 of the compressed bytes and of the processor's settings
     # Compressed, as received; decoded again if its place has been lost.
     data: Compressed = field(repr=False)

@@ -18,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from tgi_trio.errors import ModelLoadError
+from tgi_trio.ipc.images import SOUND, SOUND_MASK
 from tgi_trio.model.image_families import IMAGE_FAMILIES, ImageFamily
 from tgi_trio.shard.checkpoint.container import Container
 from tgi_trio.shard.checkpoint.safetensors_files import SafetensorsFiles
@@ -30,7 +31,6 @@ from tgi_trio.shard.images.tower_parameters import read_parameter
 from tgi_trio.shard.machine.cores import running_on
 
 _PIXELS: Final = "pixel_values"
-_FEATURES, _FEATURES_MASK = "input_features", "input_features_mask"  # of a sound
 # Bytes until they are normalised, and the prefix of the settings that say how.
 _PICTURES: Final = {_PIXELS: "", "pixel_values_local": "", "high_res_pixel_values": "high_res_"}
 _HEARING: Final = ("audio_tower", "embed_audio")  # of classes with audio input as well
@@ -88,7 +88,7 @@ class TorchTower:
 
     @torch.inference_mode()
     def encode(self, bundle: Bundle) -> ImageFeatures:
-        if _FEATURES in bundle:
+        if SOUND in bundle:
             return self._encode_sound(bundle)
         if _PIXELS not in bundle or not self._normalisings:
             raise ValueError(f"a bundle of {', '.join(bundle) or 'nothing'} has no pixels")
@@ -113,8 +113,8 @@ class TorchTower:
     def _encode_sound(self, bundle: Bundle) -> ImageFeatures:
         if self._hear is None:
             raise ValueError("this server computes no audio of this model")
-        features = torch.from_numpy(bundle[_FEATURES].copy()).to(self._device, self._dtype)
-        mask = torch.from_numpy(bundle[_FEATURES_MASK].astype(np.bool_)).to(self._device)
+        features = torch.from_numpy(bundle[SOUND].copy()).to(self._device, self._dtype)
+        mask = torch.from_numpy(bundle[SOUND_MASK].astype(np.bool_)).to(self._device)
         with running_on(self._cores) if self._cores else nullcontext():
             return ImageFeatures(_bring_down(self._hear(self._model, features, mask)))
 

@@ -18,7 +18,7 @@ from typing import Final, TypeAlias
 import numpy as np
 
 from tgi_trio.errors import CorruptFrame
-from tgi_trio.ipc.images import ImageArena, SequenceImage, read_bundle
+from tgi_trio.ipc.images import SOUND, ImageArena, SequenceImage, read_bundle
 from tgi_trio.ipc.messages import Fault
 from tgi_trio.model.image_rules import ImageRules
 from tgi_trio.shard.canvas_turns import turn_by_canvases
@@ -38,7 +38,6 @@ from tgi_trio.shard.prompt_geometry import (
 ImageSource: TypeAlias = "Callable[[Set[int]], ImageQueue]"
 
 _PLAIN: Final = ImageRules()
-_FEATURES: Final = "input_features"  # of a bundle's sound
 _NO_TOWER = "this server computes no images of this model"
 
 
@@ -177,7 +176,7 @@ class ImageQueue:
         if self._arena is None:
             return False
         try:
-            return _FEATURES in read_bundle(self._arena.view(image.place))
+            return SOUND in read_bundle(self._arena.view(image.place))
         except CorruptFrame as error:
             raise ValueError(f"its image cannot be read: {error}") from error
 

@@ -366,9 +366,10 @@ class Program:
         """Return the bytes of buffers for indexes, of which all layers' are alike."""
         if self.spec.index is not None:
             return find_buffers(self.spec.index, tokens, longest)
-        for own, index in self._block_indexes:
-            return find_block_buffers(index, own.kv_heads, tokens, longest)
-        return {}
+        if not (found := self._block_indexes):
+            return {}
+        own, index = found[0]
+        return find_block_buffers(index, own.kv_heads, tokens, longest)
 
     @property
     def low_width(self) -> int:

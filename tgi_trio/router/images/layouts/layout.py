@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from tgi_trio.errors import ModelLoadError
+from tgi_trio.images.sound import Sound
+from tgi_trio.images.video_canvas import Clip
 
 Settings = Mapping[str, Any]
 
@@ -20,6 +22,10 @@ class ImageSize(NamedTuple):
     @property
     def pixels(self) -> int:
         return self.height * self.width
+
+
+# What is known of an image, a video or a sound before its tokens are counted.
+Size = ImageSize | Clip | Sound
 
 
 class Layout(Protocol):
