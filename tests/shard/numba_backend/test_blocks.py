@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tests.shard.adapters.peft_support import PeftGolden, adapted, check, install, write_adapter
-from tests.shard.numba_backend.numba_support import FITTING, VARIANT, cpu_runner
+from tests.shard.numba_backend.numba_support import FITTING, cpu_runner
 from tests.shard.numba_backend.test_at_any_load import DOTS, check_invariance
 from tests.shard.torch_backend.golden import Golden, assert_greedy
 from tests.shard.torch_backend.models_support import (
@@ -26,11 +26,6 @@ from tests.shard.torch_backend.models_support import (
 from tgi_trio.model.config import read_config
 from tgi_trio.model.families.registry import decoder_spec
 from tgi_trio.model.fit.cpu_kernels import find_undivided, find_unsupported
-from tgi_trio.shard.checkpoint.numbers import Floats
-from tgi_trio.shard.numba_backend import apart_table, verified
-from tgi_trio.shard.numba_backend.self_tests import blocks as self_test
-from tgi_trio.shard.numba_backend.unsupported import UnsupportedError
-from tgi_trio.shard.numba_backend.variant import Variant
 from tgi_trio.shard.numba_backend.weight_layout import CacheNumbers
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -47,19 +42,6 @@ NUMBERS: dict[str, dict[str, Any]] = {
 
 def make(checkpoint: Checkpoint, **changes: Any) -> Path:
     return checkpoint(FAMILY, **FITTING[FAMILY] | changes)
-
-
-def test_kernels_that_are_wrong_do_not_serve(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert verified.choose_apart(apart_table.BLOCKS, VARIANT)
-    attend = self_test._attend
-
-    def differ(variant: Variant) -> tuple[Floats, Floats]:
-        found, expected = attend(variant)
-        return found, expected + 1
-
-    monkeypatch.setattr(self_test, "_attend", differ)
-    with pytest.raises(UnsupportedError, match=r"of blocks failed: ATTEND_BLOCKS is 1 away from"):
-        verified.choose_apart(apart_table.BLOCKS, VARIANT)
 
 
 @pytest.mark.sampled(4)  # two threads and rounded numbers are asked of the others, too

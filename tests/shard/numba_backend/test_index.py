@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.quantised_support import store_fp8
-from tests.shard.numba_backend.numba_support import COMPRESSED, VARIANT, cpu_runner
+from tests.shard.numba_backend.numba_support import COMPRESSED, cpu_runner
 from tests.shard.numba_backend.test_at_any_load import DOTS, check_invariance
 from tests.shard.torch_backend.golden import Golden, assert_greedy
 from tests.shard.torch_backend.models_support import (
@@ -28,11 +28,6 @@ from tests.shard.torch_backend.test_kv_dtype import with_scales
 from tgi_trio.model.config import read_config
 from tgi_trio.model.families.registry import decoder_spec
 from tgi_trio.model.fit.cpu_kernels import find_unsupported
-from tgi_trio.shard.checkpoint.numbers import Floats
-from tgi_trio.shard.numba_backend import apart_table, verified
-from tgi_trio.shard.numba_backend.self_tests import index as index_self_test
-from tgi_trio.shard.numba_backend.unsupported import UnsupportedError
-from tgi_trio.shard.numba_backend.variant import Variant
 from tgi_trio.shard.numba_backend.weight_layout import CacheNumbers
 from tgi_trio.testing.wrapped_checkpoints import make_wrapped
 
@@ -52,21 +47,6 @@ ENDINGS = ("_proj.weight", "_mqa.weight", ".wq_b.weight", ".wk.weight")
 
 def make(checkpoint: Checkpoint, **changes: Any) -> Path:
     return checkpoint("deepseek_v32", **COMPRESSED["deepseek_v32"] | changes)
-
-
-def test_kernels_that_are_wrong_do_not_serve(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert verified.choose_apart(apart_table.INDEX, VARIANT)
-    choose = index_self_test._choose
-
-    def differ(variant: Variant) -> tuple[Floats, Floats]:
-        found, expected = choose(variant)
-        return found, expected + 1
-
-    monkeypatch.setattr(index_self_test, "_choose", differ)
-    with pytest.raises(
-        UnsupportedError, match=r"of an index failed: CHOOSE is 1 away from the ref"
-    ):
-        verified.choose_apart(apart_table.INDEX, VARIANT)
 
 
 @pytest.mark.sampled(3)

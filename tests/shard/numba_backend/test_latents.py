@@ -8,30 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.shard.numba_backend.numba_support import COMPRESSED, VARIANT, cpu_runner
+from tests.shard.numba_backend.numba_support import COMPRESSED, cpu_runner
 from tests.shard.torch_backend.golden import Golden
 from tests.shard.torch_backend.models_support import generated, prompts, run, sequences
-from tgi_trio.shard.checkpoint.numbers import Floats
-from tgi_trio.shard.numba_backend import apart_table, verified
 from tgi_trio.shard.numba_backend.operations.latents import pack_heads
-from tgi_trio.shard.numba_backend.self_tests import latents as latent_self_test
-from tgi_trio.shard.numba_backend.unsupported import UnsupportedError
-from tgi_trio.shard.numba_backend.variant import Variant
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-
-def test_kernels_that_are_wrong_do_not_serve(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert verified.choose_apart(apart_table.LATENTS, VARIANT)
-    turn = latent_self_test._turn
-
-    def differ(variant: Variant) -> tuple[Floats, Floats]:
-        found, expected = turn(variant)
-        return found, expected + 1
-
-    monkeypatch.setattr(latent_self_test, "_turn", differ)
-    with pytest.raises(UnsupportedError, match=r"of latents failed: TURN is 1 away from the ref"):
-        verified.choose_apart(apart_table.LATENTS, VARIANT)
 
 
 def test_matrices_of_heads_lie_as_linear_layers_do() -> None:
