@@ -28,7 +28,7 @@ from tgi_trio.testing.wrapped_checkpoints import make_wrapped
 
 need_triton()
 
-from tgi_trio.testing.stand_in_device import StandInDevice  # noqa: E402  (it imports Triton)
+from tests.shard.images.hearing_device import check_on_device  # noqa: E402  (it imports Triton)
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -91,13 +91,7 @@ def test_where_weights_for_sounds_are_missing_images_are_served(
     expected = load_encoder(settings, cores).encode(bundle).rows
     assert expected.shape == (750, 64)
 
-    with StandInDevice():
-        with torch.inference_mode():  # the stand-in makes no views of parameters there
-            tower = load_tower(
-                *(tmp_path, "gemma4", torch.device("cuda:0"), torch.float32), hears=True
-            )
-        found = tower.encode(bundle).rows
-    np.testing.assert_allclose(found, expected, atol=1e-4 * np.abs(expected).max())
+    check_on_device(tmp_path, "gemma4", bundle, expected)
 
     file = tmp_path / "model.safetensors"
     tensors = load_file(file)
