@@ -58,49 +58,49 @@ RULES: dict[str, Rule] = {
     ),
     "ipc": Rule(ours("errors settings"), only=ours("numpy")),
     "sandbox": Rule(ours("errors ipc.parent"), only=NOTHING),
-    "images": Rule(ours("errors sandbox ipc.images"), only=ours("numpy PIL transformers av")),
-    "images.image_text": Rule(NOTHING, only=ours("msgspec")),  # the router reads by it as well
-    "images.packed_frames": Rule(ours("images.image_text"), only=NOTHING),
+    "media": Rule(ours("errors sandbox ipc.images"), only=ours("numpy PIL transformers av")),
+    "media.image_text": Rule(NOTHING, only=ours("msgspec")),  # the router reads by it as well
+    "media.packed_frames": Rule(ours("media.image_text"), only=NOTHING),
     # The router counts with these.
-    "images.sound": Rule(NOTHING, only=NOTHING),
-    "images.video_canvas": Rule(ours("errors"), only=NOTHING),
-    "images.frame_canvases": Rule(ours("errors images.video_canvas"), only=ours("numpy")),
-    "images.patch_canvases": Rule(ours("images.video_canvas"), only=ours("numpy")),
-    "images.video_canvases": Rule(
-        ours("images.frame_canvases images.patch_canvases images.video_canvas"), only=NOTHING
+    "media.sound": Rule(NOTHING, only=NOTHING),
+    "media.video_canvas": Rule(ours("errors"), only=NOTHING),
+    "media.frame_canvases": Rule(ours("errors media.video_canvas"), only=ours("numpy")),
+    "media.patch_canvases": Rule(ours("media.video_canvas"), only=ours("numpy")),
+    "media.video_canvases": Rule(
+        ours("media.frame_canvases media.patch_canvases media.video_canvas"), only=NOTHING
     ),
-    "images.canvases": Rule(NOTHING, only=ours("numpy")),
-    "images.kimi_k25": Rule(ours("errors images.canvases"), only=NOTHING),
-    "images.lfm2": Rule(ours("errors images.canvases"), only=NOTHING),
-    "images.minimax_m3": Rule(NOTHING, only=NOTHING),
-    "images.step3p7": Rule(ours("errors images.canvases"), only=NOTHING),
+    "media.canvases": Rule(NOTHING, only=ours("numpy")),
+    "media.kimi_k25": Rule(ours("errors media.canvases"), only=NOTHING),
+    "media.lfm2": Rule(ours("errors media.canvases"), only=NOTHING),
+    "media.minimax_m3": Rule(NOTHING, only=NOTHING),
+    "media.step3p7": Rule(ours("errors media.canvases"), only=NOTHING),
     "grammars": Rule(ours("errors sandbox"), only=ours("llguidance msgspec numpy tokenizers")),
     "router": Rule(
         ours(
             "errors settings accepting descriptors file_watch sockets model.config "
             "model.audio_families model.image_families model.image_rules model.video_families "
-            "logs ipc images.sound "
-            "images.image_text images.packed_frames images.canvases images.video_canvas "
-            "images.frame_canvases images.patch_canvases images.video_canvases "
-            "images.kimi_k25 images.lfm2 images.minimax_m3 images.step3p7"
+            "logs ipc media.sound "
+            "media.image_text media.packed_frames media.canvases media.video_canvas "
+            "media.frame_canvases media.patch_canvases media.video_canvases "
+            "media.kimi_k25 media.lfm2 media.minimax_m3 media.step3p7"
         ),
         banned=MODEL,
     ),
     # Needs the model's whole check: whether its text is computed here.
-    "router.images.served_images": Rule(
+    "router.media.served_images": Rule(
         ours(
             "errors settings model.audio_families model.check model.config model.towers "
-            "router.images.image_model router.images.kinds"
+            "router.media.image_model router.media.kinds"
         ),
         only=NOTHING,
     ),
     "router.request": Rule(
-        ours("ipc.messages router.delta router.images.prompt_image"), only=ours("numpy")
+        ours("ipc.messages router.delta router.media.prompt_image"), only=ours("numpy")
     ),
     "router.scheduling": Rule(
         ours(
-            "errors model.image_families router.request router.images.prompt_image "
-            "router.images.layouts.layout "
+            "errors model.image_families router.request router.media.prompt_image "
+            "router.media.layouts.layout "
             "ipc.messages ipc.frames ipc.images"
         ),
         only=ours("numpy"),
@@ -116,9 +116,9 @@ RULES: dict[str, Rule] = {
     ),
     "shard": Rule(ours("errors settings model devices grammars logs ipc"), banned=SHARD_ALONE),
     # The only file of it that makes pixels: of a black image, to see what a tower takes.
-    "shard.images.largest": Rule(
+    "shard.media.largest": Rule(
         ours(
-            "errors ipc images.feature_extractors images.processors shard.images.features "
+            "errors ipc media.feature_extractors media.processors shard.media.features "
             "shard.machine"
         ),
         banned=SHARD_ALONE,

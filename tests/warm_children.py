@@ -30,7 +30,7 @@ from tgi_trio.ipc.parent import die_with_parent
 
 _SHARD: Final = "tgi_trio.shard"
 _OWN: Final = (
-    "tgi_trio.shard.images.tower",
+    "tgi_trio.shard.media.tower",
     "tgi_trio.shard.numba_backend.loading",
     "tgi_trio.shard.numba_backend.numba_runner",
     "tgi_trio.shard.numba_backend.verified",
@@ -41,10 +41,10 @@ _MODELS: Final = ("transformers.modeling_utils", "transformers.models.auto.model
 
 # What processes that decode images, videos and sounds import, without torch.
 _DECODING: Final = (
-    "tgi_trio.images.feature_extractors",
-    "tgi_trio.images.processors",
-    "tgi_trio.images.sounds",
-    "tgi_trio.images.videos",
+    "tgi_trio.media.feature_extractors",
+    "tgi_trio.media.processors",
+    "tgi_trio.media.sounds",
+    "tgi_trio.media.videos",
     "tgi_trio.sandbox.zygote",
     "transformers.audio_utils",
     "transformers.feature_extraction_sequence_utils",
@@ -57,7 +57,7 @@ _DECODING: Final = (
 # no server's shards, but for those of its processes that decode (`tests.warm_images`).
 PROGRAMS: Final = {
     **{"real": _SHARD, "plain": _SHARD, "fake": "tgi_trio.testing.fake_shard"},
-    "images": "tgi_trio.images.decoding",
+    "images": "tgi_trio.media.decoding",
 }
 MODULES: Final = {
     "real": (*_OWN, *_MODELS),

@@ -31,8 +31,8 @@ from tgi_trio.model.config import read_config
 from tgi_trio.model.families.registry import decoder_spec
 from tgi_trio.model.serving import describe_serving
 from tgi_trio.router.adapters.registry import AdapterRegistry
-from tgi_trio.router.images.image_model import ImageModel, name_served
-from tgi_trio.router.images.served_images import decide_images
+from tgi_trio.router.media.image_model import ImageModel, name_served
+from tgi_trio.router.media.served_images import decide_images
 from tgi_trio.router.shards.awaited_ranks import AwaitedRanks
 from tgi_trio.router.shards.contact import RankSource
 from tgi_trio.router.shards.group_states import ShardState
@@ -56,7 +56,7 @@ from tgi_trio.timeline import Timeline
 if TYPE_CHECKING:
     from tgi_trio.router.assembly import Assembly
     from tgi_trio.router.engine.engine import Engine
-    from tgi_trio.router.images.image_service import ImageService
+    from tgi_trio.router.media.image_service import ImageService
 
 log = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from huggingface_hub import InferenceClient
 from tests.router.http.fake_engine import FakeEngine
 from tests.router.http.seeing import PAD, START, STOP, UNIT, seeing_engine
 from tests.router.http.served import served
-from tests.router.images.image_files import encode, noise
+from tests.router.media.image_files import encode, noise
 
 pytestmark = pytest.mark.trio
 

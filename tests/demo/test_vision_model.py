@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tgi_trio.demo.vision import COLOURS, IMAGE, QUESTION, main, make_vision_model
-from tgi_trio.router.images.image_model import find_image_model
-from tgi_trio.router.images.layouts.layout import ImageSize
+from tgi_trio.router.media.image_model import find_image_model
+from tgi_trio.router.media.layouts.layout import ImageSize
 from tgi_trio.router.text.chat_template import ChatTemplate
 from tgi_trio.router.text.tokenizer import Tokenizer
 

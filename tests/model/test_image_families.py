@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.shard.images.pictures import FAMILIES
+from tests.shard.media.pictures import FAMILIES
 from tgi_trio.errors import ModelLoadError
-from tgi_trio.images.processors import PROCESSORS
+from tgi_trio.media.processors import PROCESSORS
 from tgi_trio.model.image_families import IMAGE_FAMILIES, find_family
-from tgi_trio.router.images.layouts.table import LAYOUTS
+from tgi_trio.router.media.layouts.table import LAYOUTS
 
 
 def test_router_and_shard_have_the_same_families() -> None:
@@ -42,7 +42,7 @@ def test_others_are_refused_by_name(kind: str, why: str) -> None:
 
 
 def test_the_documents_list_them_all() -> None:
-    text = (Path(__file__).parents[2] / "docs" / "images.md").read_text()
+    text = (Path(__file__).parents[2] / "docs" / "media.md").read_text()
     table = text.split("## Which models")[1].split("\n## ")[0]
     named = {name for name in IMAGE_FAMILIES if f"`{name}`" in table}
     assert named == IMAGE_FAMILIES.keys() - {"pixtral"}, "which calls itself llava"

@@ -9,7 +9,7 @@ import pytest
 
 from tests.warm_images import PROGRAM, ForkedProcess
 from tgi_trio.router import sandbox
-from tgi_trio.router.images.decoder import DecoderSettings
+from tgi_trio.router.media.decoder import DecoderSettings
 from tgi_trio.router.sandbox import Sandbox
 
 pytestmark = pytest.mark.trio

@@ -10,7 +10,7 @@ from typing import Any
 import tokenizers
 from PIL import Image
 
-from tests.router.images.image_files import encode
+from tests.router.media.image_files import encode
 from tests.system.client import post
 from tests.system.server import ServerProcess
 from tgi_trio.testing.checkpoints import VOCAB_SIZE

@@ -20,15 +20,15 @@ import pytest
 import tokenizers
 import torch
 
-from tests.router.images.image_files import noise
-from tests.router.images.sound_files import (
+from tests.router.media.image_files import noise
+from tests.router.media.sound_files import (
     as_floats,
     audio_part,
     encode_sound,
     make_samples,
     make_sound,
 )
-from tests.router.images.torchvision_processors import inherited_processor
+from tests.router.media.torchvision_processors import inherited_processor
 from tests.system.client import post
 from tests.system.server import ServerProcess, serving
 from tests.system.test_videos import MOST, ask

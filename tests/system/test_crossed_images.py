@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.router.images.image_files import noise
+from tests.router.media.image_files import noise
 from tests.system import image_support
 from tests.system.image_support import interleave, know_tokens, told
 from tests.system.server import ServerProcess, serving

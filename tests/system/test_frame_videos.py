@@ -13,11 +13,11 @@ import pytest
 import tokenizers
 import torch
 
-from tests.router.images.image_files import encode, noise
-from tests.router.images.video_files import make_video, read_all
+from tests.router.media.image_files import encode, noise
+from tests.router.media.video_files import make_video, read_all
 from tests.system.server import serving
 from tests.system.test_videos import MOST, ask
-from tgi_trio.router.images.layouts.spelled import spell_number
+from tgi_trio.router.media.layouts.spelled import spell_number
 from tgi_trio.testing.checkpoints import VOCAB_SIZE
 from tgi_trio.testing.wrapped_checkpoints import make_wrapped
 

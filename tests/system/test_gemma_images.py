@@ -16,7 +16,7 @@ import pytest
 import tokenizers
 from PIL import Image
 
-from tests.router.images.image_files import noise
+from tests.router.media.image_files import noise
 from tests.system import image_support
 from tests.system.image_support import interleave, know_tokens, told
 from tests.system.server import ServerProcess, serving

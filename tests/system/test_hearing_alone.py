@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import torch
 
-from tests.router.images.image_files import noise
-from tests.router.images.sound_files import as_floats, audio_part, encode_sound, make_samples
-from tests.shard.images.hearing_models import make_folder
+from tests.router.media.image_files import noise
+from tests.router.media.sound_files import as_floats, audio_part, encode_sound, make_samples
+from tests.shard.media.hearing_models import make_folder
 from tests.system.client import post
 from tests.system.server import serving
 from tests.system.test_videos import MOST, ask

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.router.images.image_files import noise
+from tests.router.media.image_files import noise
 from tests.system import image_support
 from tests.system.client import post
 from tests.system.image_support import know_tokens, question, told

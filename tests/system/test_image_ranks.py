@@ -14,7 +14,7 @@ import pytest
 import tokenizers
 from PIL import Image
 
-from tests.router.images.image_files import noise
+from tests.router.media.image_files import noise
 from tests.system.image_support import ask, interleave, know_tokens, told
 from tests.system.server import ServerProcess, serving
 from tgi_trio.testing.checkpoints import VOCAB_SIZE

@@ -20,7 +20,7 @@ from bench.harness.server import Server
 from bench.images import __main__ as bench
 from bench.images.watched_server import LoopWatch
 from tests.bench.smoke import SMALL
-from tests.router.images.image_files import encode, noise
+from tests.router.media.image_files import encode, noise
 from tests.system.client import post
 from tests.system.server import ServerProcess, serving
 from tgi_trio.demo.vision import COLOURS, IMAGE, QUESTION, make_vision_model

@@ -16,8 +16,8 @@ import pytest
 import tokenizers
 from PIL import Image
 
-from tests.router.images.image_files import noise
-from tests.router.images.torchvision_processors import inherited_processor
+from tests.router.media.image_files import noise
+from tests.router.media.torchvision_processors import inherited_processor
 from tests.system import image_support
 from tests.system.image_support import interleave, told
 from tests.system.server import serving

@@ -21,9 +21,9 @@ import tokenizers
 import torch
 from PIL import Image
 
-from tests.router.images.image_files import encode, noise
-from tests.router.images.torchvision_processors import video_processor
-from tests.router.images.video_files import make_video, read_all, video_url
+from tests.router.media.image_files import encode, noise
+from tests.router.media.torchvision_processors import video_processor
+from tests.router.media.video_files import make_video, read_all, video_url
 from tests.system.client import post
 from tests.system.server import ServerProcess, serving
 from tgi_trio.testing.checkpoints import VOCAB_SIZE

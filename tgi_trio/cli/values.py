@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from tgi_trio.errors import ConfigurationError
 from tgi_trio.log_levels import parse_log_levels
-from tgi_trio.router.images.policy import parse_policy
+from tgi_trio.router.media.policy import parse_policy
 from tgi_trio.settings.keys import check_key
 from tgi_trio.settings.records import (
     ACTIVATIONS,

@@ -30,7 +30,7 @@ class ShardSettings(ShardOptions):
     # what they may change, as `AdapterScope.words` says it
     adapter_scope: tuple[str, ...] = ("experts", "head", "gains", "tokens", "lookups", "latents")
     image_arena: int = -1  # rank 0: descriptor of the arena of images; -1: no images
-    # The largest image that may come, with its image processor (`shard.images.largest` parses it).
+    # The largest image that may come, with its image processor (`shard.media.largest` parses it).
     largest_image: str = ""
     longest_sound: str = ""  # likewise, with its feature extractor; "": none is heard
     # Several ranks: descriptor of the file at which they meet. Over several machines: rank 0's

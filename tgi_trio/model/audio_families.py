@@ -21,8 +21,8 @@ from tgi_trio.errors import ModelLoadError
 class AudioFamily:
     """How a family handles sounds."""
 
-    extractor: str  # a row of `images.feature_extractors.EXTRACTORS`
-    layout: str  # a row of `router.images.layouts.audio.AUDIO_LAYOUTS`
+    extractor: str  # a row of `media.feature_extractors.EXTRACTORS`
+    layout: str  # a row of `router.media.layouts.audio.AUDIO_LAYOUTS`
     # Samples that its extractor takes, and cuts off what is behind them; 0: any number.
     most_samples: int = 0
     alone: bool = False  # models of this type do not see

@@ -33,8 +33,8 @@ Three = tuple[float, float, float]
 class ImageFamily:
     """How a family handles images."""
 
-    layout: str  # a row of `router.images.layouts.table.LAYOUTS`
-    processor: str  # a row of `images.processors.PROCESSORS`
+    layout: str  # a row of `router.media.layouts.table.LAYOUTS`
+    processor: str  # a row of `media.processors.PROCESSORS`
     # The module of transformers' class that is the text model, which we compute ourselves. The rest
     # of the class is the tower.
     text_part: str = "language_model"

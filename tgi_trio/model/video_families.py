@@ -20,8 +20,8 @@ from tgi_trio.errors import ModelLoadError
 class VideoFamily:
     """How a family handles videos."""
 
-    canvas: str  # a row of `images.video_canvases.CANVASES`
-    layout: str  # a row of `router.images.layouts.videos.VIDEO_LAYOUTS`
+    canvas: str  # a row of `media.video_canvases.CANVASES`
+    layout: str  # a row of `router.media.layouts.videos.VIDEO_LAYOUTS`
 
 
 _GLM: Final = VideoFamily("glm4v", "glm4v")

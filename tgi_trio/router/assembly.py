@@ -26,10 +26,10 @@ from tgi_trio.router.http.key_watch import watch_keys
 from tgi_trio.router.http.routes import operations
 from tgi_trio.router.http.wire.http1 import LONGEST_HEAD
 from tgi_trio.router.http.wire.server import ServerSettings, serve
-from tgi_trio.router.images.image_model import ImageModel
-from tgi_trio.router.images.image_service import ImageFlags, ImageService
-from tgi_trio.router.images.kinds import NOTHING_UNSERVED, Kind
-from tgi_trio.router.images.pixel_store import Arena
+from tgi_trio.router.media.image_model import ImageModel
+from tgi_trio.router.media.image_service import ImageFlags, ImageService
+from tgi_trio.router.media.kinds import NOTHING_UNSERVED, Kind
+from tgi_trio.router.media.pixel_store import Arena
 from tgi_trio.router.scheduling.limits import SchedulingLimits
 from tgi_trio.router.scheduling.scheduler import Scheduler
 from tgi_trio.router.shards.supervisor import Supervisor

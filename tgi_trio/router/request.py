@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from tgi_trio.ipc.messages import SamplingParameters
 from tgi_trio.router.delta import Delta
-from tgi_trio.router.images.prompt_image import PromptImage
+from tgi_trio.router.media.prompt_image import PromptImage
 
 
 class FinishReason(enum.Enum):

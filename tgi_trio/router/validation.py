@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from tgi_trio.errors import ExcessiveLength, PromptTooLong, ValidationError, about
 from tgi_trio.ipc.messages import SamplingParameters
-from tgi_trio.router.images.image_prompt import ExpandedPrompt
+from tgi_trio.router.media.image_prompt import ExpandedPrompt
 from tgi_trio.router.request import Request, StoppingCriteria
 from tgi_trio.router.text.regexes import compile_regex
 from tgi_trio.router.text.tokenizer import TokenizerPool

@@ -150,8 +150,8 @@ def find_image_source(settings: ShardSettings) -> ImageSource | None:
         return None
 
     def load_queue(cores: Set[int]) -> ImageQueue:
-        from tgi_trio.shard.images.largest import measure_largest
-        from tgi_trio.shard.images.loading import load_encoder
+        from tgi_trio.shard.media.largest import measure_largest
+        from tgi_trio.shard.media.loading import load_encoder
 
         config = read_config(settings.model_path)
         try:

@@ -183,7 +183,7 @@ bias of the router, it runs through transformers.
 
 Llama 3.2 Vision and Idefics 1 have layers that attend to images (`model/matrices/crossing.py`,
 `torch_backend/layers/crossing.py`), whose keys and values are the
-[tower's](images.md#which-models) to make. Llama's are passed by in text, and by rows of text beside
+[tower's](media.md#which-models) to make. Llama's are passed by in text, and by rows of text beside
 others; of Idefics' the MLP alone adds something there. Eight tokens behind Llama's vocabulary are
 read, an image's among them, and never chosen; Idefics' last ones have tables of their own. Torch
 computes both.
@@ -286,7 +286,7 @@ How they are tested, each on a tiny checkpoint with seeded random weights, in fl
   over four, with fewer KV heads than ranks.
 - *wrappers*: `tests/shard/torch_backend/test_wrappers.py`. As *families*, inside the checkpoints
   that they come in, and the names and omissions of other versions of these.
-- *images*: `tests/shard/images`. Beside prompts with images, alone and in chunks.
+- *images*: `tests/shard/media`. Beside prompts with images, alone and in chunks.
 - *encoder-decoder*: `tests/shard/torch_backend/test_encoder_decoder.py`. As *exactness*, with
   penalties and seeds; ours on one rank and on two.
 """

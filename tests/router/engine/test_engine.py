@@ -26,8 +26,8 @@ from tgi_trio.ipc.messages import StepReport
 from tgi_trio.router.engine.engine import FRAMES_PER_TURN, AdmissionLimits, Engine
 from tgi_trio.router.engine.shard_link import ShardLink
 from tgi_trio.router.engine.stream import StreamEnd, TokenStream
-from tgi_trio.router.images.layouts.layout import ImageSize
-from tgi_trio.router.images.prompt_image import PromptImage
+from tgi_trio.router.media.layouts.layout import ImageSize
+from tgi_trio.router.media.prompt_image import PromptImage
 from tgi_trio.router.request import FinishReason, Token
 from tgi_trio.router.scheduling import Scheduler
 from tgi_trio.router.scheduling.shard_commands import Progress

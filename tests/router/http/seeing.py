@@ -11,10 +11,10 @@ import trio
 from tests.router.http.fake_engine import FakeEngine, byte_tokenizer
 from tgi_trio.ipc.images import ArenaPlace
 from tgi_trio.router.http.engine_api import ServedLimits
-from tgi_trio.router.images.fetch import ImageFetcher
-from tgi_trio.router.images.image_model import ImageModel
-from tgi_trio.router.images.image_service import ImageFlags, ImageService
-from tgi_trio.router.images.layouts.grid import GridLayout
+from tgi_trio.router.media.fetch import ImageFetcher
+from tgi_trio.router.media.image_model import ImageModel
+from tgi_trio.router.media.image_service import ImageFlags, ImageService
+from tgi_trio.router.media.layouts.grid import GridLayout
 from tgi_trio.router.text.chat_template import ChatTemplate
 
 PAD, START, STOP = "<|image_pad|>", "<|vision_start|>", "<|vision_end|>"

@@ -9,13 +9,13 @@ import pytest
 from tests.router.http.fake_engine import FakeEngine
 from tests.router.http.seeing import VIDEO_PAD, data_url, seeing_engine
 from tests.router.http.served import served
-from tests.router.images.image_files import encode, noise
-from tests.router.images.sound_files import audio_part, make_sound
+from tests.router.media.image_files import encode, noise
+from tests.router.media.sound_files import audio_part, make_sound
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.router.http.engine_api import ModelCard
-from tgi_trio.router.images.audio_model import AudioModel
-from tgi_trio.router.images.image_model import ImageModel, name_served
-from tgi_trio.router.images.layouts.audio import AudioTokens, WaveLayout
+from tgi_trio.router.media.audio_model import AudioModel
+from tgi_trio.router.media.image_model import ImageModel, name_served
+from tgi_trio.router.media.layouts.audio import AudioTokens, WaveLayout
 from tgi_trio.router.text.chat_template import ChatTemplate
 
 pytestmark = pytest.mark.trio

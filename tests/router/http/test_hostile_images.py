@@ -10,10 +10,10 @@ import trio
 
 from tests.router.http.seeing import UNIT, data_url, seeing_engine, seen
 from tests.router.http.served import Client, served
-from tests.router.images.image_files import claimed_png, encode, noise
-from tests.router.images.test_fetch import Names, serving
-from tgi_trio.router.images.fetch import FetchLimits, ImageFetcher
-from tgi_trio.router.images.policy import parse_policy
+from tests.router.media.image_files import claimed_png, encode, noise
+from tests.router.media.test_fetch import Names, serving
+from tgi_trio.router.media.fetch import FetchLimits, ImageFetcher
+from tgi_trio.router.media.policy import parse_policy
 
 pytestmark = pytest.mark.trio
 

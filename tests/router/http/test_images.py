@@ -16,13 +16,13 @@ from tests.router.http.seeing import FLAGS, PAD, START, STOP, UNIT, data_url, se
 from tests.router.http.served import Client, read_until, served, until
 from tests.router.http.test_hostile_images import hostile_server
 from tests.router.http.wire.http2_client import Http2
-from tests.router.images.image_files import encode, noise
-from tests.router.images.test_fetch import Names, serving
+from tests.router.media.image_files import encode, noise
+from tests.router.media.test_fetch import Names, serving
 from tgi_trio.router.http.app import Application
 from tgi_trio.router.http.call import HttpSettings
 from tgi_trio.router.http.engine_api import ModelCard
-from tgi_trio.router.images.fetch import FetchLimits, ImageFetcher
-from tgi_trio.router.images.policy import parse_policy
+from tgi_trio.router.media.fetch import FetchLimits, ImageFetcher
+from tgi_trio.router.media.policy import parse_policy
 
 pytestmark = pytest.mark.trio
 

@@ -11,12 +11,12 @@ import pytest
 from tests.router.http.fake_engine import FakeEngine
 from tests.router.http.seeing import MODEL, PAD, START, STOP, VIDEO_PAD, data_url, seeing_engine
 from tests.router.http.served import served
-from tests.router.images.image_files import encode, noise
-from tests.router.images.video_files import make_video, video_url
-from tgi_trio.images.patch_canvases import Qwen2Canvas
+from tests.router.media.image_files import encode, noise
+from tests.router.media.video_files import make_video, video_url
+from tgi_trio.media.patch_canvases import Qwen2Canvas
 from tgi_trio.model.video_families import VIDEO_FAMILIES
-from tgi_trio.router.images.image_model import VideoModel
-from tgi_trio.router.images.layouts.videos import WholeLayout
+from tgi_trio.router.media.image_model import VideoModel
+from tgi_trio.router.media.layouts.videos import WholeLayout
 from tgi_trio.router.text.chat_template import ChatTemplate
 
 pytestmark = pytest.mark.trio

@@ -12,7 +12,7 @@ from tests.router.scheduling.model_shard import EOS, ModelShard, next_token
 from tgi_trio.ipc.frames import Finish
 from tgi_trio.ipc.images import ArenaPlace
 from tgi_trio.ipc.messages import Fault, SamplingParameters, StepReport
-from tgi_trio.router.images.prompt_image import PromptImage
+from tgi_trio.router.media.prompt_image import PromptImage
 from tgi_trio.router.request import Request, StoppingCriteria
 from tgi_trio.router.scheduling import (
     Command,

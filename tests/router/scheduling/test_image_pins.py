@@ -11,8 +11,8 @@ from tests.router.scheduling.harness import LIMITS, Pair, limits
 from tests.router.scheduling.model_shard import ModelShard
 from tgi_trio.ipc.images import ArenaPlace
 from tgi_trio.ipc.messages import Fault, SamplingParameters, StepReport
-from tgi_trio.router.images.layouts.layout import ImageSize
-from tgi_trio.router.images.prompt_image import PromptImage
+from tgi_trio.router.media.layouts.layout import ImageSize
+from tgi_trio.router.media.prompt_image import PromptImage
 from tgi_trio.router.request import Request, StoppingCriteria
 from tgi_trio.router.scheduling import Filter, Prefill, Scheduler
 

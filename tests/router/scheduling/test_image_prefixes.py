@@ -7,8 +7,8 @@ import pytest
 
 from tests.router.scheduling.harness import AllPixels, Pair, limits, request
 from tgi_trio.errors import ValidationError
-from tgi_trio.router.images.layouts.layout import ImageSize
-from tgi_trio.router.images.prompt_image import PromptImage
+from tgi_trio.router.media.layouts.layout import ImageSize
+from tgi_trio.router.media.prompt_image import PromptImage
 from tgi_trio.router.request import Request
 from tgi_trio.router.scheduling import Limits, Prefill, Scheduler, image_prefixes
 from tgi_trio.router.scheduling.image_prefixes import ImagePrefixes

@@ -18,10 +18,10 @@ from tgi_trio.ipc.messages import SamplingParameters
 from tgi_trio.ipc.startup import WarmupRequest, WarmupResult
 from tgi_trio.model.image_rules import ImageRules
 from tgi_trio.shard.contract import ShardSequence
-from tgi_trio.shard.images import video_grids
-from tgi_trio.shard.images.features import Bundle, FeatureStore, ImageFeatures
 from tgi_trio.shard.loop.image_queue import ImageQueue, ImageSource
 from tgi_trio.shard.loop.soundness import RunnerBroken
+from tgi_trio.shard.media import video_grids
+from tgi_trio.shard.media.features import Bundle, FeatureStore, ImageFeatures
 from tgi_trio.testing.fake_model import FakeRunner, FakeSettings
 from tgi_trio.testing.fake_shard import FakeShard
 

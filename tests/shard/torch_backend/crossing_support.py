@@ -7,8 +7,8 @@ import torch
 
 from tests.shard.torch_backend.models_support import plan, sequence
 from tgi_trio.shard.contract import StepPlan
-from tgi_trio.shard.images.features import CrossStates, ImageFeatures
-from tgi_trio.shard.images.held_image import HeldImage
+from tgi_trio.shard.media.features import CrossStates, ImageFeatures
+from tgi_trio.shard.media.held_image import HeldImage
 
 LAYERS, HEADS, DIM = 2, 4, 8
 LENGTH = 9  # of a prompt

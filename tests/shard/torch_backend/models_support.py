@@ -39,7 +39,7 @@ INNER = {
     *("glm5_next_text", "mistral_large4_text", "muse_glimmer_text"),
     *("granite4_vision_text", "paddleocr_vl_text", "step3p5"),
 }
-IMAGED = {"idefics"}  # tested beside images: `tests/shard/images`
+IMAGED = {"idefics"}  # tested beside images: `tests/shard/media`
 ALONE = sorted(FAMILIES.keys() - RENAMED - INNER - IMAGED)  # the others
 # Of attention alone, tested as a batch runs them: `test_newer_families.py`.
 NEWER = (

@@ -22,7 +22,7 @@ from tests.shard.torch_backend.crossing_support import (
 from tests.shard.torch_backend.models_support import BLOCK
 from tgi_trio.model.specs.decoder import Crossing
 from tgi_trio.shard.contract import StepPlan
-from tgi_trio.shard.images.features import CrossStates
+from tgi_trio.shard.media.features import CrossStates
 from tgi_trio.shard.torch_backend.image_states import CrossShape, ImageSource
 from tgi_trio.shard.torch_backend.kv_cache import KVCache
 from tgi_trio.shard.torch_backend.recordings.decode_plans import pad_plan

@@ -14,9 +14,9 @@ from tgi_trio.model.audio_families import AUDIO_FAMILIES
 from tgi_trio.model.video_families import VIDEO_FAMILIES
 from tgi_trio.router.adapters.registry import ServedAdapter
 from tgi_trio.router.http.call import Call
-from tgi_trio.router.images.image_prompt import ExpandedPrompt, ImagePrompt, Prompt
-from tgi_trio.router.images.kinds import WORDS, Kind
-from tgi_trio.router.images.links import ImageLink
+from tgi_trio.router.media.image_prompt import ExpandedPrompt, ImagePrompt, Prompt
+from tgi_trio.router.media.kinds import WORDS, Kind
+from tgi_trio.router.media.links import ImageLink
 from tgi_trio.router.request import Request
 from tgi_trio.router.validation import GenerationParameters
 

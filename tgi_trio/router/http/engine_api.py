@@ -14,8 +14,8 @@ from tgi_trio.router.request import Outcome, Request, Timings, Token
 
 if TYPE_CHECKING:
     from tgi_trio.router.adapters.registry import AdapterRegistry
-    from tgi_trio.router.images.image_reader import ImageReader
-    from tgi_trio.router.images.kinds import Kind
+    from tgi_trio.router.media.image_reader import ImageReader
+    from tgi_trio.router.media.kinds import Kind
     from tgi_trio.router.telemetry.metrics import Metrics
     from tgi_trio.router.text.chat_template import ChatTemplate
     from tgi_trio.router.text.output import OutputText

@@ -13,7 +13,7 @@ from tgi_trio.router.http.conversation import ChatTools, Conversation, choose_to
 from tgi_trio.router.http.deadlines import Schedulable, validate_request
 from tgi_trio.router.http.messages.tool_calls import AnswerReader
 from tgi_trio.router.http.rendering import render_with_tools
-from tgi_trio.router.images.image_prompt import Prompt
+from tgi_trio.router.media.image_prompt import Prompt
 from tgi_trio.router.request import Request
 from tgi_trio.router.text.answer import CallReader
 from tgi_trio.router.text.answer_form import ReadForm, WithoutCalls

@@ -14,10 +14,10 @@ from tgi_trio.errors import CannotContinue, TemplateError
 from tgi_trio.router.http.call import Call
 from tgi_trio.router.http.conversation import ChatTools, Conversation, choose_tools
 from tgi_trio.router.http.deadlines import refuse_unseen
-from tgi_trio.router.images.image_prompt import ImagePrompt, Prompt
-from tgi_trio.router.images.kinds import Kind, name_kinds
-from tgi_trio.router.images.layouts.layout import Layout
-from tgi_trio.router.images.links import ImageLink
+from tgi_trio.router.media.image_prompt import ImagePrompt, Prompt
+from tgi_trio.router.media.kinds import Kind, name_kinds
+from tgi_trio.router.media.layouts.layout import Layout
+from tgi_trio.router.media.links import ImageLink
 from tgi_trio.router.text.chat_template import ChatTemplate
 from tgi_trio.router.text.tools.call_formats import Format
 from tgi_trio.router.text.tools.ids import fit_ids

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from tgi_trio.ipc.images import ArenaPlace
 from tgi_trio.ipc.messages import StepReport
-from tgi_trio.router.images.prompt_image import PromptImage
+from tgi_trio.router.media.prompt_image import PromptImage
 from tgi_trio.router.request import Request
 from tgi_trio.router.scheduling.sequence import Sequence
 

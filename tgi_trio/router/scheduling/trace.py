@@ -23,8 +23,8 @@ import numpy as np
 from tgi_trio.errors import Overloaded
 from tgi_trio.ipc.images import ArenaPlace
 from tgi_trio.ipc.messages import Fault, SamplingParameters, StepReport
-from tgi_trio.router.images.layouts.layout import ImageSize
-from tgi_trio.router.images.prompt_image import PromptImage
+from tgi_trio.router.media.layouts.layout import ImageSize
+from tgi_trio.router.media.prompt_image import PromptImage
 from tgi_trio.router.request import Request, StoppingCriteria
 from tgi_trio.router.scheduling.image_pins import Pixels
 from tgi_trio.router.scheduling.limits import SchedulingLimits

@@ -21,7 +21,7 @@ from typing import Any
 
 import msgspec
 
-from tgi_trio.router.images.links import ImageLink, Piece
+from tgi_trio.router.media.links import ImageLink, Piece
 from tgi_trio.router.text.roles import Roles
 
 _BREAK = "\n\n"  # between texts that are joined in one turn

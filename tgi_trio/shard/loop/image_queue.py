@@ -23,10 +23,10 @@ from tgi_trio.ipc.messages import Fault
 from tgi_trio.model.image_rules import ImageRules
 from tgi_trio.shard.canvas_turns import turn_by_canvases
 from tgi_trio.shard.contract import ShardSequence
-from tgi_trio.shard.images.features import Bundle, FeatureStore, ImageEncoder, ImageFeatures
-from tgi_trio.shard.images.held_image import HeldImage
-from tgi_trio.shard.images.video_grids import join_features, split_grids
 from tgi_trio.shard.loop.step_columns import Columns
+from tgi_trio.shard.media.features import Bundle, FeatureStore, ImageEncoder, ImageFeatures
+from tgi_trio.shard.media.held_image import HeldImage
+from tgi_trio.shard.media.video_grids import join_features, split_grids
 from tgi_trio.shard.prompt_geometry import (
     BundleGrid,
     ImageGrid,

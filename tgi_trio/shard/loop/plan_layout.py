@@ -6,8 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tgi_trio.shard.contract import ShardSequence, StepPlan
-from tgi_trio.shard.images.held_image import place_features
 from tgi_trio.shard.loop.row_table import UNKNOWN, RowTable
+from tgi_trio.shard.media.held_image import place_features
 from tgi_trio.shard.placed_features import PlacedFeatures
 
 

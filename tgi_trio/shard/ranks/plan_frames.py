@@ -15,8 +15,8 @@ from tgi_trio.ipc.frame_codec import Frame, encode
 from tgi_trio.ipc.frames import Kind
 from tgi_trio.ipc.messages import SamplingParameters
 from tgi_trio.shard.contract import ShardSequence, StepPlan
-from tgi_trio.shard.images.features import CrossStates, ImageFeatures
-from tgi_trio.shard.images.held_image import HeldImage
+from tgi_trio.shard.media.features import CrossStates, ImageFeatures
+from tgi_trio.shard.media.held_image import HeldImage
 from tgi_trio.shard.placed_features import PlacedFeatures
 
 

@@ -17,7 +17,7 @@ import torch
 from tgi_trio.model.specs.decoder import DecoderSpec
 from tgi_trio.model.split import kv_head_share
 from tgi_trio.shard.contract import StepPlan
-from tgi_trio.shard.images.features import CrossStates
+from tgi_trio.shard.media.features import CrossStates
 from tgi_trio.shard.torch_backend.step_features import RowImages
 
 

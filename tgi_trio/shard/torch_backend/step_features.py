@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 
 from tgi_trio.shard.contract import StepPlan
-from tgi_trio.shard.images.features import CrossStates
+from tgi_trio.shard.media.features import CrossStates
 
 
 class Broadcasting(Protocol):

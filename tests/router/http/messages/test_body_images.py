@@ -14,12 +14,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tgi_trio.images.image_text import decode_quoted
+from tgi_trio.media.image_text import decode_quoted
 from tgi_trio.router.http.messages import body_images
 from tgi_trio.router.http.messages.body_images import SHORTEST, BodyCutter, CutBody
-from tgi_trio.router.images.image_prompt import ImagePrompt
-from tgi_trio.router.images.links import ImageLink, split_text
-from tgi_trio.router.images.spool import Spool
+from tgi_trio.router.media.image_prompt import ImagePrompt
+from tgi_trio.router.media.links import ImageLink, split_text
+from tgi_trio.router.media.spool import Spool
 
 DATA = random.Random(0).randbytes(SHORTEST)
 LARGE = base64.b64encode(DATA).decode()

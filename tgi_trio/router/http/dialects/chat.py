@@ -14,7 +14,7 @@ from tgi_trio.router.http.messages import schema
 from tgi_trio.router.http.messages.problems import Refused
 from tgi_trio.router.http.messages.response_format import forms
 from tgi_trio.router.http.messages.tool_schema import ToolCall
-from tgi_trio.router.images.links import ImageLink, Piece, to_audio_link
+from tgi_trio.router.media.links import ImageLink, Piece, to_audio_link
 from tgi_trio.router.text.chat_template import ChatTemplate
 from tgi_trio.router.text.turns import PastCall, Turn
 

@@ -16,9 +16,9 @@ from typing import Any, Final
 
 import msgspec
 
-from tgi_trio.router.images.image_prompt import ImagePrompt
-from tgi_trio.router.images.links import ImageLink, split_text, to_audio_link
-from tgi_trio.router.images.spool import EncodedImage, Spool
+from tgi_trio.router.media.image_prompt import ImagePrompt
+from tgi_trio.router.media.links import ImageLink, split_text, to_audio_link
+from tgi_trio.router.media.spool import EncodedImage, Spool
 
 SHORTEST: Final = 1 << 15  # bytes; shorter base64 stays in the body
 BEGINNINGS: Final = 512  # most possible beginnings examined in a body, each in microseconds

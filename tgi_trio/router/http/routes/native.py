@@ -22,7 +22,7 @@ from tgi_trio.router.http.messages.events import NativeEvents, QueryEvents
 from tgi_trio.router.http.messages.problems import Refused
 from tgi_trio.router.http.messages.render import optional_json, prefill_json, text_json, tokens_json
 from tgi_trio.router.http.messages.response_format import native_grammar
-from tgi_trio.router.images.image_prompt import ImagePrompt, Prompt
+from tgi_trio.router.media.image_prompt import ImagePrompt, Prompt
 from tgi_trio.router.request import Request
 from tgi_trio.router.validation import GenerationParameters, fan_out
 

@@ -13,7 +13,7 @@ from tgi_trio.router.http.dialects.chat import to_conversation
 from tgi_trio.router.http.messages import schema, token_schema
 from tgi_trio.router.http.messages.render import NUMPY, text_json
 from tgi_trio.router.http.rendering import render_prompt
-from tgi_trio.router.images.image_prompt import Prompt
+from tgi_trio.router.media.image_prompt import Prompt
 from tgi_trio.router.text.tokenizer import INLINE_CHARACTERS, Encoding
 
 # In this order: a body with `inputs` is in TGI's form, whatever else it has.

@@ -10,8 +10,8 @@ import torch
 from torch.nn import functional
 
 from tgi_trio.model.specs.decoder import Crossing
-from tgi_trio.shard.images.cross_spans import cross_spans
-from tgi_trio.shard.images.features import CrossStates
+from tgi_trio.shard.media.cross_spans import cross_spans
+from tgi_trio.shard.media.features import CrossStates
 from tgi_trio.shard.torch_backend.layers.linear import Linear
 from tgi_trio.shard.torch_backend.layers.norm import Norm
 from tgi_trio.shard.torch_backend.step_features import RowImages

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from tgi_trio.model.specs.decoder import Crossing
 from tgi_trio.shard.contract import StepPlan
-from tgi_trio.shard.images.cross_spans import cross_spans
-from tgi_trio.shard.images.features import CrossStates
+from tgi_trio.shard.media.cross_spans import cross_spans
+from tgi_trio.shard.media.features import CrossStates
 from tgi_trio.shard.torch_backend.attention.crossing import PagedSight
 from tgi_trio.shard.torch_backend.attention.interface import CapturableAttention
 from tgi_trio.shard.torch_backend.image_states import ImageSource

@@ -14,7 +14,7 @@ from tgi_trio.router.http.dialects.carried import read_carried
 from tgi_trio.router.http.messages.problems import Refused
 from tgi_trio.router.http.messages.schema import convert_body, invalid_value, read_variables
 from tgi_trio.router.http.messages.shared_fields import read_seed
-from tgi_trio.router.images.links import ImageLink, Piece
+from tgi_trio.router.media.links import ImageLink, Piece
 from tgi_trio.router.text import grammars
 from tgi_trio.router.text.tools.functions import NO_PARAMETERS, Function
 from tgi_trio.router.text.turns import PastCall, Turn

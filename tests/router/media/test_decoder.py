@@ -1,0 +1,348 @@
+"""Images are decoded in processes that may die of it: pixels as transformers makes them."""
+
+from __future__ import annotations
+
+import importlib
+import io
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+import trio
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from tests.router.media.image_files import claimed_png, encode, noise, upright
+from tests.router.media.torchvision_processors import TorchProcessor, inherited_processor
+from tgi_trio.errors import ModelLoadError, Unavailable, ValidationError
+from tgi_trio.ipc.images import bundle_bytes, read_bundle, write_bundle
+from tgi_trio.media.processors import PROCESSORS, PixelProcessor, Processor
+from tgi_trio.router.media.decoder import DecoderSettings, ImageDecoder
+from tgi_trio.router.media.layouts.layout import ImageSize
+from tgi_trio.router.media.spool import Spool
+from tgi_trio.router.sandbox import Answer, Turn
+
+LLAVA = DecoderSettings(
+    "llava", {"size": {"shortest_edge": 16}, "crop_size": {"height": 16, "width": 16}}
+)
+
+
+@asynccontextmanager
+async def decoder(settings: DecoderSettings = LLAVA) -> AsyncIterator[ImageDecoder]:
+    spool = Spool()
+    one = ImageDecoder(settings, 1, spool)
+    try:
+        yield one
+    finally:
+        with trio.CancelScope(shield=True):
+            await one.close()
+            spool.close()
+
+
+async def pixels(one: ImageDecoder, data: bytes) -> tuple[ImageSize, dict[str, Any]]:
+    async with one.decode(data) as image:
+        memory = memoryview(bytearray(image.nbytes))
+        await image.copy_to(memory)
+        assert isinstance(image.size, ImageSize)
+        return image.size, read_bundle(memory)
+
+
+async def refusal(one: ImageDecoder, data: bytes) -> str:
+    with pytest.raises(ValidationError) as caught:
+        async with one.decode(data):
+            pass
+    return str(caught.value)
+
+
+def expected(image: Image.Image, settings: DecoderSettings = LLAVA) -> dict[str, Any]:
+    row = PROCESSORS[settings.family]
+    assert isinstance(row, Processor)
+    module = importlib.import_module(
+        f"transformers.models.{row.module}.image_processing_pil_{row.module}"
+    )
+    found = getattr(module, f"{row.name}ImageProcessorPil")(
+        **settings.settings, **row.fixed, do_rescale=False, do_normalize=False
+    )
+    arrays = found([image], return_tensors="np", **settings.given)
+    return {"pixel_values": arrays} if isinstance(arrays, np.ndarray) else dict(arrays)
+
+
+LONGEST = {"longest_edge": 64}
+SIZES = {"size": {"height": 16, "width": 16}, "high_res_size": {"height": 32, "width": 32}}
+FAMILIES = [
+    DecoderSettings("deepseek_vl_hybrid", SIZES),
+    DecoderSettings("gemma3", {"size": {"height": 28, "width": 28}}),
+    DecoderSettings("gemma4", {"max_soft_tokens": 70}),
+    DecoderSettings("idefics", {"size": {"height": 16, "width": 16}}),
+    DecoderSettings("idefics3", {"size": LONGEST, "max_image_size": {"longest_edge": 32}}),
+    DecoderSettings("internvl", {"size": {"height": 16, "width": 16}, "max_patches": 4}),
+    DecoderSettings("minicpmv", {"scale_resolution": 40, "patch_size": 8, "max_slice_nums": 4}),
+    DecoderSettings("mllama", {"size": {"height": 16, "width": 16}, "max_image_tiles": 3}),
+    DecoderSettings("ovis2", {"size": {"height": 16, "width": 16}, "crop_to_patches": True}),
+    DecoderSettings("paddleocr", {"min_pixels": 784, "max_pixels": 3136}),
+    DecoderSettings("pixtral", {"size": LONGEST, "patch_size": 14}, {"patch_size": 28}),
+    DecoderSettings("qwen2_vl", {"min_pixels": 784, "max_pixels": 3136}),
+]
+
+
+@pytest.mark.parametrize("settings", FAMILIES, ids=lambda each: each.family)
+def test_a_bundle_holds_what_transformers_own_processor_makes(settings: DecoderSettings) -> None:
+    image = noise(40, 90)
+    processor = PixelProcessor(settings.family, settings.settings, settings.given)
+    arrays = processor.process(np.asarray(image))
+    memory = memoryview(bytearray(bundle_bytes(arrays)))
+    write_bundle(memory, arrays)
+    found, wanted = read_bundle(memory), expected(image, settings)
+    assert found.keys() == wanted.keys()
+    for name, array in wanted.items():
+        assert np.array_equal(found[name], array), name
+
+
+def test_an_image_beside_others_has_the_pixels_that_transformers_makes_there() -> None:
+    sizes: Any = {"size": {"height": 24, "width": 24}, "image_grid_pinpoints": [[24, 48], [48, 24]]}
+    asked, image = DecoderSettings("llava_onevision", sizes), noise(40, 90)
+    from transformers.models.llava_onevision import image_processing_pil_llava_onevision as theirs
+
+    processor = theirs.LlavaOnevisionImageProcessorPil(
+        **sizes, do_rescale=False, do_normalize=False
+    )
+    ours = PixelProcessor(asked.family, asked.settings, {})
+    for beside in (False, True):
+        found = ours.process(np.asarray(image), beside)
+        images: Any = [[image, noise(9, 9)]] if beside else [image]
+        wanted = processor(images, return_tensors="np")
+        assert found.keys() == wanted.keys()
+        assert found["batch_num_images"].tolist() == [2 if beside else 1]
+        assert found["pixel_values"].shape[:2] == (1, 1 if beside else 3)
+        for name, array in found.items():
+            assert np.array_equal(array, wanted[name][:1]), name
+
+
+TILES = {"size": {"height": 24, "width": 24}, "max_patches": 6}
+TORCHVISION = {
+    "cohere2_vision": DecoderSettings("cohere2", TILES),
+    "cohere2_vision/whole": DecoderSettings("cohere2", {**TILES, "crop_to_patches": False}),
+    "llama4": DecoderSettings("llama4", TILES),
+    "llama4/largest": DecoderSettings("llama4", {**TILES, "resize_to_max_canvas": True}),
+}
+
+
+@pytest.mark.parametrize("name", TORCHVISION)
+@settings(max_examples=40)
+@given(height=st.integers(1, 160), width=st.integers(1, 160))
+@example(height=99, width=99)  # which float32 makes a pixel of
+@example(height=24, width=24)
+@example(height=1, width=160)
+def test_tiles_are_those_that_torchvision_makes(name: str, height: int, width: int) -> None:
+    """But for rounding, and where bicubic resampling overshoots: it is cut off between passes."""
+    image, asked = noise(height, width), TORCHVISION[name]
+    family = name.partition("/")[0]
+    kind = {"cohere2_vision": "Cohere2Vision", "llama4": "Llama4"}[family]
+    wanted = TorchProcessor(family, kind, **asked.settings).pixels(image)
+    found = PixelProcessor(asked.family, asked.settings, {}).process(np.asarray(image))
+    assert found.keys() == {"pixel_values"} and found["pixel_values"].dtype == np.uint8
+    off = np.abs(found["pixel_values"].astype(int) - wanted)
+    assert found["pixel_values"].shape == wanted.shape
+    most, mean = (2, 0.5) if family == "llama4" else (32, 1.0)  # of 255, for noise
+    assert off.max() <= most and off.mean() < mean
+
+
+PARTS = {"tile_size": 32, "encoder_patch_size": 8, "max_image_tokens": 9, "min_image_tokens": 2}
+
+
+@settings(max_examples=40)
+@given(height=st.integers(16, 160), width=st.integers(16, 160))
+@example(height=32, width=32)
+@example(height=160, width=20)
+def test_patches_are_those_that_torchvision_makes(height: int, width: int) -> None:
+    """Of LFM2-VL, but for rounding and for room that no part of the image needs."""
+    image = noise(height, width)
+    wanted = inherited_processor("lfm2_vl", "Lfm2Vl", **PARTS)([image], return_tensors="np")
+    found = PixelProcessor("lfm2", PARTS, {}).process(np.asarray(image))
+    assert found.keys() == wanted.keys() and found["pixel_values"].dtype == np.uint8
+    assert np.array_equal(found["spatial_shapes"], wanted["spatial_shapes"])
+    counts, mask = found["spatial_shapes"].prod(axis=1), found["pixel_attention_mask"]
+    room = mask.shape[1]
+    assert room == counts.max() and np.array_equal(mask, wanted["pixel_attention_mask"][:, :room])
+    off = found["pixel_values"].astype(int) - wanted["pixel_values"][:, :room]
+    assert np.abs(off).max() <= 2 and not wanted["pixel_values"][:, room:].any()
+
+
+STEP = {"size": {"height": 64, "width": 64}, "patch_size": 40, "max_image_size": 150}
+KIMI = {"size": {"max_height": 12, "max_width": 12}, "max_patches": 60}
+GRIDS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "gemma4_unified": (
+        *("Gemma4Unified", "gemma4_unified"),
+        {"patch_size": 3, "pooling_kernel_size": 2, "max_soft_tokens": 70},
+    ),
+    "kimi_k25": ("Kimi_K25", "kimi", KIMI),
+    "minicpm_ocr": (
+        *("MiniCPMOcr", "minicpm_ocr"),
+        {"scale_resolution": 60, "patch_size": 8, "max_slice_nums": 4},
+    ),
+    "minimax_m3_vl": ("MiniMaxM3VL", "minimax_m3", {"min_pixels": 3136, "max_pixels": 20_000}),
+    "minimax_m3_vl/published": ("MiniMaxM3VL", "minimax_m3", {"size": [672, 672]}),
+    "muse_glimmer": ("MuseGlimmer", "muse", {"patch_size": 8, "max_image_tokens": 40}),
+    "perception_lm": ("PerceptionLM", "perception_lm", {"tile_size": 24, "max_num_tiles": 5}),
+    "step3p7": ("Step3p7", "step3p7", STEP),
+}
+
+
+VIEWS = ("pixel_values", "pixel_values_local")
+
+
+@pytest.mark.parametrize("name", GRIDS)
+@settings(max_examples=12)
+@given(height=st.integers(1, 200), width=st.integers(1, 200))
+@example(height=20, width=200)  # which Step 3.7 makes a square
+@example(height=64, width=64)
+@example(height=64, width=30)
+@example(height=200, width=199)
+def test_views_are_those_that_torchvision_makes(name: str, height: int, width: int) -> None:
+    """But for rounding, and where bicubic and Lanczos resampling overshoot."""
+    kind, family, given_settings = GRIDS[name]
+    image = noise(height, width)
+    module = name.partition("/")[0]
+    wanted = inherited_processor(module, kind, **given_settings)([image], return_tensors="np")
+    found = PixelProcessor(family, given_settings, {}).process(np.asarray(image))
+    assert found.keys() == wanted.keys() - {"patch_newline_masks"}
+    for part, array in found.items():
+        theirs = np.asarray(wanted[part])
+        if part == "image_position_ids":  # behind which there is room for larger images
+            assert (theirs[:, array.shape[1] :] == -1).all()
+        if name == "gemma4_unified" and part != "num_soft_tokens_per_image":
+            theirs = theirs[:, : array.shape[1]]
+        assert array.shape == theirs.shape
+        off = np.abs(array.astype(int) - theirs)
+        assert (array == array.astype(np.uint8)).all() and (part in VIEWS or not off.any())
+        most, mean = (2, 0.5) if name == "step3p7" else (64, 2.0)  # of 255, for noise
+        assert off.max() <= most and off.mean() < mean
+
+
+@pytest.mark.parametrize(
+    ("family", "wrong", "why"),
+    [
+        ("gemma4_unified", {"max_soft_tokens": 0}, "max_soft_tokens must be positive numbers"),
+        ("muse", {"patch_size": True}, "patch_size, .* must be positive numbers"),
+        ("step3p7", {"size": 728}, "size must be a positive number, not None"),
+        ("step3p7", {"max_image_size": "any"}, "max_image_size must be a positive number"),
+        ("llama4", {"size": {"height": 24, "width": 16}}, "one height and width"),
+        ("cohere2", {"size": {"height": True, "width": True}}, "one height and width"),
+        ("perception_lm", {"max_num_tiles": 0}, "tile_size, max_num_tiles must be positive"),
+        ("llama4", {"max_patches": 0}, "max_patches must be a positive number, not 0"),
+        ("cohere2", {"resample": "sharp"}, "resample must be a number of Pillow's, not 'sharp'"),
+        ("lfm2", {"resample": 9}, "resample must be a number of Pillow's, not 9"),
+        ("lfm2", {"min_tiles": 11}, "min_tiles 11 is more than max_tiles 10"),
+        ("lfm2", {"tile_size": 500}, "tile_size 500 is no multiple of 32"),
+        ("lfm2", {"max_image_tokens": "many"}, "max_image_tokens must be a positive number"),
+        ("lfm2", {"max_pixels_tolerance": "some"}, "max_pixels_tolerance must be a number"),
+    ],
+)
+def test_settings_of_tiles_are_checked(family: str, wrong: dict[str, Any], why: str) -> None:
+    with pytest.raises(ModelLoadError, match=why):
+        PixelProcessor(family, wrong, {})
+
+
+@pytest.mark.trio
+async def test_every_format_is_read_as_it_is_seen() -> None:
+    """Upright, of several frames the first, and without a background: on white."""
+    image, other = noise(20, 30), noise(20, 30, seed=1)
+    frames: dict[str, Any] = {"save_all": True, "append_images": [other]}
+    dull = noise(20, 30, mode="L")
+    clear = noise(20, 30, mode="RGBA")
+    white = Image.alpha_composite(Image.new("RGBA", clear.size, (255, 255, 255, 255)), clear)
+    palette = image.quantize(8)
+    both: dict[str, Any] = {"save_all": True, "append_images": [palette]}
+    turned = encode(image.transpose(Image.Transpose.ROTATE_90), "JPEG", quality=100)
+    async with decoder() as one:
+        for data, wanted in [
+            (encode(image), image),
+            (encode(image, **frames), image),
+            (encode(image, "WEBP", lossless=True), image),
+            (encode(image, "WEBP", lossless=True, **frames), image),
+            (encode(image, "TIFF", **frames), image),
+            (encode(palette, "GIF", **both), palette.convert("RGB")),
+            (encode(dull), dull.convert("RGB")),
+            (encode(clear), white.convert("RGB")),
+            (turned, Image.open(io.BytesIO(turned))),
+        ]:  # fmt: skip
+            size, found = await pixels(one, data)
+            assert size == wanted.size[::-1]
+            assert np.array_equal(found["pixel_values"], expected(wanted)["pixel_values"])
+        size, found = await pixels(one, upright(image, 6))
+        assert size == (30, 20)
+
+
+@pytest.mark.trio
+async def test_what_is_no_image_is_told_what_is_wrong_and_the_process_goes_on() -> None:
+    whole = encode(noise(20, 30))
+    bomb = claimed_png(60_000, 60_000)
+    async with decoder(DecoderSettings("llava", LLAVA.settings, max_pixels=10_000)) as one:
+        for data, words in [
+            (b"", "invalid image: it has 0 bytes"),
+            (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "it is none of PNG, JPEG, GIF"),
+            (encode(noise(2, 2), "BMP"), "it is none of PNG"),
+            (whole[:10], "it is none of PNG"),
+            (whole[: len(whole) // 2], "it cannot be decoded"),
+            (encode(noise(64, 64), "JPEG")[:700], "it cannot be decoded"),
+            (bomb, "it has 60000 x 60000 pixels, 10000 are allowed (--max-image-pixels)"),
+            (claimed_png(0, 5), "invalid image: "),
+            (claimed_png(90, 90, b"junk"), "it cannot be decoded"),
+        ]:
+            assert words in await refusal(one, data), (data[:40], words)
+        size, _ = await pixels(one, whole)
+        assert size == (20, 30)
+
+
+@pytest.mark.trio
+async def test_a_child_that_needs_too_much_or_dies_ends_one_image(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    large = encode(Image.new("RGB", (3000, 3000)))
+    monkeypatch.setattr("tgi_trio.router.media.decoder._BASE_MEMORY", 2**20)
+    monkeypatch.setattr("tgi_trio.router.media.decoder._PIXEL_MEMORY", 0)
+    async with decoder() as one:
+        assert "takes too much memory" in await refusal(one, large)
+        assert "takes too much memory" in await refusal(one, large)
+    monkeypatch.undo()
+    monkeypatch.setattr("tgi_trio.router.media.decoder._BASE_S", 0.01)
+    monkeypatch.setattr("tgi_trio.router.media.decoder._PIXEL_S", 0.0)
+    monkeypatch.setattr("tgi_trio.router.media.decoder._SLOWDOWN", 10_000.0)
+    async with decoder() as one:
+        assert "takes too much time" in await refusal(one, large)
+
+
+@pytest.mark.trio
+async def test_a_child_that_somebody_kills_says_nothing_of_the_image(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def ask(*_: object, **__: object) -> Answer:
+        return Answer(signal=signal.SIGKILL)
+
+    monkeypatch.setattr(Turn, "ask", ask)
+    async with decoder() as one:
+        with pytest.raises(Unavailable, match="has ended before it was done"):
+            await pixels(one, encode(noise(4, 4)))
+
+
+@pytest.mark.trio
+async def test_a_model_whose_images_cannot_be_processed_does_not_start() -> None:
+    with pytest.raises(ModelLoadError, match="the settings of the image processor"):
+        PixelProcessor("llava", {"size": "large"}, {})
+    async with decoder(DecoderSettings("nothing")) as one:
+        with pytest.raises(ModelLoadError, match="no image processor is known of 'nothing'"):
+            await one.start()
+
+
+def test_the_routers_own_process_never_loads_pillow() -> None:
+    code = (
+        "import sys, tgi_trio.router.media.decoder; "
+        "sys.exit(bool({'PIL', 'torch', 'transformers'} & sys.modules.keys()))"
+    )
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

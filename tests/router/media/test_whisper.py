@@ -1,0 +1,116 @@
+"""Sounds for Whisper's encoder: features, tokens, and what is not served."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.router.media.sound_files import as_floats, make_samples
+from tests.shard.media.hearing_models import make_processor
+from tgi_trio.media.feature_extractors import FeatureExtractor
+from tgi_trio.media.sound import Sound
+from tgi_trio.router.media import audio_model
+from tgi_trio.router.media.audio_model import AudioModel
+from tgi_trio.router.media.served_images import decide_images, find_served_images
+from tgi_trio.testing.checkpoints import make_tokenizer
+
+TEXT = {"model_type": "qwen2", "vocab_size": 512, "hidden_size": 64, "num_hidden_layers": 1}
+CONFIG = {"model_type": "qwen2_audio", "text_config": TEXT, "audio_config": {"num_mel_bins": 8}}
+GLM: dict[str, Any] = {"model_type": "glmasr", "text_config": TEXT | {"model_type": "llama"}}
+OWN = {"feature_size": 8}
+
+
+def write(folder: Path, own: dict[str, Any] = OWN, **config: Any) -> None:
+    (folder / "config.json").write_text(json.dumps(CONFIG | config))
+    (folder / "preprocessor_config.json").write_text(json.dumps(own))
+
+
+@pytest.mark.parametrize(
+    ("family", "lengths", "short"),
+    [
+        ("qwen2_audio", (321, 641, 16_001, 480_000), 320),
+        ("glmasr", (961, 1281, 480_000, 480_001, 487_777), 960),
+    ],
+)
+def test_features_and_their_number_are_those_of_transformers(
+    tmp_path: Path, family: str, lengths: tuple[int, ...], short: int
+) -> None:
+    """Bit for bit as where torch is not installed, and as near as rounding with it."""
+    from transformers import PreTrainedTokenizerFast
+
+    write(tmp_path, **(GLM if family == "glmasr" else {}))
+    model, _ = find_served_images(tmp_path)
+    assert model is not None and model.layout is None
+    heard = model.others["audio"]
+    assert isinstance(heard, AudioModel)
+    layout, ours = heard.layout, FeatureExtractor(heard.extractor, heard.processor)
+    assert ("<|audio_bos|>" in layout.around) == (family == "qwen2_audio")
+    make_tokenizer(tmp_path)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "tokenizer.json"))
+    processor = make_processor(family, tokenizer)
+    given: Any = {"sampling_rate": 16_000, "return_attention_mask": True, "return_tensors": "pt"}
+    for length in lengths:
+        samples = as_floats(make_samples(length / 16_000))
+        found = ours.extract(samples)
+        expected, (text,) = processor._process_audio([samples], **given)
+        assert np.array_equal(found["input_features"], expected["input_features"])
+        mask = expected.get("feature_attention_mask", expected.get("input_features_mask"))
+        assert np.array_equal(found["input_features_mask"], mask == 1)
+        assert layout.expand(Sound(length, 16_000)) == text
+        assert layout.count_features(Sound(length, 16_000)) == text.count(layout.feature_token) > 0
+    samples = samples[:480_000]
+    with_torch = type(processor.feature_extractor)(**OWN)([samples], **given)["input_features"]
+    assert np.allclose(ours.extract(samples)["input_features"], with_torch, atol=1e-4)
+    with pytest.raises(ValueError, match=f"it is too short for this model: {short} samples"):
+        ours.extract(np.zeros(short, np.float32))
+
+
+@pytest.mark.parametrize(
+    ("own", "said"),
+    [
+        ({"chunk_length": 20}, "hears 20 s of 16000 samples in a second; served are 30 s of 16000"),
+        ({"sampling_rate": 8_000}, "hears 30 s of 8000 samples"),
+        ({"hop_length": 320}, "makes 1500 frames (hop_length 320), and its tower reads 3000"),
+    ],
+)
+def test_settings_that_make_no_sense_are_named(
+    tmp_path: Path, own: dict[str, Any], said: str
+) -> None:
+    write(tmp_path, OWN | own)
+    model, why = find_served_images(tmp_path)
+    assert model is None and why is not None
+    assert said in why
+
+
+def test_a_glm_that_hears_less_is_not_served(tmp_path: Path) -> None:
+    write(tmp_path, **GLM)
+    (tmp_path / "processor_config.json").write_text(json.dumps({"max_audio_len": 60}))
+    model, why = find_served_images(tmp_path)
+    assert model is None and why is not None and "max_audio_len 60; served is 655" in why
+
+
+def test_without_pyav_its_text_is_served(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nor is Pillow needed, where there is nothing to see."""
+    write(tmp_path)
+    settings: Any = SimpleNamespace(
+        model_path=tmp_path, ranks_elsewhere=0, num_shard=1, pipeline_stages=1
+    )
+    monkeypatch.setattr(audio_model, "find_spec", {"av": True}.get)
+    model, unserved = decide_images(settings)
+    assert model is not None and not unserved
+    monkeypatch.setattr(audio_model, "find_spec", {}.get)
+    model, unserved = decide_images(settings)
+    assert model is None and set(unserved) == {"audio"}
+    assert "it needs PyAV, pip install 'tgi-trio[audio]'" in unserved["audio"]
+    assert "audio parts are not served: it needs PyAV" in caplog.text
+    monkeypatch.undo()
+    settings.pipeline_stages = 2
+    model, unserved = decide_images(settings)
+    assert model is None and list(unserved) == ["audio"] and "stages" in unserved["audio"]

@@ -1,0 +1,57 @@
+"""The tower of a model that only hears: on a device as on a CPU, and where weights are missing."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.torch import load_file, save_file
+
+from tests.router.media.sound_files import as_floats, make_samples
+from tests.shard.media.hearing_models import EXTRACTOR, make_folder
+from tests.shard.torch_backend.interpreter import need_triton
+from tgi_trio.errors import ModelLoadError
+from tgi_trio.ipc.shard_settings import ShardSettings
+from tgi_trio.media.feature_extractors import FeatureExtractor
+from tgi_trio.router.media.served_images import find_served_images
+from tgi_trio.shard.media.largest import make_longest
+from tgi_trio.shard.media.loading import load_encoder
+
+need_triton()
+
+from tests.shard.media.hearing_device import check_on_device  # noqa: E402  (it imports Triton)
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def test_a_device_hears_as_a_cpu_and_missing_weights_are_named(tmp_path: Path) -> None:
+    """Whether all are missing, which the router sees, or one is, which the shard finds."""
+    make_folder(tmp_path, "qwen2_audio")
+    model, _ = find_served_images(tmp_path)
+    assert model is not None
+    longest = model.describe_longest(600)
+    assert make_longest(longest)["input_features"].shape == (1, 8, 3000)
+    settings = ShardSettings(model_path=tmp_path, device="cpu", longest_sound=longest)
+    cores = os.sched_getaffinity(0)
+    encoder = load_encoder(settings, cores)
+    bundle = FeatureExtractor("whisper", EXTRACTOR).extract(as_floats(make_samples(3.01)))
+    expected = encoder.encode(bundle).rows
+    assert expected.shape == (75, 64)
+    with pytest.raises(ValueError, match="has no pixels"):
+        encoder.encode({"pixel_values": np.zeros((1, 3, 8, 8), np.uint8)})
+
+    check_on_device(tmp_path, "qwen2_audio", bundle, expected)
+
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    (bias,) = (name for name in tensors if name.endswith("multi_modal_projector.linear.bias"))
+    del tensors[bias]
+    save_file(tensors, file, {"format": "pt"})
+    with pytest.raises(ModelLoadError, match=r"no tensor .*linear.bias', which its tower needs"):
+        load_encoder(settings, cores)
+    text = {name: each for name, each in tensors.items() if "audio_tower" not in name}
+    save_file(text, file, {"format": "pt"})
+    model, why = find_served_images(tmp_path)
+    assert model is None and why is not None and "has no weights for it" in why

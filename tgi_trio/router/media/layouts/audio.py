@@ -1,0 +1,222 @@
+"""The tokens of a sound in a prompt, from what is known of it without its samples."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+from tgi_trio.errors import ModelLoadError
+from tgi_trio.media.sound import Sound
+from tgi_trio.router.media.layouts.layout import (
+    ImageSettings,
+    OtherLayout,
+    Settings,
+    Unmarked,
+    read_int,
+)
+
+_SUBSAMPLING: Final = 4  # frames of a token in Gemma 4's tower: two convolutions of stride 2
+_NAMES: Final = ("audio_token", "boa_token", "eoa_token")
+_QWEN2_NAMES: Final = ("audio_token", "audio_bos_token", "audio_eos_token")
+_WHISPER_S: Final = 30  # that Whisper's encoder hears
+_GLM_S: Final = 655  # seconds, of which GLM-ASR hears whole pieces of 30
+
+
+class AudioTokens(NamedTuple):
+    """The tokens around a sound, and the one in whose places its features stand."""
+
+    audio: str
+    begin: str
+    end: str
+
+    def read(self, told: Settings, names: Sequence[str] = _NAMES) -> AudioTokens:
+        """Return what tokenizer_config.json says instead of these, under these names."""
+        more = [
+            told.get(name) for name in ("model_specific_special_tokens", "extra_special_tokens")
+        ]
+        found: dict[str, Any] = {}
+        for each in (*more, told):
+            found |= each if isinstance(each, Mapping) else {}
+        given = (found.get(name) for name in names)
+        texts = (each.get("content") if isinstance(each, Mapping) else each for each in given)
+        pairs = zip(texts, self, strict=True)
+        return AudioTokens(
+            *(text if isinstance(text, str) and text else own for text, own in pairs)
+        )
+
+
+@dataclass(frozen=True)
+class SpokenLayout(Unmarked, ABC):
+    """Features between two tokens."""
+
+    tokens: AudioTokens
+    around = ("", "")
+
+    @property
+    def placeholder(self) -> str:
+        return self.tokens.audio
+
+    @property
+    def feature_token(self) -> str:
+        return self.tokens.audio
+
+    def expand(self, sound: Sound) -> str:
+        tokens = self.tokens
+        return f"{tokens.begin}{tokens.audio * self.count_features(sound)}{tokens.end}"
+
+    @abstractmethod
+    def count_features(self, sound: Sound) -> int: ...
+
+
+@dataclass(frozen=True)
+class FixedAudioLayout(SpokenLayout):
+    """As many tokens for any sound, and the mark at its end has features as well: Gemma 3n."""
+
+    features: int
+
+    @property
+    def mark_tokens(self) -> tuple[str, ...]:  # type: ignore[override]
+        return (self.tokens.end,)
+
+    def expand(self, sound: Sound) -> str:
+        tokens = self.tokens
+        return f"\n\n{tokens.begin}{tokens.audio * self.features}{tokens.end}\n\n"
+
+    def count_features(self, sound: Sound) -> int:
+        return self.features + 1
+
+
+@dataclass(frozen=True)
+class FramesAudioLayout(SpokenLayout):
+    """A token for each four windows that lie within the sound: Gemma 4."""
+
+    window: int  # samples, with half of a window of silence before the first
+    hop: int
+
+    def count_features(self, sound: Sound) -> int:
+        room = sound.samples + self.window // 2 - (self.window + 1)
+        return -(-(room // self.hop + 1) // _SUBSAMPLING)
+
+
+@dataclass(frozen=True)
+class WaveLayout(SpokenLayout):
+    """A token for so many samples: Gemma 4's unified model."""
+
+    samples: int
+
+    def count_features(self, sound: Sound) -> int:
+        return -(-sound.samples // self.samples)
+
+
+@dataclass(frozen=True)
+class WhisperLayout(SpokenLayout):
+    """A token for so many windows that begin within the sound: Qwen2-Audio, GLM-ASR.
+
+    Templates write the tokens around it.
+    """
+
+    hop: int  # samples
+    merge: int = 2  # rows of the tower, each of two windows, that become one token
+
+    @property
+    def around(self) -> tuple[str, str]:  # type: ignore[override]
+        return self.tokens.begin, self.tokens.end
+
+    def expand(self, sound: Sound) -> str:
+        return self.tokens.audio * self.count_features(sound)
+
+    def count_features(self, sound: Sound) -> int:
+        frames = -(-sound.samples // self.hop)
+        convolved = (frames - 1) // 2 + 1  # with a stride of 2
+        return convolved // self.merge
+
+
+_GLM: Final = AudioTokens("<|pad|>", "<|begin_of_audio|>", "<|end_of_audio|>")
+_QWEN2: Final = AudioTokens("<|AUDIO|>", "<|audio_bos|>", "<|audio_eos|>")
+_GEMMA4: Final = AudioTokens("<|audio|>", "<|audio>", "<audio|>")
+_GEMMA3N: Final = AudioTokens("<audio_soft_token>", "<start_of_audio>", "<end_of_audio>")
+
+
+def lay_out_gemma3n_audio(own: Settings, settings: ImageSettings, told: Settings) -> OtherLayout:
+    """Return the layout of a model; raises ModelLoadError."""
+    features = read_int(settings.processor, "audio_seq_length", 188)
+    computed = read_int(settings.config, "audio_soft_tokens_per_image", 188)
+    if features != computed:
+        raise ModelLoadError(
+            f"its processor writes audio_seq_length {features} tokens for a sound, and config.json "
+            f"says audio_soft_tokens_per_image {computed}: both have to be the same"
+        )
+    return FixedAudioLayout(_GEMMA3N.read(told), features)
+
+
+def lay_out_gemma4_audio(own: Settings, settings: ImageSettings, told: Settings) -> OtherLayout:
+    """Return the layout of a model; raises ModelLoadError."""
+    rate = read_int(own, "sampling_rate", 16_000)
+    lengths = (own.get("frame_length_ms", 20.0), own.get("hop_length_ms", 10.0))
+    if not all(isinstance(each, int | float) and each > 0 for each in lengths):
+        raise ModelLoadError(
+            "the settings of its feature extractor need positive numbers: frame_length_ms, "
+            "hop_length_ms"
+        )
+    window, hop = (round(rate * each / 1000) for each in lengths)
+    return FramesAudioLayout(_GEMMA4.read(told), window, hop)
+
+
+def lay_out_gemma4_unified_audio(
+    own: Settings, settings: ImageSettings, told: Settings
+) -> OtherLayout:
+    """Return the layout of a model; raises ModelLoadError."""
+    return WaveLayout(_GEMMA4.read(told), read_int(own, "audio_samples_per_token", 640))
+
+
+def lay_out_qwen2_audio(own: Settings, settings: ImageSettings, told: Settings) -> OtherLayout:
+    """Return the layout of a model; raises ModelLoadError."""
+    hop = _read_hop(own, settings, "max_source_positions")
+    tokens = _QWEN2.read(settings.processor, _QWEN2_NAMES).read(told, _QWEN2_NAMES)
+    return WhisperLayout(tokens, hop)
+
+
+def lay_out_glmasr(own: Settings, settings: ImageSettings, told: Settings) -> OtherLayout:
+    """Return the layout of a model; raises ModelLoadError."""
+    hop = _read_hop(own, settings, "max_position_embeddings")
+    longest = read_int(settings.processor, "max_audio_len", _GLM_S)
+    if longest != _GLM_S:
+        raise ModelLoadError(
+            f"its processor says max_audio_len {longest}; served is {_GLM_S}, of all such models"
+        )
+    return WhisperLayout(_GLM.read(settings.processor), hop, merge=4)
+
+
+def _read_hop(own: Settings, settings: ImageSettings, positions_name: str) -> int:
+    """Return the samples between two windows; raises ModelLoadError if a tower reads others.
+
+    `positions_name`: what config.json calls the rows of the tower.
+    """
+    rate, seconds = read_int(own, "sampling_rate", 16_000), read_int(own, "chunk_length", 30)
+    if (rate, seconds) != (16_000, _WHISPER_S):
+        raise ModelLoadError(
+            f"its feature extractor hears {seconds} s of {rate} samples in a second; served are "
+            f"{_WHISPER_S} s of 16000"
+        )
+    hop = read_int(own, "hop_length", 160)
+    tower: Any = settings.config.get("audio_config")
+    positions = read_int(tower if isinstance(tower, Mapping) else {}, positions_name, 1500)
+    if seconds * rate // hop != 2 * positions:
+        raise ModelLoadError(
+            f"its feature extractor makes {seconds * rate // hop} frames (hop_length {hop}), and "
+            f"its tower reads {2 * positions} ({positions_name} {positions})"
+        )
+    return hop
+
+
+# Of the settings of a model's feature extractor, all of its settings, and its
+# tokenizer_config.json.
+AUDIO_LAYOUTS: Final[dict[str, Callable[[Settings, ImageSettings, Settings], OtherLayout]]] = {
+    "gemma3n": lay_out_gemma3n_audio,
+    "gemma4": lay_out_gemma4_audio,
+    "gemma4_unified": lay_out_gemma4_unified_audio,
+    "glmasr": lay_out_glmasr,
+    "qwen2_audio": lay_out_qwen2_audio,
+}

@@ -1,0 +1,166 @@
+"""The tokens of an image in a prompt, from its size and the model's settings alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+from tgi_trio.errors import ModelLoadError
+from tgi_trio.media.sound import Sound
+from tgi_trio.media.video_canvas import Clip
+
+Settings = Mapping[str, Any]
+
+
+class ImageSize(NamedTuple):
+    """Size of an image in pixels, after the rotation in its EXIF data."""
+
+    height: int
+    width: int
+
+    @property
+    def pixels(self) -> int:
+        return self.height * self.width
+
+
+# What is known of an image, a video or a sound before its tokens are counted.
+Size = ImageSize | Clip | Sound
+
+
+class Layout(Protocol):
+    """What the layouts of images and of all else have in common.
+
+    How the token for one (`transformers`' *placeholder*) is expanded.
+    """
+
+    @property
+    def placeholder(self) -> str:
+        """The token for one in the chat template's text."""
+
+    @property
+    def feature_token(self) -> str:
+        """The token in whose places features of a tower replace embeddings."""
+
+    @property
+    def mark_tokens(self) -> tuple[str, ...]:
+        """Tokens of `expand` beside that one in whose places features stand as well."""
+
+    @property
+    def around(self) -> tuple[str, str]:
+        """Texts before and after the placeholder that chat templates write, not `expand`."""
+
+
+class ImageLayout(Layout, Protocol):
+    """One family's layout of images."""
+
+    @property
+    def processor_options(self) -> Mapping[str, Any]:
+        """Options that the family's processor passes to its image processor with each image."""
+
+    @property
+    def writes_bos(self) -> bool:
+        """Whether `finish` writes the BOS token, so that nothing else must."""
+
+    def among(self, count: int) -> ImageLayout:
+        """Return the layout of each image of a prompt that has so many: this one, unless they are
+        seen otherwise there.
+        """
+
+    def number(self, index: int) -> str:
+        """Return the text before an image that tells it from the prompt's others.
+
+        `index`: of images before it.
+        """
+
+    def expand(self, size: ImageSize) -> str:
+        """Return the text that replaces the placeholder, with a token for each feature.
+
+        Raises ValidationError if the family cannot take an image of this size.
+        """
+
+    def count_features(self, size: ImageSize) -> int:
+        """Return the number of feature and mark tokens in `expand`. Raises as that does."""
+
+    def finish(self, text: str, bos: str) -> str:
+        """Return a prompt with expanded placeholders as the tokenizer gets it.
+
+        `bos`: the tokenizer's BOS token, for a family that writes it into the text.
+        """
+
+
+class OtherLayout(Layout, Protocol):
+    """One family's layout of what is no image, by what is known of it."""
+
+    def expand(self, size: Any) -> str:
+        """Return the text that replaces the placeholder, with a token for each feature.
+
+        `size`: of the kind that its decoder answers. Raises ValidationError if the family cannot
+        take such a one.
+        """
+
+    def count_features(self, size: Any) -> int:
+        """Return the number of feature and mark tokens in `expand`. Raises as that does."""
+
+
+class Unmarked:
+    """For layouts whose features stand for one token alone."""
+
+    mark_tokens: tuple[str, ...] = ()
+
+
+class PlainFinish:
+    """For families that change nothing but the placeholders, each by itself."""
+
+    mark_tokens: tuple[str, ...] = ()
+    around = ("", "")
+    writes_bos = False
+
+    @property
+    def processor_options(self) -> Mapping[str, Any]:
+        return {}
+
+    def among(self: ImageLayout, count: int) -> ImageLayout:
+        return self
+
+    def number(self, index: int) -> str:
+        return ""
+
+    def finish(self, text: str, bos: str) -> str:
+        return text
+
+
+@dataclass(frozen=True)
+class ImageSettings:
+    """A model's settings for images; a mapping is empty if its file is missing."""
+
+    config: Settings  # config.json
+    # preprocessor_config.json, or `image_processor` in processor_config.json (transformers 5).
+    image_processor: Settings = field(default_factory=dict)
+    processor: Settings = field(default_factory=dict)  # processor_config.json
+
+    @property
+    def vision(self) -> Settings:
+        """The vision tower's configuration."""
+        found = self.config.get("vision_config")
+        return found if isinstance(found, Mapping) else {}
+
+    def size(self, key: str, default: Settings) -> Settings:
+        """Return one of the image processor's sizes as a mapping.
+
+        A single number is a shortest edge, as in older files.
+        """
+        found = self.image_processor.get(key)
+        if found is None:
+            return default
+        return found if isinstance(found, Mapping) else {"shortest_edge": found}
+
+
+def read_int(settings: Settings, key: str, default: int | None = None) -> int:
+    """Return a positive number from settings. Raises ModelLoadError with its name."""
+    found = settings.get(key)
+    if found is None:
+        found = default
+    if isinstance(found, int) and not isinstance(found, bool) and found > 0:
+        return found
+    raise ModelLoadError(f"the image settings need {key}, a positive number, not {found!r}")

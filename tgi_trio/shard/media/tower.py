@@ -1,0 +1,222 @@
+"""A tower and projector of transformers, with their weights only.
+
+The family's class is built from its config on the meta device, its text model is removed, and the
+remaining parameters are loaded from the checkpoint.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence, Set
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from tgi_trio.errors import ModelLoadError
+from tgi_trio.ipc.images import SOUND, SOUND_MASK
+from tgi_trio.model.image_families import IMAGE_FAMILIES, ImageFamily
+from tgi_trio.shard.checkpoint.container import Container
+from tgi_trio.shard.checkpoint.safetensors_files import SafetensorsFiles
+from tgi_trio.shard.machine.cores import running_on
+from tgi_trio.shard.media.crossing import CROSSINGS, See
+from tgi_trio.shard.media.features import Bundle, ImageFeatures
+from tgi_trio.shard.media.hearing import HEARINGS, Hear
+from tgi_trio.shard.media.marks import MARKS, Mark
+from tgi_trio.shard.media.normalising import Normalising
+from tgi_trio.shard.media.tower_parameters import read_parameter
+
+_PIXELS: Final = "pixel_values"
+# Bytes until they are normalised, and the prefix of the settings that say how.
+_PICTURES: Final = {_PIXELS: "", "pixel_values_local": "", "high_res_pixel_values": "high_res_"}
+_HEARING: Final = ("audio_tower", "embed_audio")  # of classes with audio input as well
+# What building raises; RuntimeError: a torchvision that was built for another torch.
+_UNBUILT: Final = (
+    *(ImportError, OSError, ValueError, TypeError, KeyError, AttributeError, RuntimeError),
+)
+# Booleans; other inputs beside the pixels are int64.
+_MASKS: Final = frozenset({"pixel_attention_mask"})
+_SIGHTLESS: Final = ImageFamily("", "")  # of models that only hear
+
+
+class TorchTower:
+    """An `ImageEncoder`."""
+
+    def __init__(
+        self,
+        model: Any,
+        normalisings: Mapping[str, Normalising],
+        device: torch.device,
+        dtype: torch.dtype,
+        cores: Set[int] = frozenset(),
+        projector: str = "",
+        see: See | None = None,
+        text_dtype: torch.dtype = torch.float32,
+        mark: Mark | None = None,
+        hear: Hear | None = None,
+    ) -> None:
+        """`model`: a transformers class without its text model. `normalisings`: by prefix; none: it
+        does not see.
+
+        `cores`: where it may compute, even if this thread is pinned by then; if empty, where this
+        thread may. `projector`: as in `ImageFamily`. `see`: for cross-attention, computes keys and
+        values in `text_dtype`. `mark`: adds features of marks. `hear`: of sounds; None: none are
+        heard.
+        """
+        self._model = model
+        self._project = getattr(model, projector) if projector else None
+        self._normalisings = normalisings
+        self._device = device
+        self._dtype = dtype
+        self._cores = cores
+        self._see = see
+        self._mark = mark
+        self._hear = hear
+        self._text_dtype = text_dtype
+        # Granite and its kin multiply all that their text reads, features among it.
+        text = model.config.get_text_config(decoder=True)
+        self._scale = float(getattr(text, "embedding_multiplier", 1.0))
+        self._seen = 0  # images, counted for cross-attention
+        self._taken: frozenset[str] = frozenset()
+        if normalisings:
+            reads = model.get_image_features if see is None else model.vision_model.forward
+            self._taken = frozenset(inspect.signature(reads).parameters)
+
+    @torch.inference_mode()
+    def encode(self, bundle: Bundle) -> ImageFeatures:
+        if SOUND in bundle:
+            return self._encode_sound(bundle)
+        if _PIXELS not in bundle or not self._normalisings:
+            raise ValueError(f"a bundle of {', '.join(bundle) or 'nothing'} has no pixels")
+        inputs = {name: self._load(name, bundle[name]) for name in bundle if name in self._taken}
+        with running_on(self._cores) if self._cores else nullcontext():
+            if self._see is not None:
+                self._seen += 1
+                states = self._see(self._model, inputs, self._text_dtype)
+                states = replace(states, number=self._seen)
+                return ImageFeatures(np.empty((0, 0), np.float32), states=states)
+            found = self._model.get_image_features(**inputs)
+            if self._project is not None:
+                return ImageFeatures(_bring_down(self._project(found.last_hidden_state)))
+            if self._mark is not None:
+                return ImageFeatures(_bring_down(self._mark(self._model, found, bundle)))
+            deep = getattr(found, "deepstack_features", None) or ()
+            if found.pooler_output is None:
+                return _add_before_layers(deep)
+            rows = _bring_down(found.pooler_output) * np.float32(self._scale)
+            return ImageFeatures(rows, dict(enumerate(map(_bring_down, deep))))
+
+    def _encode_sound(self, bundle: Bundle) -> ImageFeatures:
+        if self._hear is None:
+            raise ValueError("this server computes no audio of this model")
+        features = torch.from_numpy(bundle[SOUND].copy()).to(self._device, self._dtype)
+        mask = torch.from_numpy(bundle[SOUND_MASK].astype(np.bool_)).to(self._device)
+        with running_on(self._cores) if self._cores else nullcontext():
+            return ImageFeatures(_bring_down(self._hear(self._model, features, mask)))
+
+    def _load(self, name: str, values: NDArray[Any]) -> torch.Tensor:
+        if name in _PICTURES:
+            pixels = torch.from_numpy(self._normalisings[_PICTURES[name]].apply(values))
+            return pixels.to(self._device, self._dtype)
+        kind = np.bool_ if name in _MASKS else np.int64
+        return torch.from_numpy(values.astype(kind)).to(self._device)
+
+
+def load_tower(
+    folder: Path,
+    model_type: str,
+    device: torch.device,
+    dtype: torch.dtype,
+    cores: Set[int] = frozenset(),
+    text_dtype: torch.dtype = torch.float32,
+    *,
+    hears: bool = False,
+) -> TorchTower:
+    """Return the tower of the model in `folder`, whose text is computed in `text_dtype`.
+
+    `hears`: with what sounds need.
+
+    Raises ModelLoadError if transformers cannot build it, or if a tensor is missing.
+    """
+    family = IMAGE_FAMILIES.get(model_type, _SIGHTLESS)
+    normalisings: dict[str, Normalising] = {}
+    if family is not _SIGHTLESS:
+        prefixes = ["", "high_res_"] if family.two_sizes else [""]
+        normalisings = {prefix: Normalising.read(folder, family, prefix) for prefix in prefixes}
+    keep, see = CROSSINGS.get(model_type, (None, None))
+    model = _build(folder, "" if keep else family.text_part, hears=hears)
+    if keep is not None:
+        keep(model)
+    files = SafetensorsFiles(folder)
+    try:
+        _fill(model, files, device, dtype)
+    finally:
+        files.close()
+    mark = MARKS.get(model_type)
+    return TorchTower(
+        *(model.eval(), normalisings, device, dtype, cores, family.projector),
+        *(see, text_dtype, mark, HEARINGS[model_type] if hears else None),
+    )
+
+
+def _build(folder: Path, text_part: str, *, hears: bool) -> Any:
+    """Return a family's class on the meta device, without its text part.
+
+    `text_part`: its attribute; if empty, the text remains. `hears`: with its audio parts.
+    """
+    from transformers import AutoConfig, AutoModel
+
+    try:
+        config = AutoConfig.from_pretrained(folder)
+        with torch.device("meta"):
+            model = AutoModel.from_config(config)
+    except _UNBUILT as error:
+        raise ModelLoadError(f"transformers cannot build the tower of {folder}: {error}") from error
+    for part in (text_part, *(() if hears else _HEARING)):
+        if part and hasattr(model, part):
+            delattr(model, part)
+    return model
+
+
+def _fill(model: Any, files: Container, device: torch.device, dtype: torch.dtype) -> None:
+    """Load a meta model's tensors from a checkpoint, and compute those that none has."""
+    heads = getattr(getattr(model.config, "vision_config", None), "num_attention_heads", 0)
+    state = {}
+    for name, wanted in model.state_dict().items():
+        if not wanted.is_floating_point():  # counts of what was seen in training
+            continue
+        values = read_parameter(files, name, tuple(wanted.shape), heads)
+        state[name] = torch.from_numpy(values).to(device, dtype)
+    model.load_state_dict(state, strict=False, assign=True)
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+    for tensor in model.state_dict(keep_vars=True).values():
+        # So that transformers' initialisation leaves them unchanged.
+        tensor._is_hf_initialized = True
+    for name, buffer in list(model.named_buffers(remove_duplicate=False)):
+        if buffer.is_meta and name not in state:  # positions, frequencies
+            owner, _, own = name.rpartition(".")
+            empty = torch.empty_like(buffer, device=device)
+            setattr(model.get_submodule(owner), own, empty)
+    model.initialize_weights()
+
+
+def _add_before_layers(deep: Sequence[tuple[int, Any]]) -> ImageFeatures:
+    """Return features that are added before layers of these numbers, to nothing: no other stands
+    for the tokens (Granite 4 Vision).
+    """
+    added = {layer - 1: _bring_down(rows) for layer, rows in deep}
+    nothing = np.zeros_like(next(iter(added.values())))
+    return ImageFeatures(added.pop(-1, nothing), added)
+
+
+def _bring_down(features: Any) -> NDArray[np.float32]:
+    """Return features as float32 [N, hidden], from a tensor or several, with leading dimensions."""
+    parts = [features] if isinstance(features, torch.Tensor) else list(features)
+    joined = torch.cat([part.flatten(0, -2) for part in parts])
+    found: NDArray[np.float32] = joined.float().cpu().numpy()
+    return found
