@@ -56,7 +56,7 @@ from tgi_trio.timeline import Timeline
 if TYPE_CHECKING:
     from tgi_trio.router.assembly import Assembly
     from tgi_trio.router.engine.engine import Engine
-    from tgi_trio.router.media.image_service import ImageService
+    from tgi_trio.router.media.media_service import MediaService
 
 log = logging.getLogger(__name__)
 
@@ -339,7 +339,7 @@ class Launcher:
         await assembly.closed.wait()
         await supervisor.ended.wait()
 
-    async def _load(self, nursery: trio.Nursery) -> tuple[Assembly, ImageService | None]:
+    async def _load(self, nursery: trio.Nursery) -> tuple[Assembly, MediaService | None]:
         """Start the shard, and load the rest of the router meanwhile."""
         async with trio.open_nursery() as start:
             start.start_soon(self._start_supervisor, nursery)

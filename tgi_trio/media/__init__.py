@@ -1,1 +1,1 @@
-"""Images become pixels: in processes of their own, which may die of what they are given."""
+"""What models see and hear becomes numbers, in processes of their own that may die of it."""

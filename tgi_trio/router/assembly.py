@@ -27,8 +27,8 @@ from tgi_trio.router.http.routes import operations
 from tgi_trio.router.http.wire.http1 import LONGEST_HEAD
 from tgi_trio.router.http.wire.server import ServerSettings, serve
 from tgi_trio.router.media.image_model import ImageModel
-from tgi_trio.router.media.image_service import ImageFlags, ImageService
 from tgi_trio.router.media.kinds import NOTHING_UNSERVED, Kind
+from tgi_trio.router.media.media_service import MediaFlags, MediaService
 from tgi_trio.router.media.pixel_store import Arena
 from tgi_trio.router.scheduling.limits import SchedulingLimits
 from tgi_trio.router.scheduling.scheduler import Scheduler
@@ -78,12 +78,12 @@ class Assembly:
         self._grammars = grammars
         self._tracer = tracer
 
-    def open_images(self, model: ImageModel, settings: Settings, arena: Arena) -> ImageService:
+    def open_images(self, model: ImageModel, settings: Settings, arena: Arena) -> MediaService:
         """Make the service for a model's images; raises ModelLoadError."""
-        names = (each.name for each in fields(ImageFlags))
-        flags = ImageFlags(**{name: getattr(settings, name) for name in names})
+        names = (each.name for each in fields(MediaFlags))
+        flags = MediaFlags(**{name: getattr(settings, name) for name in names})
         workers = settings.validation_workers
-        return ImageService(model, flags, arena, self._tokenizer, self._metrics, workers)
+        return MediaService(model, flags, arena, self._tokenizer, self._metrics, workers)
 
     def open(
         self,
@@ -93,7 +93,7 @@ class Assembly:
         info: ShardInfo,
         recorder: ScheduleRecorder | None = None,
         adapters: AdapterRegistry | None = None,
-        images: ImageService | None = None,
+        images: MediaService | None = None,
         unserved: Mapping[Kind, str] = NOTHING_UNSERVED,
     ) -> Engine:
         """Make the engine and the application in front of it.

@@ -10,8 +10,8 @@ from tgi_trio.router.adapters.registry import AdapterRegistry
 from tgi_trio.router.engine.engine import Engine
 from tgi_trio.router.engine.stream import TokenStream
 from tgi_trio.router.http.engine_api import ModelCard, ServedLimits
-from tgi_trio.router.media.image_reader import ImageReader
 from tgi_trio.router.media.kinds import NOTHING_UNSERVED, Kind
+from tgi_trio.router.media.media_reader import MediaReader
 from tgi_trio.router.request import Request, Timings
 from tgi_trio.router.shards.supervisor import Supervisor
 from tgi_trio.router.telemetry.metrics import Metrics
@@ -39,7 +39,7 @@ class EngineFacade:
         thoughts: Thoughts | None = None,
         call_style: CallStyle | None = None,
         adapters: AdapterRegistry | None = None,
-        images: ImageReader | None = None,
+        images: MediaReader | None = None,
         unserved: Mapping[Kind, str] = NOTHING_UNSERVED,
     ) -> None:
         """`unserved`: why there is no `images` for a model that could take such."""

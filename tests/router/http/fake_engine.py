@@ -18,7 +18,7 @@ from tgi_trio.errors import GenerationError, Overloaded
 from tgi_trio.router.adapters.registry import AdapterRegistry
 from tgi_trio.router.engine.stream import TokenStream
 from tgi_trio.router.http.engine_api import ModelCard, ServedLimits
-from tgi_trio.router.media.image_reader import ImageReader
+from tgi_trio.router.media.media_reader import MediaReader
 from tgi_trio.router.request import FinishReason, Outcome, Request, Timings, Token
 from tgi_trio.router.telemetry.metrics import Metrics
 from tgi_trio.router.text.answer_text import output_text
@@ -111,7 +111,7 @@ class FakeEngine:
         )
         self.metrics = Metrics()
         self.adapters = AdapterRegistry()
-        self.images: ImageReader | None = None
+        self.images: MediaReader | None = None
         self.healthy = (True, "")
         self.living = (True, "")
         self.submitted: list[Request] = []

@@ -11,10 +11,10 @@ import trio
 from tests.router.http.fake_engine import FakeEngine, byte_tokenizer
 from tgi_trio.ipc.images import ArenaPlace
 from tgi_trio.router.http.engine_api import ServedLimits
-from tgi_trio.router.media.fetch import ImageFetcher
+from tgi_trio.router.media.fetch import MediaFetcher
 from tgi_trio.router.media.image_model import ImageModel
-from tgi_trio.router.media.image_service import ImageFlags, ImageService
 from tgi_trio.router.media.layouts.grid import GridLayout
+from tgi_trio.router.media.media_service import MediaFlags, MediaService
 from tgi_trio.router.text.chat_template import ChatTemplate
 
 PAD, START, STOP = "<|image_pad|>", "<|vision_start|>", "<|vision_end|>"
@@ -29,7 +29,7 @@ UNIT = 28  # pixels, the side of what one token sees
 MODEL = ImageModel(
     "qwen2_vl", GridLayout(UNIT, UNIT**2, 64 * UNIT**2), {"min_pixels": 784, "max_pixels": 50176}
 )
-FLAGS = ImageFlags(
+FLAGS = MediaFlags(
     max_image_fetch_size=200_000, max_image_pixels=1_000_000, max_images_per_prompt=3
 )
 
@@ -47,10 +47,10 @@ class Memory:
 
 @asynccontextmanager
 async def seeing_engine(
-    fetcher: ImageFetcher | None = None,
+    fetcher: MediaFetcher | None = None,
     nbytes: int = 4 * 2**20,
     most: int = 200,
-    flags: ImageFlags = FLAGS,
+    flags: MediaFlags = FLAGS,
     model: ImageModel = MODEL,
 ) -> AsyncIterator[FakeEngine]:
     """Yield an engine that takes images; `most` tokens of a prompt."""
@@ -58,7 +58,7 @@ async def seeing_engine(
     limits = ServedLimits(max_input_tokens=most, max_total_tokens=2 * most)
     engine = FakeEngine(lambda prompt: "Hi", limits=limits, tokenizer=tokenizer)
     engine.chat_template = ChatTemplate({"default": TEMPLATE}, {})
-    service = ImageService(model, flags, Memory(nbytes), tokenizer, engine.metrics, 1, fetcher)
+    service = MediaService(model, flags, Memory(nbytes), tokenizer, engine.metrics, 1, fetcher)
     engine.images = service.reader
     async with trio.open_nursery() as nursery:
         await nursery.start(service.run)

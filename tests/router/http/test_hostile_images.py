@@ -12,7 +12,7 @@ from tests.router.http.seeing import UNIT, data_url, seeing_engine, seen
 from tests.router.http.served import Client, served
 from tests.router.media.image_files import claimed_png, encode, noise
 from tests.router.media.test_fetch import Names, serving
-from tgi_trio.router.media.fetch import FetchLimits, ImageFetcher
+from tgi_trio.router.media.fetch import FetchLimits, MediaFetcher
 from tgi_trio.router.media.policy import parse_policy
 
 pytestmark = pytest.mark.trio
@@ -135,7 +135,7 @@ async def test_hostile_images_are_refused_each_with_its_reason() -> None:
     )
     async with serving(hostile_server) as port:
         policy = parse_policy(f"public,127.0.0.2/31,:{port}")
-        fetcher = ImageFetcher(policy, FetchLimits(200_000, seconds=60.0), names)
+        fetcher = MediaFetcher(policy, FetchLimits(200_000, seconds=60.0), names)
         async with (
             seeing_engine(fetcher, nbytes=2**20, most=150) as engine,
             served(engine) as server,

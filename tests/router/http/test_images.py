@@ -21,7 +21,7 @@ from tests.router.media.test_fetch import Names, serving
 from tgi_trio.router.http.app import Application
 from tgi_trio.router.http.call import HttpSettings
 from tgi_trio.router.http.engine_api import ModelCard
-from tgi_trio.router.media.fetch import FetchLimits, ImageFetcher
+from tgi_trio.router.media.fetch import FetchLimits, MediaFetcher
 from tgi_trio.router.media.policy import parse_policy
 
 pytestmark = pytest.mark.trio
@@ -307,7 +307,7 @@ async def test_a_model_whose_images_are_not_served_says_which_are() -> None:
 
 async def test_bytes_of_all_requests_have_a_bound() -> None:
     async with serving(hostile_server) as port:
-        fetcher = ImageFetcher(
+        fetcher = MediaFetcher(
             parse_policy(f"127.0.0.0/8,:{port},a.example"),
             FetchLimits(200_000, seconds=60.0),
             Names(a_example=[["127.0.0.2"]]),

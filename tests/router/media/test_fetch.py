@@ -12,7 +12,7 @@ import trio
 import trio.testing
 
 from tgi_trio.errors import ValidationError
-from tgi_trio.router.media.fetch import FetchLimits, ImageFetcher
+from tgi_trio.router.media.fetch import FetchLimits, MediaFetcher
 from tgi_trio.router.media.policy import parse_policy
 
 pytestmark = pytest.mark.trio
@@ -55,10 +55,10 @@ async def serving(handler: Handler, host: str = "0.0.0.0") -> AsyncIterator[int]
         nursery.cancel_scope.cancel()
 
 
-def fetcher(port: int, names: Names | None = None, limits: FetchLimits = LIMITS) -> ImageFetcher:
+def fetcher(port: int, names: Names | None = None, limits: FetchLimits = LIMITS) -> MediaFetcher:
     """A fetcher to which 127.0.0.2 and .3 are public, and 127.0.0.1 is inside."""
     names = names or Names(a_example=[["127.0.0.2"]])
-    return ImageFetcher(parse_policy(f"public,127.0.0.2/31,:{port}"), limits, names)
+    return MediaFetcher(parse_policy(f"public,127.0.0.2/31,:{port}"), limits, names)
 
 
 def sends(*pieces: bytes) -> Handler:
@@ -159,7 +159,7 @@ async def test_the_next_address_is_tried() -> None:
 @pytest.mark.parametrize("url", ["http://127.1:{}/", "http://2130706433:{}/", "http://0x7f.1:{}/"])
 async def test_other_spellings_of_an_address_inside(url: str) -> None:
     async with serving(sends(answer(b"abc"))) as port:
-        client = ImageFetcher(parse_policy(f"public,:{port}"), LIMITS)  # the system's resolver
+        client = MediaFetcher(parse_policy(f"public,:{port}"), LIMITS)  # the system's resolver
         with pytest.raises(ValidationError, match=r"not at a public|no address"):
             await client.fetch(url.format(port))
 
@@ -182,7 +182,7 @@ async def test_a_server_that_takes_its_time(autojump_clock: trio.testing.MockClo
 
     began = trio.current_time()
     with pytest.raises(ValidationError, match="it took more than 5 s"):
-        await ImageFetcher(parse_policy("public"), LIMITS, slow).fetch("http://a.example/")
+        await MediaFetcher(parse_policy("public"), LIMITS, slow).fetch("http://a.example/")
     assert trio.current_time() - began == 5
 
 
@@ -219,10 +219,10 @@ async def test_tls_wants_the_name_as_written() -> None:
         secured = [trio.SSLListener(listener, context, https_compatible=True)]
         nursery.start_soon(trio.serve_listeners, serve, secured)
         policy = parse_policy(f"public,127.0.0.2/31,:{port}")
-        client = ImageFetcher(policy, LIMITS, names, trusting)
+        client = MediaFetcher(policy, LIMITS, names, trusting)
         assert await client.fetch(f"https://localhost:{port}/") == b"abc"
         with pytest.raises(ValidationError, match="TLS failed"):
             await client.fetch(f"https://a.example:{port}/")
         with pytest.raises(ValidationError, match="TLS failed"):
-            await ImageFetcher(policy, LIMITS, names).fetch(f"https://localhost:{port}/")
+            await MediaFetcher(policy, LIMITS, names).fetch(f"https://localhost:{port}/")
         nursery.cancel_scope.cancel()

@@ -19,7 +19,7 @@ from tgi_trio.router.media.layouts.layout import ImageSize
 from tgi_trio.router.media.layouts.minicpmv import MiniCpmLayout
 from tgi_trio.router.media.layouts.pinpoints import OnevisionLayout
 from tgi_trio.router.media.layouts.rows import RowLayout
-from tgi_trio.router.media.links import ImageLink
+from tgi_trio.router.media.links import MediaLink
 
 LAYOUT = RowLayout(unit=1, longest=8)
 FEATURES = {"[IMG]": 1}
@@ -41,7 +41,7 @@ def seen(height: int, width: int) -> SeenImage:
 
 
 def test_runs_are_the_rows_between_marks() -> None:
-    prompt = ImagePrompt(("ab", ImageLink("x"), "c"))
+    prompt = ImagePrompt(("ab", MediaLink("x"), "c"))
     found = expand_prompt(prompt, [seen(2, 3)], LAYOUT, "", FEATURES)
     assert found.text == "ab[IMG][IMG][IMG][IMG_BREAK][IMG][IMG][IMG][IMG_END]c"
     (image,) = found.place(encode(found.text), cut_off=False)
@@ -52,7 +52,7 @@ def test_runs_are_the_rows_between_marks() -> None:
 
 def test_images_are_counted_where_the_family_does_so() -> None:
     layout = MiniCpmLayout(side=8, unit=4, most=1, numbers=True)
-    prompt = ImagePrompt(("a", ImageLink("x"), "b", ImageLink("y")))
+    prompt = ImagePrompt(("a", MediaLink("x"), "b", MediaLink("y")))
     found = expand_prompt(prompt, [seen(8, 8), seen(8, 8)], layout, "", FEATURES)
     image = f"<image>{'<|image_pad|>' * 4}</image>"
     assert found.text == f"a<image_id>0</image_id>{image}b<image_id>1</image_id>{image}"
@@ -61,7 +61,7 @@ def test_images_are_counted_where_the_family_does_so() -> None:
 def test_marks_have_features_beside_an_images_own() -> None:
     layout = FixedLayout("[IMG]", "[IMG]", 2, "[IMG_BREAK]", "[IMG_END]", ("[IMG_END]",))
     ids = {token: IDS[token] for token in (layout.feature_token, *layout.mark_tokens)}
-    prompt = ImagePrompt(("a[IMG_END]", ImageLink("x"), "b", ImageLink("y")))
+    prompt = ImagePrompt(("a[IMG_END]", MediaLink("x"), "b", MediaLink("y")))
     found = expand_prompt(prompt, [seen(2, 3)] * 2, layout, "", ids)
     assert found.features == 6
     images = found.place(encode(found.text), cut_off=False)
@@ -72,7 +72,7 @@ def test_marks_have_features_beside_an_images_own() -> None:
 def test_images_beside_others_are_laid_out_as_their_family_does_there() -> None:
     layout = OnevisionLayout((ImageSize(8, 16),), crop=8, patch=4, extra=0)
     for count, tokens in ((1, 4 + 8 + 2), (2, 4 + 1)):
-        links = [ImageLink("x")] * count
+        links = [MediaLink("x")] * count
         found = expand_prompt(
             ImagePrompt(tuple(links)), [seen(8, 16)] * count, layout, "", FEATURES
         )
@@ -92,7 +92,7 @@ def test_images_beside_others_are_laid_out_as_their_family_does_there() -> None:
 def test_what_was_typed_is_nobodys_and_images_have_all_of_theirs(
     pieces: list[str | tuple[int, int]], cut: int
 ) -> None:
-    prompt = ImagePrompt(tuple(p if isinstance(p, str) else ImageLink("x") for p in pieces))
+    prompt = ImagePrompt(tuple(p if isinstance(p, str) else MediaLink("x") for p in pieces))
     images = [seen(*piece) for piece in pieces if not isinstance(piece, str)]
     found = expand_prompt(prompt, images, LAYOUT, "", FEATURES)
     ids = encode(found.text)
@@ -119,11 +119,11 @@ def test_what_was_typed_is_nobodys_and_images_have_all_of_theirs(
 def test_an_image_alone_is_a_prompt() -> None:
     images = SimpleNamespace(layout=LAYOUT)
     call: Any = SimpleNamespace(engine=SimpleNamespace(images=images, model=ModelCard("m")))
-    assert find_images(call, "![](x)") == ImagePrompt((ImageLink("x"),))
+    assert find_images(call, "![](x)") == ImagePrompt((MediaLink("x"),))
     assert find_images(call, "[](x)") == "[](x)"
 
 
 def test_tokens_that_do_not_add_up_are_refused() -> None:
-    found = expand_prompt(ImagePrompt((ImageLink("x"),)), [seen(1, 2)], LAYOUT, "", FEATURES)
+    found = expand_prompt(ImagePrompt((MediaLink("x"),)), [seen(1, 2)], LAYOUT, "", FEATURES)
     with pytest.raises(ValidationError, match=r"has 1 tokens '\[IMG\]', where .* have 2"):
         found.place(np.array([1, 3], np.int32), cut_off=False)

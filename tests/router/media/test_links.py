@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tgi_trio.errors import ValidationError
 from tgi_trio.router.media.data_urls import decode_data_url
-from tgi_trio.router.media.links import ImageLink, split_text
+from tgi_trio.router.media.links import MediaLink, split_text
 
 MOST = 1000
 
@@ -20,8 +20,8 @@ def test_text_and_images_keep_their_order() -> None:
     text = "What is ![](https://a.example/b.png)![](data:image/png;base64,AAAA) this?"
     assert split_text(text) == [
         "What is ",
-        ImageLink("https://a.example/b.png"),
-        ImageLink("data:image/png;base64,AAAA"),
+        MediaLink("https://a.example/b.png"),
+        MediaLink("data:image/png;base64,AAAA"),
         " this?",
     ]
 

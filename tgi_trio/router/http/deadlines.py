@@ -16,7 +16,7 @@ from tgi_trio.router.adapters.registry import ServedAdapter
 from tgi_trio.router.http.call import Call
 from tgi_trio.router.media.image_prompt import ExpandedPrompt, ImagePrompt, Prompt
 from tgi_trio.router.media.kinds import WORDS, Kind
-from tgi_trio.router.media.links import ImageLink
+from tgi_trio.router.media.links import MediaLink
 from tgi_trio.router.request import Request
 from tgi_trio.router.validation import GenerationParameters
 
@@ -80,7 +80,7 @@ async def validate_request(
 
 
 async def expand_images(call: Call, prompt: ImagePrompt) -> ExpandedPrompt:
-    """Return the prompt with the tokens that its images take; raises as `ImageReader.read`."""
+    """Return the prompt with the tokens that its images take; raises as `MediaReader.read`."""
     for link in prompt.links:
         refuse_unseen(call, link)
     if call.engine.images is None:
@@ -90,7 +90,7 @@ async def expand_images(call: Call, prompt: ImagePrompt) -> ExpandedPrompt:
     return await call.engine.images.read(call.cut.restore(prompt), most, held)
 
 
-def refuse_unseen(call: Call, link: ImageLink) -> None:
+def refuse_unseen(call: Call, link: MediaLink) -> None:
     """Raise ValidationError for an image, or whatever it is, where the model is served without."""
     one, several, sense = WORDS[link.kind]
     images, unserved = call.engine.images, call.engine.model.unserved

@@ -14,8 +14,8 @@ from tgi_trio.router.request import Outcome, Request, Timings, Token
 
 if TYPE_CHECKING:
     from tgi_trio.router.adapters.registry import AdapterRegistry
-    from tgi_trio.router.media.image_reader import ImageReader
     from tgi_trio.router.media.kinds import Kind
+    from tgi_trio.router.media.media_reader import MediaReader
     from tgi_trio.router.telemetry.metrics import Metrics
     from tgi_trio.router.text.chat_template import ChatTemplate
     from tgi_trio.router.text.output import OutputText
@@ -90,7 +90,7 @@ class EngineApi(Protocol):
     @property
     def adapters(self) -> AdapterRegistry: ...
     @property
-    def images(self) -> ImageReader | None:
+    def images(self) -> MediaReader | None:
         """What reads images; None where the model sees none."""
 
     def permit(self, count: int = 1) -> AbstractContextManager[None]:

@@ -17,7 +17,7 @@ from tgi_trio.router.http.deadlines import refuse_unseen
 from tgi_trio.router.media.image_prompt import ImagePrompt, Prompt
 from tgi_trio.router.media.kinds import Kind, name_kinds
 from tgi_trio.router.media.layouts.layout import Layout
-from tgi_trio.router.media.links import ImageLink
+from tgi_trio.router.media.links import MediaLink
 from tgi_trio.router.text.chat_template import ChatTemplate
 from tgi_trio.router.text.tools.call_formats import Format
 from tgi_trio.router.text.tools.ids import fit_ids
@@ -86,7 +86,7 @@ def _render(
     call: Call,
     template: ChatTemplate,
     messages: list[dict[str, Any]],
-    links: Sequence[ImageLink],
+    links: Sequence[MediaLink],
     given: Mapping[str, Any],
     how: Mapping[str, Any],
 ) -> Prompt:
@@ -112,7 +112,7 @@ class Mark:
 def _render_images(
     template: ChatTemplate,
     messages: list[dict[str, Any]],
-    links: Sequence[ImageLink],
+    links: Sequence[MediaLink],
     marks: Sequence[Mark],
     given: Mapping[str, Any],
     how: Mapping[str, Any],

@@ -1,1 +1,1 @@
-"""Images of requests: from URLs to tokens in the prompt and pixels for the shard."""
+"""Images, videos and sounds of requests: from URLs to tokens in the prompt and pixels."""

@@ -43,7 +43,7 @@ class FetchLimits:
     redirects: int = 3
 
 
-class ImageFetcher:
+class MediaFetcher:
     """Fetches images, without cookies, credentials, and proxies of the environment."""
 
     def __init__(

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from tgi_trio.errors import ValidationError
 from tgi_trio.router.media.kinds import Kind
 from tgi_trio.router.media.layouts.layout import ImageLayout, ImageSize, OtherLayout, Size
-from tgi_trio.router.media.links import ImageLink, Piece, split_text
+from tgi_trio.router.media.links import MediaLink, Piece, split_text
 from tgi_trio.router.media.manner import PLAIN, Manner
 from tgi_trio.router.media.prompt_image import PromptImage
 from tgi_trio.router.media.spool import Compressed
@@ -31,12 +31,12 @@ class ImagePrompt:
         `around`: texts to add before and after each image.
         """
         found = split_text(text)
-        if not any(isinstance(each, ImageLink) for each in found):
+        if not any(isinstance(each, MediaLink) for each in found):
             return None
         before, after = around
         pieces: list[Piece] = []
         for piece in found:
-            pieces += [before, piece, after] if isinstance(piece, ImageLink) else [piece]
+            pieces += [before, piece, after] if isinstance(piece, MediaLink) else [piece]
         return cls(tuple(filter(None, pieces)))
 
     @property
@@ -45,9 +45,9 @@ class ImagePrompt:
         return "".join(piece for piece in self.pieces if isinstance(piece, str))
 
     @property
-    def links(self) -> list[ImageLink]:
+    def links(self) -> list[MediaLink]:
         """Its images."""
-        return [piece for piece in self.pieces if isinstance(piece, ImageLink)]
+        return [piece for piece in self.pieces if isinstance(piece, MediaLink)]
 
     def __len__(self) -> int:
         """Return the number of its characters, without the images."""

@@ -13,7 +13,7 @@ _END: Final = ")"
 
 
 @dataclass(frozen=True, slots=True)
-class ImageLink:
+class MediaLink:
     """Where an image or a video of a prompt is: an http(s) or a data URL, not yet checked."""
 
     url: str
@@ -26,13 +26,13 @@ class ImageLink:
     num_frames: int | None = None
 
 
-Piece = str | ImageLink
+Piece = str | MediaLink
 
 
-def to_audio_link(data: str, where: str, field: str | None = None) -> ImageLink:
+def to_audio_link(data: str, where: str, field: str | None = None) -> MediaLink:
     """Return the link of a sound whose base64 is `data`, or that is a data URL."""
     url = data if data.startswith("data:") else f"data:audio;base64,{data}"
-    return ImageLink(url, where, field, kind="audio")
+    return MediaLink(url, where, field, kind="audio")
 
 
 def split_text(text: str) -> list[Piece]:
@@ -49,7 +49,7 @@ def split_text(text: str) -> list[Piece]:
             break
         if begin > done:
             pieces.append(text[done:begin])
-        pieces.append(ImageLink(text[begin + len(_BEGIN) : end]))
+        pieces.append(MediaLink(text[begin + len(_BEGIN) : end]))
         done = end + len(_END)
     if done < len(text):
         pieces.append(text[done:])

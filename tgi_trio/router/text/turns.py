@@ -21,7 +21,7 @@ from typing import Any
 
 import msgspec
 
-from tgi_trio.router.media.links import ImageLink, Piece
+from tgi_trio.router.media.links import MediaLink, Piece
 from tgi_trio.router.text.roles import Roles
 
 _BREAK = "\n\n"  # between texts that are joined in one turn
@@ -65,9 +65,9 @@ class Turn:
     parts: tuple[Piece, ...] = ()  # texts and images in order, if there are images
 
     @property
-    def images(self) -> list[ImageLink]:
+    def images(self) -> list[MediaLink]:
         """The turn's images and videos."""
-        return [part for part in self.parts if isinstance(part, ImageLink)]
+        return [part for part in self.parts if isinstance(part, MediaLink)]
 
     @classmethod
     def of(cls, role: str, pieces: Sequence[Piece], between: str = "", **fields: Any) -> Turn:

@@ -1,1 +1,1 @@
-"""Vision: computes images' features with a model's vision tower, and caches them by content."""
+"""What a model sees and hears: features that its towers compute, cached by content."""

@@ -18,7 +18,7 @@ from tgi_trio.media.image_text import decode_quoted
 from tgi_trio.router.http.messages import body_images
 from tgi_trio.router.http.messages.body_images import SHORTEST, BodyCutter, CutBody
 from tgi_trio.router.media.image_prompt import ImagePrompt
-from tgi_trio.router.media.links import ImageLink, split_text
+from tgi_trio.router.media.links import MediaLink, split_text
 from tgi_trio.router.media.spool import Spool
 
 DATA = random.Random(0).randbytes(SHORTEST)
@@ -121,7 +121,7 @@ def seen(cut: CutBody) -> Any:
     """What a body says, with each image in its place."""
 
     def restore(url: str) -> str:
-        (link,) = cut.restore(ImagePrompt((ImageLink(url),))).links
+        (link,) = cut.restore(ImagePrompt((MediaLink(url),))).links
         return url if link.encoded is None else f"{url.rpartition('#')[0]}{link.encoded.text()}"
 
     def read(value: Any, key: str = "") -> Any:
@@ -131,7 +131,7 @@ def seen(cut: CutBody) -> Any:
             return [read(each, key) for each in value]
         if key == "inputs":
             pieces = split_text(value)
-            return [restore(each.url) if isinstance(each, ImageLink) else each for each in pieces]
+            return [restore(each.url) if isinstance(each, MediaLink) else each for each in pieces]
         if key == "data":
             return restore(f"data:;base64,{value}")
         return restore(value) if key in ("url", "image_url") else value
@@ -186,10 +186,10 @@ def test_what_has_come_of_a_body_is_given_back() -> None:
 
 def test_prompts_are_restored() -> None:
     cut = cut_images(dump({"inputs": f"![]({URL})"}))
-    link, other = (ImageLink(f"data:image/png;base64,{each}") for each in ("#0", "#1"))
+    link, other = (MediaLink(f"data:image/png;base64,{each}") for each in ("#0", "#1"))
     prompt = cut.restore(ImagePrompt(("a", link, other)))
     assert prompt.pieces[0] == "a" and prompt.pieces[2] == other
-    assert isinstance(prompt.pieces[1], ImageLink) and prompt.pieces[1].encoded is cut.images[0]
+    assert isinstance(prompt.pieces[1], MediaLink) and prompt.pieces[1].encoded is cut.images[0]
     text = "![](data:image/png;base64,#0) #0"
     assert cut.write_out(text) == f"![]({URL}) #0"
     assert cut.count(text) == len(cut.write_out(text))

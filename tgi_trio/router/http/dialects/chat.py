@@ -14,7 +14,7 @@ from tgi_trio.router.http.messages import schema
 from tgi_trio.router.http.messages.problems import Refused
 from tgi_trio.router.http.messages.response_format import forms
 from tgi_trio.router.http.messages.tool_schema import ToolCall
-from tgi_trio.router.media.links import ImageLink, Piece, to_audio_link
+from tgi_trio.router.media.links import MediaLink, Piece, to_audio_link
 from tgi_trio.router.text.chat_template import ChatTemplate
 from tgi_trio.router.text.turns import PastCall, Turn
 
@@ -174,15 +174,15 @@ def _piece_of(chunk: schema.MessageChunk, i: int, j: int) -> Piece:
     if chunk.type == "image_url":
         if chunk.image_url is None:
             raise schema.invalid_value(f"messages[{i}].content", "an image needs `image_url`")
-        return ImageLink(chunk.image_url.url, f"messages[{i}]", field)
+        return MediaLink(chunk.image_url.url, f"messages[{i}]", field)
     if chunk.type == "video_url":
         if chunk.video_url is None:
             raise schema.invalid_value(f"messages[{i}].content", "a video needs `video_url`")
-        return ImageLink(chunk.video_url.url, f"messages[{i}]", field, kind="video")
+        return MediaLink(chunk.video_url.url, f"messages[{i}]", field, kind="video")
     if chunk.type == "audio_url":
         if chunk.audio_url is None:
             raise schema.invalid_value(f"messages[{i}].content", "audio needs `audio_url`")
-        return ImageLink(chunk.audio_url.url, f"messages[{i}]", field, kind="audio")
+        return MediaLink(chunk.audio_url.url, f"messages[{i}]", field, kind="audio")
     if chunk.type == "input_audio":
         if chunk.input_audio is None:
             raise schema.invalid_value(f"messages[{i}].content", "audio needs `input_audio`")

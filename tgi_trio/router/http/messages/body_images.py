@@ -17,7 +17,7 @@ from typing import Any, Final
 import msgspec
 
 from tgi_trio.router.media.image_prompt import ImagePrompt
-from tgi_trio.router.media.links import ImageLink, split_text, to_audio_link
+from tgi_trio.router.media.links import MediaLink, split_text, to_audio_link
 from tgi_trio.router.media.spool import EncodedImage, Spool
 
 SHORTEST: Final = 1 << 15  # bytes; shorter base64 stays in the body
@@ -57,7 +57,7 @@ class CutBody:
         )
         return ImagePrompt(tuple(pieces))
 
-    def _restore_link(self, link: ImageLink) -> ImageLink:
+    def _restore_link(self, link: MediaLink) -> MediaLink:
         found = _MARKED_URL.fullmatch(link.url)
         if found is None or int(found[1]) >= len(self.images):
             return link
@@ -326,7 +326,7 @@ def _find_marks(value: Any) -> Iterator[int]:
             for text in (inputs if isinstance(inputs, list) else [inputs])
             if isinstance(text, str)
             for piece in split_text(text)
-            if isinstance(piece, ImageLink)
+            if isinstance(piece, MediaLink)
         ]
         if isinstance(url, dict):
             url = url.get("url")

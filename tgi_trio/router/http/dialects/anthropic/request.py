@@ -14,7 +14,7 @@ from tgi_trio.router.http.dialects.carried import read_carried
 from tgi_trio.router.http.messages.problems import Refused
 from tgi_trio.router.http.messages.schema import convert_body, invalid_value, read_variables
 from tgi_trio.router.http.messages.shared_fields import read_seed
-from tgi_trio.router.media.links import ImageLink, Piece
+from tgi_trio.router.media.links import MediaLink, Piece
 from tgi_trio.router.text import grammars
 from tgi_trio.router.text.tools.functions import NO_PARAMETERS, Function
 from tgi_trio.router.text.turns import PastCall, Turn
@@ -233,14 +233,14 @@ def _user_pieces(block: schema.ContentBlock, i: int) -> list[Piece]:
     return [text] if text else []
 
 
-def _image(block: schema.ContentBlock, i: int) -> ImageLink:
+def _image(block: schema.ContentBlock, i: int) -> MediaLink:
     source = block.source if isinstance(block.source, dict) else {}
     where, kind = f"messages[{i}]", source.get("type")
     data, url = source.get("data"), source.get("url")
     if kind == "base64" and isinstance(data, str):
-        return ImageLink(f"data:{source.get('media_type')};base64,{data}", where)
+        return MediaLink(f"data:{source.get('media_type')};base64,{data}", where)
     if kind == "url" and isinstance(url, str):
-        return ImageLink(url, where)
+        return MediaLink(url, where)
     text = f"{where} holds an image whose `source` is neither `base64` with `data` nor `url`"
     raise Refused(400, text, "validation")
 

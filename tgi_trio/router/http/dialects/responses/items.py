@@ -13,7 +13,7 @@ from tgi_trio.router.http.dialects.responses import schema
 from tgi_trio.router.http.dialects.responses.tools import SHELL, model_name
 from tgi_trio.router.http.messages.problems import Refused
 from tgi_trio.router.http.messages.schema import convert_body, invalid_value
-from tgi_trio.router.media.links import ImageLink, Piece, to_audio_link
+from tgi_trio.router.media.links import MediaLink, Piece, to_audio_link
 from tgi_trio.router.text.tools.custom import INPUT
 from tgi_trio.router.text.turns import PastCall, Turn, read_arguments
 
@@ -111,7 +111,7 @@ def _pieces(content: Any, path: str) -> list[Piece]:
         elif part.type == "input_image" and part.image_url is not None:
             # Codex leaves such an image out of its history where an error names it like that.
             field = f"{path}.content[{i}].image_url"
-            found.append(ImageLink(part.image_url, path, field))
+            found.append(MediaLink(part.image_url, path, field))
         elif part.type == "input_audio" and part.input_audio is not None:
             field = f"{path}.content[{i}].input_audio"
             found.append(to_audio_link(part.input_audio.data, path, field))

@@ -31,7 +31,7 @@ from tgi_trio.router.media.image_prompt import (
 )
 from tgi_trio.router.media.kinds import Kind
 from tgi_trio.router.media.layouts.layout import ImageLayout, Layout, OtherLayout
-from tgi_trio.router.media.links import ImageLink
+from tgi_trio.router.media.links import MediaLink
 from tgi_trio.router.media.manner import Manner
 from tgi_trio.router.media.pixel_store import PixelStore
 from tgi_trio.router.media.spool import Compressed, EncodedImage, Spool
@@ -41,7 +41,7 @@ _FETCHES: Final = 16  # most images that are fetched at a time, for all requests
 
 
 class Fetch(Protocol):
-    """Fetches a URL (`ImageFetcher`). Raises ValidationError, and what `take` raises."""
+    """Fetches a URL (`MediaFetcher`). Raises ValidationError, and what `take` raises."""
 
     async def fetch(self, url: str, take: Callable[[int], object]) -> bytes: ...
 
@@ -69,7 +69,7 @@ class Counts(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class ImageLimits:
+class MediaLimits:
     """Limits on a prompt's images; each field is named after its flag."""
 
     max_images_per_prompt: int = 8
@@ -90,7 +90,7 @@ class Reading(Generic[AnyLayout]):
     processed_as: str = ""
 
 
-class ImageReader:
+class MediaReader:
     """Reads the images and the like of prompts, for all requests of a model."""
 
     def __init__(
@@ -101,7 +101,7 @@ class ImageReader:
         store: PixelStore,
         spool: Spool,
         metrics: Counts,
-        limits: ImageLimits,
+        limits: MediaLimits,
         readings: Mapping[Kind, Reading[OtherLayout]] = MappingProxyType({}),
         unserved: Mapping[Kind, str] = MappingProxyType({}),
     ) -> None:
@@ -177,7 +177,7 @@ class ImageReader:
         self._metrics.inc("tgi_image_tokens", found.features)
         return found
 
-    async def _see_all(self, links: Sequence[ImageLink], held: HeldBytes) -> list[SeenImage]:
+    async def _see_all(self, links: Sequence[MediaLink], held: HeldBytes) -> list[SeenImage]:
         """Return all images in order; the first failure is raised and cancels the others."""
         pictures = sum(link.kind == "image" for link in links)
         beside = self.layout is not None and self.layout.among(pictures) is not self.layout
@@ -200,11 +200,11 @@ class ImageReader:
             raise failures[0]
         return [found[i] for i in range(len(links))]
 
-    async def _see(self, link: ImageLink, held: HeldBytes, beside: bool) -> SeenImage:
+    async def _see(self, link: MediaLink, held: HeldBytes, beside: bool) -> SeenImage:
         with blaming(link.field):
             return await self._look(link, held, beside)
 
-    async def _look(self, link: ImageLink, held: HeldBytes, beside: bool) -> SeenImage:
+    async def _look(self, link: MediaLink, held: HeldBytes, beside: bool) -> SeenImage:
         data, key = await self._load(link, held)
         beside = beside and link.kind == "image"
         manner = Manner(beside, link.kind, link.fps, link.num_frames)
@@ -217,7 +217,7 @@ class ImageReader:
             self._metrics.observe("tgi_image_decode_duration", trio.current_time() - began)
         return SeenImage(data, key, known.size, known.nbytes, manner)
 
-    async def _load(self, link: ImageLink, held: HeldBytes) -> tuple[Compressed, bytes]:
+    async def _load(self, link: MediaLink, held: HeldBytes) -> tuple[Compressed, bytes]:
         """Return an encoded image and its key. Raises ValidationError."""
         url, most = link.url, self._limits.max_image_fetch_size
         data: bytes | bytearray

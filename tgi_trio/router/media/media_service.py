@@ -14,26 +14,26 @@ from tgi_trio.router.media.decoder import (
     DecodingBounds,
     ImageDecoder,
 )
-from tgi_trio.router.media.fetch import FetchLimits, ImageFetcher
+from tgi_trio.router.media.fetch import FetchLimits, MediaFetcher
 from tgi_trio.router.media.image_model import ImageModel
-from tgi_trio.router.media.image_reader import (
-    Counts,
-    Fetch,
-    ImageLimits,
-    ImageReader,
-    Reading,
-    Tokens,
-)
 from tgi_trio.router.media.kinds import WORDS, Kind
 from tgi_trio.router.media.layouts.layout import OtherLayout
 from tgi_trio.router.media.manner import Manner
+from tgi_trio.router.media.media_reader import (
+    Counts,
+    Fetch,
+    MediaLimits,
+    MediaReader,
+    Reading,
+    Tokens,
+)
 from tgi_trio.router.media.pixel_store import Arena, PixelStore
 from tgi_trio.router.media.policy import parse_policy
 from tgi_trio.router.media.spool import Compressed, Spool
 
 
 @dataclass(frozen=True, slots=True)
-class ImageFlags:
+class MediaFlags:
     """The operator's limits; each field is named after its flag."""
 
     image_urls: str = "public"
@@ -46,13 +46,13 @@ class ImageFlags:
     max_audio_seconds: float = 600.0
 
 
-class ImageService:
+class MediaService:
     """Serves the images of one model, for as long as the server runs."""
 
     def __init__(
         self,
         model: ImageModel,
-        flags: ImageFlags,
+        flags: MediaFlags,
         arena: Arena,
         tokens: Tokens,
         counts: Counts,
@@ -91,15 +91,15 @@ class ImageService:
         self.store = PixelStore(arena, self._decode, workers)
         if fetcher is None:
             limits = FetchLimits(flags.max_image_fetch_size)
-            fetcher = ImageFetcher(parse_policy(flags.image_urls), limits)
-        self.reader = ImageReader(
+            fetcher = MediaFetcher(parse_policy(flags.image_urls), limits)
+        self.reader = MediaReader(
             pictures,
             tokens,
             fetcher,
             self.store,
             self._spool,
             counts,
-            ImageLimits(
+            MediaLimits(
                 flags.max_images_per_prompt, flags.max_image_fetch_size, flags.max_image_bytes
             ),
             readings=readings,
