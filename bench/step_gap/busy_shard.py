@@ -23,6 +23,7 @@ from tgi_trio.shard.contract import (
     StepPlan,
     StepResult,
 )
+from tgi_trio.shard.kept_prefixes import PrefixParts, RankPrefixes
 from tgi_trio.shard.ranks.leader import Followers, GroupRunner
 from tgi_trio.shard.runner import (
     Computed,
@@ -40,6 +41,7 @@ class BusyRunner:
     def __init__(self, step_ms: float) -> None:
         self._step_ns = int(step_ms * 1e6)
         self.adapters = None
+        self.prefixes = RankPrefixes(PrefixParts)  # none are kept
         self.info = ShardInfo(
             vocab_size=VOCAB,
             block_size=16,

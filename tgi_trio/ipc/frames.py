@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-VERSION = 15
+VERSION = 16
 
 WORD = 8
 
@@ -49,6 +49,9 @@ class Kind(enum.IntEnum):
     ADAPTER = 15
     ADAPTER_REPLY = 16
     DROP = 17
+    KEEP = 18
+    RESTORE = 19
+    PREFIX_REPLY = 20
 
 
 class Finish(enum.IntEnum):
@@ -329,6 +332,44 @@ FRAMES: tuple[FrameSpec, ...] = (
         words=(_COMMAND, ("adapter", "its number; unknown ones are skipped")),
     ),
     FrameSpec(
+        Kind.KEEP,
+        "router->shard",
+        "Write computed blocks and states to a file, when no sequence is left; PREFIX_REPLY "
+        "answers.",
+        words=(_COMMAND,),
+        counts=("folder_bytes", "key_bytes", "blocks", "slots"),
+        columns=(
+            Column("folder", "u1", "folder_bytes", "path of the folder, which has a file per rank"),
+            Column("key", "u1", "key_bytes", "16 bytes, new in every order: which files match"),
+            Column("block_ids", "<i4", "blocks", "KV blocks, in the order in which they are kept"),
+            Column("slot_ids", "<i4", "slots", "slots of states, likewise"),
+        ),
+    ),
+    FrameSpec(
+        Kind.RESTORE,
+        "router->shard",
+        "Read a kept file into the first blocks and slots, before any sequence; PREFIX_REPLY "
+        "answers.",
+        words=(
+            _COMMAND,
+            ("blocks", "how many of the file's blocks to read, into the blocks 1 .. this"),
+            ("slots", "how many of its slots, into the slots 1 .. this"),
+        ),
+        counts=("folder_bytes", "key_bytes"),
+        columns=(
+            Column("folder", "u1", "folder_bytes", "as in KEEP"),
+            Column("key", "u1", "key_bytes", "the KEEP's by which the file was written"),
+        ),
+    ),
+    FrameSpec(
+        Kind.PREFIX_REPLY,
+        "shard->router",
+        "What came of a KEEP or a RESTORE.",
+        words=(("bytes", "written or read, this rank"),),
+        counts=("error_chars",),
+        columns=(Column("error", "u1", "error_chars", "UTF-8; empty: all ranks have done it"),),
+    ),
+    FrameSpec(
         Kind.SHUTDOWN, "router->shard", "Finish the step in hand and exit 0.", words=(_COMMAND,)
     ),
     FrameSpec(
@@ -384,8 +425,8 @@ FRAMES: tuple[FrameSpec, ...] = (
     FrameSpec(
         Kind.PLAN,
         "rank 0->other ranks",
-        "Compute a step. WARMUP, ADAPTER, DROP and SHUTDOWN go the same way; nothing is answered "
-        "but HELLO.",
+        "Compute a step. WARMUP, ADAPTER, DROP, KEEP, RESTORE and SHUTDOWN go the same way; only "
+        "HELLO is answered.",
         words=(("width", "block table entries per row"),),
         counts=(
             *("rows", "tokens", "entries", "unknown", "features", "layers", "rotary", "limits"),

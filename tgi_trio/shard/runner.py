@@ -18,6 +18,7 @@ from tgi_trio.shard.contract import (
     StepPlan,
     StepResult,
 )
+from tgi_trio.shard.kept_prefixes import Prefixes
 
 
 class Pending(Protocol):
@@ -95,6 +96,11 @@ class Runner(Protocol):
     @property
     def adapters(self) -> AdapterHost | None:
         """What loads adapters; None where none are served."""
+        ...
+
+    @property
+    def prefixes(self) -> Prefixes:
+        """What keeps computed prefixes in files; of the memory that `warm_up` allocates."""
         ...
 
     def warm_up(self, request: WarmupRequest) -> WarmupResult:

@@ -29,6 +29,7 @@ from tgi_trio.shard.contract import (
     StepPlan,
     StepResult,
 )
+from tgi_trio.shard.kept_prefixes import HostPart, Prefixes, PrefixParts, RankPrefixes
 from tgi_trio.shard.plan_parts import fill_inputs
 from tgi_trio.shard.runner import (
     Computed,
@@ -196,6 +197,15 @@ class FakeRunner:
     @property
     def adapters(self) -> AdapterHost | None:
         return None
+
+    @property
+    def prefixes(self) -> Prefixes:
+        return RankPrefixes(self._find_parts)
+
+    def _find_parts(self) -> PrefixParts:
+        blocks = len(self._kv) // self.settings.block_size
+        states = [HostPart(self._states, len(self._states))] if len(self._states) else []
+        return PrefixParts([HostPart(self._kv, blocks)], states)
 
     def warm_up(self, request: WarmupRequest) -> WarmupResult:
         """Allocate the requested number of blocks, `settings.blocks` if none is requested."""

@@ -21,6 +21,7 @@ from tgi_trio.shard.contract import (
     StepPlan,
     StepResult,
 )
+from tgi_trio.shard.kept_prefixes import Prefixes, PrefixParts, RankPrefixes
 from tgi_trio.shard.numba_backend.loading import load as load_kernels
 from tgi_trio.shard.numba_backend.numba_runner import CpuRunner
 from tgi_trio.shard.ranks.distributed import ProcessGroup, gloo_group
@@ -70,6 +71,10 @@ class Ranks:
     @property
     def adapters(self) -> AdapterHost | None:
         return None
+
+    @property
+    def prefixes(self) -> Prefixes:
+        return RankPrefixes(PrefixParts)  # nothing keeps any here
 
     def warm_up(self, request: WarmupRequest) -> WarmupResult:
         return self._together(lambda rank: self.runners[rank].warm_up(request))[0]

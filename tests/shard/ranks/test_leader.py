@@ -4,24 +4,32 @@ from __future__ import annotations
 
 import os
 import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.shard.torch_backend.models_support import plan, sequence
 from tgi_trio.ipc.channel import Endpoints, LeaderEnd, ShardEnd
+from tgi_trio.ipc.prefixes import KeepOrder, RestoreOrder
 from tgi_trio.ipc.startup import WarmupRequest, WarmupResult
 from tgi_trio.shard.contract import (
     Choices,
     StepPlan,
     StepResult,
 )
+from tgi_trio.shard.kept_prefixes import Prefixes, RankPrefixes, file_of
 from tgi_trio.shard.ranks import follower
 from tgi_trio.shard.ranks.leader import Followers, GroupRunner
-from tgi_trio.shard.runner import GroupBroken
+from tgi_trio.shard.runner import GroupBroken, Runner
 from tgi_trio.testing.fake_model import FakeRunner, FakeSettings
 
 REQUEST = WarmupRequest(64, 256, 4, 256)
+KEY = bytes(range(16))
 
 
 class Recording(FakeRunner):
@@ -41,8 +49,9 @@ class Recording(FakeRunner):
         return StepResult(Choices.of([]), 0, 0)
 
 
-def test_a_follower_computes_what_rank_0_computes_until_it_is_dismissed() -> None:
-    theirs, ours = Recording(), FakeRunner(FakeSettings(fail_token=99))
+@contextmanager
+def led(theirs: Runner, ours: Runner) -> Iterator[tuple[GroupRunner, ShardEnd]]:
+    """Have a thread follow with a runner; yields the group with rank 0's, and the thread's end."""
     with Endpoints.create(1, 1, spin_us=0) as endpoints:
         own = replace(endpoints.spec, segment=os.dup(endpoints.spec.segment))
         other = replace(endpoints.spec, segment=os.dup(endpoints.spec.segment))
@@ -54,7 +63,17 @@ def test_a_follower_computes_what_rank_0_computes_until_it_is_dismissed() -> Non
         leader = LeaderEnd.attach(own.text())
         followers = Followers([leader])
         followers.greet()
-        group = GroupRunner(ours, followers)
+        yield GroupRunner(ours, followers), end
+        followers.dismiss()
+        thread.join(30)
+        assert not thread.is_alive()
+        leader.close()
+        end.close()
+
+
+def test_a_follower_computes_what_rank_0_computes_until_it_is_dismissed() -> None:
+    theirs, ours = Recording(), FakeRunner(FakeSettings(fail_token=99))
+    with led(theirs, ours) as (group, end):
         group.warm_up(REQUEST)
         rows = [sequence(1, [5, 6, 7], [1]), sequence(2, [8, 9], [2])]
         step = plan(rows, [3, 2])
@@ -62,12 +81,48 @@ def test_a_follower_computes_what_rank_0_computes_until_it_is_dismissed() -> Non
         assert [len(row.token_ids) for row in result.rows] == [1, 1]
         with pytest.raises(GroupBroken, match="token 99 cannot be computed"):
             group.step(plan([sequence(3, [99], [3])], [1]))
-        followers.dismiss()
-        thread.join(30)
-        assert not thread.is_alive()
-        assert theirs.warmed == [REQUEST]
-        assert [p.token_ids.tolist() for p in theirs.plans] == [[5, 6, 7, 8, 9], [99]]
-        assert theirs.plans[0].kv_slots.tolist() == step.kv_slots.tolist()
-        assert end.vitals.step == 2
-        leader.close()
-        end.close()
+        while end.vitals.step < 2:
+            time.sleep(0.001)
+    assert theirs.warmed == [REQUEST]
+    assert [p.token_ids.tolist() for p in theirs.plans] == [[5, 6, 7, 8, 9], [99]]
+    assert theirs.plans[0].kv_slots.tolist() == step.kv_slots.tolist()
+
+
+class Agreeing(FakeRunner):
+    """A rank whose prefixes both ranks have to have."""
+
+    def __init__(self, meeting: threading.Barrier, said: list[int]) -> None:
+        super().__init__(FakeSettings(verify_kv=False))  # a follower knows no earlier tokens
+        self._meeting, self._said = meeting, said
+
+    def block(self, number: int) -> list[int]:
+        """Return the bytes of a block."""
+        return self._find_parts().blocks[0].take(np.array([number]))[0].tolist()
+
+    @property
+    def prefixes(self) -> Prefixes:
+        def agree(own: int) -> int:
+            self._said.append(own)
+            self._meeting.wait(30)
+            least = min(self._said[-2:])
+            self._meeting.wait(30)
+            return least
+
+        return RankPrefixes(self._find_parts, agree)
+
+
+def test_ranks_keep_prefixes_together_or_not_at_all(tmp_path: Path) -> None:
+    meeting, said = threading.Barrier(2), list[int]()
+    theirs, ours = Agreeing(meeting, said), Agreeing(meeting, said)
+    keep, restore = KeepOrder(tmp_path, KEY, (3,)), RestoreOrder(tmp_path, KEY, 1, 0)
+    with led(theirs, ours) as (group, _):
+        group.warm_up(REQUEST)
+        group.step(plan([sequence(1, [5, 6, 7], [3])], [3]))
+        assert not group.prefixes.keep(keep).error
+        written = ours.block(3)
+        group.warm_up(REQUEST)  # a new cache
+        assert not group.prefixes.restore(restore).error
+        assert any(written) and theirs.block(1) == ours.block(1) == written
+        file_of(keep, 1).unlink()
+        assert "another rank" in group.prefixes.restore(restore).error
+        assert not any(ours.block(1))

@@ -25,6 +25,7 @@ class Layer:
     token_map: NDArray[np.int64] | None = None
     features = 1
     kv_bytes_per_token = 0
+    caches = ()
 
     def __init__(self) -> None:
         self.held: dict[int, tuple[int, int]] = {}  # by slot: the token, and the state

@@ -25,6 +25,7 @@ from tgi_trio.ipc.frame_codec import Frame
 from tgi_trio.ipc.frames import Kind, Phase
 from tgi_trio.ipc.images import SequenceImage
 from tgi_trio.ipc.messages import decode_extend, decode_prefill
+from tgi_trio.ipc.prefixes import decode_keep, decode_restore, encode_prefix_reply
 from tgi_trio.ipc.startup import (
     Hello,
     decode_warmup,
@@ -129,6 +130,8 @@ class Worker:
             Kind.FILTER: self._on_filter,
             Kind.ADAPTER: self._on_adapter,
             Kind.DROP: self._on_drop,
+            Kind.KEEP: self._on_keep,
+            Kind.RESTORE: self._on_restore,
             Kind.SHUTDOWN: self._on_shutdown,
         }
 
@@ -244,6 +247,16 @@ class Worker:
     def _on_drop(self, frame: Frame) -> None:
         self._settle_in_flight()  # what is computed may still be reading it
         self._adapters.drop(frame.word("adapter"))
+
+    def _on_keep(self, frame: Frame) -> None:
+        self._settle_in_flight()
+        report = self._runner.prefixes.keep(decode_keep(frame))
+        self._channel.send(encode_prefix_reply(report))
+
+    def _on_restore(self, frame: Frame) -> None:
+        self._settle_in_flight()
+        report = self._runner.prefixes.restore(decode_restore(frame))
+        self._channel.send(encode_prefix_reply(report))
 
     def _on_shutdown(self, frame: Frame) -> None:
         self._running = False

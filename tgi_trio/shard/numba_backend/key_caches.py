@@ -63,8 +63,12 @@ class KeyCaches:
                 own["keys"][np.isin(own["code"], OF_INDEX_KEYS)] = address(keys)
                 self.index_keys.append(keys)
         self.kept = list(caches.values())
-        every = (*sum(self.kept, ()), *self.index_keys)
-        return sum(cache.nbytes for cache in every)
+        return sum(cache.nbytes for cache in self.arrays)
+
+    @property
+    def arrays(self) -> list[Array]:
+        """Everything that is kept, each [blocks, ...]."""
+        return [*sum(self.kept, ()), *self.index_keys]
 
     def _attending(
         self, operations: NDArray[np.void], firsts: Sequence[int]

@@ -24,6 +24,7 @@ from tgi_trio.shard.contract import (
     StepPlan,
     StepResult,
 )
+from tgi_trio.shard.kept_prefixes import HostPart, Prefixes, PrefixParts, RankPrefixes
 from tgi_trio.shard.loop.soundness import prove_by_step
 from tgi_trio.shard.machine.kv_sizing import longest_sequence, size_cache
 from tgi_trio.shard.machine.memory import free_bytes
@@ -90,6 +91,7 @@ class CpuRunner:
         self._guesses = False  # there is a drafter, which needs the costs of steps
         self.kv_beside = 0 if self._eagle is None else self._eagle.kv_bytes_per_token
         self.bytes_per_adapter = 0
+        self._blocks = 1  # of the KV cache; set by warm_up
         self._forward = forward
         self.close = weakref.finalize(self, _close, forward, mtp)
         team = forward.team
@@ -124,6 +126,16 @@ class CpuRunner:
     def adapters(self) -> AdapterHost | None:
         return self._adapters
 
+    @property
+    def prefixes(self) -> Prefixes:
+        return RankPrefixes(self._find_parts, None if self._ranks is None else self._ranks.least)
+
+    def _find_parts(self) -> PrefixParts:
+        program = self._forward.program
+        arrays = [*program.caches.arrays, *(() if self._eagle is None else self._eagle.caches)]
+        blocks = [HostPart(each, self._blocks) for each in arrays]
+        return PrefixParts(blocks, [HostPart(each, len(each)) for each in program.states])
+
     def warm_up(self, request: WarmupRequest) -> WarmupResult:
         """Allocate for the largest step, the KV cache and states.
 
@@ -146,6 +158,7 @@ class CpuRunner:
         blocks, slots = size.blocks, size.state_slots
         if self._ranks is not None:  # every rank's cache has the same blocks, and slots
             blocks, slots = self._ranks.least(blocks), self._ranks.least(slots)
+        self._blocks = blocks
         kv_bytes = program.allocate_kv(blocks)
         if self._eagle is not None:
             kv_bytes += self._eagle.make_room(blocks)

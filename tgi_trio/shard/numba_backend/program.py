@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -280,6 +280,11 @@ class Program:
                 self._states.append(made)
         self._mirror()
         return sum(made.nbytes for made in self._states)
+
+    @property
+    def states(self) -> Sequence[Array]:
+        """The states of each layer that keeps any, uint8 [slots, bytes]."""
+        return self._states
 
     def set_positions(self, count: int, tokens: int) -> None:
         """Make the rotary tables for positions below `count` and steps of up to `tokens`."""

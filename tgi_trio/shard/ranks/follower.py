@@ -13,6 +13,7 @@ from tgi_trio.errors import PeerGone, ProtocolMismatch
 from tgi_trio.ipc.adapters import decode_adapter
 from tgi_trio.ipc.frame_codec import Frame
 from tgi_trio.ipc.frames import Kind, Phase
+from tgi_trio.ipc.prefixes import decode_keep, decode_restore
 from tgi_trio.ipc.startup import Hello, decode_warmup, encode_hello
 from tgi_trio.shard.contract import Choices, ShardSequence
 from tgi_trio.shard.handshake import expect_hello
@@ -55,12 +56,12 @@ def run(
         channel.beat(0, Phase.LOADING)
         channel.send(encode_hello(Hello.of_this_process(rank, world_size, incarnation)))
         expect_hello(channel, "rank 0")
-        _follow(channel, factory())
+        _follow(channel, factory(), rank)
     except PeerGone:
         return  # nobody is left to follow
 
 
-def _follow(channel: Channel, runner: Runner) -> None:
+def _follow(channel: Channel, runner: Runner, rank: int) -> None:
     """Launch plan after plan; wait for a step once the next is launched, or if none comes.
 
     Waiting earlier would delay the next plan; without waiting, a failed device would go unnoticed.
@@ -92,6 +93,10 @@ def _follow(channel: Channel, runner: Runner) -> None:
             adapters.order(decode_adapter(frame))
         elif frame.kind is Kind.DROP and adapters is not None:
             adapters.drop(frame.word("adapter"))
+        elif frame.kind is Kind.KEEP:
+            runner.prefixes.keep(decode_keep(frame), rank)
+        elif frame.kind is Kind.RESTORE:
+            runner.prefixes.restore(decode_restore(frame), rank)
         elif frame.kind is Kind.SHUTDOWN:
             if adapters is not None:
                 adapters.close()

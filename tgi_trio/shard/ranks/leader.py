@@ -17,6 +17,13 @@ from tgi_trio.ipc.broadcast import Broadcast, PlanEnd
 from tgi_trio.ipc.channel import LeaderEnd
 from tgi_trio.ipc.frame_codec import encode
 from tgi_trio.ipc.frames import Kind
+from tgi_trio.ipc.prefixes import (
+    KeepOrder,
+    PrefixReport,
+    RestoreOrder,
+    encode_keep,
+    encode_restore,
+)
 from tgi_trio.ipc.startup import (
     Hello,
     ShardInfo,
@@ -33,6 +40,7 @@ from tgi_trio.shard.contract import (
     StepResult,
 )
 from tgi_trio.shard.handshake import expect_hello
+from tgi_trio.shard.kept_prefixes import Prefixes
 from tgi_trio.shard.loop.soundness import prove_by_step
 from tgi_trio.shard.ranks.plan_frames import encode_plan
 from tgi_trio.shard.runner import (
@@ -83,6 +91,14 @@ class Followers:
     def drop_adapter(self, number: int) -> None:
         """Have every follower forget an adapter."""
         self._all.send(encode_drop(0, number))
+
+    def keep_prefixes(self, order: KeepOrder) -> None:
+        """Have every follower write its file as this rank does now."""
+        self._all.send(encode_keep(0, order))
+
+    def restore_prefixes(self, order: RestoreOrder) -> None:
+        """Have every follower read its file as this rank does now."""
+        self._all.send(encode_restore(0, order))
 
     def dismiss(self) -> None:
         """Have every follower end. Never blocks: the router kills one whose ring is full."""
@@ -165,6 +181,22 @@ class GroupAdapters:
         self._host.drop(number)
 
 
+class GroupPrefixes:
+    """The prefixes of all ranks, each of which has a file of its own."""
+
+    def __init__(self, own: Prefixes, followers: Followers) -> None:
+        self._own = own
+        self._followers = followers
+
+    def keep(self, order: KeepOrder, rank: int = 0) -> PrefixReport:
+        self._followers.keep_prefixes(order)
+        return self._own.keep(order, rank)
+
+    def restore(self, order: RestoreOrder, rank: int = 0) -> PrefixReport:
+        self._followers.restore_prefixes(order)
+        return self._own.restore(order, rank)
+
+
 class GroupRunner:
     """A `Runner` for all ranks: sends each order to the others, then runs this rank's own part."""
 
@@ -181,6 +213,10 @@ class GroupRunner:
     def adapters(self) -> AdapterHost | None:
         host = self._runner.adapters
         return None if host is None else GroupAdapters(host, self._followers)
+
+    @property
+    def prefixes(self) -> Prefixes:
+        return GroupPrefixes(self._runner.prefixes, self._followers)
 
     def warm_up(self, request: WarmupRequest) -> WarmupResult:
         self._followers.warm_up(request)

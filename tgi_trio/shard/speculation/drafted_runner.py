@@ -12,6 +12,7 @@ from tgi_trio.shard.contract import (
     StepPlan,
     StepResult,
 )
+from tgi_trio.shard.kept_prefixes import Prefixes
 from tgi_trio.shard.runner import (
     Drafter,
     Pending,
@@ -43,6 +44,11 @@ class DraftedRunner:
     def adapters(self) -> AdapterHost | None:
         """The target model's; the draft model has none."""
         return self._runner.adapters
+
+    @property
+    def prefixes(self) -> Prefixes:
+        """The target model's; the draft model computes every sequence from its beginning."""
+        return self._runner.prefixes
 
     def warm_up(self, request: WarmupRequest) -> WarmupResult:
         """Warm up both; the draft model's cache has as many blocks as the target model's."""

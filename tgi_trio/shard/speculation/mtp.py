@@ -37,6 +37,11 @@ class MtpLayer(EagleLayer, Protocol):
         """Return the bytes of its own weights."""
         ...
 
+    @property
+    def caches(self) -> Sequence[Any]:
+        """What it keeps of tokens: the backend's tensors, whose numbers are a block's in turn."""
+        ...
+
     def make_room(self, blocks: int) -> int: ...
 
     def read(self, plan: StepPlan, states: Rows) -> Rows:
@@ -162,6 +167,11 @@ class MtpLayers:
     @property
     def kv_bytes_per_token(self) -> int:
         return sum(layer.kv_bytes_per_token for layer in self.layers)
+
+    @property
+    def caches(self) -> Sequence[Any]:
+        """Everything that the layers keep of tokens."""
+        return [each for layer in self.layers for each in layer.caches]
 
     def make_room(self, blocks: int) -> int:
         """Allocate caches with as many blocks as the model's; return their bytes."""

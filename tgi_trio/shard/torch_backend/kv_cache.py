@@ -155,6 +155,12 @@ class KVCache:
         return exact.clamp(-most, most).to(self._numbers).view(torch.uint8)
 
     @property
+    def tensors(self) -> list[torch.Tensor]:
+        """Everything that is kept, each [blocks * BLOCK_SIZE, ...]: layer by layer, then turns."""
+        own = [*self.key_slots, *([] if self.value is self.key else self.value_slots)]
+        return own if self.turns is None else [*own, self.turns]
+
+    @property
     def nbytes(self) -> int:
         own = [self.key] if self.value is self.key else [self.key, self.value]
         return sum(part.nbytes for part in (*own, self.turns) if part is not None)

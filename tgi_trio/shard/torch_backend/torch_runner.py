@@ -23,6 +23,7 @@ from tgi_trio.shard.contract import (
     StepPlan,
     StepResult,
 )
+from tgi_trio.shard.kept_prefixes import Prefixes, PrefixParts, RankPrefixes
 from tgi_trio.shard.loop.soundness import prove_by_step
 from tgi_trio.shard.machine.accelerator import synchronize
 from tgi_trio.shard.machine.device import name_device
@@ -44,6 +45,7 @@ from tgi_trio.shard.torch_backend.kv_cache import BLOCK_SIZE, KVCache
 from tgi_trio.shard.torch_backend.models.decoder import Decoder, Ranks
 from tgi_trio.shard.torch_backend.models.interface import Model
 from tgi_trio.shard.torch_backend.models.staged import StagedDecoder
+from tgi_trio.shard.torch_backend.prefix_parts import TensorPart
 from tgi_trio.shard.torch_backend.prompt_logprobs import PromptLogprobs
 from tgi_trio.shard.torch_backend.recordings.decode_graphs import DecodeGraphs
 from tgi_trio.shard.torch_backend.staging import Staging
@@ -130,6 +132,19 @@ class TorchRunner:
     @property
     def adapters(self) -> AdapterHost | None:
         return self._adapters
+
+    @property
+    def prefixes(self) -> Prefixes:
+        agree = None if self._ranks is None else partial(self._ranks.least, device=self.device)
+        return RankPrefixes(self._find_parts, agree)
+
+    def _find_parts(self) -> PrefixParts:
+        if self._cache is None:
+            return PrefixParts()
+        tensors = [*self._cache.tensors, *self._guesser.caches]
+        blocks = [TensorPart(each, self._cache.blocks) for each in tensors]
+        states = [] if self._pool is None else self._pool.tensors
+        return PrefixParts(blocks, [TensorPart(each, len(each)) for each in states])
 
     @torch.inference_mode()
     def warm_up(self, request: WarmupRequest) -> WarmupResult:

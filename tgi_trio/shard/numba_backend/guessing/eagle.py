@@ -56,6 +56,11 @@ class KernelEagle:
         self._cache = allocate_zeroed(shape, np.float32), allocate_zeroed(shape, np.float32)
         return sum(each.nbytes for each in self._cache)
 
+    @property
+    def caches(self) -> Sequence[Floats]:
+        """Its K and V, float32 [blocks * BLOCK_SIZE, kv_heads, dim] each."""
+        return self._cache or ()
+
     def join(self, parts: Sequence[Floats]) -> Floats:
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -139,6 +139,11 @@ class KernelMtp:
         """Allocate a cache of as many blocks as the model's; return its bytes."""
         self._reserve(_LEAST_ROOM, _LEAST_ROOM)
         return self._layer.program.allocate_kv(blocks)
+
+    @property
+    def caches(self) -> Sequence[NDArray[Any]]:
+        """Everything that its layer keeps of tokens, each [blocks, ...]."""
+        return self._layer.program.caches.arrays
 
     def join(self, parts: Sequence[Floats]) -> Floats:
         return parts[0] if len(parts) == 1 else np.concatenate(parts)

@@ -32,6 +32,11 @@ class ExecutionMode(Protocol):
     prefix_reuse: bool  # K and V computed for one sequence may serve another
     predicts_prompt: bool  # False: an encoder reads the prompt
 
+    @property
+    def kv_cache(self) -> KVCache | None:
+        """The cache of blocks, if there is any."""
+        ...
+
     def allocate(self, blocks: int) -> None:
         """Allocate a cache of `blocks` KV blocks; 0 frees it."""
         ...
@@ -58,6 +63,10 @@ class RecomputeWay:
         self.model = model
         self.kv_bytes_per_token = 1  # nothing is kept, but the router needs a number
         self._keep = _accepts(model, "logits_to_keep")
+
+    @property
+    def kv_cache(self) -> KVCache | None:
+        return None
 
     def allocate(self, blocks: int) -> None:
         pass
@@ -184,6 +193,10 @@ class PagedWay:
         """Return this way; None if ours cannot replace the model's attention."""
         layers = _discover_layers(model)
         return cls(model, layers) if layers else None
+
+    @property
+    def kv_cache(self) -> KVCache | None:
+        return self._cache
 
     def allocate(self, blocks: int) -> None:
         self._cache = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -80,6 +81,11 @@ class TorchAssistant:
     def nbytes(self) -> int:
         """Return the bytes of all weights, excluding what the model has as well."""
         return self._weights.nbytes(own_embedding=not self._alone) if self._weights else 0
+
+    @property
+    def caches(self) -> Sequence[torch.Tensor]:
+        """What it keeps of tokens beside the model's cache."""
+        return self._kv.caches
 
     def make_room(self, cache: KVCache) -> int:
         """Take the model's cache; return the bytes of what is allocated beside it."""

@@ -6,7 +6,7 @@ own, in blocks of the same numbers; each step's are gathered when it has been co
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import torch
@@ -65,6 +65,11 @@ class AssistantKv:
         if self._ranks is None or self._ranks.rank:
             return 0
         return self.shape.bytes_per_token(self._dtype)
+
+    @property
+    def caches(self) -> Sequence[torch.Tensor]:
+        """What is kept of tokens beside the model's cache, each [blocks * BLOCK_SIZE, ...]."""
+        return () if self.cache is None or self.cache is self._model_cache else self.cache.tensors
 
     def make_room(self, cache: KVCache) -> int:
         """Take the model's cache; return the bytes of another one beside it."""

@@ -30,6 +30,11 @@ class OwnKv:
         self._cache = KVCache(self._shape, blocks, self._dtype, self._device)
         return self._cache.nbytes
 
+    @property
+    def caches(self) -> Sequence[torch.Tensor]:
+        """Everything that it keeps of tokens, each [blocks * BLOCK_SIZE, ...]."""
+        return () if self._cache is None else self._cache.tensors
+
     def join(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
         return parts[0] if len(parts) == 1 else torch.cat(list(parts))
 

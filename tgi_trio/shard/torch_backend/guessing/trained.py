@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
 
 import numpy as np
@@ -59,6 +59,12 @@ class TrainedGuesser:
         if (own := self._layers or self._assistant) is not None:
             return own.nbytes()
         return 0 if self._heads is None else self._heads.nbytes(own_head=self._own_head)
+
+    @property
+    def caches(self) -> Sequence[torch.Tensor]:
+        """What it keeps of tokens beside the model's cache, each [blocks * BLOCK_SIZE, ...]."""
+        own = self._layers or self._assistant
+        return () if own is None else own.caches
 
     def make_room(self, blocks: int, cache: KVCache) -> int:
         """Take memory beside the model's `cache` of so many blocks; return its bytes."""

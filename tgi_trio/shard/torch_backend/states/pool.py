@@ -68,5 +68,10 @@ class StatePool:
                 states.index_copy_(0, targets, states.index_select(0, sources))
 
     @property
+    def tensors(self) -> list[torch.Tensor]:
+        """All states, each [slots, ...]."""
+        return [each for layer in self.layers.values() for each in layer.values()]
+
+    @property
     def nbytes(self) -> int:
-        return sum(each.nbytes for layer in self.layers.values() for each in layer.values())
+        return sum(each.nbytes for each in self.tensors)

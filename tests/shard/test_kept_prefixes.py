@@ -1,0 +1,139 @@
+"""Files of computed prefixes: what is written is read, and what is damaged is never used."""
+
+from __future__ import annotations
+
+import random
+import stat
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tgi_trio.ipc.prefixes import KeepOrder, RestoreOrder
+from tgi_trio.shard import kept_prefixes
+from tgi_trio.shard.kept_prefixes import HostPart, PrefixParts, RankPrefixes, file_of
+from tgi_trio.shard.torch_backend.prefix_parts import TensorPart
+
+BLOCKS, SLOTS = 20, 6
+KEY = bytes(range(16))
+
+
+class Memory:
+    """K and V of two layers, in tensors of torch and of numpy, and the states of one."""
+
+    def __init__(self, seed: int | None) -> None:
+        rng = np.random.default_rng(seed)
+        self.keys = torch.zeros((BLOCKS * 16, 2, 4), dtype=torch.bfloat16)
+        self.values = np.zeros((BLOCKS, 3, 16), np.float32)
+        self.states = np.zeros((SLOTS, 24), np.uint8)
+        if seed is not None:
+            self.keys.copy_(torch.from_numpy(rng.standard_normal(self.keys.shape)))
+            self.values[:] = rng.standard_normal(self.values.shape)
+            self.states[:] = rng.integers(0, 256, self.states.shape)
+        self.parts = PrefixParts(
+            [TensorPart(self.keys, BLOCKS), HostPart(self.values, BLOCKS)],
+            [HostPart(self.states, SLOTS)],
+        )
+
+    def blocks(self, numbers: list[int]) -> tuple[list[float], list[float]]:
+        keys = self.keys.view(BLOCKS, -1)[numbers]
+        return keys.flatten().tolist(), self.values[numbers].flatten().tolist()
+
+    @property
+    def empty(self) -> bool:
+        return not (self.keys.any() or self.values.any() or self.states.any())
+
+
+def keep(folder: Path, memory: Memory) -> KeepOrder:
+    order = KeepOrder(folder, KEY, (7, 3, 12, 19), (5, 1))
+    report = RankPrefixes(lambda: memory.parts).keep(order)
+    assert not report.error and report.nbytes == file_of(order, 0).stat().st_size
+    return order
+
+
+@pytest.mark.parametrize("at_once", [1, 300, 1 << 20])
+def test_blocks_come_back_in_order(
+    tmp_path: Path, at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever is copied at a time; some of them alone as well."""
+    monkeypatch.setattr(kept_prefixes, "_AT_ONCE", at_once)
+    old, new, less = Memory(1), Memory(None), Memory(None)
+    order = keep(tmp_path, old)
+    assert stat.S_IMODE(file_of(order, 0).stat().st_mode) == 0o600
+    report = RankPrefixes(lambda: new.parts).restore(RestoreOrder(tmp_path, KEY, 4, 2))
+    assert not report.error
+    assert new.blocks([1, 2, 3, 4]) == old.blocks([7, 3, 12, 19])
+    assert (new.states[[1, 2]] == old.states[[5, 1]]).all()
+    assert not new.keys[: 1 * 16].any() and not new.keys[5 * 16 :].any()
+    report = RankPrefixes(lambda: less.parts).restore(RestoreOrder(tmp_path, KEY, 2, 0))
+    assert not report.error and less.blocks([1, 2]) == old.blocks([7, 3])
+    assert not less.states.any() and not less.values[3:].any()
+
+
+def _flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[random.Random(0).randrange(150, len(content))] ^= 4
+    path.write_bytes(content)
+
+
+DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
+    "a flipped bit": (_flip, "checksum"),
+    "cut off": (lambda path: path.write_bytes(path.read_bytes()[:-1]), "cut off"),
+    "without a head": (lambda path: path.write_bytes(b"tgi"), "cut off"),
+    "empty": (lambda path: path.write_bytes(b""), "cut off"),
+    "gone": (Path.unlink, "No such file"),
+    "another key": (
+        lambda path: path.write_bytes(path.read_bytes().replace(KEY, KEY[::-1])),
+        "written together",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", DAMAGE)
+def test_what_is_damaged_is_not_used(tmp_path: Path, what: str) -> None:
+    """And leaves nothing in the blocks: a mask does not hide NaN."""
+    damage, words = DAMAGE[what]
+    order = keep(tmp_path, Memory(1))
+    damage(file_of(order, 0))
+    new = Memory(None)
+    report = RankPrefixes(lambda: new.parts).restore(RestoreOrder(tmp_path, KEY, 4, 2))
+    assert words in report.error
+    assert new.empty
+
+
+def test_other_memory_is_not_read_into(tmp_path: Path) -> None:
+    keep(tmp_path, Memory(1))
+    new = Memory(None)
+    fewer = replace(new.parts, blocks=new.parts.blocks[:1])
+    wider = replace(new.parts, slots=[HostPart(np.zeros((SLOTS, 25), np.uint8), SLOTS)])
+    for parts, words in ((fewer, "other sizes"), (wider, "other sizes")):
+        own = RankPrefixes(partial(replace, parts))
+        assert words in own.restore(RestoreOrder(tmp_path, KEY, 4, 2)).error
+    report = RankPrefixes(lambda: new.parts).restore(RestoreOrder(tmp_path, KEY, 5, 2))
+    assert "fewer blocks" in report.error
+    assert new.empty
+
+
+def test_one_rank_that_cannot_is_enough(tmp_path: Path) -> None:
+    """None of them computes with what another lacks."""
+    old, new = Memory(1), Memory(None)
+    order = keep(tmp_path, old)
+    report = RankPrefixes(lambda: new.parts, agree=lambda own: 0).restore(
+        RestoreOrder(tmp_path, KEY, 4, 2)
+    )
+    assert "another rank" in report.error and new.empty
+    report = RankPrefixes(lambda: old.parts, agree=lambda own: 0).keep(order)
+    assert "another rank" in report.error
+
+
+def test_a_folder_that_is_gone_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    memory = Memory(1)
+    order = KeepOrder(tmp_path / "gone", KEY, (1,), ())
+    report = RankPrefixes(lambda: memory.parts).keep(order)
+    assert "No such file" in report.error and not capsys.readouterr().out
+    RankPrefixes(lambda: memory.parts).keep(order, 1)
+    assert "No such file" in capsys.readouterr().out  # rank 0 alone answers the router

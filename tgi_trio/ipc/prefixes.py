@@ -1,0 +1,90 @@
+"""Orders to keep computed prefixes in files and to read them again, as records and as frames."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tgi_trio.ipc.frame_codec import Frame, encode
+from tgi_trio.ipc.frames import Kind
+
+
+@dataclass(frozen=True, slots=True)
+class KeepOrder:
+    """Write blocks and states to a file of the rank's (KEEP), which nobody writes meanwhile."""
+
+    folder: Path
+    key: bytes  # 16 bytes, new for every order: which files belong together
+    blocks: tuple[int, ...]  # of the KV cache, in the order of the file
+    slots: tuple[int, ...] = ()  # of recurrent states, likewise
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreOrder:
+    """Read what was kept into the blocks 1 .. `blocks`, the slots 1 .. `slots` (RESTORE)."""
+
+    folder: Path
+    key: bytes  # the order's by which they were kept
+    blocks: int  # how many of the file's, from the first on
+    slots: int
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixReport:
+    """What came of an order (PREFIX_REPLY)."""
+
+    nbytes: int = 0  # written or read by this rank
+    error: str = ""  # "": all ranks have done it
+
+
+def encode_keep(command: int, order: KeepOrder) -> bytes:
+    """Return a KEEP frame."""
+    columns: dict[str, NDArray[Any]] = {
+        "folder": _path(order.folder),
+        "key": np.frombuffer(order.key, np.uint8),
+        "block_ids": np.array(order.blocks, np.int32),
+        "slot_ids": np.array(order.slots, np.int32),
+    }
+    return encode(Kind.KEEP, {"command": command}, columns)
+
+
+def decode_keep(frame: Frame) -> KeepOrder:
+    """Return what a KEEP frame says."""
+    blocks, slots = (tuple(frame.column(name).tolist()) for name in ("block_ids", "slot_ids"))
+    return KeepOrder(_folder(frame), frame.column("key").tobytes(), blocks, slots)
+
+
+def encode_restore(command: int, order: RestoreOrder) -> bytes:
+    """Return a RESTORE frame."""
+    words = {"command": command, "blocks": order.blocks, "slots": order.slots}
+    columns = {"folder": _path(order.folder), "key": np.frombuffer(order.key, np.uint8)}
+    return encode(Kind.RESTORE, words, columns)
+
+
+def decode_restore(frame: Frame) -> RestoreOrder:
+    """Return what a RESTORE frame says."""
+    key, blocks, slots = frame.column("key").tobytes(), frame.word("blocks"), frame.word("slots")
+    return RestoreOrder(_folder(frame), key, blocks, slots)
+
+
+def encode_prefix_reply(report: PrefixReport) -> bytes:
+    """Return a PREFIX_REPLY frame."""
+    error = np.frombuffer(report.error.encode("utf-8", "replace"), np.uint8)
+    return encode(Kind.PREFIX_REPLY, {"bytes": report.nbytes}, {"error": error})
+
+
+def decode_prefix_reply(frame: Frame) -> PrefixReport:
+    """Return what a PREFIX_REPLY frame says."""
+    return PrefixReport(frame.word("bytes"), frame.text("error"))
+
+
+def _path(folder: Path) -> NDArray[np.uint8]:
+    return np.frombuffer(str(folder).encode("utf-8", "surrogateescape"), np.uint8)
+
+
+def _folder(frame: Frame) -> Path:
+    return Path(frame.column("folder").tobytes().decode("utf-8", "surrogateescape"))

@@ -1,0 +1,236 @@
+"""Prefixes kept in files: the blocks and states of a rank, written at its end, read at a start.
+
+A rank's file is a header and then, part by part, the bytes of all kept blocks, and those of all
+kept slots of states::
+
+    0     8 bytes   magic
+    8     16 bytes  key of the order, which the router's index has as well
+    24    8 x 3     number of blocks, of slots, of parts (little-endian)
+    48    8 x 3 n   of each part: bytes of an item, number of items, CRC-32 of all its bytes
+    ...             the items of each part
+
+A part is what one layer has of a block (keys, values, an index's keys), or of a slot. Which part
+means what follows from the model and its flags, which the router compares.
+
+The router names a file in its index only once all ranks have written theirs to the disk. What is
+read is checked nonetheless, since wrong keys would be wrong answers that nobody notices.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, Final, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tgi_trio.ipc.prefixes import KeepOrder, PrefixReport, RestoreOrder
+
+Bytes = NDArray[np.uint8]
+Ints = NDArray[np.int64]
+
+_MAGIC: Final = b"tgitrio1"
+_HEAD: Final = struct.Struct("<8s16s3Q")
+_PART: Final = struct.Struct("<3Q")
+_AT_ONCE: Final = 32 * 2**20  # bytes that are copied at a time
+
+
+class Part(Protocol):
+    """A tensor whose first dimension counts blocks, or slots."""
+
+    @property
+    def item_bytes(self) -> int:
+        """Bytes of one of them."""
+        ...
+
+    def take(self, items: Ints) -> Bytes:
+        """Return a copy of some, uint8 [n, item_bytes]."""
+        ...
+
+    def put(self, first: int, data: Bytes) -> None:
+        """Overwrite neighbouring ones, from the number `first` on, with uint8 [n, item_bytes]."""
+        ...
+
+
+class HostPart:
+    """An array in the host's memory."""
+
+    def __init__(self, array: NDArray[Any], items: int) -> None:
+        """`array`: contiguous, of so many blocks or slots."""
+        self._bytes = array.reshape(items, -1).view(np.uint8)
+
+    @property
+    def item_bytes(self) -> int:
+        return self._bytes.shape[1]
+
+    def take(self, items: Ints) -> Bytes:
+        return self._bytes[items]
+
+    def put(self, first: int, data: Bytes) -> None:
+        self._bytes[first : first + len(data)] = data
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixParts:
+    """Everything that a rank knows of a computed prefix; empty: nothing can be kept."""
+
+    blocks: Sequence[Part] = ()
+    slots: Sequence[Part] = ()
+
+    def with_counts(self, blocks: int, slots: int) -> Iterator[tuple[Part, int]]:
+        """Yield each part, with how many of its items there are."""
+        yield from ((part, blocks) for part in self.blocks)
+        yield from ((part, slots) for part in self.slots)
+
+
+class Prefixes(Protocol):
+    """What a runner does with prefixes, on all of its ranks."""
+
+    def keep(self, order: KeepOrder, rank: int = 0) -> PrefixReport:
+        """Write a file; whatever prevents that is said in the report."""
+        ...
+
+    def restore(self, order: RestoreOrder, rank: int = 0) -> PrefixReport:
+        """Read a file; if any rank cannot, the blocks hold zeros on all of them."""
+        ...
+
+
+class RankPrefixes:
+    """The prefixes of one rank."""
+
+    def __init__(
+        self, parts: Callable[[], PrefixParts], agree: Callable[[int], int] | None = None
+    ) -> None:
+        """`parts`: of the memory as it is now; `agree`: returns the least value of all ranks."""
+        self._parts = parts
+        self._agree = agree
+
+    def keep(self, order: KeepOrder, rank: int = 0) -> PrefixReport:
+        """Write this rank's file, and wait for the others'."""
+        try:
+            size, error = write_prefixes(file_of(order, rank), self._parts(), order), ""
+        except OSError as failure:
+            size, error = 0, str(failure)
+        return self._conclude(size, error, rank)
+
+    def restore(self, order: RestoreOrder, rank: int = 0) -> PrefixReport:
+        """Read this rank's file, and wait for the others'."""
+        parts = self._parts()
+        try:
+            size, error = read_prefixes(file_of(order, rank), parts, order), ""
+        except (OSError, ValueError) as failure:
+            size, error = 0, str(failure)
+        report = self._conclude(size, error, rank)
+        if report.error:  # what a mask hides is multiplied by zero, which garbage does not allow
+            for part, count in parts.with_counts(order.blocks, order.slots):
+                _clear(part, count)
+        return report
+
+    def _conclude(self, size: int, error: str, rank: int) -> PrefixReport:
+        if error and rank:
+            print(f"prefixes: {error}", flush=True)  # rank 0 alone reports to the router
+        if self._agree is not None and not self._agree(0 if error else 1):
+            error = error or "another rank could not, which its output explains"
+        return PrefixReport(size, error)
+
+
+def file_of(order: KeepOrder | RestoreOrder, rank: int) -> Path:
+    """Return the path of a rank's file."""
+    return order.folder / f"{order.key.hex()}-{rank}.prefixes"
+
+
+def write_prefixes(path: Path, parts: PrefixParts, order: KeepOrder) -> int:
+    """Write a file anew, readable by its owner alone; returns its bytes. Raises OSError."""
+    blocks, slots = np.array(order.blocks, np.int64), np.array(order.slots, np.int64)
+    own = [(part, blocks) for part in parts.blocks] + [(part, slots) for part in parts.slots]
+    try:
+        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+            file.seek(_HEAD.size + _PART.size * len(own))
+            rows = [(part.item_bytes, len(at), _write(file, part, at)) for part, at in own]
+            size = file.tell()
+            file.seek(0)
+            file.write(_HEAD.pack(_MAGIC, order.key, len(blocks), len(slots), len(own)))
+            for row in rows:
+                file.write(_PART.pack(*row))
+            file.flush()
+            os.fsync(file.fileno())
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
+    return size
+
+
+def read_prefixes(path: Path, parts: PrefixParts, order: RestoreOrder) -> int:
+    """Read a file's first blocks and slots; returns their bytes.
+
+    Raises OSError, and ValueError if the file is of another order or memory, or damaged. Blocks may
+    be half written then.
+    """
+    own = list(parts.with_counts(order.blocks, order.slots))
+    with path.open("rb", buffering=0) as file:
+        head = file.read(_HEAD.size)
+        if len(head) < _HEAD.size:
+            raise ValueError(f"{path} is cut off")
+        magic, key, *kept, count = _HEAD.unpack(head)
+        if magic != _MAGIC or key != order.key:
+            raise ValueError(f"{path} was not written together with the index beside it")
+        table = file.read(_PART.size * len(own))
+        rows = list(_PART.iter_unpack(table)) if len(table) == _PART.size * len(own) else []
+        if count != len(own) or [row[0] for row in rows] != [part.item_bytes for part, _ in own]:
+            raise ValueError(f"{path} is of a cache with other sizes")
+        if kept[0] < order.blocks or kept[1] < order.slots:
+            raise ValueError(f"{path} has fewer blocks than the index beside it")
+        size, at = 0, file.tell()
+        for (part, wanted), (width, items, checksum) in zip(own, rows, strict=True):
+            file.seek(at)
+            if _read(file, part, wanted, items) != checksum:
+                raise ValueError(f"{path} is damaged: a checksum differs")
+            size, at = size + wanted * width, at + items * width
+    return size
+
+
+def _items_at_once(part: Part) -> int:
+    return max(1, _AT_ONCE // max(1, part.item_bytes))
+
+
+def _write(file: BinaryIO, part: Part, items: Ints) -> int:
+    """Write items of a part; returns their CRC-32."""
+    checksum, step = 0, _items_at_once(part)
+    for begin in range(0, len(items), step):
+        data = part.take(items[begin : begin + step])
+        checksum = zlib.crc32(data.data, checksum)
+        file.write(data.data)
+    return checksum
+
+
+def _read(file: Any, part: Part, wanted: int, items: int) -> int:
+    """Read a part's first `wanted` of so many items into it; returns the CRC-32 of all."""
+    checksum, step = 0, _items_at_once(part)
+    for begin in range(0, items, step):
+        data = np.empty((min(step, items - begin), part.item_bytes), np.uint8)
+        if _fill(file, data.reshape(-1).data) < data.nbytes:
+            raise ValueError(f"{file.name} is cut off")
+        checksum = zlib.crc32(data.data, checksum)
+        if begin < wanted:
+            part.put(1 + begin, data[: wanted - begin])
+    return checksum
+
+
+def _fill(file: Any, room: memoryview) -> int:
+    """Read until `room` is full or the file ends; returns the bytes read."""
+    filled = 0
+    while filled < len(room) and (count := file.readinto(room[filled:])):
+        filled += count
+    return filled
+
+
+def _clear(part: Part, count: int) -> None:
+    step = _items_at_once(part)
+    for begin in range(0, count, step):
+        size = min(step, count - begin)
+        part.put(1 + begin, np.zeros((size, part.item_bytes), np.uint8))
