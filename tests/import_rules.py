@@ -248,8 +248,8 @@ RULES: dict[str, Rule] = {
     "__main__": Rule(
         ours(
             "cli demo descriptors errors hub log_levels logs launcher model.facts "
-            "model.speculators.recognise settings signals start_checks timeline "
-            "cluster.keeper cluster.scaling devices ipc.litmus ipc.waiting"
+            "model.speculators.recognise router.shards.prefix_store settings signals "
+            "start_checks timeline cluster.keeper cluster.scaling devices ipc.litmus ipc.waiting"
         ),
         banned=MODEL,
     ),

@@ -150,6 +150,7 @@ def _serve(
     from tgi_trio.hub import resolve_adapter, resolve_served, resolve_tokenizer
     from tgi_trio.launcher import Launcher, bind
     from tgi_trio.model.facts import read_model_facts
+    from tgi_trio.router.shards.prefix_store import PrefixStore
     from tgi_trio.settings.resolve import resolve
     from tgi_trio.signals import run_to_its_end
     from tgi_trio.start_checks import check_start
@@ -195,8 +196,11 @@ def _serve(
         for warning in check_start(settings):
             logging.getLogger("tgi_trio.cli").warning("%s", warning)
         timeline.mark("model found")
-        launcher = Launcher(settings, listeners, timeline, shard, waiting, stop_timeout)
-        run_to_its_end(launcher.run)
+        with PrefixStore.open(settings) as prefixes:
+            launcher = Launcher(
+                settings, listeners, timeline, shard, waiting, stop_timeout, prefixes
+            )
+            run_to_its_end(launcher.run)
     return 0
 
 

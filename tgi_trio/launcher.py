@@ -38,6 +38,7 @@ from tgi_trio.router.shards.contact import RankSource
 from tgi_trio.router.shards.group_states import ShardState
 from tgi_trio.router.shards.loading_progress import show_loading
 from tgi_trio.router.shards.local_group import LocalGroup
+from tgi_trio.router.shards.prefix_store import PrefixStore
 from tgi_trio.router.shards.shard_calls import ShardCalls
 from tgi_trio.router.shards.shard_instance import ShardArgv, real_shard
 from tgi_trio.router.shards.supervisor import STOP_TIMEOUT, Started, Supervisor, Watch
@@ -193,11 +194,12 @@ class Launcher:
         argv: ShardArgv | None = None,
         waiting: WaitingShards | None = None,
         stop_timeout: float = STOP_TIMEOUT,
+        prefixes: PrefixStore | None = None,
     ) -> None:
         """`argv`: returns a shard's command line; None: that of a shard which serves a model.
 
         `waiting`: pre-started processes for the first shards; `stop_timeout`: seconds that a shard
-        has to exit when told to.
+        has to exit when told to; `prefixes`: where those computed are kept, if anywhere.
         """
         self._settings = settings
         self._listeners = listeners
@@ -234,6 +236,7 @@ class Launcher:
             on_move=self._note_start,
             adapters=self._adapters,
             gather=None if self._ranks is None else self._ranks.wait_for_all,
+            prefixes=prefixes,
         )
 
     async def run(self, early: Sequence[int] = ()) -> None:

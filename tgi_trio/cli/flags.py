@@ -210,6 +210,13 @@ FLAGS: Final[tuple[tuple[str, tuple[Flag, ...]], ...]] = (
             ),
             Flag("prefix-caching", "bool", "reuse KV blocks of equal prompt beginnings"),
             Flag(
+                "prefix-cache-path",
+                "path",
+                "folder in which those computed are kept for the next start",
+                "none",
+            ),
+            Flag("prefix-cache-bytes", "bytes", "most that is kept there, last used first"),
+            Flag(
                 "speculate",
                 "int",
                 "tokens guessed ahead per step: by what draft-model names, else as drafter says",

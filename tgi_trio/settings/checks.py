@@ -32,6 +32,7 @@ _AT_LEAST_ONE: Final = (
     "max_audio_seconds",
     "max_image_bytes",
     "image_memory",
+    "prefix_cache_bytes",
     "max_grammar_bytes",
     "max_grammar_seconds",
     "max_input_tokens",
@@ -112,6 +113,7 @@ def check(options: Options) -> None:
     _check_rope(options)
     _check_adapters(options)
     _check_stages(options)
+    _check_prefixes(options)
     _check_quantize(options)
     _check_drafter(options)
     if options.activations not in (None, *ACTIVATIONS):
@@ -149,6 +151,20 @@ def _check_rope(options: Options) -> None:
         )
     if options.rope_factor is not None and options.rope_factor < 1:
         raise ConfigurationError(f"`rope_factor` must be >= 1. Given: {options.rope_factor}")
+
+
+def _check_prefixes(options: Options) -> None:
+    if options.prefix_cache_path is None:
+        return
+    if not options.prefix_caching:
+        raise ConfigurationError(
+            "`prefix_cache_path` does not go with `prefix_caching` off: nothing is to be kept"
+        )
+    if options.ranks_elsewhere:
+        raise ConfigurationError(
+            "`prefix_cache_path` does not go with ranks on other machines (`shard`, "
+            "`remote_ranks`): its files are of this one"
+        )
 
 
 def _check_stages(options: Options) -> None:

@@ -115,6 +115,8 @@ class AsGiven(ShardOptions):
     target_itl: float = 0.05  # acceptable seconds between tokens while requests wait
     target_ttft: float | None = None  # seconds to a first token; None: from measured prefill times
     prefix_caching: bool = True  # only if the model allows it
+    prefix_cache_path: Path | None = None  # folder where computed prefixes outlive the server
+    prefix_cache_bytes: int = 4 * 2**30  # of them that are kept there at most, on all ranks
     hostname: str = "0.0.0.0"
     port: int = 3000  # 0: any free port
     cors_allow_origin: tuple[str, ...] = ()

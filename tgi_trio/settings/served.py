@@ -34,6 +34,11 @@ def with_model(settings: Settings, serving: Serving) -> tuple[Settings, list[str
             f"prefix caching has no effect: this model is served by {backend}; "
             f"{serving.no_prefix_cache}"
         )
+    if settings.prefix_cache_path is not None and not reuses:
+        messages.append(
+            f"--prefix-cache-path has no effect: this model is served by {backend}; "
+            f"{serving.no_prefix_cache}"
+        )
     acting = replace(
         settings,
         speculate=settings.speculate if speculates else 0,

@@ -12,6 +12,7 @@ from tests.router.scheduling.test_image_pins import FakePixels, seen
 from tests.router.scheduling.test_image_pins import request as with_images
 from tests.router.scheduling.test_machine import WORLDS, any_request, world
 from tgi_trio.errors import Overloaded
+from tgi_trio.router.scheduling.kept_prefixes import Budget
 from tgi_trio.router.scheduling.trace import RecordingScheduler, TraceMismatch, replay
 
 
@@ -51,6 +52,18 @@ def test_a_trace_replays_to_the_same_state(name: str, veil: int) -> None:
     assert again.counters == original.counters
     assert again.free_blocks == original.free_blocks
     assert again.cached_blocks == original.cached_blocks
+
+
+@pytest.mark.parametrize("name", ["grow, cached", "grow, states"])
+def test_a_trace_begins_with_the_prefixes_that_were_restored(name: str) -> None:
+    lines: list[str] = []
+    kept = recorded(name, []).scheduler.collect_prefixes(Budget(1 << 30, 1, 1)).prefixes
+    here = world(name)
+    here.scheduler = RecordingScheduler(here.limits, lines.append, veil=0x2545F491)
+    here.scheduler.restore_prefixes(kept)
+    again = replay(lines)
+    assert again.cached_blocks == here.scheduler.cached_blocks == kept.blocks > 0
+    assert again.state_slots == here.scheduler.state_slots
 
 
 def test_a_veil_hides_the_prompts() -> None:

@@ -12,6 +12,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from tgi_trio.router.scheduling.blocks import BlockAllocator
+from tgi_trio.router.scheduling.kept_prefixes import (
+    Budget,
+    Collected,
+    KeptPrefixes,
+    collect,
+    graft,
+)
 from tgi_trio.router.scheduling.prefix_cache import TOKEN_BYTES, Match, PrefixCache
 from tgi_trio.router.scheduling.sequence import Sequence
 from tgi_trio.router.scheduling.state_memory import StateMemory
@@ -215,6 +222,23 @@ class KvMemory:
             self._unloaded.add(adapter)
         else:
             self._unloaded.discard(adapter)
+
+    def collect_prefixes(self, budget: Budget) -> Collected:
+        """Return the prefixes to keep beyond the shard's end, most recently used first."""
+        return collect(self._cache, self.states, budget)
+
+    def restore_prefixes(self, kept: KeptPrefixes) -> None:
+        """Take prefixes that a new shard has in its first blocks and slots, as far as these may be
+        granted.
+
+        Raises ValueError if any memory is in use.
+        """
+        kept = kept.fit(self.total, 0 if self.states is None else self.states.total)
+        blocks = self._allocator.take(kept.blocks)
+        with_states = graft(kept, blocks, self._cache)
+        slots = [] if self.states is None else self.states.restore(with_states)
+        if blocks != list(range(1, len(blocks) + 1)) or slots != list(range(1, kept.slots + 1)):
+            raise ValueError("prefixes can only be restored into empty memory")
 
     def forget(self, sequence: Sequence) -> None:
         """Clear the block table of `sequence`, whose blocks have been freed already."""

@@ -184,6 +184,30 @@ class PrefixCache:
         self._pin_path(node, top)
         return node, spare
 
+    def recent(self) -> Iterator[Node]:
+        """Yield unpinned nodes, most recently used first, and each after those above it."""
+        return reversed(self._unpinned)
+
+    def graft(
+        self, namespace: Namespace, parent: Node | None, key: bytes, blocks: list[int]
+    ) -> Node:
+        """Add a run of blocks, computed for `key`, as the least recently used of all; returns it.
+
+        `parent`: the node before it; None: it begins prompts. Raises ValueError if a run there
+        begins with the same tokens.
+        """
+        if parent is None:
+            parent = self._roots.setdefault(namespace, Node(namespace, None))
+        first = key[: self._block_bytes]
+        if first in parent.children:
+            raise ValueError("a prefix is there already")
+        leaf = parent.children[first] = Node(namespace, parent)
+        leaf.key, leaf.blocks = key, blocks
+        self._unpinned[leaf] = None
+        self._unpinned.move_to_end(leaf, last=False)
+        self.evictable += len(blocks)
+        return leaf
+
     def continues(self, node: Node, tokens: bytes) -> bool:
         """Whether a block with the first of `tokens` is published as a child of `node`."""
         return tokens[: self._block_bytes] in node.children

@@ -20,6 +20,7 @@ from tgi_trio.router.scheduling.admission import Admission
 from tgi_trio.router.scheduling.image_pins import ImagePins, Pixels
 from tgi_trio.router.scheduling.image_prefixes import ImagePrefixes
 from tgi_trio.router.scheduling.isolation import Isolation
+from tgi_trio.router.scheduling.kept_prefixes import Budget, Collected, KeptPrefixes
 from tgi_trio.router.scheduling.kv_memory import KvMemory
 from tgi_trio.router.scheduling.lifecycle import HELD, Event, SequenceState
 from tgi_trio.router.scheduling.limits import SchedulingLimits
@@ -197,6 +198,14 @@ class Scheduler:
         self.counters["failed"] += culprit is not None
         self.counters["replayed"] += self._sequence_table.lose(culprit)
         return [culprit.id] if culprit is not None else []
+
+    def collect_prefixes(self, budget: Budget) -> Collected:
+        """Return the computed prefixes that are kept beyond the shard's end."""
+        return self._memory.collect_prefixes(budget)
+
+    def restore_prefixes(self, kept: KeptPrefixes) -> None:
+        """Take prefixes that a new shard has read; before anything else is sent to it."""
+        self._memory.restore_prefixes(kept)
 
     # -- what to send --------------------------------------------------------------------------
 

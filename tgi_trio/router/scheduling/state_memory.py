@@ -200,6 +200,20 @@ class StateMemory:
             if (snapshot := self._by_block.get(block)) is not None:
                 self._evict(snapshot)
 
+    def find_kept(self, block: int) -> int | None:
+        """Return the slot of the snapshot at the end of a cached block, if nobody uses it."""
+        snapshot = self._by_block.get(block)
+        return snapshot.slot if snapshot is not None and snapshot in self._idle else None
+
+    def restore(self, blocks: ListLike[int]) -> list[int]:
+        """Grant a slot to a snapshot behind each of `blocks`, least recently used; returns them."""
+        slots = self._allocator.take(len(blocks))
+        for block, slot in zip(blocks, slots, strict=True):
+            snapshot = self._by_block[block] = Snapshot(block, slot)
+            self._idle[snapshot] = None
+            self._idle.move_to_end(snapshot, last=False)
+        return slots
+
     def clear(self) -> None:
         """Free all slots; for a shard that has died."""
         self._allocator.clear()

@@ -27,6 +27,7 @@ from tgi_trio.router.media.layouts.layout import ImageSize
 from tgi_trio.router.media.prompt_image import PromptImage
 from tgi_trio.router.request import Request, StoppingCriteria
 from tgi_trio.router.scheduling.image_pins import Pixels
+from tgi_trio.router.scheduling.kept_prefixes import KeptPrefixes, KeptRun
 from tgi_trio.router.scheduling.limits import SchedulingLimits
 from tgi_trio.router.scheduling.scheduler import Scheduler
 from tgi_trio.router.scheduling.shard_commands import (
@@ -181,6 +182,14 @@ class RecordingScheduler(Scheduler):
         self._line({"do": "shard_lost", "now": now, "out": out})
         return out
 
+    def restore_prefixes(self, kept: KeptPrefixes) -> None:
+        super().restore_prefixes(kept)
+        runs = [
+            [run.salt, run.parent, self._anonymise(run.token_ids), list(run.snapshots)]
+            for run in kept.runs
+        ]
+        self._line({"do": "restore_prefixes", "now": 0.0, "runs": runs, "out": None})
+
     def schedule(self, now: float) -> list[Command]:
         out = super().schedule(now)
         found = self._noted.take_found() if self._noted is not None else []
@@ -252,6 +261,9 @@ def _play(scheduler: Scheduler, record: dict[str, Any]) -> Any:
             return scheduler.fault(faults, record["acknowledged"], now)
         case "shard_lost":
             return scheduler.shard_lost(now)
+        case "restore_prefixes":
+            size, runs = scheduler.limits.block_size, (_run(*run) for run in record["runs"])
+            return scheduler.restore_prefixes(KeptPrefixes(size, tuple(runs)))
         case "schedule":
             return [summarise_command(command) for command in scheduler.schedule(now)]
         case unknown:
@@ -279,6 +291,10 @@ def _image(
 ) -> PromptImage:
     places = tuple((offset, count) for offset, count in runs)
     return PromptImage(first, tokens, places, ImageSize(*size), bytes.fromhex(key), b"")
+
+
+def _run(salt: str, parent: int, tokens: list[int], snapshots: list[int]) -> KeptRun:
+    return KeptRun(salt, parent, np.array(tokens, np.int32).tobytes(), tuple(snapshots))
 
 
 def _step(record: dict[str, Any]) -> StepReport:

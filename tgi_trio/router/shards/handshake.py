@@ -1,9 +1,9 @@
-"""The handshake with a new shard: HELLO, INFO, WARMUP. See docs/protocol.md."""
+"""The handshake with a new shard: HELLO, INFO, WARMUP; and prefixes. See docs/protocol.md."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Container
+from typing import Final, TypeVar
 
 from tgi_trio.errors import ProtocolMismatch
 from tgi_trio.ipc.adapters import (
@@ -15,6 +15,14 @@ from tgi_trio.ipc.adapters import (
 from tgi_trio.ipc.command_channel import CommandChannel
 from tgi_trio.ipc.frame_codec import Frame, encode
 from tgi_trio.ipc.frames import Kind
+from tgi_trio.ipc.prefixes import (
+    KeepOrder,
+    PrefixReport,
+    RestoreOrder,
+    decode_prefix_reply,
+    encode_keep,
+    encode_restore,
+)
 from tgi_trio.ipc.startup import (
     Hello,
     ShardInfo,
@@ -30,6 +38,7 @@ from tgi_trio.ipc.startup import (
 SEND_TIMEOUT = 10.0  # seconds; not needed in practice, since the ring is still empty
 
 Record = TypeVar("Record")
+_REPLIES: Final = (Kind.STEP, Kind.FAULT, Kind.ADAPTER_REPLY)  # of what was served before
 
 
 async def hello(end: CommandChannel, incarnation: int, world_size: int = 1) -> None:
@@ -57,8 +66,25 @@ async def warm_up(end: CommandChannel, request: WarmupRequest) -> WarmupResult:
     return await _receive(end, Kind.WARMUP_REPLY, decode_warmup_reply)
 
 
-async def _receive(end: CommandChannel, kind: Kind, decode: Callable[[Frame], Record]) -> Record:
-    """Wait for a frame of `kind` and decode it; acknowledgements are skipped.
+async def restore_prefixes(end: CommandChannel, order: RestoreOrder) -> PrefixReport:
+    """Have all ranks read kept prefixes into the KV cache."""
+    await end.send(encode_restore(0, order), SEND_TIMEOUT)
+    return await _receive(end, Kind.PREFIX_REPLY, decode_prefix_reply)
+
+
+async def keep_prefixes(end: CommandChannel, order: KeepOrder) -> PrefixReport:
+    """Have all ranks write prefixes, once nothing is served any more."""
+    await end.send(encode_keep(0, order), SEND_TIMEOUT)
+    return await _receive(end, Kind.PREFIX_REPLY, decode_prefix_reply, _REPLIES)
+
+
+async def _receive(
+    end: CommandChannel,
+    kind: Kind,
+    decode: Callable[[Frame], Record],
+    passing: Container[Kind] = (Kind.STEP,),
+) -> Record:
+    """Wait for a frame of `kind` and decode it; those of `passing` are skipped.
 
     There is no timeout here: the supervisor watches for the shard's death and signals meanwhile.
     """
@@ -71,7 +97,7 @@ async def _receive(end: CommandChannel, kind: Kind, decode: Callable[[Frame], Re
                 return decode(frame)
         finally:
             end.release()
-        if frame.kind is not Kind.STEP:
+        if frame.kind not in passing:
             raise ProtocolMismatch(
                 end.describe_peer(), f"sent {frame.kind.name} where {kind.name} was due"
             )

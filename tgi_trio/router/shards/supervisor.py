@@ -25,10 +25,17 @@ from tgi_trio.router.adapters.registry import AdapterRegistry
 from tgi_trio.router.shards import handshake
 from tgi_trio.router.shards.group import Group, StartGroup
 from tgi_trio.router.shards.group_states import ShardEvent, ShardState, next_state
+from tgi_trio.router.shards.prefix_keeping import (
+    collect_prefixes,
+    keep_prefixes,
+    restore_prefixes,
+)
+from tgi_trio.router.shards.prefix_store import PrefixStore
 from tgi_trio.router.telemetry.metrics import Metrics
 
 if TYPE_CHECKING:  # the engine comes in while the first shards load
     from tgi_trio.router.engine.engine import Engine
+    from tgi_trio.router.scheduling.kept_prefixes import KeptPrefixes
 
 log = logging.getLogger(__name__)
 
@@ -89,10 +96,12 @@ class Supervisor:
         on_move: Callable[[ShardState], None] | None = None,
         adapters: AdapterRegistry | None = None,
         gather: Callable[[], Awaitable[None]] | None = None,
+        prefixes: PrefixStore | None = None,
     ) -> None:
         """`on_move` is called with every new state of the group.
 
         `gather` returns once ranks of other machines have connected; None: there are none.
+        `prefixes`: where computed prefixes are kept from one start to the next, if anywhere.
         """
         self.state = ShardState.GONE
         self.why = "no shard has been started yet"  # shown to clients: no paths, no output in it
@@ -110,6 +119,7 @@ class Supervisor:
         self._on_move = on_move
         self._adapters = AdapterRegistry() if adapters is None else adapters
         self._gather = gather
+        self._prefixes = prefixes
         self._stop = trio.Event()
         self._trouble = ""  # why the supervisor itself has ended this incarnation
         self._ready_at: float | None = None
@@ -250,6 +260,9 @@ class Supervisor:
             self._adapters.refuse_failed()
         warmup = replace(self._warmup, adapters_to_come=self._adapters.to_come)
         memory = await handshake.warm_up(end, warmup)
+        store, kept, found = self._prefixes, None, None
+        if store is not None and info.prefix_reuse:
+            kept = await restore_prefixes(store, end, info, memory)
         self._move(ShardEvent.WARMED, "")
         self._ready_at = trio.current_time()
         self._metrics.gauge("tgi_shard_ready", 1)
@@ -261,20 +274,26 @@ class Supervisor:
             )
             task_status.started(self.started)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._serve, end)
+            nursery.start_soon(self._serve, end, kept)
             await self._stop.wait()
+            if store is not None and self._engine is not None:
+                found = await collect_prefixes(store, self._engine, info)
             nursery.cancel_scope.cancel()
         self._move(ShardEvent.DRAIN, "shutting down")
+        if store is not None and found is not None:
+            await keep_prefixes(store, end, info, found)
         end.try_send(encode(Kind.SHUTDOWN, {"command": 0}, {}))
         limit = self._watch.stop_timeout
         await trio.sleep(limit)  # its death ends this wait
         self._trouble = f"did not exit within {limit:g} s of being told to; killed"
 
-    async def _serve(self, end: CommandChannel) -> None:
+    async def _serve(self, end: CommandChannel, kept: KeptPrefixes | None) -> None:
         from tgi_trio.router.engine.shard_link import ShardLink  # loaded with the engine
 
         await self._attached.wait()
         if self._engine is not None:
+            if kept is not None:
+                self._engine.scheduler.restore_prefixes(kept)
             await self._engine.serve(ShardLink(end))
 
     async def _watch_stalls(self, group: Group, scope: trio.CancelScope) -> None:

@@ -1,0 +1,170 @@
+"""The folder of prefixes: one server at a time, one model, and always a whole set of files."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tgi_trio.errors import ConfigurationError
+from tgi_trio.ipc.endpoints import DEFAULT_RING_BYTES
+from tgi_trio.ipc.frame_codec import frame_bytes
+from tgi_trio.ipc.frames import Kind
+from tgi_trio.ipc.startup import ShardInfo, WarmupResult
+from tgi_trio.model.facts import ModelFacts
+from tgi_trio.router.scheduling.kept_prefixes import (
+    MOST_BLOCKS,
+    Collected,
+    KeptPrefixes,
+    KeptRun,
+)
+from tgi_trio.router.shards.prefix_store import PrefixStore
+from tgi_trio.settings.records import Options, Settings
+from tgi_trio.settings.resolve import resolve
+
+INFO = ShardInfo(
+    vocab_size=100,
+    block_size=4,
+    layers=2,
+    kv_bytes_per_token=64,
+    max_positions=0,
+    eos_ids=(1,),
+    dtype="float32",
+    device="cpu",
+    backend="numba (avx2)",
+    load_ns=0,
+)
+MEMORY = WarmupResult(65, 4, 0, 0, 0, 0, 0)
+KEPT = KeptPrefixes(4, (KeptRun("", -1, bytes(64)), KeptRun("salt", -1, bytes(16))))
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    facts = ModelFacts(path=model, model_type="llama", max_positions=2048)
+    return resolve(Options(prefix_cache_path=tmp_path / "kept" / "here"), facts)
+
+
+def opened(settings: Settings) -> PrefixStore:
+    with PrefixStore.open(settings) as store:
+        assert store is not None
+        return store
+
+
+def save(store: PrefixStore, ranks: int = 1) -> list[Path]:
+    """Save as a shard of so many ranks does; returns what they have written."""
+    order = store.order(Collected(KEPT, [9, 8, 7, 6, 5], []))
+    files = [order.folder / f"{order.key.hex()}-{rank}.prefixes" for rank in range(ranks)]
+    for file in files:
+        file.write_bytes(b"numbers")
+    store.save(INFO, order, KEPT)
+    return files
+
+
+def test_what_is_saved_is_loaded(settings: Settings) -> None:
+    store = opened(settings)
+    assert store.load(INFO, MEMORY) is None
+    (file,) = save(store)
+    found = store.load(INFO, MEMORY)
+    assert found is not None and found.prefixes == KEPT
+    assert (found.order.blocks, found.order.slots) == (5, 0)
+    assert file.name.startswith(found.order.key.hex())
+    less = store.load(INFO, replace(MEMORY, blocks=5))  # block 0 included
+    assert less is not None and less.order.blocks == 4
+
+
+def test_the_folder_is_the_owners_alone(settings: Settings) -> None:
+    store = opened(settings)
+    save(store)
+    assert store.folder.stat().st_mode & 0o077 == 0
+    assert (store.folder / "index.prefixes").stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.parametrize("place", ["middle", "end"])
+def test_an_end_that_is_cut_off_leaves_what_there_was(settings: Settings, place: str) -> None:
+    store = opened(settings)
+    (file,) = save(store)
+    order = store.order(Collected(KEPT, [1, 2, 3, 4, 5], []))
+    part = order.folder / f"{order.key.hex()}-0.prefixes"
+    part.write_bytes(b"num")
+    if place == "end":
+        (order.folder / "index.prefixes.partial").write_bytes(b"half")
+    again = opened(settings)
+    found = again.load(INFO, MEMORY)
+    assert found is not None and file.name.startswith(found.order.key.hex())
+    assert {path.name for path in again.folder.iterdir()} == {"index.prefixes", file.name, "lock"}
+
+
+def test_newer_files_take_the_place_of_older_ones(settings: Settings) -> None:
+    store = opened(settings)
+    old = save(store, 2)
+    new = save(store, 2)
+    assert not any(path.exists() for path in old) and all(path.exists() for path in new)
+
+
+def test_another_model_or_flag_is_not_mixed_up(
+    settings: Settings, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = opened(settings)
+    files = save(store)
+    config = settings.model_path / "config.json"
+    changed = [
+        (replace(settings, num_shard=2), INFO),
+        (replace(settings, quantize="q4_k"), INFO),
+        (replace(settings, kv_cache_dtype="fp8_e5m2"), INFO),
+        (settings, replace(INFO, backend="numba (avx512)")),
+        (settings, replace(INFO, dtype="bfloat16")),
+    ]
+    for own, info in changed:
+        assert opened(own).load(info, MEMORY) is None
+    assert caplog.text.count("of another model, other flags or another version") == len(changed)
+    assert store.load(INFO, MEMORY) is not None
+    os.utime(config, (1, 1))  # as one that has been downloaded anew
+    assert store.load(INFO, MEMORY) is None
+    assert all(path.exists() for path in files)  # until this server has something better
+
+
+@pytest.mark.parametrize("content", [b"", b"\x80", b"\xc1no", b"index", os.urandom(200)])
+def test_a_damaged_index_is_said_and_not_used(
+    settings: Settings, content: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = opened(settings)
+    save(store)
+    (store.folder / "index.prefixes").write_bytes(content)
+    assert opened(settings).load(INFO, MEMORY) is None
+    assert "cannot be read and is not used" in caplog.text
+    save(store)
+    assert store.load(INFO, MEMORY) is not None
+
+
+def test_a_folder_has_one_server(settings: Settings) -> None:
+    with (
+        PrefixStore.open(settings),
+        pytest.raises(ConfigurationError, match="in use by another server"),
+        PrefixStore.open(settings),
+    ):
+        pass
+    opened(settings)
+
+
+def test_a_folder_that_cannot_be_is_said(settings: Settings, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    elsewhere = replace(settings, prefix_cache_path=tmp_path / "file" / "folder")
+    with (
+        pytest.raises(ConfigurationError, match=r"prefix_cache_path.*cannot be used"),
+        PrefixStore.open(elsewhere),
+    ):
+        pass
+    with PrefixStore.open(replace(settings, prefix_cache_path=None)) as store:
+        assert store is None
+
+
+def test_the_largest_order_fits_a_ring() -> None:
+    size = frame_bytes(
+        Kind.KEEP, folder_bytes=4096, key_bytes=16, blocks=MOST_BLOCKS, slots=MOST_BLOCKS
+    )
+    assert size <= DEFAULT_RING_BYTES // 2 - 8

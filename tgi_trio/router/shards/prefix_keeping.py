@@ -1,0 +1,88 @@
+"""Has a shard group begin with the prefixes that its predecessor has computed, and keep its own.
+
+Nothing that goes wrong here costs more than the prefixes: a start goes on without, an end as well.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Final
+
+import trio
+
+from tgi_trio.ipc.command_channel import CommandChannel
+from tgi_trio.ipc.startup import ShardInfo, WarmupResult
+from tgi_trio.router.shards import handshake
+from tgi_trio.router.shards.prefix_store import PrefixStore
+
+if TYPE_CHECKING:  # it comes in while the first shards load
+    from tgi_trio.router.engine.engine import Engine
+    from tgi_trio.router.scheduling.kept_prefixes import Collected, KeptPrefixes
+
+log = logging.getLogger(__name__)
+
+KEEP_TIMEOUT: Final = 60.0  # seconds that a shard gets to write prefixes before it is told to end
+_LAST_ACKNOWLEDGEMENT: Final = 1.0  # seconds that the last request's blocks are waited for
+_LOOK_AGAIN: Final = 0.005  # seconds
+_MEGABYTE: Final = 1e6
+
+
+async def restore_prefixes(
+    store: PrefixStore, end: CommandChannel, info: ShardInfo, memory: WarmupResult
+) -> KeptPrefixes | None:
+    """Have a shard that is ready read what is kept; returns it, or None if nothing is used."""
+    began = trio.current_time()
+    found = store.load(info, memory)
+    if found is None:
+        return None
+    report = await handshake.restore_prefixes(end, found.order)
+    if report.error:
+        log.warning("prefixes: what is kept is not used: %s", report.error)
+        return None
+    kept = found.prefixes
+    log.info(
+        "prefixes: %d tokens of earlier prompts are there again (%.0f MB in %.1f s)",
+        *(kept.blocks * kept.block_size, report.nbytes / _MEGABYTE, trio.current_time() - began),
+    )
+    return kept
+
+
+async def collect_prefixes(store: PrefixStore, engine: Engine, info: ShardInfo) -> Collected:
+    """Return what is to be kept, once the shard has acknowledged the end of the last request."""
+    with trio.move_on_after(_LAST_ACKNOWLEDGEMENT):
+        while engine.scheduler.held_blocks:
+            await trio.sleep(_LOOK_AGAIN)
+    return engine.scheduler.collect_prefixes(store.budget(info))
+
+
+async def keep_prefixes(
+    store: PrefixStore, end: CommandChannel, info: ShardInfo, found: Collected
+) -> None:
+    """Have a shard that serves nobody any more write what is to be kept."""
+    tokens = found.prefixes.blocks * found.prefixes.block_size
+    if not tokens:
+        return
+    began = trio.current_time()
+    with trio.move_on_after(KEEP_TIMEOUT) as waiting:
+        try:
+            order = store.order(found)
+            report = await handshake.keep_prefixes(end, order)
+            if report.error:
+                log.warning("prefixes are not kept: %s", report.error)
+                store.sweep()
+                return
+            store.save(info, order, found.prefixes)
+        except OSError as error:
+            log.warning("prefixes are not kept: %s", error)
+            return
+    if waiting.cancelled_caught:
+        log.warning(
+            "prefixes are not kept: they took longer than %d s to write; lower "
+            "--prefix-cache-bytes",
+            KEEP_TIMEOUT,
+        )
+        return
+    log.info(
+        "prefixes: %d tokens are kept in %s (%.0f MB in %.1f s)",
+        *(tokens, store.folder, report.nbytes / _MEGABYTE, trio.current_time() - began),
+    )

@@ -1,0 +1,174 @@
+"""The folder in which computed prefixes outlive the server (`--prefix-cache-path`).
+
+Each rank writes a file of its own (`shard/kept_prefixes.py`), named by a key that is new at every
+end; the router's index says which tokens they are of, and for which model. The index takes the old
+one's place when they are complete, and only then older files go: an end that is interrupted leaves
+what there was before.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import logging
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from tgi_trio import __version__
+from tgi_trio.errors import ConfigurationError
+from tgi_trio.ipc.prefixes import KeepOrder, RestoreOrder
+from tgi_trio.ipc.startup import ShardInfo, WarmupResult
+from tgi_trio.router.scheduling.kept_prefixes import Budget, Collected, KeptPrefixes
+from tgi_trio.settings.records import Settings
+
+log = logging.getLogger(__name__)
+
+_INDEX: Final = "index.prefixes"
+_LOCK: Final = "lock"
+_KEY_BYTES: Final = 16
+# Settings that K and V depend on, apart from the model's files.
+_SETTINGS: Final = (
+    *("dtype", "quantize", "kv_cache_dtype", "activations", "batch_invariant", "rope_scaling"),
+    *("rope_factor", "num_shard", "pipeline_stages", "speculate", "drafter", "draft_model"),
+)
+_FACTS: Final = ("dtype", "device", "backend", "block_size", "kv_bytes_per_token", "state_bytes")
+
+
+class _Index(msgspec.Struct, frozen=True):
+    """What the router's file has, in MessagePack."""
+
+    identity: str
+    key: bytes
+    prefixes: KeptPrefixes
+
+
+@dataclass(frozen=True, slots=True)
+class Restoring:
+    """What a shard is told to read, and what that is."""
+
+    order: RestoreOrder
+    prefixes: KeptPrefixes
+
+
+class PrefixStore:
+    """Keeps the prefixes of one model in a folder, which no other server uses meanwhile."""
+
+    def __init__(self, folder: Path, settings: Settings) -> None:
+        self.folder = folder
+        self._settings = settings
+
+    @classmethod
+    @contextmanager
+    def open(cls, settings: Settings) -> Iterator[PrefixStore | None]:
+        """Lock the folder of the settings within the block; None if they name none.
+
+        Raises ConfigurationError if it cannot be used.
+        """
+        folder = settings.prefix_cache_path
+        if folder is None:
+            yield None
+            return
+        store = cls(folder.absolute(), settings)
+        with ExitStack() as stack:
+            try:
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+                lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+                stack.callback(os.close, lock)
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                store.sweep()
+            except BlockingIOError as error:
+                raise ConfigurationError(
+                    f"`prefix_cache_path` {folder} is in use by another server: give each its own"
+                ) from error
+            except OSError as error:
+                raise ConfigurationError(f"`prefix_cache_path` cannot be used: {error}") from error
+            yield store
+
+    def load(self, info: ShardInfo, memory: WarmupResult) -> Restoring | None:
+        """Return what a shard that is ready can begin with; None, and a line, if that is nothing.
+
+        `info`, `memory`: the shard's reports.
+        """
+        path = self.folder / _INDEX
+        try:
+            index = self._read()
+            index.prefixes.check()
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            log.warning("prefixes: %s cannot be read and is not used: %s", path, error)
+            return None
+        if index.identity != identify(self._settings, info) or len(index.key) != _KEY_BYTES:
+            log.warning(
+                "prefixes: those in %s are of another model, other flags or another version; this "
+                "server replaces them when it ends",
+                self.folder,
+            )
+            return None
+        kept = index.prefixes.fit(memory.blocks - 1, max(0, memory.state_slots - 1))
+        if not kept.runs:
+            return None
+        order = RestoreOrder(self.folder, index.key, kept.blocks, kept.slots)
+        return Restoring(order, kept)
+
+    def budget(self, info: ShardInfo) -> Budget:
+        """Return what may be kept."""
+        ranks = self._settings.num_shard
+        block = info.kv_bytes_per_token * info.block_size * ranks
+        return Budget(self._settings.prefix_cache_bytes, block, info.state_bytes * ranks)
+
+    def order(self, found: Collected) -> KeepOrder:
+        """Return the order to keep what has been found."""
+        key = secrets.token_bytes(_KEY_BYTES)
+        return KeepOrder(self.folder, key, tuple(found.blocks), tuple(found.slots))
+
+    def save(self, info: ShardInfo, order: KeepOrder, prefixes: KeptPrefixes) -> None:
+        """Write the index of files that all ranks have written, and remove older ones.
+
+        Raises OSError.
+        """
+        index = _Index(identify(self._settings, info), order.key, prefixes)
+        beside = self.folder / f"{_INDEX}.partial"
+        with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+            file.write(msgspec.msgpack.encode(index))
+            file.flush()
+            os.fsync(file.fileno())
+        beside.rename(self.folder / _INDEX)
+        self.sweep()
+
+    def sweep(self) -> None:
+        """Remove files that the index does not name. Raises OSError."""
+        try:
+            named = self._read().key.hex()
+        except (FileNotFoundError, msgspec.DecodeError):
+            named = _INDEX
+        for path in self.folder.glob("*.prefixes*"):
+            if path.name != _INDEX and not path.name.startswith(named):
+                path.unlink(missing_ok=True)
+
+    def _read(self) -> _Index:
+        return msgspec.msgpack.decode((self.folder / _INDEX).read_bytes(), type=_Index)
+
+
+def identify(settings: Settings, info: ShardInfo) -> str:
+    """Return a digest of everything that K and V depend on beside tokens."""
+    parts = [__version__]
+    parts += [f"{name}={getattr(settings, name)}" for name in _SETTINGS]
+    parts += [f"{name}={getattr(info, name)}" for name in _FACTS]
+    parts += sorted(_describe_files(settings.model_path))
+    return hashlib.sha256("\0".join(parts).encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def _describe_files(path: Path) -> Iterator[str]:
+    """Yield name, size and time of each file of a model."""
+    for each in path.iterdir() if path.is_dir() else (path,):
+        if each.is_file():
+            found = each.stat()
+            yield f"{each.resolve()} {found.st_size} {found.st_mtime_ns}"
