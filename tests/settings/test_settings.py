@@ -95,6 +95,15 @@ def test_dtype(given: str | None, checkpoint: str | None, expected: str) -> None
         ({"activations": 4}, "`activations` must be 8 or 16. Given: 4"),
         ({"num_shard": 0}, "`num_shard` cannot be < 1"),
         ({"num_shard": 1, "sharded": True}, "`sharded` is true but `num_shard` <= 1"),
+        ({"prefix_cache_bytes": 0}, "`prefix_cache_bytes` must be > 0. Given: 0"),
+        (
+            {"prefix_cache_path": Path("p"), "prefix_caching": False},
+            "`prefix_cache_path` does not go with `prefix_caching` off",
+        ),
+        (
+            {"prefix_cache_path": Path("p"), "remote_ranks": 1, "num_shard": 2},
+            "`prefix_cache_path` does not go with ranks on other machines",
+        ),
         ({"pipeline_stages": 0}, "`pipeline_stages` must be > 0. Given: 0"),
         (
             {"pipeline_stages": 2},
