@@ -46,14 +46,11 @@ RULES: dict[str, Rule] = {
         ours("errors model.config model.adapters.config model.adapters.tensor_kinds"),
         only=ours("numpy safetensors"),
     ),
-    "hub_download": Rule(ours("errors"), only=ours("huggingface_hub tqdm")),
-    "hub_names": Rule(ours("errors"), only=NOTHING),
-    "hub_gguf": Rule(ours("errors hub_download model.gguf model.pointers"), only=NOTHING),
+    "hub.download": Rule(ours("errors"), only=ours("huggingface_hub tqdm")),
+    "hub.names": Rule(ours("errors"), only=NOTHING),
+    "hub.gguf": Rule(ours("errors hub.download model.gguf model.pointers"), only=NOTHING),
     "hub": Rule(
-        ours(
-            "errors demo conversion hub_download hub_gguf hub_names model.pointers "
-            "model.speculators.recognise"
-        ),
+        ours("errors demo conversion model.pointers model.speculators.recognise"),
         only=ours("huggingface_hub"),
     ),
     "ipc": Rule(ours("errors settings"), only=ours("numpy")),
@@ -170,7 +167,7 @@ RULES: dict[str, Rule] = {
     "client": Rule(ours("errors"), only=ours("trio h11 orjson numpy")),
     "cli": Rule(
         ours(
-            "errors settings devices log_levels logs hub hub_download "
+            "errors settings devices log_levels logs hub "
             "conversion demo descriptors ipc router launcher client cluster signals sockets"
         ),
         banned=MODEL,

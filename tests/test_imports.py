@@ -241,4 +241,4 @@ def test_the_shard_process_never_loads_the_server() -> None:
 def test_settings_load_nothing_heavy() -> None:
     heavy = MODEL | SERVER | {"numpy", "huggingface_hub", "tqdm"}
     cli = [f"tgi_trio.cli.{name}" for name in ("flags", "commands", "help", "parser")]
-    assert loaded_by(["tgi_trio.settings.records", "tgi_trio.hub", *cli], heavy) == set()
+    assert loaded_by(["tgi_trio.settings.records", "tgi_trio.hub.resolve", *cli], heavy) == set()

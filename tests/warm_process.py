@@ -31,7 +31,7 @@ MODULES = (
     "tgi_trio.cli.parser",
     "tgi_trio.cli.rank",
     "tgi_trio.cli.shard",
-    "tgi_trio.hub",
+    "tgi_trio.hub.resolve",
     "tgi_trio.launcher",
     "tgi_trio.model.facts",
     "tgi_trio.router.assembly",

@@ -20,7 +20,7 @@ from tgi_trio.errors import TgiTrioError
 from tgi_trio.settings.records import Options
 
 if TYPE_CHECKING:
-    from tgi_trio.hub import Served
+    from tgi_trio.hub.resolve import Served
     from tgi_trio.ipc.waiting import WaitingShards
 
 ShardArgv = Callable[[str, str], list[str]]  # see router.shards.shard_instance, too heavy for here
@@ -147,7 +147,7 @@ def _serve(
 
     from tgi_trio.cli.files import check_cluster_secret, check_key_file, check_tokenizer_config
     from tgi_trio.descriptors import raise_limit
-    from tgi_trio.hub import resolve_adapter, resolve_served, resolve_tokenizer
+    from tgi_trio.hub.resolve import resolve_adapter, resolve_served, resolve_tokenizer
     from tgi_trio.launcher import Launcher, bind
     from tgi_trio.model.facts import read_model_facts
     from tgi_trio.router.shards.prefix_store import PrefixStore
@@ -210,7 +210,7 @@ def _find_drafter(options: Options, found: Served) -> Path | None:
     Raises ConfigurationError where there are both.
     """
     from tgi_trio.errors import ConfigurationError
-    from tgi_trio.hub import resolve_drafter
+    from tgi_trio.hub.resolve import resolve_drafter
 
     if options.draft_model is None:
         return found.heads or _embedded_heads(options, found.model)

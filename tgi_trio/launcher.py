@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from tgi_trio.errors import ModelLoadError, TgiTrioError
-from tgi_trio.hub import read_pipeline_tag
+from tgi_trio.hub.resolve import read_pipeline_tag
 from tgi_trio.ipc.images import ImageArena
 from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.ipc.startup import WarmupRequest

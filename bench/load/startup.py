@@ -84,7 +84,7 @@ def main() -> None:
     parser.add_argument("--model-id", help="served model; the embedded one by default")
     stats.add_output_flags(parser)
     args = parser.parse_args()
-    from tgi_trio.hub import resolve_model
+    from tgi_trio.hub.resolve import resolve_model
 
     folder = str(resolve_model(args.model_id, None))
     flags = ["--model-id", args.model_id] if args.model_id else []

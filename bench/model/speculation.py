@@ -33,7 +33,7 @@ from tokenizers import Tokenizer
 from tqdm import tqdm
 
 from bench.harness import stats
-from tgi_trio.hub import resolve_drafter, resolve_model
+from tgi_trio.hub.resolve import resolve_drafter, resolve_model
 from tgi_trio.ipc.messages import PrefillRow, SamplingParameters, StateGrant
 from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.ipc.startup import WarmupRequest, WarmupResult

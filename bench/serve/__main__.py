@@ -33,7 +33,7 @@ from tgi_trio.client.address import Address
 from tgi_trio.client.http import Client
 from tgi_trio.client.load import Load, Work, measure
 from tgi_trio.client.measures import FORMULAS
-from tgi_trio.hub import resolve_model
+from tgi_trio.hub.resolve import resolve_model
 
 _BARE_STEPS = 24
 

@@ -20,7 +20,7 @@ from tests.conversion.support import assert_equal
 from tgi_trio.conversion.adapters import base_of, is_adapter, merge_model
 from tgi_trio.conversion.lora import merge_adapter
 from tgi_trio.errors import ModelLoadError
-from tgi_trio.hub import resolve_model
+from tgi_trio.hub.resolve import resolve_model
 
 DATA = Path(__file__).parent / "data"
 MODELS = ("gpt2", "llama")

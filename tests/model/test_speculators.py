@@ -15,7 +15,7 @@ from tests.shard.speculation.eagle_support import DRAFT_TOKENS, TARGET, eagle, e
 from tests.shard.speculation.heads_support import HEADS, medusa, mlp_speculator, vllm_medusa
 from tgi_trio import demo
 from tgi_trio.errors import ConfigurationError, ModelLoadError
-from tgi_trio.hub import Served, resolve_drafter, resolve_served
+from tgi_trio.hub.resolve import Served, resolve_drafter, resolve_served
 from tgi_trio.model.facts import read_model_facts
 from tgi_trio.model.speculators.eagle_one import EagleOneSpec
 from tgi_trio.model.speculators.recognise import (

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.fake_hub import FakeHub, running_hub
+from tests.hub.fake_hub import FakeHub, running_hub
 from tests.system.client import get, post
 from tests.system.server import ServerProcess, serving
 from tests.warm_start import run_warm

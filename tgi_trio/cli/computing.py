@@ -16,7 +16,7 @@ def find_own_model(options: RankOptions | ShardOptions) -> OwnModel:
     """Return the model of this machine; downloads what is missing. Raises ModelLoadError."""
     if options.model_id is None:
         return OwnModel(None, options.trust_remote_code)
-    from tgi_trio.hub import resolve_served  # heavy, and not always needed
+    from tgi_trio.hub.resolve import resolve_served  # heavy, and not always needed
 
     found = resolve_served(
         options.model_id,

@@ -8,7 +8,7 @@ from tgi_trio.cli.options import DownloadOptions
 from tgi_trio.conversion.adapters import base_of, is_adapter
 from tgi_trio.conversion.folder import find_pickles, model_files
 from tgi_trio.errors import ConfigurationError
-from tgi_trio.hub import PICKLES, fetch_pickles, resolve_model
+from tgi_trio.hub.resolve import PICKLES, fetch_pickles, resolve_model
 
 
 def download_weights(options: DownloadOptions) -> str:

@@ -11,7 +11,7 @@ import orjson
 
 from tgi_trio.cli.options import QuantizeOptions
 from tgi_trio.errors import ConfigurationError, ModelLoadError
-from tgi_trio.hub import resolve_model
+from tgi_trio.hub.resolve import resolve_model
 
 _BITS = 4
 

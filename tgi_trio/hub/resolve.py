@@ -23,9 +23,9 @@ from tgi_trio.conversion.folder import (
     weights_of,
 )
 from tgi_trio.errors import ModelLoadError
-from tgi_trio.hub_download import Repository, download, hub_token, import_huggingface_hub
-from tgi_trio.hub_gguf import fetch_gguf, has_gguf, lists_gguf, local_gguf, split_choice
-from tgi_trio.hub_names import hint_at_models, local_folder, refuse_address
+from tgi_trio.hub.download import Repository, download, hub_token, import_huggingface_hub
+from tgi_trio.hub.gguf import fetch_gguf, has_gguf, lists_gguf, local_gguf, split_choice
+from tgi_trio.hub.names import hint_at_models, local_folder, refuse_address
 from tgi_trio.model.pointers import refuse_pointers
 from tgi_trio.model.speculators.recognise import base_of_heads, find_kind
 

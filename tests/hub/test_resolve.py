@@ -16,12 +16,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.fake_hub import SHA, FakeHub, running_hub
+from tests.hub.fake_hub import SHA, FakeHub, running_hub
 from tests.warm_start import run_warm
 from tgi_trio import demo
 from tgi_trio.errors import ModelLoadError
-from tgi_trio.hub import check_folder, resolve_model, resolve_tokenizer
-from tgi_trio.hub_download import hub_token
+from tgi_trio.hub.download import hub_token
+from tgi_trio.hub.resolve import check_folder, resolve_model, resolve_tokenizer
 
 TINY = {
     "config.json": b'{"model_type": "llama"}',
@@ -74,7 +74,7 @@ CHILD = """
 import json, sys
 from pathlib import Path
 from tgi_trio.errors import ModelLoadError
-from tgi_trio.hub import resolve_model
+from tgi_trio.hub.resolve import resolve_model
 call = json.loads(sys.argv[1])
 try:
     print(resolve_model(call["model"], call["revision"], cache_dir=Path(call["cache"]),
@@ -103,7 +103,7 @@ def fetch(
 
 ASK = """
 import json, sys
-from tgi_trio.hub import read_pipeline_tag
+from tgi_trio.hub.resolve import read_pipeline_tag
 print(read_pipeline_tag(sys.argv[1], None, timeout=float(sys.argv[2])))
 """
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from tgi_trio.errors import ModelLoadError
-from tgi_trio.hub_download import Repository, download, list_files
+from tgi_trio.hub.download import Repository, download, list_files
 from tgi_trio.model.gguf.files import SUFFIX, part_of, parts_of
 from tgi_trio.model.gguf.folder import gguf_folder
 from tgi_trio.model.pointers import refuse_pointers

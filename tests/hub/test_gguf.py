@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.fake_hub import SHA, FakeHub, running_hub
 from tests.gguf_files import write_llama, write_parts
-from tests.test_hub import NOBODY, POINTER, fetch
+from tests.hub.fake_hub import SHA, FakeHub, running_hub
+from tests.hub.test_resolve import NOBODY, POINTER, fetch
 from tgi_trio import demo
 from tgi_trio.errors import ModelLoadError
-from tgi_trio.hub import resolve_model
-from tgi_trio.hub_gguf import choose, split_choice
+from tgi_trio.hub.gguf import choose, split_choice
+from tgi_trio.hub.resolve import resolve_model
 from tgi_trio.model.facts import read_model_facts
 
 NAMES = [
