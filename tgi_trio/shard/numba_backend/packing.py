@@ -106,6 +106,11 @@ class Packer:
         self._under_way: list[Future[None]] = []
         self._fillers: dict[str, Future[Filler | None]] = {}  # by coding
 
+    @property
+    def rounds(self) -> bool:
+        """Whether `pack` rounds weights to 8 bits."""
+        return self._storage.int8
+
     def __enter__(self) -> Packer:
         return self
 

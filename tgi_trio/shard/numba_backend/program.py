@@ -230,9 +230,10 @@ class Program:
 
     @property
     def is_all_as_stored(self) -> bool:
-        """Whether no matrix has been dequantised."""
+        """Whether all matrices but routers, which may be plain numbers, are as stored."""
         own = self.operations[: self.end]
         linear = np.isin(own["code"], (Code.LINEAR, Code.EXPERTS))
+        linear &= ~np.isin(own["target"], (Buffer.ROUTED, Buffer.OPENED))
         return bool((own["active_bytes"][linear] > 0).all())
 
     def link(self, kernels: Mapping[str, PanelKernel]) -> None:

@@ -100,7 +100,7 @@ class Epilogue(IntEnum):
     """What happens to the result of an operation."""
 
     STORE = 0  # float32, scaled, soft-capped and clipped
-    ADD = 1  # scaled and added to float32 numbers in the target
+    ADD = 1  # scaled and added to float32 numbers in the target; soft-capped as a sum
     ACTIVATE = 2  # activated, as activations of the next product
     GATE = 3  # activation(first half of the panel) * second half
     PASS = 4  # as activations of the next product

@@ -292,8 +292,10 @@ def finish(variant, step, op, panel, row, rows, sums, deltas):
             second = add(second, load(deltas + i * 4 * PANEL + 4 * LANES))
         begin = target + ((row + i) * op.width + op.offset + panel * PANEL) * 4
         if op.epilogue == ADD:
-            store(begin, fma(first, scale, load(begin)))
-            store(begin + 4 * LANES, fma(second, scale, load(begin + 4 * LANES)))
+            first = fma(first, scale, load(begin))
+            second = fma(second, scale, load(begin + 4 * LANES))
+            store(begin, apply_soft_cap(first, op.cap))
+            store(begin + 4 * LANES, apply_soft_cap(second, op.cap))
         elif op.epilogue == GATE:
             place = (row + i) * op.width + panel * LANES
             gate, second = multiply(first, scale), cut(second, op.clip)

@@ -13,7 +13,7 @@ from tgi_trio.model.adapters.sites import find_query_up
 from tgi_trio.model.matrices.references import LinearRef, every_unit
 from tgi_trio.model.matrices.roles import AttentionRefs, LatentRefs
 from tgi_trio.model.specs.decoder import DecoderSpec, IndexSpec, LatentSpec, RotarySpec
-from tgi_trio.shard.checkpoint.lookup import read_linear
+from tgi_trio.shard.checkpoint.lookup import read_table
 from tgi_trio.shard.checkpoint.numbers import Floats, to_bfloat16, to_float32
 from tgi_trio.shard.numba_backend.head_order import head_order
 from tgi_trio.shard.numba_backend.operations.adapted import HeadProducts
@@ -289,7 +289,7 @@ def _read_heads(writer: OperationWriter, up: LinearRef, spec: LatentSpec) -> tup
 
     They are dequantised, since columns of the one and rows of the other are multiplied.
     """
-    parts = read_linear(writer.source, up, every_unit).parts
+    parts = read_table(writer.source, up, every_unit).parts  # as torch reads it
     writer.dequantised |= {part.coding for part in parts} - {"numbers"}
     whole = np.concatenate([to_float32(part.dequantised()) for part in parts])
     heads = whole.reshape(-1, spec.plain_dim + spec.value_dim, spec.rank)

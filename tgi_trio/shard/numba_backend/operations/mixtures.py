@@ -106,6 +106,7 @@ class MixtureWriter:
             feeder=feeder,
             scale=scale,
             cap=self._spec.logit_cap,
+            unrounded=True,
         )  # `width`: the experts, padded
         width = pad_to_panel(self._spec.count)
         self._writer.add(Code.ROUTE, facts=self._facts, width=width)
@@ -228,7 +229,7 @@ class MixtureWriter:
         if router is not None:
             if self._sites is not None:
                 self._sites.add("shared router", router, Buffer.NORMED, feeder=self._feeder)
-            writer.linear(router, Buffer.NORMED, Buffer.OPENED, feeder=self._feeder)
+            writer.linear(router, Buffer.NORMED, Buffer.OPENED, feeder=self._feeder, unrounded=True)
         if self._sites is not None:
             self._sites.add(
                 "shared inner",

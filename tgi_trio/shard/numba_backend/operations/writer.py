@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 
 from tgi_trio.model.matrices.references import LinearRef
 from tgi_trio.model.split import Portion
+from tgi_trio.shard.checkpoint.formats.int8 import RoundedMatrix
 from tgi_trio.shard.checkpoint.formats.plain import PlainMatrix
-from tgi_trio.shard.checkpoint.lookup import Weights, read_bias, read_linear
+from tgi_trio.shard.checkpoint.lookup import Weights, read_bias, read_linear, read_table
 from tgi_trio.shard.checkpoint.numbers import Floats, to_bfloat16, to_float32
 from tgi_trio.shard.checkpoint.stored_matrix import Stack, StoredMatrix
 from tgi_trio.shard.numba_backend.arena import address
@@ -32,6 +33,7 @@ from tgi_trio.shard.numba_backend.weight_layout import PANEL
 Array = NDArray[Any]
 
 _ROWS_AT_ONCE = 128 * PANEL  # rows of a matrix that are converted to float32 at once
+_TERMS = 3  # matrices of 8 bits whose sum is one that is not rounded
 _SHORTEST = 1e-12  # the least length of a row, as in torch
 # Operations that write float32 to a buffer of its own.
 _LEAVE_UNSORTED = (Code.NORM, Code.PASS_ON, Code.COMPRESS, Code.GATE_NORM)
@@ -80,17 +82,19 @@ class OperationWriter:
         place: int = 0,
         normalised: bool = False,
         reused: bool = False,
+        unrounded: bool = False,
         **fields: Any,
     ) -> None:
         """Add a linear layer; `paired`: the gate and up of a gated unit, computed together.
 
         `feeder`: the row that writes its activations; None: the previous one. `place`: the offset
         of its first feature in a target row. `normalised`: rows of the matrix are divided by their
-        lengths. `reused`: other layers have the same matrix, which is packed once. Raises
-        ModelLoadError as the weights do.
+        lengths. `reused`: other layers have the same matrix, which is packed once. `unrounded`: it
+        is not rounded while it is loaded. Raises ModelLoadError as the weights do.
         """
         portion = self.portion
-        weights = read_linear(self.source, linear, portion.share)
+        read = read_table if unrounded else read_linear
+        weights = read(self.source, linear, portion.share)
         if normalised:
             weights = normalise_rows(weights)
         bias = None
@@ -101,11 +105,33 @@ class OperationWriter:
             fields["epilogue"] = Epilogue.STORE  # rank 0 adds the residual stream
         self.feeder = len(self.rows) - 1 if feeder is None else feeder
         names = tuple(piece.matrix.name for piece in linear.pieces) if reused else ()
+        if unrounded and self._packer.rounds:
+            self._sum_of_rounded(weights, bias, source, target, **fields)
+            return
         self.product(
             weights, bias, source, target, paired=paired, place=place, reused=names, **fields
         )
         if summed:
             self.sums.append((len(self.rows), target))
+
+    def _sum_of_rounded(
+        self, weights: Stack, bias: Floats | None, source: Buffer, target: Buffer, **fields: Any
+    ) -> None:
+        """Add a linear layer whose numbers are kept, where all panels have 8 bits.
+
+        It is the sum of three of 8 bits, each of what those before it have rounded away: 23 bits of
+        the largest number of a row are kept, as many as float32 has.
+        """
+        feeder, cap = self.feeder, fields.pop("cap", 0.0)
+        left: Floats = np.concatenate([to_float32(each.dequantised()) for each in weights.parts])
+        for term in range(_TERMS):
+            self.feeder = feeder
+            rounded = RoundedMatrix(PlainMatrix(left))
+            own = {"epilogue": Epilogue.ADD} if term else {}
+            if term == _TERMS - 1:
+                own["cap"] = cap  # of the sum
+            self.product(Stack([rounded.exact]), bias, source, target, **(fields | own))
+            bias, left = None, left - rounded.dequantised()
 
     def product(
         self,

@@ -7,7 +7,7 @@ from functools import partial
 import torch
 
 from tgi_trio.errors import ModelLoadError
-from tgi_trio.model.matrices.references import TensorRef, VectorRef
+from tgi_trio.model.matrices.references import LinearRef, TensorRef, VectorRef
 from tgi_trio.model.matrices.roles import BesideRefs, ExpertsRefs, MlpRefs
 from tgi_trio.model.specs.decoder import ExpertsSpec
 from tgi_trio.shard.torch_backend.layers.activation import Activation, Xielu
@@ -66,7 +66,7 @@ def load_experts(
         choice_bias=choice_bias,
         experts=[one(expert, limit=spec.limit) for expert in refs.experts],
         shared=None if refs.shared is None else one(refs.shared, limit=shared_limit),
-        shared_router=loader.linear(refs.shared_router) if refs.shared_router else None,
+        shared_router=_load_door(loader, refs.shared_router) if refs.shared_router else None,
         expert_scale=loader.vector(scale) if scale else None,
         entry=loader.linear(refs.entry) if refs.entry else None,
         exit=loader.linear(refs.exit) if refs.exit else None,
@@ -74,6 +74,11 @@ def load_experts(
         idles=loader.source.rank == 0,
         keeps_shared=loader.source.adapted,
     )
+
+
+def _load_door(loader: WeightLoader, ref: LinearRef) -> Linear:
+    """Return what opens the shared expert, which is never rounded, as routers are not."""
+    return Linear(loader.weight(ref), loader.bias(ref), invariant=loader.source.invariant)
 
 
 def _load_table(loader: WeightLoader, ref: TensorRef, spec: ExpertsSpec) -> torch.Tensor:
