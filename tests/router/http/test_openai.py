@@ -137,9 +137,17 @@ async def test_a_seed_of_minus_one_is_a_random_one(path, prompt):
             assert (await client.post(f"/v1/{path}", {**asked, "seed": seed})).status == 200, seed
         for wrong in (2**64, -(2**63) - 1, 0.5):
             body = json.dumps({**asked, "seed": wrong}).encode()
-            assert (await client.post(f"/v1/{path}", body)).status in (400, 422)
+            refused = await client.post(f"/v1/{path}", body)
+            assert refused.status in (400, 422)
+            said = refused.json()["error"]["message"]
+            assert (
+                wrong == 0.5
+                or ">= -2^63 and < 2^64" in said
+                or (f">= {-(2**63)} and <= {2**64 - 1}" in said)
+            )
         strict = await client.post("/generate", {"inputs": "Hi", "parameters": {"seed": -1}})
     assert strict.status == 422  # TGI's seeds have no sign
+    assert f"parameters.seed: Expected `int` >= 0 and <= {2**64 - 1}" in strict.body.decode()
     seeds = [request.sampling.seed for request in server.engine.submitted]
     assert seeds[2:] == [2**64 - 2, 2**63, 2**64 - 1] and len({*seeds[:2], seeds[4]}) == 3
 

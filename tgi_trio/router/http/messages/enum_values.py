@@ -1,4 +1,4 @@
-"""The values of a field that lists them; msgspec's error names the wrong one alone."""
+"""The values of a field that lists or bounds them; msgspec's error names one of them alone."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from msgspec import inspect
 
 _STEP: Final = re.compile(r"\.(?P<field>\w+)|\[(?P<index>[^]]*)\]")  # of a path such as `$.a[0].b`
 _WRONG: Final = "Invalid enum value "  # how msgspec begins
+_BELOW: Final = "Expected `int` >= "
 
 
 def say_allowed(what: str, shape: Any, path: str) -> str:
@@ -18,6 +19,9 @@ def say_allowed(what: str, shape: Any, path: str) -> str:
 
     `path`: msgspec's, without its `$`. An error of another kind stays as it is.
     """
+    if what.startswith(_BELOW):
+        most = _most(shape, path)
+        return what if most is None else f"{what} and <= {most}"
     if not what.startswith(_WRONG):
         return what
     values = allowed_values(shape, path)
@@ -28,15 +32,30 @@ def say_allowed(what: str, shape: Any, path: str) -> str:
 
 def allowed_values(shape: Any, path: str) -> list[Any]:
     """Return the literals at a path below a type; none where the type does not say."""
-    types: list[inspect.Type] = [_type_info(shape)]
-    for step in _STEP.finditer(path):
-        types = [inner for each in _flatten(types) for inner in _inner(each, step["field"])]
     return [
         value
-        for each in _flatten(types)
+        for each in _flatten(_types(shape, path))
         if isinstance(each, inspect.LiteralType)
         for value in each.values
     ]
+
+
+def _most(shape: Any, path: str) -> int | None:
+    """Return the largest number at a path that its type names and msgspec, for which it is too
+    large, does not check; None: it names none."""
+    for each in _types(shape, path):
+        for one in each.types if isinstance(each, inspect.UnionType) else (each,):
+            if isinstance(one, inspect.Metadata) and "maximum" in (one.extra_json_schema or {}):
+                return int((one.extra_json_schema or {})["maximum"])
+    return None
+
+
+def _types(shape: Any, path: str) -> list[inspect.Type]:
+    """Return the types at a path below a type."""
+    types: list[inspect.Type] = [_type_info(shape)]
+    for step in _STEP.finditer(path):
+        types = [inner for each in _flatten(types) for inner in _inner(each, step["field"])]
+    return types
 
 
 @cache

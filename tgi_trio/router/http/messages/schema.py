@@ -32,7 +32,8 @@ from tgi_trio.router.http.messages.unserved import CHAT, COMPLETION, AnyBytes, U
 from tgi_trio.router.text.chat_template import RESERVED
 
 U32 = Annotated[int, Meta(ge=0, le=2**32 - 1)]
-U64 = Annotated[int, Meta(ge=0)]  # its upper limit is checked with the other parameters
+# The upper limit, which msgspec cannot check, is checked with the other parameters.
+U64 = Annotated[int, Meta(ge=0, extra_json_schema={"maximum": 2**64 - 1})]
 Json = Any
 
 

@@ -8,13 +8,14 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta, Struct
 
+from tgi_trio.errors import ValidationError, about
 from tgi_trio.router.http.messages.unserved import Unserved
 
 Json = Any
 I32 = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
 Count = Annotated[int, Meta(ge=-1, le=2**32 - 1)]  # -1: as many as there are
-# OpenAI's seeds have a sign. The upper limit, 2^64 - 1, is checked with the other parameters.
-Seed = Annotated[int, Meta(ge=-(2**63))]
+# OpenAI's seeds have a sign. The upper limit is checked as one is read: msgspec cannot do it.
+Seed = Annotated[int, Meta(ge=-(2**63), extra_json_schema={"maximum": 2**64 - 1})]
 # A key of cached prefixes, so its length is limited.
 Salt = Annotated[str, Meta(min_length=1, max_length=256)]
 # How much a model thinks, in the words of OpenAI's and Anthropic's APIs together.
@@ -26,10 +27,12 @@ def read_seed(given: int | None) -> int | None:
     """Return the seed that a field gives; None: a random one, which -1 asks for as well.
 
     vLLM and llama.cpp mean that by -1. Other negative ones are the numbers of the same 64 bits, as
-    for torch.
+    for torch. Raises ValidationError for one that has more bits.
     """
     if given is None or given == -1:
         return None
+    if given >= 2**64:
+        raise about(ValidationError("`seed` must be >= -2^63 and < 2^64"), "seed")
     return given % 2**64 if given < 0 else given
 
 
