@@ -31,6 +31,22 @@ def _each(body: str) -> str:
     return _TOOLS + "{%- for m in messages %}" + body + "{%- endfor %}" + _PROMPT
 
 
+def _alternating(turn: str) -> str:
+    return (
+        _TOOLS + "{%- set ns = namespace(turns=messages, users=true) %}"
+        "{%- if messages[0].role == 'system' %}"
+        "{{- '[SYSTEM]' ~ messages[0].content ~ '[/SYSTEM]' }}"
+        "{%- set ns.turns = messages[1:] %}{%- endif %}"
+        "{%- for m in ns.turns %}"
+        "{%- if m.role == 'user' or (m.role == 'assistant' and not m.tool_calls) %}"
+        "{%- if (m.role == 'user') != ns.users %}"
+        "{{- raise_exception('roles must alternate') }}{%- endif %}"
+        "{%- set ns.users = not ns.users %}"
+        "{%- elif m.role not in ('assistant', 'tool') %}"
+        "{{- raise_exception('unknown role') }}{%- endif %}" + turn + "{%- endfor %}"
+    )
+
+
 TEMPLATES: Mapping[str, str] = {
     # Llama 3, Kimi K2, Qwen3-Coder: a header with whatever role there is.
     "headers": _each(_turn()),
@@ -44,19 +60,9 @@ TEMPLATES: Mapping[str, str] = {
     # gpt-oss, SmolLM3: the first message may be the system's, later ones are dropped.
     "first-silent": _each(_if("m.role in ('user', 'assistant', 'tool') or loop.first", _turn())),
     # Mistral: the system's in front; user and assistant take turns, but for calls and results.
-    "alternating": (
-        _TOOLS + "{%- set ns = namespace(turns=messages, users=true) %}"
-        "{%- if messages[0].role == 'system' %}"
-        "{{- '[SYSTEM]' ~ messages[0].content ~ '[/SYSTEM]' }}"
-        "{%- set ns.turns = messages[1:] %}{%- endif %}"
-        "{%- for m in ns.turns %}"
-        "{%- if m.role == 'user' or (m.role == 'assistant' and not m.tool_calls) %}"
-        "{%- if (m.role == 'user') != ns.users %}"
-        "{{- raise_exception('roles must alternate') }}{%- endif %}"
-        "{%- set ns.users = not ns.users %}"
-        "{%- elif m.role not in ('assistant', 'tool') %}"
-        "{{- raise_exception('unknown role') }}{%- endif %}" + _turn() + "{%- endfor %}"
-    ),
+    "alternating": _alternating(_turn()),
+    # Mistral Nemo: the same, and nothing is said beside calls.
+    "silent-calls": _alternating(_if("m.tool_calls", _CALLS + "{{- '<end>' }}", _turn())),
     # Gemma 3: every message is the user's or the model's, in turns; the system's is in the first.
     "parity": (
         "{%- set turns = messages[1:] if messages[0].role == 'system' else messages %}"

@@ -27,6 +27,7 @@ class Roles:
     user_after_call: bool = True  # without the call's result
     assistant_after_assistant: bool = True
     call_after_assistant: bool = True  # calls after an answer, and another answer after them
+    text_with_calls: bool = True  # what is said beside calls
     assistant_first: bool = True  # an answer before any turn of the user
     results: bool = True  # results of tools
     system_alone: bool = True  # a system message and nothing else
@@ -42,6 +43,7 @@ class Roles:
             "user messages behind calls without results": self.user_after_call,
             "assistant messages in a row": self.assistant_after_assistant,
             "calls behind assistant messages": self.call_after_assistant,
+            "text beside calls": self.text_with_calls,
             "assistant messages in front": self.assistant_first,
             "results of tools": self.results,
             "a system message alone": self.system_alone,
@@ -79,6 +81,7 @@ def probe_roles(render: Render) -> Roles:
         call_after_assistant=_goes_on(
             render, [*loop, _assistant(3)], [*spoken, loop[1], _result(3), _assistant(4)]
         ),
+        text_with_calls=_goes_on(render, loop, [_user(1), _call(1, arguments, 3), _result(2)]),
         assistant_first=_goes_on(render, spoken, [_assistant(1), _user(2)]),
         results=_goes_on(render, loop[:2], loop),
         system_alone=_goes_on(render, [_user(1)], [_system(1)]),
@@ -161,13 +164,16 @@ def _assistant(i: int) -> Mapping[str, Any]:
     return {"role": "assistant", "content": _MARK.format(i)}
 
 
-def _call(count: int, arguments: dict[str, Any] | str) -> Mapping[str, Any]:
+def _call(
+    count: int, arguments: dict[str, Any] | str, said: int | None = None
+) -> Mapping[str, Any]:
     functions = [{"name": _function(i), "arguments": arguments} for i in range(count)]
     calls = [
         {"id": _id(i), "type": "function", "function": function}
         for i, function in enumerate(functions)
     ]
-    return {"role": "assistant", "content": "", "tool_calls": calls}
+    content = "" if said is None else _MARK.format(said)
+    return {"role": "assistant", "content": content, "tool_calls": calls}
 
 
 def _result(i: int, call: int = 0) -> Mapping[str, Any]:

@@ -10,7 +10,9 @@ only one call a turn, turns of several calls are split.
 
 After an interrupt agents send two answers in a row, or a call without its result. Where a template
 refuses that, answers are joined, as mistral-common does, and the call gets a result that says that
-there is none, as in LiteLLM. Where results of tools are refused, they are the user's.
+there is none, as in LiteLLM. An answer is not joined with a call beside which the template writes
+no text, as Mistral Nemo's: an empty turn of the user comes between them. Where results of tools are
+refused, they are the user's.
 """
 
 from __future__ import annotations
@@ -142,6 +144,9 @@ def _add(arranged: list[Turn], turn: Turn, roles: Roles) -> None:
         last = arranged[-1]
     if last is None or _may_follow(last, turn, roles):
         arranged.append(turn)
+        return
+    if turn.calls and last.text and not roles.text_with_calls:
+        arranged += [Turn("user", ""), turn]
         return
     thought = _join(last.thought, turn.thought) or None
     arranged[-1] = replace(_saying(last, last, turn), calls=turn.calls, thought=thought)
