@@ -18,6 +18,7 @@ from llguidance import LLMatcher
 
 from tgi_trio.errors import GrammarError, ValidationError
 from tgi_trio.router.text.closing import close_objects
+from tgi_trio.router.text.exclusions import replace_exclusions
 
 Schema = dict[str, Any] | bool
 _TOO_DEEP = "grammar is not valid: the schema nests too deeply"
@@ -45,8 +46,9 @@ def check_size(given: Any, most: int) -> None:
 def json_schema(schema: Schema) -> str:
     """Return the grammar of compact JSON that is valid for `schema` (draft 2020-12).
 
-    Properties come in the schema's order, and only those that it lists (`closing.py`). Raises
-    ValidationError for a schema that nests too deeply, or that cannot be closed.
+    Properties come in the schema's order, and only those that it lists (`closing.py`); `not` leaves
+    out values and types (`exclusions.py`). Raises ValidationError for a schema that nests too
+    deeply, that cannot be closed, or whose `not` says something else.
     """
     return _dumps({"grammars": [{"json_schema": _compact(schema)}]})
 
@@ -96,7 +98,11 @@ def _compact(schema: Schema) -> Schema:
         schema = {}
     elif schema is False:
         raise ValidationError("grammar is not valid: the schema `false` allows nothing")
-    return {**close_objects(schema), _OPTIONS: _COMPACT}
+    try:
+        left = replace_exclusions(close_objects(schema))
+    except RecursionError as error:
+        raise ValidationError(_TOO_DEEP) from error
+    return {**left, _OPTIONS: _COMPACT}
 
 
 def _dumps(value: Any) -> str:
