@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import httpx
+import openai
 import pytest
 
 from tests.router.http.dialects.conversations import engine
@@ -103,11 +107,26 @@ async def test_an_overload_says_when_to_come_back():
     assert answer.headers["retry-after"] == "2"
 
 
+def read_by_sdk(stream: bytes) -> list[object]:
+    """Return the events that OpenAI's client makes of a stream; it raises as it always does."""
+    header = {"content-type": "text/event-stream"}
+    transport = httpx.MockTransport(lambda _: httpx.Response(200, headers=header, content=stream))
+    with httpx.Client(transport=transport) as http:
+        given: Any = http  # newer releases of the SDK name the same library's successor
+        client = openai.OpenAI(api_key="-", base_url="http://here", http_client=given)
+        return list(client.responses.create(model="m", input="x", stream=True))
+
+
 async def test_a_failure_ends_a_stream(http):
     failing = engine("It rains.")
     failing.fail_after = 3
-    *told, last = events(await asked(failing, http, stream=True))
+    answer = await asked(failing, http, stream=True)
+    *told, raised, last = events(answer)
     assert told[0].type == "response.created" and last.type == "response.failed"
+    assert raised.type == "error"  # at which SDKs raise
+    with pytest.raises(openai.APIError, match="shard gave up") as failed:
+        read_by_sdk(answer.body)
+    assert failed.value.code == "server_error"
     assert isinstance(last.response, replies.ResponseReply)
     assert last.response.error is not None and "shard gave up" in last.response.error.message
     assert last.response.status == "failed" and last.response.error.code == "server_error"

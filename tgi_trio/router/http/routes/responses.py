@@ -9,7 +9,7 @@ from tgi_trio.router.http.answer_fields import resolve_model, unix_now
 from tgi_trio.router.http.answer_headers import event_stream, timing_headers
 from tgi_trio.router.http.call import Call, Reply, Route
 from tgi_trio.router.http.dialects.responses import replies, schema
-from tgi_trio.router.http.dialects.responses.answer import ResponseEvents, response
+from tgi_trio.router.http.dialects.responses.answer import ERRORS, ResponseEvents, response
 from tgi_trio.router.http.dialects.responses.request import (
     check_served,
     to_conversation,
@@ -23,7 +23,6 @@ from tgi_trio.router.http.dialects.responses.writing import (
     settings_of,
 )
 from tgi_trio.router.http.generation import collect_results, explain, stream_events, take_permits
-from tgi_trio.router.http.messages.error_shapes import ResponsesShape
 from tgi_trio.router.http.messages.logprobs import LogprobWriter
 from tgi_trio.router.http.messages.schema import BodyReader
 from tgi_trio.router.http.preparing import prepare
@@ -56,8 +55,7 @@ async def responses(call: Call) -> Reply:
     except PromptTooLong as error:
         if not request.stream:
             raise
-        problem = explain(call, error)
-        refused = events.refuse(problem, _ERRORS.describe(problem))
+        refused = events.error([], explain(call, error))
         return event_stream(call, refused, len(prepared.prompt))
     if request.stream:
         return event_stream(call, await stream_events(call, [one], [events]), len(prepared.prompt))
@@ -86,18 +84,7 @@ def _text_logprobs(call: Call, request: schema.ResponsesRequest) -> TextLogprobs
     return TextLogprobs(LogprobWriter(call.engine.tokenizer))
 
 
-_ERRORS = ResponsesShape(
-    frozenset(schema.ResponsesRequest.__struct_fields__),
-    {
-        "inputs": "input",
-        "messages": "input",
-        "max_new_tokens": "max_output_tokens",
-        "top_n_tokens": "top_logprobs",
-        "adapter_id": "model",
-    },
-)
-
 ROUTES = (
-    Route("POST", "/v1/responses", responses, dialect=_ERRORS, images=True),
-    Route("POST", "/v1/responses/input_tokens", input_tokens, dialect=_ERRORS, images=True),
+    Route("POST", "/v1/responses", responses, dialect=ERRORS, images=True),
+    Route("POST", "/v1/responses/input_tokens", input_tokens, dialect=ERRORS, images=True),
 )

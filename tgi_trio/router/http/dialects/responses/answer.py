@@ -19,18 +19,19 @@ Each event has a `sequence_number`; `*`: any number of times.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 
 import msgspec
 from msgspec.json import encode
 
 from tgi_trio.router.http.dialects.blocks import Block, Blocks, Change, Kind
-from tgi_trio.router.http.dialects.responses import replies
+from tgi_trio.router.http.dialects.responses import replies, schema
 from tgi_trio.router.http.dialects.responses.text_logprobs import TextLogprobs
 from tgi_trio.router.http.dialects.responses.tools import Way
 from tgi_trio.router.http.dialects.responses.writing import ItemWriter, ResponseWriter
 from tgi_trio.router.http.messages.blame import describe_length, find_code
+from tgi_trio.router.http.messages.error_shapes import ResponsesShape
 from tgi_trio.router.http.messages.problems import Problem
 from tgi_trio.router.http.messages.render import text_json
 from tgi_trio.router.http.messages.tool_calls import AnswerReader
@@ -117,6 +118,18 @@ _DELTAS: Final = {
 }
 
 
+ERRORS: Final = ResponsesShape(
+    frozenset(schema.ResponsesRequest.__struct_fields__),
+    {
+        "inputs": "input",
+        "messages": "input",
+        "max_new_tokens": "max_output_tokens",
+        "top_n_tokens": "top_logprobs",
+        "adapter_id": "model",
+    },
+)
+
+
 class ResponseEvents:
     """Events of /v1/responses."""
 
@@ -163,21 +176,20 @@ class ResponseEvents:
         return b"".join(events)
 
     def error(self, tokens: list[Token], problem: Problem) -> bytes:
-        """Return the events of the last tokens, then that of the error."""
+        """Return the events of the last tokens, then those of the error, also of a refusal.
+
+        As OpenAI sends them: SDKs raise at the first, as their own kind of error; Codex reads the
+        other.
+        """
         events = self.step(tokens)
         code = find_code(problem, None) or "server_error"
-        error = replies.ResponseError(code, describe_length(problem))
-        failed = self._writer.json("failed", self._output, error=error)
+        told = ERRORS.describe(problem) | {"code": code}
+        flat = {name: told[name] for name in ("code", "message", "param")}
+        events += self._event("error", **flat, error=told)
+        failed = self._writer.json(
+            "failed", self._output, error=replies.ResponseError(code, describe_length(problem))
+        )
         return events + self._event("response.failed", response=msgspec.Raw(failed))
-
-    def refuse(self, problem: Problem, error: Mapping[str, Any]) -> bytes:
-        """Return the events of a request that is refused; `error`: what a body would tell of it.
-
-        As OpenAI sends them: SDKs raise at the first of the last two, Codex reads the other.
-        """
-        events = self.step([])
-        flat = {name: error[name] for name in ("code", "message", "param")}
-        return events + self._event("error", **flat, error=error) + self.error([], problem)
 
     def _begin(self) -> bytes:
         under_way = msgspec.Raw(self._writer.json("in_progress"))
