@@ -280,7 +280,7 @@ class BodyReader:
         """`mends`: halves of surrogate pairs are replaced; TGI's own routes refuse them."""
         self._shape, self._mends = shape, mends
         self._decoder = msgspec.json.Decoder(shape)
-        self._unserved = UnservedFields(shape) if issubclass(shape, SharedFields) else None
+        self._unserved = UnservedFields(shape) if issubclass(shape, Scheduling) else None
 
     def read(self, headers: dict[bytes, bytes], body: AnyBytes, at: str = "") -> Any:
         """Return the decoded body. Raises BodyRejected (415, 400 or 422) and ValidationError.

@@ -55,6 +55,8 @@ class StructuredOutputs(Struct, forbid_unknown_fields=True):
 class Scheduling(Struct, kw_only=True):
     """How a generation is scheduled, in all APIs."""
 
+    unserved: ClassVar[Mapping[str, Unserved]] = MappingProxyType({})
+
     timeout: float | None = None  # seconds from the request's arrival
     priority: I32 | None = None  # lower is sooner
     # vLLM's: cached prefixes are shared only with requests that have the same salt.
@@ -63,8 +65,6 @@ class Scheduling(Struct, kw_only=True):
 
 class SharedFields(Scheduling, kw_only=True):
     """Fields that chats and completions share."""
-
-    unserved: ClassVar[Mapping[str, Unserved]] = MappingProxyType({})
 
     # The form of the answer. vLLM:
     structured_outputs: StructuredOutputs | None = None

@@ -38,6 +38,8 @@ _STATE = "the state of a generation stays in this server"
 _MODEL = "the server's command line says what is loaded; choose a model by `model`"
 _CODE = "clients' code does not run in this server"
 _TOOLS = "use `tools` and `tool_choice`"
+_PLACED = "this server alone places a request among its ranks"
+_CHATS = "use /v1/chat/completions"
 MODERATION = "nothing here judges prompts and answers; have them judged elsewhere"
 
 _ANYWHERE = {
@@ -59,12 +61,15 @@ _ANYWHERE = {
     "repeat_penalty": Unserved("use `repetition_penalty`", (1,)),
     "dry_multiplier": Unserved(_PENALTY, _OFF),
     "no_repeat_ngram_size": Unserved(_PENALTY, _OFF),
+    "repetition_detection": Unserved(_PENALTY, _EMPTY),
     "logits_processors": Unserved(_CODE, _EMPTY),
     "logits_processor": Unserved(_CODE, _EMPTY),
     "custom_logit_processor": Unserved(_CODE, _EMPTY),
     "allowed_token_ids": Unserved("use `logit_bias`, or a grammar", _EMPTY),
     "bad_words": Unserved("use `logit_bias` with -100 for their tokens", _EMPTY),
     "watermark": Unserved("/generate marks texts", _OFF),
+    "watermarking": Unserved("/generate marks texts", _OFF),
+    "ngram_corpus_id": Unserved("what is guessed comes from the prompt (--speculate)", _EMPTY),
     # Where an answer ends, and what is seen of it.
     "n_predict": Unserved(_LENGTH, (-1,)),
     "max_new_tokens": Unserved(_LENGTH),
@@ -80,11 +85,28 @@ _ANYWHERE = {
     "preserved_tokens": Unserved("special tokens have no text in answers", _EMPTY),
     "n_probs": Unserved("use `logprobs`", _OFF),
     "return_hidden_states": Unserved("they stay in the shard", _OFF),
+    "return_routed_experts": Unserved("they stay in the shard", _OFF),
+    "routed_experts_prompt_start": Unserved("experts of tokens stay in the shard", _OFF),
+    "routed_experts_start_len": Unserved("experts of tokens stay in the shard", _OFF),
+    "return_weight_versions": Unserved("weights are those of the start", _OFF),
+    "return_token_offsets": Unserved("use `logprobs`, with `text_offset`, of completions", _OFF),
+    "return_prompt_text": Unserved("use `return_token_ids`, or /chat_tokenize", _OFF),
+    "return_prompt_token_ids": Unserved("use `return_token_ids`", _OFF),
+    "return_meta_info": Unserved("use `usage`, and headers of the answer", _OFF),
+    "return_cached_tokens_details": Unserved("`usage` has `cached_tokens`", _OFF),
+    "return_mm_kwargs": Unserved(_IMAGES, _OFF),
+    "logprob_token_ids": Unserved("use `top_logprobs`, or `logprobs` of completions", _EMPTY),
     # What is computed, and from what.
     "prompt_embeds": Unserved(_PROMPT),
     "input_embeds": Unserved(_PROMPT),
     "input_ids": Unserved(_PROMPT),
     "truncate": Unserved("/generate takes it", ()),
+    "truncation_side": Unserved("prompts are cut at their beginning", ("left",)),
+    "images_config": Unserved(_IMAGES, _EMPTY),
+    "max_dynamic_patch": Unserved(_IMAGES),
+    "min_dynamic_patch": Unserved(_IMAGES),
+    "use_audio_in_video": Unserved("sounds are parts of messages of their own", _OFF),
+    "extra_key": Unserved("use `cache_salt`, which keeps cached prefixes apart", _EMPTY),
     "multi_modal_data": Unserved(_IMAGES, _EMPTY),
     "media_io_kwargs": Unserved("use `mm_processor_kwargs`: `fps` or `num_frames`", _EMPTY),
     "lora": Unserved(_MODEL, _EMPTY),
@@ -93,7 +115,15 @@ _ANYWHERE = {
     "adapter_id": Unserved("/generate takes it", _EMPTY),
     "kv_transfer_params": Unserved(_STATE, _EMPTY),
     "session_params": Unserved(_STATE, _EMPTY),
+    "ec_transfer_params": Unserved(_STATE, _EMPTY),
     "id_slot": Unserved(_STATE, (-1,)),
+    "bootstrap_host": Unserved(_STATE, _EMPTY),
+    "bootstrap_port": Unserved(_STATE, _EMPTY),
+    "bootstrap_room": Unserved(_STATE, _EMPTY),
+    "data_parallel_rank": Unserved(_PLACED),
+    "routed_dp_rank": Unserved(_PLACED),
+    "disagg_prefill_dp_rank": Unserved(_PLACED),
+    "custom_labels": Unserved("metrics have the server's labels alone", _EMPTY),
     "vllm_xargs": Unserved(_CODE, _EMPTY),
     "custom_params": Unserved(_CODE, _EMPTY),
 }
@@ -110,6 +140,8 @@ _CHAT = {
     "audio": Unserved("answers are text"),
     "web_search_options": Unserved("this server searches nothing"),
     "moderation": Unserved(MODERATION),
+    "stream_reasoning": Unserved("thoughts come as they are thought", (True,)),
+    "task": Unserved("write its token behind the prompt, with /v1/completions"),
 }
 
 _COMPLETION = {
@@ -122,12 +154,30 @@ _COMPLETION = {
     "reasoning_effort": Unserved("it is for chat templates; use /v1/chat/completions"),
 }
 
+# What /v1/responses has at vLLM; the rest of what it takes is OpenAI's.
+_RESPONSES = {
+    "frequency_penalty": Unserved(_CHATS, _OFF),
+    "presence_penalty": Unserved(_CHATS, _OFF),
+    "repetition_penalty": Unserved(_CHATS, (1,)),
+    "min_p": Unserved(_CHATS, _OFF),
+    "logit_bias": Unserved(_CHATS, _EMPTY),
+    "stop_token_ids": Unserved(_CHATS, _EMPTY),
+    "ignore_eos": Unserved(_CHATS, _OFF),
+    "include_stop_str_in_output": Unserved(_CHATS, _OFF),
+    "include_reasoning": Unserved(_CHATS, (True,)),
+    "structured_outputs": Unserved("use `text.format`"),
+    "mm_processor_kwargs": Unserved(_CHATS, _EMPTY),
+    "enable_response_messages": Unserved("`output` has all items, and no more is kept", _OFF),
+    "previous_input_messages": Unserved("send the whole conversation as `input`", _EMPTY),
+}
+
 CHAT: Mapping[str, Unserved] = MappingProxyType(_ANYWHERE | _CHAT)
 # A chat that is only tokenised may choose its special tokens.
 TOKENIZED_CHAT: Mapping[str, Unserved] = MappingProxyType(
     {name: each for name, each in CHAT.items() if name != "add_special_tokens"}
 )
 COMPLETION: Mapping[str, Unserved] = MappingProxyType(_ANYWHERE | _COMPLETION)
+RESPONSES: Mapping[str, Unserved] = MappingProxyType(_ANYWHERE | _RESPONSES)
 
 
 class Shape(Protocol):

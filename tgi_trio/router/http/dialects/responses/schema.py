@@ -1,16 +1,18 @@
 """The body of /v1/responses.
 
-Only fields that are served, repeated in the answer or refused are declared; others are ignored.
+Only fields that are served, repeated in the answer or refused are declared; others are ignored, or
+refused by `RESPONSES`.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from msgspec import Meta, Struct
 
 from tgi_trio.router.http.messages.schema import U32, AudioData
 from tgi_trio.router.http.messages.shared_fields import I32, Effort, Scheduling, Seed
+from tgi_trio.router.http.messages.unserved import RESPONSES
 
 Positive = Annotated[int, Meta(ge=1, le=2**32 - 1)]
 
@@ -92,6 +94,8 @@ class ImageOptions(Struct):
 
 class ResponsesRequest(Scheduling, kw_only=True):
     """Body of /v1/responses."""
+
+    unserved: ClassVar = RESPONSES
 
     input: str | list[InputItem]
     model: str | None = None
