@@ -258,6 +258,30 @@ async def test_an_unknown_model_is_a_404_that_lists_what_is_served():
     assert "Nothing is served at `/v1/models/`" in empty.json()["error"]["message"]
 
 
+@pytest.mark.parametrize(
+    ("path", "why"),
+    [
+        ("/v1/embeddings", "makes no embeddings"),
+        ("/v1/rerank", "ranks none"),
+        ("/score/", "ranks none"),
+        ("/pooling", "makes no embeddings"),
+        ("/classify", "`choice` in `structured_outputs`"),
+        ("/v1/realtime", "parts of messages at /v1/chat/completions"),
+        ("/api/chat", "use OpenAI's: /v1/chat/completions"),
+        ("/chat/completions", "`/v1/chat/completions` is;"),
+        ("/v1/v1/chat/completions", "`/v1/chat/completions` is;"),
+        ("/v1/chat/completions/", "`/v1/chat/completions` is;"),
+        ("/v1/generate", "`/generate` is;"),
+    ],
+)
+async def test_paths_of_other_servers_say_what_is_served_instead(path, why):
+    async with served() as server:
+        client = await server.connect()
+        answer = await client.post(path, {"input": "x"})
+    said = answer.json()["error"]["message"]
+    assert answer.status == 404 and f"Nothing is served at `{path}`: " in said and why in said
+
+
 async def test_anthropics_clients_are_told_of_models_in_their_shape():
     told: dict[str, Any] = {
         "type": "model",

@@ -336,7 +336,8 @@ async def _http_error(error: HTTPException) -> Response:
     """Answer what no route answers."""
     allowed = [value for name, value in error.get_headers() if name.lower() == "allow"]
     id = _current_request().account.request_id
-    reply = unrouted(error.code or 500, request.method, request.path, id, ",".join(allowed))
+    told = (error.code or 500, request.method, request.path, id)
+    reply = unrouted(*told, ",".join(allowed), {route.path for route in ROUTES})
     return wrap_reply(reply)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hmac
 import itertools
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import trio
@@ -14,6 +14,7 @@ from tgi_trio.router.http.call import Call, Reply, Route
 from tgi_trio.router.http.generation import explain
 from tgi_trio.router.http.messages.error_shapes import ANTHROPIC, OPENAI, ErrorShape
 from tgi_trio.router.http.messages.problems import BodyRejected, Problem
+from tgi_trio.router.http.messages.unserved_paths import explain_path
 from tgi_trio.router.http.resume import read_front
 from tgi_trio.router.http.wire.headers import Header
 
@@ -69,8 +70,17 @@ def to_rejection(error: BodyRejected, dialect: ErrorShape, request_id: str) -> R
     return Reply(text, error.status, b"text/plain; charset=utf-8")
 
 
-def unrouted(status: int, method: str, path: str, request_id: str, allowed: str = "") -> Reply:
+def unrouted(
+    status: int,
+    method: str,
+    path: str,
+    request_id: str,
+    allowed: str = "",
+    served: Collection[str] = (),
+) -> Reply:
     """Return the reply to a request that no route answers; `allowed`: methods of the path.
+
+    `served`: the paths of routes.
 
     It is in OpenAI's shape, or in Anthropic's below /v1/messages, where their API has more routes.
     """
@@ -78,7 +88,9 @@ def unrouted(status: int, method: str, path: str, request_id: str, allowed: str 
     shown = path if len(path) <= _LONGEST_PATH else f"{path[:_LONGEST_PATH]}..."
     match status:
         case 404:
-            text = f"Nothing is served at `{shown}`; GET /docs lists what is"
+            why = explain_path(path, served)
+            why = f": {why}" if why else ""
+            text = f"Nothing is served at `{shown}`{why}; GET /docs lists what is"
             problem = Problem(status, text, "not_found")
         case 405:
             methods = allowed.replace(" ", "")
