@@ -80,6 +80,16 @@ def test_sums_in_half_precision_are_rounded_once(llama: Path, dtype: torch.dtype
         assert ((tensor.double() - exact).abs() <= unit).all(), name
 
 
+def test_numbers_of_64_bits_are_added_as_32(llama: Path) -> None:
+    wanted = load_file(llama / "merged.safetensors")
+    for part in ("base/model", "adapter/adapter_model"):
+        path = llama / f"{part}.safetensors"
+        save_file({name: tensor.double() for name, tensor in load_file(path).items()}, path)
+    found = merged(llama)
+    assert {tensor.dtype for tensor in found.values()} == {torch.float64}
+    assert_close({name: tensor.float() for name, tensor in found.items()}, wanted)
+
+
 def test_a_base_of_several_files_and_an_adapter_that_is_a_pickle(model: Path) -> None:
     whole = load_file(model / "base" / "model.safetensors")
     (model / "base" / "model.safetensors").unlink()

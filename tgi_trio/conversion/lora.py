@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tgi_trio.conversion.adapter_changes import (
     AdapterTensor,
@@ -26,7 +25,7 @@ from tgi_trio.conversion.adapter_changes import (
     find_changes,
 )
 from tgi_trio.conversion.convert import view_strided
-from tgi_trio.conversion.floats import WIDENED, narrow, widen
+from tgi_trio.conversion.floats import RAW, WIDENED, narrow, widen
 from tgi_trio.conversion.folder import NEW_INDEX, model_files, tokenizer_files
 from tgi_trio.conversion.merge_plan import MergePlan, plan_merge
 from tgi_trio.conversion.pickle_machine import Tensor
@@ -166,12 +165,8 @@ def _merge_entry(
 
     def parts() -> Iterator[Any]:
         total = narrow(change.apply(file.floats(name), transposed), entry.dtype)
-        if not np.isfinite(widen(_raw(total), entry.dtype)).all():
+        if not np.isfinite(widen(total.view(RAW[entry.dtype]), entry.dtype)).all():
             raise ModelLoadError(f"{name} with the adapter is not finite in {entry.dtype}")
         yield np.ascontiguousarray(total).reshape(-1)
 
     return TensorEntry(new_name or entry.name, entry.dtype, shape, size, parts)
-
-
-def _raw(values: NDArray[Any]) -> NDArray[Any]:
-    return values.view({2: np.uint16, 4: np.uint32}[values.itemsize])

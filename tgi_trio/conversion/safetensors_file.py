@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
-from tgi_trio.conversion.floats import WIDENED, widen
+from tgi_trio.conversion.floats import RAW, WIDENED, widen
 from tgi_trio.conversion.pickle_machine import ITEM_SIZES
 from tgi_trio.errors import ModelLoadError
 
@@ -84,8 +84,7 @@ class SafetensorsFile:
         facts = self.table[name]
         if facts["dtype"] not in WIDENED:
             raise ModelLoadError(f"{name!r} in {self.path} is {facts['dtype']}, no float")
-        kind = np.uint32 if facts["dtype"] == "F32" else np.uint16
-        raw = np.frombuffer(self._bytes(name), kind).reshape(facts["shape"])
+        raw = np.frombuffer(self._bytes(name), RAW[facts["dtype"]]).reshape(facts["shape"])
         return widen(raw, facts["dtype"])
 
     def _bytes(self, name: str) -> memoryview:

@@ -207,6 +207,30 @@ def test_matrices_that_are_saved_whole(adapter: Path) -> None:
         read(adapter)
 
 
+@pytest.mark.parametrize("model", ["llama", "gpt2"])
+def test_numbers_of_64_bits_are_read_as_32(tmp_path: Path, model: str) -> None:
+    folder = Path(shutil.copytree(DATA / model / "adapter", tmp_path / "wide"))
+    before = read_numbers(folder, model)
+    change(folder, **{k: v.astype(np.float64) for k, v in load_file(folder / WEIGHTS).items()})
+    for site, parts in read_numbers(folder, model).items():
+        for part, other in zip(parts, before[site], strict=True):
+            np.testing.assert_array_equal(part.a, other.a)
+            np.testing.assert_array_equal(part.b, other.b)
+    change(folder, **{k: v * 1e300 for k, v in load_file(folder / WEIGHTS).items()})
+    with pytest.raises(ModelLoadError, match="infinite"):
+        read_numbers(folder, model)
+
+
+def test_a_matrix_of_64_bits_that_is_saved_whole(adapter: Path) -> None:
+    base = load_file(DATA / "llama" / "base" / "model.safetensors")["lm_head.weight"]
+    edit(adapter, modules_to_save=["lm_head"])
+    wide = base.astype(np.float64)
+    wide[[2, 9]] += 0.5
+    save_file({"base_model.model.lm_head.weight": wide}, adapter / WEIGHTS)
+    ((part,),) = read_numbers(adapter, "llama", 2).values()
+    assert np.flatnonzero(part.b.any(axis=1)).tolist() == [2, 9]
+
+
 def test_embeddings_with_matrices_of_their_own(adapter: Path) -> None:
     """What PEFT writes beside A and B is the base's; all that does not fit is refused by name."""
     spec, name = spec_of("llama"), "base_model.model.model.embed_tokens"

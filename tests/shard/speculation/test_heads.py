@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from tests.shard.ranks.rank_processes import ranks_of
 from tests.shard.speculation.heads_support import (
@@ -40,8 +40,19 @@ PROMPTS = [
 # Logits that rounding may turn around: the kernels have heads of 8 bits.
 NEAR = {"torch": 1e-4, "numba": 0.05}
 PLAIN = [SamplingParameters(ignore_eos=True)] * 3
+
+
+def wide_medusa(folder: Path, base: Path, hidden: int, vocab: int) -> Path:
+    """Write heads in float64."""
+    written = medusa(folder, base, hidden, vocab, layers=1, own=True)
+    (file,) = written.glob("*.safetensors")
+    save_file({name: tensor.double() for name, tensor in load_file(file).items()}, file)
+    return written
+
+
 WRITERS: dict[str, Callable[..., Path]] = {
     "medusa 1": partial(medusa, layers=1, own=True),
+    "medusa 1 of 64 bits": wide_medusa,
     "medusa 2": partial(medusa, layers=1, own=False),
     "medusa 2, two layers": partial(medusa, layers=2, own=False),
     "medusa of vllm": vllm_medusa,
@@ -76,6 +87,7 @@ def test_heads_guess_what_their_format_says(
 ) -> None:
     heads = WRITERS[kind](tmp_path / "heads", base, HIDDEN, VOCAB)
     tensors = load_file(next(heads.glob("*.safetensors"))) | {"base": reference.head}
+    tensors = {name: tensor.float() for name, tensor in tensors.items()}
     runner = load(base, heads, backend)
     drafter = runner.drafter(HEADS)
     assert drafter is not None

@@ -18,7 +18,7 @@ from tgi_trio.model.adapters.tensor_kinds import Kind, find_kinds
 from tgi_trio.model.checkpoint_files import StoredTensor, read_file_header
 
 WEIGHTS: Final = "adapter_model.safetensors"
-FLOATS: Final = ("F32", "F16", "BF16")  # supported dtypes
+FLOATS: Final = ("F32", "F16", "BF16", "F64")  # supported dtypes
 # Bytes; parsing it delays steps. 2,000 tensors take 300 kB, those of 6,000 experts 5 MB.
 _LONGEST_HEADER: Final = 8 << 20
 _PICKLE: Final = "adapter_model.bin"

@@ -28,7 +28,7 @@ from tgi_trio.model.speculators.mlp import is_mlp, read_mlp
 from tgi_trio.model.speculators.spec import HeadsSpec
 from tgi_trio.model.speculators.token_map import check_token_map
 
-_NUMBERS: Final = ("F32", "F16", "BF16")
+_NUMBERS: Final = ("F32", "F16", "BF16", "F64")
 
 
 class _Read(Protocol):

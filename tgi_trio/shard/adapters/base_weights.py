@@ -100,7 +100,7 @@ class BaseWeights:
         """
         found: list[int] = []
         for part, values in self._read(matrix, slice(0, matrix.rows), rest):
-            if dtype != "F32":
+            if dtype in ("BF16", "F16"):
                 narrow = to_bfloat16(values) if dtype == "BF16" else values.astype(np.float16)
                 values = to_float32(narrow)
             changed = (copy(part) != values).any(axis=1)

@@ -57,7 +57,7 @@ from tgi_trio.shard.checkpoint.numbers import Floats, to_float32
 
 _PIECE_S: Final = 0.0005  # seconds of work after which the reader sleeps
 _REST_S: Final = 0.0002
-_KINDS: Final = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}
+_KINDS: Final = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16, "F64": np.float64}
 
 
 @dataclass(frozen=True, slots=True)
