@@ -25,6 +25,7 @@ SIZES: dict[str, int] = {
     "num_key_value_heads": 1,
 }
 IDS = torch.arange(24).reshape(2, 12)
+SAVED = {"modules_to_save": ["embed_tokens", "lm_head"]}
 DORA = {"use_dora": True, "use_rslora": True, "target_modules": "all-linear"}
 
 
@@ -125,18 +126,23 @@ def test_matrices_that_are_stored_transposed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("tied", [False, True], ids=["apart", "tied"])
-def test_tokens_that_were_added(tmp_path: Path, tied: bool) -> None:
+@pytest.mark.parametrize("config", [{}, SAVED], ids=["frozen", "saved"])
+@pytest.mark.parametrize("more", [3, -3], ids=["grown", "cut"])
+def test_another_number_of_tokens(
+    tmp_path: Path, tied: bool, more: int, config: dict[str, Any]
+) -> None:
     """The size changes in the configuration, and the tokenizer is the one that knows them."""
     base = make_base(tmp_path / "base", tied=tied)
     (base / "tokenizer.json").write_text("the base's")
     (base / "tokenizer_config.json").write_text("the base's")
-    adapter = make_adapter(base, tmp_path / "adapter", more_tokens=3)
-    wanted = logits_beside(base, adapter, more_tokens=3)
+    adapter = make_adapter(base, tmp_path / "adapter", more_tokens=more, **config)
+    wanted = logits_beside(base, adapter, more_tokens=more)
     (adapter / "tokenizer.json").write_text("the adapter's")
     merge_adapter(adapter, base, tmp_path / "out", silent)
     torch.testing.assert_close(logits_of(tmp_path / "out"), wanted, rtol=1e-5, atol=1e-5)
-    config = json.loads((tmp_path / "out" / "config.json").read_text())
-    assert config["vocab_size"] == 43 and config["tie_word_embeddings"] is tied
+    written = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert written["tie_word_embeddings"] is (tied and not config)
+    assert written["vocab_size"] == 40 + more
     assert (tmp_path / "out" / "tokenizer.json").read_text() == "the adapter's"
     assert not (tmp_path / "out" / "tokenizer_config.json").exists()
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.adapters.config import CONFIG, AdapterConfig
-from tgi_trio.model.adapters.tensor_kinds import Kind, find_kinds
+from tgi_trio.model.adapters.tensor_kinds import Kind, find_kinds, is_repeated
 
 Floats = NDArray[np.float32]
 
@@ -130,7 +130,10 @@ def find_changes(config: AdapterConfig, tensors: Iterator[AdapterTensor]) -> lis
     tensors that are missing, and for matrices that do not fit each other.
     """
     modules: dict[str, dict[Kind, AdapterTensor]] = {}
-    for tensor in tensors:
+    named = {tensor.name: tensor for tensor in tensors}
+    for tensor in named.values():
+        if is_repeated(tensor.name, named):
+            continue
         kind, module = _classify(config, tensor)
         if kind in modules.setdefault(module, {}):
             raise ModelLoadError(f"{config.folder} holds {tensor.name} twice, under two names")

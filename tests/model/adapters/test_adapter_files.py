@@ -121,7 +121,8 @@ def test_what_is_no_plain_lora_is_refused_by_name(
     [
         ({f"{QUERY}.lora_A.weight": None}, "no lora_A of model.layers.0.self_attn.q_proj"),
         ({f"{QUERY}.lora_magnitude_vector": np.ones(4, np.float32)}, "lora_magnitude_vector'"),
-        ({"base_model.model.lm_head.weight": np.ones((4, 4), np.float32)}, "lm_head.weight'"),
+        ({"base_model.model.lm_head.weight": np.ones((4, 4), np.float32)}, "lm_head.weight of"),
+        ({"base_model.model.score.weight": np.ones((4, 4), np.float32)}, "score.weight'"),
         ({f"{QUERY}.lora_B.weight": np.ones((9, 3, 1), np.float32)}, f"{QUERY}.lora_B.weight of"),
         ({f"{QUERY}.lora_A.weight": np.ones((4, 8), np.int32)}, "is I32; served are F32"),
     ],
@@ -249,7 +250,7 @@ def test_embeddings_with_matrices_of_their_own(adapter: Path) -> None:
     assert find_needs([adapter], spec, 7, grows=False).scope.words() == ("lookups",)
     for changes, text in (
         ({f"{name}.base_layer.weight": own + 1}, r"base_layer\.weight of .* is not the model's"),
-        ({f"{name}.lora_embedding_A": a[:, 1:].copy()}, r"is \[2, 23\]; the model has 24 tokens"),
+        ({f"{name}.lora_embedding_A": np.tile(a, 2)}, r"is \[2, 48\]; the model has 24 tokens"),
         ({f"{name}.lora_embedding_B": b.T.copy()}, r"does not fit the rank 2"),
         ({f"{name}.lora_embedding_B": None}, r"no lora_embedding_B of model\.embed_tokens"),
         ({f"{name}.lora_magnitude_vector": b[:, 0].copy()}, "of embeddings, only A and B"),

@@ -50,15 +50,30 @@ TOKEN_ROWS: dict[str, list[dict[str, Any]]] = {
 }
 
 
-def write_adapter(base: Path, folder: Path, *, seed: int = 0, **config: Any) -> Path:
+# Of adapters for which the vocabulary was cut to the tokenizer's, which PEFT writes without a word
+# in the configuration: with nothing else, with matrices that were trained, and with A and B.
+CUT = 500
+CUT_VOCABULARIES: list[dict[str, Any]] = [
+    {"target_modules": ["q_proj"]},
+    {"modules_to_save": ["embed_tokens", "lm_head"], "target_modules": ["v_proj"]},
+    {"target_modules": ["embed_tokens", "lm_head"], "r": 3},
+]
+
+
+def write_adapter(
+    base: Path, folder: Path, *, seed: int = 0, tokens: int | None = None, **config: Any
+) -> Path:
     """Have PEFT write an adapter with random matrices, magnitudes and biases; return `folder`.
 
     `config`: fields of LoraConfig; `target_modules` are all linears where it does not say.
+    `tokens`: the vocabulary is made so large before.
     """
     peft = pytest.importorskip("peft", reason="PEFT is the oracle; it is in the test extra")
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    if tokens is not None:
+        model.resize_token_embeddings(tokens)
     values = {"r": 4, "lora_alpha": 8, "target_modules": "all-linear"} | config
     adapted = peft.get_peft_model(model, peft.LoraConfig(task_type="CAUSAL_LM", **values))
     generator = torch.Generator().manual_seed(seed)
@@ -79,9 +94,12 @@ def write_adapter(base: Path, folder: Path, *, seed: int = 0, **config: Any) -> 
 class PeftGolden(Golden):
     """A base and its adapters, float32, as transformers and PEFT compute them."""
 
-    def __init__(self, base: Path, adapters: ListLike[Path]) -> None:
+    def __init__(self, base: Path, adapters: ListLike[Path], tokens: int | None = None) -> None:
+        """`tokens`: the vocabulary that the adapters were made for, if it is another."""
         peft = pytest.importorskip("peft", reason="PEFT is the oracle")
         super().__init__(base)
+        if tokens is not None:
+            self.model.resize_token_embeddings(tokens)
         self.adapted = peft.PeftModel.from_pretrained(self.model, adapters[0], adapter_name="1")
         for number, folder in enumerate(adapters[1:], start=2):
             self.adapted.load_adapter(folder, adapter_name=str(number))
@@ -123,6 +141,18 @@ def check(
     expected = golden.logits_of(row.sampling.adapter, prompt, tokens)
     assert tokens == expected.argmax(-1).tolist()
     torch.testing.assert_close(recorder.logits(row.id), expected, atol=tolerance, rtol=0.0)
+
+
+def check_cut(golden: PeftGolden, recorder: GreedyRecorder, row: ShardSequence) -> None:
+    """Compare the logits behind a prompt of the tokens that a cut vocabulary has.
+
+    The next token may be one of the others.
+    """
+    prompt = row.token_ids[: row.prompt_length].tolist()
+    expected = golden.logits_of(row.sampling.adapter, prompt, [0])
+    found = recorder.logits(row.id)
+    assert found.shape[1] > expected.shape[1]
+    torch.testing.assert_close(found[:, : expected.shape[1]], expected, atol=1e-4, rtol=0.0)
 
 
 def check_prompts(golden: PeftGolden, runner: Runner, rows: list[ShardSequence]) -> None:

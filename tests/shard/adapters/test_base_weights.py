@@ -65,7 +65,7 @@ def test_a_copy_may_be_rounded_and_no_more() -> None:
             def read(rows: slice, by: float = factor) -> Floats:
                 return own[rows] * np.float32(by)
 
-            assert base.is_copied(matrix, read, lambda: None) == same
+            assert base.is_copied(matrix, matrix.rows, read, lambda: None) == same
 
 
 def test_norms_are_measured_once_for_an_adapter(

@@ -11,10 +11,14 @@ import torch
 
 from tests.shard.adapters.peft_support import (
     AROUND_LATENTS,
+    CUT,
+    CUT_VOCABULARIES,
+    SAVED_ROWS,
     TOKEN_ROWS,
     PeftGolden,
     adapted,
     check,
+    check_cut,
     check_prompts,
     install,
     write_adapter,
@@ -196,6 +200,19 @@ def test_rows_of_tokens(checkpoint: Checkpoint, tmp_path: Path, family: str) -> 
         run(runner, rows, chunk=9, joins=2)
         for row in rows:
             check(golden, recorder, row)
+
+
+@pytest.mark.parametrize("config", CUT_VOCABULARIES)
+def test_vocabularies_that_were_cut(llama: Path, tmp_path: Path, config: dict[str, Any]) -> None:
+    folder = write_adapter(llama, tmp_path / "cut", tokens=CUT, **config)
+    golden = PeftGolden(llama, [folder], CUT)
+    some = [[*SAVED_ROWS, *(token % CUT for token in prompt)] for prompt in PROMPTS[:4]]
+    with cpu_runner(llama, max_lora_rank=4, cores=(0, 0)) as (runner, recorder):
+        install(runner, 1, folder)
+        rows = adapted(sequences(some, new=1), [1, 0, 1, 1])
+        run(runner, rows, chunk=9, joins=2)
+        for row in rows:
+            check_cut(golden, recorder, row)
 
 
 @pytest.mark.parametrize("family", AROUND_LATENTS)

@@ -11,10 +11,14 @@ import torch
 
 from tests.shard.adapters.peft_support import (
     AROUND_LATENTS,
+    CUT,
+    CUT_VOCABULARIES,
+    SAVED_ROWS,
     TOKEN_ROWS,
     PeftGolden,
     adapted,
     check,
+    check_cut,
     check_prompts,
     install,
     write_adapter,
@@ -107,6 +111,23 @@ def test_rows_of_tokens(serve: Callable[..., Any], family: str) -> None:
     run(runner, rows, chunk=9, joins=2)
     for row in rows:
         check(golden, recorder, row)
+
+
+@pytest.mark.parametrize("config", CUT_VOCABULARIES)
+def test_vocabularies_that_were_cut(
+    checkpoint: Callable[..., Path], tmp_path: Path, config: dict[str, Any]
+) -> None:
+    """What an adapter does not have of a larger vocabulary stays the model's."""
+    base = checkpoint("llama")
+    folder = write_adapter(base, tmp_path / "cut", tokens=CUT, **config)
+    golden = PeftGolden(base, [folder], CUT)
+    runner, recorder = load(base, max_lora_rank=64)
+    install(runner, 1, folder)
+    some = [[*SAVED_ROWS, *(token % CUT for token in prompt)] for prompt in PROMPTS[:4]]
+    rows = adapted(sequences(some, new=1), [1, 0, 1, 1])
+    run(runner, rows, chunk=9, joins=2)
+    for row in rows:
+        check_cut(golden, recorder, row)
 
 
 def test_the_whole_of_the_format(serve: Callable[..., Any]) -> None:

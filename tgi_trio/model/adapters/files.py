@@ -14,7 +14,7 @@ from typing import Final
 
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.adapters.config import CONFIG, AdapterConfig, read_adapter_config
-from tgi_trio.model.adapters.tensor_kinds import Kind, find_kinds
+from tgi_trio.model.adapters.tensor_kinds import Kind, find_kinds, is_repeated
 from tgi_trio.model.checkpoint_files import StoredTensor, read_file_header
 
 WEIGHTS: Final = "adapter_model.safetensors"
@@ -116,7 +116,10 @@ class EmbeddingPair:
 
 @dataclass(frozen=True, slots=True)
 class SavedMatrix:
-    """The whole of an embedding or a head, `modules_to_save` of PEFT."""
+    """The whole of an embedding or a head, `modules_to_save` of PEFT.
+
+    It may have fewer tokens than the base: many cut the vocabulary to that of the tokenizer.
+    """
 
     module: str
     matrix: StoredTensor  # [tokens, width]
@@ -157,7 +160,10 @@ def read_adapter(folder: Path) -> Adapter:
     config = read_adapter_config(folder)
     refused, unknown = config.find_refused(), []
     modules: dict[str, dict[Kind, Named]] = {}
-    for name, tensor in _read_weights(folder).items():
+    tensors = _read_weights(folder)
+    for name, tensor in tensors.items():
+        if is_repeated(name, tensors):
+            continue
         kind, module = _classify(config, name)
         if kind is None:
             unknown.append(f"the tensor {name!r}")
@@ -199,6 +205,8 @@ def _classify(config: AdapterConfig, name: str) -> tuple[Kind | None, str]:
     values = config.values
     of_head = ".lm_head.base_layer." in f".{name}"
     copied = of_head or ".embed_tokens.base_layer." in f".{name}"
+    # PEFT writes these of its own accord where the vocabulary is another than the base's.
+    copied |= f".{name}".endswith((".embed_tokens.weight", ".lm_head.weight"))
     announced = {
         Kind.A: True,
         Kind.B: True,

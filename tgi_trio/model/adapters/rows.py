@@ -24,6 +24,8 @@ def find_embedding_pair(adapter: Adapter, spec: DecoderSpec) -> EmbeddingPair | 
     if pair is None:
         return None
     tokens, width, rank = spec.vocab_size, spec.hidden_size, pair.rank
+    if len(pair.a.shape) == 2 and 0 < pair.a.shape[1] < tokens:
+        tokens = pair.a.shape[1]  # of a vocabulary that was cut; the others' embeddings stay
     for name, shape, wanted in (
         (pair.names[0], pair.a.shape, (rank, tokens)),
         (pair.names[1], pair.b.shape, (width, rank)),
@@ -31,8 +33,8 @@ def find_embedding_pair(adapter: Adapter, spec: DecoderSpec) -> EmbeddingPair | 
     ):
         if tuple(shape) != wanted:
             raise ModelLoadError(
-                f"{name} of {adapter.folder} is {list(shape)}; the model has {tokens} tokens of "
-                f"{width} numbers: the adapter is made for another base"
+                f"{name} of {adapter.folder} is {list(shape)}; the model has {spec.vocab_size} "
+                f"tokens of {width} numbers: the adapter is made for another base"
             )
     return pair
 
@@ -80,11 +82,12 @@ def _find_rows(adapter: Adapter, spec: DecoderSpec, module: str) -> ReplacedRows
 
 
 def _check_saved(adapter: Adapter, spec: DecoderSpec, saved: SavedMatrix) -> None:
-    """Raise ModelLoadError unless a matrix is of the model's size."""
+    """Raise ModelLoadError unless a matrix has the model's width, and no more tokens."""
     found, wanted = tuple(saved.matrix.shape), (spec.vocab_size, spec.hidden_size)
-    if found == wanted:
+    same_width = len(found) == 2 and found[1] == wanted[1]
+    if same_width and 0 < found[0] <= wanted[0]:
         return
-    if len(found) == 2 and found[0] > wanted[0] and found[1] == wanted[1]:
+    if same_width and found[0]:
         raise ModelLoadError(
             f"{saved.name} of {adapter.folder} has {found[0]} tokens, and the model {wanted[0]}: "
             f"tokens that an adapter adds are not served beside others. {adapter.config.advise()}"

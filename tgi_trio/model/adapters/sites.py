@@ -247,7 +247,7 @@ def map_adapter(
             pair = named.get(module) or named.get(bare)
             pairs.append(pair)
             if pair is not None:
-                _check_shapes(adapter, pair, piece.matrix)
+                _check_shapes(adapter, pair, piece.matrix, of_head=site.role == "head")
                 left.discard(pair.module)
         if site.of_expert:
             pairs = _pair_expert(adapter, site, linear, pairs, whole)
@@ -322,10 +322,17 @@ def _check_plain(adapter: Adapter, pairs: Sequence[Pair | None], what: str) -> N
         )
 
 
-def _check_shapes(adapter: Adapter, pair: Pair, matrix: MatrixRef) -> None:
-    """Raise ModelLoadError for tensors that do not fit the model's matrix."""
+def _check_shapes(
+    adapter: Adapter, pair: Pair, matrix: MatrixRef, *, of_head: bool = False
+) -> None:
+    """Raise ModelLoadError for tensors that do not fit the model's matrix.
+
+    A and B of a head may have fewer tokens, if the vocabulary was cut.
+    """
     rows, columns = matrix.rows, matrix.columns
     outputs = f"outputs are {rows}"
+    if of_head and not pair.vectors and 0 < pair.b.shape[0] < rows:
+        rows = pair.b.shape[0]
     for name, shape, wanted, what in (
         ("lora_A", pair.a.shape, (pair.rank, columns), f"inputs are {columns}"),
         ("lora_B", pair.b.shape, (rows, pair.rank), outputs),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from enum import Enum, auto
 from typing import Final
 
@@ -36,6 +36,19 @@ _KINDS: Final[Sequence[tuple[Kind, str]]] = (
 _NAMES: Final = [
     (kind, re.compile(rf"(?:base_model\.model\.)?(.+?)\.{suffix}")) for kind, suffix in _KINDS
 ]
+
+
+# PEFT writes what is saved whole under these names as well, where the vocabulary has another size.
+_REPEATED: Final = re.compile(r"(.+)\.(?:modules_to_save(?:\.default)?|original_module)\.weight")
+
+
+def is_repeated(name: str, names: Container[str]) -> bool:
+    """Return whether a tensor is that of a module which is saved whole, once more, or the base's.
+
+    `names`: of all tensors, where it has its usual name too.
+    """
+    found = _REPEATED.fullmatch(name)
+    return found is not None and f"{found[1]}.weight" in names
 
 
 def find_kinds(name: str) -> Iterator[tuple[Kind, str]]:

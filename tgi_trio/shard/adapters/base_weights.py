@@ -73,20 +73,26 @@ class BaseWeights:
         return norms
 
     def is_copied(
-        self, matrix: MatrixRef, copy: Callable[[slice], Floats], rest: Callable[[], None]
+        self,
+        matrix: MatrixRef,
+        rows: int,
+        copy: Callable[[slice], Floats],
+        rest: Callable[[], None],
     ) -> bool:
         """Return whether `copy`, which returns rows, is a copy of a matrix, but for rounding.
 
-        `rest` as for `measure_rows`. Raises ModelLoadError as the checkpoint does.
+        It has the first `rows` of it. `rest` as for `measure_rows`. Raises ModelLoadError as the
+        checkpoint does.
         """
         return all(
             np.allclose(copy(part), values, rtol=_ROUNDING, atol=1e-6)
-            for part, values in self._read(matrix, slice(0, matrix.rows), rest)
+            for part, values in self._read(matrix, slice(0, rows), rest)
         )
 
     def find_changes(
         self,
         matrix: MatrixRef,
+        rows: int,
         copy: Callable[[slice], Floats],
         dtype: str,
         most: int,
@@ -94,12 +100,12 @@ class BaseWeights:
     ) -> list[int] | None:
         """Return the rows in which `copy`, which returns rows, differs from a matrix.
 
-        None: there are more than `most`. `dtype`: of the copy in its file, to which the matrix is
-        rounded: what has been trained may differ in the last bit. `rest` as for `measure_rows`.
-        Raises ModelLoadError as the checkpoint does.
+        It has the first `rows` of it. None: there are more than `most`. `dtype`: of the copy in its
+        file, to which the matrix is rounded: what has been trained may differ in the last bit.
+        `rest` as for `measure_rows`. Raises ModelLoadError as the checkpoint does.
         """
         found: list[int] = []
-        for part, values in self._read(matrix, slice(0, matrix.rows), rest):
+        for part, values in self._read(matrix, slice(0, rows), rest):
             if dtype in ("BF16", "F16"):
                 narrow = to_bfloat16(values) if dtype == "BF16" else values.astype(np.float16)
                 values = to_float32(narrow)

@@ -216,7 +216,8 @@ class _Sites(Mapping[Site, tuple[AdapterPart, ...]]):
             values = _read_tensor(self._adapter, (rows.name, rows.rows), self._content)
             return np.array(rows.tokens, np.int64), values
         read, dtype = partial(_read_rows, rows.matrix, self._content), rows.matrix.dtype
-        tokens = self._base.find_changes(matrix, read, dtype, self._most_rows, self._rest)
+        count = rows.matrix.shape[0]
+        tokens = self._base.find_changes(matrix, count, read, dtype, self._most_rows, self._rest)
         if tokens is None:
             raise ModelLoadError(
                 f"{rows.name} of {self._adapter.folder} differs from the model's in more than "
@@ -234,7 +235,9 @@ class _Sites(Mapping[Site, tuple[AdapterPart, ...]]):
         named = zip(pair.names, (pair.a, pair.b), strict=True)
         a, b = (_read_tensor(self._adapter, each, self._content) for each in named)
         self._check_copies(pair.copies, table)
-        return LookedUp(np.ascontiguousarray(a.T), self._scale(pair, b))
+        columns = np.zeros((table.rows, len(a)), np.float32)  # zeros: of tokens it does not have
+        columns[: a.shape[1]] = a.T
+        return LookedUp(columns, self._scale(pair, b))
 
     def _read_head_rows(self, head: LinearRef, rows: ReplacedRows) -> tuple[AdapterPart, ...]:
         """Return rows of a head: A has what is added to each, and B where it belongs."""
@@ -253,6 +256,8 @@ class _Sites(Mapping[Site, tuple[AdapterPart, ...]]):
         self._rest()
         a, b = self._read_matrices(pair)
         scaled = self._scale(pair, b)
+        if pair.share is None and len(scaled) < matrix.rows:  # a head's, of fewer tokens
+            scaled = np.pad(scaled, ((0, matrix.rows - len(scaled)), (0, 0)))
         self._check_copies(pair.copies, matrix)
         vectors = {
             kind: _read_tensor(self._adapter, named, self._content)
@@ -271,7 +276,7 @@ class _Sites(Mapping[Site, tuple[AdapterPart, ...]]):
         """Raise ModelLoadError unless these are copies of the model's matrix."""
         for name, tensor in copies:
             read = partial(_read_rows, tensor, self._content)
-            if not self._base.is_copied(matrix, read, self._rest):
+            if not self._base.is_copied(matrix, tensor.shape[0], read, self._rest):
                 raise ModelLoadError(
                     f"{name} of {self._adapter.folder} is not the model's own matrix: only A and B "
                     f"are served beside it. {self._adapter.config.advise()}"
