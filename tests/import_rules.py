@@ -33,6 +33,7 @@ RULES: dict[str, Rule] = {
     "devices": Rule(ours("errors"), only=NOTHING),
     "model": Rule(ours("errors"), only=NOTHING),
     "model.gguf.folder": Rule(ours("errors model"), only=ours("orjson")),  # megabytes of JSON
+    "model.adapters.trained_whole": Rule(ours("errors model"), only=ours("numpy")),  # likewise
     "model.scales": Rule(ours("errors model"), only=ours("numpy")),  # reads numbers of files
     "settings": Rule(
         ours(

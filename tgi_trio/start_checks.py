@@ -13,6 +13,7 @@ from tgi_trio.devices import check_device_flags, may_see_device
 from tgi_trio.errors import ConfigurationError
 from tgi_trio.model.adapters.files import read_adapter
 from tgi_trio.model.adapters.sites import map_adapter
+from tgi_trio.model.adapters.trained_whole import check_saved
 from tgi_trio.model.check import (
     check_checkpoint,
     check_guesser,
@@ -133,14 +134,18 @@ def _check_own_layers(settings: Settings) -> None:
 
 
 def _check_adapters(settings: Settings) -> list[str]:
-    """Raise for adapters that cannot be served; their headers alone are read."""
+    """Raise for adapters that cannot be served.
+
+    Their headers are read, and some rows of matrices that they save whole.
+    """
     keyed = settings.api_key or settings.api_key_file
     if settings.adapter_updates and not (keyed and settings.adapter_folder):
         raise ConfigurationError(
             "`adapter_updates` lets clients name files to load: it needs `api_key` (or "
             "`api_key_file`) and `adapter_folder`, below which those files are"
         )
-    spec = model_spec(read_config(settings.model_path, settings.rope))
+    config = read_config(settings.model_path, settings.rope)
+    spec = model_spec(config)
     if not isinstance(spec, DecoderSpec):
         raise ConfigurationError(
             f"--lora-adapters and --adapter-updates: of {settings.model_type} models no linears "
@@ -156,7 +161,8 @@ def _check_adapters(settings: Settings) -> list[str]:
                 f"NAME={folder}"
             )
         adapter = read_adapter(Path(folder))
-        map_adapter(adapter, spec, settings.max_lora_rank)
+        changes = map_adapter(adapter, spec, settings.max_lora_rank)
+        check_saved(adapter, changes, config, spec, settings.max_lora_rank)
         base = adapter.config.base
         if base and base not in taken and Path(base).name != Path(settings.model_id).name:
             warnings.append(f"the adapter {name} says that it was made for {base}")

@@ -59,6 +59,14 @@ def find_head_rows(adapter: Adapter, spec: DecoderSpec) -> ReplacedRows | None:
     return rows
 
 
+def explain_many_rows(adapter: Adapter, saved: SavedMatrix, most: int) -> str:
+    """Return the error for a matrix that is saved whole and differs in more rows than `most`."""
+    return (
+        f"{saved.name} of {adapter.folder} differs from the model's in more than {most} rows; at "
+        f"most as many are served beside others (--max-lora-rank). {adapter.config.advise()}"
+    )
+
+
 def _is_more(spec: DecoderSpec) -> bool:
     """Return whether an embedding is more than a table of rows as wide as hidden states."""
     return bool(spec.embedding_width or spec.added_tokens or spec.normalised_embedding)

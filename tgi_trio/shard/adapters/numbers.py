@@ -39,6 +39,7 @@ from tgi_trio.model.adapters.files import (
     TokenRows,
     read_adapter,
 )
+from tgi_trio.model.adapters.rows import explain_many_rows
 from tgi_trio.model.adapters.sites import (
     EVERYTHING,
     AdaptedLinear,
@@ -219,11 +220,7 @@ class _Sites(Mapping[Site, tuple[AdapterPart, ...]]):
         count = rows.matrix.shape[0]
         tokens = self._base.find_changes(matrix, count, read, dtype, self._most_rows, self._rest)
         if tokens is None:
-            raise ModelLoadError(
-                f"{rows.name} of {self._adapter.folder} differs from the model's in more than "
-                f"{self._most_rows} rows; at most as many are served beside others "
-                f"(--max-lora-rank). {self._adapter.config.advise()}"
-            )
+            raise ModelLoadError(explain_many_rows(self._adapter, rows, self._most_rows))
         values = np.empty((len(tokens), matrix.columns), np.float32)
         for value, token in zip(values, tokens, strict=True):
             value[:] = read(slice(token, token + 1))[0]
