@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -203,6 +204,14 @@ def test_matrices_that_are_saved_whole(adapter: Path) -> None:
         save_file({head: matrix.copy()}, adapter / WEIGHTS)
         with pytest.raises(ModelLoadError, match=text):
             read_numbers(adapter, "llama", 2)
+    save_file({head: np.concatenate((saved, saved[:1]))}, adapter / WEIGHTS)
+    for values, text in (({}, r"\(`<pad>`\)"), ({"pad_token": "<pad>"}, "")):
+        added = {"added_tokens": [{"id": 24, "content": "<pad>"}]}
+        (adapter / "tokenizer.json").write_text(json.dumps(added))
+        (adapter / "tokenizer_config.json").write_text(json.dumps(values))
+        with pytest.raises(ModelLoadError, match=text) if text else nullcontext():
+            ((part,),) = read_numbers(adapter, "llama", 2).values()
+            assert part.b.shape == (24, 2)
     save_file({"base_model.model.model.norm.weight": saved[0]}, adapter / WEIGHTS)
     with pytest.raises(ModelLoadError, match=r"changes model\.norm, which is not adapted here"):
         read(adapter)
@@ -250,7 +259,7 @@ def test_embeddings_with_matrices_of_their_own(adapter: Path) -> None:
     assert find_needs([adapter], spec, 7, grows=False).scope.words() == ("lookups",)
     for changes, text in (
         ({f"{name}.base_layer.weight": own + 1}, r"base_layer\.weight of .* is not the model's"),
-        ({f"{name}.lora_embedding_A": np.tile(a, 2)}, r"is \[2, 48\]; the model has 24 tokens"),
+        ({f"{name}.lora_embedding_A": np.tile(a, 2)}, r"has 48 tokens, and the model 24"),
         ({f"{name}.lora_embedding_B": b.T.copy()}, r"does not fit the rank 2"),
         ({f"{name}.lora_embedding_B": None}, r"no lora_embedding_B of model\.embed_tokens"),
         ({f"{name}.lora_magnitude_vector": b[:, 0].copy()}, "of embeddings, only A and B"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence as ListLike
 from dataclasses import replace
 from pathlib import Path
@@ -52,7 +53,7 @@ TOKEN_ROWS: dict[str, list[dict[str, Any]]] = {
 
 # Of adapters for which the vocabulary was cut to the tokenizer's, which PEFT writes without a word
 # in the configuration: with nothing else, with matrices that were trained, and with A and B.
-CUT = 500
+CUT, PADDED = 500, 520  # of 512 tokens
 CUT_VOCABULARIES: list[dict[str, Any]] = [
     {"target_modules": ["q_proj"]},
     {"modules_to_save": ["embed_tokens", "lm_head"], "target_modules": ["v_proj"]},
@@ -60,19 +61,17 @@ CUT_VOCABULARIES: list[dict[str, Any]] = [
 ]
 
 
-def write_adapter(
-    base: Path, folder: Path, *, seed: int = 0, tokens: int | None = None, **config: Any
-) -> Path:
+def write_adapter(base: Path, folder: Path, *, seed: int = 0, **config: Any) -> Path:
     """Have PEFT write an adapter with random matrices, magnitudes and biases; return `folder`.
 
-    `config`: fields of LoraConfig; `target_modules` are all linears where it does not say.
-    `tokens`: the vocabulary is made so large before.
+    `config`: fields of LoraConfig; `target_modules` are all linears where it does not say. With
+    `tokens`, which is none, the vocabulary is made so large before.
     """
     peft = pytest.importorskip("peft", reason="PEFT is the oracle; it is in the test extra")
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
-    if tokens is not None:
+    if (tokens := config.pop("tokens", None)) is not None:
         model.resize_token_embeddings(tokens)
     values = {"r": 4, "lora_alpha": 8, "target_modules": "all-linear"} | config
     adapted = peft.get_peft_model(model, peft.LoraConfig(task_type="CAUSAL_LM", **values))
@@ -88,7 +87,17 @@ def write_adapter(
                 inputs = parameter.shape[1] if parameter.ndim > 1 else 8
                 parameter.copy_(noise * 0.5 / inputs**0.5)
     adapted.save_pretrained(folder)
+    if tokens is not None:  # trainers save it beside
+        save_tokenizer(folder, {"<unk>": 0, "a": 511, "<pad>": 512}, padding="<pad>")
     return folder
+
+
+def save_tokenizer(folder: Path, tokens: dict[str, int], padding: str) -> None:
+    """Write the files of a tokenizer that has these tokens; one of them is to pad with."""
+    model = {"type": "WordLevel", "vocab": tokens, "unk_token": "<unk>"}
+    added = [{"id": tokens[padding], "content": padding, "special": True}]
+    (folder / "tokenizer.json").write_text(json.dumps({"model": model, "added_tokens": added}))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"pad_token": padding}))
 
 
 class PeftGolden(Golden):
@@ -144,15 +153,16 @@ def check(
 
 
 def check_cut(golden: PeftGolden, recorder: GreedyRecorder, row: ShardSequence) -> None:
-    """Compare the logits behind a prompt of the tokens that a cut vocabulary has.
+    """Compare the logits behind a prompt of the tokens that both vocabularies have.
 
     The next token may be one of the others.
     """
     prompt = row.token_ids[: row.prompt_length].tolist()
     expected = golden.logits_of(row.sampling.adapter, prompt, [0])
     found = recorder.logits(row.id)
-    assert found.shape[1] > expected.shape[1]
-    torch.testing.assert_close(found[:, : expected.shape[1]], expected, atol=1e-4, rtol=0.0)
+    both = min(found.shape[1], expected.shape[1])
+    assert both < max(found.shape[1], expected.shape[1])
+    torch.testing.assert_close(found[:, :both], expected[:, :both], atol=1e-4, rtol=0.0)
 
 
 def check_prompts(golden: PeftGolden, runner: Runner, rows: list[ShardSequence]) -> None:

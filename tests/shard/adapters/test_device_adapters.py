@@ -11,6 +11,7 @@ import pytest
 
 from tests.shard.adapters.peft_support import (
     AROUND_LATENTS,
+    PADDED,
     adapted,
     install,
     write_adapter,
@@ -75,13 +76,13 @@ def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def write_three(base: Path, folder: Path) -> list[Path]:
-    """All linears of layers and the embeddings of some tokens, queries alone with magnitudes, and
-    a part with ranks of their own, biases, and the head.
+    """All linears of layers and the embeddings of some tokens, queries alone with magnitudes, for
+    a vocabulary of another size, and a part with ranks of their own, biases, and the head.
     """
     tokens = sorted({*TEXTS[0][:8], *TEXTS[3][:8]})
     configs: tuple[dict[str, Any], ...] = (
         {"r": 16, "trainable_token_indices": {"embed_tokens": tokens}},
-        {"r": 1, "target_modules": ["q_proj"], "use_dora": True},
+        {"r": 1, "target_modules": ["q_proj"], "use_dora": True, "tokens": PADDED},
         {
             "r": 3,
             "lora_bias": True,

@@ -13,6 +13,7 @@ from tests.shard.adapters.peft_support import (
     AROUND_LATENTS,
     CUT,
     CUT_VOCABULARIES,
+    PADDED,
     SAVED_ROWS,
     TOKEN_ROWS,
     PeftGolden,
@@ -202,10 +203,13 @@ def test_rows_of_tokens(checkpoint: Checkpoint, tmp_path: Path, family: str) -> 
             check(golden, recorder, row)
 
 
+@pytest.mark.parametrize("tokens", [CUT, PADDED])
 @pytest.mark.parametrize("config", CUT_VOCABULARIES)
-def test_vocabularies_that_were_cut(llama: Path, tmp_path: Path, config: dict[str, Any]) -> None:
-    folder = write_adapter(llama, tmp_path / "cut", tokens=CUT, **config)
-    golden = PeftGolden(llama, [folder], CUT)
+def test_vocabularies_of_another_size(
+    llama: Path, tmp_path: Path, config: dict[str, Any], tokens: int
+) -> None:
+    folder = write_adapter(llama, tmp_path / "cut", tokens=tokens, **config)
+    golden = PeftGolden(llama, [folder], tokens)
     some = [[*SAVED_ROWS, *(token % CUT for token in prompt)] for prompt in PROMPTS[:4]]
     with cpu_runner(llama, max_lora_rank=4, cores=(0, 0)) as (runner, recorder):
         install(runner, 1, folder)

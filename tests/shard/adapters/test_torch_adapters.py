@@ -13,6 +13,7 @@ from tests.shard.adapters.peft_support import (
     AROUND_LATENTS,
     CUT,
     CUT_VOCABULARIES,
+    PADDED,
     SAVED_ROWS,
     TOKEN_ROWS,
     PeftGolden,
@@ -113,14 +114,15 @@ def test_rows_of_tokens(serve: Callable[..., Any], family: str) -> None:
         check(golden, recorder, row)
 
 
+@pytest.mark.parametrize("tokens", [CUT, PADDED])
 @pytest.mark.parametrize("config", CUT_VOCABULARIES)
-def test_vocabularies_that_were_cut(
-    checkpoint: Callable[..., Path], tmp_path: Path, config: dict[str, Any]
+def test_vocabularies_of_another_size(
+    checkpoint: Callable[..., Path], tmp_path: Path, config: dict[str, Any], tokens: int
 ) -> None:
-    """What an adapter does not have of a larger vocabulary stays the model's."""
+    """What an adapter lacks of the model's stays; what it has beyond, to pad with, is left out."""
     base = checkpoint("llama")
-    folder = write_adapter(base, tmp_path / "cut", tokens=CUT, **config)
-    golden = PeftGolden(base, [folder], CUT)
+    folder = write_adapter(base, tmp_path / "cut", tokens=tokens, **config)
+    golden = PeftGolden(base, [folder], tokens)
     runner, recorder = load(base, max_lora_rank=64)
     install(runner, 1, folder)
     some = [[*SAVED_ROWS, *(token % CUT for token in prompt)] for prompt in PROMPTS[:4]]

@@ -118,7 +118,7 @@ class EmbeddingPair:
 class SavedMatrix:
     """The whole of an embedding or a head, `modules_to_save` of PEFT.
 
-    It may have fewer tokens than the base: many cut the vocabulary to that of the tokenizer.
+    It may have fewer tokens than the base, or more, as `count_tokens` of `rows.py` says.
     """
 
     module: str

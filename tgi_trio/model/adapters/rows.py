@@ -10,8 +10,11 @@ from tgi_trio.model.adapters.files import (
     SavedMatrix,
     TokenRows,
 )
+from tgi_trio.model.adapters.own_tokens import list_own_tokens
 from tgi_trio.model.specs.decoder import DecoderSpec
 from tgi_trio.model.wrappers import text_name
+
+_SHOWN = 3  # most tokens in an error
 
 
 def find_embedding_pair(adapter: Adapter, spec: DecoderSpec) -> EmbeddingPair | None:
@@ -24,8 +27,8 @@ def find_embedding_pair(adapter: Adapter, spec: DecoderSpec) -> EmbeddingPair | 
     if pair is None:
         return None
     tokens, width, rank = spec.vocab_size, spec.hidden_size, pair.rank
-    if len(pair.a.shape) == 2 and 0 < pair.a.shape[1] < tokens:
-        tokens = pair.a.shape[1]  # of a vocabulary that was cut; the others' embeddings stay
+    if len(pair.a.shape) == 2:
+        tokens = count_tokens(adapter, pair.names[0], pair.a.shape[1], tokens)
     for name, shape, wanted in (
         (pair.names[0], pair.a.shape, (rank, tokens)),
         (pair.names[1], pair.b.shape, (width, rank)),
@@ -67,6 +70,25 @@ def explain_many_rows(adapter: Adapter, saved: SavedMatrix, most: int) -> str:
     )
 
 
+def count_tokens(adapter: Adapter, name: str, found: int, vocabulary: int) -> int:
+    """Return the tokens that an adapter's tensor `name` may have: `found`, if these are served.
+
+    A vocabulary may have been cut: what it lacks stays the model's. It may have been made larger by
+    tokens that no text has: what it has for these is left out. Raises ModelLoadError for others.
+    """
+    if 0 < found <= vocabulary:
+        return found
+    own = list_own_tokens(adapter.folder, vocabulary) if found else None
+    if not found or own == []:
+        return found or vocabulary
+    shown = ", ".join(f"`{token:.40}`" for token in (own or ())[:_SHOWN])
+    which = f" ({shown}{', ...' if own and len(own) > _SHOWN else ''})" if own else ""
+    raise ModelLoadError(
+        f"{name} of {adapter.folder} has {found} tokens, and the model {vocabulary}: tokens that "
+        f"an adapter adds{which} are not served beside others. {adapter.config.advise()}"
+    )
+
+
 def _is_more(spec: DecoderSpec) -> bool:
     """Return whether an embedding is more than a table of rows as wide as hidden states."""
     return bool(spec.embedding_width or spec.added_tokens or spec.normalised_embedding)
@@ -90,16 +112,11 @@ def _find_rows(adapter: Adapter, spec: DecoderSpec, module: str) -> ReplacedRows
 
 
 def _check_saved(adapter: Adapter, spec: DecoderSpec, saved: SavedMatrix) -> None:
-    """Raise ModelLoadError unless a matrix has the model's width, and no more tokens."""
+    """Raise ModelLoadError unless a matrix has the model's width, and tokens that are served."""
     found, wanted = tuple(saved.matrix.shape), (spec.vocab_size, spec.hidden_size)
     same_width = len(found) == 2 and found[1] == wanted[1]
-    if same_width and 0 < found[0] <= wanted[0]:
+    if same_width and found[0] == count_tokens(adapter, saved.name, found[0], wanted[0]):
         return
-    if same_width and found[0]:
-        raise ModelLoadError(
-            f"{saved.name} of {adapter.folder} has {found[0]} tokens, and the model {wanted[0]}: "
-            f"tokens that an adapter adds are not served beside others. {adapter.config.advise()}"
-        )
     raise ModelLoadError(
         f"{saved.name} of {adapter.folder} is {list(found)}; the model has {wanted[0]} tokens of "
         f"{wanted[1]} numbers: the adapter is made for another base"

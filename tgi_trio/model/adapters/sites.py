@@ -22,7 +22,12 @@ from tgi_trio.model.adapters.files import (
     SavedMatrix,
     TokenRows,
 )
-from tgi_trio.model.adapters.rows import find_embedded_rows, find_embedding_pair, find_head_rows
+from tgi_trio.model.adapters.rows import (
+    count_tokens,
+    find_embedded_rows,
+    find_embedding_pair,
+    find_head_rows,
+)
 from tgi_trio.model.adapters.tensor_kinds import Kind
 from tgi_trio.model.matrices.decoder import layer_refs, outer_refs
 from tgi_trio.model.matrices.references import LinearRef, MatrixRef
@@ -327,12 +332,12 @@ def _check_shapes(
 ) -> None:
     """Raise ModelLoadError for tensors that do not fit the model's matrix.
 
-    A and B of a head may have fewer tokens, if the vocabulary was cut.
+    A and B of a head may have fewer or more tokens, as `count_tokens` says.
     """
     rows, columns = matrix.rows, matrix.columns
     outputs = f"outputs are {rows}"
-    if of_head and not pair.vectors and 0 < pair.b.shape[0] < rows:
-        rows = pair.b.shape[0]
+    if of_head and not pair.vectors:
+        rows = count_tokens(adapter, pair.names[1], pair.b.shape[0], rows)
     for name, shape, wanted, what in (
         ("lora_A", pair.a.shape, (pair.rank, columns), f"inputs are {columns}"),
         ("lora_B", pair.b.shape, (rows, pair.rank), outputs),

@@ -66,7 +66,7 @@ def _list_saved(changes: Changes, spec: DecoderSpec) -> Iterator[tuple[SavedMatr
 def _count_changes(copy: StoredTensor, stored: StoredTensor, most: int) -> int:
     """Return how many of some rows of `copy` differ from those of a matrix; no more are counted
     than one beyond `most`."""
-    rows = copy.shape[0]
+    rows = min(copy.shape[0], stored.shape[0])
     every = max(1, rows // (_PLACES * (most + 1)))
     count = 0
     with _opened(copy) as copied, _opened(stored) as own:

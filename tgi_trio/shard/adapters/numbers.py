@@ -217,7 +217,7 @@ class _Sites(Mapping[Site, tuple[AdapterPart, ...]]):
             values = _read_tensor(self._adapter, (rows.name, rows.rows), self._content)
             return np.array(rows.tokens, np.int64), values
         read, dtype = partial(_read_rows, rows.matrix, self._content), rows.matrix.dtype
-        count = rows.matrix.shape[0]
+        count = min(rows.matrix.shape[0], matrix.rows)
         tokens = self._base.find_changes(matrix, count, read, dtype, self._most_rows, self._rest)
         if tokens is None:
             raise ModelLoadError(explain_many_rows(self._adapter, rows, self._most_rows))
@@ -233,7 +233,7 @@ class _Sites(Mapping[Site, tuple[AdapterPart, ...]]):
         a, b = (_read_tensor(self._adapter, each, self._content) for each in named)
         self._check_copies(pair.copies, table)
         columns = np.zeros((table.rows, len(a)), np.float32)  # zeros: of tokens it does not have
-        columns[: a.shape[1]] = a.T
+        columns[: a.shape[1]] = a.T[: table.rows]
         return LookedUp(columns, self._scale(pair, b))
 
     def _read_head_rows(self, head: LinearRef, rows: ReplacedRows) -> tuple[AdapterPart, ...]:
@@ -273,7 +273,8 @@ class _Sites(Mapping[Site, tuple[AdapterPart, ...]]):
         """Raise ModelLoadError unless these are copies of the model's matrix."""
         for name, tensor in copies:
             read = partial(_read_rows, tensor, self._content)
-            if not self._base.is_copied(matrix, tensor.shape[0], read, self._rest):
+            count = min(tensor.shape[0], matrix.rows)
+            if not self._base.is_copied(matrix, count, read, self._rest):
                 raise ModelLoadError(
                     f"{name} of {self._adapter.folder} is not the model's own matrix: only A and B "
                     f"are served beside it. {self._adapter.config.advise()}"
