@@ -39,12 +39,15 @@ class HeldImage:
 def place_features(parts: list[tuple[int, PlacedFeatures]]) -> PlacedFeatures | None:
     """Return the features of a step, from parts with places relative to a token of it.
 
-    `parts` are in the order of the tokens. None if there are no parts.
+    `parts` are in the order of the tokens; those of sounds add nothing after layers, where those of
+    images do. None if there are no parts.
     """
     if not parts:
         return None
+    layers = dict.fromkeys(layer for _, part in parts for layer in part.deep)
     deep = {
-        layer: np.concatenate([part.deep[layer] for _, part in parts]) for layer in parts[0][1].deep
+        layer: np.concatenate([part.deep.get(layer, np.zeros_like(part.rows)) for _, part in parts])
+        for layer in layers
     }
     return PlacedFeatures(
         np.concatenate([part.places + start for start, part in parts]),
