@@ -63,9 +63,11 @@ RULES: dict[str, Rule] = {
     "media.sound": Rule(NOTHING, only=NOTHING),
     "media.video_canvas": Rule(ours("errors"), only=NOTHING),
     "media.frame_canvases": Rule(ours("errors media.video_canvas"), only=ours("numpy")),
+    "media.omni_canvases": Rule(ours("media.patch_canvases media.video_canvas"), only=NOTHING),
     "media.patch_canvases": Rule(ours("media.video_canvas"), only=ours("numpy")),
     "media.video_canvases": Rule(
-        ours("media.frame_canvases media.patch_canvases media.video_canvas"), only=NOTHING
+        ours("media.frame_canvases media.omni_canvases media.patch_canvases media.video_canvas"),
+        only=NOTHING,
     ),
     "media.canvases": Rule(NOTHING, only=ours("numpy")),
     "media.kimi_k25": Rule(ours("errors media.canvases"), only=NOTHING),
@@ -79,7 +81,7 @@ RULES: dict[str, Rule] = {
             "model.audio_families model.image_families model.image_rules model.video_families "
             "logs ipc media.sound "
             "media.image_text media.packed_frames media.canvases media.video_canvas "
-            "media.frame_canvases media.patch_canvases media.video_canvases "
+            "media.frame_canvases media.omni_canvases media.patch_canvases media.video_canvases "
             "media.kimi_k25 media.lfm2 media.minimax_m3 media.step3p7"
         ),
         banned=MODEL,

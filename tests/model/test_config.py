@@ -15,11 +15,39 @@ from tests.model.support import LLAMA, write_json
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.config import RopeScaling, read_config, read_values
 from tgi_trio.model.facts import read_model_facts
+from tgi_trio.model.leftovers import find_mute_parts
 
 TEXT = {"max_position_embeddings": 77, "vocab_size": 5, "dtype": "bfloat16", "eos_token_id": 3}
 POSITION_KEYS = (
     "max_position_embeddings n_positions max_seq_len n_ctx seq_length".split()
 )  # every name a family has for it
+
+
+THINKER = {"text_config": TEXT | {"eos_token_id": None}, "audio_config": {"d_model": 1}}
+
+
+@pytest.mark.parametrize(
+    ("whole", "generation", "kind", "eos"),
+    [
+        ({"thinker_config": THINKER | {"eos_token_id": 7}}, {}, "qwen2_5_omni_text", (7,)),
+        ({"thinker_config": THINKER}, {"eos_token_id": 9}, "qwen2_5_omni_text", (9,)),
+        ({"thinker_config": THINKER}, {}, "qwen3_omni_moe_text", (151645,)),
+        ({"thinker_config": THINKER}, {"thinker_eos_token_id": 8}, "qwen3_omni_moe_text", (8,)),
+    ],
+)
+def test_of_a_model_that_speaks_what_thinks_is_read(
+    tmp_path: Path, whole: dict[str, Any], generation: dict[str, Any], kind: str, eos: Any
+) -> None:
+    family = kind.removesuffix("_text")
+    said = {"model_type": family, "talker_config": {"vocab_size": 1}, "torch_dtype": "float16"}
+    (tmp_path / "config.json").write_text(json.dumps(said | whole))
+    (tmp_path / "generation_config.json").write_text(json.dumps(generation))
+    config = read_config(tmp_path)
+    assert (config.model_type, config.text_type) == (f"{family}_thinker", kind)
+    assert (config.vocab_size, config.dtype, config.eos_ids) == (5, "bfloat16", eos)
+    assert config.get("audio_config") == {"d_model": 1} and config.wraps_text
+    (warning,) = find_mute_parts(config)
+    assert "what would speak them is not served (talker)" in warning
 
 
 @pytest.mark.parametrize(

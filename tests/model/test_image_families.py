@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.shard.media.pictures import FAMILIES
+from tests.system.test_omni import FAMILIES as OMNI
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.media.processors import PROCESSORS
 from tgi_trio.model.image_families import IMAGE_FAMILIES, find_family
@@ -17,7 +18,8 @@ def test_router_and_shard_have_the_same_families() -> None:
     rows = IMAGE_FAMILIES.values()
     assert {row.layout for row in rows} == LAYOUTS.keys()
     assert {row.processor for row in rows} == PROCESSORS.keys()
-    assert set(FAMILIES) == IMAGE_FAMILIES.keys(), "each is held to transformers' whole model"
+    held = {*FAMILIES, *(f"{kind}_thinker" for kind in OMNI)}
+    assert held == IMAGE_FAMILIES.keys(), "each is held to transformers' whole model"
 
 
 def test_pixtral_is_known_by_its_tower() -> None:

@@ -87,7 +87,7 @@ def test_positions_are_those_of_transformers(
 VIDEOS = st.lists(
     st.tuples(
         *(st.integers(1, 4), st.integers(1, 6), st.integers(1, 5), st.integers(1, 5)),
-        st.sampled_from([0.25, 0.5, 1.0, 1.15, 2.5]),
+        st.sampled_from([0.25, 0.5, 1.0, 1.15, 2.5, 2 / 3.1]),
     ),
     min_size=1,
     max_size=2,
@@ -153,6 +153,8 @@ def test_text_behind_a_long_video_is_where_qwen2_5_omni_has_it(
     from transformers.models.qwen2_5_omni import modeling_qwen2_5_omni as omni
 
     kinds, placed, grids = bundles_of(videos, True, False, 1)
+    pairs = zip(grids, videos, strict=True)
+    grids = [grid._replace(interval=video[4], more=BY_SECOND) for grid, video in pairs]
     kinds += [0] * behind
     kind = omni.Qwen2_5OmniPreTrainedModelForConditionalGeneration
     stand_in: Any = kind.__new__(kind)
@@ -278,6 +280,10 @@ def test_a_prompt_is_shaped_by_its_models_rules() -> None:
         ("qwen2_vl", ImageRules(merge=2)),
         ("qwen2_5_vl", ImageRules(merge=2, by_second=4)),
         ("qwen3_vl", ImageRules(merge=3)),
+        (
+            "qwen2_5_omni_thinker",
+            ImageRules(merge=2, by_second=25, seconds_first=True),
+        ),
         ("llava", ImageRules()),
     ],
 )

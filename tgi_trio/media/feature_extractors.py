@@ -27,6 +27,7 @@ class Extractor(NamedTuple):
     piece: int = (
         0  # samples: of longer sounds, pieces of so many are heard apart; 0: there are none
     )
+    cut: bool = False  # silence that is added behind a sound is not kept
 
 
 _WHISPER: Final = Extractor(
@@ -40,6 +41,10 @@ EXTRACTORS: Final[Mapping[str, Extractor]] = {
     "gemma4": Extractor("gemma4", "Gemma4AudioFeatureExtractor"),
     "gemma4_unified": Extractor("gemma4_unified", "Gemma4UnifiedAudioFeatureExtractor"),
     "glmasr": _WHISPER._replace(fewest=7, piece=480_000),
+    "qwen2_5_omni": _WHISPER._replace(cut=True),
+    "qwen3_omni": _WHISPER._replace(
+        given={**_WHISPER.given, "padding": "longest", "truncation": False}, fewest=1
+    ),
     "whisper": _WHISPER,
 }
 
@@ -78,8 +83,27 @@ class FeatureExtractor:
         """
         step = self._row.piece or len(samples)
         parts = [samples[begin : begin + step] for begin in range(0, len(samples), step)]
-        found = self._extract(parts, return_tensors="np", **self._row.given)
-        mask = np.asarray(found[self._row.mask], np.bool_)
+        given = {**self._row.given, **self._limit_silence(len(samples))}
+        mask = np.zeros((1, 0), np.bool_)
+        if len(samples) >= getattr(self._extract, "hop_length", 0):  # there is a window of it
+            found = self._extract(parts, return_tensors="np", **given)
+            mask = np.asarray(found[self._row.mask], np.bool_)
         if mask.sum() < self._row.fewest:
             raise ValueError(f"it is too short for this model: {len(samples)} samples")
-        return {SOUND: np.ascontiguousarray(found[SOUND], np.float32), SOUND_MASK: mask}
+        features = np.asarray(found[SOUND])
+        if self._row.cut:
+            count = int(mask.sum())
+            features, mask = features[..., :count], mask[:, :count]
+        return {SOUND: np.ascontiguousarray(features, np.float32), SOUND_MASK: mask}
+
+    def _limit_silence(self, samples: int) -> dict[str, int]:
+        """Return the length to which a sound is filled up, where silence behind it is not kept.
+
+        The last windows of the sound reach into it, and all others are of zeros alone, which change
+        nothing of what is kept.
+        """
+        if not self._row.cut:
+            return {}
+        hop = int(self._extract.hop_length)
+        beyond = -(-(samples + 2 * int(self._extract.n_fft)) // hop) * hop
+        return {"max_length": min(int(self._extract.n_samples), beyond)}

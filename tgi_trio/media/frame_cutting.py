@@ -60,7 +60,7 @@ class PatchCutter(FrameCutter):
         return {
             "pixel_values": found.reshape(-1, numbers),
             "image_grid_thw": np.array([[grids, rows * merge, columns * merge]]),
-            "seconds_per_grid": np.array([step / clip.seen_rate], np.float32),
+            "seconds_per_grid": np.array([canvas.count_seconds(clip)], np.float32),
         }
 
     def _shape(self, clip: Clip) -> tuple[int, int, int]:

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Final, Self
 
 import numpy as np
 
-from tgi_trio.media.video_canvas import SCALED, VideoCanvas, check_numbers
+from tgi_trio.media.video_canvas import SCALED, Clip, VideoCanvas, check_numbers
 
 _STEEPEST: Final = 200  # most of the longer side over the shorter one
 _MANY: Final = 2**31
@@ -74,6 +74,10 @@ class PatchCanvas(VideoCanvas):
     def count_grids(self, frames: int) -> int:
         """Return how many grids of patches so many frames become; the last is filled up."""
         return -(-frames // self.step)
+
+    def count_seconds(self, clip: Clip) -> float:
+        """Return the seconds from one grid of a video to the next."""
+        return self.step / clip.seen_rate
 
     @abstractmethod
     def fit(self, frames: int, height: int, width: int) -> tuple[int, int]:

@@ -69,6 +69,13 @@ class VideoCanvas(ABC):
             return replace(self, fps=fps, num_frames=self.num_frames if self.BOUNDS else None)
         return self if num_frames is None else replace(self, num_frames=num_frames)
 
+    def listed(self, rate: float) -> Self:
+        """Return the canvas of pictures that come as a video, so many of a second, all seen.
+
+        Raises ValueError.
+        """
+        return self
+
     def choose(self, total: int, rate: float) -> tuple[int, ...]:
         """Return the numbers of the frames that are seen, of so many at so many in a second.
 

@@ -87,7 +87,7 @@ def _read_pictures(
     read_picture: Callable[[bytes], Pixels],
     rate: float,
 ) -> tuple[Arrays, Clip]:
-    count = len(pictures)
+    count, canvas = len(pictures), canvas.listed(rate)
     if count > canvas.max_frames:
         raise ValueError(
             f"it has {count} frames, {canvas.max_frames} are allowed (--max-video-frames, or the "

@@ -34,7 +34,9 @@ AUDIO_FAMILIES: Final[Mapping[str, AudioFamily]] = {
     "gemma4": AudioFamily("gemma4", "gemma4", 480_000),
     "gemma4_unified": AudioFamily("gemma4_unified", "gemma4_unified"),
     "glmasr": AudioFamily("glmasr", "glmasr", 21 * 480_000, alone=True),  # whole pieces in 655 s
+    "qwen2_5_omni_thinker": AudioFamily("qwen2_5_omni", "qwen2_5_omni", 10 * 480_000),
     "qwen2_audio": AudioFamily("whisper", "qwen2_audio", 480_000, alone=True),
+    "qwen3_omni_moe_thinker": AudioFamily("qwen3_omni", "qwen3_omni"),
 }
 
 

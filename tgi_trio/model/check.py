@@ -27,7 +27,7 @@ from tgi_trio.model.formats import (
     refuse_pieces,
 )
 from tgi_trio.model.gguf.block_types import has_scales
-from tgi_trio.model.leftovers import is_harmless, refuse_leftovers
+from tgi_trio.model.leftovers import find_mute_parts, is_harmless, refuse_leftovers
 from tgi_trio.model.other_writing import find_other_writing_type, writing_refusal
 from tgi_trio.model.own_code import check_own_code, own_code, runnable_code
 from tgi_trio.model.quantised.gguf_layout import GgufLayout
@@ -81,7 +81,7 @@ def check_model(config: ModelConfig, serving: Serving) -> list[str]:
     """
     warnings = check_drafter(config)
     spec = supported_spec(config)
-    warnings += find_contradictions(config)
+    warnings += find_contradictions(config) + find_mute_parts(config)
     parts = serving.num_shard // serving.pipeline_stages  # of every layer
     if scales := check_checkpoint(config, spec):
         from tgi_trio.model.scales import check_scales  # numpy: 60 ms

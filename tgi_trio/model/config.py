@@ -14,7 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from tgi_trio.errors import ModelLoadError
-from tgi_trio.model.wrappers import EXTRA_TOKENS, TEXT_TYPES, text_defaults, text_type
+from tgi_trio.model.wrappers import (
+    EXTRA_TOKENS,
+    TEXT_TYPES,
+    find_thinker,
+    text_defaults,
+    text_type,
+)
 
 # Keys in which families state the longest sequence they were trained for.
 _POSITION_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "n_ctx", "seq_length")
@@ -113,7 +119,11 @@ def read_config(folder: Path, rope: RopeScaling | None = None) -> ModelConfig:
         dtype=_dtype(_nested_text(values) or {}) or _dtype(values),
         vocab_size=_count_tokens(folder, values),
         max_positions=_count_positions(folder, values),
-        eos_ids=_eos_ids(folder, generation, values),
+        eos_ids=_eos_ids(
+            *(folder, generation),
+            {"eos_token_id": generation.get("thinker_eos_token_id")},  # Qwen3-Omni
+            values,
+        ),
         values=values,
     )
     return config if rope is None else config.with_rope(rope)
@@ -130,6 +140,7 @@ def read_values(folder: Path) -> dict[str, Any] | None:
     content = read_json(folder / "config.json")
     if content is None:
         return None
+    content = find_thinker(content)
     nested = _nested_text(content)
     if nested is None:
         return content

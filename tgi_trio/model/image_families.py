@@ -107,10 +107,12 @@ IMAGE_FAMILIES: Final[Mapping[str, ImageFamily]] = {
     "paligemma": ImageFamily("paligemma", "siglip", sight="prompt"),
     "perception_lm": ImageFamily("perception_lm", "perception_lm", normal=_HALF, needs=_TIMM),
     "pixtral": ImageFamily("pixtral", "pixtral"),  # its model_type is llava
+    "qwen2_5_omni_thinker": ImageFamily("qwen2_5_omni", "qwen2_vl", turns=True),
     "qwen2_5_vl": _QWEN,
     "qwen2_vl": _QWEN,
     "qwen3_5": _QWEN,
     "qwen3_5_moe": _QWEN,
+    "qwen3_omni_moe_thinker": _QWEN,
     "qwen3_vl": _QWEN,
     "qwen3_vl_moe": _QWEN,
     "qwen4_exp": _QWEN,

@@ -10,6 +10,7 @@ from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.image_families import IMAGE_FAMILIES, Sight
 from tgi_trio.model.video_families import read_positions
+from tgi_trio.model.wrappers import is_thinker
 
 # Types whose config.json says whether an image's tokens see each other, and what it leaves out.
 _SEEING: Final[Mapping[str, str | None]] = {"gemma4": None, "gemma4_unified": "vision"}
@@ -26,6 +27,7 @@ class ImageRules:
     merge: int = 0
     # Positions in a second of a video; 0: each grid of its frames takes one.
     by_second: int = 0
+    seconds_first: bool = False  # a grid's number is multiplied by its seconds, then by these
     # Tokens that turn by the corners of an image's parts, which lie on a canvas; none: there are no
     # such. `merge` is of their patches.
     marks: frozenset[int] = frozenset()
@@ -59,4 +61,5 @@ def image_rules(config: ModelConfig) -> ImageRules:
             f"{config.folder / 'config.json'} says spatial_merge_size {merge!r}, which is no "
             "positive number."
         )
-    return ImageRules(family.sight, merge, read_positions(config.model_type, config.values))
+    by_second = read_positions(config.model_type, config.values)
+    return ImageRules(family.sight, merge, by_second, is_thinker(config.model_type))

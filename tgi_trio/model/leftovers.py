@@ -28,6 +28,8 @@ _UNUSED_PARTS: Final = (
     (r"v_head\.", "the value head of reinforcement learning"),
     (r"(model\.)?mtp(_\w+)?\.", "layers that guess further tokens (multi-token prediction)"),
 )
+# Parts of Qwen-Omni that speak, by the beginnings of their tensors' names.
+_SPEAKING: Final = ("talker", "token2wav", "code2wav")
 # Beginnings of names in composite models, of which only the text is loaded.
 _OTHER_SENSES: Final = (
     (r"(model\.)?(vision_\w+|visual|visual_embeddings_table|image_tower|video_tower)\.", "images"),
@@ -40,8 +42,10 @@ _OTHER_SENSES: Final = (
     (r"(model\.)?(image_newline|image_attn_pool|visual_tokenizer|vte)(\.|$)", "images"),
     (r"(vit_large_projector|mlp_AR)\.", "images"),
     (r"(model\.)?(vqmodel|generation_\w+)\.", "images that are drawn"),
+    (rf"({'|'.join(_SPEAKING)})\.", "speech that is spoken"),
     (r"(model\.)?(audio_tower|audio_model|speech_\w+|embed_audio|embed_vision)\.", "audio"),
 )
+_IN_WHOLE: Final = r"(thinker\.)?"  # of a model that speaks as well
 _HEADS: Final = (r"(model\.)?medusa_heads?\.", "Medusa's heads, which `check_drafter` warns of")
 
 
@@ -59,12 +63,21 @@ def is_harmless(name: str, config: ModelConfig) -> bool:
 def holds_tower(names: Iterable[str]) -> bool:
     """Return whether a composite model's tensors include those that images need."""
     towers = [begin for begin, sense in _OTHER_SENSES if sense == "images"]
-    return any(re.match(begin, name) for name in names for begin in towers)
+    return any(re.match(f"{_IN_WHOLE}{begin}", name) for name in names for begin in towers)
 
 
 def holds_ear(names: Iterable[str]) -> bool:
     """Return whether a composite model's tensors include those that sounds need."""
-    return any(re.match(r"(model\.)?(audio_tower|embed_audio)\.", name) for name in names)
+    ear = r"(model\.)?(audio_tower|embed_audio)\."
+    return any(re.match(f"{_IN_WHOLE}{ear}", name) for name in names)
+
+
+def find_mute_parts(config: ModelConfig) -> list[str]:
+    """Return a warning where a model also speaks, by config.json: its answers here are text."""
+    found = [name for name in _SPEAKING if isinstance(config.get(f"{name}_config"), Mapping)]
+    if not found:
+        return []
+    return [f"answers are text alone: what would speak them is not served ({', '.join(found)})"]
 
 
 def refuse_leftovers(

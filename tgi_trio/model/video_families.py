@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from tgi_trio.errors import ModelLoadError
+from tgi_trio.model.wrappers import is_thinker
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +34,12 @@ VIDEO_FAMILIES: Final[Mapping[str, VideoFamily]] = {
     "glm4v": _GLM,
     "glm4v_moe": _GLM,
     "internvl": VideoFamily("internvl", "internvl"),
+    "qwen2_5_omni_thinker": VideoFamily("qwen2_5_omni", "qwen2_5_omni"),
     "qwen2_5_vl": VideoFamily("qwen2", "whole"),
     "qwen2_vl": VideoFamily("qwen2", "whole"),
     "qwen3_5": _TIMED,
     "qwen3_5_moe": _TIMED,
+    "qwen3_omni_moe_thinker": VideoFamily("qwen3_omni", "whole"),
     "qwen3_vl": _TIMED,
     "qwen3_vl_moe": _TIMED,
     "smolvlm": VideoFamily("smolvlm", "smolvlm"),
@@ -58,10 +61,17 @@ def find_video_family(config: Mapping[str, Any]) -> VideoFamily:
 
 
 def read_positions(model_type: str, config: Mapping[str, Any]) -> int:
-    """Return how many positions a second of a video takes (Qwen2.5-VL); 0: a grid takes one.
+    """Return how many positions a second of a video takes; 0: a grid takes one.
 
-    Raises ModelLoadError.
+    Qwen2.5-VL and Qwen-Omni's config.json says so. Raises ModelLoadError.
     """
+    if is_thinker(model_type):
+        found = config.get("position_id_per_seconds", 25)
+        if found not in (13, 25):  # of which each family has one: `media.omni_canvases`
+            raise ModelLoadError(
+                f"config.json says position_id_per_seconds {found!r}, not 13 or 25"
+            )
+        return int(found)
     if model_type != "qwen2_5_vl":
         return 0
     vision = config.get("vision_config")

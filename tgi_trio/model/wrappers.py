@@ -67,11 +67,13 @@ TEXT_TYPES: Final[dict[str, str]] = {
     "perception_lm": "llama",
     "pp_chart2table": "qwen2",
     "qianfan_ocr": "qwen3",
+    "qwen2_5_omni_thinker": "qwen2_5_omni_text",
     "qwen2_5_vl": "qwen2_5_vl_text",
     "qwen2_audio": "qwen2",
     "qwen2_vl": "qwen2_vl_text",
     "qwen3_5": "qwen3_5_text",
     "qwen3_5_moe": "qwen3_5_moe_text",
+    "qwen3_omni_moe_thinker": "qwen3_omni_moe_text",
     "qwen3_vl": "qwen3_vl_text",
     "qwen3_vl_moe": "qwen3_vl_moe_text",
     "qwen4_exp": "qwen4_exp_text",
@@ -129,10 +131,12 @@ DEFAULTS: Final[dict[str, tuple[int | None, ...]]] = {
     "persimmon": (262144, 4096, 16384, 36, 64, None, None, 16384),
     "phi3": (32064, 3072, 8192, 32, 32, None, None, 4096),
     "qwen2": (151936, 4096, 22016, 32, 32, 32, None, 32768),
+    "qwen2_5_omni_text": (152064, 3584, 18944, 28, 28, 4, None, 32768),
     "qwen2_5_vl_text": (152064, 8192, 29568, 80, 64, 8, None, 32768),
     "qwen2_vl_text": (152064, 8192, 29568, 80, 64, 8, None, 32768),
     "qwen3": (151936, 4096, 22016, 32, 32, 32, 128, 32768),
     "qwen3_moe": (151936, 2048, 6144, 24, 32, 4, None, 32768),
+    "qwen3_omni_moe_text": (3584, 2048, 18944, 28, 28, 4, None, 32768),
     "qwen3_vl_moe_text": (151936, 2048, 5632, 24, 16, 16, None, 128000),
     "step3p5": (128815, 4096, 11264, 45, 64, 8, 128, 128000),
     "qwen3_vl_text": (151936, 4096, 22016, 32, 32, 32, 128, 128000),
@@ -142,6 +146,11 @@ _FORMER_TYPES: Final = {"exaone4_5_text": "exaone4"}
 # Tokens after the vocabulary which a text reads, for images, but never generates.
 EXTRA_TOKENS: Final[Mapping[str, int]] = {"mllama_text_model": 8}
 
+# Models that speak as well keep the part that reads and writes text in this, of a type with this
+# ending, and its weights under this.
+_THINKER: Final = "thinker"
+# With what transformers' `generate` ends a text, where the files of such a model do not say it.
+_THINKER_EOS: Final = {"qwen3_omni_moe_thinker": 151645}
 # Prefixes of names in such checkpoints -> those in checkpoints of the text alone; the first match
 # counts. The newer ones come first.
 _PLACES: Final = (
@@ -154,6 +163,29 @@ _PLACES: Final = (
     ("language_model.", "model."),
     ("text_model.", "model."),
 )
+
+
+def find_thinker(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the config of the part that reads and writes text, of a model that also speaks.
+
+    `values`: its config.json, which is returned if it is another model's. What the whole says
+    beside its parts holds for this one as well.
+    """
+    thinker = values.get(f"{_THINKER}_config")
+    if not isinstance(thinker, Mapping):
+        return dict(values)
+    kind = thinker.get("model_type") or f"{values.get('model_type')}_{_THINKER}"
+    found = {**values, **thinker, "model_type": kind}
+    text = thinker.get("text_config")
+    places = (found, text if isinstance(text, Mapping) else {})
+    if kind in _THINKER_EOS and all(said.get("eos_token_id") is None for said in places):
+        found["eos_token_id"] = _THINKER_EOS[kind]
+    return found
+
+
+def is_thinker(kind: str) -> bool:
+    """Return whether a type is of the part that reads and writes text of one that also speaks."""
+    return kind in TEXT_TYPES and kind.endswith(f"_{_THINKER}")
 
 
 def text_type(whole: str, nested: Mapping[str, Any] | None) -> str:
@@ -175,6 +207,7 @@ def text_name(name: str) -> str:
 
     Other names are unchanged: those of other parts, and plain ones.
     """
+    name = name.removeprefix(f"{_THINKER}.")
     for begin, plain in _PLACES:
         if name.startswith(begin):
             return plain + name[len(begin) :]

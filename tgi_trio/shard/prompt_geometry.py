@@ -35,7 +35,10 @@ class ImageGrid(NamedTuple):
     rows: int  # as the tower's features are merged
     columns: int
     grids: int = 1
-    interval: float = 1.0  # positions from one grid to the next; cut off to whole ones
+    # Positions from one grid to the next, as two factors: a grid's number is multiplied by one, and
+    # then by the other, and what comes of it is cut off to a whole one.
+    interval: float = 1.0
+    more: float = 1.0
 
 
 class BundleGrid(NamedTuple):
@@ -45,6 +48,7 @@ class BundleGrid(NamedTuple):
     columns: int
     grids: int = 1
     interval: float = 1.0
+    more: float = 1.0
 
 
 def _no_spans() -> Ints:
@@ -137,10 +141,10 @@ def shape_prompt(
 
 def _place_grids(runs: Sequence[tuple[int, int]], grid: BundleGrid) -> list[ImageGrid]:
     """Return where an image's features are by its runs (first place, tokens); raises ValueError."""
-    rows, columns, grids, interval = grid
+    rows, columns, grids, *factors = grid
     counts = [count for _, count in runs]
     if counts == [grids * rows * columns]:
-        return [ImageGrid(runs[0][0], rows, columns, grids, interval)]
+        return [ImageGrid(runs[0][0], rows, columns, grids, *factors)]
     if counts != [rows * columns] * grids:
         several = f"{grids} times " if grids > 1 else ""
         raise ValueError(
@@ -166,7 +170,8 @@ def turn_by_grids(grids: Sequence[ImageGrid]) -> Ints:
             np.arange(grid.grids * grid.rows * grid.columns), grid.rows * grid.columns
         )
         row, column = np.divmod(within, grid.columns)
-        time = (number.astype(np.float32) * np.float32(grid.interval)).astype(np.int64)
+        moments = number.astype(np.float32) * np.float32(grid.interval) * np.float32(grid.more)
+        time = moments.astype(np.int64)
         parts.append(position + np.stack((time, row, column)))
         place = grid.first + len(number)
         position += max(grid.rows, grid.columns, int(time[-1]) + 1)

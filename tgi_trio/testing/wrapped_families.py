@@ -259,6 +259,10 @@ FAMILIES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"model_type": "mistral", "sliding_window": None},
         _PIXTRAL,
     ),
+    "qwen2_5_omni_thinker": (
+        {"rope_parameters": _THREE_POSITIONS},
+        _QWEN_VISION | {"patch_size": 14},
+    ),
     "qwen2_5_vl": ({"rope_parameters": _THREE_POSITIONS}, _QWEN_VISION),
     "qwen2_vl": ({"rope_parameters": _THREE_POSITIONS}, _QWEN_VISION | {"hidden_size": 64}),
     "qwen3_5": (_DELTA, _QWEN_VISION),
@@ -273,6 +277,13 @@ FAMILIES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "qwen4_exp": (
         tiny_hybrids.FAMILIES["qwen4_exp_text"] | {"rope_parameters": _IN_TURNS | _HALF},
         _QWEN_VISION,
+    ),
+    "qwen3_omni_moe_thinker": (
+        {
+            **{"head_dim": 16, "rope_parameters": _IN_TURNS, "moe_intermediate_size": 32},
+            **{"num_experts": 4, "num_experts_per_tok": 2},
+        },
+        _QWEN_VISION | {"patch_size": 16},
     ),
     "qwen3_vl": ({"head_dim": 16, "rope_parameters": _IN_TURNS}, _QWEN_VISION),
     "qwen3_vl_moe": (
@@ -308,6 +319,10 @@ FAMILIES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 _PERCEIVER = {
     **{"resampler_n_latents": 2, "resampler_depth": 1, "resampler_n_heads": 2},
     "num_key_value_heads": 1,
+}
+_OMNI_AUDIO = {
+    **{"d_model": 16, "encoder_layers": 2, "encoder_attention_heads": 2, "encoder_ffn_dim": 16},
+    **{"num_mel_bins": 8, "output_dim": 64},
 }
 _PINPOINTS = {"image_grid_pinpoints": [[16, 32], [32, 16], [32, 32]]}
 BESIDE: dict[str, dict[str, Any]] = {  # options of the whole model
@@ -359,5 +374,10 @@ BESIDE: dict[str, dict[str, Any]] = {  # options of the whole model
     "paligemma": {"projection_dim": 64},
     "perception_lm": {"projector_pooling_ratio": 2},
     "pixtral": {"vision_feature_layer": -1, "vision_feature_select_strategy": "full"},
+    "qwen2_5_omni_thinker": {"audio_config": _OMNI_AUDIO},
+    "qwen3_omni_moe_thinker": {
+        "position_id_per_seconds": 13,
+        "audio_config": _OMNI_AUDIO | {"downsample_hidden_size": 4, "n_window_infer": 200},
+    },
     "vipllava": {"vision_feature_layer": [-1, 0]},
 }

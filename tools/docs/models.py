@@ -302,6 +302,7 @@ INNER = (
         "step3p5",
     ),
     *("qwen2_5_vl_text", "qwen2_vl_text", "qwen3_vl_moe_text", "qwen3_vl_text"),
+    *("qwen2_5_omni_text", "qwen3_omni_moe_text"),
 )
 IMAGED = ("idefics",)  # types that are tested where their images are
 EXACT = ("deepseek_v3", "gpt2", "gpt_oss", "llama", "mistral", "qwen2", "qwen3")

@@ -210,6 +210,15 @@ FAMILIES = {
         "qwen2_vl", "Qwen2VLImageProcessorPil", "Qwen2VLProcessor",
         pixels={"min_pixels": 3136, "max_pixels": 1_003_520}, tokens=QWEN,
     ),
+    "qwen2_5_omni_thinker": Family(
+        "qwen2_vl", "Qwen2VLImageProcessorPil", "Qwen2_5OmniProcessor",
+        pixels={"min_pixels": 3136, "max_pixels": 1_003_520},
+        tokens={
+            **{"image_token": "<|IMAGE|>", "video_token": "<|VIDEO|>", "audio_token": "<|AUDIO|>"},
+            **{"vision_bos_token": "<|vision_bos|>", "vision_eos_token": "<|vision_eos|>"},
+            **{"audio_bos_token": "<|audio_bos|>", "audio_eos_token": "<|audio_eos|>"},
+        },
+    ),
     "qwen3_vl": Family(
         "qwen2_vl", "Qwen2VLImageProcessorPil", "Qwen2VLProcessor",
         pixels={"size": {"shortest_edge": 65536, "longest_edge": 16777216}, "patch_size": 16},

@@ -30,6 +30,7 @@ WHOLES = {
     "LightOnOcrProcessor": "lighton_ocr",
     "MiniCPMV4_7Processor": "minicpmv4_7",
     "PaliGemmaProcessor": "paligemma",
+    "Qwen2_5OmniProcessor": "qwen2_5_omni",
 }
 # Which resize by what they inherit.
 INHERITED = {
@@ -40,6 +41,7 @@ VIDEOS = (  # whose processors take videos as well
     *("exaone4_5", "gemma4", "gemma4_unified", "glm46v", "glm4v", "glm5_next", "internvl"),
     *("hyperclovax_vision_v2", "kimi_k25", "lfm3_vl", "llava_onevision", "minicpm_ocr"),
     *("minicpmv4_6", "minicpmv4_7", "minimax_m3_vl", "muse_glimmer", "perception_lm", "qwen2_vl"),
+    "qwen2_5_omni",
 )
 
 
@@ -220,7 +222,7 @@ def theirs(name: str) -> Any:
     extra: dict[str, Any] = {"video_processor": None} if module in VIDEOS else {}
     if module.startswith("minicpm"):
         extra["video_processor"] = SimpleNamespace(slice_mode=False, downsample_mode="16x")
-    if module.startswith(("gemma3n", "gemma4")):
+    if module.startswith(("gemma3n", "gemma4", "qwen2_5_omni")):
         extra["feature_extractor"] = None
     whole = _class(f"{module}.processing_{module}", family.processor)
     whole.check_argument_for_proper_class = lambda self, name, value: type(value)

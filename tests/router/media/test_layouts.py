@@ -142,7 +142,7 @@ def test_every_row_of_the_table_is_tried() -> None:
     # By transformers' own classes.
     same = dict.fromkeys(("qwen3_5", "qwen3_5_moe", "qwen3_vl_moe"), "qwen3_vl")
     same |= {
-        "qwen4_exp": "qwen3_vl",
+        **{"qwen3_omni_moe_thinker": "qwen3_vl", "qwen4_exp": "qwen3_vl"},
         "qwen2_5_vl": "qwen2_vl",
         "glm4v_moe": "glm4v",
         "glm_ocr": "glm46v",

@@ -221,6 +221,33 @@ def test_seconds_that_are_more_than_tokens_are_refused() -> None:
     assert WholeLayout(canvas).count_features(near._replace(total=400)) == 8
 
 
+@pytest.mark.parametrize(("family", "fps"), [("qwen2_5_omni", 3.0), ("qwen3_omni", 13.0)])
+def test_moments_of_omni_are_by_what_is_asked_for(family: str, fps: float) -> None:
+    """Whatever is seen of a short one, and for pictures by their own rate."""
+    own = {**SMALL, "min_pixels": 1, "max_pixels": 2}  # no limits of a video's
+    canvas = CANVASES[family].read(own, 768)
+    assert isinstance(canvas, PatchCanvas)
+    short = make_video(4, 224, 448)
+    given: list[tuple[dict[str, Any], float]] = [({}, 1.0), ({"fps": fps}, 2 / fps)]
+    for asked, seconds in given:
+        arrays, clip = read(short, canvas, **asked)
+        assert clip.frames == (0, 1, 2, 3)
+        np.testing.assert_array_equal(arrays["seconds_per_grid"], np.array([seconds], np.float32))
+    _, rows, columns = arrays["image_grid_thw"][0]
+    side = 28 if family == "qwen2_5_omni" else 32
+    assert rows * columns * canvas.patch**2 >= 128 * side**2
+    arrays, _ = read(pack_frames([encode(noise(64, 64))] * 4), canvas)
+    np.testing.assert_array_equal(arrays["seconds_per_grid"], np.array([2.0], np.float32))
+    with pytest.raises(ValueError, match="frames are not chosen by `num_frames`"):
+        canvas.asked(None, 4)
+    rare = canvas.asked(0.002, None)
+    with pytest.raises(ValueError, match="more moments than tokens: ask for more"):
+        rare.fit(768, 64, 64)
+    if family == "qwen3_omni":
+        with pytest.raises(ValueError, match="lie between this model's positions"):
+            canvas.asked(3.0, None)
+
+
 def test_grids_stand_behind_their_seconds() -> None:
     layout = TimedLayout(Qwen3Canvas.read(SMALL, 768))
     text = layout.expand(Clip(8, 8, (0, 5, 11), 12, 10.0))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,10 +13,12 @@ import pytest
 
 from tests.router.media.sound_files import as_floats, make_samples
 from tests.shard.media.hearing_models import make_processor
+from tgi_trio.errors import ModelLoadError
 from tgi_trio.media.feature_extractors import FeatureExtractor
 from tgi_trio.media.sound import Sound
 from tgi_trio.router.media import audio_model
-from tgi_trio.router.media.audio_model import AudioModel
+from tgi_trio.router.media.audio_model import AudioModel, find_audio_model
+from tgi_trio.router.media.image_model import read_image_settings
 from tgi_trio.router.media.served_images import decide_images, find_served_images
 from tgi_trio.testing.checkpoints import make_tokenizer
 
@@ -68,6 +71,64 @@ def test_features_and_their_number_are_those_of_transformers(
     assert np.allclose(ours.extract(samples)["input_features"], with_torch, atol=1e-4)
     with pytest.raises(ValueError, match=f"it is too short for this model: {short} samples"):
         ours.extract(np.zeros(short, np.float32))
+
+
+OMNI: dict[str, tuple[dict[str, Any], tuple[int, ...], int]] = {
+    "qwen2_5_omni": ({"chunk_length": 300}, (321, 641, 16_001, 480_001, 4_799_900, 4_800_000), 320),
+    "qwen3_omni_moe": ({"chunk_length": 30}, (160, 319, 16_000, 17_281, 480_000, 481_279), 159),
+}
+
+
+@pytest.mark.parametrize("family", OMNI)
+def test_features_of_omni_and_their_number_are_those_of_transformers(
+    tmp_path: Path, family: str
+) -> None:
+    """Also next to the ends of pieces of a second, and of what silence is added to there."""
+    from transformers.models.whisper.feature_extraction_whisper import WhisperFeatureExtractor
+
+    chunk, lengths, short = OMNI[family]
+    config = {"audio_config": {"n_window": 50}, "model_type": f"{family}_thinker"}
+    write(tmp_path, OWN | chunk, **config)
+    heard = find_audio_model(tmp_path, read_image_settings(tmp_path))
+    layout, ours = heard.layout, FeatureExtractor(heard.extractor, heard.processor)
+    module = importlib.import_module(f"transformers.models.{family}.processing_{family}")
+    (kind,) = (getattr(module, name) for name in module.__all__ if name.endswith("Processor"))
+    extractor: Any = WhisperFeatureExtractor(**OWN, **chunk)
+    extractor._torch_extract_fbank_features = extractor._np_extract_fbank_features
+    processor = kind.__new__(kind)
+    processor.feature_extractor, processor.audio_token = extractor, layout.feature_token
+    for length in lengths:
+        samples = as_floats(make_samples(length / 16_000))
+        found = ours.extract(samples)
+        expected, (text,) = processor._process_audio([samples], **kind.audio_kwargs)
+        mask = np.asarray(expected["feature_attention_mask"]) == 1
+        assert found["input_features_mask"].all()
+        heard_features = np.asarray(expected["input_features"])[..., : mask.sum()]
+        assert np.array_equal(found["input_features"], heard_features)
+        assert layout.expand(Sound(length, 16_000)) == text
+        assert layout.count_features(Sound(length, 16_000)) == text.count(layout.feature_token) > 0
+    with pytest.raises(ValueError, match=f"it is too short for this model: {short} samples"):
+        ours.extract(np.zeros(short, np.float32))
+
+
+@pytest.mark.parametrize(
+    ("config", "own", "said"),
+    [
+        ({"model_type": "qwen2_5_omni_thinker"}, {}, "hears 30 s (chunk_length); served are 300"),
+        (
+            {"model_type": "qwen3_omni_moe_thinker", "audio_config": {"n_window": 100}},
+            *({}, "n_window 100; served is 50"),
+        ),
+        ({"model_type": "qwen3_omni_moe_thinker"}, {"hop_length": 80}, "each 80 (hop_length)"),
+    ],
+)
+def test_an_omni_that_hears_otherwise_is_not_served(
+    tmp_path: Path, config: dict[str, Any], own: dict[str, Any], said: str
+) -> None:
+    write(tmp_path, OWN | own, **config)
+    with pytest.raises(ModelLoadError) as caught:
+        find_audio_model(tmp_path, read_image_settings(tmp_path))
+    assert said in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -35,6 +35,7 @@ RENAMED = {"baichuan", "gpt-sw3", "RefinedWeb", "RefinedWebModel"}
 # Types that stand in others' `text_config` alone: `test_wrappers.py`.
 INNER = {
     *("qwen2_vl_text", "qwen2_5_vl_text", "qwen3_vl_text", "qwen3_vl_moe_text"),
+    *("qwen2_5_omni_text", "qwen3_omni_moe_text"),
     *("glm4v_text", "glm4v_moe_text", "glm_ocr_text", "mllama_text_model"),
     *("glm5_next_text", "mistral_large4_text", "muse_glimmer_text"),
     *("granite4_vision_text", "paddleocr_vl_text", "step3p5"),

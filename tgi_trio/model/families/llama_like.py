@@ -117,6 +117,11 @@ def qwen2_vl(config: ModelConfig) -> DecoderSpec:
     )
 
 
+def qwen2_5_omni(config: ModelConfig) -> DecoderSpec:
+    """The text of Qwen2.5-Omni's thinker: Qwen2.5-VL's."""
+    return replace(qwen2_vl(config), norm_eps=float(config.get("rms_norm_eps", 1e-6)))
+
+
 def qwen3(config: ModelConfig, turning: RotarySpec | None = None) -> DecoderSpec:
     return llama_spec(
         config,

@@ -276,6 +276,27 @@ def qwen3_vl_moe(config: ModelConfig) -> DecoderSpec:
     return _set_sparse(config, spec, experts)
 
 
+def qwen3_omni_moe(config: ModelConfig) -> DecoderSpec:
+    """The text of Qwen3-Omni's thinker: Qwen 3's mixture, whose tokens have three positions."""
+    hidden, heads = int(config.need("hidden_size")), int(config.need("num_attention_heads"))
+    head_dim = int(config.get("head_dim", hidden // heads))
+    turning = rotary(config, head_dim, theta=1000000.0)
+    spec = llama_spec(
+        config,
+        turning=with_sections(turning, (24, 20, 20), alternate=True),
+        names=names.QWEN3_MOE,
+        query_key_norm="head",
+        **attention_bias(config),
+    )
+    experts = ExpertsSpec(
+        count=int(config.get("num_experts", 128)),
+        per_token=int(config.get("num_experts_per_tok", 8)),
+        width=int(config.get("moe_intermediate_size", 768)),
+        normalise=bool(config.get("norm_topk_prob", True)),
+    )
+    return _set_sparse(config, spec, experts)
+
+
 def hunyuan_moe(config: ModelConfig) -> DecoderSpec | None:
     """Hunyuan's first mixtures; numbers of experts that differ by layer are not implemented."""
     count, each = config.get("num_experts", 1), config.get("moe_topk", 1)

@@ -156,7 +156,8 @@ class ImageQueue:
         turns.
         """
         grids: list[BundleGrid] = []
-        if self._rules.sight == "image":  # no tokens of a sound see those behind them
+        if self._rules.sight == "image" or self._rules.merge:
+            # No tokens of a sound see those behind them, and all turn as those of a text.
             images = tuple(image for image in images if not self._is_sound(image))
         if self._rules.merge and self._arena is not None:
             try:
@@ -295,6 +296,8 @@ def _read_grid(bundle: Bundle, rules: ImageRules) -> BundleGrid:
         return BundleGrid(rows, columns, grids)
     if seconds.shape != (1,) or not 0 < seconds[0] < np.inf:
         raise ValueError("its video does not say how many seconds there are from grid to grid")
+    if rules.seconds_first:
+        return BundleGrid(rows, columns, grids, float(seconds[0]), rules.by_second)
     return BundleGrid(rows, columns, grids, float(np.float32(rules.by_second) * seconds[0]))
 
 

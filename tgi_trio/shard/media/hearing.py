@@ -64,11 +64,20 @@ def hear_glmasr(model: Any, features: torch.Tensor, mask: torch.Tensor) -> torch
     return rows
 
 
+def hear_omni(model: Any, features: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Return the features of a sound by Qwen-Omni's thinker."""
+    found = model.get_audio_features(features, feature_attention_mask=mask, return_dict=True)
+    rows: torch.Tensor = found.last_hidden_state
+    return rows
+
+
 # By `model_type`.
 HEARINGS: Final[Mapping[str, Hear]] = {
     "gemma3n": hear_gemma3n,
     "gemma4": hear_gemma4,
     "gemma4_unified": hear_gemma4,
     "glmasr": hear_glmasr,
+    "qwen2_5_omni_thinker": hear_omni,
     "qwen2_audio": hear_qwen2_audio,
+    "qwen3_omni_moe_thinker": hear_omni,
 }

@@ -83,3 +83,4 @@ def spellings(name: str) -> Iterator[str]:
     for own in dict.fromkeys(names):
         yield f"model.{own}"
         yield own
+        yield f"thinker.{own}"  # of models that speak as well

@@ -172,6 +172,7 @@ def _build(folder: Path, text_part: str, *, hears: bool) -> Any:
 
     try:
         config = AutoConfig.from_pretrained(folder)
+        config = getattr(config, "thinker_config", config)  # of models that speak as well
         with torch.device("meta"):
             model = AutoModel.from_config(config)
     except _UNBUILT as error:

@@ -21,6 +21,8 @@ _SUBSAMPLING: Final = 4  # frames of a token in Gemma 4's tower: two convolution
 _NAMES: Final = ("audio_token", "boa_token", "eoa_token")
 _QWEN2_NAMES: Final = ("audio_token", "audio_bos_token", "audio_eos_token")
 _WHISPER_S: Final = 30  # that Whisper's encoder hears
+_WINDOWS_S: Final = 100  # of a second, which Qwen3-Omni's encoder hears by itself at first
+_OMNI_S: Final = 300  # that Qwen2.5-Omni hears
 _GLM_S: Final = 655  # seconds, of which GLM-ASR hears whole pieces of 30
 
 
@@ -133,8 +135,20 @@ class WhisperLayout(SpokenLayout):
         return convolved // self.merge
 
 
+@dataclass(frozen=True)
+class Qwen3OmniLayout(WhisperLayout):
+    """Thirteen tokens for each second, and one for each eight windows of the last; no window that
+    the end of the sound cuts off.
+    """
+
+    def count_features(self, sound: Sound) -> int:
+        seconds, left = divmod(sound.samples // self.hop, _WINDOWS_S)
+        return 13 * seconds + -(-left // 8)
+
+
 _GLM: Final = AudioTokens("<|pad|>", "<|begin_of_audio|>", "<|end_of_audio|>")
 _QWEN2: Final = AudioTokens("<|AUDIO|>", "<|audio_bos|>", "<|audio_eos|>")
+_QWEN3_OMNI: Final = AudioTokens("<|audio_pad|>", "<|audio_start|>", "<|audio_end|>")
 _GEMMA4: Final = AudioTokens("<|audio|>", "<|audio>", "<audio|>")
 _GEMMA3N: Final = AudioTokens("<audio_soft_token>", "<start_of_audio>", "<end_of_audio>")
 
@@ -178,6 +192,40 @@ def lay_out_qwen2_audio(own: Settings, settings: ImageSettings, told: Settings) 
     return WhisperLayout(tokens, hop)
 
 
+def lay_out_qwen2_5_omni_audio(
+    own: Settings, settings: ImageSettings, told: Settings
+) -> OtherLayout:
+    """Return the layout of a model; raises ModelLoadError."""
+    if (seconds := read_int(own, "chunk_length", _WHISPER_S)) != _OMNI_S:
+        raise ModelLoadError(
+            f"its feature extractor hears {seconds} s (chunk_length); served are {_OMNI_S}, of all "
+            "such models"
+        )
+    return WhisperLayout(_QWEN2.read(told, _QWEN2_NAMES), _read_omni_hop(own))
+
+
+def lay_out_qwen3_omni_audio(own: Settings, settings: ImageSettings, told: Settings) -> OtherLayout:
+    """Return the layout of a model; raises ModelLoadError."""
+    tower: Any = settings.config.get("audio_config")
+    window = read_int(tower if isinstance(tower, Mapping) else {}, "n_window", _WINDOWS_S // 2)
+    if window != _WINDOWS_S // 2:
+        raise ModelLoadError(
+            f"config.json says n_window {window}; served is {_WINDOWS_S // 2}, of all such models"
+        )
+    return Qwen3OmniLayout(_QWEN3_OMNI.read(told, _QWEN2_NAMES), _read_omni_hop(own))
+
+
+def _read_omni_hop(own: Settings) -> int:
+    """Return the samples between two windows; raises ModelLoadError."""
+    rate, hop = read_int(own, "sampling_rate", 16_000), read_int(own, "hop_length", 160)
+    if (rate, hop) != (16_000, 160):
+        raise ModelLoadError(
+            f"its feature extractor hears {rate} samples in a second, and a window each {hop} "
+            "(hop_length); served are 16000 and 160"
+        )
+    return hop
+
+
 def lay_out_glmasr(own: Settings, settings: ImageSettings, told: Settings) -> OtherLayout:
     """Return the layout of a model; raises ModelLoadError."""
     hop = _read_hop(own, settings, "max_position_embeddings")
@@ -218,5 +266,7 @@ AUDIO_LAYOUTS: Final[dict[str, Callable[[Settings, ImageSettings, Settings], Oth
     "gemma4": lay_out_gemma4_audio,
     "gemma4_unified": lay_out_gemma4_unified_audio,
     "glmasr": lay_out_glmasr,
+    "qwen2_5_omni": lay_out_qwen2_5_omni_audio,
     "qwen2_audio": lay_out_qwen2_audio,
+    "qwen3_omni": lay_out_qwen3_omni_audio,
 }

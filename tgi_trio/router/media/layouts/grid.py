@@ -19,6 +19,7 @@ from tgi_trio.router.media.layouts.layout import (
 )
 
 _CAPITALS: Final = "<|IMAGE_PAD|>"
+OMNI_MARKS: Final = "<|vision_bos|>", "<|vision_eos|>"
 _FACTOR: Final = 1  # merged patches of a step in which images are resized
 _QWEN_SIZE: Final = {"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 1280}  # pixels
 _PADDLE_SIZE: Final = {"shortest_edge": 384 * 384, "longest_edge": 1536 * 1536}
@@ -271,6 +272,12 @@ def lay_out_compass(settings: ImageSettings) -> GridLayout:
 def lay_out_qwen(settings: ImageSettings) -> GridLayout:
     """Return the layout of a Qwen-VL model. Raises ModelLoadError."""
     return GridLayout(*_read_limits(settings, _QWEN_SIZE))
+
+
+def lay_out_qwen2_5_omni(settings: ImageSettings) -> GridLayout:
+    """Return the layout of a Qwen2.5-Omni model. Raises ModelLoadError."""
+    limits = _read_limits(settings, _QWEN_SIZE)
+    return GridLayout(*limits, "<|IMAGE|>", "<|IMAGE|>", OMNI_MARKS)
 
 
 def _read_limits(settings: ImageSettings, default: Settings) -> tuple[int, int, int]:

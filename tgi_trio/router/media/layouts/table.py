@@ -36,6 +36,7 @@ from tgi_trio.router.media.layouts.grid import (
     lay_out_muse,
     lay_out_paddleocr,
     lay_out_qwen,
+    lay_out_qwen2_5_omni,
 )
 from tgi_trio.router.media.layouts.layout import ImageLayout, ImageSettings
 from tgi_trio.router.media.layouts.lfm2 import lay_out_lfm2
@@ -91,5 +92,6 @@ LAYOUTS: Final[dict[str, Callable[[ImageSettings], ImageLayout]]] = {
     "perception_lm": lay_out_perception_lm,
     "pixtral": lay_out_pixtral,
     "qwen": lay_out_qwen,
+    "qwen2_5_omni": lay_out_qwen2_5_omni,
     "step3p7": lay_out_step3p7,
 }

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, Final
 
-from tgi_trio.errors import ValidationError
+from tgi_trio.errors import ModelLoadError, ValidationError
+from tgi_trio.media.omni_canvases import Qwen25OmniCanvas
 from tgi_trio.media.patch_canvases import PatchCanvas
 from tgi_trio.media.video_canvas import Clip
 from tgi_trio.model.video_families import read_positions
 from tgi_trio.router.media.layouts.canvas import lay_out_internvl
+from tgi_trio.router.media.layouts.grid import OMNI_MARKS
 from tgi_trio.router.media.layouts.layout import ImageSettings, OtherLayout, Unmarked
 from tgi_trio.router.media.layouts.spelled import spell_number
 from tgi_trio.router.media.layouts.tiles import lay_out_idefics3
@@ -37,7 +39,7 @@ class WholeLayout(Unmarked):
 
     def count_features(self, clip: Clip) -> int:
         grids, tokens = self.canvas.count_grids(len(clip.frames)), _count_tokens(self.canvas, clip)
-        last = (grids - 1) * self.canvas.step / clip.seen_rate * self.positions
+        last = (grids - 1) * self.canvas.count_seconds(clip) * self.positions
         if last >= grids * tokens:
             raise ValidationError(
                 f"invalid video: its {len(clip.frames)} frames show {clip.total / clip.rate:.0f} "
@@ -143,7 +145,19 @@ def _count_tokens(canvas: PatchCanvas, clip: Clip) -> int:
 def lay_out_whole(canvas: PatchCanvas, settings: ImageSettings) -> WholeLayout:
     """Return the layout of a model. Raises ModelLoadError."""
     config = settings.config
-    return WholeLayout(canvas, read_positions(str(config.get("model_type")), config))
+    positions = read_positions(str(config.get("model_type")), config)
+    if isinstance(canvas, Qwen25OmniCanvas) and positions != canvas.POSITIONS:
+        raise ModelLoadError(
+            f"config.json says position_id_per_seconds {positions}; served is {canvas.POSITIONS}, "
+            "of all such models"
+        )
+    return WholeLayout(canvas, positions)
+
+
+def lay_out_qwen2_5_omni_video(canvas: PatchCanvas, settings: ImageSettings) -> WholeLayout:
+    """Return the layout of a model. Raises ModelLoadError."""
+    layout = lay_out_whole(canvas, settings)
+    return replace(layout, placeholder="<|VIDEO|>", feature_token="<|VIDEO|>", around=OMNI_MARKS)
 
 
 def lay_out_timed(canvas: PatchCanvas, settings: ImageSettings) -> TimedLayout:
@@ -179,6 +193,7 @@ VIDEO_LAYOUTS: Final[dict[str, Callable[[Any, ImageSettings], OtherLayout]]] = {
     "glm46v": lay_out_glm46v,
     "glm4v": lay_out_glm4v,
     "internvl": lay_out_internvl_video,
+    "qwen2_5_omni": lay_out_qwen2_5_omni_video,
     "smolvlm": lay_out_smolvlm,
     "timed": lay_out_timed,
     "whole": lay_out_whole,
