@@ -28,6 +28,9 @@ class Extractor(NamedTuple):
         0  # samples: of longer sounds, pieces of so many are heard apart; 0: there are none
     )
     cut: bool = False  # silence that is added behind a sound is not kept
+    frames: int = (
+        0  # of each piece that is heard apart, the last filled up by silence that is heard
+    )
 
 
 _WHISPER: Final = Extractor(
@@ -44,6 +47,14 @@ EXTRACTORS: Final[Mapping[str, Extractor]] = {
     "qwen2_5_omni": _WHISPER._replace(cut=True),
     "qwen3_omni": _WHISPER._replace(
         given={**_WHISPER.given, "padding": "longest", "truncation": False}, fewest=1
+    ),
+    "voxtral": _WHISPER._replace(
+        given={
+            **{"return_attention_mask": True, "padding": "longest", "sampling_rate": 16_000},
+            **{"truncation": False, "pad_to_multiple_of": 480_000},
+        },
+        fewest=1,
+        frames=3000,
     ),
     "whisper": _WHISPER,
 }
@@ -91,6 +102,10 @@ class FeatureExtractor:
         if mask.sum() < self._row.fewest:
             raise ValueError(f"it is too short for this model: {len(samples)} samples")
         features = np.asarray(found[SOUND])
+        if self._row.frames:
+            pieces = features[0].reshape(features.shape[1], -1, self._row.frames)
+            features = pieces.swapaxes(0, 1)
+            mask = np.ones((len(features), self._row.frames), np.bool_)
         if self._row.cut:
             count = int(mask.sum())
             features, mask = features[..., :count], mask[:, :count]

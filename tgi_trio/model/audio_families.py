@@ -37,6 +37,7 @@ AUDIO_FAMILIES: Final[Mapping[str, AudioFamily]] = {
     "qwen2_5_omni_thinker": AudioFamily("qwen2_5_omni", "qwen2_5_omni", 10 * 480_000),
     "qwen2_audio": AudioFamily("whisper", "qwen2_audio", 480_000, alone=True),
     "qwen3_omni_moe_thinker": AudioFamily("qwen3_omni", "qwen3_omni"),
+    "voxtral": AudioFamily("voxtral", "voxtral", alone=True),
 }
 
 

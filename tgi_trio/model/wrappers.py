@@ -82,6 +82,7 @@ TEXT_TYPES: Final[dict[str, str]] = {
     "video_llama_3": "qwen2",
     "video_llava": "llama",
     "vipllava": "llama",
+    "voxtral": "llama",
 }
 
 SIZES: Final = (

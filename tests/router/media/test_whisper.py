@@ -25,6 +25,11 @@ from tgi_trio.testing.checkpoints import make_tokenizer
 TEXT = {"model_type": "qwen2", "vocab_size": 512, "hidden_size": 64, "num_hidden_layers": 1}
 CONFIG = {"model_type": "qwen2_audio", "text_config": TEXT, "audio_config": {"num_mel_bins": 8}}
 GLM: dict[str, Any] = {"model_type": "glmasr", "text_config": TEXT | {"model_type": "llama"}}
+VOXTRAL: dict[str, Any] = {
+    "model_type": "voxtral",
+    "text_config": TEXT | {"model_type": "llama", "num_attention_heads": 4},
+    "audio_config": {"num_mel_bins": 8},
+}
 OWN = {"feature_size": 8}
 
 
@@ -71,6 +76,34 @@ def test_features_and_their_number_are_those_of_transformers(
     assert np.allclose(ours.extract(samples)["input_features"], with_torch, atol=1e-4)
     with pytest.raises(ValueError, match=f"it is too short for this model: {short} samples"):
         ours.extract(np.zeros(short, np.float32))
+
+
+def test_features_of_voxtral_and_their_number_are_those_of_transformers(tmp_path: Path) -> None:
+    """Of the whole of a sound at once, cut into pieces: silence behind it is heard as well."""
+    from transformers import PreTrainedTokenizerFast
+
+    write(tmp_path, **VOXTRAL)
+    model, _ = find_served_images(tmp_path)
+    assert model is not None and model.layout is None
+    heard = model.others["audio"]
+    assert isinstance(heard, AudioModel)
+    ours = FeatureExtractor(heard.extractor, heard.processor)
+    make_tokenizer(tmp_path)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "tokenizer.json"))
+    processor = make_processor("voxtral", tokenizer)
+    given = dict(processor.audio_kwargs)
+    pieces = given.pop("max_source_positions")
+    for length, count in ((160, 1), (16_001, 1), (480_000, 1), (480_001, 2)):
+        samples = as_floats(make_samples(length / 16_000))
+        found = ours.extract(samples)
+        expected = processor._retrieve_input_features([samples], pieces, **given).numpy()
+        assert np.array_equal(found["input_features"], expected)
+        assert found["input_features_mask"].shape == (count, 3000)
+        assert heard.layout.count_features(Sound(length, 16_000)) == 375 * count
+    write(tmp_path, **VOXTRAL | {"audio_config": {"hidden_size": 16, "intermediate_size": 77}})
+    assert "24000 numbers, no multiple of its intermediate_size 77" in str(
+        find_served_images(tmp_path)
+    )
 
 
 OMNI: dict[str, tuple[dict[str, Any], tuple[int, ...], int]] = {

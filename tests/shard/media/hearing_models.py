@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 import tokenizers
 import torch
 
+from tests.router.text.tekken_cases import SPECIAL, make_tekken
+from tgi_trio.router.text.tekken import convert_tekken
 from tgi_trio.testing.checkpoints import VOCAB_SIZE, fill_parameters, make_tokenizer
 from tgi_trio.testing.wrapped_families import TEXT
 
@@ -48,6 +50,16 @@ FAMILIES = {
         {"model_type": "llama", "max_position_embeddings": 1024},
         "audio_token_id",
     ),
+    "voxtral": Family(
+        ("[AUDIO]", "[BEGIN_AUDIO]", ""),
+        {
+            **{"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2},
+            **{"intermediate_size": 320, "num_mel_bins": 8},
+        },
+        "VoxtralProcessor",
+        {"model_type": "llama", "max_position_embeddings": 1024},
+        "audio_token_id",
+    ),
 }
 _TEMPLATE = (
     "{% for m in messages %}<{{ m.role }}>{% for p in m.content %}{% if p.type == 'text' %}"
@@ -64,9 +76,8 @@ def make_processor(family: str, tokenizer: Any) -> Any:
     extractor: Any = WhisperFeatureExtractor(**EXTRACTOR)
     extractor._torch_extract_fbank_features = extractor._np_extract_fbank_features
     made = getattr(importlib.import_module(module), FAMILIES[family].processor)
-    return made(
-        extractor, tokenizer, **({} if family == "qwen2_audio" else {"chat_template": _TEMPLATE})
-    )
+    template = {"chat_template": _TEMPLATE} if family == "glmasr" else {}
+    return made(extractor, tokenizer, **template)
 
 
 def make_folder(folder: Path, family: str) -> tuple[Path, Any]:
@@ -74,15 +85,24 @@ def make_folder(folder: Path, family: str) -> tuple[Path, Any]:
     from transformers import AutoConfig, AutoModelForMultimodalLM, PreTrainedTokenizerFast
 
     row = FAMILIES[family]
-    text = TEXT | row.text | {"vocab_size": VOCAB_SIZE + len(row.tokens)}
+    tekken = make_tekken("v7") if family == "voxtral" else None
+    size, token = VOCAB_SIZE + len(row.tokens), VOCAB_SIZE
+    if tekken is not None:
+        size, token = tekken["config"]["default_vocab_size"], SPECIAL.index("[AUDIO]")
+    text = TEXT | row.text | {"vocab_size": size}
     whole: dict[str, Any] = {"text_config": text, "audio_config": row.tower}
-    config = AutoConfig.for_model(family, **whole | {row.token_name: VOCAB_SIZE})
+    config = AutoConfig.for_model(family, **whole | {row.token_name: token})
     model = AutoModelForMultimodalLM.from_config(config)
     fill_parameters(model, 0, False)
     if getattr(config, "tie_word_embeddings", False):
         with torch.no_grad():  # as in `make_checkpoint`
             model.get_input_embeddings().weight.mul_(0.3)
     model.save_pretrained(folder)
+    if tekken is not None:  # as it is published: there is no other tokenizer, and no template
+        (folder / "tekken.json").write_text(json.dumps(tekken))
+        (folder / "preprocessor_config.json").write_text(json.dumps(EXTRACTOR))
+        made = tokenizers.Tokenizer.from_str(json.dumps(convert_tekken(tekken)))
+        return folder, make_processor(family, PreTrainedTokenizerFast(tokenizer_object=made))
     make_tokenizer(folder)
     file = str(folder / "tokenizer.json")
     tokenizer = tokenizers.Tokenizer.from_file(file)

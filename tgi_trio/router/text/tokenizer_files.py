@@ -16,6 +16,12 @@ from typing import Any
 
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.config import read_values
+from tgi_trio.router.text.tekken import (
+    convert_tekken,
+    name_special_tokens,
+    read_tekken,
+    write_template,
+)
 
 log = logging.getLogger(__name__)
 
@@ -97,13 +103,18 @@ def _read_config(folder: Path, config_path: Path | None) -> TokenizerConfig:
     else:
         config = _read_object(folder / "tokenizer_config.json")
     older = _read_object(folder / "special_tokens_map.json")  # transformers before 4.32
-    special = {
+    tekken = read_tekken(folder)
+    special = {} if tekken is None else name_special_tokens(tekken)
+    special |= {
         name: text for name in NAMED_TOKENS if (text := _text_of(config.get(name, older.get(name))))
     }
+    templates = _chat_templates(folder, config)
+    if not templates and tekken is not None and (own := write_template(tekken)) is not None:
+        templates = {"default": own}
     return TokenizerConfig(
         special_tokens=_with_ids_from_model_config(special, folder, config),
         added_tokens=(*_decoder_entries(config), *_extra_special(config, older)),
-        chat_templates=_chat_templates(folder, config),
+        chat_templates=templates,
         response_template=_object_or_none(config.get("response_template")),
     )
 
@@ -134,9 +145,21 @@ def tokenizer_json(
     cache = cache or _default_cache()
     target = cache / _digest([*sources, *_list_matching(folder, _CONFIG_FILES)])
     path = target / "tokenizer.json"
-    if not path.is_file():
+    if not path.is_file() and not code and (tekken := read_tekken(folder)) is not None:
+        _write(convert_tekken(tekken), target)
+    elif not path.is_file():
         _convert(folder, target, trust_remote_code, code)
     return path
+
+
+def _write(content: dict[str, Any], target: Path) -> None:
+    """Write a tokenizer.json, as whole as `_convert` does."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent) as work:
+        made = Path(work, "made")
+        made.mkdir()
+        (made / "tokenizer.json").write_text(json.dumps(content), "utf-8")
+        _put(made, target)
 
 
 def _convert(folder: Path, target: Path, trust_remote_code: bool, code: str) -> None:
@@ -168,11 +191,16 @@ def _convert(folder: Path, target: Path, trust_remote_code: bool, code: str) -> 
                 folder,
                 f"there is no fast version of {whose}, and one in Python alone cannot be served",
             )
-        try:
-            os.rename(f"{work}/made", target)
-        except OSError:
-            if not (target / "tokenizer.json").is_file():
-                raise
+        _put(Path(work, "made"), target)
+
+
+def _put(made: Path, target: Path) -> None:
+    """Move a folder to where another server may have put the same by now."""
+    try:
+        made.rename(target)
+    except OSError:
+        if not (target / "tokenizer.json").is_file():
+            raise
 
 
 def _cannot_convert(folder: Path, reason: str) -> ModelLoadError:

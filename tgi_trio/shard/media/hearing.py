@@ -71,6 +71,12 @@ def hear_omni(model: Any, features: torch.Tensor, mask: torch.Tensor) -> torch.T
     return rows
 
 
+def hear_voxtral(model: Any, features: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Return the features of a sound's pieces, of the silence behind it as well."""
+    rows: torch.Tensor = model.get_audio_features(features, return_dict=True).pooler_output
+    return rows
+
+
 # By `model_type`.
 HEARINGS: Final[Mapping[str, Hear]] = {
     "gemma3n": hear_gemma3n,
@@ -80,4 +86,5 @@ HEARINGS: Final[Mapping[str, Hear]] = {
     "qwen2_5_omni_thinker": hear_omni,
     "qwen2_audio": hear_qwen2_audio,
     "qwen3_omni_moe_thinker": hear_omni,
+    "voxtral": hear_voxtral,
 }

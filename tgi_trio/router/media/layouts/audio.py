@@ -146,6 +146,28 @@ class Qwen3OmniLayout(WhisperLayout):
         return 13 * seconds + -(-left // 8)
 
 
+@dataclass(frozen=True)
+class PiecesLayout(SpokenLayout):
+    """As many tokens for each begun piece, silence behind the last one included: Voxtral.
+
+    Templates write the token before it; there is none behind.
+    """
+
+    piece: int  # samples
+    features: int  # of one
+
+    @property
+    def around(self) -> tuple[str, str]:  # type: ignore[override]
+        return self.tokens.begin, ""
+
+    def expand(self, sound: Sound) -> str:
+        return self.tokens.audio * self.count_features(sound)
+
+    def count_features(self, sound: Sound) -> int:
+        return self.features * -(-sound.samples // self.piece)
+
+
+_VOXTRAL: Final = AudioTokens("[AUDIO]", "[BEGIN_AUDIO]", "")
 _GLM: Final = AudioTokens("<|pad|>", "<|begin_of_audio|>", "<|end_of_audio|>")
 _QWEN2: Final = AudioTokens("<|AUDIO|>", "<|audio_bos|>", "<|audio_eos|>")
 _QWEN3_OMNI: Final = AudioTokens("<|audio_pad|>", "<|audio_start|>", "<|audio_end|>")
@@ -237,6 +259,22 @@ def lay_out_glmasr(own: Settings, settings: ImageSettings, told: Settings) -> Ot
     return WhisperLayout(_GLM.read(settings.processor), hop, merge=4)
 
 
+def lay_out_voxtral(own: Settings, settings: ImageSettings, told: Settings) -> OtherLayout:
+    """Return the layout of a model; raises ModelLoadError."""
+    _read_hop(own, settings, "max_source_positions")
+    tower: Any = settings.config.get("audio_config")
+    told_of = tower if isinstance(tower, Mapping) else {}
+    rows = read_int(told_of, "max_source_positions", 1500)
+    whole = rows * read_int(told_of, "hidden_size", 1280)
+    width = read_int(told_of, "intermediate_size", 5120)
+    if whole % width:
+        raise ModelLoadError(
+            f"{rows} rows of its tower have {whole} numbers, no multiple of its intermediate_size "
+            f"{width}"
+        )
+    return PiecesLayout(_VOXTRAL, _WHISPER_S * 16_000, whole // width)
+
+
 def _read_hop(own: Settings, settings: ImageSettings, positions_name: str) -> int:
     """Return the samples between two windows; raises ModelLoadError if a tower reads others.
 
@@ -269,4 +307,5 @@ AUDIO_LAYOUTS: Final[dict[str, Callable[[Settings, ImageSettings, Settings], Oth
     "qwen2_5_omni": lay_out_qwen2_5_omni_audio,
     "qwen2_audio": lay_out_qwen2_audio,
     "qwen3_omni": lay_out_qwen3_omni_audio,
+    "voxtral": lay_out_voxtral,
 }
