@@ -4,7 +4,7 @@ A grid of frames lies so many positions behind the one before as its seconds hav
 These seconds are `transformers`' `video_second_per_grid`: by the frames in a second that were asked
 for, also where the video is so short or so long that others are seen.
 
-Sources: `processing_qwen2_5_omni.py` and `processing_qwen3_omni_moe.py` of `transformers`.
+Sources: `transformers`' processors of both families.
 """
 
 from __future__ import annotations

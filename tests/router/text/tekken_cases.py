@@ -82,6 +82,7 @@ CONVERSATIONS: tuple[tuple[list[dict[str, Any]], bool, tuple[str, ...]], ...] = 
         *(True, VERSIONS),
     ),
 )
+LANGUAGES = (None, "en")  # of transcriptions
 SECONDS = (0.5, 30.5)  # of the first sound in a conversation, and of others
 
 
@@ -128,6 +129,7 @@ def encode_all(version: str) -> dict[str, Any]:
 
     import numpy as np
     from mistral_common.protocol.instruct.request import ChatCompletionRequest
+    from mistral_common.protocol.transcription.request import TranscriptionRequest
     from mistral_common.tokens.tokenizers.audio import Audio
     from mistral_common.tokens.tokenizers.mistral import MistralTokenizer
 
@@ -146,7 +148,7 @@ def encode_all(version: str) -> dict[str, Any]:
         whole = MistralTokenizer.from_file(str(path))
         plain = whole.instruct_tokenizer.tokenizer
         texts = [plain.encode(text, bos=False, eos=False) for text in TEXTS]
-        prompts = []
+        prompts: list[list[int] | None] = []
         for messages, with_tool, versions in CONVERSATIONS:
             if version not in versions:
                 prompts.append(None)
@@ -156,11 +158,18 @@ def encode_all(version: str) -> dict[str, Any]:
                 for seconds in (SECONDS[0], *[SECONDS[1]] * 9)
             )
             request = ChatCompletionRequest(
-                messages=[fill(message, sounds) for message in messages],  # type: ignore[arg-type]
-                tools=[TOOL] if with_tool else None,  # type: ignore[list-item]
+                messages=[fill(message, sounds) for message in messages],
+                tools=[TOOL] if with_tool else None,
             )
             prompts.append(whole.encode_chat_completion(request).tokens)
-    return {"texts": texts, "prompts": prompts}
+        heard = Audio(np.zeros(8000, np.float32), 16000, "wav").to_base64("wav")
+        written = [
+            whole.encode_transcription(
+                TranscriptionRequest(audio=heard, language=language, model="x")
+            ).tokens
+            for language in LANGUAGES
+        ]
+    return {"texts": texts, "prompts": prompts, "transcriptions": written}
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import pytest
 from tests.router.text.tekken_cases import (
     CONVERSATIONS,
     IDS,
+    LANGUAGES,
     SECONDS,
     TEXTS,
     TOOL,
@@ -20,7 +21,7 @@ from tests.router.text.tekken_cases import (
 )
 from tgi_trio.errors import ModelLoadError, TemplateError
 from tgi_trio.media.sound import Sound
-from tgi_trio.router.media.layouts.audio import lay_out_voxtral
+from tgi_trio.router.media.layouts.audio import PiecesLayout, lay_out_voxtral
 from tgi_trio.router.media.layouts.layout import ImageSettings
 from tgi_trio.router.text.chat_template import ChatTemplate
 from tgi_trio.router.text.tekken import convert_tekken
@@ -51,6 +52,7 @@ def test_ids_are_those_of_mistral_common(tmp_path: Path, version: str) -> None:
     calls = {"v7": "mistral", "v11": "mistral-id", "v13": "mistral-args"}
     assert format_of(config.chat_templates["default"]).name == calls[version]
     layout = lay_out_voxtral({}, ImageSettings({}), {})
+    assert isinstance(layout, PiecesLayout)
     assert layout.around == ("[BEGIN_AUDIO]", "")
     for (messages, with_tool, _), ids in zip(CONVERSATIONS, expected["prompts"], strict=True):
         if ids is None:
@@ -63,6 +65,11 @@ def test_ids_are_those_of_mistral_common(tmp_path: Path, version: str) -> None:
             layout.expand(Sound(int(16_000 * each), 16_000)) + other
             for each, other in zip(seconds, others, strict=False)
         )
+        assert tokenizer.encode(text, add_special_tokens=False).ids == ids
+    begin, end, mark = layout.transcription[1:]
+    for language, ids in zip(LANGUAGES, expected["transcriptions"], strict=True):
+        spoken = "" if language is None else f"lang:{language}"
+        text = f"<s>{begin}{layout.expand(Sound(8000, 16_000))}{end}{spoken}{mark}"
         assert tokenizer.encode(text, add_special_tokens=False).ids == ids
 
 

@@ -54,6 +54,7 @@ from tgi_trio.router.http.routes import (
     responses,
     sagemaker,
     tokens,
+    transcriptions,
     ui,
     vertex,
 )
@@ -75,6 +76,7 @@ ROUTES: tuple[Route, ...] = (
     *messages.ROUTES,
     *responses.ROUTES,
     *completions.ROUTES,
+    *transcriptions.ROUTES,
     *sagemaker.ROUTES,
     *vertex.ROUTES,
     *kserve.ROUTES,

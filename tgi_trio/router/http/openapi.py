@@ -16,7 +16,13 @@ from tgi_trio.router.http.dialects.anthropic import replies as anthropic
 from tgi_trio.router.http.dialects.anthropic import schema as anthropic_schema
 from tgi_trio.router.http.dialects.responses import replies as responses
 from tgi_trio.router.http.dialects.responses import schema as responses_schema
-from tgi_trio.router.http.messages import replies, schema, service_replies, token_schema
+from tgi_trio.router.http.messages import (
+    replies,
+    schema,
+    service_replies,
+    token_schema,
+    transcriptions,
+)
 from tgi_trio.router.http.messages.component_refs import COMPONENT, any_of
 from tgi_trio.router.http.messages.tool_schema import NAMED
 
@@ -51,6 +57,8 @@ class Operation:
     events: Any = None  # the type of its events, where it streams
     failures: tuple[int, ...] = ()
     reply_type: str = "application/json"
+    body_type: str = "application/json"
+    plain: bool = False  # it answers with plain text, if that is asked for
     # What it answers when something is wrong, where that is not TGI's or OpenAI's: by status, in
     # one shape.
     own_failures: Mapping[int, str] | None = None
@@ -161,6 +169,17 @@ OPERATIONS = (
         replies.CompletionFinal,
         replies.Chunk,
         _GENERATION,
+    ),
+    Operation(
+        "post",
+        "/v1/audio/transcriptions",
+        "Write down what is said in a sound",
+        transcriptions.TranscriptionForm,
+        transcriptions.TranscriptionReply,
+        transcriptions.TranscriptionEvent,
+        _GENERATION,
+        body_type="multipart/form-data",
+        plain=True,
     ),
     Operation(
         "post",
@@ -319,6 +338,8 @@ def _operation(operation: Operation, schemas: dict[str, Any]) -> dict[str, Any]:
     content: dict[str, Any] = {}
     if operation.reply is not None:
         content[operation.reply_type] = {"schema": schemas[str(operation.reply)]}
+    if operation.plain:
+        content["text/plain"] = {"schema": {"type": "string"}}
     if operation.events is not None:
         content["text/event-stream"] = {"schema": schemas[str(operation.events)]}
     answers: dict[str, Any] = {"200": {"description": operation.summary}}
@@ -337,7 +358,7 @@ def _operation(operation: Operation, schemas: dict[str, Any]) -> dict[str, Any]:
     if operation.body is not None:
         described["requestBody"] = {
             "required": True,
-            "content": {"application/json": {"schema": schemas[str(operation.body)]}},
+            "content": {operation.body_type: {"schema": schemas[str(operation.body)]}},
         }
     answers.update(_failures(operation, schemas))
     return described
@@ -361,6 +382,8 @@ def _failures(operation: Operation, schemas: dict[str, Any]) -> dict[str, Any]:
         for status, text in _REJECTED.items():
             long = ", or the prompt is too long" if status == 400 and openai else ""
             content = error if openai else plain
+            if operation.body_type == "multipart/form-data":
+                text = text.replace("JSON", "such a form")
             answers[str(status)] = {"description": text + long, "content": content}
     for status in operation.failures:
         content = error

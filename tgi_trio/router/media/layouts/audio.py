@@ -49,12 +49,29 @@ class AudioTokens(NamedTuple):
         )
 
 
+class Transcription(NamedTuple):
+    """How a model is asked for the text of a sound: in a chat, or by a prompt of its own.
+
+    The instruction is GLM-ASR's; of others none is known that serves them better.
+    """
+
+    instruction: str = "Please transcribe this audio into text"  # in a chat, behind the sound
+    begin: str = ""  # of a prompt of its own; empty: it is a chat
+    end: str = ""
+    mark: str = ""  # the token with which it ends
+
+
 @dataclass(frozen=True)
 class SpokenLayout(Unmarked, ABC):
     """Features between two tokens."""
 
     tokens: AudioTokens
     around = ("", "")
+
+    @property
+    def transcription(self) -> Transcription:
+        """How the model is asked for the text of a sound."""
+        return Transcription()
 
     @property
     def placeholder(self) -> str:
@@ -155,6 +172,11 @@ class PiecesLayout(SpokenLayout):
 
     piece: int  # samples
     features: int  # of one
+
+    @property
+    def transcription(self) -> Transcription:
+        """mistral-common's, which is no chat."""
+        return Transcription(begin=f"[INST]{self.tokens.begin}", end="[/INST]", mark="[TRANSCRIBE]")
 
     @property
     def around(self) -> tuple[str, str]:  # type: ignore[override]

@@ -1,0 +1,240 @@
+"""OpenAI's transcriptions: the text of a sound, by a model that hears and writes."""
+
+from __future__ import annotations
+
+import base64
+import math
+import re
+from dataclasses import dataclass
+from typing import Final
+
+import orjson
+import trio
+
+from tgi_trio.errors import TemplateError, ValidationError
+from tgi_trio.router.http.answer_fields import resolve_model
+from tgi_trio.router.http.answer_headers import event_stream, timing_headers
+from tgi_trio.router.http.call import Call, Reply, Route
+from tgi_trio.router.http.conversation import Conversation
+from tgi_trio.router.http.deadlines import refuse_unseen, validate_request
+from tgi_trio.router.http.generation import collect_results, stream_events, take_permits
+from tgi_trio.router.http.messages.error_shapes import OpenAIShape, openai_event
+from tgi_trio.router.http.messages.multipart import Form, read_form, wrong_field
+from tgi_trio.router.http.messages.problems import Problem
+from tgi_trio.router.http.messages.render import text_json, visible
+from tgi_trio.router.http.messages.tool_calls import read_answer
+from tgi_trio.router.http.preparing import Prepared, prepare
+from tgi_trio.router.media.image_prompt import ImagePrompt
+from tgi_trio.router.media.layouts.audio import SpokenLayout, Transcription
+from tgi_trio.router.media.links import MediaLink, to_audio_link
+from tgi_trio.router.request import Outcome, Request, Token
+from tgi_trio.router.text.turns import Turn
+from tgi_trio.router.validation import GenerationParameters
+
+_FIELDS: Final = (
+    *("file", "model", "language", "prompt", "response_format", "temperature", "stream"),
+    *("max_completion_tokens", "seed"),
+)
+_FORMATS: Final = ("json", "text")
+_LANGUAGE: Final = re.compile(r"[A-Za-z][A-Za-z -]{1,30}")
+_INLINE: Final = 1 << 16  # bytes that are written as base64 without a thread
+
+
+@dataclass(slots=True)
+class Asked:
+    """A form as it is read."""
+
+    sound: bytes
+    model: str | None
+    language: str | None
+    prompt: str | None
+    format: str
+    stream: bool
+    parameters: GenerationParameters
+    # As other bodies may have.
+    timeout: float | None = None
+    priority: int | None = None
+    cache_salt: str | None = None
+
+    @classmethod
+    def read(cls, form: Form) -> Asked:
+        """Return what a form asks for. Raises ValidationError."""
+        form.refuse_others(_FIELDS)
+        fields = form.fields
+        if "file" not in form.files:
+            raise wrong_field("file", "is to be a file: a sound")
+        language = fields.get("language") or None
+        if language is not None and not _LANGUAGE.fullmatch(language):
+            raise wrong_field("language", "is to be a code like `en`, or a name")
+        written = fields.get("response_format", "json")
+        if written not in _FORMATS:
+            raise wrong_field("response_format", "is to be `json` or `text`: no times are known")
+        stream = fields.get("stream", "false").lower()
+        if stream not in ("true", "false"):
+            raise wrong_field("stream", "is to be `true` or `false`")
+        warm = _read_number(form, "temperature")
+        most, seed = (_read_whole(form, name) for name in ("max_completion_tokens", "seed"))
+        parameters = GenerationParameters(
+            temperature=warm or None, do_sample=bool(warm), max_new_tokens=most, seed=seed
+        )
+        asked = (fields.get("model"), language, fields.get("prompt") or None, written)
+        return cls(form.files["file"], *asked, stream == "true", parameters)
+
+
+def _read_number(form: Form, name: str) -> float | None:
+    text = form.fields.get(name)
+    if text is None:
+        return None
+    try:
+        found = float(text)
+    except ValueError:
+        found = math.nan
+    if not 0 <= found <= 100:
+        raise wrong_field(name, "is to be a number from 0 on")
+    return found
+
+
+def _read_whole(form: Form, name: str) -> int | None:
+    text = form.fields.get(name)
+    if text is None:
+        return None
+    if not re.fullmatch("[0-9]{1,18}", text):
+        raise wrong_field(name, "is to be a whole number")
+    return int(text)
+
+
+async def transcribe(call: Call) -> Reply:
+    """POST /v1/audio/transcriptions, as a body or as a stream."""
+    asked = Asked.read(read_form(call.headers, call.body))
+    call.body = b""  # megabytes that are not needed any more
+    call.engine.metrics.inc("tgi_request_count")
+    resolve_model(call, asked.model)
+    if len(asked.sound) > _INLINE:
+        text = await trio.to_thread.run_sync(_encode, asked.sound, abandon_on_cancel=True)
+    else:
+        text = _encode(asked.sound)
+    link = to_audio_link(text, "`file`", "file")
+    refuse_unseen(call, link)
+    prepared: Prepared | None = None
+    written = _find_transcription(call)
+    if written.begin:
+        prompt = _write_prompt(call, written, asked, link)
+    else:
+        prepared = _prepare_chat(call, written, asked, link)
+        if asked.stream and not prepared.plain:
+            raise ValidationError("`stream` is not served: this model thinks before it answers")
+    take_permits(call)
+    if prepared is not None:
+        request = await prepared.validate(call, asked)
+    else:
+        whole = asked.parameters
+        request = await validate_request(call, prompt, whole, asked, add_special_tokens=False)
+    if asked.stream:
+        events = [TranscriptEvents(len(request.prompt_ids))]
+        return event_stream(call, await stream_events(call, [request], events), 0)
+    return await _answer(call, request, prepared, asked.format)
+
+
+def _encode(sound: bytes) -> str:
+    return base64.b64encode(sound).decode()
+
+
+def _find_transcription(call: Call) -> Transcription:
+    images = call.engine.images
+    layout = None if images is None else images.others.get("audio")
+    if not isinstance(layout, SpokenLayout):
+        raise RuntimeError("a model that hears lays no sounds out")
+    return layout.transcription
+
+
+def _write_prompt(call: Call, written: Transcription, asked: Asked, link: MediaLink) -> ImagePrompt:
+    """Return a prompt that is no chat. Raises ValidationError."""
+    tokenizer = call.engine.tokenizer
+    if written.mark not in tokenizer.added_tokens:
+        raise ValidationError(
+            f"this model transcribes by the token {written.mark!r}, which its tokenizer lacks"
+        )
+    if asked.prompt is not None:
+        raise wrong_field("prompt", "is not read by this model, only `language`")
+    language = ""
+    if asked.language is not None:
+        if not re.fullmatch("[A-Za-z]{2}", asked.language):
+            raise wrong_field("language", "is to be a code of two letters like `en`")
+        language = f"lang:{asked.language.lower()}"
+    begin = tokenizer.special_tokens.get("bos_token", "") + written.begin
+    return ImagePrompt((begin, link, f"{written.end}{language}{written.mark}"))
+
+
+def _prepare_chat(call: Call, written: Transcription, asked: Asked, link: MediaLink) -> Prepared:
+    """Return a chat that asks for a transcription. Raises ValidationError and TemplateError."""
+    if asked.prompt is not None and asked.language is not None:
+        raise wrong_field(
+            "language", "stands in the instruction, which `prompt` replaces: give one of both"
+        )
+    text = asked.prompt or written.instruction
+    if asked.language is not None:
+        text = f"{text}. The language is {asked.language}."
+    if call.engine.chat_template is None:
+        raise TemplateError("template not found")
+    turn = Turn.of("user", [link, text])
+    return prepare(call, Conversation([turn], thinking=False), asked.parameters)
+
+
+async def _answer(call: Call, request: Request, prepared: Prepared | None, written: str) -> Reply:
+    read = prepared is not None and not prepared.plain
+    (result,) = await collect_results(call, [request], keep_tokens=read)
+    text = result.outcome.text
+    if prepared is not None and read:
+        text = read_answer(prepared.reader(), result.tokens, result.outcome.tail).content
+    headers = timing_headers(call, 0, [result])
+    text = text.strip()
+    if written == "text":
+        body = f"{text}\n".encode("utf-8", "replace")
+        return Reply(body, content_type=b"text/plain; charset=utf-8", headers=headers)
+    usage = _usage(len(request.prompt_ids), result.outcome)
+    return Reply(b'{"text":%b,"usage":%b}' % (text_json(text), usage), headers=headers)
+
+
+def _usage(prompt: int, outcome: Outcome) -> bytes:
+    """Return the usage of OpenAI's transcriptions."""
+    made = outcome.generated_tokens
+    return orjson.dumps(
+        {
+            **{"type": "tokens", "input_tokens": prompt, "output_tokens": made},
+            "total_tokens": prompt + made,
+        }
+    )
+
+
+class TranscriptEvents:
+    """Events of a transcription: `transcript.text.delta`, and at the end `transcript.text.done`."""
+
+    __slots__ = ("_prompt",)
+
+    def __init__(self, prompt: int) -> None:
+        """`prompt`: its tokens."""
+        self._prompt = prompt
+
+    def step(self, tokens: list[Token]) -> bytes:
+        return self._delta("".join(map(visible, tokens)))
+
+    def end(self, tokens: list[Token], outcome: Outcome) -> bytes:
+        said = self._delta("".join(map(visible, tokens)) + outcome.tail)
+        usage = _usage(self._prompt, outcome)
+        return said + b'data: {"type":"transcript.text.done","text":%b,"usage":%b}\n\n' % (
+            text_json(outcome.text.strip()),
+            usage,
+        )
+
+    def error(self, tokens: list[Token], problem: Problem) -> bytes:
+        return self.step(tokens) + openai_event(problem, "")
+
+    def _delta(self, text: str) -> bytes:
+        if not text:
+            return b""
+        return b'data: {"type":"transcript.text.delta","delta":%b}\n\n' % text_json(text)
+
+
+_ERRORS = OpenAIShape(frozenset(_FIELDS), {"inputs": "file", "max_new_tokens": _FIELDS[-2]})
+
+ROUTES = (Route("POST", "/v1/audio/transcriptions", transcribe, dialect=_ERRORS),)
