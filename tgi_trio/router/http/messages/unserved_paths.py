@@ -20,7 +20,7 @@ _CLASSES: Final = (
     "this server writes text and has no classifiers; `choice` in `structured_outputs` makes a "
     "chat's answer one of several texts"
 )
-_SOUND: Final = "sounds are parts of messages at /v1/chat/completions, where the model hears"
+_SOUND: Final = "a model that hears takes sounds at /v1/chat/completions, /v1/audio/transcriptions"
 _SPEECH: Final = "this server writes text, and neither speaks nor draws"
 _FILES: Final = "nothing is stored here; send each request by itself"
 _OLLAMA: Final = "Ollama's API is not served; use OpenAI's: /v1/chat/completions, /v1/models"
@@ -43,7 +43,7 @@ _WHY: Final[Mapping[str, str]] = MappingProxyType(
         _RANKS,
     )
     | dict.fromkeys(("/classify", "/v1/classify", "/predict", "/v1/moderations"), _CLASSES)
-    | dict.fromkeys(("/v1/audio/transcriptions", "/v1/audio/translations", "/v1/realtime"), _SOUND)
+    | dict.fromkeys(("/v1/audio/translations", "/v1/realtime"), _SOUND)
     | dict.fromkeys(
         (
             *("/v1/audio/speech", "/v1/images/generations", "/v1/images/edits"),
