@@ -18,7 +18,7 @@ def ours(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-MODEL = ours("torch transformers numba llvmlite triton")
+MODEL = ours("torch transformers llvmlite triton")
 SERVER = ours("trio quart quart_trio hypercorn anyio pytest_trio")
 NOTHING = ours("")
 # the parts of ipc that await

@@ -94,17 +94,16 @@ def test_ray_is_known_to_one_file() -> None:
     assert knowing == {"cluster.keeper"}
 
 
-def test_numba_is_imported_where_kernels_are_compiled() -> None:
-    """A shard that finds them compiled does without: its import takes longer than all else."""
+def test_kernels_are_imported_where_they_are_compiled() -> None:
+    """A shard that finds them compiled does without them and their compiler."""
     kernels = "shard.numba_backend.kernels"
-    knowing, compiling = set(), set()
-    for name, path in modules():
-        for _, imported in imports(name, path):
-            if imported.partition(".")[0] == "numba":
-                knowing.add(name)
-            if imported.startswith(f"tgi_trio.{kernels}"):
-                compiling.add(name)
-    outside = {name for name in knowing | compiling if not within(name, frozenset({kernels}))}
+    compiling = {
+        name
+        for name, path in modules()
+        for _, imported in imports(name, path)
+        if imported.startswith(f"tgi_trio.{kernels}")
+    }
+    outside = {name for name in compiling if not within(name, frozenset({kernels}))}
     assert outside == {"shard.numba_backend.machine_code.entry"}
 
 

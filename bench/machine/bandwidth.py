@@ -14,23 +14,26 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from numba import njit
+import numpy as np
 
 from tgi_trio.shard.machine.cores import usable_cores
 from tgi_trio.shard.numba_backend.arena import address, allocate_zeroed
-from tgi_trio.shard.numba_backend.kernels.vectors import add, fill, load, total
+from tgi_trio.shard.numba_backend.kernels import entry
+from tgi_trio.shard.numba_backend.kernels.vectors import add, fill, load, store_float, total
+from tgi_trio.shard.numba_backend.machine_code.entry import open_kernel
+from tgi_trio.shard.numba_backend.weight_layout import LANES
 
 _BYTES = 256 << 20  # per thread: far beyond any cache
 
 
-@njit(nogil=True)
-def read(where, end):
-    """Read memory once, four lines at a time; returns the sum, so that nothing is left out."""
+@entry
+def read(where, end, target):
+    """Read memory once, four lines at a time; writes the sum, so that nothing is left out."""
     a, b, c, d = fill(0.0), fill(0.0), fill(0.0), fill(0.0)
     for i in range(where, end, 256):
         a, b = add(a, load(i)), add(b, load(i + 64))
         c, d = add(c, load(i + 128)), add(d, load(i + 192))
-    return total(add(add(a, b), add(c, d)))
+    store_float(target, total(add(add(a, b), add(c, d))))
 
 
 class Bandwidth:
@@ -42,7 +45,8 @@ class Bandwidth:
         self._parts = [allocate_zeroed((_BYTES,)) for _ in range(count)]
         for part in self._parts:
             part.fill(0)  # zeroed memory has no pages of its own before it is written
-        read(address(self._parts[0]), address(self._parts[0]) + 256)  # compiles
+        self._sums = np.zeros((count, LANES), np.float32)  # a line of the cache for each
+        self._read = open_kernel(read, 3)
 
     def gigabytes_per_second(self, repeats: int = 5) -> float:
         """Return the median of `repeats`, all threads reading at once.
@@ -54,8 +58,9 @@ class Bandwidth:
 
     def _once(self) -> float:
         places = [address(part) for part in self._parts]
-        seconds = seconds_at_once(read, [(place, place + _BYTES) for place in places])
-        return _BYTES * len(places) / 1e9 / seconds
+        targets = [address(own) for own in self._sums]
+        work = [(each, each + _BYTES, to) for each, to in zip(places, targets, strict=True)]
+        return _BYTES * len(places) / 1e9 / seconds_at_once(self._read, work)
 
 
 def seconds_at_once(function: Callable[..., Any], calls: Sequence[tuple[Any, ...]]) -> float:

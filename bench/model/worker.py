@@ -12,6 +12,7 @@ threads apart: a pool that spins would take the cores of the next.
 from __future__ import annotations
 
 import json
+import os
 import statistics
 import sys
 import time
@@ -99,11 +100,9 @@ def transformers(
 
 
 def without_avx512() -> None:
-    """Have everything compiled for Intel's Haswell; before any kernel is imported."""
-    from numba import config
-
-    told: Any = config  # its settings carry no types
-    told.CPU_NAME, told.CPU_FEATURES = "haswell", "+avx2,+fma,+bmi,+bmi2,+lzcnt,+popcnt"
+    """Have everything compiled for Intel's Haswell."""
+    os.environ["NUMBA_CPU_NAME"] = "haswell"
+    os.environ["NUMBA_CPU_FEATURES"] = "+avx2,+fma,+bmi,+bmi2,+lzcnt,+popcnt"
 
 
 def main(kind: str, folder: Path, threads: int = 0, adapters: Sequence[Path] = ()) -> None:

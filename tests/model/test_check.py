@@ -301,7 +301,7 @@ from tgi_trio.model.config import read_config
 try:
     check_model(read_config(Path({str(tmp_path)!r})), SimpleNamespace(**{vars(Asked(**asked))!r}))
 except TgiTrioError:
-    print(sys.modules.keys() & {{"torch", "transformers", "numba", "numpy", "safetensors"}})
+    print(sys.modules.keys() & {{"torch", "transformers", "llvmlite", "numpy", "safetensors"}})
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240)
     assert done.stdout.strip() == "set()", done.stderr

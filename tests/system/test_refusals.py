@@ -31,7 +31,7 @@ def spawned(spec, settings):
 serve = program.serve
 program._COMMANDS = {"serve": lambda invocation: serve(invocation, spawned)}
 code = main(sys.argv[1:])
-print("loaded:", *sorted(sys.modules.keys() & {"torch", "transformers", "numba"}))
+print("loaded:", *sorted(sys.modules.keys() & {"torch", "transformers", "llvmlite"}))
 sys.exit(code)
 """
 

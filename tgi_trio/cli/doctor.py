@@ -39,7 +39,7 @@ class Finding:
 
 _PACKAGES: Final = (
     "torch", "transformers", "tokenizers", "safetensors", "huggingface_hub", "hypercorn", "quart",
-    "quart-trio", "trio", "numpy", "orjson", "llguidance", "numba",
+    "quart-trio", "trio", "numpy", "orjson", "llguidance", "llvmlite",
 )  # fmt: skip
 _DESCRIPTORS: Final = 4096  # open files for a few thousand streams
 _SHM: Final = 64 * 2**20  # bytes; a container's default

@@ -1,7 +1,7 @@
 """Chooses and loads a model's runner: the CPU kernels if they support it, otherwise torch.
 
-torch takes two seconds to import, numba with the kernels a third of a second: each is imported only
-if it is used.
+torch takes two seconds to import, kernels that are compiled a quarter of a second: each is imported
+only if it is used.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Kernels compiled by another process, beside ours or ahead of time, and opened without numba."""
+"""Kernels compiled by another process, beside ours or ahead of time, and opened as object files."""
 
 from __future__ import annotations
 
@@ -19,11 +19,10 @@ from tgi_trio.demo import model_path
 from tgi_trio.shard.numba_backend import __main__ as ahead
 from tgi_trio.shard.numba_backend import loading
 from tgi_trio.shard.numba_backend.arena import address
-from tgi_trio.shard.numba_backend.kernels import compiling
-from tgi_trio.shard.numba_backend.kernels.object_symbols import missing_symbols
-from tgi_trio.shard.numba_backend.machine_code import beside, store
+from tgi_trio.shard.numba_backend.machine_code import beside, making, store
 from tgi_trio.shard.numba_backend.machine_code.beside import Wanted, compile_beside
 from tgi_trio.shard.numba_backend.machine_code.entry import DRAW_UNIFORMS, EXPAND, SHRINK, SHUFFLE
+from tgi_trio.shard.numba_backend.machine_code.object_symbols import missing_symbols
 from tgi_trio.shard.numba_backend.machine_code.opening import SYMBOL, make_object, open_object
 from tgi_trio.shard.numba_backend.multiplier import Multiplier
 from tgi_trio.shard.numba_backend.unsupported import UnsupportedError
@@ -80,7 +79,7 @@ def test_another_process_compiles_what_comes_last_and_ends_with_the_block(
         raise RuntimeError("no weights")
     (process,) = started
     assert process.returncode is not None
-    monkeypatch.setattr(compiling, "compile_object", None)  # it is not needed any more
+    monkeypatch.setattr(making, "make_optimised", None)  # it is not needed any more
     ids, draws = np.arange(9), np.arange(8)
     SHUFFLE.open()(address(ids), 9, address(draws), 8)
     assert sorted(ids.tolist()) == list(range(9))
@@ -123,10 +122,11 @@ def test_models_of_a_dtype_share_what_computes_their_adapters() -> None:
     assert not one & other
 
 
-def test_a_server_whose_kernels_are_kept_does_without_numba() -> None:
+def test_a_server_whose_kernels_are_kept_does_without_their_compiler() -> None:
     assert ahead.main([str(model_path())]) == 0
     program = "import sys; from tgi_trio.shard.numba_backend.__main__ import main; "
-    program += "code = main(sys.argv[1:]); sys.exit(code or 2 * ('numba' in sys.modules))"
+    program += "code = main(sys.argv[1:]); "
+    program += "sys.exit(code or 2 * ('tgi_trio.shard.numba_backend.kernels' in sys.modules))"
     process = subprocess.run([sys.executable, "-c", program, model_path()], check=False)
     assert process.returncode == 0
 
@@ -148,12 +148,12 @@ def test_what_an_object_file_lacks_is_told() -> None:
         open_object(call_of("labs", "walk"), 1)
 
 
-def test_a_kernel_that_needs_numba_is_not_kept(
+def test_a_kernel_that_calls_what_is_not_there_is_not_kept(
     empty_store: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """LLVM would end a process that opens it and has no numba."""
-    monkeypatch.setattr(compiling, "missing_symbols", lambda data: ["sched_yield", "NRT_decref"])
-    with pytest.raises(RuntimeError, match=r"what is not there: NRT_decref$"):
+    """LLVM would end a process that opens it."""
+    monkeypatch.setattr(making, "missing_symbols", lambda data: ["sched_yield", "missing"])
+    with pytest.raises(RuntimeError, match=r"what is not there: missing$"):
         SHUFFLE.compile(None)
 
 

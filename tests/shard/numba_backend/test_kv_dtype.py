@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from numba import njit
 
 from tests.shard.numba_backend.numba_support import FITTING, cpu_runner
 from tests.shard.torch_backend.models_support import load as load_torch
@@ -21,7 +20,9 @@ from tgi_trio.model.families.registry import decoder_spec
 from tgi_trio.shard.backend import load_runner
 from tgi_trio.shard.numba_backend.arena import address
 from tgi_trio.shard.numba_backend.instructions import variant_for
+from tgi_trio.shard.numba_backend.kernels import entry
 from tgi_trio.shard.numba_backend.kernels.vectors import load, store_stored
+from tgi_trio.shard.numba_backend.machine_code.entry import open_kernel
 from tgi_trio.shard.numba_backend.weight_layout import EIGHT_BITS, CacheNumbers
 from tgi_trio.shard.torch_backend.kv_cache import EIGHT_BITS as BY_TORCH
 
@@ -32,10 +33,10 @@ words = pytest.mark.parametrize("word", sorted(EIGHT_BITS))
 SCALES = (0.125, 0.5)
 
 
-@njit
+@entry
 def round_all(variant: Any, source: int, target: int, count: int) -> None:
     for i in range(0, count, 16):
-        store_stored(variant.cache, target + i, load(source + 4 * i))  # type: ignore[call-arg, arg-type]
+        store_stored(variant.cache, target + i, load(source + 4 * i))
 
 
 @words
@@ -52,7 +53,8 @@ def test_bytes_are_those_of_torch(checkpoint: Checkpoint, word: str) -> None:
     numbers = np.ascontiguousarray(numbers[: len(numbers) // 16 * 16])
     found = np.zeros(len(numbers), np.uint8)
     variant = variant_for(spec, "float32", kv_dtype=word)
-    round_all(variant, address(numbers), address(found), len(numbers))
+    code = open_kernel(round_all, 3, variant)
+    code(address(numbers), address(found), len(numbers))
     most = torch.finfo(BY_TORCH[word]).max
     expected = torch.from_numpy(numbers).clamp(-most, most).to(BY_TORCH[word]).view(torch.uint8)
     np.testing.assert_array_equal(found, expected.numpy())

@@ -1,6 +1,6 @@
 """Whether the CPU kernels compute a model, and why not.
 
-No numba in this file, since the router reads it as well.
+No llvmlite in this file, since the router reads it as well.
 """
 
 from __future__ import annotations

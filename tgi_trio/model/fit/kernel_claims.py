@@ -1,6 +1,6 @@
 """The models that the CPU kernels compute: the spec's fields that they read, and their values.
 
-No numba in this file, since the router reads it as well.
+No llvmlite in this file, since the router reads it as well.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The sampler of the CPU backend: the rules of `shard/sampling/base.py` with numba kernels.
+"""The sampler of the CPU backend: the rules of `shard/sampling/base.py` with compiled kernels.
 
 One thread works on a row, in up to three rounds. First it finds the row's maxima, mass and 64 best
 candidates. If these do not decide but 512 might, it finds those. If they do not decide either, the

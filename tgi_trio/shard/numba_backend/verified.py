@@ -41,7 +41,7 @@ def choose_variant(
         made = variant_for(spec, dtype, int8=int8, dot=dot, kv_dtype=kv_dtype)
         try:
             found = self_test.find_fault(dtype, made)
-        except Exception as error:  # any error of numba or LLVM: there is another backend
+        except Exception as error:  # any error of the compiler or LLVM: there is another backend
             found = f"{type(error).__name__}: {error}"
         if found is None:
             return made

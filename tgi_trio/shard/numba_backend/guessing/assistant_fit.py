@@ -1,4 +1,4 @@
-"""Which assistants of Gemma 4 the CPU kernels can serve, beside which models. No numba here."""
+"""Which assistants of Gemma 4 the CPU kernels can serve, beside which models. No compiler here."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def find_unfit(spec: HeadsSpec) -> str | None:
 
 
 class LoadedHeads:
-    """The weights of heads that are not linear layers, and their token map. No numba here."""
+    """The weights of heads that are not linear layers, and their token map. No compiler here."""
 
     def __init__(self, heads: HeadsSpec, spec: DecoderSpec) -> None:
         """Read them; raises ModelLoadError as the files do, UnsupportedError for unfit sizes."""

@@ -19,14 +19,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import llvmlite.ir as ir
 import numpy as np
-from numba import types
-from numba.extending import intrinsic
 
 from tgi_trio.shard.numba_backend.kernels import entry, kernel
 from tgi_trio.shard.numba_backend.kernels.arrays import greater, ints_at, lesser
-from tgi_trio.shard.numba_backend.kernels.emit import I32, I64, POINTER, none
+from tgi_trio.shard.numba_backend.kernels.compiler import types
+from tgi_trio.shard.numba_backend.kernels.compiler.types import intrinsic
+from tgi_trio.shard.numba_backend.kernels.emit import call_address
 from tgi_trio.shard.numba_backend.kernels.tiles import fold, multiply_add, store_tile, zeros
 from tgi_trio.shard.numba_backend.kernels.variant import count, number
 from tgi_trio.shard.numba_backend.kernels.vectors import (
@@ -251,11 +250,7 @@ def half_product(variant, rows, inputs, stride, weights, steps, sums, sums_strid
 def _caller() -> Any:
     def emit(ctx: Any, builder: Any, signature: Any, values: Any) -> Any:
         where, *numbers = values
-        kind = ir.FunctionType(I32, [POINTER] * 3 + [I64] * _ARGUMENTS)
-        result, problem = builder.alloca(POINTER), builder.alloca(POINTER)
-        function = builder.inttoptr(where, ir.PointerType(kind))
-        builder.call(function, [result, problem, ir.Constant(POINTER, None), *numbers])
-        return none()
+        return call_address(builder, where, numbers)
 
     return emit
 

@@ -1,6 +1,6 @@
 """Calls of operations that few models have: compiled apart from the step, and called by address.
 
-numba compiles a kernel into each caller. So what a llama never runs is not part of the step's code,
+A kernel is compiled into its callers. So what a llama never runs is not part of the step's code,
 and a model without a mixture of experts does not wait for its compilation. Such an entry gets a
 variant, the thread's rank, and addresses: of the step, of the operation, of the counter of work
 items taken, and of the thread's scratch memory.
@@ -10,12 +10,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import llvmlite.ir as ir
 import numpy as np
-from numba import from_dtype, types
-from numba.extending import intrinsic
 
-from tgi_trio.shard.numba_backend.kernels.emit import I32, I64, POINTER, none
+from tgi_trio.shard.numba_backend.kernels.compiler import types
+from tgi_trio.shard.numba_backend.kernels.compiler.types import intrinsic
+from tgi_trio.shard.numba_backend.kernels.emit import I64, at, call_address
 from tgi_trio.shard.numba_backend.tables import (
     BLOCKS,
     HYPER,
@@ -48,11 +47,7 @@ def call_apart(
 
     def emit(ctx: Any, builder: Any, signature: Any, values: Any) -> Any:
         where, *numbers = values
-        kind = ir.FunctionType(I32, [POINTER] * 3 + [I64] * _ARGUMENTS)
-        result, problem = builder.alloca(POINTER), builder.alloca(POINTER)
-        entry = builder.inttoptr(where, ir.PointerType(kind))
-        builder.call(entry, [result, problem, ir.Constant(POINTER, None), *numbers])
-        return none()
+        return call_address(builder, where, numbers)
 
     return types.none(*[types.int64] * (_ARGUMENTS + 1)), emit
 
@@ -67,10 +62,10 @@ def address_of(context: Any, record: types.Record) -> Any:
 
 def _record_of(layout: np.dtype[np.void], doc: str) -> Any:
     """Return a function from an address to the record at it."""
-    kind = from_dtype(layout)
+    kind = types.Record(layout)
 
     def make(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        return builder.inttoptr(values[0], context.get_value_type(kind))
+        return at(builder, values[0])
 
     def typed(context: Any, where: Any) -> Any:
         return kind(types.int64), make

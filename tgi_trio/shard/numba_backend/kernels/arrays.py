@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from numba import types
-from numba.extending import intrinsic
-from numba.np.arrayobj import populate_array
+import llvmlite.ir as ir
 
+from tgi_trio.shard.numba_backend.kernels.compiler import types
+from tgi_trio.shard.numba_backend.kernels.compiler.types import intrinsic
+from tgi_trio.shard.numba_backend.kernels.compiler.values import unify
 from tgi_trio.shard.numba_backend.kernels.emit import FLOAT, I32, I64, address, at, operation
 
 
@@ -24,15 +25,13 @@ def float_of(builder: Any, bits: Any) -> Any:
 
 
 def _array_of(numbers: types.Type, doc: str) -> Any:
-    """Return a function (address, size) -> array; `carray` would add two kernels to compile."""
-    kind = types.Array(numbers, 1, "C")
+    """Return a function (address, size) -> array."""
+    kind = types.Array(numbers)
 
     def make(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         where, size = values
-        array = context.make_array(kind)(context, builder)
-        step = I64(context.get_abi_sizeof(context.get_data_type(numbers)))
-        populate_array(array, at(builder, where), [size], [step], step, meminfo=None)
-        return array._getvalue()
+        array = builder.insert_value(ir.Constant(kind.llvm, ir.Undefined), at(builder, where), 0)
+        return builder.insert_value(array, size, 1)
 
     def typed(context: Any, where: Any, size: Any) -> Any:
         return kind(address, types.int64), make
@@ -48,7 +47,7 @@ words_at = _array_of(types.uint64, "Return uint64 [size].")
 
 
 def _one_of_two(smaller: bool) -> Any:
-    """Return a function of two numbers; numba's own would be compiled for each type."""
+    """Return a function of two numbers."""
     sign = "<" if smaller else ">"
 
     def choose(context: Any, builder: Any, signature: Any, values: Any) -> Any:
@@ -57,7 +56,7 @@ def _one_of_two(smaller: bool) -> Any:
         return builder.select(compare(sign, *values), *values)
 
     def typed(context: Any, a: Any, b: Any) -> Any:
-        kind = context.unify_types(a, b)
+        kind = unify(a, b)
         return kind(kind, kind), choose
 
     return intrinsic(typed)

@@ -1,30 +1,24 @@
-"""Compiles a kernel to an object file that can be loaded without numba."""
+"""Writes a kernel with all that it calls as a module of LLVM."""
 
 from __future__ import annotations
 
-import ctypes
-from importlib import import_module
 from typing import Any
 
-from numba import typeof, types
+from tgi_trio.shard.numba_backend.kernels.compiler.program import Program
+from tgi_trio.shard.numba_backend.kernels.compiler.types import Kernel
+from tgi_trio.shard.numba_backend.kernels.quantised.multiplier import MultiplierType
+from tgi_trio.shard.numba_backend.kernels.variant import VariantType
+from tgi_trio.shard.numba_backend.variant import Variant
 
-from tgi_trio.shard.numba_backend.kernels.object_symbols import missing_symbols
 
+def write_module(kernel: Kernel, integers: int, choice: Any, symbol: str) -> str:
+    """Return the module of a kernel of so many integers; the function is named `symbol`.
 
-def compile_object(module: str, function: str, integers: int, choice: Any, symbol: str) -> bytes:
-    """Return the object file of an entry of `kernels.module`; its symbol is named `symbol`.
-
-    `choice`: the variant, or None. Raises what the compiler raises for lack of instructions, and
-    RuntimeError for code that calls symbols which only processes with numba have.
+    `choice`: the variant or multiplier, or None. Raises KernelError for what cannot be compiled.
     """
-    # The import registers numba's types of the choices, too.
-    entry = getattr(import_module(f"{__package__}.{module}"), function)
-    chosen = () if choice is None else (typeof(choice),)
-    signature = (*chosen, *[types.int64] * integers)
-    entry.compile(signature)
-    made = entry.overloads[signature]
-    data: bytes = made.library.emit_object(made.fndesc.llvm_func_name, symbol)
-    process = ctypes.CDLL(None)
-    if strange := [name for name in missing_symbols(data) if not hasattr(process, name)]:
-        raise RuntimeError(f"{function} calls what is not there: {', '.join(strange)}")
-    return data
+    chosen = []
+    if choice is not None:
+        chosen = [(VariantType if isinstance(choice, Variant) else MultiplierType)(choice)]
+    program = Program()
+    program.add_entry(kernel, chosen, integers, symbol)
+    return str(program.module)

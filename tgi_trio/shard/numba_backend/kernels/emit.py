@@ -1,4 +1,4 @@
-"""Adding an operation that numba lacks: a Python function that writes its LLVM instructions.
+"""Adding an operation that Python lacks: a Python function that writes its LLVM instructions.
 
 `@operation(result, *arguments)` turns `emit(builder, *values)` into a function for kernels. The
 function runs once per call site, when a kernel is compiled; what it returns is the value of the
@@ -7,15 +7,13 @@ call in the generated code.
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import llvmlite.ir as ir
-from numba import types
-from numba.core import cgutils
-from numba.extending import intrinsic, models, register_model
 
+from tgi_trio.shard.numba_backend.kernels.compiler import types
+from tgi_trio.shard.numba_backend.kernels.compiler.types import Intrinsic
 from tgi_trio.shard.numba_backend.weight_layout import LANES
 
 FLOAT, I16, I32, I64 = ir.FloatType(), ir.IntType(16), ir.IntType(32), ir.IntType(64)
@@ -25,20 +23,7 @@ HALVES = ir.VectorType(I16, LANES)  # bits of bfloat16 numbers
 BYTES = ir.VectorType(ir.IntType(8), LANES)
 
 
-class VectorType(types.Type):
-    """Sixteen float32 numbers."""
-
-    def __init__(self) -> None:
-        super().__init__(name="Vector")
-
-
-@register_model(VectorType)
-class _VectorModel(models.PrimitiveModel):
-    def __init__(self, manager: Any, kind: VectorType) -> None:
-        super().__init__(manager, kind, FLOATS)
-
-
-vector = VectorType()
+vector = types.Type("Vector", FLOATS)  # sixteen float32 numbers
 address = types.int64  # of a byte in memory; kernels do their own address arithmetic
 
 
@@ -46,19 +31,13 @@ def operation(result: types.Type, *arguments: types.Type) -> Callable[[Callable[
     """Return a decorator that makes an operation of an emitter; see the module."""
 
     def decorate(emit: Callable[..., Any]) -> Any:
-        def typed(context: Any, *given: Any) -> Any:
+        def define(context: Any, *given: Any) -> Any:
             return result(*arguments), lambda ctx, builder, signature, values: emit(
                 builder, *values
             )
 
-        # numba reads the signature: the typing context, then one parameter per argument.
-        names = ["context", *(f"argument{i}" for i in range(len(arguments)))]
-        kind = inspect.Parameter.POSITIONAL_ONLY
-        typed.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-            [inspect.Parameter(name, kind) for name in names]
-        )
-        typed.__name__, typed.__doc__ = emit.__name__, emit.__doc__
-        return intrinsic(typed)
+        define.__name__, define.__doc__ = emit.__name__, emit.__doc__
+        return Intrinsic(define, literal=False)
 
     return decorate
 
@@ -66,7 +45,33 @@ def operation(result: types.Type, *arguments: types.Type) -> Callable[[Callable[
 def call(builder: Any, name: str, result: ir.Type, *values: Any) -> Any:
     """Call an LLVM intrinsic or a function of the C library by name."""
     kind = ir.FunctionType(result, [value.type for value in values])
-    return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), values)
+    return builder.call(declared(builder, kind, name), values)
+
+
+def declared(builder: Any, kind: ir.FunctionType, name: str) -> Any:
+    """Return a function that is defined elsewhere."""
+    found = builder.module.globals.get(name)
+    return ir.Function(builder.module, kind, name) if found is None else found
+
+
+def call_address(builder: Any, where: Any, numbers: Sequence[Any]) -> Any:
+    """Call an entry at an address; return what stands for no value."""
+    kind = ir.FunctionType(I32, [I64] * len(numbers))
+    builder.call(builder.inttoptr(where, ir.PointerType(kind)), numbers)
+    return none()
+
+
+def pack(builder: Any, values: Sequence[Any]) -> Any:
+    """Return values of one type as an array of LLVM."""
+    made = ir.Constant(ir.ArrayType(values[0].type, len(values)), ir.Undefined)
+    for place, value in enumerate(values):
+        made = builder.insert_value(made, value, place)
+    return made
+
+
+def unpack(builder: Any, whole: Any, count: int) -> list[Any]:
+    """Return the values of such an array."""
+    return [builder.extract_value(whole, place) for place in range(count)]
 
 
 def at(builder: Any, where: Any) -> Any:
@@ -82,13 +87,13 @@ def load_as(builder: Any, where: Any, kind: ir.Type, align: int = 4) -> Any:
 
 
 def store_as(builder: Any, value: Any, where: Any, align: int = 4) -> Any:
-    """Write a value; return numba's None."""
+    """Write a value; return what stands for no value."""
     builder.store(value, at(builder, where)).align = align
     return none()
 
 
 def none() -> Any:
-    """Return numba's None."""
+    """Return what stands for no value."""
     return ir.Constant(POINTER, None)
 
 

@@ -42,7 +42,7 @@ def run_operations(variant, rank, step, operations, control):
 
     `operations`: the address of an array of records of `tables.py`. A barrier after each operation
     lets the next one read what all threads have written. Every kernel is called from one place
-    only, since numba compiles it into each caller anew.
+    only, since it is compiled into each caller anew.
     """
     arrived = step.arrived
     scratch = step.scratch + rank * step.scratch_bytes

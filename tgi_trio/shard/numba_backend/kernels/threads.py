@@ -11,7 +11,6 @@ import platform
 from typing import Any
 
 import llvmlite.ir as ir
-from numba import types
 
 from tgi_trio.shard.numba_backend.control_block import (
     ARRIVED,
@@ -22,6 +21,7 @@ from tgi_trio.shard.numba_backend.control_block import (
     WORKERS,
 )
 from tgi_trio.shard.numba_backend.kernels import kernel
+from tgi_trio.shard.numba_backend.kernels.compiler import types
 from tgi_trio.shard.numba_backend.kernels.emit import I32, I64, address, at, call, none, operation
 
 # Looks before the core is yielded. Between steps about ten microseconds, since it is unknown when

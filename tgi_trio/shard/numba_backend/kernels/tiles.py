@@ -8,10 +8,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import llvmlite.ir as ir
-from numba import types
-from numba.core import cgutils
-from numba.extending import intrinsic
 
+from tgi_trio.shard.numba_backend.kernels.compiler import types
+from tgi_trio.shard.numba_backend.kernels.compiler.types import intrinsic
 from tgi_trio.shard.numba_backend.kernels.eight_bits import load_bytes, widen_byte
 from tgi_trio.shard.numba_backend.kernels.emit import (
     BYTES,
@@ -26,8 +25,10 @@ from tgi_trio.shard.numba_backend.kernels.emit import (
     ints,
     load_as,
     none,
+    pack,
     splat,
     store_as,
+    unpack,
     vector,
 )
 from tgi_trio.shard.numba_backend.kernels.variant import CountType, StorageType
@@ -47,7 +48,7 @@ def zeros(context: Any, rows: CountType, columns: CountType) -> Any:
     tile = _tile(rows, columns)
 
     def emit(ctx: Any, builder: Any, signature: Any, values: Any) -> Any:
-        return cgutils.pack_array(builder, [floats(0.0)] * tile.count)
+        return pack(builder, [floats(0.0)] * tile.count)
 
     return tile(rows, columns), emit
 
@@ -74,7 +75,7 @@ def multiply_add(
 
     def emit(ctx: Any, builder: Any, signature: Any, values: Any) -> Any:
         tile_value, where, activations, step_between = values[4:]
-        sums = cgutils.unpack_tuple(builder, tile_value, tile.count)
+        sums = unpack(builder, tile_value, tile.count)
         width = columns.value
         for step, feature in itertools.product(range(steps.value), range(kind.products)):
             place = builder.add(where, I64(64 * width * step))
@@ -86,7 +87,7 @@ def multiply_add(
                 for column in range(width):
                     i = (row * steps.value + step) * width + column
                     sums[i] = multiply_pairs(builder, packed[column], x, sums[i])
-        return cgutils.pack_array(builder, sums)
+        return pack(builder, sums)
 
     return tile(storage, rows, columns, steps, tile, i64, i64, i64), emit
 
@@ -99,14 +100,14 @@ def fold(
     result = _tile(rows, columns)
 
     def emit(ctx: Any, builder: Any, signature: Any, values: Any) -> Any:
-        parts = cgutils.unpack_tuple(builder, values[3], tile.count)
+        parts = unpack(builder, values[3], tile.count)
         sums = []
         for i in range(result.count):
             row, column = divmod(i, columns.value)
             first = row * steps.value * columns.value + column
             own = [parts[first + step * columns.value] for step in range(steps.value)]
             sums.append(functools.reduce(builder.fadd, own))
-        return cgutils.pack_array(builder, sums)
+        return pack(builder, sums)
 
     return result(rows, columns, steps, tile), emit
 
@@ -183,7 +184,7 @@ def add_weighted(
 
     def emit(ctx: Any, builder: Any, signature: Any, values: Any) -> Any:
         tile_value, where, first, step = values[3:]
-        sums = cgutils.unpack_tuple(builder, tile_value, tile.count)
+        sums = unpack(builder, tile_value, tile.count)
         loaded = []
         for column in range(columns.value):
             place = builder.add(where, I64(column * LANES * kind.bytes))
@@ -199,7 +200,7 @@ def add_weighted(
             for column, value in enumerate(loaded):
                 i = row * columns.value + column
                 sums[i] = fma_of(builder, factor, value, sums[i])
-        return cgutils.pack_array(builder, sums)
+        return pack(builder, sums)
 
     return tile(storage, rows, columns, tile, i64, i64, i64), emit
 
@@ -208,7 +209,7 @@ def _places(
     builder: Any, tile: types.UniTuple, columns: CountType, value: Any, target: Any, step: Any
 ) -> Iterator[tuple[Any, Any]]:
     """Yield a tile's vectors, and where each lies: from `target` on, rows `step` bytes apart."""
-    for i, each in enumerate(cgutils.unpack_tuple(builder, value, tile.count)):
+    for i, each in enumerate(unpack(builder, value, tile.count)):
         row, column = divmod(i, columns.value)
         place = builder.add(target, builder.mul(step, I64(row)))
         yield each, builder.add(place, I64(64 * column))

@@ -12,12 +12,12 @@ from typing import Any, Final
 
 import llvmlite.ir as ir
 import numpy as np
-from numba import types
 
 from tgi_trio.model.quantised.exl3_layout import TURNED
 from tgi_trio.shard.checkpoint.formats.exl3 import RING
 from tgi_trio.shard.numba_backend.kernels import entry
 from tgi_trio.shard.numba_backend.kernels.apart import operation_at, step_at
+from tgi_trio.shard.numba_backend.kernels.compiler import types
 from tgi_trio.shard.numba_backend.kernels.emit import FLOATS, INTS, address, load_as, operation
 from tgi_trio.shard.numba_backend.kernels.emit import store_as as write
 from tgi_trio.shard.numba_backend.kernels.linear import finish

@@ -10,10 +10,9 @@ import math
 from typing import Any
 
 import llvmlite.ir as ir
-from numba import types
-from numba.core import cgutils
-from numba.extending import intrinsic
 
+from tgi_trio.shard.numba_backend.kernels.compiler import types
+from tgi_trio.shard.numba_backend.kernels.compiler.types import intrinsic
 from tgi_trio.shard.numba_backend.kernels.eight_bits import round_to_bytes
 from tgi_trio.shard.numba_backend.kernels.emit import (
     FLOAT,
@@ -27,6 +26,7 @@ from tgi_trio.shard.numba_backend.kernels.emit import (
     address,
     at,
     call,
+    declared,
     floats,
     ints,
     load_as,
@@ -115,7 +115,7 @@ def prefetch_near(builder: Any, where: Any) -> Any:
 
 def _prefetch(builder: Any, where: Any, locality: int) -> Any:
     kind = ir.FunctionType(ir.VoidType(), [POINTER, I32, I32, I32])
-    function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+    function = declared(builder, kind, "llvm.prefetch.p0")
     builder.call(function, [at(builder, where), I32(0), I32(locality), I32(1)])
     return none()
 
@@ -292,7 +292,7 @@ def total(builder: Any, a: Any) -> Any:
     """Return the sum of all lanes, added pairwise."""
     kind = ir.FunctionType(FLOAT, [FLOAT, FLOATS])
     name = f"llvm.vector.reduce.fadd.v{LANES}f32"
-    function = cgutils.get_or_insert_function(builder.module, kind, name)
+    function = declared(builder, kind, name)
     return builder.call(function, [ir.Constant(FLOAT, 0.0), a], fastmath=("reassoc",))
 
 

@@ -1,4 +1,4 @@
-"""Parallel compilation in several processes, since numba compiles one kernel at a time in each.
+"""Parallel compilation in several processes: Python writes LLVM's instructions one by one.
 
 The very first start compiles the kernels of a step and of the sampler, some seconds each, and those
 of each kind of quantised weights, a second each. The loading process opens them one after the

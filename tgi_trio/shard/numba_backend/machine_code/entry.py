@@ -1,16 +1,16 @@
 """The entries: kernels that are compiled on their own, and how one is loaded.
 
 A kernel takes only integers, most of which are addresses. A compile-time choice (`Variant`,
-`Multiplier`) decides which instructions it uses. numba is imported only if something has to be
-compiled.
+`Multiplier`) decides which instructions it uses. Kernels and their compiler are imported only if
+something has to be compiled.
 """
 
 from __future__ import annotations
 
-import ctypes
 import threading
 from dataclasses import dataclass
 from functools import cache
+from importlib import import_module
 from typing import Any, Final, TypeAlias
 
 from tgi_trio.shard.numba_backend.machine_code.opening import (
@@ -53,13 +53,27 @@ class Entry:
 
     def compile(self, choice: Choice) -> bytes:
         """Return the object file; raises as `open`."""
-        from tgi_trio.shard.numba_backend.kernels.compiling import compile_object
-
-        return compile_object(self.module, self.function, self.integers, choice, SYMBOL)
+        name = f"tgi_trio.shard.numba_backend.kernels.{self.module}"
+        return _compile(getattr(import_module(name), self.function), self.integers, choice)
 
     def file_name(self, choice: Choice) -> str:
         """Return the name of its file in the store."""
         return file_name(f"{self.module}.{self.function}", choice)
+
+
+def open_kernel(kernel: Any, integers: int, choice: Choice = None) -> MachineCode:
+    """Return a kernel that is no entry as a function of so many int64; it is not kept.
+
+    Raises what the compiler raises.
+    """
+    return open_object(_compile(kernel, integers, choice), integers)
+
+
+def _compile(kernel: Any, integers: int, choice: Choice) -> bytes:
+    from tgi_trio.shard.numba_backend.kernels.compiling import write_module
+    from tgi_trio.shard.numba_backend.machine_code.making import make_optimised
+
+    return make_optimised(write_module(kernel, integers, choice, SYMBOL))
 
 
 # Threads that open a kernel at the same time would each load it, and the cache would keep one: the
@@ -70,14 +84,7 @@ _OPENING: Final = threading.Lock()
 @cache
 def _open(entry: Entry, choice: Choice) -> MachineCode:
     data = find_or_make(entry.file_name(choice), lambda: entry.compile(choice))
-    # numba's functions begin with pointers for the result and an exception, which ours do not use,
-    # and then the choice, which has no value.
-    return open_object(data, entry.integers, _places(choice is not None))
-
-
-def _places(chosen: bool) -> tuple[Any, ...]:
-    result, problem = ctypes.create_string_buffer(8), ctypes.create_string_buffer(8)
-    return (result, problem, None) if chosen else (result, problem)
+    return open_object(data, entry.integers)
 
 
 TAKE_PART: Final = Entry("step", "take_part", 4)

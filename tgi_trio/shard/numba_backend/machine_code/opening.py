@@ -1,4 +1,4 @@
-"""Loading object files, and compiling LLVM IR to them: with llvmlite alone, without numba."""
+"""Loading object files, and compiling LLVM IR to them: with llvmlite alone."""
 
 from __future__ import annotations
 
@@ -26,15 +26,17 @@ class MachineCode:
 
     address: int
     _call: Callable[..., int]
-    _leading: tuple[Any, ...]  # arguments before the integers, kept alive here
     _engine: Any  # owns the code
 
     def __call__(self, *numbers: int) -> int:
-        return self._call(*self._leading, *numbers)
+        return self._call(*numbers)
 
 
 def host() -> tuple[str, str]:
-    """Return the processor's name and features for LLVM; numba reads the same settings."""
+    """Return the processor's name and features for LLVM, which two variables may replace.
+
+    They are called as in numba, which once compiled the kernels.
+    """
     name = os.environ.get("NUMBA_CPU_NAME") or llvm.get_host_cpu_name()
     features = os.environ.get("NUMBA_CPU_FEATURES")
     return name, llvm.get_host_cpu_features().flatten() if features is None else features
@@ -51,7 +53,7 @@ def file_name(kernel: str, choice: object) -> str:
 
 @cache
 def _versions() -> tuple[str, ...]:
-    return sys.implementation.cache_tag or "", *map(version, ("llvmlite", "numba"))
+    return sys.implementation.cache_tag or "", version("llvmlite")
 
 
 def make_object(module: Any) -> bytes:
@@ -61,29 +63,29 @@ def make_object(module: Any) -> bytes:
     raises.
     """
     parsed = llvm.parse_assembly(str(module))
-    made: bytes = _machine().emit_object(parsed)
+    made: bytes = target_machine().emit_object(parsed)
     return made
 
 
-def open_object(data: bytes, integers: int, leading: tuple[Any, ...] = ()) -> MachineCode:
+def open_object(data: bytes, integers: int) -> MachineCode:
     """Return the function `SYMBOL` of an object file, from so many int64 to int32.
 
-    `leading`: arguments before these, as ctypes addresses. Raises RuntimeError as LLVM does.
+    Raises RuntimeError as LLVM does.
     """
-    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), _machine())
+    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), target_machine())
     engine.add_object_file(llvm.ObjectFileRef.from_data(data))
     engine.finalize_object()
     where = engine.get_function_address(SYMBOL)
     if not where:
         raise RuntimeError(f"there is no function {SYMBOL!r} in the machine code")
-    kinds = [ctypes.c_void_p] * len(leading) + [ctypes.c_int64] * integers
-    call = ctypes.CFUNCTYPE(ctypes.c_int32, *kinds)(where)
-    return MachineCode(where, call, leading, engine)
+    call = ctypes.CFUNCTYPE(ctypes.c_int32, *[ctypes.c_int64] * integers)(where)
+    return MachineCode(where, call, engine)
 
 
-def _machine() -> Any:
+def target_machine(level: int = 2) -> Any:
+    """Return LLVM's description of this machine, which generates code; `level`: 0 to 3."""
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     name, features = host()
     target = llvm.Target.from_default_triple()
-    return target.create_target_machine(cpu=name, features=features, opt=2)
+    return target.create_target_machine(cpu=name, features=features, opt=level)

@@ -10,9 +10,9 @@ from typing import Any
 
 import llvmlite.ir as ir
 import numpy as np
-from numba import types
 
 from tgi_trio.shard.numba_backend.kernels import kernel
+from tgi_trio.shard.numba_backend.kernels.compiler import types
 from tgi_trio.shard.numba_backend.kernels.emit import (
     FLOAT,
     FLOATS,

@@ -6,10 +6,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from numba import types
-from numba.core import cgutils
-from numba.extending import intrinsic
-
+from tgi_trio.shard.numba_backend.kernels.compiler import types
+from tgi_trio.shard.numba_backend.kernels.compiler.types import intrinsic
 from tgi_trio.shard.numba_backend.kernels.emit import (
     FLOAT,
     FLOATS,
@@ -19,8 +17,10 @@ from tgi_trio.shard.numba_backend.kernels.emit import (
     ints,
     load_as,
     none,
+    pack,
     splat,
     store_as,
+    unpack,
 )
 from tgi_trio.shard.numba_backend.kernels.quantised.codes import (
     CODES,
@@ -71,7 +71,7 @@ def add_block(
 
     def emit(ctx: Any, builder: Any, signature: Any, values: Any) -> Any:
         tile_value, first_column, table_at, head_at, block_at, first, step = values[3:]
-        sums = cgutils.unpack_tuple(builder, tile_value, tile.count)
+        sums = unpack(builder, tile_value, tile.count)
         codes_at = offset(builder, block_at, way.kind.head_bytes)
         rows_at = [builder.add(first, builder.mul(step, I64(row))) for row in range(rows.value)]
         for number in range(columns.value):
@@ -87,7 +87,7 @@ def add_block(
             own = slice(number, None, columns.value)
             code = partial(_read_code, builder, way, codes_at, column)
             sums[own] = _add_rows(builder, way, sums[own], code, scales, lows, rows_at)
-        return cgutils.pack_array(builder, sums)
+        return pack(builder, sums)
 
     return tile(multiplier, rows, columns, tile, i64, i64, i64, i64, i64, i64), emit
 

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import llvmlite.ir as ir
-from numba import types
-from numba.extending import intrinsic
-
-from tgi_trio.shard.numba_backend.kernels.emit import I32, I64, POINTER, none
+from tgi_trio.shard.numba_backend.kernels.compiler import types
+from tgi_trio.shard.numba_backend.kernels.compiler.types import intrinsic
+from tgi_trio.shard.numba_backend.kernels.emit import call_address
 
 _ARGUMENTS = 10  # integer arguments after the multiplier
 
@@ -28,17 +26,10 @@ def call_panel_kernel(
     room: types.Integer,
     sums: types.Integer,
 ) -> Any:
-    """Call a `multiply_panel` at an address, by the calling convention of numba's own functions.
-
-    Their first arguments are where to put the result and an exception, which are unused here.
-    """
+    """Call a `multiply_panel` at an address."""
 
     def emit(ctx: Any, builder: Any, signature: Any, values: Any) -> Any:
         where, *numbers = values
-        kind = ir.FunctionType(I32, [POINTER] * 3 + [I64] * _ARGUMENTS)
-        result, problem = builder.alloca(POINTER), builder.alloca(POINTER)
-        function = builder.inttoptr(where, ir.PointerType(kind))
-        builder.call(function, [result, problem, ir.Constant(POINTER, None), *numbers])
-        return none()
+        return call_address(builder, where, numbers)
 
     return types.none(*[types.int64] * (_ARGUMENTS + 1)), emit
