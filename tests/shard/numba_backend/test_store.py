@@ -15,7 +15,7 @@ from typing import NoReturn
 import pytest
 
 from tests.warm_start import start_warm
-from tgi_trio.shard.numba_backend.machine_code import entry, store
+from tgi_trio.shard.numba_backend.machine_code import entry, making, store
 from tgi_trio.shard.numba_backend.machine_code.entry import Entry
 from tgi_trio.shard.numba_backend.machine_code.locks import held
 
@@ -153,3 +153,50 @@ def test_threads_that_open_a_kernel_at_once_have_the_same(monkeypatch: pytest.Mo
     with ThreadPoolExecutor(2) as pool:
         first, second = pool.map(lambda _: kernel.open(), range(2))
     assert first is second
+
+
+def test_versions_of_the_sources_share_what_is_made_of_the_same(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entry.SHUFFLE.compile(None)
+    (kept,) = (folder.parent / "objects").glob("*.o")
+    monkeypatch.setattr(store, "_source_hash", lambda: "other")
+    store.find_folder.cache_clear()
+    assert store.find_folder() == folder.parent / "other"
+    assert not entry.SHUFFLE.is_kept()
+    made = entry.SHUFFLE.compile(None)
+    monkeypatch.setattr(making, "make_optimised", None)  # it is not needed any more
+    assert entry.SHUFFLE.compile(None) == made
+    monkeypatch.setenv("NUMBA_CPU_NAME", "haswell")  # code for another processor is not the same
+    with pytest.raises(TypeError):
+        entry.SHUFFLE.compile(None)
+    assert kept.exists()
+
+
+def test_where_nothing_can_be_shared_it_is_made(folder: Path) -> None:
+    (folder.parent / "objects").touch()
+    for data in (b"code", b"other"):
+        assert store.find_or_make_shared(b"origin", lambda data=data: data) == data
+
+
+def test_what_was_used_longest_ago_makes_room(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By size: many checkouts on one machine do not take each other's."""
+    monkeypatch.setattr(store, "_KEPT_BYTES", 250)
+    for age in range(1, 7):
+        version = folder.parent / f"version{age}"
+        version.mkdir()
+        (version / "some.o").write_bytes(bytes(100))
+        store.find_or_make_shared(bytes([age]), lambda: bytes(68))
+        for path in (version, max(version.parent.glob("objects/*.o"), key=os.path.getctime)):
+            os.utime(path, (1e9 - age, 1e9 - age))
+    store.find_or_make_shared(bytes([6]), fail)  # it is used, after all
+    monkeypatch.setattr(store, "_source_hash", lambda: "other")
+    store.find_folder.cache_clear()
+    assert store.find_folder() == folder.parent / "other"
+    versions = {path.name for path in folder.parent.iterdir()} - {folder.name, "other", "objects"}
+    assert versions == {"version1", "version2"}
+    for age in (6, 1):
+        assert store.find_or_make_shared(bytes([age]), fail) == bytes(68)
+    assert len(list((folder.parent / "objects").iterdir())) == 4  # with their locks

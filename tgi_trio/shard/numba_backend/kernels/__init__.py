@@ -9,7 +9,9 @@ this room.
 
 from __future__ import annotations
 
+from typing import Any, Final
+
 from tgi_trio.shard.numba_backend.kernels.compiler.types import Kernel
 
-kernel = Kernel  # called by other kernels
-entry = Kernel  # takes integers, and is called through `machine_code/`
+kernel: Final[Any] = Kernel  # called by other kernels
+entry: Final[Any] = Kernel  # takes integers, and is called through `machine_code/`

@@ -19,7 +19,12 @@ from tgi_trio.shard.numba_backend.machine_code.opening import (
     file_name,
     open_object,
 )
-from tgi_trio.shard.numba_backend.machine_code.store import find_or_make, is_kept, make_alone
+from tgi_trio.shard.numba_backend.machine_code.store import (
+    find_or_make,
+    find_or_make_shared,
+    is_kept,
+    make_alone,
+)
 from tgi_trio.shard.numba_backend.multiplier import Multiplier
 from tgi_trio.shard.numba_backend.variant import Variant
 
@@ -52,9 +57,16 @@ class Entry:
         make_alone(self.file_name(choice), lambda: self.compile(choice))
 
     def compile(self, choice: Choice) -> bytes:
-        """Return the object file; raises as `open`."""
+        """Return the object file; raises as `open`.
+
+        Where another version of the sources came to the same instructions, its file is taken.
+        """
+        from tgi_trio.shard.numba_backend.machine_code.making import make_optimised, origin_of
+
         name = f"tgi_trio.shard.numba_backend.kernels.{self.module}"
-        return _compile(getattr(import_module(name), self.function), self.integers, choice)
+        kernel = getattr(import_module(name), self.function)
+        text = _write(kernel, self.integers, choice)
+        return find_or_make_shared(origin_of(text), lambda: make_optimised(text))
 
     def file_name(self, choice: Choice) -> str:
         """Return the name of its file in the store."""
@@ -66,14 +78,15 @@ def open_kernel(kernel: Any, integers: int, choice: Choice = None) -> MachineCod
 
     Raises what the compiler raises.
     """
-    return open_object(_compile(kernel, integers, choice), integers)
-
-
-def _compile(kernel: Any, integers: int, choice: Choice) -> bytes:
-    from tgi_trio.shard.numba_backend.kernels.compiling import write_module
     from tgi_trio.shard.numba_backend.machine_code.making import make_optimised
 
-    return make_optimised(write_module(kernel, integers, choice, SYMBOL))
+    return open_object(make_optimised(_write(kernel, integers, choice)), integers)
+
+
+def _write(kernel: Any, integers: int, choice: Choice) -> str:
+    from tgi_trio.shard.numba_backend.kernels.compiling import write_module
+
+    return write_module(kernel, integers, choice, SYMBOL)
 
 
 # Threads that open a kernel at the same time would each load it, and the cache would keep one: the

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import ctypes
+from pathlib import Path
 
 import llvmlite.binding as llvm
 
 from tgi_trio.shard.numba_backend.machine_code.object_symbols import missing_symbols
-from tgi_trio.shard.numba_backend.machine_code.opening import target_machine
+from tgi_trio.shard.numba_backend.machine_code.opening import machine_facts, target_machine
 
 _LEVEL = 3  # of LLVM's optimisation
+
+
+def origin_of(text: str) -> bytes:
+    """Return all that decides on the object file of a module."""
+    return repr((text, machine_facts(), Path(__file__).read_bytes())).encode()
 
 
 def make_optimised(text: str) -> bytes:

@@ -47,8 +47,13 @@ def file_name(kernel: str, choice: object) -> str:
 
     The `repr` of `choice` has to be complete.
     """
-    facts = repr((choice, host(), _versions()))
+    facts = repr((choice, *machine_facts()))
     return f"{kernel}-{hashlib.sha256(facts.encode()).hexdigest()[:16]}.o"
+
+
+def machine_facts() -> tuple[object, ...]:
+    """Return what machine code depends on, beside what it is made of."""
+    return host(), _versions()
 
 
 @cache

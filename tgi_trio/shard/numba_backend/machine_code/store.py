@@ -1,8 +1,10 @@
 """The store of machine code between starts.
 
-A folder's name is a hash of all sources, so after any change of a kernel everything is compiled
-anew. Its content is loaded as code, so a folder that another user could have written to is not
-used. A file begins with a hash of the rest, so that a file left incomplete by a crash is not
+A folder's name is a hash of all sources, so that a start looks for files without a compiler, and
+after any change of a kernel finds none. What LLVM makes is kept in another folder, by a hash of
+what it is made of, which all versions of the sources share: after a change only what has changed is
+optimised anew. The content is loaded as code, so a folder that another user could have written to
+is not used. A file begins with a hash of the rest, so that a file left incomplete by a crash is not
 loaded.
 """
 
@@ -13,14 +15,17 @@ import hashlib
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
 from tgi_trio.ipc.shard_output import warn
 from tgi_trio.shard.numba_backend.machine_code.locks import held
 
-_KEPT = 4  # versions of the kernels to keep, newest first
+# Bytes of all versions of the kernels to keep, and as many of what they share: those used last.
+# Everything that the tests compile is 5 MB, what serves a model a tenth of one.
+_KEPT_BYTES = 128 << 20
+_SHARED = "objects"
 _HASH = hashlib.sha256
 _HASH_BYTES = 32
 
@@ -31,9 +36,22 @@ def find_or_make(name: str, make: Callable[[], bytes]) -> bytes:
     Of several processes that call this at once, one makes it. Raises what `make` raises.
     """
     folder = find_folder()
+    return make() if folder is None else _find_or_make(folder / name, make)
+
+
+def find_or_make_shared(origin: bytes, make: Callable[[], bytes]) -> bytes:
+    """Do the same for all versions of the sources. `origin`: all that the data is made of."""
+    folder = _find_shared()
     if folder is None:
         return make()
-    path = folder / name
+    path = folder / f"{_HASH(origin).hexdigest()}.o"
+    found = _find_or_make(path, make)
+    with contextlib.suppress(OSError):
+        os.utime(path)  # see `_prune`
+    return found
+
+
+def _find_or_make(path: Path, make: Callable[[], bytes]) -> bytes:
     found = _read(path)
     if found is None:
         with held(path.with_suffix(".lock")):
@@ -72,9 +90,13 @@ def find_folder() -> Path | None:
         try:
             base.mkdir(mode=0o700, parents=True, exist_ok=True)
             folder = base / name
+            is_new = not folder.exists()
             folder.mkdir(mode=0o700, exist_ok=True)
             if _is_ours(base) and _is_ours(folder) and os.access(folder, os.W_OK | os.X_OK):
-                _prune(base, folder)
+                os.utime(folder)
+                if is_new:
+                    with contextlib.suppress(OSError):  # others remove files as well
+                        _prune(base)
                 return folder
         except OSError:
             continue
@@ -83,6 +105,19 @@ def find_folder() -> Path | None:
         "many seconds: let $NUMBA_CACHE_DIR or $XDG_CACHE_HOME name one that can be written"
     )
     return None
+
+
+def _find_shared() -> Path | None:
+    """Return the folder that versions of the sources share; None: there is none."""
+    folder = find_folder()
+    if folder is None:
+        return None
+    shared = folder.parent / _SHARED
+    try:
+        shared.mkdir(mode=0o700, exist_ok=True)
+        return shared if _is_ours(shared) else None
+    except OSError:
+        return None
 
 
 def _read(path: Path) -> bytes | None:
@@ -132,9 +167,25 @@ def _is_ours(folder: Path) -> bool:
     return facts.st_uid == os.getuid() and not facts.st_mode & 0o022
 
 
-def _prune(base: Path, keep: Path) -> None:
-    """Remove the oldest versions beyond `_KEPT`."""
-    os.utime(keep)
-    folders = sorted(base.iterdir(), key=lambda path: path.lstat().st_mtime, reverse=True)
-    for folder in folders[_KEPT:]:
+def _prune(base: Path) -> None:
+    """Remove what was used longest ago, beyond `_KEPT_BYTES`."""
+    shared = base / _SHARED
+    versions = [path for path in base.iterdir() if path != shared and path.is_dir()]
+    for folder in _beyond(versions, _bytes_in):
         shutil.rmtree(folder, ignore_errors=True)
+    for path in _beyond(shared.glob("*.o"), lambda path: path.lstat().st_size):
+        for each in (path, path.with_suffix(".lock")):
+            each.unlink(missing_ok=True)
+
+
+def _beyond(paths: Iterable[Path], count_bytes: Callable[[Path], int]) -> Iterator[Path]:
+    """Yield the paths that do not fit into `_KEPT_BYTES` with those that were used later."""
+    total = 0
+    for path in sorted(paths, key=lambda path: path.lstat().st_mtime, reverse=True):
+        total += count_bytes(path)
+        if total > _KEPT_BYTES:
+            yield path
+
+
+def _bytes_in(folder: Path) -> int:
+    return sum(path.lstat().st_size for path in folder.iterdir())
