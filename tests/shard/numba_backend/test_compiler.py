@@ -183,6 +183,32 @@ def control(at, other, to):
     c[0] = second
 
 
+@entry
+def names_used_again(at, other, to):
+    a, b, c = floats_at(at, 64), ints_at(other, 64), doubles_at(to, 64)
+    for i in range(0, 62):
+        for value in range(i, i + 2):
+            c[i] += value
+        value = a[i] * _SCALE
+        c[i] += value
+        value = value, b[i]
+        if b[i] > 0:
+            value = np.float64(value[0]) / 8.0
+            c[i] -= value
+        else:
+            c[i] += value[1]
+            value = i
+            c[i] -= value
+        value = 2
+        while value < 50:
+            value *= 3
+        c[i] *= value
+        if i == 50:
+            value = 0.5
+            c[63] = value
+            break
+
+
 KINDS = {
     whole_numbers: "i8 i8 i8",
     quotients: "i8 i8 i8",
@@ -191,6 +217,7 @@ KINDS = {
     comparisons: "f4 f8 i8",
     evaluation_order: "i8 i8 i8",
     control: "i8 i8 i8",
+    names_used_again: "f4 i8 f8",
 }
 
 
@@ -246,7 +273,10 @@ def test_a_function_has_as_many_forms_as_types() -> None:
 
 
 WRONG = {
-    "value = 1\n    value = 0.5": "value is int64 and would become float64",
+    "x = 1\n    if at:\n        x = 0.5\n    return x": "x has one type or another here",
+    "x = 1\n    for i in range(at):\n        x += 0.5": "x has another type when the loop begins",
+    "x = 1\n    while x:\n        x = 0.5": "x has another type when the loop begins",
+    "for i in range(at):\n        x = 1\n        x = 0.5\n    x += 1": "x has one type or another",
     "if at:\n        return 1\n    return 0.5": "it returns float64, int64",
     "if at:\n        return 1": "it returns int64, none",
     "return missing": "missing has no value",
@@ -268,6 +298,7 @@ WRONG = {
     "return ints_at": "no number",
     "ints_at(at, 3)[1:] = 0": "a slice is a whole array",
     "return ~0.5": "~ of float64",
+    "return wrong(at)": "wrong calls itself",
 }
 
 
@@ -283,9 +314,10 @@ def test_what_kernels_must_not_contain_is_an_error_that_names_the_line(
     monkeypatch.setitem(sys.modules, "wrong_kernels", module)
     module.__dict__.update(ints_at=ints_at, words_at=words_at)
     exec(compile(text, file, "exec"), module.__dict__)
-    module.__dict__["pass_by"] = Kernel(module.__dict__["pass_by"])
+    for name in ("pass_by", "wrong"):
+        module.__dict__[name] = Kernel(module.__dict__[name])
     with pytest.raises((KernelError, TypeError), match=WRONG[body]) as caught:
-        Program().add_entry(Kernel(module.__dict__["wrong"]), (), 1, "run")
+        Program().add_entry(module.__dict__["wrong"], (), 1, "run")
     if isinstance(caught.value, KernelError):
         assert "(wrong_kernels, line " in str(caught.value)
         assert str(caught.value).endswith("in wrong)")

@@ -160,8 +160,8 @@ def rotate(variant, rank, step, op, scratch):
             turn_head(query, size, op.query_norm, op, cosines, sines)
             target = step.buffers[QUERY] + (t * op.heads + head) * size * variant.query_bytes
             for i in range(0, size, LANES):
-                scaled = multiply(load(query + 4 * i), scale)
-                store_query(variant, target + i * variant.query_bytes, scaled)
+                value = multiply(load(query + 4 * i), scale)
+                store_query(variant, target + i * variant.query_bytes, value)
         if op.reads_only:
             continue
         key = qkv + (op.heads + kv_head) * size * 4

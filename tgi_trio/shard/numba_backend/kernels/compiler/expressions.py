@@ -6,7 +6,7 @@ import ast
 import math
 from collections.abc import Callable, Sequence
 from types import ModuleType
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import llvmlite.ir as ir
 import numpy as np
@@ -49,6 +49,10 @@ _CONVERSIONS = {np.int64: int64, np.uint64: uint64, np.float32: float32, np.floa
 _OF_LLVM = {math.sqrt: "sqrt", math.exp: "exp", np.log: "log"}
 
 
+# What a name means that has a type behind one branch and another behind the other.
+UNCLEAR: Final = Variable(none)
+
+
 class Callees(Protocol):
     """The other kernels of an entry."""
 
@@ -62,6 +66,7 @@ class Expressions:
     def __init__(self, builder: Any, known: dict[str, Any], callees: Callees) -> None:
         self.builder, self.known, self.callees = builder, known, callees
         self.variables: dict[str, Variable | Value] = {}
+        self.read: set[tuple[str, int]] = set()  # names, and the variables that they meant
 
     def evaluate(self, node: ast.expr) -> Value:
         """Return the value of an expression; raises KernelError for what kernels do not have."""
@@ -84,7 +89,10 @@ class Expressions:
         found = self.variables.get(node.id)
         if isinstance(found, Value):
             return found
+        if found is UNCLEAR:
+            raise KernelError(f"{node.id} has one type or another here")
         if found is not None:
+            self.read.add((node.id, id(found)))
             return read(self.builder, found)
         if node.id not in self.known:
             raise KernelError(f"{node.id} has no value")

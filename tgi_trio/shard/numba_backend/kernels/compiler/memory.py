@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,7 +85,7 @@ def set_field(builder: Any, record: Value, name: str, value: Value) -> None:
 def _find_field(builder: Any, record: Value, name: str) -> tuple[Type, int | None, Any]:
     """Return a field's type, its numbers if it is an array, and its place."""
     assert isinstance(record.type, Record)
-    fields = record.type.layout.fields or {}
+    fields: Mapping[str, Any] = record.type.layout.fields or {}
     if name not in fields:
         raise KernelError(f"the record has no {name}")
     layout, offset = fields[name][:2]
@@ -138,7 +138,8 @@ def element_at(builder: Any, whole: Value, index: Value) -> Value:
 
 def _item_of(builder: Any, items: Sequence[Value], index: Value) -> Value:
     if index.known is not None:
-        return items[index.known]
+        chosen: Value = items[index.known]
+        return chosen
     kind, found = items[0].type, items[-1].llvm
     if any(each.type != kind for each in items):
         raise KernelError("the items of the tuple have several types")

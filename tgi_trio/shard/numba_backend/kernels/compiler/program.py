@@ -27,7 +27,8 @@ class Program:
 
     def __init__(self) -> None:
         self.module = ir.Module()
-        self._made: dict[tuple[Kernel, tuple[Type, ...]], tuple[Any, Type]] = {}
+        # None: a function that is being compiled.
+        self._made: dict[tuple[Kernel, tuple[Type, ...]], tuple[Any, Type] | None] = {}
 
     def add_entry(self, kernel: Kernel, chosen: Sequence[Type], integers: int, symbol: str) -> None:
         """Compile a kernel, and what it calls, as a function of so many int64 that returns 0.
@@ -40,14 +41,18 @@ class Program:
         builder = ir.IRBuilder(function.append_basic_block())
         numbers = [Value(int64, each) for each in function.args]
         self.call(builder, kernel, [*map(Value, chosen), *numbers])
-        builder.ret(int32.llvm(0))
+        builder.ret(ir.Constant(int32.llvm, 0))
 
     def call(self, builder: Any, kernel: Kernel, values: Sequence[Value]) -> Value:
         """Call a kernel, which is compiled if it was not yet; raises KernelError."""
         key = kernel, tuple(value.type for value in values)
         if key not in self._made:
+            self._made[key] = None
             self._made[key] = self._compile(kernel, key[1])
-        function, returned = self._made[key]
+        found = self._made[key]
+        if found is None:
+            raise KernelError(f"{kernel.name} calls itself")
+        function, returned = found
         given = [packed(builder, value) for value in values if value.type.llvm is not None]
         made = builder.call(function, given)
         if returned == none:
@@ -62,7 +67,6 @@ class Program:
         stored = [each.llvm for each in kinds if each.llvm is not None]
         kind = ir.FunctionType(ir.VoidType(), stored)
         function = ir.Function(self.module, kind, f"{kernel.name}.{len(self._made)}")
-        self._made[kernel, tuple(kinds)] = function, none  # so that the next one's name differs
         # LLVM then weighs every call. An internal function that is called from one place becomes a
         # part of its caller, however large it is, and optimising a step takes three times as long.
         function.linkage = "linkonce_odr"

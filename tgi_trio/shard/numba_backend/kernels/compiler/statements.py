@@ -10,7 +10,7 @@ from typing import Any
 import llvmlite.ir as ir
 
 from tgi_trio.shard.numba_backend.kernels.compiler import arithmetic
-from tgi_trio.shard.numba_backend.kernels.compiler.expressions import Callees, Expressions
+from tgi_trio.shard.numba_backend.kernels.compiler.expressions import UNCLEAR, Callees, Expressions
 from tgi_trio.shard.numba_backend.kernels.compiler.memory import (
     Variable,
     declare,
@@ -35,6 +35,7 @@ from tgi_trio.shard.numba_backend.kernels.compiler.values import (
 class _Loop:
     more: Any  # the block that goes on with it
     end: Any  # the block behind it
+    before: dict[str, Any]  # what names meant before it
     broken: bool = False  # whether anything has left it
 
 
@@ -52,6 +53,8 @@ class Statements(Expressions):
         self._assigned = _count_assignments(node)
         self.line = node.lineno  # of the statement at hand
         self._loops: list[_Loop] = []
+        # By the nesting of statements: names that have come to mean variables of another type.
+        self._changed: list[set[str]] = [set()]
         # Places of variables are made in a block of their own, before all others.
         self._first = ir.IRBuilder(builder.block)
         builder.position_at_end(builder.append_basic_block("body"))
@@ -133,7 +136,7 @@ class Statements(Expressions):
             raise KernelError(f"nothing can be assigned to {ast.unparse(target)}")
 
     def _assign_name(self, name: str, value: Value) -> None:
-        """Give a variable a value of its type, which is that of its first value."""
+        """Give a variable a value of its type; for one of another type the name gets a new one."""
         if value.type == NONE.type:
             raise KernelError(f"{name} would have no value")
         once = self._assigned.get(name) == 1
@@ -141,10 +144,10 @@ class Statements(Expressions):
             self.variables[name] = value  # the same wherever it is read
             return
         found = self.variables.get(name)
-        if not isinstance(found, Variable):
+        if not isinstance(found, Variable) or found.type != value.type:
+            if found is not None:
+                self._changed[-1].add(name)
             found = self.variables[name] = declare(self._first, value.type, name)
-        elif found.type != value.type:
-            raise KernelError(f"{name} is {found.type} and would become {value.type}")
         write(self.builder, found, value)
 
     def _fill(self, target: ast.Subscript, value: Value) -> None:
@@ -169,13 +172,14 @@ class Statements(Expressions):
             return
         then, other, end = (builder.append_basic_block(name) for name in ("then", "else", "end"))
         builder.cbranch(test.llvm, then, other)
-        reached = False
+        reached, unclear = False, set[str]()
         for block, nodes in ((then, node.body), (other, node.orelse)):
             builder.position_at_end(block)
-            self._run(nodes)
+            changed = self._run_nested(nodes)
             if not self._ended():
                 builder.branch(end)
-                reached = True
+                reached, unclear = True, unclear | changed
+        self._forget(unclear)
         builder.position_at_end(end)
         if not reached:
             builder.unreachable()
@@ -185,6 +189,7 @@ class Statements(Expressions):
         test, body, end = (builder.append_basic_block(name) for name in ("test", "body", "end"))
         builder.branch(test)
         builder.position_at_end(test)
+        outside, self.read = self.read, set()
         found = self.condition(node.test)
         if found.known is None:
             builder.cbranch(found.llvm, body, end)
@@ -193,6 +198,7 @@ class Statements(Expressions):
         builder.position_at_end(body)
         if not self._run_loop(node, test, end) and found.known:
             builder.unreachable()
+        self.read |= outside
 
     def _do_For(self, node: ast.For) -> None:
         call = node.iter
@@ -228,7 +234,9 @@ class Statements(Expressions):
         builder.position_at_end(body)
         yield Value(int64, index)
         if node is not None:
+            outside, self.read = self.read, set()
             self._run_loop(node, more, end)
+            self.read |= outside
         else:
             builder.branch(more)
         builder.position_at_end(more)
@@ -246,17 +254,43 @@ class Statements(Expressions):
         return builder.select(up, below, builder.icmp_signed(">", index, stop.llvm))
 
     def _run_loop(self, node: ast.For | ast.While, more: Any, end: Any) -> bool:
-        """Compile the body of a loop, and go on behind it; return whether the loop has a break."""
+        """Compile the body of a loop, and go on behind it; return whether the loop has a break.
+
+        `read` has what the loop has read so far.
+        """
         if node.orelse:
             raise KernelError("loops have no else")
-        loop = _Loop(more, end)
+        loop = _Loop(more, end, dict(self.variables))
         self._loops.append(loop)
-        self._run(node.body)
+        changed = self._run_nested(node.body)
         self._loops.pop()
         if not self._ended():
             self.builder.branch(more)
+        for name in changed:
+            if (name, id(loop.before.get(name))) in self.read:
+                raise KernelError(f"{name} has another type when the loop begins again")
+        self._forget(changed)
         self.builder.position_at_end(end)
         return loop.broken
+
+    def _run_nested(self, nodes: Sequence[ast.stmt]) -> set[str]:
+        """Compile statements that may not run; return names that change their type in them.
+
+        Afterwards names mean what they did before.
+        """
+        before = dict(self.variables)
+        self._changed.append(set())
+        self._run(nodes)
+        changed = self._changed.pop()
+        for name in changed & before.keys():
+            self.variables[name] = before[name]
+        return changed
+
+    def _forget(self, names: set[str]) -> None:
+        """Let names have no value until they are assigned to: it depends on what has run."""
+        self._changed[-1] |= names
+        for name in names:
+            self.variables[name] = UNCLEAR
 
     def _do_Break(self, node: ast.Break) -> None:
         self._loops[-1].broken = True
