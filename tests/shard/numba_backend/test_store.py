@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from threading import Event
 from typing import NoReturn
@@ -176,7 +177,7 @@ def test_versions_of_the_sources_share_what_is_made_of_the_same(
 def test_where_nothing_can_be_shared_it_is_made(folder: Path) -> None:
     (folder.parent / "objects").touch()
     for data in (b"code", b"other"):
-        assert store.find_or_make_shared(b"origin", lambda data=data: data) == data
+        assert store.find_or_make_shared(b"origin", partial(bytes, data)) == data
 
 
 def test_what_was_used_longest_ago_makes_room(

@@ -9,9 +9,17 @@ this room.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from collections.abc import Callable
+from typing import Any
 
 from tgi_trio.shard.numba_backend.kernels.compiler.types import Kernel
 
-kernel: Final[Any] = Kernel  # called by other kernels
-entry: Final[Any] = Kernel  # takes integers, and is called through `machine_code/`
+
+def kernel(function: Callable[..., Any]) -> Any:
+    """Have a function called by other kernels."""
+    return Kernel(function)
+
+
+def entry(function: Callable[..., Any]) -> Any:
+    """Have a function of integers called through `machine_code/`."""
+    return Kernel(function)
