@@ -266,7 +266,7 @@ async def test_an_unknown_model_is_a_404_that_lists_what_is_served():
         ("/score/", "ranks none"),
         ("/pooling", "makes no embeddings"),
         ("/classify", "`choice` in `structured_outputs`"),
-        ("/v1/realtime", "parts of messages at /v1/chat/completions"),
+        ("/v1/realtime", "/v1/audio/transcriptions"),
         ("/api/chat", "use OpenAI's: /v1/chat/completions"),
         ("/chat/completions", "`/v1/chat/completions` is;"),
         ("/v1/v1/chat/completions", "`/v1/chat/completions` is;"),
