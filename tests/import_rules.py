@@ -207,17 +207,18 @@ RULES: dict[str, Rule] = {
     "testing.kernel_variants": Rule(
         ours(
             "shard.torch_backend testing.variant testing.attention_variants "
-            "testing.block_variants testing.choice_variants testing.chosen_variants "
-            "testing.delta_variants testing.entries_variants testing.gated_variants "
-            "testing.indexed_variants testing.mixture_variants testing.recurrence_variants"
+            "testing.alternating_variants testing.block_variants testing.choice_variants "
+            "testing.chosen_variants testing.delta_variants testing.entries_variants "
+            "testing.gated_variants testing.indexed_variants testing.mixture_variants "
+            "testing.recurrence_variants"
         ),
         banned=SERVER,
     ),
     **{
         f"testing.{what}_variants": Rule(ours("shard.torch_backend testing.variant"), banned=SERVER)
         for what in (
-            *("attention", "block", "choice", "chosen", "entries", "gated", "mixture"),
-            *("code", "adapter", "delta", "recurrence"),
+            *("attention", "alternating", "block", "choice", "chosen", "entries", "gated"),
+            *("mixture", "code", "adapter", "delta", "recurrence"),
         )
     },
     "testing.indexed_variants": Rule(

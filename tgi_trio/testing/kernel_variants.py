@@ -22,6 +22,7 @@ from tgi_trio.shard.torch_backend.layers.few_rows import WARPS, choose_few_tile,
 from tgi_trio.shard.torch_backend.layers.opening import BLOCK as OPENED
 from tgi_trio.shard.torch_backend.layers.residual import count_warps
 from tgi_trio.shard.torch_backend.torch_device import Generation
+from tgi_trio.testing.alternating_variants import alternating_variants
 from tgi_trio.testing.attention_variants import attention_variants
 from tgi_trio.testing.block_variants import block_variants
 from tgi_trio.testing.choice_variants import choice_variants
@@ -52,6 +53,7 @@ def variants(generation: Generation) -> Iterator[Variant]:
     yield from entries_variants(generation)
     yield from block_variants()
     yield from gated_variants()
+    yield from alternating_variants(generation)
     yield from delta_variants()
     yield from recurrence_variants()
     yield from indexed_variants()

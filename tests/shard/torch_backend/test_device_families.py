@@ -25,7 +25,7 @@ from tgi_trio.shard.torch_backend.attention import dividing, few_heads  # noqa: 
 from tgi_trio.shard.torch_backend.layers import few_rows, lone_shares  # noqa: E402
 from tgi_trio.shard.torch_backend.models import beginning  # noqa: E402
 from tgi_trio.testing.stand_in_device import StandInDevice  # noqa: E402
-from tgi_trio.testing.tiny_families import GEMMA4_E, GEMMA4_MOE  # noqa: E402
+from tgi_trio.testing.tiny_families import GEMMA3N_SPARSE, GEMMA4_E, GEMMA4_MOE  # noqa: E402
 
 TEXTS = prompts(2, longest=2 * BLOCK)
 # How tokens are chosen is test_device_requests.py's and test_device_sampler.py's.
@@ -68,13 +68,15 @@ SHARPER = {  # queries and keys are longer behind their turn
     "original_max_position_embeddings": 32,
 }
 # Other shapes of families: heads of 512, as Gemma 4 has; layers that read the keys of others;
-# experts beside an MLP, with factors of their own; heads that are normalised behind their turn.
+# experts beside an MLP, with factors of their own; heads that are normalised behind their turn;
+# gates that are cut at a bound.
 SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "large heads": ("gemma4_text", {"head_dim": 256, "global_head_dim": 512}),
     "no keys of their own": ("gemma4_text", GEMMA4_E),
     "experts beside": ("gemma4_text", GEMMA4_MOE),
     "normalised last": ("llama4_text", {"rope_parameters": SHARPER}),
     "scaled and rotated": ("ministral3", {}),
+    "gates are cut": ("gemma3n_text", GEMMA3N_SPARSE),
 }
 
 

@@ -52,6 +52,7 @@ LAYERED = {
     **{"llama": 9, "qwen3": 9, "gemma2": 9, "gpt_neox": 10, "olmo2": 12},
     **{"mixtral": 9, "qwen3_moe": 9, "gpt_oss": 9, "deepseek_v3": 12, "deepseek_v2": 12},
     **{"gemma4_text": 11, "mimo_v2_flash": 9, "llama4_text": 10, "qwen2_moe": 9, "afmoe": 11},
+    "gemma3n_text": 15,
 }
 ONE_MORE = {"num_hidden_layers": 3}
 SEEING = ["full_attention", "sliding_attention", "full_attention"]
@@ -62,6 +63,7 @@ CHANGES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # of both, and fo
     "llama4_text": ({}, {"num_hidden_layers": 4}),
     "qwen2_moe": ({}, {"num_hidden_layers": 4}),
     "afmoe": ({}, {"num_hidden_layers": 4, "layer_types": [*SEEING[:2], *SEEING[:2]]}),
+    "gemma3n_text": ({}, {"num_hidden_layers": 5, "layer_types": [*SEEING, *SEEING[:2]]}),
 }
 TEXTS = prompts(3, longest=20)
 ASKED: list[dict[str, Any]] = [{}, {"sample": True, "top_p": 0.9}, {"repetition_penalty": 1.3}]

@@ -184,6 +184,30 @@ def gate(
 
 
 @triton.jit
+def open_own(
+    out,  # [T, SIZE], as are the next two
+    gates,
+    own,  # with `stride` between tokens
+    stride,
+    SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ACT: tl.constexpr,
+    OVERLAPS: tl.constexpr,
+):
+    """Compute act(gates) * own."""
+    let_next_begin(OVERLAPS)
+    wait_for_earlier(OVERLAPS)
+    dtype = out.dtype.element_ty
+    token = tl.program_id(0).to(tl.int64)
+    place = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = place < SIZE
+    opened = tl.load(gates + token * SIZE + place, mask=inside, other=0.0).to(tl.float32)
+    opened = activate(opened, ACT).to(dtype).to(tl.float32)
+    value = tl.load(own + token * stride + place, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + token * SIZE + place, (opened * value).to(dtype), mask=inside)
+
+
+@triton.jit
 def open_values(
     out,  # [T, SIZE]
     values,  # [T, SIZE], with a stride between tokens, as have the next

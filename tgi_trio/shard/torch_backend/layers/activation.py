@@ -88,10 +88,14 @@ class SparseActivation:
     act: Activation
     share: float
 
+    @property
+    def deviations(self) -> float:
+        """The threshold, in standard deviations above the mean."""
+        return NormalDist().inv_cdf(self.share)
+
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        deviations = NormalDist().inv_cdf(self.share)
         spread = torch.std(x, dim=-1, keepdim=True, unbiased=False)
-        bound = x.mean(dim=-1, keepdim=True) + spread * deviations
+        bound = x.mean(dim=-1, keepdim=True) + spread * self.deviations
         return self.act(functional.relu(x - bound))
 
 

@@ -8,7 +8,7 @@ from typing import Final
 import torch
 from torch.nn import functional
 
-from tgi_trio.shard.torch_backend.layers.activation import ACTIVATIONS, Activation
+from tgi_trio.shard.torch_backend.layers.activation import ACTIVATIONS, Activation, SparseActivation
 from tgi_trio.shard.torch_backend.torch_device import overlap, runs_kernels
 
 # The activations that `kernels/fused.py` has, with its names for them.
@@ -22,11 +22,37 @@ _KERNELS: Final[dict[Activation, str]] = {
     torch.sigmoid: "sigmoid",
 }
 _BLOCK = 1024
+_MOST: Final = 1 << 15  # gates of a token that a program cuts
 
 
 def name_activation(act: Activation) -> str:
     """Return an activation's name in `kernels/fused.py`; "" if it is not there."""
     return _KERNELS.get(act, "")
+
+
+def count_cutting_warps(padded: int) -> int:
+    """Return the warps of a program that cuts `padded` gates: at least 16 a thread."""
+    return max(1, min(16, padded // 512))
+
+
+def open_own(gate: torch.Tensor, own: torch.Tensor, act: Activation) -> torch.Tensor:
+    """Return act(gate) * own for `gate` and `own` [T, width], in one launch on a device."""
+    name = name_activation(act)
+    if not name or not runs_kernels(gate.device) or own.stride(1) != 1:
+        opened: torch.Tensor = act(gate) * own
+        return opened
+    from tgi_trio.shard.torch_backend.kernels import fused  # imports Triton
+
+    (tokens, width), gate = gate.shape, gate.contiguous()
+    out = torch.empty_like(gate)
+    fused.open_own[(tokens, -(-width // _BLOCK))](
+        *(out, gate, own, own.stride(0)),
+        SIZE=width,
+        BLOCK=_BLOCK,
+        ACT=name,
+        **overlap(gate.device),
+    )
+    return out
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +81,11 @@ class Gate:
     def __call__(self, inner: torch.Tensor) -> torch.Tensor:
         """Return [T, width] for `inner` [T, 2 width]."""
         name = self.kernel
-        if name and runs_kernels(inner.device):
-            return self._launch(inner, name)
+        if runs_kernels(inner.device):
+            if name:
+                return self._launch(inner, name)
+            if isinstance(self.act, SparseActivation) and self.cuts(inner.shape[1] // 2):
+                return self._launch_cut(inner, self.act)
         if self.paired:
             gate, up = inner.unflatten(-1, (-1, 2)).unbind(-1)
         else:
@@ -75,6 +104,30 @@ class Gate:
             gate = gate.clamp(max=self.limit)
         opened: torch.Tensor = self.act(gate)
         return opened.clamp(max=self.limit) if self.limit and self.bounds_opened else opened
+
+    def cuts(self, width: int) -> bool:
+        """Return whether a kernel cuts `width` gates of a token at a bound, and opens them."""
+        sparse = isinstance(self.act, SparseActivation) and name_activation(self.act.act) != ""
+        return sparse and self.scale == 1.0 and not self.limit and width <= _MOST
+
+    def _launch_cut(self, inner: torch.Tensor, act: SparseActivation) -> torch.Tensor:
+        from tgi_trio.shard.torch_backend.kernels import alternating  # imports Triton
+
+        tokens, width = inner.shape[0], inner.shape[1] // 2
+        padded = 1 << (width - 1).bit_length()
+        out = torch.empty((tokens, width), dtype=inner.dtype, device=inner.device)
+        alternating.cut_and_gate[(tokens,)](
+            out,
+            inner.contiguous(),
+            act.deviations,
+            SIZE=width,
+            PADDED=padded,
+            ACT=name_activation(act.act),
+            PAIRED=self.paired,
+            **overlap(inner.device),
+            num_warps=count_cutting_warps(padded),
+        )
+        return out
 
     def _launch(self, inner: torch.Tensor, name: str) -> torch.Tensor:
         from tgi_trio.shard.torch_backend.kernels import fused  # imports Triton

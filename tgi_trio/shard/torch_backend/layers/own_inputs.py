@@ -11,6 +11,7 @@ import torch
 
 from tgi_trio.model.specs.decoder import OwnInputsSpec
 from tgi_trio.shard.torch_backend.layers.activation import Activation
+from tgi_trio.shard.torch_backend.layers.gating import open_own
 from tgi_trio.shard.torch_backend.layers.linear import Linear
 from tgi_trio.shard.torch_backend.layers.norm import Norm
 from tgi_trio.shard.torch_backend.layers.vocabulary import Gathering, embed
@@ -58,7 +59,7 @@ class OwnInput:
 
     def __call__(self, x: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
         """Return [T, hidden] for `x` [T, hidden] and the layer's embeddings `own` [T, width]."""
-        return self.up(self.act(self.gate(x)) * own)
+        return self.up(open_own(self.gate(x), own, self.act))
 
     def pack(self) -> None:
         self.gate.pack()

@@ -20,6 +20,7 @@ from tgi_trio.shard.torch_backend.layers.hyper import (
     LayerHyper,
 )
 from tgi_trio.shard.torch_backend.layers.hyper_weights import HyperWeights
+from tgi_trio.shard.torch_backend.layers.stream_parts import Routing
 from tgi_trio.shard.torch_backend.layers.streams import LayerStreams, Streams
 from tgi_trio.shard.torch_backend.models.attention_loading import AttentionLoader
 
@@ -42,10 +43,9 @@ def load_layer_streams(
         return None
     return LayerStreams(
         spec,
-        router_norm=loader.norm(refs.router_norm),
-        router=loader.linear(refs.router),
-        prediction=loader.linear(refs.prediction),
-        correction=loader.linear(refs.correction),
+        routing=Routing(loader.norm(refs.router_norm), loader.weight(refs.router)),
+        prediction=loader.weight(refs.prediction),
+        correction=loader.weight(refs.correction),
         scale=loader.source.vector(refs.scale.name, refs.scale.size),
         detour_down=loader.linear(refs.detour_down),
         detour_up=loader.linear(refs.detour_up),

@@ -11,12 +11,11 @@ import torch
 from tgi_trio.shard.torch_backend.layers.mlp import Mlp
 from tgi_trio.shard.torch_backend.layers.norm import Norm
 from tgi_trio.shard.torch_backend.layers.own_inputs import OwnInput
+from tgi_trio.shard.torch_backend.layers.stream_parts import Added
 from tgi_trio.shard.torch_backend.layers.streams import LayerStreams, Streams
 
 Mix = Callable[[int, torch.Tensor], torch.Tensor]  # attention of a layer
 Reduce = Callable[[torch.Tensor], torch.Tensor]
-
-_BOTH = 2.0**-0.5  # scales the sum of attention's and Laurel's outputs
 
 
 class Parts(Protocol):
@@ -44,25 +43,29 @@ def run_streamed(
     `own` [layers, T, width]: the layers' own embeddings of the tokens; `mix` and `reduce`: the
     decoder's attention and sum over ranks.
     """
-    hidden = streams.split(x)
+    hidden, added = streams.split(x), None
     for index, layer in enumerate(layers):
-        hidden = _run_layer(layer, hidden, own[index], partial(mix, index), reduce)
-    return streams.join(hidden)
+        hidden, added = _run_layer(layer, hidden, added, own[index], partial(mix, index), reduce)
+    return streams.join(hidden, added)
 
 
 def _run_layer(
-    layer: Parts, streams: torch.Tensor, own: torch.Tensor, mix: Reduce, reduce: Reduce
-) -> torch.Tensor:
-    """Return the streams [count, T, hidden] after a layer."""
+    layer: Parts,
+    streams: torch.Tensor,
+    added: Added | None,
+    own: torch.Tensor,
+    mix: Reduce,
+    reduce: Reduce,
+) -> tuple[torch.Tensor, Added]:
+    """Return the streams [count, T, hidden] after a layer, and what is still to be added to them.
+
+    `added`: by the layer before.
+    """
     altup, own_input = layer.streams, layer.own_input
     norms = layer.attention_norm, layer.attention_post_norm, layer.mlp_norm, layer.mlp_post_norm
     before, after, inner, outer = norms
     assert altup and own_input and layer.mlp and before and after and inner and outer
-    predicted = altup.predict(streams)
-    active = predicted[altup.spec.active]
-    normed = before(active)
-    x = (active + after(mix(normed)) + altup.detour(normed)) * _BOTH
-    x = x + outer(reduce(layer.mlp(inner(x))))
-    corrected = altup.correct(predicted, x)
-    added = own_input.post_norm(own_input(altup.shown(corrected), own))
-    return torch.cat((corrected[:1], corrected[1:] + added))
+    predicted, normed = altup.predict(streams, added, before)
+    x, read = altup.join(predicted, normed, mix(normed), after, inner)
+    corrected, shown = altup.correct(predicted, x, reduce(layer.mlp(read)), outer)
+    return corrected, Added(own_input(shown, own), own_input.post_norm)

@@ -1,0 +1,79 @@
+"""Every kind of launch of the kernels of layers that compute one of several hidden states."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+from tgi_trio.shard.torch_backend.kernels import alternating, fused
+from tgi_trio.shard.torch_backend.layers.gating import count_cutting_warps
+from tgi_trio.shard.torch_backend.layers.residual import count_warps
+from tgi_trio.shard.torch_backend.torch_device import Generation
+from tgi_trio.testing.variant import BF16, EVEN, F32, TYPES, Variant
+
+_COUNT: Final = 4  # Gemma 3n, as are the next
+_SIZE: Final = 2048
+_OWN: Final = 256
+_WIDTHS: Final = (8192, 16384)  # of MLPs: of 2 and of 4 billion
+
+
+def alternating_variants(generation: Generation) -> Iterator[Variant]:
+    """Yield the variants that are launched on devices of a generation."""
+    overlaps: dict[str, Any] = {"OVERLAPS": generation == "hopper"}
+    act, kind = "gelu_tanh", {"KIND": "rms"}
+    one = {"SIZE": _SIZE, "PADDED": _SIZE} | overlaps
+    every = one | {"COUNT": _COUNT, "PADDED_COUNT": _COUNT}
+    warps = count_warps(_COUNT * _SIZE)
+    for dtype in (BF16, F32):
+        name = f"{TYPES[dtype]} {_SIZE}"
+        for adds in (True, False):
+            yield Variant(
+                f"predict_streams {name}{' adds' * adds}",
+                alternating.predict_streams,
+                (*(dtype,) * 9, *("fp32",) * 3, "i32"),
+                every | kind | {"ACTIVE": 0, "ADDS": adds},
+                warps=warps,
+            )
+        yield Variant(
+            f"join_detour {name}",
+            alternating.join_detour,
+            (*(dtype,) * 9, *("fp32",) * 4),
+            one | kind,
+            warps=count_warps(_SIZE),
+        )
+        yield Variant(
+            f"correct_streams {name}",
+            alternating.correct_streams,
+            (*(dtype,) * 10, "fp32", "fp32", "i32"),
+            every | kind | {"ACTIVE": 0, "SCALES": True},
+            warps=warps,
+        )
+        yield Variant(
+            f"add_to_others {name}",
+            alternating.add_to_others,
+            (*(dtype,) * 4, "fp32", "i32"),
+            every | kind,
+            warps=warps,
+        )
+        for joins in (True, False):
+            yield Variant(
+                f"match_streams {name}{' joins' * joins}",
+                alternating.match_streams,
+                (*(dtype,) * 3, "fp32", "i32"),
+                every | {"JOINS": joins},
+                warps=warps,
+            )
+        for width in _WIDTHS:
+            yield Variant(
+                f"cut_and_gate {TYPES[dtype]} {width}",
+                alternating.cut_and_gate,
+                (dtype, dtype, "fp32"),
+                {"SIZE": width, "PADDED": width, "ACT": act, "PAIRED": False} | overlaps,
+                warps=count_cutting_warps(width),
+            )
+        yield Variant(
+            f"open_own {TYPES[dtype]} {_OWN}",
+            fused.open_own,
+            (*(dtype,) * 3, f"i32{EVEN}"),
+            {"SIZE": _OWN, "BLOCK": 1024, "ACT": act} | overlaps,
+        )
