@@ -57,6 +57,7 @@ class NoLibrary(TorchFunctionMode):
             ),
             *("sum", "mean", "cumsum", "norm", "softmax", "log_softmax", "logsumexp", "rms_norm"),
             *("layer_norm", "group_norm", "scaled_dot_product_attention", "index_add_"),
+            *("std", "var"),
         )
     )
 

@@ -58,14 +58,11 @@ OTHERS = (
     # Heads are normalised behind their rotation; queries over latents are scaled by position.
     *("hunyuan_v1_dense", "mistral4", "nanochat"),
 )
-# Of layers' own embeddings, and experts beside an MLP. Embeddings are as wide as two vectors of the
-# processor that stands in: unlike a device, it computes what fills none by other instructions.
-SHAPES = {
-    "own inputs": GEMMA4_E | {"hidden_size_per_layer_input": 32},
-    "experts beside": GEMMA4_MOE,
-}
+# Of layers' own embeddings, and experts beside an MLP.
+SHAPES = {"own inputs": GEMMA4_E, "experts beside": GEMMA4_MOE}
 # Rotations by the length of a sequence: the whole prompt's, then as far as it has come. Rotated
-# pairs are as many, for the same reason.
+# pairs are as many as two vectors of the processor that stands in have: unlike a device, it
+# computes what fills none by other instructions.
 LENGTHS: dict[str, dict[str, Any]] = {
     "dynamic": {"factor": 2.0},
     "longrope": {
@@ -83,7 +80,6 @@ NUMBERS: dict[str, dict[str, Any]] = {
 }
 # By what is said of them.
 REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
-    "adds up several hidden states": ("gemma3n_text", {}),
     "--activations 8": ("llama", {"activations": 8}),
     "an encoder": ("t5", {}),
 }

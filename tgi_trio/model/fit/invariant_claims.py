@@ -26,13 +26,13 @@ _HELD: Final[dict[str, str]] = {
         "position_offset sine_positions alibi alibi_scale attention_soft_cap final_soft_cap "
         "embedding_scale residual_scale attention_scale gate_scale mlp_limit mlp_raised mlp_scale "
         "logit_scale qkv_clip latent value_norm value_scale own_inputs index hyper "
-        "gated_values norm_gate_rank gated_streams shared_key "
+        "gated_values norm_gate_rank gated_streams shared_key streams "
         "norm_after_rotary"
     ),
     "LayerSpec": (
         "scale window chunk ahead rotary experts mixer attends feeds sizes keys_as_values "
         "reads_layer latent sinks mlp_width beside later names shared blocks chooses index "
-        "index_place pooled ngrams compression"
+        "index_place pooled ngrams compression sparsity"
     ),
     "HeadSizes": "kv_heads dim value_dim heads",
     "LatentSpec": "rank query_rank plain_dim rotary_dim value_dim bias scale norm_eps doubled",
@@ -42,6 +42,7 @@ _HELD: Final[dict[str, str]] = {
     "SharedKeySpec": "query_rank groups group_rank",
     "CompressionSpec": "rate overlaps index",
     "GatedStreamsSpec": "count rank",
+    "StreamsSpec": "count active scaled detour_rank",
     "BlockIndexSpec": "dim size most local",
     "OwnInputsSpec": "width rows image_token",
     "RotarySpec": (
@@ -67,7 +68,6 @@ _HELD: Final[dict[str, str]] = {
     "RecurrentGate": "heads head_dim taps activation",
     "SharedBlock": "layer use rank attention_rank",
 }
-_STREAMS: Final = "torch adds up several hidden states of a token"
 
 CLAIMS: Final[Claims] = {
     **NAMES,
@@ -77,9 +77,7 @@ CLAIMS: Final[Claims] = {
         for record, names in _HELD.items()
         for key in (f"{record}.{name}" for name in names.split())
     },
-    "DecoderSpec.streams": only(None, refusal=_STREAMS),
     "LayerSpec.crosses": only(None, refusal="torch attends to images"),
-    "LayerSpec.sparsity": only(0.0, refusal="torch cuts gates at a bound"),
 }
 
 

@@ -9,7 +9,11 @@ from tgi_trio.model.fit.invariant_claims import find_variant, unkept
 from tgi_trio.model.specs.decoder import DecoderSpec
 from tgi_trio.model.specs.t5 import T5Spec
 from tgi_trio.shard.torch_backend.attention.kinds import capturable_for
+from tgi_trio.shard.torch_backend.layers.activation import SparseActivation
+from tgi_trio.shard.torch_backend.layers.gating import Gate
 from tgi_trio.shard.torch_backend.layers.hyper import holds_streams
+from tgi_trio.shard.torch_backend.layers.mlp import DenseMlp, Mlp
+from tgi_trio.shard.torch_backend.layers.streams import holds_alternating
 from tgi_trio.shard.torch_backend.models.decoder import Decoder
 from tgi_trio.shard.torch_backend.states.mamba2_layer import Mamba2Layer
 from tgi_trio.shard.torch_backend.torch_device import runs_kernels
@@ -39,9 +43,10 @@ def check_loaded(settings: ShardSettings, model: Decoder, device: torch.device) 
         return
     if not model.groups_experts:
         raise unkept("its experts are stored in ways that differ, so torch adds them up")
-    several = model.spec.hyper is not None or model.spec.gated_streams is not None
-    if several and not holds_streams(model.spec.hidden_size):
+    if not _holds_hidden_states(model.spec):
         raise unkept("its hidden states are too large for our kernels, so torch mixes them")
+    if not all(_cuts_alike(layer.mlp, model.spec) for layer in model.layers):
+        raise unkept("torch cuts gates of its MLPs at a bound, as our kernels do not for such")
     if model.scans_in_turns:
         raise unkept("its states are too large for our kernels, so torch moves them")
     mixers = (layer.mixer for layer in model.layers)
@@ -49,3 +54,19 @@ def check_loaded(settings: ShardSettings, model: Decoder, device: torch.device) 
         raise unkept("torch normalises groups of heads that are on several ranks, or very large")
     if capturable_for(model.attention_needs, device) is None:
         raise unkept("its heads are too large for our kernels, so torch attends")
+
+
+def _holds_hidden_states(spec: DecoderSpec) -> bool:
+    """Return whether kernels mix a token's hidden states, if it has several."""
+    if spec.streams is not None and not holds_alternating(spec.streams.count, spec.hidden_size):
+        return False
+    several = spec.hyper is not None or spec.gated_streams is not None
+    return not several or holds_streams(spec.hidden_size)
+
+
+def _cuts_alike(mlp: Mlp | None, spec: DecoderSpec) -> bool:
+    """Return whether a kernel cuts an MLP's gates at a bound, if they are cut."""
+    act = mlp.act if isinstance(mlp, DenseMlp) else None
+    if isinstance(act, Gate) and isinstance(act.act, SparseActivation):
+        return act.cuts(max(spec.mlp_width, *(layer.mlp_width for layer in spec.layers)))
+    return not isinstance(act, SparseActivation)
