@@ -60,26 +60,27 @@ def variants(generation: Generation) -> Iterator[Variant]:
 
 
 def _sums(generation: Generation) -> Iterator[Variant]:
-    sums: tuple[tuple[int, str, int, int, bool], ...] = (  # -1 shared: beside the others
-        *((2048, "rms", 0, 0, False), (5120, "rms", 0, 0, False)),
-        *((3584, "rms_plus_one", 0, 0, False), (8192, "layer", 0, 0, False)),
-        *((2880, "rms", 4, 0, False), (2048, "rms", 8, 4, False), (7168, "rms", 8, 1, False)),
-        (7168, "rms", 8, -1, False),
-        (7168, "rms", 0, 0, True),
+    sums: tuple[tuple[int, str, int, int, str], ...] = (  # -1 shared: beside the others
+        *((2048, "rms", 0, 0, ""), (5120, "rms", 0, 0, "")),
+        *((3584, "rms_plus_one", 0, 0, ""), (8192, "layer", 0, 0, "")),
+        *((2880, "rms", 4, 0, ""), (2048, "rms", 8, 4, ""), (7168, "rms", 8, 1, "")),
+        (7168, "rms", 8, -1, ""),
+        (7168, "rms", 0, 0, "wide"),
+        (2816, "rms", 0, 0, "multiplied"),  # Gemma 4
     )
-    for size, kind, experts, shared, widens in sums:
+    for size, kind, experts, shared, more in sums:
         padded = 1 << (size - 1).bit_length()
-        post = kind == "rms_plus_one"
-        vectors = (F32,) * 4 if post else (BF16,) * 4
+        post = kind == "rms_plus_one" or more == "multiplied"
+        vectors = (F32,) * 4 if kind == "rms_plus_one" else (BF16,) * 4
         found = (
             f" of {experts} experts{' and shared' * (shared != 0)}{' beside' * (shared < 0)}"
             if experts
             else ""
         )
         yield Variant(
-            f"add_and_normalise bf16 {size} {kind}{found}{' wide' if widens else ''}",
+            f"add_and_normalise bf16 {size} {kind}{found} {more}".rstrip(),
             fused.add_and_normalise,
-            (BF16, F32, *(BF16,) * 7, *vectors, "fp32", "fp32", "fp32"),
+            (BF16, F32, *(BF16,) * 7, *vectors, "fp32", "fp32", "fp32", BF16),
             {
                 "SIZE": size,
                 "PADDED": padded,
@@ -90,13 +91,14 @@ def _sums(generation: Generation) -> Iterator[Variant]:
                 "BESIDE": shared < 0,
                 "ADDS_SECOND": False,
                 "SCALES": False,
+                "MULTIPLIES": more == "multiplied",
                 "FIRST_KIND": kind if post else "",
                 "HAS_FIRST_GAIN": post,
                 "HAS_FIRST_BIAS": False,
                 "KIND": kind,
                 "HAS_GAIN": True,
                 "HAS_BIAS": kind == "layer",
-                "WIDENS": widens,
+                "WIDENS": more == "wide",
                 "OVERLAPS": generation == "hopper",
             },
             warps=count_warps(padded),

@@ -205,6 +205,7 @@ def test_a_lone_row_has_it_where_its_step_takes_less(small: None) -> None:
     own, x = layers[1], numbers(1, 32)
     assert own.turns(1, Addends(x)) and not own.turns(2, Addends(x))
     assert not own.turns(1, Addends(ExpertParts(x, x, None, 0)))  # whose sum comes first
+    assert not own.turns(1, Addends(x, factor=x[0, :1]))
     choose(layers, Steps(layers, 1.0))  # another warm-up
     assert not own.turns(1, Addends(x))
 

@@ -180,6 +180,7 @@ def test_what_takes_less_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
         wide[0](x)
         project(gated[0], x, Addends(x), None)
         project(gated[0], x, None, None)  # nothing is added: the library multiplies
+        project(gated[0], x, Addends(x, factor=x[0, :1]), None)  # a launch by itself
     assert measuring.launched == ["product", "all"] * 2
     few_rows.choose_for_few_rows([*wide, *gated], around, Measuring())  # another warm-up
     assert not any(own.few_rows or own.fused for own in (*wide, *gated))

@@ -80,6 +80,7 @@ def test_sums_and_their_norms(
         (Addends(first), None),
         (Addends(first, second, scale=0.3), norm),
         (Addends(first, norm=inner), norm),
+        (Addends(first, second, factor=some(1, seed=4, dtype=dtype)), norm),
     ]
     ours = [add_and_normalise(x, *case) for case in cases]
     kernels.undo()

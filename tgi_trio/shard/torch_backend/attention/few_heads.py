@@ -13,7 +13,6 @@ from typing import Final, NamedTuple
 import torch
 
 from tgi_trio.shard.torch_backend.attention.interface import HeadPlaces
-from tgi_trio.shard.torch_backend.layers.expert_parts import ExpertParts
 from tgi_trio.shard.torch_backend.layers.few_rows import (
     WARPS,
     Seconds,
@@ -53,8 +52,7 @@ class HeadProjection(NamedTuple):
 
     def turns(self, rows: int, addends: Addends | None) -> bool:
         """Return whether the warm-up has chosen `project` for so many rows."""
-        parts = addends is not None and isinstance(addends.first, ExpertParts)
-        return rows in self.linear.turned and not parts
+        return rows in self.linear.turned and (addends is None or addends.in_products)
 
     def project(
         self, x: torch.Tensor, addends: Addends | None, table: RotaryTable | None, to: HeadPlaces

@@ -58,6 +58,7 @@ def add_and_normalise(
     first_eps,
     eps,
     scale,
+    factor,  # [1]: multiplies the sum with MULTIPLIES
     SIZE: tl.constexpr,
     PADDED: tl.constexpr,  # the next power of two
     ADDS: tl.constexpr,
@@ -67,6 +68,7 @@ def add_and_normalise(
     BESIDE: tl.constexpr,
     ADDS_SECOND: tl.constexpr,
     SCALES: tl.constexpr,
+    MULTIPLIES: tl.constexpr,
     FIRST_KIND: tl.constexpr,  # "": none
     HAS_FIRST_GAIN: tl.constexpr,
     HAS_FIRST_BIAS: tl.constexpr,
@@ -100,6 +102,8 @@ def add_and_normalise(
         if ADDS_SECOND:
             value += tl.load(second + at, mask=inside, other=0.0).to(tl.float32)
             value = value.to(dtype).to(tl.float32)
+        if MULTIPLIES:
+            value = (value * tl.load(factor).to(tl.float32)).to(dtype).to(tl.float32)
         tl.store(summed + at, value.to(dtype), mask=inside)
     if KIND != "":
         value = normalise(value, place, gain, bias, eps, SIZE, KIND, HAS_GAIN, HAS_BIAS)

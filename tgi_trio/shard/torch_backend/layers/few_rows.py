@@ -17,7 +17,6 @@ from typing import Any, Final, NamedTuple
 import torch
 
 from tgi_trio.shard.torch_backend.layers.activation import Activation
-from tgi_trio.shard.torch_backend.layers.expert_parts import ExpertParts
 from tgi_trio.shard.torch_backend.layers.gating import Gate
 from tgi_trio.shard.torch_backend.layers.linear import Linear
 from tgi_trio.shard.torch_backend.layers.norm import Norm
@@ -141,7 +140,7 @@ def project(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the sum of `x` [T, hidden] and `addends`, and act(linear(norm(sum)))."""
     rows = len(x)
-    if rows in linear.fused and addends is not None and not isinstance(addends.first, ExpertParts):
+    if rows in linear.fused and addends is not None and addends.in_products:
         if rows in _PROGRAMS:
             return _multiply_few(linear, x, addends, norm, act)
         summed, normed = add_and_normalise(x, addends, norm)

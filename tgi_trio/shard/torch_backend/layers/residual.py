@@ -14,13 +14,22 @@ _MOST = 1 << 15  # largest hidden size that a program holds
 
 
 class Addends(NamedTuple):
-    """What is added to a hidden state, in this order: scale * norm(first), then second."""
+    """What is added to a hidden state, in this order: scale * norm(first), then second.
+
+    A `factor` multiplies the sum.
+    """
 
     first: torch.Tensor | ExpertParts  # [T, hidden], or the parts of which it is the sum
     second: torch.Tensor | None = None
     norm: NormWeights | None = None
     scale: float = 1.0
     later: torch.Tensor | None = None  # [T, hidden], added after the next layer's MLP instead
+    factor: torch.Tensor | None = None  # [1]
+
+    @property
+    def in_products(self) -> bool:
+        """Whether the launch of a product can add them."""
+        return not isinstance(self.first, ExpertParts) and self.factor is None
 
 
 def add_and_normalise(
@@ -64,7 +73,7 @@ def _in_kernel(x: torch.Tensor) -> bool:
 
 
 def _add(x: torch.Tensor, addends: Addends) -> torch.Tensor:
-    first, second, norm, scale, _ = addends
+    first, second, norm, scale, _, factor = addends
     if isinstance(first, ExpertParts):
         first = first.combine()
     if norm is not None:
@@ -72,7 +81,8 @@ def _add(x: torch.Tensor, addends: Addends) -> torch.Tensor:
     if scale != 1.0:
         first = first * scale
     x = x + first
-    return x if second is None else x + second
+    x = x if second is None else x + second
+    return x if factor is None else x * factor
 
 
 def _launch(
@@ -88,6 +98,7 @@ def _launch(
     normed = x if norm is None else torch.empty_like(x)
     summed = x if addends is None else torch.empty_like(x)
     first = x if addends is None else addends.first
+    factor = None if addends is None else addends.factor
     parts, kind = ExpertParts.describe(first)
     _, *rest = addend_arguments(x, addends, norm)
     padded = 1 << (size - 1).bit_length()
@@ -98,10 +109,12 @@ def _launch(
         x,
         *parts,
         *rest,
+        x if factor is None else factor,
         SIZE=size,
         PADDED=padded,
         **addend_constants(addends),
         **kind,
+        MULTIPLIES=factor is not None,
         KIND="" if norm is None else norm.kind,
         HAS_GAIN=norm is not None and norm.weight is not None,
         HAS_BIAS=norm is not None and norm.bias is not None,
@@ -119,7 +132,7 @@ def addend_arguments(
 
     `x` stands for tensors that are missing or not summed yet; kernels do not read it there.
     """
-    first, second, inner, scale, _ = addends or Addends(x)
+    first, second, inner, scale, *_ = addends or Addends(x)
     return (
         x if isinstance(first, ExpertParts) else first.contiguous(),
         x if second is None else second.contiguous(),

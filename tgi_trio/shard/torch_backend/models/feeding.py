@@ -73,9 +73,11 @@ def leave_layer(
     if layer.own_input is not None and own is not None:
         x = add_and_normalise(x, addends, None)[0]
         addends = Addends(layer.own_input(x, own), norm=layer.own_input.post_norm)
-    if layer.scale is not None:
-        x, addends = add_and_normalise(x, addends, None)[0] * layer.scale, None
-    return x, addends
+    if layer.scale is None:
+        return x, addends
+    if addends is None:
+        return x * layer.scale, None
+    return x, addends._replace(factor=layer.scale)
 
 
 def _alone(part: torch.Tensor) -> torch.Tensor:
