@@ -50,6 +50,8 @@ def _attend(dtype: torch.dtype, heads: int, rate: int, divided: bool) -> Variant
         (dtype, F32, F32, F32, *(dtype,) * 4, *(I32,) * 7, F32, "i32", "fp32", "fp32"),
         {
             **{"HEADS": heads, "DIM": _DIM, "PADDED_DIM": _DIM, "ROTARY": 64},
+            # Behind them lie the queries of an index, with 64 heads.
+            "QUERY": heads * _DIM + (64 * 128 if most else 0),
             **{
                 "STRIDE": _DIM + _KEPT[rate],
                 "WINDOW": 128,

@@ -174,7 +174,8 @@ def _entries(generation: Generation) -> Iterator[Variant]:
             name=attend.name.replace("attend_entries", "attend_entry_spans").replace(" h64", ""),
             kernel=entries_kernel.attend_entry_spans,
             arguments=(*attend.arguments[:4], I32, "i32", *attend.arguments[4:]),
-            constants=attend.constants | {"SPAN": SPAN, "LANES": tile.lanes},
+            constants=attend.constants
+            | {"SPAN": SPAN, "LANES": tile.lanes, "QUERY": 64 * attend.constants["DIM"]},
             stages=tile.stages,
         )
 

@@ -38,7 +38,7 @@ def attend_entries(
     parts,  # float32 [T, HEADS, parts, DIM], as for `attend_tile`
     bests,
     masses,
-    query,  # [T, HEADS, DIM], contiguous
+    query,  # [T, HEADS, DIM], with QUERY numbers between tokens
     cos,  # [T, ROTARY], as for `rotate_and_write`
     sin,
     keys,  # [slots, STRIDE]: one layer of the cache
@@ -54,6 +54,7 @@ def attend_entries(
     scale, eps,
     HEADS: tl.constexpr,
     DIM: tl.constexpr, PADDED_DIM: tl.constexpr, ROTARY: tl.constexpr,
+    QUERY: tl.constexpr,
     STRIDE: tl.constexpr,
     WINDOW: tl.constexpr,
     RATE: tl.constexpr,  # tokens of a run; 0: there are no entries
@@ -79,7 +80,7 @@ def attend_entries(
         begin = part * each
         end = tl.minimum(begin + each, count)
     dim, real, which = tl.arange(0, PADDED_DIM), head < HEADS, token * HEADS + head
-    q = load_queries(query, cos, sin, token, which, real, dim, eps, DIM, ROTARY)
+    q = load_queries(query, cos, sin, token, head, real, dim, eps, DIM, ROTARY, QUERY)
     best, mass = tl.full([LANES], float("-inf"), tl.float32), tl.zeros([LANES], tl.float32)
     total = tl.zeros([LANES, PADDED_DIM], tl.float32)
     best, mass, total = walk_places(
@@ -101,9 +102,9 @@ def attend_entry_spans(
     query, cos, sin, keys, tables, width, contexts, query_starts, rows, units, found, sinks, first,
     scale, eps,
     HEADS: tl.constexpr, DIM: tl.constexpr, PADDED_DIM: tl.constexpr, ROTARY: tl.constexpr,
-    STRIDE: tl.constexpr, WINDOW: tl.constexpr, RATE: tl.constexpr, ENTRY: tl.constexpr,
-    MOST: tl.constexpr, SINKS: tl.constexpr, PAGE: tl.constexpr, LANES: tl.constexpr,
-    KEYS: tl.constexpr, DIVIDED: tl.constexpr,
+    QUERY: tl.constexpr, STRIDE: tl.constexpr, WINDOW: tl.constexpr, RATE: tl.constexpr,
+    ENTRY: tl.constexpr, MOST: tl.constexpr, SINKS: tl.constexpr, PAGE: tl.constexpr,
+    LANES: tl.constexpr, KEYS: tl.constexpr, DIVIDED: tl.constexpr,
     SPAN: tl.constexpr,  # places of a span, a multiple of KEYS
     OVERLAPS: tl.constexpr,
 ):
@@ -116,7 +117,7 @@ def attend_entry_spans(
     near = tl.minimum(seen, WINDOW)
     end = count_places(found + own, near, seen, RATE, MOST)
     dim, real, which = tl.arange(0, PADDED_DIM), head < HEADS, token * HEADS + head
-    q = load_queries(query, cos, sin, token, which, real, dim, eps, DIM, ROTARY)
+    q = load_queries(query, cos, sin, token, head, real, dim, eps, DIM, ROTARY, QUERY)
     best, mass, total = begin_softmax(sinks + head, real, LANES, PADDED_DIM, SINKS)
     first_span, until, step = find_spans(0, end, SPAN, DIVIDED)
     for i in range(first_span, until, step):
@@ -206,11 +207,12 @@ def walk_places(
 
 @triton.jit
 def load_queries(
-    query, cos, sin, token, which, real, dim, eps, DIM: tl.constexpr, ROTARY: tl.constexpr
+    query, cos, sin, token, head, real, dim, eps,
+    DIM: tl.constexpr, ROTARY: tl.constexpr, QUERY: tl.constexpr,
 ):
     """Return the queries of some heads of a token, [LANES, padded DIM], normalised and rotated."""
     there, dim = real[:, None] & (dim < DIM)[None, :], dim[None, :]
-    q = tl.load(query + which[:, None] * DIM + dim, mask=there, other=0.0)
+    q = tl.load(query + token * QUERY + head[:, None] * DIM + dim, mask=there, other=0.0)
     x = normalise(q.to(tl.float32), dim, query, query, eps, DIM, "rms", False, False)
     c, s = load_turns(cos, sin, token, dim, DIM, ROTARY)
     return turn_neighbours(x.to(q.dtype).to(tl.float32), c, s).to(q.dtype)

@@ -25,7 +25,6 @@ from tgi_trio.shard.torch_backend.attention.selecting import (
 )
 from tgi_trio.shard.torch_backend.attention.shared_keys import (
     EntryPlaces,
-    Written,
     write_keys,
 )
 from tgi_trio.shard.torch_backend.attention.spans import Spans, divide_into_spans
@@ -57,14 +56,15 @@ class PagedEntriesAttention(PagedAttention):
     ) -> torch.Tensor:
         keys, entries = batch.cache.key_slots[layer.index][:, 0], shared.entries
         written = write_keys(projected, shared, turning, table, keys, batch)
-        query = shared.query_up(written.compressed).view(len(projected), layer.heads, shared.dim)
         index = None if entries is None else entries.index
+        query, asked = _expand(shared, index, written.compressed)
+        query = query.unflatten(-1, (layer.heads, shared.dim))
         tile, work = self._plan(layer, shared, query, batch)
         own = _Attending(layer, shared, query, turning, table, keys, batch, tile, work)
-        if index is None:
+        if index is None or asked is None:
             own.launch(range(len(query)), None)
         else:
-            own.launch_by_index(index, written, invariant=self._invariant)
+            own.launch_by_index(index, asked, written.weights, invariant=self._invariant)
         return work.merge().view_as(query)
 
     def _plan(
@@ -82,13 +82,26 @@ class PagedEntriesAttention(PagedAttention):
         return tile, divide_into_spans(layer, query, tiles, shared.dim, places)
 
 
+def _expand(
+    shared: SharedKey, index: EntryIndex | None, compressed: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Return expanded queries [T, heads * dim], and those of an index if there is one."""
+    if index is None:
+        return shared.query_up(compressed), None
+    if index.joined is None or not index.joined.serves(shared.query_up, index.query_up):
+        return shared.query_up(compressed), index.query_up(compressed)
+    both, own = index.joined.whole(compressed), index.heads * index.compressor.dim
+    query, asked = both.split((both.shape[1] - own, own), dim=-1)
+    return query, asked
+
+
 @dataclass(frozen=True, slots=True)
 class _Attending:
     """Attention of a step's tokens in one layer."""
 
     layer: AttentionLayer
     shared: SharedKey
-    query: torch.Tensor  # [T, heads, dim], neither normalised nor rotated yet
+    query: torch.Tensor  # [T, heads, dim], neither normalised nor rotated yet; tokens lie apart
     turning: Rotary
     table: RotaryTable
     keys: torch.Tensor  # [slots, numbers], one layer of the cache
@@ -96,16 +109,18 @@ class _Attending:
     tile: Tile
     work: Work | Spans
 
-    def launch_by_index(self, index: EntryIndex, written: Written, *, invariant: bool) -> None:
+    def launch_by_index(
+        self, index: EntryIndex, asked: torch.Tensor, weights: torch.Tensor, *, invariant: bool
+    ) -> None:
         """Launch attention to the entries that an index chooses, for some tokens at a time.
 
+        `asked`: the index's queries [T, heads * dim], and `weights` [T, heads] of its heads.
         `invariant`: see `score_units`.
         """
         rate, most, dim = len(index.compressor.bias), self.layer.most, index.compressor.dim
-        asked = index.query_up(written.compressed).view(len(self.query), index.heads, dim)
-        asking = Asking(
-            asked, written.weights, self.table, begin=dim - self.turning.spec.dim, interleaved=True
-        )
+        asked = asked.unflatten(-1, (index.heads, dim))
+        begin = dim - self.turning.spec.dim
+        asking = Asking(asked, weights, self.table, begin=begin, interleaved=True)
         place = EntryPlaces.of(self.shared).index_made
         made = self.keys[:, place : place + dim]
         for tokens in cut_tokens(len(asked), self.batch.longest // rate):
@@ -131,6 +146,7 @@ class _Attending:
             DIM=self.shared.dim,
             PADDED_DIM=pad_dim(self.shared.dim),
             ROTARY=self.turning.spec.dim,
+            QUERY=self.query.stride(0),
             STRIDE=self.keys.stride(0),
             WINDOW=layer.window,
             RATE=0 if entries is None else entries.spec.rate,

@@ -10,6 +10,7 @@ import torch
 from tgi_trio.model.specs.decoder import CompressionSpec
 from tgi_trio.shard.torch_backend.layers.compressor import Compressor
 from tgi_trio.shard.torch_backend.layers.index import IndexQueries
+from tgi_trio.shard.torch_backend.layers.joined import JoinedLinears
 from tgi_trio.shard.torch_backend.layers.linear import Linear
 from tgi_trio.shard.torch_backend.layers.norm import Norm
 from tgi_trio.shard.torch_backend.layers.plain_product import multiply_by_head
@@ -23,6 +24,8 @@ class EntryIndex:
     heads: int
     query_up: Linear
     compressor: Compressor
+    # Of what expands the layer's compressed queries, and `query_up`.
+    joined: JoinedLinears | None = None
 
     def ask(
         self, compressed: torch.Tensor, weights: torch.Tensor, turn: Rotary, table: RotaryTable
@@ -129,6 +132,8 @@ class SharedKey:
         self.query_up.pack()
         if self.entries is not None and self.entries.index is not None:
             self.entries.index.query_up.pack()
+            if self.entries.index.joined is not None:
+                self.entries.index.joined.pack()
 
     def nbytes(self) -> int:
         parts = [self.query_norm.nbytes(), self.query_up.nbytes(), self.key_norm.nbytes()]

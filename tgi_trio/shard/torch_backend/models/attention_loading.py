@@ -36,6 +36,7 @@ from tgi_trio.shard.torch_backend.layers.crossing import CrossAttention, CrossLa
 from tgi_trio.shard.torch_backend.layers.index import TokenIndex
 from tgi_trio.shard.torch_backend.layers.joined import join_linears
 from tgi_trio.shard.torch_backend.layers.latent import LatentProjections
+from tgi_trio.shard.torch_backend.layers.linear import Linear
 from tgi_trio.shard.torch_backend.layers.log_scale import LogScale
 from tgi_trio.shard.torch_backend.layers.norm import Norm
 from tgi_trio.shard.torch_backend.layers.pooled_index import PooledIndex
@@ -216,27 +217,33 @@ class AttentionLoader(WeightLoader):
         if refs is None or shared is None:
             return None
         spec, inputs = self.spec, self.spec.heads * self.spec.head_dim // shared.groups
+        query_up = self.linear(refs.query_up)
         return SharedKey(
             dim=spec.head_dim,
             eps=spec.norm_eps,
             query_norm=self.norm(refs.query_norm),
-            query_up=self.linear(refs.query_up),
+            query_up=query_up,
             key_norm=self.norm(refs.key_norm),
             output_down=self.weight(refs.output_down).view(-1, shared.group_rank, inputs),
-            entries=self._entries(refs, layer.compression),
+            entries=self._entries(refs, layer.compression, query_up),
             invariant=self.source.invariant,
         )
 
-    def _entries(self, refs: SharedKeyRefs, compression: CompressionSpec | None) -> Entries | None:
+    def _entries(
+        self, refs: SharedKeyRefs, compression: CompressionSpec | None, query_up: Linear
+    ) -> Entries | None:
+        """Return what makes a layer's entries; `query_up`: multiplied with an index's at once."""
         if compression is None or refs.compressor is None:
             return None
         index = None
         spec = compression.index
         if spec and refs.index_query and refs.index_compressor:
+            own_up = self.linear(refs.index_query)
             index = EntryIndex(
                 spec.heads,
-                self.linear(refs.index_query),
+                own_up,
                 self._compressor(refs.index_compressor, spec.dim, compression),
+                joined=join_linears(query_up, own_up),
             )
         own = self._compressor(refs.compressor, self.spec.head_dim, compression)
         return Entries(compression, own, index)
