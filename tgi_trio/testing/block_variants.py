@@ -11,13 +11,14 @@ from tgi_trio.shard.torch_backend.attention.paged_blocks import KEYS, tokens_of
 from tgi_trio.shard.torch_backend.attention.projecting import count_heads
 from tgi_trio.shard.torch_backend.attention.tiles import pad_dim
 from tgi_trio.shard.torch_backend.kernels import block_scores, index_keys
+from tgi_trio.shard.torch_backend.torch_device import Generation
 from tgi_trio.testing.variant import BF16, F32, I32, I64, TYPES, U8, Variant
 
 _DIM = 128  # of an index's heads
 
 
-def block_variants() -> Iterator[Variant]:
-    """Yield the variants that are launched on any device."""
+def block_variants(generation: Generation) -> Iterator[Variant]:
+    """Yield the variants that are launched on devices of a generation."""
     for dtype, codes in ((BF16, ""), (BF16, "fp8_e4m3fn"), (F32, "")):
         for decodes in (True, False):
             yield _score(dtype, codes, decodes)
@@ -28,19 +29,27 @@ def block_variants() -> Iterator[Variant]:
     ):
         more = f" blocks of {size}" if size else ""
         more += f"{' turned' if turns else ''}{codes and ' ' + codes}"
-        keys = U8 if codes else BF16
+        keys, dim = U8 if codes else BF16, 256 if size else 128
+        own, of_keys = (32, 2) if size else (64, 4)
+        block = count_heads(dim)
         yield Variant(
-            f"write_index_heads bf16 h{heads}{more}",
-            index_keys.write_index_heads,
+            f"write_heads_and_index bf16 {dim} h{heads}{more}",
+            index_keys.write_heads_and_index,
             (
-                *(BF16, keys, BF16, BF16, BF16, I64, F32, F32, BF16, BF16),
-                *(I32 if turns else keys, I64, *(I32,) * 5, *("fp32",) * 3, "i32"),
+                *(BF16, keys, keys, *(BF16,) * 3, I64, F32, BF16, BF16, *("fp32",) * 5, "i32"),
+                *(BF16, keys, BF16, F32, F32, BF16, BF16),
+                *(I32 if turns else keys, I64, *(I32,) * 5, *("fp32",) * 2, "i32"),
             ),
             {
-                **{"HEADS": heads, "DIM": _DIM, "PADDED_DIM": _DIM, "ROTARY": 64},
-                **{"INTERLEAVED": False, "SIZE": size, "TURNS": turns},
-                **{"BESIDE": min(BESIDE, pad_dim(size)) if size else 0, "PAGE": 16},
-                **{"CODES": codes, "BLOCK": count_heads(_DIM)},
+                **{"HEADS": own, "KV_HEADS": of_keys, "DIM": dim, "VALUE": dim, "PADDED_DIM": dim},
+                **{"ROTARY": 64, "INTERLEAVED": False, "CLIPS": False, "NORM": "rms_plus_one"},
+                **{"NORM_LAST": False, "HAS_BIAS": False, "SCALES_QUERIES": False},
+                **{"KEYS_AS_VALUES": False, "VALUE_NORM": False, "CODES": codes, "FIRST": 0},
+                **{"BLOCK": block, "PROGRAMS": -(-(own + 2 * of_keys) // block)},
+                **{"INDEX_HEADS": heads, "INDEX_DIM": _DIM, "INDEX_PADDED_DIM": _DIM},
+                **{"INDEX_BLOCK": count_heads(_DIM), "SIZE": size, "TURNS": turns, "PAGE": 16},
+                "BESIDE": min(BESIDE, pad_dim(size)) if size else 0,
+                "OVERLAPS": generation == "hopper",
             },
         )
 

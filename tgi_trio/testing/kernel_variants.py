@@ -51,7 +51,7 @@ def variants(generation: Generation) -> Iterator[Variant]:
     yield from mixture_variants(generation)
     yield from chosen_variants()
     yield from entries_variants(generation)
-    yield from block_variants()
+    yield from block_variants(generation)
     yield from gated_variants()
     yield from alternating_variants(generation)
     yield from delta_variants()

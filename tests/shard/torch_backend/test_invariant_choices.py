@@ -92,7 +92,7 @@ WRAPPED: dict[str, dict[str, Any]] = {
 # What is launched in a layer with an index, whatever a step has of contexts.
 CHOOSING = {
     *("score_units", "score_blocks", "select_best", "attend_latent_spans"),
-    *("write_indexed_latents", "write_latents", "write_index_heads"),
+    *("write_indexed_latents", "write_latents", "write_heads_and_index"),
 }
 
 

@@ -146,10 +146,13 @@ def test_nothing_is_written_for_padding() -> None:
     cache.key_slots[INDEX].copy_(some(*cache.key_slots[INDEX].shape))
     before = cache.key_slots[INDEX].clone()
     asked, norms = some(8, 3 * INDEX_DIM), (index.query_norm, index.key_norm)
+    width = (case.steps.heads + 2 * case.steps.kv_heads) * case.steps.head_dim
     every = case.rotary.every(8, torch.float32)
     four = index_writing.Blocks(4, every)
-    index_writing.write_index(
-        *(asked, norms, case.rotary, every, INDEX, batch, 1.0), asks=False, blocks=four
+    index_writing.write_heads_and_index(
+        *(case.layer, some(8, width), asked, case.steps, norms, every, INDEX, batch),
+        asks=False,
+        blocks=four,
     )
     before[batch.slots] = asked[:, None, -INDEX_DIM:]  # as they are projected
     assert torch.equal(cache.key_slots[INDEX], before)

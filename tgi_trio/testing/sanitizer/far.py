@@ -40,7 +40,7 @@ FAR: Final[dict[str, Slots]] = {
         _KEYS_WRITTEN,
     ),
     "write_indexed_latents": Slots(("key",), ("slots",), "tables"),
-    "write_index_heads": Slots(("key", "turns"), ("slots",), "tables"),
+    "write_heads_and_index": Slots(("key", "value", "index_key", "turns"), ("slots",), "tables"),
     **dict.fromkeys(
         ("score_units", "score_blocks", "attend_entries", "attend_entry_spans"),
         _KEYS_READ,

@@ -11,12 +11,13 @@ import torch
 
 from tgi_trio.shard.torch_backend.attention.interface import AttentionLayer
 from tgi_trio.shard.torch_backend.attention.paged_batch import PagedBatch
-from tgi_trio.shard.torch_backend.attention.projecting import count_heads, write_projected
+from tgi_trio.shard.torch_backend.attention.projecting import count_heads, prepare_heads
 from tgi_trio.shard.torch_backend.attention.tiles import pad_dim
-from tgi_trio.shard.torch_backend.kernels.index_keys import write_index_heads
+from tgi_trio.shard.torch_backend.kernels import index_keys as kernels
 from tgi_trio.shard.torch_backend.layers.heads import HeadSteps, RotaryTable
 from tgi_trio.shard.torch_backend.layers.norm import Norm
 from tgi_trio.shard.torch_backend.layers.rotary import Rotary
+from tgi_trio.shard.torch_backend.torch_device import overlap
 
 BESIDE: Final = 16  # tokens of a block whose keys are read at a time
 
@@ -28,78 +29,64 @@ class Blocks(NamedTuple):
     every: RotaryTable  # the rotations of all positions, in the dtype of the model
 
 
-def write_heads(
+class Written(NamedTuple):
+    """Queries, normalised and rotated."""
+
+    query: torch.Tensor  # [T, heads, head_dim]
+    asked: torch.Tensor  # [T, heads, dim] of an index
+
+
+def write_heads_and_index(
     layer: AttentionLayer,
     qkv: torch.Tensor,
+    asked: torch.Tensor,
     steps: HeadSteps,
-    table: RotaryTable | None,
-    batch: PagedBatch,
-) -> torch.Tensor:
-    """Return queries [T, heads, head_dim] of projections `qkv`; write keys and values.
-
-    `qkv`: [T, all heads * head_dim], with contiguous rows; see `AttentionBackend.attend_projected`.
-    """
-    cache, scales = batch.cache, layer.kv_scales
-    places = cache.key_slots[layer.index], cache.value_slots[layer.index], batch.slots
-    return write_projected(qkv, steps, table, *places, scales=scales, codes=cache.codes)
-
-
-def write_index(
-    projected: torch.Tensor,
     norms: tuple[Norm, Norm],
-    rotary: Rotary | None,
     table: RotaryTable | None,
     number: int,
     batch: PagedBatch,
-    scale: float,
     *,
     asks: bool = True,
     blocks: Blocks | None = None,
-) -> torch.Tensor:
-    """Return queries [T, heads, dim], normalised and rotated; write keys to their slots.
+) -> Written:
+    """Return queries of attention and of an index; write their keys, and values, to their slots.
 
-    `projected`: [T, (heads + 1) * dim], with contiguous rows: queries, then the key. `norms`: RMS,
-    of queries and of the key. `number`: the layer of the cache, with keys of this `scale`. If not
-    `asks`, the queries' memory is left as it is.
+    `qkv`: [T, all heads * head_dim], with contiguous rows; see `AttentionBackend.attend_projected`.
+    `asked`: [T, (heads + 1) * dim], likewise: queries of the index, then its key, which turn as
+    attention's. `norms`: RMS, of both. `number`: the layer of the cache with the index's keys,
+    whose scale is that of the layer's. If not `asks`, the memory of the index's queries is left as
+    it is.
 
     With `blocks` keys are written as they are projected, and those of blocks that the step
     completes over their last tokens'. A block turns as its first token does, by its position or,
     where these have several parts, by `KVCache.turns`.
     """
     query_norm, key_norm = norms
-    (dim,), tokens = key_norm.shape, len(projected)
-    heads = projected.shape[1] // dim - 1
-    turns = rotary is not None and table is not None
-    cos, sin = (table.cos, table.sin) if turns and table is not None else (projected, projected)
-    query = torch.empty((tokens, heads, dim), dtype=projected.dtype, device=projected.device)
-    block, keys = count_heads(dim), batch.cache.key_slots[number]
+    (dim,), tokens, cache = key_norm.shape, len(asked), batch.cache
+    places = cache.key_slots[layer.index], cache.value_slots[layer.index], batch.slots
+    own = prepare_heads(qkv, steps, table, *places, scales=layer.kv_scales, codes=cache.codes)
+    heads, rotary = asked.shape[1] // dim - 1, steps.rotary
+    query = torch.empty((tokens, heads, dim), dtype=asked.dtype, device=asked.device)
+    block, keys, cos = count_heads(dim), cache.key_slots[number], own.arguments[4]
     vectors, constants = _describe_blocks(blocks, rotary, cos, keys, batch)
-    write_index_heads[(tokens, 1 + (-(-heads // block) if asks else 0))](
-        query,
-        keys,
-        projected,
-        cos,
-        sin,
-        batch.slots,
-        query_norm.weight,
-        key_norm.weight,
+    programs = own.programs + 1 + (-(-heads // block) if asks else 0)
+    kernels.write_heads_and_index[(tokens, programs)](
+        *own.arguments,
+        *(query, keys, asked, query_norm.weight, key_norm.weight),
         *vectors,
         *(batch.tables, batch.width, batch.contexts, batch.query_starts, batch.token_rows()),
-        query_norm.eps,
-        key_norm.eps,
-        scale,
-        projected.stride(0),
-        HEADS=heads,
-        DIM=dim,
-        PADDED_DIM=pad_dim(dim),
-        ROTARY=rotary.spec.dim if rotary is not None and turns else 0,
-        INTERLEAVED=rotary is not None and rotary.spec.interleaved,
+        *(query_norm.eps, key_norm.eps, asked.stride(0)),
+        **own.constants,
+        PROGRAMS=own.programs,
+        INDEX_HEADS=heads,
+        INDEX_DIM=dim,
+        INDEX_PADDED_DIM=pad_dim(dim),
+        INDEX_BLOCK=block,
         **constants,
         PAGE=batch.page,
-        CODES=batch.cache.codes,
-        BLOCK=block,
+        **overlap(asked.device),
     )
-    return query
+    return Written(own.query, query)
 
 
 def _describe_blocks(
@@ -109,7 +96,7 @@ def _describe_blocks(
     keys: torch.Tensor,
     batch: PagedBatch,
 ) -> tuple[tuple[torch.Tensor, ...], dict[str, Any]]:
-    """Return what `write_index_heads` reads of blocks, and constants; `cos`, `keys`: its own."""
+    """Return what the kernel reads of blocks, and constants; `cos`, `keys`: its own."""
     if blocks is None:
         return (cos, cos, keys, batch.slots), {"SIZE": 0, "BESIDE": 0, "TURNS": False}
     size, every = blocks

@@ -14,7 +14,7 @@ from typing import Final
 
 import torch
 
-from tgi_trio.shard.torch_backend.attention.index_writing import write_heads, write_index
+from tgi_trio.shard.torch_backend.attention.index_writing import write_heads_and_index
 from tgi_trio.shard.torch_backend.attention.interface import AttentionLayer
 from tgi_trio.shard.torch_backend.attention.paged import PagedAttention
 from tgi_trio.shard.torch_backend.attention.paged_batch import PagedBatch
@@ -52,13 +52,12 @@ class PagedBlocks(PagedAttention):
         chosen = spec.most * spec.size
         qkv, own = projected.tensor_split((-(index.heads + 1) * spec.dim,), dim=-1)
         norms = index.query_norm, index.key_norm
-        plain, scale = batch.longest <= chosen and not self._invariant, layer.kv_scales[0]
-        queries = write_index(
-            own, norms, steps.rotary, table, index.number, batch, scale, asks=not plain
+        plain = batch.longest <= chosen and not self._invariant
+        query, queries = write_heads_and_index(
+            layer, qkv, own, steps, norms, table, index.number, batch, asks=not plain
         )
         if plain:
-            return self.attend_projected(layer, qkv, steps, table, batch)
-        query = write_heads(layer, qkv, steps, table, batch)
+            return self.attend_written(layer, query, batch)
         parts = []
         room = max(-(-batch.longest // spec.size), chosen)  # lists take as much as scores
         for tokens in cut_tokens(len(query), room, layer.kv_heads):

@@ -10,11 +10,7 @@ from __future__ import annotations
 
 import torch
 
-from tgi_trio.shard.torch_backend.attention.index_writing import (
-    Blocks,
-    write_heads,
-    write_index,
-)
+from tgi_trio.shard.torch_backend.attention.index_writing import Blocks, write_heads_and_index
 from tgi_trio.shard.torch_backend.attention.interface import AttentionLayer
 from tgi_trio.shard.torch_backend.attention.paged import PagedAttention
 from tgi_trio.shard.torch_backend.attention.paged_batch import PagedBatch
@@ -47,15 +43,16 @@ class PagedPooled(PagedAttention):
         if rotary is None or table is None:
             raise ValueError(f"layer {layer.index} of the cache has an index, and no positions")
         short = batch.longest // spec.size <= spec.most
-        plain, scale = short and not self._invariant, layer.kv_scales[0]
+        plain = short and not self._invariant
         norms, number = (index.query_norm, index.key_norm), index.number
         blocks = Blocks(spec.size, rotary.every(batch.longest, projected.dtype))
-        queries = write_index(
-            asked, norms, rotary, table, number, batch, scale, asks=not plain, blocks=blocks
+        query, queries = write_heads_and_index(
+            *(layer, projected, asked, steps, norms, table, number, batch),
+            asks=not plain,
+            blocks=blocks,
         )
         if plain:
-            return self.attend_projected(layer, projected, steps, table, batch, gates)
-        query = write_heads(layer, projected, steps, table, batch)
+            return self.attend_written(layer, query, batch, gates)
         parts = []
         keys = batch.cache.key_slots[number][:, 0]
         width = (spec.most + 1) * spec.size - 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 
@@ -15,6 +15,15 @@ from tgi_trio.shard.torch_backend.layers.rotary import Rotary
 from tgi_trio.shard.torch_backend.torch_device import overlap
 
 _ELEMENTS: Final = 2048  # of a program of four warps: twice 16 numbers a thread
+
+
+class HeadLaunch(NamedTuple):
+    """What `rotate_and_write` is launched with."""
+
+    query: torch.Tensor  # [T, heads, head_dim]: what it writes, or what is not changed
+    programs: int  # of a token
+    arguments: tuple[Any, ...]
+    constants: dict[str, Any]
 
 
 def write_projected(
@@ -34,6 +43,25 @@ def write_projected(
     kv_heads, their numbers], one layer of the cache, in the format `codes` with `scales` of K and
     V; `slots`: int64 [T].
     """
+    launch = prepare_heads(qkv, steps, table, key, value, slots, scales=scales, codes=codes)
+    rotate_and_write[(len(qkv), launch.programs)](
+        *launch.arguments, **launch.constants, **overlap(qkv.device)
+    )
+    return launch.query
+
+
+def prepare_heads(
+    qkv: torch.Tensor,
+    steps: HeadSteps,
+    table: RotaryTable | None,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    slots: torch.Tensor,
+    *,
+    scales: tuple[float, float],
+    codes: str,
+) -> HeadLaunch:
+    """Return the launch of `write_projected`."""
     heads, dim = steps.heads, steps.head_dim
     rotary = steps.rotary if table is not None else None
     turned = 0 if rotary is None else rotary.spec.dim
@@ -46,33 +74,21 @@ def write_projected(
         query = torch.empty((len(qkv), heads, dim), dtype=qkv.dtype, device=qkv.device)
     first, widest = heads if still else 0, max(dim, steps.value_dim)
     block = count_heads(widest)
-    rotate_and_write[(len(qkv), -(-(heads + 2 * steps.kv_heads - first) // block))](
-        query,
-        key,
-        value,
-        qkv,
-        cos,
-        sin,
-        slots,
-        qkv if steps.gain is None else steps.gain,
-        qkv if steps.bias is None else steps.bias,
-        qkv if query_scale is None else query_scale,
-        steps.eps,
-        steps.clip,
-        steps.value_scale,
-        *scales,
-        qkv.stride(0),
-        PADDED_DIM=pad_dim(widest),
-        ROTARY=turned,
-        INTERLEAVED=rotary is not None and rotary.spec.interleaved,
-        SCALES_QUERIES=query_scale is not None,
-        CODES=codes,
-        FIRST=first,
-        BLOCK=block,
+    vectors = (qkv if each is None else each for each in (steps.gain, steps.bias, query_scale))
+    numbers = steps.eps, steps.clip, steps.value_scale, *scales, qkv.stride(0)
+    arguments = query, key, value, qkv, cos, sin, slots, *vectors, *numbers
+    constants = {
+        "PADDED_DIM": pad_dim(widest),
+        "ROTARY": turned,
+        "INTERLEAVED": rotary is not None and rotary.spec.interleaved,
+        "SCALES_QUERIES": query_scale is not None,
+        "CODES": codes,
+        "FIRST": first,
+        "BLOCK": block,
         **head_constants(steps),
-        **overlap(qkv.device),
-    )
-    return query
+    }
+    programs = -(-(heads + 2 * steps.kv_heads - first) // block)
+    return HeadLaunch(query, programs, arguments, constants)
 
 
 def head_constants(steps: HeadSteps) -> dict[str, Any]:

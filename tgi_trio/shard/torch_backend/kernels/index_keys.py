@@ -1,4 +1,4 @@
-"""Keys and queries of an index, from what a layer projects to where they are read.
+"""Keys and queries of an index, and of attention, from what a layer projects to where it is read.
 
 The key of a block of tokens (Qwen 4) is made in the step that computes its last token, by the
 launch that writes the step's tokens: what others write meanwhile is read where they read it.
@@ -11,44 +11,78 @@ import triton
 import triton.language as tl
 
 from tgi_trio.shard.torch_backend.kernels.eight_bits import decode_like, encode, store_number
+from tgi_trio.shard.torch_backend.kernels.overlapping import let_next_begin, wait_for_earlier
+from tgi_trio.shard.torch_backend.kernels.rotating import write_some_heads
 from tgi_trio.shard.torch_backend.kernels.selecting import find_seen
 
 
 # fmt: off
 @triton.jit
-def write_index_heads(
-    query,  # [T, HEADS, DIM], written
-    key,  # [slots, DIM]: one layer of the cache
-    source,  # [T, (HEADS + 1) * DIM], with `stride` between tokens: queries, then the key
-    cos,  # [T, ROTARY], as `Rotary.table` makes them
-    sin,  # with the sign of the rotation
-    slots,  # int64 [T]
-    query_gain, key_gain,  # [DIM]
+def write_heads_and_index(
+    query, key, value, qkv, cos, sin, slots, gain, bias, query_scale,  # as for `rotate_and_write`
+    eps, clip, value_factor, key_scale, value_scale, stride,
+    asked,  # [T, INDEX_HEADS, INDEX_DIM], written
+    index_key,  # [slots, INDEX_DIM]: one layer of the cache, with the scale of keys
+    source,  # [T, (INDEX_HEADS + 1) * INDEX_DIM]: queries of the index, then its key
+    query_gain, key_gain,  # [INDEX_DIM]
     every_cos, every_sin,  # [positions, ROTARY]; from here to `rows` read with SIZE
     turns,  # int32 [slots, 3]: rotary positions of three parts; with TURNS
     axes,  # int64 [ROTARY]: the part by which a number turns; with TURNS
     tables, width, contexts, query_starts, rows,  # as for `write_indexed_latents`
-    query_eps, key_eps,
-    key_scale,  # of 8-bit keys
-    stride,
-    HEADS: tl.constexpr, DIM: tl.constexpr, PADDED_DIM: tl.constexpr,
-    ROTARY: tl.constexpr,  # leading dimensions that are rotated; 0: none
-    INTERLEAVED: tl.constexpr,
+    query_eps, index_eps,
+    source_stride,  # between tokens
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, VALUE: tl.constexpr,
+    PADDED_DIM: tl.constexpr, ROTARY: tl.constexpr, INTERLEAVED: tl.constexpr, CLIPS: tl.constexpr,
+    NORM: tl.constexpr, NORM_LAST: tl.constexpr, HAS_BIAS: tl.constexpr,
+    SCALES_QUERIES: tl.constexpr, KEYS_AS_VALUES: tl.constexpr, VALUE_NORM: tl.constexpr,
+    CODES: tl.constexpr, FIRST: tl.constexpr, BLOCK: tl.constexpr,
+    PROGRAMS: tl.constexpr,  # of a token, that have heads of attention: the first ones
+    INDEX_HEADS: tl.constexpr, INDEX_DIM: tl.constexpr, INDEX_PADDED_DIM: tl.constexpr,
+    INDEX_BLOCK: tl.constexpr,  # heads of a program
     SIZE: tl.constexpr,  # tokens of a block that has a key; 0: each token has one
     BESIDE: tl.constexpr,  # of a block, that are read at a time, a power of two
     TURNS: tl.constexpr,  # otherwise a block turns by its place in the sequence
     PAGE: tl.constexpr,
-    CODES: tl.constexpr,  # of the cache
-    BLOCK: tl.constexpr,  # heads of a program
+    OVERLAPS: tl.constexpr,
 ):
-    """Normalise (RMS) and rotate a token's queries and its key, and write the key to its slot.
+    """Do what `rotate_and_write` does, and the same for an index, which turns as heads do."""
+    let_next_begin(OVERLAPS)
+    wait_for_earlier(OVERLAPS)
+    part = tl.program_id(1)
+    if part < PROGRAMS:
+        write_some_heads(
+            part, query, key, value, qkv, cos, sin, slots, gain, bias, query_scale, eps, clip,
+            value_factor, key_scale, value_scale, stride, HEADS, KV_HEADS, DIM, VALUE, PADDED_DIM,
+            ROTARY, INTERLEAVED, CLIPS, NORM, NORM_LAST, HAS_BIAS, SCALES_QUERIES, KEYS_AS_VALUES,
+            VALUE_NORM, CODES, FIRST, BLOCK,
+        )
+    else:
+        write_index(
+            part - PROGRAMS, asked, index_key, source, cos, sin, slots, query_gain, key_gain,
+            every_cos, every_sin, turns, axes, tables, width, contexts, query_starts, rows,
+            query_eps, index_eps, key_scale, source_stride, INDEX_HEADS, INDEX_DIM,
+            INDEX_PADDED_DIM, ROTARY, INTERLEAVED, SIZE, BESIDE, TURNS, PAGE, CODES, INDEX_BLOCK,
+        )
+
+
+@triton.jit
+def write_index(
+    part,  # 0: the key; then some heads each
+    query,  # [T, HEADS, DIM], written
+    key, source, cos, sin, slots, query_gain, key_gain, every_cos, every_sin, turns, axes,
+    tables, width, contexts, query_starts, rows, query_eps, key_eps, key_scale, stride,
+    HEADS: tl.constexpr, DIM: tl.constexpr, PADDED_DIM: tl.constexpr, ROTARY: tl.constexpr,
+    INTERLEAVED: tl.constexpr, SIZE: tl.constexpr, BESIDE: tl.constexpr, TURNS: tl.constexpr,
+    PAGE: tl.constexpr, CODES: tl.constexpr, BLOCK: tl.constexpr,
+):
+    """Normalise (RMS) and rotate a token's queries or its key, and write the key to its slot.
 
     With SIZE keys are written as they are projected. If a block ends with the token, its key is
     normalised and rotated instead, and takes the place of the token's, which nobody else reads.
     """
     token = tl.program_id(0).to(tl.int64)
     dim = tl.arange(0, PADDED_DIM)[None, :]
-    if tl.program_id(1) == 0:
+    if part == 0:
         at = source + token * stride + HEADS * DIM
         if SIZE:
             x = tl.load(at + dim, mask=dim < DIM, other=0.0).to(tl.float32)
@@ -68,7 +102,7 @@ def write_index_heads(
         into = key + tl.load(slots + token) * DIM + dim
         store_number(into, x, key_scale, source, dim < DIM, CODES)
     else:
-        head = (tl.program_id(1) - 1) * BLOCK + tl.arange(0, BLOCK)[:, None]
+        head = (part - 1) * BLOCK + tl.arange(0, BLOCK)[:, None]
         there = (head < HEADS) & (dim < DIM)
         turned = turn_heads(
             source + token * stride + head * DIM, cos, sin, token, dim, there, query_gain,
@@ -129,7 +163,7 @@ def turn(
 
 @triton.jit
 def make_block_key(
-    key,  # as for `write_index_heads`, as is what is not explained
+    key,  # as for `write_index`, as is what is not explained
     first,  # to the key of the step's first token, with `stride` between tokens
     every_cos, every_sin, turns, axes, slots,
     table,  # the row's block numbers

@@ -54,9 +54,30 @@ def rotate_and_write(
     """Clip, normalise and rotate queries and keys; write keys and values to their slots."""
     let_next_begin(OVERLAPS)
     wait_for_earlier(OVERLAPS)
+    write_some_heads(
+        tl.program_id(1), query, key, value, qkv, cos, sin, slots, gain, bias, query_scale, eps,
+        clip, value_factor, key_scale, value_scale, stride, HEADS, KV_HEADS, DIM, VALUE, PADDED_DIM,
+        ROTARY, INTERLEAVED, CLIPS, NORM, NORM_LAST, HAS_BIAS, SCALES_QUERIES, KEYS_AS_VALUES,
+        VALUE_NORM, CODES, FIRST, BLOCK,
+    )  # fmt: skip
+
+
+# fmt: off
+@triton.jit
+def write_some_heads(
+    part,  # which heads; the others as for `rotate_and_write`
+    query, key, value, qkv, cos, sin, slots, gain, bias, query_scale, eps, clip, value_factor,
+    key_scale, value_scale, stride,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, VALUE: tl.constexpr,
+    PADDED_DIM: tl.constexpr, ROTARY: tl.constexpr, INTERLEAVED: tl.constexpr, CLIPS: tl.constexpr,
+    NORM: tl.constexpr, NORM_LAST: tl.constexpr, HAS_BIAS: tl.constexpr,
+    SCALES_QUERIES: tl.constexpr, KEYS_AS_VALUES: tl.constexpr, VALUE_NORM: tl.constexpr,
+    CODES: tl.constexpr, FIRST: tl.constexpr, BLOCK: tl.constexpr,
+):
+    """Do what a program of `rotate_and_write` does."""
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + token)
-    head = FIRST + tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)[:, None]
+    head = FIRST + part * BLOCK + tl.arange(0, BLOCK)[:, None]
     dim = tl.arange(0, PADDED_DIM)[None, :]
     dtype = qkv.dtype.element_ty
     turning = head < HEADS + KV_HEADS  # not values
@@ -99,6 +120,7 @@ def rotate_and_write(
     store_number(key + at * DIM + dim, x, key_scale, qkv, normed & (head >= HEADS), CODES)
     into = value + (at - KV_HEADS) * VALUE + dim
     store_number(into, x, value_scale, qkv, there & (head >= HEADS + KV_HEADS), CODES)
+# fmt: on
 
 
 @triton.jit
