@@ -70,6 +70,8 @@ def attention_variants(generation: Generation) -> Iterator[Variant]:
     ):
         for divided in (True, False):
             yield attend_latents(dtype, heads, decodes, divided, codes)
+    for decodes, divided in ((True, True), (True, False), (False, False)):  # Mistral 4
+        yield attend_latents(BF16, 32, decodes, divided, "", scales=True)
     overlaps = generation == "hopper"
     for dim, each in (*((dim, 0) for dim in (64, 128, 256, 512)), *GATED):
         yield Variant(

@@ -69,7 +69,7 @@ SHARPER = {  # queries and keys are longer behind their turn
 }
 # Other shapes of families: heads of 512, as Gemma 4 has; layers that read the keys of others;
 # experts beside an MLP, with factors of their own; heads that are normalised behind their turn;
-# gates that are cut at a bound.
+# gates that are cut at a bound; queries over latents that are scaled by their position.
 SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "large heads": ("gemma4_text", {"head_dim": 256, "global_head_dim": 512}),
     "no keys of their own": ("gemma4_text", GEMMA4_E),
@@ -77,6 +77,7 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "normalised last": ("llama4_text", {"rope_parameters": SHARPER}),
     "scaled and rotated": ("ministral3", {}),
     "gates are cut": ("gemma3n_text", GEMMA3N_SPARSE),
+    "over latents, scaled": ("mistral4", {"num_hidden_layers": 1}),
 }
 
 

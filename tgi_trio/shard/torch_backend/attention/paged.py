@@ -168,12 +168,17 @@ class PagedAttention(CapturableAttention):
     ) -> torch.Tensor:
         latent.scale(projected, table)
         key = batch.cache.key_slots[layer.index]
-        scale, codes = layer.kv_scales[0], batch.cache.codes
+        stored, codes = layer.kv_scales[0], batch.cache.codes
         compressed = write_latent_keys(
-            projected, latent, rotary, table, key, batch.slots, scale=scale, codes=codes
+            projected, latent, rotary, table, key, batch.slots, scale=stored, codes=codes
         )
-        query, ends = absorb_queries(latent, latent.expand(compressed, projected))
-        work = self._attend_latents(layer, query, ends, batch, (rotary, table))
+        query, scale = latent.expand(compressed, projected), None
+        if table.query_scale is not None and self._invariant:
+            query = query * table.query_scale[:, 0]  # spans are of queries as they are
+        elif table.query_scale is not None:
+            scale, table = latent.same_scale, table._replace(logs=table.query_scale)
+        query, ends = absorb_queries(latent, query)
+        work = self._attend_latents(layer, query, ends, batch, (rotary, table), scale)
         return latent.values(work.hand_on(latent), gates)
 
     def attend_written(

@@ -55,7 +55,7 @@ class LatentProjections:
 
     __slots__ = (
         *("changes", "gate_up", "gated", "invariant", "joined", "key_up", "latent_norm"),
-        *("query_norm", "query_scale", "query_up", "spec", "value_up"),
+        *("query_norm", "query_scale", "query_up", "same_scale", "spec", "value_up"),
     )
 
     def __init__(
@@ -69,6 +69,7 @@ class LatentProjections:
         value_up: torch.Tensor,
         gate_up: Linear | None = None,
         query_scale: LogScale | None = None,
+        by_position: bool = False,
         gated: int = 0,
         invariant: bool = False,
     ) -> None:
@@ -76,11 +77,16 @@ class LatentProjections:
 
         `latent_norm`: None in a layer that reads the latents of another.
         `key_up`: [heads, plain_dim, rank]; `value_up`: [heads, rank, value_dim].
-        `query_scale`: of queries that are not compressed. `gated`: neighbouring values that a gate
-        opens, 0 if none does. `invariant`: see `batch_invariance.py`.
+        `query_scale`: of queries that are not compressed. `by_position`: all heads of a query are
+        multiplied by a factor of its position, which is in its rotation's table. `gated`:
+        neighbouring values that a gate opens, 0 if none does. `invariant`: see
+        `batch_invariance.py`.
         """
         self.gated = gated
         self.query_scale = query_scale
+        # That factor, as kernels are told of factors by head.
+        one, heads = key_up.new_ones, len(key_up)
+        self.same_scale = LogScale(one(heads), one(heads) - 1) if by_position else None
         self.spec = spec
         self.query_norm = query_norm
         self.query_up = query_up

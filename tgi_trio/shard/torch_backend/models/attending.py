@@ -11,7 +11,6 @@ from torch.nn import functional
 from tgi_trio.model.specs.decoder import DecoderSpec
 from tgi_trio.shard.torch_backend.attention.interface import (
     AttentionBackend,
-    attend_latents_apart,
 )
 from tgi_trio.shard.torch_backend.layers.heads import HeadSteps, RotaryTable
 from tgi_trio.shard.torch_backend.layers.latent import LatentProjections
@@ -145,10 +144,7 @@ class Attending:
                 *(layer.shape, qkv, latent, layer.index, layer.rotary, turns, batch, hidden, gates)
             )
         rotary, table = self._rotaries[layer.rotary], tables[layer.rotary]
-        own = layer.shape, qkv, latent, rotary, table, batch, gates
-        if rotary.spec.query_scale is None:
-            return attention.attend_latents(*own)
-        return attend_latents_apart(attention, *own)
+        return attention.attend_latents(layer.shape, qkv, latent, rotary, table, batch, gates)
 
     def _normalise_whole(
         self, layer: Attention, query_norm: DividedNorm, key_norm: DividedNorm, qkv: torch.Tensor

@@ -73,7 +73,7 @@ class AttentionLoader(WeightLoader):
         """Return this rank's heads of a layer."""
         whole = self.spec.query_key_norm == "whole"
         shape = self.attention_shape(index, layer, refs)
-        latent = self._latent(refs, self.spec.latent_of(layer))
+        latent = self._latent(refs, self.spec.latent_of(layer), layer.rotary)
         head_norm, head_norm_bias = self._head_norms(layer, refs, shape)
         return Attention(
             shape=shape,
@@ -136,7 +136,9 @@ class AttentionLoader(WeightLoader):
             self.rotaries.append(rotary)
         return self.rotaries.index(rotary)
 
-    def _latent(self, own: AttentionRefs, latent: LatentSpec | None) -> LatentProjections | None:
+    def _latent(
+        self, own: AttentionRefs, latent: LatentSpec | None, rotary: RotarySpec | None
+    ) -> LatentProjections | None:
         """Return a latent's projections for this rank's heads, None if there is no latent."""
         refs = own.latent
         if refs is None or latent is None:
@@ -156,6 +158,7 @@ class AttentionLoader(WeightLoader):
             value_up=value.transpose(1, 2).contiguous(),
             gate_up=self.linear(refs.gate_up) if refs.gate_up else None,
             query_scale=self._log_scale(own.query_scale),
+            by_position=rotary is not None and rotary.query_scale is not None,
             gated=self._values_of_gate(latent),
             invariant=self.source.invariant,
         )
