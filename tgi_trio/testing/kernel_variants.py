@@ -33,7 +33,7 @@ from tgi_trio.testing.gated_variants import gated_variants
 from tgi_trio.testing.indexed_variants import indexed_variants
 from tgi_trio.testing.mixture_variants import mixture_variants
 from tgi_trio.testing.recurrence_variants import recurrence_variants
-from tgi_trio.testing.variant import BF16, F32, I32, I64, U8, Variant
+from tgi_trio.testing.variant import BF16, EVEN, F32, I32, I64, U8, Variant
 
 
 def variants(generation: Generation) -> Iterator[Variant]:
@@ -114,6 +114,13 @@ def _gates(generation: Generation) -> Iterator[Variant]:
             (BF16, BF16, "fp32"),
             {"SIZE": 14336, "BLOCK": 1024, "ACT": act, "LIMITS": limits, "RAISED": limits}
             | {"PAIRED": limits, "OVERLAPS": generation == "hopper"},
+        )
+    for act in ("relu2", "gelu_tanh", "quick_gelu", "xielu"):
+        yield Variant(
+            f"activate_alone bf16 {act}",
+            fused.activate_alone,
+            (*(BF16,) * 6, f"i32{EVEN}"),
+            {"BLOCK": 1024, "ACT": act, "OVERLAPS": generation == "hopper"},
         )
     # Gates of each number (A.X-K2's norms, Qwen's attention) and of each head (Ling 3).
     for size, each, rounds in ((7168, 1, False), (8192, 1, True), (4096, 128, True)):

@@ -9,7 +9,7 @@ import torch
 
 from tests.shard.torch_backend.interpreter import DEVICE, need_triton
 from tgi_trio.model.specs.decoder import LatentSpec, QueryScale, RotarySpec
-from tgi_trio.shard.torch_backend.layers.activation import ACTIVATIONS
+from tgi_trio.shard.torch_backend.layers.activation import ACTIVATIONS, Xielu
 from tgi_trio.shard.torch_backend.layers.expert_parts import ExpertParts
 from tgi_trio.shard.torch_backend.layers.heads import HeadSteps
 from tgi_trio.shard.torch_backend.layers.latent import LatentProjections
@@ -153,6 +153,27 @@ def test_gates(kernels: pytest.MonkeyPatch, name: str, dtype: torch.dtype) -> No
     ours = gate(inner)
     kernels.undo()
     agree(ours, gate(inner), 3 if name == "quick_gelu" else 1)  # torch rounds all of its steps
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", ["relu2", "gelu_bloom", "quick_gelu", "xielu", "tanh"])
+def test_activations_alone(kernels: pytest.MonkeyPatch, name: str, dtype: torch.dtype) -> None:
+    """Also near 0, where xIELU is the difference of numbers that are nearly alike."""
+    x = torch.cat((3.0 * some(3, 1100), 1e-3 * some(2, 1100))).to(dtype)
+    if name == "xielu":
+        first, second, beta, eps = (
+            torch.tensor([v], device=DEVICE) for v in (0.3, 0.7, 0.5, -1e-6)
+        )
+        act: Any = Xielu.of(*(each.to(dtype) for each in (first, second, beta, eps)))
+    else:
+        act = ACTIVATIONS[name]
+    ours = gating.activate(act, x)
+    exact = act(x.double())
+    assert ours.dtype is dtype
+    bits = {torch.float32: 21, torch.bfloat16: 8, torch.float16: 10}[dtype]
+    torch.testing.assert_close(ours.double(), exact, atol=1e-6, rtol=2.0**-bits)
+    near = 2e-10 if dtype is torch.float32 else 3e-8
+    torch.testing.assert_close(ours[3:].double(), exact[3:], atol=near, rtol=2.0**-bits)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

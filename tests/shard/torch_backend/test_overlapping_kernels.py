@@ -24,7 +24,7 @@ EARLY = {
     *("write_shared_keys", "attend_entries", "attend_entry_spans"),
     *("mix_streams", "read_streams", "write_streams"),
     *("predict_streams", "join_detour", "correct_streams", "add_to_others", "match_streams"),
-    *("cut_and_gate", "open_own"),
+    *("cut_and_gate", "open_own", "activate_alone"),
     *("count_tokens", "survey_scores", "choose_tokens", "begin_rows"),
 }
 FIRST = "fill_tokens"  # of a step: it is launched as others are, and the one behind it begins early

@@ -52,7 +52,7 @@ LAYERED = {
     **{"llama": 9, "qwen3": 9, "gemma2": 9, "gpt_neox": 10, "olmo2": 12},
     **{"mixtral": 9, "qwen3_moe": 9, "gpt_oss": 9, "deepseek_v3": 12, "deepseek_v2": 12},
     **{"gemma4_text": 9, "mimo_v2_flash": 9, "llama4_text": 10, "qwen2_moe": 9, "afmoe": 11},
-    "gemma3n_text": 15,
+    **{"gemma3n_text": 15, "nemotron": 9, "apertus": 9, "bloom": 9},
 }
 ONE_MORE = {"num_hidden_layers": 3}
 SEEING = ["full_attention", "sliding_attention", "full_attention"]

@@ -187,6 +187,45 @@ def gate(
     tl.store(out + token * SIZE + place, (opened * up).to(dtype), mask=inside)
 
 
+@triton.jit(do_not_specialize=["count"])
+def activate_alone(
+    out,  # [count], as is `x`
+    x,
+    positive,  # [1], as are the next: the parameters of xIELU, read with ACT "xielu"
+    negative,
+    beta,
+    eps,
+    count,
+    BLOCK: tl.constexpr,
+    ACT: tl.constexpr,
+    OVERLAPS: tl.constexpr,
+):
+    """Compute act(x)."""
+    let_next_begin(OVERLAPS)
+    wait_for_earlier(OVERLAPS)
+    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = place < count
+    value = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
+    if ACT == "xielu":
+        value = open_xielu(value, positive, negative, beta, eps)
+    else:
+        value = activate(value, ACT)
+    tl.store(out + place, value.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def open_xielu(x, positive, negative, beta, eps):
+    """Return xIELU of float32 numbers; the parameters are those of `layers/activation.py`."""
+    least = tl.minimum(x, tl.load(eps).to(tl.float32))
+    # exp(u) - 1 - u: near 0 by its series, as the difference would have few digits.
+    series = 1.0 / 24.0 + least * (1.0 / 120.0 + least * (1.0 / 720.0 + least / 5040.0))
+    series = least * least * (0.5 + least * (1.0 / 6.0 + least * series))
+    beyond = tl.where(least > -0.25, series, tl.exp(least) - 1.0 - least)
+    below = (beyond + (least - x)) * tl.load(negative).to(tl.float32)
+    above = tl.load(positive).to(tl.float32) * x * x
+    return tl.where(x > 0, above, below) + tl.load(beta).to(tl.float32) * x
+
+
 @triton.jit
 def open_own(
     out,  # [T, SIZE], as are the next two

@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 import torch
 
 from tgi_trio.shard.torch_backend.layers.activation import Activation
-from tgi_trio.shard.torch_backend.layers.gating import Gate
+from tgi_trio.shard.torch_backend.layers.gating import Gate, activate
 from tgi_trio.shard.torch_backend.layers.linear import Linear
 from tgi_trio.shard.torch_backend.layers.norm import Norm
 from tgi_trio.shard.torch_backend.layers.residual import (
@@ -147,7 +147,7 @@ def project(
         return summed, _multiply_several(linear, normed, act)
     summed, normed = add_and_normalise(x, addends, norm)
     out = linear(normed)
-    return summed, out if act is None else act(out)
+    return summed, out if act is None else activate(act, out)
 
 
 def project_normed(linear: Linear, x: torch.Tensor, norm: Norm) -> torch.Tensor:
@@ -201,7 +201,7 @@ def _multiply_few(
         **constants,
         num_warps=WARPS,
     )
-    return summed, out if act is None or gate else act(out)
+    return summed, out if act is None or gate else activate(act, out)
 
 
 def norm_constants(norm: Norm | None) -> dict[str, bool | str]:
@@ -244,7 +244,7 @@ def _multiply_several(linear: Linear, x: torch.Tensor, act: Activation | None) -
         **constants,
         num_warps=tile.warps,
     )
-    return out if act is None or gate else act(out)
+    return out if act is None or gate else activate(act, out)
 
 
 def _prepare(linear: Linear, x: torch.Tensor, gate: str) -> tuple[torch.Tensor, dict[str, Any]]:

@@ -8,7 +8,12 @@ from typing import Final
 import torch
 from torch.nn import functional
 
-from tgi_trio.shard.torch_backend.layers.activation import ACTIVATIONS, Activation, SparseActivation
+from tgi_trio.shard.torch_backend.layers.activation import (
+    ACTIVATIONS,
+    Activation,
+    SparseActivation,
+    Xielu,
+)
 from tgi_trio.shard.torch_backend.torch_device import overlap, runs_kernels
 
 # The activations that `kernels/fused.py` has, with its names for them.
@@ -28,6 +33,29 @@ _MOST: Final = 1 << 15  # gates of a token that a program cuts
 def name_activation(act: Activation) -> str:
     """Return an activation's name in `kernels/fused.py`; "" if it is not there."""
     return _KERNELS.get(act, "")
+
+
+# Those of them for which torch has no single operation.
+_SEVERAL: Final = {
+    ACTIVATIONS[name]: kernel
+    for name, kernel in (("relu2", "relu2"), ("gelu_bloom", "gelu_tanh"), ("quick_gelu",) * 2)
+}
+
+
+def activate(act: Activation, x: torch.Tensor) -> torch.Tensor:
+    """Return act(x), in one launch on a device."""
+    name = "xielu" if isinstance(act, Xielu) else _SEVERAL.get(act, "")
+    if not name or not runs_kernels(x.device):
+        return act(x)
+    from tgi_trio.shard.torch_backend.kernels import fused  # imports Triton
+
+    own = (act.positive, act.negative, act.beta, act.eps) if isinstance(act, Xielu) else (x,) * 4
+    x = x.contiguous()
+    out = torch.empty_like(x)
+    fused.activate_alone[(-(-x.numel() // _BLOCK),)](
+        *(out, x, *own, x.numel()), BLOCK=_BLOCK, ACT=name, **overlap(x.device)
+    )
+    return out
 
 
 def count_cutting_warps(padded: int) -> int:

@@ -13,7 +13,7 @@ from tgi_trio.model.specs.decoder import ExpertsSpec
 from tgi_trio.shard.machine.accelerator import runs_kernels
 from tgi_trio.shard.torch_backend.layers.activation import Activation
 from tgi_trio.shard.torch_backend.layers.expert_parts import ExpertParts
-from tgi_trio.shard.torch_backend.layers.gating import Gate
+from tgi_trio.shard.torch_backend.layers.gating import Gate, activate
 from tgi_trio.shard.torch_backend.layers.linear import Linear
 from tgi_trio.shard.torch_backend.layers.norm import DividedNorm
 from tgi_trio.shard.torch_backend.layers.routing import route, weigh
@@ -51,7 +51,7 @@ class DenseMlp:
         self.inner_norm = inner_norm
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return self.close(self.act(self.up(x)))
+        return self.close(activate(self.act, self.up(x)))
 
     def close(self, opened: torch.Tensor) -> torch.Tensor:
         """Return the output for what is activated."""
