@@ -167,6 +167,8 @@ def test_hostname_of_a_container_is_not_an_address() -> None:
         (["--model-id", "a/\udcff"], {}, "--model-id: expected UTF-8, got "),
         (["--cors-allow-origin", "http://\u4f8b.jp"], {}, "expected an origin as browsers send it"),
         ([], {"CORS_ALLOW_ORIGIN": "a b"}, "CORS_ALLOW_ORIGIN: expected an origin as browsers"),
+        (["--otlp-endpoint", "http://a:99999"], {}, "--otlp-endpoint: expected http://host:port"),
+        (["--otlp-endpoint", "http://me:key@a:4317"], {}, "--otlp-endpoint: expected http://host:"),
         (["--otlp-service-name", " "], {}, "--otlp-service-name: expected a text that is not em"),
         (["doctor", "x"], {}, "'x' is not a flag of doctor"),
         (["bench", "http://h:1"], {}, "is not a flag of bench: the server is given with --url"),

@@ -155,7 +155,8 @@ def _route(text: str) -> str:
 
 
 def _collector(text: str) -> str:
-    if not re.fullmatch(r"https?://[^/\s]+:[0-9]+/?", text):
+    found = re.fullmatch(r"https?://[^/@\s]+:([0-9]+)/?", text)
+    if found is None or not 0 < int(found[1]) < 2**16:
         raise ValueError("expected http://host:port, or https:")
     return text
 
