@@ -18,10 +18,14 @@ from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as messages
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc as rpc
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.semconv._incubating.attributes import gen_ai_attributes as gen_ai
+from opentelemetry.semconv.attributes.http_attributes import HTTP_ROUTE
+from opentelemetry.semconv.attributes.url_attributes import URL_PATH, URL_SCHEME
 from opentelemetry.trace import StatusCode
 
 from tests.router.http.fake_engine import FakeEngine
-from tests.router.http.served import served
+from tests.router.http.served import ENDLESS, served, until
+from tgi_trio.errors import ConfigurationError
 from tgi_trio.router.request import Timings
 from tgi_trio.router.telemetry.tracing import RequestSpan, Tracer, stages
 
@@ -85,6 +89,12 @@ async def test_a_request_is_a_span_with_its_stages_within_the_clients_trace(path
     assert whole.attributes["request_id"] == "mine"
     assert whole.attributes["http.response.status_code"] == 200
     assert whole.attributes["output_tokens"] > 0
+    assert whole.attributes[gen_ai.GEN_AI_USAGE_OUTPUT_TOKENS] == whole.attributes["output_tokens"]
+    assert whole.attributes[gen_ai.GEN_AI_USAGE_INPUT_TOKENS] == whole.attributes["prompt_tokens"]
+    assert whole.attributes[gen_ai.GEN_AI_USAGE_CACHE_READ_INPUT_TOKENS] == 0
+    assert whole.attributes[gen_ai.GEN_AI_OPERATION_NAME] == "text_completion"
+    assert whole.attributes[HTTP_ROUTE] == whole.attributes[URL_PATH] == path
+    assert whole.attributes[URL_SCHEME] == "http"
     start = whole.start_time
     for name in ("validation", "queue", "prefill", "decode"):
         (span,) = spans[name]
@@ -114,6 +124,7 @@ async def test_a_refused_request_has_no_stages_and_no_fault_of_ours() -> None:
     assert answer.status == 422
     ((name, (span,)),) = spans.items()
     assert (name, span.status.status_code) == ("POST /generate", StatusCode.UNSET)
+    assert "error.type" not in span.attributes
 
 
 @pytest.mark.trio
@@ -122,7 +133,7 @@ async def test_an_unsampled_trace_writes_nothing() -> None:
     tracer = Tracer(exporter, "test")
     headers = {b"traceparent": PARENT.removesuffix("1").encode() + b"0"}
     now = trio.current_time()
-    exchange = RequestSpan("POST", "/", 200, headers, now, now, [Timings(now)])
+    exchange = RequestSpan("POST", "/", "/", 200, headers, now, now, [Timings(now)])
     assert tracer.record(exchange) == ""
     await tracer.close()
     assert exporter.get_finished_spans() == ()
@@ -134,11 +145,11 @@ async def test_failures_are_errors_whatever_the_status_was() -> None:
     tracer = Tracer(exporter, "test")
     now = trio.current_time()
     for status, failed in ((500, False), (200, True)):
-        tracer.record(RequestSpan("POST", "/", status, {}, now, now, failed=failed))
+        tracer.record(RequestSpan("POST", "/", "/", status, {}, now, now, failed=failed))
     await tracer.close()
-    assert [span.status.status_code for span in exporter.get_finished_spans()] == [
-        StatusCode.ERROR
-    ] * 2
+    spans = exporter.get_finished_spans()
+    assert [span.status.status_code for span in spans] == [StatusCode.ERROR] * 2
+    assert [(span.attributes or {})["error.type"] for span in spans] == ["500", "generation_failed"]
 
 
 @pytest.mark.trio
@@ -159,19 +170,88 @@ async def test_a_collector_receives_the_spans() -> None:
 
 
 @pytest.mark.trio
-async def test_a_number_that_otlp_has_no_type_for_is_written_as_text() -> None:
+async def test_seeds_are_text_whether_otlp_has_a_number_for_them_or_not() -> None:
     now = trio.current_time()
     with collecting() as (collector, endpoint):
         tracer = Tracer.to(endpoint, "test")
-        attributes = {"seed": 2**64 - 1, "output_tokens": 7, "nothing": None}
-        tracer.record(RequestSpan("POST", "/", 200, {}, now, now, attributes=attributes))
+        for seed in (2**64 - 1, 7):
+            attributes = {"seed": seed, "output_tokens": 7, "nothing": None}
+            tracer.record(RequestSpan("POST", "/", "/", 200, {}, now, now, attributes=attributes))
         await tracer.close()
         batch = collector.batches.get(timeout=120)
-    ((span,),) = [scope.spans for each in batch.resource_spans for scope in each.scope_spans]
-    values = {each.key: each.value for each in span.attributes}
-    assert values["seed"].string_value == "18446744073709551615"
-    assert values["output_tokens"].int_value == 7
-    assert "nothing" not in values
+    (spans,) = [scope.spans for each in batch.resource_spans for scope in each.scope_spans]
+    values = [{each.key: each.value for each in span.attributes} for span in spans]
+    assert [each["seed"].string_value for each in values] == ["18446744073709551615", "7"]
+    assert values[0]["output_tokens"].int_value == 7
+    assert "nothing" not in values[0]
+
+
+@pytest.mark.trio
+async def test_paths_that_nobody_serves_do_not_name_spans() -> None:
+    spans, answers = await spans_of(("/wp-login.php", {}), ("/v1/models/a", {}))
+    assert [answer.status for answer in answers] == [404, 405]
+    assert {name: len(found) for name, found in spans.items()} == {"POST": 2}
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize("path", ["/generate", "/generate_stream"])
+async def test_a_client_that_leaves_is_logged_counted_and_traced(
+    path: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    exporter = InMemorySpanExporter()
+    tracer = Tracer(exporter, "test")
+    engine = FakeEngine(lambda prompt: ENDLESS)
+    with caplog.at_level("INFO", "tgi_trio.access"):
+        async with served(engine, tracer=tracer) as server:
+            client = await server.connect()
+            body = {"inputs": "hello", "parameters": {"max_new_tokens": 1000}}
+            await client.send("POST", path, body)
+            await until(lambda: bool(engine.live))
+            await client.stream.aclose()
+            await until(lambda: bool(caplog.records))
+    await tracer.close()
+    (record,) = caplog.records
+    assert vars(record)["client_left"]
+    *_, span = exporter.get_finished_spans()
+    attributes = span.attributes or {}
+    status = 200 if path == "/generate_stream" else 499
+    assert attributes["http.response.status_code"] == status
+    assert attributes["client_left"] is True
+    assert span.status.status_code is StatusCode.UNSET, "no fault of ours"
+    text = engine.metrics.render().decode()
+    assert f'tgi_route_requests{{route="{path}"}} 1' in text
+    assert f'tgi_route_errors{{route="{path}"}} 1' not in text
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("OTEL_EXPORTER_OTLP_TIMEOUT", "abc"),
+        ("OTEL_EXPORTER_OTLP_COMPRESSION", "zip"),
+        ("OTEL_BSP_MAX_QUEUE_SIZE", "0"),
+    ],
+)
+def test_variables_that_opentelemetry_cannot_use_are_named(
+    name: str, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigurationError, match=f"--otlp-endpoint.*{name}"):
+        Tracer.to("http://127.0.0.1:1", "x")
+
+
+@pytest.mark.trio
+async def test_an_unsampled_request_is_logged_without_a_trace(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    tracer = Tracer(InMemorySpanExporter(), "test")
+    with caplog.at_level("INFO", "tgi_trio.access"):
+        async with served(tracer=tracer) as server:
+            client = await server.connect()
+            unsampled = PARENT.removesuffix("1") + "0"
+            await client.post("/generate", {"inputs": "hello"}, traceparent=unsampled)
+            await client.get("/health")
+    await tracer.close()
+    assert not hasattr(caplog.records[0], "trace_id")
 
 
 @pytest.mark.trio

@@ -15,6 +15,8 @@ from tgi_trio.router.telemetry.metrics import Metrics
 from tgi_trio.router.telemetry.request_stats import RequestStats
 from tgi_trio.router.telemetry.tracing import RequestSpan, Tracer
 
+CLIENT_LEFT = 499  # nginx's status for a request whose client left before there was an answer
+
 access = logging.getLogger("tgi_trio.access")  # one line per request, at INFO
 
 _COUNTED = frozenset(ROUTES)  # the other routes are counted together
@@ -38,20 +40,22 @@ class RequestAccount:
         status: int,
         metrics: Metrics,
         tracer: Tracer | None,
+        left: bool = False,
     ) -> None:
         """Count, log and trace the request; `scope` is ASGI's, and `route` the one that answered.
 
-        Only answers to POST are counted and traced: pages and probes are not.
+        Only POST is counted and traced: pages and probes are not. `left`: the client did, before
+        its answer was complete.
         """
         if route is not None and route.method == "POST":
             self._count(route, status, metrics)
         if access.isEnabledFor(logging.INFO) or tracer is not None:
-            self._log_and_trace(scope, status, tracer)
+            self._log_and_trace(scope, route, status, tracer, left)
 
     def _count(self, route: Route, status: int, metrics: Metrics) -> None:
         name = route.path if route.path in _COUNTED else "other"
         metrics.inc("tgi_route_requests", route=name)
-        if status >= 400 or self._failed:
+        if 400 <= status != CLIENT_LEFT or self._failed:
             metrics.inc("tgi_route_errors", route=name)
         metrics.observe("tgi_route_duration", trio.current_time() - self.began, route=name)
 
@@ -61,9 +65,17 @@ class RequestAccount:
         ended = sum(each.finished is not None for each in self.generations)
         return ended > len(self.all_stats)
 
-    def _log_and_trace(self, scope: Mapping[str, Any], status: int, tracer: Tracer | None) -> None:
+    def _log_and_trace(
+        self,
+        scope: Mapping[str, Any],
+        route: Route | None,
+        status: int,
+        tracer: Tracer | None,
+        left: bool,
+    ) -> None:
         client, ended = scope.get("client"), trio.current_time()
         cost = RequestStats.sum(self.all_stats).fields() if self.all_stats else {}
+        cost |= {"client_left": True} if left else {}
         extra = {
             "request_id": self.request_id,
             "client": client[0] if client else "local",
@@ -74,6 +86,8 @@ class RequestAccount:
             span = RequestSpan(
                 method=scope["method"],
                 path=scope["path"],
+                route=None if route is None else route.path,
+                scheme=scope["scheme"],
                 status=status,
                 headers=self.headers,
                 began=self.began,
@@ -82,5 +96,6 @@ class RequestAccount:
                 attributes={"request_id": self.request_id, **cost},
                 failed=self._failed,
             )
-            extra["trace_id"] = tracer.record(span)
+            if trace_id := tracer.record(span):
+                extra["trace_id"] = trace_id
         access.info("%s %s %d", scope["method"], scope["path"], status, extra=extra)

@@ -22,7 +22,7 @@ from quart_trio import QuartTrio
 from quart_trio.asgi import TrioASGIHTTPConnection
 from werkzeug.exceptions import HTTPException
 
-from tgi_trio.router.http.account import RequestAccount
+from tgi_trio.router.http.account import CLIENT_LEFT, RequestAccount
 from tgi_trio.router.http.bodies import Body, PacedBody, WholeBody
 from tgi_trio.router.http.call import Call, HttpSettings, Reply, Route
 from tgi_trio.router.http.dispatch import (
@@ -107,6 +107,7 @@ class HttpRequest(TrioASGIHTTPConnection):
         self.account = RequestAccount(app.request_ids.name(self.headers), self.headers)
         self._route: Route | None = None  # the one that answers
         self._left = False
+        self._answered = False  # a reply has begun
         # One scope for both things that end a request early: a slow body, and the client leaving.
         self._serving = trio.CancelScope(deadline=self.account.began + app.http.body_timeout)
 
@@ -126,7 +127,9 @@ class HttpRequest(TrioASGIHTTPConnection):
         with self.resources:
             with self._serving:
                 await self._transmit(send, await self._find_reply(send))
-            if self._serving.cancelled_caught and self._route is not None and not self._left:
+            if self._left and not self._answered:
+                self._close_account(CLIENT_LEFT)
+            elif self._serving.cancelled_caught and self._route is not None and not self._left:
                 await self._transmit(
                     send, to_rejection(too_slow(), self._route.dialect, self.account.request_id)
                 )
@@ -235,11 +238,15 @@ class HttpRequest(TrioASGIHTTPConnection):
     # ---- sending --------------------------------------------------------------------------------
 
     async def _transmit(self, send: Send, reply: Reply) -> None:
+        self._answered = True
         try:
             await self._send_reply(send, reply)
         finally:
-            metrics, tracer = self.app.engine.metrics, self.app.tracer
-            self.account.close(self.scope, self._route, reply.status, metrics, tracer)
+            self._close_account(reply.status)
+
+    def _close_account(self, status: int) -> None:
+        metrics, tracer = self.app.engine.metrics, self.app.tracer
+        self.account.close(self.scope, self._route, status, metrics, tracer, self._left)
 
     async def _send_reply(self, send: Send, reply: Reply) -> None:
         transport, body = self.transport, reply.body

@@ -8,8 +8,10 @@ spans, never requests.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +28,23 @@ FLUSH_TIMEOUT = 2.0  # seconds for the last batch to be exported when the server
 
 _PARENT = ("traceparent", "tracestate")  # W3C trace context
 
+# What OpenTelemetry's conventions for generative AI call a generation, where its route says it.
+_OPERATIONS = {
+    "/": "text_completion",
+    "/generate": "text_completion",
+    "/generate_stream": "text_completion",
+    "/v1/completions": "text_completion",
+    "/v1/chat/completions": "chat",
+    "/v1/responses": "chat",
+    "/v1/messages": "chat",
+}
+# Names of these conventions for keys of a request's log line.
+_USAGE = {
+    "prompt_tokens": "gen_ai.usage.input_tokens",
+    "output_tokens": "gen_ai.usage.output_tokens",
+    "cached_tokens": "gen_ai.usage.cache_read.input_tokens",
+}
+
 
 @dataclass(frozen=True, slots=True)
 class RequestSpan:
@@ -33,22 +52,77 @@ class RequestSpan:
 
     method: str
     path: str
+    route: str | None  # template of the path; None: no route answers it
     status: int
     headers: Mapping[bytes, bytes]  # of the request, names in lower case
     began: float
     ended: float
     generations: Sequence[Timings] = ()
     attributes: Mapping[str, Any] = field(default_factory=dict)  # of the request's span
+    scheme: str = "http"
     failed: bool = False
+
+    @property
+    def name(self) -> str:
+        """Return the span's name: of few, as paths that clients make up are not part of it."""
+        return self.method if self.route is None else f"{self.method} {self.route}"
+
+    @property
+    def error(self) -> str | None:
+        """Return the kind of failure, `error.type` of the conventions; None: it is not ours."""
+        if self.status >= 500:
+            return str(self.status)
+        return "generation_failed" if self.failed else None
+
+    def all_attributes(self) -> dict[str, Any]:
+        """Return what OTLP can encode of the attributes, and those of the conventions."""
+        found: dict[str, Any] = {
+            "http.request.method": self.method,
+            "http.route": self.route,
+            "http.response.status_code": self.status,
+            "url.path": self.path,
+            "url.scheme": self.scheme,
+            "error.type": self.error,
+            **self.attributes,
+        }
+        if self.generations:
+            found["gen_ai.provider.name"] = "tgi_trio"
+            found["gen_ai.operation.name"] = _OPERATIONS.get(self.route or "")
+        found |= {_USAGE[key]: value for key, value in self.attributes.items() if key in _USAGE}
+        if found.get("seed") is not None:
+            # Unsigned, and OTLP's integers are signed. One attribute has one type, whatever its
+            # value: some stores refuse spans by that.
+            found["seed"] = str(found["seed"])
+        return {name: value for name, value in found.items() if value is not None}
 
 
 def check_tracing_installed() -> None:
     """Raise ConfigurationError if opentelemetry's exporter cannot be imported."""
     try:
-        from opentelemetry.exporter.otlp.proto.grpc import trace_exporter  # noqa: F401
+        _import_exporter()
     except ImportError as error:
         raise ConfigurationError(
             f"--otlp-endpoint needs opentelemetry: pip install 'tgi-trio[otlp]' ({error})"
+        ) from error
+
+
+def _import_exporter() -> None:
+    with _reading_variables():
+        from opentelemetry.exporter.otlp.proto.grpc import trace_exporter  # noqa: F401
+
+
+@contextmanager
+def _reading_variables() -> Iterator[None]:
+    """Raise ConfigurationError where opentelemetry raises for the variables that it reads."""
+    try:
+        yield
+    except ImportError:
+        raise
+    except Exception as error:  # of many kinds: whatever the SDK raises is about its variables
+        named = sorted(name for name in os.environ if name.startswith("OTEL_"))
+        raise ConfigurationError(
+            f"--otlp-endpoint: opentelemetry does not start: {error}; it reads "
+            f"{', '.join(named) or 'OTEL_...'} of the environment"
         ) from error
 
 
@@ -72,13 +146,14 @@ class Tracer:
     def to(cls, endpoint: str, service_name: str) -> Tracer:
         """Return a tracer that exports OTLP over gRPC; the collector may come up later.
 
-        Raises ConfigurationError if opentelemetry is not installed.
+        Raises ConfigurationError if opentelemetry is not installed, or its variables are wrong.
         """
         check_tracing_installed()
         from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 
-        exporter = OTLPSpanExporter(endpoint, insecure=not endpoint.startswith("https:"))
-        return cls(exporter, service_name)
+        with _reading_variables():
+            exporter = OTLPSpanExporter(endpoint, insecure=not endpoint.startswith("https:"))
+            return cls(exporter, service_name)
 
     def record(self, exchange: RequestSpan) -> str:
         """Export the spans of `exchange`; return its trace id, "" if it is not sampled."""
@@ -93,15 +168,10 @@ class Tracer:
         headers = exchange.headers
         given = {name: headers.get(name.encode(), b"").decode("latin-1") for name in _PARENT}
         whole = self._tracer.start_span(
-            f"{exchange.method} {exchange.path}",
+            exchange.name,
             self._propagator.extract(given),
             SpanKind.SERVER,
-            {
-                "http.request.method": exchange.method,
-                "url.path": exchange.path,
-                "http.response.status_code": exchange.status,
-                **_writable(exchange.attributes),
-            },
+            exchange.all_attributes(),
             start_time=nanoseconds(exchange.began),
         )
         if not whole.is_recording():
@@ -115,7 +185,7 @@ class Tracer:
                     stage, within, attributes={"generation": number}, start_time=nanoseconds(start)
                 )
                 span.end(nanoseconds(end))
-        if exchange.failed or exchange.status >= 500:
+        if exchange.error is not None:
             whole.set_status(StatusCode.ERROR)
         whole.end(nanoseconds(exchange.ended))
         return f"{whole.get_span_context().trace_id:032x}"
@@ -124,15 +194,6 @@ class Tracer:
         """Export what is left, for at most `FLUSH_TIMEOUT`."""
         with trio.move_on_after(FLUSH_TIMEOUT):
             await trio.to_thread.run_sync(self._provider.shutdown, abandon_on_cancel=True)
-
-
-def _writable(attributes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return attributes that OTLP can encode: it has signed 64-bit integers, seeds are unsigned."""
-    return {
-        name: str(value) if isinstance(value, int) and value >= 2**63 else value
-        for name, value in attributes.items()
-        if value is not None
-    }
 
 
 def stages(timings: Timings, ended: float) -> Iterator[tuple[str, float, float]]:
