@@ -49,7 +49,7 @@ RULES: dict[str, Rule] = {
     ),
     "hub.download": Rule(ours("errors"), only=ours("huggingface_hub tqdm")),
     "hub.names": Rule(ours("errors"), only=NOTHING),
-    "hub.gguf": Rule(ours("errors hub.download model.gguf model.pointers"), only=NOTHING),
+    "hub.gguf": Rule(ours("errors hub.download hub.names model.gguf model.pointers"), only=NOTHING),
     "hub": Rule(
         ours("errors demo conversion model.pointers model.speculators.recognise"),
         only=ours("huggingface_hub"),

@@ -9,8 +9,10 @@ import io
 import json
 import os
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 import torch
@@ -21,7 +23,13 @@ from tests.warm_start import run_warm
 from tgi_trio import demo
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.hub.download import hub_token
-from tgi_trio.hub.resolve import check_folder, resolve_model, resolve_tokenizer
+from tgi_trio.hub.resolve import (
+    check_folder,
+    resolve_adapter,
+    resolve_drafter,
+    resolve_model,
+    resolve_tokenizer,
+)
 
 TINY = {
     "config.json": b'{"model_type": "llama"}',
@@ -296,6 +304,58 @@ def test_the_embedded_model_needs_no_name(monkeypatch: pytest.MonkeyPatch, tmp_p
 def test_a_folder_that_is_not_there_is_not_looked_up_on_the_hub(name: str) -> None:
     with pytest.raises(ModelLoadError, match=f"there is no folder {name}"):
         resolve_model(name)
+
+
+@contextmanager
+def as_another_user() -> Iterator[None]:
+    """Root may read everything: be nobody in particular meanwhile."""
+    if was := os.geteuid():
+        yield
+        return
+    os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(was)
+
+
+@pytest.mark.parametrize(
+    ("below", "mode"),
+    [("", 0o000), ("", 0o311), ("", 0o644), ("model", 0o000), ("model", 0o644)],
+)
+def test_a_folder_that_may_not_be_read_is_named_with_its_flag(below: str, mode: int) -> None:
+    with TemporaryDirectory() as place:
+        closed = Path(place, "closed")
+        (closed / below).mkdir(parents=True)
+        folder_with(closed / below, config__json="{}", model__safetensors="x")
+        os.chmod(place, 0o755)
+        closed.chmod(mode)
+        name = str(closed / below)
+        readers: list[tuple[Callable[[str], object], str]] = [
+            (resolve_model, "--model-id"),
+            (resolve_drafter, "--draft-model"),
+        ]
+        readers += [(resolve_tokenizer, "--tokenizer-name"), (resolve_adapter, "--lora-adapters")]
+        try:
+            with as_another_user():
+                for read, flag in readers:
+                    words = f"^{name} cannot be looked into: Permission denied. {flag} takes"
+                    with pytest.raises(ModelLoadError, match=words):
+                        read(name)
+        finally:
+            closed.chmod(0o755)
+
+
+@pytest.mark.parametrize("name", ["/tmp/" + "q" * 5000, "q" * 300 + "/m", "./m:" + "q" * 300])
+def test_a_name_that_is_too_long_for_a_path_is_refused_in_a_short_sentence(name: str) -> None:
+    with pytest.raises(ModelLoadError, match="File name too long") as error:
+        resolve_model(name)
+    assert len(str(error.value)) < 400
+
+
+def test_the_home_of_nobody_is_refused() -> None:
+    with pytest.raises(ModelLoadError, match="no-such-user/m cannot be looked into"):
+        resolve_model("~no-such-user/m")
 
 
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a2146\nsize 12345\n"

@@ -13,6 +13,7 @@ from typing import Final
 
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.hub.download import Repository, download, list_files
+from tgi_trio.hub.names import is_there
 from tgi_trio.model.gguf.files import SUFFIX, part_of, parts_of
 from tgi_trio.model.gguf.folder import gguf_folder
 from tgi_trio.model.pointers import refuse_pointers
@@ -26,7 +27,7 @@ _MOST_NAMED: Final = 30  # choices in an error
 def split_choice(model_id: str) -> tuple[str, str]:
     """Return (name, choice) of `name:choice`; the choice is "" where there is none."""
     name, colon, choice = model_id.rpartition(":")
-    if not colon or not name or not choice or Path(model_id).expanduser().exists():
+    if not colon or not name or not choice or is_there(model_id, "--model-id"):
         return model_id, ""
     return name, choice
 

@@ -25,7 +25,7 @@ from tgi_trio.conversion.folder import (
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.hub.download import Repository, download, hub_token, import_huggingface_hub
 from tgi_trio.hub.gguf import fetch_gguf, has_gguf, lists_gguf, local_gguf, split_choice
-from tgi_trio.hub.names import hint_at_models, local_folder, refuse_address
+from tgi_trio.hub.names import hint_at_models, is_there, local_folder, refuse_address
 from tgi_trio.model.pointers import refuse_pointers
 from tgi_trio.model.speculators.recognise import base_of_heads, find_kind
 
@@ -319,7 +319,7 @@ def read_pipeline_tag(model_id: str, revision: str | None, *, timeout: float) ->
     answer. Each wait for the network takes at most `timeout` seconds.
     """
     name, _ = split_choice(model_id)
-    if name == demo.MODEL_ID or Path(name).expanduser().exists():
+    if name == demo.MODEL_ID or is_there(name, "--model-id"):
         return None
     hub = import_huggingface_hub()
     from huggingface_hub import constants

@@ -32,7 +32,7 @@ def main(argv: list[str]) -> int:
     try:
         with pause_collection():
             load(settings, read_config(settings.model_path)).close()
-    except (ModelLoadError, UnsupportedError) as error:
+    except (ModelLoadError, UnsupportedError, OSError) as error:
         print(f"the CPU kernels cannot serve {settings.model_path}: {error}", file=sys.stderr)
         return 1
     return 0
