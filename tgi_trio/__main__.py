@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from tgi_trio.cli.options import DoctorOptions
 from tgi_trio.cli.parser import Invocation, UsageError, asks_for_json, parse
+from tgi_trio.cli.stopping import interrupt, interrupted_exit, on_stop, stop_at_once
 from tgi_trio.cli.streams import forget_reader, open_standard_streams
 from tgi_trio.errors import TgiTrioError
 from tgi_trio.settings.records import Options
@@ -27,22 +28,15 @@ ShardArgv = Callable[[str, str], list[str]]  # see router.shards.shard_instance,
 
 EXIT_FAILURE = 1
 EXIT_USAGE = 2
+_SERVING = ("serve", "rank", "shard", "cluster", "front")  # a signal is how they end
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 EXIT_UNREAD = 128 + signal.SIGPIPE  # as of a program that the signal ends
-
-
-def _stop_at_once(number: int, frame: object) -> None:
-    """End on SIGTERM or SIGHUP until the launcher runs: nothing is served yet."""
-    signal.signal(number, signal.SIG_IGN)  # one is enough, and another would change the exit code
-    sys.exit(0)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return the exit code."""
     open_standard_streams()
-    signal.signal(signal.SIGTERM, _stop_at_once)
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as under `nohup`
-        signal.signal(signal.SIGHUP, _stop_at_once)
+    on_stop(stop_at_once)
     words = sys.argv[1:] if argv is None else argv
     try:
         invocation = parse(words, os.environ)
@@ -50,6 +44,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         _complain(error, asks_for_json(words, os.environ))
         return EXIT_USAGE
     as_json = getattr(invocation.options, "json_output", False)
+    if invocation.command not in _SERVING:
+        on_stop(interrupt)
     try:
         code = _COMMANDS[invocation.command](invocation)
         sys.stdout.flush()  # what cannot be written is known here, not when Python ends
@@ -58,7 +54,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         _complain(error, as_json)
         return EXIT_FAILURE
     except KeyboardInterrupt:
-        return 130
+        return interrupted_exit()
+    except BaseExceptionGroup as group:  # out of a nursery
+        if group.split(KeyboardInterrupt)[1] is not None:
+            raise
+        return interrupted_exit()
     except BrokenPipeError:  # `| head` has seen enough
         forget_reader()
         return EXIT_UNREAD

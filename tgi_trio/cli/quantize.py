@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from typing import Any
@@ -71,6 +72,8 @@ def _job(options: QuantizeOptions) -> dict[str, Any]:
 
 def _run(job: dict[str, Any], quiet: bool) -> None:
     words = json.dumps(job | {"quiet": quiet})
-    done = subprocess.run([sys.executable, "-m", "tgi_trio.shard.quantising", words], check=False)
+    argv = [sys.executable, "-m", "tgi_trio.shard.quantising", words, str(os.getpid())]
+    # A group of its own: Ctrl-C is for this process, which ends the other.
+    done = subprocess.run(argv, check=False, process_group=0)
     if done.returncode:
         raise ModelLoadError("the model was not quantized, for the reason above")

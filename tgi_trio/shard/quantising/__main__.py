@@ -1,7 +1,8 @@
-"""`python -m tgi_trio.shard.quantising JOB`: write a model with weights of fewer bits.
+"""`python -m tgi_trio.shard.quantising JOB PID`: write a model with weights of fewer bits.
 
-JOB is a JSON object with `Job`'s fields. A progress bar is shown on standard error; an error is
-printed there in one line, and the exit code is then 1.
+JOB is a JSON object with `Job`'s fields, PID that of the command, with which this process ends. A
+progress bar is shown on standard error; an error is printed there in one line, and the exit code is
+then 1.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from typing import Any
 
 from tqdm import tqdm
 
-from tgi_trio.errors import ConfigurationError, ModelLoadError
+from tgi_trio.errors import ConfigurationError, ModelLoadError, PeerGone
+from tgi_trio.ipc.parent import die_with_parent
 from tgi_trio.model.config import read_config
 from tgi_trio.model.quantisable import quantisable_spec
 from tgi_trio.shard.machine.cores import usable_cores
@@ -49,4 +51,8 @@ def main(text: str) -> int:
 
 
 if __name__ == "__main__":
+    try:
+        die_with_parent(int(sys.argv[2]))
+    except PeerGone:  # it was stopped before it could stop us
+        sys.exit(1)
     sys.exit(main(sys.argv[1]))

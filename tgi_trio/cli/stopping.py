@@ -1,0 +1,41 @@
+"""SIGTERM and SIGHUP before a server handles them itself, and of commands that serve nothing."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Callable
+
+_interrupted_by: int = signal.SIGINT  # or what was taken for it
+
+
+def on_stop(stop: Callable[[int, object], None]) -> None:
+    """Have SIGTERM call `stop`, and SIGHUP unless it is ignored, as under `nohup`."""
+    signal.signal(signal.SIGTERM, stop)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, stop)
+
+
+def stop_at_once(number: int, frame: object) -> None:
+    """End well until the launcher runs: nothing is served yet."""
+    signal.signal(number, signal.SIG_IGN)  # one is enough, and another would change the exit code
+    sys.exit(0)
+
+
+def interrupt(number: int, frame: object) -> None:
+    """End a command that serves nothing as Ctrl-C does, but with the signal's own exit code.
+
+    What would go on when it has done its work has to see that it has not.
+    """
+    global _interrupted_by
+    signal.signal(number, signal.SIG_IGN)
+    _interrupted_by = number
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # of a shell's job in the background
+        signal.signal(number, signal.SIG_DFL)
+        signal.raise_signal(number)  # no exception is safe in trio; our children die with us
+    signal.raise_signal(signal.SIGINT)  # in trio this ends where it can be handled
+
+
+def interrupted_exit() -> int:
+    """Return the exit code after `interrupt`, or Ctrl-C."""
+    return 128 + _interrupted_by
