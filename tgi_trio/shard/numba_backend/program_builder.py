@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from tgi_trio.model.adapters.sites import AdapterScope, adapts_head, head_site
 from tgi_trio.model.matrices.decoder import layer_refs, outer_refs
-from tgi_trio.model.matrices.references import LinearRef, NormRef, every_unit
+from tgi_trio.model.matrices.references import LinearRef, NormRef
 from tgi_trio.model.matrices.roles import (
     AttentionRefs,
     ExpertsRefs,
@@ -25,26 +25,25 @@ from tgi_trio.model.specs.mixers import Mamba2
 from tgi_trio.model.speculators.spec import HeadsSpec
 from tgi_trio.model.split import Portion
 from tgi_trio.model.stages import Run
-from tgi_trio.shard.checkpoint.lookup import Weights, read_table
-from tgi_trio.shard.checkpoint.numbers import to_bfloat16, to_float32
+from tgi_trio.shard.checkpoint.lookup import Weights
 from tgi_trio.shard.numba_backend.operations.activations import keep_learned
 from tgi_trio.shard.numba_backend.operations.adapted_sites import SiteRecorder
 from tgi_trio.shard.numba_backend.operations.attention import AttentionWriter
 from tgi_trio.shard.numba_backend.operations.beside import add_beside
+from tgi_trio.shard.numba_backend.operations.embedding import add_embedding
 from tgi_trio.shard.numba_backend.operations.hyper import HyperWriter
 from tgi_trio.shard.numba_backend.operations.lone_linears import LoneLinear, add_lone_linears
 from tgi_trio.shard.numba_backend.operations.mixers import add_mixer
 from tgi_trio.shard.numba_backend.operations.mixtures import Branch, add_mixture
 from tgi_trio.shard.numba_backend.operations.norm_gates import add_norm_gate
 from tgi_trio.shard.numba_backend.operations.norms import NormWriter
-from tgi_trio.shard.numba_backend.operations.own_embeddings import add_own_input, add_own_inputs
+from tgi_trio.shard.numba_backend.operations.own_embeddings import add_own_input
 from tgi_trio.shard.numba_backend.operations.shared_blocks import SharedWriter
 from tgi_trio.shard.numba_backend.operations.streams import StreamWriter
 from tgi_trio.shard.numba_backend.operations.writer import OperationWriter
-from tgi_trio.shard.numba_backend.packing import Packer, to_storage
+from tgi_trio.shard.numba_backend.packing import Packer
 from tgi_trio.shard.numba_backend.tables import ACTIVATIONS, Buffer, Code, Epilogue
 from tgi_trio.shard.numba_backend.weight_layout import CacheNumbers
-from tgi_trio.shard.sine_positions import sine_positions
 
 Array = NDArray[Any]
 
@@ -126,7 +125,7 @@ class ProgramBuilder:
         if (ref := outer.rotary_factors) is not None:
             self.rotary_factors = np.exp(self.writer.source.array(ref.name, ref.shape))
         if self._run.is_first:
-            self._embed()
+            self.embedding = add_embedding(self.writer, self._norms, spec, outer, bf16=self._bf16)
         if self._streams is not None and outer.streams is not None:
             self._streams.split(outer.streams)
         if self._hyper is not None:
@@ -140,53 +139,6 @@ class ProgramBuilder:
         if self._streams is not None and outer.streams is not None:
             self._streams.merge(outer.streams)
         self._gather(outer.hyper)
-
-    def _embed(self) -> None:
-        """Add the embedding."""
-        spec, outer = self._spec, outer_refs(self._model)
-        embedding = read_table(self.writer.source, outer.embedding, every_unit)
-        scale = np.array([spec.embedding_scale], np.float32)
-        if self._bf16:  # rounded to the dtype first, as in Gemma's training
-            scale = to_float32(to_bfloat16(scale))
-        packing = self.writer.packing(embedding.parts)
-        if packing is None or packing.kind.floating or packing.order:
-            self.embedding = np.ascontiguousarray(to_storage(embedding.dequantised(), self._bf16))
-            table = self.writer.keep(self.embedding)
-        else:
-            table = self.writer.pack_codes(embedding.parts, packing)
-            self.writer.quantised.add(len(self.writer.rows), packing)
-        width = spec.embedding_width or spec.hidden_size
-        self.writer.add(
-            Code.EMBED,
-            target=Buffer.BRANCH if outer.embedding_in else Buffer.HIDDEN,
-            weights=table,
-            inputs=width,
-            width=width,
-            scale=scale[0],
-        )
-        if outer.embedding_in is not None:
-            self._norms.pass_on(Buffer.BRANCH, width)
-            self.writer.linear(outer.embedding_in, Buffer.NORMED, Buffer.HIDDEN)
-        rows = None
-        if outer.positions is not None:
-            rows = read_table(self.writer.source, outer.positions, every_unit).dequantised()
-        elif spec.sine_positions:
-            rows = sine_positions(spec.position_rows, spec.hidden_size)
-        if rows is not None:
-            self.writer.add(
-                Code.PLACE,
-                target=Buffer.HIDDEN,
-                weights=self.writer.keep(to_storage(rows, self._bf16)),
-                width=spec.hidden_size,
-                offset=spec.position_offset,
-            )
-        if outer.embedding_norm is not None:
-            self._norms.add_in_place(outer.embedding_norm, Buffer.HIDDEN, spec.hidden_size)
-        if outer.own_inputs is not None and spec.own_inputs is not None:
-            norm = self._norms.keep_weight(outer.own_inputs.norm)
-            add_own_inputs(
-                self.writer, outer.own_inputs, spec.own_inputs, spec, norm, bf16=self._bf16
-            )
 
     def _add_head(self) -> None:
         """Add the final norm and the head, for the wanted tokens."""
