@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from tgi_trio.model.specs.decoder import DecoderSpec, HeadSizes, LayerSpec
 from tgi_trio.shard.contract import BLOCK_SIZE
 from tgi_trio.shard.numba_backend.arena import address, allocate_zeroed
+from tgi_trio.shard.numba_backend.operations.choosers import index_dim
 from tgi_trio.shard.numba_backend.operations.padded_heads import kept_sizes
 from tgi_trio.shard.numba_backend.tables import OF_INDEX_KEYS, OF_KEYS
 
@@ -35,7 +36,7 @@ class KeyCaches:
     def bytes_per_token(self) -> int:
         """Bytes of one token over all layers."""
         numbers = sum(own.kv_heads * (own.dim + own.value_dim) for own in self.sizes)
-        numbers += sum(filter(None, map(self._index_dim, self._spec.layers)))
+        numbers += sum(index_dim(self._spec, layer) for layer in self._spec.layers)
         return numbers * self._number.itemsize
 
     @property
@@ -58,7 +59,7 @@ class KeyCaches:
             reading = np.isin(own["code"], OF_KEYS)
             for column, cache in zip(("keys", "values"), caches[kept_by], strict=True):
                 own[column][reading] = address(cache)
-            if dim := self._index_dim(layer):
+            if dim := index_dim(self._spec, layer):
                 keys = allocate_zeroed((blocks, BLOCK_SIZE * dim), self._number)
                 own["keys"][np.isin(own["code"], OF_INDEX_KEYS)] = address(keys)
                 self.index_keys.append(keys)
@@ -77,13 +78,6 @@ class KeyCaches:
         for index, layer in enumerate(self._spec.layers):
             if layer.attends:
                 yield index, layer, operations[firsts[index] : firsts[index + 1]]
-
-    def _index_dim(self, layer: LayerSpec) -> int:
-        """Return the numbers of an index's key of a token; 0: the layer has no index of its own."""
-        if layer.blocks is not None:
-            return layer.blocks.dim
-        index = self._spec.index_of(layer) if layer.attends and layer.chooses else None
-        return 0 if index is None else index.dim
 
     def _allocate_layer(self, blocks: int, own: HeadSizes) -> tuple[Array, Array]:
         """Return a layer's empty K and V."""

@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 from tgi_trio.model.adapters.sites import EVERYTHING, NOTHING, AdapterScope
 from tgi_trio.model.matrices.decoder import outer_refs
 from tgi_trio.model.matrices.layer_work import find_run
-from tgi_trio.model.specs.block_index import BlockIndexSpec
-from tgi_trio.model.specs.decoder import DecoderSpec, HeadSizes, IndexSpec, RotarySpec
+from tgi_trio.model.specs.decoder import DecoderSpec, RotarySpec
 from tgi_trio.model.speculators.spec import HeadsSpec
 from tgi_trio.model.split import Portion
 from tgi_trio.model.stages import Run
@@ -24,9 +23,12 @@ from tgi_trio.shard.numba_backend.arena import address, allocate_zeroed
 from tgi_trio.shard.numba_backend.key_caches import KeyCaches
 from tgi_trio.shard.numba_backend.kinds.kind import BLOCK_INPUTS, Kind, active_block_bytes
 from tgi_trio.shard.numba_backend.operations.adapted import AdaptedOperations
-from tgi_trio.shard.numba_backend.operations.blocks import find_block_buffers, find_blocks_room
 from tgi_trio.shard.numba_backend.operations.buffer_widths import find_widths
-from tgi_trio.shard.numba_backend.operations.index import find_buffers, find_room
+from tgi_trio.shard.numba_backend.operations.choosers import (
+    find_index_buffers,
+    find_index_room,
+    find_turning,
+)
 from tgi_trio.shard.numba_backend.operations.lone_linears import LONE_ROWS, LoneLinear
 from tgi_trio.shard.numba_backend.operations.mixtures import find_mixture_buffers, pad_to_panel
 from tgi_trio.shard.numba_backend.operations.own_embeddings import own_width
@@ -162,26 +164,9 @@ class Program:
         """Layers that have their own K and V."""
         return len(self.caches.sizes)
 
-    @property
-    def _indexes(self) -> list[IndexSpec]:
-        """The indexes of tokens of layers that have their own."""
-        choosers = (layer for layer in self.spec.layers if layer.attends and layer.chooses)
-        return [index for layer in choosers if (index := self.spec.index_of(layer)) is not None]
-
-    @property
-    def _block_indexes(self) -> list[tuple[HeadSizes, BlockIndexSpec]]:
-        """The indexes of blocks, each with the sizes of its layer's heads."""
-        layers = self.spec.layers
-        return [(self.spec.sizes(each), each.blocks) for each in layers if each.blocks is not None]
-
     def find_index_room(self, longest: int) -> int:
-        """Return the bytes of scratch memory that a thread needs for indexes of tokens."""
-        widest = self.widest_head
-        rooms = [find_room(self.spec.heads, index, widest, longest) for index in self._indexes]
-        for own, index in self._block_indexes:
-            group = own.heads // own.kv_heads
-            rooms.append(find_blocks_room(index, own.kv_heads, group, longest))
-        return max(rooms, default=0)
+        """Return the bytes of scratch memory that a thread needs for indexes."""
+        return find_index_room(self.spec, self.widest_head, longest)
 
     @property
     def widest_head(self) -> int:
@@ -306,14 +291,8 @@ class Program:
             for place, code in enumerate(self.operations["code"][first:end], first):
                 if code in (Code.ROTATE, Code.TURN) and layer.rotary is not None:
                     yield place, (layer.rotary, kept_sizes(self.spec, layer).dim)
-                if (
-                    code == Code.ASK_BLOCKS
-                    and layer.rotary is not None
-                    and layer.blocks is not None
-                ):
-                    yield place, (layer.rotary, layer.blocks.dim)
-                if code == Code.ASK and (index := self.spec.index_of(layer)) is not None:
-                    yield place, (index.rotary, index.dim)
+                if (turning := find_turning(self.spec, layer, code)) is not None:
+                    yield place, turning
 
     def buffer_bytes(self, tokens: int, wanted: int, longest: int) -> dict[Buffer, int]:
         """Return every buffer's bytes, for a number of tokens, of rows of logits, of a context."""
@@ -364,18 +343,9 @@ class Program:
             Buffer.STREAMS: tokens * streams * spec.hidden_size * 4,
             Buffer.BOTH: tokens * 2 * spec.hidden_size * 4 if self.has((Code.COPY,)) else 0,
             Buffer.DENSE: tokens * spec.hidden_size * 4 * any(each.beside for each in spec.layers),
-            **self._find_index_buffers(tokens, longest),
+            **find_index_buffers(spec, tokens, longest),
             **find_mixture_buffers(members, changed, experts, spec.hidden_size),
         }
-
-    def _find_index_buffers(self, tokens: int, longest: int) -> dict[Buffer, int]:
-        """Return the bytes of buffers for indexes, of which all layers' are alike."""
-        if self.spec.index is not None:
-            return find_buffers(self.spec.index, tokens, longest)
-        if not (found := self._block_indexes):
-            return {}
-        own, index = found[0]
-        return find_block_buffers(index, own.kv_heads, tokens, longest)
 
     @property
     def low_width(self) -> int:
