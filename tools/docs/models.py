@@ -134,13 +134,14 @@ token has several hidden states, which gates mix before each part of a layer
 (`layers/gated_streams.py`), and some layers add embeddings of n-grams, with tables that ranks
 divide by columns (`torch_backend/states/ngrams_layer.py`); the last tokens are part of the state.
 Hashes that a checkpoint states have to be those that config.json gives. On a GPU kernels choose and
-attend, in recorded steps (`attention/paged_pooled.py`); it is not cut into stages. With rotary
-scaling by length, or activations other than SiLU, it runs through transformers.
+attend, in recorded steps (`attention/paged_pooled.py`); it is not cut into stages. The CPU kernels
+have operations for all of it ([blocks](cpu-backend.md#an-index-of-blocks)). With rotary scaling by
+length, or activations other than SiLU, it runs through transformers.
 
 Layers that keep a state per sequence (short convolutions, delta rules, Mamba of both kinds, RG-LRU:
 `torch_backend/states/`) stand in the place of attention, beside it (Falcon H1), or alone: Mamba,
 Mamba 2 and Falcon Mamba keep no K and V at all, so that their memory is all slots. The CPU kernels
-compute all of them but those of Qwen 4 and GLM 5.3 Flash; on a GPU torch does, in recorded steps,
+compute all of them but those of GLM 5.3 Flash; on a GPU torch does, in recorded steps,
 but for decodes of delta rules and n-grams, which have kernels. Ranks divide channels and heads;
 where a Mamba-2 has fewer groups of heads than there are ranks, neighbours share one, and its norm
 is over what all of them read. Recurrences are float32; what layers add up has the model's dtype,

@@ -5,11 +5,15 @@ Blocks of the index begin in texts, in images and in other steps than they end i
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from typing import Any
+
 import pytest
 
-from tests.shard.media.images_support import Maker, Shard, arena
+from tests.shard.media.images_support import Maker, Model, Shard, arena
 from tests.shard.media.pictures import Prompt, picture
-from tests.shard.torch_backend.models_support import BLOCK, load
+from tests.shard.numba_backend.numba_support import QWEN4, cpu_runner
+from tests.shard.torch_backend.models_support import BLOCK, GreedyRecorder, load
 from tgi_trio.ipc.messages import StateGrant
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -39,11 +43,18 @@ def test_tokens_of_images_are_chosen_as_others_are(model: Maker, family: str, bu
         own.golden.check(prompt, row, recorder)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_what_an_image_of_a_prefix_turned_is_kept(model: Maker, family: str) -> None:
+@pytest.mark.parametrize(
+    ("family", "kernels"), [*((each, False) for each in FAMILIES), ("qwen4_exp", True)]
+)
+def test_what_an_image_of_a_prefix_turned_is_kept(model: Maker, family: str, kernels: bool) -> None:
     """A block of the index begins in the prefix, in an image's tokens, and ends behind it."""
-    own = model(family)
-    runner, recorder = load(own.folder)
+    own = model(family, head_dim=32, **QWEN4) if kernels else model(family)
+    with cpu_runner(own.folder) if kernels else nullcontext(load(own.folder)) as pair:
+        check_prefix(own, *pair)
+
+
+def check_prefix(own: Model, runner: Any, recorder: GreedyRecorder) -> None:
+    family = own.family
     image, begin = picture(family, 1), range(5, 5 + 2 * BLOCK - 5)
     first = Prompt.of(*begin, image, *range(40, 60))  # the image ends behind the second block
     granted = StateGrant((1, 2), saves=((2 * BLOCK, 3),))

@@ -88,6 +88,13 @@ _DELTA = {  # with a query group of three, as Qwen 3 has here: fewer kernels to 
     "num_attention_heads": 6,
 }
 
+# Of Qwen 4's parts, for heads of 32 numbers or more.
+QWEN4: dict[str, Any] = {
+    **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim", "indexer_head_dim"), 32),
+    **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size"), 64),
+    **{"hc_lowrank": 32, "ple_embed_dim": 64},
+}
+
 # Those whose layers keep states.
 HYBRIDS: dict[str, dict[str, Any]] = {
     "lfm2": {"hidden_size": 128},
@@ -95,6 +102,7 @@ HYBRIDS: dict[str, dict[str, Any]] = {
     "lfm3": {"head_dim": 32},
     "qwen3_5_text": _DELTA,
     "qwen3_next": _DELTA | {"moe_intermediate_size": 64},
+    "qwen4_exp_text": QWEN4 | _DELTA | {"indexer_head_dim": 64},
     "bamba": {"hidden_size": 128, "mamba_d_head": 32, "mamba_d_state": 32},
     "granitemoehybrid": {
         "hidden_size": 128,

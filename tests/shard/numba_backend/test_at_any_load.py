@@ -29,7 +29,7 @@ FAMILIES = (
     *("llama", "mistral", "gemma2", "bloom", "gpt_neox", "mixtral", "gpt_oss", "deepseek_v3"),
     "glm_moe_dsa",
     *("lfm2", "qwen3_next", "kimi_linear", "mamba2", "jamba", "recurrent_gemma", "gemma4_text"),
-    *("zamba2", "bailing_hybrid"),
+    *("zamba2", "bailing_hybrid", "qwen4_exp_text"),
 )
 NUMBERS: dict[str, dict[str, Any]] = {
     "bfloat16": {"dtype": "bfloat16"},

@@ -50,7 +50,7 @@ from tgi_trio.shard.numba_backend.variant import Variant
 
 FAMILIES = (
     *("lfm2", "qwen3_5_text", "granitemoehybrid", "kimi_linear", "nemotron_h", "falcon_h1"),
-    *("falcon_mamba", "jamba", "recurrent_gemma", "zamba2", "bailing_hybrid"),
+    *("falcon_mamba", "jamba", "recurrent_gemma", "zamba2", "bailing_hybrid", "qwen4_exp_text"),
 )
 TEXTS = PROMPTS[::2]
 pytestmark = pytest.mark.usefixtures("one_thread")

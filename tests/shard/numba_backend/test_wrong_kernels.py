@@ -10,7 +10,7 @@ from tests.shard.numba_backend.numba_support import VARIANT
 from tgi_trio.shard.checkpoint.numbers import Floats
 from tgi_trio.shard.numba_backend import apart_table, verified
 from tgi_trio.shard.numba_backend.apart_table import Apart
-from tgi_trio.shard.numba_backend.self_tests import blocks, index, latents
+from tgi_trio.shard.numba_backend.self_tests import blocks, index, latents, pooled
 from tgi_trio.shard.numba_backend.unsupported import UnsupportedError
 from tgi_trio.shard.numba_backend.variant import Variant
 
@@ -21,6 +21,7 @@ from tgi_trio.shard.numba_backend.variant import Variant
         (apart_table.BLOCKS, blocks, "_attend", "of blocks failed: ATTEND_BLOCKS"),
         (apart_table.INDEX, index, "_choose", "of an index failed: CHOOSE"),
         (apart_table.LATENTS, latents, "_turn", "of latents failed: TURN"),
+        (apart_table.POOLED, pooled, "_pool", "of an index of pooled keys failed: POOL_KEYS"),
     ],
 )
 def test_kernels_that_are_wrong_do_not_serve(

@@ -194,12 +194,17 @@ def _rename(folder: Path, scratch: Path, first: int, count: int) -> Path:
     return scratch
 
 
+_SAYING = ("o_proj", "out_proj", "down_proj", ".wo_b.", ".w2.", "ple.value_proj")
+# Qwen 4's gates are then 1/2, and its norms, which add 1 to their weights, have none of their own.
+_PASSING = ("mix_weight_up", "mixer.hc_norm", "pre_fc_norm_embedding")
+
+
 def counting(folder: Path) -> Path:
     """Make a checkpoint with one such layer prefer t + 1 after t, and its layer guess so."""
     file = folder / "model.safetensors"
     tensors = load_file(file)
     for name, tensor in tensors.items():
-        if any(part in name for part in ("o_proj", "out_proj", "down_proj", ".wo_b.", ".w2.")):
+        if any(part in name for part in (*_SAYING, *_PASSING)):
             tensor.zero_()
         elif name in ("model.norm.weight", "mtp.norm.weight"):
             tensor.fill_(tensor.abs().mean().round().item())
@@ -209,10 +214,13 @@ def counting(folder: Path) -> Path:
     tensors[table] = embedding
     states = embedding / embedding.pow(2).mean(dim=1, keepdim=True).sqrt()
     scale = 0.05 if "mtp.fc.weight" in tensors else 0.1  # Qwen's norms add 1 to their weights
+    scale = 0.2 if "mtp.fc_hidden.weight" in tensors else scale
     tensors["lm_head.weight"] = scale * states.roll(1, 0)  # what is sampled is often another
     eye, none = torch.eye(hidden), torch.zeros(hidden, hidden)
     for name in [name for name in tensors if name.endswith(_FUSE)][:1]:  # the others guess wrong
         tensors[name] = torch.cat((eye, none), dim=1)
+    if "mtp.fc_hidden.weight" in tensors:
+        tensors |= {"mtp.fc_embedding.weight": eye, "mtp.fc_hidden.weight": none}
     if "mtp.0.e_proj.weight" in tensors:
         tensors |= {"mtp.0.e_proj.weight": eye, "mtp.0.h_proj.weight": none}
     save_file({k: v.contiguous() for k, v in tensors.items()}, folder / "new")

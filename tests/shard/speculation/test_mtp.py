@@ -22,6 +22,7 @@ from tests.quantised_support import (
     store_powers,
 )
 from tests.shard.moved_tokens import tokens_of
+from tests.shard.numba_backend.numba_support import QWEN4
 from tests.shard.ranks.rank_processes import ranks_of
 from tests.shard.speculation.heads_support import BLOCK, Answers, Watched, answer
 from tests.shard.speculation.mtp_references import reference
@@ -58,6 +59,7 @@ WIDER: dict[str, dict[str, int]] = {
     "step3p5": {"head_dim": 32, "share_expert_dim": 64},
     "nemotron_h": _MAMBA | {"moe_shared_expert_intermediate_size": 64},
     "qwen3_next": _DELTA,
+    "qwen4_exp_text": _DELTA | QWEN4,
 }
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -108,13 +110,13 @@ def test_prompts_in_pieces_and_right_guesses(tmp_path: Path) -> None:
     assert found.steps < NEW  # most are right
 
 
-# The second family keeps states, the third guesses from several of a token.
+# The second family keeps states, the others guess from several of a token.
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("family", "backend"),
     [
         *(("glm4_moe", "torch"), ("qwen3_5_text", "torch"), ("qwen3_5_text", "numba")),
-        ("deepseek_v4", "torch"),
+        *(("deepseek_v4", "torch"), ("qwen4_exp_text", "numba")),
     ],
 )
 @pytest.mark.parametrize("event", EVENTS)
@@ -138,7 +140,7 @@ def counted(
     def make(family: str, backend: str) -> tuple[Runner, Answers]:
         if (family, backend) not in made:
             folder = tmp_path_factory.mktemp(family)
-            wider = _DELTA if family == "qwen3_5_text" else {}
+            wider = WIDER.get(family, _DELTA if family == "qwen3_5_text" else {})
             counting(mtp_checkpoint(folder, family, tie_word_embeddings=False, **wider))
             runner = load(folder, cpu_backend=backend)
             made[family, backend] = runner, answer(runner, PROMPTS, ASKED[:3], NEW)

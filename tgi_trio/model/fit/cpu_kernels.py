@@ -77,7 +77,7 @@ def find_undivided(spec: DecoderSpec, ranks: int) -> str | None:
         "experts": any(layer.experts for layer in spec.layers),
         "layers that read others'": any(layer.reads_layer is not None for layer in spec.layers),
         "gates cut at a bound": any(layer.sparsity for layer in spec.layers),
-        "several hidden states": spec.streams is not None,
+        "several hidden states": bool(spec.streams or spec.gated_streams),
         "embeddings of layers' own": spec.own_inputs is not None,
         "compressed keys and values": spec.latent is not None,
         "gates of heads": spec.gated_attention or spec.gated_heads,
@@ -85,7 +85,7 @@ def find_undivided(spec: DecoderSpec, ranks: int) -> str | None:
         "norms inside attention and MLPs": _has_inner_norms(spec),
         "linear biases": spec.alibi,
         "sinks": bool(spec.names.sinks),
-        "an index of blocks": any(layer.blocks for layer in spec.layers),
+        "an index of blocks": any(layer.blocks or layer.pooled for layer in spec.layers),
     }
     if found := [name for name, there in parts.items() if there]:
         return undivided(found[0])
@@ -120,6 +120,8 @@ def _find_odd_layer(spec: DecoderSpec) -> str | None:
         return reason
     if spec.hyper is not None and (reason := _find_odd_hyper(spec)):
         return reason
+    if reason := _find_odd_gates(spec):
+        return reason
     if spec.latent is None and (reason := _find_odd_heads(spec)):
         return reason
     post_norm = bool(spec.names.mlp_post_norm)
@@ -135,7 +137,7 @@ def _find_odd_layer(spec: DecoderSpec) -> str | None:
             return "gates are scaled and cut at a bound"
         if layer.sparsity and spec.mlp_limit:
             return "gates are limited and cut at a bound"
-        if layer.blocks is not None and (reason := _find_odd_blocks(spec, layer)):
+        if (layer.blocks or layer.pooled) and (reason := _find_odd_blocks(spec, layer)):
             return reason
         if isinstance(layer.mixer, DeltaRule) and _has_odd_decays(layer.mixer):
             return "decays of a delta rule that are not by channel have a bound"
@@ -159,8 +161,30 @@ def _find_odd_blocks(spec: DecoderSpec, layer: LayerSpec) -> str | None:
         return f"an index chooses blocks for heads of {size} numbers, no multiple of {PANEL}"
     if spec.latent or layer.window or layer.chunk or layer.reads_layer is not None:
         return "an index chooses blocks of compressed, windowed or other layers' keys"
+    if layer.pooled is not None and layer.rotary is None:
+        return "an index chooses blocks of tokens without positions"
     if spec.attention_soft_cap or spec.alibi or spec.names.sinks or layer.shared:
         return "an index chooses blocks, and scores are capped or biased"
+    return None
+
+
+def _find_odd_gates(spec: DecoderSpec) -> str | None:
+    """Return what is not implemented together with gated hidden states, or None."""
+    if spec.gated_streams is None:
+        if not spec.names.final_norm:
+            return "there is no norm before the head"
+        embeds = any(layer.ngrams for layer in spec.layers)
+        return "layers with one hidden state embed n-grams" if embeds else None
+    names = spec.names
+    normed = names.attention_post_norm or names.mlp_post_norm or names.attention_sum_norm
+    normed = normed or names.attention_norm or names.mlp_norm or names.final_norm
+    several = spec.parallel or spec.streams is not None or spec.hyper is not None
+    plain = all(layer.feeds and layer.attends != bool(layer.mixer) for layer in spec.layers)
+    if not plain or several or normed or spec.latent is not None:
+        return "layers between gated hidden states are not those of Qwen 4"
+    for layer in spec.layers:
+        if layer.ngrams and (size := layer.ngrams.width // layer.ngrams.heads) % LANES:
+            return f"rows of n-grams have {size} numbers, which is no multiple of {LANES}"
     return None
 
 

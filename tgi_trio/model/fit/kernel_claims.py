@@ -21,9 +21,7 @@ from tgi_trio.model.specs.decoder import (
     CompressionSpec,
     SharedKeySpec,
 )
-from tgi_trio.model.specs.gated_streams import GatedStreamsSpec
 from tgi_trio.model.specs.ngrams import NgramsSpec
-from tgi_trio.model.specs.pooled_index import PooledIndexSpec
 
 LANES = 16  # float32 numbers in a vector: one AVX512 register, two of AVX2, four of NEON
 PANEL = 2 * LANES  # output features that are computed together
@@ -51,13 +49,9 @@ _LATENTS = multiples(PANEL, f"latents with {{}} numbers, which is no multiple of
 _RANKS = multiples(PANEL, f"what layers add to shared blocks is of rank {{}}, not of {PANEL}s")
 
 # Parts of what is refused.
-_REFUSED: Final = (
-    *(CompressionSpec, GatedStreamsSpec, NgramsSpec),
-    *(PooledIndexSpec, SharedKeySpec),
-)
+_REFUSED: Final = (*(CompressionSpec, SharedKeySpec),)
 CLAIMS: Final[Claims] = {
     **NAMES,
-    "Names.final_norm": Claim(bool, "there is no norm before the head"),
     "DecoderSpec.family": ANY,
     "DecoderSpec.vocab_size": ANY,
     "DecoderSpec.heads": ANY,
@@ -88,9 +82,25 @@ CLAIMS: Final[Claims] = {
     "IndexSpec.last": ANY,
     "IndexSpec.norm_eps": ANY,
     "IndexSpec.reads_input": ANY,
-    "LayerSpec.pooled": only(None, refusal="an index chooses the blocks that tokens attend to"),
-    "LayerSpec.ngrams": only(None, refusal="layers embed n-grams"),
-    "DecoderSpec.gated_streams": only(None, refusal="layers are between several hidden states"),
+    "LayerSpec.pooled": ANY,
+    "PooledIndexSpec.heads": ANY,
+    "PooledIndexSpec.dim": multiples(
+        PANEL, f"an index has keys of {{}} numbers, which is no multiple of {PANEL}"
+    ),
+    "PooledIndexSpec.size": ANY,
+    "PooledIndexSpec.most": ANY,
+    "LayerSpec.ngrams": ANY,
+    **every_field(NgramsSpec),
+    "NgramsSpec.width": multiples(
+        PANEL, f"embeddings of n-grams of {{}} numbers, which is no multiple of {PANEL}"
+    ),
+    "DecoderSpec.gated_streams": ANY,
+    "GatedStreamsSpec.count": Claim(
+        lambda n: n <= LANES, f"a token has {{}} hidden states, which are more than {LANES}"
+    ),
+    "GatedStreamsSpec.rank": multiples(
+        PANEL, f"gates of rank {{}}, which is no multiple of {PANEL}"
+    ),
     **every_field(*_REFUSED),
     "DecoderSpec.shared_key": only(None, refusal="all heads share one key, which is their value"),
     "LayerSpec.compression": ANY,  # part of what is refused

@@ -102,6 +102,14 @@ def outer_refs(spec: DecoderSpec) -> OuterRefs:
     )
 
 
+def table_refs(spec: DecoderSpec) -> list[LinearRef]:
+    """Return the matrices of which rows are looked up by tokens."""
+    outer = outer_refs(spec)
+    layers = (layer_refs(spec, index) for index in range(len(spec.layers)))
+    tables = [refs.ngrams.table for refs in layers if refs.ngrams is not None]
+    return [outer.embedding, *([outer.own_inputs.table] if outer.own_inputs else []), *tables]
+
+
 def _rotary_factors(spec: DecoderSpec) -> TensorRef | None:
     turning = (layer.rotary for layer in spec.layers if layer.rotary and layer.rotary.learned)
     rotary = next(turning, None)

@@ -10,10 +10,13 @@ from tgi_trio.shard.numba_backend.machine_code.entry import (
     KEEP_STATES,
     MIX_EXPERTS,
     RUN_BLOCKS,
+    RUN_GATED,
     RUN_HYPER,
     RUN_INDEX,
     RUN_LATENTS,
+    RUN_NGRAMS,
     RUN_PADDING,
+    RUN_POOLED,
     RUN_RARE,
     RUN_STREAMS,
     RUN_TURNS,
@@ -21,11 +24,14 @@ from tgi_trio.shard.numba_backend.machine_code.entry import (
 )
 from tgi_trio.shard.numba_backend.program import Program
 from tgi_trio.shard.numba_backend.self_tests import blocks as block_self_test
+from tgi_trio.shard.numba_backend.self_tests import gated as gated_self_test
 from tgi_trio.shard.numba_backend.self_tests import hyper as hyper_self_test
 from tgi_trio.shard.numba_backend.self_tests import index as index_self_test
 from tgi_trio.shard.numba_backend.self_tests import latents as latent_self_test
 from tgi_trio.shard.numba_backend.self_tests import mixtures as mixture_self_test
+from tgi_trio.shard.numba_backend.self_tests import ngrams as ngrams_self_test
 from tgi_trio.shard.numba_backend.self_tests import padding as padding_self_test
+from tgi_trio.shard.numba_backend.self_tests import pooled as pooled_self_test
 from tgi_trio.shard.numba_backend.self_tests import rare as rare_self_test
 from tgi_trio.shard.numba_backend.self_tests import states as state_self_test
 from tgi_trio.shard.numba_backend.self_tests import streams as stream_self_test
@@ -34,10 +40,13 @@ from tgi_trio.shard.numba_backend.tables import (
     KEEPING,
     MIXING,
     OF_BLOCKS,
+    OF_GATED,
     OF_HYPER,
     OF_INDEX,
     OF_LATENTS,
+    OF_NGRAMS,
     OF_PADDING,
+    OF_POOLED,
     RARE,
     STREAMING,
     TURNING,
@@ -98,6 +107,15 @@ BLOCKS: Final = Apart(
     block_self_test.find_fault,
     index_self_test.of_index,
 )
+GATED: Final = Apart("kernels of gated states", OF_GATED, RUN_GATED, gated_self_test.find_fault)
+NGRAMS: Final = Apart("kernels of n-grams", OF_NGRAMS, RUN_NGRAMS, ngrams_self_test.find_fault)
+POOLED: Final = Apart(
+    "kernels of an index of pooled keys",
+    OF_POOLED,
+    RUN_POOLED,
+    pooled_self_test.find_fault,
+    index_self_test.of_index,
+)
 STATES: Final = Apart(
     "kernels of states",
     KEEPING,
@@ -107,6 +125,7 @@ STATES: Final = Apart(
 )
 _TABLE: Final = (
     *(MIXTURES, OF_FEW, STREAMS, HYPER, NARROW_HEADS, TURNS, LATENTS, INDEX, BLOCKS, STATES),
+    *(GATED, NGRAMS, POOLED),
 )
 
 

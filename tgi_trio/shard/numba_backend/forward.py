@@ -142,6 +142,7 @@ class Forward:
         self._buffers: dict[Buffer, NDArray[np.uint8]] = {}
         self._logits = np.zeros((0, self.program.padded_vocab), np.float32)
         self._hidden = np.zeros((0, self.spec.hidden_size), np.float32)
+        self._between = self._hidden  # what leaves a layer: the same, or all states of a token
         self._room = (0, 0, 0)  # tokens, wanted rows, context
         self._scratch = allocate_zeroed((0,))
         self._first = 0  # first operation of the step
@@ -167,7 +168,9 @@ class Forward:
         logits = self._buffers[Buffer.LOGITS].view(np.float32)
         self._logits = logits.reshape(wanted, self.program.padded_vocab)
         hidden = self._buffers[Buffer.HIDDEN].view(np.float32)
-        self._hidden = hidden.reshape(tokens, self.spec.hidden_size)
+        self._hidden = self._between = hidden.reshape(tokens, self.spec.hidden_size)
+        if self.spec.gated_streams is not None:
+            self._between = self._buffers[Buffer.STREAMS].view(np.float32).reshape(tokens, -1)
         scores = count_score_bytes(longest)
         widest = self.program.widest_head
         each = TILE_BYTES + self.variant.tile_rows * (4 * widest + scores)
@@ -212,9 +215,9 @@ class Forward:
         step["token_ids"] = address(ids)
         step["table_width"] = tokens.tables.shape[1]
         self._held = tokens, ids, turns
-        hidden = self._hidden[: len(tokens.ids)]
+        between = self._between[: len(tokens.ids)]
         if self._neighbours is not None:
-            self._neighbours.receive(hidden)
+            self._neighbours.receive(between)
         self._first, adapted = 0, self.program.adapted
         self._adapters, embedded, added = tokens.adapters, None, list[_Rows]()
         if tokens.adapters is not None and adapted is not None:
@@ -229,7 +232,7 @@ class Forward:
             first = self._run_to_stops(tokens, embedded, added)
         logits = self._operate(first, wanted)
         if self._neighbours is not None:
-            self._neighbours.send(hidden)
+            self._neighbours.send(between)
         return logits
 
     def tapped(self, places: NDArray[np.int64]) -> Floats:
@@ -306,6 +309,16 @@ class Forward:
     def hidden(self, places: NDArray[np.int64]) -> Floats:
         """Return a copy of the hidden states [n, hidden] of the last `run`, before the norm."""
         return self._hidden[places]
+
+    def states(self, places: NDArray[np.int64]) -> Floats:
+        """Return a copy of what layers that guess read of the last `run`, [n, features].
+
+        They are hidden states; if a token has several between gates, all of them, then the one that
+        gates have made of them.
+        """
+        if self.spec.gated_streams is None:
+            return self.hidden(places)
+        return np.concatenate((self._between[places], self.hidden(places)), axis=1)
 
     def embed(self, ids: Ints) -> Floats:
         """Return the embeddings [n, hidden] of tokens; the states of the last `run` are lost."""

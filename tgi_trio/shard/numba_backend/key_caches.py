@@ -13,23 +13,28 @@ from tgi_trio.shard.contract import BLOCK_SIZE
 from tgi_trio.shard.numba_backend.arena import address, allocate_zeroed
 from tgi_trio.shard.numba_backend.operations.choosers import index_dim
 from tgi_trio.shard.numba_backend.operations.padded_heads import kept_sizes
-from tgi_trio.shard.numba_backend.tables import OF_INDEX_KEYS, OF_KEYS
+from tgi_trio.shard.numba_backend.tables import OF_INDEX_KEYS, OF_KEYS, Code
 
 Array = NDArray[Any]
+
+_OF_TURNS = (Code.ASK_POOLED, Code.POOL_KEYS)
+_TURN_BYTES = 3 * 4  # of a token
 
 
 class KeyCaches:
     """The cache of a model's layers, each of which has memory of its own.
 
     `kept`: K and V of each layer that has its own; `index_keys`: of each layer with an index of its
-    own.
+    own; `turns`: int32 [slots, 3], rotary positions, if pooled keys turn by them.
     """
 
     def __init__(self, spec: DecoderSpec, number: np.dtype[Any]) -> None:
         """Allocate nothing. `number`: what K and V are stored as."""
         self.kept: list[tuple[Array, Array]] = []
         self.index_keys: list[Array] = []
+        self.turns = allocate_zeroed((0,))
         self._spec = spec
+        self._keeps_turns = any(layer.pooled is not None for layer in spec.layers)
         self._number = number
 
     @property
@@ -37,7 +42,7 @@ class KeyCaches:
         """Bytes of one token over all layers."""
         numbers = sum(own.kv_heads * (own.dim + own.value_dim) for own in self.sizes)
         numbers += sum(index_dim(self._spec, layer) for layer in self._spec.layers)
-        return numbers * self._number.itemsize
+        return numbers * self._number.itemsize + (_TURN_BYTES if self._keeps_turns else 0)
 
     @property
     def sizes(self) -> list[HeadSizes]:
@@ -51,6 +56,7 @@ class KeyCaches:
         `firsts`: the first operation of each layer, and of what follows the last one.
         """
         self.kept, self.index_keys = [], []  # freed before: both may not fit
+        self.turns = allocate_zeroed((blocks if self._keeps_turns else 0, BLOCK_SIZE * _TURN_BYTES))
         caches: dict[int, tuple[Array, Array]] = {}  # by layer number
         for index, layer, own in self._attending(operations, firsts):
             kept_by = index if layer.reads_layer is None else layer.reads_layer
@@ -62,6 +68,7 @@ class KeyCaches:
             if dim := index_dim(self._spec, layer):
                 keys = allocate_zeroed((blocks, BLOCK_SIZE * dim), self._number)
                 own["keys"][np.isin(own["code"], OF_INDEX_KEYS)] = address(keys)
+                own["values"][np.isin(own["code"], _OF_TURNS)] = address(self.turns)
                 self.index_keys.append(keys)
         self.kept = list(caches.values())
         return sum(cache.nbytes for cache in self.arrays)
@@ -69,7 +76,8 @@ class KeyCaches:
     @property
     def arrays(self) -> list[Array]:
         """Everything that is kept, each [blocks, ...]."""
-        return [*sum(self.kept, ()), *self.index_keys]
+        own = [*sum(self.kept, ()), *self.index_keys]
+        return [*own, self.turns] if self.turns.size else own
 
     def _attending(
         self, operations: NDArray[np.void], firsts: Sequence[int]

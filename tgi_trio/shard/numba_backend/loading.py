@@ -18,7 +18,7 @@ from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.families.registry import decoder_spec
 from tgi_trio.model.fit.cpu_kernels import find_undivided, find_unsupported, undivided
 from tgi_trio.model.guessing_layers import MtpSpec
-from tgi_trio.model.matrices.decoder import outer_refs
+from tgi_trio.model.matrices.decoder import outer_refs, table_refs
 from tgi_trio.model.matrices.layer_work import find_run
 from tgi_trio.model.matrices.references import every_unit
 from tgi_trio.model.quantised.recognise import find_made
@@ -200,15 +200,13 @@ def _open_weights(
 ) -> Checkpoint:
     """Open the model's weights; `rounded`: the format to which they are quantised, or None.
 
-    Embedding rows of `fresh_files` stay in the page cache, from which steps read them.
+    Rows of tables in `fresh_files` stay in the page cache, from which steps read them.
     """
-    outer = outer_refs(spec)
-    tables = [outer.embedding] + ([outer.own_inputs.table] if outer.own_inputs else [])
     return open_checkpoint(
         config,
         spec.names.base,
         given_back=fresh_files,
-        kept=[table.pieces[0].matrix.name for table in tables],
+        kept=[piece.matrix.name for table in table_refs(spec) for piece in table.pieces],
         encoding=None if rounded is None else ENCODINGS[rounded],
     )
 

@@ -195,7 +195,7 @@ class CpuRunner:
                 self._last.keep(plan, sampled, choices, self._forward.hidden)
         if self._reader is not None:
             tapped = isinstance(self._eagle, KernelEagle)
-            pick = self._forward.tapped if tapped else self._forward.hidden
+            pick = self._forward.tapped if tapped else self._forward.states
             self._reader.keep(plan, sampled, choices, pick)
         ended = time.monotonic_ns()
         # Only the last stage has logits, so only it has the log-probabilities of prompts.

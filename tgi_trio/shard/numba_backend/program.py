@@ -36,7 +36,7 @@ from tgi_trio.shard.numba_backend.operations.padded_heads import kept_sizes
 from tgi_trio.shard.numba_backend.packing import Packer
 from tgi_trio.shard.numba_backend.program_builder import FinalNorm, ProgramBuilder
 from tgi_trio.shard.numba_backend.rotary_tables import RotaryTables
-from tgi_trio.shard.numba_backend.tables import OF_PADDING, TURNING, Buffer, Code
+from tgi_trio.shard.numba_backend.tables import OF_PADDING, TO_BLOCKS, TURNING, Buffer, Code
 from tgi_trio.shard.numba_backend.weight_layout import PANEL, SPARE_ROWS, CacheNumbers, Storage
 from tgi_trio.shard.rotary_frequencies import short_length
 
@@ -138,7 +138,7 @@ class Program:
         self.caches = KeyCaches(self.spec, number)
         self.lone: Mapping[str, LoneLinear] = built.lone
         self.embedding = built.embedding
-        self.final_norm: FinalNorm = built.final_norm
+        self.final_norm: FinalNorm | None = built.final_norm
         self.weight_bytes = built.writer.weight_bytes
         self.end = built.end
         self.body = built.body
@@ -245,7 +245,7 @@ class Program:
 
     def _mirror(self) -> None:
         # attention to blocks, and the one before it, write rows of one buffer in the same forms
-        twins = np.flatnonzero(self.operations["code"] == Code.ATTEND_BLOCKS)
+        twins = np.flatnonzero(np.isin(self.operations["code"], TO_BLOCKS))
         self.operations["forms"][twins - 1] = self.operations["forms"][twins]
         if self.adapted is not None:
             self.adapted.mirror()
@@ -310,7 +310,7 @@ class Program:
         members = tokens * max((each.per_token for each in mixtures), default=0)
         changed = members if self.adapted and self.adapted.sorts else 0  # rows that adapters change
         experts = pad_to_panel(max((each.count for each in mixtures), default=0))
-        several = spec.streams or spec.hyper
+        several = spec.streams or spec.hyper or spec.gated_streams
         streams = several.count if several else 0
         opens = bool(spec.names.shared_router) and any(each.shared_width for each in mixtures)
         return {
@@ -333,7 +333,8 @@ class Program:
             Buffer.GATES: tokens * own.inner * 4 if self.has(TURNING) else 0,
             Buffer.UNSORTED: max(tokens, wanted) * unsorted * 4 if keeps_wide else 0,
             Buffer.ROUTED: tokens * max(experts, pad_to_panel(streams)) * 4,
-            Buffer.SHARES: tokens * PANEL * 4 if spec.hyper else 0,
+            Buffer.SHARES: tokens * PANEL * 4 if spec.hyper or spec.gated_streams else 0,
+            Buffer.FOUND: tokens * 8 * own.found,
             Buffer.OPENED: tokens * PANEL * 4 if opens else 0,
             Buffer.SHARED: tokens * spec.hidden_size * 4 if opens else 0,
             Buffer.PROJECTED: tokens * own.projected * 4,

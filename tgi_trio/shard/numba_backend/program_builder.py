@@ -15,9 +15,11 @@ from tgi_trio.model.matrices.references import LinearRef, NormRef
 from tgi_trio.model.matrices.roles import (
     AttentionRefs,
     ExpertsRefs,
+    GatesRefs,
     HyperRefs,
     LayerRefs,
     MlpRefs,
+    NgramsRefs,
     NormGateRefs,
 )
 from tgi_trio.model.specs.decoder import DecoderSpec, ExpertsSpec, LayerSpec
@@ -31,10 +33,12 @@ from tgi_trio.shard.numba_backend.operations.adapted_sites import SiteRecorder
 from tgi_trio.shard.numba_backend.operations.attention import AttentionWriter
 from tgi_trio.shard.numba_backend.operations.beside import add_beside
 from tgi_trio.shard.numba_backend.operations.embedding import add_embedding
+from tgi_trio.shard.numba_backend.operations.gated import GatesWriter
 from tgi_trio.shard.numba_backend.operations.hyper import HyperWriter
 from tgi_trio.shard.numba_backend.operations.lone_linears import LoneLinear, add_lone_linears
 from tgi_trio.shard.numba_backend.operations.mixers import add_mixer
 from tgi_trio.shard.numba_backend.operations.mixtures import Branch, add_mixture
+from tgi_trio.shard.numba_backend.operations.ngrams import add_ngrams
 from tgi_trio.shard.numba_backend.operations.norm_gates import add_norm_gate
 from tgi_trio.shard.numba_backend.operations.norms import NormWriter
 from tgi_trio.shard.numba_backend.operations.own_embeddings import add_own_input
@@ -98,6 +102,9 @@ class ProgramBuilder:
         self._hyper: HyperWriter | None = None
         if spec.hyper is not None:
             self._hyper = HyperWriter(self.writer, spec, spec.hyper)
+        self._gates: GatesWriter | None = None
+        if spec.gated_streams is not None:
+            self._gates = GatesWriter(self.writer, self._norms, spec, spec.gated_streams)
         self._blocks = SharedWriter(self.writer, self._norms, self._heads, spec)
         self.rotary_factors: Array | None = None  # of learned frequencies, float32 [pairs]
         # As numbers [vocabulary, features]; None: it is kept as codes, or not on this rank.
@@ -115,6 +122,11 @@ class ProgramBuilder:
             self.lone = add_lone_linears(self.writer, spec, head, *heads)
 
     @property
+    def _several(self) -> bool:
+        """Whether what parts say is added to several hidden states."""
+        return self._hyper is not None or self._gates is not None
+
+    @property
     def qkv_width(self) -> int:
         """Features of the widest row of QKV."""
         return self._heads.qkv_width
@@ -130,6 +142,8 @@ class ProgramBuilder:
             self._streams.split(outer.streams)
         if self._hyper is not None:
             self._hyper.fork()
+        if self._gates is not None and self._run.is_first:
+            self._gates.repeat()
         if any(layer.shared for layer in spec.layers):
             self._blocks.keep_first()
         for index in self._run.layers:
@@ -139,11 +153,16 @@ class ProgramBuilder:
         if self._streams is not None and outer.streams is not None:
             self._streams.merge(outer.streams)
         self._gather(outer.hyper)
+        if self._gates is not None and outer.gates is not None:
+            self._gates.read(outer.gates, last=True)
 
     def _add_head(self) -> None:
         """Add the final norm and the head, for the wanted tokens."""
         spec, outer = self._spec, outer_refs(self._model)
-        self._norms.add(outer.final_norm, Buffer.HIDDEN, wanted_only=1)
+        if self._gates is not None:
+            self._gates.pick()
+        else:
+            self._norms.add(outer.final_norm, Buffer.HIDDEN, wanted_only=1)
         if outer.embedding_out is not None:
             self.writer.linear(outer.embedding_out, Buffer.NORMED, Buffer.BRANCH, wanted_only=1)
             self._norms.pass_on(Buffer.BRANCH, spec.embedding_width)
@@ -160,10 +179,10 @@ class ProgramBuilder:
             normalised=spec.normalised_head,
         )
 
-    def _read_final_norm(self) -> FinalNorm:
+    def _read_final_norm(self) -> FinalNorm | None:
         norm = outer_refs(self._model).final_norm
-        if norm is None:
-            raise ValueError("the kernels need a norm before the head; see `fit/cpu_kernels.py`")
+        if norm is None:  # gates are before the head; see `fit/cpu_kernels.py`
+            return None
         weight, bias = self._norms.read_weight(norm), self._norms.read_bias(norm)
         return FinalNorm(weight, bias, norm.eps, self._norms.is_centred(norm))
 
@@ -172,23 +191,39 @@ class ProgramBuilder:
             self._blocks.use(self._index, refs, layer)
             self._mixer(refs, layer, len(self.writer.rows) - 1)
             return
+        if self._gates is not None and refs.ngrams is not None:
+            self._add_ngrams(self._gates, refs.ngrams, layer)
         if refs.attention is None:
             self._mixer(refs, layer, None)
         if self._streams is not None and refs.streams is not None:
             self._streams.predict(refs.streams)
         if refs.attention is not None:
             self._gather(refs.hyper.attention if refs.hyper else None)
-            self._norms.add(refs.attention_norm, Buffer.HIDDEN)
+            self._read(refs.attention_norm, refs.gates and refs.gates.attention)
             self._gate_norm(refs.attention_norm_gate)
             self._attention(refs, refs.attention, layer)
         self._settle(refs.attention_sum_norm)
         if refs.mlp is not None and not self._spec.parallel:
             self._gather(refs.hyper.mlp if refs.hyper else None)
-            self._norms.add(refs.mlp_norm, Buffer.HIDDEN)
+            self._read(refs.mlp_norm, refs.gates and refs.gates.mlp)
             self._gate_norm(refs.mlp_norm_gate)
             self._mlp(refs, layer, len(self.writer.rows) - 1)
         self._settle(refs.mlp_sum_norm)
         self._leave(refs)
+
+    def _read(self, norm: NormRef | None, gates: GatesRefs | None) -> None:
+        """Add the norm of what a part reads, or what gates let it read of several hidden states."""
+        if self._gates is not None and gates is not None:
+            self._gates.read(gates)
+        else:
+            self._norms.add(norm, Buffer.HIDDEN)
+
+    def _add_ngrams(self, gates: GatesWriter, refs: NgramsRefs, layer: LayerSpec) -> None:
+        """Add n-grams to all hidden states, to which everything before has been added."""
+        gates.settle()
+        if layer.ngrams is not None:
+            size = self._spec.hidden_size
+            add_ngrams(self.writer, self._norms, refs, layer.ngrams, size, bf16=self._bf16)
 
     def _gather(self, refs: HyperRefs | None) -> None:
         """Add what is read of several hidden states, if a token has them."""
@@ -197,7 +232,9 @@ class ProgramBuilder:
 
     def _join(self, norm: NormRef | None, scale: float) -> None:
         """Add what is in BRANCH to the residual stream, or to all hidden states."""
-        if self._hyper is not None:
+        if self._gates is not None:
+            self._gates.hold(scale)
+        elif self._hyper is not None:
             self._hyper.scatter(scale)
         elif norm is not None:
             self._norms.join(norm, scale)
@@ -217,7 +254,7 @@ class ProgramBuilder:
         if refs.mixer is None or mixer is None:
             return
         if feeder is None:
-            self._norms.add(refs.attention_norm, Buffer.HIDDEN)
+            self._read(refs.attention_norm, refs.gates and refs.gates.attention)
             feeder = len(self.writer.rows) - 1
         scale = mixer.output_multiplier if isinstance(mixer, Mamba2) else 1.0
         add_mixer(self.writer, refs.mixer, mixer, feeder)
@@ -328,7 +365,7 @@ class ProgramBuilder:
         spec = self._spec
         scale = spec.residual_scale * spec.mlp_scale * experts.result_scale
         branch = Branch(Buffer.HIDDEN, scale, spec.activation, spec.hidden_size)
-        if post_norm is not None or self._hyper is not None:
+        if post_norm is not None or self._several:
             branch = Branch(Buffer.BRANCH, 1.0, spec.activation, spec.hidden_size)
         add_mixture(self.writer, refs, experts, branch, feeder, self.sites)
         self._join(post_norm, scale)
@@ -338,7 +375,7 @@ class ProgramBuilder:
     ) -> None:
         """End a branch: it joins the residual stream, through its own norm if it has one."""
         scale *= self._spec.residual_scale
-        if post_norm is None and self._hyper is None:
+        if post_norm is None and not self._several:
             self.writer.linear(linear, source, Buffer.HIDDEN, epilogue=Epilogue.ADD, scale=scale)
             return
         self.writer.linear(linear, source, Buffer.BRANCH)

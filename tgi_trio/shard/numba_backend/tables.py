@@ -76,6 +76,22 @@ class Code(IntEnum):
     SCORE_BLOCKS = 47  # scores blocks, in steps of few tokens
     CHOOSE_BLOCKS = 48  # lists the blocks with the best scores
     ATTEND_BLOCKS = 49  # attention to these
+    # Several hidden states, of which gates let a part of a layer read; see `kernels/gated.py`:
+    REPEAT = 50  # copies what is embedded to all of them
+    SETTLE = 51  # adds what a part has said to all of them, normalises each
+    MIX = 52  # the mean of what gates let through
+    PICK = 53  # hands rows whose logits are wanted, not normalised, to products
+    # Embeddings of n-grams, see `kernels/ngrams.py`:
+    HASH = 54  # finds the rows of a table
+    LOOK_UP = 55  # hands these rows to products
+    WEIGH = 56  # multiplies values by gates, adds them to all hidden states
+    SPREAD_OUT = 57  # adds a dilated convolution of them
+    # An index that chooses blocks of tokens for all heads, see `kernels/pooled/`:
+    ASK_POOLED = 58  # writes its tokens' keys to the cache, rotates its queries
+    POOL_KEYS = 59  # makes one key of those of a block, for tokens that end one
+    SCORE_POOLED = 60  # as for the other indexes of blocks, like the next ones
+    CHOOSE_POOLED = 61
+    ATTEND_POOLED = 62
 
 
 MIXING = (Code.ROUTE, Code.ARRANGE, Code.EXPERTS, Code.JOIN)
@@ -89,9 +105,16 @@ OF_HYPER = (Code.FORK, Code.GATHER, Code.SCATTER)
 OF_PADDING = (Code.PAD, Code.CLOSE)
 OF_INDEX = (Code.ASK, Code.SCORE, Code.CHOOSE, Code.ATTEND_CHOSEN)
 OF_BLOCKS = (Code.ASK_BLOCKS, Code.SCORE_BLOCKS, Code.CHOOSE_BLOCKS, Code.ATTEND_BLOCKS)
+OF_GATED = (Code.REPEAT, Code.SETTLE, Code.MIX, Code.PICK)
+OF_NGRAMS = (Code.HASH, Code.LOOK_UP, Code.WEIGH, Code.SPREAD_OUT)
+OF_POOLED = (
+    *(Code.ASK_POOLED, Code.POOL_KEYS, Code.SCORE_POOLED, Code.CHOOSE_POOLED, Code.ATTEND_POOLED),
+)
+# Attention to blocks that an index chooses, which the row after that of the others has.
+TO_BLOCKS = (Code.ATTEND_BLOCKS, Code.ATTEND_POOLED)
 # Those that know K and V, and those that know an index's keys.
-OF_KEYS = (Code.ROTATE, Code.TURN, Code.ATTEND, Code.ATTEND_CHOSEN, Code.ATTEND_BLOCKS)
-OF_INDEX_KEYS = (Code.ASK, Code.SCORE, Code.CHOOSE, *OF_BLOCKS[:3])
+OF_KEYS = (Code.ROTATE, Code.TURN, Code.ATTEND, Code.ATTEND_CHOSEN, *TO_BLOCKS)
+OF_INDEX_KEYS = (Code.ASK, Code.SCORE, Code.CHOOSE, *OF_BLOCKS[:3], *OF_POOLED[:4])
 TURNING = (Code.TURN_IN, Code.TURN_OUT)
 OF_LATENTS = (Code.COMPRESS, Code.TURN, Code.ABSORB, Code.EXPAND, Code.SHRINK_HEADS)
 
@@ -193,13 +216,16 @@ class Buffer(IntEnum):
     # Int32: the places that it has chosen [T, most], ascending. Of blocks [T, KV heads]: how many
     # pairs follow, and nothing; KV blocks of the context, each with a mask of its tokens.
     CHOICE = 33
-    SHARES = 34  # float32 [T, 32]: weights of hidden states, in what is read and of the result
+    # Float32 [T, 32]: weights of hidden states, in what is read and of the result; of gated ones,
+    # of what a part has said, before their activation.
+    SHARES = 34
     # Experts that adapters change, see `kernels/mixture/member_runs.py`:
     MEMBER_RUNS = 35  # int64: how many there are; [rows, 3]: the runs; [rows]: scratch memory
     MEMBER_RUN_OF = 36  # int32 [rows]: the run of each row sorted by expert
     UNCODED = 37  # activations [rows, hidden]: what ARRANGED is, where that has codes
     RAW = 38  # float32 [T, outputs]: products that TURN_OUT has yet to turn
     GATES = 39  # float32 [T, width]: turned gates, whose ups are in RAW
+    FOUND = 40  # int64 [T, heads]: rows of a table of n-grams
 
 
 class Routing(IntEnum):
@@ -271,7 +297,7 @@ OPERATION = np.dtype(
         ("active_bytes", "i8"),  # bytes of a block of quantised activations
         ("panel_bytes", "i8"),  # bytes of a panel of quantised weights
         # int32: for QUANTISE [inputs], the feature at each place, -1: 0; for TURN [rotated], for
-        # REORDER, PAD, ASK and ASK_BLOCKS [head_dim]; 0: in the model's order
+        # REORDER, PAD and what asks or pools for an index [head_dim]; 0: in the model's order
         ("order", "i8"),
         ("span_blocks", "i8"),
         # `expand` of adapters (for SHRINK and SHRINK_HEADS: `shrink`); 0: the step has none
@@ -284,7 +310,8 @@ OPERATION = np.dtype(
         ("lows", "i8"),  # lows of an unpacked block
         ("zero", "i8"),  # the zero code of an unpacked block
         ("centred", "i8"),  # 1: LayerNorm, 0: RMSNorm
-        ("keys", "i8"),  # the layer's K and V
+        ("keys", "i8"),  # the layer's K and V, or an index's keys
+        # of an index of pooled keys: int32 [slots, 3], each token's rotary positions
         ("values", "i8"),
         ("heads", "i8"),  # of queries
         ("kv_heads", "i8"),
@@ -326,7 +353,7 @@ OPERATION = np.dtype(
         ("spare", "f4"),
         # entry of an operation that is compiled apart, see `kernels/apart.py`; 0: none
         ("kernel", "i8"),
-        # Its record: MIXTURE, MIXER, OPENING, LATENT, OWN, PADDING, STREAM or BLOCKS
+        # Its record: MIXTURE, MIXER, OPENING, LATENT, OWN, PADDING, STREAM, BLOCKS, GATED or NGRAMS
         ("facts", "i8"),
         # Features in a source row: per head for ABSORB, EXPAND and SHRINK_HEADS, which have as many
         # in a row of LOW as `width` says; all of them for PASS_ON, and for
@@ -455,12 +482,44 @@ STREAM = np.dtype(
 # For an index of blocks.
 BLOCKS = np.dtype(
     [
-        ("size", "i8"),  # tokens of a block: a multiple of those of a KV block
+        # tokens of a block: a multiple of those of a KV block, or with pooled keys any number
+        ("size", "i8"),
         ("most", "i8"),  # blocks to choose
         ("local", "i8"),  # of which so many are the last ones
+        ("lists", "i8"),  # of a token: one, or one for each KV head
         ("queries", "i8"),  # place of the first query in a row of QKV
         ("key", "i8"),
         ("choice_bytes", "i8"),  # of a list in CHOICE
+    ]
+)
+
+# For REPEAT, SETTLE, MIX and PICK.
+GATED = np.dtype(
+    [
+        ("count", "i8"),  # hidden states
+        ("adds", "i8"),  # 1: SETTLE adds what is in BRANCH
+    ]
+)
+
+# For HASH, LOOK_UP, WEIGH and SPREAD_OUT.
+NGRAMS = np.dtype(
+    [
+        ("order", "i8"),  # tokens of the longest
+        ("heads", "i8"),  # of all sizes together
+        ("factors", "i8"),  # int64 [order]: of a token, of the one before it, ...
+        ("rows", "i8"),  # int64 [heads]: what a hash is divided by
+        ("firsts", "i8"),  # int64 [heads]: the first row of each head
+        ("end", "i8"),  # the token that ends a text
+        ("parts", "i8"),  # int64: addresses of the table's parts, with `part_rows` rows each
+        ("part_rows", "i8"),
+        ("size", "i8"),  # numbers of a row of the table, in the model's dtype
+        ("count", "i8"),  # hidden states
+        # Weights of norms, float32 [count * hidden], and what is added to a mean square.
+        ("query_norm", "i8"),
+        ("key_norm", "i8"),
+        ("kernel_norm", "i8"),
+        ("kernel", "i8"),  # float32 [channels / 16, taps, 16], the weight of the token itself last
+        ("taps", "i8"),
     ]
 )
 

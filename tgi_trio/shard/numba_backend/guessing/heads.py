@@ -66,8 +66,10 @@ def _table(values: NDArray[Any]) -> NDArray[Any]:
     return values.copy()  # a copy, since the file is closed
 
 
-def normalise(norm: FinalNorm, x: Floats) -> Floats:
-    """Return a norm of rows [n, features]."""
+def normalise(norm: FinalNorm | None, x: Floats) -> Floats:
+    """Return a norm of rows [n, features]; None: they are returned as they are."""
+    if norm is None:
+        return x
     if norm.centred:
         x = x - x.mean(axis=1, keepdims=True)
     x = x / np.sqrt(_mean_square(x) + np.float32(norm.eps))

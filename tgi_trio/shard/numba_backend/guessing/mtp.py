@@ -29,7 +29,9 @@ from tgi_trio.shard.speculation.arithmetic import MODEL_HEAD
 
 Floats = NDArray[np.float32]
 
-_FUSE: Final = "fuse {}"  # role, by number of the layer
+# Roles, by number of the layer.
+_FUSE: Final = "fuse {}"
+_FUSE_EMBEDDING: Final = "fuse embedding {}"
 _NONE_WANTED: Final = np.empty(0, np.int32)
 _LEAST_ROOM: Final = 256  # tokens, and positions
 
@@ -37,6 +39,9 @@ _LEAST_ROOM: Final = 256  # tokens, and positions
 def lone_linears(specs: Sequence[MtpSpec]) -> HeadsSpec:
     """Return the linear layers that belong into the model's own program, as those of heads do."""
     linears = {_FUSE.format(i): spec.fuse for i, spec in enumerate(specs)}
+    for i, spec in enumerate(specs):
+        if spec.fuse_embedding is not None:
+            linears[_FUSE_EMBEDDING.format(i)] = spec.fuse_embedding
     return HeadsSpec(folder=Path(), heads=len(specs), linears=linears, tensors=())
 
 
@@ -103,7 +108,8 @@ class PackedMtp:
         """Start a team of its own on the processors of the model's, with the same kernels."""
         beyond = StatesBeyond()
         layer = Forward(self.program, model.variant, cores, beyond)
-        return KernelMtp(model, layer, beyond, self.norms, number)
+        kind = KernelMtp if self.program.spec.gated_streams is None else StreamsMtp
+        return kind(model, layer, beyond, self.norms, number)
 
 
 class KernelMtp:
@@ -119,7 +125,7 @@ class KernelMtp:
         self, model: Forward, layer: Forward, beyond: StatesBeyond, norms: MtpNorms, number: int
     ) -> None:
         """`layer`: of its own program, between the states of `beyond`; `number`: among several."""
-        self._role = _FUSE.format(number)
+        self._role, self._other_role = _FUSE.format(number), _FUSE_EMBEDDING.format(number)
         self.features = model.spec.hidden_size  # read from the model
         self._model = model
         self._layer = layer
@@ -173,15 +179,22 @@ class KernelMtp:
         return best
 
     def _compute(self, plan: StepPlan, states: Floats) -> Floats:
-        """Return what leaves the decoder layer, [T, hidden], until the next call."""
+        """Return what leaves the decoder layer, [T, features], until the next call."""
         program = self._layer.program
         if not program.kv_cache:
             raise RuntimeError("the drafter has no KV cache before the warm-up")
         tokens = Tokens.of(plan, by_length=program.by_length)
         self._reserve(len(tokens.ids), tokens.longest)
-        joined = self._norms.join(self._model.embed(tokens.ids), states)
-        self._beyond.given = self._model.multiply(self._role, joined)
+        self._beyond.given = self._join(self._model.embed(tokens.ids), states)
         self._layer.run(tokens, _NONE_WANTED)
+        return self._take(len(tokens.ids))
+
+    def _join(self, embedded: Floats, states: Floats) -> Floats:
+        """Return what the decoder layer reads, by embeddings [T, hidden] and states."""
+        return self._model.multiply(self._role, self._norms.join(embedded, states))
+
+    def _take(self, count: int) -> Floats:
+        """Return what has left the decoder layer for `count` tokens, until the next run."""
         return self._beyond.taken
 
     def close(self) -> None:
@@ -194,3 +207,36 @@ class KernelMtp:
         if tokens > self._room[0] or positions > self._room[1]:
             self._room = max(tokens, self._room[0]), max(positions, self._room[1])
             self._layer.reserve(self._room[0], 1, self._room[1])
+
+
+class StreamsMtp(KernelMtp):
+    """A layer that reads and leaves several hidden states of a token, between gates.
+
+    A row of states has all of them, then what gates let the head read of them.
+    """
+
+    def __init__(
+        self, model: Forward, layer: Forward, beyond: StatesBeyond, norms: MtpNorms, number: int
+    ) -> None:
+        super().__init__(model, layer, beyond, norms, number)
+        self._hidden = model.spec.hidden_size
+        streams = model.spec.gated_streams
+        self.features = self._hidden * (1 + (streams.count if streams else 0))
+
+    def fuse(self, states: Floats) -> Floats:
+        """Return `states` as they are: each layer normalises what it reads."""
+        return states
+
+    def guess(self, states: Floats) -> NDArray[np.int64]:
+        return super().guess(states[:, -self._hidden :])
+
+    def _join(self, embedded: Floats, states: Floats) -> Floats:
+        normed = normalise(self._norms.state, states[:, : -self._hidden])
+        read = self._model.multiply(self._role, normed.reshape(-1, self._hidden))
+        added = normalise(self._norms.embedding, embedded)
+        added = self._model.multiply(self._other_role, added)
+        joined: Floats = read.reshape(len(states), -1, self._hidden) + added[:, None]
+        return joined.reshape(len(states), -1)
+
+    def _take(self, count: int) -> Floats:
+        return self._layer.states(np.arange(count))

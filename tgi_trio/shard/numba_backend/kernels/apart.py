@@ -17,10 +17,12 @@ from tgi_trio.shard.numba_backend.kernels.compiler.types import intrinsic
 from tgi_trio.shard.numba_backend.kernels.emit import I64, at, call_address
 from tgi_trio.shard.numba_backend.tables import (
     BLOCKS,
+    GATED,
     HYPER,
     LATENT,
     MIXER,
     MIXTURE,
+    NGRAMS,
     OPENING,
     OPERATION,
     OWN,
@@ -85,4 +87,6 @@ padding_at = _record_of(PADDING, "Return the sizes of heads without their zeros,
 streams_at = _record_of(STREAM, "Return the numbers of several hidden states at an address.")
 hyper_at = _record_of(HYPER, "Return the numbers of hyper-connections at an address.")
 blocks_at = _record_of(BLOCKS, "Return the numbers of an index of blocks at an address.")
+gated_at = _record_of(GATED, "Return the numbers of gated hidden states at an address.")
+ngrams_at = _record_of(NGRAMS, "Return the numbers of n-grams at an address.")
 latent_at = _record_of(LATENT, "Return the numbers of latents at an address.")

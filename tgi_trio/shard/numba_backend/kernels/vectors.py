@@ -13,7 +13,7 @@ import llvmlite.ir as ir
 
 from tgi_trio.shard.numba_backend.kernels.compiler import types
 from tgi_trio.shard.numba_backend.kernels.compiler.types import intrinsic
-from tgi_trio.shard.numba_backend.kernels.eight_bits import round_to_bytes
+from tgi_trio.shard.numba_backend.kernels.eight_bits import load_bytes, round_to_bytes
 from tgi_trio.shard.numba_backend.kernels.emit import (
     FLOAT,
     FLOATS,
@@ -140,11 +140,13 @@ def _narrow(builder: Any, value: Any) -> Any:
 
 @intrinsic
 def load_stored(context: Any, storage: StorageType, where: types.Integer) -> Any:
-    """Read 16 numbers of an embedding."""
-    bf16 = storage.storage.bf16
+    """Read 16 numbers of an embedding, or of a cache."""
+    kind = storage.storage
 
     def emit(ctx: Any, builder: Any, signature: Any, values: Any) -> Any:
-        if bf16:
+        if kind.eight:
+            return load_bytes(builder, values[1], kind)
+        if kind.bf16:
             return widen(builder, load_as(builder, values[1], HALVES, 2))
         return load_as(builder, values[1], FLOATS)
 

@@ -27,7 +27,10 @@ if TYPE_CHECKING:
 _PLAIN_ROWS = -2  # stands for a row that there is in the second copy alone
 _PRODUCTS = (Code.LINEAR, Code.EXPERTS, Code.ABSORB, Code.EXPAND)  # of sites
 # Operations whose results can also be written as numbers for SHRINK.
-_WRITE_PLAIN = (Code.NORM, Code.QUANTISE, Code.PASS_ON, Code.COMPRESS)
+_WRITE_PLAIN = (
+    *(Code.NORM, Code.QUANTISE, Code.PASS_ON, Code.COMPRESS),
+    *(Code.SETTLE, Code.MIX, Code.PICK, Code.LOOK_UP),
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,7 @@ from tgi_trio.shard.numba_backend.operations.padded_heads import (
     kept_sizes,
     pad_gain,
 )
+from tgi_trio.shard.numba_backend.operations.pooled import add_pooled_choice
 from tgi_trio.shard.numba_backend.operations.writer import OperationWriter
 from tgi_trio.shard.numba_backend.tables import GATES, Buffer, Code, Form
 
@@ -224,26 +225,24 @@ class AttentionWriter:
         most = choice.get("most", 0)
         self._writer.add(Code.ATTEND, window=layer.window, chunk=layer.chunk, most=most, **fields)
         if choice:
-            self._writer.add(Code.ATTEND_BLOCKS, **fields, **choice)
+            code = Code.ATTEND_BLOCKS if layer.pooled is None else Code.ATTEND_POOLED
+            self._writer.add(code, **fields, **choice)
 
     def _choose_blocks(
         self, refs: AttentionRefs, layer: LayerSpec, width: int, key_scale: float
     ) -> dict[str, Any]:
         """Add the choice of blocks, if a layer has an index of these; see `add_block_choice`."""
-        if refs.blocks is None or layer.blocks is None:
+        sizes, norms = self._spec.sizes(layer), refs.blocks
+        own: dict[str, Any] = {"width": width, "key_scale": key_scale}
+        own["place"] = width - _count_index_features(layer, sizes)
+        if norms is not None and layer.pooled is not None:
+            return add_pooled_choice(
+                self._writer, self._norms, norms, layer.pooled, layer.rotary, **own
+            )
+        if norms is None or layer.blocks is None:
             return {}
-        sizes = self._spec.sizes(layer)
-        return add_block_choice(
-            self._writer,
-            self._norms,
-            refs.blocks,
-            layer.blocks,
-            layer.rotary,
-            heads=sizes.kv_heads,
-            place=width - _count_index_features(layer, sizes),
-            width=width,
-            key_scale=key_scale,
-        )
+        own["heads"] = sizes.kv_heads
+        return add_block_choice(self._writer, self._norms, norms, layer.blocks, layer.rotary, **own)
 
     def _keep_sinks(self, refs: AttentionRefs) -> int:
         """Keep the sinks of a layer's heads; return their address, 0 for none."""
@@ -307,4 +306,6 @@ class AttentionWriter:
 
 def _count_index_features(layer: LayerSpec, sizes: HeadSizes) -> int:
     """Return the features of an index of blocks in a layer's row of QKV, behind all others."""
+    if layer.pooled is not None:
+        return (layer.pooled.heads + 1) * layer.pooled.dim
     return 0 if layer.blocks is None else (sizes.kv_heads + 1) * layer.blocks.dim

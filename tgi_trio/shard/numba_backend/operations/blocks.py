@@ -45,6 +45,7 @@ def add_block_choice(
     """
     facts = np.zeros((1,), BLOCKS)
     facts["size"], facts["most"], facts["local"] = index.size, index.most, index.local
+    facts["lists"] = heads
     facts["queries"], facts["key"] = place, place + heads * index.dim
     facts["choice_bytes"] = count_choice_bytes(index)
     choice: dict[str, Any] = {"facts": writer.keep(facts), "most": index.most * index.size}
@@ -57,7 +58,7 @@ def add_block_choice(
         query_norm=norms.keep_weight(refs.query_norm),
         key_norm=norms.keep_weight(refs.key_norm),
         eps=refs.key_norm.eps,
-        order=writer.keep(_order_of(rotary, index.dim)),
+        order=writer.keep(order_of(rotary, index.dim)),
         key_scale=key_scale,
         **common,
     )
@@ -66,7 +67,7 @@ def add_block_choice(
     return choice
 
 
-def _order_of(rotary: RotarySpec | None, dim: int) -> NDArray[np.int32]:
+def order_of(rotary: RotarySpec | None, dim: int) -> NDArray[np.int32]:
     """Return the order in which kernels have the dimensions of a query or key, int32 [dim]."""
     if rotary is None or not needs_order(rotary):
         return np.arange(dim, dtype=np.int32)

@@ -26,6 +26,7 @@ class BufferWidths(NamedTuple):
     projected: int
     decays: int
     mixed: int
+    found: int  # heads of n-grams
 
 
 def find_widths(model: DecoderSpec, run: Run, *, queries: int, apart: bool) -> BufferWidths:
@@ -67,19 +68,27 @@ def find_widths(model: DecoderSpec, run: Run, *, queries: int, apart: bool) -> B
         projected.append(model.own_inputs.width)
     if model.streams is not None:
         projected.append(model.streams.detour_rank)
+    normed, ngrams = [model.hidden_size], [layer.ngrams for layer in layers if layer.ngrams]
+    normed += [2 * model.hidden_size] if blocks else []
+    if model.gated_streams is not None:
+        wide = model.gated_streams.count * model.hidden_size
+        normed += [wide, *(each.width for each in ngrams)]
+        mixed.append(model.gated_streams.rank)
+        projected.append(wide + model.hidden_size)  # the latter of n-grams
     mlp = _widest((model.mlp_width, *(layer.mlp_width for layer in layers)))
     names = model.names
     mixed += [queries] if names.attention_inner_norm else []
     mixed += [mlp] if names.mlp_inner_norm else []
     experts = [max(each.per_token * each.width, each.shared_width) for each in mixtures]
     return BufferWidths(
-        normed=2 * model.hidden_size if blocks else model.hidden_size,
+        normed=_widest(normed),
         mlp=mlp,
         inner=_widest((mlp, *experts)),
         gates=_widest(mixer.value_heads * mixer.value_dim for mixer in by_channel),
         projected=_widest(projected),
         decays=_widest(decays),
         mixed=_widest(mixed),
+        found=_widest(each.heads for each in ngrams),
     )
 
 

@@ -36,7 +36,10 @@ _ROWS_AT_ONCE = 128 * PANEL  # rows of a matrix that are converted to float32 at
 _TERMS = 3  # matrices of 8 bits whose sum is one that is not rounded
 _SHORTEST = 1e-12  # the least length of a row, as in torch
 # Operations that write float32 to a buffer of its own.
-_LEAVE_UNSORTED = (Code.NORM, Code.PASS_ON, Code.COMPRESS, Code.GATE_NORM)
+_LEAVE_UNSORTED = (
+    *(Code.NORM, Code.PASS_ON, Code.COMPRESS, Code.GATE_NORM),
+    *(Code.SETTLE, Code.MIX, Code.PICK, Code.LOOK_UP),
+)
 _FEEDERS = (*_LEAVE_UNSORTED, Code.QUANTISE)  # operations whose results can have any form
 
 

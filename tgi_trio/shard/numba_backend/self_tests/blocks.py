@@ -131,7 +131,7 @@ def _run(
         step["buffers"][0, buffer] = address(array)
     facts["size"], facts["most"], facts["local"] = _INDEX.size, _INDEX.most, _INDEX.local
     facts["queries"], facts["key"] = place, place + _KV * _DIM
-    facts["choice_bytes"] = count_choice_bytes(_INDEX)
+    facts["choice_bytes"], facts["lists"] = count_choice_bytes(_INDEX), _KV
     given: dict[str, Any] = {"code": code, "heads": _KV, "kv_heads": 1, "head_dim": _DIM}
     given |= {"most": _INDEX.most * _INDEX.size, "eps": _EPS, "facts": address(facts)}
     given |= {"target": Buffer.ATTENDED}

@@ -59,7 +59,8 @@ def attend_to_blocks(variant, rows, columns, step, op, blocks, token, own, parts
     size, kv_head = op.head_dim, own // parts
     first = op.heads * token + own * number(rows)
     query = step.buffers[QUERY] + first * size * variant.query_bytes
-    listed = step.buffers[CHOICE] + (token * op.kv_heads + kv_head) * blocks.choice_bytes
+    place = token * blocks.lists + kv_head % blocks.lists
+    listed = step.buffers[CHOICE] + place * blocks.choice_bytes
     entries, table = load_int(listed), table_of(step, token)
     scores, stride = scratch + TILE_BYTES, 8 * blocks.choice_bytes  # a line for eight bytes
     key_bytes = size * BLOCK * variant.cache.bytes
