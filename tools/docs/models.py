@@ -113,8 +113,9 @@ GLM 5.3 Flash (`glm5_next`) has delta rules, whose decays have a bound, and laye
 that chooses whole runs of tokens (`torch_backend/attention/chosen_runs.py`), between several hidden
 states as DeepSeek V4. What the mean of a run is made of lies behind the latents by token. Torch
 makes the means again in every step; kernels make each once, in the place of its last token's key,
-and choose and attend as for DeepSeek V3.2. An index that may leave out the tokens behind the last
-whole run is served through transformers.
+and choose and attend as for DeepSeek V3.2; so do the [CPU
+kernels](cpu-backend.md#an-index-of-blocks), but for K and V of 8 bits. An index that may leave out
+the tokens behind the last whole run is served through transformers.
 
 Ling 3 (`bailing_hybrid`) has delta rules as well, whose decays by channel have a bound, and every
 sixth layer attends to latents, with gates of heads. Compressed queries run through transformers.
@@ -141,12 +142,12 @@ length, or activations other than SiLU, it runs through transformers.
 Layers that keep a state per sequence (short convolutions, delta rules, Mamba of both kinds, RG-LRU:
 `torch_backend/states/`) stand in the place of attention, beside it (Falcon H1), or alone: Mamba,
 Mamba 2 and Falcon Mamba keep no K and V at all, so that their memory is all slots. The CPU kernels
-compute all of them but those of GLM 5.3 Flash; on a GPU torch does, in recorded steps,
-but for decodes of delta rules and n-grams, which have kernels. Ranks divide channels and heads;
-where a Mamba-2 has fewer groups of heads than there are ranks, neighbours share one, and its norm
-is over what all of them read. Recurrences are float32; what layers add up has the model's dtype,
-where `transformers` keeps Mamba's in float32 (`residual_in_fp32`). Falcon H1 with biases behind
-what it scales, and Nemotron 3 with biases around compressed experts, run through transformers.
+compute all of them; on a GPU torch does, in recorded steps, but for decodes of delta rules and
+n-grams, which have kernels. Ranks divide channels and heads; where a Mamba-2 has fewer groups of
+heads than there are ranks, neighbours share one, and its norm is over what all of them read.
+Recurrences are float32; what layers add up has the model's dtype, where `transformers` keeps
+Mamba's in float32 (`residual_in_fp32`). Falcon H1 with biases behind what it scales, and Nemotron 3
+with biases around compressed experts, run through transformers.
 
 Zamba2's blocks of attention and MLP (`model/matrices/shared_block.py`, `layers/shared_block.py`)
 are used by many layers, each with changes of low rank; they read the embedding beside the hidden

@@ -17,7 +17,7 @@ import pytest
 from tests.shard.image_support import Told
 from tests.shard.media.images_support import NEW, Maker, Model, Shard, arena
 from tests.shard.media.pictures import CROSSED, END, FAMILIES, Prompt, picture
-from tests.shard.numba_backend.numba_support import QWEN4, cpu_runner
+from tests.shard.numba_backend.numba_support import GLM5, QWEN4, cpu_runner
 from tests.shard.speculation.mtp_support import add_layers
 from tests.shard.torch_backend.models_support import BLOCK, GreedyRecorder, generated, load
 from tgi_trio.ipc.messages import StateGrant
@@ -142,6 +142,7 @@ BLOCKS = {
         ("paddleocr_vl", TURNS),
         ("step3p7", {"share_expert_dim": 64}),
         ("qwen3_5", {"linear_key_head_dim": 32, "linear_value_head_dim": 32}),
+        ("glm5_next", GLM5),
         ("qwen4_exp", QWEN4 | {"indexer_budget": 4}),
     ],
 )

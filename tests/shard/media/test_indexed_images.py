@@ -12,12 +12,13 @@ import pytest
 
 from tests.shard.media.images_support import Maker, Model, Shard, arena
 from tests.shard.media.pictures import Prompt, picture
-from tests.shard.numba_backend.numba_support import QWEN4, cpu_runner
+from tests.shard.numba_backend.numba_support import GLM5, QWEN4, cpu_runner
 from tests.shard.torch_backend.models_support import BLOCK, GreedyRecorder, load
 from tgi_trio.ipc.messages import StateGrant
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 FAMILIES = ("glm5_next", "minimax_m3_vl", "qwen4_exp")
+SIZES = {"qwen4_exp": QWEN4 | {"head_dim": 32}, "glm5_next": GLM5}  # for the CPU kernels
 SMALL = "mistral_large4"  # whose image here is two tokens
 
 
@@ -44,11 +45,12 @@ def test_tokens_of_images_are_chosen_as_others_are(model: Maker, family: str, bu
 
 
 @pytest.mark.parametrize(
-    ("family", "kernels"), [*((each, False) for each in FAMILIES), ("qwen4_exp", True)]
+    ("family", "kernels"),
+    [*((each, False) for each in FAMILIES), ("qwen4_exp", True), ("glm5_next", True)],
 )
 def test_what_an_image_of_a_prefix_turned_is_kept(model: Maker, family: str, kernels: bool) -> None:
     """A block of the index begins in the prefix, in an image's tokens, and ends behind it."""
-    own = model(family, head_dim=32, **QWEN4) if kernels else model(family)
+    own = model(family, **SIZES[family]) if kernels else model(family)
     with cpu_runner(own.folder) if kernels else nullcontext(load(own.folder)) as pair:
         check_prefix(own, *pair)
 

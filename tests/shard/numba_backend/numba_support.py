@@ -95,6 +95,13 @@ QWEN4: dict[str, Any] = {
     **{"hc_lowrank": 32, "ple_embed_dim": 64},
 }
 
+# Of GLM 5.3's parts, which is the text of models that see images.
+GLM5: dict[str, Any] = {
+    **dict.fromkeys(("linear_head_dim", "kv_lora_rank", "q_lora_rank", "v_head_dim"), 32),
+    **dict.fromkeys(("qk_nope_head_dim", "index_head_dim"), 32),
+    "moe_intermediate_size": 64,
+}
+
 # Those whose layers keep states.
 HYBRIDS: dict[str, dict[str, Any]] = {
     "lfm2": {"hidden_size": 128},

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.shard.numba_backend.numba_support import cpu_runner
+from tests.shard.numba_backend.numba_support import GLM5, cpu_runner
 from tests.shard.torch_backend.golden import Golden, assert_greedy
 from tests.shard.torch_backend.models_support import prompts, run, sequences
 from tgi_trio.testing.wrapped_checkpoints import make_wrapped
@@ -21,6 +21,8 @@ pytestmark = pytest.mark.usefixtures("one_thread")
         ("muse_glimmer", {"head_dim": 32}),
         ("step3p7", {"head_dim": 32, "share_expert_dim": 64}),
         ("muse_glimmer", {"head_dim": 32, "attention_bias": True, "layer_types": None}),
+        ("glm5_next", GLM5),
+        ("glm5_next", GLM5 | {"hc_mult": 4, "index_kpool": 3, "index_n_heads": 20}),
     ],
     ids=str,
 )

@@ -22,7 +22,7 @@ from tests.quantised_support import (
     store_powers,
 )
 from tests.shard.moved_tokens import tokens_of
-from tests.shard.numba_backend.numba_support import QWEN4
+from tests.shard.numba_backend.numba_support import GLM5, QWEN4
 from tests.shard.ranks.rank_processes import ranks_of
 from tests.shard.speculation.heads_support import BLOCK, Answers, Watched, answer
 from tests.shard.speculation.mtp_references import reference
@@ -60,6 +60,7 @@ WIDER: dict[str, dict[str, int]] = {
     "nemotron_h": _MAMBA | {"moe_shared_expert_intermediate_size": 64},
     "qwen3_next": _DELTA,
     "qwen4_exp_text": _DELTA | QWEN4,
+    "glm5_next_text": GLM5,
 }
 pytestmark = pytest.mark.usefixtures("one_thread")
 

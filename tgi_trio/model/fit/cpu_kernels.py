@@ -271,11 +271,17 @@ def _find_odd_streams(spec: DecoderSpec) -> str | None:
 
 def _find_odd_hyper(spec: DecoderSpec) -> str | None:
     """Return what is not implemented together with hyper-connections, or None."""
-    plain = all(layer.attends and layer.feeds and not layer.mixer for layer in spec.layers)
-    names = spec.names
+    hyper, names = spec.hyper, spec.names
+    if hyper is None:
+        return None
+    plain = all(layer.feeds and layer.attends != bool(layer.mixer) for layer in spec.layers)
     normed = names.attention_post_norm or names.mlp_post_norm or names.attention_sum_norm
     if not plain or spec.parallel or spec.streams is not None or normed:
         return "layers between several hidden states are not those of Hunyuan 4"
+    if hyper.iterations:
+        most = int((PANEL + 1) ** 0.5) - 1  # of whose weights there is room
+        mixed = f"a token has {hyper.count} hidden states, of which no more than {most} are mixed"
+        return mixed if hyper.count > most else None
     return None if names.last_streams else "several hidden states have no weights behind them"
 
 
@@ -289,6 +295,8 @@ def _find_odd_latents(spec: DecoderSpec) -> str | None:
         index, turning = spec.index_of(layer), layer.rotary
         if index is not None and (size := index.rotary.dim) % PANEL:
             return f"{size} numbers of an index's keys are rotated, which is no multiple of {PANEL}"
+        if index is not None and index.pool and (index.rotary.dim or spec.names.index_log_scale):
+            return "an index chooses runs of tokens by keys that are rotated or scaled"
         if turning is not None and turning.learned and turning.kind in ("dynamic", "longrope"):
             return "learned rotary frequencies depend on the length"
     if any(layer.rotary is not None and layer.rotary.sections for layer in spec.layers):

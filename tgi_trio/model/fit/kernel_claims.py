@@ -77,7 +77,7 @@ CLAIMS: Final[Claims] = {
         PANEL, f"an index has keys of {{}} numbers, which is no multiple of {PANEL}"
     ),
     "IndexSpec.most": ANY,
-    "IndexSpec.pool": only(0, refusal="an index chooses runs of {} tokens"),
+    "IndexSpec.pool": ANY,
     "IndexSpec.rotary": ANY,
     "IndexSpec.last": ANY,
     "IndexSpec.norm_eps": ANY,
@@ -108,7 +108,7 @@ CLAIMS: Final[Claims] = {
     "HyperSpec.count": Claim(
         lambda n: n <= LANES, f"a token has {{}} hidden states, which are more than {LANES}"
     ),
-    "HyperSpec.iterations": only(0, refusal="several hidden states are mixed"),
+    "HyperSpec.iterations": ANY,
     **{f"HyperSpec.{name}": ANY for name in ("eps", "added", "added_eps")},
     "DecoderSpec.latent": ANY,
     "LatentSpec.rank": _LATENTS,
@@ -145,7 +145,7 @@ CLAIMS: Final[Claims] = {
     "DeltaRule.value_dim": _VALUES,
     "DeltaRule.taps": ANY,
     "DeltaRule.layout": only(
-        *("grouped", "stacked", "mixed", "separate", "compressed", "full rank"),
+        *("grouped", "stacked", "mixed", "separate", "compressed", "low rank", "full rank"),
         refusal="layout {!r}",
     ),
     "DeltaRule.tiled": ANY,

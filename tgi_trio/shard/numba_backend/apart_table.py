@@ -14,6 +14,7 @@ from tgi_trio.shard.numba_backend.machine_code.entry import (
     RUN_HYPER,
     RUN_INDEX,
     RUN_LATENTS,
+    RUN_MIXED,
     RUN_NGRAMS,
     RUN_PADDING,
     RUN_POOLED,
@@ -28,6 +29,7 @@ from tgi_trio.shard.numba_backend.self_tests import gated as gated_self_test
 from tgi_trio.shard.numba_backend.self_tests import hyper as hyper_self_test
 from tgi_trio.shard.numba_backend.self_tests import index as index_self_test
 from tgi_trio.shard.numba_backend.self_tests import latents as latent_self_test
+from tgi_trio.shard.numba_backend.self_tests import mixed as mixed_self_test
 from tgi_trio.shard.numba_backend.self_tests import mixtures as mixture_self_test
 from tgi_trio.shard.numba_backend.self_tests import ngrams as ngrams_self_test
 from tgi_trio.shard.numba_backend.self_tests import padding as padding_self_test
@@ -44,6 +46,7 @@ from tgi_trio.shard.numba_backend.tables import (
     OF_HYPER,
     OF_INDEX,
     OF_LATENTS,
+    OF_MIXED,
     OF_NGRAMS,
     OF_PADDING,
     OF_POOLED,
@@ -109,6 +112,7 @@ BLOCKS: Final = Apart(
 )
 GATED: Final = Apart("kernels of gated states", OF_GATED, RUN_GATED, gated_self_test.find_fault)
 NGRAMS: Final = Apart("kernels of n-grams", OF_NGRAMS, RUN_NGRAMS, ngrams_self_test.find_fault)
+MIXED: Final = Apart("kernels of mixed states", OF_MIXED, RUN_MIXED, mixed_self_test.find_fault)
 POOLED: Final = Apart(
     "kernels of an index of pooled keys",
     OF_POOLED,
@@ -125,7 +129,7 @@ STATES: Final = Apart(
 )
 _TABLE: Final = (
     *(MIXTURES, OF_FEW, STREAMS, HYPER, NARROW_HEADS, TURNS, LATENTS, INDEX, BLOCKS, STATES),
-    *(GATED, NGRAMS, POOLED),
+    *(GATED, MIXED, NGRAMS, POOLED),
 )
 
 

@@ -182,6 +182,8 @@ def _find_spec(
     reason = find_unsupported(spec, dtype)
     if spec is None or reason is not None:
         raise UnsupportedError(reason)
+    if settings.kv_cache_dtype and spec.index is not None and spec.index.pool:
+        raise UnsupportedError("keys of runs of tokens, which an index chooses, have 8 bits")
     if portion.ranks > 1:
         check_split(spec, portion.ranks)
         reason = find_undivided(spec, portion.ranks) or _find_whole(settings, config, int8=int8)

@@ -153,6 +153,8 @@ class ProgramBuilder:
         if self._streams is not None and outer.streams is not None:
             self._streams.merge(outer.streams)
         self._gather(outer.hyper)
+        if self._hyper is not None and outer.hyper is None:
+            self._hyper.join()
         if self._gates is not None and outer.gates is not None:
             self._gates.read(outer.gates, last=True)
 
@@ -199,13 +201,13 @@ class ProgramBuilder:
             self._streams.predict(refs.streams)
         if refs.attention is not None:
             self._gather(refs.hyper.attention if refs.hyper else None)
-            self._read(refs.attention_norm, refs.gates and refs.gates.attention)
+            self._read(refs.attention_norm, refs.gates.attention if refs.gates else None)
             self._gate_norm(refs.attention_norm_gate)
             self._attention(refs, refs.attention, layer)
         self._settle(refs.attention_sum_norm)
         if refs.mlp is not None and not self._spec.parallel:
             self._gather(refs.hyper.mlp if refs.hyper else None)
-            self._read(refs.mlp_norm, refs.gates and refs.gates.mlp)
+            self._read(refs.mlp_norm, refs.gates.mlp if refs.gates else None)
             self._gate_norm(refs.mlp_norm_gate)
             self._mlp(refs, layer, len(self.writer.rows) - 1)
         self._settle(refs.mlp_sum_norm)
@@ -254,7 +256,8 @@ class ProgramBuilder:
         if refs.mixer is None or mixer is None:
             return
         if feeder is None:
-            self._read(refs.attention_norm, refs.gates and refs.gates.attention)
+            self._gather(refs.hyper.attention if refs.hyper else None)
+            self._read(refs.attention_norm, refs.gates.attention if refs.gates else None)
             feeder = len(self.writer.rows) - 1
         scale = mixer.output_multiplier if isinstance(mixer, Mamba2) else 1.0
         add_mixer(self.writer, refs.mixer, mixer, feeder)

@@ -92,6 +92,13 @@ class Code(IntEnum):
     SCORE_POOLED = 60  # as for the other indexes of blocks, like the next ones
     CHOOSE_POOLED = 61
     ATTEND_POOLED = 62
+    ASK_RUNS = 63  # of an index of runs of tokens over latents: the same as ASK_POOLED
+    POOL_RUNS = 64  # and as POOL_KEYS, by learned weights
+    # Several hidden states that are mixed as well, see `kernels/mixed.py`:
+    FORK_MIXED = 65  # like FORK, GATHER and SCATTER
+    GATHER_MIXED = 66
+    SCATTER_MIXED = 67
+    JOIN_MIXED = 68  # their mean
 
 
 MIXING = (Code.ROUTE, Code.ARRANGE, Code.EXPERTS, Code.JOIN)
@@ -108,13 +115,15 @@ OF_BLOCKS = (Code.ASK_BLOCKS, Code.SCORE_BLOCKS, Code.CHOOSE_BLOCKS, Code.ATTEND
 OF_GATED = (Code.REPEAT, Code.SETTLE, Code.MIX, Code.PICK)
 OF_NGRAMS = (Code.HASH, Code.LOOK_UP, Code.WEIGH, Code.SPREAD_OUT)
 OF_POOLED = (
-    *(Code.ASK_POOLED, Code.POOL_KEYS, Code.SCORE_POOLED, Code.CHOOSE_POOLED, Code.ATTEND_POOLED),
+    *(Code.ASK_POOLED, Code.POOL_KEYS, Code.SCORE_POOLED, Code.CHOOSE_POOLED),
+    *(Code.ASK_RUNS, Code.POOL_RUNS, Code.ATTEND_POOLED),
 )
+OF_MIXED = (Code.FORK_MIXED, Code.GATHER_MIXED, Code.SCATTER_MIXED, Code.JOIN_MIXED)
 # Attention to blocks that an index chooses, which the row after that of the others has.
 TO_BLOCKS = (Code.ATTEND_BLOCKS, Code.ATTEND_POOLED)
 # Those that know K and V, and those that know an index's keys.
 OF_KEYS = (Code.ROTATE, Code.TURN, Code.ATTEND, Code.ATTEND_CHOSEN, *TO_BLOCKS)
-OF_INDEX_KEYS = (Code.ASK, Code.SCORE, Code.CHOOSE, *OF_BLOCKS[:3], *OF_POOLED[:4])
+OF_INDEX_KEYS = (Code.ASK, Code.SCORE, Code.CHOOSE, *OF_BLOCKS[:3], *OF_POOLED[:-1])
 TURNING = (Code.TURN_IN, Code.TURN_OUT)
 OF_LATENTS = (Code.COMPRESS, Code.TURN, Code.ABSORB, Code.EXPAND, Code.SHRINK_HEADS)
 
@@ -216,8 +225,8 @@ class Buffer(IntEnum):
     # Int32: the places that it has chosen [T, most], ascending. Of blocks [T, KV heads]: how many
     # pairs follow, and nothing; KV blocks of the context, each with a mask of its tokens.
     CHOICE = 33
-    # Float32 [T, 32]: weights of hidden states, in what is read and of the result; of gated ones,
-    # of what a part has said, before their activation.
+    # Float32 [T, 32]: weights of hidden states, in what is read and of the result, then from each
+    # to each; of gated ones, of what a part has said, before their activation.
     SHARES = 34
     # Experts that adapters change, see `kernels/mixture/member_runs.py`:
     MEMBER_RUNS = 35  # int64: how many there are; [rows, 3]: the runs; [rows]: scratch memory
@@ -490,6 +499,10 @@ BLOCKS = np.dtype(
         ("queries", "i8"),  # place of the first query in a row of QKV
         ("key", "i8"),
         ("choice_bytes", "i8"),  # of a list in CHOICE
+        ("kept", "i8"),  # numbers in the cache of a token, with pooled keys
+        # Of runs: place of the first head's weight in a row of PROJECTED, and its features; 0: none
+        ("weights", "i8"),
+        ("weights_width", "i8"),
     ]
 )
 
@@ -523,7 +536,7 @@ NGRAMS = np.dtype(
     ]
 )
 
-# For FORK, GATHER and SCATTER.
+# For FORK, GATHER and SCATTER, and where states are mixed.
 HYPER = np.dtype(
     [
         ("count", "i8"),  # hidden states
@@ -531,6 +544,7 @@ HYPER = np.dtype(
         ("mix", "i8"),  # float32 [weights, count * hidden]
         ("bases", "i8"),  # float32 [weights]
         ("scales", "i8"),  # float32, one of each kind
+        ("iterations", "i8"),  # by which weights of the mixture, the third kind, are balanced
         # the largest weight of each kind, and what is added to it
         ("read", "f4"),
         ("read_eps", "f4"),

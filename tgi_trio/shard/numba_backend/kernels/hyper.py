@@ -9,6 +9,7 @@ from __future__ import annotations
 from tgi_trio.shard.numba_backend.kernels import entry, kernel
 from tgi_trio.shard.numba_backend.kernels.activation import sigmoid_times
 from tgi_trio.shard.numba_backend.kernels.apart import hyper_at, operation_at, step_at
+from tgi_trio.shard.numba_backend.kernels.arrays import lesser
 from tgi_trio.shard.numba_backend.kernels.norm import inverse_deviation
 from tgi_trio.shard.numba_backend.kernels.vectors import (
     add,
@@ -70,7 +71,7 @@ def gather_row(op, hyper, hidden, streams, shares):
         for i in range(0, 4 * width, 8 * LANES):
             sums = fma(load(streams + i), load(row + i), sums)
             others = fma(load(streams + i + 4 * LANES), load(row + i + 4 * LANES), others)
-        scale = load_float(hyper.scales + number // hyper.count * 4)
+        scale = load_float(hyper.scales + lesser(number // hyper.count, 2) * 4)
         value = total(add(sums, others)) * factor * scale + load_float(hyper.bases + 4 * number)
         store_share(hyper, shares, number, value)
     for i in range(0, 4 * op.width, 4 * LANES):
@@ -83,7 +84,10 @@ def gather_row(op, hyper, hidden, streams, shares):
 
 @kernel
 def store_share(hyper, shares, number, value):
-    """Write a weight: of what is read, or of the result."""
+    """Write a weight: of what is read, or of the result; or of a mixture, which is raw."""
+    if number >= 2 * hyper.count:
+        store_float(shares + 4 * number, value)
+        return
     most, least = hyper.added, hyper.added_eps
     if number < hyper.count:
         most, least = hyper.read, hyper.read_eps

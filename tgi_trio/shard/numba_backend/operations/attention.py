@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from tgi_trio.model.matrices.decoder import normalises_plainly
 from tgi_trio.model.matrices.roles import AttentionRefs, LatentRefs
-from tgi_trio.model.specs.decoder import DecoderSpec, HeadSizes, LayerSpec
+from tgi_trio.model.specs.decoder import DecoderSpec, HeadSizes, IndexSpec, LayerSpec
 from tgi_trio.shard.linear_biases import alibi_slopes
 from tgi_trio.shard.numba_backend.head_order import head_order, needs_order
 from tgi_trio.shard.numba_backend.operations.adapted_sites import SiteRecorder
@@ -28,7 +28,7 @@ from tgi_trio.shard.numba_backend.operations.padded_heads import (
     kept_sizes,
     pad_gain,
 )
-from tgi_trio.shard.numba_backend.operations.pooled import add_pooled_choice
+from tgi_trio.shard.numba_backend.operations.pooled import add_pooled_choice, add_run_choice
 from tgi_trio.shard.numba_backend.operations.writer import OperationWriter
 from tgi_trio.shard.numba_backend.tables import GATES, Buffer, Code, Form
 
@@ -53,6 +53,8 @@ class AttentionWriter:
         bf16: bool,
     ) -> None:
         self.qkv_width = 0  # features of the widest row of QKV
+        # Of the last choice of runs, which further layers go on with.
+        self._choice: dict[str, Any] = {}
         self._writer = writer
         self._norms = norms
         self._spec = spec
@@ -115,17 +117,6 @@ class AttentionWriter:
         )
         opened = shape.values_width if shape.gates or shape.late_gates else 0
         self.qkv_width = max(self.qkv_width, shape.query_width, opened)
-        attending = [Code.ATTEND] if own is None else [Code.ATTEND, Code.ATTEND_CHOSEN]
-        fields = {
-            **self._heads_of(layer),
-            "window": layer.window,
-            "cap": spec.attention_soft_cap,
-            "value_scale": scale,
-            "most": 0 if own is None else own.most,
-            "sinks": self._keep_sinks(refs),
-        }
-        for code in attending:
-            self._writer.add(code, **fields)
         add_values(
             self._writer,
             latent,
@@ -133,9 +124,29 @@ class AttentionWriter:
             sites,
             bf16=self._bf16,
             activation=GATES[self._spec.gate_activation],
-            attending=len(attending),
+            attending=self._attend_latents(refs, layer, own, scale),
         )
         return Buffer.MIXED
+
+    def _attend_latents(
+        self, refs: AttentionRefs, layer: LayerSpec, index: IndexSpec | None, scale: float
+    ) -> int:
+        """Add attention to latents, whose values have this scale; return how many operations."""
+        attending = [Code.ATTEND]
+        fields = {
+            **self._heads_of(layer),
+            "window": layer.window,
+            "cap": self._spec.attention_soft_cap,
+            "value_scale": scale,
+            "most": 0 if index is None else index.most,
+            "sinks": self._keep_sinks(refs),
+        }
+        if index is not None:
+            attending.append(Code.ATTEND_POOLED if index.pool else Code.ATTEND_CHOSEN)
+            fields |= self._choice if index.pool else {}
+        for code in attending:
+            self._writer.add(code, **fields)
+        return len(attending)
 
     def _add_choice(
         self, refs: AttentionRefs, shape: LatentShape, before: int, scale: float, feeder: int
@@ -151,16 +162,13 @@ class AttentionWriter:
             self._norms.add(refs.index.query_norm, Buffer.UNSORTED, target=Buffer.MIXED)
             feeder = len(self._writer.rows) - 1
         norm = refs.index.key_norm
-        width = add_choice(
-            self._writer,
-            refs.index,
-            shape.index,
-            place=shape.index_place,
-            width=shape.projected_width,
-            key_norm=(self._norms.read_weight(norm), self._norms.read_bias(norm)),
-            key_scale=scale,
-            feeder=feeder,
-        )
+        own: dict[str, Any] = {"place": shape.index_place, "width": shape.projected_width}
+        own["key_norm"] = self._norms.read_weight(norm), self._norms.read_bias(norm)
+        own |= {"key_scale": scale, "feeder": feeder}
+        if shape.index.pool:
+            width, self._choice = add_run_choice(self._writer, refs.index, shape.index, **own)
+        else:
+            width = add_choice(self._writer, refs.index, shape.index, **own)
         self.qkv_width = max(self.qkv_width, width)
 
     def _open_heads(self, sizes: HeadSizes, row: int) -> Buffer:

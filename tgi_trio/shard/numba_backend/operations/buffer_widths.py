@@ -68,13 +68,13 @@ def find_widths(model: DecoderSpec, run: Run, *, queries: int, apart: bool) -> B
         projected.append(model.own_inputs.width)
     if model.streams is not None:
         projected.append(model.streams.detour_rank)
-    normed, ngrams = [model.hidden_size], [layer.ngrams for layer in layers if layer.ngrams]
-    normed += [2 * model.hidden_size] if blocks else []
+    ngrams = [layer.ngrams for layer in layers if layer.ngrams]
+    normed = [(2 if blocks else 1) * model.hidden_size]
     if model.gated_streams is not None:
         wide = model.gated_streams.count * model.hidden_size
         normed += [wide, *(each.width for each in ngrams)]
         mixed.append(model.gated_streams.rank)
-        projected.append(wide + model.hidden_size)  # the latter of n-grams
+        projected.append(wide + model.hidden_size)  # n-grams have keys and a value
     mlp = _widest((model.mlp_width, *(layer.mlp_width for layer in layers)))
     names = model.names
     mixed += [queries] if names.attention_inner_norm else []

@@ -9,7 +9,11 @@ from tgi_trio.model.specs.decoder import DecoderSpec, IndexSpec, LayerSpec, Rota
 from tgi_trio.model.specs.pooled_index import PooledIndexSpec
 from tgi_trio.shard.numba_backend.operations.blocks import find_block_buffers, find_blocks_room
 from tgi_trio.shard.numba_backend.operations.index import find_buffers, find_room
-from tgi_trio.shard.numba_backend.operations.pooled import find_pooled_buffers, find_pooled_room
+from tgi_trio.shard.numba_backend.operations.pooled import (
+    find_pooled_buffers,
+    find_pooled_room,
+    runs_of,
+)
 from tgi_trio.shard.numba_backend.tables import Buffer, Code
 
 _OfBlocks: TypeAlias = BlockIndexSpec | PooledIndexSpec
@@ -21,7 +25,7 @@ def index_dim(spec: DecoderSpec, layer: LayerSpec) -> int:
     if (own := _of_blocks(layer)) is not None:
         return own.dim
     index = spec.index_of(layer) if layer.attends and layer.chooses else None
-    return 0 if index is None else index.dim
+    return 0 if index is None else index.kept
 
 
 def find_turning(spec: DecoderSpec, layer: LayerSpec, code: Code) -> tuple[RotarySpec, int] | None:
@@ -39,7 +43,12 @@ def find_index_room(spec: DecoderSpec, widest: int, longest: int) -> int:
 
     `widest`: the size of the largest head; `longest`: the most tokens of a context.
     """
-    rooms = [find_room(spec.heads, index, widest, longest) for index in _indexes(spec)]
+    rooms = []
+    for index in _indexes(spec):
+        if index.pool:
+            rooms.append(find_pooled_room(runs_of(index), spec.heads, longest))
+        else:
+            rooms.append(find_room(spec.heads, index, widest, longest))
     for layer in filter(_of_blocks, spec.layers):
         own = spec.sizes(layer)
         group = own.heads // own.kv_heads
@@ -52,6 +61,8 @@ def find_index_room(spec: DecoderSpec, widest: int, longest: int) -> int:
 
 def find_index_buffers(spec: DecoderSpec, tokens: int, longest: int) -> dict[Buffer, int]:
     """Return the bytes of buffers for indexes, of which all layers' are alike."""
+    if spec.index is not None and spec.index.pool:
+        return find_pooled_buffers(runs_of(spec.index), tokens, longest)
     if spec.index is not None:
         return find_buffers(spec.index, tokens, longest)
     for layer in spec.layers:

@@ -22,10 +22,14 @@ class HyperWriter:
         self._facts["count"] = hyper.count
         self._facts["read"], self._facts["read_eps"] = 1.0, hyper.eps
         self._facts["added"], self._facts["added_eps"] = hyper.added, hyper.added_eps
+        self._facts["iterations"] = hyper.iterations
+        self._codes = (Code.FORK, Code.GATHER, Code.SCATTER)
+        if hyper.iterations:
+            self._codes = (Code.FORK_MIXED, Code.GATHER_MIXED, Code.SCATTER_MIXED)
 
     def fork(self) -> None:
         """Add the copying of what is embedded to all states."""
-        self._add(Code.FORK, self._facts)
+        self._add(self._codes[0], self._facts)
 
     def gather(self, refs: HyperRefs) -> None:
         """Add what the following part reads, or the head."""
@@ -33,11 +37,15 @@ class HyperWriter:
         facts["weights"] = refs.mix.shape[0]
         for name, ref in (("mix", refs.mix), ("bases", refs.base), ("scales", refs.scale)):
             facts[name] = self._writer.keep(self._read(ref))
-        self._add(Code.GATHER, facts, eps=self._spec.norm_eps)
+        self._add(self._codes[1], facts, eps=self._spec.norm_eps)
+
+    def join(self) -> None:
+        """Add the mean of all states, where they are mixed."""
+        self._add(Code.JOIN_MIXED, self._facts)
 
     def scatter(self, scale: float) -> None:
         """Add what the part that ends says, in BRANCH, times `scale`, to all states."""
-        self._add(Code.SCATTER, self._facts, scale=scale)
+        self._add(self._codes[2], self._facts, scale=scale)
 
     def _read(self, ref: TensorRef) -> Floats:
         return self._writer.source.array(ref.name, ref.shape)

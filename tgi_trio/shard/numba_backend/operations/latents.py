@@ -76,7 +76,7 @@ class LatentShape:
     def gates_place(self) -> int:
         """The offset of the gates in a row of PROJECTED."""
         own = self.index
-        return self.index_place + (own.dim + own.heads if own is not None else 0)
+        return self.index_place + (own.kept + own.heads if own is not None else 0)
 
     @property
     def query_width(self) -> int:

@@ -32,7 +32,8 @@ def find_fault(variant: Variant) -> str | None:
     weights = draw.standard_normal((_COUNT, _SIZE), np.float32)
     shares = draw.standard_normal((_TOKENS, PANEL), np.float32)
 
-    added = streams + _SCALE * branch[:, None] * (2.0 * _sigmoid(shares[:, :_COUNT]))[:, :, None]
+    factors = np.float32(2.0 * _SCALE) * _sigmoid(shares[:, :_COUNT, None])
+    added: Floats = streams + factors * branch[:, None]
     nothing = np.zeros_like(streams)
     repeated = np.repeat(hidden[:, None], _COUNT, axis=1)
     picked = nothing.reshape(-1, _SIZE).copy()
@@ -58,7 +59,8 @@ def find_fault(variant: Variant) -> str | None:
 
 
 def _sigmoid(x: Floats) -> Floats:
-    found: Floats = 1.0 / (1.0 + np.exp(-x))
+    one = np.float32(1.0)
+    found: Floats = one / (one + np.exp(-x))
     return found
 
 

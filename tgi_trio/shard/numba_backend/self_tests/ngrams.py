@@ -64,7 +64,8 @@ def find_fault(variant: Variant) -> str | None:
     facts["parts"] = np.array([address(part) for part in parts])
     laid = by_lanes(tails.reshape(-1, _BACK)).reshape(3, -1).copy()
     for code in OF_NGRAMS:
-        rows = {Buffer.STREAMS: streams.copy(), Buffer.PROJECTED: both.copy()}
+        rows: dict[Buffer, Any] = {Buffer.STREAMS: streams.copy()}
+        rows[Buffer.PROJECTED] = both.copy()
         rows |= {
             Buffer.FOUND: found.copy(),
             Buffer.UNSORTED: np.zeros((_TOKENS, width), np.float32),
@@ -74,7 +75,7 @@ def find_fault(variant: Variant) -> str | None:
         if code == Code.SPREAD_OUT:
             rows[Buffer.PROJECTED][:, :_COUNT] = normed
         _run(variant, code, facts, rows, last if code == Code.HASH else laid)
-        own = {Code.HASH: rows[Buffer.FOUND], Code.LOOK_UP: rows[Buffer.UNSORTED]}
+        own: dict[Code, Any] = {Code.HASH: rows[Buffer.FOUND], Code.LOOK_UP: rows[Buffer.UNSORTED]}
         shown = rows[Buffer.STREAMS], rows[Buffer.PROJECTED][:, :_COUNT]
         own |= {Code.WEIGH: np.concatenate(shown, axis=1), Code.SPREAD_OUT: shown[0]}
         error = float(np.abs(own[code] - expected[code]).max())

@@ -1,4 +1,4 @@
-"""Self-test of the kernels of an index of pooled keys, at every start that needs them."""
+"""Self-test of the kernels of indexes of pooled keys, at every start that needs them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,10 @@ _ERROR, _ROUNDED = 1e-4, 0.1  # the latter if products are of bfloat16
 
 def find_fault(variant: Variant) -> str | None:
     """Return what is wrong with the kernels of these numbers, or None."""
-    for code, work in ((Code.POOL_KEYS, _pool), (Code.ATTEND_POOLED, _attend)):
+    for code, work in (
+        *((Code.POOL_KEYS, _pool), (Code.POOL_RUNS, _pool_runs)),
+        *((Code.SCORE_POOLED, _score), (Code.ATTEND_POOLED, _attend)),
+    ):
         # attention's own self-test covers 8-bit caches
         found, expected = work(replace(of_index(variant), cache=variant.kv))
         error = float(np.abs(found - expected).max())
@@ -80,6 +83,53 @@ def _pool(variant: Variant) -> tuple[Floats, Floats]:
     found = np.concatenate([found[:, :heads], to_floats(keys)[slots][:, None]], axis=1)
     found[2, :heads] = 0.0
     return found, expected
+
+
+def _pool_runs(variant: Variant) -> tuple[Floats, Floats]:
+    """Return what is cached of the tokens, of which the first ends a run, then queries."""
+    heads, place = _INDEX.heads, 32
+    width = place + 3 * _DIM + heads
+    rows, queries, gain = draw(_TOKENS, width), draw(_TOKENS, heads * _DIM), draw(2, _DIM)
+    kept, bias = draw(_BLOCKS * _BLOCK, 2 * _DIM), draw(_INDEX.size, _DIM)
+    keys = to_bfloat16(kept) if variant.cache.bf16 else kept.copy()
+    asked = np.full((_TOKENS, 1, _DIM, 16), np.nan, np.float32)
+    fields: dict[str, Any] = {"width": heads * _DIM, "inputs": width, "offset": place}
+    fields |= {"keys": address(keys), "key_scale": 1.0, "source": Buffer.QKV, "kept": 2 * _DIM}
+    own = fields | {"weights": address(gain[0]), "bias": address(gain[1])}
+    buffers = {Buffer.PROJECTED: rows, Buffer.QKV: queries, Buffer.ASKED: asked}
+    _run(variant, Code.ASK_RUNS, buffers, own)
+    _run(variant, Code.POOL_RUNS, buffers, fields | {"bias": address(bias)})
+
+    raw = rows[:, place : place + _DIM]
+    raw = raw - raw.mean(-1, keepdims=True)
+    gates = rows[:, place + _DIM + heads :][:, :_DIM]
+    expected = np.concatenate([_normed(raw) * gain[0] + gain[1], gates], axis=1)
+    first = _SEEN[0] - _INDEX.size
+    run = [kept[_slot(0, first + i)] for i in range(_INDEX.size - 1)]
+    key, weights = np.split(np.stack([*run, expected[0]]), 2, axis=1)
+    weights = np.exp(weights + bias)
+    expected[0, :_DIM] = (weights * key).sum(0) / weights.sum(0)
+    slots = [_slot(row, seen - 1) for row, seen in enumerate(_SEEN)]
+    found = asked[:2, 0, :, :heads].swapaxes(1, 2).reshape(2, -1)
+    pairs = (to_floats(keys)[slots], expected), (found, queries[:2])
+    both = [np.concatenate([each[i].reshape(-1) for each in pairs]) for i in range(2)]
+    return both[0], both[1]
+
+
+def _score(variant: Variant) -> tuple[Floats, Floats]:
+    """Return the scores of the first token's runs, of heads with weights."""
+    keys, asked = draw(_BLOCKS * _BLOCK, _DIM), np.zeros((_TOKENS, 1, _DIM, 16), np.float32)
+    asked[:, :, :, : _INDEX.heads] = draw(_TOKENS, 1, _DIM, _INDEX.heads)
+    rows = draw(_TOKENS, 8 + 16)
+    kept = to_bfloat16(keys) if variant.kv.bf16 else keys
+    room = find_pooled_buffers(_INDEX, _TOKENS, _LONGEST)[Buffer.SCORES]
+    scores = allocate_zeroed((_TOKENS, room // (4 * _TOKENS)), np.float32)
+    buffers = {Buffer.ASKED: asked, Buffer.SCORES: scores, Buffer.PROJECTED: rows}
+    fields = {"keys": address(kept), "weights_at": 8, "weights_width": rows.shape[1]}
+    _run(variant, Code.SCORE_POOLED, buffers, fields)
+    whole = _SEEN[0] // _INDEX.size
+    lasts = [_slot(0, (i + 1) * _INDEX.size - 1) for i in range(whole)]
+    return scores[0, :whole], np.maximum(keys[lasts] @ asked[0, 0], 0.0) @ rows[0, 8:]
 
 
 def _attend(variant: Variant) -> tuple[Floats, Floats]:
@@ -158,6 +208,8 @@ def _run(
     given: dict[str, Any] = {"code": code, "heads": _INDEX.heads, "kv_heads": 1, "head_dim": _DIM}
     given |= {"most": (_INDEX.most + 1) * _INDEX.size - 1, "eps": _EPS, "facts": address(facts)}
     given |= {"target": Buffer.ATTENDED}
+    facts["kept"], facts["weights"] = fields.pop("kept", _DIM), fields.pop("weights_at", 0)
+    facts["weights_width"] = fields.pop("weights_width", 0)
     for name, value in (given | fields).items():
         op[name] = value
     room = find_pooled_room(_INDEX, int(op["heads"][0]), _LONGEST)

@@ -18,6 +18,7 @@ from tgi_trio.shard.numba_backend.kernels.blocks.attending import attend_blocks
 from tgi_trio.shard.numba_backend.kernels.index.choosing import list_best
 from tgi_trio.shard.numba_backend.kernels.norm import BLOCK
 from tgi_trio.shard.numba_backend.kernels.pooled.keys import ask, pool, slot_of
+from tgi_trio.shard.numba_backend.kernels.pooled.runs import ask_runs, pool_run
 from tgi_trio.shard.numba_backend.kernels.threads import atomic_add
 from tgi_trio.shard.numba_backend.kernels.vectors import (
     add,
@@ -28,6 +29,7 @@ from tgi_trio.shard.numba_backend.kernels.vectors import (
     load_int,
     load_stored,
     maximum,
+    multiply,
     prefetch,
     store,
     store_float,
@@ -41,7 +43,10 @@ from tgi_trio.shard.numba_backend.weight_layout import LANES
 ASK, POOL, SCORE, CHOOSE = (
     int(code) for code in (Code.ASK_POOLED, Code.POOL_KEYS, Code.SCORE_POOLED, Code.CHOOSE_POOLED)
 )
-ASKED, SCORES, CHOICE = int(Buffer.ASKED), int(Buffer.SCORES), int(Buffer.CHOICE)
+ASK_RUNS, POOL_RUNS = int(Code.ASK_RUNS), int(Code.POOL_RUNS)
+ASKED, SCORES, CHOICE, PROJECTED = (
+    int(b) for b in (Buffer.ASKED, Buffer.SCORES, Buffer.CHOICE, Buffer.PROJECTED)
+)
 _CHUNK = 256  # blocks that a thread scores at a time
 _AT_ONCE = 4
 
@@ -57,6 +62,12 @@ def run_pooled(variant, rank, step_address, op_address, counter, scratch):
     elif op.code == POOL:
         for t in range(rank, step.tokens, step.threads):
             pool(variant, step, op, blocks, t, scratch)
+    elif op.code == ASK_RUNS:
+        for t in range(rank, step.tokens, step.threads):
+            ask_runs(variant, step, op, blocks, t)
+    elif op.code == POOL_RUNS:
+        for t in range(rank, step.tokens, step.threads):
+            pool_run(variant, step, op, blocks, t)
     elif op.code == SCORE or op.code == CHOOSE:
         choose(variant, step, op, blocks, counter, scratch)
     else:
@@ -109,11 +120,13 @@ def scores_stride(step, blocks):
 
 @kernel
 def score_keys(variant, step, op, blocks, token, begin, end, scores, keys):
-    """scores[block] = sum over heads of max(0, query . key), for whole blocks from begin to end.
+    """scores[block] = sum over heads of max(0, query . key), times their weights if they have some,
+    for whole blocks from begin to end.
 
     `keys`: room for four keys, float32. NaN counts as 0. Behind the last block it is scored again.
     """
-    size, row = 4 * op.head_dim, op.head_dim * variant.cache.bytes
+    size, row = 4 * op.head_dim, blocks.kept * variant.cache.bytes
+    weights = step.buffers[PROJECTED] + (token * blocks.weights_width + blocks.weights) * 4
     vectors = (op.heads + LANES - 1) // LANES
     queries = step.buffers[ASKED] + token * vectors * LANES * size
     for block in range(begin, end, _AT_ONCE):
@@ -136,10 +149,11 @@ def score_keys(variant, step, op, blocks, token, begin, end, scores, keys):
                 b = fma(query, fill(load_float(keys + size + i)), b)
                 c = fma(query, fill(load_float(keys + 2 * size + i)), c)
                 d = fma(query, fill(load_float(keys + 3 * size + i)), d)
-            found_a += positive_part(a)
-            found_b += positive_part(b)
-            found_c += positive_part(c)
-            found_d += positive_part(d)
+            shares = load(weights + 4 * LANES * vector) if blocks.weights else fill(1.0)
+            found_a += positive_part(a, shares)
+            found_b += positive_part(b, shares)
+            found_c += positive_part(c, shares)
+            found_d += positive_part(d, shares)
         store_float(scores + 4 * block, found_a)
         if block + 1 < end:
             store_float(scores + 4 * block + 4, found_b)
@@ -150,9 +164,9 @@ def score_keys(variant, step, op, blocks, token, begin, end, scores, keys):
 
 
 @kernel
-def positive_part(products):
-    """Return the sum of the positive ones of 16 products; there is no negative zero in it."""
-    return total(add(maximum(products, fill(0.0)), fill(0.0)))
+def positive_part(products, shares):
+    """Return the weighted sum of the positive ones of 16 products, which is no negative zero."""
+    return total(add(multiply(maximum(products, fill(0.0)), shares), fill(0.0)))
 
 
 @kernel

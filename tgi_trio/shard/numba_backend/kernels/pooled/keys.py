@@ -47,7 +47,7 @@ def ask(variant, step, op, blocks, t, scratch):
         store_int(turns + 4 * axis, load_int(place))
     key = source + 4 * blocks.key
     for i in range(0, size, LANES):
-        store_key(variant, op, slot, i, load(key + 4 * i))
+        store_key(variant, op, blocks, slot, i, load(key + 4 * i))
     if seen_tokens(step, op, t) <= op.most:
         return
     angles = scratch + 8 * size
@@ -80,7 +80,7 @@ def pool(variant, step, op, blocks, t, scratch):
     for i in range(0, size, LANES):
         store(scratch + 4 * i, fill(0.0))
     for place in range(first, position + 1):
-        row = op.keys + slot_of(step, t, place) * size * variant.cache.bytes
+        row = op.keys + slot_of(step, t, place) * blocks.kept * variant.cache.bytes
         for i in range(0, size, LANES):
             value = load_stored(variant.cache, row + i * variant.cache.bytes)
             store(scratch + 4 * i, add(load(scratch + 4 * i), value))
@@ -91,7 +91,7 @@ def pool(variant, step, op, blocks, t, scratch):
     normalise_and_turn(op, scratch, op.key_norm, scratch + 8 * size, scratch)
     slot = load_int(step.slots + 4 * t)
     for i in range(0, size, LANES):
-        store_key(variant, op, slot, i, load(scratch + 4 * (size + i)))
+        store_key(variant, op, blocks, slot, i, load(scratch + 4 * (size + i)))
 
 
 @kernel
@@ -101,11 +101,11 @@ def slot_of(step, t, place):
 
 
 @kernel
-def store_key(variant, op, slot, i, value):
-    """Write 16 numbers of a key, from number `i` on."""
+def store_key(variant, op, blocks, slot, i, value):
+    """Write 16 of the numbers that are kept of a token, from number `i` on."""
     if variant.cache.eight:
         value = divide(value, fill(op.key_scale))
-    place = op.keys + (slot * op.head_dim + i) * variant.cache.bytes
+    place = op.keys + (slot * blocks.kept + i) * variant.cache.bytes
     store_stored(variant.cache, place, value)
 
 
