@@ -18,7 +18,7 @@ BESIDE := -n $(WORKERS) --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 # A processor without AVX512, whatever this one has: for torch, what it calls, and the kernels.
 AVX2 := ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2 \
-	NUMBA_CPU_NAME=haswell NUMBA_CPU_FEATURES=+avx2,+fma,+bmi,+bmi2,+lzcnt,+popcnt
+	KERNEL_CPU_NAME=haswell KERNEL_CPU_FEATURES=+avx2,+fma,+bmi,+bmi2,+lzcnt,+popcnt
 
 # What Python compiles is kept, whatever an image says: tests start hundreds of processes.
 export PYTHONDONTWRITEBYTECODE =
@@ -85,7 +85,7 @@ $(BIN)/pip:
 
 $(VENV)/.serve: pyproject.toml constraints.txt | $(BIN)/pip
 	$(BIN)/pip install --disable-pip-version-check -q -c constraints.txt -e .
-	-$(BIN)/python -m tgi_trio.shard.numba_backend tgi_trio/demo/model # compiles, so that no start has to
+	-$(BIN)/python -m tgi_trio.shard.cpu_backend tgi_trio/demo/model # compiles, so that no start has to
 	touch $@
 
 $(VENV)/.test: pyproject.toml constraints.txt | $(BIN)/pip

@@ -96,7 +96,7 @@ def test_ray_is_known_to_one_file() -> None:
 
 def test_kernels_are_imported_where_they_are_compiled() -> None:
     """A shard that finds them compiled does without them and their compiler."""
-    kernels = "shard.numba_backend.kernels"
+    kernels = "shard.cpu_backend.kernels"
     compiling = {
         name
         for name, path in modules()
@@ -104,7 +104,7 @@ def test_kernels_are_imported_where_they_are_compiled() -> None:
         if imported.startswith(f"tgi_trio.{kernels}")
     }
     outside = {name for name in compiling if not within(name, frozenset({kernels}))}
-    assert outside == {"shard.numba_backend.machine_code.entry"}
+    assert outside == {"shard.cpu_backend.machine_code.entry"}
 
 
 def test_imports_run_one_way() -> None:

@@ -33,7 +33,7 @@ FOREIGN = re.compile(
 # Modules that share their name with arguments and attributes: the name alone is looked for.
 VARIABLES = {"variant", "settings", "endpoints", "spec", "plan", "batch", "request", "weights"}
 FOREIGN_NAMES = re.compile(
-    r"http\.(request|disconnect|response)(\.\w+)*"  # ASGI, OpenTelemetry
+    r"http\.(request|disconnect|response|route)(\.\w+)*|gen_ai(\.\w+)+"  # ASGI, OpenTelemetry
     r"|(mlp\.)?experts\.\w+(\.\w+)*"  # tensors of checkpoints and adapters
 )
 FOREIGN_FOLDERS = re.compile(r"/.*|\.venv/|.*demo/model/|dev/shm/|my-model/")

@@ -68,7 +68,7 @@ def test_ranks_that_the_kernels_do_not_divide_a_model_by_are_named(tmp_path: Pat
     with pytest.raises(ConfigurationError, match=rf"--activations 8 .*{why}.*one of the two"):
         start(mixture, device="cpu", num_shard=2)
     with pytest.raises(ConfigurationError, match=rf"{why}.*--cpu-backend out .* or --num-shard\."):
-        start(mixture, device="cpu", num_shard=2, cpu_backend="numba")
+        start(mixture, device="cpu", num_shard=2, cpu_backend="kernels")
 
 
 def test_a_machine_without_proc_is_refused(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from tests.test_imports import PACKAGE, edges, modules
 
 ROOT = Path(__file__).parents[1]
-KERNELS = "shard.numba_backend.kernels."
+KERNELS = "shard.cpu_backend.kernels."
 MODEL_FILES = {
     "config.json",
     "generation_config.json",

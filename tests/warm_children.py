@@ -31,9 +31,9 @@ from tgi_trio.ipc.parent import die_with_parent
 _SHARD: Final = "tgi_trio.shard"
 _OWN: Final = (
     "tgi_trio.shard.media.tower",
-    "tgi_trio.shard.numba_backend.loading",
-    "tgi_trio.shard.numba_backend.numba_runner",
-    "tgi_trio.shard.numba_backend.verified",
+    "tgi_trio.shard.cpu_backend.loading",
+    "tgi_trio.shard.cpu_backend.cpu_runner",
+    "tgi_trio.shard.cpu_backend.verified",
     "tgi_trio.shard.torch_backend.torch_loading",
 )
 # What transformers imports as it builds a model: three seconds of each shard that sees images.
@@ -67,8 +67,9 @@ MODULES: Final = {
 }
 # How variables begin that Python or libraries read as they are imported: whoever is to have others
 # than were there then is started anew.
-_READ_EARLY: Final = tuple(
-    "ATEN_ CUDA_ GOMP_ LD_ MKL_ NUMBA_ OMP_ ONEDNN_ OPENBLAS_ PYTHON PYTORCH_ TORCH TRITON_".split()
+_READ_EARLY: Final = (
+    *("ATEN_ CUDA_ GOMP_ LD_ KERNEL_ MKL_ NUMBA_ OMP_ ONEDNN_ OPENBLAS_ PYTHON PYTORCH_ ".split()),
+    *("TORCH TRITON_".split()),
 )
 # And those that the library of the hub reads, which transformers imports.
 _READ_BY_HUB: Final = tuple("DISABLE_TELEMETRY DO_NOT_TRACK HF_ HUGGING TRANSFORMERS_ XDG_".split())
@@ -166,7 +167,7 @@ def prepare(kind: str) -> None:
     for name in MODULES[kind]:
         import_module(name)
     if kind in ("real", "plain"):
-        from tgi_trio.shard.numba_backend.__main__ import main
+        from tgi_trio.shard.cpu_backend.__main__ import main
 
         main([str(model_path())])
 

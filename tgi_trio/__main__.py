@@ -134,7 +134,7 @@ def _likely_shards(options: Options) -> tuple[int, str]:
     from tgi_trio.devices import has_driver
 
     count = _ranks_here(options)
-    kind = "torch" if options.cpu_backend == "torch" else "numba"
+    kind = "torch" if options.cpu_backend == "torch" else "kernels"
     if options.device != "cpu" and options.cpu_backend == "auto" and has_driver():
         kind = "device"
     return max(0, min(count, os.cpu_count() or 1)), kind

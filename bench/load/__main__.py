@@ -7,7 +7,7 @@
 Two floors: `read`, the same bytes into one small buffer again and again, and `kept`, into memory
 that nobody has used yet, which is the least a loader can do. Each load is a shard's own, in a
 process of its own: `load` is the part after the imports, `ready` everything from the start of the
-process; a process that imports numba, or torch, and does nothing is beside it. With --server the
+process; a process that imports llvmlite, or torch, and does nothing is beside it. With --server the
 whole command, until /health says 200, is measured as well, and when each of its phases ended.
 `processor`: seconds of processor time of all that was started, which other work on the machine
 changes least. Byte code is kept and used, as on a machine where this has been started before.
@@ -56,7 +56,7 @@ from tgi_trio.shard.quantising.gguf_file import write_gguf
 
 _BUFFER = 16 << 20
 _TEXT = "It is 12 o'clock; 3.5 of them say so."  # that the file's tokenizer is tried on
-_BACKENDS = ("numba", "torch")
+_BACKENDS = ("kernels", "torch")
 _FLOORS = ("read", "kept", "read, processor", "kept, processor")
 _LOG = 1 << 20  # bytes of it that are read
 _PHASES = re.compile(r"start-up: (.*)")  # in a server's log
@@ -178,7 +178,7 @@ def measure(
     if options.llama:
         actions.append(partial(load_llama, llama_package.find_libraries(HOME), file))
     for backend in options.backends:
-        actions.append(partial(bare, backend))
+        actions.append(partial(bare, "torch" if backend == "torch" else "llvmlite"))
         actions.append(partial(load, folder, options.dtype, backend))
         if options.server:
             actions.append(partial(serve, folder, options.dtype, backend))

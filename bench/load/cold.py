@@ -43,7 +43,7 @@ from pathlib import Path
 from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.model.config import read_config
 from tgi_trio.shard.machine.garbage import pause_collection
-from tgi_trio.shard.numba_backend.loading import load
+from tgi_trio.shard.cpu_backend.loading import load
 folder = Path(sys.argv[1])
 with pause_collection():
     load(ShardSettings(model_path=folder, **json.loads(sys.argv[2])), read_config(folder)).close()
@@ -55,7 +55,7 @@ def start(folder: Path, settings: Mapping[str, Any], store: Path) -> tuple[float
 
     Raises CalledProcessError where the kernels do not serve the model.
     """
-    environment = {**os.environ, "NUMBA_CACHE_DIR": str(store)}
+    environment = {**os.environ, "KERNEL_CACHE_DIR": str(store)}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
     began, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
     command = [sys.executable, "-c", _PROGRAM, str(folder), json.dumps(settings)]

@@ -46,7 +46,7 @@ def first_token(flags: list[str], cache: str | None = None) -> tuple[float, floa
     `cache`: where compiled kernels are kept; None: where they always are.
     """
     start = time.monotonic()
-    with running(flags, environment={} if cache is None else {"NUMBA_CACHE_DIR": cache}) as server:
+    with running(flags, environment={} if cache is None else {"KERNEL_CACHE_DIR": cache}) as server:
         body = json.dumps({"inputs": "Hello", "parameters": {"max_new_tokens": 1}}).encode()
         request = urllib.request.Request(
             f"http://{server.host}:{server.port}/generate",

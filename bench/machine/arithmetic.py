@@ -10,12 +10,12 @@ from __future__ import annotations
 import numpy as np
 
 from bench.machine.bandwidth import seconds_at_once
+from tgi_trio.shard.cpu_backend.arena import address
+from tgi_trio.shard.cpu_backend.kernels import entry
+from tgi_trio.shard.cpu_backend.kernels.vectors import add, fill, fma, store_float, total
+from tgi_trio.shard.cpu_backend.machine_code.entry import open_kernel
+from tgi_trio.shard.cpu_backend.weight_layout import LANES
 from tgi_trio.shard.machine.cores import usable_cores
-from tgi_trio.shard.numba_backend.arena import address
-from tgi_trio.shard.numba_backend.kernels import entry
-from tgi_trio.shard.numba_backend.kernels.vectors import add, fill, fma, store_float, total
-from tgi_trio.shard.numba_backend.machine_code.entry import open_kernel
-from tgi_trio.shard.numba_backend.weight_layout import LANES
 
 _CHAINS = 12  # that do not wait for each other: more than multiply-adds are under way at a time
 _ROUNDS = 2_000_000

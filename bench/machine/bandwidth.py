@@ -16,12 +16,12 @@ from typing import Any
 
 import numpy as np
 
+from tgi_trio.shard.cpu_backend.arena import address, allocate_zeroed
+from tgi_trio.shard.cpu_backend.kernels import entry
+from tgi_trio.shard.cpu_backend.kernels.vectors import add, fill, load, store_float, total
+from tgi_trio.shard.cpu_backend.machine_code.entry import open_kernel
+from tgi_trio.shard.cpu_backend.weight_layout import LANES
 from tgi_trio.shard.machine.cores import usable_cores
-from tgi_trio.shard.numba_backend.arena import address, allocate_zeroed
-from tgi_trio.shard.numba_backend.kernels import entry
-from tgi_trio.shard.numba_backend.kernels.vectors import add, fill, load, store_float, total
-from tgi_trio.shard.numba_backend.machine_code.entry import open_kernel
-from tgi_trio.shard.numba_backend.weight_layout import LANES
 
 _BYTES = 256 << 20  # per thread: far beyond any cache
 

@@ -45,7 +45,7 @@ from bench.peers import llama_package, vllm_cpu
 from bench.peers.environment import HOME, Unavailable
 from tgi_trio.shard.machine.cores import usable_cores
 
-OURS = "numba"
+OURS = "kernels"
 INT8, AVX2, ORIGINAL = "int8", "avx2", "bfloat16"  # our kernels, too
 PEERS = (INT8, AVX2, ORIGINAL, "torch", "transformers", llama_package.NAME, vllm_cpu.NAME)
 _OF_SAFETENSORS = (INT8, "transformers", vllm_cpu.NAME)  # who is not given GGUF files

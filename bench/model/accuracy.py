@@ -34,13 +34,13 @@ from tgi_trio.shard.checkpoint.formats.plain import PlainMatrix
 from tgi_trio.shard.checkpoint.lookup import Checkpoint, open_checkpoint
 from tgi_trio.shard.checkpoint.numbers import Floats, to_float32
 from tgi_trio.shard.contract import BLOCK_SIZE
+from tgi_trio.shard.cpu_backend.forward import Forward, Tokens
+from tgi_trio.shard.cpu_backend.instructions import variant_for
+from tgi_trio.shard.cpu_backend.loading import load
+from tgi_trio.shard.cpu_backend.program import pack_program
 from tgi_trio.shard.machine.cores import usable_cores
-from tgi_trio.shard.numba_backend.forward import Forward, Tokens
-from tgi_trio.shard.numba_backend.instructions import variant_for
-from tgi_trio.shard.numba_backend.loading import load
-from tgi_trio.shard.numba_backend.program import pack_program
 
-OURS, REFERENCE = "numba", "dequantised, float32"
+OURS, REFERENCE = "kernels", "dequantised, float32"
 _BLOCKS = 64  # of K and V: the longest text
 
 Read = Callable[[Text], Logits]

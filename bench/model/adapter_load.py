@@ -149,7 +149,7 @@ def main() -> None:
     parser.add_argument("--checkpoints", type=Path, default=Path(tempfile.gettempdir()))
     parser.add_argument("--turns", type=int, default=8)
     parser.add_argument("--period", type=float, default=2.0, help="seconds of a turn")
-    parser.add_argument("--backend", choices=("numba", "torch"), default="numba")
+    parser.add_argument("--backend", choices=("kernels", "torch"), default="kernels")
     parser.add_argument("--tokens", type=int, default=_TOKENS)
     stats.add_output_flags(parser)
     args = parser.parse_args()

@@ -22,7 +22,7 @@ from bench.peers.environment import Unavailable
 PEFT: Final = ("peft-float32", "peft-bfloat16")
 # Peers, and how many times their tokens a second ours are to make at least.
 PEERS: Final = {**dict.fromkeys(PEFT, 3.0), vllm_cpu.NAME: 2.0}
-_OURS: Final = "numba"
+_OURS: Final = "kernels"
 _CASE: Final = Case("decode 8", [160] * 8, steps=6, processor=True)
 _ONE_THREAD: Final = {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "0"}
 

@@ -38,8 +38,8 @@ from tgi_trio.ipc.startup import WarmupRequest
 from tgi_trio.model.config import read_config
 from tgi_trio.model.families.registry import decoder_spec
 from tgi_trio.shard.contract import BLOCK_SIZE
-from tgi_trio.shard.numba_backend.forward import Forward, Tokens
-from tgi_trio.shard.numba_backend.loading import load
+from tgi_trio.shard.cpu_backend.forward import Forward, Tokens
+from tgi_trio.shard.cpu_backend.loading import load
 
 _RANK: Final = 16
 _CONTEXT: Final = 160

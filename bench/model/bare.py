@@ -16,8 +16,8 @@ from tgi_trio.ipc.messages import PrefillRow, SamplingParameters, StateGrant
 from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.ipc.startup import WarmupRequest
 from tgi_trio.shard.__main__ import load
+from tgi_trio.shard.cpu_backend.cpu_runner import CpuRunner
 from tgi_trio.shard.loop.batch import Batch
-from tgi_trio.shard.numba_backend.numba_runner import CpuRunner
 from tgi_trio.shard.runner import Runner
 
 

@@ -24,7 +24,7 @@ from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.ipc.startup import WarmupRequest
 from tgi_trio.model.config import read_config
 from tgi_trio.model.quantised.recognise import MADE_AT_LOAD
-from tgi_trio.shard.numba_backend.loading import load
+from tgi_trio.shard.cpu_backend.loading import load
 
 _PLAIN = ("float32", "bfloat16")  # the first is the reference
 _STEPS = 40  # decode steps in a reading

@@ -24,9 +24,9 @@ from tgi_trio.model.config import read_config
 from tgi_trio.model.families.registry import decoder_spec
 from tgi_trio.shard.checkpoint.lookup import open_checkpoint
 from tgi_trio.shard.contract import BLOCK_SIZE
-from tgi_trio.shard.numba_backend.forward import Forward, Tokens
-from tgi_trio.shard.numba_backend.instructions import variant_for
-from tgi_trio.shard.numba_backend.program import pack_program
+from tgi_trio.shard.cpu_backend.forward import Forward, Tokens
+from tgi_trio.shard.cpu_backend.instructions import variant_for
+from tgi_trio.shard.cpu_backend.program import pack_program
 
 _CONTENDERS = {
     "float32": ("float32", False),

@@ -25,8 +25,8 @@ import torch
 from bench.harness.stats import add_output_flags, reporting, table_of
 from tgi_trio.ipc.messages import SamplingParameters
 from tgi_trio.shard.contract import ShardSequence
+from tgi_trio.shard.cpu_backend.cpu_sampler import CpuSampler
 from tgi_trio.shard.machine.cores import usable_cores
-from tgi_trio.shard.numba_backend.numba_sampler import CpuSampler
 from tgi_trio.shard.sampling.base import RowSampler
 from tgi_trio.shard.torch_backend.sampling.torch_sampler import Sampler
 

@@ -30,9 +30,9 @@ from bench.model.cases import CASES, Worker
 from tgi_trio.model.config import read_config
 from tgi_trio.model.families.registry import decoder_spec
 from tgi_trio.model.specs.decoder import DecoderSpec
+from tgi_trio.shard.cpu_backend.instructions import variant_for
+from tgi_trio.shard.cpu_backend.weight_layout import PANEL
 from tgi_trio.shard.machine.cores import usable_cores
-from tgi_trio.shard.numba_backend.instructions import variant_for
-from tgi_trio.shard.numba_backend.weight_layout import PANEL
 
 MEASURED = ("decode 1", "decode 8", "decode 32", "prefill 512")
 TEAMS = (1, 2, 4, 8, 16, 32)
@@ -47,7 +47,7 @@ def measure(folder: Path, teams: Sequence[int], repeats: int) -> list[dict[str, 
                 closing(
                     Worker(
                         f"{count} threads",
-                        [sys.executable, "-m", "bench.model.worker", "numba", folder, str(count)],
+                        [sys.executable, "-m", "bench.model.worker", "kernels", folder, str(count)],
                     )
                 )
             )

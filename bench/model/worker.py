@@ -2,8 +2,8 @@
 
     python -m bench.model.worker KIND FOLDER [THREADS [ADAPTER ...]]
 
-KIND is numba or torch (our runners), int8 (numba's with 8-bit weights), avx2 (numba's, compiled as
-for a processor without AVX512), transformers, or peft-float32 and peft-bfloat16. With folders of
+KIND is kernels or torch (our runners), int8 (kernels with 8-bit weights), avx2 (kernels, compiled
+as for a processor without AVX512), transformers, or peft-float32 and peft-bfloat16. With folders of
 LoRA adapters the rows of a step have them in turns. A line of JSON comes in per measurement, the
 fields of a `Case`, and a line with its milliseconds goes out. One process per contender keeps their
 threads apart: a pool that spins would take the cores of the next.
@@ -101,18 +101,18 @@ def transformers(
 
 def without_avx512() -> None:
     """Have everything compiled for Intel's Haswell."""
-    os.environ["NUMBA_CPU_NAME"] = "haswell"
-    os.environ["NUMBA_CPU_FEATURES"] = "+avx2,+fma,+bmi,+bmi2,+lzcnt,+popcnt"
+    os.environ["KERNEL_CPU_NAME"] = "haswell"
+    os.environ["KERNEL_CPU_FEATURES"] = "+avx2,+fma,+bmi,+bmi2,+lzcnt,+popcnt"
 
 
 def main(kind: str, folder: Path, threads: int = 0, adapters: Sequence[Path] = ()) -> None:
     if kind == "avx2":
         without_avx512()
-        kind = "numba"
+        kind = "kernels"
     if kind in ("transformers", "peft-float32", "peft-bfloat16"):
         measure = transformers(folder, kind.partition("-")[2] or "bfloat16", adapters)
     elif kind == "int8":
-        measure = ours(folder, "numba", "eetq", threads, adapters)
+        measure = ours(folder, "kernels", "eetq", threads, adapters)
     else:
         measure = ours(folder, kind, None, threads, adapters)
     print("ready", flush=True)

@@ -59,7 +59,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--shape", choices=sorted(SHAPES), default="tiny")
     parser.add_argument("--way", choices=sorted(WAYS), default="stages", help="of dividing it")
-    parser.add_argument("--backend", choices=("numba", "torch"), default="numba")
+    parser.add_argument("--backend", choices=("kernels", "torch"), default="kernels")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--sequences", type=int, nargs="+", default=[1, 8])
     parser.add_argument("--tokens", type=int, default=64, help="of each answer")

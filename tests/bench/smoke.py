@@ -17,7 +17,7 @@ SMALL: dict[str, str] = {
     " --attacks 0 --rounds 1",
     "bench.ipc": "--quick --transports 'ring, event loop' 'gRPC sync'",
     "bench.load": "--folder CHECKPOINTS/tgi-trio-tiny --shape tiny --cache warm --runs 1"
-    " --backends numba",
+    " --backends kernels",
     "bench.load.cold": "--forms embedded",
     "bench.load.restart": "--shape tiny --tokens 64 --turns 1 --checkpoints CHECKPOINTS",
     "bench.load.startup": "--runs 1 --cold 0 --floors torch",

@@ -25,13 +25,13 @@ SMALL_HYBRID = {
 }
 
 
-@pytest.mark.parametrize("backend", ["numba", "torch"])
+@pytest.mark.parametrize("backend", ["kernels", "torch"])
 def test_rows_decode_behind_what_counts_as_cached(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: str
 ) -> None:
     monkeypatch.setitem(checkpoints.SHAPES, "H", checkpoints.SHAPES["H"] | SMALL_HYBRID)
     model = BareModel(checkpoints.make("H", tmp_path), backend, threads=1, dtype="float32")
-    assert model.runner.info.backend.startswith("numba") == (backend == "numba")
+    assert model.runner.info.backend.startswith("kernels") == (backend == "kernels")
     model.hold([20, 3], 4, cached=True)
     before = [row.length for row in model._batch.rows]
     assert before == [20, 3] and all(model.step() > 0 for _ in range(3))

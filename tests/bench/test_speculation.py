@@ -14,7 +14,7 @@ from tgi_trio.ipc.startup import WarmupRequest
 from tgi_trio.shard.backend import load_runner
 
 
-@pytest.mark.parametrize("backend", ["numba", "torch"])
+@pytest.mark.parametrize("backend", ["kernels", "torch"])
 def test_a_model_with_states_answers_as_without_guesses(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: str
 ) -> None:

@@ -34,7 +34,7 @@ def test_they_guess_for_the_embedded_model_and_are_small() -> None:
     )
 
 
-@pytest.mark.parametrize("backend", ["numba", "torch"])
+@pytest.mark.parametrize("backend", ["kernels", "torch"])
 def test_most_guesses_are_right_and_no_token_changes(
     backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

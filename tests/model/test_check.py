@@ -68,12 +68,12 @@ def test_a_model_that_can_be_divided(tmp_path: Path) -> None:
 def test_kernels_that_do_not_fit(tmp_path: Path) -> None:
     make_folder(tmp_path)
     with pytest.raises(ConfigurationError, match=r"heads have 2 numbers.*Leave --cpu-b"):
-        check(tmp_path, cpu_backend="numba")
+        check(tmp_path, cpu_backend="kernels")
     assert check(tmp_path) == check(tmp_path, quantize="eetq") == []
     make_folder(tmp_path, LARGE)
-    assert check(tmp_path, cpu_backend="numba", quantize="eetq") == []
+    assert check(tmp_path, cpu_backend="kernels", quantize="eetq") == []
     with pytest.raises(ConfigurationError, match="dtype float16 is not one of"):
-        check(tmp_path, dtype="float16", cpu_backend="numba")
+        check(tmp_path, dtype="float16", cpu_backend="kernels")
 
 
 @pytest.mark.parametrize(
@@ -214,7 +214,7 @@ def test_scaling_of_positions_that_do_not_rotate(tmp_path: Path, config: dict[st
 def test_frequencies_by_length_do_not_fit_the_kernels_beside_places_in_images(
     tmp_path: Path,
 ) -> None:
-    asked = Asked(cpu_backend="numba", rope=RopeScaling("dynamic", 2.0))
+    asked = Asked(cpu_backend="kernels", rope=RopeScaling("dynamic", 2.0))
     make_folder(tmp_path, LARGE)
     check_model(read_config(tmp_path, asked.rope), asked)
     sections = {"mrope_section": [8, 4, 4], "rope_type": "dynamic", "factor": 2.0}
@@ -277,7 +277,7 @@ def test_an_encoder_that_is_a_decoder_is_tried(tmp_path: Path, model_type: str) 
         (LLAMA | {"quantization_config": {"quant_method": "gptq"}}, {}),
         (LLAMA, {"num_shard": 3}),
         (LLAMA, {"quantize": "gptq"}),
-        (LLAMA, {"cpu_backend": "numba"}),
+        (LLAMA, {"cpu_backend": "kernels"}),
         (LLAMA | {"hidden_act": "swoosh"}, {}),
         (MAMBA | {"hidden_act": "gelu"}, {}),
         (T5, {"activations": 8}),

@@ -41,9 +41,9 @@ def described(
 
 
 def test_a_model_of_the_kernels_has_everything(tmp_path: Path) -> None:
-    serving = described(tmp_path, backend="numba avx2")
+    serving = described(tmp_path, backend="kernels avx2")
     assert serving.rows() == (
-        *("path: decoder", "backend: numba avx2", "CPU kernels: yes", "prefix cache: yes"),
+        *("path: decoder", "backend: kernels avx2", "CPU kernels: yes", "prefix cache: yes"),
         *("guesses: yes", "ranks: yes"),
     )
 

@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 SEEN = """
 import torch
-from tgi_trio.shard.numba_backend.instructions import has, has_dot
+from tgi_trio.shard.cpu_backend.instructions import has, has_dot
 print(torch.backends.cpu.get_cpu_capability())
 print(torch.ops.mkldnn._is_mkldnn_bf16_supported(), has("avx512f"), has_dot(), has("avx2"))
 """
@@ -41,6 +41,6 @@ def test_nobody_sees_avx512() -> None:
 
 def test_the_document_names_the_same_kernels() -> None:
     """And so does the worker of `bench.model --peers avx2`."""
-    features = hold()["NUMBA_CPU_FEATURES"]
+    features = hold()["KERNEL_CPU_FEATURES"]
     for path in ("docs/cpu-backend.md", "bench/model/worker.py"):
         assert features in (ROOT / path).read_text()

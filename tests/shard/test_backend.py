@@ -59,4 +59,4 @@ def test_the_cpu_kernels_serve_without_torch() -> None:
     argv = [sys.executable, "-c", SERVE, str(demo.model_path())]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ["numba", "True", "False"]
+    assert done.stdout.split() == ["kernels", "True", "False"]

@@ -13,7 +13,7 @@ import torch
 
 from tests.bitnet_support import BITNET_OFFLINE, BITNET_ONLINE, store_bitnet
 from tests.quantised_support import quantise
-from tests.shard.numba_backend.numba_support import FITTING, cpu_runner
+from tests.shard.cpu_backend.kernel_support import FITTING, cpu_runner
 from tests.shard.torch_backend.golden import Golden
 from tests.shard.torch_backend.models_support import generated, load, prompts, run, sequences
 

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.model.support import Asked
-from tests.shard.numba_backend.numba_support import cpu_runner
+from tests.shard.cpu_backend.kernel_support import cpu_runner
 from tests.shard.torch_backend.golden import Golden, assert_greedy
 from tests.shard.torch_backend.models_support import load, prompts, run, sequences
 from tgi_trio.model.check import check_model
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 @pytest.mark.parametrize(
     ("family", "backend"),
-    [("llama", "torch"), ("llama", "numba"), ("mixtral", "torch"), ("gpt2", "torch")],
+    [("llama", "torch"), ("llama", "kernels"), ("mixtral", "torch"), ("gpt2", "torch")],
 )
 def test_float64(checkpoint: Make, tmp_path: Path, family: str, backend: str) -> None:
     """Experts and transposed matrices are cut as others are."""

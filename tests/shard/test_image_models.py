@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.shard.cpu_backend.kernel_support import cpu_runner
 from tests.shard.image_support import (
     FAMILIES,
     NEW,
@@ -25,7 +26,6 @@ from tests.shard.image_support import (
     picture,
     run,
 )
-from tests.shard.numba_backend.numba_support import cpu_runner
 from tests.shard.torch_backend.models_support import GreedyRecorder, load
 from tgi_trio.shard.runner import Runner
 from tgi_trio.testing.wrapped_checkpoints import make_wrapped

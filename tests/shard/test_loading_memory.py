@@ -47,7 +47,7 @@ print("peak", mark("VmHWM") - before, "kept", mark("VmRSS") - before)
 """
 
 
-@pytest.mark.parametrize("backend", ["torch", "numba"])
+@pytest.mark.parametrize("backend", ["torch", "kernels"])
 @pytest.mark.parametrize("word", MADE)
 def test_rounding_takes_no_more_than_file_result_and_a_layer(
     checkpoint: Callable[..., Path], backend: str, word: str

@@ -16,7 +16,7 @@ from tests.lowered_support import store_mlx
 from tests.mlx_support import FORMS, halve_latents, move_taps, write_as_mlx
 from tests.model.support import Asked
 from tests.quantised_support import quantise
-from tests.shard.numba_backend.numba_support import FITTING, cpu_runner
+from tests.shard.cpu_backend.kernel_support import FITTING, cpu_runner
 from tests.shard.ranks.rank_processes import ranks_of
 from tests.shard.torch_backend.golden import Golden, assert_greedy
 from tests.shard.torch_backend.models_support import (

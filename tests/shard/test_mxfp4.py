@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from tests.model.support import Asked
-from tests.shard.numba_backend.numba_support import FITTING, cpu_runner
+from tests.shard.cpu_backend.kernel_support import FITTING, cpu_runner
 from tests.shard.ranks.rank_processes import ranks_of
 from tests.shard.torch_backend.golden import Golden, assert_greedy
 from tests.shard.torch_backend.models_support import (
@@ -35,7 +35,7 @@ from tgi_trio.model.config import read_config
 from tgi_trio.model.facts import read_model_facts
 from tgi_trio.shard.checkpoint.lookup import open_checkpoint
 from tgi_trio.shard.checkpoint.taken_apart import take_apart
-from tgi_trio.shard.numba_backend.tables import Code
+from tgi_trio.shard.cpu_backend.tables import Code
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 EXPERTS = ("gate_up_proj", "down_proj")

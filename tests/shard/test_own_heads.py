@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.model.support import Asked
 from tests.quantised_support import quantise, store_gptq
-from tests.shard.numba_backend.numba_support import cpu_runner
+from tests.shard.cpu_backend.kernel_support import cpu_runner
 from tests.shard.torch_backend.golden import Golden, assert_greedy
 from tests.shard.torch_backend.models_support import load, prompts, run, sequences
 from tgi_trio.model.check import check_model
@@ -49,7 +49,7 @@ def check_tokens(folder: Path, golden: Golden, backend: str, tolerance: float = 
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
-@pytest.mark.parametrize("backend", ["torch", "numba"])
+@pytest.mark.parametrize("backend", ["torch", "kernels"])
 def test_a_head_of_other_values_is_not_tied(
     checkpoint: Make, tmp_path: Path, family: str, backend: str
 ) -> None:
@@ -78,7 +78,7 @@ def test_a_head_of_the_same_values_is_tied(checkpoint: Make, tmp_path: Path) -> 
     assert spec is not None and not spec.tied_head
 
 
-@pytest.mark.parametrize("backend", ["torch", "numba"])
+@pytest.mark.parametrize("backend", ["torch", "kernels"])
 def test_a_quantised_head_beside_a_plain_embedding(
     checkpoint: Make, tmp_path: Path, backend: str
 ) -> None:

@@ -35,7 +35,7 @@ from tests.quantised_support import (
     store_powers,
 )
 from tests.quark_support import describe_quark, store_quark
-from tests.shard.numba_backend.numba_support import FITTING, cpu_runner
+from tests.shard.cpu_backend.kernel_support import FITTING, cpu_runner
 from tests.shard.ranks.rank_processes import ranks_of
 from tests.shard.torch_backend.golden import Golden, assert_greedy
 from tests.shard.torch_backend.models_support import (

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.shard.numba_backend.numba_support import FITTING
+from tests.shard.cpu_backend.kernel_support import FITTING
 from tests.shard.ranks.rank_processes import ranks_of
 from tests.shard.torch_backend.models_support import GreedyRecorder
 from tgi_trio.errors import ModelLoadError
@@ -98,7 +98,7 @@ def test_torch(
 def test_the_kernels(checkpoint: Make, tmp_path: Path, store: Callable[..., Tensors]) -> None:
     folder = quantise(checkpoint("llama", **FITTING["llama"]), tmp_path, store)
     with pytest.raises(ModelLoadError, match="which nothing here reads"):
-        load_runner(ShardSettings(model_path=folder, cpu_backend="numba"))
+        load_runner(ShardSettings(model_path=folder, cpu_backend="kernels"))
 
 
 def test_every_rank(checkpoint: Make, tmp_path: Path) -> None:

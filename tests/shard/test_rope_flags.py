@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.shard.numba_backend.numba_support import FITTING
+from tests.shard.cpu_backend.kernel_support import FITTING
 from tests.shard.torch_backend.golden import Golden
 from tests.shard.torch_backend.models_support import generated, run, sequence
 from tgi_trio.errors import ConfigurationError
@@ -42,7 +42,7 @@ def tokens(folder: Path, backend: str, kind: str | None) -> list[int]:
 
 @pytest.mark.parametrize(
     ("backend", "kind"),
-    [("torch", "linear"), ("torch", "dynamic"), ("numba", "linear"), ("numba", "dynamic")],
+    [("torch", "linear"), ("torch", "dynamic"), ("kernels", "linear"), ("kernels", "dynamic")],
 )
 def test_tokens_are_those_of_the_same_scaling_in_the_file(
     checkpoint: Make, tmp_path: Path, backend: str, kind: str

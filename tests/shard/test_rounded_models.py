@@ -17,7 +17,7 @@ import torch
 
 from tests.model.support import write_safetensors
 from tests.quantised_support import real_checkpoint
-from tests.shard.numba_backend.numba_support import cpu_runner
+from tests.shard.cpu_backend.kernel_support import cpu_runner
 from tests.shard.ranks.rank_processes import ranks_of
 from tests.shard.torch_backend.golden import Golden, assert_greedy
 from tests.shard.torch_backend.models_support import (
@@ -65,7 +65,7 @@ def torch_runner(folder: Path, word: str) -> Iterator[tuple[Runner, GreedyRecord
 
 
 @contextmanager
-def numba_runner(folder: Path, word: str) -> Iterator[tuple[Runner, GreedyRecorder]]:
+def kernel_runner(folder: Path, word: str) -> Iterator[tuple[Runner, GreedyRecorder]]:
     with cpu_runner(folder, quantize=word) as (runner, recorder):
         yield runner, recorder
 
@@ -84,7 +84,7 @@ def golden(checkpoint: Checkpoint) -> Callable[[str], Golden]:
     return lru_cache(lambda word: dequantised(Golden(checkpoint("llama", **SIZES)), word))
 
 
-RUNNERS = {"torch": torch_runner, "numba": numba_runner, "two ranks": two_ranks}
+RUNNERS = {"torch": torch_runner, "kernels": kernel_runner, "two ranks": two_ranks}
 
 
 @pytest.mark.sampled(3)
@@ -98,7 +98,7 @@ def test_tokens_are_those_of_the_rounded_weights(
         run(runner, rows, chunk=20, joins=2)
         for row in rows:
             # The kernels round activations to 16 bits.
-            tolerance = 5e-3 if backend == "numba" else 5e-4
+            tolerance = 5e-3 if backend == "kernels" else 5e-4
             assert_greedy(golden(word), recorder, row, tolerance=tolerance)
 
 

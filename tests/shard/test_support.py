@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.shard.numba_backend.numba_support import FITTING, LLAMA
+from tests.shard.cpu_backend.kernel_support import FITTING, LLAMA
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.model.claims import ANY, Claims, find_unclaimed, multiples, only

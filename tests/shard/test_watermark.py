@@ -16,7 +16,7 @@ import torch
 from tests.shard.sampling.sampling_support import CPU, EOS, Logits, normal, sequence, top
 from tgi_trio.ipc.messages import SamplingParameters
 from tgi_trio.shard.contract import ShardSequence
-from tgi_trio.shard.numba_backend.numba_sampler import CpuSampler
+from tgi_trio.shard.cpu_backend.cpu_sampler import CpuSampler
 from tgi_trio.shard.sampling.logits_processors import Watermark
 from tgi_trio.shard.torch_backend.sampling.torch_sampler import Sampler
 

@@ -82,7 +82,7 @@ async def test_a_seed_has_the_same_tokens_and_log_probabilities_at_any_load(
     make_checkpoint(tmp_path, "llama", hidden_size=128, head_dim=32)
     texts = prompts()[2:8]
     asked = {"max_new_tokens": NEW_TOKENS, "do_sample": True, "seed": 5, "top_p": 0.9}
-    flags = ("--model-id", str(tmp_path), "--dtype", dtype, "--cpu-backend", "numba")
+    flags = ("--model-id", str(tmp_path), "--dtype", dtype, "--cpu-backend", "kernels")
     with serving(*flags) as server:
         alone = {}
         for text in texts:

@@ -53,7 +53,7 @@ def start(folder: Path, *flags: str) -> subprocess.CompletedProcess[str]:
         ({}, ("--num-shard", "3"), "2 attention heads cannot be split over 3 shards"),
         ({}, ("--quantize", "exl2"), "which holds plain numbers"),
         ({"model_type": "codegen"}, ("--quantize", "fp8"), "runs through transformers"),
-        ({}, ("--cpu-backend", "numba"), "The CPU kernels cannot serve this model: heads have 2"),
+        ({}, ("--cpu-backend", "kernels"), "The CPU kernels cannot serve this model: heads have 2"),
         ({"model_type": "codegen"}, ("--num-shard", "2"), "runs through transformers"),
         ({"model_type": "mlp_speculator"}, (), "does not say which model its heads guess for"),
         ({"model_type": "codegen"}, ("--rope-factor", "2"), "--rope-scaling and --rope-factor"),

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.system
 GAMMA = 0.05
 
 
-@pytest.mark.parametrize("way", [("--cpu-backend", "numba"), ("--num-shard", "2")])
+@pytest.mark.parametrize("way", [("--cpu-backend", "kernels"), ("--num-shard", "2")])
 def test_with_a_large_delta_every_token_is_green(way: tuple[str, str]) -> None:
     size = read_model_facts(demo.model_path()).vocab_size
     assert size is not None

@@ -55,7 +55,7 @@ def test_where_control_passes_the_code_and_the_walk_say_so() -> None:
 @pytest.mark.system
 def test_a_real_request_goes_this_way() -> None:
     """Every file of the walk is entered, in this order, and no other that is not named."""
-    calls = trace_request("--cpu-backend", "numba")
+    calls = trace_request("--cpu-backend", "kernels")
     entered = list(dict.fromkeys(file for _, file in calls))
     assert not [file for file in walk() if file not in entered], "not entered"
     assert not [file for file in entered if file not in walk() and not named_beside(file)], (

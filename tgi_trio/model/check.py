@@ -67,7 +67,7 @@ class Serving(Protocol):
     # bits of activations that quantised weights are multiplied with
     def activations(self) -> int | None: ...
     @property
-    def cpu_backend(self) -> str: ...  # "numba": only the CPU kernels will do
+    def cpu_backend(self) -> str: ...  # "kernels": only the CPU kernels will do
     @property
     def trust_remote_code(self) -> bool: ...  # the folder's own code may be run
     @property
@@ -108,7 +108,7 @@ def check_model(config: ModelConfig, serving: Serving) -> list[str]:
         check_kv_cache(config, spec, serving.kv_cache_dtype)
     if serving.activations == 8 and not isinstance(spec, DecoderSpec):
         raise ConfigurationError(activations_refusal(config))
-    if serving.cpu_backend == "numba":
+    if serving.cpu_backend == "kernels":
         decoder = spec if isinstance(spec, DecoderSpec) else None
         reason = find_unsupported(decoder, serving.dtype)
         if isinstance(spec, T5Spec):

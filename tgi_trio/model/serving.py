@@ -66,7 +66,7 @@ def describe_serving(
 def _no_cpu_kernels(
     spec: DecoderSpec | T5Spec | None, backend: str, device: str, dtype: str, parts: int
 ) -> str:
-    if backend.startswith("numba"):
+    if backend.startswith("kernels"):
         return ""
     if device != "cpu":
         return f"it is computed on {device}"

@@ -28,7 +28,8 @@ ACTIVATIONS: Final = (8, 16)  # bits
 ROPE_SCALINGS: Final = ("linear", "dynamic")
 NGRAM, MTP = "ngram", "mtp"
 DRAFTERS: Final = (NGRAM, MTP)  # without a folder: the text so far, the model's own layers
-CPU_BACKENDS: Final = ("auto", "numba", "torch")  # auto: numba if it can serve the model
+CPU_BACKENDS: Final = ("auto", "kernels", "torch")  # auto: kernels if they can serve the model
+OLDER_CPU_BACKENDS: Final = {"numba": "kernels"}  # words that were flags once
 
 
 @dataclass(frozen=True, kw_only=True)

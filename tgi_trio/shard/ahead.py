@@ -11,17 +11,17 @@ from typing import Final
 
 from tgi_trio.devices import hide_devices
 
-# By the likely backend: for the CPU kernels, what `numba_backend/loading.py` imports late. On CPUs
+# By the likely backend: for the CPU kernels, what `cpu_backend/loading.py` imports late. On CPUs
 # torch is left out: the number of its threads must be set before it is imported (`__main__.py`).
 _MODULES: Final[dict[str, Sequence[str]]] = {
-    "numba": (
+    "kernels": (
         "tgi_trio.shard.backend",
         "tgi_trio.shard.machine.device",
-        "tgi_trio.shard.numba_backend.loading",
+        "tgi_trio.shard.cpu_backend.loading",
         "tgi_trio.shard.sampling.guides",
-        "tgi_trio.shard.numba_backend.forward",
-        "tgi_trio.shard.numba_backend.numba_runner",
-        "tgi_trio.shard.numba_backend.verified",
+        "tgi_trio.shard.cpu_backend.forward",
+        "tgi_trio.shard.cpu_backend.cpu_runner",
+        "tgi_trio.shard.cpu_backend.verified",
     ),
     "torch": ("tgi_trio.shard.backend", "tgi_trio.shard.machine.device"),
     "device": (

@@ -102,7 +102,7 @@ def _add_draft_model(
     `cores`: this thread's, before `runner` was loaded. Raises what loading a model raises.
     """
     check_guesser(folder, model_spec(read_config(folder)))
-    in_kernels = runner.info.backend.startswith("numba")
+    in_kernels = runner.info.backend.startswith("kernels")
     place, count = settings.place_on_machine
     own = replace(
         settings,
@@ -131,7 +131,7 @@ def _add_draft_model(
         draft = _load_model(own, device=device, ranks=None, fresh_files=frozenset())
     finally:
         os.sched_setaffinity(0, pinned)
-    if not draft.info.backend.startswith("numba") and device == CPU:
+    if not draft.info.backend.startswith("kernels") and device == CPU:
         import torch
 
         torch.set_num_threads(1 if in_kernels else threads)
@@ -157,8 +157,8 @@ def _load_kernels(
     kernels or none. Raises ConfigurationError if the kernels do not support the model and torch
     cannot serve.
     """
-    from tgi_trio.shard.numba_backend.loading import load
-    from tgi_trio.shard.numba_backend.unsupported import UndividedError, UnsupportedError
+    from tgi_trio.shard.cpu_backend.loading import load
+    from tgi_trio.shard.cpu_backend.unsupported import UndividedError, UnsupportedError
 
     size, divided = settings.world_size, False
     neighbours: Neighbours | None = None
@@ -186,7 +186,7 @@ def _load_kernels(
         runner, reason = None, "another rank cannot compute its part with them"
     if runner is not None:
         return runner
-    if settings.cpu_backend == "numba":
+    if settings.cpu_backend == "kernels":
         raise unserved(reason, size if divided else 1)
     print(f"served with torch, not with the CPU kernels: {reason}", file=sys.stderr)
     if settings.activations == 8:
@@ -223,10 +223,10 @@ def _check(settings: ShardSettings, device: str, ranks: Ranks | None) -> None:
     """
     if device == CPU and settings.cpu_backend == "torch" and settings.activations == 8:
         raise unrounded(None)
-    if device != CPU and settings.cpu_backend == "numba":
+    if device != CPU and settings.cpu_backend == "kernels":
         raise ConfigurationError(
-            f"--cpu-backend numba computes on the CPU, and this shard computes on {device}; leave "
-            "it out, or hide the device: CUDA_VISIBLE_DEVICES="
+            f"--cpu-backend kernels computes on the CPU, and this shard computes on {device}; "
+            "leave it out, or hide the device: CUDA_VISIBLE_DEVICES="
         )
 
 

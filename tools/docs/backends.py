@@ -8,7 +8,7 @@ from typing import Final
 from tgi_trio.model.gguf.block_types import BY_NAME
 from tgi_trio.shard.checkpoint.rounding.choose import ENCODINGS
 from tgi_trio.shard.checkpoint.taken_apart import TAKEN_APART
-from tgi_trio.shard.numba_backend.kinds.table import KINDS
+from tgi_trio.shard.cpu_backend.kinds.table import KINDS
 from tools.docs.markdown import table
 
 _SECTION: Final = """

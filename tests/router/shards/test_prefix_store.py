@@ -33,7 +33,7 @@ INFO = ShardInfo(
     eos_ids=(1,),
     dtype="float32",
     device="cpu",
-    backend="numba (avx2)",
+    backend="kernels (avx2)",
     load_ns=0,
 )
 MEMORY = WarmupResult(65, 4, 0, 0, 0, 0, 0)
@@ -116,7 +116,7 @@ def test_another_model_or_flag_is_not_mixed_up(
         (replace(settings, num_shard=2), INFO),
         (replace(settings, quantize="q4_k"), INFO),
         (replace(settings, kv_cache_dtype="fp8_e5m2"), INFO),
-        (settings, replace(INFO, backend="numba (avx512)")),
+        (settings, replace(INFO, backend="kernels (avx512)")),
         (settings, replace(INFO, dtype="bfloat16")),
     ]
     for own, info in changed:

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.shard.adapters.peft_support import PeftGolden, adapted, check, install, write_adapter
-from tests.shard.numba_backend.numba_support import HYBRIDS, MIXTURES, UNEQUAL, cpu_runner
+from tests.shard.cpu_backend.kernel_support import HYBRIDS, MIXTURES, UNEQUAL, cpu_runner
 from tests.shard.ranks.rank_processes import ranks_of
 from tests.shard.torch_backend.models_support import (
     BLOCK,

@@ -24,7 +24,7 @@ from tests.shard.adapters.peft_support import (
     install,
     write_adapter,
 )
-from tests.shard.numba_backend.numba_support import (
+from tests.shard.cpu_backend.kernel_support import (
     COMPRESSED,
     FITTING,
     HYBRIDS,
@@ -42,7 +42,7 @@ from tests.shard.torch_backend.models_support import (
     run,
     sequences,
 )
-from tgi_trio.shard.numba_backend.instructions import has_dot
+from tgi_trio.shard.cpu_backend.instructions import has_dot
 from tgi_trio.testing.tiny_families import GEMMA3N_SPARSE
 
 pytestmark = pytest.mark.usefixtures("one_thread")

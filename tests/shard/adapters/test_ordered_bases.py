@@ -11,7 +11,7 @@ import torch
 
 from tests.quantised_support import Store, quantise, store_fp8, store_gptq
 from tests.shard.adapters.peft_support import adapted, install, write_adapter
-from tests.shard.numba_backend.numba_support import cpu_runner
+from tests.shard.cpu_backend.kernel_support import cpu_runner
 from tests.shard.torch_backend.models_support import load, prompts, run, sequences
 
 pytestmark = pytest.mark.usefixtures("one_thread")

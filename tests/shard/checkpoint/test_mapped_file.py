@@ -10,15 +10,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.shard.numba_backend.numba_support import FITTING
+from tests.shard.cpu_backend.kernel_support import FITTING
 from tgi_trio.model.config import read_config
 from tgi_trio.model.families.registry import decoder_spec
 from tgi_trio.router.shards.loading_progress import count_touched_bytes
 from tgi_trio.shard.checkpoint import mapped_file
 from tgi_trio.shard.checkpoint.lookup import open_checkpoint
 from tgi_trio.shard.checkpoint.mapped_file import MappedFile
-from tgi_trio.shard.numba_backend.arena import allocate_zeroed
-from tgi_trio.shard.numba_backend.program import pack_program
+from tgi_trio.shard.cpu_backend.arena import allocate_zeroed
+from tgi_trio.shard.cpu_backend.program import pack_program
 
 PAGE = mmap.PAGESIZE
 CHUNK = 16 * PAGE

@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 import torch
 
+from tests.shard.cpu_backend.kernel_support import MIXTURES, cpu_runner
 from tests.shard.gguf.converted_first import made
 from tests.shard.gguf.files import NEW, answers, gguf, write
-from tests.shard.numba_backend.numba_support import MIXTURES, cpu_runner
 from tests.shard.torch_backend.golden import Golden, assert_greedy
 from tests.shard.torch_backend.models_support import generated, prompts, run, sequences
 from tgi_trio.model.config import read_config
 from tgi_trio.model.families.registry import decoder_spec
 from tgi_trio.model.fit.cpu_kernels import find_unsupported
 from tgi_trio.model.gguf.folder import gguf_folder
-from tgi_trio.shard.numba_backend.tables import Code
+from tgi_trio.shard.cpu_backend.tables import Code
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

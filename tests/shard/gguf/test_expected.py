@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.shard.numba_backend.numba_support import cpu_runner
+from tests.shard.cpu_backend.kernel_support import cpu_runner
 from tests.shard.ranks.rank_processes import ranks_of
 from tests.shard.torch_backend.models_support import (
     BLOCK,
@@ -45,7 +45,7 @@ def torch_runner(folder: Path) -> Iterator[Runner]:
 
 
 @contextmanager
-def numba_runner(folder: Path) -> Iterator[Runner]:
+def kernel_runner(folder: Path) -> Iterator[Runner]:
     with cpu_runner(folder) as (runner, _):
         yield runner
 
@@ -57,7 +57,7 @@ def two_ranks(folder: Path) -> Iterator[Runner]:
         yield runner
 
 
-RUNNERS = {"torch": torch_runner, "numba": numba_runner, "two ranks": two_ranks}
+RUNNERS = {"torch": torch_runner, "kernels": kernel_runner, "two ranks": two_ranks}
 
 
 @pytest.mark.parametrize("backend", RUNNERS)

@@ -43,7 +43,7 @@ def test_they_guess_as_the_numbers_in_the_file_say(quantised: bool, tmp_path: Pa
     some = slice(6 if quantised else None)  # then rounding may decide between two tokens
     expected = guesses_of(load(source if not quantised else folders[1]))[0][some]
     assert guesses_of(load(folders[0]))[0][some] == expected
-    kernels = load(folders[0], cpu_backend="numba", activations=16)
+    kernels = load(folders[0], cpu_backend="kernels", activations=16)
     assert guesses_of(kernels)[0][some] == expected
 
 

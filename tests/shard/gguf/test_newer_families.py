@@ -15,10 +15,10 @@ from safetensors.torch import load_file
 from transformers import AutoConfig
 from transformers.masking_utils import sliding_window_overlay
 
+from tests.shard.cpu_backend.kernel_support import HYBRIDS, cpu_runner
 from tests.shard.gguf.cases_newer import FAMILIES, SEEING
 from tests.shard.gguf.converted import convert
 from tests.shard.gguf.files import NEW, answers, gguf, write
-from tests.shard.numba_backend.numba_support import HYBRIDS, cpu_runner
 from tests.shard.torch_backend.golden import Golden, assert_greedy
 from tests.shard.torch_backend.models_support import generated, prompts, run, sequences
 from tgi_trio.errors import ModelLoadError

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.shard.numba_backend.numba_support import FITTING
+from tests.shard.cpu_backend.kernel_support import FITTING
 from tests.shard.torch_backend.golden import Golden
 from tests.shard.torch_backend.models_support import (
     BLOCK,
@@ -48,7 +48,7 @@ def texts(folder: Path) -> list[list[int]]:
     return [golden.greedy(prompt, NEW)[0] for prompt in PROMPTS]
 
 
-@pytest.fixture(params=["numba", "torch"])
+@pytest.fixture(params=["kernels", "torch"])
 def runner(folder: Path, request: pytest.FixtureRequest) -> Runner:
     runner = load_runner(
         ShardSettings(model_path=folder, dtype="float32", cpu_threads=1, cpu_backend=request.param)

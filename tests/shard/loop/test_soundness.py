@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.shard.numba_backend.numba_support import FITTING
+from tests.shard.cpu_backend.kernel_support import FITTING
 from tests.shard.torch_backend.models_support import (
     BLOCK,
     advance,
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 # family, backend, the part whose failure is to be noticed
 KINDS = [
-    ("llama", "numba", "_forward.run"),
+    ("llama", "kernels", "_forward.run"),
     ("llama", "torch", "model.forward"),
     ("t5", "torch", "model.forward"),
     ("jetmoe", "torch", "way.model.forward"),
@@ -40,7 +40,7 @@ KINDS = [
 @pytest.fixture(params=KINDS, ids=lambda kind: "-".join(kind[:2]))
 def case(request: pytest.FixtureRequest, checkpoint: Callable[..., Path]) -> tuple[Runner, str]:
     family, backend, part = request.param
-    folder = checkpoint(family, **(FITTING["llama"] if backend == "numba" else {}))
+    folder = checkpoint(family, **(FITTING["llama"] if backend == "kernels" else {}))
     runner = load_runner(
         ShardSettings(model_path=folder, dtype="float32", cpu_threads=1, cpu_backend=backend)
     )

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
+from tests.shard.cpu_backend.kernel_support import GLM5, QWEN4, cpu_runner
 from tests.shard.image_support import Told
 from tests.shard.media.images_support import NEW, Maker, Model, Shard, arena
 from tests.shard.media.pictures import CROSSED, END, FAMILIES, Prompt, picture
-from tests.shard.numba_backend.numba_support import GLM5, QWEN4, cpu_runner
 from tests.shard.speculation.mtp_support import add_layers
 from tests.shard.torch_backend.models_support import BLOCK, GreedyRecorder, generated, load
 from tgi_trio.ipc.messages import StateGrant
@@ -25,7 +25,7 @@ from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.ipc.startup import WarmupRequest
 from tgi_trio.model.config import read_config
 from tgi_trio.model.image_rules import image_rules
-from tgi_trio.shard.numba_backend.loading import load as load_kernels
+from tgi_trio.shard.cpu_backend.loading import load as load_kernels
 from tgi_trio.shard.runner import Runner
 from tgi_trio.shard.torch_backend.torch_loading import load_torch_runner
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from tests.shard.cpu_backend.kernel_support import GLM5, QWEN4, cpu_runner
 from tests.shard.media.images_support import Maker, Model, Shard, arena
 from tests.shard.media.pictures import Prompt, picture
-from tests.shard.numba_backend.numba_support import GLM5, QWEN4, cpu_runner
 from tests.shard.torch_backend.models_support import BLOCK, GreedyRecorder, load
 from tgi_trio.ipc.messages import StateGrant
 

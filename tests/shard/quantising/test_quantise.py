@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.shard.numba_backend.numba_support import cpu_runner
+from tests.shard.cpu_backend.kernel_support import cpu_runner
 from tests.shard.torch_backend.golden import Golden, assert_greedy
 from tests.shard.torch_backend.models_support import load, prompts, run, sequences
 from tgi_trio.errors import ConfigurationError, ModelLoadError

@@ -21,9 +21,9 @@ from tgi_trio.shard.contract import (
     StepPlan,
     StepResult,
 )
+from tgi_trio.shard.cpu_backend.cpu_runner import CpuRunner
+from tgi_trio.shard.cpu_backend.loading import load as load_kernels
 from tgi_trio.shard.kept_prefixes import Prefixes, PrefixParts, RankPrefixes
-from tgi_trio.shard.numba_backend.loading import load as load_kernels
-from tgi_trio.shard.numba_backend.numba_runner import CpuRunner
 from tgi_trio.shard.ranks.distributed import ProcessGroup, gloo_group
 from tgi_trio.shard.ranks.follower import NoSampler
 from tgi_trio.shard.ranks.neighbours import Neighbours

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from tests.model.support import Asked
 from tests.quantised_support import quantise
-from tests.shard.numba_backend.numba_support import FITTING
+from tests.shard.cpu_backend.kernel_support import FITTING
 from tests.shard.ranks.rank_processes import groups, kernel_ranks_of
 from tests.shard.test_quantised_models import STORED
 from tests.shard.torch_backend.golden import Golden, assert_greedy, check_prompt_logprobs
@@ -34,8 +34,8 @@ from tgi_trio.model.check import check_model
 from tgi_trio.model.config import read_config
 from tgi_trio.model.families.registry import decoder_spec
 from tgi_trio.model.fit.cpu_kernels import find_undivided
-from tgi_trio.shard.numba_backend.loading import load
-from tgi_trio.shard.numba_backend.unsupported import UnsupportedError
+from tgi_trio.shard.cpu_backend.loading import load
+from tgi_trio.shard.cpu_backend.unsupported import UnsupportedError
 from tgi_trio.shard.ranks import exchange, portions
 from tgi_trio.shard.ranks.portions import Portions
 
@@ -166,6 +166,6 @@ def test_what_is_not_divided_is_said(
     with pytest.raises(UnsupportedError, match=reason):
         with kernel_ranks_of(folder, ranks, GreedyRecorder()):
             pass
-    asked = Asked(num_shard=ranks, cpu_backend="numba")
+    asked = Asked(num_shard=ranks, cpu_backend="kernels")
     with pytest.raises(ConfigurationError, match=reason):
         check_model(read_config(folder), asked)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.shard.numba_backend.numba_support import FITTING
+from tests.shard.cpu_backend.kernel_support import FITTING
 from tests.shard.ranks.rank_processes import Ranks, groups, kernel_ranks_of
 from tests.shard.torch_backend.models_support import (
     BLOCK,
@@ -25,10 +25,10 @@ from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.ipc.startup import WarmupRequest
 from tgi_trio.model.config import read_config
 from tgi_trio.shard import backend
+from tgi_trio.shard.cpu_backend import loading
+from tgi_trio.shard.cpu_backend.loading import load
+from tgi_trio.shard.cpu_backend.unsupported import UnsupportedError
 from tgi_trio.shard.machine.cores import share_cores
-from tgi_trio.shard.numba_backend import loading
-from tgi_trio.shard.numba_backend.loading import load
-from tgi_trio.shard.numba_backend.unsupported import UnsupportedError
 from tgi_trio.shard.runner import Runner
 
 Checkpoint = Callable[..., Path]
@@ -121,7 +121,7 @@ def test_what_cannot_be_cut_is_refused(checkpoint: Checkpoint) -> None:
             pass
 
 
-@pytest.mark.parametrize("asked", ["auto", "numba"])
+@pytest.mark.parametrize("asked", ["auto", "kernels"])
 def test_all_stages_are_computed_with_the_kernels_or_none(
     checkpoint: Checkpoint,
     monkeypatch: pytest.MonkeyPatch,
@@ -157,7 +157,7 @@ def test_all_stages_are_computed_with_the_kernels_or_none(
         found = together(load_rank)
     assert os.sched_getaffinity(0) == affinity
     if asked == "auto":
-        assert not any("numba" in each for each in found)
+        assert not any("kernels" in each for each in found)
         said = capsys.readouterr().err
         assert "another rank cannot compute its part with them" in said
         assert "this processor has no vectors" in said

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.shard.torch_backend.models_support import plan, sequence
 from tgi_trio.shard.contract import RowResult, ShardSequence
-from tgi_trio.shard.numba_backend.numba_sampler import CpuSampler
+from tgi_trio.shard.cpu_backend.cpu_sampler import CpuSampler
 from tgi_trio.shard.sampling import choosing
 from tgi_trio.shard.sampling.base import RowSampler
 from tgi_trio.shard.sampling.logits_processors import TokenCounts

@@ -105,8 +105,8 @@ def check_guesses(runner: Runner, reference: AssistantReference, **event: Any) -
         ("gemma4_text", True, 64, "torch"),
         ("gemma4_text", False, 6, "torch"),  # prompts in pieces
         ("gemma4_unified_text", True, 64, "torch"),
-        ("gemma4_text", True, 6, "numba"),
-        ("gemma4_unified_text", False, 64, "numba"),
+        ("gemma4_text", True, 6, "kernels"),
+        ("gemma4_unified_text", False, 64, "kernels"),
     ],
 )
 def test_it_guesses_what_transformers_guesses(
@@ -153,7 +153,7 @@ def test_keys_and_values_of_eight_bits_are_read_as_well(folders: Folders) -> Non
 def test_kernels_read_keys_and_values_of_sixteen_bits(folders: Folders) -> None:
     """Of bfloat16, two numbers of a key are neighbours; most guesses are those of float32."""
     base, folder = folders
-    runner = load(base, folder, cpu_backend="numba", dtype="bfloat16")
+    runner = load(base, folder, cpu_backend="kernels", dtype="bfloat16")
     reference, drafter = AssistantReference(folder, base), runner.drafter(MOST)
     assert drafter is not None
     texts = [[*ids, *answer(runner, [ids], GREEDY[:1], NEW).tokens[0]] for ids in PROMPTS]
@@ -185,4 +185,4 @@ def test_torch_serves_what_kernels_cannot(
     assert runner.info.backend == "torch"
     assert f"served with torch, not with the CPU kernels: {reason}" in capsys.readouterr().err
     with pytest.raises(ConfigurationError, match=reason):
-        load(base, folder, cpu_backend="numba", **settings)
+        load(base, folder, cpu_backend="kernels", **settings)

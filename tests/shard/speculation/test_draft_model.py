@@ -48,7 +48,7 @@ def load(model: Path, draft: Path, backend: str) -> Runner:
     )
 
 
-@pytest.mark.parametrize("backend", ["torch", "numba"])
+@pytest.mark.parametrize("backend", ["torch", "kernels"])
 def test_a_model_guesses_all_that_its_like_says(backend: str, large: Path) -> None:
     runner = load(large, large, backend)
     for asked in (GREEDY, SAMPLED):
@@ -67,7 +67,7 @@ def test_a_model_guesses_all_that_its_like_says(backend: str, large: Path) -> No
         assert found.steps <= 12  # some are plain, to measure what guessing brings
 
 
-@pytest.mark.parametrize("backend", ["torch", "numba"])
+@pytest.mark.parametrize("backend", ["torch", "kernels"])
 def test_whatever_it_guesses_the_tokens_are_those_of_plain_decoding(
     backend: str, large: Path, small: Path
 ) -> None:

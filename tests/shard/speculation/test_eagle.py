@@ -43,7 +43,7 @@ def load(base: Path, heads: Path, backend: str = "torch") -> Runner:
     )
 
 
-@pytest.mark.parametrize("backend", ["torch", "numba"])
+@pytest.mark.parametrize("backend", ["torch", "kernels"])
 @pytest.mark.parametrize(
     ("speculators", "budget", "newer"),
     [
@@ -63,7 +63,7 @@ def test_it_guesses_what_its_format_says(
         check_guesses(runner, prompts, reference, budget)
 
 
-@pytest.mark.parametrize("backend", ["torch", "numba"])
+@pytest.mark.parametrize("backend", ["torch", "kernels"])
 @pytest.mark.parametrize(("biased", "budget"), [(False, 64), (True, 6)])
 def test_eagle_s_first_drafters_guess_what_its_formulas_say(
     biased: bool, budget: int, backend: str, base: Path, tmp_path: Path

@@ -38,7 +38,7 @@ PROMPTS = [
     [7, 300, 21, 22, 4, 9, 9, 3, 12, 90, 91, 14, 33, 8, 2, 6, 7],
 ]
 # Logits that rounding may turn around: the kernels have heads of 8 bits.
-NEAR = {"torch": 1e-4, "numba": 0.05}
+NEAR = {"torch": 1e-4, "kernels": 0.05}
 PLAIN = [SamplingParameters(ignore_eos=True)] * 3
 
 
@@ -80,7 +80,7 @@ def load(base: Path, heads: Path | None, backend: str, quantize: str | None = No
     return load_runner(settings)
 
 
-@pytest.mark.parametrize("backend", ["torch", "numba"])
+@pytest.mark.parametrize("backend", ["torch", "kernels"])
 @pytest.mark.parametrize("kind", WRITERS)
 def test_heads_guess_what_their_format_says(
     kind: str, backend: str, base: Path, reference: Reference, tmp_path: Path
@@ -112,7 +112,7 @@ ASKED = [
 ]
 
 
-@pytest.mark.parametrize("backend", ["torch", "numba"])
+@pytest.mark.parametrize("backend", ["torch", "kernels"])
 def test_the_tokens_are_those_of_plain_decoding_however_they_are_chosen(
     backend: str, base: Path, tmp_path: Path
 ) -> None:
@@ -123,7 +123,7 @@ def test_the_tokens_are_those_of_plain_decoding_however_they_are_chosen(
         assert guessed.tokens == plain.tokens
 
 
-@pytest.mark.parametrize("backend", ["torch", "numba"])
+@pytest.mark.parametrize("backend", ["torch", "kernels"])
 def test_heads_that_are_always_right_bring_all_their_tokens(backend: str, tmp_path: Path) -> None:
     counting_model(tmp_path / "model", tmp_path / "heads")
     runner = load(tmp_path / "model", tmp_path / "heads", backend)
@@ -137,7 +137,7 @@ def test_heads_that_are_always_right_bring_all_their_tokens(backend: str, tmp_pa
 
 
 @pytest.mark.parametrize("quantize", ["eetq", "q4_0"])
-@pytest.mark.parametrize("backend", ["torch", "numba"])
+@pytest.mark.parametrize("backend", ["torch", "kernels"])
 def test_heads_that_share_a_rounded_head_of_the_model(
     backend: str, quantize: str, tmp_path: Path
 ) -> None:

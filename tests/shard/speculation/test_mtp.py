@@ -21,8 +21,8 @@ from tests.quantised_support import (
     store_pairs,
     store_powers,
 )
+from tests.shard.cpu_backend.kernel_support import GLM5, QWEN4
 from tests.shard.moved_tokens import tokens_of
-from tests.shard.numba_backend.numba_support import GLM5, QWEN4
 from tests.shard.ranks.rank_processes import ranks_of
 from tests.shard.speculation.heads_support import BLOCK, Answers, Watched, answer
 from tests.shard.speculation.mtp_references import reference
@@ -97,7 +97,7 @@ def test_it_guesses_what_transformers_says(family: str, tmp_path: Path) -> None:
     layers = 3 if family == "step3p5" else 1  # as published
     folder = mtp_checkpoint(tmp_path / "model", family, layers=layers, **WIDER.get(family, {}))
     theirs = reference(family, folder, tmp_path / "theirs")
-    for backend in ("torch", "numba")[: 1 + (family in WIDER)]:
+    for backend in ("torch", "kernels")[: 1 + (family in WIDER)]:
         guessed, found = guesses_of(load(folder, cpu_backend=backend))
         check_guesses(guessed, theirs)
         plain = load(folder, cpu_backend=backend, drafter=None, speculate=0)
@@ -116,8 +116,8 @@ def test_prompts_in_pieces_and_right_guesses(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("family", "backend"),
     [
-        *(("glm4_moe", "torch"), ("qwen3_5_text", "torch"), ("qwen3_5_text", "numba")),
-        *(("deepseek_v4", "torch"), ("qwen4_exp_text", "numba")),
+        *(("glm4_moe", "torch"), ("qwen3_5_text", "torch"), ("qwen3_5_text", "kernels")),
+        *(("deepseek_v4", "torch"), ("qwen4_exp_text", "kernels")),
     ],
 )
 @pytest.mark.parametrize("event", EVENTS)
@@ -210,7 +210,7 @@ STORES: dict[str, tuple[Store, dict[str, Any]]] = {
 
 # How often wrong guesses follow right ones decides what is read again.
 @pytest.mark.parametrize("event", ["nothing", "prompts in pieces", "preempted"])
-@pytest.mark.parametrize("backend", ["torch", "numba"])
+@pytest.mark.parametrize("backend", ["torch", "kernels"])
 def test_of_several_layers_each_guesses_what_transformers_says(
     backend: str, event: str, several: tuple[Path, Any, dict[str, Any]]
 ) -> None:
@@ -260,7 +260,7 @@ def test_quantised_layers_guess_by_the_numbers_that_they_stand_for(
     (stored / "config.json").write_text(json.dumps(config))
     expected = guesses_of(load(plain))[0]
     assert guesses_of(load(stored))[0] == expected
-    kernels = load(stored, cpu_backend="numba", activations=16)
+    kernels = load(stored, cpu_backend="kernels", activations=16)
     assert guesses_of(kernels)[0] == expected
 
 
@@ -288,7 +288,7 @@ def test_with_cheaper_numbers_it_still_guesses_in_the_kernels(tmp_path: Path) ->
         {"quantize": "eetq"}, {"kv_cache_dtype": "fp8_e4m3fn"}, {"cpu_threads": 2},
     )  # fmt: skip
     for own in options:
-        runner = load(folder, cpu_backend="numba", **own)
+        runner = load(folder, cpu_backend="kernels", **own)
         _, found = guesses_of(runner)
         plain = answer(runner, PROMPTS, [GREEDY] * len(PROMPTS), NEW)
         assert found.tokens == plain.tokens and found.steps < plain.steps

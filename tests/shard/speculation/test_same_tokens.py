@@ -75,14 +75,14 @@ def adapter(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def plain(base: Path, adapter: Path) -> dict[str, dict[int, list[int]]]:
     """The tokens of each prompt with nothing that guesses, by backend."""
     found = {}
-    for backend in ("torch", "numba"):
+    for backend in ("torch", "kernels"):
         runner = load(base, None, adapter, backend)
         found[backend] = answer(runner, PROMPTS, with_adapters(), NEW).tokens
     return found
 
 
 @pytest.fixture(
-    scope="module", params=[*((kind, "torch") for kind in DRAFTERS), ("eagle", "numba")]
+    scope="module", params=[*((kind, "torch") for kind in DRAFTERS), ("eagle", "kernels")]
 )
 def run(
     request: pytest.FixtureRequest,

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from tests.shard.adapters.peft_support import adapted, install, write_adapter
-from tests.shard.numba_backend.numba_support import FITTING
+from tests.shard.cpu_backend.kernel_support import FITTING
 from tests.shard.torch_backend.device_kinds import SMALL
 from tests.shard.torch_backend.interpreter import need_triton
 from tests.shard.torch_backend.models_support import (
@@ -314,10 +314,10 @@ def test_what_cannot_be_kept_is_refused(checkpoint: Checkpoint, reason: str) -> 
 
 
 def test_the_cpu_kernels_take_the_flag(checkpoint: Checkpoint) -> None:
-    """Which says nothing new to them: `tests/shard/numba_backend/test_at_any_load.py`."""
+    """Which says nothing new to them: `tests/shard/cpu_backend/test_at_any_load.py`."""
     folder = checkpoint("llama", **FITTING["llama"])
     runner = load_runner(ShardSettings(model_path=folder, batch_invariant=True))
-    assert runner.info.backend.startswith("numba")
+    assert runner.info.backend.startswith("kernels")
 
 
 def test_torch_on_a_cpu_refuses_it(checkpoint: Checkpoint) -> None:

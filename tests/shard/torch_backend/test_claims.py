@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.shard.numba_backend.numba_support import FITTING
+from tests.shard.cpu_backend.kernel_support import FITTING
 from tests.shard.torch_backend.family_variants import VARIANTS
 from tests.shard.torch_backend.models_support import ALONE, GreedyRecorder
 from tgi_trio.ipc.shard_settings import ShardSettings
@@ -23,8 +23,8 @@ from tgi_trio.model.specs.t5 import T5_FAMILIES, T5Spec
 from tgi_trio.model.tensors import TensorClaims, decoder_claims, t5_claims
 from tgi_trio.shard.checkpoint.lookup import open_checkpoint
 from tgi_trio.shard.checkpoint.safetensors_files import SafetensorsFiles
-from tgi_trio.shard.numba_backend.program import pack_program
-from tgi_trio.shard.numba_backend.tables import ACTIVATIONS as KERNELS_ACTIVATIONS
+from tgi_trio.shard.cpu_backend.program import pack_program
+from tgi_trio.shard.cpu_backend.tables import ACTIVATIONS as KERNELS_ACTIVATIONS
 from tgi_trio.shard.torch_backend.torch_loading import load_torch_runner
 from tgi_trio.shard.torch_backend.weights import WeightSource
 

@@ -322,5 +322,5 @@ def test_graphs_that_cannot_be_recorded_are_told(
 
 
 def test_the_kernels_are_not_asked_for_where_a_device_serves(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="--cpu-backend numba computes on the CPU"):
-        load_runner(ShardSettings(model_path=tmp_path, cpu_backend="numba"), device="cuda:0")
+    with pytest.raises(ConfigurationError, match="--cpu-backend kernels computes on the CPU"):
+        load_runner(ShardSettings(model_path=tmp_path, cpu_backend="kernels"), device="cuda:0")

@@ -25,7 +25,7 @@ from tgi_trio.model.families.registry import decoder_spec
 from tgi_trio.model.fit.cpu_kernels import find_unsupported
 from tgi_trio.model.wrappers import DEFAULTS
 from tgi_trio.shard.checkpoint.lookup import open_checkpoint
-from tgi_trio.shard.numba_backend.program import pack_program
+from tgi_trio.shard.cpu_backend.program import pack_program
 from tgi_trio.shard.quantising.gptq import quantise_model
 from tgi_trio.shard.quantising.output import Job
 from tgi_trio.testing.checkpoints import VOCAB_SIZE

@@ -10,7 +10,7 @@ from tgi_trio.shard.checkpoint.formats.plain import PlainMatrix
 from tgi_trio.shard.checkpoint.rounding.choose import ENCODINGS
 from tgi_trio.shard.checkpoint.rounding.encoding import round_matrix
 from tgi_trio.shard.checkpoint.taken_apart import TAKEN_APART, take_apart
-from tgi_trio.shard.numba_backend.kinds.table import KINDS, find_packing
+from tgi_trio.shard.cpu_backend.kinds.table import KINDS, find_packing
 from tools.docs.backends import BLOCKS, OF_FORMATS, render_backends
 
 ROWS = {

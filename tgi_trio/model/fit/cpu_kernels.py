@@ -17,7 +17,7 @@ _DTYPES = ("float32", "bfloat16")
 
 
 def unserved(reason: object, ranks: int = 1) -> ConfigurationError:
-    """Return the error for `--cpu-backend numba` where the kernels do not fit for `reason`.
+    """Return the error for `--cpu-backend kernels` where the kernels do not fit for `reason`.
 
     `ranks`: their number, if the kernels would serve the model by one.
     """

@@ -1,7 +1,7 @@
 """The common part of samplers: rows' settings, logits processors, and the best candidates.
 
 No torch in this file. The samplers are `torch_sampler.Sampler` and
-`numba_sampler.CpuSampler`.
+`cpu_sampler.CpuSampler`.
 """
 
 from __future__ import annotations

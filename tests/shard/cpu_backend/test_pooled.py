@@ -1,0 +1,191 @@
+"""Qwen 4 in the CPU kernels: pooled keys, n-grams, gated states; beside what all are asked."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.shard.adapters.peft_support import PeftGolden, adapted, check, install, write_adapter
+from tests.shard.cpu_backend.kernel_support import FITTING, cpu_runner
+from tests.shard.cpu_backend.test_at_any_load import DOTS, check_invariance
+from tests.shard.torch_backend.golden import Golden, assert_greedy
+from tests.shard.torch_backend.models_support import (
+    advance,
+    load,
+    prompts,
+    run,
+    sequence,
+    sequences,
+)
+from tgi_trio.model.config import read_config
+from tgi_trio.model.families.registry import decoder_spec
+from tgi_trio.model.fit.cpu_kernels import find_undivided, find_unsupported
+from tgi_trio.model.matrices.decoder import table_refs
+from tgi_trio.shard.cpu_backend.weight_layout import CacheNumbers
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+Checkpoint = Callable[..., Path]
+
+FAMILY, END = "qwen4_exp_text", 1  # the token that ends a text in tiny checkpoints
+NUMBERS: dict[str, dict[str, Any]] = {
+    "keys and values of 8 bits": {"kv": CacheNumbers("fp8_e4m3fn", [(0.5, 0.5)] * 3)},
+    "two threads": {"cores": (0, 0), "dtype": "bfloat16"},
+    "dot products": {"dtype": "bfloat16", "dot": True},
+}
+
+
+def make(checkpoint: Checkpoint, **changes: Any) -> Path:
+    return checkpoint(FAMILY, **FITTING[FAMILY] | changes)
+
+
+@pytest.mark.sampled(3)  # two threads and rounded numbers are asked of the others, too
+@pytest.mark.parametrize(
+    "numbers", [pytest.param(each, marks=[DOTS] * (each == "dot products")) for each in NUMBERS]
+)
+def test_a_sequence_has_the_same_logits_alone_and_among_others(
+    checkpoint: Checkpoint, numbers: str
+) -> None:
+    check_invariance(make(checkpoint, num_attention_heads=4), **NUMBERS[numbers])
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"indexer_compress_ratio": 24, "indexer_budget": 240, "indexer_n_heads": 20},
+        {"indexer_compress_ratio": 3, "indexer_budget": 60, "indexer_head_dim": 32, "hc_count": 2},
+    ],
+)
+def test_a_long_context(checkpoint: Checkpoint, changes: dict[str, int]) -> None:
+    """Chunks that threads share and tokens that are not shared, as torch computes them."""
+    folder = make(checkpoint, max_position_embeddings=2048, **changes)
+    prompt = prompts(1, vocab=512, seed=3)[0] + [3 + (i * i) % 500 for i in range(1500)]
+    blocks = [*range(110, 0, -2), *range(1, 110, 2)]
+
+    def logits(runner: Any, recorder: Any) -> torch.Tensor:
+        row = sequence(0, prompt, blocks, new=4)
+        for count in (700, 40, len(prompt) - 740, 1, 1, 1):
+            advance(runner, [row], [count])
+        found: torch.Tensor = recorder.logits(0)
+        return found
+
+    expected = logits(*load(folder, dtype="float32"))
+    with cpu_runner(folder, cores=(0, 0)) as pair:
+        torch.testing.assert_close(logits(*pair), expected, atol=3e-4, rtol=0.0)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"ngram_size": 2, "heads_per_ngram": 4, "ple_layer_ids": [3], "split_ngram_parts": 1},
+        {
+            **{"ngram_size": 4, "heads_per_ngram": 1, "ple_embed_dim": 96},
+            **{"ple_conv_kernel_size": 2, "output_gate_type": "sigmoid", "attention_bias": True},
+        },
+    ],
+)
+def test_ngrams_do_not_reach_over_the_end_of_a_text(
+    checkpoint: Checkpoint, changes: dict[str, Any]
+) -> None:
+    draw, folder = random.Random(5), make(checkpoint, **changes)
+    texts = [[END if draw.random() < 0.3 else id for id in text] for text in prompts(8)[2:6]]
+    golden = Golden(folder)
+    with cpu_runner(folder) as (runner, recorder):
+        batch = sequences(texts, 3, new=8)
+        run(runner, batch, chunk=3, joins=2)
+        for row in batch:
+            assert_greedy(golden, recorder, row, 3e-4)
+
+
+def test_what_nobody_has_written_is_not_read(checkpoint: Checkpoint) -> None:
+    """A block's last owner may have left NaN, behind a row's end and in the null block."""
+    folder = make(checkpoint)
+    golden = Golden(folder)
+    with cpu_runner(folder) as (runner, recorder):
+        caches = runner._forward.program.caches
+        assert len(caches.index_keys) == 1
+        assert runner.info.kv_bytes_per_token == 4 * (2 * 2 * 64 + 64 + 3)
+        for kept in (*sum(caches.kept, ()), *caches.index_keys):
+            kept.fill(np.nan)
+        batch = sequences(prompts(8)[2:6], 5, new=24)
+        run(runner, batch, chunk=20, joins=2)
+        for row in batch:
+            assert_greedy(golden, recorder, row, 3e-4)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "same", "tolerance"),
+    [
+        ({"kv": CacheNumbers("fp8_e5m2", [(1.0, 1.0)] * 3)}, {"kv_cache_dtype": "fp8_e5m2"}, 2e-3),
+        ({"quantize": "q8_0"}, {"quantize": "q8_0"}, 0.15),  # a quarter of what rounding does
+    ],
+)
+def test_rounded_numbers_are_those_of_torch(
+    checkpoint: Checkpoint, numbers: dict[str, Any], same: dict[str, Any], tolerance: float
+) -> None:
+    """What is half-way may be rounded either way, which few choices depend on."""
+    folder, found = make(checkpoint, num_experts_per_tok=4), []  # all, so that none is a choice
+    with cpu_runner(folder, **numbers) as kernels:
+        for runner, recorder in (kernels, load(folder, dtype="float32", **same)):
+            rows = sequences(prompts(8), 3, new=8)
+            run(runner, rows)
+            found.append([recorder.logits(row.id) for row in rows])
+    apart = [float((a - b).abs().max()) for a, b in zip(*found, strict=True)]
+    assert float(np.median(apart)) < tolerance
+
+
+def test_what_does_not_fit_is_refused(checkpoint: Checkpoint) -> None:
+    def refusal(**changes: Any) -> str | None:
+        spec = decoder_spec(read_config(make(checkpoint, **changes)))
+        return find_unsupported(spec, "float32")
+
+    assert refusal() is None
+    for changes, words in (
+        ({"indexer_head_dim": 48}, "an index has keys of 48 numbers, which is no multiple of 32"),
+        ({"head_dim": 48}, "heads have 48 numbers, which is no multiple of 32, and gates"),
+        ({"hc_lowrank": 24}, "gates of rank 24, which is no multiple of 32"),
+        ({"hc_count": 17}, "a token has 17 hidden states, which are more than 16"),
+        (
+            {"ple_embed_dim": 48},
+            "rows of n-grams have 12 numbers, which is no multiple of 16",
+        ),
+    ):
+        assert refusal(**changes) == words
+    spec = decoder_spec(read_config(make(checkpoint)))
+    assert spec is not None
+    alone = replace(spec, gated_streams=None)
+    assert find_unsupported(alone, "float32") == "there is no norm before the head"
+    plain = tuple(replace(layer, experts=None, mixer=None) for layer in spec.layers)
+    assert find_undivided(replace(spec, layers=plain), 2) == (
+        "ranks divide every layer, which the kernels do not do with several hidden states"
+    )
+
+
+def test_tables_that_steps_read_are_known(checkpoint: Checkpoint) -> None:
+    """Their pages are not given back."""
+    spec = decoder_spec(read_config(make(checkpoint)))
+    assert spec is not None
+    names = [piece.matrix.name for table in table_refs(spec) for piece in table.pieces]
+    place = "model.layers.{}.ple.ple_embedding.ngram_embedding.shard_{}.weight"
+    parts = [place.format(layer, i) for layer in (0, 2) for i in range(3)]
+    assert names == ["model.embed_tokens.weight", *parts]
+
+
+def test_adapters_change_what_gates_let_through(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    base = make(checkpoint)
+    modules = {"target_modules": ["q_proj", "k_proj", "o_proj"]}
+    folders = [write_adapter(base, tmp_path / str(r), seed=r, r=r, **modules) for r in (4, 3)]
+    golden = PeftGolden(base, folders)
+    with cpu_runner(base, max_lora_rank=4) as (runner, recorder):
+        for number, folder in enumerate(folders, start=1):
+            install(runner, number, folder)
+        rows = adapted(sequences(prompts(10)[4:], new=8), [1, 0, 2, 1, 2, 0])
+        run(runner, rows, chunk=20, joins=2)
+        for row in rows:
+            check(golden, recorder, row, 5e-4)

@@ -1,0 +1,132 @@
+"""Panels of quantised weights times rows of activations, as a linear layer calls it.
+
+Compiled for each kind apart from the step, and called by address. So a model of other kinds needs
+no other step, and kinds are compiled in parallel. Few rows are multiplied with the panel as stored:
+unpacking codes and the products use different execution units. For many rows
+(`Multiplier.least_unpacked`) the panel is unpacked once, into the thread's scratch memory, which
+stays in its cache.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tgi_trio.shard.cpu_backend.kernels import entry, kernel
+from tgi_trio.shard.cpu_backend.kernels.arrays import lesser
+from tgi_trio.shard.cpu_backend.kernels.quantised.blocks import add_block, unpack_block
+from tgi_trio.shard.cpu_backend.kernels.tiles import store_tile, zeros
+from tgi_trio.shard.cpu_backend.kernels.variant import count, number
+from tgi_trio.shard.cpu_backend.kernels.vectors import prefetch, prefetch_near
+from tgi_trio.shard.cpu_backend.tables import DIRECT, UNPACK, UNPACK_FOR_MANY, UNPACKED
+from tgi_trio.shard.cpu_backend.weight_layout import LANES, PANEL
+
+# Bytes that a single row prefetches, 8 blocks of Q4_0: with 4 memory is read a tenth slower.
+_AHEAD = 4608
+_LINE = 64
+
+
+@entry
+def multiply_panel(
+    way, rows, inputs, stride, weights, blocks, span_blocks, panel_bytes, mode, room, sums
+):
+    """sums[rows, 32] = inputs[rows, 32 * blocks] x one panel at `weights`.
+
+    `inputs`: blocks of quantised activations, whose rows are `stride` bytes apart. `span_blocks`:
+    blocks of a span. `room`: for an unpacked panel, used as `mode` says: see `DIRECT` and the
+    others. With 0 rows the panel is only unpacked. A tile may have more rows than are left: it
+    reads beyond the last row of `inputs`, and writes as many rows of `sums`.
+    """
+    if mode == UNPACK_FOR_MANY:
+        mode = np.int64(UNPACK) if rows >= way.least_unpacked else np.int64(DIRECT)
+    if mode == UNPACK:
+        unpack_panel(way, weights, blocks, span_blocks, room)
+    one, both = count(1), count(2)
+    # The next panel is prefetched while the rows are multiplied with this one; a single row
+    # prefetches later blocks of this one instead.
+    ahead, pace, end = weights + panel_bytes, np.int64(0), weights + 2 * panel_bytes
+    if rows < way.least_four:
+        ahead, pace = weights + _AHEAD, np.int64(way.block_bytes)
+    elif mode != UNPACKED:
+        passes = (rows + way.rows - 1) // way.rows * 2  # memory is busy in all of them
+        pace = (panel_bytes // (passes * blocks) + _LINE - 1) // _LINE * _LINE
+    row = np.int64(0)
+    while row < rows:
+        x, target = inputs + row * stride, sums + row * 4 * PANEL
+        left = rows - row
+        if left < way.least_four:
+            row += sum_blocks(
+                way, one, both, 0, x, stride, weights, blocks, span_blocks, ahead, pace, target
+            )
+            ahead += blocks * pace
+            continue
+        for column in range(2):
+            if left >= way.least_full and mode != DIRECT:
+                taken = sum_blocks(
+                    way.unpacked, count(way.rows), one, column,
+                    x, stride, room, blocks, blocks, ahead, pace, target,
+                )  # fmt: skip
+            elif left >= way.least_full:
+                taken = sum_blocks(
+                    way, count(way.rows), one, column,
+                    x, stride, weights, blocks, span_blocks, ahead, pace, target,
+                )  # fmt: skip
+            else:
+                taken = sum_blocks(
+                    way, count(4), one, column,
+                    x, stride, weights, blocks, span_blocks, ahead, pace, target,
+                )  # fmt: skip
+            ahead += blocks * pace
+            if ahead >= end:
+                pace = np.int64(0)
+        row += lesser(taken, left)
+
+
+@kernel
+def sum_blocks(
+    way, rows, columns, column, inputs, stride, weights, blocks, span_blocks, ahead, pace, sums
+):
+    """sums[rows, columns x 16] = inputs x a panel, `columns` from `column` on; return the rows.
+
+    With every block `pace` bytes are prefetched from `ahead` on.
+    """
+    tile = zeros(rows, columns)
+    table = weights
+    weights += way.table_bytes
+    if not way.span_bytes:
+        span_blocks = blocks
+    for _ in range(blocks // span_blocks):
+        span_head = weights
+        weights += way.span_bytes
+        if number(columns) == 2:  # it prefetches what it reads, heads as well
+            ahead += way.span_bytes
+        for _ in range(span_blocks):
+            for i in range(0, pace, _LINE):
+                if number(columns) == 2:
+                    prefetch_near(ahead + i)
+                else:
+                    prefetch(ahead + i)
+            ahead += pace
+            tile = add_block(
+                way, rows, columns, tile, column, table, span_head, weights, inputs, stride
+            )
+            weights += way.block_bytes
+            inputs += way.active_bytes
+    store_tile(rows, columns, tile, sums + column * 4 * LANES, 4 * PANEL)
+    return number(rows)
+
+
+@kernel
+def unpack_panel(way, weights, blocks, span_blocks, room):
+    """Write a panel to `room` as a panel of `way.unpacked`."""
+    table = weights
+    weights += way.table_bytes
+    span_head, left = weights, np.int64(0)
+    for _ in range(blocks):
+        if way.span_bytes:
+            if left == 0:
+                span_head, left = weights, span_blocks
+                weights += way.span_bytes
+            left -= 1
+        unpack_block(way, table, span_head, weights, room)
+        weights += way.block_bytes
+        room += way.unpacked.block_bytes

@@ -1,0 +1,395 @@
+"""Loads a model folder into a CpuRunner, or returns why the kernels cannot serve it."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from tgi_trio.ipc.shard_settings import ShardSettings
+from tgi_trio.model.adapters.sites import AdapterScope
+from tgi_trio.model.check import check_checkpoint, check_rotary
+from tgi_trio.model.config import ModelConfig
+from tgi_trio.model.families.registry import decoder_spec
+from tgi_trio.model.fit.cpu_kernels import find_undivided, find_unsupported, undivided
+from tgi_trio.model.guessing_layers import MtpSpec
+from tgi_trio.model.matrices.decoder import outer_refs, table_refs
+from tgi_trio.model.matrices.layer_work import find_run
+from tgi_trio.model.matrices.references import every_unit
+from tgi_trio.model.quantised.recognise import find_made
+from tgi_trio.model.specs.decoder import DecoderSpec
+from tgi_trio.model.speculators.assistant import AssistantSpec
+from tgi_trio.model.speculators.eagle import check_hidden_states
+from tgi_trio.model.speculators.mtp import need_mtp
+from tgi_trio.model.speculators.recognise import find_kind, read_heads
+from tgi_trio.model.speculators.spec import EagleSpec, HeadsSpec
+from tgi_trio.model.split import Portion, check_split
+from tgi_trio.model.stages import Stage, check_stages
+from tgi_trio.model.tensors import kv_scales
+from tgi_trio.settings.records import MTP
+from tgi_trio.shard.checkpoint.heads import open_heads
+from tgi_trio.shard.checkpoint.lookup import Checkpoint, Weights, open_checkpoint, read_table
+from tgi_trio.shard.checkpoint.rounding.choose import ENCODINGS
+from tgi_trio.shard.cpu_backend.adapters import NumbaAdapters
+from tgi_trio.shard.cpu_backend.apart_table import find_apart
+from tgi_trio.shard.cpu_backend.cpu_runner import CpuRunner
+from tgi_trio.shard.cpu_backend.forward import Forward
+from tgi_trio.shard.cpu_backend.guessing.assistant_fit import refuse_unfit
+from tgi_trio.shard.cpu_backend.guessing.heads import LoadedHeads
+from tgi_trio.shard.cpu_backend.guessing.mtp import (
+    MtpNorms,
+    PackedMtp,
+    find_lone,
+    run_of_layers,
+)
+from tgi_trio.shard.cpu_backend.instructions import multiplier_for, multiplies_pairs, variant_for
+from tgi_trio.shard.cpu_backend.machine_code.beside import Wanted, compile_beside
+from tgi_trio.shard.cpu_backend.multiplier import Multiplier
+from tgi_trio.shard.cpu_backend.program import Program, pack_program
+from tgi_trio.shard.cpu_backend.tables import Code
+from tgi_trio.shard.cpu_backend.unsupported import UndividedError, UnsupportedError
+from tgi_trio.shard.cpu_backend.variant import Variant
+from tgi_trio.shard.cpu_backend.verified import (
+    choose_adapter_kernels,
+    choose_apart,
+    choose_panel_kernels,
+    choose_sampler,
+    choose_variant,
+)
+from tgi_trio.shard.cpu_backend.wanted import list_wanted
+from tgi_trio.shard.cpu_backend.weight_layout import CacheNumbers
+from tgi_trio.shard.machine.cores import sensible_threads, share_cores, usable_cores
+from tgi_trio.shard.machine.dtypes import compute_dtype
+from tgi_trio.shard.sampling.base import RowSampler
+from tgi_trio.shard.sampling.logits_processors import GrammarMasks, Watermark
+
+# Formats to which packing rounds weights itself; their panels are int8.
+INT8_WORDS: Final = ("eetq", "bitsandbytes")
+_OF_HEADS: Final = "eetq"  # with a scale for each row
+ACTIVE_BITS: Final = 8  # of activations that are multiplied with codes, by default
+
+if TYPE_CHECKING:
+    from tgi_trio.shard.ranks.neighbours import Neighbours
+    from tgi_trio.shard.ranks.portions import Portions
+
+
+def load(
+    settings: ShardSettings,
+    config: ModelConfig,
+    *,
+    grammars: GrammarMasks | None = None,
+    fresh_files: frozenset[Path] = frozenset(),
+    sampler: RowSampler | None = None,
+    neighbours: Neighbours | None = None,
+    portions: Portions | None = None,
+) -> CpuRunner:
+    """Load the checkpoint of `config`. `sampler` None: a sampler of the kernels, with `grammars`.
+
+    Speculation heads are loaded from `settings.draft_model`, if it has any. With `neighbours`, this
+    stage of a pipeline is loaded; with `portions`, this rank's portion of every layer.
+
+    `fresh_files` are dropped from the page cache as they are packed, except embedding rows. Raises
+    UnsupportedError if the kernels do not fit or fail their self-test, ModelLoadError for a
+    checkpoint that cannot be used, ConfigurationError for unsupported rotary settings.
+    """
+    began = time.monotonic_ns()
+    dtype = compute_dtype(settings.dtype, config, on_cpu=True)
+    made = find_made(config, settings.quantize)
+    int8 = made in INT8_WORDS
+    portion = Portion() if portions is None else portions.portion
+    stage = None if neighbours is None else neighbours.stage
+    spec = _find_spec(settings, config, dtype, portion, stage, int8=int8)
+    cores, count = _share_cores(settings)
+    heads = _load_heads(settings, spec)
+    mtp = need_mtp(config, spec) if settings.drafter == MTP else ()
+    with (
+        nullcontext() if heads is None else _open_heads(heads.spec, int8) as head_files,
+        _open_weights(config, spec, fresh_files, None if int8 else made) as checkpoint,
+        _pack(
+            *(settings, spec, checkpoint, find_lone(heads, head_files, mtp, checkpoint)),
+            *(dtype, count, stage, portion),
+            int8=int8,
+        ) as program,
+        _pack_own(mtp, checkpoint, settings, dtype, count, int8=int8) as own,
+    ):
+        _lend_embedding(heads, spec, checkpoint, program)
+        # Weights are packed while kernels are loaded, or compiled, and tested.
+        multipliers = _find_multipliers(program, settings, dtype)
+        with compile_beside(_list_wanted(program, settings, dtype, multipliers, int8=int8)):
+            variant = _link(program, settings, dtype, multipliers, int8=int8)
+            _link_own(own, settings, dtype, variant)
+            adapters = _link_adapters(config, program, settings, variant)
+            sampler = sampler or _make_sampler(settings, config, cores, grammars)
+    forward = Forward(program, variant, cores[:count], neighbours, portions)
+    return CpuRunner(
+        config,
+        forward,
+        dtype=dtype,
+        sampler=sampler,
+        load_ns=time.monotonic_ns() - began,
+        heads=heads,
+        mtp=[layer.start(forward, cores[:count], i) for i, layer in enumerate(own)],
+        adapters=adapters,
+        ranks=neighbours or portions,
+        local_ranks=settings.place_on_machine[1],
+    )
+
+
+def _pack(
+    settings: ShardSettings,
+    spec: DecoderSpec,
+    checkpoint: Checkpoint,
+    lone: tuple[HeadsSpec, Weights] | None,
+    dtype: str,
+    threads: int,
+    stage: Stage | None,
+    portion: Portion,
+    *,
+    int8: bool,
+) -> AbstractContextManager[Program]:
+    """Pack the model's layers, and `lone` linears of what guesses, as `pack_program` does."""
+    return pack_program(
+        spec,
+        checkpoint,
+        dtype,
+        int8=int8,
+        threads=threads,
+        heads=lone,
+        max_lora_rank=settings.max_lora_rank,
+        scope=AdapterScope.of(settings.adapter_scope),
+        kv=_cache_numbers(settings.kv_cache_dtype, spec, checkpoint),
+        run=find_run(spec, stage),
+        portion=portion,
+    )
+
+
+def _find_spec(
+    settings: ShardSettings,
+    config: ModelConfig,
+    dtype: str,
+    portion: Portion,
+    stage: Stage | None,
+    *,
+    int8: bool,
+) -> DecoderSpec:
+    """Return the spec of what is computed, if the kernels can serve it; raises as `load` does."""
+    spec = decoder_spec(config)
+    reason = find_unsupported(spec, dtype)
+    if spec is None or reason is not None:
+        raise UnsupportedError(reason)
+    if settings.kv_cache_dtype and spec.index is not None and spec.index.pool:
+        raise UnsupportedError("keys of runs of tokens, which an index chooses, have 8 bits")
+    if portion.ranks > 1:
+        check_split(spec, portion.ranks)
+        reason = find_undivided(spec, portion.ranks) or _find_whole(settings, config, int8=int8)
+        if reason is not None:
+            raise UndividedError(reason)
+    check_checkpoint(config, spec)
+    if settings.rope is not None:
+        check_rotary(config, spec)
+    if stage is not None:
+        check_stages(spec, stage.size)
+    return spec
+
+
+def _open_weights(
+    config: ModelConfig, spec: DecoderSpec, fresh_files: frozenset[Path], rounded: str | None
+) -> Checkpoint:
+    """Open the model's weights; `rounded`: the format to which they are quantised, or None.
+
+    Rows of tables in `fresh_files` stay in the page cache, from which steps read them.
+    """
+    return open_checkpoint(
+        config,
+        spec.names.base,
+        given_back=fresh_files,
+        kept=[piece.matrix.name for table in table_refs(spec) for piece in table.pieces],
+        encoding=None if rounded is None else ENCODINGS[rounded],
+    )
+
+
+def _find_whole(settings: ShardSettings, config: ModelConfig, *, int8: bool) -> str | None:
+    """Return which requested feature the kernels cannot split over ranks, or None."""
+    draft = settings.draft_model
+    parts = {
+        "adapters": settings.max_lora_rank > 0,
+        "heads that guess": draft is not None and find_kind(draft) is not None,
+        "layers that guess": settings.drafter == MTP,
+        "images": config.get("vision_config") is not None,
+        "weights that become int8": int8,  # rows have scales over all columns
+    }
+    return next((undivided(name) for name, there in parts.items() if there), None)
+
+
+def _share_cores(settings: ShardSettings) -> tuple[list[int], int]:
+    """Return the processors of this rank, which shares its machine's, and its threads."""
+    place, ranks = settings.place_on_machine
+    every = usable_cores()
+    cores = share_cores(every, place, ranks, settings.cpu_threads or 0)
+    worth = sensible_threads(settings.model_path, len(every)) // ranks
+    return cores, settings.cpu_threads or max(1, min(len(cores), worth))
+
+
+def _find_multipliers(program: Program, settings: ShardSettings, dtype: str) -> list[Multiplier]:
+    """Return how each kind of weights that the program multiplies as stored is multiplied."""
+    bits = settings.activations or ACTIVE_BITS
+    dot = bits == ACTIVE_BITS and multiplies_pairs(dtype)
+    return [multiplier_for(kind, bits, dot=dot) for kind in program.kinds]
+
+
+def _list_wanted(
+    program: Program,
+    settings: ShardSettings,
+    dtype: str,
+    multipliers: Sequence[Multiplier],
+    *,
+    int8: bool,
+) -> list[Wanted]:
+    """Return the kernels that will probably be loaded, without their fallbacks."""
+    # For the whole model, so that all stages have the same kernels.
+    likely = variant_for(program.model, dtype, int8=int8, kv_dtype=settings.kv_cache_dtype)
+    adapters = settings.max_lora_rank > 0
+    return list_wanted(likely, multipliers, find_apart(program), adapters=adapters)
+
+
+def _link(
+    program: Program,
+    settings: ShardSettings,
+    dtype: str,
+    multipliers: Sequence[Multiplier],
+    *,
+    int8: bool,
+) -> Variant:
+    """Compile or load the kernels of a program, and link them into its operations.
+
+    Raises UnsupportedError if they fail their self-test.
+    """
+    variant = choose_variant(program.model, dtype, int8=int8, kv_dtype=settings.kv_cache_dtype)
+    _link_kernels(program, multipliers, variant)
+    if settings.activations is not None and not program.has_stored_kinds:
+        print(
+            f"--activations {settings.activations} changes nothing: no weights of this "
+            "model are multiplied as they are stored",
+            file=sys.stderr,
+        )
+    return variant
+
+
+def _link_own(
+    own: Sequence[PackedMtp], settings: ShardSettings, dtype: str, variant: Variant
+) -> None:
+    """Link the programs of layers of the model's own that guess."""
+    for layer in own:
+        wanted = _find_multipliers(layer.program, settings, dtype)
+        _link_kernels(layer.program, wanted, variant)
+
+
+def _link_kernels(program: Program, multipliers: Sequence[Multiplier], variant: Variant) -> None:
+    """Link what a program needs beside the step's kernels of `variant`."""
+    program.link(choose_panel_kernels(multipliers))
+    for each in find_apart(program):
+        program.link_apart(each.codes, choose_apart(each, variant))
+
+
+def _link_adapters(
+    config: ModelConfig, program: Program, settings: ShardSettings, variant: Variant
+) -> NumbaAdapters | None:
+    """Link the kernels of adapters; return their host, or None if adapters are off."""
+    if not settings.max_lora_rank:
+        return None
+    of_heads = program.has((Code.SHRINK_HEADS,))
+    program.link_adapters(choose_adapter_kernels(variant, of_heads=of_heads))
+    scope = AdapterScope.of(settings.adapter_scope)
+    return NumbaAdapters(config, program, variant.kv, settings.max_lora_rank, scope)
+
+
+def _make_sampler(
+    settings: ShardSettings, config: ModelConfig, cores: list[int], grammars: GrammarMasks | None
+) -> RowSampler:
+    """Return the kernels' sampler, or torch's if the kernels fail their self-test."""
+    watermark = Watermark(settings.watermark_gamma, settings.watermark_delta)
+    return choose_sampler(config, cores, grammars, watermark)
+
+
+def _cache_numbers(
+    word: str | None, spec: DecoderSpec, checkpoint: Checkpoint
+) -> CacheNumbers | None:
+    """Return how K and V are stored, with the checkpoint's scales; None: in the model's dtype."""
+    if word is None:
+        return None
+    scales = []
+    for index in range(len(spec.layers)):
+        key, value = (checkpoint.number(names) for names in kv_scales(spec, index))
+        scales.append((1.0 if key is None else key, 1.0 if value is None else value))
+    return CacheNumbers(word, scales)
+
+
+def _open_heads(heads: HeadsSpec, int8: bool) -> Checkpoint:
+    """Open the linear layers of heads, rounded to 8 bits: twice as fast, and they only guess.
+
+    `int8`: packing rounds all of the program's weights anyway. A drafter that continues from its
+    own states is not rounded.
+    """
+    exact = int8 or isinstance(heads, EagleSpec | AssistantSpec)
+    return open_heads(heads, None if exact else ENCODINGS[_OF_HEADS])
+
+
+@contextmanager
+def _pack_own(
+    mtp: Sequence[MtpSpec],
+    checkpoint: Checkpoint,
+    settings: ShardSettings,
+    dtype: str,
+    threads: int,
+    *,
+    int8: bool,
+) -> Iterator[list[PackedMtp]]:
+    """Pack layers of the model's own that guess, as `pack_program` does.
+
+    The step's kernels are those of the model's program.
+    """
+    with ExitStack() as packing:
+        own = []
+        for spec in mtp:
+            kv = _cache_numbers(settings.kv_cache_dtype, spec.decoder, checkpoint)
+            run = run_of_layers(spec)
+            program = packing.enter_context(
+                pack_program(
+                    spec.decoder, checkpoint, dtype, int8=int8, threads=threads, kv=kv, run=run
+                )
+            )
+            own.append(PackedMtp(program, MtpNorms(spec, checkpoint)))
+        yield own
+
+
+def _lend_embedding(
+    heads: LoadedHeads | None, spec: DecoderSpec, checkpoint: Checkpoint, program: Program
+) -> None:
+    """Give a drafter without its own embedding that of the model."""
+    if heads is None or not isinstance(heads.spec, EagleSpec | AssistantSpec):
+        return
+    if "embedding" in heads.tables:
+        return
+    if program.embedding is not None:
+        heads.tables["embedding"] = program.embedding
+        return
+    table = read_table(checkpoint, outer_refs(spec).embedding, every_unit).dequantised()
+    heads.tables["embedding"] = np.array(table)  # a copy, since the file is closed
+
+
+def _load_heads(settings: ShardSettings, spec: DecoderSpec) -> LoadedHeads | None:
+    """Return the heads that are to guess without their linear layers; None: there are none."""
+    folder = settings.draft_model
+    if folder is None or find_kind(folder) is None:
+        return None
+    heads = read_heads(folder, hidden=spec.hidden_size, vocabulary=spec.vocab_size)
+    if isinstance(heads, AssistantSpec):
+        refuse_unfit(heads, spec, eight_bits=settings.kv_cache_dtype is not None)
+    if isinstance(heads, EagleSpec):
+        check_hidden_states(folder, spec)
+    return LoadedHeads(heads, spec)

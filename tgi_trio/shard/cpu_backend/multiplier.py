@@ -1,0 +1,108 @@
+"""Compile-time choices of a product with quantised weights; `variant.py` has those of a step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from tgi_trio.shard.cpu_backend.kinds.kind import (
+    BLOCK_INPUTS,
+    MOST_ZERO,
+    Kind,
+    active_block_bytes,
+    unpacked,
+)
+
+# Instructions for products of integers: AVX512's dot product of bytes (VNNI), the older ones of
+# AVX512 and AVX2, ARM's dot product, or what LLVM makes of plain multiplications.
+Dots = Literal["vnni", "avx512", "avx2", "neon", "plain"]
+_MOST_OF_16_BITS = 32767
+
+
+@dataclass(frozen=True, slots=True)
+class Multiplier:
+    """A way to multiply weights of a kind."""
+
+    kind: Kind
+    # Of activations: 8 or 16 for integers with a scale for 32 of them. For codes that are not
+    # integers: 16 for bfloat16, multiplied in pairs, or 32 for float32.
+    active_bits: int
+    dots: Dots
+    rows: int  # most rows of a tile
+    half: bool  # the machine has instructions to widen float16
+
+    @property
+    def name(self) -> str:
+        """A name that identifies this multiplier among all."""
+        half = "half" if self.half else "float"
+        return f"{self.kind.name} {self.active_bits} {self.dots} {self.rows} {half}"
+
+    @property
+    def raised(self) -> int:
+        """Bits by which codes are shifted left when they are unpacked.
+
+        VNNI can multiply bytes of any size. There the shift makes `MOST_ZERO` the zero code of all
+        kinds that have one, so its share of a sum is stored with the activations and need not be
+        computed for each row. Scales are smaller by the same power of two, so products stay the
+        same.
+        """
+        if self.dots != "vnni" or self.kind.floating or not self.kind.zero_code:
+            return 0
+        return (MOST_ZERO // self.kind.zero_code).bit_length() - 1
+
+    @property
+    def least_four(self) -> int:
+        """Rows from which a tile of four is faster than single rows."""
+        return 2 if self.rows >= 8 else 4
+
+    @property
+    def least_full(self) -> int:
+        """Rows from which a full tile is faster than smaller ones."""
+        return 6 if self.rows >= 8 else self.rows
+
+    @property
+    def least_unpacked(self) -> int:
+        """Rows from which a panel is unpacked before it is multiplied.
+
+        Unpacking uses execution units that the products leave idle; AVX2's products leave few.
+        """
+        kind = self.kind
+        plain = kind.floating or (kind.bits in (4, 8) and not kind.table and not kind.span_head)
+        return 12 if self.dots == "avx2" and not plain else 33
+
+    @property
+    def active_bytes(self) -> int:
+        """Bytes of the activations that a block of weights is multiplied with."""
+        if self.kind.floating:
+            return BLOCK_INPUTS * self.active_bits // 8
+        return active_block_bytes(self.active_bits)
+
+    @property
+    def block_bytes(self) -> int:
+        return self.kind.block_bytes
+
+    @property
+    def table_bytes(self) -> int:
+        return self.kind.table_bytes
+
+    @property
+    def span_bytes(self) -> int:
+        return self.kind.span_bytes
+
+    @property
+    def unpacked(self) -> Multiplier:
+        """The multiplier of the same weights after `unpack_block`."""
+        return replace(self, kind=unpacked(self.kind, self.raised, self.active_bits))
+
+
+def multiplies_bytes(dots: Dots, largest_code: int) -> bool:
+    """Return whether codes can be multiplied with 8-bit activations.
+
+    The older instructions add two products in 16 bits, which large codes would overflow.
+    """
+    return dots in ("vnni", "plain", "neon") or pairs_that_fit(largest_code) > 0
+
+
+def pairs_that_fit(largest_code: int) -> int:
+    """Return how many pairs of products of codes and 127 can be added in 16 bits."""
+    return _MOST_OF_16_BITS // (2 * 127 * largest_code)

@@ -1,0 +1,27 @@
+"""Products with quantised weights, compiled for one kind."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tgi_trio.shard.cpu_backend.kinds.kind import BLOCK_INPUTS
+from tgi_trio.shard.cpu_backend.machine_code.entry import MULTIPLY_PANEL
+from tgi_trio.shard.cpu_backend.machine_code.opening import MachineCode
+from tgi_trio.shard.cpu_backend.multiplier import Multiplier
+
+
+@dataclass(frozen=True, slots=True)
+class PanelKernel:
+    """A compiled `multiply_panel` of `kernels/quantised/panels.py`; `code` has its arguments."""
+
+    multiplier: Multiplier
+    code: MachineCode
+
+    def room_bytes(self, inputs: int) -> int:
+        """Return the size of an unpacked panel."""
+        return inputs // BLOCK_INPUTS * self.multiplier.unpacked.block_bytes
+
+
+def open_panel_kernel(multiplier: Multiplier) -> PanelKernel:
+    """Compile or load it; raises what the compiler raises for lack of instructions."""
+    return PanelKernel(multiplier, MULTIPLY_PANEL.open(multiplier))

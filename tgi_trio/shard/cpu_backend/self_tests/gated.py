@@ -1,0 +1,86 @@
+"""Self-test of the kernels of gated hidden states, at every start that needs them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tgi_trio.shard.checkpoint.numbers import Floats
+from tgi_trio.shard.cpu_backend.arena import address, allocate_zeroed
+from tgi_trio.shard.cpu_backend.machine_code.entry import RUN_GATED
+from tgi_trio.shard.cpu_backend.tables import (
+    GATED,
+    OF_GATED,
+    OPERATION,
+    STEP,
+    Buffer,
+    Code,
+    Epilogue,
+    Form,
+)
+from tgi_trio.shard.cpu_backend.variant import Variant, narrowed
+from tgi_trio.shard.cpu_backend.weight_layout import PANEL
+
+_TOKENS, _COUNT, _SIZE, _EPS, _SCALE = 3, 3, 64, 1e-5, 0.5
+_WANTED = np.array([2, 0], np.int32)
+
+
+def find_fault(variant: Variant) -> str | None:
+    """Return what is wrong with the kernels of these numbers, or None."""
+    draw = np.random.default_rng(17)
+    hidden, branch = draw.standard_normal((2, _TOKENS, _SIZE), np.float32)
+    streams, gates = draw.standard_normal((2, _TOKENS, _COUNT, _SIZE), np.float32)
+    weights = draw.standard_normal((_COUNT, _SIZE), np.float32)
+    shares = draw.standard_normal((_TOKENS, PANEL), np.float32)
+
+    factors = np.float32(2.0 * _SCALE) * _sigmoid(shares[:, :_COUNT, None])
+    added: Floats = streams + factors * branch[:, None]
+    nothing = np.zeros_like(streams)
+    repeated = np.repeat(hidden[:, None], _COUNT, axis=1)
+    picked = nothing.reshape(-1, _SIZE).copy()
+    picked[: len(_WANTED)] = hidden[_WANTED]
+    passed = (_sigmoid(gates) * _normed(streams) * weights).mean(axis=1)
+    expected = {
+        Code.REPEAT: (repeated, hidden, nothing),
+        Code.SETTLE: (added, hidden, _normed(added) * weights / _COUNT),
+        Code.MIX: (streams, passed, nothing),
+        Code.PICK: (streams, hidden, picked.reshape(streams.shape)),
+    }
+    for code in OF_GATED:
+        rows = {Buffer.HIDDEN: hidden.copy(), Buffer.STREAMS: streams.copy(), Buffer.BRANCH: branch}
+        rows |= {Buffer.SHARES: shares.copy(), Buffer.PROJECTED: gates}
+        rows[Buffer.UNSORTED] = np.zeros_like(streams)
+        _run(variant, code, weights, rows)
+        found = (rows[buffer] for buffer in (Buffer.STREAMS, Buffer.HIDDEN, Buffer.UNSORTED))
+        pairs = zip(found, expected[code], strict=True)
+        error = max(float(np.abs(own - other).max()) for own, other in pairs)
+        if not error < 1e-4:
+            return f"{code.name} is {error:.2g} away from the reference"
+    return None
+
+
+def _sigmoid(x: Floats) -> Floats:
+    one = np.float32(1.0)
+    found: Floats = one / (one + np.exp(-x))
+    return found
+
+
+def _normed(x: Floats) -> Floats:
+    found: Floats = x / np.sqrt((x * x).mean(axis=-1, keepdims=True) + _EPS)
+    return found
+
+
+def _run(variant: Variant, code: Code, weights: Floats, rows: dict[Buffer, Floats]) -> None:
+    """Run one operation on two threads, one after the other; activations go to UNSORTED."""
+    step, op, facts = np.zeros((1,), STEP), np.zeros((1,), OPERATION), np.zeros((1,), GATED)
+    scratch = allocate_zeroed((4096,))
+    step["tokens"], step["threads"] = _TOKENS, 2
+    step["wanted"], step["wanted_ids"] = len(_WANTED), address(_WANTED)
+    for buffer, own in rows.items():
+        step["buffers"][0, buffer] = address(own)
+    facts["count"], facts["adds"] = _COUNT, 1
+    op["code"], op["width"], op["facts"] = code, _SIZE, address(facts)
+    op["weights"], op["eps"], op["scale"] = address(weights), _EPS, _SCALE
+    op["target"], op["epilogue"], op["forms"] = Buffer.HIDDEN, Epilogue.STORE, Form.WIDE
+    op["wanted_only"] = code == Code.PICK
+    for rank in range(2):
+        RUN_GATED.open(narrowed(variant))(rank, address(step), address(op), 0, address(scratch))

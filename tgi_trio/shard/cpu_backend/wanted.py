@@ -1,0 +1,31 @@
+"""The kernels that a model needs, in the order in which they are loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from tgi_trio.shard.cpu_backend.adapter_kernels import of_adapters
+from tgi_trio.shard.cpu_backend.apart_table import Apart
+from tgi_trio.shard.cpu_backend.machine_code.beside import Wanted
+from tgi_trio.shard.cpu_backend.machine_code.entry import (
+    DRAW_UNIFORMS,
+    EXPAND,
+    MULTIPLY_PANEL,
+    SHRINK,
+    SHUFFLE,
+    TAKE_PART,
+    WORK_ON_ROWS,
+)
+from tgi_trio.shard.cpu_backend.multiplier import Multiplier
+from tgi_trio.shard.cpu_backend.variant import Variant
+
+
+def list_wanted(
+    variant: Variant, multipliers: Iterable[Multiplier], apart: Iterable[Apart], *, adapters: bool
+) -> list[Wanted]:
+    """Return every kernel of a shard: those of the step, those that it calls, and the sampler's."""
+    found: list[Wanted] = [(TAKE_PART, variant)]
+    found += [(MULTIPLY_PANEL, each) for each in multipliers]
+    found += [(each.entry, each.choose(variant)) for each in apart]
+    found += [(entry, of_adapters(variant)) for entry in (SHRINK, EXPAND) if adapters]
+    return found + [(entry, None) for entry in (DRAW_UNIFORMS, SHUFFLE, WORK_ON_ROWS)]
