@@ -19,8 +19,9 @@ from tgi_trio import demo
 def start(*words: str, deaf: bool = False) -> subprocess.Popen[str]:
     """Start a command in a process group of its own; `deaf`: as a script's `command &`."""
 
-    def ignore() -> None:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    def begin() -> None:  # however this run itself was started
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.SIG_IGN if deaf else signal.SIG_DFL)
 
     return subprocess.Popen(
         [sys.executable, "-m", "tgi_trio", *words],
@@ -29,7 +30,7 @@ def start(*words: str, deaf: bool = False) -> subprocess.Popen[str]:
         stderr=subprocess.PIPE,
         text=True,
         process_group=0,
-        preexec_fn=ignore if deaf else None,
+        preexec_fn=begin,
     )
 
 

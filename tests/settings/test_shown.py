@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 from tgi_trio.model.facts import ModelFacts
 from tgi_trio.settings.records import Options, Settings
@@ -41,3 +42,10 @@ def test_clients_are_not_told_where_things_lie() -> None:
     public = public_json(settings)
     assert public["port"] == 81
     assert "/secret/cache" not in json.dumps(public) and "model_path" not in public
+
+
+def test_no_setting_that_is_a_path_is_shown_to_clients() -> None:
+    hints = get_type_hints(Settings)
+    paths = {name for name, hint in hints.items() if Path in (hint, *get_args(hint))}
+    assert "record_schedule" in paths
+    assert not paths & public_json(resolved(Options())).keys()

@@ -37,7 +37,8 @@ def as_rows(settings: Settings) -> Iterator[tuple[str, str, str]]:
 _PLACES: Final = frozenset(
     "model_path tokenizer_path huggingface_hub_cache tokenizer_config_path chat_template bind "
     "draft_model ssl_certfile ssl_keyfile api_key_file "
-    "cluster_secret_file otlp_endpoint lora_adapters adapter_folders adapter_folder".split()
+    "cluster_secret_file otlp_endpoint lora_adapters adapter_folders adapter_folder "
+    "prefix_cache_path record_schedule".split()
 )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from msgspec import Meta, Struct
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 File = Annotated[str, Meta(extra_json_schema={"format": "binary"})]
 
@@ -19,8 +19,8 @@ class TranscriptionForm(Struct):
     response_format: Literal["json", "text"] = "json"
     temperature: Annotated[float, Meta(ge=0, le=100)] = 0
     stream: bool = False
-    max_completion_tokens: Annotated[int, Meta(ge=1)] = 100
-    seed: Annotated[int, Meta(ge=0)] = 0
+    max_completion_tokens: Annotated[int, Meta(ge=1)] | UnsetType = UNSET  # as there is room
+    seed: Annotated[int, Meta(ge=0)] | UnsetType = UNSET
 
 
 class TranscriptionUsage(Struct, forbid_unknown_fields=True):
