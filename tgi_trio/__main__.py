@@ -197,10 +197,8 @@ def _serve(
             logging.getLogger("tgi_trio.cli").warning("%s", warning)
         timeline.mark("model found")
         with PrefixStore.open(settings) as prefixes:
-            launcher = Launcher(
-                settings, listeners, timeline, shard, waiting, stop_timeout, prefixes
-            )
-            run_to_its_end(launcher.run)
+            given = (settings, listeners, timeline, shard, waiting, stop_timeout, prefixes)
+            run_to_its_end(Launcher(*given).run)
     return 0
 
 

@@ -97,9 +97,8 @@ class Worker:
     ) -> None:
         """Start with an empty batch; WARMUP must come before the first PREFILL.
 
-        `successor`: another shard has served before, with the same model.
-        `cores`: what may be computed on beside the steps; None: the caller's. `images`: None: every
-        sequence that has any is refused.
+        `successor`: another shard has served before, with the same model. `cores`: what may be
+        computed on beside the steps; None: the caller's. `images`: None: none are served.
         """
         self._channel = channel
         self._runner = runner
@@ -177,8 +176,7 @@ class Worker:
         receive, release = self._channel.try_receive, self._channel.release
         while self._running and (view := receive()) is not None:
             frame = Frame(view)
-            handler = self._handlers.get(frame.kind)
-            if handler is None:
+            if (handler := self._handlers.get(frame.kind)) is None:
                 raise ProtocolMismatch("router", f"{frame.kind.name} is not a command")
             handler(frame)
             self._applied = max(self._applied, frame.word("command"))  # some have no number
@@ -191,10 +189,9 @@ class Worker:
     def _on_warmup(self, frame: Frame) -> None:
         self._settle_in_flight()
         self._beat(Phase.WARMING)
-        request = decode_warmup(frame)
         self._install_adapters(wait=True)  # the memory that they take is no KV cache's
         self._drop(self._batch.clear())
-        request = replace(request, tower_bytes=self._images.measure())
+        request = replace(decode_warmup(frame), tower_bytes=self._images.measure())
         found = self._runner.warm_up(request)
         prove_sound(self._runner, first=not self._successor)
         info = self._runner.info
@@ -250,13 +247,11 @@ class Worker:
 
     def _on_keep(self, frame: Frame) -> None:
         self._settle_in_flight()
-        report = self._runner.prefixes.keep(decode_keep(frame))
-        self._channel.send(encode_prefix_reply(report))
+        self._channel.send(encode_prefix_reply(self._runner.prefixes.keep(decode_keep(frame))))
 
     def _on_restore(self, frame: Frame) -> None:
-        self._settle_in_flight()
-        report = self._runner.prefixes.restore(decode_restore(frame))
-        self._channel.send(encode_prefix_reply(report))
+        order = decode_restore(frame)
+        self._channel.send(encode_prefix_reply(self._runner.prefixes.restore(order)))
 
     def _on_shutdown(self, frame: Frame) -> None:
         self._running = False

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
-from tgi_trio.shard.kept_prefixes import Bytes, Ints
+from tgi_trio.shard.kept_prefixes import Bytes, Ints, PrefixParts
+from tgi_trio.shard.torch_backend.kv_cache import KVCache
+from tgi_trio.shard.torch_backend.states.pool import StatePool
 
 
 class TensorPart:
@@ -27,3 +31,17 @@ class TensorPart:
     @torch.inference_mode()
     def put(self, first: int, data: Bytes) -> None:
         self._bytes[first : first + len(data)].copy_(torch.from_numpy(data))
+
+
+def find_parts(
+    cache: KVCache | None, beside: Sequence[torch.Tensor] = (), pool: StatePool | None = None
+) -> PrefixParts:
+    """Return what a rank knows of prefixes.
+
+    `beside`: what a drafter keeps of tokens, each [blocks * BLOCK_SIZE, ...].
+    """
+    if cache is None:
+        return PrefixParts()
+    blocks = [TensorPart(each, cache.blocks) for each in (*cache.tensors, *beside)]
+    states = [] if pool is None else pool.tensors
+    return PrefixParts(blocks, [TensorPart(each, len(each)) for each in states])

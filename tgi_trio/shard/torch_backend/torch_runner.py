@@ -23,7 +23,7 @@ from tgi_trio.shard.contract import (
     StepPlan,
     StepResult,
 )
-from tgi_trio.shard.kept_prefixes import Prefixes, PrefixParts, RankPrefixes
+from tgi_trio.shard.kept_prefixes import Prefixes, RankPrefixes
 from tgi_trio.shard.loop.soundness import prove_by_step
 from tgi_trio.shard.machine.accelerator import synchronize
 from tgi_trio.shard.machine.device import name_device
@@ -45,14 +45,14 @@ from tgi_trio.shard.torch_backend.kv_cache import BLOCK_SIZE, KVCache
 from tgi_trio.shard.torch_backend.models.decoder import Decoder, Ranks
 from tgi_trio.shard.torch_backend.models.interface import Model
 from tgi_trio.shard.torch_backend.models.staged import StagedDecoder
-from tgi_trio.shard.torch_backend.prefix_parts import TensorPart
+from tgi_trio.shard.torch_backend.prefix_parts import find_parts
 from tgi_trio.shard.torch_backend.prompt_logprobs import PromptLogprobs
 from tgi_trio.shard.torch_backend.recordings.decode_graphs import DecodeGraphs
 from tgi_trio.shard.torch_backend.staging import Staging
 from tgi_trio.shard.torch_backend.states.pool import StatePool
 from tgi_trio.shard.torch_backend.states.steps import StepStates, send_plain
 from tgi_trio.shard.torch_backend.step_features import ImageStates, StepFeatures
-from tgi_trio.shard.torch_backend.torch_device import without_gradients
+from tgi_trio.shard.torch_backend.torch_device import draft_budget, without_gradients
 from tgi_trio.shard.torch_backend.warm_up import rehearsal_plan, warm_up_plan
 
 if TYPE_CHECKING:  # it imports Triton
@@ -136,15 +136,9 @@ class TorchRunner:
     @property
     def prefixes(self) -> Prefixes:
         agree = None if self._ranks is None else partial(self._ranks.least, device=self.device)
-        return RankPrefixes(self._find_parts, agree)
-
-    def _find_parts(self) -> PrefixParts:
-        if self._cache is None:
-            return PrefixParts()
-        tensors = [*self._cache.tensors, *self._guesser.caches]
-        blocks = [TensorPart(each, self._cache.blocks) for each in tensors]
-        states = [] if self._pool is None else self._pool.tensors
-        return PrefixParts(blocks, [TensorPart(each, len(each)) for each in states])
+        return RankPrefixes(
+            lambda: find_parts(self._cache, self._guesser.caches, self._pool), agree
+        )
 
     @torch.inference_mode()
     def warm_up(self, request: WarmupRequest) -> WarmupResult:
@@ -264,7 +258,7 @@ class TorchRunner:
             backend=self.attention.name,
             load_ns=load_ns,
             prefix_reuse=model.prefix_reuse,
-            draft_budget=_draft_budget(self.device) if model.predicts_prompt else 0,
+            draft_budget=draft_budget(self.device) if model.predicts_prompt else 0,
             state_bytes=self._bytes_per_slot(),
         )
 
@@ -395,15 +389,6 @@ class TorchRunner:
 
     def _new_cache(self, blocks: int) -> KVCache:
         return KVCache(self._kv_shape, blocks, self._kv_dtype, self.device)
-
-
-def _draft_budget(device: torch.device) -> int:
-    """Return `ShardInfo.draft_budget`.
-
-    On a CPU, a token adds a twentieth or more to a step's time; on a device, reading the weights
-    takes most of the time for up to hundreds of tokens.
-    """
-    return 8 if device.type == "cpu" else 256
 
 
 def _pick_rows(hidden: torch.Tensor, places: NDArray[np.int64]) -> torch.Tensor:

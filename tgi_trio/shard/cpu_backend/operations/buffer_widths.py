@@ -76,9 +76,8 @@ def find_widths(model: DecoderSpec, run: Run, *, queries: int, apart: bool) -> B
         mixed.append(model.gated_streams.rank)
         projected.append(wide + model.hidden_size)  # n-grams have keys and a value
     mlp = _widest((model.mlp_width, *(layer.mlp_width for layer in layers)))
-    names = model.names
-    mixed += [queries] if names.attention_inner_norm else []
-    mixed += [mlp] if names.mlp_inner_norm else []
+    mixed += [queries] if model.names.attention_inner_norm else []
+    mixed += [mlp] if model.names.mlp_inner_norm else []
     experts = [max(each.per_token * each.width, each.shared_width) for each in mixtures]
     return BufferWidths(
         normed=_widest(normed),

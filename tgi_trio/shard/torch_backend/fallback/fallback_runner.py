@@ -34,7 +34,7 @@ from tgi_trio.shard.contract import (
     StepPlan,
     StepResult,
 )
-from tgi_trio.shard.kept_prefixes import Prefixes, PrefixParts, RankPrefixes
+from tgi_trio.shard.kept_prefixes import Prefixes, RankPrefixes
 from tgi_trio.shard.loop.soundness import prove_by_step
 from tgi_trio.shard.machine.device import name_device
 from tgi_trio.shard.machine.device_memory import free_bytes
@@ -46,7 +46,7 @@ from tgi_trio.shard.torch_backend.fallback.modes import ExecutionMode
 from tgi_trio.shard.torch_backend.fallback.probe import choose_way
 from tgi_trio.shard.torch_backend.fallback.seq2seq import EncoderDecoderWay
 from tgi_trio.shard.torch_backend.kv_cache import BLOCK_SIZE
-from tgi_trio.shard.torch_backend.prefix_parts import TensorPart
+from tgi_trio.shard.torch_backend.prefix_parts import find_parts
 from tgi_trio.shard.torch_backend.prompt_logprobs import prompt_values, rows_at_once
 from tgi_trio.shard.torch_backend.warm_up import warm_up_plan
 
@@ -136,12 +136,7 @@ class FallbackRunner:
 
     @property
     def prefixes(self) -> Prefixes:
-        return RankPrefixes(self._find_parts)
-
-    def _find_parts(self) -> PrefixParts:
-        if (cache := self.way.kv_cache) is None:
-            return PrefixParts()
-        return PrefixParts([TensorPart(each, cache.blocks) for each in cache.tensors])
+        return RankPrefixes(lambda: find_parts(self.way.kv_cache))
 
     @torch.inference_mode()
     def warm_up(self, request: WarmupRequest) -> WarmupResult:
