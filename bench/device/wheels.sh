@@ -1,7 +1,7 @@
 #!/bin/bash
 # Fetches what a machine without a network lacks, as wheels of the versions in constraints.txt:
 #     bash bench/device/wheels.sh [folder] [minor version of its Python]      # .whl and 12
-# For an image that has torch, Triton, numpy, numba, transformers, pytest and its plugins (xdist,
+# For an image that has torch, Triton, numpy, llvmlite (with numba), transformers, pytest, plugins (xdist,
 # timeout), peft and httpx. 5 MB without transformers, which is among them, as an older one may
 # compute what tests compare with in another way: 18 MB with it. Then, over there:
 #     KIT_WHEELS=.whl bash bench/device/kit.sh
