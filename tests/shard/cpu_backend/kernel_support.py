@@ -20,7 +20,7 @@ from tgi_trio.shard.checkpoint.formats.plain import PlainMatrix
 from tgi_trio.shard.checkpoint.lookup import open_checkpoint
 from tgi_trio.shard.checkpoint.rounding.choose import ENCODINGS
 from tgi_trio.shard.checkpoint.stored_matrix import Stack
-from tgi_trio.shard.cpu_backend.adapters import NumbaAdapters
+from tgi_trio.shard.cpu_backend.adapters import CpuAdapters
 from tgi_trio.shard.cpu_backend.apart_table import find_apart
 from tgi_trio.shard.cpu_backend.cpu_runner import CpuRunner
 from tgi_trio.shard.cpu_backend.forward import Forward
@@ -292,7 +292,7 @@ def cpu_runner(
     if max_lora_rank:
         of_heads = program.has((Code.SHRINK_HEADS,))
         program.link_adapters(choose_adapter_kernels(variant, of_heads=of_heads))
-        adapters = NumbaAdapters(config, program, variant.kv, max_lora_rank)
+        adapters = CpuAdapters(config, program, variant.kv, max_lora_rank)
     with Forward(program, variant, list(cores)) as forward:
         runner = CpuRunner(config, forward, dtype=dtype, sampler=recorder, adapters=adapters)
         runner.warm_up(WarmupRequest(64, 512, 16, 511 * BLOCK))

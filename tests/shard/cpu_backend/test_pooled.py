@@ -10,18 +10,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from tests.shard.adapters.peft_support import PeftGolden, adapted, check, install, write_adapter
+from tests.shard.cpu_backend.chooser_checks import SQUARES, check_long_context, check_unwritten
 from tests.shard.cpu_backend.kernel_support import FITTING, cpu_runner
 from tests.shard.cpu_backend.test_at_any_load import DOTS, check_invariance
 from tests.shard.torch_backend.golden import Golden, assert_greedy
 from tests.shard.torch_backend.models_support import (
-    advance,
     load,
     prompts,
     run,
-    sequence,
     sequences,
 )
 from tgi_trio.model.config import read_config
@@ -63,21 +61,7 @@ def test_a_sequence_has_the_same_logits_alone_and_among_others(
     ],
 )
 def test_a_long_context(checkpoint: Checkpoint, changes: dict[str, int]) -> None:
-    """Chunks that threads share and tokens that are not shared, as torch computes them."""
-    folder = make(checkpoint, max_position_embeddings=2048, **changes)
-    prompt = prompts(1, vocab=512, seed=3)[0] + [3 + (i * i) % 500 for i in range(1500)]
-    blocks = [*range(110, 0, -2), *range(1, 110, 2)]
-
-    def logits(runner: Any, recorder: Any) -> torch.Tensor:
-        row = sequence(0, prompt, blocks, new=4)
-        for count in (700, 40, len(prompt) - 740, 1, 1, 1):
-            advance(runner, [row], [count])
-        found: torch.Tensor = recorder.logits(0)
-        return found
-
-    expected = logits(*load(folder, dtype="float32"))
-    with cpu_runner(folder, cores=(0, 0)) as pair:
-        torch.testing.assert_close(logits(*pair), expected, atol=3e-4, rtol=0.0)
+    check_long_context(make(checkpoint, max_position_embeddings=2048, **changes), SQUARES)
 
 
 @pytest.mark.parametrize(
@@ -104,19 +88,7 @@ def test_ngrams_do_not_reach_over_the_end_of_a_text(
 
 
 def test_what_nobody_has_written_is_not_read(checkpoint: Checkpoint) -> None:
-    """A block's last owner may have left NaN, behind a row's end and in the null block."""
-    folder = make(checkpoint)
-    golden = Golden(folder)
-    with cpu_runner(folder) as (runner, recorder):
-        caches = runner._forward.program.caches
-        assert len(caches.index_keys) == 1
-        assert runner.info.kv_bytes_per_token == 4 * (2 * 2 * 64 + 64 + 3)
-        for kept in (*sum(caches.kept, ()), *caches.index_keys):
-            kept.fill(np.nan)
-        batch = sequences(prompts(8)[2:6], 5, new=24)
-        run(runner, batch, chunk=20, joins=2)
-        for row in batch:
-            assert_greedy(golden, recorder, row, 3e-4)
+    check_unwritten(make(checkpoint), indexes=1, numbers=2 * 2 * 64 + 64 + 3)
 
 
 @pytest.mark.parametrize(

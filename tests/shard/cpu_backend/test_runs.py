@@ -7,19 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
+from tests.shard.cpu_backend.chooser_checks import check_long_context, check_unwritten
 from tests.shard.cpu_backend.kernel_support import GLM5, cpu_runner
 from tests.shard.cpu_backend.test_at_any_load import check_invariance
-from tests.shard.torch_backend.golden import Golden, assert_greedy
-from tests.shard.torch_backend.models_support import (
-    advance,
-    load,
-    prompts,
-    run,
-    sequence,
-    sequences,
-)
 from tests.shard.torch_backend.states.test_hybrid_models import (
     NEW,
     Guesser,
@@ -65,39 +56,15 @@ def test_a_sequence_has_the_same_logits_alone_and_among_others(
     ],
 )
 def test_a_long_context(tmp_path: Path, changes: dict[str, int]) -> None:
-    """Chunks that threads share and tokens that are not shared, as torch computes them."""
-    folder = make(tmp_path, max_position_embeddings=2048, **changes)
     # No text that comes again: of runs that are nearly as good either may be chosen.
     prompt = np.random.default_rng(7).integers(3, 500, 1500).tolist()
-    blocks = [*range(110, 0, -2), *range(1, 110, 2)]
-
-    def logits(runner: Any, recorder: Any) -> torch.Tensor:
-        text = sequence(0, prompt, blocks, new=4)
-        for count in (700, 40, len(prompt) - 740, 1, 1, 1):
-            advance(runner, [text], [count])
-        found: torch.Tensor = recorder.logits(0)
-        return found
-
-    expected = logits(*load(folder, dtype="float32"))
-    with cpu_runner(folder, cores=(0, 0)) as pair:
-        torch.testing.assert_close(logits(*pair), expected, atol=3e-4, rtol=0.0)
+    check_long_context(make(tmp_path, max_position_embeddings=2048, **changes), prompt)
 
 
 def test_what_nobody_has_written_is_not_read(tmp_path: Path) -> None:
-    """A block's last owner may have left NaN, behind a row's end and in the null block."""
-    folder = make(tmp_path)
-    golden = Golden(folder)
-    with cpu_runner(folder) as (runner, recorder):
-        caches = runner._forward.program.caches
-        assert len(caches.index_keys) == 1  # a layer goes on with the other's choice
-        # Latents are K and V; of the index a key and its weights are kept.
-        assert runner.info.kv_bytes_per_token == 4 * (2 * 2 * 32 + 2 * 32)
-        for kept in (*sum(caches.kept, ()), *caches.index_keys):
-            kept.fill(np.nan)
-        batch = sequences(prompts(8)[2:6], 5, new=24)
-        run(runner, batch, chunk=20, joins=2)
-        for text in batch:
-            assert_greedy(golden, recorder, text, 3e-4)
+    # A layer goes on with the other's choice. Latents are K and V; of the index a key and its
+    # weights are kept.
+    check_unwritten(make(tmp_path), indexes=1, numbers=2 * 2 * 32 + 2 * 32)
 
 
 def test_guesses_and_snapshots(tmp_path: Path) -> None:

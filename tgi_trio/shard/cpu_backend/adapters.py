@@ -35,7 +35,7 @@ class _Loaded:
     added: AddedRows | None
 
 
-class NumbaAdapters:
+class CpuAdapters:
     """`AdapterHost` for a program."""
 
     def __init__(

@@ -35,7 +35,7 @@ from tgi_trio.settings.records import MTP
 from tgi_trio.shard.checkpoint.heads import open_heads
 from tgi_trio.shard.checkpoint.lookup import Checkpoint, Weights, open_checkpoint, read_table
 from tgi_trio.shard.checkpoint.rounding.choose import ENCODINGS
-from tgi_trio.shard.cpu_backend.adapters import NumbaAdapters
+from tgi_trio.shard.cpu_backend.adapters import CpuAdapters
 from tgi_trio.shard.cpu_backend.apart_table import find_apart
 from tgi_trio.shard.cpu_backend.cpu_runner import CpuRunner
 from tgi_trio.shard.cpu_backend.forward import Forward
@@ -298,14 +298,14 @@ def _link_kernels(program: Program, multipliers: Sequence[Multiplier], variant: 
 
 def _link_adapters(
     config: ModelConfig, program: Program, settings: ShardSettings, variant: Variant
-) -> NumbaAdapters | None:
+) -> CpuAdapters | None:
     """Link the kernels of adapters; return their host, or None if adapters are off."""
     if not settings.max_lora_rank:
         return None
     of_heads = program.has((Code.SHRINK_HEADS,))
     program.link_adapters(choose_adapter_kernels(variant, of_heads=of_heads))
     scope = AdapterScope.of(settings.adapter_scope)
-    return NumbaAdapters(config, program, variant.kv, settings.max_lora_rank, scope)
+    return CpuAdapters(config, program, variant.kv, settings.max_lora_rank, scope)
 
 
 def _make_sampler(
