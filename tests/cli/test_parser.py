@@ -97,6 +97,11 @@ def test_every_flag_has_one_line_of_help(flag: Flag) -> None:
     assert flag.default is not None or flag.unset
 
 
+def test_the_kernels_were_called_after_their_first_compiler() -> None:
+    assert parse(["--cpu-backend", "numba"], {}).options.cpu_backend == "kernels"
+    assert parse([], {"CPU_BACKEND": "numba"}).options.cpu_backend == "kernels"
+
+
 def test_help_is_grouped_and_version_is_told() -> None:
     text = parse(["--help"], {}).text
     headings = [line[:-1] for line in text.splitlines() if line.endswith(":") and line[0] != " "]

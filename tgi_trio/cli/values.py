@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 from tgi_trio.errors import ConfigurationError
@@ -21,6 +22,7 @@ from tgi_trio.settings.records import (
     DRAFTERS,
     DTYPES,
     KV_CACHE_DTYPES,
+    OLDER_CPU_BACKENDS,
     QUANTIZATIONS,
     ROPE_SCALINGS,
 )
@@ -28,6 +30,7 @@ from tgi_trio.settings.records import (
 _TRUE: Final = frozenset(("true", "1", "yes", "y", "on", "t"))
 _FALSE: Final = frozenset(("false", "0", "no", "n", "off", "f"))
 BOOLEANS: Final = _TRUE | _FALSE
+_NONE: Final[Mapping[str, str]] = MappingProxyType({})
 EXTENSIONS: Final = (".safetensors", ".bin", ".pt")  # of weights for `download-weights`
 WEIGHT_FORMATS: Final = ("gptq", "gguf:q4_0", "gguf:q8_0")  # for `quantize`
 SHELLS: Final = ("bash", "zsh", "fish")  # for `completion`
@@ -41,10 +44,11 @@ def read_bool(text: str) -> bool:
     return word in _TRUE
 
 
-def _one_of(words: Sequence[str]) -> Callable[[str], str]:
-    """Return a reader that accepts only these words."""
+def _one_of(words: Sequence[str], older: Mapping[str, str] = _NONE) -> Callable[[str], str]:
+    """Return a reader that accepts only these words; `older`: what others meant once."""
 
     def read(text: str) -> str:
+        text = older.get(text, text)
         if text not in words:
             raise ValueError(f"expected one of {', '.join(words)}")
         return text
@@ -252,7 +256,7 @@ KINDS: Final[dict[str, tuple[str, Callable[[str], Any]]]] = {
     "rope": ("KIND", _one_of(ROPE_SCALINGS)),
     "adapters": ("IDS", _adapters),
     "image_urls": ("URLS", _image_urls),
-    "backend": ("BACKEND", _one_of(CPU_BACKENDS)),
+    "backend": ("BACKEND", _one_of(CPU_BACKENDS, OLDER_CPU_BACKENDS)),
     "drafter": ("DRAFTER", _one_of(DRAFTERS)),
     "bits": ("BITS", _bits),
     "sizes": ("SIZES", _sizes),

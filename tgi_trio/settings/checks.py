@@ -13,7 +13,6 @@ from tgi_trio.settings.records import (
     DRAFTERS,
     DTYPES,
     KV_CACHE_DTYPES,
-    OLDER_CPU_BACKENDS,
     QUANTIZATIONS,
     ROPE_SCALINGS,
     Options,
@@ -98,7 +97,7 @@ def check(options: Options) -> None:
         raise ConfigurationError(
             f"`hostname` must be an IP address such as 127.0.0.1. Given: {options.hostname}"
         ) from None
-    if options.cpu_backend not in (*CPU_BACKENDS, *OLDER_CPU_BACKENDS):
+    if options.cpu_backend not in CPU_BACKENDS:
         raise ConfigurationError(
             f"`cpu_backend` must be one of {', '.join(CPU_BACKENDS)}. Given: {options.cpu_backend}"
         )

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 from tgi_trio.model.config import RopeScaling
@@ -29,7 +30,7 @@ ROPE_SCALINGS: Final = ("linear", "dynamic")
 NGRAM, MTP = "ngram", "mtp"
 DRAFTERS: Final = (NGRAM, MTP)  # without a folder: the text so far, the model's own layers
 CPU_BACKENDS: Final = ("auto", "kernels", "torch")  # auto: kernels if they can serve the model
-OLDER_CPU_BACKENDS: Final = {"numba": "kernels"}  # words that were flags once
+OLDER_CPU_BACKENDS: Final = MappingProxyType({"numba": "kernels"})  # words of earlier versions
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,14 +15,7 @@ from tgi_trio.model.speculators.mtp import no_mtp
 from tgi_trio.model.speculators.recognise import count_guesses, find_kind
 from tgi_trio.settings.checks import check, number_of_shards
 from tgi_trio.settings.elsewhere import check_ranks_elsewhere
-from tgi_trio.settings.records import (
-    MTP,
-    NGRAM,
-    OLDER_CPU_BACKENDS,
-    AsGiven,
-    Options,
-    Settings,
-)
+from tgi_trio.settings.records import MTP, NGRAM, AsGiven, Options, Settings
 
 DEFAULT_POSITIONS: Final = 4096  # for a model without a longest sequence
 DEFAULT_PREFILL_TOKENS: Final = 4096  # TGI's, unless an accelerator suggests another
@@ -47,7 +40,6 @@ def resolve(options: Options, facts: ModelFacts) -> Settings:
             "quantize": facts.quantize if options.quantize is None else options.quantize,
             "speculate": _speculate(options),
             "drafter": _drafter(options, facts),
-            "cpu_backend": OLDER_CPU_BACKENDS.get(options.cpu_backend, options.cpu_backend),
         },
         model_id=name,
         model_sha=facts.revision_sha,
