@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 
 from tgi_trio.errors import CorruptFrame
-from tgi_trio.ipc.frame_codec import Frame, encode
+from tgi_trio.ipc.frame_codec import Frame, encode, path_column
 from tgi_trio.ipc.frames import Kind
 
 _DIGEST: Final = 32  # bytes of a sha256
@@ -38,7 +38,7 @@ class AdapterReport:
 def encode_adapter(command: int, order: AdapterOrder) -> bytes:
     """Return an ADAPTER frame."""
     columns = {
-        "folder": np.frombuffer(str(order.folder).encode("utf-8", "surrogateescape"), np.uint8),
+        "folder": path_column(order.folder),
         "sha256": np.frombuffer(order.sha256, np.uint8),
     }
     return encode(Kind.ADAPTER, {"command": command, "adapter": order.number}, columns)
@@ -46,8 +46,7 @@ def encode_adapter(command: int, order: AdapterOrder) -> bytes:
 
 def decode_adapter(frame: Frame) -> AdapterOrder:
     """Return what an ADAPTER frame says; raises CorruptFrame."""
-    folder = frame.column("folder").tobytes().decode("utf-8", "surrogateescape")
-    return AdapterOrder(frame.word("adapter"), Path(folder), _digest(frame))
+    return AdapterOrder(frame.word("adapter"), frame.path("folder"), _digest(frame))
 
 
 def encode_adapter_reply(report: AdapterReport) -> bytes:

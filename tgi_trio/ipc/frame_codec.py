@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import struct
 from collections.abc import Mapping
 from functools import lru_cache
 from itertools import compress
 from operator import is_not, itemgetter
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,11 @@ from tgi_trio.errors import CorruptFrame
 from tgi_trio.ipc.frames import SPECS, WORD, Kind
 
 _PADDING = tuple(b"\0" * n for n in range(WORD))
+
+
+def path_column(path: Path) -> NDArray[np.uint8]:
+    """Return a path as a u1 column: the bytes by which the system knows it, UTF-8 or not."""
+    return np.frombuffer(os.fsencode(path), np.uint8)
 
 
 def frame_bytes(kind: Kind, **counts: int) -> int:
@@ -180,3 +187,7 @@ class Frame:
     def text(self, name: str) -> str:
         """Return a u1 column as UTF-8 text; broken bytes are replaced, never raised."""
         return self.column(name).tobytes().decode("utf-8", "replace")
+
+    def path(self, name: str) -> Path:
+        """Return a u1 column as the path that `path_column` wrote."""
+        return Path(os.fsdecode(self.column(name).tobytes()))

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tgi_trio.ipc.frame_codec import Frame, encode
+from tgi_trio.ipc.frame_codec import Frame, encode, path_column
 from tgi_trio.ipc.frames import Kind
 
 
@@ -44,7 +44,7 @@ class PrefixReport:
 def encode_keep(command: int, order: KeepOrder) -> bytes:
     """Return a KEEP frame."""
     columns: dict[str, NDArray[Any]] = {
-        "folder": _path(order.folder),
+        "folder": path_column(order.folder),
         "key": np.frombuffer(order.key, np.uint8),
         "block_ids": np.array(order.blocks, np.int32),
         "slot_ids": np.array(order.slots, np.int32),
@@ -55,20 +55,20 @@ def encode_keep(command: int, order: KeepOrder) -> bytes:
 def decode_keep(frame: Frame) -> KeepOrder:
     """Return what a KEEP frame says."""
     blocks, slots = (tuple(frame.column(name).tolist()) for name in ("block_ids", "slot_ids"))
-    return KeepOrder(_folder(frame), frame.column("key").tobytes(), blocks, slots)
+    return KeepOrder(frame.path("folder"), frame.column("key").tobytes(), blocks, slots)
 
 
 def encode_restore(command: int, order: RestoreOrder) -> bytes:
     """Return a RESTORE frame."""
     words = {"command": command, "blocks": order.blocks, "slots": order.slots}
-    columns = {"folder": _path(order.folder), "key": np.frombuffer(order.key, np.uint8)}
+    columns = {"folder": path_column(order.folder), "key": np.frombuffer(order.key, np.uint8)}
     return encode(Kind.RESTORE, words, columns)
 
 
 def decode_restore(frame: Frame) -> RestoreOrder:
     """Return what a RESTORE frame says."""
     key, blocks, slots = frame.column("key").tobytes(), frame.word("blocks"), frame.word("slots")
-    return RestoreOrder(_folder(frame), key, blocks, slots)
+    return RestoreOrder(frame.path("folder"), key, blocks, slots)
 
 
 def encode_prefix_reply(report: PrefixReport) -> bytes:
@@ -80,11 +80,3 @@ def encode_prefix_reply(report: PrefixReport) -> bytes:
 def decode_prefix_reply(frame: Frame) -> PrefixReport:
     """Return what a PREFIX_REPLY frame says."""
     return PrefixReport(frame.word("bytes"), frame.text("error"))
-
-
-def _path(folder: Path) -> NDArray[np.uint8]:
-    return np.frombuffer(str(folder).encode("utf-8", "surrogateescape"), np.uint8)
-
-
-def _folder(frame: Frame) -> Path:
-    return Path(frame.column("folder").tobytes().decode("utf-8", "surrogateescape"))

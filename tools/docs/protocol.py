@@ -73,6 +73,8 @@ router                                   shard (rank 0)
   | WARMUP --------------------------------->|
   |                                         |  largest step, KV cache (phase WARMING)
   |<--------------------------- WARMUP_REPLY|
+  | RESTORE -------------------------------->|  with --prefix-cache-path, where there is a file
+  |<--------------------------- PREFIX_REPLY|
   | LIMITS #1, PREFILL #2 (A) -------------->|
   |                                         |--+ step 1: prefill A
   |<---------- STEP 1 (ack 2): A 1 token    |<-+
@@ -85,6 +87,8 @@ router                                   shard (rank 0)
   |                                         |--+ step 5: decode B
   |<---------- STEP 5 (ack 4): B            |<-+   now they are
   | EXTEND #5 (B: more blocks) ------------->|  ...
+  | KEEP ----------------------------------->|  with that flag, when no sequence is left
+  |<--------------------------- PREFIX_REPLY|
   | SHUTDOWN ------------------------------->|  finish the step, exit 0
 ```
 Neither side ever waits for the other: commands are drained between steps, steps are reported
