@@ -36,9 +36,11 @@ class GridLayout(PlainFinish):
     placeholder: str = "<|image_pad|>"
     feature_token: str = "<|image_pad|>"
     around: tuple[str, str] = ("<|vision_start|>", "<|vision_end|>")
+    before: str = ""  # what `expand` writes beside features
+    after: str = ""
 
     def expand(self, size: ImageSize) -> str:
-        return self.feature_token * self.count_features(size)
+        return f"{self.before}{self.feature_token * self.count_features(size)}{self.after}"
 
     def count_features(self, size: ImageSize) -> int:
         return self.count_units(size).pixels
@@ -142,27 +144,8 @@ class KimiLayout(PlainFinish):
 
 
 @dataclass(frozen=True)
-class MiniMaxLayout(GridLayout):
-    """As Qwen's, with marks that the processor writes."""
-
-    placeholder: str = "]<]image[>["
-    feature_token: str = "]<]image[>["
-    around: tuple[str, str] = ("", "")
-
-    def expand(self, size: ImageSize) -> str:
-        return f"]<]start of image[>[{super().expand(size)}]<]end of image[>["
-
-
-@dataclass(frozen=True)
 class MuseLayout(GridLayout):
-    """The grid nearest to the image's proportions, between marks; limits are in merged patches."""
-
-    placeholder: str = "<|patch|>"
-    feature_token: str = "<|patch|>"
-    around: tuple[str, str] = ("", "")
-
-    def expand(self, size: ImageSize) -> str:
-        return f"<|image_start|>{super().expand(size)}<|image_end|>"
+    """The grid nearest to the image's proportions; limits are in merged patches."""
 
     def count_units(self, size: ImageSize) -> ImageSize:
         return ImageSize(*fit_muse(*size, self.unit, self.most))
@@ -234,17 +217,31 @@ def lay_out_kimi(settings: ImageSettings) -> KimiLayout:
     return KimiLayout(KimiCanvas.read(settings.image_processor))
 
 
-def lay_out_minimax_m3(settings: ImageSettings) -> MiniMaxLayout:
+def lay_out_minimax_m3(settings: ImageSettings) -> GridLayout:
     """Return the layout of a `minimax_m3_vl` model. Raises ModelLoadError."""
     found = limit_size(settings.image_processor)
     least, most = (read_int(found["size"], f"{which}_edge") for which in ("shortest", "longest"))
-    return MiniMaxLayout(_read_unit(found), least, most)
+    return GridLayout(
+        *(_read_unit(found), least, most),
+        placeholder="]<]image[>[",
+        feature_token="]<]image[>[",
+        around=("", ""),
+        before="]<]start of image[>[",
+        after="]<]end of image[>[",
+    )
 
 
 def lay_out_muse(settings: ImageSettings) -> MuseLayout:
     """Return the layout of a `muse_glimmer` model. Raises ModelLoadError."""
     found = settings.image_processor
-    return MuseLayout(_read_unit(found), 1, read_int(found, "max_image_tokens", 4096))
+    return MuseLayout(
+        *(_read_unit(found), 1, read_int(found, "max_image_tokens", 4096)),
+        placeholder="<|patch|>",
+        feature_token="<|patch|>",
+        around=("", ""),
+        before="<|image_start|>",
+        after="<|image_end|>",
+    )
 
 
 def lay_out_exaone(settings: ImageSettings) -> GridLayout:
