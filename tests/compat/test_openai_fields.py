@@ -12,7 +12,8 @@ from openai.types.chat import completion_create_params as chat_create_params
 from openai.types.responses import response_create_params
 
 from tgi_trio.router.http.dialects.responses.schema import ResponsesRequest
-from tgi_trio.router.http.messages.schema import BodyReader, ChatRequest, CompletionRequest
+from tgi_trio.router.http.messages.body_reader import BodyReader
+from tgi_trio.router.http.messages.schema import ChatRequest, CompletionRequest
 
 DOCS = Path(__file__).parents[2] / "docs"
 

@@ -12,6 +12,7 @@ from tests.router.http.fake_engine import FakeEngine
 from tests.router.http.served import served
 from tgi_trio.router.http.dialects.responses.schema import ResponsesRequest
 from tgi_trio.router.http.messages import schema, unserved
+from tgi_trio.router.http.messages.body_reader import BodyReader
 from tgi_trio.router.text.chat_template import ChatTemplate
 
 pytestmark = pytest.mark.trio
@@ -167,7 +168,7 @@ async def test_no_field_can_be_served_and_refused_at_once():
         mirostat: int | None = None
 
     with pytest.raises(ValueError, match="mirostat"):
-        schema.BodyReader(Both)
+        BodyReader(Both)
 
 
 async def test_fields_the_sampler_knows_are_served_instead():

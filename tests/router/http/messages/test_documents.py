@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tgi_trio.router.http.messages import schema
+from tgi_trio.router.http.messages.body_reader import BodyReader
 from tgi_trio.router.http.messages.problems import BodyRejected
 from tgi_trio.router.http.openapi import document
 from tgi_trio.router.http.wire.headers import header_block
@@ -38,7 +39,7 @@ def test_any_body_is_read_or_rejected(body):
     headers = {b"content-type": b"application/json"}
     for shape in (schema.GenerateRequest, schema.ChatRequest, schema.CompletionRequest):
         try:
-            assert isinstance(schema.BodyReader(shape).read(headers, body), shape)
+            assert isinstance(BodyReader(shape).read(headers, body), shape)
         except BodyRejected as error:
             assert error.status in (400, 422)
 

@@ -11,6 +11,7 @@ from tgi_trio.router.http.call import Call
 from tgi_trio.router.http.conversation import Conversation
 from tgi_trio.router.http.dialects.chat_tools import Choice, GivenTools, to_past_call
 from tgi_trio.router.http.messages import schema
+from tgi_trio.router.http.messages.body_reader import invalid_value, read_aliases, read_variables
 from tgi_trio.router.http.messages.problems import Refused
 from tgi_trio.router.http.messages.response_format import forms
 from tgi_trio.router.http.messages.tool_schema import ToolCall
@@ -78,7 +79,7 @@ def _variables(
     """Return the client's template variables. Raises BodyRejected and ValidationError."""
     effort = request.reasoning_effort
     fields = () if effort is None else ("reasoning_effort",)
-    variables = schema.read_variables(request.chat_template_kwargs, *fields)
+    variables = read_variables(request.chat_template_kwargs, *fields)
     if effort is None or template is None:
         return variables
     shown = tools and template.uses("tools", tools=True)
@@ -92,7 +93,7 @@ def _variables(
 def _budget(request: schema.ChatRequest) -> int | None:
     """Return the most tokens of a thought, under any of its names. Raises BodyRejected."""
     names = ("thinking_token_budget", "max_think_tokens", "thinking_budget_tokens")
-    given: int | None = schema.read_aliases(request, *names)
+    given: int | None = read_aliases(request, *names)
     return None if given is None or given < 0 else given
 
 
@@ -122,22 +123,22 @@ def _frames(given: Mapping[str, Any]) -> tuple[float | None, int | None]:
         (fps,) = fps
     if others := given.keys() - {"fps", "num_frames", "do_sample_frames"}:
         name = sorted(others)[0][:_SHOWN]
-        raise schema.invalid_value(path, f"`{name}` is not read, only `fps` and `num_frames`")
+        raise invalid_value(path, f"`{name}` is not read, only `fps` and `num_frames`")
     if given.get("do_sample_frames", True) is not True:
-        raise schema.invalid_value(path, "frames are sampled in any case: give `num_frames`")
+        raise invalid_value(path, "frames are sampled in any case: give `num_frames`")
     if fps is not None and number is not None:
-        raise schema.invalid_value(path, "`fps` and `num_frames` exclude each other")
+        raise invalid_value(path, "`fps` and `num_frames` exclude each other")
     if fps is not None and (type(fps) not in (int, float) or not 0 < fps <= _MOST_FPS):
-        raise schema.invalid_value(path, f"`fps` must be above 0, and {_MOST_FPS} at most")
+        raise invalid_value(path, f"`fps` must be above 0, and {_MOST_FPS} at most")
     if number is not None and (type(number) is not int or not 0 < number < 2**31):
-        raise schema.invalid_value(path, "`num_frames` must be a positive number")
+        raise invalid_value(path, "`num_frames` must be a positive number")
     return fps, number
 
 
 def _turn(message: schema.Message, i: int) -> Turn:
     """Return a message as a turn, its text joined. Raises BodyRejected and Refused."""
     if message.function_call is not None:
-        raise schema.invalid_value(f"messages[{i}].function_call", "not read: use `tool_calls`")
+        raise invalid_value(f"messages[{i}].function_call", "not read: use `tool_calls`")
     content = message.content if message.content is not None else message.refusal or None
     pieces: list[Piece] = []
     thinking: list[str | None] = []
@@ -153,7 +154,7 @@ def _turn(message: schema.Message, i: int) -> Turn:
     thoughts = (message.reasoning_content, message.thinking, message.reasoning, within)
     # An answer that was cut off in its thought has neither, and clients send it back like that.
     if content is None and calls is None and not any(thoughts):
-        raise schema.invalid_value(f"messages[{i}]", "needs `content` or `tool_calls`")
+        raise invalid_value(f"messages[{i}]", "needs `content` or `tool_calls`")
     turn = Turn.of(message.role, pieces)
     return replace(
         turn,
@@ -173,28 +174,28 @@ def _piece_of(chunk: schema.MessageChunk, i: int, j: int) -> Piece:
     field = f"messages[{i}].content[{j}].{chunk.type}"
     if chunk.type == "image_url":
         if chunk.image_url is None:
-            raise schema.invalid_value(f"messages[{i}].content", "an image needs `image_url`")
+            raise invalid_value(f"messages[{i}].content", "an image needs `image_url`")
         return MediaLink(chunk.image_url.url, f"messages[{i}]", field)
     if chunk.type == "video_url":
         if chunk.video_url is None:
-            raise schema.invalid_value(f"messages[{i}].content", "a video needs `video_url`")
+            raise invalid_value(f"messages[{i}].content", "a video needs `video_url`")
         return MediaLink(chunk.video_url.url, f"messages[{i}]", field, kind="video")
     if chunk.type == "audio_url":
         if chunk.audio_url is None:
-            raise schema.invalid_value(f"messages[{i}].content", "audio needs `audio_url`")
+            raise invalid_value(f"messages[{i}].content", "audio needs `audio_url`")
         return MediaLink(chunk.audio_url.url, f"messages[{i}]", field, kind="audio")
     if chunk.type == "input_audio":
         if chunk.input_audio is None:
-            raise schema.invalid_value(f"messages[{i}].content", "audio needs `input_audio`")
+            raise invalid_value(f"messages[{i}].content", "audio needs `input_audio`")
         return to_audio_link(chunk.input_audio.data, f"messages[{i}]", field)
     if chunk.type == "refusal" and chunk.refusal is not None:
         return chunk.refusal
     if chunk.type != "text":
-        raise schema.invalid_value(
+        raise invalid_value(
             f"messages[{i}].content",
             f"parts of type `{chunk.type[:_SHOWN]}` are not read, only `text`, `image_url`, "
             "`video_url`, `input_audio` and `audio_url`",
         )
     if chunk.text is None:
-        raise schema.invalid_value(f"messages[{i}].content", "a text part needs `text`")
+        raise invalid_value(f"messages[{i}].content", "a text part needs `text`")
     return chunk.text

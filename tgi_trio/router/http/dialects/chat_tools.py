@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from tgi_trio.errors import ToolError
-from tgi_trio.router.http.messages import schema, tool_schema
+from tgi_trio.router.http.messages import tool_schema
+from tgi_trio.router.http.messages.body_reader import convert_body, invalid_value
 from tgi_trio.router.text.tools.custom import INPUT, custom_function, shown_parameters
 from tgi_trio.router.text.tools.functions import NO_PARAMETERS, Function, select_functions
 from tgi_trio.router.text.turns import PastCall, read_arguments
@@ -36,11 +37,11 @@ class Choice:
         if given.get("type") != "allowed_tools":
             served = "`function`, `custom` and `allowed_tools`"
             return cls(_tool_name(given, "tool_choice", served), named=True)
-        found = schema.convert_body(given, tool_schema.AllowedToolsChoice, "tool_choice")
+        found = convert_body(given, tool_schema.AllowedToolsChoice, "tool_choice")
         where, mode = "tool_choice.allowed_tools", found.allowed_tools.mode
         if mode not in tool_schema.MODES:
             modes = ", ".join(f"`{each}`" for each in tool_schema.MODES)
-            raise schema.invalid_value(f"{where}.mode", f"`{mode[:_SHOWN]}` is none of {modes}")
+            raise invalid_value(f"{where}.mode", f"`{mode[:_SHOWN]}` is none of {modes}")
         names = [
             _tool_name(each, f"{where}.tools[{i}]", "`function` and `custom`")
             for i, each in enumerate(found.allowed_tools.tools)
@@ -90,7 +91,7 @@ def to_past_call(each: tool_schema.ToolCall, path: str) -> PastCall:
     function = each.function
     if function is None:
         needed = "custom" if each.type == "custom" else "function"
-        raise schema.invalid_value(path, f"missing field `{needed}`")
+        raise invalid_value(path, f"missing field `{needed}`")
     arguments = function.arguments
     if arguments is None:
         arguments = function.parameters if function.parameters is not None else {}
@@ -106,18 +107,18 @@ def _kind(given: Mapping[str, Any], path: str, served: str = "`function` and `cu
         return "custom"
     if isinstance(kind, str) and kind != "function" and "function" not in given:
         what = f"`{kind[:_SHOWN]}` is not served, only {served}: tools run at the client"
-        raise schema.invalid_value(f"{path}.type", what)
+        raise invalid_value(f"{path}.type", what)
     return "function"
 
 
 def _tool_name(given: Mapping[str, Any], path: str, served: str) -> str:
     if _kind(given, path, served) == "custom":
-        return schema.convert_body(given, tool_schema.NamedCustomToolChoice, path).custom.name
-    return schema.convert_body(given, tool_schema.NamedToolChoice, path).function.name
+        return convert_body(given, tool_schema.NamedCustomToolChoice, path).custom.name
+    return convert_body(given, tool_schema.NamedToolChoice, path).function.name
 
 
 def _function(tool: Mapping[str, Any], path: str) -> Function:
-    found = schema.convert_body(tool, tool_schema.Tool, path).function
+    found = convert_body(tool, tool_schema.Tool, path).function
     return Function.of(
         found.name, found.arguments if found.parameters is None else found.parameters
     )
@@ -143,13 +144,13 @@ def _custom_tool(
     tool: Mapping[str, Any], path: str, most: int
 ) -> tuple[Function, Mapping[str, Any]]:
     """Return a custom tool as a function, and as templates render it."""
-    found = schema.convert_body(tool, tool_schema.CustomTool, path).custom
+    found = convert_body(tool, tool_schema.CustomTool, path).custom
     form: dict[str, Any] | None = None
     if found.format is not None:
         form = {"type": found.format.type}
         if form["type"] == "grammar":
             if found.format.grammar is None:
-                raise schema.invalid_value(f"{path}.custom.format", "missing field `grammar`")
+                raise invalid_value(f"{path}.custom.format", "missing field `grammar`")
             grammar = found.format.grammar
             form |= {"syntax": grammar.syntax, "definition": grammar.definition}
     shown: dict[str, Any] = {"name": found.name}

@@ -23,6 +23,7 @@ import trio
 
 from tgi_trio.errors import ValidationError, blaming
 from tgi_trio.router.http.messages import schema
+from tgi_trio.router.http.messages.body_reader import convert_body, invalid_value
 from tgi_trio.router.http.messages.shared_fields import StructuredOutputs
 from tgi_trio.router.text import grammars
 from tgi_trio.router.text.gbnf import looks_like_gbnf
@@ -112,18 +113,18 @@ def _response_grammar(given: schema.ResponseFormat, most: int) -> str:
     named, plain, value = given.json_schema, given.schema, given.value
     if sum(each is not None for each in (named, plain, value)) > 1:
         what = "`json_schema`, `schema` and `value` exclude one another"
-        raise schema.invalid_value("response_format", what)
+        raise invalid_value("response_format", what)
     if named is not None:
         return _named_schema("response_format.json_schema", named, most)
     if plain is not None:
         if not given.type.startswith("json"):
-            raise schema.invalid_value("response_format", f"`{given.type}` takes no `schema`")
+            raise invalid_value("response_format", f"`{given.type}` takes no `schema`")
         return _schema("response_format.schema", plain, most)
     if given.type == "json_object" and value is None:
         return grammars.json_object()
     if value is None:
         wanted = "json_schema" if given.type == "json_schema" else "value"
-        raise schema.invalid_value("response_format", f"missing field `{wanted}`")
+        raise invalid_value("response_format", f"missing field `{wanted}`")
     return _BUILDERS[given.type]("response_format.value", value, most)
 
 
@@ -143,7 +144,7 @@ def _schema(path: str, value: Any, most: int) -> str:
 
 def _named_schema(path: str, value: Any, most: int) -> str:
     if not isinstance(value, dict) or "schema" not in value:
-        raise schema.invalid_value(path, "missing field `schema`")
+        raise invalid_value(path, "missing field `schema`")
     wanted = value["schema"]
     if not isinstance(wanted, dict | bool):
         raise ValidationError(_UNSUPPORTED)
@@ -157,7 +158,7 @@ def _any_object(path: str, value: Any, most: int) -> str:
 
 def _text(build: Callable[[str], str]) -> Builder:
     def built(path: str, value: Any, most: int) -> str:
-        text = schema.convert_body(value, str, path)
+        text = convert_body(value, str, path)
         grammars.check_size(text, most)
         return build(text)
 
@@ -165,7 +166,7 @@ def _text(build: Callable[[str], str]) -> Builder:
 
 
 def _choice(path: str, value: Any, most: int) -> str:
-    options = schema.convert_body(value, list[str], path)
+    options = convert_body(value, list[str], path)
     grammars.check_size(options, most)
     return grammars.choice(options)
 

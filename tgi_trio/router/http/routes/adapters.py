@@ -11,13 +11,14 @@ from pathlib import Path
 from tgi_trio.errors import ValidationError
 from tgi_trio.router.http.answer_fields import BASE_NAMES
 from tgi_trio.router.http.call import Call, Reply, Route
-from tgi_trio.router.http.messages import schema, token_schema
+from tgi_trio.router.http.messages import token_schema
+from tgi_trio.router.http.messages.body_reader import BodyReader
 from tgi_trio.router.http.messages.error_shapes import OPENAI
 from tgi_trio.router.http.messages.problems import Refused
 
-_LOAD = schema.BodyReader(token_schema.LoadAdapterRequest)
+_LOAD = BodyReader(token_schema.LoadAdapterRequest)
 _LONGEST_NAME = 256  # characters
-_UNLOAD = schema.BodyReader(token_schema.UnloadAdapterRequest)
+_UNLOAD = BodyReader(token_schema.UnloadAdapterRequest)
 
 
 async def load_adapter(call: Call) -> Reply:

@@ -11,6 +11,7 @@ from tgi_trio.router.http.call import Call, Reply, Route
 from tgi_trio.router.http.dialects.chat import to_conversation
 from tgi_trio.router.http.generation import Result, collect_results, stream_events, take_permits
 from tgi_trio.router.http.messages import schema
+from tgi_trio.router.http.messages.body_reader import BodyReader, read_aliases
 from tgi_trio.router.http.messages.error_shapes import OpenAIShape
 from tgi_trio.router.http.messages.events import ChatEvents, Envelope, Events, chat_usage_event
 from tgi_trio.router.http.messages.extras import Shown, prompt_ids_json, token_ids_json
@@ -32,7 +33,7 @@ from tgi_trio.router.http.sse import DONE
 from tgi_trio.router.request import Request
 from tgi_trio.router.validation import fan_out
 
-_CHAT = schema.BodyReader(schema.ChatRequest, mends=True)
+_CHAT = BodyReader(schema.ChatRequest, mends=True)
 
 
 async def chat_completions(call: Call) -> Reply:
@@ -89,7 +90,7 @@ async def prepare_chat(call: Call, request: schema.ChatRequest) -> Prepared:
 
     Raises TemplateError, ValidationError and what `to_conversation` raises.
     """
-    request.max_tokens = schema.read_aliases(request, "max_tokens", "max_completion_tokens")
+    request.max_tokens = read_aliases(request, "max_tokens", "max_completion_tokens")
     conversation = to_conversation(call, request)
     if request.top_logprobs and not request.logprobs:
         raise ValidationError("`top_logprobs` needs `logprobs` to be true")

@@ -18,6 +18,7 @@ from tgi_trio.router.http.generation import (
     take_permits,
 )
 from tgi_trio.router.http.messages import schema
+from tgi_trio.router.http.messages.body_reader import BodyReader, invalid_value
 from tgi_trio.router.http.messages.error_shapes import OpenAIShape
 from tgi_trio.router.http.messages.events import CompletionEvents, Envelope, completion_usage_event
 from tgi_trio.router.http.messages.extras import Shown, prompt_ids_json, token_ids_json
@@ -31,7 +32,7 @@ from tgi_trio.router.http.sse import DONE
 from tgi_trio.router.request import FinishReason, Request
 from tgi_trio.router.validation import GenerationParameters, fan_out
 
-_COMPLETION = schema.BodyReader(schema.CompletionRequest, mends=True)
+_COMPLETION = BodyReader(schema.CompletionRequest, mends=True)
 
 Prompt = str | list[int]
 
@@ -133,7 +134,7 @@ def _prompts(call: Call, request: schema.CompletionRequest) -> list[Prompt]:
     """Return the prompts, each as text or as token ids. Raises BodyRejected and Refused."""
     given = request.prompt
     if given == []:
-        raise schema.invalid_value(
+        raise invalid_value(
             "prompt", "Empty array detected. Do not use an empty array for the prompt."
         )
     prompts: list[Prompt]
@@ -144,7 +145,7 @@ def _prompts(call: Call, request: schema.CompletionRequest) -> list[Prompt]:
     else:
         prompts = [item for item in given if not isinstance(item, int)]
         if len({type(item) for item in given}) > 1:
-            raise schema.invalid_value("prompt", "texts and token ids cannot be mixed")
+            raise invalid_value("prompt", "texts and token ids cannot be mixed")
     check_batch_size(call, len(prompts))
     return prompts
 

@@ -8,10 +8,11 @@ from tgi_trio import __version__
 from tgi_trio.router.http.answer_fields import resolve_model
 from tgi_trio.router.http.call import Call, Reply, Route
 from tgi_trio.router.http.messages import schema
+from tgi_trio.router.http.messages.body_reader import BodyReader
 from tgi_trio.router.http.messages.problems import Refused
 from tgi_trio.router.http.routes import native, operations
 
-_INFER = schema.BodyReader(schema.InferRequest)
+_INFER = BodyReader(schema.InferRequest)
 _MODEL = "/v2/models/<path:model>/versions/<version>"
 
 

@@ -11,8 +11,8 @@ from tgi_trio.router.http.dialects.anthropic import schema
 from tgi_trio.router.http.dialects.anthropic.answer import AnswerEnd, MessageEvents, message, unsaid
 from tgi_trio.router.http.dialects.anthropic.request import to_conversation, to_parameters
 from tgi_trio.router.http.generation import collect_results, stream_events, take_permits
+from tgi_trio.router.http.messages.body_reader import BodyReader
 from tgi_trio.router.http.messages.error_shapes import ANTHROPIC
-from tgi_trio.router.http.messages.schema import BodyReader
 from tgi_trio.router.http.preparing import prepare
 from tgi_trio.router.http.rendering import render_prompt
 from tgi_trio.router.http.routes.tokens import expand_text, tokenize_text

@@ -18,6 +18,7 @@ from tgi_trio.router.http.generation import (
     take_permits,
 )
 from tgi_trio.router.http.messages import schema
+from tgi_trio.router.http.messages.body_reader import BodyReader
 from tgi_trio.router.http.messages.events import NativeEvents, QueryEvents
 from tgi_trio.router.http.messages.problems import Refused
 from tgi_trio.router.http.messages.render import optional_json, prefill_json, text_json, tokens_json
@@ -26,8 +27,8 @@ from tgi_trio.router.media.image_prompt import ImagePrompt, Prompt
 from tgi_trio.router.request import Request
 from tgi_trio.router.validation import GenerationParameters, fan_out
 
-_GENERATE = schema.BodyReader(schema.GenerateRequest)
-_COMPAT = schema.BodyReader(schema.CompatGenerateRequest)
+_GENERATE = BodyReader(schema.GenerateRequest)
+_COMPAT = BodyReader(schema.CompatGenerateRequest)
 
 AnyRequest = schema.GenerateRequest | schema.CompatGenerateRequest
 WithParameters = AnyRequest | schema.VertexInstance | schema.InferRequest

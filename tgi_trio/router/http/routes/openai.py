@@ -9,6 +9,7 @@ from typing import Any, Final
 from tgi_trio.errors import ValidationError
 from tgi_trio.router.http.call import Call
 from tgi_trio.router.http.messages import schema
+from tgi_trio.router.http.messages.body_reader import invalid_value
 from tgi_trio.router.http.messages.extras import Shown
 from tgi_trio.router.http.messages.logprobs import LogprobWriter
 from tgi_trio.router.http.messages.response_format import OpenAiRequest
@@ -81,7 +82,7 @@ def biases(bias: dict[str, float] | None) -> dict[int, float]:
     for key in bias or {}:
         if not _TOKEN_ID.fullmatch(key):
             what = f"the key `{key}` is no token id: keys are the ids of tokens as decimal numbers"
-            raise schema.invalid_value("logit_bias", what)
+            raise invalid_value("logit_bias", what)
     return {int(key): value for key, value in (bias or {}).items()}
 
 

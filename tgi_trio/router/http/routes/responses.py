@@ -23,8 +23,8 @@ from tgi_trio.router.http.dialects.responses.writing import (
     settings_of,
 )
 from tgi_trio.router.http.generation import collect_results, explain, stream_events, take_permits
+from tgi_trio.router.http.messages.body_reader import BodyReader
 from tgi_trio.router.http.messages.logprobs import LogprobWriter
-from tgi_trio.router.http.messages.schema import BodyReader
 from tgi_trio.router.http.preparing import prepare
 from tgi_trio.router.http.rendering import render_prompt
 from tgi_trio.router.http.routes import openai

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tgi_trio.router.http.call import Call, Handler, Reply, Route
 from tgi_trio.router.http.messages import schema
+from tgi_trio.router.http.messages.body_reader import FirstFit
 from tgi_trio.router.http.routes.chat import chat_completions
 from tgi_trio.router.http.routes.completions import completions
 from tgi_trio.router.http.routes.native import compat
@@ -14,7 +15,7 @@ _HANDLERS: dict[type, Handler] = {
     schema.CompletionRequest: completions,
 }
 # In TGI's order: a body with both `inputs` and `messages` is one of POST /.
-_BODY = schema.FirstFit(
+_BODY = FirstFit(
     dict(zip(("inputs", "messages", "prompt"), _HANDLERS, strict=True)),
     needs="needs `inputs`, `messages` or `prompt`",
 )

@@ -10,14 +10,15 @@ from tgi_trio.router.http.answer_fields import resolve_model
 from tgi_trio.router.http.call import Call, Reply, Route
 from tgi_trio.router.http.deadlines import expand_images
 from tgi_trio.router.http.dialects.chat import to_conversation
-from tgi_trio.router.http.messages import schema, token_schema
+from tgi_trio.router.http.messages import token_schema
+from tgi_trio.router.http.messages.body_reader import BodyReader, FirstFit
 from tgi_trio.router.http.messages.render import NUMPY, text_json
 from tgi_trio.router.http.rendering import render_prompt
 from tgi_trio.router.media.image_prompt import Prompt
 from tgi_trio.router.text.tokenizer import INLINE_CHARACTERS, Encoding
 
 # In this order: a body with `inputs` is in TGI's form, whatever else it has.
-_TOKENIZE = schema.FirstFit(
+_TOKENIZE = FirstFit(
     {
         "inputs": token_schema.TokenizeRequest,
         "messages": token_schema.TokenizeChatRequest,
@@ -25,7 +26,7 @@ _TOKENIZE = schema.FirstFit(
     },
     needs="needs `inputs`, `prompt` or `messages`",
 )
-_DETOKENIZE = schema.BodyReader(token_schema.DetokenizeRequest)
+_DETOKENIZE = BodyReader(token_schema.DetokenizeRequest)
 
 _SPECIAL = ("bos_token", "eos_token", "pad_token", "unk_token")
 

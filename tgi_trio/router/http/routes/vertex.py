@@ -10,14 +10,15 @@ from tgi_trio.router.http.call import Call, HttpSettings, Reply, Route
 from tgi_trio.router.http.deadlines import validate_request
 from tgi_trio.router.http.generation import collect_results, take_permits
 from tgi_trio.router.http.messages import schema
+from tgi_trio.router.http.messages.body_reader import BodyReader, FirstFit
 from tgi_trio.router.http.messages.problems import Refused
 from tgi_trio.router.http.messages.render import text_json
 from tgi_trio.router.http.routes import chat, native
 from tgi_trio.router.http.routes.operations import health
 from tgi_trio.router.request import Request
 
-_VERTEX = schema.BodyReader(schema.VertexRequest)
-_INSTANCE = schema.FirstFit(
+_VERTEX = BodyReader(schema.VertexRequest)
+_INSTANCE = FirstFit(
     {"inputs": schema.VertexInstance, "messages": schema.ChatRequest},
     needs="needs `inputs` or `messages`",
 )

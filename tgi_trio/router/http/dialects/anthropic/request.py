@@ -11,8 +11,8 @@ from tgi_trio.errors import ToolError, ValidationError
 from tgi_trio.router.http.conversation import Conversation
 from tgi_trio.router.http.dialects.anthropic import schema
 from tgi_trio.router.http.dialects.carried import read_carried
+from tgi_trio.router.http.messages.body_reader import convert_body, invalid_value, read_variables
 from tgi_trio.router.http.messages.problems import Refused
-from tgi_trio.router.http.messages.schema import convert_body, invalid_value, read_variables
 from tgi_trio.router.http.messages.shared_fields import read_seed
 from tgi_trio.router.media.links import MediaLink, Piece
 from tgi_trio.router.text import grammars

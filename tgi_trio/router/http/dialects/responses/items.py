@@ -11,8 +11,8 @@ import msgspec
 from tgi_trio.router.http.dialects.carried import read_carried
 from tgi_trio.router.http.dialects.responses import schema
 from tgi_trio.router.http.dialects.responses.tools import SHELL, model_name
+from tgi_trio.router.http.messages.body_reader import convert_body, invalid_value
 from tgi_trio.router.http.messages.problems import Refused
-from tgi_trio.router.http.messages.schema import convert_body, invalid_value
 from tgi_trio.router.media.links import MediaLink, Piece, to_audio_link
 from tgi_trio.router.text.tools.custom import INPUT
 from tgi_trio.router.text.turns import PastCall, Turn, read_arguments

@@ -9,8 +9,8 @@ from tgi_trio.router.http.conversation import Conversation
 from tgi_trio.router.http.dialects.responses import schema
 from tgi_trio.router.http.dialects.responses.items import to_turns
 from tgi_trio.router.http.dialects.responses.tools import Toolbox, model_name
+from tgi_trio.router.http.messages.body_reader import invalid_value, read_variables
 from tgi_trio.router.http.messages.problems import Refused
-from tgi_trio.router.http.messages.schema import invalid_value, read_variables
 from tgi_trio.router.http.messages.shared_fields import read_seed
 from tgi_trio.router.http.messages.tool_schema import MODES
 from tgi_trio.router.http.messages.unserved import MODERATION

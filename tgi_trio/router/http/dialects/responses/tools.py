@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from tgi_trio.errors import ToolError
-from tgi_trio.router.http.messages.schema import invalid_value
+from tgi_trio.router.http.messages.body_reader import invalid_value
 from tgi_trio.router.text.tools.custom import custom_function, shown_parameters
 from tgi_trio.router.text.tools.functions import NO_PARAMETERS, Function, select_functions
 
