@@ -29,7 +29,7 @@ from tests.shard.speculation.mtp_references import reference
 from tests.shard.speculation.mtp_support import counting, mtp_checkpoint
 from tests.shard.speculation.test_same_tokens import ASKED, EVENTS
 from tests.shard.torch_backend.models_support import GreedyRecorder
-from tgi_trio.ipc.messages import PrefillRow, SamplingParameters
+from tgi_trio.ipc.messages import PrefillRow, SamplingParameters, StateGrant
 from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.ipc.startup import WarmupRequest
 from tgi_trio.model.guessing_layers import LAYOUTS
@@ -178,6 +178,45 @@ def test_what_a_prefix_has_stored_is_read_again(family: str, tmp_path: Path) -> 
     guessed = [(known, own) for known, own in watched.guessed if own]
     assert any(known[: len(prompt) + 3] == [*prompt, 9, 8, 7] for known, _ in guessed)
     check_guesses(guessed, reference(family, folder, tmp_path / "theirs"))
+
+
+def after_others(runner: Runner, others: int) -> tuple[list[Any], list[float]]:
+    """Return what is guessed for the last prompt, once others have ended, and its values."""
+    room = runner.warm_up(WarmupRequest(64, 256, 4, 2048))
+    drafter = runner.drafter(MOST)
+    assert drafter is not None
+    watched = Watched(drafter)
+    info = runner.info
+    batch = Batch(
+        vocab_size=info.vocab_size, block_size=BLOCK, blocks=room.blocks, eos_ids=(),
+        state_slots=room.state_slots, drafter=watched, draft_budget=8,
+    )  # fmt: skip
+    asked, values = replace(GREEDY, prompt_logprobs=True), list[float]()
+    for i, prompt in enumerate([*PROMPTS[:others], PROMPTS[2]]):
+        watched.guessed.clear()
+        values = []
+        row = PrefillRow(i, np.array(prompt, np.int32), len(prompt), 0, [1, 2, 3], NEW, 0, asked)
+        batch.add(replace(row, states=StateGrant((1, 2))) if info.state_bytes else row)
+        while (plan := batch.plan(64)) is not None:
+            result = runner.step(plan)
+            for found in result.prompts.values():
+                values += found.logprobs
+            own = replace(result, forward_ns=0, sample_ns=0, processor_ns=0)
+            for gone in batch.settle(plan, own).dropped:
+                runner.drop(gone)
+    return watched.guessed, values
+
+
+@pytest.mark.parametrize("backend", ["torch", "kernels"])
+@pytest.mark.parametrize("family", ["deepseek_v3", "qwen4_exp_text"])
+def test_whoever_has_ended_changes_no_states(family: str, backend: str, tmp_path: Path) -> None:
+    """Their last tokens are read in the step that follows, whose states are still wanted."""
+    folder = mtp_checkpoint(tmp_path / "model", family, **WIDER[family])
+    guessed, values = after_others(load(folder, cpu_backend=backend), 0)
+    assert any(own for _, own in guessed) and len(values) == len(PROMPTS[2])
+    again, same = after_others(load(folder, cpu_backend=backend), 2)
+    assert again == guessed
+    assert same[1:] == pytest.approx(values[1:], abs=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -193,20 +193,20 @@ class CpuRunner:
             choices = choosing.choose_tokens(self.sampler, logits, plan, sampled)
             if self._heads is not None:
                 self._last.keep(plan, sampled, choices, self._forward.hidden)
-        if self._reader is not None:
-            tapped = isinstance(self._eagle, KernelEagle)
-            pick = self._forward.tapped if tapped else self._forward.states
-            self._reader.keep(plan, sampled, choices, pick)
         ended = time.monotonic_ns()
         # Only the last stage has logits, so only it has the log-probabilities of prompts.
         spans = prompt_spans(plan).items() if self._forward.program.run.is_last else ()
         prompts = {row: self._prompt_values(plan, row, *span) for row, span in spans}
         prompts_ns = time.monotonic_ns() - ended
+        if self._reader is not None:  # at the end: what it reads may overwrite hidden states
+            tapped = isinstance(self._eagle, KernelEagle)
+            pick = self._forward.tapped if tapped else self._forward.states
+            self._reader.keep(plan, sampled, choices, pick)
         choices = choices.spread(sampled, len(plan.rows))
         return StepResult(
             choices,
             chosen - began + prompts_ns,
-            ended - chosen,
+            time.monotonic_ns() - chosen - prompts_ns,
             prompts,
             processor_ns=time.thread_time_ns() - processor if self._guesses else 0,
         )

@@ -9,6 +9,7 @@ No torch in this file.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -67,7 +68,9 @@ class EagleReader:
     def keep(self, plan: StepPlan, sampled: NDArray[np.intp], choices: Choices, pick: Pick) -> None:
         """Keep a step's states (`Backlog.keep`), after reading the backlog if it is too long."""
         if self.backlog.due or self.backlog.size + len(plan.token_ids) > MOST:
+            states = pick(np.arange(len(plan.token_ids)))  # reading may overwrite them
             self.read([])
+            pick = partial(self.layer.pick, states)
         self.backlog.keep(plan, sampled, choices, pick)
 
     def drop(self, sequence: ShardSequence) -> None:
