@@ -131,6 +131,8 @@ class CpuRunner:
         return RankPrefixes(self._find_parts, None if self._ranks is None else self._ranks.least)
 
     def _find_parts(self) -> PrefixParts:
+        if self._reader is not None:
+            self._reader.read([])  # else its caches lack what has ended since
         program = self._forward.program
         arrays = [*program.caches.arrays, *(() if self._eagle is None else self._eagle.caches)]
         blocks = [HostPart(each, self._blocks) for each in arrays]

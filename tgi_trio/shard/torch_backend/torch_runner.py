@@ -137,7 +137,7 @@ class TorchRunner:
     def prefixes(self) -> Prefixes:
         agree = None if self._ranks is None else partial(self._ranks.least, device=self.device)
         return RankPrefixes(
-            lambda: find_parts(self._cache, self._guesser.caches, self._pool), agree
+            lambda: find_parts(self._cache, self._guesser.complete_caches(), self._pool), agree
         )
 
     @torch.inference_mode()

@@ -60,9 +60,13 @@ class TrainedGuesser:
             return own.nbytes()
         return 0 if self._heads is None else self._heads.nbytes(own_head=self._own_head)
 
-    @property
-    def caches(self) -> Sequence[torch.Tensor]:
-        """What it keeps of tokens beside the model's cache, each [blocks * BLOCK_SIZE, ...]."""
+    def complete_caches(self) -> Sequence[torch.Tensor]:
+        """Return what it keeps of all tokens so far, each [blocks * BLOCK_SIZE, ...].
+
+        That is beside the model's cache.
+        """
+        if self._reader is not None:
+            self._reader.read([])  # else they lack what has ended since
         own = self._layers or self._assistant
         return () if own is None else own.caches
 
