@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from tgi_trio.errors import ConfigurationError, ModelLoadError
 from tgi_trio.model.facts import ModelFacts, read_model_facts
+from tgi_trio.settings.checks import check
 from tgi_trio.settings.records import Options
 from tgi_trio.settings.resolve import resolve, with_kv
 from tgi_trio.settings.shown import as_json, as_rows
@@ -148,6 +149,11 @@ def test_dtype(given: str | None, checkpoint: str | None, expected: str) -> None
             "`max_input_tokens` (10) and `max_input_length` (12) are both set: define only "
             "`max_input_tokens`",
         ),
+        (
+            {"max_input_length": 200, "max_batch_total_tokens": 100},
+            "`max_input_length`(200) must be < `max_batch_total_tokens`(100)",
+        ),
+        ({"max_batch_total_tokens": 1}, "`max_batch_total_tokens` must be > 1, a token of a"),
         ({"max_total_tokens": 2049}, "`max_total_tokens` must be <= 2048"),
         (
             {"max_total_tokens": 200, "max_batch_total_tokens": 100},
@@ -165,11 +171,55 @@ def test_dtype(given: str | None, checkpoint: str | None, expected: str) -> None
             {"max_batch_size": 200, "step_token_budget": 100},
             "`max_batch_size` must be <= `step_token_budget`. Given: 200 and 100",
         ),
+        (
+            {"max_batch_size": 200, "max_batch_prefill_tokens": 100},
+            "`max_batch_size` must be <= `max_batch_prefill_tokens`. Given: 200 and 100",
+        ),
+        (
+            {"step_token_budget": 200, "max_batch_total_tokens": 100},
+            "`step_token_budget` must be <= `max_batch_total_tokens`. Given: 200 and 100",
+        ),
     ],
 )
 def test_bad_options_are_named(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigurationError, match=re.escape(message)):
         resolve(Options(**options), facts())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"port": 81, "prometheus_port": 81},
+            "`prometheus_port` asks for 0.0.0.0:81 and `port` for 0.0.0.0:81: choose another",
+        ),
+        (
+            {"aip_http_port": 81, "prometheus_port": 81},
+            "`prometheus_port` asks for 0.0.0.0:81 and `aip_http_port` for 0.0.0.0:81",
+        ),
+        (
+            {"bind": ("127.0.0.1:81",), "prometheus_port": 81},
+            "`prometheus_port` asks for 0.0.0.0:81 and `bind` for 127.0.0.1:81",
+        ),
+        (
+            {"port": 81, "remote_ranks": 1, "rank_address": "127.0.0.1:81"},
+            "`rank_address` asks for 127.0.0.1:81 and `port` for 0.0.0.0:81",
+        ),
+        ({"bind": ("unix:/a", "unix:/a")}, "`bind` names unix:/a and unix:/a: leave one"),
+        ({"bind": ("[::]:81", "[::1]:81")}, "`bind` names [::]:81 and [::1]:81"),
+        ({"bind": ("0.0.0.0:81", "[::]:81")}, ""),
+        ({"bind": ("127.0.0.1:81", "127.0.0.2:81")}, ""),
+        ({"bind": ("127.0.0.1:0", "127.0.0.1:0")}, ""),
+        ({"bind": ("127.0.0.1:81", "[::1]:82"), "prometheus_port": 82}, ""),
+        ({"port": 81, "rank_address": "127.0.0.1:81"}, ""),  # nobody listens there
+    ],
+)
+def test_addresses_that_exclude_each_other_are_named(options: dict[str, Any], message: str) -> None:
+    if not message:
+        check(Options(**options))
+        return
+    with pytest.raises(ConfigurationError, match=re.escape(message)):
+        check(Options(**options))
 
 
 def test_older_name_of_max_input_tokens() -> None:

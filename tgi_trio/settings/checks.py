@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from itertools import combinations
 from typing import Final
 
 from tgi_trio.errors import ConfigurationError
@@ -68,6 +69,7 @@ _AT_LEAST_ZERO: Final = (
     "feature_memory",
 )
 
+_EVERYWHERE: Final = frozenset(("0.0.0.0", "[::]"))  # hosts that are all of their family
 LARGEST_DELTA: Final = 1e6  # a thousandth of it excludes all other tokens; float32 holds the sums
 
 
@@ -110,6 +112,7 @@ def check(options: Options) -> None:
         raise ConfigurationError(
             f"`dtype` must be one of {', '.join(DTYPES)}. Given: {options.dtype}"
         )
+    _check_places(options)
     _check_rope(options)
     _check_adapters(options)
     _check_stages(options)
@@ -123,6 +126,29 @@ def check(options: Options) -> None:
             f"`kv_cache_dtype` must be one of {', '.join(KV_CACHE_DTYPES)}. "
             f"Given: {options.kv_cache_dtype}"
         )
+
+
+def _check_places(options: Options) -> None:
+    """Raise for two addresses of which the second could not be bound because of the first."""
+    flag = "port" if options.aip_http_port is None else "aip_http_port"
+    places = [("bind" if options.bind else flag, each) for each in options.addresses]
+    places += [("prometheus_port", each) for each in options.metrics_addresses]
+    places += [("rank_address", each) for each in options.rank_addresses]
+    for (one, first), (other, second) in combinations(places, 2):
+        if not _overlap(first, second):
+            continue
+        if one == other:
+            raise ConfigurationError(f"`{one}` names {first} and {second}: leave one of them out")
+        raise ConfigurationError(
+            f"`{other}` asks for {second} and `{one}` for {first}: choose another for one of them"
+        )
+
+
+def _overlap(one: str, other: str) -> bool:
+    """Return whether two addresses exclude each other; of port 0 each gets one of its own."""
+    (host, _, port), (second, _, same) = one.rpartition(":"), other.rpartition(":")
+    everywhere = {host, second} & _EVERYWHERE and (host[:1] == "[") == (second[:1] == "[")
+    return port == same != "0" and (host == second or bool(everywhere))
 
 
 def _check_watermark(options: Options) -> None:

@@ -125,32 +125,35 @@ def _check_watermark(options: Options, facts: ModelFacts) -> None:
 
 def _lengths(options: Options, facts: ModelFacts) -> tuple[int, int]:
     """Return (max_input_tokens, max_total_tokens)."""
-    max_input = options.max_input_tokens
+    max_input, said = options.max_input_tokens, "max_input_tokens"
     if options.max_input_length is not None:
+        said = "max_input_length"
         if max_input is not None:
             raise ConfigurationError(
                 f"`max_input_tokens` ({max_input}) and `max_input_length` "
                 f"({options.max_input_length}) are both set: define only `max_input_tokens`"
             )
         max_input = options.max_input_length
-    longest = facts.max_positions
-    max_total = options.max_total_tokens
+    longest, whole = facts.max_positions, options.max_batch_total_tokens
+    max_total, bound = options.max_total_tokens, "max_total_tokens"
     if max_total is None:
         known = [n for n in (longest, facts.tokenizer_max_length) if n is not None]
         max_total = min(known, default=DEFAULT_POSITIONS)
-        max_total = min(max_total, options.max_batch_total_tokens or max_total)
+        if whole is not None and whole < max_total:
+            max_total, bound = whole, "max_batch_total_tokens"
     elif longest is not None and max_total > longest:
         raise ConfigurationError(
             f"`max_total_tokens` must be <= {longest}, the longest sequence this model can "
             f"handle. Given: {max_total}"
         )
+    if max_total < 2:
+        raise ConfigurationError(
+            f"`{bound}` must be > 1, a token of a prompt and a new one. Given: {max_total}"
+        )
     if max_input is None:
         max_input = max_total - 1
-    if not 0 < max_input < max_total:
-        raise ConfigurationError(
-            f"`max_input_tokens`({max_input}) must be < `max_total_tokens`({max_total})"
-        )
-    whole = options.max_batch_total_tokens
+    if max_input >= max_total:
+        raise ConfigurationError(f"`{said}`({max_input}) must be < `{bound}`({max_total})")
     if whole is not None and max_total > whole:
         raise ConfigurationError(
             "`max_total_tokens` must be <= `max_batch_total_tokens`. "
@@ -168,6 +171,7 @@ def _step_limits(options: Options, facts: ModelFacts) -> tuple[int, int, int]:
     prefill = options.max_batch_prefill_tokens
     budget = options.step_token_budget
     batch = options.max_batch_size
+    bound = "max_batch_prefill_tokens"  # what limits a step, for errors
     if prefill is None:
         prefill = min(DEFAULT_PREFILL_TOKENS, facts.max_positions or DEFAULT_PREFILL_TOKENS)
         prefill = max(prefill, budget or 0, batch or 0)
@@ -177,19 +181,20 @@ def _step_limits(options: Options, facts: ModelFacts) -> tuple[int, int, int]:
                 "`max_batch_prefill_tokens` must be <= `max_batch_total_tokens`. "
                 f"Given: {prefill} and {whole}"
             )
-        prefill = whole
+        prefill, bound = whole, "max_batch_total_tokens"
     if budget is None:
         budget = min(prefill, max(DEFAULT_STEP_TOKENS, batch or 0))
     elif budget > prefill:
         raise ConfigurationError(
-            "`step_token_budget` must be <= `max_batch_prefill_tokens`. "
-            f"Given: {budget} and {prefill}"
+            f"`step_token_budget` must be <= `{bound}`. Given: {budget} and {prefill}"
         )
+    else:
+        bound = "step_token_budget"
     if batch is None:
         batch = min(options.max_concurrent_requests, budget)
     elif batch > budget:
         raise ConfigurationError(
-            f"`max_batch_size` must be <= `step_token_budget`. Given: {batch} and {budget}"
+            f"`max_batch_size` must be <= `{bound}`. Given: {batch} and {budget}"
         )
     return prefill, budget, batch
 

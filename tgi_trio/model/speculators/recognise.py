@@ -107,7 +107,7 @@ def count_guesses(folder: Path, asked: int | None) -> int:
     if asked is not None and asked > have and not _need_kind(folder).goes_on:
         raise ConfigurationError(
             f"Speculate is set to `{asked}` but this {_need_kind(folder).word} models only has "
-            f"`{have}` heads, please make them match"
+            f"`{have}` heads, please make them match: `speculate` and `draft_model`"
         )
     return have if asked is None else asked
 
