@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import errno
+import re
+import resource
+import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import NoReturn
@@ -157,6 +162,62 @@ def test_a_kernel_that_calls_what_is_not_there_is_not_kept(
         SHUFFLE.compile(None)
 
 
+def test_kernels_that_find_no_room_are_told(
+    empty_store: None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """A start goes on without; what compiles ahead has done nothing."""
+    store.find_folder()
+    shutil.rmtree(tmp_path)
+    with compile_beside(BOTH[:1]):
+        DRAW_UNIFORMS.compile_alone(None)
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith("<4>1 of 1 compiled kernels could not be kept in ")
+    store.find_folder.cache_clear()
+    words = "compiled kernels could not be kept"
+    limit = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (100, 100))  # as a full disk
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")  # it would leave modules that are cut off
+    program = [sys.executable, "-m", "tgi_trio.shard.cpu_backend", str(model_path())]
+    process = subprocess.run(program, preexec_fn=limit, stderr=-1, text=True, check=False)
+    (line,) = process.stderr.splitlines()
+    assert process.returncode == 1 and re.match(rf"(\d+) of \1 {words} in {tmp_path}", line)
+
+
+def test_compiling_ahead_where_nothing_can_be_kept_is_refused(
+    empty_store: None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(store, "_places", lambda: [tmp_path / "file" / "folder"])
+    monkeypatch.setattr(ahead, "load", None)  # nothing is compiled in vain
+    (tmp_path / "file").touch()
+    assert ahead.main([str(model_path())]) == 1
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith("there is no folder to keep compiled kernels in, so that each start")
+
+
+def test_what_the_system_refuses_is_no_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*_: object, **__: object) -> NoReturn:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    monkeypatch.setattr(ahead, "load", refuse)
+    assert ahead.main([str(model_path())]) == 1
+    found = capsys.readouterr().err
+    assert found.startswith("the CPU kernels cannot serve ") and "allocate memory" in found
+
+
+def test_a_format_that_the_checkpoint_does_not_have_is_refused_as_by_a_server(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert ahead.main([str(model_path()), "--quantize", "awq"]) == 1
+    assert "--quantize awq contradicts" in capsys.readouterr().err
+
+
 def test_a_model_that_the_kernels_do_not_fit_is_no_traceback(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -197,7 +258,7 @@ def test_what_is_compiled_ahead_is_what_the_same_flags_serve(
     """Kernels for activations of 8 bits are others than those for 16, and so with K and V."""
     asked: list[tuple[str, int, str]] = []
 
-    def note(wanted: Sequence[Wanted]) -> NoReturn:
+    def note(wanted: Sequence[Wanted], report: object) -> NoReturn:
         (cache,) = (each.cache for _, each in wanted if isinstance(each, Variant))
         products = (each for _, each in wanted if isinstance(each, Multiplier))
         asked.extend((each.kind.name, each.active_bits, cache.numbers) for each in products)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from tgi_trio.ipc.shard_output import warn
 from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.model.adapters.sites import AdapterScope
 from tgi_trio.model.check import check_checkpoint, check_rotary
@@ -87,11 +88,13 @@ def load(
     sampler: RowSampler | None = None,
     neighbours: Neighbours | None = None,
     portions: Portions | None = None,
+    report: Callable[[str], None] = warn,
 ) -> CpuRunner:
     """Load the checkpoint of `config`. `sampler` None: a sampler of the kernels, with `grammars`.
 
     Speculation heads are loaded from `settings.draft_model`, if it has any. With `neighbours`, this
-    stage of a pipeline is loaded; with `portions`, this rank's portion of every layer.
+    stage of a pipeline is loaded; with `portions`, this rank's portion of every layer. `report` is
+    told of compiled kernels that could not be kept.
 
     `fresh_files` are dropped from the page cache as they are packed, except embedding rows. Raises
     UnsupportedError if the kernels do not fit or fail their self-test, ModelLoadError for a
@@ -120,7 +123,8 @@ def load(
         _lend_embedding(heads, spec, checkpoint, program)
         # Weights are packed while kernels are loaded, or compiled, and tested.
         multipliers = _find_multipliers(program, settings, dtype)
-        with compile_beside(_list_wanted(program, settings, dtype, multipliers, int8=int8)):
+        wanted = _list_wanted(program, settings, dtype, multipliers, int8=int8)
+        with compile_beside(wanted, report):
             variant = _link(program, settings, dtype, multipliers, int8=int8)
             _link_own(own, settings, dtype, variant)
             adapters = _link_adapters(config, program, settings, variant)

@@ -13,13 +13,15 @@ import os
 import pickle
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import TypeAlias
 
 from tgi_trio.ipc.parent import die_with_parent
+from tgi_trio.ipc.shard_output import warn
 from tgi_trio.shard.cpu_backend.machine_code.entry import Choice, Entry
+from tgi_trio.shard.cpu_backend.machine_code.store import find_folder
 from tgi_trio.shard.machine.cores import usable_cores
 from tgi_trio.shard.machine.garbage import pause_collection
 
@@ -27,11 +29,14 @@ Wanted: TypeAlias = tuple[Entry, Choice]
 
 
 @contextmanager
-def compile_beside(wanted: Sequence[Wanted]) -> Iterator[None]:
+def compile_beside(
+    wanted: Sequence[Wanted], report: Callable[[str], None] = warn
+) -> Iterator[None]:
     """Have other processes compile the missing part of a list, from its end, during the block.
 
     They are killed when the block ends. Nothing is started if nothing is missing, or without a
-    second core. Main thread only.
+    second core. Main thread only. `report` is told of kernels that the block has not left in the
+    store.
     """
     missing = [each for each in wanted if not each[0].is_kept(each[1])]
     helpers = min(len(missing), len(usable_cores())) - 1
@@ -39,6 +44,11 @@ def compile_beside(wanted: Sequence[Wanted]) -> Iterator[None]:
         for _ in range(helpers):
             stack.enter_context(_run_beside(pickle.dumps(missing)))
         yield
+    if lost := [each for each in missing if not each[0].is_kept(each[1])]:
+        report(
+            f"{len(lost)} of {len(wanted)} compiled kernels could not be kept in {find_folder()}, "
+            "so that each start compiles them, for many seconds: the disk, or a quota, may be full"
+        )
 
 
 @contextmanager

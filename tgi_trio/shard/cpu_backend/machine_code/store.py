@@ -18,10 +18,15 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from pathlib import Path
+from typing import Final
 
 from tgi_trio.ipc.shard_output import warn
 from tgi_trio.shard.cpu_backend.machine_code.locks import held
 
+NO_FOLDER: Final = (
+    "there is no folder to keep compiled kernels in, so that each start compiles them, for many "
+    "seconds: let $KERNEL_CACHE_DIR or $XDG_CACHE_HOME name one that can be written"
+)
 # Bytes of all versions of the kernels to keep, and as many of what they share: those used last.
 # Everything that the tests compile is 5 MB, what serves a model a tenth of one.
 _KEPT_BYTES = 128 << 20
@@ -81,7 +86,15 @@ def make_alone(name: str, make: Callable[[], bytes]) -> None:
 
 @cache
 def find_folder() -> Path | None:
-    """Return the folder for the current sources, which only we can write, or None.
+    """Return the folder for the current sources as `choose_folder` does; None: and a warning."""
+    folder = choose_folder()
+    if folder is None:
+        warn(NO_FOLDER)
+    return folder
+
+
+def choose_folder() -> Path | None:
+    """Make and return the folder for the current sources, which only we can write, or None.
 
     $KERNEL_CACHE_DIR, the user's cache and the machine's temporary folder are tried, in this order.
     """
@@ -100,10 +113,6 @@ def find_folder() -> Path | None:
                 return folder
         except OSError:
             continue
-    warn(
-        "there is no folder to keep compiled kernels in, so that each start compiles them, for "
-        "many seconds: let $KERNEL_CACHE_DIR or $XDG_CACHE_HOME name one that can be written"
-    )
     return None
 
 
