@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ssl
+from contextlib import suppress
 from functools import partial
 
 import pytest
 import trio
 
+from tests.router.http.wire.http2_client import CERTIFICATE
 from tgi_trio.cli.chat import read_info
 from tgi_trio.client.address import Address
 from tgi_trio.client.http import Client
@@ -55,6 +58,35 @@ async def test_what_is_no_such_server_is_named(answer: bytes, tls: bool, why: st
     with pytest.raises(ConfigurationError, match="--url takes the server's own address") as raised:
         await info(answer, tls)
     assert f"/v1 has no /info of a server of TGI's API: {why}" in str(raised.value)
+
+
+async def test_a_certificate_that_nobody_here_trusts_is_no_lack_of_https(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A server of somebody's own has one that it signed itself; OpenSSL's variable names it."""
+
+    async def serve(stream: trio.SSLStream[trio.SocketStream]) -> None:
+        with suppress(trio.BrokenResourceError):  # of a handshake that the client leaves
+            await stream.receive_some()
+            await stream.send_all(reply(b'{"model_id":"x"}'))
+            await stream.aclose()
+
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(CERTIFICATE)
+    async with trio.open_nursery() as nursery:
+        opened = partial(trio.serve_ssl_over_tcp, https_compatible=True, host="localhost")
+        listeners = await nursery.start(opened, serve, 0, context)
+        port = listeners[0].transport_listener.socket.getsockname()[1]
+        client = Client(Address("localhost", port, tls=True))
+        with pytest.raises(ConfigurationError) as refused:
+            await read_info(client)
+        monkeypatch.setenv("SSL_CERT_FILE", str(CERTIFICATE))
+        found = await read_info(client)
+        nursery.cancel_scope.cancel()
+    said = str(refused.value)
+    assert f"https://localhost:{port} shows a certificate that is not trusted here: self" in said
+    assert "SSL_CERT_FILE" in said
+    assert found == {"model_id": "x"}
 
 
 async def test_the_info_of_one_is_read() -> None:

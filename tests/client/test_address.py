@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
+import trio
 
-from tgi_trio.client.address import Address, parse_address
+from tgi_trio.client.address import Address, connect, parse_address
 
 
 @pytest.mark.parametrize(
@@ -26,3 +27,23 @@ def test_addresses(text: str, address: Address) -> None:
 def test_mistakes(text: str) -> None:
     with pytest.raises(ValueError, match="expected http://host:port"):
         parse_address(text)
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("nowhere.invalid", "http://nowhere.invalid:80: "),  # and what the resolver says
+        ("unix:/no/such/socket", "unix:/no/such/socket: No such file or directory"),
+        ("https://127.0.0.1:{port}", "https://127.0.0.1:{port}: Connection refused"),
+        ("127.0.0.1:{port}", "http://127.0.0.1:{port}: Connection refused"),
+    ],
+)
+async def test_what_cannot_be_reached_is_named(text: str, said: str) -> None:
+    with trio.socket.socket() as held:  # and nobody listens there
+        await held.bind(("127.0.0.1", 0))
+        port = held.getsockname()[1]
+        with pytest.raises(OSError, match=r":/") as raised:
+            await connect(parse_address(text.format(port=port)))
+    assert str(raised.value).startswith(said.format(port=port))
+    assert "[Errno" not in str(raised.value)

@@ -21,7 +21,7 @@ from tgi_trio.errors import ConfigurationError
 
 @pytest.mark.parametrize(("nodes", "ranks"), [(2, 2), (2, 4), (3, 12)])
 def test_every_rank_runs_in_one_part(nodes: int, ranks: int) -> None:
-    divided = Divided(nodes, ranks)
+    divided = Divided(nodes, ranks, ("--cluster-secret-file", "s"))
     served = parse(["serve", *divided.leader_words("10.0.0.1:7")], {}).options
     assert (served.num_shard, served.rank_address) == (ranks, "10.0.0.1:7")
     elsewhere = [
@@ -56,7 +56,6 @@ def test_a_division_is_read_from_flags() -> None:
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        (ClusterOptions(nodes_per_replica=0), "--nodes-per-replica must be >= 1"),
         (
             ClusterOptions(nodes_per_replica=2, server=("--num-shard", "3")),
             "--num-shard must be a multiple of --nodes-per-replica 2: 3",

@@ -41,7 +41,7 @@ def test_a_chat_with_a_server_of_its_own() -> None:
 def test_a_chat_ends_with_its_input_and_survives_errors() -> None:
     with serving(fake="{}") as server:
         url = f"http://127.0.0.1:{server.port}"
-        done = run("chat", "--url", url, "--max-tokens", "0", text="hello")
+        done = run("chat", "--url", url, "--max-tokens", "1000000", text="hello")
         assert done.returncode == 0, done.stderr
         assert "[422: " in done.stdout
         done = run("chat", "--url", url, "--max-tokens", "4", text="hello\n")
@@ -171,7 +171,8 @@ def test_bad_tools_are_refused(tmp_path: Path, text: str, complaint: str) -> Non
 def test_a_server_that_is_not_there() -> None:
     done = run("chat", "--url", "http://127.0.0.1:9")
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith("tgi-trio: the server cannot be reached: ")
+    why = "http://127.0.0.1:9: Connection refused"
+    assert done.stderr == f"tgi-trio: the server cannot be reached: {why}\n"
     done = run("chat", "--model-id", "/no/such/folder")
     assert done.returncode == 1
     assert "the server ended before it was ready:\ntgi-trio: " in done.stderr
@@ -194,20 +195,11 @@ def test_bench_prints_a_table_and_writes_json(tmp_path: Path) -> None:
     assert [result["output_tokens"] for result in document["results"]] == [32, 32]
 
 
-@pytest.mark.parametrize(
-    ("flags", "complaint"),
-    [
-        (("--clients", "0"), "--clients must be >= 1. Given: 0"),
-        (("--requests", "-3"), "--requests must be >= 1. Given: -3"),
-        (("--max-tokens", "0"), "--max-tokens must be >= 1. Given: 0"),
-        (("--rate", "0"), "--rate must be > 0. Given: 0"),
-        (("--json", "/no/such/x"), "--json /no/such/x cannot be written: No such file or direc"),
-    ],
-)
-def test_bench_refuses_what_measures_nothing(flags: tuple[str, ...], complaint: str) -> None:
-    done = run("bench", *flags)
+def test_bench_writes_to_a_file_or_not_at_all() -> None:
+    done = run("bench", "--json", "/no/such/x")
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith(f"tgi-trio: {complaint}")
+    complaint = "--json /no/such/x cannot be written: No such file or directory"
+    assert done.stderr == f"tgi-trio: {complaint}\n"
 
 
 def test_ctrl_c_breaks_off_an_answer_and_then_the_chat() -> None:

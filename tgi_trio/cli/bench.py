@@ -28,7 +28,7 @@ async def bench(options: BenchOptions, output: TextIO) -> bool:
     `--url` cannot be reached, ConfigurationError if there is nothing to measure or to write to, or
     it is no such server.
     """
-    check(options)
+    check_output(options)
     loads = [Load("closed", n) for n in options.clients] + [Load("open", r) for r in options.rate]
     async with client_for(options) as client:
         info = await read_info(client)
@@ -47,15 +47,8 @@ async def bench(options: BenchOptions, output: TextIO) -> bool:
     return all(result["completed"] for result in results)
 
 
-def check(options: BenchOptions) -> None:
-    """Raise ConfigurationError for loads without requests, and a file that cannot be written."""
-    least = {"requests": (options.requests,), "clients": options.clients}
-    least |= {"words": (options.words,), "max-tokens": (options.max_tokens,)}
-    for name, values in least.items():
-        if (lowest := min(values)) < 1:
-            raise ConfigurationError(f"--{name} must be >= 1. Given: {lowest}")
-    if options.rate and (slowest := min(options.rate)) <= 0:
-        raise ConfigurationError(f"--rate must be > 0. Given: {slowest:g}")
+def check_output(options: BenchOptions) -> None:
+    """Raise ConfigurationError for a file that cannot be written."""
     if options.json is not None:
         try:
             options.json.open("a").close()  # before minutes are spent on what it is to hold

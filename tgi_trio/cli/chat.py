@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import ssl
 import sys
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
@@ -63,6 +64,11 @@ async def read_info(client: Client) -> dict[str, Any]:
         why = str(error)
     except (trio.BrokenResourceError, h11.RemoteProtocolError) as error:
         cause = error.__cause__ or error
+        if isinstance(cause, ssl.SSLCertVerificationError):
+            raise ConfigurationError(
+                f"{client.address} shows a certificate that is not trusted here: "
+                f"{cause.verify_message}. The variable SSL_CERT_FILE names a file of those that are"
+            ) from error
         why = f"it does not speak {'HTTPS' if client.address.tls else 'HTTP'} ({cause})"
     except ValueError:
         why = "that is no JSON"

@@ -39,8 +39,6 @@ def find_division(options: ClusterOptions) -> Divided | None:
     division, and if ranks would have no secret by which to authenticate.
     """
     nodes = options.nodes_per_replica
-    if nodes < 1:
-        raise ConfigurationError(f"--nodes-per-replica must be >= 1. Given: {nodes}")
     if nodes == 1:
         return None
     served = parse(options.server, {}).options

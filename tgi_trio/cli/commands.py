@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
+from tgi_trio.cli.checks import (
+    check_bench,
+    check_chat,
+    check_cluster,
+    check_doctor,
+    check_front,
+    check_nothing,
+    check_quantize,
+    check_rank,
+    check_shard,
+)
 from tgi_trio.cli.flags import FLAGS, Flag, all_flags
 from tgi_trio.cli.options import (
     BenchOptions,
@@ -20,6 +32,7 @@ from tgi_trio.cli.options import (
     SchemaOptions,
     ShardOptions,
 )
+from tgi_trio.settings.checks import check
 from tgi_trio.settings.records import Options
 
 Groups = tuple[tuple[str, tuple[Flag, ...]], ...]
@@ -33,6 +46,7 @@ class Command:
     summary: str  # one line of --help
     groups: Groups
     options: type[Any]  # the dataclass that its flags set
+    check: Callable[[Any], None] = check_nothing  # raises ConfigurationError
     operand: str = ""  # placeholder of the one word that is not a flag
     operand_field: str = ""  # the field of `options` that the operand sets
     operand_help: str = ""  # what the operand is, for the error if it is missing
@@ -89,6 +103,7 @@ COMMANDS: Final[tuple[Command, ...]] = (
         "start the server (the default), for MODEL if it is named",
         FLAGS,
         Options,
+        check,
         operand="MODEL",
         operand_field="model_id",
         operand_needed=False,
@@ -144,6 +159,7 @@ COMMANDS: Final[tuple[Command, ...]] = (
             ),
         ),
         QuantizeOptions,
+        check_quantize,
         operand="MODEL OUTPUT",
         operand_field="model_id",
         operand_help="to quantize, a hub repository or a folder, and the folder to write",
@@ -157,7 +173,7 @@ COMMANDS: Final[tuple[Command, ...]] = (
                 "Flags",
                 (
                     _place("leader", "address", "the server's --rank-address", "needed"),
-                    _place("rank", "int", "which of its ranks: 1 or more", "needed"),
+                    _place("rank", "int", "which of its ranks", "needed"),
                     Flag("model-id", "model", "its model here", "the leader's folder", RankOptions),
                     *_of_serve("cluster-secret-file", "revision", "huggingface-hub-cache"),
                     *_of_serve("trust-remote-code", "json-output", "logger-level"),
@@ -165,6 +181,7 @@ COMMANDS: Final[tuple[Command, ...]] = (
             ),
         ),
         RankOptions,
+        check_rank,
     ),
     Command(
         "shard",
@@ -183,6 +200,7 @@ COMMANDS: Final[tuple[Command, ...]] = (
             ),
         ),
         ShardOptions,
+        check_shard,
     ),
     Command(
         "print-schema",
@@ -207,6 +225,7 @@ COMMANDS: Final[tuple[Command, ...]] = (
             ),
         ),
         ChatOptions,
+        check_chat,
     ),
     Command(
         "bench",
@@ -226,6 +245,7 @@ COMMANDS: Final[tuple[Command, ...]] = (
             ),
         ),
         BenchOptions,
+        check_bench,
     ),
     Command(
         "cluster",
@@ -252,6 +272,7 @@ COMMANDS: Final[tuple[Command, ...]] = (
             ("Flags", _of_serve("json-output", "logger-level")),
         ),
         ClusterOptions,
+        check_cluster,
         serve_field="server",
     ),
     Command(
@@ -297,12 +318,14 @@ COMMANDS: Final[tuple[Command, ...]] = (
             ),
         ),
         FrontOptions,
+        check_front,
     ),
     Command(
         "doctor",
         "say what this machine has, what is missing and what to do",
         (("Flags", (Flag("port", "int", "port to look at", owner=DoctorOptions),)),),
         DoctorOptions,
+        check_doctor,
     ),
     Command(
         "completion",

@@ -11,15 +11,12 @@ from tgi_trio.cluster.front import FrontSettings
 from tgi_trio.cluster.peers import bind_feed, split_peer
 from tgi_trio.cluster.program import FrontProgram, ProgramSettings
 from tgi_trio.descriptors import check_limit, raise_limit
-from tgi_trio.errors import ConfigurationError
 from tgi_trio.settings.cluster_secret import read_cluster_secret
 from tgi_trio.settings.keys import Keys
 from tgi_trio.signals import run_to_its_end
-from tgi_trio.sockets import UNIX, bind_sockets, check_certificate
+from tgi_trio.sockets import bind_sockets, check_certificate
 
 log = logging.getLogger(__name__)
-
-SHORTEST_TIMEOUT = 0.5  # seconds
 
 
 def front(options: FrontOptions) -> None:
@@ -39,7 +36,6 @@ def front(options: FrontOptions) -> None:
 
 def program_settings(options: FrontOptions) -> ProgramSettings:
     """Return the settings for the options. Raises ConfigurationError."""
-    _check(options)
     path, keys = options.cluster_secret_file, Keys(options.api_key, options.api_key_file)
     if path is None:
         log.warning(
@@ -66,31 +62,3 @@ def program_settings(options: FrontOptions) -> ProgramSettings:
         peers=tuple(split_peer(each, "--peer") for each in options.peer),
         known_prefixes=options.known_prefixes,
     )
-
-
-def _check(options: FrontOptions) -> None:
-    if not (options.replica or options.replicas_file or options.cluster_secret_file):
-        raise ConfigurationError(
-            "the front has no replica: name some with --replica or --replicas-file, or give a "
-            "--cluster-secret-file, with which they are named while it runs"
-        )
-    if options.replica_timeout < SHORTEST_TIMEOUT:
-        raise ConfigurationError(
-            f"`replica_timeout` must be >= {SHORTEST_TIMEOUT}. Given: {options.replica_timeout}"
-        )
-    if options.peer and options.cluster_secret_file is None:
-        raise ConfigurationError(
-            "--peer needs --cluster-secret-file: what fronts tell each other is signed with it"
-        )
-    if options.peer_bind is not None and not options.peer:
-        raise ConfigurationError("--peer-bind needs --peer: without other fronts nobody is heard")
-    if options.peer and options.peer_bind is None and options.addresses[0].startswith(UNIX):
-        raise ConfigurationError(
-            f"--peer needs --peer-bind host:port where the front serves at {options.addresses[0]}"
-        )
-    for name in ("payload_limit", "max_concurrent_requests", "known_prefixes"):
-        if getattr(options, name) <= 0:
-            raise ConfigurationError(f"`{name}` must be > 0. Given: {getattr(options, name)}")
-    for name in ("graceful_termination_timeout", "shutdown_delay"):
-        if getattr(options, name) < 0:
-            raise ConfigurationError(f"`{name}` must be >= 0. Given: {getattr(options, name)}")

@@ -18,7 +18,6 @@ from tgi_trio.cli.foreign import IDLE, REFUSED, Idle, RefusedFlag
 from tgi_trio.cli.help import command_help
 from tgi_trio.cli.values import BOOLEANS, read_bool, read_value
 from tgi_trio.errors import ConfigurationError
-from tgi_trio.settings.checks import check
 from tgi_trio.settings.records import Options
 
 _FOUND: Final = "each gets an address of its own, and fronts ask it by plain HTTP"
@@ -226,10 +225,9 @@ class _Reader:
         values = self.read_flags()
         self._read_operand(values)
         options = command.options(**values)
-        if isinstance(options, Options):
-            if command is SERVE:
-                options = choose_num_shard(options, self._system)
-            check(options)
+        if command is SERVE:
+            options = choose_num_shard(options, self._system)
+        command.check(options)
         return options
 
     def read_flags(self) -> dict[str, Any]:

@@ -11,19 +11,16 @@ from typing import Any
 import orjson
 
 from tgi_trio.cli.options import QuantizeOptions
-from tgi_trio.errors import ConfigurationError, ModelLoadError
+from tgi_trio.errors import ModelLoadError
 from tgi_trio.hub.resolve import resolve_model
-
-_BITS = 4
 
 
 def quantize(options: QuantizeOptions) -> str:
     """Return the line to print; JSON with `--json-output`.
 
-    Raises ConfigurationError for invalid options, ModelLoadError if the model is not available or
-    cannot be quantised; the reason has been printed by then.
+    Raises ModelLoadError if the model is not available or cannot be quantised; the reason has been
+    printed by then.
     """
-    _check(options)
     folder = resolve_model(
         options.model_id,
         options.revision,
@@ -39,21 +36,6 @@ def quantize(options: QuantizeOptions) -> str:
     if not options.json_output:
         return line
     return orjson.dumps({"message": line, "folder": str(output), "bytes": size}).decode()
-
-
-def _check(options: QuantizeOptions) -> None:
-    if options.bits != _BITS:
-        raise ConfigurationError(f"--bits must be {_BITS}. Given: {options.bits}")
-    if options.groupsize != -1 and (options.groupsize < 8 or options.groupsize % 8):
-        raise ConfigurationError(
-            f"--groupsize must be -1 or a multiple of 8. Given: {options.groupsize}"
-        )
-    for name in ("samples", "sample_tokens"):
-        if getattr(options, name) < 1:
-            flag = name.replace("_", "-")
-            raise ConfigurationError(f"--{flag} must be > 0. Given: {getattr(options, name)}")
-    if not 0 <= options.percdamp <= 1:
-        raise ConfigurationError(f"--percdamp must be 0 to 1. Given: {options.percdamp}")
 
 
 def _job(options: QuantizeOptions) -> dict[str, Any]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from tgi_trio.cli.checks import find_leader
 from tgi_trio.cli.computing import find_own_model, run_until_signalled
 from tgi_trio.cli.files import check_cluster_secret
 from tgi_trio.cli.options import RankOptions
-from tgi_trio.errors import ConfigurationError
 from tgi_trio.router.shards.rank_host import RankHost, RankPlace
 from tgi_trio.settings.cluster_secret import read_cluster_secret
 
@@ -17,14 +17,8 @@ def run_rank(options: RankOptions) -> None:
 
 def find_place(options: RankOptions) -> RankPlace:
     """Return which rank of which server is to run. Raises ConfigurationError."""
-    leader, rank, secret = options.leader, options.rank, options.cluster_secret_file
-    if leader is None or rank is None or secret is None:
-        raise ConfigurationError(
-            "--leader, --rank and --cluster-secret-file say whose rank runs here"
-        )
+    leader, rank, secret = find_leader(options)
     host, _, port = leader.rpartition(":")
-    if leader.startswith("unix:"):
-        raise ConfigurationError(f"--leader must be host:port or [host]:port. Given: {leader}")
     check_cluster_secret(secret)
     known = read_cluster_secret(secret)
     return RankPlace(host.strip("[]"), int(port), rank, known, find_own_model(options))

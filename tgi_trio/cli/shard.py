@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import trio
 
+from tgi_trio.cli.checks import find_secret
 from tgi_trio.cli.computing import find_own_model, run_until_signalled
 from tgi_trio.cli.files import check_cluster_secret
 from tgi_trio.cli.options import ShardOptions
-from tgi_trio.errors import ConfigurationError
 from tgi_trio.logs import say, say_record
 from tgi_trio.router.shards.shard_host import ShardHost
 from tgi_trio.settings.cluster_secret import read_cluster_secret
@@ -19,15 +19,7 @@ def run_shard(options: ShardOptions) -> None:
 
     Raises ConfigurationError and ModelLoadError.
     """
-    path = options.cluster_secret_file
-    if path is None:
-        raise ConfigurationError(
-            "--cluster-secret-file says which routers may use this shard: give it the same one"
-        )
-    if options.listen.startswith("unix:"):
-        raise ConfigurationError(
-            f"--listen must be host:port or [host]:port. Given: {options.listen}"
-        )
+    path = find_secret(options)
     check_cluster_secret(path)
     secret = read_cluster_secret(path)
     with bind_sockets((options.listen,), flag="--listen") as listeners:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import ssl
 from dataclasses import dataclass
 from urllib.parse import urlsplit
@@ -46,14 +47,42 @@ def parse_address(text: str) -> Address:
 
 
 async def connect(address: Address) -> trio.abc.Stream:
-    """Open a connection. Raises OSError, and trio.BrokenResourceError for a failed handshake."""
+    """Open a connection.
+
+    Raises OSError that names the address, and trio.BrokenResourceError for a failed handshake.
+    """
+    try:
+        stream = await _open(address)
+    except OSError as error:
+        raise OSError(f"{address}: {_why(error)}") from error
+    if not address.tls:
+        return stream
+    secured = trio.SSLStream(
+        stream,
+        ssl.create_default_context(),
+        server_hostname=address.host,
+        https_compatible=True,
+    )
+    try:
+        await secured.do_handshake()
+    except BaseException:
+        await trio.aclose_forcefully(stream)
+        raise
+    return secured
+
+
+async def _open(address: Address) -> trio.SocketStream:
     if address.unix:
         return await trio.open_unix_socket(address.unix)
-    if not address.tls:
-        return await trio.open_tcp_stream(address.host, address.port)
-    context = ssl.create_default_context()
-    stream = await trio.open_ssl_over_tcp_stream(
-        address.host, address.port, ssl_context=context, https_compatible=True
-    )
-    await stream.do_handshake()
-    return stream
+    return await trio.open_tcp_stream(address.host, address.port)
+
+
+def _why(error: BaseException) -> str:
+    """Return why there is no connection: of several attempts, what each has met."""
+    if error.__cause__ is not None:
+        return _why(error.__cause__)
+    if isinstance(error, BaseExceptionGroup):
+        return "; ".join(dict.fromkeys(map(_why, error.exceptions)))
+    if isinstance(error, OSError) and (error.errno or 0) > 0:
+        return os.strerror(error.errno or 0)
+    return (isinstance(error, OSError) and error.strerror) or str(error)  # a resolver's number
