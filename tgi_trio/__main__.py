@@ -145,7 +145,7 @@ def _serve(
 ) -> int:
     import logging
 
-    from tgi_trio.cli.files import check_cluster_secret, check_key_file, check_tokenizer_config
+    from tgi_trio.cli.files import check_files
     from tgi_trio.descriptors import raise_limit
     from tgi_trio.hub.resolve import resolve_adapter, resolve_served, resolve_tokenizer
     from tgi_trio.launcher import Launcher, bind
@@ -160,9 +160,7 @@ def _serve(
     timeline.mark("imported")
     _start_logging(invocation)
     options = invocation.options
-    check_key_file(options.api_key_file)
-    check_tokenizer_config(options.tokenizer_config_path)
-    check_cluster_secret(options.cluster_secret_file)
+    check_files(options)
     if options.env:
         _print_machine(options)
     raise_limit()

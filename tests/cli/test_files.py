@@ -7,7 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from tgi_trio.cli.files import check_cluster_secret, check_key_file, check_tokenizer_config
+from tgi_trio.cli.files import (
+    check_cluster_secret,
+    check_key_file,
+    check_schedule_file,
+    check_tokenizer_config,
+)
 from tgi_trio.cli.parser import UsageError, parse
 from tgi_trio.errors import ConfigurationError
 from tgi_trio.settings.cluster_secret import read_cluster_secret
@@ -60,6 +65,16 @@ def test_a_tokenizer_config_must_be_there(tmp_path: Path) -> None:
             check_tokenizer_config(tmp_path / "here.json")
     (tmp_path / "here.json").write_text("{}")
     check_tokenizer_config(tmp_path / "here.json")
+
+
+def test_a_schedule_that_cannot_be_written_is_known_before_a_model_is_loaded(
+    tmp_path: Path,
+) -> None:
+    for path in (tmp_path, tmp_path / "nowhere" / "trace"):
+        with pytest.raises(ConfigurationError, match="`record_schedule` cannot be written: "):
+            check_schedule_file(path)
+    check_schedule_file(None)
+    check_schedule_file(tmp_path / "trace")
 
 
 def test_the_secret_of_a_cluster_is_one_line(tmp_path: Path) -> None:

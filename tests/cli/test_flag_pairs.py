@@ -18,7 +18,7 @@ import pytest
 from tests.cli.test_parser import SAMPLES
 from tgi_trio import demo
 from tgi_trio.cli.device_count import choose_num_shard
-from tgi_trio.cli.files import check_cluster_secret, check_key_file, check_tokenizer_config
+from tgi_trio.cli.files import check_files
 from tgi_trio.cli.flags import Flag, all_flags
 from tgi_trio.cli.values import read_value
 from tgi_trio.errors import TgiTrioError
@@ -67,10 +67,13 @@ def files(tmp_path: Path) -> dict[str, str]:
     }
     for name, text in written.items():
         (tmp_path / name).write_text(text)
+    files = {
+        "record-schedule": str(tmp_path / "record-schedule"),
+        "draft-model": str(demo.heads_path()),
+    }
     for name in ("prefix-cache-path", "adapter-folder", "huggingface-hub-cache"):
         (tmp_path / name).mkdir()
-    found = {path.name: str(path) for path in tmp_path.iterdir()}
-    return found | {"draft-model": str(demo.heads_path())}
+    return files | {path.name: str(path) for path in tmp_path.iterdir()}
 
 
 @pytest.fixture
@@ -109,9 +112,7 @@ def find_error(facts: ModelFacts, *given: Given, whole: bool = True) -> str:
     try:
         options = Options(**{each.flag.field: each.value for each in given})
         options = choose_num_shard(options, {}, present=0)
-        check_key_file(options.api_key_file)
-        check_tokenizer_config(options.tokenizer_config_path)
-        check_cluster_secret(options.cluster_secret_file)
+        check_files(options)
         settings = resolve(options, facts)
         if whole:
             check_start(settings)

@@ -10,8 +10,17 @@ from pathlib import Path
 from tgi_trio.errors import ConfigurationError
 from tgi_trio.settings.cluster_secret import read_cluster_secret
 from tgi_trio.settings.keys import read_key_file
+from tgi_trio.settings.records import Options
 
 log = logging.getLogger(__name__)
+
+
+def check_files(options: Options) -> None:
+    """Raise ConfigurationError for a file that a flag of `serve` names and that cannot be used."""
+    check_key_file(options.api_key_file)
+    check_tokenizer_config(options.tokenizer_config_path)
+    check_cluster_secret(options.cluster_secret_file)
+    check_schedule_file(options.record_schedule)
 
 
 def check_key_file(path: Path | None) -> None:
@@ -36,6 +45,19 @@ def check_cluster_secret(path: Path | None) -> None:
     read_cluster_secret(path)
     if path.stat().st_mode & stat.S_IROTH:
         log.warning("--cluster-secret-file %s can be read by every user of this machine", path)
+
+
+def check_schedule_file(path: Path | None) -> None:
+    """Raise ConfigurationError unless `--record-schedule` can be written.
+
+    It is written to once the model has been loaded, which would then have been for nothing.
+    """
+    if path is None:
+        return
+    try:
+        path.open("a").close()
+    except OSError as error:
+        raise ConfigurationError(f"`record_schedule` cannot be written: {error}") from error
 
 
 def check_tokenizer_config(path: Path | None) -> None:
