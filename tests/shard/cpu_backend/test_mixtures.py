@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from tests.shard.cpu_backend.kernel_support import FITTING, HYBRIDS, MIXTURES, VARIANT, cpu_runner
+from tests.shard.cpu_backend.test_at_any_load import DOTS
 from tests.shard.torch_backend.golden import Golden, assert_greedy
 from tests.shard.torch_backend.models_support import (
     generated,
@@ -29,6 +30,8 @@ from tgi_trio.shard.cpu_backend import apart_table, verified
 from tgi_trio.shard.cpu_backend.arena import address, allocate_zeroed
 from tgi_trio.shard.cpu_backend.machine_code.entry import MIX_EXPERTS
 from tgi_trio.shard.cpu_backend.self_tests import mixtures as mixture_self_test
+from tgi_trio.shard.cpu_backend.self_tests import step as self_test
+from tgi_trio.shard.cpu_backend.self_tests.step import RandomWeights
 from tgi_trio.shard.cpu_backend.tables import (
     MIXTURE,
     OPERATION,
@@ -39,6 +42,7 @@ from tgi_trio.shard.cpu_backend.tables import (
 )
 from tgi_trio.shard.cpu_backend.unsupported import UnsupportedError
 from tgi_trio.shard.cpu_backend.variant import narrowed
+from tgi_trio.shard.cpu_backend.weight_layout import Storage
 from tgi_trio.shard.torch_backend.layers.routing import route
 
 PROMPTS = prompts(16)
@@ -306,3 +310,46 @@ def test_kernels_of_mixtures_that_are_wrong_do_not_serve(monkeypatch: pytest.Mon
     monkeypatch.setattr(mixture_self_test, "_mix", lambda *given: 1.1 * right(*given))
     with pytest.raises(UnsupportedError, match="self-test of the kernels of mixtures failed"):
         verified.choose_apart(apart_table.MIXTURES, VARIANT)
+
+
+class Rounded(RandomWeights):
+    """The weights of a self-test, but for embeddings that are off by what bfloat16 rounds away."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(int8=False)
+        self._draw = np.random.default_rng(seed)
+
+    def tensor(self, name: str, shape: tuple[int, ...]) -> Any:
+        values = super().tensor(name, shape)
+        off = self._draw.uniform(-(2**-8), 2**-8, shape) if "embed" in name else np.zeros(1)
+        return values * (1.0 + off.astype(np.float32))
+
+
+@pytest.mark.parametrize("heads", range(1, 9))
+@pytest.mark.parametrize("value_vectors", [2, 4])
+def test_rounding_decides_nothing_in_the_self_test(
+    heads: int, value_vectors: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two experts may be as good for a token, of which rounded numbers choose another."""
+    variant = dataclasses.replace(VARIANT, heads=heads, value_vectors=value_vectors)
+    spec = mixture_self_test._with_experts(self_test._tiny(variant))
+
+    def logits(weights: RandomWeights) -> Any:
+        return self_test.expected_logits(spec, weights, None, mixture_self_test._mix)
+
+    exact = logits(RandomWeights(int8=False))
+    compared = np.isfinite(exact).all(axis=1)
+    assert compared.sum() > len(exact) / 2
+    monkeypatch.setattr(mixture_self_test, "_NEAR", 0.0)  # as the kernels, which choose for all
+    for seed in range(8):
+        apart = (logits(Rounded(seed)) - exact)[compared]
+        assert np.linalg.norm(apart) < 0.01 * np.linalg.norm(exact[compared])
+
+
+@DOTS
+def test_three_heads_with_dot_products_pass_their_self_test() -> None:
+    """Of 24 tokens one had two experts that were as good."""
+    numbers = Storage("bfloat16", dot=True)
+    variant = dataclasses.replace(VARIANT, heads=3, value_vectors=4, tokens=4)
+    variant = dataclasses.replace(variant, weights=numbers, kv=numbers, cache=numbers)
+    assert verified.choose_apart(apart_table.MIXTURES, variant)

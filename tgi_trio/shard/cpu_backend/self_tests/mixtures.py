@@ -17,6 +17,8 @@ from tgi_trio.shard.cpu_backend.variant import Variant, narrowed
 
 _EXPERTS = ExpertsSpec(count=5, per_token=2, width=32, normalise=True, shared_width=64)
 
+_NEAR = 0.1  # between logits of experts, of deviation 1: rounding moves them by a tenth of that
+
 
 def find_fault(variant: Variant) -> str | None:
     """Return what is wrong with the kernels of these numbers, or None."""
@@ -30,7 +32,10 @@ def _with_experts(spec: DecoderSpec) -> DecoderSpec:
 
 
 def _mix(spec: DecoderSpec, weights: RandomWeights, x: Floats) -> Any:
-    """Return the output of the mixture for x [T, hidden], in plain numpy."""
+    """Return the output of the mixture for x [T, hidden], in plain numpy; NaN: not to be compared.
+
+    That is where rounding may decide which experts a token has.
+    """
     names, prefix, hidden = spec.names, spec.names.layer.format(0), spec.hidden_size
 
     def linear(x: Floats, name: str, outputs: int) -> Any:
@@ -41,12 +46,13 @@ def _mix(spec: DecoderSpec, weights: RandomWeights, x: Floats) -> Any:
         return linear(gate / (1.0 + np.exp(-gate)) * up, f"{place}down_proj", hidden)
 
     logits = linear(x, names.router, _EXPERTS.count)
-    odds = np.exp(logits - logits.max(axis=1, keepdims=True))
-    best = np.sort(odds, axis=1)[:, -_EXPERTS.per_token, None]
-    parts = np.where(odds >= best, odds, 0.0)
+    left, last = np.sort(logits, axis=1)[:, -_EXPERTS.per_token - 1 : -_EXPERTS.per_token + 1].T
+    parts = np.exp(logits - logits.max(axis=1, keepdims=True))
+    parts[logits < last[:, None]] = 0.0
     parts /= parts.sum(axis=1, keepdims=True)
     opened = 1.0 / (1.0 + np.exp(-linear(x, names.shared_router, 1)))
     result = opened * gated(x, names.shared_expert, _EXPERTS.shared_width)
     for i in range(_EXPERTS.count):
         result += parts[:, i, None] * gated(x, names.experts.format(i), _EXPERTS.width)
+    result[last - left < _NEAR] = np.nan
     return result
