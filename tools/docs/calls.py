@@ -8,7 +8,7 @@ from typing import Final
 
 from tgi_trio.router.text.tools.call_formats import FORMATS
 from tgi_trio.router.text.tools.format import Format, show_text
-from tools.docs.markdown import table
+from tools.docs.markdown import show_code, table
 
 _CALL = (("f", {"x": "XX", "n": 2}),)
 
@@ -20,25 +20,17 @@ def render() -> str:
 
 def _rows() -> Iterator[tuple[str, str, str, str, str]]:
     for form in FORMATS:
-        yield _row(form, ", ".join(map(_code, form.signs)) + _tell_token(form))
+        yield _row(form, ", ".join(map(show_code, form.signs)) + _tell_token(form))
         for each in form.variants:
             yield _row(each, f"as {form.name}, and what the template writes")
 
 
 def _row(form: Format, known: str) -> tuple[str, str, str, str, str]:
-    return form.name, form.families, known, form.ids, _code(show_text(form.write(_CALL)))
+    return form.name, form.families, known, form.ids, show_code(show_text(form.write(_CALL)))
 
 
 def _tell_token(form: Format) -> str:
     return " (or an added token)" if form.token else ""
-
-
-def _code(text: str) -> str:
-    """Return literal text for a cell of a table."""
-    shown = text.replace("\n", "⏎").replace("|", "\\|")
-    fence = "``" if "`" in shown else "`"
-    space = " " if fence == "``" else ""
-    return f"{fence}{space}{shown}{space}{fence}"
 
 
 SECTIONS: Final = MappingProxyType({"call-formats": render})

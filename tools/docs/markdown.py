@@ -29,6 +29,14 @@ def code(lines: Iterable[str], language: str = "text") -> str:
     return "\n".join([f"```{language}", *lines, "```"]) + "\n"
 
 
+def show_code(text: str) -> str:
+    """Return literal text for a cell of a table."""
+    shown = text.replace("\n", "⏎").replace("|", "\\|")
+    fence = "``" if "`" in shown else "`"
+    space = " " if fence == "``" else ""
+    return f"{fence}{space}{shown}{space}{fence}"
+
+
 def section_names(text: str) -> list[str]:
     """Return the names of a document's marked sections, in order."""
     return [match["name"] for match in _SECTION.finditer(text)]

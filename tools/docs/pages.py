@@ -12,6 +12,7 @@ from tools.docs import (
     budgets,
     calls,
     command_line,
+    infill,
     ipc,
     metrics,
     models,
@@ -31,6 +32,7 @@ WHOLE: Final[Mapping[str, Callable[[], str]]] = {
 SECTIONS: Final[Sections] = {
     **calls.SECTIONS,
     **command_line.SECTIONS,
+    **infill.SECTIONS,
     **ipc.SECTIONS,
     **metrics.SECTIONS,
     **modules.SECTIONS,

@@ -172,6 +172,15 @@ OPERATIONS = (
     ),
     Operation(
         "post",
+        "/v1/fim/completions",
+        "Fill the gap between two texts: Mistral's",
+        schema.FimRequest,
+        replies.ChatCompletion,
+        replies.ChatCompletionChunk,
+        _GENERATION,
+    ),
+    Operation(
+        "post",
         "/v1/audio/transcriptions",
         "Write down what is said in a sound",
         transcriptions.TranscriptionForm,

@@ -226,6 +226,22 @@ class CompletionRequest(SharedFields):
     ignore_eos: bool | None = None
 
 
+class FimRequest(Scheduling):
+    """Body of /v1/fim/completions, Mistral's: the texts before and behind a gap."""
+
+    prompt: str
+    suffix: str | None = None
+    model: str | None = None
+    max_tokens: U32 | None = None
+    min_tokens: U32 | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    stop: str | list[str] | None = None
+    random_seed: Seed | None = None
+    stream: bool | None = False
+    metadata: dict[str, Any] | None = None  # the client's own; nothing here reads it
+
+
 class VertexInstance(Struct):
     """A prompt among the instances of /vertex."""
 

@@ -24,7 +24,7 @@ _SOUND: Final = "a model that hears takes sounds at /v1/chat/completions, /v1/au
 _SPEECH: Final = "this server writes text, and neither speaks nor draws"
 _FILES: Final = "nothing is stored here; send each request by itself"
 _OLLAMA: Final = "Ollama's API is not served; use OpenAI's: /v1/chat/completions, /v1/models"
-_INFILL: Final = "write the prompt as the model was taught to fill gaps, at /v1/completions"
+_INFILL: Final = "use `suffix` at /v1/completions, or /v1/fim/completions"
 _TEXT: Final = "use /generate or /v1/completions"
 
 _WHY: Final[Mapping[str, str]] = MappingProxyType(

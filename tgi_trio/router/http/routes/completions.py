@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tgi_trio.errors import GrammarError, ValidationError, about, blaming
+from tgi_trio.errors import GrammarError, ValidationError, blaming
 from tgi_trio.router.http.answer_fields import fingerprint, new_id, resolve_model
 from tgi_trio.router.http.answer_headers import event_stream, timing_headers
 from tgi_trio.router.http.call import Call, Reply, Route
@@ -17,13 +17,13 @@ from tgi_trio.router.http.generation import (
     stream_events,
     take_permits,
 )
+from tgi_trio.router.http.infilling import end_gaps, find_format, write_gaps
 from tgi_trio.router.http.messages import schema
 from tgi_trio.router.http.messages.body_reader import BodyReader, invalid_value
 from tgi_trio.router.http.messages.error_shapes import OpenAIShape
 from tgi_trio.router.http.messages.events import CompletionEvents, Envelope, completion_usage_event
 from tgi_trio.router.http.messages.extras import Shown, prompt_ids_json, token_ids_json
 from tgi_trio.router.http.messages.logprobs import prompt_logprobs_json, prompt_tokens
-from tgi_trio.router.http.messages.problems import Refused
 from tgi_trio.router.http.messages.render import ending_json, text_json
 from tgi_trio.router.http.messages.response_format import answer_grammar, forms
 from tgi_trio.router.http.messages.usage import StreamUsage, UsageCount
@@ -41,15 +41,16 @@ async def completions(call: Call) -> Reply:
     """POST /v1/completions, as a body or as a stream, for one or several prompts."""
     request: schema.CompletionRequest = _COMPLETION.read(call.headers, call.body)
     call.engine.metrics.inc("tgi_request_count")
-    if request.suffix is not None:
-        text = "Suffix is not supported and can be achieved by preprocessing the prompt."
-        raise about(Refused(422, text, "suffix not supported"), "suffix")
+    infill = None if request.suffix is None else find_format(call)
     prompts = _prompts(call, request)
     resolve_model(call, request.model)
     count = openai.choices(request.n, call.engine.limits.max_concurrent_requests)
     candidates = _candidates(call, request, count)
     unwritten = _writes_nothing(request)
     parameters = await _parameters(call, request, unwritten)
+    if infill is not None:
+        prompts = [*write_gaps(infill, request, prompts)]
+        parameters = end_gaps(call, infill, parameters)
     take_permits(call, len(prompts), candidates)
     requests: list[Request] = []
     for prompt in prompts:

@@ -1,0 +1,54 @@
+"""`suffix`: prompts for gaps, of a model whose tokenizer has tokens for infilling."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Protocol
+
+from tgi_trio.errors import ValidationError, about
+from tgi_trio.router.http.call import Call
+from tgi_trio.router.http.messages.problems import Refused
+from tgi_trio.router.text.infill import InfillFormat, find_infill
+from tgi_trio.router.validation import GenerationParameters
+
+
+class AsksForGap(Protocol):
+    """The fields of a body that matter to a gap."""
+
+    suffix: str | None
+    echo: bool | None
+    truncate_prompt_tokens: int | None
+
+
+def find_format(call: Call) -> InfillFormat:
+    """Return how the model fills gaps. Raises Refused, in TGI's words, if it does not."""
+    found = find_infill(call.engine.tokenizer.added_tokens)
+    if found is None:
+        text = "Suffix is not supported and can be achieved by preprocessing the prompt."
+        raise about(Refused(422, text, "suffix not supported"), "suffix")
+    return found
+
+
+def write_gaps(
+    infill: InfillFormat, body: AsksForGap, prompts: Sequence[str | list[int]]
+) -> list[str]:
+    """Return the prompts with the body's suffix behind them. Raises ValidationError."""
+    for name in ("echo", "truncate_prompt_tokens"):
+        if getattr(body, name) not in (None, False):
+            text = f"`{name}` and `suffix` exclude each other: a gap's prompt is written anew"
+            raise about(ValidationError(text), name)
+    texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+    if len(texts) < len(prompts):
+        raise about(ValidationError("`suffix` needs a `prompt` of text, not of ids"), "prompt")
+    return [infill.write(text, body.suffix or "") for text in texts]
+
+
+def end_gaps(
+    call: Call, infill: InfillFormat, parameters: GenerationParameters
+) -> GenerationParameters:
+    """Return the parameters with the tokens that end what fills a gap."""
+    if parameters.ignore_eos:
+        return parameters
+    ends = infill.end_ids(call.engine.tokenizer.added_tokens)
+    return replace(parameters, stop_ids=(*parameters.stop_ids, *ends))

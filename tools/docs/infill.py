@@ -1,0 +1,21 @@
+"""The table of ways to write gaps, from the rows themselves."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import Final
+
+from tgi_trio.router.text.infill import FORMATS
+from tools.docs.markdown import show_code, table
+
+
+def render() -> str:
+    """Return the table: who writes gaps how, and what ends an answer beside the tokens shown."""
+    rows = (
+        (name, show_code(form.write("BEFORE", "BEHIND")), ", ".join(map(show_code, form.ends)))
+        for name, form in FORMATS.items()
+    )
+    return table(("families", "a gap", "ends an answer as well"), rows)
+
+
+SECTIONS: Final = MappingProxyType({"infill-formats": render})
