@@ -18,9 +18,10 @@ from tgi_trio.shard.cpu_backend.operations.blocks import (
     find_blocks_room,
 )
 from tgi_trio.shard.cpu_backend.rooms import count_score_bytes
+from tgi_trio.shard.cpu_backend.self_tests.alone import run_alone
 from tgi_trio.shard.cpu_backend.self_tests.index import of_index
-from tgi_trio.shard.cpu_backend.self_tests.numbers import draw, number_type, to_floats
-from tgi_trio.shard.cpu_backend.tables import BLOCKS, OPERATION, STEP, Buffer, Code, Form
+from tgi_trio.shard.cpu_backend.self_tests.numbers import draw, number_type, pack_keys, to_floats
+from tgi_trio.shard.cpu_backend.tables import BLOCKS, Buffer, Code, Form
 from tgi_trio.shard.cpu_backend.variant import Variant
 
 _SEEN: Final = (87, 70, 9)  # tokens that each sees, the last with itself; of one sequence each
@@ -90,7 +91,7 @@ def _attend(variant: Variant) -> tuple[Floats, Floats]:
     }
     stored = [to_bfloat16(each) if variant.query_bytes == 2 else each for each in (asked, queries)]
     buffers |= {Buffer.ASKED: stored[0], Buffer.QUERY: stored[1], Buffer.ATTENDED: read}
-    packed, kept = _packed(variant, keys), _packed(variant, both[0])
+    packed, kept = pack_keys(variant, keys), pack_keys(variant, both[0])
     values = to_bfloat16(both[1]) if variant.kv.bf16 else both[1]
     for code in (Code.SCORE_BLOCKS, Code.CHOOSE_BLOCKS):
         _run(variant, code, buffers, {"keys": address(packed)})
@@ -118,31 +119,23 @@ def _attend(variant: Variant) -> tuple[Floats, Floats]:
 def _run(
     variant: Variant, code: Code, buffers: dict[Buffer, Any], fields: dict[str, Any], place: int = 0
 ) -> None:
-    """Run one operation, whose arrays the caller keeps alive, on two threads."""
-    step, op, facts = np.zeros((1,), STEP), np.zeros((1,), OPERATION), np.zeros((1,), BLOCKS)
-    last = np.array(_SEEN, np.int32) - 1
-    held = {"positions": last, "turns": last, "lasts": last, "slots": _slots()}
-    held |= {"tables": _TABLES, "rows": np.arange(_TOKENS, dtype=np.int32)}
-    for name, array in held.items():
-        step[name] = address(array)
-    step["tokens"], step["threads"], step["table_width"] = _TOKENS, 2, _TABLES.shape[1]
-    step["scores_bytes"] = count_score_bytes(_LONGEST)
-    for buffer, array in buffers.items():
-        step["buffers"][0, buffer] = address(array)
+    """Run one operation."""
+    last, facts = np.array(_SEEN, np.int32) - 1, np.zeros((1,), BLOCKS)
+    step: dict[str, Any] = {"positions": last, "turns": last, "lasts": last, "slots": _slots()}
+    step |= {"tables": _TABLES, "rows": np.arange(_TOKENS, dtype=np.int32), "tokens": _TOKENS}
+    step |= {"table_width": _TABLES.shape[1], "scores_bytes": count_score_bytes(_LONGEST)}
     facts["size"], facts["most"], facts["local"] = _INDEX.size, _INDEX.most, _INDEX.local
     facts["queries"], facts["key"] = place, place + _KV * _DIM
     facts["choice_bytes"], facts["lists"] = count_choice_bytes(_INDEX), _KV
-    given: dict[str, Any] = {"code": code, "heads": _KV, "kv_heads": 1, "head_dim": _DIM}
-    given |= {"most": _INDEX.most * _INDEX.size, "eps": _EPS, "facts": address(facts)}
-    given |= {"target": Buffer.ATTENDED}
-    for name, value in (given | fields).items():
-        op[name] = value
-    room = find_blocks_room(_INDEX, _KV, int(op["heads"][0]), _LONGEST)
-    scratch, counter = allocate_zeroed((room,)), np.zeros(1, np.int64)
-    for rank in range(2):
-        RUN_BLOCKS.open(variant)(
-            rank, address(step), address(op), address(counter), address(scratch)
-        )
+    given: dict[str, Any] = {
+        "heads": _KV,
+        "kv_heads": 1,
+        "head_dim": _DIM,
+        "target": Buffer.ATTENDED,
+    }
+    given |= {"most": _INDEX.most * _INDEX.size, "eps": _EPS, "facts": facts, **fields}
+    room = find_blocks_room(_INDEX, _KV, given["heads"], _LONGEST)
+    run_alone(RUN_BLOCKS.open(variant), code, buffers, given, step, room=room)
 
 
 def _slots() -> NDArray[np.int32]:
@@ -150,13 +143,6 @@ def _slots() -> NDArray[np.int32]:
     places = np.array(_SEEN) - 1
     blocks = _TABLES[np.arange(_TOKENS), places // _BLOCK]
     return np.asarray(blocks * _BLOCK + places % _BLOCK, np.int32)
-
-
-def _packed(variant: Variant, keys: Floats) -> NDArray[Any]:
-    """Return keys [..., 16, size] as K has them in panels."""
-    parts = keys.reshape(*keys.shape[:-1], -1, variant.kv.step).swapaxes(-2, -3)
-    parts = np.ascontiguousarray(parts)
-    return to_bfloat16(parts) if variant.kv.bf16 else parts
 
 
 def _panels(keys: NDArray[Any], size: int) -> Floats:

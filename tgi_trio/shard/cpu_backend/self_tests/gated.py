@@ -5,23 +5,15 @@ from __future__ import annotations
 import numpy as np
 
 from tgi_trio.shard.checkpoint.numbers import Floats
-from tgi_trio.shard.cpu_backend.arena import address, allocate_zeroed
 from tgi_trio.shard.cpu_backend.machine_code.entry import RUN_GATED
-from tgi_trio.shard.cpu_backend.tables import (
-    GATED,
-    OF_GATED,
-    OPERATION,
-    STEP,
-    Buffer,
-    Code,
-    Epilogue,
-    Form,
-)
+from tgi_trio.shard.cpu_backend.self_tests.alone import find_difference, run_alone
+from tgi_trio.shard.cpu_backend.tables import GATED, OF_GATED, Buffer, Code, Epilogue, Form
 from tgi_trio.shard.cpu_backend.variant import Variant, narrowed
 from tgi_trio.shard.cpu_backend.weight_layout import PANEL
 
 _TOKENS, _COUNT, _SIZE, _EPS, _SCALE = 3, 3, 64, 1e-5, 0.5
 _WANTED = np.array([2, 0], np.int32)
+_CHANGED = (Buffer.STREAMS, Buffer.HIDDEN, Buffer.UNSORTED)  # activations go to the last
 
 
 def find_fault(variant: Variant) -> str | None:
@@ -45,16 +37,20 @@ def find_fault(variant: Variant) -> str | None:
         Code.MIX: (streams, passed, nothing),
         Code.PICK: (streams, hidden, picked.reshape(streams.shape)),
     }
+    facts = np.zeros((1,), GATED)
+    facts["count"], facts["adds"] = _COUNT, 1
+    operation = {"width": _SIZE, "facts": facts, "weights": weights, "eps": _EPS, "scale": _SCALE}
+    operation |= {"target": Buffer.HIDDEN, "epilogue": Epilogue.STORE, "forms": Form.WIDE}
+    step = {"tokens": _TOKENS, "wanted": len(_WANTED), "wanted_ids": _WANTED}
+    kernel = RUN_GATED.open(narrowed(variant))
     for code in OF_GATED:
         rows = {Buffer.HIDDEN: hidden.copy(), Buffer.STREAMS: streams.copy(), Buffer.BRANCH: branch}
         rows |= {Buffer.SHARES: shares.copy(), Buffer.PROJECTED: gates}
         rows[Buffer.UNSORTED] = np.zeros_like(streams)
-        _run(variant, code, weights, rows)
-        found = (rows[buffer] for buffer in (Buffer.STREAMS, Buffer.HIDDEN, Buffer.UNSORTED))
-        pairs = zip(found, expected[code], strict=True)
-        error = max(float(np.abs(own - other).max()) for own, other in pairs)
-        if not error < 1e-4:
-            return f"{code.name} is {error:.2g} away from the reference"
+        own = operation | {"wanted_only": code == Code.PICK}
+        run_alone(kernel, code, rows, own, step)
+        if fault := find_difference(code, rows, zip(_CHANGED, expected[code], strict=True)):
+            return fault
     return None
 
 
@@ -67,20 +63,3 @@ def _sigmoid(x: Floats) -> Floats:
 def _normed(x: Floats) -> Floats:
     found: Floats = x / np.sqrt((x * x).mean(axis=-1, keepdims=True) + _EPS)
     return found
-
-
-def _run(variant: Variant, code: Code, weights: Floats, rows: dict[Buffer, Floats]) -> None:
-    """Run one operation on two threads, one after the other; activations go to UNSORTED."""
-    step, op, facts = np.zeros((1,), STEP), np.zeros((1,), OPERATION), np.zeros((1,), GATED)
-    scratch = allocate_zeroed((4096,))
-    step["tokens"], step["threads"] = _TOKENS, 2
-    step["wanted"], step["wanted_ids"] = len(_WANTED), address(_WANTED)
-    for buffer, own in rows.items():
-        step["buffers"][0, buffer] = address(own)
-    facts["count"], facts["adds"] = _COUNT, 1
-    op["code"], op["width"], op["facts"] = code, _SIZE, address(facts)
-    op["weights"], op["eps"], op["scale"] = address(weights), _EPS, _SCALE
-    op["target"], op["epilogue"], op["forms"] = Buffer.HIDDEN, Epilogue.STORE, Form.WIDE
-    op["wanted_only"] = code == Code.PICK
-    for rank in range(2):
-        RUN_GATED.open(narrowed(variant))(rank, address(step), address(op), 0, address(scratch))

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 
-from tgi_trio.shard.checkpoint.numbers import Floats
-from tgi_trio.shard.cpu_backend.arena import address, allocate_zeroed
+from tgi_trio.shard.cpu_backend.arena import address
 from tgi_trio.shard.cpu_backend.machine_code.entry import RUN_HYPER
-from tgi_trio.shard.cpu_backend.tables import HYPER, OF_HYPER, OPERATION, STEP, Buffer, Code
+from tgi_trio.shard.cpu_backend.self_tests.alone import find_difference, run_alone
+from tgi_trio.shard.cpu_backend.tables import HYPER, OF_HYPER, Buffer, Code
 from tgi_trio.shard.cpu_backend.variant import Variant, narrowed
 from tgi_trio.shard.cpu_backend.weight_layout import PANEL
 
 _TOKENS, _COUNT, _SIZE, _EPS = 3, 3, 64, 1e-5
 _READ_EPS, _ADDED, _ADDED_EPS, _SCALE = 0.01, 1.5, 0.02, 0.5
+_CHANGED = (Buffer.HIDDEN, Buffer.STREAMS, Buffer.SHARES)
 
 
 def find_fault(variant: Variant) -> str | None:
@@ -44,26 +45,12 @@ def find_fault(variant: Variant) -> str | None:
     facts["mix"], facts["bases"], facts["scales"] = map(address, (mix, bases, scales))
     facts["read"], facts["read_eps"] = 1.0, _READ_EPS
     facts["added"], facts["added_eps"] = _ADDED, _ADDED_EPS
+    kernel = RUN_HYPER.open(narrowed(variant))
+    operation = {"width": _SIZE, "facts": facts, "eps": _EPS, "scale": _SCALE}
     for code in OF_HYPER:
         rows = {Buffer.HIDDEN: hidden.copy(), Buffer.STREAMS: streams.copy()}
         rows |= {Buffer.SHARES: given.copy(), Buffer.BRANCH: branch}
-        _run(variant, code, facts, rows)
-        found = (rows[buffer] for buffer in (Buffer.HIDDEN, Buffer.STREAMS, Buffer.SHARES))
-        pairs = zip(found, expected[code], strict=True)
-        error = max(float(np.abs(own - other).max()) for own, other in pairs)
-        if not error < 1e-4:
-            return f"{code.name} is {error:.2g} away from the reference"
+        run_alone(kernel, code, rows, operation, {"tokens": _TOKENS})
+        if fault := find_difference(code, rows, zip(_CHANGED, expected[code], strict=True)):
+            return fault
     return None
-
-
-def _run(variant: Variant, code: Code, facts: np.ndarray, given: dict[Buffer, Floats]) -> None:
-    """Run one operation on two threads, one after the other."""
-    step, op = np.zeros((1,), STEP), np.zeros((1,), OPERATION)
-    scratch = allocate_zeroed((4096,))
-    step["tokens"], step["threads"] = _TOKENS, 2
-    for buffer, rows in given.items():
-        step["buffers"][0, buffer] = address(rows)
-    op["code"], op["width"], op["facts"] = code, _SIZE, address(facts)
-    op["eps"], op["scale"] = _EPS, _SCALE
-    for rank in range(2):
-        RUN_HYPER.open(narrowed(variant))(rank, address(step), address(op), 0, address(scratch))

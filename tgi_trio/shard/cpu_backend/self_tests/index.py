@@ -14,8 +14,9 @@ from tgi_trio.shard.cpu_backend.arena import address, allocate_zeroed
 from tgi_trio.shard.cpu_backend.machine_code.entry import RUN_INDEX
 from tgi_trio.shard.cpu_backend.operations.index import find_room, order_of
 from tgi_trio.shard.cpu_backend.rooms import count_score_bytes
-from tgi_trio.shard.cpu_backend.self_tests.numbers import draw, number_type, to_floats
-from tgi_trio.shard.cpu_backend.tables import OPERATION, STEP, Buffer, Code, Form
+from tgi_trio.shard.cpu_backend.self_tests.alone import run_alone
+from tgi_trio.shard.cpu_backend.self_tests.numbers import draw, number_type, pack_keys, to_floats
+from tgi_trio.shard.cpu_backend.tables import Buffer, Code, Form
 from tgi_trio.shard.cpu_backend.variant import Variant
 
 _TOKENS: Final = 3
@@ -82,7 +83,7 @@ def _choose(variant: Variant) -> tuple[Floats, Floats]:
     asked = np.zeros((_TOKENS + 7, heads, _SIZE), np.float32)
     asked[:_TOKENS, :, :2] = generator.integers(-2, 3, (_TOKENS, heads, 2))
     rows = generator.integers(-2, 3, (_TOKENS, _SIZE + heads)).astype(np.float32)
-    packed = _packed(variant, keys)
+    packed = pack_keys(variant, keys)
     stored = to_bfloat16(asked) if variant.query_bytes == 2 else asked
     bytes_ = count_score_bytes(max(_SEEN))
     scores = allocate_zeroed((_TOKENS, bytes_ // 4), np.float32)
@@ -124,40 +125,27 @@ def _attend(variant: Variant) -> tuple[Floats, Floats]:
 
 
 def _run(variant: Variant, code: Code, buffers: dict[Buffer, Any], fields: dict[str, Any]) -> None:
-    """Run one operation, whose arrays the caller keeps alive."""
-    step, op = np.zeros((1,), STEP), np.zeros((1,), OPERATION)
+    """Run one operation."""
     last = np.array(_SEEN, np.int32) - 1
-    held = {"positions": last, "turns": last, "lasts": last, "slots": _slots(last)}
-    held |= {"tables": _TABLES, "rows": np.arange(_TOKENS, dtype=np.int32)}
-    for name, array in held.items():
-        step[name] = address(array)
-    step["tokens"], step["threads"], step["table_width"] = _TOKENS, 2, _TABLES.shape[1]
-    step["scores_bytes"] = count_score_bytes(max(_SEEN))
-    for buffer, array in buffers.items():
-        step["buffers"][0, buffer] = address(array)
-    given: dict[str, Any] = {"code": code, "heads": _INDEX.heads, "head_dim": _SIZE, "eps": _EPS}
-    given |= {"kv_heads": 1, "most": _MOST, "key_scale": 1.0, "target": Buffer.ATTENDED}
-    for name, value in (given | fields).items():
-        op[name] = value
-    room = find_room(int(op["heads"][0]), _INDEX, _LATENT, max(_SEEN))
-    scratch, counter = allocate_zeroed((room,)), np.zeros(1, np.int64)
-    for rank in range(2):
-        entry = RUN_INDEX.open(of_index(variant))
-        entry(rank, address(step), address(op), address(counter), address(scratch))
+    step: dict[str, Any] = {"positions": last, "turns": last, "lasts": last, "slots": _slots(last)}
+    step |= {"tables": _TABLES, "rows": np.arange(_TOKENS, dtype=np.int32), "tokens": _TOKENS}
+    step |= {"table_width": _TABLES.shape[1], "scores_bytes": count_score_bytes(max(_SEEN))}
+    given: dict[str, Any] = {
+        "heads": _INDEX.heads,
+        "kv_heads": 1,
+        "head_dim": _SIZE,
+        "eps": _EPS,
+        "most": _MOST,
+    }
+    given |= {"key_scale": 1.0, "target": Buffer.ATTENDED, **fields}
+    room = find_room(given["heads"], _INDEX, _LATENT, max(_SEEN))
+    run_alone(RUN_INDEX.open(of_index(variant)), code, buffers, given, step, room=room)
 
 
 def _slots(places: NDArray[np.integer]) -> NDArray[np.int32]:
     """Return the slot of each sequence's token at a place, int32 [T]."""
     blocks = _TABLES[np.arange(_TOKENS), places // _BLOCK]
     return np.asarray(blocks * _BLOCK + places % _BLOCK, np.int32)
-
-
-def _packed(variant: Variant, keys: Floats) -> NDArray[Any]:
-    """Return keys [blocks, 16, size] as K has them in panels."""
-    step = variant.kv.step
-    parts = keys.reshape(_BLOCKS, _BLOCK, -1, step).swapaxes(1, 2)
-    parts = np.ascontiguousarray(parts)
-    return to_bfloat16(parts) if variant.kv.bf16 else parts
 
 
 def _panels(variant: Variant, keys: NDArray[Any]) -> Floats:

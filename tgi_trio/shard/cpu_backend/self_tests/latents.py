@@ -13,8 +13,9 @@ from tgi_trio.shard.cpu_backend.arena import address, allocate_zeroed
 from tgi_trio.shard.cpu_backend.head_order import head_order
 from tgi_trio.shard.cpu_backend.machine_code.entry import RUN_LATENTS
 from tgi_trio.shard.cpu_backend.operations.latents import pack_heads
+from tgi_trio.shard.cpu_backend.self_tests.alone import run_alone
 from tgi_trio.shard.cpu_backend.self_tests.numbers import draw, number_type, to_floats
-from tgi_trio.shard.cpu_backend.tables import LATENT, OPERATION, STEP, Buffer, Code, Form
+from tgi_trio.shard.cpu_backend.tables import LATENT, Buffer, Code, Form
 from tgi_trio.shard.cpu_backend.variant import Variant, narrowed
 
 _TOKENS, _HEADS, _PLAIN, _TURNED, _RANK, _VALUE = 3, 2, 32, 32, 64, 96
@@ -137,20 +138,11 @@ def _run(
     fields: dict[str, Any],
     facts: dict[str, int] | None = None,
 ) -> None:
-    """Run one operation, whose arrays the caller keeps alive."""
-    step, op, scratch = np.zeros((1,), STEP), np.zeros((1,), OPERATION), allocate_zeroed((8192,))
-    step["tokens"], step["threads"] = _TOKENS, 2
-    op["heads"], op["kv_heads"] = _HEADS, 1
-    op["head_dim"], op["value_dim"] = _SIZE, _SIZE
-    for name, value in (facts or {}).items():
-        step[name] = value
-    for buffer, array in buffers.items():
-        step["buffers"][0, buffer] = address(array)
-    op["code"], op["source"], op["target"], op["eps"] = code, source, target, _EPS
-    for name, value in fields.items():
-        op[name] = value
-    for rank in range(2):
-        RUN_LATENTS.open(of_latents(variant))(rank, address(step), address(op), 0, address(scratch))
+    """Run one operation; `facts`: fields of the step."""
+    given: dict[str, Any] = {"heads": _HEADS, "kv_heads": 1, "head_dim": _SIZE, "value_dim": _SIZE}
+    given |= {"source": source, "target": target, "eps": _EPS, **fields}
+    step = {"tokens": _TOKENS, **(facts or {})}
+    run_alone(RUN_LATENTS.open(of_latents(variant)), code, buffers, given, step, room=8192)
 
 
 def _normed(x: Floats, gain: Floats) -> Floats:

@@ -9,20 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tgi_trio.shard.checkpoint.numbers import Floats
-from tgi_trio.shard.cpu_backend.arena import address, allocate_zeroed
+from tgi_trio.shard.cpu_backend.arena import address
 from tgi_trio.shard.cpu_backend.machine_code.entry import RUN_NGRAMS
 from tgi_trio.shard.cpu_backend.operations.states import by_lanes
 from tgi_trio.shard.cpu_backend.packing import to_storage
+from tgi_trio.shard.cpu_backend.self_tests.alone import run_alone
 from tgi_trio.shard.cpu_backend.self_tests.numbers import draw
-from tgi_trio.shard.cpu_backend.tables import (
-    NGRAMS,
-    OF_NGRAMS,
-    OPERATION,
-    STEP,
-    Buffer,
-    Code,
-    Form,
-)
+from tgi_trio.shard.cpu_backend.tables import NGRAMS, OF_NGRAMS, Buffer, Code, Form
 from tgi_trio.shard.cpu_backend.variant import Variant, narrowed
 
 _SIZE, _COUNT, _EPS, _ORDER, _TAPS = 32, 2, 1e-5, 3, 2
@@ -141,9 +134,8 @@ def _run(
     rows: Mapping[Buffer, NDArray[Any]],
     states: NDArray[Any],
 ) -> None:
-    """Run one operation on two threads, one after the other; activations go to UNSORTED."""
-    step, op, facts = np.zeros((1,), STEP), np.zeros((1,), OPERATION), np.zeros((1,), NGRAMS)
-    ids = np.array(sum(_TEXTS, ()), np.int32)
+    """Run one operation; activations go to UNSORTED."""
+    ids, facts = np.array(sum(_TEXTS, ()), np.int32), np.zeros((1,), NGRAMS)
     numbers = {"factors": _FACTORS, "rows": _ROWS, "firsts": _FIRSTS}
     held = {name: np.array(own, np.int64) for name, own in numbers.items()}
     for name, own in held.items():
@@ -154,15 +146,9 @@ def _run(
     names = ("query_norm", "key_norm", "kernel_norm")
     for name, own in zip(names, given["norms"], strict=True):
         facts[name] = address(own)
-    step["tokens"], step["threads"], step["row_count"] = _TOKENS, 2, 2
-    step["token_ids"], step["row_starts"] = address(ids), address(_STARTS)
-    step["state_reads"], step["state_writes"] = address(_READS), address(_WRITES)
-    for buffer, array in rows.items():
-        step["buffers"][0, buffer] = address(array)
-    op["code"], op["facts"], op["eps"], op["forms"] = code, address(facts), _EPS, Form.WIDE
-    op["width"] = len(_ROWS) * _NUMBERS if code == Code.LOOK_UP else _SIZE
-    op["inputs"], op["target"] = (_COUNT + 1) * _SIZE, Buffer.UNSORTED
-    op["states"], op["state_bytes"] = address(states), states[0].nbytes
-    scratch = allocate_zeroed((4096,))
-    for rank in range(2):
-        RUN_NGRAMS.open(narrowed(variant))(rank, address(step), address(op), 0, address(scratch))
+    step = {"tokens": _TOKENS, "row_count": 2, "token_ids": ids, "row_starts": _STARTS}
+    step |= {"state_reads": _READS, "state_writes": _WRITES}
+    fields = {"facts": facts, "eps": _EPS, "forms": Form.WIDE, "target": Buffer.UNSORTED}
+    fields |= {"width": len(_ROWS) * _NUMBERS if code == Code.LOOK_UP else _SIZE}
+    fields |= {"inputs": (_COUNT + 1) * _SIZE, "states": states, "state_bytes": states[0].nbytes}
+    run_alone(RUN_NGRAMS.open(narrowed(variant)), code, rows, fields, step)

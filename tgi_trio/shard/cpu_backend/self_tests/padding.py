@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from tgi_trio.shard.checkpoint.numbers import Floats
-from tgi_trio.shard.cpu_backend.arena import address, allocate_zeroed
+from tgi_trio.shard.cpu_backend.arena import allocate_zeroed
 from tgi_trio.shard.cpu_backend.machine_code.entry import RUN_PADDING
-from tgi_trio.shard.cpu_backend.tables import OPERATION, PADDING, STEP, Buffer, Code, Form
+from tgi_trio.shard.cpu_backend.self_tests.alone import run_alone
+from tgi_trio.shard.cpu_backend.tables import PADDING, Buffer, Code, Form
 from tgi_trio.shard.cpu_backend.variant import Variant, narrowed
 
 _TOKENS, _HEADS, _KV_HEADS = 3, 4, 2
@@ -56,14 +57,8 @@ def _run(
     order: np.ndarray | None,
     width: int,
 ) -> None:
-    """Run an operation on rows in buffers, as two threads one after the other."""
-    step, op, scratch = np.zeros((1,), STEP), np.zeros((1,), OPERATION), allocate_zeroed((4096,))
-    step["tokens"], step["threads"], op["heads"] = _TOKENS, 2, _HEADS
-    for buffer, array in buffers.items():
-        step["buffers"][0, buffer] = address(array)
-    op["code"], op["facts"], op["width"], op["forms"] = code, address(facts), width, Form.WIDE
-    op["source"], op["target"] = Buffer.ATTENDED, next(reversed(buffers))
-    op["head_dim"], op["value_dim"] = _KEPT, _KEPT_VALUE
-    op["order"] = 0 if order is None else address(order)
-    for rank in range(2):
-        RUN_PADDING.open(narrowed(variant))(rank, address(step), address(op), 0, address(scratch))
+    """Run an operation on rows in buffers, of which the last is the target."""
+    fields = {"facts": facts, "width": width, "forms": Form.WIDE, "heads": _HEADS}
+    fields |= {"source": Buffer.ATTENDED, "target": next(reversed(buffers))}
+    fields |= {"head_dim": _KEPT, "value_dim": _KEPT_VALUE, "order": 0 if order is None else order}
+    run_alone(RUN_PADDING.open(narrowed(variant)), code, buffers, fields, {"tokens": _TOKENS})

@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tgi_trio.model.specs.pooled_index import PooledIndexSpec
 from tgi_trio.shard.checkpoint.numbers import Floats, to_bfloat16
@@ -18,9 +17,10 @@ from tgi_trio.shard.cpu_backend.operations.pooled import (
     find_pooled_room,
 )
 from tgi_trio.shard.cpu_backend.rooms import count_score_bytes
+from tgi_trio.shard.cpu_backend.self_tests.alone import run_alone
 from tgi_trio.shard.cpu_backend.self_tests.index import of_index
-from tgi_trio.shard.cpu_backend.self_tests.numbers import draw, to_floats
-from tgi_trio.shard.cpu_backend.tables import BLOCKS, OPERATION, STEP, Buffer, Code, Form
+from tgi_trio.shard.cpu_backend.self_tests.numbers import draw, pack_keys, to_floats
+from tgi_trio.shard.cpu_backend.tables import BLOCKS, Buffer, Code, Form
 from tgi_trio.shard.cpu_backend.variant import Variant
 
 _SEEN: Final = (72, 47, 9)  # tokens that each sees, the last with itself; of one sequence each
@@ -151,7 +151,7 @@ def _attend(variant: Variant) -> tuple[Floats, Floats]:
     stored = to_bfloat16(queries) if variant.query_bytes == 2 else queries
     buffers |= {Buffer.ASKED: asked, Buffer.QUERY: stored, Buffer.ATTENDED: read}
     kept = to_bfloat16(keys) if variant.kv.bf16 else keys
-    packed = _packed(variant, both[0])
+    packed = pack_keys(variant, both[0])
     values = to_bfloat16(both[1]) if variant.kv.bf16 else both[1]
     for code in (Code.SCORE_POOLED, Code.CHOOSE_POOLED):
         _run(variant, code, buffers, {"keys": address(kept)})
@@ -190,43 +190,28 @@ def _turn(x: Floats, cosine: Floats, sine: Floats) -> Floats:
 def _run(
     variant: Variant, code: Code, buffers: dict[Buffer, Any], fields: dict[str, Any], place: int = 0
 ) -> None:
-    """Run one operation, whose arrays the caller keeps alive, on two threads."""
-    step, op, facts = np.zeros((1,), STEP), np.zeros((1,), OPERATION), np.zeros((1,), BLOCKS)
-    last = np.array(_SEEN, np.int32) - 1
+    """Run one operation."""
+    last, facts = np.array(_SEEN, np.int32) - 1, np.zeros((1,), BLOCKS)
     slots = np.array([_slot(row, seen - 1) for row, seen in enumerate(_SEEN)], np.int32)
-    held = {"positions": last, "turns": last, "lasts": last, "slots": slots}
-    held |= {"tables": _TABLES, "rows": np.arange(_TOKENS, dtype=np.int32)}
-    for name, array in held.items():
-        step[name] = address(array)
-    step["tokens"], step["threads"], step["table_width"] = _TOKENS, 2, _TABLES.shape[1]
-    step["scores_bytes"] = count_score_bytes(_LONGEST)
-    for buffer, array in buffers.items():
-        step["buffers"][0, buffer] = address(array)
+    step: dict[str, Any] = {"positions": last, "turns": last, "lasts": last, "slots": slots}
+    step |= {"tables": _TABLES, "rows": np.arange(_TOKENS, dtype=np.int32), "tokens": _TOKENS}
+    step |= {"table_width": _TABLES.shape[1], "scores_bytes": count_score_bytes(_LONGEST)}
     facts["size"], facts["most"], facts["lists"] = _INDEX.size, _INDEX.most, 1
     facts["queries"], facts["key"] = place, place + _INDEX.heads * _DIM
     facts["choice_bytes"] = count_choice_bytes(_INDEX)
-    given: dict[str, Any] = {"code": code, "heads": _INDEX.heads, "kv_heads": 1, "head_dim": _DIM}
-    given |= {"most": (_INDEX.most + 1) * _INDEX.size - 1, "eps": _EPS, "facts": address(facts)}
-    given |= {"target": Buffer.ATTENDED}
     facts["kept"], facts["weights"] = fields.pop("kept", _DIM), fields.pop("weights_at", 0)
     facts["weights_width"] = fields.pop("weights_width", 0)
-    for name, value in (given | fields).items():
-        op[name] = value
-    room = find_pooled_room(_INDEX, int(op["heads"][0]), _LONGEST)
-    scratch, counter = allocate_zeroed((room,)), np.zeros(1, np.int64)
-    for rank in range(2):
-        RUN_POOLED.open(variant)(
-            rank, address(step), address(op), address(counter), address(scratch)
-        )
+    given: dict[str, Any] = {
+        "heads": _INDEX.heads,
+        "kv_heads": 1,
+        "head_dim": _DIM,
+        "target": Buffer.ATTENDED,
+    }
+    given |= {"most": (_INDEX.most + 1) * _INDEX.size - 1, "eps": _EPS, "facts": facts, **fields}
+    room = find_pooled_room(_INDEX, given["heads"], _LONGEST)
+    run_alone(RUN_POOLED.open(variant), code, buffers, given, step, room=room)
 
 
 def _slot(row: int, place: int) -> int:
     """Return the slot of a token of a sequence."""
     return int(_TABLES[row, place // _BLOCK]) * _BLOCK + place % _BLOCK
-
-
-def _packed(variant: Variant, keys: Floats) -> NDArray[Any]:
-    """Return keys [..., 16, size] as K has them in panels."""
-    parts = keys.reshape(*keys.shape[:-1], -1, variant.kv.step).swapaxes(-2, -3)
-    parts = np.ascontiguousarray(parts)
-    return to_bfloat16(parts) if variant.kv.bf16 else parts

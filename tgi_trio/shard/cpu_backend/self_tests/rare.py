@@ -9,11 +9,10 @@ import numpy as np
 from tgi_trio.shard.checkpoint.numbers import Floats, to_bfloat16, to_float32
 from tgi_trio.shard.cpu_backend.arena import address, allocate_zeroed
 from tgi_trio.shard.cpu_backend.machine_code.entry import RUN_RARE
+from tgi_trio.shard.cpu_backend.self_tests.alone import run_alone
 from tgi_trio.shard.cpu_backend.tables import (
     OPENING,
-    OPERATION,
     OWN,
-    STEP,
     Activation,
     Buffer,
     Code,
@@ -140,24 +139,17 @@ def _opening(norm: GroupNorm, gain: Floats) -> dict[str, Any]:
 
 def _run(variant: Variant, code: Code, x: Floats, fields: dict[str, Any]) -> Floats:
     """Return the result of one operation on rows, from its own buffer or from UNSORTED."""
-    step, op = np.zeros((1,), STEP), np.zeros((1,), OPERATION)
     width = 96 if code == Code.REORDER else _SIZE  # a query, a key and a value
     rows, unsorted = (allocate_zeroed((_TOKENS, width), np.float32) for _ in range(2))
     rows[:, :_SIZE] = x
-    buffer = Buffer.QKV if code == Code.REORDER else Buffer.HIDDEN
-    scratch, positions = allocate_zeroed((4096,)), np.array(_POSITIONS, np.int32)
-    step["tokens"], step["positions"] = _TOKENS, address(positions)
-    step["token_ids"] = address(positions)
-    op["heads"], op["kv_heads"], op["head_dim"] = 1, 1, 32
-    step["buffers"][0, buffer] = address(rows)
-    step["buffers"][0, Buffer.UNSORTED] = address(unsorted)
-    op["code"], op["source"], op["target"], op["width"] = code, buffer, buffer, width
     if code in (Code.OPEN, Code.GATE_NORM):
         unsorted[:] = x  # the gates, or what they open
-    for name, value in fields.items():
-        op[name] = address(value) if isinstance(value, np.ndarray) else value
-    for rank in range(2):
-        step["threads"] = 2
-        RUN_RARE.open(narrowed(variant))(rank, address(step), address(op), 0, address(scratch))
+    buffer = Buffer.QKV if code == Code.REORDER else Buffer.HIDDEN
+    given = {"source": buffer, "target": buffer, "width": width}
+    given |= {"heads": 1, "kv_heads": 1, "head_dim": 32}
+    positions = np.array(_POSITIONS, np.int32)
+    step = {"tokens": _TOKENS, "positions": positions, "token_ids": positions}
+    buffers = {buffer: rows, Buffer.UNSORTED: unsorted}
+    run_alone(RUN_RARE.open(narrowed(variant)), code, buffers, given | fields, step)
     found: Floats = (unsorted if code in _ELSEWHERE else rows)[:, :_SIZE].copy()
     return found

@@ -10,14 +10,8 @@ import numpy as np
 from tgi_trio.shard.checkpoint.numbers import Floats
 from tgi_trio.shard.cpu_backend.arena import address, allocate_zeroed
 from tgi_trio.shard.cpu_backend.machine_code.entry import KEEP_STATES
-from tgi_trio.shard.cpu_backend.tables import (
-    MIXER,
-    OPERATION,
-    STEP,
-    Buffer,
-    Code,
-    Form,
-)
+from tgi_trio.shard.cpu_backend.self_tests.alone import run_alone
+from tgi_trio.shard.cpu_backend.tables import MIXER, Buffer, Code, Form
 from tgi_trio.shard.cpu_backend.variant import Variant, narrowed
 from tgi_trio.shard.cpu_backend.weight_layout import LANES, PANEL, Storage
 
@@ -199,20 +193,14 @@ def _run(
 
     `forgets`: the content of DECAYS.
     """
-    step, op, scratch = np.zeros((1,), STEP), np.zeros((1,), OPERATION), allocate_zeroed((4096,))
-    held = [np.array(each, np.int32) for each in (_STARTS, _READS, _WRITES)]
-    for name, array in zip(("row_starts", "state_reads", "state_writes"), held, strict=True):
-        step[name] = address(array)
-    step["threads"], step["row_count"], step["tokens"] = 2, len(_READS), len(x)
-    step["buffers"][0, Buffer.PROJECTED] = address(x)
-    if forgets is not None:
-        step["buffers"][0, Buffer.DECAYS] = address(forgets)
     mixed = np.zeros((len(x), _SIZE), np.float32)
-    step["buffers"][0, Buffer.MIXED] = address(mixed)
-    op["code"], op["inputs"], op["facts"] = code, x.shape[1], address(facts)
-    op["target"], op["forms"] = Buffer.MIXED, Form.WIDE
-    op["states"], op["state_bytes"] = address(states), states[0].nbytes
-    kernel = KEEP_STATES.open(of_states(variant))
-    for rank in range(2):
-        kernel(rank, address(step), address(op), 0, address(scratch))
+    buffers = {Buffer.PROJECTED: x, Buffer.MIXED: mixed}
+    if forgets is not None:
+        buffers[Buffer.DECAYS] = forgets
+    names, rows = ("row_starts", "state_reads", "state_writes"), (_STARTS, _READS, _WRITES)
+    step: dict[str, Any] = {"row_count": len(_READS), "tokens": len(x)}
+    step |= {name: np.array(own, np.int32) for name, own in zip(names, rows, strict=True)}
+    fields = {"inputs": x.shape[1], "facts": facts, "target": Buffer.MIXED, "forms": Form.WIDE}
+    fields |= {"states": states, "state_bytes": states[0].nbytes}
+    run_alone(KEEP_STATES.open(of_states(variant)), code, buffers, fields, step)
     return mixed

@@ -5,13 +5,15 @@ from __future__ import annotations
 import numpy as np
 
 from tgi_trio.shard.checkpoint.numbers import Floats
-from tgi_trio.shard.cpu_backend.arena import address, allocate_zeroed
+from tgi_trio.shard.cpu_backend.arena import address
 from tgi_trio.shard.cpu_backend.machine_code.entry import RUN_STREAMS
-from tgi_trio.shard.cpu_backend.tables import OPERATION, STEP, STREAM, STREAMING, Buffer, Code
+from tgi_trio.shard.cpu_backend.self_tests.alone import find_difference, run_alone
+from tgi_trio.shard.cpu_backend.tables import STREAM, STREAMING, Buffer, Code
 from tgi_trio.shard.cpu_backend.variant import Variant, narrowed
 from tgi_trio.shard.cpu_backend.weight_layout import PANEL
 
 _TOKENS, _COUNT, _ACTIVE, _SIZE = 3, 3, 1, 64
+_CHANGED = (Buffer.STREAMS, Buffer.HIDDEN)
 
 
 def find_fault(variant: Variant) -> str | None:
@@ -42,6 +44,7 @@ def find_fault(variant: Variant) -> str | None:
     facts = np.zeros((1,), STREAM)
     facts["count"], facts["active"] = _COUNT, _ACTIVE
     facts["coefficients"], facts["scale"] = address(coefficients), address(scale)
+    kernel = RUN_STREAMS.open(narrowed(variant))
     for code in STREAMING:
         given = {
             Buffer.HIDDEN: hidden.copy(),
@@ -49,12 +52,9 @@ def find_fault(variant: Variant) -> str | None:
             Buffer.ROUTED: routes.copy(),
             Buffer.BRANCH: branch,
         }
-        _run(variant, code, facts, given)
-        found = given[Buffer.STREAMS], given[Buffer.HIDDEN]
-        pairs = zip(found, expected[code], strict=True)
-        error = max(float(np.abs(own - other).max()) for own, other in pairs)
-        if not error < 1e-4:
-            return f"{code.name} is {error:.2g} away from the reference"
+        run_alone(kernel, code, given, {"width": _SIZE, "facts": facts}, {"tokens": _TOKENS})
+        if fault := find_difference(code, given, zip(_CHANGED, expected[code], strict=True)):
+            return fault
     return None
 
 
@@ -63,15 +63,3 @@ def _as_large(streams: Floats, like: Floats) -> Floats:
     wanted = (like**2).mean(axis=-1)[:, None, None]
     grown: Floats = streams * np.sqrt(wanted / (streams**2).mean(axis=-1, keepdims=True))
     return grown
-
-
-def _run(variant: Variant, code: Code, facts: np.ndarray, given: dict[Buffer, Floats]) -> None:
-    """Run one operation on two threads, one after the other."""
-    step, op = np.zeros((1,), STEP), np.zeros((1,), OPERATION)
-    scratch = allocate_zeroed((4096,))
-    step["tokens"], step["threads"] = _TOKENS, 2
-    for buffer, rows in given.items():
-        step["buffers"][0, buffer] = address(rows)
-    op["code"], op["width"], op["facts"] = code, _SIZE, address(facts)
-    for rank in range(2):
-        RUN_STREAMS.open(narrowed(variant))(rank, address(step), address(op), 0, address(scratch))

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from tgi_trio.model.quantised.exl3_layout import TURNED
 from tgi_trio.shard.checkpoint.formats.exl3 import RING, turn
 from tgi_trio.shard.checkpoint.numbers import Floats
-from tgi_trio.shard.cpu_backend.arena import address, allocate_zeroed
 from tgi_trio.shard.cpu_backend.machine_code.entry import RUN_TURNS
-from tgi_trio.shard.cpu_backend.tables import (
-    OPERATION,
-    STEP,
-    Activation,
-    Buffer,
-    Code,
-    Epilogue,
-    Form,
-)
+from tgi_trio.shard.cpu_backend.self_tests.alone import run_alone
+from tgi_trio.shard.cpu_backend.tables import Activation, Buffer, Code, Epilogue, Form
 from tgi_trio.shard.cpu_backend.variant import Variant, narrowed
 from tgi_trio.shard.cpu_backend.weight_layout import PANEL
 
@@ -70,23 +64,22 @@ def run_turns(
     scales: Floats,
     bias: Floats | None = None,
 ) -> Floats:
-    """Return the target of an operation, run as two threads one after the other.
+    """Return the target of an operation.
 
     `given`: the rows of buffers, the first the source and the last the target.
     """
-    step, op, scratch = np.zeros((1,), STEP), np.zeros((1,), OPERATION), allocate_zeroed((4096,))
-    step["tokens"], step["threads"] = _TOKENS, 2
     buffers = {buffer: rows.copy() for buffer, rows in given.items()}
     source = next(iter(buffers)) if code == Code.TURN_OUT else Buffer.UNSORTED
     if code == Code.TURN_IN:
         buffers = {Buffer.UNSORTED: given[Buffer.FLOATS].copy()} | buffers
-    for buffer, rows in buffers.items():
-        step["buffers"][0, buffer] = address(rows)
-    op["code"], op["epilogue"], op["source"] = code, epilogue, source
-    op["target"], op["scale"], op["forms"] = Buffer.INNER, 1.0, Form.WIDE
-    op["inputs"] = op["outputs"] = op["width"] = _FEATURES
-    op["activation"], op["scales"] = Activation.RELU, address(scales)
-    op["bias"] = 0 if bias is None else address(bias)
-    for rank in range(2):
-        RUN_TURNS.open(narrowed(variant))(rank, address(step), address(op), 0, address(scratch))
+    fields: dict[str, Any] = {
+        "epilogue": epilogue,
+        "source": source,
+        "target": Buffer.INNER,
+        "scale": 1.0,
+    }
+    fields |= {"forms": Form.WIDE, "activation": Activation.RELU}
+    fields |= dict.fromkeys(("inputs", "outputs", "width"), _FEATURES)
+    fields |= {"scales": scales, "bias": 0 if bias is None else bias}
+    run_alone(RUN_TURNS.open(narrowed(variant)), code, buffers, fields, {"tokens": _TOKENS})
     return next(reversed(buffers.values()))
