@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from tgi_trio.shard.cpu_backend.arena import address
-from tgi_trio.shard.cpu_backend.kernels import entry, kernel
+from tgi_trio.shard.cpu_backend.kernels import apart, entry, kernel
 from tgi_trio.shard.cpu_backend.kernels.arrays import (
     doubles_at,
     floats_at,
@@ -38,7 +38,8 @@ def _view(array: Any, size: int) -> Any:
     return array[:size]
 
 
-_PYTHON = dict.fromkeys(("ints_at", "floats_at", "doubles_at", "words_at"), _view)
+_PYTHON: dict[str, Any] = dict.fromkeys(("ints_at", "floats_at", "doubles_at", "words_at"), _view)
+_PYTHON |= {"lesser": min, "greater": max}
 
 
 def in_python(function: Kernel) -> Callable[..., Any]:
@@ -209,6 +210,163 @@ def names_used_again(at, other, to):
             break
 
 
+@kernel
+def noted(log, number):
+    """Write a number down, and return it; `log` begins with how many there are."""
+    log[0] += 1
+    log[log[0]] = number
+    return number
+
+
+@kernel
+def difference(a, b):
+    return a - b
+
+
+@kernel
+def replaced(values, place, number):
+    values[place] = number
+    return np.int64(1)
+
+
+@entry
+def operands(at, other, to):
+    """All of them are evaluated once, from left to right, and values before their targets."""
+    a, b, log = ints_at(at, 64), ints_at(other, 64), ints_at(to, 64)
+    a[0] = noted(log, 1) - noted(log, 2)
+    if noted(log, 3) < noted(log, 4):
+        a[1] = difference(noted(log, 5), noted(log, 6))
+    b[noted(log, 7)] = noted(log, 8)
+    b[noted(log, 9)] += noted(log, 10)
+    pair = noted(log, 11), noted(log, 12)
+    a[2] = pair[0] - pair[1]
+    b[3] += replaced(b, 3, 1000)
+    log[noted(log, 13)], log[noted(log, 14)] = noted(log, 15), noted(log, 16)
+    for i in range(noted(log, 17), noted(log, 20), noted(log, 2)):
+        noted(log, i)
+    log[40] = noted(log, 1) if noted(log, 0) else noted(log, 2)
+
+
+@entry
+def unsigned_order(at, other, to):
+    a, b, c = words_at(at, 64), words_at(other, 64), doubles_at(to, 64)
+    for i in range(64):
+        half, third = np.uint64(1 << 63), np.uint64(3)
+        if a[i] < b[i]:
+            c[i] += 1
+        if a[i] >= half or a[i] == third:
+            c[i] += 2
+        if lesser(a[i], b[i]) == a[i]:
+            c[i] += 4
+        if greater(a[i], half) == half:
+            c[i] += 8
+        c[i] += np.float64(a[i] // np.uint64(16)) / 4096.0
+        c[i] -= np.float64(np.uint64(np.float64(a[i] | half))) / 65536.0
+
+
+@kernel
+def not_negative(number):
+    if number < 0:
+        number = 0
+    return number
+
+
+_TENTH = np.float32(0.1)
+
+
+@entry
+def edges(at, other, to):
+    a, b, c = floats_at(at, 64), doubles_at(other, 64), doubles_at(to, 64)
+    c[:] = -1.5
+    for i in range(60):
+        c[i] = np.float64(-a[i]) - 0.0
+        if i % 5 == 1:
+            c[i] = abs(b[i]) * -0.0
+        if i % 5 == 2:
+            c[i] = np.float64(_TENTH * _TENTH) + np.float64(np.float32(0.1))
+        if i % 5 == 3:
+            c[i] = np.float64(a[i] > b[i]) + (7 / 2)
+        if i % 5 == 4:
+            c[i] = not_negative(i - 30) // 2
+        if np.isfinite(a[i]):
+            c[i] += 1000
+        if b[i]:
+            c[i] += 2000
+        while c[i] > 2500 and c[i] < 9000:
+            c[i] -= 700
+        three = 5.0, b[i], 0.25
+        c[i] += three[i % 3]
+
+
+_RECORD = np.dtype(
+    [
+        ("count", "i4"), ("scale", "f4"), ("size", "i8"), ("numbers", "i8", (3,)),
+        ("mask", "u8"), ("small", "i4"), ("large", "f8"),
+    ],
+    align=True,
+)  # fmt: skip
+record_at = apart._record_of(_RECORD, "Return a record.")
+
+
+@entry
+def of_records(at, to):
+    record, c = record_at(at), ints_at(to, 64)
+    c[0], c[1], c[2] = record.count, record.size, record.small
+    c[3] = record.count * 3 - record.small * record.size
+    c[4] = np.int64(record.large * record.scale)
+    for i in range(3):
+        c[5 + i] = record.numbers[i]
+        record.numbers[i] = i - 1
+    for number in record.numbers:
+        c[8] += number * 10 + 1
+    c[9] = np.int64(record.mask >> np.uint64(60))
+    record.small = -c[0]
+    record.large = 0.5
+    record.size += record.count
+
+
+def test_records_of_numpy_are_read_and_written() -> None:
+    record, found = np.zeros(1, _RECORD), np.zeros(SIZE, np.int64)
+    record[0] = (-5, 1.5, LIMIT, (7, -8, 9), 2**64 - 1, -3, 2.5)
+    assert open_kernel(of_records, 2)(address(record), address(found)) == 0
+    expected = [-5, LIMIT, -3, -15 - (-3 * LIMIT), 3, 7, -8, 9, 3, 15]
+    assert found[:10].tolist() == [(each + 2**63) % 2**64 - 2**63 for each in expected]
+    expected = [-5, 1.5, LIMIT - 5, [-1, 0, 1], 2**64 - 1, 5, 0.5]
+    assert [each.tolist() for each in record[0]] == expected
+
+
+@entry
+def truths(at, to):
+    """Comparisons add up as Python's own do; numpy's would not."""
+    a, c = ints_at(at, 3), ints_at(to, 7)
+    c[0] = (a[0] > 0) + (a[1] > 0)
+    c[1] = (a[0] > 0) * 5 - (a[2] > 0)
+    c[2] = ((a[0] > 0) & (a[2] > 0)) + ((a[0] > 0) | (a[2] > 0)) * 2 + ((a[0] > 0) ^ (a[1] > 0))
+    c[3] = -(a[0] > 0)
+    c[4] = True + True
+    c[5] = (a[0] > 0) == 1
+    c[6] = 3 if a[0] > 0 and (a[1] > 0) > (a[2] > 0) else 4
+
+
+def test_truth_values_are_numbers() -> None:
+    given, found = np.array([1, 2, -3]), np.zeros(7, np.int64)
+    open_kernel(truths, 2)(address(given), address(found))
+    assert found.tolist() == [2, 5, 2, -1, 2, 1, 3]
+
+
+@entry
+def roots(at, to):
+    a, c = floats_at(at, 64), doubles_at(to, 64)
+    for i in range(64):
+        c[i] = math.sqrt(a[i])
+
+
+def test_roots_have_the_width_of_their_numbers() -> None:
+    given, found = np.abs(numbers("f4", 3)), np.zeros(SIZE)
+    open_kernel(roots, 2)(address(given), address(found))
+    np.testing.assert_array_equal(found, np.sqrt(given).astype(np.float64))
+
+
 KINDS = {
     whole_numbers: "i8 i8 i8",
     quotients: "i8 i8 i8",
@@ -218,6 +376,9 @@ KINDS = {
     evaluation_order: "i8 i8 i8",
     control: "i8 i8 i8",
     names_used_again: "f4 i8 f8",
+    operands: "i8 i8 i8",
+    unsigned_order: "u8 u8 f8",
+    edges: "f4 f8 f8",
 }
 
 
@@ -233,6 +394,8 @@ def test_it_computes_what_python_computes(function: Kernel) -> None:
         in_python(function)(*theirs)
         for own, other in zip(ours, theirs, strict=True):
             np.testing.assert_array_equal(own, other)
+            signs = (np.signbit(each[own == own].astype(np.float64)) for each in (own, other))
+            np.testing.assert_array_equal(*signs)  # of zeros, too
 
 
 @kernel
@@ -299,6 +462,16 @@ WRONG = {
     "ints_at(at, 3)[1:] = 0": "a slice is a whole array",
     "return ~0.5": "~ of float64",
     "return wrong(at)": "wrong calls itself",
+    "return at < (1 << 63)": "signed and unsigned numbers need a conversion",
+    "return np.uint64(-1)": "-1 does not fit into uint64",
+    "return np.int64(1 << 63)": "9223372036854775808 does not fit into int64",
+    "return 1 << 64": "18446744073709551616 does not fit into 64 bits",
+    "return np.int64(1e400)": "inf does not fit into int64",
+    "return (at, 2)[2]": "a tuple of 2 has no item 2",
+    "return (at, 2)[0.5]": "an index is no float64",
+    "return at or 5": "`or` of numbers is a condition, and has no value",
+    "x = 1 and at": "`and` or `or` of numbers is a condition",
+    "for i in range():\n        pass": "range takes 1 to 3 numbers",
 }
 
 
@@ -312,7 +485,7 @@ def test_what_kernels_must_not_contain_is_an_error_that_names_the_line(
     module = ModuleType("wrong_kernels")
     module.__file__ = str(file)
     monkeypatch.setitem(sys.modules, "wrong_kernels", module)
-    module.__dict__.update(ints_at=ints_at, words_at=words_at)
+    module.__dict__.update(ints_at=ints_at, words_at=words_at, np=np)
     exec(compile(text, file, "exec"), module.__dict__)
     for name in ("pass_by", "wrong"):
         module.__dict__[name] = Kernel(module.__dict__[name])

@@ -51,8 +51,9 @@ def _one_of_two(smaller: bool) -> Any:
     sign = "<" if smaller else ">"
 
     def choose(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        whole = isinstance(signature.return_type, types.Integer)
-        compare = builder.icmp_signed if whole else builder.fcmp_ordered
+        kind, compare = signature.return_type, builder.fcmp_ordered
+        if isinstance(kind, types.Integer):
+            compare = builder.icmp_signed if kind.signed else builder.icmp_unsigned
         return builder.select(compare(sign, *values), *values)
 
     def typed(context: Any, a: Any, b: Any) -> Any:

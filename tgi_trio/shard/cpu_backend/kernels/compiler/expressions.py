@@ -78,7 +78,8 @@ class Expressions:
     def condition(self, node: ast.expr) -> Value:
         """Return the truth of an expression."""
         if isinstance(node, ast.BoolOp):
-            return self._short_circuit(node.values, isinstance(node.op, ast.And))
+            every = isinstance(node.op, ast.And)
+            return self._short_circuit(node.values, every, self.condition)
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
             return self._not(node.operand)
         return arithmetic.truth(self.builder, self.evaluate(node))
@@ -149,13 +150,22 @@ class Expressions:
         return arithmetic.compare(self.builder, type(node.ops[0]), left, right)
 
     def _BoolOp(self, node: ast.BoolOp) -> Value:
-        return self.condition(node)
+        return self._short_circuit(node.values, isinstance(node.op, ast.And), self._truth_itself)
 
-    def _short_circuit(self, nodes: Sequence[ast.expr], every: bool) -> Value:
+    def _truth_itself(self, node: ast.expr) -> Value:
+        """Return a truth value; raises KernelError for a number, which Python would return."""
+        value = self.evaluate(node)
+        if value.type != boolean:
+            raise KernelError("`and` or `or` of numbers is a condition, and has no value")
+        return value
+
+    def _short_circuit(
+        self, nodes: Sequence[ast.expr], every: bool, evaluate: Callable[[ast.expr], Value]
+    ) -> Value:
         """Return whether all, or any, are true; later ones are not evaluated in vain."""
         end, incoming = self.builder.append_basic_block("end"), []
         for place, node in enumerate(nodes):
-            value = self.condition(node)
+            value = evaluate(node)
             decided = value.known is not None and value.known != every
             incoming.append((value.llvm, self.builder.block))
             if place == len(nodes) - 1 or decided:

@@ -119,13 +119,17 @@ def _element(builder: Any, whole: Value, index: Value) -> tuple[Type, Any]:
     """Return the type and the place of an array's element."""
     if not isinstance(whole.type, Array):
         raise KernelError(f"{whole.type} has no elements")
-    if not isinstance(index.type, Integer):
-        raise KernelError(f"an index is no {index.type}")
+    _check_index(index)
     if index.known is not None and index.known < 0:
         raise KernelError("arrays are not counted from their end")
     first = builder.extract_value(whole.llvm, 0)
     place = convert(builder, index, int64).llvm
     return whole.type.item, _move(builder, first, place, whole.type.item.llvm)
+
+
+def _check_index(index: Value) -> None:
+    if not isinstance(index.type, Integer):
+        raise KernelError(f"an index is no {index.type}")
 
 
 def element_at(builder: Any, whole: Value, index: Value) -> Value:
@@ -137,15 +141,18 @@ def element_at(builder: Any, whole: Value, index: Value) -> Value:
 
 
 def _item_of(builder: Any, items: Sequence[Value], index: Value) -> Value:
+    _check_index(index)
     if index.known is not None:
+        if not -len(items) <= index.known < len(items):
+            raise KernelError(f"a tuple of {len(items)} has no item {index.known}")
         chosen: Value = items[index.known]
         return chosen
-    kind, found = items[0].type, items[-1].llvm
+    kind, found = items[0].type, packed(builder, items[-1])
     if any(each.type != kind for each in items):
         raise KernelError("the items of the tuple have several types")
     for place, item in enumerate(items[:-1]):
         own = builder.icmp_signed("==", index.llvm, ir.Constant(index.llvm.type, place))
-        found = builder.select(own, item.llvm, found)
+        found = builder.select(own, packed(builder, item), found)
     return Value(kind, found)
 
 

@@ -17,7 +17,6 @@ from tgi_trio.shard.cpu_backend.kernels.compiler.values import (
     NONE,
     KernelError,
     Value,
-    convert,
     packed,
 )
 
@@ -97,7 +96,7 @@ def _end(function: Any, body: Statements, returned: Type) -> None:
         if returned.llvm is None:
             builder.ret_void()
         else:
-            builder.ret(packed(builder, convert(builder, value, returned)))
+            builder.ret(packed(builder, value))
 
 
 def _find_source(kernel: Kernel) -> ast.FunctionDef:

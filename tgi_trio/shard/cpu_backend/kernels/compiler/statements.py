@@ -204,6 +204,8 @@ class Statements(Expressions):
         call = node.iter
         if isinstance(call, ast.Call) and ast.unparse(call.func) == "range":
             given = [convert(self.builder, self.evaluate(each), int64) for each in call.args]
+            if not 1 <= len(given) <= 3:
+                raise KernelError("range takes 1 to 3 numbers")
             if len(given) == 1:
                 given = [constant(0), *given]
             start, stop, step = [*given, constant(1)][:3]

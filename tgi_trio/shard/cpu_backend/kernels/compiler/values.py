@@ -51,12 +51,15 @@ NONE = Value(none)
 
 
 def constant(number: Any) -> Value:
-    """Return the value of a number of Python or numpy: int64, float64, boolean or what it is."""
+    """Return the value of a number of Python or numpy: int64, float64, boolean or what it is.
+
+    Whole numbers that int64 does not have are uint64.
+    """
     kind = _OF_NUMPY.get(type(number))
     if isinstance(number, bool | np.bool_):
         kind, number = boolean, bool(number)
     elif kind is None and isinstance(number, int):  # IntEnum as well
-        kind, number = int64, int(number)
+        kind, number = int64 if number < 1 << 63 else uint64, int(number)
     elif kind is None and isinstance(number, float):
         kind = float64
     if kind is None:
@@ -116,7 +119,10 @@ def _convert_known(number: Any, kind: Type) -> Value:
         number = float(np.float32(number)) if kind == float32 else float(number)
     elif kind == boolean:
         number = int(number != 0)
-    else:
+    elif isinstance(kind, Integer):
+        least = -(1 << kind.bits - 1) if kind.signed else 0
+        if not least <= number < least + (1 << kind.bits):
+            raise KernelError(f"{number} does not fit into {kind}")
         number = int(number)
     return Value(kind, ir.Constant(kind.llvm, number), number)
 
