@@ -248,7 +248,7 @@ def half_product(variant, rows, inputs, stride, weights, steps, sums, sums_strid
 
 
 def _caller() -> Any:
-    def emit(ctx: Any, builder: Any, signature: Any, values: Any) -> Any:
+    def emit(builder: Any, signature: Any, values: Any) -> Any:
         where, *numbers = values
         return call_address(builder, where, numbers)
 
@@ -256,7 +256,7 @@ def _caller() -> Any:
 
 
 @intrinsic
-def call_adapter_kernel(context: Any, function: Any, a: Any, b: Any, c: Any, d: Any, e: Any,
+def call_adapter_kernel(function: Any, a: Any, b: Any, c: Any, d: Any, e: Any,
                         f: Any, g: Any, h: Any, i: Any, j: Any, k: Any) -> Any:  # fmt: skip
     """Call `shrink` or `expand` at an address, as `call_panel_kernel` does."""
     return types.none(*[types.int64] * (_ARGUMENTS + 1)), _caller()

@@ -37,7 +37,6 @@ _ARGUMENTS = 5  # integer arguments after the variant
 
 @intrinsic
 def call_apart(
-    context: Any,
     function: types.Integer,
     rank: types.Integer,
     step: types.Integer,
@@ -47,7 +46,7 @@ def call_apart(
 ) -> Any:
     """Call an entry at an address, as `call_panel_kernel` does."""
 
-    def emit(ctx: Any, builder: Any, signature: Any, values: Any) -> Any:
+    def emit(builder: Any, signature: Any, values: Any) -> Any:
         where, *numbers = values
         return call_address(builder, where, numbers)
 
@@ -55,21 +54,19 @@ def call_apart(
 
 
 @intrinsic
-def address_of(context: Any, record: types.Record) -> Any:
+def address_of(record: types.Record) -> Any:
     """Return the address of a record."""
-    return types.int64(record), lambda ctx, builder, signature, values: builder.ptrtoint(
-        values[0], I64
-    )
+    return types.int64(record), lambda builder, signature, values: builder.ptrtoint(values[0], I64)
 
 
 def _record_of(layout: np.dtype[np.void], doc: str) -> Any:
     """Return a function from an address to the record at it."""
     kind = types.Record(layout)
 
-    def make(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+    def make(builder: Any, signature: Any, values: Any) -> Any:
         return at(builder, values[0])
 
-    def typed(context: Any, where: Any) -> Any:
+    def typed(where: Any) -> Any:
         return kind(types.int64), make
 
     typed.__doc__ = doc

@@ -28,12 +28,12 @@ def _array_of(numbers: types.Type, doc: str) -> Any:
     """Return a function (address, size) -> array."""
     kind = types.Array(numbers)
 
-    def make(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+    def make(builder: Any, signature: Any, values: Any) -> Any:
         where, size = values
         array = builder.insert_value(ir.Constant(kind.llvm, ir.Undefined), at(builder, where), 0)
         return builder.insert_value(array, size, 1)
 
-    def typed(context: Any, where: Any, size: Any) -> Any:
+    def typed(where: Any, size: Any) -> Any:
         return kind(address, types.int64), make
 
     typed.__doc__ = doc
@@ -50,13 +50,13 @@ def _one_of_two(smaller: bool) -> Any:
     """Return a function of two numbers."""
     sign = "<" if smaller else ">"
 
-    def choose(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+    def choose(builder: Any, signature: Any, values: Any) -> Any:
         kind, compare = signature.return_type, builder.fcmp_ordered
         if isinstance(kind, types.Integer):
             compare = builder.icmp_signed if kind.signed else builder.icmp_unsigned
         return builder.select(compare(sign, *values), *values)
 
-    def typed(context: Any, a: Any, b: Any) -> Any:
+    def typed(a: Any, b: Any) -> Any:
         kind = unify(a, b)
         return kind(kind, kind), choose
 

@@ -31,10 +31,8 @@ def operation(result: types.Type, *arguments: types.Type) -> Callable[[Callable[
     """Return a decorator that makes an operation of an emitter; see the module."""
 
     def decorate(emit: Callable[..., Any]) -> Any:
-        def define(context: Any, *given: Any) -> Any:
-            return result(*arguments), lambda ctx, builder, signature, values: emit(
-                builder, *values
-            )
+        def define(*given: Any) -> Any:
+            return result(*arguments), lambda builder, signature, values: emit(builder, *values)
 
         define.__name__, define.__doc__ = emit.__name__, emit.__doc__
         return Intrinsic(define, literal=False)

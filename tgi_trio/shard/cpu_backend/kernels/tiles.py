@@ -43,11 +43,11 @@ def _tile(rows: CountType, columns: CountType) -> types.UniTuple:
 
 
 @intrinsic
-def zeros(context: Any, rows: CountType, columns: CountType) -> Any:
+def zeros(rows: CountType, columns: CountType) -> Any:
     """Return a tile of zeros."""
     tile = _tile(rows, columns)
 
-    def emit(ctx: Any, builder: Any, signature: Any, values: Any) -> Any:
+    def emit(builder: Any, signature: Any, values: Any) -> Any:
         return pack(builder, [floats(0.0)] * tile.count)
 
     return tile(rows, columns), emit
@@ -55,7 +55,6 @@ def zeros(context: Any, rows: CountType, columns: CountType) -> Any:
 
 @intrinsic
 def multiply_add(
-    context: Any,
     storage: StorageType,
     rows: CountType,
     columns: CountType,
@@ -73,7 +72,7 @@ def multiply_add(
     """
     kind = storage.storage
 
-    def emit(ctx: Any, builder: Any, signature: Any, values: Any) -> Any:
+    def emit(builder: Any, signature: Any, values: Any) -> Any:
         tile_value, where, activations, step_between = values[4:]
         sums = unpack(builder, tile_value, tile.count)
         width = columns.value
@@ -93,13 +92,11 @@ def multiply_add(
 
 
 @intrinsic
-def fold(
-    context: Any, rows: CountType, columns: CountType, steps: CountType, tile: types.UniTuple
-) -> Any:
+def fold(rows: CountType, columns: CountType, steps: CountType, tile: types.UniTuple) -> Any:
     """Return the sums of all steps added up: a tile of rows x columns."""
     result = _tile(rows, columns)
 
-    def emit(ctx: Any, builder: Any, signature: Any, values: Any) -> Any:
+    def emit(builder: Any, signature: Any, values: Any) -> Any:
         parts = unpack(builder, values[3], tile.count)
         sums = []
         for i in range(result.count):
@@ -167,7 +164,6 @@ def multiply_pairs(builder: Any, weight: Any, x: Any, total: Any) -> Any:
 
 @intrinsic
 def add_weighted(
-    context: Any,
     storage: StorageType,
     rows: CountType,
     columns: CountType,
@@ -182,7 +178,7 @@ def add_weighted(
     """
     kind = storage.storage
 
-    def emit(ctx: Any, builder: Any, signature: Any, values: Any) -> Any:
+    def emit(builder: Any, signature: Any, values: Any) -> Any:
         tile_value, where, first, step = values[3:]
         sums = unpack(builder, tile_value, tile.count)
         loaded = []
@@ -217,7 +213,6 @@ def _places(
 
 @intrinsic
 def add_tile(
-    context: Any,
     rows: CountType,
     columns: CountType,
     tile: types.UniTuple,
@@ -226,7 +221,7 @@ def add_tile(
 ) -> Any:
     """Add a tile to float32 numbers in memory, whose rows are `stride` bytes apart."""
 
-    def emit(ctx: Any, builder: Any, signature: Any, values: Any) -> Any:
+    def emit(builder: Any, signature: Any, values: Any) -> Any:
         _, _, tile_value, target, step = values
         for value, place in _places(builder, tile, columns, tile_value, target, step):
             store_as(builder, builder.fadd(load_as(builder, place, FLOATS), value), place)
@@ -237,7 +232,6 @@ def add_tile(
 
 @intrinsic
 def store_tile(
-    context: Any,
     rows: CountType,
     columns: CountType,
     tile: types.UniTuple,
@@ -246,7 +240,7 @@ def store_tile(
 ) -> Any:
     """Write a tile as float32, with rows `stride` bytes apart."""
 
-    def emit(ctx: Any, builder: Any, signature: Any, values: Any) -> Any:
+    def emit(builder: Any, signature: Any, values: Any) -> Any:
         _, _, tile_value, target, step = values
         for value, place in _places(builder, tile, columns, tile_value, target, step):
             store_as(builder, value, place)

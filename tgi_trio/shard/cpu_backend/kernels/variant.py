@@ -56,15 +56,15 @@ def _constant(value: Storage | int | None) -> types.Type | int | None:
 
 
 @intrinsic(prefer_literal=True)
-def count(context: Any, value: types.IntegerLiteral) -> Any:
+def count(value: types.IntegerLiteral) -> Any:
     """Return a compile-time constant as a type."""
     if not isinstance(value, types.IntegerLiteral):
         return None
-    return CountType(value.literal_value)(value), lambda ctx, builder, signature, arguments: None
+    return CountType(value.literal_value)(value), lambda builder, signature, arguments: None
 
 
 @intrinsic
-def number(context: Any, value: CountType) -> Any:
+def number(value: CountType) -> Any:
     """Return a Count as an ordinary number."""
     constant = ir.Constant(ir.IntType(64), value.value)
-    return types.int64(value), lambda ctx, builder, signature, arguments: constant
+    return types.int64(value), lambda builder, signature, arguments: constant

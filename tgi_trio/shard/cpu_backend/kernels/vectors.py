@@ -139,11 +139,11 @@ def _narrow(builder: Any, value: Any) -> Any:
 
 
 @intrinsic
-def load_stored(context: Any, storage: StorageType, where: types.Integer) -> Any:
+def load_stored(storage: StorageType, where: types.Integer) -> Any:
     """Read 16 numbers of an embedding, or of a cache."""
     kind = storage.storage
 
-    def emit(ctx: Any, builder: Any, signature: Any, values: Any) -> Any:
+    def emit(builder: Any, signature: Any, values: Any) -> Any:
         if kind.eight:
             return load_bytes(builder, values[1], kind)
         if kind.bf16:
@@ -154,7 +154,7 @@ def load_stored(context: Any, storage: StorageType, where: types.Integer) -> Any
 
 
 def _storing(half: bool) -> Any:
-    def emit(ctx: Any, builder: Any, signature: Any, values: Any) -> Any:
+    def emit(builder: Any, signature: Any, values: Any) -> Any:
         _, where, value = values
         if half:
             return store_as(builder, _narrow(builder, value), where, 2)
@@ -164,26 +164,26 @@ def _storing(half: bool) -> Any:
 
 
 @intrinsic
-def store_stored(context: Any, storage: StorageType, where: types.Integer, value: Any) -> Any:
+def store_stored(storage: StorageType, where: types.Integer, value: Any) -> Any:
     """Write 16 numbers of K or V."""
     kind = storage.storage
     if not kind.eight:
         return types.none(storage, i64, vector), _storing(kind.bf16)
 
-    def emit(ctx: Any, builder: Any, signature: Any, values: Any) -> Any:
+    def emit(builder: Any, signature: Any, values: Any) -> Any:
         return store_as(builder, round_to_bytes(builder, values[2], kind), values[1], 1)
 
     return types.none(storage, i64, vector), emit
 
 
 @intrinsic
-def store_query(context: Any, variant: VariantType, where: types.Integer, value: Any) -> Any:
+def store_query(variant: VariantType, where: types.Integer, value: Any) -> Any:
     """Write 16 numbers of a query."""
     return types.none(variant, i64, vector), _storing(variant.variant.cache.dot)
 
 
 @intrinsic
-def store_active(context: Any, variant: VariantType, where: types.Integer, value: Any) -> Any:
+def store_active(variant: VariantType, where: types.Integer, value: Any) -> Any:
     """Write 16 activations, as products read them."""
     return types.none(variant, i64, vector), _storing(variant.variant.dot)
 
@@ -254,11 +254,11 @@ def minimum(builder: Any, a: Any, b: Any) -> Any:
 
 
 @intrinsic(prefer_literal=True)
-def every_other(context: Any, a: Any, b: Any, first: types.IntegerLiteral) -> Any:
+def every_other(a: Any, b: Any, first: types.IntegerLiteral) -> Any:
     """Return every second lane of a, then of b, from lane `first` on, which is 0 or 1."""
     lanes = ir.Constant(INTS, [2 * i + first.literal_value for i in range(LANES)])
 
-    def emit(ctx: Any, builder: Any, signature: Any, values: Any) -> Any:
+    def emit(builder: Any, signature: Any, values: Any) -> Any:
         return builder.shuffle_vector(values[0], values[1], lanes)
 
     return vector(vector, vector, first), emit

@@ -244,7 +244,7 @@ class Expressions:
             else value.type
             for value in values
         ]
-        found = operation.define(None, *kinds)
+        found = operation.define(*kinds)
         if found is None:
             raise KernelError(f"{operation.name} does not take {kinds}")
         signature, emit = found
@@ -256,7 +256,7 @@ class Expressions:
             else packed(self.builder, convert(self.builder, value, kind))
             for value, kind in zip(values, signature.args, strict=True)
         ]
-        made = emit(None, self.builder, signature, given)
+        made = emit(self.builder, signature, given)
         kind = signature.return_type
         if kind == none:
             return NONE

@@ -124,8 +124,8 @@ def of_number(name: str) -> Type:
 class Intrinsic:
     """An operation that writes its own instructions.
 
-    `define` gets None and the arguments' types. It returns a signature and `emit(None, builder,
-    signature, values)`, or None where it does not take such arguments.
+    `define` gets the arguments' types. It returns a signature and `emit(builder, signature,
+    values)`, or None where it does not take such arguments.
     """
 
     def __init__(self, define: Callable[..., Any], *, literal: bool) -> None:

@@ -48,7 +48,6 @@ _COLUMNS = PANEL // LANES
 
 @intrinsic
 def add_block(
-    context: Any,
     multiplier: MultiplierType,
     rows: CountType,
     columns: CountType,
@@ -69,7 +68,7 @@ def add_block(
     """
     way = multiplier.multiplier
 
-    def emit(ctx: Any, builder: Any, signature: Any, values: Any) -> Any:
+    def emit(builder: Any, signature: Any, values: Any) -> Any:
         tile_value, first_column, table_at, head_at, block_at, first, step = values[3:]
         sums = unpack(builder, tile_value, tile.count)
         codes_at = offset(builder, block_at, way.kind.head_bytes)
@@ -186,7 +185,6 @@ def _widen(builder: Any, codes: Any) -> list[Any]:
 
 @intrinsic
 def unpack_block(
-    context: Any,
     multiplier: MultiplierType,
     table: types.Integer,
     span_head: types.Integer,
@@ -196,7 +194,7 @@ def unpack_block(
     """Write a block of `multiplier` to `target`, as a block of `multiplier.unpacked`."""
     way = multiplier.multiplier
 
-    def emit(ctx: Any, builder: Any, signature: Any, values: Any) -> Any:
+    def emit(builder: Any, signature: Any, values: Any) -> Any:
         _, table_at, head_at, block_at, to = values
         kind = way.unpacked.kind
         codes_at = offset(builder, block_at, way.kind.head_bytes)

@@ -13,7 +13,6 @@ _ARGUMENTS = 10  # integer arguments after the multiplier
 
 @intrinsic
 def call_panel_kernel(
-    context: Any,
     function: types.Integer,
     rows: types.Integer,
     inputs: types.Integer,
@@ -28,7 +27,7 @@ def call_panel_kernel(
 ) -> Any:
     """Call a `multiply_panel` at an address."""
 
-    def emit(ctx: Any, builder: Any, signature: Any, values: Any) -> Any:
+    def emit(builder: Any, signature: Any, values: Any) -> Any:
         where, *numbers = values
         return call_address(builder, where, numbers)
 
