@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import random
 import stat
 from collections.abc import Callable
@@ -15,7 +17,14 @@ import torch
 
 from tgi_trio.ipc.prefixes import KeepOrder, RestoreOrder
 from tgi_trio.shard import kept_prefixes
-from tgi_trio.shard.kept_prefixes import HostPart, PrefixParts, RankPrefixes, file_of
+from tgi_trio.shard.kept_prefixes import (
+    Bytes,
+    HostPart,
+    Ints,
+    PrefixParts,
+    RankPrefixes,
+    file_of,
+)
 from tgi_trio.shard.torch_backend.prefix_parts import TensorPart
 
 BLOCKS, SLOTS = 20, 6
@@ -86,6 +95,10 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "without a head": (lambda path: path.write_bytes(b"tgi"), "cut off"),
     "empty": (lambda path: path.write_bytes(b""), "cut off"),
     "gone": (Path.unlink, "No such file"),
+    "of another program": (
+        lambda path: path.write_bytes(b"TGITRIO1" + path.read_bytes()[8:]),
+        "written together",
+    ),
     "another key": (
         lambda path: path.write_bytes(path.read_bytes().replace(KEY, KEY[::-1])),
         "written together",
@@ -113,8 +126,8 @@ def test_other_memory_is_not_read_into(tmp_path: Path) -> None:
     for parts, words in ((fewer, "other sizes"), (wider, "other sizes")):
         own = RankPrefixes(partial(replace, parts))
         assert words in own.restore(RestoreOrder(tmp_path, KEY, 4, 2)).error
-    report = RankPrefixes(lambda: new.parts).restore(RestoreOrder(tmp_path, KEY, 5, 2))
-    assert "fewer blocks" in report.error
+    for order in (RestoreOrder(tmp_path, KEY, 5, 2), RestoreOrder(tmp_path, KEY, 4, 3)):
+        assert "fewer blocks" in RankPrefixes(lambda: new.parts).restore(order).error
     assert new.empty
 
 
@@ -122,6 +135,18 @@ def test_one_rank_that_cannot_is_enough(tmp_path: Path) -> None:
     """None of them computes with what another lacks."""
     old, new = Memory(1), Memory(None)
     order = keep(tmp_path, old)
+    said: list[int] = []
+
+    def agree(own: int) -> int:
+        said.append(own)
+        return own
+
+    for number in (order, replace(order, folder=tmp_path / "gone")):
+        RankPrefixes(lambda: old.parts, agree).keep(number)
+    for kept in (tmp_path, tmp_path / "gone"):
+        RankPrefixes(lambda: old.parts, agree).restore(RestoreOrder(kept, KEY, 4, 2))
+    assert said == [1, 0, 1, 0]
+    old = Memory(1)
     report = RankPrefixes(lambda: new.parts, agree=lambda own: 0).restore(
         RestoreOrder(tmp_path, KEY, 4, 2)
     )
@@ -137,3 +162,27 @@ def test_a_folder_that_is_gone_is_said(tmp_path: Path, capsys: pytest.CaptureFix
     assert "No such file" in report.error and not capsys.readouterr().out
     RankPrefixes(lambda: memory.parts).keep(order, 1)
     assert "No such file" in capsys.readouterr().out  # rank 0 alone answers the router
+
+
+class Failing(HostPart):
+    """A part whose numbers cannot be copied, as on a device that has failed."""
+
+    def take(self, items: Ints) -> Bytes:
+        raise RuntimeError("no numbers")
+
+
+def test_what_is_not_written_to_its_end_does_not_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory, order = Memory(1), KeepOrder(tmp_path, KEY, (1,), (1,))
+    failing = replace(memory.parts, slots=[Failing(memory.states, SLOTS)])
+    with pytest.raises(RuntimeError, match="no numbers"):
+        RankPrefixes(partial(replace, failing)).keep(order)
+    assert not [*tmp_path.iterdir()]
+
+    def refuse(file: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", refuse)  # where some file systems say so
+    assert "No space left" in RankPrefixes(lambda: memory.parts).keep(order).error
+    assert not [*tmp_path.iterdir()]

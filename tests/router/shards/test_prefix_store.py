@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,6 +13,7 @@ from tgi_trio.errors import ConfigurationError
 from tgi_trio.ipc.endpoints import DEFAULT_RING_BYTES
 from tgi_trio.ipc.frame_codec import frame_bytes
 from tgi_trio.ipc.frames import Kind
+from tgi_trio.ipc.prefixes import KeepOrder
 from tgi_trio.ipc.startup import ShardInfo, WarmupResult
 from tgi_trio.model.facts import ModelFacts
 from tgi_trio.router.scheduling.kept_prefixes import (
@@ -20,6 +22,7 @@ from tgi_trio.router.scheduling.kept_prefixes import (
     KeptPrefixes,
     KeptRun,
 )
+from tgi_trio.router.shards import prefix_store
 from tgi_trio.router.shards.prefix_store import PrefixStore
 from tgi_trio.settings.records import Options, Settings
 from tgi_trio.settings.resolve import resolve
@@ -106,26 +109,119 @@ def test_newer_files_take_the_place_of_older_ones(settings: Settings) -> None:
     assert not any(path.exists() for path in old) and all(path.exists() for path in new)
 
 
-def test_another_model_or_flag_is_not_mixed_up(
-    settings: Settings, caplog: pytest.LogCaptureFixture
+# Whatever K and V depend on, with another value.
+OTHER_SETTINGS: dict[str, Any] = {
+    "num_shard": 2,
+    "pipeline_stages": 2,
+    "dtype": "bfloat16",
+    "quantize": "q4_k",
+    "kv_cache_dtype": "fp8_e5m2",
+    "activations": 16,
+    "batch_invariant": True,
+    "rope_scaling": "yarn",
+    "rope_factor": 2.0,
+    "speculate": 3,
+    "drafter": "mtp",
+    "draft_model": Path("drafter"),
+}
+OTHER_FACTS: dict[str, Any] = {
+    "backend": "kernels (avx512)",
+    "dtype": "bfloat16",
+    "device": "cuda",
+    "block_size": 8,
+    "kv_bytes_per_token": 128,
+    "state_bytes": 512,
+}
+OF_ANOTHER = "of another model, other flags or another version"
+
+
+@pytest.mark.parametrize(
+    ("of_settings", "name"),
+    [*((True, name) for name in OTHER_SETTINGS), *((False, name) for name in OTHER_FACTS)],
+)
+def test_another_flag_is_not_mixed_up(
+    settings: Settings, of_settings: bool, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     store = opened(settings)
-    files = save(store)
-    config = settings.model_path / "config.json"
-    changed = [
-        (replace(settings, num_shard=2), INFO),
-        (replace(settings, quantize="q4_k"), INFO),
-        (replace(settings, kv_cache_dtype="fp8_e5m2"), INFO),
-        (settings, replace(INFO, backend="kernels (avx512)")),
-        (settings, replace(INFO, dtype="bfloat16")),
-    ]
-    for own, info in changed:
-        assert opened(own).load(info, MEMORY) is None
-    assert caplog.text.count("of another model, other flags or another version") == len(changed)
+    (file,) = save(store)
+    own, info = settings, INFO
+    if of_settings:
+        own = replace(settings, **{name: OTHER_SETTINGS[name]})
+    else:
+        info = replace(INFO, **{name: OTHER_FACTS[name]})
+    assert opened(own).load(info, MEMORY) is None
+    assert OF_ANOTHER in caplog.text
+    assert store.load(INFO, MEMORY) is not None
+    assert file.exists()  # until this server has something better
+
+
+def test_another_model_or_version_is_not_mixed_up(
+    settings: Settings, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, config = opened(settings), settings.model_path / "config.json"
+    save(store)
+    before = config.stat()
+    config.write_text("{ }")
+    os.utime(config, ns=(before.st_mtime_ns, before.st_mtime_ns))
+    assert store.load(INFO, MEMORY) is None  # of another size
+    config.write_text("{}")
+    os.utime(config, ns=(before.st_mtime_ns, before.st_mtime_ns))
     assert store.load(INFO, MEMORY) is not None
     os.utime(config, (1, 1))  # as one that has been downloaded anew
     assert store.load(INFO, MEMORY) is None
-    assert all(path.exists() for path in files)  # until this server has something better
+    os.utime(config, ns=(before.st_mtime_ns, before.st_mtime_ns))
+    monkeypatch.setattr(prefix_store, "__version__", "0.0")
+    assert store.load(INFO, MEMORY) is None
+    assert caplog.text.count(OF_ANOTHER) == 3
+
+
+def test_what_may_be_kept_is_that_of_all_ranks(settings: Settings) -> None:
+    own = replace(settings, prefix_cache_bytes=10 * 2 * 4 * 64 + 2 * 100, num_shard=2)
+    budget = opened(own).budget(replace(INFO, state_bytes=100))
+    assert budget.take_slot()
+    assert budget.take_blocks(100) == 10  # of 4 tokens, on 2 ranks
+    assert not budget.take_slot()
+
+
+def test_slots_of_less_memory(settings: Settings) -> None:
+    store = opened(settings)
+    runs = (KeptRun("", -1, bytes(64), (1,)), KeptRun("salt", -1, bytes(16), (0,)))
+    order = store.order(Collected(KeptPrefixes(4, runs), [9, 8, 7, 6, 5], [2, 3]))
+    store.save(INFO, order, KeptPrefixes(4, runs))
+    for slots, kept in ((3, 2), (2, 1)):  # slot 0 included
+        found = store.load(INFO, replace(MEMORY, state_slots=slots))
+        assert found is not None and found.order.slots == kept
+    assert store.load(INFO, replace(MEMORY, state_slots=1)) is None
+    assert store.load(INFO, replace(MEMORY, state_slots=0)) is None
+
+
+def test_an_index_that_is_no_tree_is_not_used(
+    settings: Settings, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As it may come from whoever can write there."""
+    store = opened(settings)
+    for bad in (KeptRun("", 0, bytes(64)), KeptRun("", -1, bytes(15))):
+        order = store.order(Collected(KEPT, [9, 8, 7, 6, 5], []))
+        store.save(INFO, order, KeptPrefixes(4, (bad,)))
+        assert store.load(INFO, MEMORY) is None
+        assert "does not belong to a tree" in caplog.text
+        caplog.clear()
+    order = KeepOrder(store.folder, b"short", (9, 8, 7, 6, 5))
+    store.save(INFO, order, KEPT)
+    assert store.load(INFO, MEMORY) is None
+
+
+def test_an_index_is_on_the_disk_before_it_takes_the_place_of_another(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, events = opened(settings), list[str]()
+    sync, rename = os.fsync, Path.rename
+    monkeypatch.setattr(os, "fsync", lambda file: (events.append("sync"), sync(file)))
+    monkeypatch.setattr(
+        Path, "rename", lambda path, to: (events.append("rename"), rename(path, to))[1]
+    )
+    save(store)
+    assert events == ["sync", "rename"]
 
 
 @pytest.mark.parametrize("content", [b"", b"\x80", b"\xc1no", b"index", os.urandom(200)])

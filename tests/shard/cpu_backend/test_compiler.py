@@ -278,10 +278,9 @@ _TENTH = np.float32(0.1)
 def edges(at, other, to):
     a, b, c = floats_at(at, 64), doubles_at(other, 64), doubles_at(to, 64)
     c[:] = -1.5
+    c[60], c[61], c[62] = -a[0], -a[1], abs(b[2]) * -0.0
     for i in range(60):
-        c[i] = np.float64(-a[i]) - 0.0
-        if i % 5 == 1:
-            c[i] = abs(b[i]) * -0.0
+        c[i] = np.float64(-a[i])
         if i % 5 == 2:
             c[i] = np.float64(_TENTH * _TENTH) + np.float64(np.float32(0.1))
         if i % 5 == 3:
