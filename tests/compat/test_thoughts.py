@@ -107,10 +107,25 @@ def test_a_thought_that_does_not_end(client: OpenAI) -> None:
     assert getattr(choice.message, "reasoning_content", "")
 
 
-def test_without_a_thought(client: OpenAI) -> None:
-    off = {"chat_template_kwargs": {"enable_thinking": False}}
+OFF: list[dict[str, Any]] = [
+    {"chat_template_kwargs": {"enable_thinking": False}},
+    {"reasoning": {"enabled": False}},
+    {"thinking": {"type": "disabled"}},
+]
+
+
+@pytest.mark.parametrize("off", OFF, ids=str)
+def test_without_a_thought(client: OpenAI, off: dict[str, Any]) -> None:
     thought, content, _, _, counted = told(client, response_format=FORMAT, extra_body=off)
     assert not thought and counted == 0
+    fits(content)
+
+
+def test_a_bounded_thought_that_is_left_out(client: OpenAI) -> None:
+    """As OpenRouter's clients ask."""
+    asks = {"reasoning": {"max_tokens": 8, "exclude": True}}
+    thought, content, _, _, counted = told(client, response_format=FORMAT, extra_body=asks)
+    assert not thought and 8 <= counted <= 8 + len("</think>")
     fits(content)
 
 

@@ -6,17 +6,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from tgi_trio.errors import ToolError, ValidationError
+from tgi_trio.errors import ToolError
 from tgi_trio.router.http.call import Call
 from tgi_trio.router.http.conversation import Conversation
+from tgi_trio.router.http.dialects.chat_thinking import read_thinking
 from tgi_trio.router.http.dialects.chat_tools import Choice, GivenTools, to_past_call
 from tgi_trio.router.http.messages import schema
-from tgi_trio.router.http.messages.body_reader import invalid_value, read_aliases, read_variables
+from tgi_trio.router.http.messages.body_reader import invalid_value
 from tgi_trio.router.http.messages.problems import Refused
 from tgi_trio.router.http.messages.response_format import forms
 from tgi_trio.router.http.messages.tool_schema import ToolCall
 from tgi_trio.router.media.links import MediaLink, Piece, to_audio_link
-from tgi_trio.router.text.chat_template import ChatTemplate
 from tgi_trio.router.text.turns import PastCall, Turn
 
 _MOST_FPS: Final = 1000
@@ -38,6 +38,7 @@ def to_conversation(call: Call, request: schema.ChatRequest) -> Conversation:
     most = call.engine.limits.max_grammar_bytes
     tools = GivenTools.of([] if choice.none else request.tools or [], most)
     functions = choice.narrow(tools.functions)
+    asked = read_thinking(call, request, tools=bool(functions))
     return Conversation(
         turns=_turns(request),
         tools=tools.listed,
@@ -50,11 +51,12 @@ def to_conversation(call: Call, request: schema.ChatRequest) -> Conversation:
         begins=request.add_generation_prompt,
         continues=_continues(request),
         documents=request.documents,
-        variables=_variables(request, call.engine.chat_template, tools=bool(functions)),
-        effort=request.reasoning_effort,
-        budget=_budget(request),
+        variables=asked.variables,
+        effort=asked.effort,
+        thinking=asked.thinking,
+        budget=asked.budget,
         read_thoughts=request.separate_reasoning is not False,
-        show_thoughts=request.include_reasoning is not False,
+        show_thoughts=asked.shown,
     )
 
 
@@ -67,34 +69,6 @@ def _continues(request: schema.ChatRequest) -> bool | None:
         )
         raise Refused(422, f"Input validation error: {text}", "validation")
     return request.continue_final_message
-
-
-# Template variables that control whether to think, or how much.
-_SWITCHES = ("reasoning_effort", "enable_thinking", "thinking")
-
-
-def _variables(
-    request: schema.ChatRequest, template: ChatTemplate | None, *, tools: bool
-) -> Mapping[str, Any]:
-    """Return the client's template variables. Raises BodyRejected and ValidationError."""
-    effort = request.reasoning_effort
-    fields = () if effort is None else ("reasoning_effort",)
-    variables = read_variables(request.chat_template_kwargs, *fields)
-    if effort is None or template is None:
-        return variables
-    shown = tools and template.uses("tools", tools=True)
-    if not any(template.uses(name, tools=shown) for name in _SWITCHES):
-        raise ValidationError(
-            "`reasoning_effort` is not supported: the chat template of this model does not read it"
-        )
-    return variables
-
-
-def _budget(request: schema.ChatRequest) -> int | None:
-    """Return the most tokens of a thought, under any of its names. Raises BodyRejected."""
-    names = ("thinking_token_budget", "max_think_tokens", "thinking_budget_tokens")
-    given: int | None = read_aliases(request, *names)
-    return None if given is None or given < 0 else given
 
 
 # ---- messages ----------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import msgspec
@@ -124,12 +124,29 @@ def read_aliases(body: Struct, *names: str) -> Any:
 
     Some clients send all names, with one value. Raises BodyRejected for two values, in TGI's words.
     """
-    given = {name: value for name in names if (value := getattr(body, name)) is not None}
-    if len(set(given.values())) > 1:
-        said = " and ".join(f"`{name}` = {value}" for name, value in given.items())
-        what = f"duplicate field `{names[0]}`: {said} are names of one field, send one of them"
-        raise about(BodyRejected(422, _SHAPE + what), names[0])
-    return next(iter(given.values()), None)
+    return choose_alias({name: getattr(body, name) for name in names})
+
+
+def choose_alias(
+    values: Mapping[str, Any], meaning: Callable[[str, Any], Any] = lambda name, value: value
+) -> Any:
+    """Return the one value that fields of one meaning have, by their names; None: none is given.
+
+    `meaning`: what a field's value says, where names have values of their own. Raises BodyRejected
+    where two say different things, in TGI's words.
+    """
+    given = {name: value for name, value in values.items() if value is not None}
+    said = {name: meaning(name, value) for name, value in given.items()}
+    if len(set(said.values())) > 1:
+        first = next(iter(values))
+        shown = " and ".join(f"`{name}` = {_show(value)}" for name, value in given.items())
+        what = f"duplicate field `{first}`: {shown} are names of one field, send one of them"
+        raise about(BodyRejected(422, _SHAPE + what), next(iter(given)))
+    return next(iter(said.values()), None)
+
+
+def _show(value: Any) -> str:
+    return value if isinstance(value, str) else orjson.dumps(value).decode()
 
 
 def read_variables(given: Mapping[str, Any] | None, *fields: str) -> Mapping[str, Any]:

@@ -148,6 +148,23 @@ class ResponseFormat(Struct):
     schema: Json = None
 
 
+class ChatReasoning(Struct, forbid_unknown_fields=True):
+    """How to think before the answer, as in OpenRouter's API."""
+
+    effort: Effort | None = None
+    max_tokens: Count | None = None  # of the thought
+    exclude: bool | None = None  # whether it is left out of the answer
+    enabled: bool | None = None
+    summary: str | None = None  # taken: thoughts are whole
+
+
+class ChatThinking(Struct, forbid_unknown_fields=True):
+    """Whether to think before the answer, as in DeepSeek's, Z.ai's and Kimi's APIs."""
+
+    type: Literal["enabled", "disabled", "adaptive", "auto"]
+    budget_tokens: Count | None = None
+
+
 class ChatRequest(SharedFields):
     """Body of /v1/chat/completions and /chat_tokenize."""
 
@@ -191,6 +208,11 @@ class ChatRequest(SharedFields):
     thinking_token_budget: Count | None = None
     max_think_tokens: Count | None = None
     thinking_budget_tokens: Count | None = None
+    thinking_budget: Count | None = None  # Qwen's API
+    # Whether there are thoughts, and how long they are: OpenRouter's, DeepSeek's, Qwen's API.
+    reasoning: ChatReasoning | None = None
+    thinking: ChatThinking | None = None
+    enable_thinking: bool | None = None
     # Whether thoughts are shown (vLLM), and whether they are separated at all (SGLang).
     include_reasoning: bool | None = None
     separate_reasoning: bool | None = None

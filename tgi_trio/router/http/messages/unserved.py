@@ -151,7 +151,10 @@ _COMPLETION = {
     "max_completion_tokens": Unserved("use `max_tokens`"),
     "tools": Unserved("use /v1/chat/completions", _EMPTY),
     "thinking_token_budget": Unserved("use `max_tokens`, or /v1/chat/completions"),
-    "reasoning_effort": Unserved("it is for chat templates; use /v1/chat/completions"),
+    **dict.fromkeys(
+        ("reasoning_effort", "reasoning", "thinking", "enable_thinking", "thinking_budget"),
+        Unserved("it is for chat templates; use /v1/chat/completions"),
+    ),
 }
 
 # What /v1/responses has at vLLM; the rest of what it takes is OpenAI's.
@@ -165,6 +168,9 @@ _RESPONSES = {
     "ignore_eos": Unserved(_CHATS, _OFF),
     "include_stop_str_in_output": Unserved(_CHATS, _OFF),
     "include_reasoning": Unserved(_CHATS, (True,)),
+    "thinking": Unserved("use `reasoning`"),
+    "enable_thinking": Unserved("use `reasoning`, or `chat_template_kwargs`"),
+    "thinking_budget": Unserved(_CHATS),
     "structured_outputs": Unserved("use `text.format`"),
     "mm_processor_kwargs": Unserved(_CHATS, _EMPTY),
     "enable_response_messages": Unserved("`output` has all items, and no more is kept", _OFF),
