@@ -92,6 +92,18 @@ async def test_a_chat_asks_for_the_text_of_a_sound(sound: bytes) -> None:
         }
 
 
+async def test_an_answer_is_as_long_as_there_is_room() -> None:
+    """No limit of ours cuts a long sound's text off."""
+    async with seeing_engine(model=hearing(WAVES)) as engine, served(engine) as server:
+        engine.chat_template = ChatTemplate({"default": PARTS}, {})
+        client = await server.connect()
+        assert (await ask(client, form(SMALL))).status == 200
+        assert (await ask(client, form(SMALL, max_completion_tokens="3"))).status == 200
+    whole, short = engine.submitted
+    room = engine.limits.max_total_tokens - len(whole.prompt_ids)
+    assert (whole.stopping.max_new_tokens, short.stopping.max_new_tokens) == (room, 3)
+
+
 async def test_a_prompt_of_its_own_needs_its_token() -> None:
     async with seeing_engine(model=hearing(PIECES)) as engine, served(engine) as server:
         client = await server.connect()
@@ -113,7 +125,23 @@ async def test_a_prompt_of_its_own_needs_its_token() -> None:
         (form(SMALL, seed="-1"), "`seed` is to be a whole number", "seed"),
         (form(SMALL, language="e;n"), "is to be a code like `en`, or a name", "language"),
         (form(SMALL, language="en", prompt="x"), "which `prompt` replaces: give one of both", ...),
-        (form(SMALL, chunking_strategy="auto"), "`chunking_strategy` is not read, only", ...),
+        (form(SMALL, hotwords="a"), "`hotwords` is not read, only `file`, `model`, ", ...),
+        (
+            form(SMALL, **{"timestamp_granularities[]": "word"}),
+            "`timestamp_granularities` is not supported: models tell no times",
+            "timestamp_granularities",
+        ),
+        (
+            form(SMALL, **{"chunking_strategy[type]": "server_vad"}),
+            "`chunking_strategy` is not supported: a sound is heard as a whole",
+            "chunking_strategy",
+        ),
+        (
+            b'--xyz\r\nContent-Disposition: form-data; name="include[]"\r\n\r\nlogprobs\r\n' * 2
+            + b"--xyz--\r\n",
+            "`include` is not supported: answers have no log-probabilities",
+            "include",
+        ),
         (form(SMALL, prompt="x" * 70_000), "`prompt` has more than 65536 bytes", "prompt"),
         (b"--xyz\r\nContent-Disp", "Failed to parse the form in the body", None),
     ],

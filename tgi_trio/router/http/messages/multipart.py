@@ -23,17 +23,23 @@ def wrong_field(name: str, what: str) -> TgiTrioError:
 
 
 class Form:
-    """The fields of a form, each of them once."""
+    """The fields of a form, each of them once; of a list the last one."""
 
     def __init__(self, fields: Mapping[str, str], files: Mapping[str, bytes]) -> None:
         """`files` by the names of their fields, not of the files."""
         self.fields = fields
         self.files = files
 
-    def refuse_others(self, known: Collection[str]) -> None:
-        """Raise ValidationError for a field that is none of these."""
-        for name in (*self.fields, *self.files):
-            if name not in known:
+    def refuse_others(self, known: Collection[str], advice: Mapping[str, str]) -> None:
+        """Raise ValidationError for a field that is none of these.
+
+        `advice`: what to do without those that others read.
+        """
+        for given in (*self.fields, *self.files):
+            name = given.partition("[")[0]  # a list or an object has fields of that name
+            if name in advice:
+                raise wrong_field(name, f"is not supported: {advice[name]}")
+            if given not in known:
                 raise wrong_field(
                     name, f"is not read, only {', '.join(f'`{each}`' for each in known)}"
                 )
@@ -65,7 +71,7 @@ def _collect(decoder: MultipartDecoder, body: bytes | bytearray) -> Form:
     while not isinstance(event := decoder.next_event(), Epilogue | NeedData):
         if isinstance(event, Field | File):
             name, is_file, parts = event.name or "", isinstance(event, File), bytearray()
-            if name in fields or name in files:
+            if (name in fields and not name.endswith("[]")) or name in files:
                 raise wrong_field(name, "stands in the form twice")
         elif isinstance(event, Data):
             parts += event.data

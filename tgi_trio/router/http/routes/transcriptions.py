@@ -5,7 +5,9 @@ from __future__ import annotations
 import base64
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Final
 
 import orjson
@@ -35,6 +37,19 @@ _FIELDS: Final = (
     *("file", "model", "language", "prompt", "response_format", "temperature", "stream"),
     *("max_completion_tokens", "seed"),
 )
+_SPEAKERS: Final = "speakers are not told apart"
+# Fields of OpenAI's that are not read, and why, or what is.
+_UNSERVED: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "chunking_strategy": "a sound is heard as a whole",
+        "include": "answers have no log-probabilities; those of chats have",
+        "keywords": "use `prompt`, if the model reads one",
+        "known_speaker_names": _SPEAKERS,
+        "known_speaker_references": _SPEAKERS,
+        "languages": "use `language`",
+        "timestamp_granularities": "models tell no times",
+    }
+)
 _FORMATS: Final = ("json", "text")
 _LANGUAGE: Final = re.compile(r"[A-Za-z][A-Za-z -]{1,30}")
 _INLINE: Final = 1 << 16  # bytes that are written as base64 without a thread
@@ -59,7 +74,7 @@ class Asked:
     @classmethod
     def read(cls, form: Form) -> Asked:
         """Return what a form asks for. Raises ValidationError."""
-        form.refuse_others(_FIELDS)
+        form.refuse_others(_FIELDS, _UNSERVED)
         fields = form.fields
         if "file" not in form.files:
             raise wrong_field("file", "is to be a file: a sound")
@@ -235,6 +250,8 @@ class TranscriptEvents:
         return b'data: {"type":"transcript.text.delta","delta":%b}\n\n' % text_json(text)
 
 
-_ERRORS = OpenAIShape(frozenset(_FIELDS), {"inputs": "file", "max_new_tokens": _FIELDS[-2]})
+_ERRORS = OpenAIShape(
+    frozenset((*_FIELDS, *_UNSERVED)), {"inputs": "file", "max_new_tokens": _FIELDS[-2]}
+)
 
 ROUTES = (Route("POST", "/v1/audio/transcriptions", transcribe, dialect=_ERRORS),)
