@@ -1,8 +1,9 @@
-"""The arena in shared memory through which the router passes images' pixels to a shard.
+"""The arena in shared memory through which the router passes what media hold to a shard.
 
-A *bundle* is the output of a model's image processor for one image, before normalisation: a few
-named arrays. The router writes bundles into the arena, one shared segment that outlives shards. A
-PREFILL row says where they are, and a STEP reports that their pixels are no longer needed.
+A *bundle* is what a model's processor makes of one image, before normalisation, of a video or of a
+sound: a few named arrays. The router writes bundles into the arena, one shared segment that
+outlives shards. A PREFILL row says where they are, and a STEP reports that their pixels are no
+longer needed.
 
 A bundle is little-endian; it and all its parts begin at multiples of `ALIGNMENT` bytes::
 

@@ -1,4 +1,4 @@
-"""The images of a PREFILL's rows as columns of the frame, and back."""
+"""The media of a PREFILL's rows as columns of the frame, and back."""
 
 from __future__ import annotations
 

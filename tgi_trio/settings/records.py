@@ -66,7 +66,7 @@ class ShardOptions:
     drafter: str | None = None
     watermark_gamma: float = 0.5  # part of the vocabulary that a watermark prefers
     watermark_delta: float = 2.0  # what it adds to the logits of those tokens
-    feature_memory: int = 2**28  # bytes of cached image features
+    feature_memory: int = 2**28  # bytes of cached features of media
 
     @property
     def rope(self) -> RopeScaling | None:
@@ -104,14 +104,14 @@ class AsGiven(ShardOptions):
     max_grammar_seconds: float = 0.5  # of CPU time to compile a grammar
     payload_limit: int = 2_000_000  # bytes
     image_urls: str = "public"  # which may be fetched: none, public, or hosts, networks, ports
-    max_image_fetch_size: int = 20 * 2**20  # bytes of an encoded image
+    max_image_fetch_size: int = 20 * 2**20  # bytes of an encoded image, video or sound
     max_image_pixels: int = 20_000_000  # of an image before it is resized
-    max_images_per_prompt: int = 8
+    max_images_per_prompt: int = 8  # videos and sounds among them
     max_video_frames: int = 768  # that are seen of one
     max_video_pixels: int = 4_000_000_000  # of all frames of one that are decoded
     max_audio_seconds: float = 600.0  # of one sound
-    max_image_bytes: int = 128 * 2**20  # bytes of all requests' encoded images
-    image_memory: int = 256 * 2**20  # bytes of the arena for images' pixels
+    max_image_bytes: int = 128 * 2**20  # bytes of all requests' encoded media
+    image_memory: int = 256 * 2**20  # bytes of the arena for pixels and sounds
     waiting_served_ratio: float = 0.3
     max_waiting_tokens: int = 20
     target_itl: float = 0.05  # acceptable seconds between tokens while requests wait

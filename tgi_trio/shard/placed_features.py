@@ -1,4 +1,4 @@
-"""Image features in a step: which tokens have them in place of embeddings, and their values."""
+"""Features of media in a step: which tokens have them in place of embeddings, and their values."""
 
 from __future__ import annotations
 

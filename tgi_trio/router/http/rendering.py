@@ -1,4 +1,4 @@
-"""Renders a conversation with the model's chat template: turns, images, tools."""
+"""Renders a conversation with the model's chat template: turns, media, tools."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""A limit on the bytes of all requests' images before decoding.
+"""A limit on the bytes of all requests' media before decoding.
 
-Encoded images are kept as long as their request, since after a crash of the shard they are decoded
+Encoded media are kept as long as their request, since after a crash of the shard they are decoded
 again.
 """
 
@@ -17,10 +17,10 @@ _RETRY_AFTER_S: Final = 1.0  # retry-after: as soon as another request has ended
 
 
 class ByteBudget:
-    """The bytes of images of all running requests."""
+    """The bytes of media of all running requests."""
 
     def __init__(self, most: int) -> None:
-        """`most`: bytes of all images together (--max-image-bytes)."""
+        """`most`: bytes of all media together (--max-image-bytes)."""
         self._most = most
         self.used = 0
 
@@ -51,7 +51,7 @@ class ByteBudget:
 
 @dataclass(slots=True, eq=False)
 class HeldBytes:
-    """The part of one request's images in the budget."""
+    """The part of one request's media in the budget."""
 
     _budget: ByteBudget
     nbytes: int = 0

@@ -1,4 +1,4 @@
-"""Images inside a request: ``data:image/png;base64,...``, the form of RFC 2397 that TGI accepts.
+"""Media inside a request: ``data:image/png;base64,...``, the form of RFC 2397 that TGI accepts.
 
 Large ones are cut out of bodies (`http.messages.body_images`) and decoded from base64 by the image
 decoder. The others are decoded in the event loop rather than in threads: a thread would hold the

@@ -1,4 +1,4 @@
-"""Fetches images over HTTP as the policy allows, with limits on bytes, time and redirects."""
+"""Fetches media over HTTP as the policy allows, with limits on bytes, time and redirects."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def resolve_host(host: str, port: int) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class FetchLimits:
-    """Limits for fetching one image."""
+    """Limits for fetching one image, video or sound."""
 
     max_image_fetch_size: int = 20 * 2**20  # bytes
     seconds: float = 5.0  # in total, including redirects and name resolution
@@ -44,7 +44,7 @@ class FetchLimits:
 
 
 class MediaFetcher:
-    """Fetches images, without cookies, credentials, and proxies of the environment."""
+    """Fetches media, without cookies, credentials, and proxies of the environment."""
 
     def __init__(
         self,

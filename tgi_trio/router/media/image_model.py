@@ -1,4 +1,4 @@
-"""What a model's folder says about images and videos: whether it takes any, and how."""
+"""What a model's folder says about images, videos and sounds: whether it takes any, and how."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Everything that serves a model's images and videos: decoders, pixel store and reader."""
+"""Everything that serves a model's images, videos and sounds: decoders, pixel store and reader."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class MediaFlags:
 
 
 class MediaService:
-    """Serves the images of one model, for as long as the server runs."""
+    """Serves the media of one model, for as long as the server runs."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""The pixels of images in the arena: places by content, also kept as a cache.
+"""What media hold in the arena, the pixels of images: places by content, also kept as a cache.
 
 A place is *pinned* while a shard may still read it; others stay as a cache, evicted least recently
 used first. An image without a place is decoded again from its compressed bytes as soon as there is

@@ -1,4 +1,4 @@
-"""Which image URLs are fetched, and which addresses connected to: nothing internal.
+"""Which URLs of media are fetched, and which addresses connected to: nothing internal.
 
 A server that fetches clients' URLs is a way into its network (server-side request forgery,
 CVE-2025-6242 in vLLM's fetcher). So a name is resolved once, all of its addresses must be publicly

@@ -1,4 +1,4 @@
-"""An image of a prompt for the engine: where it is among the ids, and what it is."""
+"""An image, a video or a sound of a prompt for the engine: its place among the ids, and itself."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tgi_trio.router.media.spool import Compressed
 
 @dataclass(frozen=True, slots=True)
 class PromptImage:
-    """One image or video beside the ids of its prompt, which do not show that it is there.
+    """One image, video or sound beside the ids of its prompt, which do not show that it is there.
 
     *Feature tokens* are those in whose places features of the vision tower replace embeddings. The
     *span* of an image reaches from its first to its last feature token, including marks and

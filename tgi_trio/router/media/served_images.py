@@ -1,4 +1,4 @@
-"""Whether a model's images are served, and if not, why."""
+"""Whether a model's media are served, and if not, why."""
 
 from __future__ import annotations
 

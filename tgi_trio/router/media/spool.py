@@ -1,8 +1,8 @@
-"""Encoded images as they arrive, in memory that is shared with the decoding processes.
+"""Encoded media as they arrive, in memory that is shared with the decoding processes.
 
-Neither a body nor an image in it is ever in one piece: the image's base64 is in blocks of an
-anonymous file, where the decoding process reads it. Blocks are reused, since touching a page for
-the first time costs more than copying into it.
+Neither a body nor an image, a video or a sound in it is ever in one piece: its base64 is in blocks
+of an anonymous file, where the decoding process reads it. Blocks are reused, since touching a page
+for the first time costs more than copying into it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Pins the pixels of sequences' images in shared memory while the shard may read them.
+"""Pins what sequences' media hold in shared memory while the shard may read them.
 
 A sequence is sent to the shard with the places of all its images. An image is unpinned when a step
 reports that its pixels are no longer needed, the rest when the shard has dropped the sequence.

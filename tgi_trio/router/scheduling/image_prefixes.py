@@ -1,4 +1,4 @@
-"""Images in the keys of the prefix cache, and the parts of a prompt that one step must compute.
+"""Media in the keys of the prefix cache, and the parts of a prompt that one step must compute.
 
 Two images of the same size have the same placeholder token ids but different K and V. So in keys an
 image's feature tokens are replaced by a negative number that its content gets at first sight.

@@ -1,4 +1,4 @@
-"""The queue of images that wait for their features; the tower runs for one between two steps.
+"""The queue of media that wait for their features; a tower runs for one between two steps.
 
 A sequence is left out of steps until it has the features of all its images. It keeps them until its
 prompt is computed, however that is divided into chunks, or until its end if layers of the text
@@ -60,7 +60,7 @@ class _Begun:
 
 
 class ImageQueue:
-    """Computes the images of a shard's sequences, in order of arrival."""
+    """Computes the media of a shard's sequences, in order of arrival."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Images' features, and a cache of them by content. No torch in this file."""
+"""Features of media, and a cache of them by content. No torch in this file."""
 
 from __future__ import annotations
 

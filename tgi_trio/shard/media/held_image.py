@@ -1,4 +1,4 @@
-"""An image of a sequence with its features. No torch in this file."""
+"""An image, a video or a sound of a sequence with its features. No torch in this file."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""Cuts large images out of bodies as they arrive, so that they are never in memory as one piece.
+"""Cuts large media out of bodies as they arrive, so that they are never in memory as one piece.
 
-An image of megabytes is one long string without a quote in it, so its end is found at the speed of
-memory, in whatever pieces it arrives. The image goes to the spool, and a mark takes its place, `#0`
-for the first: `#` does not occur in base64. The rest of the body is parsed as JSON. It must contain
-each mark once, all of them where images are taken, and no mark that the client wrote. Otherwise
-something other than images was cut out, and the body is restored.
+An image, a video or a sound of megabytes is one long string without a quote in it, so its end is
+found at the speed of memory, in whatever pieces it arrives. The image goes to the spool, and a mark
+takes its place, `#0` for the first: `#` does not occur in base64. The rest of the body is parsed as
+JSON. It must contain each mark once, all of them where images are taken, and no mark that the
+client wrote. Otherwise something other than images was cut out, and the body is restored.
 """
 
 from __future__ import annotations
