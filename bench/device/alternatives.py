@@ -190,7 +190,10 @@ def _run_mixer(mixer: MixerLayer, rows: int, x: torch.Tensor, pool: StatePool) -
     steps = StateSteps(starts, slots, slots + rows, torch.zeros_like(slots, dtype=torch.bool), send)
 
     def run() -> Found:
-        return {"output": mixer.mix(x, states, steps), "state": states["recurrence"][rows + 1 :]}
+        return {
+            "output": mixer.mix(mixer.inner(x), states, steps),
+            "state": states["recurrence"][rows + 1 :],
+        }
 
     return run
 

@@ -204,7 +204,7 @@ def _states() -> Iterator[Variant]:
             walking.walk_mamba2,
             (
                 *(BF16 if gated else F32, *(BF16,) * 3, *(F32,) * 4, *_ROWS),
-                *("i32", "i32", "fp32", "fp32"),
+                *("i32", "i32", *("fp32",) * 4),
             ),
             {
                 **{"HEADS": 128, "GROUPS": 8, "DIM": 64, "STATE": state, "PADDED_STATE": state},

@@ -67,6 +67,7 @@ def _sums(generation: Generation) -> Iterator[Variant]:
         (7168, "rms", 8, -1, ""),
         (7168, "rms", 0, 0, "wide"),
         (2816, "rms", 0, 0, "multiplied"),  # Gemma 4
+        (5120, "rms", 0, 0, "and a second"),  # Falcon H1
     )
     for size, kind, experts, shared, more in sums:
         padded = 1 << (size - 1).bit_length()
@@ -80,7 +81,7 @@ def _sums(generation: Generation) -> Iterator[Variant]:
         yield Variant(
             f"add_and_normalise bf16 {size} {kind}{found} {more}".rstrip(),
             fused.add_and_normalise,
-            (BF16, F32, *(BF16,) * 7, *vectors, "fp32", "fp32", "fp32", BF16),
+            (BF16, F32, *(BF16,) * 7, *vectors, *("fp32",) * 4, BF16),
             {
                 "SIZE": size,
                 "PADDED": padded,
@@ -89,8 +90,8 @@ def _sums(generation: Generation) -> Iterator[Variant]:
                 "SHARED": max(0, shared),
                 "HAS_DOOR": shared == 4,
                 "BESIDE": shared < 0,
-                "ADDS_SECOND": False,
-                "SCALES": False,
+                "ADDS_SECOND": more == "and a second",
+                "SCALES": more == "and a second",
                 "MULTIPLIES": more == "multiplied",
                 "FIRST_KIND": kind if post else "",
                 "HAS_FIRST_GAIN": post,
@@ -111,7 +112,7 @@ def _gates(generation: Generation) -> Iterator[Variant]:
         yield Variant(
             f"gate bf16 {act}{' limits paired' if limits else ''}",
             fused.gate,
-            (BF16, BF16, "fp32"),
+            (BF16, BF16, "fp32", "fp32"),
             {"SIZE": 14336, "BLOCK": 1024, "ACT": act, "LIMITS": limits, "RAISED": limits}
             | {"PAIRED": limits, "OVERLAPS": generation == "hopper"},
         )
@@ -237,7 +238,7 @@ def _few_rows(generation: Generation) -> Iterator[Variant]:
             yield Variant(
                 " ".join(filter(None, named)),
                 few_rows.multiply_few,
-                ((BF16,) * 7 + vectors + ("fp32",) * 3 + ("i32",)),
+                ((BF16,) * 7 + vectors + ("fp32",) * 4 + ("i32",)),
                 {
                     "ROWS": rows,
                     "INPUTS": inputs,
@@ -276,7 +277,7 @@ def _few_heads(generation: Generation) -> Iterator[Variant]:
         yield Variant(
             f"multiply_heads bf16 1x{inputs} {kind} {dim} {rotary}{more}",
             few_heads.multiply_heads,
-            (*(BF16,) * 3, I64, *(BF16,) * 8, *vectors, *("fp32",) * 3),
+            (*(BF16,) * 3, I64, *(BF16,) * 8, *vectors, *("fp32",) * 4),
             {
                 **{"HEADS": 32, "KV_HEADS": 8, "DIM": dim},
                 **{"ROTARY": rotary, "INTERLEAVED": interleaved},

@@ -26,7 +26,7 @@ def recurrence_variants() -> Iterator[Variant]:
 
 def _mamba2() -> Iterator[Variant]:
     own: dict[str, Any] = {"HEADS": _HEADS, "GROUPS": _GROUPS, "DIM": _DIM}
-    scalars = ("i32", "i32", "fp32", "fp32")
+    scalars = ("i32", "i32", *("fp32",) * 4)
     # Zamba 2; Nemotron-H, Granite 4, Bamba; Falcon H1 with and without norms.
     for state, gated in ((64, False), (128, False), (256, False), (256, True)):
         sizes = own | {"STATE": state, "PADDED_STATE": state, "GATED": gated}
@@ -43,7 +43,7 @@ def _mamba2() -> Iterator[Variant]:
         yield Variant(
             f"finish_mamba2 bf16 {size}{' before gate' * before}",
             mamba2.finish_mamba2,
-            (BF16, F32, BF16, F32, "i32", "fp32"),
+            (BF16, F32, BF16, F32, "i32", "fp32", "fp32"),
             {"GROUPS": _HEADS * _DIM // size, "SIZE": size, "PADDED": size, "BEFORE": before},
             warps=count_warps(size),
         )
@@ -58,7 +58,7 @@ def _scan(dtype: torch.dtype, sizes: dict[str, Any], *, gated: bool) -> Variant:
         mamba2.scan_mamba2,
         (
             *(dtype if gated else F32, *(dtype,) * 3, I64, *(F32,) * 4, *_SLOTS),
-            *("i32", "i32", "fp32", "fp32"),
+            *("i32", "i32", *("fp32",) * 4),
         ),
         {
             **(sizes | {"BLOCK": tile.numbers, "BLOCK_STATE": min(tile.state, state)}),

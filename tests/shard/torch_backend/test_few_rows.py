@@ -85,7 +85,8 @@ def test_what_lies_around_a_product_is_done_in_its_launch(
     own = linear(36, size, bias=bias)
     x, first = numbers(rows, size), numbers(rows, size)
     inner = norm(post, size) if post else None
-    addends = Addends(first, numbers(rows, size) if second else None, inner, scale)
+    more = numbers(rows, size) if second else None
+    addends = Addends(first, more, inner, scale, second_scale=0.6)
     outer = norm(kind, size) if kind else None
     summed, out = project(own, x, addends, outer, act)
     own.fused = frozenset({rows})

@@ -79,6 +79,7 @@ def test_sums_and_their_norms(
         (Addends(first), norm),
         (Addends(first), None),
         (Addends(first, second, scale=0.3), norm),
+        (Addends(first, second, scale=0.3, second_scale=0.7), norm),
         (Addends(first, norm=inner), norm),
         (Addends(first, second, factor=some(1, seed=4, dtype=dtype)), norm),
     ]
@@ -153,6 +154,33 @@ def test_gates(kernels: pytest.MonkeyPatch, name: str, dtype: torch.dtype) -> No
     ours = gate(inner)
     kernels.undo()
     agree(ours, gate(inner), 3 if name == "quick_gelu" else 1)  # torch rounds all of its steps
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("limit", [0.0, 1.5])
+def test_gates_that_are_scaled(
+    kernels: pytest.MonkeyPatch, limit: float, dtype: torch.dtype
+) -> None:
+    """In one launch; products leave them to it."""
+    inner = 2.0 * some(2, 2 * 1100, dtype=dtype)
+    gate = gating.Gate(ACTIVATIONS["silu"], limit=limit, scale=0.7)
+    assert not gate.kernel
+    launched: list[str] = []
+    kernels.setattr(gating.Gate, "_launch", note(gating.Gate._launch, launched))
+    ours = gate(inner)
+    kernels.undo()
+    assert launched == ["silu"]
+    agree(ours, gate(inner), 2)
+
+
+def note(launch: Any, launched: list[str]) -> Any:
+    """Return `Gate._launch` that notes the activation's name."""
+
+    def noted(gate: gating.Gate, inner: torch.Tensor, name: str) -> Any:
+        launched.append(name)
+        return launch(gate, inner, name)
+
+    return noted
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -14,6 +14,7 @@ from tests.shard.torch_backend.test_coded_products import (  # noqa: E402  (Trit
     some_parts,
     some_rows,
 )
+from tgi_trio.shard.torch_backend.layers import joined, plain_product  # noqa: E402
 from tgi_trio.shard.torch_backend.layers.coded_linear import CodedLinear  # noqa: E402
 from tgi_trio.shard.torch_backend.layers.joined import join_linears  # noqa: E402
 from tgi_trio.shard.torch_backend.layers.linear import Linear  # noqa: E402
@@ -31,19 +32,45 @@ def test_linears_that_are_alike_share_one_matrix(kind: str, heads: str) -> None:
     )
     x = some_rows(5, 128)
     before, held = [first(x), second(x)], first.nbytes() + second.nbytes()
-    joined = join_linears(first, second)
-    assert joined is not None and joined.serves(first, second) and not joined.serves(None, second)
-    assert torch.equal(joined.whole(x), torch.cat(before, dim=1))
+    both = join_linears(first, second, always=False)
+    assert both is not None and both.serves(first, second) and not both.serves(None, second)
+    assert all(map(torch.equal, both.multiply(x), before))
     assert torch.equal(first(x), before[0]) and torch.equal(second(x), before[1])
-    assert isinstance(joined.whole, CodedLinear)
-    whole, *parts = (each.lone for each in (joined.whole, first, second))
+    assert isinstance(both.whole, CodedLinear)
+    whole, *parts = (each.lone for each in (both.whole, first, second))
     assert whole is not None
     memory = {name: each.untyped_storage().data_ptr() for name, each in whole.tensors().items()}
     for part in parts:
         assert part is not None
         tensors = part.tensors().items()
         assert memory == {name: each.untyped_storage().data_ptr() for name, each in tensors}
-    assert joined.whole.nbytes() <= held
+    assert both.whole.nbytes() <= held
+
+
+@pytest.mark.parametrize("always", [False, True])
+@pytest.mark.parametrize(
+    ("outputs", "divided_alike"), [((40, 24), True), ((72, 600), False)], ids=["alike", "otherwise"]
+)
+def test_joined_linears_keep_the_bits_of_each(
+    monkeypatch: pytest.MonkeyPatch, outputs: tuple[int, int], divided_alike: bool, always: bool
+) -> None:
+    """Where batch invariance is kept, and the first of them may be needed by itself."""
+    monkeypatch.setattr(joined, "runs_kernels", lambda _: True)
+    monkeypatch.setattr(plain_product, "runs_kernels", lambda _: True)
+    monkeypatch.setattr(plain_product, "_LEAST_PART", 32)
+    monkeypatch.setattr(plain_product, "_ENOUGH", 4)
+    first, second = (Linear(some_rows(n, 256).clone(), invariant=True) for n in outputs)
+    x = some_rows(5, 256)
+    before = [first(x), second(x)]
+    both = join_linears(first, second, always=always)
+    assert (both is not None) == (divided_alike or always)
+    if both is None:
+        return
+    found = both.multiply(x)
+    assert torch.equal(both.multiply(x[3:4])[1], found[1][3:4])  # invariant
+    assert torch.equal(found[0], first(x)) == divided_alike
+    for part, alone in zip(found, before, strict=True):
+        torch.testing.assert_close(part, alone)
 
 
 def test_linears_that_differ_are_apart() -> None:
@@ -54,4 +81,4 @@ def test_linears_that_differ_are_apart() -> None:
     )
     biased = CodedLinear([coded(some_parts("u4", 16, 128, 32))], torch.ones(16), FLOAT, device)
     plain = Linear(torch.ones(16, 128, device=device))
-    assert not any(join_linears(one, each) for each in (other, biased, plain))
+    assert not any(join_linears(one, each, always=True) for each in (other, biased, plain))

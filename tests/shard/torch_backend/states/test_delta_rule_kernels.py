@@ -85,7 +85,9 @@ def both(
         for module in (convolution, delta_rule_layer):
             monkeypatch.setattr(module, "runs_kernels", lambda _, launches=launches: launches)
         own = {name: state.clone() for name, state in states.items()}
-        found.append((torch.stack([layer.mix(x, own, steps) for _ in range(times)]), own))
+        found.append(
+            (torch.stack([layer.mix(layer.inner(x), own, steps) for _ in range(times)]), own)
+        )
     return found
 
 
@@ -158,14 +160,14 @@ def test_recordings_have_room_for_any_rows(monkeypatch: pytest.MonkeyPatch, kind
     layer = layer_of(KINDS[kind], torch.float32)
     x, states, steps = prompts(torch.float32, layer.mixer.taps)
     wanted = {name: state.clone() for name, state in states.items()}
-    said = layer.mix(x, wanted, steps)
+    said = layer.mix(layer.inner(x), wanted, steps)
     padded = torch.cat((x, some(9, HIDDEN, seed=12)))
     steps, rows = ROWS.recorded(LENGTHS, len(padded))
-    layer.mix(padded, {name: state.clone() for name, state in states.items()}, steps)
+    layer.mix(layer.inner(padded), {name: state.clone() for name, state in states.items()}, steps)
     for lengths in ((1,) * 6, LENGTHS):
         found = {name: state.clone() for name, state in states.items()}
         refill(rows, lengths)
-        made = layer.mix(padded, found, steps)
+        made = layer.mix(layer.inner(padded), found, steps)
     assert torch.equal(made[: len(x)], said) and not made[len(x) :].any()
     assert all(torch.equal(found[name][1:], wanted[name][1:]) for name in wanted)
 
@@ -236,5 +238,5 @@ def test_prompts_are_five_launches_between_products(
         alone = Slots([1], [7], [True]).launched([70])
         for given, count in ((steps, 5), (alone, 4)):
             device.counts = Counts()
-            layer.mix(x[: given.tokens], states, given)
+            layer.mix(layer.inner(x[: given.tokens]), states, given)
             assert device.counts.launches.total() == products + count, device.counts.launches

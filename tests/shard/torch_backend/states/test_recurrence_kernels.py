@@ -169,7 +169,8 @@ def run(
     if case.recurrence:
         states["recurrence"] = some(SLOTS, *case.recurrence, seed=12)
     x = some(steps.tokens, HIDDEN, seed=13, dtype=dtype)
-    return case.make(dtype).mix(x, states, steps), states
+    layer = case.make(dtype)
+    return layer.mix(layer.inner(x), states, steps), states
 
 
 def launch(monkeypatch: pytest.MonkeyPatch, launches: bool) -> None:
@@ -233,7 +234,8 @@ def test_a_row_of_no_numbers_leaves_its_neighbours_alone(
     states = {"tail": some(SLOTS, TAPS - 1, case.channels, seed=11)}
     if case.recurrence:
         states["recurrence"] = some(SLOTS, *case.recurrence, seed=12)
-    said = case.make(torch.float32).mix(x, states, steps)
+    layer = case.make(torch.float32)
+    said = layer.mix(layer.inner(x), states, steps)
     assert said[:40].isfinite().all() and said[90:].isfinite().all()
     assert said[40:90].isnan().any()
     for state in states.values():
@@ -255,7 +257,8 @@ def test_small_time_steps_are_precise(
             "tail": some(SLOTS, TAPS - 1, CASES[kind].channels, seed=11),
             "recurrence": torch.zeros(SLOTS, *CASES[kind].recurrence, device=DEVICE),
         }
-        layer.mix(some(sum(lengths), HIDDEN, seed=13), states, steps_of(*lengths))
+        x = some(sum(lengths), HIDDEN, seed=13)
+        layer.mix(layer.inner(x), states, steps_of(*lengths))
         found.append(states["recurrence"])
     theirs, ours = found
     assert away(ours, theirs) < 1e-5 * theirs.norm()
@@ -304,7 +307,7 @@ def test_a_mamba2_scan_is_that_of_transformers() -> None:
     found, (starts, *slots) = torch.empty_like(wanted), steps_of(TOKENS).slots()
     scan_mamba2[(1, HEADS, 2)](
         *(found, mixed, mixed, dt, starts, rate, none, none, states, *slots),
-        *(0, HEADS, 0.0, float("inf")),
+        *(0, HEADS, 1.0, 1.0, 0.0, float("inf")),
         **{"HEADS": HEADS, "GROUPS": 2, "DIM": DIM, "BLOCK": 16, "LENGTH": 16},
         **{
             "BLOCK_STATE": 16,

@@ -64,7 +64,7 @@ def test_pieces_give_what_transformers_gives_for_the_whole(
                 fresh=torch.tensor([done[row] == 0 for row in rows]),
             )
             own = [texts[row][done[row] : done[row] + count] for row, count in step]
-            mixed = layer.mix(torch.cat(own), states, steps)
+            mixed = layer.mix(layer.inner(torch.cat(own)), states, steps)
             for (row, count), part in zip(step, mixed.split([n for _, n in step]), strict=True):
                 found[row].append(part)
                 done[row] += count

@@ -153,8 +153,7 @@ def expand_both(
     joined = index.joined
     if joined is None or not joined.serves(latent.query_up, index.query_up):
         return None
-    both, own = joined.whole(compressed), index.spec.heads * index.spec.dim
-    query, asked = both.split((both.shape[1] - own, own), dim=-1)
+    query, asked = joined.multiply(compressed)
     return query, index.by_head(asked)
 
 

@@ -88,11 +88,9 @@ def _expand(
     """Return expanded queries [T, heads * dim], and those of an index if there is one."""
     if index is None:
         return shared.query_up(compressed), None
-    if index.joined is None or not index.joined.serves(shared.query_up, index.query_up):
-        return shared.query_up(compressed), index.query_up(compressed)
-    both, own = index.joined.whole(compressed), index.heads * index.compressor.dim
-    query, asked = both.split((both.shape[1] - own, own), dim=-1)
-    return query, asked
+    if index.joined is not None and index.joined.serves(shared.query_up, index.query_up):
+        return index.joined.multiply(compressed)
+    return shared.query_up(compressed), index.query_up(compressed)
 
 
 @dataclass(frozen=True, slots=True)

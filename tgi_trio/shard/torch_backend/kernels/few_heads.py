@@ -28,7 +28,8 @@ def multiply_heads(
     x,  # [ROWS, INPUTS]
     weight,  # [(HEADS + 2 KV_HEADS) DIM, INPUTS]
     bias,  # of each output; read with HAS_BIAS only
-    summed, first, second, first_gain, first_bias, gain, norm_bias, first_eps, eps, scale,
+    summed, first, second, first_gain, first_bias, gain, norm_bias, first_eps, eps,
+    scale, second_scale,
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     DIM: tl.constexpr,
@@ -37,7 +38,7 @@ def multiply_heads(
     PAIRS: tl.constexpr,  # of a program, a power of two that divides DIM / 2
     HAS_BIAS: tl.constexpr,
     OVERLAPS: tl.constexpr,
-    # As for `multiply_few`, like the arguments from `summed` to `scale`.
+    # As for `multiply_few`, like the arguments from `summed` to `second_scale`.
     ROWS: tl.constexpr, INPUTS: tl.constexpr, PADDED: tl.constexpr,
     ADDS: tl.constexpr, ADDS_SECOND: tl.constexpr, SCALES: tl.constexpr,
     FIRST_KIND: tl.constexpr, HAS_FIRST_GAIN: tl.constexpr, HAS_FIRST_BIAS: tl.constexpr,
@@ -60,7 +61,7 @@ def multiply_heads(
     other_c, other_s = load_turn(cos, sin, row, other, turns, ROTARY)
     a = read_rows(
         x, summed, first, second, first_gain, first_bias, gain, norm_bias, first_eps, eps, scale,
-        ROWS, INPUTS, PADDED, ADDS, ADDS_SECOND, SCALES, FIRST_KIND, HAS_FIRST_GAIN,
+        second_scale, ROWS, INPUTS, PADDED, ADDS, ADDS_SECOND, SCALES, FIRST_KIND, HAS_FIRST_GAIN,
         HAS_FIRST_BIAS, KIND, HAS_GAIN, HAS_NORM_BIAS,
     )[:, None, :].to(tl.float32)
     p, q = tl.sum(w.to(tl.float32) * a, 2), tl.sum(v.to(tl.float32) * a, 2)

@@ -12,7 +12,12 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from tgi_trio.shard.torch_backend.kernels.fused import activate, add_found, normalise
+from tgi_trio.shard.torch_backend.kernels.fused import (
+    activate,
+    add_found,
+    add_scaled,
+    normalise,
+)
 from tgi_trio.shard.torch_backend.kernels.overlapping import let_next_begin, wait_for_earlier
 
 
@@ -25,12 +30,12 @@ def multiply_few(
     bias,  # of each output; read with HAS_BIAS only
     summed,  # [ROWS, INPUTS]: x plus what is added; written with ADDS, which reads the next ones
     first,  # [ROWS, INPUTS]: normalised with FIRST_KIND, then times `scale`
-    second,  # [ROWS, INPUTS], with ADDS_SECOND
+    second,  # [ROWS, INPUTS], with ADDS_SECOND, times `second_scale`
     first_gain,  # [INPUTS], as are the next; read with HAS_FIRST_GAIN
     first_bias,
     gain,
     norm_bias,
-    first_eps, eps, scale,
+    first_eps, eps, scale, second_scale,
     outputs,
     ROWS: tl.constexpr,  # a power of two
     INPUTS: tl.constexpr,
@@ -56,7 +61,7 @@ def multiply_few(
     row = tl.arange(0, ROWS)[:, None]
     a = read_rows(
         x, summed, first, second, first_gain, first_bias, gain, norm_bias, first_eps, eps, scale,
-        ROWS, INPUTS, PADDED, ADDS, ADDS_SECOND, SCALES, FIRST_KIND, HAS_FIRST_GAIN,
+        second_scale, ROWS, INPUTS, PADDED, ADDS, ADDS_SECOND, SCALES, FIRST_KIND, HAS_FIRST_GAIN,
         HAS_FIRST_BIAS, KIND, HAS_GAIN, HAS_NORM_BIAS,
     )[:, None, :].to(tl.float32)
     for low in range(0, outputs, step):
@@ -79,6 +84,7 @@ def multiply_few(
 @triton.jit
 def read_rows(
     x, summed, first, second, first_gain, first_bias, gain, norm_bias, first_eps, eps, scale,
+    second_scale,
     ROWS: tl.constexpr, INPUTS: tl.constexpr, PADDED: tl.constexpr,
     ADDS: tl.constexpr, ADDS_SECOND: tl.constexpr, SCALES: tl.constexpr,
     FIRST_KIND: tl.constexpr, HAS_FIRST_GAIN: tl.constexpr, HAS_FIRST_BIAS: tl.constexpr,
@@ -97,8 +103,8 @@ def read_rows(
             INPUTS, SCALES, FIRST_KIND, HAS_FIRST_GAIN, HAS_FIRST_BIAS,
         )
         if ADDS_SECOND:
-            value += tl.load(second + at, mask=inside, other=0.0).to(tl.float32)
-            value = value.to(dtype).to(tl.float32)
+            more = tl.load(second + at, mask=inside, other=0.0).to(tl.float32)
+            value = add_scaled(value, more, second_scale, dtype)
         if tl.program_id(0) == 0:
             tl.store(summed + at, value.to(dtype), mask=inside)
     if KIND != "":

@@ -50,7 +50,7 @@ def add_and_normalise(
     weights,  # with PER_TOKEN, `first` has the parts of experts, for `sum_experts`, as these two
     doors,
     beside,
-    second,  # [T, SIZE]: added with ADDS_SECOND
+    second,  # [T, SIZE]: added with ADDS_SECOND, times `second_scale`
     first_gain,  # [SIZE], as are the next; read with HAS_FIRST_GAIN
     first_bias,
     gain,
@@ -58,6 +58,7 @@ def add_and_normalise(
     first_eps,
     eps,
     scale,
+    second_scale,
     factor,  # [1]: multiplies the sum with MULTIPLIES
     SIZE: tl.constexpr,
     PADDED: tl.constexpr,  # the next power of two
@@ -100,8 +101,8 @@ def add_and_normalise(
             SIZE, SCALES, FIRST_KIND, HAS_FIRST_GAIN, HAS_FIRST_BIAS,
         )  # fmt: skip
         if ADDS_SECOND:
-            value += tl.load(second + at, mask=inside, other=0.0).to(tl.float32)
-            value = value.to(dtype).to(tl.float32)
+            more = tl.load(second + at, mask=inside, other=0.0).to(tl.float32)
+            value = add_scaled(value, more, second_scale, dtype)
         if MULTIPLIES:
             value = (value * tl.load(factor).to(tl.float32)).to(dtype).to(tl.float32)
         tl.store(summed + at, value.to(dtype), mask=inside)
@@ -133,8 +134,14 @@ def add_found(
         more = normalise(more, place, gain, bias, eps, SIZE, KIND, HAS_GAIN, HAS_BIAS)
         more = more.to(dtype).to(tl.float32)
     if SCALES:
-        more = (more * scale).to(dtype).to(tl.float32)
+        return add_scaled(value, more, scale, dtype)
     return (value + more).to(dtype).to(tl.float32)
+
+
+@triton.jit
+def add_scaled(value, more, scale, dtype: tl.constexpr):
+    """Return value + scale * more, rounded as torch does at each step."""
+    return (value + (more * scale).to(dtype).to(tl.float32)).to(dtype).to(tl.float32)
 
 
 @triton.jit
@@ -163,6 +170,7 @@ def gate(
     out,  # [T, SIZE]
     inner,  # [T, 2 SIZE]: gates, then ups; PAIRED: alternating
     limit,
+    scale,  # of gates, before the limit
     SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
     ACT: tl.constexpr,
@@ -180,6 +188,7 @@ def gate(
     inside = place < SIZE
     source = inner + token * 2 * SIZE + place * (2 if PAIRED else 1)
     gates = tl.load(source, mask=inside, other=0.0).to(tl.float32)
+    gates = (gates * scale).to(dtype).to(tl.float32)
     up = tl.load(source + (1 if PAIRED else SIZE), mask=inside, other=0.0).to(tl.float32)
     if LIMITS:
         gates, up = limit_up(gates, up, limit, out, RAISED)

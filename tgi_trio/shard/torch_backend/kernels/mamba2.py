@@ -30,6 +30,7 @@ def step_mamba2(
     writes,  # likewise
     fresh,  # bool [R]: the state before is zero
     gate_stride, dt_stride,
+    gate_factor, dt_factor,  # of `gate` and `dt`
     least, most,  # bounds of time steps
     HEADS: tl.constexpr,
     GROUPS: tl.constexpr,
@@ -48,8 +49,8 @@ def step_mamba2(
     x = tl.load(own + head * DIM + p, mask=inside, other=0.0).to(tl.float32)
     b = tl.load(shared + n, mask=known, other=0.0).to(tl.float32)
     c = tl.load(shared + GROUPS * STATE + n, mask=known, other=0.0).to(tl.float32)
-    step = tl.load(dt + row * dt_stride + head).to(tl.float32) + tl.load(dt_bias + head)
-    step = bound(soften(step), least, most)
+    step = tl.load(dt + row * dt_stride + head).to(tl.float32) * dt_factor
+    step = bound(soften(step + tl.load(dt_bias + head)), least, most)
     at = (head * DIM + p[:, None]) * STATE + n[None, :]
     there = inside[:, None] & known[None, :]
     held = there & (tl.load(fresh + row) == 0)
@@ -61,7 +62,7 @@ def step_mamba2(
     read = tl.sum(state * c[None, :], 1) + x * tl.load(skip + head)
     if GATED:
         beside = gate + row * gate_stride + head * DIM + p
-        read *= open_gate(tl.load(beside, mask=inside, other=0.0))
+        read *= open_gate(tl.load(beside, mask=inside, other=0.0), gate_factor)
     tl.store(out + (row * HEADS + head) * DIM + p, read.to(out.dtype.element_ty), mask=inside)
 
 
@@ -75,6 +76,7 @@ def scan_mamba2(
     rate, dt_bias, skip,  # these and the next are as for `step_mamba2`
     states, reads, writes, fresh,
     gate_stride, dt_stride,
+    gate_factor, dt_factor,
     least, most,
     HEADS: tl.constexpr,
     GROUPS: tl.constexpr,
@@ -110,7 +112,7 @@ def scan_mamba2(
         token = (low + place).to(tl.int64)
         live = token < end
         step = tl.load(dt + token * dt_stride + head, mask=live, other=0.0).to(tl.float32)
-        step = tl.where(live, bound(soften(step + bias), least, most), 0.0)
+        step = tl.where(live, bound(soften(step * dt_factor + bias), least, most), 0.0)
         likeness = tl.zeros([LENGTH, LENGTH], tl.float32)
         read = tl.zeros([LENGTH, BLOCK], tl.float32)
         for block in tl.static_range(blocks):
@@ -131,7 +133,7 @@ def scan_mamba2(
         read += x * skipped
         if GATED:
             beside = gate + token[:, None] * gate_stride + head * DIM + p[None, :]
-            read *= open_gate(tl.load(beside, mask=some, other=0.0))
+            read *= open_gate(tl.load(beside, mask=some, other=0.0), gate_factor)
         target = out + (token[:, None] * HEADS + head) * DIM + p[None, :]
         tl.store(target, read.to(out.dtype.element_ty), mask=some)
         left = x * (step * tl.exp(whole - total))[:, None]
@@ -163,9 +165,9 @@ def load_selected(
 
 
 @triton.jit
-def open_gate(x):
-    """Return SiLU of a gate, in float32."""
-    x = x.to(tl.float32)
+def open_gate(x, factor):
+    """Return SiLU of a gate times a factor, in float32."""
+    x = x.to(tl.float32) * factor
     return x * tl.sigmoid(x)
 
 
@@ -183,6 +185,7 @@ def finish_mamba2(
     gate,  # [T, GROUPS, SIZE], with a stride between tokens
     norm,  # float32 [GROUPS, SIZE]
     gate_stride,
+    gate_factor,
     eps,
     GROUPS: tl.constexpr,
     SIZE: tl.constexpr,
@@ -195,7 +198,8 @@ def finish_mamba2(
     inside = place < SIZE
     own = group * SIZE + place
     value = tl.load(read + token * GROUPS * SIZE + own, mask=inside, other=0.0)
-    opened = open_gate(tl.load(gate + token * gate_stride + own, mask=inside, other=0.0))
+    opened = tl.load(gate + token * gate_stride + own, mask=inside, other=0.0)
+    opened = open_gate(opened, gate_factor)
     if not BEFORE:
         value *= opened
     value *= tl.rsqrt(tl.sum(value * value, 0) / SIZE + eps)

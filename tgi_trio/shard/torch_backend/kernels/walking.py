@@ -112,6 +112,7 @@ def walk_mamba2(
     starts,  # these and the next are as for `walk_delta_rule`
     reads, writes, fresh, listed,
     gate_stride, dt_stride,
+    gate_factor, dt_factor,  # of `gate` and `dt`
     least, most,  # bounds of time steps
     HEADS: tl.constexpr,
     GROUPS: tl.constexpr,
@@ -141,12 +142,12 @@ def walk_mamba2(
         b = tl.load(shared, mask=known, other=0.0).to(tl.float32)
         c = tl.load(shared + GROUPS * STATE, mask=known, other=0.0).to(tl.float32)
         step = tl.load(dt + token * dt_stride + head).to(tl.float32)
-        step = bound(soften(step + bias), least, most)
+        step = bound(soften(step * dt_factor + bias), least, most)
         state = state * tl.exp(step * fading) + (x * step)[:, None] * b[None, :]
         found = tl.sum(state * c[None, :], 1) + x * skipped
         if GATED:
             beside = gate + token * gate_stride + head * DIM + p
-            found *= open_gate(tl.load(beside, mask=inside, other=0.0))
+            found *= open_gate(tl.load(beside, mask=inside, other=0.0), gate_factor)
         target = out + (token * HEADS + head) * DIM + p
         tl.store(target, found.to(out.dtype.element_ty), mask=inside)
     tl.store(states + write * HEADS * DIM * STATE + at, state, mask=there)
@@ -193,7 +194,8 @@ def walk_mamba1(
         c = tl.load(shared + STATE, mask=known, other=0.0).to(tl.float32)
         state = state * tl.exp(step[None, :] * speed) + (x * step)[None, :] * b[:, None]
         found = tl.sum(state * c[:, None], 0) + x * skipped
-        found *= open_gate(tl.load(gate + token * gate_stride + channel, mask=inside, other=0.0))
+        beside = tl.load(gate + token * gate_stride + channel, mask=inside, other=0.0)
+        found *= open_gate(beside, 1.0)
         tl.store(out + token * CHANNELS + channel, found.to(out.dtype.element_ty), mask=inside)
     tl.store(states + write * STATE * CHANNELS + at, state, mask=there)
 

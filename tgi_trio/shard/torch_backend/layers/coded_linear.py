@@ -35,7 +35,7 @@ ONE: Final = 0x3F800000  # the bits of 1.0
 class CodedLinear(Linear):
     """y = x W^T + b. W is several matrices stacked along the outputs; some may be plain."""
 
-    __slots__ = ("_inputs", "_outputs", "_parts", "_rounded")
+    __slots__ = ("_inputs", "_parts", "_rounded", "outputs")
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class CodedLinear(Linear):
             for part in self._parts
         ]
         self._inputs = next(part.form.inputs for part in parts if isinstance(part, Codes))
-        self._outputs = sum(map(_outputs_of, self._parts))
+        self.outputs = sum(map(_outputs_of, self._parts))
         nothing = torch.empty((0, self._inputs), dtype=dtype, device=device)
         super().__init__(nothing, bias, invariant=invariant)
         self._bytes += sum(
@@ -79,8 +79,8 @@ class CodedLinear(Linear):
         if len(pieces) == 1:
             _, part, bias, rounded = pieces[0]
             if isinstance(part, Codes) and not rounded and self._writes(part, x):
-                return multiply_written(x, part, bias).view(*shape, self._outputs)
-        out = torch.empty((len(x), self._outputs), dtype=x.dtype, device=x.device)
+                return multiply_written(x, part, bias).view(*shape, self.outputs)
+        out = torch.empty((len(x), self.outputs), dtype=x.dtype, device=x.device)
         for place, part, bias, rounded in pieces:
             if isinstance(part, torch.Tensor):
                 out[:, place] = multiply_plain(x, part, bias, invariant=self.invariant)
@@ -90,7 +90,7 @@ class CodedLinear(Linear):
                 out[:, place] = multiply_written(x, part, bias)
             else:
                 multiply(out[:, place], x, part, bias, invariant=self.invariant)
-        return out.view(*shape, self._outputs)
+        return out.view(*shape, self.outputs)
 
     def _writes(self, codes: Codes, x: torch.Tensor) -> bool:
         """Return whether `x` has so many rows that W is written as numbers for a library."""
@@ -120,7 +120,7 @@ class CodedLinear(Linear):
         if len(stacked) > 1:
             return None
         nothing = self.weight
-        whole = CodedLinear(stacked, None, nothing.dtype, nothing.device)
+        whole = CodedLinear(stacked, None, nothing.dtype, nothing.device, invariant=self.invariant)
         self._parts[:1], other._parts[:1] = ([part] for part in split(stacked[0], (mine, others)))
         return whole
 
@@ -138,7 +138,7 @@ class CodedLinear(Linear):
                 continue
             tiles = choose_tiles(dtype, generation(self.weight.device), part.form.kind)
             x = self.weight.new_zeros((max(tile.rows for tile in tiles), self._inputs))
-            out = self.weight.new_empty((len(x), self._outputs))[:, place]
+            out = self.weight.new_empty((len(x), self.outputs))[:, place]
             if rounded:
                 multiply_rounded(out[:1], x[:1], part, bias)
                 continue

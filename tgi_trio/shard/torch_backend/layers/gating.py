@@ -102,13 +102,17 @@ class Gate:
 
     @property
     def kernel(self) -> str:
-        """The activation's name in `kernels/fused.py`; "" if it is not there."""
-        there = self.scale == 1.0 and not (self.limit and self.bounds_opened)
-        return name_activation(self.act) if there else ""
+        """The activation's name in products' kernels; "" if they do not open such gates."""
+        return self._kernel if self.scale == 1.0 else ""
+
+    @property
+    def _kernel(self) -> str:
+        """Its name in `kernels/fused.py`; "" if gates are not opened there."""
+        return "" if self.limit and self.bounds_opened else name_activation(self.act)
 
     def __call__(self, inner: torch.Tensor) -> torch.Tensor:
         """Return [T, width] for `inner` [T, 2 width]."""
-        name = self.kernel
+        name = self._kernel
         if runs_kernels(inner.device):
             if name:
                 return self._launch(inner, name)
@@ -166,6 +170,7 @@ class Gate:
             out,
             inner.contiguous(),
             self.limit,
+            self.scale,
             SIZE=width,
             BLOCK=_BLOCK,
             ACT=name,

@@ -9,43 +9,60 @@ import torch
 
 from tgi_trio.shard.torch_backend.layers.coded_linear import CodedLinear
 from tgi_trio.shard.torch_backend.layers.linear import Linear
+from tgi_trio.shard.torch_backend.layers.plain_product import divides_alike
 from tgi_trio.shard.torch_backend.torch_device import runs_kernels
 
 
 class JoinedLinears:
     """Multiplies with both matrices at once."""
 
-    __slots__ = ("first", "second", "whole")
+    __slots__ = ("first", "outputs", "second", "whole")
 
-    def __init__(self, first: Linear, second: Linear, whole: Linear) -> None:
-        """`whole`: of all outputs; `first` and `second` have views of its weights."""
+    def __init__(
+        self, first: Linear, second: Linear, whole: Linear, outputs: tuple[int, int]
+    ) -> None:
+        """`whole`: of the `outputs` of both, which have views of its weights."""
         self.first = first
         self.second = second
         self.whole = whole
+        self.outputs = outputs
 
     def serves(self, first: Linear | None, second: Linear) -> bool:
         """Return whether these are still the linears, with nothing around them (adapters)."""
         return first is self.first and second is self.second
 
+    def multiply(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the products of `x` [..., inputs] with both, [..., outputs] each, views of one."""
+        found = self.whole(x)
+        first, second = found.split(self.outputs, dim=-1)
+        return first, second
+
     def pack(self) -> None:
         self.whole.pack()
 
 
-def join_linears(first: Linear, second: Linear) -> JoinedLinears | None:
-    """Move the weights of two linears into one matrix.
+def join_linears(first: Linear, second: Linear, *, always: bool) -> JoinedLinears | None:
+    """Move the weights of two linears into one matrix; `always`: every step needs both.
 
     None on a CPU, and where one launch cannot multiply with both: they have biases or different
-    formats, or inputs are rounded. Nor where results must not depend on whether both are needed,
-    as how a matrix is divided among programs follows from its size.
+    formats, or inputs are rounded. Nor where batch invariance is kept and the first would say
+    something else by itself, as how a matrix is divided among programs follows from its size.
     """
-    invariant = first.invariant or second.invariant
-    if invariant or first.bias is not None or second.bias is not None:
+    if first.bias is not None or second.bias is not None:
         return None
-    whole: Linear | None = None
+    apart = first.invariant and not always  # in some steps, which must not matter
     if isinstance(first, CodedLinear) and isinstance(second, CodedLinear):
-        whole = first.join(second)
-    elif type(first) is type(second) is Linear and runs_kernels(first.weight.device):
-        weight = torch.cat((first.weight, second.weight))
-        first.weight, second.weight = weight.split((len(first.weight), len(second.weight)))
-        whole = Linear(weight)
-    return None if whole is None else JoinedLinears(first, second, whole)
+        stacked = None if apart else first.join(second)
+        sizes = first.outputs, second.outputs
+        return None if stacked is None else JoinedLinears(first, second, stacked, sizes)
+    if type(first) is not Linear or type(second) is not Linear:
+        return None
+    sizes = len(first.weight), len(second.weight)
+    if not runs_kernels(first.weight.device):
+        return None
+    if apart and not divides_alike(first.weight, sizes[0], sum(sizes)):
+        return None
+    weight = torch.cat((first.weight, second.weight))
+    first.weight, second.weight = weight.split(sizes)
+    whole = Linear(weight, invariant=first.invariant)
+    return JoinedLinears(first, second, whole, sizes)

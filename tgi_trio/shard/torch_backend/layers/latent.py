@@ -96,7 +96,7 @@ class LatentProjections:
         self.gate_up = gate_up
         self.joined: JoinedLinears | None = None  # of `query_up` and `gate_up`
         if query_up is not None and gate_up is not None:
-            self.joined = join_linears(query_up, gate_up)
+            self.joined = join_linears(query_up, gate_up, always=True)
         self.invariant = invariant
         self.changes: ChangeHeads | None = None  # of adapters
 
@@ -171,11 +171,9 @@ class LatentProjections:
         """
         if self.gate_up is None or self.query_up is None:
             return None
-        if self.joined is None or not self.joined.serves(self.query_up, self.gate_up):
-            return self.query_up(both), self.gate_up(both)
-        heads, width = len(self.key_up), self.spec.plain_dim + self.spec.rotary_dim
-        queries, gates = self.joined.whole(both).tensor_split((heads * width,), dim=-1)
-        return queries, gates
+        if self.joined is not None and self.joined.serves(self.query_up, self.gate_up):
+            return self.joined.multiply(both)
+        return self.query_up(both), self.gate_up(both)
 
     def double(self, projected: torch.Tensor) -> torch.Tensor:
         """Return compressed queries, normalised; if `doubled`, behind that as they are."""

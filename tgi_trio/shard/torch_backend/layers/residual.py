@@ -14,7 +14,7 @@ _MOST = 1 << 15  # largest hidden size that a program holds
 
 
 class Addends(NamedTuple):
-    """What is added to a hidden state, in this order: scale * norm(first), then second.
+    """What is added to a hidden state, in this order: scale * norm(first), second_scale * second.
 
     A `factor` multiplies the sum.
     """
@@ -25,6 +25,7 @@ class Addends(NamedTuple):
     scale: float = 1.0
     later: torch.Tensor | None = None  # [T, hidden], added after the next layer's MLP instead
     factor: torch.Tensor | None = None  # [1]
+    second_scale: float = 1.0
 
     @property
     def in_products(self) -> bool:
@@ -73,7 +74,7 @@ def _in_kernel(x: torch.Tensor) -> bool:
 
 
 def _add(x: torch.Tensor, addends: Addends) -> torch.Tensor:
-    first, second, norm, scale, _, factor = addends
+    first, second, norm, scale, _, factor, second_scale = addends
     if isinstance(first, ExpertParts):
         first = first.combine()
     if norm is not None:
@@ -81,7 +82,8 @@ def _add(x: torch.Tensor, addends: Addends) -> torch.Tensor:
     if scale != 1.0:
         first = first * scale
     x = x + first
-    x = x if second is None else x + second
+    if second is not None:
+        x = x + (second if second_scale == 1.0 else second * second_scale)
     return x if factor is None else x * factor
 
 
@@ -128,11 +130,12 @@ def _launch(
 def addend_arguments(
     x: torch.Tensor, addends: Addends | None, norm: NormWeights | None
 ) -> tuple[torch.Tensor | float, ...]:
-    """Return the arguments of kernels that add and normalise, from `first` to `scale`.
+    """Return the arguments of kernels that add and normalise, from `first` to `second_scale`.
 
     `x` stands for tensors that are missing or not summed yet; kernels do not read it there.
     """
-    first, second, inner, scale, *_ = addends or Addends(x)
+    given = addends or Addends(x)
+    first, second, inner = given.first, given.second, given.norm
     return (
         x if isinstance(first, ExpertParts) else first.contiguous(),
         x if second is None else second.contiguous(),
@@ -140,7 +143,8 @@ def addend_arguments(
         *_vectors(norm, x),
         0.0 if inner is None else inner.eps,
         0.0 if norm is None else norm.eps,
-        scale,
+        given.scale,
+        given.second_scale,
     )
 
 

@@ -37,6 +37,7 @@ from tgi_trio.model.stages import Stage, check_stages
 from tgi_trio.shard.sine_positions import sine_positions
 from tgi_trio.shard.torch_backend.layers.activation import SparseActivation, activation
 from tgi_trio.shard.torch_backend.layers.beside import ExpertsBeside
+from tgi_trio.shard.torch_backend.layers.joined import join_linears
 from tgi_trio.shard.torch_backend.layers.linear import Linear
 from tgi_trio.shard.torch_backend.layers.mlp import DenseMlp, ExpertsMlp, Mlp
 from tgi_trio.shard.torch_backend.layers.norm_gate import NormGate
@@ -47,7 +48,7 @@ from tgi_trio.shard.torch_backend.models.attention_loading import AttentionLoade
 from tgi_trio.shard.torch_backend.models.decoder import Decoder, Ranks
 from tgi_trio.shard.torch_backend.models.gated import GatedDecoder
 from tgi_trio.shard.torch_backend.models.layer import Attention, Layer
-from tgi_trio.shard.torch_backend.models.mixer_loading import load_mixer, load_ngrams
+from tgi_trio.shard.torch_backend.models.mixer_loading import load_mixer, load_ngrams, mixer_scale
 from tgi_trio.shard.torch_backend.models.mlp_loading import (
     load_beside,
     load_dense_mlp,
@@ -253,6 +254,9 @@ class DecoderLoader(AttentionLoader):
         else:
             attention = self.attention(index, layer, refs.attention) if refs.attention else None
             mlp = self.mlp(refs.mlp, layer) if refs.mlp else None
+        joined = None
+        if attention is not None and mixer is not None and layer.shared is None:
+            joined = join_linears(attention.qkv, mixer.inner, always=True)
         experts = None if layer.beside or layer.later else layer.experts
         result_scale = experts.result_scale if experts else 1.0
         return Layer(
@@ -264,6 +268,8 @@ class DecoderLoader(AttentionLoader):
             attention_post_norm=self.optional_norm(refs.attention_post_norm),
             mlp_post_norm=self.optional_norm(refs.mlp_post_norm),
             mlp_scale=self.spec.mlp_scale * result_scale,
+            mixer_scale=mixer_scale(layer.mixer),
+            joined=joined,
             attention_sum_norm=self.optional_norm(refs.attention_sum_norm),
             mlp_sum_norm=self.optional_norm(refs.mlp_sum_norm),
             beside=self.beside(refs.beside, layer.experts),

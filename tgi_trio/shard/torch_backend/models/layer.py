@@ -14,6 +14,7 @@ from tgi_trio.shard.torch_backend.layers.crossing import CrossAttention
 from tgi_trio.shard.torch_backend.layers.gated_streams import LayerGates
 from tgi_trio.shard.torch_backend.layers.hyper import LayerHyper
 from tgi_trio.shard.torch_backend.layers.index import TokenIndex
+from tgi_trio.shard.torch_backend.layers.joined import JoinedLinears
 from tgi_trio.shard.torch_backend.layers.latent import LatentProjections
 from tgi_trio.shard.torch_backend.layers.linear import Linear
 from tgi_trio.shard.torch_backend.layers.mlp import ExpertsMlp, Mlp
@@ -101,6 +102,9 @@ class Layer:
     attention_post_norm: Norm | None
     mlp_post_norm: Norm | None
     mlp_scale: float = 1.0  # of the MLP's result, before it is added
+    mixer_scale: float = 1.0  # likewise
+    # Of attention's `qkv` and the mixer's `inner`, where both read the layer's input.
+    joined: JoinedLinears | None = None
     attention_sum_norm: Norm | None = None  # of the sum with attention's result
     mlp_sum_norm: Norm | None = None
     beside: ExpertsBeside | None = None
@@ -126,9 +130,19 @@ class Layer:
         every = self.mlp, self.later, self.beside.experts if self.beside else None
         return tuple(mlp for mlp in every if isinstance(mlp, ExpertsMlp))
 
+    def project(self, x: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """Return what attention's `qkv` and the mixer's `inner` say of the layer's input `x`.
+
+        [T, ...] each, whose rows may lie apart; None of a part that the layer lacks.
+        """
+        own, mixer, joined = self.attention, self.mixer, self.joined
+        if own and mixer and joined and joined.serves(own.qkv, mixer.inner):
+            return joined.multiply(x)
+        return own.qkv(x) if own else None, mixer.inner(x) if mixer else None
+
     def pack(self) -> None:
         """Pack every large linear for this machine; see `Linear.pack`."""
-        for part in (self.attention, self.mixer, self.mlp, *self._around()):
+        for part in (self.attention, self.mixer, self.joined, self.mlp, *self._around()):
             if part is not None:
                 part.pack()
 

@@ -19,7 +19,7 @@ from tgi_trio.shard.torch_backend.layers.vocabulary import Gathering
 from tgi_trio.shard.torch_backend.models.attending import Attending, RotaryTables
 from tgi_trio.shard.torch_backend.models.feeding import feed_both, feed_forward
 from tgi_trio.shard.torch_backend.models.layer import Layer
-from tgi_trio.shard.torch_backend.models.projections import Sums
+from tgi_trio.shard.torch_backend.models.projections import Mixed, Sums
 from tgi_trio.shard.torch_backend.states.steps import StepStates
 
 
@@ -65,8 +65,11 @@ class LayerRunner:
             x, normed = add_and_normalise(x, addends, layer.attention_norm)
             if layer.attention_norm_gate is not None:
                 normed = layer.attention_norm_gate(normed)
-            mixed = self.mix(index, normed, tables, attention, batch, states)
-            addends = self.sums.of_attention(layer, mixed)
+            said = self._say(index, normed, tables, attention, batch, states)
+            if self._ranks is None:
+                addends = self.sums.of_mixed(layer, said)
+            else:
+                addends = self.sums.of_attention(layer, self.reduce(self.sums.mix(layer, said)))
             if self._spec.parallel and layer.mlp is not None:
                 inner = layer.mlp_norm(x) if layer.mlp_norm else normed
                 beside = self.reduce(layer.mlp(inner))
@@ -123,15 +126,17 @@ class LayerRunner:
         output of a block that several layers share, for `x` and the first layer's input `first`.
         """
         layer, steps = self._layers[index], self.head_steps[index]
-        own, mlp, use = layer.attention, layer.mlp, layer.shared
+        own, mlp, use, mixer = layer.attention, layer.mlp, layer.shared, layer.mixer
         norm, mlp_norm = layer.attention_norm, layer.mlp_norm
-        if own is None or mlp is None or use is None or norm is None or mlp_norm is None:
+        if own is None or mlp is None or use is None or mixer is None:
+            raise ValueError(f"layer {index} uses a block that lacks parts")
+        if norm is None or mlp_norm is None:
             raise ValueError(f"layer {index} uses a block that lacks parts")
         both = norm(torch.cat((x, first), dim=-1))
         attended = self._attend(own, steps, own.qkv(both), tables, attention, batch)
         attended = self.reduce(attended)
         output = self.reduce(mlp(mlp_norm(attended)))
-        mixed = self.reduce(self._keep(index, use.join(x, output), states))
+        mixed = self.reduce(self._keep(index, mixer.inner(use.join(x, output)), states))
         return self.sums.of_attention(layer, mixed)
 
     def mix(
@@ -144,24 +149,33 @@ class LayerRunner:
         states: StepStates | None,
     ) -> torch.Tensor:
         """Return the sum of attention's and mixer's outputs for `normed` [T, hidden]."""
-        layer = self._layers[index]
-        parts = []
-        if layer.attention is not None:
-            own, steps = layer.attention, self.head_steps[index]
-            qkv, hidden = own.qkv(normed), normed if own.reads_input else None
-            attended = self._attend(own, steps, qkv, tables, attention, batch, hidden)
-            scale = self._spec.attention_scale
-            parts.append(attended if scale == 1.0 else attended * scale)
-        if layer.mixer is not None:
-            parts.append(self._keep(index, normed, states))
-        return self.reduce(parts[0] if len(parts) == 1 else sum(parts[1:], parts[0]))
+        found = self._say(index, normed, tables, attention, batch, states)
+        return self.reduce(self.sums.mix(self._layers[index], found))
 
-    def _keep(self, index: int, x: torch.Tensor, states: StepStates | None) -> torch.Tensor:
-        """Return this rank's partial sum of the mixer's output for `x` [T, hidden]."""
+    def _say(
+        self,
+        index: int,
+        normed: torch.Tensor,
+        tables: RotaryTables,
+        attention: AttentionBackend,
+        batch: Any,
+        states: StepStates | None,
+    ) -> Mixed:
+        """Return this rank's partial sums of attention's and mixer's outputs."""
+        layer = self._layers[index]
+        (qkv, inner), attended = layer.project(normed), None
+        if layer.attention is not None and qkv is not None:
+            own, steps = layer.attention, self.head_steps[index]
+            hidden = normed if own.reads_input else None
+            attended = self._attend(own, steps, qkv, tables, attention, batch, hidden)
+        return Mixed(attended, None if inner is None else self._keep(index, inner, states))
+
+    def _keep(self, index: int, inner: torch.Tensor, states: StepStates | None) -> torch.Tensor:
+        """Return this rank's partial sum of the mixer's output for that of its `inner` [T, ...]."""
         mixer = self._layers[index].mixer
         if mixer is None or states is None:
             raise ValueError(f"layer {index} keeps states, and the step has none")
-        return mixer.mix(x, states.layers[index], states.steps)
+        return mixer.mix(inner, states.layers[index], states.steps)
 
     def feed(
         self, mlp: Mlp, x: torch.Tensor, ids: torch.Tensor | None = None

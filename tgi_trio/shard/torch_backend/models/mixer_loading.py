@@ -53,6 +53,11 @@ def load_mixer(
     )
 
 
+def mixer_scale(mixer: Mixer | None) -> float:
+    """Return by what a mixer's result is multiplied before it is added."""
+    return mixer.output_multiplier if isinstance(mixer, Mamba2) else 1.0
+
+
 def _convolution(
     loader: WeightLoader, kernels: Sequence[TensorRef], biases: Sequence[TensorRef] = ()
 ) -> CausalConvolution:

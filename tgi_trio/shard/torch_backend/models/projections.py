@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 
@@ -17,13 +18,20 @@ from tgi_trio.shard.torch_backend.layers.residual import Addends
 from tgi_trio.shard.torch_backend.models.layer import Layer
 
 
+class Mixed(NamedTuple):
+    """What attention and mixer of a layer say, [T, hidden] each, not scaled; None: it lacks one."""
+
+    attended: torch.Tensor | None
+    kept: torch.Tensor | None
+
+
 class Sums:
     """What is added to the hidden state after attention and after the MLP of a layer."""
 
     def __init__(self, spec: DecoderSpec) -> None:
         self.parallel = spec.parallel
         self._scale = spec.residual_scale
-        self._scaled = spec.attention_scale != 1.0
+        self._attention_scale = spec.attention_scale
 
     def attends_alone(self, layer: Layer) -> bool:
         """Return whether only attention's first linear reads the norm of a layer's input."""
@@ -31,7 +39,7 @@ class Sums:
             return False
         if layer.attention_norm_gate is not None:
             return False
-        return not layer.mixer and not self.parallel and not self._scaled
+        return not layer.mixer and not self.parallel and self._attention_scale == 1.0
 
     def of_attention(self, layer: Layer, mixed: torch.Tensor) -> Addends:
         """Return the output `mixed` of a layer's attention or mixer as it is added."""
@@ -39,7 +47,25 @@ class Sums:
 
     def of_both(self, layer: Layer, mixed: Addends, found: torch.Tensor) -> Addends:
         """Return attention's addends, and the output `found` of an MLP that is parallel to it."""
-        return mixed._replace(second=found * layer.mlp_scale if layer.mlp_scale != 1.0 else found)
+        return mixed._replace(second=found, second_scale=layer.mlp_scale)
+
+    def mix(self, layer: Layer, mixed: Mixed) -> torch.Tensor:
+        """Return the scaled sum of what attention and mixer say."""
+        attended, kept = mixed
+        scaled = [
+            said if scale == 1.0 else said * scale
+            for said, scale in ((attended, self._attention_scale), (kept, layer.mixer_scale))
+            if said is not None
+        ]
+        return scaled[0] if len(scaled) == 1 else scaled[0] + scaled[1]
+
+    def of_mixed(self, layer: Layer, mixed: Mixed) -> Addends:
+        """Return what attention and mixer say, of all ranks, as it is added."""
+        attended, kept = mixed
+        if attended is None or kept is None or layer.attention_post_norm or self.parallel:
+            return self.of_attention(layer, self.mix(layer, mixed))
+        scales = self._scale * self._attention_scale, self._scale * layer.mixer_scale
+        return Addends(attended, kept, scale=scales[0], second_scale=scales[1])
 
     def of_mlp(self, layer: Layer, found: torch.Tensor | ExpertParts) -> Addends:
         """Return the output `found` of a layer's MLP as it is added."""

@@ -5,6 +5,7 @@ On a device it is one launch, whatever the rows' lengths.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 import torch
@@ -50,6 +51,14 @@ class CausalConvolution:
         y = self._convolve(x, tails, steps)
         y = y if self.bias is None else y + self.bias
         return (functional.silu(y) if silu else y).to(dtype)
+
+    def scale_inputs(self, factors: Sequence[float], counts: Sequence[int]) -> None:
+        """Multiply all inputs by factors: the first of as many channels as the first count, etc.
+
+        By way of the weights; what a row keeps is not multiplied.
+        """
+        each = torch.tensor(factors).repeat_interleave(torch.tensor(counts))
+        self.kernel = (self.kernel.float() * each.to(self.kernel.device)).to(self.kernel.dtype)
 
     def apply_gated(
         self, projected: torch.Tensor, tails: torch.Tensor, steps: StateSteps

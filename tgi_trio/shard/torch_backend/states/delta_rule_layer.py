@@ -64,21 +64,21 @@ class DeltaRuleLayer:
         self._each = values * mixer.key_dim // keys  # value heads that share a key head
 
     def mix(
-        self, x: torch.Tensor, states: Mapping[str, torch.Tensor], steps: StateSteps
+        self, projected: torch.Tensor, states: Mapping[str, torch.Tensor], steps: StateSteps
     ) -> torch.Tensor:
         mixer = self.mixer
-        mixed, *others = self.inner(x).split(self._projected, dim=-1)
+        mixed, *others = projected.split(self._projected, dim=-1)
         if self.decay_up is not None and self.gate_up is not None:
             decay, gate, beta = others
             decay, gate = self.decay_up(decay), self.gate_up(gate)
         else:
             gate, beta, decay = others
         mixed = self.convolution(mixed, states["tail"], steps, silu=True, dtype=torch.float32)
-        if runs_kernels(x.device) and self._kernels.fit:
+        if runs_kernels(projected.device) and self._kernels.fit:
             own = Projected(mixed, gate, beta, decay)
             return self.output(self._kernels.launch(own, self.norm, states["recurrence"], steps))
         query, key, value = mixed.split(self._parts, dim=-1)
-        decay = decay.float().view(len(x), *self.decay_bias.shape)
+        decay = decay.float().view(len(projected), *self.decay_bias.shape)
         read, after = apply_delta_rule(
             self._spread(normalise(query.unflatten(-1, (-1, mixer.key_dim))) * mixer.key_dim**-0.5),
             self._spread(normalise(key.unflatten(-1, (-1, mixer.key_dim)))),
@@ -92,7 +92,7 @@ class DeltaRuleLayer:
         normed = functional.rms_norm(read, (mixer.value_dim,), self.norm, mixer.norm_eps)
         gate = gate.float().view(read.shape)
         opened = functional.silu(gate) if mixer.gate == "silu" else gate.sigmoid()
-        return self.output((normed * opened).flatten(1).to(x.dtype))
+        return self.output((normed * opened).flatten(1).to(projected.dtype))
 
     def _decays(self, x: torch.Tensor) -> torch.Tensor:
         """Return the logarithms of decays."""

@@ -79,9 +79,9 @@ class Mamba1Layer:
         self._gains = torch.cat(norms) if norms else None
 
     def mix(
-        self, x: torch.Tensor, states: Mapping[str, torch.Tensor], steps: StateSteps
+        self, projected: torch.Tensor, states: Mapping[str, torch.Tensor], steps: StateSteps
     ) -> torch.Tensor:
-        mixed, gate = self.inner(x).chunk(2, dim=-1)
+        mixed, gate = projected.chunk(2, dim=-1)
         mixed = self.convolution(mixed, states["tail"], steps, silu=True)
         dt, selected = self._select(mixed)
         dt = self.step(dt)
@@ -94,7 +94,7 @@ class Mamba1Layer:
         read, after = scan_mamba1(own, dt, self.rate, b, c, steps.read(recurrence), steps)
         steps.write(recurrence, after)
         read = (read + self.skip * own) * functional.silu(gate.float())
-        return self.output(read.to(x.dtype))
+        return self.output(read.to(projected.dtype))
 
     def _launch(
         self,

@@ -74,6 +74,7 @@ class Mamba2Layer:
 
         `invariant`: rows are moved token by token; see `batch_invariance.py`.
 
+        The layer owns `convolution`, which takes the factors of its inputs.
         If there are fewer groups than `ranks`, a group's heads are spread over neighbouring ranks.
         Float32: `rate` [heads], negative; `step_bias` and `skip` [heads]; `norm` [heads *
         head_dim].
@@ -94,30 +95,23 @@ class Mamba2Layer:
         self._groups = shared // mixer.state_dim
         # Needed if groups are spread over ranks; None: each group is whole here.
         self._ranks = ranks if ranks is not None and mixer.groups < ranks.size else None
-        self._scales: torch.Tensor | None = None
+        self._gate_factor, *factors, self._dt_factor = mixer.multipliers or (1.0,) * 5
         if mixer.multipliers:
-            counts = torch.tensor((width, *self._parts, heads))
-            each = torch.tensor(mixer.multipliers).repeat_interleave(counts)
-            self._scales = each.to(rate.device, convolution.kernel.dtype)
+            convolution.scale_inputs(factors, self._parts)
 
     def mix(
-        self, x: torch.Tensor, states: Mapping[str, torch.Tensor], steps: StateSteps
+        self, projected: torch.Tensor, states: Mapping[str, torch.Tensor], steps: StateSteps
     ) -> torch.Tensor:
-        mixer = self.mixer
-        projected = self.inner(x)
-        if self._scales is not None:
-            projected = projected * self._scales
         gate, mixed, dt = projected.split(self._projected, dim=-1)
         mixed = self.convolution(mixed, states["tail"], steps, silu=True)
         recurrence = states["recurrence"]
         if self.in_turns:
-            opened = self._finish(self._scan(mixed.float(), dt.float(), recurrence, steps), gate)
+            dt = dt.float() * self._dt_factor
+            opened = self._finish(self._scan(mixed.float(), dt, recurrence, steps), gate)
         else:
             opened = self._launch(mixed, gate, dt, recurrence, steps)
             if self.norm is not None:
                 opened = self._finish(opened, gate)
-        if mixer.output_multiplier != 1.0:
-            return self.output(opened) * mixer.output_multiplier
         return self.output(opened)
 
     def _scan(
@@ -170,23 +164,26 @@ class Mamba2Layer:
             **{"HEADS": heads, "GROUPS": self._groups, "DIM": mixer.head_dim, "BLOCK": part},
             **{"STATE": mixer.state_dim, "PADDED_STATE": state, "GATED": gated},
         }
-        learned, strides = (self.rate, self.step_bias, self.skip), (gate.stride(0), dt.stride(0))
-        own = (*learned, states, *slots, *strides)
-        bounds = mixer.least_step, mixer.most_step
+        learned = self.rate, self.step_bias, self.skip
+        numbers = (
+            *(gate.stride(0), dt.stride(0), self._gate_factor, self._dt_factor),
+            *(mixer.least_step, mixer.most_step),
+        )
+        own = (*learned, states, *slots, *numbers)
         grid = (rows, heads, -(-mixer.head_dim // part))
         if self.invariant:
             from tgi_trio.shard.torch_backend.kernels import walking
 
             walking.walk_mamba2[grid](
-                *(read, mixed, gate, dt, *learned, states, *list_walked(steps), *strides, *bounds),
+                *(read, mixed, gate, dt, *learned, states, *list_walked(steps), *numbers),
                 **constants,
                 num_warps=WARPS,
             )
         elif steps.decodes:
-            mamba2.step_mamba2[grid](read, mixed, gate, dt, *own, *bounds, **constants)
+            mamba2.step_mamba2[grid](read, mixed, gate, dt, *own, **constants)
         else:
             mamba2.scan_mamba2[grid](
-                *(read, mixed, gate, dt, starts, *own, *bounds),
+                *(read, mixed, gate, dt, starts, *own),
                 **constants,
                 BLOCK_STATE=min(tile.state, state),
                 LENGTH=tile.tokens,
@@ -200,7 +197,7 @@ class Mamba2Layer:
         """Return what was `read`, float32 [T, width], gated and normalised by group, as `gate`."""
         if self.norm is not None and runs_kernels(read.device) and not self.gathers_norms:
             return self._launch_norm(read, gate, self.norm)
-        opened = functional.silu(gate.float())
+        opened = functional.silu(gate.float() * self._gate_factor)
         if self.norm is None:
             return (read * opened).to(gate.dtype)
         if self.mixer.norm == "behind gate":
@@ -216,7 +213,7 @@ class Mamba2Layer:
         size = self._parts[0] // self._groups
         out, padded = torch.empty_like(gate, memory_format=torch.contiguous_format), pad_dim(size)
         mamba2.finish_mamba2[(len(read), self._groups)](
-            *(out, read, gate, norm, gate.stride(0), self.mixer.norm_eps),
+            *(out, read, gate, norm, gate.stride(0), self._gate_factor, self.mixer.norm_eps),
             GROUPS=self._groups,
             SIZE=size,
             PADDED=padded,

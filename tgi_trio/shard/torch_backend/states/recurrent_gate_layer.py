@@ -71,9 +71,9 @@ class RecurrentGateLayer:
         self.invariant = invariant
 
     def mix(
-        self, x: torch.Tensor, states: Mapping[str, torch.Tensor], steps: StateSteps
+        self, projected: torch.Tensor, states: Mapping[str, torch.Tensor], steps: StateSteps
     ) -> torch.Tensor:
-        beside, own = self.inner(x).chunk(2, dim=-1)
+        beside, own = projected.chunk(2, dim=-1)
         own = self.convolution(own, states["tail"], steps)
         recurrence = states["recurrence"]
         if not self.in_turns:
@@ -88,7 +88,7 @@ class RecurrentGateLayer:
             own * self.entry.open(own) * share, logarithm.exp(), steps.read(recurrence), steps
         )
         steps.write(recurrence, after)
-        return self.output(read.to(x.dtype) * self.activation(beside))
+        return self.output(read.to(projected.dtype) * self.activation(beside))
 
     def _launch(
         self,

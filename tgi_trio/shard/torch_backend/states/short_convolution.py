@@ -21,9 +21,9 @@ class ShortConvolutionLayer:
         self.output = output
 
     def mix(
-        self, x: torch.Tensor, states: Mapping[str, torch.Tensor], steps: StateSteps
+        self, projected: torch.Tensor, states: Mapping[str, torch.Tensor], steps: StateSteps
     ) -> torch.Tensor:
-        return self.output(self.convolution.apply_gated(self.inner(x), states["tail"], steps))
+        return self.output(self.convolution.apply_gated(projected, states["tail"], steps))
 
     @property
     def in_turns(self) -> bool:

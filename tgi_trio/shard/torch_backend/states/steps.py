@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from tgi_trio.shard.contract import StepPlan
+from tgi_trio.shard.torch_backend.layers.linear import Linear
 from tgi_trio.shard.torch_backend.staging import Array, Send
 from tgi_trio.shard.torch_backend.states.chunks import (
     Chunks,
@@ -240,10 +241,14 @@ class MixerLayer(Protocol):
     divided into steps.
     """
 
+    inner: Linear  # what it reads of a layer's input
+
     def mix(
-        self, x: torch.Tensor, states: Mapping[str, torch.Tensor], steps: StateSteps
+        self, projected: torch.Tensor, states: Mapping[str, torch.Tensor], steps: StateSteps
     ) -> torch.Tensor:
-        """Return the output [T, hidden] for `x` [T, hidden]; with several ranks, a partial sum.
+        """Return the output [T, hidden] for that of `inner` [T, ...], whose rows may lie apart.
+
+        With several ranks it is a partial sum.
 
         Reads each row's state from `states` (by name, [slots, *shape]) at `steps.reads`, and writes
         the state after its last token to `steps.writes` and nowhere else. So if these differ, the
