@@ -23,7 +23,9 @@ from tests.shard.torch_backend.stand_in_support import (  # noqa: E402  (it impo
 from tgi_trio.shard.torch_backend import device_parts  # noqa: E402
 from tgi_trio.shard.torch_backend.attention import dividing, few_heads  # noqa: E402
 from tgi_trio.shard.torch_backend.layers import few_rows, lone_shares  # noqa: E402
+from tgi_trio.shard.torch_backend.layers.joined import JoinedLinears  # noqa: E402
 from tgi_trio.shard.torch_backend.models import beginning  # noqa: E402
+from tgi_trio.shard.torch_backend.models.layer import Layer  # noqa: E402
 from tgi_trio.testing.stand_in_device import StandInDevice  # noqa: E402
 from tgi_trio.testing.tiny_families import GEMMA3N_SPARSE, GEMMA4_E, GEMMA4_MOE  # noqa: E402
 
@@ -104,6 +106,39 @@ def test_it_says_what_it_says_on_the_cpu(
     assert bool(runner.model.beginning.rows) == (family not in APART)
     turned = [own.linear.turned == {1} for own, _ in runner.model.head_projections()]
     assert all(turned) if family in TURNED else not any(turned)
+
+
+def list_joined(layer: Layer) -> list[JoinedLinears]:
+    """Return the products of a layer that are one where steps need both."""
+    own = layer.attention
+    assert own is not None
+    entries = own.shared_key.entries if own.shared_key else None
+    parts = own.latent, own.index, entries.index if entries else None
+    every = layer.joined, *(part.joined for part in parts if part is not None)
+    return [joined for joined in every if joined is not None]
+
+
+@pytest.mark.parametrize("family", ["falcon_h1", "deepseek_v32", "deepseek_v4", "axk2"])
+def test_joined_products_of_few_rows_are_ours(
+    checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, family: str
+) -> None:
+    """Where the warm-up finds them faster; each matrix is measured once."""
+    monkeypatch.setattr(dividing, "_PROGRAMS", 4)
+    monkeypatch.setattr(device_parts, "RecordedTime", FallingTimes)
+    for module in (few_rows, few_heads):
+        monkeypatch.setattr(module, "fits_few_rows", lambda linear: linear.packed is None)
+    for module in (few_rows, few_heads, lone_shares, beginning):
+        monkeypatch.setattr(module, "agree", lambda *_: True)
+    folder = checkpoint(family)
+    expected = drive(start(folder, "cpu"), TEXTS, ASKED, 3)
+    with StandInDevice() as device:
+        runner: Any = start(folder, "cuda:0", (1, 2))
+        ours = drive(runner, TEXTS, ASKED, 3, device=device)
+    agree(ours, expected)
+    linears = list(runner.model.linears())
+    assert len(linears) == len(set(map(id, linears)))
+    joined = [each.whole for layer in runner.model.layers for each in list_joined(layer)]
+    assert joined and all(each.few_rows.keys() >= {1, 2} for each in joined)
 
 
 @pytest.mark.parametrize(("family", "changes"), SHAPES.values(), ids=SHAPES)

@@ -5,6 +5,8 @@ So both are multiplied in one launch, or the first one alone where nobody needs 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 
 from tgi_trio.shard.torch_backend.layers.coded_linear import CodedLinear
@@ -27,7 +29,7 @@ class JoinedLinears:
         self.whole = whole
         self.outputs = outputs
 
-    def serves(self, first: Linear | None, second: Linear) -> bool:
+    def serves(self, first: Linear | None, second: Linear | None) -> bool:
         """Return whether these are still the linears, with nothing around them (adapters)."""
         return first is self.first and second is self.second
 
@@ -39,6 +41,16 @@ class JoinedLinears:
 
     def pack(self) -> None:
         self.whole.pack()
+
+
+def list_multiplied(
+    joined: JoinedLinears | None, first: Linear | None, second: Linear | None
+) -> Iterator[Linear]:
+    """Yield the linears by which a step multiplies that needs both: one, if they are joined."""
+    if joined is not None and joined.serves(first, second):
+        yield joined.whole
+        return
+    yield from (each for each in (first, second) if each is not None)
 
 
 def join_linears(first: Linear, second: Linear, *, always: bool) -> JoinedLinears | None:

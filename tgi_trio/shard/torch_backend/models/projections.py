@@ -12,10 +12,11 @@ from tgi_trio.shard.torch_backend.attention.few_heads import HeadProjection
 from tgi_trio.shard.torch_backend.layers.expert_parts import ExpertParts
 from tgi_trio.shard.torch_backend.layers.few_rows import Projection
 from tgi_trio.shard.torch_backend.layers.heads import HeadSteps
+from tgi_trio.shard.torch_backend.layers.joined import list_multiplied
 from tgi_trio.shard.torch_backend.layers.linear import Linear
 from tgi_trio.shard.torch_backend.layers.mlp import DenseMlp
 from tgi_trio.shard.torch_backend.layers.residual import Addends
-from tgi_trio.shard.torch_backend.models.layer import Layer
+from tgi_trio.shard.torch_backend.models.layer import Attention, Layer
 
 
 class Mixed(NamedTuple):
@@ -75,10 +76,31 @@ class Sums:
 def list_linears(layers: Sequence[Layer]) -> Iterator[Linear]:
     """Yield the linears of layers that every token is multiplied with."""
     for layer in layers:
-        if layer.attention is not None:
-            yield from (layer.attention.qkv, layer.attention.output)
+        own, mixer = layer.attention, layer.mixer
+        yield from list_multiplied(
+            layer.joined, own.qkv if own else None, mixer.inner if mixer else None
+        )
+        if own is not None:
+            yield from _list_inner(own)
+            yield own.output
+        if mixer is not None:
+            yield mixer.output
         if isinstance(layer.mlp, DenseMlp):
             yield from (layer.mlp.up, layer.mlp.down)
+
+
+def _list_inner(own: Attention) -> Iterator[Linear]:
+    """Yield the linears between the first and the last one of attention."""
+    latent, index, shared = own.latent, own.index, own.shared_key
+    if latent is not None:
+        yield from list_multiplied(latent.joined, latent.query_up, latent.gate_up)
+        if index is not None:  # queries by themselves are of steps in which nothing is chosen
+            every = list_multiplied(index.joined, latent.query_up, index.query_up)
+            yield from (each for each in every if each is not latent.query_up)
+    if shared is not None:
+        chooses = shared.entries.index if shared.entries else None
+        asking = (chooses.joined, chooses.query_up) if chooses else (None, None)
+        yield from list_multiplied(asking[0], shared.query_up, asking[1])
 
 
 def list_projections(layers: Sequence[Layer], sums: Sums) -> Iterator[Projection]:

@@ -242,6 +242,7 @@ class MixerLayer(Protocol):
     """
 
     inner: Linear  # what it reads of a layer's input
+    output: Linear
 
     def mix(
         self, projected: torch.Tensor, states: Mapping[str, torch.Tensor], steps: StateSteps
