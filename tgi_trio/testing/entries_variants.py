@@ -15,6 +15,7 @@ from tgi_trio.shard.torch_backend.attention.tiles import choose_entries_tile
 from tgi_trio.shard.torch_backend.kernels import shared_key, streams
 from tgi_trio.shard.torch_backend.layers import hyper_kernels
 from tgi_trio.shard.torch_backend.layers.residual import count_warps
+from tgi_trio.shard.torch_backend.padding import next_power_of_2
 from tgi_trio.shard.torch_backend.torch_device import FLOAT32_PRODUCTS, Generation
 from tgi_trio.testing.variant import BF16, F32, I32, I64, TYPES, Variant
 
@@ -94,7 +95,7 @@ def _write(dtype: torch.dtype, rate: int) -> Variant:
 
 
 def _streams(hidden: int) -> Iterator[Variant]:
-    padded = 1 << (hidden - 1).bit_length()
+    padded = next_power_of_2(hidden)
     for tokens in (1, 1024):
         few, depth = hyper_kernels.tile_of(tokens)
         tile: dict[str, Any] = {"PADDED": 32, "TOKENS": few, "DEPTH": depth}

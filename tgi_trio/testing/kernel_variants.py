@@ -21,6 +21,7 @@ from tgi_trio.shard.torch_backend.kv_cache import EIGHT_BITS
 from tgi_trio.shard.torch_backend.layers.few_rows import WARPS, choose_few_tile, choose_several_tile
 from tgi_trio.shard.torch_backend.layers.opening import BLOCK as OPENED
 from tgi_trio.shard.torch_backend.layers.residual import count_warps
+from tgi_trio.shard.torch_backend.padding import next_power_of_2
 from tgi_trio.shard.torch_backend.torch_device import Generation
 from tgi_trio.testing.alternating_variants import alternating_variants
 from tgi_trio.testing.attention_variants import attention_variants
@@ -70,7 +71,7 @@ def _sums(generation: Generation) -> Iterator[Variant]:
         (5120, "rms", 0, 0, "and a second"),  # Falcon H1
     )
     for size, kind, experts, shared, more in sums:
-        padded = 1 << (size - 1).bit_length()
+        padded = next_power_of_2(size)
         post = kind == "rms_plus_one" or more == "multiplied"
         vectors = (F32,) * 4 if kind == "rms_plus_one" else (BF16,) * 4
         found = (
@@ -190,7 +191,7 @@ def _rotations(generation: Generation) -> Iterator[Variant]:
 
 def _beginnings(generation: Generation) -> Iterator[Variant]:
     for size, rotary, scales in ((2048, 64, False), (4096, 128, False), (3584, 256, True)):
-        padded = 1 << (size - 1).bit_length()
+        padded = next_power_of_2(size)
         yield Variant(
             f"begin_rows bf16 {size} {rotary}{' scaled' if scales else ''}",
             beginning.begin_rows,

@@ -12,6 +12,7 @@ from tgi_trio.shard.torch_backend.layers.grouped_experts import (
     tokens_of_a_program,
 )
 from tgi_trio.shard.torch_backend.layers.grouped_matrices import TOGETHER, choose_group_tile
+from tgi_trio.shard.torch_backend.padding import next_power_of_2
 from tgi_trio.shard.torch_backend.torch_device import Generation
 from tgi_trio.testing.variant import BF16, F32, I32, TYPES, Variant
 
@@ -62,8 +63,7 @@ def _routing() -> Iterator[Variant]:
             f"route_tokens {routing} {count}{more}",
             routing_kernel.route_tokens,
             (BF16, I32, I32, I32, logits, F32, F32, "i32", "fp32", "fp32"),
-            constants
-            | {"PADDED": 1 << (count - 1).bit_length(), "BLOCK": tokens_of_a_program(count)},
+            constants | {"PADDED": next_power_of_2(count), "BLOCK": tokens_of_a_program(count)},
         )
         tile = router_tile(count, inputs)
         yield Variant(

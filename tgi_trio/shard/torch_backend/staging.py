@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from tgi_trio.ipc.frame_codec import fixed_array
 from tgi_trio.shard.machine.accelerator import is_accelerator, record_event
+from tgi_trio.shard.torch_backend.padding import next_power_of_2
 
 _ALIGNMENT = 16  # bytes, of every array's beginning
 _TURNS = 4  # pinned buffers, for one copy a step: more than there are steps in flight
@@ -301,7 +302,7 @@ class PinnedLoan:
                 strips[at] = _Strip.like(strip.memory, source)
                 return strips[at]
             self._pool.outgrown.append(strips.pop(at))
-        memory = _host_bytes(max(_LEAST, 1 << (source.nbytes - 1).bit_length()), True)
+        memory = _host_bytes(max(_LEAST, next_power_of_2(source.nbytes)), True)
         strips.insert(at, _Strip.like(memory, source))
         return strips[at]
 

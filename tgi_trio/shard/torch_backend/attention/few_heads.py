@@ -30,6 +30,7 @@ from tgi_trio.shard.torch_backend.layers.residual import (
     addend_arguments,
     addend_constants,
 )
+from tgi_trio.shard.torch_backend.padding import next_power_of_2
 from tgi_trio.shard.torch_backend.torch_device import overlap
 
 _ROWS: Final = 1
@@ -89,7 +90,7 @@ class HeadProjection(NamedTuple):
             HAS_BIAS=linear.bias is not None,
             ROWS=rows,
             INPUTS=inputs,
-            PADDED=1 << (inputs - 1).bit_length(),
+            PADDED=next_power_of_2(inputs),
             **addend_constants(addends),
             **norm_constants(norm),
             **overlap(x.device),
@@ -104,7 +105,7 @@ def choose_pairs(inputs: int, head_dim: int, *, other: bool = False) -> int:
     It divides the pairs of a head. `other`: twice as many as usual, or half for rows so long that
     the usual share is the larger one.
     """
-    padded, half = 1 << (inputs - 1).bit_length(), head_dim // 2
+    padded, half = next_power_of_2(inputs), head_dim // 2
     usual = _NUMBERS // padded // 2
     most = 1 if inputs > _LONG else max(_LEAST_PAIRS, usual)
     if other:

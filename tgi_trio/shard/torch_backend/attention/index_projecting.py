@@ -18,6 +18,7 @@ from tgi_trio.shard.torch_backend.layers.heads import RotaryTable
 from tgi_trio.shard.torch_backend.layers.index import TokenIndex
 from tgi_trio.shard.torch_backend.layers.latent import LatentProjections
 from tgi_trio.shard.torch_backend.layers.rotary import Rotary
+from tgi_trio.shard.torch_backend.padding import next_power_of_2
 
 
 class Turn(NamedTuple):
@@ -85,7 +86,7 @@ def write_indexed_keys(
         BEGIN=index.begin,
         INDEX_INTERLEAVED=rotary.spec.interleaved,
         RUN=run,
-        PADDED_RUN=1 << (run - 1).bit_length() if run else 0,
+        PADDED_RUN=next_power_of_2(run) if run else 0,
         RUN_BIAS=bias is not None,
         PAGE=batch.page,
         COMPRESSES=compresses,

@@ -29,6 +29,7 @@ from tgi_trio.shard.torch_backend.attention.tiles import pad_dim
 from tgi_trio.shard.torch_backend.kernels import block_scores
 from tgi_trio.shard.torch_backend.layers.block_index import BlockIndex
 from tgi_trio.shard.torch_backend.layers.heads import HeadSteps, RotaryTable
+from tgi_trio.shard.torch_backend.padding import next_power_of_2
 
 KEYS: Final = 64  # of a block that a program scores at a time
 _LANES: Final = 128  # (token, head) pairs of a program, where a step has many tokens
@@ -138,7 +139,7 @@ def tokens_of(dtype: torch.dtype, heads: int, *, decodes: bool) -> tuple[int, in
 
     Decodes have a program each: of several rows none shares its keys.
     """
-    padded = 1 << (heads - 1).bit_length()
+    padded = next_power_of_2(heads)
     if decodes:
         return 1, max(_FEWEST, padded)
     lanes = _LANES if dtype.itemsize <= 2 else _WIDE_LANES

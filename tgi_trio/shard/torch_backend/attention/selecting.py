@@ -18,6 +18,7 @@ from tgi_trio.shard.torch_backend.attention.tiles import pad_dim
 from tgi_trio.shard.torch_backend.kernels import index_scores, selecting
 from tgi_trio.shard.torch_backend.layers.log_scale import LogScale
 from tgi_trio.shard.torch_backend.layers.rotary import RotaryTable
+from tgi_trio.shard.torch_backend.padding import next_power_of_2
 from tgi_trio.shard.torch_backend.torch_device import limit_registers
 
 _SCORES: Final = 1 << 24  # of tokens that are scored at a time: 64 MiB
@@ -160,7 +161,7 @@ def describe_turn(dim: int, rotary: int, begin: int, *, interleaved: bool) -> di
 
 def tokens_of(heads: int, *, decodes: bool) -> tuple[int, int]:
     """Return how many tokens a program scores, and for how many heads each; powers of two."""
-    padded = 1 << (heads - 1).bit_length()
+    padded = next_power_of_2(heads)
     several = 1 if decodes else _LANES // padded
     return max(1, several, 16 // padded), padded  # tensor cores multiply 16 rows at least
 

@@ -14,6 +14,7 @@ from tgi_trio.shard.torch_backend.attention.tiles import pad_dim
 from tgi_trio.shard.torch_backend.kernels.shared_key import write_shared_keys
 from tgi_trio.shard.torch_backend.layers.rotary import Rotary, RotaryTable
 from tgi_trio.shard.torch_backend.layers.shared_key import SharedKey
+from tgi_trio.shard.torch_backend.padding import next_power_of_2
 from tgi_trio.shard.torch_backend.torch_device import overlap
 
 COPIED: Final = 1024  # numbers that a program copies
@@ -116,4 +117,4 @@ def _describe_entries(
 
 def count_averaged(tokens: int, dim: int) -> int:
     """Return how many of the tokens of an entry a program reads at a time, a power of two."""
-    return min(max(1, _AVERAGED // pad_dim(dim)), 1 << (tokens - 1).bit_length())
+    return min(max(1, _AVERAGED // pad_dim(dim)), next_power_of_2(tokens))

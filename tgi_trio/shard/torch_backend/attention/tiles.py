@@ -7,6 +7,7 @@ from typing import Final, NamedTuple
 import torch
 
 from tgi_trio.shard.torch_backend.kv_cache import KVShape
+from tgi_trio.shard.torch_backend.padding import next_power_of_2
 from tgi_trio.shard.torch_backend.torch_device import Generation
 
 
@@ -192,4 +193,4 @@ def choose_spans_tile(dtype: torch.dtype, key_dim: int, value_dim: int) -> Tile:
 
 def pad_dim(head_dim: int) -> int:
     """Return the power of two that holds a head; at least 16, for tensor cores."""
-    return max(16, 1 << (head_dim - 1).bit_length())
+    return max(16, next_power_of_2(head_dim))

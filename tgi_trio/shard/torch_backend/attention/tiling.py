@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from tgi_trio.shard.torch_backend.attention.tiling_kernel import list_tiles
+from tgi_trio.shard.torch_backend.padding import next_power_of_2
 from tgi_trio.shard.torch_backend.staging import Staging
 
 _MOST_LISTED: Final = 32  # tiles that a program lists
@@ -93,7 +94,7 @@ class DeviceTiling:
         count = count_tiles(self.tokens, rows, lanes, group, share)
         found = self.query_starts.new_empty(count)  # two allocations, so that both are aligned
         tiles = Tiles(found, torch.empty_like(found))
-        padded = max(_LEAST_ROWS, 1 << (rows - 1).bit_length())
+        padded = max(_LEAST_ROWS, next_power_of_2(rows))
         block = count_listed(padded)
         list_tiles[(-(-count // block),)](
             tiles.rows,

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from tgi_trio.shard.contract import ShardSequence, StepPlan
 from tgi_trio.shard.torch_backend.kernels import lookup
+from tgi_trio.shard.torch_backend.padding import next_power_of_2
 from tgi_trio.shard.torch_backend.row_slots import RowSlots
 from tgi_trio.shard.torch_backend.sampling.asking import Choosing
 from tgi_trio.shard.torch_backend.staging import Array, Staging
@@ -145,7 +146,7 @@ class DeviceTexts:
             *(judged.slots, judged.targets, judged.aheads, judged.positions, judged.moved),
             *(judged.ends, self._eos, self.room),
             EOS=self._eos_count,
-            PADDED_EOS=max(1, 1 << max(0, self._eos_count - 1).bit_length()),
+            PADDED_EOS=next_power_of_2(self._eos_count),
             MOST=self.most,
             BLOCK=_BLOCK,
             LONGEST=lookup.LONGEST,

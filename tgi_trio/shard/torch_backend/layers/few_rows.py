@@ -26,6 +26,7 @@ from tgi_trio.shard.torch_backend.layers.residual import (
     addend_arguments,
     addend_constants,
 )
+from tgi_trio.shard.torch_backend.padding import next_power_of_2
 from tgi_trio.shard.torch_backend.torch_device import (
     Generation,
     count_multiprocessors,
@@ -87,7 +88,7 @@ def choose_few_tile(inputs: int, rows: int, *, gated: bool, other: bool = False)
 
     `other`: as near as possible to the opposite choice.
     """
-    padded, threads, long = 1 << (inputs - 1).bit_length(), 32 * WARPS, inputs > _WIDE
+    padded, threads, long = next_power_of_2(inputs), 32 * WARPS, inputs > _WIDE
     share = _LARGE if long != other else _SMALL
     outputs = max(1, share * threads // padded >> gated)
     programs = _PROGRAMS[rows][(outputs << gated) * padded > _SMALL * threads]
@@ -102,7 +103,7 @@ def choose_several_tile(
     Every program reads all rows from the level 2 cache. For more than 32, it therefore has twice
     as many outputs where there are enough for that, so that weights stay most of what is read.
     """
-    parts = min(_MOST_PARTS, 1 << (max(1, inputs // _LEAST_PART) - 1).bit_length())
+    parts = min(_MOST_PARTS, next_power_of_2(max(1, inputs // _LEAST_PART)))
     wide = rows > 32 and not gated and outputs * parts >= 2 * _NARROWEST * _ENOUGH
     tile = 2 * _NARROWEST if wide else _NARROWEST
     depth = 64 if rows > 32 and (wide or gated) else 128
@@ -194,7 +195,7 @@ def _multiply_few(
         *addend_arguments(x, addends, norm),
         outputs,
         ROWS=rows,
-        PADDED=1 << (inputs - 1).bit_length(),
+        PADDED=next_power_of_2(inputs),
         **addend_constants(addends),
         **norm_constants(norm),
         OUTPUTS=tile.outputs,

@@ -21,6 +21,7 @@ from tgi_trio.shard.torch_backend.layers.opening import (
     opens_narrow,
 )
 from tgi_trio.shard.torch_backend.layers.residual import count_warps
+from tgi_trio.shard.torch_backend.padding import next_power_of_2
 from tgi_trio.shard.torch_backend.torch_device import runs_kernels
 
 _BLOCK: Final = 1024  # numbers of a token that a program mixes
@@ -95,7 +96,7 @@ class StreamGates:
             inner,
             inner.stride(0),
             RANK=self.rank,
-            PADDED=1 << (self.rank - 1).bit_length(),
+            PADDED=next_power_of_2(self.rank),
             COUNT=self.count,
         )
         gates = self.gates(narrow)
@@ -151,7 +152,7 @@ def _launch_addition(
     summed = streams if addend is None else torch.empty_like(streams)
     normed = summed if norm is None else torch.empty_like(streams)
     size = streams.shape[1] // count
-    padded = 1 << (size - 1).bit_length()
+    padded = next_power_of_2(size)
     read, kind = ExpertParts.describe(said)
     each = count_streams(len(streams), count, sums=isinstance(said, ExpertParts))
     gated_streams.add_to_streams[(len(streams), count // each)](

@@ -14,6 +14,7 @@ from tgi_trio.shard.torch_backend.layers.activation import (
     SparseActivation,
     Xielu,
 )
+from tgi_trio.shard.torch_backend.padding import next_power_of_2
 from tgi_trio.shard.torch_backend.torch_device import overlap, runs_kernels
 
 # The activations that `kernels/fused.py` has, with its names for them.
@@ -146,7 +147,7 @@ class Gate:
         from tgi_trio.shard.torch_backend.kernels import alternating  # imports Triton
 
         tokens, width = inner.shape[0], inner.shape[1] // 2
-        padded = 1 << (width - 1).bit_length()
+        padded = next_power_of_2(width)
         out = torch.empty((tokens, width), dtype=inner.dtype, device=inner.device)
         alternating.cut_and_gate[(tokens,)](
             out,

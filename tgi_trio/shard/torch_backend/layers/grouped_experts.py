@@ -24,9 +24,9 @@ from tgi_trio.shard.torch_backend.layers.gating import Gate
 from tgi_trio.shard.torch_backend.layers.grouped_matrices import (
     GroupedMatrices,
     Routed,
-    pad_count,
 )
 from tgi_trio.shard.torch_backend.layers.linear import Linear
+from tgi_trio.shard.torch_backend.padding import next_power_of_2
 
 if TYPE_CHECKING:
     from tgi_trio.shard.torch_backend.layers.slotted_experts import SlottedExperts
@@ -213,7 +213,7 @@ class GroupedExperts:
             tokens,
             self._spec.scale,
             self._spec.jitter,
-            PADDED=pad_count(count),
+            PADDED=next_power_of_2(count),
             **self._constants(),
             BLOCK=block,
         )
@@ -239,7 +239,7 @@ class GroupedExperts:
             "NORMALISE": spec.normalise,
             "CAP": spec.logit_cap,
             "GROUPS": spec.groups,
-            "PADDED_GROUPS": pad_count(spec.groups),
+            "PADDED_GROUPS": next_power_of_2(spec.groups),
             "GROUPS_USED": spec.groups_used,
             "HAS_BIAS": self._choice_bias is not None,
             "HAS_FACTORS": self._expert_scale is not None,
@@ -249,7 +249,7 @@ class GroupedExperts:
 
 def tokens_of_a_program(experts: int) -> int:
     """Return the tokens of a program of `route_tokens`."""
-    return max(1, min(_MOST_TOKENS, _SCORES // pad_count(experts)))
+    return max(1, min(_MOST_TOKENS, _SCORES // next_power_of_2(experts)))
 
 
 def router_tile(experts: int, inputs: int) -> dict[str, int]:
@@ -261,7 +261,7 @@ def router_tile(experts: int, inputs: int) -> dict[str, int]:
         "DEPTH": ROUTER_DEPTH,
         "TOKENS": ROUTER_TOKENS,
         "COLUMNS": ROUTER_COLUMNS,
-        "PADDED": max(ROUTER_COLUMNS, pad_count(experts)),
+        "PADDED": max(ROUTER_COLUMNS, next_power_of_2(experts)),
     }
 
 

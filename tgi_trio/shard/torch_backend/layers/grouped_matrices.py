@@ -22,6 +22,7 @@ from tgi_trio.shard.torch_backend.layers.coded_linear import (
 from tgi_trio.shard.torch_backend.layers.gating import Gate
 from tgi_trio.shard.torch_backend.layers.linear import Linear
 from tgi_trio.shard.torch_backend.layers.stored_codes import Codes, stack
+from tgi_trio.shard.torch_backend.padding import next_power_of_2
 from tgi_trio.shard.torch_backend.torch_device import Generation, generation
 
 
@@ -237,11 +238,6 @@ def group_linears(linears: Sequence[Linear]) -> GroupedMatrices | None:
     return None if below is None else CodedMatrices(below, len(every), bias, invariant)
 
 
-def pad_count(count: int) -> int:
-    """Return the next power of two."""
-    return 1 << (count - 1).bit_length()
-
-
 def _numbers_or_codes(linear: Linear) -> torch.Tensor | Codes | None:
     if isinstance(linear, CodedLinear):
         return linear.lone
@@ -280,7 +276,7 @@ def _constants(
     groups, tokens = len(routed.counts), len(routed.weights)
     return {
         "GROUPS": groups,
-        "PADDED_GROUPS": pad_count(groups),
+        "PADDED_GROUPS": next_power_of_2(groups),
         "PER_ROW": routed.each * tokens // len(x) if gathers else routed.each,
         "GATHERS": gathers,
         "HAS_BIAS": biased,

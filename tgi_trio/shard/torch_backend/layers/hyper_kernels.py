@@ -16,6 +16,7 @@ from tgi_trio.shard.torch_backend.layers.expert_parts import ExpertParts
 from tgi_trio.shard.torch_backend.layers.hyper_weights import HyperWeights
 from tgi_trio.shard.torch_backend.layers.norm import Norm
 from tgi_trio.shard.torch_backend.layers.residual import count_warps
+from tgi_trio.shard.torch_backend.padding import next_power_of_2
 from tgi_trio.shard.torch_backend.torch_device import FLOAT32_PRODUCTS, overlap
 
 _PROGRAMS: Final = 512  # that multiply at once, if there is work for so many
@@ -39,7 +40,7 @@ def mix(weights: HyperWeights, streams: torch.Tensor) -> torch.Tensor:
         *(parts, streams, weights.mix, len(streams)),
         SIZE=size,
         WEIGHTS=wanted,
-        PADDED=max(16, _pad(wanted)),
+        PADDED=max(16, next_power_of_2(wanted)),
         TOKENS=tokens,
         DEPTH=depth,
         PRECISION=FLOAT32_PRODUCTS,
@@ -74,17 +75,17 @@ def read(
         *(weights.eps, spec.eps, spec.added, spec.added_eps, 0.0 if norm is None else norm.eps),
         parts.shape[1],
         COUNT=count,
-        PADDED=_pad(count),
+        PADDED=next_power_of_2(count),
         MOST_SHARES=MOST_SHARES,
         ADDS=adds,
         ITERATIONS=spec.iterations if mixes else 0,
         HIDDEN=hidden,
-        PADDED_HIDDEN=_pad(hidden),
+        PADDED_HIDDEN=next_power_of_2(hidden),
         KIND="" if norm is None else norm.kind,
         HAS_GAIN=norm is not None and norm.weight is not None,
         HAS_BIAS=norm is not None and norm.bias is not None,
         **overlap(streams.device),
-        num_warps=count_warps(_pad(hidden)),
+        num_warps=count_warps(next_power_of_2(hidden)),
     )
     return normed, added, mixture
 
@@ -118,7 +119,7 @@ def write(
         HIDDEN=hidden,
         MIXES=mixture is not None,
         WEIGHTS=wanted,
-        PADDED=max(16, _pad(wanted)),
+        PADDED=max(16, next_power_of_2(wanted)),
         TOKENS=tokens,
         DEPTH=depth,
         PRECISION=FLOAT32_PRODUCTS,
@@ -143,8 +144,3 @@ def count_shares(tiles: int, steps: int) -> int:
     """Return how many programs share so many steps of each tile: a power of two."""
     most = min(MOST_SHARES, max(1, steps), max(1, _PROGRAMS // tiles))
     return 1 << (most.bit_length() - 1)
-
-
-def _pad(count: int) -> int:
-    """Return the next power of two."""
-    return 1 << max(0, count - 1).bit_length()

@@ -11,6 +11,7 @@ import torch
 
 from tgi_trio.shard.torch_backend.compiling.ahead import compile_beside
 from tgi_trio.shard.torch_backend.layers.linear import Linear
+from tgi_trio.shard.torch_backend.padding import next_power_of_2
 from tgi_trio.shard.torch_backend.torch_device import overlap, runs_kernels
 
 BLOCK: Final = 1024  # values of a program
@@ -77,7 +78,7 @@ def choose_narrow_tile(dtype: torch.dtype, tokens: int) -> NarrowTile:
 
 def narrow_constants(tile: NarrowTile, rank: int, count: int) -> dict[str, int]:
     """Return constants of `open_narrow` that follow from a tile and from the gates' shape."""
-    streams, depth = (1 << (n - 1).bit_length() for n in (count, max(16, min(rank, _DEPTH))))
+    streams, depth = (next_power_of_2(n) for n in (count, max(16, min(rank, _DEPTH))))
     block = max(1, tile.gates // streams)
     return {"TOKENS": tile.tokens, "BLOCK": block, "STREAMS": streams, "DEPTH": depth}
 

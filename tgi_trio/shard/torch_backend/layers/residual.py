@@ -8,6 +8,7 @@ import torch
 
 from tgi_trio.shard.torch_backend.layers.expert_parts import ExpertParts
 from tgi_trio.shard.torch_backend.layers.norm_weights import NormWeights
+from tgi_trio.shard.torch_backend.padding import next_power_of_2
 from tgi_trio.shard.torch_backend.torch_device import overlap, runs_kernels
 
 _MOST = 1 << 15  # largest hidden size that a program holds
@@ -103,7 +104,7 @@ def _launch(
     factor = None if addends is None else addends.factor
     parts, kind = ExpertParts.describe(first)
     _, *rest = addend_arguments(x, addends, norm)
-    padded = 1 << (size - 1).bit_length()
+    padded = next_power_of_2(size)
     fused.add_and_normalise[(len(x),)](
         normed,
         x if wide is None else wide,

@@ -11,6 +11,7 @@ import torch
 from tgi_trio.model.adapters.sites import AdapterScope
 from tgi_trio.shard.adapters.numbers import AdapterNumbers
 from tgi_trio.shard.torch_backend.layers.slotted_linear import AdapterTile, SlotMemory
+from tgi_trio.shard.torch_backend.padding import next_power_of_2
 
 COPIED: Final = 1024  # numbers of a row that a program copies at once
 ADDED_ROWS: Final = 16  # of a program that adds to embeddings
@@ -110,7 +111,7 @@ class SlottedRows:
         place_embeddings[(len(tiles), rows)](
             *(x, ids, self._tokens, self._rows, tiles, x.shape[1]),
             RANKS=ranks,
-            PADDED=1 << (ranks - 1).bit_length(),
+            PADDED=next_power_of_2(ranks),
             BLOCK=COPIED,
         )
 
@@ -155,7 +156,7 @@ class SlottedLookups:
         add_embeddings[grid](
             *(x, ids, self._a, self._b, self._ranks, tiles, tokens, width),
             RANKS=ranks,
-            PADDED=1 << (ranks - 1).bit_length(),
+            PADDED=next_power_of_2(ranks),
             ROWS=ADDED_ROWS,
             COLUMNS=ADDED_COLUMNS,
         )

@@ -13,12 +13,13 @@ from typing import Final
 import torch
 
 from tgi_trio.shard.torch_backend.layers.adapter_layout import SitePlace
-from tgi_trio.shard.torch_backend.layers.grouped_matrices import Routed, count_tiles, pad_count
+from tgi_trio.shard.torch_backend.layers.grouped_matrices import Routed, count_tiles
 from tgi_trio.shard.torch_backend.layers.slotted_linear import (
     RANKS_TOGETHER,
     AdapterTile,
     SlotMemory,
 )
+from tgi_trio.shard.torch_backend.padding import next_power_of_2
 
 SPREAD: Final = 128  # tokens of a program that writes their slots
 FEW_ROWS: Final = 16  # of a tile whose programs share the inputs of a row (split-K)
@@ -114,7 +115,7 @@ def add_members(
     where = (memory.numbers, memory.directory, slots, routed.pairs, routed.counts, tokens)
     slot = (memory.numbers.stride(0), memory.directory.shape[1], place.first)
     shared = {"EACH": each, "GATHERS": gathers, "GROUPS": groups, "ROWS": tile.rows}
-    shared |= {"PADDED_GROUPS": pad_count(groups), "PIECES": pieces, "RANKS": ranks}
+    shared |= {"PADDED_GROUPS": next_power_of_2(groups), "PIECES": pieces, "RANKS": ranks}
     launch = {"num_warps": tile.warps, "num_stages": tile.stages}
     kernels.shrink_members[(programs, pieces * (ranks // step), parts)](
         *(low, x, *where, place.inputs, *slot),

@@ -13,6 +13,7 @@ import torch
 from tgi_trio.model.specs.decoder import LatentSpec
 from tgi_trio.shard.torch_backend.layers.adapter_layout import SitePlace
 from tgi_trio.shard.torch_backend.layers.slotted_linear import AdapterTile, SlotMemory
+from tgi_trio.shard.torch_backend.padding import next_power_of_2
 
 ROWS: Final = 16  # of a program
 _MOST_BYTES: Final = 1 << 14  # of A or B in one step of a loop
@@ -73,7 +74,7 @@ class SlottedHeads:
         from tgi_trio.shard.torch_backend.kernels.latent_adapters import adapt_heads  # Triton
 
         memory, spec = self._memory, self._spec
-        ranks = 1 << (memory.ranks - 1).bit_length()
+        ranks = next_power_of_2(memory.ranks)
         step = choose_step(ranks, x.dtype)
         adapt_heads[(len(tiles), x.shape[1], -(-most // ROWS))](
             *(out, x, memory.numbers, memory.directory, tiles, x.stride(0), x.stride(1)),

@@ -13,6 +13,7 @@ from tgi_trio.shard.torch_backend.kernels import alternating as kernels
 from tgi_trio.shard.torch_backend.layers.norm import Norm
 from tgi_trio.shard.torch_backend.layers.residual import count_warps
 from tgi_trio.shard.torch_backend.layers.stream_parts import Added, Routing
+from tgi_trio.shard.torch_backend.padding import next_power_of_2
 from tgi_trio.shard.torch_backend.torch_device import overlap
 
 
@@ -68,7 +69,7 @@ def join(
         scale,
         KIND=norms[2].kind,
         **_sizes(active, size),
-        num_warps=count_warps(_pad(size)),
+        num_warps=count_warps(next_power_of_2(size)),
     )
     return summed, normed
 
@@ -141,21 +142,16 @@ def match(first: torch.Tensor, others: torch.Tensor, least: float, *, joins: boo
 
 def _describe(x: torch.Tensor, count: int, size: int) -> dict[str, Any]:
     """Return constants of kernels with all of a token's states, and the warps of a program."""
-    padded = _pad(count)
-    warps = count_warps(padded * _pad(size))
+    padded = next_power_of_2(count)
+    warps = count_warps(padded * next_power_of_2(size))
     return {"COUNT": count, "PADDED_COUNT": padded, **_sizes(x, size), "num_warps": warps}
 
 
 def _sizes(x: torch.Tensor, size: int) -> dict[str, Any]:
-    return {"SIZE": size, "PADDED": _pad(size), **overlap(x.device)}
+    return {"SIZE": size, "PADDED": next_power_of_2(size), **overlap(x.device)}
 
 
 def _gain(norm: Norm) -> torch.Tensor:
     if norm.weight is None:
         raise ValueError("a norm of hidden states has no weights")
     return norm.weight
-
-
-def _pad(count: int) -> int:
-    """Return the next power of two."""
-    return 1 << max(0, count - 1).bit_length()

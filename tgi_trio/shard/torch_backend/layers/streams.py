@@ -16,6 +16,7 @@ from tgi_trio.model.specs.decoder import StreamsSpec
 from tgi_trio.shard.torch_backend.layers.linear import Linear
 from tgi_trio.shard.torch_backend.layers.norm import Norm
 from tgi_trio.shard.torch_backend.layers.stream_parts import Added, Routing
+from tgi_trio.shard.torch_backend.padding import next_power_of_2
 from tgi_trio.shard.torch_backend.torch_device import runs_kernels
 
 _LEAST = 1e-5  # least mean square whose root is divided by
@@ -152,7 +153,7 @@ class LayerStreams:
 
 def holds_alternating(count: int, size: int) -> bool:
     """Return whether the kernels hold `count` hidden states of `size` numbers."""
-    padded = [1 << max(0, each - 1).bit_length() for each in (count, size)]
+    padded = [next_power_of_2(each) for each in (count, size)]
     return padded[0] * padded[1] <= _MOST
 
 

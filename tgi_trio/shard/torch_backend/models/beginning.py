@@ -18,6 +18,7 @@ from tgi_trio.shard.torch_backend.layers.few_rows import FEW, Seconds
 from tgi_trio.shard.torch_backend.layers.residual import count_warps
 from tgi_trio.shard.torch_backend.layers.rotary import Rotary, RotaryTable
 from tgi_trio.shard.torch_backend.models.attending import RotaryTables
+from tgi_trio.shard.torch_backend.padding import next_power_of_2
 from tgi_trio.shard.torch_backend.torch_device import overlap
 
 _WORTH: Final = 0.97  # a single launch must take less than this part of the time of three
@@ -61,7 +62,7 @@ class Beginning:
         rotary = kept.cos.shape[-1]
         x = self._embedding.new_empty((count, size))
         table = RotaryTable(*(kept.cos.new_empty((count, 1, rotary)) for _ in range(2)))
-        padded = 1 << (size - 1).bit_length()
+        padded = next_power_of_2(size)
         begin_rows[(count,)](
             *(x, table.cos, table.sin),
             *(token_ids, positions, self._embedding, kept.cos, kept.sin),

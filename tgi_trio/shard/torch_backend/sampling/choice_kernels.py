@@ -10,6 +10,7 @@ import torch
 from tgi_trio.shard.sampling.base import WIDTHS
 from tgi_trio.shard.torch_backend.kernels import choosing, surveying
 from tgi_trio.shard.torch_backend.kernels.shortlisting import DEPTHS
+from tgi_trio.shard.torch_backend.padding import next_power_of_2
 from tgi_trio.shard.torch_backend.torch_device import limit_registers, overlap
 
 # Tokens of a part, which a surveying program holds in registers, and its warps.
@@ -80,7 +81,7 @@ class ChoiceKernels:
 
     def __init__(self, vocab_size: int, eos: torch.Tensor, device: torch.device, most: int) -> None:
         """`eos`: int32 [N]; `most`: choices of the largest step."""
-        padded = max(16, 1 << (vocab_size - 1).bit_length())
+        padded = max(16, next_power_of_2(vocab_size))
         self._vocab_size = vocab_size
         self._eos = eos
         self._device = device
@@ -197,7 +198,7 @@ class ChoiceKernels:
             scores.stride(0),
             self._vocab_size,
             EOS=len(self._eos),
-            PARTS=max(2, 1 << (self._parts - 1).bit_length()),
+            PARTS=max(2, next_power_of_2(self._parts)),
             PART=self._part,
             STRIP=min(STRIP, self._part),
             DEPTHS=DEPTHS,

@@ -11,6 +11,7 @@ from typing import Any, Final, NamedTuple
 import torch
 
 from tgi_trio.model.specs.mixers import DeltaRule
+from tgi_trio.shard.torch_backend.padding import next_power_of_2
 from tgi_trio.shard.torch_backend.states.steps import StateSteps
 from tgi_trio.shard.torch_backend.states.walking import WARPS, count_walked, list_walked
 from tgi_trio.shard.torch_backend.torch_device import FLOAT32_PRODUCTS
@@ -55,7 +56,7 @@ def choose_chunk_tile(dtype: torch.dtype, key_dim: int) -> ChunkTile:
 
 def pad(size: int) -> int:
     """Return the next power of two that products allow."""
-    return max(_LEAST, 1 << (size - 1).bit_length())
+    return max(_LEAST, next_power_of_2(size))
 
 
 def count_warps(key_dim: int, value_dim: int) -> int:

@@ -16,6 +16,7 @@ from tgi_trio.shard.torch_backend.layers.gated_streams import StreamNorm
 from tgi_trio.shard.torch_backend.layers.linear import Linear
 from tgi_trio.shard.torch_backend.layers.residual import count_warps
 from tgi_trio.shard.torch_backend.layers.vocabulary import Gathering
+from tgi_trio.shard.torch_backend.padding import next_power_of_2
 from tgi_trio.shard.torch_backend.states.convolution import CausalConvolution
 from tgi_trio.shard.torch_backend.states.steps import StateSteps
 from tgi_trio.shard.torch_backend.torch_device import runs_kernels
@@ -105,7 +106,7 @@ class NgramsLayer:
         query_norm, key_norm, kernel_norm = self._norms
         gated, normed = torch.empty_like(streams), torch.empty_like(streams)
         size = streams.shape[1] // self._count
-        padded = 1 << (size - 1).bit_length()
+        padded = next_power_of_2(size)
         ngrams.gate_ngrams[(len(streams), self._count)](
             *(gated, normed, both, streams),
             *(key_norm.weight, query_norm.weight, kernel_norm.weight),
@@ -179,7 +180,7 @@ class NgramsLayer:
             own.end,
             ORDER=own.order,
             HEADS=heads,
-            PADDED=1 << (heads - 1).bit_length(),
+            PADDED=next_power_of_2(heads),
             num_warps=1,
         )
         return found
