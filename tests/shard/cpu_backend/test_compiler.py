@@ -287,14 +287,15 @@ def edges(at, other, to):
             c[i] = np.float64(a[i] > b[i]) + (7 / 2)
         if i % 5 == 4:
             c[i] = not_negative(i - 30) // 2
-        if np.isfinite(a[i]):
-            c[i] += 1000
+        if not np.isfinite(a[i]):
+            c[i] = 1000
         if b[i]:
             c[i] += 2000
         while c[i] > 2500 and c[i] < 9000:
             c[i] -= 700
         three = 5.0, b[i], 0.25
         c[i] += three[i % 3]
+    a[:] = 2.0
 
 
 _RECORD = np.dtype(
@@ -337,7 +338,7 @@ def test_records_of_numpy_are_read_and_written() -> None:
 @entry
 def truths(at, to):
     """Comparisons add up as Python's own do; numpy's would not."""
-    a, c = ints_at(at, 3), ints_at(to, 7)
+    a, c = ints_at(at, 3), ints_at(to, 8)
     c[0] = (a[0] > 0) + (a[1] > 0)
     c[1] = (a[0] > 0) * 5 - (a[2] > 0)
     c[2] = ((a[0] > 0) & (a[2] > 0)) + ((a[0] > 0) | (a[2] > 0)) * 2 + ((a[0] > 0) ^ (a[1] > 0))
@@ -345,12 +346,16 @@ def truths(at, to):
     c[4] = True + True
     c[5] = (a[0] > 0) == 1
     c[6] = 3 if a[0] > 0 and (a[1] > 0) > (a[2] > 0) else 4
+    value = True
+    if a[2] < 0:
+        value = a[2] > 0
+    c[7] = value
 
 
 def test_truth_values_are_numbers() -> None:
-    given, found = np.array([1, 2, -3]), np.zeros(7, np.int64)
+    given, found = np.array([1, 2, -3]), np.full(8, 9)
     open_kernel(truths, 2)(address(given), address(found))
-    assert found.tolist() == [2, 5, 2, -1, 2, 1, 3]
+    assert found.tolist() == [2, 5, 2, -1, 2, 1, 3, 0]
 
 
 @entry
