@@ -118,6 +118,16 @@ def test_what_is_damaged_is_not_used(tmp_path: Path, what: str) -> None:
     assert new.empty
 
 
+def test_a_file_of_another_user_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keep(tmp_path, Memory(1))
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    new = Memory(None)
+    report = RankPrefixes(lambda: new.parts).restore(RestoreOrder(tmp_path, KEY, 4, 2))
+    assert f"belongs to another user ({os.getuid()})" in report.error and new.empty
+
+
 def test_other_memory_is_not_read_into(tmp_path: Path) -> None:
     keep(tmp_path, Memory(1))
     new = Memory(None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,12 @@ class PrefixReport:
 
     nbytes: int = 0  # written or read by this rank
     error: str = ""  # "": all ranks have done it
+
+
+def check_owner(path: Path, found: os.stat_result) -> None:
+    """Raise PermissionError if a file is another user's, who could have the model say anything."""
+    if found.st_uid != os.geteuid():
+        raise PermissionError(f"{path} belongs to another user ({found.st_uid})")
 
 
 def encode_keep(command: int, order: KeepOrder) -> bytes:

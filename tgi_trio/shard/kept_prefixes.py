@@ -29,7 +29,7 @@ from typing import Any, BinaryIO, Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from tgi_trio.ipc.prefixes import KeepOrder, PrefixReport, RestoreOrder
+from tgi_trio.ipc.prefixes import KeepOrder, PrefixReport, RestoreOrder, check_owner
 
 Bytes = NDArray[np.uint8]
 Ints = NDArray[np.int64]
@@ -173,6 +173,7 @@ def read_prefixes(path: Path, parts: PrefixParts, order: RestoreOrder) -> int:
     """
     own = list(parts.with_counts(order.blocks, order.slots))
     with path.open("rb", buffering=0) as file:
+        check_owner(path, os.fstat(file.fileno()))
         head = file.read(_HEAD.size)
         if len(head) < _HEAD.size:
             raise ValueError(f"{path} is cut off")

@@ -102,6 +102,28 @@ def test_an_end_that_is_cut_off_leaves_what_there_was(settings: Settings, place:
     assert {path.name for path in again.folder.iterdir()} == {"index.prefixes", file.name, "lock"}
 
 
+def test_files_of_others_are_left_alone(settings: Settings) -> None:
+    assert settings.prefix_cache_path is not None
+    settings.prefix_cache_path.mkdir(parents=True)
+    names = ("notes.prefixes", "old.prefixes-backup", "0123-0.prefixes", "index.prefixes.txt")
+    for name in names:
+        (settings.prefix_cache_path / name).write_text("mine")
+    save(opened(settings))
+    opened(settings)
+    assert all((settings.prefix_cache_path / name).exists() for name in names)
+
+
+def test_an_index_of_another_user_is_not_used(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Who can write there could have this server say anything."""
+    store = opened(settings)
+    save(store)
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    assert store.load(INFO, MEMORY) is None
+    assert f"belongs to another user ({os.getuid()})" in caplog.text
+
+
 def test_newer_files_take_the_place_of_older_ones(settings: Settings) -> None:
     store = opened(settings)
     old = save(store, 2)

@@ -58,31 +58,34 @@ async def collect_prefixes(store: PrefixStore, engine: Engine, info: ShardInfo) 
 async def keep_prefixes(
     store: PrefixStore, end: CommandChannel, info: ShardInfo, found: Collected
 ) -> None:
-    """Have a shard that serves nobody any more write what is to be kept."""
+    """Have a shard that serves nobody any more write what is to be kept, and say what came of it.
+
+    Its death, or a server that is told to end at once, cancels this.
+    """
     tokens = found.prefixes.blocks * found.prefixes.block_size
     if not tokens:
         return
-    began = trio.current_time()
-    with trio.move_on_after(KEEP_TIMEOUT) as waiting:
-        try:
+    began, failure = trio.current_time(), "the shard, or this server, was broken off meanwhile"
+    try:
+        with trio.move_on_after(KEEP_TIMEOUT) as waiting:
             order = store.order(found)
             report = await handshake.keep_prefixes(end, order)
-            if report.error:
-                log.warning("prefixes are not kept: %s", report.error)
+            failure = report.error
+            if failure:
                 store.sweep()
-                return
-            store.save(info, order, found.prefixes)
-        except OSError as error:
-            log.warning("prefixes are not kept: %s", error)
-            return
-    if waiting.cancelled_caught:
-        log.warning(
-            "prefixes are not kept: they took longer than %d s to write; lower "
-            "--prefix-cache-bytes",
-            KEEP_TIMEOUT,
+            else:
+                store.save(info, order, found.prefixes)
+        if waiting.cancelled_caught:
+            failure = (
+                f"they took longer than {KEEP_TIMEOUT:g} s to write; lower --prefix-cache-bytes"
+            )
+    except OSError as error:
+        failure = str(error)
+    finally:
+        if failure:
+            log.warning("prefixes are not kept in %s: %s", store.folder, failure)
+    if not failure:
+        log.info(
+            "prefixes: %d tokens are kept in %s (%.0f MB in %.1f s)",
+            *(tokens, store.folder, report.nbytes / _MEGABYTE, trio.current_time() - began),
         )
-        return
-    log.info(
-        "prefixes: %d tokens are kept in %s (%.0f MB in %.1f s)",
-        *(tokens, store.folder, report.nbytes / _MEGABYTE, trio.current_time() - began),
-    )

@@ -12,6 +12,7 @@ import fcntl
 import hashlib
 import logging
 import os
+import re
 import secrets
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -23,7 +24,7 @@ import msgspec
 
 from tgi_trio import __version__
 from tgi_trio.errors import ConfigurationError
-from tgi_trio.ipc.prefixes import KeepOrder, RestoreOrder
+from tgi_trio.ipc.prefixes import KeepOrder, RestoreOrder, check_owner
 from tgi_trio.ipc.startup import ShardInfo, WarmupResult
 from tgi_trio.router.scheduling.kept_prefixes import Budget, Collected, KeptPrefixes
 from tgi_trio.settings.records import Settings
@@ -31,8 +32,10 @@ from tgi_trio.settings.records import Settings
 log = logging.getLogger(__name__)
 
 _INDEX: Final = "index.prefixes"
+_PARTIAL: Final = f"{_INDEX}.partial"
 _LOCK: Final = "lock"
 _KEY_BYTES: Final = 16
+_OF_RANK: Final = re.compile(r"(?P<key>[0-9a-f]{32})-\d+\.prefixes")
 # Settings that K and V depend on, apart from the model's files.
 _SETTINGS: Final = (
     *("dtype", "quantize", "kv_cache_dtype", "activations", "batch_invariant", "rope_scaling"),
@@ -98,6 +101,7 @@ class PrefixStore:
         """
         path = self.folder / _INDEX
         try:
+            check_owner(path, path.stat())
             index = self._read()
             index.prefixes.check()
         except FileNotFoundError:
@@ -135,7 +139,7 @@ class PrefixStore:
         Raises OSError.
         """
         index = _Index(identify(self._settings, info), order.key, prefixes)
-        beside = self.folder / f"{_INDEX}.partial"
+        beside = self.folder / _PARTIAL
         with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
             file.write(msgspec.msgpack.encode(index))
             file.flush()
@@ -144,13 +148,17 @@ class PrefixStore:
         self.sweep()
 
     def sweep(self) -> None:
-        """Remove files that the index does not name. Raises OSError."""
+        """Remove files of ranks that the index does not name, and an index cut off.
+
+        Raises OSError. Other files in the folder are not ours.
+        """
         try:
             named = self._read().key.hex()
         except (FileNotFoundError, msgspec.DecodeError):
-            named = _INDEX
-        for path in self.folder.glob("*.prefixes*"):
-            if path.name != _INDEX and not path.name.startswith(named):
+            named = ""
+        for path in self.folder.iterdir():
+            of_rank = _OF_RANK.fullmatch(path.name)
+            if path.name == _PARTIAL if of_rank is None else of_rank["key"] != named:
                 path.unlink(missing_ok=True)
 
     def _read(self) -> _Index:
