@@ -32,6 +32,9 @@ HELP: Final = (
 )
 _PARTS: Final = {"/image": "image_url", "/audio": "audio_url"}
 _THINKING: Final = {"on": True, "off": False, "auto": None}
+# What moves a terminal's cursor, sets its title or the clipboard is shown as an escape.
+_CONTROLS: Final = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))}
+_CONTROLS.update({ord("\n"): "\n", ord("\t"): "\t", ord("\r"): ""})
 _DIM, _PLAIN = "\x1b[2m", "\x1b[22m"
 
 
@@ -106,7 +109,7 @@ class Terminal:
         """Show the next piece of an answer."""
         if not piece.thought:
             self.end_thought()
-            self._write(piece.text)
+            self._write(self._clean(piece.text))
             return
         if not self._thinks:
             self._thinks = True
@@ -126,8 +129,16 @@ class Terminal:
         if thought:
             self._write(self._dim(thought.strip()) + "\n")
 
+    def show_line(self, text: str) -> None:
+        """Show what a server says of itself, or of an answer."""
+        self._write(self._clean(text) + "\n")
+
     def _dim(self, text: str) -> str:
-        return f"{_DIM}{text}{_PLAIN}" if self.color else text
+        return f"{_DIM}{self._clean(text)}{_PLAIN}" if self.color else self._clean(text)
+
+    def _clean(self, text: str) -> str:
+        """Return a server's text as it may be shown; of a pipe or a file nothing is changed."""
+        return text.translate(_CONTROLS) if self.output.isatty() else text
 
     def _write(self, text: str) -> None:
         print(text, end="", file=self.output, flush=True)
@@ -143,11 +154,12 @@ async def chat(options: ChatOptions, lines: TextIO, output: TextIO) -> None:
     color = options.color and output.isatty() and not os.environ.get("NO_COLOR")
     async with client_for(options) as client:
         served = (await read_info(client))["model_id"]
-        print(f"{served} at {client.address}. {HELP}.", file=output)
+        terminal = Terminal(output, color)
+        terminal.show_line(f"{served} at {client.address}. {HELP}.")
         conversation = Conversation(client, options, tools)
         conversation.reset()
         with trio.open_signal_receiver(signal.SIGINT) as interrupts:
-            await _Chat(conversation, Terminal(output, color), lines, interrupts).run()
+            await _Chat(conversation, terminal, lines, interrupts).run()
 
 
 @dataclass
@@ -200,7 +212,7 @@ class _Chat:
         while calls := self.conversation.calls:
             results = []
             for call in calls:
-                print(f"{call.name} {call.arguments}", file=self.terminal.output)
+                self.terminal.show_line(f"{call.name} {call.arguments}")
                 line = await self._next_line("result> ")
                 if line is None:
                     return False
@@ -223,6 +235,7 @@ class _Chat:
 
     async def _show(self, answer: AsyncGenerator[Piece]) -> None:
         """Print an answer as it arrives; Ctrl-C interrupts it, errors are printed."""
+        failed = ""
         async with _cancel_at(self.interrupts):
             try:
                 async with aclosing(answer) as pieces:
@@ -231,9 +244,9 @@ class _Chat:
             except BrokenPipeError:  # our own reader has left, not the server
                 raise
             except (HTTPFailure, GenerationError, OSError, trio.BrokenResourceError) as error:
-                print(f"[{error}]", end="", file=self.terminal.output)
+                failed = f"[{error}]"
         self.terminal.end_thought()
-        print(file=self.terminal.output)
+        self.terminal.show_line(failed)
 
 
 @asynccontextmanager

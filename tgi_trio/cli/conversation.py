@@ -151,8 +151,8 @@ class Conversation:
                 async for _, event in events:
                     if "error" in event:
                         raise GenerationError(_message(event))
-                    for choice in event.get("choices", ()):
-                        for piece in answer.take(choice["delta"]):
+                    for choice in event.get("choices") or ():
+                        for piece in answer.take(choice.get("delta") or {}):
                             yield piece
         finally:
             if (message := answer.message()) is not None:

@@ -14,6 +14,8 @@ import trio
 from tgi_trio.client.address import Address, connect
 
 _CHUNK: Final = 65536
+_HTTP: Final = b"HTTP/"  # begins every answer
+_SHOWN: Final = 60  # most characters of an event in its error
 _CLOSING: Final = 1.0  # seconds for TLS's closing handshake
 
 
@@ -44,12 +46,13 @@ class Client:
         """POST `body`; yield (arrival time on trio's clock, decoded event) for each `data:` line.
 
         Closing the generator closes the connection, which cancels the request. Raises HTTPFailure
-        for a status other than 200, OSError and trio.BrokenResourceError if the connection fails.
+        for a status other than 200, OSError where there is no connection, and
+        trio.BrokenResourceError, with what came, where it or the answer breaks off.
         """
         async with self._exchange("POST", path, orjson.dumps(body)) as exchange:
             async with aclosing(exchange.events()) as events:
                 async for at, data in events:
-                    yield at, orjson.loads(data)
+                    yield at, _read_event(data)
 
     @asynccontextmanager
     async def _exchange(self, method: str, path: str, payload: bytes) -> AsyncGenerator[_Exchange]:
@@ -76,6 +79,8 @@ class _Exchange:
     def __init__(self, stream: trio.abc.Stream, connection: h11.Connection) -> None:
         self._stream = stream
         self._connection = connection
+        self._begin = b""  # of all that was received
+        self._ended = False  # no more is to come
 
     async def send(
         self, method: str, target: str, headers: list[tuple[str, str]], payload: bytes
@@ -86,8 +91,19 @@ class _Exchange:
 
     async def _next(self) -> Any:
         """Return h11's next event, never NEED_DATA."""
-        while (event := self._connection.next_event()) is h11.NEED_DATA:
-            self._connection.receive_data(bytes(await self._stream.receive_some(_CHUNK)))
+        try:
+            while (event := self._connection.next_event()) is h11.NEED_DATA:
+                piece = bytes(await self._stream.receive_some(_CHUNK))
+                self._begin, self._ended = self._begin or piece[: len(_HTTP)], not piece
+                self._connection.receive_data(piece)
+        except h11.RemoteProtocolError as error:
+            cut = self._ended and _HTTP.startswith(self._begin)
+            why = (
+                "the connection ended within the answer"
+                if cut
+                else f"the answer is no HTTP: {error}"
+            )
+            raise trio.BrokenResourceError(why) from error
         return event
 
     async def _pieces(self) -> AsyncGenerator[bytes]:
@@ -119,6 +135,19 @@ class _Exchange:
                 data = frame.removeprefix(b"data:").strip()
                 if frame.startswith(b"data:") and data != b"[DONE]":
                     yield now, data
+
+
+def _read_event(data: bytes) -> dict[str, Any]:
+    """Return an event. Raises trio.BrokenResourceError for what is no JSON object."""
+    try:
+        event = orjson.loads(data)
+    except orjson.JSONDecodeError:
+        event = None
+    if not isinstance(event, dict):
+        text = data.decode(errors="replace")
+        shown = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+        raise trio.BrokenResourceError(f"an event is no JSON object: {shown}")
+    return event
 
 
 def error_text(body: bytes) -> str:

@@ -75,7 +75,7 @@ async def one_request(
                     record.error = str(event["error"])[:200]
                     break
                 used = event.get("usage") or used
-                if event["choices"]:  # empty in an event that only has the usage
+                if event.get("choices"):  # empty in an event that only has the usage
                     record.events.append(at)
                     record.tokens += 1
                     on_event()
