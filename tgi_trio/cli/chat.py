@@ -33,8 +33,11 @@ HELP: Final = (
 _PARTS: Final = {"/image": "image_url", "/audio": "audio_url"}
 _THINKING: Final = {"on": True, "off": False, "auto": None}
 # What moves a terminal's cursor, sets its title or the clipboard is shown as an escape.
-_CONTROLS: Final = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))}
-_CONTROLS.update({ord("\n"): "\n", ord("\t"): "\t", ord("\r"): ""})
+_CONTROLS: Final = {
+    code: "" if chr(code) == "\r" else f"\\x{code:02x}"
+    for code in (*range(32), *range(127, 160))
+    if chr(code) not in "\t\n"
+}
 _DIM, _PLAIN = "\x1b[2m", "\x1b[22m"
 
 
