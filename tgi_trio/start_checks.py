@@ -30,7 +30,7 @@ from tgi_trio.model.speculators.eagle import check_hidden_states
 from tgi_trio.model.speculators.mtp import need_mtp
 from tgi_trio.model.speculators.recognise import find_kind, read_heads
 from tgi_trio.model.speculators.spec import EagleSpec
-from tgi_trio.router.telemetry.tracing import check_tracing_installed
+from tgi_trio.router.telemetry.tracing import check_tracing_files, check_tracing_installed
 from tgi_trio.router.text.tokenizer_files import read_config as read_tokenizer_config
 from tgi_trio.router.text.tokenizer_files import tokenizer_json
 from tgi_trio.router.text.tokenizer_shape import check_tokenizer_json, find_difference
@@ -68,6 +68,7 @@ def check_start(settings: Settings) -> list[str]:
         _check_own_layers(settings)
     if settings.otlp_endpoint is not None:
         check_tracing_installed()
+        check_tracing_files(settings.otlp_endpoint)
     if settings.max_image_bytes < settings.max_image_fetch_size:
         warnings.append(
             f"--max-image-bytes {settings.max_image_bytes}, which all requests' images have "

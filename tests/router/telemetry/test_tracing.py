@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -25,9 +26,10 @@ from opentelemetry.trace import StatusCode
 
 from tests.router.http.fake_engine import FakeEngine
 from tests.router.http.served import ENDLESS, served, until
+from tests.router.http.wire.http2_client import CERTIFICATE
 from tgi_trio.errors import ConfigurationError
 from tgi_trio.router.request import Timings
-from tgi_trio.router.telemetry.tracing import RequestSpan, Tracer, stages
+from tgi_trio.router.telemetry.tracing import RequestSpan, Tracer, check_tracing_files, stages
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
@@ -46,15 +48,22 @@ class Collector(rpc.TraceServiceServicer):
 
 
 @contextmanager
-def collecting() -> Iterator[tuple[Collector, str]]:
-    """Run a collector on a free port; yields it and its address."""
+def collecting(tls: bool = False) -> Iterator[tuple[Collector, str]]:
+    """Run a collector on a free port; yields it and its address.
+
+    `tls`: with a certificate that it has signed itself.
+    """
     collector = Collector()
     server = grpc.server(ThreadPoolExecutor(2))
     rpc.add_TraceServiceServicer_to_server(collector, server)
-    port = server.add_insecure_port("127.0.0.1:0")
+    if tls:
+        pair = Path(CERTIFICATE).read_bytes()  # a key and its certificate
+        port = server.add_secure_port("127.0.0.1:0", grpc.ssl_server_credentials([(pair, pair)]))
+    else:
+        port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     try:
-        yield collector, f"http://127.0.0.1:{port}"
+        yield collector, f"https://localhost:{port}" if tls else f"http://127.0.0.1:{port}"
     finally:
         server.stop(0).wait()
 
@@ -237,6 +246,32 @@ def test_variables_that_opentelemetry_cannot_use_are_named(
     monkeypatch.setenv(name, value)
     with pytest.raises(ConfigurationError, match=f"--otlp-endpoint.*{name}"):
         Tracer.to("http://127.0.0.1:1", "x")
+
+
+@pytest.mark.trio
+async def test_a_collector_with_a_certificate_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_CERTIFICATE", CERTIFICATE)
+    with collecting(tls=True) as (collector, address):
+        check_tracing_files(address)
+        tracer = Tracer.to(address, "x")
+        async with served(tracer=tracer) as server:
+            client = await server.connect()
+            await client.post("/generate", {"inputs": "hello"})
+        await tracer.close()
+        assert collector.batches.get(timeout=30).resource_spans
+
+
+@pytest.mark.parametrize(
+    "name", ["OTEL_EXPORTER_OTLP_CERTIFICATE", "OTEL_EXPORTER_OTLP_TRACES_CLIENT_KEY"]
+)
+def test_certificates_that_cannot_be_read_are_named(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The SDK would do without, and no span would arrive."""
+    monkeypatch.setenv(name, "/nowhere.pem")
+    check_tracing_files("http://localhost:4317")  # it reads none
+    with pytest.raises(ConfigurationError, match=f"{name}=/nowhere.pem cannot be read: No such"):
+        check_tracing_files("https://localhost:4317")
 
 
 @pytest.mark.trio

@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import trio
@@ -26,6 +27,12 @@ if TYPE_CHECKING:
 
 FLUSH_TIMEOUT = 2.0  # seconds for the last batch to be exported when the server ends
 
+# Variables of the SDK that name files: a collector's certificate, or a client's.
+_FILES = tuple(
+    f"OTEL_EXPORTER_OTLP_{signal}{which}"
+    for signal in ("TRACES_", "")
+    for which in ("CERTIFICATE", "CLIENT_KEY", "CLIENT_CERTIFICATE")
+)
 _PARENT = ("traceparent", "tracestate")  # W3C trace context
 
 # What OpenTelemetry's conventions for generative AI call a generation, where its route says it.
@@ -105,6 +112,24 @@ def check_tracing_installed() -> None:
         raise ConfigurationError(
             f"--otlp-endpoint needs opentelemetry: pip install 'tgi-trio[otlp]' ({error})"
         ) from error
+
+
+def check_tracing_files(endpoint: str) -> None:
+    """Raise ConfigurationError for a certificate or key that is named and cannot be read.
+
+    The SDK would go on with the system's, with which no collector of one's own is trusted.
+    """
+    if not endpoint.startswith("https:"):
+        return
+    for name in _FILES:
+        path = os.environ.get(name)
+        try:
+            if path:
+                Path(path).read_bytes()
+        except OSError as error:
+            raise ConfigurationError(
+                f"--otlp-endpoint: {name}={path} cannot be read: {error.strerror}"
+            ) from error
 
 
 def _import_exporter() -> None:
