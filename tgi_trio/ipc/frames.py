@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-VERSION = 16
+VERSION = 17
 
 WORD = 8
 
@@ -52,6 +52,7 @@ class Kind(enum.IntEnum):
     KEEP = 18
     RESTORE = 19
     PREFIX_REPLY = 20
+    TRANSFER = 21
 
 
 class Finish(enum.IntEnum):
@@ -242,6 +243,8 @@ FRAMES: tuple[FrameSpec, ...] = (
             ("kv_bytes", "memory held by the KV cache"),
             ("state_slots", "slots for states, slot 0 included, which is never handed out; or 0"),
             ("state_bytes", "memory held by states"),
+            ("host_blocks", "blocks of cached prefixes that the host's memory holds besides; or 0"),
+            ("host_bytes", "memory held by them, this rank"),
             ("spare_bytes", "memory left free"),
             ("warmup_ns", "nanoseconds the warm-up took"),
         ),
@@ -370,6 +373,19 @@ FRAMES: tuple[FrameSpec, ...] = (
         columns=(Column("error", "u1", "error_chars", "UTF-8; empty: all ranks have done it"),),
     ),
     FrameSpec(
+        Kind.TRANSFER,
+        "router->shard",
+        "Copy blocks of cached prefixes out to the host's memory and back, in this order, after "
+        "the steps so far. What is granted such a block later sits out steps until that is done.",
+        words=(_COMMAND,),
+        counts=("transfers",),
+        columns=(
+            Column("block_ids", "<i4", "transfers", "KV block"),
+            Column("places", "<i4", "transfers", "block of the host's memory, 1 .. host_blocks"),
+            Column("back", "u1", "transfers", "1: copy it back; 0: copy it out"),
+        ),
+    ),
+    FrameSpec(
         Kind.SHUTDOWN, "router->shard", "Finish the step in hand and exit 0.", words=(_COMMAND,)
     ),
     FrameSpec(
@@ -425,9 +441,12 @@ FRAMES: tuple[FrameSpec, ...] = (
     FrameSpec(
         Kind.PLAN,
         "rank 0->other ranks",
-        "Compute a step. WARMUP, ADAPTER, DROP, KEEP, RESTORE and SHUTDOWN go the same way; only "
-        "HELLO is answered.",
-        words=(("width", "block table entries per row"),),
+        "Compute a step. WARMUP, ADAPTER, DROP, KEEP, RESTORE, TRANSFER and SHUTDOWN go the same "
+        "way; only HELLO is answered.",
+        words=(
+            ("width", "block table entries per row"),
+            ("transfers", "how many TRANSFERs, of those sent this way, are done before it"),
+        ),
         counts=(
             *("rows", "tokens", "entries", "unknown", "features", "layers", "rotary", "limits"),
             *("states", "images"),

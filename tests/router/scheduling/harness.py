@@ -16,6 +16,7 @@ from tgi_trio.router.media.prompt_image import PromptImage
 from tgi_trio.router.request import Request, StoppingCriteria
 from tgi_trio.router.scheduling import (
     Command,
+    Copy,
     Extend,
     Filter,
     Prefill,
@@ -82,7 +83,9 @@ class Pair:
     def __init__(self, limits: SchedulingLimits) -> None:
         self.scheduler = Scheduler(limits)
         self.scheduler.use_pixels(AllPixels())
-        self.shard = ModelShard(limits.block_size, stateful=limits.state_slots > 0)
+        self.shard = ModelShard(
+            limits.block_size, stateful=limits.state_slots > 0, places=limits.host_blocks
+        )
         self.now = 0.0
         self.tokens: dict[int, list[int]] = {}
         self.finished: dict[int, Finish] = {}
@@ -132,6 +135,8 @@ class BlockWatch:
                     at = max(row.cached_length, held) // self.block_size
                     self._granted(row.sequence, list(row.block_ids[at:]))
                     self.tables[row.sequence] = list(row.block_ids)
+            case Copy(transfers=transfers):
+                self._granted(0, [each.block for each in transfers if each.back])
             case Extend(rows=extends):
                 for extend in extends:
                     self._granted(extend.sequence, list(extend.block_ids))
@@ -175,7 +180,9 @@ class World:
     def _boot(self) -> None:
         limits = self.limits
         self.shard = ModelShard(
-            limits.block_size, self.eos_every, limits.speculate, stateful=limits.state_slots > 0
+            *(limits.block_size, self.eos_every, limits.speculate),
+            stateful=limits.state_slots > 0,
+            places=limits.host_blocks,
         )
         self.watch = BlockWatch(self.limits.block_size)
         self.down: deque[Command] = deque()

@@ -2,19 +2,22 @@
 
 It keeps to the wire's promises (decode rows first, then prefill chunks, fewest tokens left first,
 within the token budget; rows stall at the end of their blocks; unknown sequences are skipped) and
-checks the router's: no block belongs to two sequences it holds, no cached block lacks its KV. With
+checks the router's: no block belongs to two sequences it holds, no cached block lacks its KV.
+Copies to the host's memory and back are made as late as can be, a few after each step. With
 states, no slot is written that another may read, and what a step starts from is what it needs.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from tgi_trio.ipc.frames import Finish
-from tgi_trio.ipc.messages import PrefillRow, StateGrant, StepReport
-from tgi_trio.router.scheduling import Command, Extend, Filter, Limits, Prefill
+from tgi_trio.ipc.messages import ExtendRow, PrefillRow, StateGrant, StepReport
+from tgi_trio.ipc.transfers import Transfer
+from tgi_trio.router.scheduling import Command, Copy, Extend, Filter, Limits, Prefill
 
 EOS = 1
 
@@ -40,6 +43,7 @@ class Row:
     prompt_length: int
     states: StateGrant | None
     slot: int = 0  # that holds its states
+    after: int = 0  # how many copies it waits for
 
     @property
     def length(self) -> int:
@@ -74,6 +78,12 @@ class ModelShard:
     kv: dict[tuple[int, int], tuple[int, ...]] = field(default_factory=dict)
     slots: dict[int, tuple[int, ...]] = field(default_factory=dict)  # tokens that states took in
     stateful: bool = False
+    places: int = 0  # of the host's memory
+    host: dict[tuple[int, int], tuple[int, ...]] = field(default_factory=dict)
+    copies: deque[Transfer] = field(default_factory=deque)  # ordered, not made
+    copied: int = 0
+    after: dict[int, int] = field(default_factory=dict)  # block -> copies that it waits for
+    late: deque[tuple[int, ExtendRow]] = field(default_factory=deque)
 
     def apply(self, commands: Iterable[Command]) -> None:
         """Take commands in order."""
@@ -88,11 +98,41 @@ class ModelShard:
                         self._join(row)
                 case Extend(rows=extends):
                     for extend in extends:
-                        if (held := self.rows.get(extend.sequence)) is not None:
-                            held.blocks += extend.block_ids
+                        self.late.append((self._wait_of(extend.block_ids), extend))
+                    self._extend()
+                case Copy(transfers=transfers):
+                    self._order(transfers)
                 case Filter(sequences=sequences):
                     for sequence in sequences:
                         self.rows.pop(sequence, None)
+
+    def _order(self, transfers: list[Transfer]) -> None:
+        for each in transfers:
+            assert 1 <= each.place <= self.places, "more of the host's memory than there is"
+            self.copies.append(each)
+            self.after[each.block] = self.copied + len(self.copies)
+
+    def _wait_of(self, blocks: Iterable[int]) -> int:
+        """Return how many copies are to be made before blocks can be used."""
+        return max((self.after.get(block, 0) for block in blocks), default=0)
+
+    def _extend(self) -> None:
+        while self.late and self.late[0][0] <= self.copied:
+            _, extend = self.late.popleft()
+            if (held := self.rows.get(extend.sequence)) is not None:
+                held.blocks += extend.block_ids
+
+    def copy(self, most: int) -> None:
+        """Make up to so many of the copies that are ordered."""
+        for _ in range(min(most, len(self.copies))):
+            block, place, back = self.copies.popleft()
+            self.copied += 1
+            for offset in range(self.block_size):
+                if back:
+                    self.kv[block, offset] = self.host[place, offset]
+                else:
+                    self.host[place, offset] = self.kv[block, offset]
+        self._extend()
 
     def _join(self, row: PrefillRow) -> None:
         assert row.sequence not in self.rows, f"sequence {row.sequence} is held already"
@@ -112,6 +152,7 @@ class ModelShard:
             prompt_top_n=row.sampling.prompt_top_n,
             prompt_length=row.prompt_length,
             states=row.states,
+            after=self._wait_of(blocks),
         )
         assert (row.states is not None) == self.stateful
         if row.states is not None:
@@ -162,11 +203,12 @@ class ModelShard:
         self.steps += 1
         report = StepReport(step=self.steps, acknowledged=self.applied)
         budget = self.budget
-        ready = [row for row in self.rows.values() if row.computed == row.length - 1]
+        there = {id: row for id, row in self.rows.items() if row.after <= self.copied}
+        ready = [row for row in there.values() if row.computed == row.length - 1]
         ready_ids = {id(row) for row in ready}
         budget -= len(ready)
         shortest_first = sorted(
-            self.rows.items(), key=lambda item: item[1].length - item[1].computed
+            there.items(), key=lambda item: item[1].length - item[1].computed
         )
         for sequence, row in shortest_first:
             if id(row) in ready_ids:
@@ -186,6 +228,7 @@ class ModelShard:
                 report.prefill_tokens += count
             self._report(report, sequence, row, count)
         report.held = len(self.rows)
+        self.copy(self.steps * 7 % 5)
         return report
 
     def _report(self, report: StepReport, sequence: int, row: Row, count: int) -> None:

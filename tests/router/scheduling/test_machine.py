@@ -50,6 +50,24 @@ WORLDS: dict[str, dict[str, Any]] = {
         "blocks": 49,
         "state_slots": 5,
     },
+    "grow, host": {
+        "reserve": False,
+        "prefix_caching": True,
+        "ask_ahead": 2,
+        "grant_ahead": 4,
+        "block_size": 2,
+        "host_blocks": 40,
+    },
+    "grow, host, drafting, few places": {
+        "reserve": False,
+        "prefix_caching": True,
+        "speculate": 2,
+        "ask_ahead": 1,
+        "grant_ahead": 3,
+        "block_size": 1,
+        "blocks": 49,
+        "host_blocks": 7,
+    },
     "grow, blocks of one": {
         "reserve": False,
         "prefix_caching": True,
@@ -223,3 +241,6 @@ def test_five_thousand_random_steps(name: str) -> None:
         assert counters["preempted"] > 0
     if here.limits.prefix_caching:
         assert counters["prefix_hit_tokens"] > 0
+    if here.limits.host_blocks:
+        assert counters["copied_out"] > 100 and counters["copied_back"] > 100
+        assert here.scheduler.host_blocks[0] <= here.scheduler.host_blocks[1]

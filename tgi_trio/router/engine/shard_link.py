@@ -9,7 +9,15 @@ from tgi_trio.ipc.command_channel import CommandChannel
 from tgi_trio.ipc.frame_codec import Frame, encode
 from tgi_trio.ipc.frames import Kind
 from tgi_trio.ipc.messages import encode_extend, encode_filter, encode_prefill
-from tgi_trio.router.scheduling.shard_commands import Command, Extend, Filter, Limits, Prefill
+from tgi_trio.ipc.transfers import encode_transfers
+from tgi_trio.router.scheduling.shard_commands import (
+    Command,
+    Copy,
+    Extend,
+    Filter,
+    Limits,
+    Prefill,
+)
 
 
 def encode_command(command: Command) -> bytes:
@@ -19,6 +27,8 @@ def encode_command(command: Command) -> bytes:
             return encode_prefill(command.number, command.rows)
         case Extend():
             return encode_extend(command.number, command.rows)
+        case Copy():
+            return encode_transfers(command.number, command.transfers)
         case Filter():
             return encode_filter(command.number, command.sequences)
         case Limits():

@@ -6,6 +6,7 @@ from tgi_trio.router.scheduling.limits import SchedulingLimits
 from tgi_trio.router.scheduling.scheduler import Scheduler
 from tgi_trio.router.scheduling.shard_commands import (
     Command,
+    Copy,
     Extend,
     Filter,
     Limits,
@@ -15,6 +16,7 @@ from tgi_trio.router.scheduling.shard_commands import (
 
 __all__ = [
     "Command",
+    "Copy",
     "Extend",
     "Filter",
     "Limits",

@@ -4,14 +4,18 @@ Every block has exactly one owner: the free list, one sequence, or the prefix ca
 block table begins with `shared` blocks of the cache, which its pin protects from eviction; the rest
 is its own. If the model has recurrent states, their slots are granted and freed with the blocks
 (`state_memory.py`): K and V of a whole cached prefix are shared, but computation starts at the last
-block that has a snapshot of the states.
+block that has a snapshot of the states. Copies of evicted blocks may be kept in the host's memory
+(`host_tier.py`), behind which a prompt is continued as behind cached ones.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
+from tgi_trio.ipc.transfers import Transfer
+from tgi_trio.router.scheduling.block_digests import begin_digests, extend_digests
 from tgi_trio.router.scheduling.blocks import BlockAllocator
+from tgi_trio.router.scheduling.host_tier import HostTier
 from tgi_trio.router.scheduling.kept_prefixes import (
     Budget,
     Collected,
@@ -27,13 +31,27 @@ from tgi_trio.router.scheduling.state_memory import StateMemory
 class KvMemory:
     """Grants blocks to sequences, shares computed ones, and takes them back."""
 
-    def __init__(self, blocks: int, block_size: int, caching: bool, state_slots: int = 0) -> None:
-        """`state_slots`: slots that can be granted; 0: the model has no recurrent states."""
+    def __init__(
+        self,
+        blocks: int,
+        block_size: int,
+        caching: bool,
+        state_slots: int = 0,
+        host_blocks: int = 0,
+    ) -> None:
+        """`state_slots`: slots that can be granted; 0: the model has no recurrent states.
+
+        `host_blocks`: copies that the host's memory holds; 0: none are kept. Raises ValueError for
+        such with states, which nobody copies.
+        """
+        if state_slots and host_blocks:
+            raise ValueError("blocks are not copied to the host's memory where there are states")
+        self.tier = HostTier(host_blocks) if host_blocks and caching else None
         self.states = StateMemory(state_slots, block_size) if state_slots else None
         self.block_size = block_size
         self._caching = caching
         self._allocator = BlockAllocator(blocks)
-        self._cache = PrefixCache(block_size)
+        self._cache = PrefixCache(block_size, None if self.tier is None else self.tier.copy_out)
         self._unloaded: set[int] = set()  # unloaded adapters whose prefixes are still pinned
 
     @property
@@ -74,14 +92,25 @@ class KvMemory:
         match = self._cache.match(sequence.namespace, key, most)
         if self.states is not None and self.states.is_coming(match.blocks):
             return match._replace(claimed=True)
+        if self.tier is not None and self.tier.held:
+            digests = self._digest(sequence, key)[:most]
+            if hosted := self.tier.count_held(digests, len(match.blocks)):
+                return match._replace(hosted=hosted, claimed=False)
         return match
+
+    def _digest(self, sequence: Sequence, key: bytes) -> list[bytes]:
+        """Return the digests of the full blocks of a waiting sequence."""
+        if not sequence.digests:
+            before = begin_digests(sequence.namespace)
+            extend_digests(sequence.digests, before, key, self._block_bytes)
+        return sequence.digests
 
     def count_cached(self, match: Match | None) -> int:
         """Return how many tokens need not be computed thanks to `match`."""
         if match is None:
             return 0
         usable = len(match.blocks) if self.states is None else self.states.usable(match.blocks)
-        return usable * self.block_size
+        return (usable + match.hosted) * self.block_size
 
     @property
     def has_slots(self) -> bool:
@@ -92,6 +121,7 @@ class KvMemory:
         """Return how many fewer blocks are `available` once a sequence of `tokens` is admitted.
 
         Blocks of `match` are shared, but those that were evictable are no longer available then.
+        Copies in the host's memory take a block each.
         """
         blocks = -(-tokens // self.block_size)
         return blocks - len(match.blocks) + match.evictable if match else blocks
@@ -99,12 +129,16 @@ class KvMemory:
     def admit(self, sequence: Sequence, match: Match | None, tokens: int) -> None:
         """Give a waiting sequence a block table for `tokens` tokens that shares `match`.
 
+        Copies in the host's memory that continue `match` are copied back, and shared from now on.
         Raises ValueError if less than its `price` is available.
         """
         blocks = match.blocks if match else []
         wanted = self.blocks_for(tokens) - len(blocks)
         if match is not None:
             sequence.node = self._cache.pin(sequence.namespace, match)
+        if match is not None and match.hosted:
+            blocks = blocks + self._take_back(sequence, match)
+            wanted -= match.hosted
         sequence.blocks = blocks + self._take(wanted)
         sequence.shared = len(blocks)
         sequence.computed = sequence.cached_at_start = len(blocks) * self.block_size
@@ -113,6 +147,20 @@ class KvMemory:
             sequence.states, start = self.states.admit(blocks, sequence.length, saving)
             sequence.computed = start * self.block_size
         self._claim(sequence)
+
+    def _take_back(self, sequence: Sequence, match: Match) -> list[int]:
+        """Return new blocks of the prefix cache, to which copies that continue `match` go."""
+        node, key, tier = sequence.node, sequence.key, self.tier
+        if node is None or key is None or tier is None:
+            raise ValueError("there are no copies behind what is not cached")
+        first, end = len(match.blocks), len(match.blocks) + match.hosted
+        digests = sequence.digests[first:end]
+        places = tier.reserve(digests)  # before blocks are evicted, which may want their places
+        blocks = self._take(match.hosted)
+        tier.copy_back(digests, places, blocks)
+        size = self._block_bytes
+        sequence.node, _ = self._cache.insert(node, key[first * size : end * size], blocks)
+        return blocks
 
     def extend(self, sequence: Sequence, tokens: int) -> list[int]:
         """Grant blocks for `tokens` tokens in all, or as many as are available; returns them."""
@@ -182,6 +230,7 @@ class KvMemory:
     def settle(self, sequence: Sequence) -> None:
         """Note that the prompt is computed and published; what follows is published at the end."""
         sequence.key = None
+        sequence.digests = []
         if self.states is not None and sequence.states is not None:
             self.states.settle(sequence.states)
 
@@ -223,6 +272,10 @@ class KvMemory:
         else:
             self._unloaded.discard(adapter)
 
+    def take_transfers(self) -> list[Transfer]:
+        """Return the copies between device and host to be made before what is granted is used."""
+        return [] if self.tier is None else self.tier.take_orders()
+
     def collect_prefixes(self, budget: Budget) -> Collected:
         """Return the prefixes to keep beyond the shard's end, most recently used first."""
         return collect(self._cache, self.states, budget)
@@ -244,6 +297,7 @@ class KvMemory:
         """Clear the block table of `sequence`, whose blocks have been freed already."""
         sequence.blocks, sequence.shared = [], 0
         sequence.node = sequence.key = sequence.claim = sequence.states = None
+        sequence.digests = []
 
     def clear(self) -> None:
         """Free all blocks and prefixes; for a shard that has died."""
@@ -251,6 +305,8 @@ class KvMemory:
         self._cache.clear()
         if self.states is not None:
             self.states.clear()
+        if self.tier is not None:
+            self.tier.clear()
         self._unloaded.clear()
 
     @property
@@ -278,6 +334,8 @@ class KvMemory:
         """Raise AssertionError unless every block has one owner and every pin a sequence."""
         sequences = list(sequences)
         self._cache.check(s.node for s in sequences if s.node is not None)
+        if self.tier is not None:
+            self.tier.check()
         owned: list[int] = [block for node in self._cache.nodes() for block in node.blocks]
         if self.states is not None:
             holds = [s.states for s in sequences if s.states is not None]

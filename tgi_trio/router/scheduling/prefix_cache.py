@@ -13,18 +13,21 @@ sequence's own.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple, TypeAlias
+
+from tgi_trio.router.scheduling.block_digests import begin_digests, extend_digests
 
 TOKEN_BYTES = 4  # keys are the bytes of int32 token ids
 
 Namespace: TypeAlias = tuple[int, str]  # (adapter, cache salt)
+Leaving: TypeAlias = Callable[[list[bytes], list[int]], None]  # (digests of blocks, blocks)
 
 
 class Node:
     """A run of cached blocks. `pins` counts the sequences that use it or a node below it."""
 
-    __slots__ = ("blocks", "children", "claims", "key", "namespace", "parent", "pins")
+    __slots__ = ("blocks", "children", "claims", "digests", "key", "namespace", "parent", "pins")
 
     def __init__(self, namespace: Namespace, parent: Node | None) -> None:
         self.namespace = namespace
@@ -33,6 +36,7 @@ class Node:
         self.blocks: list[int] = []
         self.children: dict[bytes, Node] = {}  # by the tokens of their first block
         self.claims: dict[bytes, int] = {}  # tokens of the next block -> sequences computing it
+        self.digests: list[bytes] = []  # of the first blocks, as many as were asked for
         self.pins = 0
 
     def __repr__(self) -> str:
@@ -47,13 +51,16 @@ class Match(NamedTuple):
     blocks: list[int]  # all matching blocks, from the start of the key
     evictable: int  # how many of them are unpinned
     claimed: bool  # another sequence is computing the next block now
+    hosted: int = 0  # blocks behind them of which the host's memory has a copy
 
 
 class PrefixCache:
     """The tree, its pins, and the order of eviction."""
 
-    def __init__(self, block_size: int) -> None:
+    def __init__(self, block_size: int, leaving: Leaving | None = None) -> None:
+        """`leaving`: is told of each run of blocks that `evict` removes."""
         self.block_size = block_size
+        self._leaving = leaving
         self._block_bytes = block_size * TOKEN_BYTES
         self._roots: dict[Namespace, Node] = {}
         # Unpinned nodes, least recently used first. A child always comes before its parent, since
@@ -144,6 +151,7 @@ class PrefixCache:
         upper = Node(node.namespace, parent)
         upper.key, upper.blocks, upper.pins = node.key[: at * size], node.blocks[:at], node.pins
         parent.children[upper.key[:size]] = upper
+        upper.digests, node.digests = node.digests[:at], node.digests[at:]
         node.key, node.blocks, node.parent = node.key[at * size :], node.blocks[at:], upper
         upper.children[node.key[:size]] = node
         if not upper.pins:
@@ -230,14 +238,33 @@ class PrefixCache:
             short = count - len(evicted)
             if short < len(node.blocks):
                 keep = len(node.blocks) - short
-                evicted += node.blocks[keep:]
-                del node.blocks[keep:]
+                evicted += self._let_go(node, keep)
+                del node.blocks[keep:], node.digests[keep:]
                 node.key = node.key[: keep * self._block_bytes]
             else:
-                evicted += node.blocks
+                evicted += self._let_go(node, 0)
                 self._remove(node)
         self.evictable -= len(evicted)
         return evicted
+
+    def _let_go(self, node: Node, keep: int) -> list[int]:
+        """Return the blocks of `node` behind the first `keep`, which are evicted."""
+        if self._leaving is not None:
+            self._leaving(self._digests_of(node)[keep:], node.blocks[keep:])
+        return node.blocks[keep:]
+
+    def _digests_of(self, node: Node) -> list[bytes]:
+        """Return the digests of a node's blocks."""
+        path = [node]
+        while (above := path[-1].parent) is not None and len(above.digests) < len(above.blocks):
+            path.append(above)
+        before = begin_digests(node.namespace)
+        if above is not None and above.digests:
+            before = above.digests[-1]
+        for each in reversed(path):
+            extend_digests(each.digests, before, each.key, self._block_bytes)
+            before = each.digests[-1] if each.digests else before
+        return node.digests
 
     def discard(self, node: Node) -> list[int]:
         """Remove `node` if it is unpinned and a leaf; returns its blocks."""
@@ -280,7 +307,7 @@ class PrefixCache:
 
     def clear(self) -> None:
         """Forget everything, pins included."""
-        self.__init__(self.block_size)  # type: ignore[misc]
+        self.__init__(self.block_size, self._leaving)  # type: ignore[misc]
 
     def nodes(self) -> Iterator[Node]:
         """Yield every node, roots included."""
@@ -309,6 +336,8 @@ class PrefixCache:
                 raise AssertionError(f"{node} is wrongly in or out of the eviction order")
             if len(node.key) != len(node.blocks) * self._block_bytes:
                 raise AssertionError(f"{node} has {len(node.key)} bytes of key")
+            if len(node.digests) > len(node.blocks):
+                raise AssertionError(f"{node} has digests of blocks that it has not")
             if node.parent is not None and not node.blocks:
                 raise AssertionError(f"{node} is empty")
             if node.pins:

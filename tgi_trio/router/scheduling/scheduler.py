@@ -34,6 +34,7 @@ from tgi_trio.router.scheduling.shard_commands import (
     Filter,
     Limits,
     Progress,
+    copies,
     prefills,
 )
 from tgi_trio.router.scheduling.state_memory import StateSlots
@@ -48,7 +49,11 @@ class Scheduler:
     def __init__(self, limits: SchedulingLimits) -> None:
         self.limits = limits
         self._memory = KvMemory(
-            limits.usable_blocks, limits.block_size, limits.prefix_caching, limits.state_slots
+            limits.usable_blocks,
+            limits.block_size,
+            limits.prefix_caching,
+            limits.state_slots,
+            limits.host_blocks,
         )
         self._ttft_target = TtftTarget(limits.target_ttft)
         self._queue = WaitingQueue(limits, self._ttft_target)
@@ -68,7 +73,8 @@ class Scheduler:
         self._number = 0  # of the last command
         self._budget_sent: int | None = None
         # added, admitted, finished, failed, expired, overloaded, refused_deadline, preempted,
-        # replayed, aborted_<state>; in tokens: prefill_tokens, prefix_hit_tokens.
+        # replayed, aborted_<state>; in tokens: prefill_tokens, prefix_hit_tokens; in blocks:
+        # copied_out, copied_back.
         self.counters: Counter[str] = Counter()
         self._reports = StepReports(
             self._sequence_table, self._batch, self._ttft_target, self.counters
@@ -212,13 +218,18 @@ class Scheduler:
     def schedule(self, now: float) -> list[Command]:
         """Return the commands to send now, in order; empty if there are none."""
         extended = self._grow() if self._batch.starving else []
+        admitted = self._admit(now) if self._queue else []
         commands: list[Command] = []
         if self._sequence_table.pending_frees.owe_filter:
             number = self._next_number()
             commands.append(Filter(number, self._sequence_table.pending_frees.name(number)))
+        if transfers := self._memory.take_transfers():
+            back = sum(each.back for each in transfers)
+            self.counters["copied_back"] += back
+            self.counters["copied_out"] += len(transfers) - back
+            commands += copies(transfers, self._next_number)
         if extended:
             commands.append(Extend(self._next_number(), extended))
-        admitted = self._admit(now) if self._queue else []
         budget = self._step_budget.budget(self._batch, self._admission.behind if self._queue else 0)
         if budget != self._budget_sent:
             self._budget_sent = budget
@@ -320,6 +331,12 @@ class Scheduler:
         if states is None:
             return StateSlots(0, 0, 0)
         return StateSlots(states.total, states.free, states.snapshots)
+
+    @property
+    def host_blocks(self) -> tuple[int, int]:
+        """How many blocks the host's memory holds copies of, and of how many there is room."""
+        tier = self._memory.tier
+        return (0, 0) if tier is None else (tier.held, tier.total)
 
     def check(self) -> None:
         """Raise AssertionError if any invariant is broken; for tests and idle moments."""

@@ -39,6 +39,7 @@ class Sequence:
         "computed",
         "deadline",
         "deaths",
+        "digests",
         "emitted",
         "emitted_at_death",
         "extend_at",
@@ -111,6 +112,7 @@ class Sequence:
         self.shared = 0  # leading blocks that belong to the prefix cache
         self.node: Node | None = None  # its pin: the cache's node at the end of the shared blocks
         self.key: bytes | None = None  # its tokens as bytes, while the prompt is being computed
+        self.digests: list[bytes] = []  # of its full blocks, while it looks for them in the host
         self.claim: bytes | None = None  # tokens of the block that it has announced to compute
         self.cached_at_start = 0  # tokens found in the prefix cache at the last admission
         self.states: StateHold | None = None  # its slots, if the model has recurrent states

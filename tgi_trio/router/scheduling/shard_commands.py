@@ -9,6 +9,7 @@ from typing import NamedTuple, TypeAlias
 
 from tgi_trio.ipc.frames import Finish
 from tgi_trio.ipc.messages import ExtendRow, PrefillRow
+from tgi_trio.ipc.transfers import Transfer
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,14 @@ class Filter:
 
     number: int
     sequences: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """Blocks to copy between the device and the host's memory, in this order (TRANSFER)."""
+
+    number: int
+    transfers: list[Transfer]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +55,15 @@ class Prefill:
 # Largest PREFILL: a frame may take half of a ring, and a single row is much smaller than the rest.
 _PREFILL_BYTES = 2**19
 _IMAGE_BYTES = 64  # of an image's columns, without its runs
+
+
+_MOST_TRANSFERS = 2**16  # of a TRANSFER: 9 bytes each
+
+
+def copies(transfers: list[Transfer], number: Callable[[], int]) -> Iterator[Copy]:
+    """Yield the transfers in order, in as few commands as fit frames."""
+    for start in range(0, len(transfers), _MOST_TRANSFERS):
+        yield Copy(number(), transfers[start : start + _MOST_TRANSFERS])
 
 
 def prefills(rows: Iterable[PrefillRow], number: Callable[[], int]) -> Iterator[Prefill]:
@@ -70,7 +88,7 @@ def _bytes(row: PrefillRow) -> int:
     return 4 * (len(row.token_ids) + len(sampling.grammar)) + 8 * len(sampling.logit_bias) + images
 
 
-Command: TypeAlias = Limits | Filter | Extend | Prefill
+Command: TypeAlias = Limits | Filter | Copy | Extend | Prefill
 
 Top: TypeAlias = tuple[int, float]  # token id, log-probability
 

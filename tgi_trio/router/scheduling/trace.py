@@ -32,6 +32,7 @@ from tgi_trio.router.scheduling.limits import SchedulingLimits
 from tgi_trio.router.scheduling.scheduler import Scheduler
 from tgi_trio.router.scheduling.shard_commands import (
     Command,
+    Copy,
     Extend,
     Filter,
     Limits,
@@ -205,6 +206,8 @@ def summarise_command(command: Command) -> list[Any]:
             return ["limits", number, budget]
         case Filter(number, sequences):
             return ["filter", number, sequences]
+        case Copy(number, transfers):
+            return ["copy", number, [list(each) for each in transfers]]
         case Extend(number, extends):
             return ["extend", number, [[row.sequence, list(row.block_ids)] for row in extends]]
         case Prefill(number, rows):

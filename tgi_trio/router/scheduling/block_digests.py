@@ -1,0 +1,32 @@
+"""Digests that name a block of a prefix without the blocks before it.
+
+Each covers the tokens of its block and, by the digest before it, everything that comes before: 32
+bytes of BLAKE2b, of which nobody finds two that are equal.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+_BYTES = 32
+
+
+def begin_digests(namespace: tuple[int, str]) -> bytes:
+    """Return what stands before the first block of a namespace (adapter, cache salt)."""
+    adapter, salt = namespace
+    return _digest(f"{adapter} {salt}".encode("utf-8", "surrogatepass"))
+
+
+def extend_digests(digests: list[bytes], before: bytes, key: bytes, block_bytes: int) -> None:
+    """Append the digests of those whole blocks of `key` that `digests` lacks, from its end on.
+
+    `before`: what stands before the first block; `block_bytes`: of a block's tokens.
+    """
+    last = digests[-1] if digests else before
+    for start in range(len(digests) * block_bytes, len(key) - block_bytes + 1, block_bytes):
+        last = _digest(last + key[start : start + block_bytes])
+        digests.append(last)
+
+
+def _digest(data: bytes) -> bytes:
+    return hashlib.blake2b(data, digest_size=_BYTES).digest()
