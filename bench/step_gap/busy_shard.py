@@ -42,6 +42,7 @@ class BusyRunner:
         self._step_ns = int(step_ms * 1e6)
         self.adapters = None
         self.prefixes = RankPrefixes(PrefixParts)  # none are kept
+        self.host_copies = None
         self.info = ShardInfo(
             vocab_size=VOCAB,
             block_size=16,

@@ -244,7 +244,8 @@ FRAMES: tuple[FrameSpec, ...] = (
             ("state_slots", "slots for states, slot 0 included, which is never handed out; or 0"),
             ("state_bytes", "memory held by states"),
             ("host_blocks", "blocks of cached prefixes that the host's memory holds besides; or 0"),
-            ("host_bytes", "memory held by them, this rank"),
+            ("host_slots", "likewise, slots of states"),
+            ("host_bytes", "the host's memory held for both, this rank"),
             ("spare_bytes", "memory left free"),
             ("warmup_ns", "nanoseconds the warm-up took"),
         ),
@@ -375,14 +376,16 @@ FRAMES: tuple[FrameSpec, ...] = (
     FrameSpec(
         Kind.TRANSFER,
         "router->shard",
-        "Copy blocks of cached prefixes out to the host's memory and back, in this order, after "
-        "the steps so far. What is granted such a block later sits out steps until that is done.",
+        "Copy blocks of cached prefixes, and snapshots of states behind them, out to the host's "
+        "memory and back, in this order, after the steps so far. What is granted one of them later "
+        "sits out steps until that is done.",
         words=(_COMMAND,),
         counts=("transfers",),
         columns=(
-            Column("block_ids", "<i4", "transfers", "KV block"),
-            Column("places", "<i4", "transfers", "block of the host's memory, 1 .. host_blocks"),
+            Column("items", "<i4", "transfers", "KV block, or slot of states"),
+            Column("places", "<i4", "transfers", "where the host's memory has it, from 1 on"),
             Column("back", "u1", "transfers", "1: copy it back; 0: copy it out"),
+            Column("states", "u1", "transfers", "1: it is a slot; 0: a block"),
         ),
     ),
     FrameSpec(

@@ -97,7 +97,8 @@ class WarmupResult:
     state_slots: int = 0  # slot 0, which is never handed out, included; 0: the model keeps none
     state_bytes: int = 0  # of all slots
     host_blocks: int = 0  # of cached prefixes, in the host's memory; 0: none are kept there
-    host_bytes: int = 0  # of all of them, this rank
+    host_slots: int = 0  # of states, likewise
+    host_bytes: int = 0  # of all of both, this rank
 
 
 _NAMES = ("dtype", "device", "backend", "device_name")  # lines of INFO_REPLY's `names`

@@ -1,4 +1,4 @@
-"""Copies of KV blocks between a device and the host's memory, as records and as frames."""
+"""Copies of blocks and snapshots between a device and the host's memory: records and frames."""
 
 from __future__ import annotations
 
@@ -12,29 +12,32 @@ from tgi_trio.ipc.frames import Kind
 
 
 class Transfer(NamedTuple):
-    """One copy of a block."""
+    """One copy, of a KV block or of a slot of states."""
 
-    block: int  # of the KV cache
-    place: int  # of the host's memory, from 1 on
-    back: bool  # from the host's memory to the KV cache; False: the other way
+    item: int  # the block's number, or the slot's
+    place: int  # in the host's memory, from 1 on; blocks and slots are numbered apart
+    back: bool  # from the host's memory to the device's; False: the other way
+    states: bool = False  # it is a slot
 
 
 def encode_transfers(command: int, transfers: Sequence[Transfer]) -> bytes:
     """Return a TRANSFER frame, whose copies are made in this order."""
     columns = {
-        "block_ids": np.array([each.block for each in transfers], np.int32),
+        "items": np.array([each.item for each in transfers], np.int32),
         "places": np.array([each.place for each in transfers], np.int32),
         "back": np.array([each.back for each in transfers], np.uint8),
+        "states": np.array([each.states for each in transfers], np.uint8),
     }
     return encode(Kind.TRANSFER, {"command": command}, columns)
 
 
 def decode_transfers(frame: Frame) -> list[Transfer]:
     """Return the copies that a TRANSFER frame asks for."""
-    columns: Iterable[tuple[int, int, int]] = zip(
-        frame.column("block_ids").tolist(),
+    rows: Iterable[tuple[int, int, int, int]] = zip(
+        frame.column("items").tolist(),
         frame.column("places").tolist(),
         frame.column("back").tolist(),
+        frame.column("states").tolist(),
         strict=True,
     )
-    return [Transfer(block, place, bool(back)) for block, place, back in columns]
+    return [Transfer(item, place, bool(back), bool(states)) for item, place, back, states in rows]

@@ -115,6 +115,7 @@ class StepPlan:
     uniform: bool = False
     counts: PlanCounts = PlanCounts()
     applied: int = 0  # number of the last command applied before it: what its STEP acknowledges
+    transfers: int = 0  # how many launches of copies (`host_copies.py`) are over before it
 
     @property
     def turning_positions(self) -> NDArray[np.int64]:

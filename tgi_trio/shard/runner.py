@@ -18,6 +18,7 @@ from tgi_trio.shard.contract import (
     StepPlan,
     StepResult,
 )
+from tgi_trio.shard.host_copies import HostCopies
 from tgi_trio.shard.kept_prefixes import Prefixes
 
 
@@ -101,6 +102,14 @@ class Runner(Protocol):
     @property
     def prefixes(self) -> Prefixes:
         """What keeps computed prefixes in files; of the memory that `warm_up` allocates."""
+        ...
+
+    @property
+    def host_copies(self) -> HostCopies | None:
+        """What copies blocks to the host's memory and back, once `warm_up` has made room there.
+
+        None: nothing does.
+        """
         ...
 
     def warm_up(self, request: WarmupRequest) -> WarmupResult:

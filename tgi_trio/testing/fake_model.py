@@ -29,6 +29,7 @@ from tgi_trio.shard.contract import (
     StepPlan,
     StepResult,
 )
+from tgi_trio.shard.host_copies import HostCopies
 from tgi_trio.shard.kept_prefixes import HostPart, Prefixes, PrefixParts, RankPrefixes
 from tgi_trio.shard.plan_parts import fill_inputs
 from tgi_trio.shard.runner import (
@@ -37,6 +38,7 @@ from tgi_trio.shard.runner import (
     Pending,
 )
 from tgi_trio.shard.speculation.ngram import NgramDrafter
+from tgi_trio.testing.late_copies import LateCopies
 
 CRASH_EXIT_CODE = 70
 _NAN = "the model's logits contain NaN"
@@ -78,6 +80,8 @@ class FakeSettings:
     nan_token: int = -1  # only the row of a sequence that has this token is NaN
     runs_ahead: bool = False  # steps are computed when their results are read, as on a device
     state_slots: int = 0  # slots for states, slot 0 included; 0 = it keeps none
+    host_blocks: int = 0  # of which its host memory holds copies
+    host_slots: int = 0  # likewise, of slots for states
     speculate: int = 0  # the most tokens that the shard guesses per step and sequence
 
     @classmethod
@@ -173,6 +177,7 @@ class FakeRunner:
         self._broken = False  # permanently, like a CUDA context after a fault
         self._kv: NDArray[np.int64] = np.empty(0, np.int64)
         self._states: NDArray[np.int64] = np.zeros(settings.state_slots, np.int64)
+        self._copies: LateCopies | None = None
         self._info = ShardInfo(
             vocab_size=settings.vocab_size,
             block_size=settings.block_size,
@@ -202,6 +207,10 @@ class FakeRunner:
     def prefixes(self) -> Prefixes:
         return RankPrefixes(self._find_parts)
 
+    @property
+    def host_copies(self) -> HostCopies | None:
+        return self._copies
+
     def _find_parts(self) -> PrefixParts:
         blocks = len(self._kv) // self.settings.block_size
         states = [HostPart(self._states, len(self._states))] if len(self._states) else []
@@ -215,6 +224,11 @@ class FakeRunner:
             blocks = 1 + -(-request.max_batch_total_tokens // size)
         self._kv = np.zeros(blocks * size, np.int64)
         self._states[:] = 0
+        places = self.settings.host_blocks, self.settings.host_slots
+        if places[0]:
+            self._copies = LateCopies(
+                self._kv.reshape(blocks, size), self._states.reshape(-1, 1), places
+            )
         return WarmupResult(
             blocks=blocks,
             block_size=size,
@@ -225,6 +239,9 @@ class FakeRunner:
             warmup_ns=0,
             state_slots=len(self._states),
             state_bytes=self._states.nbytes,
+            host_blocks=places[0],
+            host_slots=places[1],
+            host_bytes=8 * (places[0] * size + places[1]),
         )
 
     def step(self, plan: StepPlan) -> StepResult:

@@ -136,7 +136,7 @@ class BlockWatch:
                     self._granted(row.sequence, list(row.block_ids[at:]))
                     self.tables[row.sequence] = list(row.block_ids)
             case Copy(transfers=transfers):
-                self._granted(0, [each.block for each in transfers if each.back])
+                self._granted(0, [each.item for each in transfers if each.back])
             case Extend(rows=extends):
                 for extend in extends:
                     self._granted(extend.sequence, list(extend.block_ids))

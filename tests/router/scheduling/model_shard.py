@@ -110,7 +110,7 @@ class ModelShard:
         for each in transfers:
             assert 1 <= each.place <= self.places, "more of the host's memory than there is"
             self.copies.append(each)
-            self.after[each.block] = self.copied + len(self.copies)
+            self.after[each.item] = self.copied + len(self.copies)
 
     def _wait_of(self, blocks: Iterable[int]) -> int:
         """Return how many copies are to be made before blocks can be used."""
@@ -125,7 +125,7 @@ class ModelShard:
     def copy(self, most: int) -> None:
         """Make up to so many of the copies that are ordered."""
         for _ in range(min(most, len(self.copies))):
-            block, place, back = self.copies.popleft()
+            block, place, back, _ = self.copies.popleft()
             self.copied += 1
             for offset in range(self.block_size):
                 if back:

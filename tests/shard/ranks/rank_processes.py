@@ -23,6 +23,7 @@ from tgi_trio.shard.contract import (
 )
 from tgi_trio.shard.cpu_backend.cpu_runner import CpuRunner
 from tgi_trio.shard.cpu_backend.loading import load as load_kernels
+from tgi_trio.shard.host_copies import HostCopies
 from tgi_trio.shard.kept_prefixes import Prefixes, PrefixParts, RankPrefixes
 from tgi_trio.shard.ranks.distributed import ProcessGroup, gloo_group
 from tgi_trio.shard.ranks.follower import NoSampler
@@ -75,6 +76,10 @@ class Ranks:
     @property
     def prefixes(self) -> Prefixes:
         return RankPrefixes(PrefixParts)  # nothing keeps any here
+
+    @property
+    def host_copies(self) -> HostCopies | None:
+        return None
 
     def warm_up(self, request: WarmupRequest) -> WarmupResult:
         return self._together(lambda rank: self.runners[rank].warm_up(request))[0]

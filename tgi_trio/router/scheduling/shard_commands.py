@@ -57,7 +57,7 @@ _PREFILL_BYTES = 2**19
 _IMAGE_BYTES = 64  # of an image's columns, without its runs
 
 
-_MOST_TRANSFERS = 2**16  # of a TRANSFER: 9 bytes each
+_MOST_TRANSFERS = 2**16  # of a TRANSFER: 10 bytes each
 
 
 def copies(transfers: list[Transfer], number: Callable[[], int]) -> Iterator[Copy]:

@@ -30,6 +30,7 @@ from tgi_trio.shard.cpu_backend.guessing.eagle import KernelEagle
 from tgi_trio.shard.cpu_backend.guessing.eagle_one import make_eagle
 from tgi_trio.shard.cpu_backend.guessing.heads import KernelArithmetic, LoadedHeads
 from tgi_trio.shard.cpu_backend.guessing.mtp import KernelMtp
+from tgi_trio.shard.host_copies import HostCopies
 from tgi_trio.shard.kept_prefixes import HostPart, Prefixes, PrefixParts, RankPrefixes
 from tgi_trio.shard.loop.soundness import prove_by_step
 from tgi_trio.shard.machine.kv_sizing import longest_sequence, size_cache
@@ -129,6 +130,11 @@ class CpuRunner:
     @property
     def prefixes(self) -> Prefixes:
         return RankPrefixes(self._find_parts, None if self._ranks is None else self._ranks.least)
+
+    @property
+    def host_copies(self) -> HostCopies | None:
+        """None: all blocks are in the host's memory already."""
+        return None
 
     def _find_parts(self) -> PrefixParts:
         if self._reader is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tgi_trio.shard.contract import StepPlan
+from tgi_trio.shard.contract import StepPlan, StepResult
 from tgi_trio.shard.runner import Pending
 
 
@@ -24,3 +24,17 @@ class Flight:
         """
         gap = self.started - ended
         return gap if gap > 0 and ended else 0
+
+    def describe(self, result: StepResult, gap_ns: int) -> dict[str, int]:
+        """Return what STEP says of the step as a whole, once it has been computed."""
+        counts, drafts = self.plan.counts, result.drafts
+        return {
+            "step": self.number,
+            "gap_ns": gap_ns,
+            "forward_ns": result.forward_ns,
+            "sample_ns": result.sample_ns,
+            "prefill_tokens": counts.prefill_tokens,
+            "decode_rows": counts.decode_rows,
+            "stalled_rows": counts.stalled_rows,
+            "draft_tokens": counts.draft_tokens if drafts is None else int(drafts.sum()),
+        }

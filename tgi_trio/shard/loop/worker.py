@@ -24,8 +24,7 @@ from tgi_trio.ipc.adapters import decode_adapter, encode_adapter_reply
 from tgi_trio.ipc.frame_codec import Frame
 from tgi_trio.ipc.frames import Kind, Phase
 from tgi_trio.ipc.images import SequenceImage
-from tgi_trio.ipc.messages import decode_extend, decode_prefill
-from tgi_trio.ipc.prefixes import decode_keep, decode_restore, encode_prefix_reply
+from tgi_trio.ipc.messages import ExtendRow, decode_extend, decode_prefill
 from tgi_trio.ipc.startup import (
     Hello,
     decode_warmup,
@@ -40,6 +39,7 @@ from tgi_trio.shard.loop.adapter_loader import AdapterLoader
 from tgi_trio.shard.loop.batch import Batch
 from tgi_trio.shard.loop.flight import Flight
 from tgi_trio.shard.loop.image_queue import ImageQueue, ImageSource
+from tgi_trio.shard.loop.prefix_orders import PrefixOrders
 from tgi_trio.shard.loop.reporting import Reporter
 from tgi_trio.shard.loop.retries import compute, try_launch, try_proceed
 from tgi_trio.shard.loop.soundness import Judge, prove_sound
@@ -116,6 +116,7 @@ class Worker:
         self._running = True
         self._adapters = AdapterLoader(runner.adapters, cores)
         self._images = images or ImageQueue(None, None, 0)
+        self._prefixes = PrefixOrders(channel, runner)
         self._reports = Reporter(channel, self._images)
         self._flight: Flight | None = None  # launched, not settled; the batch expects it
         self._micro_batches = options.pipeline_stages
@@ -130,7 +131,8 @@ class Worker:
             Kind.ADAPTER: self._on_adapter,
             Kind.DROP: self._on_drop,
             Kind.KEEP: self._on_keep,
-            Kind.RESTORE: self._on_restore,
+            Kind.RESTORE: self._prefixes.restore,
+            Kind.TRANSFER: self._prefixes.transfer,
             Kind.SHUTDOWN: self._on_shutdown,
         }
 
@@ -145,6 +147,8 @@ class Worker:
                 self._report_idle()
             if self._images.is_busy:
                 self._compute_images()
+            if self._prefixes.transfers.is_busy:
+                self._advance_transfers()
             if self._batch.holds:
                 self._release_ready()
             if self._adapters.is_loading:
@@ -161,8 +165,9 @@ class Worker:
                 self._computed_at = 0
                 self._beat(Phase.IDLE)
                 if not self._images.is_waiting:
-                    waiting = self._batch.held or self._adapters.is_loading
-                    self._channel.wait(_HELD_S if waiting else BEAT_S)
+                    soon = self._batch.held or self._adapters.is_loading
+                    soon = soon or self._prefixes.transfers.is_busy
+                    self._channel.wait(_HELD_S if soon else BEAT_S)
         self._settle_in_flight()
         self._adapters.close()
         self._beat(Phase.STOPPING)
@@ -205,6 +210,7 @@ class Worker:
             draft_budget=info.draft_budget,
             micro_batches=self._micro_batches,
         )
+        self._prefixes.begin()
         self._token_budget = max(1, request.max_prefill_tokens)
         self._channel.send(encode_warmup_reply(frame.word("command"), found))
         self._runner.prepare(None)  # beside the router's last preparations
@@ -218,7 +224,8 @@ class Worker:
                 if (why := self._adapters.refusal(row.sampling.adapter)) is not None:
                     raise ValueError(why)
                 sequence = self._batch.add(row)
-                if sequence.sampling.grammar or row.images:
+                delayed = self._prefixes.transfers.delays(row)
+                if delayed or sequence.sampling.grammar or row.images:
                     self._batch.hold(sequence.id)
             except ValueError as error:
                 self._reports.add_fault(row.sequence, f"cannot be run: {error}")
@@ -228,11 +235,15 @@ class Worker:
 
     def _on_extend(self, frame: Frame) -> None:
         for row in decode_extend(frame):
-            try:
-                self._batch.extend(row)
-            except ValueError as error:
-                self._reports.add_fault(row.sequence, f"cannot be extended: {error}")
-                self._drop(self._batch.remove([row.sequence]))
+            if not self._prefixes.transfers.delays_extension(row):
+                self._extend(row)
+
+    def _extend(self, row: ExtendRow) -> None:
+        try:
+            self._batch.extend(row)
+        except ValueError as error:
+            self._reports.add_fault(row.sequence, f"cannot be extended: {error}")
+            self._drop(self._batch.remove([row.sequence]))
 
     def _on_filter(self, frame: Frame) -> None:
         self._drop(self._batch.remove(frame.column("sequence").tolist()))
@@ -247,11 +258,7 @@ class Worker:
 
     def _on_keep(self, frame: Frame) -> None:
         self._settle_in_flight()
-        self._channel.send(encode_prefix_reply(self._runner.prefixes.keep(decode_keep(frame))))
-
-    def _on_restore(self, frame: Frame) -> None:
-        order = decode_restore(frame)
-        self._channel.send(encode_prefix_reply(self._runner.prefixes.restore(order)))
+        self._prefixes.keep(frame)
 
     def _on_shutdown(self, frame: Frame) -> None:
         self._running = False
@@ -260,6 +267,7 @@ class Worker:
         for sequence in sequences:
             self._runner.drop(sequence)
             self._images.drop(sequence.id)
+            self._prefixes.transfers.drop(sequence.id)
 
     def _install_adapters(self, *, wait: bool = False) -> None:
         """Have the steps to come compute with what has been loaded, and say so."""
@@ -293,16 +301,23 @@ class Worker:
         self._reports.add_faults(faults)
         self._drop(self._batch.remove([fault.sequence for fault in faults]))
 
+    def _advance_transfers(self) -> None:
+        """Have copies between device and host go on, and add blocks whose copies are over."""
+        self._prefixes.transfers.advance()
+        for row in self._prefixes.transfers.take_due():
+            self._extend(row)
+
     def _release_ready(self) -> None:
-        """Let those sequences take part whose grammars are compiled and images computed."""
+        """Let sequences take part whose grammars, images and blocks are there."""
         for sequence in self._batch.held:
-            if self._runner.prepare(sequence) and sequence.id not in self._images:
+            waits = sequence.id in self._images or sequence.id in self._prefixes.transfers
+            if self._runner.prepare(sequence) and not waits:
                 self._batch.hold(sequence.id, False)
 
     def _run_step(self, plan: StepPlan) -> None:
         """Run a step to its end, or launch it and settle the one before."""
         self._step += 1
-        plan.applied = self._applied
+        plan.applied, plan.transfers = self._applied, self._prefixes.transfers.done
         self._beat(_PREFILL if plan.counts.prefill_tokens else _DECODE)
         flight = Flight(self._step, plan, time.perf_counter_ns())
         if self._micro_batches > 1:
@@ -350,12 +365,10 @@ class Worker:
 
     def _settle(self, flight: Flight, *, followed: bool = False) -> bool:
         """Wait for a step, move the batch by it and reply; return whether nothing has raised."""
-        plan, counts = flight.plan, flight.plan.counts
-        gap = flight.gap_after(self._computed_at)
+        plan, gap = flight.plan, flight.gap_after(self._computed_at)
         result = compute(
             self._runner, plan, flight.pending, self._report_progress, followed=followed
         )
-        drafts = counts.draft_tokens if result.drafts is None else int(result.drafts.sum())
         self._judge.examine(result)
         self._computed_at = time.perf_counter_ns()
         self._beat(_REPLYING)
@@ -364,22 +377,8 @@ class Worker:
             self._drop(moved.dropped)
         if moved.faults:
             self._reports.add_faults(moved.faults)
-        self._reports.send(
-            plan.applied,
-            moved.columns,
-            {
-                "step": flight.number,
-                "held": len(self._batch),
-                "gap_ns": gap,
-                "forward_ns": result.forward_ns,
-                "sample_ns": result.sample_ns,
-                "prefill_tokens": counts.prefill_tokens,
-                "decode_rows": counts.decode_rows,
-                "stalled_rows": counts.stalled_rows,
-                "draft_tokens": drafts,
-                "recovered": 1 if result.raised and not moved.faults else 0,
-            },
-        )
+        words = {"held": len(self._batch), "recovered": int(result.raised and not moved.faults)}
+        self._reports.send(plan.applied, moved.columns, words | flight.describe(result, gap))
         return not result.raised
 
     def _report_idle(self, *, always: bool = False) -> None:

@@ -15,6 +15,7 @@ from tgi_trio.ipc.frame_codec import Frame
 from tgi_trio.ipc.frames import Kind, Phase
 from tgi_trio.ipc.prefixes import decode_keep, decode_restore
 from tgi_trio.ipc.startup import Hello, decode_warmup, encode_hello
+from tgi_trio.ipc.transfers import decode_transfers
 from tgi_trio.shard.contract import Choices, ShardSequence
 from tgi_trio.shard.handshake import expect_hello
 from tgi_trio.shard.loop_channel import BEAT_S, Channel
@@ -97,6 +98,8 @@ def _follow(channel: Channel, runner: Runner, rank: int) -> None:
             runner.prefixes.keep(decode_keep(frame), rank)
         elif frame.kind is Kind.RESTORE:
             runner.prefixes.restore(decode_restore(frame), rank)
+        elif frame.kind is Kind.TRANSFER and runner.host_copies is not None:
+            runner.host_copies.launch(decode_transfers(frame))
         elif frame.kind is Kind.SHUTDOWN:
             if adapters is not None:
                 adapters.close()

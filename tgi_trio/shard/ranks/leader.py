@@ -32,6 +32,7 @@ from tgi_trio.ipc.startup import (
     encode_hello,
     encode_warmup,
 )
+from tgi_trio.ipc.transfers import Transfer, encode_transfers
 from tgi_trio.ipc.tcp import TcpSpec, tcp_leader_end
 from tgi_trio.shard.adapter_host import AdapterHost, LoadedAdapter
 from tgi_trio.shard.contract import (
@@ -40,6 +41,7 @@ from tgi_trio.shard.contract import (
     StepResult,
 )
 from tgi_trio.shard.handshake import expect_hello
+from tgi_trio.shard.host_copies import HostCopies
 from tgi_trio.shard.kept_prefixes import Prefixes
 from tgi_trio.shard.loop.soundness import prove_by_step
 from tgi_trio.shard.ranks.plan_frames import encode_plan
@@ -99,6 +101,10 @@ class Followers:
     def restore_prefixes(self, order: RestoreOrder) -> None:
         """Have every follower read its file as this rank does now."""
         self._all.send(encode_restore(0, order))
+
+    def transfer(self, transfers: ListLike[Transfer]) -> None:
+        """Have every follower copy its part of blocks as this rank does now."""
+        self._all.send(encode_transfers(0, transfers))
 
     def dismiss(self) -> None:
         """Have every follower end. Never blocks: the router kills one whose ring is full."""
@@ -197,6 +203,29 @@ class GroupPrefixes:
         return self._own.restore(order, rank)
 
 
+class GroupCopies:
+    """The host's memory of all ranks.
+
+    Rank 0 knows only when its own copies are over. The others' devices wait for theirs before the
+    first step that comes after them (`StepPlan.transfers`).
+    """
+
+    def __init__(self, own: HostCopies, followers: Followers) -> None:
+        self._own = own
+        self._followers = followers
+
+    @property
+    def done(self) -> int:
+        return self._own.done
+
+    def launch(self, transfers: ListLike[Transfer]) -> None:
+        self._followers.transfer(transfers)
+        self._own.launch(transfers)
+
+    def finish(self) -> None:
+        self._own.finish()
+
+
 class GroupRunner:
     """A `Runner` for all ranks: sends each order to the others, then runs this rank's own part."""
 
@@ -217,6 +246,11 @@ class GroupRunner:
     @property
     def prefixes(self) -> Prefixes:
         return GroupPrefixes(self._runner.prefixes, self._followers)
+
+    @property
+    def host_copies(self) -> HostCopies | None:
+        own = self._runner.host_copies
+        return None if own is None else GroupCopies(own, self._followers)
 
     def warm_up(self, request: WarmupRequest) -> WarmupResult:
         self._followers.warm_up(request)

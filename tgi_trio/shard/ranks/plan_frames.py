@@ -48,7 +48,8 @@ def encode_plan(plan: StepPlan) -> bytes:
     if plan.state_reads is not None and plan.state_writes is not None:
         columns |= {"state_reads": plan.state_reads, "state_writes": plan.state_writes}
     columns |= _image_columns(plan)
-    return encode(Kind.PLAN, {"width": plan.block_tables.shape[1]}, columns)
+    words = {"width": plan.block_tables.shape[1], "transfers": plan.transfers}
+    return encode(Kind.PLAN, words, columns)
 
 
 def decode_plan(frame: Frame) -> StepPlan:
@@ -95,6 +96,7 @@ def decode_plan(frame: Frame) -> StepPlan:
         visible=visible if len(visible) else None,
         state_reads=reads if len(reads) else None,
         state_writes=writes if len(writes) else None,
+        transfers=frame.word("transfers"),
     )
 
 

@@ -12,6 +12,7 @@ from tgi_trio.shard.contract import (
     StepPlan,
     StepResult,
 )
+from tgi_trio.shard.host_copies import HostCopies
 from tgi_trio.shard.kept_prefixes import Prefixes
 from tgi_trio.shard.runner import (
     Drafter,
@@ -49,6 +50,11 @@ class DraftedRunner:
     def prefixes(self) -> Prefixes:
         """The target model's; the draft model computes every sequence from its beginning."""
         return self._runner.prefixes
+
+    @property
+    def host_copies(self) -> HostCopies | None:
+        """The target model's, likewise."""
+        return self._runner.host_copies
 
     def warm_up(self, request: WarmupRequest) -> WarmupResult:
         """Warm up both; the draft model's cache has as many blocks as the target model's."""

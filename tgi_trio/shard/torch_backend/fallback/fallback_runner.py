@@ -34,6 +34,7 @@ from tgi_trio.shard.contract import (
     StepPlan,
     StepResult,
 )
+from tgi_trio.shard.host_copies import HostCopies
 from tgi_trio.shard.kept_prefixes import Prefixes, RankPrefixes
 from tgi_trio.shard.loop.soundness import prove_by_step
 from tgi_trio.shard.machine.device import name_device
@@ -137,6 +138,10 @@ class FallbackRunner:
     @property
     def prefixes(self) -> Prefixes:
         return RankPrefixes(lambda: find_parts(self.way.kv_cache))
+
+    @property
+    def host_copies(self) -> HostCopies | None:
+        return None
 
     @torch.inference_mode()
     def warm_up(self, request: WarmupRequest) -> WarmupResult:
