@@ -67,6 +67,8 @@ class ShardOptions:
     watermark_gamma: float = 0.5  # part of the vocabulary that a watermark prefers
     watermark_delta: float = 2.0  # what it adds to the logits of those tokens
     feature_memory: int = 2**28  # bytes of cached features of media
+    # Of the host's memory, on all ranks, for blocks of cached prefixes that the device evicts.
+    prefix_cache_host_bytes: int = 0
 
     @property
     def rope(self) -> RopeScaling | None:

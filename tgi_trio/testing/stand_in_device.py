@@ -197,6 +197,7 @@ class StandInDevice(TorchDispatchMode):
             self.wait("numbers are copied to the host")
         elif not isinstance(source, DeviceTensor) and source.dim():
             self._send(source, quiet)
+            self._arrive_before(numbers)
         target.copy_(numbers)
         if isinstance(to, DeviceTensor) and isinstance(source, DeviceTensor):
             self._note("aten::copy_", lambda: target.copy_(numbers), (target, numbers), target)
@@ -272,6 +273,15 @@ class StandInDevice(TorchDispatchMode):
                 if number <= upto:
                     to.copy_(numbers)
         self._in_flight = [copy for copy in self._in_flight if copy[0] > upto]
+
+    def _arrive_before(self, source: torch.Tensor) -> None:
+        """Complete the copies in flight to memory of which the device reads some: it keeps order.
+        """
+        at = source.untyped_storage().data_ptr()
+        with _disable_current_modes(), torch.inference_mode():
+            for _, to, numbers in self._in_flight:
+                if to.untyped_storage().data_ptr() == at:
+                    to.copy_(numbers)
 
     # --- torch.cuda and Triton -----------------------------------------------------------------
 

@@ -146,6 +146,9 @@ class Stream:
     def wait_stream(self, other: object) -> None:
         self._current().counts.stream_waits += 1
 
+    def wait_event(self, event: object) -> None:
+        self._current().counts.stream_waits += 1
+
 
 def replacements(current: Callable[[], Driven]) -> list[tuple[Any, str, Any]]:
     """Return (owner, name, value) of everything that is replaced.

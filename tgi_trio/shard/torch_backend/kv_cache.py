@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import groupby
 from typing import Final, NamedTuple
 
 import torch
@@ -161,9 +162,30 @@ class KVCache:
         return own if self.turns is None else [*own, self.turns]
 
     @property
+    def planes(self) -> list[torch.Tensor]:
+        """The same, [layers, blocks, ...]: those of neighbouring layers of one size are one."""
+        own = [self.turns.view(1, self.blocks, -1)] if self.turns is not None else []
+        if self.value is not self.key:
+            own = [*_planes(self.value, self.value_slots, self.blocks), *own]
+        return [*_planes(self.key, self.key_slots, self.blocks), *own]
+
+    @property
     def nbytes(self) -> int:
         own = [self.key] if self.value is self.key else [self.key, self.value]
         return sum(part.nbytes for part in (*own, self.turns) if part is not None)
+
+
+def _planes(whole: torch.Tensor, slots: Sequence[torch.Tensor], blocks: int) -> list[torch.Tensor]:
+    """Return the layers' parts of a flat tensor, neighbours of one size together."""
+    found, at = [], 0
+    for _, run in groupby(slots, key=lambda part: part.numel()):
+        layers = list(run)
+        size = layers[0].numel()
+        if size:
+            part = whole[at : at + size * len(layers)]
+            found.append(part.view(len(layers), blocks, size // blocks))
+        at += size * len(layers)
+    return found
 
 
 def _zeros(

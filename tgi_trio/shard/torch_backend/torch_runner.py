@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -11,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from tgi_trio.errors import ConfigurationError
 from tgi_trio.ipc.startup import ShardInfo, WarmupRequest, WarmupResult
@@ -23,6 +23,7 @@ from tgi_trio.shard.contract import (
     StepPlan,
     StepResult,
 )
+from tgi_trio.shard.host_copies import HostCopies
 from tgi_trio.shard.kept_prefixes import Prefixes, RankPrefixes
 from tgi_trio.shard.loop.soundness import prove_by_step
 from tgi_trio.shard.machine.accelerator import synchronize
@@ -40,7 +41,8 @@ from tgi_trio.shard.sampling.base import RowSampler
 from tgi_trio.shard.torch_backend.attention.interface import PlanLayout
 from tgi_trio.shard.torch_backend.attention.reference import ReferenceAttention
 from tgi_trio.shard.torch_backend.compiling.ahead import compile_ahead
-from tgi_trio.shard.torch_backend.guessing.trained import TrainedGuesser, copy_rows
+from tgi_trio.shard.torch_backend.guessing.trained import TrainedGuesser, pick_rows
+from tgi_trio.shard.torch_backend.host_copies import HostRoom
 from tgi_trio.shard.torch_backend.kv_cache import BLOCK_SIZE, KVCache
 from tgi_trio.shard.torch_backend.models.decoder import Decoder, Ranks
 from tgi_trio.shard.torch_backend.models.interface import Model
@@ -83,10 +85,11 @@ class TorchRunner:
         adapters: StepAdapters | None = None,
         images: ImageStates | None = None,
         invariant: bool = False,
+        host_bytes: int = 0,
     ) -> None:
         """`speculate`: the most guesses of a row in a step; `kv_dtype`: of K and V, None for
         `dtype`; `guesser`: guesses for the model; `images`: passed to `StepFeatures.of`;
-        `invariant`: see `batch_invariance.py`.
+        `invariant`: see `batch_invariance.py`; `host_bytes`: see `HostRoom`.
         """
         self._images = images
         self._guesser = guesser or TrainedGuesser()
@@ -112,6 +115,7 @@ class TorchRunner:
         )
         self.prompt_logprobs.adapters = adapters
         self._cache: KVCache | None = None  # set by warm_up
+        self._host = HostRoom(host_bytes if model.prefix_reuse else 0, device)
         self._kv_shape = model.kv_shape
         # The same model, if its layers keep states.
         self._keeper = model if isinstance(model, Decoder) and model.state_shapes else None
@@ -135,10 +139,19 @@ class TorchRunner:
 
     @property
     def prefixes(self) -> Prefixes:
-        agree = None if self._ranks is None else partial(self._ranks.least, device=self.device)
         return RankPrefixes(
-            lambda: find_parts(self._cache, self._guesser.complete_caches(), self._pool), agree
+            lambda: find_parts(self._cache, self._guesser.complete_caches(), self._pool),
+            self._least,
         )
+
+    @property
+    def _least(self) -> Callable[[int], int] | None:
+        """What returns the least of all ranks' numbers; None: there is one rank."""
+        return None if self._ranks is None else partial(self._ranks.least, device=self.device)
+
+    @property
+    def host_copies(self) -> HostCopies | None:
+        return self._host.copies
 
     @torch.inference_mode()
     def warm_up(self, request: WarmupRequest) -> WarmupResult:
@@ -151,6 +164,7 @@ class TorchRunner:
         if self._graphs:
             self._graphs.forget()
         self._cache = None  # frees an earlier warm-up's: two may not fit
+        self._host.close()
         if self._steps:
             positions = request.max_total_tokens or self._info.max_positions
             self._steps.make_room(request.max_batch_size, positions)
@@ -169,30 +183,31 @@ class TorchRunner:
             adapter=self.bytes_per_adapter,
         )
         blocks, slots = size.blocks, size.state_slots
-        if self._ranks:  # every rank's cache has as many blocks, and as many slots of states
-            blocks = self._ranks.least(blocks, self.device)
-            slots = self._ranks.least(slots, self.device)
+        if least := self._least:  # every rank's cache has as many blocks, and slots of states
+            blocks, slots = least(blocks), least(slots)
         self._cache, self._pool = self._new_cache(blocks), self._new_pool(slots)
         kv_bytes = self._cache.nbytes + self._guesser.make_room(blocks, self._cache)
+        self._host.open(self._cache, self._guesser.caches, self._pool, self._least)
         if self._graphs:
-            longest = longest_sequence(request, self._info)
-            width = math.ceil(longest / BLOCK_SIZE)
+            width = math.ceil(longest_sequence(request, self._info) / BLOCK_SIZE)
             most, tokens = self._most_decodes(request), request.max_prefill_tokens
             self._graphs.record(self._cache, width, most, self._pool, tokens)
             if self._adapters:  # once more: how few rows are multiplied is known by now
                 self._adapters.warm_up()
         if self._steps:
             self._steps.warm_up(self._cache, request.max_batch_size, self._pool)
+        beside = self._guesser.nbytes() + (self._adapters.nbytes if self._adapters else 0)
         return WarmupResult(
             blocks=blocks,
             block_size=BLOCK_SIZE,
-            weight_bytes=self.model.nbytes() + self._bytes_beside(),
+            weight_bytes=self.model.nbytes() + beside,
             activation_bytes=activation,
             kv_bytes=kv_bytes,
             spare_bytes=max(0, size.spare - kv_bytes),
             warmup_ns=time.monotonic_ns() - began,
             state_slots=slots,
             state_bytes=0 if self._pool is None else self._pool.nbytes,
+            **self._host.report(),
         )
 
     def _measure(self, request: WarmupRequest) -> int:
@@ -220,6 +235,8 @@ class TorchRunner:
     def _free_bytes(self) -> int:
         """Return the bytes that are free for sequences; of the host's memory, this rank's part."""
         free = free_bytes(self.device, self._ranks.size if self._ranks else 1)
+        block = BLOCK_SIZE * (self._info.kv_bytes_per_token + self.kv_beside)
+        free -= self._host.staging_bytes(block, self._info.state_bytes)
         return max(0, free - (self._images.bytes_to_come if self._images else 0))
 
     def _rehearse(self, request: WarmupRequest) -> None:
@@ -272,11 +289,6 @@ class TorchRunner:
             return own
         return -self._ranks.least(-own, self.device)
 
-    def _bytes_beside(self) -> int:
-        """Return the bytes of what is loaded besides the model: drafter, slots of adapters."""
-        slots = 0 if self._adapters is None else self._adapters.nbytes
-        return slots + self._guesser.nbytes()
-
     def _most_decodes(self, request: WarmupRequest) -> int | None:
         """Return the most tokens of a step without a prefill, guesses included; None: any."""
         rows = request.max_batch_size
@@ -288,13 +300,15 @@ class TorchRunner:
     def _compute(self, plan: StepPlan) -> StepResult:
         """Compute a plan and have the host choose its tokens."""
         began = time.monotonic_ns()
-        hidden = self._forward(plan)
+        if self._adapters is not None:
+            self._adapters.begin(plan)
+        hidden = self._compute_hidden(plan)
         self._guesser.keep_kv(plan)
         sampled = np.flatnonzero(plan.samples)
         logits = None
         if len(sampled):
             places = choosing.choice_positions(plan, sampled)
-            logits = self.model.logits(_pick_rows(hidden, places))
+            logits = self.model.logits(pick_rows(hidden, places))
         spans = self.prompt_logprobs.launch(plan, hidden)
         synchronize(self.device)
         prompts = {row: span.read() for row, span in spans.items()}
@@ -309,6 +323,7 @@ class TorchRunner:
 
     def launch(self, plan: StepPlan) -> Pending:
         with without_gradients():
+            self._host.precede(plan)
             if self._steps is None or self._cache is None or not self._steps.serve(plan):
                 return Computed(self._compute(plan))
             if self._adapters is not None:
@@ -342,23 +357,19 @@ class TorchRunner:
     def prove_sound(self) -> None:
         prove_by_step(self.step, self.info.vocab_size)
 
-    def _forward(self, plan: StepPlan) -> torch.Tensor:
-        """Return hidden states [T, hidden] and leave K and V in the cache."""
-        if self._adapters is not None:
-            self._adapters.begin(plan)
-        return self._compute_hidden(plan)
-
     def _compute_hidden(self, plan: StepPlan) -> torch.Tensor:
-        """Do what `_forward` does, with the adapters of the last `begin` or of `idle`."""
+        """Return hidden states [T, hidden] and leave K and V in the cache.
+
+        Adapters are those of their last `begin`, or of `idle`.
+        """
         if self._cache is None:
             raise ConfigurationError("The model has not been warmed up: it has no KV cache yet.")
         lengths_held = first_lengths(plan) if self.model.needs_lengths else plan.positions
         if self._graphs and (hidden := self._graphs.forward(plan, lengths_held)) is not None:
             return hidden
         positions = torch.from_numpy(plan.turning_positions).to(self.device)
-        lengths = positions
-        if self.model.needs_lengths:
-            lengths = torch.from_numpy(lengths_held).to(self.device)
+        needs = self.model.needs_lengths
+        lengths = torch.from_numpy(lengths_held).to(self.device) if needs else positions
         if self._adapters is not None:
             self._adapters.stage()
         batch = self.attention.prepare(plan, self._cache)
@@ -380,9 +391,8 @@ class TorchRunner:
         self.model.logits(hidden[-1:])
 
     def _new_pool(self, slots: int) -> StatePool | None:
-        if self._keeper is None:
+        if (keeper := self._keeper) is None:
             return None
-        keeper = self._keeper
         return StatePool(
             keeper.state_shapes, slots, self.dtype, self.device, in_turns=keeper.scans_in_turns
         )
@@ -390,7 +400,3 @@ class TorchRunner:
     def _new_cache(self, blocks: int) -> KVCache:
         return KVCache(self._kv_shape, blocks, self._kv_dtype, self.device)
 
-
-def _pick_rows(hidden: torch.Tensor, places: NDArray[np.int64]) -> torch.Tensor:
-    """Return the rows of `hidden` at `places`, ascending; without a copy if these are all rows."""
-    return hidden if len(places) == len(hidden) else copy_rows(hidden, places)

@@ -60,15 +60,17 @@ class TrainedGuesser:
             return own.nbytes()
         return 0 if self._heads is None else self._heads.nbytes(own_head=self._own_head)
 
-    def complete_caches(self) -> Sequence[torch.Tensor]:
-        """Return what it keeps of all tokens so far, each [blocks * BLOCK_SIZE, ...].
-
-        That is beside the model's cache.
-        """
-        if self._reader is not None:
-            self._reader.read([])  # else they lack what has ended since
+    @property
+    def caches(self) -> Sequence[torch.Tensor]:
+        """What it keeps of tokens beside the model's cache, each [blocks * BLOCK_SIZE, ...]."""
         own = self._layers or self._assistant
         return () if own is None else own.caches
+
+    def complete_caches(self) -> Sequence[torch.Tensor]:
+        """Return `caches` of all tokens so far: they lack what has ended since it was read last."""
+        if self._reader is not None:
+            self._reader.read([])
+        return self.caches
 
     def make_room(self, blocks: int, cache: KVCache) -> int:
         """Take memory beside the model's `cache` of so many blocks; return its bytes."""
@@ -124,6 +126,11 @@ class TrainedGuesser:
         """Forget a sequence."""
         if self._reader is not None:
             self._reader.drop(sequence)
+
+
+def pick_rows(hidden: torch.Tensor, places: NDArray[np.int64]) -> torch.Tensor:
+    """Return the rows of `hidden` at `places`, ascending; without a copy if these are all rows."""
+    return hidden if len(places) == len(hidden) else copy_rows(hidden, places)
 
 
 def copy_rows(hidden: torch.Tensor, places: NDArray[np.int64]) -> torch.Tensor:

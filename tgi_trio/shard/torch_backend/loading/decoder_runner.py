@@ -87,6 +87,7 @@ def make_decoder_runner(
         adapters=adapters,
         images=images,
         invariant=target.invariant,
+        host_bytes=settings.prefix_cache_host_bytes // settings.world_size,
     )
 
 
