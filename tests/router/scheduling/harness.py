@@ -84,7 +84,9 @@ class Pair:
         self.scheduler = Scheduler(limits)
         self.scheduler.use_pixels(AllPixels())
         self.shard = ModelShard(
-            limits.block_size, stateful=limits.state_slots > 0, places=limits.host_blocks
+            limits.block_size,
+            stateful=limits.state_slots > 0,
+            places=(limits.host_blocks, limits.host_slots),
         )
         self.now = 0.0
         self.tokens: dict[int, list[int]] = {}
@@ -136,7 +138,7 @@ class BlockWatch:
                     self._granted(row.sequence, list(row.block_ids[at:]))
                     self.tables[row.sequence] = list(row.block_ids)
             case Copy(transfers=transfers):
-                self._granted(0, [each.item for each in transfers if each.back])
+                self._granted(0, [each.item for each in transfers if each.back and not each.states])
             case Extend(rows=extends):
                 for extend in extends:
                     self._granted(extend.sequence, list(extend.block_ids))
@@ -182,7 +184,7 @@ class World:
         self.shard = ModelShard(
             *(limits.block_size, self.eos_every, limits.speculate),
             stateful=limits.state_slots > 0,
-            places=limits.host_blocks,
+            places=(limits.host_blocks, limits.host_slots),
         )
         self.watch = BlockWatch(self.limits.block_size)
         self.down: deque[Command] = deque()

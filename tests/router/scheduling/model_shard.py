@@ -64,6 +64,14 @@ def other_slots(row: Row) -> set[int]:
     return {*row.states.slots, row.slot, *saves}
 
 
+def items_of(row: PrefillRow) -> list[tuple[bool, int]]:
+    """Return what a row is granted: blocks, and slots."""
+    slots = set[int]()
+    if row.states is not None:
+        slots = {*row.states.slots, row.states.source, *(slot for _, slot in row.states.saves)}
+    return [*((False, block) for block in row.block_ids), *((True, slot) for slot in slots)]
+
+
 @dataclass
 class ModelShard:
     """Deterministic stand-in for a shard; `kv` remembers which token each slot was computed for."""
@@ -78,11 +86,13 @@ class ModelShard:
     kv: dict[tuple[int, int], tuple[int, ...]] = field(default_factory=dict)
     slots: dict[int, tuple[int, ...]] = field(default_factory=dict)  # tokens that states took in
     stateful: bool = False
-    places: int = 0  # of the host's memory
+    places: tuple[int, int] = (0, 0)  # of the host's memory, for blocks and slots
     host: dict[tuple[int, int], tuple[int, ...]] = field(default_factory=dict)
+    host_slots: dict[int, tuple[int, ...]] = field(default_factory=dict)
     copies: deque[Transfer] = field(default_factory=deque)  # ordered, not made
     copied: int = 0
-    after: dict[int, int] = field(default_factory=dict)  # block -> copies that it waits for
+    # (whether it is a slot, block or slot) -> copies that it waits for
+    after: dict[tuple[bool, int], int] = field(default_factory=dict)
     late: deque[tuple[int, ExtendRow]] = field(default_factory=deque)
 
     def apply(self, commands: Iterable[Command]) -> None:
@@ -98,7 +108,8 @@ class ModelShard:
                         self._join(row)
                 case Extend(rows=extends):
                     for extend in extends:
-                        self.late.append((self._wait_of(extend.block_ids), extend))
+                        wait = self._wait_of((False, block) for block in extend.block_ids)
+                        self.late.append((wait, extend))
                     self._extend()
                 case Copy(transfers=transfers):
                     self._order(transfers)
@@ -108,13 +119,14 @@ class ModelShard:
 
     def _order(self, transfers: list[Transfer]) -> None:
         for each in transfers:
-            assert 1 <= each.place <= self.places, "more of the host's memory than there is"
+            most = self.places[each.states]
+            assert 1 <= each.place <= most, "more of the host's memory than there is"
             self.copies.append(each)
-            self.after[each.item] = self.copied + len(self.copies)
+            self.after[each.states, each.item] = self.copied + len(self.copies)
 
-    def _wait_of(self, blocks: Iterable[int]) -> int:
-        """Return how many copies are to be made before blocks can be used."""
-        return max((self.after.get(block, 0) for block in blocks), default=0)
+    def _wait_of(self, items: Iterable[tuple[bool, int]]) -> int:
+        """Return how many copies are to be made before blocks and slots can be used."""
+        return max((self.after.get(item, 0) for item in items), default=0)
 
     def _extend(self) -> None:
         while self.late and self.late[0][0] <= self.copied:
@@ -125,9 +137,13 @@ class ModelShard:
     def copy(self, most: int) -> None:
         """Make up to so many of the copies that are ordered."""
         for _ in range(min(most, len(self.copies))):
-            block, place, back, _ = self.copies.popleft()
+            block, place, back, states = self.copies.popleft()
             self.copied += 1
-            for offset in range(self.block_size):
+            if states and back:
+                self.slots[block] = self.host_slots[place]
+            elif states:
+                self.host_slots[place] = self.slots[block]
+            for offset in range(0 if states else self.block_size):
                 if back:
                     self.kv[block, offset] = self.host[place, offset]
                 else:
@@ -152,7 +168,7 @@ class ModelShard:
             prompt_top_n=row.sampling.prompt_top_n,
             prompt_length=row.prompt_length,
             states=row.states,
-            after=self._wait_of(blocks),
+            after=self._wait_of(items_of(row)),
         )
         assert (row.states is not None) == self.stateful
         if row.states is not None:

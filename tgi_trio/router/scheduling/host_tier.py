@@ -1,7 +1,7 @@
-"""The second tier of the prefix cache: evicted blocks whose copies the shard's host memory keeps.
+"""The second tier of the prefix cache: what is evicted, copied to the host's memory of the shard.
 
 A block that the prefix cache evicts is copied out of the device, and copied back once a prompt has
-the same tokens up to there. Copies are kept by digests (`block_digests.py`), so they need not form
+the same tokens up to there. So are snapshots of recurrent states, in a tier of their own. Copies are kept by digests (`block_digests.py`), so they need not form
 a tree: those behind one that is gone are of no use, and go as they become the least recently used.
 
 The shard makes all copies in the order of their orders. So a block may be granted, and a place be
@@ -21,8 +21,12 @@ from tgi_trio.router.scheduling.blocks import BlockAllocator
 class HostTier:
     """The places of the host's memory, whose copies they hold, and the orders not given yet."""
 
-    def __init__(self, places: int) -> None:
-        """`places`: blocks that the host's memory holds. Raises ValueError for less than one."""
+    def __init__(self, places: int, *, states: bool = False) -> None:
+        """`places`: blocks that the host's memory holds, or (`states`) slots of states.
+
+        Raises ValueError for less than one.
+        """
+        self._states = states
         self._allocator = BlockAllocator(places)
         self._places: OrderedDict[bytes, int] = OrderedDict()  # by digest, next to be reused first
         self._orders: list[Transfer] = []
@@ -35,6 +39,9 @@ class HostTier:
     def held(self) -> int:
         """Blocks of which there is a copy."""
         return len(self._places)
+
+    def __contains__(self, digest: bytes) -> bool:
+        return digest in self._places
 
     def count_held(self, digests: ListLike[bytes], first: int) -> int:
         """Return of how many blocks in a row there are copies, from the `first` digest on."""
@@ -58,7 +65,7 @@ class HostTier:
                 self._allocator.give([place])
             (place,) = self._allocator.take(1)
             self._places[digest] = place
-            self._orders.append(Transfer(block, place, back=False))
+            self._orders.append(Transfer(block, place, back=False, states=self._states))
 
     def reserve(self, digests: ListLike[bytes]) -> list[int]:
         """Return the places of copies, which are not reused before `copy_back` is told of them."""
@@ -73,7 +80,7 @@ class HostTier:
         same. Until then, evicting these blocks costs no copy.
         """
         for digest, place, block in zip(digests, places, blocks, strict=True):
-            self._orders.append(Transfer(block, place, back=True))
+            self._orders.append(Transfer(block, place, back=True, states=self._states))
             self._places[digest] = place
             self._places.move_to_end(digest, last=False)
 
@@ -84,7 +91,7 @@ class HostTier:
 
     def clear(self) -> None:
         """Forget all copies; for a shard that has died."""
-        self.__init__(self.total)  # type: ignore[misc]
+        self.__init__(self.total, states=self._states)  # type: ignore[misc]
 
     def check(self) -> None:
         """Raise AssertionError unless every place is free or holds one copy."""

@@ -135,20 +135,23 @@ def collect(cache: PrefixCache, states: StateMemory | None, budget: Budget) -> C
     return Collected(KeptPrefixes(size, tuple(runs)), blocks, slots)
 
 
-def graft(kept: KeptPrefixes, blocks: list[int], cache: PrefixCache) -> list[int]:
-    """Put kept prefixes into an empty cache; returns the blocks that have a snapshot, in order.
+def graft(kept: KeptPrefixes, blocks: list[int], cache: PrefixCache) -> dict[int, bytes]:
+    """Put kept prefixes into an empty cache; returns the blocks that have a snapshot, in order,
+    with their digests.
 
     `blocks`: all of theirs, in order. Raises ValueError or IndexError if they are no tree.
     """
     nodes: list[Node] = []
-    with_states: list[int] = []
+    with_states: dict[int, bytes] = {}
     at = 0
     for run in kept.runs:
         own = blocks[at : at + kept.count_blocks(run)]
         at += len(own)
         parent = None if run.parent < 0 else nodes[run.parent]
         nodes.append(cache.graft((0, run.salt), parent, run.tokens, own))
-        with_states += [own[place] for place in run.snapshots]
+        if run.snapshots:
+            digests = cache.digests_of(nodes[-1])
+            with_states |= {own[place]: digests[place] for place in run.snapshots}
     return with_states
 
 

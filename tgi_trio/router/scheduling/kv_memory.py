@@ -38,16 +38,16 @@ class KvMemory:
         caching: bool,
         state_slots: int = 0,
         host_blocks: int = 0,
+        host_slots: int = 0,
     ) -> None:
         """`state_slots`: slots that can be granted; 0: the model has no recurrent states.
 
-        `host_blocks`: copies that the host's memory holds; 0: none are kept. Raises ValueError for
-        such with states, which nobody copies.
+        `host_blocks`, `host_slots`: copies that the host's memory holds, of blocks and of
+        snapshots; 0: none are kept.
         """
-        if state_slots and host_blocks:
-            raise ValueError("blocks are not copied to the host's memory where there are states")
         self.tier = HostTier(host_blocks) if host_blocks and caching else None
-        self.states = StateMemory(state_slots, block_size) if state_slots else None
+        slots = host_slots if self.tier is not None else 0
+        self.states = StateMemory(state_slots, block_size, slots) if state_slots else None
         self.block_size = block_size
         self._caching = caching
         self._allocator = BlockAllocator(blocks)
@@ -90,16 +90,22 @@ class KvMemory:
         key = sequence.key = sequence.key or sequence.token_bytes()
         most = (sequence.length - 1) // self.block_size  # at least one token is computed
         match = self._cache.match(sequence.namespace, key, most)
-        if self.states is not None and self.states.is_coming(match.blocks):
+        if self.tier is not None:
+            match = self._find_copies(match, self._digest(sequence, key)[:most], self.tier)
+        if self.states is not None and not match.hosted and self.states.is_coming(match.blocks):
             return match._replace(claimed=True)
-        if self.tier is not None and self.tier.held:
-            digests = self._digest(sequence, key)[:most]
-            if hosted := self.tier.count_held(digests, len(match.blocks)):
-                return match._replace(hosted=hosted, claimed=False)
         return match
 
+    def _find_copies(self, match: Match, digests: list[bytes], tier: HostTier) -> Match:
+        """Return a match with the copies that continue it, as far as one can start behind them."""
+        cached = len(match.blocks)
+        end = cached + tier.count_held(digests, cached)
+        if self.states is not None and end > cached:
+            end = max(cached, self.states.usable(match.blocks, digests[:end]))
+        return match._replace(digests=digests[:end], claimed=match.claimed and end == cached)
+
     def _digest(self, sequence: Sequence, key: bytes) -> list[bytes]:
-        """Return the digests of the full blocks of a waiting sequence."""
+        """Return the digests of a sequence's full blocks, while its prompt is being computed."""
         if not sequence.digests:
             before = begin_digests(sequence.namespace)
             extend_digests(sequence.digests, before, key, self._block_bytes)
@@ -109,8 +115,10 @@ class KvMemory:
         """Return how many tokens need not be computed thanks to `match`."""
         if match is None:
             return 0
-        usable = len(match.blocks) if self.states is None else self.states.usable(match.blocks)
-        return (usable + match.hosted) * self.block_size
+        usable = len(match.blocks) + match.hosted
+        if self.states is not None:
+            usable = self.states.usable(match.blocks, match.digests)
+        return usable * self.block_size
 
     @property
     def has_slots(self) -> bool:
@@ -143,8 +151,8 @@ class KvMemory:
         sequence.shared = len(blocks)
         sequence.computed = sequence.cached_at_start = len(blocks) * self.block_size
         if self.states is not None:
-            saving = match is not None
-            sequence.states, start = self.states.admit(blocks, sequence.length, saving)
+            saving, digests = match is not None, match.digests if match is not None else ()
+            sequence.states, start = self.states.admit(blocks, sequence.length, saving, digests)
             sequence.computed = start * self.block_size
         self._claim(sequence)
 
@@ -153,8 +161,8 @@ class KvMemory:
         node, key, tier = sequence.node, sequence.key, self.tier
         if node is None or key is None or tier is None:
             raise ValueError("there are no copies behind what is not cached")
-        first, end = len(match.blocks), len(match.blocks) + match.hosted
-        digests = sequence.digests[first:end]
+        first, end = len(match.blocks), len(match.digests)
+        digests = match.digests[first:]
         places = tier.reserve(digests)  # before blocks are evicted, which may want their places
         blocks = self._take(match.hosted)
         tier.copy_back(digests, places, blocks)
@@ -179,12 +187,12 @@ class KvMemory:
         """
         short = count - self._allocator.free
         if short > 0:
-            self._give_evicted(self._cache.evict(short))
+            self._give_evicted(self._cache.evict(short), sound=True)
 
-    def _give_evicted(self, blocks: list[int]) -> None:
-        """Free blocks that the cache has evicted."""
+    def _give_evicted(self, blocks: list[int], *, sound: bool = False) -> None:
+        """Free blocks that the cache has evicted; `sound`: their snapshots may be copied."""
         if self.states is not None:
-            self.states.forget_blocks(blocks)
+            self.states.forget_blocks(blocks, sound=sound)
         self._allocator.give(blocks)
 
     def _take(self, count: int) -> list[int]:
@@ -206,8 +214,9 @@ class KvMemory:
         """Put the computed full blocks of a prompt, and its snapshots, into the prefix cache."""
         self._publish_blocks(sequence)
         if self.states is not None and sequence.states is not None:
-            shared = sequence.blocks[: sequence.shared]
-            self.states.publish(sequence.states, sequence.computed, shared)
+            shared, key = sequence.blocks[: sequence.shared], sequence.key
+            digests = self._digest(sequence, key) if self.states.tier and key is not None else ()
+            self.states.publish(sequence.states, sequence.computed, shared, digests)
 
     def _publish_blocks(self, sequence: Sequence) -> None:
         node, key = sequence.node, sequence.key
@@ -274,7 +283,8 @@ class KvMemory:
 
     def take_transfers(self) -> list[Transfer]:
         """Return the copies between device and host to be made before what is granted is used."""
-        return [] if self.tier is None else self.tier.take_orders()
+        tiers = (self.tier, None if self.states is None else self.states.tier)
+        return [each for tier in tiers if tier is not None for each in tier.take_orders()]
 
     def collect_prefixes(self, budget: Budget) -> Collected:
         """Return the prefixes to keep beyond the shard's end, most recently used first."""

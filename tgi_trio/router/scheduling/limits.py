@@ -27,6 +27,7 @@ class SchedulingLimits:
     prefix_caching: bool
     state_slots: int = 0  # for recurrent states, without slot 0 (never granted); 0: no states
     host_blocks: int = 0  # copies of evicted prefixes' blocks that the shard's host memory holds
+    host_slots: int = 0  # likewise, of snapshots of states
     speculate: int = 0  # tokens the shard may draft per step; they need KV room too
     skip_limit: int = 16  # how many later requests may pass one that does not fit yet
     ask_ahead: int = 16  # tokens of room left at which a sequence is granted more blocks

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Sequence as ListLike
 from typing import NamedTuple, TypeAlias
 
 from tgi_trio.router.scheduling.block_digests import begin_digests, extend_digests
@@ -51,7 +52,13 @@ class Match(NamedTuple):
     blocks: list[int]  # all matching blocks, from the start of the key
     evictable: int  # how many of them are unpinned
     claimed: bool  # another sequence is computing the next block now
-    hosted: int = 0  # blocks behind them of which the host's memory has a copy
+    # Of `blocks`, and of those behind them of which the host's memory has copies; or none at all.
+    digests: ListLike[bytes] = ()
+
+    @property
+    def hosted(self) -> int:
+        """How many blocks behind `blocks` the host's memory has copies of."""
+        return max(0, len(self.digests) - len(self.blocks))
 
 
 class PrefixCache:
@@ -250,10 +257,10 @@ class PrefixCache:
     def _let_go(self, node: Node, keep: int) -> list[int]:
         """Return the blocks of `node` behind the first `keep`, which are evicted."""
         if self._leaving is not None:
-            self._leaving(self._digests_of(node)[keep:], node.blocks[keep:])
+            self._leaving(self.digests_of(node)[keep:], node.blocks[keep:])
         return node.blocks[keep:]
 
-    def _digests_of(self, node: Node) -> list[bytes]:
+    def digests_of(self, node: Node) -> list[bytes]:
         """Return the digests of a node's blocks."""
         path = [node]
         while (above := path[-1].parent) is not None and len(above.digests) < len(above.blocks):

@@ -54,6 +54,7 @@ class Scheduler:
             limits.prefix_caching,
             limits.state_slots,
             limits.host_blocks,
+            limits.host_slots,
         )
         self._ttft_target = TtftTarget(limits.target_ttft)
         self._queue = WaitingQueue(limits, self._ttft_target)
@@ -74,7 +75,7 @@ class Scheduler:
         self._budget_sent: int | None = None
         # added, admitted, finished, failed, expired, overloaded, refused_deadline, preempted,
         # replayed, aborted_<state>; in tokens: prefill_tokens, prefix_hit_tokens; in blocks:
-        # copied_out, copied_back.
+        # copied_out, copied_back; in slots of states: states_copied_out, states_copied_back.
         self.counters: Counter[str] = Counter()
         self._reports = StepReports(
             self._sequence_table, self._batch, self._ttft_target, self.counters
@@ -224,9 +225,9 @@ class Scheduler:
             number = self._next_number()
             commands.append(Filter(number, self._sequence_table.pending_frees.name(number)))
         if transfers := self._memory.take_transfers():
-            back = sum(each.back for each in transfers)
-            self.counters["copied_back"] += back
-            self.counters["copied_out"] += len(transfers) - back
+            for each in transfers:
+                way = "copied_back" if each.back else "copied_out"
+                self.counters[f"states_{way}" if each.states else way] += 1
             commands += copies(transfers, self._next_number)
         if extended:
             commands.append(Extend(self._next_number(), extended))

@@ -6,6 +6,9 @@ these states; it belongs to the block of the prefix cache at whose end they were
 evicted with it. A prompt takes snapshots at the end of its last full block and where it diverges
 from what is cached, since other prompts are likely to share it up to there.
 
+A snapshot that is evicted may be copied to the host's memory (`host_tier.py`), and copied back to
+another slot when a prompt has the same tokens up to there.
+
 Every slot has exactly one owner: the free list, one sequence, or one snapshot. A sequence in
 prefill pins the snapshot from which it starts and those that it takes, as long as a step may read
 them. Unpinned snapshots may be evicted, least recently used first.
@@ -14,13 +17,14 @@ them. Unpinned snapshots may be evicted, least recently used first.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as ListLike
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from tgi_trio.ipc.messages import StateGrant
 from tgi_trio.router.scheduling.blocks import BlockAllocator
+from tgi_trio.router.scheduling.host_tier import HostTier
 
 SLOTS_EACH: Final = 2  # per sequence: a step reads one and writes the other
 LEAST_SAVED: Final = 4  # blocks of computation that a snapshot must save
@@ -40,6 +44,7 @@ class Snapshot:
 
     block: int
     slot: int
+    digest: bytes  # of the block
     pins: int = 0
 
 
@@ -75,14 +80,18 @@ class StateHold:
 class StateMemory:
     """Grants slots, and keeps snapshots by their cached blocks."""
 
-    def __init__(self, slots: int, block_size: int) -> None:
-        """`slots`: how many can be granted. Raises ValueError if too few for one sequence."""
+    def __init__(self, slots: int, block_size: int, host_slots: int = 0) -> None:
+        """`slots`: how many can be granted; `host_slots`: copies that the host's memory holds.
+
+        Raises ValueError if there are too few for one sequence.
+        """
         if slots < SLOTS_EACH:
             raise ValueError(f"a sequence needs {SLOTS_EACH} slots for states; there are {slots}")
         self._block_size = block_size
         self._allocator = BlockAllocator(slots)
         self._by_block: dict[int, Snapshot] = {}
         self._idle: OrderedDict[Snapshot, None] = OrderedDict()  # least recently used first
+        self.tier = HostTier(host_slots, states=True) if host_slots else None
         self._coming: Counter[int] = Counter()  # cached blocks whose snapshot is being computed
 
     @property
@@ -109,17 +118,21 @@ class StateMemory:
 
     # -- prefixes ------------------------------------------------------------------------------
 
-    def usable(self, blocks: ListLike[int]) -> int:
+    def usable(self, blocks: ListLike[int], digests: ListLike[bytes] = ()) -> int:
         """Return behind how many leading blocks of a cached prefix a sequence can start now.
 
-        That is up to the last block with a snapshot; 0 if pinning it would leave too few slots for
-        the sequence.
+        That is up to the last block with a snapshot, on the device or (by `digests`, which may go
+        on behind `blocks`) in the host's memory; 0 if pinning it would leave too few slots for the
+        sequence.
         """
-        for count in range(len(blocks), 0, -1):
-            snapshot = self._by_block.get(blocks[count - 1])
+        tier = self.tier
+        for count in range(max(len(blocks), len(digests)), 0, -1):
+            snapshot = self._by_block.get(blocks[count - 1]) if count <= len(blocks) else None
             if snapshot is not None:
                 spare = self.available - (0 if snapshot.pins else 1)
                 return count if spare >= SLOTS_EACH else 0
+            if tier is not None and count <= len(digests) and digests[count - 1] in tier:
+                return count if self.available > SLOTS_EACH else 0
         return 0
 
     def is_coming(self, blocks: ListLike[int]) -> bool:
@@ -128,15 +141,19 @@ class StateMemory:
 
     # -- granting ------------------------------------------------------------------------------
 
-    def admit(self, cached: ListLike[int], length: int, saving: bool) -> tuple[StateHold, int]:
+    def admit(
+        self, cached: ListLike[int], length: int, saving: bool, digests: ListLike[bytes] = ()
+    ) -> tuple[StateHold, int]:
         """Grant a sequence its slots; returns also behind how many `cached` blocks it starts.
 
-        `length`: its tokens; `saving`: whether to take snapshots of it. Raises ValueError unless
-        `has_room`.
+        `length`: its tokens; `saving`: whether to take snapshots of it; `digests`: of `cached`, if
+        the host's memory has copies. Raises ValueError unless `has_room`.
         """
-        start = self.usable(cached)
-        source = self._by_block[cached[start - 1]] if start else None
-        if source is not None:
+        start = self.usable(cached, digests)
+        source = None
+        if start:
+            source = self._by_block.get(cached[start - 1])
+            source = source or self._copy_back(cached[start - 1], digests[start - 1])
             self._pin(source)
         first, second = self._take(SLOTS_EACH)
         hold = StateHold((first, second), source, [])
@@ -154,10 +171,23 @@ class StateMemory:
                 at = end
         return hold, start
 
-    def publish(self, hold: StateHold, computed: int, blocks: ListLike[int]) -> None:
+    def _copy_back(self, block: int, digest: bytes) -> Snapshot:
+        """Return a snapshot at the end of a cached block, of which the host's memory has a copy."""
+        if self.tier is None:
+            raise ValueError("there is no copy of a snapshot")
+        places = self.tier.reserve([digest])  # before another is evicted, which may want its place
+        (slot,) = self._take(1)
+        self.tier.copy_back([digest], places, [slot])
+        snapshot = self._by_block[block] = Snapshot(block, slot, digest)
+        return snapshot
+
+    def publish(
+        self, hold: StateHold, computed: int, blocks: ListLike[int], digests: ListLike[bytes]
+    ) -> None:
         """Let other sequences start from the snapshots that have been taken.
 
-        `computed`: tokens computed; `blocks`: the sequence's blocks that are in the cache.
+        `computed`: tokens computed; `blocks`: the sequence's blocks that are in the cache;
+        `digests`: of the sequence's blocks, if the host's memory is to have copies.
         """
         for save in [save for save in hold.saves if save.position <= computed]:
             end = save.position // self._block_size
@@ -168,7 +198,8 @@ class StateMemory:
                 continue
             hold.saves.remove(save)
             self._no_longer_coming(save)
-            snapshot = self._by_block[block] = Snapshot(block, save.slot, pins=1)
+            digest = digests[end - 1] if digests else b""
+            snapshot = self._by_block[block] = Snapshot(block, save.slot, digest, pins=1)
             hold.taken.append(snapshot)
 
     def settle(self, hold: StateHold) -> None:
@@ -191,25 +222,28 @@ class StateMemory:
         if not sound:
             for snapshot in hold.taken:
                 if snapshot in self._idle:
-                    self._evict(snapshot)
+                    self._evict(snapshot, sound=False)
         self._allocator.give(list(hold.slots))
 
-    def forget_blocks(self, blocks: Iterable[int]) -> None:
-        """Evict the snapshots of evicted blocks, which are unpinned."""
+    def forget_blocks(self, blocks: Iterable[int], *, sound: bool) -> None:
+        """Evict the snapshots of evicted blocks, which are unpinned; copied out if `sound`."""
         for block in blocks:
             if (snapshot := self._by_block.get(block)) is not None:
-                self._evict(snapshot)
+                self._evict(snapshot, sound=sound)
 
     def find_kept(self, block: int) -> int | None:
         """Return the slot of the snapshot at the end of a cached block, if nobody uses it."""
         snapshot = self._by_block.get(block)
         return snapshot.slot if snapshot is not None and snapshot in self._idle else None
 
-    def restore(self, blocks: ListLike[int]) -> list[int]:
-        """Grant a slot to a snapshot behind each of `blocks`, least recently used; returns them."""
+    def restore(self, blocks: Mapping[int, bytes]) -> list[int]:
+        """Grant a slot to a snapshot behind each of `blocks`, least recently used; returns them.
+
+        `blocks`: with their digests.
+        """
         slots = self._allocator.take(len(blocks))
-        for block, slot in zip(blocks, slots, strict=True):
-            snapshot = self._by_block[block] = Snapshot(block, slot)
+        for (block, digest), slot in zip(blocks.items(), slots, strict=True):
+            snapshot = self._by_block[block] = Snapshot(block, slot, digest)
             self._idle[snapshot] = None
             self._idle.move_to_end(snapshot, last=False)
         return slots
@@ -220,13 +254,17 @@ class StateMemory:
         self._by_block.clear()
         self._idle.clear()
         self._coming.clear()
+        if self.tier is not None:
+            self.tier.clear()
 
     def _take(self, count: int) -> list[int]:
         while self._allocator.free < count and self._idle:
-            self._evict(next(iter(self._idle)))
+            self._evict(next(iter(self._idle)), sound=True)
         return self._allocator.take(count)
 
-    def _evict(self, snapshot: Snapshot) -> None:
+    def _evict(self, snapshot: Snapshot, *, sound: bool) -> None:
+        if sound and self.tier is not None:
+            self.tier.copy_out([snapshot.digest], [snapshot.slot])
         del self._idle[snapshot]
         del self._by_block[snapshot.block]
         self._allocator.give([snapshot.slot])
@@ -265,6 +303,8 @@ class StateMemory:
                 raise AssertionError("a sequence that generates holds on to snapshots")
         if len(set(owned)) != len(owned):
             raise AssertionError("a slot has two owners")
+        if self.tier is not None:
+            self.tier.check()
         self._allocator.check(set(owned))
         if not self._by_block.keys() <= set(cached):
             raise AssertionError("a snapshot stands behind a block that is not cached")
