@@ -362,7 +362,8 @@ class Launcher:
         """Complete the settings by the shard's reports, and log how the model is served."""
         memory, info = started.memory, started.info
         slots = max(0, memory.state_slots - 1)
-        settings = with_kv(self._settings, memory.blocks - 1, memory.block_size, slots)
+        host = memory.host_blocks, memory.host_slots
+        settings = with_kv(self._settings, memory.blocks - 1, memory.block_size, slots, host)
         serving = describe_serving(
             read_config(settings.model_path, settings.rope),
             backend=info.backend,

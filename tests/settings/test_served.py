@@ -9,7 +9,7 @@ import pytest
 from tgi_trio.model.facts import ModelFacts
 from tgi_trio.model.serving import Serving
 from tgi_trio.settings.records import Options, Settings
-from tgi_trio.settings.resolve import resolve
+from tgi_trio.settings.resolve import resolve, with_kv
 from tgi_trio.settings.served import with_model
 from tgi_trio.settings.shown import as_json, as_rows, public_json
 
@@ -59,3 +59,24 @@ def test_a_drafter_that_may_not_guess_is_told() -> None:
     assert settings.drafter is None and asked.drafter is None
     assert said == ["--draft-model has no effect: --speculate 0 lets nothing guess; leave it out"]
     assert resolved(draft_model=Path("/smaller")).drafter == "model"
+
+
+@pytest.mark.parametrize(
+    ("backend", "why"),
+    [
+        ("kernels (AVX512)", "all blocks are in the host's memory; raise --max-batch-total-tokens"),
+        ("transformers, paged", "it copies no blocks"),
+    ],
+)
+def test_copies_that_nothing_makes_are_said(backend: str, why: str) -> None:
+    asked = with_kv(resolved(prefix_cache_host_bytes=1 << 20), blocks=200, block_size=16)
+    serving = Serving(path="decoder", backend=backend)
+    (said,) = with_model(asked, serving)[1]
+    assert said.startswith("--prefix-cache-host-bytes has no effect: this model is served by ")
+    assert why in said
+    copied = with_kv(asked, 200, 16, host=(9, 3))
+    assert with_model(copied, serving)[1] == []
+    assert (copied.host_blocks, copied.host_slots) == (9, 3)
+    assert public_json(copied)["host_blocks"] == 9
+    alone = Serving(path="decoder", backend="torch", no_prefix_cache="each has its own")
+    assert with_model(asked, alone)[1][-1].endswith("each has its own")

@@ -105,6 +105,14 @@ def test_dtype(given: str | None, checkpoint: str | None, expected: str) -> None
             {"prefix_cache_path": Path("p"), "remote_ranks": 1, "num_shard": 2},
             "`prefix_cache_path` does not go with ranks on other machines",
         ),
+        (
+            {"prefix_cache_host_bytes": -1},
+            "`prefix_cache_host_bytes` must be >= 0. Given: -1",
+        ),
+        (
+            {"prefix_cache_host_bytes": 1, "prefix_caching": False},
+            "`prefix_cache_host_bytes` does not go with `prefix_caching` off: nothing is evicted",
+        ),
         ({"pipeline_stages": 0}, "`pipeline_stages` must be > 0. Given: 0"),
         (
             {"pipeline_stages": 2},

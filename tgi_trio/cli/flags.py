@@ -217,6 +217,11 @@ FLAGS: Final[tuple[tuple[str, tuple[Flag, ...]], ...]] = (
             ),
             Flag("prefix-cache-bytes", "bytes", "most that is kept there, last used first"),
             Flag(
+                "prefix-cache-host-bytes",
+                "bytes",
+                "of the host's memory, on all ranks, for blocks that a device's cache evicts",
+            ),
+            Flag(
                 "speculate",
                 "int",
                 "tokens guessed ahead per step: by what draft-model names, else as drafter says",

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tgi_trio.ipc.frame_codec import Frame, encode
 from tgi_trio.ipc.frames import Kind
@@ -22,7 +23,7 @@ class Transfer(NamedTuple):
 
 def encode_transfers(command: int, transfers: Sequence[Transfer]) -> bytes:
     """Return a TRANSFER frame, whose copies are made in this order."""
-    columns = {
+    columns: dict[str, NDArray[Any]] = {
         "items": np.array([each.item for each in transfers], np.int32),
         "places": np.array([each.place for each in transfers], np.int32),
         "back": np.array([each.back for each in transfers], np.uint8),

@@ -214,6 +214,8 @@ def scheduling_limits(settings: Settings) -> SchedulingLimits:
         reserve=False,
         prefix_caching=settings.prefix_caching,
         state_slots=settings.state_slots,
+        host_blocks=settings.host_blocks,
+        host_slots=settings.host_slots,
         speculate=settings.speculate or 0,
         target_itl=settings.target_itl,
         target_ttft=settings.target_ttft,

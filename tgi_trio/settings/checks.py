@@ -67,6 +67,7 @@ _AT_LEAST_ZERO: Final = (
     "speculate",
     "cpu_threads",
     "feature_memory",
+    "prefix_cache_host_bytes",
 )
 
 _EVERYWHERE: Final = frozenset(("0.0.0.0", "[::]"))  # hosts that are all of their family
@@ -180,6 +181,10 @@ def _check_rope(options: Options) -> None:
 
 
 def _check_prefixes(options: Options) -> None:
+    if options.prefix_cache_host_bytes and not options.prefix_caching:
+        raise ConfigurationError(
+            "`prefix_cache_host_bytes` does not go with `prefix_caching` off: nothing is evicted"
+        )
     if options.prefix_cache_path is None:
         return
     if not options.prefix_caching:

@@ -222,6 +222,8 @@ class Settings(AsGiven):
     adapter_folders: Mapping[str, str] = field(default_factory=dict)  # of --lora-adapters, by name
     kv_blocks: int = 0  # that can be granted; set by `with_kv`
     state_slots: int = 0  # slots for recurrent states that can be granted; 0: no states
+    host_blocks: int = 0  # copies of evicted blocks that the host's memory holds, on each rank
+    host_slots: int = 0  # likewise, of slots for recurrent states
     kv_block_size: int = 0  # tokens; set by `with_kv`
     serving: tuple[str, ...] = ()  # how the model is served, as "name: value"; set by `with_model`
     asked: frozenset[str] = frozenset()  # names of values from flags or the environment

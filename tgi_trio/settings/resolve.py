@@ -60,13 +60,19 @@ def resolve(options: Options, facts: ModelFacts) -> Settings:
     )
 
 
-def with_kv(settings: Settings, blocks: int, block_size: int, state_slots: int = 0) -> Settings:
+def with_kv(
+    settings: Settings,
+    blocks: int,
+    block_size: int,
+    state_slots: int = 0,
+    host: tuple[int, int] = (0, 0),
+) -> Settings:
     """Complete settings with the results of the warm-up.
 
     `blocks`: blocks that can be granted, without block 0; `block_size`: tokens; `state_slots`:
-    slots for recurrent states that can be granted, 0 for a model without states. Limits that were
-    not asked for shrink to what fits. Raises ConfigurationError if one that was asked for does not
-    fit.
+    slots for recurrent states that can be granted, 0 for a model without states; `host`: blocks and
+    slots of which the host's memory holds copies. Limits that were not asked for shrink to what
+    fits. Raises ConfigurationError if one that was asked for does not fit.
     """
     supported = blocks * block_size
     if settings.max_batch_total_tokens:
@@ -111,6 +117,8 @@ def with_kv(settings: Settings, blocks: int, block_size: int, state_slots: int =
         kv_blocks=blocks,
         kv_block_size=block_size,
         state_slots=state_slots,
+        host_blocks=host[0],
+        host_slots=host[1],
     )
 
 

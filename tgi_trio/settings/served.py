@@ -9,7 +9,10 @@ from tgi_trio.settings.records import Settings
 
 
 def with_model(settings: Settings, serving: Serving) -> tuple[Settings, list[str]]:
-    """Return settings without what the loaded model cannot do, and messages about that."""
+    """Return settings without what the loaded model cannot do, and messages about that.
+
+    `settings`: completed by the warm-up.
+    """
     overruled: list[str] = []
     messages: list[str] = []
     backend = serving.backend
@@ -38,6 +41,13 @@ def with_model(settings: Settings, serving: Serving) -> tuple[Settings, list[str
         messages.append(
             f"--prefix-cache-path has no effect: this model is served by {backend}; "
             f"{serving.no_prefix_cache}"
+        )
+    if settings.prefix_cache_host_bytes and not settings.host_blocks:
+        kernels = "there, all blocks are in the host's memory; raise --max-batch-total-tokens"
+        why = kernels if backend.startswith("kernels") else "it copies no blocks"
+        messages.append(
+            f"--prefix-cache-host-bytes has no effect: this model is served by {backend}; "
+            f"{serving.no_prefix_cache or why}"
         )
     acting = replace(
         settings,

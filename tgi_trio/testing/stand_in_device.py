@@ -275,8 +275,7 @@ class StandInDevice(TorchDispatchMode):
         self._in_flight = [copy for copy in self._in_flight if copy[0] > upto]
 
     def _arrive_before(self, source: torch.Tensor) -> None:
-        """Complete the copies in flight to memory of which the device reads some: it keeps order.
-        """
+        """Complete the copies in flight to memory that the device reads now: it keeps order."""
         at = source.untyped_storage().data_ptr()
         with _disable_current_modes(), torch.inference_mode():
             for _, to, numbers in self._in_flight:

@@ -223,9 +223,7 @@ class ModelShard:
         ready = [row for row in there.values() if row.computed == row.length - 1]
         ready_ids = {id(row) for row in ready}
         budget -= len(ready)
-        shortest_first = sorted(
-            there.items(), key=lambda item: item[1].length - item[1].computed
-        )
+        shortest_first = sorted(there.items(), key=lambda item: item[1].length - item[1].computed)
         for sequence, row in shortest_first:
             if id(row) in ready_ids:
                 count = 1

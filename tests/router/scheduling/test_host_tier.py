@@ -1,5 +1,4 @@
-"""Evicted prefixes whose copies the host's memory keeps; `test_machine.py` has any order of events.
-"""
+"""Copies of evicted prefixes in the host's memory; `test_machine.py` has any order of events."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from tgi_trio.shard.loop.transfers import Transfers
 from tgi_trio.testing.fake_shard import FakeShard
 from tgi_trio.testing.late_copies import LateCopies
 
-PROMPT = list(range(20, 20 + 4 * BLOCK)) + [7]
+PROMPT = [*range(20, 20 + 4 * BLOCK), 7]
 
 
 class Slow:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from collections.abc import Sequence as ListLike
 from pathlib import Path
 
 import numpy as np
@@ -62,8 +63,10 @@ def test_pieces_never_take_more_than_there_is(nbytes: int, row: int) -> None:
 @given(st.integers(0, 1 << 30), st.integers(1, 1 << 20), st.integers(0, 1 << 20))
 def test_states_leave_half_to_blocks(nbytes: int, block: int, slot: int) -> None:
     blocks, slots = share_room(nbytes, block, slot)
-    pinned = [1 << (count * size - 1).bit_length() for count, size in
-              [*((rows, block) for rows in blocks), *((rows, slot) for rows in slots)]]
+    pinned = [
+        1 << (count * size - 1).bit_length()
+        for count, size in [*((rows, block) for rows in blocks), *((rows, slot) for rows in slots)]
+    ]
     assert sum(pinned) <= nbytes
     assert bool(slots) <= bool(slot)
     assert sum(1 << (count * slot - 1).bit_length() for count in slots) <= nbytes // 2
@@ -76,13 +79,13 @@ def test_what_takes_no_bytes_has_a_bounded_number_of_places() -> None:
 def test_more_than_the_host_has_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "free_bytes", lambda: 5 << 20)
     cache = KVCache(SIZES["alike"], 4, torch.float32, CPU)
-    with pytest.raises(ConfigurationError, match="asks for 6 MiB on a rank, .* has 5: lower it"):
+    with pytest.raises(ConfigurationError, match=r"asks for 6 MiB on a rank, .* has 5: lower it"):
         TorchHostCopies(Planes(cache.planes, ()), 6 << 20, CPU)
 
 
 def test_less_than_a_block_is_refused() -> None:
     cache = KVCache(SIZES["alike"], 4, torch.float32, CPU)
-    with pytest.raises(ConfigurationError, match="leaves 100 bytes .* a block takes 6144: raise"):
+    with pytest.raises(ConfigurationError, match=r"leaves 100 bytes .* a block takes 6144: raise"):
         TorchHostCopies(Planes(cache.planes, ()), 100, CPU)
 
 
@@ -161,7 +164,9 @@ HOST_BYTES = 1 << 20
 TEXT = [7 * i % 500 for i in range(2 * BLOCK + 5)]
 
 
-def say(runner: Runner, text: list[int], blocks: list[int], cached: int = 0, new: int = 4) -> list:
+def say(
+    runner: Runner, text: list[int], blocks: list[int], cached: int = 0, new: int = 4
+) -> list[tuple[ListLike[int], ListLike[float]]]:
     """Return the tokens of a sequence that has these blocks, and the logits' log-probabilities."""
     slots = 16 if runner.info.state_bytes else 0
     batch = Batch(vocab_size=512, block_size=BLOCK, blocks=64, eos_ids=(), state_slots=slots)
@@ -187,7 +192,9 @@ def check_there_and_back(runner: Runner) -> None:
     copies.launch([Transfer(9, 5, True), Transfer(8, 6, True)])
     again = say(runner, TEXT, [9, 8, 3], cached=2 * BLOCK)
     assert [tokens for tokens, _ in again if tokens] == [tokens for tokens, _ in whole if tokens]
-    ours, theirs = ([value for _, logprobs in said for value in logprobs] for said in (again, whole))
+    ours, theirs = (
+        [value for _, logprobs in said for value in logprobs] for said in (again, whole)
+    )
     np.testing.assert_allclose(ours, theirs, atol=2e-4)
 
 

@@ -16,6 +16,9 @@ COUNTERS = {
     "tgi_batch_preemptions": "preempted",
     "tgi_prefix_cache_lookup_tokens": "prefill_tokens",
     "tgi_prefix_cache_hit_tokens": "prefix_hit_tokens",
+    "tgi_prefix_cache_host_hit_tokens": "host_hit_tokens",
+    "tgi_prefix_cache_copied_out_blocks": "copied_out",
+    "tgi_prefix_cache_copied_back_blocks": "copied_back",
 }
 
 
@@ -106,6 +109,9 @@ class EngineMetrics:
         metrics.gauge("tgi_kv_blocks_free", free)
         metrics.gauge("tgi_kv_cache_usage", scheduler.held_blocks / total)
         metrics.gauge("tgi_prefix_cache_blocks", scheduler.cached_blocks)
+        copies, places = scheduler.host_blocks
+        metrics.gauge("tgi_prefix_cache_host_blocks", copies)
+        metrics.gauge("tgi_prefix_cache_host_blocks_total", places)
         slots = scheduler.state_slots
         metrics.gauge("tgi_state_slots_total", slots.total)
         metrics.gauge("tgi_state_slots_free", slots.free)

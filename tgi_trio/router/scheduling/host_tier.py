@@ -1,8 +1,9 @@
 """The second tier of the prefix cache: what is evicted, copied to the host's memory of the shard.
 
 A block that the prefix cache evicts is copied out of the device, and copied back once a prompt has
-the same tokens up to there. So are snapshots of recurrent states, in a tier of their own. Copies are kept by digests (`block_digests.py`), so they need not form
-a tree: those behind one that is gone are of no use, and go as they become the least recently used.
+the same tokens up to there. So are snapshots of recurrent states, in a tier of their own. Copies
+are kept by digests (`block_digests.py`), so they need not form a tree: those behind one that is
+gone are of no use, and go as they become the least recently used.
 
 The shard makes all copies in the order of their orders. So a block may be granted, and a place be
 reused, as soon as the order that reads it is given; who is granted a block waits in the shard until

@@ -14,6 +14,7 @@ from heapq import heappop, heappush
 
 from tgi_trio.errors import Overloaded, ValidationError
 from tgi_trio.ipc.messages import ExtendRow, Fault, StepReport
+from tgi_trio.ipc.transfers import Transfer
 from tgi_trio.router.request import Request
 from tgi_trio.router.scheduling import preemption
 from tgi_trio.router.scheduling.admission import Admission
@@ -74,8 +75,9 @@ class Scheduler:
         self._number = 0  # of the last command
         self._budget_sent: int | None = None
         # added, admitted, finished, failed, expired, overloaded, refused_deadline, preempted,
-        # replayed, aborted_<state>; in tokens: prefill_tokens, prefix_hit_tokens; in blocks:
-        # copied_out, copied_back; in slots of states: states_copied_out, states_copied_back.
+        # replayed, aborted_<state>; in tokens: prefill_tokens, prefix_hit_tokens, of which
+        # host_hit_tokens were copied back; in blocks: copied_out, copied_back; in slots of states:
+        # states_copied_out, states_copied_back.
         self.counters: Counter[str] = Counter()
         self._reports = StepReports(
             self._sequence_table, self._batch, self._ttft_target, self.counters
@@ -225,9 +227,7 @@ class Scheduler:
             number = self._next_number()
             commands.append(Filter(number, self._sequence_table.pending_frees.name(number)))
         if transfers := self._memory.take_transfers():
-            for each in transfers:
-                way = "copied_back" if each.back else "copied_out"
-                self.counters[f"states_{way}" if each.states else way] += 1
+            self._count_copies(transfers)
             commands += copies(transfers, self._next_number)
         if extended:
             commands.append(Extend(self._next_number(), extended))
@@ -238,6 +238,13 @@ class Scheduler:
         rows = [sequence.prefill_row() for sequence in admitted]
         commands += prefills(rows, self._next_number)
         return commands
+
+    def _count_copies(self, transfers: list[Transfer]) -> None:
+        for each in transfers:
+            way = "copied_back" if each.back else "copied_out"
+            self.counters[f"states_{way}" if each.states else way] += 1
+            if each.back and not each.states:
+                self.counters["host_hit_tokens"] += self.limits.block_size
 
     def _grow(self) -> list[ExtendRow]:
         rows = preemption.extend_blocks(self._batch, self._memory, self.limits)

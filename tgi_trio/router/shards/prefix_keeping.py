@@ -1,5 +1,7 @@
 """Has a shard group begin with the prefixes that its predecessor has computed, and keep its own.
 
+Says also what it keeps in the host's memory while it serves.
+
 Nothing that goes wrong here costs more than the prefixes: a start goes on without, an end as well.
 """
 
@@ -14,6 +16,7 @@ from tgi_trio.ipc.command_channel import CommandChannel
 from tgi_trio.ipc.startup import ShardInfo, WarmupResult
 from tgi_trio.router.shards import handshake
 from tgi_trio.router.shards.prefix_store import PrefixStore
+from tgi_trio.router.telemetry.metrics import Metrics
 
 if TYPE_CHECKING:  # it comes in while the first shards load
     from tgi_trio.router.engine.engine import Engine
@@ -25,6 +28,22 @@ KEEP_TIMEOUT: Final = 60.0  # seconds that a shard gets to write prefixes before
 _LAST_ACKNOWLEDGEMENT: Final = 1.0  # seconds that the last request's blocks are waited for
 _LOOK_AGAIN: Final = 0.005  # seconds
 _MEGABYTE: Final = 1e6
+
+
+def tell_copies(info: ShardInfo, memory: WarmupResult, metrics: Metrics) -> None:
+    """Say how much of the host's memory a shard has taken for copies of prefixes, if any."""
+    metrics.gauge("tgi_prefix_cache_host_bytes", memory.host_bytes)
+    if not memory.host_blocks:
+        return
+    log.info(
+        "prefixes: %.0f MB of the host's memory on each rank keep up to %d tokens of those evicted",
+        *(memory.host_bytes / _MEGABYTE, memory.host_blocks * memory.block_size),
+    )
+    if info.device == "cpu":
+        log.warning(
+            "--prefix-cache-host-bytes gains nothing on a CPU, whose blocks are in the host's "
+            "memory already: raise --max-batch-total-tokens instead"
+        )
 
 
 async def restore_prefixes(

@@ -160,6 +160,16 @@ METRICS: Final[tuple[Metric, ...]] = (
     Metric("tgi_state_snapshots", "gauge", "Slots that hold states behind a cached prefix"),
     Metric("tgi_prefix_cache_blocks", "gauge", "KV blocks that only the prefix cache holds"),
     Metric(
+        "tgi_prefix_cache_host_blocks",
+        "gauge",
+        "Blocks of which the host's memory holds a copy (--prefix-cache-host-bytes)",
+    ),
+    Metric("tgi_prefix_cache_host_blocks_total", "gauge", "Blocks of which it can hold one"),
+    Metric("tgi_prefix_cache_host_bytes", "gauge", "Bytes of it that are taken, on each rank"),
+    Metric("tgi_prefix_cache_copied_out_blocks", "counter", "Blocks copied there, when evicted"),
+    Metric("tgi_prefix_cache_copied_back_blocks", "counter", "Blocks copied back, for prompts"),
+    Metric("tgi_prefix_cache_host_hit_tokens", "counter", "Prompt tokens found there"),
+    Metric(
         "tgi_batch_step_gap_duration",
         "histogram",
         "End of one step's compute to the start of the next, seconds",

@@ -32,8 +32,8 @@ from tgi_trio.ipc.startup import (
     encode_hello,
     encode_warmup,
 )
-from tgi_trio.ipc.transfers import Transfer, encode_transfers
 from tgi_trio.ipc.tcp import TcpSpec, tcp_leader_end
+from tgi_trio.ipc.transfers import Transfer, encode_transfers
 from tgi_trio.shard.adapter_host import AdapterHost, LoadedAdapter
 from tgi_trio.shard.contract import (
     ShardSequence,

@@ -399,4 +399,3 @@ class TorchRunner:
 
     def _new_cache(self, blocks: int) -> KVCache:
         return KVCache(self._kv_shape, blocks, self._kv_dtype, self.device)
-
