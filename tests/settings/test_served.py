@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -78,5 +79,7 @@ def test_copies_that_nothing_makes_are_said(backend: str, why: str) -> None:
     assert with_model(copied, serving)[1] == []
     assert (copied.host_blocks, copied.host_slots) == (9, 3)
     assert public_json(copied)["host_blocks"] == 9
+    (said,) = with_model(copied, replace(serving, device="cpu"))[1]
+    assert "gains nothing on a CPU" in said
     alone = Serving(path="decoder", backend="torch", no_prefix_cache="each has its own")
     assert with_model(asked, alone)[1][-1].endswith("each has its own")

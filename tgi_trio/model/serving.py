@@ -23,6 +23,7 @@ class Serving:
     no_prefix_cache: str = ""
     no_guesses: str = ""
     no_ranks: str = ""
+    device: str = ""  # as torch names it
 
     def rows(self) -> tuple[str, ...]:
         """Return the rows "name: value", in the order of the fields."""
@@ -60,6 +61,7 @@ def describe_serving(
         no_prefix_cache="" if prefix_reuse else _no_prefix_cache(spec),
         no_guesses="" if speculates else _no_guesses(spec),
         no_ranks=_no_ranks(config, spec),
+        device=device,
     )
 
 

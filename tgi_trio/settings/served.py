@@ -49,6 +49,11 @@ def with_model(settings: Settings, serving: Serving) -> tuple[Settings, list[str
             f"--prefix-cache-host-bytes has no effect: this model is served by {backend}; "
             f"{serving.no_prefix_cache or why}"
         )
+    elif settings.prefix_cache_host_bytes and serving.device == "cpu":
+        messages.append(
+            "--prefix-cache-host-bytes gains nothing on a CPU, whose blocks are in the host's "
+            "memory already: raise --max-batch-total-tokens instead"
+        )
     acting = replace(
         settings,
         speculate=settings.speculate if speculates else 0,

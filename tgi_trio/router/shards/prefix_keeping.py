@@ -30,7 +30,7 @@ _LOOK_AGAIN: Final = 0.005  # seconds
 _MEGABYTE: Final = 1e6
 
 
-def tell_copies(info: ShardInfo, memory: WarmupResult, metrics: Metrics) -> None:
+def tell_copies(memory: WarmupResult, metrics: Metrics) -> None:
     """Say how much of the host's memory a shard has taken for copies of prefixes, if any."""
     metrics.gauge("tgi_prefix_cache_host_bytes", memory.host_bytes)
     if not memory.host_blocks:
@@ -39,11 +39,6 @@ def tell_copies(info: ShardInfo, memory: WarmupResult, metrics: Metrics) -> None
         "prefixes: %.0f MB of the host's memory on each rank keep up to %d tokens of those evicted",
         *(memory.host_bytes / _MEGABYTE, memory.host_blocks * memory.block_size),
     )
-    if info.device == "cpu":
-        log.warning(
-            "--prefix-cache-host-bytes gains nothing on a CPU, whose blocks are in the host's "
-            "memory already: raise --max-batch-total-tokens instead"
-        )
 
 
 async def restore_prefixes(

@@ -261,7 +261,7 @@ class Supervisor:
             self._adapters.refuse_failed()
         warmup = replace(self._warmup, adapters_to_come=self._adapters.to_come)
         memory = await handshake.warm_up(end, warmup)
-        tell_copies(info, memory, self._metrics)
+        tell_copies(memory, self._metrics)
         store, kept, found = self._prefixes, None, None
         if store is not None and info.prefix_reuse:
             kept = await restore_prefixes(store, end, info, memory)
