@@ -118,6 +118,9 @@ def test_few_copies_are_launched_between_two_steps(monkeypatch: pytest.MonkeyPat
     for launches in (1, 2, 3, 3):
         here.advance()
         assert len(slow.launched) == launches
+    here.order([out(9)])
+    here.advance()
+    assert len(slow.launched) == 3, "a fourth has to wait for the first"
     assert [each for part in slow.launched for each in part] == ordered
     assert here.delays(of(1, 2)) and here.delays(of(2, 8))
     slow.done = 1

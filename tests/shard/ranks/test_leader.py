@@ -17,6 +17,7 @@ from tests.shard.torch_backend.models_support import plan, sequence
 from tgi_trio.ipc.channel import Endpoints, LeaderEnd, ShardEnd
 from tgi_trio.ipc.prefixes import KeepOrder, RestoreOrder
 from tgi_trio.ipc.startup import WarmupRequest, WarmupResult
+from tgi_trio.ipc.transfers import Transfer
 from tgi_trio.shard.contract import (
     Choices,
     StepPlan,
@@ -126,3 +127,43 @@ def test_ranks_keep_prefixes_together_or_not_at_all(tmp_path: Path) -> None:
         file_of(keep, 1).unlink()
         assert "another rank" in group.prefixes.restore(restore).error
         assert not any(ours.block(1))
+
+
+def test_followers_copy_what_rank_0_copies_and_plans_say_what_has_to_be_over() -> None:
+    class Copying(Recording):
+        """A rank whose copies are made as late as they may be."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.settings = replace(self.settings, host_blocks=8)
+
+        def block(self, number: int) -> list[int]:
+            return self._find_parts().blocks[0].take(np.array([number]))[0].tolist()
+
+        def fill(self, number: int, value: int) -> None:
+            part = self._find_parts().blocks[0]
+            part.put(number, np.full((1, part.item_bytes), value, np.uint8))
+
+    theirs, ours = Copying(), Copying()
+    with led(theirs, ours) as (group, end):
+        assert group.host_copies is None
+        group.warm_up(REQUEST)
+        ours.fill(3, 5)
+        copies = group.host_copies
+        assert copies is not None
+        while not theirs.warmed:
+            time.sleep(0.001)
+        theirs.fill(3, 6)
+        copies.launch([Transfer(3, 1, back=False)])
+        copies.launch([Transfer(4, 1, back=True)])
+        copies.finish()
+        assert copies.done == 2 and set(ours.block(4)) == {5}
+        step = plan([sequence(1, [5, 6, 7], [1])], [3])
+        step.transfers = copies.done
+        group.step(step)
+        while end.vitals.step < 1:
+            time.sleep(0.001)
+        assert theirs.host_copies is not None
+        theirs.host_copies.finish()
+    assert set(theirs.block(4)) == {6}
+    assert [each.transfers for each in theirs.plans] == [2]

@@ -19,6 +19,7 @@ from tests.shard.loop.scripted_router import ScriptedRouter, row  # noqa: E402  
 from tests.shard.torch_backend.stand_in_shard import device_shard  # noqa: E402
 from tests.shard.torch_backend.stand_in_support import TakingTurns, drive, start  # noqa: E402
 from tgi_trio.ipc.messages import PrefillRow  # noqa: E402
+from tgi_trio.ipc.transfers import Transfer, encode_transfers  # noqa: E402
 from tgi_trio.shard.loop.soundness import RunnerBroken  # noqa: E402
 
 TEXTS = prompts(3, longest=20)
@@ -122,4 +123,31 @@ def test_a_lost_device_ends_the_shard_and_another_goes_on(folder: Path) -> None:
         router.prefill(*(prefill(i, asked, said[i]) for i in left))
         router.finished(*left)
         assert [said[i] + router.tokens(i) for i in range(3)] == expected
+    assert shard.error is None
+
+
+def copy(router: ScriptedRouter, *transfers: Transfer) -> None:
+    router.command += 1
+    router.end.send(encode_transfers(router.command, transfers))
+
+
+def test_prefixes_go_to_the_host_and_back_beside_steps_that_wait_for_nothing(folder: Path) -> None:
+    text = [3 + 5 * i % 400 for i in range(2 * BLOCK + 3)]
+    alone = drive(start(folder, "cpu"), [text], [{}], 4, late=0).tokens[0]
+    other = drive(start(folder, "cpu"), [[7, 8, 9]], [{}], 40, late=0).tokens[0]
+    with device_shard(folder, (2, 4), prefix_cache_host_bytes=1 << 20) as (router, shard):
+        router.prefill(row(1, text, 4, blocks=[1, 2, 3]))
+        router.finished(1)
+        router.prefill(row(2, [7, 8, 9], 40, blocks=range(10, 13)))
+        until_said(router, 2, 2)
+        copy(router, Transfer(1, 5, False), Transfer(2, 6, False))
+        router.prefill(row(3, text[::-1], 2, blocks=[1, 2, 3]))  # over what is copied out
+        router.finished(3)
+        copy(router, Transfer(20, 5, True), Transfer(21, 6, True))
+        router.prefill(row(4, text, 4, blocks=[20, 21, 3], cached=2 * BLOCK))
+        router.finished(2, 4)
+        assert router.tokens(1) == router.tokens(4) == alone
+        assert router.tokens(2) == other and not router.faults
+        assert not shard.device.counts.waits
+        assert not shard.device.counts.unpinned
     assert shard.error is None

@@ -17,6 +17,7 @@ from tgi_trio.ipc.transfers import Transfer
 from tgi_trio.shard.host_copies import HostCopies
 
 _AT_ONCE: Final = 256  # copies launched between two steps: launching takes the host's time
+_IN_FLIGHT: Final = 3  # launches that are not over: a further one might make the host wait
 
 _Item: TypeAlias = tuple[bool, int]  # whether it is a slot of states, and its number
 
@@ -54,8 +55,9 @@ class Transfers:
         copies = self._copies
         if copies is None or not self._launches:
             return
-        if self._begun < self.done + len(self._launches):
-            copies.launch(self._launches[self._begun - self.done])
+        flying = self._begun - self.done
+        if flying < min(len(self._launches), _IN_FLIGHT):
+            copies.launch(self._launches[flying])
             self._begun += 1
         self._settle(copies.done)
 
@@ -63,7 +65,7 @@ class Transfers:
         """Wait for all copies that are ordered."""
         while self.is_busy and self._copies is not None:
             self.advance()
-            if self._begun == self.done + len(self._launches):
+            if self._begun - self.done == min(len(self._launches), _IN_FLIGHT):
                 self._copies.finish()
 
     def _settle(self, done: int) -> None:

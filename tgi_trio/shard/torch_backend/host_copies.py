@@ -27,7 +27,9 @@ from tgi_trio.shard.host_copies import Batch, batches_of
 from tgi_trio.shard.machine import memory
 from tgi_trio.shard.machine.accelerator import is_accelerator, record_event, runs_kernels
 from tgi_trio.shard.torch_backend.kv_cache import KVCache
+from tgi_trio.shard.torch_backend.staging import Staging
 from tgi_trio.shard.torch_backend.states.pool import StatePool
+from tgi_trio.shard.torch_backend.states.steps import send_plain
 from tgi_trio.shard.torch_backend.torch_device import without_gradients
 
 _PIECE: Final = 1 << 28  # bytes, at most
@@ -117,8 +119,10 @@ class TorchHostCopies:
             )
         blocks, slots = share_room(nbytes, block, slot)
         agree = least or (lambda own: own)
-        self.places = agree(sum(blocks)), agree(sum(slots))  # of blocks, and of slots
-        if not self.places[0] or (planes.slots and not self.places[1]):
+        # Of blocks, and of slots. A stage of a pipeline may have neither attention nor states.
+        common = agree(sum(blocks)), agree(sum(slots) if slot else _ANY)
+        self.places = common[0], common[1] if common[1] < _ANY else 0
+        if not all(common):
             raise ConfigurationError(
                 f"--prefix-cache-host-bytes leaves {nbytes} bytes on a rank, but a block takes "
                 f"{block}" + (f" and the states behind one {slot}" if slot else "") + ": raise it"
@@ -129,6 +133,9 @@ class TorchHostCopies:
             _Store(planes.blocks, _cut_to(blocks, self.places[0]), device),
             _Store(planes.slots, _cut_to(slots, self.places[1]), device),
         )
+        # Pinned memory in turns: the host waits if more launches are in flight, which
+        # `loop/transfers.py` does not allow.
+        self._send = Staging(device).send if is_accelerator(device) else send_plain
         self._begun = self._done = 0
         self._flying: deque[tuple[int, torch.Event]] = deque()  # not known to be over
 
@@ -147,8 +154,10 @@ class TorchHostCopies:
 
     def launch(self, transfers: Sequence[Transfer]) -> None:
         with without_gradients(), self._beside_steps():
-            for batch in batches_of(transfers, _ROWS):
-                self._stores[batch.states].copy(batch)
+            (items,), at = self._send([np.array([each.item for each in transfers], np.int64)]), 0
+            for batch in batches_of(transfers, len(transfers)):
+                self._stores[batch.states].copy(batch, items[at : at + len(batch.items)])
+                at += len(batch.items)
             self._begun += 1
             if self._stream is not None:
                 self._flying.append((self._begun, record_event(self._device)))
@@ -192,8 +201,7 @@ class _Store:
     ) -> None:
         """`rows`: of each piece of the host's memory."""
         row_bytes = _row_bytes(planes)
-        self._device = device
-        self._pins = is_accelerator(device)
+        pins = is_accelerator(device)
         self._most = _staged_rows(row_bytes)
         self._parts: list[_Part] = []
         self._pieces: list[torch.Tensor] = []
@@ -205,7 +213,7 @@ class _Store:
         width = row_bytes // size
         self._staged = torch.empty((self._most, width), dtype=word, device=device)
         self._pieces = [
-            torch.empty((count, width), dtype=word, pin_memory=self._pins) for count in rows
+            torch.empty((count, width), dtype=word, pin_memory=pins) for count in rows
         ]
         self._ends = list(accumulate(rows))
         at = 0
@@ -221,13 +229,16 @@ class _Store:
     def nbytes(self) -> int:
         return sum(_pinned_bytes(piece.nbytes) for piece in self._pieces)
 
-    def copy(self, batch: Batch) -> None:
-        """Launch a batch of copies, by as many rows at a time as are staged."""
+    def copy(self, batch: Batch, items: torch.Tensor) -> None:
+        """Launch a batch of copies, by as many rows at a time as are staged.
+
+        `items`: those of the batch, int64 on the device.
+        """
         if not self._parts:
             return
         for start in range(0, len(batch.items), self._most):
             some = slice(start, start + self._most)
-            index, places = self._send(batch.items[some]), batch.places[some]
+            index, places = items[some], batch.places[some]
             if batch.back:
                 self._bring(places)
             for part in self._parts:
@@ -260,10 +271,6 @@ class _Store:
             row = first - (end - len(self._pieces[number]))
             yield at, self._pieces[number][row : row + count]
             at += count
-
-    def _send(self, numbers: Sequence[int]) -> torch.Tensor:
-        index = torch.from_numpy(np.array(numbers, np.int64))
-        return index.pin_memory().to(self._device, non_blocking=True) if self._pins else index
 
 
 class HostRoom:
