@@ -4,11 +4,12 @@
 #     bash bench/device/kit.sh env kernels more   # kernels' tests; codes, adapters, mixture, peers
 #     bash bench/device/kit.sh env index chosen   # models that attend to what an index chooses
 #     bash bench/device/kit.sh env states         # models that keep states, and other tiles for them
+#     bash bench/device/kit.sh env copies         # blocks to the host's memory and back; a minute
 #     bash bench/device/kit.sh STAGE ...          # any of them, in this order
 # Each stage, and each part of a benchmark, is a process of its own with a time of its own: one that
 # crashes or hangs costs no other. Writes to $OUT (bench/out/device), as it goes: log.txt, plain.json,
-# more.json, chosen.json and states.json with their rows beside them, tests.xml, kernels.xml, index.xml,
-# traces.tar.
+# more.json, chosen.json and states.json with their rows beside them, copies.json, tests.xml,
+# kernels.xml, index.xml, traces.tar.
 # Eight files at most by the stages of one of these lines.
 # KIT_WHEELS: a folder of wheels that are installed beside the checkout first, where there is no
 # network: `wheels.sh` fetches them. KIT_DRY=1: without a device, over the stand-in.
@@ -60,11 +61,13 @@ plain=(--weights plain --traces "$OUT")
 more=(--shapes 8B mixture 1B --only mixture '8B batch invariant' '8B int4' '8B fp8' '8B q4_k' '1B adapters' '1B without few rows'
     '1B without heads in products' '1B without measured shares' '1B without measured carve-outs' '1B without the last norm in a product'
     '1B without early choices' '1B without looking up at once' --peers --traces "$OUT")
+copies=("$python" -m bench.device.host_copies)
 chosen=(--shapes tokens blocks entries --weights plain --only 'tokens tiles' tokens blocks entries)
 states=(deltas mamba2 mamba1 gates)
 states=(--shapes "${states[@]}" mixture --weights plain --only "${states[@]}" "${states[@]/%/ tiles}" 'mixture tiles')
 if [ -n "${KIT_DRY:-}" ]; then
     device+=(--dry-run)
+    copies+=(--dry-run)
     chosen=(--shapes tokens blocks entries --only 'dry tokens tiles' 'dry tokens' 'dry blocks' 'dry entries')
     states=('dry deltas' 'dry mamba2' 'dry mamba1' 'dry gates')
     states=(--shapes "${states[@]#dry }" mixture --only "${states[@]}" "${states[@]/%/ tiles}" 'dry mixture tiles')
@@ -94,6 +97,7 @@ stage index 180 "${tests[@]}" "$of/test_selecting.py" "$of/test_paged_indexed.py
     "$of/test_paged_blocks.py" "$of/test_paged_pooled.py" "$of/test_paged_entries.py" \
     "$of/test_streams_kernel.py" "$of/test_gated_streams.py" --junitxml "$OUT/index.xml"
 stage chosen 330 "${device[@]}" --budget 315 "${chosen[@]}" --traces "$OUT" --json "$OUT/chosen.json"
+stage copies 60 "${copies[@]}" --json "$OUT/copies.json"
 stage states 400 "${device[@]}" --budget 385 "${states[@]}" --traces "$OUT" --json "$OUT/states.json"
 (cd "$OUT" && ls trace-*.json.gz >/dev/null 2>&1 && tar -cf traces.tar trace-*.json.gz &&
     rm trace-*.json.gz)

@@ -9,6 +9,7 @@ SMALL: dict[str, str] = {
     " --answers 8",
     "bench.cluster.routing": "--replicas 4 --seconds 20",
     "bench.device": "--dry-run",
+    "bench.device.host_copies": "--dry-run --repeats 1",
     "bench.harness.checkpoints": "tiny NEW",
     "bench.http": "--seconds 0.2 --repeats 1 --servers ours floor --cases 'short 64'",
     "bench.http.chat": "--runs 2 --prompts 1 --repeats 1",
@@ -19,6 +20,8 @@ SMALL: dict[str, str] = {
     "bench.load": "--folder CHECKPOINTS/tgi-trio-tiny --shape tiny --cache warm --runs 1"
     " --backends kernels",
     "bench.load.cold": "--forms embedded",
+    "bench.load.conversations": "--shape tiny --tokens 256 --conversations 2 --turns 2 "
+    "--checkpoints CHECKPOINTS",
     "bench.load.restart": "--shape tiny --tokens 64 --turns 1 --checkpoints CHECKPOINTS",
     "bench.load.startup": "--runs 1 --cold 0 --floors torch",
     "bench.machine.arithmetic": "",

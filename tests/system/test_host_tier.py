@@ -87,6 +87,6 @@ def test_models_say_the_same_behind_what_comes_back(
     with serving(*args, *small, "--prefix-cache-host-bytes", str(16 << 20)) as server:
         said, cached = talk(server, 3)
         assert said == expected
-        assert cached > 4 * 200
+        assert cached > 4 * 150
         assert server.metric("tgi_prefix_cache_copied_back_blocks") > 20
         assert "gains nothing on a CPU" in server.output
