@@ -101,7 +101,7 @@ RULES: dict[str, Rule] = {
         ours(
             "errors model.image_families router.request router.media.prompt_image "
             "router.media.layouts.layout "
-            "ipc.messages ipc.frames ipc.images"
+            "ipc.messages ipc.frames ipc.images ipc.transfers"
         ),
         only=ours("numpy"),
     ),

@@ -85,7 +85,7 @@ def test_more_than_the_host_has_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_less_than_a_block_is_refused() -> None:
     cache = KVCache(SIZES["alike"], 4, torch.float32, CPU)
-    with pytest.raises(ConfigurationError, match=r"leaves 100 bytes .* a block takes 6144: raise"):
+    with pytest.raises(ConfigurationError, match=r"a block takes 6144 and states 0: raise"):
         TorchHostCopies(Planes(cache.planes, ()), 100, CPU)
 
 

@@ -125,7 +125,7 @@ class TorchHostCopies:
         if not all(common):
             raise ConfigurationError(
                 f"--prefix-cache-host-bytes leaves {nbytes} bytes on a rank, but a block takes "
-                f"{block}" + (f" and the states behind one {slot}" if slot else "") + ": raise it"
+                f"{block} and states {slot}: raise it"
             )
         self._device = device
         self._stream = torch.cuda.Stream(device) if runs_kernels(device) else None
@@ -212,9 +212,7 @@ class _Store:
         word, size = (torch.int64, 8) if wide else (torch.uint8, 1)
         width = row_bytes // size
         self._staged = torch.empty((self._most, width), dtype=word, device=device)
-        self._pieces = [
-            torch.empty((count, width), dtype=word, pin_memory=pins) for count in rows
-        ]
+        self._pieces = [torch.empty((count, width), dtype=word, pin_memory=pins) for count in rows]
         self._ends = list(accumulate(rows))
         at = 0
         for plane in planes:
