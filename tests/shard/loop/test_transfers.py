@@ -128,6 +128,17 @@ def test_few_copies_are_launched_between_two_steps(monkeypatch: pytest.MonkeyPat
     assert 1 not in here and 2 in here
 
 
+def test_orders_that_pile_up_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transfers_module, "_MOST", 3)
+    slow = Slow()
+    here = Transfers(slow)
+    for block in range(1, 5):
+        here.order([out(block)])
+    assert here.done == 0
+    here.order([out(5)])
+    assert here.done == 4 and here.delays(of(1, 5)) and not here.delays(of(2, 4))
+
+
 def test_the_end_waits_for_all_of_them() -> None:
     slow = Slow()
     here = Transfers(slow)

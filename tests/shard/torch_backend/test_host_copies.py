@@ -188,8 +188,10 @@ def check_there_and_back(runner: Runner) -> None:
     assert copies is not None
     whole = say(runner, TEXT, [1, 2, 3])
     copies.launch([Transfer(1, 5, False), Transfer(2, 6, False)])
+    copies.finish()  # as the loop waits, which lets others go on meanwhile
     say(runner, TEXT[::-1], [1, 2, 3])
     copies.launch([Transfer(9, 5, True), Transfer(8, 6, True)])
+    copies.finish()
     again = say(runner, TEXT, [9, 8, 3], cached=2 * BLOCK)
     assert [tokens for tokens, _ in again if tokens] == [tokens for tokens, _ in whole if tokens]
     ours, theirs = (

@@ -18,6 +18,7 @@ from tgi_trio.shard.host_copies import HostCopies
 
 _AT_ONCE: Final = 256  # copies launched between two steps: launching takes the host's time
 _IN_FLIGHT: Final = 3  # launches that are not over: a further one might make the host wait
+_MOST: Final = 512  # launches that are ordered; more come only of prompts that are given up at once
 
 _Item: TypeAlias = tuple[bool, int]  # whether it is a slot of states, and its number
 
@@ -41,9 +42,14 @@ class Transfers:
         return bool(self._launches)
 
     def order(self, transfers: ListLike[Transfer]) -> None:
-        """Have copies made, in order. Raises ValueError if nothing here can make any."""
+        """Have copies made, in order; waits for those before if these are too many.
+
+        Raises ValueError if nothing here can make any.
+        """
         if self._copies is None:
             raise ValueError("this shard keeps no copies in the host's memory")
+        if len(self._launches) > _MOST:
+            self.finish()
         for start in range(0, len(transfers), _AT_ONCE):
             part = transfers[start : start + _AT_ONCE]
             self._launches.append(part)
