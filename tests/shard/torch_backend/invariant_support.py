@@ -1,4 +1,4 @@
-"""Runs sequences alone and in a crowd, for tests that no bit differs.
+"""Runs sequences alone and in a crowd, for tests that no bit differs (`Crowd`).
 
 `small_parts` is a fixture for every test of a module that imports it.
 """
@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,27 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from tests.shard.torch_backend.interpreter import sum_in_order
-from tests.shard.torch_backend.models_support import GreedyRecorder, load, run
+from tests.shard.torch_backend.models_support import (
+    GreedyRecorder,
+    advance,
+    load,
+    run,
+    sequences,
+)
+from tests.shard.torch_backend.stand_in_support import (
+    Foretelling,
+    Said,
+    agree,
+    drive,
+    start,
+)
+from tgi_trio.errors import ConfigurationError
+from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.shard.contract import ShardSequence
 from tgi_trio.shard.runner import Runner
 from tgi_trio.shard.torch_backend.attention import spans
 from tgi_trio.shard.torch_backend.layers import coded_linear, plain_product
+from tgi_trio.shard.torch_backend.torch_loading import load_torch_runner
 from tgi_trio.testing.stand_in_device import StandInDevice
 
 
@@ -80,11 +97,107 @@ def forbid_library(runner: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(runner.model, name, watched(getattr(runner.model, name)))
 
 
-def run_anew(
-    runner: Runner, recorder: GreedyRecorder, rows: list[ShardSequence], **how: Any
-) -> list[torch.Tensor]:
-    """Return what the tokens of each row were chosen from; `how`: see `run`, alone without."""
-    recorder.by_place.clear()
-    for together in [rows] if how else [[row] for row in rows]:
-        run(runner, together, **how)
-    return [recorder.logits(row.id) for row in rows]
+@dataclass(frozen=True)
+class Crowd:
+    """Texts that a model goes on with, each alone and all together."""
+
+    texts: list[list[int]]
+    new: int = 2  # tokens that are said of each
+    chunk: int = 5  # tokens of a prompt in a step, at most, where prompts are cut
+    joins: int | None = None  # rows that begin at each step of one more run, which cuts none
+    prepare: Callable[[list[ShardSequence]], object] | None = None  # called with the rows
+
+    def logits(
+        self, runner: Runner, recorder: GreedyRecorder, shuffle: int | None = None, **how: Any
+    ) -> list[torch.Tensor]:
+        """Return what tokens were chosen from, for each text.
+
+        `shuffle`: of blocks; `how`: see `run`, each alone without.
+        """
+        rows = sequences(self.texts, shuffle, new=self.new)
+        if self.prepare is not None:
+            self.prepare(rows)
+        recorder.by_place.clear()
+        for together in [rows] if how else [[row] for row in rows]:
+            run(runner, together, **how)
+        return [recorder.logits(row.id) for row in rows]
+
+    def differing(self, runner: Runner, recorder: GreedyRecorder) -> list[dict[str, Any]]:
+        """Return the ways to run all texts together in which a bit differs from each text alone.
+
+        Prompts are cut, and have decodes beside them.
+        """
+        ways = [{"joins": 2, "chunk": self.chunk}]
+        if self.joins is not None:
+            ways.append({"joins": self.joins})
+        alone = self.logits(runner, recorder)
+        found = [(how, self.logits(runner, recorder, 5, **how)) for how in ways]
+        return [how for how, among in found if not all(map(torch.equal, among, alone))]
+
+    def check_alone(
+        self,
+        folder: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        *,
+        dtype: str = "float32",
+        near: float | None = None,
+    ) -> None:
+        """Compare a model's sequences alone and together, without sums of a library's.
+
+        `near`: how far the CPU's logits may be; None: they are not compared.
+        """
+        host = None if near is None else self.logits(*load(folder, 64, dtype="float32"))
+        with StandInDevice() as device:
+            runner, recorder = start_invariant(folder, device, dtype=dtype)
+            forbid_library(runner, monkeypatch)
+            assert not self.differing(runner, recorder)
+        if host is not None and near is not None:
+            found = [recorder.logits(i) for i in range(len(self.texts))]
+            torch.testing.assert_close(torch.cat(found), torch.cat(host), atol=near, rtol=0)
+
+    def check_anew(self, folder: Path, place: int, new: int = 4) -> None:
+        """After a preemption or a crash, what has been said comes back as a part of the prompt.
+
+        `place`: of the text among all; `new`: tokens that are said, about half of them before.
+        """
+        text = self.texts[place]
+        with StandInDevice() as device:
+            runner, recorder = start_invariant(folder, device)
+            whole, broken, elsewhere = sequences([text] * 3, new=new)
+            run(runner, [whole])
+            advance(runner, [broken], [broken.length])
+            for _ in range(new // 2 - 1):
+                advance(runner, [broken], [1])
+            broken.computed, broken.states = 0, None
+            broken.block_ids = elsewhere.block_ids[::-1]
+            run(runner, [broken], chunk=self.chunk)
+            assert torch.equal(recorder.logits(broken.id), recorder.logits(whole.id))
+
+    def check_recorded(self, folder: Path, budget: int) -> None:
+        """Compare recorded steps with launched ones: drawn tokens and log-probabilities.
+
+        A wrong guess is followed by what was before it. `budget`: of recorded steps, in tokens.
+        """
+        asked: list[dict[str, Any]] = [{"sample": True}, {"prompt_logprobs": True}, {}]
+        host = drive(start(folder, "cpu"), self.texts, asked, 5)
+        said: list[Said] = []
+        with StandInDevice() as device:
+            for graphs, late, most in (((), 0, 100), ((1, 4), 1, budget)):
+                runner = start(folder, "cuda:0", graphs, batch_invariant=True)
+                drafter = Foretelling(said[0].tokens) if said else None
+                how: dict[str, Any] = {"late": late, "budget": most, "drafter": drafter}
+                said.append(drive(runner, self.texts, asked, 5, device=device, **how))
+        plain, ours = said
+        agree(plain, host)
+        assert ours.drafts > 2 and any(counts.replays for counts in ours.decodes)
+        assert ours.tokens == plain.tokens and plain.logprobs and plain.prompts
+        assert sorted(ours.logprobs) == sorted(plain.logprobs)
+        assert sorted(ours.prompts) == sorted(plain.prompts)
+
+    @staticmethod
+    def check_refused(folder: Path, reason: str, **options: Any) -> None:
+        """Check that a model is refused for a `reason`, with these fields of ShardSettings."""
+        told = ShardSettings(model_path=folder, batch_invariant=True, **options)
+        said = f"--batch-invariant cannot be kept: .*{reason}"
+        with StandInDevice(), pytest.raises(ConfigurationError, match=said):
+            load_torch_runner(told, device="cuda:0")

@@ -8,6 +8,7 @@ refused. Kernel by kernel: `test_invariant_kernels.py`; of several ranks: `test_
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,9 @@ from tests.shard.torch_backend.device_kinds import SMALL
 from tests.shard.torch_backend.interpreter import need_triton
 from tests.shard.torch_backend.models_support import (
     BLOCK,
-    advance,
     prompts,
     run,
     sequence,
-    sequences,
 )
 from tgi_trio.errors import ConfigurationError
 from tgi_trio.ipc.shard_settings import ShardSettings
@@ -33,8 +32,7 @@ from tgi_trio.shard.backend import load_runner
 need_triton()
 
 from tests.shard.torch_backend.invariant_support import (  # noqa: E402  (it imports Triton)
-    forbid_library,
-    run_anew,
+    Crowd,
     small_parts,  # noqa: F401  (a fixture)
     start_invariant,
 )
@@ -46,8 +44,9 @@ from tgi_trio.testing.tiny_families import GEMMA4_E, GEMMA4_MOE  # noqa: E402
 Checkpoint = Callable[..., Path]
 
 TEXTS = [[5], *prompts(3)[2:], *prompts(8, longest=40)[6:]]
-FEW_TEXTS = TEXTS[1::2]
 NEW = 4
+CROWD = Crowd(TEXTS, new=NEW, chunk=7, joins=4)
+FEW = Crowd(TEXTS[1::2], chunk=7)
 # One for each kind of attention that is not refused: plain, windows and caps, sinks, latents,
 # chunks, heads that differ; with experts.
 FAMILIES = ("llama", "gemma2", "gpt_oss", "deepseek_v3", "llama4_text", "mimo_v2_flash")
@@ -83,36 +82,6 @@ REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
     "--activations 8": ("llama", {"activations": 8}),
     "an encoder": ("t5", {}),
 }
-
-
-def logits(
-    runner: Any,
-    recorder: Any,
-    shuffle: int | None,
-    texts: list[list[int]],
-    adapters: list[int] | None = None,
-    **how: Any,
-) -> list[torch.Tensor]:
-    """Return what tokens were chosen from, for each text; `how`: see `run`, alone without."""
-    rows = sequences(texts, shuffle, new=NEW if len(texts) > 2 else 2)
-    if adapters is not None:
-        adapted(rows, adapters)
-    return run_anew(runner, recorder, rows, **how)
-
-
-def differing(
-    runner: Any,
-    recorder: Any,
-    adapters: list[int] | None = None,
-    texts: list[list[int]] = TEXTS,
-) -> list[dict[str, Any]]:
-    """Return the ways to run all texts together in which a bit differs from each text alone."""
-    alone = logits(runner, recorder, None, texts, adapters)
-    ways: list[dict[str, Any]] = [{"joins": 2, "chunk": 7}]
-    if len(texts) > 2:
-        ways.append({"joins": 4})
-    found = [(how, logits(runner, recorder, 5, texts, adapters, **how)) for how in ways]
-    return [how for how, among in found if not all(map(torch.equal, among, alone))]
 
 
 def told(root: object) -> dict[str, set[bool]]:
@@ -168,22 +137,12 @@ def test_every_part_of_a_model_is_told(
     assert {name: kept for name, kept in parts.items() if kept != {invariant}} == {}
 
 
-def check_alone(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, texts: list[list[int]] = TEXTS
-) -> None:
-    """Compare a model's sequences alone and together, without sums of a library's."""
-    with StandInDevice() as device:
-        runner, recorder = start_invariant(folder, device)
-        forbid_library(runner, monkeypatch)
-        assert not differing(runner, recorder, texts=texts)
-
-
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_sequence_has_the_same_logits_alone_and_among_others(
     checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch, family: str
 ) -> None:
-    check_alone(checkpoint(family), monkeypatch)
+    CROWD.check_alone(checkpoint(family), monkeypatch)
 
 
 @pytest.mark.sampled(3)
@@ -191,14 +150,14 @@ def test_a_sequence_has_the_same_logits_alone_and_among_others(
 def test_a_family_whose_attention_is_that_of_others(
     checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch, family: str
 ) -> None:
-    check_alone(checkpoint(family), monkeypatch, FEW_TEXTS)
+    FEW.check_alone(checkpoint(family), monkeypatch)
 
 
 @pytest.mark.parametrize("changes", SHAPES.values(), ids=SHAPES)
 def test_layers_of_other_shapes(
     checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
 ) -> None:
-    check_alone(checkpoint("gemma4_text", **changes), monkeypatch, FEW_TEXTS)
+    FEW.check_alone(checkpoint("gemma4_text", **changes), monkeypatch)
 
 
 @pytest.mark.sampled(2)
@@ -209,7 +168,7 @@ def test_rotations_by_length(
     turns = {"rope_type": kind, "rope_theta": 10000.0} | LENGTHS[kind]
     limits = {"max_position_embeddings": 16 if kind == "dynamic" else 64}
     folder = checkpoint("llama", **SMALL, head_dim=64, rope_parameters=turns, **limits)
-    check_alone(folder, monkeypatch, FEW_TEXTS)
+    FEW.check_alone(folder, monkeypatch)
 
 
 @pytest.mark.sampled(2)
@@ -217,22 +176,22 @@ def test_rotations_by_length(
 def test_of_other_numbers(checkpoint: Checkpoint, numbers: dict[str, Any]) -> None:
     folder = checkpoint("llama", **SMALL)
     with StandInDevice() as device:
-        texts = TEXTS if "graph_sizes" in numbers else FEW_TEXTS
-        assert not differing(*start_invariant(folder, device, **numbers), texts=texts)
+        crowd = CROWD if "graph_sizes" in numbers else FEW
+        assert not crowd.differing(*start_invariant(folder, device, **numbers))
 
 
 def test_latents_of_8_bits(checkpoint: Checkpoint) -> None:
     folder = checkpoint("deepseek_v3", **SMALL)
     with StandInDevice() as device:
         ours = start_invariant(folder, device, kv_cache_dtype="fp8_e5m2")
-        assert not differing(*ours, texts=FEW_TEXTS)
+        assert not FEW.differing(*ours)
 
 
 def test_experts_that_stay_codes(checkpoint: Checkpoint) -> None:
     folder = checkpoint("qwen3_moe", **SMALL)
     with StandInDevice() as device:
         ours = start_invariant(folder, device, quantize="q8_0")
-        assert not differing(*ours, texts=FEW_TEXTS)
+        assert not FEW.differing(*ours)
 
 
 def test_adapters(checkpoint: Checkpoint, tmp_path: Path) -> None:
@@ -243,14 +202,15 @@ def test_adapters(checkpoint: Checkpoint, tmp_path: Path) -> None:
         runner, recorder = start_invariant(folder, device, **told)
         for number, file in enumerate(files, start=1):
             install(runner, number, file)
-        assert not differing(runner, recorder, [1, 0, 2, 1])
+        crowd = replace(CROWD, prepare=lambda rows: adapted(rows, [1, 0, 2, 1]))
+        assert not crowd.differing(runner, recorder)
 
 
 def test_without_the_flag_bits_differ(checkpoint: Checkpoint) -> None:
     """So the tests above can tell: a library, and divided contexts, depend on the step."""
     folder = checkpoint("llama", **SMALL)
     with StandInDevice() as device:
-        assert differing(*start_invariant(folder, device, batch_invariant=False))
+        assert CROWD.differing(*start_invariant(folder, device, batch_invariant=False))
 
 
 def test_a_prefix_that_is_reused(checkpoint: Checkpoint) -> None:
@@ -270,18 +230,7 @@ def test_a_prefix_that_is_reused(checkpoint: Checkpoint) -> None:
 
 
 def test_a_sequence_that_is_computed_anew(checkpoint: Checkpoint) -> None:
-    """After a preemption or a crash, what has been said comes back as a part of the prompt."""
-    folder = checkpoint("llama", **SMALL)
-    with StandInDevice() as device:
-        runner, recorder = start_invariant(folder, device)
-        whole, broken = (sequence(i, TEXTS[3], range(1 + 4 * i, 5 + 4 * i), 8) for i in (0, 1))
-        run(runner, [whole])
-        advance(runner, [broken], [broken.length])
-        for _ in range(3):
-            advance(runner, [broken], [1])
-        broken.computed, broken.block_ids = 0, list(range(9, 13))
-        run(runner, [broken], chunk=11)
-        assert torch.equal(recorder.logits(1), recorder.logits(0))
+    CROWD.check_anew(checkpoint("llama", **SMALL), 3, 8)
 
 
 def test_recorded_steps_say_what_launched_ones_say(checkpoint: Checkpoint) -> None:
@@ -305,12 +254,7 @@ def test_recorded_steps_say_what_launched_ones_say(checkpoint: Checkpoint) -> No
 @pytest.mark.parametrize("reason", REFUSED)
 def test_what_cannot_be_kept_is_refused(checkpoint: Checkpoint, reason: str) -> None:
     family, options = REFUSED[reason]
-    told = ShardSettings(model_path=checkpoint(family), batch_invariant=True, **options)
-    with (
-        StandInDevice(),
-        pytest.raises(ConfigurationError, match=f"--batch-invariant cannot be kept: .*{reason}"),
-    ):
-        load_torch_runner(told, device="cuda:0")
+    Crowd.check_refused(checkpoint(family), reason, **options)
 
 
 def test_the_cpu_kernels_take_the_flag(checkpoint: Checkpoint) -> None:

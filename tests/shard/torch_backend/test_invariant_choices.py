@@ -11,23 +11,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from tests.shard.torch_backend.interpreter import need_triton
-from tests.shard.torch_backend.models_support import GreedyRecorder, advance, load, run, sequence
 
 need_triton()
 
 from tests.shard.torch_backend.invariant_support import (  # noqa: E402  (it imports Triton)
-    forbid_library,
-    run_anew,
+    Crowd,
     small_parts,  # noqa: F401  (a fixture)
     start_invariant,
 )
 from tests.shard.torch_backend.stand_in_support import (  # noqa: E402
-    Foretelling,
-    Said,
-    agree,
     drive,
     start,
 )
@@ -39,10 +33,10 @@ from tgi_trio.testing.wrapped_checkpoints import make_wrapped  # noqa: E402
 Checkpoint = Callable[..., Path]
 
 CHOSEN = 36  # more than a span has
-NEW = 3
 # A lone token, more tokens than are chosen, and fewer: with what is said they become more.
 SIZES = (1, 42, CHOSEN - 1)
 TEXTS = [[3 + (31 * i + 7 * j) % 500 for j in range(n)] for i, n in enumerate(SIZES)]
+CROWD = Crowd(TEXTS, new=3, chunk=11)
 FEW_LAYERS = {"num_hidden_layers": 2, "mlp_layer_types": ["dense", "sparse"]}
 FAMILIES: dict[str, dict[str, Any]] = {
     # Several hidden states of a token, sinks, values with gates.
@@ -105,24 +99,13 @@ def small_lists(small_parts: None, monkeypatch: pytest.MonkeyPatch) -> None:  # 
         monkeypatch.setattr(selecting, name, number)
 
 
-def logits(runner: Any, recorder: GreedyRecorder, **how: Any) -> list[torch.Tensor]:
-    """Return what tokens were chosen from, for each text; `how`: see `run`, alone without."""
-    rows = [sequence(i, text, range(1 + 3 * i, 4 + 3 * i), NEW) for i, text in enumerate(TEXTS)]
-    return run_anew(runner, recorder, rows, **how)
-
-
-def differs(runner: Any, recorder: GreedyRecorder) -> bool:
-    """Whether a bit differs where prompts are cut and have decodes beside them."""
-    alone = logits(runner, recorder)
-    return not all(map(torch.equal, logits(runner, recorder, joins=2, chunk=11), alone))
-
-
 @pytest.mark.sampled(6)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_sequence_has_the_same_logits_alone_and_among_others(
     checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch, family: str
 ) -> None:
-    check_alone(checkpoint(family, **FAMILIES[family]), monkeypatch)
+    folder = checkpoint(family, **FAMILIES[family])
+    CROWD.check_alone(folder, monkeypatch, near=1e-3)
 
 
 @pytest.mark.thorough
@@ -130,18 +113,8 @@ def test_a_sequence_has_the_same_logits_alone_and_among_others(
 def test_text_models_beside_images(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str
 ) -> None:
-    check_alone(make_wrapped(tmp_path, family, **WRAPPED[family]), monkeypatch)
-
-
-def check_alone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compare a model's sequences alone and together, without sums of a library's."""
-    host = logits(*load(folder, 64, dtype="float32"))
-    with StandInDevice() as device:
-        runner, recorder = start_invariant(folder, device)
-        forbid_library(runner, monkeypatch)
-        assert not differs(runner, recorder)
-    found = [recorder.logits(i) for i in range(len(TEXTS))]
-    torch.testing.assert_close(torch.cat(found), torch.cat(host), atol=1e-3, rtol=0)
+    folder = make_wrapped(tmp_path, family, **WRAPPED[family])
+    CROWD.check_alone(folder, monkeypatch, near=1e-3)
 
 
 @pytest.mark.thorough
@@ -150,23 +123,13 @@ def test_without_the_flag_bits_differ(checkpoint: Checkpoint, family: str) -> No
     """So the test above can tell."""
     folder = checkpoint(family, **FAMILIES[family])
     with StandInDevice() as device:
-        assert differs(*start_invariant(folder, device, batch_invariant=False))
+        assert CROWD.differing(*start_invariant(folder, device, batch_invariant=False))
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("family", ["glm_moe_dsa", "minimax_m3_vl_text", "deepseek_v4"])
 def test_a_sequence_that_is_computed_anew(checkpoint: Checkpoint, family: str) -> None:
-    """After a preemption or a crash, what has been said comes back as a part of the prompt."""
-    folder = checkpoint(family, **FAMILIES[family])
-    with StandInDevice() as device:
-        runner, recorder = start_invariant(folder, device)
-        whole, broken = (sequence(i, TEXTS[2], range(1 + 3 * i, 4 + 3 * i), 4) for i in (0, 1))
-        run(runner, [whole])
-        advance(runner, [broken], [broken.length])
-        advance(runner, [broken], [1])
-        broken.computed, broken.block_ids = 0, [9, 8, 7]
-        run(runner, [broken], chunk=13)
-        assert torch.equal(recorder.logits(1), recorder.logits(0))
+    CROWD.check_anew(checkpoint(family, **FAMILIES[family]), 2)
 
 
 @pytest.mark.sampled(3, first=1)
@@ -176,23 +139,7 @@ def test_a_sequence_that_is_computed_anew(checkpoint: Checkpoint, family: str) -
 def test_recorded_steps_and_guesses_say_what_launched_ones_say(
     checkpoint: Checkpoint, family: str
 ) -> None:
-    """Drawn tokens and log-probabilities; whatever contexts a step has, it launches the same."""
-    folder = checkpoint(family, **FAMILIES[family])
-    asked: list[dict[str, Any]] = [{"sample": True}, {"prompt_logprobs": True}, {}]
-    host = drive(start(folder, "cpu"), TEXTS, asked, 5)
-    said: list[Said] = []
-    with StandInDevice() as device:
-        for graphs, late, budget in (((), 0, 100), ((1, 4), 1, 30)):
-            runner = start(folder, "cuda:0", graphs, batch_invariant=True)
-            drafter = Foretelling(said[0].tokens) if said else None
-            how: dict[str, Any] = {"late": late, "budget": budget, "drafter": drafter}
-            said.append(drive(runner, TEXTS, asked, 5, device=device, **how))
-    plain, ours = said
-    agree(plain, host)
-    assert ours.drafts > 2 and any(counts.replays for counts in ours.decodes)
-    assert ours.tokens == plain.tokens and plain.logprobs and plain.prompts
-    assert sorted(ours.logprobs) == sorted(plain.logprobs)
-    assert sorted(ours.prompts) == sorted(plain.prompts)
+    CROWD.check_recorded(checkpoint(family, **FAMILIES[family]), 30)
 
 
 @pytest.mark.parametrize("family", ["deepseek_v32", "minimax_m3_vl_text"])

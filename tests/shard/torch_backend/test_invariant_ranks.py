@@ -22,9 +22,8 @@ from tests.shard.torch_backend.invariant_support import (  # noqa: E402  (it imp
 )
 from tests.shard.torch_backend.stand_in_ranks import two_ranks  # noqa: E402
 from tests.shard.torch_backend.test_batch_invariance import (  # noqa: E402
-    FEW_TEXTS,
-    differing,
-    logits,
+    CROWD,
+    FEW,
 )
 from tests.shard.torch_backend.test_invariant_choices import FAMILIES  # noqa: E402
 from tgi_trio.testing.stand_in_device import StandInDevice  # noqa: E402
@@ -46,7 +45,7 @@ def test_two_ranks(checkpoint: Checkpoint, family: str, changes: dict[str, Any])
         StandInDevice() as device,
         two_ranks(folder, device, sampler=recorder, batch_invariant=True) as (runner, steps),
     ):
-        assert not differing(runner, recorder)
+        assert not CROWD.differing(runner, recorder)
         launched = Counter[str]()
         for counts in steps:
             launched.update(counts.launches)
@@ -58,9 +57,9 @@ def test_two_stages(checkpoint: Checkpoint) -> None:
     folder, recorder = checkpoint("llama", num_hidden_layers=2), GreedyRecorder()
     told: dict[str, Any] = {"batch_invariant": True, "pipeline_stages": 2}
     with StandInDevice() as device:
-        expected = logits(*start_invariant(folder, device), None, FEW_TEXTS)
+        expected = FEW.logits(*start_invariant(folder, device))
         with two_ranks(folder, device, sampler=recorder, **told) as (runner, steps):
-            assert not differing(runner, recorder, texts=FEW_TEXTS)
-            found = logits(runner, recorder, None, FEW_TEXTS)
+            assert not FEW.differing(runner, recorder)
+            found = FEW.logits(runner, recorder)
     assert any(counts.launches["send"] for counts in steps)
     assert all(map(torch.equal, found, expected))
