@@ -20,12 +20,14 @@ from tests.shard.torch_backend.stand_in_support import (  # noqa: E402  (it impo
     drive,
     start,
 )
+from tgi_trio.ipc.shard_settings import ShardSettings  # noqa: E402
 from tgi_trio.shard.torch_backend import device_parts  # noqa: E402
 from tgi_trio.shard.torch_backend.attention import dividing, few_heads  # noqa: E402
 from tgi_trio.shard.torch_backend.layers import few_rows, lone_shares  # noqa: E402
 from tgi_trio.shard.torch_backend.layers.joined import JoinedLinears  # noqa: E402
 from tgi_trio.shard.torch_backend.models import beginning  # noqa: E402
 from tgi_trio.shard.torch_backend.models.layer import Layer  # noqa: E402
+from tgi_trio.shard.torch_backend.torch_loading import load_torch_runner  # noqa: E402
 from tgi_trio.testing.stand_in_device import StandInDevice  # noqa: E402
 from tgi_trio.testing.tiny_families import GEMMA3N_SPARSE, GEMMA4_E, GEMMA4_MOE  # noqa: E402
 
@@ -118,7 +120,10 @@ def list_joined(layer: Layer) -> list[JoinedLinears]:
     return [joined for joined in every if joined is not None]
 
 
-@pytest.mark.parametrize("family", ["falcon_h1", "deepseek_v32", "deepseek_v4", "axk2"])
+JOINED = ("falcon_h1", "deepseek_v32", "deepseek_v4", "axk2")
+
+
+@pytest.mark.parametrize("family", JOINED)
 def test_joined_products_of_few_rows_are_ours(
     checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, family: str
 ) -> None:
@@ -139,6 +144,21 @@ def test_joined_products_of_few_rows_are_ours(
     assert len(linears) == len(set(map(id, linears)))
     joined = [each.whole for layer in runner.model.layers for each in list_joined(layer)]
     assert joined and all(each.few_rows.keys() >= {1, 2} for each in joined)
+
+
+@pytest.mark.parametrize("family", JOINED)
+def test_products_are_joined_where_batch_invariance_is_kept(
+    checkpoint: Callable[..., Path], family: str
+) -> None:
+    folder, found = checkpoint(family), []
+    with StandInDevice():
+        for kept in (False, True):
+            settings = ShardSettings(model_path=folder, dtype="float32", batch_invariant=kept)
+            runner: Any = load_torch_runner(settings, device="cuda:0")
+            joined = [list_joined(layer) for layer in runner.model.layers]
+            assert {each.whole.invariant for layer in joined for each in layer} == {kept}
+            found.append([len(each) for each in joined])
+    assert found[0] == found[1] and any(found[0])
 
 
 @pytest.mark.parametrize(("family", "changes"), SHAPES.values(), ids=SHAPES)

@@ -11,7 +11,6 @@ import torch
 
 from tgi_trio.shard.torch_backend.layers.coded_linear import CodedLinear
 from tgi_trio.shard.torch_backend.layers.linear import Linear
-from tgi_trio.shard.torch_backend.layers.plain_product import divides_alike
 from tgi_trio.shard.torch_backend.torch_device import runs_kernels
 
 
@@ -53,28 +52,21 @@ def list_multiplied(
     yield from (each for each in (first, second) if each is not None)
 
 
-def join_linears(first: Linear, second: Linear, *, always: bool) -> JoinedLinears | None:
-    """Move the weights of two linears into one matrix; `always`: every step needs both.
+def join_linears(first: Linear, second: Linear) -> JoinedLinears | None:
+    """Move the weights of two linears into one matrix.
 
     None on a CPU, and where one launch cannot multiply with both: they have biases or different
-    formats, or inputs are rounded. Nor where batch invariance is kept and the first would say
-    something else by itself, as how a matrix is divided among programs follows from its size.
+    formats, or inputs are rounded. Where batch invariance is kept, every step must need both: how a
+    matrix is divided among programs follows from its size, and with it the first one's bits.
     """
     if first.bias is not None or second.bias is not None:
         return None
-    apart = first.invariant and not always  # in some steps, which must not matter
+    whole: Linear | None = None
     if isinstance(first, CodedLinear) and isinstance(second, CodedLinear):
-        stacked = None if apart else first.join(second)
-        sizes = first.outputs, second.outputs
-        return None if stacked is None else JoinedLinears(first, second, stacked, sizes)
-    if type(first) is not Linear or type(second) is not Linear:
-        return None
-    sizes = len(first.weight), len(second.weight)
-    if not runs_kernels(first.weight.device):
-        return None
-    if apart and not divides_alike(first.weight, sizes[0], sum(sizes)):
-        return None
-    weight = torch.cat((first.weight, second.weight))
-    first.weight, second.weight = weight.split(sizes)
-    whole = Linear(weight, invariant=first.invariant)
-    return JoinedLinears(first, second, whole, sizes)
+        whole, sizes = first.join(second), (first.outputs, second.outputs)
+    elif type(first) is type(second) is Linear and runs_kernels(first.weight.device):
+        weight = torch.cat((first.weight, second.weight))
+        sizes = len(first.weight), len(second.weight)
+        first.weight, second.weight = weight.split(sizes)
+        whole = Linear(weight, invariant=first.invariant)
+    return None if whole is None else JoinedLinears(first, second, whole, sizes)

@@ -96,7 +96,7 @@ class LatentProjections:
         self.gate_up = gate_up
         self.joined: JoinedLinears | None = None  # of `query_up` and `gate_up`
         if query_up is not None and gate_up is not None:
-            self.joined = join_linears(query_up, gate_up, always=True)
+            self.joined = join_linears(query_up, gate_up)
         self.invariant = invariant
         self.changes: ChangeHeads | None = None  # of adapters
 

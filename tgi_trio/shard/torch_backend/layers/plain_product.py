@@ -58,16 +58,6 @@ def count_input_parts(outputs: int, inputs: int, tile: AnyTile) -> int:
     return parts
 
 
-def divides_alike(weight: torch.Tensor, outputs: int, more: int) -> bool:
-    """Return whether invariant products have the same sums with `outputs` rows and with `more`.
-
-    Of matrices like `weight` [..., inputs]: their inputs are then divided into as many parts.
-    """
-    tile = choose_any_tile(weight.dtype, generation(weight.device))
-    few, many = (count_input_parts(count, weight.shape[1], tile) for count in (outputs, more))
-    return few == many
-
-
 def multiply_plain(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *, invariant: bool
 ) -> torch.Tensor:

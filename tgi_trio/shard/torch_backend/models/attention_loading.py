@@ -197,7 +197,7 @@ class AttentionLoader(WeightLoader):
         query_up, joined = self.linear(refs.query_up), None
         alike = latent is not None and not index.reads_input and not latent.spec.doubled
         if alike and latent is not None and latent.query_up is not None:
-            joined = join_linears(latent.query_up, query_up, always=False)
+            joined = join_linears(latent.query_up, query_up)
         return TokenIndex(
             index,
             query_up=query_up,
@@ -246,7 +246,7 @@ class AttentionLoader(WeightLoader):
                 spec.heads,
                 own_up,
                 self._compressor(refs.index_compressor, spec.dim, compression),
-                joined=join_linears(query_up, own_up, always=True),
+                joined=join_linears(query_up, own_up),
             )
         own = self._compressor(refs.compressor, self.spec.head_dim, compression)
         return Entries(compression, own, index)

@@ -256,7 +256,7 @@ class DecoderLoader(AttentionLoader):
             mlp = self.mlp(refs.mlp, layer) if refs.mlp else None
         joined = None
         if attention is not None and mixer is not None and layer.shared is None:
-            joined = join_linears(attention.qkv, mixer.inner, always=True)
+            joined = join_linears(attention.qkv, mixer.inner)
         experts = None if layer.beside or layer.later else layer.experts
         result_scale = experts.result_scale if experts else 1.0
         return Layer(

@@ -65,11 +65,11 @@ class LayerRunner:
             x, normed = add_and_normalise(x, addends, layer.attention_norm)
             if layer.attention_norm_gate is not None:
                 normed = layer.attention_norm_gate(normed)
-            said = self._say(index, normed, tables, attention, batch, states)
+            parts = self._say(index, normed, tables, attention, batch, states)
             if self._ranks is None:
-                addends = self.sums.of_mixed(layer, said)
+                addends = self.sums.of_mixed(layer, parts)
             else:
-                addends = self.sums.of_attention(layer, self.reduce(self.sums.mix(layer, said)))
+                addends = self.sums.of_attention(layer, self.reduce(self.sums.mix(layer, parts)))
             if self._spec.parallel and layer.mlp is not None:
                 inner = layer.mlp_norm(x) if layer.mlp_norm else normed
                 beside = self.reduce(layer.mlp(inner))
