@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 
 from tests.router.media.sound_files import as_floats, make_samples
@@ -18,6 +20,7 @@ from tgi_trio.media.feature_extractors import FeatureExtractor
 from tgi_trio.router.media.served_images import find_served_images
 from tgi_trio.shard.media.largest import make_longest
 from tgi_trio.shard.media.loading import load_encoder
+from tgi_trio.shard.media.tower import load_tower
 
 need_triton()
 
@@ -55,3 +58,20 @@ def test_a_device_hears_as_a_cpu_and_missing_weights_are_named(tmp_path: Path) -
     save_file(text, file, {"format": "pt"})
     model, why = find_served_images(tmp_path)
     assert model is None and why is not None and "has no weights for it" in why
+
+
+def test_what_transformers_keeps_in_float32_is_kept(tmp_path: Path) -> None:
+    """To the bit, in half precision: positions of Voxtral's tower are not rounded."""
+    from transformers import AutoModelForMultimodalLM
+
+    make_folder(tmp_path, "voxtral")
+    half = torch.bfloat16
+    bundle = FeatureExtractor("whisper", EXTRACTOR).extract(as_floats(make_samples(3.01)))
+    ours = load_tower(tmp_path, "voxtral", torch.device("cpu"), half, hears=True).encode(bundle)
+    theirs: Any = AutoModelForMultimodalLM.from_pretrained(tmp_path, dtype=half).eval()
+    kinds = {each.dtype for each in theirs.model.audio_tower.parameters()}
+    assert kinds == {half, torch.float32}
+    features = torch.from_numpy(bundle["input_features"].copy()).to(half)
+    with torch.inference_mode():
+        expected = theirs.model.get_audio_features(features, return_dict=True).pooler_output
+    assert (ours.rows == expected.float().numpy()).all()

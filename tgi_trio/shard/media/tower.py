@@ -186,12 +186,13 @@ def _build(folder: Path, text_part: str, *, hears: bool) -> Any:
 def _fill(model: Any, files: Container, device: torch.device, dtype: torch.dtype) -> None:
     """Load a meta model's tensors from a checkpoint, and compute those that none has."""
     heads = getattr(getattr(model.config, "vision_config", None), "num_attention_heads", 0)
-    state = {}
+    state, wide = {}, _list_wide(model)
     for name, wanted in model.state_dict().items():
         if not wanted.is_floating_point():  # counts of what was seen in training
             continue
         values = read_parameter(files, name, tuple(wanted.shape), heads)
-        state[name] = torch.from_numpy(values).to(device, dtype)
+        kept = any(f".{part}." in f".{name}." for part in wide)
+        state[name] = torch.from_numpy(values).to(device, torch.float32 if kept else dtype)
     model.load_state_dict(state, strict=False, assign=True)
     for parameter in model.parameters():
         parameter.requires_grad_(False)
@@ -204,6 +205,19 @@ def _fill(model: Any, files: Container, device: torch.device, dtype: torch.dtype
             empty = torch.empty_like(buffer, device=device)
             setattr(model.get_submodule(owner), own, empty)
     model.initialize_weights()
+
+
+def _list_wide(model: Any) -> frozenset[str]:
+    """Return the modules that transformers keeps in float32, whatever the others are in.
+
+    They are named by the class of the whole model (Voxtral: positions).
+    """
+    import transformers
+
+    names = getattr(model.config, "architectures", None) or ()
+    owners = (model, *(getattr(transformers, name, None) for name in names))
+    every = (getattr(owner, "_keep_in_fp32_modules_strict", None) or () for owner in owners)
+    return frozenset(name for own in every for name in own)
 
 
 def _add_before_layers(deep: Sequence[tuple[int, Any]]) -> ImageFeatures:
