@@ -26,6 +26,7 @@ need_triton()
 
 from tgi_trio.shard.torch_backend.attention.projecting import (  # noqa: E402
     absorb_queries,
+    count_heads,
     write_latent_keys,
     write_projected,
 )
@@ -282,6 +283,12 @@ HEAD_KINDS: dict[str, dict[str, Any]] = {
         "gain": some(HEADS + KV_HEADS, DIM, seed=5),
         "bias": some(HEADS + KV_HEADS, DIM, seed=6),
     },
+    "all heads at once": {"norm_whole": True, "gain": some(HEADS + KV_HEADS, DIM, seed=5)},
+    "all heads at once, clipped": {
+        "norm_whole": True,
+        "clip": 0.8,
+        "gain": some(HEADS + KV_HEADS, DIM, seed=5),
+    },
     "narrow values": {"value_dim": DIM // 2 + 1, "clip": 0.6},
     "wide values": {"value_dim": 2 * DIM, "value_scale": 0.7},
     "normalised values": {"value_norm": True, "gain": some(HEADS + KV_HEADS, DIM, seed=5)},
@@ -293,15 +300,15 @@ HEAD_KINDS: dict[str, dict[str, Any]] = {
 
 def projected(steps: HeadSteps, dtype: torch.dtype, *, kernel: bool) -> list[torch.Tensor]:
     """Return queries, and the keys and values of a cache, of tokens at any positions."""
-    values = 0 if steps.keys_as_values else steps.kv_heads * (steps.value_dim or DIM)
-    qkv = some(4, (HEADS + steps.kv_heads) * DIM + values, dtype=dtype)
+    values = 0 if steps.keys_as_values else steps.kv_heads * (steps.value_dim or steps.head_dim)
+    qkv = some(4, (steps.heads + steps.kv_heads) * steps.head_dim + values, dtype=dtype)
     positions, slots = (torch.tensor(x, device=DEVICE) for x in ([0, 3, 40, 17], [9, 2, 0, 5]))
     table = None
     if steps.rotary is not None:
         table = steps.rotary.table(positions, positions + 1, dtype)
     key, value = (
         torch.zeros(12, steps.kv_heads, dim, dtype=dtype, device=DEVICE)
-        for dim in (DIM, steps.value_dim or DIM)
+        for dim in (steps.head_dim, steps.value_dim or steps.head_dim)
     )
     if kernel:
         return [write_projected(qkv, steps, table, key, value, slots), key, value]
@@ -314,7 +321,8 @@ def compare_projected(dtype: torch.dtype, rotary: dict[str, Any] | None, **kind:
     if rotary is not None:
         spec = RotarySpec(**{"max_positions": 64} | rotary)
         kind["rotary"] = Rotary(spec, torch.device(DEVICE))
-    steps = HeadSteps(HEADS, head_dim=DIM, **{"kv_heads": KV_HEADS, "eps": 1e-6} | kind)
+    sizes = {"heads": HEADS, "kv_heads": KV_HEADS, "head_dim": DIM, "eps": 1e-6}
+    steps = HeadSteps(**sizes | kind)
     ours, theirs = (projected(steps, dtype, kernel=kernel) for kernel in (True, False))
     for one, other in zip(ours, theirs, strict=True):
         if dtype is torch.float32:
@@ -337,6 +345,16 @@ def test_heads(kind: dict[str, Any], rotary: dict[str, Any] | None, dtype: torch
     if kind.get("norm") == "rms_plus_one":
         vectors = {k: x.float() for k, x in vectors.items()}
     compare_projected(dtype, rotary, **kind | vectors)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_all_heads_are_normalised_at_once_by_several_programs(dtype: torch.dtype) -> None:
+    """One of which has heads of queries, of keys and of values; and their numbers do not fit it."""
+    heads, kv_heads, dim = 20, 4, 128
+    assert heads % count_heads(dim) and heads * dim > 2048
+    gain = some(heads + kv_heads, dim, seed=5, dtype=dtype)
+    sizes = {"heads": heads, "kv_heads": kv_heads, "head_dim": dim}
+    compare_projected(dtype, {"dim": 64}, norm_whole=True, gain=gain, **sizes)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -99,7 +99,7 @@ def head_constants(steps: HeadSteps) -> dict[str, Any]:
         "DIM": steps.head_dim,
         "VALUE": steps.value_dim or steps.head_dim,
         "CLIPS": steps.clip > 0,
-        "NORM": "" if steps.gain is None else steps.norm,
+        "NORM": "" if steps.gain is None else "whole" if steps.norm_whole else steps.norm,
         "NORM_LAST": steps.norm_last and steps.gain is not None,
         "HAS_BIAS": steps.bias is not None,
         "KEYS_AS_VALUES": steps.keys_as_values,

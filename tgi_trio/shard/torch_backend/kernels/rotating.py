@@ -40,7 +40,7 @@ def rotate_and_write(
     ROTARY: tl.constexpr,  # leading dimensions that are rotated; 0: none
     INTERLEAVED: tl.constexpr,
     CLIPS: tl.constexpr,
-    NORM: tl.constexpr,  # "": no norm
+    NORM: tl.constexpr,  # "": no norm; "whole": RMS of all heads of queries, and of all of keys
     NORM_LAST: tl.constexpr,  # heads are normalised behind their rotation, not before
     HAS_BIAS: tl.constexpr,
     SCALES_QUERIES: tl.constexpr,
@@ -77,7 +77,8 @@ def write_some_heads(
     """Do what a program of `rotate_and_write` does."""
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + token)
-    head = FIRST + part * BLOCK + tl.arange(0, BLOCK)[:, None]
+    first = FIRST + part * BLOCK
+    head = first + tl.arange(0, BLOCK)[:, None]
     dim = tl.arange(0, PADDED_DIM)[None, :]
     dtype = qkv.dtype.element_ty
     turning = head < HEADS + KV_HEADS  # not values
@@ -91,7 +92,11 @@ def write_some_heads(
         plain = plain.to(dtype).to(tl.float32)
     normed = there & turning
     before: tl.constexpr = "" if NORM_LAST else NORM
-    mean, scale = measure_heads(x, dim, eps, DIM, before)
+    if before == "whole":
+        own = qkv + token * stride
+        mean, scale = measure_whole(own, first, head, clip, eps, HEADS, KV_HEADS, DIM, BLOCK, CLIPS)
+    else:
+        mean, scale = measure_heads(x, dim, eps, DIM, before)
     if before != "":
         x = weigh_head(x, dim, head, normed, mean, scale, gain, bias, DIM, NORM, HAS_BIAS, qkv)
     if ROTARY:
@@ -146,6 +151,43 @@ def measure_heads(x, dim, eps, DIM: tl.constexpr, NORM: tl.constexpr):
 
 
 @triton.jit
+def measure_whole(
+    own,  # a token's numbers
+    first,  # of the heads `head` [BLOCK, 1]
+    head,
+    clip,
+    eps,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    DIM: tl.constexpr,
+    BLOCK: tl.constexpr,
+    CLIPS: tl.constexpr,
+):
+    """Return the same where all heads of queries are normalised together, and all of keys.
+
+    Each program adds up all numbers of what it has heads of.
+    """
+    queries, keys = 0.0, 0.0
+    if first < HEADS:
+        queries = average_squares(own, clip, HEADS * DIM, CLIPS)
+    if (first + BLOCK > HEADS) & (first < HEADS + KV_HEADS):
+        keys = average_squares(own + HEADS * DIM, clip, KV_HEADS * DIM, CLIPS)
+    scale = tl.rsqrt(tl.where(head < HEADS, queries, keys) + eps)
+    return tl.zeros([BLOCK, 1], tl.float32), scale
+
+
+@triton.jit
+def average_squares(source, clip, SIZE: tl.constexpr, CLIPS: tl.constexpr):
+    """Return the mean of the squares of so many numbers."""
+    place = tl.arange(0, 2048)
+    total = tl.zeros([2048], tl.float32)
+    for low in range(0, SIZE, 2048):
+        x = load_clipped(source + low + place, low + place < SIZE, clip, CLIPS)
+        total += x * x
+    return tl.sum(total, 0) / SIZE
+
+
+@triton.jit
 def weigh_head(
     x,  # float32 [heads, padded DIM]
     dim,
@@ -163,7 +205,7 @@ def weigh_head(
     """Return x normalised with its head's mean and scale."""
     dtype = like.dtype.element_ty
     x = (x - mean) * scale
-    if NORM != "rms_plus_one":  # that one is computed in float32 throughout
+    if NORM != "rms_plus_one" and NORM != "whole":  # these are computed in float32 throughout
         x = x.to(dtype).to(tl.float32)
     x = x * tl.load(gain + head * DIM + dim, mask=inside, other=0.0).to(tl.float32)
     x = x.to(dtype).to(tl.float32)

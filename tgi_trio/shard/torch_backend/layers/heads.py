@@ -26,6 +26,7 @@ class HeadSteps:
     bias: torch.Tensor | None = None
     rotary: Rotary | None = None
     norm_last: bool = False  # heads are rotated first, then normalised
+    norm_whole: bool = False  # RMS of all heads of queries at once, and of all of keys (OLMo 2)
     value_dim: int = 0  # 0: values are as wide as keys
     keys_as_values: bool = False  # values are the keys before norm and rotation
     value_norm: bool = False  # each value is normalised, without weights
@@ -71,11 +72,19 @@ class HeadSteps:
         return value if self.value_scale == 1.0 else value * self.value_scale
 
     def _normalise(self, x: torch.Tensor, gain: torch.Tensor) -> torch.Tensor:
-        """Normalise each query and key head separately, with its own weights."""
+        """Normalise query and key heads, each with its own weights."""
         size = (self.head_dim,)
+        if self.norm_whole:
+            parts = (each.split((self.heads, self.kv_heads), -2) for each in (x, gain))
+            return torch.cat([self._normalise_whole(*part) for part in zip(*parts, strict=True)], 1)
         if self.norm in ("layer", "layer_plus_one"):
             normed = functional.layer_norm(x, size, None, None, self.eps) * gain
             return normed if self.bias is None else normed + self.bias
         if self.norm == "rms_plus_one":
             return (functional.rms_norm(x.float(), size, None, self.eps) * gain).to(x.dtype)
         return functional.rms_norm(x, size, None, self.eps) * gain
+
+    def _normalise_whole(self, x: torch.Tensor, gain: torch.Tensor) -> torch.Tensor:
+        """Normalise all heads `x` [T, n, head_dim] of a token together; `gain` [n, head_dim]."""
+        normed = functional.rms_norm(x.flatten(1), (gain.numel(),), gain.flatten(), self.eps)
+        return normed.view(x.shape)

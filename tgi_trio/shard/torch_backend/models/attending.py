@@ -49,6 +49,7 @@ class Attending:
             bias=layer.head_norm_bias,
             rotary=self._rotaries[layer.rotary] if layer.rotary >= 0 else None,
             norm_last=spec.norm_after_rotary,
+            norm_whole=layer.norm_whole,
             value_dim=layer.value_dim,
             keys_as_values=layer.keys_as_values,
             value_norm=spec.value_norm,
@@ -149,7 +150,10 @@ class Attending:
     def _normalise_whole(
         self, layer: Attention, query_norm: DividedNorm, key_norm: DividedNorm, qkv: torch.Tensor
     ) -> torch.Tensor:
-        """Normalise a token's query heads all together, and its key heads likewise (OLMo 2)."""
+        """Normalise a token's query heads all together, and its key heads likewise (OLMo 2).
+
+        Where ranks have some of the heads each.
+        """
         shape = layer.shape
         if self._spec.qkv_clip:
             qkv = qkv.clamp(-self._spec.qkv_clip, self._spec.qkv_clip)

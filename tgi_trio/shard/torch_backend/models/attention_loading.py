@@ -71,7 +71,8 @@ class AttentionLoader(WeightLoader):
 
     def attention(self, index: int, layer: LayerSpec, refs: AttentionRefs) -> Attention:
         """Return this rank's heads of a layer."""
-        whole = self.spec.query_key_norm == "whole"
+        norm_whole = self._normalises_whole(refs)
+        divided = self.spec.query_key_norm == "whole" and not norm_whole
         shape = self.attention_shape(index, layer, refs)
         latent = self._latent(refs, self.spec.latent_of(layer), layer.rotary)
         head_norm, head_norm_bias = self._head_norms(layer, refs, shape)
@@ -84,11 +85,12 @@ class AttentionLoader(WeightLoader):
             pooled=self._pooled(index, layer, refs.blocks),
             output=self.linear(refs.output),
             rotary=self._rotary(layer.rotary),
-            query_norm=self.divided_norm(refs.query_norm) if whole else None,
-            key_norm=self.divided_norm(refs.key_norm) if whole else None,
+            query_norm=self.divided_norm(refs.query_norm) if divided else None,
+            key_norm=self.divided_norm(refs.key_norm) if divided else None,
             inner_norm=self.divided_norm(refs.inner_norm),
             head_norm=head_norm,
             head_norm_bias=head_norm_bias,
+            norm_whole=norm_whole,
             value_dim=self.spec.sizes(layer).value_dim,
             keys_as_values=layer.keys_as_values,
             shared_key=self._shared_key(layer, refs.shared_key, self.spec.shared_key),
@@ -301,6 +303,14 @@ class AttentionLoader(WeightLoader):
         if normalises_plainly(self.spec, layer):
             heads = shape.heads + shape.kv_heads
             return torch.ones(heads, shape.head_dim, device=self.source.device), None
+        if self._normalises_whole(refs):
+            names = [norm.weight for norm in (refs.query_norm, refs.key_norm) if norm]
+            counts = (shape.heads, shape.kv_heads)
+            weights = [
+                self.source.vector(name, count * shape.head_dim)
+                for name, count in zip(names, counts, strict=True)
+            ]
+            return torch.cat(weights).view(-1, shape.head_dim), None
         if self.spec.query_key_norm == "each":
             each = [self._head_norms_of(ref) for ref in (refs.query_norm, refs.key_norm) if ref]
             return torch.cat(each), None
@@ -315,6 +325,21 @@ class AttentionLoader(WeightLoader):
         if not refs.query_norm.bias:
             return weight, None
         return weight, self._head_vectors([(ref.bias, ref.size, heads) for ref, heads in norms])
+
+    def _normalises_whole(self, refs: AttentionRefs) -> bool:
+        """Return whether all heads of queries are normalised at once, and all of keys, on a rank.
+
+        As `HeadSteps` do it: by RMS, with weights.
+        """
+        if self.spec.query_key_norm != "whole" or self.ranks is not None:
+            return False
+        return all(
+            norm is not None
+            and (norm.kind or self.spec.norm, norm.eps) == ("rms", self.spec.norm_eps)
+            and bool(norm.weight)
+            and not norm.bias
+            for norm in (refs.query_norm, refs.key_norm)
+        )
 
     def _head_norms_of(self, ref: NormRef) -> torch.Tensor:
         """Return the norm weights [heads, head_dim] of this rank's heads, each with its own."""

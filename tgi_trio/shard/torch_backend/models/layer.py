@@ -40,11 +40,12 @@ class Attention:
     blocks: BlockIndex | None  # None: all blocks are attended to
     output: Linear
     rotary: int  # index into the decoder's rotaries, -1: none
-    query_norm: DividedNorm | None  # over all heads at once
+    query_norm: DividedNorm | None  # over all heads at once, of which ranks have some each
     key_norm: DividedNorm | None
     inner_norm: DividedNorm | None  # over what all heads say, before `output`
     head_norm: torch.Tensor | None  # [heads + kv_heads, head_dim] weights of per-head norms
     head_norm_bias: torch.Tensor | None
+    norm_whole: bool  # see `HeadSteps`
     value_dim: int  # of each value in the cache
     keys_as_values: bool  # see `HeadSteps`
     shared_key: SharedKey | None = None  # then `qkv` has what it projects
