@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final
 
-from tgi_trio.shard.torch_backend.kernels import alternating, fused
+from tgi_trio.shard.torch_backend.kernels import alternating, fused, own_inputs
 from tgi_trio.shard.torch_backend.layers.gating import count_cutting_warps
+from tgi_trio.shard.torch_backend.layers.own_inputs import choose_opened_tile, opened_constants
 from tgi_trio.shard.torch_backend.layers.residual import count_warps
 from tgi_trio.shard.torch_backend.torch_device import Generation
 from tgi_trio.testing.variant import BF16, EVEN, F32, TYPES, Variant
@@ -77,3 +78,17 @@ def alternating_variants(generation: Generation) -> Iterator[Variant]:
             (*(dtype,) * 3, f"i32{EVEN}"),
             {"SIZE": _OWN, "BLOCK": 1024, "ACT": act} | overlaps,
         )
+        for size in (1536, 2048):  # Gemma 4 E2B, Gemma 3n
+            for tokens in (1, 256, 512) if dtype is BF16 else (1, 512):
+                tile = choose_opened_tile(dtype, tokens)
+                yield Variant(
+                    f"multiply_opened {TYPES[dtype]} {size}, {tile.tokens} tokens",
+                    own_inputs.multiply_opened,
+                    (*(dtype,) * 4, "i32", f"i32{EVEN}"),
+                    {
+                        **opened_constants(size, _OWN),
+                        **{"ACT": act, "TOKENS": tile.tokens, "BLOCK": tile.gates},
+                    },
+                    warps=tile.warps,
+                    stages=tile.stages,
+                )

@@ -149,6 +149,7 @@ def _rotations(generation: Generation) -> Iterator[Variant]:
         (512, 512, 512, "rms", False, "", own),
         (128, 128, 0, "", False, "", {"SCALES_QUERIES": True}),
         (128, 128, 128, "rms", False, "", {"NORM_LAST": True}),  # Hunyuan, nanochat
+        (128, 128, 128, "whole", False, "", {}),  # OLMo 2
         (256, 256, 256, "rms", False, "", {"KV_HEADS": 0}),
     )
     for dim, value, rotary, norm, interleaved, codes, kind in kinds:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -10,11 +11,18 @@ from torch.nn import functional
 
 from tests.shard.torch_backend.interpreter import DEVICE, need_triton
 from tgi_trio.model.specs.decoder import NormKind, StreamsSpec
-from tgi_trio.shard.torch_backend.layers import gating, streams
+from tgi_trio.shard.torch_backend.layers import (
+    gating,
+    opening,
+    own_inputs,
+    plain_product,
+    streams,
+)
 from tgi_trio.shard.torch_backend.layers.activation import ACTIVATIONS, SparseActivation
 from tgi_trio.shard.torch_backend.layers.gating import Gate, open_own
 from tgi_trio.shard.torch_backend.layers.linear import Linear
 from tgi_trio.shard.torch_backend.layers.norm import Norm
+from tgi_trio.shard.torch_backend.layers.own_inputs import OwnInput
 from tgi_trio.shard.torch_backend.layers.stream_parts import Added, Routing
 from tgi_trio.shard.torch_backend.layers.streams import LayerStreams, Streams, holds_alternating
 
@@ -55,7 +63,7 @@ def agree(ours: torch.Tensor, theirs: torch.Tensor) -> None:
 
 
 def in_kernels(patch: pytest.MonkeyPatch) -> None:
-    for module in (streams, gating):
+    for module in (streams, gating, opening, plain_product):
         patch.setattr(module, "runs_kernels", lambda device: True)
 
 
@@ -159,3 +167,31 @@ def test_a_layers_own_embeddings_are_opened(
     assert torch.equal(expected, act(gate) * own)
     in_kernels(monkeypatch)
     agree(open_own(gate, own, act), expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("tokens", [1, 40, 300])
+@pytest.mark.parametrize("width", [24, 80])
+def test_what_gates_let_through_is_multiplied_at_once(
+    monkeypatch: pytest.MonkeyPatch, width: int, tokens: int, dtype: torch.dtype
+) -> None:
+    """By tiles for few tokens and for many; as by two launches, which other matrices have."""
+    monkeypatch.setattr(own_inputs, "_DEPTH", 32)
+    gate = Linear(some(width, HIDDEN, seed=1, dtype=dtype) / 6)
+    up = Linear(some(100, width, seed=2, dtype=dtype) / 6)
+    layer = OwnInput(gate, ACTIVATIONS["gelu_pytorch_tanh"], up, norm_of(1, dtype))
+    x = some(tokens, HIDDEN, seed=3, dtype=dtype)
+    own = some(tokens, 5, width, seed=4, dtype=dtype).transpose(0, 1)[3]
+    expected, launched = layer(x, own), []
+    in_kernels(monkeypatch)
+    multiply = own_inputs.multiply_opened
+
+    def note(*given: Any) -> torch.Tensor:
+        launched.append(len(given[0]))
+        return multiply(*given)
+
+    monkeypatch.setattr(own_inputs, "multiply_opened", note)
+    agree(layer(x, own), expected)
+    up.invariant = True
+    agree(layer(x, own), expected)
+    assert launched == [tokens]

@@ -40,6 +40,7 @@ from tgi_trio.testing.stand_in_device import (  # noqa: E402  (it imports Triton
 )
 from tgi_trio.testing.stand_in_driver import Counts  # noqa: E402
 from tgi_trio.testing.stand_in_tensor import MixedDevices, RecordingBroken  # noqa: E402
+from tgi_trio.testing.tiny_families import GEMMA4_E  # noqa: E402
 
 DEVICE = "cuda:0"
 
@@ -50,10 +51,12 @@ DYNAMIC: dict[str, Any] = {"rope_parameters": SCALED, "max_position_embeddings":
 # Launches of a layer: four products, two norms of sums, rotation and writing, attention, the gate.
 # A mixture has one more: the router, who goes where; the gate is part of a product.
 LAYERED = {
-    **{"llama": 9, "qwen3": 9, "gemma2": 9, "gpt_neox": 9, "olmo2": 12},
+    **{"llama": 9, "qwen3": 9, "gemma2": 9, "gpt_neox": 9, "olmo2": 9},
     **{"mixtral": 9, "qwen3_moe": 9, "gpt_oss": 9, "deepseek_v3": 12, "deepseek_v2": 12},
     **{"gemma4_text": 9, "mimo_v2_flash": 9, "llama4_text": 10, "qwen2_moe": 9, "afmoe": 9},
-    **{"gemma3n_text": 15, "nemotron": 9, "apertus": 9, "bloom": 9},
+    **{"gemma3n_text": 14, "nemotron": 9, "apertus": 9, "bloom": 9},
+    "gemma4_text with embeddings of layers": 12,
+    **{"minimax_m2": 9, "flex_olmo": 9},  # norms over all heads
     **{"falcon_h1": 12, "falcon_h1 with norms": 13},  # attention and Mamba-2, projected at once
 }
 ONE_MORE = {"num_hidden_layers": 3}
@@ -65,6 +68,13 @@ CHANGES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # of both, and fo
     "llama4_text": ({}, {"num_hidden_layers": 4}),
     "qwen2_moe": ({}, {"num_hidden_layers": 4}),
     "afmoe": ({}, {"num_hidden_layers": 4, "layer_types": [*SEEING[:2], *SEEING[:2]]}),
+    "gemma4_text with embeddings of layers": (
+        GEMMA4_E,
+        {
+            "num_hidden_layers": 5,
+            "layer_types": ["sliding_attention", *GEMMA4_E["layer_types"]],
+        },
+    ),
     "falcon_h1 with norms": ({"mamba_rms_norm": True}, ONE_MORE),
     "gemma3n_text": ({}, {"num_hidden_layers": 5, "layer_types": [*SEEING, *SEEING[:2]]}),
 }
@@ -92,7 +102,7 @@ def layered(checkpoint: Callable[..., Path], family: str) -> tuple[Path, Path]:
     """Return a checkpoint of a row of `LAYERED`, and one with a layer more."""
     own, more = CHANGES.get(family, ({}, ONE_MORE))
     name = family.partition(" ")[0]
-    return checkpoint(name, **own), checkpoint(name, **own, **more)
+    return checkpoint(name, **own), checkpoint(name, **own | more)
 
 
 def start(folder: Path, where: str, graphs: tuple[int, ...] = (), dtype: str = "float32") -> Runner:

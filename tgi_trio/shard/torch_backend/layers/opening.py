@@ -64,6 +64,7 @@ _SOME: Final = NarrowTile(64, 64, stages=3)
 _WIDE: Final = NarrowTile(32, 64, stages=2)  # float32 does not use the tensor cores
 _FEW_TOKENS: Final = 32
 _SOME_TOKENS: Final = 256
+STEPS: Final = (1, _SOME_TOKENS, _SOME_TOKENS + 1)  # numbers of tokens, one for each tile
 _DEPTH: Final = 64  # numbers of a rank that are multiplied at a time
 
 
@@ -128,7 +129,7 @@ def compile_narrow(gates: Linear, stride: int, *, count: int, rounds: bool) -> N
     outputs, rank = weight.shape
 
     def launch_each() -> None:
-        for tokens in (1, _SOME_TOKENS, _SOME_TOKENS + 1):
+        for tokens in STEPS:
             values, narrow = weight.new_zeros(tokens, outputs), weight.new_zeros(tokens, stride)
             open_narrow(values, narrow[:, :rank], gates, count=count, rounds=rounds)
 
