@@ -42,7 +42,8 @@ from tests.shard.torch_backend.models_support import (
     run,
     sequences,
 )
-from tgi_trio.shard.cpu_backend.instructions import has_dot
+from tgi_trio.shard.cpu_backend.instructions import has_amx, has_dot, list_pairs
+from tgi_trio.shard.cpu_backend.weight_layout import Pairs
 from tgi_trio.testing.tiny_families import GEMMA3N_SPARSE
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -265,16 +266,19 @@ def test_eight_adapters_and_the_base(llama: Path, tmp_path: Path) -> None:
             check(golden, recorder, row)
 
 
-@pytest.mark.parametrize("dot", [False, True])
-def test_others_adapters_change_no_bit(llama: Path, tmp_path: Path, dot: bool) -> None:
+@pytest.mark.parametrize("pairs", ["float32", "dot", "amx"])
+def test_others_adapters_change_no_bit(llama: Path, tmp_path: Path, pairs: Pairs) -> None:
     """The same batch, other rows' adapters exchanged: the same logits to the bit."""
-    if dot and not has_dot():
-        pytest.skip("this machine multiplies no pairs of bfloat16")
+    if not {"float32": True, "dot": has_dot(), "amx": has_amx()}[pairs]:
+        pytest.skip("this machine does not multiply pairs of bfloat16 so")
     folders = [
         write_adapter(llama, tmp_path / str(r), seed=r, r=r, use_dora=r == 16) for r in (4, 16, 1)
     ]
-    dtype = "bfloat16" if dot else "float32"
-    with cpu_runner(llama, dtype, dot=dot, max_lora_rank=16, cores=(0, 0)) as (runner, recorder):
+    dtype = "float32" if pairs == "float32" else "bfloat16"
+    with cpu_runner(llama, dtype, pairs=pairs, max_lora_rank=16, cores=(0, 0)) as (
+        runner,
+        recorder,
+    ):
         for number, folder in enumerate(folders, start=1):
             install(runner, number, folder)
         found = []
@@ -306,9 +310,9 @@ def test_quantised_bases(
     install(reference, 1, folder)
     run(reference, adapted(sequences([PROMPTS[5]] * 3, new=1), [0, 1, 1]))
     wanted = [recorder.logits(i) for i in range(3)]
-    int8, dot = quantize == "eetq", dtype == "bfloat16" and quantize != "eetq" and has_dot()
+    int8, pairs = quantize == "eetq", list_pairs()[0]
     rounded = None if int8 else quantize
-    with cpu_runner(base, dtype, int8=int8, quantize=rounded, dot=dot, max_lora_rank=4) as pair:
+    with cpu_runner(base, dtype, int8=int8, quantize=rounded, pairs=pairs, max_lora_rank=4) as pair:
         runner, recorder = pair
         install(runner, 1, folder)
         run(runner, adapted(sequences([PROMPTS[5]] * 3, new=1), [0, 1, 1]))

@@ -32,7 +32,7 @@ from tgi_trio.shard.cpu_backend.verified import (
     choose_apart,
     choose_panel_kernels,
 )
-from tgi_trio.shard.cpu_backend.weight_layout import CacheNumbers
+from tgi_trio.shard.cpu_backend.weight_layout import CacheNumbers, Pairs
 
 # A plain decoder.
 LLAMA = DecoderSpec(
@@ -263,7 +263,7 @@ def cpu_runner(
     *,
     int8: bool = False,
     quantize: str | None = None,
-    dot: bool = False,
+    pairs: Pairs = "float32",
     active_bits: int = 16,
     cores: ListLike[int] = (0,),
     max_lora_rank: int = 0,
@@ -283,7 +283,7 @@ def cpu_runner(
         ) as program,
     ):
         kv_dtype = kv.name if kv else None
-        variant = variant_for(spec, dtype, int8=int8, dot=dot, kv_dtype=kv_dtype)
+        variant = variant_for(spec, dtype, int8=int8, pairs=pairs, kv_dtype=kv_dtype)
     multipliers = [multiplier_for(kind, active_bits) for kind in program.kinds]
     program.link(choose_panel_kernels(multipliers))
     for each in find_apart(program):

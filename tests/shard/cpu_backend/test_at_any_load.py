@@ -16,7 +16,7 @@ import torch
 
 from tests.shard.cpu_backend.kernel_support import FITTING, cpu_runner
 from tests.shard.torch_backend.models_support import prompts, run, sequences
-from tgi_trio.shard.cpu_backend.instructions import has_dot
+from tgi_trio.shard.cpu_backend.instructions import has_amx, has_dot
 from tgi_trio.shard.cpu_backend.weight_layout import CacheNumbers
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -73,4 +73,10 @@ def test_of_other_numbers(checkpoint: Checkpoint, numbers: str) -> None:
 
 @DOTS
 def test_of_dot_products(checkpoint: Checkpoint) -> None:
-    check_invariance(checkpoint("llama", **FITTING["llama"]), dtype="bfloat16", dot=True)
+    check_invariance(checkpoint("llama", **FITTING["llama"]), dtype="bfloat16", pairs="dot")
+
+
+@pytest.mark.skipif(not has_amx(), reason="AMX")
+@pytest.mark.parametrize("family", ["llama", "mixtral", "deepseek_v3", "glm_moe_dsa", "jamba"])
+def test_of_the_matrix_unit(checkpoint: Checkpoint, family: str) -> None:
+    check_invariance(checkpoint(family, **FITTING[family]), dtype="bfloat16", pairs="amx")

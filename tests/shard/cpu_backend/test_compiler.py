@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import FunctionType, ModuleType
 from typing import Any
 
@@ -42,9 +42,12 @@ _PYTHON: dict[str, Any] = dict.fromkeys(("ints_at", "floats_at", "doubles_at", "
 _PYTHON |= {"lesser": min, "greater": max}
 
 
-def in_python(function: Kernel) -> Callable[..., Any]:
-    """Return the function as Python runs it, with all that it calls."""
-    known = function.function.__globals__
+def in_python(function: Kernel, more: Mapping[str, Any] = {}) -> Callable[..., Any]:
+    """Return the function as Python runs it, with all that it calls.
+
+    `more`: what else it knows by name, in place of the operations that only a compiler has.
+    """
+    known = {**function.function.__globals__, **more}
     changed: dict[str, Any] = {**known, **_PYTHON}
     for name, found in known.items():
         if isinstance(found, Kernel):

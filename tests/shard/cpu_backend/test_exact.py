@@ -23,7 +23,8 @@ from tests.shard.torch_backend.models_support import (
     sequences,
 )
 from tgi_trio.shard.contract import ShardSequence
-from tgi_trio.shard.cpu_backend.instructions import has_dot
+from tgi_trio.shard.cpu_backend.instructions import has_amx, has_dot
+from tgi_trio.shard.cpu_backend.weight_layout import Pairs
 
 PROMPTS = prompts(16)
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -133,11 +134,15 @@ def bfloat16_distance(golden: Golden, recorder: object, batch: list[ShardSequenc
 
 
 @pytest.mark.parametrize(
-    "dot",
-    [False, pytest.param(True, marks=pytest.mark.skipif(not has_dot(), reason="AVX512_BF16"))],
+    "pairs",
+    [
+        "float32",
+        pytest.param("dot", marks=pytest.mark.skipif(not has_dot(), reason="AVX512_BF16")),
+        pytest.param("amx", marks=pytest.mark.skipif(not has_amx(), reason="AMX")),
+    ],
 )
 @pytest.mark.parametrize("family", ["llama", "gemma2"])
-def test_bfloat16_is_as_near_as_torch(checkpoint: Checkpoint, family: str, dot: bool) -> None:
+def test_bfloat16_is_as_near_as_torch(checkpoint: Checkpoint, family: str, pairs: Pairs) -> None:
     from tests.shard.torch_backend.models_support import load
 
     folder = checkpoint(family, **FITTING[family], dtype="bfloat16")
@@ -145,7 +150,7 @@ def test_bfloat16_is_as_near_as_torch(checkpoint: Checkpoint, family: str, dot: 
     torch_runner, torch_recorder = load(folder, dtype="bfloat16")
     reference = rows()
     run(torch_runner, reference, chunk=16, joins=4)
-    with cpu_runner(folder, "bfloat16", dot=dot) as (runner, recorder):
+    with cpu_runner(folder, "bfloat16", pairs=pairs) as (runner, recorder):
         batch = rows(shuffle=4)
         run(runner, batch, chunk=16, joins=4)
         ours = bfloat16_distance(golden, recorder, batch)

@@ -9,10 +9,11 @@ import llvmlite.binding as llvm
 
 from tgi_trio.model.specs.decoder import DecoderSpec
 from tgi_trio.shard.cpu_backend.kinds.kind import Kind
+from tgi_trio.shard.cpu_backend.matrix_unit import find_refusal
 from tgi_trio.shard.cpu_backend.multiplier import Dots, Multiplier, multiplies_bytes
 from tgi_trio.shard.cpu_backend.operations.padded_heads import kept_sizes
-from tgi_trio.shard.cpu_backend.variant import Variant
-from tgi_trio.shard.cpu_backend.weight_layout import LANES, Storage
+from tgi_trio.shard.cpu_backend.variant import Variant, whole_cache
+from tgi_trio.shard.cpu_backend.weight_layout import LANES, Pairs, Storage
 
 # Processors whose bfloat16 dot product is faster than two float32 multiply-adds. Intel's is slower
 # (measured on an Emerald Rapids: 74 against 107 GFLOP/s), and rounds the activations.
@@ -40,6 +41,28 @@ def has(feature: str) -> bool:
 def has_dot() -> bool:
     """Return whether this machine has a dot product of bfloat16 pairs."""
     return has("avx512bf16")
+
+
+def has_matrix_unit() -> bool:
+    """Return whether this machine has a matrix unit for bfloat16, and what goes with it."""
+    return has("amx-tile") and has("amx-bf16") and has_dot()
+
+
+def has_amx() -> bool:
+    """Return whether this process may use the machine's matrix unit."""
+    return has_matrix_unit() and find_refusal() is None
+
+
+def list_pairs() -> list[Pairs]:
+    """Return the ways to multiply bfloat16 weights that suit this machine, fastest first.
+
+    They depend on the processor, and not on a measurement: a shard that is replaced must compute
+    what its predecessor computed.
+    """
+    if has_amx():
+        return ["amx", "float32"]
+    fast = has_dot() and llvm.get_host_cpu_name().startswith(_FAST_DOT)
+    return ["dot", "float32"] if fast else ["float32"]
 
 
 def dots() -> Dots:
@@ -76,7 +99,7 @@ def multiplies_pairs(dtype: str) -> bool:
 
     Processors with a fast dot product for them can also look up 128 bytes at once.
     """
-    fast = has_dot() and llvm.get_host_cpu_name().startswith(_FAST_DOT)
+    fast = list_pairs()[0] == "dot"
     return dtype == "bfloat16" and fast and has("avx512vbmi") and dots() == "vnni"
 
 
@@ -85,18 +108,20 @@ def variant_for(
     dtype: str,
     *,
     int8: bool = False,
-    dot: bool | None = None,
+    pairs: Pairs | None = None,
     kv_dtype: str | None = None,
 ) -> Variant:
     """Return how to compile for this model and this machine.
 
-    `int8`: linear layers have 8-bit weights; activations are then float32. `dot`: whether to use
-    bfloat16 dot products; None: if they are fast on this machine. `kv_dtype`: of K and V, a key of
-    `EIGHT_BITS`; None: the model's.
+    `int8`: linear layers have 8-bit weights; activations are then float32. `pairs`: how bfloat16
+    weights are multiplied; None: in the way that is fastest on this machine. `kv_dtype`: of K and
+    V, a key of `EIGHT_BITS`; None: the model's.
     """
-    if dot is None:
-        dot = has_dot() and llvm.get_host_cpu_name().startswith(_FAST_DOT)
-    kv = Storage(dtype, dot=dot and dtype == "bfloat16" and not int8)
+    if pairs is None:
+        pairs = list_pairs()[0]
+    if dtype != "bfloat16" or int8:
+        pairs = "float32"
+    kv = Storage(dtype, dot=pairs != "float32", amx=pairs == "amx")
     sizes = [kept_sizes(spec, layer) for layer in spec.layers if layer.attends]
     # A model without attention gets the value that many others have, and so the same kernels.
     group = math.gcd(*(own.heads // own.kv_heads for own in sizes)) if sizes else 2
@@ -108,7 +133,7 @@ def variant_for(
     return Variant(
         weights=Storage("int8") if int8 else kv,
         kv=kv,
-        cache=Storage(kv_dtype) if kv_dtype else kv,
+        cache=Storage(kv_dtype) if kv_dtype else whole_cache(kv),
         heads=heads,
         value_vectors=4 if wide else 2,
         rows=8 if has("avx512f") else 6,

@@ -23,9 +23,9 @@ class Variant:
     def instructions(self) -> str:
         """A description for operators."""
         weights = "int8 weights, " if self.weights.int8 else ""
-        dot = " dot product" if self.dot else ""
+        dot = " AMX" if self.kv.amx else " dot product" if self.dot else ""
         cache = f", K and V in {self.cache.numbers}" if self.cache.eight else ""
-        return f"{weights}{self.kv.numbers}{dot}{cache}, tiles of {self.rows}"
+        return f"{weights}{self.kv.numbers}{dot}{cache}, tiles of {self.product_rows}"
 
     @property
     def dot(self) -> bool:
@@ -63,6 +63,11 @@ class Variant:
         return 2 if self.tokens > 1 else self.value_vectors
 
     @property
+    def product_rows(self) -> int:
+        """Most rows that are multiplied with a panel at once."""
+        return 32 if self.weights.amx else self.rows
+
+    @property
     def columns(self) -> int:
         """Vectors of a panel in a full tile: all, or half of the panel."""
         return 2 if self.rows >= 8 else 1
@@ -92,6 +97,21 @@ class Variant:
     def adapter_unroll(self) -> int:
         """Unrolled steps of a product with an adapter; see `adapters.half_product`."""
         return 4 if self.rows >= 8 else 2
+
+
+def with_whole_cache(variant: Variant) -> Variant:
+    """Return the variant with K and V in the model's dtype."""
+    if not variant.cache.eight:
+        return variant
+    return replace(variant, cache=whole_cache(variant.kv))
+
+
+def whole_cache(weights: Storage) -> Storage:
+    """Return the storage of K and V in the dtype of such weights.
+
+    Beside the matrix unit attention is float32: where that is, the dot product is slower.
+    """
+    return Storage(weights.numbers, dot=weights.dot and not weights.amx)
 
 
 def narrowed(variant: Variant) -> Variant:

@@ -12,7 +12,8 @@ from tgi_trio.model.specs.decoder import DecoderSpec
 from tgi_trio.shard.cpu_backend.adapter_kernels import AdapterKernels, open_adapter_kernels
 from tgi_trio.shard.cpu_backend.apart_table import Apart
 from tgi_trio.shard.cpu_backend.cpu_sampler import CpuSampler
-from tgi_trio.shard.cpu_backend.instructions import variant_for
+from tgi_trio.shard.cpu_backend.instructions import has_matrix_unit, list_pairs, variant_for
+from tgi_trio.shard.cpu_backend.matrix_unit import find_refusal
 from tgi_trio.shard.cpu_backend.multiplier import Multiplier
 from tgi_trio.shard.cpu_backend.panel_kernel import PanelKernel, open_panel_kernel
 from tgi_trio.shard.cpu_backend.self_tests import adapted_latents as head_self_test
@@ -22,6 +23,7 @@ from tgi_trio.shard.cpu_backend.self_tests import sampler as sampler_self_test
 from tgi_trio.shard.cpu_backend.self_tests import step as self_test
 from tgi_trio.shard.cpu_backend.unsupported import UnsupportedError
 from tgi_trio.shard.cpu_backend.variant import Variant
+from tgi_trio.shard.cpu_backend.weight_layout import Pairs
 from tgi_trio.shard.sampling.base import RowSampler
 from tgi_trio.shard.sampling.logits_processors import GrammarMasks, Watermark
 
@@ -37,8 +39,12 @@ def choose_variant(
 ) -> Variant:
     """Return how to compile for a model; raises UnsupportedError if no kernels work."""
     reason = ""
-    for dot in (True, False) if variant_for(spec, dtype, int8=int8).dot else (False,):
-        made = variant_for(spec, dtype, int8=int8, dot=dot, kv_dtype=kv_dtype)
+    if dtype == "bfloat16" and not int8:
+        tell_of_refusal()
+    likely = variant_for(spec, dtype, int8=int8)
+    ways: list[Pairs] = list_pairs() if likely.dot else ["float32"]
+    for pairs in ways:
+        made = variant_for(spec, dtype, int8=int8, pairs=pairs, kv_dtype=kv_dtype)
         try:
             found = self_test.find_fault(dtype, made)
         except Exception as error:  # any error of the compiler or LLVM: there is another backend
@@ -48,6 +54,12 @@ def choose_variant(
         reason = f"the self-test of the kernels failed: {found}"
         print(reason, file=sys.stderr)
     raise UnsupportedError(reason)
+
+
+def tell_of_refusal() -> None:
+    """Say it where the processor has a matrix unit that this process may not use."""
+    if has_matrix_unit() and (reason := find_refusal()):
+        print(f"AMX, this processor's matrix unit, is not used: {reason}", file=sys.stderr)
 
 
 def choose_panel_kernels(multipliers: Iterable[Multiplier]) -> dict[str, PanelKernel]:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal, TypeAlias
 
 from tgi_trio.model.fit.kernel_claims import LANES as LANES
 from tgi_trio.model.fit.kernel_claims import PANEL as PANEL
 
 # Rows of activations after the last one, which a tile may read and ignore.
-SPARE_ROWS: Final = 7
+SPARE_ROWS: Final = 15
+
+# How bfloat16 weights are multiplied: by AMX's matrix unit and by the dot product of pairs where
+# there are no whole panels, by the dot product alone, or as float32.
+Pairs: TypeAlias = Literal["amx", "dot", "float32"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +49,7 @@ class Storage:
     # `EIGHT_BITS`, with a scale per layer.
     numbers: str
     dot: bool = False  # bfloat16: multiplied by AVX512_BF16's dot product of pairs
+    amx: bool = False  # as `dot`, but panels by the matrix unit
 
     @property
     def bf16(self) -> bool:

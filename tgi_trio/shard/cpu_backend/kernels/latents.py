@@ -16,6 +16,7 @@ from tgi_trio.shard.cpu_backend.kernels import entry, kernel
 from tgi_trio.shard.cpu_backend.kernels.adapters import call_adapter_kernel, find_runs
 from tgi_trio.shard.cpu_backend.kernels.apart import latent_at, operation_at, step_at
 from tgi_trio.shard.cpu_backend.kernels.linear import multiply_rows
+from tgi_trio.shard.cpu_backend.kernels.matrix_unit import prepare_registers, release_registers
 from tgi_trio.shard.cpu_backend.kernels.norm import (
     head_factor,
     inverse_deviation,
@@ -45,7 +46,6 @@ COMPRESS, TURN, ABSORB, SHRINK_HEADS = (
 )
 PROJECTED, QUERY, LOW = int(Buffer.PROJECTED), int(Buffer.QUERY), int(Buffer.LOW)
 _STEP_BYTES = 4 * PANEL
-_ROWS = 8  # most rows of a tile
 
 
 @entry
@@ -154,13 +154,15 @@ def multiply_heads(variant, rank, step, op, sums):
     """Multiply `inputs` of the `span` features that each head has in `source` with the head's own
     matrix, giving `outputs` features: for ABSORB in their place in QUERY, else in `target`.
 
-    Each thread has its own panels, for all rows. `sums`: float32 [8, 32], then as much for what
-    adapters add.
+    Each thread has its own panels, for all rows. `sums`: float32 [product_rows, 32],
+    then as much for what adapters add.
     """
     panels = op.outputs // PANEL
     steps = op.inputs // variant.weights.step
     items = op.heads * panels
     stride = op.heads * op.span * variant.active_bytes
+    if variant.weights.amx:
+        prepare_registers(step.tokens)
     for item in range(items * rank // step.threads, items * (rank + 1) // step.threads):
         head, panel = item // panels, item % panels
         source = step.buffers[op.source] + head * op.span * variant.active_bytes
@@ -168,10 +170,11 @@ def multiply_heads(variant, rank, step, op, sums):
         row = item - item  # a literal 0 would have a separate type
         while row < step.tokens:
             taken = multiply_rows(
-                variant, step.tokens - row, step.tokens <= variant.rows, source + row * stride,
-                stride, weights, steps, weights + steps * _STEP_BYTES, _STEP_BYTES, sums,
+                variant, step.tokens - row, step.tokens <= variant.product_rows,
+                source + row * stride, stride, weights, steps,
+                weights + steps * _STEP_BYTES, _STEP_BYTES, sums,
             )  # fmt: skip
-            deltas = sums + _ROWS * 4 * PANEL
+            deltas = sums + variant.product_rows * 4 * PANEL
             if op.expand:
                 runs, run_of, _ = find_runs(step, op)
                 low = step.buffers[LOW] + head * op.width * variant.active_bytes
@@ -195,3 +198,5 @@ def multiply_heads(variant, rank, step, op, sums):
                     store_result(variant, op, step.buffers[op.target], place, first)
                     store_result(variant, op, step.buffers[op.target], place + LANES, second)
             row += taken
+    if variant.weights.amx:
+        release_registers()

@@ -32,6 +32,11 @@ from tgi_trio.shard.cpu_backend.kernels.adapters import (
     find_runs,
 )
 from tgi_trio.shard.cpu_backend.kernels.arrays import greater, lesser
+from tgi_trio.shard.cpu_backend.kernels.matrix_unit import (
+    multiply_rows_as_matrix,
+    prepare_registers,
+    release_registers,
+)
 from tgi_trio.shard.cpu_backend.kernels.quantised.activations import store_result
 from tgi_trio.shard.cpu_backend.kernels.quantised.link import call_panel_kernel
 from tgi_trio.shard.cpu_backend.kernels.quantised.panels import UNPACK_FOR_MANY, UNPACKED
@@ -91,7 +96,9 @@ def linear(variant, rank, step, op, counter, sums):
     # begin in one group of 64 and end in the next.
     most = np.int64(ROWS)
     if not op.multiply:
-        most = np.int64(ROWS // variant.rows * variant.rows)
+        most = np.int64(ROWS // variant.product_rows * variant.product_rows)
+        if variant.weights.amx:
+            prepare_registers(rows)
     at_once = lesser(rows, most)
     group, group_end = panel, panel  # panels whose deltas have been computed
     while True:
@@ -124,15 +131,17 @@ def linear(variant, rank, step, op, counter, sums):
                 taken = multiply_quantised(op, rows, row, inputs, stride, weights, sums)
             else:
                 taken = multiply_rows(
-                    variant, rows - row, rows <= variant.rows, inputs, stride, weights, steps,
-                    ahead, pace, sums,
+                    variant, rows - row, rows <= variant.product_rows, inputs, stride, weights,
+                    steps, ahead, pace, sums,
                 )  # fmt: skip
             finish(variant, step, op, panel, row, taken, sums, deltas)
-            if taken == variant.rows:  # in one or two halves
+            if taken == variant.rows and not variant.weights.amx:  # in one or two halves
                 ahead += steps * pace * (2 // variant.columns - 1)
             ahead += steps * pace
             row += taken
         panel += 1
+    if variant.weights.amx and not op.multiply:
+        release_registers()
 
 
 @kernel
@@ -165,6 +174,8 @@ def count_tiles(variant, rows):
     """Return how many tiles prefetch their part of the next panel; where tiles have many rows, that
     of the last rows does not.
     """
+    if variant.weights.amx:
+        return (rows + variant.product_rows - 1) // variant.product_rows
     if variant.rows >= 8:
         return rows // variant.rows
     return rows // variant.rows * 2 + rows % variant.rows // 2
@@ -203,6 +214,10 @@ def multiply_rows(variant, rows, alone, inputs, stride, weights, steps, ahead, p
     Tiles of all sizes sum a row's products in the same order, so its sums are the same to the bit
     for any number of other rows (batch invariance).
     """
+    if variant.weights.amx:
+        return multiply_rows_as_matrix(
+            variant, rows, alone, inputs, stride, weights, steps, ahead, pace, sums
+        )
     both, one, some = count(2), count(1), count(4)
     full = np.int64(variant.least_behind)
     least = np.int64(3)  # rows that a tile of four needs

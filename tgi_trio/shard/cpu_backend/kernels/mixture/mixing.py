@@ -22,6 +22,7 @@ from tgi_trio.shard.cpu_backend.kernels.linear import (
     multiply_rows,
     row_and_panel_bytes,
 )
+from tgi_trio.shard.cpu_backend.kernels.matrix_unit import prepare_registers, release_registers
 from tgi_trio.shard.cpu_backend.kernels.mixture.routing import arrange, route
 from tgi_trio.shard.cpu_backend.kernels.quantised.activations import store_result
 from tgi_trio.shard.cpu_backend.kernels.threads import atomic_add
@@ -82,7 +83,7 @@ def multiply_experts(variant, rank, step, op, mixture, counter, sums):
     shared = np.int64(0)  # items at the end of every share that any thread may take
     if step.threads > 1:
         shared = pieces // step.threads
-        if step.tokens * mixture.per_token <= used * variant.rows:  # bound by memory
+        if step.tokens * mixture.per_token <= used * variant.product_rows:  # bound by memory
             shared //= _SHARED
     end -= shared
     while True:
@@ -96,6 +97,8 @@ def multiply_experts(variant, rank, step, op, mixture, counter, sums):
         if shared:
             item = atomic_add(counter, 1)
         if item >= shared * step.threads:
+            if variant.weights.amx and not op.multiply:
+                release_registers()
             return
         begin = pieces * (item % step.threads + 1) // step.threads - shared + item // step.threads
         end = begin + 1
@@ -109,7 +112,9 @@ def multiply_expert(variant, step, op, mixture, group, panel, sums):
     steps = op.inputs // variant.weights.step
     stride, panel_bytes = row_and_panel_bytes(variant, op)
     weights, source = expert[0] + panel * panel_bytes, step.buffers[op.source]
-    tiles = (end - first) // variant.rows
+    tiles = (end - first) // variant.product_rows
+    if variant.weights.amx and not op.multiply:
+        prepare_registers(end - first)
     ahead, pace = weights + bytes_ahead(end - first), _STEP_BYTES
     if tiles > 1:
         ahead, pace = weights + panel_bytes, _STEP_BYTES // tiles
@@ -120,8 +125,8 @@ def multiply_expert(variant, step, op, mixture, group, panel, sums):
             taken = multiply_quantised(op, end - first, row - first, inputs, stride, weights, sums)
         else:
             taken = multiply_rows(
-                variant, end - row, end - first <= variant.rows, inputs, stride, weights, steps,
-                ahead, pace, sums,
+                variant, end - row, end - first <= variant.product_rows, inputs, stride, weights,
+                steps, ahead, pace, sums,
             )  # fmt: skip
         ahead += steps * pace
         deltas = np.int64(0)
