@@ -28,7 +28,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,15 +39,16 @@ from bench.harness.checkpoints import SHAPES
 from bench.harness.server import mortal
 from bench.machine.arithmetic import Arithmetic
 from bench.machine.bandwidth import Bandwidth
-from bench.model.cases import CASES, Case, Contender, Worker
+from bench.model.cases import CASES, USUAL, Case, Contender, Worker
 from bench.model.subjects import NUMBERS, Subject, find_subjects, write_gguf
 from bench.peers import llama_package, vllm_cpu
 from bench.peers.environment import HOME, Unavailable
 from tgi_trio.shard.machine.cores import usable_cores
 
 OURS = "kernels"
-INT8, AVX2, ORIGINAL = "int8", "avx2", "bfloat16"  # our kernels, too
-PEERS = (INT8, AVX2, ORIGINAL, "torch", "transformers", llama_package.NAME, vllm_cpu.NAME)
+INT8, AVX2, ORIGINAL, WITHOUT_AMX = "int8", "avx2", "bfloat16", "without-amx"  # our kernels, too
+KERNELS = (OURS, INT8, AVX2, ORIGINAL, WITHOUT_AMX)
+PEERS = (*KERNELS[1:], "torch", "transformers", llama_package.NAME, vllm_cpu.NAME)
 _OF_SAFETENSORS = (INT8, "transformers", vllm_cpu.NAME)  # who is not given GGUF files
 _DISTURBED = 0.1  # cores that others used on average
 
@@ -111,9 +112,9 @@ def best_of(contender: Contender, case: Case, machine: Machine, tries: int) -> R
     return min(readings, key=lambda reading: reading.others)
 
 
-def start(name: str, subject: Subject, home: Path) -> Contender:
-    """Start a contender on a model. Raises Unavailable."""
-    threads = str(len(usable_cores()))
+def start(name: str, subject: Subject, home: Path, team: int) -> Contender:
+    """Start a contender on a model, on `team` threads; 0: on all cores. Raises Unavailable."""
+    threads = str(team or len(usable_cores()))
     if name == llama_package.NAME:
         libraries = llama_package.find_libraries(home)
         file = subject.gguf or write_gguf(subject.folder)
@@ -130,19 +131,19 @@ def start(name: str, subject: Subject, home: Path) -> Contender:
         if subject.original is None:
             raise Unavailable("what the file was made from is not known")
         folder, kind = subject.original, OURS
-    return Worker(name, [sys.executable, "-m", "bench.model.worker", kind, folder])
+    return Worker(name, [sys.executable, "-m", "bench.model.worker", kind, folder, str(team)])
 
 
 @contextmanager
 def contenders(
-    names: list[str], home: Path, subject: Subject, missing: dict[str, str]
+    names: list[str], home: Path, subject: Subject, team: int, missing: dict[str, str]
 ) -> Iterator[list[Contender]]:
     """Start those that were asked for, ours first; `missing` gets who cannot be had, and why."""
     with ExitStack() as stack:
         found: list[Contender] = []
         for name in [OURS, *names]:
             try:
-                found.append(stack.enter_context(closing(start(name, subject, home))))
+                found.append(stack.enter_context(closing(start(name, subject, home, team))))
             except Unavailable as error:
                 missing[f"{name} of {subject.name}"] = str(error)
         yield found
@@ -159,14 +160,14 @@ def measure(
     missing: dict[str, str],
 ) -> None:
     """Add readings of every case and contender, in turns."""
-    with contenders(args.peers, args.home, subject, missing) as everybody:
-        cases = [CASES[name] for name in args.cases]
+    with contenders(args.peers, args.home, subject, args.threads, missing) as everybody:
+        cases = [replace(CASES[name], processor=args.processor) for name in args.cases]
         turns = [
             (case, who)
             for _ in range(args.repeats)
             for case in cases
             for who in everybody
-            if case.peers or who.name in (OURS, INT8, AVX2, ORIGINAL)
+            if case.peers or who.name in KERNELS
         ]
         for case, who in tqdm(turns, desc=subject.name):
             reading = best_of(who, case, machine, args.tries)
@@ -273,12 +274,14 @@ def parse_flags() -> argparse.Namespace:
     parser.add_argument("--shapes", nargs="*", choices=sorted(SHAPES), default=["S", "M"])
     parser.add_argument("--numbers", nargs="+", choices=sorted(NUMBERS), default=[])
     parser.add_argument("--files", nargs="+", type=Path, default=[], help="GGUF files")
-    parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
+    parser.add_argument("--cases", nargs="+", choices=CASES, default=USUAL)
     parser.add_argument("--peers", nargs="*", choices=PEERS, default=["torch"])
     parser.add_argument("--home", type=Path, default=HOME, help="where peers are installed")
     parser.add_argument("--checkpoints", type=Path, default=Path(tempfile.gettempdir()))
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--tries", type=int, default=4, help="of a reading that is disturbed")
+    parser.add_argument("--threads", type=int, default=0, help="of each contender; 0: all cores")
+    parser.add_argument("--processor", action="store_true", help="measure processor time")
     parser.add_argument("--company", type=int, default=0, help="processes that compute meanwhile")
     parser.add_argument("--plot", type=Path, help="also draw the ratios to this file")
     parser.add_argument("--merge", action="store_true", help="keep what else --json holds")

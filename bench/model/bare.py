@@ -119,15 +119,17 @@ class BareModel:
         times = [self.step(clock) for _ in range(steps + 2)]
         return statistics.median(times[2:]) * 1e3
 
-    def prefill_ms(self, tokens: int, repeats: int = 3) -> float:
+    def prefill_ms(
+        self, tokens: int, repeats: int = 3, clock: Callable[[], float] = time.perf_counter
+    ) -> float:
         """Return the median milliseconds from a prompt to its first token."""
         times = []
         for _ in range(repeats):
             self.hold([tokens], 1)
-            start = time.perf_counter()
+            start = clock()
             while any(s.computed < s.prompt_length for s in self._batch.rows):
                 self.step()
-            times.append(time.perf_counter() - start)
+            times.append(clock() - start)
         return statistics.median(times) * 1e3
 
 

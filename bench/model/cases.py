@@ -20,18 +20,20 @@ class Case:
     prefill: bool = False
     steps: int = 12  # decode steps in one reading
     peers: bool = True  # False: of interest for our kernels alone
-    processor: bool = False  # decode steps are measured in processor time, of all threads
+    processor: bool = False  # measured in processor time, of all threads
 
 
 CASES = {
     "decode 1": Case("decode 1", [160]),
-    "decode 8": Case("decode 8", [160] * 8),
-    "decode 32": Case("decode 32", [160] * 32, steps=6),
+    **{f"decode {rows}": Case(f"decode {rows}", [160] * rows) for rows in (2, 4, 8, 16)},
+    **{f"decode {rows}": Case(f"decode {rows}", [160] * rows, steps=6) for rows in (32, 64)},
     "uniform 32": Case("uniform 32", [525] * 32, steps=6, peers=False),
     # From 50 to 1000, of the same total.
     "mixed 32": Case("mixed 32", [50 + i * 950 // 31 for i in range(32)], steps=6, peers=False),
     "prefill 512": Case("prefill 512", [512], prefill=True),
+    "prefill 2048": Case("prefill 2048", [2048], prefill=True),
 }
+USUAL = "decode 1", "decode 8", "decode 32", "uniform 32", "mixed 32", "prefill 512"
 
 
 class Contender(Protocol):

@@ -3,10 +3,11 @@
     python -m bench.model.worker KIND FOLDER [THREADS [ADAPTER ...]]
 
 KIND is kernels or torch (our runners), int8 (kernels with 8-bit weights), avx2 (kernels, compiled
-as for a processor without AVX512), transformers, or peft-float32 and peft-bfloat16. With folders of
-LoRA adapters the rows of a step have them in turns. A line of JSON comes in per measurement, the
-fields of a `Case`, and a line with its milliseconds goes out. One process per contender keeps their
-threads apart: a pool that spins would take the cores of the next.
+as for a processor without AVX512), without-amx (for one without a matrix unit), transformers, or
+peft-float32 and peft-bfloat16. With folders of LoRA adapters the rows of a step have them in turns.
+A line of JSON comes in per measurement, the fields of a `Case`, and a line with its milliseconds
+goes out. One process per contender keeps their threads apart: a pool that spins would take the
+cores of the next.
 """
 
 from __future__ import annotations
@@ -21,11 +22,13 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import llvmlite.binding as llvm
+
 from bench.model.cases import Case
 
 
 def clock_of(case: Case) -> Callable[[], float]:
-    """Return what the seconds of a case's decode steps are read from."""
+    """Return what the seconds of a case are read from."""
     return time.process_time if case.processor else time.perf_counter
 
 
@@ -43,7 +46,7 @@ def ours(
 
     def measure(case: Case) -> float:
         if case.prefill:
-            return model.prefill_ms(case.contexts[0])
+            return model.prefill_ms(case.contexts[0], clock=clock_of(case))
         return model.decode_ms(case.contexts, case.steps, clock_of(case))
 
     return measure
@@ -105,9 +108,19 @@ def without_avx512() -> None:
     os.environ["KERNEL_CPU_FEATURES"] = "+avx2,+fma,+bmi,+bmi2,+lzcnt,+popcnt"
 
 
+def without_amx() -> None:
+    """Have the kernels compiled for this processor without its matrix unit."""
+    features = llvm.get_host_cpu_features()
+    there = [f"+{name}" for name, has in features.items() if has and not name.startswith("amx")]
+    os.environ["KERNEL_CPU_FEATURES"] = ",".join(there)
+
+
 def main(kind: str, folder: Path, threads: int = 0, adapters: Sequence[Path] = ()) -> None:
     if kind == "avx2":
         without_avx512()
+        kind = "kernels"
+    elif kind == "without-amx":
+        without_amx()
         kind = "kernels"
     if kind in ("transformers", "peft-float32", "peft-bfloat16"):
         measure = transformers(folder, kind.partition("-")[2] or "bfloat16", adapters)
