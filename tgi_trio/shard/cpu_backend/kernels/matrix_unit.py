@@ -35,9 +35,9 @@ HEIGHT = 16  # rows of a register; steps of a panel that one of weights holds
 _LINE = 64  # bytes of a row of a register
 _STEP_BYTES = 4 * PANEL
 _WEIGHTS_BYTES = HEIGHT * _STEP_BYTES  # what two registers of weights are read from
-# Bytes that a lone block prefetches into both caches: with only one of them, or farther ahead,
-# memory is read a sixth slower.
-_AHEAD = _WEIGHTS_BYTES
+# Bytes that a lone block prefetches, into both caches: with one of them alone memory is read a
+# sixth slower.
+_AHEAD = 3072
 _SUMS, _ACTIVATIONS, _WEIGHTS = 0, 4, 6  # the first register of each: 4, 2 and 2
 _I8 = ir.IntType(8)
 _PALETTE = 1  # the only one: 8 registers
