@@ -21,20 +21,20 @@ WRITTEN = (
 
 
 @pytest.mark.parametrize(("name", "written"), [*zip(FORMATS, WRITTEN, strict=True)])
-def test_a_gap_is_written_as_the_model_was_taught(name, written):
+def test_a_gap_is_written_as_the_model_was_taught(name: str, written: str) -> None:
     found = find_infill({mark: i for i, mark in enumerate(FORMATS[name].marks)})
     assert found is FORMATS[name]
     assert found.write("a = ", "b") == written
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_all_marks_are_needed(name):
+def test_all_marks_are_needed(name: str) -> None:
     marks = FORMATS[name].marks
     for missing in marks:
         assert find_infill({mark: 0 for mark in marks if mark != missing}) is None
 
 
-def test_a_gap_ends_where_another_file_would_begin():
+def test_a_gap_ends_where_another_file_would_begin() -> None:
     found = find_infill({"<|fim_prefix|>": 5, "<|fim_suffix|>": 6, "<|fim_middle|>": 7})
     assert found is not None
     added = {"<|fim_prefix|>": 5, "<|fim_suffix|>": 6, "<|fim_middle|>": 7, "<|file_sep|>": 9}
