@@ -27,6 +27,8 @@ from tgi_trio.settings.records import (
     ROPE_SCALINGS,
 )
 
+_LARGEST: Final = 2**63 - 1  # of whole numbers: shards get them in 64 bits
+_DIGITS: Final = 30  # enough for all of these; more are not read
 _TRUE: Final = frozenset(("true", "1", "yes", "y", "on", "t"))
 _FALSE: Final = frozenset(("false", "0", "no", "n", "off", "f"))
 BOOLEANS: Final = _TRUE | _FALSE
@@ -63,7 +65,9 @@ def _bits(text: str) -> int:
 def _int(text: str) -> int:
     if not text.removeprefix("-").isdecimal():
         raise ValueError("expected a whole number")
-    return int(text)
+    if len(text) > _DIGITS or abs(value := int(text)) > _LARGEST:
+        raise ValueError(f"expected a whole number of {_LARGEST} at most")
+    return value
 
 
 def _float(text: str) -> float:

@@ -30,6 +30,7 @@ from tests.shard.torch_backend.states.test_hybrid_models import (
     serve,
 )
 from tests.shard.torch_backend.states.test_hybrid_models import run as run_batch
+from tgi_trio.errors import ConfigurationError
 from tgi_trio.ipc.messages import StateGrant
 from tgi_trio.ipc.startup import WarmupRequest
 from tgi_trio.model.config import read_config
@@ -120,6 +121,16 @@ def test_slots_take_what_the_books_say(checkpoint: Checkpoint) -> None:
         # A shard that follows another has what that one found, whatever else would fit.
         again = runner.warm_up(WarmupRequest(64, 256, 64, 0, blocks=50, state_slots=20))
         assert (again.blocks, again.state_slots) == (50, 20)
+
+
+@pytest.mark.parametrize("tokens", [2**32, 2**62])
+def test_steps_that_no_memory_holds_are_refused_by_their_flags(
+    checkpoint: Checkpoint, tokens: int
+) -> None:
+    with cpu_runner(checkpoint("lfm2", **HYBRIDS["lfm2"])) as (runner, _):
+        for request in (WarmupRequest(tokens, 256, 64, 1600), WarmupRequest(64, 256, tokens, 1600)):
+            with pytest.raises(ConfigurationError, match="lower --max-batch-prefill-tokens or --"):
+                runner.warm_up(request)
 
 
 def test_kernels_that_are_wrong_do_not_serve(

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from tgi_trio.errors import ConfigurationError
 from tgi_trio.ipc.startup import ShardInfo, WarmupRequest, WarmupResult
 from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.speculators.assistant import AssistantSpec
@@ -147,13 +148,19 @@ class CpuRunner:
     def warm_up(self, request: WarmupRequest) -> WarmupResult:
         """Allocate for the largest step, the KV cache and states.
 
-        Raises ConfigurationError if memory does not suffice for a single sequence.
+        Raises ConfigurationError if memory does not suffice for such a step, or a single sequence.
         """
         began = time.monotonic_ns()
         forward, program = self._forward, self._forward.program
         longest = longest_sequence(request, self._info)
         wanted = max(request.max_batch_size, _LOGITS_AT_ONCE)
-        activation = forward.reserve(request.max_prefill_tokens, wanted, longest)
+        try:
+            activation = forward.reserve(request.max_prefill_tokens, wanted, longest)
+        except (OSError, OverflowError, MemoryError) as error:
+            raise ConfigurationError(
+                f"A step of {request.max_prefill_tokens} tokens and {wanted} sequences takes more "
+                "memory than there is; lower --max-batch-prefill-tokens or --max-batch-size."
+            ) from error
         size = size_cache(
             request,
             self._info,
