@@ -13,6 +13,7 @@ from tests.router.scheduling.test_machine import WORLDS, any_request, world
 from tgi_trio.errors import Overloaded
 from tgi_trio.ipc.messages import SamplingParameters
 from tgi_trio.router.scheduling.kept_prefixes import (
+    MOST_BLOCKS,
     Budget,
     Collected,
     KeptPrefixes,
@@ -108,6 +109,19 @@ def test_prefixes_of_adapters_and_behind_images_are_not_kept() -> None:
 
 def found_blocks(here: World) -> list[int]:
     return here.scheduler.collect_prefixes(Budget(EVERYTHING, 1, 1)).blocks
+
+
+def test_a_budget_is_spent_once() -> None:
+    budget = Budget(109, 10, 30)
+    assert budget.take_blocks(4) == 4 and budget.take_slot()
+    assert budget.take_blocks(9) == 3 and not budget.take_slot()
+    slots = Budget(95, 10, 30)
+    assert [slots.take_slot() for _ in range(4)] == [True, True, True, False]
+    assert slots.take_blocks(1) == 0
+    ring = Budget(EVERYTHING, 1, 0)  # an order that names more would not fit
+    assert ring.take_blocks(MOST_BLOCKS - 1) == MOST_BLOCKS - 1
+    assert ring.take_blocks(5) == 1 and ring.take_blocks(5) == 0
+    assert sum(ring.take_slot() for _ in range(MOST_BLOCKS + 5)) == MOST_BLOCKS
 
 
 def test_less_memory_takes_the_first_runs() -> None:

@@ -13,15 +13,14 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.quantised_support import store_fp8
+from tests.shard.cpu_backend.chooser_checks import SQUARES, check_long_context, check_unwritten
 from tests.shard.cpu_backend.kernel_support import COMPRESSED, cpu_runner
 from tests.shard.cpu_backend.test_at_any_load import DOTS, check_invariance
 from tests.shard.torch_backend.golden import Golden, assert_greedy
 from tests.shard.torch_backend.models_support import (
-    advance,
     load,
     prompts,
     run,
-    sequence,
     sequences,
 )
 from tests.shard.torch_backend.test_kv_dtype import with_scales
@@ -63,33 +62,12 @@ def test_a_sequence_has_the_same_logits_alone_and_among_others(
 def test_a_long_context_with_equal_scores(checkpoint: Checkpoint, cores: tuple[int, ...]) -> None:
     """Chunks that threads share; of few heads often none is positive, and then the first count."""
     folder = make(checkpoint, index_n_heads=3, index_topk=40, max_position_embeddings=2048)
-    prompt = prompts(1, vocab=512, seed=3)[0] + [3 + (i * i) % 500 for i in range(1500)]
-    blocks = [*range(110, 0, -2), *range(1, 110, 2)]
-
-    def logits(runner: Any, recorder: Any) -> torch.Tensor:
-        row = sequence(0, prompt, blocks, new=4)
-        for count in (700, 40, len(prompt) - 740, 1, 1, 1):
-            advance(runner, [row], [count])
-        found: torch.Tensor = recorder.logits(0)
-        return found
-
-    expected = logits(*load(folder, dtype="float32"))
-    with cpu_runner(folder, cores=cores) as pair:
-        torch.testing.assert_close(logits(*pair), expected, atol=3e-4, rtol=0.0)
+    check_long_context(folder, SQUARES, cores=cores)
 
 
 def test_what_nobody_has_written_is_not_read(checkpoint: Checkpoint) -> None:
-    """A block's last owner may have left NaN, behind a row's end and in the null block."""
-    folder = make(checkpoint)
-    golden = Golden(folder)
-    with cpu_runner(folder) as (runner, recorder):
-        program = runner._forward.program
-        for kept in (*sum(program.kv_cache, ()), *program.caches.index_keys):
-            kept.fill(np.nan)
-        batch = sequences(prompts(8)[2:6], 5, new=6)
-        run(runner, batch, chunk=20, joins=2)
-        for row in batch:
-            assert_greedy(golden, recorder, row, 3e-4)
+    # Latents are K and V; each layer has an index.
+    check_unwritten(make(checkpoint), indexes=2, numbers=2 * 2 * (64 + 32) + 2 * 64)
 
 
 def test_what_is_kept_of_a_token(checkpoint: Checkpoint) -> None:

@@ -37,16 +37,22 @@ def run_hyper(variant, rank, step_address, op_address, counter, scratch):
     step, op = step_at(step_address), operation_at(op_address)
     hyper = hyper_at(op.facts)
     for t in range(rank, step.tokens, step.threads):
-        hidden = step.buffers[HIDDEN] + t * op.width * 4
-        streams = step.buffers[STREAMS] + t * hyper.count * op.width * 4
-        shares = step.buffers[SHARES] + t * PANEL * 4
+        hidden, branch, streams, shares = rows_of(step, op, hyper, t)
         if op.code == FORK:
             fork_row(op, hyper, hidden, streams)
         elif op.code == GATHER:
             gather_row(op, hyper, hidden, streams, shares)
         else:
-            branch = step.buffers[BRANCH] + t * op.width * 4
             scatter_row(op, hyper, branch, streams, shares)
+
+
+@kernel
+def rows_of(step, op, hyper, t):
+    """Return where a token's rows are: what a part reads, what it said, all states, weights."""
+    size = op.width * 4
+    streams = step.buffers[STREAMS] + t * hyper.count * size
+    hidden, branch = step.buffers[HIDDEN] + t * size, step.buffers[BRANCH] + t * size
+    return hidden, branch, streams, step.buffers[SHARES] + t * PANEL * 4
 
 
 @kernel

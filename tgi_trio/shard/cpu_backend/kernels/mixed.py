@@ -9,7 +9,7 @@ from __future__ import annotations
 from tgi_trio.shard.cpu_backend.kernels import entry, kernel
 from tgi_trio.shard.cpu_backend.kernels.apart import hyper_at, operation_at, step_at
 from tgi_trio.shard.cpu_backend.kernels.arrays import floats_at, greater
-from tgi_trio.shard.cpu_backend.kernels.hyper import fork_row, gather_row
+from tgi_trio.shard.cpu_backend.kernels.hyper import fork_row, gather_row, rows_of
 from tgi_trio.shard.cpu_backend.kernels.vectors import (
     add,
     fill,
@@ -21,12 +21,9 @@ from tgi_trio.shard.cpu_backend.kernels.vectors import (
     store,
     weight,
 )
-from tgi_trio.shard.cpu_backend.tables import Buffer, Code
-from tgi_trio.shard.cpu_backend.weight_layout import LANES, PANEL
+from tgi_trio.shard.cpu_backend.tables import Code
+from tgi_trio.shard.cpu_backend.weight_layout import LANES
 
-HIDDEN, BRANCH, STREAMS, SHARES = (
-    int(b) for b in (Buffer.HIDDEN, Buffer.BRANCH, Buffer.STREAMS, Buffer.SHARES)
-)
 FORK, GATHER, SCATTER = (
     int(code) for code in (Code.FORK_MIXED, Code.GATHER_MIXED, Code.SCATTER_MIXED)
 )
@@ -38,9 +35,7 @@ def run_mixed(variant, rank, step_address, op_address, counter, scratch):
     step, op = step_at(step_address), operation_at(op_address)
     hyper = hyper_at(op.facts)
     for t in range(rank, step.tokens, step.threads):
-        hidden = step.buffers[HIDDEN] + t * op.width * 4
-        streams = step.buffers[STREAMS] + t * hyper.count * op.width * 4
-        shares = step.buffers[SHARES] + t * PANEL * 4
+        hidden, branch, streams, shares = rows_of(step, op, hyper, t)
         if op.code == FORK:
             fork_row(op, hyper, hidden, streams)
         elif op.code == GATHER:
@@ -48,7 +43,6 @@ def run_mixed(variant, rank, step_address, op_address, counter, scratch):
             if hyper.weights > 2 * hyper.count:
                 balance(hyper, shares + 8 * hyper.count)
         elif op.code == SCATTER:
-            branch = step.buffers[BRANCH] + t * op.width * 4
             mix_row(op, hyper, branch, streams, shares, scratch)
         else:
             join_row(op, hyper, hidden, streams)
