@@ -199,10 +199,13 @@ def test_another_model_or_version_is_not_mixed_up(
 
 def test_what_may_be_kept_is_that_of_all_ranks(settings: Settings) -> None:
     own = replace(settings, prefix_cache_bytes=10 * 2 * 4 * 64 + 2 * 100, num_shard=2)
-    budget = opened(own).budget(replace(INFO, state_bytes=100))
+    info = replace(INFO, state_bytes=100)
+    budget = opened(own).budget(info, MEMORY)
     assert budget.take_slot()
     assert budget.take_blocks(100) == 10  # of 4 tokens, on 2 ranks
     assert not budget.take_slot()
+    beside = replace(MEMORY, kv_bytes=MEMORY.blocks * 4 * (64 + 16))  # what guesses keeps some, too
+    assert opened(own).budget(info, beside).take_blocks(100) == 10 * 64 // 80
 
 
 def test_slots_of_less_memory(settings: Settings) -> None:
@@ -238,10 +241,17 @@ def test_an_index_is_on_the_disk_before_it_takes_the_place_of_another(
 ) -> None:
     store, events = opened(settings), list[str]()
     sync, rename = os.fsync, Path.rename
-    monkeypatch.setattr(os, "fsync", lambda file: (events.append("sync"), sync(file)))
-    monkeypatch.setattr(
-        Path, "rename", lambda path, to: (events.append("rename"), rename(path, to))[1]
-    )
+
+    def note_sync(file: int) -> None:
+        events.append("sync")
+        sync(file)
+
+    def note_rename(path: Path, to: Path) -> Path:
+        events.append("rename")
+        return rename(path, to)
+
+    monkeypatch.setattr(os, "fsync", note_sync)
+    monkeypatch.setattr(Path, "rename", note_rename)
     save(store)
     assert events == ["sync", "rename"]
 

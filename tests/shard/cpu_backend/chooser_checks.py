@@ -33,7 +33,10 @@ WAYS = [pytest.param(NUMBERS[name], id=name, marks=[DOTS] * ("dot" in name)) for
 # The same rounding in the kernels and in torch.
 _EIGHT_BITS = {"kv": CacheNumbers("fp8_e5m2", [(1.0, 1.0)] * 3)}, {"kv_cache_dtype": "fp8_e5m2"}
 _Q8_0 = {"quantize": "q8_0"}, {"quantize": "q8_0"}
-ROUNDED = {"keys and values of 8 bits": _EIGHT_BITS, "8-bit weights": _Q8_0}
+ROUNDED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "keys and values of 8 bits": _EIGHT_BITS,
+    "8-bit weights": _Q8_0,
+}
 
 # Of a context in which most is left out.
 SQUARES = prompts(1, vocab=512, seed=3)[0] + [3 + (i * i) % 500 for i in range(1500)]

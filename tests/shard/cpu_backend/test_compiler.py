@@ -334,8 +334,8 @@ def test_records_of_numpy_are_read_and_written() -> None:
     assert open_kernel(of_records, 2)(address(record), address(found)) == 0
     expected = [-5, LIMIT, -3, -15 - (-3 * LIMIT), 3, 7, -8, 9, 3, 15]
     assert found[:10].tolist() == [(each + 2**63) % 2**64 - 2**63 for each in expected]
-    expected = [-5, 1.5, LIMIT - 5, [-1, 0, 1], 2**64 - 1, 5, 0.5]
-    assert [each.tolist() for each in record[0]] == expected
+    behind: list[Any] = [-5, 1.5, LIMIT - 5, [-1, 0, 1], 2**64 - 1, 5, 0.5]
+    assert [each.tolist() for each in record[0]] == behind
 
 
 @entry

@@ -61,12 +61,14 @@ async def restore_prefixes(
     return kept
 
 
-async def collect_prefixes(store: PrefixStore, engine: Engine, info: ShardInfo) -> Collected:
+async def collect_prefixes(
+    store: PrefixStore, engine: Engine, info: ShardInfo, memory: WarmupResult
+) -> Collected:
     """Return what is to be kept, once the shard has acknowledged the end of the last request."""
     with trio.move_on_after(_LAST_ACKNOWLEDGEMENT):
         while engine.scheduler.held_blocks:
             await trio.sleep(_LOOK_AGAIN)
-    return engine.scheduler.collect_prefixes(store.budget(info))
+    return engine.scheduler.collect_prefixes(store.budget(info, memory))
 
 
 async def keep_prefixes(

@@ -122,11 +122,16 @@ class PrefixStore:
         order = RestoreOrder(self.folder, index.key, kept.blocks, kept.slots)
         return Restoring(order, kept)
 
-    def budget(self, info: ShardInfo) -> Budget:
-        """Return what may be kept."""
+    def budget(self, info: ShardInfo, memory: WarmupResult) -> Budget:
+        """Return what may be kept.
+
+        `memory`: what guesses keeps some beside the model, on one rank at least.
+        """
         ranks = self._settings.num_shard
-        block = info.kv_bytes_per_token * info.block_size * ranks
-        return Budget(self._settings.prefix_cache_bytes, block, info.state_bytes * ranks)
+        block = max(
+            info.kv_bytes_per_token * info.block_size, memory.kv_bytes // max(1, memory.blocks)
+        )
+        return Budget(self._settings.prefix_cache_bytes, block * ranks, info.state_bytes * ranks)
 
     def order(self, found: Collected) -> KeepOrder:
         """Return the order to keep what has been found."""

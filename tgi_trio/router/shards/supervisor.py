@@ -279,7 +279,7 @@ class Supervisor:
             nursery.start_soon(self._serve, end, kept)
             await self._stop.wait()
             if store is not None and self._engine is not None:
-                found = await collect_prefixes(store, self._engine, info)
+                found = await collect_prefixes(store, self._engine, info, memory)
             nursery.cancel_scope.cancel()
         self._move(ShardEvent.DRAIN, "shutting down")
         if store is not None and found is not None:
