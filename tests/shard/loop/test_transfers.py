@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import weakref
 from collections import deque
 
 import numpy as np
@@ -10,11 +11,14 @@ import pytest
 
 from tests.shard.loop.scripted_router import BLOCK, ScriptedRouter, answer, channel, fake_shard, row
 from tgi_trio.errors import ProtocolMismatch
+from tgi_trio.ipc.frames import Kind
 from tgi_trio.ipc.messages import ExtendRow, PrefillRow, StateGrant
+from tgi_trio.ipc.startup import WarmupRequest, WarmupResult
 from tgi_trio.ipc.transfers import Transfer, encode_transfers
 from tgi_trio.shard.host_copies import batches_of
 from tgi_trio.shard.loop import transfers as transfers_module
 from tgi_trio.shard.loop.transfers import Transfers
+from tgi_trio.testing.fake_model import FakeRunner
 from tgi_trio.testing.fake_shard import FakeShard
 from tgi_trio.testing.late_copies import LateCopies
 
@@ -262,6 +266,30 @@ def test_states_come_back_with_their_blocks() -> None:
         router.finished(3)
         assert router.fault(2) is None and router.fault(3) is None
         assert router.tokens(3) == answer(PROMPT, 3)
+
+
+def test_a_second_warm_up_finds_nothing_that_keeps_the_first_cache_alive() -> None:
+    """Both may not fit into a device's memory."""
+    with fake_shard(host_blocks=8) as (router, shard):
+        runner = shard.runner
+        assert runner is not None and isinstance(runner.host_copies, LateCopies)
+        first, found = weakref.ref(runner.host_copies), list[object]()
+
+        def warm_up(request: WarmupRequest) -> WarmupResult:
+            assert runner is not None
+            runner._copies = None
+            found.append(first())
+            return FakeRunner.warm_up(runner, request)
+
+        runner.warm_up = warm_up  # type: ignore[method-assign]
+        router.warm_up()
+        while (kind := router.receive().kind) is not Kind.WARMUP_REPLY:
+            assert kind is Kind.STEP  # which acknowledges what came before
+            router.end.release()
+        router.end.release()
+        assert found == [None] and runner.host_copies is not None
+        copy(router, out(1))
+        router.acknowledged(router.limits(7))
 
 
 def test_a_shard_without_such_memory_refuses_orders() -> None:

@@ -19,8 +19,12 @@ class PrefixOrders:
         self._runner = runner
         self.transfers = Transfers(None)
 
+    def end(self) -> None:
+        """Let go of the memory of an earlier warm-up; what was ordered before is void."""
+        self.transfers = Transfers(None)
+
     def begin(self) -> None:
-        """Take the memory that a warm-up has allocated; what was ordered before is void."""
+        """Take the memory that a warm-up has allocated."""
         self.transfers = Transfers(self._runner.host_copies)
 
     def transfer(self, frame: Frame) -> None:

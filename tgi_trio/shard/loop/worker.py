@@ -196,6 +196,7 @@ class Worker:
         self._beat(Phase.WARMING)
         self._install_adapters(wait=True)  # the memory that they take is no KV cache's
         self._drop(self._batch.clear())
+        self._prefixes.end()
         request = replace(decode_warmup(frame), tower_bytes=self._images.measure())
         found = self._runner.warm_up(request)
         prove_sound(self._runner, first=not self._successor)
