@@ -120,7 +120,7 @@ def list_joined(layer: Layer) -> list[JoinedLinears]:
     return [joined for joined in every if joined is not None]
 
 
-JOINED = ("falcon_h1", "deepseek_v32", "deepseek_v4", "axk2")
+JOINED = ("falcon_h1", "gemma3n_text", "deepseek_v32", "deepseek_v4", "axk2")
 
 
 @pytest.mark.parametrize("family", JOINED)

@@ -101,15 +101,16 @@ class LayerStreams:
         predicted: torch.Tensor,
         normed: torch.Tensor,
         mixed: torch.Tensor,
+        low: torch.Tensor,
         after: Norm,
         norm: Norm,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the computed state behind attention, and its norm, [T, hidden] each.
 
         It is the predicted one, what attention says (`mixed`, normalised by `after`), and what it
-        reads (`normed`) with a low-rank addition (Laurel).
+        reads (`normed`) with a low-rank addition (Laurel). `low` [T, rank]: `detour_down` of that.
         """
-        active, detour = predicted[self.spec.active], self.detour_up(self.detour_down(normed))
+        active, detour = predicted[self.spec.active], self.detour_up(low)
         if self._in_kernels(predicted):
             from tgi_trio.shard.torch_backend.layers import stream_kernels  # imports Triton
 

@@ -287,8 +287,11 @@ class Decoder:
         def mix(index: int, normed: torch.Tensor) -> torch.Tensor:
             return self._runner.mix(index, normed, tables, attention, batch, states)
 
+        def attend(index: int, qkv: torch.Tensor) -> torch.Tensor:
+            return self._runner.attend(index, qkv, tables, attention, batch)
+
         if self.streams is not None and own is not None:
-            return run_streamed(self.streams, self.layers, x, own, mix, self._runner.reduce)
+            return run_streamed(self.streams, self.layers, x, own, attend, self._runner.reduce)
         if self.hyper is not None:
             return run_hyper_connected(self.hyper, self.layers, x, ids, mix, self._runner.feed)
         first = x

@@ -37,7 +37,6 @@ from tgi_trio.model.stages import Stage, check_stages
 from tgi_trio.shard.sine_positions import sine_positions
 from tgi_trio.shard.torch_backend.layers.activation import SparseActivation, activation
 from tgi_trio.shard.torch_backend.layers.beside import ExpertsBeside
-from tgi_trio.shard.torch_backend.layers.joined import join_linears
 from tgi_trio.shard.torch_backend.layers.linear import Linear
 from tgi_trio.shard.torch_backend.layers.mlp import DenseMlp, ExpertsMlp, Mlp
 from tgi_trio.shard.torch_backend.layers.norm_gate import NormGate
@@ -254,12 +253,9 @@ class DecoderLoader(AttentionLoader):
         else:
             attention = self.attention(index, layer, refs.attention) if refs.attention else None
             mlp = self.mlp(refs.mlp, layer) if refs.mlp else None
-        joined = None
-        if attention is not None and mixer is not None and layer.shared is None:
-            joined = join_linears(attention.qkv, mixer.inner)
         experts = None if layer.beside or layer.later else layer.experts
         result_scale = experts.result_scale if experts else 1.0
-        return Layer(
+        loaded = Layer(
             attention=attention,
             mixer=mixer,
             mlp=mlp,
@@ -269,7 +265,6 @@ class DecoderLoader(AttentionLoader):
             mlp_post_norm=self.optional_norm(refs.mlp_post_norm),
             mlp_scale=self.spec.mlp_scale * result_scale,
             mixer_scale=mixer_scale(layer.mixer),
-            joined=joined,
             attention_sum_norm=self.optional_norm(refs.attention_sum_norm),
             mlp_sum_norm=self.optional_norm(refs.mlp_sum_norm),
             beside=self.beside(refs.beside, layer.experts),
@@ -285,6 +280,8 @@ class DecoderLoader(AttentionLoader):
             attention_norm_gate=self.norm_gate(refs.attention_norm_gate),
             mlp_norm_gate=self.norm_gate(refs.mlp_norm_gate),
         )
+        loaded.join()
+        return loaded
 
     def norm_gate(self, refs: NormGateRefs | None) -> NormGate | None:
         return None if refs is None else NormGate(self.linear(refs.down), self.linear(refs.up))

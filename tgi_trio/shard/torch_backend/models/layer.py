@@ -14,7 +14,7 @@ from tgi_trio.shard.torch_backend.layers.crossing import CrossAttention
 from tgi_trio.shard.torch_backend.layers.gated_streams import LayerGates
 from tgi_trio.shard.torch_backend.layers.hyper import LayerHyper
 from tgi_trio.shard.torch_backend.layers.index import TokenIndex
-from tgi_trio.shard.torch_backend.layers.joined import JoinedLinears
+from tgi_trio.shard.torch_backend.layers.joined import JoinedLinears, join_linears
 from tgi_trio.shard.torch_backend.layers.latent import LatentProjections
 from tgi_trio.shard.torch_backend.layers.linear import Linear
 from tgi_trio.shard.torch_backend.layers.mlp import ExpertsMlp, Mlp
@@ -104,7 +104,7 @@ class Layer:
     mlp_post_norm: Norm | None
     mlp_scale: float = 1.0  # of the MLP's result, before it is added
     mixer_scale: float = 1.0  # likewise
-    # Of attention's `qkv` and the mixer's `inner`, where both read the layer's input.
+    # Of attention's `qkv` and what else reads its input, see `join`.
     joined: JoinedLinears | None = None
     attention_sum_norm: Norm | None = None  # of the sum with attention's result
     mlp_sum_norm: Norm | None = None
@@ -131,15 +131,31 @@ class Layer:
         every = self.mlp, self.later, self.beside.experts if self.beside else None
         return tuple(mlp for mlp in every if isinstance(mlp, ExpertsMlp))
 
+    @property
+    def alongside(self) -> Linear | None:
+        """What reads the input of attention beside its `qkv`, or in its place; None: nothing does.
+
+        That is the first linear of a mixer, or of a low-rank detour.
+        """
+        if self.mixer is not None:
+            return self.mixer.inner
+        return None if self.streams is None else self.streams.detour_down
+
+    def join(self) -> None:
+        """Have attention's `qkv` and what is `alongside` multiplied at once, where it can be."""
+        alongside = self.alongside
+        if self.attention is not None and alongside is not None and self.shared is None:
+            self.joined = join_linears(self.attention.qkv, alongside)
+
     def project(self, x: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """Return what attention's `qkv` and the mixer's `inner` say of the layer's input `x`.
+        """Return what attention's `qkv` and what is `alongside` say of their input `x` [T, hidden].
 
         [T, ...] each, whose rows may lie apart; None of a part that the layer lacks.
         """
-        own, mixer, joined = self.attention, self.mixer, self.joined
-        if own and mixer and joined and joined.serves(own.qkv, mixer.inner):
+        own, alongside, joined = self.attention, self.alongside, self.joined
+        if own and joined and joined.serves(own.qkv, alongside):
             return joined.multiply(x)
-        return own.qkv(x) if own else None, mixer.inner(x) if mixer else None
+        return own.qkv(x) if own else None, alongside(x) if alongside else None
 
     def pack(self) -> None:
         """Pack every large linear for this machine; see `Linear.pack`."""

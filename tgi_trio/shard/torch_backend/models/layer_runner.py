@@ -165,10 +165,25 @@ class LayerRunner:
         layer = self._layers[index]
         (qkv, inner), attended = layer.project(normed), None
         if layer.attention is not None and qkv is not None:
-            own, steps = layer.attention, self.head_steps[index]
-            hidden = normed if own.reads_input else None
-            attended = self._attend(own, steps, qkv, tables, attention, batch, hidden)
+            hidden = normed if layer.attention.reads_input else None
+            steps = self.head_steps[index]
+            attended = self._attend(layer.attention, steps, qkv, tables, attention, batch, hidden)
         return Mixed(attended, None if inner is None else self._keep(index, inner, states))
+
+    def attend(
+        self,
+        index: int,
+        qkv: torch.Tensor,
+        tables: RotaryTables,
+        attention: AttentionBackend,
+        batch: Any,
+    ) -> torch.Tensor:
+        """Return attention's output [T, hidden] for the output `qkv` of its first linear."""
+        own = self._layers[index].attention
+        if own is None:
+            raise ValueError(f"layer {index} does not attend")
+        steps = self.head_steps[index]
+        return self.reduce(self._attend(own, steps, qkv, tables, attention, batch))
 
     def _keep(self, index: int, inner: torch.Tensor, states: StepStates | None) -> torch.Tensor:
         """Return this rank's partial sum of the mixer's output for that of its `inner` [T, ...]."""

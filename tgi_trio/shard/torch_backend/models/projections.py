@@ -77,9 +77,7 @@ def list_linears(layers: Sequence[Layer]) -> Iterator[Linear]:
     """Yield the linears of layers that every token is multiplied with."""
     for layer in layers:
         own, mixer = layer.attention, layer.mixer
-        yield from list_multiplied(
-            layer.joined, own.qkv if own else None, mixer.inner if mixer else None
-        )
+        yield from list_multiplied(layer.joined, own.qkv if own else None, layer.alongside)
         if own is not None:
             yield from _list_inner(own)
             yield own.output

@@ -14,7 +14,7 @@ from tgi_trio.shard.torch_backend.layers.own_inputs import OwnInput
 from tgi_trio.shard.torch_backend.layers.stream_parts import Added
 from tgi_trio.shard.torch_backend.layers.streams import LayerStreams, Streams
 
-Mix = Callable[[int, torch.Tensor], torch.Tensor]  # attention of a layer
+Attend = Callable[[int, torch.Tensor], torch.Tensor]  # of a layer, for its queries, K and V
 Reduce = Callable[[torch.Tensor], torch.Tensor]
 
 
@@ -29,23 +29,25 @@ class Parts(Protocol):
     own_input: OwnInput | None
     streams: LayerStreams | None
 
+    def project(self, x: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None]: ...
+
 
 def run_streamed(
     streams: Streams,
     layers: Sequence[Parts],
     x: torch.Tensor,
     own: torch.Tensor,
-    mix: Mix,
+    attend: Attend,
     reduce: Reduce,
 ) -> torch.Tensor:
     """Return the output of all layers for the input `x` [T, hidden].
 
-    `own` [layers, T, width]: the layers' own embeddings of the tokens; `mix` and `reduce`: the
+    `own` [layers, T, width]: the layers' own embeddings of the tokens; `attend` and `reduce`: the
     decoder's attention and sum over ranks.
     """
     hidden, added = streams.split(x), None
     for index, layer in enumerate(layers):
-        hidden, added = _run_layer(layer, hidden, added, own[index], partial(mix, index), reduce)
+        hidden, added = _run_layer(layer, hidden, added, own[index], partial(attend, index), reduce)
     return streams.join(hidden, added)
 
 
@@ -54,7 +56,7 @@ def _run_layer(
     streams: torch.Tensor,
     added: Added | None,
     own: torch.Tensor,
-    mix: Reduce,
+    attend: Reduce,
     reduce: Reduce,
 ) -> tuple[torch.Tensor, Added]:
     """Return the streams [count, T, hidden] after a layer, and what is still to be added to them.
@@ -66,6 +68,8 @@ def _run_layer(
     before, after, inner, outer = norms
     assert altup and own_input and layer.mlp and before and after and inner and outer
     predicted, normed = altup.predict(streams, added, before)
-    x, read = altup.join(predicted, normed, mix(normed), after, inner)
+    qkv, low = layer.project(normed)
+    assert qkv is not None and low is not None
+    x, read = altup.join(predicted, normed, attend(qkv), low, after, inner)
     corrected, shown = altup.correct(predicted, x, reduce(layer.mlp(read)), outer)
     return corrected, Added(own_input(shown, own), own_input.post_norm)
