@@ -27,7 +27,7 @@ FAMILIES = (
     *("llama", "gemma2", "mixtral", "deepseek_v3"),
     *("gemma4_text", "mimo_v2_flash", "llama4_text"),
     *("glm_moe_dsa", *CHOOSING),
-    *("bamba", "recurrent_gemma"),
+    *("bamba", "recurrent_gemma", "falcon_h1", "gemma3n_text", "olmo2"),
 )
 ROWS = 6
 ASKED: list[dict[str, Any]] = [{}, {"sample": True, "top_p": 0.9}, {"repetition_penalty": 1.3}]
@@ -118,6 +118,9 @@ def device(
         ("recurrent_gemma", (), {}),
         ("deepseek_v4", (), {"batch_invariant": True}),
         ("hunyuan_v1_dense", (2,), {}),
+        ("falcon_h1", (1, 2), {}),
+        ("gemma3n_text", (2,), {}),
+        ("olmo2", (), {}),
     ],
 )
 def test_serving_compiles_nothing(
@@ -169,8 +172,12 @@ def test_serving_compiles_nothing(
         assert seen == warm, (counts, seen - warm)
 
 
+@pytest.mark.parametrize("family", ["llama", "falcon_h1"])
 def test_what_may_be_chosen_for_few_rows_is_compiled_ahead(
-    checkpoint: Callable[..., Path], device: StandInDevice, monkeypatch: pytest.MonkeyPatch
+    checkpoint: Callable[..., Path],
+    device: StandInDevice,
+    monkeypatch: pytest.MonkeyPatch,
+    family: str,
 ) -> None:
     """Whatever the warm-up then measures: shares of matrices, heads, norms in products."""
     from tgi_trio.shard.torch_backend import device_parts, torch_runner
@@ -202,7 +209,7 @@ def test_what_may_be_chosen_for_few_rows_is_compiled_ahead(
     monkeypatch.setattr(device, "launch_kernel", note)
     monkeypatch.setattr(device_parts, "RecordedTime", Times)
     monkeypatch.setattr(torch_runner, "compile_ahead", rehearse)
-    told = ShardSettings(model_path=checkpoint("llama"), dtype="bfloat16")
+    told = ShardSettings(model_path=checkpoint(family), dtype="bfloat16")
     runner = load_torch_runner(told, device="cuda:0", graph_sizes=(1, 2))
     runner.warm_up(WarmupRequest(40, 64, ROWS, 31 * BLOCK))
     assert len(seen) > 10 and seen <= ahead, seen - ahead

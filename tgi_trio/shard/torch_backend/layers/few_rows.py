@@ -330,7 +330,9 @@ def _choose_fusing(
     projections: list[Projection], rows: range, seconds: Seconds, lone: bool
 ) -> None:
     x, like = try_rows(projections[0].linear.weight, rows[-1]), projections[0].like
-    addends = None if like is None else like._replace(first=x)
+    addends = None
+    if like is not None:
+        addends = like._replace(first=x, second=None if like.second is None else x)
     some = projections[: _enough(projections[0].linear, lone)]
 
     def run() -> torch.Tensor:

@@ -38,7 +38,7 @@ class LayerRunner:
         self._layers = layers
         self._ranks = ranks
         self._attend = Attending(spec, rotaries)
-        self.sums = Sums(spec)
+        self.sums = Sums(spec, divided=ranks is not None)
         # By number of the layer: what is done with its heads between linear and attention.
         self.head_steps = {
             i: self._attend.steps_of(layer.attention)
@@ -65,11 +65,12 @@ class LayerRunner:
             x, normed = add_and_normalise(x, addends, layer.attention_norm)
             if layer.attention_norm_gate is not None:
                 normed = layer.attention_norm_gate(normed)
-            parts = self._say(index, normed, tables, attention, batch, states)
-            if self._ranks is None:
-                addends = self.sums.of_mixed(layer, parts)
+            attended, kept = self._say(index, normed, tables, attention, batch, states)
+            if attended is not None and kept is not None and self.sums.adds_each(layer):
+                addends = self.sums.of_each(layer, attended, kept)
             else:
-                addends = self.sums.of_attention(layer, self.reduce(self.sums.mix(layer, parts)))
+                mixed = self.sums.mix(layer, Mixed(attended, kept))
+                addends = self.sums.of_attention(layer, self.reduce(mixed))
             if self._spec.parallel and layer.mlp is not None:
                 inner = layer.mlp_norm(x) if layer.mlp_norm else normed
                 beside = self.reduce(layer.mlp(inner))

@@ -29,7 +29,9 @@ class Mixed(NamedTuple):
 class Sums:
     """What is added to the hidden state after attention and after the MLP of a layer."""
 
-    def __init__(self, spec: DecoderSpec) -> None:
+    def __init__(self, spec: DecoderSpec, *, divided: bool) -> None:
+        """`divided`: ranks have a part of each layer."""
+        self._divided = divided
         self.parallel = spec.parallel
         self._scale = spec.residual_scale
         self._attention_scale = spec.attention_scale
@@ -60,11 +62,16 @@ class Sums:
         ]
         return scaled[0] if len(scaled) == 1 else scaled[0] + scaled[1]
 
-    def of_mixed(self, layer: Layer, mixed: Mixed) -> Addends:
-        """Return what attention and mixer say, of all ranks, as it is added."""
-        attended, kept = mixed
-        if attended is None or kept is None or layer.attention_post_norm or self.parallel:
-            return self.of_attention(layer, self.mix(layer, mixed))
+    def adds_each(self, layer: Layer) -> bool:
+        """Return whether what attention and mixer say is added one after the other.
+
+        Otherwise their sum is: it is one of all ranks, it is normalised, or an MLP comes beside it.
+        """
+        both = layer.attention is not None and layer.mixer is not None
+        return both and not layer.attention_post_norm and not self.parallel and not self._divided
+
+    def of_each(self, layer: Layer, attended: torch.Tensor, kept: torch.Tensor) -> Addends:
+        """Return what attention and mixer say as it is added."""
         scales = self._scale * self._attention_scale, self._scale * layer.mixer_scale
         return Addends(attended, kept, scale=scales[0], second_scale=scales[1])
 
@@ -110,7 +117,9 @@ def list_projections(layers: Sequence[Layer], sums: Sums) -> Iterator[Projection
             yield Projection(layer.attention.qkv, layer.attention_norm, None, before)
         apart = sums.parallel or layer.attention_sum_norm is not None
         if isinstance(layer.mlp, DenseMlp) and not apart and layer.mlp_norm_gate is None:
-            before = sums.of_attention(layer, layer.mlp.up.weight)
+            like = layer.mlp.up.weight
+            each = sums.adds_each(layer)
+            before = sums.of_each(layer, like, like) if each else sums.of_attention(layer, like)
             yield Projection(layer.mlp.up, layer.mlp_norm, layer.mlp.act, before)
 
 
