@@ -144,6 +144,11 @@ def test_hostname_of_a_container_is_not_an_address() -> None:
         ([], {"PORT": "tcp://1"}, "environment variable PORT: expected a whole number"),
         (["--port", "٣.5"], {}, "expected a whole number"),
         (["--max-queued-tokens", "9223372036854775808"], {}, f"a whole number of {2**63 - 1} at"),
+        (
+            ["--cuda-graphs", "1" * 5000],
+            {},
+            f"expected sizes such as 1,2,4,8, or 0 for none, got '{'1' * 200}...'",
+        ),
         (["--max-queued-tokens", "1" * 5000], {}, "expected a whole number of 92233720368547758"),
         (["--port"], {}, "--port.*expected one argument"),
         (["--port", "1", "--port", "2"], {}, "--port is given 2 times"),

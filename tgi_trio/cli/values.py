@@ -28,6 +28,7 @@ from tgi_trio.settings.records import (
 )
 
 _LARGEST: Final = 2**63 - 1  # of whole numbers: shards get them in 64 bits
+_SHOWN: Final = 200  # most characters of a value in its error
 _DIGITS: Final = 30  # enough for all of these; more are not read
 _TRUE: Final = frozenset(("true", "1", "yes", "y", "on", "t"))
 _FALSE: Final = frozenset(("false", "0", "no", "n", "off", "f"))
@@ -181,9 +182,10 @@ def _quantization(text: str) -> str:
 def _sizes(text: str) -> tuple[int, ...]:
     """Return sizes; as in TGI, those of zero and less are dropped, so that 0 alone means none."""
     parts = [part.strip() for part in text.split(",")]
-    if not all(part.removeprefix("-").isdecimal() for part in parts):
-        raise ValueError("expected sizes such as 1,2,4,8, or 0 for none")
-    return tuple(size for part in parts if (size := int(part)) > 0)
+    try:
+        return tuple(size for part in parts if (size := _int(part)) > 0)
+    except ValueError:
+        raise ValueError("expected sizes such as 1,2,4,8, or 0 for none") from None
 
 
 def _adapters(text: str) -> tuple[str, ...]:
@@ -292,4 +294,5 @@ def read_value(kind: str, source: str, text: str) -> Any:
     except ValueError as error:
         if secret:
             raise ValueError(f"{source}: {error}") from None
-        raise ValueError(f"{source}: {error}, got {text!r}") from None
+        shown = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+        raise ValueError(f"{source}: {error}, got {shown!r}") from None
