@@ -20,6 +20,27 @@ from tgi_trio.router.http.messages.problems import Problem
 
 pytestmark = pytest.mark.trio
 
+
+@pytest.mark.parametrize(
+    ("path", "body", "says"),
+    [
+        ("/v1/chat/completions", {"reasoning_effort": "x" * 99_999}, "expected one of `high`"),
+        ("/v1/chat/completions", {"model": "x" * 99_999}, "is not served here. Served: "),
+        ("/v1/responses", {"model": "x" * 99_999}, "is not served here. Served: "),
+        ("/generate", {"parameters": {"adapter_id": "x" * 99_999}}, "adapter_id"),
+        ("/generate", {"parameters": {"grammar": {"type": "x" * 99_999}}}, "parameters.grammar"),
+    ],
+)
+async def test_a_long_value_is_not_repeated_as_a_whole(path, body, says):
+    asked = {"messages": [{"role": "user", "content": "x"}], "input": "x", "inputs": "x"}
+    async with served() as server:
+        client = await server.connect()
+        answer = await client.post(path, {**asked, **body})
+    assert 400 <= answer.status < 500
+    assert says in answer.text and "xxx" in answer.text
+    assert len(answer.text) < 4000
+
+
 CHAT, COMPLETION, RESPONSE = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 USER = {"role": "user", "content": "Hi"}
 BODIES: dict[str, dict[str, Any]] = {

@@ -13,7 +13,7 @@ import trio
 from tgi_trio.router.http.call import Call, Reply, Route
 from tgi_trio.router.http.generation import explain
 from tgi_trio.router.http.messages.error_shapes import ANTHROPIC, OPENAI, ErrorShape
-from tgi_trio.router.http.messages.problems import BodyRejected, Problem
+from tgi_trio.router.http.messages.problems import BodyRejected, Problem, tell
 from tgi_trio.router.http.messages.unserved_paths import explain_path
 from tgi_trio.router.http.resume import read_front
 from tgi_trio.router.http.wire.headers import Header
@@ -64,9 +64,9 @@ def reply_for(problem: Problem, dialect: ErrorShape, request_id: str = "") -> Re
 def to_rejection(error: BodyRejected, dialect: ErrorShape, request_id: str) -> Reply:
     """Return the reply to a body that could not be read: plain text, or an API's error shape."""
     if not dialect.bare:
-        problem = Problem(error.status, str(error), "invalid_body", param=error.param)
+        problem = Problem(error.status, tell(error), "invalid_body", param=error.param)
         return reply_for(problem, dialect, request_id)
-    text = str(error).encode("utf-8", "replace")
+    text = tell(error).encode("utf-8", "replace")
     return Reply(text, error.status, b"text/plain; charset=utf-8")
 
 

@@ -39,6 +39,7 @@ class Problem:
         return [(b"retry-after", b"%d" % max(1, math.ceil(self.retry_after)))]
 
 
+_MOST, _BEGIN, _END = 4000, 2000, 1000  # characters of an error, and what is told of a longer one
 _SHOWN: Final = 60  # most characters of a coding's name in its error
 
 
@@ -87,9 +88,17 @@ def too_slow() -> BodyRejected:
     return BodyRejected(408, "The request body did not arrive in time")
 
 
+def tell(error: BaseException) -> str:
+    """Return an error's text. One that repeats a value of the client's is told without its middle,
+    which nobody reads and many keep in a log.
+    """
+    text = str(error)
+    return text if len(text) <= _MOST else f"{text[:_BEGIN]} [...] {text[-_END:]}"
+
+
 def problem_of(error: BaseException) -> Problem | None:
     """Return the client's error for an exception; None if it is not one of ours."""
-    text = str(error)
+    text = tell(error)
     match error:
         case Refused():
             return Problem(error.status, text, error.error_type, param=error.param, code=error.code)
