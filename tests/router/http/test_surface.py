@@ -265,6 +265,8 @@ async def test_an_unknown_model_is_a_404_that_lists_what_is_served():
         ("/v1/rerank", "ranks none"),
         ("/score/", "ranks none"),
         ("/pooling", "makes no embeddings"),
+        ("/v1/responses/resp_1", "nothing is stored here"),
+        ("/v1/files/file-1/content", "nothing is stored here"),
         ("/classify", "`choice` in `structured_outputs`"),
         ("/v1/realtime", "/v1/audio/transcriptions"),
         ("/api/chat", "use OpenAI's: /v1/chat/completions"),

@@ -27,6 +27,19 @@ _OLLAMA: Final = "Ollama's API is not served; use OpenAI's: /v1/chat/completions
 _INFILL: Final = "use `suffix` at /v1/completions, or /v1/fim/completions"
 _TEXT: Final = "use /generate or /v1/completions"
 
+# What has things of clients below it elsewhere: files, answers, conversations.
+_STORES: Final = (
+    *("/v1/files", "/v1/batches", "/v1/assistants", "/v1/threads", "/v1/conversations"),
+    *("/v1/vector_stores", "/v1/fine_tuning/jobs", "/v1/messages/batches"),
+)
+_STORED: Final = (
+    *_STORES,
+    "/v1/responses",
+    "/v1/chat/completions",
+    "/v1/uploads",
+    "/v1/containers",
+)
+
 _WHY: Final[Mapping[str, str]] = MappingProxyType(
     dict.fromkeys(
         (
@@ -51,13 +64,7 @@ _WHY: Final[Mapping[str, str]] = MappingProxyType(
         ),
         _SPEECH,
     )
-    | dict.fromkeys(
-        (
-            *("/v1/files", "/v1/batches", "/v1/assistants", "/v1/threads", "/v1/conversations"),
-            *("/v1/vector_stores", "/v1/fine_tuning/jobs", "/v1/messages/batches"),
-        ),
-        _FILES,
-    )
+    | dict.fromkeys(_STORES, _FILES)
     | dict.fromkeys(
         ("/api/generate", "/api/chat", "/api/tags", "/api/show", "/api/embed", "/api/embeddings"),
         _OLLAMA,
@@ -78,4 +85,4 @@ def explain_path(path: str, served: Collection[str]) -> str:
     for meant in (plain, f"/v1{plain}", plain.removeprefix("/v1"), plain.removesuffix("/v1")):
         if meant != path and meant in served:
             return f"`{meant}` is"
-    return ""
+    return _FILES if plain.startswith(tuple(f"{each}/" for each in _STORED)) else ""
