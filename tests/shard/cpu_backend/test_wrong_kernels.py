@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 from types import ModuleType
+from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.shard.cpu_backend.kernel_support import VARIANT
 from tgi_trio.shard.checkpoint.numbers import Floats
 from tgi_trio.shard.cpu_backend import apart_table, verified
 from tgi_trio.shard.cpu_backend.apart_table import Apart
-from tgi_trio.shard.cpu_backend.self_tests import blocks, index, latents, pooled
+from tgi_trio.shard.cpu_backend.self_tests import (
+    alone,
+    blocks,
+    gated,
+    hyper,
+    index,
+    latents,
+    mixed,
+    pooled,
+    streams,
+)
+from tgi_trio.shard.cpu_backend.tables import Buffer, Code
 from tgi_trio.shard.cpu_backend.unsupported import UnsupportedError
 from tgi_trio.shard.cpu_backend.variant import Variant
 
@@ -37,3 +50,36 @@ def test_kernels_that_are_wrong_do_not_serve(
     monkeypatch.setattr(self_test, work, differ)
     with pytest.raises(UnsupportedError, match=f"{words} is 1 away from the reference"):
         verified.choose_apart(apart, VARIANT)
+
+
+@pytest.mark.parametrize(
+    ("apart", "self_test", "name"),
+    [
+        (apart_table.HYPER, hyper, "GATHER"),
+        (apart_table.MIXED, mixed, "GATHER_MIXED"),
+        (apart_table.GATED, gated, "MIX"),
+        (apart_table.STREAMS, streams, "CORRECT"),
+    ],
+)
+@pytest.mark.parametrize("wrong", [1.0, np.nan])
+def test_a_wrong_number_in_any_buffer_is_found(
+    apart: Apart,
+    self_test: ModuleType,
+    name: str,
+    wrong: float,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """NaN behind a buffer that is right was the least of two distances, and so none."""
+    right = alone.run_alone
+    for buffer in self_test._CHANGED:
+
+        def differ(
+            kernel: Any, code: Code, rows: Any, *given: Any, changed: Buffer = buffer
+        ) -> None:
+            right(kernel, code, rows, *given)
+            if code.name == name:
+                rows[changed][-1] += wrong
+
+        monkeypatch.setattr(self_test, "run_alone", differ)
+        with pytest.raises(UnsupportedError, match=f"failed: {name} is (1|nan) away"):
+            verified.choose_apart(apart, VARIANT)
