@@ -89,8 +89,9 @@ RULES: dict[str, Rule] = {
     # Needs the model's whole check: whether its text is computed here.
     "router.media.served_images": Rule(
         ours(
-            "errors settings model.audio_families model.check model.config model.towers "
-            "router.media.image_model router.media.kinds"
+            "errors settings model.adapters.own_adapters model.audio_families model.check "
+            "model.config model.specs.decoder model.towers router.media.image_model "
+            "router.media.kinds"
         ),
         only=NOTHING,
     ),

@@ -133,7 +133,8 @@ def shard_settings(
     if images is not None:
         largest = images.describe_largest(settings.max_image_pixels, settings.max_input_tokens)
         longest = images.describe_longest(settings.max_audio_seconds)
-    needs = _find_needs(settings)
+    own = () if images is None else tuple(images.adapters.values())
+    needs = _find_needs(settings, own)
     return ShardSettings.of(
         settings,
         model_path=settings.model_path,
@@ -141,7 +142,7 @@ def shard_settings(
         tokenizer_file=None if settings.disable_grammar_support else tokenizer,
         world_size=settings.num_shard,
         max_lora_rank=needs.rank,
-        max_loaded_adapters=_most_adapters(settings),
+        max_loaded_adapters=_most_adapters(settings) + len(own),
         adapter_scope=needs.scope.words(),
         image_arena=-1 if arena is None else arena.fd,
         largest_image=largest,
@@ -149,16 +150,16 @@ def shard_settings(
     )
 
 
-def _find_needs(settings: Settings) -> AdapterNeeds:
-    """Return what a shard needs to have room for beside the model."""
-    if not settings.serves_adapters:
+def _find_needs(settings: Settings, own: Sequence[Path] = ()) -> AdapterNeeds:
+    """Return what a shard needs to have room for beside the model; `own`: its own adapters."""
+    if not settings.serves_adapters and not own:
         return AdapterNeeds(0, NOTHING)
     folders = map(Path, settings.adapter_folders.values())
     grows, rank = settings.adapter_updates, settings.max_lora_rank
     try:
         spec = decoder_spec(read_config(settings.model_path, settings.rope))
         if spec is not None:
-            return find_needs(folders, spec, rank, grows=grows)
+            return find_needs(folders, spec, rank, grows=grows, own=own)
     except ModelLoadError:  # the shard will refuse it, and say why
         pass
     return AdapterNeeds(rank, EVERYTHING)
@@ -219,6 +220,7 @@ class Launcher:
             settings.adapter_folders,
             settings.max_loaded_adapters,
             grows=settings.adapter_updates,
+            own={} if self._image_model is None else self._image_model.adapters,
         )
         self._ranks = _find_ranks(settings, listeners)
         given = shard_settings(settings, tokenizer, self._arena, self._image_model)

@@ -1,9 +1,9 @@
-"""Which feature extractor a family of models that hear has: always transformers' own, in numpy."""
+"""Which feature extractor a family of models that hear has: transformers' own, if in numpy."""
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.ipc.images import SOUND, SOUND_MASK
+from tgi_trio.media.log_mels import GraniteMels, LogMels
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -58,6 +59,10 @@ EXTRACTORS: Final[Mapping[str, Extractor]] = {
     ),
     "whisper": _WHISPER,
 }
+# Likewise, of those that are ours; `settings`: the model's own.
+LOG_MELS: Final[Mapping[str, Callable[[Mapping[str, Any]], LogMels]]] = {
+    "granite_speech": GraniteMels,
+}
 
 
 class FeatureExtractor:
@@ -65,8 +70,12 @@ class FeatureExtractor:
 
     def __init__(self, family: str, settings: Mapping[str, Any]) -> None:
         """`settings`: the model's own. Raises ModelLoadError."""
+        self._mels = LOG_MELS[family](settings) if family in LOG_MELS else None
+        if self._mels is not None:
+            self.sampling_rate = self._mels.sampling_rate
+            return
         if family not in EXTRACTORS:
-            known = ", ".join(EXTRACTORS)
+            known = ", ".join((*EXTRACTORS, *LOG_MELS))
             raise ModelLoadError(f"no feature extractor is known of {family!r}, only of {known}")
         self._row = EXTRACTORS[family]
         module, name, *_ = self._row
@@ -92,6 +101,8 @@ class FeatureExtractor:
         T are of the sound and not of silence behind it: `input_features_mask` bool [1, T] or
         [pieces, T]. Raises ValueError if too few are.
         """
+        if self._mels is not None:
+            return _extract_mels(self._mels, samples)
         step = self._row.piece or len(samples)
         parts = [samples[begin : begin + step] for begin in range(0, len(samples), step)]
         given = {**self._row.given, **self._limit_silence(len(samples))}
@@ -100,7 +111,7 @@ class FeatureExtractor:
             found = self._extract(parts, return_tensors="np", **given)
             mask = np.asarray(found[self._row.mask], np.bool_)
         if mask.sum() < self._row.fewest:
-            raise ValueError(f"it is too short for this model: {len(samples)} samples")
+            raise _too_short(samples)
         features = np.asarray(found[SOUND])
         if self._row.frames:
             pieces = features[0].reshape(features.shape[1], -1, self._row.frames)
@@ -122,3 +133,16 @@ class FeatureExtractor:
         hop = int(self._extract.hop_length)
         beyond = -(-(samples + 2 * int(self._extract.n_fft)) // hop) * hop
         return {"max_length": min(int(self._extract.n_samples), beyond)}
+
+
+def _extract_mels(mels: LogMels, samples: NDArray[np.float32]) -> Arrays:
+    """Return the arrays of a sound as `FeatureExtractor.extract` does; all frames are of it."""
+    if len(samples) < mels.fewest:
+        raise _too_short(samples)
+    features = mels.extract(samples)[None]
+    return {SOUND: features, SOUND_MASK: np.ones(features.shape[:2], np.bool_)}
+
+
+def _too_short(samples: NDArray[np.float32]) -> ValueError:
+    """Return the error for a sound of which a model hears nothing."""
+    return ValueError(f"it is too short for this model: {len(samples)} samples")

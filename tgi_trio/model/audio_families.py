@@ -26,14 +26,20 @@ class AudioFamily:
     # Samples that its extractor takes, and cuts off what is behind them; 0: any number.
     most_samples: int = 0
     alone: bool = False  # models of this type do not see
+    tower: str = "audio_config"  # what config.json says of its tower, under this name
 
 
+_GRANITE: Final = AudioFamily(
+    "granite_speech", "granite_speech", alone=True, tower="encoder_config"
+)
 # By `model_type` in config.json.
 AUDIO_FAMILIES: Final[Mapping[str, AudioFamily]] = {
     "gemma3n": AudioFamily("gemma3n", "gemma3n", 480_000),
     "gemma4": AudioFamily("gemma4", "gemma4", 480_000),
     "gemma4_unified": AudioFamily("gemma4_unified", "gemma4_unified"),
     "glmasr": AudioFamily("glmasr", "glmasr", 21 * 480_000, alone=True),  # whole pieces in 655 s
+    "granite_speech": _GRANITE,
+    "granite_speech_plus": _GRANITE,
     "qwen2_5_omni_thinker": AudioFamily("qwen2_5_omni", "qwen2_5_omni", 10 * 480_000),
     "qwen2_audio": AudioFamily("whisper", "qwen2_audio", 480_000, alone=True),
     "qwen3_omni_moe_thinker": AudioFamily("qwen3_omni", "qwen3_omni"),
@@ -44,7 +50,7 @@ AUDIO_FAMILIES: Final[Mapping[str, AudioFamily]] = {
 def hears_alone(config: Mapping[str, Any]) -> bool:
     """Return whether a model hears and does not see; `config`: its config.json."""
     family = AUDIO_FAMILIES.get(str(config.get("model_type")))
-    return family is not None and family.alone and bool(config.get("audio_config"))
+    return family is not None and family.alone and bool(config.get(family.tower))
 
 
 def find_audio_family(config: Mapping[str, Any]) -> AudioFamily:
@@ -58,6 +64,7 @@ def find_audio_family(config: Mapping[str, Any]) -> AudioFamily:
             f"the model type is {kind!r}, and served is audio of "
             f"{', '.join(sorted(AUDIO_FAMILIES))}"
         )
-    if not config.get("audio_config"):
-        raise ModelLoadError("this model of its type has no audio_config in config.json")
-    return AUDIO_FAMILIES[kind]
+    family = AUDIO_FAMILIES[kind]
+    if not config.get(family.tower):
+        raise ModelLoadError(f"this model of its type has no {family.tower} in config.json")
+    return family

@@ -38,6 +38,8 @@ TEXT_TYPES: Final[dict[str, str]] = {
     "glmga": "glm4v_text",
     "got_ocr2": "qwen2",
     "granite4_vision": "granite4_vision_text",
+    "granite_speech": "granite",
+    "granite_speech_plus": "granite",
     "hyperclovax_vision_v2": "hyperclovax",
     "idefics": "idefics",
     "idefics2": "mistral",

@@ -237,6 +237,38 @@ def test_one_that_cannot_be_loaded_with_the_model() -> None:
 
 
 @pytest.mark.trio
+async def test_the_models_own_stays_beside_those_with_names(autojump_clock: object) -> None:
+    """It has no name, takes no room of theirs, and makes none, however long somebody waits."""
+    named = {"a": "/adapters/a", "b": "/adapters/b"}
+    registry = AdapterRegistry(named, 1, own={"image": "/own/eye", "audio": "/own/ear"})
+    shard = FakeShard(registry, 3)
+    shard.boot()
+    registry.check()
+    assert registry.to_come == 0 and registry.names == ("a", "b") and len(registry.loaded) == 3
+    assert registry.find_own(()) is None and registry.find_own({"video"}) is None
+    ear, eye = registry.find_own({"audio"}), registry.find_own({"audio", "image"})
+    assert (
+        ear is not None and eye is not None and (ear.folder.name, eye.folder.name) == ("ear", "eye")
+    )
+    with pytest.raises(ValidationError, match=r"`audio` is not served\. Adapters served: `a`, `b`"):
+        registry.find("audio")
+    assert await waits(shard, ear) == await waits(shard, registry.find("a")) == 0.0
+    with pytest.raises(Overloaded, match="--max-loaded-adapters 1 are in use"):
+        await registry.acquire(registry.find("b"))
+    assert shard.has == {1, 2, 3} and ear.place is Place.RESIDENT
+    registry.release(registry.find("a"))
+    assert await waits(shard, registry.find("b")) == pytest.approx(LOAD_S)
+    assert shard.has == {1, 2, 4}
+    registry.release(ear)
+    shard.boot()
+    assert shard.has == {1, 2, 4}, "another incarnation has it as well"
+    shard.broken.add("ear")
+    shard.boot()
+    with pytest.raises(ConfigurationError, match="the model's own adapter in /own/ear cannot be"):
+        registry.refuse_failed()
+
+
+@pytest.mark.trio
 async def test_names_come_and_go(autojump_clock: object) -> None:
     """A number is never given twice; who has an adapter ends with it."""
     registry, shard = served(1, 3)

@@ -13,7 +13,9 @@ from tests.router.http.seeing import MODEL, PAD, VIDEO_PAD, data_url, seeing_eng
 from tests.router.http.served import served
 from tests.router.media.image_files import encode, noise
 from tests.router.media.sound_files import audio_part, make_sound
+from tgi_trio.ipc.adapters import AdapterReport
 from tgi_trio.model.audio_families import AUDIO_FAMILIES
+from tgi_trio.router.adapters.registry import AdapterRegistry
 from tgi_trio.router.media.audio_model import AudioModel
 from tgi_trio.router.media.layouts.audio import AudioTokens, WaveLayout
 from tgi_trio.router.text.chat_template import ChatTemplate
@@ -110,3 +112,34 @@ async def test_a_part_without_its_sound_is_refused() -> None:
         for kind in ("input_audio", "audio_url"):
             answer = await client.post("/v1/chat/completions", asked({"type": kind}))
             assert answer.status == 422 and f"audio needs `{kind}`" in answer.text
+
+
+async def test_the_models_own_adapter_hears_and_no_other_does() -> None:
+    """It is chosen by what the prompt holds, under no name; a client's own is for text alone."""
+    async with seeing_engine(model=HEARING) as engine, served(engine) as server:
+        adapters = AdapterRegistry({"mine": "/mine"}, 1, own={"audio": "/own"})
+        for order in adapters.orders():
+            adapters.settle(AdapterReport(order.number, "", 10, 4, bytes(32)))
+        engine.adapters = adapters
+        engine.metrics.know("adapter", "mine")
+        client = await server.connect()
+        text = {"type": "text", "text": "Hi"}
+        for parts, name, number in (
+            *(((text, audio_part(SMALL)), "tgi", 1), ((text,), "tgi", 0)),
+            *(((text,), "mine", 2), ((audio_part(LARGE),), "tgi", 1)),
+        ):
+            answer = await client.post("/v1/chat/completions", asked(*parts) | {"model": name})
+            assert answer.status == 200, answer.text
+            assert engine.submitted[-1].sampling.adapter == number
+        refused = await client.post(
+            "/v1/chat/completions", asked(audio_part(SMALL)) | {"model": "mine"}
+        )
+        assert refused.status == 422
+        said = (
+            "the adapter `mine` cannot be used here: this model has one of its own for prompts with"
+        )
+        assert f"{said} audio parts. Leave it out" in refused.text
+        rendered = engine.metrics.render().decode()
+        assert 'tgi_adapter_request_count{adapter="mine"} 1' in rendered
+        assert 'adapter="audio"' not in rendered
+        assert not any(each.users for each in adapters.loaded)

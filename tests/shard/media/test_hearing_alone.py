@@ -12,6 +12,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.router.media.sound_files import as_floats, make_samples
+from tests.shard.media.granite_models import EXTRACTOR as GRANITE
+from tests.shard.media.granite_models import make_granite
 from tests.shard.media.hearing_models import EXTRACTOR, make_folder
 from tests.shard.torch_backend.interpreter import need_triton
 from tgi_trio.errors import ModelLoadError
@@ -21,12 +23,36 @@ from tgi_trio.router.media.served_images import find_served_images
 from tgi_trio.shard.media.largest import make_longest
 from tgi_trio.shard.media.loading import load_encoder
 from tgi_trio.shard.media.tower import load_tower
+from tgi_trio.testing.checkpoints import VOCAB_SIZE
 
 need_triton()
 
 from tests.shard.media.hearing_device import check_on_device  # noqa: E402  (it imports Triton)
 
 pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.mark.parametrize("family", ["granite_speech", "granite_speech_plus"])
+def test_features_of_granite_are_those_of_the_whole_model(tmp_path: Path, family: str) -> None:
+    """Scaled as embeddings are; of whole blocks and of cut ones; on a device as well."""
+    made = make_granite(tmp_path, family)
+    model, seen = made.adapted.get_base_model(), list[Any]()
+    model.model.language_model.layers[0].register_forward_pre_hook(
+        lambda module, args: seen.append(args[0])
+    )
+    tower = load_tower(tmp_path, family, torch.device("cpu"), torch.float32, hears=True)
+    for seconds in (0.02, 0.2, 0.4, 1.4):  # blocks have 20 frames, half a second
+        bundle = FeatureExtractor("granite_speech", GRANITE).extract(
+            as_floats(make_samples(seconds))
+        )
+        rows = tower.encode(bundle).rows
+        ids = torch.tensor([[5, *[VOCAB_SIZE] * len(rows), 6]])
+        with torch.no_grad():
+            model(input_ids=ids, input_features=torch.from_numpy(bundle["input_features"]))
+        expected = seen.pop()[0, 1:-1].numpy()
+        assert rows.shape == expected.shape
+        assert np.allclose(rows, expected, atol=1e-5 * np.abs(expected).max())
+    check_on_device(tmp_path, family, bundle, rows)
 
 
 def test_a_device_hears_as_a_cpu_and_missing_weights_are_named(tmp_path: Path) -> None:

@@ -20,7 +20,12 @@ class AdapterNeeds:
 
 
 def find_needs(
-    folders: Iterable[Path], spec: DecoderSpec, max_rank: int, *, grows: bool
+    folders: Iterable[Path],
+    spec: DecoderSpec,
+    max_rank: int,
+    *,
+    grows: bool,
+    own: Iterable[Path] = (),
 ) -> AdapterNeeds:
     """Return what these adapters need; their headers alone are read.
 
@@ -28,13 +33,15 @@ def find_needs(
     as many as may be.
 
     `grows`: others of up to `max_rank` may be loaded later, which may change everything but
-    experts, and these only if one of these adapters does: they take most of the room. Raises
-    ModelLoadError as `read_adapter` and `map_adapter` do.
+    experts, and these only if one of these adapters does: they take most of the room. `own`:
+    adapters that the model brings along, of any rank. Raises ModelLoadError as `read_adapter` and
+    `map_adapter` do.
     """
     rank = max_rank if grows else 1
     words = set(EVERYTHING.words()) - {"experts"} if grows else set[str]()
-    for folder in folders:
-        found = map_adapter(read_adapter(folder), spec, max_rank)
+    limits = [*((folder, max_rank) for folder in folders), *((folder, None) for folder in own)]
+    for folder, limit in limits:
+        found = map_adapter(read_adapter(folder), spec, limit)
         rank = max(rank, max_rank if found.compares else found.rank)
         words.update(found.scope.words())
     return AdapterNeeds(rank, AdapterScope.of(words))

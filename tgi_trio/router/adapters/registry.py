@@ -5,15 +5,17 @@ own in the cache. At most `max_loaded` adapters are in the shard's memory. A req
 evicts the least recently used adapter, but never one in use. If all are in use, it waits in turn;
 after `PATIENCE` one of them takes no new requests until it has been unloaded, so that adapters in
 constant demand cannot starve the others. A new incarnation of the shard loads all wanted adapters
-before it serves.
+before it serves. Adapters of the model's own, for prompts with images or sounds, have no name for
+clients, and stay in memory beside those.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 import trio
@@ -44,12 +46,14 @@ class ServedAdapter:
     failures: int = 0  # loads that failed
     why: str = ""  # error of the last failure
     listed: bool = True  # False: unloaded by name, and forgotten after its last request
+    own: bool = False  # the model's own: it stays
     news: trio.Event = field(default_factory=trio.Event)  # set when waiting requests should look
 
     @property
     def idle(self) -> bool:
-        """Whether it is in memory and no request uses or wants it."""
-        return self.place is Place.RESIDENT and not self.users and not self.waiting
+        """Whether it may be unloaded: it is in memory, and no request uses or wants it."""
+        used = self.own or self.users or self.waiting
+        return self.place is Place.RESIDENT and not used
 
 
 class AdapterRegistry:
@@ -61,12 +65,14 @@ class AdapterRegistry:
         max_loaded: int = 1,
         *,
         grows: bool = False,
+        own: Mapping[str, str | Path] = MappingProxyType({}),
     ) -> None:
         """`folders`: by name; the first `max_loaded` are loaded with the model.
 
-        `grows`: whether `load` may be called.
+        `grows`: whether `load` may be called. `own`: folders of the model's own, by what a prompt
+        has to hold; the first of them counts.
         """
-        self._max_loaded = max_loaded
+        self._max_loaded = max_loaded + len(own)
         self._grows = grows
         self._numbers = itertools.count(1)
         self._uses = itertools.count(1)
@@ -79,9 +85,14 @@ class AdapterRegistry:
         self._send: Send | None = None
         self._on_forgotten: Callable[[int], None] = lambda number: None
         self._closed = ""  # why nothing is served any more
+        self._own: dict[str, ServedAdapter] = {}
+        for kind, folder in own.items():
+            adapter = self._own[kind] = self._new(kind, Path(folder))
+            adapter.own = True
+            self._move(adapter, PlaceEvent.ORDER)
         for name, folder in (folders or {}).items():
             adapter = self._by_name[name] = self._new(name, Path(folder))
-            if len(self._present) < max_loaded:
+            if len(self._present) < self._max_loaded:
                 self._move(adapter, PlaceEvent.ORDER)
 
     # --- names --------------------------------------------------------------------------------
@@ -108,6 +119,10 @@ class AdapterRegistry:
             raise ValidationError(f"`adapter_id` `{name}` is not served. Adapters served: {served}")
         return adapter
 
+    def find_own(self, kinds: Container[str]) -> ServedAdapter | None:
+        """Return the model's own adapter for a prompt that holds these kinds, if it has one."""
+        return next((each for kind, each in self._own.items() if kind in kinds), None)
+
     # --- requests -----------------------------------------------------------------------------
 
     async def acquire(self, adapter: ServedAdapter) -> None:
@@ -129,8 +144,9 @@ class AdapterRegistry:
                 if trio.current_time() >= limit:
                     raise Overloaded(
                         f"the adapter `{adapter.name}` has not come into memory within "
-                        f"{LONGEST_WAIT:g} s: all of --max-loaded-adapters {self._max_loaded} are "
-                        "in use, or its files are slow to read"
+                        f"{LONGEST_WAIT:g} s: all of --max-loaded-adapters "
+                        f"{self._max_loaded - len(self._own)} are in use, or its files are slow to "
+                        "read"
                     )
                 self._ask_for_room(adapter)
                 turn += PATIENCE
@@ -227,6 +243,10 @@ class AdapterRegistry:
     def refuse_failed(self) -> None:
         """Raise ConfigurationError for an adapter that could not be loaded with the model."""
         for adapter in self._by_number.values():
+            if adapter.failures and adapter.own:
+                raise ConfigurationError(
+                    f"the model's own adapter in {adapter.folder} cannot be served: {adapter.why}"
+                )
             if adapter.failures:
                 raise ConfigurationError(
                     f"--lora-adapters: `{adapter.name}` cannot be served: {adapter.why}"
@@ -291,7 +311,7 @@ class AdapterRegistry:
         used = [
             each
             for each in self._present.values()
-            if each.place is Place.RESIDENT and each.users and not each.waiting
+            if each.place is Place.RESIDENT and each.users and not each.waiting and not each.own
         ]
         if used:
             self._move(min(used, key=lambda each: each.used), PlaceEvent.YIELD)

@@ -49,8 +49,7 @@ async def validate_request(
 
     Its adapter, if any, then stays in the shard's memory until the call ends.
     """
-    name = asked.adapter_id or call.adapter
-    adapter = None if name is None else call.engine.adapters.find(name)
+    adapter = _find_adapter(call, prompt, asked)
     until = deadline(call, body.timeout)
     read: str | Sequence[int] | ExpandedPrompt
     if isinstance(prompt, ImagePrompt):
@@ -74,7 +73,7 @@ async def validate_request(
     if adapter is None:
         return request
     await _acquire(call, adapter, until)
-    if adapter.listed:  # otherwise it was unloaded meanwhile, and its series with it
+    if adapter.listed and not adapter.own:  # not listed: unloaded meanwhile, and its series as well
         call.engine.metrics.inc("tgi_adapter_request_count", adapter=adapter.name)
     return replace(request, sampling=replace(request.sampling, adapter=adapter.number))
 
@@ -106,6 +105,25 @@ def refuse_unseen(call: Call, link: MediaLink) -> None:
     else:
         text = f"{link.where} holds {one}, and {several} are not served: {why}"
     raise about(ValidationError(text), link.field)
+
+
+def _find_adapter(
+    call: Call, prompt: Prompt | Sequence[int], asked: GenerationParameters
+) -> ServedAdapter | None:
+    """Return the adapter that a client names, or the model's own for what the prompt holds.
+
+    Raises ValidationError for one that is not served, and for both.
+    """
+    name, adapters = asked.adapter_id or call.adapter, call.engine.adapters
+    named = None if name is None else adapters.find(name)
+    kinds = {link.kind for link in prompt.links} if isinstance(prompt, ImagePrompt) else set()
+    own = adapters.find_own(kinds)
+    if named is not None and own is not None:
+        raise ValidationError(
+            f"the adapter `{named.name}` cannot be used here: this model has one of its own for "
+            f"prompts with {WORDS[own.name].several}. Leave it out, or send a prompt of text alone"
+        )
+    return named or own
 
 
 async def _acquire(call: Call, adapter: ServedAdapter, until: float | None) -> None:

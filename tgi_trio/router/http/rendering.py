@@ -122,7 +122,9 @@ def _render_images(
         messages, given = _reword((messages, given), mark.layout.placeholder, mark.word)
     first, *_ = marks
     if not template.writes_parts(first.layout.placeholder, first.kind):
-        shown: dict[str, str] = {mark.kind: mark.layout.placeholder for mark in marks}
+        shown: dict[str, str] = {
+            mark.kind: f"{mark.layout.placeholder}{mark.layout.line_end}" for mark in marks
+        }
         messages = [_with_placeholders(message, shown) for message in messages]
     else:
         for mark in marks:
@@ -171,14 +173,12 @@ def _with_text(message: dict[str, Any], mark: Mark) -> dict[str, Any]:
 def _with_placeholders(message: dict[str, Any], shown: Mapping[str, str]) -> dict[str, Any]:
     """Return a message whose images are in its text, for a template that takes nothing else.
 
-    `shown`: placeholders by the types of parts.
+    `shown`: what is written for parts by their types.
     """
     content = message.get("content")
     if not isinstance(content, list):
         return message
-    texts = (
-        part["text"] if part["type"] == "text" else f"{shown[part['type']]}\n" for part in content
-    )
+    texts = (part["text"] if part["type"] == "text" else shown[part["type"]] for part in content)
     return {**message, "content": "".join(texts)}
 
 

@@ -7,14 +7,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.audio_families import find_audio_family
 from tgi_trio.model.config import read_json
 from tgi_trio.router.media.decoder import AudioDecoderSettings, DecodingBounds
 from tgi_trio.router.media.layouts.audio import AUDIO_LAYOUTS
-from tgi_trio.router.media.layouts.layout import ImageSettings, OtherLayout, read_int
+from tgi_trio.router.media.layouts.layout import ImageSettings, OtherLayout, Settings, read_int
+
+# What processor_config.json has the settings of a feature extractor under.
+_EXTRACTORS: Final = ("feature_extractor", "audio_processor")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +54,7 @@ def find_audio_model(folder: Path, settings: ImageSettings) -> AudioModel:
     Raises ModelLoadError if it takes none, or its settings cannot be used.
     """
     family = find_audio_family(settings.config)
-    own = settings.processor.get("feature_extractor")
-    if not isinstance(own, Mapping):  # files of before transformers 5 have them among others
-        own = read_json(folder / "preprocessor_config.json") or {}
+    own = _find_own(folder, settings)
     if own.get("dither"):
         raise ModelLoadError(
             "its feature extractor adds noise (dither), by which no two requests would hear the "
@@ -65,3 +66,12 @@ def find_audio_model(folder: Path, settings: ImageSettings) -> AudioModel:
     told = read_json(folder / "tokenizer_config.json") or {}
     layout = AUDIO_LAYOUTS[family.layout](own, settings, told)
     return AudioModel(family.extractor, layout, dict(own), rate, family.most_samples)
+
+
+def _find_own(folder: Path, settings: ImageSettings) -> Settings:
+    """Return the settings of a model's feature extractor; {} where there are none."""
+    for name in _EXTRACTORS:
+        if isinstance(found := settings.processor.get(name), Mapping):
+            return found
+    # Files of before transformers 5 have them among others.
+    return read_json(folder / "preprocessor_config.json") or {}

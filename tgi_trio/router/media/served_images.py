@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
 from tgi_trio.errors import ModelLoadError
+from tgi_trio.model.adapters.own_adapters import check_own_adapter, find_own_adapters
 from tgi_trio.model.audio_families import hears_alone
 from tgi_trio.model.check import model_spec
 from tgi_trio.model.config import read_config, read_values
+from tgi_trio.model.specs.decoder import DecoderSpec
 from tgi_trio.model.towers import lacks_ear, lacks_tower
 from tgi_trio.router.media.image_model import ImageModel, find_image_model
 from tgi_trio.router.media.kinds import NOTHING_UNSERVED, WORDS, Kind
@@ -56,7 +59,30 @@ def find_served_images(folder: Path) -> tuple[ImageModel | None, str | None]:
         if model.layout is None:
             return None, why
         model = model.without("audio", why)
-    return model, None
+    return (None, None) if model is None else _add_adapters(model, folder)
+
+
+def _add_adapters(model: ImageModel, folder: Path) -> tuple[ImageModel | None, str | None]:
+    """Return a model with the adapters that it brings along, or why its images are not served.
+
+    Without the kinds, beside images, whose adapters cannot be used.
+    """
+    found = find_own_adapters(read_values(folder) or {}, folder)
+    spec = model_spec(read_config(folder)) if found else None
+    if not isinstance(spec, DecoderSpec):
+        return model, None
+    adapters: dict[Kind, Path] = {}
+    kinds: tuple[Kind, ...] = ("image", *model.others)
+    for kind in (each for each in kinds if each in found):
+        try:
+            check_own_adapter(found[kind], spec)
+        except ModelLoadError as error:
+            if kind == "image" or model.layout is None:
+                return None, str(error)
+            model = model.without(kind, str(error))
+        else:
+            adapters[kind] = found[kind]
+    return replace(model, adapters=adapters), None
 
 
 def decide_images(settings: Settings) -> tuple[ImageModel | None, Mapping[Kind, str]]:

@@ -64,6 +64,12 @@ def hear_glmasr(model: Any, features: torch.Tensor, mask: torch.Tensor) -> torch
     return rows
 
 
+def hear_granite_speech(model: Any, features: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Return the features of a sound, of whole windows: what the last one lacks is silence."""
+    rows: torch.Tensor = model.get_audio_features(features, return_dict=True).pooler_output[0]
+    return rows
+
+
 def hear_omni(model: Any, features: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """Return the features of a sound by Qwen-Omni's thinker."""
     found = model.get_audio_features(features, feature_attention_mask=mask, return_dict=True)
@@ -83,6 +89,8 @@ HEARINGS: Final[Mapping[str, Hear]] = {
     "gemma4": hear_gemma4,
     "gemma4_unified": hear_gemma4,
     "glmasr": hear_glmasr,
+    "granite_speech": hear_granite_speech,
+    "granite_speech_plus": hear_granite_speech,
     "qwen2_5_omni_thinker": hear_omni,
     "qwen2_audio": hear_qwen2_audio,
     "qwen3_omni_moe_thinker": hear_omni,

@@ -116,7 +116,8 @@ class TorchTower:
         features = torch.from_numpy(bundle[SOUND].copy()).to(self._device, self._dtype)
         mask = torch.from_numpy(bundle[SOUND_MASK].astype(np.bool_)).to(self._device)
         with running_on(self._cores) if self._cores else nullcontext():
-            return ImageFeatures(_bring_down(self._hear(self._model, features, mask)))
+            rows = _bring_down(self._hear(self._model, features, mask))
+            return ImageFeatures(rows * np.float32(self._scale))
 
     def _load(self, name: str, values: NDArray[Any]) -> torch.Tensor:
         if name in _PICTURES:

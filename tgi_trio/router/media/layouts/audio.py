@@ -189,6 +189,32 @@ class PiecesLayout(SpokenLayout):
         return self.features * -(-sound.samples // self.piece)
 
 
+@dataclass(frozen=True)
+class WindowsLayout(SpokenLayout):
+    """As many tokens for each begun window of frames, each of two windows of samples: Granite.
+
+    Templates write nothing around it.
+    """
+
+    line_end = ""
+    hop: int  # samples
+    window: int  # frames
+    features: int  # of one
+
+    @property
+    def transcription(self) -> Transcription:
+        """The question of Granite Speech's model cards."""
+        return Transcription("can you transcribe the speech into a written format?")
+
+    def expand(self, sound: Sound) -> str:
+        return self.tokens.audio * self.count_features(sound)
+
+    def count_features(self, sound: Sound) -> int:
+        frames = (sound.samples // self.hop + 1) // 2
+        return self.features * -(-frames // self.window)
+
+
+_GRANITE: Final = AudioTokens("<|audio|>", "", "")
 _VOXTRAL: Final = AudioTokens("[AUDIO]", "[BEGIN_AUDIO]", "")
 _GLM: Final = AudioTokens("<|pad|>", "<|begin_of_audio|>", "<|end_of_audio|>")
 _QWEN2: Final = AudioTokens("<|AUDIO|>", "<|audio_bos|>", "<|audio_eos|>")
@@ -281,6 +307,21 @@ def lay_out_glmasr(own: Settings, settings: ImageSettings, told: Settings) -> Ot
     return WhisperLayout(_GLM.read(settings.processor), hop, merge=4)
 
 
+def lay_out_granite_speech(own: Settings, settings: ImageSettings, told: Settings) -> OtherLayout:
+    """Return the layout of a model; raises ModelLoadError."""
+    pairs = (("window_size", 15), ("downsample_rate", 5))
+    window, rate = (read_int(settings.config, name, default) for name, default in pairs)
+    written = tuple(read_int(own, f"projector_{name}", default) for name, default in pairs)
+    if written != (window, rate) or window % rate:
+        raise ModelLoadError(
+            f"its processor counts tokens by a projector_window_size of {written[0]} frames and a "
+            f"projector_downsample_rate of {written[1]}, and config.json says window_size {window} "
+            f"and downsample_rate {rate}: both have to be the same, and windows multiples of rates"
+        )
+    tokens = _GRANITE.read(settings.processor).read(told)
+    return WindowsLayout(tokens, read_int(own, "hop_length", 160), window, window // rate)
+
+
 def lay_out_voxtral(own: Settings, settings: ImageSettings, told: Settings) -> OtherLayout:
     """Return the layout of a model; raises ModelLoadError."""
     _read_hop(own, settings, "max_source_positions")
@@ -326,6 +367,7 @@ AUDIO_LAYOUTS: Final[dict[str, Callable[[Settings, ImageSettings, Settings], Oth
     "gemma4": lay_out_gemma4_audio,
     "gemma4_unified": lay_out_gemma4_unified_audio,
     "glmasr": lay_out_glmasr,
+    "granite_speech": lay_out_granite_speech,
     "qwen2_5_omni": lay_out_qwen2_5_omni_audio,
     "qwen2_audio": lay_out_qwen2_audio,
     "qwen3_omni": lay_out_qwen3_omni_audio,

@@ -50,6 +50,10 @@ class Layout(Protocol):
     def around(self) -> tuple[str, str]:
         """Texts before and after the placeholder that chat templates write, not `expand`."""
 
+    @property
+    def line_end(self) -> str:
+        """Text behind the placeholder in a message for a template that takes texts alone."""
+
 
 class ImageLayout(Layout, Protocol):
     """One family's layout of images."""
@@ -107,12 +111,14 @@ class Unmarked:
     """For layouts whose features stand for one token alone."""
 
     mark_tokens: tuple[str, ...] = ()
+    line_end = "\n"
 
 
 class PlainFinish:
     """For families that change nothing but the placeholders, each by itself."""
 
     mark_tokens: tuple[str, ...] = ()
+    line_end = "\n"
     around = ("", "")
     writes_bos = False
 

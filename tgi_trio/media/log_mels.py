@@ -1,0 +1,112 @@
+"""Logarithms of mel spectra, of families whose feature extractors in transformers need torch.
+
+What these compute with torch, and Granite's with torchaudio, is computed with numpy here, where a
+sound is decoded: results differ by rounding. Sources: transformers' feature extractors of the two,
+torchaudio's `MelSpectrogram`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, Final
+
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+from numpy.typing import NDArray
+
+from tgi_trio.errors import ModelLoadError
+
+Floats = NDArray[np.float32]
+_DEFAULTS: Final = (
+    *(("sampling_rate", 16_000), ("n_fft", 512)),
+    *(("win_length", 400), ("hop_length", 160)),
+)
+_AT_ONCE: Final = 4096  # windows whose spectra are in memory together: 17 MB
+
+
+class LogMels(ABC):
+    """Makes of a sound what its model's tower reads."""
+
+    def __init__(self, settings: Mapping[str, Any], mels: str) -> None:
+        """`settings`: the model's own; `mels`: which of them is how many numbers a window has.
+
+        Raises ModelLoadError.
+        """
+        found = {name: settings.get(name, value) for name, value in (*_DEFAULTS, (mels, 80))}
+        wrong = [name for name, value in found.items() if not _is_positive(value)]
+        if wrong:
+            raise ModelLoadError(
+                "the settings of its feature extractor need positive whole numbers: "
+                f"{', '.join(wrong)}"
+            )
+        self.sampling_rate = int(found["sampling_rate"])
+        self._transformed, self._hop = int(found["n_fft"]), int(found["hop_length"])
+        self._length, self._mels = int(found["win_length"]), int(found[mels])
+        if self._length > self._transformed:
+            raise ModelLoadError(
+                f"its feature extractor has win_length {self._length}, which is more than n_fft "
+                f"{self._transformed}"
+            )
+        self._filters = self._make_filters()
+
+    @property
+    def fewest(self) -> int:
+        """Samples of the shortest sound that it takes."""
+        return self._length
+
+    @abstractmethod
+    def extract(self, samples: Floats) -> Floats:
+        """Return float32 [T, width], of `fewest` samples or more."""
+
+    @abstractmethod
+    def _make_filters(self) -> NDArray[np.float64]:
+        """Return the filters, [n_fft // 2 + 1, mels]."""
+
+    @abstractmethod
+    def _prepare(self, windows: Floats) -> NDArray[np.float64]:
+        """Return windows [N, samples] as they are transformed."""
+
+    def _sum_mels(self, windows: Floats) -> NDArray[np.float64]:
+        """Return the power of windows [N, samples] in each mel, [N, mels]."""
+        found = []
+        for first in range(0, len(windows), _AT_ONCE):
+            prepared = self._prepare(windows[first : first + _AT_ONCE])
+            spectra = np.fft.rfft(prepared, n=self._transformed)
+            found.append((spectra.real**2 + spectra.imag**2) @ self._filters)
+        return np.concatenate(found)
+
+
+class GraniteMels(LogMels):
+    """Granite Speech's: two windows are a frame, and the loudest sets the floor of all."""
+
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        super().__init__(settings, "n_mels")
+        bell = 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(self._length) / self._length)
+        before = (self._transformed - self._length) // 2
+        self._bell = np.pad(bell, (before, self._transformed - self._length - before))
+
+    @property
+    def fewest(self) -> int:
+        """As many as are mirrored at both ends, and one; and two windows."""
+        return max(self._transformed // 2 + 1, self._hop)
+
+    def extract(self, samples: Floats) -> Floats:
+        mirrored = np.pad(samples, self._transformed // 2, mode="reflect")
+        windows = sliding_window_view(mirrored, self._transformed)[:: self._hop]
+        logs = np.log10(np.maximum(self._sum_mels(windows), 1e-10))
+        logs = np.maximum(logs, logs.max() - 8.0) / 4 + 1
+        return logs[: len(logs) // 2 * 2].reshape(-1, 2 * self._mels).astype(np.float32)
+
+    def _make_filters(self) -> NDArray[np.float64]:
+        from transformers.audio_utils import mel_filter_bank
+
+        bins, rate = self._transformed // 2 + 1, self.sampling_rate
+        return mel_filter_bank(bins, self._mels, 0.0, rate / 2, rate, mel_scale="htk")
+
+    def _prepare(self, windows: Floats) -> NDArray[np.float64]:
+        return windows * self._bell
+
+
+def _is_positive(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
