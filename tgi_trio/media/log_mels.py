@@ -95,8 +95,9 @@ class GraniteMels(LogMels):
         mirrored = np.pad(samples, self._transformed // 2, mode="reflect")
         windows = sliding_window_view(mirrored, self._transformed)[:: self._hop]
         logs = np.log10(np.maximum(self._sum_mels(windows), 1e-10))
-        logs = np.maximum(logs, logs.max() - 8.0) / 4 + 1
-        return logs[: len(logs) // 2 * 2].reshape(-1, 2 * self._mels).astype(np.float32)
+        logs = (np.maximum(logs, logs.max() - 8.0) / 4 + 1).astype(np.float32)
+        frames: Floats = logs[: len(logs) // 2 * 2].reshape(-1, 2 * self._mels)
+        return frames
 
     def _make_filters(self) -> NDArray[np.float64]:
         from transformers.audio_utils import mel_filter_bank

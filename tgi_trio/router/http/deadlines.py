@@ -15,7 +15,7 @@ from tgi_trio.model.video_families import VIDEO_FAMILIES
 from tgi_trio.router.adapters.registry import ServedAdapter
 from tgi_trio.router.http.call import Call
 from tgi_trio.router.media.image_prompt import ExpandedPrompt, ImagePrompt, Prompt
-from tgi_trio.router.media.kinds import WORDS, Kind
+from tgi_trio.router.media.kinds import WORDS, Kind, name_kinds
 from tgi_trio.router.media.links import MediaLink
 from tgi_trio.router.request import Request
 from tgi_trio.router.validation import GenerationParameters
@@ -121,7 +121,7 @@ def _find_adapter(
     if named is not None and own is not None:
         raise ValidationError(
             f"the adapter `{named.name}` cannot be used here: this model has one of its own for "
-            f"prompts with {WORDS[own.name].several}. Leave it out, or send a prompt of text alone"
+            f"prompts with {name_kinds(kinds)}. Leave it out, or send a prompt of text alone"
         )
     return named or own
 

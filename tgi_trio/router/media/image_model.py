@@ -80,7 +80,7 @@ class ImageModel:
     unserved: Mapping[Kind, str] = field(default_factory=dict)  # why it takes no others
     lacking: tuple[Kind, ...] = ()  # of those, what its family takes
     # Folders of adapters of the model's own, by what a prompt has to hold; the first counts.
-    adapters: Mapping[Kind, Path] = field(default_factory=dict)
+    adapters: Mapping[str, Path] = field(default_factory=dict)
 
     def decoder_settings(self, max_pixels: int) -> DecoderSettings:
         """Return how its images are decoded; of a model that sees."""

@@ -71,7 +71,7 @@ def _add_adapters(model: ImageModel, folder: Path) -> tuple[ImageModel | None, s
     spec = model_spec(read_config(folder)) if found else None
     if not isinstance(spec, DecoderSpec):
         return model, None
-    adapters: dict[Kind, Path] = {}
+    adapters: dict[str, Path] = {}
     kinds: tuple[Kind, ...] = ("image", *model.others)
     for kind in (each for each in kinds if each in found):
         try:
