@@ -51,7 +51,10 @@ RULES: dict[str, Rule] = {
     "hub.names": Rule(ours("errors"), only=NOTHING),
     "hub.gguf": Rule(ours("errors hub.download hub.names model.gguf model.pointers"), only=NOTHING),
     "hub": Rule(
-        ours("errors demo conversion model.pointers model.speculators.recognise"),
+        ours(
+            "errors demo conversion model.adapters.own_adapters model.config model.pointers "
+            "model.speculators.recognise"
+        ),
         only=ours("huggingface_hub"),
     ),
     "ipc": Rule(ours("errors settings"), only=ours("numpy")),
@@ -73,6 +76,7 @@ RULES: dict[str, Rule] = {
     "media.kimi_k25": Rule(ours("errors media.canvases"), only=NOTHING),
     "media.lfm2": Rule(ours("errors media.canvases"), only=NOTHING),
     "media.minimax_m3": Rule(NOTHING, only=NOTHING),
+    "media.phi4": Rule(ours("errors media.canvases"), only=NOTHING),
     "media.step3p7": Rule(ours("errors media.canvases"), only=NOTHING),
     "grammars": Rule(ours("errors sandbox"), only=ours("llguidance msgspec numpy tokenizers")),
     "router": Rule(
@@ -82,7 +86,7 @@ RULES: dict[str, Rule] = {
             "logs ipc media.sound "
             "media.image_text media.packed_frames media.canvases media.video_canvas "
             "media.frame_canvases media.omni_canvases media.patch_canvases media.video_canvases "
-            "media.kimi_k25 media.lfm2 media.minimax_m3 media.step3p7"
+            "media.kimi_k25 media.lfm2 media.minimax_m3 media.phi4 media.step3p7"
         ),
         banned=MODEL,
     ),

@@ -48,6 +48,15 @@ PICKLED = {
     "model.pt": b"the same once more",
 }
 
+SEEING = TINY | {
+    "config.json": b'{"model_type": "phi4_multimodal"}',
+    **{
+        f"{kind}-lora/{name}": name.encode()
+        for kind in ("vision", "speech", "other")
+        for name in ("adapter_config.json", "adapter_model.safetensors", "README.md")
+    },
+}
+
 
 def pickled() -> bytes:
     stream = io.BytesIO()
@@ -68,6 +77,7 @@ def hub() -> Iterator[FakeHub]:
         "some/hostile": hostile,
         "some/older": older,
         "some/nothing": {"config.json": b"{}"},
+        "some/seeing": SEEING,
     }
     with running_hub(repositories) as server:
         yield server
@@ -160,6 +170,17 @@ def test_a_repository_is_downloaded_once_and_then_found_offline(
         again = fetch(NOBODY, tmp_path, environ=environ)
         assert (again.returncode, again.stdout) == (0, first.stdout), again.stderr
         assert "%" not in again.stderr
+
+
+def test_adapters_that_a_model_brings_along_come_with_it(hub: FakeHub, tmp_path: Path) -> None:
+    done = fetch(hub.url, tmp_path, "some/seeing")
+    assert done.returncode == 0, done.stderr
+    folder = Path(done.stdout.strip())
+    below = {str(p.relative_to(folder)) for p in folder.rglob("*/*") if p.is_file()}
+    names = ("adapter_config.json", "adapter_model.safetensors")
+    assert below == {f"{kind}-lora/{name}" for kind in ("vision", "speech") for name in names}
+    again = fetch(NOBODY, tmp_path, "some/seeing")
+    assert (again.returncode, again.stdout) == (0, done.stdout), again.stderr
 
 
 def test_pickles_of_a_repository_are_converted_once(hub: FakeHub, tmp_path: Path) -> None:

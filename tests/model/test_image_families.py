@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.shard.media.phi4_models import FAMILY as PHI4
 from tests.shard.media.pictures import FAMILIES
 from tests.system.test_omni import FAMILIES as OMNI
 from tgi_trio.errors import ModelLoadError
@@ -18,7 +19,7 @@ def test_router_and_shard_have_the_same_families() -> None:
     rows = IMAGE_FAMILIES.values()
     assert {row.layout for row in rows} == LAYOUTS.keys()
     assert {row.processor for row in rows} == PROCESSORS.keys()
-    held = {*FAMILIES, *(f"{kind}_thinker" for kind in OMNI)}
+    held = {*FAMILIES, *(f"{kind}_thinker" for kind in OMNI), PHI4}
     assert held == IMAGE_FAMILIES.keys(), "each is held to transformers' whole model"
 
 

@@ -32,6 +32,8 @@ KEY_BYTES: Final = 32  # of an image's key, a sha256
 # What the extractor of a sound makes: features, and which frames of them are of the sound.
 SOUND: Final = "input_features"
 SOUND_MASK: Final = "input_features_mask"
+# There where a sound is heard as one of a prompt with images.
+BESIDE_IMAGES: Final = "beside_images"
 # Names as transformers' image processors have them, and the dtype that each is stored as. An entry
 # may be added at the end.
 FIELDS: Final[tuple[tuple[str, str], ...]] = (
@@ -59,6 +61,7 @@ FIELDS: Final[tuple[tuple[str, str], ...]] = (
     ("num_frames", "<i4"),
     (SOUND, "<f4"),
     (SOUND_MASK, "|u1"),
+    (BESIDE_IMAGES, "|u1"),
 )
 
 _NUMBER_OF: Final = {name: number for number, (name, _) in enumerate(FIELDS)}

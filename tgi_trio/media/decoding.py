@@ -3,10 +3,10 @@
 Each image is decoded in a child of its own (`sandbox/zygote.py`), which may die of it; a name is
 made without one. What is asked about is the compressed image, or its base64, of which the question
 says in which `blocks` of the file `spool` it is, and its `length` there; `beside` is as in
-`PixelProcessor.process`, `fps` and `num_frames` as in `read_video`. The answer is `height` and
-`width` as the image is seen, and of how many `bytes` the bundle is (`ipc/images.py`) that is then
-in the file `fd`; where the question says how many bytes it may have at `most`, the image's `key` in
-hexadecimal and its own `bytes` instead.
+`PixelProcessor.process` and `FeatureExtractor.extract`, `fps` and `num_frames` as in `read_video`.
+The answer is `height` and `width` as the image is seen, and of how many `bytes` the bundle is
+(`ipc/images.py`) that is then in the file `fd`; where the question says how many bytes it may have
+at `most`, the image's `key` in hexadecimal and its own `bytes` instead.
 `settings` is a JSON object: `family`, the image processor's `settings`, what is `given` with each
 image, and `max_pixels`. Where its `kind` is `video`, these are videos: `family` is a row of
 `CANVASES`, and `max_frames`, `max_video_pixels` and `max_bytes` bound what one may take; the answer
@@ -171,7 +171,7 @@ def _load_sounds(settings: Mapping[str, Any]) -> _Process:
     def process(question: Any, data: bytes) -> tuple[Arrays, dict[str, Any]]:
         samples = read_sound(data, extractor.sampling_rate, limits)
         sound = Sound(len(samples), extractor.sampling_rate)
-        return extractor.extract(samples), sound._asdict()
+        return extractor.extract(samples, question["beside"]), sound._asdict()
 
     return process
 

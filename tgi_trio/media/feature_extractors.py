@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tgi_trio.errors import ModelLoadError
-from tgi_trio.ipc.images import SOUND, SOUND_MASK
-from tgi_trio.media.log_mels import GraniteMels, LogMels
+from tgi_trio.ipc.images import BESIDE_IMAGES, SOUND, SOUND_MASK
+from tgi_trio.media.log_mels import GraniteMels, LogMels, Phi4Mels
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -62,6 +62,7 @@ EXTRACTORS: Final[Mapping[str, Extractor]] = {
 # Likewise, of those that are ours; `settings`: the model's own.
 LOG_MELS: Final[Mapping[str, Callable[[Mapping[str, Any]], LogMels]]] = {
     "granite_speech": GraniteMels,
+    "phi4": Phi4Mels,
 }
 
 
@@ -94,15 +95,16 @@ class FeatureExtractor:
             self._extract._torch_extract_fbank_features = self._extract._np_extract_fbank_features
         self.sampling_rate = int(self._extract.sampling_rate)
 
-    def extract(self, samples: NDArray[np.float32]) -> Arrays:
+    def extract(self, samples: NDArray[np.float32], beside: bool = False) -> Arrays:
         """Return the arrays of a sound, float32 [samples] of `sampling_rate`.
 
+        `beside`: its prompt has images, and its layout says that it is heard otherwise then.
         `input_features` float32 [1, T, width], of Whisper's [pieces, width, T], and which of these
         T are of the sound and not of silence behind it: `input_features_mask` bool [1, T] or
         [pieces, T]. Raises ValueError if too few are.
         """
         if self._mels is not None:
-            return _extract_mels(self._mels, samples)
+            return _extract_mels(self._mels, samples, beside)
         step = self._row.piece or len(samples)
         parts = [samples[begin : begin + step] for begin in range(0, len(samples), step)]
         given = {**self._row.given, **self._limit_silence(len(samples))}
@@ -135,12 +137,15 @@ class FeatureExtractor:
         return {"max_length": min(int(self._extract.n_samples), beyond)}
 
 
-def _extract_mels(mels: LogMels, samples: NDArray[np.float32]) -> Arrays:
+def _extract_mels(mels: LogMels, samples: NDArray[np.float32], beside: bool) -> Arrays:
     """Return the arrays of a sound as `FeatureExtractor.extract` does; all frames are of it."""
     if len(samples) < mels.fewest:
         raise _too_short(samples)
     features = mels.extract(samples)[None]
-    return {SOUND: features, SOUND_MASK: np.ones(features.shape[:2], np.bool_)}
+    found: Arrays = {SOUND: features, SOUND_MASK: np.ones(features.shape[:2], np.bool_)}
+    if beside:
+        found[BESIDE_IMAGES] = np.ones(1, np.uint8)
+    return found
 
 
 def _too_short(samples: NDArray[np.float32]) -> ValueError:

@@ -109,5 +109,47 @@ class GraniteMels(LogMels):
         return windows * self._bell
 
 
+class Phi4Mels(LogMels):
+    """Phi-4-multimodal's: a frame is a window that lies within the sound."""
+
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        self._emphasis = _read_number(settings, "preemphasis", 0.97)
+        self._range = (
+            _read_number(settings, "mel_min_frequency", 0.0),
+            _read_number(settings, "mel_max_frequency", 7690.0),
+        )
+        super().__init__(settings, "feature_size")
+        self._bell = np.hamming(self._length)
+
+    def extract(self, samples: Floats) -> Floats:
+        windows = sliding_window_view(samples, self._length)[:: self._hop]
+        logs: Floats = np.log(np.maximum(self._sum_mels(windows), 1.0)).astype(np.float32)
+        return logs
+
+    def _make_filters(self) -> NDArray[np.float64]:
+        from transformers.audio_utils import mel_filter_bank
+
+        bins, rate = self._transformed // 2 + 1, self.sampling_rate
+        return mel_filter_bank(
+            *(bins, self._mels, *self._range, rate),
+            mel_scale="kaldi",
+            triangularize_in_mel_space=True,
+        )
+
+    def _prepare(self, windows: Floats) -> NDArray[np.float64]:
+        before = np.concatenate((windows[:, :1], windows[:, :-1]), axis=1)
+        return (windows - self._emphasis * before) * 32768.0 * self._bell
+
+
+def _read_number(settings: Mapping[str, Any], name: str, default: float) -> float:
+    """Return a number from settings; raises ModelLoadError."""
+    found = settings.get(name, default)
+    if isinstance(found, bool) or not isinstance(found, int | float) or not 0 <= found < np.inf:
+        raise ModelLoadError(
+            f"the settings of its feature extractor need {name}, a number from 0 on, not {found!r}"
+        )
+    return float(found)
+
+
 def _is_positive(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0

@@ -27,6 +27,7 @@ from tgi_trio.media.tiling import (
     tile_llama4,
     tile_muse,
     tile_perception,
+    tile_phi4,
     tile_step3p7,
 )
 
@@ -75,6 +76,7 @@ PROCESSORS: Final[Mapping[str, Processor | Callable[[Mapping[str, Any]], Tiler]]
     "ovis2": Processor("ovis2", "Ovis2"),
     "paddleocr": Processor("paddleocr_vl", "PaddleOCRVL"),
     "perception_lm": tile_perception,
+    "phi4": tile_phi4,
     "pixtral": Processor("pixtral", "Pixtral"),
     "qwen2_vl": Processor("qwen2_vl", "Qwen2VL"),
     "siglip": Processor("siglip", "Siglip"),

@@ -26,12 +26,14 @@ from tgi_trio.media.canvases import (
 )
 from tgi_trio.media.kimi_k25 import KimiCanvas
 from tgi_trio.media.lfm2 import Lfm2Canvas
+from tgi_trio.media.phi4 import PATCHES, SIDE, Phi4Canvas
 from tgi_trio.media.step3p7 import Step3p7Canvas
 
 Arrays = dict[str, NDArray[Any]]
 Pixels = NDArray[np.uint8]  # [height, width, 3]
 Tiler = Callable[[Pixels], Arrays]
 
+_BILINEAR: Final = 2
 _RESAMPLINGS: Final = range(6)  # Pillow's numbers
 
 
@@ -264,6 +266,31 @@ def tile_step3p7(settings: Mapping[str, Any]) -> Tiler:
             views = (_resize(each, canvas.window, canvas.window, resample) for each in windows)
             arrays["pixel_values_local"] = np.stack(list(views)).transpose(0, 3, 1, 2)
         return {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+
+    return process
+
+
+def tile_phi4(settings: Mapping[str, Any]) -> Tiler:
+    """Return what makes Phi-4-multimodal's crops [crops, 3, side, side], uint8, row by row.
+
+    `image_sizes` [1, 2] says how large they are together, and `pixel_attention_mask`
+    [crops, patches, patches] which patches the image reaches into. The view of the whole is made of
+    these by whoever normalises them. Raises ModelLoadError.
+    """
+    canvas = Phi4Canvas.read(settings)
+
+    def process(pixels: Pixels) -> Arrays:
+        cut = canvas.cut(*pixels.shape[:2])
+        rows, columns = cut.grid
+        picture = np.full((rows * SIDE, columns * SIDE, 3), 255, np.uint8)
+        picture[: cut.height, : cut.width] = _resize(pixels, cut.height, cut.width, _BILINEAR)
+        seen = np.zeros((rows * PATCHES, columns * PATCHES, 1), np.uint8)
+        seen[: cut.seen[0], : cut.seen[1]] = 1
+        return {
+            "pixel_values": _split(picture, cut.grid),
+            "pixel_attention_mask": _split(seen, cut.grid)[:, 0],
+            "image_sizes": np.array([picture.shape[:2]]),
+        }
 
     return process
 

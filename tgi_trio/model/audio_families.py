@@ -40,6 +40,7 @@ AUDIO_FAMILIES: Final[Mapping[str, AudioFamily]] = {
     "glmasr": AudioFamily("glmasr", "glmasr", 21 * 480_000, alone=True),  # whole pieces in 655 s
     "granite_speech": _GRANITE,
     "granite_speech_plus": _GRANITE,
+    "phi4_multimodal": AudioFamily("phi4", "phi4"),
     "qwen2_5_omni_thinker": AudioFamily("qwen2_5_omni", "qwen2_5_omni", 10 * 480_000),
     "qwen2_audio": AudioFamily("whisper", "qwen2_audio", 480_000, alone=True),
     "qwen3_omni_moe_thinker": AudioFamily("qwen3_omni", "qwen3_omni"),

@@ -35,9 +35,9 @@ class ImageFamily:
 
     layout: str  # a row of `router.media.layouts.table.LAYOUTS`
     processor: str  # a row of `media.processors.PROCESSORS`
-    # The module of transformers' class that is the text model, which we compute ourselves. The rest
-    # of the class is the tower.
-    text_part: str = "language_model"
+    # The modules of transformers' class that are the text model, which we compute ourselves. The
+    # rest of the class is the tower.
+    text_parts: tuple[str, ...] = ("language_model",)
     sight: Sight = "causal"
     turns: bool = False  # tokens have rotary positions by row and column of their image (M-RoPE)
     # The projector from tower to text, if transformers' `get_image_features` omits it.
@@ -82,8 +82,8 @@ IMAGE_FAMILIES: Final[Mapping[str, ImageFamily]] = {
     "granite4_vision": ImageFamily("granite4", "llava_next"),
     "hyperclovax_vision_v2": ImageFamily("hyperclovax", "qwen2_vl"),
     "idefics": ImageFamily("idefics", "idefics", sight="layers"),
-    "idefics2": ImageFamily("idefics2", "idefics2", text_part="text_model"),
-    "idefics3": ImageFamily("idefics3", "idefics3", text_part="text_model"),
+    "idefics2": ImageFamily("idefics2", "idefics2", text_parts=("text_model",)),
+    "idefics3": ImageFamily("idefics3", "idefics3", text_parts=("text_model",)),
     "internvl": ImageFamily("internvl", "internvl"),
     "kimi_k25": ImageFamily("kimi", "kimi", normal=_HALF),
     "lfm2_vl": ImageFamily("lfm2", "lfm2", patch_order="pixels"),
@@ -106,6 +106,9 @@ IMAGE_FAMILIES: Final[Mapping[str, ImageFamily]] = {
     "paddleocr_vl": ImageFamily("paddleocr", "paddleocr", turns=True),
     "paligemma": ImageFamily("paligemma", "siglip", sight="prompt"),
     "perception_lm": ImageFamily("perception_lm", "perception_lm", normal=_HALF, needs=_TIMM),
+    "phi4_multimodal": ImageFamily(
+        *("phi4", "phi4", ("embed_tokens", "layers", "norm", "rotary_emb")), normal=_HALF
+    ),
     "pixtral": ImageFamily("pixtral", "pixtral"),  # its model_type is llava
     "qwen2_5_omni_thinker": ImageFamily("qwen2_5_omni", "qwen2_vl", turns=True),
     "qwen2_5_vl": _QWEN,
@@ -116,7 +119,7 @@ IMAGE_FAMILIES: Final[Mapping[str, ImageFamily]] = {
     "qwen3_vl": _QWEN,
     "qwen3_vl_moe": _QWEN,
     "qwen4_exp": _QWEN,
-    "smolvlm": ImageFamily("idefics3", "smolvlm", text_part="text_model"),
+    "smolvlm": ImageFamily("idefics3", "smolvlm", text_parts=("text_model",)),
     "step3p7": ImageFamily("step3p7", "step3p7", normal=_CLIP),
     "vipllava": ImageFamily("llava", "llava"),
 }

@@ -44,6 +44,8 @@ _OTHER_SENSES: Final = (
     (r"(model\.)?(vqmodel|generation_\w+)\.", "images that are drawn"),
     (rf"({'|'.join(_SPEAKING)})\.", "speech that is spoken"),
     (r"(model\.)?(audio_tower|audio_model|speech_\w+|embed_audio|embed_vision)\.", "audio"),
+    (r"(model\.)?embed_tokens_extend\.image_embed\.", "images"),
+    (r"(model\.)?embed_tokens_extend\.audio_embed\.", "audio"),
     (r"(model\.)?encoder\.(input_linear|layers|out|out_mid)\.", "audio"),
 )
 _IN_WHOLE: Final = r"(thinker\.)?"  # of a model that speaks as well
@@ -69,7 +71,7 @@ def holds_tower(names: Iterable[str]) -> bool:
 
 def holds_ear(names: Iterable[str]) -> bool:
     """Return whether a composite model's tensors include those that sounds need."""
-    ear = r"(model\.)?(audio_tower|embed_audio|encoder)\."
+    ear = r"(model\.)?(audio_tower|embed_audio|encoder|embed_tokens_extend\.audio_embed)\."
     return any(re.match(f"{_IN_WHOLE}{ear}", name) for name in names)
 
 

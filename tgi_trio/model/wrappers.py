@@ -67,6 +67,7 @@ TEXT_TYPES: Final[dict[str, str]] = {
     "paddleocr_vl": "paddleocr_vl_text",
     "paligemma": "gemma",
     "perception_lm": "llama",
+    "phi4_multimodal": "phi3",
     "pp_chart2table": "qwen2",
     "qianfan_ocr": "qwen3",
     "qwen2_5_omni_thinker": "qwen2_5_omni_text",

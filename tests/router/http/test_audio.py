@@ -17,7 +17,8 @@ from tgi_trio.ipc.adapters import AdapterReport
 from tgi_trio.model.audio_families import AUDIO_FAMILIES
 from tgi_trio.router.adapters.registry import AdapterRegistry
 from tgi_trio.router.media.audio_model import AudioModel
-from tgi_trio.router.media.layouts.audio import AudioTokens, WaveLayout
+from tgi_trio.router.media.layouts.audio import WaveLayout
+from tgi_trio.router.media.layouts.spoken import AudioTokens
 from tgi_trio.router.text.chat_template import ChatTemplate
 
 pytestmark = pytest.mark.trio
@@ -143,3 +144,27 @@ async def test_the_models_own_adapter_hears_and_no_other_does() -> None:
         assert 'tgi_adapter_request_count{adapter="mine"} 1' in rendered
         assert 'adapter="audio"' not in rendered
         assert not any(each.users for each in adapters.loaded)
+
+
+async def test_a_sound_beside_images_is_another_where_a_tower_minds_them() -> None:
+    """The same bytes: its features are not those of the sound by itself."""
+
+    class Minding(WaveLayout):
+        minds_images = True
+
+    waves = Minding(WAVES.tokens, WAVES.samples)
+    model = replace(MODEL, others={"audio": AudioModel("gemma4_unified", waves, {})})
+    picture = {"type": "image_url", "image_url": {"url": data_url(encode(noise(28, 56)))}}
+    async with seeing_engine(model=model) as engine, served(engine) as server:
+        client = await server.connect()
+        for parts in ((audio_part(SMALL),), (audio_part(SMALL), picture), (picture,)):
+            answer = await client.post("/v1/chat/completions", asked(*parts))
+            assert answer.status == 200, answer.text
+        alone, both, image = (each.images for each in engine.submitted)
+        assert [each.manner.beside for each in (*alone, *both, *image)] == [
+            False,
+            True,
+            False,
+            False,
+        ]
+        assert alone[0].key != both[0].key and both[1].key == image[0].key

@@ -15,7 +15,8 @@ from tgi_trio.errors import ModelLoadError
 from tgi_trio.router.http.engine_api import ModelCard
 from tgi_trio.router.media.audio_model import AudioModel
 from tgi_trio.router.media.image_model import ImageModel, name_served
-from tgi_trio.router.media.layouts.audio import AudioTokens, WaveLayout
+from tgi_trio.router.media.layouts.audio import WaveLayout
+from tgi_trio.router.media.layouts.spoken import AudioTokens
 from tgi_trio.router.text.chat_template import ChatTemplate
 
 pytestmark = pytest.mark.trio

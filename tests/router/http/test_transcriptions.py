@@ -14,7 +14,8 @@ from tests.router.http.test_route_metrics import counted
 from tests.router.media.sound_files import make_sound
 from tgi_trio.router.media.audio_model import AudioModel
 from tgi_trio.router.media.image_model import ImageModel
-from tgi_trio.router.media.layouts.audio import AudioTokens, PiecesLayout, WaveLayout
+from tgi_trio.router.media.layouts.audio import PiecesLayout, WaveLayout
+from tgi_trio.router.media.layouts.spoken import AudioTokens
 from tgi_trio.router.text.chat_template import ChatTemplate
 
 pytestmark = pytest.mark.trio

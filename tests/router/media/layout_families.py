@@ -74,6 +74,7 @@ MUSE = {
     **{"begin": "<|image_start|>", "end": "<|image_end|>"},
 }
 SEEN = {"image_token": "<|image|>", "video_token": "<|video|>"}
+PHI4 = {"image_token": "<|image|>", "audio_token": "<|audio|>"}
 OVIS = {
     **{"atom": "<IMG_ATOM>", "begin": "<IMG_START>", "grid": "<IMG_GRID>", "column": "<IMG_COL>"},
     **{"row": "<IMG_ROW>", "end": "<IMG_END>", "image_token": "<image>"},
@@ -352,6 +353,13 @@ FAMILIES = {
     "muse_glimmer/few": Family(
         "muse_glimmer", "MuseGlimmer", "MuseGlimmerProcessor", tokens=MUSE,
         pixels={"patch_size": 16, "max_image_tokens": 30},
+    ),
+    "phi4_multimodal": Family(
+        "phi4_multimodal", "Phi4Multimodal", "Phi4MultimodalProcessor", tokens=PHI4
+    ),
+    "phi4_multimodal/few": Family(
+        "phi4_multimodal", "Phi4Multimodal", "Phi4MultimodalProcessor",
+        pixels={"dynamic_hd": 5}, tokens=PHI4,
     ),
     "step3p7": Family("step3p7", "Step3p7", "Step3p7Processor", tokens=STEP),
     "step3p7/small": Family(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Callable
 from functools import cache, partial
 from types import SimpleNamespace
@@ -35,7 +36,7 @@ WHOLES = {
 # Which resize by what they inherit.
 INHERITED = {
     *("Gemma4Unified", "Kimi_K25", "Lfm2Vl", "MiniCPMOcr", "MiniMaxM3VL", "MuseGlimmer"),
-    *("PerceptionLM", "Step3p7"),
+    *("PerceptionLM", "Phi4Multimodal", "Step3p7"),
 }
 VIDEOS = (  # whose processors take videos as well
     *("exaone4_5", "gemma4", "gemma4_unified", "glm46v", "glm4v", "glm5_next", "internvl"),
@@ -146,6 +147,30 @@ def ovis_tokens(processor: Any, size: ImageSize) -> dict[str, list[int]]:
     return {"num_image_tokens": [len(processor.tokenizer(text)["input_ids"])]}
 
 
+def phi4_tokens(processor: Any, size: ImageSize) -> dict[str, list[int]]:
+    """Phi4MultimodalProcessor, nor does it, for a picture of no pixels."""
+    picture = torch.zeros((1, 1, 1), dtype=torch.uint8).expand(3, *size)
+    pixels, side = processor.image_processor, processor.image_processor.size["height"]
+    patches = side // pixels.patch_size
+    module = sys.modules[type(pixels).__mro__[1].__module__]
+    functional, held = (
+        module.tvF,
+        SimpleNamespace(resize=_enlarge, pad=lambda image, *_, **__: image),
+    )
+    vars(module)["tvF"] = held  # which makes no pixels
+    try:
+        given = (side, pixels.patch_size, patches)
+        _, mask = pixels.dynamic_preprocess(picture, *given, max_num=pixels.dynamic_hd)
+    finally:
+        vars(module)["tvF"] = functional
+    read = mask[::2, ::2]
+    return {"num_image_tokens": [256 + 1 + int(read.sum()) + int(read[:, 0].sum()) + 16]}
+
+
+def _enlarge(image: torch.Tensor, size: list[int]) -> torch.Tensor:
+    return image[:, :1, :1].expand(3, *size)
+
+
 def paddle_tokens(processor: Any, size: ImageSize) -> dict[str, list[int]]:
     """PaddleOCRVLProcessor, nor does it, by its image processor, which does."""
     patches = processor.image_processor.get_number_of_image_patches(*size)
@@ -182,6 +207,7 @@ COUNTS: dict[str, Callable[[Any, ImageSize], dict[str, list[int]]]] = {
     "minicpmv4_7": minicpm_tokens,
     "ovis2": ovis_tokens,
     "paddleocr_vl": paddle_tokens,
+    "phi4_multimodal": phi4_tokens,
     "step3p7": step_tokens,
 }
 
@@ -222,6 +248,8 @@ def theirs(name: str) -> Any:
     extra: dict[str, Any] = {"video_processor": None} if module in VIDEOS else {}
     if module.startswith("minicpm"):
         extra["video_processor"] = SimpleNamespace(slice_mode=False, downsample_mode="16x")
+    if module == "phi4_multimodal":
+        extra["audio_processor"] = None
     if module.startswith(("gemma3n", "gemma4", "qwen2_5_omni")):
         extra["feature_extractor"] = None
     whole = _class(f"{module}.processing_{module}", family.processor)

@@ -225,9 +225,31 @@ def test_views_are_those_that_torchvision_makes(name: str, height: int, width: i
         assert off.max() <= most and off.mean() < mean
 
 
+@settings(max_examples=12, deadline=None)
+@given(height=st.integers(20, 1200), width=st.integers(20, 1200))
+@example(height=448, width=448)
+@example(height=1190, width=30)
+def test_crops_are_those_that_torchvision_makes(height: int, width: int) -> None:
+    """Of Phi-4-multimodal, but for rounding; the view of the whole, which comes first there, is the
+    shard's to make.
+    """
+    image, asked = noise(height, width), {"dynamic_hd": 3}
+    module = "phi4_multimodal"
+    wanted = inherited_processor(module, "Phi4Multimodal", **asked)([image], return_tensors="np")
+    found = PixelProcessor("phi4", asked, {}).process(np.asarray(image))
+    assert np.array_equal(found["image_sizes"], wanted["image_sizes"])
+    assert np.array_equal(found["pixel_attention_mask"], wanted["image_attention_mask"][0, 1:])
+    crops = wanted["image_pixel_values"][0, 1:]
+    off = np.abs(found["pixel_values"].astype(int) - crops)
+    assert found["pixel_values"].shape == crops.shape and off.max() <= 1
+
+
 @pytest.mark.parametrize(
     ("family", "wrong", "why"),
     [
+        ("phi4", {"size": {"height": 336, "width": 336}}, "served are crops of 448 pixels"),
+        ("phi4", {"patch_size": 16}, "patch_size 16; served are crops of 448 pixels and patches"),
+        ("phi4", {"dynamic_hd": 0}, "dynamic_hd must be a positive number, not 0"),
         ("gemma4_unified", {"max_soft_tokens": 0}, "max_soft_tokens must be positive numbers"),
         ("muse", {"patch_size": True}, "patch_size, .* must be positive numbers"),
         ("step3p7", {"size": 728}, "size must be a positive number, not None"),

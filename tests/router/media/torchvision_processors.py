@@ -46,12 +46,12 @@ def processor_module(family: str, kind: str = "image") -> Any:
 
 def _pad(images: torch.Tensor, padding: list[int], fill: Any) -> torch.Tensor:
     left, top, right, bottom = padding
-    assert not any(fill)
-    return torch.nn.functional.pad(images, (left, right, top, bottom))
+    value, *_ = fill if isinstance(fill, list) else [fill]
+    return torch.nn.functional.pad(images, (left, right, top, bottom), value=value)
 
 
 def _resize(
-    image: torch.Tensor, size: list[int], interpolation: int, antialias: bool
+    image: torch.Tensor, size: list[int], interpolation: int = 2, antialias: bool = True
 ) -> torch.Tensor:
     found = torch.nn.functional.interpolate(
         image.reshape(-1, *image.shape[-3:]), size, mode=_MODES[interpolation], antialias=antialias
@@ -121,7 +121,10 @@ class _TorchResize(TorchvisionBackend):
         antialias: bool = True,
         **_: Any,
     ) -> torch.Tensor:
-        return TorchProcessor.resize(self, image, size, resample)  # type: ignore[arg-type]
+        assert size.height is not None and size.width is not None
+        if image.shape[-2:] == (size.height, size.width):
+            return image
+        return _resize(image, [size.height, size.width], resample, antialias)
 
     def normalize(  # type: ignore[override]
         self, image: torch.Tensor, mean: Any, std: Any, **_: Any
@@ -131,10 +134,13 @@ class _TorchResize(TorchvisionBackend):
 
 def inherited_processor(family: str, name: str, **settings: Any) -> Any:
     """Return a processor that resizes by what it inherits: its class, with another one above it."""
-    whole = getattr(processor_module(family), f"{name}ImageProcessor")
-    return type("Torch", (whole, _TorchResize), {})(
-        **settings, do_rescale=False, do_normalize=False
-    )
+    return whole_processor(family, name, **settings, do_rescale=False, do_normalize=False)
+
+
+def whole_processor(family: str, name: str, **settings: Any) -> Any:
+    """Return one that also rescales and normalises."""
+    own = getattr(processor_module(family), f"{name}ImageProcessor")
+    return type("Torch", (own, _TorchResize), {})(**settings)
 
 
 def video_processor(family: str, name: str, **settings: Any) -> Any:

@@ -31,6 +31,7 @@ _GRANITE: Final = (OwnAdapter("audio", flag="has_lora_adapter"),)
 OWN_ADAPTERS: Final[Mapping[str, tuple[OwnAdapter, ...]]] = {
     "granite_speech": _GRANITE,
     "granite_speech_plus": _GRANITE,
+    "phi4_multimodal": (OwnAdapter("image", "vision-lora"), OwnAdapter("audio", "speech-lora")),
 }
 
 
@@ -53,7 +54,6 @@ def check_own_adapter(folder: Path, spec: DecoderSpec) -> None:
     if not (folder / CONFIG).is_file():
         raise ModelLoadError(
             f"the model's own adapter for them is missing: {folder} holds no {CONFIG}. Download "
-            "the model whole; where the adapter has been merged, has_lora_adapter of config.json "
-            "is to be false"
+            "the model whole, with what is in folders of its own"
         )
     map_adapter(read_adapter(folder), spec)

@@ -13,7 +13,8 @@ from tgi_trio.router.media.kinds import Kind
 class Manner:
     """What makes other pixels of the same bytes."""
 
-    beside: bool = False  # an image: the prompt has others, and its layout sees it otherwise then
+    # The prompt has other images, or a sound's has some, and its layout makes more of it then.
+    beside: bool = False
     kind: Kind = "image"
     # Of a video: frames that its client wants to be seen, in a second or in all; one of them.
     fps: float | None = None

@@ -179,8 +179,7 @@ class MediaReader:
 
     async def _see_all(self, links: Sequence[MediaLink], held: HeldBytes) -> list[SeenImage]:
         """Return all images in order; the first failure is raised and cancels the others."""
-        pictures = sum(link.kind == "image" for link in links)
-        beside = self.layout is not None and self.layout.among(pictures) is not self.layout
+        beside = self._find_beside(links)
         if len(links) == 1:
             return [await self._see(links[0], held, beside)]
         found: dict[int, SeenImage] = {}
@@ -200,14 +199,21 @@ class MediaReader:
             raise failures[0]
         return [found[i] for i in range(len(links))]
 
-    async def _see(self, link: MediaLink, held: HeldBytes, beside: bool) -> SeenImage:
+    def _find_beside(self, links: Sequence[MediaLink]) -> frozenset[Kind]:
+        """Return the kinds that a tower sees or hears otherwise beside all these."""
+        pictures = sum(link.kind == "image" for link in links)
+        found = {kind for kind, each in self.others.items() if pictures and each.minds_images}
+        if self.layout is not None and self.layout.among(pictures) is not self.layout:
+            found.add("image")
+        return frozenset(found)
+
+    async def _see(self, link: MediaLink, held: HeldBytes, beside: frozenset[Kind]) -> SeenImage:
         with blaming(link.field):
             return await self._look(link, held, beside)
 
-    async def _look(self, link: MediaLink, held: HeldBytes, beside: bool) -> SeenImage:
+    async def _look(self, link: MediaLink, held: HeldBytes, beside: frozenset[Kind]) -> SeenImage:
         data, key = await self._load(link, held)
-        beside = beside and link.kind == "image"
-        manner = Manner(beside, link.kind, link.fps, link.num_frames)
+        manner = Manner(link.kind in beside, link.kind, link.fps, link.num_frames)
         key = manner.distinguish(key)
         hit, began = self._store.knows(key), trio.current_time()
         known = await self._store.look_at(key, data, manner)

@@ -77,6 +77,28 @@ def hear_omni(model: Any, features: torch.Tensor, mask: torch.Tensor) -> torch.T
     return rows
 
 
+def hear_phi4(model: Any, features: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Return the features of a sound by Phi-4-multimodal."""
+    return _project_phi4(model, features, "speech")
+
+
+def hear_phi4_beside_images(model: Any, features: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Do the same for a prompt with images, which are projected by other weights."""
+    return _project_phi4(model, features, "vision")
+
+
+def _project_phi4(model: Any, features: torch.Tensor, mode: str) -> torch.Tensor:
+    """Return what the class puts in the places of a sound's tokens."""
+    embed = model.embed_tokens_extend.audio_embed
+    count = -(-features.shape[1] // model.config.audio_config.time_reduction)
+    token = model.config.audio_config.audio_token_id
+    ids = torch.full((1, count), token, device=features.device)
+    room = features.new_zeros(1, count, model.config.hidden_size)
+    given = {"audio_embed_sizes": [count], "audio_projection_mode": mode}
+    rows: torch.Tensor = embed(ids, room, audio_input_features=features, **given)[0]
+    return rows
+
+
 def hear_voxtral(model: Any, features: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """Return the features of a sound's pieces, of the silence behind it as well."""
     rows: torch.Tensor = model.get_audio_features(features, return_dict=True).pooler_output
@@ -91,8 +113,11 @@ HEARINGS: Final[Mapping[str, Hear]] = {
     "glmasr": hear_glmasr,
     "granite_speech": hear_granite_speech,
     "granite_speech_plus": hear_granite_speech,
+    "phi4_multimodal": hear_phi4,
     "qwen2_5_omni_thinker": hear_omni,
     "qwen2_audio": hear_qwen2_audio,
     "qwen3_omni_moe_thinker": hear_omni,
     "voxtral": hear_voxtral,
 }
+# Likewise, of those that hear otherwise where a prompt has images.
+BESIDE: Final[Mapping[str, Hear]] = {"phi4_multimodal": hear_phi4_beside_images}

@@ -18,22 +18,24 @@ import torch
 from numpy.typing import NDArray
 
 from tgi_trio.errors import ModelLoadError
-from tgi_trio.ipc.images import SOUND, SOUND_MASK
+from tgi_trio.ipc.images import BESIDE_IMAGES, SOUND, SOUND_MASK
 from tgi_trio.model.image_families import IMAGE_FAMILIES, ImageFamily
 from tgi_trio.shard.checkpoint.container import Container
 from tgi_trio.shard.checkpoint.safetensors_files import SafetensorsFiles
 from tgi_trio.shard.machine.cores import running_on
 from tgi_trio.shard.media.crossing import CROSSINGS, See
 from tgi_trio.shard.media.features import Bundle, ImageFeatures
-from tgi_trio.shard.media.hearing import HEARINGS, Hear
+from tgi_trio.shard.media.hearing import BESIDE, HEARINGS, Hear
 from tgi_trio.shard.media.marks import MARKS, Mark
 from tgi_trio.shard.media.normalising import Normalising
+from tgi_trio.shard.media.seeing import AMENDS, LOOKS, Look
 from tgi_trio.shard.media.tower_parameters import read_parameter
 
 _PIXELS: Final = "pixel_values"
 # Bytes until they are normalised, and the prefix of the settings that say how.
 _PICTURES: Final = {_PIXELS: "", "pixel_values_local": "", "high_res_pixel_values": "high_res_"}
-_HEARING: Final = ("audio_tower", "embed_audio")  # of classes with audio input as well
+# Of classes with audio input as well.
+_HEARING: Final = ("audio_tower", "embed_audio", "embed_tokens_extend.audio_embed")
 # What building raises; RuntimeError: a torchvision that was built for another torch.
 _UNBUILT: Final = (
     *(ImportError, OSError, ValueError, TypeError, KeyError, AttributeError, RuntimeError),
@@ -58,6 +60,8 @@ class TorchTower:
         text_dtype: torch.dtype = torch.float32,
         mark: Mark | None = None,
         hear: Hear | None = None,
+        hear_beside: Hear | None = None,
+        look: Look | None = None,
     ) -> None:
         """`model`: a transformers class without its text model. `normalisings`: by prefix; none: it
         does not see.
@@ -65,7 +69,8 @@ class TorchTower:
         `cores`: where it may compute, even if this thread is pinned by then; if empty, where this
         thread may. `projector`: as in `ImageFamily`. `see`: for cross-attention, computes keys and
         values in `text_dtype`. `mark`: adds features of marks. `hear`: of sounds; None: none are
-        heard.
+        heard. `hear_beside`: likewise, of prompts with images; None: as others. `look`: of images,
+        in place of the class's own.
         """
         self._model = model
         self._project = getattr(model, projector) if projector else None
@@ -76,13 +81,15 @@ class TorchTower:
         self._see = see
         self._mark = mark
         self._hear = hear
+        self._hear_beside = hear_beside or hear
+        self._look = look
         self._text_dtype = text_dtype
         # Granite and its kin multiply all that their text reads, features among it.
         text = model.config.get_text_config(decoder=True)
         self._scale = float(getattr(text, "embedding_multiplier", 1.0))
         self._seen = 0  # images, counted for cross-attention
         self._taken: frozenset[str] = frozenset()
-        if normalisings:
+        if normalisings and look is None:
             reads = model.get_image_features if see is None else model.vision_model.forward
             self._taken = frozenset(inspect.signature(reads).parameters)
 
@@ -92,13 +99,16 @@ class TorchTower:
             return self._encode_sound(bundle)
         if _PIXELS not in bundle or not self._normalisings:
             raise ValueError(f"a bundle of {', '.join(bundle) or 'nothing'} has no pixels")
-        inputs = {name: self._load(name, bundle[name]) for name in bundle if name in self._taken}
+        taken = self._taken or bundle.keys()
+        inputs = {name: self._load(name, bundle[name]) for name in bundle if name in taken}
         with running_on(self._cores) if self._cores else nullcontext():
             if self._see is not None:
                 self._seen += 1
                 states = self._see(self._model, inputs, self._text_dtype)
                 states = replace(states, number=self._seen)
                 return ImageFeatures(np.empty((0, 0), np.float32), states=states)
+            if self._look is not None:
+                return ImageFeatures(_bring_down(self._look(self._model, inputs, self._dtype)))
             found = self._model.get_image_features(**inputs)
             if self._project is not None:
                 return ImageFeatures(_bring_down(self._project(found.last_hidden_state)))
@@ -111,18 +121,19 @@ class TorchTower:
             return ImageFeatures(rows, dict(enumerate(map(_bring_down, deep))))
 
     def _encode_sound(self, bundle: Bundle) -> ImageFeatures:
-        if self._hear is None:
+        hear = self._hear_beside if BESIDE_IMAGES in bundle else self._hear
+        if hear is None:
             raise ValueError("this server computes no audio of this model")
         features = torch.from_numpy(bundle[SOUND].copy()).to(self._device, self._dtype)
         mask = torch.from_numpy(bundle[SOUND_MASK].astype(np.bool_)).to(self._device)
         with running_on(self._cores) if self._cores else nullcontext():
-            rows = _bring_down(self._hear(self._model, features, mask))
+            rows = _bring_down(hear(self._model, features, mask))
             return ImageFeatures(rows * np.float32(self._scale))
 
     def _load(self, name: str, values: NDArray[Any]) -> torch.Tensor:
         if name in _PICTURES:
             pixels = torch.from_numpy(self._normalisings[_PICTURES[name]].apply(values))
-            return pixels.to(self._device, self._dtype)
+            return pixels.to(self._device, torch.float32 if self._look else self._dtype)
         kind = np.bool_ if name in _MASKS else np.int64
         return torch.from_numpy(values.astype(kind)).to(self._device)
 
@@ -149,7 +160,7 @@ def load_tower(
         prefixes = ["", "high_res_"] if family.two_sizes else [""]
         normalisings = {prefix: Normalising.read(folder, family, prefix) for prefix in prefixes}
     keep, see = CROSSINGS.get(model_type, (None, None))
-    model = _build(folder, "" if keep else family.text_part, hears=hears)
+    model = _build(folder, () if keep else family.text_parts, hears=hears)
     if keep is not None:
         keep(model)
     files = SafetensorsFiles(folder)
@@ -157,17 +168,20 @@ def load_tower(
         _fill(model, files, device, dtype)
     finally:
         files.close()
+    if model_type in AMENDS:
+        AMENDS[model_type](model)
     mark = MARKS.get(model_type)
     return TorchTower(
         *(model.eval(), normalisings, device, dtype, cores, family.projector),
         *(see, text_dtype, mark, HEARINGS[model_type] if hears else None),
+        *(BESIDE.get(model_type) if hears else None, LOOKS.get(model_type)),
     )
 
 
-def _build(folder: Path, text_part: str, *, hears: bool) -> Any:
-    """Return a family's class on the meta device, without its text part.
+def _build(folder: Path, text_parts: Sequence[str], *, hears: bool) -> Any:
+    """Return a family's class on the meta device, without these parts of its text.
 
-    `text_part`: its attribute; if empty, the text remains. `hears`: with its audio parts.
+    `hears`: with its audio parts.
     """
     from transformers import AutoConfig, AutoModel
 
@@ -178,9 +192,11 @@ def _build(folder: Path, text_part: str, *, hears: bool) -> Any:
             model = AutoModel.from_config(config)
     except _UNBUILT as error:
         raise ModelLoadError(f"transformers cannot build the tower of {folder}: {error}") from error
-    for part in (text_part, *(() if hears else _HEARING)):
-        if part and hasattr(model, part):
-            delattr(model, part)
+    for part in (*text_parts, *(() if hears else _HEARING)):
+        place, _, name = part.rpartition(".")
+        owner = getattr(model, place, None) if place else model
+        if hasattr(owner, name):
+            delattr(owner, name)
     return model
 
 

@@ -27,7 +27,7 @@ from tgi_trio.router.http.messages.render import text_json, visible
 from tgi_trio.router.http.messages.tool_calls import read_answer
 from tgi_trio.router.http.preparing import Prepared, prepare
 from tgi_trio.router.media.image_prompt import ImagePrompt
-from tgi_trio.router.media.layouts.audio import SpokenLayout, Transcription
+from tgi_trio.router.media.layouts.spoken import SpokenLayout, Transcription
 from tgi_trio.router.media.links import MediaLink, to_audio_link
 from tgi_trio.router.request import Outcome, Request, Token
 from tgi_trio.router.text.turns import Turn

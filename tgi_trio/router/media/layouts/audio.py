@@ -2,91 +2,27 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.media.sound import Sound
+from tgi_trio.router.media.layouts.conformers import lay_out_granite_speech, lay_out_phi4_audio
 from tgi_trio.router.media.layouts.layout import (
     ImageSettings,
     OtherLayout,
     Settings,
-    Unmarked,
     read_int,
 )
+from tgi_trio.router.media.layouts.spoken import AudioTokens, SpokenLayout, Transcription
 
 _SUBSAMPLING: Final = 4  # frames of a token in Gemma 4's tower: two convolutions of stride 2
-_NAMES: Final = ("audio_token", "boa_token", "eoa_token")
 _QWEN2_NAMES: Final = ("audio_token", "audio_bos_token", "audio_eos_token")
 _WHISPER_S: Final = 30  # that Whisper's encoder hears
 _WINDOWS_S: Final = 100  # of a second, which Qwen3-Omni's encoder hears by itself at first
 _OMNI_S: Final = 300  # that Qwen2.5-Omni hears
 _GLM_S: Final = 655  # seconds, of which GLM-ASR hears whole pieces of 30
-
-
-class AudioTokens(NamedTuple):
-    """The tokens around a sound, and the one in whose places its features stand."""
-
-    audio: str
-    begin: str
-    end: str
-
-    def read(self, told: Settings, names: Sequence[str] = _NAMES) -> AudioTokens:
-        """Return what tokenizer_config.json says instead of these, under these names."""
-        more = [
-            told.get(name) for name in ("model_specific_special_tokens", "extra_special_tokens")
-        ]
-        found: dict[str, Any] = {}
-        for each in (*more, told):
-            found |= each if isinstance(each, Mapping) else {}
-        given = (found.get(name) for name in names)
-        texts = (each.get("content") if isinstance(each, Mapping) else each for each in given)
-        pairs = zip(texts, self, strict=True)
-        return AudioTokens(
-            *(text if isinstance(text, str) and text else own for text, own in pairs)
-        )
-
-
-class Transcription(NamedTuple):
-    """How a model is asked for the text of a sound: in a chat, or by a prompt of its own.
-
-    The instruction is GLM-ASR's; of others none is known that serves them better.
-    """
-
-    instruction: str = "Please transcribe this audio into text"  # in a chat, behind the sound
-    begin: str = ""  # of a prompt of its own; empty: it is a chat
-    end: str = ""
-    mark: str = ""  # the token with which it ends
-
-
-@dataclass(frozen=True)
-class SpokenLayout(Unmarked, ABC):
-    """Features between two tokens."""
-
-    tokens: AudioTokens
-    around = ("", "")
-
-    @property
-    def transcription(self) -> Transcription:
-        """How the model is asked for the text of a sound."""
-        return Transcription()
-
-    @property
-    def placeholder(self) -> str:
-        return self.tokens.audio
-
-    @property
-    def feature_token(self) -> str:
-        return self.tokens.audio
-
-    def expand(self, sound: Sound) -> str:
-        tokens = self.tokens
-        return f"{tokens.begin}{tokens.audio * self.count_features(sound)}{tokens.end}"
-
-    @abstractmethod
-    def count_features(self, sound: Sound) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -189,32 +125,6 @@ class PiecesLayout(SpokenLayout):
         return self.features * -(-sound.samples // self.piece)
 
 
-@dataclass(frozen=True)
-class WindowsLayout(SpokenLayout):
-    """As many tokens for each begun window of frames, each of two windows of samples: Granite.
-
-    Templates write nothing around it.
-    """
-
-    line_end = ""
-    hop: int  # samples
-    window: int  # frames
-    features: int  # of one
-
-    @property
-    def transcription(self) -> Transcription:
-        """The question of Granite Speech's model cards."""
-        return Transcription("can you transcribe the speech into a written format?")
-
-    def expand(self, sound: Sound) -> str:
-        return self.tokens.audio * self.count_features(sound)
-
-    def count_features(self, sound: Sound) -> int:
-        frames = (sound.samples // self.hop + 1) // 2
-        return self.features * -(-frames // self.window)
-
-
-_GRANITE: Final = AudioTokens("<|audio|>", "", "")
 _VOXTRAL: Final = AudioTokens("[AUDIO]", "[BEGIN_AUDIO]", "")
 _GLM: Final = AudioTokens("<|pad|>", "<|begin_of_audio|>", "<|end_of_audio|>")
 _QWEN2: Final = AudioTokens("<|AUDIO|>", "<|audio_bos|>", "<|audio_eos|>")
@@ -307,21 +217,6 @@ def lay_out_glmasr(own: Settings, settings: ImageSettings, told: Settings) -> Ot
     return WhisperLayout(_GLM.read(settings.processor), hop, merge=4)
 
 
-def lay_out_granite_speech(own: Settings, settings: ImageSettings, told: Settings) -> OtherLayout:
-    """Return the layout of a model; raises ModelLoadError."""
-    pairs = (("window_size", 15), ("downsample_rate", 5))
-    window, rate = (read_int(settings.config, name, default) for name, default in pairs)
-    written = tuple(read_int(own, f"projector_{name}", default) for name, default in pairs)
-    if written != (window, rate) or window % rate:
-        raise ModelLoadError(
-            f"its processor counts tokens by a projector_window_size of {written[0]} frames and a "
-            f"projector_downsample_rate of {written[1]}, and config.json says window_size {window} "
-            f"and downsample_rate {rate}: both have to be the same, and windows multiples of rates"
-        )
-    tokens = _GRANITE.read(settings.processor).read(told)
-    return WindowsLayout(tokens, read_int(own, "hop_length", 160), window, window // rate)
-
-
 def lay_out_voxtral(own: Settings, settings: ImageSettings, told: Settings) -> OtherLayout:
     """Return the layout of a model; raises ModelLoadError."""
     _read_hop(own, settings, "max_source_positions")
@@ -368,6 +263,7 @@ AUDIO_LAYOUTS: Final[dict[str, Callable[[Settings, ImageSettings, Settings], Oth
     "gemma4_unified": lay_out_gemma4_unified_audio,
     "glmasr": lay_out_glmasr,
     "granite_speech": lay_out_granite_speech,
+    "phi4": lay_out_phi4_audio,
     "qwen2_5_omni": lay_out_qwen2_5_omni_audio,
     "qwen2_audio": lay_out_qwen2_audio,
     "qwen3_omni": lay_out_qwen3_omni_audio,

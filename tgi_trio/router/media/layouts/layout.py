@@ -96,6 +96,10 @@ class ImageLayout(Layout, Protocol):
 class OtherLayout(Layout, Protocol):
     """One family's layout of what is no image, by what is known of it."""
 
+    @property
+    def minds_images(self) -> bool:
+        """Whether a tower makes other features of it where its prompt has images as well."""
+
     def expand(self, size: Any) -> str:
         """Return the text that replaces the placeholder, with a token for each feature.
 
@@ -112,6 +116,7 @@ class Unmarked:
 
     mark_tokens: tuple[str, ...] = ()
     line_end = "\n"
+    minds_images = False
 
 
 class PlainFinish:

@@ -42,6 +42,7 @@ from tgi_trio.router.media.layouts.layout import ImageLayout, ImageSettings
 from tgi_trio.router.media.layouts.lfm2 import lay_out_lfm2
 from tgi_trio.router.media.layouts.minicpmv import lay_out_minicpm_ocr, lay_out_minicpmv
 from tgi_trio.router.media.layouts.ovis2 import lay_out_ovis2
+from tgi_trio.router.media.layouts.phi4 import lay_out_phi4
 from tgi_trio.router.media.layouts.pinpoints import (
     lay_out_granite4,
     lay_out_llava_next,
@@ -93,5 +94,6 @@ LAYOUTS: Final[dict[str, Callable[[ImageSettings], ImageLayout]]] = {
     "pixtral": lay_out_pixtral,
     "qwen": lay_out_qwen,
     "qwen2_5_omni": lay_out_qwen2_5_omni,
+    "phi4": lay_out_phi4,
     "step3p7": lay_out_step3p7,
 }

@@ -1,0 +1,76 @@
+"""What the layouts of sounds have in common: features between two tokens, and their text."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+from tgi_trio.media.sound import Sound
+from tgi_trio.router.media.layouts.layout import Settings, Unmarked
+
+_NAMES: Final = ("audio_token", "boa_token", "eoa_token")
+
+
+class AudioTokens(NamedTuple):
+    """The tokens around a sound, and the one in whose places its features stand."""
+
+    audio: str
+    begin: str
+    end: str
+
+    def read(self, told: Settings, names: Sequence[str] = _NAMES) -> AudioTokens:
+        """Return what tokenizer_config.json says instead of these, under these names."""
+        more = [
+            told.get(name) for name in ("model_specific_special_tokens", "extra_special_tokens")
+        ]
+        found: dict[str, Any] = {}
+        for each in (*more, told):
+            found |= each if isinstance(each, Mapping) else {}
+        given = (found.get(name) for name in names)
+        texts = (each.get("content") if isinstance(each, Mapping) else each for each in given)
+        pairs = zip(texts, self, strict=True)
+        return AudioTokens(
+            *(text if isinstance(text, str) and text else own for text, own in pairs)
+        )
+
+
+class Transcription(NamedTuple):
+    """How a model is asked for the text of a sound: in a chat, or by a prompt of its own.
+
+    The instruction is GLM-ASR's; of others none is known that serves them better.
+    """
+
+    instruction: str = "Please transcribe this audio into text"  # in a chat, behind the sound
+    begin: str = ""  # of a prompt of its own; empty: it is a chat
+    end: str = ""
+    mark: str = ""  # the token with which it ends
+
+
+@dataclass(frozen=True)
+class SpokenLayout(Unmarked, ABC):
+    """Features between two tokens."""
+
+    tokens: AudioTokens
+    around = ("", "")
+
+    @property
+    def transcription(self) -> Transcription:
+        """How the model is asked for the text of a sound."""
+        return Transcription()
+
+    @property
+    def placeholder(self) -> str:
+        return self.tokens.audio
+
+    @property
+    def feature_token(self) -> str:
+        return self.tokens.audio
+
+    def expand(self, sound: Sound) -> str:
+        tokens = self.tokens
+        return f"{tokens.begin}{tokens.audio * self.count_features(sound)}{tokens.end}"
+
+    @abstractmethod
+    def count_features(self, sound: Sound) -> int: ...

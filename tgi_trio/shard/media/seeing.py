@@ -1,0 +1,53 @@
+"""Features of images, by a model's tower, where its class has no `get_image_features`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import torch
+
+# Returns features [N, hidden] in the order of an image's tokens, from a model and the arrays of the
+# image's bundle, whose pixels are normalised, in float32; they are computed in the dtype.
+Look = Callable[[Any, Mapping[str, torch.Tensor], torch.dtype], torch.Tensor]
+
+
+def look_phi4(model: Any, inputs: Mapping[str, torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
+    """Return the features of an image's crops, and of the whole that they are of.
+
+    The whole is made smaller as by `transformers`' processor, of what is normalised already.
+    """
+    crops, seen = inputs["pixel_values"], inputs["pixel_attention_mask"]
+    side = crops.shape[-1]
+    rows, columns = (int(each) // side for each in inputs["image_sizes"][0])
+    picture = crops.reshape(rows, columns, *crops.shape[1:]).permute(2, 0, 3, 1, 4)
+    picture = picture.reshape(1, -1, rows * side, columns * side)
+    whole = torch.nn.functional.interpolate(picture, (side, side), mode="bicubic")
+    pixels = torch.cat((whole, crops))[None].to(dtype)
+    seen = torch.cat((torch.ones_like(seen[:1]), seen))[None]
+    embed, config = model.embed_tokens_extend.image_embed, model.config
+    read = seen[0, 1:, ::2, ::2]
+    ends = read.reshape(rows, columns, *read.shape[1:])[:, 0, :, 0]
+    fixed = embed.num_img_tokens + seen.shape[-1] // 2 + 1  # of the whole, and between both
+    count = int(read.sum() + ends.sum()) + fixed
+    ids = torch.full((1, count), config.vision_config.image_token_id, device=pixels.device)
+    room = pixels.new_zeros(1, count, config.hidden_size)
+    given = {"image_sizes": inputs["image_sizes"], "image_attention_mask": seen}
+    found: torch.Tensor = embed(ids, room, image_pixel_values=pixels, **given)[0]
+    return found
+
+
+def let_phi4_see(model: Any) -> None:
+    """Have all patches of a crop see one another.
+
+    In transformers 5.24 they see those before them alone if torch's own kernel computes and all of
+    an image's crops are full; with another kernel, or beside an image that has less, they do not.
+    """
+    for layer in model.embed_tokens_extend.image_embed.img_processor.encoder.layers:
+        layer.self_attn.is_causal = False
+
+
+# By `model_type`.
+LOOKS: Final[Mapping[str, Look]] = {"phi4_multimodal": look_phi4}
+# What is put right of a class before it computes; likewise.
+AMENDS: Final[Mapping[str, Callable[[Any], None]]] = {"phi4_multimodal": let_phi4_see}
