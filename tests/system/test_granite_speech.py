@@ -56,15 +56,17 @@ def sent(*shown: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize(
-    ("family", "backend"),
+    ("family", "asked"),
     [
-        ("granite_speech", "kernels"),
-        ("granite_speech", "torch"),
-        ("granite_speech_plus", "kernels"),
+        ("granite_speech", ()),
+        ("granite_speech", ("--cpu-backend", "torch")),
+        ("granite_speech", ("--num-shard", "2")),
+        ("granite_speech_plus", ("--speculate", "2")),
     ],
+    ids=str,
 )
 def test_tokens_are_those_of_transformers_with_and_without_sounds(
-    tmp_path: Path, family: str, backend: str
+    tmp_path: Path, family: str, asked: tuple[str, ...]
 ) -> None:
     """Also in one batch, and of a text whose prefix is cached with sounds and without."""
     made = make_granite(tmp_path, family)
@@ -76,8 +78,7 @@ def test_tokens_are_those_of_transformers_with_and_without_sounds(
     ]
     expected = [generate(made, *each) for each in shown]
     assert generate(made, *shown[0], with_adapter=False)[1] != expected[0][1]
-    flags = ("--dtype", "float32", "--cpu-backend", backend)
-    with serving("--model-id", str(tmp_path), *flags) as server:
+    with serving("--model-id", str(tmp_path), "--dtype", "float32", *asked) as server:
         assert [ask(server, *sent(*each)) for each in shown] == expected
         with ThreadPoolExecutor(len(shown)) as pool:  # all in a batch
             assert list(pool.map(lambda each: ask(server, *sent(*each)), shown)) == expected
