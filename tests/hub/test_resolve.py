@@ -49,7 +49,7 @@ PICKLED = {
 }
 
 SEEING = TINY | {
-    "config.json": b'{"model_type": "phi4_multimodal"}',
+    "config.json": b'{"model_type": "phi4mm"}',
     **{
         f"{kind}-lora/{name}": name.encode()
         for kind in ("vision", "speech", "other")

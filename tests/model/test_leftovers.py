@@ -16,6 +16,7 @@ F32 = ("F32", (2, 2))
 Shapes = dict[str, tuple[str, tuple[int, ...]]]  # name -> dtype, shape
 
 GPT = {"vocab_size": 8, "n_embd": 4, "n_layer": 1, "n_head": 2, "n_positions": 16}
+PHI4 = LLAMA | {"model_type": "phi4_multimodal"}
 NEOX = LLAMA | {"model_type": "gpt_neox"}
 DEEPSEEK = LLAMA | {
     "model_type": "deepseek_v3",
@@ -49,6 +50,8 @@ HARMLESS: list[tuple[dict[str, Any], str, Stored]] = [
     (DEEPSEEK, f"{MTP}eh_proj.weight", F32),
     (DEEPSEEK, f"{MTP}shared_head.head.weight", F32),
     (DEEPSEEK, f"{MTP}mlp.experts.0.gate_proj.weight", F32),
+    (PHI4, "model.layers.0.mlp.up_proj.lora_A.speech.weight", F32),
+    (PHI4, "model.layers.0.mlp.up_proj.lora_B.vision.weight", F32),
     (LLAMA, "mtp.layers.0.mlp.up_proj.weight", F32),
     (LLAMA, "model.mtp_block.0.mlp.up_proj.weight", F32),  # ERNIE 4.5
 ]

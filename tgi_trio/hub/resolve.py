@@ -27,7 +27,7 @@ from tgi_trio.hub.download import Repository, download, hub_token, import_huggin
 from tgi_trio.hub.gguf import fetch_gguf, has_gguf, lists_gguf, local_gguf, split_choice
 from tgi_trio.hub.names import hint_at_models, is_there, local_folder, refuse_address
 from tgi_trio.model.adapters.own_adapters import find_own_adapters
-from tgi_trio.model.config import read_json
+from tgi_trio.model.config import read_values
 from tgi_trio.model.pointers import refuse_pointers
 from tgi_trio.model.speculators.recognise import base_of_heads, find_kind
 
@@ -378,7 +378,7 @@ def _fetch(repository: Repository, trust_remote_code: bool) -> Path:
 
 def _fetch_adapters(repository: Repository, folder: Path) -> None:
     """Download adapters that a model brings along in folders below its own."""
-    config = read_json(folder / "config.json") or {}
+    config = read_values(folder) or {}
     for place in find_own_adapters(config, Path()).values():
         if place != Path():
             files = [

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tgi_trio.errors import ModelLoadError
+from tgi_trio.model.phi4mm import name_as_transformers
 from tgi_trio.model.wrappers import (
     EXTRA_TOKENS,
     TEXT_TYPES,
@@ -140,7 +141,7 @@ def read_values(folder: Path) -> dict[str, Any] | None:
     content = read_json(folder / "config.json")
     if content is None:
         return None
-    content = find_thinker(content)
+    content = name_as_transformers(find_thinker(content))
     nested = _nested_text(content)
     if nested is None:
         return content

@@ -10,6 +10,7 @@ from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.checkpoint_files import StoredTensor
 from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.formats import refuse_pieces
+from tgi_trio.model.phi4mm import PHI4
 
 # Endings of names, for any model; dtypes do not matter.
 _HARMLESS: Final = (
@@ -49,6 +50,8 @@ _OTHER_SENSES: Final = (
     (r"(model\.)?encoder\.(input_linear|layers|out|out_mid)\.", "audio"),
 )
 _IN_WHOLE: Final = r"(thinker\.)?"  # of a model that speaks as well
+# Adapters that Phi-4-multimodal has in folders of their own as well.
+_BROUGHT: Final = re.compile(r"\.lora_[AB]\.(speech|vision)\.weight$")
 _HEADS: Final = (r"(model\.)?medusa_heads?\.", "Medusa's heads, which `check_drafter` warns of")
 
 
@@ -59,6 +62,8 @@ _UNUSED_BEGIN: Final = re.compile("|".join(begin for begin, _ in _UNUSED_PARTS))
 def is_harmless(name: str, config: ModelConfig) -> bool:
     """Return whether a model is the same without this tensor."""
     if _HARMLESS_END.search(name) or _UNUSED_BEGIN.match(name) or _guesses_ahead(name, config):
+        return True
+    if config.model_type == PHI4 and _BROUGHT.search(name):
         return True
     return bool(config.get("medusa_num_heads") and re.match(_HEADS[0], name))
 

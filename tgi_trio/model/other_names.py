@@ -69,9 +69,11 @@ _MISTRAL_LARGE4: Final = (
     (r"(\.mlp\..*?)\bw2\.", r"\1down_proj."),
     (r"(\.mlp\..*?)\bw3\.", r"\1up_proj."),
 )
+_PHI4: Final = ((r"\.base_layer\.", "."),)  # as it was published first
 _FAMILIES: Final[Mapping[str, Sequence[tuple[re.Pattern[str], str]]]] = {
     "deepseek_v4": [(re.compile(found), name) for found, name in _DEEPSEEK_V4],
     "mistral_large4": [(re.compile(found), name) for found, name in _MISTRAL_LARGE4],
+    "phi4_multimodal": [(re.compile(found), name) for found, name in _PHI4],
     "hy_v4": [(re.compile(found), name) for found, name in _HY_V4],
 }
 

@@ -138,7 +138,8 @@ def read_image_settings(folder: Path) -> ImageSettings:
     if image_processor is None:
         found = processor.get("image_processor")
         image_processor = found if isinstance(found, dict) else {}
-    return ImageSettings(read_values(folder) or {}, image_processor, processor)
+    told = read_json(folder / "tokenizer_config.json") or {}
+    return ImageSettings(read_values(folder) or {}, image_processor, processor, told)
 
 
 def find_image_model(folder: Path) -> ImageModel | None:

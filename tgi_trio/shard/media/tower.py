@@ -19,7 +19,9 @@ from numpy.typing import NDArray
 
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.ipc.images import BESIDE_IMAGES, SOUND, SOUND_MASK
+from tgi_trio.model.config import read_values
 from tgi_trio.model.image_families import IMAGE_FAMILIES, ImageFamily
+from tgi_trio.model.phi4mm import PHI4
 from tgi_trio.shard.checkpoint.container import Container
 from tgi_trio.shard.checkpoint.safetensors_files import SafetensorsFiles
 from tgi_trio.shard.machine.cores import running_on
@@ -183,10 +185,10 @@ def _build(folder: Path, text_parts: Sequence[str], *, hears: bool) -> Any:
 
     `hears`: with its audio parts.
     """
-    from transformers import AutoConfig, AutoModel
+    from transformers import AutoModel
 
     try:
-        config = AutoConfig.from_pretrained(folder)
+        config = _read_class_config(folder)
         config = getattr(config, "thinker_config", config)  # of models that speak as well
         with torch.device("meta"):
             model = AutoModel.from_config(config)
@@ -198,6 +200,16 @@ def _build(folder: Path, text_parts: Sequence[str], *, hears: bool) -> Any:
         if hasattr(owner, name):
             delattr(owner, name)
     return model
+
+
+def _read_class_config(folder: Path) -> Any:
+    """Return the configuration of a family's class; raises what building does, ModelLoadError."""
+    from transformers import AutoConfig
+
+    values = read_values(folder) or {}
+    if values.get("model_type") != PHI4:  # of which transformers may not know what the file says
+        return AutoConfig.from_pretrained(folder)
+    return AutoConfig.for_model(values.pop("model_type"), **values)
 
 
 def _fill(model: Any, files: Container, device: torch.device, dtype: torch.dtype) -> None:

@@ -7,7 +7,13 @@ from typing import Any, Final
 
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.media.sound import Sound
-from tgi_trio.router.media.layouts.layout import ImageSettings, OtherLayout, Settings, read_int
+from tgi_trio.router.media.layouts.layout import (
+    ImageSettings,
+    OtherLayout,
+    Settings,
+    find_token,
+    read_int,
+)
 from tgi_trio.router.media.layouts.spoken import AudioTokens, SpokenLayout, Transcription
 
 _TOKENS: Final = AudioTokens("<|audio|>", "", "")
@@ -96,4 +102,6 @@ def lay_out_phi4_audio(own: Settings, settings: ImageSettings, told: Settings) -
     reduction = read_int(own, "audio_compression_rate", 8)
     reduction *= read_int(own, "audio_downsample_rate", 1)
     window, hop = read_int(own, "win_length", 400), read_int(own, "hop_length", 160)
-    return ReducedLayout(_TOKENS.read(told), window, hop, reduction)
+    number = read_int(tower, "audio_token_id", 200_011)
+    token = find_token(told, "audio_token", number) or _TOKENS.audio
+    return ReducedLayout(AudioTokens(token, "", ""), window, hop, reduction)

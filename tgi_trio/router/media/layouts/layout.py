@@ -149,6 +149,7 @@ class ImageSettings:
     # preprocessor_config.json, or `image_processor` in processor_config.json (transformers 5).
     image_processor: Settings = field(default_factory=dict)
     processor: Settings = field(default_factory=dict)  # processor_config.json
+    told: Settings = field(default_factory=dict)  # tokenizer_config.json
 
     @property
     def vision(self) -> Settings:
@@ -165,6 +166,20 @@ class ImageSettings:
         if found is None:
             return default
         return found if isinstance(found, Mapping) else {"shortest_edge": found}
+
+
+def find_token(told: Settings, name: str, number: int | None = None) -> str | None:
+    """Return a token of tokenizer_config.json by what it is for, or by its id if it has no name."""
+    found: dict[str, Any] = {}
+    more = [told.get(kind) for kind in ("model_specific_special_tokens", "extra_special_tokens")]
+    for each in (*more, told):
+        found |= each if isinstance(each, Mapping) else {}
+    given = found.get(name)
+    if given is None and number is not None:
+        added = told.get("added_tokens_decoder")
+        given = added.get(str(number)) if isinstance(added, Mapping) else None
+    given = given.get("content") if isinstance(given, Mapping) else given
+    return given if isinstance(given, str) and given else None
 
 
 def read_int(settings: Settings, key: str, default: int | None = None) -> int:

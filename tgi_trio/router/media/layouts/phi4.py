@@ -6,7 +6,13 @@ from dataclasses import dataclass
 
 from tgi_trio.errors import ModelLoadError, ValidationError
 from tgi_trio.media.phi4 import PATCH, SIDE, WHOLE, Phi4Canvas
-from tgi_trio.router.media.layouts.layout import ImageSettings, ImageSize, PlainFinish
+from tgi_trio.router.media.layouts.layout import (
+    ImageSettings,
+    ImageSize,
+    PlainFinish,
+    find_token,
+    read_int,
+)
 
 
 @dataclass(frozen=True)
@@ -14,9 +20,12 @@ class Phi4Layout(PlainFinish):
     """A feature for each two by two patches, one behind each row, and one between both views."""
 
     canvas: Phi4Canvas
-    placeholder: str = "<|image|>"
-    feature_token: str = "<|image|>"
+    placeholder: str
     line_end = ""
+
+    @property
+    def feature_token(self) -> str:
+        return self.placeholder
 
     def expand(self, size: ImageSize) -> str:
         return self.feature_token * self.count_features(size)
@@ -37,4 +46,6 @@ def lay_out_phi4(settings: ImageSettings) -> Phi4Layout:
             raise ModelLoadError(
                 f"vision_config says {name} {found}; served is {wanted}, of all such models"
             )
-    return Phi4Layout(Phi4Canvas.read(settings.image_processor))
+    number = read_int(settings.vision, "image_token_id", 200_010)
+    token = find_token(settings.told, "image_token", number) or "<|image|>"
+    return Phi4Layout(Phi4Canvas.read(settings.image_processor), token)

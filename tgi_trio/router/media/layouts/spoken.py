@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from tgi_trio.media.sound import Sound
-from tgi_trio.router.media.layouts.layout import Settings, Unmarked
+from tgi_trio.router.media.layouts.layout import Settings, Unmarked, find_token
 
 _NAMES: Final = ("audio_token", "boa_token", "eoa_token")
 
@@ -22,18 +22,8 @@ class AudioTokens(NamedTuple):
 
     def read(self, told: Settings, names: Sequence[str] = _NAMES) -> AudioTokens:
         """Return what tokenizer_config.json says instead of these, under these names."""
-        more = [
-            told.get(name) for name in ("model_specific_special_tokens", "extra_special_tokens")
-        ]
-        found: dict[str, Any] = {}
-        for each in (*more, told):
-            found |= each if isinstance(each, Mapping) else {}
-        given = (found.get(name) for name in names)
-        texts = (each.get("content") if isinstance(each, Mapping) else each for each in given)
-        pairs = zip(texts, self, strict=True)
-        return AudioTokens(
-            *(text if isinstance(text, str) and text else own for text, own in pairs)
-        )
+        pairs = zip(names, self, strict=True)
+        return AudioTokens(*(find_token(told, name) or own for name, own in pairs))
 
 
 class Transcription(NamedTuple):
