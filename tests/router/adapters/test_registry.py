@@ -255,7 +255,12 @@ async def test_the_models_own_stays_beside_those_with_names(autojump_clock: obje
     assert await waits(shard, ear) == await waits(shard, registry.find("a")) == 0.0
     with pytest.raises(Overloaded, match="--max-loaded-adapters 1 are in use"):
         await registry.acquire(registry.find("b"))
-    assert shard.has == {1, 2, 3} and ear.place is Place.RESIDENT
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(registry.acquire, registry.find("b"))
+        await trio.sleep(1.5 * PATIENCE)
+        assert (ear.place, registry.find("a").place) == (Place.RESIDENT, Place.LEAVING)
+        nursery.cancel_scope.cancel()
+    assert shard.has == {1, 2, 3}
     registry.release(registry.find("a"))
     assert await waits(shard, registry.find("b")) == pytest.approx(LOAD_S)
     assert shard.has == {1, 2, 4}

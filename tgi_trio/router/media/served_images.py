@@ -73,7 +73,7 @@ def _add_adapters(model: ImageModel, folder: Path) -> tuple[ImageModel | None, s
         return model, None
     adapters: dict[str, Path] = {}
     kinds: tuple[Kind, ...] = ("image", *model.others)
-    for kind in (each for each in kinds if each in found):
+    for kind in (each for name in found for each in kinds if each == name):  # in their order
         try:
             check_own_adapter(found[kind], spec)
         except ModelLoadError as error:
