@@ -55,21 +55,31 @@ def sent(*shown: Any) -> list[Any]:
     return [each if isinstance(each, str) else audio_part(encode_sound(each)) for each in shown]
 
 
+# Of Granite 4, without states and experts.
+DENSE: dict[str, Any] = {
+    **{"model_type": "granitemoehybrid", "layer_types": ["attention", "attention"]},
+    **{"num_local_experts": 0, "num_experts_per_tok": 0, "shared_intermediate_size": 96},
+    "position_embedding_type": "rope",
+}
+
+
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
-    ("family", "asked"),
+    ("family", "text", "asked"),
     [
-        ("granite_speech", ()),
-        ("granite_speech", ("--cpu-backend", "torch")),
-        ("granite_speech", ("--num-shard", "2")),
-        ("granite_speech_plus", ("--speculate", "2")),
+        ("granite_speech", {}, ()),
+        ("granite_speech", {}, ("--cpu-backend", "torch")),
+        ("granite_speech", {}, ("--num-shard", "2")),
+        ("granite_speech", DENSE, ()),
+        ("granite_speech_plus", {}, ("--speculate", "2")),
     ],
     ids=str,
 )
 def test_tokens_are_those_of_transformers_with_and_without_sounds(
-    tmp_path: Path, family: str, asked: tuple[str, ...]
+    tmp_path: Path, family: str, text: dict[str, Any], asked: tuple[str, ...]
 ) -> None:
     """Also in one batch, and of a text whose prefix is cached with sounds and without."""
-    made = make_granite(tmp_path, family)
+    made = make_granite(tmp_path, family, **text)
     shown: list[tuple[Any, ...]] = [
         (make_samples(1.9), " what is said?"),
         ("what is said?",),

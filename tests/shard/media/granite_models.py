@@ -39,23 +39,23 @@ class GraniteFolder(NamedTuple):
     adapted: Any  # of PEFT, around transformers' model, in float32
 
 
-def make_granite(folder: Path, family: str = "granite_speech", **whole: Any) -> GraniteFolder:
-    """Write a random model with its adapter; `whole`: of config.json."""
+def make_granite(folder: Path, family: str = "granite_speech", **text: Any) -> GraniteFolder:
+    """Write a random model with its adapter; `text`: of its text."""
     from transformers import AutoConfig, AutoModelForMultimodalLM, PreTrainedTokenizerFast
     from transformers.models.granite_speech.processing_granite_speech import GraniteSpeechProcessor
 
     plus = family.endswith("plus")
-    text = TEXT | {
+    options = TEXT | {
         **{"model_type": "granite", "vocab_size": VOCAB_SIZE + 4},
         **{"embedding_multiplier": 12.0, "residual_multiplier": 0.5, "logits_scaling": 2.0},
+        **text,
     }
     config = AutoConfig.for_model(
         family,
-        text_config=text,
+        text_config=options,
         encoder_config=_ENCODER | ({"cat_hidden_layers": [1]} if plus else {}),
         projector_config=_PROJECTOR | {"encoder_hidden_size": 32 if plus else 16},
         audio_token_index=VOCAB_SIZE,
-        **whole,
     )
     model: Any = AutoModelForMultimodalLM.from_config(config)
     fill_parameters(model, 0, False)
