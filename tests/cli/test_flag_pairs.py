@@ -15,7 +15,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import pytest
 
-from tests.cli.test_parser import SAMPLES
+from tests.cli.flag_samples import SAMPLES
 from tgi_trio import demo
 from tgi_trio.cli.device_count import choose_num_shard
 from tgi_trio.cli.files import check_files
