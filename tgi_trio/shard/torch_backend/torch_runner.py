@@ -99,12 +99,10 @@ class TorchRunner:
         self._ranks = ranks
         self._adapters = adapters
         self._speculate = speculate
-        self._graphs = graphs
-        self._steps = steps
+        self._graphs, self._steps = graphs, steps
         self.model = model
         self.config = config
-        self.dtype = dtype
-        self.device = device
+        self.dtype, self.device = dtype, device
         self.sampler = sampler
         self.attention = attention or ReferenceAttention()
         self.prompt_logprobs = PromptLogprobs(

@@ -48,9 +48,7 @@ def make_decoder_runner(
     kv_dtype = EIGHT_BITS[settings.kv_cache_dtype] if settings.kv_cache_dtype else None
     adapters = _adapters(settings, config, model, target)
     attention = attention_for(
-        model.attention_needs,
-        target.device,
-        target.dtype,
+        *(model.attention_needs, target.device, target.dtype),
         eight_bits=kv_dtype is not None,
         invariant=target.invariant,
     )
