@@ -79,8 +79,10 @@ def test_what_takes_no_bytes_has_a_bounded_number_of_places() -> None:
 def test_more_than_the_host_has_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "free_bytes", lambda: 5 << 20)
     cache = KVCache(SIZES["alike"], 4, torch.float32, CPU)
-    with pytest.raises(ConfigurationError, match=r"asks for 6 MiB on a rank, .* has 5: lower it"):
+    with pytest.raises(ConfigurationError, match=r"asks for 6 MiB on a rank, .* has 5 for each"):
         TorchHostCopies(Planes(cache.planes, ()), 6 << 20, CPU)
+    with pytest.raises(ConfigurationError, match=r"asks for 2 MiB on a rank, .* has 1 for each"):
+        TorchHostCopies(Planes(cache.planes, ()), 2 << 20, CPU, neighbours=3)
 
 
 def test_less_than_a_block_is_refused() -> None:

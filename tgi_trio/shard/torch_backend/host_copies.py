@@ -105,17 +105,19 @@ class TorchHostCopies:
         nbytes: int,
         device: torch.device,
         least: Callable[[int], int] | None = None,
+        neighbours: int = 1,
     ) -> None:
-        """Take at most `nbytes` of the host's memory; `least`: returns the least of all ranks.
+        """Take at most `nbytes` of the host's memory; `least`: returns the least of all ranks;
+        `neighbours`: ranks that take as much of the same memory, this one included.
 
         Raises ConfigurationError if the host has less, or it holds not a single block.
         """
         block, slot = _row_bytes(planes.blocks), _row_bytes(planes.slots)
-        free = memory.free_bytes()
+        free = memory.free_bytes() // neighbours  # no rank takes any before all have looked
         if nbytes > free:
             raise ConfigurationError(
                 f"--prefix-cache-host-bytes asks for {nbytes >> 20} MiB on a rank, of which the "
-                f"host has {free >> 20}: lower it"
+                f"host has {free >> 20} for each: lower it"
             )
         blocks, slots = share_room(nbytes, block, slot)
         agree = least or (lambda own: own)
@@ -274,10 +276,11 @@ class _Store:
 class HostRoom:
     """The host's memory that a runner may take for copies, and what is there after a warm-up."""
 
-    def __init__(self, nbytes: int, device: torch.device) -> None:
-        """`nbytes`: at most; 0: nothing is copied."""
+    def __init__(self, nbytes: int, device: torch.device, neighbours: int = 1) -> None:
+        """`nbytes`: at most; 0: nothing is copied; `neighbours`: see `TorchHostCopies`."""
         self._nbytes = nbytes
         self._device = device
+        self._neighbours = neighbours
         self.copies: TorchHostCopies | None = None
 
     def staging_bytes(self, block_bytes: int, slot_bytes: int) -> int:
@@ -307,7 +310,9 @@ class HostRoom:
         drafted = [each.view(1, cache.blocks, -1) for each in beside]
         states = [] if pool is None else [each[None] for each in pool.tensors]
         planes = Planes([*cache.planes, *drafted], states)
-        self.copies = TorchHostCopies(planes, self._nbytes, self._device, least)
+        self.copies = TorchHostCopies(
+            *(planes, self._nbytes, self._device, least), neighbours=self._neighbours
+        )
 
     def report(self) -> dict[str, int]:
         """Return what WARMUP_REPLY says of it."""

@@ -85,11 +85,11 @@ class TorchRunner:
         adapters: StepAdapters | None = None,
         images: ImageStates | None = None,
         invariant: bool = False,
-        host_bytes: int = 0,
+        host: HostRoom | None = None,
     ) -> None:
         """`speculate`: the most guesses of a row in a step; `kv_dtype`: of K and V, None for
         `dtype`; `guesser`: guesses for the model; `images`: passed to `StepFeatures.of`;
-        `invariant`: see `batch_invariance.py`; `host_bytes`: see `HostRoom`.
+        `invariant`: see `batch_invariance.py`; `host`: for copies; None: none are made.
         """
         self._images = images
         self._guesser = guesser or TrainedGuesser()
@@ -113,7 +113,7 @@ class TorchRunner:
         )
         self.prompt_logprobs.adapters = adapters
         self._cache: KVCache | None = None  # set by warm_up
-        self._host = HostRoom(host_bytes if model.prefix_reuse else 0, device)
+        self._host = host or HostRoom(0, device)
         self._kv_shape = model.kv_shape
         # The same model, if its layers keep states.
         self._keeper = model if isinstance(model, Decoder) and model.state_shapes else None

@@ -17,6 +17,7 @@ from tgi_trio.shard.torch_backend.attention.kinds import attention_for
 from tgi_trio.shard.torch_backend.device_parts import Guesses, device_parts
 from tgi_trio.shard.torch_backend.guessing.heads import TorchHeads
 from tgi_trio.shard.torch_backend.guessing.trained import TrainedGuesser
+from tgi_trio.shard.torch_backend.host_copies import HostRoom
 from tgi_trio.shard.torch_backend.image_states import CrossShape, ImageSource, KeptStates
 from tgi_trio.shard.torch_backend.kv_cache import EIGHT_BITS, KVShape
 from tgi_trio.shard.torch_backend.loading.assistant import find_assistant
@@ -85,8 +86,14 @@ def make_decoder_runner(
         adapters=adapters,
         images=images,
         invariant=target.invariant,
-        host_bytes=settings.prefix_cache_host_bytes // settings.world_size,
+        host=_host_room(settings, target) if model.prefix_reuse else None,
     )
+
+
+def _host_room(settings: ShardSettings, target: LoadTarget) -> HostRoom:
+    """Return this rank's part of the host's memory for copies."""
+    own = settings.prefix_cache_host_bytes // settings.world_size
+    return HostRoom(own, target.device, settings.place_on_machine[1])
 
 
 def _guesses(
