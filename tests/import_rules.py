@@ -47,14 +47,14 @@ RULES: dict[str, Rule] = {
         ours("errors model.config model.adapters.config model.adapters.tensor_kinds"),
         only=ours("numpy safetensors"),
     ),
+    "hub.brought_adapters": Rule(
+        ours("errors hub.download model.adapters.own_adapters model.config"), only=NOTHING
+    ),
     "hub.download": Rule(ours("errors"), only=ours("huggingface_hub tqdm")),
     "hub.names": Rule(ours("errors"), only=NOTHING),
     "hub.gguf": Rule(ours("errors hub.download hub.names model.gguf model.pointers"), only=NOTHING),
     "hub": Rule(
-        ours(
-            "errors demo conversion model.adapters.own_adapters model.config model.pointers "
-            "model.speculators.recognise"
-        ),
+        ours("errors demo conversion model.pointers model.speculators.recognise"),
         only=ours("huggingface_hub"),
     ),
     "ipc": Rule(ours("errors settings"), only=ours("numpy")),

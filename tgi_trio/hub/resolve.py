@@ -23,11 +23,10 @@ from tgi_trio.conversion.folder import (
     weights_of,
 )
 from tgi_trio.errors import ModelLoadError
+from tgi_trio.hub.brought_adapters import fetch_adapters
 from tgi_trio.hub.download import Repository, download, hub_token, import_huggingface_hub
 from tgi_trio.hub.gguf import fetch_gguf, has_gguf, lists_gguf, local_gguf, split_choice
 from tgi_trio.hub.names import hint_at_models, is_there, local_folder, refuse_address
-from tgi_trio.model.adapters.own_adapters import find_own_adapters
-from tgi_trio.model.config import read_values
 from tgi_trio.model.pointers import refuse_pointers
 from tgi_trio.model.speculators.recognise import base_of_heads, find_kind
 
@@ -367,24 +366,13 @@ def _fetch(repository: Repository, trust_remote_code: bool) -> Path:
     if is_adapter(found) and not (found / "adapter_model.safetensors").is_file():
         return download(repository, (*wanted, "adapter_model.bin"), UNWANTED)
     if is_adapter(found) or weights_of(found):
-        _fetch_adapters(repository, found)
+        fetch_adapters(repository, found)
         return found
     for extension in PICKLES:
         found = _download_pickles(repository, extension, wanted)
         if find_pickles(found, [extension]):
             break
     return found
-
-
-def _fetch_adapters(repository: Repository, folder: Path) -> None:
-    """Download adapters that a model brings along in folders below its own."""
-    config = read_values(folder) or {}
-    for place in find_own_adapters(config, Path()).values():
-        if place != Path():
-            files = [
-                str(place / name) for name in ("adapter_config.json", "adapter_model.safetensors")
-            ]
-            download(repository, files, ())
 
 
 def _download_pickles(repository: Repository, extension: str, wanted: tuple[str, ...]) -> Path:
