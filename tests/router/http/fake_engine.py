@@ -38,6 +38,10 @@ TEMPLATE = (
 )
 
 
+# Tokens by which a model fills gaps, and one that begins another file.
+GAP_MARKS = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|file_sep|>")
+
+
 def byte_tokenizer(special: tuple[str, ...] = ()) -> Tokenizer:
     """Return a tokenizer with a token per byte; `<s>` (0) is put in front, `</s>` (1) ends.
 

@@ -11,7 +11,7 @@ import orjson
 import pytest
 
 from tests.cli.test_docs import PAGES, ROOT
-from tests.router.http.fake_engine import FakeEngine
+from tests.router.http.fake_engine import GAP_MARKS, FakeEngine, byte_tokenizer
 from tests.router.http.served import served
 from tgi_trio.router.http.app import ROUTES
 from tgi_trio.router.http.call import HttpSettings
@@ -71,7 +71,8 @@ async def test_documents_show_some() -> None:
 @pytest.mark.parametrize("document", [page for page in PAGES if list_requests(page)])
 async def test_what_is_shown_is_answered(document: str) -> None:
     known = {(route.method, route.path) for route in ROUTES}
-    async with served(FakeEngine(lambda prompt: "Hi"), HttpSettings()) as server:
+    engine = FakeEngine(lambda prompt: "Hi", tokenizer=byte_tokenizer(GAP_MARKS))
+    async with served(engine, HttpSettings()) as server:
         client = await server.connect()
         for asked in list_requests(document):
             assert (asked.method, asked.path) in known, asked

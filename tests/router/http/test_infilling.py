@@ -7,14 +7,13 @@ import json
 import msgspec
 import pytest
 
+from tests.router.http.fake_engine import GAP_MARKS as MARKS
 from tests.router.http.fake_engine import FakeEngine, byte_tokenizer
 from tests.router.http.openai_answers import usage
 from tests.router.http.served import served
 from tgi_trio.router.http.messages import replies
 
 pytestmark = pytest.mark.trio
-
-MARKS = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|file_sep|>")
 
 
 def engine() -> FakeEngine:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.router.http.fake_engine import FakeEngine
+from tests.router.http.fake_engine import GAP_MARKS, FakeEngine, byte_tokenizer
 from tests.router.http.served import STREAM, read_until, served, until
 from tgi_trio.router.http.app import ROUTES
 from tgi_trio.router.telemetry.metric_table import ROUTES as NAMES
@@ -19,6 +19,7 @@ BODIES: dict[str, Any] = {
     "/generate": {"inputs": "x", "parameters": {"max_new_tokens": 4}},
     "/generate_stream": {"inputs": "x", "parameters": {"max_new_tokens": 4}},
     "/v1/completions": {"prompt": "x", "max_tokens": 4},
+    "/v1/fim/completions": {"prompt": "x", "suffix": "y", "max_tokens": 4},
     "/v1/chat/completions": {"messages": USER, "max_tokens": 4},
     "/v1/responses": {"input": "x", "max_output_tokens": 4},
     "/v1/responses/input_tokens": {"input": "x"},
@@ -44,7 +45,7 @@ async def test_every_name_is_a_route():
 
 @pytest.mark.parametrize("path", BODIES)
 async def test_answers_and_refusals(http, path):
-    engine = FakeEngine()
+    engine = FakeEngine(tokenizer=byte_tokenizer(GAP_MARKS))
     async with served(engine, http) as server:
         client = await server.connect()
         assert (await client.post(path, BODIES[path])).status == 200
