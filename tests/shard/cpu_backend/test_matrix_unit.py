@@ -9,6 +9,7 @@ import platform
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
@@ -30,12 +31,13 @@ from tgi_trio.shard.cpu_backend.kernels.matrix_unit import (
     release_registers,
 )
 from tgi_trio.shard.cpu_backend.machine_code.entry import open_kernel
+from tgi_trio.shard.cpu_backend.machine_code.opening import MachineCode
 from tgi_trio.shard.cpu_backend.weight_layout import PANEL, SPARE_ROWS
 
 AMX = pytest.mark.skipif(not has_amx(), reason="needs a processor with AMX")
 VARIANT = variant_for(LLAMA, "bfloat16", pairs="amx")
 # One row, less than a register, one, two, and what follows two; 48 features fill one and a half.
-ROWS, INPUTS = (1, 3, 16, 17, 32, 33, 50), (32, 48, 576)
+ROWS, INPUTS = (0, 1, 3, 16, 17, 32, 33, 50), (32, 48, 576)
 
 
 @entry
@@ -57,8 +59,9 @@ class MatrixUnit:
         self.memory, self.height = memory, 0
         self.sums = np.full((2, 2, 16, 16), np.nan, np.float32)
 
-    def prepare(self, rows: int) -> None:
-        self.height = min(rows, 16)
+    def configure(self, rows: int) -> None:
+        assert 1 <= rows <= 16
+        self.height = rows
 
     def clear(self, blocks: int) -> None:
         self.sums[:blocks] = 0.0
@@ -114,7 +117,7 @@ def draw(rows: int, inputs: int) -> tuple[Any, Any]:
 def product(rows: int, active: Any, panel: Any) -> Floats:
     """Return the exact product, float64."""
     weights = to_float32(panel)[: active.shape[1] // 2].astype(np.float64)
-    x = to_float32(active)[:rows].astype(np.float64).reshape(rows, -1, 2)
+    x = to_float32(active)[:rows].astype(np.float64).reshape(rows, active.shape[1] // 2, 2)
     return np.asarray(np.einsum("rki,koi->ro", x, weights))
 
 
@@ -129,10 +132,10 @@ def run_in_python(rows: int, active: Any, panel: Any) -> Floats:
     unit = MatrixUnit(memory)
     python = in_python(multiply_panel, {
         **vars(sys.modules[multiply_rows_as_matrix.function.__module__]),
-        "prepare_registers": unit.prepare, "release_registers": lambda: unit.prepare(0),
+        "configure_registers": unit.configure, "release_registers": lambda: None,
         "clear_sums": unit.clear, "add_products": unit.add, "store_sums": unit.store,
         "add_rest": unit.add_rest, "prefetch": int, "prefetch_near": int,
-        "count": int, "number": int, "lesser": min,
+        "count": int, "number": int, "lesser": min, "greater": max,
     })  # fmt: skip
     steps = active.shape[1] // 2
     python(VARIANT, rows, where[0], 2 * active.shape[1], where[1], steps, where[2])
@@ -140,8 +143,13 @@ def run_in_python(rows: int, active: Any, panel: Any) -> Floats:
     return found[:rows]
 
 
+@cache
+def open_product() -> MachineCode:
+    return open_kernel(multiply_panel, 6, VARIANT)
+
+
 def run_compiled(rows: int, active: Any, panel: Any) -> Floats:
-    code = open_kernel(multiply_panel, 6, VARIANT)
+    code = open_product()
     sums = allocate_zeroed((rows + SPARE_ROWS, PANEL), np.float32)
     steps = active.shape[1] // 2
     code(rows, address(active), 2 * active.shape[1], address(panel), steps, address(sums))

@@ -63,6 +63,10 @@ _STEP_BYTES = 4 * PANEL  # bytes of one step of a panel
 _AHEAD = 4096  # bytes that a single row prefetches
 # bytes that a single tile of several rows prefetches: 8 rows are a sixth faster
 _FURTHER_AHEAD = 8192
+# Bytes of panels that stay in the second-level cache, which is 2 MiB wherever there is a matrix
+# unit, and how many there are at most.
+_NEAR_BYTES = 1 << 20
+_MOST_NEAR = 8
 _SHARED = 8  # for a single tile, one panel of so many is given out to the first free thread
 LOW = int(Buffer.LOW)
 STORE, ADD, ACTIVATE, GATE = (
@@ -101,31 +105,35 @@ def linear(variant, rank, step, op, counter, sums):
             prepare_registers(rows)
     at_once = lesser(rows, most)
     group, group_end = panel, panel  # panels whose deltas have been computed
+    together = count_near_panels(variant, op, tiles, panel_bytes)
     while True:
         if panel >= end:
             panel = take_shared(step, op, counter, shared)
             if panel < 0:
                 break
             end = np.int64(0)  # the thread's own panels are done
-        weights = op.weights + panel * panel_bytes
-        ahead, pace = weights + bytes_ahead(rows), _STEP_BYTES
+        near = lesser(greater(1, end - panel), together)
+        ahead, pace = op.weights + panel * panel_bytes + bytes_ahead(rows), _STEP_BYTES
         if tiles > 1:
-            ahead, pace = weights + steps * _STEP_BYTES, _STEP_BYTES // tiles
-        row = np.int64(0)  # a literal 0 has a separate type: everything would be compiled twice
+            ahead, pace = op.weights + (panel + near) * panel_bytes, _STEP_BYTES // tiles
+        turn = np.int64(0)  # a literal 0 has a separate type: everything would be compiled twice
+        row = np.int64(0)
         while row < rows:
+            own = panel + turn
+            weights = op.weights + own * panel_bytes
             inputs, deltas = source + row * stride, np.int64(0)
             if op.expand:
-                if row % most == 0 and (rows > most or panel < group or panel >= group_end):
-                    group, group_end = panel, panel + 1
+                if row % most == 0 and (rows > most or own < group or own >= group_end):
+                    group, group_end = own, own + 1
                     if rows <= most:
-                        group_end = greater(group_end, lesser(end, panel + DELTAS // rows))
+                        group_end = greater(group_end, lesser(end, own + DELTAS // rows))
                     runs, run_of, _ = find_runs(step, op)
                     call_adapter_kernel(
-                        op.expand, runs, run_of, op.site, op.offset // PANEL + panel,
+                        op.expand, runs, run_of, op.site, op.offset // PANEL + own,
                         group_end - group, row, lesser(rows - row, most), step.buffers[LOW],
                         step.low_stride, sums + ROWS * 4 * PANEL, 0,
                     )  # fmt: skip
-                deltas = (panel - group) * at_once + row % most
+                deltas = (own - group) * at_once + row % most
                 deltas = sums + (ROWS + deltas) * 4 * PANEL
             if op.multiply:
                 taken = multiply_quantised(op, rows, row, inputs, stride, weights, sums)
@@ -134,14 +142,29 @@ def linear(variant, rank, step, op, counter, sums):
                     variant, rows - row, rows <= variant.product_rows, inputs, stride, weights,
                     steps, ahead, pace, sums,
                 )  # fmt: skip
-            finish(variant, step, op, panel, row, taken, sums, deltas)
+            finish(variant, step, op, own, row, taken, sums, deltas)
             if taken == variant.rows and not variant.weights.amx:  # in one or two halves
                 ahead += steps * pace * (2 // variant.columns - 1)
             ahead += steps * pace
-            row += taken
-        panel += 1
+            turn += 1
+            if turn == near:
+                turn = np.int64(0)
+                row += taken
+        panel += near
     if variant.weights.amx and not op.multiply:
         release_registers()
+
+
+@kernel
+def count_near_panels(variant, op, tiles, panel_bytes):
+    """Return how many panels a block of rows is multiplied with, before the next rows are.
+
+    The matrix unit multiplies faster than rows can be read from a farther cache. Deltas are
+    computed for the rows of one panel after the other.
+    """
+    if variant.weights.amx and tiles > 1 and not op.multiply and not op.expand:
+        return greater(1, lesser(_MOST_NEAR, _NEAR_BYTES // panel_bytes))
+    return np.int64(1)
 
 
 @kernel

@@ -22,7 +22,7 @@ import llvmlite.ir as ir
 import numpy as np
 
 from tgi_trio.shard.cpu_backend.kernels import kernel
-from tgi_trio.shard.cpu_backend.kernels.arrays import lesser
+from tgi_trio.shard.cpu_backend.kernels.arrays import greater, lesser
 from tgi_trio.shard.cpu_backend.kernels.compiler import types
 from tgi_trio.shard.cpu_backend.kernels.compiler.types import intrinsic
 from tgi_trio.shard.cpu_backend.kernels.emit import I64, address, at, none, operation
@@ -147,8 +147,8 @@ def store_sums(context: Any, blocks: CountType, where: types.Integer) -> Any:
 
 @kernel
 def prepare_registers(rows):
-    """Prepare for products of so many rows; `release_registers` follows them."""
-    configure_registers(lesser(rows, HEIGHT))
+    """Prepare for products of so many rows, or of none; `release_registers` follows them."""
+    configure_registers(greater(1, lesser(rows, HEIGHT)))
 
 
 @kernel
