@@ -76,6 +76,7 @@ def test_of_dot_products(checkpoint: Checkpoint) -> None:
     check_invariance(checkpoint("llama", **FITTING["llama"]), dtype="bfloat16", pairs="dot")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.skipif(not has_amx(), reason="AMX")
 @pytest.mark.parametrize("family", ["llama", "mixtral", "deepseek_v3", "glm_moe_dsa", "jamba"])
 def test_of_the_matrix_unit(checkpoint: Checkpoint, family: str) -> None:

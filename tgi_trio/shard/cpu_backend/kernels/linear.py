@@ -92,17 +92,11 @@ def linear(variant, rank, step, op, counter, sums):
     steps = op.inputs // variant.weights.step
     stride, panel_bytes = row_and_panel_bytes(variant, op)
     tiles = count_tiles(variant, rows)
-    shared = np.int64(0)  # panels at the end of every share that any thread may take
-    if tiles <= 1 and step.threads > 1:
-        shared = op.outputs // PANEL // step.threads // _SHARED
+    shared = count_shared(step, op, tiles)
     panel, end = end_of_share(rank - 1, step, op), end_of_share(rank, step, op) - shared
-    # Rows whose deltas are computed together. Only whole tiles: otherwise a tile of six rows would
-    # begin in one group of 64 and end in the next.
-    most = np.int64(ROWS)
-    if not op.multiply:
-        most = np.int64(ROWS // variant.product_rows * variant.product_rows)
-        if variant.weights.amx:
-            prepare_registers(rows)
+    most = count_delta_rows(variant, op)
+    if variant.weights.amx and not op.multiply:
+        prepare_registers(rows)
     at_once = lesser(rows, most)
     group, group_end = panel, panel  # panels whose deltas have been computed
     together = count_near_panels(variant, op, tiles, panel_bytes)
@@ -153,6 +147,26 @@ def linear(variant, rank, step, op, counter, sums):
         panel += near
     if variant.weights.amx and not op.multiply:
         release_registers()
+
+
+@kernel
+def count_shared(step, op, tiles):
+    """Return how many panels at the end of every share any thread may take."""
+    if tiles <= 1 and step.threads > 1:
+        return op.outputs // PANEL // step.threads // _SHARED
+    return np.int64(0)
+
+
+@kernel
+def count_delta_rows(variant, op):
+    """Return how many rows' deltas are computed together.
+
+    Only whole tiles: otherwise a tile of six rows would begin in one group of 64 and end in the
+    next.
+    """
+    if op.multiply:
+        return np.int64(ROWS)
+    return np.int64(ROWS // variant.product_rows * variant.product_rows)
 
 
 @kernel
