@@ -12,7 +12,7 @@ from tgi_trio.shard.cpu_backend.kinds.kind import Kind
 from tgi_trio.shard.cpu_backend.matrix_unit import find_refusal
 from tgi_trio.shard.cpu_backend.multiplier import Dots, Multiplier, multiplies_bytes
 from tgi_trio.shard.cpu_backend.operations.padded_heads import kept_sizes
-from tgi_trio.shard.cpu_backend.variant import Variant, whole_cache
+from tgi_trio.shard.cpu_backend.variant import Variant
 from tgi_trio.shard.cpu_backend.weight_layout import LANES, Pairs, Storage
 
 # Processors whose bfloat16 dot product is faster than two float32 multiply-adds. Intel's is slower
@@ -133,7 +133,7 @@ def variant_for(
     return Variant(
         weights=Storage("int8") if int8 else kv,
         kv=kv,
-        cache=Storage(kv_dtype) if kv_dtype else whole_cache(kv),
+        cache=Storage(kv_dtype) if kv_dtype else kv,
         heads=heads,
         value_vectors=4 if wide else 2,
         rows=8 if has("avx512f") else 6,

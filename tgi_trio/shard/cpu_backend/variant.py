@@ -99,21 +99,6 @@ class Variant:
         return 4 if self.rows >= 8 else 2
 
 
-def with_whole_cache(variant: Variant) -> Variant:
-    """Return the variant with K and V in the model's dtype."""
-    if not variant.cache.eight:
-        return variant
-    return replace(variant, cache=whole_cache(variant.kv))
-
-
-def whole_cache(weights: Storage) -> Storage:
-    """Return the storage of K and V in the dtype of such weights.
-
-    Beside the matrix unit attention is float32: where that is, the dot product is slower.
-    """
-    return Storage(weights.numbers, dot=weights.dot and not weights.amx)
-
-
 def narrowed(variant: Variant) -> Variant:
     """Return the variant without attention's choices, so that there are fewer variants."""
     return replace(variant, cache=variant.kv, heads=1, value_vectors=2, tokens=1)

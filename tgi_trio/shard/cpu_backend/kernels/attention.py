@@ -21,6 +21,11 @@ import numpy as np
 from tgi_trio.shard.cpu_backend.kernels import kernel
 from tgi_trio.shard.cpu_backend.kernels.activation import apply_soft_cap
 from tgi_trio.shard.cpu_backend.kernels.arrays import greater, lesser
+from tgi_trio.shard.cpu_backend.kernels.matrix_unit import (
+    configure_registers,
+    release_registers,
+    score_two_blocks,
+)
 from tgi_trio.shard.cpu_backend.kernels.norm import BLOCK
 from tgi_trio.shard.cpu_backend.kernels.quantised.activations import store_result
 from tgi_trio.shard.cpu_backend.kernels.threads import atomic_add
@@ -206,6 +211,8 @@ def score_blocks(
     """scores[row, token] = query[row] . key[token] for the tokens of blocks begin to end."""
     one = count(1)
     query_bytes = op.head_dim * variant.query_bytes
+    if variant.cache.amx:
+        configure_registers(number(rows))
     for block in range(begin, end, 2):
         other = lesser(block + 1, end - 1)  # of an odd number of blocks, the last is computed twice
         a = keys + load_int(table + 4 * block) * key_stride
@@ -213,6 +220,13 @@ def score_blocks(
         ahead = block + _AHEAD
         ahead_a = key_or_value(table, begin, end, keys, key_stride, values, value_stride, ahead)
         ahead_b = key_or_value(table, begin, end, keys, key_stride, values, value_stride, ahead + 1)
+        if variant.cache.amx:
+            size = op.head_dim // variant.cache.step * 64
+            for i in range(0, size, 64):
+                prefetch(ahead_a + i)
+                prefetch(ahead_b + i)
+            score_two_blocks(query, query_bytes, a, b, size, scores + 64 * block, step.scores_bytes)
+            continue
         tile_a, tile_b, x = zeros(rows, one), zeros(rows, one), query
         for i in range(0, op.head_dim // variant.cache.step * 64, 64):
             prefetch(ahead_a + i)
@@ -222,6 +236,8 @@ def score_blocks(
             x += variant.cache.step_bytes
         store_tile(rows, one, tile_a, scores + 64 * block, step.scores_bytes)
         store_tile(rows, one, tile_b, scores + 64 * block + 64, step.scores_bytes)
+    if variant.cache.amx:
+        release_registers()
 
 
 @kernel

@@ -145,6 +145,53 @@ def store_sums(context: Any, blocks: CountType, where: types.Integer) -> Any:
     return types.none(blocks, types.int64), emit
 
 
+@intrinsic
+def add_scores(
+    context: Any, queries: types.Integer, stride: types.Integer, a: types.Integer, b: types.Integer
+) -> Any:
+    """Add the products of 32 numbers of queries with those of the keys of two blocks of tokens.
+
+    `queries`: bfloat16, rows `stride` bytes apart. `a`, `b`: 16 steps of 16 tokens, 64 bytes each.
+    """
+
+    def emit(ctx: Any, builder: Any, signature: Any, values: Any) -> Any:
+        rows, between, *keys = values
+        _load(builder, _ACTIVATIONS, rows, between)
+        for block, place in enumerate(keys):
+            _load(builder, _WEIGHTS + block, place, I64(_LINE))
+            registers = _SUMS + block, _ACTIVATIONS, _WEIGHTS + block
+            _call(builder, "llvm.x86.tdpbf16ps", *map(_I8, registers))
+        return none()
+
+    return types.none(*[types.int64] * 4), emit
+
+
+@intrinsic
+def store_scores(context: Any, where: types.Integer, stride: types.Integer) -> Any:
+    """Write the scores of two blocks, float32 [rows, 32], with rows `stride` bytes apart."""
+
+    def emit(ctx: Any, builder: Any, signature: Any, values: Any) -> Any:
+        for block in range(2):
+            place = at(builder, builder.add(values[0], I64(_LINE * block)))
+            _call(builder, "llvm.x86.tilestored64", _I8(_SUMS + block), place, values[1])
+        return none()
+
+    return types.none(types.int64, types.int64), emit
+
+
+@kernel
+def score_two_blocks(queries, stride, a, b, size, scores, scores_stride):
+    """scores[row, 32] = query of the row . keys of the tokens of two blocks, of `size` bytes each.
+
+    The registers have as many rows as there are queries.
+    """
+    clear_sums(count(1))
+    for i in range(0, size, HEIGHT * _LINE):
+        add_scores(queries, stride, a + i, b + i)
+        queries += _LINE
+    store_scores(scores, scores_stride)
+
+
 @kernel
 def prepare_registers(rows):
     """Prepare for products of so many rows, or of none; `release_registers` follows them."""
