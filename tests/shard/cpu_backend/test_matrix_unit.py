@@ -24,11 +24,14 @@ from tgi_trio.shard.cpu_backend import instructions, matrix_unit, verified
 from tgi_trio.shard.cpu_backend.arena import address, allocate_zeroed
 from tgi_trio.shard.cpu_backend.instructions import has_amx, variant_for
 from tgi_trio.shard.cpu_backend.kernels import entry
+from tgi_trio.shard.cpu_backend.kernels.compiler.types import Kernel
 from tgi_trio.shard.cpu_backend.kernels.compiling import write_module
 from tgi_trio.shard.cpu_backend.kernels.matrix_unit import (
+    configure_registers,
     multiply_rows_as_matrix,
     prepare_registers,
     release_registers,
+    score_two_blocks,
 )
 from tgi_trio.shard.cpu_backend.machine_code.entry import open_kernel
 from tgi_trio.shard.cpu_backend.machine_code.opening import MachineCode
@@ -49,6 +52,14 @@ def multiply_panel(variant, rows, inputs, stride, weights, steps, sums):
             variant, rows - row, rows <= variant.product_rows, inputs + row * stride, stride,
             weights, steps, weights, 4, sums + row * 4 * PANEL,
         )  # fmt: skip
+    release_registers()
+
+
+@entry
+def score(variant, rows, queries, stride, keys, size, scores):
+    """Score the tokens of the second of three blocks of K, then those of the last."""
+    configure_registers(rows)
+    score_two_blocks(queries, stride, keys + size, keys + 2 * size, size, scores, 256)
     release_registers()
 
 
@@ -77,6 +88,17 @@ class MatrixUnit:
         for block in range(blocks):
             target = self.memory[where + 2048 * block :][: 128 * self.height].view(np.float32)
             target[:] = self.sums[block, :, : self.height].swapaxes(0, 1).reshape(-1)
+
+    def add_scores(self, queries: int, stride: int, *keys: int) -> None:
+        rows = self._read(queries, stride, self.height, 64)
+        for block, where in enumerate(keys):
+            steps = self._read(where, 64, 16, 64).reshape(16, 16, 2)
+            self.sums[0, block, : self.height] += of_pairs(rows, steps)
+
+    def store_scores(self, where: int, stride: int) -> None:
+        for row in range(self.height):
+            target = self.memory[where + row * stride :][:128].view(np.float32)
+            target[:] = self.sums[0, :, row].reshape(-1)
 
     def add_rest(self, variant, rows, inputs, stride, weights, steps, sums) -> None:
         x = self._read(inputs, stride, rows, 4 * steps)
@@ -121,6 +143,19 @@ def product(rows: int, active: Any, panel: Any) -> Floats:
     return np.asarray(np.einsum("rki,koi->ro", x, weights))
 
 
+def with_unit(function: Kernel, memory: np.ndarray[Any, Any]) -> Callable[..., Any]:
+    """Return a kernel as Python runs it, with a matrix unit of numpy's on this memory."""
+    unit = MatrixUnit(memory)
+    return in_python(function, {
+        **vars(sys.modules[multiply_rows_as_matrix.function.__module__]),
+        "configure_registers": unit.configure, "release_registers": lambda: None,
+        "clear_sums": unit.clear, "add_products": unit.add, "store_sums": unit.store,
+        "add_scores": unit.add_scores, "store_scores": unit.store_scores,
+        "add_rest": unit.add_rest, "prefetch": int, "prefetch_near": int,
+        "count": int, "number": int, "lesser": min, "greater": max,
+    })  # fmt: skip
+
+
 def run_in_python(rows: int, active: Any, panel: Any) -> Floats:
     """Return what the kernels compute with a matrix unit of numpy's."""
     sums = np.full((rows + SPARE_ROWS, PANEL), np.nan, np.float32)
@@ -129,14 +164,7 @@ def run_in_python(rows: int, active: Any, panel: Any) -> Floats:
     ]
     memory = np.concatenate(parts)
     where = np.cumsum([0, *(len(part) for part in parts)])
-    unit = MatrixUnit(memory)
-    python = in_python(multiply_panel, {
-        **vars(sys.modules[multiply_rows_as_matrix.function.__module__]),
-        "configure_registers": unit.configure, "release_registers": lambda: None,
-        "clear_sums": unit.clear, "add_products": unit.add, "store_sums": unit.store,
-        "add_rest": unit.add_rest, "prefetch": int, "prefetch_near": int,
-        "count": int, "number": int, "lesser": min, "greater": max,
-    })  # fmt: skip
+    python = with_unit(multiply_panel, memory)
     steps = active.shape[1] // 2
     python(VARIANT, rows, where[0], 2 * active.shape[1], where[1], steps, where[2])
     found = memory[where[2] :].view(np.float32).reshape(sums.shape)
@@ -184,6 +212,29 @@ def test_a_row_has_the_same_sums_among_any_number_of_others(inputs: int) -> None
     alone = np.concatenate([run_compiled(1, active[i:], panel) for i in range(max(ROWS))])
     for rows in ROWS:
         assert np.array_equal(run_compiled(rows, active, panel), alone[:rows])
+
+
+@pytest.mark.parametrize("rows", [1, 7, 12])
+def test_scores_are_products_of_queries_and_keys(rows: int) -> None:
+    """And on a processor they are the same to the bit."""
+    dim, room = 96, 64  # float32 numbers from one row of scores to the next
+    rng = np.random.default_rng(rows)
+    queries = to_bfloat16(rng.normal(size=(rows, dim)).astype(np.float32))
+    keys = to_bfloat16(rng.normal(size=(3, dim // 2, 16, 2)).astype(np.float32))
+    size, scores = keys[0].nbytes, np.full((rows, room), np.nan, np.float32)
+    memory = np.concatenate([part.reshape(-1).view(np.uint8) for part in (queries, keys, scores)])
+    ends = queries.nbytes, queries.nbytes + keys.nbytes
+    with_unit(score, memory)(VARIANT, rows, 0, 2 * dim, ends[0], size, ends[1])
+    found = memory[ends[1] :].view(np.float32).reshape(scores.shape)
+    pairs = to_float32(keys)[1:].astype(np.float64)
+    x = to_float32(queries).astype(np.float64).reshape(rows, -1, 2)
+    expected = np.einsum("rki,bkti->rbt", x, pairs).reshape(rows, 32)
+    np.testing.assert_allclose(found[:, :32], expected, atol=1e-5)
+    assert np.isnan(found[:, 32:]).all()
+    if has_amx():
+        code = open_kernel(score, 6, VARIANT)
+        code(rows, address(queries), 2 * dim, address(keys), size, address(scores))
+        assert np.array_equal(scores, found, equal_nan=True)
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="AMX is x86's")
