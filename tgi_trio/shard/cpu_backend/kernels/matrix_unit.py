@@ -85,10 +85,10 @@ def release_registers(builder: Any) -> Any:
 
 
 @intrinsic
-def clear_sums(context: Any, blocks: CountType) -> Any:
+def clear_sums(blocks: CountType) -> Any:
     """Set the sums of 16 times `blocks` rows to 0."""
 
-    def emit(ctx: Any, builder: Any, signature: Any, values: Any) -> Any:
+    def emit(builder: Any, signature: Any, values: Any) -> Any:
         for register in range(2 * blocks.value):
             _call(builder, "llvm.x86.tilezero", _I8(_SUMS + register))
         return none()
@@ -98,7 +98,6 @@ def clear_sums(context: Any, blocks: CountType) -> Any:
 
 @intrinsic
 def add_products(
-    context: Any,
     blocks: CountType,
     inputs: types.Integer,
     stride: types.Integer,
@@ -109,7 +108,7 @@ def add_products(
     `inputs`: bfloat16 activations of the first row, whose rows are `stride` bytes apart.
     """
 
-    def emit(ctx: Any, builder: Any, signature: Any, values: Any) -> Any:
+    def emit(builder: Any, signature: Any, values: Any) -> Any:
         _, rows, between, panel = values
         for half in range(2):
             place = builder.add(panel, I64(_LINE * half))
@@ -130,10 +129,10 @@ def _load(builder: Any, register: int, place: Any, stride: Any) -> None:
 
 
 @intrinsic
-def store_sums(context: Any, blocks: CountType, where: types.Integer) -> Any:
+def store_sums(blocks: CountType, where: types.Integer) -> Any:
     """Write the sums of 16 times `blocks` rows: float32 [rows, 32]."""
 
-    def emit(ctx: Any, builder: Any, signature: Any, values: Any) -> Any:
+    def emit(builder: Any, signature: Any, values: Any) -> Any:
         for block in range(blocks.value):
             for half in range(2):
                 place = HEIGHT * block * _STEP_BYTES + 4 * LANES * half
@@ -147,14 +146,14 @@ def store_sums(context: Any, blocks: CountType, where: types.Integer) -> Any:
 
 @intrinsic
 def add_scores(
-    context: Any, queries: types.Integer, stride: types.Integer, a: types.Integer, b: types.Integer
+    queries: types.Integer, stride: types.Integer, a: types.Integer, b: types.Integer
 ) -> Any:
     """Add the products of 32 numbers of queries with those of the keys of two blocks of tokens.
 
     `queries`: bfloat16, rows `stride` bytes apart. `a`, `b`: 16 steps of 16 tokens, 64 bytes each.
     """
 
-    def emit(ctx: Any, builder: Any, signature: Any, values: Any) -> Any:
+    def emit(builder: Any, signature: Any, values: Any) -> Any:
         rows, between, *keys = values
         _load(builder, _ACTIVATIONS, rows, between)
         for block, place in enumerate(keys):
@@ -167,10 +166,10 @@ def add_scores(
 
 
 @intrinsic
-def store_scores(context: Any, where: types.Integer, stride: types.Integer) -> Any:
+def store_scores(where: types.Integer, stride: types.Integer) -> Any:
     """Write the scores of two blocks, float32 [rows, 32], with rows `stride` bytes apart."""
 
-    def emit(ctx: Any, builder: Any, signature: Any, values: Any) -> Any:
+    def emit(builder: Any, signature: Any, values: Any) -> Any:
         for block in range(2):
             place = at(builder, builder.add(values[0], I64(_LINE * block)))
             _call(builder, "llvm.x86.tilestored64", _I8(_SUMS + block), place, values[1])
