@@ -5,9 +5,9 @@ of an item are computed together, so every key and value is read once for all. T
 from a shared counter, since contexts differ in length.
 
 Scores of a block of 16 tokens are a tile of heads x 1 vector, summed over the head's dimensions
-like a panel of a linear layer. Two blocks are computed at a time, so that multiply-adds do not wait
-for each other. The scores of the whole context are kept, so the softmax needs no corrections
-afterwards.
+like a panel of a linear layer, by the matrix unit where there is one. Two blocks are computed at a
+time, so that multiply-adds do not wait for each other. The scores of the whole context are kept, so
+the softmax needs no corrections afterwards.
 
 An item reads its blocks of K, then those of V; after that comes the next item's K. This is one
 stream, of which some blocks are prefetched, since memory takes longer to answer than a block to

@@ -1,4 +1,4 @@
-"""Products of panels by the matrix unit (AMX), whose registers are 16 rows of 64 bytes.
+"""Products of panels and of keys by the matrix unit (AMX): registers of 16 rows of 64 bytes.
 
 A register of activations is 16 rows of 32 bfloat16 features; one of weights is 16 steps of half a
 panel, 64 bytes of each. One instruction multiplies both and adds 16 x 16 products of 32 features to
@@ -12,6 +12,9 @@ The unit adds up the products of the first feature of each pair, in order, and t
 then it adds the sum of both to the register of sums. It does so for each row by itself, so a row's
 sums are the same to the bit whatever other rows there are. There is one way to the sums for any
 number of rows: AVX512's dot product would add them up in another order.
+
+K of a block of 16 tokens is laid out as a register of weights, so scores of attention are such
+products, of queries with the keys of two blocks at a time.
 """
 
 from __future__ import annotations
