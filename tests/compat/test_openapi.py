@@ -19,7 +19,8 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from tests.system.server import ServerProcess, serving
-from tgi_trio.router.http.openapi import OPERATIONS, Operation, document
+from tgi_trio.router.http.documented_routes import OPERATIONS, Operation
+from tgi_trio.router.http.openapi import document
 
 pytestmark = pytest.mark.system
 
