@@ -63,8 +63,8 @@ _STEP_BYTES = 4 * PANEL  # bytes of one step of a panel
 _AHEAD = 4096  # bytes that a single row prefetches
 # bytes that a single tile of several rows prefetches: 8 rows are a sixth faster
 _FURTHER_AHEAD = 8192
-# Bytes of panels that stay in the second-level cache, which is 2 MiB wherever there is a matrix
-# unit, and how many there are at most.
+# Bytes of panels, or of activations, that stay in the second-level cache, which is 2 MiB wherever
+# there is a matrix unit, and how many panels at most.
 _NEAR_BYTES = 1 << 20
 _MOST_NEAR = 8
 _SHARED = 8  # for a single tile, one panel of so many is given out to the first free thread
@@ -99,7 +99,7 @@ def linear(variant, rank, step, op, counter, sums):
         prepare_registers(rows)
     at_once = lesser(rows, most)
     group, group_end = panel, panel  # panels whose deltas have been computed
-    together = count_near_panels(variant, op, tiles, panel_bytes)
+    together = count_near_panels(variant, op, rows * stride, panel_bytes)
     while True:
         if panel >= end:
             panel = take_shared(step, op, counter, shared)
@@ -170,13 +170,14 @@ def count_delta_rows(variant, op):
 
 
 @kernel
-def count_near_panels(variant, op, tiles, panel_bytes):
+def count_near_panels(variant, op, active_bytes, panel_bytes):
     """Return how many panels a block of rows is multiplied with, before the next rows are.
 
-    The matrix unit multiplies faster than rows can be read from a farther cache. Deltas are
-    computed for the rows of one panel after the other.
+    Several, where not all rows, of `active_bytes`, stay in the cache: the matrix unit multiplies
+    faster than they can be read from a farther one. Deltas are computed for the rows of one panel
+    after the other.
     """
-    if variant.weights.amx and tiles > 1 and not op.multiply and not op.expand:
+    if variant.weights.amx and active_bytes > _NEAR_BYTES and not op.multiply and not op.expand:
         return greater(1, lesser(_MOST_NEAR, _NEAR_BYTES // panel_bytes))
     return np.int64(1)
 
