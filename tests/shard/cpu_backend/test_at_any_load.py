@@ -81,3 +81,11 @@ def test_of_dot_products(checkpoint: Checkpoint) -> None:
 @pytest.mark.parametrize("family", ["llama", "mixtral", "deepseek_v3", "glm_moe_dsa", "jamba"])
 def test_of_the_matrix_unit(checkpoint: Checkpoint, family: str) -> None:
     check_invariance(checkpoint(family, **FITTING[family]), dtype="bfloat16", pairs="amx")
+
+
+@pytest.mark.skipif(not has_amx(), reason="AMX")
+def test_of_more_activations_than_a_cache_holds(checkpoint: Checkpoint) -> None:
+    """From 65 rows of so wide an MLP on, two panels pass over a block of rows together."""
+    wide = {**FITTING["llama"], "intermediate_size": 8192}
+    assert sum(map(len, PROMPTS)) > 64
+    check_invariance(checkpoint("llama", **wide), dtype="bfloat16", pairs="amx")
