@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from typing import Final
 
 import pytest
-from mistralai.client import Mistral
 from openai import OpenAI
 
 from tests.compat.agents.scripted import ANSWER, CONTEXT, FOUND, Family, make_model
 from tests.system.server import ServerProcess, serving
 
+package = pytest.importorskip("mistralai.client", reason="pip install -e '.[sdks]'")
 pytestmark = pytest.mark.system
 
 FILLING: Final = Family(
@@ -35,7 +35,7 @@ def filling(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]
 
 
 def test_a_gap_is_filled_and_streamed(filling: ServerProcess) -> None:
-    with Mistral(api_key="-", server_url=filling.url) as client:
+    with package.Mistral(api_key="-", server_url=filling.url) as client:
         answer = client.fim.complete(
             model="tgi", prompt=BEFORE, suffix=BEHIND, temperature=0, random_seed=1
         )
