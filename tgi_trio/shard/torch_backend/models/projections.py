@@ -42,7 +42,7 @@ class Sums:
             return False
         if layer.attention_norm_gate is not None:
             return False
-        return not layer.mixer and not self.parallel and self._attention_scale == 1.0
+        return layer.alongside is None and not self.parallel and self._attention_scale == 1.0
 
     def of_attention(self, layer: Layer, mixed: torch.Tensor) -> Addends:
         """Return the output `mixed` of a layer's attention or mixer as it is added."""
