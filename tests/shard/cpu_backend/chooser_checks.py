@@ -27,7 +27,7 @@ from tgi_trio.shard.cpu_backend.weight_layout import CacheNumbers
 NUMBERS: dict[str, Any] = {
     "keys and values of 8 bits": {"kv": CacheNumbers("fp8_e4m3fn", [(0.5, 0.5)] * 3)},
     "two threads": {"cores": (0, 0), "dtype": "bfloat16"},
-    "dot products": {"dtype": "bfloat16", "dot": True},
+    "dot products": {"dtype": "bfloat16", "pairs": "dot"},
 }
 WAYS = [pytest.param(NUMBERS[name], id=name, marks=[DOTS] * ("dot" in name)) for name in NUMBERS]
 # The same rounding in the kernels and in torch.

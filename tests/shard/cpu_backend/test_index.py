@@ -38,7 +38,7 @@ NUMBERS: dict[str, dict[str, Any]] = {
     "8-bit weights": {"int8": True},
     "keys and values of 8 bits": {"kv": CacheNumbers("fp8_e4m3fn", [(0.5, 0.5)] * 2)},
     "two threads": {"cores": (0, 0)},
-    "dot products": {"dtype": "bfloat16", "dot": True},
+    "dot products": {"dtype": "bfloat16", "pairs": "dot"},
 }
 
 ENDINGS = ("_proj.weight", "_mqa.weight", ".wq_b.weight", ".wk.weight")

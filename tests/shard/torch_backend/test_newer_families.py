@@ -32,7 +32,9 @@ def logits(recorder: GreedyRecorder, id: int, first: int, last: int) -> torch.Te
 
 
 def assert_near(found: torch.Tensor, wanted: torch.Tensor) -> None:
-    torch.testing.assert_close(found, wanted, atol=1e-4, rtol=0.0)
+    # Rounding is relative to what is added up: logits of 8 differ by more than those of 1.
+    most = max(1e-4, 5e-5 * float(wanted.abs().max()))
+    torch.testing.assert_close(found, wanted, atol=most, rtol=0.0)
 
 
 WRAPPED = ("mistral_large4",)  # the text of models that see images as well
