@@ -15,13 +15,7 @@ from tgi_trio.errors import ConfigurationError, Overloaded, Unavailable, Validat
 from tgi_trio.ipc.adapters import AdapterReport, decode_adapter
 from tgi_trio.ipc.frame_codec import Frame
 from tgi_trio.ipc.frames import Kind
-from tgi_trio.router.adapters.places import (
-    TRANSITIONS,
-    IllegalPlaceTransition,
-    Place,
-    PlaceEvent,
-    next_place,
-)
+from tgi_trio.router.adapters.places import Place
 from tgi_trio.router.adapters.registry import LONGEST_WAIT, PATIENCE, AdapterRegistry, ServedAdapter
 
 LOAD_S = 0.2
@@ -94,13 +88,6 @@ async def waits(shard: FakeShard, adapter: ServedAdapter) -> float:
     if refused is not None:
         raise refused
     return trio.current_time() - began
-
-
-def test_the_table_is_whole() -> None:
-    assert {place for place, _ in TRANSITIONS} == set(Place)
-    assert {event for _, event in TRANSITIONS} == set(PlaceEvent)
-    with pytest.raises(IllegalPlaceTransition, match="LOADED is not possible in ABSENT"):
-        next_place(Place.ABSENT, PlaceEvent.LOADED)
 
 
 @pytest.mark.trio

@@ -97,7 +97,6 @@ def linear(variant, rank, step, op, counter, sums):
     most = count_delta_rows(variant, op)
     if variant.weights.amx and not op.multiply:
         prepare_registers(rows)
-    at_once = lesser(rows, most)
     group, group_end = panel, panel  # panels whose deltas have been computed
     together = count_near_panels(variant, op, rows * stride, panel_bytes)
     while True:
@@ -117,18 +116,9 @@ def linear(variant, rank, step, op, counter, sums):
             weights = op.weights + own * panel_bytes
             inputs, deltas = source + row * stride, np.int64(0)
             if op.expand:
-                if row % most == 0 and (rows > most or own < group or own >= group_end):
-                    group, group_end = own, own + 1
-                    if rows <= most:
-                        group_end = greater(group_end, lesser(end, own + DELTAS // rows))
-                    runs, run_of, _ = find_runs(step, op)
-                    call_adapter_kernel(
-                        op.expand, runs, run_of, op.site, op.offset // PANEL + own,
-                        group_end - group, row, lesser(rows - row, most), step.buffers[LOW],
-                        step.low_stride, sums + ROWS * 4 * PANEL, 0,
-                    )  # fmt: skip
-                deltas = (own - group) * at_once + row % most
-                deltas = sums + (ROWS + deltas) * 4 * PANEL
+                deltas, group, group_end = find_deltas(
+                    step, op, own, end, row, rows, most, group, group_end, sums
+                )
             if op.multiply:
                 taken = multiply_quantised(op, rows, row, inputs, stride, weights, sums)
             else:
@@ -147,6 +137,27 @@ def linear(variant, rank, step, op, counter, sums):
         panel += near
     if variant.weights.amx and not op.multiply:
         release_registers()
+
+
+@kernel
+def find_deltas(step, op, panel, end, row, rows, most, group, group_end, sums):
+    """Return where a panel's deltas for the rows from `row` on are, and the panels from `group` to
+    before `group_end` whose deltas have been computed, after these.
+
+    Those of `most` rows, or of all rows for several panels, are computed at once.
+    """
+    if row % most == 0 and (rows > most or panel < group or panel >= group_end):
+        group, group_end = panel, panel + 1
+        if rows <= most:
+            group_end = greater(group_end, lesser(end, panel + DELTAS // rows))
+        runs, run_of, _ = find_runs(step, op)
+        call_adapter_kernel(
+            op.expand, runs, run_of, op.site, op.offset // PANEL + panel, group_end - group, row,
+            lesser(rows - row, most), step.buffers[LOW], step.low_stride,
+            sums + ROWS * 4 * PANEL, 0,
+        )  # fmt: skip
+    place = (panel - group) * lesser(rows, most) + row % most
+    return sums + (ROWS + place) * 4 * PANEL, group, group_end
 
 
 @kernel
