@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
+from torch.utils._device import _device_constructors
 
 from tests.shard.torch_backend.interpreter import need_triton
 
@@ -61,6 +62,15 @@ def test_what_is_built_without_memory_is_not_on_the_device(device: StandInDevice
     assert {type(x) for x in tensors} <= {torch.Tensor, torch.nn.Parameter}
     assert {x.device.type for x in tensors} == {"meta"}
     assert torch.empty_like(frequencies, device=DEVICE).device.type == "cuda"
+
+
+def test_what_is_built_without_memory_later_has_none() -> None:
+    """Torch asks once for what constructs tensors, and remembers the answer."""
+    _device_constructors.cache_clear()
+    with StandInDevice(), torch.device("meta"):
+        assert torch.tensor([1.0]).is_meta
+    with torch.device("meta"):
+        assert torch.tensor([1.0]).is_meta
 
 
 def test_lists_are_indices_that_are_copied_from_the_host(device: StandInDevice) -> None:

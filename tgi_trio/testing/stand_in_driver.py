@@ -19,6 +19,7 @@ from types import SimpleNamespace
 from typing import Any, Final, Protocol
 
 import torch
+from torch.utils import _device as torch_device
 from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -197,8 +198,13 @@ def _device_functions(current: Callable[[], Driven]) -> list[tuple[Any, str, Any
     def kind(check_available: bool = False) -> torch.device:
         return torch.device(current().place.type)
 
+    # Torch remembers what constructs tensors in a block of `torch.device`, for good: it must not
+    # remember the replacement, or models built on "meta" later would hold numbers of the host.
+    known = torch_device._device_constructors()
+
     return [
         (torch, "tensor", tensor),
+        (torch_device, "_device_constructors", lambda: known | {tensor}),
         (every, "is_available", lambda: True),
         (every, "current_accelerator", kind),
         (every, "device_count", lambda: 1),
