@@ -18,13 +18,13 @@ from typing import Any, Final, cast
 import trio
 
 from tests.warm_children import PROGRAMS, kind_for
-from tgi_trio.router import sandbox
-from tgi_trio.router.sandbox import Sandbox
+from tgi_trio.router import sandbox_pool
+from tgi_trio.router.sandbox_pool import Sandbox
 
 PROGRAM: Final = PROGRAMS["images"]
 _ABOVE: Final = 512  # numbers of descriptors that are given on are lower
 
-_open_process = sandbox._spawn
+_open_process = sandbox_pool._spawn
 
 
 class ForkedProcess:
@@ -82,7 +82,7 @@ def fork_decoders(control: Callable[[], socket.socket], early: Mapping[str, str]
             raise
         return cast(trio.Process, process), results
 
-    vars(sandbox)["_spawn"] = spawn
+    vars(sandbox_pool)["_spawn"] = spawn
 
 
 def _fork(control: socket.socket, words: list[str], places: list[int]) -> ForkedProcess:

@@ -18,7 +18,7 @@ from tests.system.server import children as children_of
 from tgi_trio.demo import model_path
 from tgi_trio.errors import Unavailable, ValidationError
 from tgi_trio.router.grammar_checker import GrammarChecker, GrammarLimits
-from tgi_trio.router.sandbox import Sandbox, SandboxPool
+from tgi_trio.router.sandbox_pool import Sandbox, SandboxPool
 from tgi_trio.router.text import grammars
 
 TOKENIZER = model_path() / "tokenizer.json"

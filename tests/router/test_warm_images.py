@@ -8,9 +8,9 @@ import sys
 import pytest
 
 from tests.warm_images import PROGRAM, ForkedProcess
-from tgi_trio.router import sandbox
 from tgi_trio.router.media.decoder import DecoderSettings
-from tgi_trio.router.sandbox import Sandbox
+from tgi_trio.router import sandbox_pool
+from tgi_trio.router.sandbox_pool import Sandbox
 
 pytestmark = pytest.mark.trio
 
@@ -23,7 +23,7 @@ async def test_decoders_are_forked(
         monkeypatch.setenv(name, value)
     words = [DecoderSettings("qwen2_vl").dump(), "4", "20", "1000000000", "0"]
     asked = Sandbox("images", [sys.executable, "-m", PROGRAM, *words], 1, results=True)
-    process, results = await sandbox._spawn(asked)
+    process, results = await sandbox_pool._spawn(asked)
     assert isinstance(process, ForkedProcess) == forked
     assert results is not None and process.stdin and process.stdout and process.stderr
     try:

@@ -20,7 +20,13 @@ from pathlib import Path
 import trio
 
 from tgi_trio.errors import GrammarError, TgiTrioError, Unavailable, ValidationError
-from tgi_trio.router.sandbox import Sandbox, SandboxCannotStart, SandboxPool, SandboxRefused, Turn
+from tgi_trio.router.sandbox_pool import (
+    Sandbox,
+    SandboxCannotStart,
+    SandboxPool,
+    SandboxRefused,
+    Turn,
+)
 from tgi_trio.router.text.grammars import check_size
 
 _REMEMBERED = 4096  # verdicts

@@ -24,8 +24,8 @@ from tgi_trio.model.audio_families import hears_alone
 from tgi_trio.model.config import read_config
 from tgi_trio.model.image_rules import image_rules
 from tgi_trio.shard import process
-from tgi_trio.shard.ahead import tasks_ahead
 from tgi_trio.shard.checkpoint.readahead import reading_ahead
+from tgi_trio.shard.early_imports import tasks_ahead
 from tgi_trio.shard.loop.image_queue import ImageQueue, ImageSource
 from tgi_trio.shard.machine.cores import sensible_threads, usable_cores
 from tgi_trio.shard.machine.garbage import pause_collection

@@ -26,7 +26,7 @@ from tgi_trio.media.processors import PROCESSORS, PixelProcessor, Processor
 from tgi_trio.router.media.decoder import DecoderSettings, ImageDecoder
 from tgi_trio.router.media.layouts.layout import ImageSize
 from tgi_trio.router.media.spool import Spool
-from tgi_trio.router.sandbox import Answer, Turn
+from tgi_trio.router.sandbox_pool import Answer, Turn
 
 LLAVA = DecoderSettings(
     "llava", {"size": {"shortest_edge": 16}, "crop_size": {"height": 16, "width": 16}}

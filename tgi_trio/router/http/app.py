@@ -42,6 +42,7 @@ from tgi_trio.router.http.messages.problems import (
     too_large,
     too_slow,
 )
+from tgi_trio.router.http.pace import LoopPace
 from tgi_trio.router.http.quart_replies import unwrap_reply, wrap_reply
 from tgi_trio.router.http.routes import (
     adapters,
@@ -68,7 +69,6 @@ from tgi_trio.router.http.wire.transport import (
     Send,
     Transport,
 )
-from tgi_trio.router.pace import LoopPace
 from tgi_trio.router.telemetry.tracing import Tracer
 
 ROUTES: tuple[Route, ...] = (

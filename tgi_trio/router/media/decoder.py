@@ -25,7 +25,7 @@ from tgi_trio.router.media.kinds import WORDS, Kind
 from tgi_trio.router.media.layouts.layout import ImageSize, Size
 from tgi_trio.router.media.manner import PLAIN, Manner
 from tgi_trio.router.media.spool import Compressed, EncodedImage, Spool, keeping
-from tgi_trio.router.sandbox import Answer, Sandbox, SandboxCannotStart, SandboxPool, Turn
+from tgi_trio.router.sandbox_pool import Answer, Sandbox, SandboxCannotStart, SandboxPool, Turn
 
 _BASE_MEMORY: Final = 128 * 2**20  # bytes that a child may take for any image
 _PIXEL_MEMORY: Final = 16  # bytes for each pixel: decoded, as an array, and resized

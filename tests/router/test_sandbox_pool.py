@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tgi_trio.router.sandbox import Sandbox, SandboxCannotStart, SandboxPool, SandboxRefused
+from tgi_trio.router.sandbox_pool import Sandbox, SandboxCannotStart, SandboxPool, SandboxRefused
 
 pytestmark = pytest.mark.trio
 

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 import trio
 
-from tgi_trio.router.pace import LoopPace
+from tgi_trio.router.http.pace import LoopPace
 
 pytestmark = pytest.mark.trio
 
