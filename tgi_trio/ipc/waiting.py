@@ -74,7 +74,7 @@ class WaitingShards:
 
 @contextmanager
 def waiting_shards(count: int, kind: str) -> Iterator[WaitingShards]:
-    """Start `count` processes, which import what shards of a `kind` need (`shard/early_imports.py`).
+    """Start `count` processes, which import what shards of a `kind` need: `shard/early_imports.py`.
 
     None where so few descriptors may be open that numbers from `_PLACES` on are not to be had.
     Leaving the context ends those that have not been taken. Main thread only.
