@@ -24,15 +24,15 @@ from tgi_trio.demo import model_path
 from tgi_trio.shard.cpu_backend import __main__ as ahead
 from tgi_trio.shard.cpu_backend import loading
 from tgi_trio.shard.cpu_backend.arena import address
-from tgi_trio.shard.cpu_backend.machine_code import beside, making, store
-from tgi_trio.shard.cpu_backend.machine_code.beside import Wanted, compile_beside
+from tgi_trio.shard.cpu_backend.machine_code import making, parallel, store
 from tgi_trio.shard.cpu_backend.machine_code.entry import DRAW_UNIFORMS, EXPAND, SHRINK, SHUFFLE
+from tgi_trio.shard.cpu_backend.machine_code.object_files import SYMBOL, make_object, open_object
 from tgi_trio.shard.cpu_backend.machine_code.object_symbols import missing_symbols
-from tgi_trio.shard.cpu_backend.machine_code.opening import SYMBOL, make_object, open_object
+from tgi_trio.shard.cpu_backend.machine_code.parallel import Wanted, compile_beside
 from tgi_trio.shard.cpu_backend.multiplier import Multiplier
+from tgi_trio.shard.cpu_backend.needed_kernels import list_wanted
 from tgi_trio.shard.cpu_backend.unsupported import UnsupportedError
 from tgi_trio.shard.cpu_backend.variant import Variant
-from tgi_trio.shard.cpu_backend.wanted import list_wanted
 from tgi_trio.shard.cpu_backend.weight_layout import Storage
 
 BOTH: Sequence[Wanted] = [(DRAW_UNIFORMS, None), (SHUFFLE, None)]
@@ -69,7 +69,7 @@ def test_where_nothing_can_be_written_kernels_are_made_anew_and_a_warning_says_s
 def test_another_process_compiles_what_comes_last_and_ends_with_the_block(
     empty_store: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(beside, "usable_cores", lambda: [0, 1])
+    monkeypatch.setattr(parallel, "usable_cores", lambda: [0, 1])
     started: list[subprocess.Popen[bytes]] = []
     popen = subprocess.Popen
 
@@ -102,8 +102,8 @@ def test_there_are_as_many_processes_as_help(
         run.append(text)
         yield
 
-    monkeypatch.setattr(beside, "_run_beside", note)
-    monkeypatch.setattr(beside, "usable_cores", lambda: list(range(cores)))
+    monkeypatch.setattr(parallel, "_run_beside", note)
+    monkeypatch.setattr(parallel, "usable_cores", lambda: list(range(cores)))
     with compile_beside(BOTH):
         assert len(run) == helpers
     store.find_or_make(SHUFFLE.file_name(None), lambda: b"code")

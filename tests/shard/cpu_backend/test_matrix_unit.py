@@ -34,7 +34,7 @@ from tgi_trio.shard.cpu_backend.kernels.matrix_unit import (
     score_two_blocks,
 )
 from tgi_trio.shard.cpu_backend.machine_code.entry import open_kernel
-from tgi_trio.shard.cpu_backend.machine_code.opening import MachineCode
+from tgi_trio.shard.cpu_backend.machine_code.object_files import MachineCode
 from tgi_trio.shard.cpu_backend.weight_layout import PANEL, SPARE_ROWS
 
 AMX = pytest.mark.skipif(not has_amx(), reason="needs a processor with AMX")

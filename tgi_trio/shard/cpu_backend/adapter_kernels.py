@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from tgi_trio.shard.cpu_backend.machine_code.entry import EXPAND, SHRINK
-from tgi_trio.shard.cpu_backend.machine_code.opening import MachineCode
+from tgi_trio.shard.cpu_backend.machine_code.object_files import MachineCode
 from tgi_trio.shard.cpu_backend.variant import Variant, narrowed
 
 

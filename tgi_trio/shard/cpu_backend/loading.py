@@ -49,8 +49,9 @@ from tgi_trio.shard.cpu_backend.guessing.mtp import (
     run_of_layers,
 )
 from tgi_trio.shard.cpu_backend.instructions import multiplier_for, multiplies_pairs, variant_for
-from tgi_trio.shard.cpu_backend.machine_code.beside import Wanted, compile_beside
+from tgi_trio.shard.cpu_backend.machine_code.parallel import Wanted, compile_beside
 from tgi_trio.shard.cpu_backend.multiplier import Multiplier
+from tgi_trio.shard.cpu_backend.needed_kernels import list_wanted
 from tgi_trio.shard.cpu_backend.program import Program, pack_program
 from tgi_trio.shard.cpu_backend.tables import Code
 from tgi_trio.shard.cpu_backend.unsupported import UndividedError, UnsupportedError
@@ -62,7 +63,6 @@ from tgi_trio.shard.cpu_backend.verified import (
     choose_sampler,
     choose_variant,
 )
-from tgi_trio.shard.cpu_backend.wanted import list_wanted
 from tgi_trio.shard.cpu_backend.weight_layout import CacheNumbers
 from tgi_trio.shard.machine.cores import sensible_threads, share_cores, usable_cores
 from tgi_trio.shard.machine.dtypes import compute_dtype

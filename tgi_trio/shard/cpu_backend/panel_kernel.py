@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from tgi_trio.shard.cpu_backend.kinds.kind import BLOCK_INPUTS
 from tgi_trio.shard.cpu_backend.machine_code.entry import MULTIPLY_PANEL
-from tgi_trio.shard.cpu_backend.machine_code.opening import MachineCode
+from tgi_trio.shard.cpu_backend.machine_code.object_files import MachineCode
 from tgi_trio.shard.cpu_backend.multiplier import Multiplier
 
 

@@ -30,7 +30,7 @@ from tgi_trio.shard.cpu_backend.fillers.words import (
 )
 from tgi_trio.shard.cpu_backend.kinds.kind import BLOCK_INPUTS, Field, Kind, fill_panels
 from tgi_trio.shard.cpu_backend.kinds.table import KINDS
-from tgi_trio.shard.cpu_backend.machine_code.opening import (
+from tgi_trio.shard.cpu_backend.machine_code.object_files import (
     SYMBOL,
     MachineCode,
     file_name,

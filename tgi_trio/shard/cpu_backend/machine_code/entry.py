@@ -13,7 +13,7 @@ from functools import cache
 from importlib import import_module
 from typing import Any, Final, TypeAlias
 
-from tgi_trio.shard.cpu_backend.machine_code.opening import (
+from tgi_trio.shard.cpu_backend.machine_code.object_files import (
     SYMBOL,
     MachineCode,
     file_name,

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import llvmlite.binding as llvm
 
+from tgi_trio.shard.cpu_backend.machine_code.object_files import machine_facts, target_machine
 from tgi_trio.shard.cpu_backend.machine_code.object_symbols import missing_symbols
-from tgi_trio.shard.cpu_backend.machine_code.opening import machine_facts, target_machine
 
 _LEVEL = 3  # of LLVM's optimisation
 

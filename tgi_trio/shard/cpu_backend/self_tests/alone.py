@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tgi_trio.shard.cpu_backend.arena import address, allocate_zeroed
-from tgi_trio.shard.cpu_backend.machine_code.opening import MachineCode
+from tgi_trio.shard.cpu_backend.machine_code.object_files import MachineCode
 from tgi_trio.shard.cpu_backend.tables import OPERATION, STEP, Buffer, Code
 
 _ERROR = 1e-4

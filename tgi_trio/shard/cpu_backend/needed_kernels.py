@@ -6,7 +6,6 @@ from collections.abc import Iterable
 
 from tgi_trio.shard.cpu_backend.adapter_kernels import of_adapters
 from tgi_trio.shard.cpu_backend.apart_table import Apart
-from tgi_trio.shard.cpu_backend.machine_code.beside import Wanted
 from tgi_trio.shard.cpu_backend.machine_code.entry import (
     DRAW_UNIFORMS,
     EXPAND,
@@ -16,6 +15,7 @@ from tgi_trio.shard.cpu_backend.machine_code.entry import (
     TAKE_PART,
     WORK_ON_ROWS,
 )
+from tgi_trio.shard.cpu_backend.machine_code.parallel import Wanted
 from tgi_trio.shard.cpu_backend.multiplier import Multiplier
 from tgi_trio.shard.cpu_backend.variant import Variant
 
