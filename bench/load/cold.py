@@ -43,10 +43,11 @@ from pathlib import Path
 from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.model.config import read_config
 from tgi_trio.shard.machine.garbage import pause_collection
-from tgi_trio.shard.cpu_backend.loading import load
+from tgi_trio.shard.cpu_backend.loading import load_cpu_runner
 folder = Path(sys.argv[1])
 with pause_collection():
-    load(ShardSettings(model_path=folder, **json.loads(sys.argv[2])), read_config(folder)).close()
+    settings = ShardSettings(model_path=folder, **json.loads(sys.argv[2]))
+    load_cpu_runner(settings, read_config(folder)).close()
 """
 
 

@@ -36,7 +36,7 @@ from tgi_trio.shard.checkpoint.numbers import Floats, to_float32
 from tgi_trio.shard.contract import BLOCK_SIZE
 from tgi_trio.shard.cpu_backend.forward import Forward, Tokens
 from tgi_trio.shard.cpu_backend.instructions import variant_for
-from tgi_trio.shard.cpu_backend.loading import load
+from tgi_trio.shard.cpu_backend.loading import load_cpu_runner
 from tgi_trio.shard.cpu_backend.program import pack_program
 from tgi_trio.shard.machine.cores import usable_cores
 
@@ -86,7 +86,7 @@ def read_exactly(folder: Path) -> Iterator[Read]:
 def read_as_served(folder: Path) -> Iterator[Read]:
     """Yield what reads a text as our server does."""
     settings = ShardSettings(model_path=folder, device="cpu")
-    runner = load(settings, read_config(folder))
+    runner = load_cpu_runner(settings, read_config(folder))
     runner.warm_up(WarmupRequest(512, _BLOCKS * BLOCK_SIZE, 1, _BLOCKS * BLOCK_SIZE))
     with runner._forward as forward:
         yield lambda text: run_text(forward, text)

@@ -39,7 +39,7 @@ from tgi_trio.model.config import read_config
 from tgi_trio.model.families.registry import decoder_spec
 from tgi_trio.shard.contract import BLOCK_SIZE
 from tgi_trio.shard.cpu_backend.forward import Forward, Tokens
-from tgi_trio.shard.cpu_backend.loading import load
+from tgi_trio.shard.cpu_backend.loading import load_cpu_runner
 
 _RANK: Final = 16
 _CONTEXT: Final = 160
@@ -83,9 +83,9 @@ def measure(
     request = WarmupRequest(64, 2 * _CONTEXT, 32, 64 * _CONTEXT)
     # A thread each: the idle team of the other would spin on the same cores.
     settings = ShardSettings(model_path=folder, device="cpu", cpu_threads=1, quantize=quantize)
-    plain = load(settings, config)
+    plain = load_cpu_runner(settings, config)
     plain.warm_up(request)
-    adapted = load(replace(settings, max_lora_rank=_RANK), config)
+    adapted = load_cpu_runner(replace(settings, max_lora_rank=_RANK), config)
     adapted.warm_up(request)
     host = adapted.adapters
     if host is None:

@@ -24,7 +24,7 @@ from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.ipc.startup import WarmupRequest
 from tgi_trio.model.config import read_config
 from tgi_trio.model.quantised.recognise import MADE_AT_LOAD
-from tgi_trio.shard.cpu_backend.loading import load
+from tgi_trio.shard.cpu_backend.loading import load_cpu_runner
 
 _PLAIN = ("float32", "bfloat16")  # the first is the reference
 _STEPS = 40  # decode steps in a reading
@@ -40,7 +40,7 @@ def read_texts(folder: Path, name: str, texts: list[Any], references: list[Logit
         dtype=name if plain else "bfloat16",
         quantize=None if plain else name,
     )
-    runner = load(settings, read_config(folder))
+    runner = load_cpu_runner(settings, read_config(folder))
     size = runner.warm_up(WarmupRequest(512, _LONGEST, 1, _LONGEST)).weight_bytes
     tally = Tally()
     with runner._forward as forward:

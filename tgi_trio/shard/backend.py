@@ -157,7 +157,7 @@ def _load_kernels(
     kernels or none. Raises ConfigurationError if the kernels do not support the model and torch
     cannot serve.
     """
-    from tgi_trio.shard.cpu_backend.loading import load
+    from tgi_trio.shard.cpu_backend.loading import load_cpu_runner
     from tgi_trio.shard.cpu_backend.unsupported import UndividedError, UnsupportedError
 
     size, divided = settings.world_size, False
@@ -170,7 +170,7 @@ def _load_kernels(
     others = neighbours or portions
     runner, reason = None, ""
     try:
-        runner = load(
+        runner = load_cpu_runner(
             settings,
             config,
             grammars=grammars,

@@ -28,14 +28,14 @@ from tgi_trio.shard.cpu_backend.machine_code import making, parallel, store
 from tgi_trio.shard.cpu_backend.machine_code.entry import DRAW_UNIFORMS, EXPAND, SHRINK, SHUFFLE
 from tgi_trio.shard.cpu_backend.machine_code.object_files import SYMBOL, make_object, open_object
 from tgi_trio.shard.cpu_backend.machine_code.object_symbols import missing_symbols
-from tgi_trio.shard.cpu_backend.machine_code.parallel import Wanted, compile_beside
+from tgi_trio.shard.cpu_backend.machine_code.parallel import Kernel, compile_in_parallel
 from tgi_trio.shard.cpu_backend.multiplier import Multiplier
-from tgi_trio.shard.cpu_backend.needed_kernels import list_wanted
+from tgi_trio.shard.cpu_backend.needed_kernels import list_kernels
 from tgi_trio.shard.cpu_backend.unsupported import UnsupportedError
 from tgi_trio.shard.cpu_backend.variant import Variant
 from tgi_trio.shard.cpu_backend.weight_layout import Storage
 
-BOTH: Sequence[Wanted] = [(DRAW_UNIFORMS, None), (SHUFFLE, None)]
+BOTH: Sequence[Kernel] = [(DRAW_UNIFORMS, None), (SHUFFLE, None)]
 I64, I32 = ir.IntType(64), ir.IntType(32)
 
 
@@ -78,7 +78,7 @@ def test_another_process_compiles_what_comes_last_and_ends_with_the_block(
         return started[-1]
 
     monkeypatch.setattr(subprocess, "Popen", start)
-    with pytest.raises(RuntimeError, match="no weights"), compile_beside(BOTH):
+    with pytest.raises(RuntimeError, match="no weights"), compile_in_parallel(BOTH):
         while not SHUFFLE.is_kept():
             time.sleep(0.01)
         raise RuntimeError("no weights")
@@ -104,10 +104,10 @@ def test_there_are_as_many_processes_as_help(
 
     monkeypatch.setattr(parallel, "_run_beside", note)
     monkeypatch.setattr(parallel, "usable_cores", lambda: list(range(cores)))
-    with compile_beside(BOTH):
+    with compile_in_parallel(BOTH):
         assert len(run) == helpers
     store.find_or_make(SHUFFLE.file_name(None), lambda: b"code")
-    with compile_beside(BOTH):  # one is missing, which is for us
+    with compile_in_parallel(BOTH):  # one is missing, which is for us
         assert len(run) == helpers
 
 
@@ -117,7 +117,7 @@ def test_models_of_a_dtype_share_what_computes_their_adapters() -> None:
     cache = Storage("fp8_e5m2")
 
     def kept(variant: Variant) -> set[str]:
-        wanted = list_wanted(variant, (), (), adapters=True)
+        wanted = list_kernels(variant, (), (), adapters=True)
         return {entry.file_name(choice) for entry, choice in wanted if entry in (SHRINK, EXPAND)}
 
     one = kept(Variant(plain, plain, plain, heads=2, value_vectors=2, rows=8, tokens=4))
@@ -171,7 +171,7 @@ def test_kernels_that_find_no_room_are_told(
     """A start goes on without; what compiles ahead has done nothing."""
     store.find_folder()
     shutil.rmtree(tmp_path)
-    with compile_beside(BOTH[:1]):
+    with compile_in_parallel(BOTH[:1]):
         DRAW_UNIFORMS.compile_alone(None)
     (line,) = capfd.readouterr().err.splitlines()
     assert line.startswith("<4>1 of 1 compiled kernels could not be kept in ")
@@ -192,7 +192,7 @@ def test_compiling_ahead_where_nothing_can_be_kept_is_refused(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(store, "_places", lambda: [tmp_path / "file" / "folder"])
-    monkeypatch.setattr(ahead, "load", None)  # nothing is compiled in vain
+    monkeypatch.setattr(ahead, "load_cpu_runner", None)  # nothing is compiled in vain
     (tmp_path / "file").touch()
     assert ahead.main([str(model_path())]) == 1
     (line,) = capfd.readouterr().err.splitlines()
@@ -205,7 +205,7 @@ def test_what_the_system_refuses_is_no_traceback(
     def refuse(*_: object, **__: object) -> NoReturn:
         raise OSError(errno.ENOMEM, "Cannot allocate memory")
 
-    monkeypatch.setattr(ahead, "load", refuse)
+    monkeypatch.setattr(ahead, "load_cpu_runner", refuse)
     assert ahead.main([str(model_path())]) == 1
     found = capsys.readouterr().err
     assert found.startswith("the CPU kernels cannot serve ") and "allocate memory" in found
@@ -258,12 +258,12 @@ def test_what_is_compiled_ahead_is_what_the_same_flags_serve(
     """Kernels for activations of 8 bits are others than those for 16, and so with K and V."""
     asked: list[tuple[str, int, str]] = []
 
-    def note(wanted: Sequence[Wanted], report: object) -> NoReturn:
+    def note(wanted: Sequence[Kernel], report: object) -> NoReturn:
         (cache,) = (each.cache for _, each in wanted if isinstance(each, Variant))
         products = (each for _, each in wanted if isinstance(each, Multiplier))
         asked.extend((each.kind.name, each.active_bits, cache.numbers) for each in products)
         raise UnsupportedError("enough is known")
 
-    monkeypatch.setattr(loading, "compile_beside", note)
+    monkeypatch.setattr(loading, "compile_in_parallel", note)
     assert ahead.main([str(model_path()), *words]) == 1
     assert asked == [("q4_0", bits, kv)]

@@ -35,7 +35,7 @@ from tgi_trio.shard.checkpoint.lookup import open_checkpoint
 from tgi_trio.shard.contract import ShardSequence
 from tgi_trio.shard.cpu_backend.instructions import multiplies_pairs
 from tgi_trio.shard.cpu_backend.kinds.kind import active_block_bytes
-from tgi_trio.shard.cpu_backend.loading import load
+from tgi_trio.shard.cpu_backend.loading import load_cpu_runner
 
 PROMPTS = prompts(16)
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -191,7 +191,7 @@ def test_activations_are_as_wide_as_asked_for(
 ) -> None:
     folder = write(checkpoint("llama", **SIZES), tmp_path, {}, "Q4_0")
     settings = ShardSettings(model_path=folder, activations=given, cpu_threads=1)
-    runner = load(settings, read_config(folder))
+    runner = load_cpu_runner(settings, read_config(folder))
     try:
         assert f"(q4_0 x int{expected})" in runner.info.backend
         operations = runner._forward.program.operations
@@ -206,7 +206,7 @@ def test_activations_of_plain_weights_are_left_alone(
 ) -> None:
     folder = checkpoint("llama", **SIZES)
     settings = ShardSettings(model_path=folder, activations=16, cpu_threads=1)
-    load(settings, read_config(folder)).close()
+    load_cpu_runner(settings, read_config(folder)).close()
     assert "--activations 16 changes nothing" in capsys.readouterr().err
 
 
@@ -215,7 +215,7 @@ def test_floating_codes_in_bfloat16(tmp_path: Path, name: str) -> None:
     """A model in bfloat16 multiplies them as pairs where its processor does, and says so."""
     folder = real_checkpoint(name, tmp_path)
     settings = ShardSettings(model_path=folder, dtype="bfloat16", cpu_threads=1)
-    runner = load(settings, read_config(folder))
+    runner = load_cpu_runner(settings, read_config(folder))
     try:
         words = "x bfloat16" if multiplies_pairs("bfloat16") else "x float32"
         assert words in runner.info.backend

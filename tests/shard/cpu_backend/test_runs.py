@@ -25,7 +25,7 @@ from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.model.config import read_config
 from tgi_trio.model.families.registry import decoder_spec
 from tgi_trio.model.fit.cpu_kernels import find_unsupported
-from tgi_trio.shard.cpu_backend.loading import load as load_kernels
+from tgi_trio.shard.cpu_backend.loading import load_cpu_runner
 from tgi_trio.shard.cpu_backend.unsupported import UnsupportedError
 from tgi_trio.testing.wrapped_checkpoints import make_wrapped
 
@@ -96,4 +96,4 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
     # Keys of runs would be rounded once more, and other runs be chosen than torch chooses.
     settings = ShardSettings(model_path=make(tmp_path / "8"), kv_cache_dtype="fp8_e5m2")
     with pytest.raises(UnsupportedError, match="keys of runs of tokens"):
-        load_kernels(settings, read_config(settings.model_path))
+        load_cpu_runner(settings, read_config(settings.model_path))

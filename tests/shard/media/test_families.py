@@ -25,7 +25,7 @@ from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.ipc.startup import WarmupRequest
 from tgi_trio.model.config import read_config
 from tgi_trio.model.image_rules import image_rules
-from tgi_trio.shard.cpu_backend.loading import load as load_kernels
+from tgi_trio.shard.cpu_backend.loading import load_cpu_runner
 from tgi_trio.shard.runner import Runner
 from tgi_trio.shard.torch_backend.torch_loading import load_torch_runner
 
@@ -256,7 +256,7 @@ def test_layers_of_its_own_guess_behind_images(model: Maker, kernels: bool, tmp_
     with contextlib.ExitStack() as at_end, arena() as memory:
         runner: Any
         if kernels:
-            runner = load_kernels(settings, read_config(folder), sampler=recorder)
+            runner = load_cpu_runner(settings, read_config(folder), sampler=recorder)
             at_end.callback(runner.close)
         else:
             runner = load_torch_runner(settings, sampler=recorder)

@@ -22,7 +22,7 @@ from tgi_trio.shard.contract import (
     StepResult,
 )
 from tgi_trio.shard.cpu_backend.cpu_runner import CpuRunner
-from tgi_trio.shard.cpu_backend.loading import load as load_kernels
+from tgi_trio.shard.cpu_backend.loading import load_cpu_runner
 from tgi_trio.shard.host_copies import HostCopies
 from tgi_trio.shard.kept_prefixes import Prefixes, PrefixParts, RankPrefixes
 from tgi_trio.shard.ranks.distributed import ProcessGroup, gloo_group
@@ -146,7 +146,7 @@ def kernel_ranks_of(
 
         def load_stage(rank: int) -> CpuRunner:
             parts = members[rank].parts
-            return load_kernels(
+            return load_cpu_runner(
                 replace(settings, rank=rank),
                 config,
                 sampler=NoSampler() if rank else sampler,

@@ -34,7 +34,7 @@ from tgi_trio.model.check import check_model
 from tgi_trio.model.config import read_config
 from tgi_trio.model.families.registry import decoder_spec
 from tgi_trio.model.fit.cpu_kernels import find_undivided
-from tgi_trio.shard.cpu_backend.loading import load
+from tgi_trio.shard.cpu_backend.loading import load_cpu_runner
 from tgi_trio.shard.cpu_backend.unsupported import UnsupportedError
 from tgi_trio.shard.ranks import exchange, portions
 from tgi_trio.shard.ranks.portions import Portions
@@ -80,7 +80,7 @@ def test_codes_are_divided_at_the_borders_of_their_blocks(checkpoint: Checkpoint
     folder, alone, divided = checkpoint("llama", **LLAMA), GreedyRecorder(), GreedyRecorder()
     ways: dict[str, Any] = {"quantize": "q8_0", "dtype": "float32"}
     settings = ShardSettings(model_path=folder, cpu_threads=1, **ways)
-    one = load(settings, read_config(folder), sampler=alone)
+    one = load_cpu_runner(settings, read_config(folder), sampler=alone)
     expected, found = (sequences(prompts(8)[3:], new=8) for _ in range(2))
     one.warm_up(WARMUP)
     run(one, expected, joins=2)

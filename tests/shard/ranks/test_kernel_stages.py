@@ -26,7 +26,7 @@ from tgi_trio.ipc.startup import WarmupRequest
 from tgi_trio.model.config import read_config
 from tgi_trio.shard import backend
 from tgi_trio.shard.cpu_backend import loading
-from tgi_trio.shard.cpu_backend.loading import load
+from tgi_trio.shard.cpu_backend.loading import load_cpu_runner
 from tgi_trio.shard.cpu_backend.unsupported import UnsupportedError
 from tgi_trio.shard.machine.cores import share_cores
 from tgi_trio.shard.runner import Runner
@@ -72,7 +72,7 @@ def test_stages_say_what_one_process_says(checkpoint: Checkpoint, case: str) -> 
     family, size, overrides, options = CASES[case]
     folder, alone, staged = checkpoint(family, **overrides), GreedyRecorder(), GreedyRecorder()
     settings = ShardSettings(model_path=folder, cpu_threads=1, **options)
-    one = load(settings, read_config(folder), sampler=alone)
+    one = load_cpu_runner(settings, read_config(folder), sampler=alone)
     expected = play(one, alone)
     weights = one.warm_up(WARMUP).weight_bytes
     one.close()
@@ -91,7 +91,9 @@ def test_stages_whose_layers_are_divided_say_what_one_process_says(
 ) -> None:
     """Two stages of two ranks; sums are made in another order than by one rank."""
     folder, alone, staged = checkpoint(family, **DIVIDED), GreedyRecorder(), GreedyRecorder()
-    one = load(ShardSettings(model_path=folder, cpu_threads=1), read_config(folder), sampler=alone)
+    one = load_cpu_runner(
+        ShardSettings(model_path=folder, cpu_threads=1), read_config(folder), sampler=alone
+    )
     expected = play(one, alone)
     one.close()
     with kernel_ranks_of(folder, 4, staged, stages=2) as (ranks, parts):
@@ -129,14 +131,14 @@ def test_all_stages_are_computed_with_the_kernels_or_none(
     asked: str,
 ) -> None:
     folder = checkpoint("llama", **FITTING["llama"])
-    real = loading.load
+    real = loading.load_cpu_runner
 
     def fail_on_rank_1(settings: ShardSettings, *given: Any, **named: Any) -> Any:
         if settings.rank == 1:
             raise UnsupportedError("this processor has no vectors")
         return real(settings, *given, **named)
 
-    monkeypatch.setattr(loading, "load", fail_on_rank_1)
+    monkeypatch.setattr(loading, "load_cpu_runner", fail_on_rank_1)
 
     def load_rank(rank: int) -> str:
         settings = ShardSettings(

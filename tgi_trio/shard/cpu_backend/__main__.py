@@ -15,7 +15,7 @@ from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.model.config import read_config
 from tgi_trio.model.quantised.recognise import check_stated
 from tgi_trio.settings.records import ACTIVATIONS, KV_CACHE_DTYPES, QUANTIZATIONS
-from tgi_trio.shard.cpu_backend.loading import load
+from tgi_trio.shard.cpu_backend.loading import load_cpu_runner
 from tgi_trio.shard.cpu_backend.machine_code.store import NO_FOLDER, choose_folder
 from tgi_trio.shard.cpu_backend.unsupported import UnsupportedError
 from tgi_trio.shard.machine.garbage import pause_collection
@@ -51,7 +51,7 @@ def _compile(settings: ShardSettings, report: Callable[[str], None]) -> None:
     if settings.quantize is not None:
         check_stated(config, settings.quantize)
     with pause_collection():
-        load(settings, config, report=report).close()
+        load_cpu_runner(settings, config, report=report).close()
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -49,9 +50,9 @@ from tgi_trio.shard.cpu_backend.guessing.mtp import (
     run_of_layers,
 )
 from tgi_trio.shard.cpu_backend.instructions import multiplier_for, multiplies_pairs, variant_for
-from tgi_trio.shard.cpu_backend.machine_code.parallel import Wanted, compile_beside
+from tgi_trio.shard.cpu_backend.machine_code.parallel import Kernel, compile_in_parallel
 from tgi_trio.shard.cpu_backend.multiplier import Multiplier
-from tgi_trio.shard.cpu_backend.needed_kernels import list_wanted
+from tgi_trio.shard.cpu_backend.needed_kernels import list_kernels
 from tgi_trio.shard.cpu_backend.program import Program, pack_program
 from tgi_trio.shard.cpu_backend.tables import Code
 from tgi_trio.shard.cpu_backend.unsupported import UndividedError, UnsupportedError
@@ -79,7 +80,26 @@ if TYPE_CHECKING:
     from tgi_trio.shard.ranks.portions import Portions
 
 
-def load(
+@dataclass(frozen=True, slots=True)
+class _Target:
+    """What a model is loaded for."""
+
+    settings: ShardSettings
+    config: ModelConfig
+    dtype: str  # in which it is computed
+    rounded: str | None  # the format to which linear layers are rounded; None: as stored
+    stage: Stage | None  # this rank's, of a pipeline
+    portion: Portion  # this rank's, of every layer
+    cores: list[int]  # this rank's processors
+    threads: int
+
+    @property
+    def int8(self) -> bool:
+        """Whether packing itself rounds linear layers, to 8 bits."""
+        return self.rounded in INT8_WORDS
+
+
+def load_cpu_runner(
     settings: ShardSettings,
     config: ModelConfig,
     *,
@@ -101,115 +121,116 @@ def load(
     checkpoint that cannot be used, ConfigurationError for unsupported rotary settings.
     """
     began = time.monotonic_ns()
-    dtype = compute_dtype(settings.dtype, config, on_cpu=True)
-    made = find_made(config, settings.quantize)
-    int8 = made in INT8_WORDS
-    portion = Portion() if portions is None else portions.portion
-    stage = None if neighbours is None else neighbours.stage
-    spec = _find_spec(settings, config, dtype, portion, stage, int8=int8)
-    cores, count = _share_cores(settings)
+    target = _find_target(settings, config, neighbours, portions)
+    spec = _find_spec(target)
     heads = _load_heads(settings, spec)
     mtp = need_mtp(config, spec) if settings.drafter == MTP else ()
     with (
-        nullcontext() if heads is None else _open_heads(heads.spec, int8) as head_files,
-        _open_weights(config, spec, fresh_files, None if int8 else made) as checkpoint,
-        _pack(
-            *(settings, spec, checkpoint, find_lone(heads, head_files, mtp, checkpoint)),
-            *(dtype, count, stage, portion),
-            int8=int8,
-        ) as program,
-        _pack_own(mtp, checkpoint, settings, dtype, count, int8=int8) as own,
+        nullcontext() if heads is None else _open_heads(target, heads.spec) as head_files,
+        _open_weights(target, spec, fresh_files) as checkpoint,
+        _pack(target, spec, checkpoint, find_lone(heads, head_files, mtp, checkpoint)) as program,
+        _pack_mtp(target, mtp, checkpoint) as layers,
     ):
         _lend_embedding(heads, spec, checkpoint, program)
         # Weights are packed while kernels are loaded, or compiled, and tested.
-        multipliers = _find_multipliers(program, settings, dtype)
-        wanted = _list_wanted(program, settings, dtype, multipliers, int8=int8)
-        with compile_beside(wanted, report):
-            variant = _link(program, settings, dtype, multipliers, int8=int8)
-            _link_own(own, settings, dtype, variant)
-            adapters = _link_adapters(config, program, settings, variant)
-            sampler = sampler or _make_sampler(settings, config, cores, grammars)
-    forward = Forward(program, variant, cores[:count], neighbours, portions)
+        multipliers = _find_multipliers(target, program)
+        with compile_in_parallel(_list_kernels(target, program, multipliers), report):
+            variant = _link(target, program, multipliers)
+            _link_mtp(target, layers, variant)
+            adapters = _link_adapters(target, program, variant)
+            sampler = sampler or _make_sampler(target, grammars)
+    cores = target.cores[: target.threads]
+    forward = Forward(program, variant, cores, neighbours, portions)
     return CpuRunner(
         config,
         forward,
-        dtype=dtype,
+        dtype=target.dtype,
         sampler=sampler,
         load_ns=time.monotonic_ns() - began,
         heads=heads,
-        mtp=[layer.start(forward, cores[:count], i) for i, layer in enumerate(own)],
+        mtp=[layer.start(forward, cores, i) for i, layer in enumerate(layers)],
         adapters=adapters,
         ranks=neighbours or portions,
         local_ranks=settings.place_on_machine[1],
     )
 
 
-def _pack(
+def _find_target(
     settings: ShardSettings,
+    config: ModelConfig,
+    neighbours: Neighbours | None,
+    portions: Portions | None,
+) -> _Target:
+    """Return the target of this rank, which shares its machine's processors with others."""
+    place, ranks = settings.place_on_machine
+    every = usable_cores()
+    cores = share_cores(every, place, ranks, settings.cpu_threads or 0)
+    worth = sensible_threads(settings.model_path, len(every)) // ranks
+    return _Target(
+        settings,
+        config,
+        dtype=compute_dtype(settings.dtype, config, on_cpu=True),
+        rounded=find_made(config, settings.quantize),
+        stage=None if neighbours is None else neighbours.stage,
+        portion=Portion() if portions is None else portions.portion,
+        cores=cores,
+        threads=settings.cpu_threads or max(1, min(len(cores), worth)),
+    )
+
+
+def _pack(
+    target: _Target,
     spec: DecoderSpec,
     checkpoint: Checkpoint,
     lone: tuple[HeadsSpec, Weights] | None,
-    dtype: str,
-    threads: int,
-    stage: Stage | None,
-    portion: Portion,
-    *,
-    int8: bool,
 ) -> AbstractContextManager[Program]:
     """Pack the model's layers, and `lone` linears of what guesses, as `pack_program` does."""
+    settings = target.settings
     return pack_program(
         spec,
         checkpoint,
-        dtype,
-        int8=int8,
-        threads=threads,
+        target.dtype,
+        int8=target.int8,
+        threads=target.threads,
         heads=lone,
         max_lora_rank=settings.max_lora_rank,
         scope=AdapterScope.of(settings.adapter_scope),
         kv=_cache_numbers(settings.kv_cache_dtype, spec, checkpoint),
-        run=find_run(spec, stage),
-        portion=portion,
+        run=find_run(spec, target.stage),
+        portion=target.portion,
     )
 
 
-def _find_spec(
-    settings: ShardSettings,
-    config: ModelConfig,
-    dtype: str,
-    portion: Portion,
-    stage: Stage | None,
-    *,
-    int8: bool,
-) -> DecoderSpec:
-    """Return the spec of what is computed, if the kernels can serve it; raises as `load` does."""
+def _find_spec(target: _Target) -> DecoderSpec:
+    """Return the spec of what is computed, if the kernels can serve it; raises as loading does."""
+    settings, config, ranks = target.settings, target.config, target.portion.ranks
     spec = decoder_spec(config)
-    reason = find_unsupported(spec, dtype)
+    reason = find_unsupported(spec, target.dtype)
     if spec is None or reason is not None:
         raise UnsupportedError(reason)
     if settings.kv_cache_dtype and spec.index is not None and spec.index.pool:
         raise UnsupportedError("keys of runs of tokens, which an index chooses, have 8 bits")
-    if portion.ranks > 1:
-        check_split(spec, portion.ranks)
-        reason = find_undivided(spec, portion.ranks) or _find_whole(settings, config, int8=int8)
+    if ranks > 1:
+        check_split(spec, ranks)
+        reason = find_undivided(spec, ranks) or _find_whole(target)
         if reason is not None:
             raise UndividedError(reason)
     check_checkpoint(config, spec)
     if settings.rope is not None:
         check_rotary(config, spec)
-    if stage is not None:
-        check_stages(spec, stage.size)
+    if target.stage is not None:
+        check_stages(spec, target.stage.size)
     return spec
 
 
-def _open_weights(
-    config: ModelConfig, spec: DecoderSpec, fresh_files: frozenset[Path], rounded: str | None
-) -> Checkpoint:
-    """Open the model's weights; `rounded`: the format to which they are quantised, or None.
+def _open_weights(target: _Target, spec: DecoderSpec, fresh_files: frozenset[Path]) -> Checkpoint:
+    """Open the model's weights.
 
     Rows of tables in `fresh_files` stay in the page cache, from which steps read them.
     """
+    rounded = None if target.int8 else target.rounded
     return open_checkpoint(
-        config,
+        target.config,
         spec.names.base,
         given_back=fresh_files,
         kept=[piece.matrix.name for table in table_refs(spec) for piece in table.pieces],
@@ -217,63 +238,49 @@ def _open_weights(
     )
 
 
-def _find_whole(settings: ShardSettings, config: ModelConfig, *, int8: bool) -> str | None:
+def _find_whole(target: _Target) -> str | None:
     """Return which requested feature the kernels cannot split over ranks, or None."""
+    settings = target.settings
     draft = settings.draft_model
     parts = {
         "adapters": settings.max_lora_rank > 0,
         "heads that guess": draft is not None and find_kind(draft) is not None,
         "layers that guess": settings.drafter == MTP,
-        "images": config.get("vision_config") is not None,
-        "weights that become int8": int8,  # rows have scales over all columns
+        "images": target.config.get("vision_config") is not None,
+        "weights that become int8": target.int8,  # rows have scales over all columns
     }
     return next((undivided(name) for name, there in parts.items() if there), None)
 
 
-def _share_cores(settings: ShardSettings) -> tuple[list[int], int]:
-    """Return the processors of this rank, which shares its machine's, and its threads."""
-    place, ranks = settings.place_on_machine
-    every = usable_cores()
-    cores = share_cores(every, place, ranks, settings.cpu_threads or 0)
-    worth = sensible_threads(settings.model_path, len(every)) // ranks
-    return cores, settings.cpu_threads or max(1, min(len(cores), worth))
-
-
-def _find_multipliers(program: Program, settings: ShardSettings, dtype: str) -> list[Multiplier]:
-    """Return how each kind of weights that the program multiplies as stored is multiplied."""
-    bits = settings.activations or ACTIVE_BITS
-    dot = bits == ACTIVE_BITS and multiplies_pairs(dtype)
+def _find_multipliers(target: _Target, program: Program) -> list[Multiplier]:
+    """Return how each kind of weights that a program multiplies as stored is multiplied."""
+    bits = target.settings.activations or ACTIVE_BITS
+    dot = bits == ACTIVE_BITS and multiplies_pairs(target.dtype)
     return [multiplier_for(kind, bits, dot=dot) for kind in program.kinds]
 
 
-def _list_wanted(
-    program: Program,
-    settings: ShardSettings,
-    dtype: str,
-    multipliers: Sequence[Multiplier],
-    *,
-    int8: bool,
-) -> list[Wanted]:
+def _list_kernels(
+    target: _Target, program: Program, multipliers: Sequence[Multiplier]
+) -> list[Kernel]:
     """Return the kernels that will probably be loaded, without their fallbacks."""
+    settings = target.settings
     # For the whole model, so that all stages have the same kernels.
-    likely = variant_for(program.model, dtype, int8=int8, kv_dtype=settings.kv_cache_dtype)
+    likely = variant_for(
+        program.model, target.dtype, int8=target.int8, kv_dtype=settings.kv_cache_dtype
+    )
     adapters = settings.max_lora_rank > 0
-    return list_wanted(likely, multipliers, find_apart(program), adapters=adapters)
+    return list_kernels(likely, multipliers, find_apart(program), adapters=adapters)
 
 
-def _link(
-    program: Program,
-    settings: ShardSettings,
-    dtype: str,
-    multipliers: Sequence[Multiplier],
-    *,
-    int8: bool,
-) -> Variant:
+def _link(target: _Target, program: Program, multipliers: Sequence[Multiplier]) -> Variant:
     """Compile or load the kernels of a program, and link them into its operations.
 
     Raises UnsupportedError if they fail their self-test.
     """
-    variant = choose_variant(program.model, dtype, int8=int8, kv_dtype=settings.kv_cache_dtype)
+    settings = target.settings
+    variant = choose_variant(
+        program.model, target.dtype, int8=target.int8, kv_dtype=settings.kv_cache_dtype
+    )
     _link_kernels(program, multipliers, variant)
     if settings.activations is not None and not program.has_stored_kinds:
         print(
@@ -284,13 +291,10 @@ def _link(
     return variant
 
 
-def _link_own(
-    own: Sequence[PackedMtp], settings: ShardSettings, dtype: str, variant: Variant
-) -> None:
+def _link_mtp(target: _Target, layers: Sequence[PackedMtp], variant: Variant) -> None:
     """Link the programs of layers of the model's own that guess."""
-    for layer in own:
-        wanted = _find_multipliers(layer.program, settings, dtype)
-        _link_kernels(layer.program, wanted, variant)
+    for layer in layers:
+        _link_kernels(layer.program, _find_multipliers(target, layer.program), variant)
 
 
 def _link_kernels(program: Program, multipliers: Sequence[Multiplier], variant: Variant) -> None:
@@ -300,24 +304,22 @@ def _link_kernels(program: Program, multipliers: Sequence[Multiplier], variant: 
         program.link_apart(each.codes, choose_apart(each, variant))
 
 
-def _link_adapters(
-    config: ModelConfig, program: Program, settings: ShardSettings, variant: Variant
-) -> CpuAdapters | None:
+def _link_adapters(target: _Target, program: Program, variant: Variant) -> CpuAdapters | None:
     """Link the kernels of adapters; return their host, or None if adapters are off."""
+    settings = target.settings
     if not settings.max_lora_rank:
         return None
     of_heads = program.has((Code.SHRINK_HEADS,))
     program.link_adapters(choose_adapter_kernels(variant, of_heads=of_heads))
     scope = AdapterScope.of(settings.adapter_scope)
-    return CpuAdapters(config, program, variant.kv, settings.max_lora_rank, scope)
+    return CpuAdapters(target.config, program, variant.kv, settings.max_lora_rank, scope)
 
 
-def _make_sampler(
-    settings: ShardSettings, config: ModelConfig, cores: list[int], grammars: GrammarMasks | None
-) -> RowSampler:
+def _make_sampler(target: _Target, grammars: GrammarMasks | None) -> RowSampler:
     """Return the kernels' sampler, or torch's if the kernels fail their self-test."""
+    settings = target.settings
     watermark = Watermark(settings.watermark_gamma, settings.watermark_delta)
-    return choose_sampler(config, cores, grammars, watermark)
+    return choose_sampler(target.config, target.cores, grammars, watermark)
 
 
 def _cache_numbers(
@@ -333,42 +335,38 @@ def _cache_numbers(
     return CacheNumbers(word, scales)
 
 
-def _open_heads(heads: HeadsSpec, int8: bool) -> Checkpoint:
+def _open_heads(target: _Target, heads: HeadsSpec) -> Checkpoint:
     """Open the linear layers of heads, rounded to 8 bits: twice as fast, and they only guess.
 
-    `int8`: packing rounds all of the program's weights anyway. A drafter that continues from its
-    own states is not rounded.
+    Not where packing rounds all weights anyway, nor for a drafter that continues from its own
+    states.
     """
-    exact = int8 or isinstance(heads, EagleSpec | AssistantSpec)
+    exact = target.int8 or isinstance(heads, EagleSpec | AssistantSpec)
     return open_heads(heads, None if exact else ENCODINGS[_OF_HEADS])
 
 
 @contextmanager
-def _pack_own(
-    mtp: Sequence[MtpSpec],
-    checkpoint: Checkpoint,
-    settings: ShardSettings,
-    dtype: str,
-    threads: int,
-    *,
-    int8: bool,
+def _pack_mtp(
+    target: _Target, mtp: Sequence[MtpSpec], checkpoint: Checkpoint
 ) -> Iterator[list[PackedMtp]]:
     """Pack layers of the model's own that guess, as `pack_program` does.
 
     The step's kernels are those of the model's program.
     """
     with ExitStack() as packing:
-        own = []
+        layers = []
         for spec in mtp:
-            kv = _cache_numbers(settings.kv_cache_dtype, spec.decoder, checkpoint)
-            run = run_of_layers(spec)
-            program = packing.enter_context(
-                pack_program(
-                    spec.decoder, checkpoint, dtype, int8=int8, threads=threads, kv=kv, run=run
-                )
+            packed = pack_program(
+                spec.decoder,
+                checkpoint,
+                target.dtype,
+                int8=target.int8,
+                threads=target.threads,
+                kv=_cache_numbers(target.settings.kv_cache_dtype, spec.decoder, checkpoint),
+                run=run_of_layers(spec),
             )
-            own.append(PackedMtp(program, MtpNorms(spec, checkpoint)))
-        yield own
+            layers.append(PackedMtp(packing.enter_context(packed), MtpNorms(spec, checkpoint)))
+        yield layers
 
 
 def _lend_embedding(

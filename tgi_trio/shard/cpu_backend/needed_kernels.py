@@ -15,16 +15,16 @@ from tgi_trio.shard.cpu_backend.machine_code.entry import (
     TAKE_PART,
     WORK_ON_ROWS,
 )
-from tgi_trio.shard.cpu_backend.machine_code.parallel import Wanted
+from tgi_trio.shard.cpu_backend.machine_code.parallel import Kernel
 from tgi_trio.shard.cpu_backend.multiplier import Multiplier
 from tgi_trio.shard.cpu_backend.variant import Variant
 
 
-def list_wanted(
+def list_kernels(
     variant: Variant, multipliers: Iterable[Multiplier], apart: Iterable[Apart], *, adapters: bool
-) -> list[Wanted]:
+) -> list[Kernel]:
     """Return every kernel of a shard: those of the step, those that it calls, and the sampler's."""
-    found: list[Wanted] = [(TAKE_PART, variant)]
+    found: list[Kernel] = [(TAKE_PART, variant)]
     found += [(MULTIPLY_PANEL, each) for each in multipliers]
     found += [(each.entry, each.choose(variant)) for each in apart]
     found += [(entry, of_adapters(variant)) for entry in (SHRINK, EXPAND) if adapters]

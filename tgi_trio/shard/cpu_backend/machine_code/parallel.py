@@ -25,12 +25,12 @@ from tgi_trio.shard.cpu_backend.machine_code.store import find_folder
 from tgi_trio.shard.machine.cores import usable_cores
 from tgi_trio.shard.machine.garbage import pause_collection
 
-Wanted: TypeAlias = tuple[Entry, Choice]
+Kernel: TypeAlias = tuple[Entry, Choice]
 
 
 @contextmanager
-def compile_beside(
-    wanted: Sequence[Wanted], report: Callable[[str], None] = warn
+def compile_in_parallel(
+    wanted: Sequence[Kernel], report: Callable[[str], None] = warn
 ) -> Iterator[None]:
     """Have other processes compile the missing part of a list, from its end, during the block.
 
@@ -71,7 +71,7 @@ def _run_beside(text: bytes) -> Iterator[None]:
         process.wait()
 
 
-def compile_backwards(wanted: Sequence[Wanted]) -> None:
+def compile_backwards(wanted: Sequence[Kernel]) -> None:
     """Compile missing kernels, last first, but skip those that others are compiling."""
     for entry, choice in reversed(wanted):
         entry.compile_alone(choice)
