@@ -9,8 +9,8 @@ from functools import partial
 
 from tgi_trio.errors import GrammarError, ValidationError
 from tgi_trio.router.http.call import Call
+from tgi_trio.router.http.call_validation import Schedulable, validate_request
 from tgi_trio.router.http.conversation import ChatTools, Conversation, choose_tools
-from tgi_trio.router.http.deadlines import Schedulable, validate_request
 from tgi_trio.router.http.messages.tool_calls import AnswerReader
 from tgi_trio.router.http.rendering import render_with_tools
 from tgi_trio.router.media.image_prompt import Prompt

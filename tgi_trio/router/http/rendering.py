@@ -12,8 +12,8 @@ import orjson
 
 from tgi_trio.errors import CannotContinue, TemplateError
 from tgi_trio.router.http.call import Call
+from tgi_trio.router.http.call_validation import refuse_unseen
 from tgi_trio.router.http.conversation import ChatTools, Conversation, choose_tools
-from tgi_trio.router.http.deadlines import refuse_unseen
 from tgi_trio.router.media.image_prompt import ImagePrompt, Prompt
 from tgi_trio.router.media.kinds import Kind, name_kinds
 from tgi_trio.router.media.layouts.layout import Layout

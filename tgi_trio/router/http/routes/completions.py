@@ -9,7 +9,7 @@ from tgi_trio.errors import GrammarError, ValidationError, blaming
 from tgi_trio.router.http.answer_fields import fingerprint, new_id, resolve_model
 from tgi_trio.router.http.answer_headers import event_stream, timing_headers
 from tgi_trio.router.http.call import Call, Reply, Route
-from tgi_trio.router.http.deadlines import validate_request
+from tgi_trio.router.http.call_validation import validate_request
 from tgi_trio.router.http.generation import (
     Result,
     check_batch_size,

@@ -8,7 +8,7 @@ from typing import Final
 from tgi_trio.router.http.answer_fields import fingerprint, new_id, resolve_model, unix_now
 from tgi_trio.router.http.answer_headers import event_stream, timing_headers
 from tgi_trio.router.http.call import Call, Reply, Route
-from tgi_trio.router.http.deadlines import validate_request
+from tgi_trio.router.http.call_validation import validate_request
 from tgi_trio.router.http.generation import collect_results, stream_events, take_permits
 from tgi_trio.router.http.infilling import end_gaps, find_format
 from tgi_trio.router.http.messages import schema

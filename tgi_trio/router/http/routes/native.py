@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from tgi_trio.errors import Draining, Overloaded, TgiTrioError, Unavailable
 from tgi_trio.router.http.answer_headers import event_stream, timing_headers
 from tgi_trio.router.http.call import Call, Reply, Route
-from tgi_trio.router.http.deadlines import refuse_unseen, validate_request
+from tgi_trio.router.http.call_validation import refuse_unseen, validate_request
 from tgi_trio.router.http.generation import (
     Result,
     check_batch_size,

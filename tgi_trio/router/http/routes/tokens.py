@@ -8,7 +8,7 @@ import trio
 
 from tgi_trio.router.http.answer_fields import resolve_model
 from tgi_trio.router.http.call import Call, Reply, Route
-from tgi_trio.router.http.deadlines import expand_images
+from tgi_trio.router.http.call_validation import expand_images
 from tgi_trio.router.http.dialects.chat import to_conversation
 from tgi_trio.router.http.messages import token_schema
 from tgi_trio.router.http.messages.body_reader import BodyReader, FirstFit

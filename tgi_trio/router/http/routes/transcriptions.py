@@ -17,8 +17,8 @@ from tgi_trio.errors import TemplateError, ValidationError
 from tgi_trio.router.http.answer_fields import resolve_model
 from tgi_trio.router.http.answer_headers import event_stream, timing_headers
 from tgi_trio.router.http.call import Call, Reply, Route
+from tgi_trio.router.http.call_validation import refuse_unseen, validate_request
 from tgi_trio.router.http.conversation import Conversation
-from tgi_trio.router.http.deadlines import refuse_unseen, validate_request
 from tgi_trio.router.http.generation import collect_results, stream_events, take_permits
 from tgi_trio.router.http.messages.error_shapes import OpenAIShape, openai_event
 from tgi_trio.router.http.messages.multipart import Form, read_form, wrong_field

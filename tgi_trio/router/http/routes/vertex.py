@@ -7,7 +7,7 @@ from dataclasses import replace
 from tgi_trio.errors import ValidationError
 from tgi_trio.router.http.answer_fields import resolve_model
 from tgi_trio.router.http.call import Call, HttpSettings, Reply, Route
-from tgi_trio.router.http.deadlines import validate_request
+from tgi_trio.router.http.call_validation import validate_request
 from tgi_trio.router.http.generation import collect_results, take_permits
 from tgi_trio.router.http.messages import schema
 from tgi_trio.router.http.messages.body_reader import BodyReader, FirstFit
