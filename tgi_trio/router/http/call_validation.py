@@ -1,4 +1,4 @@
-"""Adds to a request how it is scheduled: its deadline, its priority, its cache salt."""
+"""Validates a prompt of a call, with what the call adds: its deadline, images and adapter."""
 
 from __future__ import annotations
 
@@ -14,14 +14,13 @@ from tgi_trio.model.audio_families import AUDIO_FAMILIES
 from tgi_trio.model.video_families import VIDEO_FAMILIES
 from tgi_trio.router.adapters.registry import ServedAdapter
 from tgi_trio.router.http.call import Call
+from tgi_trio.router.http.deadlines import find_deadline
 from tgi_trio.router.media.image_prompt import ExpandedPrompt, ImagePrompt, Prompt
 from tgi_trio.router.media.kinds import WORDS, Kind, name_kinds
 from tgi_trio.router.media.links import MediaLink
 from tgi_trio.router.request import Request
 from tgi_trio.router.validation import GenerationParameters
 
-HEADER = b"x-request-timeout"
-_SHOWN: Final = 60  # most bytes of a header in its error
 # The types of models that take what is no image, for errors.
 _FAMILIES: Final[Mapping[Kind, Collection[str]]] = {
     "video": VIDEO_FAMILIES,
@@ -50,7 +49,7 @@ async def validate_request(
     Its adapter, if any, then stays in the shard's memory until the call ends.
     """
     adapter = _find_adapter(call, prompt, asked)
-    until = deadline(call, body.timeout)
+    until = find_deadline(call, body.timeout)
     read: str | Sequence[int] | ExpandedPrompt
     if isinstance(prompt, ImagePrompt):
         call.engine.validator.check(asked)  # before anything is fetched
@@ -144,31 +143,3 @@ async def _acquire(call: Call, adapter: ServedAdapter, until: float | None) -> N
         raise GenerationError("the request's deadline has passed")
     call.acquired = adapter
     call.resources.callback(call.engine.adapters.release, adapter)
-
-
-def deadline(call: Call, timeout: float | None) -> float | None:
-    """Return a call's deadline (trio clock): the earlier one of body and header.
-
-    Time that the call has spent in a front counts. Raises ValidationError, and GenerationError if
-    the deadline passed before the call arrived.
-    """
-    given: list[tuple[str, float, str]] = []  # name, seconds, as it was written
-    if timeout is not None:
-        given.append(("timeout", timeout, f"{timeout:g}"))
-    if (text := call.headers.get(HEADER)) is not None:
-        given.append((HEADER.decode(), _seconds(text), text[:_SHOWN].decode("latin-1") or "``"))
-    for name, seconds, said in given:
-        if not 0 < seconds < math.inf:  # NaN is neither
-            raise ValidationError(f"`{name}` must be a number of seconds > 0. Given: {said}")
-    waited = 0.0 if call.front is None else call.front.waited
-    left = min((seconds - waited for _, seconds, _ in given), default=math.inf)
-    if left <= 0:
-        raise GenerationError("the request's deadline has passed")
-    return None if math.isinf(left) else call.received + left
-
-
-def _seconds(text: bytes) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        return math.nan
