@@ -95,7 +95,7 @@ stage kernels 170 "${tests[@]}" "$of/test_paged_attention.py" "$of/test_device_s
 stage more 390 "${device[@]}" --budget 375 "${more[@]}" --json "$OUT/more.json"
 stage index 180 "${tests[@]}" "$of/test_selecting.py" "$of/test_paged_indexed.py" \
     "$of/test_paged_blocks.py" "$of/test_paged_pooled.py" "$of/test_paged_entries.py" \
-    "$of/test_streams_kernel.py" "$of/test_gated_streams.py" --junitxml "$OUT/index.xml"
+    "$of/test_hyper_kernels.py" "$of/test_gated_streams.py" --junitxml "$OUT/index.xml"
 stage chosen 330 "${device[@]}" --budget 315 "${chosen[@]}" --traces "$OUT" --json "$OUT/chosen.json"
 stage copies 60 "${copies[@]}" --json "$OUT/copies.json"
 stage states 400 "${device[@]}" --budget 385 "${states[@]}" --traces "$OUT" --json "$OUT/states.json"

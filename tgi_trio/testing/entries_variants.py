@@ -12,7 +12,7 @@ from tgi_trio.shard.torch_backend.attention import entries_kernel
 from tgi_trio.shard.torch_backend.attention.paged_entries import REGISTERS
 from tgi_trio.shard.torch_backend.attention.shared_keys import COPIED, count_averaged
 from tgi_trio.shard.torch_backend.attention.tiles import choose_entries_tile
-from tgi_trio.shard.torch_backend.kernels import shared_key, streams
+from tgi_trio.shard.torch_backend.kernels import hyper, shared_key
 from tgi_trio.shard.torch_backend.layers import hyper_kernels
 from tgi_trio.shard.torch_backend.layers.residual import count_warps
 from tgi_trio.shard.torch_backend.padding import next_power_of_2
@@ -102,7 +102,7 @@ def _streams(hidden: int) -> Iterator[Variant]:
         tile["PRECISION"] = FLOAT32_PRODUCTS
         yield Variant(
             f"mix_streams {hidden} of {few} tokens",
-            streams.mix_streams,
+            hyper.mix_streams,
             (F32, BF16, F32, "i32"),
             {"SIZE": 4 * hidden, "WEIGHTS": 24} | tile,
         )
@@ -110,7 +110,7 @@ def _streams(hidden: int) -> Iterator[Variant]:
             more = f"{'' if mixes else ' apart'}{f' of {experts} experts' * (experts > 0)}"
             yield Variant(
                 f"write_streams {hidden} of {few} tokens{more}",
-                streams.write_streams,
+                hyper.write_streams,
                 (BF16, F32, *(BF16,) * 5, F32, F32, F32, "i32"),
                 {"COUNT": 4, "HIDDEN": hidden, "MIXES": mixes}
                 | {"PER_TOKEN": experts, "SHARED": int(experts > 0)}
@@ -120,7 +120,7 @@ def _streams(hidden: int) -> Iterator[Variant]:
     for iterations in (20, 0):
         yield Variant(
             f"read_streams {hidden}{'' if iterations else ' apart'}",
-            streams.read_streams,
+            hyper.read_streams,
             (BF16, F32, F32, F32, BF16, F32, F32, BF16, BF16, *("fp32",) * 5, "i32"),
             {
                 **{"COUNT": 4, "PADDED": 4, "ADDS": True},
