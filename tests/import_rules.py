@@ -212,7 +212,7 @@ RULES: dict[str, Rule] = {
     "testing.kernel_variants": Rule(
         ours(
             "shard.torch_backend testing.variant testing.attention_variants "
-            "testing.alternating_variants testing.block_variants testing.choice_variants "
+            "testing.stream_variants testing.block_variants testing.choice_variants "
             "testing.chosen_variants testing.delta_variants testing.entries_variants "
             "testing.gated_variants testing.indexed_variants testing.mixture_variants "
             "testing.recurrence_variants"
@@ -222,7 +222,7 @@ RULES: dict[str, Rule] = {
     **{
         f"testing.{what}_variants": Rule(ours("shard.torch_backend testing.variant"), banned=SERVER)
         for what in (
-            *("attention", "alternating", "block", "choice", "chosen", "entries", "gated"),
+            *("attention", "block", "choice", "chosen", "entries", "gated", "stream"),
             *("mixture", "code", "adapter", "delta", "recurrence"),
         )
     },

@@ -23,7 +23,6 @@ from tgi_trio.shard.torch_backend.layers.opening import BLOCK as OPENED
 from tgi_trio.shard.torch_backend.layers.residual import count_warps
 from tgi_trio.shard.torch_backend.padding import next_power_of_2
 from tgi_trio.shard.torch_backend.torch_device import Generation
-from tgi_trio.testing.alternating_variants import alternating_variants
 from tgi_trio.testing.attention_variants import attention_variants
 from tgi_trio.testing.block_variants import block_variants
 from tgi_trio.testing.choice_variants import choice_variants
@@ -34,6 +33,7 @@ from tgi_trio.testing.gated_variants import gated_variants
 from tgi_trio.testing.indexed_variants import indexed_variants
 from tgi_trio.testing.mixture_variants import mixture_variants
 from tgi_trio.testing.recurrence_variants import recurrence_variants
+from tgi_trio.testing.stream_variants import stream_variants
 from tgi_trio.testing.variant import BF16, EVEN, F32, I32, I64, U8, Variant
 
 
@@ -54,7 +54,7 @@ def variants(generation: Generation) -> Iterator[Variant]:
     yield from entries_variants(generation)
     yield from block_variants(generation)
     yield from gated_variants()
-    yield from alternating_variants(generation)
+    yield from stream_variants(generation)
     yield from delta_variants()
     yield from recurrence_variants()
     yield from indexed_variants()

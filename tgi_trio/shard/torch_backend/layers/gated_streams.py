@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from tgi_trio.model.specs.decoder import NormKind
 from tgi_trio.shard.torch_backend.layers.expert_parts import ExpertParts
-from tgi_trio.shard.torch_backend.layers.hyper import holds_streams
+from tgi_trio.shard.torch_backend.layers.hyper import holds_state
 from tgi_trio.shard.torch_backend.layers.linear import Linear
 from tgi_trio.shard.torch_backend.layers.opening import (
     compile_narrow,
@@ -139,7 +139,7 @@ def add_said(streams: torch.Tensor, addend: Said | None, count: int) -> torch.Te
 
 
 def _in_kernels(streams: torch.Tensor, count: int) -> bool:
-    return runs_kernels(streams.device) and holds_streams(streams.shape[1] // count)
+    return runs_kernels(streams.device) and holds_state(streams.shape[1] // count)
 
 
 def _launch_addition(

@@ -165,10 +165,10 @@ def _average(streams: torch.Tensor) -> torch.Tensor:
     return (total / streams.shape[1]).to(streams.dtype)
 
 
-def holds_streams(size: int) -> bool:
+def holds_state(size: int) -> bool:
     """Return whether the kernels hold hidden states of `size` numbers."""
     return size <= _MOST
 
 
 def _in_kernels(streams: torch.Tensor) -> bool:
-    return runs_kernels(streams.device) and holds_streams(streams.shape[-1])
+    return runs_kernels(streams.device) and holds_state(streams.shape[-1])

@@ -152,14 +152,14 @@ class LayerStreams:
         return sum(each.nbytes for each in small) + sum(part.nbytes() for part in parts)
 
 
-def holds_alternating(count: int, size: int) -> bool:
+def holds_streams(count: int, size: int) -> bool:
     """Return whether the kernels hold `count` hidden states of `size` numbers."""
     padded = [next_power_of_2(each) for each in (count, size)]
     return padded[0] * padded[1] <= _MOST
 
 
 def _in_kernels(x: torch.Tensor, count: int) -> bool:
-    return runs_kernels(x.device) and holds_alternating(count, x.shape[-1])
+    return runs_kernels(x.device) and holds_streams(count, x.shape[-1])
 
 
 def _add(streams: torch.Tensor, added: Added | None) -> torch.Tensor:

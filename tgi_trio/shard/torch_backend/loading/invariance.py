@@ -11,9 +11,9 @@ from tgi_trio.model.specs.t5 import T5Spec
 from tgi_trio.shard.torch_backend.attention.kinds import capturable_for
 from tgi_trio.shard.torch_backend.layers.activation import SparseActivation
 from tgi_trio.shard.torch_backend.layers.gating import Gate
-from tgi_trio.shard.torch_backend.layers.hyper import holds_streams
+from tgi_trio.shard.torch_backend.layers.hyper import holds_state
 from tgi_trio.shard.torch_backend.layers.mlp import DenseMlp, Mlp
-from tgi_trio.shard.torch_backend.layers.streams import holds_alternating
+from tgi_trio.shard.torch_backend.layers.streams import holds_streams
 from tgi_trio.shard.torch_backend.models.decoder import Decoder
 from tgi_trio.shard.torch_backend.states.mamba2_layer import Mamba2Layer
 from tgi_trio.shard.torch_backend.torch_device import runs_kernels
@@ -58,10 +58,10 @@ def check_loaded(settings: ShardSettings, model: Decoder, device: torch.device) 
 
 def _holds_hidden_states(spec: DecoderSpec) -> bool:
     """Return whether kernels mix a token's hidden states, if it has several."""
-    if spec.streams is not None and not holds_alternating(spec.streams.count, spec.hidden_size):
+    if spec.streams is not None and not holds_streams(spec.streams.count, spec.hidden_size):
         return False
     several = spec.hyper is not None or spec.gated_streams is not None
-    return not several or holds_streams(spec.hidden_size)
+    return not several or holds_state(spec.hidden_size)
 
 
 def _cuts_alike(mlp: Mlp | None, spec: DecoderSpec) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final
 
-from tgi_trio.shard.torch_backend.kernels import alternating, fused, own_inputs
+from tgi_trio.shard.torch_backend.kernels import fused, own_inputs, streams
 from tgi_trio.shard.torch_backend.layers.gating import count_cutting_warps
 from tgi_trio.shard.torch_backend.layers.own_inputs import choose_opened_tile, opened_constants
 from tgi_trio.shard.torch_backend.layers.residual import count_warps
@@ -18,7 +18,7 @@ _OWN: Final = 256
 _WIDTHS: Final = (8192, 16384)  # of MLPs: of 2 and of 4 billion
 
 
-def alternating_variants(generation: Generation) -> Iterator[Variant]:
+def stream_variants(generation: Generation) -> Iterator[Variant]:
     """Yield the variants that are launched on devices of a generation."""
     overlaps: dict[str, Any] = {"OVERLAPS": generation == "hopper"}
     act, kind = "gelu_tanh", {"KIND": "rms"}
@@ -30,28 +30,28 @@ def alternating_variants(generation: Generation) -> Iterator[Variant]:
         for adds in (True, False):
             yield Variant(
                 f"predict_streams {name}{' adds' * adds}",
-                alternating.predict_streams,
+                streams.predict_streams,
                 (*(dtype,) * 9, *("fp32",) * 3, "i32"),
                 every | kind | {"ACTIVE": 0, "ADDS": adds},
                 warps=warps,
             )
         yield Variant(
             f"join_detour {name}",
-            alternating.join_detour,
+            streams.join_detour,
             (*(dtype,) * 9, *("fp32",) * 4),
             one | kind,
             warps=count_warps(_SIZE),
         )
         yield Variant(
             f"correct_streams {name}",
-            alternating.correct_streams,
+            streams.correct_streams,
             (*(dtype,) * 10, "fp32", "fp32", "i32"),
             every | kind | {"ACTIVE": 0, "SCALES": True},
             warps=warps,
         )
         yield Variant(
             f"add_to_others {name}",
-            alternating.add_to_others,
+            streams.add_to_others,
             (*(dtype,) * 4, "fp32", "i32"),
             every | kind,
             warps=warps,
@@ -59,7 +59,7 @@ def alternating_variants(generation: Generation) -> Iterator[Variant]:
         for joins in (True, False):
             yield Variant(
                 f"match_streams {name}{' joins' * joins}",
-                alternating.match_streams,
+                streams.match_streams,
                 (*(dtype,) * 3, "fp32", "i32"),
                 every | {"JOINS": joins},
                 warps=warps,
@@ -67,7 +67,7 @@ def alternating_variants(generation: Generation) -> Iterator[Variant]:
         for width in _WIDTHS:
             yield Variant(
                 f"cut_and_gate {TYPES[dtype]} {width}",
-                alternating.cut_and_gate,
+                streams.cut_and_gate,
                 (dtype, dtype, "fp32"),
                 {"SIZE": width, "PADDED": width, "ACT": act, "PAIRED": False} | overlaps,
                 warps=count_cutting_warps(width),

@@ -24,7 +24,7 @@ from tgi_trio.shard.torch_backend.layers.linear import Linear
 from tgi_trio.shard.torch_backend.layers.norm import Norm
 from tgi_trio.shard.torch_backend.layers.own_inputs import OwnInput
 from tgi_trio.shard.torch_backend.layers.stream_parts import Added, Routing
-from tgi_trio.shard.torch_backend.layers.streams import LayerStreams, Streams, holds_alternating
+from tgi_trio.shard.torch_backend.layers.streams import LayerStreams, Streams, holds_streams
 
 need_triton()
 
@@ -153,7 +153,7 @@ def test_what_no_kernel_cuts_is_left_to_torch(monkeypatch: pytest.MonkeyPatch) -
     assert sparse.cuts(40) and not any(gate.cuts(40) for gate in others)
     assert all(torch.equal(gate(inner), e) for gate, e in zip(others, expected, strict=True))
     assert not sparse.cuts(1 << 16)
-    assert holds_alternating(4, 8192) and not holds_alternating(5, 8192)
+    assert holds_streams(4, 8192) and not holds_streams(5, 8192)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
