@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final
 
+import torch
+
 from tgi_trio.shard.torch_backend.kernels import fused, own_inputs, streams
 from tgi_trio.shard.torch_backend.layers.gating import count_cutting_warps
 from tgi_trio.shard.torch_backend.layers.own_inputs import choose_opened_tile, opened_constants
@@ -16,79 +18,88 @@ _COUNT: Final = 4  # Gemma 3n, as are the next
 _SIZE: Final = 2048
 _OWN: Final = 256
 _WIDTHS: Final = (8192, 16384)  # of MLPs: of 2 and of 4 billion
+_ACT: Final = "gelu_tanh"
+_NORM: Final = {"KIND": "rms"}
 
 
 def stream_variants(generation: Generation) -> Iterator[Variant]:
     """Yield the variants that are launched on devices of a generation."""
     overlaps: dict[str, Any] = {"OVERLAPS": generation == "hopper"}
-    act, kind = "gelu_tanh", {"KIND": "rms"}
+    for dtype in (BF16, F32):
+        yield from _of_states(dtype, overlaps)
+        yield from _of_gates(dtype, overlaps)
+
+
+def _of_states(dtype: torch.dtype, overlaps: dict[str, Any]) -> Iterator[Variant]:
+    """Yield what makes, joins and corrects hidden states."""
     one = {"SIZE": _SIZE, "PADDED": _SIZE} | overlaps
     every = one | {"COUNT": _COUNT, "PADDED_COUNT": _COUNT}
     warps = count_warps(_COUNT * _SIZE)
-    for dtype in (BF16, F32):
-        name = f"{TYPES[dtype]} {_SIZE}"
-        for adds in (True, False):
-            yield Variant(
-                f"predict_streams {name}{' adds' * adds}",
-                streams.predict_streams,
-                (*(dtype,) * 9, *("fp32",) * 3, "i32"),
-                every | kind | {"ACTIVE": 0, "ADDS": adds},
-                warps=warps,
-            )
+    name = f"{TYPES[dtype]} {_SIZE}"
+    for adds in (True, False):
         yield Variant(
-            f"join_detour {name}",
-            streams.join_detour,
-            (*(dtype,) * 9, *("fp32",) * 4),
-            one | kind,
-            warps=count_warps(_SIZE),
-        )
-        yield Variant(
-            f"correct_streams {name}",
-            streams.correct_streams,
-            (*(dtype,) * 10, "fp32", "fp32", "i32"),
-            every | kind | {"ACTIVE": 0, "SCALES": True},
+            f"predict_streams {name}{' adds' * adds}",
+            streams.predict_streams,
+            (*(dtype,) * 9, *("fp32",) * 3, "i32"),
+            every | _NORM | {"ACTIVE": 0, "ADDS": adds},
             warps=warps,
         )
+    yield Variant(
+        f"join_detour {name}",
+        streams.join_detour,
+        (*(dtype,) * 9, *("fp32",) * 4),
+        one | _NORM,
+        warps=count_warps(_SIZE),
+    )
+    yield Variant(
+        f"correct_streams {name}",
+        streams.correct_streams,
+        (*(dtype,) * 10, "fp32", "fp32", "i32"),
+        every | _NORM | {"ACTIVE": 0, "SCALES": True},
+        warps=warps,
+    )
+    yield Variant(
+        f"add_to_others {name}",
+        streams.add_to_others,
+        (*(dtype,) * 4, "fp32", "i32"),
+        every | _NORM,
+        warps=warps,
+    )
+    for joins in (True, False):
         yield Variant(
-            f"add_to_others {name}",
-            streams.add_to_others,
-            (*(dtype,) * 4, "fp32", "i32"),
-            every | kind,
+            f"match_streams {name}{' joins' * joins}",
+            streams.match_streams,
+            (*(dtype,) * 3, "fp32", "i32"),
+            every | {"JOINS": joins},
             warps=warps,
         )
-        for joins in (True, False):
-            yield Variant(
-                f"match_streams {name}{' joins' * joins}",
-                streams.match_streams,
-                (*(dtype,) * 3, "fp32", "i32"),
-                every | {"JOINS": joins},
-                warps=warps,
-            )
-        for width in _WIDTHS:
-            yield Variant(
-                f"cut_and_gate {TYPES[dtype]} {width}",
-                streams.cut_and_gate,
-                (dtype, dtype, "fp32"),
-                {"SIZE": width, "PADDED": width, "ACT": act, "PAIRED": False} | overlaps,
-                warps=count_cutting_warps(width),
-            )
+
+
+def _of_gates(dtype: torch.dtype, overlaps: dict[str, Any]) -> Iterator[Variant]:
+    """Yield what opens gates: those of MLPs, cut at a bound, and those of a layer's own inputs."""
+    for width in _WIDTHS:
         yield Variant(
-            f"open_own {TYPES[dtype]} {_OWN}",
-            fused.open_own,
-            (*(dtype,) * 3, f"i32{EVEN}"),
-            {"SIZE": _OWN, "BLOCK": 1024, "ACT": act} | overlaps,
+            f"cut_and_gate {TYPES[dtype]} {width}",
+            streams.cut_and_gate,
+            (dtype, dtype, "fp32"),
+            {"SIZE": width, "PADDED": width, "ACT": _ACT, "PAIRED": False} | overlaps,
+            warps=count_cutting_warps(width),
         )
-        for size in (1536, 2048):  # Gemma 4 E2B, Gemma 3n
-            for tokens in (1, 256, 512) if dtype is BF16 else (1, 512):
-                tile = choose_opened_tile(dtype, tokens)
-                yield Variant(
-                    f"multiply_opened {TYPES[dtype]} {size}, {tile.tokens} tokens",
-                    own_inputs.multiply_opened,
-                    (*(dtype,) * 4, "i32", f"i32{EVEN}"),
-                    {
-                        **opened_constants(size, _OWN),
-                        **{"ACT": act, "TOKENS": tile.tokens, "BLOCK": tile.gates},
-                    },
-                    warps=tile.warps,
-                    stages=tile.stages,
-                )
+    yield Variant(
+        f"open_own {TYPES[dtype]} {_OWN}",
+        fused.open_own,
+        (*(dtype,) * 3, f"i32{EVEN}"),
+        {"SIZE": _OWN, "BLOCK": 1024, "ACT": _ACT} | overlaps,
+    )
+    for size in (1536, 2048):  # Gemma 4 E2B, Gemma 3n
+        for tokens in (1, 256, 512) if dtype is BF16 else (1, 512):
+            tile = choose_opened_tile(dtype, tokens)
+            constants = {"ACT": _ACT, "TOKENS": tile.tokens, "BLOCK": tile.gates}
+            yield Variant(
+                f"multiply_opened {TYPES[dtype]} {size}, {tile.tokens} tokens",
+                own_inputs.multiply_opened,
+                (*(dtype,) * 4, "i32", f"i32{EVEN}"),
+                {**opened_constants(size, _OWN), **constants},
+                warps=tile.warps,
+                stages=tile.stages,
+            )
