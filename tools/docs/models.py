@@ -199,7 +199,7 @@ ranks gather these (`torch_backend/layers/norm.py`). The CPU kernels do so befor
 The first GPT and OPT 350M normalise sums, not what their parts read of them; the norm of the last
 sum stands for other models' final one. OPT 350M's embeddings are narrower than its layers, with a
 linear before these and one behind; OPT without a final norm, or without weights in its norms, runs
-through transformers. XGLM's positions are computed (`shard/sine_positions.py`). XGLM with
+through transformers. XGLM's positions are computed (`shard/positions/sines.py`). XGLM with
 cross-attention, or with padding of a number that its positions have, runs through transformers, and
 IQuest Coder with windows or clipped queries, which transformers refuses.
 

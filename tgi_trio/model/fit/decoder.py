@@ -217,7 +217,7 @@ CLAIMS: Final[Claims] = {
     "RotarySpec.max_positions": ANY,
     "RotarySpec.sections": ANY,
     "RotarySpec.sections_alternate": ANY,
-    "RotarySpec.parameters": ANY,  # `rotary_frequencies.py` reads them, by kind
+    "RotarySpec.parameters": ANY,  # `positions/rotary_frequencies.py` reads them
     "RotarySpec.query_scale": ANY,
     "RotarySpec.log_positions": ANY,
     "RotarySpec.learned": ANY,

@@ -329,5 +329,5 @@ CLAIMS: Final[Claims] = {
     "QueryScale.beta": ANY,
     "QueryScale.step": ANY,
     "QueryScale.offset": ANY,
-    "RotarySpec.parameters": ANY,  # `rotary_frequencies.py` reads them, by kind
+    "RotarySpec.parameters": ANY,  # `positions/rotary_frequencies.py` reads them
 }

@@ -343,7 +343,7 @@ class DecoderSpec:
     normalised_head: bool = False  # each row of the head is divided by its length
     position_rows: int = 0  # rows of the table of learned positions; 0: none
     position_offset: int = 0
-    sine_positions: bool = False  # that table is computed, not learned; see `sine_positions.py`
+    sine_positions: bool = False  # that table is computed, not learned; see `positions/sines.py`
     alibi: bool = False
     alibi_scale: float = 1.0  # multiplies the slopes
     attention_soft_cap: float = 0.0

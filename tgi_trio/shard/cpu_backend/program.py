@@ -38,7 +38,7 @@ from tgi_trio.shard.cpu_backend.program_builder import FinalNorm, ProgramBuilder
 from tgi_trio.shard.cpu_backend.rotary_tables import RotaryTables
 from tgi_trio.shard.cpu_backend.tables import OF_PADDING, TO_BLOCKS, TURNING, Buffer, Code
 from tgi_trio.shard.cpu_backend.weight_layout import PANEL, SPARE_ROWS, CacheNumbers, Storage
-from tgi_trio.shard.rotary_frequencies import short_length
+from tgi_trio.shard.positions.rotary_frequencies import short_length
 
 if TYPE_CHECKING:
     from tgi_trio.shard.cpu_backend.adapter_kernels import AdapterKernels

@@ -18,7 +18,7 @@ from tgi_trio.model.specs.decoder import RotarySpec
 from tgi_trio.shard.checkpoint.numbers import Floats
 from tgi_trio.shard.cpu_backend.arena import address
 from tgi_trio.shard.cpu_backend.head_order import needs_order, widen
-from tgi_trio.shard.rotary_frequencies import (
+from tgi_trio.shard.positions.rotary_frequencies import (
     frequencies_at,
     rotary_axes,
     rotary_frequencies,

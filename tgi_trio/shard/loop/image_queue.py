@@ -21,12 +21,12 @@ from tgi_trio.errors import CorruptFrame
 from tgi_trio.ipc.images import SOUND, ImageArena, SequenceImage, read_bundle
 from tgi_trio.ipc.messages import Fault
 from tgi_trio.model.image_rules import ImageRules
-from tgi_trio.shard.canvas_turns import turn_by_canvases
 from tgi_trio.shard.contract import ShardSequence
 from tgi_trio.shard.loop.step_columns import Columns
 from tgi_trio.shard.media.features import Bundle, FeatureStore, ImageEncoder, ImageFeatures
 from tgi_trio.shard.media.held_image import HeldImage
 from tgi_trio.shard.media.video_grids import join_features, split_grids
+from tgi_trio.shard.positions.canvas_turns import turn_by_canvases
 from tgi_trio.shard.prompt_geometry import (
     BundleGrid,
     ImageGrid,

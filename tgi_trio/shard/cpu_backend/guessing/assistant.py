@@ -21,7 +21,7 @@ from tgi_trio.shard.contract import BLOCK_SIZE, StepPlan
 from tgi_trio.shard.cpu_backend.guessing.eagle import Floats, turn_heads
 from tgi_trio.shard.cpu_backend.guessing.heads import KernelArithmetic
 from tgi_trio.shard.machine.small_products import multiply_small
-from tgi_trio.shard.rotary_frequencies import rotary_frequencies
+from tgi_trio.shard.positions.rotary_frequencies import rotary_frequencies
 from tgi_trio.shard.speculation.arithmetic import MODEL_HEAD
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from tgi_trio.shard.checkpoint.numbers import to_float32
 from tgi_trio.shard.contract import BLOCK_SIZE, StepPlan
 from tgi_trio.shard.cpu_backend.arena import allocate_zeroed
 from tgi_trio.shard.machine.small_products import multiply_small
-from tgi_trio.shard.rotary_frequencies import rotary_frequencies
+from tgi_trio.shard.positions.rotary_frequencies import rotary_frequencies
 
 if TYPE_CHECKING:
     from tgi_trio.shard.cpu_backend.forward import Forward

@@ -30,7 +30,7 @@ from tgi_trio.shard.cpu_backend.operations.padded_heads import (
 from tgi_trio.shard.cpu_backend.operations.pooled import add_pooled_choice, add_run_choice
 from tgi_trio.shard.cpu_backend.operations.writer import OperationWriter
 from tgi_trio.shard.cpu_backend.tables import GATES, Buffer, Code, Form
-from tgi_trio.shard.linear_biases import alibi_slopes
+from tgi_trio.shard.positions.linear_biases import alibi_slopes
 
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int32]

@@ -17,7 +17,7 @@ from tgi_trio.shard.cpu_backend.operations.own_embeddings import add_own_inputs
 from tgi_trio.shard.cpu_backend.operations.writer import OperationWriter
 from tgi_trio.shard.cpu_backend.packing import to_storage
 from tgi_trio.shard.cpu_backend.tables import Buffer, Code
-from tgi_trio.shard.sine_positions import sine_positions
+from tgi_trio.shard.positions.sines import sine_positions
 
 
 def add_embedding(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from tgi_trio.shard import linear_biases
+from tgi_trio.shard.positions import linear_biases
 
 
 def alibi_slopes(heads: int, maximum: float = 8.0) -> torch.Tensor:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 
 from tgi_trio.model.specs.decoder import QueryScale, RotarySpec
-from tgi_trio.shard.rotary_frequencies import (
+from tgi_trio.shard.positions.rotary_frequencies import (
     exponents,
     long_frequencies,
     rotary_axes,

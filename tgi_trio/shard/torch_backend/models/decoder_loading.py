@@ -34,7 +34,7 @@ from tgi_trio.model.specs.decoder import (
     SharedBlock,
 )
 from tgi_trio.model.stages import Stage, check_stages
-from tgi_trio.shard.sine_positions import sine_positions
+from tgi_trio.shard.positions.sines import sine_positions
 from tgi_trio.shard.torch_backend.layers.activation import SparseActivation, activation
 from tgi_trio.shard.torch_backend.layers.beside import ExpertsBeside
 from tgi_trio.shard.torch_backend.layers.linear import Linear
