@@ -118,9 +118,9 @@ class Worker:
         self._images = images or ImageQueue(None, None, 0)
         self._prefixes = PrefixOrders(channel, runner)
         self._reports = Reporter(channel, self._images)
-        self._flight: Flight | None = None  # launched, not settled; the batch expects it
+        self._ahead: Flight | None = None  # launched, not settled; the batch expects it
         self._micro_batches = options.pipeline_stages
-        self._flights: deque[Flight] = deque()  # a pipeline's, launched, not settled; oldest first
+        self._pipeline: deque[Flight] = deque()  # micro-batches in flight, oldest first
         self._handlers: dict[Kind, Callable[[Frame], None]] = {
             Kind.INFO: self._on_info,
             Kind.WARMUP: self._on_warmup,
@@ -154,12 +154,12 @@ class Worker:
             if self._adapters.is_loading:
                 self._install_adapters()
             plan = self._batch.plan(self._token_budget)
-            if plan is not None and (self._flight is None or self._runner.runs_ahead(plan)):
+            if plan is not None and (self._ahead is None or self._runner.runs_ahead(plan)):
                 self._run_step(plan)
-            elif self._flight is not None:
+            elif self._ahead is not None:
                 self._settle_in_flight()
-            elif self._flights:
-                self._settle(self._flights.popleft())
+            elif self._pipeline:
+                self._settle(self._pipeline.popleft())
             else:
                 self._report_idle()
                 self._computed_at = 0
@@ -324,7 +324,7 @@ class Worker:
         if self._micro_batches > 1:
             self._launch_micro_batch(flight)
             return
-        followed, is_ahead = self._batch.is_followed(plan), self._flight is not None
+        followed, is_ahead = self._batch.is_followed(plan), self._ahead is not None
         # With a step in flight, `serve` has asked already whether this one may be launched.
         if not is_ahead and not (followed and self._runner.runs_ahead(plan)):
             self._settle(flight)
@@ -339,7 +339,7 @@ class Worker:
             flight.pending = pending
             if followed:
                 self._batch.expect(plan)
-                self._flight = flight
+                self._ahead = flight
                 return
         else:  # nothing may follow it before it has been computed
             fill_inputs(plan)
@@ -349,9 +349,9 @@ class Worker:
         """Launch a step beside those in flight; settle the oldest once every stage has one."""
         flight.pending = self._runner.launch(flight.plan)
         self._batch.mark_in_flight(flight.plan)
-        self._flights.append(flight)
-        if len(self._flights) == self._micro_batches:
-            self._settle(self._flights.popleft())
+        self._pipeline.append(flight)
+        if len(self._pipeline) == self._micro_batches:
+            self._settle(self._pipeline.popleft())
 
     def _settle_in_flight(self, *, followed: bool = False) -> bool:
         """Settle what is in flight, if anything; return whether a step launched after it is valid.
@@ -359,9 +359,9 @@ class Worker:
         If it has raised, its rows are computed again, and a step launched on top of it is void.
         `followed`: there is such a step.
         """
-        while self._flights:
-            self._settle(self._flights.popleft())
-        flight, self._flight = self._flight, None
+        while self._pipeline:
+            self._settle(self._pipeline.popleft())
+        flight, self._ahead = self._ahead, None
         return flight is None or self._settle(flight, followed=followed)
 
     def _settle(self, flight: Flight, *, followed: bool = False) -> bool:
