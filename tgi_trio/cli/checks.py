@@ -15,9 +15,9 @@ from tgi_trio.cli.options import (
     ClusterOptions,
     DoctorOptions,
     FrontOptions,
+    HostOptions,
     QuantizeOptions,
     RankOptions,
-    ShardOptions,
 )
 from tgi_trio.errors import ConfigurationError
 
@@ -88,7 +88,7 @@ def find_leader(options: RankOptions) -> tuple[str, int, Path]:
     return leader, rank, secret
 
 
-def check_shard(options: ShardOptions) -> None:
+def check_shard(options: HostOptions) -> None:
     """Raise unless it is said where and for whom the shard computes."""
     find_secret(options)
     if options.listen.startswith(_UNIX):
@@ -97,7 +97,7 @@ def check_shard(options: ShardOptions) -> None:
         )
 
 
-def find_secret(options: ShardOptions) -> Path:
+def find_secret(options: HostOptions) -> Path:
     """Return the file of the secret that routers know. Raises ConfigurationError."""
     if options.cluster_secret_file is None:
         raise ConfigurationError(

@@ -27,10 +27,10 @@ from tgi_trio.cli.options import (
     DoctorOptions,
     DownloadOptions,
     FrontOptions,
+    HostOptions,
     QuantizeOptions,
     RankOptions,
     SchemaOptions,
-    ShardOptions,
 )
 from tgi_trio.settings.checks import check
 from tgi_trio.settings.records import Options
@@ -94,7 +94,7 @@ _load: Final = partial(Flag, owner=BenchOptions, variable=False)
 _fetch: Final = partial(Flag, owner=DownloadOptions, variable=False)
 _keep: Final = partial(Flag, owner=ClusterOptions, variable=False)
 _place: Final = partial(Flag, owner=RankOptions, variable=False)
-_listen: Final = partial(Flag, owner=ShardOptions, variable=False)
+_listen: Final = partial(Flag, owner=HostOptions, variable=False)
 _round: Final = partial(Flag, owner=QuantizeOptions, variable=False)
 
 COMMANDS: Final[tuple[Command, ...]] = (
@@ -191,15 +191,13 @@ COMMANDS: Final[tuple[Command, ...]] = (
                 "Flags",
                 (
                     _listen("listen", "address", "where the router calls: its --shard"),
-                    Flag(
-                        "model-id", "model", "its model here", "the router's folder", ShardOptions
-                    ),
+                    Flag("model-id", "model", "its model here", "the router's folder", HostOptions),
                     *_of_serve("cluster-secret-file", "revision", "huggingface-hub-cache"),
                     *_of_serve("trust-remote-code", "json-output", "logger-level"),
                 ),
             ),
         ),
-        ShardOptions,
+        HostOptions,
         check_shard,
     ),
     Command(

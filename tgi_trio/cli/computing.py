@@ -6,13 +6,13 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import trio
 
-from tgi_trio.cli.options import RankOptions, ShardOptions
+from tgi_trio.cli.options import HostOptions, RankOptions
 from tgi_trio.errors import TgiTrioError
 from tgi_trio.router.shards.rank_incarnation import OwnModel
 from tgi_trio.signals import received_signals, run_to_its_end
 
 
-def find_own_model(options: RankOptions | ShardOptions) -> OwnModel:
+def find_own_model(options: RankOptions | HostOptions) -> OwnModel:
     """Return the model of this machine; downloads what is missing. Raises ModelLoadError."""
     if options.model_id is None:
         return OwnModel(None, options.trust_remote_code)

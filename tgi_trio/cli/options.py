@@ -114,7 +114,7 @@ class RankOptions(_Computing):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ShardOptions(_Computing):
+class HostOptions(_Computing):
     """`shard`."""
 
     listen: str = "0.0.0.0:29400"  # host:port

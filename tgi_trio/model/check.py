@@ -50,7 +50,7 @@ from tgi_trio.model.tensors import (
 from tgi_trio.model.transformers_types import configured_types, text_types
 
 
-class Serving(Protocol):
+class ServingSettings(Protocol):
     """How a model is to be served, as far as it may rule that out; the settings implement it."""
 
     @property
@@ -74,7 +74,7 @@ class Serving(Protocol):
     def rope(self) -> RopeScaling | None: ...  # replaces the checkpoint's
 
 
-def check_model(config: ModelConfig, serving: Serving) -> list[str]:
+def check_model(config: ModelConfig, serving: ServingSettings) -> list[str]:
     """Raise ModelLoadError or ConfigurationError if a model cannot be served as requested.
 
     Return warnings, a sentence each.
@@ -271,7 +271,7 @@ def _check_shapes(tensors: Mapping[str, StoredTensor], shapes: Mapping[str, Shap
             )
 
 
-def _check_transformers(config: ModelConfig, serving: Serving) -> None:
+def _check_transformers(config: ModelConfig, serving: ServingSettings) -> None:
     """Raise for a model that transformers cannot run, or not as requested."""
     name, known = config.model_type, text_types()
     code = runnable_code(config) if serving.trust_remote_code else None

@@ -19,7 +19,7 @@ from tests.router.shards.remote_support import (
     wait_for_file,
     wait_until_gone,
 )
-from tgi_trio.cli.options import ShardOptions
+from tgi_trio.cli.options import HostOptions
 from tgi_trio.cli.shard import run_shard
 from tgi_trio.errors import ConfigurationError, PeerGone
 from tgi_trio.ipc import peering
@@ -331,10 +331,10 @@ def test_what_shard_needs_to_be_told(tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text(SECRET.decode())
     with pytest.raises(ConfigurationError, match="--cluster-secret-file says which routers"):
-        run_shard(ShardOptions())
+        run_shard(HostOptions())
     with socket.socket() as taken:
         taken.bind((HOST, 0))
         taken.listen()
         address = f"{HOST}:{taken.getsockname()[1]}"
         with pytest.raises(ConfigurationError, match="choose another with --listen"):
-            run_shard(ShardOptions(cluster_secret_file=secret, listen=address))
+            run_shard(HostOptions(cluster_secret_file=secret, listen=address))
