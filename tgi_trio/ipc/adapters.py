@@ -17,7 +17,7 @@ _DIGEST: Final = 32  # bytes of a sha256
 
 @dataclass(frozen=True, slots=True)
 class AdapterOrder:
-    """Load an adapter (ADAPTER)."""
+    """Load an adapter (LOAD_ADAPTER)."""
 
     number: int  # never reused; PREFILL rows refer to the adapter by it
     folder: Path
@@ -36,16 +36,16 @@ class AdapterReport:
 
 
 def encode_adapter(command: int, order: AdapterOrder) -> bytes:
-    """Return an ADAPTER frame."""
+    """Return a LOAD_ADAPTER frame."""
     columns = {
         "folder": path_column(order.folder),
         "sha256": np.frombuffer(order.sha256, np.uint8),
     }
-    return encode(Kind.ADAPTER, {"command": command, "adapter": order.number}, columns)
+    return encode(Kind.LOAD_ADAPTER, {"command": command, "adapter": order.number}, columns)
 
 
 def decode_adapter(frame: Frame) -> AdapterOrder:
-    """Return what an ADAPTER frame says; raises CorruptFrame."""
+    """Return what a LOAD_ADAPTER frame says; raises CorruptFrame."""
     return AdapterOrder(frame.word("adapter"), frame.path("folder"), _digest(frame))
 
 
@@ -71,8 +71,8 @@ def decode_adapter_reply(frame: Frame) -> AdapterReport:
 
 
 def encode_drop(command: int, number: int) -> bytes:
-    """Return a DROP frame."""
-    return encode(Kind.DROP, {"command": command, "adapter": number}, {})
+    """Return a DROP_ADAPTER frame."""
+    return encode(Kind.DROP_ADAPTER, {"command": command, "adapter": number}, {})
 
 
 def _digest(frame: Frame) -> bytes:

@@ -46,9 +46,9 @@ class Kind(enum.IntEnum):
     STEP = 12
     FAULT = 13
     PLAN = 14
-    ADAPTER = 15
+    LOAD_ADAPTER = 15
     ADAPTER_REPLY = 16
-    DROP = 17
+    DROP_ADAPTER = 17
     KEEP = 18
     RESTORE = 19
     PREFIX_REPLY = 20
@@ -304,7 +304,7 @@ FRAMES: tuple[FrameSpec, ...] = (
         columns=(Column("sequence", "<u8", "rows", "sequence id; unknown ones are skipped"),),
     ),
     FrameSpec(
-        Kind.ADAPTER,
+        Kind.LOAD_ADAPTER,
         "router->shard",
         "Load a LoRA adapter, beside the steps; ADAPTER_REPLY says what came of it.",
         words=(_COMMAND, ("adapter", "its number, chosen by the router, never reused")),
@@ -330,7 +330,7 @@ FRAMES: tuple[FrameSpec, ...] = (
         ),
     ),
     FrameSpec(
-        Kind.DROP,
+        Kind.DROP_ADAPTER,
         "router->shard",
         "Forget an adapter that no sequence has any more.",
         words=(_COMMAND, ("adapter", "its number; unknown ones are skipped")),
@@ -444,8 +444,8 @@ FRAMES: tuple[FrameSpec, ...] = (
     FrameSpec(
         Kind.PLAN,
         "rank 0->other ranks",
-        "Compute a step. WARMUP, ADAPTER, DROP, KEEP, RESTORE, TRANSFER and SHUTDOWN go the same "
-        "way; only HELLO is answered.",
+        "Compute a step. WARMUP, LOAD_ADAPTER, DROP_ADAPTER, KEEP, RESTORE, TRANSFER and SHUTDOWN "
+        "go the same way; only HELLO is answered.",
         words=(
             ("width", "block table entries per row"),
             ("transfers", "how many TRANSFERs, of those sent this way, are done before it"),

@@ -43,7 +43,7 @@ class FakeShard:
 
     def _send(self, frame: bytes) -> None:
         told = Frame(memoryview(frame))
-        if told.kind is Kind.DROP:
+        if told.kind is Kind.DROP_ADAPTER:
             self.has.discard(told.word("adapter"))
             self.orders = deque(each for each in self.orders if each[0] != told.word("adapter"))
         else:
@@ -306,7 +306,7 @@ async def test_what_has_changed_while_no_shard_was_there(
     registry.settle(AdapterReport(1, "", 10, 4, bytes(32)))  # nobody wants it any more
     sent: list[Kind] = []
     registry.attach(lambda frame: sent.append(Frame(memoryview(frame)).kind))
-    assert sent == [Kind.DROP]  # not of what failed: it is to say why
+    assert sent == [Kind.DROP_ADAPTER]  # not of what failed: it is to say why
     registry.check()
     registry.detach()
     shard.boot()

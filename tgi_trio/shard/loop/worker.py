@@ -128,8 +128,8 @@ class Worker:
             Kind.PREFILL: self._on_prefill,
             Kind.EXTEND: self._on_extend,
             Kind.FILTER: self._on_filter,
-            Kind.ADAPTER: self._on_adapter,
-            Kind.DROP: self._on_drop,
+            Kind.LOAD_ADAPTER: self._on_load_adapter,
+            Kind.DROP_ADAPTER: self._on_drop_adapter,
             Kind.KEEP: self._on_keep,
             Kind.RESTORE: self._prefixes.restore,
             Kind.TRANSFER: self._prefixes.transfer,
@@ -250,10 +250,10 @@ class Worker:
         self._drop(self._batch.remove(frame.column("sequence").tolist()))
         self._dropped = True
 
-    def _on_adapter(self, frame: Frame) -> None:
+    def _on_load_adapter(self, frame: Frame) -> None:
         self._adapters.order(decode_adapter(frame))
 
-    def _on_drop(self, frame: Frame) -> None:
+    def _on_drop_adapter(self, frame: Frame) -> None:
         self._settle_in_flight()  # what is computed may still be reading it
         self._adapters.drop(frame.word("adapter"))
 

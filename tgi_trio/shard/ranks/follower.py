@@ -90,9 +90,9 @@ def _follow(channel: Channel, runner: Runner, rank: int) -> None:
         elif frame.kind is Kind.WARMUP:
             channel.beat(step, Phase.WARMING)
             runner.warm_up(decode_warmup(frame))
-        elif frame.kind is Kind.ADAPTER and adapters is not None:
+        elif frame.kind is Kind.LOAD_ADAPTER and adapters is not None:
             adapters.order(decode_adapter(frame))
-        elif frame.kind is Kind.DROP and adapters is not None:
+        elif frame.kind is Kind.DROP_ADAPTER and adapters is not None:
             adapters.drop(frame.word("adapter"))
         elif frame.kind is Kind.KEEP:
             runner.prefixes.keep(decode_keep(frame), rank)
