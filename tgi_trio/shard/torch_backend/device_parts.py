@@ -46,7 +46,6 @@ from tgi_trio.shard.torch_backend.recordings.decode_graphs import DecodeGraphs
 from tgi_trio.shard.torch_backend.recordings.graph_nodes import open_nodes
 from tgi_trio.shard.torch_backend.recordings.image_pages import ImagePages
 from tgi_trio.shard.torch_backend.recordings.recorded_steps import (
-    Capture,
     DecodeForward,
     Ends,
     IdleSteps,
@@ -114,6 +113,73 @@ class Guesses:
         return DeviceDrafting(self.heads, self.most, vocab_size)
 
 
+@dataclass(frozen=True, slots=True)
+class _Common:
+    """What recorded steps and steps that are launched kernel by kernel have in common."""
+
+    model: DeviceModel
+    device: torch.device
+    ends: Ends | None
+    adapters: KernelAdapters | None
+    images: ImageStates | None
+
+    def make_graphs(
+        self,
+        attention: CapturableAttention,
+        sizes: tuple[int, ...],
+        *,
+        mixes: bool,
+        alone: bool,
+        invariant: bool,
+    ) -> tuple[DecodeGraphs, MixedGraphs | None]:
+        """Return what records decodes, and (if it `mixes`) what records steps with prompts."""
+        capture, choose, carveouts = _recording_choices(
+            self.model, self.device, alone=alone, invariant=invariant
+        )
+        pages = self.images if isinstance(self.images, ImagePages) else None
+        mixed = None
+        if self.ends is not None and mixes:
+            from tgi_trio.shard.torch_backend.recordings.mixed_graphs import MixedGraphs
+
+            mixed = MixedGraphs(
+                self.model.forward,
+                attention,
+                capture,
+                self.device,
+                self.ends,
+                ReplayTime(self.device),
+                self.adapters,
+                pages,
+            )
+        graphs = DecodeGraphs(
+            self.model.forward,
+            attention,
+            capture,
+            sizes,
+            self.device,
+            self.ends,
+            self.adapters,
+            before=choose,
+            images=pages,
+            mixed=mixed,
+            carveouts=carveouts,
+        )
+        return graphs, mixed
+
+    def make_forward(self, attention: AttentionBackend, ends: Ends) -> StepForward:
+        """Return what launches steps kernel by kernel."""
+        return StepForward(
+            self.model.forward,
+            self.model.raw_logits,
+            attention,
+            ends.tokens,
+            self.device,
+            self.model.keep_positions,
+            self.adapters,
+            self.images,
+        )
+
+
 def device_parts(
     model: DeviceModel,
     attention: AttentionBackend,
@@ -145,28 +211,16 @@ def device_parts(
     if runs_kernels(device) and has_triton():
         records = capturable is not None and bool(sizes) and ranks is None
         ends = _find_ends(model, sampler, config, device, ranks, guesses, records=records)
+    common = _Common(model, device, ends, adapters, images)
     graphs, mixed = None, None
     if capturable is None:
         warn_no_graphs(sizes, "its steps cannot be recorded")
     elif sizes:
         how = {"alone": ranks is None, "invariant": invariant}
-        capture, choose, carveouts = _recording_choices(model, device, **how)
-        pages = images if isinstance(images, ImagePages) else None
-        if ends is not None and ahead:
-            mixed = _mixed_graphs(model, capturable, capture, device, ends, adapters, pages)
-        graphs = DecodeGraphs(
-            *(model.forward, capturable, capture, sizes, device, ends, adapters),
-            before=choose,
-            images=pages,
-            mixed=mixed,
-            carveouts=carveouts,
-        )
+        graphs, mixed = common.make_graphs(capturable, sizes, mixes=ahead, **how)
     if ends is None or not ahead:
         return graphs, None
-    computes = StepForward(
-        *(model.forward, model.raw_logits, attention, ends.tokens, device),
-        *(model.keep_positions, adapters, images),
-    )
+    computes = common.make_forward(attention, ends)
     if ends.sampler is None or not isinstance(sampler, Sampler):
         return graphs, FollowedSteps(computes, graphs, mixed)
     from tgi_trio.shard.torch_backend.steps.device_steps import DeviceSteps
@@ -214,24 +268,6 @@ def rehearse_choices(
             choose_idle(chooser, masks, scores)
 
     rehearse_early(device, choose)
-
-
-def _mixed_graphs(
-    model: DeviceModel,
-    attention: CapturableAttention,
-    capture: Capture,
-    device: torch.device,
-    ends: Ends,
-    adapters: KernelAdapters | None,
-    images: ImagePages | None,
-) -> MixedGraphs:
-    """Return what records steps with prompts."""
-    from tgi_trio.shard.torch_backend.recordings.mixed_graphs import MixedGraphs
-
-    return MixedGraphs(
-        *(model.forward, attention, capture, device, ends, ReplayTime(device)),
-        *(adapters, images),
-    )
 
 
 def _find_ends(

@@ -13,8 +13,10 @@ from tgi_trio.shard.speculation.hidden import LastStep
 from tgi_trio.shard.torch_backend.adapters.device_adapters import DeviceAdapters
 from tgi_trio.shard.torch_backend.adapters.torch_adapters import TorchAdapters
 from tgi_trio.shard.torch_backend.attention.choice import capturable_attention
+from tgi_trio.shard.torch_backend.attention.interface import AttentionBackend
 from tgi_trio.shard.torch_backend.attention.kinds import attention_for
 from tgi_trio.shard.torch_backend.device_parts import Guesses, device_parts
+from tgi_trio.shard.torch_backend.guessing.assistant import TorchAssistant
 from tgi_trio.shard.torch_backend.guessing.heads import TorchHeads
 from tgi_trio.shard.torch_backend.guessing.trained import TrainedGuesser
 from tgi_trio.shard.torch_backend.host_copies import HostRoom
@@ -48,30 +50,27 @@ def make_decoder_runner(
     """
     kv_dtype = EIGHT_BITS[settings.kv_cache_dtype] if settings.kv_cache_dtype else None
     adapters = _adapters(settings, config, model, target)
-    attention = attention_for(
-        *(model.attention_needs, target.device, target.dtype),
-        eight_bits=kv_dtype is not None,
-        invariant=target.invariant,
-    )
+    attention = _attention(model, target, eight_bits=kv_dtype is not None)
     images = _image_states(settings, model, target, records=bool(graph_sizes))
     last = LastStep()
     graphs, steps = device_parts(
-        *(model, attention, sampler, config, target.device, graph_sizes, target.ranks),
+        model,
+        attention,
+        sampler,
+        config,
+        target.device,
+        graph_sizes,
+        target.ranks,
         adapters if isinstance(adapters, DeviceAdapters) else None,
         _guesses(settings, model, heads, last),
         images,
         ahead=ahead,
         invariant=target.invariant,
     )
-    guesser = TrainedGuesser(
-        heads=heads if isinstance(heads, TorchHeads) else None,
-        layers=None if isinstance(heads, TorchHeads) else heads,
-        assistant=find_assistant(settings.draft_model, config, model, target, kv_dtype),
-        last=last,
-        own_head=target.group is not None,
-    )
+    assistant = find_assistant(settings.draft_model, config, model, target, kv_dtype)
     return TorchRunner(
-        *(model, config),
+        model,
+        config,
         dtype=target.dtype,
         device=target.device,
         sampler=sampler,
@@ -82,11 +81,30 @@ def make_decoder_runner(
         speculate=settings.speculate or 0,
         load_ns=time.monotonic_ns() - began,
         kv_dtype=kv_dtype,
-        guesser=guesser,
+        guesser=_trained_guesser(heads, assistant, last, target),
         adapters=adapters,
         images=images,
         invariant=target.invariant,
         host=_host_room(settings, target) if model.prefix_reuse else None,
+    )
+
+
+def _attention(model: Decoder, target: LoadTarget, *, eight_bits: bool) -> AttentionBackend:
+    """Return what attends in this rank's layers."""
+    needs, device, dtype = model.attention_needs, target.device, target.dtype
+    return attention_for(needs, device, dtype, eight_bits=eight_bits, invariant=target.invariant)
+
+
+def _trained_guesser(
+    heads: Guesser | None, assistant: TorchAssistant | None, last: LastStep, target: LoadTarget
+) -> TrainedGuesser:
+    """Return what guesses from the states of the last step, if anything does."""
+    return TrainedGuesser(
+        heads=heads if isinstance(heads, TorchHeads) else None,
+        layers=None if isinstance(heads, TorchHeads) else heads,
+        assistant=assistant,
+        last=last,
+        own_head=target.group is not None,
     )
 
 

@@ -142,22 +142,31 @@ class DeviceSteps:
                 spans = prompts.launch(plan, mixed.hidden, landed.keep)
                 chosen = mixed.chosen
         step = LaunchedStep(
-            *(settings.faults, len(plan.rows), sampled, choosing, settings.wanted),
-            *(began, self._event),
-            *(spans, landed),
+            refused=settings.faults,
+            rows=len(plan.rows),
+            sampled=sampled,
+            choosing=choosing,
+            wanted=settings.wanted,
+            began=began,
+            event=self._event,
+            prompts=spans,
+            landed=landed,
         )
         if (last := self._last) is not None:
             step.note = lambda choices, guesses: last.keep_guesses(plan, sampled, choices, guesses)
-        if chosen is not None and chosen.found is None:
-            unchosen = chosen
-            step.later = lambda launched: self._choose_later(launched, unchosen)
-        else:
-            if chosen is not None and chosen.found is not None:
-                step.take(chosen.found)
-                if plan.moves and chosen.ids is not None:
-                    step.computed = landed.keep_array(chosen.ids)
-            step.finish()
+        self._take_choice(step, chosen, moves=plan.moves)
         return step
+
+    def _take_choice(self, step: LaunchedStep, chosen: Chosen | None, *, moves: bool) -> None:
+        """Have a step take what was chosen, if anything, or choose it later."""
+        if chosen is not None and chosen.found is None:
+            step.later = lambda launched: self._choose_later(launched, chosen)
+            return
+        if chosen is not None and chosen.found is not None:
+            step.take(chosen.found)
+            if moves and chosen.ids is not None:
+                step.computed = step.landed.keep_array(chosen.ids)
+        step.finish()
 
     def _launch_again(
         self, again: LikeBefore, plan: StepPlan, lengths: Array | None
