@@ -28,10 +28,10 @@ from tgi_trio.router.http.call import Call, HttpSettings, Reply, Route
 from tgi_trio.router.http.dispatch import (
     Cors,
     RequestIds,
-    answer,
+    answer_call,
     reply_to_error,
+    reply_to_unrouted,
     to_rejection,
-    unrouted,
 )
 from tgi_trio.router.http.engine_api import EngineApi
 from tgi_trio.router.http.generation import log_defect
@@ -162,7 +162,7 @@ class HttpRequest(TrioASGIHTTPConnection):
         finally:
             self._end_reading()
         await self.app.pace.breathe()  # requests whose bodies end together begin one by one
-        return await answer(route, self._call(cut, path))
+        return await answer_call(route, self._call(cut, path))
 
     def _call(self, cut: CutBody, path: Mapping[str, str] | None) -> Call:
         return Call(
@@ -346,9 +346,14 @@ def _current_request() -> HttpRequest:
 async def _http_error(error: HTTPException) -> Response:
     """Answer what no route answers."""
     allowed = [value for name, value in error.get_headers() if name.lower() == "allow"]
-    id = _current_request().account.request_id
-    told = (error.code or 500, request.method, request.path, id)
-    reply = unrouted(*told, ",".join(allowed), {route.path for route in ROUTES})
+    reply = reply_to_unrouted(
+        error.code or 500,
+        request.method,
+        request.path,
+        _current_request().account.request_id,
+        allowed=",".join(allowed),
+        served={route.path for route in ROUTES},
+    )
     return wrap_reply(reply)
 
 

@@ -63,7 +63,7 @@ class Call:
     adapter: str | None = None  # that the body's `model` names, see `resolve_model`
     acquired: ServedAdapter | None = None  # that all its prompts have, see `validate_request`
     all_stats: list[RequestStats] = field(default_factory=list)  # of those that ended well
-    front: Front | None = None  # what a front adds to it, see `dispatch.answer`
+    front: Front | None = None  # what a front adds to it, see `dispatch.answer_call`
     turns: trio.Lock = field(default_factory=trio.Lock)  # one stream at a time: `resume_stream`
 
     @property

@@ -29,7 +29,7 @@ _NO_KEY = Problem(
 )
 
 
-async def answer(route: Route, call: Call) -> Reply:
+async def answer_call(route: Route, call: Call) -> Reply:
     """Return the route's reply, or the reply for the error it raised. Raises only Cancelled."""
     dialect = ANTHROPIC if route.anthropic and call.from_anthropic else route.dialect
     if route.protected and not is_authorized(call.headers, call.settings.api_keys):
@@ -70,7 +70,7 @@ def to_rejection(error: BodyRejected, dialect: ErrorShape, request_id: str) -> R
     return Reply(text, error.status, b"text/plain; charset=utf-8")
 
 
-def unrouted(
+def reply_to_unrouted(
     status: int,
     method: str,
     path: str,
