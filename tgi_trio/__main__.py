@@ -195,8 +195,10 @@ def _serve(
             logging.getLogger("tgi_trio.cli").warning("%s", warning)
         timeline.mark("model found")
         with PrefixStore.open(settings) as prefixes:
-            given = (settings, listeners, timeline, shard, waiting, stop_timeout, prefixes)
-            run_to_its_end(Launcher(*given).run)
+            launcher = Launcher(
+                settings, listeners, timeline, shard, waiting, stop_timeout, prefixes
+            )
+            run_to_its_end(launcher.run)
     return 0
 
 
@@ -250,7 +252,9 @@ def _bound_guesses(options: Options) -> Options:
         return options
     logging.getLogger("tgi_trio.cli").warning(
         "--speculate %d: the embedded model has %d heads, so %d tokens a step are guessed",
-        *(options.speculate, most, most),
+        options.speculate,
+        most,
+        most,
     )
     return replace(options, speculate=most)
 

@@ -88,7 +88,9 @@ class Acceptor:
             self.note()
             log.warning(
                 "no connection can be accepted beside %d: %s; clients wait until one ends; %s",
-                *(self.open, os.strerror(number), _SHORT[number]),
+                self.open,
+                os.strerror(number),
+                _SHORT[number],
             )
         self._over_at = trio.current_time() + _CALM
 

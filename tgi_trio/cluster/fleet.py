@@ -161,7 +161,9 @@ class Fleet:
         log.log(
             logging.INFO if state is MemberState.UP else logging.WARNING,
             "replica %s is %s, it was %s",
-            *(name, state.value, before.value),
+            name,
+            state.value,
+            before.value,
         )
         replica = self._replicas[name]
         match state:
@@ -237,7 +239,8 @@ class Fleet:
                 log.warning(
                     "replica %s does not serve what most others do: %s. Requests go to all of "
                     "them: give them the same flags, or this model a front of its own",
-                    *(name, what),
+                    name,
+                    what,
                 )
 
     def _take_answer(self, replica: Replica, head: AnswerHead) -> None:

@@ -229,7 +229,10 @@ class Keeper:
                 log.warning(
                     "%s waits for room for %d times %g CPUs and %g GPUs, each on one machine: add "
                     "one, or ask for less with --replica-cpus and --replica-gpus",
-                    *(name, len(bundles), bundles[0]["CPU"], bundles[0]["GPU"]),
+                    name,
+                    len(bundles),
+                    bundles[0]["CPU"],
+                    bundles[0]["GPU"],
                 )
 
     def _write(self) -> None:

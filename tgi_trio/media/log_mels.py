@@ -129,9 +129,11 @@ class Phi4Mels(LogMels):
     def _make_filters(self) -> NDArray[np.float64]:
         from transformers.audio_utils import mel_filter_bank
 
-        bins, rate = self._transformed // 2 + 1, self.sampling_rate
         return mel_filter_bank(
-            *(bins, self._mels, *self._range, rate),
+            self._transformed // 2 + 1,
+            self._mels,
+            *self._range,
+            self.sampling_rate,
             mel_scale="kaldi",
             triangularize_in_mel_space=True,
         )

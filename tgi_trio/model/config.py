@@ -121,7 +121,8 @@ def read_config(folder: Path, rope: RopeScaling | None = None) -> ModelConfig:
         vocab_size=_count_tokens(folder, values),
         max_positions=_count_positions(folder, values),
         eos_ids=_eos_ids(
-            *(folder, generation),
+            folder,
+            generation,
             {"eos_token_id": generation.get("thinker_eos_token_id")},  # Qwen3-Omni
             values,
         ),

@@ -136,7 +136,9 @@ def _serve_rank(spec: str, settings: ShardSettings) -> int:
         images = find_image_source(settings) if settings.rank == 0 else None
         size = settings.world_size
         return process.serve(
-            *(spec, factory, settings),
+            spec,
+            factory,
+            settings,
             world_size=size,
             images=images,
             frames=settings.frames,

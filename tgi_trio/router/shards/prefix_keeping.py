@@ -37,7 +37,8 @@ def tell_copies(memory: WarmupResult, metrics: Metrics) -> None:
         return
     log.info(
         "prefixes: %.0f MB of the host's memory on each rank keep up to %d tokens of those evicted",
-        *(memory.host_bytes / _MEGABYTE, memory.host_blocks * memory.block_size),
+        memory.host_bytes / _MEGABYTE,
+        memory.host_blocks * memory.block_size,
     )
 
 
@@ -56,7 +57,9 @@ async def restore_prefixes(
     kept = found.prefixes
     log.info(
         "prefixes: %d tokens of earlier prompts are there again (%.0f MB in %.1f s)",
-        *(kept.blocks * kept.block_size, report.nbytes / _MEGABYTE, trio.current_time() - began),
+        kept.blocks * kept.block_size,
+        report.nbytes / _MEGABYTE,
+        trio.current_time() - began,
     )
     return kept
 
@@ -103,5 +106,8 @@ async def keep_prefixes(
     if not failure:
         log.info(
             "prefixes: %d tokens are kept in %s (%.0f MB in %.1f s)",
-            *(tokens, store.folder, report.nbytes / _MEGABYTE, trio.current_time() - began),
+            tokens,
+            store.folder,
+            report.nbytes / _MEGABYTE,
+            trio.current_time() - began,
         )

@@ -316,8 +316,14 @@ class ProgramBuilder:
             inner = self._dense(refs.mlp, layer, feeder)
             if refs.beside is not None and layer.experts is not None and post_norm is not None:
                 add_beside(
-                    *(self.writer, self._norms, self._spec, refs.mlp.down),
-                    *(refs.beside, layer.experts, post_norm, self.sites),
+                    self.writer,
+                    self._norms,
+                    self._spec,
+                    refs.mlp.down,
+                    refs.beside,
+                    layer.experts,
+                    post_norm,
+                    self.sites,
                 )
             else:
                 self._branch(refs.mlp.down, inner, post_norm, self._spec.mlp_scale)

@@ -184,7 +184,11 @@ class Batch:
         if len(chosen) == 0:
             return None
         plan = lay_out(
-            *(table, chosen, taken, prefill, drafts),
+            table,
+            chosen,
+            taken,
+            prefill,
+            drafts,
             before=expected,
             keeps_states=self._checks.state_slots > 0,
         )

@@ -52,7 +52,13 @@ def load_encoder(settings: ShardSettings, cores: Set[int]) -> ImageEncoder:
     free = cores if bound else frozenset[int]()
     text_numbers = getattr(torch, text_dtype)
     load = partial(
-        load_tower, *(settings.model_path, config.model_type, where, numbers, free, text_numbers)
+        load_tower,
+        settings.model_path,
+        config.model_type,
+        where,
+        numbers,
+        free,
+        text_numbers,
     )
     if alone:
         return load(hears=True)

@@ -172,11 +172,19 @@ def load_tower(
         files.close()
     if model_type in AMENDS:
         AMENDS[model_type](model)
-    mark = MARKS.get(model_type)
     return TorchTower(
-        *(model.eval(), normalisings, device, dtype, cores, family.projector),
-        *(see, text_dtype, mark, HEARINGS[model_type] if hears else None),
-        *(BESIDE.get(model_type) if hears else None, LOOKS.get(model_type)),
+        model.eval(),
+        normalisings,
+        device,
+        dtype,
+        cores,
+        projector=family.projector,
+        see=see,
+        text_dtype=text_dtype,
+        mark=MARKS.get(model_type),
+        hear=HEARINGS[model_type] if hears else None,
+        hear_beside=BESIDE.get(model_type) if hears else None,
+        look=LOOKS.get(model_type),
     )
 
 

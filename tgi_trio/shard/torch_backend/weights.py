@@ -94,7 +94,10 @@ class WeightSource:
         coded = self._coded(stored.parts, taken)
         if coded is not None:
             made = CodedLinear(
-                *(coded, bias, self.dtype, self.device),
+                coded,
+                bias,
+                self.dtype,
+                self.device,
                 activations=self._activations,
                 invariant=self.invariant,
             )

@@ -86,7 +86,7 @@ class Connection:
         self.limits = limits
         self.draining = draining
         self.idle_watch = IdleWatch(
-            *(self.hang_up, draining, keep_alive_timeout, limits.head_timeout, waiting)
+            self.hang_up, draining, keep_alive_timeout, limits.head_timeout, waiting
         )
         self.plain: trio.SocketStream | None = (
             stream if isinstance(stream, trio.SocketStream) else None

@@ -222,7 +222,9 @@ def lay_out_minimax_m3(settings: ImageSettings) -> GridLayout:
     found = limit_size(settings.image_processor)
     least, most = (read_int(found["size"], f"{which}_edge") for which in ("shortest", "longest"))
     return GridLayout(
-        *(_read_unit(found), least, most),
+        _read_unit(found),
+        least,
+        most,
         placeholder="]<]image[>[",
         feature_token="]<]image[>[",
         around=("", ""),
@@ -235,7 +237,9 @@ def lay_out_muse(settings: ImageSettings) -> MuseLayout:
     """Return the layout of a `muse_glimmer` model. Raises ModelLoadError."""
     found = settings.image_processor
     return MuseLayout(
-        *(_read_unit(found), 1, read_int(found, "max_image_tokens", 4096)),
+        _read_unit(found),
+        1,
+        read_int(found, "max_image_tokens", 4096),
         placeholder="<|patch|>",
         feature_token="<|patch|>",
         around=("", ""),

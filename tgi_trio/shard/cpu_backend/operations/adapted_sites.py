@@ -90,7 +90,9 @@ class SiteRecorder:
         """Record the same for a linear layer of every expert, if adapters may change experts."""
         for expert, linear in enumerate(linears if self._scope.experts else ()):
             self.add(
-                *(role, linear, source),
+                role,
+                linear,
+                source,
                 paired=paired,
                 feeder=feeder,
                 expert=expert,

@@ -49,7 +49,11 @@ class TorchEagle(OwnKv):
         self._embedding = embedding
         self._attention = choose_attention(device, dtype, self._shape)
         self._facts = AttentionLayer(
-            *(0, layer.heads, layer.kv_heads, layer.head_dim, layer.layers[0].scale),
+            0,
+            layer.heads,
+            layer.kv_heads,
+            layer.head_dim,
+            layer.layers[0].scale,
             window=layer.layers[0].window,
         )
         turning = layer.layers[0].rotary

@@ -281,7 +281,11 @@ class ExpertsMlp:
         if up is None or down is None:
             return False
         self.grouped = GroupedExperts(
-            *(self.spec, up, down, act, self.choice_bias),
+            self.spec,
+            up,
+            down,
+            act,
+            self.choice_bias,
             expert_scale=self.expert_scale,
             idles=self.idles,
         )

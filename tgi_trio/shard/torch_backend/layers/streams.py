@@ -131,7 +131,7 @@ class LayerStreams:
             from tgi_trio.shard.torch_backend.layers import stream_kernels  # imports Triton
 
             return stream_kernels.correct(
-                *(predicted, x, found, norm, self.routing, self.correction, active, scale)
+                predicted, x, found, norm, self.routing, self.correction, active, scale
             )
         computed = x + norm(found)
         weights = functional.linear(self.routing.of(computed), self.correction) + 1.0

@@ -194,7 +194,12 @@ class AttentionLoader(WeightLoader):
             for name in (refs.key_norm.weight, refs.key_norm.bias)
         )
         key_norm = Norm(
-            *("layer", weight, bias, refs.key_norm.eps, index.dim), invariant=self.source.invariant
+            "layer",
+            weight,
+            bias,
+            refs.key_norm.eps,
+            index.dim,
+            invariant=self.source.invariant,
         )
         query_up, joined = self.linear(refs.query_up), None
         alike = latent is not None and not index.reads_input and not latent.spec.doubled

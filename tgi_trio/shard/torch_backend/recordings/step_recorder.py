@@ -136,7 +136,13 @@ class StepRecorder:
             steps = StateSteps(list(range(size + 1)), reads, writes, fresh)
             states = StepStates(self.pool.layers, steps)
         return StepMemory(
-            *(size, Sheet(every, told, shared=False), ids, positions, lengths, inputs, states),
+            size,
+            Sheet(every, told, shared=False),
+            ids,
+            positions,
+            lengths,
+            inputs,
+            states,
             batch=self._attention.reserve(plan, cache, of_attention),
             asked=None if sampler is None else sampler.reserve(size, of_choices),
             links=None if chain is None else chain.reserve(size, of_links),
@@ -172,7 +178,11 @@ class StepRecorder:
         known = ends.tokens.fill_in(memory.ids, memory.inputs) if ends else memory.ids
         hidden = self._compute(
             self._chain_tokens(known, memory),
-            *(memory.positions, memory.lengths, self._attention, memory.batch, memory.states),
+            memory.positions,
+            memory.lengths,
+            self._attention,
+            memory.batch,
+            memory.states,
             features=features,
         )
         logits = ends.logits(hidden) if ends else None

@@ -44,8 +44,16 @@ class LikeBefore:
     ) -> LikeBefore:
         """Return it for a plan of decodes, all of which choose."""
         return cls(
-            *(plan.rows, plan.inputs, plan.block_tables, graphs, recorded),
-            *(choosing.owners, choosing.aheads, settings, told, chosen),
+            plan.rows,
+            plan.inputs,
+            plan.block_tables,
+            graphs,
+            recorded,
+            choosing.owners,
+            choosing.aheads,
+            settings,
+            told,
+            chosen,
         )
 
     def fits(self, plan: StepPlan) -> bool:
