@@ -133,9 +133,11 @@ RULES: dict[str, Rule] = {
     "accepting": Rule(NOTHING, only=ours("trio")),
     "descriptors": Rule(ours("errors"), only=NOTHING),
     "sockets": Rule(ours("errors"), only=NOTHING),
+    "rank_settings": Rule(ours("errors settings model ipc router.media.image_model"), banned=MODEL),
     "launcher": Rule(
         ours(
-            "errors settings model logs hub demo ipc router signals sockets start_tables timeline"
+            "errors settings model logs hub demo ipc rank_settings router signals sockets "
+            "start_tables timeline"
         ),
         banned=MODEL,
     ),

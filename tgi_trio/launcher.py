@@ -14,24 +14,20 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import trio
 
-from tgi_trio.errors import ModelLoadError, TgiTrioError
+from tgi_trio.errors import TgiTrioError
 from tgi_trio.hub.resolve import read_pipeline_tag
 from tgi_trio.ipc.images import ImageArena
-from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.ipc.startup import WarmupRequest
 from tgi_trio.ipc.waiting import WaitingShards
-from tgi_trio.model.adapters.needs import AdapterNeeds, find_needs
-from tgi_trio.model.adapters.sites import EVERYTHING, NOTHING
 from tgi_trio.model.config import read_config
-from tgi_trio.model.families.registry import decoder_spec
 from tgi_trio.model.serving import describe_serving
+from tgi_trio.rank_settings import find_rank_settings
 from tgi_trio.router.adapters.registry import AdapterRegistry
-from tgi_trio.router.media.image_model import ImageModel, name_served
+from tgi_trio.router.media.image_model import name_served
 from tgi_trio.router.media.served_images import decide_images
 from tgi_trio.router.shards.awaited_ranks import AwaitedRanks
 from tgi_trio.router.shards.contact import RankSource
@@ -99,7 +95,10 @@ def _log_drafter(settings: Settings) -> None:
     source = "" if settings.draft_model is None else f" of {settings.draft_model}"
     log.info(
         "guesses: %s%s for the model in %s, up to %d tokens a step",
-        *(settings.drafter, source, settings.model_path, settings.speculate),
+        settings.drafter,
+        source,
+        settings.model_path,
+        settings.speculate,
     )
 
 
@@ -109,67 +108,15 @@ def _log_guesses(metrics: Metrics) -> None:
     if guessed and (rows := sum(extra.counts)):
         log.info(
             "guesses: %d of %d were right, %.2f tokens of a sequence a step",
-            *(extra.sum, guessed, 1 + extra.sum / rows),
+            extra.sum,
+            guessed,
+            1 + extra.sum / rows,
         )
 
 
 def _first_leaf(group: BaseExceptionGroup[TgiTrioError]) -> TgiTrioError:
     first = group.exceptions[0]
     return _first_leaf(first) if isinstance(first, BaseExceptionGroup) else first
-
-
-def shard_settings(
-    settings: Settings,
-    tokenizer: Path,
-    arena: ImageArena | None = None,
-    images: ImageModel | None = None,
-) -> ShardSettings:
-    """Return the settings of every rank, without its number in the group.
-
-    `tokenizer`: the tokenizer.json for which grammars are compiled; `arena`: of images' pixels;
-    `images`: how the model takes images, if they are served.
-    """
-    largest = longest = ""
-    if images is not None:
-        largest = images.describe_largest(settings.max_image_pixels, settings.max_input_tokens)
-        longest = images.describe_longest(settings.max_audio_seconds)
-    own = () if images is None else tuple(images.adapters.values())
-    needs = _find_needs(settings, own)
-    return ShardSettings.of(
-        settings,
-        model_path=settings.model_path,
-        dtype=settings.dtype,
-        tokenizer_file=None if settings.disable_grammar_support else tokenizer,
-        world_size=settings.num_shard,
-        max_lora_rank=needs.rank,
-        max_loaded_adapters=_most_adapters(settings) + len(own),
-        adapter_scope=needs.scope.words(),
-        image_arena=-1 if arena is None else arena.fd,
-        largest_image=largest,
-        longest_sound=longest,
-    )
-
-
-def _find_needs(settings: Settings, own: Sequence[Path] = ()) -> AdapterNeeds:
-    """Return what a shard needs to have room for beside the model; `own`: its own adapters."""
-    if not settings.serves_adapters and not own:
-        return AdapterNeeds(0, NOTHING)
-    folders = map(Path, settings.adapter_folders.values())
-    grows, rank = settings.adapter_updates, settings.max_lora_rank
-    try:
-        spec = decoder_spec(read_config(settings.model_path, settings.rope))
-        if spec is not None:
-            return find_needs(folders, spec, rank, grows=grows, own=own)
-    except ModelLoadError:  # the shard will refuse it, and say why
-        pass
-    return AdapterNeeds(rank, EVERYTHING)
-
-
-def _most_adapters(settings: Settings) -> int:
-    """Return how many adapters a shard has in memory at most."""
-    if settings.adapter_updates:
-        return settings.max_loaded_adapters
-    return min(settings.max_loaded_adapters, len(settings.lora_adapters))
 
 
 def _find_ranks(settings: Settings, listeners: Listeners) -> RankSource | None:
@@ -223,7 +170,7 @@ class Launcher:
             own={} if self._image_model is None else self._image_model.adapters,
         )
         self._ranks = _find_ranks(settings, listeners)
-        given = shard_settings(settings, tokenizer, self._arena, self._image_model)
+        given = find_rank_settings(settings, tokenizer, self._arena, self._image_model)
         self._supervisor = Supervisor(
             self._metrics,
             LocalGroup.starter(argv or real_shard, given, settings.spin_us, self._ranks, waiting),
@@ -321,7 +268,13 @@ class Launcher:
 
         limits, info = scheduling_limits(settings), supervisor.started.info
         engine = assembly.open(
-            *(settings, limits, supervisor, info, recorder, self._adapters, images),
+            settings,
+            limits,
+            supervisor,
+            info,
+            recorder,
+            self._adapters,
+            images,
             unserved=self._unserved,
         )
         supervisor.attach(engine)

@@ -22,8 +22,8 @@ from tgi_trio.cli.flags import all_flags
 from tgi_trio.errors import ConfigurationError
 from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.ipc.startup import WarmupRequest
-from tgi_trio.launcher import shard_settings
 from tgi_trio.model.facts import ModelFacts
+from tgi_trio.rank_settings import find_rank_settings
 from tgi_trio.router.shards.local_group import LocalGroup
 from tgi_trio.settings import resolve as resolve_module
 from tgi_trio.settings.records import MTP, NGRAM, Options, Settings, ShardOptions
@@ -129,7 +129,7 @@ def test_options_go_from_flags_to_shards_unchanged(
     if asked.drafter == MTP:
         asked = replace(asked, drafter=NGRAM)  # the other is refused where nothing has such layers
     decided = resolved(asked)
-    told = ShardSettings.parse(shard_settings(decided, Path("t.json")).text())
+    told = ShardSettings.parse(find_rank_settings(decided, Path("t.json")).text())
     expected = options_of(options) | {"drafter": decided.drafter}
     if options.speculate is None:  # it and the drafter are decided, by what there is to guess
         expected["speculate"] = 0 if options.draft_model is None else DRAFTED
