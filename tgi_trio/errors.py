@@ -17,6 +17,13 @@ class TgiTrioError(Exception):
 
 
 AnyError = TypeVar("AnyError", bound=TgiTrioError)
+Leaf = TypeVar("Leaf", bound=BaseException)
+
+
+def first_leaf(group: BaseExceptionGroup[Leaf]) -> Leaf:
+    """Return the first error in an exception group, or in those within it."""
+    first = group.exceptions[0]
+    return first_leaf(first) if isinstance(first, BaseExceptionGroup) else first
 
 
 def about(error: AnyError, param: str | None) -> AnyError:

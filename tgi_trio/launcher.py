@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from tgi_trio.errors import TgiTrioError
+from tgi_trio.errors import TgiTrioError, first_leaf
 from tgi_trio.hub.resolve import read_pipeline_tag
 from tgi_trio.ipc.images import ImageArena
 from tgi_trio.ipc.startup import WarmupRequest
@@ -114,11 +114,6 @@ def _log_guesses(metrics: Metrics) -> None:
         )
 
 
-def _first_leaf(group: BaseExceptionGroup[TgiTrioError]) -> TgiTrioError:
-    first = group.exceptions[0]
-    return _first_leaf(first) if isinstance(first, BaseExceptionGroup) else first
-
-
 def _find_ranks(settings: Settings, listeners: Listeners) -> RankSource | None:
     """Return the source of ranks on other machines; None if all ranks run here."""
     if not settings.ranks_elsewhere or settings.cluster_secret_file is None:
@@ -206,7 +201,7 @@ class Launcher:
             except BaseExceptionGroup as group:
                 # Show the operator our error without the exception groups of the nurseries.
                 if (ours := group.subgroup(TgiTrioError)) is not None:
-                    raise _first_leaf(ours) from group
+                    raise first_leaf(ours) from group
                 raise
 
     async def _obey_signals(

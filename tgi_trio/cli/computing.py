@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 import trio
 
 from tgi_trio.cli.options import HostOptions, RankOptions
-from tgi_trio.errors import TgiTrioError
+from tgi_trio.errors import TgiTrioError, first_leaf
 from tgi_trio.router.shards.rank_incarnation import OwnModel
 from tgi_trio.signals import received_signals, run_to_its_end
 
@@ -54,9 +54,4 @@ def run_until_signalled(run: Callable[[], Awaitable[None]]) -> None:
         ours, _ = group.split(TgiTrioError)
         if ours is None:
             raise
-        raise _first_leaf(ours) from group
-
-
-def _first_leaf(group: BaseExceptionGroup[TgiTrioError]) -> TgiTrioError:
-    first = group.exceptions[0]
-    return _first_leaf(first) if isinstance(first, BaseExceptionGroup) else first
+        raise first_leaf(ours) from group

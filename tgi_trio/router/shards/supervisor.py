@@ -15,7 +15,14 @@ from typing import TYPE_CHECKING, Final
 
 import trio
 
-from tgi_trio.errors import CorruptFrame, PeerError, PeerStalled, SegmentError, ShardCannotStart
+from tgi_trio.errors import (
+    CorruptFrame,
+    PeerError,
+    PeerStalled,
+    SegmentError,
+    ShardCannotStart,
+    first_leaf,
+)
 from tgi_trio.ipc.command_channel import CommandChannel
 from tgi_trio.ipc.frame_codec import encode
 from tgi_trio.ipc.frames import Kind
@@ -43,12 +50,6 @@ log = logging.getLogger(__name__)
 STOP_TIMEOUT: Final = 5.0  # seconds a shard gets to finish its step and exit when told to
 STABLE_AFTER = 60.0  # seconds of life after which earlier crashes are forgotten
 BACK_OFF = (0.0, 0.5, 1.0, 2.0, 5.0, 10.0)  # seconds before the n-th restart in a row
-
-
-def _describe_first(group: BaseExceptionGroup[BaseException]) -> str:
-    """Return the message of the first error in a group."""
-    first = group.exceptions[0]
-    return _describe_first(first) if isinstance(first, BaseExceptionGroup) else str(first)
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,9 +230,9 @@ class Supervisor:
                         await self._live(group, number, task_status)
                     # Errors come bare while it loads, but in a group from the nursery that serves.
                     except* PeerError as found:
-                        self._trouble = _describe_first(found)
+                        self._trouble = str(first_leaf(found))
                     except* CorruptFrame as found:
-                        self._trouble = f"{group.describe(0)}: {_describe_first(found)}"
+                        self._trouble = f"{group.describe(0)}: {first_leaf(found)}"
                     scope.cancel()
 
                 async def until_stopped() -> None:
