@@ -16,7 +16,7 @@ import trio
 from tgi_trio.cluster.fleet import Fleet
 from tgi_trio.cluster.members import MemberState
 from tgi_trio.cluster.own_routes import OwnRoutes
-from tgi_trio.cluster.relay import Asked, Relay, Unserved
+from tgi_trio.cluster.relay import ClientRequest, Relay, Unserved
 from tgi_trio.router.http.dispatch import Cors, RequestIds, is_authorized
 from tgi_trio.router.http.messages.error_shapes import (
     ANTHROPIC,
@@ -253,7 +253,7 @@ class _Request:
                 self._metrics.inc("tgi_front_cancelled")
             self._log(relay, status)
 
-    def _asked(self, body: bytes) -> Asked:
+    def _asked(self, body: bytes) -> ClientRequest:
         headers = [
             (name, value)
             for name, value in self._listed
@@ -261,7 +261,7 @@ class _Request:
         ]
         headers.append((b"x-request-id", self._id.encode("latin-1")))
         seal = self._front.seal() if self._method == "POST" else ()
-        return Asked(self._method, self._target, headers, body, self._id, seal, self._began)
+        return ClientRequest(self._method, self._target, headers, body, self._id, seal, self._began)
 
     async def _relay(self, relay: Relay) -> int:
         """Send the client a replica's answer; returns the status."""

@@ -48,7 +48,7 @@ class Unserved(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ClientRequest:
     """A client's request."""
 
     method: str
@@ -82,7 +82,7 @@ class Answer:
 class Relay:
     """See the module's docstring. The caller always has to close it."""
 
-    def __init__(self, fleet: Fleet, asked: Asked, metrics: Metrics) -> None:
+    def __init__(self, fleet: Fleet, asked: ClientRequest, metrics: Metrics) -> None:
         self._fleet = fleet
         self._asked = asked
         self._metrics = metrics

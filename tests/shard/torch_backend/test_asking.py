@@ -13,8 +13,8 @@ from tgi_trio.shard.contract import ShardSequence
 from tgi_trio.shard.sampling.base import MOST_TIES, alternatives
 from tgi_trio.shard.sampling.philox import uniform
 from tgi_trio.shard.torch_backend.sampling.asking import (
+    ChoiceSettings,
     Choosing,
-    Settings,
     Wanted,
     count_up,
     repeat,
@@ -39,7 +39,7 @@ def test_numbers_drawn_ahead_are_those_of_their_positions(
 ) -> None:
     """However far rows go between two steps, together or one of them alone."""
     rows = [sequence([1, 2], seed=seed, sample=True) for seed in seeds]
-    settings, positions = Settings.of(rows, VOCAB), [7 + 3 * i for i in range(len(rows))]
+    settings, positions = ChoiceSettings.of(rows, VOCAB), [7 + 3 * i for i in range(len(rows))]
     for far, alone in [(0, 0), (1, 0), *moves, (1, 0)]:
         positions = [place + far + alone * (i == 0) for i, place in enumerate(positions)]
         wanted = uniform(np.array(seeds, np.uint64), np.array(positions, np.uint64))

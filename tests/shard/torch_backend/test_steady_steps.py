@@ -125,7 +125,7 @@ def anew() -> Iterator[tuple[Any, str, Any]]:
     yield edits, "_follow", lambda *_: None
     yield FrameTemplate, "encode", lambda *_: None
     kept = device_sampler.DeviceSampler
-    yield kept, "settings", lambda self, rows: asking.Settings.of(rows, self.vocab_size)
+    yield kept, "settings", lambda self, rows: asking.ChoiceSettings.of(rows, self.vocab_size)
 
 
 @contextmanager

@@ -56,7 +56,7 @@ _INLINE: Final = 1 << 16  # bytes that are written as base64 without a thread
 
 
 @dataclass(slots=True)
-class Asked:
+class TranscriptionRequest:
     """A form as it is read."""
 
     sound: bytes
@@ -72,7 +72,7 @@ class Asked:
     cache_salt: str | None = None
 
     @classmethod
-    def read(cls, form: Form) -> Asked:
+    def read(cls, form: Form) -> TranscriptionRequest:
         """Return what a form asks for. Raises ValidationError."""
         form.refuse_others(_FIELDS, _UNSERVED)
         fields = form.fields
@@ -120,7 +120,7 @@ def _read_whole(form: Form, name: str) -> int | None:
 
 async def transcribe(call: Call) -> Reply:
     """POST /v1/audio/transcriptions, as a body or as a stream."""
-    asked = Asked.read(read_form(call.headers, call.body))
+    asked = TranscriptionRequest.read(read_form(call.headers, call.body))
     call.body = b""  # megabytes that are not needed any more
     call.engine.metrics.inc("tgi_request_count")
     resolve_model(call, asked.model)
@@ -162,7 +162,9 @@ def _find_transcription(call: Call) -> Transcription:
     return layout.transcription
 
 
-def _write_prompt(call: Call, written: Transcription, asked: Asked, link: MediaLink) -> ImagePrompt:
+def _write_prompt(
+    call: Call, written: Transcription, asked: TranscriptionRequest, link: MediaLink
+) -> ImagePrompt:
     """Return a prompt that is no chat. Raises ValidationError."""
     tokenizer = call.engine.tokenizer
     if written.mark not in tokenizer.added_tokens:
@@ -180,7 +182,9 @@ def _write_prompt(call: Call, written: Transcription, asked: Asked, link: MediaL
     return ImagePrompt((begin, link, f"{written.end}{language}{written.mark}"))
 
 
-def _prepare_chat(call: Call, written: Transcription, asked: Asked, link: MediaLink) -> Prepared:
+def _prepare_chat(
+    call: Call, written: Transcription, asked: TranscriptionRequest, link: MediaLink
+) -> Prepared:
     """Return a chat that asks for a transcription. Raises ValidationError and TemplateError."""
     if asked.prompt is not None and asked.language is not None:
         raise wrong_field(

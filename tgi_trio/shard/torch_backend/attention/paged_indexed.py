@@ -87,7 +87,7 @@ class PagedIndexedAttention(PagedAttention):
         return latent.values(work.hand_on(latent), gates if asked.gates is None else asked.gates)
 
 
-class Asked(NamedTuple):
+class LayerQueries(NamedTuple):
     """What is made of a layer's projections, behind keys that have been written."""
 
     expanded: torch.Tensor  # queries [T, heads * size], neither scaled nor rotated yet
@@ -101,14 +101,16 @@ def write_plain(
     latent: LatentProjections,
     turning: Turn,
     batch: PagedBatch,
-) -> Asked:
+) -> LayerQueries:
     """Write a layer's keys, and expand its queries, where it has no index of its own."""
     key, codes = batch.cache.key_slots[layer.index], batch.cache.codes
     query = write_latent_keys(
         *(projected, latent, *turning, key, batch.slots), scale=layer.kv_scales[0], codes=codes
     )
     opened = None if latent.gate_up is None else latent.open(latent.double(projected))
-    return Asked(latent.expand(query, projected)) if opened is None else Asked(*opened)
+    return (
+        LayerQueries(latent.expand(query, projected)) if opened is None else LayerQueries(*opened)
+    )
 
 
 def write_and_ask(
@@ -122,7 +124,7 @@ def write_and_ask(
     hidden: torch.Tensor | None,
     *,
     plain: bool,
-) -> Asked:
+) -> LayerQueries:
     """Write a layer's keys and those of its index; expand queries of both.
 
     `plain`: nothing has to be chosen.
@@ -136,11 +138,11 @@ def write_and_ask(
     opened = latent.open(query)
     both = None if plain or opened is not None else expand_both(latent, index, query)
     if opened is not None:
-        asked = Asked(*opened)
+        asked = LayerQueries(*opened)
     elif both is not None:
-        asked, queries = Asked(both[0]), both[1]
+        asked, queries = LayerQueries(both[0]), both[1]
     else:
-        asked = Asked(latent.expand(query, projected))
+        asked = LayerQueries(latent.expand(query, projected))
     if plain:
         return asked
     if queries is None:

@@ -58,7 +58,7 @@ class Sizes(NamedTuple):
     heads: int  # weights of an index's heads
 
 
-class Asked(NamedTuple):
+class SharedKeyInputs(NamedTuple):
     """What a layer's attention is asked for a step's tokens, and what it is to keep of them."""
 
     query: torch.Tensor  # [T, heads, dim], rotated
@@ -105,7 +105,7 @@ class SharedKey:
         heads = index.heads if index else 0
         return Sizes(rank, self.dim, outputs - rank - self.dim - heads, heads)
 
-    def ask(self, projected: torch.Tensor, turn: Rotary, table: RotaryTable) -> Asked:
+    def ask(self, projected: torch.Tensor, turn: Rotary, table: RotaryTable) -> SharedKeyInputs:
         """Return what follows from the first projection [T, outputs]."""
         sizes = self.sizes(projected.shape[-1])
         compressed, key, kept, weights = projected.split(sizes, dim=-1)
@@ -114,7 +114,7 @@ class SharedKey:
         query = turn.apply_last(self.queries(compressed), table.cos, table.sin)
         index = self.entries.index if self.entries else None
         asked = None if index is None else index.ask(compressed, weights, turn, table)
-        return Asked(query, torch.cat((key, kept[:, None]), dim=-1), asked)
+        return SharedKeyInputs(query, torch.cat((key, kept[:, None]), dim=-1), asked)
 
     def queries(self, compressed: torch.Tensor) -> torch.Tensor:
         """Return queries [T, heads, dim], not rotated yet, of normalised ones [T, query_rank]."""

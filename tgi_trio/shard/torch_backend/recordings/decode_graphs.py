@@ -55,7 +55,7 @@ if TYPE_CHECKING:  # they import Triton
     from tgi_trio.shard.torch_backend.recordings.mixed_graphs import MixedGraphs
     from tgi_trio.shard.torch_backend.sampling.device_sampler import (
         Found,
-        Told,
+        HostInputs,
     )
 
 
@@ -212,7 +212,7 @@ class DecodeGraphs:
         recorded: Recording,
         plan: StepPlan,
         lengths: Array | None,
-        told: Told | None,
+        told: HostInputs | None,
         links: Sequence[Array] = (),
     ) -> Chosen | None:
         """Replay a decode step and choose a token for each row; None if it is not chosen here.
@@ -241,7 +241,7 @@ class DecodeGraphs:
         recorded: Recording,
         plan: StepPlan,
         lengths: Array | None,
-        told: Told | None,
+        told: HostInputs | None,
         *,
         same: bool,
     ) -> None:
@@ -275,7 +275,7 @@ class DecodeGraphs:
         ids = None if whole.ids is None else whole.ids[:rows]
         return Chosen(whole.scores[:rows], found, hidden, size, ids)
 
-    def choose_masked(self, size: int, told: Told, masks: Masks) -> Found:
+    def choose_masked(self, size: int, told: HostInputs, masks: Masks) -> Found:
         """Choose, with masks, from the scores of the last step, which replayed the graph of `size`.
 
         `told`: as for `choose`.
@@ -307,7 +307,7 @@ class DecodeGraphs:
         recorded: Recording,
         plan: StepPlan,
         lengths: Array | None,
-        told: Told | None,
+        told: HostInputs | None,
         links: Sequence[Array] = (),
     ) -> RecordedStep:
         """Copy a plan's inputs to where the graphs read them; return the step to replay.

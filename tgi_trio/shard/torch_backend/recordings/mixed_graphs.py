@@ -66,8 +66,8 @@ if TYPE_CHECKING:  # it imports Triton
     from tgi_trio.shard.torch_backend.sampling.asking import Choosing
     from tgi_trio.shard.torch_backend.sampling.device_sampler import (
         Found,
+        HostInputs,
         Reserved,
-        Told,
     )
 
 
@@ -233,7 +233,7 @@ class MixedGraphs:
         recording = self._find(plan, len(places))
         if recording is None or recording.scores is None or sampler is None:
             return None
-        told: Told | None = None
+        told: HostInputs | None = None
         if not masked and len(choosing):
             told = sampler.ask(choosing, recording.memory.size.rows)
             if not sampler.fits(told):
@@ -281,7 +281,7 @@ class MixedGraphs:
         plan: StepPlan,
         lengths: Array | None,
         places: NDArray[np.int64],
-        told: Told | None,
+        told: HostInputs | None,
     ) -> torch.Tensor:
         """Copy a plan's inputs to where the graph reads them, and replay; return hidden states."""
         memory, sampler = recording.memory, self.ends.sampler

@@ -132,7 +132,7 @@ class Wanted:
 
 
 @dataclass
-class Settings:
+class ChoiceSettings:
     """The parameters of a list of rows, kept while the list stays the same, as in most steps."""
 
     rows: list[ShardSequence]
@@ -157,7 +157,7 @@ class Settings:
     _drawn: Drawn | None = None
 
     @classmethod
-    def of(cls, rows: list[ShardSequence], vocab_size: int) -> Settings:
+    def of(cls, rows: list[ShardSequence], vocab_size: int) -> ChoiceSettings:
         told = np.frombuffer(b"".join([_ask(row, vocab_size) for row in rows]), _ROW)
         columns = {name: fix(told[name].copy()) for name in _ROW.names or ()}
         faults: dict[int, str] = {}
@@ -272,7 +272,7 @@ def bias_faults(rows: list[ShardSequence], size: int) -> dict[int, str]:
     return faults
 
 
-def too_early(choosing: Choosing, settings: Settings) -> NDArray[np.int32]:
+def too_early(choosing: Choosing, settings: ChoiceSettings) -> NDArray[np.int32]:
     """Return 1 for choices that may not be EOS yet, else 0: int32 [C]."""
     if not settings.waits:
         return repeat(0, len(choosing), np.int32)
@@ -285,7 +285,7 @@ def too_early(choosing: Choosing, settings: Settings) -> NDArray[np.int32]:
     return early
 
 
-def count_units(choosing: Choosing, settings: Settings) -> NDArray[np.float64]:
+def count_units(choosing: Choosing, settings: ChoiceSettings) -> NDArray[np.float64]:
     """Return the divisors of the choices' counts: 1, or the length (TGI's penalty)."""
     if not settings.penalised:
         return repeat(1, len(choosing), np.float64)

@@ -32,7 +32,7 @@ _LINE: Final = 32  # numbers; the width of rows of scores is a multiple of it
 
 
 @dataclass(slots=True)
-class Asked:
+class DeviceInputs:
     """The inputs of the choosing kernels, on the device."""
 
     targets: torch.Tensor
@@ -106,7 +106,7 @@ class ChoiceKernels:
         counts: torch.Tensor,
         logits: torch.Tensor,
         scores: torch.Tensor,
-        asked: Asked,
+        asked: DeviceInputs,
         masks: DeviceMasks | None,
         delta: float,
     ) -> None:
@@ -153,7 +153,7 @@ class ChoiceKernels:
         counts: torch.Tensor,
         logits: torch.Tensor,
         scores: torch.Tensor,
-        asked: Asked,
+        asked: DeviceInputs,
         masks: DeviceMasks | None,
         delta: float,
         seen: _Seen,

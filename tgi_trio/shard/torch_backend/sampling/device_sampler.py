@@ -25,8 +25,8 @@ from tgi_trio.shard.contract import ShardSequence
 from tgi_trio.shard.torch_backend.kernels import counting
 from tgi_trio.shard.torch_backend.kernels.surveying import KEPT, NOBODY
 from tgi_trio.shard.torch_backend.sampling.asking import (
+    ChoiceSettings,
     Choosing,
-    Settings,
     count_units,
     count_up,
     nobody,
@@ -35,8 +35,8 @@ from tgi_trio.shard.torch_backend.sampling.asking import (
 )
 from tgi_trio.shard.torch_backend.sampling.choice_kernels import (
     LISTED,
-    Asked,
     ChoiceKernels,
+    DeviceInputs,
     DeviceMasks,
 )
 from tgi_trio.shard.torch_backend.sampling.choice_masks import Masks
@@ -52,7 +52,7 @@ from tgi_trio.shard.torch_backend.staging import (
 )
 
 _BLOCK = 1024  # counts that a program updates at a time
-# Inputs of a choice that is not made, in the order of `Asked`, without target and entries.
+# Inputs of a choice that is not made, in the order of `DeviceInputs`, without target and entries.
 _OF_NOBODY = (0, 0, 1, 1, -np.inf, 0, 0, 1, 1, 1, 0, 0, 0, 0, -1, -1, NONE)
 # Indices of the arrays that may change from step to step; the last three are edits.
 _UNIFORMS, _UNIT, _EARLY, _SLOTS = 1, 7, 13, 15
@@ -80,12 +80,12 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class HostInputs:
     """The kernels' inputs for some choices, on the host."""
 
     arrays: list[Array]
     entries: Array
-    standing: Settings | None  # the rows whose biases are all there is in `entries`
+    standing: ChoiceSettings | None  # the rows whose biases are all there is in `entries`
     widest: int  # most tokens listed with a choice; 0: none
 
 
@@ -93,10 +93,10 @@ class Told:
 class _Kept:
     """The last inputs of rows with one choice each, of which some depend on positions."""
 
-    settings: Settings
+    settings: ChoiceSettings
     size: int
     known: Array  # read-only
-    told: Told
+    told: HostInputs
 
 
 @dataclass(slots=True)
@@ -104,17 +104,17 @@ class ReservedEntries:
     """Memory for entries that does not move."""
 
     memory: torch.Tensor  # uint8
-    standing: Settings | None = None  # the rows whose biases are in it
+    standing: ChoiceSettings | None = None  # the rows whose biases are in it
 
 
 @dataclass(slots=True)
 class Reserved:
     """Memory for the kernels' inputs that does not move."""
 
-    sheet: Sheet  # the arrays of `Told`
+    sheet: Sheet  # the arrays of `HostInputs`
     entries: ReservedEntries
-    asked: Asked  # views of both
-    idle: Told  # inputs of choices that are made later
+    asked: DeviceInputs  # views of both
+    idle: HostInputs  # inputs of choices that are made later
 
 
 @dataclass(slots=True)
@@ -159,7 +159,7 @@ class DeviceSampler:
         self._mask_staging = Staging(device)
         eos = torch.from_numpy(np.array(sorted(eos_ids), np.int32)).to(device)
         self._kernels = ChoiceKernels(vocab_size, eos, device, most_rows)
-        self._settings: Settings | None = None
+        self._settings: ChoiceSettings | None = None
         self._listed: list[ShardSequence] | None = None  # the list that they belong to
         self._kept: _Kept | None = None  # of the last step
         # The tokens that the last step chose, by row.
@@ -179,18 +179,18 @@ class DeviceSampler:
         """Free a row's counts."""
         self._resident.release(row)
 
-    def settings(self, rows: list[ShardSequence]) -> Settings:
+    def settings(self, rows: list[ShardSequence]) -> ChoiceSettings:
         """Return the rows' parameters, kept while the list stays the same, as in most steps."""
         if self._settings is None or (rows is not self._listed and self._settings.rows != rows):
-            self._settings = Settings.of(rows, self.vocab_size)
+            self._settings = ChoiceSettings.of(rows, self.vocab_size)
         self._listed = rows
         return self._settings
 
-    def keeps(self, told: Told) -> bool:
+    def keeps(self, told: HostInputs) -> bool:
         """Return whether the next step of the same rows would have the same inputs."""
         return self._kept is not None and self._kept.told is told and self._kept.settings.stays
 
-    def ask(self, choosing: Choosing, size: int | None = None, rest: int = NOBODY) -> Told:
+    def ask(self, choosing: Choosing, size: int | None = None, rest: int = NOBODY) -> HostInputs:
         """Return the kernels' inputs for some choices; to be used exactly once, as counts move.
 
         `size`: choices of the recording; targets of surplus ones are `rest`, and their other inputs
@@ -214,12 +214,12 @@ class DeviceSampler:
             *(too_early(choosing, settings), known, edits.slots, edits.moves, edits.starts),
         ]
         standing = settings if edits.standing else None
-        told = Told(arrays, edits.entries, standing, settings.widest)
+        told = HostInputs(arrays, edits.entries, standing, settings.widest)
         if decodes and fixed_array(known) is not None:
             self._kept = _Kept(settings, size, known, told)
         return told
 
-    def _ask_again(self, choosing: Choosing, kept: _Kept) -> Told:
+    def _ask_again(self, choosing: Choosing, kept: _Kept) -> HostInputs:
         """Compute `ask` for the rows of the last step at their new positions."""
         settings, told = kept.settings, kept.told
         arrays = told.arrays.copy()
@@ -228,13 +228,13 @@ class DeviceSampler:
         if settings.waits:
             arrays[_EARLY] = too_early(choosing, settings)
         if not settings.penalised:
-            return Told(arrays, told.entries, told.standing, told.widest)
+            return HostInputs(arrays, told.entries, told.standing, told.widest)
         edits = list_edits(choosing, settings, self._resident, kept.size)
         arrays[_UNIT] = count_units(choosing, settings)
         arrays[_SLOTS:] = edits.slots, edits.moves, edits.starts
-        return Told(arrays, edits.entries, settings if edits.standing else None, told.widest)
+        return HostInputs(arrays, edits.entries, settings if edits.standing else None, told.widest)
 
-    def ask_nothing(self, size: int) -> Told:
+    def ask_nothing(self, size: int) -> HostInputs:
         """Return the kernels' inputs for `size` choices that are made later."""
         told = self.ask(nobody(), size, KEPT)
         *columns, starts = told.arrays
@@ -250,11 +250,11 @@ class DeviceSampler:
         """Allocate memory for the scores of choices, float32 [choices, >= vocab_size]."""
         return self._kernels.make_scores(choices)
 
-    def upload(self, told: Told) -> Asked:
+    def upload(self, told: HostInputs) -> DeviceInputs:
         """Upload what `ask` returned."""
         some = told.entries if len(told.entries) else np.zeros((1, 2), np.int32)
         room = max(LISTED, 2 << max(0, told.widest - 1).bit_length())
-        return Asked(*self._staging.upload([*told.arrays, some]), room=room)
+        return DeviceInputs(*self._staging.upload([*told.arrays, some]), room=room)
 
     def reserve(
         self,
@@ -278,18 +278,18 @@ class DeviceSampler:
             )
         views = [*split(memory, idle.arrays), entries.memory.view(torch.int32).view(-1, 2)]
         sheet = Sheet(idle.arrays, memory, shared=shared)
-        return Reserved(sheet, entries, Asked(*views), idle)
+        return Reserved(sheet, entries, DeviceInputs(*views), idle)
 
-    def fits(self, told: Told) -> bool:
+    def fits(self, told: HostInputs) -> bool:
         """Return whether reserved memory has room for these inputs."""
         return len(told.entries) <= _KNOWN_ENTRIES and 2 * told.widest <= LISTED
 
-    def refill(self, reserved: Reserved, told: Told) -> None:
+    def refill(self, reserved: Reserved, told: HostInputs) -> None:
         """Replace all inputs."""
         self._staging.fill_from(reserved.sheet, told.arrays)
         self.refill_entries(reserved, told)
 
-    def refill_entries(self, reserved: Reserved, told: Told) -> None:
+    def refill_entries(self, reserved: Reserved, told: HostInputs) -> None:
         """Replace the entries; biases that are already there are not uploaded again."""
         there = reserved.entries
         if not len(told.entries):
@@ -326,7 +326,7 @@ class DeviceSampler:
     def choose(
         self,
         logits: torch.Tensor,
-        asked: Asked,
+        asked: DeviceInputs,
         masks: DeviceMasks | None = None,
         hidden: torch.Tensor | None = None,
         scores: torch.Tensor | None = None,

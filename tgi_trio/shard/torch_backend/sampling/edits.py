@@ -9,10 +9,10 @@ import numpy as np
 from tgi_trio.ipc.frame_codec import fixed_array
 from tgi_trio.shard.torch_backend.sampling.asking import (
     NO_ENTRIES,
+    ChoiceSettings,
     Choosing,
     Edits,
     Followed,
-    Settings,
     fix,
     repeat,
 )
@@ -21,7 +21,7 @@ from tgi_trio.shard.torch_backend.staging import Array
 
 
 def list_edits(
-    choosing: Choosing, settings: Settings, counts: ResidentCounts, size: int | None = None
+    choosing: Choosing, settings: ChoiceSettings, counts: ResidentCounts, size: int | None = None
 ) -> Edits:
     """Return the edits of a step's choices, to be made exactly once, since counts move with them.
 
@@ -64,7 +64,7 @@ def list_edits(
 
 
 def _follow(
-    choosing: Choosing, settings: Settings, counts: ResidentCounts, standing: Edits
+    choosing: Choosing, settings: ChoiceSettings, counts: ResidentCounts, standing: Edits
 ) -> Edits | None:
     """Return the edits of decodes with penalties whose last tokens the device counts itself.
 
@@ -92,7 +92,7 @@ def _follow(
     return edits
 
 
-def _list_biases(choosing: Choosing, settings: Settings, size: int) -> Edits:
+def _list_biases(choosing: Choosing, settings: ChoiceSettings, size: int) -> Edits:
     """Return the edits of rows with one choice each, by biases alone."""
     count, starts = len(choosing), np.zeros((3, size + 1), np.int32)
     starts[2, 1 : count + 1] = [len(biases) for biases in settings.biases]

@@ -41,7 +41,7 @@ from tgi_trio.shard.torch_backend.sampling.choice_masks import ChoiceMasks
 from tgi_trio.shard.torch_backend.sampling.device_sampler import (
     DeviceSampler,
     Found,
-    Told,
+    HostInputs,
 )
 from tgi_trio.shard.torch_backend.sampling.idle_choices import choose_idle
 from tgi_trio.shard.torch_backend.staging import Array, PinnedPool
@@ -271,7 +271,7 @@ class DeviceSteps:
         plan: StepPlan,
         choosing: Choosing,
         recorded: Recording,
-        told: Told | None,
+        told: HostInputs | None,
         chosen: Chosen | None,
     ) -> None:
         """Remember how a step was launched, for later ones like it.
@@ -321,7 +321,7 @@ class DeviceSteps:
         self,
         scores: torch.Tensor,
         hidden: torch.Tensor | None,
-        told: Told,
+        told: HostInputs,
         masks: DeviceMasks | None = None,
     ) -> Found:
         """Launch the choice that `told` describes, kernel by kernel."""

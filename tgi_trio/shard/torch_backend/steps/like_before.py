@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from tgi_trio.shard.contract import ShardSequence, StepPlan
 from tgi_trio.shard.torch_backend.recordings.decode_graphs import DecodeGraphs
 from tgi_trio.shard.torch_backend.recordings.recorded_steps import Chosen, Recording
-from tgi_trio.shard.torch_backend.sampling.asking import Choosing, Settings
-from tgi_trio.shard.torch_backend.sampling.device_sampler import Told
+from tgi_trio.shard.torch_backend.sampling.asking import ChoiceSettings, Choosing
+from tgi_trio.shard.torch_backend.sampling.device_sampler import HostInputs
 from tgi_trio.shard.torch_backend.staging import Array
 
 
@@ -27,8 +27,8 @@ class LikeBefore:
     recorded: Recording
     sampled: Array  # the rows that choose: all of them
     aheads: Array  # how far each choice is ahead of its row: 0, as there are no guesses
-    settings: Settings
-    told: Told | None  # None: it depends on positions, or the choice is made later
+    settings: ChoiceSettings
+    told: HostInputs | None  # None: it depends on positions, or the choice is made later
     chosen: Chosen  # the memory in which the recording leaves its choice
 
     @classmethod
@@ -38,8 +38,8 @@ class LikeBefore:
         graphs: DecodeGraphs,
         recorded: Recording,
         choosing: Choosing,
-        settings: Settings,
-        told: Told | None,
+        settings: ChoiceSettings,
+        told: HostInputs | None,
         chosen: Chosen,
     ) -> LikeBefore:
         """Return it for a plan of decodes, all of which choose."""
