@@ -9,7 +9,7 @@ import torch
 from tests.shard.sampling.sampling_support import EOS, PENALTIES, choose, normal, sequence
 from tests.shard.torch_backend.interpreter import DEVICE, need_triton
 from tgi_trio.shard.contract import ShardSequence
-from tgi_trio.shard.torch_backend.sampling.asking import Choosing
+from tgi_trio.shard.torch_backend.sampling.choice_settings import Choosing
 
 need_triton()
 

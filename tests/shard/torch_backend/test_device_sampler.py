@@ -24,8 +24,8 @@ from tests.shard.sampling.sampling_support import (
 from tests.shard.torch_backend.interpreter import DEVICE, need_triton
 from tgi_trio.shard.contract import RowResult, ShardSequence
 from tgi_trio.shard.sampling.logits_processors import GrammarMasks, Watermark
-from tgi_trio.shard.torch_backend.sampling.asking import Choosing
 from tgi_trio.shard.torch_backend.sampling.choice_masks import ChoiceMasks
+from tgi_trio.shard.torch_backend.sampling.choice_settings import Choosing
 from tgi_trio.shard.torch_backend.sampling.torch_sampler import permutation
 
 need_triton()

@@ -15,7 +15,7 @@ from tests.shard.torch_backend.interpreter import DEVICE, need_triton
 from tests.shard.torch_backend.models_support import sequence
 from tgi_trio.shard.contract import ShardSequence
 from tgi_trio.shard.speculation.ngram import NgramDrafter
-from tgi_trio.shard.torch_backend.sampling.asking import Choosing
+from tgi_trio.shard.torch_backend.sampling.choice_settings import Choosing
 
 need_triton()
 

@@ -41,7 +41,8 @@ from tgi_trio.shard.torch_backend.staging import Array, Sheet, Staging
 need_triton()
 
 from bench.worker.free_device import FreeRunner, free_device  # noqa: E402  # imports Triton
-from tgi_trio.shard.torch_backend.sampling import asking, device_sampler, edits  # noqa: E402
+from tgi_trio.shard.torch_backend.sampling import device_sampler, edits  # noqa: E402
+from tgi_trio.shard.torch_backend.sampling.choice_settings import ChoiceSettings  # noqa: E402
 from tgi_trio.shard.torch_backend.sampling.drawn_numbers import Drawn  # noqa: E402
 from tgi_trio.shard.torch_backend.steps.like_before import LikeBefore  # noqa: E402
 
@@ -125,7 +126,7 @@ def anew() -> Iterator[tuple[Any, str, Any]]:
     yield edits, "_follow", lambda *_: None
     yield FrameTemplate, "encode", lambda *_: None
     kept = device_sampler.DeviceSampler
-    yield kept, "settings", lambda self, rows: asking.ChoiceSettings.of(rows, self.vocab_size)
+    yield kept, "settings", lambda self, rows: ChoiceSettings.of(rows, self.vocab_size)
 
 
 @contextmanager

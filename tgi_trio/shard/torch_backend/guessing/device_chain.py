@@ -26,7 +26,7 @@ from tgi_trio.shard.torch_backend.attention.interface import DecodePlaces
 from tgi_trio.shard.torch_backend.guessing.device_texts import DeviceTexts, Judged
 from tgi_trio.shard.torch_backend.kernels.following import judge_guesses, move_rows
 from tgi_trio.shard.torch_backend.kv_cache import BLOCK_SIZE
-from tgi_trio.shard.torch_backend.sampling.asking import ChoiceSettings, Choosing
+from tgi_trio.shard.torch_backend.sampling.choice_settings import ChoiceSettings, Choosing
 from tgi_trio.shard.torch_backend.sampling.device_sampler import Found
 from tgi_trio.shard.torch_backend.staging import Array, split
 

@@ -19,7 +19,7 @@ from tgi_trio.shard.contract import ShardSequence, StepPlan
 from tgi_trio.shard.torch_backend.kernels import lookup
 from tgi_trio.shard.torch_backend.padding import next_power_of_2
 from tgi_trio.shard.torch_backend.row_slots import RowSlots
-from tgi_trio.shard.torch_backend.sampling.asking import Choosing
+from tgi_trio.shard.torch_backend.sampling.choice_settings import Choosing
 from tgi_trio.shard.torch_backend.staging import Array, Staging
 
 MOST_TOKENS: Final = 1 << 25  # of all texts together: 128 MiB

@@ -63,7 +63,7 @@ from tgi_trio.shard.torch_backend.states.recorded_rows import (
 from tgi_trio.shard.torch_backend.states.steps import state_arrays
 
 if TYPE_CHECKING:  # it imports Triton
-    from tgi_trio.shard.torch_backend.sampling.asking import Choosing
+    from tgi_trio.shard.torch_backend.sampling.choice_settings import Choosing
     from tgi_trio.shard.torch_backend.sampling.device_sampler import (
         Found,
         HostInputs,

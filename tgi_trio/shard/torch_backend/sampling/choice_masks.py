@@ -21,7 +21,7 @@ from tgi_trio.shard.sampling.logits_processors import (
     Watermark,
     watermark_seed,
 )
-from tgi_trio.shard.torch_backend.sampling.asking import Choosing, fix, repeat
+from tgi_trio.shard.torch_backend.sampling.choice_settings import Choosing, fix, repeat
 
 _Number = TypeVar("_Number", np.int32, np.int64)
 

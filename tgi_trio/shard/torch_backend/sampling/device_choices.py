@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from tgi_trio.shard.alternatives import Listed
 from tgi_trio.shard.contract import Choices
 from tgi_trio.shard.sampling.base import MOST_TIES
-from tgi_trio.shard.torch_backend.sampling.asking import Choosing, Wanted, repeat
+from tgi_trio.shard.torch_backend.sampling.choice_settings import Choosing, Wanted, repeat
 
 _ID_BITS, _NOBODY = np.uint64(32), np.uint64((1 << 64) - 1)
 

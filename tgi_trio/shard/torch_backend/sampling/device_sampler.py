@@ -24,7 +24,14 @@ from tgi_trio.ipc.frame_codec import fixed_array
 from tgi_trio.shard.contract import ShardSequence
 from tgi_trio.shard.torch_backend.kernels import counting
 from tgi_trio.shard.torch_backend.kernels.surveying import KEPT, NOBODY
-from tgi_trio.shard.torch_backend.sampling.asking import (
+from tgi_trio.shard.torch_backend.sampling.choice_kernels import (
+    LISTED,
+    ChoiceKernels,
+    DeviceInputs,
+    DeviceMasks,
+)
+from tgi_trio.shard.torch_backend.sampling.choice_masks import Masks
+from tgi_trio.shard.torch_backend.sampling.choice_settings import (
     ChoiceSettings,
     Choosing,
     count_units,
@@ -33,13 +40,6 @@ from tgi_trio.shard.torch_backend.sampling.asking import (
     repeat,
     too_early,
 )
-from tgi_trio.shard.torch_backend.sampling.choice_kernels import (
-    LISTED,
-    ChoiceKernels,
-    DeviceInputs,
-    DeviceMasks,
-)
-from tgi_trio.shard.torch_backend.sampling.choice_masks import Masks
 from tgi_trio.shard.torch_backend.sampling.edits import list_edits
 from tgi_trio.shard.torch_backend.sampling.resident_counts import NONE, ResidentCounts
 from tgi_trio.shard.torch_backend.staging import (

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from tgi_trio.ipc.frame_codec import fixed_array
-from tgi_trio.shard.torch_backend.sampling.asking import (
+from tgi_trio.shard.torch_backend.sampling.choice_settings import (
     NO_ENTRIES,
     ChoiceSettings,
     Choosing,

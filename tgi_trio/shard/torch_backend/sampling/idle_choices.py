@@ -10,8 +10,8 @@ import torch
 from tgi_trio.ipc.messages import SamplingParameters
 from tgi_trio.shard.contract import ShardSequence
 from tgi_trio.shard.loop.soundness import proof_plan
-from tgi_trio.shard.torch_backend.sampling.asking import Choosing
 from tgi_trio.shard.torch_backend.sampling.choice_masks import ChoiceMasks
+from tgi_trio.shard.torch_backend.sampling.choice_settings import Choosing
 from tgi_trio.shard.torch_backend.sampling.device_sampler import DeviceSampler
 
 

@@ -35,9 +35,9 @@ from tgi_trio.shard.torch_backend.recordings.step_forward import (
     fits_device,
     idle_steps,
 )
-from tgi_trio.shard.torch_backend.sampling.asking import Choosing, count_up
 from tgi_trio.shard.torch_backend.sampling.choice_kernels import DeviceMasks
 from tgi_trio.shard.torch_backend.sampling.choice_masks import ChoiceMasks
+from tgi_trio.shard.torch_backend.sampling.choice_settings import Choosing, count_up
 from tgi_trio.shard.torch_backend.sampling.device_sampler import (
     DeviceSampler,
     Found,

@@ -10,7 +10,7 @@ import torch
 from tgi_trio.shard.alternatives import Listed
 from tgi_trio.shard.contract import Choices, StepResult
 from tgi_trio.shard.torch_backend.prompt_logprobs import PromptSpan
-from tgi_trio.shard.torch_backend.sampling.asking import Choosing, Wanted
+from tgi_trio.shard.torch_backend.sampling.choice_settings import Choosing, Wanted
 from tgi_trio.shard.torch_backend.sampling.device_choices import list_best, read_choices
 from tgi_trio.shard.torch_backend.sampling.device_sampler import Found
 from tgi_trio.shard.torch_backend.staging import Array, PinnedLoan

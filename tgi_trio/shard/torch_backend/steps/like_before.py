@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from tgi_trio.shard.contract import ShardSequence, StepPlan
 from tgi_trio.shard.torch_backend.recordings.decode_graphs import DecodeGraphs
 from tgi_trio.shard.torch_backend.recordings.recorded_steps import Chosen, Recording
-from tgi_trio.shard.torch_backend.sampling.asking import ChoiceSettings, Choosing
+from tgi_trio.shard.torch_backend.sampling.choice_settings import ChoiceSettings, Choosing
 from tgi_trio.shard.torch_backend.sampling.device_sampler import HostInputs
 from tgi_trio.shard.torch_backend.staging import Array
 

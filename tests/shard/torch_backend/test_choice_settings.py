@@ -12,7 +12,7 @@ from tests.shard.sampling.sampling_support import sequence
 from tgi_trio.shard.contract import ShardSequence
 from tgi_trio.shard.sampling.base import MOST_TIES, alternatives
 from tgi_trio.shard.sampling.philox import uniform
-from tgi_trio.shard.torch_backend.sampling.asking import (
+from tgi_trio.shard.torch_backend.sampling.choice_settings import (
     ChoiceSettings,
     Choosing,
     Wanted,
