@@ -18,7 +18,8 @@ import trio
 from bench.harness.vitals import cpu_seconds
 from bench.ipc.ours import Variant, channel
 from bench.ipc.sampling import Placement
-from tgi_trio.ipc.channel import ControlPage, Endpoints
+from tgi_trio.ipc.control import ControlPage
+from tgi_trio.ipc.endpoints import Endpoints
 from tgi_trio.ipc.frame_codec import Frame, encode
 from tgi_trio.ipc.frames import SPECS, Kind
 from tgi_trio.ipc.router_end import RouterEnd

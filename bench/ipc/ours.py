@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import trio
 
 from bench.ipc.sampling import IDLE_S, Budget, Case, Placement, Row, cases, summarise
-from tgi_trio.ipc.channel import Endpoints
+from tgi_trio.ipc.endpoints import Endpoints
 from tgi_trio.ipc.router_end import ReplyBell, RouterEnd
 from tgi_trio.ipc.spawn import spawn_shard
 

@@ -26,7 +26,8 @@ from tqdm import tqdm
 
 from bench.harness import stats
 from tgi_trio.ipc.broadcast import PlanEnd
-from tgi_trio.ipc.channel import Endpoints, LeaderEnd
+from tgi_trio.ipc.channel import LeaderEnd
+from tgi_trio.ipc.endpoints import Endpoints
 from tgi_trio.ipc.frame_codec import encode
 from tgi_trio.ipc.frames import Kind
 from tgi_trio.ipc.messages import SamplingParameters

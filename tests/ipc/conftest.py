@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from tgi_trio.ipc.channel import Endpoints, ShardEnd
+from tgi_trio.ipc.channel import ShardEnd
+from tgi_trio.ipc.endpoints import Endpoints
 from tgi_trio.ipc.router_end import ReplyBell, RouterEnd
 from tgi_trio.ipc.spawn import ShardProcess, spawn_shard
 

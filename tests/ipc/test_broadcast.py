@@ -14,7 +14,8 @@ import pytest
 from tests.ipc.conftest import ROOT, attach_here
 from tgi_trio.errors import RingFull
 from tgi_trio.ipc.broadcast import Broadcast, PlanEnd
-from tgi_trio.ipc.channel import Endpoints, LeaderEnd
+from tgi_trio.ipc.channel import LeaderEnd
+from tgi_trio.ipc.endpoints import Endpoints
 from tgi_trio.ipc.spawn import ShardProcess
 
 MakeEndpoints = Callable[..., Endpoints]

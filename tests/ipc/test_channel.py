@@ -15,7 +15,8 @@ from trio.testing import MockClock
 from tests.ipc.conftest import attach_here
 from tgi_trio.errors import CorruptRing, PeerGone, ProtocolMismatch, RingFull
 from tgi_trio.ipc import layout
-from tgi_trio.ipc.channel import ChannelSpec, Endpoints, LeaderEnd, ShardEnd
+from tgi_trio.ipc.channel import LeaderEnd, ShardEnd
+from tgi_trio.ipc.endpoints import ChannelSpec, Endpoints
 from tgi_trio.ipc.fence import Ordering
 from tgi_trio.ipc.frames import Phase
 from tgi_trio.ipc.router_end import ReplyBell, RouterEnd

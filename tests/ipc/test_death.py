@@ -17,7 +17,8 @@ from trio.testing import MockClock
 from tests.ipc.conftest import CHILDREN, ROOT, attach_here
 from tgi_trio.errors import PeerStalled
 from tgi_trio.ipc import watch
-from tgi_trio.ipc.channel import ControlPage, Endpoints
+from tgi_trio.ipc.control import ControlPage
+from tgi_trio.ipc.endpoints import Endpoints
 from tgi_trio.ipc.frames import Phase
 from tgi_trio.ipc.parent import guard_death_pipe
 from tgi_trio.ipc.spawn import ShardProcess, spawn_shard

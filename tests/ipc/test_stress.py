@@ -16,7 +16,7 @@ import pytest
 import trio
 
 from tests.ipc.conftest import CHILDREN, ROOT
-from tgi_trio.ipc.channel import Endpoints
+from tgi_trio.ipc.endpoints import Endpoints
 from tgi_trio.ipc.fence import ordering_named
 from tgi_trio.ipc.router_end import ReplyBell, RouterEnd
 from tgi_trio.ipc.spawn import ShardProcess

@@ -12,7 +12,7 @@ import numpy as np
 import tokenizers
 import trio
 
-from tgi_trio.ipc.channel import Endpoints
+from tgi_trio.ipc.endpoints import Endpoints
 from tgi_trio.ipc.messages import SamplingParameters
 from tgi_trio.ipc.router_end import ReplyBell, RouterEnd
 from tgi_trio.ipc.startup import ShardInfo, WarmupRequest

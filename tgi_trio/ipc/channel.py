@@ -14,11 +14,9 @@ from collections.abc import Callable
 
 from tgi_trio.errors import PeerGone, RingFull
 from tgi_trio.ipc import robust
-from tgi_trio.ipc.control import ControlPage as ControlPage
-from tgi_trio.ipc.control import Vitals as Vitals
+from tgi_trio.ipc.control import ControlPage, Vitals
 from tgi_trio.ipc.doorbell import Bell, BlockingWaiter, SleepFlag
-from tgi_trio.ipc.endpoints import ChannelSpec as ChannelSpec
-from tgi_trio.ipc.endpoints import Endpoints as Endpoints
+from tgi_trio.ipc.endpoints import ChannelSpec
 from tgi_trio.ipc.fence import Ordering, ordering_named
 from tgi_trio.ipc.frames import Phase
 from tgi_trio.ipc.ring import RingReader, RingWriter

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from tgi_trio.ipc.channel import ChannelSpec, ShardEnd
+from tgi_trio.ipc.channel import ShardEnd
+from tgi_trio.ipc.endpoints import ChannelSpec
 from tgi_trio.ipc.parent import die_with_parent, guard_death_pipe
 
 

@@ -8,8 +8,10 @@ import time
 import trio
 
 from tgi_trio.errors import RingFull
-from tgi_trio.ipc.channel import ControlPage, End, Endpoints
+from tgi_trio.ipc.channel import End
+from tgi_trio.ipc.control import ControlPage
 from tgi_trio.ipc.doorbell import AwakeBudget, drain, spin_while
+from tgi_trio.ipc.endpoints import Endpoints
 from tgi_trio.ipc.fence import ordering_named
 
 _STARVE_NS = 1_000_000  # while it spins, the router runs its other tasks at least this often

@@ -11,7 +11,7 @@ from typing import IO
 
 import trio
 
-from tgi_trio.ipc.channel import Endpoints
+from tgi_trio.ipc.endpoints import Endpoints
 
 
 @dataclass(frozen=True)

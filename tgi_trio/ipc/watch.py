@@ -8,8 +8,7 @@ from collections.abc import Callable, Mapping
 import trio
 
 from tgi_trio.errors import PeerStalled
-from tgi_trio.ipc.channel import ControlPage
-from tgi_trio.ipc.control import Vitals
+from tgi_trio.ipc.control import ControlPage, Vitals
 from tgi_trio.ipc.robust import RobustMutex
 
 _HELD_POLL_S = 0.02  # how often to check whether a starting shard holds its mutex yet

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from tgi_trio.errors import PeerGone, TgiTrioError
-from tgi_trio.ipc.channel import ChannelSpec
 from tgi_trio.ipc.death import start_shard_end
+from tgi_trio.ipc.endpoints import ChannelSpec
 from tgi_trio.ipc.tcp import TcpShardEnd, TcpSpec
 from tgi_trio.settings.records import ShardOptions
 from tgi_trio.shard.loop import worker

@@ -15,7 +15,9 @@ from types import TracebackType
 from typing import cast
 
 from tgi_trio.errors import ConfigurationError, PeerGone
-from tgi_trio.ipc.channel import ChannelSpec, ControlPage, ShardEnd
+from tgi_trio.ipc.channel import ShardEnd
+from tgi_trio.ipc.control import ControlPage
+from tgi_trio.ipc.endpoints import ChannelSpec
 from tgi_trio.settings.records import ShardOptions
 from tgi_trio.shard import process
 from tgi_trio.shard.loop import worker

@@ -6,7 +6,8 @@ import os
 import sys
 from dataclasses import replace
 
-from tgi_trio.ipc.channel import Endpoints, LeaderEnd, ShardEnd
+from tgi_trio.ipc.channel import LeaderEnd, ShardEnd
+from tgi_trio.ipc.endpoints import Endpoints
 from tgi_trio.ipc.fence import choose_ordering
 from tgi_trio.ipc.parent import die_with_parent
 

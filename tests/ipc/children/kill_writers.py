@@ -14,7 +14,8 @@ import time
 import zlib
 from dataclasses import replace
 
-from tgi_trio.ipc.channel import ChannelSpec, Endpoints, LeaderEnd, ShardEnd
+from tgi_trio.ipc.channel import LeaderEnd, ShardEnd
+from tgi_trio.ipc.endpoints import ChannelSpec, Endpoints
 from tgi_trio.ipc.frames import Phase
 from tgi_trio.ipc.parent import die_with_parent
 

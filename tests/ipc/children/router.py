@@ -12,7 +12,7 @@ from pathlib import Path
 
 import trio
 
-from tgi_trio.ipc.channel import Endpoints
+from tgi_trio.ipc.endpoints import Endpoints
 from tgi_trio.ipc.fence import choose_ordering
 from tgi_trio.ipc.parent import die_with_parent
 from tgi_trio.ipc.router_end import ReplyBell, RouterEnd

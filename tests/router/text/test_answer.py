@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tgi_trio.router.delta import Answer, Delta
 from tgi_trio.router.text.answer import TABLE, AnswerParser, CallOpening, Edge, Region, fold
 from tgi_trio.router.text.thoughts.marks import HARMONY, KNOWN, Marks
 from tgi_trio.router.text.tools.call_formats import FORMATS, HERMES, Format
-from tgi_trio.router.text.tools.call_parser import Answer, Delta, TextParser, call_reader
+from tgi_trio.router.text.tools.call_parser import TextParser, call_reader
 from tgi_trio.router.text.tools.functions import Function
 
 THINK = Marks("<think>", "</think>")

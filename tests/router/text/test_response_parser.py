@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from tests.router.text.test_answer import FUNCTIONS, THINK, cuts, parser_of
+from tgi_trio.router.delta import Answer
 from tgi_trio.router.text.answer import fold
 from tgi_trio.router.text.tools.call_formats import FORMATS
-from tgi_trio.router.text.tools.call_parser import Answer
 
 pytest.importorskip("transformers.utils.chat_parsing")
 from transformers.utils.chat_parsing.response_parser import parse_response

@@ -17,7 +17,8 @@ from tgi_trio.ipc.adapters import (
     encode_adapter,
     encode_drop,
 )
-from tgi_trio.ipc.channel import Endpoints, LeaderEnd
+from tgi_trio.ipc.channel import LeaderEnd
+from tgi_trio.ipc.endpoints import Endpoints
 from tgi_trio.ipc.frame_codec import Frame, encode
 from tgi_trio.ipc.frames import Kind
 from tgi_trio.ipc.messages import (

@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 from tests.shard.torch_backend.models_support import plan, sequence
-from tgi_trio.ipc.channel import Endpoints, LeaderEnd, ShardEnd
+from tgi_trio.ipc.channel import LeaderEnd, ShardEnd
+from tgi_trio.ipc.endpoints import Endpoints
 from tgi_trio.ipc.prefixes import KeepOrder, RestoreOrder
 from tgi_trio.ipc.startup import WarmupRequest, WarmupResult
 from tgi_trio.ipc.transfers import Transfer

@@ -14,7 +14,8 @@ from typing import Any
 from torch._C._distributed_c10d import HashStore
 
 from tests.shard.torch_backend.stand_in_support import REQUEST
-from tgi_trio.ipc.channel import Endpoints, LeaderEnd, ShardEnd
+from tgi_trio.ipc.channel import LeaderEnd, ShardEnd
+from tgi_trio.ipc.endpoints import Endpoints
 from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.ipc.startup import WarmupRequest, WarmupResult
 from tgi_trio.shard.contract import StepPlan, StepResult

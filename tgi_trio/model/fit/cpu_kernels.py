@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from tgi_trio.errors import ConfigurationError
 from tgi_trio.model.claims import find_unclaimed
-from tgi_trio.model.fit.kernel_claims import CLAIMS as CLAIMS
-from tgi_trio.model.fit.kernel_claims import LANES, PANEL
+from tgi_trio.model.fit.kernel_claims import CLAIMS, LANES, PANEL
 from tgi_trio.model.specs.decoder import DecoderSpec, LayerSpec
 from tgi_trio.model.specs.mixers import DeltaRule, Mamba2
 from tgi_trio.model.split import Portion

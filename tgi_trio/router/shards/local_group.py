@@ -14,11 +14,10 @@ from dataclasses import dataclass, replace
 
 import trio
 
-from tgi_trio.ipc.channel import Endpoints
 from tgi_trio.ipc.command_channel import CommandChannel
 from tgi_trio.ipc.control import Vitals
 from tgi_trio.ipc.doorbell import affordable_spin_us
-from tgi_trio.ipc.endpoints import DEFAULT_RING_BYTES
+from tgi_trio.ipc.endpoints import DEFAULT_RING_BYTES, Endpoints
 from tgi_trio.ipc.frame_codec import frame_bytes
 from tgi_trio.ipc.frames import Kind
 from tgi_trio.ipc.router_end import ReplyBell, RouterEnd

@@ -15,7 +15,7 @@ from typing import Final
 import trio
 
 from tgi_trio.errors import PeerError, PeerGone
-from tgi_trio.ipc.channel import Endpoints
+from tgi_trio.ipc.endpoints import Endpoints
 from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.ipc.tcp import TcpSpec
 from tgi_trio.router.shards.rank_link import BEAT_S, Beat, RankLink, Start, config_digest

@@ -13,8 +13,8 @@ from contextlib import contextmanager
 
 import trio
 
-from tgi_trio.ipc.channel import ControlPage, Endpoints
-from tgi_trio.ipc.control import Vitals
+from tgi_trio.ipc.control import ControlPage, Vitals
+from tgi_trio.ipc.endpoints import Endpoints
 from tgi_trio.ipc.frames import Phase
 from tgi_trio.ipc.shard_output import split_warning
 from tgi_trio.ipc.shard_settings import ShardSettings

@@ -10,7 +10,7 @@ import enum
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from tgi_trio.router.text.tools.call_parser import Delta
+from tgi_trio.router.delta import Delta
 
 
 class Kind(enum.Enum):

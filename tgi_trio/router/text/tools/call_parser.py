@@ -10,9 +10,7 @@ import enum
 import re
 from collections.abc import Callable, Iterable
 
-from tgi_trio.router.delta import Answer as Answer
-from tgi_trio.router.delta import CallDelta as CallDelta
-from tgi_trio.router.delta import Delta as Delta
+from tgi_trio.router.delta import CallDelta, Delta
 from tgi_trio.router.text.tools.channels import ChannelReader
 from tgi_trio.router.text.tools.format import ArgumentsReader, Format
 from tgi_trio.router.text.tools.functions import Function

@@ -22,7 +22,7 @@ from tgi_trio.shard.torch_backend.layers.few_rows import (
     project,
     try_rows,
 )
-from tgi_trio.shard.torch_backend.layers.heads import HeadSteps, RotaryTable
+from tgi_trio.shard.torch_backend.layers.heads import HeadSteps
 from tgi_trio.shard.torch_backend.layers.linear import Linear
 from tgi_trio.shard.torch_backend.layers.norm import Norm
 from tgi_trio.shard.torch_backend.layers.residual import (
@@ -30,6 +30,7 @@ from tgi_trio.shard.torch_backend.layers.residual import (
     addend_arguments,
     addend_constants,
 )
+from tgi_trio.shard.torch_backend.layers.rotary import RotaryTable
 from tgi_trio.shard.torch_backend.padding import next_power_of_2
 from tgi_trio.shard.torch_backend.torch_device import overlap
 

@@ -24,8 +24,9 @@ from tgi_trio.shard.torch_backend.attention.interface import (
 )
 from tgi_trio.shard.torch_backend.attention.tiles import MOST_FLASH
 from tgi_trio.shard.torch_backend.kv_cache import KVCache
-from tgi_trio.shard.torch_backend.layers.heads import HeadSteps, RotaryTable
+from tgi_trio.shard.torch_backend.layers.heads import HeadSteps
 from tgi_trio.shard.torch_backend.layers.opening import open_values
+from tgi_trio.shard.torch_backend.layers.rotary import RotaryTable
 from tgi_trio.shard.torch_backend.staging import Staging
 
 Kernel = Callable[..., torch.Tensor]  # flash_attn.flash_attn_varlen_func

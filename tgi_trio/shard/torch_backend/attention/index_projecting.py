@@ -14,10 +14,9 @@ from tgi_trio.shard.torch_backend.attention.projecting import describe_latents
 from tgi_trio.shard.torch_backend.attention.selecting import Asking
 from tgi_trio.shard.torch_backend.attention.tiles import pad_dim
 from tgi_trio.shard.torch_backend.kernels import indexed_latents
-from tgi_trio.shard.torch_backend.layers.heads import RotaryTable
 from tgi_trio.shard.torch_backend.layers.index import TokenIndex
 from tgi_trio.shard.torch_backend.layers.latent import LatentProjections
-from tgi_trio.shard.torch_backend.layers.rotary import Rotary
+from tgi_trio.shard.torch_backend.layers.rotary import Rotary, RotaryTable
 from tgi_trio.shard.torch_backend.padding import next_power_of_2
 
 

@@ -16,12 +16,12 @@ import torch
 from tgi_trio.shard.contract import StepPlan
 from tgi_trio.shard.torch_backend.kv_cache import KVCache, KVShape
 from tgi_trio.shard.torch_backend.layers.block_index import BlockIndex
-from tgi_trio.shard.torch_backend.layers.heads import HeadSteps, RotaryTable
+from tgi_trio.shard.torch_backend.layers.heads import HeadSteps
 from tgi_trio.shard.torch_backend.layers.index import TokenIndex
 from tgi_trio.shard.torch_backend.layers.latent import LatentProjections
 from tgi_trio.shard.torch_backend.layers.opening import open_values
 from tgi_trio.shard.torch_backend.layers.pooled_index import PooledIndex
-from tgi_trio.shard.torch_backend.layers.rotary import Rotary
+from tgi_trio.shard.torch_backend.layers.rotary import Rotary, RotaryTable
 from tgi_trio.shard.torch_backend.layers.shared_key import Entries, SharedKey
 from tgi_trio.shard.torch_backend.staging import Array
 

@@ -45,10 +45,10 @@ from tgi_trio.shard.torch_backend.attention.tiling import (
     Tiles,
 )
 from tgi_trio.shard.torch_backend.kv_cache import BLOCK_SIZE, KVCache
-from tgi_trio.shard.torch_backend.layers.heads import HeadSteps, RotaryTable
+from tgi_trio.shard.torch_backend.layers.heads import HeadSteps
 from tgi_trio.shard.torch_backend.layers.latent import LatentProjections
 from tgi_trio.shard.torch_backend.layers.log_scale import LogScale
-from tgi_trio.shard.torch_backend.layers.rotary import Rotary
+from tgi_trio.shard.torch_backend.layers.rotary import Rotary, RotaryTable
 from tgi_trio.shard.torch_backend.staging import Array, Staging, rest, split
 from tgi_trio.shard.torch_backend.torch_device import generation, overlap
 

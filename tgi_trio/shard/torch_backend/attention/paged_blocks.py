@@ -28,7 +28,8 @@ from tgi_trio.shard.torch_backend.attention.selecting import (
 from tgi_trio.shard.torch_backend.attention.tiles import pad_dim
 from tgi_trio.shard.torch_backend.kernels import block_scores
 from tgi_trio.shard.torch_backend.layers.block_index import BlockIndex
-from tgi_trio.shard.torch_backend.layers.heads import HeadSteps, RotaryTable
+from tgi_trio.shard.torch_backend.layers.heads import HeadSteps
+from tgi_trio.shard.torch_backend.layers.rotary import RotaryTable
 from tgi_trio.shard.torch_backend.padding import next_power_of_2
 
 KEYS: Final = 64  # of a block that a program scores at a time

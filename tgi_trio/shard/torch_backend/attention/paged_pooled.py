@@ -21,8 +21,9 @@ from tgi_trio.shard.torch_backend.attention.selecting import (
     score_units,
     select_tokens,
 )
-from tgi_trio.shard.torch_backend.layers.heads import HeadSteps, RotaryTable
+from tgi_trio.shard.torch_backend.layers.heads import HeadSteps
 from tgi_trio.shard.torch_backend.layers.pooled_index import PooledIndex
+from tgi_trio.shard.torch_backend.layers.rotary import RotaryTable
 
 
 class PagedPooled(PagedAttention):

@@ -9,9 +9,9 @@ import torch
 from tgi_trio.shard.torch_backend.attention.tiles import pad_dim
 from tgi_trio.shard.torch_backend.kernels.latents import write_latents
 from tgi_trio.shard.torch_backend.kernels.rotating import rotate_and_write
-from tgi_trio.shard.torch_backend.layers.heads import HeadSteps, RotaryTable
+from tgi_trio.shard.torch_backend.layers.heads import HeadSteps
 from tgi_trio.shard.torch_backend.layers.latent import LatentProjections
-from tgi_trio.shard.torch_backend.layers.rotary import Rotary
+from tgi_trio.shard.torch_backend.layers.rotary import Rotary, RotaryTable
 from tgi_trio.shard.torch_backend.torch_device import overlap
 
 _ELEMENTS: Final = 2048  # of a program of four warps: twice 16 numbers a thread

@@ -8,8 +8,7 @@ import torch
 from torch.nn import functional
 
 from tgi_trio.model.specs.decoder import NormKind
-from tgi_trio.shard.torch_backend.layers.rotary import Rotary
-from tgi_trio.shard.torch_backend.layers.rotary import RotaryTable as RotaryTable
+from tgi_trio.shard.torch_backend.layers.rotary import Rotary, RotaryTable
 
 
 @dataclass(frozen=True, slots=True, eq=False)
