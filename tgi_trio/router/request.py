@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -167,3 +167,8 @@ class Outcome:
     prompt_logprobs: tuple[float, ...] = ()  # NaN for the first token; empty unless requested
     prompt_tops: tuple[Sequence[tuple[int, float]], ...] = ()  # alternatives for each of these
     answer: AnswerEnd | None = None  # None: the answer was not parsed
+
+
+# Called by the engine's fan-out with what one step brought: new tokens, and the end when it came.
+# A sink must neither block nor raise.
+Sink = Callable[[list[Token], Outcome | BaseException | None], None]

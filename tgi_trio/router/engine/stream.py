@@ -16,13 +16,11 @@ import trio
 
 from tgi_trio.errors import GenerationError
 from tgi_trio.ipc.frames import Finish
-from tgi_trio.router.request import FinishReason, Outcome, Request, Timings, Token
+from tgi_trio.router.request import FinishReason, Outcome, Request, Sink, Timings, Token
 from tgi_trio.router.scheduling.shard_commands import Progress
 from tgi_trio.router.text.output import OutputText
 
 _REASONS = {Finish.LENGTH: FinishReason.LENGTH, Finish.EOS: FinishReason.EOS_TOKEN}
-
-Sink = Callable[[list[Token], Outcome | BaseException | None], None]
 
 
 class StreamEnd(enum.Enum):

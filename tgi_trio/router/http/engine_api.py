@@ -5,12 +5,12 @@ Routes use nothing else, so they can be tested with an engine of a few lines.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
-from tgi_trio.router.request import Outcome, Request, Timings, Token
+from tgi_trio.router.request import Request, Sink, Timings
 
 if TYPE_CHECKING:
     from tgi_trio.router.adapters.registry import AdapterRegistry
@@ -23,10 +23,6 @@ if TYPE_CHECKING:
     from tgi_trio.router.text.tokenizer import Tokenizer
     from tgi_trio.router.text.tools.probe import CallStyle
     from tgi_trio.router.validation import Validator
-
-# Called by the engine's fan-out with what one step brought: new tokens, and the end when it came.
-# A sink must neither block nor raise.
-Sink = Callable[[list[Token], Outcome | BaseException | None], None]
 
 
 @dataclass(frozen=True, slots=True)

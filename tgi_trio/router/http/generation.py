@@ -26,7 +26,7 @@ from tgi_trio.router.http.messages.events import Events
 from tgi_trio.router.http.messages.problems import Problem, Refused, internal, problem_of
 from tgi_trio.router.http.resume import resume_stream
 from tgi_trio.router.http.sse import EventBody, StreamLimits
-from tgi_trio.router.request import Outcome, Request, Timings, Token
+from tgi_trio.router.request import Outcome, Request, Sink, Timings, Token
 from tgi_trio.router.telemetry.request_stats import RequestStats
 from tgi_trio.router.text.output import OutputText
 
@@ -73,7 +73,7 @@ async def collect_results(
     ends: list[tuple[Outcome, RequestStats] | None] = [None] * len(requests)
     failures: list[BaseException] = []
 
-    def sink_for(i: int) -> Callable[[list[Token], Outcome | BaseException | None], None]:
+    def sink_for(i: int) -> Sink:
         def sink(news: list[Token], end: Outcome | BaseException | None) -> None:
             if keep_tokens:
                 tokens[i] += news
