@@ -10,7 +10,7 @@ import pytest
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.families.registry import decoder_spec
-from tgi_trio.model.other_names import rename_family
+from tgi_trio.model.published_names import rename_family
 from tgi_trio.model.specs.decoder import CompressionSpec, DecoderSpec
 from tgi_trio.model.speculators.eagle import check_hidden_states
 from tgi_trio.model.stages import check_stages

@@ -28,7 +28,6 @@ from tgi_trio.model.formats import (
 )
 from tgi_trio.model.gguf.block_types import has_scales
 from tgi_trio.model.leftovers import find_mute_parts, is_harmless, refuse_leftovers
-from tgi_trio.model.other_writing import find_other_writing_type, writing_refusal
 from tgi_trio.model.own_code import check_own_code, own_code, runnable_code
 from tgi_trio.model.quantised.gguf_layout import GgufLayout
 from tgi_trio.model.quantised.layout import MatrixLayout
@@ -48,6 +47,7 @@ from tgi_trio.model.tensors import (
     t5_claims,
 )
 from tgi_trio.model.transformers_types import configured_types, text_types
+from tgi_trio.model.unserved_types import find_unserved_type, writing_refusal
 
 
 class ServingSettings(Protocol):
@@ -285,7 +285,7 @@ def _check_transformers(config: ModelConfig, serving: ServingSettings) -> None:
             f"Model type {name!r} is not one of ours, and transformers cannot load "
             f"{config.folder} as a model that generates text: {advice}."
         )
-    if code is None and (why := find_other_writing_type(config)) is not None:
+    if code is None and (why := find_unserved_type(config)) is not None:
         raise ModelLoadError(writing_refusal(name, why))
     if serving.num_shard > 1:
         raise ModelLoadError(split_refusal(config))

@@ -12,7 +12,7 @@ from tgi_trio.model.gguf.files import find_gguf
 from tgi_trio.model.gguf.tensors import read_gguf_tensors
 from tgi_trio.model.matrices.ngrams import drop_hashes
 from tgi_trio.model.mlx_names import undo_mlx
-from tgi_trio.model.other_names import rename_family
+from tgi_trio.model.published_names import rename_family
 from tgi_trio.model.specs.decoder import DecoderSpec
 from tgi_trio.model.stacked_experts import flatten_vectors, split_experts
 from tgi_trio.model.wrappers import rename_text

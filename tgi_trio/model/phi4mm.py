@@ -1,8 +1,8 @@
 """Phi-4-multimodal as it was published first: what its config.json says, in transformers' words.
 
 That type, `phi4mm`, is code of its own; transformers' class for the same model is another type. The
-tensors' names differ as well (`other_names.py`, `shard/media/spellings.py`). Source: transformers'
-program that converts such folders.
+tensors' names differ as well (`published_names.py`, `shard/media/spellings.py`). Source: the
+program of transformers that converts such folders.
 """
 
 from __future__ import annotations

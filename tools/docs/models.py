@@ -58,7 +58,7 @@ sequences (`twin.py`). It takes seconds and tens of MB; in bfloat16 a wrong way 
 behind rounding. Where no twin can be built, recompute is taken. A type that does not write by
 plain passes over the tokens so far is refused: one whose tokens see those that follow them
 (encoders such as BERT, unless config.json says `is_decoder`, and XLNet), or that `generate` of
-`transformers` feeds in a way of its own (XLM). Types known for it (`model/other_writing.py`) are
+`transformers` feeds in a way of its own (XLM). Types known for it (`model/unserved_types.py`) are
 refused before a shard is there; any other is found at load.
 
 ## What few families have
@@ -93,7 +93,7 @@ keys alone in layers with an index, three times in the others. An 8-bit cache is
 has several hidden states, of which attention and experts read a sum (hyper-connections,
 `layers/hyper.py`; Hunyuan 4 has them without a mixture); in the first layers its experts are those
 of a table, by its id. On a GPU our kernels compute it, [recorded](device.md#entries). The names of
-published files are read as well as those that `save_pretrained` writes (`model/other_names.py`).
+published files (`model/published_names.py`) are read like those that `save_pretrained` writes.
 Other scores of experts than the published ones, biases in the shared expert and rotation by length
 run through transformers.
 

@@ -9,7 +9,7 @@ from typing import Final
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.checkpoint_files import StoredTensor, read_headers, stored_names
 from tgi_trio.model.config import ModelConfig
-from tgi_trio.model.other_names import rename_family
+from tgi_trio.model.published_names import rename_family
 from tgi_trio.model.specs.decoder import DecoderSpec, Names
 from tgi_trio.model.wrappers import rename_text
 

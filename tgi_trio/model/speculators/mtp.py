@@ -12,7 +12,7 @@ from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.families.registry import decoder_spec
 from tgi_trio.model.formats import check_dtypes
 from tgi_trio.model.guessing_layers import LAYOUTS, MtpSpec
-from tgi_trio.model.other_names import rename_family
+from tgi_trio.model.published_names import rename_family
 from tgi_trio.model.quantised.gguf_layout import GgufLayout
 from tgi_trio.model.quantised.recognise import find_layout
 from tgi_trio.model.quantised.stored import Stored, check_stored

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import torch
 
-from tgi_trio.model.other_writing import FED_OTHERWISE, SAY_DECODER, SEES_ON
+from tgi_trio.model.unserved_types import FED_OTHERWISE, SAY_DECODER, SEES_ON
 from tgi_trio.shard.torch_backend.fallback.twin import FIRST_PLAIN_TOKEN
 
 # Most differences of logits, in parts of the largest logit. In an autoregressive model other later

@@ -21,7 +21,7 @@ import torch
 
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.ipc.messages import SamplingParameters
-from tgi_trio.model.other_writing import writing_refusal
+from tgi_trio.model.unserved_types import writing_refusal
 from tgi_trio.shard.contract import ShardSequence, StepPlan
 from tgi_trio.shard.torch_backend.fallback.autoregression import find_other_writing
 from tgi_trio.shard.torch_backend.fallback.modes import (

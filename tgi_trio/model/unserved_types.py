@@ -27,7 +27,7 @@ _ENCODERS: Final = frozenset(
 )
 
 
-def find_other_writing_type(config: ModelConfig) -> str | None:
+def find_unserved_type(config: ModelConfig) -> str | None:
     """Return why a type of transformers does not generate by plain passes, or None if it may."""
     name = config.model_type
     if name in _ENCODERS:
