@@ -16,6 +16,7 @@ from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.model.claims import ANY, Claims, find_unclaimed, multiples, only
 from tgi_trio.model.fit import cpu_kernels as kernel_fit
 from tgi_trio.model.fit import decoder as decoder_fit
+from tgi_trio.model.fit import kernel_claims
 from tgi_trio.model.specs.activations import PLAIN
 from tgi_trio.model.specs.block_index import BlockIndexSpec
 from tgi_trio.model.specs.decoder import (
@@ -95,7 +96,7 @@ def test_torch_claims_every_field_of_a_model() -> None:
 
 
 def test_the_kernels_claim_every_field_of_a_model() -> None:
-    assert kernel_fit.CLAIMS.keys() == FIELDS
+    assert kernel_claims.CLAIMS.keys() == FIELDS
 
 
 def test_the_kernels_compute_several_hidden_states_as_one_family_has_them() -> None:
@@ -241,7 +242,7 @@ def test_the_kernels_refuse_experts_of_odd_sizes() -> None:
 @pytest.mark.parametrize(("key", "values"), KINDS)
 def test_values_that_are_words_are_claimed_one_by_one(key: str, values: tuple[str, ...]) -> None:
     assert all(decoder_fit.CLAIMS[key].serves(value) for value in values)
-    for claims in (decoder_fit.CLAIMS, kernel_fit.CLAIMS):
+    for claims in (decoder_fit.CLAIMS, kernel_claims.CLAIMS):
         assert key not in claims or not claims[key].serves("of tomorrow")
 
 
