@@ -16,7 +16,7 @@ from tgi_trio.shard.cpu_backend.instructions import multiplier_for, multiplies_p
 from tgi_trio.shard.cpu_backend.kinds.kind import BLOCK_INPUTS, Codes, Kind, fill_panels
 from tgi_trio.shard.cpu_backend.kinds.table import KINDS
 from tgi_trio.shard.cpu_backend.panel_kernel import PanelKernel, open_panel_kernel
-from tgi_trio.shard.cpu_backend.rooms import ROWS
+from tgi_trio.shard.cpu_backend.scratch_memory import ROWS
 from tgi_trio.shard.cpu_backend.self_tests.kinds import (
     dequantise,
     find_fault,

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from tgi_trio.shard.contract import Choices, ShardSequence
 from tgi_trio.shard.cpu_backend.arena import address, allocate_zeroed
 from tgi_trio.shard.cpu_backend.machine_code.entry import DRAW_UNIFORMS, SHUFFLE, WORK_ON_ROWS
-from tgi_trio.shard.cpu_backend.rooms import CHUNK, sampler_bytes
+from tgi_trio.shard.cpu_backend.scratch_memory import CHUNK, sampler_bytes
 from tgi_trio.shard.cpu_backend.tables import ROW
 from tgi_trio.shard.sampling import logits_processors as processors
 from tgi_trio.shard.sampling.base import (

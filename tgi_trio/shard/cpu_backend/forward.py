@@ -16,14 +16,14 @@ from tgi_trio.shard.contract import StepPlan
 from tgi_trio.shard.cpu_backend.arena import address, allocate_zeroed
 from tgi_trio.shard.cpu_backend.operations.lone_linears import LONE_ROWS, LoneLinear
 from tgi_trio.shard.cpu_backend.program import Program
-from tgi_trio.shard.cpu_backend.rooms import (
+from tgi_trio.shard.cpu_backend.row_states import RowStates
+from tgi_trio.shard.cpu_backend.scratch_memory import (
     DELTAS,
     ROTATE_HEADS,
     ROWS,
     TILE_BYTES,
     count_score_bytes,
 )
-from tgi_trio.shard.cpu_backend.row_states import RowStates
 from tgi_trio.shard.cpu_backend.tables import Buffer
 from tgi_trio.shard.cpu_backend.team import Team
 from tgi_trio.shard.cpu_backend.variant import Variant

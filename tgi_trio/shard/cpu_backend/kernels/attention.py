@@ -49,7 +49,7 @@ from tgi_trio.shard.cpu_backend.kernels.vectors import (
     total,
     weight,
 )
-from tgi_trio.shard.cpu_backend.rooms import TILE_BYTES
+from tgi_trio.shard.cpu_backend.scratch_memory import TILE_BYTES
 from tgi_trio.shard.cpu_backend.tables import Buffer
 from tgi_trio.shard.cpu_backend.weight_layout import LANES
 

@@ -55,7 +55,7 @@ from tgi_trio.shard.cpu_backend.kernels.vectors import (
     store,
 )
 from tgi_trio.shard.cpu_backend.kinds.kind import BLOCK_INPUTS
-from tgi_trio.shard.cpu_backend.rooms import DELTAS, ROWS
+from tgi_trio.shard.cpu_backend.scratch_memory import DELTAS, ROWS
 from tgi_trio.shard.cpu_backend.tables import Buffer, Epilogue
 from tgi_trio.shard.cpu_backend.weight_layout import LANES, PANEL
 

@@ -166,7 +166,7 @@ def _source_hash() -> str:
     found = hashlib.sha256()
     rooms = ("kernels", "kinds", "fillers", "machine_code")
     inside = [path for room in rooms for path in (backend / room).rglob("*.py")]
-    agreed = ("weight_layout", "tables", "variant", "multiplier", "rooms", "control_block")
+    agreed = ("weight_layout", "tables", "variant", "multiplier", "scratch_memory", "control_block")
     for path in sorted([*inside, *(backend / f"{name}.py" for name in agreed)]):
         found.update(path.read_bytes())
     return found.hexdigest()[:16]

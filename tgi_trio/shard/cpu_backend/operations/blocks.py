@@ -14,7 +14,7 @@ from tgi_trio.shard.contract import BLOCK_SIZE
 from tgi_trio.shard.cpu_backend.head_order import head_order, needs_order
 from tgi_trio.shard.cpu_backend.operations.norms import NormWriter
 from tgi_trio.shard.cpu_backend.operations.writer import OperationWriter
-from tgi_trio.shard.cpu_backend.rooms import (
+from tgi_trio.shard.cpu_backend.scratch_memory import (
     INDEX_COUNTS,
     INDEX_TILES,
     MOST_SHARED,

@@ -11,7 +11,7 @@ from tgi_trio.model.matrices.roles import IndexRefs, LogScaleRefs
 from tgi_trio.model.specs.decoder import IndexSpec
 from tgi_trio.shard.checkpoint.numbers import Floats
 from tgi_trio.shard.cpu_backend.operations.writer import OperationWriter
-from tgi_trio.shard.cpu_backend.rooms import (
+from tgi_trio.shard.cpu_backend.scratch_memory import (
     INDEX_COUNTS,
     INDEX_TILES,
     LISTED_AHEAD,

@@ -17,7 +17,7 @@ from tgi_trio.shard.cpu_backend.operations.blocks import (
     find_block_buffers,
     find_blocks_room,
 )
-from tgi_trio.shard.cpu_backend.rooms import count_score_bytes
+from tgi_trio.shard.cpu_backend.scratch_memory import count_score_bytes
 from tgi_trio.shard.cpu_backend.self_tests.alone import run_alone
 from tgi_trio.shard.cpu_backend.self_tests.index import of_index
 from tgi_trio.shard.cpu_backend.self_tests.numbers import draw, number_type, pack_keys, to_floats

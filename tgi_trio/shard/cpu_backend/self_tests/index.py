@@ -13,7 +13,7 @@ from tgi_trio.shard.checkpoint.numbers import Floats, to_bfloat16
 from tgi_trio.shard.cpu_backend.arena import address, allocate_zeroed
 from tgi_trio.shard.cpu_backend.machine_code.entry import RUN_INDEX
 from tgi_trio.shard.cpu_backend.operations.index import find_room, order_of
-from tgi_trio.shard.cpu_backend.rooms import count_score_bytes
+from tgi_trio.shard.cpu_backend.scratch_memory import count_score_bytes
 from tgi_trio.shard.cpu_backend.self_tests.alone import run_alone
 from tgi_trio.shard.cpu_backend.self_tests.numbers import draw, number_type, pack_keys, to_floats
 from tgi_trio.shard.cpu_backend.tables import Buffer, Code, Form

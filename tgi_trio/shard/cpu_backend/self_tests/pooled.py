@@ -16,7 +16,7 @@ from tgi_trio.shard.cpu_backend.operations.pooled import (
     find_pooled_buffers,
     find_pooled_room,
 )
-from tgi_trio.shard.cpu_backend.rooms import count_score_bytes
+from tgi_trio.shard.cpu_backend.scratch_memory import count_score_bytes
 from tgi_trio.shard.cpu_backend.self_tests.alone import run_alone
 from tgi_trio.shard.cpu_backend.self_tests.index import of_index
 from tgi_trio.shard.cpu_backend.self_tests.numbers import draw, pack_keys, to_floats

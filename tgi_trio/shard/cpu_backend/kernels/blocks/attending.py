@@ -25,7 +25,7 @@ from tgi_trio.shard.cpu_backend.kernels.vectors import (
     store,
     where_bits,
 )
-from tgi_trio.shard.cpu_backend.rooms import TILE_BYTES
+from tgi_trio.shard.cpu_backend.scratch_memory import TILE_BYTES
 from tgi_trio.shard.cpu_backend.tables import Buffer
 from tgi_trio.shard.cpu_backend.weight_layout import LANES
 

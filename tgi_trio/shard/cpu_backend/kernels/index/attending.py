@@ -25,7 +25,7 @@ from tgi_trio.shard.cpu_backend.kernels.vectors import (
     multiply,
     prefetch,
 )
-from tgi_trio.shard.cpu_backend.rooms import LISTED_AHEAD, TILE_BYTES
+from tgi_trio.shard.cpu_backend.scratch_memory import LISTED_AHEAD, TILE_BYTES
 from tgi_trio.shard.cpu_backend.tables import Buffer
 from tgi_trio.shard.cpu_backend.weight_layout import LANES
 

@@ -44,7 +44,7 @@ from tgi_trio.shard.cpu_backend.kernels.vectors import (
     store_query,
     total,
 )
-from tgi_trio.shard.cpu_backend.rooms import INDEX_COUNTS, INDEX_TILES, MOST_SHARED
+from tgi_trio.shard.cpu_backend.scratch_memory import INDEX_COUNTS, INDEX_TILES, MOST_SHARED
 from tgi_trio.shard.cpu_backend.tables import Buffer, Code
 from tgi_trio.shard.cpu_backend.weight_layout import LANES
 

@@ -38,7 +38,7 @@ from tgi_trio.shard.cpu_backend.kernels.vectors import (
     multiply,
     store,
 )
-from tgi_trio.shard.cpu_backend.rooms import ROWS
+from tgi_trio.shard.cpu_backend.scratch_memory import ROWS
 from tgi_trio.shard.cpu_backend.tables import Buffer, Code, Epilogue
 from tgi_trio.shard.cpu_backend.weight_layout import LANES, PANEL
 

@@ -36,7 +36,7 @@ from tgi_trio.shard.cpu_backend.kernels.vectors import (
     store_int,
     total,
 )
-from tgi_trio.shard.cpu_backend.rooms import INDEX_COUNTS, MOST_SHARED
+from tgi_trio.shard.cpu_backend.scratch_memory import INDEX_COUNTS, MOST_SHARED
 from tgi_trio.shard.cpu_backend.tables import Buffer, Code
 from tgi_trio.shard.cpu_backend.weight_layout import LANES
 

@@ -25,7 +25,7 @@ from tgi_trio.shard.cpu_backend.kernels.sampling.scores import (
     relative_one,
 )
 from tgi_trio.shard.cpu_backend.kernels.vectors import first_lane, lanes_at_least, load
-from tgi_trio.shard.cpu_backend.rooms import CHUNK
+from tgi_trio.shard.cpu_backend.scratch_memory import CHUNK
 from tgi_trio.shard.cpu_backend.weight_layout import LANES
 
 

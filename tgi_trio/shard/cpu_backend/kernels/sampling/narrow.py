@@ -43,7 +43,7 @@ from tgi_trio.shard.cpu_backend.kernels.vectors import (
     total,
     where_at_least,
 )
-from tgi_trio.shard.cpu_backend.rooms import BUCKETS, CHUNK, WEIGHTS
+from tgi_trio.shard.cpu_backend.scratch_memory import BUCKETS, CHUNK, WEIGHTS
 from tgi_trio.shard.cpu_backend.weight_layout import LANES
 
 _WIDEST = 32.0  # nats: the first bracket; few rows need tokens farther away

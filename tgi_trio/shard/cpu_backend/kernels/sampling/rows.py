@@ -21,7 +21,7 @@ from tgi_trio.shard.cpu_backend.kernels.sampling.scores import (
 )
 from tgi_trio.shard.cpu_backend.kernels.threads import atomic_add
 from tgi_trio.shard.cpu_backend.kernels.vectors import load, store, weight
-from tgi_trio.shard.cpu_backend.rooms import CHUNK
+from tgi_trio.shard.cpu_backend.scratch_memory import CHUNK
 from tgi_trio.shard.cpu_backend.tables import ROW
 
 ROW_BYTES = ROW.itemsize
@@ -100,7 +100,7 @@ def work_on_rows(rows, count, counter, room):
     """Process `count` ROWs at an address, together with other threads that share them.
 
     `counter`: address of the number of rows taken so far, an int64. `room`: this thread's scratch
-    memory, of `rooms.sampler_bytes` bytes.
+    memory, of `scratch_memory.sampler_bytes` bytes.
     """
     i = atomic_add(counter, 1)
     while i < count:

@@ -21,7 +21,7 @@ from tgi_trio.shard.cpu_backend.kernels.vectors import (
     where_at_least,
     where_bits,
 )
-from tgi_trio.shard.cpu_backend.rooms import CHUNK
+from tgi_trio.shard.cpu_backend.scratch_memory import CHUNK
 from tgi_trio.shard.cpu_backend.weight_layout import LANES
 
 VECTOR_BYTES, CHUNK_BYTES = 4 * LANES, 4 * CHUNK
