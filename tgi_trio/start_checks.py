@@ -23,7 +23,7 @@ from tgi_trio.model.check import (
     supported_spec,
 )
 from tgi_trio.model.config import read_config
-from tgi_trio.model.fit.cpu_kernels import find_undivided, find_unsupported, unrounded
+from tgi_trio.model.fit.cpu_kernels import activations_error, find_undivided, find_unsupported
 from tgi_trio.model.specs.decoder import DecoderSpec
 from tgi_trio.model.speculators.assistant import AssistantSpec
 from tgi_trio.model.speculators.eagle import check_hidden_states
@@ -88,10 +88,10 @@ def _check_rounding(settings: Settings) -> None:
     # The shard may widen the dtype: no reason is looked for there.
     reason = find_unsupported(spec, "float32")
     if reason is not None or settings.cpu_backend == "torch":
-        raise unrounded(reason)
+        raise activations_error(reason)
     reason = find_undivided(spec, settings.num_shard // settings.pipeline_stages)
     if reason is not None:
-        raise unrounded(reason, settings.num_shard)
+        raise activations_error(reason, settings.num_shard)
 
 
 def _may_have_device(settings: Settings) -> bool:

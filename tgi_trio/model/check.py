@@ -16,7 +16,7 @@ from tgi_trio.model.checkpoint_files import StoredTensor
 from tgi_trio.model.checkpoint_tensors import gguf_files, read_tensors
 from tgi_trio.model.config import ModelConfig, RopeScaling
 from tgi_trio.model.families.registry import FAMILIES, decoder_spec, find_contradictions
-from tgi_trio.model.fit.cpu_kernels import find_undivided, find_unsupported, unserved
+from tgi_trio.model.fit.cpu_kernels import find_undivided, find_unsupported, kernels_error
 from tgi_trio.model.fit.decoder import check_supported
 from tgi_trio.model.formats import (
     INDEX_DTYPES,
@@ -114,9 +114,9 @@ def check_model(config: ModelConfig, serving: ServingSettings) -> list[str]:
         if isinstance(spec, T5Spec):
             reason = "it has an encoder"
         if reason is not None:
-            raise unserved(reason)
+            raise kernels_error(reason)
         if decoder is not None and (reason := find_undivided(decoder, parts)) is not None:
-            raise unserved(reason, serving.num_shard)
+            raise kernels_error(reason, serving.num_shard)
     return warnings
 
 

@@ -17,7 +17,7 @@ from tgi_trio.errors import ConfigurationError
 from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.model.check import check_guesser, model_spec
 from tgi_trio.model.config import ModelConfig, read_config
-from tgi_trio.model.fit.cpu_kernels import unrounded, unserved
+from tgi_trio.model.fit.cpu_kernels import activations_error, kernels_error
 from tgi_trio.model.quantised.recognise import check_stated
 from tgi_trio.model.speculators.recognise import find_kind
 from tgi_trio.shard.adapters.room import KeepsRoom, largest_adapter
@@ -187,10 +187,10 @@ def _load_kernels(
     if runner is not None:
         return runner
     if settings.cpu_backend == "kernels":
-        raise unserved(reason, size if divided else 1)
+        raise kernels_error(reason, size if divided else 1)
     print(f"served with torch, not with the CPU kernels: {reason}", file=sys.stderr)
     if settings.activations == 8:
-        raise unrounded(reason, size if divided else 1)
+        raise activations_error(reason, size if divided else 1)
     return None
 
 
@@ -222,7 +222,7 @@ def _check(settings: ShardSettings, device: str, ranks: Ranks | None) -> None:
     for what they cannot.
     """
     if device == CPU and settings.cpu_backend == "torch" and settings.activations == 8:
-        raise unrounded(None)
+        raise activations_error(None)
     if device != CPU and settings.cpu_backend == "kernels":
         raise ConfigurationError(
             f"--cpu-backend kernels computes on the CPU, and this shard computes on {device}; "

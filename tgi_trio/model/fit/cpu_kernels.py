@@ -15,7 +15,7 @@ from tgi_trio.model.split import Portion
 _DTYPES = ("float32", "bfloat16")
 
 
-def unserved(reason: object, ranks: int = 1) -> ConfigurationError:
+def kernels_error(reason: object, ranks: int = 1) -> ConfigurationError:
     """Return the error for `--cpu-backend kernels` where the kernels do not fit for `reason`.
 
     `ranks`: their number, if the kernels would serve the model by one.
@@ -31,10 +31,10 @@ def unserved(reason: object, ranks: int = 1) -> ConfigurationError:
     )
 
 
-def unrounded(reason: str | None, ranks: int = 1) -> ConfigurationError:
+def activations_error(reason: str | None, ranks: int = 1) -> ConfigurationError:
     """Return the error for `--activations 8` where torch computes the model on a CPU.
 
-    `reason`, `ranks`: as for `unserved`; None: `--cpu-backend torch` asks for it.
+    `reason`, `ranks`: as for `kernels_error`; None: `--cpu-backend torch` asks for it.
     """
     cure = "leave one of the two out"
     if reason is None:
@@ -59,7 +59,7 @@ def find_unsupported(spec: DecoderSpec | None, dtype: str) -> str | None:
     return find_unclaimed(spec, CLAIMS)
 
 
-def undivided(part: str) -> str:
+def explain_undivided(part: str) -> str:
     """Return the reason for a part of a model that the kernels do not split over ranks."""
     return f"ranks divide every layer, which the kernels do not do with {part}"
 
@@ -87,7 +87,7 @@ def find_undivided(spec: DecoderSpec, ranks: int) -> str | None:
         "an index of blocks": any(layer.blocks or layer.pooled for layer in spec.layers),
     }
     if found := [name for name, there in parts.items() if there]:
-        return undivided(found[0])
+        return explain_undivided(found[0])
     own = Portion(0, ranks).sizes_of(spec)
     for layer in own.layers:
         sizes = own.sizes(layer)

@@ -18,7 +18,7 @@ from tgi_trio.model.adapters.sites import AdapterScope
 from tgi_trio.model.check import check_checkpoint, check_rotary
 from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.families.registry import decoder_spec
-from tgi_trio.model.fit.cpu_kernels import find_undivided, find_unsupported, undivided
+from tgi_trio.model.fit.cpu_kernels import explain_undivided, find_undivided, find_unsupported
 from tgi_trio.model.guessing_layers import MtpSpec
 from tgi_trio.model.matrices.decoder import outer_refs, table_refs
 from tgi_trio.model.matrices.layer_work import find_run
@@ -249,7 +249,7 @@ def _find_whole(target: _Target) -> str | None:
         "images": target.config.get("vision_config") is not None,
         "weights that become int8": target.int8,  # rows have scales over all columns
     }
-    return next((undivided(name) for name, there in parts.items() if there), None)
+    return next((explain_undivided(name) for name, there in parts.items() if there), None)
 
 
 def _find_multipliers(target: _Target, program: Program) -> list[Multiplier]:
