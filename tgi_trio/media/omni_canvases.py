@@ -27,8 +27,8 @@ class Qwen25OmniCanvas(Qwen2Canvas):
         own = {**settings, "size": cls.DEFAULTS["size"], "min_pixels": None, "max_pixels": None}
         return super().read(own, max_frames)
 
-    def listed(self, rate: float) -> Self:
-        return self.asked(rate, None)
+    def with_rate(self, rate: float) -> Self:
+        return self.with_frames(rate, None)
 
     def count_seconds(self, clip: Clip) -> float:
         return self.step / self.fps
@@ -54,9 +54,9 @@ class Qwen3OmniCanvas(Qwen25OmniCanvas):
     }
     POSITIONS: ClassVar[int] = 13
 
-    def asked(self, fps: float | None, num_frames: int | None) -> Self:
+    def with_frames(self, fps: float | None, num_frames: int | None) -> Self:
         """Refuses rates whose moments would lie between two positions, which are whole here."""
-        found = super().asked(fps, num_frames)
+        found = super().with_frames(fps, num_frames)
         if not (self.step * self.POSITIONS / found.fps).is_integer():
             raise ValueError(
                 f"at {found.fps:g} frames in a second its moments lie between this model's "

@@ -52,7 +52,7 @@ class VideoCanvas(ABC):
         `max_frames`: the operator's bound on frames. Raises ModelLoadError.
         """
 
-    def asked(self, fps: float | None, num_frames: int | None) -> Self:
+    def with_frames(self, fps: float | None, num_frames: int | None) -> Self:
         """Return the canvas where a client wants other frames; at most one of both is given.
 
         Raises ValueError above the operator's bound.
@@ -69,7 +69,7 @@ class VideoCanvas(ABC):
             return replace(self, fps=fps, num_frames=self.num_frames if self.BOUNDS else None)
         return self if num_frames is None else replace(self, num_frames=num_frames)
 
-    def listed(self, rate: float) -> Self:
+    def with_rate(self, rate: float) -> Self:
         """Return the canvas of pictures that come as a video, so many of a second, all seen.
 
         Raises ValueError.

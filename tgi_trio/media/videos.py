@@ -54,7 +54,7 @@ def read_video(
     pictures = unpack_frames(data)
     if pictures is not None:
         return _read_pictures(pictures, canvas, limits, read_picture, fps or LISTED_RATE)
-    canvas = canvas.asked(fps, num_frames)
+    canvas = canvas.with_frames(fps, num_frames)
     with _opened(data) as container:
         stream = container.streams.video[0]
         stream.thread_count = 1
@@ -87,7 +87,7 @@ def _read_pictures(
     read_picture: Callable[[bytes], Pixels],
     rate: float,
 ) -> tuple[Arrays, Clip]:
-    count, canvas = len(pictures), canvas.listed(rate)
+    count, canvas = len(pictures), canvas.with_rate(rate)
     if count > canvas.max_frames:
         raise ValueError(
             f"it has {count} frames, {canvas.max_frames} are allowed (--max-video-frames, or the "

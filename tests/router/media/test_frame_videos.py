@@ -63,7 +63,7 @@ def test_frames_are_those_that_smolvlm_samples(
     metadata = VideoMetadata(total, fps=rate, duration=total / rate)
     found = theirs("smolvlm").sample_frames(metadata, num_frames=number or 64, fps=fps or 1)
     canvas = CANVASES["smolvlm"].read({}, 80)
-    canvas = canvas.asked(None, number).asked(fps, None)
+    canvas = canvas.with_frames(None, number).with_frames(fps, None)
     assert list(canvas.choose(total, rate)) == found.tolist()
 
 
@@ -90,7 +90,7 @@ def test_frames_are_those_that_internvl_samples(
     # Rounding may give one more, behind the last: there is no such frame to decode.
     expected = [min(frame, total - 1) for frame in found.tolist()]
     canvas = CANVASES["internvl"].read({"initial_shift": shift}, 80)
-    canvas = canvas.asked(fps, None if fps else number)
+    canvas = canvas.with_frames(fps, None if fps else number)
     assert list(canvas.choose(total, rate)) == expected
 
 
@@ -102,7 +102,7 @@ def test_where_nobody_says_how_many_frames_a_short_video_is_seen_whole(family: s
     few = CANVASES[family].read({}, 6)  # --max-video-frames
     assert len(few.choose(10_000, 10.0)) == 6
     with pytest.raises(ValueError, match="7 frames are asked for, 6 are allowed"):
-        few.asked(None, 7)
+        few.with_frames(None, 7)
 
 
 @pytest.mark.parametrize("size", [(32, 48), (48, 32), (24, 24), (16, 104)])

@@ -63,7 +63,7 @@ def test_frames_are_those_that_transformers_samples(
     )
     # Rounding gives Qwen2's one more, which is behind the last: there is no such frame to decode.
     expected = [frame for frame in found.tolist() if frame < total]
-    canvas = CANVASES[family].read({}, 768).asked(fps, number)
+    canvas = CANVASES[family].read({}, 768).with_frames(fps, number)
     assert list(canvas.choose(total, rate)) == expected
 
 
@@ -239,13 +239,13 @@ def test_moments_of_omni_are_by_what_is_asked_for(family: str, fps: float) -> No
     arrays, _ = read(pack_frames([encode(noise(64, 64))] * 4), canvas)
     np.testing.assert_array_equal(arrays["seconds_per_grid"], np.array([2.0], np.float32))
     with pytest.raises(ValueError, match="frames are not chosen by `num_frames`"):
-        canvas.asked(None, 4)
-    rare = canvas.asked(0.002, None)
+        canvas.with_frames(None, 4)
+    rare = canvas.with_frames(0.002, None)
     with pytest.raises(ValueError, match="more moments than tokens: ask for more"):
         rare.fit(768, 64, 64)
     if family == "qwen3_omni":
         with pytest.raises(ValueError, match="lie between this model's positions"):
-            canvas.asked(3.0, None)
+            canvas.with_frames(3.0, None)
 
 
 def test_grids_stand_behind_their_seconds() -> None:
