@@ -133,17 +133,20 @@ RULES: dict[str, Rule] = {
     "accepting": Rule(NOTHING, only=ours("trio")),
     "descriptors": Rule(ours("errors"), only=NOTHING),
     "sockets": Rule(ours("errors"), only=NOTHING),
-    "rank_settings": Rule(ours("errors settings model ipc router.media.image_model"), banned=MODEL),
     "launcher": Rule(
         ours(
-            "errors settings model logs hub demo ipc rank_settings router signals sockets "
-            "start_tables timeline"
+            "errors settings model logs hub demo ipc router signals sockets start.rank_settings "
+            "start.tables start.timeline"
         ),
         banned=MODEL,
     ),
-    "timeline": Rule(NOTHING, only=NOTHING),
-    "start_tables": Rule(ours("settings logs router.shards"), banned=MODEL),
-    "start_checks": Rule(ours("errors settings model devices router.text router.telemetry")),
+    "start": Rule(NOTHING, only=NOTHING),
+    "start.checks": Rule(ours("errors settings model devices router.text router.telemetry")),
+    "start.rank_settings": Rule(
+        ours("errors settings model ipc router.media.image_model"), banned=MODEL
+    ),
+    "start.tables": Rule(ours("settings logs router.shards"), banned=MODEL),
+    "start.timeline": Rule(NOTHING, only=NOTHING),
     "cluster": Rule(
         ours(
             "errors logs signals descriptors file_watch sockets settings.keys "
@@ -257,7 +260,8 @@ RULES: dict[str, Rule] = {
         ours(
             "cli demo descriptors errors hub log_levels logs launcher model.facts "
             "model.speculators.recognise router.shards.prefix_store settings signals "
-            "start_checks timeline cluster.keeper cluster.scaling devices ipc.litmus ipc.waiting"
+            "start.checks start.timeline cluster.keeper cluster.scaling devices ipc.litmus "
+            "ipc.waiting"
         ),
         banned=MODEL,
     ),

@@ -153,8 +153,8 @@ def _serve(
     from tgi_trio.router.shards.prefix_store import PrefixStore
     from tgi_trio.settings.resolve import resolve
     from tgi_trio.signals import run_to_its_end
-    from tgi_trio.start_checks import check_start
-    from tgi_trio.timeline import Timeline
+    from tgi_trio.start.checks import check_start
+    from tgi_trio.start.timeline import Timeline
 
     timeline = Timeline()
     timeline.mark("imported")

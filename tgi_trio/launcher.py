@@ -25,7 +25,6 @@ from tgi_trio.ipc.startup import WarmupRequest
 from tgi_trio.ipc.waiting import WaitingShards
 from tgi_trio.model.config import read_config
 from tgi_trio.model.serving import describe_serving
-from tgi_trio.rank_settings import find_rank_settings
 from tgi_trio.router.adapters.registry import AdapterRegistry
 from tgi_trio.router.media.image_model import name_served
 from tgi_trio.router.media.served_images import decide_images
@@ -47,8 +46,9 @@ from tgi_trio.settings.resolve import with_kv
 from tgi_trio.settings.served import with_model
 from tgi_trio.signals import received_signals
 from tgi_trio.sockets import bind_sockets, check_certificate
-from tgi_trio.start_tables import print_addresses, print_start
-from tgi_trio.timeline import Timeline
+from tgi_trio.start.rank_settings import find_rank_settings
+from tgi_trio.start.tables import print_addresses, print_start
+from tgi_trio.start.timeline import Timeline
 
 if TYPE_CHECKING:
     from tgi_trio.router.assembly import Assembly

@@ -26,7 +26,7 @@ from tgi_trio.model import check as model_check
 from tgi_trio.model.facts import ModelFacts, read_model_facts
 from tgi_trio.settings.records import Options, Settings
 from tgi_trio.settings.resolve import resolve
-from tgi_trio.start_checks import check_start
+from tgi_trio.start.checks import check_start
 
 NUMBERS = ("int", "tokens", "bytes", "us")
 # Numbers of which other flags make something else than of a small and of a large one.

@@ -23,11 +23,11 @@ from tgi_trio.errors import ConfigurationError
 from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.ipc.startup import WarmupRequest
 from tgi_trio.model.facts import ModelFacts
-from tgi_trio.rank_settings import find_rank_settings
 from tgi_trio.router.shards.local_group import LocalGroup
 from tgi_trio.settings import resolve as resolve_module
 from tgi_trio.settings.records import MTP, NGRAM, Options, Settings, ShardOptions
 from tgi_trio.settings.resolve import DRAFTED, resolve
+from tgi_trio.start.rank_settings import find_rank_settings
 
 PACKAGE = Path(tgi_trio.__file__).parent
 OPTIONS = {each.name for each in fields(ShardOptions)}

@@ -22,7 +22,7 @@ from tgi_trio.model.speculators.assistant import AssistantSpec
 from tgi_trio.model.speculators.recognise import count_guesses, count_heads, find_kind, read_heads
 from tgi_trio.settings.records import Options
 from tgi_trio.settings.resolve import resolve
-from tgi_trio.start_checks import check_start
+from tgi_trio.start.checks import check_start
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from tgi_trio.model.serving import Serving
 from tgi_trio.settings.records import Options, Settings
 from tgi_trio.settings.resolve import resolve
 from tgi_trio.settings.served import with_model
-from tgi_trio.start_checks import check_start
+from tgi_trio.start.checks import check_start
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from tgi_trio.settings.resolve import DRAFTED, resolve
 from tgi_trio.shard.backend import load_runner
 from tgi_trio.shard.runner import Runner
 from tgi_trio.shard.speculation.draft_model import CATCH_UP
-from tgi_trio.start_checks import check_start
+from tgi_trio.start.checks import check_start
 from tgi_trio.testing.checkpoints import make_checkpoint
 
 LONG = [int(i * 7919 % 500) + 3 for i in range(CATCH_UP + 90)]

@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
-from tgi_trio import launcher, start_checks
+from tgi_trio import launcher
 from tgi_trio.errors import ConfigurationError
 from tgi_trio.model.facts import read_model_facts
 from tgi_trio.settings.records import Options
 from tgi_trio.settings.resolve import resolve
-from tgi_trio.start_checks import check_start
+from tgi_trio.start import checks
+from tgi_trio.start.checks import check_start
 from tgi_trio.testing.checkpoints import make_checkpoint
 from tgi_trio.testing.ports import held_port
 
@@ -45,7 +46,7 @@ def test_torch_on_a_cpu_rounds_no_activations(llama: Path) -> None:
 def test_a_device_that_may_be_there_is_asked_itself(
     llama: Path, monkeypatch: pytest.MonkeyPatch, seen: bool
 ) -> None:
-    monkeypatch.setattr(start_checks, "may_see_device", lambda: seen)
+    monkeypatch.setattr(checks, "may_see_device", lambda: seen)
     if seen:
         assert start(llama, cpu_backend="torch") == []
         return
@@ -72,7 +73,7 @@ def test_ranks_that_the_kernels_do_not_divide_a_model_by_are_named(tmp_path: Pat
 
 
 def test_a_machine_without_proc_is_refused(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(start_checks, "_OWN_MEMORY", llama / "no proc")
+    monkeypatch.setattr(checks, "_OWN_MEMORY", llama / "no proc")
     with pytest.raises(ConfigurationError, match="/proc is not mounted"):
         start(llama)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tgi_trio.timeline import Timeline
+from tgi_trio.start.timeline import Timeline
 
 
 def test_a_start_is_timed_without_proc(monkeypatch: pytest.MonkeyPatch) -> None:

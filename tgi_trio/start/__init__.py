@@ -1,0 +1,1 @@
+"""What a start of the server checks, decides, measures and prints."""
