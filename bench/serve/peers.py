@@ -117,59 +117,77 @@ def prepared(names: list[str], job: Job, missing: dict[str, str]) -> list[HttpPe
     return peers
 
 
+def started(
+    stack: ExitStack, args: argparse.Namespace, job: Job, found: Findings
+) -> list[tuple[HttpPeer, Server]]:
+    """Return who answered a first load, and their stopped servers. Raises RuntimeError for ours."""
+    peers = prepared(args.peers, job, found.missing)
+    logs = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+    ready: list[tuple[HttpPeer, Server]] = []
+    for peer in tqdm(peers, desc=f"{found.numbers}, starting and warming up", leave=False):
+        log = logs / f"{peer.name}.log"
+        try:
+            server = start(stack, peer, log)
+            warm_up = replace(work_of(peer, args), requests=args.clients)
+            failures = load_on(server, args.clients, warm_up)["errors"]
+        except RuntimeError as error:
+            if peer.name == OURS:
+                raise
+            why = f"{error}; its last words: {last_line(log.read_text())}"
+            found.missing[peer.name] = why
+            continue
+        if failures:
+            found.missing[peer.name] = failures[0]
+            continue
+        ready.append((peer, server))
+        if peer.note:
+            found.notes[peer.name] = peer.note
+    return ready
+
+
+def work_of(peer: HttpPeer, args: argparse.Namespace) -> Work:
+    """Return the requests of a round."""
+    return Work(args.requests, args.words, args.max_tokens, whole=peer.whole)
+
+
 def run(args: argparse.Namespace, job: Job, found: Findings) -> None:
     """Add every round's results, and who could not be measured."""
-    peers = prepared(args.peers, job, found.missing)
-    works = {
-        peer.name: Work(args.requests, args.words, args.max_tokens, whole=peer.whole)
-        for peer in peers
-    }
     with ExitStack() as stack:
-        logs = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        started: list[tuple[HttpPeer, Server]] = []
-        for peer in tqdm(peers, desc=f"{found.numbers}, starting and warming up", leave=False):
-            log = logs / f"{peer.name}.log"
-            try:
-                server = start(stack, peer, log)
-                warm_up = replace(works[peer.name], requests=args.clients)
-                failures = load_on(server, args.clients, warm_up)["errors"]
-            except RuntimeError as error:
-                if peer.name == OURS:
-                    raise
-                why = f"{error}; its last words: {last_line(log.read_text())}"
-                found.missing[peer.name] = why
-                continue
-            if failures:
-                found.missing[peer.name] = failures[0]
-                continue
-            started.append((peer, server))
-            if peer.note:
-                found.notes[peer.name] = peer.note
-        measured = tqdm(total=args.rounds * len(started), desc=found.numbers, leave=False)
+        measured = started(stack, args, job, found)
+        progress = stack.enter_context(
+            tqdm(total=args.rounds * len(measured), desc=found.numbers, leave=False)
+        )
         for _ in range(args.rounds):
             turn: list[Row] = []
             found.rounds.append(turn)
-            for peer, server in started:
-                measured.set_postfix_str(peer.name)
-                result = load_on(server, args.clients, works[peer.name])
+            for peer, server in list(measured):
+                progress.set_postfix_str(peer.name)
+                try:
+                    result = load_on(server, args.clients, work_of(peer, args))
+                except RuntimeError as error:  # what others have reached is not lost with it
+                    if peer.name == OURS:
+                        raise
+                    found.missing[peer.name] = f"{error}, in round {len(found.rounds)}"
+                    measured.remove((peer, server))
+                    continue
                 turn.append({"server": peer.name, "ready_s": server.ready_s} | result)
-                measured.update()
-        measured.close()
+                progress.update()
 
 
 def summary(found: Findings) -> list[Row]:
     """Return the medians over the rounds, and that of ours to each within a round."""
     rows = []
-    for index, first in enumerate(found.rounds[0] if found.rounds else []):
-        reached = [row for row in found.rounds if index < len(row)]  # the last may be cut short
-        own = [row[index] for row in reached]
-        ours_rate = [row[0]["output_tokens_per_s"] for row in reached]
+    for name in dict.fromkeys(row["server"] for turn in found.rounds for row in turn):
+        # A round may be cut short, or have lost a peer.
+        pairs = [(turn[0], row) for turn in found.rounds for row in turn if row["server"] == name]
+        own = [row for _, row in pairs]
+        ours_rate = [first["output_tokens_per_s"] for first, _ in pairs]
         rates = [row["output_tokens_per_s"] for row in own]
         ratios = [a / b if b else float("inf") for a, b in zip(ours_rate, rates, strict=True)]
         rows.append(
             {
                 "numbers": found.numbers,
-                "server": first["server"],
+                "server": name,
                 "tok/s": statistics.median(rates),
                 "ours, times": statistics.median(ratios),
                 "TTFT p50 ms": statistics.median(row["ttft_ms"]["p50"] for row in own),
