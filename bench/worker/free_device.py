@@ -82,6 +82,9 @@ class FreeGrammars:
     def drop(self, sequence: ShardSequence) -> None: ...
     def rewind(self, sequence: ShardSequence) -> None: ...
 
+    def pieces(self, ids: NDArray[np.int64]) -> list[bytes]:
+        raise ValueError("no row fills a gap here")
+
     def allowed(self, sequences: list[ShardSequence]) -> tuple[NDArray[np.uint8], dict[int, str]]:
         return self._masks[: len(sequences)], {}
 

@@ -105,6 +105,7 @@ PARAMETERS = st.builds(
         st.tuples(st.integers(0, 999), st.sampled_from([-1.0, 0.5])), max_size=3
     ).map(tuple),
     grammar=st.text(max_size=5),
+    gap_ends=st.lists(st.integers(0, 2**31 - 1), max_size=3).map(tuple),
 )
 U4, U8 = st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)
 IMAGES = st.builds(

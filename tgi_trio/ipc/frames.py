@@ -151,6 +151,7 @@ _ROW_PARAMETERS = (
     Column("frequency_penalty", "<f4", "rows", "0.0 = off"),
     Column("presence_penalty", "<f4", "rows", "0.0 = off"),
     Column("bias_count", "<u4", "rows", "logit biases of this row"),
+    Column("gap_end_count", "<u4", "rows", "tokens that end the gap it fills; 0 = it fills none"),
     Column("grammar_length", "<u4", "rows", "bytes of this row's grammar; 0 = none"),
     Column("adapter", "<u4", "rows", "0 = base model"),
     Column("state_slot", "<u4", "rows", "slot of its states, 0 = the model keeps none"),
@@ -268,7 +269,7 @@ FRAMES: tuple[FrameSpec, ...] = (
         "New sequences. They join the batch at the next step.",
         words=(_COMMAND,),
         counts=(
-            *("rows", "tokens", "blocks", "biases", "saves", "grammar_chars"),
+            *("rows", "tokens", "blocks", "biases", "gap_ends", "saves", "grammar_chars"),
             *("images", "image_runs"),
         ),
         columns=(
@@ -277,6 +278,7 @@ FRAMES: tuple[FrameSpec, ...] = (
             Column("block_ids", "<i4", "blocks", "rows' block tables, concatenated"),
             Column("bias_ids", "<i4", "biases", "rows' biased token ids, concatenated"),
             Column("bias_values", "<f4", "biases", "rows' biases, concatenated"),
+            Column("gap_ends", "<i4", "gap_ends", "rows' ends of gaps, concatenated"),
             Column("save_positions", "<u4", "saves", "tokens behind which, rising in each row"),
             Column("save_slots", "<u4", "saves", "where: its states are not in another slot then"),
             Column("grammars", "u1", "grammar_chars", "rows' grammars in UTF-8, concatenated"),

@@ -45,6 +45,9 @@ class SamplingParameters:
     prompt_top_n: int = 0  # alternatives per prompt position, where prompt_logprobs
     logit_bias: tuple[tuple[int, float], ...] = ()
     grammar: str = ""
+    # The tokens that end the text of a gap, beside the model's own: the next one is chosen by
+    # `shard/sampling/gaps.py`. Empty: as any other is.
+    gap_ends: tuple[int, ...] = ()
     adapter: int = 0
 
     def flags(self) -> int:
@@ -139,6 +142,7 @@ def encode_prefill(command: int, rows: ListLike[PrefillRow]) -> bytes:
         "min_new_tokens": _u4([row.min_new_tokens for row in rows]),
         "flags": _u4([s.flags() for s in sampling]),
         "bias_count": _u4([len(s.logit_bias) for s in sampling]),
+        "gap_end_count": _u4([len(s.gap_ends) for s in sampling]),
         "grammar_length": _u4([len(g) for g in grammars]),
         "token_ids": _concatenate([row.token_ids for row in rows]),
         "block_ids": _i4([b for row in rows for b in row.block_ids]),
@@ -151,6 +155,7 @@ def encode_prefill(command: int, rows: ListLike[PrefillRow]) -> bytes:
         "save_slots": _u4([slot for _, slot in saves]),
         "bias_ids": _i4([token for token, _ in biases]),
         "bias_values": np.array([value for _, value in biases], dtype=np.float32),
+        "gap_ends": _i4([token for s in sampling for token in s.gap_ends]),
         "grammars": np.frombuffer(b"".join(grammars), dtype=np.uint8),
     }
     for name in _PLAIN:
@@ -174,6 +179,7 @@ def decode_prefill(frame: Frame) -> list[PrefillRow]:
     blocks = _split(frame.column("block_ids").copy(), frame.column("block_count"))
     bias_ids = _split(frame.column("bias_ids"), frame.column("bias_count"))
     bias_values = _split(frame.column("bias_values"), frame.column("bias_count"))
+    gap_ends = _split(frame.column("gap_ends"), frame.column("gap_end_count"))
     grammars = _split(frame.column("grammars"), frame.column("grammar_length"))
     images = split_images(frame)
     states = _decode_states(frame)
@@ -188,6 +194,7 @@ def decode_prefill(frame: Frame) -> list[PrefillRow]:
             ignore_eos=bool(flag & RowFlag.IGNORE_EOS),
             prompt_logprobs=bool(flag & RowFlag.PROMPT_LOGPROBS),
             logit_bias=tuple(zip(bias_ids[i].tolist(), bias_values[i].tolist(), strict=True)),
+            gap_ends=tuple(gap_ends[i].tolist()),
             grammar=grammars[i].tobytes().decode(),
             **{name: values[i] for name, values in lists.items()},
         )

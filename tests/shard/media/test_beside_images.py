@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
 from tests.shard.image_support import Told
 from tests.shard.media.images_support import NEW, Golden, Maker, Shard, arena
@@ -37,6 +38,9 @@ class OddThenEven:
     def drop(self, sequence: ShardSequence) -> None: ...
 
     def rewind(self, sequence: ShardSequence) -> None: ...
+
+    def pieces(self, ids: NDArray[np.int64]) -> list[bytes]:
+        raise ValueError("no row fills a gap here")
 
     def allowed(self, sequences: list[ShardSequence]) -> tuple[np.ndarray, dict[int, str]]:
         rows = np.stack([fitting(row.length - row.prompt_length) for row in sequences])

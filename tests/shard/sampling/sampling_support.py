@@ -123,6 +123,9 @@ class OnlyAfter:
 
     def rewind(self, sequence: ShardSequence) -> None: ...
 
+    def pieces(self, ids: NDArray[np.int64]) -> list[bytes]:
+        return [str(each).encode() for each in ids.tolist()]
+
     def allowed(self, sequences: list[ShardSequence]) -> tuple[NDArray[np.uint8], dict[int, str]]:
         tokens, faults = np.zeros((len(sequences), 50), np.bool_), {}
         for place, one in enumerate(sequences):

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from tests.shard.torch_backend.models_support import plan, sequence
 from tgi_trio.shard.contract import RowResult, ShardSequence
@@ -45,6 +46,9 @@ class OddThenEven:
         return None
 
     def rewind(self, sequence: ShardSequence) -> None: ...
+
+    def pieces(self, ids: NDArray[np.int64]) -> list[bytes]:
+        raise ValueError("no row fills a gap here")
 
     def allowed(self, sequences: list[ShardSequence]) -> tuple[np.ndarray, dict[int, str]]:
         said = [row.length - row.prompt_length for row in sequences]

@@ -127,6 +127,9 @@ class TakingTurns:
         assert isinstance(seen, list)
         del seen[sequence.length - sequence.prompt_length :]
 
+    def pieces(self, ids: NDArray[np.int64]) -> list[bytes]:
+        return [str(each).encode() for each in ids.tolist()]
+
 
 @dataclass
 class Foretelling:

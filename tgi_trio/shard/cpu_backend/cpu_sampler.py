@@ -33,6 +33,7 @@ from tgi_trio.shard.sampling.base import (
     uniforms,
     why_not,
 )
+from tgi_trio.shard.sampling.gaps import Gaps
 from tgi_trio.shard.sampling.logits_processors import Scores
 from tgi_trio.shard.sampling.truncation import Floats, Ints
 
@@ -97,7 +98,8 @@ class CpuSampler(SamplerBase):
         self._work(table)
         for row in np.flatnonzero(~np.isfinite(table["best"])).tolist():
             faults.setdefault(row, why_not(float(table["best"][row]), rows[row]))
-        wide = self._choose_cut(table, settings, numbers, choice)
+        gaps = self._gaps(settings, faults)
+        wide = self._choose_cut(table, settings, numbers, choice, gaps)
         self._truncate(table, wide, settings)
         self._take(table, np.concatenate([settings.open, wide]), settings, choice)
         return choice.choices(faults)
@@ -177,7 +179,12 @@ class CpuSampler(SamplerBase):
         return table
 
     def _choose_cut(
-        self, table: NDArray[np.void], settings: SamplingSettings, numbers: Floats, choice: Choice
+        self,
+        table: NDArray[np.void],
+        settings: SamplingSettings,
+        numbers: Floats,
+        choice: Choice,
+        gaps: Gaps | None,
     ) -> Ints:
         """Choose for rows with truncation; return those that their candidates do not decide."""
         if len(settings.cut) == 0:
@@ -191,7 +198,7 @@ class CpuSampler(SamplerBase):
             return self._candidates(rows, width)
 
         own = table[settings.cut]
-        todo = choose_among_best(find, own["mass"], own["entropy"], settings, numbers, choice)
+        todo = choose_among_best(find, own["mass"], own["entropy"], settings, numbers, choice, gaps)
         return settings.cut[todo]
 
     def _truncate(self, table: NDArray[np.void], rows: Ints, settings: SamplingSettings) -> None:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from tgi_trio.shard.alternatives import Listed
 from tgi_trio.shard.contract import Choices, ShardSequence
 from tgi_trio.shard.sampling import logits_processors as processors
+from tgi_trio.shard.sampling.gaps import Gaps
 from tgi_trio.shard.sampling.logits_processors import Scores
 from tgi_trio.shard.sampling.philox import uniform
 from tgi_trio.shard.sampling.truncation import Cuts, Floats, Ints, could_settle, truncate
@@ -25,6 +26,7 @@ WIDTHS = (64, 512)
 MOST_TIES = 64  # alternatives listed when more tie with the last requested one
 AHEAD = "rows ahead"  # key in ShardSequence.state: the sequence with its guesses known
 _MOST_KEPT = 16  # lists of rows whose settings are kept
+NO_PIECES = "a gap cannot be filled: this shard was started without a tokenizer"
 
 
 Draw: TypeAlias = Callable[[NDArray[np.uint64], NDArray[np.uint64]], Floats]
@@ -63,13 +65,15 @@ class SamplingSettings:
     biased: list[tuple[int, ShardSequence]]
     minimum: list[tuple[int, ShardSequence]]
     grammar: list[tuple[int, ShardSequence]]
+    gaps: dict[int, ShardSequence]  # rows that fill gaps
 
     @classmethod
     def of(cls, rows: list[ShardSequence], vocab_size: int) -> SamplingSettings:
         sampling = [row.sampling for row in rows]
         temperature = np.array([s.temperature for s in sampling], np.float32)
         every = Cuts.of(sampling, vocab_size)
-        ordered = (every.top_k > 0) | (every.top_p < 1) | (every.typical_p < 1)
+        fills = np.array([bool(s.gap_ends) for s in sampling], np.bool_)
+        ordered = (every.top_k > 0) | (every.top_p < 1) | (every.typical_p < 1) | fills
         cut, floored = np.flatnonzero(ordered), np.flatnonzero(~ordered & (every.min_p > 0))
         numbered = list(enumerate(rows))
         return cls(
@@ -96,6 +100,7 @@ class SamplingSettings:
                 (i, r) for i, r in numbered if r.min_remaining > 0 and not r.sampling.ignore_eos
             ],
             grammar=[(i, r) for i, r in numbered if r.sampling.grammar],
+            gaps={i: r for i, r in numbered if r.sampling.gap_ends},
         )
 
 
@@ -158,7 +163,7 @@ class SamplerBase:
         if sequence is None:
             self.grammars.start()
             return True
-        if not sequence.sampling.grammar:
+        if not (sequence.sampling.grammar or sequence.sampling.gap_ends):
             return True
         return self.grammars.prepare(sequence)
 
@@ -218,6 +223,25 @@ class SamplerBase:
         faults |= without
         return allowed
 
+    def _gaps(self, settings: SamplingSettings, faults: dict[int, str]) -> Gaps | None:
+        """Return how gaps are filled; None without any.
+
+        Adds rows that fill some to `faults`, where the texts of tokens are not known.
+        """
+        if not settings.gaps:
+            return None
+        if self.grammars is None:
+            why = NO_PIECES
+        else:
+            try:
+                self.grammars.pieces(np.zeros(0, np.int64))
+            except ValueError as error:
+                why = str(error)
+            else:
+                return Gaps(frozenset(self._eos_ids.tolist()), self.grammars.pieces)
+        faults |= dict.fromkeys(settings.gaps, why)
+        return None
+
 
 def uniforms(settings: SamplingSettings, draw: Draw = uniform) -> Floats:
     """Return every row's random number, a function of its seed and position: float64 [R].
@@ -237,12 +261,14 @@ def choose_among_best(
     settings: SamplingSettings,
     numbers: Floats,
     choice: Choice,
+    gaps: Gaps | None = None,
 ) -> Ints:
     """Choose for rows with a truncation, if their best candidates suffice.
 
     `find(places, width)` returns scores and ids [places, width] of the best tokens of the rows
     `settings.cut[places]`, best first. `totals` and `entropies` [cut] are of those rows, `numbers`
-    [R] every row's random number. Returns the places of rows for which candidates do not suffice.
+    [R] every row's random number; `gaps`: for rows that fill some. Returns the places of rows for
+    which candidates do not suffice.
     """
     todo = np.arange(len(settings.cut))
     decided = np.zeros(len(settings.cut), np.bool_)
@@ -255,17 +281,27 @@ def choose_among_best(
         rows = settings.cut[todo]
         places = np.where(settings.sample[rows], kept.draw(numbers[rows]), kept.first())
         logprobs = best - np.log(kept.total)[:, None]
-        for i in np.flatnonzero(kept.settled).tolist():
+        settled = kept.settled
+        if settings.gaps and width == max(WIDTHS):
+            # Their top-k is no larger. Beyond are only tokens as likely as the last one.
+            settled = settled | np.isin(rows, list(settings.gaps))
+        for i in np.flatnonzero(settled).tolist():
             row, place = int(rows[i]), int(places[i])
+            own = np.flatnonzero(kept.keep[i])
+            if gaps is not None and row in settings.gaps and len(own):  # else it has a fault
+                choice.token_ids[row], choice.logprobs[row] = gaps.choose(
+                    settings.gaps[row], best[i, own], ids[i, own], float(numbers[row])
+                )
+                continue
             choice.token_ids[row] = ids[i, place]
             choice.logprobs[row] = logprobs[i, place]
             if settings.top_n[row]:
                 choice.tops[row] = alternatives(
                     ids[i], logprobs[i], kept.keep[i], int(settings.top_n[row])
                 )
-        decided[todo[kept.settled]] = True
+        decided[todo[settled]] = True
         hopeful = could_settle(best, totals[todo], settings.cuts[todo], max(WIDTHS))
-        todo = todo[~kept.settled & hopeful]
+        todo = todo[~settled & hopeful]
     return np.flatnonzero(~decided)
 
 

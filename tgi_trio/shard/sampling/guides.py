@@ -114,8 +114,21 @@ class Grammars:
         self._tokenizer = self._tokenizer or self._pool.submit(_load, self._load)
 
     def prepare(self, sequence: ShardSequence) -> bool:
-        """Have the sequence's grammar compiled; return whether the compilation has ended."""
-        return self._guide(sequence).ready
+        """Have the sequence's grammar compiled; return whether the compilation has ended.
+
+        The same of the tokenizer, where `pieces` will be asked for.
+        """
+        if sequence.sampling.grammar and not self._guide(sequence).ready:
+            return False
+        return not sequence.sampling.gap_ends or self._loading().done()
+
+    def pieces(self, ids: NDArray[np.int64]) -> list[bytes]:
+        """See `GrammarMasks`."""
+        tokenizer = self._loading().result()
+        return [
+            b"" if tokenizer.is_special_token(each) else tokenizer.decode_bytes([each])
+            for each in ids.tolist()
+        ]
 
     def allowed(self, sequences: list[ShardSequence]) -> tuple[NDArray[np.uint8], dict[int, str]]:
         """Return which tokens may follow each sequence, and the faults of sequences without a mask.

@@ -58,6 +58,13 @@ class GrammarMasks(Protocol):
         """Return masks uint8 [S, bytes], a bit per token, 1 if allowed, and faults by place."""
         ...
 
+    def pieces(self, ids: NDArray[np.int64]) -> list[bytes]:
+        """Return the bytes of each token's text, b"" for a special one.
+
+        Waits for the tokenizer, and raises ValueError without one.
+        """
+        ...
+
     def rewind(self, sequence: ShardSequence) -> None:
         """Forget the tokens beyond the sequence's that `allowed` has read: they were guesses.
 

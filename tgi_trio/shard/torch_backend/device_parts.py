@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -223,11 +224,15 @@ def device_parts(
     computes = common.make_forward(attention, ends)
     if ends.sampler is None or not isinstance(sampler, Sampler):
         return graphs, FollowedSteps(computes, graphs, mixed)
+    from tgi_trio.shard.torch_backend.sampling.device_gaps import choose_in_gaps
     from tgi_trio.shard.torch_backend.steps.device_steps import DeviceSteps
 
     masks = _choice_masks(sampler, config)
     last = None if guesses is None else guesses.last
-    return graphs, DeviceSteps(computes, ends.sampler, masks, graphs, last, ends.chain, mixed)
+    return graphs, DeviceSteps(
+        *(computes, ends.sampler, masks, partial(choose_in_gaps, sampler)),
+        *(graphs, last, ends.chain, mixed),
+    )
 
 
 def _recording_choices(

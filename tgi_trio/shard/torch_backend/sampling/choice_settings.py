@@ -108,7 +108,7 @@ _ROW: Final = np.dtype(
         ("top_n", np.int64),  # how many of these are wanted
         ("counted", np.bool_),  # it has penalties
         ("absolute", np.bool_),  # these are OpenAI's
-        ("masked", np.bool_),  # it has a grammar or a watermark
+        ("masked", np.bool_),  # it has a grammar or a watermark, or fills a gap
         ("biased", np.bool_),
     ]
 )
@@ -145,7 +145,7 @@ class ChoiceSettings:
     penalised: list[ShardSequence]  # rows with penalties
     places: NDArray[np.int64]  # the indices of those
     samples: bool  # whether any row samples
-    masked: bool  # whether any row needs a mask
+    masked: bool  # whether any row needs a mask, or the host's choice
     waits: bool  # whether any row may have a minimum
     stays: bool  # nothing that kernels read depends on the rows' positions
     by_length: NDArray[np.bool_]  # rows whose counts are divided by their lengths
@@ -230,7 +230,11 @@ def _ask(row: ShardSequence, vocab_size: int) -> bytes:
         *(asked.temperature, asked.repetition_penalty, asked.sample),
         asked.top_k if asked.top_k < vocab_size else 0,
         *(_count_listed(asked.top_n, vocab_size), asked.top_n),
-        *(bool(counted), asked.absolute_penalties, bool(asked.grammar or asked.watermark)),
+        *(
+            bool(counted),
+            asked.absolute_penalties,
+            bool(asked.grammar or asked.watermark or asked.gap_ends),
+        ),
         bool(asked.logit_bias),
     )
     told = np.array([values], _ROW).tobytes()

@@ -30,6 +30,7 @@ from tgi_trio.shard.sampling.base import (
     uniforms,
     why_not,
 )
+from tgi_trio.shard.sampling.gaps import Gaps
 from tgi_trio.shard.sampling.logits_processors import Scores
 from tgi_trio.shard.sampling.truncation import Floats, Ints
 from tgi_trio.shard.torch_backend.sampling.rowwise import (
@@ -108,7 +109,8 @@ class Sampler(SamplerBase):
             own.masked_fill_(own < torch.from_numpy(floors).to(own)[:, None], -torch.inf)
             if own is not scores:
                 scores[torch.from_numpy(rows).to(self._device)] = own
-        return self._choose(scores, settings).choices(faults)
+        gaps = self._gaps(settings, faults)
+        return self._choose(scores, settings, gaps).choices(faults)
 
     def _pad_vocabulary(self, logits: torch.Tensor) -> torch.Tensor:
         """Return float32 scores [R, W], W a multiple of the chunk, -inf beyond the vocabulary."""
@@ -118,12 +120,14 @@ class Sampler(SamplerBase):
             return torch.nn.functional.pad(scores, (0, -size % CHUNK), value=-torch.inf)
         return scores.contiguous()
 
-    def _choose(self, scores: torch.Tensor, settings: SamplingSettings) -> Choice:
+    def _choose(
+        self, scores: torch.Tensor, settings: SamplingSettings, gaps: Gaps | None
+    ) -> Choice:
         numbers, choice = uniforms(settings), Choice.of(len(settings.rows))
         if len(settings.open):
             self._choose_open(scores, settings, numbers, choice)
         if len(settings.cut):
-            self._choose_cut(scores, settings, numbers, choice)
+            self._choose_cut(scores, settings, numbers, choice, gaps)
         return choice
 
     def _choose_open(
@@ -156,7 +160,12 @@ class Sampler(SamplerBase):
                 )
 
     def _choose_cut(
-        self, scores: torch.Tensor, settings: SamplingSettings, numbers: Floats, choice: Choice
+        self,
+        scores: torch.Tensor,
+        settings: SamplingSettings,
+        numbers: Floats,
+        choice: Choice,
+        gaps: Gaps | None,
     ) -> None:
         """Choose for rows with a truncation, among their best candidates if those decide."""
         own = select(scores, settings.cut)
@@ -165,7 +174,7 @@ class Sampler(SamplerBase):
         def find(places: Ints, width: int) -> tuple[Floats, Ints]:
             return candidates(select(own, places), width)
 
-        todo = choose_among_best(find, totals, entropies, settings, numbers, choice)
+        todo = choose_among_best(find, totals, entropies, settings, numbers, choice, gaps)
         for i in todo.tolist():
             self._choose_wide(own[i, : self._vocab_size], i, settings, numbers, choice)
 

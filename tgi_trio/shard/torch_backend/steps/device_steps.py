@@ -5,12 +5,17 @@ for the next step; a copy of them comes down to pinned memory, followed by an ev
 step can be launched before the host knows its tokens (`StepPlan.inputs` says where they will be).
 Decode steps and small steps with prompts (`mixed_graphs.py`) are replays of CUDA graphs.
 
-A grammar or a watermark needs the host between two tokens. There the model is launched first and
-the choice follows once the tokens before it are known (`Pending.proceed`); the masks are made while
-the device computes. Where decodes are recorded, each of the two is a replay.
+A grammar or a watermark needs the host between two tokens, and so does a gap to be filled
+(`device_gaps.py`). There the model is launched first and the choice follows once the tokens before
+it are known (`Pending.proceed`); the masks are made while the device computes. Where decodes are
+recorded, each of the two is a replay.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Sequence as ListLike
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -38,6 +43,7 @@ from tgi_trio.shard.torch_backend.recordings.step_forward import (
 from tgi_trio.shard.torch_backend.sampling.choice_kernels import DeviceMasks
 from tgi_trio.shard.torch_backend.sampling.choice_masks import ChoiceMasks
 from tgi_trio.shard.torch_backend.sampling.choice_settings import Choosing, count_up
+from tgi_trio.shard.torch_backend.sampling.device_gaps import ChosenInGaps
 from tgi_trio.shard.torch_backend.sampling.device_sampler import (
     DeviceSampler,
     Found,
@@ -50,6 +56,8 @@ from tgi_trio.shard.torch_backend.steps.launched_step import LaunchedStep
 from tgi_trio.shard.torch_backend.steps.like_before import LikeBefore
 from tgi_trio.shard.torch_backend.torch_device import without_gradients
 
+# `choose_in_gaps` with its sampler.
+ChoosingInGaps: TypeAlias = Callable[[Choosing, torch.Tensor, ListLike[int]], ChosenInGaps | None]
 _GONE = "gone"  # key in Sequence.state: the sequence has left, though a step may still have a row
 
 
@@ -63,6 +71,7 @@ class DeviceSteps:
         computes: StepForward,
         sampler: DeviceSampler,
         masks: ChoiceMasks,
+        gaps: ChoosingInGaps,
         graphs: DecodeGraphs | None,
         last: LastStep | None = None,
         chain: DeviceChain | None = None,
@@ -81,6 +90,7 @@ class DeviceSteps:
         self._computes = computes
         self._sampler = sampler
         self._masks = masks
+        self._gaps = gaps
         self._graphs = graphs
         self._all_here: list[ShardSequence] | None = None  # rows, none of which has left
         self._again: LikeBefore | None = None  # how the last step was launched, to be repeated
@@ -332,10 +342,13 @@ class DeviceSteps:
         """Choose with masks, now that all earlier tokens are known."""
         choosing, scores, size = step.choosing, unchosen.scores, unchosen.size
         choosing.unknown = None
-        masks = self._masks.make(choosing, self._find_gone(choosing.rows))
+        gone = self._find_gone(choosing.rows)
+        masks = self._masks.make(choosing, gone)
         step.faults = masks.faults
         told = self._sampler.ask(choosing, size or None)
         with without_gradients():
+            # First: a choice may write its edits over the scores.
+            in_gaps = self._gaps(choosing, scores, gone)
             if self._graphs is not None and size and self._sampler.fits(told):
                 found = self._graphs.choose_masked(size, told, masks)
             else:
@@ -343,6 +356,9 @@ class DeviceSteps:
                     told = self._sampler.ask(choosing)
                 here = self._sampler.upload_masks(masks)
                 found = self._choose_told(scores, unchosen.hidden, told, here)
+            if in_gaps is not None:
+                in_gaps.put(found, self._sampler.chosen)
+                step.faults = step.faults | in_gaps.faults
             step.take(found)
             step.finish()
 
