@@ -79,6 +79,14 @@ class AnswerForm(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class LineLimits:
+    """Where a text between two others ends early, as llama.cpp has it; both begin behind a line."""
+
+    indent: int = 0  # spaces and tabs that every further line begins with at least
+    seconds: float | None = None  # since the first token: then it ends with its line
+
+
+@dataclass(frozen=True, slots=True)
 class StoppingCriteria:
     """When a generation ends. The shard checks EOS and length, the router strings.
 
@@ -92,6 +100,7 @@ class StoppingCriteria:
     stop_regex: tuple[Expression, ...] = ()
     stop_ids: frozenset[int] = frozenset()  # tokens that end it, beside the model's own
     keep_stop: bool = True  # TGI keeps the stop text in the output, OpenAI drops it
+    lines: LineLimits | None = None  # of a text that is not parsed
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from tgi_trio.errors import ExcessiveLength, PromptTooLong, ValidationError, about
 from tgi_trio.ipc.messages import SamplingParameters
 from tgi_trio.router.media.image_prompt import ExpandedPrompt
-from tgi_trio.router.request import Request, StoppingCriteria
+from tgi_trio.router.request import LineLimits, Request, StoppingCriteria
 from tgi_trio.router.text.regexes import compile_regex
 from tgi_trio.router.text.tokenizer import TokenizerPool
 
@@ -64,6 +64,8 @@ class GenerationParameters:
     adapter_id: str | None = None  # `validate_request` looks it up
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     ignore_eos: bool = False
+    lines: LineLimits | None = None
+    gap_ends: tuple[int, ...] = ()  # of a gap whose tokens the shard chooses by its own rules
     # Set by the API family, not by the client:
     keep_stop: bool = True  # OpenAI: False
     absolute_penalties: bool = False  # OpenAI's formula for frequency and presence
@@ -179,6 +181,7 @@ class Validator:
                 stop_regex=tuple(map(compile_regex, parameters.stop_regex)),
                 stop_ids=frozenset(parameters.stop_ids),
                 keep_stop=parameters.keep_stop,
+                lines=parameters.lines,
             ),
             priority=priority,
             deadline=deadline,
@@ -186,6 +189,16 @@ class Validator:
             name=name,
             images=images,
         )
+
+    async def count_tokens(self, text: str) -> int:
+        """Return how many tokens a text has, without special ones. Raises ValidationError."""
+        _, count = await self._pool.encode_prompt(text, False, None, 0)
+        return count
+
+    @property
+    def reads_tokens(self) -> bool:
+        """Whether shards know the texts of tokens, as for grammars."""
+        return self._check_grammar is not None
 
     async def check_grammar(self, grammar: str) -> None:
         """Raise GrammarError for one that the shard cannot serve, ValidationError without grammars.
@@ -324,6 +337,7 @@ class Validator:
             prompt_top_n=p.prompt_top_n,
             logit_bias=tuple(p.logit_bias.items()),
             grammar=p.grammar or "",
+            gap_ends=p.gap_ends,
         )
 
 

@@ -66,7 +66,7 @@ def both(logits: Logits, rows: list[ShardSequence]) -> list[RowResult]:
     return ours
 
 
-def scores(size: int = 300, **likely: float) -> Logits:
+def scores(*, size: int = 300, **likely: Any) -> Logits:
     """Return one row in which `t5=0.3` gives token 5 that probability, nearly."""
     row = np.full((1, size), -30, np.float32)
     for name, odds in likely.items():
@@ -84,9 +84,9 @@ def only(logits: Logits, **more: Any) -> tuple[int, float]:
 def test_beginnings_of_one_another_count_together(size: int) -> None:
     # 0.15 and 0.1 are too little each, but the same text; 0.19 is too little.
     odds = {f"t{i}": 0.08 for i in range(20, 27)}
-    token, logprob = only(scores(size, t5=0.1, t6=0.15, t7=0.19, **odds))
+    token, logprob = only(scores(size=size, t5=0.1, t6=0.15, t7=0.19, **odds))
     assert (token, logprob) == (6, 0.0)
-    assert only(scores(size, t5=0.15, t6=0.1, t7=0.19, **odds)) == (5, 0.0)
+    assert only(scores(size=size, t5=0.15, t6=0.1, t7=0.19, **odds)) == (5, 0.0)
 
 
 def test_a_text_ends_where_no_token_is_likely_enough() -> None:

@@ -8,6 +8,8 @@ from typing import Annotated, Any, Final
 
 from tgi_trio.router.http.dialects.anthropic import replies as anthropic
 from tgi_trio.router.http.dialects.anthropic import schema as anthropic_schema
+from tgi_trio.router.http.dialects.llama_cpp import replies as llama_cpp
+from tgi_trio.router.http.dialects.llama_cpp import schema as llama_cpp_schema
 from tgi_trio.router.http.dialects.responses import replies as responses
 from tgi_trio.router.http.dialects.responses import schema as responses_schema
 from tgi_trio.router.http.messages import (
@@ -153,6 +155,15 @@ OPERATIONS = (
         schema.FimRequest,
         replies.ChatCompletion,
         replies.ChatCompletionChunk,
+        _GENERATION,
+    ),
+    Operation(
+        "post",
+        "/infill",
+        "Fill the gap between two texts: llama.cpp's",
+        llama_cpp_schema.InfillRequest,
+        llama_cpp.InfillReply,
+        Annotated[Any, any_of("InfillEvent", "InfillReply")],
         _GENERATION,
     ),
     Operation(

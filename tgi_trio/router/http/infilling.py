@@ -1,22 +1,31 @@
-"""`suffix`: prompts for gaps, of a model whose tokenizer has tokens for infilling."""
+"""Prompts for gaps (`suffix`), of a model whose tokenizer has tokens for infilling."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Protocol
+from typing import Final, Protocol
 
 from tgi_trio.errors import ValidationError, about
 from tgi_trio.router.http.call import Call
 from tgi_trio.router.http.messages.problems import Refused
-from tgi_trio.router.text.infill import InfillFormat, find_infill
+from tgi_trio.router.http.messages.schema import ExtraFile
+from tgi_trio.router.text.infill import Gap, InfillFormat, OtherFile, find_infill
 from tgi_trio.router.validation import GenerationParameters
 
+UNNAMED: Final = "tmp"  # a file without a name, as llama.cpp calls it
 
-class AsksForGap(Protocol):
-    """The fields of a body that matter to a gap."""
+
+class AsksForOthers(Protocol):
+    """The fields of a body that say what is around a gap."""
 
     suffix: str | None
+    input_extra: list[ExtraFile] | None
+
+
+class AsksForGap(AsksForOthers, Protocol):
+    """These, and what contradicts them."""
+
     echo: bool | None
     truncate_prompt_tokens: int | None
 
@@ -31,7 +40,7 @@ def find_format(call: Call) -> InfillFormat:
 
 
 def write_gaps(
-    infill: InfillFormat, body: AsksForGap, prompts: Sequence[str | list[int]]
+    call: Call, infill: InfillFormat, body: AsksForGap, prompts: Sequence[str | list[int]]
 ) -> list[str]:
     """Return the prompts with the body's suffix behind them. Raises ValidationError."""
     for name in ("echo", "truncate_prompt_tokens"):
@@ -41,7 +50,20 @@ def write_gaps(
     texts = [prompt for prompt in prompts if isinstance(prompt, str)]
     if len(texts) < len(prompts):
         raise about(ValidationError("`suffix` needs a `prompt` of text, not of ids"), "prompt")
-    return [infill.write(text, body.suffix or "") for text in texts]
+    return [write_gap(call, infill, text, body) for text in texts]
+
+
+def write_gap(call: Call, infill: InfillFormat, before: str, body: AsksForOthers) -> str:
+    """Return the prompt for what belongs between `before` and the body's suffix."""
+    gap = Gap(before, body.suffix or "", read_others(body.input_extra))
+    return infill.write(gap, call.engine.tokenizer.added_tokens)
+
+
+def read_others(given: Sequence[ExtraFile] | None) -> tuple[OtherFile, ...] | None:
+    """Return the parts of other files that a body has; None: it does not speak of any."""
+    if given is None:
+        return None
+    return tuple(OtherFile(each.text, each.filename or UNNAMED) for each in given)
 
 
 def end_gaps(

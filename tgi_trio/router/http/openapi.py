@@ -11,6 +11,7 @@ import orjson
 
 from tgi_trio import __version__
 from tgi_trio.router.http.dialects.anthropic import replies as anthropic
+from tgi_trio.router.http.dialects.llama_cpp import replies as llama_cpp
 from tgi_trio.router.http.documented_routes import NO_KEY, OPERATIONS, Operation
 from tgi_trio.router.http.messages import replies, schema, service_replies, token_schema
 from tgi_trio.router.http.messages.component_refs import COMPONENT
@@ -52,6 +53,7 @@ def document() -> bytes:
         token_schema.TokenizePromptRequest,
         token_schema.TokenizeChatRequest,
         anthropic.AnthropicModels,
+        llama_cpp.InfillEvent,
         service_replies.ModelsInfo,
         service_replies.SimpleToken,
         service_replies.TokenizeResponse,

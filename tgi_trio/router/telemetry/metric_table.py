@@ -15,7 +15,8 @@ _METHODS = ("prefill", "decode")
 ROUTES: Final = (
     *("/", "/generate", "/generate_stream", "/v1/completions", "/v1/chat/completions"),
     *("/v1/responses", "/v1/responses/input_tokens", "/v1/messages", "/v1/messages/count_tokens"),
-    *("/v1/fim/completions", "/v1/audio/transcriptions", "/invocations", "/vertex", "other"),
+    *("/v1/fim/completions", "/infill", "/v1/audio/transcriptions", "/invocations", "/vertex"),
+    "other",
 )
 # fmt: off
 _GAP_BOUNDS = (  # seconds, 1 µs to 1 s

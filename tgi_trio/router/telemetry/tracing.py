@@ -42,6 +42,7 @@ _OPERATIONS = {
     "/generate_stream": "text_completion",
     "/v1/completions": "text_completion",
     "/v1/fim/completions": "text_completion",
+    "/infill": "text_completion",
     "/v1/chat/completions": "chat",
     "/v1/responses": "chat",
     "/v1/messages": "chat",

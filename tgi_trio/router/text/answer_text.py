@@ -17,6 +17,7 @@ from tgi_trio.router.request import (
     Token,
 )
 from tgi_trio.router.text.answer import fold
+from tgi_trio.router.text.gap_text import GapText
 from tgi_trio.router.text.output import OutputText, Tops
 from tgi_trio.router.text.stop import StopMatcher
 from tgi_trio.router.text.tokenizer import IntArray, Tokenizer
@@ -24,9 +25,12 @@ from tgi_trio.router.text.tokenizer import IntArray, Tokenizer
 
 def output_text(tokenizer: Tokenizer, request: Request) -> OutputText:
     """Return the object that turns a request's tokens into what its client sees."""
-    if request.answer is None:
-        return OutputText(tokenizer, request.prompt_ids, request.stopping)
-    return AnswerText(tokenizer, request.prompt_ids, request.stopping, request.answer)
+    ids, stopping = request.prompt_ids, request.stopping
+    if request.answer is not None:
+        return AnswerText(tokenizer, ids, stopping, request.answer)
+    if stopping.lines is not None:
+        return GapText(tokenizer, ids, stopping, stopping.lines)
+    return OutputText(tokenizer, ids, stopping)
 
 
 class AnswerText(OutputText):

@@ -94,6 +94,10 @@ class OutputText:
             text, matched = self._stop.push(text)
             self.stopped = self.stopped or matched
             text += self._stop.flush()
+        return self._release(text)
+
+    def _release(self, text: str) -> str:
+        """Take a text that is certain into `generated_text`; returns what its client sees of it."""
         self._parts.append(text)
         return text
 
@@ -115,7 +119,7 @@ class OutputText:
                     text = self._stop.flush() + text
                 else:
                     text, self.stopped = self._stop.push(text)
-            self._parts.append(text)
+            text = self._release(text)
         return text
 
     def _stopping_text(self, token_id: int, special: bool) -> str:

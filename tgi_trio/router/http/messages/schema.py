@@ -218,6 +218,13 @@ class ChatRequest(SharedFields):
     separate_reasoning: bool | None = None
 
 
+class ExtraFile(Struct):
+    """A part of another file, written in front of a gap: llama.cpp's."""
+
+    text: str
+    filename: str | None = None
+
+
 class CompletionRequest(SharedFields):
     """Body of /v1/completions."""
 
@@ -231,6 +238,7 @@ class CompletionRequest(SharedFields):
     stream: bool | None = False
     seed: Seed | None = None
     suffix: str | None = None
+    input_extra: list[ExtraFile] | None = None  # with a suffix: parts of other files
     repetition_penalty: float | None = None
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
@@ -253,6 +261,7 @@ class FimRequest(Scheduling):
 
     prompt: str
     suffix: str | None = None
+    input_extra: list[ExtraFile] | None = None  # llama.cpp's: parts of other files
     model: str | None = None
     max_tokens: U32 | None = None
     min_tokens: U32 | None = None

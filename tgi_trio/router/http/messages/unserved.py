@@ -177,6 +177,27 @@ _RESPONSES = {
     "previous_input_messages": Unserved("send the whole conversation as `input`", _EMPTY),
 }
 
+# What llama.cpp's /infill has beside what is served there; of others' fields, only these.
+_SUFFIX = "/v1/completions takes it, with `suffix`"
+_INFILL = {
+    **{
+        name: _ANYWHERE[name]
+        for name in (
+            *("mirostat", "dynatemp_range", "top_n_sigma", "xtc_probability", "min_keep"),
+            *("dry_multiplier", "lora"),
+        )
+    },
+    "repeat_penalty": Unserved("use `frequency_penalty` or `presence_penalty`", (1,)),
+    "ignore_eos": Unserved(_SUFFIX, _OFF),
+    "logit_bias": Unserved(_SUFFIX, _EMPTY),
+    "grammar": Unserved(_SUFFIX, _EMPTY),
+    "json_schema": Unserved(_SUFFIX, _EMPTY),
+    "n_probs": Unserved("/v1/completions has `logprobs`, with `suffix`", _OFF),
+    "n_cmpl": Unserved("/v1/completions has `n`, with `suffix`", (1,)),
+    "timings_per_token": Unserved("the end of an answer has `timings`", _OFF),
+    "return_progress": Unserved("the end of an answer has `timings`", _OFF),
+}
+
 CHAT: Mapping[str, Unserved] = MappingProxyType(_ANYWHERE | _CHAT)
 # A chat that is only tokenised may choose its special tokens.
 TOKENIZED_CHAT: Mapping[str, Unserved] = MappingProxyType(
@@ -184,6 +205,7 @@ TOKENIZED_CHAT: Mapping[str, Unserved] = MappingProxyType(
 )
 COMPLETION: Mapping[str, Unserved] = MappingProxyType(_ANYWHERE | _COMPLETION)
 RESPONSES: Mapping[str, Unserved] = MappingProxyType(_ANYWHERE | _RESPONSES)
+INFILL: Mapping[str, Unserved] = MappingProxyType(_INFILL)
 
 
 class Shape(Protocol):

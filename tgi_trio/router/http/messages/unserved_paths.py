@@ -24,7 +24,6 @@ _SOUND: Final = "a model that hears takes sounds at /v1/chat/completions, /v1/au
 _SPEECH: Final = "this server writes text, and neither speaks nor draws"
 _FILES: Final = "nothing is stored here; send each request by itself"
 _OLLAMA: Final = "Ollama's API is not served; use OpenAI's: /v1/chat/completions, /v1/models"
-_INFILL: Final = "use `suffix` at /v1/completions, or /v1/fim/completions"
 _TEXT: Final = "use /generate or /v1/completions"
 
 # What has things of clients below it elsewhere: files, answers, conversations.
@@ -69,7 +68,7 @@ _WHY: Final[Mapping[str, str]] = MappingProxyType(
         ("/api/generate", "/api/chat", "/api/tags", "/api/show", "/api/embed", "/api/embeddings"),
         _OLLAMA,
     )
-    | {"/completion": _TEXT, "/infill": _INFILL, "/apply-template": "use /chat_tokenize"}
+    | {"/completion": _TEXT, "/apply-template": "use /chat_tokenize"}
     | dict.fromkeys(("/props", "/slots", "/get_model_info", "/server_info"), "use /info")
 )
 

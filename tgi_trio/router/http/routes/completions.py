@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tgi_trio.errors import GrammarError, ValidationError, blaming
+from tgi_trio.errors import GrammarError, ValidationError, about, blaming
 from tgi_trio.router.http.answer_fields import fingerprint, new_id, resolve_model
 from tgi_trio.router.http.answer_headers import event_stream, timing_headers
 from tgi_trio.router.http.call import Call, Reply, Route
@@ -42,6 +42,9 @@ async def completions(call: Call) -> Reply:
     request: schema.CompletionRequest = _COMPLETION.read(call.headers, call.body)
     call.engine.metrics.inc("tgi_request_count")
     infill = None if request.suffix is None else find_format(call)
+    if infill is None and request.input_extra is not None:
+        text = "`input_extra` is written around a gap, and needs a `suffix`"
+        raise about(ValidationError(text), "input_extra")
     prompts = _prompts(call, request)
     resolve_model(call, request.model)
     count = openai.choices(request.n, call.engine.limits.max_concurrent_requests)
@@ -49,7 +52,7 @@ async def completions(call: Call) -> Reply:
     unwritten = _writes_nothing(request)
     parameters = await _parameters(call, request, unwritten)
     if infill is not None:
-        prompts = [*write_gaps(infill, request, prompts)]
+        prompts = [*write_gaps(call, infill, request, prompts)]
         parameters = end_gaps(call, infill, parameters)
     take_permits(call, len(prompts), candidates)
     requests: list[Request] = []
