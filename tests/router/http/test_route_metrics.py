@@ -20,6 +20,7 @@ BODIES: dict[str, Any] = {
     "/generate_stream": {"inputs": "x", "parameters": {"max_new_tokens": 4}},
     "/v1/completions": {"prompt": "x", "max_tokens": 4},
     "/v1/fim/completions": {"prompt": "x", "suffix": "y", "max_tokens": 4},
+    "/infill": {"input_prefix": "x", "input_suffix": "y", "n_predict": 4},
     "/v1/chat/completions": {"messages": USER, "max_tokens": 4},
     "/v1/responses": {"input": "x", "max_output_tokens": 4},
     "/v1/responses/input_tokens": {"input": "x"},

@@ -38,7 +38,7 @@ async def test_keys_guard_what_tgi_guards():
             guarded = method == "POST" and path != "/chat_tokenize"
             assert (answer.status == 401) == guarded, path
             assert answer.status in (200, 401)
-            if guarded and path.startswith("/v1/"):
+            if guarded and path.startswith(("/v1/", "/infill")):
                 assert "API key" in answer.json()["error"]["message"]
             elif guarded:
                 assert answer.body == b""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from functools import cache
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 import orjson
@@ -108,6 +108,9 @@ def _operation(operation: Operation, schemas: dict[str, Any]) -> dict[str, Any]:
     return described
 
 
+_OPENAI_ERRORS: Final = ("/v1/", "/infill")  # paths whose errors have OpenAI's shape
+
+
 def _failures(operation: Operation, schemas: dict[str, Any]) -> dict[str, Any]:
     """Return what an operation answers when something is wrong, by status."""
     if operation.own_failures is not None:
@@ -116,7 +119,7 @@ def _failures(operation: Operation, schemas: dict[str, Any]) -> dict[str, Any]:
             str(status): {"description": text, "content": own}
             for status, text in operation.own_failures.items()
         }
-    openai = operation.path.startswith("/v1/")
+    openai = operation.path.startswith(_OPENAI_ERRORS)
     shape = replies.OpenAIErrorResponse if openai else replies.ErrorResponse
     error = {"application/json": {"schema": schemas[str(shape)]}}
     plain = {"text/plain": {"schema": {"type": "string"}}}
