@@ -69,6 +69,43 @@ def is_object(text: str) -> bool:
     return isinstance(json.loads(text), dict)
 
 
+TAGS: dict[str, Any] = {
+    "type": "structural_tag",
+    "format": {
+        "type": "triggered_tags",
+        "triggers": ["<tag"],
+        "tags": [
+            {
+                "type": "tag",
+                "begin": f"<tag {name}>",
+                "content": {"type": "json_schema", "json_schema": SCHEMA},
+                "end": "</tag>",
+            }
+            for name in ("a", "b")
+        ],
+        "at_least_one": True,
+    },
+}
+OLDER: dict[str, Any] = {
+    "type": "structural_tag",
+    "structures": [{"begin": "The queue", "schema": SCHEMA, "end": "."}],
+    "triggers": ["The"],
+}
+
+
+def has_tags(text: str) -> bool:
+    """One at the beginning, and wherever else one begins: with content that is valid."""
+    found = re.findall(r"<tag [ab]>(.*?)</tag>", text, re.DOTALL)
+    rest = re.sub(r"<tag [ab]>.*?</tag>", "", text, flags=re.DOTALL)
+    return text.startswith("<tag ") and all(map(is_schema, found)) and "<tag" not in rest
+
+
+def has_sentences(text: str) -> bool:
+    """Whatever begins as the trigger is such a sentence."""
+    found = re.findall(r"The queue(\{.*?\})\.", text)
+    return all(map(is_schema, found)) and text.count("The") == len(found)
+
+
 FORMS: list[tuple[dict[str, Any], Callable[[str], bool]]] = [
     ({"structured_outputs": {"json": SCHEMA}}, is_schema),
     ({"structured_outputs": {"regex": PATTERN}}, is_pattern),
@@ -86,6 +123,9 @@ FORMS: list[tuple[dict[str, Any], Callable[[str], bool]]] = [
     ({"grammar": GBNF}, is_nested),
     ({"json_schema": SCHEMA}, is_schema),
     ({"response_format": {"type": "json_object", "schema": SCHEMA}}, is_schema),
+    ({"response_format": TAGS}, has_tags),
+    ({"structured_outputs": {"structural_tag": json.dumps(TAGS)}}, has_tags),
+    ({"structural_tag": OLDER}, has_sentences),
 ]
 
 
@@ -120,7 +160,7 @@ def test_an_answer_has_the_form_that_was_asked_for(
         ({"guided_grammar": 'start: "a" other'}, "unknown name"),
         ({"guided_regex": "("}, "grammar is not valid"),
         ({"regex": "a", "guided_choice": ["a"]}, "`guided_choice` and `regex`"),
-        ({"structured_outputs": {"structural_tag": "{}"}}, "`structured_outputs.structural_tag`"),
+        ({"structured_outputs": {"structural_tag": "{}"}}, "neither `format` nor `structures`"),
         ({"regex": "a", "tools": [{"type": "function", "function": {"name": "f"}}]}, "`regex`"),
         ({"stop_regex": "(?=a)b"}, "`stop_regex` is not valid at character 1"),
         ({"use_beam_search": True}, "`use_beam_search` is not supported: there is no beam search"),

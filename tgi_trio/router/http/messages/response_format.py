@@ -7,6 +7,7 @@
 | `regex`, `lark` | `value`: text | |
 | `choice` | `value`: texts | |
 | `text` | | anything |
+| `structural_tag` | | `format`, or `structures` and `triggers`: vLLM's and SGLang's |
 
 The fields of vLLM, SGLang and llama.cpp are in `shared_fields.py`. Only one form may be given. One
 that exceeds the size limit is refused before it is processed, since that is work in Python during
@@ -28,6 +29,7 @@ from tgi_trio.router.http.messages.shared_fields import StructuredOutputs
 from tgi_trio.router.text import grammars
 from tgi_trio.router.text.gbnf import looks_like_gbnf
 from tgi_trio.router.text.gbnf_lark import gbnf
+from tgi_trio.router.text.structural_tags import structural_tag
 
 _UNSUPPORTED = "grammar is not supported"  # TGI's message for a value of another kind
 
@@ -45,11 +47,11 @@ def native_grammar(given: schema.GrammarType | None, most: int) -> str | None:
     return _BUILDERS[given.type]("parameters.grammar.value", given.value, most)
 
 
-async def answer_grammar(request: OpenAiRequest, most: int) -> str | None:
+async def answer_grammar(request: OpenAiRequest, most: int, added: Mapping[str, int]) -> str | None:
     """Return the grammar that an OpenAI request asks for, in any notation; at most `most` bytes.
 
-    Raises ValidationError and BodyRejected, also if there are two. Grammars that take long to parse
-    are parsed in a thread.
+    `added`: text -> id of the tokenizer's added tokens. Raises ValidationError and BodyRejected,
+    also if there are two. Grammars that take long to parse are parsed in a thread.
     """
     given = forms(request)
     if not given:
@@ -60,7 +62,12 @@ async def answer_grammar(request: OpenAiRequest, most: int) -> str | None:
     ((name, value),) = given.items()
     with blaming(name):
         if name == "response_format":
-            return _response_grammar(value, most)
+            if value.type != "structural_tag":
+                return _response_grammar(value, most)
+            value = _tag_fields(value)
+        if name in _TAGS:
+            grammars.check_size(value, most)
+            return await trio.to_thread.run_sync(structural_tag, value, added)
         build = _FIELDS[name]
         if build in (_gbnf, _any_grammar):
             return await trio.to_thread.run_sync(build, name, value, most)
@@ -73,7 +80,7 @@ def forms(request: OpenAiRequest) -> dict[str, Any]:
     Raises ValidationError for what is not served.
     """
     given = dict(_structured(request.structured_outputs))
-    for name in _FIELDS:
+    for name in (*_FIELDS, "structural_tag"):
         if "." not in name and (value := getattr(request, name)) is not None:
             given[name] = value
     if given.get("grammar") == "":  # llama.cpp's clients send this for no grammar
@@ -92,21 +99,30 @@ def _structured(given: StructuredOutputs | None) -> Iterator[tuple[str, Any]]:
             raise ValidationError(f"`structured_outputs.{name}` is not supported: {advice}")
     found = {
         name: getattr(given, name)
-        for name in ("json", "regex", "choice", "grammar", "json_object")
+        for name in _STRUCTURED
         if getattr(given, name) not in (None, False)
     }
     if not found:
         raise ValidationError(
-            "`structured_outputs` needs `json`, `regex`, `choice`, `grammar` or `json_object`"
+            "`structured_outputs` needs `json`, `regex`, `choice`, `grammar`, `json_object` or "
+            "`structural_tag`"
         )
     for name, value in found.items():
         yield f"structured_outputs.{name}", value
 
 
+_STRUCTURED = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
+# Fields that hold structural tags.
+_TAGS = frozenset({"response_format", "structural_tag", "structured_outputs.structural_tag"})
 _UNSERVED = {
-    "structural_tag": "use `tools`, or `grammar` for a form of your own",
     "whitespace_pattern": "JSON has no whitespace; use `grammar` for a form of your own",
 }
+
+
+def _tag_fields(given: schema.ResponseFormat) -> dict[str, Any]:
+    """Return a structural tag as an object of its own fields."""
+    names = ("format", "structures", "triggers")
+    return {name: value for name in names if (value := getattr(given, name)) is not None}
 
 
 def _response_grammar(given: schema.ResponseFormat, most: int) -> str:

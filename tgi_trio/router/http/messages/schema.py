@@ -140,12 +140,25 @@ class StreamOptions(Struct):
 
 
 class ResponseFormat(Struct):
-    """What the answer must look like, in TGI's shape, OpenAI's, or llama.cpp's (`schema`)."""
+    """What the answer must look like, in the shape of TGI, OpenAI, llama.cpp (`schema`) or vLLM."""
 
-    type: Literal["text", "json", "json_object", "json_schema", "regex", "lark", "choice"]
+    type: Literal[
+        "text",
+        "json",
+        "json_object",
+        "json_schema",
+        "regex",
+        "lark",
+        "choice",
+        "structural_tag",
+    ]
     value: Json = None
     json_schema: Json = None
     schema: Json = None
+    # Of a structural tag, as vLLM and SGLang have it: the first, or in older requests the others.
+    format: Json = None
+    structures: Json = None
+    triggers: Json = None
 
 
 class ChatReasoning(Struct, forbid_unknown_fields=True):

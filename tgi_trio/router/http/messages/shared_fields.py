@@ -44,7 +44,7 @@ class StructuredOutputs(Struct, forbid_unknown_fields=True):
     choice: list[str] | None = None
     grammar: str | None = None  # GBNF (`::=`) or Lark (`:`)
     json_object: bool | None = None
-    structural_tag: Json = None  # refused
+    structural_tag: SchemaOrText | None = None  # or the text of one
     whitespace_pattern: str | None = None  # refused
     # True for every answer, whatever is given here.
     disable_any_whitespace: bool | None = None
@@ -76,6 +76,7 @@ class SharedFields(Scheduling, kw_only=True):
     json_schema: SchemaOrText | None = None
     regex: str | None = None
     ebnf: str | None = None
+    structural_tag: SchemaOrText | None = None  # or the text of one
     # llama.cpp:
     grammar: str | None = None  # GBNF
     # Where the answer ends.

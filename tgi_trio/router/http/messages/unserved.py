@@ -81,7 +81,6 @@ _ANYWHERE = {
     "grammar_lazy": Unserved("a grammar holds from the first token on; use `tools`", _OFF),
     "grammar_triggers": Unserved("a grammar holds from the first token on; use `tools`", _EMPTY),
     "guided_whitespace_pattern": Unserved("JSON is written without whitespace"),
-    "structural_tag": Unserved(_TOOLS),
     "preserved_tokens": Unserved("special tokens have no text in answers", _EMPTY),
     "n_probs": Unserved("use `logprobs`", _OFF),
     "return_hidden_states": Unserved("they stay in the shard", _OFF),

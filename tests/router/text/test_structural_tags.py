@@ -1,0 +1,171 @@
+"""Structural tags: which texts they hold, as xgrammar says it, tokens of tags, what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from llguidance import LLMatcher, LLTokenizer
+
+from tests.router.http.fake_engine import byte_tokenizer
+from tgi_trio.errors import ValidationError
+from tgi_trio.grammars.compiler import compile_grammar, load_tokenizer
+from tgi_trio.router.text.structural_tags import structural_tag
+from tgi_trio.router.text.tokenizer import Tokenizer
+
+# Of each tag, texts that the matcher of xgrammar 0.2.9 takes as a whole, and others that it does
+# not, drawn from what such texts are made of.
+CASES = json.loads((Path(__file__).parent / "structural_tag_cases.json").read_text())
+MARKS = ("<call>", "</call>", "<|end|>")
+EOS = 1
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Reader:
+    return Reader(byte_tokenizer(), tmp_path_factory.mktemp("plain"))
+
+
+@pytest.fixture(scope="module")
+def marked(tmp_path_factory: pytest.TempPathFactory) -> Reader:
+    return Reader(byte_tokenizer(MARKS), tmp_path_factory.mktemp("marked"))
+
+
+class Reader:
+    """Reads texts by grammars, token by token."""
+
+    def __init__(self, tokenizer: Tokenizer, folder: Path) -> None:
+        self.tokenizer = tokenizer
+        file = folder / "tokenizer.json"
+        tokenizer._backend.save(str(file))
+        self.tokens: LLTokenizer = load_tokenizer(file, [EOS], tokenizer.vocab_size)
+
+    def begin(self, tag: Any) -> LLMatcher:
+        return compile_grammar(structural_tag(tag, self.tokenizer.added_tokens), self.tokens)
+
+    def takes(self, matcher: LLMatcher, text: str) -> bool:
+        """Return whether a text fits; marks in it are tokens."""
+        ids = self.tokenizer.encode_ids(text, add_special_tokens=False).tolist()
+        return matcher.try_consume_tokens(ids) == len(ids)
+
+    def fits(self, tag: Any, text: str) -> bool:
+        """Return whether a text fits as a whole."""
+        matcher = self.begin(tag)
+        return self.takes(matcher, text) and matcher.is_accepting()
+
+    def allowed(self, matcher: LLMatcher) -> set[str]:
+        mask = np.frombuffer(matcher.compute_bitmask(), np.uint8)
+        ids = np.flatnonzero(np.unpackbits(mask, bitorder="little"))
+        return set(self.tokenizer.written(ids[ids < self.tokenizer.vocab_size]))
+
+
+@pytest.mark.parametrize("case", CASES, ids=[case["name"] for case in CASES])
+def test_texts_fit_that_fit_at_xgrammar(plain: Reader, case: dict[str, Any]) -> None:
+    assert case["fits"] and case["fits_not"]
+    start = plain.begin(case["tag"])
+    for wanted, texts in ((True, case["fits"]), (False, case["fits_not"])):
+        for text in texts:
+            matcher = start.deep_copy()
+            found = plain.takes(matcher, text) and matcher.is_accepting()
+            assert found is wanted, text
+
+
+CALL: dict[str, Any] = {
+    "type": "tag",
+    "begin": "<call>",
+    "content": {"type": "regex", "pattern": "[a-z]+"},
+    "end": "</call>",
+}
+CALLS = {"format": {"type": "triggered_tags", "triggers": ["<call>"], "tags": [CALL]}}
+
+
+def test_a_tag_may_be_written_as_a_token(marked: Reader) -> None:
+    """Both as one and letter by letter, where the letters are no token of the tokenizer."""
+    assert marked.fits(CALLS, "hi <call>abc</call> and <call>x</call> bye<|end|>!")
+    assert not marked.fits(CALLS, "hi <call>abc")
+    matcher = marked.begin(CALLS)
+    assert marked.takes(matcher, "hi ")
+    assert {"<call>", "<|end|>", "</s>", "a"} <= marked.allowed(matcher)
+    assert marked.takes(matcher, "<call>")
+    assert marked.allowed(matcher) == set("abcdefghijklmnopqrstuvwxyz")
+    assert marked.takes(matcher, "ab")
+    assert {"</call>", "<", "c"} <= marked.allowed(matcher)
+    assert not {"</s>", "<|end|>", "<call>"} & marked.allowed(matcher)
+    spelled = marked.begin(CALLS)
+    for letter in "so <call>a</call>.":
+        ids = marked.tokenizer.encode_ids(letter, add_special_tokens=False).tolist()
+        assert spelled.try_consume_tokens(ids) == 1, letter
+    assert spelled.is_accepting()
+
+
+def test_no_token_ends_a_text_inside_a_tag(marked: Reader) -> None:
+    free = {**CALL, "content": {"type": "any_text"}}
+    matcher = marked.begin({"format": free})
+    assert marked.allowed(matcher) == {"<call>", "<"}
+    assert marked.takes(matcher, "<call>what ever")
+    assert "</call>" in marked.allowed(matcher) and "!" in marked.allowed(matcher)
+    assert not {"</s>", "<|end|>"} & marked.allowed(matcher)
+    assert marked.takes(matcher, "</call>") and matcher.is_accepting()
+    assert marked.allowed(matcher) <= {"</s>"}
+
+
+def test_a_token_that_is_left_out_is_not_allowed(marked: Reader) -> None:
+    given = {"format": {"type": "any_text", "excludes": ["<|end|>"]}}
+    allowed = marked.allowed(marked.begin(given))
+    assert "<call>" in allowed and "<|end|>" not in allowed
+
+
+TEXT = {"type": "any_text"}
+WORD = {"type": "const_string", "value": "x"}
+
+
+@pytest.mark.parametrize(
+    ("tag", "text"),
+    [
+        ("{", "the structural tag is no JSON"),
+        ([], "`the structural tag` must be an object"),
+        ({}, "neither `format` nor `structures`"),
+        ({"format": {"type": "xml"}}, "`format.type` must be one of `const_string`"),
+        ({"format": {"type": "token", "token": 5}}, "not as tokens"),
+        ({"format": {"type": "const_string"}}, "`format.value` must be a text"),
+        ({"format": {"type": "json_schema", "json_schema": 5}}, "must be a schema"),
+        (
+            {"format": {"type": "json_schema", "json_schema": {}, "style": "qwen_xml"}},
+            "`format.style` must be `json`",
+        ),
+        ({"format": {**CALL, "end": 5}}, "`format.end` must be a text or a list of texts"),
+        ({"format": {"type": "sequence", "elements": []}}, "`format.elements` must be a list"),
+        ({"format": {"type": "sequence", "elements": [TEXT, TEXT]}}, "nothing that is known"),
+        ({"format": {"type": "star", "content": TEXT}}, "`format.content` is free text"),
+        ({"format": {**TEXT, "max_tokens": 5}}, "`format.max_tokens` is not supported"),
+        ({"format": {"type": "repeat", "min": 3, "max": 2, "content": WORD}}, ">= `min`"),
+        ({"structures": [{"begin": "a", "schema": {}, "end": ""}]}, "needs triggers"),
+        (
+            {"structures": [{"begin": "a", "schema": {}, "end": ""}], "triggers": ["b"]},
+            "`tags[0].begin` begins with none of the triggers",
+        ),
+        (
+            {"structures": [{"begin": "ab", "schema": "{", "end": ""}], "triggers": ["a"]},
+            "`structures[0].schema` is no JSON",
+        ),
+        (
+            {"format": {"type": "triggered_tags", "triggers": ["a", "ab"], "tags": [CALL]}},
+            "the trigger `a` is a part of `ab`",
+        ),
+        ({"format": {"type": "dispatch", "rules": [["a"]]}}, "a pattern and a format"),
+    ],
+)
+def test_what_is_wrong_is_said_with_its_place(tag: Any, text: str) -> None:
+    with pytest.raises(ValidationError) as caught:
+        structural_tag(tag, {})
+    assert text in str(caught.value)
+
+
+def test_a_tag_that_nests_too_deeply_is_refused() -> None:
+    given: Any = WORD
+    for _ in range(100):
+        given = {"type": "optional", "content": given}
+    with pytest.raises(ValidationError, match="nests deeper than 64"):
+        structural_tag({"format": given}, {})
