@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken, Tokenizer
 
+from tests.gguf_files import write_llama
 from tests.router.http.fake_engine import GAP_MARKS
 from tests.system.client import get, post
 from tests.system.server import ServerProcess, serving
@@ -53,8 +54,10 @@ def make_model(folder: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def filling(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    folder = make_model(tmp_path_factory.mktemp("filling") / "model")
-    with serving("--model-id", str(folder)) as server:
+    """A server on a GGUF file, as users of llama.cpp have it."""
+    home = tmp_path_factory.mktemp("filling")
+    file = write_llama(make_model(home / "model"), home / "filling.gguf")
+    with serving("--model-id", str(file), env={"XDG_CACHE_HOME": str(home)}) as server:
         yield server
 
 

@@ -96,7 +96,7 @@ class _Writer:
         if depth > _DEEPEST:
             raise ValidationError(f"the structural tag nests deeper than {_DEEPEST} formats")
         form = _object(given, path)
-        kind = form.get("type")
+        kind = str(form.get("type"))
         if kind in _TOKENS:
             raise ValidationError(
                 f"`{_at(path, 'type')}` is `{kind}`, and tags are given as texts here, not as "
@@ -104,7 +104,7 @@ class _Writer:
             )
         if kind not in _WRITERS:
             known = ", ".join(f"`{each}`" for each in _WRITERS)
-            raise ValidationError(f"`{_at(path, 'type')}` must be one of {known}. Given: {kind!r}")
+            raise ValidationError(f"`{_at(path, 'type')}` must be one of {known}. Given: `{kind}`")
         return _WRITERS[kind](self, form, path, ends, depth)
 
     # ---- formats that end by themselves --------------------------------------------------------

@@ -79,13 +79,30 @@ def _join_beginnings(odds: Floats, pieces: ListLike[bytes]) -> Floats:
     """
     odds = odds.copy()
     gone = [False] * len(odds)
+    beginning = _find_beginning(pieces)
     for one, piece in enumerate(pieces):
-        for other, longer in enumerate(pieces):
+        for other in beginning[piece] if piece else ():
             if gone[one]:
                 break
-            if one == other or gone[other] or not piece or not longer.startswith(piece):
+            if one == other or gone[other]:
                 continue
             to, source = (other, one) if odds[other] > odds[one] else (one, other)
             odds[to] += odds[source]
             odds[source], gone[source] = 0.0, True
     return odds
+
+
+def _find_beginning(pieces: ListLike[bytes]) -> dict[bytes, list[int]]:
+    """Return the places of the pieces that begin with each of them, itself included, rising.
+
+    By way of the lengths that there are: comparing all pairs of 512 takes tens of milliseconds.
+    """
+    beginning: dict[bytes, list[int]] = {piece: [] for piece in pieces}
+    lengths = sorted({len(piece) for piece in pieces} - {0})
+    for place, piece in enumerate(pieces):
+        for length in lengths:
+            if length > len(piece):
+                break
+            if (first := piece[:length]) in beginning:
+                beginning[first].append(place)
+    return beginning
