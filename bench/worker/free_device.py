@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -33,6 +34,7 @@ from tgi_trio.shard.torch_backend.recordings.recorded_steps import (
 from tgi_trio.shard.torch_backend.recordings.step_forward import MOST_CHOICES, StepForward
 from tgi_trio.shard.torch_backend.recordings.token_source import TokenSource
 from tgi_trio.shard.torch_backend.sampling.choice_masks import ChoiceMasks
+from tgi_trio.shard.torch_backend.sampling.device_gaps import choose_in_gaps
 from tgi_trio.shard.torch_backend.sampling.device_sampler import DeviceSampler
 from tgi_trio.shard.torch_backend.sampling.torch_sampler import Sampler, permutation
 from tgi_trio.shard.torch_backend.steps import device_steps
@@ -125,7 +127,8 @@ class FreeRunner(TorchRunner):
             *(model.forward, model.logits, attention, tokens, _CPU), lambda positions: None
         )
         masks = ChoiceMasks(VOCAB, grammars, sampler.watermark, permutation)
-        steps = DeviceSteps(computes, chooser, masks, self.free_graphs)
+        gaps = partial(choose_in_gaps, sampler)
+        steps = DeviceSteps(computes, chooser, masks, gaps, self.free_graphs)
         super().__init__(
             *(model, config),
             dtype=torch.float32,

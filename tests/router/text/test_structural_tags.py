@@ -58,7 +58,7 @@ class Reader:
     def allowed(self, matcher: LLMatcher) -> set[str]:
         mask = np.frombuffer(matcher.compute_bitmask(), np.uint8)
         ids = np.flatnonzero(np.unpackbits(mask, bitorder="little"))
-        return set(self.tokenizer.written(ids[ids < self.tokenizer.vocab_size]))
+        return set(self.tokenizer.written(ids[ids < self.tokenizer.vocab_size].tolist()))
 
 
 @pytest.mark.parametrize("case", CASES, ids=[case["name"] for case in CASES])

@@ -83,14 +83,14 @@ def only(logits: Logits, **more: Any) -> tuple[int, float]:
 @pytest.mark.parametrize("size", [40, 300, 3000])
 def test_beginnings_of_one_another_count_together(size: int) -> None:
     # 0.15 and 0.1 are too little each, but the same text; 0.19 is too little.
-    odds = {f"t{i}": 0.08 for i in range(20, 27)}
+    odds: dict[str, Any] = {f"t{i}": 0.08 for i in range(20, 27)}
     token, logprob = only(scores(size=size, t5=0.1, t6=0.15, t7=0.19, **odds))
     assert (token, logprob) == (6, 0.0)
     assert only(scores(size=size, t5=0.15, t6=0.1, t7=0.19, **odds)) == (5, 0.0)
 
 
 def test_a_text_ends_where_no_token_is_likely_enough() -> None:
-    doubtful = {f"t{i}": 0.19 for i in range(20, 26)}
+    doubtful: dict[str, Any] = {f"t{i}": 0.19 for i in range(20, 26)}
     assert only(scores(**doubtful)) == (11, 0.0)
     # Of those that end it, the likeliest candidate.
     assert only(scores(**doubtful, t12=0.001), top_p=1.0) == (12, 0.0)

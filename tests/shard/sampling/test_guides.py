@@ -9,6 +9,7 @@ import re
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
 from threading import get_native_id as gettid
 from typing import Any
 
@@ -313,3 +314,31 @@ def test_a_tokenizer_that_is_none_is_refused(tmp_path: Path) -> None:
     file.write_text("{}")
     with pytest.raises(ModelLoadError, match="cannot be used for grammars"):
         load_tokenizer(file, [EOS], VOCAB)
+
+
+def test_a_gap_waits_for_the_texts_of_tokens_and_has_them_as_bytes() -> None:
+    """Special tokens have none, as they are never a part of what is filled in."""
+    reading = Event()
+
+    def load() -> LLTokenizer:
+        reading.wait(timeout=60)
+        return TOKENIZER
+
+    own = Grammars(load)
+    one = sequence("")
+    one.sampling = SamplingParameters(gap_ends=(EOS,))
+    assert not own.prepare(one)
+    reading.set()
+    ids = TOKENIZER.tokenize_str("return x")
+    assert b"".join(own.pieces(np.array(ids, np.int64))) == b"return x"
+    assert own.prepare(one)
+    assert own.pieces(np.array([EOS], np.int64)) == [b""]
+
+
+def test_a_gap_fails_where_the_tokenizer_cannot_be_read() -> None:
+    def load() -> LLTokenizer:
+        raise ModelLoadError("tokenizer.json is damaged")
+
+    own = Grammars(load)
+    with pytest.raises(ValueError, match="damaged"):
+        own.pieces(np.zeros(0, np.int64))
