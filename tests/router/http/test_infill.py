@@ -319,3 +319,28 @@ async def test_other_files_without_a_gap_are_refused():
         client = await server.connect()
         answer = await client.post("/v1/completions", {**OTHERS, "suffix": None})
     assert answer.status == 422 and answer.json()["error"]["param"] == "input_extra"
+
+
+LLAMA = ("▁<PRE>", "▁<SUF>", "▁<MID>", "▁<EOT>")
+
+
+async def test_a_model_whose_texts_are_not_joined_gets_ids(http):
+    """CodeLlama: what stands behind the gap is read as a part of a text, and not by itself."""
+    filling = FakeEngine(lambda _: "xy", ROOM, tokenizer=byte_tokenizer(LLAMA))
+    async with served(filling, http) as server:
+        client = await server.connect()
+        files = [{"text": "z"}]
+        infill = await ask(server, {**PLAIN, "input_extra": files})
+        long = await ask(server, {"input_prefix": LONG, "input_suffix": "b", "n_predict": 9})
+        whole = await client.post("/v1/completions", {"prompt": ["a", "c"], "suffix": "b"})
+        mistral = await client.post("/v1/fim/completions", {"prompt": "a", "suffix": "b"})
+    assert {infill.status, long.status, whole.status, mistral.status} == {200}
+    written = prompts(server)
+    assert written[0] == "<s>\n\n--- tmp ---\n\nz▁<PRE>a▁<SUF>b▁<MID>"
+    assert infill.json()["prompt"] == written[0].removeprefix("<s>")
+    assert long.json()["truncated"] and written[1].endswith("line 99\n▁<SUF>b▁<MID>")
+    gap = "<s>▁<PRE>a▁<SUF>b▁<MID>"
+    assert written[2:] == [gap, gap.replace("a", "c"), gap]
+    assert whole.json()["usage"]["prompt_tokens"] == 2 * 6
+    added = server.engine.tokenizer.added_tokens
+    assert all(added["▁<EOT>"] in each.stopping.stop_ids for each in server.engine.submitted)

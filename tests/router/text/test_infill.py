@@ -4,9 +4,15 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
 import pytest
+import sentencepiece
+from tokenizers import normalizers
 
 from tgi_trio.router.text.infill import FORMATS, Gap, InfillFormat, OtherFile, find_infill
+from tgi_trio.router.text.tokenizer import Tokenizer
 
 # As the models' own documents write the gap of `a = |b`, in the order of the table.
 WRITTEN = (
@@ -17,6 +23,7 @@ WRITTEN = (
     "<[fim-suffix]>b<[fim-prefix]>a = <[fim-middle]>",
     "<|code_prefix|>a = <|code_suffix|>b<|code_middle|>",
     "[SUFFIX]b[PREFIX]a = ",
+    "▁<PRE>a = ▁<SUF>b▁<MID>",
 )
 
 
@@ -82,3 +89,60 @@ def test_files_are_plain_text_for_models_without_tokens_for_them(name: str) -> N
         "\n\n--- one.py ---\n\nx = 1\n" + form.write(Gap("a = ", "b"), form.marks)
     )
     assert form.write(Gap("a", "b", ()), form.marks) == form.write(Gap("a", "b"), form.marks)
+
+
+LLAMA = ("▁<PRE>", "▁<SUF>", "▁<MID>", "▁<EOT>")
+CODE = ["def add(x, y):", "    return x + y", "print(add(1, 2))", "for x in range(y):", "  x = y"]
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Tokenizer]:
+    """A tokenizer like CodeLlama's, as SentencePiece reads it and as the server does."""
+    folder = tmp_path_factory.mktemp("llama")
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(CODE * 20),
+        model_prefix=str(folder / "tokenizer"),
+        model_type="bpe",
+        vocab_size=330,
+        byte_fallback=True,
+        split_digits=True,
+        remove_extra_whitespaces=False,
+        normalization_rule_name="identity",
+        minloglevel=2,
+    )
+    reference = sentencepiece.SentencePieceProcessor(str(folder / "tokenizer.model"))
+    size = reference.get_piece_size()
+    added = {str(size + i): {"content": mark, "special": True} for i, mark in enumerate(LLAMA)}
+    config = {"tokenizer_class": "LlamaTokenizer", "legacy": True, "add_bos_token": True}
+    names = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+    text = json.dumps({**config, **names, "added_tokens_decoder": added})
+    (folder / "tokenizer_config.json").write_text(text)
+    (folder / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    made = Tokenizer.from_folder(folder, cache=folder / "cache")
+    # As in the tokenizer.json of CodeLlama's own folders; what transformers 5 makes of the file
+    # puts no space in front of one.
+    space = "\u2581"
+    made._backend.normalizer = normalizers.Sequence(
+        [normalizers.Prepend(space), normalizers.Replace(" ", space)]
+    )
+    made._backend.pre_tokenizer = None
+    return reference, made
+
+
+@pytest.mark.parametrize("before", ["def add(x, y):\n    return ", "  x", "x", ""])
+@pytest.mark.parametrize("behind", ["x + y", " x + y", "\nprint(add(1, 2))\n", "  x", ""])
+def test_codellama_reads_a_gap_as_its_authors_code_does(
+    llama: tuple[Any, Tokenizer], before: str, behind: str
+) -> None:
+    """`infilling_prompt_tokens` of Meta's codellama, with SentencePiece itself."""
+    reference, tokenizer = llama
+    found = find_infill(tokenizer.added_tokens)
+    assert found is FORMATS["CodeLlama"] and found.continues
+    marks = [tokenizer.added_tokens[mark] for mark in LLAMA]
+    wanted = [
+        *(reference.bos_id(), marks[0], *reference.encode(before)),
+        *(marks[1], *reference.encode("\u263a" + behind)[2 + 2 :]),
+        marks[2],
+    ]
+    assert found.encode(Gap(before, behind), tokenizer).tolist() == wanted
+    assert found.end_ids(tokenizer.added_tokens)[-1] == marks[3]

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final, Protocol
 
+import trio
+
 from tgi_trio.errors import ValidationError, about
 from tgi_trio.router.http.call import Call
 from tgi_trio.router.http.messages.problems import Refused
@@ -39,9 +41,9 @@ def find_format(call: Call) -> InfillFormat:
     return found
 
 
-def write_gaps(
+async def write_gaps(
     call: Call, infill: InfillFormat, body: AsksForGap, prompts: Sequence[str | list[int]]
-) -> list[str]:
+) -> list[str | list[int]]:
     """Return the prompts with the body's suffix behind them. Raises ValidationError."""
     for name in ("echo", "truncate_prompt_tokens"):
         if getattr(body, name) not in (None, False):
@@ -50,13 +52,24 @@ def write_gaps(
     texts = [prompt for prompt in prompts if isinstance(prompt, str)]
     if len(texts) < len(prompts):
         raise about(ValidationError("`suffix` needs a `prompt` of text, not of ids"), "prompt")
-    return [write_gap(call, infill, text, body) for text in texts]
+    return [await write_gap(call, infill, read_gap(text, body)) for text in texts]
 
 
-def write_gap(call: Call, infill: InfillFormat, before: str, body: AsksForOthers) -> str:
-    """Return the prompt for what belongs between `before` and the body's suffix."""
-    gap = Gap(before, body.suffix or "", read_others(body.input_extra))
-    return infill.write(gap, call.engine.tokenizer.added_tokens)
+def read_gap(before: str, body: AsksForOthers) -> Gap:
+    """Return the gap between `before` and the body's suffix."""
+    return Gap(before, body.suffix or "", read_others(body.input_extra))
+
+
+async def write_gap(call: Call, infill: InfillFormat, gap: Gap) -> str | list[int]:
+    """Return the prompt for a gap: a text, or the ids of a format whose texts are not joined.
+
+    Raises ValidationError.
+    """
+    tokenizer = call.engine.tokenizer
+    if not infill.continues:
+        return infill.write(gap, tokenizer.added_tokens)
+    ids = await trio.to_thread.run_sync(infill.encode, gap, tokenizer, abandon_on_cancel=True)
+    return ids.tolist()
 
 
 def read_others(given: Sequence[ExtraFile] | None) -> tuple[OtherFile, ...] | None:

@@ -15,6 +15,10 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+import numpy as np
+
+from tgi_trio.router.text.tokenizer import IntArray, Tokenizer
+
 # What stands for names that editors do not send: llama.cpp's, so that prompts are the same.
 _REPOSITORY: Final = "myproject"
 _FILE: Final = "filename"
@@ -48,6 +52,9 @@ class InfillFormat:
     # In front of the names of a repository and of a file: the first that is a token of the model.
     repository: tuple[str, ...] = ()
     file: tuple[str, ...] = ()
+    # Whether what stands behind the gap is read as if it continued a word: SentencePiece puts a
+    # space in front of every text that is read by itself. Such a prompt is of ids, see `encode`.
+    continues: bool = False
     named_in_gap: bool = False  # the name of the gap's own file belongs to what stands before it
     ends: tuple[str, ...] = ()  # tokens that end what fills the gap, beside the model's own
 
@@ -65,6 +72,20 @@ class InfillFormat:
         if self.named_in_gap:
             return opening + file + self._write_gap(name + gap.before, gap.behind)
         return opening + file + name + self._write_gap(gap.before, gap.behind)
+
+    def encode(self, gap: Gap, tokenizer: Tokenizer) -> IntArray:
+        """Return the prompt of a format that `continues`, int32, with what it begins with (BOS).
+
+        As Meta's code reads it (`encode_infilling` in https://github.com/meta-llama/codellama): a
+        character that is in no word goes in front, and its tokens are dropped.
+        """
+        added, read = tokenizer.added_tokens, tokenizer.encode_ids
+        others = "".join([self.write_other(each, added) for each in gap.others or ()])
+        wedge = read(_WEDGE, add_special_tokens=False)
+        behind = read(_WEDGE + gap.behind, add_special_tokens=False)[len(wedge) :]
+        parts = [read(others), [added[self.prefix]], read(gap.before, add_special_tokens=False)]
+        parts += [[added[self.suffix]], behind, [added[self.middle]]]
+        return np.concatenate(parts).astype(np.int32)
 
     def write_other(self, other: OtherFile, tokens: Collection[str]) -> str:
         """Return a part of another file as it is written in front of a gap."""
@@ -98,6 +119,8 @@ def _find(names: Sequence[str], tokens: Collection[str]) -> str:
     return next((name for name in names if name in tokens), "")
 
 
+_WEDGE: Final = "\u263a"
+
 # More particular ones first.
 FORMATS: Final[Mapping[str, InfillFormat]] = {
     "Qwen 2.5 Coder and later, CodeGemma, Granite 4": InfillFormat(
@@ -128,6 +151,7 @@ FORMATS: Final[Mapping[str, InfillFormat]] = {
     "Codestral and other models of Mistral": InfillFormat(
         "[PREFIX]", "[SUFFIX]", suffix_first=True, ends=("[MIDDLE]",)
     ),
+    "CodeLlama": InfillFormat(*("▁<PRE>", "▁<SUF>", "▁<MID>"), continues=True, ends=("▁<EOT>",)),
 }
 
 

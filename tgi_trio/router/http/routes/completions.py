@@ -52,7 +52,7 @@ async def completions(call: Call) -> Reply:
     unwritten = _writes_nothing(request)
     parameters = await _parameters(call, request, unwritten)
     if infill is not None:
-        prompts = [*write_gaps(call, infill, request, prompts)]
+        prompts = await write_gaps(call, infill, request, prompts)
         parameters = end_gaps(call, infill, parameters)
     take_permits(call, len(prompts), candidates)
     requests: list[Request] = []

@@ -10,7 +10,7 @@ from tgi_trio.router.http.answer_headers import event_stream, timing_headers
 from tgi_trio.router.http.call import Call, Reply, Route
 from tgi_trio.router.http.call_validation import validate_request
 from tgi_trio.router.http.generation import collect_results, stream_events, take_permits
-from tgi_trio.router.http.infilling import end_gaps, find_format, write_gap
+from tgi_trio.router.http.infilling import end_gaps, find_format, read_gap, write_gap
 from tgi_trio.router.http.messages import schema
 from tgi_trio.router.http.messages.body_reader import BodyReader
 from tgi_trio.router.http.messages.error_shapes import OpenAIShape
@@ -30,7 +30,8 @@ async def fill_gap(call: Call) -> Reply:
     infill = find_format(call)
     model = resolve_model(call, asked.model)
     parameters = openai.to_parameters(call, _as_completion(asked))
-    prompt = write_gap(call, infill, asked.prompt, asked)
+    gap = read_gap(asked.prompt, asked)
+    prompt = await write_gap(call, infill, gap)
     take_permits(call)
     request = await validate_request(call, prompt, end_gaps(call, infill, parameters), asked)
     usage = UsageCount(len(request.prompt_ids))

@@ -17,7 +17,7 @@ from tgi_trio.router.http.dialects.llama_cpp.sampling import Drawing, read_drawi
 from tgi_trio.router.http.dialects.llama_cpp.schema import InfillRequest
 from tgi_trio.router.http.gap_fitting import fit_gap
 from tgi_trio.router.http.generation import collect_results, stream_events, take_permits
-from tgi_trio.router.http.infilling import end_gaps, find_format, read_others
+from tgi_trio.router.http.infilling import end_gaps, find_format, read_others, write_gap
 from tgi_trio.router.http.messages.body_reader import BodyReader
 from tgi_trio.router.http.messages.error_shapes import OpenAIShape
 from tgi_trio.router.http.messages.shared_fields import read_seed
@@ -110,16 +110,18 @@ async def _validate(
     Raises ValidationError.
     """
     added, limits = call.engine.tokenizer.added_tokens, call.engine.limits
-    prompt = infill.write(gap, added)
     try:
-        return await validate_request(call, prompt, parameters, asked), prompt, False
+        prompt = await write_gap(call, infill, gap)
+        request = await validate_request(call, prompt, parameters, asked)
+        return request, infill.write(gap, added), False
     except PromptTooLong:
         answer = parameters.max_new_tokens or max(1, limits.max_total_tokens // _SHARE)
         most = min(limits.max_input_tokens, limits.max_total_tokens - answer)
         count = call.engine.validator.count_tokens
         fitted = await fit_gap(gap, infill, frozenset(added), most, count)
-    prompt = infill.write(fitted, added)
-    return await validate_request(call, prompt, parameters, asked), prompt, True
+    prompt = await write_gap(call, infill, fitted)
+    request = await validate_request(call, prompt, parameters, asked)
+    return request, infill.write(fitted, added), True
 
 
 def _shown(asked: InfillRequest, drawing: Drawing, request: Request) -> dict[str, Any]:
