@@ -144,5 +144,5 @@ def test_codellama_reads_a_gap_as_its_authors_code_does(
         *(marks[1], *reference.encode("\u263a" + behind)[2 + 2 :]),
         marks[2],
     ]
-    assert found.encode(Gap(before, behind), tokenizer).tolist() == wanted
+    assert found.encode(Gap(before, behind), tokenizer) == wanted
     assert found.end_ids(tokenizer.added_tokens)[-1] == marks[3]

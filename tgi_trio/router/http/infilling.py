@@ -68,8 +68,7 @@ async def write_gap(call: Call, infill: InfillFormat, gap: Gap) -> str | list[in
     tokenizer = call.engine.tokenizer
     if not infill.continues:
         return infill.write(gap, tokenizer.added_tokens)
-    ids = await trio.to_thread.run_sync(infill.encode, gap, tokenizer, abandon_on_cancel=True)
-    return ids.tolist()
+    return await trio.to_thread.run_sync(infill.encode, gap, tokenizer, abandon_on_cancel=True)
 
 
 def read_others(given: Sequence[ExtraFile] | None) -> tuple[OtherFile, ...] | None:

@@ -15,9 +15,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-import numpy as np
-
-from tgi_trio.router.text.tokenizer import IntArray, Tokenizer
+from tgi_trio.router.text.tokenizer import Tokenizer
 
 # What stands for names that editors do not send: llama.cpp's, so that prompts are the same.
 _REPOSITORY: Final = "myproject"
@@ -73,19 +71,25 @@ class InfillFormat:
             return opening + file + self._write_gap(name + gap.before, gap.behind)
         return opening + file + name + self._write_gap(gap.before, gap.behind)
 
-    def encode(self, gap: Gap, tokenizer: Tokenizer) -> IntArray:
-        """Return the prompt of a format that `continues`, int32, with what it begins with (BOS).
+    def encode(self, gap: Gap, tokenizer: Tokenizer) -> list[int]:
+        """Return the prompt of a format that `continues`, with what it begins with (BOS).
 
         As Meta's code reads it (`encode_infilling` in https://github.com/meta-llama/codellama): a
         character that is in no word goes in front, and its tokens are dropped.
         """
-        added, read = tokenizer.added_tokens, tokenizer.encode_ids
+        added = tokenizer.added_tokens
+
+        def read(text: str) -> list[int]:
+            ids: list[int] = tokenizer.encode_ids(text, add_special_tokens=False).tolist()
+            return ids
+
         others = "".join([self.write_other(each, added) for each in gap.others or ()])
-        wedge = read(_WEDGE, add_special_tokens=False)
-        behind = read(_WEDGE + gap.behind, add_special_tokens=False)[len(wedge) :]
-        parts = [read(others), [added[self.prefix]], read(gap.before, add_special_tokens=False)]
-        parts += [[added[self.suffix]], behind, [added[self.middle]]]
-        return np.concatenate(parts).astype(np.int32)
+        return [
+            *tokenizer.encode_ids(others).tolist(),
+            *(added[self.prefix], *read(gap.before), added[self.suffix]),
+            *read(_WEDGE + gap.behind)[len(read(_WEDGE)) :],
+            added[self.middle],
+        ]
 
     def write_other(self, other: OtherFile, tokens: Collection[str]) -> str:
         """Return a part of another file as it is written in front of a gap."""
