@@ -112,6 +112,7 @@ class Validator:
         self._limits = limits
         self._random = source or random.SystemRandom()
         self._check_grammar = check_grammar
+        self.reads_tokens = check_grammar is not None  # shards know the tokens' texts then
 
     @property
     def vocab_size(self) -> int:
@@ -192,13 +193,7 @@ class Validator:
 
     async def count_tokens(self, text: str) -> int:
         """Return how many tokens a text has, without special ones. Raises ValidationError."""
-        _, count = await self._pool.encode_prompt(text, False, None, 0)
-        return count
-
-    @property
-    def reads_tokens(self) -> bool:
-        """Whether shards know the texts of tokens, as for grammars."""
-        return self._check_grammar is not None
+        return (await self._pool.encode_prompt(text, False, None, 0))[1]
 
     async def check_grammar(self, grammar: str) -> None:
         """Raise GrammarError for one that the shard cannot serve, ValidationError without grammars.

@@ -20,6 +20,17 @@ from typing import Any, Final
 from tgi_trio.errors import ValidationError
 from tgi_trio.router.text import grammars
 from tgi_trio.router.text.gbnf_lark import gbnf
+from tgi_trio.router.text.tag_fields import (
+    below,
+    check_triggers,
+    number_places,
+    read_list,
+    read_object,
+    read_older,
+    read_text,
+    read_texts,
+    refuse_fields,
+)
 from tgi_trio.router.text.tools.terms import (
     escape_regex,
     find_token,
@@ -52,11 +63,11 @@ def structural_tag(given: Any, added: Mapping[str, int]) -> str:
             given = json.loads(given)
         except (ValueError, RecursionError) as error:
             raise ValidationError(f"the structural tag is no JSON: {error}") from error
-    whole = _object(given, "the structural tag")
+    whole = read_object(given, "the structural tag")
     if "format" in whole:
         root, path = whole["format"], "format"
     elif "structures" in whole or "triggers" in whole:
-        root, path = _from_older(whole), ""
+        root, path = read_older(whole), ""
     else:
         raise ValidationError("the structural tag has neither `format` nor `structures`")
     writer = _Writer({text: id for text, id in added.items() if text})
@@ -64,23 +75,6 @@ def structural_tag(given: Any, added: Mapping[str, int]) -> str:
     text = "\n".join(f"{name}: {right}" for name, right in {"start": start, **writer.rules}.items())
     parts = [{"lark_grammar": text}, *writer.subs]
     return json.dumps({"grammars": parts}, ensure_ascii=False, separators=(",", ":"))
-
-
-def _from_older(whole: Given) -> Given:
-    """Return the older notation as the newer one."""
-    tags = []
-    for place, each in enumerate(_list(whole, "structures", "")):
-        at = f"structures[{place}]"
-        tag = _object(each, at)
-        schema = tag.get("schema")
-        if isinstance(schema, str):
-            try:
-                schema = json.loads(schema)
-            except (ValueError, RecursionError) as error:
-                raise ValidationError(f"`{at}.schema` is no JSON: {error}") from error
-        content = {"type": "json_schema", "json_schema": schema}
-        tags.append({"begin": tag.get("begin"), "content": content, "end": tag.get("end", "")})
-    return {"type": "triggered_tags", "triggers": whole.get("triggers"), "tags": tags}
 
 
 @dataclass(slots=True)
@@ -95,75 +89,77 @@ class _Writer:
         """Return terms for a format and what it ends with. Raises ValidationError."""
         if depth > _DEEPEST:
             raise ValidationError(f"the structural tag nests deeper than {_DEEPEST} formats")
-        form = _object(given, path)
+        form = read_object(given, path)
         kind = str(form.get("type"))
         if kind in _TOKENS:
             raise ValidationError(
-                f"`{_at(path, 'type')}` is `{kind}`, and tags are given as texts here, not as "
+                f"`{below(path, 'type')}` is `{kind}`, and tags are given as texts here, not as "
                 "tokens: a text that is a token of the model may be written as one"
             )
         if kind not in _WRITERS:
             known = ", ".join(f"`{each}`" for each in _WRITERS)
-            raise ValidationError(f"`{_at(path, 'type')}` must be one of {known}. Given: `{kind}`")
+            raise ValidationError(
+                f"`{below(path, 'type')}` must be one of {known}. Given: `{kind}`"
+            )
         return _WRITERS[kind](self, form, path, ends, depth)
 
     # ---- formats that end by themselves --------------------------------------------------------
 
     def const_string(self, form: Given, path: str, ends: Ends, depth: int) -> str:
-        return self._before(self._spell(_text(form, "value", path)), ends)
+        return self._before(self._spell(read_text(form, "value", path)), ends)
 
     def json_schema(self, form: Given, path: str, ends: Ends, depth: int) -> str:
         if form.get("style", "json") != "json":
             raise ValidationError(
-                f"`{_at(path, 'style')}` must be `json`: for calls in other forms use `tools`"
+                f"`{below(path, 'style')}` must be `json`: for calls in other forms use `tools`"
             )
-        _refuse(form, path, ("any_order", "excludes", "max_whitespace_cnt"))
+        refuse_fields(form, path, ("any_order", "excludes", "max_whitespace_cnt"))
         schema = form.get("json_schema")
         if not isinstance(schema, dict | bool):
-            raise ValidationError(f"`{_at(path, 'json_schema')}` must be a schema")
+            raise ValidationError(f"`{below(path, 'json_schema')}` must be a schema")
         return self._before(grammars.embed_schema(schema), ends)
 
     def regex(self, form: Given, path: str, ends: Ends, depth: int) -> str:
-        return self._before(self._refer(grammars.regex(_text(form, "pattern", path))), ends)
+        return self._before(self._refer(grammars.regex(read_text(form, "pattern", path))), ends)
 
     def grammar(self, form: Given, path: str, ends: Ends, depth: int) -> str:
-        text, syntax = _text(form, "grammar", path), form.get("syntax", "ebnf")
+        text, syntax = read_text(form, "grammar", path), form.get("syntax", "ebnf")
         if syntax not in ("ebnf", "lark"):
-            raise ValidationError(f"`{_at(path, 'syntax')}` must be `ebnf` or `lark`")
+            raise ValidationError(f"`{below(path, 'syntax')}` must be `ebnf` or `lark`")
         whole = gbnf(text) if syntax == "ebnf" else grammars.lark(text)
         return self._before(self._refer(whole), ends)
 
     def tag(self, form: Given, path: str, ends: Ends, depth: int) -> str:
-        begin = _text(form, "begin", path)
+        begin = read_text(form, "begin", path)
         return f"{self._spell(begin)} {self._behind_begin(form, path, ends, depth)}"
 
     def tags_with_separator(self, form: Given, path: str, ends: Ends, depth: int) -> str:
-        _refuse(form, path, ("excludes",))
-        tags = _list(form, "tags", path)
+        refuse_fields(form, path, ("excludes",))
+        tags = read_list(form, "tags", path)
         written = [
-            self.write({"type": "tag", **_object(tag, at)}, at, _UNKNOWN, depth + 1)
-            for tag, at in _places(tags, path, "tags")
+            self.write({"type": "tag", **read_object(tag, at)}, at, _UNKNOWN, depth + 1)
+            for tag, at in number_places(tags, path, "tags")
         ]
         one = self._rule("tag", _either(written))
         more = ""
         if not form.get("stop_after_first"):
-            more = f" ({self._spell(_text(form, 'separator', path))} {one})*"
+            more = f" ({self._spell(read_text(form, 'separator', path))} {one})*"
         text = f"{one}{more}"
         return self._before(text if form.get("at_least_one") else f"({text})?", ends)
 
     # ---- formats of others ---------------------------------------------------------------------
 
     def sequence(self, form: Given, path: str, ends: Ends, depth: int) -> str:
-        elements = _list(form, "elements", path)
+        elements = read_list(form, "elements", path)
         written: list[str] = []
         begun = False  # the beginning of the next one has been written
-        for place, (each, at) in enumerate(_places(elements, path, "elements")):
+        for place, (each, at) in enumerate(number_places(elements, path, "elements")):
             last = place + 1 == len(elements)
             following = ends if last else _opening(elements[place + 1])
             open_ended = not last and _is_open(each)
             own = following if last or open_ended else _UNKNOWN
             written.append(
-                self._without_begin(_object(each, at), at, own, depth + 1)
+                self._without_begin(read_object(each, at), at, own, depth + 1)
                 if begun
                 else self.write(each, at, own, depth + 1)
             )
@@ -171,7 +167,7 @@ class _Writer:
         return " ".join(written)
 
     def either(self, form: Given, path: str, ends: Ends, depth: int) -> str:
-        elements = _places(_list(form, "elements", path), path, "elements")
+        elements = number_places(read_list(form, "elements", path), path, "elements")
         return self._rule(
             "either", _either([self.write(each, at, ends, depth + 1) for each, at in elements])
         )
@@ -188,42 +184,42 @@ class _Writer:
     def repeat(self, form: Given, path: str, ends: Ends, depth: int) -> str:
         least, most = form.get("min"), form.get("max")
         if not isinstance(least, int) or not isinstance(most, int):
-            raise ValidationError(f"`{_at(path, 'min')}` and `max` must be integers")
+            raise ValidationError(f"`{below(path, 'min')}` and `max` must be integers")
         if least < 0 or (most != -1 and most < least):
-            raise ValidationError(f"`{_at(path, 'max')}` must be -1, or >= `min`, which is >= 0")
+            raise ValidationError(f"`{below(path, 'max')}` must be -1, or >= `min`, which is >= 0")
         times = f"{{{least},}}" if most == -1 else f"{{{least},{most}}}"
         return self._repeated(form, path, ends, depth, times)
 
     def _repeated(self, form: Given, path: str, ends: Ends, depth: int, times: str) -> str:
-        at = _at(path, "content")
+        at = below(path, "content")
         one = self._rule("repeated", self.write(form.get("content"), at, _UNKNOWN, depth + 1))
         return self._before(f"{one}{times}", ends)
 
     # ---- free text -----------------------------------------------------------------------------
 
     def any_text(self, form: Given, path: str, ends: Ends, depth: int) -> str:
-        _refuse(form, path, ("max_tokens", "max_chars"))
+        refuse_fields(form, path, ("max_tokens", "max_chars"))
         self._check_open(path, ends)
-        return self._free([], _texts(form, "excludes", path), ends, loops=False)
+        return self._free([], read_texts(form, "excludes", path), ends, loops=False)
 
     def triggered_tags(self, form: Given, path: str, ends: Ends, depth: int) -> str:
         self._check_open(path, ends)
-        triggers = _texts(form, "triggers", path)
-        _check_triggers(triggers, path)
+        triggers = read_texts(form, "triggers", path)
+        check_triggers(triggers, path)
         bodies: dict[str, list[str]] = {trigger: [] for trigger in triggers}
         first = bool(form.get("stop_after_first"))
         whole = []
-        for given, at in _places(_list(form, "tags", path), path, "tags"):
-            tag = _object(given, at)
-            begin = _text(tag, "begin", at)
+        for given, at in number_places(read_list(form, "tags", path), path, "tags"):
+            tag = read_object(given, at)
+            begin = read_text(tag, "begin", at)
             found = [trigger for trigger in triggers if begin.startswith(trigger)]
             if not found:
-                raise ValidationError(f"`{_at(at, 'begin')}` begins with none of the triggers")
+                raise ValidationError(f"`{below(at, 'begin')}` begins with none of the triggers")
             body = self._rule("body", self._behind_begin(tag, at, _UNKNOWN, depth + 1))
             bodies[found[0]].append(f"{self._spell(begin[len(found[0]) :])} {body}")
             whole.append(f"{self._spell(begin)} {body}")
         behind = [(trigger, _either(bodies[trigger])) for trigger in triggers if bodies[trigger]]
-        excludes = _texts(form, "excludes", path)
+        excludes = read_texts(form, "excludes", path)
         if not form.get("at_least_one"):
             return self._free(behind, excludes, ends, loops=not first)
         rest = self._before("", ends) if first else self._free(behind, excludes, ends, loops=True)
@@ -232,13 +228,13 @@ class _Writer:
     def dispatch(self, form: Given, path: str, ends: Ends, depth: int) -> str:
         self._check_open(path, ends)
         behind = []
-        for given, at in _places(_list(form, "rules", path), path, "rules"):
+        for given, at in number_places(read_list(form, "rules", path), path, "rules"):
             if not (isinstance(given, list) and len(given) == 2 and isinstance(given[0], str)):
                 raise ValidationError(f"`{at}` must be a pattern and a format")
             content = self.write(given[1], f"{at}[1]", _UNKNOWN, depth + 1)
             behind.append((given[0], self._rule("body", content)))
-        _check_triggers([pattern for pattern, _ in behind], path)
-        excludes = _texts(form, "excludes", path)
+        check_triggers([pattern for pattern, _ in behind], path)
+        excludes = read_texts(form, "excludes", path)
         return self._free(behind, excludes, ends, loops=bool(form.get("loop", True)))
 
     def _free(
@@ -310,8 +306,8 @@ class _Writer:
         given = form.get("end")
         own = tuple(given) if isinstance(given, list) else (given,)
         if not own or not all(isinstance(each, str) for each in own):
-            raise ValidationError(f"`{_at(path, 'end')}` must be a text or a list of texts")
-        content, at = form.get("content"), _at(path, "content")
+            raise ValidationError(f"`{below(path, 'end')}` must be a text or a list of texts")
+        content, at = form.get("content"), below(path, "content")
         # Behind an empty end comes what comes behind the tag.
         if own == ("",):
             return self.write(content, at, ends, depth + 1)
@@ -393,57 +389,3 @@ def _without(texts: Iterable[str]) -> str:
     """Return an intersection for a terminal that contains none of these texts."""
     found = "|".join(escape_regex(each) for each in texts if each)
     return f" & ~/{_ANY}(?:{found}){_ANY}/" if found else ""
-
-
-def _check_triggers(triggers: Sequence[str], path: str) -> None:
-    """Raise ValidationError for triggers that are not there, or of which one contains another."""
-    if not triggers or not all(triggers):
-        raise ValidationError(f"`{path or 'the structural tag'}` needs triggers that are not empty")
-    for one in triggers:
-        for other in triggers:
-            if one != other and one in other:
-                raise ValidationError(
-                    f"the trigger `{one}` is a part of `{other}`, which would never be complete"
-                )
-
-
-def _object(given: Any, path: str) -> Given:
-    if not isinstance(given, dict):
-        raise ValidationError(f"`{path}` must be an object")
-    return given
-
-
-def _text(form: Given, name: str, path: str) -> str:
-    value = form.get(name)
-    if not isinstance(value, str):
-        raise ValidationError(f"`{_at(path, name)}` must be a text")
-    return value
-
-
-def _texts(form: Given, name: str, path: str) -> list[str]:
-    value = form.get(name) or []
-    if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
-        raise ValidationError(f"`{_at(path, name)}` must be a list of texts")
-    return value
-
-
-def _list(form: Given, name: str, path: str) -> list[Any]:
-    value = form.get(name)
-    if not isinstance(value, list) or not value:
-        raise ValidationError(f"`{_at(path, name)}` must be a list that is not empty")
-    return value
-
-
-def _places(values: Sequence[Any], path: str, name: str) -> list[tuple[Any, str]]:
-    return [(value, f"{_at(path, name)}[{i}]") for i, value in enumerate(values)]
-
-
-def _refuse(form: Given, path: str, names: Sequence[str]) -> None:
-    """Raise ValidationError for a field that is not served and not at its default."""
-    for name in names:
-        if form.get(name) not in (None, False, []):
-            raise ValidationError(f"`{_at(path, name)}` is not supported: leave it out")
-
-
-def _at(path: str, name: str) -> str:
-    return f"{path}.{name}" if path else name
