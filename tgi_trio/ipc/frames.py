@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-VERSION = 17
+VERSION = 18
 
 WORD = 8
 
@@ -409,6 +409,7 @@ FRAMES: tuple[FrameSpec, ...] = (
             ("stalled_rows", "sequences that sat out for want of a KV block"),
             ("draft_tokens", "tokens guessed ahead and computed in this step"),
             ("recovered", "1: the step raised, and computed again in parts it did not"),
+            ("copied", "copies that TRANSFERs have ordered since the warm-up and that are over"),
         ),
         counts=("rows", "tokens", "tops", "prompts", "prompt_tops", "seen_images"),
         columns=(

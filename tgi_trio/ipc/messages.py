@@ -280,6 +280,7 @@ class StepReport:
     stalled_rows: int = 0
     draft_tokens: int = 0
     recovered: int = 0
+    copied: int = 0
     sequence: list[int] = field(default_factory=list)  # [rows]
     computed: list[int] = field(default_factory=list)  # [rows] tokens whose KV is in the blocks
     token_count: list[int] = field(default_factory=list)  # [rows]
@@ -309,6 +310,7 @@ _STEP_WORDS = (
     "stalled_rows",
     "draft_tokens",
     "recovered",
+    "copied",
 )
 _STEP_COLUMNS = (
     "sequence",

@@ -71,7 +71,7 @@ def _divide(
 
 def _continued(words: Mapping[str, int]) -> dict[str, int]:
     """Return the words of a step's further frames."""
-    return _NO_WORDS | {name: words[name] for name in ("step", "acknowledged", "held")}
+    return _NO_WORDS | {name: words[name] for name in ("step", "acknowledged", "held", "copied")}
 
 
 def encode_fault_frames(acknowledged: int, faults: list[Fault], max_bytes: int) -> Iterator[bytes]:

@@ -116,6 +116,9 @@ class ModelShard:
                 case Filter(sequences=sequences):
                     for sequence in sequences:
                         self.rows.pop(sequence, None)
+                    # A preempted sequence comes back under its number, without these blocks.
+                    late = (each for each in self.late if each[1].sequence in self.rows)
+                    self.late = deque(late)
 
     def _order(self, transfers: list[Transfer]) -> None:
         for each in transfers:
@@ -241,7 +244,7 @@ class ModelShard:
             else:
                 report.prefill_tokens += count
             self._report(report, sequence, row, count)
-        report.held = len(self.rows)
+        report.held, report.copied = len(self.rows), self.copied
         self.copy(self.steps * 7 % 5)
         return report
 

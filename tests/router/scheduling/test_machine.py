@@ -265,6 +265,6 @@ def test_five_thousand_random_steps(name: str) -> None:
     if here.limits.prefix_caching:
         assert counters["prefix_hit_tokens"] > 0
     if here.limits.host_blocks:
-        assert counters["copied_out"] > 100 and counters["copied_back"] > 50
+        assert counters["copied_out"] > 100 and counters["copied_back"] > 20
     if here.limits.host_slots:
         assert counters["states_copied_out"] > 50 and counters["states_copied_back"] > 10

@@ -38,8 +38,14 @@ def wire() -> Wire:
 
 
 @pytest.fixture
-def reports(wire: Wire, queue: ImageQueue) -> Reporter:
-    return Reporter(wire, queue)  # type: ignore[arg-type]
+def copies() -> SimpleNamespace:
+    """Copies between device and host, of which none is over."""
+    return SimpleNamespace(copied=0)
+
+
+@pytest.fixture
+def reports(wire: Wire, queue: ImageQueue, copies: SimpleNamespace) -> Reporter:
+    return Reporter(wire, queue, SimpleNamespace(transfers=copies))  # type: ignore[arg-type]
 
 
 def test_faults_are_told_once_and_before_the_step_that_covers_them(
@@ -99,3 +105,16 @@ def test_it_is_news_only_until_it_has_been_told(
     assert not reports.has_news(applied, stalled)
     seen = wire.frames[-1].column("seen_ns")
     np.testing.assert_array_equal(seen, [25] if happen is see else [])
+
+
+def test_copies_that_are_over_are_told_once(
+    wire: Wire, reports: Reporter, copies: SimpleNamespace
+) -> None:
+    assert not reports.has_news(0, 0)
+    copies.copied = 5
+    assert reports.has_news(0, 0)
+    reports.send(0, {}, {"step": 1})
+    assert not reports.has_news(0, 0)
+    assert decode_step(wire.frames[-1]).copied == 5
+    copies.copied = 0  # a warm-up has begun anew
+    assert reports.has_news(0, 0)

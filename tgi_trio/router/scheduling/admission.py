@@ -18,6 +18,7 @@ class AdmissionVerdict(enum.Enum):
 
     ADMITTED = "admitted"
     NO_ROOM = "no room"  # too few blocks are available
+    NOT_COPIED = "not copied"  # what has to go for it is not yet in the host's memory
     NOT_ITS_TURN = "not its turn"  # enough prompt tokens are to be computed before its own
     NO_PIXELS = "no pixels"  # its images are not decoded yet
     SHARES_SOON = "shares soon"  # another sequence is computing its prefix, which it can then share
@@ -62,7 +63,7 @@ class Admission:
         without_room: list[Sequence] = []
         without_turn: list[Sequence] = []
         places = self._isolation.places()
-        passed = held_back = 0
+        passed = held_back = uncopied = 0
         skips = 0  # of the one of `without_room` that was passed most often
         room = self._available
         anyone_has_turn = batch.has_turn(1)
@@ -87,7 +88,8 @@ class Admission:
                 room = self._available
             else:
                 passed += 1
-                if verdict is AdmissionVerdict.NO_ROOM:
+                uncopied += verdict is AdmissionVerdict.NOT_COPIED
+                if verdict in (AdmissionVerdict.NO_ROOM, AdmissionVerdict.NOT_COPIED):
                     without_room.append(sequence)
                     if sequence.skipped > skips:
                         skips = sequence.skipped
@@ -100,7 +102,7 @@ class Admission:
                 if not anyone_has_turn or places == 0 or self._is_full:
                     break
         self._remember(
-            lacking_room=len(without_room),
+            lacking_room=len(without_room) - uncopied,
             lacking_turn=len(without_turn),
             seen=passed + held_back,
             anyone_has_turn=anyone_has_turn,
@@ -153,6 +155,8 @@ class Admission:
             # its prefix may be cached by then.
             sequence.short_at = available + lacking // 2
             return AdmissionVerdict.NO_ROOM
+        if self._batch.running and memory.lags(match, wanted, self._batch.growing_blocks):
+            return AdmissionVerdict.NOT_COPIED
         if not self._pins.pin(sequence):
             return AdmissionVerdict.NO_PIXELS
         memory.admit(sequence, match, wanted)

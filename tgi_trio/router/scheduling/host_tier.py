@@ -51,6 +51,12 @@ class HostTier:
             at += 1
         return at - first
 
+    def touch(self, digests: ListLike[bytes]) -> None:
+        """Have the copies of a run, as many as there are, be the last to be reused."""
+        for digest in reversed(digests):
+            if digest in self._places:
+                self._places.move_to_end(digest)
+
     def copy_out(self, digests: ListLike[bytes], blocks: ListLike[int]) -> None:
         """Have a run of evicted blocks copied out, those that begin it first of all.
 

@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from tgi_trio.ipc.transfers import Transfer
 from tgi_trio.router.scheduling.block_digests import begin_digests, extend_digests
 from tgi_trio.router.scheduling.blocks import BlockAllocator
+from tgi_trio.router.scheduling.copies_ahead import CopiesAhead
 from tgi_trio.router.scheduling.host_tier import HostTier
 from tgi_trio.router.scheduling.kept_prefixes import (
     Budget,
@@ -39,11 +40,13 @@ class KvMemory:
         state_slots: int = 0,
         host_blocks: int = 0,
         host_slots: int = 0,
+        most_ahead: int = 0,
     ) -> None:
         """`state_slots`: slots that can be granted; 0: the model has no recurrent states.
 
         `host_blocks`, `host_slots`: copies that the host's memory holds, of blocks and of
-        snapshots; 0: none are kept.
+        snapshots; 0: none are kept. `most_ahead`: blocks that are copied before they have to go,
+        while no prompt waits for more.
         """
         self.tier = HostTier(host_blocks) if host_blocks and caching else None
         slots = host_slots if self.tier is not None else 0
@@ -52,6 +55,9 @@ class KvMemory:
         self._caching = caching
         self._allocator = BlockAllocator(blocks)
         self._cache = PrefixCache(block_size, None if self.tier is None else self.tier.copy_out)
+        self._ahead: CopiesAhead | None = None
+        if self.tier is not None:
+            self._ahead = CopiesAhead(self.tier, self._cache, self.states, most_ahead)
         self._unloaded: set[int] = set()  # unloaded adapters whose prefixes are still pinned
 
     @property
@@ -281,10 +287,26 @@ class KvMemory:
         else:
             self._unloaded.discard(adapter)
 
-    def take_transfers(self) -> list[Transfer]:
-        """Return the copies between device and host to be made before what is granted is used."""
-        tiers = (self.tier, None if self.states is None else self.states.tier)
-        return [each for tier in tiers if tier is not None for each in tier.take_orders()]
+    def lags(self, match: Match | None, tokens: int, growing: int) -> bool:
+        """Return whether a prompt of `tokens` waits until what makes room for it has been copied.
+
+        `growing`: blocks that others will be granted soon, which are not for the prompt.
+        """
+        shared = len(match.blocks) if match is not None else 0
+        wanted = self.blocks_for(tokens) - shared
+        return self._ahead is not None and self._ahead.lags(match, wanted, growing, self.free)
+
+    def take_transfers(self, wanted_soon: int) -> list[Transfer]:
+        """Return the copies to be made before what is granted is used; `wanted_soon`: blocks."""
+        if self._ahead is None:
+            return []
+        self._ahead.order(wanted_soon, self.free)
+        return self._ahead.take_orders()
+
+    def note_copied(self, count: int) -> None:
+        """Note how many of the copies ordered of this shard are over."""
+        if self._ahead is not None:
+            self._ahead.note_over(count)
 
     def collect_prefixes(self, budget: Budget) -> Collected:
         """Return the prefixes to keep beyond the shard's end, most recently used first."""
@@ -315,8 +337,8 @@ class KvMemory:
         self._cache.clear()
         if self.states is not None:
             self.states.clear()
-        if self.tier is not None:
-            self.tier.clear()
+        if self._ahead is not None:
+            self._ahead.clear()
         self._unloaded.clear()
 
     @property
@@ -344,8 +366,8 @@ class KvMemory:
         """Raise AssertionError unless every block has one owner and every pin a sequence."""
         sequences = list(sequences)
         self._cache.check(s.node for s in sequences if s.node is not None)
-        if self.tier is not None:
-            self.tier.check()
+        if self._ahead is not None:
+            self._ahead.check()
         owned: list[int] = [block for node in self._cache.nodes() for block in node.blocks]
         if self.states is not None:
             holds = [s.states for s in sequences if s.states is not None]

@@ -47,6 +47,18 @@ class SchedulingLimits:
         return usable
 
     @property
+    def prompt_blocks(self) -> int:
+        """Blocks of as many prompt tokens as are admitted at a time."""
+        return -(-self.max_batch_prefill_tokens // self.block_size)
+
+    @property
+    def most_ahead(self) -> int:
+        """Blocks that are copied to the host's memory before they have to go: no large part of
+        either memory, since it has them twice then.
+        """
+        return min(self.usable_blocks, self.host_blocks) // 4
+
+    @property
     def ask_tokens(self) -> int:
         """`ask_ahead`, plus drafts for the two steps that a grant may take to arrive."""
         return self.ask_ahead + 2 * self.speculate

@@ -13,7 +13,7 @@ sequence's own.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from collections.abc import Sequence as ListLike
 from typing import NamedTuple, TypeAlias
 
@@ -240,11 +240,8 @@ class PrefixCache:
     def evict(self, count: int) -> list[int]:
         """Remove up to `count` unpinned blocks and return them."""
         evicted: list[int] = []
-        while len(evicted) < count and self._unpinned:
-            node = next(iter(self._unpinned))
-            short = count - len(evicted)
-            if short < len(node.blocks):
-                keep = len(node.blocks) - short
+        for node, keep in list(self.next_out(count)):
+            if keep:
                 evicted += self._let_go(node, keep)
                 del node.blocks[keep:], node.digests[keep:]
                 node.key = node.key[: keep * self._block_bytes]
@@ -253,6 +250,22 @@ class PrefixCache:
                 self._remove(node)
         self.evictable -= len(evicted)
         return evicted
+
+    def next_out(
+        self, count: int, spared: Container[Node] = frozenset()
+    ) -> Iterator[tuple[Node, int]]:
+        """Yield the nodes of the next `count` blocks to be evicted, in order, and how many blocks
+        each would keep.
+
+        `spared`: nodes that stay.
+        """
+        for node in self._unpinned:
+            if count <= 0:
+                return
+            if node not in spared:
+                keep = max(0, len(node.blocks) - count)
+                count -= len(node.blocks) - keep
+                yield node, keep
 
     def _let_go(self, node: Node, keep: int) -> list[int]:
         """Return the blocks of `node` behind the first `keep`, which are evicted."""

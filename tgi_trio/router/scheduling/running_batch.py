@@ -33,6 +33,13 @@ class RunningBatch:
         most = self._limits.max_batch_size
         return most is not None and len(self.members) >= most
 
+    @property
+    def growing_blocks(self) -> int:
+        """Blocks that the members will be granted soon."""
+        limits = self._limits
+        each = 0 if limits.reserve else -(-limits.grant_tokens // limits.block_size)
+        return each * len(self.members)
+
     def has_turn(self, tokens: int, queued: Iterable[Sequence] = ()) -> bool:
         """Whether a prompt of `tokens` uncomputed tokens may be sent to the shard now.
 

@@ -56,6 +56,7 @@ class Scheduler:
             limits.state_slots,
             limits.host_blocks,
             limits.host_slots,
+            limits.most_ahead,
         )
         self._ttft_target = TtftTarget(limits.target_ttft)
         self._queue = WaitingQueue(limits, self._ttft_target)
@@ -177,6 +178,7 @@ class Scheduler:
         if step.seen_sequence:
             self._pins.take_in(step, self._sequence_table.living)
         self._step_budget.observe(step)
+        self._memory.note_copied(step.copied)
         return self._reports.apply_step(step, now)
 
     def fault(self, faults: list[Fault], acknowledged: int, now: float) -> list[int]:
@@ -226,7 +228,8 @@ class Scheduler:
         if self._sequence_table.pending_frees.owe_filter:
             number = self._next_number()
             commands.append(Filter(number, self._sequence_table.pending_frees.name(number)))
-        if transfers := self._memory.take_transfers():
+        soon = self.limits.prompt_blocks + self._batch.growing_blocks
+        if transfers := self._memory.take_transfers(soon):
             self._count_copies(transfers)
             commands += copies(transfers, self._next_number)
         if extended:

@@ -231,6 +231,15 @@ class StateMemory:
             if (snapshot := self._by_block.get(block)) is not None:
                 self._evict(snapshot, sound=sound)
 
+    def copy_out_idle(self, blocks: Iterable[int]) -> None:
+        """Have the snapshots of blocks copied out that nobody uses and that may be evicted soon."""
+        if self.tier is None:
+            return
+        for block in blocks:
+            snapshot = self._by_block.get(block)
+            if snapshot is not None and snapshot in self._idle:
+                self.tier.copy_out([snapshot.digest], [snapshot.slot])
+
     def find_kept(self, block: int) -> int | None:
         """Return the slot of the snapshot at the end of a cached block, if nobody uses it."""
         snapshot = self._by_block.get(block)

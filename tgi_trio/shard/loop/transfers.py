@@ -30,6 +30,7 @@ class Transfers:
         """`copies`: what makes them; None: none can be ordered."""
         self._copies = copies
         self.done = 0  # launches that are over, as far as `advance` has seen
+        self.copied = 0  # copies of theirs
         self._launches: deque[ListLike[Transfer]] = deque()  # that are not over
         self._begun = 0  # launches that have been made
         self._last: dict[_Item, int] = {}  # the last launch that copies it, if that is not over
@@ -77,7 +78,9 @@ class Transfers:
     def _settle(self, done: int) -> None:
         while self.done < done:
             self.done += 1
-            for each in self._launches.popleft():
+            launch = self._launches.popleft()
+            self.copied += len(launch)
+            for each in launch:
                 item = (each.states, each.item)
                 if self._last.get(item) == self.done:
                     del self._last[item]

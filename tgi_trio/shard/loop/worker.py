@@ -117,7 +117,7 @@ class Worker:
         self._adapters = AdapterLoader(runner.adapters, cores)
         self._images = images or ImageQueue(None, None, 0)
         self._prefixes = PrefixOrders(channel, runner)
-        self._reports = Reporter(channel, self._images)
+        self._reports = Reporter(channel, self._images, self._prefixes)
         self._ahead: Flight | None = None  # launched, not settled; the batch expects it
         self._micro_batches = options.pipeline_stages
         self._pipeline: deque[Flight] = deque()  # micro-batches in flight, oldest first
