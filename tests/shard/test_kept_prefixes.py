@@ -21,20 +21,24 @@ from tgi_trio.shard.kept_prefixes import (
     Bytes,
     HostPart,
     Ints,
+    Part,
     PrefixParts,
     RankPrefixes,
     file_of,
 )
-from tgi_trio.shard.torch_backend.prefix_parts import TensorPart
+from tgi_trio.shard.torch_backend.prefix_parts import TensorPart, copies_of
 
 BLOCKS, SLOTS = 20, 6
 KEY = bytes(range(16))
 
 
 class Memory:
-    """K and V of two layers, in tensors of torch and of numpy, and the states of one."""
+    """K and V of two layers, in tensors of torch and of numpy, and the states of one.
 
-    def __init__(self, seed: int | None) -> None:
+    And copies of them in the host's memory, in pieces of a few rows.
+    """
+
+    def __init__(self, seed: int | None, *, copies: bool = False) -> None:
         rng = np.random.default_rng(seed)
         self.keys = torch.zeros((BLOCKS * 16, 2, 4), dtype=torch.bfloat16)
         self.values = np.zeros((BLOCKS, 3, 16), np.float32)
@@ -43,10 +47,20 @@ class Memory:
             self.keys.copy_(torch.from_numpy(rng.standard_normal(self.keys.shape)))
             self.values[:] = rng.standard_normal(self.values.shape)
             self.states[:] = rng.integers(0, 256, self.states.shape)
-        self.parts = PrefixParts(
-            [TensorPart(self.keys, BLOCKS), HostPart(self.values, BLOCKS)],
-            [HostPart(self.states, SLOTS)],
-        )
+        blocks: list[Part] = [TensorPart(self.keys, BLOCKS), HostPart(self.values, BLOCKS)]
+        width = sum(part.item_bytes for part in blocks)
+        self.rows = [torch.zeros((count, width), dtype=torch.uint8) for count in (4, 2, 1)]
+        self.state_rows = [torch.zeros((3, 24), dtype=torch.uint8)]
+        if seed is not None:
+            for piece in (*self.rows, *self.state_rows):
+                piece.copy_(torch.from_numpy(rng.integers(0, 256, piece.shape)))
+        self.parts = PrefixParts(blocks, [HostPart(self.states, SLOTS)])
+        if copies:
+            self.parts = replace(
+                self.parts,
+                copies=copies_of(blocks, self.rows),
+                slot_copies=copies_of(self.parts.slots, self.state_rows),
+            )
 
     def blocks(self, numbers: list[int]) -> tuple[list[float], list[float]]:
         keys = self.keys.view(BLOCKS, -1)[numbers]
@@ -81,6 +95,55 @@ def test_blocks_come_back_in_order(
     report = RankPrefixes(lambda: less.parts).restore(RestoreOrder(tmp_path, KEY, 2, 0))
     assert not report.error and less.blocks([1, 2]) == old.blocks([7, 3])
     assert not less.states.any() and not less.values[3:].any()
+
+
+def test_what_the_host_has_is_written_and_read_as_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Blocks of either memory, in any order, and to either memory."""
+    monkeypatch.setattr(kept_prefixes, "_AT_ONCE", 700)  # a few blocks of a part
+    old = Memory(1, copies=True)
+    order = KeepOrder(tmp_path, KEY, (7, -3, 12, -7, -1, 4), (-2, 5, 1))
+    assert not RankPrefixes(lambda: old.parts).keep(order).error
+
+    def row(memory: Memory, block: int) -> bytes:
+        if block < 0:
+            return bytes(torch.cat(memory.rows)[-block - 1].numpy())
+        keys = memory.keys.view(BLOCKS, -1)[block].view(torch.uint8)
+        return bytes(keys.numpy()) + memory.values[block].tobytes()
+
+    def states(memory: Memory, slot: int) -> bytes:
+        return bytes(memory.state_rows[0][-slot - 1].numpy() if slot < 0 else memory.states[slot])
+
+    for blocks, slots, hosted, hosted_slots in (
+        (6, 3, 0, 0),
+        (0, 0, 6, 3),
+        (2, 1, 4, 2),
+        (3, 1, 2, 1),
+    ):
+        new = Memory(None, copies=True)
+        read = RestoreOrder(tmp_path, KEY, blocks, slots, hosted, hosted_slots)
+        report = RankPrefixes(partial(getattr, new, "parts")).restore(read)
+        assert not report.error
+        assert report.nbytes == (blocks + hosted) * len(row(old, 1)) + (slots + hosted_slots) * 24
+        places = [*range(1, 1 + blocks), *range(-1, -1 - hosted, -1)]
+        for at, place in enumerate(places):
+            assert row(new, place) == row(old, order.blocks[at])
+        state_places = [*range(1, 1 + slots), *range(-1, -1 - hosted_slots, -1)]
+        for at, place in enumerate(state_places):
+            assert states(new, place) == states(old, order.slots[at])
+        assert not any(row(new, -place).strip(b"\0") for place in range(1 + hosted, 8))
+        assert not any(row(new, place).strip(b"\0") for place in range(1 + blocks, BLOCKS))
+
+
+def test_a_shard_without_copies_keeps_none(tmp_path: Path) -> None:
+    memory = Memory(1)
+    order = KeepOrder(tmp_path, KEY, (7, -3))
+    assert "no copies" in RankPrefixes(lambda: memory.parts).keep(order).error
+    assert not list(tmp_path.iterdir())
+    keep(tmp_path, memory)
+    report = RankPrefixes(lambda: memory.parts).restore(RestoreOrder(tmp_path, KEY, 3, 2, 1))
+    assert "no copies" in report.error
 
 
 def _flip(path: Path) -> None:

@@ -90,3 +90,57 @@ def test_models_say_the_same_behind_what_comes_back(
         assert cached > 4 * 150
         assert server.metric("tgi_prefix_cache_copied_back_blocks") > 20
         assert "gains nothing on a CPU" in server.output
+
+
+def stop(server: ServerProcess) -> None:
+    server.signal(signal.SIGTERM)
+    assert server.wait() == 0
+
+
+@pytest.mark.parametrize("fake", [FAKE, STATES], ids=["kv", "states"])
+def test_what_the_host_has_outlives_the_server(fake: dict[str, Any], tmp_path: Path) -> None:
+    """Both ways: it is written at an end, and read where the device has no room for it."""
+    own, folder = json.dumps(fake), ["--prefix-cache-path", str(tmp_path)]
+    with serving(*folder, fake=own) as server:
+        expected, _ = talk(server)
+        stop(server)
+    with serving(*folder, fake=own) as server:
+        assert "of them in the host's memory" in server.output
+        assert server.metric("tgi_prefix_cache_host_blocks") > 20
+        again, _ = talk(server)
+        assert again == expected
+        assert server.metric("tgi_prefix_cache_host_hit_tokens") > 400
+        (shard,) = server.shards()
+        os.kill(shard, signal.SIGKILL)  # the next one begins with what was kept at the last end
+        assert not wait_gone([shard])
+        assert say(server, 0, 1, 12)[1] > 200
+        assert talk(server)[0] == expected
+        stop(server)
+    less = json.dumps({**fake, "host_blocks": 0, "host_slots": 0})
+    with serving(*folder, fake=less) as server:  # as much as the device holds
+        assert talk(server)[0] == expected
+
+
+@pytest.mark.parametrize(
+    ("family", "others"),
+    [("llama", ("--num-shard", "2")), pytest.param("lfm2", (), marks=pytest.mark.thorough)],
+    ids=["ranks", "states"],
+)
+def test_models_say_the_same_behind_copies_that_were_kept(
+    family: str, others: tuple[str, ...], tmp_path: Path
+) -> None:
+    own: dict[str, Any] = {"hidden_size": 128} if family == "lfm2" else {}
+    make_checkpoint(tmp_path / "model", family, **own)
+    args = ["--model-id", str(tmp_path / "model"), "--cpu-backend", "torch", *others]
+    args += ["--max-batch-total-tokens", "624", "--max-total-tokens", "500"]
+    args += ["--prefix-cache-host-bytes", str(16 << 20)]
+    args += ["--prefix-cache-path", str(tmp_path / "kept")]
+    with serving(*args) as server:
+        expected, _ = talk(server, 3)
+        stop(server)
+    with serving(*args) as server:
+        assert "of them in the host's memory" in server.output
+        for conversation in range(4):
+            text, cached = say(server, conversation, 1, 3)
+            assert text == expected[4 + conversation]
+            assert cached > 150

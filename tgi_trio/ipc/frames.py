@@ -347,19 +347,26 @@ FRAMES: tuple[FrameSpec, ...] = (
         columns=(
             Column("folder", "u1", "folder_bytes", "path of the folder, which has a file per rank"),
             Column("key", "u1", "key_bytes", "16 bytes, new in every order: which files match"),
-            Column("block_ids", "<i4", "blocks", "KV blocks, in the order in which they are kept"),
+            Column(
+                "block_ids",
+                "<i4",
+                "blocks",
+                "KV blocks, in the file's order; -n: the host's place n",
+            ),
             Column("slot_ids", "<i4", "slots", "slots of states, likewise"),
         ),
     ),
     FrameSpec(
         Kind.RESTORE,
         "router->shard",
-        "Read a kept file into the first blocks and slots, before any sequence; PREFIX_REPLY "
-        "answers.",
+        "Read a kept file into the first blocks and slots, and what follows there into the host's "
+        "memory, before any sequence; PREFIX_REPLY answers.",
         words=(
             _COMMAND,
             ("blocks", "how many of the file's blocks to read, into the blocks 1 .. this"),
             ("slots", "how many of its slots, into the slots 1 .. this"),
+            ("host_blocks", "how many of the blocks behind those, into the places 1 .. this"),
+            ("host_slots", "how many of the slots behind those, likewise"),
         ),
         counts=("folder_bytes", "key_bytes"),
         columns=(

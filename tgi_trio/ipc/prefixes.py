@@ -20,18 +20,22 @@ class KeepOrder:
 
     folder: Path
     key: bytes  # 16 bytes, new for every order: which files belong together
-    blocks: tuple[int, ...]  # of the KV cache, in the order of the file
+    blocks: tuple[int, ...]  # of the KV cache, in the order of the file; -n: in place n of the host
     slots: tuple[int, ...] = ()  # of recurrent states, likewise
 
 
 @dataclass(frozen=True, slots=True)
 class RestoreOrder:
-    """Read what was kept into the blocks 1 .. `blocks`, the slots 1 .. `slots` (RESTORE)."""
+    """Read what was kept into the blocks 1 .. `blocks`, the slots 1 .. `slots`, and what follows in
+    the file into the host's memory (RESTORE).
+    """
 
     folder: Path
     key: bytes  # the order's by which they were kept
     blocks: int  # how many of the file's, from the first on
     slots: int
+    host_blocks: int = 0  # how many of the next ones, into the places 1 .. this
+    host_slots: int = 0  # likewise
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,14 +72,15 @@ def decode_keep(frame: Frame) -> KeepOrder:
 def encode_restore(command: int, order: RestoreOrder) -> bytes:
     """Return a RESTORE frame."""
     words = {"command": command, "blocks": order.blocks, "slots": order.slots}
+    words |= {"host_blocks": order.host_blocks, "host_slots": order.host_slots}
     columns = {"folder": path_column(order.folder), "key": np.frombuffer(order.key, np.uint8)}
     return encode(Kind.RESTORE, words, columns)
 
 
 def decode_restore(frame: Frame) -> RestoreOrder:
     """Return what a RESTORE frame says."""
-    key, blocks, slots = frame.column("key").tobytes(), frame.word("blocks"), frame.word("slots")
-    return RestoreOrder(frame.path("folder"), key, blocks, slots)
+    counts = (frame.word(name) for name in ("blocks", "slots", "host_blocks", "host_slots"))
+    return RestoreOrder(frame.path("folder"), frame.column("key").tobytes(), *counts)
 
 
 def encode_prefix_reply(report: PrefixReport) -> bytes:

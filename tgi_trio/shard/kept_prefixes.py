@@ -41,7 +41,9 @@ _AT_ONCE: Final = 32 * 2**20  # bytes that are copied at a time
 
 
 class Part(Protocol):
-    """A tensor whose first dimension counts blocks, or slots."""
+    """A tensor whose first dimension counts blocks, or slots; or what has copies of its items, by
+    the places of the host's memory.
+    """
 
     @property
     def item_bytes(self) -> int:
@@ -81,11 +83,17 @@ class PrefixParts:
 
     blocks: Sequence[Part] = ()
     slots: Sequence[Part] = ()
+    copies: Sequence[Part] = ()  # of the parts of blocks, one by one; empty: there are none
+    slot_copies: Sequence[Part] = ()  # likewise, of slots
 
-    def with_counts(self, blocks: int, slots: int) -> Iterator[tuple[Part, int]]:
-        """Yield each part, with how many of its items there are."""
-        yield from ((part, blocks) for part in self.blocks)
-        yield from ((part, slots) for part in self.slots)
+    def with_copies(self) -> Iterator[tuple[Part, Part | None, bool]]:
+        """Yield each part, with its copies, and whether it is of slots."""
+        for parts, copies, of_slots in (
+            (self.blocks, self.copies, False),
+            (self.slots, self.slot_copies, True),
+        ):
+            for place, part in enumerate(parts):
+                yield part, copies[place] if copies else None, of_slots
 
 
 class Prefixes(Protocol):
@@ -127,8 +135,8 @@ class RankPrefixes:
             size, error = 0, str(failure)
         report = self._conclude(size, error, rank)
         if report.error:  # what a mask hides is multiplied by zero, which garbage does not allow
-            for part, count in parts.with_counts(order.blocks, order.slots):
-                _clear(part, count)
+            for part, _, of_slots in parts.with_copies():
+                _clear(part, order.slots if of_slots else order.blocks)
         return report
 
     def _conclude(self, size: int, error: str, rank: int) -> PrefixReport:
@@ -147,11 +155,13 @@ def file_of(order: KeepOrder | RestoreOrder, rank: int) -> Path:
 def write_prefixes(path: Path, parts: PrefixParts, order: KeepOrder) -> int:
     """Write a file anew, readable by its owner alone; returns its bytes. Raises OSError."""
     blocks, slots = np.array(order.blocks, np.int64), np.array(order.slots, np.int64)
-    own = [(part, blocks) for part in parts.blocks] + [(part, slots) for part in parts.slots]
+    own = [(part, copy, slots if of else blocks) for part, copy, of in parts.with_copies()]
     try:
         with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
             file.seek(_HEAD.size + _PART.size * len(own))
-            rows = [(part.item_bytes, len(at), _write(file, part, at)) for part, at in own]
+            rows = [
+                (part.item_bytes, len(at), _write(file, part, copy, at)) for part, copy, at in own
+            ]
             size = file.tell()
             file.seek(0)
             file.write(_HEAD.pack(_MAGIC, order.key, len(blocks), len(slots), len(own)))
@@ -171,7 +181,7 @@ def read_prefixes(path: Path, parts: PrefixParts, order: RestoreOrder) -> int:
     Raises OSError, and ValueError if the file is of another order or memory, or damaged. Blocks may
     be half written then.
     """
-    own = list(parts.with_counts(order.blocks, order.slots))
+    own = list(parts.with_copies())
     with path.open("rb", buffering=0) as file:
         check_owner(path, os.fstat(file.fileno()))
         head = file.read(_HEAD.size)
@@ -182,16 +192,20 @@ def read_prefixes(path: Path, parts: PrefixParts, order: RestoreOrder) -> int:
             raise ValueError(f"{path} was not written together with the index beside it")
         table = file.read(_PART.size * len(own))
         rows = list(_PART.iter_unpack(table)) if len(table) == _PART.size * len(own) else []
-        if count != len(own) or [row[0] for row in rows] != [part.item_bytes for part, _ in own]:
+        if count != len(own) or [row[0] for row in rows] != [part.item_bytes for part, *_ in own]:
             raise ValueError(f"{path} is of a cache with other sizes")
-        if kept[0] < order.blocks or kept[1] < order.slots:
+        counts = (order.blocks, order.host_blocks), (order.slots, order.host_slots)
+        if kept[0] < sum(counts[0]) or kept[1] < sum(counts[1]):
             raise ValueError(f"{path} has fewer blocks than the index beside it")
         size, at = 0, file.tell()
-        for (part, wanted), (width, items, checksum) in zip(own, rows, strict=True):
+        for (part, copy, of_slots), (width, items, checksum) in zip(own, rows, strict=True):
             file.seek(at)
-            if _read(file, part, wanted, items) != checksum:
+            wanted = counts[of_slots]
+            if wanted[1] and copy is None:
+                raise ValueError("this shard keeps no copies in the host's memory")
+            if _read(file, (part, copy), wanted, items) != checksum:
                 raise ValueError(f"{path} is damaged: a checksum differs")
-            size, at = size + wanted * width, at + items * width
+            size, at = size + sum(wanted) * width, at + items * width
     return size
 
 
@@ -199,26 +213,51 @@ def _items_at_once(part: Part) -> int:
     return max(1, _AT_ONCE // max(1, part.item_bytes))
 
 
-def _write(file: BinaryIO, part: Part, items: Ints) -> int:
-    """Write items of a part; returns their CRC-32."""
+def _write(file: BinaryIO, part: Part, copy: Part | None, items: Ints) -> int:
+    """Write items of a part, and of its copies; returns their CRC-32."""
     checksum, step = 0, _items_at_once(part)
     for begin in range(0, len(items), step):
-        data = part.take(items[begin : begin + step])
+        data = _take(part, copy, items[begin : begin + step])
         checksum = zlib.crc32(data.data, checksum)
         file.write(data.data)
     return checksum
 
 
-def _read(file: Any, part: Part, wanted: int, items: int) -> int:
-    """Read a part's first `wanted` of so many items into it; returns the CRC-32 of all."""
+def _take(part: Part, copy: Part | None, items: Ints) -> Bytes:
+    """Return items of a part, uint8 [n, item_bytes]; -n: those in the host's places n.
+
+    Raises OSError if there are no such places.
+    """
+    hosted = items < 0
+    if not hosted.any():
+        return part.take(items)
+    if copy is None:
+        raise OSError("this shard keeps no copies in the host's memory")
+    data = np.empty((len(items), part.item_bytes), np.uint8)
+    data[~hosted] = part.take(items[~hosted])
+    data[hosted] = copy.take(-items[hosted])
+    return data
+
+
+def _read(file: Any, parts: tuple[Part, Part | None], wanted: tuple[int, int], items: int) -> int:
+    """Read a part's first items of so many into it; returns the CRC-32 of all.
+
+    `parts`: the part, and what has copies; `wanted`: how many of the first, and of those that
+    follow, come to either.
+    """
+    (part, copy), (own, hosted) = parts, wanted
     checksum, step = 0, _items_at_once(part)
     for begin in range(0, items, step):
         data = np.empty((min(step, items - begin), part.item_bytes), np.uint8)
         if _fill(file, data.reshape(-1).data) < data.nbytes:
             raise ValueError(f"{file.name} is cut off")
         checksum = zlib.crc32(data.data, checksum)
-        if begin < wanted:
-            part.put(1 + begin, data[: wanted - begin])
+        if begin < own:
+            part.put(1 + begin, data[: own - begin])
+        first = max(0, own - begin)
+        behind = data[first : max(first, own + hosted - begin)]
+        if copy is not None and len(behind):
+            copy.put(1 + begin + first - own, behind)
     return checksum
 
 

@@ -205,7 +205,11 @@ class FakeRunner:
     def _find_parts(self) -> PrefixParts:
         blocks = len(self._kv) // self.settings.block_size
         states = [HostPart(self._states, len(self._states))] if len(self._states) else []
-        return PrefixParts([HostPart(self._kv, blocks)], states)
+        parts = [HostPart(self._kv, blocks)]
+        if self._copies is None:
+            return PrefixParts(parts, states)
+        copies, slots = (HostPart(rows, len(rows)) for rows in self._copies.rows)
+        return PrefixParts(parts, states, [copies], [slots] if states else [])
 
     def warm_up(self, request: WarmupRequest) -> WarmupResult:
         """Allocate the requested number of blocks, `settings.blocks` if none is requested."""

@@ -35,6 +35,12 @@ class LateCopies:
         self._done = self._looks = 0
 
     @property
+    def rows(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """What the host has, by places; that of place 0 is nobody's."""
+        blocks, slots = self._host
+        return blocks, slots
+
+    @property
     def done(self) -> int:
         self._looks += 1
         if self._waiting and self._looks % _LOOKS == 0:

@@ -12,6 +12,8 @@ from tests.router.scheduling.model_shard import ModelShard
 from tests.router.scheduling.test_machine import WORLDS, any_request, world
 from tgi_trio.errors import Overloaded
 from tgi_trio.ipc.messages import SamplingParameters
+from tgi_trio.router.scheduling.block_digests import Origin, begin_digests
+from tgi_trio.router.scheduling.host_tier import HostTier
 from tgi_trio.router.scheduling.kept_prefixes import (
     MOST_BLOCKS,
     Budget,
@@ -39,16 +41,28 @@ def some_requests(here: World, rng: random.Random, count: int) -> None:
 def begin_again(here: World, found: Collected) -> None:
     """Lose the shard; the next one has what was kept where an order to read says it is."""
     old = here.shard
+    old.copy(len(old.copies))  # as a shard does that is told to keep prefixes
     here.crash()
     assert isinstance(here.shard, ModelShard) and here.shard is not old
-    for number, block in enumerate(found.blocks, 1):
-        for (at, offset), tokens in old.kv.items():
-            if at == block:
-                here.shard.kv[number, offset] = tokens
-    for number, slot in enumerate(found.slots, 1):
-        here.shard.slots[number] = old.slots[slot]
     found.prefixes.check()
-    here.scheduler.restore_prefixes(found.prefixes)
+    limits = here.limits
+    kept, on_device = found.prefixes.divide(
+        *(limits.usable_blocks, limits.state_slots, limits.host_blocks, limits.host_slots)
+    )
+    own = KeptPrefixes(kept.block_size, kept.runs[:on_device])
+    for number, block in enumerate(found.blocks[: kept.blocks], 1):
+        contents = old.kv if block > 0 else old.host
+        place = number if number <= own.blocks else number - own.blocks
+        target = here.shard.kv if number <= own.blocks else here.shard.host
+        for offset in range(limits.block_size):
+            target[place, offset] = contents[abs(block), offset]
+    for number, slot in enumerate(found.slots[: kept.slots], 1):
+        states = old.slots if slot > 0 else old.host_slots
+        place = number if number <= own.slots else number - own.slots
+        (here.shard.slots if number <= own.slots else here.shard.host_slots)[place] = states[
+            abs(slot)
+        ]
+    here.scheduler.restore_prefixes(kept, on_device)
     here.scheduler.check()
 
 
@@ -65,7 +79,8 @@ def test_what_is_kept_is_what_the_next_shard_computes_with(name: str) -> None:
         assert len(found.blocks) * block + len(found.slots) * slot <= left
         assert len(set(found.blocks)) == len(found.blocks) == found.prefixes.blocks
         begin_again(here, found)
-        assert here.scheduler.cached_blocks == len(found.blocks)
+        held, _ = here.scheduler.host_blocks
+        assert here.scheduler.cached_blocks + held == len(found.blocks)
         some_requests(here, rng, 12)
         again = here.scheduler.collect_prefixes(Budget(EVERYTHING, 1, 1))
         begin_again(here, again)  # and once more, of prefixes that were kept before
@@ -103,7 +118,7 @@ def test_prefixes_of_adapters_and_behind_images_are_not_kept() -> None:
     tokens = np.array([5, 6, 7, -4, 8, 9], np.int32).tobytes()
     top = cache.graft((0, ""), None, tokens, [1, 2, 3])
     cache.graft((0, ""), top, np.array([5, 6], np.int32).tobytes(), [4])
-    found = collect(cache, None, Budget(EVERYTHING, 1, 1))
+    found = collect(cache, None, None, Budget(EVERYTHING, 1, 1))
     assert found.blocks == [1] and len(found.prefixes.runs) == 1
 
 
@@ -131,11 +146,11 @@ def test_less_memory_takes_the_first_runs() -> None:
         here.run()
     kept = here.scheduler.collect_prefixes(Budget(EVERYTHING, 1, 1)).prefixes
     smaller = world("grow, cached", block_size=4, blocks=20)
-    smaller.scheduler.restore_prefixes(kept)
+    smaller.scheduler.restore_prefixes(kept, len(kept.runs))
     smaller.scheduler.check()
     assert smaller.scheduler.cached_blocks == 16
     with pytest.raises(ValueError, match="there already"):
-        here.scheduler.restore_prefixes(kept)
+        here.scheduler.restore_prefixes(kept, len(kept.runs))
 
 
 @pytest.mark.parametrize(
@@ -152,3 +167,99 @@ def test_less_memory_takes_the_first_runs() -> None:
 def test_what_is_no_tree_is_refused(run: KeptRun) -> None:
     with pytest.raises(ValueError, match="does not belong to a tree"):
         KeptPrefixes(4, (run,)).check()
+
+
+# --- with copies in the host's memory ------------------------------------------------------------
+
+OTHER = list(range(150, 182))
+
+
+def two_prompts(**changes: int) -> World:
+    """Return a world with one prompt's prefix on the device, and another's in the host's memory."""
+    here = world("grow, host", **{"block_size": 4, "blocks": 13, "host_blocks": 20} | changes)
+    for prompt in (PROMPT, OTHER):
+        here.submit(request([*prompt, 5], 2))
+        here.run()
+    return here
+
+
+def hits(here: World, prompt: list[int]) -> int:
+    before = here.scheduler.counters["prefix_hit_tokens"]
+    here.submit(request([*prompt, 6], 2))
+    here.run()
+    return here.scheduler.counters["prefix_hit_tokens"] - before
+
+
+def test_what_is_in_the_hosts_memory_alone_is_kept_and_comes_back() -> None:
+    here = two_prompts()
+    found = here.scheduler.collect_prefixes(Budget(EVERYTHING, 1, 1))
+    assert min(found.blocks) < 0 < max(found.blocks)
+    assert sum(block > 0 for block in found.blocks) == here.scheduler.cached_blocks
+    assert found.blocks == sorted(found.blocks, key=lambda block: block < 0), "the device's first"
+    begin_again(here, found)
+    assert here.scheduler.host_blocks[0] >= 4
+    assert hits(here, OTHER) == len(OTHER)
+    assert hits(here, PROMPT) == len(PROMPT)
+
+
+def test_nothing_is_kept_twice() -> None:
+    """Blocks that are copied ahead, or were copied back, are in both memories."""
+    here = two_prompts()
+    hits(here, PROMPT)
+    found = here.scheduler.collect_prefixes(Budget(EVERYTHING, 1, 1))
+    tokens = [run.token_ids for run in found.prefixes.runs]
+    assert sum(map(len, tokens)) == found.prefixes.blocks * 4 == len(found.blocks) * 4
+    assert len(found.blocks) < sum((here.scheduler.cached_blocks, here.scheduler.host_blocks[0])), (
+        "some are in both"
+    )
+    assert sum(PROMPT[0] in own for own in tokens) == 1
+
+
+def test_a_larger_device_takes_what_was_in_the_hosts_memory() -> None:
+    found = two_prompts().scheduler.collect_prefixes(Budget(EVERYTHING, 1, 1))
+    kept, on_device = found.prefixes.divide(100, 0, 0, 0)
+    assert on_device == len(kept.runs) == len(found.prefixes.runs)
+    larger = world("grow, cached", block_size=4, blocks=65)
+    larger.scheduler.restore_prefixes(kept, on_device)
+    assert larger.scheduler.cached_blocks == kept.blocks
+
+
+def test_what_does_not_fit_is_cut_at_its_end() -> None:
+    runs = tuple(KeptRun("", -1, bytes([n] * 64), (1, 3)) for n in range(3))  # four blocks each
+    kept = KeptPrefixes(4, runs)
+    for blocks, slots, host_blocks, host_slots, lengths, snapshots, first in (
+        (4, 2, 8, 9, [4, 4, 4], [2, 2, 2], 1),
+        (5, 9, 3, 9, [4, 3], [2, 1], 1),
+        (4, 9, 8, 3, [4, 4, 4], [2, 2, 1], 1),
+        (4, 1, 9, 1, [4, 4, 1], [1, 0, 0], 0),
+        (9, 9, 0, 0, [4, 4], [2, 2], 2),
+    ):
+        found, on_device = kept.divide(blocks, slots, host_blocks, host_slots)
+        found.check()
+        assert [found.count_blocks(run) for run in found.runs] == lengths
+        assert [len(run.snapshots) for run in found.runs] == snapshots
+        assert on_device == first
+
+
+def test_copies_of_adapters_and_behind_images_are_not_kept() -> None:
+    tier = HostTier(9)
+    own, image, adapter = ((0, ""), np.array([5, -4], np.int32), (3, ""))
+    for name, namespace, tokens in (
+        (b"a", own, b"12341234"), (b"b", adapter, b"12341234"), (b"c", own, image.tobytes())
+    ):  # fmt: skip
+        tier.copy_out([name], [7], [Origin(namespace, begin_digests(namespace), tokens)])
+    tier.copy_out([b"d"], [8], [Origin(own, b"c", b"12341234")])  # behind the image
+    tier.copy_out([b"e"], [8], [Origin(own, b"x", b"12341234")])  # behind what is gone
+    found = collect(PrefixCache(2), None, tier, Budget(EVERYTHING, 1, 1))
+    assert found.blocks == [-1]
+
+
+def test_runs_end_where_several_others_follow() -> None:
+    tier, own = HostTier(9), (0, "")
+    names = {b"a": begin_digests(own), b"b": b"a", b"c": b"b", b"d": b"b", b"e": b"d"}
+    for at, name in enumerate(reversed(names)):  # the beginning is the most recently used
+        tier.copy_out([name], [1 + at], [Origin(own, names[name], name * 8)])
+    found = collect(PrefixCache(2), None, tier, Budget(EVERYTHING, 1, 1))
+    runs = [(run.parent, run.tokens[::8]) for run in found.prefixes.runs]
+    assert runs == [(-1, b"ab"), (0, b"c"), (0, b"de")]
+    assert found.blocks == [-5, -4, -3, -2, -1]

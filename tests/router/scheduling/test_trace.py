@@ -60,7 +60,7 @@ def test_a_trace_begins_with_the_prefixes_that_were_restored(name: str) -> None:
     kept = recorded(name, []).scheduler.collect_prefixes(Budget(1 << 30, 1, 1)).prefixes
     here = world(name)
     here.scheduler = RecordingScheduler(here.limits, lines.append, veil=0x2545F491)
-    here.scheduler.restore_prefixes(kept)
+    here.scheduler.restore_prefixes(kept, len(kept.runs))
     again = replay(lines)
     assert again.cached_blocks == here.scheduler.cached_blocks == kept.blocks > 0
     assert again.state_slots == here.scheduler.state_slots

@@ -33,6 +33,7 @@ from tgi_trio.shard.torch_backend.host_copies import (
     staging_bytes,
 )
 from tgi_trio.shard.torch_backend.kv_cache import KVCache, KVShape, KVSize
+from tgi_trio.shard.torch_backend.prefix_parts import find_parts
 from tgi_trio.shard.torch_backend.torch_runner import TorchRunner
 from tgi_trio.testing.stand_in_device import StandInDevice
 
@@ -109,6 +110,25 @@ def fill(cache: KVCache) -> None:
 def rows_of(cache: KVCache, block: int) -> list[list[int]]:
     """Return the bytes of a block, by tensor."""
     return [each.view(cache.blocks, -1).view(torch.uint8)[block].tolist() for each in cache.tensors]
+
+
+@pytest.mark.parametrize(("name", "dtype"), KINDS)
+def test_copies_are_kept_in_files_as_their_blocks_are(
+    name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A row has the layers in the order of a file's parts, what a drafter keeps behind them."""
+    monkeypatch.setattr(host_copies, "_PIECE", 1 << 13)
+    cache, drafted = KVCache(SIZES[name], 6, dtype, CPU), torch.zeros(6 * 16, 3)
+    planes = Planes([*cache.planes, drafted.view(1, 6, -1)], ())
+    copies = TorchHostCopies(planes, 1 << 17, CPU)
+    fill(cache)
+    drafted.uniform_()
+    blocks, places = [3, 1, 5], [1, copies.places[0], 4]
+    copies.launch([Transfer(*each, back=False) for each in zip(blocks, places, strict=True)])
+    parts = find_parts(cache, [drafted], None, copies)
+    assert len(parts.copies) == len(parts.blocks) and not parts.slot_copies
+    for part, copy in zip(parts.blocks, parts.copies, strict=True):
+        np.testing.assert_array_equal(part.take(np.array(blocks)), copy.take(np.array(places)))
 
 
 @pytest.mark.parametrize(("name", "dtype"), KINDS)

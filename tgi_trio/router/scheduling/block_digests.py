@@ -7,8 +7,17 @@ bytes of BLAKE2b, of which nobody finds two that are equal.
 from __future__ import annotations
 
 import hashlib
+from typing import NamedTuple
 
 _BYTES = 32
+
+
+class Origin(NamedTuple):
+    """What a block with a digest was computed for."""
+
+    namespace: tuple[int, str]
+    before: bytes  # what stands before it: a digest
+    tokens: bytes  # its own, int32 ids; negative ones are of images
 
 
 def begin_digests(namespace: tuple[int, str]) -> bytes:

@@ -14,15 +14,18 @@ copies never stand behind more than one such batch.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final
+from typing import Final, TypeAlias
 
 from tgi_trio.ipc.transfers import Transfer
+from tgi_trio.router.scheduling.block_digests import Origin
 from tgi_trio.router.scheduling.host_tier import HostTier
 from tgi_trio.router.scheduling.prefix_cache import Match, Node, PrefixCache
 from tgi_trio.router.scheduling.sequence import NEVER
 from tgi_trio.router.scheduling.state_memory import StateMemory
 
 _AT_ONCE: Final = 1024  # blocks of a batch of copies
+
+_Run: TypeAlias = tuple[list[bytes], list[int], list[Origin]]  # digests of blocks, blocks, origins
 
 
 class CopiesAhead:
@@ -73,22 +76,24 @@ class CopiesAhead:
         if wanted <= 0 or self._flying:
             return
         tier, room = self._tier, _AT_ONCE
-        runs: list[tuple[list[bytes], list[int]]] = []
-        for digests, blocks in self._next_out(min(wanted, tier.total), match):
+        runs: list[_Run] = []
+        for node, keep in self._next_out(min(wanted, tier.total), match):
+            digests, blocks = self._cache.digests_of(node)[keep:], node.blocks[keep:]
             first = len(digests)  # of those for which there is room; the end goes first
             while first and room:
                 first -= 1
                 room -= digests[first] not in tier
-            runs.append((digests[first:], blocks[first:]))
+            origins = self._cache.origins_of(node, keep + first)
+            runs.append((digests[first:], blocks[first:], origins))
             if not room:
                 break
         if room == _AT_ONCE:
             return
-        for digests, _ in runs:  # before any place is taken
+        for digests, _, _ in runs:  # before any place is taken
             tier.touch(digests)
-        for digests, blocks in runs:
+        for digests, blocks, origins in runs:
             self._flying.update(digest for digest in digests if digest not in tier)
-            tier.copy_out(digests, blocks)
+            tier.copy_out(digests, blocks, origins)
             if self._states is not None:
                 self._states.copy_out_idle(blocks)
 
@@ -116,17 +121,16 @@ class CopiesAhead:
     def _count_clean(self, most: int, spared: Match | None) -> int:
         """Return how many of the next blocks to go are copied, up to the first that is not."""
         found = 0
-        for digests, _ in self._next_out(most, spared):
+        for node, keep in self._next_out(most, spared):
+            digests = self._cache.digests_of(node)[keep:]
             for digest in reversed(digests):
                 if digest not in self._tier or digest in self._flying:
                     return found
                 found += 1
         return found
 
-    def _next_out(
-        self, count: int, spared: Match | None
-    ) -> Iterator[tuple[list[bytes], list[int]]]:
-        """Yield runs of the next blocks to go, the first to go first, as digests and blocks.
+    def _next_out(self, count: int, spared: Match | None) -> Iterator[tuple[Node, int]]:
+        """Yield the nodes of the next blocks to go, in order, and how many each would keep.
 
         `spared`: what stays.
         """
@@ -135,8 +139,7 @@ class CopiesAhead:
         while node is not None:
             path.add(node)
             node = node.parent
-        for node, keep in self._cache.next_out(count, path):
-            yield self._cache.digests_of(node)[keep:], node.blocks[keep:]
+        return self._cache.next_out(count, path)
 
     def check(self) -> None:
         """Raise AssertionError if copies, or what is on its way of them, are not in order."""

@@ -13,9 +13,11 @@ its copies are done. A shard that dies takes its host memory along.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterator
 from collections.abc import Sequence as ListLike
 
 from tgi_trio.ipc.transfers import Transfer
+from tgi_trio.router.scheduling.block_digests import Origin
 from tgi_trio.router.scheduling.blocks import BlockAllocator
 
 
@@ -30,6 +32,7 @@ class HostTier:
         self._states = states
         self._allocator = BlockAllocator(places)
         self._places: OrderedDict[bytes, int] = OrderedDict()  # by digest, next to be reused first
+        self._origins: dict[bytes, Origin] = {}  # of those of which it is known
         self._orders: list[Transfer] = []
 
     @property
@@ -57,7 +60,9 @@ class HostTier:
             if digest in self._places:
                 self._places.move_to_end(digest)
 
-    def copy_out(self, digests: ListLike[bytes], blocks: ListLike[int]) -> None:
+    def copy_out(
+        self, digests: ListLike[bytes], blocks: ListLike[int], origins: ListLike[Origin] = ()
+    ) -> None:
         """Have a run of evicted blocks copied out, those that begin it first of all.
 
         They become the most recently used, and the end of the run the first of them to be reused.
@@ -68,11 +73,38 @@ class HostTier:
                 self._places.move_to_end(digest)
                 continue
             if not self._allocator.free:
-                _, place = self._places.popitem(last=False)
+                gone, place = self._places.popitem(last=False)
+                self._origins.pop(gone, None)
                 self._allocator.give([place])
             (place,) = self._allocator.take(1)
             self._places[digest] = place
             self._orders.append(Transfer(block, place, back=False, states=self._states))
+        self._origins.update(
+            (digest, origin)
+            for digest, origin in zip(digests, origins, strict=False)
+            if digest in self._places
+        )
+
+    def place_of(self, digest: bytes) -> int | None:
+        """Return where the copy of a block is; None: there is none."""
+        return self._places.get(digest)
+
+    def recent(self) -> Iterator[tuple[bytes, Origin, int]]:
+        """Yield the copies whose origin is known, most recently used first, with their places."""
+        for digest, place in reversed(self._places.items()):
+            if (origin := self._origins.get(digest)) is not None:
+                yield digest, origin, place
+
+    def restore(self, digests: ListLike[bytes], origins: ListLike[Origin] = ()) -> None:
+        """Take copies that a new shard has in the first places, the most recently used first.
+
+        Raises ValueError if any place is in use, or there are too few.
+        """
+        places = self._allocator.take(len(digests))
+        if places != list(range(1, len(digests) + 1)):
+            raise ValueError("copies can only be restored into empty memory")
+        self._places.update(zip(reversed(digests), reversed(places), strict=True))
+        self._origins.update(zip(digests, origins, strict=False))
 
     def reserve(self, digests: ListLike[bytes]) -> list[int]:
         """Return the places of copies, which are not reused before `copy_back` is told of them."""
@@ -105,4 +137,6 @@ class HostTier:
         owned = set(self._places.values())
         if len(owned) != len(self._places):
             raise AssertionError("a place holds two copies")
+        if not self._origins.keys() <= self._places.keys():
+            raise AssertionError("it is known of what there was a copy")
         self._allocator.check(owned)

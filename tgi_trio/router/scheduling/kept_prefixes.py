@@ -2,17 +2,21 @@
 
 They are kept most recently used first, so that any first part of them is a whole tree, and numbered
 by that order: a new shard has them in the blocks 1, 2, ..., and their snapshots of recurrent states
-in the slots 1, 2, ... Prefixes of adapters, whose numbers are a server's own, and what follows an
-image, which tokens do not identify, are not kept.
+in the slots 1, 2, ... Those for which it has no room come to the host's memory, if it has copies
+there, and what was in the host's memory alone is kept behind the rest. Prefixes of adapters, whose
+numbers are a server's own, and what follows an image, which tokens do not identify, are not kept.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import numpy as np
 
+from tgi_trio.router.scheduling.block_digests import Origin, begin_digests, extend_digests
+from tgi_trio.router.scheduling.host_tier import HostTier
 from tgi_trio.router.scheduling.prefix_cache import TOKEN_BYTES, Node, PrefixCache
 from tgi_trio.router.scheduling.state_memory import StateMemory
 
@@ -67,9 +71,33 @@ class KeptPrefixes:
                 return KeptPrefixes(self.block_size, self.runs[:count])
         return self
 
+    def divide(
+        self, blocks: int, slots: int, host_blocks: int, host_slots: int
+    ) -> tuple[KeptPrefixes, int]:
+        """Return the first runs for which a device and the host's memory have room.
+
+        And how many of them are on the device. The last of the others may be cut short.
+        """
+        runs = list(self.fit(blocks, slots).runs)
+        on_device = len(runs)
+        for run in self.runs[on_device:]:
+            count = min(self.count_blocks(run), host_blocks)
+            if not count:
+                break
+            snapshots = tuple(at for at in run.snapshots if at < count)[:host_slots]
+            tokens = run.tokens[: count * self.block_size * TOKEN_BYTES]
+            runs.append(KeptRun(run.salt, run.parent, tokens, snapshots))
+            host_blocks, host_slots = host_blocks - count, host_slots - len(snapshots)
+            if len(tokens) < len(run.tokens):
+                break
+        return KeptPrefixes(self.block_size, tuple(runs)), on_device
+
 
 class Collected(NamedTuple):
-    """Prefixes, and where they are now, in the order in which they are kept."""
+    """Prefixes, and where they are now, in the order in which they are kept.
+
+    A negative number is a place of the host's memory.
+    """
 
     prefixes: KeptPrefixes
     blocks: list[int]
@@ -105,34 +133,81 @@ class Budget:
         return True
 
 
-def collect(cache: PrefixCache, states: StateMemory | None, budget: Budget) -> Collected:
-    """Return what is kept of a cache. Changes nothing but the budget."""
-    size = cache.block_size
-    runs: list[KeptRun] = []
-    blocks: list[int] = []
-    slots: list[int] = []
-    places: dict[Node, int] = {}  # of runs that are kept to their end
+class _Block(NamedTuple):
+    """A block that is kept."""
+
+    origin: Origin
+    run: object  # what it has in common with those that may be in a run with it
+    number: int
+    slot: int  # of the snapshot behind it; 0: there is none
+
+
+def collect(
+    cache: PrefixCache, states: StateMemory | None, tier: HostTier | None, budget: Budget
+) -> Collected:
+    """Return what is kept of a cache and of copies. Changes nothing but the budget."""
+    kept: dict[bytes, _Block] = {}
+
+    def keep(digest: bytes, origin: Origin, run: object, number: int) -> bool:
+        """Keep a block if that can be used, and paid; returns whether it is kept."""
+        if digest in kept:
+            return True
+        begins = origin.before == begin_digests(origin.namespace)
+        if (
+            origin.namespace[0]
+            or _has_image(origin.tokens)
+            or not (begins or origin.before in kept)
+        ):
+            return False
+        if not budget.take_blocks(1):
+            return False
+        slot = None if states is None else states.find_kept(max(0, number), digest)
+        paid = slot is not None and budget.take_slot()
+        kept[digest] = _Block(origin, run, number, slot if paid and slot is not None else 0)
+        return True
+
     for node in cache.recent():
-        adapter, salt = node.namespace
-        above = node.parent
-        begins = above is None or above.parent is None
-        if adapter or not (begins or above in places):
-            continue
-        count = budget.take_blocks(_count_text(node.key, size, len(node.blocks)))
-        if not count:
-            continue
-        own = []
-        for place, block in enumerate(node.blocks[:count] if states is not None else ()):
-            slot = None if states is None else states.find_kept(block)
-            if slot is not None and budget.take_slot():
-                own.append(place)
-                slots.append(slot)
-        if count == len(node.blocks):
-            places[node] = len(runs)
-        parent = -1 if begins or above is None else places[above]
-        runs.append(KeptRun(salt, parent, node.key[: count * size * TOKEN_BYTES], tuple(own)))
-        blocks += node.blocks[:count]
-    return Collected(KeptPrefixes(size, tuple(runs)), blocks, slots)
+        found = zip(cache.digests_of(node), cache.origins_of(node), node.blocks, strict=True)
+        for digest, origin, block in found:
+            if not keep(digest, origin, node, block):
+                break
+    for digest, origin, place in tier.recent() if tier is not None else ():
+        keep(digest, origin, tier, -place)
+    return _join(cache.block_size, kept)
+
+
+def _join(block_size: int, kept: dict[bytes, _Block]) -> Collected:
+    """Return blocks as runs, which end where several others follow."""
+    followers = Counter(block.origin.before for block in kept.values())
+    runs: list[list[_Block]] = []
+    parents: list[int] = []
+    ends: dict[bytes, int] = {}  # runs by the digests of their last blocks
+    for digest, block in kept.items():
+        before = block.origin.before
+        parent = ends.get(before, -1)
+        if parent >= 0 and followers[before] == 1 and kept[before].run is block.run:
+            runs[parent].append(block)
+            ends[digest] = parent
+        else:
+            ends[digest] = len(runs)
+            runs.append([block])
+            parents.append(parent)
+    prefixes = KeptPrefixes(
+        block_size,
+        tuple(
+            KeptRun(
+                run[0].origin.namespace[1],
+                parent,
+                b"".join(block.origin.tokens for block in run),
+                tuple(at for at, block in enumerate(run) if block.slot),
+            )
+            for run, parent in zip(runs, parents, strict=True)
+        ),
+    )
+    blocks = [block for run in runs for block in run]
+    return Collected(
+        prefixes, [block.number for block in blocks], [block.slot for block in blocks if block.slot]
+    )
 
 
 def graft(kept: KeptPrefixes, blocks: list[int], cache: PrefixCache) -> dict[int, bytes]:
@@ -155,8 +230,36 @@ def graft(kept: KeptPrefixes, blocks: list[int], cache: PrefixCache) -> dict[int
     return with_states
 
 
-def _count_text(key: bytes, block_size: int, blocks: int) -> int:
-    """Return how many blocks of a key come before its first image, whose numbers are negative."""
-    ids = np.frombuffer(key, np.int32)
-    images = np.flatnonzero(ids < 0)
-    return int(images[0]) // block_size if len(images) else blocks
+def restore_copies(
+    kept: KeptPrefixes, on_device: int, tier: HostTier, of_states: HostTier | None
+) -> None:
+    """Take the runs behind the first `on_device`, which a new shard has in the host's memory.
+
+    `of_states`: likewise, for the snapshots behind their blocks.
+    """
+    size = kept.block_size * TOKEN_BYTES
+    digests: list[list[bytes]] = []
+    copies: list[bytes] = []
+    origins: list[Origin] = []
+    snapshots: list[bytes] = []
+    for place, run in enumerate(kept.runs):
+        namespace = (0, run.salt)
+        before = begin_digests(namespace) if run.parent < 0 else digests[run.parent][-1]
+        own: list[bytes] = []
+        extend_digests(own, before, run.tokens, size)
+        digests.append(own)
+        if place >= on_device:
+            copies += own
+            origins += [
+                Origin(namespace, each, run.tokens[at * size : (at + 1) * size])
+                for at, each in enumerate([before, *own[:-1]])
+            ]
+            snapshots += [own[at] for at in run.snapshots]
+    tier.restore(copies, origins)
+    if of_states is not None:
+        of_states.restore(snapshots)
+
+
+def _has_image(tokens: bytes) -> bool:
+    """Return whether any of these is of an image, whose numbers are negative."""
+    return bool((np.frombuffer(tokens, np.int32) < 0).any())

@@ -13,17 +13,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from tgi_trio.ipc.transfers import Transfer
+from tgi_trio.router.scheduling import kept_prefixes
 from tgi_trio.router.scheduling.block_digests import begin_digests, extend_digests
 from tgi_trio.router.scheduling.blocks import BlockAllocator
 from tgi_trio.router.scheduling.copies_ahead import CopiesAhead
 from tgi_trio.router.scheduling.host_tier import HostTier
-from tgi_trio.router.scheduling.kept_prefixes import (
-    Budget,
-    Collected,
-    KeptPrefixes,
-    collect,
-    graft,
-)
+from tgi_trio.router.scheduling.kept_prefixes import Budget, Collected, KeptPrefixes
 from tgi_trio.router.scheduling.prefix_cache import TOKEN_BYTES, Match, PrefixCache
 from tgi_trio.router.scheduling.sequence import Sequence
 from tgi_trio.router.scheduling.state_memory import StateMemory
@@ -310,17 +305,21 @@ class KvMemory:
 
     def collect_prefixes(self, budget: Budget) -> Collected:
         """Return the prefixes to keep beyond the shard's end, most recently used first."""
-        return collect(self._cache, self.states, budget)
+        return kept_prefixes.collect(self._cache, self.states, self.tier, budget)
 
-    def restore_prefixes(self, kept: KeptPrefixes) -> None:
-        """Take prefixes that a new shard has in its first blocks and slots, as far as these may be
-        granted.
+    def restore_prefixes(self, found: KeptPrefixes, on_device: int) -> None:
+        """Take prefixes that a new shard has: so many runs in its first blocks and slots, as far as
+        these may be granted, and the others in the host's memory.
 
         Raises ValueError if any memory is in use.
         """
+        if self.tier is not None:
+            of_states = None if self.states is None else self.states.tier
+            kept_prefixes.restore_copies(found, on_device, self.tier, of_states)
+        kept = KeptPrefixes(found.block_size, found.runs[:on_device])
         kept = kept.fit(self.total, 0 if self.states is None else self.states.total)
         blocks = self._allocator.take(kept.blocks)
-        with_states = graft(kept, blocks, self._cache)
+        with_states = kept_prefixes.graft(kept, blocks, self._cache)
         slots = [] if self.states is None else self.states.restore(with_states)
         if blocks != list(range(1, len(blocks) + 1)) or slots != list(range(1, kept.slots + 1)):
             raise ValueError("prefixes can only be restored into empty memory")

@@ -17,12 +17,13 @@ from collections.abc import Callable, Container, Iterable, Iterator
 from collections.abc import Sequence as ListLike
 from typing import NamedTuple, TypeAlias
 
-from tgi_trio.router.scheduling.block_digests import begin_digests, extend_digests
+from tgi_trio.router.scheduling.block_digests import Origin, begin_digests, extend_digests
 
 TOKEN_BYTES = 4  # keys are the bytes of int32 token ids
 
 Namespace: TypeAlias = tuple[int, str]  # (adapter, cache salt)
-Leaving: TypeAlias = Callable[[list[bytes], list[int]], None]  # (digests of blocks, blocks)
+# (digests of blocks, blocks, their origins)
+Leaving: TypeAlias = Callable[[list[bytes], list[int], list[Origin]], None]
 
 
 class Node:
@@ -270,7 +271,8 @@ class PrefixCache:
     def _let_go(self, node: Node, keep: int) -> list[int]:
         """Return the blocks of `node` behind the first `keep`, which are evicted."""
         if self._leaving is not None:
-            self._leaving(self.digests_of(node)[keep:], node.blocks[keep:])
+            digests, origins = self.digests_of(node)[keep:], self.origins_of(node, keep)
+            self._leaving(digests, node.blocks[keep:], origins)
         return node.blocks[keep:]
 
     def digests_of(self, node: Node) -> list[bytes]:
@@ -285,6 +287,17 @@ class PrefixCache:
             extend_digests(each.digests, before, each.key, self._block_bytes)
             before = each.digests[-1] if each.digests else before
         return node.digests
+
+    def origins_of(self, node: Node, first: int = 0) -> list[Origin]:
+        """Return what a node's blocks were computed for, from the `first` on."""
+        size, before = self._block_bytes, begin_digests(node.namespace)
+        if node.parent is not None and node.parent.blocks:
+            before = self.digests_of(node.parent)[-1]
+        befores = [before, *self.digests_of(node)]
+        return [
+            Origin(node.namespace, befores[at], node.key[at * size : (at + 1) * size])
+            for at in range(first, len(node.blocks))
+        ]
 
     def discard(self, node: Node) -> list[int]:
         """Remove `node` if it is unpinned and a leaf; returns its blocks."""

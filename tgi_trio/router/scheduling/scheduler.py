@@ -214,9 +214,11 @@ class Scheduler:
         """Return the computed prefixes that are kept beyond the shard's end."""
         return self._memory.collect_prefixes(budget)
 
-    def restore_prefixes(self, kept: KeptPrefixes) -> None:
-        """Take prefixes that a new shard has read; before anything else is sent to it."""
-        self._memory.restore_prefixes(kept)
+    def restore_prefixes(self, kept: KeptPrefixes, on_device: int) -> None:
+        """Take prefixes that a new shard has read, so many runs of them into the device's memory;
+        before anything else is sent to it.
+        """
+        self._memory.restore_prefixes(kept, on_device)
 
     # -- what to send --------------------------------------------------------------------------
 

@@ -240,10 +240,16 @@ class StateMemory:
             if snapshot is not None and snapshot in self._idle:
                 self.tier.copy_out([snapshot.digest], [snapshot.slot])
 
-    def find_kept(self, block: int) -> int | None:
-        """Return the slot of the snapshot at the end of a cached block, if nobody uses it."""
+    def find_kept(self, block: int, digest: bytes) -> int | None:
+        """Return the slot of the snapshot at the end of a cached block, if nobody uses it.
+
+        Or minus its place in the host's memory, by the block's digest; None: there is none.
+        """
         snapshot = self._by_block.get(block)
-        return snapshot.slot if snapshot is not None and snapshot in self._idle else None
+        if snapshot is not None and snapshot in self._idle:
+            return snapshot.slot
+        place = None if self.tier is None else self.tier.place_of(digest)
+        return None if place is None else -place
 
     def restore(self, blocks: Mapping[int, bytes]) -> list[int]:
         """Grant a slot to a snapshot behind each of `blocks`, least recently used; returns them.

@@ -183,13 +183,14 @@ class RecordingScheduler(Scheduler):
         self._line({"do": "shard_lost", "now": now, "out": out})
         return out
 
-    def restore_prefixes(self, kept: KeptPrefixes) -> None:
-        super().restore_prefixes(kept)
+    def restore_prefixes(self, kept: KeptPrefixes, on_device: int) -> None:
+        super().restore_prefixes(kept, on_device)
         runs = [
             [run.salt, run.parent, self._anonymise(run.token_ids), list(run.snapshots)]
             for run in kept.runs
         ]
-        self._line({"do": "restore_prefixes", "now": 0.0, "runs": runs, "out": None})
+        record = {"do": "restore_prefixes", "now": 0.0, "runs": runs, "on_device": on_device}
+        self._line(record | {"out": None})
 
     def schedule(self, now: float) -> list[Command]:
         out = super().schedule(now)
@@ -266,7 +267,8 @@ def _play(scheduler: Scheduler, record: dict[str, Any]) -> Any:
             return scheduler.shard_lost(now)
         case "restore_prefixes":
             size, runs = scheduler.limits.block_size, (_run(*run) for run in record["runs"])
-            return scheduler.restore_prefixes(KeptPrefixes(size, tuple(runs)))
+            kept = KeptPrefixes(size, tuple(runs))
+            return scheduler.restore_prefixes(kept, record["on_device"])
         case "schedule":
             return [summarise_command(command) for command in scheduler.schedule(now)]
         case unknown:

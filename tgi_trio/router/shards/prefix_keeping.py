@@ -15,12 +15,12 @@ import trio
 from tgi_trio.ipc.command_channel import CommandChannel
 from tgi_trio.ipc.startup import ShardInfo, WarmupResult
 from tgi_trio.router.shards import handshake
-from tgi_trio.router.shards.prefix_store import PrefixStore
+from tgi_trio.router.shards.prefix_store import PrefixStore, Restoring
 from tgi_trio.router.telemetry.metrics import Metrics
 
 if TYPE_CHECKING:  # it comes in while the first shards load
     from tgi_trio.router.engine.engine import Engine
-    from tgi_trio.router.scheduling.kept_prefixes import Collected, KeptPrefixes
+    from tgi_trio.router.scheduling.kept_prefixes import Collected
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ def tell_copies(memory: WarmupResult, metrics: Metrics) -> None:
 
 async def restore_prefixes(
     store: PrefixStore, end: CommandChannel, info: ShardInfo, memory: WarmupResult
-) -> KeptPrefixes | None:
+) -> Restoring | None:
     """Have a shard that is ready read what is kept; returns it, or None if nothing is used."""
     began = trio.current_time()
     found = store.load(info, memory)
@@ -54,14 +54,15 @@ async def restore_prefixes(
     if report.error:
         log.warning("prefixes: what is kept is not used: %s", report.error)
         return None
-    kept = found.prefixes
+    kept, hosted = found.prefixes, found.order.host_blocks * found.prefixes.block_size
     log.info(
-        "prefixes: %d tokens of earlier prompts are there again (%.0f MB in %.1f s)",
+        "prefixes: %d tokens of earlier prompts are there again%s (%.0f MB in %.1f s)",
         kept.blocks * kept.block_size,
+        f", {hosted} of them in the host's memory" if hosted else "",
         report.nbytes / _MEGABYTE,
         trio.current_time() - began,
     )
-    return kept
+    return found
 
 
 async def collect_prefixes(

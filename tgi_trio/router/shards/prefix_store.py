@@ -58,6 +58,7 @@ class Restoring:
 
     order: RestoreOrder
     prefixes: KeptPrefixes
+    on_device: int  # runs of those; the others come to the host's memory
 
 
 class PrefixStore:
@@ -116,11 +117,16 @@ class PrefixStore:
                 self.folder,
             )
             return None
-        kept = index.prefixes.fit(memory.blocks - 1, max(0, memory.state_slots - 1))
+        room = (memory.blocks - 1, max(0, memory.state_slots - 1))
+        kept, on_device = index.prefixes.divide(*room, memory.host_blocks, memory.host_slots)
         if not kept.runs:
             return None
-        order = RestoreOrder(self.folder, index.key, kept.blocks, kept.slots)
-        return Restoring(order, kept)
+        own = KeptPrefixes(kept.block_size, kept.runs[:on_device])
+        order = RestoreOrder(
+            *(self.folder, index.key, own.blocks, own.slots),
+            *(kept.blocks - own.blocks, kept.slots - own.slots),
+        )
+        return Restoring(order, kept, on_device)
 
     def budget(self, info: ShardInfo, memory: WarmupResult) -> Budget:
         """Return what may be kept.

@@ -38,12 +38,11 @@ from tgi_trio.router.shards.prefix_keeping import (
     restore_prefixes,
     tell_copies,
 )
-from tgi_trio.router.shards.prefix_store import PrefixStore
+from tgi_trio.router.shards.prefix_store import PrefixStore, Restoring
 from tgi_trio.router.telemetry.metrics import Metrics
 
 if TYPE_CHECKING:  # the engine comes in while the first shards load
     from tgi_trio.router.engine.engine import Engine
-    from tgi_trio.router.scheduling.kept_prefixes import KeptPrefixes
 
 log = logging.getLogger(__name__)
 
@@ -290,13 +289,13 @@ class Supervisor:
         await trio.sleep(limit)  # its death ends this wait
         self._trouble = f"did not exit within {limit:g} s of being told to; killed"
 
-    async def _serve(self, end: CommandChannel, kept: KeptPrefixes | None) -> None:
+    async def _serve(self, end: CommandChannel, kept: Restoring | None) -> None:
         from tgi_trio.router.engine.shard_link import ShardLink  # loaded with the engine
 
         await self._attached.wait()
         if self._engine is not None:
             if kept is not None:
-                self._engine.scheduler.restore_prefixes(kept)
+                self._engine.scheduler.restore_prefixes(kept.prefixes, kept.on_device)
             await self._engine.serve(ShardLink(end))
 
     async def _watch_stalls(self, group: Group, scope: trio.CancelScope) -> None:

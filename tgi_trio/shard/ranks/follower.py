@@ -95,6 +95,8 @@ def _follow(channel: Channel, runner: Runner, rank: int) -> None:
         elif frame.kind is Kind.DROP_ADAPTER and adapters is not None:
             adapters.drop(frame.word("adapter"))
         elif frame.kind is Kind.KEEP:
+            if runner.host_copies is not None:  # this rank's own, of which rank 0 knows nothing
+                runner.host_copies.finish()
             runner.prefixes.keep(decode_keep(frame), rank)
         elif frame.kind is Kind.RESTORE:
             runner.prefixes.restore(decode_restore(frame), rank)

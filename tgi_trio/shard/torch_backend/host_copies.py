@@ -147,6 +147,15 @@ class TorchHostCopies:
         return sum(store.nbytes for store in self._stores)
 
     @property
+    def rows(self) -> tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]:
+        """Pieces of the host's memory, [rows, bytes of an item]: of blocks, and of slots.
+
+        What the layers have of an item stands in the order of the planes.
+        """
+        blocks, slots = self._stores
+        return blocks.pieces, slots.pieces
+
+    @property
     def done(self) -> int:
         if self._stream is None:  # what is launched is over, or comes before what comes later
             return self._begun
@@ -206,7 +215,7 @@ class _Store:
         pins = is_accelerator(device)
         self._most = _staged_rows(row_bytes)
         self._parts: list[_Part] = []
-        self._pieces: list[torch.Tensor] = []
+        self.pieces: list[torch.Tensor] = []
         self._ends: list[int] = []
         if not row_bytes:
             return
@@ -214,7 +223,7 @@ class _Store:
         word, size = (torch.int64, 8) if wide else (torch.uint8, 1)
         width = row_bytes // size
         self._staged = torch.empty((self._most, width), dtype=word, device=device)
-        self._pieces = [torch.empty((count, width), dtype=word, pin_memory=pins) for count in rows]
+        self.pieces = [torch.empty((count, width), dtype=word, pin_memory=pins) for count in rows]
         self._ends = list(accumulate(rows))
         at = 0
         for plane in planes:
@@ -227,7 +236,7 @@ class _Store:
 
     @property
     def nbytes(self) -> int:
-        return sum(_pinned_bytes(piece.nbytes) for piece in self._pieces)
+        return sum(_pinned_bytes(piece.nbytes) for piece in self.pieces)
 
     def copy(self, batch: Batch, items: torch.Tensor) -> None:
         """Launch a batch of copies, by as many rows at a time as are staged.
@@ -268,8 +277,8 @@ class _Store:
             while at + count < len(places) and places[at + count] == places[at] + count:
                 count += 1
             count = min(count, end - first)
-            row = first - (end - len(self._pieces[number]))
-            yield at, self._pieces[number][row : row + count]
+            row = first - (end - len(self.pieces[number]))
+            yield at, self.pieces[number][row : row + count]
             at += count
 
 

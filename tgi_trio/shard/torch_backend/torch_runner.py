@@ -137,8 +137,9 @@ class TorchRunner:
 
     @property
     def prefixes(self) -> Prefixes:
+        copies = self._host.copies
         return RankPrefixes(
-            lambda: find_parts(self._cache, self._guesser.complete_caches(), self._pool),
+            lambda: find_parts(self._cache, self._guesser.complete_caches(), self._pool, copies),
             self._least,
         )
 
