@@ -43,6 +43,7 @@ SMALL: dict[str, str] = {
     "bench.ranks": "--rows 1 --count 2",
     "bench.ranks.stages": "--sequences 2 --tokens 4 --turns 1",
     "bench.schedule": "--rounds 5 --steps 200",
+    "bench.schedule.copies": "--prompts 512 --streams 2 --cached 4096 --bus 6",
     "bench.schedule.policies": "--seconds 1 --profile chat",
     "bench.serve": "--concurrency 1 --requests 1 --max-tokens 4",
     "bench.serve.peers": "--checkpoints CHECKPOINTS --peers --shape tiny --clients 1 --requests 1"
