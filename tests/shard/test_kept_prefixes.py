@@ -136,6 +136,26 @@ def test_what_the_host_has_is_written_and_read_as_well(
         assert not any(row(new, place).strip(b"\0") for place in range(1 + blocks, BLOCKS))
 
 
+@pytest.mark.parametrize("at_a_time", [(1, 1), (2, 3), (9, 9)])
+def test_a_file_written_part_by_part_is_the_one_written_at_once(
+    tmp_path: Path, at_a_time: tuple[int, int]
+) -> None:
+    memory = Memory(1, copies=True)
+    whole = KeepOrder(tmp_path, KEY, (7, -3, 12, -7, 4), (-2, 5, 1))
+    ranks = RankPrefixes(lambda: memory.parts)
+    expected = ranks.keep(whole, 5)
+    reports = [ranks.keep(part) for part in whole.cut(*at_a_time)]
+    assert not any(report.error for report in reports)
+    assert file_of(whole, 0).read_bytes() == file_of(whole, 5).read_bytes()
+    assert sum(report.nbytes for report in reports) == expected.nbytes
+    first, *others = whole.cut(2, 3)
+    assert not ranks.keep(first).error
+    report = ranks.keep(replace(others[-1], key=KEY[::-1]))  # its file is not there
+    assert "No such file" in report.error
+    assert "not what was begun" in ranks.keep(replace(others[-1], behind=(0, 9))).error
+    assert not file_of(whole, 0).exists(), "it cannot be continued any more"
+
+
 def test_a_shard_without_copies_keeps_none(tmp_path: Path) -> None:
     memory = Memory(1)
     order = KeepOrder(tmp_path, KEY, (7, -3))

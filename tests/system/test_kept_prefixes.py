@@ -6,6 +6,7 @@ import json
 import os
 import resource
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import httpx
 import pytest
 
 from tests.system.client import generate
-from tests.system.server import ServerProcess, serving, wait_gone
+from tests.system.server import PATIENCE, ServerProcess, serving, wait_gone
 from tgi_trio.testing.checkpoints import make_checkpoint
 
 pytestmark = pytest.mark.system
@@ -126,3 +127,33 @@ def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
             assert second.wait() == 1
             assert "in use by another server" in second.output
         assert generate(first.url, "still here")["generated_text"]
+
+
+@pytest.mark.parametrize(
+    ("fake", "others"),
+    [({}, ()), (STATES, ()), (None, ("--num-shard", "2"))],
+    ids=["kv", "states", "ranks"],
+)
+def test_what_is_saved_meanwhile_outlives_a_server_that_is_killed(
+    fake: dict[str, Any] | None, others: tuple[str, ...], tmp_path: Path
+) -> None:
+    own = None if fake is None else json.dumps(fake)
+    args = flags(tmp_path / "kept", "--prefix-cache-save-seconds", "0.1", *others)
+    if own is None:
+        make_checkpoint(tmp_path / "model", "llama")
+        args += ["--model-id", str(tmp_path / "model")]
+    with serving(*args, fake=own) as server:
+        said = texts(server)
+        end = time.monotonic() + PATIENCE
+        while "while nobody is served" not in server.output:
+            assert time.monotonic() < end, server.output
+            time.sleep(0.05)
+        assert texts(server) == said
+        server.signal(signal.SIGKILL)
+        server.wait()
+    with serving(*args, fake=own) as server:
+        text, cached = ask(server, PROMPTS[0])
+        assert text == said[0] and cached > 80
+        stop(server)  # while more may be saved
+    with serving(*args, fake=own) as server:
+        assert ask(server, PROMPTS[1])[1] > 80

@@ -217,6 +217,12 @@ FLAGS: Final[tuple[tuple[str, tuple[Flag, ...]], ...]] = (
             ),
             Flag("prefix-cache-bytes", "bytes", "most that is kept there, last used first"),
             Flag(
+                "prefix-cache-save-seconds",
+                "seconds",
+                "after which they are kept while nobody is served, for a server that is killed",
+                "at the end alone",
+            ),
+            Flag(
                 "prefix-cache-host-bytes",
                 "bytes",
                 "of the host's memory, on all ranks, for blocks that a device's cache evicts",

@@ -340,9 +340,18 @@ FRAMES: tuple[FrameSpec, ...] = (
     FrameSpec(
         Kind.KEEP,
         "router->shard",
-        "Write computed blocks and states to a file, when no sequence is left; PREFIX_REPLY "
-        "answers.",
-        words=(_COMMAND,),
+        "Write computed blocks and states to a file, or a part of them, when no sequence is left; "
+        "PREFIX_REPLY answers.",
+        words=(
+            _COMMAND,
+            (
+                "blocks_before",
+                "how many of the file's blocks earlier KEEPs have written; 0: make it",
+            ),
+            ("slots_before", "likewise, of its slots"),
+            ("blocks_behind", "how many later ones will"),
+            ("slots_behind", "likewise"),
+        ),
         counts=("folder_bytes", "key_bytes", "blocks", "slots"),
         columns=(
             Column("folder", "u1", "folder_bytes", "path of the folder, which has a file per rank"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,12 +17,39 @@ from tgi_trio.ipc.frames import Kind
 
 @dataclass(frozen=True, slots=True)
 class KeepOrder:
-    """Write blocks and states to a file of the rank's (KEEP), which nobody writes meanwhile."""
+    """Write blocks and states to a file of the rank's (KEEP), which nobody writes meanwhile.
+
+    Or the next part of them, while nobody is served: `before` of the file's blocks and slots are
+    there, and `behind` of them are to come. The router has the parts synced to the disk.
+    """
 
     folder: Path
     key: bytes  # 16 bytes, new for every order: which files belong together
     blocks: tuple[int, ...]  # of the KV cache, in the order of the file; -n: in place n of the host
     slots: tuple[int, ...] = ()  # of recurrent states, likewise
+    before: tuple[int, int] = (0, 0)
+    behind: tuple[int, int] = (0, 0)
+
+    @property
+    def begins(self) -> bool:
+        """Whether the file is made by this order."""
+        return not any(self.before)
+
+    @property
+    def is_whole(self) -> bool:
+        return self.begins and not any(self.behind)
+
+    def cut(self, blocks: int, slots: int) -> Iterator[KeepOrder]:
+        """Yield the parts of a whole order, of at most so many blocks or slots each."""
+        counts = len(self.blocks), len(self.slots)
+        for at in range(0, counts[0], blocks):
+            own = self.blocks[at : at + blocks]
+            behind = counts[0] - at - len(own), counts[1]
+            yield KeepOrder(self.folder, self.key, own, (), (at, 0), behind)
+        for at in range(0, counts[1], slots):
+            some = self.slots[at : at + slots]
+            behind = 0, counts[1] - at - len(some)
+            yield KeepOrder(self.folder, self.key, (), some, (counts[0], at), behind)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +88,20 @@ def encode_keep(command: int, order: KeepOrder) -> bytes:
         "block_ids": np.array(order.blocks, np.int32),
         "slot_ids": np.array(order.slots, np.int32),
     }
-    return encode(Kind.KEEP, {"command": command}, columns)
+    words = {"command": command}
+    for name, (blocks, slots) in (("before", order.before), ("behind", order.behind)):
+        words |= {f"blocks_{name}": blocks, f"slots_{name}": slots}
+    return encode(Kind.KEEP, words, columns)
 
 
 def decode_keep(frame: Frame) -> KeepOrder:
     """Return what a KEEP frame says."""
     blocks, slots = (tuple(frame.column(name).tolist()) for name in ("block_ids", "slot_ids"))
-    return KeepOrder(frame.path("folder"), frame.column("key").tobytes(), blocks, slots)
+    before, behind = (
+        (frame.word(f"blocks_{name}"), frame.word(f"slots_{name}")) for name in ("before", "behind")
+    )
+    key = frame.column("key").tobytes()
+    return KeepOrder(frame.path("folder"), key, blocks, slots, before, behind)
 
 
 def encode_restore(command: int, order: RestoreOrder) -> bytes:

@@ -68,6 +68,7 @@ _AT_LEAST_ZERO: Final = (
     "cpu_threads",
     "feature_memory",
     "prefix_cache_host_bytes",
+    "prefix_cache_save_seconds",
 )
 
 _EVERYWHERE: Final = frozenset(("0.0.0.0", "[::]"))  # hosts that are all of their family

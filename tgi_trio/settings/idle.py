@@ -52,7 +52,7 @@ def _idle(settings: Settings) -> Iterator[tuple[tuple[str, ...], str]]:
         yield ("max_lora_rank", "max_loaded_adapters"), "there are no adapters (--lora-adapters)"
     if settings.prefix_cache_path is None:
         why = "no prefixes are kept (--prefix-cache-path)"
-        yield ("prefix_cache_bytes",), why
+        yield ("prefix_cache_bytes", "prefix_cache_save_seconds"), why
     if not settings.remote_ranks:
         yield ("rank_address",), "no rank connects from another machine (--remote-ranks)"
     if settings.disable_grammar_support:

@@ -121,6 +121,7 @@ class AsGiven(ShardOptions):
     prefix_caching: bool = True  # only if the model allows it
     prefix_cache_path: Path | None = None  # folder where computed prefixes outlive the server
     prefix_cache_bytes: int = 4 * 2**30  # of them that are kept there at most, on all ranks
+    prefix_cache_save_seconds: float = 0.0  # between two times that they are; 0: at the end alone
     hostname: str = "0.0.0.0"
     port: int = 3000  # 0: any free port
     cors_allow_origin: tuple[str, ...] = ()

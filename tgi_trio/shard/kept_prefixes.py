@@ -122,7 +122,7 @@ class RankPrefixes:
         """Write this rank's file, and wait for the others'."""
         try:
             size, error = write_prefixes(file_of(order, rank), self._parts(), order), ""
-        except OSError as failure:
+        except (OSError, ValueError) as failure:
             size, error = 0, str(failure)
         return self._conclude(size, error, rank)
 
@@ -153,22 +153,39 @@ def file_of(order: KeepOrder | RestoreOrder, rank: int) -> Path:
 
 
 def write_prefixes(path: Path, parts: PrefixParts, order: KeepOrder) -> int:
-    """Write a file anew, readable by its owner alone; returns its bytes. Raises OSError."""
-    blocks, slots = np.array(order.blocks, np.int64), np.array(order.slots, np.int64)
-    own = [(part, copy, slots if of else blocks) for part, copy, of in parts.with_copies()]
+    """Write a file, or the next part of one, readable by its owner alone; returns its bytes.
+
+    Only a file that is written at once is synced. Raises OSError, and ValueError if what is to be
+    continued is another file.
+    """
+    own = list(parts.with_copies())
+    items = np.array(order.blocks, np.int64), np.array(order.slots, np.int64)
+    totals = [
+        sum(counts) for counts in zip(order.before, map(len, items), order.behind, strict=True)
+    ]
+    head = _HEAD.pack(_MAGIC, order.key, *totals, len(own))
+    flags = os.O_RDWR | (os.O_CREAT | os.O_TRUNC if order.begins else 0)
     try:
-        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-            file.seek(_HEAD.size + _PART.size * len(own))
-            rows = [
-                (part.item_bytes, len(at), _write(file, part, copy, at)) for part, copy, at in own
-            ]
-            size = file.tell()
+        with open(os.open(path, flags, 0o600), "r+b") as file:
+            checksums = [0] * len(own)
+            if not order.begins:
+                if file.read(_HEAD.size) != head:
+                    raise ValueError(f"{path} is not what was begun")
+                checksums = [row[2] for row in _PART.iter_unpack(file.read(_PART.size * len(own)))]
+            size = at = len(head) + _PART.size * len(own)
+            size = size if order.begins else 0
+            rows = []
+            for (part, copy, of_slots), checksum in zip(own, checksums, strict=True):
+                width, some = part.item_bytes, items[of_slots]
+                file.seek(at + order.before[of_slots] * width)
+                checksum = _write(file, (part, copy), some, checksum)
+                rows.append(_PART.pack(width, totals[of_slots], checksum))
+                size, at = size + len(some) * width, at + totals[of_slots] * width
             file.seek(0)
-            file.write(_HEAD.pack(_MAGIC, order.key, len(blocks), len(slots), len(own)))
-            for row in rows:
-                file.write(_PART.pack(*row))
+            file.write(head + b"".join(rows))
             file.flush()
-            os.fsync(file.fileno())
+            if order.is_whole:
+                os.fsync(file.fileno())
     except BaseException:
         path.unlink(missing_ok=True)
         raise
@@ -213,9 +230,9 @@ def _items_at_once(part: Part) -> int:
     return max(1, _AT_ONCE // max(1, part.item_bytes))
 
 
-def _write(file: BinaryIO, part: Part, copy: Part | None, items: Ints) -> int:
-    """Write items of a part, and of its copies; returns their CRC-32."""
-    checksum, step = 0, _items_at_once(part)
+def _write(file: BinaryIO, parts: tuple[Part, Part | None], items: Ints, checksum: int) -> int:
+    """Write items of a part, and of its copies; returns the CRC-32 of them behind those before."""
+    (part, copy), step = parts, _items_at_once(parts[0])
     for begin in range(0, len(items), step):
         data = _take(part, copy, items[begin : begin + step])
         checksum = zlib.crc32(data.data, checksum)

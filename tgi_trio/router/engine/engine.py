@@ -19,6 +19,7 @@ from tgi_trio.errors import Draining, GenerationError, Overloaded, ServerEnding,
 from tgi_trio.ipc.adapters import decode_adapter_reply
 from tgi_trio.ipc.frames import Kind
 from tgi_trio.ipc.messages import decode_faults, decode_step
+from tgi_trio.ipc.prefixes import decode_prefix_reply
 from tgi_trio.router.adapters.registry import AdapterRegistry
 from tgi_trio.router.engine.engine_metrics import EngineMetrics
 from tgi_trio.router.engine.shard_link import ShardLink
@@ -311,6 +312,8 @@ class Engine:
                     self._fail(fault.sequence, fault.message)
             elif frame.kind is Kind.ADAPTER_REPLY:
                 self._adapters.settle(decode_adapter_reply(frame))
+            elif frame.kind is Kind.PREFIX_REPLY:
+                link.settle_keep(decode_prefix_reply(frame))
             if taken == FRAMES_PER_TURN:
                 break
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 
+import trio
+
 from tgi_trio.ipc.command_channel import CommandChannel
 from tgi_trio.ipc.frame_codec import Frame, encode
 from tgi_trio.ipc.frames import Kind
 from tgi_trio.ipc.messages import encode_extend, encode_filter, encode_prefill
+from tgi_trio.ipc.prefixes import KeepOrder, PrefixReport, encode_keep
 from tgi_trio.ipc.transfers import encode_transfers
 from tgi_trio.router.scheduling.shard_commands import (
     Command,
@@ -46,6 +49,8 @@ class ShardLink:
     def __init__(self, end: CommandChannel) -> None:
         self._end = end
         self._backlog: deque[bytes] = deque()
+        self._answered = trio.Event()  # the last order to keep prefixes is
+        self._report = PrefixReport()
 
     def send(self, command: Command) -> None:
         """Send a command now, or as soon as the ring has room."""
@@ -57,6 +62,18 @@ class ShardLink:
         # Control passes to the shard's process, which takes the frame between two steps
         # (`Worker._drain`); its answers come to `Engine.serve`.
         self.flush()
+
+    async def keep_prefixes(self, order: KeepOrder) -> PrefixReport:
+        """Have all ranks write prefixes while nobody is served; one order at a time."""
+        self._answered = trio.Event()
+        self.send_frame(encode_keep(0, order))
+        await self._answered.wait()
+        return self._report
+
+    def settle_keep(self, report: PrefixReport) -> None:
+        """Pass on what came of such an order."""
+        self._report = report
+        self._answered.set()
 
     def flush(self) -> None:
         """Send waiting frames, in order, as far as the ring has room."""

@@ -152,12 +152,9 @@ def collect(
         """Keep a block if that can be used, and paid; returns whether it is kept."""
         if digest in kept:
             return True
-        begins = origin.before == begin_digests(origin.namespace)
-        if (
-            origin.namespace[0]
-            or _has_image(origin.tokens)
-            or not (begins or origin.before in kept)
-        ):
+        if origin.namespace[0] or _has_image(origin.tokens):
+            return False
+        if origin.before not in kept and origin.before != begin_digests(origin.namespace):
             return False
         if not budget.take_blocks(1):
             return False
@@ -262,4 +259,4 @@ def restore_copies(
 
 def _has_image(tokens: bytes) -> bool:
     """Return whether any of these is of an image, whose numbers are negative."""
-    return bool((np.frombuffer(tokens, np.int32) < 0).any())
+    return max(tokens[TOKEN_BYTES - 1 :: TOKEN_BYTES], default=0) >= 0x80  # by their sign bits

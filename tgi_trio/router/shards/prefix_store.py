@@ -95,6 +95,11 @@ class PrefixStore:
                 raise ConfigurationError(f"`prefix_cache_path` cannot be used: {error}") from error
             yield store
 
+    @property
+    def seconds(self) -> float:
+        """Between two times that prefixes are kept while a server is idle; 0: never."""
+        return self._settings.prefix_cache_save_seconds
+
     def load(self, info: ShardInfo, memory: WarmupResult) -> Restoring | None:
         """Return what a shard that is ready can begin with; None, and a line, if that is nothing.
 
@@ -143,6 +148,15 @@ class PrefixStore:
         """Return the order to keep what has been found."""
         key = secrets.token_bytes(_KEY_BYTES)
         return KeepOrder(self.folder, key, tuple(found.blocks), tuple(found.slots))
+
+    def sync(self, order: KeepOrder) -> None:
+        """Wait until the files of all ranks are on the disk, which have been written in parts.
+
+        Raises OSError.
+        """
+        for path in self.folder.glob(f"{order.key.hex()}-*.prefixes"):
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
 
     def save(self, info: ShardInfo, order: KeepOrder, prefixes: KeptPrefixes) -> None:
         """Write the index of files that all ranks have written, and remove older ones.

@@ -38,6 +38,7 @@ from tgi_trio.router.shards.prefix_keeping import (
     restore_prefixes,
     tell_copies,
 )
+from tgi_trio.router.shards.prefix_saving import PrefixSaver
 from tgi_trio.router.shards.prefix_store import PrefixStore, Restoring
 from tgi_trio.router.telemetry.metrics import Metrics
 
@@ -121,6 +122,7 @@ class Supervisor:
         self._adapters = AdapterRegistry() if adapters is None else adapters
         self._gather = gather
         self._prefixes = prefixes
+        self._saver: PrefixSaver | None = None  # of the latest incarnation
         self._stop = trio.Event()
         self._trouble = ""  # why the supervisor itself has ended this incarnation
         self._ready_at: float | None = None
@@ -262,9 +264,10 @@ class Supervisor:
         warmup = replace(self._warmup, adapters_to_come=self._adapters.to_come)
         memory = await handshake.warm_up(end, warmup)
         tell_copies(memory, self._metrics)
-        store, kept, found = self._prefixes, None, None
+        store, kept, found, self._saver = self._prefixes, None, None, None
         if store is not None and info.prefix_reuse:
             kept = await restore_prefixes(store, end, info, memory)
+            self._saver = PrefixSaver(store, info, memory)
         self._move(ShardEvent.WARMED, "")
         self._ready_at = trio.current_time()
         self._metrics.gauge("tgi_shard_ready", 1)
@@ -278,6 +281,8 @@ class Supervisor:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._serve, end, kept)
             await self._stop.wait()
+            if self._saver is not None:
+                await self._saver.stop()
             if store is not None and self._engine is not None:
                 found = await collect_prefixes(store, self._engine, info, memory)
             nursery.cancel_scope.cancel()
@@ -296,7 +301,11 @@ class Supervisor:
         if self._engine is not None:
             if kept is not None:
                 self._engine.scheduler.restore_prefixes(kept.prefixes, kept.on_device)
-            await self._engine.serve(ShardLink(end))
+            link = ShardLink(end)
+            async with trio.open_nursery() as nursery:
+                if self._saver is not None:
+                    nursery.start_soon(self._saver.run, self._engine.scheduler, link)
+                await self._engine.serve(link)
 
     async def _watch_stalls(self, group: Group, scope: trio.CancelScope) -> None:
         """Move between READY and STALLED; end a group that stays stalled for as long again."""
