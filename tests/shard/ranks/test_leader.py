@@ -130,21 +130,22 @@ def test_ranks_keep_prefixes_together_or_not_at_all(tmp_path: Path) -> None:
         assert not any(ours.block(1))
 
 
+class Copying(Recording):
+    """A rank whose copies are made as late as they may be."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.settings = replace(self.settings, host_blocks=8)
+
+    def block(self, number: int) -> list[int]:
+        return self._find_parts().blocks[0].take(np.array([number]))[0].tolist()
+
+    def fill(self, number: int, value: int) -> None:
+        part = self._find_parts().blocks[0]
+        part.put(number, np.full((1, part.item_bytes), value, np.uint8))
+
+
 def test_followers_copy_what_rank_0_copies_and_plans_say_what_has_to_be_over() -> None:
-    class Copying(Recording):
-        """A rank whose copies are made as late as they may be."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.settings = replace(self.settings, host_blocks=8)
-
-        def block(self, number: int) -> list[int]:
-            return self._find_parts().blocks[0].take(np.array([number]))[0].tolist()
-
-        def fill(self, number: int, value: int) -> None:
-            part = self._find_parts().blocks[0]
-            part.put(number, np.full((1, part.item_bytes), value, np.uint8))
-
     theirs, ours = Copying(), Copying()
     with led(theirs, ours) as (group, end):
         assert group.host_copies is None
@@ -168,3 +169,21 @@ def test_followers_copy_what_rank_0_copies_and_plans_say_what_has_to_be_over() -
         theirs.host_copies.finish()
     assert set(theirs.block(4)) == {6}
     assert [each.transfers for each in theirs.plans] == [2]
+
+
+def test_followers_have_made_their_copies_before_these_are_kept(tmp_path: Path) -> None:
+    theirs, ours = Copying(), Copying()
+    order = KeepOrder(tmp_path, KEY, (-1,))
+    with led(theirs, ours) as (group, _):
+        group.warm_up(REQUEST)
+        copies = group.host_copies
+        assert copies is not None
+        while not theirs.warmed:
+            time.sleep(0.001)
+        ours.fill(3, 5)
+        theirs.fill(3, 6)
+        copies.launch([Transfer(3, 1, back=False)])
+        copies.finish()
+        assert not group.prefixes.keep(order).error
+    for rank, value in ((0, 5), (1, 6)):
+        assert set(file_of(order, rank).read_bytes()[-8:]) == {value}
