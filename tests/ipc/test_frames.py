@@ -106,6 +106,8 @@ PARAMETERS = st.builds(
     ).map(tuple),
     grammar=st.text(max_size=5),
     gap_ends=st.lists(st.integers(0, 2**31 - 1), max_size=3).map(tuple),
+    ends=st.lists(st.integers(0, 2**31 - 1), max_size=3).map(tuple),
+    tokenizer=st.sampled_from(["", "/a/tokenizer.json", "/\udcff/é"]),  # any name of a file
 )
 U4, U8 = st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)
 IMAGES = st.builds(

@@ -153,6 +153,8 @@ _ROW_PARAMETERS = (
     Column("bias_count", "<u4", "rows", "logit biases of this row"),
     Column("gap_end_count", "<u4", "rows", "tokens that end the gap it fills; 0 = it fills none"),
     Column("grammar_length", "<u4", "rows", "bytes of this row's grammar; 0 = none"),
+    Column("tokenizer_length", "<u4", "rows", "bytes of its tokenizer's path; 0 = the model's"),
+    Column("end_count", "<u4", "rows", "tokens that end this row as the model's EOS do"),
     Column("adapter", "<u4", "rows", "0 = base model"),
     Column("state_slot", "<u4", "rows", "slot of its states, 0 = the model keeps none"),
     Column("spare_slot", "<u4", "rows", "the other: a step reads one and writes the other"),
@@ -270,7 +272,7 @@ FRAMES: tuple[FrameSpec, ...] = (
         words=(_COMMAND,),
         counts=(
             *("rows", "tokens", "blocks", "biases", "gap_ends", "saves", "grammar_chars"),
-            *("images", "image_runs"),
+            *("ends", "tokenizer_chars", "images", "image_runs"),
         ),
         columns=(
             *_ROW_PARAMETERS,
@@ -281,7 +283,9 @@ FRAMES: tuple[FrameSpec, ...] = (
             Column("gap_ends", "<i4", "gap_ends", "rows' ends of gaps, concatenated"),
             Column("save_positions", "<u4", "saves", "tokens behind which, rising in each row"),
             Column("save_slots", "<u4", "saves", "where: its states are not in another slot then"),
+            Column("end_ids", "<i4", "ends", "rows' own ends, concatenated"),
             Column("grammars", "u1", "grammar_chars", "rows' grammars in UTF-8, concatenated"),
+            Column("tokenizers", "u1", "tokenizer_chars", "paths of rows' tokenizers, likewise"),
             *_IMAGES,
         ),
     ),

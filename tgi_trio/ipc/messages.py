@@ -6,6 +6,7 @@ is in `frames.py` alone.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence as ListLike
 from dataclasses import dataclass, field
 from typing import Any
@@ -49,6 +50,8 @@ class SamplingParameters:
     # `shard/sampling/gaps.py`. Empty: as any other is.
     gap_ends: tuple[int, ...] = ()
     adapter: int = 0
+    ends: tuple[int, ...] = ()  # tokens that end it as the model's own ends do
+    tokenizer: str = ""  # tokenizer.json that `grammar` is read with; "": the model's
 
     def flags(self) -> int:
         """Return the RowFlag bits of a PREFILL row."""
@@ -129,6 +132,7 @@ def encode_prefill(command: int, rows: ListLike[PrefillRow]) -> bytes:
     sampling = [row.sampling for row in rows]
     biases = [pair for s in sampling for pair in s.logit_bias]
     grammars = [s.grammar.encode() for s in sampling]
+    tokenizers = [os.fsencode(s.tokenizer) for s in sampling]
     states = [row.states or _STATELESS for row in rows]
     saves = [save for own in states for save in own.saves]
     columns: dict[str, NDArray[Any]] = {
@@ -144,6 +148,8 @@ def encode_prefill(command: int, rows: ListLike[PrefillRow]) -> bytes:
         "bias_count": _u4([len(s.logit_bias) for s in sampling]),
         "gap_end_count": _u4([len(s.gap_ends) for s in sampling]),
         "grammar_length": _u4([len(g) for g in grammars]),
+        "tokenizer_length": _u4([len(t) for t in tokenizers]),
+        "end_count": _u4([len(s.ends) for s in sampling]),
         "token_ids": _concatenate([row.token_ids for row in rows]),
         "block_ids": _i4([b for row in rows for b in row.block_ids]),
         "state_slot": _u4([own.slots[0] for own in states]),
@@ -156,7 +162,9 @@ def encode_prefill(command: int, rows: ListLike[PrefillRow]) -> bytes:
         "bias_ids": _i4([token for token, _ in biases]),
         "bias_values": np.array([value for _, value in biases], dtype=np.float32),
         "gap_ends": _i4([token for s in sampling for token in s.gap_ends]),
+        "end_ids": _i4([token for s in sampling for token in s.ends]),
         "grammars": np.frombuffer(b"".join(grammars), dtype=np.uint8),
+        "tokenizers": np.frombuffer(b"".join(tokenizers), dtype=np.uint8),
     }
     for name in _PLAIN:
         columns[name] = np.array([getattr(s, name) for s in sampling])
@@ -181,6 +189,8 @@ def decode_prefill(frame: Frame) -> list[PrefillRow]:
     bias_values = _split(frame.column("bias_values"), frame.column("bias_count"))
     gap_ends = _split(frame.column("gap_ends"), frame.column("gap_end_count"))
     grammars = _split(frame.column("grammars"), frame.column("grammar_length"))
+    tokenizers = _split(frame.column("tokenizers"), frame.column("tokenizer_length"))
+    ends = _split(frame.column("end_ids"), frame.column("end_count"))
     images = split_images(frame)
     states = _decode_states(frame)
     rows = []
@@ -196,6 +206,8 @@ def decode_prefill(frame: Frame) -> list[PrefillRow]:
             logit_bias=tuple(zip(bias_ids[i].tolist(), bias_values[i].tolist(), strict=True)),
             gap_ends=tuple(gap_ends[i].tolist()),
             grammar=grammars[i].tobytes().decode(),
+            ends=tuple(ends[i].tolist()),
+            tokenizer=os.fsdecode(tokenizers[i].tobytes()),
             **{name: values[i] for name, values in lists.items()},
         )
         rows.append(

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import sys
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,6 +26,8 @@ from tgi_trio.shard.runner import Runner
 from tgi_trio.shard.speculation.drafted_runner import DraftedRunner, LeavesRoom
 
 if TYPE_CHECKING:
+    from llguidance import LLTokenizer
+
     from tgi_trio.shard.ranks.neighbours import Neighbours
     from tgi_trio.shard.ranks.portions import Portions
     from tgi_trio.shard.sampling.logits_processors import GrammarMasks
@@ -237,4 +238,8 @@ def _grammars(tokenizer: Path | None, config: ModelConfig) -> GrammarMasks | Non
     from tgi_trio.grammars.compiler import load_tokenizer
     from tgi_trio.shard.sampling.guides import Grammars
 
-    return Grammars(partial(load_tokenizer, tokenizer, config.eos_ids, config.vocab_size))
+    def load(file: str, ends: tuple[int, ...]) -> LLTokenizer:
+        every = dict.fromkeys((*config.eos_ids, *ends))
+        return load_tokenizer(Path(file) if file else tokenizer, every, config.vocab_size)
+
+    return Grammars(load)

@@ -197,6 +197,26 @@ def test_ignore_eos_and_min_new_tokens() -> None:
     assert [report.finish for report in reports] == [[0, 0], [0, 0], [Finish.LENGTH, Finish.EOS]]
 
 
+def test_a_row_has_ends_of_its_own() -> None:
+    """Which end no other, whether rows move together or each by itself."""
+    batch, own = new_batch(), 33
+    batch.add(row(1, [11], 9))
+    batch.add(row(2, [21], 9, ends=(own,), min_new_tokens=1))
+    batch.add(row(3, [31], 9, ends=(own,), ignore_eos=True))
+    assert step(batch, own)[0].finish == [0, 0, 0]
+    assert step(batch, 7)[0].finish == [0, 0, 0]
+    assert step(batch, own)[0].finish == [0, Finish.EOS, 0]
+    assert step(batch, own)[0].finish == [0, 0]  # as many tokens that end nothing as rows
+    batch.add(row(4, [41, 42], 9, ends=(own,)))
+    plan = batch.plan(BUDGET)
+    assert plan is not None
+    several = {1: (own, own), 3: (own, own), 4: (30, own, 34)}  # as with guesses
+    results = [RowResult(several[each.id], (-1.0,) * len(several[each.id])) for each in plan.rows]
+    report, _ = advance(batch, plan, StepResult.of(results, 0, 0))
+    assert dict(zip(report.sequence, report.finish, strict=True)) == {1: 0, 3: 0, 4: Finish.EOS}
+    assert dict(zip(report.sequence, report.token_count, strict=True)) == {1: 2, 3: 2, 4: 2}
+
+
 def test_a_buffer_grows_with_its_sequence() -> None:
     batch = new_batch()
     batch.add(row(1, [11], 1000, blocks=range(1, 300)))

@@ -33,10 +33,10 @@ PROMPT = [5, 6, 7]  # never counts: it matches no grammar here
 
 @pytest.fixture(scope="module")
 def grammars() -> Grammars:
-    return Grammars(lambda: TOKENIZER)
+    return Grammars(lambda *_: TOKENIZER)
 
 
-def sequence(grammar: str, generated: list[int] | None = None) -> ShardSequence:
+def sequence(grammar: str, generated: list[int] | None = None, **sampling: Any) -> ShardSequence:
     ids = np.zeros(500, np.int32)
     known = [*PROMPT, *(generated or [])]
     ids[: len(known)] = known
@@ -49,7 +49,7 @@ def sequence(grammar: str, generated: list[int] | None = None) -> ShardSequence:
         block_ids=[],
         remaining=400,
         min_remaining=0,
-        sampling=SamplingParameters(grammar=grammar),
+        sampling=SamplingParameters(grammar=grammar, **sampling),
     )
 
 
@@ -163,10 +163,10 @@ def test_masks_are_those_of_a_matcher_that_is_asked_every_time(
     """And where a grammar leaves one way for several tokens, most of them are not asked for."""
     compute, asked = Grammars._compute, 0
 
-    def counted(own: Grammars, jobs: list[Any], masks: np.ndarray) -> None:
+    def counted(own: Grammars, jobs: list[Any], masks: np.ndarray, widths: Any) -> None:
         nonlocal asked
         asked += len(jobs)
-        compute(own, jobs, masks)
+        compute(own, jobs, masks, widths)
 
     monkeypatch.setattr(Grammars, "_compute", counted)
     text, choose = texts.json_schema(OBJECTS), random.Random(seed)
@@ -209,7 +209,7 @@ def test_equal_grammars_are_compiled_once_and_the_oldest_are_forgotten(
         return compile_grammar(text, TOKENIZER)
 
     monkeypatch.setattr("tgi_trio.shard.sampling.guides.compile_grammar", counted)
-    own = Grammars(lambda: TOKENIZER)
+    own = Grammars(lambda *_: TOKENIZER)
     first = texts.choice(["first"])
     for text in [first, first, *(texts.choice([str(i)]) for i in range(64)), first]:
         allowed(own, sequence(text))
@@ -243,7 +243,7 @@ def test_grammars_are_compiled_wherever_a_core_is_idle(
 
     def step() -> int:
         own = os.nice(niceness)  # Linux: of this thread, and of those that it starts
-        grammars = Grammars(lambda: TOKENIZER)
+        grammars = Grammars(lambda *_: TOKENIZER)
         os.sched_setaffinity(0, {min(everywhere)})  # as the CPU kernels pin the thread that steps
         allowed(grammars, sequence(texts.choice(["yes"])))
         return own
@@ -258,7 +258,7 @@ def test_grammars_are_compiled_wherever_a_core_is_idle(
 def test_the_tokenizer_is_read_beside_the_steps_and_once() -> None:
     read: list[int] = []
 
-    def load() -> LLTokenizer:
+    def load(*_: object) -> LLTokenizer:
         read.append(gettid())
         return TOKENIZER
 
@@ -273,10 +273,64 @@ def test_the_tokenizer_is_read_beside_the_steps_and_once() -> None:
     assert len(read) == 2
 
 
+def test_sequences_with_a_tokenizer_of_their_own_have_masks_of_their_own(tmp_path: Path) -> None:
+    """One with more tokens than the model has, so that its masks are wider, and another end."""
+    whole = json.loads((model_path() / "tokenizer.json").read_text())
+    mark, more = 300, range(VOCAB, VOCAB + 40)
+    whole["added_tokens"] += [
+        {**whole["added_tokens"][0], "id": id, "content": f"<|own{id}|>"} for id in more
+    ]
+    file, loaded = tmp_path / "tokenizer.json", list[object]()
+    file.write_text(json.dumps(whole))
+
+    def load(name: str, ends: tuple[int, ...]) -> LLTokenizer:
+        loaded.append((name, ends))
+        return load_tokenizer(Path(name), [EOS, *ends], VOCAB) if name else TOKENIZER
+
+    own, text = Grammars(load), texts.regex("yes")
+    rows = [sequence(text), sequence(text, tokenizer=str(file), ends=(mark,)), sequence(text)]
+    for length in range(4):
+        masks, faults = own.allowed(rows)
+        assert not faults
+        plain, other, again = map(tokens_of, masks)
+        assert plain == again
+        assert other == (sorted([*plain, mark]) if EOS in plain else plain), length
+        if EOS in plain:
+            break
+        for row in rows:
+            append(row, plain[0])
+    assert EOS in plain and loaded == [("", ()), (str(file), (mark,))]
+
+
+def test_a_tokenizer_that_is_gone_ends_its_own_sequences_alone(tmp_path: Path) -> None:
+    def load(name: str, ends: tuple[int, ...]) -> LLTokenizer:
+        return load_tokenizer(Path(name), [EOS], VOCAB) if name else TOKENIZER
+
+    own, text = Grammars(load), texts.choice(["yes"])
+    masks, faults = own.allowed([sequence(text, tokenizer=str(tmp_path / "none")), sequence(text)])
+    assert list(faults) == [0] and "none cannot be used for grammars" in faults[0]
+    assert tokens_of(masks[1]) and not tokens_of(masks[0])
+
+
+def test_tokenizers_of_adapters_are_dropped_when_there_are_too_many() -> None:
+    loaded: list[str] = []
+
+    def load(name: str, ends: tuple[int, ...]) -> LLTokenizer:
+        loaded.append(name)
+        return TOKENIZER
+
+    own, text = Grammars(load), texts.choice(["yes"])
+    own.start()
+    names = [str(i) for i in range(12)]
+    for name in (*names, names[-1], names[0], ""):
+        allowed(own, sequence(text, tokenizer=name))
+    assert loaded == ["", *names, names[0]]
+
+
 def test_where_the_tokenizer_cannot_be_used_sequences_with_a_grammar_fail_alone(
     tmp_path: Path,
 ) -> None:
-    own = Grammars(lambda: load_tokenizer(tmp_path / "none"))
+    own = Grammars(lambda *_: load_tokenizer(tmp_path / "none"))
     first, second = (sequence(texts.choice([word])) for word in ("yes", "no"))
     while not own.prepare(first):
         time.sleep(0.001)
@@ -288,7 +342,7 @@ def test_where_the_tokenizer_cannot_be_used_sequences_with_a_grammar_fail_alone(
 def test_a_tokenizer_that_is_there_again_is_loaded_for_the_next_sequence(tmp_path: Path) -> None:
     file, text = tmp_path / "tokenizer.json", texts.choice(["yes"])
 
-    def load() -> LLTokenizer:
+    def load(*_: object) -> LLTokenizer:
         if not file.exists():
             raise ModelLoadError("the file is missing")
         return TOKENIZER

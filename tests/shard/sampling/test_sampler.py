@@ -215,6 +215,14 @@ def test_eos_is_held_back_until_min_new_tokens() -> None:
     assert choose(logits, [sequence(minimum=1, ignore_eos=True)])[0].token_ids[0] == EOS
 
 
+def test_a_row_s_own_ends_are_held_back_as_well_and_no_other_s() -> None:
+    logits = normal(2, 50)
+    logits[:, 9] = 30.0
+    held, free = choose(logits, [sequence(minimum=1, ends=(9, 70)), sequence(minimum=1)])
+    assert held.token_ids[0] != 9 == free.token_ids[0]
+    assert choose(logits, [sequence(ends=(9,))])[0].token_ids[0] == 9
+
+
 def test_eos_is_released_while_the_rows_stay_the_same() -> None:
     logits = normal(1, 50)
     logits[0, EOS] = 30.0

@@ -188,6 +188,41 @@ def test_whatever_is_asked_together(
     )
 
 
+@pytest.mark.parametrize("kind", [{}, *PENALTIES.values()], ids=["none", *PENALTIES])
+def test_a_row_s_own_ends_are_held_back(kind: dict[str, Any]) -> None:
+    """The best two tokens, of which a bias favours one."""
+    logits = normal(3, 30, seed=5)
+    logits[:, [5, 9]] = [8.0, 9.0]
+
+    def rows() -> list[ShardSequence]:
+        own = [sequence(minimum=m, ends=(9, 5, 40), top_n=3, **kind) for m in (1, 0)]
+        return [*own, sequence(minimum=1, **kind)]
+
+    found = device_choice(logits, rows())
+    agree(found, choose(logits, rows()))
+    assert found[0].token_ids[0] not in (5, 9)
+
+
+def test_own_ends_are_released_while_the_rows_stay_the_same() -> None:
+    from tgi_trio.shard.torch_backend.sampling.device_sampler import DeviceSampler
+
+    sampler = DeviceSampler(30, [EOS], WHERE, most_rows=4, delta=2.0)
+    sampler.make_room(1)
+    row = sequence([5, 6, 7, 5], minimum=2, ends=(9,))
+    row.token_ids = np.resize(row.token_ids, 20)
+    scores = torch.tensor(normal(1, 30, seed=5), device=WHERE)
+    scores[0, 9] = 30.0
+    every, said = np.arange(1), []
+    for _ in range(4):
+        positions = np.array([row.length], np.int64)
+        choosing = Choosing([row], every, np.zeros(1, np.int64), positions, every, None)
+        told = sampler.upload(sampler.ask(choosing))
+        said.append(int(sampler.choose(scores.clone(), told).tokens[0, 0]))
+        row.length += 1
+        row.min_remaining = max(0, row.min_remaining - 1)
+    assert [token == 9 for token in said] == [False, False, True, True]
+
+
 @pytest.mark.parametrize("kind", PENALTIES.values(), ids=PENALTIES)
 @pytest.mark.parametrize("last", [5, 21])  # one that has been said before, one that has not
 def test_a_token_that_only_the_device_knows_counts(kind: dict[str, Any], last: int) -> None:

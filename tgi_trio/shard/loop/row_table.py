@@ -58,6 +58,7 @@ class RowTable:
         self.holding = False  # whether any row may be held
         self.counting = False  # whether any row may have a minimum to generate
         self.shaped = False  # whether any row has a geometry
+        self.own_ends: frozenset[int] = frozenset()  # tokens that end some row, not only EOS
         self.id = np.zeros(_FIRST_ROWS, np.uint64)
         self.length = np.zeros(_FIRST_ROWS, np.int64)  # tokens, those being chosen included
         self.computed = np.zeros(_FIRST_ROWS, np.int64)
@@ -102,6 +103,7 @@ class RowTable:
         self.blocks[place] = 0
         self._add_states(place, sequence)
         self.counting |= sequence.min_remaining > 0
+        self.own_ends |= frozenset(sequence.sampling.ends)
         self.version += 1
         return place
 
@@ -165,6 +167,8 @@ class RowTable:
         self.version += 1
         self.holding = bool(self.held[: len(keep)].any())
         self.shaped = self.shaped and any(row.geometry is not None for row in self.sequences)
+        if self.own_ends:
+            self.own_ends = frozenset(id for row in self.sequences for id in row.sampling.ends)
         self.note_minimums()
         return removed
 
@@ -178,6 +182,7 @@ class RowTable:
         self.moment += 1
         self.version += 1
         self.holding = self.counting = self.shaped = False
+        self.own_ends = frozenset()
         return removed
 
     @property

@@ -25,7 +25,7 @@ class Settler:
     """Advances the rows of a table, step by step."""
 
     def __init__(self, table: RowTable, eos_ids: Iterable[int]) -> None:
-        """`eos_ids`: tokens that end a sequence, unless it ignores them."""
+        """`eos_ids`: tokens that end a sequence, unless it ignores them, as those of its own do."""
         self._table = table
         self._eos_ids = frozenset(eos_ids)
         self.expected: StepPlan | None = None  # its rows have moved, except for the tokens
@@ -99,6 +99,8 @@ class Settler:
         each = tokens.tolist()
         if not self._eos_ids.isdisjoint(each):
             return None
+        if table.own_ends and not table.own_ends.isdisjoint(each):
+            return None
         if self.expected is None:
             self._move_all(plan, tokens)
         else:  # they have moved, but for the tokens
@@ -131,7 +133,8 @@ class Settler:
         length, minimum = self._table.length[places], self._table.minimum[places]
         finish = np.zeros(len(places), np.uint8)
         early = minimum > 0
-        finish[self._is_eos(tokens) & self._table.ends[places] & ~early] = Finish.EOS
+        ended = self._is_eos(plan.rows, tokens)
+        finish[ended & self._table.ends[places] & ~early] = Finish.EOS
         finish[self._table.remaining[places] <= 0] = Finish.LENGTH
         _append_each(plan.rows, tokens.tolist(), length.tolist())
         if early.any():
@@ -206,14 +209,22 @@ class Settler:
                 return Finish.LENGTH, used
             if sequence.min_remaining > 0:
                 sequence.min_remaining -= 1
-            elif token in self._eos_ids and not sequence.sampling.ignore_eos:
+            elif self._ends(sequence, token) and not sequence.sampling.ignore_eos:
                 return Finish.EOS, used
         return Finish.NONE, len(tokens)
 
-    def _is_eos(self, tokens: NDArray[np.int64]) -> NDArray[np.bool_]:
+    def _ends(self, sequence: ShardSequence, token: int) -> bool:
+        return token in self._eos_ids or token in sequence.sampling.ends
+
+    def _is_eos(
+        self, rows: ListLike[ShardSequence], tokens: NDArray[np.int64]
+    ) -> NDArray[np.bool_]:
         found = np.zeros(len(tokens), np.bool_)
         for eos in self._eos_ids:
             found |= tokens == eos
+        for eos in self._table.own_ends:
+            for row in np.flatnonzero(tokens == eos).tolist():
+                found[row] |= eos in rows[row].sampling.ends
         return found
 
 

@@ -205,9 +205,12 @@ class SamplerBase:
             processors.frequency_and_presence(scores, settings.counted)
         if settings.biased:
             faults |= processors.logit_bias(scores, settings.biased, size)
-        early = [row for row, sequence in settings.minimum if sequence.min_remaining > 0]
+        early = [each for each in settings.minimum if each[1].min_remaining > 0]
         if early:
-            processors.forbid(scores, early, self._eos_ids)
+            processors.forbid(scores, [row for row, _ in early], self._eos_ids)
+        for row, sequence in early:
+            if ends := [end for end in sequence.sampling.ends if end < size]:
+                processors.forbid(scores, [row], np.array(ends, np.int64))
         return faults
 
     def _masks(

@@ -5,15 +5,17 @@ others are not delayed; llguidance releases the GIL meanwhile. The tokenizer is 
 but only once the model is ready: for a large vocabulary that holds the GIL for a third of a second.
 Compiled grammars are cached; each sequence gets a copy. A sequence's state in its grammar is a
 function of its generated tokens, so a replayed sequence continues where it was. Most tokens of a
-schema are forced: such runs are known in advance and need no mask. No torch in this file.
+schema are forced: such runs are known in advance and need no mask. A sequence whose adapter has a
+tokenizer or ends of its own gets its masks from a table of its own. No torch in this file.
 """
 
 from __future__ import annotations
 
 import os
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Final, TypeAlias
 
 import numpy as np
 from llguidance import LLExecutor, LLMatcher, LLTokenizer
@@ -28,7 +30,13 @@ from tgi_trio.shard.machine.give_way import give_way
 
 STATE = "grammar"  # key in Sequence.state
 
+# What a sequence's grammar is compiled with: its tokenizer.json ("": the model's), and its own ends.
+Vocabulary: TypeAlias = tuple[str, tuple[int, ...]]
+Load: TypeAlias = Callable[[str, tuple[int, ...]], LLTokenizer]
+
+_MODELS: Final[Vocabulary] = ("", ())
 _KEPT = 64  # compiled grammars
+_TABLES = 8  # tokenizers of adapters that are kept: some tens of MB each
 _COMPILING = 2  # at the same time
 _NICENESS = 10  # of the compiling threads, added to the steps' own
 _TEAM_ROWS = 32  # masks from which on other threads are woken; most masks take 10 us
@@ -91,15 +99,15 @@ class Guide:
 class Grammars:
     """Compiles grammars and computes masks; keeps a `Guide` in each sequence's state."""
 
-    def __init__(self, load: Callable[[], LLTokenizer]) -> None:
-        """`load`: called in a thread, by `start` or for the first grammar.
+    def __init__(self, load: Load) -> None:
+        """`load`: called in a thread with a `Vocabulary`, by `start` or for its first grammar.
 
         If it raises ModelLoadError, only sequences with a grammar fail, with its message; it is
         called again for the next grammar, as files may be put back.
         """
         self._load = load
-        self._tokenizer: Future[LLTokenizer] | None = None
-        self._compiled: OrderedDict[str, Future[LLMatcher]] = OrderedDict()
+        self._tokenizers: OrderedDict[Vocabulary, Future[LLTokenizer]] = OrderedDict()
+        self._compiled: OrderedDict[tuple[Vocabulary, str], Future[LLMatcher]] = OrderedDict()
         # Threads inherit the affinity of their creator, which may be pinned to the first core.
         self._pool = ThreadPoolExecutor(
             _COMPILING,
@@ -111,7 +119,7 @@ class Grammars:
 
     def start(self) -> None:
         """See `GrammarMasks`."""
-        self._tokenizer = self._tokenizer or self._pool.submit(_load, self._load)
+        self._loading(_MODELS)
 
     def prepare(self, sequence: ShardSequence) -> bool:
         """Have the sequence's grammar compiled; return whether the compilation has ended.
@@ -133,18 +141,15 @@ class Grammars:
     def allowed(self, sequences: list[ShardSequence]) -> tuple[NDArray[np.uint8], dict[int, str]]:
         """Return which tokens may follow each sequence, and the faults of sequences without a mask.
 
-        uint8 [S, bytes], as wide as the tokenizer: bit i % 8 of byte i // 8, lowest first, is 1 if
-        token i may follow; rows without a mask are 0. Faults are by place.
+        uint8 [S, bytes], as wide as the widest tokenizer: bit i % 8 of byte i // 8, lowest first,
+        is 1 if token i may follow; rows without a mask are 0. Faults are by place.
         """
-        faults: dict[int, str] = {}
-        try:
-            masks = np.zeros((len(sequences), self._mask_bytes()), np.uint8)
-        except ValueError as error:
-            return np.zeros((len(sequences), 0), np.uint8), dict.fromkeys(
-                range(len(sequences)), str(error)
-            )
+        widths, faults = self._widths(sequences)
+        masks = np.zeros((len(sequences), max(widths.values(), default=0)), np.uint8)
         asked: list[tuple[Guide, LLMatcher, int]] = []
         for place, sequence in enumerate(sequences):
+            if place in faults:
+                continue
             guide = self._guide(sequence)
             forced = guide.find_forced(sequence)
             if forced is not None:
@@ -154,7 +159,7 @@ class Grammars:
                 asked.append((guide, guide.matcher(sequence), place))
             except ValueError as error:
                 faults[place] = str(error)
-        self._compute([(matcher, place) for _, matcher, place in asked], masks)
+        self._compute([(matcher, place) for _, matcher, place in asked], masks, widths)
         for guide, matcher, place in asked:
             if matcher.is_error():
                 faults[place] = matcher.get_error()
@@ -162,14 +167,34 @@ class Grammars:
                 guide.look_ahead(matcher)
         return masks, faults
 
-    def _compute(self, jobs: list[tuple[LLMatcher, int]], masks: NDArray[np.uint8]) -> None:
-        """Write the masks of matchers into their rows."""
+    def _compute(
+        self,
+        jobs: list[tuple[LLMatcher, int]],
+        masks: NDArray[np.uint8],
+        widths: Mapping[int, int],
+    ) -> None:
+        """Write the masks of matchers into their rows, of which each has a width, in bytes."""
         start, size = masks.ctypes.data, masks.shape[1]
-        if len(jobs) >= _TEAM_ROWS:
+        if len(jobs) >= _TEAM_ROWS and all(widths[place] == size for _, place in jobs):
             self._executor.unsafe_compute_mask_ptr(jobs, start, size, len(masks))
             return
         for matcher, place in jobs:
-            matcher.unsafe_compute_mask_ptr(start + place * size, size)
+            matcher.unsafe_compute_mask_ptr(start + place * size, widths[place])
+
+    def _widths(self, sequences: list[ShardSequence]) -> tuple[dict[int, int], dict[int, str]]:
+        """Return the bytes of a mask by place, and faults of those whose tokenizer cannot be used.
+
+        Waits for the tokenizers.
+        """
+        widths: dict[int, int] = {}
+        faults: dict[int, str] = {}
+        for place, sequence in enumerate(sequences):
+            try:
+                tokenizer = self._loading(_vocabulary_of(sequence)).result()
+                widths[place] = 4 * -(-tokenizer.vocab_size // 32)
+            except ValueError as error:
+                faults[place] = str(error)
+        return widths, faults
 
     def rewind(self, sequence: ShardSequence) -> None:
         """See `GrammarMasks`."""
@@ -182,44 +207,52 @@ class Grammars:
     def _guide(self, sequence: ShardSequence) -> Guide:
         guide = sequence.state.get(STATE)
         if not isinstance(guide, Guide):
-            guide = sequence.state[STATE] = Guide(self._compile(sequence.sampling.grammar))
+            compiled = self._compile(_vocabulary_of(sequence), sequence.sampling.grammar)
+            guide = sequence.state[STATE] = Guide(compiled)
         return guide
 
-    def _loading(self) -> Future[LLTokenizer]:
-        """Return the tokenizer, loaded or still loading."""
-        self.start()
-        assert self._tokenizer is not None
-        return self._tokenizer
+    def _loading(self, vocabulary: Vocabulary) -> Future[LLTokenizer]:
+        """Return a tokenizer, loaded or still loading; others than the model's may be dropped."""
+        found = self._tokenizers.pop(vocabulary, None)
+        if found is None:
+            others = [each for each in self._tokenizers if each != _MODELS]
+            if len(others) >= _TABLES and vocabulary != _MODELS:
+                del self._tokenizers[others[0]]
+            found = self._pool.submit(_load, self._load, vocabulary)
+        self._tokenizers[vocabulary] = found
+        return found
 
-    def _mask_bytes(self) -> int:
-        """Return the size of a mask; waits for the tokenizer, and raises ValueError without one."""
-        return 4 * -(-self._loading().result().vocab_size // 32)
-
-    def _compile(self, text: str) -> Future[LLMatcher]:
+    def _compile(self, vocabulary: Vocabulary, text: str) -> Future[LLMatcher]:
         """Return the compilation of a grammar, running or finished."""
-        if self._tokenizer is not None and _has_failed(self._tokenizer):
-            self._tokenizer = None
-            self._compiled.clear()
-        future = self._compiled.pop(text, None)
+        loading = self._tokenizers.get(vocabulary)
+        if loading is not None and _has_failed(loading):
+            del self._tokenizers[vocabulary]
+            for key in [key for key in self._compiled if key[0] == vocabulary]:
+                del self._compiled[key]
+        future = self._compiled.pop((vocabulary, text), None)
         if future is None:
             # The router has checked the grammar before, in as many processes, each as slow as this
             # thread: that keeps the pool's queue short.
-            future = self._pool.submit(_compile, text, self._loading())
-        self._compiled[text] = future
+            future = self._pool.submit(_compile, text, self._loading(vocabulary))
+        self._compiled[vocabulary, text] = future
         if len(self._compiled) > _KEPT:
             self._compiled.popitem(last=False)
         return future
+
+
+def _vocabulary_of(sequence: ShardSequence) -> Vocabulary:
+    return sequence.sampling.tokenizer, sequence.sampling.ends
 
 
 def _has_failed(future: Future[LLTokenizer]) -> bool:
     return future.done() and future.exception() is not None
 
 
-def _load(load: Callable[[], LLTokenizer]) -> LLTokenizer:
+def _load(load: Load, vocabulary: Vocabulary) -> LLTokenizer:
     """Return the tokenizer; logs a warning and raises ValueError if it cannot be used."""
     try:
         with pause_collection():
-            return load()
+            return load(*vocabulary)
     except ModelLoadError as error:
         warn(f"requests with a grammar will fail: {error}")
         raise ValueError(str(error)) from error

@@ -138,6 +138,8 @@ class ChoiceSettings:
     rows: list[ShardSequence]
     columns: dict[str, Array]  # [R] by name of `_ROW`
     biases: list[NDArray[np.int32]]  # [B, 2] by row: id and float32 bits; empty for faulty rows
+    # The same of rows whose own ends are forbidden for a while, with these, by row.
+    forbidding: dict[int, NDArray[np.int32]]
     minimum: NDArray[np.bool_]  # rows that may still have a minimum to generate
     faults: dict[int, str]
     widest: int  # most tokens listed with a choice; 0: none
@@ -168,11 +170,17 @@ class ChoiceSettings:
                 biases[i] = NO_ENTRIES if i in faults else _bias_entries(rows[i])
         counted = columns["counted"]
         minimum = [r.min_remaining > 0 and not r.sampling.ignore_eos for r in rows]
+        forbidding = {
+            i: _bias_entries(row, forbids=vocab_size)
+            for i, row in enumerate(rows)
+            if minimum[i] and row.sampling.ends and i not in faults
+        }
         places, samples = np.flatnonzero(counted), bool(columns["samples"].any())
         return cls(
             rows=list(rows),
             columns=columns,
             biases=biases,
+            forbidding=forbidding,
             minimum=np.array(minimum, np.bool_),
             faults=faults,
             widest=int(columns["listed"].max(initial=0)),
@@ -319,9 +327,12 @@ class Followed:
     edits: Edits
 
 
-def _bias_entries(row: ShardSequence) -> NDArray[np.int32]:
-    """Return the ids and values of a row's biases as entries."""
-    bias = RowState.of(row).bias
+def _bias_entries(row: ShardSequence, forbids: int = 0) -> NDArray[np.int32]:
+    """Return the ids and values of a row's biases as entries; its own ends below `forbids` are
+    forbidden.
+    """
+    ends = {end: -np.inf for end in row.sampling.ends if end < forbids}
+    bias = RowState.of(row).bias | ends
     entries = np.empty((len(bias), 2), np.int32)
     entries[:, 0] = list(bias)
     entries[:, 1] = np.array(list(bias.values()), np.float32).view(np.int32)

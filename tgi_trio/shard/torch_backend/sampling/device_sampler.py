@@ -227,7 +227,7 @@ class DeviceSampler:
             arrays[_UNIFORMS] = settings.draw(choosing)
         if settings.waits:
             arrays[_EARLY] = too_early(choosing, settings)
-        if not settings.penalised:
+        if not settings.penalised and not settings.forbidding:
             return HostInputs(arrays, told.entries, told.standing, told.widest)
         edits = list_edits(choosing, settings, self._resident, kept.size)
         arrays[_UNIT] = count_units(choosing, settings)

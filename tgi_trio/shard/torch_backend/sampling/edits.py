@@ -15,6 +15,7 @@ from tgi_trio.shard.torch_backend.sampling.choice_settings import (
     Followed,
     fix,
     repeat,
+    too_early,
 )
 from tgi_trio.shard.torch_backend.sampling.resident_counts import ADD, NONE, ResidentCounts
 from tgi_trio.shard.torch_backend.staging import Array
@@ -28,7 +29,8 @@ def list_edits(
     `size`: choices that `starts` includes; surplus ones have no edits.
     """
     count, size = len(choosing), size or len(choosing)
-    if choosing.alone:
+    biases = _choose_biases(choosing, settings)
+    if choosing.alone and biases is None:
         if size not in settings.standing:
             settings.standing[size] = _list_biases(choosing, settings, size)
         standing = settings.standing[size]
@@ -53,14 +55,30 @@ def list_edits(
             own[owner], moves[c], starts[0, c + 1] = news.slot, news.move, len(news.ids)
             lists[0].append(np.stack((news.ids, news.more), axis=1))
         slots[c] = own[owner]
-    alone = choosing.alone and not starts[:2].any()
-    if settings.columns["biased"].any():
-        for c, owner in enumerate(choosing.owners.tolist()):
-            starts[2, c + 1] = len(settings.biases[owner])
-            lists[2].append(settings.biases[owner])
+    alone = choosing.alone and biases is None and not starts[:2].any()
+    if biases is None and settings.columns["biased"].any():
+        biases = [settings.biases[owner] for owner in choosing.owners.tolist()]
+    for c, entries in enumerate(biases or ()):
+        starts[2, c + 1] = len(entries)
+        lists[2].append(entries)
     flat = [entries for kind in lists for entries in kind]
     ends = np.cumsum(starts.ravel()).reshape(starts.shape).astype(np.int32)
     return Edits(slots, moves, ends, np.concatenate(flat) if flat else NO_ENTRIES, alone)
+
+
+def _choose_biases(choosing: Choosing, settings: Settings) -> list[Array] | None:
+    """Return each choice's biases where some row's own ends are still forbidden, else None."""
+    if not settings.forbidding:
+        return None
+    early = too_early(choosing, settings).tolist()
+    if not any(early):
+        return None
+    return [
+        settings.forbidding.get(owner, settings.biases[owner])
+        if early[c]
+        else settings.biases[owner]
+        for c, owner in enumerate(choosing.owners.tolist())
+    ]
 
 
 def _follow(
