@@ -82,6 +82,7 @@ RULES: dict[str, Rule] = {
     "router": Rule(
         ours(
             "errors settings accepting descriptors file_watch sockets model.config "
+            "model.adapters.own_tokens "
             "model.audio_families model.image_families model.image_rules model.video_families "
             "logs ipc media.sound "
             "media.image_text media.packed_frames media.canvases media.video_canvas "

@@ -18,8 +18,6 @@ from contextlib import contextmanager
 from typing import Any
 
 from bench.http.tokens import STEP, Streams, event, max_new_tokens, token_text
-from tgi_trio.router.text.chat_template import ChatTemplate
-from tgi_trio.router.text.tools.probe import find_call_style
 
 # ---- ours --------------------------------------------------------------------------------------
 
@@ -65,12 +63,15 @@ class BenchEngine:
         import trio
 
         from tgi_trio.router.adapters.registry import AdapterRegistry
+        from tgi_trio.router.adapters.wordings import Wordings
         from tgi_trio.router.engine.stream import TokenStream
         from tgi_trio.router.http.engine_api import ModelCard, ServedLimits
         from tgi_trio.router.request import FinishReason, Outcome, Token
         from tgi_trio.router.telemetry.metrics import Metrics
+        from tgi_trio.router.text.thoughts.derive import ThoughtSettings
         from tgi_trio.router.text.tokenizer import Tokenizer, TokenizerPool
         from tgi_trio.router.text.tokenizer_files import TokenizerConfig
+        from tgi_trio.router.text.wording import ModelWording, Wording
         from tgi_trio.router.validation import ValidationLimits, Validator
 
         alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
@@ -82,14 +83,12 @@ class BenchEngine:
         most = 2**40
         self.model = ModelCard("bench")
         self.limits = ServedLimits(max_concurrent_requests=4096)
-        self.tokenizer = Tokenizer(backend, TokenizerConfig({}, (), {}))
-        self.chat_template: ChatTemplate | None = None
-        self.thoughts = None
-        self.images = None
-        self.call_style = find_call_style(None, {})
-        self.validator = Validator(
-            TokenizerPool(self.tokenizer, 1), ValidationLimits(most, most, 256)
+        tokenizer = Tokenizer(backend, TokenizerConfig({}, (), {}))
+        self.wordings = Wordings(
+            ModelWording(Wording(tokenizer), frozenset(), {}, None, ThoughtSettings())
         )
+        self.images = None
+        self.validator = Validator(TokenizerPool(tokenizer, 1), ValidationLimits(most, most, 256))
         self.metrics = Metrics()
         self.adapters = AdapterRegistry()
         # Imported here, because the peers' processes do without all of this.

@@ -34,7 +34,7 @@ from tgi_trio.ipc.messages import PrefillRow, encode_prefill
 from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.ipc.startup import WarmupRequest
 from tgi_trio.model.facts import read_model_facts
-from tgi_trio.router.assembly import Assembly
+from tgi_trio.router.assembly import Assembly, make_wordings
 from tgi_trio.router.engine.shard_link import ShardLink
 from tgi_trio.router.scheduling import SchedulingLimits
 from tgi_trio.router.shards import handshake
@@ -42,6 +42,7 @@ from tgi_trio.router.shards.local_group import LocalGroup
 from tgi_trio.router.shards.supervisor import Supervisor, Watch
 from tgi_trio.router.telemetry.metrics import Metrics
 from tgi_trio.router.text.tokenizer import Tokenizer
+from tgi_trio.router.text.wording import Wording
 from tgi_trio.settings.records import Options
 from tgi_trio.settings.resolve import resolve, with_kv
 from tgi_trio.sockets import bind_sockets
@@ -127,7 +128,8 @@ async def router(streams: int, step_ms: float, seconds: float) -> Reading:
         warmup(streams),
         watch=Watch(),
     )
-    front = Assembly(Tokenizer.from_folder(model_path()), None, metrics)
+    wording = Wording(Tokenizer.from_folder(model_path()))
+    front = Assembly(make_wordings(settings, wording), metrics)
     shutdown = trio.Event()
     async with trio.open_nursery() as nursery:
         started = await nursery.start(supervisor.run)

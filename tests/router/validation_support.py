@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from tests.router.text.kinds import served
@@ -31,6 +32,6 @@ def validator(**changes: Any) -> Validator:
     return Validator(pool, replace(limits, **changes), random.Random(7), check_grammar)
 
 
-async def check_grammar(grammar: str) -> None:
+async def check_grammar(grammar: str, tokenizer: Path | None) -> None:
     if grammar == "broken":
         raise ValidationError("grammar is not valid: what it is")

@@ -142,6 +142,7 @@ FLAGS: Final[tuple[tuple[str, tuple[Flag, ...]], ...]] = (
             ),
             Flag("max-lora-rank", "int", "largest rank of an adapter"),
             Flag("max-loaded-adapters", "int", "adapters in memory; others are loaded when asked"),
+            Flag("adapter-tokenizers", "whose", "own: those in their folders; base: the model's"),
             Flag("adapter-updates", "switch", "routes that load and unload adapters; needs a key"),
             Flag("adapter-folder", "path", "where such routes may load from", "nowhere"),
             Flag("sharded", "bool", "split the model over several ranks", "false"),

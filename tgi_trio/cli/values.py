@@ -18,6 +18,7 @@ from tgi_trio.router.media.policy import parse_policy
 from tgi_trio.settings.keys import check_key
 from tgi_trio.settings.records import (
     ACTIVATIONS,
+    ADAPTER_TOKENIZERS,
     CPU_BACKENDS,
     DRAFTERS,
     DTYPES,
@@ -263,6 +264,7 @@ KINDS: Final[dict[str, tuple[str, Callable[[str], Any]]]] = {
     "adapters": ("IDS", _adapters),
     "image_urls": ("URLS", _image_urls),
     "backend": ("BACKEND", _one_of(CPU_BACKENDS, OLDER_CPU_BACKENDS)),
+    "whose": ("WHOSE", _one_of(ADAPTER_TOKENIZERS)),
     "drafter": ("DRAFTER", _one_of(DRAFTERS)),
     "bits": ("BITS", _bits),
     "sizes": ("SIZES", _sizes),

@@ -2,21 +2,26 @@
 
 Compiles each grammar as the shard will, in a child process that may die of it
 (`sandbox/zygote.py`): some grammars take minutes or all memory, and none of llguidance's own limits
-stops them. A job is the text of a grammar; the answer is what is wrong with it.
+stops them. A job is `{"grammar": TEXT, "of": FILE}`, where FILE is the tokenizer.json of an adapter
+or "", the model's; the answer is what is wrong with the grammar. `{"read": FILE}` comes before, as
+what is read survives in the parent: `_FILES` of them.
 """
 
 from __future__ import annotations
 
 import sys
 import time
+from collections import OrderedDict
 from pathlib import Path
 
 import numpy as np
 from llguidance import LLMatcher, LLTokenizer
 
+from tgi_trio.errors import ModelLoadError
 from tgi_trio.grammars.compiler import compile_grammar, load_tokenizer
-from tgi_trio.sandbox.zygote import Job, JobLimits, serve_jobs
+from tgi_trio.sandbox.zygote import JobLimits, serve_jobs
 
+_FILES = 4  # tokenizers of adapters: some tens of MB each
 _PROBED = 8  # tokens for which the time of masks is measured
 _SLOWEST_MASK_S = 0.01  # of CPU time; every running sequence waits for it in every step
 
@@ -48,14 +53,40 @@ def _slowest_mask(matcher: LLMatcher) -> float:
     return slowest
 
 
+class _Checks:
+    """Runs jobs with the tokenizers that have been read."""
+
+    def __init__(self, tokenizer: LLTokenizer) -> None:
+        """`tokenizer`: the model's."""
+        self._model = tokenizer
+        self._read: OrderedDict[str, LLTokenizer] = OrderedDict()
+
+    def run(self, question: dict[str, str], _: bytes) -> None:
+        """Do one job; raises ValueError."""
+        file = question.get("read")
+        if file is None:
+            of = question["of"]
+            check(question["grammar"], self._read[of] if of else self._model)
+            return
+        if file not in self._read:
+            try:
+                self._read[file] = load_tokenizer(Path(file))
+            except ModelLoadError as error:
+                raise ValueError(str(error)) from error
+        self._read.move_to_end(file)
+        if len(self._read) > _FILES:
+            self._read.popitem(last=False)
+
+
 def main(argv: list[str]) -> int:
     """Answer until the end of standard input; return the process's exit code."""
 
-    def load() -> Job:
-        tokenizer = load_tokenizer(Path(argv[0]))
-        return lambda text, _: check(text, tokenizer)
-
-    return serve_jobs(load, JobLimits.parse(argv[1:]), patient=True)
+    return serve_jobs(
+        lambda: _Checks(load_tokenizer(Path(argv[0]))).run,
+        JobLimits.parse(argv[1:]),
+        patient=True,
+        harmless=lambda question: "read" in question,  # a file that the operator has named
+    )
 
 
 if __name__ == "__main__":

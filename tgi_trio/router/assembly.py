@@ -17,6 +17,7 @@ from tgi_trio.ipc.startup import ShardInfo
 from tgi_trio.model.config import read_config
 from tgi_trio.model.image_rules import image_rules
 from tgi_trio.router.adapters.registry import AdapterRegistry
+from tgi_trio.router.adapters.wordings import Wordings
 from tgi_trio.router.engine.engine import AdmissionLimits, Engine
 from tgi_trio.router.facade import EngineFacade
 from tgi_trio.router.grammar_checker import GrammarChecker, GrammarLimits
@@ -38,14 +39,16 @@ from tgi_trio.router.telemetry.metrics import Metrics
 from tgi_trio.router.telemetry.schedule_recorder import ScheduleRecorder
 from tgi_trio.router.telemetry.tracing import Tracer
 from tgi_trio.router.text.chat_template import RESERVED, ChatTemplate
+from tgi_trio.router.text.own_files import ModelVocabulary
 from tgi_trio.router.text.thoughts.derive import Thoughts, ThoughtSettings, derive_thoughts
 from tgi_trio.router.text.tokenizer import Tokenizer, TokenizerPool
 from tgi_trio.router.text.tokenizer_files import tokenizer_json
 from tgi_trio.router.text.tools.probe import CallStyle, find_call_style
+from tgi_trio.router.text.wording import ModelWording, Wording
 from tgi_trio.router.validation import ValidationLimits, Validator
 from tgi_trio.settings.cluster_secret import read_cluster_secret
 from tgi_trio.settings.keys import Keys
-from tgi_trio.settings.records import Settings
+from tgi_trio.settings.records import OWN, Settings
 from tgi_trio.settings.shown import public_json
 from tgi_trio.sockets import start_listening
 
@@ -61,19 +64,14 @@ class Assembly:
 
     def __init__(
         self,
-        tokenizer: Tokenizer,
-        template: ChatTemplate | None,
+        wordings: Wordings,
         metrics: Metrics,
         grammars: GrammarChecker | None = None,
         tracer: Tracer | None = None,
-        thoughts: Thoughts | None = None,
-        call_style: CallStyle | None = None,
     ) -> None:
         self.closed = trio.Event()
-        self._tokenizer = tokenizer
-        self._template = template
-        self._thoughts = thoughts
-        self._call_style = call_style
+        self._wordings = wordings
+        self._tokenizer = wordings.model.tokenizer
         self._metrics = metrics
         self._grammars = grammars
         self._tracer = tracer
@@ -122,16 +120,13 @@ class Assembly:
             settings=settings,
             engine=engine,
             supervisor=supervisor,
-            tokenizer=self._tokenizer,
-            chat_template=self._template,
+            wordings=self._wordings,
             validator=Validator(
                 pool,
                 validation,
                 check_grammar=None if self._grammars is None else self._grammars.check,
             ),
             metrics=self._metrics,
-            thoughts=self._thoughts,
-            call_style=self._call_style,
             adapters=adapters,
             images=None if images is None else images.reader,
             unserved=unserved,
@@ -308,29 +303,55 @@ def find_calls(tokenizer: Tokenizer, template: ChatTemplate) -> CallStyle:
     return style
 
 
-async def load_assembly(settings: Settings, metrics: Metrics) -> Assembly:
-    """Load tokenizer and chat template in a thread. Raises ModelLoadError, ConfigurationError."""
+def load_wording(settings: Settings) -> Wording:
+    """Load the model's tokenizer and chat template. Raises ModelLoadError, ConfigurationError."""
+    tokenizer = Tokenizer.from_folder(
+        settings.tokenizer_path,
+        config_path=settings.tokenizer_config_path,
+        trust_remote_code=settings.trust_remote_code,
+    )
+    template = load_chat_template(settings, tokenizer)
+    if template is None:
+        return Wording(tokenizer)
+    log_roles(template)
+    thoughts = find_thoughts(settings, tokenizer, template)
+    return Wording(tokenizer, template, thoughts, find_calls(tokenizer, template))
 
-    def load() -> tuple[
-        Tokenizer, ChatTemplate | None, Thoughts | None, CallStyle | None, Tracer | None
-    ]:
-        tokenizer = Tokenizer.from_folder(
-            settings.tokenizer_path,
-            config_path=settings.tokenizer_config_path,
-            trust_remote_code=settings.trust_remote_code,
-        )
+
+def make_wordings(settings: Settings, wording: Wording, *, sees: bool = False) -> Wordings:
+    """Return what reads the wordings of adapters; `wording`: the model's, `sees`: it or it hears.
+
+    Raises ModelLoadError.
+    """
+    config = read_config(settings.model_path)
+    file = tokenizer_json(settings.tokenizer_path, None, settings.trust_remote_code)
+    vocabulary = None
+    if settings.serves_adapters and settings.adapter_tokenizers == OWN:
+        vocabulary = ModelVocabulary(file, config.vocab_size, apart=True)
+    model = ModelWording(
+        wording,
+        frozenset(config.eos_ids),
+        {} if vocabulary is None else vocabulary.parts,
+        settings.default_chat_template_kwargs,
+        ThoughtSettings.parse(settings.reasoning),
+        keeps_added=sees,
+    )
+    return Wordings(model, vocabulary, settings.max_loaded_adapters)
+
+
+async def load_assembly(settings: Settings, metrics: Metrics, *, sees: bool = False) -> Assembly:
+    """Load tokenizer and chat template in a thread; `sees`: whether the model does, or hears.
+
+    Raises ModelLoadError, ConfigurationError.
+    """
+
+    def load() -> tuple[Wordings, Tracer | None]:
         endpoint, name = settings.otlp_endpoint, settings.otlp_service_name
         tracer = None if endpoint is None else Tracer.to(endpoint, name)
-        template = load_chat_template(settings, tokenizer)
-        if template is None:
-            return tokenizer, None, None, None, tracer
-        log_roles(template)
-        thoughts = find_thoughts(settings, tokenizer, template)
-        return tokenizer, template, thoughts, find_calls(tokenizer, template), tracer
+        return make_wordings(settings, load_wording(settings), sees=sees), tracer
 
-    tokenizer, template, thoughts, calls, tracer = await trio.to_thread.run_sync(load)
-    grammars = grammar_checker(settings)
-    return Assembly(tokenizer, template, metrics, grammars, tracer, thoughts, calls)
+    wordings, tracer = await trio.to_thread.run_sync(load)
+    return Assembly(wordings, metrics, grammar_checker(settings), tracer)
 
 
 def grammar_checker(settings: Settings) -> GrammarChecker | None:

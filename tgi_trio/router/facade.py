@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from dataclasses import fields
 
 from tgi_trio.router.adapters.registry import AdapterRegistry
+from tgi_trio.router.adapters.wordings import Wordings
 from tgi_trio.router.engine.engine import Engine
 from tgi_trio.router.engine.stream import TokenStream
 from tgi_trio.router.http.engine_api import ModelCard, ServedLimits
@@ -15,11 +16,7 @@ from tgi_trio.router.media.media_reader import MediaReader
 from tgi_trio.router.request import Request, Timings
 from tgi_trio.router.shards.supervisor import Supervisor
 from tgi_trio.router.telemetry.metrics import Metrics
-from tgi_trio.router.text.chat_template import ChatTemplate
 from tgi_trio.router.text.output import OutputText
-from tgi_trio.router.text.thoughts.derive import Thoughts
-from tgi_trio.router.text.tokenizer import Tokenizer
-from tgi_trio.router.text.tools.probe import CallStyle
 from tgi_trio.router.validation import Validator
 from tgi_trio.settings.records import Settings
 
@@ -32,12 +29,9 @@ class EngineFacade:
         settings: Settings,
         engine: Engine,
         supervisor: Supervisor,
-        tokenizer: Tokenizer,
-        chat_template: ChatTemplate | None,
+        wordings: Wordings,
         validator: Validator,
         metrics: Metrics,
-        thoughts: Thoughts | None = None,
-        call_style: CallStyle | None = None,
         adapters: AdapterRegistry | None = None,
         images: MediaReader | None = None,
         unserved: Mapping[Kind, str] = NOTHING_UNSERVED,
@@ -54,14 +48,12 @@ class EngineFacade:
         self.limits = ServedLimits(
             **{f.name: getattr(settings, f.name) for f in fields(ServedLimits)}
         )
-        self.tokenizer = tokenizer
-        self.chat_template = chat_template
-        self.thoughts = thoughts
-        self.call_style = CallStyle() if call_style is None else call_style
+        self.wordings = wordings
         self.validator = validator
         self.metrics = metrics
         self.images = images
         self.adapters = AdapterRegistry() if adapters is None else adapters
+        self.adapters.on_forgotten(wordings.forget)
         for name in self.adapters.names:
             metrics.know("adapter", name)
         self._slots = settings.max_batch_size

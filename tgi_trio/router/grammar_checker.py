@@ -32,6 +32,7 @@ from tgi_trio.router.text.grammars import check_size
 _REMEMBERED = 4096  # verdicts
 _MEMORY = 256 * 2**20  # bytes a compilation may take
 _SLOWDOWN = 10.0  # how much longer than its CPU time a compilation may take on a busy machine
+_READ_S = 60.0  # seconds in which a process has to have read a tokenizer
 _AGAIN_S = 30.0  # after which what found no CPU time may try again
 _BUSY = "too many grammars wait to be checked"
 
@@ -79,18 +80,20 @@ class GrammarChecker:
         self._verdicts: OrderedDict[bytes, _Verdict] = OrderedDict()
         self._trials: dict[bytes, _Trial] = {}
 
-    async def check(self, grammar: str) -> None:
+    async def check(self, grammar: str, tokenizer: Path | None = None) -> None:
         """Raise GrammarError unless the shard can serve this grammar.
 
-        Raises Overloaded where too many wait, Unavailable where the machine is too busy to find
-        out. A checkpoint; cancelled, it ends the trial.
+        `tokenizer`: the tokenizer.json of an adapter; None: the model's. Raises Overloaded where
+        too many wait, Unavailable where the machine is too busy to find out. A checkpoint;
+        cancelled, it ends the trial.
         """
         check_size(grammar, self._limits.max_grammar_bytes)
-        key = hashlib.sha256(grammar.encode()).digest()
+        file = "" if tokenizer is None else str(tokenizer)
+        key = hashlib.sha256(f"{file}\0{grammar}".encode("utf-8", "surrogateescape")).digest()
         await trio.lowlevel.checkpoint()
         while (verdict := self._known(key)) is None:
             if (trial := self._trials.get(key)) is None:
-                verdict = await self._try_for_all(grammar, key)
+                verdict = await self._try_for_all(grammar, file, key)
                 break
             await trial.ended.wait()
             if trial.failed is not None:
@@ -104,7 +107,7 @@ class GrammarChecker:
         """End all processes that wait for work."""
         await self._pool.close()
 
-    async def _try_for_all(self, grammar: str, key: bytes) -> _Verdict:
+    async def _try_for_all(self, grammar: str, file: str, key: bytes) -> _Verdict:
         """Try a grammar out and remember the verdict; who asks for it meanwhile waits for that.
 
         Cancelled, it leaves the trial to another of them.
@@ -112,7 +115,7 @@ class GrammarChecker:
         trial = self._trials[key] = _Trial()
         try:
             async with self._pool.turn() as turn:
-                verdict = await self._try(grammar, turn)
+                verdict = await self._try(grammar, file, turn)
                 self._remember(key, verdict)
         except TgiTrioError as error:
             trial.failed = error
@@ -122,11 +125,13 @@ class GrammarChecker:
             trial.ended.set()
         return verdict
 
-    async def _try(self, grammar: str, turn: Turn) -> _Verdict:
-        """Have a process try the grammar out."""
+    async def _try(self, grammar: str, file: str, turn: Turn) -> _Verdict:
+        """Have a process try the grammar out, with an adapter's tokenizer or the model's ("")."""
         seconds = self._limits.max_grammar_seconds
         try:
-            answer = await turn.ask(grammar, within=_SLOWDOWN * seconds)
+            if file and (read := await turn.ask({"read": file}, within=_READ_S)).wrong is not None:
+                raise ValidationError(f"grammar is not supported: {read.wrong}")
+            answer = await turn.ask({"grammar": grammar, "of": file}, within=_SLOWDOWN * seconds)
         except SandboxRefused as error:
             raise Unavailable(f"grammars cannot be tried out now: {error}", _AGAIN_S) from error
         except SandboxCannotStart as error:

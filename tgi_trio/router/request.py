@@ -78,6 +78,28 @@ class AnswerForm(Protocol):
         """Return a parser for one answer."""
 
 
+class Detokenizing(Protocol):
+    """The text of the tokens of one generation (`text/detokenizer.py`)."""
+
+    def push(self, token_id: int) -> str:
+        """Return the text that a token completes."""
+
+    def flush(self) -> str:
+        """Return what is held back at the end."""
+
+
+class TokenTexts(Protocol):
+    """The texts of tokens (`text/tokenizer.py`)."""
+
+    special_ids: frozenset[int]
+
+    def token_text(self, token_id: int) -> str:
+        """Return the text of one token by itself."""
+
+    def detokenizer(self, prompt_ids: Sequence[int] | NDArray[np.int32]) -> Detokenizing:
+        """Return what turns the tokens behind a prompt into text."""
+
+
 @dataclass(frozen=True, slots=True)
 class LineLimits:
     """Where a text between two others ends early, as llama.cpp has it; both begin behind a line."""
@@ -116,6 +138,7 @@ class Request:
     name: str = ""  # the client's request id, for logs
     answer: AnswerForm | None = None  # None: the answer is not parsed
     images: tuple[PromptImage, ...] = ()  # in order of their positions in the prompt
+    tokenizer: TokenTexts | None = None  # that its text is written with; None: the model's
     emitted: tuple[int, ...] = ()  # tokens that the client has got from another server
 
 

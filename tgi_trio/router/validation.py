@@ -15,6 +15,7 @@ from __future__ import annotations
 import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,10 @@ from tgi_trio.ipc.messages import SamplingParameters
 from tgi_trio.router.media.image_prompt import ExpandedPrompt
 from tgi_trio.router.request import LineLimits, Request, StoppingCriteria
 from tgi_trio.router.text.regexes import compile_regex
-from tgi_trio.router.text.tokenizer import TokenizerPool
+from tgi_trio.router.text.tokenizer import Tokenizer, TokenizerPool
+from tgi_trio.router.text.wording import Wording
+
+CheckGrammar = Callable[[str, Path | None], Awaitable[None]]
 
 _SEED_BITS = 64
 _FLOAT32 = 1.2e-38, 3.4e38  # its normal positive numbers
@@ -101,12 +105,12 @@ class Validator:
         pool: TokenizerPool,
         limits: ValidationLimits,
         source: random.Random | None = None,
-        check_grammar: Callable[[str], Awaitable[None]] | None = None,
+        check_grammar: CheckGrammar | None = None,
     ) -> None:
         """`source`: where seeds come from for clients that give none (default: the system's).
 
-        `check_grammar` raises GrammarError for a grammar that the shard cannot serve; None:
-        there are no grammars.
+        `check_grammar` raises GrammarError for a grammar that the shard cannot serve with a
+        tokenizer.json (None: the model's); without it there are no grammars.
         """
         self._pool = pool
         self._limits = limits
@@ -151,11 +155,13 @@ class Validator:
         deadline: float | None = None,
         cache_salt: str = "",
         name: str = "",
+        wording: Wording | None = None,
     ) -> Request:
         """Return the request for a prompt given as text, with images or without, or as token ids.
 
         `add_special_tokens` is for text only: True for plain prompts, False for rendered chats.
-        The other keywords go into the `Request` as they are. Raises ValidationError.
+        `wording`: of the adapter; None: the model's. The other keywords go into the `Request` as
+        they are. Raises ValidationError.
         """
         self.check(parameters)
         if len(prompt) == 0:
@@ -164,17 +170,22 @@ class Validator:
         shown = prompt if isinstance(prompt, ExpandedPrompt) else None
         text = prompt.text if isinstance(prompt, ExpandedPrompt) else prompt
         special = add_special_tokens and not (shown is not None and shown.writes_bos)
-        ids, length = await self._tokenise(text, special, parameters.truncate)
+        tokenizer = None if wording is None else wording.tokenizer
+        ids, length = await self._tokenise(text, special, parameters.truncate, tokenizer)
         max_new_tokens = self._max_new_tokens(length, parameters)
         if len(ids) == 0:  # text that the tokenizer's normalizer removes, without special tokens
             raise ValidationError("`inputs` cannot be empty")
         self.check_ids(ids)
         images = () if shown is None else shown.place(ids, len(ids) == parameters.truncate)
         if parameters.grammar is not None:
-            await self.check_grammar(parameters.grammar)
+            await self.check_grammar(parameters.grammar, wording)
+        sampling = self._sampling(parameters)
+        if wording is not None:
+            file = parameters.grammar and wording.file
+            sampling = replace(sampling, ends=wording.ends, tokenizer=str(file or ""))
         return Request(
             prompt_ids=ids,
-            sampling=self._sampling(parameters),
+            sampling=sampling,
             stopping=StoppingCriteria(
                 max_new_tokens=max_new_tokens,
                 min_new_tokens=min(parameters.min_new_tokens, max_new_tokens),
@@ -189,20 +200,22 @@ class Validator:
             cache_salt=cache_salt,
             name=name,
             images=images,
+            tokenizer=tokenizer,
         )
 
     async def count_tokens(self, text: str) -> int:
         """Return how many tokens a text has, without special ones. Raises ValidationError."""
         return (await self._pool.encode_prompt(text, False, None, 0))[1]
 
-    async def check_grammar(self, grammar: str) -> None:
+    async def check_grammar(self, grammar: str, wording: Wording | None = None) -> None:
         """Raise GrammarError for one that the shard cannot serve, ValidationError without grammars.
 
-        Verdicts are remembered: asking again costs nothing.
+        `wording`: of the adapter; None: the model's. Verdicts are remembered: asking again costs
+        nothing.
         """
         if self._check_grammar is None:
             raise ValidationError("grammar is not supported")
-        await self._check_grammar(grammar)
+        await self._check_grammar(grammar, None if wording is None else wording.file)
 
     def _check_stopping(self, p: GenerationParameters) -> None:
         limits = self._limits
@@ -264,11 +277,13 @@ class Validator:
         prompt: str | Sequence[int] | NDArray[np.int32],
         add_special_tokens: bool,
         truncate: int | None,
+        tokenizer: Tokenizer | None,
     ) -> tuple[NDArray[np.int32], int]:
         """Return the ids of the prompt and how many they are; none if too many to be served."""
         if isinstance(prompt, str):
             most = self._limits.max_input_tokens
-            return await self._pool.encode_prompt(prompt, add_special_tokens, truncate, most)
+            encode = self._pool.encode_prompt
+            return await encode(prompt, add_special_tokens, truncate, most, tokenizer)
         try:
             # A copy: whatever the prompt was cut from must not stay in memory with the request.
             ids = np.array(prompt[-(truncate or len(prompt)) :], dtype=np.int32)

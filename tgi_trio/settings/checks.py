@@ -10,6 +10,7 @@ from typing import Final
 from tgi_trio.errors import ConfigurationError
 from tgi_trio.settings.records import (
     ACTIVATIONS,
+    ADAPTER_TOKENIZERS,
     CPU_BACKENDS,
     DRAFTERS,
     DTYPES,
@@ -101,6 +102,11 @@ def check(options: Options) -> None:
         raise ConfigurationError(
             f"`hostname` must be an IP address such as 127.0.0.1. Given: {options.hostname}"
         ) from None
+    if options.adapter_tokenizers not in ADAPTER_TOKENIZERS:
+        raise ConfigurationError(
+            f"`adapter_tokenizers` must be one of {', '.join(ADAPTER_TOKENIZERS)}. "
+            f"Given: {options.adapter_tokenizers}"
+        )
     if options.cpu_backend not in CPU_BACKENDS:
         raise ConfigurationError(
             f"`cpu_backend` must be one of {', '.join(CPU_BACKENDS)}. Given: {options.cpu_backend}"

@@ -49,7 +49,8 @@ def _say(settings: Settings, names: Sequence[str], why: str) -> list[str]:
 def _idle(settings: Settings) -> Iterator[tuple[tuple[str, ...], str]]:
     """Yield settings without work, and the reason."""
     if not settings.serves_adapters:
-        yield ("max_lora_rank", "max_loaded_adapters"), "there are no adapters (--lora-adapters)"
+        names = "max_lora_rank", "max_loaded_adapters", "adapter_tokenizers"
+        yield names, "there are no adapters (--lora-adapters)"
     if settings.prefix_cache_path is None:
         why = "no prefixes are kept (--prefix-cache-path)"
         yield ("prefix_cache_bytes", "prefix_cache_save_seconds"), why

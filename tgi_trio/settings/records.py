@@ -30,6 +30,8 @@ ROPE_SCALINGS: Final = ("linear", "dynamic")
 NGRAM, MTP = "ngram", "mtp"
 DRAFTERS: Final = (NGRAM, MTP)  # without a folder: the text so far, the model's own layers
 CPU_BACKENDS: Final = ("auto", "kernels", "torch")  # auto: kernels if they can serve the model
+OWN, BASE = "own", "base"
+ADAPTER_TOKENIZERS: Final = (OWN, BASE)
 OLDER_CPU_BACKENDS: Final = MappingProxyType({"numba": "kernels"})  # words of earlier versions
 
 
@@ -93,6 +95,7 @@ class AsGiven(ShardOptions):
     lora_adapters: tuple[str, ...] = ()  # id, id=path, id@revision or id=path@revision
     max_lora_rank: int = 64
     max_loaded_adapters: int = 32  # in the shard's memory; others are loaded on demand
+    adapter_tokenizers: str = OWN  # whose tokenizers and templates adapters have: OWN or BASE
     adapter_updates: bool = False  # whether routes load and unload adapters
     adapter_folder: Path | None = None  # folder below which those routes may load
     validation_workers: int = 2

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from tgi_trio.devices import check_device_flags, may_see_device
-from tgi_trio.errors import ConfigurationError
+from tgi_trio.errors import ConfigurationError, ModelLoadError, TgiTrioError
 from tgi_trio.model.adapters.files import read_adapter
 from tgi_trio.model.adapters.sites import map_adapter
 from tgi_trio.model.adapters.trained_whole import check_saved
@@ -22,7 +22,7 @@ from tgi_trio.model.check import (
     model_spec,
     supported_spec,
 )
-from tgi_trio.model.config import read_config
+from tgi_trio.model.config import ModelConfig, read_config
 from tgi_trio.model.fit.cpu_kernels import activations_error, find_undivided, find_unsupported
 from tgi_trio.model.specs.decoder import DecoderSpec
 from tgi_trio.model.speculators.assistant import AssistantSpec
@@ -31,11 +31,12 @@ from tgi_trio.model.speculators.mtp import need_mtp
 from tgi_trio.model.speculators.recognise import find_kind, read_heads
 from tgi_trio.model.speculators.spec import EagleSpec
 from tgi_trio.router.telemetry.tracing import check_tracing_files, check_tracing_installed
+from tgi_trio.router.text.own_files import ModelVocabulary, read_own_files
 from tgi_trio.router.text.tokenizer_files import read_config as read_tokenizer_config
 from tgi_trio.router.text.tokenizer_files import tokenizer_json
 from tgi_trio.router.text.tokenizer_shape import check_tokenizer_json, find_difference
 from tgi_trio.settings.idle import find_idle
-from tgi_trio.settings.records import MTP, Settings
+from tgi_trio.settings.records import MTP, OWN, Settings
 
 _OWN_MEMORY: Final = Path("/proc/self/status")
 
@@ -153,6 +154,7 @@ def _check_adapters(settings: Settings) -> list[str]:
             "are known by name, or there is an encoder; merge an adapter into its base by giving "
             "its folder to --model-id"
         )
+    vocabulary = _own_vocabulary(settings, config)
     taken = {settings.model_id, *settings.served_model_names, "tgi", "dummy"}
     warnings = []
     for name, folder in settings.adapter_folders.items():
@@ -164,10 +166,32 @@ def _check_adapters(settings: Settings) -> list[str]:
         adapter = read_adapter(Path(folder))
         changes = map_adapter(adapter, spec, settings.max_lora_rank)
         check_saved(adapter, changes, config, spec, settings.max_lora_rank)
+        if vocabulary is not None:
+            _check_texts(name, Path(folder), vocabulary)
         base = adapter.config.base
         if base and base not in taken and Path(base).name != Path(settings.model_id).name:
             warnings.append(f"the adapter {name} says that it was made for {base}")
     return warnings
+
+
+def _own_vocabulary(settings: Settings, config: ModelConfig) -> ModelVocabulary | None:
+    """Return what the tokenizers of adapters are compared with; None where they are not used."""
+    if settings.adapter_tokenizers != OWN:
+        return None
+    file = tokenizer_json(settings.tokenizer_path, None, settings.trust_remote_code)
+    return ModelVocabulary(file, config.vocab_size)
+
+
+def _check_texts(name: str, folder: Path, vocabulary: ModelVocabulary) -> None:
+    """Raise ModelLoadError for a tokenizer or a chat template of an adapter that is not served."""
+    try:
+        files = read_own_files(folder, vocabulary)
+        if files is not None and files.config.chat_templates:
+            from tgi_trio.router.text.chat_template import ChatTemplate  # its engine: 50 ms
+
+            ChatTemplate(files.config.chat_templates, files.config.special_tokens)
+    except TgiTrioError as error:
+        raise ModelLoadError(f"--lora-adapters: `{name}`: {error}") from error
 
 
 def _check_tokenizer(settings: Settings) -> None:

@@ -10,12 +10,14 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache, lru_cache
+from pathlib import Path
 
 import tokenizers
 import trio
 
 from tgi_trio.errors import GenerationError, Overloaded
 from tgi_trio.router.adapters.registry import AdapterRegistry
+from tgi_trio.router.adapters.wordings import Wordings
 from tgi_trio.router.engine.stream import TokenStream
 from tgi_trio.router.http.engine_api import ModelCard, ServedLimits
 from tgi_trio.router.media.media_reader import MediaReader
@@ -24,10 +26,11 @@ from tgi_trio.router.telemetry.metrics import Metrics
 from tgi_trio.router.text.answer_text import output_text
 from tgi_trio.router.text.chat_template import ChatTemplate
 from tgi_trio.router.text.output import OutputText
-from tgi_trio.router.text.thoughts.derive import Thoughts, derive_thoughts
+from tgi_trio.router.text.thoughts.derive import Thoughts, ThoughtSettings, derive_thoughts
 from tgi_trio.router.text.tokenizer import Tokenizer, TokenizerPool
 from tgi_trio.router.text.tokenizer_files import TokenizerConfig
 from tgi_trio.router.text.tools.probe import CallStyle, find_call_style
+from tgi_trio.router.text.wording import ModelWording, Wording
 from tgi_trio.router.validation import ValidationLimits, Validator
 
 TEMPLATE = (
@@ -83,7 +86,7 @@ def call_style(template: ChatTemplate | None, tokenizer: Tokenizer) -> CallStyle
     return find_call_style(template, tokenizer.added_tokens)
 
 
-async def any_grammar(grammar: str) -> None:
+async def any_grammar(grammar: str, tokenizer: Path | None = None) -> None:
     """Accept every grammar: what is generated here follows none."""
     await trio.lowlevel.checkpoint()
 
@@ -115,6 +118,7 @@ class FakeEngine:
         )
         self.metrics = Metrics()
         self.adapters = AdapterRegistry()
+        self.own_wordings: Wordings | None = None
         self.images: MediaReader | None = None
         self.healthy = (True, "")
         self.living = (True, "")
@@ -139,6 +143,14 @@ class FakeEngine:
     def call_style(self) -> CallStyle:
         """The same, for calls."""
         return call_style(self.chat_template, self.tokenizer)
+
+    @property
+    def wordings(self) -> Wordings:
+        """The wordings of adapters, which have the model's unless a test says otherwise."""
+        if self.own_wordings is not None:
+            return self.own_wordings
+        model = Wording(self.tokenizer, self.chat_template, self.thoughts, self.call_style)
+        return Wordings(ModelWording(model, frozenset(), {}, None, ThoughtSettings()))
 
     # ---- the Engine protocol -------------------------------------------------------------------
 

@@ -20,7 +20,7 @@ from tgi_trio.router.http.engine_api import ServedLimits
 from tgi_trio.router.http.messages import schema
 from tgi_trio.router.http.rendering import render_prompt
 from tgi_trio.router.text.chat_template import ChatTemplate
-from tgi_trio.router.text.tools.probe import CallStyle
+from tgi_trio.router.text.wording import Wording
 
 TEMPLATE = """
 {%- if tools %}{{ tools | tojson(indent=2) }}
@@ -99,13 +99,8 @@ def with_one_system(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def prompt_of(template: str = TEMPLATE, /, **body: Any) -> str:
     call: Any = SimpleNamespace(
         ids=SYSTEM_RANDOM,
-        engine=SimpleNamespace(
-            chat_template=ChatTemplate({"default": template}, SPECIAL),
-            tokenizer=TOKENIZER,
-            thoughts=None,
-            call_style=CallStyle(),
-            limits=ServedLimits(),
-        ),
+        wording=Wording(TOKENIZER, ChatTemplate({"default": template}, SPECIAL)),
+        engine=SimpleNamespace(limits=ServedLimits()),
     )
     request = msgspec.convert(body, schema.ChatRequest)
     prompt = render_prompt(call, to_conversation(call, request))

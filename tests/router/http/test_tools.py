@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -251,7 +252,7 @@ async def test_the_grammar_reaches_the_shard_and_only_with_tools():
 
 
 async def test_a_tool_whose_schema_has_no_grammar_is_named(http):
-    async def check(grammar: str) -> None:
+    async def check(grammar: str, tokenizer: Path | None) -> None:
         if "strin" in grammar.replace("string", ""):
             raise GrammarError("grammar is not valid: Invalid type: strin")
         if len(grammar) > 2000:

@@ -7,7 +7,7 @@ and no answer has such a token, so what the adapter has for it is of no use to a
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,13 +20,16 @@ _OTHERS: Final = ("bos_token", "eos_token", "unk_token", "sep_token", "cls_token
 _LONGEST: Final = 64 << 20  # bytes
 
 
-def list_own_tokens(folder: Path, vocabulary: int) -> list[str] | None:
+def list_own_tokens(
+    folder: Path, vocabulary: int, parts: Mapping[str, Any] | None = None
+) -> list[str] | None:
     """Return the tokens of an adapter's tokenizer that have ids from `vocabulary` on.
 
-    The one to pad with is left out, unless it has another use. None: the adapter has no tokenizer.
-    Raises ModelLoadError for damaged files.
+    `parts`: its tokenizer.json, or what is to be looked at of it; None: all. The one to pad with is
+    left out, unless it has another use. None: the adapter has no tokenizer. Raises ModelLoadError
+    for damaged files.
     """
-    whole = _read(folder / _TOKENIZER)
+    whole = _read(folder / _TOKENIZER) if parts is None else parts
     if whole is None:
         return None
     settings = _read(folder / _SETTINGS) or {}
@@ -39,7 +42,7 @@ def list_own_tokens(folder: Path, vocabulary: int) -> list[str] | None:
     return sorted(found if padding in used or padding in shown else found - {padding})
 
 
-def _list_tokens(whole: dict[str, Any]) -> Iterator[tuple[str, int]]:
+def _list_tokens(whole: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
     """Yield the tokens of a tokenizer with their ids; a list of them is in their order."""
     model = whole.get("model")
     tokens = model.get("vocab") if isinstance(model, dict) else None

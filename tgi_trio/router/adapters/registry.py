@@ -83,7 +83,7 @@ class AdapterRegistry:
         self._ordered: set[int] = set()  # numbers that this incarnation was told to load
         self._drops_owed: set[int] = set()  # those to be dropped as soon as a shard is attached
         self._send: Send | None = None
-        self._on_forgotten: Callable[[int], None] = lambda number: None
+        self._on_forgotten: list[Callable[[int], None]] = []
         self._closed = ""  # why nothing is served any more
         self._own: dict[str, ServedAdapter] = {}
         for kind, folder in own.items():
@@ -198,8 +198,8 @@ class AdapterRegistry:
     # --- the shard ----------------------------------------------------------------------------
 
     def on_forgotten(self, call: Callable[[int], None]) -> None:
-        """Have `call` called with the number of every adapter that is forgotten."""
-        self._on_forgotten = call
+        """Have `call` called, too, with the number of every adapter that is forgotten."""
+        self._on_forgotten.append(call)
 
     def orders(self) -> Sequence[AdapterOrder]:
         """Return the adapters that a new incarnation has to load before it serves."""
@@ -350,7 +350,8 @@ class AdapterRegistry:
             self._drop(adapter)
         else:
             self._send_drop(adapter.number)  # the shard remembers why loading has failed
-        self._on_forgotten(adapter.number)
+        for call in self._on_forgotten:
+            call(adapter.number)
 
     def _wake(self, adapter: ServedAdapter) -> None:
         """Wake all requests that wait for an adapter, so that they check it again."""

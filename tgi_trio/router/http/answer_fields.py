@@ -21,7 +21,7 @@ def resolve_model(call: Call, name: str | None) -> str:
     Raises Refused (404), listing what is served, for a name that is not ours.
     """
     card, adapters = call.engine.model, call.engine.adapters
-    call.adapter = None  # one call may have several bodies
+    call.adapter = call.own_wording = None  # one call may have several bodies
     if name is None or name in BASE_NAMES:
         return card.id
     if name == card.id or name in card.aliases:
@@ -33,6 +33,18 @@ def resolve_model(call: Call, name: str | None) -> str:
     served = ", ".join(f"`{each}`" for each in names)
     text = f"The model `{name}` is not served here. Served: {served}"
     raise about(Refused(404, text, "not_found", code="model_not_found"), "model")
+
+
+async def use_model(call: Call, name: str | None) -> str:
+    """Do what `resolve_model` does, and have the call use the wording of an adapter.
+
+    Raises ValidationError as well if that cannot be read.
+    """
+    resolved = resolve_model(call, name)
+    if call.adapter is not None:
+        adapter = call.engine.adapters.find(call.adapter)
+        call.own_wording = await call.engine.wordings.find(adapter)
+    return resolved
 
 
 def fingerprint(settings: HttpSettings) -> str:

@@ -21,6 +21,7 @@ from tgi_trio.router.http.sse import EventBody
 from tgi_trio.router.http.wire.headers import Header
 from tgi_trio.router.request import Timings
 from tgi_trio.router.telemetry.request_stats import RequestStats
+from tgi_trio.router.text.wording import Wording
 
 SYSTEM_RANDOM: Final = random.SystemRandom()
 
@@ -61,6 +62,7 @@ class Call:
     path: Mapping[str, str] = field(default_factory=dict)  # what the route's path leaves open
     generations: list[Timings] = field(default_factory=list)  # of all that were queued
     adapter: str | None = None  # that the body's `model` names, see `resolve_model`
+    own_wording: Wording | None = None  # that adapter's, see `use_model`
     acquired: ServedAdapter | None = None  # that all its prompts have, see `validate_request`
     all_stats: list[RequestStats] = field(default_factory=list)  # of those that ended well
     front: Front | None = None  # what a front adds to it, see `dispatch.answer_call`
@@ -70,6 +72,11 @@ class Call:
     def ids(self) -> random.Random:
         """Return where the ids of the answer come from: nobody can guess them."""
         return SYSTEM_RANDOM if self.front is None else self.front.ids
+
+    @property
+    def wording(self) -> Wording:
+        """Return what texts are read and written with: the adapter's, or the model's."""
+        return self.own_wording or self.engine.wordings.model
 
     @property
     def from_anthropic(self) -> bool:

@@ -111,7 +111,8 @@ class ChatTools:
         found: set[str] = set()
         for function in self.use.functions:
             try:
-                await call.engine.validator.check_grammar(grammars.json_schema(function.schema))
+                grammar = grammars.json_schema(function.schema)
+                await call.engine.validator.check_grammar(grammar, call.own_wording)
             except GrammarError as error:
                 if function.name not in loose:
                     text = f"the `{function.part}` of `{function.name}`: {error}"
@@ -136,9 +137,9 @@ def choose_tools(call: Call, conversation: Conversation) -> ChatTools | None:
         shown = [tool for tool in shown if tool["function"]["name"] in names]
     return ChatTools(
         use=use,
-        format=call.engine.call_style.format,
+        format=call.wording.call_style.format,
         listed=shown,
-        added=call.engine.tokenizer.added_tokens,
+        added=call.wording.tokenizer.added_tokens,
         past=sum(len(turn.calls or ()) for turn in conversation.turns),
         source=call.ids,
     )

@@ -14,14 +14,11 @@ from tgi_trio.router.request import Request, Sink, Timings
 
 if TYPE_CHECKING:
     from tgi_trio.router.adapters.registry import AdapterRegistry
+    from tgi_trio.router.adapters.wordings import Wordings
     from tgi_trio.router.media.kinds import Kind
     from tgi_trio.router.media.media_reader import MediaReader
     from tgi_trio.router.telemetry.metrics import Metrics
-    from tgi_trio.router.text.chat_template import ChatTemplate
     from tgi_trio.router.text.output import OutputText
-    from tgi_trio.router.text.thoughts.derive import Thoughts
-    from tgi_trio.router.text.tokenizer import Tokenizer
-    from tgi_trio.router.text.tools.probe import CallStyle
     from tgi_trio.router.validation import Validator
 
 
@@ -72,13 +69,7 @@ class EngineApi(Protocol):
     @property
     def limits(self) -> ServedLimits: ...
     @property
-    def tokenizer(self) -> Tokenizer: ...
-    @property
-    def chat_template(self) -> ChatTemplate | None: ...
-    @property
-    def thoughts(self) -> Thoughts | None: ...
-    @property
-    def call_style(self) -> CallStyle: ...
+    def wordings(self) -> Wordings: ...
     @property
     def validator(self) -> Validator: ...
     @property

@@ -34,7 +34,7 @@ class AsksForGap(AsksForOthers, Protocol):
 
 def find_format(call: Call) -> InfillFormat:
     """Return how the model fills gaps. Raises Refused, in TGI's words, if it does not."""
-    found = find_infill(call.engine.tokenizer.added_tokens)
+    found = find_infill(call.wording.tokenizer.added_tokens)
     if found is None:
         text = "Suffix is not supported and can be achieved by preprocessing the prompt."
         raise about(Refused(422, text, "suffix not supported"), "suffix")
@@ -84,5 +84,5 @@ def end_gaps(
     """Return the parameters with the tokens that end what fills a gap."""
     if parameters.ignore_eos:
         return parameters
-    ends = infill.end_ids(call.engine.tokenizer.added_tokens)
+    ends = infill.end_ids(call.wording.tokenizer.added_tokens)
     return replace(parameters, stop_ids=(*parameters.stop_ids, *ends))

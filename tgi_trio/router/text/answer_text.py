@@ -15,16 +15,21 @@ from tgi_trio.router.request import (
     Request,
     StoppingCriteria,
     Token,
+    TokenTexts,
 )
 from tgi_trio.router.text.answer import fold
 from tgi_trio.router.text.gap_text import GapText
 from tgi_trio.router.text.output import OutputText, Tops
 from tgi_trio.router.text.stop import StopMatcher
-from tgi_trio.router.text.tokenizer import IntArray, Tokenizer
+from tgi_trio.router.text.tokenizer import IntArray
 
 
-def output_text(tokenizer: Tokenizer, request: Request) -> OutputText:
-    """Return the object that turns a request's tokens into what its client sees."""
+def output_text(tokenizer: TokenTexts, request: Request) -> OutputText:
+    """Return the object that turns a request's tokens into what its client sees.
+
+    `tokenizer`: that of requests that have none of their own.
+    """
+    tokenizer = request.tokenizer or tokenizer
     ids, stopping = request.prompt_ids, request.stopping
     if request.answer is not None:
         return AnswerText(tokenizer, ids, stopping, request.answer)
@@ -49,7 +54,7 @@ class AnswerText(OutputText):
 
     def __init__(
         self,
-        tokenizer: Tokenizer,
+        tokenizer: TokenTexts,
         prompt_ids: Sequence[int] | IntArray,
         stopping: StoppingCriteria,
         form: AnswerForm,

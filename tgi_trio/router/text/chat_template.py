@@ -107,6 +107,11 @@ class ChatTemplate:
         """Return whether the template (the one for tools, if `tools`) reads `variable`."""
         return variable in self._variables.get(self._name(tools), ())
 
+    @property
+    def sources(self) -> Mapping[str, str]:
+        """The texts of all templates, by name."""
+        return self._sources
+
     def source(self, *, tools: bool = False) -> str:
         """Return the template's text (the one for tools, if `tools`); "" if there is none."""
         return self._sources.get(self._name(tools), "")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from tgi_trio.router.request import AnswerEnd, StoppingCriteria, Token
+from tgi_trio.router.request import AnswerEnd, StoppingCriteria, Token, TokenTexts
 from tgi_trio.router.text.stop import StopMatcher
-from tgi_trio.router.text.tokenizer import IntArray, Tokenizer
+from tgi_trio.router.text.tokenizer import IntArray
 
 Tops = Iterable[tuple[int, float]]  # token id, logprob
 
@@ -33,7 +33,7 @@ class OutputText:
 
     def __init__(
         self,
-        tokenizer: Tokenizer,
+        tokenizer: TokenTexts,
         prompt_ids: Sequence[int] | IntArray,
         stopping: StoppingCriteria,
     ) -> None:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 IntArray = NDArray[np.int32]
 
 WORTH = 2048  # least characters of a piece that is remembered
-_MOST = 1 << 22  # most tokens that are remembered: 16 MiB
+MOST_REMEMBERED = 1 << 22  # tokens: 16 MiB
 _PROBES = ("Hello world", " a space first", "\n\nlines", "x", "  ", "#1 (word)", "日本語", "<b>")
 
 
@@ -31,8 +31,10 @@ class PromptTokens:
     Thread-safe.
     """
 
-    def __init__(self, backend: tokenizers.Tokenizer) -> None:
+    def __init__(self, backend: tokenizers.Tokenizer, most: int = MOST_REMEMBERED) -> None:
+        """`most`: tokens that are remembered."""
         self._backend = backend
+        self._most = most
         added = [each for each in backend.get_added_tokens_decoder().values() if each.content]
         plain = {each.content: each for each in added if not each.normalized}
         self._plain = frozenset(plain)
@@ -112,13 +114,13 @@ class PromptTokens:
             return ids
 
     def _remember(self, key: bytes | None, ids: IntArray) -> None:
-        if key is None or len(ids) > _MOST:
+        if key is None or len(ids) > self._most:
             return
         with self._lock:
             before = self._known.pop(key, None)
             self._held += len(ids) - (0 if before is None else len(before))
             self._known[key] = ids
-            while self._held > _MOST:
+            while self._held > self._most:
                 _, oldest = self._known.popitem(last=False)
                 self._held -= len(oldest)
 

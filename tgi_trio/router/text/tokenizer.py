@@ -6,10 +6,11 @@ it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar, TypeVarTuple, Unpack
+from typing import Any, TypeVar, TypeVarTuple, Unpack
 
 import numpy as np
 import tokenizers
@@ -24,7 +25,7 @@ from tgi_trio.router.text.detokenizer import (
     WindowDetokenizer,
 )
 from tgi_trio.router.text.pieces import pieces_for
-from tgi_trio.router.text.prompt_tokens import PromptTokens
+from tgi_trio.router.text.prompt_tokens import MOST_REMEMBERED, PromptTokens
 from tgi_trio.router.text.tokenizer_files import TokenizerConfig, read_config, tokenizer_json
 
 IntArray = NDArray[np.int32]
@@ -35,6 +36,8 @@ Arguments = TypeVarTuple("Arguments")
 INLINE_CHARACTERS = 160
 # From this length on, it pays to look up what has been tokenised before.
 LONG_PROMPT = 4096  # characters
+_DERIVED_REMEMBERED = 1 << 18  # tokens of pieces of prompts that a derived tokenizer keeps: 1 MiB
+_NO_MODEL = {"type": "BPE", "vocab": {}, "merges": []}
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +65,16 @@ def _utf8_width(character: str) -> int:
 class Tokenizer:
     """A `tokenizers` tokenizer, with the special tokens that the model's folder specifies."""
 
-    def __init__(self, backend: tokenizers.Tokenizer, config: TokenizerConfig) -> None:
-        """Adds to `backend` the tokens that only the configuration has, as transformers does."""
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        config: TokenizerConfig,
+        remembered: int = MOST_REMEMBERED,
+    ) -> None:
+        """Adds to `backend` the tokens that only the configuration has, as transformers does.
+
+        `remembered`: most tokens of pieces of prompts that are kept.
+        """
         backend.no_truncation()  # limits are checked elsewhere, and padding is never wanted
         backend.no_padding()
         _add_missing(backend, config)
@@ -71,11 +82,12 @@ class Tokenizer:
         self.chat_templates = config.chat_templates
         self.response_template = config.response_template
         self.special_tokens = config.special_tokens  # "eos_token" and so on -> text
+        self.added_specs = config.added_tokens  # as the configuration has them
         self.special_ids = _special_ids(backend, config)
         added = backend.get_added_tokens_decoder()
         self.added_tokens = {token.content: id for id, token in added.items()}  # text -> id
         self.vocab_size = backend.get_vocab_size(with_added_tokens=True)
-        self._prompt_tokens = PromptTokens(backend)
+        self._prompt_tokens = PromptTokens(backend, remembered)
         decoder = backend.decoder
         state = decoder.__getstate__() if decoder is not None else None
         beside = {
@@ -105,6 +117,29 @@ class Tokenizer:
         except Exception as error:  # the library raises plain Exception
             raise ModelLoadError(f"{file} cannot be loaded as a tokenizer: {error}") from error
         return cls(backend, read_config(path, config_path))
+
+    def derive(self, parts: Mapping[str, Any], config: TokenizerConfig) -> Tokenizer:
+        """Return a tokenizer with this one's vocabulary, which both then share.
+
+        `parts`: all else, as tokenizer.json has it beside `model`. Takes milliseconds and little
+        memory, where a file takes up to a second. Raises ModelLoadError.
+        """
+        shell = {**parts, "added_tokens": [], "model": _NO_MODEL}
+        try:
+            backend = tokenizers.Tokenizer.from_str(json.dumps(shell))
+            backend.model = self._backend.model
+            given = sorted(parts.get("added_tokens") or (), key=lambda each: int(each["id"]))
+            fields = [{k: v for k, v in each.items() if k != "id"} for each in given]
+            backend.add_tokens([tokenizers.AddedToken(**each) for each in fields])
+        except Exception as error:  # the library raises plain Exception
+            raise ModelLoadError(f"the tokenizer cannot be loaded: {error!r}") from error
+        for each in given:
+            if (found := backend.token_to_id(each["content"])) != each["id"]:
+                raise ModelLoadError(
+                    f"the added token {each['content']!r} of the tokenizer has the id "
+                    f"{each['id']}, and would get {found}"
+                )
+        return Tokenizer(backend, config, _DERIVED_REMEMBERED)
 
     def encode_ids(self, text: str, add_special_tokens: bool = True) -> IntArray:
         """Return the token ids of `text`, int32 [tokens]. Raises ValidationError."""
@@ -206,10 +241,18 @@ class TokenizerPool:
         self._limiter = trio.CapacityLimiter(workers)
 
     async def encode_prompt(
-        self, text: str, add_special_tokens: bool, truncate: int | None, most: int
+        self,
+        text: str,
+        add_special_tokens: bool,
+        truncate: int | None,
+        most: int,
+        tokenizer: Tokenizer | None = None,
     ) -> tuple[IntArray, int]:
-        """Return `Tokenizer.encode_prompt`; a checkpoint. Raises ValidationError."""
-        encode = self.tokenizer.encode_prompt
+        """Return `Tokenizer.encode_prompt` of the model's, or of another `tokenizer`.
+
+        A checkpoint. Raises ValidationError.
+        """
+        encode = (tokenizer or self.tokenizer).encode_prompt
         return await self._run(text, encode, add_special_tokens, truncate, most)
 
     async def _run(

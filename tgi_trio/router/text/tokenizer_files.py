@@ -119,6 +119,11 @@ def _read_config(folder: Path, config_path: Path | None) -> TokenizerConfig:
     )
 
 
+def has_tokenizer(folder: Path) -> bool:
+    """Return whether there is a tokenizer.json, or files to make one from."""
+    return (folder / "tokenizer.json").is_file() or bool(_list_matching(folder, _SLOW_FILES))
+
+
 def tokenizer_json(
     folder: Path, cache: Path | None = None, trust_remote_code: bool = False
 ) -> Path:

@@ -30,7 +30,7 @@ from tgi_trio.shard.machine.give_way import give_way
 
 STATE = "grammar"  # key in Sequence.state
 
-# What a sequence's grammar is compiled with: its tokenizer.json ("": the model's), and its own ends.
+# What a sequence's grammar is compiled with: its tokenizer.json ("": the model's) and its own ends.
 Vocabulary: TypeAlias = tuple[str, tuple[int, ...]]
 Load: TypeAlias = Callable[[str, tuple[int, ...]], LLTokenizer]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -67,7 +68,7 @@ async def test_a_form_beside_tools_is_for_answers_that_call_none(api: Api) -> No
     assert '"rain"' in grammar and "weather" in grammar and "TEXT" not in grammar
 
 
-async def refuse_lookahead(grammar: str) -> None:
+async def refuse_lookahead(grammar: str, tokenizer: Path | None) -> None:
     """Check grammars as a shard does that cannot look ahead."""
     await trio.lowlevel.checkpoint()
     if "(?=y)" in grammar:

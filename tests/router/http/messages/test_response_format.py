@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -44,7 +45,7 @@ async def send(path: str, content: dict[str, object]) -> tuple[int, str, str | N
         return answer.status, answer.body.decode(), grammar
 
 
-async def check(grammar: str) -> None:
+async def check(grammar: str, tokenizer: Path | None) -> None:
     if "objekt" in grammar:
         raise ValidationError("grammar is not valid: Invalid type: objekt")
 

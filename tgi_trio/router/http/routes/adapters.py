@@ -6,6 +6,7 @@ They exist only with --adapter-updates, require the API key, and load only from 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 from tgi_trio.errors import ValidationError
@@ -15,6 +16,7 @@ from tgi_trio.router.http.messages import token_schema
 from tgi_trio.router.http.messages.body_reader import BodyReader
 from tgi_trio.router.http.messages.error_shapes import OPENAI
 from tgi_trio.router.http.messages.problems import Refused
+from tgi_trio.router.text.own_files import PATTERNS
 
 _LOAD = BodyReader(token_schema.LoadAdapterRequest)
 _LONGEST_NAME = 256  # characters
@@ -40,6 +42,7 @@ async def load_adapter(call: Call) -> Reply:
         )
     folder = _find_folder(root, place)
     try:
+        await call.engine.wordings.check(folder)
         await adapters.load(name, folder, replace=request.load_inplace)
     except ValidationError as error:
         raise _refused(str(error)) from error
@@ -73,13 +76,19 @@ def _find_folder(root: Path, place: str) -> Path:
     try:
         folder = (root / place).resolve()
         if folder.is_relative_to(root.resolve()) and folder.is_dir():
-            for file in folder.glob("adapter_*"):  # adapter_config.json and the weights
+            for file in _list_files(folder):
                 if not file.resolve().is_relative_to(root.resolve()):
                     raise _refused(f"'{file.name}' of '{place}' lies outside of --adapter-folder.")
             return folder
     except (OSError, ValueError):  # a name that cannot be a file's
         pass
     raise _refused(f"There is no folder '{place}' below --adapter-folder.")
+
+
+def _list_files(folder: Path) -> Iterator[Path]:
+    """Yield the files that are read: adapter_config.json, the weights, those of a tokenizer."""
+    for pattern in ("adapter_*", *PATTERNS):
+        yield from folder.glob(pattern)
 
 
 def _refused(text: str) -> Refused:

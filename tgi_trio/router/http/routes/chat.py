@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tgi_trio.errors import GrammarError, ValidationError, blaming
-from tgi_trio.router.http.answer_fields import fingerprint, new_id, resolve_model, unix_now
+from tgi_trio.router.http.answer_fields import fingerprint, new_id, unix_now, use_model
 from tgi_trio.router.http.answer_headers import event_stream, timing_headers
 from tgi_trio.router.http.call import Call, Reply, Route
 from tgi_trio.router.http.dialects.chat import to_conversation
@@ -40,7 +40,7 @@ async def chat_completions(call: Call) -> Reply:
     """POST /v1/chat/completions, as a body or as a stream."""
     request = _read(call)
     call.engine.metrics.inc("tgi_request_count")
-    model = resolve_model(call, request.model)
+    model = await use_model(call, request.model)
     count = openai.choices(request.n, call.engine.limits.max_concurrent_requests)
     prepared = await prepare_chat(call, request)
     prompt = prepared.prompt
@@ -75,6 +75,8 @@ async def chat_tokenize(call: Call) -> Reply:
     """POST /chat_tokenize: the rendered prompt and its tokens."""
     request = _read(call)
     call.engine.metrics.inc("tgi_request_count")
+    if request.model is not None and call.engine.adapters.serves(request.model):
+        await use_model(call, request.model)  # any other name is as good as none, as in TGI
     prompt = await expand_text(call, render_prompt(call, to_conversation(call, request)))
     tokens = simple_tokens_json(await tokenize_text(call, prompt, add_special_tokens=False))
     return Reply(b'{"tokenize_response":%b,"templated_text":%b}' % (tokens, text_json(prompt)))
@@ -157,7 +159,7 @@ def _prompt_fields(call: Call, request: schema.ChatRequest, result: Result, show
     top = openai.prompt_alternatives(call, request)
     if top is None:
         return fields
-    tokens = prompt_tokens(call.engine.tokenizer, result.request, result.outcome)
+    tokens = prompt_tokens(call.wording.tokenizer, result.request, result.outcome)
     return fields + b',"prompt_logprobs":%b' % prompt_logprobs_json(tokens, top)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from tgi_trio.errors import GrammarError, ValidationError, about, blaming
-from tgi_trio.router.http.answer_fields import fingerprint, new_id, resolve_model
+from tgi_trio.router.http.answer_fields import fingerprint, new_id, use_model
 from tgi_trio.router.http.answer_headers import event_stream, timing_headers
 from tgi_trio.router.http.call import Call, Reply, Route
 from tgi_trio.router.http.call_validation import validate_request
@@ -46,7 +46,7 @@ async def completions(call: Call) -> Reply:
         text = "`input_extra` is written around a gap, and needs a `suffix`"
         raise about(ValidationError(text), "input_extra")
     prompts = _prompts(call, request)
-    resolve_model(call, request.model)
+    await use_model(call, request.model)
     count = openai.choices(request.n, call.engine.limits.max_concurrent_requests)
     candidates = _candidates(call, request, count)
     unwritten = _writes_nothing(request)
@@ -199,7 +199,7 @@ def _texts(
     requests: Sequence[Request],
 ) -> list[str]:
     """Return the prompts as text, without what `truncate_prompt_tokens` cut off."""
-    decode = call.engine.tokenizer.decode
+    decode = call.wording.tokenizer.decode
     whole = request.truncate_prompt_tokens is None
     return [
         prompt if whole and isinstance(prompt, str) else decode(one.prompt_ids)
@@ -228,7 +228,7 @@ def _choice(
 ) -> bytes:
     """Return one completion; with an echo, its logprobs include those of the prompt."""
     outcome = result.outcome
-    of_prompt = prompt_tokens(call.engine.tokenizer, result.request, outcome)
+    of_prompt = prompt_tokens(call.wording.tokenizer, result.request, outcome)
     logprobs, extras = b"null", b""
     if shown.logprobs is not None:
         echoed = of_prompt if request.echo else []

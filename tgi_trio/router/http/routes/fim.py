@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from tgi_trio.router.http.answer_fields import fingerprint, new_id, resolve_model, unix_now
+from tgi_trio.router.http.answer_fields import fingerprint, new_id, unix_now, use_model
 from tgi_trio.router.http.answer_headers import event_stream, timing_headers
 from tgi_trio.router.http.call import Call, Reply, Route
 from tgi_trio.router.http.call_validation import validate_request
@@ -28,7 +28,7 @@ async def fill_gap(call: Call) -> Reply:
     asked: schema.FimRequest = _FIM.read(call.headers, call.body)
     call.engine.metrics.inc("tgi_request_count")
     infill = find_format(call)
-    model = resolve_model(call, asked.model)
+    model = await use_model(call, asked.model)
     parameters = openai.to_parameters(call, _as_completion(asked))
     gap = read_gap(asked.prompt, asked)
     prompt = await write_gap(call, infill, gap)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import orjson
 
 from tgi_trio import __version__
-from tgi_trio.router.http.answer_fields import resolve_model
+from tgi_trio.router.http.answer_fields import resolve_model, use_model
 from tgi_trio.router.http.call import Call, Reply, Route
 from tgi_trio.router.http.messages import schema
 from tgi_trio.router.http.messages.body_reader import BodyReader
@@ -43,7 +43,7 @@ async def infer(call: Call) -> Reply:
     """POST prompts; replies with their texts, in order."""
     request: schema.InferRequest = _INFER.read(call.headers, call.body)
     call.engine.metrics.inc("tgi_request_count")
-    resolve_model(call, call.path["model"])
+    await use_model(call, call.path["model"])
     if len(request.inputs) != len(request.outputs):
         raise Refused(422, "Inputs and outputs length mismatch", "length mismatch")
     prompts = [_text(each) for each in request.inputs]

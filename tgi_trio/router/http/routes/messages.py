@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import orjson
 
-from tgi_trio.router.http.answer_fields import resolve_model
+from tgi_trio.router.http.answer_fields import use_model
 from tgi_trio.router.http.answer_headers import event_stream, timing_headers
 from tgi_trio.router.http.call import Call, Reply, Route
 from tgi_trio.router.http.dialects.anthropic import schema
@@ -25,7 +25,7 @@ async def messages(call: Call) -> Reply:
     """POST /v1/messages, as a body or as a stream."""
     request: schema.MessagesRequest = _MESSAGES.read(call.headers, call.body)
     call.engine.metrics.inc("tgi_request_count")
-    model = resolve_model(call, request.model)
+    model = await use_model(call, request.model)
     parameters = to_parameters(request, call.engine.limits.max_grammar_bytes)
     prepared = prepare(call, to_conversation(request), parameters)
     take_permits(call)
@@ -48,7 +48,7 @@ async def count_tokens(call: Call) -> Reply:
     """POST /v1/messages/count_tokens: the number of tokens of the prompt for /v1/messages."""
     request: schema.CountTokensRequest = _COUNT.read(call.headers, call.body)
     call.engine.metrics.inc("tgi_request_count")
-    resolve_model(call, request.model)
+    await use_model(call, request.model)
     prompt = await expand_text(call, render_prompt(call, to_conversation(request)))
     found = await tokenize_text(call, prompt, add_special_tokens=False)
     return Reply(orjson.dumps({"input_tokens": len(found.ids)}))

@@ -214,7 +214,7 @@ def _sequence(call: Call, result: Result) -> bytes:
     prefill = b"[]"
     if outcome.prompt_logprobs:
         ids = result.request.prompt_ids.tolist()
-        texts = [call.engine.tokenizer.token_text(id) for id in ids]
+        texts = [call.wording.tokenizer.token_text(id) for id in ids]
         prefill = prefill_json(ids, texts, outcome.prompt_logprobs)
     tokens = result.tokens
     if outcome.tail and tokens:

@@ -46,7 +46,7 @@ def _verdict(name: str, good: bool, why: str) -> Reply:
 
 async def info(call: Call) -> Reply:
     """GET /info."""
-    card, limits, thoughts = call.engine.model, call.engine.limits, call.engine.thoughts
+    card, limits, thoughts = call.engine.model, call.engine.limits, call.wording.thoughts
     return Reply(
         orjson.dumps(
             {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from tgi_trio.errors import GrammarError, PromptTooLong, blaming
-from tgi_trio.router.http.answer_fields import resolve_model, unix_now
+from tgi_trio.router.http.answer_fields import unix_now, use_model
 from tgi_trio.router.http.answer_headers import event_stream, timing_headers
 from tgi_trio.router.http.call import Call, Reply, Route
 from tgi_trio.router.http.dialects.responses import replies, schema
@@ -37,7 +37,7 @@ async def responses(call: Call) -> Reply:
     """POST /v1/responses, as a body or as a stream."""
     request: schema.ResponsesRequest = _RESPONSES.read(call.headers, call.body)
     call.engine.metrics.inc("tgi_request_count")
-    model = resolve_model(call, request.model)
+    model = await use_model(call, request.model)
     check_served(request)
     most = call.engine.limits.max_grammar_bytes
     conversation, box = to_conversation(request, most)
@@ -69,7 +69,7 @@ async def input_tokens(call: Call) -> Reply:
     """POST /v1/responses/input_tokens: the number of tokens of the prompt for /v1/responses."""
     request: schema.ResponsesRequest = _RESPONSES.read(call.headers, call.body)
     call.engine.metrics.inc("tgi_request_count")
-    resolve_model(call, request.model)
+    await use_model(call, request.model)
     check_served(request)
     conversation, _ = to_conversation(request, call.engine.limits.max_grammar_bytes)
     prompt = await expand_text(call, render_prompt(call, conversation))
@@ -81,7 +81,7 @@ def _text_logprobs(call: Call, request: schema.ResponsesRequest) -> TextLogprobs
     """Return what collects log-probabilities, if they are asked for, in either way."""
     if not request.top_logprobs and WANTED not in (request.include or ()):
         return None
-    return TextLogprobs(LogprobWriter(call.engine.tokenizer))
+    return TextLogprobs(LogprobWriter(call.wording.tokenizer))
 
 
 ROUTES = (

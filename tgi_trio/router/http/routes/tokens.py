@@ -6,7 +6,7 @@ import numpy as np
 import orjson
 import trio
 
-from tgi_trio.router.http.answer_fields import resolve_model
+from tgi_trio.router.http.answer_fields import use_model
 from tgi_trio.router.http.call import Call, Reply, Route
 from tgi_trio.router.http.call_validation import expand_images
 from tgi_trio.router.http.dialects.chat import to_conversation
@@ -37,8 +37,11 @@ async def tokenize(call: Call) -> Reply:
     """POST /tokenize: the tokens of a text or a chat, in TGI's or vLLM's form."""
     request: token_schema.TokenizeRequest | _VllmForm = _TOKENIZE.read(call.headers, call.body)
     if isinstance(request, token_schema.TokenizeRequest):
+        if request.parameters and request.parameters.adapter_id is not None:
+            adapter = call.engine.adapters.find(request.parameters.adapter_id)
+            call.own_wording = await call.engine.wordings.find(adapter)
         return Reply(simple_tokens_json(await tokenize_text(call, request.inputs, True)))
-    resolve_model(call, request.model)
+    await use_model(call, request.model)
     if isinstance(request, token_schema.TokenizeChatRequest):
         text = await expand_text(call, render_prompt(call, to_conversation(call, request)))
     else:
@@ -48,7 +51,7 @@ async def tokenize(call: Call) -> Reply:
         "count": len(ids),
         "max_model_len": call.engine.limits.max_total_tokens,
         "tokens": ids,
-        "token_strs": call.engine.tokenizer.written(ids) if request.return_token_strs else None,
+        "token_strs": call.wording.tokenizer.written(ids) if request.return_token_strs else None,
     }
     return Reply(orjson.dumps(answer, option=NUMPY))
 
@@ -56,7 +59,7 @@ async def tokenize(call: Call) -> Reply:
 async def detokenize(call: Call) -> Reply:
     """POST /detokenize: the text of tokens, including special ones. Raises ValidationError."""
     request: token_schema.DetokenizeRequest = _DETOKENIZE.read(call.headers, call.body)
-    resolve_model(call, request.model)
+    await use_model(call, request.model)
     ids = np.array(request.tokens, dtype=np.int32)
     call.engine.validator.check_ids(ids, "tokens")
     text = await _text_of(call, ids.tolist())
@@ -68,8 +71,8 @@ async def detokenize(call: Call) -> Reply:
 
 async def tokenizer_info(call: Call) -> Reply:
     """GET /tokenizer_info, as in vLLM: for clients that render chats themselves."""
-    template = call.engine.chat_template
-    special = call.engine.tokenizer.special_tokens
+    template = call.wording.chat_template
+    special = call.wording.tokenizer.special_tokens
     return Reply(
         orjson.dumps(
             {
@@ -89,7 +92,7 @@ async def expand_text(call: Call, prompt: Prompt) -> str:
 
 async def tokenize_text(call: Call, text: str, add_special_tokens: bool) -> Encoding:
     """Return the tokens of `text`; a long text is tokenised in a thread. Raises ValidationError."""
-    encode = call.engine.tokenizer.encode
+    encode = call.wording.tokenizer.encode
     if len(text) <= INLINE_CHARACTERS:
         return encode(text, add_special_tokens)
     return await trio.to_thread.run_sync(encode, text, add_special_tokens, abandon_on_cancel=True)
@@ -97,7 +100,7 @@ async def tokenize_text(call: Call, text: str, add_special_tokens: bool) -> Enco
 
 async def _text_of(call: Call, ids: list[int]) -> str:
     """Return the text of tokens, including special ones; many are decoded in a thread."""
-    decode = call.engine.tokenizer.decode
+    decode = call.wording.tokenizer.decode
     if len(ids) <= INLINE_CHARACTERS:
         return decode(ids, False)
     return await trio.to_thread.run_sync(decode, ids, False, abandon_on_cancel=True)

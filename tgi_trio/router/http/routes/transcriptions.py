@@ -14,7 +14,7 @@ import orjson
 import trio
 
 from tgi_trio.errors import TemplateError, ValidationError
-from tgi_trio.router.http.answer_fields import resolve_model
+from tgi_trio.router.http.answer_fields import use_model
 from tgi_trio.router.http.answer_headers import event_stream, timing_headers
 from tgi_trio.router.http.call import Call, Reply, Route
 from tgi_trio.router.http.call_validation import refuse_unseen, validate_request
@@ -123,7 +123,7 @@ async def transcribe(call: Call) -> Reply:
     asked = TranscriptionRequest.read(read_form(call.headers, call.body))
     call.body = b""  # megabytes that are not needed any more
     call.engine.metrics.inc("tgi_request_count")
-    resolve_model(call, asked.model)
+    await use_model(call, asked.model)
     if len(asked.sound) > _INLINE:
         text = await trio.to_thread.run_sync(_encode, asked.sound, abandon_on_cancel=True)
     else:
@@ -166,7 +166,7 @@ def _write_prompt(
     call: Call, written: Transcription, asked: TranscriptionRequest, link: MediaLink
 ) -> ImagePrompt:
     """Return a prompt that is no chat. Raises ValidationError."""
-    tokenizer = call.engine.tokenizer
+    tokenizer = call.wording.tokenizer
     if written.mark not in tokenizer.added_tokens:
         raise ValidationError(
             f"this model transcribes by the token {written.mark!r}, which its tokenizer lacks"
@@ -193,7 +193,7 @@ def _prepare_chat(
     text = asked.prompt or written.instruction
     if asked.language is not None:
         text = f"{text}. The language is {asked.language}."
-    if call.engine.chat_template is None:
+    if call.wording.chat_template is None:
         raise TemplateError("template not found")
     turn = Turn.of("user", [link, text])
     return prepare(call, Conversation([turn], thinking=False), asked.parameters)

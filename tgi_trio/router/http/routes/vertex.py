@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tgi_trio.errors import ValidationError
-from tgi_trio.router.http.answer_fields import resolve_model
+from tgi_trio.router.http.answer_fields import resolve_model, use_model
 from tgi_trio.router.http.call import Call, HttpSettings, Reply, Route
 from tgi_trio.router.http.call_validation import validate_request
 from tgi_trio.router.http.generation import collect_results, take_permits
@@ -44,7 +44,7 @@ async def predict(call: Call) -> Reply:
 async def _request(call: Call, instance: schema.VertexInstance | schema.ChatRequest) -> Request:
     """Return the request of one instance; as in TGI, a prompt is always sampled."""
     if isinstance(instance, schema.ChatRequest):
-        resolve_model(call, instance.model)
+        await use_model(call, instance.model)
         if instance.n not in (None, 1):
             raise ValidationError(
                 f"an instance has one prediction, and no `n`. Given: {instance.n}"

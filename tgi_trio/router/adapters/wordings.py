@@ -1,0 +1,90 @@
+"""The wordings of adapters that have tokenizers or chat templates of their own.
+
+They are read when a request first names the adapter, in a thread, and dropped with the adapter, or
+when more have been used since than adapters are loaded at a time. Each shares the vocabulary of the
+model, so reading one takes milliseconds, and it takes little memory.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from pathlib import Path
+
+import trio
+
+from tgi_trio.errors import TgiTrioError, ValidationError
+from tgi_trio.router.adapters.registry import ServedAdapter
+from tgi_trio.router.text.own_files import ModelVocabulary, read_own_files
+from tgi_trio.router.text.wording import ModelWording, Wording, make_wording
+
+
+class Wordings:
+    """Reads wordings, and keeps those that were used last."""
+
+    def __init__(
+        self, model: ModelWording, vocabulary: ModelVocabulary | None = None, most: int = 1
+    ) -> None:
+        """`vocabulary`: None: adapters have the model's wording, whatever is in their folders.
+
+        `most`: wordings that are kept.
+        """
+        self.model = model.wording
+        self._with = model
+        self._vocabulary = vocabulary
+        self._most = most
+        self._kept: OrderedDict[int, Wording] = OrderedDict()  # by number of the adapter
+        self._reading: dict[int, trio.Event] = {}
+
+    async def find(self, adapter: ServedAdapter) -> Wording:
+        """Return an adapter's wording; a checkpoint where it has to be read.
+
+        Raises ValidationError if its files cannot be used.
+        """
+        if self._vocabulary is None or adapter.own:
+            return self.model
+        while (found := self._kept.get(adapter.number)) is None:
+            if (reading := self._reading.get(adapter.number)) is None:
+                return await self._read(adapter)
+            await reading.wait()
+        self._kept.move_to_end(adapter.number)
+        return found
+
+    async def check(self, folder: Path) -> None:
+        """Raise ValidationError unless the texts of an adapter's folder can be served."""
+        if self._vocabulary is not None:
+            await self._run(self._vocabulary, folder)
+
+    def forget(self, number: int) -> None:
+        """Drop the wording of an adapter."""
+        self._kept.pop(number, None)
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    async def _read(self, adapter: ServedAdapter) -> Wording:
+        """Read a wording for all who ask for it meanwhile, who try again if this one cannot."""
+        if self._vocabulary is None:
+            return self.model
+        done = self._reading[adapter.number] = trio.Event()
+        try:
+            found = await self._run(self._vocabulary, adapter.folder)
+        except ValidationError as error:
+            raise ValidationError(f"the adapter `{adapter.name}`: {error}") from error
+        finally:
+            del self._reading[adapter.number]
+            done.set()
+        if adapter.listed:  # else it has been unloaded meanwhile, and is not forgotten again
+            self._kept[adapter.number] = found
+            if len(self._kept) > self._most:
+                self._kept.popitem(last=False)
+        return found
+
+    async def _run(self, vocabulary: ModelVocabulary, folder: Path) -> Wording:
+        def read() -> Wording:
+            files = read_own_files(folder, vocabulary)
+            return self.model if files is None else make_wording(files, self._with)
+
+        try:
+            return await trio.to_thread.run_sync(read, abandon_on_cancel=True)
+        except TgiTrioError as error:
+            raise ValidationError(str(error)) from error

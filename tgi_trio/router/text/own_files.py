@@ -1,0 +1,176 @@
+"""What an adapter's folder says of texts: its tokenizer, its chat template, what ends an answer.
+
+Fine-tunes often end turns with a token that the model's tokenizer knows as an ordinary one, use
+spare tokens of it for marks of their own, or have another chat template; PEFT's folders then have
+the files of a tokenizer beside the adapter. Its vocabulary has to be the model's: an adapter that
+was trained with another one has a matrix for it. Tokens may be added, where the model has rows.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import sys
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from tgi_trio.errors import ModelLoadError
+from tgi_trio.model.adapters.own_tokens import list_own_tokens
+from tgi_trio.router.text.tokenizer_files import (
+    TokenizerConfig,
+    has_tokenizer,
+    read_config,
+    tokenizer_json,
+)
+from tgi_trio.router.text.vocabularies import compare_vocabularies, read_apart
+
+GENERATION: Final = "generation_config.json"
+# Everything that is read here, for whoever has to know where a folder's files come from.
+PATTERNS: Final = (
+    *("tokenizer*", "special_tokens_map.json", "added_tokens.json", "chat_template*"),
+    *("additional_chat_templates/*", "processor_config.json", "vocab*", "merges.txt", "spiece*"),
+    *("sentencepiece*", "tekken.json", "*.tiktoken", "config.json", GENERATION),
+)
+ADVICE: Final = (
+    "Merge it into its base by giving its folder to --model-id, or serve it with the model's "
+    "tokenizer and template: --adapter-tokenizers base"
+)
+_REMEMBERED: Final = 256  # tokenizers whose vocabularies have been compared
+_SECONDS: Final = 120.0  # for a process to compare two
+_SHOWN: Final = 3  # most tokens in an error
+
+
+@dataclass(frozen=True, slots=True)
+class OwnFiles:
+    """What a folder says, read and checked."""
+
+    file: Path | None  # its tokenizer.json; None: it has none
+    parts: Mapping[str, Any]  # what that has beside `model`; the model's if there is none
+    config: TokenizerConfig
+    configured: bool  # whether there is a tokenizer_config.json
+    ends: tuple[int, ...]  # of generation_config.json
+
+
+class ModelVocabulary:
+    """The vocabulary of the served model, with which those of adapters are compared.
+
+    Any thread may use it.
+    """
+
+    def __init__(self, file: Path, size: int, *, apart: bool = False) -> None:
+        """`file`: the model's tokenizer.json; `size`: rows of its embedding.
+
+        `apart`: vocabularies are compared by a process of its own. Raises ModelLoadError.
+        """
+        self.file = file
+        self.size = size
+        self.parts = read_apart(file)[0]
+        self.apart = apart
+        self._known: OrderedDict[bytes, str] = OrderedDict()  # differences by sha256
+        self._lock = threading.Lock()
+
+    def find_difference(self, file: Path) -> str:
+        """Return how a tokenizer's vocabulary differs from the model's; "" if it does not.
+
+        Raises ModelLoadError.
+        """
+        try:
+            with file.open("rb") as content:
+                digest = hashlib.file_digest(content, "sha256").digest()
+        except OSError as error:
+            raise ModelLoadError(f"{file} cannot be read: {error}") from error
+        with self._lock:
+            if (known := self._known.get(digest)) is not None:
+                self._known.move_to_end(digest)
+                return known
+        found = self._compare(file)
+        with self._lock:
+            self._known[digest] = found
+            if len(self._known) > _REMEMBERED:
+                self._known.popitem(last=False)
+        return found
+
+    def _compare(self, file: Path) -> str:
+        if not self.apart:
+            return compare_vocabularies(self.file, file)
+        argv = [
+            sys.executable,
+            "-m",
+            "tgi_trio.router.text.vocabularies",
+            str(self.file),
+            str(file),
+        ]
+        try:
+            done = subprocess.run(
+                argv, capture_output=True, text=True, timeout=_SECONDS, check=False
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise ModelLoadError(f"{file} cannot be compared with the model's: {error}") from error
+        if done.returncode:
+            raise ModelLoadError((done.stderr.strip().splitlines() or [f"{file} is damaged"])[-1])
+        return done.stdout
+
+
+def read_own_files(folder: Path, model: ModelVocabulary) -> OwnFiles | None:
+    """Return what an adapter's folder says of texts; None if nothing.
+
+    Raises ModelLoadError for damaged files, another vocabulary, and tokens that the model has no
+    rows for.
+    """
+    config, configured = read_config(folder), (folder / "tokenizer_config.json").is_file()
+    ends = _read_ends(folder / GENERATION)
+    file = tokenizer_json(folder) if has_tokenizer(folder) else None
+    if file is None and not (configured or config.chat_templates or ends):
+        return None
+    if max(ends, default=0) >= model.size:
+        raise ModelLoadError(
+            f"{folder / GENERATION} has `eos_token_id` {max(ends)}; the model has {model.size} "
+            "tokens"
+        )
+    parts: Mapping[str, Any] = model.parts
+    if file is not None:
+        if difference := model.find_difference(file):
+            raise ModelLoadError(
+                f"the tokenizer in {folder} has another vocabulary than the model's: {difference}. "
+                f"{ADVICE}"
+            )
+        parts = read_apart(file)[0]
+        _check_rows(folder, parts, model)
+    return OwnFiles(file, parts, config, configured, ends)
+
+
+def _check_rows(folder: Path, parts: Mapping[str, Any], model: ModelVocabulary) -> None:
+    """Raise ModelLoadError for added tokens that the model has no rows for.
+
+    One to pad with is none, nor are those that the model's own tokenizer has.
+    """
+    known = {(each["content"], each["id"]) for each in model.parts.get("added_tokens") or ()}
+    ids = {each["content"]: each["id"] for each in parts.get("added_tokens") or ()}
+    beyond = list_own_tokens(folder, model.size, parts) or []
+    found = [text for text in beyond if (text, ids.get(text)) not in known]
+    if not found:
+        return
+    shown = ", ".join(f"`{text:.40}`" for text in found[:_SHOWN])
+    raise ModelLoadError(
+        f"the tokenizer in {folder} adds tokens ({shown}{', ...' if len(found) > _SHOWN else ''}) "
+        f"beyond the {model.size} that the model has rows for. {ADVICE}"
+    )
+
+
+def _read_ends(file: Path) -> tuple[int, ...]:
+    """Return `eos_token_id` of a generation_config.json. Raises ModelLoadError."""
+    try:
+        found = json.loads(file.read_bytes()).get("eos_token_id")
+    except FileNotFoundError:
+        return ()
+    except (OSError, ValueError, RecursionError, AttributeError) as error:
+        raise ModelLoadError(f"{file} cannot be read: {error}") from error
+    ids = found if isinstance(found, list) else [] if found is None else [found]
+    if not all(isinstance(each, int) and each >= 0 for each in ids):
+        raise ModelLoadError(f"{file} has `eos_token_id` {found!r}, and needs ids of tokens")
+    return tuple(ids)

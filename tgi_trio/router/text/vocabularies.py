@@ -1,0 +1,92 @@
+"""Whether two tokenizers have one vocabulary: the section `model` of tokenizer.json.
+
+`python -m tgi_trio.router.text.vocabularies ONE OTHER` prints how they differ, and nothing if they
+do not. To parse large ones takes half a second, for which nothing else of a process runs: so one
+that serves has another process do it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from tgi_trio.errors import ModelLoadError
+
+# Fields of `model` beside the vocabulary that decide which tokens a text becomes. Libraries write
+# "", false or nothing for the same.
+_RULES: Final = (
+    "type",
+    "ignore_merges",
+    "byte_fallback",
+    "continuing_subword_prefix",
+    "end_of_word_suffix",
+)
+_UNCUT: Final[Mapping[str, Any]] = {"version": "1.0", "truncation": None, "padding": None}
+
+
+def read_apart(file: Path) -> tuple[dict[str, Any], bytes]:
+    """Return what a tokenizer.json has beside its `model`, and that as it is written.
+
+    How texts were cut and padded while somebody trained is left out. Raises ModelLoadError for a
+    file that is not a tokenizer.
+    """
+    try:
+        parts = msgspec.json.decode(file.read_bytes(), type=dict[str, msgspec.Raw])
+        model = bytes(parts.pop("model"))
+        return {
+            **{name: msgspec.json.decode(part) for name, part in parts.items()},
+            **_UNCUT,
+        }, model
+    except (OSError, ValueError, KeyError) as error:
+        raise ModelLoadError(f"{file} cannot be read as a tokenizer: {error!r}") from error
+
+
+def compare_vocabularies(one: Path, other: Path) -> str:
+    """Return how the vocabulary of `other` differs; "" if texts become the same tokens.
+
+    Tokens that are only added to it do not count. Raises ModelLoadError.
+    """
+    ours, theirs = read_apart(one)[1], read_apart(other)[1]
+    if ours == theirs:
+        return ""
+    try:
+        return _compare(msgspec.json.decode(ours), msgspec.json.decode(theirs))
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ModelLoadError(f"{other} cannot be read as a tokenizer: {error!r}") from error
+
+
+def _compare(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
+    for rule in _RULES:
+        if (ours.get(rule) or None) != (theirs.get(rule) or None):
+            return f"`{rule}` is {theirs.get(rule)!r}, and {ours.get(rule)!r} for the model"
+    if len(ours["vocab"]) != len(theirs["vocab"]):
+        return f"it has {len(theirs['vocab'])} tokens, and the model's {len(ours['vocab'])}"
+    if ours["vocab"] != theirs["vocab"]:
+        return "it has other tokens, or the same with other ids"
+    if _list_merges(ours) != _list_merges(theirs):
+        return "it has other merges"
+    return ""
+
+
+def _list_merges(model: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """Return the merges, which are written as pairs, or as texts with a space between."""
+    merges = model.get("merges") or ()
+    return [tuple(each.split(" ", 1) if isinstance(each, str) else each) for each in merges]
+
+
+def main(argv: list[str]) -> int:
+    """Print the difference; return the process's exit code."""
+    try:
+        print(compare_vocabularies(Path(argv[0]), Path(argv[1])), end="")
+    except ModelLoadError as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
