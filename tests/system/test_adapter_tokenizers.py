@@ -34,7 +34,7 @@ NEW = 40  # tokens of an answer at most
 MODEL_ENDS = (5, 0)
 QUESTIONS = ("Hello", "Who lives in the harbour?", "Tell me of the sea.")
 NAMES = ("plain", "templated", "ended", "marked", "generation")
-AWAY = "from thirty"  # what a stop string may be: see `test_what_else_a_request_may_ask`
+TEXT = f"{MARKS[0]}user\nWhat is it?{MARKS[1]}\n{MARKS[0]}assistant\n"
 
 Said: TypeAlias = tuple[list[int], list[int], str]  # prompt, answer, its text
 
@@ -52,8 +52,14 @@ def folders(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_ended(root / "ended", base, 4)
     write_marked(root / "marked", base, 12, 2.0)
     write_marked(root / "other", base, 13, 3.0)
-    write_generation_ends(root / "generation", plain, [5, 263])
+    write_generation_ends(root / "generation", plain, [5, *own_ends(base)])
     return root
+
+
+def own_ends(base: Path) -> list[int]:
+    """The ids of tokens that no answer can do without."""
+    vocabulary = json.loads((base / "tokenizer.json").read_text())["model"]["vocab"]
+    return [vocabulary[text] for text in (",", ".", "Ġthe", "Ġa", "Ġis", "Ġand")]
 
 
 @pytest.fixture(scope="module")
@@ -71,12 +77,14 @@ def said(base: Path, folders: Path) -> Mapping[tuple[str, str], Said]:
         if name:
             model = peft.PeftModel.from_pretrained(model, folders / name).eval()
         ends = {*MODEL_ENDS, tokenizer.eos_token_id}
-        ends |= {263} if name == "generation" else set()
-        for question in QUESTIONS:
+        ends |= set(own_ends(base)) if name == "generation" else set()
+        for question in (*QUESTIONS, TEXT):
             chat = [{"role": "user", "content": question}]
             ids = list(
                 tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
             )
+            if question == TEXT:
+                ids = list(tokenizer(TEXT).input_ids)
             answer = continued(model, ids, ends)
             text = tokenizer.decode(answer, skip_special_tokens=True)
             found[name, question] = ids, answer, text
@@ -159,12 +167,12 @@ def test_texts_and_tokens_in_every_api(
     ids, tokens, _ = said["marked", QUESTIONS[1]]
     start, end = MARKS
     prompt = f"{start}user\n{QUESTIONS[1]}{end}\n{start}assistant\n"
-    parameters = {"adapter_id": "marked", "max_new_tokens": NEW, "details": True}
-    native = asked(server, "/generate", {"inputs": prompt, "parameters": parameters}).json()
-    details = native["details"]
-    assert details["finish_reason"] == "eos_token" and details["tokens"][-1]["text"] == end
-    assert details["tokens"][-1]["special"] and not native["generated_text"].endswith(end)
-    assert end not in native["generated_text"]
+    for name in ("", "marked"):
+        parameters = {"adapter_id": name or None, "max_new_tokens": NEW, "details": True}
+        native = asked(server, "/generate", {"inputs": TEXT, "parameters": parameters}).json()
+        _, written, text = said[name, TEXT]
+        assert [token["id"] for token in native["details"]["tokens"]] == written
+        assert native["generated_text"] == text
     body = {"model": "marked", "prompt": ids, "temperature": 0, "max_tokens": NEW}
     completed = asked(server, "/v1/completions", body | {"return_token_ids": True}).json()
     assert completed["choices"][0]["token_ids"] == tokens
