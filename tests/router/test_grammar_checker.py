@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -231,6 +232,26 @@ async def test_all_who_wait_for_a_grammar_are_told_that_it_cannot_be_tried(
         assert len({id(each) for each in told}) == 3
         assert {each.retry_after for each in told} == {30.0}
         await one.check(grammars.regex("a"))
+
+
+@pytest.mark.trio
+async def test_grammars_are_tried_with_the_tokenizer_of_an_adapter(tmp_path: Path) -> None:
+    """Which may know a special token that the model's does not, in as many files as there are."""
+    whole = json.loads(TOKENIZER.read_text())
+    grammar = grammars.lark("start: <|own|>")
+    files = []
+    for i in range(6):  # more than are kept
+        mark = {**whole["added_tokens"][-1], "id": 2054, "content": "<|own|>", "special": True}
+        files.append(tmp_path / f"{i}.json")
+        files[-1].write_text(json.dumps({**whole, "added_tokens": [*whole["added_tokens"], mark]}))
+    async with checker() as one:
+        assert "<|own|>" in await wrong(one, grammar)
+        for file in (*files, files[0]):
+            await one.check(grammar, file)
+        with pytest.raises(ValidationError, match=r"grammar is not supported: .*none.json cannot"):
+            await one.check(grammars.regex("a"), tmp_path / "none.json")
+        await one.check(grammars.regex("a"))
+        assert len(children()) == 1  # one process has tried them all
 
 
 @pytest.mark.trio

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -31,7 +32,7 @@ def refusing(part: str, error: TgiTrioError) -> FakeEngine:
     def refuse(*given: object) -> None:
         raise error
 
-    async def refuse_grammar(grammar: str) -> None:
+    async def refuse_grammar(grammar: str, tokenizer: Path | None) -> None:
         raise error
 
     fake = FakeEngine()

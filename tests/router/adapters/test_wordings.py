@@ -1,0 +1,118 @@
+"""The wordings of adapters: read once, kept while they are used, dropped with their adapters."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import trio
+
+from tests.router.harness import byte_tokenizer
+from tgi_trio.errors import ValidationError
+from tgi_trio.router.adapters.registry import AdapterRegistry
+from tgi_trio.router.adapters.wordings import Wordings
+from tgi_trio.router.text.chat_template import ChatTemplate
+from tgi_trio.router.text.own_files import ModelVocabulary
+from tgi_trio.router.text.thoughts.derive import ThoughtSettings
+from tgi_trio.router.text.wording import ModelWording, Wording
+
+pytestmark = pytest.mark.trio
+NAMES = ("a", "b", "c", "plain")
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> dict[str, Path]:
+    """Three adapters with templates of their own, and one without."""
+    found = {name: tmp_path / name for name in NAMES}
+    for name, folder in found.items():
+        folder.mkdir()
+        if name != "plain":
+            (folder / "chat_template.jinja").write_text(f"{name}:{{{{ messages[0].content }}}}")
+    return found
+
+
+def wordings(folder: Path, most: int = 2, *, own: bool = True) -> Wordings:
+    (folder / "model").mkdir(exist_ok=True)
+    tokenizer = byte_tokenizer(folder / "model")
+    template = ChatTemplate({"default": "{{ messages[0].content }}"}, {})
+    vocabulary = ModelVocabulary(folder / "model" / "tokenizer.json", tokenizer.vocab_size)
+    model = ModelWording(
+        Wording(tokenizer, template), frozenset({2}), vocabulary.parts, None, ThoughtSettings()
+    )
+    return Wordings(model, vocabulary if own else None, most)
+
+
+def said(wording: Wording) -> str:
+    assert wording.chat_template is not None
+    return wording.chat_template.render([{"role": "user", "content": "Hi"}])
+
+
+async def test_each_adapter_has_its_own(tmp_path: Path, folders: dict[str, Path]) -> None:
+    registry, own = AdapterRegistry(folders, 2), wordings(tmp_path)
+    for name in (*NAMES, *NAMES):
+        expected = "Hi" if name == "plain" else f"{name}:Hi"
+        assert said(await own.find(registry.find(name))) == expected
+        assert len(own) <= 2
+    assert await own.find(registry.find("plain")) is own.model
+
+
+async def test_the_last_ones_are_kept_and_read_once(
+    tmp_path: Path, folders: dict[str, Path]
+) -> None:
+    registry, own = AdapterRegistry(folders, 2), wordings(tmp_path)
+    a, b, c = (registry.find(name) for name in "abc")
+    found: list[Wording] = []
+
+    async def ask() -> None:
+        found.append(await own.find(a))
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(5):
+            nursery.start_soon(ask)
+    assert len(found) == 5 and all(each is found[0] for each in found)
+    second = await own.find(b)
+    assert await own.find(a) is found[0]
+    await own.find(c)  # `b` was used least recently
+    assert await own.find(a) is found[0] and await own.find(b) is not second
+
+
+async def test_one_that_is_forgotten_or_replaced(tmp_path: Path, folders: dict[str, Path]) -> None:
+    registry, own = AdapterRegistry(folders, 2, grows=True), wordings(tmp_path)
+    registry.on_forgotten(own.forget)
+    old = registry.find("a")
+    await own.find(old)
+    assert len(own) == 1
+    registry.unload("a")
+    assert len(own) == 0
+    await own.find(old)  # a request that began before
+    assert len(own) == 0
+
+
+async def test_files_that_cannot_be_used_are_told_and_read_again(
+    tmp_path: Path, folders: dict[str, Path]
+) -> None:
+    registry, own = AdapterRegistry(folders, 2), wordings(tmp_path)
+    (folders["a"] / "chat_template.jinja").write_text("{% if %}")
+    with pytest.raises(ValidationError, match="the adapter `a`: The chat template 'default' does"):
+        await own.find(registry.find("a"))
+    with pytest.raises(ValidationError, match="does not compile"):
+        await own.check(folders["a"])
+    (folders["a"] / "chat_template.jinja").write_text("new")
+    await own.check(folders["a"])
+    assert said(await own.find(registry.find("a"))) == "new"
+
+
+async def test_one_that_asks_may_leave(tmp_path: Path, folders: dict[str, Path]) -> None:
+    registry, own = AdapterRegistry(folders, 2), wordings(tmp_path)
+    with trio.CancelScope() as scope:
+        scope.cancel()
+        await own.find(registry.find("a"))
+    assert scope.cancelled_caught and len(own) == 0
+    assert said(await own.find(registry.find("a"))) == "a:Hi"
+
+
+async def test_the_model_s_for_all(tmp_path: Path, folders: dict[str, Path]) -> None:
+    registry, own = AdapterRegistry(folders, 2), wordings(tmp_path, own=False)
+    assert await own.find(registry.find("a")) is own.model
+    (folders["a"] / "chat_template.jinja").write_text("{% if %}")
+    await own.check(folders["a"])
