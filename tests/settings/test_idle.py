@@ -21,6 +21,7 @@ MODEL = ModelFacts(path=Path("/m"), model_type="llama", max_positions=2048)
     [
         ({"max_lora_rank": 8}, {"lora_adapters": ("a=/a",)}),
         ({"max_loaded_adapters": 8}, {"adapter_updates": True}),
+        ({"adapter_tokenizers": "base"}, {"adapter_updates": True}),
         ({"rank_address": "0.0.0.0:1"}, {"remote_ranks": 1, "num_shard": 2}),
         ({"prefix_cache_bytes": 8}, {"prefix_cache_path": Path("/p")}),
         ({"prefix_cache_save_seconds": 8.0}, {"prefix_cache_path": Path("/p")}),

@@ -124,6 +124,10 @@ def test_dtype(given: str | None, checkpoint: str | None, expected: str) -> None
             {"pipeline_stages": 2, "num_shard": 2, "lora_adapters": ("a",)},
             "does not go with adapters",
         ),
+        (
+            {"adapter_tokenizers": "mine"},
+            "`adapter_tokenizers` must be one of own, base. Given: mine",
+        ),
         ({"remote_ranks": -1}, "`remote_ranks` must be >= 0. Given: -1"),
         ({"remote_ranks": 2, "num_shard": 2}, "rank 0 of several runs here. Given: 2 of 2"),
         ({"remote_ranks": 1, "num_shard": 2}, "`remote_ranks` needs `cluster_secret_file`"),

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.system.adapter_support import write
 from tgi_trio import launcher
-from tgi_trio.errors import ConfigurationError
+from tgi_trio.demo import model_path
+from tgi_trio.errors import ConfigurationError, ModelLoadError
 from tgi_trio.model.facts import read_model_facts
 from tgi_trio.settings.records import Options
 from tgi_trio.settings.resolve import resolve
@@ -81,6 +85,28 @@ def test_a_machine_without_proc_is_refused(llama: Path, monkeypatch: pytest.Monk
 def test_less_for_all_images_than_for_one_is_warned_of(llama: Path) -> None:
     (warning,) = start(llama, device="cpu", max_image_bytes=1000)
     assert "--max-image-bytes 1000" in warning and "--max-image-fetch-size" in warning
+
+
+def test_texts_of_adapters_are_checked_unless_the_model_s_are_used(tmp_path: Path) -> None:
+    folder = write(tmp_path / "mine", 1)
+    (folder / "chat_template.jinja").write_text("{{ messages[0].content }}")
+
+    def begin(whose: str) -> list[str]:
+        named = Options(lora_adapters=(f"mine={folder}",), adapter_tokenizers=whose)
+        settings = resolve(named, read_model_facts(model_path()))
+        return check_start(replace(settings, adapter_folders={"mine": str(folder)}))
+
+    assert begin("own") == begin("base") == []
+    (folder / "chat_template.jinja").write_text("{% if %}")
+    assert begin("base") == []
+    with pytest.raises(ModelLoadError, match=r"--lora-adapters: `mine`: .* does not compile"):
+        begin("own")
+    (folder / "chat_template.jinja").unlink()
+    whole = json.loads((model_path() / "tokenizer.json").read_text())
+    whole["model"]["merges"].pop()
+    (folder / "tokenizer.json").write_text(json.dumps(whole))
+    with pytest.raises(ModelLoadError, match=r"`mine`: .* vocabulary .*: it has other merges"):
+        begin("own")
 
 
 def test_one_port_for_the_api_and_the_metrics_is_refused_by_the_name_of_its_flag() -> None:

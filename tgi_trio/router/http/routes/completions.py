@@ -41,12 +41,12 @@ async def completions(call: Call) -> Reply:
     """POST /v1/completions, as a body or as a stream, for one or several prompts."""
     request: schema.CompletionRequest = _COMPLETION.read(call.headers, call.body)
     call.engine.metrics.inc("tgi_request_count")
+    await use_model(call, request.model)
     infill = None if request.suffix is None else find_format(call)
     if infill is None and request.input_extra is not None:
         text = "`input_extra` is written around a gap, and needs a `suffix`"
         raise about(ValidationError(text), "input_extra")
     prompts = _prompts(call, request)
-    await use_model(call, request.model)
     count = openai.choices(request.n, call.engine.limits.max_concurrent_requests)
     candidates = _candidates(call, request, count)
     unwritten = _writes_nothing(request)

@@ -27,8 +27,8 @@ async def fill_gap(call: Call) -> Reply:
     """POST /v1/fim/completions, as a body or as a stream."""
     asked: schema.FimRequest = _FIM.read(call.headers, call.body)
     call.engine.metrics.inc("tgi_request_count")
-    infill = find_format(call)
     model = await use_model(call, asked.model)
+    infill = find_format(call)
     parameters = openai.to_parameters(call, _as_completion(asked))
     gap = read_gap(asked.prompt, asked)
     prompt = await write_gap(call, infill, gap)
