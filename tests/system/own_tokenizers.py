@@ -67,7 +67,7 @@ def write_marked(folder: Path, base: Path, seed: int, scale: float = 1.0) -> Pat
     tokenizer.eos_token = MARKS[1]
     tokenizer.chat_template = CHATML
     tokenizer.save_pretrained(folder)
-    ids = tokenizer.convert_tokens_to_ids(list(MARKS))
+    ids = [int(tokenizer.get_vocab()[mark]) for mark in MARKS]
     embedding = load_file(base / "model.safetensors")["model.embed_tokens.weight"]
     draw = np.random.default_rng(seed)
     rows = draw.normal(size=(len(ids), embedding.shape[1])) * embedding[:2000].std() * scale

@@ -19,7 +19,7 @@ from tgi_trio.router.text.own_files import ModelVocabulary, read_own_files
 from tgi_trio.router.text.thoughts.derive import ThoughtSettings
 from tgi_trio.router.text.tokenizer import Tokenizer
 from tgi_trio.router.text.tokenizer_files import TokenizerConfig
-from tgi_trio.router.text.vocabularies import compare_vocabularies, main
+from tgi_trio.router.text.vocabularies import Comparison, compare_vocabularies, main
 from tgi_trio.router.text.wording import ModelWording, Wording, make_wording
 
 ROWS = 1000  # of the model: more than any of these tokenizers has
@@ -140,23 +140,43 @@ def test_vocabularies_are_compared_by_what_they_mean(base: Base, tmp_path: Path)
     texts = [" ".join(pair) for pair in model["merges"]]
     told = {**model, "merges": texts, "ignore_merges": False, "end_of_word_suffix": ""}
     same = change(tmp_path / "same.json", {**whole, "model": told}, indent=4)
-    assert compare_vocabularies(base.file, same) == ""
+    assert compare_vocabularies(base.file, same) == Comparison("")
     names = list(model["vocab"])
     swapped = {**model["vocab"], names[300]: model["vocab"][names[301]]}
     swapped[names[301]] = model["vocab"][names[300]]
     fewer = {name: id for name, id in model["vocab"].items() if name != names[-1]}
-    for changed, told in (
-        ({"vocab": swapped}, "it has other tokens, or the same with other ids"),
-        ({"vocab": fewer}, f"it has {len(names) - 1} tokens, and the model's {len(names)}"),
-        ({"merges": model["merges"][:-1]}, "it has other merges"),
-        ({"ignore_merges": True}, "`ignore_merges` is True, and False for the model"),
+    few = {name: id for name, id in model["vocab"].items() if id < 50}
+    for changed, difference, same_ids in (
+        ({"vocab": fewer}, f"it has {len(fewer)} tokens, and the model's {len(names)}", True),
+        ({"merges": model["merges"][:-1]}, "it has other merges", True),
+        ({"ignore_merges": True}, "`ignore_merges` is True, and None for the model", True),
+        ({"vocab": swapped}, " for the model, and ", False),
+        ({"vocab": few}, "they share ", False),
     ):
         other = change(tmp_path / "other.json", {**whole, "model": {**model, **changed}})
-        assert compare_vocabularies(base.file, other).startswith(str(told).split(",")[0])
+        found = compare_vocabularies(base.file, other)
+        assert difference.replace("None", repr(model.get("ignore_merges"))) in found.difference
+        assert found.same_ids is same_ids
+        (base.root / "adapter").mkdir(exist_ok=True)
+        other.rename(base.root / "adapter" / "tokenizer.json")
+        if same_ids:
+            read = read_own_files(base.root / "adapter", base.vocabulary)
+            assert read is not None and not read.shares
+            continue
         with pytest.raises(ModelLoadError, match="another vocabulary than the model's"):
-            (base.root / "adapter").mkdir(exist_ok=True)
-            other.rename(base.root / "adapter" / "tokenizer.json")
             read_own_files(base.root / "adapter", base.vocabulary)
+
+
+def test_a_vocabulary_of_the_same_ids_is_read_whole(base: Base) -> None:
+    """As a model has it whose tokenizer was written by another tool, such as one of GGUF files."""
+    whole = json.loads(base.file.read_text())
+    whole["model"]["merges"] = whole["model"]["merges"][:40]
+    folder = base.adapter("other", tokenizer=whole)
+    wording, text = base.wording(folder), "The server keeps a batch of sequences"
+    ids = wording.tokenizer.encode_ids(text, False).tolist()
+    expected = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json")).encode(text).ids
+    assert ids == expected != base.model.wording.tokenizer.encode_ids(text, False).tolist()
+    assert wording.file == folder / "tokenizer.json"
 
 
 def test_a_process_of_its_own_says_the_same(base: Base, capsys: pytest.CaptureFixture[str]) -> None:
@@ -164,14 +184,14 @@ def test_a_process_of_its_own_says_the_same(base: Base, capsys: pytest.CaptureFi
     whole = json.loads(base.file.read_text())
     whole["model"]["merges"].pop()
     other = change(base.root / "other.json", whole)
-    assert apart.find_difference(base.file) == ""
-    assert apart.find_difference(other) == apart.find_difference(other) == "it has other merges"
+    assert apart.compare(base.file) == Comparison("")
+    assert apart.compare(other) == apart.compare(other) == Comparison("it has other merges")
     broken = base.root / "broken.json"
     broken.write_text("{}")
     with pytest.raises(ModelLoadError, match=r"broken.json cannot be read as a tokenizer"):
-        apart.find_difference(broken)
+        apart.compare(broken)
     assert main([str(base.file), str(other)]) == 0
-    assert capsys.readouterr().out == "it has other merges"
+    assert "it has other merges" in capsys.readouterr().out
 
 
 # --- what a folder says ----------------------------------------------------------------------
@@ -223,8 +243,8 @@ def test_which_tokens_end_an_answer(base: Base) -> None:
     assert ends(generation_config={"eos_token_id": [eos, 7]}) == (7,)
     assert ends(generation_config={"eos_token_id": 9}) == (9,)
     assert ends(generation_config={"temperature": 1}) == ()
-    both = {"generation_config": {"eos_token_id": 9}, "tokenizer_config": {"eos_token": "<|user|>"}}
-    assert ends(**both) == tuple(sorted((9, user or 0)))
+    found = ends(generation_config={"eos_token_id": 9}, tokenizer_config={"eos_token": "<|user|>"})
+    assert found == tuple(sorted((9, user or 0)))
 
 
 def test_a_template_of_a_flag_is_that_of_adapters_that_have_the_model_s(tmp_path: Path) -> None:

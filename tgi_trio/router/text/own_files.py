@@ -2,8 +2,9 @@
 
 Fine-tunes often end turns with a token that the model's tokenizer knows as an ordinary one, use
 spare tokens of it for marks of their own, or have another chat template; PEFT's folders then have
-the files of a tokenizer beside the adapter. Its vocabulary has to be the model's: an adapter that
-was trained with another one has a matrix for it. Tokens may be added, where the model has rows.
+the files of a tokenizer beside the adapter. Its tokens have to have the ids that they have for the
+model: an adapter that was trained with others has a matrix for them. Tokens may be added, where the
+model has rows.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from tgi_trio.router.text.tokenizer_files import (
     read_config,
     tokenizer_json,
 )
-from tgi_trio.router.text.vocabularies import compare_vocabularies, read_apart
+from tgi_trio.router.text.vocabularies import Comparison, compare_vocabularies, read_apart
 
 GENERATION: Final = "generation_config.json"
 # Everything that is read here, for whoever has to know where a folder's files come from.
@@ -51,6 +52,7 @@ class OwnFiles:
 
     file: Path | None  # its tokenizer.json; None: it has none
     parts: Mapping[str, Any]  # what that has beside `model`; the model's if there is none
+    shares: bool  # whether texts become the model's tokens, so that its vocabulary can be shared
     config: TokenizerConfig
     configured: bool  # whether there is a tokenizer_config.json
     ends: tuple[int, ...]  # of generation_config.json
@@ -71,14 +73,11 @@ class ModelVocabulary:
         self.size = size
         self.parts = read_apart(file)[0]
         self.apart = apart
-        self._known: OrderedDict[bytes, str] = OrderedDict()  # differences by sha256
+        self._known: OrderedDict[bytes, Comparison] = OrderedDict()  # by sha256
         self._lock = threading.Lock()
 
-    def find_difference(self, file: Path) -> str:
-        """Return how a tokenizer's vocabulary differs from the model's; "" if it does not.
-
-        Raises ModelLoadError.
-        """
+    def compare(self, file: Path) -> Comparison:
+        """Return how a tokenizer's vocabulary differs from the model's. Raises ModelLoadError."""
         try:
             with file.open("rb") as content:
                 digest = hashlib.file_digest(content, "sha256").digest()
@@ -95,7 +94,7 @@ class ModelVocabulary:
                 self._known.popitem(last=False)
         return found
 
-    def _compare(self, file: Path) -> str:
+    def _compare(self, file: Path) -> Comparison:
         if not self.apart:
             return compare_vocabularies(self.file, file)
         argv = [
@@ -113,7 +112,7 @@ class ModelVocabulary:
             raise ModelLoadError(f"{file} cannot be compared with the model's: {error}") from error
         if done.returncode:
             raise ModelLoadError((done.stderr.strip().splitlines() or [f"{file} is damaged"])[-1])
-        return done.stdout
+        return Comparison(**json.loads(done.stdout))
 
 
 def read_own_files(folder: Path, model: ModelVocabulary) -> OwnFiles | None:
@@ -133,15 +132,18 @@ def read_own_files(folder: Path, model: ModelVocabulary) -> OwnFiles | None:
             "tokens"
         )
     parts: Mapping[str, Any] = model.parts
+    shares = True
     if file is not None:
-        if difference := model.find_difference(file):
+        compared = model.compare(file)
+        if not compared.same_ids:
             raise ModelLoadError(
-                f"the tokenizer in {folder} has another vocabulary than the model's: {difference}. "
-                f"{ADVICE}"
+                f"the tokenizer in {folder} has another vocabulary than the model's: "
+                f"{compared.difference}. {ADVICE}"
             )
+        shares = not compared.difference
         parts = read_apart(file)[0]
         _check_rows(folder, parts, model)
-    return OwnFiles(file, parts, config, configured, ends)
+    return OwnFiles(file, parts, shares, config, configured, ends)
 
 
 def _check_rows(folder: Path, parts: Mapping[str, Any], model: ModelVocabulary) -> None:

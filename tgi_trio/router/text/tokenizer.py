@@ -112,11 +112,16 @@ class Tokenizer:
         tokenizer.json is converted to. Raises ModelLoadError.
         """
         file = tokenizer_json(path, cache, trust_remote_code)
+        return cls.from_file(file, read_config(path, config_path))
+
+    @classmethod
+    def from_file(cls, file: Path, config: TokenizerConfig) -> Tokenizer:
+        """Load a tokenizer.json. The whole process waits for it. Raises ModelLoadError."""
         try:
             backend = tokenizers.Tokenizer.from_file(str(file))
         except Exception as error:  # the library raises plain Exception
             raise ModelLoadError(f"{file} cannot be loaded as a tokenizer: {error}") from error
-        return cls(backend, read_config(path, config_path))
+        return cls(backend, config)
 
     def derive(self, parts: Mapping[str, Any], config: TokenizerConfig) -> Tokenizer:
         """Return a tokenizer with this one's vocabulary, which both then share.

@@ -1,21 +1,24 @@
 """Whether two tokenizers have one vocabulary: the section `model` of tokenizer.json.
 
-`python -m tgi_trio.router.text.vocabularies ONE OTHER` prints how they differ, and nothing if they
-do not. To parse large ones takes half a second, for which nothing else of a process runs: so one
-that serves has another process do it.
+`python -m tgi_trio.router.text.vocabularies ONE OTHER` prints a `Comparison` as JSON. To parse
+large ones takes half a second, for which nothing else of a process runs: so one that serves has
+another process do it.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import sys
 from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
 from tgi_trio.errors import ModelLoadError
+from tgi_trio.router.text.tokenizer_shape import find_difference
 
 # Fields of `model` beside the vocabulary that decide which tokens a text becomes. Libraries write
 # "", false or nothing for the same.
@@ -46,18 +49,30 @@ def read_apart(file: Path) -> tuple[dict[str, Any], bytes]:
         raise ModelLoadError(f"{file} cannot be read as a tokenizer: {error!r}") from error
 
 
-def compare_vocabularies(one: Path, other: Path) -> str:
-    """Return how the vocabulary of `other` differs; "" if texts become the same tokens.
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """How the vocabulary of a tokenizer compares with another."""
 
-    Tokens that are only added to it do not count. Raises ModelLoadError.
+    difference: str  # "": texts become the same tokens
+    same_ids: bool = True  # what both have has the same ids, and that is most of it
+
+
+def compare_vocabularies(one: Path, other: Path) -> Comparison:
+    """Return how the vocabulary of `other` differs. Raises ModelLoadError.
+
+    Tokens that are only added to it do not count.
     """
     ours, theirs = read_apart(one)[1], read_apart(other)[1]
     if ours == theirs:
-        return ""
+        return Comparison("")
     try:
-        return _compare(msgspec.json.decode(ours), msgspec.json.decode(theirs))
+        found = _compare(msgspec.json.decode(ours), msgspec.json.decode(theirs))
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise ModelLoadError(f"{other} cannot be read as a tokenizer: {error!r}") from error
+    if not found:
+        return Comparison("")
+    ids = find_difference(one, other)
+    return Comparison(found if ids is None else ids, ids is None)
 
 
 def _compare(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
@@ -93,9 +108,9 @@ def _list_merges(model: Mapping[str, Any]) -> list[tuple[str, ...]]:
 
 
 def main(argv: list[str]) -> int:
-    """Print the difference; return the process's exit code."""
+    """Print the comparison; return the process's exit code."""
     try:
-        print(compare_vocabularies(Path(argv[0]), Path(argv[1])), end="")
+        print(json.dumps(asdict(compare_vocabularies(Path(argv[0]), Path(argv[1])))))
     except ModelLoadError as error:
         print(error, file=sys.stderr)
         return 1

@@ -47,9 +47,11 @@ def make_wording(files: OwnFiles, model: ModelWording) -> Wording:
     """
     base = model.wording
     config = _complete(files, base.tokenizer)
-    own_parts = files.file is not None and files.parts != model.parts
+    own_parts = files.file is not None and (files.parts != model.parts or not files.shares)
     tokenizer = base.tokenizer
-    if own_parts or not _is_configured_as(config, tokenizer):
+    if files.file is not None and not files.shares:
+        tokenizer = Tokenizer.from_file(files.file, config)
+    elif own_parts or not _is_configured_as(config, tokenizer):
         tokenizer = base.tokenizer.derive(files.parts, config)
     if model.keeps_added:
         _check_kept(tokenizer, base.tokenizer)
