@@ -123,6 +123,24 @@ def test_models_that_keep_states_are_refused_before_a_shard_is_there(
         check_start(settings)
 
 
+@pytest.mark.parametrize("backend", ["torch", "kernels"])
+def test_nothing_is_guessed_behind_a_token_that_the_draft_model_has_no_row_for(
+    backend: str, large: Path, tmp_path: Path
+) -> None:
+    """Models of a family are padded to different sizes, and adapters use such rows for marks."""
+    narrow = make_checkpoint(
+        tmp_path, "llama", head_dim=32, num_hidden_layers=1, seed=5, vocab_size=300
+    )
+    runner = load(large, narrow, backend)
+    drafter = runner.drafter(3)
+    assert drafter is not None
+    watched, prompts = Watched(drafter), [[5, 400, *range(6, 20)], [40, 41, 42]]
+    found = answer(runner, prompts, [GREEDY, GREEDY], 24, drafter=watched)
+    assert found.tokens == answer(runner, prompts, [GREEDY, GREEDY], 24).tokens
+    guessed = [known for known, own in watched.guessed if own]
+    assert guessed and all(max(known) < 300 for known in guessed)
+
+
 def test_another_tokenizer_is_refused_with_a_token_of_it(
     large: Path, small: Path, tmp_path: Path
 ) -> None:

@@ -32,6 +32,8 @@ from tgi_trio.shard.speculation.sharing import share_room
 
 CATCH_UP: Final = 256  # most tokens of prompts that it computes between two steps
 _STATE: Final = "draft model"  # key in ShardSequence.state
+_READ: Final = "draft model's tokens"  # the same: leading tokens that it has rows for, or `_NEVER`
+_NEVER: Final = 1 << 62  # more than any sequence has: one of its tokens is unknown
 
 
 @dataclass(slots=True)
@@ -88,10 +90,20 @@ class ModelDrafter:
         return self._guess(chosen, records) if chosen else {}
 
     def _fits(self, sequence: ShardSequence) -> bool:
-        """Return whether the draft model can compute a sequence's length and last token."""
-        last = int(sequence.token_ids[sequence.length - 1])
-        room = self._longest == 0 or sequence.length + self._most < self._longest
-        return room and last < self._known
+        """Return whether the draft model can compute a sequence's length and all of its tokens.
+
+        It may have fewer rows than the model, and one of them among the model's spare ones be a
+        token of a prompt: of an adapter's tokenizer, or given by its id.
+        """
+        if self._longest and sequence.length + self._most >= self._longest:
+            return False
+        read = sequence.state.get(_READ)
+        first = read if isinstance(read, int) else 0
+        if first < sequence.length:
+            news = sequence.token_ids[first : sequence.length]
+            first = _NEVER if news.max() >= self._known else sequence.length
+            sequence.state[_READ] = first
+        return first != _NEVER
 
     def _catch_up(self, twins: Sequence[_Twin]) -> list[bool]:
         """Compute some of the missing tokens; return which twins lack only their last tokens."""
