@@ -162,6 +162,7 @@ class Assembly:
                 with self._application.pace.watching():
                     async with trio.open_nursery() as watching:
                         known = self._application.http.api_keys
+                        watching.start_soon(self._wordings.warm, self._facade.adapters)
                         watching.start_soon(watch_keys, self._keys, known, self._take_keys)
                         await serve(
                             self._application,

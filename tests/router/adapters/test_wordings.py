@@ -111,6 +111,21 @@ async def test_one_that_asks_may_leave(tmp_path: Path, folders: dict[str, Path])
     assert said(await own.find(registry.find("a"))) == "a:Hi"
 
 
+async def test_those_that_are_loaded_with_the_model_are_read_ahead(
+    tmp_path: Path, folders: dict[str, Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    registry, own = AdapterRegistry(folders, 2), wordings(tmp_path)
+    (folders["a"] / "chat_template.jinja").write_text("{% if %}")
+    await own.warm(registry)
+    assert len(own) == 1  # what is wrong with `a` is told to who asks for it
+    (folders["b"] / "chat_template.jinja").unlink()
+    assert said(await own.find(registry.find("b"))) == "b:Hi"
+    assert "the adapter b has its own chat template" in caplog.text
+    with pytest.raises(ValidationError, match="the adapter `a`"):
+        await own.find(registry.find("a"))
+
+
 async def test_the_model_s_for_all(tmp_path: Path, folders: dict[str, Path]) -> None:
     registry, own = AdapterRegistry(folders, 2), wordings(tmp_path, own=False)
     assert await own.find(registry.find("a")) is own.model

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from tests.router.text.kinds import BACKENDS, served
 from tgi_trio.errors import ModelLoadError
+from tgi_trio.router.text import own_files
 from tgi_trio.router.text.chat_template import ChatTemplate
 from tgi_trio.router.text.own_files import ModelVocabulary, read_own_files
 from tgi_trio.router.text.thoughts.derive import ThoughtSettings
@@ -179,7 +180,10 @@ def test_a_vocabulary_of_the_same_ids_is_read_whole(base: Base) -> None:
     assert wording.file == folder / "tokenizer.json"
 
 
-def test_a_process_of_its_own_says_the_same(base: Base, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_process_of_its_own_says_the_same(
+    base: Base, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(own_files, "_SMALL", 0)  # as if they were large
     apart = ModelVocabulary(base.file, ROWS, apart=True)
     whole = json.loads(base.file.read_text())
     whole["model"]["merges"].pop()

@@ -1,21 +1,26 @@
 """The wordings of adapters that have tokenizers or chat templates of their own.
 
-They are read when a request first names the adapter, in a thread, and dropped with the adapter, or
-when more have been used since than adapters are loaded at a time. Each shares the vocabulary of the
-model, so reading one takes milliseconds, and it takes little memory.
+They are read in a thread: behind the start for adapters that are loaded with the model, for others
+when a request first names them. They are dropped with the adapter, or when more have been used
+since than adapters are loaded at a time. Nearly all share the vocabulary of the model, so that it
+takes milliseconds to make one, and little memory.
 """
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict
+from contextlib import suppress
 from pathlib import Path
 
 import trio
 
 from tgi_trio.errors import TgiTrioError, ValidationError
-from tgi_trio.router.adapters.registry import ServedAdapter
+from tgi_trio.router.adapters.registry import AdapterRegistry, ServedAdapter
 from tgi_trio.router.text.own_files import ModelVocabulary, read_own_files
 from tgi_trio.router.text.wording import ModelWording, Wording, make_wording
+
+log = logging.getLogger(__name__)
 
 
 class Wordings:
@@ -54,6 +59,12 @@ class Wordings:
         if self._vocabulary is not None:
             await self._run(self._vocabulary, folder)
 
+    async def warm(self, adapters: AdapterRegistry) -> None:
+        """Read the wordings of as many adapters as are kept; requests are told of errors."""
+        for name in adapters.names[: self._most]:
+            with suppress(ValidationError):
+                await self.find(adapters.find(name))
+
     def forget(self, number: int) -> None:
         """Drop the wording of an adapter."""
         self._kept.pop(number, None)
@@ -73,6 +84,8 @@ class Wordings:
         finally:
             del self._reading[adapter.number]
             done.set()
+        if parts := _list_own(found, self.model):
+            log.info("the adapter %s has its own %s", adapter.name, ", ".join(parts))
         if adapter.listed:  # else it has been unloaded meanwhile, and is not forgotten again
             self._kept[adapter.number] = found
             if len(self._kept) > self._most:
@@ -88,3 +101,13 @@ class Wordings:
             return await trio.to_thread.run_sync(read, abandon_on_cancel=True)
         except TgiTrioError as error:
             raise ValidationError(str(error)) from error
+
+
+def _list_own(wording: Wording, model: Wording) -> list[str]:
+    """Return what an adapter does not share with the model, for the log."""
+    own = {
+        "tokenizer": wording.tokenizer is not model.tokenizer,
+        "chat template": wording.chat_template is not model.chat_template,
+        f"ends ({', '.join(map(str, wording.ends))})": bool(wording.ends),
+    }
+    return [name for name, present in own.items() if present]

@@ -42,6 +42,7 @@ ADVICE: Final = (
     "tokenizer and template: --adapter-tokenizers base"
 )
 _REMEMBERED: Final = 256  # tokenizers whose vocabularies have been compared
+_SMALL: Final = 1 << 20  # bytes of a tokenizer.json that is compared in milliseconds
 _SECONDS: Final = 120.0  # for a process to compare two
 _SHOWN: Final = 3  # most tokens in an error
 
@@ -95,7 +96,7 @@ class ModelVocabulary:
         return found
 
     def _compare(self, file: Path) -> Comparison:
-        if not self.apart:
+        if not self.apart or file.stat().st_size <= _SMALL:
             return compare_vocabularies(self.file, file)
         argv = [
             sys.executable,
