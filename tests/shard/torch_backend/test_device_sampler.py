@@ -25,7 +25,7 @@ from tests.shard.torch_backend.interpreter import DEVICE, need_triton
 from tgi_trio.shard.contract import RowResult, ShardSequence
 from tgi_trio.shard.sampling.logits_processors import GrammarMasks, Watermark
 from tgi_trio.shard.torch_backend.sampling.choice_masks import ChoiceMasks
-from tgi_trio.shard.torch_backend.sampling.choice_settings import Choosing
+from tgi_trio.shard.torch_backend.sampling.choice_settings import Choosing, count_up
 from tgi_trio.shard.torch_backend.sampling.torch_sampler import permutation
 
 need_triton()
@@ -212,7 +212,7 @@ def test_own_ends_are_released_while_the_rows_stay_the_same() -> None:
     row.token_ids = np.resize(row.token_ids, 20)
     scores = torch.tensor(normal(1, 30, seed=5), device=WHERE)
     scores[0, 9] = 30.0
-    every, said = np.arange(1), []
+    every, said = count_up(1), list[int]()  # as decodes have it: most is that of the step before
     for _ in range(4):
         positions = np.array([row.length], np.int64)
         choosing = Choosing([row], every, np.zeros(1, np.int64), positions, every, None)
