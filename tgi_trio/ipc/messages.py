@@ -101,17 +101,8 @@ class ExtendRow:
 _STATELESS = StateGrant((0, 0))
 
 _PLAIN = (
-    "top_n",
-    "prompt_top_n",
-    "top_k",
-    "temperature",
-    "top_p",
-    "typical_p",
-    "min_p",
-    "repetition_penalty",
-    "frequency_penalty",
-    "presence_penalty",
-    "adapter",
+    *("top_n", "prompt_top_n", "top_k", "temperature", "top_p", "typical_p", "min_p"),
+    *("repetition_penalty", "frequency_penalty", "presence_penalty", "adapter"),
 )
 
 

@@ -13,9 +13,8 @@ Checks come in TGI's order and speak TGI's words. What differs on purpose:
 from __future__ import annotations
 
 import random
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,9 +26,7 @@ from tgi_trio.router.media.image_prompt import ExpandedPrompt
 from tgi_trio.router.request import LineLimits, Request, StoppingCriteria
 from tgi_trio.router.text.regexes import compile_regex
 from tgi_trio.router.text.tokenizer import Tokenizer, TokenizerPool
-from tgi_trio.router.text.wording import Wording
-
-CheckGrammar = Callable[[str, Path | None], Awaitable[None]]
+from tgi_trio.router.text.wording import CheckGrammar, Wording
 
 _SEED_BITS = 64
 _FLOAT32 = 1.2e-38, 3.4e38  # its normal positive numbers
@@ -107,11 +104,7 @@ class Validator:
         source: random.Random | None = None,
         check_grammar: CheckGrammar | None = None,
     ) -> None:
-        """`source`: where seeds come from for clients that give none (default: the system's).
-
-        `check_grammar` raises GrammarError for a grammar that the shard cannot serve with a
-        tokenizer.json (None: the model's); without it there are no grammars.
-        """
+        """`source`: of seeds for clients that give none. `check_grammar`: None: no grammars."""
         self._pool = pool
         self._limits = limits
         self._random = source or random.SystemRandom()
@@ -181,8 +174,7 @@ class Validator:
             await self.check_grammar(parameters.grammar, wording)
         sampling = self._sampling(parameters)
         if wording is not None:
-            file = parameters.grammar and wording.file
-            sampling = replace(sampling, ends=wording.ends, tokenizer=str(file or ""))
+            sampling = wording.bind(sampling)
         return Request(
             prompt_ids=ids,
             sampling=sampling,

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from tgi_trio.errors import ModelLoadError
+from tgi_trio.ipc.messages import SamplingParameters
 from tgi_trio.router.text.chat_template import ChatTemplate
 from tgi_trio.router.text.own_files import OwnFiles
 from tgi_trio.router.text.thoughts.derive import Thoughts, ThoughtSettings, derive_thoughts
 from tgi_trio.router.text.tokenizer import Tokenizer
 from tgi_trio.router.text.tokenizer_files import TokenizerConfig
 from tgi_trio.router.text.tools.probe import CallStyle, find_call_style
+
+# Raises GrammarError for a grammar that the shard cannot serve with a tokenizer.json (None: the
+# model's).
+CheckGrammar = Callable[[str, Path | None], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +31,11 @@ class Wording:
     call_style: CallStyle = field(default_factory=CallStyle)
     ends: tuple[int, ...] = ()  # tokens that end an answer, beside the model's
     file: Path | None = None  # its tokenizer.json, for grammars; None: the model's
+
+    def bind(self, sampling: SamplingParameters) -> SamplingParameters:
+        """Return parameters with what the shard has to know of it."""
+        file = self.file if sampling.grammar else None
+        return replace(sampling, ends=self.ends, tokenizer="" if file is None else str(file))
 
 
 @dataclass(frozen=True, slots=True)
