@@ -195,9 +195,12 @@ class Validator:
             tokenizer=tokenizer,
         )
 
-    async def count_tokens(self, text: str) -> int:
-        """Return how many tokens a text has, without special ones. Raises ValidationError."""
-        return (await self._pool.encode_prompt(text, False, None, 0))[1]
+    async def count_tokens(self, text: str, tokenizer: Tokenizer | None = None) -> int:
+        """Return how many tokens a text has, without special ones; `tokenizer`: None: the model's.
+
+        Raises ValidationError.
+        """
+        return (await self._pool.encode_prompt(text, False, None, 0, tokenizer))[1]
 
     async def check_grammar(self, grammar: str, wording: Wording | None = None) -> None:
         """Raise GrammarError for one that the shard cannot serve, ValidationError without grammars.

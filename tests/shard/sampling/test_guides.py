@@ -374,7 +374,7 @@ def test_a_gap_waits_for_the_texts_of_tokens_and_has_them_as_bytes() -> None:
     """Special tokens have none, as they are never a part of what is filled in."""
     reading = Event()
 
-    def load() -> LLTokenizer:
+    def load(*_: object) -> LLTokenizer:
         reading.wait(timeout=60)
         return TOKENIZER
 
@@ -390,7 +390,7 @@ def test_a_gap_waits_for_the_texts_of_tokens_and_has_them_as_bytes() -> None:
 
 
 def test_a_gap_fails_where_the_tokenizer_cannot_be_read() -> None:
-    def load() -> LLTokenizer:
+    def load(*_: object) -> LLTokenizer:
         raise ModelLoadError("tokenizer.json is damaged")
 
     own = Grammars(load)

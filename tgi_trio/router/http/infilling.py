@@ -65,7 +65,7 @@ async def write_gap(call: Call, infill: InfillFormat, gap: Gap) -> str | list[in
 
     Raises ValidationError.
     """
-    tokenizer = call.engine.tokenizer
+    tokenizer = call.wording.tokenizer
     if not infill.continues:
         return infill.write(gap, tokenizer.added_tokens)
     return await trio.to_thread.run_sync(infill.encode, gap, tokenizer, abandon_on_cancel=True)

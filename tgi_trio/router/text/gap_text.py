@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 
 import trio
 
-from tgi_trio.router.request import LineLimits, StoppingCriteria
+from tgi_trio.router.request import LineLimits, StoppingCriteria, TokenTexts
 from tgi_trio.router.text.output import OutputText
-from tgi_trio.router.text.tokenizer import IntArray, Tokenizer
+from tgi_trio.router.text.tokenizer import IntArray
 
 _INDENT = " \t"
 
@@ -24,7 +24,7 @@ class GapText(OutputText):
 
     def __init__(
         self,
-        tokenizer: Tokenizer,
+        tokenizer: TokenTexts,
         prompt_ids: Sequence[int] | IntArray,
         stopping: StoppingCriteria,
         limits: LineLimits,

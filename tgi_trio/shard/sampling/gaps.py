@@ -38,7 +38,7 @@ class Gaps:
         `scores`, `ids` [C]: of the candidates after other truncations, best first; `number`: the
         sequence's random number. Where nothing is left, that is a token that ends the text.
         """
-        ends = np.isin(ids, [*self.ends, *sequence.sampling.gap_ends])
+        ends = np.isin(ids, [*self.ends, *sequence.sampling.ends, *sequence.sampling.gap_ends])
         left = keep_for_gap(scores, ends, self.pieces(ids))
         if not left.any():
             return int(ids[ends][0] if ends.any() else sequence.sampling.gap_ends[0]), 0.0

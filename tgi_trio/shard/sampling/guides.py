@@ -128,11 +128,11 @@ class Grammars:
         """
         if sequence.sampling.grammar and not self._guide(sequence).ready:
             return False
-        return not sequence.sampling.gap_ends or self._loading().done()
+        return not sequence.sampling.gap_ends or self._loading(_MODELS).done()
 
     def pieces(self, ids: NDArray[np.int64]) -> list[bytes]:
         """See `GrammarMasks`."""
-        tokenizer = self._loading().result()
+        tokenizer = self._loading(_MODELS).result()
         return [
             b"" if tokenizer.is_special_token(each) else tokenizer.decode_bytes([each])
             for each in ids.tolist()

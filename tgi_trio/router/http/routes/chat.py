@@ -97,7 +97,7 @@ async def prepare_chat(call: Call, request: schema.ChatRequest) -> Prepared:
     if request.top_logprobs and not request.logprobs:
         raise ValidationError("`top_logprobs` needs `logprobs` to be true")
     most = call.engine.limits.max_grammar_bytes
-    added = call.engine.tokenizer.added_tokens
+    added = call.wording.tokenizer.added_tokens
     grammar = None if conversation.functions else await answer_grammar(request, most, added)
     of_prompt = openai.prompt_alternatives(call, request)
     parameters = openai.to_parameters(

@@ -113,7 +113,7 @@ async def _parameters(
         decoder_input_details=echoed is not None or of_prompt is not None,
         prompt_top_n=max(echoed or 0, of_prompt or 0),
         grammar=await answer_grammar(
-            request, call.engine.limits.max_grammar_bytes, call.engine.tokenizer.added_tokens
+            request, call.engine.limits.max_grammar_bytes, call.wording.tokenizer.added_tokens
         ),
         **more,
     )

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 import trio
 
 from tgi_trio.errors import PromptTooLong, ValidationError, about
-from tgi_trio.router.http.answer_fields import new_id, resolve_model
+from tgi_trio.router.http.answer_fields import new_id, use_model
 from tgi_trio.router.http.answer_headers import event_stream, timing_headers
 from tgi_trio.router.http.call import Call, Reply, Route
 from tgi_trio.router.http.call_validation import validate_request
@@ -36,8 +37,8 @@ async def fill_gap(call: Call) -> Reply:
     """POST /infill, as a body or as a stream."""
     asked: InfillRequest = _INFILL.read(call.headers, call.body)
     call.engine.metrics.inc("tgi_request_count")
+    model = await use_model(call, asked.model)
     infill = find_format(call)
-    model = resolve_model(call, asked.model)
     drawing = read_drawing(asked)
     parameters = _parameters(call, asked, drawing, infill)
     take_permits(call)
@@ -109,7 +110,7 @@ async def _validate(
 
     Raises ValidationError.
     """
-    added, limits = call.engine.tokenizer.added_tokens, call.engine.limits
+    added, limits = call.wording.tokenizer.added_tokens, call.engine.limits
     try:
         prompt = await write_gap(call, infill, gap)
         request = await validate_request(call, prompt, parameters, asked)
@@ -117,7 +118,8 @@ async def _validate(
     except PromptTooLong:
         answer = parameters.max_new_tokens or max(1, limits.max_total_tokens // _SHARE)
         most = min(limits.max_input_tokens, limits.max_total_tokens - answer)
-        count = call.engine.validator.count_tokens
+        own = None if call.own_wording is None else call.own_wording.tokenizer
+        count = partial(call.engine.validator.count_tokens, tokenizer=own)
         fitted = await fit_gap(gap, infill, frozenset(added), most, count)
     prompt = await write_gap(call, infill, fitted)
     request = await validate_request(call, prompt, parameters, asked)

@@ -66,7 +66,7 @@ def list_edits(
     return Edits(slots, moves, ends, np.concatenate(flat) if flat else NO_ENTRIES, alone)
 
 
-def _choose_biases(choosing: Choosing, settings: Settings) -> list[Array] | None:
+def _choose_biases(choosing: Choosing, settings: ChoiceSettings) -> list[Array] | None:
     """Return each choice's biases where some row's own ends are still forbidden, else None."""
     if not settings.forbidding:
         return None
