@@ -34,6 +34,14 @@ CASTS = {
     "fp16": tl.float16,
     "fp32": tl.float32,
 }
+# Numbers of any size, defaults, names, options that are not the kernel's; and what cannot be.
+LAUNCHES: tuple[tuple[Any, ...], ...] = (
+    *((2,), (2.5,), (True,), (1 << 40,), (-(1 << 31),), ((1 << 31),), (2, 4), (2, 4, "one")),
+    *((2, {"more": 7}), ({"factor": 2, "KIND": "one", "num_warps": 4},), (2, {"grid": (2, 3)})),
+    (2, {"grid": lambda told: (4, 1) if told["KIND"] == "two" else (1,)}),
+    *((2, {"grid": (0,)}), (), (2, 3, "two", 4), (2, {"factor": 2}), (2, {"grid": (1, 1, 1, 1)})),
+    (torch.ones(1),),  # an address is no factor
+)
 
 
 @triton.jit
@@ -101,6 +109,32 @@ def convert(x, found, DTYPE: tl.constexpr):
     tl.store(found + 4 + rows, (a[:, None] + tl.full([4, 1], 1, DTYPE)).to(tl.float64)[:, 0])
 
 
+@triton.jit
+def reduce(x, found, NAME: tl.constexpr, AXIS: tl.constexpr, KEEP: tl.constexpr):
+    rows, columns = tl.arange(0, 2)[:, None], tl.arange(0, 4)[None, :]
+    a = tl.load(x + rows * 4 + columns)
+    if NAME == "sum":
+        several, one = tl.sum(a, AXIS, keep_dims=KEEP), tl.sum(tl.load(x + tl.arange(0, 8)), 0)
+    elif NAME == "max":
+        several, one = tl.max(a, AXIS, keep_dims=KEEP), tl.max(tl.load(x + tl.arange(0, 8)), 0)
+    else:
+        several, one = tl.min(a, AXIS, keep_dims=KEEP), tl.min(tl.load(x + tl.arange(0, 8)), 0)
+    if KEEP:
+        tl.store(found + rows + columns, (several + tl.zeros([2, 4], several.dtype)).to(tl.float64))
+    else:
+        tl.store(found + tl.arange(0, several.numel), several.to(tl.float64))
+    tl.store(found + 10, one.to(tl.float64))
+
+
+@triton.jit
+def launched(x, found, factor, more=3, KIND: tl.constexpr = "two"):
+    place = tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)
+    a = tl.load(x + place).to(tl.float64)
+    if KIND == "two":
+        a = a * factor
+    tl.store(found + place, a + more)
+
+
 def draw(dtype: str, count: int, seed: int) -> torch.Tensor:
     """Return numbers among which are the least, the largest, and both zeros."""
     source = torch.Generator().manual_seed(seed)
@@ -119,8 +153,15 @@ def draw(dtype: str, count: int, seed: int) -> torch.Tensor:
 
 def run(kernel: Any, operands: list[torch.Tensor], *rest: Any) -> str:
     found = torch.zeros(40, dtype=torch.float64)
+    named = rest[-1] if rest and isinstance(rest[-1], dict) else {}
+    grid = named.get("grid", (1,))
     try:
-        kernel[(1,)](*operands, found, *rest)
+        kernel[grid](
+            *operands,
+            found,
+            *(each for each in rest if each is not named),
+            **{name: value for name, value in named.items() if name != "grid"},
+        )
     except Exception as error:  # the same ones are expected
         return type(error).__name__
     return hashlib.sha256(found.numpy().tobytes()).hexdigest()[:16]
@@ -148,6 +189,12 @@ def main() -> None:
         for one in TYPES
         for name, dtype in CASTS.items()
     ]
+    cases += [
+        (f"{one} {name} over {axis}, {keep}", reduce, [one], (name, axis, keep))
+        for one in TYPES
+        for name, axis, keep in itertools.product(("sum", "max", "min"), (0, 1), (True, False))
+    ]
+    cases += [(f"launch {i}", launched, ["float32"], rest) for i, rest in enumerate(LAUNCHES)]
     warnings.simplefilter("ignore")
     with np.errstate(all="ignore"):
         for name, kernel, dtypes, rest in cases:

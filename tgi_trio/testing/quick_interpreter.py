@@ -6,12 +6,14 @@ could keep, which takes most of the time of kernels as small as those of tests.
 
 from __future__ import annotations
 
+import inspect
+import itertools
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
-from tgi_trio.testing.quick_operations import FUNCTIONS, Memory, quicken
+from tgi_trio.testing.quick_operations import FUNCTIONS, REDUCTIONS, Memory, quicken
 
 _KINDS = 4096  # most types and shapes in each cache
 _PRECISIONS = ("tf32", "tf32x3", "bf16x3", "ieee")  # all of which are those of numpy here
@@ -43,6 +45,7 @@ def hurry() -> None:
     _spread_at_once()
     _take_numbers_at_once()
     _call_at_once()
+    _launch_at_once()
     _scan_by_slices()
 
 
@@ -221,9 +224,77 @@ def _call_at_once() -> None:
         every = ones(pointer.data.shape)
         return self.create_masked_load(pointer, every, None, cache, eviction, volatile)
 
+    for name in REDUCTIONS:  # functions of Triton's own language, which were interpreted
+        setattr(language, name, quicken(memory, name, getattr(language, name)))
     core._unwrap_if_constexpr = unwrap
     interpreter._patch_attr = patch
     interpreter.InterpreterBuilder.create_load = load
+
+
+def _launch_at_once() -> None:
+    """Launch without copies of what the host has, with a kernel's signature read once.
+
+    A fifth of a small launch is to inspect the kernel, to make each tensor again and again, and to
+    spell out types and read them back. What is not the host's tensors and numbers is left to
+    Triton, and so are all errors in arguments.
+    """
+    from torch import Tensor
+    from triton import language
+    from triton.runtime import interpreter
+
+    executor, builder = interpreter.GridExecutor, interpreter.interpreter_builder
+    plain_launch, plain_convert = executor.__call__, interpreter._implicit_cvt
+    tensor, handle = language.tensor, interpreter.TensorHandle
+    whole, pointers = plain_convert(1).type, dict[Any, Any]()  # the latter by torch's dtypes
+
+    @lru_cache(_KINDS)
+    def facts_of(kernel: Any) -> tuple[tuple[str, ...], dict[str, Any]]:
+        names = inspect.getfullargspec(kernel)
+        last = names.defaults or ()
+        return tuple(names.args), dict(
+            zip(names.args[len(names.args) - len(last) :], last, strict=True)
+        )
+
+    def is_here(x: Any) -> bool:
+        if isinstance(x, Tensor):
+            return x.device.type == "cpu"
+        return not (isinstance(x, tuple) or hasattr(x, "data_ptr") or hasattr(x, "block_shape"))
+
+    def convert(x: Any) -> Any:
+        if isinstance(x, Tensor):
+            if (kind := pointers.get(x.dtype)) is None:
+                kind = pointers[x.dtype] = plain_convert(x).type
+            return tensor(handle(np.array([x.data_ptr()], np.uint64), kind), kind)
+        if type(x) is int and -(1 << 31) <= x < 1 << 31:
+            return tensor(handle(np.array([x], np.int32), whole), whole)
+        return plain_convert(x)
+
+    def launch(self: Any, *args: Any, **options: Any) -> None:
+        names, defaults = facts_of(self.fn)
+        given = {name: value for name, value in options.items() if name in names}
+        told = defaults | dict(zip(names, args, strict=False)) | given
+        fits = len(args) <= len(names) and told.keys() == set(names)
+        if not fits or given.keys() & names[: len(args)] or not all(map(is_here, told.values())):
+            return plain_launch(self, *args, **options)
+        for hook in self.pre_run_hooks:
+            hook(*args, **given)
+        interpreter._patch_lang(self.fn)
+        own = {
+            name: told[name] if name in self.constexprs else convert(told[name]) for name in names
+        }
+        grid = tuple(self.grid(own) if callable(self.grid) else self.grid)
+        if len(grid) > 3:
+            return plain_launch(self, *args, **options)
+        grid += (1,) * (3 - len(grid))
+        builder.set_grid_dim(*grid)
+        try:
+            for place in itertools.product(*map(range, grid)):
+                builder.set_grid_idx(*place)
+                self.fn(**own)
+        except Exception as error:
+            raise interpreter.InterpreterError(repr(error)) from error
+
+    executor.__call__ = launch
 
 
 def _scan_by_slices() -> None:
