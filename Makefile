@@ -43,7 +43,7 @@ test-sdks: $(VENV)/.sdks
 # Tools of others that quantise, against our readers of what they make.
 .PHONY: test-quantisers
 test-quantisers: $(VENV)/.quantisers
-	$(BIN)/python -m pytest tests/shard/made_by_tools $(ARGS)
+	$(BIN)/python -m pytest $(BESIDE) tests/shard/made_by_tools $(ARGS)
 
 # Ray, 80 MB, in an environment of its own, which sees the packages of the other.
 .PHONY: test-ray
