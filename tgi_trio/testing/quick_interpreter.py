@@ -193,13 +193,13 @@ def _take_numbers_at_once() -> None:
 
 
 def _call_at_once() -> None:
-    """Call the language's functions without checks, and load blocks with a cached mask."""
+    """Call functions, the language's and a kernel's, without checks; load with a cached mask."""
     from triton import language
     from triton.language import core
     from triton.runtime import interpreter
 
     plain_unwrap, constexpr, memory = core._unwrap_if_constexpr, core.constexpr, Memory()
-    plain = frozenset({core.tensor, int, float, bool, type(None), str})
+    plain = frozenset({core.tensor, core.dtype, int, float, bool, type(None), str})
 
     def unwrap(x: Any) -> Any:
         if type(x) in plain:
@@ -224,6 +224,18 @@ def _call_at_once() -> None:
         every = ones(pointer.data.shape)
         return self.create_masked_load(pointer, every, None, cache, eviction, volatile)
 
+    functions = interpreter.InterpretedFunction
+    plain_call, rewritten = functions.__call__, functions.rewritten_fn
+
+    def call_function(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if (function := rewritten.get(self.fn)) is None:
+            return plain_call(self, *args, **kwargs)  # which rewrites it, for all that follow
+        try:
+            return function(*args, **kwargs)
+        except Exception as error:
+            raise interpreter.InterpreterError(repr(error)) from error
+
+    functions.__call__ = call_function
     for name in REDUCTIONS:  # functions of Triton's own language, which were interpreted
         setattr(language, name, quicken(memory, name, getattr(language, name)))
     core._unwrap_if_constexpr = unwrap
