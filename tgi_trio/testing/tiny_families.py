@@ -135,6 +135,7 @@ FAMILIES: Final[dict[str, dict[str, Any]]] = {
         "n_routed_experts": 8,
         "num_experts_per_tok": 2,
         "swiglu_limit": 0.7,
+        "hc_sinkhorn_iters": 3,  # of 20, each of which is interpreted for every token
         "rope_parameters": {
             "rope_type": "yarn",
             "rope_theta": 10000.0,

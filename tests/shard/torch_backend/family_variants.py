@@ -58,7 +58,7 @@ VARIANTS: tuple[tuple[str, dict[str, Any]], ...] = (
             "index_topk": 512,
             "sliding_window": 20,
             "hc_mult": 2,
-            "hc_sinkhorn_iters": 3,
+            "hc_sinkhorn_iters": 20,
             "o_groups": 4,
             "rope_parameters": None,
             "tie_word_embeddings": True,

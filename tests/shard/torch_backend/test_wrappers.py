@@ -115,7 +115,13 @@ def test_text_is_written_by_our_own_model(wrapped: Any, family: str) -> None:
 VARIANTS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("glm5_next", {"index_topk": 512, "linear_lower_bound": None}),  # more than there is
     ("glm5_next", {"index_kpool": 1, "attention_bias": True, "linear_lower_bound": -0.5}),
-    ("glm5_next", {"index_kpool": 12, "indexer_types": None, "n_group": 2, "hc_mult": 3}),
+    (
+        "glm5_next",
+        {
+            **{"index_kpool": 12, "indexer_types": None, "n_group": 2},
+            **{"hc_mult": 3, "hc_sinkhorn_iters": 20},
+        },
+    ),
 )
 
 
