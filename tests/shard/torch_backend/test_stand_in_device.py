@@ -83,12 +83,16 @@ ASKED: list[dict[str, Any]] = [{}, {"sample": True, "top_p": 0.9}, {"repetition_
 
 @pytest.fixture
 def device(
-    checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+    checkpoint: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
 ) -> Iterator[StandInDevice]:
-    for family in FAMILIES:  # transformers makes them without one
+    asked: dict[str, Any] = getattr(getattr(request.node, "callspec", None), "params", {})
+    family = asked.get("family", "llama")
+    checkpoint("llama", **DYNAMIC)  # transformers makes them without one
+    if family in FAMILIES:
         checkpoint(family)
-    checkpoint("llama", **DYNAMIC)
-    for family in LAYERED:
+    if family in LAYERED:
         layered(checkpoint, family)
     from tgi_trio.shard.torch_backend.attention import dividing
 
@@ -190,6 +194,7 @@ def test_a_step_is_computed_from_tokens_that_nobody_has_read(
     assert [generated(row) for row in rows] == expected
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("family", LAYERED)
 def test_launches_of_a_layer_are_few(
     checkpoint: Callable[..., Path],

@@ -23,12 +23,6 @@ from tgi_trio.testing.stand_in_device import StandInDevice  # noqa: E402  (it im
 
 # Whose recordings, and steps with long contexts, choose what is attended to.
 CHOOSING = ("minimax_m3_vl_text", "qwen4_exp_text")
-FAMILIES = (
-    *("llama", "gemma2", "mixtral", "deepseek_v3"),
-    *("gemma4_text", "mimo_v2_flash", "llama4_text"),
-    *("glm_moe_dsa", *CHOOSING),
-    *("bamba", "recurrent_gemma", "falcon_h1", "gemma3n_text", "olmo2"),
-)
 ROWS = 6
 ASKED: list[dict[str, Any]] = [{}, {"sample": True, "top_p": 0.9}, {"repetition_penalty": 1.3}]
 Key = tuple[object, ...]
@@ -55,10 +49,12 @@ def compiled_for(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
 
 @pytest.fixture
 def device(
-    checkpoint: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    checkpoint: Callable[..., Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
 ) -> Iterator[StandInDevice]:
-    for family in FAMILIES:  # transformers makes them without one
-        checkpoint(family)
+    checkpoint(request.node.callspec.params["family"])  # transformers makes it without one
     write_adapter(checkpoint("llama"), tmp_path / "adapter")
     from tgi_trio.shard.torch_backend import device_parts
     from tgi_trio.shard.torch_backend.adapters import device_adapters
@@ -93,7 +89,7 @@ def device(
         yield stand_in
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("family", "graphs", "settings"),
     [
