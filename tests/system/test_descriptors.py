@@ -52,7 +52,7 @@ def test_what_is_under_way_is_served_and_others_wait() -> None:
         assert "Traceback" not in server.output
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.thorough), 2])
 def test_a_server_with_no_more_than_it_takes_at_least_answers(ranks: int) -> None:
     """The process that checks grammars, which only starts with the first of them, among it."""
     least = least_limit(ranks)

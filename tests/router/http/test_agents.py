@@ -78,6 +78,7 @@ async def test_a_session(family: Family, agent: str) -> None:
         assert same > (0.97 if fewer is first else 0.9) * len(fewer)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("agent", BODIES)
 @pytest.mark.parametrize("family", BY_FORMAT.values(), ids=list(BY_FORMAT))
 async def test_their_tools_have_a_grammar(family: Family, agent: str) -> None:

@@ -117,6 +117,7 @@ def test_steps_that_are_not_recorded_know_the_tokens_as_well(
     assert {counts.launches["broadcast"] for counts in steps} == {0, 1}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("family", "changes"), KEEPING.values(), ids=KEEPING)
 def test_states_are_read_and_written_by_recordings_of_all_ranks(
     checkpoint: Callable[..., Path], device: StandInDevice, family: str, changes: dict[str, Any]

@@ -46,15 +46,15 @@ Expected = list[tuple[list[int], torch.Tensor]]  # tokens and logits
 
 T5_1_1 = {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
 ODD = {"vocab_size": 515}  # two ranks have 258 and 257 of the tokens
-MODELS: tuple[tuple[str, dict[str, Any], int], ...] = (  # family, its configuration, ranks
+MODELS = (  # family, its configuration, ranks
     ("t5", {}, 1),
-    ("t5", T5_1_1, 1),
-    ("mt5", {}, 1),
+    pytest.param(("t5", T5_1_1, 1), marks=pytest.mark.thorough),
+    pytest.param(("mt5", {}, 1), marks=pytest.mark.thorough),
     ("umt5", {}, 1),
     ("bart", {}, 1),  # through transformers
-    ("t5", {}, 2),
+    pytest.param(("t5", {}, 2), marks=pytest.mark.thorough),
     ("t5", T5_1_1 | ODD, 2),
-    ("umt5", {}, 2),  # a table of biases in every layer
+    pytest.param(("umt5", {}, 2), marks=pytest.mark.thorough),  # biases in every layer
 )
 
 

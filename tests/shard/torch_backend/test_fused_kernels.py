@@ -337,6 +337,7 @@ def test_rotations(rotary: dict[str, Any], dtype: torch.dtype) -> None:
     compare_projected(dtype, rotary)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("rotary", [ROTARIES["partial"], None], ids=["rotated", "not"])
 @pytest.mark.parametrize("kind", HEAD_KINDS.values(), ids=HEAD_KINDS)

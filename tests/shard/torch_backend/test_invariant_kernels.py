@@ -83,6 +83,7 @@ def test_products_of_heads(dtype: torch.dtype) -> None:
         assert torch.equal(found, every[part])
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("kind", CODES)
 def test_a_product_of_codes(monkeypatch: pytest.MonkeyPatch, kind: str, dtype: torch.dtype) -> None:
@@ -175,7 +176,7 @@ SEVERAL: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("kind", SEVERAL.values(), ids=SEVERAL)
 def test_attention(kind: dict[str, Any], dtype: torch.dtype) -> None:

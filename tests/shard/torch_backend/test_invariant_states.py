@@ -53,7 +53,7 @@ FAMILIES: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_sequence_has_the_same_logits_alone_and_among_others(
     checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch, family: str

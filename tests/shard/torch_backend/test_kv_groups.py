@@ -137,6 +137,7 @@ def check(golden: Golden, recorder: GreedyRecorder, id: int, text: Sequence[int]
     torch.testing.assert_close(found, wanted, atol=1e-4, rtol=0)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("guessed", [False, True])
 def test_a_full_batch_says_what_transformers_says(model: Any, guessed: bool) -> None:
     runner, recorder, golden, whole, size = model

@@ -57,7 +57,16 @@ class Model:
             self.recorder.drop(row)
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+# Whose attention is also that of others here; what each computes besides, test_models_families.py.
+ALIKE = ("mistral", "qwen2")
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(each, marks=pytest.mark.thorough if each in ALIKE else ()) for each in FAMILIES
+    ],
+)
 def model(request: pytest.FixtureRequest, checkpoint: Checkpoint) -> Model:
     return Model(checkpoint(request.param))
 

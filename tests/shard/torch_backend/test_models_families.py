@@ -196,6 +196,7 @@ def test_axk1_as_the_hub_has_it(checkpoint: Checkpoint, tmp_path: Path) -> None:
     _check_against(folder, Golden(folder))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("family", "changes"), VARIANTS, ids=lambda v: str(v)[:60])
 def test_variant(checkpoint: Checkpoint, family: str, changes: dict[str, Any]) -> None:
     assert_as_golden(

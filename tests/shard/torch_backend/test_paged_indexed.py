@@ -129,7 +129,7 @@ def test_scores_of_many_tokens_are_computed_piece_by_piece(monkeypatch: pytest.M
     case = Case(device=DEVICE)
     layers, (steps, blocks) = Layers(case), steps_of(CONTEXTS, COUNTS)
     found = []
-    for most in (1 << 24, 64):
+    for most in (1 << 24, 512):
         monkeypatch.setattr(selecting, "_SCORES", most)
         case.seeds[0] = 100
         cache, attention = case.cache(blocks, 2), PagedIndexedAttention(torch.device(DEVICE))

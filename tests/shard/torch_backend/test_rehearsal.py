@@ -41,6 +41,7 @@ class Rehearsed(Exception):
     """What comes behind it is not looked at."""
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("case", CASES)
 def test_kernels_stay_in_their_memory(
     checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, case: str

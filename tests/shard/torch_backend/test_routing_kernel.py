@@ -180,6 +180,7 @@ def test_many_programs_share_the_lists(spec: ExpertsSpec, monkeypatch: pytest.Mo
         assert tokens == (chosen == expert).any(1).nonzero().flatten().tolist()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("tokens", [1, 37])
 def test_few_tokens_are_multiplied_with_the_router_where_they_are_routed(
     spec: ExpertsSpec, tokens: int, monkeypatch: pytest.MonkeyPatch

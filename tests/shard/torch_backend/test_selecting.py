@@ -90,6 +90,7 @@ READINGS = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("most", (1, 5, 64))
 @pytest.mark.parametrize("reading", READINGS.values(), ids=READINGS)
 def test_the_best_are_those_that_torch_finds(
@@ -224,6 +225,7 @@ def scores_of(rows: list[list[int]], visible: list[int]) -> selecting.UnitScores
     )
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("tail", (True, False))
 @pytest.mark.parametrize(("unit", "heads"), ((1, 1), (4, 1), (4, 3)))
 @pytest.mark.parametrize("reading", (Reading(16), Reading(8, 4, readers=512)))

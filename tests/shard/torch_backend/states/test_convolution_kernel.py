@@ -54,6 +54,7 @@ def expected(
     return torch.cat(found), after
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("lengths", [LENGTHS, (1,) * 6], ids=["prompts", "decodes"])
 @pytest.mark.parametrize(("taps", "dilation"), [(4, 1), (2, 1), (3, 3)])

@@ -124,7 +124,20 @@ def run(batch: Batch, runner: Runner, seed: int) -> dict[int, list[int]]:
     return texts
 
 
-@pytest.fixture(scope="module", params=[*FAMILIES, *WRAPPED])
+# Whose states are also those of others here.
+ALIKE = (
+    *("lfm2_moe", "qwen3_5_text", "nemotron_h", "mamba", "falcon_h1", "recurrent_gemma"),
+    *("bailing_hybrid", "glm5_next"),
+)
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(each, marks=pytest.mark.thorough if each in ALIKE else ())
+        for each in (*FAMILIES, *WRAPPED)
+    ],
+)
 def model(
     checkpoint: Checkpoint,
     request: pytest.FixtureRequest,
