@@ -23,6 +23,11 @@ if not has_driver():
 # What Python compiles is kept, whatever an image says: tests start hundreds of processes.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
+# Kernels are kept in one place, whatever a test says of other caches: a server that finds none
+# compiles for seconds.
+_CACHE = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+os.environ.setdefault("KERNEL_CACHE_DIR", os.path.join(_CACHE, "tgi-trio"))
+
 # Threads of a team that has nothing to do sleep, here and in what tests start. By themselves they
 # wait in a spin, which next to other tests took five times the processor's time of the work itself.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
