@@ -58,6 +58,7 @@ def write_two(base: Path, folder: Path, modules: list[str]) -> list[Path]:
     return [write_adapter(base, folder / str(r), seed=r, r=r, **own) for r in (16, 3)]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("family", "graphs"),
     [("qwen2_moe", (5,)), ("gpt_oss", ()), ("llama4_text", ()), ("gemma4_text", (5,))],

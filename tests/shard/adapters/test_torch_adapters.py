@@ -80,7 +80,7 @@ def serve(checkpoint: Callable[..., Path], tmp_path: Path) -> Callable[..., Any]
     return load_all
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("family", [*FAMILIES, *ATTENTION])
 def test_every_family(serve: Callable[..., Any], family: str) -> None:
     """Rows of two adapters and of none, in chunks, joining as others decode."""

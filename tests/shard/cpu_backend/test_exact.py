@@ -46,7 +46,7 @@ def rows(shuffle: int | None = None) -> list[ShardSequence]:
     return sequences(PROMPTS, shuffle)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)  # `make test-avx2` has them all
 @pytest.mark.parametrize("family", FITTING)
 def test_tokens_and_logits_of_every_family(checkpoint: Checkpoint, family: str) -> None:
     """Prompts of every length about a block, and texts that go on in another one."""

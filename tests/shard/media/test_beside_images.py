@@ -108,6 +108,7 @@ def test_preempted_at_any_step(model: Maker, family: str) -> None:
             own.golden.check(prompt, again, recorder, words)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("family", [*FAMILIES, "minimax_m3_vl", "qwen4_exp", *CROSSED])
 def test_two_ranks(model: Maker, family: str) -> None:
     """Rank 0 alone has a tower; the others are sent features, turns and what is seen."""

@@ -28,6 +28,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 NEW = 3
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "family",
     [
@@ -51,6 +52,7 @@ def test_a_tower_finds_what_it_finds_on_the_cpu(model: Maker, family: str) -> No
         np.testing.assert_allclose(rows / largest, wanted / largest, atol=1e-4)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("which", [0, 1])
 @pytest.mark.parametrize("family", ["minimax_m3_vl", "qwen4_exp"])
 def test_texts_are_those_of_transformers(

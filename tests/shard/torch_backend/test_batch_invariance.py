@@ -145,7 +145,7 @@ def test_a_sequence_has_the_same_logits_alone_and_among_others(
     CROWD.check_alone(checkpoint(family), monkeypatch)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("family", OTHERS)
 def test_a_family_whose_attention_is_that_of_others(
     checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch, family: str

@@ -67,7 +67,7 @@ def check(folder: Path, **settings: Any) -> Counter[str]:
     return launches
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", sorted(each.name for each in DATA.iterdir() if each.is_dir()))
 def test_what_other_tools_made(tmp_path: Path, name: str) -> None:
     check(real_checkpoint(name, tmp_path))

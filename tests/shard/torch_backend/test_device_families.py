@@ -123,6 +123,7 @@ def list_joined(layer: Layer) -> list[JoinedLinears]:
 JOINED = ("falcon_h1", "gemma3n_text", "deepseek_v32", "deepseek_v4", "axk2")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("family", JOINED)
 def test_joined_products_of_few_rows_are_ours(
     checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, family: str
@@ -161,6 +162,7 @@ def test_products_are_joined_where_batch_invariance_is_kept(
     assert found[0] == found[1] and any(found[0])
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("family", "changes"), SHAPES.values(), ids=SHAPES)
 def test_layers_of_other_shapes(
     checkpoint: Callable[..., Path],

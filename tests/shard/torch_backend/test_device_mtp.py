@@ -20,6 +20,7 @@ TEXTS = [[5, 6, 7, 8, 9], [40, 41, 42]]
 ASKED: list[dict[str, Any]] = [{}, {}]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("family", ["deepseek_v4", "glm4_moe", "hy_v4", "step3p5"])
 def test_its_guesses_are_those_of_the_cpu(
     family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

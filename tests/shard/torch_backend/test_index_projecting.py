@@ -117,6 +117,7 @@ def test_what_queries_are_made_of_is_made_beside_keys(doubled: bool, reads_only:
     close(key[batch.slots][..., index.place_in(latent.spec)], index.keys(of_key, *own))
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("codes", ["", "fp8_e4m3fn"])
 @pytest.mark.parametrize("biased", [True, False])
 @pytest.mark.parametrize("pool", [1, 3, 4])

@@ -99,7 +99,7 @@ def small_lists(small_parts: None, monkeypatch: pytest.MonkeyPatch) -> None:  # 
         monkeypatch.setattr(selecting, name, number)
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(7, first=6)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_sequence_has_the_same_logits_alone_and_among_others(
     checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch, family: str

@@ -34,6 +34,7 @@ def logits(
     return [recorder.logits(i) for i in range(len(prompts))]
 
 
+@pytest.mark.sampled(2, first=1)
 @pytest.mark.parametrize("family", ["gemma3", "qwen3_vl"])
 def test_a_prompt_has_the_same_logits_alone_and_beside_other_images(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str

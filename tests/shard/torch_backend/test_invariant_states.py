@@ -83,6 +83,7 @@ def test_a_sequence_that_is_computed_anew(checkpoint: Checkpoint) -> None:
     CROWD.check_anew(checkpoint("qwen3_5_text", **DELTA), 1)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("family", "changes"), [("qwen3_5_text", DELTA), ("bamba", MAMBA2)], ids=["delta", "mamba2"]
 )

@@ -37,6 +37,7 @@ LAYERS: dict[str, Any] = {
 CROWD = Crowd([[5], [3 + 31 * i % 490 for i in range(14)], [9, 40, 7]])
 
 
+@pytest.mark.sampled(2, first=1)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_sequence_has_the_same_logits_alone_and_among_others(
     checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch, dtype: str

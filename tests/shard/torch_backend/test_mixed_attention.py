@@ -91,6 +91,7 @@ def test_what_is_left_over_changes_nothing(from_memory: FromMemory, kind: dict[s
     agree(from_memory, MIXED, **kind)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("recorded", [True, False], ids=["recorded", "launched"])
 @pytest.mark.parametrize("kind", ["plain", "sinks, window, soft cap"])
 def test_rows_of_few_tokens_have_tiles_of_their_own(

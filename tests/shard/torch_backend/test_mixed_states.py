@@ -62,7 +62,7 @@ FAMILIES = (
 )
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_step_with_prompts_is_one_launch(checkpoint: Callable[..., Path], family: str) -> None:
     folder, request = checkpoint(family), replace(REQUEST, max_prefill_tokens=BUDGET)

@@ -105,7 +105,7 @@ def rename(folder: Path, to: Path, *names: tuple[str, str]) -> Path:
     return to
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("family", OURS)
 def test_text_is_written_by_our_own_model(wrapped: Any, family: str) -> None:
     assert_as_golden(wrapped(family), PROMPTS, NEW, tolerance=TOLERANCES.get(family, 1e-4))

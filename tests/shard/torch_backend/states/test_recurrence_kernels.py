@@ -223,6 +223,7 @@ def test_a_row_leaves_what_it_reads_where_it_writes_elsewhere(
         assert not torch.equal(states[kind][6:9], own[6:9])
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", CASES)
 def test_a_row_of_no_numbers_leaves_its_neighbours_alone(
     monkeypatch: pytest.MonkeyPatch, name: str
