@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from tgi_trio.testing.quick_operations import FUNCTIONS, REDUCTIONS, Memory, quicken
+from tgi_trio.testing.quick_operations import FUNCTIONS, Memory, quicken
+from tgi_trio.testing.quick_reductions import REDUCTIONS, quicken_reduction
 
 _KINDS = 4096  # most types and shapes in each cache
 _PRECISIONS = ("tf32", "tf32x3", "bf16x3", "ieee")  # all of which are those of numpy here
@@ -236,11 +237,20 @@ def _call_at_once() -> None:
             raise interpreter.InterpreterError(repr(error)) from error
 
     functions.__call__ = call_function
-    for name in REDUCTIONS:  # functions of Triton's own language, which were interpreted
-        setattr(language, name, quicken(memory, name, getattr(language, name)))
+    for name in REDUCTIONS:
+        setattr(language, name, quicken_reduction(memory, name, getattr(language, name)))
     core._unwrap_if_constexpr = unwrap
     interpreter._patch_attr = patch
     interpreter.InterpreterBuilder.create_load = load
+
+
+@lru_cache(_KINDS)
+def _signature_of(kernel: Any) -> tuple[tuple[str, ...], dict[str, Any]]:
+    """Return the names of a kernel's parameters, and the values of those that need not be given."""
+    facts = inspect.getfullargspec(kernel)
+    last = facts.defaults or ()
+    names = facts.args
+    return tuple(names), dict(zip(names[len(names) - len(last) :], last, strict=True))
 
 
 def _launch_at_once() -> None:
@@ -259,14 +269,6 @@ def _launch_at_once() -> None:
     tensor, handle = language.tensor, interpreter.TensorHandle
     whole, pointers = plain_convert(1).type, dict[Any, Any]()  # the latter by torch's dtypes
 
-    @lru_cache(_KINDS)
-    def facts_of(kernel: Any) -> tuple[tuple[str, ...], dict[str, Any]]:
-        names = inspect.getfullargspec(kernel)
-        last = names.defaults or ()
-        return tuple(names.args), dict(
-            zip(names.args[len(names.args) - len(last) :], last, strict=True)
-        )
-
     def is_here(x: Any) -> bool:
         if isinstance(x, Tensor):
             return x.device.type == "cpu"
@@ -281,8 +283,8 @@ def _launch_at_once() -> None:
             return tensor(handle(np.array([x], np.int32), whole), whole)
         return plain_convert(x)
 
-    def launch(self: Any, *args: Any, **options: Any) -> None:
-        names, defaults = facts_of(self.fn)
+    def launch(self: Any, *args: Any, **options: Any) -> Any:
+        names, defaults = _signature_of(self.fn)
         given = {name: value for name, value in options.items() if name in names}
         told = defaults | dict(zip(names, args, strict=False)) | given
         fits = len(args) <= len(names) and told.keys() == set(names)

@@ -18,11 +18,6 @@ from typing import Any, Final
 import numpy as np
 
 FUNCTIONS: Final = frozenset(("where", "load", "arange", "full", "zeros"))
-REDUCTIONS: Final[dict[str, Callable[..., Any]]] = {
-    "sum": np.add.reduce,
-    "max": np.fmax.reduce,
-    "min": np.fmin.reduce,
-}
 MOST: Final = 1 << 14  # operations, with their operands' types, that are remembered
 
 _PAIRS: Final[dict[str, Callable[[Any, Any], Any]]] = {
@@ -49,7 +44,6 @@ _WHOLE: Final = frozenset(("int32", "int64"))
 _EXACT: Final = _WHOLE | {"int1", "int8", "uint8", "int16", "uint32", "uint64", "fp32", "fp64"}
 _COUNTED: Final = _WHOLE | {"int1", "int8", "uint8", "int16", "uint32"}
 _FRACTIONS: Final = frozenset(("fp32", "fp64"))
-_REDUCED: Final = _WHOLE | _FRACTIONS
 _LARGEST: Final = {"int32": 1 << 31, "int64": 1 << 63}
 
 
@@ -149,8 +143,6 @@ def quicken(memory: Memory, name: str, plain: Callable[..., Any]) -> Callable[..
     """Return a method of tensors, or a function, that computes at once where it can."""
     if (pair := _PAIRS.get(name)) is not None:
         return _pair(memory, name, plain, pair)
-    if name in REDUCTIONS:
-        return _reduce(memory, name, plain)
     makers = {
         **{"__getitem__": _expand, "where": _where, "load": _load, "to": _convert},
         **{"arange": _keep, "full": _keep, "zeros": _keep},
@@ -373,37 +365,6 @@ def _convert(memory: Memory, plain: Callable[..., Any]) -> Callable[..., Any]:
             numbers = memory.dtype(dtype)
             return memory.learn(key, plain(x, dtype), lambda: x.handle.data.astype(numbers))
         return memory.result(x.handle.data.astype(kind.numbers), kind)
-
-    return call
-
-
-def _reduce(memory: Memory, name: str, plain: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a sum or an extreme over one dimension, which is numpy's where nothing is widened."""
-    known, tensor, constant = memory.known, memory.tensor, memory.constant
-    compute, unknown = REDUCTIONS[name], object()
-
-    def call(x: Any, axis: Any = None, *rest: Any, **options: Any) -> Any:
-        if type(axis) is constant:
-            axis = axis.value
-        keep = options.get("keep_dims", False)
-        if type(keep) is constant:
-            keep = keep.value
-        ours = type(x) is tensor and x.dtype.name in _REDUCED and type(axis) is int
-        if not ours or rest or options.keys() - {"keep_dims"}:
-            return plain(x, axis, *rest, **options)
-        key = (name, x.type.name, axis, bool(keep))
-        kind: Any = known.get(key, unknown)
-        if kind is None:
-            return plain(x, axis, **options)
-        data = x.handle.data
-        lone = keep or data.ndim == 1  # a single number is an array of one as well
-        if kind is unknown:
-            told = plain(x, axis, **options)
-            return memory.learn(key, told, lambda: compute(data, axis=axis, keepdims=lone))
-        found = compute(data, axis=axis, keepdims=lone)
-        return (
-            memory.result(found, kind) if found.shape == kind.sizes else plain(x, axis, **options)
-        )
 
     return call
 

@@ -45,7 +45,7 @@ async def test_the_bodies_are_of_the_size_that_agents_send() -> None:
     assert 15_000 < len(json.dumps(codex.TOOLS)) < 30_000
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("agent", BODIES)
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 async def test_a_session(family: Family, agent: str) -> None:

@@ -48,7 +48,7 @@ def outcome(call: Callable[[], Any]) -> Any:
         return "refused"
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", sorted(FAMILIES.keys() - UNCOUNTED))
 @given(size=SIZES)
 @example(size=ImageSize(1, 1))

@@ -46,7 +46,7 @@ Expected = list[tuple[list[int], torch.Tensor]]  # tokens and logits
 
 T5_1_1 = {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
 ODD = {"vocab_size": 515}  # two ranks have 258 and 257 of the tokens
-MODELS = (  # family, its configuration, ranks
+MODELS: tuple[Any, ...] = (  # family, its configuration, ranks
     ("t5", {}, 1),
     pytest.param(("t5", T5_1_1, 1), marks=pytest.mark.thorough),
     pytest.param(("mt5", {}, 1), marks=pytest.mark.thorough),
