@@ -242,7 +242,10 @@ RULES: dict[str, Rule] = {
         ),
         banned=SERVER,
     ),
-    "testing.quick_interpreter": Rule(ours("testing.quick_operations"), banned=SERVER),
+    "testing.quick_interpreter": Rule(
+        ours("testing.quick_operations testing.quick_reductions"), banned=SERVER
+    ),
+    "testing.quick_reductions": Rule(ours("testing.quick_operations"), banned=SERVER),
     "testing.quick_operations": Rule(ours(""), banned=SERVER),
     "testing.fake_server": Rule(
         ours("__main__ cli demo model.facts"), banned=MODEL
