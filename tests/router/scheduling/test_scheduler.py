@@ -18,6 +18,7 @@ from tgi_trio.router.scheduling import (
     Prefill,
     Scheduler,
 )
+from tgi_trio.router.scheduling.report_columns import prompt_tops_per_row
 
 
 def test_one_request_runs_to_its_length() -> None:
@@ -278,6 +279,25 @@ def test_prompt_logprobs_come_once_even_when_replayed() -> None:
     assert got == [-float(p) for p in range(10)]
     assert tops == [[(p, -1.0), (p + 1, -1.0)] for p in range(10)]
     assert pair.tokens[1] == expected(10, 3)
+
+
+def test_each_prompt_logprob_has_its_own_top_tokens_whoever_else_has_any() -> None:
+    """The one that asks for none prefills beside the other for a while, and then alone."""
+    pair = Pair(limits(token_budget=8))
+    for id, length, top in ((1, 5, 2), (2, 12, 0)):
+        sampling = SamplingParameters(ignore_eos=True, prompt_logprobs=True, prompt_top_n=top)
+        pair.scheduler.add(id, request(length, 2, sampling=sampling), 0.0)
+    tops: dict[int, list[object]] = {1: [], 2: []}
+    for _ in range(6):
+        for part in pair.step():
+            tops[part.sequence_id] += part.prompt_tops
+    assert tops == {1: [[(p, -1.0), (p + 1, -1.0)] for p in range(5)], 2: [[]] * 12}
+
+
+def test_the_first_token_of_a_prompt_has_no_top_tokens_in_a_step_of_its_own_as_well() -> None:
+    report = StepReport(1, 1, sequence=[1], computed=[1], token_count=[0], prompt_count=[1])
+    report.prompt_logprobs, report.prompt_top_count = [float("nan")], [0]
+    assert prompt_tops_per_row(report) == [[[]]]
 
 
 def test_an_end_without_a_token_is_an_end() -> None:

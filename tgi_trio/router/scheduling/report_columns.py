@@ -21,9 +21,10 @@ def prompt_logprobs_per_row(step: StepReport) -> list[list[float]]:
 
 
 def prompt_tops_per_row(step: StepReport) -> list[list[list[Top]]]:
-    """Return the alternatives of every row's prompt positions; none where no row has any."""
-    if not step.prompt_top_ids:
-        return [[] for _ in step.sequence]
+    """Return the alternatives of every row's prompt log-probabilities, as many lists as those.
+
+    A position has none where none were asked for, and the first token of a prompt has none.
+    """
     pairs = list(zip(step.prompt_top_ids, step.prompt_top_logprobs, strict=True))
     return _split(_split(pairs, step.prompt_top_count), step.prompt_count)
 
