@@ -1,0 +1,174 @@
+"""Companies of requests: who comes when, and how the house is run meanwhile."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from tests.company.asking import WISHES, write_request
+from tests.company.covering import Coverage, Factors, cover
+from tests.company.house import Customs, Guest
+from tgi_trio.ipc.startup import BLOCK_SIZE
+from tgi_trio.router.request import Request
+
+Way = Callable[[random.Random], dict[str, Any]]  # fields of Customs
+
+# Those who come first where there is little memory: as they grow, others have to make room.
+_LASTING: Final = {
+    **{kind: next(iter(wishes)) for kind, wishes in WISHES.items()},
+    **{"prompt": "short", "length": "very many", "penalty": "repetition", "end": "never"},
+}
+_GUESSED = 8  # most tokens of guesses in two steps, see `SchedulingLimits.ask_tokens`
+_SLOW = (1_000_000, 1_000_000, 2_000_000, 9_000_000, 1_000_000, 300_000)
+
+
+def _paces(draw: random.Random, steps: int, commands: int, replies: int) -> dict[str, Any]:
+    """Return turns of a shard that runs up to `steps` steps while the router looks elsewhere."""
+    turns = tuple(
+        (draw.randint(0, steps), draw.randint(0, commands), draw.randint(0, replies))
+        for _ in range(draw.randint(2, 7))
+    )
+    return {"paces": (*turns, (1, 99, 99))}
+
+
+def _crashes(draw: random.Random, count: int) -> dict[str, Any]:
+    return {"crashes": tuple(draw.randint(2, 30) for _ in range(count))}
+
+
+# How a house may be run: of each kind one way. `comes`, `again`, `leaves`: the guests' own.
+WAYS: Final[Mapping[str, Mapping[str, Way]]] = {
+    "memory": {
+        "much": lambda draw: {},
+        "little": lambda draw: {
+            **{"blocks": draw.randint(1, 2), "ask_ahead": 2, "grant_ahead": 4},
+            "slots": draw.randint(6, 9),
+        },
+        "little by little": lambda draw: {"ask_ahead": 1, "grant_ahead": draw.randint(2, 20)},
+    },
+    "prefixes": {
+        "forgotten": lambda draw: {},
+        "cached": lambda draw: {"caching": True},
+        "on the host": lambda draw: {"caching": True, "host": True},
+    },
+    "budget": {
+        "whole prompts": lambda draw: {},
+        "pieces": lambda draw: {"budget": draw.randint(3, 9)},
+        "a block": lambda draw: {"budget": draw.choice([16, 17, 20])},
+    },
+    "batch": {"all": lambda draw: {}, "two": lambda draw: {"batch": 2}},
+    "pace": {
+        "in step": lambda draw: {},
+        "late router": lambda draw: _paces(draw, 4, 99, 99),
+        "late frames": lambda draw: _paces(draw, 2, 2, 2),
+    },
+    "crash": {
+        "none": lambda draw: {},
+        "one": lambda draw: _crashes(draw, 1),
+        "two": lambda draw: _crashes(draw, 2),
+    },
+    "failures": {"none": lambda draw: {}, "some": lambda draw: {"failing": draw.randint(3, 9)}},
+    "guesses": {"own": lambda draw: {}, "foretold": lambda draw: {"foretold": True}},
+    "times": {"none": lambda draw: {}, "some": lambda draw: {"times": _SLOW}},
+    "comes": {
+        "together": lambda draw: {},
+        "one by one": lambda draw: {},
+        "now and then": lambda draw: {},
+    },
+    "again": {"once": lambda draw: {}, "twice": lambda draw: {}},
+    "leaves": {"nobody": lambda draw: {}, "some": lambda draw: {}},
+}
+
+ASKED: Final[Factors] = {kind: list(wishes) for kind, wishes in WISHES.items()}
+AROUND: Final[Factors] = {kind: list(ways) for kind, ways in WAYS.items()}
+
+
+@dataclass(frozen=True)
+class Company:
+    """Requests that are served together."""
+
+    seed: int
+    around: Mapping[str, str]
+    asked: tuple[Mapping[str, str], ...]  # of each guest
+    customs: Customs
+    guests: tuple[Guest, ...]
+
+    def without(self, *places: int) -> Company:
+        """Return it without some guests."""
+        kept = [i for i in range(len(self.guests)) if i not in places]
+        return replace(
+            self,
+            asked=tuple(self.asked[i] for i in kept),
+            guests=tuple(self.guests[i] for i in kept),
+        )
+
+
+@dataclass
+class Companies:
+    """Draws companies of which any two wishes and ways meet, in one request and of neighbours."""
+
+    seed: int
+    wishes: Mapping[str, frozenset[str]] = field(default_factory=dict)  # those served, by kind
+    ways: Mapping[str, frozenset[str]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.asked = _served(ASKED, self.wishes)
+        self.around = _served(AROUND, self.ways)
+        self.coverage = Coverage(self.asked, self.around)
+
+    def __iter__(self) -> Iterator[Company]:
+        """Yield companies without end."""
+        draw = random.Random(self.seed)
+        asked, around = list[dict[str, str]](), list[dict[str, str]]()
+        while True:
+            count = draw.randint(2, 6)
+            if len(asked) < count:
+                asked = cover(self.asked, draw.getrandbits(30))
+                draw.shuffle(asked)
+            around = around or cover(self.around, draw.getrandbits(30))
+            own = [asked.pop() for _ in range(count)]
+            yield gather(around.pop(), own, draw.getrandbits(30))
+
+
+def _served(factors: Factors, served: Mapping[str, frozenset[str]]) -> dict[str, list[str]]:
+    return {
+        kind: [level for level in levels if level in served.get(kind, levels)]
+        for kind, levels in factors.items()
+    }
+
+
+def gather(around: Mapping[str, str], asked: list[dict[str, str]], seed: int) -> Company:
+    """Return a company of requests that ask for `asked`, while it is `around`."""
+    draw = random.Random(seed)
+    fields: dict[str, Any] = {}
+    for kind, way in around.items():
+        fields |= WAYS[kind][way](draw)
+    guests, turn = [], 0
+    if around["memory"] == "little":
+        asked = [_LASTING, _LASTING, *asked]
+    for i, wishes in enumerate(asked):
+        request = write_request(wishes, seed + i)
+        if around["comes"] == "one by one":
+            turn += draw.randint(0, 3)
+        elif around["comes"] == "now and then":
+            turn += draw.choice([0, 1, 5, 25])
+        guests.append(Guest(request, turn, _leaving(around, request, draw)))
+    if around["memory"] == "little":  # hardly more than the largest takes alone
+        fields["blocks"] += max(_blocks(guest.request) for guest in guests)
+    if around["again"] == "twice":
+        later = [replace(each, comes=each.comes + draw.randint(8, 40)) for each in guests]
+        guests, asked = guests + later, asked * 2
+    return Company(seed, around, tuple(asked), Customs(**fields), tuple(guests))
+
+
+def _blocks(request: Request) -> int:
+    """Return how many blocks a request may take, with room for guesses."""
+    tokens = len(request.prompt_ids) + request.stopping.max_new_tokens + _GUESSED
+    return -(-tokens // BLOCK_SIZE)
+
+
+def _leaving(around: Mapping[str, str], request: Request, draw: random.Random) -> int | None:
+    if around["leaves"] == "nobody" or draw.random() < 0.6:
+        return None
+    return draw.randint(0, request.stopping.max_new_tokens)

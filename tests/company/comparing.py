@@ -1,0 +1,115 @@
+"""Answers in company against answers alone: equal to the bit, or but for rounding."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from tests.company.companies import Company
+from tests.company.house import Answer, Customs, Guest
+from tests.company.servers import ROUNDING, Server
+from tgi_trio.router.request import Request, Token
+
+ALONE = Customs()
+
+
+class Hermit:
+    """Answers requests one at a time: nobody else is there, and nothing is left of the last."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._known: dict[int, tuple[Request, Answer]] = {}  # by identity of the request
+
+    def answers(self, requests: Sequence[Request]) -> list[Answer]:
+        """Return the answers to requests that nobody else is beside."""
+        new = list({id(each): each for each in requests if id(each) not in self._known}.values())
+        if new:
+            guests = [Guest(each, comes=None) for each in new]
+            found = self._server.house(ALONE, guests, alone=True).serve()
+            self._known |= {id(each): (each, own) for each, own in zip(new, found, strict=True)}
+        return [self._known[id(each)][1] for each in requests]
+
+
+class Met(NamedTuple):
+    """What has come of a company."""
+
+    wrong: list[str]  # what differs in its answers
+    counters: dict[str, int]  # the scheduler's
+
+
+def meet(server: Server, hermit: Hermit, company: Company) -> Met:
+    """Serve a company, and compare everybody's answer with that alone."""
+    lone = hermit.answers([guest.request for guest in company.guests])
+    texts = [[token.id for token in each.tokens] for each in lone]
+    foretold = texts if company.customs.foretold else ()
+    house = server.house(company.customs, company.guests, foretold=foretold)
+    answers, wrong = house.serve(), list[str]()
+    tolerance = 0.0 if server.exact else ROUNDING
+    for place, (guest, answer, alone) in enumerate(zip(company.guests, answers, lone, strict=True)):
+        left = guest.leaves is not None
+        wrong += [f"guest {place}: {what}" for what in differences(answer, alone, left, tolerance)]
+    return Met(wrong, house.counters)
+
+
+def differences(ours: Answer, alone: Answer, left: bool, tolerance: float) -> list[str]:
+    """Return what differs in an answer, of which only a part is there if its client has `left`."""
+    if left and ours.outcome is None and not ours.failure:
+        alone = Answer(alone.tokens[: len(ours.tokens)])
+    found: list[str] = []
+    if ours.failure != alone.failure:
+        return [f"failure {ours.failure!r}, alone {alone.failure!r}"]
+    for i, (own, other) in enumerate(zip(ours.tokens, alone.tokens, strict=False)):
+        if (why := _differs(own, other, tolerance)) is not None:
+            return [f"token {i}: {why}"]
+    if len(ours.tokens) != len(alone.tokens):
+        found.append(f"{len(ours.tokens)} tokens, alone {len(alone.tokens)}")
+    one, two = ours.outcome, alone.outcome
+    if one is None or two is None:
+        return found
+    for name in ("reason", "text", "generated_tokens", "prompt_tokens", "seed", "tail", "matched"):
+        mine, theirs = getattr(one, name), getattr(two, name)
+        if mine != theirs:
+            found.append(f"{name} {mine!r}, alone {theirs!r}")
+    if not _close(one.prompt_logprobs, two.prompt_logprobs, tolerance):
+        found.append(
+            f"prompt's log-probabilities {one.prompt_logprobs}, alone {two.prompt_logprobs}"
+        )
+    if (why := _differing_tops(one.prompt_tops, two.prompt_tops, tolerance)) is not None:
+        found.append(f"prompt's top tokens: {why}")
+    return found
+
+
+def _differs(own: Token, other: Token, tolerance: float) -> str | None:
+    if (own.id, own.text, own.special) != (other.id, other.text, other.special):
+        return f"{own}, alone {other}"
+    if not _close([own.logprob], [other.logprob], tolerance):
+        return f"log-probability {own.logprob}, alone {other.logprob}"
+    tops = [[(top.id, top.logprob) for top in token.top] for token in (own, other)]
+    why = _differing_tops(tops[:1], tops[1:], tolerance)
+    return None if why is None else f"top tokens: {why}"
+
+
+def _close(ours: Sequence[float], theirs: Sequence[float], tolerance: float) -> bool:
+    if len(ours) != len(theirs):
+        return False
+    return all(
+        one == two or (math.isnan(one) and math.isnan(two)) or abs(one - two) <= tolerance
+        for one, two in zip(ours, theirs, strict=True)
+    )
+
+
+def _differing_tops(
+    ours: Sequence[Iterable[tuple[int, float]]],
+    theirs: Sequence[Iterable[tuple[int, float]]],
+    tolerance: float,
+) -> str | None:
+    if len(ours) != len(theirs):
+        return f"of {len(ours)} tokens, alone of {len(theirs)}"
+    for place, (own, other) in enumerate(zip(ours, theirs, strict=True)):
+        mine, yours = list(own), list(other)
+        same = sorted(i for i, _ in mine) == sorted(i for i, _ in yours)
+        values = [[value for _, value in each] for each in (mine, yours)]
+        if not same or not _close(*values, tolerance):
+            return f"place {place}: {mine}, alone {yours}"
+    return None

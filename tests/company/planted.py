@@ -1,0 +1,173 @@
+"""Faults of the kind that companies are there to find, planted one at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from tgi_trio.ipc.messages import PrefillRow, StateGrant, StepReport
+from tgi_trio.router.scheduling import kv_memory, report_columns, step_reports
+from tgi_trio.router.scheduling.kv_memory import KvMemory
+from tgi_trio.router.scheduling.sequence import Sequence
+from tgi_trio.router.scheduling.state_memory import StateHold
+from tgi_trio.shard.contract import Choices, ShardSequence
+from tgi_trio.shard.cpu_backend import cpu_sampler
+from tgi_trio.shard.loop import row_table
+from tgi_trio.shard.sampling import base, choosing
+from tgi_trio.shard.sampling.base import SamplerBase, SamplingSettings
+from tgi_trio.shard.sampling.guides import Grammars
+from tgi_trio.shard.sampling.logits_processors import Counts, TokenCounts
+
+Patch = pytest.MonkeyPatch
+Plant = Callable[[Patch], None]
+
+
+def _blocks_stay(patch: Patch) -> None:
+    """When a row leaves, those behind it keep its place's block table."""
+    columns = tuple(name for name in row_table._COLUMNS if name != "blocks")
+    patch.setattr(row_table, "_COLUMNS", columns)
+
+
+def _prefix_too_long(patch: Patch) -> None:
+    """A sequence begins a token behind the cached prefix."""
+    own = KvMemory.admit
+
+    def admit(memory: KvMemory, sequence: Sequence, match: Any, tokens: int) -> None:
+        own(memory, sequence, match, tokens)
+        if sequence.computed and sequence.computed < sequence.length - 1:
+            sequence.computed += 1
+
+    patch.setattr(kv_memory.KvMemory, "admit", admit)
+
+
+def _seed_by_step(patch: Patch) -> None:
+    """What is drawn depends on how many steps there have been."""
+    own, steps = base.uniforms, [0]
+
+    def uniforms(settings: SamplingSettings, *draw: Any) -> NDArray[np.float64]:
+        steps[0] += 1
+        return (own(settings, *draw) + 0.137 * steps[0]) % 1
+
+    patch.setattr(cpu_sampler, "uniforms", uniforms)
+
+
+def _neighbours_grammar(patch: Patch) -> None:
+    """Of several rows with a grammar each gets the mask of the next one."""
+    own = Grammars.allowed
+
+    def allowed(
+        grammars: Grammars, sequences: list[ShardSequence]
+    ) -> tuple[NDArray[np.uint8], dict[int, str]]:
+        masks, faults = own(grammars, sequences)
+        return np.roll(masks, 1, axis=0), faults
+
+    patch.setattr(Grammars, "allowed", allowed)
+
+
+def _adapter_above(patch: Patch) -> None:
+    """A sequence that joins others has the adapter of the one before it."""
+    own = row_table.RowTable.add
+
+    def add(table: row_table.RowTable, sequence: ShardSequence) -> int:
+        if table.sequences:
+            above = table.sequences[-1].sampling.adapter
+            sequence.sampling = replace(sequence.sampling, adapter=above)
+        return own(table, sequence)
+
+    patch.setattr(row_table.RowTable, "add", add)
+
+
+def _prompt_forgotten(patch: Patch) -> None:
+    """A sequence that comes back is penalised for its own words as if its client had said them."""
+    own = Sequence.prefill_row
+
+    def prefill_row(sequence: Sequence) -> PrefillRow:
+        row = own(sequence)
+        return replace(row, prompt_length=len(row.token_ids))
+
+    patch.setattr(Sequence, "prefill_row", prefill_row)
+
+
+def _counts_kept(patch: Patch) -> None:
+    """Tokens stay counted that were guesses, or whose step was computed again."""
+    own = TokenCounts.update
+
+    def update(counts: TokenCounts, sequence: ShardSequence) -> Counts:
+        seen, counts._seen = counts._seen, min(counts._seen, sequence.length)
+        found = own(counts, sequence)
+        counts._seen = min(seen, sequence.length - 1) if seen > counts._seen else counts._seen
+        return found
+
+    patch.setattr(TokenCounts, "update", update)
+
+
+def _states_late(patch: Patch) -> None:
+    """A snapshot of states is taken a token late."""
+    own = StateHold.grant
+
+    def grant(hold: StateHold, held_length: int) -> StateGrant:
+        found = own(hold, held_length)
+        return replace(found, saves=tuple((at + 1, slot) for at, slot in found.saves))
+
+    patch.setattr(StateHold, "grant", grant)
+
+
+def _tops_of_some(patch: Patch) -> None:
+    """Top tokens of a prompt are left out of steps in which nobody has any."""
+    own = report_columns.prompt_tops_per_row
+
+    def prompt_tops_per_row(step: StepReport) -> list[list[list[Any]]]:
+        return own(step) if step.prompt_top_ids else [[] for _ in step.sequence]
+
+    patch.setattr(step_reports, "prompt_tops_per_row", prompt_tops_per_row)
+
+
+def _stale_settings(patch: Patch) -> None:
+    """Settings of rows are kept for as many other rows."""
+    own = SamplerBase._settings
+
+    def settings(
+        sampler: SamplerBase, rows: list[ShardSequence], size: int
+    ) -> list[SamplingSettings]:
+        if len(rows) > 1 and len(sampler._rows) == len(rows):
+            return sampler._blocks
+        return own(sampler, rows, size)
+
+    patch.setattr(SamplerBase, "_settings", settings)
+
+
+def _guess_too_many(patch: Patch) -> None:
+    """A first guess that is wrong counts as right."""
+    own = choosing._keep_right
+
+    def keep_right(choices: Choices, sequences: list[ShardSequence], drafts: list[int]) -> Choices:
+        first = 0
+        for sequence, count in zip(sequences, drafts, strict=True):
+            if count:
+                choices.token_ids[first] = sequence.token_ids[sequence.length]
+            first += 1 + count
+        return own(choices, sequences, drafts)
+
+    patch.setattr(choosing, "_keep_right", keep_right)
+
+
+_LLAMA = "llama, kernels, n-grams"
+# By what is wrong: the server in which it is planted, and how.
+PLANTED: Final[Mapping[str, tuple[str, Plant]]] = {
+    "block tables after a departure": (_LLAMA, _blocks_stay),
+    "a cached prefix one token too long": (_LLAMA, _prefix_too_long),
+    "a seed by step": (_LLAMA, _seed_by_step),
+    "the grammar of a neighbour": (_LLAMA, _neighbours_grammar),
+    "the adapter of the row above": (_LLAMA, _adapter_above),
+    "words of a replay are the prompt's": (_LLAMA, _prompt_forgotten),
+    "counts of guesses": (_LLAMA, _counts_kept),
+    "snapshots a token late": ("lfm2, kernels", _states_late),
+    "top tokens of some steps": (_LLAMA, _tops_of_some),
+    "settings of other rows": (_LLAMA, _stale_settings),
+    "a wrong guess that counts": (_LLAMA, _guess_too_many),
+}

@@ -1,0 +1,266 @@
+"""The servers that companies meet: models, backends, and who guesses for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from tests.company.house import Customs, Guest, House
+from tests.shard.adapters.peft_support import write_adapter
+from tests.shard.cpu_backend.kernel_support import FITTING
+from tests.shard.speculation.assistant_support import assistant, gemma4
+from tests.shard.speculation.eagle_support import eagle, eagle_one
+from tests.shard.speculation.heads_support import medusa, mlp_speculator
+from tests.shard.speculation.mtp_support import mtp_checkpoint
+from tgi_trio.grammars.compiler import load_tokenizer
+from tgi_trio.ipc.shard_settings import ShardSettings
+from tgi_trio.model.config import read_config
+from tgi_trio.router.scheduling import state_memory
+from tgi_trio.router.text.tokenizer import Tokenizer
+from tgi_trio.shard.backend import load_runner
+from tgi_trio.shard.runner import Runner
+from tgi_trio.shard.sampling.guides import Grammars
+from tgi_trio.shard.torch_backend.torch_loading import load_torch_runner
+from tgi_trio.testing.checkpoints import VOCAB_SIZE, make_checkpoint
+from tgi_trio.testing.stand_in_device import StandInDevice
+
+_HIDDEN = 64
+_ADAPTERS = 2
+_LORA = 8
+ROUNDING: Final = 2e-3  # of log-probabilities that torch computes in steps of other shapes
+
+Write = Callable[[Path], Path]  # a model's folder, made in the folder given
+Guesser = Callable[[Path, Path], Path]  # a drafter's, for the model in the second
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A server that can be made."""
+
+    model: Write
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    guesser: Guesser | None = None
+    adapted: bool = False  # whether it has adapters
+
+
+def _family(name: str, **overrides: Any) -> Write:
+    return lambda folder: make_checkpoint(folder, name, **overrides)
+
+
+def _fitting(name: str) -> Write:
+    return _family(name, **FITTING[name])
+
+
+def _layers(name: str, **overrides: Any) -> Write:
+    return lambda folder: mtp_checkpoint(
+        folder, name, **{"tie_word_embeddings": False, **overrides}
+    )
+
+
+def _smaller(folder: Path, base: Path) -> Path:
+    return make_checkpoint(folder, "llama", head_dim=32, num_hidden_layers=1, seed=5)
+
+
+_LLAMA = _family("llama", head_dim=32)
+_KERNELS = {"cpu_backend": "kernels"}
+_TORCH = {"cpu_backend": "torch"}
+_NGRAMS = {"drafter": "ngram", "speculate": 3}
+_MTP = {"drafter": "mtp", "speculate": 2}
+
+KINDS: Final[Mapping[str, Kind]] = {
+    # --- the CPU kernels, equal to the bit
+    "llama, kernels": Kind(_LLAMA, _KERNELS, adapted=True),
+    "llama, kernels, n-grams": Kind(_LLAMA, _KERNELS | _NGRAMS, adapted=True),
+    "llama, kernels, eagle": Kind(
+        _LLAMA, _KERNELS, lambda at, base: eagle(at, base, VOCAB_SIZE), adapted=True
+    ),
+    "llama, kernels, first eagle": Kind(
+        _LLAMA, _KERNELS, lambda at, base: eagle_one(at, base, VOCAB_SIZE)
+    ),
+    "llama, kernels, medusa": Kind(
+        _LLAMA,
+        _KERNELS,
+        lambda at, base: medusa(at, base, _HIDDEN, VOCAB_SIZE, layers=1, own=False),
+        adapted=True,
+    ),
+    "llama, kernels, mlp": Kind(
+        _LLAMA, _KERNELS, lambda at, base: mlp_speculator(at, base, _HIDDEN, VOCAB_SIZE, tied=False)
+    ),
+    "llama, kernels, smaller": Kind(_LLAMA, _KERNELS | {"speculate": 3}, _smaller, adapted=True),
+    "llama, kernels, kv of 8 bits": Kind(_LLAMA, _KERNELS | {"kv_cache_dtype": "fp8_e4m3fn"}),
+    "llama, kernels, int4": Kind(_LLAMA, _KERNELS | {"quantize": "int4"}, adapted=True),
+    "llama, kernels, eetq": Kind(_LLAMA, _KERNELS | {"quantize": "eetq"}),
+    **{
+        f"{name}, kernels": Kind(_fitting(name), _KERNELS | _NGRAMS)
+        for name in (
+            *("mistral", "gemma2", "gpt_oss", "bloom", "mixtral", "deepseek_v3", "deepseek_v32"),
+            *("glm_moe_dsa", "lfm2", "qwen3_next", "kimi_linear", "mamba2", "jamba"),
+            *("recurrent_gemma", "gemma4_text", "zamba2", "qwen4_exp_text", "minimax_m3_vl_text"),
+            *("llama4_text", "falcon_h1"),
+        )
+    },
+    **{
+        f"{name}, kernels, mtp": Kind(_layers(name, **FITTING.get(name, {})), _KERNELS | _MTP)
+        for name in ("qwen3_next", "deepseek_v3", "deepseek_v32", "qwen4_exp_text", "glm4_moe")
+    },
+    "gemma4, kernels, assistant": Kind(gemma4, _KERNELS | {"speculate": 3}, assistant),
+    # --- torch, equal but for rounding
+    "llama, torch": Kind(_LLAMA, _TORCH | {"prefix_cache_host_bytes": 1 << 20}, adapted=True),
+    "llama, torch, n-grams": Kind(_LLAMA, _TORCH | _NGRAMS, adapted=True),
+    "llama, torch, eagle": Kind(
+        _LLAMA,
+        _TORCH | {"prefix_cache_host_bytes": 1 << 20},
+        lambda at, base: eagle(at, base, VOCAB_SIZE),
+        adapted=True,
+    ),
+    "llama, torch, first eagle": Kind(
+        _LLAMA, _TORCH, lambda at, base: eagle_one(at, base, VOCAB_SIZE)
+    ),
+    "llama, torch, medusa": Kind(
+        _LLAMA, _TORCH, lambda at, base: medusa(at, base, _HIDDEN, VOCAB_SIZE, layers=1, own=False)
+    ),
+    "llama, torch, mlp": Kind(
+        _LLAMA, _TORCH, lambda at, base: mlp_speculator(at, base, _HIDDEN, VOCAB_SIZE, tied=False)
+    ),
+    "llama, torch, smaller": Kind(_LLAMA, _TORCH | {"speculate": 3}, _smaller, adapted=True),
+    "llama, torch, kv of 8 bits": Kind(_LLAMA, _TORCH | {"kv_cache_dtype": "fp8_e4m3fn"}),
+    **{
+        f"{name}, torch": Kind(
+            _family(name), _TORCH | _NGRAMS | {"prefix_cache_host_bytes": 1 << 20}
+        )
+        for name in (
+            *("gemma2", "gpt_oss", "deepseek_v3", "deepseek_v32", "deepseek_v4", "hy_v4"),
+            *("lfm2", "qwen3_next", "kimi_linear", "mamba", "jamba", "recurrent_gemma"),
+            *("gemma3n_text", "zamba2", "qwen4_exp_text", "minimax_m3_vl_text", "bailing_hybrid"),
+            *("llama4_text", "longcat_flash", "gemma4_text"),
+        )
+    },
+    **{
+        f"{name}, torch, mtp": Kind(
+            _layers(name), _TORCH | _MTP | {"prefix_cache_host_bytes": 1 << 20}
+        )
+        for name in ("qwen3_next", "deepseek_v3", "deepseek_v32", "deepseek_v4", "hy_v4")
+    },
+    **{
+        f"{name}, torch, mtp": Kind(_layers(name), _TORCH | _MTP)
+        for name in ("qwen4_exp_text", "glm5_next_text", "step3p5", "nemotron_h", "longcat_flash")
+    },
+    "mimo_v2_flash, torch, mtp": Kind(
+        lambda folder: mtp_checkpoint(folder, "mimo_v2_flash", layers=3, tie_word_embeddings=False),
+        _TORCH | {"drafter": "mtp", "speculate": 3},
+    ),
+    "gemma4, torch, assistant": Kind(gemma4, _TORCH | {"speculate": 3}, assistant),
+    "t5, torch": Kind(_family("t5"), _TORCH),
+    "xlnet, transformers": Kind(_family("xlnet"), _TORCH),
+    "bart, torch": Kind(_family("bart"), _TORCH),
+}
+
+
+class Server:
+    """A model that is loaded, which one house after the other is opened with."""
+
+    def __init__(self, kind: Kind, folder: Path, device: StandInDevice | None = None) -> None:
+        """Make it in `folder`; `device`: entered while it is loaded, and whenever it serves."""
+        base = kind.model(folder / "model")
+        guesser = None if kind.guesser is None else kind.guesser(folder / "guesser", base)
+        count = _ADAPTERS if kind.adapted else 0
+        self.adapters = [
+            write_adapter(base, folder / f"adapter-{i}", seed=i, target_modules=targets)
+            for i, targets in enumerate(("all-linear", ["q_proj", "down_proj"])[:count])
+        ]
+        settings = ShardSettings(
+            model_path=base,
+            draft_model=guesser,
+            cpu_threads=1,
+            dtype="float32",
+            tokenizer_file=base / "tokenizer.json",
+            max_lora_rank=_LORA if count else 0,
+            **kind.settings,
+        )
+        self.kind = kind
+        self._device = device
+        with self._entered():
+            self.runner = load_runner(settings) if device is None else _load_on_device(settings)
+        self.tokenizer = Tokenizer.from_folder(base)
+        self.speculate = 0
+        if kind.guesser is not None or settings.speculate:
+            self.speculate = settings.speculate or 3
+        self.exact = self.runner.info.backend.startswith("kernels")
+
+    def wishes(self) -> dict[str, frozenset[str]]:
+        """Return which wishes it serves, by kind, where it does not serve all."""
+        return {} if self.kind.adapted else {"adapter": frozenset({"none"})}
+
+    def ways(self) -> dict[str, frozenset[str]]:
+        """Return how it may be run, by kind, where not all ways are open."""
+        found = {}
+        if not self.speculate:
+            found["guesses"] = frozenset({"own"})
+        if not self.runner.info.prefix_reuse:
+            found["prefixes"] = frozenset({"forgotten"})
+        elif not self.kind.settings.get("prefix_cache_host_bytes"):
+            found["prefixes"] = frozenset({"forgotten", "cached"})
+        return found
+
+    def house(
+        self,
+        customs: Customs,
+        guests: Sequence[Guest],
+        *,
+        alone: bool = False,
+        foretold: Sequence[Sequence[int]] = (),
+    ) -> House:
+        """Return a house for guests; `alone`: in which nobody guesses. `foretold`: as there."""
+        adapted = any(guest.request.sampling.adapter for guest in guests)
+        return House(
+            self.runner,
+            self.tokenizer,
+            customs,
+            guests,
+            speculate=0 if alone else self.speculate,
+            adapters=self.adapters if adapted else (),
+            foretold=foretold,
+            around=self._entered,
+            warming=nullcontext if self._device is None else self._device.idle,
+        )
+
+    @contextmanager
+    def _entered(self) -> Iterator[None]:
+        with nullcontext() if self._device is None else self._device:
+            yield
+
+
+def _load_on_device(settings: ShardSettings) -> Runner:
+    """Return a runner on a stand-in device, which records decodes of few rows."""
+    config = read_config(settings.model_path)
+    file, eos, size = settings.tokenizer_file, config.eos_ids, config.vocab_size
+    assert file is not None
+    grammars = Grammars(lambda: load_tokenizer(file, eos, size))
+    return load_torch_runner(settings, device="cuda:0", graph_sizes=(2, 4), grammars=grammars)
+
+
+@contextmanager
+def early_snapshots() -> Iterator[None]:
+    """Have states saved behind every block: prompts of the length that pays would take too long."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(state_memory, "LEAST_SAVED", 1)
+        yield
+
+
+class Servers:
+    """Servers by name, each made once, in folders below one."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._made: dict[str, Server] = {}
+
+    def __getitem__(self, name: str) -> Server:
+        if name not in self._made:
+            folder = self._folder / name.replace(", ", "-").replace(" ", "_")
+            self._made[name] = Server(KINDS[name], folder)
+        return self._made[name]

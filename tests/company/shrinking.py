@@ -1,0 +1,74 @@
+"""Makes a company that fails as small as it can be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import fields, replace
+
+from tests.company.companies import Company
+from tests.company.house import Customs, Guest
+from tgi_trio.ipc.messages import SamplingParameters
+from tgi_trio.router.request import Request, StoppingCriteria
+
+_PLAIN = Customs()
+_UNASKED = SamplingParameters()
+_UNSTOPPED = StoppingCriteria(1)
+
+
+def shrink(company: Company, fails: Callable[[Company], bool], most: int = 400) -> Company:
+    """Return a company of which nothing can be left out, or as far as `most` attempts go."""
+    left = most
+    while True:
+        for smaller in _smaller(company):
+            left -= 1
+            if left < 0:
+                return company
+            if fails(smaller):
+                company = smaller
+                break
+        else:
+            return company
+
+
+def _smaller(company: Company) -> Iterator[Company]:
+    """Yield companies with one thing fewer, those first that leave out most."""
+    for place in range(len(company.guests)):
+        if len(company.guests) > 1:
+            yield company.without(place)
+    for field in fields(Customs):
+        plain = getattr(_PLAIN, field.name)
+        if getattr(company.customs, field.name) != plain:
+            yield replace(company, customs=replace(company.customs, **{field.name: plain}))
+    for place, guest in enumerate(company.guests):
+        for simpler in _simpler(guest):
+            guests = (*company.guests[:place], simpler, *company.guests[place + 1 :])
+            yield replace(company, guests=guests)
+
+
+def _simpler(guest: Guest) -> Iterator[Guest]:
+    request = guest.request
+    if guest.leaves is not None:
+        yield replace(guest, leaves=None)
+    if guest.comes:
+        yield replace(guest, comes=0)
+        yield replace(guest, comes=guest.comes - 1)
+    yield from (replace(guest, request=each) for each in _plainer(request))
+
+
+def _plainer(request: Request) -> Iterator[Request]:
+    sampling, stopping = request.sampling, request.stopping
+    for field in fields(SamplingParameters):
+        plain = getattr(_UNASKED, field.name)
+        if getattr(sampling, field.name) != plain:
+            yield replace(request, sampling=replace(sampling, **{field.name: plain}))
+    for field in fields(StoppingCriteria):
+        plain = getattr(_UNSTOPPED, field.name)
+        if getattr(stopping, field.name) != plain and field.name != "max_new_tokens":
+            yield replace(request, stopping=replace(stopping, **{field.name: plain}))
+    for count in {len(request.prompt_ids) // 2, len(request.prompt_ids) - 1} - {0}:
+        yield replace(request, prompt_ids=request.prompt_ids[:count])
+    for most in {stopping.max_new_tokens // 2, stopping.max_new_tokens - 1} - {0}:
+        least = min(most, stopping.min_new_tokens)
+        yield replace(
+            request, stopping=replace(stopping, max_new_tokens=most, min_new_tokens=least)
+        )
