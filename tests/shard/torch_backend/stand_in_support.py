@@ -160,6 +160,7 @@ class Said:
     logprobs: list[float] = field(default_factory=list)
     tops: list[tuple[int, float]] = field(default_factory=list)  # alternatives
     prompts: list[float] = field(default_factory=list)
+    unpredicted: int = 0  # tokens of prompts that nothing predicts
     decodes: list[Counts] = field(default_factory=list)  # of steps without a prefill
     prefills: list[Counts] = field(default_factory=list)  # of the others
     steps: int = 0
@@ -272,7 +273,9 @@ def _note(said: Said, result: StepResult) -> None:
         assert row.fault is None, row.fault
         said.logprobs += row.logprobs
         said.tops += [one for top in row.tops for one in top]
-        said.prompts += [value for value in row.prompt_logprobs if value == value]
+        predicted = [value for value in row.prompt_logprobs if value == value]
+        said.prompts += predicted
+        said.unpredicted += len(row.prompt_logprobs) - len(predicted)
 
 
 def agree(ours: Said, theirs: Said) -> None:
@@ -283,3 +286,4 @@ def agree(ours: Said, theirs: Said) -> None:
     for (token, value), (other, wanted) in zip(sorted(ours.tops), sorted(theirs.tops), strict=True):
         assert token == other and abs(value - wanted) < 2e-4
     np.testing.assert_allclose(sorted(ours.prompts), sorted(theirs.prompts), atol=2e-4)
+    assert ours.unpredicted == theirs.unpredicted

@@ -70,6 +70,16 @@ def test_nothing_waits_and_the_tokens_are_the_cpu_s(
         assert counts.replays == REPLAYS[kind] and not counts.launches, counts
 
 
+def test_a_prompt_of_one_token_that_joins_decodes_has_its_value(
+    host: Runner, recorded: Runner, device: StandInDevice
+) -> None:
+    """Its step is a recording of decodes. Nothing predicts the token, which is said."""
+    texts, asked = [[7, 8, 9], [5]], [{}, {"prompt_logprobs": True}]
+    ours = drive(recorded, texts, asked, device=device)
+    agree(ours, drive(host, texts, asked))
+    assert ours.unpredicted == 1 and not ours.prompts
+
+
 @pytest.mark.parametrize("kind", ["penalties", "grammar", "watermark"])
 def test_guesses_are_decodes_of_a_recording(
     host: Runner, recorded: Runner, device: StandInDevice, kind: str

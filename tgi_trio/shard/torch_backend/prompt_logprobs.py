@@ -142,6 +142,16 @@ class PromptLogprobs:
         self._chunk = rows_at_once(vocab_size)
         self._staging = Staging(device)
 
+    def begin(self, plan: StepPlan) -> dict[int, PromptSpan]:
+        """Return the values of rows that begin, by row, in a step of one token of each.
+
+        Nothing predicts the first token of a prompt, so that no hidden states are needed.
+        """
+        if plan.decodes:
+            return {}
+        spans = prompt_spans(plan)
+        return {row: PromptSpan(True) for row, (first, _) in spans.items() if first == 0}
+
     def launch(
         self, plan: StepPlan, hidden: torch.Tensor, bring: Bring = bring_down
     ) -> dict[int, PromptSpan]:

@@ -26,7 +26,7 @@ from tgi_trio.shard.machine.kv_sizing import DEFAULT_LENGTH
 from tgi_trio.shard.speculation.hidden import LastStep
 from tgi_trio.shard.torch_backend.guessing.device_chain import DeviceChain
 from tgi_trio.shard.torch_backend.kv_cache import KVCache
-from tgi_trio.shard.torch_backend.prompt_logprobs import PromptLogprobs, PromptSpan
+from tgi_trio.shard.torch_backend.prompt_logprobs import PromptLogprobs
 from tgi_trio.shard.torch_backend.recordings.decode_graphs import DecodeGraphs
 from tgi_trio.shard.torch_backend.recordings.decode_plans import as_decodes
 from tgi_trio.shard.torch_backend.recordings.mixed_graphs import MixedGraphs, MixedStep
@@ -140,9 +140,10 @@ class DeviceSteps:
         chosen = self._replay(plan, lengths, choosing, masked)
         if plan.moves and not (followed and self._judged):
             raise RuntimeError("a step has moved rows, and no recording to move them in")
-        spans: dict[int, PromptSpan] = {}
         landed = self._pinned.lend()
-        if chosen is None:
+        if chosen is not None:  # prompts of a token are computed as decodes are
+            spans = prompts.begin(plan)
+        else:
             mixed = self._replay_mixed(plan, lengths, choosing, masked)
             if mixed is None:  # the order of collectives is the same on all ranks
                 hidden = self._computes.hidden(plan, lengths, cache, pool)
