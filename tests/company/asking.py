@@ -161,5 +161,7 @@ def write_request(chosen: Mapping[str, str], seed: int) -> Request:
     most = draft.stopping["max_new_tokens"]
     least = min(most, draft.stopping.get("min_new_tokens", 0))
     stopping = StoppingCriteria(**(draft.stopping | {"min_new_tokens": least}))
+    if draft.sampling.get("grammar"):
+        draft.sampling["ignore_eos"] = False  # as the router has it: a grammar ends its text
     ids = np.array(draft.prompt, np.int32)
     return Request(ids, SamplingParameters(**draft.sampling), stopping, **draft.rest)

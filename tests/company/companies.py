@@ -20,8 +20,11 @@ _LASTING: Final = {
     **{kind: next(iter(wishes)) for kind, wishes in WISHES.items()},
     **{"prompt": "short", "length": "very many", "penalty": "repetition", "end": "never"},
 }
+# Wishes with which choices are made one after another; a part of companies has none of them.
+_SLOW: Final = ("penalty", "grammar", "told", "watermark", "bias")
+_PLAIN: Final = 0.3
 _GUESSED = 8  # most tokens of guesses in two steps, see `SchedulingLimits.ask_tokens`
-_SLOW = (1_000_000, 1_000_000, 2_000_000, 9_000_000, 1_000_000, 300_000)
+_TIMES = (1_000_000, 1_000_000, 2_000_000, 9_000_000, 1_000_000, 300_000)
 
 
 def _paces(draw: random.Random, steps: int, commands: int, replies: int) -> dict[str, Any]:
@@ -70,7 +73,7 @@ WAYS: Final[Mapping[str, Mapping[str, Way]]] = {
     },
     "failures": {"none": lambda draw: {}, "some": lambda draw: {"failing": draw.randint(3, 9)}},
     "guesses": {"own": lambda draw: {}, "foretold": lambda draw: {"foretold": True}},
-    "times": {"none": lambda draw: {}, "some": lambda draw: {"times": _SLOW}},
+    "times": {"none": lambda draw: {}, "some": lambda draw: {"times": _TIMES}},
     "comes": {
         "together": lambda draw: {},
         "one by one": lambda draw: {},
@@ -128,6 +131,8 @@ class Companies:
                 draw.shuffle(asked)
             around = around or cover(self.around, draw.getrandbits(30))
             own = [asked.pop() for _ in range(count)]
+            if draw.random() < _PLAIN:  # what others make slow has ways of its own
+                own = [row | {kind: self.asked[kind][0] for kind in _SLOW} for row in own]
             yield gather(around.pop(), own, draw.getrandbits(30))
 
 

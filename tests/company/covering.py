@@ -9,7 +9,7 @@ from itertools import combinations, product
 Factors = Mapping[str, Sequence[str]]  # the levels of each
 Row = Mapping[str, str]  # the level that it has of each factor
 Level = tuple[str, str]  # a factor and its level
-Pair = tuple[Level, Level]  # in the order of the factors' names
+Pair = tuple[Level, Level]  # in the order of the factors' names, where both are of one row
 
 _TRIES = 30  # rows among which the one with the most new pairs is taken
 
@@ -55,7 +55,11 @@ def _complete(factors: Factors, kept: Pair, left: set[Pair], draw: random.Random
 
 
 def _news(row: Row, level: Level, left: set[Pair]) -> int:
-    return sum(tuple(sorted((level, other))) in left for other in row.items())
+    return sum(_sorted(level, other) in left for other in row.items())
+
+
+def _sorted(one: Level, other: Level) -> Pair:
+    return (one, other) if one <= other else (other, one)
 
 
 class Coverage:
@@ -63,16 +67,11 @@ class Coverage:
 
     def __init__(self, asked: Factors, around: Factors) -> None:
         """`asked`: what requests ask for; `around`: what is so for a whole company."""
-        self._left = {
+        own = _levels(asked)
+        self._left: dict[str, set[Pair]] = {
             "in one request": all_pairs(asked),
-            "of two neighbours": {
-                tuple(sorted((mine, theirs)))
-                for mine in _levels(asked)
-                for theirs in _levels(asked)
-            },
-            "of a request and what is around": {
-                (mine, theirs) for mine in _levels(asked) for theirs in _levels(around)
-            },
+            "of two neighbours": {_sorted(mine, theirs) for mine in own for theirs in own},
+            "of a request and what is around": set(product(own, _levels(around))),
             "around": all_pairs(around),
         }
         self._all = {name: len(each) for name, each in self._left.items()}
@@ -85,14 +84,12 @@ class Coverage:
             met = product(row.items(), around.items())
             self._left["of a request and what is around"].difference_update(met)
         for one, other in combinations(rows, 2):
-            met_pairs = product(one.items(), other.items())
-            self._left["of two neighbours"].difference_update(
-                tuple(sorted(pair)) for pair in met_pairs
-            )
+            beside = (_sorted(*pair) for pair in product(one.items(), other.items()))
+            self._left["of two neighbours"].difference_update(beside)
         self._left["around"].difference_update(pairs_of(around))
 
     @property
-    def left(self) -> dict[str, set[tuple[Level, ...]]]:
+    def left(self) -> dict[str, set[Pair]]:
         """The pairs that have not met, by kind."""
         return {name: set(each) for name, each in self._left.items()}
 

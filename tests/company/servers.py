@@ -71,6 +71,7 @@ _KERNELS = {"cpu_backend": "kernels"}
 _TORCH = {"cpu_backend": "torch"}
 _NGRAMS = {"drafter": "ngram", "speculate": 3}
 _MTP = {"drafter": "mtp", "speculate": 2}
+_HOST = {"prefix_cache_host_bytes": 1 << 20}
 
 KINDS: Final[Mapping[str, Kind]] = {
     # --- the CPU kernels, equal to the bit
@@ -110,11 +111,11 @@ KINDS: Final[Mapping[str, Kind]] = {
     },
     "gemma4, kernels, assistant": Kind(gemma4, _KERNELS | {"speculate": 3}, assistant),
     # --- torch, equal but for rounding
-    "llama, torch": Kind(_LLAMA, _TORCH | {"prefix_cache_host_bytes": 1 << 20}, adapted=True),
+    "llama, torch": Kind(_LLAMA, _TORCH | _HOST, adapted=True),
     "llama, torch, n-grams": Kind(_LLAMA, _TORCH | _NGRAMS, adapted=True),
     "llama, torch, eagle": Kind(
         _LLAMA,
-        _TORCH | {"prefix_cache_host_bytes": 1 << 20},
+        _TORCH | _HOST,
         lambda at, base: eagle(at, base, VOCAB_SIZE),
         adapted=True,
     ),
@@ -130,9 +131,7 @@ KINDS: Final[Mapping[str, Kind]] = {
     "llama, torch, smaller": Kind(_LLAMA, _TORCH | {"speculate": 3}, _smaller, adapted=True),
     "llama, torch, kv of 8 bits": Kind(_LLAMA, _TORCH | {"kv_cache_dtype": "fp8_e4m3fn"}),
     **{
-        f"{name}, torch": Kind(
-            _family(name), _TORCH | _NGRAMS | {"prefix_cache_host_bytes": 1 << 20}
-        )
+        f"{name}, torch": Kind(_family(name), _TORCH | _NGRAMS | _HOST)
         for name in (
             *("gemma2", "gpt_oss", "deepseek_v3", "deepseek_v32", "deepseek_v4", "hy_v4"),
             *("lfm2", "qwen3_next", "kimi_linear", "mamba", "jamba", "recurrent_gemma"),
@@ -141,9 +140,7 @@ KINDS: Final[Mapping[str, Kind]] = {
         )
     },
     **{
-        f"{name}, torch, mtp": Kind(
-            _layers(name), _TORCH | _MTP | {"prefix_cache_host_bytes": 1 << 20}
-        )
+        f"{name}, torch, mtp": Kind(_layers(name), _TORCH | _MTP | _HOST)
         for name in ("qwen3_next", "deepseek_v3", "deepseek_v32", "deepseek_v4", "hy_v4")
     },
     **{
@@ -156,8 +153,28 @@ KINDS: Final[Mapping[str, Kind]] = {
     ),
     "gemma4, torch, assistant": Kind(gemma4, _TORCH | {"speculate": 3}, assistant),
     "t5, torch": Kind(_family("t5"), _TORCH),
-    "xlnet, transformers": Kind(_family("xlnet"), _TORCH),
     "bart, torch": Kind(_family("bart"), _TORCH),
+}
+
+
+_SMALL = _family("llama", num_hidden_layers=1)
+# On a device, which a stand-in is here: with recordings of decodes, and steps that follow others.
+DEVICES: Final[Mapping[str, Kind]] = {
+    "llama": Kind(_SMALL),
+    "llama, n-grams": Kind(_SMALL, _NGRAMS),
+    "llama, medusa": Kind(
+        _SMALL, {}, lambda at, base: medusa(at, base, _HIDDEN, VOCAB_SIZE, layers=1, own=False)
+    ),
+    "llama, eagle": Kind(_LLAMA, _HOST, lambda at, base: eagle(at, base, VOCAB_SIZE)),
+    "llama, kv of 8 bits": Kind(_SMALL, {"kv_cache_dtype": "fp8_e4m3fn"}),
+    "lfm2, n-grams": Kind(
+        _family("lfm2", num_hidden_layers=2, layer_types=["conv", "full_attention"]),
+        _NGRAMS | _HOST,
+    ),
+    "gemma2": Kind(_family("gemma2", sliding_window=24)),
+    "deepseek_v32": Kind(_family("deepseek_v32"), _HOST),
+    "deepseek_v4, mtp": Kind(_layers("deepseek_v4"), _MTP),
+    "qwen3_next, mtp": Kind(_layers("qwen3_next"), _MTP | _HOST),
 }
 
 

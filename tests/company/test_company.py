@@ -1,7 +1,7 @@
 """What one request gets never depends on others: answers in company are those alone.
 
 Any two things that a request can ask for meet in one request and of neighbours, in every way of
-running a server: `companies.py` has the tables. `python -m tests.stress.company` goes on for longer.
+running a server: `companies.py` has the tables. `python -m tests.stress.company` goes on longer.
 """
 
 from __future__ import annotations
