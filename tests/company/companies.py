@@ -149,7 +149,7 @@ def gather(around: Mapping[str, str], asked: list[dict[str, str]], seed: int) ->
     fields: dict[str, Any] = {}
     for kind, way in around.items():
         fields |= WAYS[kind][way](draw)
-    guests, turn = [], 0
+    guests, turn = list[Guest](), 0
     if around["memory"] == "little":
         asked = [_LASTING, _LASTING, *asked]
     for i, wishes in enumerate(asked):
@@ -162,7 +162,7 @@ def gather(around: Mapping[str, str], asked: list[dict[str, str]], seed: int) ->
     if around["memory"] == "little":  # hardly more than the largest takes alone
         fields["blocks"] += max(_blocks(guest.request) for guest in guests)
     if around["again"] == "twice":
-        later = [replace(each, comes=each.comes + draw.randint(8, 40)) for each in guests]
+        later = [replace(each, comes=turn + draw.randint(8, 40)) for each in guests]
         guests, asked = guests + later, asked * 2
     return Company(seed, around, tuple(asked), Customs(**fields), tuple(guests))
 

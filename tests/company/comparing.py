@@ -109,7 +109,7 @@ def _differing_tops(
     for place, (own, other) in enumerate(zip(ours, theirs, strict=True)):
         mine, yours = list(own), list(other)
         same = sorted(i for i, _ in mine) == sorted(i for i, _ in yours)
-        values = [[value for _, value in each] for each in (mine, yours)]
-        if not same or not _close(*values, tolerance):
+        values, wanted = [value for _, value in mine], [value for _, value in yours]
+        if not same or not _close(values, wanted, tolerance):
             return f"place {place}: {mine}, alone {yours}"
     return None

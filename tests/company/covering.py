@@ -11,7 +11,7 @@ Row = Mapping[str, str]  # the level that it has of each factor
 Level = tuple[str, str]  # a factor and its level
 Pair = tuple[Level, Level]  # in the order of the factors' names, where both are of one row
 
-_TRIES = 30  # rows among which the one with the most new pairs is taken
+_TRIES = 6  # rows among which the one with the most new pairs is taken
 
 
 def pairs_of(row: Row) -> Iterator[Pair]:

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -288,8 +289,8 @@ class House:
         self._foretold = foretold
         self._texts: dict[int, Sequence[int]] | None = {} if foretold else None  # by sequence
         self._around, self._warming = around, warming
-        self._open = lambda: Shard(
-            runner, speculate, adapters, self._time, self._texts, customs.failing
+        self._open = partial(
+            Shard, runner, speculate, adapters, self._time, self._texts, customs.failing
         )
         with around():
             self._shard = self._start()
