@@ -14,6 +14,7 @@ from tests.company.planted import PLANTED
 from tests.company.servers import Server, Servers, early_snapshots
 from tests.company.shrinking import shrink
 from tests.threads import one_torch_thread
+from tgi_trio.errors import TgiTrioError
 
 SEED = 11
 MOST = 30  # companies
@@ -37,7 +38,7 @@ def is_wrong(server: Server, hermit: Hermit, company: Company, what: str) -> boo
         PLANTED[what][1](patch)
         try:
             return bool(meet(server, hermit, company).wrong)
-        except (ValueError, AssertionError):
+        except (ValueError, AssertionError, TgiTrioError):  # its shard may end by it
             return True
 
 
