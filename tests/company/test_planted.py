@@ -42,6 +42,7 @@ def is_wrong(server: Server, hermit: Hermit, company: Company, what: str) -> boo
             return True
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("what", PLANTED)
 def test_a_planted_fault_is_found(servers: Servers, what: str) -> None:
     server = servers[PLANTED[what][0]]
