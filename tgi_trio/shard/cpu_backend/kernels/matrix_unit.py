@@ -23,6 +23,7 @@ from typing import Any
 
 import llvmlite.ir as ir
 import numpy as np
+from numpy.typing import NDArray
 
 from tgi_trio.shard.cpu_backend.kernels import kernel
 from tgi_trio.shard.cpu_backend.kernels.arrays import greater, lesser
@@ -41,12 +42,12 @@ _WEIGHTS_BYTES = HEIGHT * _STEP_BYTES  # what two registers of weights are read 
 # Bytes that a lone block prefetches, into both caches: with one of them alone memory is read a
 # sixth slower.
 _AHEAD = 3072
-_SUMS, _ACTIVATIONS, _WEIGHTS = 0, 4, 6  # the first register of each: 4, 2 and 2
+SUMS, ACTIVATIONS, WEIGHTS = 0, 4, 6  # the first register of each: 4, 2 and 2
 _I8 = ir.IntType(8)
 _PALETTE = 1  # the only one: 8 registers
 
 
-def _call(builder: Any, name: str, *values: Any) -> Any:
+def call_unit(builder: Any, name: str, *values: Any) -> Any:
     """Call an intrinsic of LLVM that returns nothing."""
     kind = ir.FunctionType(ir.VoidType(), [value.type for value in values])
     found = builder.module.globals.get(name)
@@ -54,37 +55,46 @@ def _call(builder: Any, name: str, *values: Any) -> Any:
     return none()
 
 
-def _layouts(builder: Any) -> Any:
-    """Return a constant: for 1 to 16 rows of activations, the 64 bytes that describe registers."""
-    name = "layouts_of_matrix_registers"
-    found = builder.module.globals.get(name)
-    if found is not None:
-        return found
-    told = np.zeros((HEIGHT, 64), np.uint8)
-    told[:, 0] = _PALETTE
-    widths = told[:, 16:48].view("<u2")  # bytes of a row of each register
-    widths[:, : _WEIGHTS + 2] = _LINE
-    told[:, 48 : 48 + _WEIGHTS] = np.arange(1, HEIGHT + 1)[:, None]  # rows of each
-    told[:, 48 + _WEIGHTS : 48 + _WEIGHTS + 2] = HEIGHT
-    kind = ir.ArrayType(_I8, told.size)
-    made = ir.GlobalVariable(builder.module, kind, name)
-    made.initializer = ir.Constant(kind, bytearray(told.tobytes()))
-    made.global_constant, made.linkage, made.align = True, "internal", 64
-    return made
+def describe_registers(activations: int, width: int, height: int = HEIGHT) -> NDArray[np.uint8]:
+    """Return the 64 bytes that tell the unit the sizes of its registers.
+
+    `activations`: rows of activations and sums, 1 to 16; `width`: bytes of a row of activations,
+    which are multiplied with `height` rows of weights.
+    """
+    told = np.zeros(64, np.uint8)
+    told[0] = _PALETTE
+    widths, heights = told[16:32].view("<u2"), told[48:56]
+    widths[:] = _LINE
+    widths[ACTIVATIONS:WEIGHTS] = width
+    heights[:] = activations
+    heights[WEIGHTS:] = height
+    return told
+
+
+def keep_constant(builder: Any, name: str, told: NDArray[np.uint8]) -> Any:
+    """Return the address of constant bytes, which a module has once by this name."""
+    made = builder.module.globals.get(name)
+    if made is None:
+        kind = ir.ArrayType(_I8, told.size)
+        made = ir.GlobalVariable(builder.module, kind, name)
+        made.initializer = ir.Constant(kind, bytearray(told.tobytes()))
+        made.global_constant, made.linkage, made.align = True, "internal", 64
+    return builder.ptrtoint(made, I64)
 
 
 @operation(types.none, address)
 def configure_registers(builder: Any, rows: Any) -> Any:
     """Let registers of activations and sums have so many rows, 1 to 16."""
-    first = builder.ptrtoint(_layouts(builder), I64)
+    layouts = np.stack([describe_registers(each, _LINE) for each in range(1, HEIGHT + 1)])
+    first = keep_constant(builder, "layouts_of_matrix_registers", layouts)
     place = builder.add(first, builder.mul(builder.sub(rows, I64(1)), I64(64)))
-    return _call(builder, "llvm.x86.ldtilecfg", at(builder, place))
+    return call_unit(builder, "llvm.x86.ldtilecfg", at(builder, place))
 
 
 @operation(types.none)
 def release_registers(builder: Any) -> Any:
     """Leave nothing in the registers that the system would have to save for this thread."""
-    return _call(builder, "llvm.x86.tilerelease")
+    return call_unit(builder, "llvm.x86.tilerelease")
 
 
 @intrinsic
@@ -93,7 +103,7 @@ def clear_sums(blocks: CountType) -> Any:
 
     def emit(builder: Any, signature: Any, values: Any) -> Any:
         for register in range(2 * blocks.value):
-            _call(builder, "llvm.x86.tilezero", _I8(_SUMS + register))
+            call_unit(builder, "llvm.x86.tilezero", _I8(SUMS + register))
         return none()
 
     return types.none(blocks), emit
@@ -115,20 +125,21 @@ def add_products(
         _, rows, between, panel = values
         for half in range(2):
             place = builder.add(panel, I64(_LINE * half))
-            _load(builder, _WEIGHTS + half, place, I64(_STEP_BYTES))
+            load_register(builder, WEIGHTS + half, place, I64(_STEP_BYTES))
         for block in range(blocks.value):
             place = builder.add(rows, builder.mul(between, I64(HEIGHT * block)))
-            _load(builder, _ACTIVATIONS + block, place, between)
+            load_register(builder, ACTIVATIONS + block, place, between)
             for half in range(2):
-                registers = _SUMS + 2 * block + half, _ACTIVATIONS + block, _WEIGHTS + half
-                _call(builder, "llvm.x86.tdpbf16ps", *map(_I8, registers))
+                registers = SUMS + 2 * block + half, ACTIVATIONS + block, WEIGHTS + half
+                call_unit(builder, "llvm.x86.tdpbf16ps", *map(_I8, registers))
         return none()
 
     return types.none(blocks, types.int64, types.int64, types.int64), emit
 
 
-def _load(builder: Any, register: int, place: Any, stride: Any) -> None:
-    _call(builder, "llvm.x86.tileloadd64", _I8(register), at(builder, place), stride)
+def load_register(builder: Any, register: int, place: Any, stride: Any) -> None:
+    """Read the rows of a register, `stride` bytes apart."""
+    call_unit(builder, "llvm.x86.tileloadd64", _I8(register), at(builder, place), stride)
 
 
 @intrinsic
@@ -140,8 +151,8 @@ def store_sums(blocks: CountType, where: types.Integer) -> Any:
             for half in range(2):
                 place = HEIGHT * block * _STEP_BYTES + 4 * LANES * half
                 place = at(builder, builder.add(values[1], I64(place)))
-                register = _I8(_SUMS + 2 * block + half)
-                _call(builder, "llvm.x86.tilestored64", register, place, I64(_STEP_BYTES))
+                register = _I8(SUMS + 2 * block + half)
+                call_unit(builder, "llvm.x86.tilestored64", register, place, I64(_STEP_BYTES))
         return none()
 
     return types.none(blocks, types.int64), emit
@@ -158,11 +169,11 @@ def add_scores(
 
     def emit(builder: Any, signature: Any, values: Any) -> Any:
         rows, between, *keys = values
-        _load(builder, _ACTIVATIONS, rows, between)
+        load_register(builder, ACTIVATIONS, rows, between)
         for block, place in enumerate(keys):
-            _load(builder, _WEIGHTS + block, place, I64(_LINE))
-            registers = _SUMS + block, _ACTIVATIONS, _WEIGHTS + block
-            _call(builder, "llvm.x86.tdpbf16ps", *map(_I8, registers))
+            load_register(builder, WEIGHTS + block, place, I64(_LINE))
+            registers = SUMS + block, ACTIVATIONS, WEIGHTS + block
+            call_unit(builder, "llvm.x86.tdpbf16ps", *map(_I8, registers))
         return none()
 
     return types.none(*[types.int64] * 4), emit
@@ -175,7 +186,7 @@ def store_scores(where: types.Integer, stride: types.Integer) -> Any:
     def emit(builder: Any, signature: Any, values: Any) -> Any:
         for block in range(2):
             place = at(builder, builder.add(values[0], I64(_LINE * block)))
-            _call(builder, "llvm.x86.tilestored64", _I8(_SUMS + block), place, values[1])
+            call_unit(builder, "llvm.x86.tilestored64", _I8(SUMS + block), place, values[1])
         return none()
 
     return types.none(types.int64, types.int64), emit
