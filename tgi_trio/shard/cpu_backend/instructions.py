@@ -48,6 +48,11 @@ def has_matrix_unit() -> bool:
     return has("amx-tile") and has("amx-bf16") and has_dot()
 
 
+def multiplies_codes() -> bool:
+    """Return whether this process may multiply bytes by the machine's matrix unit."""
+    return has("amx-tile") and has("amx-int8") and find_refusal() is None
+
+
 def has_amx() -> bool:
     """Return whether this process may use the machine's matrix unit."""
     return has_matrix_unit() and find_refusal() is None
@@ -91,7 +96,8 @@ def multiplier_for(kind: Kind, active_bits: int = 8, *, dot: bool = False) -> Mu
         active_bits = 16
     rows = 8 if way in ("vnni", "avx512", "neon") else 4
     half = has("f16c") or has("avx512f") or way == "neon"
-    return Multiplier(kind, active_bits, way, rows, half)
+    matrix = way == "vnni" and active_bits == 8 and not kind.floating and multiplies_codes()
+    return Multiplier(kind, active_bits, way, rows, half, matrix)
 
 
 def multiplies_pairs(dtype: str) -> bool:

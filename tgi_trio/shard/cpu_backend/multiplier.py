@@ -30,12 +30,14 @@ class Multiplier:
     dots: Dots
     rows: int  # most rows of a tile
     half: bool  # the machine has instructions to widen float16
+    matrix: bool = False  # many rows are multiplied by a matrix unit
 
     @property
     def name(self) -> str:
         """A name that identifies this multiplier among all."""
         half = "half" if self.half else "float"
-        return f"{self.kind.name} {self.active_bits} {self.dots} {self.rows} {half}"
+        matrix = " matrix" if self.matrix else ""
+        return f"{self.kind.name} {self.active_bits} {self.dots} {self.rows} {half}{matrix}"
 
     @property
     def raised(self) -> int:
@@ -64,7 +66,8 @@ class Multiplier:
     def least_unpacked(self) -> int:
         """Rows from which a panel is unpacked before it is multiplied.
 
-        Unpacking uses execution units that the products leave idle; AVX2's products leave few.
+        Unpacking uses execution units that the products leave idle; AVX2's products leave few. A
+        matrix unit multiplies what is unpacked: 32 rows take as long with it as without.
         """
         kind = self.kind
         plain = kind.floating or (kind.bits in (4, 8) and not kind.table and not kind.span_head)
@@ -88,6 +91,28 @@ class Multiplier:
     @property
     def span_bytes(self) -> int:
         return self.kind.span_bytes
+
+    @property
+    def signed(self) -> bool:
+        """Whether a matrix unit multiplies unpacked codes that count from their zero.
+
+        Then no sum starts with what zeros add.
+        """
+        return self.unpacked.kind.zero_code == MOST_ZERO
+
+    @property
+    def signs(self) -> int:
+        """The bits of each four unpacked codes whose flipping makes them signed; 0: no need."""
+        return 0x80808080 if self.matrix and self.signed else 0
+
+    @property
+    def slots(self) -> int:
+        """Blocks in a matrix unit's four registers of sums: one for each part of a block."""
+        return 4 // self.kind.parts
+
+    @property
+    def head_bytes(self) -> int:
+        return self.kind.head_bytes
 
     @property
     def unpacked(self) -> Multiplier:

@@ -8,6 +8,7 @@ from tgi_trio.shard.cpu_backend.kinds.kind import BLOCK_INPUTS
 from tgi_trio.shard.cpu_backend.machine_code.entry import MULTIPLY_PANEL
 from tgi_trio.shard.cpu_backend.machine_code.object_files import MachineCode
 from tgi_trio.shard.cpu_backend.multiplier import Multiplier
+from tgi_trio.shard.cpu_backend.rooms import PRODUCTS_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,8 +19,10 @@ class PanelKernel:
     code: MachineCode
 
     def room_bytes(self, inputs: int) -> int:
-        """Return the size of an unpacked panel."""
-        return inputs // BLOCK_INPUTS * self.multiplier.unpacked.block_bytes
+        """Return the size of an unpacked panel, with what a matrix unit needs behind it."""
+        unpacked = self.multiplier.unpacked
+        products = PRODUCTS_BYTES if self.multiplier.matrix else 0
+        return inputs // BLOCK_INPUTS * unpacked.block_bytes + products
 
 
 def open_panel_kernel(multiplier: Multiplier) -> PanelKernel:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -116,15 +116,32 @@ def _add_rows(
         starts = [_minus_zero(builder, way, fact, part) for fact in facts]
         wholes = sum_products(builder, way.dots, operands, places, starts)
         for row, whole in enumerate(wholes):
-            number = builder.sitofp(whole, FLOATS)
-            if weighted[row] is None:
-                weighted[row] = builder.fmul(number, scale)
-            else:
-                weighted[row] = fma_of(builder, number, scale, weighted[row])
+            weighted[row] = _weigh(builder, weighted[row], whole, scale)
     return [
         _add_lows(builder, total, more, fact, lows)
         for total, more, fact in zip(totals, weighted, facts, strict=True)
     ]
+
+
+def add_scaled(
+    builder: Any, total: Any, wholes: Sequence[Any], scales: list[Any], lows: list[Any], facts: Any
+) -> Any:
+    """Return total + a row's sums of products, one for each of the scales, scaled, less the lows.
+
+    `facts`: the address after the row's activations. The order is that of `add_block`.
+    """
+    weighted = None
+    for whole, scale in zip(wholes, scales, strict=True):
+        weighted = _weigh(builder, weighted, whole, scale)
+    return _add_lows(builder, total, weighted, facts, lows)
+
+
+def _weigh(builder: Any, weighted: Any, whole: Any, scale: Any) -> Any:
+    """Return a row's scaled products with a part of a block added to those before it, or None."""
+    number = builder.sitofp(whole, FLOATS)
+    if weighted is None:
+        return builder.fmul(number, scale)
+    return fma_of(builder, number, scale, weighted)
 
 
 def _read_code(builder: Any, way: Multiplier, where: Any, column: Any, place: int) -> Any:
@@ -189,14 +206,19 @@ def unpack_block(
     table: types.Integer,
     span_head: types.Integer,
     block: types.Integer,
+    flipped: types.Integer,
     target: types.Integer,
 ) -> Any:
-    """Write a block of `multiplier` to `target`, as a block of `multiplier.unpacked`."""
+    """Write a block of `multiplier` to `target`, as a block of `multiplier.unpacked`.
+
+    `flipped`: bits of each four codes that are flipped, see `Multiplier.signs`.
+    """
     way = multiplier.multiplier
 
     def emit(builder: Any, signature: Any, values: Any) -> Any:
-        _, table_at, head_at, block_at, to = values
+        _, table_at, head_at, block_at, flipped_bits, to = values
         kind = way.unpacked.kind
+        signs = builder.bitcast(splat(builder, builder.trunc(flipped_bits, I32), INTS), CODES)
         codes_at = offset(builder, block_at, way.kind.head_bytes)
         for column in range(_COLUMNS):
             at = I64(column)
@@ -209,8 +231,10 @@ def unpack_block(
             else:
                 codes_or_numbers = iter(read_codes(builder, way, codes_at, at))
             for v, codes in enumerate(codes_or_numbers):
+                if way.matrix:
+                    codes = builder.xor(codes, signs)
                 place = kind.head_bytes + (v * _COLUMNS + column) * 4 * LANES
                 store_as(builder, codes, offset(builder, to, place))
         return none()
 
-    return types.none(multiplier, i64, i64, i64, i64), emit
+    return types.none(multiplier, *[i64] * 5), emit

@@ -14,6 +14,7 @@ import numpy as np
 from tgi_trio.shard.cpu_backend.kernels import entry, kernel
 from tgi_trio.shard.cpu_backend.kernels.arrays import lesser
 from tgi_trio.shard.cpu_backend.kernels.quantised.blocks import add_block, unpack_block
+from tgi_trio.shard.cpu_backend.kernels.quantised.matrix import multiply_as_matrix
 from tgi_trio.shard.cpu_backend.kernels.tiles import store_tile, zeros
 from tgi_trio.shard.cpu_backend.kernels.variant import count, number
 from tgi_trio.shard.cpu_backend.kernels.vectors import prefetch, prefetch_near
@@ -39,7 +40,16 @@ def multiply_panel(
     if mode == UNPACK_FOR_MANY:
         mode = np.int64(UNPACK) if rows >= way.least_unpacked else np.int64(DIRECT)
     if mode == UNPACK:
-        unpack_panel(way, weights, blocks, span_blocks, room)
+        flipped = np.int64(way.signs) if rows else np.int64(0)
+        unpack_panel(way, weights, blocks, span_blocks, flipped, room)
+    if way.matrix and mode == UNPACKED and rows <= way.rows:
+        mode = np.int64(DIRECT)  # a unit would take the time of 16
+    if way.matrix and mode != DIRECT:
+        multiply_as_matrix(
+            way.unpacked, rows, inputs, stride, room, blocks, weights + panel_bytes,
+            panel_bytes if mode == UNPACK else np.int64(0), sums,
+        )  # fmt: skip
+        return
     one, both = count(1), count(2)
     # The next panel is prefetched while the rows are multiplied with this one; a single row
     # prefetches later blocks of this one instead.
@@ -116,8 +126,8 @@ def sum_blocks(
 
 
 @kernel
-def unpack_panel(way, weights, blocks, span_blocks, room):
-    """Write a panel to `room` as a panel of `way.unpacked`."""
+def unpack_panel(way, weights, blocks, span_blocks, flipped, room):
+    """Write a panel to `room` as a panel of `way.unpacked`; `flipped`: of its codes."""
     table = weights
     weights += way.table_bytes
     span_head, left = weights, np.int64(0)
@@ -127,6 +137,6 @@ def unpack_panel(way, weights, blocks, span_blocks, room):
                 span_head, left = weights, span_blocks
                 weights += way.span_bytes
             left -= 1
-        unpack_block(way, table, span_head, weights, room)
+        unpack_block(way, table, span_head, weights, flipped, room)
         weights += way.block_bytes
         room += way.unpacked.block_bytes
