@@ -19,7 +19,7 @@ from tests.threads import one_torch_thread  # noqa: E402
 from tgi_trio.shard.torch_backend.attention import dividing  # noqa: E402
 from tgi_trio.testing.stand_in_device import StandInDevice  # noqa: E402
 
-COMPANIES = 4  # of each server
+COMPANIES = 3  # of each server
 SEED = 21
 # An interpreter takes long for long texts.
 WISHES = {"length": frozenset({"one", "few", "many"}), "adapter": frozenset({"none"})}
@@ -32,7 +32,7 @@ def quick() -> Iterator[None]:
         yield
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("name", DEVICES)
 def test_an_answer_in_company_is_that_of_the_host_alone(name: str, tmp_path: Path) -> None:
     kind, seed = DEVICES[name], SEED + list(DEVICES).index(name)
