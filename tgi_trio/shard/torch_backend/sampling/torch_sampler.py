@@ -106,7 +106,8 @@ class Sampler(SamplerBase):
         rows, floors = settings.floors
         if len(rows):  # min-p alone is a mask
             own = select(scores, rows)
-            own.masked_fill_(own < torch.from_numpy(floors).to(own)[:, None], -torch.inf)
+            least = torch.from_numpy(floors).to(self._device, own.dtype)
+            own.masked_fill_(own < least[:, None], -torch.inf)
             if own is not scores:
                 scores[torch.from_numpy(rows).to(self._device)] = own
         gaps = self._gaps(settings, faults)
