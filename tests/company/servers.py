@@ -257,7 +257,7 @@ def _load_on_device(settings: ShardSettings) -> Runner:
     config = read_config(settings.model_path)
     file, eos, size = settings.tokenizer_file, config.eos_ids, config.vocab_size
     assert file is not None
-    grammars = Grammars(lambda: load_tokenizer(file, eos, size))
+    grammars = Grammars(lambda *_: load_tokenizer(file, eos, size))
     return load_torch_runner(settings, device="cuda:0", graph_sizes=(2, 4), grammars=grammars)
 
 

@@ -34,7 +34,7 @@ from tgi_trio.shard.cpu_backend.kinds.kind import (
 )
 from tgi_trio.shard.cpu_backend.multiplier import Multiplier
 from tgi_trio.shard.cpu_backend.panel_kernel import PanelKernel, open_panel_kernel
-from tgi_trio.shard.cpu_backend.rooms import PRODUCTS_BYTES
+from tgi_trio.shard.cpu_backend.scratch_memory import PRODUCTS_BYTES
 from tgi_trio.shard.cpu_backend.self_tests.kinds import (
     dequantise,
     random_codes,

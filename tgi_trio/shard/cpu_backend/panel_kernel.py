@@ -8,7 +8,7 @@ from tgi_trio.shard.cpu_backend.kinds.kind import BLOCK_INPUTS
 from tgi_trio.shard.cpu_backend.machine_code.entry import MULTIPLY_PANEL
 from tgi_trio.shard.cpu_backend.machine_code.object_files import MachineCode
 from tgi_trio.shard.cpu_backend.multiplier import Multiplier
-from tgi_trio.shard.cpu_backend.rooms import PRODUCTS_BYTES
+from tgi_trio.shard.cpu_backend.scratch_memory import PRODUCTS_BYTES
 
 
 @dataclass(frozen=True, slots=True)
