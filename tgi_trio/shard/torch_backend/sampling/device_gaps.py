@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from tgi_trio.shard.sampling.choosing import extend_by_drafts
-from tgi_trio.shard.torch_backend.sampling.asking import Choosing
+from tgi_trio.shard.torch_backend.sampling.choice_settings import Choosing
 from tgi_trio.shard.torch_backend.sampling.device_sampler import Found
 from tgi_trio.shard.torch_backend.sampling.torch_sampler import Sampler
 
