@@ -27,6 +27,7 @@ SAMPLES: dict[str, tuple[str, Any]] = {
     "reasoning": ("<a>,</a>", "<a>,</a>"),
     "shell": ("bash", "bash"),
     "usage-stats": ("ON", "on"),
+    "whose": ("base", "base"),
     "path": ("/x", Path("/x")),
     "dtype": ("bfloat16", "bfloat16"),
     "quantization": ("eetq", "eetq"),
