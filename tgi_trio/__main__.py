@@ -151,6 +151,7 @@ def _serve(
     from tgi_trio.launcher import Launcher, bind
     from tgi_trio.model.facts import read_model_facts
     from tgi_trio.router.shards.prefix_store import PrefixStore
+    from tgi_trio.settings.records import BASE
     from tgi_trio.settings.resolve import resolve
     from tgi_trio.signals import run_to_its_end
     from tgi_trio.start.checks import check_start
@@ -172,6 +173,7 @@ def _serve(
             trust_remote_code=options.trust_remote_code,
             progress=not options.json_output,
             own_tokenizer=options.tokenizer_name is None,
+            own_texts=options.adapter_tokenizers != BASE,
         )
         options = _bound_guesses(replace(options, draft_model=_find_drafter(options, found)))
         tokenizer = None
@@ -191,7 +193,7 @@ def _serve(
             resolve(options, read_model_facts(found.model, tokenizer, options.rope)),
             adapter_folders={name: str(folder) for name, folder in adapters},
         )
-        for warning in check_start(settings):
+        for warning in check_start(settings, merged=found.merged):
             logging.getLogger("tgi_trio.cli").warning("%s", warning)
         timeline.mark("model found")
         with PrefixStore.open(settings) as prefixes:

@@ -78,3 +78,14 @@ def test_adapters_are_merged_when_that_is_asked_for(tmp_path: Path) -> None:
     folder = Path(done.stdout.split(" (")[0])
     assert folder.parent == tmp_path / "cache" / "tgi_trio" / "merged"
     assert (folder / "model.safetensors").is_file()
+
+
+def test_texts_of_a_merged_adapter_are_its_own_or_the_base_s(tmp_path: Path) -> None:
+    shutil.copytree(ADAPTERS / "llama", tmp_path, dirs_exist_ok=True)
+    for name in ("adapter", "base"):
+        (tmp_path / name / "chat_template.jinja").write_text(f"of the {name}")
+    for flags, whose in (([], "adapter"), (["--adapter-tokenizers", "base"], "base")):
+        done = run("adapter", "--merge-lora", *flags, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        folder = Path(done.stdout.split(" (")[0])
+        assert (folder / "chat_template.jinja").read_text() == f"of the {whose}"

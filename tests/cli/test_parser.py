@@ -175,10 +175,12 @@ def test_download_weights() -> None:
     assert invocation.options == DownloadOptions(model_id="a/b", revision="r")
     # as TGI's launcher starts it
     words = "download-weights a/b --extension .safetensors --logger-level INFO --json-output"
-    options = parse([*words.split(), "--merge-lora", "--trust-remote-code"], {}).options
+    words += " --merge-lora --adapter-tokenizers base --trust-remote-code"
+    options = parse(words.split(), {}).options
     assert options == DownloadOptions(
         model_id="a/b",
         merge_lora=True,
+        adapter_tokenizers="base",
         json_output=True,
         trust_remote_code=True,
         logger_level="INFO",

@@ -133,18 +133,20 @@ def test_another_number_of_tokens(
 ) -> None:
     """The size changes in the configuration, and the tokenizer is the one that knows them."""
     base = make_base(tmp_path / "base", tied=tied)
-    (base / "tokenizer.json").write_text("the base's")
-    (base / "tokenizer_config.json").write_text("the base's")
+    (base / "tokenizer.json").write_text('{"of": "the base"}')
+    special = {"bos_token": "<s>", "added_tokens_decoder": {"3": {"content": "of the base"}}}
+    (base / "tokenizer_config.json").write_text(json.dumps(special))
     adapter = make_adapter(base, tmp_path / "adapter", more_tokens=more, **config)
     wanted = logits_beside(base, adapter, more_tokens=more)
-    (adapter / "tokenizer.json").write_text("the adapter's")
+    (adapter / "tokenizer.json").write_text('{"of": "the adapter"}')
     merge_adapter(adapter, base, tmp_path / "out", silent)
     torch.testing.assert_close(logits_of(tmp_path / "out"), wanted, rtol=1e-5, atol=1e-5)
     written = json.loads((tmp_path / "out" / "config.json").read_text())
     assert written["tie_word_embeddings"] is (tied and not config)
     assert written["vocab_size"] == 40 + more
-    assert (tmp_path / "out" / "tokenizer.json").read_text() == "the adapter's"
-    assert not (tmp_path / "out" / "tokenizer_config.json").exists()
+    assert (tmp_path / "out" / "tokenizer.json").read_text() == '{"of": "the adapter"}'
+    left = json.loads((tmp_path / "out" / "tokenizer_config.json").read_text())
+    assert left == {"bos_token": "<s>"}
 
 
 def test_a_tied_head_that_is_trained_with_its_embedding_stays_tied(tmp_path: Path) -> None:

@@ -56,6 +56,12 @@ def test_what_another_leaves_without_work_is_named(
     assert "has no effect: --" in said
 
 
+def test_an_adapter_that_is_merged_has_texts() -> None:
+    asked = resolve(Options(adapter_tokenizers="base", max_lora_rank=8), MODEL)
+    (said,) = find_idle(asked, merged=True)
+    assert said.startswith("--max-lora-rank has no effect")
+
+
 def test_an_address_that_metrics_are_at_has_work() -> None:
     asked = Options(hostname="127.0.0.1", bind=("unix:/s",), prometheus_port=9000)
     assert find_idle(resolve(asked, MODEL)) == []

@@ -251,6 +251,28 @@ def test_the_model_s_tokenizer_for_all(
         assert get(f"{running.url}/info").json()["settings"]["adapter_tokenizers"] == "base"
 
 
+@pytest.mark.parametrize("whose", ["own", "base"])
+def test_merged_into_the_model(
+    base: Path, folders: Path, said: Mapping[tuple[str, str], Said], tmp_path: Path, whose: str
+) -> None:
+    """Served alone, an adapter is asked and ends as beside others."""
+    adapter = shutil.copytree(folders / "marked", tmp_path / "marked")
+    config = json.loads((adapter / "adapter_config.json").read_text())
+    config["base_model_name_or_path"] = str(base)
+    (adapter / "adapter_config.json").write_text(json.dumps(config))
+    flags = ["--model-id", str(adapter), "--dtype", "float32", "--adapter-tokenizers", whose]
+    with serving(*flags) as running:
+        found = chat(running, "", QUESTIONS[0])
+        ids, tokens, text = said["marked" if whose == "own" else "", QUESTIONS[0]]
+        assert found["prompt_token_ids"] == ids
+        assert "--adapter-tokenizers has no effect" not in running.output
+        if whose == "base":
+            return
+        (choice,) = found["choices"]
+        assert (choice["token_ids"], choice["message"]["content"]) == (tokens, text)
+        assert choice["finish_reason"] == ("length" if len(tokens) == NEW else "stop")
+
+
 @pytest.fixture
 def refused(server: ServerProcess, folders: Path) -> Callable[[str], str]:
     def load(place: str) -> str:

@@ -119,7 +119,7 @@ COMMANDS: Final[tuple[Command, ...]] = (
                     _fetch("extension", "extension", "which weights to fetch; .bin, .pt: as is"),
                     _fetch("auto-convert", "toggle", "pickles become safetensors, without a run"),
                     _fetch("merge-lora", "switch", "merge a LoRA adapter into its base"),
-                    *_of_serve("json-output", "logger-level"),
+                    *_of_serve("adapter-tokenizers", "json-output", "logger-level"),
                 ),
             ),
         ),

@@ -9,6 +9,7 @@ from tgi_trio.conversion.adapters import base_of, is_adapter
 from tgi_trio.conversion.folder import find_pickles, model_files
 from tgi_trio.errors import ConfigurationError
 from tgi_trio.hub.resolve import PICKLES, fetch_pickles, resolve_model
+from tgi_trio.settings.records import BASE
 
 
 def download_weights(options: DownloadOptions) -> str:
@@ -38,6 +39,7 @@ def download_weights(options: DownloadOptions) -> str:
             progress=progress,
             auto_convert=options.auto_convert,
             merge_lora=options.merge_lora,
+            own_texts=options.adapter_tokenizers != BASE,
         )
         files = model_files(folder)
     size = sum(path.stat().st_size for path in files)

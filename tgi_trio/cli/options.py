@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tgi_trio.settings.records import OWN
+
 
 @dataclass(frozen=True, kw_only=True)
 class _Client:
@@ -48,6 +50,7 @@ class DownloadOptions:
     extension: str = ".safetensors"  # of EXTENSIONS
     auto_convert: bool = True  # convert pickles if there are no safetensors
     merge_lora: bool = False  # merge an adapter into its base
+    adapter_tokenizers: str = OWN  # whose tokenizer and template that has
     huggingface_hub_cache: Path | None = None
     trust_remote_code: bool = False
     json_output: bool = False

@@ -1,4 +1,6 @@
-"""`python -m tgi_trio.conversion convert FOLDER` or `merge ADAPTER BASE TARGET`: see `child.py`.
+"""`python -m tgi_trio.conversion convert FOLDER` or `merge ADAPTER BASE TARGET WHOSE`.
+
+`child.py` runs it. WHOSE texts a merged model has: `own`, the adapter's, or `base`.
 
 Logs its progress line by line to standard output. On failure, it writes the reason as one paragraph
 at the end of standard error, and exits with 1.
@@ -18,6 +20,7 @@ def main(argv: list[str]) -> int:
     """Run one job within the limits in `argv`: seconds of CPU time, bytes of memory."""
     seconds, memory, job, *words = argv
     _limit(int(seconds), int(memory))
+    whose = words.pop() if job == "merge" else ""
     folder, *others = map(Path, words)
     try:
         if job == "convert":
@@ -27,7 +30,7 @@ def main(argv: list[str]) -> int:
         else:
             from tgi_trio.conversion.lora import merge_adapter
 
-            merge_adapter(folder, others[0], others[1], say)
+            merge_adapter(folder, others[0], others[1], say, own_texts=whose == "own")
     except ModelLoadError as error:
         print(error, file=sys.stderr)
         return 1

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Final
 
 from tgi_trio.conversion import child
-from tgi_trio.conversion.folder import tokenizer_files, weights_of
+from tgi_trio.conversion.folder import weights_of
+from tgi_trio.conversion.texts import list_text_files
 from tgi_trio.errors import ModelLoadError
 
 CONFIG: Final = "adapter_config.json"
@@ -41,22 +42,27 @@ def base_of(adapter: Path) -> tuple[str, str | None]:
     return name, revision if isinstance(revision, str) and revision else None
 
 
-def merge_model(adapter: Path, base: Path, cache: Path | None = None) -> Path:
+def merge_model(
+    adapter: Path, base: Path, cache: Path | None = None, *, own_texts: bool = True
+) -> Path:
     """Return the folder of `base` with the adapter merged into it; merges them first if needed.
 
-    `cache`: the directory of such folders. Raises ModelLoadError that names what cannot be merged.
+    `cache`: the directory of such folders; `own_texts`: whether the model has the tokenizer, chat
+    template and ends of the adapter's folder. Raises ModelLoadError that names what cannot be
+    merged.
     """
     weights = next((adapter / name for name in _WEIGHTS if (adapter / name).is_file()), None)
     if weights is None:
         raise ModelLoadError(f"{adapter} holds {CONFIG} but none of {', '.join(_WEIGHTS)}")
     cache = cache or _default_cache()
-    target = cache / _digest(adapter / CONFIG, weights, *tokenizer_files(adapter), base=base)
+    texts = list_text_files(adapter) if own_texts else []
+    target = cache / _digest(adapter, [adapter / CONFIG, weights], texts, base)
     try:
         cache.mkdir(parents=True, exist_ok=True)
         with (cache / f"{target.name}.lock").open("wb") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not target.is_dir():
-                child.merge(adapter, base, target)
+                child.merge(adapter, base, target, own_texts=own_texts)
     except OSError as error:
         raise ModelLoadError(
             f"the merged model cannot be kept in {cache}: {error}. XDG_CACHE_HOME names another "
@@ -65,13 +71,18 @@ def merge_model(adapter: Path, base: Path, cache: Path | None = None) -> Path:
     return target
 
 
-def _digest(*files: Path, base: Path) -> str:
-    """Return a name from the content of `files`, and paths, sizes and times of a base's files."""
+def _digest(adapter: Path, weights: list[Path], texts: list[Path], base: Path) -> str:
+    """Return a name from the content of an adapter's files, and what is known of a base's.
+
+    Of these: paths, sizes and times.
+    """
     digest = hashlib.sha256()
-    for path in files:
+    for path in (*weights, *texts):
         with path.open("rb") as file:
             digest.update(hashlib.file_digest(file, "sha256").digest())
-    for path in sorted(p for p in base.iterdir() if p.is_file()):
+        if path in texts:
+            digest.update(f"{path.relative_to(adapter)}\0".encode())
+    for path in sorted(p for p in {*base.iterdir(), *list_text_files(base)} if p.is_file()):
         place, state = path.resolve(), path.stat()
         digest.update(f"{path.name}\0{place}\0{state.st_size}\0{state.st_mtime_ns}\0".encode())
     return digest.hexdigest()[:32]

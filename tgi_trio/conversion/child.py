@@ -34,10 +34,14 @@ def convert(folder: Path, pickles: Iterable[Path]) -> None:
     _run(["convert", str(folder)], sum(path.stat().st_size for path in pickles))
 
 
-def merge(adapter: Path, base: Path, target: Path) -> None:
-    """Write a base model with an adapter merged into it to `target`; raises ModelLoadError."""
+def merge(adapter: Path, base: Path, target: Path, *, own_texts: bool) -> None:
+    """Write a base model with an adapter merged into it to `target`; raises ModelLoadError.
+
+    `own_texts`: whether it gets the tokenizer, chat template and ends of the adapter's folder.
+    """
     size = sum(path.stat().st_size for path in base.glob("*.safetensors"))
-    _run(["merge", str(adapter), str(base), str(target)], size)
+    whose = "own" if own_texts else "base"
+    _run(["merge", str(adapter), str(base), str(target), whose], size)
 
 
 def _run(words: list[str], size: int) -> None:

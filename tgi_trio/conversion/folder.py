@@ -18,9 +18,6 @@ STAGING: Final = ".converting"  # holds a conversion's finished files until all 
 INDEX: Final = "pytorch_model.bin.index.json"
 NEW_INDEX: Final = "model.safetensors.index.json"
 _LONGEST_HEADER: Final = 100_000_000  # bytes; the limit of safetensors
-_TOKENIZER: Final = (
-    "tokenizer", "special_tokens_map", "added_tokens", "chat_template", "vocab.", "merges.",
-)  # fmt: skip
 # Parts of the names of other pickles beside weights; TGI excludes the first three as well.
 _NO_WEIGHTS: Final = (
     "arguments", "args", "training", "optimizer", "scheduler", "rng_state", "scaler", "adapter_",
@@ -31,12 +28,6 @@ _NO_WEIGHTS: Final = (
 def weights_of(folder: Path) -> list[Path]:
     """Return the safetensors files of a model, without those of an adapter."""
     return sorted(p for p in folder.glob("*.safetensors") if not p.name.startswith("adapter_"))
-
-
-def tokenizer_files(folder: Path) -> list[Path]:
-    """Return the files of a folder's tokenizer, if it has one, including the chat template."""
-    found = [p for p in sorted(folder.iterdir()) if p.is_file() and p.name.startswith(_TOKENIZER)]
-    return found if any(path.name.startswith("tokenizer") for path in found) else []
 
 
 def find_pickles(folder: Path, extensions: Sequence[str] = (".bin", ".pt")) -> list[Path]:

@@ -26,7 +26,7 @@ from tgi_trio.conversion.adapter_changes import (
 )
 from tgi_trio.conversion.convert import view_strided
 from tgi_trio.conversion.floats import RAW, WIDENED, narrow, widen
-from tgi_trio.conversion.folder import NEW_INDEX, model_files, tokenizer_files
+from tgi_trio.conversion.folder import NEW_INDEX, model_files
 from tgi_trio.conversion.merge_plan import MergePlan, plan_merge
 from tgi_trio.conversion.pickle_machine import Tensor
 from tgi_trio.conversion.safetensors_file import (
@@ -35,6 +35,7 @@ from tgi_trio.conversion.safetensors_file import (
     lay_out,
     write_safetensors,
 )
+from tgi_trio.conversion.texts import place_texts
 from tgi_trio.conversion.torch_file import TorchFile, open_torch_file
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.adapters.config import AdapterConfig, read_adapter_config
@@ -44,11 +45,18 @@ _TRANSPOSED: Final = ("gpt2", "openai-gpt")  # their Conv1D has [in, out]
 _COPIED: Final = (".json", ".jinja", ".model", ".tiktoken", ".txt", ".py")
 
 
-def merge_adapter(adapter: Path, base: Path, target: Path, say: Callable[[str], None]) -> None:
+def merge_adapter(
+    adapter: Path,
+    base: Path,
+    target: Path,
+    say: Callable[[str], None],
+    *,
+    own_texts: bool = True,
+) -> None:
     """Write `base` with an adapter merged into its weights to the new folder `target`.
 
-    Everything else is copied from the base, except the tokenizer if the adapter has other tokens.
-    Raises ModelLoadError that names what cannot be merged, and OSError.
+    Everything else is copied from the base; with `own_texts`, what the adapter's folder says of
+    texts takes its place. Raises ModelLoadError that names what cannot be merged, and OSError.
     """
     config = read_config(base)
     if config.get("quantization_config"):
@@ -74,12 +82,9 @@ def merge_adapter(adapter: Path, base: Path, target: Path, say: Callable[[str], 
     if plan.head is not None or plan.tokens is not None:
         _rewrite_config(part / "config.json", plan)
         _rewrite_index(part / NEW_INDEX, plan)
-    if plan.tokens is not None and (own := tokenizer_files(adapter)):
-        say(f"there are {plan.tokens} tokens: the tokenizer is the adapter's")
-        for path in tokenizer_files(part):
-            path.unlink()
-        for path in own:
-            shutil.copyfile(path, part / path.name)
+    tokens = plan.tokens or config.vocab_size
+    if own_texts and (own := place_texts(adapter, base, part, tokens)):
+        say(f"the adapter's own: {', '.join(own)}")
     part.replace(target)
 
 

@@ -9,6 +9,7 @@ import logging
 import os
 import shlex
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -48,6 +49,7 @@ class Served(NamedTuple):
 
     model: Path
     heads: Path | None = None  # a folder of heads that guess for it
+    merged: bool = False  # whether an adapter is merged into it
 
 
 def resolve_model(
@@ -55,24 +57,22 @@ def resolve_model(
     revision: str | None = None,
     *,
     cache_dir: Path | None = None,
-    token_from_env: bool = True,
     trust_remote_code: bool = False,
     progress: bool = True,
     auto_convert: bool = True,
     merge_lora: bool = True,
-    own_tokenizer: bool = True,
+    own_texts: bool = True,
 ) -> Path:
     """Return the folder of a model alone; see `resolve_served`."""
     return resolve_served(
         model_id,
         revision,
         cache_dir=cache_dir,
-        token_from_env=token_from_env,
         trust_remote_code=trust_remote_code,
         progress=progress,
         auto_convert=auto_convert,
         merge_lora=merge_lora,
-        own_tokenizer=own_tokenizer,
+        own_texts=own_texts,
     ).model
 
 
@@ -108,6 +108,7 @@ def resolve_served(
     auto_convert: bool = True,
     merge_lora: bool = True,
     own_tokenizer: bool = True,
+    own_texts: bool = True,
 ) -> Served:
     """Return the folder of a model, ready to load; downloads it where that is needed.
 
@@ -118,9 +119,10 @@ def resolve_served(
     repository (`owner/name`) at `revision`; behind a colon it names one of several GGUF files
     there, whose tokenizer is read if it is to be used (`own_tokenizer`). With `auto_convert`
     weights that are only there as pickles are converted, beside them. With `merge_lora` an adapter
-    is merged into its base, in a folder of our cache; without it the adapter's own folder is
-    returned. Blocks for as long as all that takes; `progress` shows bars on stderr. Raises
-    ModelLoadError, with what to do about it, when there is no such model or it cannot be served.
+    is merged into its base, in a folder of our cache, with the tokenizer, chat template and ends
+    that it has of its own if `own_texts`; without it the adapter's own folder is returned. Blocks
+    for as long as all that takes; `progress` shows bars on stderr. Raises ModelLoadError, with what
+    to do about it, when there is no such model or it cannot be served.
     """
     if model_id is None or model_id == demo.MODEL_ID:
         return Served(_embedded(revision))
@@ -155,7 +157,8 @@ def resolve_served(
     def fetch_base(name: str, revision: str | None) -> Path:
         return _fetch(repository(name, revision), trust_remote_code)
 
-    return _add_base(folder, model_id, fetch_base, auto_convert=auto_convert, merge_lora=merge_lora)
+    merge = partial(merge_model, own_texts=own_texts) if merge_lora else None
+    return _add_base(folder, model_id, fetch_base, merge, auto_convert=auto_convert)
 
 
 def _embedded(revision: str | None) -> Path:
@@ -171,9 +174,9 @@ def _add_base(
     folder: Path,
     model_id: str,
     fetch: FetchBase,
+    merge: Callable[[Path, Path], Path] | None,
     *,
     auto_convert: bool,
-    merge_lora: bool,
 ) -> Served:
     """Return heads, or an adapter, with the model that they are of; see `resolve_served`."""
     if find_kind(folder) is not None:
@@ -182,7 +185,7 @@ def _add_base(
         return Served(check_folder(base, auto_convert=auto_convert), heads)
     base = _find_base_of_adapter(folder, model_id, fetch)
     check_folder(base, auto_convert=auto_convert)
-    return Served(merge_model(folder, base) if merge_lora else folder)
+    return Served(folder) if merge is None else Served(merge(folder, base), merged=True)
 
 
 def _find_base_of_heads(folder: Path, model_id: str, fetch: FetchBase) -> Path:

@@ -23,9 +23,12 @@ _LIMITS: Final[Mapping[str, tuple[str, ...]]] = {
 }
 
 
-def find_idle(settings: Settings) -> list[str]:
-    """Return a sentence for each setting that was asked for and has no effect."""
-    return [line for names, why in _idle(settings) for line in _say(settings, names, why)]
+def find_idle(settings: Settings, *, merged: bool = False) -> list[str]:
+    """Return a sentence for each setting that was asked for and has no effect.
+
+    `merged`: whether an adapter has been merged into the model.
+    """
+    return [line for names, why in _idle(settings, merged) for line in _say(settings, names, why)]
 
 
 def find_idle_limits(settings: Settings, served: Container[str]) -> list[str]:
@@ -46,11 +49,13 @@ def _say(settings: Settings, names: Sequence[str], why: str) -> list[str]:
     ]
 
 
-def _idle(settings: Settings) -> Iterator[tuple[tuple[str, ...], str]]:
+def _idle(settings: Settings, merged: bool) -> Iterator[tuple[tuple[str, ...], str]]:
     """Yield settings without work, and the reason."""
     if not settings.serves_adapters:
-        names = "max_lora_rank", "max_loaded_adapters", "adapter_tokenizers"
-        yield names, "there are no adapters (--lora-adapters)"
+        why = "there are no adapters (--lora-adapters)"
+        yield ("max_lora_rank", "max_loaded_adapters"), why
+        if not merged:
+            yield ("adapter_tokenizers",), why
     if settings.prefix_cache_path is None:
         why = "no prefixes are kept (--prefix-cache-path)"
         yield ("prefix_cache_bytes", "prefix_cache_save_seconds"), why

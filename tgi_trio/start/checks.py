@@ -41,10 +41,11 @@ from tgi_trio.settings.records import MTP, OWN, Settings
 _OWN_MEMORY: Final = Path("/proc/self/status")
 
 
-def check_start(settings: Settings) -> list[str]:
+def check_start(settings: Settings, *, merged: bool = False) -> list[str]:
     """Refuse what cannot be served so; converts a tokenizer of an older format, once.
 
-    Returns warnings, a sentence each. Raises ModelLoadError, ConfigurationError.
+    `merged`: whether an adapter has been merged into the model. Returns warnings, a sentence each.
+    Raises ModelLoadError, ConfigurationError.
     """
     if not _OWN_MEMORY.exists():
         raise ConfigurationError(
@@ -54,7 +55,7 @@ def check_start(settings: Settings) -> list[str]:
     asked = bool(settings.cuda_graphs) or settings.cuda_memory_fraction != 1.0
     if asked and (settings.device == "cpu" or not _may_have_device(settings)):
         check_device_flags(settings.cuda_graphs, settings.cuda_memory_fraction)
-    warnings = find_idle(settings)
+    warnings = find_idle(settings, merged=merged)
     warnings += check_model(read_config(settings.model_path, settings.rope), settings)
     if settings.activations == 8:
         _check_rounding(settings)
