@@ -88,6 +88,7 @@ def saved_by_transformers(folder: Path) -> None:
 
 CONFIGURED: Final = {"bos_token": "<s>", "eos_token": "</s>", "chat_template": OLD}
 LISTED: Final = {"name": "default", "template": NEW}
+FAR: Final = {"added_tokens_decoder": {str(ROWS): {"content": "<f>"}}}
 DECODED: Final = {"added_tokens_decoder": {"0": {"content": "<s>", "special": True}}}
 BASES: Final[dict[str, Write]] = {
     "all in one": files(
@@ -246,6 +247,7 @@ def test_what_generates_keeps_the_other_ids_of_the_base(tmp_path: Path) -> None:
         (files(generation_config={"eos_token_id": [True]}), "needs ids of tokens"),
         (files(generation_config=[]), "generation_config.json holds no JSON object"),
         (files(tokenizer_config={"eos_token": "<nowhere>"}), "'<nowhere>' is not a token"),
+        (files(tokenizer_config={"eos_token": "<f>", **FAR}), "is token 1000; the model has 1000"),
         (lambda folder: put(folder, "tokenizer_config.json", "{" * 9), "cannot be read"),
         (lambda folder: put(folder, "tokenizer_config.json", '{"a":' * 99999), "cannot be read"),
         (files(tokenizer={"added_tokens": 3}, tokenizer_config={"eos_token": "x"}), "damaged"),

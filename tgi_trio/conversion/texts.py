@@ -149,7 +149,8 @@ def _read_ends(file: Path, tokens: int) -> list[int]:
     ids = found if isinstance(found, list) else [] if found is None else [found]
     if not all(type(each) is int and each >= 0 for each in ids):
         raise ModelLoadError(f"{file} has `eos_token_id` {found!r}, and needs ids of tokens")
-    _check_rows(f"{file} has `eos_token_id`", ids, tokens)
+    if tokens and max(ids, default=0) >= tokens:
+        raise ModelLoadError(f"{file} has `eos_token_id` {max(ids)}; the model has {tokens} tokens")
     return ids
 
 
@@ -168,7 +169,10 @@ def _find_own_eos(base: Path, target: Path, tokens: int) -> list[int]:
             f"not read here: save {_WHOLE} beside the adapter, or take the model's tokenizer and "
             "template: --adapter-tokenizers base"
         )
-    _check_rows(f"the `eos_token` {eos!r} is token", [number], tokens)
+    if tokens and number >= tokens:
+        raise ModelLoadError(
+            f"the `eos_token` {eos!r} is token {number}; the model has {tokens} tokens"
+        )
     return [number]
 
 
@@ -193,11 +197,6 @@ def _list_tokens(folder: Path) -> Iterator[tuple[Any, int]]:
     if not whole:
         for name in ("added_tokens.json", "vocab.json"):
             yield from (_read(folder / name) or {}).items()
-
-
-def _check_rows(what: str, ids: list[int], tokens: int) -> None:
-    if tokens and max(ids, default=0) >= tokens:
-        raise ModelLoadError(f"{what} {max(ids)}; the model has {tokens} tokens")
 
 
 def _list(folder: Path, patterns: tuple[str, ...]) -> list[Path]:
