@@ -71,7 +71,7 @@ def whole_tokenizer(folder: Path) -> None:
 
 def marked_and_configured_elsewhere(folder: Path) -> None:
     own_tokenizer(folder)
-    named = {"eos_token": MARKS[1], "additional_special_tokens": ["<s>", MARKS[0]]}
+    named = {"eos_token": MARKS[1], "additional_special_tokens": [ORDINARY, MARKS[0]]}
     put(folder, "special_tokens_map.json", named)
 
 
@@ -89,14 +89,14 @@ def saved_by_transformers(folder: Path) -> None:
 CONFIGURED: Final = {"bos_token": "<s>", "eos_token": "</s>", "chat_template": OLD}
 LISTED: Final = {"name": "default", "template": NEW}
 FAR: Final = {"added_tokens_decoder": {str(ROWS): {"content": "<f>"}}}
-DECODED: Final = {"added_tokens_decoder": {"0": {"content": "<s>", "special": True}}}
+DECODED: Final = {"added_tokens_decoder": {"286": {"content": "at", "special": True}}}
 BASES: Final[dict[str, Write]] = {
     "all in one": files(
         tokenizer_config=CONFIGURED | DECODED, generation_config={"eos_token_id": 7}
     ),
     "files": files(
         tokenizer_config={"bos_token": "<s>"},
-        special_tokens_map={"eos_token": {"content": "</s>"}, "additional_special_tokens": ["<s>"]},
+        special_tokens_map={"eos_token": {"content": "</s>"}, "additional_special_tokens": ["at"]},
         chat_template=OLD,
         additional_chat_templates__tool_use=OTHER,
     ),
