@@ -53,6 +53,7 @@ SMALL: dict[str, str] = {
     "bench.torch_step.families": "--families smollm3 --count 1",
     "bench.worker": "--rows 1 --kinds greedy grammar --steps 3 --turns 1",
     "tests.stress.chaos": "--faults 1 --clients 2",
+    "tests.stress.company": "--seconds 0.1 --servers 'llama, kernels'",
     "tests.stress.fuzz": "--count 40",
     "tests.stress.restarts": "--times 1",
     "tests.stress.adapters": "--seconds 1 --adapters 8 --loaded 3",
@@ -61,8 +62,9 @@ SMALL: dict[str, str] = {
 # What another test runs to its end: test_device.py has the kit do it, system/test_images.py has a
 # model that sees.
 RUN_ELSEWHERE = {"bench.device", "bench.images"}
-# What prints figures for others, and writes none.
+# What prints figures for others, or what is wrong, and writes none.
 WITHOUT_RESULTS = {
+    "tests.stress.company",
     "bench.harness.checkpoints",
     "bench.machine.arithmetic",
     "bench.machine.bandwidth",

@@ -184,6 +184,10 @@ NAMED = {
     "conversion/lora.py: _rewrite_config(part / 'config.json', plan)",  # a merged model's
     "router/shards/rank_link.py: hashlib.sha256((folder / 'config.json').read_bytes())"
     ".hexdigest()",  # what tells one model's folder from another's
+    "router/text/own_files.py: (*('tokenizer*', 'special_tokens_map.json', 'added_tokens.json', "
+    "'chat_template*'), *('additional_chat_templates/*', 'processor_config.json', 'vocab*', "
+    "'merges.txt', 'spiece*'), *('sentencepiece*', 'tekken.json', '*.tiktoken', 'config.json', "
+    "GENERATION))",  # where a folder's files come from
     "router/text/tokenizer_files.py: ('config.json', 'tokenizer_config.json', "
     "'special_tokens_map.json', '*.py')",  # what a converted tokenizer may depend on
 }

@@ -31,7 +31,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--seconds", type=float, default=60.0, help="for all servers together")
     parser.add_argument("--seed", type=int, default=int(time.time()))
-    parser.add_argument("--servers", nargs="*", default=list(KINDS), choices=list(KINDS))
+    parser.add_argument(
+        "--servers", nargs="*", default=list(KINDS), choices=list(KINDS), metavar="SERVER"
+    )
     asked = parser.parse_args()
     print(f"seed {asked.seed}", flush=True)
     failed = 0

@@ -112,17 +112,15 @@ def resolve_served(
 ) -> Served:
     """Return the folder of a model, ready to load; downloads it where that is needed.
 
-    Where `model_id` names heads that guess for a model (Medusa's, an MLP speculator), that model is
-    served with them.
+    Heads that guess for a model (Medusa's, an MLP speculator) are served with that model.
 
     `model_id` is None or `demo.MODEL_ID` for the embedded model, a folder, a GGUF file, or a hub
     repository (`owner/name`) at `revision`; behind a colon it names one of several GGUF files
     there, whose tokenizer is read if it is to be used (`own_tokenizer`). With `auto_convert`
     weights that are only there as pickles are converted, beside them. With `merge_lora` an adapter
-    is merged into its base, in a folder of our cache, with the tokenizer, chat template and ends
-    that it has of its own if `own_texts`; without it the adapter's own folder is returned. Blocks
-    for as long as all that takes; `progress` shows bars on stderr. Raises ModelLoadError, with what
-    to do about it, when there is no such model or it cannot be served.
+    is merged into its base, in our cache (`own_texts`: with its own tokenizer, template and ends);
+    without it the adapter's folder is returned. `progress` shows bars on stderr. Blocks meanwhile.
+    Raises ModelLoadError, with what to do about it, for no such model, or one that is not served.
     """
     if model_id is None or model_id == demo.MODEL_ID:
         return Served(_embedded(revision))

@@ -59,9 +59,8 @@ def test_what_was_seen_is_not_tokenised_again() -> None:
         assert 0 < backend.characters <= few
 
 
-def test_the_oldest_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prompt_tokens, "_MOST", 3000)
-    tokens = PromptTokens(served("byte_level")._backend)
+def test_the_oldest_are_forgotten() -> None:
+    tokens = PromptTokens(served("byte_level")._backend, most=3000)
     for i in range(8):
         tokens.encode(f"<s>{i}" + CORPUS[0] * 40)
     assert 0 < tokens._held <= 3000
