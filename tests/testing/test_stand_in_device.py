@@ -108,3 +108,12 @@ def test_what_comes_down_is_garbage_until_its_event(device: StandInDevice) -> No
     assert x.tolist() != [7, 7]
     event.synchronize()
     assert x.tolist() == [7, 7] and device.counts.event_waits == 1
+
+
+def test_views_of_what_is_older_than_inference(device: StandInDevice) -> None:
+    """Memory from outside of inference mode is sliced and written inside, as torch does it."""
+    with torch.inference_mode(False):
+        older = torch.zeros(8, device=device.place)
+        with torch.inference_mode():
+            older[2:4].fill_(1)
+            assert older.view(2, 4).sum().item() == 2

@@ -40,6 +40,7 @@ from tgi_trio.testing.stand_in_tensor import (
     DeviceTensor,
     MixedDevices,
     RecordingBroken,
+    as_views_of,
     held,
 )
 
@@ -81,8 +82,7 @@ class StandInDevice(TorchDispatchMode):
         ours = [x for x in given if isinstance(x, DeviceTensor)]
         wanted = kwargs.get("device")
         here = bool(ours) if wanted is None else self._is_here(torch.device(wanted), ours)
-        if not ours and any(self._is_named(x) for x in args):  # `x.to(device)` in inference mode
-            here = True
+        here = here or (not ours and any(map(self._is_named, args)))  # x.to(device)
         if here or ours:
             self.check()
         if (here or ours) and name not in _WHOLE and func.has_kernel_for_dispatch_key(_COMPOSITE):
@@ -113,7 +113,8 @@ class StandInDevice(TorchDispatchMode):
             return out
         self._note(name, lambda: func(*plain_args, **plain), plain_args, out)
         known = {id(x.held): x for x in ours}
-        return _mapped(lambda x: known.get(id(x), x) if id(x) in known else self._wrapped(x), out)
+        with as_views_of(ours):
+            return _mapped(lambda x: known[id(x)] if id(x) in known else self._wrapped(x), out)
 
     def _is_here(self, wanted: torch.device, ours: list[DeviceTensor]) -> bool:
         """Return whether an operation's result belongs to this device."""

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -77,3 +79,14 @@ class DeviceTensor(torch.Tensor):
 
 def held(x: Any) -> Any:
     return x.held if isinstance(x, DeviceTensor) else x
+
+
+def as_views_of(tensors: Sequence[DeviceTensor]) -> AbstractContextManager[object]:
+    """Return a block in which results are made that may be views of `tensors`.
+
+    A view of what was made outside of inference mode is no tensor of that mode, inside it as well:
+    torch counts the versions of the two together.
+    """
+    if not torch.is_inference_mode_enabled() or all(each.is_inference() for each in tensors):
+        return nullcontext()
+    return torch.inference_mode(False)
