@@ -285,7 +285,8 @@ async def test_what_is_not_served_is_refused_by_name(more, param, text):
 async def test_a_model_without_tokens_for_gaps_says_so():
     async with served(FakeEngine()) as server:
         answer = await ask(server, VIM)
-    assert answer.status == 422 and "Suffix is not supported" in answer.text
+    assert answer.status == 422 and "none of the tokens for infilling" in answer.text
+    assert answer.json()["error"]["param"] == "input_suffix"
 
 
 async def test_without_grammars_the_sampler_is_refused_by_the_flag():

@@ -32,12 +32,19 @@ class AsksForGap(AsksForOthers, Protocol):
     truncate_prompt_tokens: int | None
 
 
-def find_format(call: Call) -> InfillFormat:
-    """Return how the model fills gaps. Raises Refused, in TGI's words, if it does not."""
+def find_format(call: Call, field: str = "suffix") -> InfillFormat:
+    """Return how the model fills gaps; `field`: what a body has behind one.
+
+    Raises Refused if the model does not, of a `suffix` in TGI's words.
+    """
     found = find_infill(call.wording.tokenizer.added_tokens)
     if found is None:
         text = "Suffix is not supported and can be achieved by preprocessing the prompt."
-        raise about(Refused(422, text, "suffix not supported"), "suffix")
+        if field != "suffix":
+            text = (
+                "gaps are not filled: this model's tokenizer has none of the tokens for infilling"
+            )
+        raise about(Refused(422, text, "suffix not supported"), field)
     return found
 
 

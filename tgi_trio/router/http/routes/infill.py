@@ -38,7 +38,7 @@ async def fill_gap(call: Call) -> Reply:
     asked: InfillRequest = _INFILL.read(call.headers, call.body)
     call.engine.metrics.inc("tgi_request_count")
     model = await use_model(call, asked.model)
-    infill = find_format(call)
+    infill = find_format(call, "input_suffix")
     drawing = read_drawing(asked)
     parameters = _parameters(call, asked, drawing, infill)
     take_permits(call)
