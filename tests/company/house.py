@@ -6,11 +6,10 @@ leave and are lost with their shard at given turns, frames lie in the rings as l
 
 from __future__ import annotations
 
-import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -18,12 +17,9 @@ from typing import Any, cast
 import numpy as np
 import trio
 
-from tests.company.foretold import Foretelling
-from tgi_trio.ipc.adapters import AdapterOrder, encode_adapter, encode_drop
-from tgi_trio.ipc.frame_codec import Frame, encode
-from tgi_trio.ipc.frames import Kind
-from tgi_trio.ipc.messages import encode_filter
-from tgi_trio.ipc.startup import WarmupResult, decode_warmup_reply
+from tests.company.shard import WARMUP, Shard
+from tgi_trio.ipc.frame_codec import Frame
+from tgi_trio.ipc.startup import WarmupResult
 from tgi_trio.router.engine.engine import AdmissionLimits, Engine
 from tgi_trio.router.engine.shard_link import ShardLink, encode_command
 from tgi_trio.router.engine.stream import StreamEnd, TokenStream
@@ -32,37 +28,16 @@ from tgi_trio.router.scheduling import SchedulingLimits
 from tgi_trio.router.scheduling.shard_commands import Command
 from tgi_trio.router.telemetry.metrics import Metrics
 from tgi_trio.router.text.tokenizer import Tokenizer
-from tgi_trio.settings.records import ShardOptions
-from tgi_trio.shard.contract import ShardSequence, StepPlan, StepResult
-from tgi_trio.shard.loop.worker import Worker
-from tgi_trio.shard.runner import Drafter, Pending, Runner
+from tgi_trio.shard.runner import Runner
 
 Context = Callable[[], AbstractContextManager[object]]
 
 TURN_S = 0.01  # of the engine's clock
 MOST_TURNS = 5_000  # of a company: more of them, and somebody is never served
-_PATIENCE_S = 60.0  # for a grammar to be compiled
-_FRAME = 2048  # bytes of the largest reply: long ones come in parts
-
-WARMUP = {
-    "max_prefill_tokens": 64,
-    "max_total_tokens": 128,
-    "max_batch_size": 16,
-    "max_batch_total_tokens": 95 * 16,
-    "adapters_to_come": 0,
-    "max_images": 0,
-    "tower_bytes": 0,
-    "blocks": 0,
-    "state_slots": 0,
-}
 
 
 class Stuck(AssertionError):
     """Somebody is never served."""
-
-
-class _Turn(Exception):
-    """A shard has done what it could in one turn of its loop."""
 
 
 class _Lost(Exception):
@@ -71,150 +46,6 @@ class _Lost(Exception):
 
 class _Over(Exception):
     """Everybody has been served."""
-
-
-class Rings:
-    """Both rings of a shard, whose loop is left at the end of each turn."""
-
-    def __init__(self) -> None:
-        self.down: deque[bytes] = deque()
-        self.up: deque[bytes] = deque()
-        self._drained = False
-
-    @property
-    def writer(self) -> Rings:
-        return self
-
-    @property
-    def max_payload(self) -> int:
-        return _FRAME
-
-    def begin(self) -> None:
-        """Let the loop read commands once."""
-        self._drained = False
-
-    def try_receive(self) -> memoryview | None:
-        if self.down:
-            return memoryview(self.down[0])
-        if self._drained:
-            raise _Turn
-        self._drained = True
-        return None
-
-    def release(self) -> None:
-        self.down.popleft()
-
-    def wait(self, timeout: float | None) -> bool:
-        raise _Turn
-
-    def send(self, payload: bytes | memoryview) -> None:
-        self.up.append(bytes(payload))
-
-    def beat(self, step: int, phase: int) -> None:
-        return None
-
-
-class _Retold:
-    """A step whose times are what is said, and which may fail after all."""
-
-    def __init__(self, pending: Pending, nanoseconds: Callable[[], int], fails: bool) -> None:
-        self._pending, self._nanoseconds, self._fails = pending, nanoseconds, fails
-
-    def proceed(self) -> None:
-        self._pending.proceed()
-
-    def result(self) -> StepResult:
-        result = self._pending.result()
-        if self._fails:
-            raise RuntimeError("this step was to fail")
-        return replace(result, forward_ns=self._nanoseconds(), sample_ns=0, processor_ns=0)
-
-
-class _Unhurried:
-    """A runner whose steps take the time that is said, and which waits for grammars.
-
-    Some steps of several rows fail when they are computed first.
-    """
-
-    def __init__(
-        self,
-        runner: Runner,
-        nanoseconds: Callable[[], int],
-        texts: Mapping[int, Sequence[int]] | None,
-        failing: int,
-    ) -> None:
-        """`texts`: what sequences will say, by id, for better guesses; None: no better ones.
-
-        `failing`: every so many launches fail; 0: none.
-        """
-        self._runner, self._nanoseconds, self._texts = runner, nanoseconds, texts
-        self._failing, self._launches = failing, 0
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._runner, name)
-
-    def drafter(self, most: int) -> Drafter | None:
-        own = self._runner.drafter(most)
-        if own is None or self._texts is None:
-            return own
-        return Foretelling(own, self._texts, self._runner.info.vocab_size)
-
-    def launch(self, plan: StepPlan) -> Pending:
-        self._launches += 1
-        fails = bool(self._failing) and self._launches % self._failing == 0 and len(plan.rows) > 1
-        return _Retold(self._runner.launch(plan), self._nanoseconds, fails)
-
-    def prepare(self, sequence: ShardSequence | None) -> bool:
-        deadline = time.monotonic() + _PATIENCE_S
-        while not (ready := self._runner.prepare(sequence)) and sequence is not None:
-            if time.monotonic() > deadline:
-                raise TimeoutError("a grammar is never compiled")
-            time.sleep(0.0002)
-        return ready
-
-
-class Shard:
-    """A worker with its rings, warmed up and with its adapters."""
-
-    def __init__(
-        self,
-        runner: Runner,
-        speculate: int,
-        adapters: Sequence[Path],
-        nanoseconds: Callable[[], int],
-        texts: Mapping[int, Sequence[int]] | None,
-        failing: int,
-    ) -> None:
-        self.rings = Rings()
-        self._adapters = len(adapters)
-        options = ShardOptions(speculate=speculate)
-        own = cast("Runner", _Unhurried(runner, nanoseconds, texts, failing))
-        self._worker = Worker(self.rings, own, options, successor=True)
-        for number, folder in enumerate(adapters, start=1):
-            self.rings.down.append(encode_adapter(0, AdapterOrder(number, folder)))
-        self.rings.down.append(encode(Kind.WARMUP, {"command": 0, **WARMUP}, {}))
-        self.turn()
-        *loaded, reply = self.rings.up
-        self.memory: WarmupResult = decode_warmup_reply(Frame(memoryview(reply)))
-        assert len(loaded) == self._adapters
-        self.rings.up.clear()
-
-    def turn(self) -> None:
-        """Let the loop read what there is, and run a step."""
-        self.rings.begin()
-        try:
-            self._worker.serve()
-        except _Turn:
-            return
-
-    def end(self, sequences: Sequence[int]) -> None:
-        """End it wherever it is; its runner, which the next one has, is to know nothing of it."""
-        self.rings.down.clear()
-        self.rings.down.append(encode_filter(0, sequences))
-        for number in range(1, self._adapters + 1):
-            self.rings.down.append(encode_drop(0, number))
-        self.rings.down.append(encode(Kind.SHUTDOWN, {"command": 0}, {}))
-        self._worker.serve()
 
 
 @dataclass
