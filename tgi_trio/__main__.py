@@ -147,7 +147,7 @@ def _serve(
 
     from tgi_trio.cli.files import check_files
     from tgi_trio.descriptors import raise_limit
-    from tgi_trio.hub.resolve import resolve_adapter, resolve_served, resolve_tokenizer
+    from tgi_trio.hub.resolve import resolve_adapter, resolve_served
     from tgi_trio.launcher import Launcher, bind
     from tgi_trio.model.facts import read_model_facts
     from tgi_trio.router.shards.prefix_store import PrefixStore
@@ -176,14 +176,7 @@ def _serve(
             own_texts=options.adapter_tokenizers != BASE,
         )
         options = _bound_guesses(replace(options, draft_model=_find_drafter(options, found)))
-        tokenizer = None
-        if options.tokenizer_name is not None:
-            tokenizer = resolve_tokenizer(
-                options.tokenizer_name,
-                cache_dir=options.huggingface_hub_cache,
-                trust_remote_code=options.trust_remote_code,
-                progress=not options.json_output,
-            )
+        tokenizer = _find_tokenizer(options)
         cache, progress = options.huggingface_hub_cache, not options.json_output
         adapters = [
             resolve_adapter(entry, cache_dir=cache, progress=progress)
@@ -202,6 +195,20 @@ def _serve(
             )
             run_to_its_end(launcher.run)
     return 0
+
+
+def _find_tokenizer(options: Options) -> Path | None:
+    """Return the folder that --tokenizer-name means; None: the model's own."""
+    from tgi_trio.hub.resolve import resolve_tokenizer
+
+    if options.tokenizer_name is None:
+        return None
+    return resolve_tokenizer(
+        options.tokenizer_name,
+        cache_dir=options.huggingface_hub_cache,
+        trust_remote_code=options.trust_remote_code,
+        progress=not options.json_output,
+    )
 
 
 def _find_drafter(options: Options, found: Served) -> Path | None:
