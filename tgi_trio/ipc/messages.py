@@ -46,9 +46,7 @@ class SamplingParameters:
     prompt_top_n: int = 0  # alternatives per prompt position, where prompt_logprobs
     logit_bias: tuple[tuple[int, float], ...] = ()
     grammar: str = ""
-    # The tokens that end the text of a gap, beside the model's own: the next one is chosen by
-    # `shard/sampling/gaps.py`. Empty: as any other is.
-    gap_ends: tuple[int, ...] = ()
+    gap_ends: tuple[int, ...] = ()  # of a gap that it fills, see `shard/sampling/gaps.py`
     adapter: int = 0
     ends: tuple[int, ...] = ()  # tokens that end it as the model's own ends do
     tokenizer: str = ""  # tokenizer.json that `grammar` is read with; "": the model's

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from tgi_trio.errors import ExcessiveLength, PromptTooLong, ValidationError, about
 from tgi_trio.ipc.messages import SamplingParameters
 from tgi_trio.router.media.image_prompt import ExpandedPrompt
+from tgi_trio.router.number_checks import check_fraction, check_positive, value_or
 from tgi_trio.router.request import LineLimits, Request, StoppingCriteria
 from tgi_trio.router.text.regexes import compile_regex
 from tgi_trio.router.text.tokenizer import Tokenizer, TokenizerPool
@@ -328,12 +329,12 @@ class Validator:
             sample=sample and temperature >= _GREEDY_TEMPERATURE,
             temperature=max(temperature, _GREEDY_TEMPERATURE),
             top_k=min(p.top_k or 0, self._limits.vocab_size),
-            top_p=_value_or(p.top_p, 1.0),
-            typical_p=_value_or(p.typical_p, 1.0),
-            min_p=_value_or(p.min_p, 0.0),
-            repetition_penalty=_value_or(p.repetition_penalty, 1.0),
-            frequency_penalty=_value_or(p.frequency_penalty, 0.0),
-            presence_penalty=_value_or(p.presence_penalty, 0.0),
+            top_p=value_or(p.top_p, 1.0),
+            typical_p=value_or(p.typical_p, 1.0),
+            min_p=value_or(p.min_p, 0.0),
+            repetition_penalty=value_or(p.repetition_penalty, 1.0),
+            frequency_penalty=value_or(p.frequency_penalty, 0.0),
+            presence_penalty=value_or(p.presence_penalty, 0.0),
             absolute_penalties=p.absolute_penalties,
             watermark=p.watermark,
             ignore_eos=p.ignore_eos and p.grammar is None,  # a grammar says where a text ends
@@ -356,14 +357,14 @@ def _check_sampling(p: GenerationParameters) -> None:
     if (p.best_of or 1) > 1 and not p.sampling:
         raise ValidationError("you must use sampling when `best_of` is > 1")
     _check_temperature(p)
-    _check_positive("repetition_penalty", p.repetition_penalty, *_PENALTIES)
-    if not -2.0 <= _value_or(p.frequency_penalty, 0.0) <= 2.0:
+    check_positive("repetition_penalty", p.repetition_penalty, *_PENALTIES)
+    if not -2.0 <= value_or(p.frequency_penalty, 0.0) <= 2.0:
         raise ValidationError("`frequency_penalty` must be >= -2.0 and <= 2.0")
-    if not -2.0 <= _value_or(p.presence_penalty, 0.0) <= 2.0:
+    if not -2.0 <= value_or(p.presence_penalty, 0.0) <= 2.0:
         raise ValidationError("`presence_penalty` must be >= -2.0 and <= 2.0")
-    _check_fraction("top_p", p.top_p, or_one=p.accept_neutral)
-    _check_fraction("typical_p", p.typical_p, or_one=p.accept_neutral)
-    if not 0.0 <= _value_or(p.min_p, 0.0) <= 1.0:
+    check_fraction("top_p", p.top_p, or_one=p.accept_neutral)
+    check_fraction("typical_p", p.typical_p, or_one=p.accept_neutral)
+    if not 0.0 <= value_or(p.min_p, 0.0) <= 1.0:
         raise ValidationError("`min_p` must be >= 0.0 and <= 1.0")
     if p.top_k is not None and p.top_k <= 0:
         if p.accept_neutral:
@@ -374,37 +375,16 @@ def _check_sampling(p: GenerationParameters) -> None:
 def _warps(p: GenerationParameters) -> bool:
     """Return whether any parameter changes the distribution that tokens are drawn from."""
     return (
-        _value_or(p.temperature, 1.0) != 1.0
+        value_or(p.temperature, 1.0) != 1.0
         or p.top_k is not None
-        or _value_or(p.top_p, 1.0) < 1.0
-        or _value_or(p.typical_p, 1.0) < 1.0
-        or _value_or(p.min_p, 0.0) > 0.0
+        or value_or(p.top_p, 1.0) < 1.0
+        or value_or(p.typical_p, 1.0) < 1.0
+        or value_or(p.min_p, 0.0) > 0.0
     )
-
-
-def _value_or(value: float | None, default: float) -> float:
-    return default if value is None else value
 
 
 def _check_temperature(p: GenerationParameters) -> None:
     """Raise ValidationError; who accepts 0 has taken it for greedy before."""
     if p.accept_neutral and p.temperature is not None and p.temperature < 0.0:
         raise ValidationError("`temperature` must be >= 0")
-    _check_positive("temperature", p.temperature, *_FLOAT32)
-
-
-def _check_positive(name: str, value: float | None, least: float, most: float) -> None:
-    """Raise ValidationError unless a value is absent or in a range of positive numbers."""
-    if value is None or least <= value <= most:
-        return
-    if value > 0.0:
-        raise ValidationError(
-            f"`{name}` must be >= {least:g} and <= {most:g}, for float32 to hold what is computed "
-            f"with it. Given: {value:g}"
-        )
-    raise ValidationError(f"`{name}` must be strictly positive")
-
-
-def _check_fraction(name: str, value: float | None, *, or_one: bool) -> None:
-    if not (value is None or 0.0 < value < 1.0 or (or_one and value == 1.0)):
-        raise ValidationError(f"`{name}` must be > 0.0 and <{'=' * or_one} 1.0")
+    check_positive("temperature", p.temperature, *_FLOAT32)
