@@ -35,6 +35,7 @@ from tgi_trio.router.text.own_files import ModelVocabulary, read_own_files
 from tgi_trio.router.text.tokenizer_files import read_config as read_tokenizer_config
 from tgi_trio.router.text.tokenizer_files import tokenizer_json
 from tgi_trio.router.text.tokenizer_shape import check_tokenizer_json, find_difference
+from tgi_trio.settings.base_names import names_base
 from tgi_trio.settings.idle import find_idle
 from tgi_trio.settings.records import MTP, OWN, Settings
 
@@ -156,10 +157,10 @@ def _check_adapters(settings: Settings) -> list[str]:
             "its folder to --model-id"
         )
     vocabulary = _own_vocabulary(settings, config)
-    taken = {settings.model_id, *settings.served_model_names, "tgi", "dummy"}
+    taken = {settings.model_id, *settings.served_model_names}
     warnings = []
     for name, folder in settings.adapter_folders.items():
-        if name in taken:
+        if name in taken or names_base(name):
             raise ConfigurationError(
                 f"--lora-adapters: `{name}` is a name of the model itself; give another one, as "
                 f"NAME={folder}"

@@ -181,7 +181,9 @@ async def test_parameters_mean_what_openai_says():
     assert not second.sampling.sample
 
 
-@pytest.mark.parametrize("name", ["test/model", "nick", "tgi", "dummy", None])
+@pytest.mark.parametrize(
+    "name", ["test/model", "nick", "tgi", "dummy", "http://localhost:3000", "https://a.b/v1", None]
+)
 async def test_served_names(name):
     async with served(engine()) as server:
         client = await server.connect()

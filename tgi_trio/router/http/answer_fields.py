@@ -8,9 +8,7 @@ from tgi_trio import __version__
 from tgi_trio.errors import about
 from tgi_trio.router.http.call import Call, HttpSettings
 from tgi_trio.router.http.messages.problems import Refused
-
-# The names that clients of HF's libraries send when they mean "the model you serve".
-BASE_NAMES = frozenset({"tgi", "dummy"})
+from tgi_trio.settings.base_names import BASE_NAMES, names_base
 
 
 def resolve_model(call: Call, name: str | None) -> str:
@@ -22,7 +20,7 @@ def resolve_model(call: Call, name: str | None) -> str:
     """
     card, adapters = call.engine.model, call.engine.adapters
     call.adapter = call.own_wording = None  # one call may have several bodies
-    if name is None or name in BASE_NAMES:
+    if name is None or names_base(name):
         return card.id
     if name == card.id or name in card.aliases:
         return name

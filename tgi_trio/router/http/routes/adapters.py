@@ -10,13 +10,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tgi_trio.errors import ValidationError
-from tgi_trio.router.http.answer_fields import BASE_NAMES
 from tgi_trio.router.http.call import Call, Reply, Route
 from tgi_trio.router.http.messages import token_schema
 from tgi_trio.router.http.messages.body_reader import BodyReader
 from tgi_trio.router.http.messages.error_shapes import OPENAI
 from tgi_trio.router.http.messages.problems import Refused
 from tgi_trio.router.text.own_files import PATTERNS
+from tgi_trio.settings.base_names import names_base
 
 _LOAD = BodyReader(token_schema.LoadAdapterRequest)
 _LONGEST_NAME = 256  # characters
@@ -33,7 +33,7 @@ async def load_adapter(call: Call) -> Reply:
     card, adapters = call.engine.model, call.engine.adapters
     if len(name) > _LONGEST_NAME or not name.isprintable():
         raise _refused(f"'lora_name' must be printable, of at most {_LONGEST_NAME} characters.")
-    if name in (card.id, *card.aliases, *BASE_NAMES):
+    if name in (card.id, *card.aliases) or names_base(name):
         raise _refused(f"The name '{name}' is the model's own.")
     if adapters.serves(name) and not request.load_inplace:
         raise _refused(
