@@ -151,7 +151,8 @@ RULES: dict[str, Rule] = {
     "cluster": Rule(
         ours(
             "errors logs signals descriptors file_watch sockets settings.keys "
-            "router.http.sse router.http.wire router.http.dispatch router.http.key_watch "
+            "router.http.sse router.http.wire router.http.dispatch router.http.api_keys "
+            "router.http.key_watch "
             "router.http.messages router.telemetry.connections router.telemetry.metrics "
             "router.telemetry.metric_table"
         ),

@@ -43,6 +43,7 @@ class FakeReplica:
         self.info: dict[str, object] | None = None  # what it says that it serves
         self.load = ""  # what fronts are told of it
         self.status = 200  # of everything else
+        self.elsewhere = False  # whether it says that another one may know better
         self.silent = trio.Event()  # once set nothing is answered any more
         # Bytes of a stream's body, or of a whole answer and its head; then the connection is reset.
         self.cut_after: int | None = None
@@ -111,7 +112,8 @@ class FakeReplica:
             await stream.send_all(_whole(200, body, "application/json"))
         elif status != 200:
             body = json.dumps({"error": f"status {status} of {self.address}"}).encode()
-            await stream.send_all(_whole(status, body, "application/json"))
+            more = "x-tgi-elsewhere: 1\r\n" if self.elsewhere else ""
+            await stream.send_all(_whole(status, body, "application/json", more))
         elif seen.path == "/metrics":
             page = b'# HELP x y\n# TYPE x counter\nx{a="b"} 1\n'
             await stream.send_all(_whole(200, page, "text/plain"))

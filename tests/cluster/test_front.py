@@ -155,6 +155,23 @@ async def test_a_full_replica_is_passed_over_and_the_last_answer_is_passed_on(
         assert (answer.status, json.loads(answer.body)) == (429, told)
 
 
+@pytest.mark.parametrize("method", ["GET", "POST", "DELETE"])
+async def test_a_replica_without_the_response_that_is_meant_is_passed_over(method: str) -> None:
+    """Each replica keeps what it has answered itself."""
+    async with fake_replicas(3) as replicas, served_front(replicas.addresses) as front:
+        for each in replicas.all[:2]:
+            each.status, each.elsewhere = 404, True
+        body = BODY if method == "POST" else b""
+        for _ in range(6):
+            assert (await front.ask(method, "/v1/responses/resp_1", body)).status == 200
+        replicas.all[2].status, replicas.all[2].elsewhere = 404, True
+        answer = await front.ask(method, "/v1/responses/resp_1", body)
+        assert answer.status == 404 and "x-tgi-elsewhere" not in answer.headers
+        assert "status 404 of" in json.loads(answer.body)["error"]
+        replicas.all[1].status = 429  # it may have it, and the client asks again
+        assert (await front.ask(method, "/v1/responses/resp_1", body)).status == 429
+
+
 @pytest.mark.parametrize("status", [400, 401, 404, 422, 424, 500])
 async def test_other_errors_are_passed_on(status: int) -> None:
     async with fake_replicas(2) as replicas, served_front(replicas.addresses) as front:

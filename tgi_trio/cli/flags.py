@@ -170,6 +170,7 @@ FLAGS: Final[tuple[tuple[str, tuple[Flag, ...]], ...]] = (
             Flag("max-top-n-tokens", "int", "largest top_n_tokens"),
             Flag("max-client-batch-size", "int", "most prompts in one completion call"),
             Flag("payload-limit", "bytes", "largest request body"),
+            Flag("response-store-bytes", "bytes", "kept of /v1/responses, to go on from; 0: none"),
             Flag("image-urls", "image_urls", "fetched: none, public, or hosts, networks, ports"),
             Flag("max-image-fetch-size", "bytes", "largest file of an image, a video or a sound"),
             Flag("max-image-pixels", "int", "most pixels of an image; more is not decoded"),

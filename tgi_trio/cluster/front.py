@@ -17,7 +17,8 @@ from tgi_trio.cluster.fleet import Fleet
 from tgi_trio.cluster.members import MemberState
 from tgi_trio.cluster.own_routes import OwnRoutes
 from tgi_trio.cluster.relay import ClientRequest, Relay, Unserved
-from tgi_trio.router.http.dispatch import Cors, RequestIds, is_authorized
+from tgi_trio.router.http.api_keys import is_authorized
+from tgi_trio.router.http.dispatch import Cors, RequestIds
 from tgi_trio.router.http.messages.error_shapes import (
     ANTHROPIC,
     NATIVE,
@@ -273,7 +274,11 @@ class _Request:
             await self._tell(self._problem(error))
             return error.status
         self._metrics.observe("tgi_front_first_byte_duration", trio.current_time() - began)
-        headers = [each for each in answer.head.headers if each[0] not in _OF_A_HOP]
+        headers = [
+            (name, value)
+            for name, value in answer.head.headers
+            if name not in _OF_A_HOP and not name.startswith(_INTERNAL)
+        ]
         if answer.body is not None:
             await self._reply(answer.head.status, headers, answer.body, own=False)
         else:

@@ -1,7 +1,8 @@
 """Serves one client's request from one replica, or from several after failures.
 
-If a replica is full (429) or does not serve now (503, 529), the next one is tried; the client gets
-such an answer only if all replicas give one. If none takes requests but one may soon, as when the
+If a replica is full (429), does not serve now (503, 529) or does not have the response that the
+request goes on from (`x-tgi-elsewhere`), the next one is tried; the client gets such an answer only
+if all replicas give one. If none takes requests but one may soon, as when the
 only one was too busy to say how it is, the request waits for it. If a replica is lost, the request
 is retried elsewhere: from the beginning if the client has got nothing yet, otherwise a stream is
 resumed behind the ids that the client has. A request that has lost MOST_LOST replicas fails, since
@@ -23,6 +24,7 @@ from tgi_trio.cluster.exchange import AnswerTooLarge, Exchange
 from tgi_trio.cluster.fleet import Fleet, Replica
 from tgi_trio.cluster.prefix_chain import prefix_chain
 from tgi_trio.cluster.replica_http import AnswerHead, ReplicaLost, request_bytes
+from tgi_trio.router.http.messages.problems import ELSEWHERE
 from tgi_trio.router.http.sse import EventBody
 from tgi_trio.router.http.wire.headers import Header
 from tgi_trio.router.telemetry.metrics import Metrics
@@ -37,6 +39,11 @@ PAUSE: Final = 0.1  # seconds between two rounds over all replicas
 
 # Statuses after which the next replica is tried; Messages have 529 in the place of 503.
 PASSED_OVER: Final = frozenset({429, 503, 529})
+
+
+def _is_passed_over(head: AnswerHead) -> bool:
+    """Whether the next replica is asked: it may have the response that a request goes on from."""
+    return head.status in PASSED_OVER or bool(head.header(ELSEWHERE))
 
 
 class Unserved(Exception):
@@ -105,7 +112,7 @@ class Relay:
             end()
 
     async def start(self) -> Answer:
-        """Return the first answer other than 429, 503 and 529, else the best of those.
+        """Return the first answer that is not passed over, else the best of those.
 
         Raises Unserved if there is none.
         """
@@ -126,7 +133,7 @@ class Relay:
             answer = await self._attempt(replica)
             if answer is None:
                 continue
-            if answer.head.status not in PASSED_OVER:
+            if not _is_passed_over(answer.head):
                 return answer
             self._metrics.inc("tgi_front_passed_over")
             if refusal is None or answer.head.status == 429:
@@ -215,7 +222,7 @@ class Relay:
                 if answer is not None and answer.body is None:
                     self._metrics.inc("tgi_front_resumed")
                     return
-                if answer is not None and answer.head.status not in PASSED_OVER:
+                if answer is not None and not _is_passed_over(answer.head):
                     status = answer.head.status
                     raise Unserved(502, f"No other replica can go on with it: status {status}")
                 await trio.sleep(PAUSE)

@@ -134,6 +134,7 @@ class Assembly:
         self._keys = keys_of(settings)
         http = http_settings(settings, compute_type(info, settings.num_shard))
         self._application = Application(self._facade, http, self._tracer)
+        self._metrics.before_render(self._count_responses)
         self._server = server_settings(settings)
         return engine
 
@@ -179,6 +180,12 @@ class Assembly:
             if self._tracer is not None:
                 await self._tracer.close()
             self.closed.set()
+
+    def _count_responses(self) -> None:
+        """Set the gauges of responses that are kept."""
+        store = self._application.responses
+        self._metrics.gauge("tgi_stored_responses", len(store))
+        self._metrics.gauge("tgi_stored_responses_bytes", store.used)
 
     def _take_keys(self, keys: tuple[str, ...]) -> None:
         """Have these keys open from the next request on."""
@@ -242,6 +249,7 @@ def http_settings(settings: Settings, compute_type: str) -> HttpSettings:
         predict_route=settings.aip_predict_route,
         health_route=settings.aip_health_route,
         adapter_folder=settings.adapter_folder if settings.adapter_updates else None,
+        response_store_bytes=settings.response_store_bytes,
         shown=public_json(settings),
     )
 

@@ -52,6 +52,7 @@ _AT_LEAST_ONE: Final = (
     "pipeline_stages",
 )
 _AT_LEAST_ZERO: Final = (
+    "response_store_bytes",
     "max_stop_sequences",
     "max_top_n_tokens",
     "waiting_served_ratio",

@@ -108,6 +108,7 @@ class AsGiven(ShardOptions):
     max_grammar_bytes: int = 2**16  # of a grammar in llguidance's format
     max_grammar_seconds: float = 0.5  # of CPU time to compile a grammar
     payload_limit: int = 2_000_000  # bytes
+    response_store_bytes: int = 64 * 2**20  # of answers of /v1/responses that are kept; 0: none
     image_urls: str = "public"  # which may be fetched: none, public, or hosts, networks, ports
     max_image_fetch_size: int = 20 * 2**20  # bytes of an encoded image, video or sound
     max_image_pixels: int = 20_000_000  # of an image before it is resized

@@ -141,6 +141,26 @@ def test_a_custom_tool_is_held_to_its_grammar(openai: OpenAI) -> None:
     assert re.fullmatch("move (left|right)", call.input)
 
 
+def test_what_is_kept(openai: OpenAI) -> None:
+    asked: Any = {"model": "tgi", "temperature": 0, "max_output_tokens": 20}
+    first = openai.responses.create(input="What is a ring buffer?", **asked)
+    assert first.store
+    second = openai.responses.create(input="Why?", previous_response_id=first.id, **asked)
+    user: Any = [{"role": "user", "content": text} for text in ("What is a ring buffer?", "Why?")]
+    sent_back: Any = [item.model_dump(exclude_none=True) for item in first.output]
+    whole = openai.responses.create(input=[user[0], *sent_back, user[1]], store=False, **asked)
+    assert whole.output_text == second.output_text and not whole.store
+    assert whole.usage is not None and second.usage is not None
+    assert whole.usage.input_tokens == second.usage.input_tokens
+    assert openai.responses.retrieve(second.id) == second
+    items = openai.responses.input_items.list(second.id, limit=1, order="asc")
+    assert [item.type for item in items] == ["message", "message", "message"]  # page by page
+    openai.responses.delete(first.id)
+    for id in (first.id, whole.id):
+        with pytest.raises(package.NotFoundError):
+            openai.responses.retrieve(id)
+
+
 def test_errors(openai: OpenAI) -> None:
     with pytest.raises(package.NotFoundError) as unknown:
         openai.responses.create(model="tgi", input="Hi", previous_response_id="resp_1")

@@ -44,6 +44,7 @@ from tgi_trio.router.http.messages.problems import (
 )
 from tgi_trio.router.http.pace import LoopPace
 from tgi_trio.router.http.quart_replies import unwrap_reply, wrap_reply
+from tgi_trio.router.http.response_store import ResponseStore
 from tgi_trio.router.http.routes import (
     adapters,
     chat,
@@ -56,6 +57,7 @@ from tgi_trio.router.http.routes import (
     operations,
     responses,
     sagemaker,
+    stored_responses,
     tokens,
     transcriptions,
     ui,
@@ -77,6 +79,7 @@ ROUTES: tuple[Route, ...] = (
     *chat.ROUTES,
     *messages.ROUTES,
     *responses.ROUTES,
+    *stored_responses.ROUTES,
     *completions.ROUTES,
     *fim.ROUTES,
     *infill.ROUTES,
@@ -176,7 +179,9 @@ class HttpRequest(TrioASGIHTTPConnection):
             request_id=self.account.request_id,
             received=self.account.began,
             resources=self.resources,
+            responses=self.app.responses,
             path=path or {},
+            query_string=self.scope["query_string"],
             generations=self.account.generations,
             all_stats=self.account.all_stats,
             turns=self.app.turns,
@@ -311,6 +316,7 @@ class Application(QuartTrio):
         self.engine = engine
         self.http = http or HttpSettings()
         self.tracer = tracer
+        self.responses = ResponseStore(self.http.response_store_bytes)
         self.cors = Cors(self.http.cors_allow_origin)
         self.request_ids = RequestIds()
         self.turns = trio.Lock()

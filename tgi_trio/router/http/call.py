@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import parse_qsl
 
 import trio
 
@@ -16,6 +17,7 @@ from tgi_trio.router.adapters.registry import ServedAdapter
 from tgi_trio.router.http.engine_api import EngineApi
 from tgi_trio.router.http.messages.body_images import UNCUT, CutBody
 from tgi_trio.router.http.messages.error_shapes import NATIVE, ErrorShape
+from tgi_trio.router.http.response_store import ResponseStore
 from tgi_trio.router.http.resume import Front
 from tgi_trio.router.http.sse import EventBody
 from tgi_trio.router.http.wire.headers import Header
@@ -39,6 +41,7 @@ class HttpSettings:
     predict_route: str | None = None  # another path of /vertex, --aip-predict-route
     health_route: str | None = None  # another path of /health, --aip-health-route
     adapter_folder: Path | None = None  # what may be loaded lies below; --adapter-folder
+    response_store_bytes: int = 1 << 26  # of /v1/responses; 0: none are kept
     shown: Mapping[str, Any] = field(default_factory=dict)  # every setting that /info tells
     body_timeout: float = 60.0  # seconds a client may take to send its body
     silence: float = 15.0  # seconds without an event before a keep-alive comment
@@ -58,8 +61,10 @@ class Call:
     request_id: str
     received: float  # trio clock, seconds
     resources: ExitStack
+    responses: ResponseStore = field(default_factory=ResponseStore)  # what it may go on from
     cut: CutBody = UNCUT  # the images of its body
     path: Mapping[str, str] = field(default_factory=dict)  # what the route's path leaves open
+    query_string: bytes = b""  # behind the path, as it was sent
     generations: list[Timings] = field(default_factory=list)  # of all that were queued
     adapter: str | None = None  # that the body's `model` names, see `resolve_model`
     own_wording: Wording | None = None  # that adapter's, see `use_model`
@@ -72,6 +77,11 @@ class Call:
     def ids(self) -> random.Random:
         """Return where the ids of the answer come from: nobody can guess them."""
         return SYSTEM_RANDOM if self.front is None else self.front.ids
+
+    @property
+    def query(self) -> dict[str, str]:
+        """Return the parameters of the query; the last one of a name counts."""
+        return dict(parse_qsl(self.query_string.decode("latin-1"), keep_blank_values=True))
 
     @property
     def wording(self) -> Wording:

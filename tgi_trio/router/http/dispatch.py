@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hmac
 import itertools
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -10,6 +9,7 @@ from dataclasses import replace
 
 import trio
 
+from tgi_trio.router.http.api_keys import is_authorized
 from tgi_trio.router.http.call import Call, Reply, Route
 from tgi_trio.router.http.generation import explain
 from tgi_trio.router.http.messages.error_shapes import ANTHROPIC, OPENAI, ErrorShape
@@ -101,18 +101,6 @@ def reply_to_unrouted(
         case _:
             problem = Problem(status, f"The request to `{shown}` cannot be answered", "http")
     return reply_for(problem, dialect, request_id)
-
-
-def is_authorized(headers: Mapping[bytes, bytes], keys: Sequence[str]) -> bool:
-    """Return whether a request carries one of the keys, compared as TGI does: without case.
-
-    It comes as `Authorization: Bearer <key>` or as `x-api-key: <key>`.
-    """
-    if not keys:
-        return True
-    given = [headers.get(b"authorization", b""), b"Bearer " + headers.get(b"x-api-key", b"")]
-    expected = [f"Bearer {key}".encode().lower() for key in keys]  # bytes: ASCII letters alone
-    return any([hmac.compare_digest(one.lower(), each) for one in given for each in expected])
 
 
 class RequestIds:

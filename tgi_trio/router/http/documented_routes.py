@@ -60,6 +60,11 @@ _RESPONSES_FAILURES = {
     503: "Not serving",
 }
 
+_STORED_FAILURES = {
+    **{status: _RESPONSES_FAILURES[status] for status in (400, 401, 500)},
+    404: "No such response, or it is not kept any more",
+}
+
 _KSERVE = "/v2/models/{model}/versions/{version}"
 
 _GENERATION = (404, 422, 424, 429, 500, 503)
@@ -118,6 +123,37 @@ OPERATIONS = (
         responses_schema.ResponsesRequest,
         responses.InputTokenCount,
         own_failures=_RESPONSES_FAILURES,
+        failure=responses.ResponsesErrorResponse,
+    ),
+    Operation(
+        "get",
+        "/v1/responses/{id}",
+        "Show a response that is kept",
+        reply=responses.ResponseReply,
+        own_failures=_STORED_FAILURES,
+        failure=responses.ResponsesErrorResponse,
+    ),
+    Operation(
+        "delete",
+        "/v1/responses/{id}",
+        "Forget a response",
+        reply=responses.ResponseDeleted,
+        own_failures=_STORED_FAILURES,
+        failure=responses.ResponsesErrorResponse,
+    ),
+    Operation(
+        "post",
+        "/v1/responses/{id}/cancel",
+        "Refused: no response runs in the background",
+        own_failures=_STORED_FAILURES,
+        failure=responses.ResponsesErrorResponse,
+    ),
+    Operation(
+        "get",
+        "/v1/responses/{id}/input_items",
+        "List the items that a response answers",
+        reply=responses.InputItemList,
+        own_failures=_STORED_FAILURES,
         failure=responses.ResponsesErrorResponse,
     ),
     Operation(

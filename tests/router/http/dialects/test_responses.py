@@ -116,7 +116,7 @@ async def test_what_a_response_repeats(http):
     assert found["tools"] == TOOLS and found["parallel_tool_calls"] is False
     assert found["text"] == {"format": {"type": "text"}, "verbosity": "low"}
     assert (found["store"], found["truncation"], found["service_tier"]) == (
-        False,
+        True,
         "disabled",
         "default",
     )

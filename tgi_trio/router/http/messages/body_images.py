@@ -34,6 +34,7 @@ _VALUE: Final = re.compile(rb'"data"\s{0,4}:\s{0,4}"(' + _HEADER + rb")?")
 _LONGEST_URL: Final = 77  # most bytes that `_URL` matches
 _LONGEST_VALUE: Final = 89  # most bytes that `_VALUE` matches
 _MARKED_URL: Final = re.compile(r"data:[^,]*;base64,#([0-9]{1,4})")
+_MARKED_DATA: Final = re.compile(r"\A(?:data:[^,]*;base64,)?#[0-9]{1,4}\Z")
 _MARKED_LINK: Final = re.compile(r"(?<=!\[\]\()data:[^,()]*;base64,#([0-9]{1,4})(?=\))")
 
 # Fields of a body that lead to images.
@@ -70,11 +71,20 @@ class CutBody:
 
     def write_out(self, text: str) -> str:
         """Return one of `inputs` as the client wrote it, with its images in base64."""
-        if not self.images:
-            return text
-        return _MARKED_LINK.sub(
-            lambda match: match[0].rpartition("#")[0] + self.images[int(match[1])].text(), text
-        )
+        return _MARKED_LINK.sub(self._write_base64, text) if self.images else text
+
+    def write_url(self, url: str) -> str:
+        """Return the URL of an image as the client wrote it."""
+        return _MARKED_URL.sub(self._write_base64, url) if self.images else url
+
+    def write_data(self, data: str) -> str:
+        """Return base64, or a data URL, as the client wrote it."""
+        return _MARKED_DATA.sub(self._write_base64, data) if self.images else data
+
+    def _write_base64(self, match: re.Match[str]) -> str:
+        """Return what a match stands for: its last part is the mark of an image of the body."""
+        before, _, mark = match[0].rpartition("#")
+        return before + self.images[int(mark)].text()
 
 
 UNCUT: Final = CutBody(b"")

@@ -11,6 +11,8 @@ import orjson
 from tgi_trio import errors
 from tgi_trio.router.http.wire.headers import Header
 
+ELSEWHERE: Final = b"x-tgi-elsewhere"  # of an answer to a front: another replica may have it
+
 
 @dataclass(frozen=True, slots=True)
 class Problem:
@@ -23,6 +25,7 @@ class Problem:
     too_long: errors.ExcessiveLength | None = None  # of a prompt
     param: str | None = None  # path of the field that it is about, where the text does not say it
     code: str | None = None  # OpenAI's word for it, where `blame.find_code` does not find one
+    elsewhere: bool = False  # a front may ask the next replica
 
     def body(self) -> bytes:
         """Return TGI's ErrorResponse."""
@@ -33,10 +36,11 @@ class Problem:
         return b"data: %b\n\n" % self.body()
 
     def headers(self) -> list[Header]:
-        """Return `retry-after` if waiting helps."""
-        if self.retry_after is None:
-            return []
-        return [(b"retry-after", b"%d" % max(1, math.ceil(self.retry_after)))]
+        """Return `retry-after` if waiting helps, and for a front whether asking elsewhere does."""
+        found: list[Header] = [(ELSEWHERE, b"1")] if self.elsewhere else []
+        if self.retry_after is not None:
+            found.append((b"retry-after", b"%d" % max(1, math.ceil(self.retry_after))))
+        return found
 
 
 _MOST, _BEGIN, _END = 4000, 2000, 1000  # characters of an error, and what is told of a longer one
@@ -47,13 +51,20 @@ class Refused(errors.TgiTrioError):
     """A request that a route refuses before validation."""
 
     def __init__(
-        self, status: int, message: str, error_type: str, *, code: str | None = None
+        self,
+        status: int,
+        message: str,
+        error_type: str,
+        *,
+        code: str | None = None,
+        elsewhere: bool = False,
     ) -> None:
-        """`code`: OpenAI's word for it, if it has one of its own."""
+        """`code`: OpenAI's word for it, if it has one of its own; `elsewhere`: see `Problem`."""
         super().__init__(message)
         self.status = status
         self.error_type = error_type
         self.code = code
+        self.elsewhere = elsewhere
 
 
 class BodyRejected(errors.TgiTrioError):
@@ -101,7 +112,14 @@ def problem_of(error: BaseException) -> Problem | None:
     text = tell(error)
     match error:
         case Refused():
-            return Problem(error.status, text, error.error_type, param=error.param, code=error.code)
+            return Problem(
+                error.status,
+                text,
+                error.error_type,
+                param=error.param,
+                code=error.code,
+                elsewhere=error.elsewhere,
+            )
         case errors.ValidationError():
             text = f"Input validation error: {text}"
             too_long = error.length if isinstance(error, errors.PromptTooLong) else None

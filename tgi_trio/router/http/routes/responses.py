@@ -1,6 +1,9 @@
-"""OpenAI's Responses API, without stored state."""
+"""OpenAI's Responses API: answers, and the number of tokens that they would be computed from."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
 
 import msgspec
 
@@ -10,6 +13,11 @@ from tgi_trio.router.http.answer_headers import event_stream, timing_headers
 from tgi_trio.router.http.call import Call, Reply, Route
 from tgi_trio.router.http.dialects.responses import replies, schema
 from tgi_trio.router.http.dialects.responses.answer import ERRORS, ResponseEvents, response
+from tgi_trio.router.http.dialects.responses.history import (
+    keep_response,
+    keeps,
+    read_history,
+)
 from tgi_trio.router.http.dialects.responses.request import (
     check_served,
     to_conversation,
@@ -40,15 +48,18 @@ async def responses(call: Call) -> Reply:
     model = await use_model(call, request.model)
     check_served(request)
     most = call.engine.limits.max_grammar_bytes
-    conversation, box = to_conversation(request, most)
+    history = read_history(call, request)
+    conversation, box = to_conversation(request, history, most)
     top = openai.alternatives(call, "top_logprobs", request.top_logprobs)
     parameters = to_parameters(request, most, top)
     prepared = prepare(call, conversation, parameters)
     take_permits(call)
-    writer = ResponseWriter(settings_of(request, model), call.now(), call.ids)
+    stored = keeps(call, request)
+    writer = ResponseWriter(settings_of(request, model, stored), call.now(), call.ids)
+    keep = partial(keep_response, call, history, writer.id) if stored else _keep_nothing
     carried = CARRIED in (request.include or ())
     items = ItemWriter(box, carried, call.ids, _text_logprobs(call, request))
-    events = ResponseEvents(writer, items, prepared.reader(), unix_now)
+    events = ResponseEvents(writer, items, prepared.reader(), unix_now, keep)
     try:
         with blaming("text.format", GrammarError):
             one = await prepared.validate(call, request)
@@ -61,7 +72,7 @@ async def responses(call: Call) -> Reply:
         return event_stream(call, await stream_events(call, [one], [events]), len(prepared.prompt))
     results = await collect_results(call, [one], keep_tokens=True)
     ((tokens, outcome),) = [(result.tokens, result.outcome) for result in results]
-    body = response(writer, items, prepared.reader(), tokens, outcome, unix_now)
+    body = response(writer, items, prepared.reader(), tokens, outcome, unix_now, keep)
     return Reply(body, headers=timing_headers(call, len(prepared.prompt), results))
 
 
@@ -71,10 +82,15 @@ async def input_tokens(call: Call) -> Reply:
     call.engine.metrics.inc("tgi_request_count")
     await use_model(call, request.model)
     check_served(request)
-    conversation, _ = to_conversation(request, call.engine.limits.max_grammar_bytes)
+    history = read_history(call, request)
+    conversation, _ = to_conversation(request, history, call.engine.limits.max_grammar_bytes)
     prompt = await expand_text(call, render_prompt(call, conversation))
     found = await tokenize_text(call, prompt, add_special_tokens=False)
     return Reply(msgspec.json.encode(replies.InputTokenCount(len(found.ids))))
+
+
+def _keep_nothing(body: bytes, output: Sequence[replies.OutputItem]) -> None:
+    """Take a response that is not to be kept."""
 
 
 def _text_logprobs(call: Call, request: schema.ResponsesRequest) -> TextLogprobs | None:

@@ -19,7 +19,7 @@ Each event has a `sequence_number`; `*`: any number of times.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -36,6 +36,9 @@ from tgi_trio.router.http.messages.problems import Problem
 from tgi_trio.router.http.messages.render import text_json
 from tgi_trio.router.http.messages.tool_calls import AnswerReader
 from tgi_trio.router.request import FinishReason, Outcome, Token
+
+# Takes a response that has ended, as clients get it, and its items.
+Keep = Callable[[bytes, Sequence[replies.OutputItem]], None]
 
 
 def _usage(outcome: Outcome) -> replies.ResponseUsage:
@@ -95,8 +98,9 @@ def response(
     tokens: Iterable[Token],
     outcome: Outcome,
     now: Callable[[], int],
+    keep: Keep,
 ) -> bytes:
-    """Return a whole answer as a body."""
+    """Return a whole answer as a body, which `keep` is told."""
     fold = _Fold(reader, items.logprobs)
     for token in tokens:
         for _ in fold.take(token):
@@ -106,7 +110,9 @@ def response(
     statuses = _statuses(fold.blocks, outcome)
     output = [items.item(*each) for each in zip(fold.blocks.all, statuses, strict=True)]
     usage = _usage(outcome)
-    return writer.json(_status(outcome), output, usage, completed=now())
+    whole = writer.json(_status(outcome), output, usage, completed=now())
+    keep(whole, output)
+    return whole
 
 
 # ---- streams -----------------------------------------------------------------------------------
@@ -139,12 +145,14 @@ class ResponseEvents:
         items: ItemWriter,
         reader: AnswerReader,
         now: Callable[[], int],
+        keep: Keep,
     ) -> None:
-        """`now` returns the time in Unix seconds."""
+        """`now` returns the time in Unix seconds; `keep` is told a response that ends well."""
         self._writer = writer
         self._items = items
         self._fold = _Fold(reader, items.logprobs)
         self._now = now
+        self._keep = keep
         self._sequence = 0
         self._output: list[replies.OutputItem] = []  # items that are done
         self._head = b""  # beginning of events with a piece of the block `_head_of`
@@ -172,6 +180,7 @@ class ResponseEvents:
             events.append(self._render(change, block, text, last if ends else "completed"))
         usage = _usage(outcome)
         whole = self._writer.json(status, self._output, usage, completed=self._now())
+        self._keep(whole, self._output)
         events.append(self._event(f"response.{status}", response=msgspec.Raw(whole)))
         return b"".join(events)
 

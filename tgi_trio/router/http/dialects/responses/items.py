@@ -42,16 +42,17 @@ class _Answer:
             )
 
 
-def to_turns(items: Sequence[schema.InputItem]) -> Iterator[Turn]:
+def to_turns(items: Sequence[schema.InputItem], kept: int = 0) -> Iterator[Turn]:
     """Yield the turns of a conversation. Raises BodyRejected and Refused.
 
-    Items of unknown kinds come from OpenAI's own tools and are ignored.
+    `kept`: how many of the items, the first ones, are those of an earlier response. Items of
+    unknown kinds come from OpenAI's own tools and are ignored.
     """
     names: dict[str, str] = {}  # of functions, by the ids of their calls
     answer = _Answer()
     for i, item in enumerate(items):
-        path = f"input[{i}]"
-        match item.type or _kind(item):
+        path = "previous_response_id" if i < kept else f"input[{i - kept}]"
+        match item.type or "message":
             case "message" if item.role == "assistant":
                 answer.texts += _texts(item.content, path)
             case "reasoning":
@@ -69,16 +70,14 @@ def to_turns(items: Sequence[schema.InputItem]) -> Iterator[Turn]:
                 answer = _Answer()
                 id = _strip_prefix(item.call_id)
                 yield Turn("tool", _output(item, path), name=names.get(id or ""), call_id=id)
-            case "item_reference":
-                text = f"{path} refers to an item, and nothing is stored here: send the item itself"
-                raise Refused(400, text, "validation")
     yield from answer.turn()
 
 
-def _kind(item: schema.InputItem) -> str:
-    """Return the type of an item that does not say it."""
-    refers = item.id is not None and item.role is None and item.content is None
-    return "item_reference" if refers else "message"
+def is_reference(item: schema.InputItem) -> bool:
+    """Whether an item stands for another one, which has its id; such may leave their type out."""
+    if item.type is not None:
+        return item.type == "item_reference"
+    return item.id is not None and item.role is None and item.content is None
 
 
 def _thoughts(item: schema.InputItem, path: str) -> list[str]:

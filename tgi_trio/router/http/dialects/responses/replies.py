@@ -145,9 +145,9 @@ class ResponseSettings(Struct, forbid_unknown_fields=True, kw_only=True):
     prompt_cache_key: str | None
     background: Literal[False] = False
     max_tool_calls: None = None
-    previous_response_id: None = None
+    previous_response_id: str | None = None
     service_tier: Literal["default"] = "default"
-    store: Literal[False] = False
+    store: bool = False
     truncation: Literal["disabled"] = "disabled"
 
 
@@ -170,6 +170,24 @@ class InputTokenCount(Struct, forbid_unknown_fields=True):
 
     input_tokens: int
     object: Literal["response.input_tokens"] = "response.input_tokens"
+
+
+class ResponseDeleted(Struct, forbid_unknown_fields=True):
+    """A response that is forgotten."""
+
+    id: str
+    object: Literal["response"] = "response"
+    deleted: Literal[True] = True
+
+
+class InputItemList(Struct, forbid_unknown_fields=True, kw_only=True):
+    """A page of the items that a response answers."""
+
+    object: Literal["list"] = "list"
+    data: list[dict[str, Any]]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
 
 
 class ResponsesError(Struct, forbid_unknown_fields=True):

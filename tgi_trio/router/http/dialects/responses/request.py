@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from tgi_trio.errors import ToolError, ValidationError, about, blaming
+from tgi_trio.errors import ToolError, ValidationError, blaming
 from tgi_trio.router.http.conversation import Conversation
 from tgi_trio.router.http.dialects.responses import schema
+from tgi_trio.router.http.dialects.responses.history import History
 from tgi_trio.router.http.dialects.responses.items import to_turns
 from tgi_trio.router.http.dialects.responses.tools import Toolbox, model_name
 from tgi_trio.router.http.messages.body_reader import invalid_value, read_variables
-from tgi_trio.router.http.messages.problems import Refused
 from tgi_trio.router.http.messages.shared_fields import read_seed
 from tgi_trio.router.http.messages.tool_schema import MODES
 from tgi_trio.router.http.messages.unserved import MODERATION
@@ -22,20 +22,13 @@ _MODES: Final = ("auto", "none", "required")
 
 
 def check_served(request: schema.ResponsesRequest) -> None:
-    """Raise Refused for a request that needs stored state, and ValidationError for other fields.
+    """Raise ValidationError for fields that are not served.
 
     Only fields are refused that change what a client gets, or what it pays for.
     """
-    if request.previous_response_id is not None:
-        text = (
-            f"Previous response with id '{request.previous_response_id}' not found: nothing is "
-            "stored here, send the whole conversation as `input`"
-        )
-        code = "previous_response_not_found"
-        raise about(Refused(404, text, code, code=code), "previous_response_id")
     for name, advice in (
         ("background", "wait for the answer, or stream it"),
-        ("conversation", "nothing is stored here, send the whole conversation as `input`"),
+        ("conversation", "go on from `previous_response_id`, or send all of it as `input`"),
         ("prompt", "nothing is stored here, send its text as `instructions` or `input`"),
         ("moderation", MODERATION),
     ):
@@ -55,10 +48,12 @@ def check_served(request: schema.ResponsesRequest) -> None:
         raise ValidationError("`input` cannot be empty")
 
 
-def to_conversation(request: schema.ResponsesRequest, most: int) -> tuple[Conversation, Toolbox]:
+def to_conversation(
+    request: schema.ResponsesRequest, history: History, most: int
+) -> tuple[Conversation, Toolbox]:
     """Return the conversation of a body, without sampling parameters, and its tools.
 
-    `most`: bytes of a tool's grammar.
+    `history`: its items; `most`: bytes of a tool's grammar.
 
     Raises BodyRejected, Refused and ToolError.
     """
@@ -69,12 +64,9 @@ def to_conversation(request: schema.ResponsesRequest, most: int) -> tuple[Conver
     if mode == "required" and not box.tools:
         raise ToolError("`tool_choice` is `required`, and there are no tools")
     turns = [] if request.instructions is None else [Turn("system", request.instructions)]
-    if isinstance(request.input, str):
-        turns.append(Turn("user", request.input))
-    else:
-        turns += to_turns(request.input)
-        if not turns:
-            raise ValidationError("`input` holds no message, call or result that is read here")
+    turns += to_turns(history.kept + history.given, len(history.kept))
+    if not turns:
+        raise ValidationError("`input` holds no message, call or result that is read here")
     conversation = Conversation(
         turns=turns,
         tools=box.listed,

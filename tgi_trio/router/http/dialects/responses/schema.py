@@ -27,7 +27,7 @@ class InputPart(Struct):
     input_audio: AudioData | None = None
 
 
-class ReasoningText(Struct):
+class ReasoningText(Struct, omit_defaults=True):
     """A piece of a thought or of its summary."""
 
     text: str = ""
@@ -36,7 +36,7 @@ class ReasoningText(Struct):
 Parts = str | list[InputPart]
 
 
-class InputItem(Struct):
+class InputItem(Struct, omit_defaults=True):
     """An item of a conversation; `type` decides which fields it has, and messages may lack it."""
 
     type: str | None = None
@@ -111,6 +111,8 @@ class ResponsesRequest(Scheduling, kw_only=True):
     include: list[str] | None = None
     top_logprobs: U32 | None = None
     stream: bool | None = None
+    store: bool | None = None  # whether later requests may go on from it; absent: they may
+    previous_response_id: str | None = None
     # Repeated in the answer.
     metadata: dict[str, Any] | None = None
     user: str | None = None
@@ -120,7 +122,6 @@ class ResponsesRequest(Scheduling, kw_only=True):
     background: bool | None = None
     conversation: Any = None
     prompt: Any = None
-    previous_response_id: str | None = None
     moderation: Any = None
     prompt_cache_options: PromptCacheOptions | None = None
     image: ImageOptions | None = None

@@ -23,8 +23,10 @@ from tgi_trio.router.text.tools.custom import read_input
 CARRIED: Final = "reasoning.encrypted_content"  # in `include`
 
 
-def settings_of(request: schema.ResponsesRequest, model: str) -> replies.ResponseSettings:
-    """Return the fields of a request that its response repeats."""
+def settings_of(
+    request: schema.ResponsesRequest, model: str, store: bool
+) -> replies.ResponseSettings:
+    """Return the fields of a request that its response repeats; `store`: whether it is kept."""
     thinking, text = request.reasoning, request.text
     form = None if text is None or text.format is None else text.format
     shown = {"type": "text"} if form is None else msgspec.to_builtins(form)
@@ -50,6 +52,8 @@ def settings_of(request: schema.ResponsesRequest, model: str) -> replies.Respons
         user=request.user,
         safety_identifier=request.safety_identifier,
         prompt_cache_key=request.prompt_cache_key,
+        previous_response_id=request.previous_response_id,
+        store=store,
     )
 
 

@@ -1,0 +1,124 @@
+"""Responses that are kept: how much, which are forgotten, whose they are."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+import pytest
+
+from tgi_trio.router.http.response_store import ResponseStore, StoredResponse, Turn
+
+
+@dataclass
+class Told:
+    """What the test remembers of a response."""
+
+    caller: bytes
+    lists: list[bytes]
+    item: str
+
+
+def response(id: str, before: Turn | None = None, caller: bytes = b"a", size: int = 10):
+    """Return a response whose item is called as itself."""
+    turn = Turn(before, b"given %b" % id.encode(), b"." * size)
+    return StoredResponse(id, caller, b"body", turn, (f"item of {id}",))
+
+
+@pytest.mark.parametrize("most", [2000, 9000, 40_000])
+@pytest.mark.parametrize("seed", range(6))
+def test_what_is_found_is_what_was_kept(most: int, seed: int) -> None:
+    source = random.Random(seed)
+    store = ResponseStore(most)
+    all_told: dict[str, Told] = {}
+    found_once = 0
+    for number in range(400):
+        id, caller = f"r{number}", source.choice((b"a", b"b"))
+        before = None
+        lists: list[bytes] = []
+        known = source.choice([*all_told, "none"])
+        if (earlier := store.find(known, caller)) is not None:
+            assert all_told[known].caller == caller
+            before, lists = earlier.turn, all_told[known].lists
+            found_once += 1
+        one = response(id, before, caller, source.choice((10, 700, 3000)))
+        store.keep(one)
+        store.check()
+        all_told[id] = Told(caller, [*lists, one.turn.given, one.turn.answered], f"item of {id}")
+        for name, told in source.sample(sorted(all_told.items()), min(5, len(all_told))):
+            found = store.find(name, told.caller)
+            assert store.find(name, b"c") is None
+            assert (found is None) == (store.find_by_item(told.item, told.caller) is None)
+            if found is not None:
+                assert found.turn.lists() == told.lists
+                assert found.turn.input_lists() == told.lists[:-1]
+        if source.random() < 0.2:
+            name = source.choice(sorted(all_told))
+            there = store.find(name, all_told[name].caller) is not None
+            assert not store.forget(name, b"c")
+            assert store.forget(name, all_told[name].caller) == there
+            store.check()
+    assert found_once or most == 2000
+    for name, told in all_told.items():
+        store.forget(name, told.caller)
+    assert (len(store), store.used) == (0, 0)
+
+
+def test_what_was_used_last_is_forgotten_last() -> None:
+    store = ResponseStore(3 * response("a").size + 100)
+    for id in "abc":
+        store.keep(response(id))
+    assert store.find("a", b"a") is not None
+    store.keep(response("d"))
+    assert [id for id in "abcd" if store.find(id, b"a")] == ["a", "c", "d"]
+
+
+def test_a_conversation_is_whole_though_its_beginning_is_forgotten() -> None:
+    store = ResponseStore()
+    turn = None
+    for number in range(3000):  # deeper than calls can be nested
+        one = response(f"r{number}", turn)
+        store.keep(one)
+        turn = one.turn
+    for number in range(2999):
+        assert store.forget(f"r{number}", b"a")
+    store.check()
+    last = store.find("r2999", b"a")
+    assert last is not None and len(last.turn.lists()) == 6000
+    store.forget("r2999", b"a")
+    assert store.used == 0
+
+
+def test_a_turn_that_was_forgotten_while_the_next_was_written_counts_again() -> None:
+    store = ResponseStore()
+    first = response("r1")
+    second = response("r2", first.turn)
+    store.keep(first)
+    store.keep(second)
+    third = response("r3", second.turn)
+    store.forget("r1", b"a")
+    store.forget("r2", b"a")
+    assert store.used == 0
+    store.keep(third)
+    store.check()
+    assert store.used == third.size + sum(x.turn.size for x in (first, second, third))
+
+
+def test_an_item_is_found_in_the_last_response_that_has_it() -> None:
+    store = ResponseStore()
+    store.keep(StoredResponse("r1", b"a", b"", Turn(None, b"", b""), ("x",)))
+    store.keep(StoredResponse("r2", b"a", b"", Turn(None, b"", b""), ("x",)))
+    store.keep(StoredResponse("r3", b"b", b"", Turn(None, b"", b""), ("x",)))
+    store.forget("r1", b"a")
+    found = store.find_by_item("x", b"a")
+    assert found is not None and found.id == "r2"
+
+
+def test_nothing_is_kept_where_nothing_may_be() -> None:
+    store = ResponseStore(0)
+    store.keep(response("r1"))
+    assert (len(store), store.used) == (0, 0)
+    store = ResponseStore(100)
+    store.keep(response("r1", size=1000))
+    assert (len(store), store.used) == (0, 0)
+    store.check()

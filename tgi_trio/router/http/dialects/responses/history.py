@@ -1,0 +1,147 @@
+"""What a request of /v1/responses goes on from, and what later ones can go on from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+from msgspec.json import encode
+from msgspec.structs import replace
+
+from tgi_trio.errors import about
+from tgi_trio.router.http.api_keys import name_caller
+from tgi_trio.router.http.call import Call
+from tgi_trio.router.http.dialects.responses import replies, schema
+from tgi_trio.router.http.dialects.responses.items import is_reference
+from tgi_trio.router.http.messages.problems import Refused
+from tgi_trio.router.http.response_store import StoredResponse, Turn
+
+_ITEMS: Final = msgspec.json.Decoder(list[schema.InputItem])
+_PREFIXES: Final = {"message": "msg", "reasoning": "rs"}  # of ids; the others are calls and results
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """The items of a conversation up to the answer."""
+
+    before: Turn | None  # that of the previous response
+    kept: list[schema.InputItem]  # its items and those before them
+    given: list[schema.InputItem]  # the request's own, and those that it refers to
+
+
+def read_history(call: Call, request: schema.ResponsesRequest) -> History:
+    """Return the items that a request stands for. Raises Refused (404) for what is not kept."""
+    before, id = None, request.previous_response_id
+    if id is not None:
+        before = find_response(call, id, "previous_response_id").turn
+    if isinstance(request.input, str):
+        given = [schema.InputItem("message", role="user", content=request.input)]
+    else:
+        given = list(_resolve(call, request.input))
+    return History(before, [] if before is None else decode_items(before.lists()), given)
+
+
+def _resolve(call: Call, items: Sequence[schema.InputItem]) -> Iterator[schema.InputItem]:
+    """Yield items, each reference replaced by what it refers to."""
+    caller = _caller(call)
+    for i, item in enumerate(items):
+        if not is_reference(item):
+            yield item
+            continue
+        id = item.id or ""
+        response = call.responses.find_by_item(id, caller)
+        if response is None:
+            text = f"Item with id '{id}' not found: {_why_missing(call)}; send the item itself"
+            refused = Refused(404, text, "not_found", code="item_not_found", elsewhere=True)
+            raise about(refused, f"input[{i}]")
+        turn = response.turn
+        kept = decode_items([turn.answered]) + decode_items([turn.given])
+        yield next(each for each in kept if each.id == id)
+
+
+def decode_items(lists: Sequence[bytes]) -> list[schema.InputItem]:
+    """Return the items of lists in JSON, which a turn has."""
+    return [item for each in lists for item in _ITEMS.decode(each)]
+
+
+def find_response(call: Call, id: str, param: str | None) -> StoredResponse:
+    """Return one of the caller's responses; `param`: the field that names it.
+
+    Raises Refused (404).
+    """
+    found = call.responses.find(id, _caller(call))
+    if found is not None:
+        return found
+    text, code = f"Response with id '{id}' not found: {_why_missing(call)}", "response_not_found"
+    if param:
+        code = f"previous_{code}"
+        text = (
+            f"Previous response with id '{id}' not found: {_why_missing(call)}; send the whole "
+            "conversation as `input`"
+        )
+    raise about(Refused(404, text, code, code=code, elsewhere=True), param)
+
+
+def forget_response(call: Call, id: str) -> None:
+    """Forget one of the caller's responses. Raises Refused (404)."""
+    find_response(call, id, None)
+    call.responses.forget(id, _caller(call))
+
+
+def keeps(call: Call, request: schema.ResponsesRequest) -> bool:
+    """Whether the response to a request is kept."""
+    return request.store is not False and call.responses.most > 0
+
+
+def keep_response(
+    call: Call, history: History, id: str, body: bytes, output: Sequence[replies.OutputItem]
+) -> None:
+    """Keep a response that has ended: what was asked, and what was answered."""
+    given = [_as_kept(call, item) for item in history.given]
+    answered = [_without_logprobs(item) for item in output]
+    item_ids = tuple(each.id for each in (*given, *answered) if each.id)
+    turn = Turn(history.before, encode(given), encode(answered))
+    call.responses.keep(StoredResponse(id, _caller(call), body, turn, item_ids))
+
+
+def _without_logprobs(item: replies.OutputItem) -> replies.OutputItem:
+    """Return an item of an answer as it is part of the conversation."""
+    if not isinstance(item, replies.MessageItem):
+        return item
+    return replace(item, content=[replace(part, logprobs=[]) for part in item.content])
+
+
+def _as_kept(call: Call, item: schema.InputItem) -> schema.InputItem:
+    """Return an item with a type, an id, and images that are its own."""
+    kind = item.type or "message"
+    prefix = _PREFIXES.get(kind, "fc")
+    id = item.id or f"{prefix}_{call.ids.randbytes(24).hex()}"
+    content = item.content
+    if call.cut.images and isinstance(content, list):
+        content = [_restore_media(call, part) for part in content]
+    return replace(item, type=kind, id=id, content=content)
+
+
+def _restore_media(call: Call, part: Any) -> Any:
+    """Return a part of a message with the image or sound that was cut out of the body."""
+    if not isinstance(part, Mapping):
+        return part
+    found = dict(part)
+    if isinstance(url := found.get("image_url"), str):
+        found["image_url"] = call.cut.write_url(url)
+    audio = found.get("input_audio")
+    if isinstance(audio, Mapping) and isinstance(audio.get("data"), str):
+        found["input_audio"] = {**audio, "data": call.cut.write_data(audio["data"])}
+    return found
+
+
+def _caller(call: Call) -> bytes:
+    return name_caller(call.headers, call.settings.api_keys)
+
+
+def _why_missing(call: Call) -> str:
+    if not call.responses.most:
+        return "nothing is stored here (--response-store-bytes 0)"
+    return "it was not stored, or is no longer (--response-store-bytes)"
