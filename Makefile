@@ -61,7 +61,12 @@ check: lint types
 
 # Coding agents from npm, fetched into a cache outside the tree; skipped with a reason without npm.
 test-agents: $(VENV)/.test
-	TEST_AGENTS=1 $(BIN)/python -m pytest -s tests/compat/agents $(ARGS)
+	TEST_NPM=1 $(BIN)/python -m pytest -s tests/compat/agents $(ARGS)
+
+# Clients in JavaScript, the same way.
+.PHONY: test-javascript
+test-javascript: $(VENV)/.test
+	TEST_NPM=1 $(BIN)/python -m pytest tests/compat/javascript $(ARGS)
 
 gpu: $(VENV)/.test
 	$(BIN)/python -m pytest -m gpu tests/gpu $(ARGS)

@@ -16,6 +16,7 @@ from tests.compat.agents import packages
 from tests.compat.agents.isolation import namespace
 from tests.compat.agents.programs import AGENTS
 from tests.compat.agents.scripted import ANSWER, FAMILIES
+from tests.compat.npm import NotInstalled
 
 ROOT = Path(__file__).parents[3]
 PATIENCE = 600  # seconds
@@ -24,7 +25,7 @@ pytestmark = [
     pytest.mark.system,
     pytest.mark.timeout(2 * PATIENCE),  # for the programs to come, and for an agent's task
     pytest.mark.skipif(
-        not os.environ.get("TEST_AGENTS"), reason="`make test-agents` fetches the agents' programs"
+        not os.environ.get("TEST_NPM"), reason="`make test-agents` fetches the agents' programs"
     ),
 ]
 
@@ -33,7 +34,7 @@ pytestmark = [
 def installed() -> Path:
     try:
         return packages.install()
-    except packages.NotInstalled as error:
+    except NotInstalled as error:
         pytest.skip(f"the agents' programs are not there: {error}")
 
 
