@@ -125,7 +125,7 @@ def reading_costs(runs: int) -> dict[str, float]:
 def _response_events() -> ResponseEvents:
     settings = settings_of(ResponsesRequest(input="?"), "model", store=False)
     source = random.Random(1)
-    writer, items = ResponseWriter(settings, 1, source), ItemWriter(Toolbox(), False, source)
+    writer, items = ResponseWriter(settings, 1, source), ItemWriter(Toolbox(), False, False, source)
     return ResponseEvents(writer, items, AnswerReader(), lambda: 1, lambda *_: None)
 
 

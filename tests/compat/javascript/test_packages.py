@@ -71,6 +71,7 @@ def run() -> Iterator[Run]:
         ("compatible", THOUGHTS),
         ("responses", ["", ""]),  # it reads summaries
         ("responses, unstored", ["", ""]),
+        ("responses, summary", THOUGHTS),
     ],
 )
 def test_vercels_sdk_runs_a_tool(

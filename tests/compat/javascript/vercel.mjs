@@ -15,10 +15,15 @@ const providers = {
     createOpenAICompatible({ ...settings, name: "tgi", supportsStructuredOutputs: true })("tgi"),
   responses: (settings) => createOpenAI(settings)("tgi"), // what the provider does by itself
   "responses, unstored": (settings) => createOpenAI(settings)("tgi"),
+  "responses, summary": (settings) => createOpenAI(settings)("tgi"),
 };
 const modelAt = (at) => providers[provider]({ baseURL: `${at}/v1`, apiKey: "-" });
 const model = modelAt(url);
-const providerOptions = provider.endsWith("unstored") ? { openai: { store: false } } : {};
+const openai = {
+  "responses, unstored": { store: false },
+  "responses, summary": { reasoningSummary: "auto", forceReasoning: true },
+}[provider];
+const providerOptions = openai ? { openai } : {};
 
 const commands = [];
 const shell = tool({

@@ -76,7 +76,11 @@ def final(told: list[replies.ResponseEvent]) -> replies.ResponseReply:
         assert {each.item_id for each in mine[1:-1]} <= {item.id}
         pieces = "".join(each.delta for each in mine if isinstance(each.delta, str))
         match item:
-            case replies.ReasoningItem(content=[part]) | replies.MessageItem(content=[part]):
+            case (
+                replies.ReasoningItem(content=[part])
+                | replies.ReasoningItem(summary=[part])
+                | replies.MessageItem(content=[part])
+            ):
                 assert pieces == part.text
                 assert [each.text for each in mine if isinstance(each.text, str)] == [part.text]
                 assert mine[-2].part == part

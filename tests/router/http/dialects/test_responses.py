@@ -8,9 +8,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.router.http.dialects.conversations import PARIS, ROME, engine
+from tests.router.http.dialects.conversations import PARIS, ROME, TEMPLATE, engine, prompt
 from tests.router.http.dialects.responses_answers import TOOLS, asked, events, final, plain, reply
 from tests.router.http.thinking import let_think
+from tgi_trio.router.http.dialects.carried import read_carried
 from tgi_trio.router.http.dialects.responses import replies
 from tgi_trio.router.http.engine_api import ServedLimits
 from tgi_trio.router.text.tools.call_formats import HERMES
@@ -127,6 +128,37 @@ async def test_what_a_response_repeats(http):
     assert found["output"] == [
         {"type": "message", "role": "assistant", "status": "completed", "content": [text]}
     ]
+
+
+@pytest.mark.parametrize("step", [1, 3, 1000])
+async def test_thoughts_are_their_own_summary_for_clients_that_ask_for_one(monkeypatch, step):
+    let_think(monkeypatch)
+    whole, stream = (engine("<think>Hm, rain.</think>It rains.") for _ in range(2))
+    stream.tokens_per_step = step
+    more = {"reasoning": {"summary": "auto"}, "include": ["reasoning.encrypted_content"]}
+    body = reply(await asked(whole, **more))
+    streamed = events(await asked(stream, stream=True, **more))
+    kinds = list(dict.fromkeys(event.type for event in streamed if event.output_index == 0))
+    assert kinds == [
+        "response.output_item.added",
+        "response.reasoning_summary_part.added",
+        "response.reasoning_summary_text.delta",
+        "response.reasoning_summary_text.done",
+        "response.reasoning_summary_part.done",
+        "response.output_item.done",
+    ]
+    assert {event.summary_index for event in streamed[3:6] if event.output_index == 0} == {0}
+    last = final(streamed)
+    for found in (body, last):
+        thought = found.output[0]
+        assert isinstance(thought, replies.ReasoningItem) and thought.content == []
+        assert [part.text for part in thought.summary] == ["Hm, rain."]
+        assert read_carried(thought.encrypted_content) == "Hm, rain."
+    # Sent back, it is what was thought.
+    again = engine(template=TEMPLATE)
+    sent = [{"role": "user", "content": "Rain?"}, *msgspec.to_builtins(body.output)]
+    sent[1].pop("encrypted_content")
+    assert "Hm, rain." in prompt(again, await asked(again, input=[*sent, sent[0]]))
 
 
 async def test_usage(http):

@@ -58,7 +58,8 @@ async def responses(call: Call) -> Reply:
     writer = ResponseWriter(settings_of(request, model, stored), call.now(), call.ids)
     keep = partial(keep_response, call, history, writer.id) if stored else _keep_nothing
     carried = CARRIED in (request.include or ())
-    items = ItemWriter(box, carried, call.ids, _text_logprobs(call, request))
+    summarised = request.reasoning is not None and request.reasoning.summary is not None
+    items = ItemWriter(box, carried, summarised, call.ids, _text_logprobs(call, request))
     events = ResponseEvents(writer, items, prepared.reader(), unix_now, keep)
     try:
         with blaming("text.format", GrammarError):

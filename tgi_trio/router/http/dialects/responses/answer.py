@@ -7,6 +7,9 @@ Each event has a `sequence_number`; `*`: any number of times.
 | the response | `created`, `in_progress`, then the items in order, then one of the last row |
 | a thought | `output_item.added`, `content_part.added`, `reasoning_text.delta`*, |
 | | `reasoning_text.done`, `content_part.done`, `output_item.done` |
+| its summary, if asked for | `output_item.added`, `reasoning_summary_part.added`, |
+| | `reasoning_summary_text.delta`*, `reasoning_summary_text.done`, |
+| | `reasoning_summary_part.done`, `output_item.done` |
 | a text | `output_item.added`, `content_part.added`, `output_text.delta`*, |
 | | `output_text.done`, `content_part.done`, `output_item.done` |
 | a call | `output_item.added`, `function_call_arguments.delta`*, |
@@ -117,6 +120,7 @@ def response(
 
 # ---- streams -----------------------------------------------------------------------------------
 
+_SUMMARY: Final = (b"response.reasoning_summary_text.delta", b',"summary_index":0')
 _DELTAS: Final = {
     Kind.THOUGHT: (b"response.reasoning_text.delta", b',"content_index":0'),
     Kind.TEXT: (b"response.output_text.delta", b',"content_index":0'),
@@ -234,7 +238,7 @@ class ResponseEvents:
 
     def _write_head(self, block: Block) -> bytes:
         """Return the common beginning of all events with a piece of a block."""
-        name, more = _DELTAS[block.kind]
+        name, more = _SUMMARY if self._is_summary(block) else _DELTAS[block.kind]
         place = b'"item_id":"%b","output_index":%d' % (self._items.id(block).encode(), block.index)
         head = b'event: %b\ndata: {"type":"%b",%b%b,"sequence_number":'
         return head % (name, name, place, more)
@@ -245,7 +249,13 @@ class ResponseEvents:
         if block.kind is Kind.CALL:
             return added
         place = self._place(block)
-        return added + self._event("response.content_part.added", **place, part=_part(block.kind))
+        if self._is_summary(block):
+            part: Any = replies.SummaryTextPart("")
+            return added + self._event("response.reasoning_summary_part.added", **place, part=part)
+        part = replies.OutputTextPart("")
+        if block.kind is Kind.THOUGHT:
+            part = replies.ReasoningTextPart("")
+        return added + self._event("response.content_part.added", **place, part=part)
 
     def _closed(self, block: Block, way: Way, status: replies.ItemStatus) -> bytes:
         item = self._items.item(block, status)
@@ -259,6 +269,10 @@ class ResponseEvents:
         """Yield the events that repeat an item's contents when it is complete."""
         place = {"item_id": item.id, "output_index": block.index}
         match item:
+            case replies.ReasoningItem(summary=[summary]):
+                at, kind = self._place(block), "response.reasoning_summary"
+                yield self._event(f"{kind}_text.done", **at, text=summary.text)
+                yield self._event(f"{kind}_part.done", **at, part=summary)
             case replies.ReasoningItem():
                 at, text = self._place(block), block.text
                 yield self._event("response.reasoning_text.done", **at, text=text)
@@ -280,11 +294,8 @@ class ResponseEvents:
         return {
             "item_id": self._items.id(block),
             "output_index": block.index,
-            "content_index": 0,
+            "summary_index" if self._is_summary(block) else "content_index": 0,
         }
 
-
-def _part(kind: Kind) -> replies.ReasoningTextPart | replies.OutputTextPart:
-    if kind is Kind.THOUGHT:
-        return replies.ReasoningTextPart("")
-    return replies.OutputTextPart("")
+    def _is_summary(self, block: Block) -> bool:
+        return block.kind is Kind.THOUGHT and self._items.summarised

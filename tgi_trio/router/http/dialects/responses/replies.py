@@ -18,6 +18,12 @@ class ReasoningTextPart(Struct, tag="reasoning_text", forbid_unknown_fields=True
     text: str
 
 
+class SummaryTextPart(Struct, tag="summary_text", forbid_unknown_fields=True):
+    """The text of a thought for clients that ask for its summary."""
+
+    text: str
+
+
 class OutputTextPart(Struct, tag="output_text", forbid_unknown_fields=True):
     """A text of the answer."""
 
@@ -31,8 +37,8 @@ class ReasoningItem(Struct, tag="reasoning", forbid_unknown_fields=True):
 
     id: str
     status: ItemStatus
-    content: list[ReasoningTextPart]
-    summary: list[Any] = []
+    content: list[ReasoningTextPart]  # empty where a summary is asked for
+    summary: list[SummaryTextPart] = []
     encrypted_content: str | UnsetType = UNSET  # if it is asked for
 
 
@@ -215,10 +221,11 @@ class ResponseEvent(Struct, forbid_unknown_fields=True):
     sequence_number: int
     response: ResponseReply | UnsetType = UNSET
     item: OutputItem | UnsetType = UNSET
-    part: ReasoningTextPart | OutputTextPart | UnsetType = UNSET
+    part: ReasoningTextPart | SummaryTextPart | OutputTextPart | UnsetType = UNSET
     item_id: str | UnsetType = UNSET
     output_index: int | UnsetType = UNSET
     content_index: int | UnsetType = UNSET
+    summary_index: int | UnsetType = UNSET
     delta: str | UnsetType = UNSET
     text: str | UnsetType = UNSET
     logprobs: list[ChatCompletionLogprob] | UnsetType = UNSET

@@ -99,6 +99,7 @@ class ItemWriter:
 
     box: Toolbox
     carried: bool  # clients keep thoughts for us
+    summarised: bool  # thoughts come as summaries of themselves: all that some clients show
     source: random.Random  # random source of the items' ids
     logprobs: TextLogprobs | None = None  # None if no log-probabilities are asked for
     ids: list[str] = field(default_factory=list)
@@ -108,8 +109,13 @@ class ItemWriter:
         id, call_id, text = self.id(block), CALL_PREFIX + block.call_id, block.text
         in_progress = status == "in_progress"
         if block.kind is Kind.THOUGHT:
-            content = [] if in_progress else [replies.ReasoningTextPart(text)]
-            kept = carry(text) if self.carried and not in_progress else UNSET
+            if in_progress:
+                return replies.ReasoningItem(id, status, [])
+            kept = carry(text) if self.carried else UNSET
+            if self.summarised:
+                summary = [replies.SummaryTextPart(text)]
+                return replies.ReasoningItem(id, status, [], summary, encrypted_content=kept)
+            content = [replies.ReasoningTextPart(text)]
             return replies.ReasoningItem(id, status, content, encrypted_content=kept)
         if block.kind is Kind.TEXT:
             parts = [] if in_progress else [self.part(block)]
