@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from tgi_trio.router.scheduling.block_digests import Origin, begin_digests
 from tgi_trio.router.scheduling.host_tier import HostTier
 from tgi_trio.router.scheduling.kept_prefixes import (
     MOST_BLOCKS,
+    PIECE,
     Budget,
     Collected,
     KeptPrefixes,
@@ -27,6 +29,16 @@ from tgi_trio.router.scheduling.prefix_cache import PrefixCache
 EVERYTHING = 1 << 40
 CACHED = sorted(name for name in WORLDS if "prefix_caching" in WORLDS[name])
 PROMPT = list(range(50, 82))  # eight blocks of four
+
+
+def collected(here: World, budget: Budget) -> Collected:
+    return last(here.scheduler.collect_prefixes(budget))
+
+
+def last(pieces: Iterator[Collected | None]) -> Collected:
+    *_, found = pieces
+    assert found is not None
+    return found
 
 
 def some_requests(here: World, rng: random.Random, count: int) -> None:
@@ -75,14 +87,14 @@ def test_what_is_kept_is_what_the_next_shard_computes_with(name: str) -> None:
         some_requests(here, rng, 12)
         block, slot = rng.randint(1, 9), rng.randint(1, 9)
         left = rng.choice([EVERYTHING, rng.randint(0, 12 * block)])
-        found = here.scheduler.collect_prefixes(Budget(left, block, slot))
+        found = collected(here, Budget(left, block, slot))
         assert len(found.blocks) * block + len(found.slots) * slot <= left
         assert len(set(found.blocks)) == len(found.blocks) == found.prefixes.blocks
         begin_again(here, found)
         held, _ = here.scheduler.host_blocks
         assert here.scheduler.cached_blocks + held == len(found.blocks)
         some_requests(here, rng, 12)
-        again = here.scheduler.collect_prefixes(Budget(EVERYTHING, 1, 1))
+        again = collected(here, Budget(EVERYTHING, 1, 1))
         begin_again(here, again)  # and once more, of prefixes that were kept before
 
 
@@ -90,7 +102,7 @@ def test_a_prompt_is_not_computed_again() -> None:
     here = world("grow, cached", block_size=4, blocks=65)
     here.submit(request([*PROMPT, 5], 4))
     here.run()
-    begin_again(here, here.scheduler.collect_prefixes(Budget(EVERYTHING, 1, 1)))
+    begin_again(here, collected(here, Budget(EVERYTHING, 1, 1)))
     before = here.scheduler.counters["prefix_hit_tokens"]
     here.submit(request([*PROMPT, 6], 4))
     here.run()
@@ -104,7 +116,7 @@ def test_what_was_used_last_is_kept_first() -> None:
         here.run()
     here.submit(request([30, *PROMPT], 1))
     here.run()
-    found = here.scheduler.collect_prefixes(Budget(8, 1, 1))
+    found = collected(here, Budget(8, 1, 1))
     assert found.prefixes.blocks == 8
     assert [np.frombuffer(run.tokens, np.int32)[0] for run in found.prefixes.runs] == [30]
 
@@ -118,12 +130,12 @@ def test_prefixes_of_adapters_and_behind_images_are_not_kept() -> None:
     tokens = np.array([5, 6, 7, -4, 8, 9], np.int32).tobytes()
     top = cache.graft((0, ""), None, tokens, [1, 2, 3])
     cache.graft((0, ""), top, np.array([5, 6], np.int32).tobytes(), [4])
-    found = collect(cache, None, None, Budget(EVERYTHING, 1, 1))
+    found = last(collect(cache, None, None, Budget(EVERYTHING, 1, 1)))
     assert found.blocks == [1] and len(found.prefixes.runs) == 1
 
 
 def found_blocks(here: World) -> list[int]:
-    return here.scheduler.collect_prefixes(Budget(EVERYTHING, 1, 1)).blocks
+    return collected(here, Budget(EVERYTHING, 1, 1)).blocks
 
 
 def test_a_budget_is_spent_once() -> None:
@@ -144,7 +156,7 @@ def test_less_memory_takes_the_first_runs() -> None:
     for first in (10, 30, 50):
         here.submit(request([first, *PROMPT], 1))
         here.run()
-    kept = here.scheduler.collect_prefixes(Budget(EVERYTHING, 1, 1)).prefixes
+    kept = collected(here, Budget(EVERYTHING, 1, 1)).prefixes
     smaller = world("grow, cached", block_size=4, blocks=20)
     smaller.scheduler.restore_prefixes(kept, len(kept.runs))
     smaller.scheduler.check()
@@ -192,7 +204,7 @@ def hits(here: World, prompt: list[int]) -> int:
 
 def test_what_is_in_the_hosts_memory_alone_is_kept_and_comes_back() -> None:
     here = two_prompts()
-    found = here.scheduler.collect_prefixes(Budget(EVERYTHING, 1, 1))
+    found = collected(here, Budget(EVERYTHING, 1, 1))
     assert min(found.blocks) < 0 < max(found.blocks)
     assert sum(block > 0 for block in found.blocks) == here.scheduler.cached_blocks
     assert found.blocks == sorted(found.blocks, key=lambda block: block < 0), "the device's first"
@@ -206,7 +218,7 @@ def test_nothing_is_kept_twice() -> None:
     """Blocks that are copied ahead, or were copied back, are in both memories."""
     here = two_prompts()
     hits(here, PROMPT)
-    found = here.scheduler.collect_prefixes(Budget(EVERYTHING, 1, 1))
+    found = collected(here, Budget(EVERYTHING, 1, 1))
     tokens = [run.token_ids for run in found.prefixes.runs]
     assert sum(map(len, tokens)) == found.prefixes.blocks * 4 == len(found.blocks) * 4
     assert len(found.blocks) < sum((here.scheduler.cached_blocks, here.scheduler.host_blocks[0])), (
@@ -216,7 +228,7 @@ def test_nothing_is_kept_twice() -> None:
 
 
 def test_a_larger_device_takes_what_was_in_the_hosts_memory() -> None:
-    found = two_prompts().scheduler.collect_prefixes(Budget(EVERYTHING, 1, 1))
+    found = collected(two_prompts(), Budget(EVERYTHING, 1, 1))
     kept, on_device = found.prefixes.divide(100, 0, 0, 0)
     assert on_device == len(kept.runs) == len(found.prefixes.runs)
     larger = world("grow, cached", block_size=4, blocks=65)
@@ -250,7 +262,7 @@ def test_copies_of_adapters_and_behind_images_are_not_kept() -> None:
         tier.copy_out([name], [7], [Origin(namespace, begin_digests(namespace), tokens)])
     tier.copy_out([b"d"], [8], [Origin(own, b"c", b"12341234")])  # behind the image
     tier.copy_out([b"e"], [8], [Origin(own, b"x", b"12341234")])  # behind what is gone
-    found = collect(PrefixCache(2), None, tier, Budget(EVERYTHING, 1, 1))
+    found = last(collect(PrefixCache(2), None, tier, Budget(EVERYTHING, 1, 1)))
     assert found.blocks == [-1]
 
 
@@ -259,7 +271,60 @@ def test_runs_end_where_several_others_follow() -> None:
     names = {b"a": begin_digests(own), b"b": b"a", b"c": b"b", b"d": b"b", b"e": b"d"}
     for at, name in enumerate(reversed(names)):  # the beginning is the most recently used
         tier.copy_out([name], [1 + at], [Origin(own, names[name], name * 8)])
-    found = collect(PrefixCache(2), None, tier, Budget(EVERYTHING, 1, 1))
+    found = last(collect(PrefixCache(2), None, tier, Budget(EVERYTHING, 1, 1)))
     runs = [(run.parent, run.tokens[::8]) for run in found.prefixes.runs]
     assert runs == [(-1, b"ab"), (0, b"c"), (0, b"de")]
     assert found.blocks == [-5, -4, -3, -2, -1]
+
+
+# --- piece by piece ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("runs", [1, 40, 10 * PIECE])
+def test_no_piece_of_the_listing_is_longer_than_others(runs: int) -> None:
+    """One long prompt, some prompts, and a great many short ones."""
+    cache, tier = PrefixCache(2), HostTier(10 * PIECE)
+    each = 10 * PIECE // runs
+    for run in range(runs):
+        tokens = np.arange(each * 2, dtype=np.int32) + run * each * 2
+        numbers = list(range(1 + run * each, 1 + (run + 1) * each))
+        cache.graft((0, ""), None, tokens.tobytes(), numbers)
+    origin = Origin((0, ""), begin_digests((0, "")), b"12341234")
+    for place in range(10 * PIECE):
+        tier.copy_out([b"%d" % place], [1], [origin])
+    pieces = list(collect(cache, None, tier, Budget(EVERYTHING, 1, 1)))
+    blocks = 20 * PIECE
+    joined = runs + 10 * PIECE  # the tier's blocks follow no other
+    expected = sum(count // PIECE for count in (blocks, blocks, joined))
+    assert expected - 3 <= pieces.count(None) <= expected
+    found = pieces[-1]
+    assert found is not None and len(found.blocks) == blocks == found.prefixes.blocks
+    found.prefixes.check()
+
+
+def test_a_long_prompt_has_no_more_digests_than_have_been_asked_for() -> None:
+    cache = PrefixCache(2)
+    tokens = np.arange(20 * PIECE, dtype=np.int32)
+    leaf = cache.graft((0, ""), None, tokens.tobytes(), list(range(1, 10 * PIECE + 1)))
+    for place, _ in zip(
+        range(3), collect(cache, None, None, Budget(EVERYTHING, 1, 1)), strict=False
+    ):
+        assert len(leaf.digests) == (place + 1) * PIECE
+
+
+def test_nothing_is_found_once_something_has_changed() -> None:
+    here = world("grow, host", block_size=4, blocks=13, host_blocks=20 + PIECE)
+    for first in range(2 * PIECE // 8):
+        here.submit(request([first, *PROMPT], 2))
+        here.run()
+    listing = here.scheduler.collect_prefixes(Budget(EVERYTHING, 1, 1))
+    assert next(listing) is None
+    assert here.scheduler.schedule(here.now) == []  # looking for something to send changes nothing
+    assert next(listing) is None
+    hits(here, [0, *PROMPT])
+    assert list(listing) == []
+    assert collected(here, Budget(EVERYTHING, 1, 1)).blocks
+    listing = here.scheduler.collect_prefixes(Budget(EVERYTHING, 1, 1))
+    assert next(listing) is None
+    here.scheduler.evict_adapter(3, here.now)
+    assert list(listing) == []

@@ -57,7 +57,9 @@ def test_a_trace_replays_to_the_same_state(name: str, veil: int) -> None:
 @pytest.mark.parametrize("name", ["grow, cached", "grow, states"])
 def test_a_trace_begins_with_the_prefixes_that_were_restored(name: str) -> None:
     lines: list[str] = []
-    kept = recorded(name, []).scheduler.collect_prefixes(Budget(1 << 30, 1, 1)).prefixes
+    *_, found = recorded(name, []).scheduler.collect_prefixes(Budget(1 << 30, 1, 1))
+    assert found is not None
+    kept = found.prefixes
     here = world(name)
     here.scheduler = RecordingScheduler(here.limits, lines.append, veil=0x2545F491)
     here.scheduler.restore_prefixes(kept, len(kept.runs))

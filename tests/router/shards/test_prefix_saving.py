@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -31,9 +31,14 @@ class Scheduler:
         self.counters = Counter(added=3)
         self.held_blocks = self.queue_size = 0
         self.blocks = [9, 8, 7, 6, 5]
+        self.pieces, self.changed = 3, False
 
-    def collect_prefixes(self, budget: Budget) -> Collected:
-        return Collected(KEPT, self.blocks, [])
+    def collect_prefixes(self, budget: Budget) -> Iterator[Collected | None]:
+        for _ in range(self.pieces):
+            yield None
+            if self.changed:
+                return
+        yield Collected(KEPT, self.blocks, [])
 
 
 class Link:
@@ -175,4 +180,37 @@ async def test_an_empty_cache_replaces_nothing(
         nursery.start_soon(idle.run)
         await trio.sleep(EVERY + 5)
         assert idle.files == ["lock"]
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.trio
+async def test_others_run_while_there_is_much_to_list(idle: Idle) -> None:
+    turns = 0
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            await trio.lowlevel.checkpoint()
+            turns += 1
+
+    idle.scheduler.pieces = 50
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(count)
+        await idle.saver._save(idle.scheduler, idle.link)  # type: ignore[arg-type]
+        nursery.cancel_scope.cancel()
+    assert turns >= 50 and idle.link.parts == WHOLE
+
+
+@pytest.mark.trio
+async def test_what_has_changed_while_it_was_listed_is_kept_another_time(
+    idle: Idle, autojump_clock: trio.testing.MockClock
+) -> None:
+    idle.scheduler.changed = True
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(idle.run)
+        await trio.sleep(EVERY + 5)
+        assert not idle.link.parts and idle.files == ["lock"]
+        idle.scheduler.changed = False
+        await trio.sleep(EVERY + 5)
+        assert idle.link.parts == WHOLE, "although nobody was there since"
         nursery.cancel_scope.cancel()

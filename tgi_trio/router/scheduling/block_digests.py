@@ -26,13 +26,17 @@ def begin_digests(namespace: tuple[int, str]) -> bytes:
     return _digest(f"{adapter} {salt}".encode("utf-8", "surrogatepass"))
 
 
-def extend_digests(digests: list[bytes], before: bytes, key: bytes, block_bytes: int) -> None:
+def extend_digests(
+    digests: list[bytes], before: bytes, key: bytes, block_bytes: int, most: int | None = None
+) -> None:
     """Append the digests of those whole blocks of `key` that `digests` lacks, from its end on.
 
-    `before`: what stands before the first block; `block_bytes`: of a block's tokens.
+    `before`: what stands before the first block; `block_bytes`: of a block's tokens; `most`: blocks
+    of `key` that count.
     """
     last = digests[-1] if digests else before
-    for start in range(len(digests) * block_bytes, len(key) - block_bytes + 1, block_bytes):
+    end = len(key) if most is None else min(most * block_bytes, len(key))
+    for start in range(len(digests) * block_bytes, end - block_bytes + 1, block_bytes):
         last = _digest(last + key[start : start + block_bytes])
         digests.append(last)
 

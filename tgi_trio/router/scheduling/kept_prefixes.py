@@ -10,6 +10,7 @@ numbers are a server's own, and what follows an image, which tokens do not ident
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -142,11 +143,39 @@ class _Block(NamedTuple):
     slot: int  # of the snapshot behind it; 0: there is none
 
 
+class _Run:
+    """Blocks that are kept one behind the other."""
+
+    __slots__ = ("blocks", "parent", "salt", "slots", "snapshots", "tokens")
+
+    def __init__(self, salt: str, parent: int) -> None:
+        self.salt, self.parent = salt, parent
+        self.tokens = bytearray()
+        self.blocks: list[int] = []
+        self.snapshots: list[int] = []
+        self.slots: list[int] = []
+
+    def add(self, block: _Block) -> None:
+        self.tokens += block.origin.tokens
+        if block.slot:
+            self.snapshots.append(len(self.blocks))
+            self.slots.append(block.slot)
+        self.blocks.append(block.number)
+
+
+PIECE: Final = 128  # blocks, which take 2 ms, after which others may run
+
+
 def collect(
     cache: PrefixCache, states: StateMemory | None, tier: HostTier | None, budget: Budget
-) -> Collected:
-    """Return what is kept of a cache and of copies. Changes nothing but the budget."""
+) -> Iterator[Collected | None]:
+    """Yield None after every `PIECE` blocks or so, and at last what is kept of a cache and copies.
+
+    Changes nothing but the budget. Nothing may have changed when it goes on.
+    """
     kept: dict[bytes, _Block] = {}
+    followers: Counter[bytes] = Counter()
+    done = 0
 
     def keep(digest: bytes, origin: Origin, run: object, number: int) -> bool:
         """Keep a block if that can be used, and paid; returns whether it is kept."""
@@ -161,50 +190,55 @@ def collect(
         slot = None if states is None else states.find_kept(max(0, number), digest)
         paid = slot is not None and budget.take_slot()
         kept[digest] = _Block(origin, run, number, slot if paid and slot is not None else 0)
+        followers[origin.before] += 1
         return True
 
     for node in cache.recent():
-        found = zip(cache.digests_of(node), cache.origins_of(node), node.blocks, strict=True)
-        for digest, origin, block in found:
-            if not keep(digest, origin, node, block):
-                break
+        useful, last = True, 0
+        while useful and last < len(node.blocks):
+            first, last = last, min(last + PIECE, len(node.blocks))
+            digests = cache.digests_of(node, last)[first:last]
+            origins, blocks = cache.origins_of(node, first, last), node.blocks[first:last]
+            for digest, origin, block in zip(digests, origins, blocks, strict=True):
+                if not (useful := keep(digest, origin, node, block)):
+                    break
+            if (done := done + last - first) >= PIECE:
+                done = 0
+                yield None
     for digest, origin, place in tier.recent() if tier is not None else ():
         keep(digest, origin, tier, -place)
-    return _join(cache.block_size, kept)
+        if (done := done + 1) >= PIECE:
+            done = 0
+            yield None
+    yield from _join(cache.block_size, kept, followers)
 
 
-def _join(block_size: int, kept: dict[bytes, _Block]) -> Collected:
-    """Return blocks as runs, which end where several others follow."""
-    followers = Counter(block.origin.before for block in kept.values())
-    runs: list[list[_Block]] = []
-    parents: list[int] = []
+def _join(
+    block_size: int, kept: dict[bytes, _Block], followers: Counter[bytes]
+) -> Iterator[Collected | None]:
+    """Yield blocks as runs, which end where several others follow; likewise piece by piece."""
+    runs: list[_Run] = []
     ends: dict[bytes, int] = {}  # runs by the digests of their last blocks
-    for digest, block in kept.items():
+    for done, (digest, block) in enumerate(kept.items(), 1):
         before = block.origin.before
-        parent = ends.get(before, -1)
-        if parent >= 0 and followers[before] == 1 and kept[before].run is block.run:
-            runs[parent].append(block)
-            ends[digest] = parent
-        else:
-            ends[digest] = len(runs)
-            runs.append([block])
-            parents.append(parent)
-    prefixes = KeptPrefixes(
-        block_size,
-        tuple(
-            KeptRun(
-                run[0].origin.namespace[1],
-                parent,
-                b"".join(block.origin.tokens for block in run),
-                tuple(at for at, block in enumerate(run) if block.slot),
-            )
-            for run, parent in zip(runs, parents, strict=True)
-        ),
-    )
-    blocks = [block for run in runs for block in run]
-    return Collected(
-        prefixes, [block.number for block in blocks], [block.slot for block in blocks if block.slot]
-    )
+        place = ends.get(before, -1)
+        if place < 0 or followers[before] > 1 or kept[before].run is not block.run:
+            runs.append(_Run(block.origin.namespace[1], place))
+            place = len(runs) - 1
+        runs[place].add(block)
+        ends[digest] = place
+        if not done % PIECE:
+            yield None
+    made: list[KeptRun] = []
+    blocks: list[int] = []
+    slots: list[int] = []
+    for done, run in enumerate(runs, 1):
+        made.append(KeptRun(run.salt, run.parent, bytes(run.tokens), tuple(run.snapshots)))
+        blocks += run.blocks
+        slots += run.slots
+        if not done % PIECE:
+            yield None
+    yield Collected(KeptPrefixes(block_size, tuple(made)), blocks, slots)
 
 
 def graft(kept: KeptPrefixes, blocks: list[int], cache: PrefixCache) -> dict[int, bytes]:

@@ -10,7 +10,7 @@ block that has a snapshot of the states. Copies of evicted blocks may be kept in
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from tgi_trio.ipc.transfers import Transfer
 from tgi_trio.router.scheduling import kept_prefixes
@@ -303,8 +303,8 @@ class KvMemory:
         if self._ahead is not None:
             self._ahead.note_over(count)
 
-    def collect_prefixes(self, budget: Budget) -> Collected:
-        """Return the prefixes to keep beyond the shard's end, most recently used first."""
+    def collect_prefixes(self, budget: Budget) -> Iterator[Collected | None]:
+        """Yield None piece by piece, then the prefixes to keep, most recently used first."""
         return kept_prefixes.collect(self._cache, self.states, self.tier, budget)
 
     def restore_prefixes(self, found: KeptPrefixes, on_device: int) -> None:

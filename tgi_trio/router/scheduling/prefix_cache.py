@@ -275,8 +275,8 @@ class PrefixCache:
             self._leaving(digests, node.blocks[keep:], origins)
         return node.blocks[keep:]
 
-    def digests_of(self, node: Node) -> list[bytes]:
-        """Return the digests of a node's blocks."""
+    def digests_of(self, node: Node, last: int | None = None) -> list[bytes]:
+        """Return the digests of a node's blocks, or at least of its first `last`."""
         path = [node]
         while (above := path[-1].parent) is not None and len(above.digests) < len(above.blocks):
             path.append(above)
@@ -284,20 +284,22 @@ class PrefixCache:
         if above is not None and above.digests:
             before = above.digests[-1]
         for each in reversed(path):
-            extend_digests(each.digests, before, each.key, self._block_bytes)
+            most = last if each is node else None
+            extend_digests(each.digests, before, each.key, self._block_bytes, most)
             before = each.digests[-1] if each.digests else before
         return node.digests
 
-    def origins_of(self, node: Node, first: int = 0) -> list[Origin]:
-        """Return what a node's blocks were computed for, from the `first` on."""
+    def origins_of(self, node: Node, first: int = 0, last: int | None = None) -> list[Origin]:
+        """Return what a node's blocks were computed for, from the `first` up to the `last`."""
         size, before = self._block_bytes, begin_digests(node.namespace)
         if node.parent is not None and node.parent.blocks:
             before = self.digests_of(node.parent)[-1]
-        befores = [before, *self.digests_of(node)]
-        return [
-            Origin(node.namespace, befores[at], node.key[at * size : (at + 1) * size])
-            for at in range(first, len(node.blocks))
-        ]
+        last = len(node.blocks) if last is None else last
+        digests = self.digests_of(node, last)
+        befores = digests[first - 1 : last] if first else [before, *digests[:last]]
+        keys = (node.key[start : start + size] for start in range(first * size, last * size, size))
+        pairs = zip(befores, keys, strict=False)  # the last digest stands before the next node
+        return [Origin(node.namespace, each, key) for each, key in pairs]
 
     def discard(self, node: Node) -> list[int]:
         """Remove `node` if it is unpinned and a leaf; returns its blocks."""

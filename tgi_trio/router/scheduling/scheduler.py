@@ -10,6 +10,7 @@ acknowledges the FILTER that names it. Until then a running step may still write
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from heapq import heappop, heappush
 
 from tgi_trio.errors import Overloaded, ValidationError
@@ -74,6 +75,7 @@ class Scheduler:
         self._arrivals = 0
         self._admissions = 0
         self._number = 0  # of the last command
+        self._changes = 0  # of what the memory holds
         self._budget_sent: int | None = None
         # added, admitted, finished, failed, expired, overloaded, refused_deadline, preempted,
         # replayed, aborted_<state>; in tokens: prefill_tokens, prefix_hit_tokens, of which
@@ -169,10 +171,12 @@ class Scheduler:
 
     def evict_adapter(self, adapter: int, now: float) -> None:
         """Free the cached prefixes of an adapter number that will not be used again."""
+        self._changes += 1
         self._memory.evict_adapter(adapter)
 
     def commit(self, step: StepReport, now: float) -> list[Progress]:
         """Apply a step's report; returns the progress of every row whose client still listens."""
+        self._changes += 1
         self._sequence_table.ended.clear()
         self._sequence_table.acknowledge(step.acknowledged)
         if step.seen_sequence:
@@ -183,6 +187,7 @@ class Scheduler:
 
     def fault(self, faults: list[Fault], acknowledged: int, now: float) -> list[int]:
         """End the sequences that a step failed on; returns those whose clients must be told."""
+        self._changes += 1
         self._sequence_table.acknowledge(acknowledged)
         failed = []
         for fault in faults:
@@ -201,6 +206,7 @@ class Scheduler:
         Returns the sequence that crashed the shard if `Isolation` has found it; it has failed.
         """
         self._step_budget = StepBudget(self.limits)
+        self._changes += 1
         self._number = 0
         self._budget_sent = None
         on_board = (SequenceState.PREFILLING, SequenceState.RUNNING)
@@ -210,14 +216,22 @@ class Scheduler:
         self.counters["replayed"] += self._sequence_table.lose(culprit)
         return [culprit.id] if culprit is not None else []
 
-    def collect_prefixes(self, budget: Budget) -> Collected:
-        """Return the computed prefixes that are kept beyond the shard's end."""
-        return self._memory.collect_prefixes(budget)
+    def collect_prefixes(self, budget: Budget) -> Iterator[Collected | None]:
+        """Yield None piece by piece, then the computed prefixes to keep beyond the shard's end.
+
+        Others may run between two pieces. If anything has changed then, nothing is found.
+        """
+        before = self._changes
+        for found in self._memory.collect_prefixes(budget):
+            yield found
+            if self._changes != before:
+                return
 
     def restore_prefixes(self, kept: KeptPrefixes, on_device: int) -> None:
         """Take prefixes that a new shard has read, so many runs of them into the device's memory;
         before anything else is sent to it.
         """
+        self._changes += 1
         self._memory.restore_prefixes(kept, on_device)
 
     # -- what to send --------------------------------------------------------------------------
@@ -242,6 +256,7 @@ class Scheduler:
             commands.append(Limits(self._next_number(), budget))
         rows = [sequence.prefill_row() for sequence in admitted]
         commands += prefills(rows, self._next_number)
+        self._changes += bool(commands)
         return commands
 
     def _count_copies(self, transfers: list[Transfer]) -> None:

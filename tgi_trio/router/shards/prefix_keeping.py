@@ -72,7 +72,10 @@ async def collect_prefixes(
     with trio.move_on_after(_LAST_ACKNOWLEDGEMENT):
         while engine.scheduler.held_blocks:
             await trio.sleep(_LOOK_AGAIN)
-    return engine.scheduler.collect_prefixes(store.budget(info, memory))
+    *_, found = engine.scheduler.collect_prefixes(store.budget(info, memory))
+    if found is None:
+        raise RuntimeError("prefixes have changed while nobody else ran")
+    return found
 
 
 async def keep_prefixes(

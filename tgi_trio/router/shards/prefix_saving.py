@@ -1,8 +1,8 @@
 """Keeps computed prefixes now and then while a server is idle, for the case that it is killed.
 
-They are written part by part, each in some milliseconds, and no further part is ordered once a
-request has come: so a request waits for one part at most. What was kept before stays until
-everything is on the disk.
+They are listed piece by piece and written part by part, each in some milliseconds, and no further
+part is ordered once a request has come: so a request waits for one part at most. What was kept
+before stays until everything is on the disk.
 """
 
 from __future__ import annotations
@@ -68,7 +68,9 @@ class PrefixSaver:
         """Keep what there is, unless somebody comes meanwhile."""
         store, began = self._store, trio.current_time()
         added = scheduler.counters["added"]
-        found = scheduler.collect_prefixes(store.budget(self._info, self._memory))
+        found = await self._collect(scheduler)
+        if found is None:  # of what was seen some may be gone: another time
+            return
         if not found.blocks:
             self._saved = added
             return
@@ -95,9 +97,17 @@ class PrefixSaver:
             return
         log.info(
             "prefixes: %d tokens are kept in %s while nobody is served (%.0f MB in %.1f s)",
-            found.prefixes.blocks * found.prefixes.block_size,
+            len(found.blocks) * found.prefixes.block_size,
             *(store.folder, nbytes / _MEGABYTE, trio.current_time() - began),
         )
+
+    async def _collect(self, scheduler: Scheduler) -> Collected | None:
+        """Return what there is, with others running meanwhile; None if that has changed it."""
+        for found in scheduler.collect_prefixes(self._store.budget(self._info, self._memory)):
+            if found is not None:
+                return found
+            await trio.lowlevel.checkpoint()
+        return None
 
     def _finish(self, order: KeepOrder, found: Collected) -> None:
         self._store.sync(order)
