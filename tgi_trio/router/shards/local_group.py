@@ -17,24 +17,21 @@ import trio
 from tgi_trio.ipc.command_channel import CommandChannel
 from tgi_trio.ipc.control import Vitals
 from tgi_trio.ipc.doorbell import affordable_spin_us
-from tgi_trio.ipc.endpoints import DEFAULT_RING_BYTES, Endpoints
-from tgi_trio.ipc.frame_codec import frame_bytes
-from tgi_trio.ipc.frames import Kind
+from tgi_trio.ipc.endpoints import Endpoints
 from tgi_trio.ipc.router_end import ReplyBell, RouterEnd
 from tgi_trio.ipc.shard_settings import ShardSettings
-from tgi_trio.ipc.startup import BLOCK_SIZE, WarmupRequest
+from tgi_trio.ipc.startup import WarmupRequest
 from tgi_trio.ipc.tcp import TcpSpec
 from tgi_trio.ipc.tcp_router_end import TcpRouterEnd
 from tgi_trio.ipc.waiting import WaitingShards
 from tgi_trio.router.shards.contact import RankSource
 from tgi_trio.router.shards.group import Group, Rank, StartGroup
 from tgi_trio.router.shards.remote_rank import RemoteRank
+from tgi_trio.router.shards.ring_sizes import command_ring_bytes, plan_ring_bytes
 from tgi_trio.router.shards.shard_instance import ShardArgv, ShardInstance
 from tgi_trio.sockets import address_text
 
 _LAST_GASP = 0.2  # seconds for a crashing rank to exit: its exit code says more than SIGKILL's
-_PLANS_IN_A_RING = 4  # a follower is at most one step behind; the rest is room for wrapping around
-_DEEP_LAYERS = 64  # more than any model's images add features to
 
 
 class LocalGroup:
@@ -86,14 +83,20 @@ class LocalGroup:
         """Start every rank; leaving the context kills those that still run. Main thread only."""
         with ExitStack() as stack:
             bell = stack.enter_context(ReplyBell())
-            leading = Endpoints.create(0, incarnation, reply_bell=bell.fd, spin_us=spin_us)
+            leading = Endpoints.create(
+                0,
+                incarnation,
+                request_bytes=command_ring_bytes(request),
+                reply_bell=bell.fd,
+                spin_us=spin_us,
+            )
             channels = [stack.enter_context(leading)]
             here = settings.world_size - (len(source.ranks) if source else 0)
             for rank in range(1, here):
                 follower = Endpoints.create(
                     rank,
                     incarnation,
-                    request_bytes=_plan_ring_bytes(request),
+                    request_bytes=plan_ring_bytes(request),
                     spin_us=spin_us,
                 )
                 channels.append(stack.enter_context(follower))
@@ -136,7 +139,7 @@ class LocalGroup:
         """Start a group of one rank on another machine; leaving the context ends it."""
         contact = source.take(0)
         own = replace(settings, rank=0, image_arena=-1)
-        largest = _plan_ring_bytes(request)
+        largest = command_ring_bytes(request)
         with (
             RemoteRank.start(contact, own, incarnation, largest) as rank,
             closing(TcpRouterEnd(os.dup(contact.frames_fd), largest, rank.describe)) as end,
@@ -223,7 +226,7 @@ def _start_remote_ranks(
     remote = _RemoteRanks(
         [], replace(settings, meeting=address_text(meeting)), meeting.fileno(), [], []
     )
-    largest = _plan_ring_bytes(request)
+    largest = plan_ring_bytes(request)
     for rank, contact in zip(source.ranks, contacts, strict=True):
         own = replace(remote.settings, rank=rank, tokenizer_file=None, image_arena=-1)
         start = RemoteRank.start(contact, own, incarnation, largest)
@@ -237,15 +240,3 @@ def _listen(host: str) -> socket.socket:
     """Return the socket on which rank 0 listens for the other ranks, at this machine's `host`."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     return socket.create_server((host, 0), family=family)
-
-
-def _plan_ring_bytes(request: WarmupRequest) -> int:
-    """Return the size in bytes of a ring with room for a few of the largest plans."""
-    rows, tokens = request.max_batch_size, max(request.max_prefill_tokens, request.max_batch_size)
-    entries = rows * -(-request.max_total_tokens // BLOCK_SIZE)
-    images = {"features": tokens, "layers": _DEEP_LAYERS, "rotary": 3 * tokens, "limits": tokens}
-    images["images"] = rows * request.max_images  # that layers attend to
-    largest = frame_bytes(
-        Kind.PLAN, rows=rows, tokens=tokens, entries=entries, unknown=tokens, states=rows, **images
-    )
-    return max(DEFAULT_RING_BYTES, 1 << (_PLANS_IN_A_RING * largest - 1).bit_length())
