@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 import time
 from array import array
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -39,8 +40,8 @@ class LoopWatch(trio.abc.Instrument):
             self.turns.extend((now, now - began, time.thread_time() - cpu))
 
 
-def serve(file: Path, argv: list[str]) -> int:
-    """Serve until a signal says stop; returns the exit code."""
+def serve(file: Path, argv: list[str], main: Callable[[list[str]], int] = main) -> int:
+    """Serve by `main` until a signal says stop; returns the exit code."""
     watch = LoopWatch()
     # The launcher has no seam for benchmarks.
     trio.run = partial(trio.run, instruments=[watch])  # type: ignore[assignment]

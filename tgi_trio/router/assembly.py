@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 import os
 import socket
@@ -20,6 +19,7 @@ from tgi_trio.router.adapters.registry import AdapterRegistry
 from tgi_trio.router.adapters.wordings import Wordings
 from tgi_trio.router.engine.engine import AdmissionLimits, Engine
 from tgi_trio.router.facade import EngineFacade
+from tgi_trio.router.garbage import collect_when_idle, collecting_young
 from tgi_trio.router.grammar_checker import GrammarChecker, GrammarLimits
 from tgi_trio.router.http.app import Application
 from tgi_trio.router.http.call import HttpSettings
@@ -151,29 +151,9 @@ class Assembly:
         """
         for listener in (*listeners, *for_metrics):
             start_listening(listener, BACKLOG)
-        gc.freeze()  # what is loaded by now stays: no collection need ever walk it again
-        gc.enable()  # see `__main__.serve`
         try:
-            async with trio.open_nursery() as nursery:
-                if for_metrics:
-                    watched = Application(self._facade, routes=operations.WATCHED)
-                    plain = ServerSettings(graceful_timeout=GRACE)
-                    nursery.start_soon(serve, watched, for_metrics, plain, shutdown)
-                acceptor = counted_acceptor(self._metrics, most_connections(), "tgi")
-                with self._application.pace.watching():
-                    async with trio.open_nursery() as watching:
-                        known = self._application.http.api_keys
-                        watching.start_soon(self._wordings.warm, self._facade.adapters)
-                        watching.start_soon(watch_keys, self._keys, known, self._take_keys)
-                        await serve(
-                            self._application,
-                            listeners,
-                            self._server,
-                            shutdown,
-                            acceptor=acceptor,
-                            task_status=task_status,
-                        )
-                        watching.cancel_scope.cancel()
+            with collecting_young():  # from now on: see `__main__.serve`
+                await self._serve(listeners, for_metrics, shutdown, task_status)
         finally:
             if self._grammars is not None:
                 await self._grammars.close()
@@ -186,6 +166,35 @@ class Assembly:
         store = self._application.responses
         self._metrics.gauge("tgi_stored_responses", len(store))
         self._metrics.gauge("tgi_stored_responses_bytes", store.used)
+
+    async def _serve(
+        self,
+        listeners: Sequence[socket.socket],
+        for_metrics: Sequence[socket.socket],
+        shutdown: trio.Event,
+        task_status: trio.TaskStatus[list[str]],
+    ) -> None:
+        async with trio.open_nursery() as nursery:
+            if for_metrics:
+                watched = Application(self._facade, routes=operations.WATCHED)
+                plain = ServerSettings(graceful_timeout=GRACE)
+                nursery.start_soon(serve, watched, for_metrics, plain, shutdown)
+            acceptor = counted_acceptor(self._metrics, most_connections(), "tgi")
+            with self._application.pace.watching():
+                async with trio.open_nursery() as watching:
+                    known = self._application.http.api_keys
+                    watching.start_soon(self._wordings.warm, self._facade.adapters)
+                    watching.start_soon(collect_when_idle, lambda: self._facade.load()[0])
+                    watching.start_soon(watch_keys, self._keys, known, self._take_keys)
+                    await serve(
+                        self._application,
+                        listeners,
+                        self._server,
+                        shutdown,
+                        acceptor=acceptor,
+                        task_status=task_status,
+                    )
+                    watching.cancel_scope.cancel()
 
     def _take_keys(self, keys: tuple[str, ...]) -> None:
         """Have these keys open from the next request on."""

@@ -131,7 +131,10 @@ class HttpRequest(TrioASGIHTTPConnection):
 
     async def _serve(self, transport: Transport, receive: Receive, send: Send) -> None:
         self.transport, self._receive = transport, receive
-        with self.resources:
+        with ExitStack() as references, self.resources:
+            # They refer to this request: no garbage may be left to be looked for.
+            references.callback(cast("dict[str, Any]", self.scope).pop, _SCOPE_KEY, None)
+            references.callback(transport.on_leave, None)
             with self._serving:
                 await self._transmit(send, await self._find_reply(send))
             if self._left and not self._answered:

@@ -85,9 +85,7 @@ class Connection:
         self.stream = stream
         self.limits = limits
         self.draining = draining
-        self.idle_watch = IdleWatch(
-            self.hang_up, draining, keep_alive_timeout, limits.head_timeout, waiting
-        )
+        self.idle_watch = IdleWatch(draining, keep_alive_timeout, limits.head_timeout, waiting)
         self.plain: trio.SocketStream | None = (
             stream if isinstance(stream, trio.SocketStream) else None
         )
@@ -119,13 +117,16 @@ class Connection:
                 return  # disconnected already
             async with trio.open_nursery() as self._nursery:
                 self.idle_watch.begin()
-                self._nursery.start_soon(self.idle_watch.run)
+                self._nursery.start_soon(self.idle_watch.run, self.hang_up)
                 await speak(self)
                 self.idle_watch.end()
                 await self.end()
         finally:
             self.idle_watch.end()  # also when cancelled
-            await self._close_now()
+            try:
+                await self._close_now()
+            finally:  # they refer to this connection: no garbage may be left to be looked for
+                self._on_end = self._say_goodbye = self._nursery = None
 
     async def _shake_hands(self) -> bool:
         try:

@@ -134,7 +134,8 @@ class Http1:
         self.client = CLIENT_BEGINS  # the state of the client's side
         self.server = SERVER_BEGINS  # the state of the server's side
         self.framing = _SIZED  # of the current answer, once it has a head
-        self._parser = httptools.HttpRequestParser(self)
+        # None once nothing more is received.
+        self._parser: httptools.HttpRequestParser | None = httptools.HttpRequestParser(self)
         self._events: list[ClientEvent] = []  # of the current call of `receive`
         self._first = b""  # bytes that may become HTTP/2's preface
         self._head_size = 0  # bytes received of an incomplete head
@@ -187,6 +188,14 @@ class Http1:
         self._count_body(count)
         return self._events
 
+    def end_reading(self) -> None:
+        """Record that nothing more is received. Idempotent.
+
+        The parser and this object refer to each other: without this, both would be garbage that
+        only Python's collector finds, which stops the loop to look at everything.
+        """
+        self._parser = None
+
     def _count_body(self, count: int) -> None:
         self._body_left -= count
         if not self._body_left:
@@ -209,6 +218,8 @@ class Http1:
 
     def _feed(self, data: bytes) -> None:
         while data and self.client not in NOT_READ and self.server is not _DRAINING:
+            if self._parser is None:
+                raise ValueError("nothing is received after the end")
             try:
                 self._parser.feed_data(data)
                 return
@@ -240,14 +251,15 @@ class Http1:
 
     def on_headers_complete(self) -> None:
         """Called by the parser: the head is complete."""
-        if self.client is not _HEAD:
+        parser = self._parser
+        if self.client is not _HEAD or parser is None:
             return
-        version, method = self._parser.get_http_version(), self._parser.get_method()
+        version, method = parser.get_http_version(), parser.get_method()
         if not version.startswith("1."):
             self._refused_with = 505
             raise ValueError("requests have HTTP/1.1's form here, or that of 1.0")
         headers = dict(self._headers)
-        if self._parser.should_upgrade() and b"upgrade" in headers:
+        if parser.should_upgrade() and b"upgrade" in headers:
             self._read_again(version, method)
             return
         if version == "1.1" and b"host" not in headers:
@@ -260,7 +272,7 @@ class Http1:
             self._target,
             version,
             self._headers,
-            version == "1.1" and self._parser.should_keep_alive(),
+            version == "1.1" and parser.should_keep_alive(),
             headers.get(b"expect", b"").lower() == b"100-continue",
         )
         length = headers.get(b"content-length", b"")

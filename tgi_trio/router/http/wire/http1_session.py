@@ -56,7 +56,10 @@ class Http1Session:
         Return the bytes received so far if the client turns out to speak HTTP/2, otherwise none.
         """
         self._connection.on_end(self._on_end)
-        await self._connection.read(self._take, self)
+        try:
+            await self._connection.read(self._take, self)
+        finally:
+            self._http1.end_reading()
         if not self._switched:
             await self._on_end()
         return self._switched

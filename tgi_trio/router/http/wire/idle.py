@@ -50,18 +50,16 @@ class IdleWatch:
 
     def __init__(
         self,
-        hang_up: Callable[[], Awaitable[None]],
         draining: trio.Event,
         keep_alive_timeout: float,
         head_timeout: float,
         waiting: IdleConnections,
     ) -> None:
-        """`hang_up` closes the connection; `draining` is set when the server shuts down.
+        """`draining` is set when the server shuts down.
 
         `waiting`: the list of connections that wait for a request. Seconds:
         `keep_alive_timeout` between requests, `head_timeout` as in ConnectionLimits.
         """
-        self._hang_up = hang_up
         self._draining = draining
         self._keep_alive_timeout = keep_alive_timeout
         self._head_timeout = head_timeout
@@ -102,8 +100,8 @@ class IdleWatch:
         self._waiting.discard(self)
         self._scope.cancel()
 
-    async def run(self) -> None:
-        """Watch until the end."""
+    async def run(self, hang_up: Callable[[], Awaitable[None]]) -> None:
+        """Watch until the end; `hang_up` closes the connection."""
         while not self._ended:
             until = min(self._deadline, trio.current_time() + self._patience)
             with trio.CancelScope(deadline=until) as self._scope:
@@ -112,5 +110,5 @@ class IdleWatch:
             if self._ended or (drains and self._deadline == math.inf):
                 return  # what is being served closes the connection after its answer
             if drains or self._deadline <= trio.current_time():
-                await self._hang_up()
+                await hang_up()
                 return

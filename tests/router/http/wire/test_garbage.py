@@ -1,0 +1,75 @@
+"""Connections and requests that are over leave no cycles: nothing for Python's collector to find."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+
+import pytest
+import trio
+import trio.testing
+
+from tests.router.http.fake_engine import FakeEngine
+from tests.router.http.served import ENDLESS, STREAM, Client, read_until, served, until
+from tgi_trio.router.http.app import HttpRequest
+from tgi_trio.router.http.wire.connection import Connection
+
+pytestmark = pytest.mark.trio
+
+
+@pytest.fixture
+def uncollected() -> Iterator[None]:
+    """Have nothing collected but by counts of references."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def count_left() -> int:
+    """Return how many connections and requests there are."""
+    return sum(isinstance(each, Connection | HttpRequest) for each in gc.get_objects())
+
+
+@pytest.mark.usefixtures("uncollected")
+@pytest.mark.parametrize("path", ["/generate", "/generate_stream", "/info"])
+async def test_a_connection_that_has_ended_is_gone(http, path):
+    before = count_left()
+    async with served(http=http) as server:
+        for _ in range(3):
+            client = await server.connect()
+            method = "GET" if path == "/info" else "POST"
+            await client.send(method, path, None if method == "GET" else {"inputs": "x"})
+            assert (await client.answer()).status == 200
+            await client.stream.aclose()
+        del client
+        await until(lambda: count_left() <= before)
+
+
+@pytest.mark.usefixtures("uncollected")
+async def test_a_request_whose_client_has_left_is_gone(http):
+    before = count_left()
+    engine = FakeEngine(lambda prompt: ENDLESS)
+    async with served(engine, http) as server:
+        for path in ("/generate_stream", "/generate"):
+            stream = await server.raw()
+            await stream.send_all(Client.request("POST", path, STREAM, {}))
+            await until(lambda: bool(engine.live))
+            if path == "/generate_stream":
+                await read_until(stream, b"\r\n\r\n")
+            stream.socket.close()
+            await until(lambda: not engine.live and engine.permits == 0)
+        engine.left.clear()
+        await until(lambda: count_left() <= before)
+
+
+@pytest.mark.usefixtures("uncollected")
+async def test_what_is_no_request_is_gone(http):
+    before = count_left()
+    async with served(http=http) as server:
+        for data in (b"\x00\x01\x02\r\n\r\n", b"GET / HTTP/1.1\r\n\r\n", b"GE"):
+            stream = await server.raw()
+            await stream.send_all(data)
+            await trio.testing.wait_all_tasks_blocked()
+            await stream.aclose()
+        await until(lambda: count_left() <= before)
