@@ -32,7 +32,7 @@ async def test_nobody_who_is_served_waits_for_a_look(
     house = House()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(house.run)
-        house.young = 50
+        house.young = 250
         await trio.sleep(1000)
         assert house.looks == 0
         house.requests = 0
@@ -51,7 +51,7 @@ async def test_a_server_that_is_never_idle_does_not_grow(
     async with trio.open_nursery() as nursery:
         nursery.start_soon(house.run)
         for _ in range(3):
-            house.young = 100
+            house.young = 300
             await trio.sleep(2)
         assert house.looks == 3
         nursery.cancel_scope.cancel()

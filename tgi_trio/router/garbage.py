@@ -18,7 +18,7 @@ import trio
 
 _NEVER: Final = 1 << 30  # collections of young objects after which Python would look at all
 _WORTH: Final = 10  # the same, after which we do when nobody waits for it
-_PRESSING: Final = 100  # and whoever waits: there are some 700,000 objects more than the last time
+_PRESSING: Final = 300  # and whoever waits: there are some two million objects more than before
 _LOOK_AGAIN: Final = 1.0  # seconds
 
 

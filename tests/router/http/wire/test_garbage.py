@@ -1,4 +1,4 @@
-"""Connections and requests that are over leave no cycles: nothing for Python's collector to find."""
+"""Connections and requests that are over leave no cycles for Python's collector to find."""
 
 from __future__ import annotations
 

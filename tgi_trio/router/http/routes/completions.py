@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import cast
 
 from tgi_trio.errors import GrammarError, ValidationError, about, blaming
 from tgi_trio.router.http.answer_fields import fingerprint, new_id, use_model
@@ -28,6 +29,7 @@ from tgi_trio.router.http.messages.render import ending_json, text_json
 from tgi_trio.router.http.messages.response_format import answer_grammar, forms
 from tgi_trio.router.http.messages.usage import StreamUsage, UsageCount
 from tgi_trio.router.http.routes import openai
+from tgi_trio.router.http.routes.tokens import text_of
 from tgi_trio.router.http.sse import DONE
 from tgi_trio.router.request import FinishReason, Request
 from tgi_trio.router.validation import GenerationParameters, fan_out
@@ -61,7 +63,7 @@ async def completions(call: Call) -> Reply:
             one = await validate_request(call, prompt, parameters, request)
         requests += [one] if candidates == 1 else fan_out(one, candidates)
 
-    texts = _texts(call, request, prompts, requests[::candidates])
+    texts = await _texts(call, request, prompts, requests[::candidates])
     echoes = texts if request.echo else [""] * len(prompts)
     characters = sum(map(len, texts))
     top = parameters.top_n_tokens
@@ -146,12 +148,11 @@ def _prompts(call: Call, request: schema.CompletionRequest) -> list[Prompt]:
     prompts: list[Prompt]
     if isinstance(given, str):
         prompts = [given]
-    elif all(isinstance(item, int) for item in given):
-        prompts = [[item for item in given if isinstance(item, int)]]
     else:
-        prompts = [item for item in given if not isinstance(item, int)]
-        if len({type(item) for item in given}) > 1:
+        kinds = set(map(type, given))  # there may be a million
+        if len(kinds) > 1:
             raise invalid_value("prompt", "texts and token ids cannot be mixed")
+        prompts = cast("list[Prompt]", [given] if kinds == {int} else given)
     check_batch_size(call, len(prompts))
     return prompts
 
@@ -192,17 +193,16 @@ def _forget(result: Result) -> Result:
     return replace(result, outcome=nothing, tokens=[])
 
 
-def _texts(
+async def _texts(
     call: Call,
     request: schema.CompletionRequest,
     prompts: Sequence[Prompt],
     requests: Sequence[Request],
 ) -> list[str]:
     """Return the prompts as text, without what `truncate_prompt_tokens` cut off."""
-    decode = call.wording.tokenizer.decode
     whole = request.truncate_prompt_tokens is None
     return [
-        prompt if whole and isinstance(prompt, str) else decode(one.prompt_ids)
+        prompt if whole and isinstance(prompt, str) else await text_of(call, one.prompt_ids)
         for prompt, one in zip(prompts, requests, strict=True)
     ]
 

@@ -6,6 +6,7 @@ import numpy as np
 import orjson
 import trio
 
+from tgi_trio.ipc.messages import IntArray
 from tgi_trio.router.http.answer_fields import use_model
 from tgi_trio.router.http.call import Call, Reply, Route
 from tgi_trio.router.http.call_validation import expand_images
@@ -62,7 +63,7 @@ async def detokenize(call: Call) -> Reply:
     await use_model(call, request.model)
     ids = np.array(request.tokens, dtype=np.int32)
     call.engine.validator.check_ids(ids, "tokens")
-    text = await _text_of(call, ids.tolist())
+    text = await text_of(call, ids, skip_special=False)
     answer = {"prompt": text}
     if request.model is None:  # llama.cpp's clients read `content`, and never name a model
         answer["content"] = text
@@ -98,12 +99,12 @@ async def tokenize_text(call: Call, text: str, add_special_tokens: bool) -> Enco
     return await trio.to_thread.run_sync(encode, text, add_special_tokens, abandon_on_cancel=True)
 
 
-async def _text_of(call: Call, ids: list[int]) -> str:
-    """Return the text of tokens, including special ones; many are decoded in a thread."""
+async def text_of(call: Call, ids: IntArray, *, skip_special: bool = True) -> str:
+    """Return the text of tokens, int32 [n]; many are decoded in a thread."""
     decode = call.wording.tokenizer.decode
     if len(ids) <= INLINE_CHARACTERS:
-        return decode(ids, False)
-    return await trio.to_thread.run_sync(decode, ids, False, abandon_on_cancel=True)
+        return decode(ids, skip_special)
+    return await trio.to_thread.run_sync(decode, ids, skip_special, abandon_on_cancel=True)
 
 
 def simple_tokens_json(encoding: Encoding) -> bytes:
