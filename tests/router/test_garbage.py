@@ -62,7 +62,7 @@ def test_python_looks_at_young_objects_alone_meanwhile() -> None:
     with collecting_young():
         assert gc.isenabled() and gc.get_threshold()[:2] == before[:2]
         old = gc.get_stats()[2]["collections"]
-        kept = []
+        kept: list[list[list[int]]] = []
         for _ in range(60):
             kept.append([[] for _ in range(before[0] * before[1])])
         assert gc.get_stats()[1]["collections"] and gc.get_stats()[2]["collections"] == old

@@ -345,3 +345,45 @@ async def test_a_model_whose_texts_are_not_joined_gets_ids(http):
     assert whole.json()["usage"]["prompt_tokens"] == 2 * 6
     added = server.engine.tokenizer.added_tokens
     assert all(added["▁<EOT>"] in each.stopping.stop_ids for each in server.engine.submitted)
+
+
+def count_marks(server: Any) -> list[dict[str, int]]:
+    """Return how often each mark is a token of each prompt."""
+    added = server.engine.tokenizer.added_tokens
+    return [
+        {mark: each.prompt_ids.tolist().count(added[mark]) for mark in MARKS}
+        for each in server.engine.submitted
+    ]
+
+
+async def test_marks_in_a_users_files_are_text(http):
+    """As at llama.cpp: a file that is about infilling is a file like any other."""
+    everything = "".join(MARKS)
+    files = [{"text": everything, "filename": "<|file_sep|>"}]
+    body = {"input_prefix": everything, "input_suffix": everything, "prompt": everything}
+    async with served(engine(), http) as server:
+        first = await ask(server, {**body, "input_extra": files})
+        plain = await ask(server, PLAIN)
+        client = await server.connect()
+        other = await client.post("/v1/completions", {**OTHERS, "input_extra": files})
+        meant = {**OTHERS, "input_extra": files, "prompt": "<|fim_middle|>"}
+        said = await client.post("/v1/completions", meant)
+    assert {first.status, plain.status, other.status, said.status} == {200}
+    own = {"<|file_sep|>": 2, "<|repo_name|>": 1}
+    by_llama, alone, by_openai, by_hand = count_marks(server)
+    once = dict.fromkeys(MARKS, 1)
+    assert by_llama == once | own == by_openai
+    assert alone == once
+    assert by_hand == once | own | {"<|fim_middle|>": 2}
+    assert first.json()["prompt"].count("<|fim_middle|>") == 5
+    assert prompts(server)[0] == "<s>" + first.json()["prompt"]
+
+
+async def test_what_has_no_room_is_counted_as_it_is_read(http):
+    files = [{"text": "<|fim_middle|>" * 30, "filename": f"{n}.py"} for n in range(4)]
+    body = {"input_prefix": "<|fim_prefix|>" * 4, "input_suffix": "b", "input_extra": files}
+    async with served(engine(), http) as server:
+        answer = await ask(server, {**body, "n_predict": 9})
+    assert answer.status == 200 and answer.json()["truncated"]
+    (marks,) = count_marks(server)
+    assert marks["<|fim_middle|>"] == 1 == marks["<|fim_prefix|>"]

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Final, Protocol
 
 import trio
 
 from tgi_trio.errors import ValidationError, about
 from tgi_trio.router.http.call import Call
+from tgi_trio.router.http.gap_fitting import Count
 from tgi_trio.router.http.messages.problems import Refused
 from tgi_trio.router.http.messages.schema import ExtraFile
 from tgi_trio.router.text.infill import Gap, InfillFormat, OtherFile, find_infill
+from tgi_trio.router.text.plain_reading import PlainReader, has_any, special_names
 from tgi_trio.router.validation import GenerationParameters
 
 UNNAMED: Final = "tmp"  # a file without a name, as llama.cpp calls it
@@ -67,15 +70,59 @@ def read_gap(before: str, body: AsksForOthers) -> Gap:
     return Gap(before, body.suffix or "", read_others(body.input_extra))
 
 
-async def write_gap(call: Call, infill: InfillFormat, gap: Gap) -> str | list[int]:
-    """Return the prompt for a gap: a text, or the ids of a format whose texts are not joined.
+async def write_gap(
+    call: Call, infill: InfillFormat, gap: Gap, *, as_file: bool = False
+) -> str | list[int]:
+    """Return the prompt for a gap: a text, or ids where a text would not be read as it is meant.
 
-    Raises ValidationError.
+    In other files the name of a special token is mere text, and around the gap if that is read
+    `as_file`. Raises ValidationError.
     """
     tokenizer = call.wording.tokenizer
-    if not infill.continues:
+    hidden = _find_hidden(call, infill, gap, as_file=as_file)
+    if not hidden and not infill.continues:
         return infill.write(gap, tokenizer.added_tokens)
-    return await trio.to_thread.run_sync(infill.encode, gap, tokenizer, abandon_on_cancel=True)
+
+    def encode() -> list[int]:
+        if not hidden:
+            return infill.encode(gap, tokenizer)
+        reader, meant = PlainReader(tokenizer, hidden), gap
+        if not as_file:
+            before, behind = reader.speak(gap.before), reader.speak(gap.behind)
+            meant = replace(gap, before=before, behind=behind)
+        form = infill.rename(reader.name)
+        if form.continues:
+            return form.encode(meant, reader)
+        ids: list[int] = reader.encode_ids(form.write(meant, reader.added_tokens)).tolist()
+        return ids
+
+    return await trio.to_thread.run_sync(encode, abandon_on_cancel=True)
+
+
+def count_plainly(call: Call, infill: InfillFormat, gap: Gap) -> Count:
+    """Return what counts the tokens of texts around a gap, which are read as files."""
+    hidden = _find_hidden(call, infill, gap, as_file=True)
+    if not hidden:
+        own = None if call.own_wording is None else call.own_wording.tokenizer
+        return partial(call.engine.validator.count_tokens, tokenizer=own)
+    reader = PlainReader(call.wording.tokenizer, hidden)
+
+    async def count(text: str) -> int:
+        read = partial(reader.encode_ids, text, add_special_tokens=False)
+        return len(await trio.to_thread.run_sync(read, abandon_on_cancel=True))
+
+    return count
+
+
+def _find_hidden(call: Call, infill: InfillFormat, gap: Gap, *, as_file: bool) -> frozenset[str]:
+    """Return the names of tokens that are mere text in files; none if no file has any of them."""
+    tokenizer, model = call.wording.tokenizer, call.engine.wordings.model.tokenizer
+    texts = [text for other in gap.others or () for text in (other.text, other.name)]
+    texts += (gap.before, gap.behind) if as_file else ()
+    names = {*special_names(tokenizer), *infill.marks, *infill.others_begin, *infill.ends}
+    names |= tokenizer.added_tokens.keys() - model.added_tokens.keys()  # an adapter's own
+    names &= tokenizer.added_tokens.keys()
+    return frozenset(names) if has_any(texts, names) else frozenset()
 
 
 def read_others(given: Sequence[ExtraFile] | None) -> tuple[OtherFile, ...] | None:

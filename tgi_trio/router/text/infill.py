@@ -11,15 +11,28 @@ which are written in front (Hui et al., 2024, https://arxiv.org/abs/2409.12186).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, Protocol
 
-from tgi_trio.router.text.tokenizer import Tokenizer
+from tgi_trio.ipc.messages import IntArray
 
 # What stands for names that editors do not send: llama.cpp's, so that prompts are the same.
 _REPOSITORY: Final = "myproject"
 _FILE: Final = "filename"
+
+
+class Reader(Protocol):
+    """What reads a prompt: a `Tokenizer`, or a `PlainReader`."""
+
+    @property
+    def added_tokens(self) -> Mapping[str, int]:
+        """Text of an added token -> its id."""
+        ...
+
+    def encode_ids(self, text: str, add_special_tokens: bool = True) -> IntArray:
+        """Return the ids of a text, int32 [tokens]. Raises ValidationError."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +84,7 @@ class InfillFormat:
             return opening + file + self._write_gap(name + gap.before, gap.behind)
         return opening + file + name + self._write_gap(gap.before, gap.behind)
 
-    def encode(self, gap: Gap, tokenizer: Tokenizer) -> list[int]:
+    def encode(self, gap: Gap, tokenizer: Reader) -> list[int]:
         """Return the prompt of a format that `continues`, with what it begins with (BOS).
 
         As Meta's code reads it (`encode_infilling` in https://github.com/meta-llama/codellama): a
@@ -84,8 +97,9 @@ class InfillFormat:
             return ids
 
         others = "".join([self.write_other(each, added) for each in gap.others or ()])
+        opening: list[int] = tokenizer.encode_ids(others).tolist()
         return [
-            *tokenizer.encode_ids(others).tolist(),
+            *opening,
             *(added[self.prefix], *read(gap.before), added[self.suffix]),
             *read(_WEDGE + gap.behind)[len(read(_WEDGE)) :],
             added[self.middle],
@@ -101,6 +115,14 @@ class InfillFormat:
         prefix, suffix = self.prefix + before, self.suffix + behind
         first, second = (suffix, prefix) if self.suffix_first else (prefix, suffix)
         return first + second + self.middle
+
+    def rename(self, name: Callable[[str], str]) -> InfillFormat:
+        """Return the format with other names for its tokens."""
+        parts = {part: name(getattr(self, part)) for part in ("prefix", "suffix", "middle")}
+        several = {
+            part: tuple(map(name, getattr(self, part))) for part in ("repository", "file", "ends")
+        }
+        return replace(self, **parts, **several)
 
     @property
     def marks(self) -> tuple[str, ...]:

@@ -146,6 +146,11 @@ class Tokenizer:
                 )
         return Tokenizer(backend, config, _DERIVED_REMEMBERED)
 
+    @property
+    def backend(self) -> tokenizers.Tokenizer:
+        """The library's tokenizer, which nobody changes."""
+        return self._backend
+
     def encode_ids(self, text: str, add_special_tokens: bool = True) -> IntArray:
         """Return the token ids of `text`, int32 [tokens]. Raises ValidationError."""
         return np.array(self._encode_text(text, add_special_tokens).ids, dtype=np.int32)

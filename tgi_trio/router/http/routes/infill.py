@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 from typing import Any, Final
 
 import trio
@@ -18,7 +17,13 @@ from tgi_trio.router.http.dialects.llama_cpp.sampling import Drawing, read_drawi
 from tgi_trio.router.http.dialects.llama_cpp.schema import InfillRequest
 from tgi_trio.router.http.gap_fitting import fit_gap
 from tgi_trio.router.http.generation import collect_results, stream_events, take_permits
-from tgi_trio.router.http.infilling import end_gaps, find_format, read_others, write_gap
+from tgi_trio.router.http.infilling import (
+    count_plainly,
+    end_gaps,
+    find_format,
+    read_others,
+    write_gap,
+)
 from tgi_trio.router.http.messages.body_reader import BodyReader
 from tgi_trio.router.http.messages.error_shapes import OpenAIShape
 from tgi_trio.router.http.messages.shared_fields import read_seed
@@ -112,16 +117,15 @@ async def _validate(
     """
     added, limits = call.wording.tokenizer.added_tokens, call.engine.limits
     try:
-        prompt = await write_gap(call, infill, gap)
+        prompt = await write_gap(call, infill, gap, as_file=True)
         request = await validate_request(call, prompt, parameters, asked)
         return request, infill.write(gap, added), False
     except PromptTooLong:
         answer = parameters.max_new_tokens or max(1, limits.max_total_tokens // _SHARE)
         most = min(limits.max_input_tokens, limits.max_total_tokens - answer)
-        own = None if call.own_wording is None else call.own_wording.tokenizer
-        count = partial(call.engine.validator.count_tokens, tokenizer=own)
+        count = count_plainly(call, infill, gap)
         fitted = await fit_gap(gap, infill, frozenset(added), most, count)
-    prompt = await write_gap(call, infill, fitted)
+    prompt = await write_gap(call, infill, fitted, as_file=True)
     request = await validate_request(call, prompt, parameters, asked)
     return request, infill.write(fitted, added), True
 
