@@ -173,3 +173,46 @@ async def test_files_that_cannot_be_read_any_more_are_told(engine: FakeEngine, h
         assert answer.status == 422 and "the adapter `mine`: " in answer.text
         assert (await client.post("/v1/chat/completions", CHAT)).status == 200
     assert not engine.permits
+
+
+async def test_pages_tell_of_the_adapter_that_is_named(engine: FakeEngine, http: Any) -> None:
+    own = await engine.wordings.find(engine.adapters.find("mine"))
+    end = own.tokenizer.token_id(END)
+    async with served(engine, http) as server:
+        client = await server.connect()
+        mine = await client.get("/tokenizer_info?model=mine")
+        others = [await client.get(f"/tokenizer_info{q}") for q in ("", "?model=plain", "?x=1")]
+        thoughts = (await client.get("/info")).json()["reasoning"]
+        info = await client.get("/info?model=mine")
+    assert mine.json()["chat_template"] == TEMPLATE and mine.json()["own_ends"] == [end]
+    assert mine.json()["eos_token"] == END
+    assert others[0].json() == others[1].json() == others[2].json()
+    assert others[0].json()["chat_template"] != TEMPLATE and others[0].json()["own_ends"] == []
+    assert info.status == 200 and info.json()["reasoning"] == thoughts is None
+
+
+async def test_thoughts_are_those_of_the_adapter(
+    engine: FakeEngine, http: Any, tmp_path: Path
+) -> None:
+    config = json.loads((tmp_path / "mine/tokenizer_config.json").read_text())
+    config["chat_template"] += "{% if add_generation_prompt %}<think>\n{% endif %}</think>"
+    (tmp_path / "mine/tokenizer_config.json").write_text(json.dumps(config))
+    async with served(engine, http) as server:
+        client = await server.connect()
+        mine = (await client.get("/info?model=mine")).json()
+        base = (await client.get("/info")).json()
+    assert mine["reasoning"]["start"] == "<think>" and base["reasoning"] is None
+    assert mine | {"reasoning": None} == base
+
+
+@pytest.mark.parametrize("path", ["/info", "/tokenizer_info"])
+async def test_pages_refuse_whom_they_do_not_know(engine: FakeEngine, http: Any, path: str) -> None:
+    async with served(engine, http) as server:
+        client = await server.connect()
+        unknown = await client.get(f"{path}?model=yours")
+        twice = await client.get(f"{path}?model=mine&model=plain")
+        (engine.adapters.find("mine").folder / "tokenizer.json").write_text("{}")
+        broken = await client.get(f"{path}?model=mine")
+    assert unknown.status == 404 and "`mine`" in unknown.text
+    assert twice.status == 400 and "more than once" in twice.text
+    assert broken.status == 422 and "the adapter `mine`" in broken.text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from urllib.parse import parse_qs
 
 from tgi_trio import __version__
 from tgi_trio.errors import about
@@ -43,6 +44,19 @@ async def use_model(call: Call, name: str | None) -> str:
         adapter = call.engine.adapters.find(call.adapter)
         call.own_wording = await call.engine.wordings.find(adapter)
     return resolved
+
+
+async def use_queried_model(call: Call) -> None:
+    """Do what `use_model` does, with the `model` that the query names, if any.
+
+    Raises as `use_model`, and Refused (400) for more than one.
+    """
+    given = parse_qs(call.query_string.decode("utf-8", "replace"), keep_blank_values=True)
+    names = given.get("model", [])
+    if len(names) > 1:
+        text = "`model` is given more than once behind the path: send one"
+        raise about(Refused(400, text, "invalid_query"), "model")
+    await use_model(call, names[0] if names else None)
 
 
 def fingerprint(settings: HttpSettings) -> str:

@@ -35,6 +35,7 @@ class Operation:
     reply: Any = None  # a type
     events: Any = None  # the type of its events, where it streams
     failures: tuple[int, ...] = ()
+    query: tuple[str, ...] = ()  # names of what may stand behind its path
     reply_type: str = "application/json"
     body_type: str = "application/json"
     plain: bool = False  # it answers with plain text, if that is asked for
@@ -288,7 +289,14 @@ OPERATIONS = (
         service_replies.DetokenizeResponse,
         failures=(404, 422, 500),
     ),
-    Operation("get", "/tokenizer_info", "Special tokens", reply=service_replies.TokenizerInfo),
+    Operation(
+        "get",
+        "/tokenizer_info",
+        "Special tokens",
+        reply=service_replies.TokenizerInfo,
+        query=("model",),
+        failures=(400, 404, 422),
+    ),
     Operation(
         "post",
         "/chat_tokenize",
@@ -315,7 +323,14 @@ OPERATIONS = (
         failures=(404, 422),
         reply_type="text/plain",
     ),
-    Operation("get", "/info", "Model and limits", reply=service_replies.Info),
+    Operation(
+        "get",
+        "/info",
+        "Model and limits",
+        reply=service_replies.Info,
+        query=("model",),
+        failures=(400, 404, 422),
+    ),
     Operation("get", "/version", "Version of the server", reply=service_replies.Version),
     Operation("get", "/live", "That the router answers", reply=dict[str, bool]),
     Operation("get", "/ready", "Health check", reply=dict[str, bool], failures=(503,)),

@@ -26,6 +26,7 @@ _REJECTED = {
     422: "The body has the wrong shape",
 }
 _FAILURES = {
+    400: "The query cannot be read",
     404: "No such model",
     422: "Input validation error",
     424: "Generation failed",
@@ -98,6 +99,11 @@ def _operation(operation: Operation, schemas: dict[str, Any]) -> dict[str, Any]:
     if parts := re.findall(r"{(\w+)}", operation.path):
         described["parameters"] = [
             {"name": name, "in": "path", "required": True, "schema": _NAME} for name in parts
+        ]
+    if operation.query:
+        described["parameters"] = [
+            {"name": name, "in": "query", "required": False, "schema": _NAME}
+            for name in operation.query
         ]
     if operation.body is not None:
         described["requestBody"] = {

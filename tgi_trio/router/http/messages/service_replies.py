@@ -52,6 +52,7 @@ class TokenizerInfo(Struct, forbid_unknown_fields=True):
     pad_token: str | None
     unk_token: str | None
     chat_template: str | None  # the one for chats without tools
+    own_ends: list[int]  # of an adapter: ids that end its answers beside the model's; ours
 
 
 class ModelInfo(Struct, forbid_unknown_fields=True):

@@ -8,7 +8,7 @@ import orjson
 from msgspec.json import encode
 
 from tgi_trio import __version__
-from tgi_trio.router.http.answer_fields import resolve_model
+from tgi_trio.router.http.answer_fields import resolve_model, use_queried_model
 from tgi_trio.router.http.call import Call, Reply, Route
 from tgi_trio.router.http.dialects.anthropic import replies
 from tgi_trio.router.http.docs_page import DOCS_PAGE
@@ -45,7 +45,8 @@ def _verdict(name: str, good: bool, why: str) -> Reply:
 
 
 async def info(call: Call) -> Reply:
-    """GET /info."""
+    """GET /info; `?model=` names an adapter, of whose thoughts it tells then."""
+    await use_queried_model(call)
     card, limits, thoughts = call.engine.model, call.engine.limits, call.wording.thoughts
     return Reply(
         orjson.dumps(

@@ -7,7 +7,7 @@ import orjson
 import trio
 
 from tgi_trio.ipc.messages import IntArray
-from tgi_trio.router.http.answer_fields import use_model
+from tgi_trio.router.http.answer_fields import use_model, use_queried_model
 from tgi_trio.router.http.call import Call, Reply, Route
 from tgi_trio.router.http.call_validation import expand_images
 from tgi_trio.router.http.dialects.chat import to_conversation
@@ -71,7 +71,11 @@ async def detokenize(call: Call) -> Reply:
 
 
 async def tokenizer_info(call: Call) -> Reply:
-    """GET /tokenizer_info, as in vLLM: for clients that render chats themselves."""
+    """GET /tokenizer_info, as in vLLM: for clients that render chats themselves.
+
+    `?model=` names an adapter, of whose tokenizer, template and ends it tells then.
+    """
+    await use_queried_model(call)
     template = call.wording.chat_template
     special = call.wording.tokenizer.special_tokens
     return Reply(
@@ -81,6 +85,7 @@ async def tokenizer_info(call: Call) -> Reply:
                 "model_max_length": call.engine.limits.max_total_tokens,
                 **{name: special.get(name) for name in _SPECIAL},
                 "chat_template": None if template is None else template.source() or None,
+                "own_ends": list(call.wording.ends),  # not vLLM's
             }
         )
     )
