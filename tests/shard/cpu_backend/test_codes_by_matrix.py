@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from tests.shard.cpu_backend.test_compiler import in_python
 from tests.shard.cpu_backend.test_quantised_kinds import ALL, WHOLE
-from tgi_trio.shard.cpu_backend import instructions
+from tgi_trio.shard.cpu_backend import instructions, verified
 from tgi_trio.shard.cpu_backend.arena import address, allocate_zeroed
 from tgi_trio.shard.cpu_backend.instructions import multiplier_for, multiplies_codes
 from tgi_trio.shard.cpu_backend.kernels.compiling import write_module
@@ -226,3 +226,29 @@ def test_it_is_for_bytes_where_the_machine_has_and_gives_it(
     monkeypatch.undo()
     monkeypatch.setenv("KERNEL_CPU_FEATURES", "+avx512f,+avx512bw,+avx512vnni")
     assert not multiplier_for(ALL["q8_0"]).matrix
+
+
+@pytest.mark.parametrize(
+    ("name", "bits", "told"), [("q8_0", 8, 1), ("q4_k", 8, 1), ("q8_0", 16, 0), ("e4m3", 8, 0)]
+)
+def test_a_refusal_is_told_once_of_codes_that_the_unit_would_multiply(
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    name: str,
+    bits: int,
+    told: int,
+) -> None:
+    """As of bfloat16, though activations are float32."""
+    monkeypatch.setattr(instructions, "has", lambda feature: True)
+    monkeypatch.setattr(verified, "_verify", lambda *_: None)
+    for module in (instructions, verified):
+        monkeypatch.setattr(module, "find_refusal", lambda: "not permitted")
+    verified.tell_of_refusal.cache_clear()
+    try:
+        for _ in range(2):
+            verified.choose_panel_kernels([multiplier_for(ALL[name], bits)])
+    finally:
+        verified.tell_of_refusal.cache_clear()
+    assert (
+        capfd.readouterr().err.count("AMX, this processor's matrix unit, is not used: not") == told
+    )

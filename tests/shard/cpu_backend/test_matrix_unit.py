@@ -257,6 +257,7 @@ def test_a_refusal_is_told_and_other_instructions_are_taken(
     monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: refuse)
     monkeypatch.setattr(ctypes, "get_errno", lambda: 95)
     matrix_unit.find_refusal.cache_clear()
+    verified.tell_of_refusal.cache_clear()
     try:
         assert "amx" not in instructions.list_pairs()
         assert not variant_for(LLAMA, "bfloat16").weights.amx
@@ -265,6 +266,7 @@ def test_a_refusal_is_told_and_other_instructions_are_taken(
         assert "AMX" in told and os.strerror(95) in told
     finally:
         matrix_unit.find_refusal.cache_clear()
+        verified.tell_of_refusal.cache_clear()
 
 
 @AMX

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from dataclasses import replace
 
 import llvmlite.binding as llvm
 
@@ -48,9 +49,14 @@ def has_matrix_unit() -> bool:
     return has("amx-tile") and has("amx-bf16") and has_dot()
 
 
+def has_code_unit() -> bool:
+    """Return whether this machine has a matrix unit for bytes."""
+    return has("amx-tile") and has("amx-int8")
+
+
 def multiplies_codes() -> bool:
     """Return whether this process may multiply bytes by the machine's matrix unit."""
-    return has("amx-tile") and has("amx-int8") and find_refusal() is None
+    return has_code_unit() and find_refusal() is None
 
 
 def has_amx() -> bool:
@@ -96,8 +102,14 @@ def multiplier_for(kind: Kind, active_bits: int = 8, *, dot: bool = False) -> Mu
         active_bits = 16
     rows = 8 if way in ("vnni", "avx512", "neon") else 4
     half = has("f16c") or has("avx512f") or way == "neon"
-    matrix = way == "vnni" and active_bits == 8 and not kind.floating and multiplies_codes()
-    return Multiplier(kind, active_bits, way, rows, half, matrix)
+    made = Multiplier(kind, active_bits, way, rows, half)
+    return replace(made, matrix=suits_code_unit(made) and multiplies_codes())
+
+
+def suits_code_unit(multiplier: Multiplier) -> bool:
+    """Return whether a matrix unit for bytes multiplies such codes, where there is one."""
+    whole = multiplier.active_bits == 8 and not multiplier.kind.floating
+    return whole and multiplier.dots == "vnni"
 
 
 def multiplies_pairs(dtype: str) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable
-from functools import partial
+from functools import cache, partial
 from typing import TypeVar
 
 from tgi_trio.model.config import ModelConfig
@@ -12,7 +12,13 @@ from tgi_trio.model.specs.decoder import DecoderSpec
 from tgi_trio.shard.cpu_backend.adapter_kernels import AdapterKernels, open_adapter_kernels
 from tgi_trio.shard.cpu_backend.apart_table import Apart
 from tgi_trio.shard.cpu_backend.cpu_sampler import CpuSampler
-from tgi_trio.shard.cpu_backend.instructions import has_matrix_unit, list_pairs, variant_for
+from tgi_trio.shard.cpu_backend.instructions import (
+    has_code_unit,
+    has_matrix_unit,
+    list_pairs,
+    suits_code_unit,
+    variant_for,
+)
 from tgi_trio.shard.cpu_backend.matrix_unit import find_refusal
 from tgi_trio.shard.cpu_backend.multiplier import Multiplier
 from tgi_trio.shard.cpu_backend.panel_kernel import PanelKernel, open_panel_kernel
@@ -39,7 +45,7 @@ def choose_variant(
 ) -> Variant:
     """Return how to compile for a model; raises UnsupportedError if no kernels work."""
     reason = ""
-    if dtype == "bfloat16" and not int8:
+    if dtype == "bfloat16" and not int8 and has_matrix_unit():
         tell_of_refusal()
     likely = variant_for(spec, dtype, int8=int8)
     ways: list[Pairs] = list_pairs() if likely.dot else ["float32"]
@@ -56,9 +62,10 @@ def choose_variant(
     raise UnsupportedError(reason)
 
 
+@cache
 def tell_of_refusal() -> None:
-    """Say it where the processor has a matrix unit that this process may not use."""
-    if has_matrix_unit() and (reason := find_refusal()):
+    """Say once that this process may not use the processor's matrix unit, if that is so."""
+    if reason := find_refusal():
         print(f"AMX, this processor's matrix unit, is not used: {reason}", file=sys.stderr)
 
 
@@ -67,11 +74,14 @@ def choose_panel_kernels(multipliers: Iterable[Multiplier]) -> dict[str, PanelKe
 
     Raises UnsupportedError for one that does not work.
     """
+    chosen = list(multipliers)
+    if has_code_unit() and any(map(suits_code_unit, chosen)):
+        tell_of_refusal()
     return {
         each.kind.name: _verify(
             "kernels", partial(open_panel_kernel, each), kind_self_test.find_fault
         )
-        for each in multipliers
+        for each in chosen
     }
 
 
