@@ -16,6 +16,7 @@ from typing import Any
 
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.config import read_values
+from tgi_trio.router.text.leading_spaces import mend_leading_spaces
 from tgi_trio.router.text.tekken import (
     convert_tekken,
     name_special_tokens,
@@ -37,10 +38,10 @@ NAMED_TOKENS = (
 
 _CONVERSION_SECONDS = 300.0
 _LARGEST_SOURCE = 64 << 20  # bytes of a file to make a tokenizer from; weights are larger
+_VERSION = b"2"  # of what is made; another one makes what is in caches anew
+_PIECES = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
 _SLOW_FILES = (
-    "tokenizer.model",
-    "spiece.model",
-    "sentencepiece.bpe.model",
+    *_PIECES,
     "vocab.json",
     "merges.txt",
     "vocab.txt",
@@ -196,7 +197,15 @@ def _convert(folder: Path, target: Path, trust_remote_code: bool, code: str) -> 
                 folder,
                 f"there is no fast version of {whose}, and one in Python alone cannot be served",
             )
+        _mend(Path(work, "made", "tokenizer.json"), folder)
         _put(Path(work, "made"), target)
+
+
+def _mend(made: Path, folder: Path) -> None:
+    """Have a converted tokenizer read leading spaces as the SentencePiece file that it is of."""
+    for source in _list_matching(folder, _PIECES):
+        content = json.loads(made.read_bytes())
+        made.write_text(json.dumps(mend_leading_spaces(content, source)), "utf-8")
 
 
 def _put(made: Path, target: Path) -> None:
@@ -246,7 +255,7 @@ def _list_matching(folder: Path, patterns: tuple[str, ...]) -> list[Path]:
 
 
 def _digest(paths: list[Path]) -> str:
-    digest = hashlib.sha256()
+    digest = hashlib.sha256(_VERSION)
     for path in paths:
         content = path.read_bytes()
         digest.update(f"{path.name}\0{len(content)}\0".encode())
