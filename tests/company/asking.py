@@ -10,13 +10,16 @@ from typing import Any, Final
 
 import numpy as np
 
+from tests.company.gallery import Gallery
 from tgi_trio.ipc.messages import SamplingParameters
+from tgi_trio.router.media.prompt_image import PromptImage
 from tgi_trio.router.request import Request, StoppingCriteria
 from tgi_trio.router.text.regexes import compile_regex
 
 VOCAB: Final = 512
 _WORDS: Final = 259  # ids from here on are words of common letters; below are bytes and specials
 _BASE: Final = [_WORDS + 37 * i % (VOCAB - _WORDS) for i in range(80)]  # what prompts share
+_SHOWN_BESIDE: Final = 40  # most words beside images: some models compute them all in one step
 _JSON = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 
 
@@ -33,7 +36,11 @@ class Draft:
     sampling: dict[str, Any] = field(default_factory=dict)
     stopping: dict[str, Any] = field(default_factory=dict)
     rest: dict[str, Any] = field(default_factory=dict)
+    # Images by their numbers in a gallery, and where they are: in parts of the prompt.
+    shown: list[tuple[int, float]] = field(default_factory=list)
 
+
+_COMMON, _IMAGES = 3, 9  # images that several requests show, and all
 
 Wish = Callable[[Draft], None]
 
@@ -87,6 +94,24 @@ def _drawn(**values: Any) -> Wish:
         draft.sampling.update(sample=True, seed=draft.draw.getrandbits(40), **values)
 
     return write
+
+
+def _images(*numbers: int) -> Wish:
+    """Show images anywhere in the prompt."""
+
+    def write(draft: Draft) -> None:
+        draft.shown += zip(numbers, sorted(draft.draw.random() for _ in numbers), strict=True)
+
+    return write
+
+
+def _own_image(draft: Draft) -> None:
+    draft.shown.append((draft.draw.randrange(_COMMON, _IMAGES), draft.draw.random()))
+
+
+def _image_first(draft: Draft) -> None:
+    """Begin with an image that others begin with, or another one of as many tokens."""
+    draft.shown.append((draft.draw.randrange(_COMMON), 0.0))
 
 
 # Of each kind a request has one wish.
@@ -147,13 +172,23 @@ WISHES: Final[Mapping[str, Mapping[str, Wish]]] = {
         "all": _sampling(prompt_logprobs=True, prompt_top_n=2, top_n=1),
     },
     "adapter": {"none": _sampling(), "first": _sampling(adapter=1), "other": _sampling(adapter=2)},
+    "images": {
+        "none": _sampling(),
+        "one": _own_image,
+        "first": _image_first,
+        "two": _images(1, 2),
+        "twice": _images(0, 0),
+    },
     "salt": {"none": _rest(), "some": _rest(cache_salt="salt")},
     "priority": {"plain": _rest(), "urgent": _rest(priority=-1), "patient": _rest(priority=1)},
 }
 
 
-def write_request(chosen: Mapping[str, str], seed: int) -> Request:
-    """Return a request with the wishes of `chosen`, kind -> name; the rest is drawn by `seed`."""
+def write_request(chosen: Mapping[str, str], seed: int, gallery: Gallery | None = None) -> Request:
+    """Return a request with the wishes of `chosen`, kind -> name; the rest is drawn by `seed`.
+
+    `gallery`: of the images that it may show.
+    """
     draft = Draft(random.Random(seed))
     for kind, name in chosen.items():
         if kind in WISHES:
@@ -163,5 +198,21 @@ def write_request(chosen: Mapping[str, str], seed: int) -> Request:
     stopping = StoppingCriteria(**(draft.stopping | {"min_new_tokens": least}))
     if draft.sampling.get("grammar"):
         draft.sampling["ignore_eos"] = False  # as the router has it: a grammar ends its text
+    if draft.shown and gallery is not None:
+        draft.rest["images"] = _hang(draft, gallery)
     ids = np.array(draft.prompt, np.int32)
     return Request(ids, SamplingParameters(**draft.sampling), stopping, **draft.rest)
+
+
+def _hang(draft: Draft, gallery: Gallery) -> tuple[PromptImage, ...]:
+    """Write images into a prompt; returns them."""
+    words, found = draft.prompt[:_SHOWN_BESIDE], list[PromptImage]()
+    draft.prompt, at = [], 0
+    for number, part in draft.shown:
+        until = round(part * len(words))
+        draft.prompt += words[at:until]
+        found.append(gallery.place(number, len(draft.prompt)))
+        draft.prompt += gallery[number].ids
+        at = until
+    draft.prompt += words[at:]
+    return tuple(found)

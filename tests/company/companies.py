@@ -9,8 +9,10 @@ from typing import Any, Final
 
 from tests.company.asking import WISHES, write_request
 from tests.company.covering import Coverage, Factors, cover
+from tests.company.gallery import Gallery
 from tests.company.house import Customs, Guest
 from tgi_trio.ipc.startup import BLOCK_SIZE
+from tgi_trio.router.media.places import align
 from tgi_trio.router.request import Request
 
 Way = Callable[[random.Random], dict[str, Any]]  # fields of Customs
@@ -73,6 +75,13 @@ WAYS: Final[Mapping[str, Mapping[str, Way]]] = {
     },
     "failures": {"none": lambda draw: {}, "some": lambda draw: {"failing": draw.randint(3, 9)}},
     "guesses": {"own": lambda draw: {}, "foretold": lambda draw: {"foretold": True}},
+    "images held": {
+        "many": lambda draw: {},
+        "few": lambda draw: {
+            **{"features": draw.choice([1, 1000, 3000]), "decoding": draw.randint(1, 5)},
+            "arena": draw.choice([0, 0, 8000]),
+        },
+    },
     "times": {"none": lambda draw: {}, "some": lambda draw: {"times": _TIMES}},
     "comes": {
         "together": lambda draw: {},
@@ -114,6 +123,7 @@ class Companies:
     seed: int
     wishes: Mapping[str, frozenset[str]] = field(default_factory=dict)  # those served, by kind
     ways: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    gallery: Gallery | None = None
 
     def __post_init__(self) -> None:
         self.asked = _served(ASKED, self.wishes)
@@ -133,7 +143,7 @@ class Companies:
             own = [asked.pop() for _ in range(count)]
             if draw.random() < _PLAIN:  # what others make slow has ways of its own
                 own = [row | {kind: self.asked[kind][0] for kind in _SLOW} for row in own]
-            yield gather(around.pop(), own, draw.getrandbits(30))
+            yield gather(around.pop(), own, draw.getrandbits(30), self.gallery)
 
 
 def _served(factors: Factors, served: Mapping[str, frozenset[str]]) -> dict[str, list[str]]:
@@ -143,7 +153,12 @@ def _served(factors: Factors, served: Mapping[str, frozenset[str]]) -> dict[str,
     }
 
 
-def gather(around: Mapping[str, str], asked: list[dict[str, str]], seed: int) -> Company:
+def gather(
+    around: Mapping[str, str],
+    asked: list[dict[str, str]],
+    seed: int,
+    gallery: Gallery | None = None,
+) -> Company:
     """Return a company of requests that ask for `asked`, while it is `around`."""
     draw = random.Random(seed)
     fields: dict[str, Any] = {}
@@ -153,7 +168,7 @@ def gather(around: Mapping[str, str], asked: list[dict[str, str]], seed: int) ->
     if around["memory"] == "little":
         asked = [_LASTING, _LASTING, *asked]
     for i, wishes in enumerate(asked):
-        request = write_request(wishes, seed + i)
+        request = write_request(wishes, seed + i, gallery)
         if around["comes"] == "one by one":
             turn += draw.randint(0, 3)
         elif around["comes"] == "now and then":
@@ -161,6 +176,8 @@ def gather(around: Mapping[str, str], asked: list[dict[str, str]], seed: int) ->
         guests.append(Guest(request, turn, _leaving(around, request, draw)))
     if around["memory"] == "little":  # hardly more than the largest takes alone
         fields["blocks"] += max(_blocks(guest.request) for guest in guests)
+    if around["images held"] == "few":  # likewise
+        fields["arena"] += max(_image_bytes(guest.request) for guest in guests)
     if around["again"] == "twice":
         later = [replace(each, comes=turn + draw.randint(8, 40)) for each in guests]
         guests, asked = guests + later, asked * 2
@@ -171,6 +188,12 @@ def _blocks(request: Request) -> int:
     """Return how many blocks a request may take, with room for guesses."""
     tokens = len(request.prompt_ids) + request.stopping.max_new_tokens + _GUESSED
     return -(-tokens // BLOCK_SIZE)
+
+
+def _image_bytes(request: Request) -> int:
+    """Return how much of an arena the images of a request take."""
+    sizes = {image.key: align(image.nbytes) for image in request.images}
+    return sum(sizes.values())
 
 
 def _leaving(around: Mapping[str, str], request: Request, draw: random.Random) -> int | None:

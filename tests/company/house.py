@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -17,7 +17,9 @@ from typing import Any, cast
 import numpy as np
 import trio
 
+from tests.company.gallery import Seeing, Studio
 from tests.company.shard import WARMUP, Shard
+from tgi_trio.errors import first_leaf
 from tgi_trio.ipc.frame_codec import Frame
 from tgi_trio.ipc.startup import WarmupResult
 from tgi_trio.router.engine.engine import AdmissionLimits, Engine
@@ -93,6 +95,10 @@ class Customs:
     failing: int = 0  # every so many steps fail when they are computed first; 0: none
     foretold: bool = False  # whether guesses are mostly right
     times: tuple[int, ...] = (0,)  # nanoseconds of steps, again and again
+    # Bytes: of the arena of images, and of their features that are kept; turns of a decoding.
+    arena: int = 1 << 20
+    features: int = 1 << 20
+    decoding: int = 0
 
 
 class House:
@@ -108,28 +114,38 @@ class House:
         speculate: int = 0,
         adapters: Sequence[Path] = (),
         foretold: Sequence[Sequence[int]] = (),
+        seeing: Seeing | None = None,
         around: Context = nullcontext,
         warming: Context = nullcontext,
     ) -> None:
         """`foretold`: what each guest will be told, if guesses are to be mostly right.
 
-        `around`: entered while anything is computed; `warming`: while a shard starts.
+        `seeing`: what sees images; None: nobody shows any. `around`: entered while anything is
+        computed; `warming`: while a shard starts.
         """
         self._customs, self._guests = customs, list(guests)
         self._steps = 0
         self._foretold = foretold
         self._texts: dict[int, Sequence[int]] | None = {} if foretold else None  # by sequence
         self._around, self._warming = around, warming
+        self._studio: Studio | None = None
+        if seeing is not None:
+            self._studio = Studio(seeing, customs.arena, customs.features, customs.decoding)
         self._open = partial(
-            Shard, runner, speculate, adapters, self._time, self._texts, customs.failing
+            *(Shard, runner, speculate, adapters, self._time, self._texts, customs.failing),
+            images=None if self._studio is None else self._studio.queue,
         )
         with around():
             self._shard = self._start()
         self._now, self._turns = 0.0, 0
         self._commands: deque[bytes] = deque()  # on their way
         limits = _limits(self._shard.memory, customs, speculate)
+        if seeing is not None:
+            limits = replace(limits, image_sight=seeing.rules.sight)
         self._engine = Engine(
-            AdmissionLimits(256), limits, tokenizer, Metrics(), clock=lambda: self._now
+            *(AdmissionLimits(256), limits, tokenizer, Metrics()),
+            clock=lambda: self._now,
+            pixels=None if self._studio is None else self._studio.store,
         )
         self._streams: dict[int, TokenStream] = {}
         self._answers: dict[int, Answer] = {}
@@ -145,15 +161,27 @@ class House:
         with self._around():
             try:
                 trio.run(self._serve)
+            except ExceptionGroup as several:
+                raise first_leaf(several) from several
             finally:
                 self._shard.end(self._ids)
         scheduler = self._engine.scheduler
         scheduler.check()
         if scheduler.held_blocks or scheduler.queue_size or self._engine.active:
             raise AssertionError("something is left")
+        if self._studio is not None:
+            self._studio.close()
         return [self._answers[i] for i in range(len(self._guests))]
 
     async def _serve(self) -> None:
+        async with trio.open_nursery() as nursery:
+            if self._studio is not None:
+                nursery.start_soon(self._studio.store.run)
+            await self._serve_shards()
+            nursery.cancel_scope.cancel()
+
+    async def _serve_shards(self) -> None:
+        """Serve with one shard after the other until everybody has been served."""
         while True:
             try:
                 await self._engine.serve(cast("ShardLink", self))
@@ -187,6 +215,8 @@ class House:
     async def wait(self) -> None:
         """Let a turn pass: guests come and go, the shard works."""
         await trio.lowlevel.checkpoint()
+        if self._studio is not None:
+            await self._studio.turn()
         self._turns += 1
         self._now += TURN_S
         if self._turns > MOST_TURNS:

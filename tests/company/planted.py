@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final
 
@@ -12,12 +13,17 @@ from numpy.typing import NDArray
 
 from tgi_trio.ipc.messages import PrefillRow, StateGrant, StepReport
 from tgi_trio.router.scheduling import kv_memory, report_columns, step_reports
+from tgi_trio.router.scheduling.image_pins import ImagePins
+from tgi_trio.router.scheduling.image_prefixes import ImagePrefixes
 from tgi_trio.router.scheduling.kv_memory import KvMemory
 from tgi_trio.router.scheduling.sequence import Sequence
 from tgi_trio.router.scheduling.state_memory import StateHold
 from tgi_trio.shard.contract import Choices, ShardSequence
 from tgi_trio.shard.cpu_backend import cpu_sampler
 from tgi_trio.shard.loop import row_table
+from tgi_trio.shard.media.features import FeatureStore, ImageFeatures
+from tgi_trio.shard.media.held_image import HeldImage
+from tgi_trio.shard.placed_features import PlacedFeatures
 from tgi_trio.shard.sampling import base, choosing
 from tgi_trio.shard.sampling.base import SamplerBase, SamplingSettings
 from tgi_trio.shard.sampling.guides import Grammars
@@ -156,7 +162,54 @@ def _guess_too_many(patch: Patch) -> None:
     patch.setattr(choosing, "_keep_right", keep_right)
 
 
+def _pixels_let_go(patch: Patch) -> None:
+    """Pixels are given up for others before a shard has read them."""
+    own = ImagePins.pin
+
+    def pin(pins: ImagePins, sequence: Sequence) -> bool:
+        found = own(pins, sequence)
+        places = dict(sequence.places)
+        pins.release(sequence)
+        sequence.places = places if found else {}
+        return found
+
+    patch.setattr(ImagePins, "pin", pin)
+    patch.setattr(ImagePins, "_unpin", _unpin_what_is_pinned)
+
+
+def _unpin_what_is_pinned(pins: ImagePins, sequence: Sequence, which: int) -> None:
+    with suppress(RuntimeError, KeyError):
+        if pins._pixels is not None:
+            pins._pixels.unpin(sequence.request.images[which])
+
+
+def _prefix_of_any_image(patch: Patch) -> None:
+    """In the keys of prefixes all images are the same."""
+    patch.setattr(ImagePrefixes, "_number", lambda prefixes, content: 0)
+
+
+def _features_of_another(patch: Patch) -> None:
+    """Features that are kept are found for other images of as many."""
+    own = FeatureStore.find
+
+    def find(store: FeatureStore, key: bytes) -> ImageFeatures | None:
+        return own(store, key) or next(iter(store._kept.values()), None)
+
+    patch.setattr(FeatureStore, "find", find)
+
+
+def _features_forgotten(patch: Patch) -> None:
+    """A prompt whose first part is computed, or found, is computed on as if it were text."""
+    own = HeldImage.between
+
+    def between(image: HeldImage, first: int, end: int) -> PlacedFeatures | None:
+        return None if first > image.positions[0] else own(image, first, end)
+
+    patch.setattr(HeldImage, "between", between)
+
+
 _LLAMA = "llama, kernels, n-grams"
+_LLAVA = "llava, kernels"
 # By what is wrong: the server in which it is planted, and how.
 PLANTED: Final[Mapping[str, tuple[str, Plant]]] = {
     "block tables after a departure": (_LLAMA, _blocks_stay),
@@ -170,4 +223,8 @@ PLANTED: Final[Mapping[str, tuple[str, Plant]]] = {
     "top tokens of some steps": (_LLAMA, _tops_of_some),
     "settings of other rows": (_LLAMA, _stale_settings),
     "a wrong guess that counts": (_LLAMA, _guess_too_many),
+    "pixels that are let go": (_LLAVA, _pixels_let_go),
+    "a prefix with another image": (_LLAVA, _prefix_of_any_image),
+    "features of another image": (_LLAVA, _features_of_another),
+    "features of a cut image": (_LLAVA, _features_forgotten),
 }

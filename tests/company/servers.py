@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -10,9 +11,13 @@ from typing import Any, Final
 
 import pytest
 
+from tests.company.companies import Companies
+from tests.company.gallery import Seeing
 from tests.company.house import Customs, Guest, House
 from tests.shard.adapters.peft_support import write_adapter
 from tests.shard.cpu_backend.kernel_support import FITTING
+from tests.shard.media import hearing_models
+from tests.shard.media.images_support import make_folder
 from tests.shard.speculation.assistant_support import assistant, gemma4
 from tests.shard.speculation.eagle_support import eagle, eagle_one
 from tests.shard.speculation.heads_support import medusa, mlp_speculator
@@ -20,9 +25,11 @@ from tests.shard.speculation.mtp_support import mtp_checkpoint
 from tgi_trio.grammars.compiler import load_tokenizer
 from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.model.config import read_config
+from tgi_trio.model.image_rules import image_rules
 from tgi_trio.router.scheduling import state_memory
 from tgi_trio.router.text.tokenizer import Tokenizer
 from tgi_trio.shard.backend import load_runner
+from tgi_trio.shard.media.loading import load_encoder
 from tgi_trio.shard.runner import Runner
 from tgi_trio.shard.sampling.guides import Grammars
 from tgi_trio.shard.torch_backend.torch_loading import load_torch_runner
@@ -46,6 +53,7 @@ class Kind:
     settings: Mapping[str, Any] = field(default_factory=dict)
     guesser: Guesser | None = None
     adapted: bool = False  # whether it has adapters
+    family: str = ""  # that sees images, or hears; "": it reads text alone
 
 
 def _family(name: str, **overrides: Any) -> Write:
@@ -62,6 +70,17 @@ def _layers(name: str, **overrides: Any) -> Write:
     )
 
 
+def _seeing(name: str, settings: Mapping[str, Any], **text: Any) -> Kind:
+    """Return a server of a family that sees images, or hears sounds."""
+    if name in hearing_models.FAMILIES:
+        return Kind(lambda folder: _hearing(folder, name), settings, family=name)
+    return Kind(lambda folder: make_folder(folder, name, **text), settings, family=name)
+
+
+def _hearing(folder: Path, name: str) -> Path:
+    return hearing_models.make_folder(folder, name)[0]
+
+
 def _smaller(folder: Path, base: Path) -> Path:
     return make_checkpoint(folder, "llama", head_dim=32, num_hidden_layers=1, seed=5)
 
@@ -71,6 +90,11 @@ _KERNELS = {"cpu_backend": "kernels"}
 _TORCH = {"cpu_backend": "torch"}
 _NGRAMS = {"drafter": "ngram", "speculate": 3}
 _MTP = {"drafter": "mtp", "speculate": 2}
+# Of texts whose positions are threefold, with heads that the kernels fit.
+_TURNS = {
+    "rope_parameters": {"rope_type": "default", "rope_theta": 100.0, "mrope_section": [4, 6, 6]}
+}
+_GLM = {**_TURNS, "num_attention_heads": 2, "num_key_value_heads": 1}
 _HOST = {"prefix_cache_host_bytes": 1 << 20}
 
 KINDS: Final[Mapping[str, Kind]] = {
@@ -152,6 +176,24 @@ KINDS: Final[Mapping[str, Kind]] = {
         _TORCH | {"drafter": "mtp", "speculate": 3},
     ),
     "gemma4, torch, assistant": Kind(gemma4, _TORCH | {"speculate": 3}, assistant),
+    # --- with images and sounds: of one's text, kernels or torch; of their own, torch
+    **{
+        f"{name}, kernels": _seeing(name, _KERNELS | settings, head_dim=32, **sizes)
+        for name, settings, sizes in (
+            ("llava", _NGRAMS, {}),
+            ("granite4_vision", {}, {"hidden_size": 128}),
+            ("glm4v", _NGRAMS, _GLM),
+            ("paddleocr_vl", {}, _TURNS),
+            ("qwen3_5", _NGRAMS, {"linear_key_head_dim": 32, "linear_value_head_dim": 32}),
+        )
+    },
+    **{
+        f"{name}, torch": _seeing(name, _TORCH | _NGRAMS | _HOST)
+        for name in (
+            *("llava", "gemma3", "gemma4_unified", "paligemma", "qwen2_vl", "qwen3_vl"),
+            *("mllama", "idefics", "minicpmv4_7", "qwen3_5", "glm5_next", "qwen2_audio"),
+        )
+    },
     "t5, torch": Kind(_family("t5"), _TORCH),
     "bart, torch": Kind(_family("bart"), _TORCH),
 }
@@ -200,6 +242,10 @@ class Server:
             **kind.settings,
         )
         self.kind = kind
+        self.seeing: Seeing | None = None
+        if kind.family:  # first: what computes the text binds this thread
+            encoder = load_encoder(settings, os.sched_getaffinity(0))
+            self.seeing = Seeing.of(kind.family, encoder, image_rules(read_config(base)))
         self._device = device
         with self._entered():
             self.runner = load_runner(settings) if device is None else _load_on_device(settings)
@@ -211,11 +257,12 @@ class Server:
 
     def wishes(self) -> dict[str, frozenset[str]]:
         """Return which wishes it serves, by kind, where it does not serve all."""
-        return {} if self.kind.adapted else {"adapter": frozenset({"none"})}
+        found = {} if self.kind.adapted else {"adapter": frozenset({"none"})}
+        return found if self.kind.family else found | {"images": frozenset({"none"})}
 
     def ways(self) -> dict[str, frozenset[str]]:
         """Return how it may be run, by kind, where not all ways are open."""
-        found = {}
+        found = {} if self.kind.family else {"images held": frozenset({"many"})}
         if not self.speculate:
             found["guesses"] = frozenset({"own"})
         if not self.runner.info.prefix_reuse:
@@ -223,6 +270,17 @@ class Server:
         elif not self.kind.settings.get("prefix_cache_host_bytes"):
             found["prefixes"] = frozenset({"forgotten", "cached"})
         return found
+
+    def companies(
+        self,
+        seed: int,
+        wishes: Mapping[str, frozenset[str]] | None = None,
+        ways: Mapping[str, frozenset[str]] | None = None,
+    ) -> Companies:
+        """Return companies that it serves; `wishes`, `ways`: of some kinds, instead of all."""
+        gallery = None if self.seeing is None else self.seeing.gallery
+        asked, around = self.wishes() | dict(wishes or {}), self.ways() | dict(ways or {})
+        return Companies(seed, asked, around, gallery)
 
     def house(
         self,
@@ -242,6 +300,7 @@ class Server:
             speculate=0 if alone else self.speculate,
             adapters=self.adapters if adapted else (),
             foretold=foretold,
+            seeing=self.seeing,
             around=self._entered,
             warming=nullcontext if self._device is None else self._device.idle,
         )

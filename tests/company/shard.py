@@ -17,6 +17,7 @@ from tgi_trio.ipc.messages import encode_filter
 from tgi_trio.ipc.startup import WarmupResult, decode_warmup_reply
 from tgi_trio.settings.records import ShardOptions
 from tgi_trio.shard.contract import ShardSequence, StepPlan, StepResult
+from tgi_trio.shard.loop.image_queue import ImageQueue
 from tgi_trio.shard.loop.worker import Worker
 from tgi_trio.shard.runner import Drafter, Pending, Runner
 
@@ -151,12 +152,15 @@ class Shard:
         nanoseconds: Callable[[], int],
         texts: Mapping[int, Sequence[int]] | None,
         failing: int,
+        *,
+        images: Callable[[], ImageQueue] | None = None,
     ) -> None:
         self.rings = Rings()
         self._adapters = len(adapters)
         options = ShardOptions(speculate=speculate)
         own = cast("Runner", _Unhurried(runner, nanoseconds, texts, failing))
-        self._worker = Worker(self.rings, own, options, successor=True)
+        queue = None if images is None else images()
+        self._worker = Worker(self.rings, own, options, successor=True, images=queue)
         for number, folder in enumerate(adapters, start=1):
             self.rings.down.append(encode_adapter(0, AdapterOrder(number, folder)))
         self.rings.down.append(encode(Kind.WARMUP, {"command": 0, **WARMUP}, {}))

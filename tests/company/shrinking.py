@@ -65,8 +65,13 @@ def _plainer(request: Request) -> Iterator[Request]:
         plain = getattr(_UNSTOPPED, field.name)
         if getattr(stopping, field.name) != plain and field.name != "max_new_tokens":
             yield replace(request, stopping=replace(stopping, **{field.name: plain}))
+    if request.images:
+        yield replace(request, images=())
+        yield replace(request, images=request.images[:-1])
+    behind = max((image.end for image in request.images), default=0)
     for count in {len(request.prompt_ids) // 2, len(request.prompt_ids) - 1} - {0}:
-        yield replace(request, prompt_ids=request.prompt_ids[:count])
+        if count > behind:
+            yield replace(request, prompt_ids=request.prompt_ids[:count])
     for most in {stopping.max_new_tokens // 2, stopping.max_new_tokens - 1} - {0}:
         least = min(most, stopping.min_new_tokens)
         yield replace(

@@ -12,7 +12,6 @@ from itertools import islice
 
 import pytest
 
-from tests.company.companies import Companies
 from tests.company.comparing import Hermit, meet
 from tests.company.servers import KINDS, Servers, early_snapshots
 from tests.threads import one_torch_thread
@@ -37,7 +36,7 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Servers:
 def test_an_answer_in_company_is_that_alone(servers: Servers, name: str) -> None:
     server = servers[name]
     hermit, seed = Hermit(server), SEED + list(KINDS).index(name)
-    for i, company in enumerate(islice(Companies(seed, server.wishes(), server.ways()), COMPANIES)):
+    for i, company in enumerate(islice(server.companies(seed), COMPANIES)):
         assert not (wrong := meet(server, hermit, company).wrong), (i, company.around, wrong)
 
 
@@ -46,8 +45,8 @@ def test_what_companies_are_for_happens_to_them(servers: Servers, name: str) -> 
     """Sequences are preempted, begin behind cached prefixes, and are replayed."""
     server, counted = servers[name], Counter[str]()
     often = {"memory": frozenset({"little"}), "prefixes": frozenset({"cached"})}
-    ways = server.ways() | often | {"crash": frozenset({"one"}), "again": frozenset({"twice"})}
-    companies, hermit = Companies(SEED, server.wishes(), ways), Hermit(server)
+    ways = often | {"crash": frozenset({"one"}), "again": frozenset({"twice"})}
+    companies, hermit = server.companies(SEED, ways=ways), Hermit(server)
     for company in islice(companies, 5):
         met = meet(server, hermit, company)
         assert not met.wrong, company

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from tests.company.asking import WISHES, write_request
 from tests.company.companies import AROUND, ASKED, Companies
 from tests.company.covering import Coverage, all_pairs, cover, pairs_of
+from tests.company.gallery import Gallery
 
 FACTORS = st.dictionaries(
     st.sampled_from("abcdef"),
@@ -74,10 +75,11 @@ def test_a_seed_always_draws_the_same_companies() -> None:
 
 def test_every_wish_changes_what_is_asked_for() -> None:
     plain = {kind: next(iter(wishes)) for kind, wishes in WISHES.items()}
-    base = write_request(plain, 1)
+    gallery = Gallery("llava")
+    base = write_request(plain, 1, gallery)
     for kind, wishes in WISHES.items():
         for name in list(wishes)[1:]:
-            asked = write_request(plain | {kind: name}, 1)
+            asked = write_request(plain | {kind: name}, 1, gallery)
             same = (asked.sampling, asked.stopping, asked.priority, asked.cache_salt)
             before = (base.sampling, base.stopping, base.priority, base.cache_salt)
             assert same != before or asked.prompt_ids.tolist() != base.prompt_ids.tolist()

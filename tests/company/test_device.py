@@ -12,7 +12,6 @@ from tests.shard.torch_backend.interpreter import need_triton
 
 need_triton()
 
-from tests.company.companies import Companies  # noqa: E402  (Triton)
 from tests.company.comparing import Hermit, meet  # noqa: E402
 from tests.company.servers import DEVICES, Server, early_snapshots  # noqa: E402
 from tests.threads import one_torch_thread  # noqa: E402
@@ -38,5 +37,5 @@ def test_an_answer_in_company_is_that_of_the_host_alone(name: str, tmp_path: Pat
     kind, seed = DEVICES[name], SEED + list(DEVICES).index(name)
     hermit = Hermit(Server(kind, tmp_path / "host"))
     server = Server(kind, tmp_path / "device", StandInDevice())
-    for i, company in enumerate(islice(Companies(seed, WISHES, server.ways()), COMPANIES)):
+    for i, company in enumerate(islice(server.companies(seed, WISHES), COMPANIES)):
         assert not (wrong := meet(server, hermit, company).wrong), (i, company.around, wrong)

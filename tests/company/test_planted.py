@@ -7,7 +7,7 @@ from itertools import islice
 
 import pytest
 
-from tests.company.companies import Companies, Company
+from tests.company.companies import Company
 from tests.company.comparing import Hermit, meet
 from tests.company.house import Customs, Stuck
 from tests.company.planted import PLANTED
@@ -46,7 +46,7 @@ def is_wrong(server: Server, hermit: Hermit, company: Company, what: str) -> boo
 @pytest.mark.parametrize("what", PLANTED)
 def test_a_planted_fault_is_found(servers: Servers, what: str) -> None:
     server = servers[PLANTED[what][0]]
-    hermit, companies = Hermit(server), Companies(SEED, server.wishes(), server.ways())
+    hermit, companies = Hermit(server), server.companies(SEED)
     assert any(is_wrong(server, hermit, each, what) for each in islice(companies, MOST))
 
 
@@ -55,7 +55,7 @@ def test_what_fails_is_made_small(servers: Servers) -> None:
     what = "a seed by step"
     server = servers[PLANTED[what][0]]
     hermit = Hermit(server)
-    (company,) = islice(Companies(SEED, server.wishes(), server.ways()), 1)
+    (company,) = islice(server.companies(SEED), 1)
     small = shrink(company, lambda one: is_wrong(server, hermit, one, what))
     (guest,) = small.guests
     assert small.customs == Customs()
@@ -65,7 +65,7 @@ def test_what_fails_is_made_small(servers: Servers) -> None:
 
 def test_a_house_in_which_nobody_is_served_says_so(servers: Servers) -> None:
     server = servers["llama, kernels, n-grams"]
-    (company,) = islice(Companies(SEED, server.wishes(), server.ways()), 1)
+    (company,) = islice(server.companies(SEED), 1)
     waiting = Customs(paces=((0, 0, 0),))
     with pytest.raises(Stuck, match="no end in sight"):
         server.house(waiting, company.guests).serve()

@@ -19,7 +19,7 @@ from pathlib import Path
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch comes in
 os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
 
-from tests.company.companies import Companies, Company
+from tests.company.companies import Company
 from tests.company.comparing import Hermit, meet
 from tests.company.servers import KINDS, Server, Servers, early_snapshots
 from tests.company.shrinking import shrink
@@ -50,7 +50,7 @@ def main() -> int:
 
 def hunt(name: str, server: Server, seed: int, seconds: float) -> int:
     """Have companies meet a server for so long; return how many failed."""
-    companies = Companies(seed, server.wishes(), server.ways())
+    companies = server.companies(seed)
     hermit, end, met, failed = Hermit(server), time.monotonic() + seconds, 0, 0
     for company in companies:
         wrong = faults_of(server, hermit, company)
