@@ -110,7 +110,8 @@ def _own_image(draft: Draft) -> None:
 
 
 def _image_first(draft: Draft) -> None:
-    """Begin with an image that others begin with, or another one of as many tokens."""
+    """Begin as others, with their image and words, or another image of as many tokens."""
+    draft.prompt = [*_BASE[:20], *draft.prompt]
     draft.shown.append((draft.draw.randrange(_COMMON), 0.0))
 
 

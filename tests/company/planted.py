@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, Final
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pytest
@@ -210,21 +211,36 @@ def _features_forgotten(patch: Patch) -> None:
 
 _LLAMA = "llama, kernels, n-grams"
 _LLAVA = "llava, kernels"
-# By what is wrong: the server in which it is planted, and how.
-PLANTED: Final[Mapping[str, tuple[str, Plant]]] = {
-    "block tables after a departure": (_LLAMA, _blocks_stay),
-    "a cached prefix one token too long": (_LLAMA, _prefix_too_long),
-    "a seed by step": (_LLAMA, _seed_by_step),
-    "the grammar of a neighbour": (_LLAMA, _neighbours_grammar),
-    "the adapter of the row above": (_LLAMA, _adapter_above),
-    "words of a replay are the prompt's": (_LLAMA, _prompt_forgotten),
-    "counts of guesses": (_LLAMA, _counts_kept),
-    "snapshots a token late": ("lfm2, kernels", _states_late),
-    "top tokens of some steps": (_LLAMA, _tops_of_some),
-    "settings of other rows": (_LLAMA, _stale_settings),
-    "a wrong guess that counts": (_LLAMA, _guess_too_many),
-    "pixels that are let go": (_LLAVA, _pixels_let_go),
-    "a prefix with another image": (_LLAVA, _prefix_of_any_image),
-    "features of another image": (_LLAVA, _features_of_another),
-    "features of a cut image": (_LLAVA, _features_forgotten),
+
+
+class Planted(NamedTuple):
+    """A fault, and the companies that are to find it."""
+
+    server: str
+    plant: Plant
+    # Of some kinds, instead of all: where three or more things have to meet.
+    wishes: Mapping[str, frozenset[str]] = MappingProxyType({})
+    ways: Mapping[str, frozenset[str]] = MappingProxyType({})
+
+
+_CACHED = {"prefixes": frozenset({"cached"})}
+# By what is wrong.
+PLANTED: Final[Mapping[str, Planted]] = {
+    "block tables after a departure": Planted(_LLAMA, _blocks_stay),
+    "a cached prefix one token too long": Planted(_LLAMA, _prefix_too_long),
+    "a seed by step": Planted(_LLAMA, _seed_by_step),
+    "the grammar of a neighbour": Planted(_LLAMA, _neighbours_grammar),
+    "the adapter of the row above": Planted(_LLAMA, _adapter_above),
+    "words of a replay are the prompt's": Planted(_LLAMA, _prompt_forgotten),
+    "counts of guesses": Planted(_LLAMA, _counts_kept),
+    "snapshots a token late": Planted("lfm2, kernels", _states_late),
+    "top tokens of some steps": Planted(_LLAMA, _tops_of_some),
+    "settings of other rows": Planted(_LLAMA, _stale_settings),
+    "a wrong guess that counts": Planted(_LLAMA, _guess_too_many),
+    "pixels that are let go": Planted(_LLAVA, _pixels_let_go),
+    "a prefix with another image": Planted(
+        *(_LLAVA, _prefix_of_any_image, {"images": frozenset({"first"})}, _CACHED)
+    ),
+    "features of another image": Planted(_LLAVA, _features_of_another),
+    "features of a cut image": Planted(_LLAVA, _features_forgotten),
 }

@@ -35,7 +35,7 @@ def is_wrong(server: Server, hermit: Hermit, company: Company, what: str) -> boo
     """Return whether answers differ, or something is raised, with a fault planted."""
     hermit.answers([guest.request for guest in company.guests])  # without it
     with pytest.MonkeyPatch.context() as patch:
-        PLANTED[what][1](patch)
+        PLANTED[what].plant(patch)
         try:
             return bool(meet(server, hermit, company).wrong)
         except (ValueError, AssertionError, TgiTrioError):  # its shard may end by it
@@ -45,15 +45,16 @@ def is_wrong(server: Server, hermit: Hermit, company: Company, what: str) -> boo
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("what", PLANTED)
 def test_a_planted_fault_is_found(servers: Servers, what: str) -> None:
-    server = servers[PLANTED[what][0]]
-    hermit, companies = Hermit(server), server.companies(SEED)
+    planted = PLANTED[what]
+    server = servers[planted.server]
+    hermit, companies = Hermit(server), server.companies(SEED, planted.wishes, planted.ways)
     assert any(is_wrong(server, hermit, each, what) for each in islice(companies, MOST))
 
 
 def test_what_fails_is_made_small(servers: Servers) -> None:
     """Seeds by step need but one request that draws, and another before it in the same server."""
     what = "a seed by step"
-    server = servers[PLANTED[what][0]]
+    server = servers[PLANTED[what].server]
     hermit = Hermit(server)
     (company,) = islice(server.companies(SEED), 1)
     small = shrink(company, lambda one: is_wrong(server, hermit, one, what))
