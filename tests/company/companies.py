@@ -11,6 +11,7 @@ from tests.company.asking import WISHES, write_request
 from tests.company.covering import Coverage, Factors, cover
 from tests.company.gallery import Gallery
 from tests.company.house import Customs, Guest
+from tgi_trio.ipc.images import ALIGNMENT
 from tgi_trio.ipc.startup import BLOCK_SIZE
 from tgi_trio.router.media.places import align
 from tgi_trio.router.request import Request
@@ -72,6 +73,14 @@ WAYS: Final[Mapping[str, Mapping[str, Way]]] = {
         "none": lambda draw: {},
         "one": lambda draw: _crashes(draw, 1),
         "two": lambda draw: _crashes(draw, 2),
+        "into a model loaded anew": lambda draw: {"anew": True} | _crashes(draw, 1),
+    },
+    "restart": {
+        "none": lambda draw: {},
+        "one": lambda draw: {"restarts": (draw.randint(4, 40),)},
+        "kept in parts": lambda draw: {
+            **{"restarts": (draw.randint(4, 40),), "part": draw.randint(1, 3)},
+        },
     },
     "failures": {"none": lambda draw: {}, "some": lambda draw: {"failing": draw.randint(3, 9)}},
     "guesses": {"own": lambda draw: {}, "foretold": lambda draw: {"foretold": True}},
@@ -79,7 +88,7 @@ WAYS: Final[Mapping[str, Mapping[str, Way]]] = {
         "many": lambda draw: {},
         "few": lambda draw: {
             **{"features": draw.choice([1, 1000, 3000]), "decoding": draw.randint(1, 5)},
-            "arena": draw.choice([0, 0, 8000]),
+            "arena": draw.choice([ALIGNMENT, ALIGNMENT, 8000]),
         },
     },
     "times": {"none": lambda draw: {}, "some": lambda draw: {"times": _TIMES}},
@@ -174,6 +183,8 @@ def gather(
         elif around["comes"] == "now and then":
             turn += draw.choice([0, 1, 5, 25])
         guests.append(Guest(request, turn, _leaving(around, request, draw)))
+    if restarts := fields.get("restarts"):  # which some come behind
+        guests[1::2] = [replace(each, comes=restarts[0] + 1) for each in guests[1::2]]
     if around["memory"] == "little":  # hardly more than the largest takes alone
         fields["blocks"] += max(_blocks(guest.request) for guest in guests)
     if around["images held"] == "few":  # likewise

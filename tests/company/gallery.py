@@ -20,7 +20,7 @@ from tests.shard.media.pictures import Picture, picture
 from tgi_trio.ipc.images import ImageArena, bundle_bytes, write_bundle
 from tgi_trio.media.feature_extractors import FeatureExtractor
 from tgi_trio.model.image_rules import ImageRules
-from tgi_trio.router.media.layouts.layout import Size
+from tgi_trio.router.media.layouts.layout import ImageSize, Size
 from tgi_trio.router.media.manner import Manner
 from tgi_trio.router.media.pixel_store import PixelStore
 from tgi_trio.router.media.prompt_image import PromptImage
@@ -28,7 +28,7 @@ from tgi_trio.router.media.spool import Compressed
 from tgi_trio.shard.loop.image_queue import ImageQueue
 from tgi_trio.shard.media.features import Bundle, ImageEncoder
 
-_SIZE: Final = (1, 1)  # which nothing here asks for
+_SIZE: Final = ImageSize(1, 1)  # which nothing here asks for
 _SHORTEST_S, _LONGER_S = 0.12, 0.08  # of sounds
 _WORKERS = 2  # images that are decoded at a time
 Count = Callable[[Bundle], int]

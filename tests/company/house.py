@@ -6,11 +6,11 @@ leave and are lost with their shard at given turns, frames lie in the rings as l
 
 from __future__ import annotations
 
-from collections import deque
+import tempfile
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,7 +18,8 @@ import numpy as np
 import trio
 
 from tests.company.gallery import Seeing, Studio
-from tests.company.shard import WARMUP, Shard
+from tests.company.keeping import Shelf
+from tests.company.shard import WARMUP, Lead, Shard
 from tgi_trio.errors import first_leaf
 from tgi_trio.ipc.frame_codec import Frame
 from tgi_trio.ipc.startup import WarmupResult
@@ -30,7 +31,7 @@ from tgi_trio.router.scheduling import SchedulingLimits
 from tgi_trio.router.scheduling.shard_commands import Command
 from tgi_trio.router.telemetry.metrics import Metrics
 from tgi_trio.router.text.tokenizer import Tokenizer
-from tgi_trio.shard.runner import Runner
+from tgi_trio.settings.records import ShardOptions
 
 Context = Callable[[], AbstractContextManager[object]]
 
@@ -44,6 +45,10 @@ class Stuck(AssertionError):
 
 class _Lost(Exception):
     """The shard has died."""
+
+
+class _Empty(Exception):
+    """Everybody has left, and nobody is let in before everything has begun anew."""
 
 
 class _Over(Exception):
@@ -92,6 +97,9 @@ class Customs:
     # By turn, again and again: steps of the shard, commands it may read, replies the router reads.
     paces: tuple[tuple[int, int, int], ...] = ((1, 99, 99),)
     crashes: tuple[int, ...] = ()  # turns
+    restarts: tuple[int, ...] = ()  # turns from which on nobody is let in until it has been started
+    part: int = 0  # blocks of prefixes that are kept at a time for that; 0: all
+    anew: bool = False  # whether a shard that follows another loads its model anew
     failing: int = 0  # every so many steps fail when they are computed first; 0: none
     foretold: bool = False  # whether guesses are mostly right
     times: tuple[int, ...] = (0,)  # nanoseconds of steps, again and again
@@ -106,47 +114,40 @@ class House:
 
     def __init__(
         self,
-        runner: Runner,
+        lead: Lead,
+        anew: Callable[[], Lead],
         tokenizer: Tokenizer,
         customs: Customs,
         guests: Sequence[Guest],
         *,
-        speculate: int = 0,
+        options: ShardOptions,
         adapters: Sequence[Path] = (),
         foretold: Sequence[Sequence[int]] = (),
         seeing: Seeing | None = None,
         around: Context = nullcontext,
         warming: Context = nullcontext,
     ) -> None:
-        """`foretold`: what each guest will be told, if guesses are to be mostly right.
+        """`lead`: yields what computes; `anew`: loads a model, and returns what yields it.
 
+        `foretold`: what each guest will be told, if guesses are to be mostly right.
         `seeing`: what sees images; None: nobody shows any. `around`: entered while anything is
         computed; `warming`: while a shard starts.
         """
         self._customs, self._guests = customs, list(guests)
+        self._lead, self._anew = lead, anew
+        self._tokenizer, self._options, self._seeing = tokenizer, options, seeing
+        self._adapters = adapters
         self._steps = 0
         self._foretold = foretold
         self._texts: dict[int, Sequence[int]] | None = {} if foretold else None  # by sequence
         self._around, self._warming = around, warming
-        self._studio: Studio | None = None
-        if seeing is not None:
-            self._studio = Studio(seeing, customs.arena, customs.features, customs.decoding)
-        self._open = partial(
-            *(Shard, runner, speculate, adapters, self._time, self._texts, customs.failing),
-            images=None if self._studio is None else self._studio.queue,
-        )
-        with around():
-            self._shard = self._start()
         self._now, self._turns = 0.0, 0
         self._commands: deque[bytes] = deque()  # on their way
-        limits = _limits(self._shard.memory, customs, speculate)
-        if seeing is not None:
-            limits = replace(limits, image_sight=seeing.rules.sight)
-        self._engine = Engine(
-            *(AdmissionLimits(256), limits, tokenizer, Metrics()),
-            clock=lambda: self._now,
-            pixels=None if self._studio is None else self._studio.store,
-        )
+        self._restarts = sorted(customs.restarts, reverse=True)  # those to come, the last one first
+        self._counters = Counter[str]()  # of earlier lives
+        self._folder = tempfile.TemporaryDirectory() if customs.restarts else None
+        self._shelf: Shelf | None = None
+        self._begin()
         self._streams: dict[int, TokenStream] = {}
         self._answers: dict[int, Answer] = {}
         self._ids: list[int] = []
@@ -154,7 +155,7 @@ class House:
     @property
     def counters(self) -> dict[str, int]:
         """What the scheduler has counted."""
-        return dict(self._engine.scheduler.counters)
+        return dict(self._counters + Counter(self._engine.scheduler.counters))
 
     def serve(self) -> list[Answer]:
         """Return everybody's answer. Raises Stuck when there is no end in sight."""
@@ -165,36 +166,99 @@ class House:
                 raise first_leaf(several) from several
             finally:
                 self._shard.end(self._ids)
+                if self._folder is not None:
+                    self._folder.cleanup()
+        self._close()
+        return [self._answers[i] for i in range(len(self._guests))]
+
+    def _begin(self) -> None:
+        """Begin a life, with a router that knows nothing and its first shard."""
+        customs = self._customs
+        self._studio: Studio | None = None
+        if self._seeing is not None:
+            self._studio = Studio(
+                *(self._seeing, customs.arena, customs.features, customs.decoding)
+            )
+        with self._around():
+            self._shard = self._start()
+        limits = _limits(self._shard.memory, customs, self._options.speculate or 0)
+        if self._seeing is not None:
+            limits = replace(limits, image_sight=self._seeing.rules.sight)
+        self._engine = Engine(
+            *(AdmissionLimits(256), limits, self._tokenizer, Metrics()),
+            clock=lambda: self._now,
+            pixels=None if self._studio is None else self._studio.store,
+        )
+
+    def _start(self) -> Shard:
+        images = None if self._studio is None else self._studio.queue
+        with self._warming():
+            return Shard(
+                *(self._lead, self._options, self._adapters, self._time, self._texts),
+                self._customs.failing,
+                images=images,
+            )
+
+    async def _serve(self) -> None:
+        """Live one life after the other until everybody has been served."""
+        while True:
+            async with trio.open_nursery() as nursery:
+                if self._studio is not None:
+                    nursery.start_soon(self._studio.store.run)
+                is_over = await self._live()
+                nursery.cancel_scope.cancel()
+            if is_over:
+                return
+            self._restart()
+
+    async def _live(self) -> bool:
+        """Serve with one shard after the other; return whether everybody has been served."""
+        while True:
+            try:
+                await self._engine.serve(cast("ShardLink", self))
+            except _Over:
+                return True
+            except _Empty:
+                return False
+            except _Lost:
+                self._shard.end(self._ids)
+                self._commands.clear()
+                self._renew()
+                self._shard = self._start()
+
+    def _restart(self) -> None:
+        """End everything and begin anew, with the prefixes that have been kept."""
+        self._restarts.pop()
+        while self._commands:
+            self._shard.rings.down.append(self._commands.popleft())
+        self._shard.turn()
+        self._counters.update(self._engine.scheduler.counters)
+        reuses = self._shard.info.prefix_reuse
+        if self._shelf is None and self._folder is not None:
+            self._shelf = Shelf(Path(self._folder.name), self._shard.info)
+        if self._shelf is not None and reuses:
+            self._shelf.keep(self._shard, self._engine.scheduler, self._customs.part)
+        self._shard.end(self._ids)
+        self._close()
+        self._ids.clear()
+        self._renew()
+        self._begin()
+        if self._shelf is not None and reuses:
+            self._shelf.restore(self._shard, self._engine.scheduler)
+
+    def _renew(self) -> None:
+        """Have the next shard compute with a model that is loaded anew, if that is the custom."""
+        if self._customs.anew:
+            self._lead = self._anew()
+
+    def _close(self) -> None:
+        """Raise AssertionError or RuntimeError unless nothing is left of this life's requests."""
         scheduler = self._engine.scheduler
         scheduler.check()
         if scheduler.held_blocks or scheduler.queue_size or self._engine.active:
             raise AssertionError("something is left")
         if self._studio is not None:
             self._studio.close()
-        return [self._answers[i] for i in range(len(self._guests))]
-
-    async def _serve(self) -> None:
-        async with trio.open_nursery() as nursery:
-            if self._studio is not None:
-                nursery.start_soon(self._studio.store.run)
-            await self._serve_shards()
-            nursery.cancel_scope.cancel()
-
-    async def _serve_shards(self) -> None:
-        """Serve with one shard after the other until everybody has been served."""
-        while True:
-            try:
-                await self._engine.serve(cast("ShardLink", self))
-            except _Over:
-                return
-            except _Lost:
-                self._shard.end(self._ids)
-                self._commands.clear()
-                self._shard = self._start()
-
-    def _start(self) -> Shard:
-        with self._warming():
-            return self._open()
 
     # --- the engine's link ---
 
@@ -245,7 +309,7 @@ class House:
             elif leaves is not None and said >= leaves:
                 self._engine.leave(self._streams.pop(i))
         for i, guest in enumerate(self._guests):
-            if i not in self._answers and self._is_time(guest):
+            if i not in self._answers and self._is_time(guest) and not self._is_closing():
                 self._streams[i] = stream = self._engine.submit(guest.request)
                 self._answers[i] = answer = Answer()
                 self._ids.append(stream.id)
@@ -254,9 +318,15 @@ class House:
                 stream.attach(answer.take)
         if len(self._answers) == len(self._guests) and self._is_empty():
             raise _Over
+        if self._is_closing() and self._is_empty():
+            raise _Empty
 
     def _is_time(self, guest: Guest) -> bool:
         return self._is_empty() if guest.comes is None else guest.comes < self._turns
+
+    def _is_closing(self) -> bool:
+        """Return whether nobody is let in any more before the house is opened again."""
+        return bool(self._restarts) and self._restarts[-1] < self._turns
 
     def _is_empty(self) -> bool:
         return not self._streams and not self._engine.scheduler.held_blocks

@@ -12,19 +12,23 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from tgi_trio.ipc.frame_codec import Frame
 from tgi_trio.ipc.messages import PrefillRow, StateGrant, StepReport
 from tgi_trio.router.scheduling import kv_memory, report_columns, step_reports
 from tgi_trio.router.scheduling.image_pins import ImagePins
 from tgi_trio.router.scheduling.image_prefixes import ImagePrefixes
+from tgi_trio.router.scheduling.kept_prefixes import Budget, Collected
 from tgi_trio.router.scheduling.kv_memory import KvMemory
+from tgi_trio.router.scheduling.scheduler import Scheduler
 from tgi_trio.router.scheduling.sequence import Sequence
 from tgi_trio.router.scheduling.state_memory import StateHold
-from tgi_trio.shard.contract import Choices, ShardSequence
+from tgi_trio.shard.contract import Choices, ShardSequence, StepPlan
 from tgi_trio.shard.cpu_backend import cpu_sampler
-from tgi_trio.shard.loop import row_table
+from tgi_trio.shard.loop import batch, row_table
 from tgi_trio.shard.media.features import FeatureStore, ImageFeatures
 from tgi_trio.shard.media.held_image import HeldImage
 from tgi_trio.shard.placed_features import PlacedFeatures
+from tgi_trio.shard.ranks import follower
 from tgi_trio.shard.sampling import base, choosing
 from tgi_trio.shard.sampling.base import SamplerBase, SamplingSettings
 from tgi_trio.shard.sampling.guides import Grammars
@@ -209,6 +213,43 @@ def _features_forgotten(patch: Patch) -> None:
     patch.setattr(HeldImage, "between", between)
 
 
+def _row_in_two_batches(patch: Patch) -> None:
+    """A row is in two micro-batches at a time: the second does not wait for the first's token."""
+    own = batch.find_others
+
+    def find_others(
+        table: row_table.RowTable, wanted: NDArray[np.int64], count: int
+    ) -> NDArray[np.bool_]:
+        found = own(table, wanted, count)
+        found[:1] = False
+        return found
+
+    patch.setattr(batch, "find_others", find_others)
+
+
+def _other_rows_blocks(patch: Patch) -> None:
+    """Ranks that follow read each row's K and V where those of the row before it are."""
+    own = follower.decode_plan
+
+    def decode_plan(frame: Frame) -> StepPlan:
+        plan = own(frame)
+        plan.block_tables = np.roll(plan.block_tables, 1, axis=0)
+        return plan
+
+    patch.setattr(follower, "decode_plan", decode_plan)
+
+
+def _kept_in_another_order(patch: Patch) -> None:
+    """Blocks are kept in another order than the tokens that they are of."""
+    own = Scheduler.collect_prefixes
+
+    def collect_prefixes(scheduler: Scheduler, budget: Budget) -> Collected:
+        found = own(scheduler, budget)
+        return found._replace(blocks=found.blocks[1:] + found.blocks[:1])
+
+    patch.setattr(Scheduler, "collect_prefixes", collect_prefixes)
+
+
 _LLAMA = "llama, kernels, n-grams"
 _LLAVA = "llava, kernels"
 
@@ -223,6 +264,7 @@ class Planted(NamedTuple):
     ways: Mapping[str, frozenset[str]] = MappingProxyType({})
 
 
+_SHARED = {"prompt": frozenset({"shared"}), "salt": frozenset({"none"})}
 _CACHED = {"prefixes": frozenset({"cached"})}
 # By what is wrong.
 PLANTED: Final[Mapping[str, Planted]] = {
@@ -243,4 +285,9 @@ PLANTED: Final[Mapping[str, Planted]] = {
     ),
     "features of another image": Planted(_LLAVA, _features_of_another),
     "features of a cut image": Planted(_LLAVA, _features_forgotten),
+    "a row in two micro-batches": Planted("llama, kernels, two stages", _row_in_two_batches),
+    "blocks of another rank's row": Planted("llama, kernels, two ranks", _other_rows_blocks),
+    "kept blocks in another order": Planted(
+        *(_LLAMA, _kept_in_another_order, _SHARED, _CACHED | {"restart": frozenset({"one"})})
+    ),
 }

@@ -13,7 +13,9 @@ import pytest
 
 from tests.company.companies import Companies
 from tests.company.gallery import Seeing
+from tests.company.group import Group
 from tests.company.house import Customs, Guest, House
+from tests.company.shard import Lead
 from tests.shard.adapters.peft_support import write_adapter
 from tests.shard.cpu_backend.kernel_support import FITTING
 from tests.shard.media import hearing_models
@@ -28,6 +30,7 @@ from tgi_trio.model.config import read_config
 from tgi_trio.model.image_rules import image_rules
 from tgi_trio.router.scheduling import state_memory
 from tgi_trio.router.text.tokenizer import Tokenizer
+from tgi_trio.settings.records import ShardOptions
 from tgi_trio.shard.backend import load_runner
 from tgi_trio.shard.media.loading import load_encoder
 from tgi_trio.shard.runner import Runner
@@ -95,6 +98,11 @@ _TURNS = {
     "rope_parameters": {"rope_type": "default", "rope_theta": 100.0, "mrope_section": [4, 6, 6]}
 }
 _GLM = {**_TURNS, "num_attention_heads": 2, "num_key_value_heads": 1}
+# Of which two ranks can have parts that fit the kernels.
+_DIVIDED = _family("llama", head_dim=32, intermediate_size=128)
+_TWO = {"world_size": 2}
+_STAGES = {"world_size": 2, "pipeline_stages": 2}
+_THREE_STAGES = {"world_size": 3, "pipeline_stages": 3}
 _HOST = {"prefix_cache_host_bytes": 1 << 20}
 
 KINDS: Final[Mapping[str, Kind]] = {
@@ -134,6 +142,14 @@ KINDS: Final[Mapping[str, Kind]] = {
         for name in ("qwen3_next", "deepseek_v3", "deepseek_v32", "qwen4_exp_text", "glm4_moe")
     },
     "gemma4, kernels, assistant": Kind(gemma4, _KERNELS | {"speculate": 3}, assistant),
+    # --- ranks that divide layers among them, or have some each; sums of two are the same
+    "llama, kernels, two ranks": Kind(_DIVIDED, _KERNELS | _TWO | _NGRAMS),
+    "gemma2, kernels, two ranks": Kind(_fitting("gemma2"), _KERNELS | _TWO | _NGRAMS),
+    "llama, kernels, two stages": Kind(_DIVIDED, _KERNELS | _STAGES),
+    "llama, kernels, three stages": Kind(
+        _family("llama", **FITTING["llama"], num_hidden_layers=4), _KERNELS | _THREE_STAGES
+    ),
+    "granitemoehybrid, kernels, two stages": Kind(_fitting("granitemoehybrid"), _KERNELS | _STAGES),
     # --- torch, equal but for rounding
     "llama, torch": Kind(_LLAMA, _TORCH | _HOST, adapted=True),
     "llama, torch, n-grams": Kind(_LLAMA, _TORCH | _NGRAMS, adapted=True),
@@ -194,6 +210,18 @@ KINDS: Final[Mapping[str, Kind]] = {
             *("mllama", "idefics", "minicpmv4_7", "qwen3_5", "glm5_next", "qwen2_audio"),
         )
     },
+    "llama, torch, two ranks": Kind(_LLAMA, _TORCH | _TWO | _NGRAMS | _HOST, adapted=True),
+    "llama, torch, eagle, two ranks": Kind(
+        _LLAMA, _TORCH | _TWO, lambda at, base: eagle(at, base, VOCAB_SIZE)
+    ),
+    "qwen3_next, torch, two ranks": Kind(_family("qwen3_next"), _TORCH | _TWO | _NGRAMS | _HOST),
+    "llama, torch, two stages": Kind(_LLAMA, _TORCH | _STAGES),
+    "qwen3_next, torch, two stages": Kind(_family("qwen3_next"), _TORCH | _STAGES),
+    "t5, torch, two ranks": Kind(_family("t5"), _TORCH | _TWO),
+    **{
+        f"{name}, torch, two ranks": _seeing(name, _TORCH | _TWO | _HOST)
+        for name in ("llava", "qwen3_vl", "mllama")
+    },
     "t5, torch": Kind(_family("t5"), _TORCH),
     "bart, torch": Kind(_family("bart"), _TORCH),
 }
@@ -247,13 +275,17 @@ class Server:
             encoder = load_encoder(settings, os.sched_getaffinity(0))
             self.seeing = Seeing.of(kind.family, encoder, image_rules(read_config(base)))
         self._device = device
+        self._settings = settings
         with self._entered():
-            self.runner = load_runner(settings) if device is None else _load_on_device(settings)
+            self._lead = self._load()
+        with self._lead() as runner:
+            self.info = runner.info
         self.tokenizer = Tokenizer.from_folder(base)
         self.speculate = 0
-        if kind.guesser is not None or settings.speculate:
+        self._stages = settings.pipeline_stages
+        if self.info.speculates and (kind.guesser is not None or settings.speculate):
             self.speculate = settings.speculate or 3
-        self.exact = self.runner.info.backend.startswith("kernels")
+        self.exact = self.info.backend.startswith("kernels")
 
     def wishes(self) -> dict[str, frozenset[str]]:
         """Return which wishes it serves, by kind, where it does not serve all."""
@@ -263,9 +295,11 @@ class Server:
     def ways(self) -> dict[str, frozenset[str]]:
         """Return how it may be run, by kind, where not all ways are open."""
         found = {} if self.kind.family else {"images held": frozenset({"many"})}
+        if self.kind.settings.get("world_size", 1) > 1:  # a step that fails ends the group
+            found["failures"] = frozenset({"none"})
         if not self.speculate:
             found["guesses"] = frozenset({"own"})
-        if not self.runner.info.prefix_reuse:
+        if not self.info.prefix_reuse:
             found["prefixes"] = frozenset({"forgotten"})
         elif not self.kind.settings.get("prefix_cache_host_bytes"):
             found["prefixes"] = frozenset({"forgotten", "cached"})
@@ -293,17 +327,28 @@ class Server:
         """Return a house for guests; `alone`: in which nobody guesses. `foretold`: as there."""
         adapted = any(guest.request.sampling.adapter for guest in guests)
         return House(
-            self.runner,
+            self._lead,
+            self._load,
             self.tokenizer,
             customs,
             guests,
-            speculate=0 if alone else self.speculate,
+            options=ShardOptions(
+                speculate=0 if alone else self.speculate, pipeline_stages=self._stages
+            ),
             adapters=self.adapters if adapted else (),
             foretold=foretold,
             seeing=self.seeing,
             around=self._entered,
             warming=nullcontext if self._device is None else self._device.idle,
         )
+
+    def _load(self) -> Lead:
+        """Load the model."""
+        if self._settings.world_size > 1:
+            return Group(self._settings).lead
+        load = load_runner if self._device is None else _load_on_device
+        runner = load(self._settings)
+        return lambda: nullcontext(runner)
 
     @contextmanager
     def _entered(self) -> Iterator[None]:

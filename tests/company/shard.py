@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -14,12 +15,14 @@ from tgi_trio.ipc.adapters import AdapterOrder, encode_adapter, encode_drop
 from tgi_trio.ipc.frame_codec import Frame, encode
 from tgi_trio.ipc.frames import Kind
 from tgi_trio.ipc.messages import encode_filter
-from tgi_trio.ipc.startup import WarmupResult, decode_warmup_reply
+from tgi_trio.ipc.startup import ShardInfo, WarmupResult, decode_warmup_reply
 from tgi_trio.settings.records import ShardOptions
 from tgi_trio.shard.contract import ShardSequence, StepPlan, StepResult
 from tgi_trio.shard.loop.image_queue import ImageQueue
 from tgi_trio.shard.loop.worker import Worker
 from tgi_trio.shard.runner import Drafter, Pending, Runner
+
+Lead = Callable[[], AbstractContextManager[Runner]]  # what has all ranks follow for a block
 
 _PATIENCE_S = 60.0  # for a grammar to be compiled
 _FRAME = 2048  # bytes of the largest reply: long ones come in parts
@@ -146,8 +149,8 @@ class Shard:
 
     def __init__(
         self,
-        runner: Runner,
-        speculate: int,
+        lead: Lead,
+        options: ShardOptions,
         adapters: Sequence[Path],
         nanoseconds: Callable[[], int],
         texts: Mapping[int, Sequence[int]] | None,
@@ -155,11 +158,14 @@ class Shard:
         *,
         images: Callable[[], ImageQueue] | None = None,
     ) -> None:
+        """`lead`: entered until `end`; the rest as `House` and `Worker` have it."""
         self.rings = Rings()
         self._adapters = len(adapters)
-        options = ShardOptions(speculate=speculate)
+        self._ranks = ExitStack()
+        runner = self._ranks.enter_context(lead())
         own = cast("Runner", _Unhurried(runner, nanoseconds, texts, failing))
         queue = None if images is None else images()
+        self.info: ShardInfo = runner.info
         self._worker = Worker(self.rings, own, options, successor=True, images=queue)
         for number, folder in enumerate(adapters, start=1):
             self.rings.down.append(encode_adapter(0, AdapterOrder(number, folder)))
@@ -185,4 +191,5 @@ class Shard:
         for number in range(1, self._adapters + 1):
             self.rings.down.append(encode_drop(0, number))
         self.rings.down.append(encode(Kind.SHUTDOWN, {"command": 0}, {}))
-        self._worker.serve()
+        with self._ranks:
+            self._worker.serve()
