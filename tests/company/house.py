@@ -146,8 +146,10 @@ class House:
         self._restarts = sorted(customs.restarts, reverse=True)  # those to come, the last one first
         self._counters = Counter[str]()  # of earlier lives
         self._folder = tempfile.TemporaryDirectory() if customs.restarts else None
-        self._shelf: Shelf | None = None
         self._begin()
+        self._shelf: Shelf | None = None
+        if self._folder is not None and self._shard.info.prefix_reuse:
+            self._shelf = Shelf(Path(self._folder.name), self._shard.info)
         self._streams: dict[int, TokenStream] = {}
         self._answers: dict[int, Answer] = {}
         self._ids: list[int] = []
@@ -233,17 +235,14 @@ class House:
             self._shard.rings.down.append(self._commands.popleft())
         self._shard.turn()
         self._counters.update(self._engine.scheduler.counters)
-        reuses = self._shard.info.prefix_reuse
-        if self._shelf is None and self._folder is not None:
-            self._shelf = Shelf(Path(self._folder.name), self._shard.info)
-        if self._shelf is not None and reuses:
-            self._shelf.keep(self._shard, self._engine.scheduler, self._customs.part)
+        if self._shelf is not None:
+            self._shelf.keep(self._shard, self._customs.part)
         self._shard.end(self._ids)
         self._close()
         self._ids.clear()
         self._renew()
         self._begin()
-        if self._shelf is not None and reuses:
+        if self._shelf is not None:
             self._shelf.restore(self._shard, self._engine.scheduler)
 
     def _renew(self) -> None:
@@ -319,6 +318,8 @@ class House:
         if len(self._answers) == len(self._guests) and self._is_empty():
             raise _Over
         if self._is_closing() and self._is_empty():
+            if self._shelf is not None:  # before the engine knows that there is no shard any more
+                self._shelf.collect(self._shard, self._engine.scheduler)
             raise _Empty
 
     def _is_time(self, guest: Guest) -> bool:

@@ -14,6 +14,7 @@ from tgi_trio.ipc.prefixes import (
 )
 from tgi_trio.ipc.startup import ShardInfo
 from tgi_trio.model.facts import ModelFacts
+from tgi_trio.router.scheduling.kept_prefixes import Collected
 from tgi_trio.router.scheduling.scheduler import Scheduler
 from tgi_trio.router.shards.prefix_store import PrefixStore
 from tgi_trio.settings.records import Options
@@ -33,11 +34,16 @@ class Shelf:
             assert store is not None
             self._store = store
         self._info = info
+        self._found: Collected | None = None
 
-    def keep(self, shard: Shard, scheduler: Scheduler, part: int) -> None:
-        """Have a shard that serves nobody write its prefixes; `part`: blocks at a time; 0: all."""
-        found = scheduler.collect_prefixes(self._store.budget(self._info, shard.memory))
-        if not found.blocks:
+    def collect(self, shard: Shard, scheduler: Scheduler) -> None:
+        """See what there is to keep, as long as the router knows."""
+        self._found = scheduler.collect_prefixes(self._store.budget(self._info, shard.memory))
+
+    def keep(self, shard: Shard, part: int) -> None:
+        """Have a shard that serves nobody write that; `part`: blocks at a time; 0: all."""
+        found = self._found
+        if found is None or not found.blocks:
             return
         order = self._store.order(found)
         for each in order.cut(part, part) if part else (order,):

@@ -264,7 +264,10 @@ class Planted(NamedTuple):
     ways: Mapping[str, frozenset[str]] = MappingProxyType({})
 
 
-_SHARED = {"prompt": frozenset({"shared"}), "salt": frozenset({"none"})}
+_SHARED = {
+    **{"prompt": frozenset({"shared"}), "salt": frozenset({"none"})},
+    "adapter": frozenset({"none"}),
+}
 _CACHED = {"prefixes": frozenset({"cached"})}
 # By what is wrong.
 PLANTED: Final[Mapping[str, Planted]] = {
