@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from tests.company.asking import WISHES, write_request
+from tests.company.calling import CALLED, write_call
 from tests.company.covering import Coverage, Factors, cover
 from tests.company.gallery import Gallery
 from tests.company.house import Customs, Guest
@@ -27,6 +28,7 @@ _LASTING: Final = {
 _SLOW: Final = ("penalty", "grammar", "told", "watermark", "bias")
 _PLAIN: Final = 0.3
 _GUESSED = 8  # most tokens of guesses in two steps, see `SchedulingLimits.ask_tokens`
+_EVENTS = 10  # of a stream, behind which its client may leave
 _TIMES = (1_000_000, 1_000_000, 2_000_000, 9_000_000, 1_000_000, 300_000)
 
 
@@ -133,9 +135,10 @@ class Companies:
     wishes: Mapping[str, frozenset[str]] = field(default_factory=dict)  # those served, by kind
     ways: Mapping[str, frozenset[str]] = field(default_factory=dict)
     gallery: Gallery | None = None
+    calls: bool = False  # whether they ask over HTTP
 
     def __post_init__(self) -> None:
-        self.asked = _served(ASKED, self.wishes)
+        self.asked = _served(CALLED if self.calls else ASKED, self.wishes)
         self.around = _served(AROUND, self.ways)
         self.coverage = Coverage(self.asked, self.around)
 
@@ -151,8 +154,9 @@ class Companies:
             around = around or cover(self.around, draw.getrandbits(30))
             own = [asked.pop() for _ in range(count)]
             if draw.random() < _PLAIN:  # what others make slow has ways of its own
-                own = [row | {kind: self.asked[kind][0] for kind in _SLOW} for row in own]
-            yield gather(around.pop(), own, draw.getrandbits(30), self.gallery)
+                plain = {kind: self.asked[kind][0] for kind in _SLOW if kind in self.asked}
+                own = [row | plain for row in own]
+            yield gather(around.pop(), own, draw.getrandbits(30), self.gallery, calls=self.calls)
 
 
 def _served(factors: Factors, served: Mapping[str, frozenset[str]]) -> dict[str, list[str]]:
@@ -167,6 +171,8 @@ def gather(
     asked: list[dict[str, str]],
     seed: int,
     gallery: Gallery | None = None,
+    *,
+    calls: bool = False,
 ) -> Company:
     """Return a company of requests that ask for `asked`, while it is `around`."""
     draw = random.Random(seed)
@@ -174,15 +180,17 @@ def gather(
     for kind, way in around.items():
         fields |= WAYS[kind][way](draw)
     guests, turn = list[Guest](), 0
-    if around["memory"] == "little":
+    if around["memory"] == "little" and not calls:
         asked = [_LASTING, _LASTING, *asked]
     for i, wishes in enumerate(asked):
-        request = write_request(wishes, seed + i, gallery)
+        call = write_call(wishes, seed + i) if calls else None
+        request = write_request(wishes, seed + i, gallery) if call is None else call.largest
         if around["comes"] == "one by one":
             turn += draw.randint(0, 3)
         elif around["comes"] == "now and then":
             turn += draw.choice([0, 1, 5, 25])
-        guests.append(Guest(request, turn, _leaving(around, request, draw)))
+        most = request.stopping.max_new_tokens if call is None else _EVENTS
+        guests.append(Guest(request, turn, _leaving(around, most, draw), call))
     if restarts := fields.get("restarts"):  # which some come behind
         guests[1::2] = [replace(each, comes=restarts[0] + 1) for each in guests[1::2]]
     if around["memory"] == "little":  # hardly more than the largest takes alone
@@ -207,7 +215,7 @@ def _image_bytes(request: Request) -> int:
     return sum(sizes.values())
 
 
-def _leaving(around: Mapping[str, str], request: Request, draw: random.Random) -> int | None:
+def _leaving(around: Mapping[str, str], most: int, draw: random.Random) -> int | None:
     if around["leaves"] == "nobody" or draw.random() < 0.6:
         return None
-    return draw.randint(0, request.stopping.max_new_tokens)
+    return draw.randint(0, most)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from tests.company.companies import Company
 from tests.company.house import Answer, Customs, Guest
 from tests.company.servers import ROUNDING, Server
-from tgi_trio.router.request import Request, Token
+from tgi_trio.router.request import Token
 
 ALONE = Customs()
 
@@ -19,16 +19,17 @@ class Hermit:
 
     def __init__(self, server: Server) -> None:
         self._server = server
-        self._known: dict[int, tuple[Request, Answer]] = {}  # by identity of the request
+        self._known: dict[int, tuple[Guest, Answer]] = {}  # by identity of what is asked for
 
-    def answers(self, requests: Sequence[Request]) -> list[Answer]:
-        """Return the answers to requests that nobody else is beside."""
-        new = list({id(each): each for each in requests if id(each) not in self._known}.values())
+    def answers(self, guests: Sequence[Guest]) -> list[Answer]:
+        """Return the answers to what guests ask for, when nobody else is beside them."""
+        new = {id(each.call or each.request): each for each in guests}
+        new = {key: each for key, each in new.items() if key not in self._known}
         if new:
-            guests = [Guest(each, comes=None) for each in new]
-            found = self._server.house(ALONE, guests, alone=True).serve()
-            self._known |= {id(each): (each, own) for each, own in zip(new, found, strict=True)}
-        return [self._known[id(each)][1] for each in requests]
+            alone = [Guest(each.request, comes=None, call=each.call) for each in new.values()]
+            found = self._server.house(ALONE, alone, alone=True).serve()
+            self._known |= dict(zip(new, zip(new.values(), found, strict=True), strict=True))
+        return [self._known[id(each.call or each.request)][1] for each in guests]
 
 
 class Met(NamedTuple):
@@ -40,7 +41,7 @@ class Met(NamedTuple):
 
 def meet(server: Server, hermit: Hermit, company: Company) -> Met:
     """Serve a company, and compare everybody's answer with that alone."""
-    lone = hermit.answers([guest.request for guest in company.guests])
+    lone = hermit.answers(company.guests)
     texts = [[token.id for token in each.tokens] for each in lone]
     foretold = texts if company.customs.foretold else ()
     house = server.house(company.customs, company.guests, foretold=foretold)
@@ -54,6 +55,8 @@ def meet(server: Server, hermit: Hermit, company: Company) -> Met:
 
 def differences(ours: Answer, alone: Answer, left: bool, tolerance: float) -> list[str]:
     """Return what differs in an answer, of which only a part is there if its client has `left`."""
+    if ours.told or alone.told:
+        return _over_http(ours, alone, left)
     if left and ours.outcome is None and not ours.failure:
         alone = Answer(alone.tokens[: len(ours.tokens)])
     found: list[str] = []
@@ -77,6 +80,22 @@ def differences(ours: Answer, alone: Answer, left: bool, tolerance: float) -> li
         )
     if (why := _differing_tops(one.prompt_tops, two.prompt_tops, tolerance)) is not None:
         found.append(f"prompt's top tokens: {why}")
+    return found
+
+
+def _over_http(ours: Answer, alone: Answer, left: bool) -> list[str]:
+    """Return what differs in what clients are told of each of a call's answers."""
+    found = []
+    for place in sorted({*ours.told, *alone.told}):
+        own, other = ours.told.get(place, []), alone.told.get(place, [])
+        other = other[: len(own)] if left else other
+        for i, (one, two) in enumerate(zip(own, other, strict=False)):
+            if one != two:
+                found.append(f"answer {place}, event {i}: {one}, alone {two}")
+                break
+        else:
+            if len(own) != len(other):
+                found.append(f"answer {place}: {len(own)} events, alone {len(other)}: {own[-1:]}")
     return found
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import tempfile
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,12 +17,12 @@ from typing import Any, cast
 import numpy as np
 import trio
 
+from tests.company.calling import ClientCall
 from tests.company.gallery import Seeing, Studio
 from tests.company.keeping import Shelf
 from tests.company.shard import WARMUP, Lead, Shard
 from tgi_trio.errors import first_leaf
 from tgi_trio.ipc.frame_codec import Frame
-from tgi_trio.ipc.startup import WarmupResult
 from tgi_trio.router.engine.engine import AdmissionLimits, Engine
 from tgi_trio.router.engine.shard_link import ShardLink, encode_command
 from tgi_trio.router.engine.stream import StreamEnd, TokenStream
@@ -62,6 +62,8 @@ class Answer:
     tokens: list[Token] = field(default_factory=list)
     outcome: Outcome | None = None  # None: it left before the end
     failure: str = ""
+    # Over HTTP, by the number of a choice: its events; -1: those of all, or a whole body.
+    told: Mapping[int, list[Any]] = field(default_factory=dict)
 
     def take(self, tokens: list[Token], end: Outcome | BaseException | None) -> None:
         """Take in what the engine delivers."""
@@ -79,6 +81,7 @@ class Guest:
     request: Request
     comes: int | None = 0  # turn; None: when nobody else is there any more
     leaves: int | None = None  # after how many tokens its client has had enough; None: never
+    call: ClientCall | None = None  # what it asks over HTTP; `request` is as large as that may be
 
 
 @dataclass(frozen=True)
@@ -111,6 +114,8 @@ class Customs:
 
 class House:
     """Serves one company, of whom everybody is answered."""
+
+    warmup: Mapping[str, int] = WARMUP
 
     def __init__(
         self,
@@ -183,7 +188,7 @@ class House:
             )
         with self._around():
             self._shard = self._start()
-        limits = _limits(self._shard.memory, customs, self._options.speculate or 0)
+        limits = self._limits()
         if self._seeing is not None:
             limits = replace(limits, image_sight=self._seeing.rules.sight)
         self._engine = Engine(
@@ -197,7 +202,7 @@ class House:
         with self._warming():
             return Shard(
                 *(self._lead, self._options, self._adapters, self._time, self._texts),
-                self._customs.failing,
+                *(self._customs.failing, self.warmup),
                 images=images,
             )
 
@@ -284,7 +289,7 @@ class House:
         self._now += TURN_S
         if self._turns > MOST_TURNS:
             raise Stuck(f"no end in sight: {self.counters}")
-        self._meet()
+        await self._meet()
         if self._turns in self._customs.crashes:
             raise _Lost
         steps, most, _ = self._pace()
@@ -300,27 +305,35 @@ class House:
         self._steps += 1
         return self._customs.times[self._steps % len(self._customs.times)]
 
-    def _meet(self) -> None:
-        for i, stream in list(self._streams.items()):
-            leaves, said = self._guests[i].leaves, len(self._answers[i].tokens)
-            if stream.end in (StreamEnd.FINISHED, StreamEnd.FAILED):
-                del self._streams[i]
-            elif leaves is not None and said >= leaves:
-                self._engine.leave(self._streams.pop(i))
+    async def _meet(self) -> None:
+        self._see_off()
         for i, guest in enumerate(self._guests):
             if i not in self._answers and self._is_time(guest) and not self._is_closing():
-                self._streams[i] = stream = self._engine.submit(guest.request)
-                self._answers[i] = answer = Answer()
-                self._ids.append(stream.id)
-                if self._texts is not None:
-                    self._texts[stream.id] = self._foretold[i]
-                stream.attach(answer.take)
+                self._answers[i] = Answer()
+                await self._let_in(i, guest)
         if len(self._answers) == len(self._guests) and self._is_empty():
             raise _Over
         if self._is_closing() and self._is_empty():
             if self._shelf is not None:  # before the engine knows that there is no shard any more
                 self._shelf.collect(self._shard, self._engine.scheduler)
             raise _Empty
+
+    def _see_off(self) -> None:
+        """Forget those who are served, and have those leave who have had enough."""
+        for i, stream in list(self._streams.items()):
+            leaves, said = self._guests[i].leaves, len(self._answers[i].tokens)
+            if stream.end in (StreamEnd.FINISHED, StreamEnd.FAILED):
+                del self._streams[i]
+            elif leaves is not None and said >= leaves:
+                self._engine.leave(self._streams.pop(i))
+
+    async def _let_in(self, i: int, guest: Guest) -> None:
+        """Submit what a guest asks for, whose answer is there."""
+        self._streams[i] = stream = self._engine.submit(guest.request)
+        self._ids.append(stream.id)
+        if self._texts is not None:
+            self._texts[stream.id] = self._foretold[i]
+        stream.attach(self._answers[i].take)
 
     def _is_time(self, guest: Guest) -> bool:
         return self._is_empty() if guest.comes is None else guest.comes < self._turns
@@ -332,30 +345,33 @@ class House:
     def _is_empty(self) -> bool:
         return not self._streams and not self._engine.scheduler.held_blocks
 
-
-def _limits(memory: WarmupResult, customs: Customs, speculate: int) -> SchedulingLimits:
-    """Return what the scheduler is told of a shard's memory."""
-    return SchedulingLimits(
-        blocks=min(customs.blocks, memory.blocks),
-        block_size=memory.block_size,
-        max_batch_size=customs.batch,
-        max_batch_prefill_tokens=WARMUP["max_prefill_tokens"],
-        max_batch_total_tokens=0,
-        max_total_tokens=WARMUP["max_total_tokens"],
-        waiting_served_ratio=0.3,
-        max_waiting_tokens=5,
-        max_queued_requests=256,
-        max_queued_tokens=100_000,
-        token_budget=customs.budget,
-        reserve=customs.reserve,
-        prefix_caching=customs.caching,
-        state_slots=min(customs.slots, max(0, memory.state_slots - 1)),
-        host_blocks=memory.host_blocks if customs.host else 0,
-        host_slots=memory.host_slots if customs.host else 0,
-        speculate=speculate,
-        ask_ahead=customs.ask_ahead,
-        grant_ahead=customs.grant_ahead,
-    )
+    def _limits(self) -> SchedulingLimits:
+        """Return what the scheduler is told of a shard's memory."""
+        memory, customs, speculate = (
+            *(self._shard.memory, self._customs),
+            self._options.speculate or 0,
+        )
+        return SchedulingLimits(
+            blocks=min(customs.blocks, memory.blocks),
+            block_size=memory.block_size,
+            max_batch_size=customs.batch,
+            max_batch_prefill_tokens=self.warmup["max_prefill_tokens"],
+            max_batch_total_tokens=0,
+            max_total_tokens=self.warmup["max_total_tokens"],
+            waiting_served_ratio=0.3,
+            max_waiting_tokens=5,
+            max_queued_requests=256,
+            max_queued_tokens=100_000,
+            token_budget=customs.budget,
+            reserve=customs.reserve,
+            prefix_caching=customs.caching,
+            state_slots=min(customs.slots, max(0, memory.state_slots - 1)),
+            host_blocks=memory.host_blocks if customs.host else 0,
+            host_slots=memory.host_slots if customs.host else 0,
+            speculate=speculate,
+            ask_ahead=customs.ask_ahead,
+            grant_ahead=customs.grant_ahead,
+        )
 
 
 def prompt(ids: Sequence[int]) -> np.ndarray[Any, np.dtype[np.int32]]:

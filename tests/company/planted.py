@@ -22,13 +22,15 @@ from tgi_trio.router.scheduling.kv_memory import KvMemory
 from tgi_trio.router.scheduling.scheduler import Scheduler
 from tgi_trio.router.scheduling.sequence import Sequence
 from tgi_trio.router.scheduling.state_memory import StateHold
+from tgi_trio.router.text.answer import AnswerParser
+from tgi_trio.router.text.answer_form import ReadForm
 from tgi_trio.shard.contract import Choices, ShardSequence, StepPlan
 from tgi_trio.shard.cpu_backend import cpu_sampler
-from tgi_trio.shard.loop import batch, row_table
+from tgi_trio.shard.loop import batch, micro_batches, row_table
 from tgi_trio.shard.media.features import FeatureStore, ImageFeatures
 from tgi_trio.shard.media.held_image import HeldImage
 from tgi_trio.shard.placed_features import PlacedFeatures
-from tgi_trio.shard.ranks import follower
+from tgi_trio.shard.ranks import follower, plan_frames
 from tgi_trio.shard.sampling import base, choosing
 from tgi_trio.shard.sampling.base import SamplerBase, SamplingSettings
 from tgi_trio.shard.sampling.guides import Grammars
@@ -215,7 +217,7 @@ def _features_forgotten(patch: Patch) -> None:
 
 def _row_in_two_batches(patch: Patch) -> None:
     """A row is in two micro-batches at a time: the second does not wait for the first's token."""
-    own = batch.find_others
+    own = micro_batches.find_others
 
     def find_others(
         table: row_table.RowTable, wanted: NDArray[np.int64], count: int
@@ -229,7 +231,7 @@ def _row_in_two_batches(patch: Patch) -> None:
 
 def _other_rows_blocks(patch: Patch) -> None:
     """Ranks that follow read each row's K and V where those of the row before it are."""
-    own = follower.decode_plan
+    own = plan_frames.decode_plan
 
     def decode_plan(frame: Frame) -> StepPlan:
         plan = own(frame)
@@ -248,6 +250,16 @@ def _kept_in_another_order(patch: Patch) -> None:
         return found._replace(blocks=found.blocks[1:] + found.blocks[:1])
 
     patch.setattr(Scheduler, "collect_prefixes", collect_prefixes)
+
+
+def _shared_parser(patch: Patch) -> None:
+    """Answers to one call are read by one parser."""
+    own, found = ReadForm.read, dict[int, tuple[ReadForm, AnswerParser]]()
+
+    def read(form: ReadForm) -> AnswerParser:
+        return found.setdefault(id(form), (form, own(form)))[1]
+
+    patch.setattr(ReadForm, "read", read)
 
 
 _LLAMA = "llama, kernels, n-grams"
@@ -290,6 +302,7 @@ PLANTED: Final[Mapping[str, Planted]] = {
     "features of a cut image": Planted(_LLAVA, _features_forgotten),
     "a row in two micro-batches": Planted("llama, kernels, two stages", _row_in_two_batches),
     "blocks of another rank's row": Planted("llama, kernels, two ranks", _other_rows_blocks),
+    "a parser for several answers": Planted("llama, kernels, over HTTP", _shared_parser),
     "kept blocks in another order": Planted(
         *(_LLAMA, _kept_in_another_order, _SHARED, _CACHED | {"restart": frozenset({"one"})})
     ),

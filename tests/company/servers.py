@@ -12,6 +12,7 @@ from typing import Any, Final
 import pytest
 
 from tests.company.companies import Companies
+from tests.company.desk import CallHouse
 from tests.company.gallery import Seeing
 from tests.company.group import Group
 from tests.company.house import Customs, Guest, House
@@ -56,6 +57,7 @@ class Kind:
     settings: Mapping[str, Any] = field(default_factory=dict)
     guesser: Guesser | None = None
     adapted: bool = False  # whether it has adapters
+    called: bool = False  # whether it is asked over HTTP
     family: str = ""  # that sees images, or hears; "": it reads text alone
 
 
@@ -109,6 +111,9 @@ KINDS: Final[Mapping[str, Kind]] = {
     # --- the CPU kernels, equal to the bit
     "llama, kernels": Kind(_LLAMA, _KERNELS, adapted=True),
     "llama, kernels, n-grams": Kind(_LLAMA, _KERNELS | _NGRAMS, adapted=True),
+    "llama, kernels, over HTTP": Kind(_LLAMA, _KERNELS, called=True),
+    "llama, kernels, n-grams, over HTTP": Kind(_LLAMA, _KERNELS | _NGRAMS, called=True),
+    "lfm2, kernels, over HTTP": Kind(_fitting("lfm2"), _KERNELS | _NGRAMS, called=True),
     "llama, kernels, eagle": Kind(
         _LLAMA, _KERNELS, lambda at, base: eagle(at, base, VOCAB_SIZE), adapted=True
     ),
@@ -297,7 +302,7 @@ class Server:
         found = {} if self.kind.family else {"images held": frozenset({"many"})}
         if self.kind.settings.get("world_size", 1) > 1:  # a step that fails ends the group
             found["failures"] = frozenset({"none"})
-        if not self.speculate:
+        if not self.speculate or self.kind.called:  # whose sequences nobody here knows
             found["guesses"] = frozenset({"own"})
         if not self.info.prefix_reuse:
             found["prefixes"] = frozenset({"forgotten"})
@@ -314,7 +319,7 @@ class Server:
         """Return companies that it serves; `wishes`, `ways`: of some kinds, instead of all."""
         gallery = None if self.seeing is None else self.seeing.gallery
         asked, around = self.wishes() | dict(wishes or {}), self.ways() | dict(ways or {})
-        return Companies(seed, asked, around, gallery)
+        return Companies(seed, asked, around, gallery, self.kind.called)
 
     def house(
         self,
@@ -326,7 +331,7 @@ class Server:
     ) -> House:
         """Return a house for guests; `alone`: in which nobody guesses. `foretold`: as there."""
         adapted = any(guest.request.sampling.adapter for guest in guests)
-        return House(
+        return (CallHouse if self.kind.called else House)(
             self._lead,
             self._load,
             self.tokenizer,

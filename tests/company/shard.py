@@ -155,6 +155,7 @@ class Shard:
         nanoseconds: Callable[[], int],
         texts: Mapping[int, Sequence[int]] | None,
         failing: int,
+        warmup: Mapping[str, int],
         *,
         images: Callable[[], ImageQueue] | None = None,
     ) -> None:
@@ -169,7 +170,7 @@ class Shard:
         self._worker = Worker(self.rings, own, options, successor=True, images=queue)
         for number, folder in enumerate(adapters, start=1):
             self.rings.down.append(encode_adapter(0, AdapterOrder(number, folder)))
-        self.rings.down.append(encode(Kind.WARMUP, {"command": 0, **WARMUP}, {}))
+        self.rings.down.append(encode(Kind.WARMUP, {"command": 0, **warmup}, {}))
         self.turn()
         *loaded, reply = self.rings.up
         self.memory: WarmupResult = decode_warmup_reply(Frame(memoryview(reply)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
 
+from tests.company.calling import ClientCall
 from tests.company.companies import Company
 from tests.company.house import Customs, Guest
 from tgi_trio.ipc.messages import SamplingParameters
@@ -13,6 +14,9 @@ from tgi_trio.router.request import Request, StoppingCriteria
 _PLAIN = Customs()
 _UNASKED = SamplingParameters()
 _UNSTOPPED = StoppingCriteria(1)
+_NEEDED = frozenset(
+    {"inputs", "parameters", "prompt", "messages", "seed", "max_tokens"}
+)  # of a call
 
 
 def shrink(company: Company, fails: Callable[[Company], bool], most: int = 400) -> Company:
@@ -52,7 +56,22 @@ def _simpler(guest: Guest) -> Iterator[Guest]:
     if guest.comes:
         yield replace(guest, comes=0)
         yield replace(guest, comes=guest.comes - 1)
+    if guest.call is not None:
+        yield from (replace(guest, call=each) for each in _fewer_fields(guest.call))
+        return
     yield from (replace(guest, request=each) for each in _plainer(request))
+
+
+def _fewer_fields(call: ClientCall) -> Iterator[ClientCall]:
+    """Yield a call without one of the fields that it can do without."""
+    for name, value in call.body.items():
+        rest = {key: each for key, each in call.body.items() if key != name}
+        if name not in _NEEDED:
+            yield replace(call, body=rest)
+        elif isinstance(value, dict):
+            for inner in value:
+                less = {key: each for key, each in value.items() if key != inner}
+                yield replace(call, body=rest | {name: less})
 
 
 def _plainer(request: Request) -> Iterator[Request]:

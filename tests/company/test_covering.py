@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from itertools import islice
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.company.asking import WISHES, write_request
+from tests.company.calling import CALLED, write_call
 from tests.company.companies import AROUND, ASKED, Companies
 from tests.company.covering import Coverage, all_pairs, cover, pairs_of
 from tests.company.gallery import Gallery
@@ -84,3 +86,18 @@ def test_every_wish_changes_what_is_asked_for() -> None:
             before = (base.sampling, base.stopping, base.priority, base.cache_salt)
             assert same != before or asked.prompt_ids.tolist() != base.prompt_ids.tolist()
     assert set(AROUND) & set(ASKED) == set()
+
+
+@pytest.mark.parametrize("route", CALLED["route"])
+def test_every_wish_of_a_route_changes_its_call(route: str) -> None:
+    """Those that a route does not have change nothing."""
+    plain = {kind: wishes[0] for kind, wishes in CALLED.items()} | {"route": route}
+    lacking = {
+        "generate": {"answers", "tools"},
+        "completions": {"truncate", "tools", "format"},
+        "chat": {"truncate"},
+    }
+    for kind in CALLED.keys() - {"route"}:
+        for name in CALLED[kind][1:]:
+            changed = write_call(plain | {kind: name}, 1) != write_call(plain, 1)
+            assert changed == (kind not in lacking[route]), (kind, name)

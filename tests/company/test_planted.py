@@ -33,7 +33,7 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Servers:
 
 def is_wrong(server: Server, hermit: Hermit, company: Company, what: str) -> bool:
     """Return whether answers differ, or something is raised, with a fault planted."""
-    hermit.answers([guest.request for guest in company.guests])  # without it
+    hermit.answers(company.guests)  # without it
     with pytest.MonkeyPatch.context() as patch:
         PLANTED[what].plant(patch)
         try:
