@@ -151,7 +151,8 @@ class House:
         self._restarts = sorted(customs.restarts, reverse=True)  # those to come, the last one first
         self._counters = Counter[str]()  # of earlier lives
         self._folder = tempfile.TemporaryDirectory() if customs.restarts else None
-        self._begin()
+        with around():
+            self._begin()
         self._shelf: Shelf | None = None
         if self._folder is not None and self._shard.info.prefix_reuse:
             self._shelf = Shelf(Path(self._folder.name), self._shard.info)
@@ -186,8 +187,7 @@ class House:
             self._studio = Studio(
                 *(self._seeing, customs.arena, customs.features, customs.decoding)
             )
-        with self._around():
-            self._shard = self._start()
+        self._shard = self._start()
         limits = self._limits()
         if self._seeing is not None:
             limits = replace(limits, image_sight=self._seeing.rules.sight)

@@ -31,7 +31,7 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Servers:
     return Servers(tmp_path_factory.mktemp("servers"))
 
 
-@pytest.mark.sampled(24, first=2)
+@pytest.mark.sampled(20, first=4)
 @pytest.mark.parametrize("name", KINDS)
 def test_an_answer_in_company_is_that_alone(servers: Servers, name: str) -> None:
     server = servers[name]

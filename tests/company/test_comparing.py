@@ -1,0 +1,56 @@
+"""What counts as another answer."""
+
+from __future__ import annotations
+
+import json
+
+from tests.company.calling import ClientCall
+from tests.company.comparing import differences
+from tests.company.desk import Visit, read_answer
+from tests.company.house import Answer
+from tgi_trio.router.request import Token
+
+
+def test_where_sums_are_rounded_one_of_two_as_likely_may_be_chosen() -> None:
+    """What follows is another text then; with a bit of difference they were not as likely."""
+    ours = Answer([Token(5, "a", -1.5, False), Token(6, "b", -0.5, False)])
+    alone = Answer([Token(7, "c", -1.5, False), Token(8, "d", -2.5, False)])
+    assert differences(ours, alone, False, 0.0) and not differences(ours, alone, False, 1e-3)
+    other = Answer([Token(7, "c", -1.5001, False)])
+    assert differences(ours, other, False, 1e-3)
+
+
+def visit(*events: object) -> Visit:
+    """Return a visit that has been told some events."""
+    found = Visit(ClientCall("/v1/completions", {}))
+    found.status = 200
+    lines = [each if isinstance(each, str) else json.dumps(each) for each in events]
+    found.pieces = [f"data: {line}\n\n".encode() for line in lines]
+    return found
+
+
+def chunk(index: int, text: str, number: str = "x") -> dict[str, object]:
+    return {"id": number, "choices": [{"index": index, "text": text}]}
+
+
+def test_events_of_several_answers_come_in_any_order() -> None:
+    one, two, three = (
+        Answer(told=read_answer(visit(*events, "[DONE]")))
+        for events in (
+            (chunk(0, "a"), chunk(1, "b"), chunk(0, "c")),
+            (chunk(1, "b", "other"), chunk(0, "a"), chunk(0, "c")),
+            (chunk(1, "b"), chunk(0, "c"), chunk(0, "a")),
+        )
+    )
+    assert not differences(one, two, False, 0.0)
+    assert differences(one, three, False, 0.0) == [
+        "answer 0, event 0: {'choices': [{'index': 0, 'text': 'a'}]}, "
+        "alone {'choices': [{'index': 0, 'text': 'c'}]}"
+    ]
+
+
+def test_who_has_left_has_been_told_a_beginning() -> None:
+    whole = Answer(told=read_answer(visit(chunk(0, "a"), chunk(0, "c"), "[DONE]")))
+    begun = Answer(told=read_answer(visit(chunk(0, "a"))))
+    assert not differences(begun, whole, True, 0.0) and differences(begun, whole, False, 0.0)
+    assert not differences(Answer(), whole, True, 0.0) and differences(Answer(), whole, False, 0.0)
