@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.matrices.references import LinearRef, NormRef, Share
+from tgi_trio.shard.checkpoint.formats.exl3 import read_rings
 from tgi_trio.shard.checkpoint.head_norms import read_head_norms
 from tgi_trio.shard.checkpoint.lookup import Checkpoint, read_bias, read_linear, read_table
 from tgi_trio.shard.checkpoint.numbers import Floats
@@ -26,6 +27,8 @@ from tgi_trio.shard.torch_backend.layers.coded_linear import CodedLinear
 from tgi_trio.shard.torch_backend.layers.linear import Linear
 from tgi_trio.shard.torch_backend.layers.quantised_linear import QuantisedLinear, QuantisedWeight
 from tgi_trio.shard.torch_backend.layers.stored_codes import Codes, encode
+from tgi_trio.shard.torch_backend.layers.stored_trellis import encode_rings
+from tgi_trio.shard.torch_backend.layers.trellis_linear import TrellisLinear
 from tgi_trio.shard.torch_backend.torch_device import runs_kernels
 
 T = TypeVar("T")
@@ -88,6 +91,9 @@ class WeightSource:
     def linear(self, linear: LinearRef, share: Share, bias: torch.Tensor | None) -> Linear:
         """Return the part `share` of a linear layer, with its bias [outputs]."""
         stored = read_linear(self._checkpoint, linear, share)
+        trellis = self._trellis(stored.parts, bias)
+        if trellis is not None:
+            return trellis
         taken: list[Parts | None] = [None for _ in stored.parts]
         if self.keeps_codes or self._multiplies_codes:
             taken = [_taken_apart(part) for part in stored.parts]
@@ -124,7 +130,9 @@ class WeightSource:
         if not self._multiplies_codes or self.rounds:
             return self._multiplies_codes
         stored = read_linear(self._checkpoint, linear, share)
-        return any(part.coding in TAKEN_APART for part in stored.parts)
+        return any(
+            part.coding in TAKEN_APART or read_rings(part) is not None for part in stored.parts
+        )
 
     @contextmanager
     def as_numbers(self) -> Iterator[None]:
@@ -184,6 +192,24 @@ class WeightSource:
         """
         key, value = (self._checkpoint.number(each) for each in names)
         return (1.0 if key is None else key, 1.0 if value is None else value)
+
+    def _trellis(
+        self, stored: Sequence[StoredMatrix], bias: torch.Tensor | None
+    ) -> TrellisLinear | None:
+        """Return a linear layer of EXL3's matrices, some of which may be plain; None without any.
+
+        Those are plain of which a rank has a part of what is turned together.
+        """
+        rings = [read_rings(part) if self._multiplies_codes else None for part in stored]
+        if not any(rings):
+            return None
+        parts = [
+            self._matrix(part)
+            if own is None
+            else self._note_copy(part, encode_rings(own, part.shape))
+            for part, own in zip(stored, rings, strict=True)
+        ]
+        return TrellisLinear(parts, bias, self.dtype, self.device, invariant=self.invariant)
 
     def _coded(
         self, stored: Sequence[StoredMatrix], taken: Sequence[Parts | None]

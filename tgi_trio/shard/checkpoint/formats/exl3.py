@@ -23,10 +23,12 @@ from tgi_trio.shard.checkpoint.container import RawTensor
 from tgi_trio.shard.checkpoint.formats.plain import view_numbers
 from tgi_trio.shard.checkpoint.formats.quantised_matrix import (
     Array,
+    QuantisedMatrix,
     QuantisedSource,
     check_finite,
 )
 from tgi_trio.shard.checkpoint.numbers import Floats, to_float32
+from tgi_trio.shard.checkpoint.stored_matrix import StoredMatrix
 
 HALF_BITS: Final = " of half bits"  # the end of a coding
 # The inputs of a tile in the order in which a ring passes those of one output.
@@ -54,6 +56,17 @@ BY_NAME: Final = {book.name: book for book in (INST3, OF_MCG, OF_MUL1)}
 KEPT, SET = 0x8FFF8FFF, 0x3B603B60
 # Of bytes: (1024 + sum) * 1774 / 2^18 - 1329 / 2^7, as float16's nearest.
 STEP, LOW, SHIFT = 1774, 1329 * 2048 - 1774 * 1024, 18
+
+
+@dataclass(frozen=True, slots=True)
+class Rings:
+    """A matrix of whole tiles as it is stored, inputs and outputs padded to multiples of 128."""
+
+    book: Codebook
+    half_bits: int  # of a weight
+    words: NDArray[np.uint32]  # [inputs / 16, outputs / 16, 4 * half bits], a view of the file
+    input_scales: NDArray[np.float16]  # [inputs]
+    output_scales: NDArray[np.float16]  # [outputs]
 
 
 class Exl3Source(QuantisedSource):
@@ -108,6 +121,24 @@ class Exl3Source(QuantisedSource):
             "output scales": self._outputs.read(rows).astype(np.float32),
         }
 
+    def rings(self, outputs: range, inputs: range) -> Rings | None:
+        """Return a rectangle as it is stored; None if it is not of all that is turned together.
+
+        Raises ModelLoadError for a scale that is not finite.
+        """
+        borders = zip((outputs, inputs), self.shape, strict=True)
+        if any(x.start % TURNED or (x.stop % TURNED and x.stop != end) for x, end in borders):
+            return None
+        below, beside = (slice(x.start, -(-x.stop // TURNED) * TURNED) for x in (outputs, inputs))
+        tiles = (slice(x.start // TILE, x.stop // TILE) for x in (beside, below))
+        return Rings(
+            self.book,
+            self._half_bits,
+            self._words[tuple(tiles)],
+            self._inputs.read(beside).astype(np.float16),
+            self._outputs.read(below).astype(np.float16),
+        )
+
     def coding_of(self, outputs: range, inputs: range) -> str:
         """Weights that are turned together have to stay together to be more than numbers."""
         ends = outputs.start, outputs.stop, inputs.start, inputs.stop
@@ -144,6 +175,16 @@ class _Scales:
             return check_finite(tensor, to_float32(view_numbers(tensor)[places])).astype(np.float64)
         bits = np.unpackbits(tensor.data.view(np.uint8), bitorder="little")
         return 1.0 - 2.0 * bits[places].astype(np.float64)
+
+
+def read_rings(matrix: StoredMatrix) -> Rings | None:
+    """Return a matrix as it is stored; None for those of other formats, and cut anywhere else.
+
+    Raises ModelLoadError for a scale that is not finite.
+    """
+    if not isinstance(matrix, QuantisedMatrix) or not isinstance(matrix.source, Exl3Source):
+        return None
+    return matrix.source.rings(matrix.outputs, matrix.inputs)
 
 
 def _find_codebook(parts: Mapping[str, RawTensor]) -> Codebook:

@@ -1,0 +1,41 @@
+"""The tiles of products with EXL3's matrices, by device and dtype."""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+import torch
+
+from tgi_trio.shard.torch_backend.torch_device import Generation
+
+
+class TrellisTile(NamedTuple):
+    """The tile of a program of `multiply_turned`: all outputs of a block."""
+
+    rows: int  # largest number of rows that it is for, a power of two
+    depth: int  # inputs of one step of the loop, likewise, at most 128
+    warps: int
+    stages: int
+
+
+# With more rows than the last, numbers are written for a library.
+_TILES: Final[dict[Generation, tuple[TrellisTile, ...]]] = {
+    "ampere": (TrellisTile(16, 64, 8, 2), TrellisTile(64, 32, 8, 2)),
+    "hopper": (
+        TrellisTile(16, 64, 8, 3),
+        TrellisTile(32, 64, 8, 3),
+        TrellisTile(64, 64, 8, 3),
+    ),
+}
+# float32 does not use the tensor cores; more rows than these go one run after another.
+_WIDE_TILES: Final = (TrellisTile(16, 32, 8, 2), TrellisTile(32, 32, 8, 2))
+FEW: Final = (1, 2)  # rows for which programs turn inputs themselves, and multiply in float32
+FEW_WARPS: Final = 8
+TURNED_ROWS: Final = 16  # of a program of `turn_inputs`
+WRITTEN: Final = TrellisTile(128, 64, 8, 2)  # of `write_trellis`; its rows are outputs
+WRITTEN_STEPS: Final = 8  # of a program
+
+
+def choose_trellis_tiles(dtype: torch.dtype, generation: Generation) -> tuple[TrellisTile, ...]:
+    """Return the tiles for numbers of a dtype, by ascending numbers of rows."""
+    return _WIDE_TILES if dtype.itemsize > 2 else _TILES[generation]
