@@ -46,7 +46,7 @@ COLUMNS: Final = [
     *("shape", "what", "step_ms", "replay_ms", "gap_us", "host_ms", "least_ms", "of_roofline"),
     *("gb_per_s", "tflop_per_s", "over_bare", "error", "over_built_in", "left_out", "why"),
 ]
-ROUNDED: Final = ("int4", "q4_k", "fp8")
+ROUNDED: Final = ("int4", "q4_k", "fp8", "exl3")
 SHAPES: Final = ("dry", "tiny", "1B", "8B", "mixture", *LONG, *STATES)
 CHUNKS: Final = (48, 192, 448)  # of a prompt, beside decodes
 FEW_BATCHES: Final = (1, 16, 64)  # of shapes that have an index or a state
@@ -63,7 +63,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
         "--weights",
         nargs="+",
         default=["plain", *ROUNDED],
-        help="what linear layers hold: numbers of the dtype (plain), or codes of --quantize",
+        help="what linear layers hold: numbers of the dtype (plain), codes of --quantize, or exl3",
     )
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 64, 256, 4, 16, 128])
     parser.add_argument("--adapters", type=int, default=8, help="different ones, at most; 0: none")
@@ -94,7 +94,7 @@ def shrink(args: argparse.Namespace) -> None:
     own = (*LONG, *STATES, "mixture")
     args.shapes = [*(f"dry {shape}" for shape in args.shapes if shape in own), "dry"]
     args.batches, args.context, args.prompt = [1, 2], 6, 8
-    args.weights, args.adapters = ["plain", "int4"], 2
+    args.weights, args.adapters = ["plain", "int4", "exl3"], 2
     args.server, args.clients, args.steps = "tiny", 2, 1
 
 

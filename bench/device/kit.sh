@@ -58,7 +58,7 @@ fi
 
 device=("$python" -m bench.device)
 plain=(--weights plain --traces "$OUT")
-more=(--shapes 8B mixture 1B --only mixture '8B batch invariant' '8B int4' '8B fp8' '8B q4_k' '1B adapters' '1B without few rows'
+more=(--shapes 8B mixture 1B --only mixture '8B batch invariant' '8B int4' '8B fp8' '8B q4_k' '8B exl3' '1B adapters' '1B without few rows'
     '1B without heads in products' '1B without measured shares' '1B without measured carve-outs' '1B without the last norm in a product'
     '1B without early choices' '1B without looking up at once' --peers --traces "$OUT")
 copies=("$python" -m bench.device.host_copies)
@@ -72,7 +72,7 @@ if [ -n "${KIT_DRY:-}" ]; then
     states=('dry deltas' 'dry mamba2' 'dry mamba1' 'dry gates')
     states=(--shapes "${states[@]#dry }" mixture --only "${states[@]}" "${states[@]/%/ tiles}" 'dry mixture tiles')
     plain=(--only dry 'server tiny' 'broken device tiny' --traces "$OUT")
-    more=(--only 'dry int4' 'dry batch invariant' 'dry adapters' 'dry without few rows' 'dry without heads in products' --traces "$OUT")
+    more=(--only 'dry int4' 'dry exl3' 'dry batch invariant' 'dry adapters' 'dry without few rows' 'dry without heads in products' --traces "$OUT")
 fi
 # Tests are compiled for, some seconds each, beside each other where pytest can.
 tests=(env OMP_NUM_THREADS=2 "$python" -m pytest -q -p no:cacheprovider)
@@ -89,7 +89,7 @@ stage plain 400 "${device[@]}" --budget 385 --adapters 0 "${plain[@]}" --json "$
 stage tests 160 "${tests[@]}" tests/gpu --junitxml "$OUT/tests.xml"
 stage kernels 170 "${tests[@]}" "$of/test_paged_attention.py" "$of/test_device_sampler.py" \
     "$of/test_lookup_kernel.py" "$of/test_routing_kernel.py" "$of/test_adapter_kernels.py" \
-    "$of/test_fused_kernels.py" "$of/test_coded_products.py" \
+    "$of/test_fused_kernels.py" "$of/test_coded_products.py" "$of/test_trellis_products.py" \
     "$of/states/test_convolution_kernel.py" "$of/states/test_delta_rule_kernels.py" \
     "$of/states/test_recurrence_kernels.py" --junitxml "$OUT/kernels.xml"
 stage more 390 "${device[@]}" --budget 375 "${more[@]}" --json "$OUT/more.json"

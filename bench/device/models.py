@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from bench.device.random_trellis import BYTES, EXL3, make_trellis
 from bench.device.shapes import SHAPES
 from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.families.registry import decoder_spec
@@ -28,6 +29,7 @@ from tgi_trio.shard.torch_backend.device_parts import device_parts, rehearse_cho
 from tgi_trio.shard.torch_backend.layers.coded_linear import CodedLinear
 from tgi_trio.shard.torch_backend.layers.linear import Linear
 from tgi_trio.shard.torch_backend.layers.stored_codes import Codes, encode
+from tgi_trio.shard.torch_backend.layers.trellis_linear import TrellisLinear
 from tgi_trio.shard.torch_backend.models.decoder_loading import load_decoder
 from tgi_trio.shard.torch_backend.sampling.torch_sampler import Sampler
 from tgi_trio.shard.torch_backend.torch_runner import TorchRunner
@@ -49,7 +51,7 @@ class RandomWeights(WeightSource):
         *,
         invariant: bool = False,
     ) -> None:
-        """`rounded`: a word of `ENCODINGS` for linear layers that are to be codes."""
+        """`rounded`: a word of `ENCODINGS` for linear layers that are to be codes, or EXL3."""
         self.invariant = invariant
         self.keeps_codes = False
         self.adapted = False  # those of `1B adapters` change no experts
@@ -75,6 +77,9 @@ class RandomWeights(WeightSource):
         if self.rounded == PLAIN:
             return Linear(self.weight(linear, share), bias, invariant=self.invariant)
         outputs = sum(len(range(cut.matrix.rows)[cut.rows]) for cut in linear.cuts(share))
+        if self.rounded == EXL3:
+            made = make_trellis(next(linear.cuts(share)).width, outputs, self.device)
+            return TrellisLinear([made], bias, self.dtype, self.device, invariant=self.invariant)
         codes = [self._codes(linear, share, outputs)]
         return CodedLinear(codes, bias, self.dtype, self.device, invariant=self.invariant)
 
@@ -145,6 +150,8 @@ def bytes_of_weight(shape: str, dtype: torch.dtype, rounded: str) -> float:
     """Return the bytes that a weight of a linear layer takes as it is stored."""
     if rounded == PLAIN:
         return dtype.itemsize
+    if rounded == EXL3:
+        return BYTES
     inputs: int = config_of(shape).need("hidden_size")
     return rounded_slab(inputs, rounded).nbytes() / (_SLAB * inputs)
 

@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 import torch
 
+from tests.exl3_support import EXL3, store_exl3
+from tests.quantised_support import quantise
 from tests.shard.adapters.peft_support import install, write_adapter
 from tests.shard.conftest import checkpoint  # noqa: F401  (a fixture)
 from tests.shard.torch_backend.device_kinds import KINDS
@@ -93,6 +95,18 @@ def test_carve_outs(
 @pytest.mark.parametrize("word", ["int4", "bitsandbytes-nf4", "eetq", "fp8", "q8_0", "q4_0"])
 def test_weights_that_stay_codes(checkpoint: Checkpoint, word: str) -> None:  # noqa: F811
     compare(checkpoint("llama"), PLAIN, quantize=word)
+
+
+@pytest.mark.parametrize(("bits", "book"), [(3, "3inst"), (6, "mcg"), (2.5, "mul1")])
+def test_weights_that_stay_on_a_trellis(
+    checkpoint: Checkpoint,  # noqa: F811
+    tmp_path: Path,
+    bits: float,
+    book: str,
+) -> None:
+    source = checkpoint("llama", hidden_size=128, intermediate_size=256)
+    endings = ("_proj.weight", "lm_head.weight")
+    compare(quantise(source, tmp_path / "q", store_exl3(bits, book), EXL3, endings=endings), PLAIN)
 
 
 def test_experts_that_stay_codes(checkpoint: Checkpoint) -> None:  # noqa: F811

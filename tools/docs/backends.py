@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from tgi_trio.model.gguf.block_types import BY_NAME
+from tgi_trio.shard.checkpoint.formats.exl3 import BY_NAME as CODEBOOKS
 from tgi_trio.shard.checkpoint.rounding.choose import ENCODINGS
 from tgi_trio.shard.checkpoint.taken_apart import TAKEN_APART
 from tgi_trio.shard.cpu_backend.kinds.table import KINDS
@@ -46,7 +47,7 @@ OF_FORMATS: Final = {
     "3inst": ("EXL3", "128 inputs, and outputs by 128"),
     "mcg": ("EXL3", "the same"),
     "mul1": ("EXL3", "the same"),
-    "mul1 of half bits": ("EXL3", "any input"),
+    "mul1 of half bits": ("EXL3", "the same"),
     "nvfp4": ("compressed-tensors, ModelOpt", "two blocks of 16"),
 }
 BLOCKS: Final = tuple(kind.name for kind in BY_NAME.values() if not kind.plain)
@@ -79,4 +80,6 @@ def _kernels(coding: str) -> str:
 
 
 def _torch(coding: str) -> str:
+    if coding.partition(" ")[0] in CODEBOOKS:
+        return "numbers on a CPU, as stored on a device"
     return "codes" if coding in TAKEN_APART else "numbers"

@@ -122,7 +122,7 @@ def test_two_ranks(checkpoint: Checkpoint, tmp_path: Path) -> None:
         (1, "float32", 9),  # four products, and what is between them
         (2, "bfloat16", 9),
         (5, "bfloat16", 9 + 4),  # inputs are turned once for queries, keys and values
-        (70, "bfloat16", 5 + 4 * 2 + 2 + 3),  # turned, written, and a library's product for each sort
+        (70, "bfloat16", 5 + 4 * 2 + 2 + 3),  # written; a library's product for each sort
     ],
 )
 def test_launches_of_a_layer(
@@ -177,3 +177,17 @@ def test_batch_invariance(checkpoint: Checkpoint, tmp_path: Path) -> None:
     """No program turns inputs by itself, and nothing is written for a library."""
     _, launches = check(make(checkpoint, tmp_path, store_mixed), batch_invariant=True)
     assert launches["multiply_turned"] and not launches["multiply_turned_few"]
+
+
+def test_experts_are_plain_numbers(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    """All else of a mixture is as it is stored."""
+    sizes = SMALL | SIZES | {"intermediate_size": 128}
+    folder = quantise(
+        checkpoint("mixtral", **sizes),
+        tmp_path / "q",
+        store_exl3(4, "mcg"),
+        EXL3,
+        endings=(*ENDINGS, ".w1.weight", ".w2.weight", ".w3.weight"),
+    )
+    _, launches = check(folder)
+    assert launches["multiply_groups"] and launches["multiply_turned_few"]

@@ -19,7 +19,8 @@ from tgi_trio.shard.checkpoint.stored_matrix import StoredMatrix
 
 need_triton()
 
-from tgi_trio.shard.torch_backend.layers import trellis_linear  # noqa: E402  (Triton's)
+from tests.shard.torch_backend.test_warm_kernels import compiled_for  # noqa: E402  (Triton's)
+from tgi_trio.shard.torch_backend.layers import trellis_linear  # noqa: E402
 from tgi_trio.shard.torch_backend.layers.stored_trellis import (  # noqa: E402
     Trellis,
     encode_rings,
@@ -266,16 +267,16 @@ def test_all_variants_are_compiled_when_it_is_packed(tmp_path: Path) -> None:
     """What is launched for any number of rows has been launched before."""
     from tgi_trio.shard.torch_backend.kernels import trellis_products, written_trellis
 
-    matrix, _ = some_matrix(tmp_path, 256, 1152)
-    linear = linear_of([encoded(matrix)], HALF)
+    own, other = (some_matrix(tmp_path / str(n), n, 1152, n / 64)[0] for n in (256, 128))
+    linear = linear_of([encoded(own), encoded(other)], HALF, some_rows(1, 384, HALF)[0])
     seen: list[tuple[Any, ...]] = []
 
     class Noting:
-        def __init__(self, name: str) -> None:
-            self.name = name
+        def __init__(self, kernel: Any) -> None:
+            self.kernel = kernel
 
         def __getitem__(self, grid: Any) -> Any:
-            return lambda *args, **told: seen.append((self.name, *told.items()))
+            return lambda *args, **told: seen.append(compiled_for(self.kernel, args, told))
 
     rooms = {
         "turn_inputs": trellis_products,
@@ -285,7 +286,7 @@ def test_all_variants_are_compiled_when_it_is_packed(tmp_path: Path) -> None:
     }
     with pytest.MonkeyPatch.context() as patch:
         for name, room in rooms.items():
-            patch.setattr(room, name, Noting(name))
+            patch.setattr(room, name, Noting(getattr(room, name)))
         linear.pack()
         warm = set(seen)
         for rows in (1, 2, 3, 16, 17, 32, 33, 64, 65, 128, 129, 257):
