@@ -52,7 +52,7 @@ def behind_of(half_bits, count):
 def read_windows(rings, at, HALF_BITS: tl.constexpr):
     """Return the windows of tiles, uint32 [.., 256 / run], in the order of rings.
 
-    `rings`: int32, the words of all tiles; `at`: int64 [.., 1], where each tile begins.
+    `rings`: the words of some tiles, int32; `at`: int32 [.., 1], where each of them begins.
     """
     run: tl.constexpr = run_of(HALF_BITS)
     words: tl.constexpr = 4 * HALF_BITS
@@ -71,7 +71,7 @@ def find_numbers(window, place: tl.constexpr, HALF_BITS: tl.constexpr, BOOK: tl.
     product = ((window >> behind) & 0xFFFF) * factor_of(BOOK)
     if BOOK == "mul1":
         two = (product & 0x00FF00FF) + ((product >> 8) & 0x00FF00FF)
-        total = ((two + (two >> 16)) & 0x7FF).to(tl.float32)
+        total = ((two * 0x10001) >> 16).to(tl.float32)  # a sum takes ten bits
         return (total * STEP - LOW).to(tl.float16)
     else:
         if BOOK == "3inst":
@@ -83,7 +83,7 @@ def find_numbers(window, place: tl.constexpr, HALF_BITS: tl.constexpr, BOOK: tl.
 
 @triton.jit
 def read_tile(rings, at, HALF_BITS: tl.constexpr, BOOK: tl.constexpr):
-    """Return the numbers of tiles as a matrix float16 [16 * A, 16 * B]; `at`: int64 [A, B, 1]."""
+    """Return the numbers of tiles as a matrix float16 [16 * A, 16 * B]; `at`: int32 [A, B, 1]."""
     run: tl.constexpr = run_of(HALF_BITS)
     below: tl.constexpr = at.shape[0]
     beside: tl.constexpr = at.shape[1]
@@ -115,3 +115,9 @@ def read_turned(x, scales, k, inputs):
     """
     a = tl.load(x + k, mask=k < inputs, other=0.0).to(tl.float32)
     return turn(a * tl.load(scales + k).to(tl.float32)) * BEFORE
+
+
+@triton.jit
+def place_inputs(k, i):
+    """Return where inputs `k` are written that are the i-th of 128: in the order of rings."""
+    return k - i % 16 + i % 8 // 2 * 4 + i % 16 // 8 * 2 + i % 2

@@ -13,6 +13,7 @@ import triton.language as tl
 from tgi_trio.shard.torch_backend.kernels.trellis import (
     BEHIND,
     find_numbers,
+    place_inputs,
     read_tile,
     read_turned,
     read_windows,
@@ -38,8 +39,7 @@ def turn_inputs(
     k = tl.program_id(1) * 128 + i
     source = x + tl.minimum(row, rows - 1).to(tl.int64) * inputs
     a = read_turned(source, input_scales + sort * padded, k, inputs)
-    place = k - i % 16 + i % 8 // 2 * 4 + i % 16 // 8 * 2 + i % 2
-    at = (sort * rows + row) * padded + place
+    at = (sort * rows + row) * padded + place_inputs(k, i)
     tl.store(turned + at, a.to(turned.dtype.element_ty), mask=row < rows)
 
 
@@ -73,14 +73,14 @@ def multiply_turned_few(
     scales = input_scales + tl.load(sorts + block).to(tl.int64) * padded
     lane = tl.arange(0, 128)[None, :]
     tile = tl.arange(0, 8)[None, :, None] * 8 + tl.arange(0, 8)[:, None, None]
+    own_rings = rings + block * (padded // 128) * (256 * HALF_BITS)
     begin, end = find_part(padded, DIVIDED)
     found = tl.zeros([ROWS, 8, 8, 256 // run], tl.float32)  # by tiles of outputs, and of inputs
     for i in range(begin, end):
         a = read_turned(source, scales, i * 128 + lane, inputs)
         a = tl.trans(tl.reshape(a, [ROWS, 8, 2, 4, 2]), (0, 1, 3, 2, 4))
         pair = tl.split(a)
-        at = ((block * (padded // 128) + i) * 64 + tile) * (4 * HALF_BITS)
-        window = read_windows(rings, at, HALF_BITS)
+        window = read_windows(own_rings + i * (256 * HALF_BITS), tile * (4 * HALF_BITS), HALF_BITS)
         for place in tl.static_range(run):
             own = pair[place % 2]
             if run == 4:
@@ -127,12 +127,13 @@ def multiply_turned(
     source = turned + (sort * turned_rows + tl.minimum(row, rows - 1)) * padded
     beside: tl.constexpr = DEPTH // 16
     tile = tl.arange(0, beside)[None, :, None] * 8 + tl.arange(0, 8)[:, None, None]
+    own_rings = rings + block * (padded // 128) * (256 * HALF_BITS)
     begin, end = find_part(padded, DIVIDED)
     total = tl.zeros([128, ROWS], tl.float32)
     for first in range(begin * 128, end * 128, DEPTH):
         a = tl.load(source[None, :] + (first + tl.arange(0, DEPTH))[:, None])
-        at = (block * (padded // 2) + first // 2 + tile) * (4 * HALF_BITS)
-        number = read_tile(rings, at, HALF_BITS, BOOK).to(a.dtype)
+        some = own_rings + first * (2 * HALF_BITS)
+        number = read_tile(some, tile * (4 * HALF_BITS), HALF_BITS, BOOK).to(a.dtype)
         # The factor 1.0: see `add_units` in codes.py.
         total += tl.dot(number, a, input_precision="ieee") * one.to(tl.float32, bitcast=True)
     finish_block(

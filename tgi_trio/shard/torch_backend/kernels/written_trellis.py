@@ -30,10 +30,11 @@ def write_trellis(
     scale = tl.load(output_scales + block * 128 + output).to(tl.float32) * BEHIND
     beside: tl.constexpr = DEPTH // 16
     tile = tl.arange(0, beside)[None, :, None] * 8 + tl.arange(0, 8)[:, None, None]
+    own_rings = rings + block * (padded // 128) * (256 * HALF_BITS)
     begin = tl.program_id(1) * STEPS * DEPTH
     for k in range(begin, tl.minimum(begin + STEPS * DEPTH, padded), DEPTH):
-        at = (block * (padded // 2) + k // 2 + tile) * (4 * HALF_BITS)
-        number = read_tile(rings, at, HALF_BITS, BOOK)
+        some = own_rings + k * (2 * HALF_BITS)
+        number = read_tile(some, tile * (4 * HALF_BITS), HALF_BITS, BOOK)
         weight = tl.dot(signs, number) * scale[:, None]
         place = (tl.program_id(0) * 128 + output).to(tl.int64)[:, None] * padded
         place += k + tl.arange(0, DEPTH)[None, :]

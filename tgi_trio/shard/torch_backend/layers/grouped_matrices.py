@@ -8,9 +8,14 @@ from typing import Any, Final, NamedTuple, Protocol
 
 import torch
 
+from tgi_trio.model.quantised.exl3_layout import TURNED
 from tgi_trio.shard.torch_backend.batch_invariance import apparent_rows
 from tgi_trio.shard.torch_backend.kernels.grouped import multiply_groups
 from tgi_trio.shard.torch_backend.kernels.grouped_codes import multiply_coded_groups
+from tgi_trio.shard.torch_backend.kernels.grouped_trellis import (
+    multiply_turned_groups,
+    turn_groups,
+)
 from tgi_trio.shard.torch_backend.layers.code_tiles import CodeTile, choose_tiles
 from tgi_trio.shard.torch_backend.layers.coded_linear import (
     ONE,
@@ -22,6 +27,13 @@ from tgi_trio.shard.torch_backend.layers.coded_linear import (
 from tgi_trio.shard.torch_backend.layers.gating import Gate
 from tgi_trio.shard.torch_backend.layers.linear import Linear
 from tgi_trio.shard.torch_backend.layers.stored_codes import Codes, stack
+from tgi_trio.shard.torch_backend.layers.stored_trellis import Trellis, stack_trellises
+from tgi_trio.shard.torch_backend.layers.trellis_linear import TrellisLinear
+from tgi_trio.shard.torch_backend.layers.trellis_tiles import (
+    TURN_WARPS,
+    TURNED_ROWS,
+    choose_trellis_tiles,
+)
 from tgi_trio.shard.torch_backend.padding import next_power_of_2
 from tgi_trio.shard.torch_backend.torch_device import Generation, generation
 
@@ -52,6 +64,7 @@ _TILES: Final[dict[Generation, tuple[tuple[int, GroupTile, GroupTile], ...]]] = 
 _WIDE_TILE: Final = GroupTile(16, 64, 32)  # float32 does not use the tensor cores
 TOGETHER: Final = 8  # tiles of rows that programs go through together, for the level 2 cache
 _MANY_FROM: Final = 32  # least pairs per expert for which codes have a tile of many rows
+_OF_GROUPS: Final = ("GROUPS", "PADDED_GROUPS", "PER_ROW", "GATHERS")
 _FEW_OUTPUTS: Final = 32  # of a tile of codes of few rows: gates and ups fill the registers
 
 
@@ -207,6 +220,85 @@ class CodedMatrices:
         return out
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class TrellisMatrices:
+    """EXL3's matrices as they are stored, one below the other."""
+
+    trellis: Trellis  # see `stack_trellises`
+    count: int
+    bias: torch.Tensor | None = None  # [experts, outputs]
+    invariant: bool = False
+
+    @property
+    def device(self) -> torch.device:
+        return self.trellis.rings.device
+
+    def multiply(
+        self,
+        x: torch.Tensor,
+        routed: Routed,
+        *,
+        gathers: bool,
+        gate: Gate | None = None,
+        room: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        own, form = self.trellis, self.trellis.form
+        if gate is not None and (gate.paired or own.outputs % (2 * TURNED)):
+            return gate(self.multiply(x, routed, gathers=gathers)).contiguous()
+        outputs, padded, sorts = (
+            own.outputs // (1 if gate is None else 2),
+            form.padded,
+            len(own.counts),
+        )
+        few, *_, many = choose_trellis_tiles(x.dtype, generation(x.device))
+        tokens = apparent_rows(len(routed.weights), invariant=self.invariant)
+        tile = many if _has_many(x, routed, tokens) else few
+        every = len(routed.weights) * routed.each
+        out = _make_room(x, routed, outputs) if room is None else room
+        constants = _constants(x, routed, gate, gathers=gathers, biased=self.bias is not None)
+        groups = {name: constants[name] for name in _OF_GROUPS}
+        turned = x.new_empty((sorts, every, padded))
+        turn_groups[(count_tiles(routed, TURNED_ROWS), padded // TURNED, sorts)](
+            turned,
+            x,
+            own.input_scales,
+            routed.pairs,
+            routed.counts,
+            len(routed.weights),
+            form.inputs,
+            padded,
+            every * padded,
+            **groups,
+            SORTS=sorts,
+            ROWS=TURNED_ROWS,
+            num_warps=TURN_WARPS,
+        )
+        multiply_turned_groups[(count_tiles(routed, tile.rows), -(-outputs // TURNED))](
+            out,
+            turned,
+            own.rings,
+            own.sorts,
+            own.output_scales,
+            own.rings if self.bias is None else self.bias,
+            routed.pairs,
+            routed.counts,
+            len(routed.weights),
+            0.0 if gate is None else gate.limit,
+            padded,
+            every * padded,
+            ONE,
+            N=outputs,
+            **{name: value for name, value in constants.items() if name != "PAIRED"},
+            HALF_BITS=form.half_bits,
+            BOOK=form.book,
+            ROWS=tile.rows,
+            DEPTH=tile.depth,
+            num_warps=tile.warps,
+            num_stages=tile.stages,
+        )
+        return out
+
+
 def choose_group_tile(
     dtype: torch.dtype, generation: Generation, pairs: int, *, gated: bool
 ) -> GroupTile:
@@ -231,15 +323,19 @@ def group_linears(linears: Sequence[Linear]) -> GroupedMatrices | None:
     every = [_numbers_or_codes(linear) for linear in linears]
     numbers = [part for part in every if isinstance(part, torch.Tensor)]
     codes = [part for part in every if isinstance(part, Codes)]
+    trellises = [part for part in every if isinstance(part, Trellis)]
     bias, invariant = _stack_biases(linears), linears[0].invariant
     if len(numbers) == len(every):
         return PlainMatrices(torch.stack(numbers), bias, invariant)
+    if len(trellises) == len(every):
+        own = stack_trellises(trellises)
+        return None if own is None else TrellisMatrices(own, len(every), bias, invariant)
     below = stack(codes) if len(codes) == len(every) else None
     return None if below is None else CodedMatrices(below, len(every), bias, invariant)
 
 
-def _numbers_or_codes(linear: Linear) -> torch.Tensor | Codes | None:
-    if isinstance(linear, CodedLinear):
+def _numbers_or_codes(linear: Linear) -> torch.Tensor | Codes | Trellis | None:
+    if isinstance(linear, CodedLinear | TrellisLinear):
         return linear.lone
     return linear.weight if type(linear) is Linear and linear.packed is None else None
 

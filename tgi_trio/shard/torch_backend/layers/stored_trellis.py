@@ -105,3 +105,20 @@ def _below(one: Trellis, other: Trellis) -> Trellis:
         torch.cat((one.output_scales, other.output_scales)),
         tuple(counts),
     )
+
+
+def stack_trellises(every: Sequence[Trellis]) -> Trellis | None:
+    """Return the tensors of several matrices one below the other; None if the matrices differ.
+
+    The rest says what each of them is: `sorts` are numbers within a matrix.
+    """
+    first = every[0]
+    if any((o.form, o.counts) != (first.form, first.counts) for o in every):
+        return None
+    return replace(
+        first,
+        rings=torch.cat([each.rings for each in every]),
+        input_scales=torch.cat([each.input_scales for each in every]),
+        sorts=torch.cat([each.sorts for each in every]),
+        output_scales=torch.cat([each.output_scales for each in every]),
+    )

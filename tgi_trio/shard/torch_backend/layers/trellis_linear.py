@@ -15,12 +15,13 @@ from tgi_trio.shard.torch_backend.layers.plain_product import multiply_plain
 from tgi_trio.shard.torch_backend.layers.stored_trellis import Trellis, join_trellises
 from tgi_trio.shard.torch_backend.layers.trellis_tiles import (
     FEW,
-    FEW_WARPS,
+    TURN_WARPS,
     TURNED_ROWS,
     WRITTEN,
     WRITTEN_STEPS,
     TrellisTile,
     choose_trellis_tiles,
+    count_few_warps,
 )
 from tgi_trio.shard.torch_backend.torch_device import generation
 
@@ -28,7 +29,6 @@ _SCRATCH: Final = 256 << 20  # bytes of numbers that are written at a time
 # A block is divided among programs (split-K) while there are fewer than these.
 _PROGRAMS = 512
 _MOST_PARTS: Final = 16
-_TURN_WARPS: Final = 4
 _ONE: Final = 0x3F800000  # the bits of 1.0
 
 
@@ -90,6 +90,12 @@ class TrellisLinear(Linear):
                     some = slice(first, first + tile.rows)
                     self._launch(out[some, place], turned[sorts, some], part, bias, tile)
         return out.view(*shape, self.outputs)
+
+    @property
+    def lone(self) -> Trellis | None:
+        """The matrix of all outputs; None if there are several."""
+        (first, *more) = self._parts
+        return first if isinstance(first, Trellis) and not more else None
 
     def pack(self) -> None:
         """Start compiling the kernels for all numbers of rows."""
@@ -170,7 +176,7 @@ class TrellisLinear(Linear):
             part.form.padded,
             out.stride(0),
             **constants,
-            num_warps=FEW_WARPS,
+            num_warps=count_few_warps(few, part.form.half_bits),
         )
 
     def _launch(
@@ -246,7 +252,7 @@ def turn_rows(x: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
     (sorts, padded), (rows, inputs) = scales.shape, x.shape
     turned = x.new_empty((sorts, rows, padded))
     turn_inputs[(-(-rows // TURNED_ROWS), padded // TURNED, sorts)](
-        turned, x, scales, rows, inputs, padded, ROWS=TURNED_ROWS, num_warps=_TURN_WARPS
+        turned, x, scales, rows, inputs, padded, ROWS=TURNED_ROWS, num_warps=TURN_WARPS
     )
     return turned
 

@@ -24,14 +24,15 @@ _TILES: Final[dict[Generation, tuple[TrellisTile, ...]]] = {
     "hopper": (
         TrellisTile(16, 64, 8, 3),
         TrellisTile(32, 64, 8, 3),
-        TrellisTile(64, 64, 8, 3),
+        TrellisTile(64, 64, 8, 2),
     ),
 }
 # float32 does not use the tensor cores; more rows than these go one run after another.
 _WIDE_TILES: Final = (TrellisTile(16, 32, 8, 2), TrellisTile(32, 32, 8, 2))
 FEW: Final = (1, 2)  # rows for which programs turn inputs themselves, and multiply in float32
-FEW_WARPS: Final = 8
+_SHORT_RUNS: Final = 11  # half bits of a weight from which runs are of two weights, not four
 TURNED_ROWS: Final = 16  # of a program of `turn_inputs`
+TURN_WARPS: Final = 4
 WRITTEN: Final = TrellisTile(128, 64, 8, 2)  # of `write_trellis`; its rows are outputs
 WRITTEN_STEPS: Final = 8  # of a program
 
@@ -39,3 +40,8 @@ WRITTEN_STEPS: Final = 8  # of a program
 def choose_trellis_tiles(dtype: torch.dtype, generation: Generation) -> tuple[TrellisTile, ...]:
     """Return the tiles for numbers of a dtype, by ascending numbers of rows."""
     return _WIDE_TILES if dtype.itemsize > 2 else _TILES[generation]
+
+
+def count_few_warps(rows: int, half_bits: int) -> int:
+    """Return the warps of a program of few rows; with short runs two rows fill more registers."""
+    return 16 if rows > 1 and half_bits >= _SHORT_RUNS else 8
