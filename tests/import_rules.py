@@ -210,7 +210,8 @@ RULES: dict[str, Rule] = {
     "testing.compiled_kernels": Rule(
         ours(
             "shard.torch_backend testing.variant testing.kernel_variants testing.code_variants "
-            "testing.adapter_variants testing.invariant_variants testing.kernel_fingerprints"
+            "testing.trellis_variants testing.adapter_variants testing.invariant_variants "
+            "testing.kernel_fingerprints"
         ),
         banned=SERVER,
     ),
@@ -230,7 +231,7 @@ RULES: dict[str, Rule] = {
         f"testing.{what}_variants": Rule(ours("shard.torch_backend testing.variant"), banned=SERVER)
         for what in (
             *("attention", "block", "choice", "chosen", "entries", "gated", "stream"),
-            *("mixture", "code", "adapter", "delta", "recurrence"),
+            *("mixture", "code", "trellis", "adapter", "delta", "recurrence"),
         )
     },
     "testing.indexed_variants": Rule(

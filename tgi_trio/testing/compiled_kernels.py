@@ -6,8 +6,8 @@
                                                               # other sources, and write it anew
 
 Triton can compile for a device that is not there. The variants are those of `kernel_variants.py`,
-which include attention, choices and mixtures, of `code_variants.py`, `adapter_variants.py` and
-`invariant_variants.py`.
+which include attention, choices and mixtures, of `code_variants.py`, `trellis_variants.py`,
+`adapter_variants.py` and `invariant_variants.py`.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from tgi_trio.testing.code_variants import code_variants
 from tgi_trio.testing.invariant_variants import invariant_variants
 from tgi_trio.testing.kernel_fingerprints import fingerprint
 from tgi_trio.testing.kernel_variants import variants
+from tgi_trio.testing.trellis_variants import trellis_variants
 from tgi_trio.testing.variant import EVEN, TYPES, Variant
 
 TARGETS: Final[dict[int, Generation]] = {80: "ampere", 90: "hopper"}  # by compute capability
@@ -105,6 +106,7 @@ def variants_of(generation: Generation) -> Iterator[Variant]:
     """Yield every variant that is launched on devices of a generation."""
     yield from variants(generation)
     yield from code_variants(generation)
+    yield from trellis_variants(generation)
     yield from adapter_variants()
     yield from invariant_variants(generation)
 
