@@ -228,5 +228,10 @@ def test_floating_codes_in_bfloat16(tmp_path: Path, name: str) -> None:
         for row, each in zip(batch, every, strict=True):
             found = float(recorder.logits(row.id).log_softmax(-1)[0, each["ids"][0]])
             assert abs(found - each["logprobs"][0]) < 0.03
+        together = [recorder.logits(row.id) for row in batch]
+        for i, each in enumerate(every):  # to the bit as among the others
+            alone = sequence(len(every) + i, each["input_ids"], blocks[i], 1)
+            run(runner, [alone], chunk=7)
+            assert torch.equal(recorder.logits(alone.id), together[i])
     finally:
         runner.close()

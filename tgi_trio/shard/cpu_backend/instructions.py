@@ -92,8 +92,8 @@ def multiplier_for(kind: Kind, active_bits: int = 8, *, dot: bool = False) -> Mu
 
     `active_bits`: of activations, 8 or 16. If the kind's codes cannot be multiplied with 8 bits, 16
     are used. Codes that are not integers are multiplied in float32, or with `dot` as pairs of
-    bfloat16 where those hold their numbers. The choice depends on kind, processor and dtype, never
-    on the batch.
+    bfloat16 where those hold their numbers, by a matrix unit if this process may use one. The
+    choice depends on kind, processor and dtype, never on the batch.
     """
     way = dots()
     if kind.floating:
@@ -103,6 +103,8 @@ def multiplier_for(kind: Kind, active_bits: int = 8, *, dot: bool = False) -> Mu
     rows = 8 if way in ("vnni", "avx512", "neon") else 4
     half = has("f16c") or has("avx512f") or way == "neon"
     made = Multiplier(kind, active_bits, way, rows, half)
+    if kind.floating:
+        return replace(made, matrix=active_bits == 16 and has_amx())
     return replace(made, matrix=suits_code_unit(made) and multiplies_codes())
 
 
@@ -115,9 +117,9 @@ def suits_code_unit(multiplier: Multiplier) -> bool:
 def multiplies_pairs(dtype: str) -> bool:
     """Return whether codes that are not integers are multiplied as pairs of bfloat16.
 
-    Processors with a fast dot product for them can also look up 128 bytes at once.
+    Processors with a fast dot product or a matrix unit for them can also look up 128 bytes at once.
     """
-    fast = list_pairs()[0] == "dot"
+    fast = list_pairs()[0] != "float32"
     return dtype == "bfloat16" and fast and has("avx512vbmi") and dots() == "vnni"
 
 

@@ -30,7 +30,7 @@ class Multiplier:
     dots: Dots
     rows: int  # most rows of a tile
     half: bool  # the machine has instructions to widen float16
-    matrix: bool = False  # many rows are multiplied by a matrix unit
+    matrix: bool = False  # a matrix unit multiplies: codes with many rows, pairs with any number
 
     @property
     def name(self) -> str:
@@ -93,6 +93,19 @@ class Multiplier:
         return self.kind.span_bytes
 
     @property
+    def pairs(self) -> bool:
+        """Whether a matrix unit multiplies pairs of bfloat16."""
+        return self.matrix and self.kind.floating is not None
+
+    @property
+    def alone(self) -> bool:
+        """Whether vectors multiply a single row of such pairs, in the order of the unit.
+
+        Codes of 4 bits are read from memory faster than they are unpacked for the unit.
+        """
+        return self.pairs and self.kind.bits == 4
+
+    @property
     def signed(self) -> bool:
         """Whether a matrix unit multiplies unpacked codes that count from their zero.
 
@@ -103,7 +116,7 @@ class Multiplier:
     @property
     def signs(self) -> int:
         """The bits of each four unpacked codes whose flipping makes them signed; 0: no need."""
-        return 0x80808080 if self.matrix and self.signed else 0
+        return 0x80808080 if self.matrix and not self.pairs and self.signed else 0
 
     @property
     def slots(self) -> int:

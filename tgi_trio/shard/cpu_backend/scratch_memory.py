@@ -9,7 +9,7 @@ TILE_BYTES: Final = 2048  # a tile of values: at most 32 vectors
 ROWS: Final = 64
 DELTAS: Final = 1024  # rows of adapters' deltas for which a thread has room, over all panels
 # Products of a matrix unit before they are scaled: of two blocks, each of up to two parts, 16 rows
-# and 16 outputs.
+# and 16 outputs; or of a span, 32 rows and 32 outputs.
 PRODUCTS_BYTES: Final = 2 * 2 * 1024
 ROTATE_HEADS: Final = 3  # what `rotate` needs, in heads: a key, cosines and sines, a value
 # The scratch memory of an index: two tiles of a vector of scores for each head, counts of buckets.

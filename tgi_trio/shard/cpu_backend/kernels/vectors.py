@@ -120,6 +120,12 @@ def _prefetch(builder: Any, where: Any, locality: int) -> Any:
     return none()
 
 
+@operation(vector, address)
+def load_half(builder: Any, where: Any) -> Any:
+    """Read 16 bfloat16 numbers."""
+    return widen(builder, load_as(builder, where, HALVES, 2))
+
+
 @operation(types.none, address, vector)
 def store_half(builder: Any, where: Any, value: Any) -> Any:
     """Write 16 numbers as bfloat16."""

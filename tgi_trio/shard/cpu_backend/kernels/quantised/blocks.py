@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -14,6 +15,7 @@ from tgi_trio.shard.cpu_backend.kernels.emit import (
     I32,
     I64,
     INTS,
+    floats,
     ints,
     load_as,
     none,
@@ -89,6 +91,55 @@ def add_block(
         return pack(builder, sums)
 
     return tile(multiplier, rows, columns, tile, i64, i64, i64, i64, i64, i64), emit
+
+
+@intrinsic
+def add_unscaled(
+    multiplier: MultiplierType,
+    tile: types.UniTuple,
+    table: types.Integer,
+    block: types.Integer,
+    inputs: types.Integer,
+) -> Any:
+    """Return a row's tile + 32 float32 activations x a block's numbers, without their scales.
+
+    The order is that of a matrix unit that multiplies pairs.
+    """
+    way = replace(multiplier.multiplier, active_bits=32)
+
+    def emit(builder: Any, signature: Any, values: Any) -> Any:
+        _, tile_value, table_at, block_at, x = values
+        codes_at, one = offset(builder, block_at, way.kind.head_bytes), floats(1.0)
+        sums = unpack(builder, tile_value, tile.count)
+        for column in range(tile.count):
+            own = slice(column, column + 1)
+            sums[own] = add_floats(
+                builder, way, sums[own], table_at, codes_at, I64(column), one, [x]
+            )
+        return pack(builder, sums)
+
+    return tile(multiplier, tile, i64, i64, i64), emit
+
+
+@intrinsic
+def add_span(
+    multiplier: MultiplierType,
+    tile: types.UniTuple,
+    span: types.UniTuple,
+    span_head: types.Integer,
+) -> Any:
+    """Return a row's tile + the sums of a span times their scales."""
+    way = multiplier.multiplier
+
+    def emit(builder: Any, signature: Any, values: Any) -> Any:
+        _, tile_value, span_value, head = values
+        totals, sums = (unpack(builder, each, tile.count) for each in (tile_value, span_value))
+        for column, own in enumerate(sums):
+            scale = read_scales(builder, way, head, head, I64(column))[0]
+            totals[column] = fma_of(builder, own, scale, totals[column])
+        return pack(builder, totals)
+
+    return tile(multiplier, tile, span, i64), emit
 
 
 def _add_rows(
@@ -231,7 +282,7 @@ def unpack_block(
             else:
                 codes_or_numbers = iter(read_codes(builder, way, codes_at, at))
             for v, codes in enumerate(codes_or_numbers):
-                if way.matrix:
+                if way.signs:
                     codes = builder.xor(codes, signs)
                 place = kind.head_bytes + (v * _COLUMNS + column) * 4 * LANES
                 store_as(builder, codes, offset(builder, to, place))

@@ -17,6 +17,7 @@ import numpy as np
 from tgi_trio.shard.checkpoint.formats.fp8 import E4M3_NUMBERS
 from tgi_trio.shard.checkpoint.numbers import to_bfloat16
 from tgi_trio.shard.cpu_backend.kernels.emit import (
+    BYTES,
     FLOAT,
     FLOATS,
     I32,
@@ -53,7 +54,10 @@ _E4M3_BYTES = (
     .reshape(2, 64, 2)
     .transpose(2, 0, 1)[::-1]
 )
-_CHAINS = 2  # accumulators of a row and column, since a multiply-add waits for the one before it
+_ROUNDED = 64, 80  # where in a table the upper bytes of bfloat16 are, and the lower ones
+# Accumulators of a row and column, since a multiply-add waits for the one before it. As many as a
+# matrix unit has: one for the first features of pairs, one for the second ones.
+_CHAINS = 2
 
 
 def read_numbers(
@@ -86,7 +90,7 @@ def read_pairs(builder: Any, way: Multiplier, table: Any, where: Any, column: An
             high = builder.or_(high, builder.and_(four, constant(CODES, 128)))
             yield from _pair(builder, high, low)
     else:
-        tables = [_four_times(builder, offset(builder, table, at)) for at in (64, 80)]
+        tables = [_four_times(builder, offset(builder, table, at)) for at in _ROUNDED]
         packed, four_bits = [codes(place) for place in range(4)], constant(CODES, 15)
         for place in range(8):
             own = packed[place % 4]
@@ -114,10 +118,20 @@ def _pair(builder: Any, high: Any, low: Any) -> Iterator[Any]:
     """Combine high and low bytes to pairs of bfloat16: of the even bytes, then of the odd ones."""
     high, low = builder.bitcast(high, PAIRS), builder.bitcast(low, PAIRS)
     eight = constant(PAIRS, 8)
-    even = builder.or_(builder.shl(high, eight), builder.and_(low, constant(PAIRS, 255)))
-    odd = builder.or_(builder.and_(high, constant(PAIRS, -256)), builder.lshr(low, eight))
+    up, down = (_keep(builder, x) for x in (builder.shl(high, eight), builder.lshr(low, eight)))
+    even = builder.or_(up, builder.and_(low, constant(PAIRS, 255)))
+    odd = builder.or_(builder.and_(high, constant(PAIRS, -256)), down)
     yield builder.bitcast(even, INTS)
     yield builder.bitcast(odd, INTS)
+
+
+def _keep(builder: Any, value: Any) -> Any:
+    """Return a vector of which LLVM does not know how it was made.
+
+    It would turn shifts of bytes into look-ups, which only one port of the processor computes.
+    """
+    kind = ir.FunctionType(value.type, [value.type])
+    return builder.asm(kind, "", "=v,0", [value], side_effect=False)
 
 
 def read_floats(
@@ -160,8 +174,21 @@ def _widen_e4m3(builder: Any, four: Any, byte: int) -> Any:
     return builder.fmul(builder.bitcast(bits, FLOATS), floats(2.0**_BIAS_OF_E4M3))
 
 
+def _read_rounded(builder: Any, table: Any) -> Any:
+    """Return a table's 16 numbers as rounded to bfloat16."""
+    parts = [
+        builder.zext(load_as(builder, offset(builder, table, at), BYTES, 1), INTS)
+        for at in _ROUNDED
+    ]
+    words = [builder.shl(part, ints(bits)) for part, bits in zip(parts, (24, 16), strict=True)]
+    return builder.bitcast(builder.or_(*words), FLOATS)
+
+
 def _look_up(builder: Any, way: Multiplier, table: Any, codes: Any) -> Any:
     """Look up numbers by the lowest four bits of each word."""
+    if way.pairs:
+        values = _read_rounded(builder, table)
+        return call(builder, "llvm.x86.avx512.permvar.sf.512", FLOATS, values, codes)
     if way.dots in ("vnni", "avx512"):
         values = load_as(builder, table, FLOATS)
         return call(builder, "llvm.x86.avx512.permvar.sf.512", FLOATS, values, codes)
