@@ -21,7 +21,7 @@ from tqdm import tqdm
 
 from bench.harness import stats
 from bench.harness.checkpoints import SHAPES
-from bench.model.subjects import NUMBERS, Subject, find_subjects
+from bench.model.subjects import GGUF_NUMBERS, Subject, find_subjects
 from bench.model.texts import Logits, Tally, Text, random_texts
 from bench.peers import llama_package
 from bench.peers.environment import HOME, Unavailable
@@ -152,7 +152,9 @@ def main() -> None:
     """Parse flags, measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shapes", nargs="*", choices=sorted(SHAPES), default=["S"])
-    parser.add_argument("--numbers", nargs="+", choices=sorted(NUMBERS), default=sorted(NUMBERS))
+    parser.add_argument(
+        "--numbers", nargs="+", choices=sorted(GGUF_NUMBERS), default=sorted(GGUF_NUMBERS)
+    )
     parser.add_argument("--files", nargs="+", type=Path, default=[], help="GGUF files")
     parser.add_argument(
         "--peers", nargs="*", choices=[llama_package.NAME], default=[llama_package.NAME]

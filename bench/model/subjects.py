@@ -6,11 +6,12 @@ import math
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 from bench.harness.checkpoints import SHAPES, make
+from bench.harness.fp8 import write_fp8
 from bench.peers.environment import Unavailable, last_line
 from bench.peers.llama_package import find_libraries
 from tgi_trio.model.gguf.files import read_model
@@ -18,7 +19,9 @@ from tgi_trio.model.gguf.folder import gguf_folder
 
 PLAIN: Final = "BF16"
 # Types of files that llama.cpp makes of a shape, by its numbers of them (gguf.LlamaFileType).
-NUMBERS: Final = {"Q4_0": 2, "Q8_0": 7, "Q4_K_M": 15, "TQ1_0": 36, "TQ2_0": 37}
+GGUF_NUMBERS: Final = {"Q4_0": 2, "Q8_0": 7, "Q4_K_M": 15, "TQ1_0": 36, "TQ2_0": 37}
+FP8: Final = "FP8"  # no GGUF file, but a checkpoint with scales of blocks
+NUMBERS: Final = (*GGUF_NUMBERS, FP8)
 
 
 @dataclass(frozen=True)
@@ -62,9 +65,11 @@ def find_subjects(
         if not numbers:
             yield plain
             continue
-        libraries = find_libraries(home)
         for each in numbers:
-            file = quantise_shape(plain, each, libraries)
+            if each == FP8:
+                yield fp8_subject(shape, plain)
+                continue
+            file = quantise_shape(plain, each, find_libraries(home))
             yield file_subject(file, cache, f"{shape} {each}", plain.folder)
     for file in files:
         yield file_subject(file, cache)
@@ -82,6 +87,16 @@ def shape_subject(shape: str, checkpoints: Path) -> Subject:
         experts *= count * config["num_hidden_layers"]
         used = config["num_experts_per_tok"] / count
     return Subject(shape, folder, stored // 2, head, stored, expert_weights=experts, used=used)
+
+
+def fp8_subject(shape: str, plain: Subject) -> Subject:
+    """Return a shape's model in FP8, made where it is not there."""
+    folder = plain.folder.with_name(f"{plain.folder.name}-{FP8}")
+    write_fp8(shape, plain.folder, folder)
+    stored = (folder / "model.safetensors").stat().st_size
+    return replace(
+        plain, name=f"{shape} {FP8}", folder=folder, stored=stored, original=plain.folder
+    )
 
 
 def file_subject(file: Path, cache: Path, name: str = "", original: Path | None = None) -> Subject:
@@ -129,7 +144,7 @@ def quantise_shape(plain: Subject, numbers: str, libraries: Path) -> Path:
     file = plain.folder.with_name(f"{plain.folder.name}-{numbers}.gguf")
     if not file.exists():
         unfinished = file.with_suffix(".part")
-        module, kind = "bench.peers.llama_quantise", str(NUMBERS[numbers])
+        module, kind = "bench.peers.llama_quantise", str(GGUF_NUMBERS[numbers])
         _run(f"llama.cpp's {numbers}", "-m", module, libraries, source, unfinished, kind)
         unfinished.rename(file)
     return file

@@ -54,6 +54,28 @@ def test_shapes_and_files_are_subjects_in_turn(folder: Path) -> None:
     assert [subject.gguf for subject in found] == [None, file]
 
 
+def test_a_checkpoint_in_fp8_is_read_as_it_is_stored(folder: Path) -> None:
+    from tgi_trio.model.config import read_config
+    from tgi_trio.shard.checkpoint.lookup import open_checkpoint
+    from tgi_trio.shard.checkpoint.numbers import to_float32
+
+    (subject,) = find_subjects(["tiny"], ["FP8"], [], folder, folder / "home")
+    plain = shape_subject("tiny", folder)
+    assert (subject.name, subject.original) == ("tiny FP8", plain.folder)
+    assert subject.weights == plain.weights and subject.stored < 0.9 * plain.stored
+    name = "model.layers.1.mlp.down_proj.weight"
+    with (
+        open_checkpoint(read_config(plain.folder)) as source,
+        open_checkpoint(read_config(subject.folder)) as written,
+    ):
+        before = to_float32(source.matrix(name, (128, 256)).dequantised())
+        stored = written.matrix(name, (128, 256))
+        after = to_float32(stored.dequantised())
+    assert stored.coding == "e4m3"
+    # Half of the last of four bits of a number, and what is smaller than the least of a block's.
+    assert (np.abs(after - before) <= 2**-4 * np.abs(before) + np.abs(before).max() / 2**18).all()
+
+
 def test_another_package_than_the_pinned_one_is_not_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
