@@ -13,20 +13,15 @@ Encoder-decoder models are run by `seq2seq.py`. Only this room of the backend im
 from __future__ import annotations
 
 import math
-import sys
 import time
-import traceback
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
 
-from tgi_trio.errors import ConfigurationError, ModelLoadError
+from tgi_trio.errors import ConfigurationError
 from tgi_trio.ipc.startup import ShardInfo, WarmupRequest, WarmupResult
-from tgi_trio.model.check import check_unread, is_known
 from tgi_trio.model.config import ModelConfig
-from tgi_trio.model.own_code import own_code, runnable_code
 from tgi_trio.shard.adapter_host import AdapterHost
 from tgi_trio.shard.contract import (
     RowResult,
@@ -43,6 +38,7 @@ from tgi_trio.shard.machine.kv_sizing import size_cache
 from tgi_trio.shard.plan_parts import cut_plan, prompt_span, slice_plan
 from tgi_trio.shard.runner import Computed, Pending
 from tgi_trio.shard.sampling.decoder_sampler import DecoderSampler
+from tgi_trio.shard.torch_backend.fallback.loading import load_model
 from tgi_trio.shard.torch_backend.fallback.modes import ExecutionMode
 from tgi_trio.shard.torch_backend.fallback.probe import choose_way
 from tgi_trio.shard.torch_backend.fallback.seq2seq import EncoderDecoderWay
@@ -55,17 +51,6 @@ if TYPE_CHECKING:
     from tgi_trio.shard.sampling.base import RowSampler
 
 
-# What from_pretrained raises for a folder that it cannot load.
-_LOAD_ERRORS = (
-    ValueError,
-    KeyError,
-    OSError,
-    RuntimeError,
-    ImportError,
-    AttributeError,
-    TypeError,
-    SafetensorError,
-)
 _NO_IMAGES = "images of this model are not served: transformers computes its text as a whole"
 
 
@@ -115,7 +100,7 @@ class FallbackRunner:
         `trust_remote_code`: the folder's own code for its model type may be run.
         """
         began = time.monotonic_ns()
-        model = _load_model(config, dtype, device, trust_remote_code)
+        model = load_model(config, dtype, device, trust_remote_code)
         way: ExecutionMode
         if model.config.is_encoder_decoder:
             way = EncoderDecoderWay(model)
@@ -266,70 +251,6 @@ class FallbackRunner:
                 raise ConfigurationError(f"The model cannot run the warm-up step: {outcome}")
         for row in plan.rows:
             self.way.drop(row)
-
-
-def _load_model(
-    config: ModelConfig, dtype: torch.dtype, device: torch.device, trusted: bool
-) -> Any:
-    from transformers import AutoConfig
-
-    code = runnable_code(config) if trusted else None
-    run = code is not None
-    if code is not None:
-        print(f"running code that comes with the model: {', '.join(code.files)}", file=sys.stderr)
-    # Without trust_remote_code, transformers may ask on a terminal that is not there.
-    options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": run}
-    try:
-        known = AutoConfig.from_pretrained(config.folder, **options)
-        loaded: Any = _choose_class(known).from_pretrained(
-            config.folder, dtype=dtype, use_safetensors=True, output_loading_info=True, **options
-        )
-    except Exception as error:
-        if not run and not isinstance(error, _LOAD_ERRORS):
-            raise
-        needed = own_code(config) is not None and not is_known(config.model_type)
-        raise _cannot_load(config, error, needed, run) from error
-    model, report = loaded
-    if report["missing_keys"]:  # transformers would go on with random numbers
-        name = min(report["missing_keys"])
-        raise ModelLoadError(f"Tensor {name!r} is missing from the checkpoint {config.folder}.")
-    check_unread(config, sorted(report["unexpected_keys"]))
-    return model.to(device).eval()
-
-
-def _choose_class(config: Any) -> Any:
-    """Return the class of transformers that loads models with this config.
-
-    Types that exist only as models of text and images have a table of their own.
-    """
-    from transformers import (
-        AutoModelForCausalLM,
-        AutoModelForImageTextToText,
-        AutoModelForSeq2SeqLM,
-    )
-
-    first = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
-    kinds = (first, AutoModelForImageTextToText)
-    return next((kind for kind in kinds if type(config) in kind._model_mapping), first)
-
-
-def _cannot_load(
-    config: ModelConfig, error: Exception, needs_code: bool, run: bool
-) -> ModelLoadError:
-    lines = str(error).strip().splitlines()
-    reason = lines[0] if lines else "no message"
-    if run:
-        traceback.print_exception(error, file=sys.stderr)
-        return ModelLoadError(
-            f"The code that comes with {config.folder} cannot load its model: "
-            f"{type(error).__name__}: {reason}"
-        )
-    if needs_code:
-        reason = "it brings code of its own, which --trust-remote-code runs"
-    return ModelLoadError(
-        f"Model type {config.model_type!r} is not one of ours, and transformers cannot load "
-        f"{config.folder} as a model that generates text: {reason}"
-    )
 
 
 def _list_wanted(
