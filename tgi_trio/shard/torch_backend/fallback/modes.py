@@ -19,7 +19,8 @@ from tgi_trio.shard.torch_backend.kv_cache import KVCache, KVShape
 Offsets = NDArray[np.int64]  # which query tokens of a row need logits
 RowOutcome = torch.Tensor | str  # a row's logits [wanted, vocab], or what went wrong
 
-_ATTENTION = "tgi_trio_paged"  # our function's name in transformers' table
+_ATTENTION = "tgi_trio_paged"  # our functions' names in transformers' table
+_RECORDING = "tgi_trio_recording"
 _STATE = "transformers"  # our key in Sequence.state
 
 
@@ -297,18 +298,18 @@ def _discover_layers(model: Any) -> dict[int, AttentionLayer] | None:
     kinds = set(getattr(text, "layer_types", None) or ["full_attention"])
     if not kinds <= {"full_attention", "sliding_attention"}:
         return None
-    AttentionInterface.register(_ATTENTION, _recording_attention)
+    AttentionInterface.register(_RECORDING, _recording_attention)
+    AttentionInterface.register(_ATTENTION, _paged_attention)
     record: dict[int, AttentionLayer | None] = {}
     before = model.config._attn_implementation
     try:
-        model.set_attn_implementation(_ATTENTION)
+        model.set_attn_implementation(_RECORDING)
         ids = torch.zeros((1, 2), dtype=torch.int64, device=model.device)
         model(input_ids=ids, position_ids=ids, use_cache=False, tgi_trio_record=record)
     except (TypeError, ValueError, KeyError, RuntimeError, AttributeError, NotImplementedError):
         record = {}
     finally:
         model.set_attn_implementation(before)
-        AttentionInterface.register(_ATTENTION, _paged_attention)
     layers = {index: layer for index, layer in record.items() if layer is not None}
     windowed = "sliding_attention" in kinds or getattr(text, "sliding_window", None)
     complete = sorted(record) == list(range(int(getattr(text, "num_hidden_layers", 0))))
