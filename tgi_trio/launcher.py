@@ -323,6 +323,7 @@ class Launcher:
             parts=settings.num_shard // settings.pipeline_stages,
             prefix_reuse=info.prefix_reuse,
             speculates=info.speculates,
+            undivided=info.undivided,
         )
         log.info("the model is served so: %s", "; ".join(serving.rows()))
         settings, remarks = with_model(settings, serving)

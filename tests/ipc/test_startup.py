@@ -76,7 +76,7 @@ def test_a_name_is_one_line() -> None:
 def test_an_answer_without_all_its_names_is_corrupt() -> None:
     words = dict.fromkeys((name for name, _ in SPECS[Kind.INFO_REPLY].words), 0)
     payload = encode(Kind.INFO_REPLY, words, {"names": np.frombuffer(b"cpu", np.uint8)})
-    with pytest.raises(CorruptFrame, match="1 names, expected 4"):
+    with pytest.raises(CorruptFrame, match="1 names, expected 5"):
         decode_info(frame_of(payload))
 
 
@@ -112,7 +112,7 @@ def test_a_first_frame_that_is_no_hello_is_refused() -> None:
 
 def test_no_field_of_a_record_is_left_out_of_its_frame() -> None:
     """And no word of the frame is without a field, but for the command's number."""
-    texts = {"dtype", "device", "backend", "device_name"}  # lines of one column
+    texts = {"dtype", "device", "backend", "device_name", "undivided"}  # lines of one column
     rows = {
         Kind.HELLO: Hello,
         Kind.INFO_REPLY: ShardInfo,

@@ -26,6 +26,7 @@ def described(
     reuse: bool = True,
     guesses: bool = True,
     parts: int = 1,
+    undivided: str = "",
     **told: Any,
 ) -> Serving:
     config = {name: told.pop(name) for name in list(told) if name not in ("backend", "device")}
@@ -37,6 +38,7 @@ def described(
         parts=parts,
         prefix_reuse=reuse,
         speculates=guesses,
+        undivided=undivided,
     )
 
 
@@ -62,9 +64,16 @@ def test_what_is_missing_has_its_reason(tmp_path: Path) -> None:
 
 def test_what_transformers_runs_says_so(tmp_path: Path) -> None:
     way = "transformers, cached"
-    serving = described(tmp_path, model_type="codegen", reuse=False, guesses=False, backend=way)
+    serving = described(
+        tmp_path,
+        model_type="codegen",
+        reuse=False,
+        guesses=False,
+        backend=way,
+        undivided="its attention is its own",
+    )
     assert serving.path == serving.backend == way
     assert serving.no_cpu_kernels == "the model runs through transformers"
-    assert "not split over shards here" in serving.no_ranks
+    assert serving.no_ranks == "its attention is its own"
     assert serving.no_guesses == "transformers computes one token of a sequence a step here"
     assert "a cache of its own" in serving.no_prefix_cache

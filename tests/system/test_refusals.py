@@ -54,7 +54,16 @@ def start(folder: Path, *flags: str) -> subprocess.CompletedProcess[str]:
         ({}, ("--quantize", "exl2"), "which holds plain numbers"),
         ({"model_type": "codegen"}, ("--quantize", "fp8"), "runs through transformers"),
         ({}, ("--cpu-backend", "kernels"), "The CPU kernels cannot serve this model: heads have 2"),
-        ({"model_type": "codegen"}, ("--num-shard", "2"), "runs through transformers"),
+        (
+            {"model_type": "codegen"},
+            ("--num-shard", "2", "--pipeline-stages", "2"),
+            "runs through transformers, whose models are not cut into stages here",
+        ),
+        (
+            {"model_type": "bart", "is_encoder_decoder": True},
+            ("--num-shard", "2"),
+            "'bart' is an encoder-decoder that runs through transformers, which is not split",
+        ),
         ({"model_type": "mlp_speculator"}, (), "does not say which model its heads guess for"),
         ({"model_type": "codegen"}, ("--rope-factor", "2"), "--rope-scaling and --rope-factor"),
         ({"rope_scaling": {"type": "spiral"}}, (), "Rotary scaling 'spiral' is not known"),

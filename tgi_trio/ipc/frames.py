@@ -213,7 +213,12 @@ FRAMES: tuple[FrameSpec, ...] = (
         counts=("eos", "name_chars"),
         columns=(
             Column("eos_ids", "<i4", "eos", "token ids that end a sequence"),
-            Column("names", "u1", "name_chars", "UTF-8 lines: dtype, device, backend, device name"),
+            Column(
+                "names",
+                "u1",
+                "name_chars",
+                "UTF-8 lines: dtype, device, backend, device name, why ranks cannot divide it",
+            ),
         ),
     ),
     FrameSpec(

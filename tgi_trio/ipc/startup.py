@@ -60,6 +60,9 @@ class ShardInfo:
     draft_budget: int = 0
     # Of a slot of states, see `model/specs/mixers.py`; 0: the model keeps none. A sequence has two.
     state_bytes: int = 0
+    # Why more ranks could not divide a model that runs through transformers; "": another model, or
+    # they could, as far as is known before they try.
+    undivided: str = ""
 
     @property
     def speculates(self) -> bool:
@@ -101,7 +104,7 @@ class WarmupResult:
     host_bytes: int = 0  # of all of both, this rank
 
 
-_NAMES = ("dtype", "device", "backend", "device_name")  # lines of INFO_REPLY's `names`
+_NAMES = ("dtype", "device", "backend", "device_name", "undivided")  # lines of INFO_REPLY's `names`
 
 
 def encode_hello(hello: Hello) -> bytes:

@@ -287,8 +287,10 @@ def _check_transformers(config: ModelConfig, serving: ServingSettings) -> None:
         )
     if code is None and (why := find_unserved_type(config)) is not None:
         raise ModelLoadError(writing_refusal(name, why))
-    if serving.num_shard > 1:
-        raise ModelLoadError(split_refusal(config))
+    if serving.pipeline_stages > 1:
+        raise ModelLoadError(stages_refusal(config))
+    if serving.num_shard > 1 and config.get("is_encoder_decoder"):
+        raise ModelLoadError(encoder_split_refusal(name))
     if (made := find_made(config, serving.quantize)) is not None:
         raise ConfigurationError(rounding_refusal(config, made))
 
@@ -305,11 +307,20 @@ def _check_quantize(config: ModelConfig, stated: str) -> None:
     check_stated(config, stated)
 
 
-def split_refusal(config: ModelConfig) -> str:
-    """Return the refusal to split a model that runs through transformers."""
+def stages_refusal(config: ModelConfig) -> str:
+    """Return the refusal to cut a model that runs through transformers into pipeline stages."""
     return (
-        f"Model type {config.model_type!r} runs through transformers, which is not split over "
-        "shards here; use --num-shard 1."
+        f"Model type {config.model_type!r} runs through transformers, whose models are not cut "
+        "into stages here: leave --pipeline-stages out, and --num-shard divides each layer where "
+        "transformers has a plan for that."
+    )
+
+
+def encoder_split_refusal(model_type: str) -> str:
+    """Return the refusal to split an encoder-decoder that runs through transformers."""
+    return (
+        f"Model type {model_type!r} is an encoder-decoder that runs through transformers, which is "
+        "not split over shards here; use --num-shard 1."
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tgi_trio.errors import ModelLoadError
-from tgi_trio.model.check import model_spec, split_refusal
+from tgi_trio.model.check import model_spec
 from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.fit.cpu_kernels import find_undivided, find_unsupported
 from tgi_trio.model.specs.decoder import DecoderSpec
@@ -46,6 +46,7 @@ def describe_serving(
     parts: int,
     prefix_reuse: bool,
     speculates: bool,
+    undivided: str = "",
 ) -> Serving:
     """Return how a model is served that a shard has loaded; most arguments are what it reports.
 
@@ -60,7 +61,7 @@ def describe_serving(
         no_cpu_kernels=_no_cpu_kernels(spec, backend, device, dtype, parts),
         no_prefix_cache="" if prefix_reuse else _no_prefix_cache(spec),
         no_guesses="" if speculates else _no_guesses(spec),
-        no_ranks=_no_ranks(config, spec),
+        no_ranks=undivided or _no_ranks(spec),
         device=device,
     )
 
@@ -97,10 +98,10 @@ def _no_guesses(spec: DecoderSpec | T5Spec | None) -> str:
     return "transformers computes one token of a sequence a step here"
 
 
-def _no_ranks(config: ModelConfig, spec: DecoderSpec | T5Spec | None) -> str:
-    """Return why a model cannot be split over two ranks, the fewest there can be."""
+def _no_ranks(spec: DecoderSpec | T5Spec | None) -> str:
+    """Return why a model of ours cannot be split over two ranks, the fewest there can be."""
     if spec is None:
-        return split_refusal(config)
+        return ""
     try:
         check_split(spec, 2)
     except ModelLoadError as error:

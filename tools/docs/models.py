@@ -61,6 +61,25 @@ plain passes over the tokens so far is refused: one whose tokens see those that 
 `transformers` feeds in a way of its own (XLM). Types known for it (`model/unserved_types.py`) are
 refused before a shard is there; any other is found at load.
 
+## Through transformers over ranks
+
+Ranks (`--num-shard`) divide a model that runs through `transformers` where that has a plan for its
+type (`base_model_tp_plan` of its configuration, which code that comes with a model may have as
+well) and our paged attention stands in the place of its own. Each rank reads and holds its parts,
+and the keys and values of its heads; the log says what share of the weights that is. What a plan
+does not name is whole on every rank: norms and routers, and in some types attention, whose keys and
+values are then whole as well. No plan is believed: each rank cuts a twin as it has cut the model,
+and together they must say of it what the whole twin says (`fallback/proving.py`). Refused at load,
+by the reason, are types without a plan or with one for embeddings alone (`jetmoe`, `diffllama`),
+plans that are wrong (`doge`) or have styles that are not known here, numbers that do not divide
+(heads of keys and values among them), models that run row by row (`minimax`), and encoder-decoders;
+models of `transformers` are not cut into pipeline stages.
+(`tests/shard/ranks/test_transformers_ranks.py`:
+{divided}, and `olmoe`
+with clipped queries, which its family declines)
+
+No device has computed such parts yet.
+
 ## What few families have
 
 DeepSeek's keys and values are kept compressed: one vector per token and layer, for all heads
@@ -306,6 +325,11 @@ INNER = (
     *("qwen2_5_vl_text", "qwen2_vl_text", "qwen3_vl_moe_text", "qwen3_vl_text"),
     *("qwen2_5_omni_text", "qwen3_omni_moe_text"),
 )
+# Models of transformers that ranks divide, as `tests/shard/ranks/transformers_support.py` has them.
+DIVIDED = (
+    *("apertus1p5_text", "aria", "aria_text", "beam", "codegen", "exaone"),
+    *("sarvam_mla", "sarvam_moe"),
+)
 IMAGED = ("idefics",)  # types that are tested where their images are
 EXACT = ("deepseek_v3", "gpt2", "gpt_oss", "llama", "mistral", "qwen2", "qwen3")
 
@@ -321,7 +345,9 @@ def render() -> str:
         pre=", ".join(f"`{name}`" for name in sorted(PRE_TOKENIZERS)),
     )
     wrappers = ", ".join(f"`{whole}`" for whole, kind in TEXT_TYPES.items() if kind in FAMILIES)
-    head = _HEAD.format(dtypes=", ".join(DTYPES), wrappers=fill(wrappers, 100))
+    divided = fill(", ".join(f"`{name}`" for name in DIVIDED), 100)
+    wrappers = fill(wrappers, 100)
+    head = _HEAD.format(dtypes=", ".join(DTYPES), wrappers=wrappers, divided=divided)
     stored = render_formats() + render_backends() + render_quantised()
     return head + families + _TESTS + stored + gguf
 
@@ -341,4 +367,6 @@ def _rows() -> Iterator[tuple[str, str, str, str, str, str]]:
     for family, way in sorted(THROUGH_TRANSFORMERS.items()):
         reuse = "no" if way in ("cached", "encoder-decoder") else "yes"
         tested = "encoder-decoder" if way == "encoder-decoder" else "families"
-        yield f"`{family}`", f"transformers, {way}", "no", reuse, "no", tested
+        divided = "by its plan" if family in DIVIDED else "no"
+        tested += ", ranks" if family in DIVIDED else ""
+        yield f"`{family}`", f"transformers, {way}", divided, reuse, "no", tested

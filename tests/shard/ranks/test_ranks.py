@@ -151,7 +151,6 @@ def test_ranks_agree_on_the_smallest_cache() -> None:
         ("llama", {"intermediate_size": 129}, 2, "129 MLP columns"),
         ("olmo2", {"num_key_value_heads": 1}, 2, "normalises all key heads together"),
         ("granitemoehybrid", THREE_GROUPS, 2, "3 groups of heads"),
-        ("codegen", {}, 2, "--num-shard 1"),
         ("qwen4_exp_text", {"ple_embed_dim": 36}, 2, "9 channels cannot be split"),
         ("gemma3n_text", GEMMA3N_SPARSE, 2, "at a bound that all of them set together"),
     ],

@@ -21,7 +21,7 @@ from tgi_trio.model.check import (
     heads_refusal,
     model_spec,
     rounding_refusal,
-    split_refusal,
+    stages_refusal,
 )
 from tgi_trio.model.config import ModelConfig, RopeScaling, read_config
 from tgi_trio.model.quantised.recognise import find_made
@@ -235,8 +235,8 @@ def _load_fallback(
     config: ModelConfig, target: LoadTarget, sampler: RowSampler, trust_remote_code: bool
 ) -> Runner:
     """Load a model through transformers, which is imported only for that."""
-    if target.world_size > 1:
-        raise ModelLoadError(split_refusal(config))
+    if target.stages > 1:
+        raise ModelLoadError(stages_refusal(config))
     from tgi_trio.shard.torch_backend.fallback.fallback_runner import FallbackRunner
 
     return FallbackRunner.load(
@@ -245,4 +245,5 @@ def _load_fallback(
         device=target.device,
         sampler=sampler,
         trust_remote_code=trust_remote_code,
+        ranks=target.ranks,
     )

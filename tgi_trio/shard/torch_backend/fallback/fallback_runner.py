@@ -7,13 +7,17 @@ paged      one flat forward for all rows, our paged attention registered with tr
 cached     a forward per row, over a cache object of transformers for each
 recompute  a forward per row over its whole sequence, for models without a usable cache
 
-Encoder-decoder models are run by `seq2seq.py`. Only this room of the backend imports transformers.
+Ranks divide models in the paged way alone (`division.py`): only there does a plan say all that they
+need to know of sequences. Encoder-decoder models are run by `seq2seq.py`. Only this room of the
+backend imports transformers.
 """
 
 from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -41,8 +45,10 @@ from tgi_trio.shard.sampling.decoder_sampler import DecoderSampler
 from tgi_trio.shard.torch_backend.fallback.loading import load_model
 from tgi_trio.shard.torch_backend.fallback.modes import ExecutionMode
 from tgi_trio.shard.torch_backend.fallback.probe import choose_way
+from tgi_trio.shard.torch_backend.fallback.proving import find_undivided, prove_parts
 from tgi_trio.shard.torch_backend.fallback.seq2seq import EncoderDecoderWay
 from tgi_trio.shard.torch_backend.kv_cache import BLOCK_SIZE
+from tgi_trio.shard.torch_backend.models.decoder import Ranks
 from tgi_trio.shard.torch_backend.prefix_parts import find_parts
 from tgi_trio.shard.torch_backend.prompt_logprobs import prompt_values, rows_at_once
 from tgi_trio.shard.torch_backend.warm_up import warm_up_plan
@@ -66,7 +72,10 @@ class FallbackRunner:
         device: torch.device,
         sampler: RowSampler,
         load_ns: int,
+        ranks: Ranks | None = None,
     ) -> None:
+        """`ranks`: the others, of which each has its part of the model, as `way` has this one's."""
+        self._ranks = ranks
         self.way = way
         self.device = device
         self.sampler = sampler
@@ -84,6 +93,7 @@ class FallbackRunner:
             backend=f"transformers, {way.name}",
             load_ns=load_ns,
             prefix_reuse=way.prefix_reuse,
+            undivided="" if ranks else find_undivided(way),
         )
 
     @staticmethod
@@ -94,22 +104,32 @@ class FallbackRunner:
         device: torch.device,
         sampler: RowSampler,
         trust_remote_code: bool = False,
+        ranks: Ranks | None = None,
     ) -> FallbackRunner:
         """Load through transformers; raises ModelLoadError if that cannot load it as a text model.
 
-        `trust_remote_code`: the folder's own code for its model type may be run.
+        `trust_remote_code`: the folder's own code for its model type may be run. With `ranks`, this
+        rank's part is loaded, and models are refused for which that is not possible.
         """
         began = time.monotonic_ns()
-        model = load_model(config, dtype, device, trust_remote_code)
+        model = load_model(config, dtype, device, trust_remote_code, ranks)
         way: ExecutionMode
-        if model.config.is_encoder_decoder:
+        if ranks is not None:
+            way = prove_parts(model, ranks)
+        elif model.config.is_encoder_decoder:
             way = EncoderDecoderWay(model)
             sampler = DecoderSampler(sampler, way.start_token)
         else:
             way = choose_way(model)
         load_ns = time.monotonic_ns() - began
         return FallbackRunner(
-            way, config, dtype=dtype, device=device, sampler=sampler, load_ns=load_ns
+            way,
+            config,
+            dtype=dtype,
+            device=device,
+            sampler=sampler,
+            load_ns=load_ns,
+            ranks=ranks,
         )
 
     @property
@@ -122,7 +142,12 @@ class FallbackRunner:
 
     @property
     def prefixes(self) -> Prefixes:
-        return RankPrefixes(lambda: find_parts(self.way.kv_cache))
+        return RankPrefixes(lambda: find_parts(self.way.kv_cache), self._least)
+
+    @property
+    def _least(self) -> Callable[[int], int] | None:
+        """What returns the least of all ranks' numbers; None: there is one rank."""
+        return None if self._ranks is None else partial(self._ranks.least, device=self.device)
 
     @property
     def host_copies(self) -> HostCopies | None:
@@ -143,11 +168,13 @@ class FallbackRunner:
         size = size_cache(
             request,
             self._info,
-            lambda: free_bytes(self.device),
+            lambda: free_bytes(self.device, self._ranks.size if self._ranks else 1),
             activation,
             host=self.device.type == "cpu",
         )
         blocks = size.blocks
+        if least := self._least:  # every rank's cache has as many blocks
+            blocks = least(blocks)
         self.way.allocate(blocks)
         kv_bytes = blocks * BLOCK_SIZE * self._info.kv_bytes_per_token
         return WarmupResult(

@@ -10,9 +10,13 @@ import torch
 from safetensors import SafetensorError
 
 from tgi_trio.errors import ModelLoadError
-from tgi_trio.model.check import check_unread, is_known
+from tgi_trio.model.check import check_unread, encoder_split_refusal, is_known
 from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.own_code import own_code, runnable_code
+from tgi_trio.model.split import Portion
+from tgi_trio.shard.torch_backend.fallback.division import read_division
+from tgi_trio.shard.torch_backend.fallback.reading_parts import reading_class
+from tgi_trio.shard.torch_backend.models.decoder import Ranks
 
 # What from_pretrained raises for a folder that it cannot load.
 _LOAD_ERRORS = (
@@ -27,10 +31,17 @@ _LOAD_ERRORS = (
 )
 
 
-def load_model(config: ModelConfig, dtype: torch.dtype, device: torch.device, trusted: bool) -> Any:
+def load_model(
+    config: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    trusted: bool,
+    ranks: Ranks | None = None,
+) -> Any:
     """Return the model of a folder; raises ModelLoadError if transformers cannot load it.
 
-    `trusted`: the folder's own code may be run.
+    `trusted`: the folder's own code may be run. With `ranks`, the model has this rank's parts, and
+    its modules wait for the others'; also raises what `read_division` does.
     """
     from transformers import AutoConfig
 
@@ -42,9 +53,15 @@ def load_model(config: ModelConfig, dtype: torch.dtype, device: torch.device, tr
     options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": run}
     try:
         known = AutoConfig.from_pretrained(config.folder, **options)
-        loaded: Any = _choose_class(known).from_pretrained(
+        loads: Any = _choose_class(known)
+        if ranks is not None:
+            loads = _part_class(loads, known, dtype, run, ranks)
+            options = {"local_files_only": True, "config": known}
+        loaded = loads.from_pretrained(
             config.folder, dtype=dtype, use_safetensors=True, output_loading_info=True, **options
         )
+    except ModelLoadError:
+        raise
     except Exception as error:
         if not run and not isinstance(error, _LOAD_ERRORS):
             raise
@@ -55,7 +72,27 @@ def load_model(config: ModelConfig, dtype: torch.dtype, device: torch.device, tr
         name = min(report["missing_keys"])
         raise ModelLoadError(f"Tensor {name!r} is missing from the checkpoint {config.folder}.")
     check_unread(config, sorted(report["unexpected_keys"]))
+    if ranks is not None and type(model) is loads:
+        raise ModelLoadError(
+            "This version of transformers reads checkpoints in a way that is not known here, so "
+            f"model type {config.model_type!r} is not split over shards; use --num-shard 1."
+        )
     return model.to(device).eval()
+
+
+def _part_class(auto: Any, known: Any, dtype: torch.dtype, run: bool, ranks: Ranks) -> type[Any]:
+    """Return the class that loads this rank's parts, and say how much of the model they are.
+
+    `auto`: the class of transformers for any type.
+    """
+    if known.is_encoder_decoder:
+        raise ModelLoadError(encoder_split_refusal(known.model_type))
+    with torch.device("meta"):  # for the shapes of the whole
+        blank = auto.from_config(known, dtype=dtype, trust_remote_code=run)
+    division = read_division(blank, Portion(ranks.rank, ranks.size))
+    share = division.numbers(blank) / sum(p.numel() for p in blank.parameters())
+    print(f"this rank holds {share:.0%} of the model's weights", file=sys.stderr)
+    return reading_class(blank, division, ranks)
 
 
 def _choose_class(config: Any) -> Any:

@@ -63,7 +63,7 @@ def choose_way(model: Any) -> ExecutionMode:
     Raises ModelLoadError for a model that does not generate by plain passes.
     """
     plain = RecomputeWay(model)
-    with _one_thread():
+    with one_thread():
         twin = build_twin(model)
     if (why := find_other_writing(model if twin is None else twin)) is not None:
         raise ModelLoadError(writing_refusal(model.config.model_type, why))
@@ -75,12 +75,14 @@ def choose_way(model: Any) -> ExecutionMode:
         )
         return plain
     expected = compute_plain(model, SHORT)  # before any way changes the model's attention
-    tries = (_try(make, model, expected, tolerance) for make, tolerance in _find_right_ways(twin))
+    tries = (
+        try_way(make, model, expected, tolerance) for make, tolerance in _find_right_ways(twin)
+    )
     return next(filter(None, tries), plain)
 
 
 @contextmanager
-def _one_thread() -> Iterator[None]:
+def one_thread() -> Iterator[None]:
     """Limit torch to one thread: a twin is so small that several only wait for each other."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -93,10 +95,10 @@ def _one_thread() -> Iterator[None]:
 def _find_right_ways(twin: Any) -> Iterator[tuple[Make, float]]:
     """Yield the ways that are right on a twin, the best first, each with its tolerance."""
     inexact: list[tuple[Make, float]] = []
-    with _one_thread():
+    with one_thread():
         expected = compute_plain(twin, LONG)
     for make in CANDIDATES:
-        with _one_thread():
+        with one_thread():
             far = _measure(make, twin, expected)
         if far <= EXACT:
             yield make, EXACT
@@ -115,7 +117,7 @@ def _measure(make: Make, twin: Any, expected: ListLike[RowOutcome]) -> float:
     return far if way.name == CachedWay.name or far <= EXACT else math.inf
 
 
-def _try(
+def try_way(
     make: Make, model: Any, expected: ListLike[RowOutcome], tolerance: float
 ) -> ExecutionMode | None:
     """Return the way `make` for the model itself if it is right there too, else None.

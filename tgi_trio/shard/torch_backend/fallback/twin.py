@@ -79,16 +79,18 @@ class _Cut:
     layers: int  # of the decoder; 0: all
     vocabulary: bool
     inner: int  # divides inner widths of MLPs further; 1: not at all, and all experts stay
+    ranks: int  # among which the twin can be divided as the model is
 
 
-def build_twin(model: Any) -> Any | None:
+def build_twin(model: Any, ranks: int = 1) -> Any | None:
     """Return the twin of `model` in evaluation mode, on its device; None if none can be built.
 
     The state of torch's global random generators is restored. The twin has the model's attention
-    implementation.
+    implementation. It is whole, also where `model` is one rank's part, and has as many heads and
+    columns that so many `ranks` can divide them.
     """
     kinds, prefixes = _kinds(model)
-    for cut in _cuts(prefixes):
+    for cut in _cuts(prefixes, ranks):
         config = copy.deepcopy(model.config)
         try:
             _narrow(config, cut, config.get_text_config(decoder=True))
@@ -125,13 +127,17 @@ def _cuda_devices(model: Any) -> list[torch.device]:
     return [model.device] if model.device.type == "cuda" else []
 
 
-def _cuts(prefixes: tuple[int, ...]) -> Iterator[_Cut]:
-    """Yield ways to narrow a config, the narrowest first; `prefixes` from `_kinds`."""
+def _cuts(prefixes: tuple[int, ...], ranks: int) -> Iterator[_Cut]:
+    """Yield ways to narrow a config, the narrowest first; `prefixes` from `_kinds`.
+
+    With two heads for each of a few ranks, some share keys and values.
+    """
+    each = max(ranks, min(2 * ranks, 8))
     for heads in (4, 8, 16, 0):
         for layers in (*prefixes, 0):
             for vocabulary in (True, False):
                 for inner in (8, 1):
-                    yield _Cut(heads, layers, vocabulary, inner)
+                    yield _Cut(heads and max(heads, each), layers, vocabulary, inner, ranks)
 
 
 def _narrow(config: Any, cut: _Cut, text: Any) -> None:
@@ -166,15 +172,15 @@ def _smaller(name: str, value: Any, cut: _Cut, divisor: int) -> Any:
         return min(value, VOCABULARY)
     if _EXPERTS.search(name) and cut.inner > 1:
         return _halve(value)
-    if _SHARED_HEADS.search(name):  # at least two stay if there are several
-        return max(min(value, 2), value // divisor)
+    if _SHARED_HEADS.search(name):  # at least two stay if there are several, and one for each rank
+        return max(min(value, max(2, cut.ranks)), value // divisor)
     if _HEADS.search(name):
         return value if value < cut.heads else value // divisor
     if _WIDTHS.search(name):
         return value // divisor
     if _INNER.search(name):
-        inner = value // (divisor * cut.inner) // _INNER_STEP * _INNER_STEP
-        return min(value, max(inner, _INNER_STEP))
+        step = _INNER_STEP * cut.ranks
+        return min(value, max(value // (divisor * cut.inner) // step * step, step))
     return value
 
 
