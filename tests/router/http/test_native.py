@@ -13,6 +13,7 @@ from tests.router.http.served import served
 from tgi_trio import __version__
 from tgi_trio.router.http.engine_api import ModelCard, ServedLimits
 from tgi_trio.router.http.messages import replies
+from tgi_trio.router.text.structural_tags import structural_tag
 
 pytestmark = pytest.mark.trio
 
@@ -318,3 +319,26 @@ async def test_metrics_count_requests_and_failures():
     assert "tgi_request_success 2\n" in text
     assert 'tgi_request_failure{err="validation"} 1\n' in text
     assert "tgi_request_duration_count 2\n" in text
+
+
+CALL = {"type": "tag", "begin": "<call>", "end": "</call>", "content": {"type": "any_text"}}
+TAG = {"format": {"type": "triggered_tags", "triggers": ["<call>"], "tags": [CALL]}}
+
+
+@pytest.mark.parametrize("value", [TAG, json.dumps(TAG)])
+@pytest.mark.parametrize("path", ["/generate", "/generate_stream"])
+async def test_a_structural_tag_is_a_grammar(http, path, value):
+    """With the tokens that the model has for it, as everywhere."""
+    filling = FakeEngine(lambda _: "Hi", tokenizer=byte_tokenizer(("<call>",)))
+    grammar = {"type": "structural_tag", "value": value}
+    async with served(filling, http) as server:
+        client = await server.connect()
+        body = {"inputs": "x", "parameters": {"grammar": grammar}}
+        answer = await client.post(path, body)
+        wrong = {"type": "structural_tag", "value": {"format": {"type": "star"}}}
+        refused = await client.post(path, {"inputs": "x", "parameters": {"grammar": wrong}})
+    assert answer.status == 200
+    assert "`format.content`" in refused.text
+    (request,) = filling.submitted
+    made = structural_tag(TAG, filling.tokenizer.added_tokens)
+    assert request.sampling.grammar == made and f"<[{filling.tokenizer.token_id('<call>')}" in made

@@ -117,6 +117,17 @@ def test_a_token_that_is_left_out_is_not_allowed(marked: Reader) -> None:
     assert "<call>" in allowed and "<|end|>" not in allowed
 
 
+@pytest.mark.parametrize("by_id", [True, False])
+def test_a_token_is_that_token_and_not_its_text(marked: Reader, by_id: bool) -> None:
+    """As xgrammar's `TokenFormat` has it: by id, or by text."""
+    added = marked.tokenizer.added_tokens
+    call = added["<call>"] if by_id else "<call>"
+    elements = [{"type": "token", "token": call}, {"type": "const_string", "value": "x"}]
+    matcher = marked.begin({"format": {"type": "sequence", "elements": elements}})
+    assert marked.allowed(matcher) == {"<call>"}
+    assert marked.takes(matcher, "<call>x") and matcher.is_accepting()
+
+
 TEXT = {"type": "any_text"}
 WORD = {"type": "const_string", "value": "x"}
 
@@ -128,7 +139,9 @@ WORD = {"type": "const_string", "value": "x"}
         ([], "`the structural tag` must be an object"),
         ({}, "neither `format` nor `structures`"),
         ({"format": {"type": "xml"}}, "`format.type` must be one of `const_string`"),
-        ({"format": {"type": "token", "token": 5}}, "not as tokens"),
+        ({"format": {"type": "token", "token": 5}}, "one of the tokenizer's added tokens"),
+        ({"format": {"type": "token", "token": "x"}}, "one of the tokenizer's added tokens"),
+        ({"format": {"type": "exclude_token", "token": 5}}, "`token` alone is served"),
         ({"format": {"type": "const_string"}}, "`format.value` must be a text"),
         ({"format": {"type": "json_schema", "json_schema": 5}}, "must be a schema"),
         (

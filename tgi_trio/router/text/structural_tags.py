@@ -48,7 +48,7 @@ _LAST: Final[Ends] = ("",)
 _DEEPEST: Final = 64
 _ANY: Final = "(?s:.*)"
 _TOKENS: Final = frozenset(
-    {"token", "exclude_token", "any_tokens", "token_triggered_tags", "token_dispatch"}
+    {"exclude_token", "any_tokens", "token_triggered_tags", "token_dispatch"}
 )
 
 
@@ -93,8 +93,8 @@ class _Writer:
         kind = str(form.get("type"))
         if kind in _TOKENS:
             raise ValidationError(
-                f"`{below(path, 'type')}` is `{kind}`, and tags are given as texts here, not as "
-                "tokens: a text that is a token of the model may be written as one"
+                f"`{below(path, 'type')}` is `{kind}`, and of formats of tokens `token` alone is "
+                "served: give tags as texts, which may be written as tokens of the model"
             )
         if kind not in _WRITERS:
             known = ", ".join(f"`{each}`" for each in _WRITERS)
@@ -107,6 +107,16 @@ class _Writer:
 
     def const_string(self, form: Given, path: str, ends: Ends, depth: int) -> str:
         return self._before(self._spell(read_text(form, "value", path)), ends)
+
+    def token(self, form: Given, path: str, ends: Ends, depth: int) -> str:
+        given, known = form.get("token"), self.added
+        id = known.get(given) if isinstance(given, str) else given
+        if not isinstance(id, int) or id not in known.values():
+            raise ValidationError(
+                f"`{below(path, 'token')}` must be one of the tokenizer's added tokens, by its "
+                "text or its id: others are read as the texts that they are, by `const_string`"
+            )
+        return self._before(write_tokens([id]), ends)
 
     def json_schema(self, form: Given, path: str, ends: Ends, depth: int) -> str:
         if form.get("style", "json") != "json":
@@ -349,6 +359,7 @@ _Write = Callable[[_Writer, Given, str, Ends, int], str]
 _WRITERS: Final[Mapping[str, _Write]] = MappingProxyType(
     {
         "const_string": _Writer.const_string,
+        "token": _Writer.token,
         "json_schema": _Writer.json_schema,
         "regex": _Writer.regex,
         "grammar": _Writer.grammar,

@@ -7,7 +7,7 @@
 | `regex`, `lark` | `value`: text | |
 | `choice` | `value`: texts | |
 | `text` | | anything |
-| `structural_tag` | | `format`, or `structures` and `triggers`: vLLM's and SGLang's |
+| `structural_tag` | `value`: the whole, or its text | `format`, or `structures` and `triggers` |
 
 The fields of vLLM, SGLang and llama.cpp are in `shared_fields.py`. Only one form may be given. One
 that exceeds the size limit is refused before it is processed, since that is work in Python during
@@ -37,13 +37,17 @@ Builder = Callable[[str, Any, int], str]  # path of a value, the value, most byt
 OpenAiRequest = schema.ChatRequest | schema.CompletionRequest
 
 
-def native_grammar(given: schema.GrammarType | None, most: int) -> str | None:
+async def native_grammar(
+    given: schema.GrammarType | None, most: int, added: Mapping[str, int]
+) -> str | None:
     """Return the grammar of `parameters.grammar`, of at most `most` bytes.
 
-    Raises ValidationError and BodyRejected.
+    `added`: text -> id of the tokenizer's added tokens. Raises ValidationError and BodyRejected.
     """
     if given is None:
         return None
+    if given.type == "structural_tag":
+        return await _tag_grammar(given.value, most, added)
     return _BUILDERS[given.type]("parameters.grammar.value", given.value, most)
 
 
@@ -66,12 +70,17 @@ async def answer_grammar(request: OpenAiRequest, most: int, added: Mapping[str, 
                 return _response_grammar(value, most)
             value = _tag_fields(value)
         if name in _TAGS:
-            grammars.check_size(value, most)
-            return await trio.to_thread.run_sync(structural_tag, value, added)
+            return await _tag_grammar(value, most, added)
         build = _FIELDS[name]
         if build in (_gbnf, _any_grammar):
             return await trio.to_thread.run_sync(build, name, value, most)
         return build(name, value, most)
+
+
+async def _tag_grammar(value: Any, most: int, added: Mapping[str, int]) -> str:
+    """Return the grammar of a structural tag, made in a thread. Raises ValidationError."""
+    grammars.check_size(value, most)
+    return await trio.to_thread.run_sync(structural_tag, value, added)
 
 
 def forms(request: OpenAiRequest) -> dict[str, Any]:

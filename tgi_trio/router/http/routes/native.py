@@ -88,8 +88,11 @@ def parameters_of(request: WithParameters) -> schema.GenerateParameters:
     return request.parameters or schema.GenerateParameters(do_sample=True)
 
 
-def to_parameters(call: Call, p: schema.GenerateParameters) -> GenerationParameters:
+async def to_parameters(call: Call, p: schema.GenerateParameters) -> GenerationParameters:
     """Return the parameters for the validator. Raises for an invalid grammar."""
+    wording = call.wording
+    if p.grammar is not None and p.adapter_id is not None:  # a tag may be one of its own tokens
+        wording = await call.engine.wordings.find(call.engine.adapters.find(p.adapter_id))
     return GenerationParameters(
         best_of=p.best_of,
         temperature=p.temperature,
@@ -107,7 +110,9 @@ def to_parameters(call: Call, p: schema.GenerateParameters) -> GenerationParamet
         seed=p.seed,
         top_n_tokens=p.top_n_tokens,
         decoder_input_details=p.decoder_input_details,
-        grammar=native_grammar(p.grammar, call.engine.limits.max_grammar_bytes),
+        grammar=await native_grammar(
+            p.grammar, call.engine.limits.max_grammar_bytes, wording.tokenizer.added_tokens
+        ),
         adapter_id=p.adapter_id,
     )
 
@@ -119,7 +124,7 @@ async def generate_all(
 
     `keep`: keep their tokens. Raises ValidationError, Overloaded, and what generation raises.
     """
-    sampling = to_parameters(call, parameters)
+    sampling = await to_parameters(call, parameters)
     call.engine.validator.check_endpoint(sampling, streaming=False)
     count = max(sampling.best_of or 1, 1)
     take_permits(call, len(queries), count)
@@ -179,7 +184,7 @@ async def _stream(call: Call, request: AnyRequest, parameters: schema.GeneratePa
             QueryEvents(prefix, parameters.details, i, index) for i, prefix in enumerate(prefixes)
         ]
     try:
-        sampling = to_parameters(call, parameters)
+        sampling = await to_parameters(call, parameters)
         call.engine.validator.check_endpoint(sampling, streaming=True)
         take_permits(call, len(queries))
         requests = [
