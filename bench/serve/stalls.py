@@ -52,6 +52,7 @@ class Sizes:
     requests: int  # at a time
     blocks: int  # of cached prefixes
     body: int  # bytes
+    idle: float  # seconds in which prefixes are kept
 
 
 @dataclass
@@ -123,7 +124,7 @@ class Asking:
         await post(self.client, "/generate", body)
 
     async def pages(self) -> None:
-        for path in ("/metrics", "/v1/models", "/info", "/openapi.json", "/health"):
+        for path in ("/metrics", "/v1/models", "/info", "/api-doc/openapi.json", "/health"):
             stream = await trio.open_tcp_stream(self.client.address.host, self.client.address.port)
             async with stream:
                 await stream.send_all(
@@ -134,7 +135,7 @@ class Asking:
 
     async def idle(self) -> None:
         """Wait until prefixes have been kept."""
-        await trio.sleep(8)
+        await trio.sleep(self.sizes.idle)
 
 
 def list_rows(asking: Asking) -> list[tuple[str, Callable[[], Awaitable[Any]]]]:
@@ -229,9 +230,10 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=4000, help="at a time")
     parser.add_argument("--blocks", type=int, default=100_000, help="of cached prefixes")
     parser.add_argument("--body", type=int, default=10_000_000, help="bytes")
+    parser.add_argument("--idle", type=float, default=8.0, help="seconds to keep prefixes in")
     stats.add_output_flags(parser)
     args = parser.parse_args()
-    sizes = Sizes(args.tokens, args.requests, args.blocks, args.body)
+    sizes = Sizes(args.tokens, args.requests, args.blocks, args.body, args.idle)
     results: list[Result] = []
     with stats.reporting(
         args.json, "stalls", lambda: (stats.table_of(results), {"results": results})

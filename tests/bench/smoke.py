@@ -48,6 +48,7 @@ SMALL: dict[str, str] = {
     "bench.serve": "--concurrency 1 --requests 1 --max-tokens 4",
     "bench.serve.peers": "--checkpoints CHECKPOINTS --peers --shape tiny --clients 1 --requests 1"
     " --rounds 1",
+    "bench.serve.stalls": "--tokens 2000 --requests 8 --blocks 64 --body 20000 --idle 4",
     "bench.step_gap": "--streams 1 --seconds 0.5",
     "bench.torch_step": "--folder CHECKPOINTS/tgi-trio-tiny --shape tiny --batches 1 --count 2",
     "bench.torch_step.families": "--families smollm3 --count 1",

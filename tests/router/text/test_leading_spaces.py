@@ -31,7 +31,7 @@ KINDS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 def train(**changes: Any) -> bytes:
     """Return a SentencePiece file."""
     file = io.BytesIO()
-    settings = {
+    settings: dict[str, Any] = {
         "model_type": "bpe",
         "vocab_size": 340,
         "byte_fallback": True,

@@ -118,11 +118,15 @@ class InfillFormat:
 
     def rename(self, name: Callable[[str], str]) -> InfillFormat:
         """Return the format with other names for its tokens."""
-        parts = {part: name(getattr(self, part)) for part in ("prefix", "suffix", "middle")}
-        several = {
-            part: tuple(map(name, getattr(self, part))) for part in ("repository", "file", "ends")
-        }
-        return replace(self, **parts, **several)
+        return replace(
+            self,
+            prefix=name(self.prefix),
+            suffix=name(self.suffix),
+            middle=name(self.middle),
+            repository=tuple(map(name, self.repository)),
+            file=tuple(map(name, self.file)),
+            ends=tuple(map(name, self.ends)),
+        )
 
     @property
     def marks(self) -> tuple[str, ...]:

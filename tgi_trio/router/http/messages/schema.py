@@ -33,9 +33,7 @@ U64 = Annotated[int, Meta(ge=0, extra_json_schema={"maximum": 2**64 - 1})]
 class GrammarType(Struct):
     """Constrained decoding: a JSON schema, a regular expression, a grammar or a list of texts."""
 
-    type: Literal[
-        *("json", "json_object", "json_schema", "regex", "lark", "choice", "structural_tag")
-    ]
+    type: Literal["json", "json_object", "json_schema", "regex", "lark", "choice", "structural_tag"]
     value: Json
 
 
