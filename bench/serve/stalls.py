@@ -178,7 +178,7 @@ def watched(sizes: Sizes, folder: Path) -> Iterator[tuple[Client, Path]]:
     flags = {
         "model-id": model,
         "max-total-tokens": sizes.tokens + 1024,
-        "max-batch-prefill-tokens": 4096,
+        "max-batch-prefill-tokens": min(4096, sizes.tokens),
         "max-concurrent-requests": sizes.requests + 16,
         "max-batch-size": 64,
         "payload-limit": 2 * sizes.body + 16 * sizes.tokens,
