@@ -31,9 +31,12 @@ from tests.shard.torch_backend.models_support import (
     BLOCK,
     GreedyRecorder,
     advance,
+    generated,
     load,
     prompts,
+    run,
     sequence,
+    sequences,
 )
 from tgi_trio.ipc.startup import WarmupRequest
 from tgi_trio.model.split import Portion
@@ -130,6 +133,21 @@ def test_code_that_comes_with_a_model_may_have_a_plan(
     held = check_ranks(folder, golden=golden, trust_remote_code=True)
     assert {type(model).__name__ for model in held} == {"LagoonForCausalLM"}
     assert max(map(numbers, held)) < 0.55 * numbers(golden.model)
+
+
+def test_parts_are_computed_in_the_dtype_that_is_asked_for(checkpoint: Checkpoint) -> None:
+    folder, recorder = checkpoint("exaone"), GreedyRecorder()
+    rows = sequences(prompts(8)[5:], shuffle=3, new=4)
+    with ranks_of(folder, 2, recorder, dtype="bfloat16") as ranks:
+        ranks.warm_up(WarmupRequest(64, 256, 16, 100 * BLOCK))
+        run(ranks, rows, chunk=20, joins=2)
+        dtypes = {p.dtype for model in models(ranks) for p in model.parameters()}
+    assert dtypes == {torch.bfloat16}
+    golden = Golden(folder)
+    for row in rows:
+        exact = golden.logits(row.token_ids[: row.prompt_length].tolist(), generated(row))
+        alike = torch.cosine_similarity(recorder.logits(row.id), exact, dim=-1)
+        assert alike.min() > 0.99
 
 
 def test_prompt_logprobs_of_two_ranks(checkpoint: Checkpoint) -> None:
