@@ -93,7 +93,7 @@ def check_product(
     assert ((found.double().cpu() - expected).abs() / sizes).max() < step
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("rows", [1, 2, 5])
 @pytest.mark.parametrize(("bits", "book"), WIDTHS)
 def test_every_width_of_every_codebook(tmp_path: Path, bits: float, book: str, rows: int) -> None:
