@@ -57,6 +57,7 @@ class Kind:
     settings: Mapping[str, Any] = field(default_factory=dict)
     guesser: Guesser | None = None
     adapted: bool = False  # whether it has adapters
+    text: Write | None = None  # of which adapters are made; None: the model
     called: bool = False  # whether it is asked over HTTP
     family: str = ""  # that sees images, or hears; "": it reads text alone
 
@@ -260,9 +261,10 @@ class Server:
         """Make it in `folder`; `device`: entered while it is loaded, and whenever it serves."""
         base = kind.model(folder / "model")
         guesser = None if kind.guesser is None else kind.guesser(folder / "guesser", base)
+        text = base if kind.text is None else kind.text(folder / "text")
         count = _ADAPTERS if kind.adapted else 0
         self.adapters = [
-            write_adapter(base, folder / f"adapter-{i}", seed=i, target_modules=targets)
+            write_adapter(text, folder / f"adapter-{i}", seed=i, target_modules=targets)
             for i, targets in enumerate(("all-linear", ["q_proj", "down_proj"])[:count])
         ]
         settings = ShardSettings(
