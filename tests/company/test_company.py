@@ -13,7 +13,8 @@ from itertools import islice
 import pytest
 
 from tests.company.comparing import Hermit, meet
-from tests.company.servers import KINDS, Servers, early_snapshots
+from tests.company.kinds import KINDS
+from tests.company.servers import Servers, early_snapshots
 from tests.threads import one_torch_thread
 
 COMPANIES = 5  # of each server

@@ -1,6 +1,6 @@
 """Looks for answers that depend on others: `python -m tests.stress.company --seconds 600`.
 
-Random companies of requests meet servers of all kinds (`tests/company/servers.py`), in one process
+Random companies of requests meet servers of all kinds (`tests/company/kinds.py`), in one process
 and without HTTP; each answer has to be that of the request alone. A company that fails is made as
 small as it can be and shown. At the end it says which pairs of features have met.
 """
@@ -21,7 +21,8 @@ os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
 
 from tests.company.companies import Company
 from tests.company.comparing import Hermit, meet
-from tests.company.servers import KINDS, Server, Servers, early_snapshots
+from tests.company.kinds import KINDS
+from tests.company.servers import Server, Servers, early_snapshots
 from tests.company.shrinking import shrink
 from tests.threads import one_torch_thread
 
