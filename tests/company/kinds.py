@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,7 +13,7 @@ from tests.shard.media.images_support import make_folder
 from tests.shard.speculation.assistant_support import assistant, gemma4
 from tests.shard.speculation.eagle_support import eagle, eagle_one
 from tests.shard.speculation.heads_support import medusa, mlp_speculator
-from tests.shard.speculation.mtp_support import mtp_checkpoint
+from tests.shard.speculation.mtp_support import add_layers, mtp_checkpoint
 from tgi_trio.testing.checkpoints import VOCAB_SIZE, make_checkpoint
 
 _HIDDEN = 64
@@ -47,6 +47,10 @@ def _layers(name: str, **overrides: Any) -> Write:
     return lambda folder: mtp_checkpoint(
         folder, name, **{"tie_word_embeddings": False, **overrides}
     )
+
+
+def _eagle(folder: Path, base: Path) -> Path:
+    return eagle(folder, base, VOCAB_SIZE)
 
 
 def _seeing(name: str, settings: Mapping[str, Any], **text: Any) -> Kind:
@@ -201,6 +205,22 @@ KINDS: Final[Mapping[str, Kind]] = {
         f"{name}, torch, two ranks": _seeing(name, _TORCH | _TWO | _HOST)
         for name in ("llava", "qwen3_vl", "mllama")
     },
+    # Beside images: who guesses, and adapters.
+    "llava, kernels, eagle": replace(_seeing("llava", _KERNELS, head_dim=32), guesser=_eagle),
+    "llava, kernels, smaller": replace(
+        _seeing("llava", _KERNELS | {"speculate": 3}, head_dim=32), guesser=_smaller
+    ),
+    "llava, kernels, adapters": replace(
+        _seeing("llava", _KERNELS | _NGRAMS, head_dim=32), adapted=True, text=_LLAMA
+    ),
+    "llava, torch, eagle": replace(_seeing("llava", _TORCH | _HOST), guesser=_eagle),
+    "llava, torch, adapters": replace(
+        _seeing("llava", _TORCH | _NGRAMS | _HOST), adapted=True, text=_family("llama")
+    ),
+    "qwen3_5, torch, mtp": replace(
+        _seeing("qwen3_5", _TORCH | _MTP | _HOST),
+        model=lambda folder: add_layers(make_folder(folder, "qwen3_5")),
+    ),
     "t5, torch": Kind(_family("t5"), _TORCH),
     "bart, torch": Kind(_family("bart"), _TORCH),
 }
@@ -224,4 +244,6 @@ DEVICES: Final[Mapping[str, Kind]] = {
     "deepseek_v32": Kind(_family("deepseek_v32"), _HOST),
     "deepseek_v4, mtp": Kind(_layers("deepseek_v4"), _MTP),
     "qwen3_next, mtp": Kind(_layers("qwen3_next"), _MTP | _HOST),
+    "llava": _seeing("llava", _HOST, num_hidden_layers=1),
+    "qwen3_vl": _seeing("qwen3_vl", {}),
 }
