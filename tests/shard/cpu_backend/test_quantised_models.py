@@ -13,7 +13,7 @@ import torch
 
 from tests.gguf_files import Tensor, float32, gguf, llama_tensors
 from tests.quantised_support import DATA, real_checkpoint
-from tests.shard.cpu_backend.kernel_support import cpu_runner
+from tests.shard.cpu_backend.kernel_support import FITTING, cpu_runner
 from tests.shard.torch_backend.golden import Golden, assert_greedy
 from tests.shard.torch_backend.models_support import (
     BLOCK,
@@ -233,5 +233,27 @@ def test_floating_codes_in_bfloat16(tmp_path: Path, name: str) -> None:
             alone = sequence(len(every) + i, each["input_ids"], blocks[i], 1)
             run(runner, [alone], chunk=7)
             assert torch.equal(recorder.logits(alone.id), together[i])
+    finally:
+        runner.close()
+
+
+@pytest.mark.parametrize("quantize", ["fp8", "bitsandbytes-nf4"])
+def test_experts_of_floating_codes_in_bfloat16_are_the_same_at_any_load(
+    checkpoint: Checkpoint, quantize: str
+) -> None:
+    """A prompt alone has other numbers of rows for every expert than it has among others."""
+    folder = checkpoint("mixtral", **FITTING["mixtral"])
+    settings = ShardSettings(model_path=folder, dtype="bfloat16", quantize=quantize, cpu_threads=1)
+    runner = load_cpu_runner(settings, read_config(folder))
+    try:
+        assert "as they are stored" in runner.info.backend
+        runner.sampler = recorder = GreedyRecorder()
+        runner.warm_up(WarmupRequest(64, 512, 16, 511 * BLOCK))
+        batch = rows()
+        run(runner, batch, chunk=40, joins=8, seed=1)
+        together = [recorder.logits(row.id) for row in batch]
+        for row, expected in list(zip(rows(), together, strict=True))[::5]:
+            run(runner, [row])
+            assert torch.equal(recorder.logits(row.id), expected)
     finally:
         runner.close()
