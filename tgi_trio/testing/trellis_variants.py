@@ -26,12 +26,16 @@ from tgi_trio.shard.torch_backend.torch_device import Generation
 from tgi_trio.testing.variant import BF16, EVEN, F16, F32, I32, Variant
 
 # Codebooks with half bits of a weight. From 5.5 bits on runs are short; 8 bits have most words.
-STORED: Final = (
+STORED: Final[tuple[tuple[str, int], ...]] = (
     *(("3inst", 6), ("3inst", 16), ("mcg", 4), ("mcg", 8), ("mcg", 12)),
     *(("mul1", 5), ("mul1", 8), ("mul1", 12)),
 )
-_WIDE: Final = (("mcg", 8), ("mul1", 12))  # for float32
-_EXPERTS: Final = (("mcg", 6), ("mcg", 12), ("mul1", 8))  # for mixtures, in half precision
+_WIDE: Final[tuple[tuple[str, int], ...]] = (("mcg", 8), ("mul1", 12))  # for float32
+_EXPERTS: Final[tuple[tuple[str, int], ...]] = (
+    ("mcg", 6),
+    ("mcg", 12),
+    ("mul1", 8),
+)  # for mixtures, in half precision
 _SIZE: Final = f"i32{EVEN}"
 
 
@@ -46,6 +50,13 @@ def trellis_variants(generation: Generation) -> Iterator[Variant]:
                 yield _multiply(book, half_bits, dtype, tile)
             if dtype is BF16:
                 yield _write(book, half_bits)
+    yield from _of_experts(generation)
+    # Where there are many outputs, nobody shares a block; some vocabularies are odd.
+    yield _multiply_few("mcg", 12, BF16, 1, divided=False, even="")
+    yield _multiply("mcg", 12, BF16, choose_trellis_tiles(BF16, generation)[-1], divided=False)
+
+
+def _of_experts(generation: Generation) -> Iterator[Variant]:
     for dtype, stored in ((BF16, _EXPERTS), (F32, _WIDE[:1])):
         few, *_, many = choose_trellis_tiles(dtype, generation)
         yield from (_turn_groups(dtype, way) for way in ("in", "out"))
@@ -53,9 +64,6 @@ def trellis_variants(generation: Generation) -> Iterator[Variant]:
             for tile in (few, many) if dtype is BF16 else (few,):
                 for way in ("in", "out"):
                     yield _multiply_groups(book, half_bits, dtype, tile, way)
-    # Where there are many outputs, nobody shares a block; some vocabularies are odd.
-    yield _multiply_few("mcg", 12, BF16, 1, divided=False, even="")
-    yield _multiply("mcg", 12, BF16, choose_trellis_tiles(BF16, generation)[-1], divided=False)
 
 
 def _name(kernel: str, dtype: torch.dtype, *more: object) -> str:
