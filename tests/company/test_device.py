@@ -32,7 +32,7 @@ def quick() -> Iterator[None]:
         yield
 
 
-@pytest.mark.sampled(10)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("name", DEVICES)
 def test_an_answer_in_company_is_that_of_the_host_alone(name: str, tmp_path: Path) -> None:
     kind, seed = DEVICES[name], SEED + list(DEVICES).index(name)
