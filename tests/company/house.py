@@ -347,10 +347,7 @@ class House:
 
     def _limits(self) -> SchedulingLimits:
         """Return what the scheduler is told of a shard's memory."""
-        memory, customs, speculate = (
-            *(self._shard.memory, self._customs),
-            self._options.speculate or 0,
-        )
+        memory, customs = self._shard.memory, self._customs
         return SchedulingLimits(
             blocks=min(customs.blocks, memory.blocks),
             block_size=memory.block_size,
@@ -368,7 +365,7 @@ class House:
             state_slots=min(customs.slots, max(0, memory.state_slots - 1)),
             host_blocks=memory.host_blocks if customs.host else 0,
             host_slots=memory.host_slots if customs.host else 0,
-            speculate=speculate,
+            speculate=self._options.speculate or 0,
             ask_ahead=customs.ask_ahead,
             grant_ahead=customs.grant_ahead,
         )
