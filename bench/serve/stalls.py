@@ -236,7 +236,7 @@ def main() -> None:
     sizes = Sizes(args.tokens, args.requests, args.blocks, args.body, args.idle)
     results: list[Result] = []
     with stats.reporting(
-        args.json, "stalls", lambda: (stats.table_of(results), {"results": results})
+        args.json, "serve.stalls", lambda: (stats.table_of(results), {"results": results})
     ):
         measure(sizes, results)
 
