@@ -38,7 +38,7 @@ class Shelf:
 
     def collect(self, shard: Shard, scheduler: Scheduler) -> None:
         """See what there is to keep, as long as the router knows."""
-        self._found = scheduler.collect_prefixes(self._store.budget(self._info, shard.memory))
+        *_, self._found = scheduler.collect_prefixes(self._store.budget(self._info, shard.memory))
 
     def keep(self, shard: Shard, part: int) -> None:
         """Have a shard that serves nobody write that; `part`: blocks at a time; 0: all."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from types import MappingProxyType
@@ -245,9 +245,9 @@ def _kept_in_another_order(patch: Patch) -> None:
     """Blocks are kept in another order than the tokens that they are of."""
     own = Scheduler.collect_prefixes
 
-    def collect_prefixes(scheduler: Scheduler, budget: Budget) -> Collected:
-        found = own(scheduler, budget)
-        return found._replace(blocks=found.blocks[1:] + found.blocks[:1])
+    def collect_prefixes(scheduler: Scheduler, budget: Budget) -> Iterator[Collected | None]:
+        for found in own(scheduler, budget):
+            yield found and found._replace(blocks=found.blocks[1:] + found.blocks[:1])
 
     patch.setattr(Scheduler, "collect_prefixes", collect_prefixes)
 
