@@ -153,6 +153,7 @@ async def test_thoughts_are_their_own_summary_for_clients_that_ask_for_one(monke
         thought = found.output[0]
         assert isinstance(thought, replies.ReasoningItem) and thought.content == []
         assert [part.text for part in thought.summary] == ["Hm, rain."]
+        assert thought.encrypted_content is not msgspec.UNSET
         assert read_carried(thought.encrypted_content) == "Hm, rain."
     # Sent back, it is what was thought.
     again = engine(template=TEMPLATE)
