@@ -11,10 +11,10 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.threads import one_torch_thread
+from tests.support.threads import one_torch_thread
 from tgi_trio.devices import has_driver
 
-pytest_plugins = ["tests.hangs", "tests.sanitized"]
+pytest_plugins = ["tests.support.hangs", "tests.support.sanitized"]
 
 # Before anything imports Triton, as libraries do that other tests import: it then interprets.
 if not has_driver():

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from tests.hangs import bounded
+from tests.support.hangs import bounded
 
 TESTS = """
 import pytest
@@ -43,7 +43,7 @@ async def test_that_is_bounded():
 def test_a_hang_costs_one_test(tmp_path: Path) -> None:
     path = tmp_path / "test_hanging.py"
     path.write_text(TESTS)
-    argv = [sys.executable, "-m", "pytest", "-p", "tests.hangs", "-p", "no:cacheprovider"]
+    argv = [sys.executable, "-m", "pytest", "-p", "tests.support.hangs", "-p", "no:cacheprovider"]
     given = ["--rootdir", str(tmp_path), "-c", "/dev/null", "--timeout", "600", "-v", str(path)]
     said = subprocess.run([*argv, *given], cwd=Path(__file__).parents[1], capture_output=True)
     lines = said.stdout.decode().splitlines()

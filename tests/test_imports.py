@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import tgi_trio
-from tests.import_rules import MODEL, RULES, SERVER, Rule
+from tests.support.import_rules import MODEL, RULES, SERVER, Rule
 
 PACKAGE = Path(tgi_trio.__file__).parent
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.warm_children import kind_for
-from tests.warm_start import run_warm
+from tests.support.warm_children import kind_for
+from tests.support.warm_start import run_warm
 
 LATE = """
 import atexit, threading, time

@@ -24,8 +24,8 @@ from bench.device.roofline import Ceiling, Size, Work
 from bench.device.timing import Timer
 from bench.device.warm_up import timed_warm_up
 from tgi_trio.ipc.messages import PrefillRow, SamplingParameters, StateGrant
-from tgi_trio.ipc.startup import WarmupRequest
-from tgi_trio.shard.contract import BLOCK_SIZE, StepPlan
+from tgi_trio.ipc.startup import BLOCK_SIZE, WarmupRequest
+from tgi_trio.shard.contract import StepPlan
 from tgi_trio.shard.loop.batch import Batch
 from tgi_trio.shard.machine.accelerator import synchronize
 from tgi_trio.shard.runner import Pending

@@ -27,13 +27,12 @@ from bench.peers import llama_package
 from bench.peers.environment import HOME, Unavailable
 from bench.peers.llama_binding import Context, Libraries, Token
 from tgi_trio.ipc.shard_settings import ShardSettings
-from tgi_trio.ipc.startup import WarmupRequest
+from tgi_trio.ipc.startup import BLOCK_SIZE, WarmupRequest
 from tgi_trio.model.config import read_config
 from tgi_trio.model.families.registry import decoder_spec
 from tgi_trio.shard.checkpoint.formats.plain import PlainMatrix
 from tgi_trio.shard.checkpoint.lookup import Checkpoint, open_checkpoint
 from tgi_trio.shard.checkpoint.numbers import Floats, to_float32
-from tgi_trio.shard.contract import BLOCK_SIZE
 from tgi_trio.shard.cpu_backend.forward import Forward, Tokens
 from tgi_trio.shard.cpu_backend.instructions import variant_for
 from tgi_trio.shard.cpu_backend.loading import load_cpu_runner

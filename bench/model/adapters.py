@@ -34,10 +34,9 @@ from bench.model.worker import without_avx512
 from bench.peers.environment import HOME
 from tgi_trio.ipc.adapters import AdapterOrder
 from tgi_trio.ipc.shard_settings import ShardSettings
-from tgi_trio.ipc.startup import WarmupRequest
+from tgi_trio.ipc.startup import BLOCK_SIZE, WarmupRequest
 from tgi_trio.model.config import read_config
 from tgi_trio.model.families.registry import decoder_spec
-from tgi_trio.shard.contract import BLOCK_SIZE
 from tgi_trio.shard.cpu_backend.forward import Forward, Tokens
 from tgi_trio.shard.cpu_backend.loading import load_cpu_runner
 

@@ -20,10 +20,10 @@ from tqdm import tqdm
 from bench.harness import stats
 from bench.model.texts import Logits, Tally, Text, conversations, random_texts
 from tgi_trio import demo
+from tgi_trio.ipc.startup import BLOCK_SIZE
 from tgi_trio.model.config import read_config
 from tgi_trio.model.families.registry import decoder_spec
 from tgi_trio.shard.checkpoint.lookup import open_checkpoint
-from tgi_trio.shard.contract import BLOCK_SIZE
 from tgi_trio.shard.cpu_backend.forward import Forward, Tokens
 from tgi_trio.shard.cpu_backend.instructions import variant_for
 from tgi_trio.shard.cpu_backend.program import pack_program

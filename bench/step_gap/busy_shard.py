@@ -23,7 +23,7 @@ from tgi_trio.shard.contract import (
     StepPlan,
     StepResult,
 )
-from tgi_trio.shard.kept_prefixes import PrefixParts, RankPrefixes
+from tgi_trio.shard.prefixes.kept_prefixes import PrefixParts, RankPrefixes
 from tgi_trio.shard.ranks.leader import Followers, GroupRunner
 from tgi_trio.shard.runner import (
     Computed,

@@ -28,10 +28,9 @@ from bench.harness.stats import add_output_flags, reporting, table_of
 from bench.torch_step.floor import Floor
 from tgi_trio.ipc.messages import SamplingParameters
 from tgi_trio.ipc.shard_settings import ShardSettings
-from tgi_trio.ipc.startup import WarmupRequest
+from tgi_trio.ipc.startup import BLOCK_SIZE, WarmupRequest
 from tgi_trio.shard.contract import ShardSequence, StepPlan
 from tgi_trio.shard.runner import Runner
-from tgi_trio.shard.torch_backend.kv_cache import BLOCK_SIZE
 from tgi_trio.shard.torch_backend.torch_loading import load_torch_runner
 
 Step = Callable[[], list[int]]

@@ -22,12 +22,11 @@ import numpy as np
 from bench.harness.stats import add_output_flags, reporting, table_of
 from bench.torch_step.__main__ import Step, alternate, decode_plan
 from tgi_trio.ipc.shard_settings import ShardSettings
-from tgi_trio.ipc.startup import WarmupRequest
+from tgi_trio.ipc.startup import BLOCK_SIZE, WarmupRequest
 from tgi_trio.model.config import read_config
 from tgi_trio.model.families.registry import decoder_spec
 from tgi_trio.shard.contract import StepPlan
 from tgi_trio.shard.runner import Runner
-from tgi_trio.shard.torch_backend.kv_cache import BLOCK_SIZE
 from tgi_trio.shard.torch_backend.torch_loading import load_torch_runner
 from tgi_trio.testing.checkpoints import make_checkpoint
 

@@ -28,11 +28,10 @@ from bench.harness.stats import add_output_flags, reporting, table_of
 from tgi_trio.ipc.frame_codec import encode
 from tgi_trio.ipc.frames import Kind
 from tgi_trio.ipc.messages import PrefillRow, SamplingParameters, encode_prefill
-from tgi_trio.ipc.startup import WarmupRequest, encode_warmup
+from tgi_trio.ipc.startup import BLOCK_SIZE, WarmupRequest, encode_warmup
 from tgi_trio.settings.records import ShardOptions
 from tgi_trio.shard.loop.worker import Worker
 from tgi_trio.shard.loop_channel import Writer
-from tgi_trio.shard.torch_backend.kv_cache import BLOCK_SIZE
 
 KINDS = {
     "greedy": SamplingParameters(),

@@ -25,7 +25,7 @@ import bench.model.bare  # on the first of a name, for all of it
 import tgi_trio.client.load
 import tgi_trio.shard.cpu_backend.verified
 import tgi_trio.shard.torch_backend.torch_loading  # noqa: F401
-from tests.warm_start import WarmProcess, start_warm
+from tests.support.warm_start import WarmProcess, start_warm
 from tgi_trio.ipc.parent import die_with_parent
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.warm_start import run_warm
+from tests.support.warm_start import run_warm
 
 ADAPTERS = Path(__file__).parent.parent / "conversion" / "data"
 

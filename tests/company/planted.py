@@ -29,7 +29,7 @@ from tgi_trio.shard.cpu_backend import cpu_sampler
 from tgi_trio.shard.loop import batch, micro_batches, row_table
 from tgi_trio.shard.media.features import FeatureStore, ImageFeatures
 from tgi_trio.shard.media.held_image import HeldImage
-from tgi_trio.shard.placed_features import PlacedFeatures
+from tgi_trio.shard.media.placed_features import PlacedFeatures
 from tgi_trio.shard.ranks import follower, plan_frames
 from tgi_trio.shard.sampling import base, choosing
 from tgi_trio.shard.sampling.base import SamplerBase, SamplingSettings

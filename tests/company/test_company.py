@@ -15,7 +15,7 @@ import pytest
 from tests.company.comparing import Hermit, meet
 from tests.company.kinds import KINDS
 from tests.company.servers import Servers, early_snapshots
-from tests.threads import one_torch_thread
+from tests.support.threads import one_torch_thread
 
 COMPANIES = 5  # of each server
 SEED = 11

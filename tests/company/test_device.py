@@ -15,7 +15,7 @@ need_triton()
 from tests.company.comparing import Hermit, meet  # noqa: E402
 from tests.company.kinds import DEVICES  # noqa: E402
 from tests.company.servers import Server, early_snapshots  # noqa: E402
-from tests.threads import one_torch_thread  # noqa: E402
+from tests.support.threads import one_torch_thread  # noqa: E402
 from tgi_trio.shard.torch_backend.attention import dividing  # noqa: E402
 from tgi_trio.testing.stand_in_device import StandInDevice  # noqa: E402
 

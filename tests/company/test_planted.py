@@ -13,7 +13,7 @@ from tests.company.house import Customs, Stuck
 from tests.company.planted import PLANTED
 from tests.company.servers import Server, Servers, early_snapshots
 from tests.company.shrinking import shrink
-from tests.threads import one_torch_thread
+from tests.support.threads import one_torch_thread
 from tgi_trio.errors import TgiTrioError
 
 SEED = 11

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.threads import one_torch_thread
+from tests.support.threads import one_torch_thread
 from tgi_trio.demo import MODEL_ID, model_path
 from tools.demo.entries import load_tools
 from tools.demo.evaluate import (

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.warm_start import run_warm
 from tests.system.server import serving
-from tests.warm_start import run_warm
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 ALONE = ("offline.py", "custom_sampler.py")

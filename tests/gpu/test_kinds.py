@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 import torch
 
-from tests.exl3_support import EXL3, store_exl3
-from tests.quantised_support import quantise
 from tests.shard.adapters.peft_support import install, write_adapter
 from tests.shard.conftest import checkpoint  # noqa: F401  (a fixture)
 from tests.shard.torch_backend.device_kinds import KINDS
 from tests.shard.torch_backend.models_support import prompts
 from tests.shard.torch_backend.stand_in_support import TakingTurns, agree, blinded, drive, start
+from tests.support.exl3 import EXL3, store_exl3
+from tests.support.quantised import quantise
 from tgi_trio.shard.speculation.payoff import Payoff
 from tgi_trio.shard.torch_backend.kv_cache import EIGHT_BITS
 from tgi_trio.shard.torch_backend.recordings import carveouts

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.gguf_files import write_llama, write_parts
 from tests.hub.fake_hub import SHA, FakeHub, running_hub
 from tests.hub.test_folders import POINTER
 from tests.hub.test_resolve import NOBODY, fetch
+from tests.support.gguf_files import write_llama, write_parts
 from tgi_trio import demo
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.hub.gguf import choose, split_choice

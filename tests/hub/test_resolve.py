@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.hub.fake_hub import SHA, FakeHub, running_hub
-from tests.warm_start import run_warm
+from tests.support.warm_start import run_warm
 from tgi_trio import demo
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.hub.download import hub_token

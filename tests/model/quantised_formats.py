@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from tests.model.support import LLAMA, Stored, make_folder, write_json
-from tests.quantised_support import describe_compressed
-from tests.quark_support import describe_quark
-from tests.torchao_support import TORCHAO
+from tests.support.quantised import describe_compressed
+from tests.support.quark import describe_quark
+from tests.support.torchao_files import TORCHAO
 from tgi_trio.model.config import read_config
 from tgi_trio.model.families.registry import decoder_spec
 from tgi_trio.model.tensors import decoder_matrices

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import tokenizers
 
-from tests.gguf_files import write_llama, write_parts
 from tests.model.support import Asked
 from tests.model.tiny_gguf import SHAPES, TINY, Changes, read, tiny
 from tests.router.text.kinds import CORPUS
+from tests.support.gguf_files import write_llama, write_parts
 from tgi_trio import demo
 from tgi_trio.errors import ConfigurationError, ModelLoadError
 from tgi_trio.model.check import check_model

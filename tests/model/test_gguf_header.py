@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.gguf_files import IQ2_XXS, Q8_0, Tensor, float32, gguf, string, value
+from tests.support.gguf_files import IQ2_XXS, Q8_0, Tensor, float32, gguf, string, value
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.gguf.files import read_model
 from tgi_trio.model.gguf.header import Header, read_header

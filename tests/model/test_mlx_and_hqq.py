@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.model.quantised_formats import CONFIG, Changes, Q, make
 from tests.model.support import Asked, write_json
-from tests.quantised_support import real_checkpoint
+from tests.support.quantised import real_checkpoint
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.check import check_model
 from tgi_trio.model.config import read_config

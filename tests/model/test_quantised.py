@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.model.quantised_formats import CONFIG, FORMATS, OPTIONAL, Changes, Q, changes_of, make
 from tests.model.support import BYTES, Asked, make_folder, write_json
-from tests.quantised_support import describe_compressed, real_checkpoint
+from tests.support.quantised import describe_compressed, real_checkpoint
 from tgi_trio.errors import ConfigurationError, ModelLoadError
 from tgi_trio.model.check import check_model
 from tgi_trio.model.config import read_config

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.gguf_files import Tensor, float32, gguf, llama_metadata, llama_tensors, q8_0
 from tests.model.support import Asked
-from tests.quantised_support import real_checkpoint
+from tests.support.gguf_files import Tensor, float32, gguf, llama_metadata, llama_tensors, q8_0
+from tests.support.quantised import real_checkpoint
 from tgi_trio import demo
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.model import scales

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.gguf_files import float32, gguf
+from tests.support.gguf_files import float32, gguf
 
 Changes = dict[str, Any]
 

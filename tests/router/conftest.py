@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.warm_images import fork_decoders
-from tests.warm_start import EARLY, way_to
+from tests.support.warm_images import fork_decoders
+from tests.support.warm_start import EARLY, way_to
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tests.warm_images import PROGRAM, ForkedProcess
+from tests.support.warm_images import PROGRAM, ForkedProcess
 from tgi_trio.router import sandbox_pool
 from tgi_trio.router.media.decoder import DecoderSettings
 from tgi_trio.router.sandbox_pool import Sandbox

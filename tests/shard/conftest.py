@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.threads import one_torch_thread
+from tests.support.threads import one_torch_thread
 
 
 @pytest.fixture(scope="module")

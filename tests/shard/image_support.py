@@ -14,8 +14,8 @@ from tests.shard.torch_backend.models_support import BLOCK
 from tgi_trio.ipc.messages import PrefillRow, SamplingParameters
 from tgi_trio.shard.contract import StepPlan
 from tgi_trio.shard.loop.batch import Batch
-from tgi_trio.shard.placed_features import PlacedFeatures
-from tgi_trio.shard.prompt_geometry import ImageGrid, PromptGeometry, turn_by_grids
+from tgi_trio.shard.media.placed_features import PlacedFeatures
+from tgi_trio.shard.media.prompt_geometry import ImageGrid, PromptGeometry, turn_by_grids
 from tgi_trio.shard.runner import Drafter, Runner
 from tgi_trio.testing.checkpoints import VOCAB_SIZE
 

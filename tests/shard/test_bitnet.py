@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import torch
 
-from tests.bitnet_support import BITNET_OFFLINE, BITNET_ONLINE, store_bitnet
-from tests.quantised_support import quantise
 from tests.shard.cpu_backend.kernel_support import FITTING, cpu_runner
 from tests.shard.torch_backend.golden import Golden
 from tests.shard.torch_backend.models_support import generated, load, prompts, run, sequences
+from tests.support.bitnet import BITNET_OFFLINE, BITNET_ONLINE, store_bitnet
+from tests.support.quantised import quantise
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 Checkpoint = Callable[..., Path]

@@ -16,8 +16,8 @@ import pytest
 import torch
 
 from tgi_trio.ipc.prefixes import KeepOrder, RestoreOrder
-from tgi_trio.shard import kept_prefixes
-from tgi_trio.shard.kept_prefixes import (
+from tgi_trio.shard.prefixes import kept_prefixes
+from tgi_trio.shard.prefixes.kept_prefixes import (
     Bytes,
     HostPart,
     Ints,

@@ -12,10 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.lowered_support import store_mlx
-from tests.mlx_support import FORMS, halve_latents, move_taps, write_as_mlx
 from tests.model.support import Asked
-from tests.quantised_support import quantise
 from tests.shard.cpu_backend.kernel_support import FITTING, cpu_runner
 from tests.shard.ranks.rank_processes import ranks_of
 from tests.shard.torch_backend.golden import Golden, assert_greedy
@@ -27,6 +24,9 @@ from tests.shard.torch_backend.models_support import (
     run,
     sequences,
 )
+from tests.support.lowered import store_mlx
+from tests.support.mlx import FORMS, halve_latents, move_taps, write_as_mlx
+from tests.support.quantised import quantise
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.ipc.startup import WarmupRequest
 from tgi_trio.model.check import check_model

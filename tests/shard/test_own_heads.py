@@ -13,10 +13,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.model.support import Asked
-from tests.quantised_support import quantise, store_gptq
 from tests.shard.cpu_backend.kernel_support import cpu_runner
 from tests.shard.torch_backend.golden import Golden, assert_greedy
 from tests.shard.torch_backend.models_support import load, prompts, run, sequences
+from tests.support.quantised import quantise, store_gptq
 from tgi_trio.model.check import check_model
 from tgi_trio.model.config import read_config
 from tgi_trio.model.families.registry import decoder_spec

@@ -9,7 +9,7 @@ import numpy as np
 from tests.shard.loop.batch_support import new_batch
 from tests.shard.loop.scripted_router import row
 from tgi_trio.shard.contract import StepPlan
-from tgi_trio.shard.placed_features import PlacedFeatures
+from tgi_trio.shard.media.placed_features import PlacedFeatures
 from tgi_trio.shard.plan_parts import cut_plan, slice_plan
 
 

@@ -20,7 +20,7 @@ from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.image_rules import ImageRules, image_rules
 from tgi_trio.model.reading import with_sections
 from tgi_trio.model.specs.decoder import RotarySpec
-from tgi_trio.shard.prompt_geometry import (
+from tgi_trio.shard.media.prompt_geometry import (
     BundleGrid,
     ImageGrid,
     PromptGeometry,

@@ -14,27 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.bitnet_support import BITNET_OFFLINE, BITNET_ONLINE, store_bitnet
-from tests.bitsandbytes_support import describe_bitsandbytes, store_bytes, store_table
-from tests.exl3_support import EXL3, store_exl3
-from tests.lowered_support import store_hqq, store_mlx
 from tests.model.support import Asked
-from tests.quantised_support import (
-    DATA,
-    Store,
-    describe_compressed,
-    quantise,
-    real_checkpoint,
-    store_awq,
-    store_exl2,
-    store_fp8,
-    store_gptq,
-    store_int8,
-    store_packed,
-    store_pairs,
-    store_powers,
-)
-from tests.quark_support import describe_quark, store_quark
 from tests.shard.cpu_backend.kernel_support import FITTING, cpu_runner
 from tests.shard.ranks.rank_processes import ranks_of
 from tests.shard.torch_backend.golden import Golden, assert_greedy
@@ -49,7 +29,27 @@ from tests.shard.torch_backend.models_support import (
     sequences,
     tables,
 )
-from tests.torchao_support import TORCHAO, renamed, store_halves, store_shifted, store_tiles
+from tests.support.bitnet import BITNET_OFFLINE, BITNET_ONLINE, store_bitnet
+from tests.support.bitsandbytes_files import describe_bitsandbytes, store_bytes, store_table
+from tests.support.exl3 import EXL3, store_exl3
+from tests.support.lowered import store_hqq, store_mlx
+from tests.support.quantised import (
+    DATA,
+    Store,
+    describe_compressed,
+    quantise,
+    real_checkpoint,
+    store_awq,
+    store_exl2,
+    store_fp8,
+    store_gptq,
+    store_int8,
+    store_packed,
+    store_pairs,
+    store_powers,
+)
+from tests.support.quark import describe_quark, store_quark
+from tests.support.torchao_files import TORCHAO, renamed, store_halves, store_shifted, store_tiles
 from tgi_trio.ipc.startup import WarmupRequest
 from tgi_trio.model.check import check_model
 from tgi_trio.model.config import read_config

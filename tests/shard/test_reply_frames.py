@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.shard.loop.scripted_router import answer, fake_shard, row, rows_of
-from tests.step_frames import encode_report
+from tests.support.step_frames import encode_report
 from tgi_trio.ipc.frame_codec import Frame, encode
 from tgi_trio.ipc.frames import SPECS, Finish, Kind, Phase
 from tgi_trio.ipc.messages import Fault, StepReport, decode_faults, decode_step
-from tgi_trio.shard import reply_frames
+from tgi_trio.shard.loop import reply_frames
 
 
 def test_a_large_step_is_divided_and_counted_once() -> None:

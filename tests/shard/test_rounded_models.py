@@ -16,7 +16,6 @@ import pytest
 import torch
 
 from tests.model.support import write_safetensors
-from tests.quantised_support import real_checkpoint
 from tests.shard.cpu_backend.kernel_support import cpu_runner
 from tests.shard.ranks.rank_processes import ranks_of
 from tests.shard.torch_backend.golden import Golden, assert_greedy
@@ -29,6 +28,7 @@ from tests.shard.torch_backend.models_support import (
     run,
     sequences,
 )
+from tests.support.quantised import real_checkpoint
 from tgi_trio.errors import ConfigurationError
 from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.ipc.startup import WarmupRequest

@@ -24,7 +24,7 @@ from tests.company.comparing import Hermit, meet
 from tests.company.kinds import KINDS
 from tests.company.servers import Server, Servers, early_snapshots
 from tests.company.shrinking import shrink
-from tests.threads import one_torch_thread
+from tests.support.threads import one_torch_thread
 
 
 def main() -> int:

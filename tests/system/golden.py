@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from tests.support.threads import one_torch_thread
 from tests.system.client import post
 from tests.system.server import ServerProcess
-from tests.threads import one_torch_thread
 
 
 def reference(folder: Path, ids: list[list[int]], new_tokens: int) -> list[list[int]]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
-from tests.warm_start import WarmProcess, start_warm
+from tests.support.warm_start import WarmProcess, start_warm
 
 SECRET = "0123456789abcdef0123"
 

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import httpx
 
+from tests.support.warm_start import WarmProcess, start_warm
 from tests.system.client import NO_TLS, get
-from tests.warm_start import WarmProcess, start_warm
 from tgi_trio.ipc.parent import die_with_parent
 from tgi_trio.testing.ports import held_port
 

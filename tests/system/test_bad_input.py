@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
+from tests.support.warm_start import run_warm
 from tests.system.client import get, post
 from tests.system.server import ServerProcess, serving
-from tests.warm_start import run_warm
 from tgi_trio.demo import model_path
 from tgi_trio.testing.segments import names_in_shm, names_left
 

@@ -13,9 +13,9 @@ from typing import IO
 
 import pytest
 
+from tests.support.warm_start import run_warm
 from tests.system.scripted_server import scripted_server
 from tests.system.server import serving
-from tests.warm_start import run_warm
 
 pytestmark = pytest.mark.system
 

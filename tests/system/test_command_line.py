@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from tests.support.warm_start import run_warm
 from tests.system.client import generate, get, post
 from tests.system.server import serving
-from tests.warm_start import run_warm
 from tgi_trio import demo
 
 pytestmark = pytest.mark.system

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
+from tests.support.warm_start import start_warm
 from tests.system.client import decode, get, post_stream
 from tests.system.server import PATIENCE, SECRET, ServerProcess, serving
-from tests.warm_start import start_warm
 
 pytestmark = pytest.mark.system
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.gguf_files import write_llama
+from tests.support.gguf_files import write_llama
 from tests.system.client import TIMEOUT, generate
 from tests.system.golden import reference, tokenize
 from tests.system.server import ServerProcess, alive, serving

@@ -14,8 +14,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken, Tokenizer
 
-from tests.gguf_files import write_llama
 from tests.router.http.fake_engine import GAP_MARKS
+from tests.support.gguf_files import write_llama
 from tests.system.client import get, post
 from tests.system.server import ServerProcess, serving
 from tgi_trio.demo import model_path

@@ -13,9 +13,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.hub.fake_hub import FakeHub, running_hub
+from tests.support.warm_start import run_warm
 from tests.system.client import get, post
 from tests.system.server import ServerProcess, serving
-from tests.warm_start import run_warm
 from tgi_trio import demo
 
 pytestmark = pytest.mark.system

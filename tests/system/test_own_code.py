@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.own_code_support import answer, use_tokenizer_code, write_wave_model
+from tests.support.own_code import answer, use_tokenizer_code, write_wave_model
+from tests.support.warm_start import run_warm
 from tests.system.client import generate
 from tests.system.golden import tokenize
 from tests.system.server import serving
-from tests.warm_start import run_warm
 from tgi_trio.router.text.tokenizer_files import tokenizer_json
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.quantised_support import quantise, store_gptq
+from tests.support.quantised import quantise, store_gptq
 from tests.system.client import TIMEOUT, generate
 from tests.system.golden import reference, tokenize
 from tests.system.server import serving

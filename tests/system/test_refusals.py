@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from tests.model.support import LLAMA, make_folder, write_json
+from tests.support.warm_start import run_warm
 from tests.system.client import generate, get
 from tests.system.server import serving
-from tests.warm_start import run_warm
 from tgi_trio import devices
 from tgi_trio.testing.checkpoints import make_checkpoint
 

@@ -13,10 +13,10 @@ import pytest
 
 from bench.harness.server import wait_healthy
 from tests.stress import restarts
+from tests.support.warm_children import differs
+from tests.support.warm_start import EARLY
 from tests.system.client import get
 from tests.system.server import PATIENCE, serving
-from tests.warm_children import differs
-from tests.warm_start import EARLY
 from tgi_trio.testing.ports import held_port
 
 pytestmark = pytest.mark.system

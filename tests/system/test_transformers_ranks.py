@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from tests.support.warm_start import run_warm
 from tests.system.client import generate, post
 from tests.system.golden import reference, tokenize
 from tests.system.server import serving, wait_gone
-from tests.warm_start import run_warm
 from tgi_trio.testing.checkpoints import make_checkpoint
 
 NEW_TOKENS = 24

@@ -15,11 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tgi_trio.ipc.messages import SamplingParameters, StateGrant
-from tgi_trio.ipc.startup import BLOCK_SIZE as BLOCK_SIZE
 from tgi_trio.shard.alternatives import Alternatives, Listed
 from tgi_trio.shard.media.held_image import HeldImage
-from tgi_trio.shard.placed_features import PlacedFeatures
-from tgi_trio.shard.prompt_geometry import PromptGeometry
+from tgi_trio.shard.media.placed_features import PlacedFeatures
+from tgi_trio.shard.media.prompt_geometry import PromptGeometry
 
 
 @dataclass(slots=True, eq=False)

@@ -24,9 +24,9 @@ from tgi_trio.errors import ConfigurationError, ModelLoadError
 from tgi_trio.ipc.startup import ShardInfo, WarmupRequest, WarmupResult
 from tgi_trio.shard.adapter_host import AdapterHost
 from tgi_trio.shard.contract import RowResult, ShardSequence, StepPlan, StepResult
-from tgi_trio.shard.host_copies import HostCopies
-from tgi_trio.shard.kept_prefixes import HostPart, Prefixes, PrefixParts, RankPrefixes
 from tgi_trio.shard.plan_parts import fill_inputs
+from tgi_trio.shard.prefixes.host_copies import HostCopies
+from tgi_trio.shard.prefixes.kept_prefixes import HostPart, Prefixes, PrefixParts, RankPrefixes
 from tgi_trio.shard.runner import Computed, Drafter, Pending
 from tgi_trio.shard.speculation.ngram import NgramDrafter
 from tgi_trio.testing.late_copies import LateCopies

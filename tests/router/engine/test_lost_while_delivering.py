@@ -10,7 +10,7 @@ import pytest
 import trio
 
 from tests.router.harness import byte_tokenizer, make_request, scheduling_limits
-from tests.step_frames import encode_report
+from tests.support.step_frames import encode_report
 from tgi_trio.errors import GenerationError
 from tgi_trio.ipc.frame_codec import Frame
 from tgi_trio.ipc.frames import Finish

@@ -16,7 +16,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.router.harness import byte_tokenizer, make_request, scheduling_limits
-from tests.step_frames import encode_report
+from tests.support.step_frames import encode_report
 from tgi_trio.ipc.frame_codec import Frame
 from tgi_trio.ipc.frames import Finish
 from tgi_trio.ipc.messages import StepReport

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from tests.quantised_support import Store, quantise, store_fp8, store_gptq
 from tests.shard.adapters.peft_support import adapted, install, write_adapter
 from tests.shard.cpu_backend.kernel_support import cpu_runner
 from tests.shard.torch_backend.models_support import load, prompts, run, sequences
+from tests.support.quantised import Store, quantise, store_fp8, store_gptq
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 GPTQ = {"quant_method": "gptq", "sym": False, "bits": 4, "group_size": 32, "desc_act": True}

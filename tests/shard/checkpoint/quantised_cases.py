@@ -12,12 +12,12 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.bitnet_support import BITNET_OFFLINE, store_bitnet
-from tests.bitsandbytes_support import describe_bitsandbytes, store_bytes, store_table
-from tests.exl3_support import EXL3, store_exl3
-from tests.lowered_support import store_hqq, store_mlx
 from tests.model.support import write_json
-from tests.quantised_support import (
+from tests.support.bitnet import BITNET_OFFLINE, store_bitnet
+from tests.support.bitsandbytes_files import describe_bitsandbytes, store_bytes, store_table
+from tests.support.exl3 import EXL3, store_exl3
+from tests.support.lowered import store_hqq, store_mlx
+from tests.support.quantised import (
     DATA,
     Array,
     Store,
@@ -35,8 +35,8 @@ from tests.quantised_support import (
     store_pairs,
     store_powers,
 )
-from tests.quark_support import describe_quark, store_quark, store_quark_mxfp4
-from tests.torchao_support import TORCHAO, renamed, store_halves, store_shifted, store_tiles
+from tests.support.quark import describe_quark, store_quark, store_quark_mxfp4
+from tests.support.torchao_files import TORCHAO, renamed, store_halves, store_shifted, store_tiles
 from tgi_trio.model.config import read_config
 from tgi_trio.shard.checkpoint.formats.choose import choose_format
 from tgi_trio.shard.checkpoint.safetensors_files import SafetensorsFiles

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from tests.exl3_support import EXL3, number_of, store_exl3
-from tests.quantised_support import Tensors
 from tests.shard.checkpoint.quantised_cases import CASES, Case, open_matrix
+from tests.support.exl3 import EXL3, number_of, store_exl3
+from tests.support.quantised import Tensors
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.shard.checkpoint.formats.exl3 import BY_NAME, list_numbers
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.gguf_files import q8_0
+from tests.support.gguf_files import q8_0
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.checkpoint_files import Change
 from tgi_trio.model.gguf.block_types import SERVED

@@ -13,8 +13,6 @@ import numpy as np
 import pytest
 import torch
 
-from tests.bitnet_support import BITNET_ONLINE
-from tests.quantised_support import Array, Tensors, pack_gptq, random_rounded, store_exl2
 from tests.shard.checkpoint.quantised_cases import (
     CASES,
     COLUMNS,
@@ -24,6 +22,8 @@ from tests.shard.checkpoint.quantised_cases import (
     bitnet,
     open_matrix,
 )
+from tests.support.bitnet import BITNET_ONLINE
+from tests.support.quantised import Array, Tensors, pack_gptq, random_rounded, store_exl2
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.shard.checkpoint.formats.fp8 import E4M3_NUMBERS
 from tgi_trio.shard.checkpoint.formats.gguf_blocks import HALVES_OF_E2M1

@@ -9,8 +9,6 @@ from typing import Any
 import pytest
 import torch
 
-from tests.exl3_support import EXL3, store_exl3
-from tests.quantised_support import Array, Tensors, quantise
 from tests.shard.cpu_backend.kernel_support import FITTING, cpu_runner
 from tests.shard.ranks.rank_processes import kernel_ranks_of
 from tests.shard.torch_backend.golden import Golden, assert_greedy
@@ -22,6 +20,8 @@ from tests.shard.torch_backend.models_support import (
     sequence,
     tables,
 )
+from tests.support.exl3 import EXL3, store_exl3
+from tests.support.quantised import Array, Tensors, quantise
 from tgi_trio.ipc.startup import WarmupRequest
 from tgi_trio.model.config import read_config
 from tgi_trio.model.families.registry import decoder_spec

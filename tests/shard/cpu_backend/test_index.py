@@ -12,7 +12,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.quantised_support import store_fp8
 from tests.shard.cpu_backend.chooser_checks import SQUARES, check_long_context, check_unwritten
 from tests.shard.cpu_backend.kernel_support import COMPRESSED, cpu_runner
 from tests.shard.cpu_backend.test_at_any_load import DOTS, check_invariance
@@ -24,6 +23,7 @@ from tests.shard.torch_backend.models_support import (
     sequences,
 )
 from tests.shard.torch_backend.test_kv_dtype import with_scales
+from tests.support.quantised import store_fp8
 from tgi_trio.model.config import read_config
 from tgi_trio.model.families.registry import decoder_spec
 from tgi_trio.model.fit.cpu_kernels import find_unsupported

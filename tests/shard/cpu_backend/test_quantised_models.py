@@ -11,8 +11,6 @@ import numpy as np
 import pytest
 import torch
 
-from tests.gguf_files import Tensor, float32, gguf, llama_tensors
-from tests.quantised_support import DATA, real_checkpoint
 from tests.shard.cpu_backend.kernel_support import FITTING, cpu_runner
 from tests.shard.torch_backend.golden import Golden, assert_greedy
 from tests.shard.torch_backend.models_support import (
@@ -25,6 +23,8 @@ from tests.shard.torch_backend.models_support import (
     sequences,
     tables,
 )
+from tests.support.gguf_files import Tensor, float32, gguf, llama_tensors
+from tests.support.quantised import DATA, real_checkpoint
 from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.ipc.startup import WarmupRequest
 from tgi_trio.model.config import read_config

@@ -15,7 +15,7 @@ from typing import NoReturn
 
 import pytest
 
-from tests.warm_start import start_warm
+from tests.support.warm_start import start_warm
 from tgi_trio.shard.cpu_backend.machine_code import entry, making, store
 from tgi_trio.shard.cpu_backend.machine_code.entry import Entry
 from tgi_trio.shard.cpu_backend.machine_code.locks import held

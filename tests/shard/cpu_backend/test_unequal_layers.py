@@ -35,7 +35,7 @@ from tgi_trio.shard.cpu_backend import apart_table, verified
 from tgi_trio.shard.cpu_backend.self_tests import streams as stream_self_test
 from tgi_trio.shard.cpu_backend.unsupported import UnsupportedError
 from tgi_trio.shard.cpu_backend.weight_layout import CacheNumbers
-from tgi_trio.shard.placed_features import PlacedFeatures
+from tgi_trio.shard.media.placed_features import PlacedFeatures
 from tgi_trio.testing.tiny_families import GEMMA3N_SPARSE, GEMMA4_E, GEMMA4_MOE
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -11,8 +11,8 @@ from tgi_trio.shard.contract import (
     StepResult,
 )
 from tgi_trio.shard.loop.batch import Batch
+from tgi_trio.shard.loop.reply_frames import StepFrames
 from tgi_trio.shard.loop.step_columns import Moved
-from tgi_trio.shard.reply_frames import StepFrames
 from tgi_trio.shard.runner import Drafter
 
 EOS = 2

@@ -9,8 +9,8 @@ from tests.shard.loop.batch_support import answer, new_batch, step
 from tests.shard.loop.scripted_router import row
 from tgi_trio.shard.contract import StepPlan
 from tgi_trio.shard.loop.batch import Batch
+from tgi_trio.shard.media.prompt_geometry import ImageGrid, PromptGeometry, turn_by_grids
 from tgi_trio.shard.plan_parts import cut_plan, slice_plan
-from tgi_trio.shard.prompt_geometry import ImageGrid, PromptGeometry, turn_by_grids
 
 TURNS = turn_by_grids([ImageGrid(2, 2, 3)])  # tokens 2 to 7 of a prompt
 SPANS = np.array([[2, 6]])

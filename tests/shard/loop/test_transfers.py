@@ -15,9 +15,9 @@ from tgi_trio.ipc.frames import Kind
 from tgi_trio.ipc.messages import ExtendRow, PrefillRow, StateGrant
 from tgi_trio.ipc.startup import WarmupRequest, WarmupResult
 from tgi_trio.ipc.transfers import Transfer, encode_transfers
-from tgi_trio.shard.host_copies import batches_of
 from tgi_trio.shard.loop import transfers as transfers_module
 from tgi_trio.shard.loop.transfers import Transfers
+from tgi_trio.shard.prefixes.host_copies import batches_of
 from tgi_trio.testing.fake_model import FakeRunner
 from tgi_trio.testing.fake_shard import FakeShard
 from tgi_trio.testing.late_copies import LateCopies

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from tgi_trio.shard.media.held_image import place_features
-from tgi_trio.shard.placed_features import PlacedFeatures
+from tgi_trio.shard.media.placed_features import PlacedFeatures
 
 
 def test_what_adds_nothing_after_layers_stands_beside_what_does() -> None:

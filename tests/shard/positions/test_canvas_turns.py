@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.image_rules import ImageRules, image_rules
+from tgi_trio.shard.media.prompt_geometry import ImageGrid, PromptGeometry
 from tgi_trio.shard.positions.canvas_turns import turn_by_canvases
-from tgi_trio.shard.prompt_geometry import ImageGrid, PromptGeometry
 
 IMAGE, BEGIN, END, SLICE, SLICE_END, NEWLINE, TEXT = range(7)
 MARKS = frozenset({BEGIN, END, SLICE, SLICE_END, NEWLINE})

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.quantised_support import Rounded, pack_gptq
+from tests.support.quantised import Rounded, pack_gptq
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.shard.quantising.output import pack, unpack
 from tgi_trio.shard.quantising.solver import ZERO, Gram, Solved, solve

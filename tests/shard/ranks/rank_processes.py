@@ -23,8 +23,8 @@ from tgi_trio.shard.contract import (
 )
 from tgi_trio.shard.cpu_backend.cpu_runner import CpuRunner
 from tgi_trio.shard.cpu_backend.loading import load_cpu_runner
-from tgi_trio.shard.host_copies import HostCopies
-from tgi_trio.shard.kept_prefixes import Prefixes, PrefixParts, RankPrefixes
+from tgi_trio.shard.prefixes.host_copies import HostCopies
+from tgi_trio.shard.prefixes.kept_prefixes import Prefixes, PrefixParts, RankPrefixes
 from tgi_trio.shard.ranks.distributed import ProcessGroup, gloo_group
 from tgi_trio.shard.ranks.follower import NoSampler
 from tgi_trio.shard.ranks.neighbours import Neighbours

@@ -14,7 +14,6 @@ import torch
 from numpy.typing import NDArray
 
 from tests.model.support import Asked
-from tests.quantised_support import quantise
 from tests.shard.cpu_backend.kernel_support import FITTING
 from tests.shard.ranks.rank_processes import groups, kernel_ranks_of
 from tests.shard.test_quantised_models import STORED
@@ -27,6 +26,7 @@ from tests.shard.torch_backend.models_support import (
     run,
     sequences,
 )
+from tests.support.quantised import quantise
 from tgi_trio.errors import ConfigurationError
 from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.ipc.startup import WarmupRequest

@@ -24,7 +24,7 @@ from tgi_trio.shard.contract import (
     StepPlan,
     StepResult,
 )
-from tgi_trio.shard.kept_prefixes import Prefixes, RankPrefixes, file_of
+from tgi_trio.shard.prefixes.kept_prefixes import Prefixes, RankPrefixes, file_of
 from tgi_trio.shard.ranks import follower
 from tgi_trio.shard.ranks.leader import Followers, GroupRunner
 from tgi_trio.shard.runner import GroupBroken, Runner

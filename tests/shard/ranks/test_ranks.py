@@ -34,7 +34,7 @@ from tgi_trio.ipc.startup import WarmupRequest
 from tgi_trio.shard.contract import ShardSequence
 from tgi_trio.shard.media.features import CrossStates, ImageFeatures
 from tgi_trio.shard.media.held_image import HeldImage
-from tgi_trio.shard.placed_features import PlacedFeatures
+from tgi_trio.shard.media.placed_features import PlacedFeatures
 from tgi_trio.shard.ranks.plan_frames import decode_plan, encode_plan
 from tgi_trio.testing.tiny_families import GEMMA3N_SPARSE
 from tgi_trio.testing.wrapped_checkpoints import make_wrapped

@@ -13,14 +13,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.quantised_support import (
-    Store,
-    quantise,
-    store_fp8,
-    store_gptq,
-    store_pairs,
-    store_powers,
-)
 from tests.shard.cpu_backend.kernel_support import GLM5, QWEN4
 from tests.shard.moved_tokens import tokens_of
 from tests.shard.ranks.rank_processes import ranks_of
@@ -29,6 +21,14 @@ from tests.shard.speculation.mtp_references import reference
 from tests.shard.speculation.mtp_support import counting, mtp_checkpoint
 from tests.shard.speculation.test_same_tokens import ASKED, EVENTS
 from tests.shard.torch_backend.models_support import GreedyRecorder
+from tests.support.quantised import (
+    Store,
+    quantise,
+    store_fp8,
+    store_gptq,
+    store_pairs,
+    store_powers,
+)
 from tgi_trio.ipc.messages import PrefillRow, SamplingParameters, StateGrant
 from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.ipc.startup import WarmupRequest

@@ -10,7 +10,8 @@ import pytest
 from numpy.typing import NDArray
 
 from tgi_trio.ipc.messages import SamplingParameters
-from tgi_trio.shard.contract import BLOCK_SIZE, Choices, ShardSequence, StepPlan
+from tgi_trio.ipc.startup import BLOCK_SIZE
+from tgi_trio.shard.contract import Choices, ShardSequence, StepPlan
 from tgi_trio.shard.speculation.drafter_plans import plan_rows
 from tgi_trio.shard.speculation.mtp import MtpReader
 

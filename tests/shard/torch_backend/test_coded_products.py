@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from tests.quantised_support import Array
 from tests.shard.checkpoint.quantised_cases import CASES, WITH_PLANES, open_matrix
 from tests.shard.checkpoint.test_rounding import put_together
 from tests.shard.torch_backend.interpreter import DEVICE, need_triton
+from tests.support.quantised import Array
 from tgi_trio.model.gguf.block_types import BY_NAME
 from tgi_trio.shard.checkpoint.formats.fp8 import E4M3_NUMBERS
 from tgi_trio.shard.checkpoint.formats.gguf import FUNCTIONS

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from tests.quantised_support import DATA, quantise, real_checkpoint
 from tests.shard.test_mxfp4 import store
 from tests.shard.test_quantised_models import STORED
 from tests.shard.torch_backend.device_kinds import SMALL
 from tests.shard.torch_backend.interpreter import need_triton
 from tests.shard.torch_backend.models_support import BLOCK, prompts
+from tests.support.quantised import DATA, quantise, real_checkpoint
 from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.model.gguf.folder import gguf_folder
 from tgi_trio.shard.torch_backend.layers.mlp import ExpertsMlp

@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file, save_file
 
-from tests.exl3_support import EXL3, store_exl3
-from tests.quantised_support import quantise
 from tests.shard.adapters.peft_support import install, write_adapter
 from tests.shard.cpu_backend.test_exl3 import SIZES, WIDE
 from tests.shard.cpu_backend.test_exl3 import store as store_mixed
 from tests.shard.torch_backend.device_kinds import SMALL
 from tests.shard.torch_backend.interpreter import need_triton
 from tests.shard.torch_backend.models_support import BLOCK, plan, prompts, sequences
+from tests.support.exl3 import EXL3, store_exl3
+from tests.support.quantised import quantise
 from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.ipc.startup import WarmupRequest
 from tgi_trio.shard.torch_backend.models.decoder import Decoder

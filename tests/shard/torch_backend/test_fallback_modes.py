@@ -14,7 +14,7 @@ import torch
 from tests.shard.torch_backend.fallback_support import WAYS
 from tests.shard.torch_backend.golden import Golden
 from tests.shard.torch_backend.models_support import generated, load, plan, prompts, run, sequences
-from tgi_trio.shard.placed_features import PlacedFeatures
+from tgi_trio.shard.media.placed_features import PlacedFeatures
 from tgi_trio.shard.torch_backend.fallback import fallback_runner, modes
 from tgi_trio.shard.torch_backend.fallback import probe as probe_module
 from tgi_trio.shard.torch_backend.fallback import twin as twin_module

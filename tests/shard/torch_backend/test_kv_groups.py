@@ -29,6 +29,7 @@ from tests.shard.torch_backend.states.test_hybrid_models import Guesser
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.ipc.messages import PrefillRow
 from tgi_trio.ipc.shard_settings import ShardSettings
+from tgi_trio.ipc.startup import BLOCK_SIZE
 from tgi_trio.model.config import read_config
 from tgi_trio.model.families.registry import decoder_spec
 from tgi_trio.model.fit.cpu_kernels import find_unsupported
@@ -36,7 +37,7 @@ from tgi_trio.model.tensors import decoder_claims
 from tgi_trio.shard.loop.batch import Batch
 from tgi_trio.shard.plan_parts import slice_plan
 from tgi_trio.shard.runner import Runner
-from tgi_trio.shard.torch_backend.kv_cache import BLOCK_SIZE, KVCache, KVShape, KVSize
+from tgi_trio.shard.torch_backend.kv_cache import KVCache, KVShape, KVSize
 from tgi_trio.shard.torch_backend.torch_loading import load_torch_runner
 from tgi_trio.testing.tiny_families import GEMMA3N_SPARSE, GEMMA4_E, GEMMA4_MOE
 

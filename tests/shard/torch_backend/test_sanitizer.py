@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch._C._distributed_c10d import HashStore
 
-from tests import sanitized
 from tests.shard.torch_backend.interpreter import DEVICE, need_triton
+from tests.support import sanitized
 
 need_triton()
 pytestmark = pytest.mark.skipif(DEVICE != "cpu", reason="NVIDIA's own is for devices")

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.shard.torch_backend.interpreter import need_triton
-from tests.threads import one_torch_thread
+from tests.support.threads import one_torch_thread
 from tgi_trio.ipc import frame_codec
 from tgi_trio.ipc.frame_codec import Frame, FrameTemplate, encode
 from tgi_trio.ipc.frames import Kind
@@ -28,14 +28,13 @@ from tgi_trio.ipc.messages import (
     encode_filter,
     encode_prefill,
 )
-from tgi_trio.ipc.startup import WarmupRequest, encode_warmup
+from tgi_trio.ipc.startup import BLOCK_SIZE, WarmupRequest, encode_warmup
 from tgi_trio.settings.records import ShardOptions
 from tgi_trio.shard.loop.steady import SteadyDecode
 from tgi_trio.shard.loop.worker import Worker
 from tgi_trio.shard.loop_channel import Writer
 from tgi_trio.shard.speculation.payoff import Payoff
 from tgi_trio.shard.torch_backend import staging
-from tgi_trio.shard.torch_backend.kv_cache import BLOCK_SIZE
 from tgi_trio.shard.torch_backend.staging import Array, Sheet, Staging
 
 need_triton()

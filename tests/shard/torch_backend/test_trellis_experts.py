@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch.nn import functional
 
-from tests.exl3_support import EXL3, store_exl3
 from tests.shard.checkpoint.quantised_cases import Case, open_matrix
 from tests.shard.torch_backend.interpreter import DEVICE, need_triton, sum_in_order
+from tests.support.exl3 import EXL3, store_exl3
 from tgi_trio.model.specs.decoder import ExpertsSpec
 from tgi_trio.shard.checkpoint.formats.exl3 import read_rings
 from tgi_trio.shard.torch_backend.layers import mlp as layers_mlp

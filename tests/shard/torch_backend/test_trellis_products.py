@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from tests.exl3_support import EXL3, store_exl3
-from tests.quantised_support import Array
 from tests.shard.checkpoint.quantised_cases import Case, open_matrix
 from tests.shard.torch_backend.interpreter import DEVICE, need_triton, sum_in_order
+from tests.support.exl3 import EXL3, store_exl3
+from tests.support.quantised import Array
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.shard.checkpoint.formats.exl3 import read_rings
 from tgi_trio.shard.checkpoint.stored_matrix import StoredMatrix

@@ -7,8 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tgi_trio.ipc.startup import ShardInfo, WarmupRequest
-from tgi_trio.shard.torch_backend.kv_cache import BLOCK_SIZE
+from tgi_trio.ipc.startup import BLOCK_SIZE, ShardInfo, WarmupRequest
 from tgi_trio.shard.torch_backend.warm_up import warm_up_plan
 
 INFO = ShardInfo(

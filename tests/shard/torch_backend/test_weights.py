@@ -18,8 +18,8 @@ from transformers import AutoModelForCausalLM
 from tests.shard.torch_backend.models_support import GreedyRecorder, generated, load, run, sequence
 from tgi_trio.errors import ConfigurationError, ModelLoadError
 from tgi_trio.ipc.shard_settings import ShardSettings
-from tgi_trio.ipc.startup import WarmupRequest
-from tgi_trio.shard.torch_backend.kv_cache import BLOCK_SIZE, KVCache, KVShape
+from tgi_trio.ipc.startup import BLOCK_SIZE, WarmupRequest
+from tgi_trio.shard.torch_backend.kv_cache import KVCache, KVShape
 from tgi_trio.shard.torch_backend.models.decoder import Decoder
 from tgi_trio.shard.torch_backend.models.layer import Attention, Layer
 from tgi_trio.shard.torch_backend.torch_loading import load_torch_runner

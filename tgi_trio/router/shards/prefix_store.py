@@ -1,9 +1,9 @@
 """The folder in which computed prefixes outlive the server (`--prefix-cache-path`).
 
-Each rank writes a file of its own (`shard/kept_prefixes.py`), named by a key that is new at every
-end; the router's index says which tokens they are of, and for which model. The index takes the old
-one's place when they are complete, and only then older files go: an end that is interrupted leaves
-what there was before.
+Each rank writes a file of its own (`shard/prefixes/kept_prefixes.py`), named by a key that is new
+at every end; the router's index says which tokens they are of, and for which model. The index takes
+the old one's place when they are complete, and only then older files go: an end that is interrupted
+leaves what there was before.
 """
 
 from __future__ import annotations

@@ -12,31 +12,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tgi_trio.errors import ConfigurationError
-from tgi_trio.ipc.startup import ShardInfo, WarmupRequest, WarmupResult
+from tgi_trio.ipc.startup import BLOCK_SIZE, ShardInfo, WarmupRequest, WarmupResult
 from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.speculators.assistant import AssistantSpec
 from tgi_trio.model.speculators.spec import EagleSpec
 from tgi_trio.shard.adapter_host import AdapterHost
-from tgi_trio.shard.contract import (
-    BLOCK_SIZE,
-    Choices,
-    PromptValues,
-    ShardSequence,
-    StepPlan,
-    StepResult,
-)
+from tgi_trio.shard.contract import Choices, PromptValues, ShardSequence, StepPlan, StepResult
 from tgi_trio.shard.cpu_backend.forward import Forward, Tokens
 from tgi_trio.shard.cpu_backend.guessing.assistant import KernelAssistant
 from tgi_trio.shard.cpu_backend.guessing.eagle import KernelEagle
 from tgi_trio.shard.cpu_backend.guessing.eagle_one import make_eagle
 from tgi_trio.shard.cpu_backend.guessing.heads import KernelArithmetic, LoadedHeads
 from tgi_trio.shard.cpu_backend.guessing.mtp import KernelMtp
-from tgi_trio.shard.host_copies import HostCopies
-from tgi_trio.shard.kept_prefixes import HostPart, Prefixes, PrefixParts, RankPrefixes
 from tgi_trio.shard.loop.soundness import prove_by_step
 from tgi_trio.shard.machine.kv_sizing import longest_sequence, size_cache
 from tgi_trio.shard.machine.memory import free_bytes
 from tgi_trio.shard.plan_parts import prompt_spans
+from tgi_trio.shard.prefixes.host_copies import HostCopies
+from tgi_trio.shard.prefixes.kept_prefixes import HostPart, Prefixes, PrefixParts, RankPrefixes
 from tgi_trio.shard.runner import (
     Computed,
     Drafter,

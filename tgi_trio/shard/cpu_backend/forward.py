@@ -28,7 +28,7 @@ from tgi_trio.shard.cpu_backend.tables import Buffer
 from tgi_trio.shard.cpu_backend.team import Team
 from tgi_trio.shard.cpu_backend.variant import Variant
 from tgi_trio.shard.cpu_backend.weight_layout import PANEL
-from tgi_trio.shard.placed_features import PlacedFeatures
+from tgi_trio.shard.media.placed_features import PlacedFeatures
 from tgi_trio.shard.plan_parts import first_lengths
 
 if TYPE_CHECKING:  # it imports torch

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tgi_trio.ipc.startup import BLOCK_SIZE
 from tgi_trio.model.specs.decoder import DecoderSpec, HeadSizes, LayerSpec
-from tgi_trio.shard.contract import BLOCK_SIZE
 from tgi_trio.shard.cpu_backend.arena import address, allocate_zeroed
 from tgi_trio.shard.cpu_backend.operations.choosers import index_dim
 from tgi_trio.shard.cpu_backend.operations.padded_heads import kept_sizes

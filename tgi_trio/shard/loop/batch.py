@@ -32,7 +32,7 @@ from tgi_trio.shard.loop.settling import Settler
 from tgi_trio.shard.loop.steady import SteadyDecode
 from tgi_trio.shard.loop.step_columns import Moved
 from tgi_trio.shard.loop.token_shares import share_budget
-from tgi_trio.shard.prompt_geometry import PromptGeometry
+from tgi_trio.shard.media.prompt_geometry import PromptGeometry
 from tgi_trio.shard.runner import Drafter, DraftRow
 from tgi_trio.shard.speculation.guessing import Guessing
 

@@ -25,14 +25,14 @@ from tgi_trio.shard.contract import ShardSequence
 from tgi_trio.shard.loop.step_columns import Columns
 from tgi_trio.shard.media.features import Bundle, FeatureStore, ImageEncoder, ImageFeatures
 from tgi_trio.shard.media.held_image import HeldImage
-from tgi_trio.shard.media.video_grids import join_features, split_grids
-from tgi_trio.shard.positions.canvas_turns import turn_by_canvases
-from tgi_trio.shard.prompt_geometry import (
+from tgi_trio.shard.media.prompt_geometry import (
     BundleGrid,
     ImageGrid,
     PromptGeometry,
     shape_prompt,
 )
+from tgi_trio.shard.media.video_grids import join_features, split_grids
+from tgi_trio.shard.positions.canvas_turns import turn_by_canvases
 
 # Makes the queue once the model is loaded; takes the cores that towers may be computed on.
 ImageSource: TypeAlias = "Callable[[Set[int]], ImageQueue]"

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from tgi_trio.shard.contract import ShardSequence, StepPlan
 from tgi_trio.shard.loop.row_table import UNKNOWN, RowTable
 from tgi_trio.shard.media.held_image import place_features
-from tgi_trio.shard.placed_features import PlacedFeatures
+from tgi_trio.shard.media.placed_features import PlacedFeatures
 
 
 def lay_out(

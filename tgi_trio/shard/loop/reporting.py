@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from tgi_trio.ipc.messages import Fault
-from tgi_trio.shard import reply_frames
+from tgi_trio.shard.loop import reply_frames
 from tgi_trio.shard.loop.image_queue import ImageQueue
 from tgi_trio.shard.loop.prefix_orders import PrefixOrders
 from tgi_trio.shard.loop.step_columns import Columns

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from tgi_trio.ipc.messages import StateGrant
 from tgi_trio.shard.contract import ShardSequence, StepPlan
-from tgi_trio.shard.prompt_geometry import PromptGeometry
+from tgi_trio.shard.media.prompt_geometry import PromptGeometry
 
 NO_STOP = 1 << 62  # in `stop`: a token count that no sequence reaches
 UNKNOWN = -1  # in `last`: chosen by a step whose result has not been settled

@@ -14,7 +14,7 @@ from typing import Final, TypeAlias
 
 from tgi_trio.ipc.messages import ExtendRow, PrefillRow
 from tgi_trio.ipc.transfers import Transfer
-from tgi_trio.shard.host_copies import HostCopies
+from tgi_trio.shard.prefixes.host_copies import HostCopies
 
 _AT_ONCE: Final = 256  # copies launched between two steps: launching takes the host's time
 _IN_FLIGHT: Final = 3  # launches that are not over: a further one might make the host wait

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tgi_trio.shard.media.features import ImageFeatures
-from tgi_trio.shard.placed_features import PlacedFeatures
+from tgi_trio.shard.media.placed_features import PlacedFeatures
 
 
 @dataclass(frozen=True, slots=True, eq=False)

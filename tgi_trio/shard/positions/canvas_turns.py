@@ -12,7 +12,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from tgi_trio.shard.prompt_geometry import ImageGrid, Ints
+from tgi_trio.shard.media.prompt_geometry import ImageGrid, Ints
 
 
 def turn_by_canvases(

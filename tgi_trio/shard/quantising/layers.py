@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from tgi_trio.ipc.messages import SamplingParameters
+from tgi_trio.ipc.startup import BLOCK_SIZE
 from tgi_trio.model.matrices.decoder import layer_refs, outer_refs
 from tgi_trio.model.matrices.references import LinearRef, MatrixRef
 from tgi_trio.model.matrices.roles import AttentionRefs, LayerRefs, MlpRefs
@@ -17,11 +18,7 @@ from tgi_trio.model.specs.decoder import DecoderSpec
 from tgi_trio.shard.checkpoint.formats.plain import PlainMatrix
 from tgi_trio.shard.checkpoint.lookup import Checkpoint
 from tgi_trio.shard.checkpoint.stored_matrix import StoredMatrix
-from tgi_trio.shard.contract import (
-    BLOCK_SIZE,
-    ShardSequence,
-    StepPlan,
-)
+from tgi_trio.shard.contract import ShardSequence, StepPlan
 from tgi_trio.shard.quantising.solver import Gram
 from tgi_trio.shard.torch_backend.attention.reference import ReferenceAttention
 from tgi_trio.shard.torch_backend.kv_cache import KVCache

@@ -41,9 +41,9 @@ from tgi_trio.shard.contract import (
     StepResult,
 )
 from tgi_trio.shard.handshake import expect_hello
-from tgi_trio.shard.host_copies import HostCopies
-from tgi_trio.shard.kept_prefixes import Prefixes
 from tgi_trio.shard.loop.soundness import prove_by_step
+from tgi_trio.shard.prefixes.host_copies import HostCopies
+from tgi_trio.shard.prefixes.kept_prefixes import Prefixes
 from tgi_trio.shard.ranks.plan_frames import encode_plan
 from tgi_trio.shard.runner import (
     Drafter,

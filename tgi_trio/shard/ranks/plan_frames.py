@@ -17,7 +17,7 @@ from tgi_trio.ipc.messages import SamplingParameters
 from tgi_trio.shard.contract import ShardSequence, StepPlan
 from tgi_trio.shard.media.features import CrossStates, ImageFeatures
 from tgi_trio.shard.media.held_image import HeldImage
-from tgi_trio.shard.placed_features import PlacedFeatures
+from tgi_trio.shard.media.placed_features import PlacedFeatures
 
 
 def encode_plan(plan: StepPlan) -> bytes:

@@ -12,8 +12,8 @@ from tgi_trio.shard.contract import (
     StepPlan,
     StepResult,
 )
-from tgi_trio.shard.host_copies import HostCopies
-from tgi_trio.shard.kept_prefixes import Prefixes
+from tgi_trio.shard.prefixes.host_copies import HostCopies
+from tgi_trio.shard.prefixes.kept_prefixes import Prefixes
 from tgi_trio.shard.runner import (
     Drafter,
     Pending,

@@ -7,11 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from tgi_trio.shard.contract import (
-    BLOCK_SIZE,
-    ShardSequence,
-    StepPlan,
-)
+from tgi_trio.ipc.startup import BLOCK_SIZE
+from tgi_trio.shard.contract import ShardSequence, StepPlan
 
 
 def plan_rows(

@@ -23,9 +23,9 @@ import torch
 from tgi_trio.errors import ConfigurationError
 from tgi_trio.ipc.transfers import Transfer
 from tgi_trio.shard.contract import StepPlan
-from tgi_trio.shard.host_copies import Batch, batches_of
 from tgi_trio.shard.machine import memory
 from tgi_trio.shard.machine.accelerator import is_accelerator, record_event, runs_kernels
+from tgi_trio.shard.prefixes.host_copies import Batch, batches_of
 from tgi_trio.shard.torch_backend.kv_cache import KVCache
 from tgi_trio.shard.torch_backend.staging import Staging
 from tgi_trio.shard.torch_backend.states.pool import StatePool

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 import torch
 
-from tgi_trio.shard.contract import BLOCK_SIZE as BLOCK_SIZE
+from tgi_trio.ipc.startup import BLOCK_SIZE
 
 _TURNS: Final = 3  # time, row and column
 _TURN: Final = torch.int32

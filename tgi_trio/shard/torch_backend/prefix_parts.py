@@ -8,7 +8,7 @@ from itertools import accumulate
 import numpy as np
 import torch
 
-from tgi_trio.shard.kept_prefixes import Bytes, Ints, Part, PrefixParts
+from tgi_trio.shard.prefixes.kept_prefixes import Bytes, Ints, Part, PrefixParts
 from tgi_trio.shard.torch_backend.host_copies import TorchHostCopies
 from tgi_trio.shard.torch_backend.kv_cache import KVCache
 from tgi_trio.shard.torch_backend.states.pool import StatePool

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from tgi_trio.errors import ConfigurationError
-from tgi_trio.ipc.startup import ShardInfo, WarmupRequest, WarmupResult
+from tgi_trio.ipc.startup import BLOCK_SIZE, ShardInfo, WarmupRequest, WarmupResult
 from tgi_trio.model.config import ModelConfig
 from tgi_trio.shard.adapter_host import AdapterHost
 from tgi_trio.shard.contract import (
@@ -23,14 +23,14 @@ from tgi_trio.shard.contract import (
     StepPlan,
     StepResult,
 )
-from tgi_trio.shard.host_copies import HostCopies
-from tgi_trio.shard.kept_prefixes import Prefixes, RankPrefixes
 from tgi_trio.shard.loop.soundness import prove_by_step
 from tgi_trio.shard.machine.accelerator import synchronize
 from tgi_trio.shard.machine.device import name_device
 from tgi_trio.shard.machine.device_memory import free_bytes
 from tgi_trio.shard.machine.kv_sizing import longest_sequence, size_cache
 from tgi_trio.shard.plan_parts import first_lengths
+from tgi_trio.shard.prefixes.host_copies import HostCopies
+from tgi_trio.shard.prefixes.kept_prefixes import Prefixes, RankPrefixes
 from tgi_trio.shard.runner import (
     Computed,
     Drafter,
@@ -43,7 +43,7 @@ from tgi_trio.shard.torch_backend.attention.reference import ReferenceAttention
 from tgi_trio.shard.torch_backend.compiling.ahead import compile_ahead
 from tgi_trio.shard.torch_backend.guessing.trained import TrainedGuesser, pick_rows
 from tgi_trio.shard.torch_backend.host_copies import HostRoom
-from tgi_trio.shard.torch_backend.kv_cache import BLOCK_SIZE, KVCache
+from tgi_trio.shard.torch_backend.kv_cache import KVCache
 from tgi_trio.shard.torch_backend.models.decoder import Decoder, Ranks
 from tgi_trio.shard.torch_backend.models.interface import Model
 from tgi_trio.shard.torch_backend.models.staged import StagedDecoder

@@ -9,12 +9,8 @@ import numpy as np
 import torch
 
 from tgi_trio.ipc.messages import SamplingParameters
-from tgi_trio.ipc.startup import ShardInfo, WarmupRequest
-from tgi_trio.shard.contract import (
-    BLOCK_SIZE,
-    ShardSequence,
-    StepPlan,
-)
+from tgi_trio.ipc.startup import BLOCK_SIZE, ShardInfo, WarmupRequest
+from tgi_trio.shard.contract import ShardSequence, StepPlan
 from tgi_trio.shard.machine.accelerator import synchronize
 from tgi_trio.shard.machine.device_memory import peak_bytes, reset_peak
 

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from tgi_trio.ipc.startup import BLOCK_SIZE
 from tgi_trio.model.matrices.decoder import layer_refs, outer_refs
 from tgi_trio.model.matrices.references import LinearRef, NormRef
 from tgi_trio.model.matrices.roles import LayerRefs, MlpRefs
 from tgi_trio.model.specs.decoder import LayerSpec
 from tgi_trio.model.speculators.assistant import AssistantSpec
 from tgi_trio.shard.checkpoint.numbers import to_bfloat16, to_float32
-from tgi_trio.shard.contract import BLOCK_SIZE, StepPlan
+from tgi_trio.shard.contract import StepPlan
 from tgi_trio.shard.cpu_backend.guessing.eagle import Floats, turn_heads
 from tgi_trio.shard.cpu_backend.guessing.heads import KernelArithmetic
 from tgi_trio.shard.machine.small_products import multiply_small

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tgi_trio.ipc.startup import BLOCK_SIZE
 from tgi_trio.model.speculators.spec import EagleSpec
 from tgi_trio.shard.checkpoint.numbers import to_float32
-from tgi_trio.shard.contract import BLOCK_SIZE, StepPlan
+from tgi_trio.shard.contract import StepPlan
 from tgi_trio.shard.cpu_backend.arena import allocate_zeroed
 from tgi_trio.shard.machine.small_products import multiply_small
 from tgi_trio.shard.positions.rotary_frequencies import rotary_frequencies

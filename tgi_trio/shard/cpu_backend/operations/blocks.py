@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tgi_trio.ipc.startup import BLOCK_SIZE
 from tgi_trio.model.matrices.roles import BlockIndexRefs
 from tgi_trio.model.specs.block_index import BlockIndexSpec
 from tgi_trio.model.specs.decoder import RotarySpec
-from tgi_trio.shard.contract import BLOCK_SIZE
 from tgi_trio.shard.cpu_backend.head_order import head_order, needs_order
 from tgi_trio.shard.cpu_backend.operations.norms import NormWriter
 from tgi_trio.shard.cpu_backend.operations.writer import OperationWriter

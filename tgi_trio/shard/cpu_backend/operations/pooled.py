@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
+from tgi_trio.ipc.startup import BLOCK_SIZE
 from tgi_trio.model.matrices.roles import BlockIndexRefs, IndexRefs
 from tgi_trio.model.specs.decoder import IndexSpec, RotarySpec
 from tgi_trio.model.specs.pooled_index import PooledIndexSpec
 from tgi_trio.shard.checkpoint.numbers import Floats, to_float32
-from tgi_trio.shard.contract import BLOCK_SIZE
 from tgi_trio.shard.cpu_backend.operations.blocks import order_of
 from tgi_trio.shard.cpu_backend.operations.norms import NormWriter
 from tgi_trio.shard.cpu_backend.operations.writer import OperationWriter

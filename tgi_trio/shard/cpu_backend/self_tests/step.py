@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tgi_trio.ipc.startup import BLOCK_SIZE
 from tgi_trio.model.families.names import LLAMA
 from tgi_trio.model.specs.decoder import DecoderSpec, LayerSpec, RotarySpec
 from tgi_trio.shard.checkpoint.formats.int8 import to_int8
 from tgi_trio.shard.checkpoint.formats.plain import PlainMatrix
 from tgi_trio.shard.checkpoint.numbers import Floats, to_bfloat16, to_float32
-from tgi_trio.shard.contract import BLOCK_SIZE
 from tgi_trio.shard.cpu_backend.forward import Forward, Tokens
 from tgi_trio.shard.cpu_backend.program import pack_program
 from tgi_trio.shard.cpu_backend.tables import MIXING

@@ -19,11 +19,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from tgi_trio.ipc.startup import BLOCK_SIZE
 from tgi_trio.shard.contract import StepPlan
 from tgi_trio.shard.torch_backend.attention.index_groups import split_tokens
 from tgi_trio.shard.torch_backend.attention.interface import AttentionLayer
 from tgi_trio.shard.torch_backend.attention.reference import ReferenceAttention, ReferenceBatch
-from tgi_trio.shard.torch_backend.kv_cache import BLOCK_SIZE, KVCache
+from tgi_trio.shard.torch_backend.kv_cache import KVCache
 from tgi_trio.shard.torch_backend.layers.index import IndexQueries, choose_best, score_keys
 from tgi_trio.shard.torch_backend.layers.rotary import Rotary, RotaryTable
 from tgi_trio.shard.torch_backend.layers.shared_key import Entries, SharedKey

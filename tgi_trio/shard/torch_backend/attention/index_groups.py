@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from tgi_trio.ipc.startup import BLOCK_SIZE
 from tgi_trio.shard.contract import StepPlan
-from tgi_trio.shard.torch_backend.kv_cache import BLOCK_SIZE
 
 _SCORES = 1 << 22  # products of query heads and keys computed at a time
 

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from tgi_trio.ipc.startup import BLOCK_SIZE
 from tgi_trio.shard.contract import StepPlan
 from tgi_trio.shard.torch_backend.attention.dividing import Work, divide_work
 from tgi_trio.shard.torch_backend.attention.interface import (
@@ -44,7 +45,7 @@ from tgi_trio.shard.torch_backend.attention.tiling import (
     Share,
     Tiles,
 )
-from tgi_trio.shard.torch_backend.kv_cache import BLOCK_SIZE, KVCache
+from tgi_trio.shard.torch_backend.kv_cache import KVCache
 from tgi_trio.shard.torch_backend.layers.heads import HeadSteps
 from tgi_trio.shard.torch_backend.layers.latent import LatentProjections
 from tgi_trio.shard.torch_backend.layers.log_scale import LogScale

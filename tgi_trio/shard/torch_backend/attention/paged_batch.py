@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 
 import torch
 
+from tgi_trio.ipc.startup import BLOCK_SIZE
 from tgi_trio.shard.torch_backend.attention.tiling import SingleTiling, Tiling
-from tgi_trio.shard.torch_backend.kv_cache import BLOCK_SIZE, KVCache
+from tgi_trio.shard.torch_backend.kv_cache import KVCache
 
 
 @dataclass(slots=True)

@@ -15,10 +15,11 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional
 
+from tgi_trio.ipc.startup import BLOCK_SIZE
 from tgi_trio.shard.contract import StepPlan
 from tgi_trio.shard.torch_backend.attention.interface import AttentionBackend, AttentionLayer
 from tgi_trio.shard.torch_backend.attention.reference_rows import Bucket, Reach, Row, arrange
-from tgi_trio.shard.torch_backend.kv_cache import BLOCK_SIZE, KVCache
+from tgi_trio.shard.torch_backend.kv_cache import KVCache
 from tgi_trio.shard.torch_backend.layers.activation import soft_cap
 
 _TILE = 256  # queries of a mask

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from tgi_trio.ipc.startup import BLOCK_SIZE
 from tgi_trio.shard.contract import StepPlan
-from tgi_trio.shard.torch_backend.kv_cache import BLOCK_SIZE
 
 Positions = TypeVar("Positions", np.int64, NDArray[np.int64])
 

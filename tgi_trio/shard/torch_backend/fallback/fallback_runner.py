@@ -24,7 +24,7 @@ import numpy as np
 import torch
 
 from tgi_trio.errors import ConfigurationError
-from tgi_trio.ipc.startup import ShardInfo, WarmupRequest, WarmupResult
+from tgi_trio.ipc.startup import BLOCK_SIZE, ShardInfo, WarmupRequest, WarmupResult
 from tgi_trio.model.config import ModelConfig
 from tgi_trio.shard.adapter_host import AdapterHost
 from tgi_trio.shard.contract import (
@@ -33,13 +33,13 @@ from tgi_trio.shard.contract import (
     StepPlan,
     StepResult,
 )
-from tgi_trio.shard.host_copies import HostCopies
-from tgi_trio.shard.kept_prefixes import Prefixes, RankPrefixes
 from tgi_trio.shard.loop.soundness import prove_by_step
 from tgi_trio.shard.machine.device import name_device
 from tgi_trio.shard.machine.device_memory import free_bytes
 from tgi_trio.shard.machine.kv_sizing import size_cache
 from tgi_trio.shard.plan_parts import cut_plan, prompt_span, slice_plan
+from tgi_trio.shard.prefixes.host_copies import HostCopies
+from tgi_trio.shard.prefixes.kept_prefixes import Prefixes, RankPrefixes
 from tgi_trio.shard.runner import Computed, Pending
 from tgi_trio.shard.sampling.decoder_sampler import DecoderSampler
 from tgi_trio.shard.torch_backend.fallback.loading import load_model
@@ -47,7 +47,6 @@ from tgi_trio.shard.torch_backend.fallback.modes import ExecutionMode
 from tgi_trio.shard.torch_backend.fallback.probe import choose_way
 from tgi_trio.shard.torch_backend.fallback.proving import find_undivided, prove_parts
 from tgi_trio.shard.torch_backend.fallback.seq2seq import EncoderDecoderWay
-from tgi_trio.shard.torch_backend.kv_cache import BLOCK_SIZE
 from tgi_trio.shard.torch_backend.models.decoder import Ranks
 from tgi_trio.shard.torch_backend.prefix_parts import find_parts
 from tgi_trio.shard.torch_backend.prompt_logprobs import prompt_values, rows_at_once

@@ -21,6 +21,7 @@ import torch
 
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.ipc.messages import SamplingParameters
+from tgi_trio.ipc.startup import BLOCK_SIZE
 from tgi_trio.model.unserved_types import writing_refusal
 from tgi_trio.shard.contract import ShardSequence, StepPlan
 from tgi_trio.shard.torch_backend.fallback.autoregression import find_other_writing
@@ -32,7 +33,6 @@ from tgi_trio.shard.torch_backend.fallback.modes import (
     RowOutcome,
 )
 from tgi_trio.shard.torch_backend.fallback.twin import FIRST_PLAIN_TOKEN, build_twin
-from tgi_trio.shard.torch_backend.kv_cache import BLOCK_SIZE
 
 EXACT: Final = 1e-3  # of the largest logit: rounding of float32
 # Tolerance for a model whose implementations in transformers differ: Nemotron-H's scan clamps its

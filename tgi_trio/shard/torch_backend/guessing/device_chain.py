@@ -20,12 +20,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from tgi_trio.ipc.startup import BLOCK_SIZE
 from tgi_trio.shard.contract import ShardSequence, StepPlan
 from tgi_trio.shard.sampling.philox import uniform
 from tgi_trio.shard.torch_backend.attention.interface import DecodePlaces
 from tgi_trio.shard.torch_backend.guessing.device_texts import DeviceTexts, Judged
 from tgi_trio.shard.torch_backend.kernels.following import judge_guesses, move_rows
-from tgi_trio.shard.torch_backend.kv_cache import BLOCK_SIZE
 from tgi_trio.shard.torch_backend.sampling.choice_settings import ChoiceSettings, Choosing
 from tgi_trio.shard.torch_backend.sampling.device_sampler import Found
 from tgi_trio.shard.torch_backend.staging import Array, split

@@ -27,9 +27,10 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional
 
+from tgi_trio.ipc.startup import BLOCK_SIZE
 from tgi_trio.model.specs.t5 import T5Spec
 from tgi_trio.shard.contract import StepPlan
-from tgi_trio.shard.torch_backend.kv_cache import BLOCK_SIZE, KVCache, KVShape
+from tgi_trio.shard.torch_backend.kv_cache import KVCache, KVShape
 from tgi_trio.shard.torch_backend.layers.linear import Linear
 from tgi_trio.shard.torch_backend.layers.mlp import DenseMlp
 from tgi_trio.shard.torch_backend.layers.norm import Norm

@@ -8,8 +8,9 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from tgi_trio.ipc.startup import BLOCK_SIZE
 from tgi_trio.shard.contract import StepPlan
-from tgi_trio.shard.torch_backend.kv_cache import BLOCK_SIZE, NULL_BLOCK
+from tgi_trio.shard.torch_backend.kv_cache import NULL_BLOCK
 from tgi_trio.shard.torch_backend.states.pool import NULL_SLOT
 
 ALL_KNOWN: Final = np.empty(0, np.int32)  # `inputs` where the host knows every token

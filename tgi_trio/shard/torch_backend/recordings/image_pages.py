@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from tgi_trio.ipc.startup import BLOCK_SIZE
 from tgi_trio.model.specs.decoder import Crossing
 from tgi_trio.shard.contract import StepPlan
 from tgi_trio.shard.media.cross_spans import cross_spans
@@ -23,7 +24,7 @@ from tgi_trio.shard.media.features import CrossStates
 from tgi_trio.shard.torch_backend.attention.crossing import PagedSight
 from tgi_trio.shard.torch_backend.attention.interface import CapturableAttention
 from tgi_trio.shard.torch_backend.image_states import ImageSource
-from tgi_trio.shard.torch_backend.kv_cache import BLOCK_SIZE, NULL_BLOCK, KVCache, KVShape
+from tgi_trio.shard.torch_backend.kv_cache import NULL_BLOCK, KVCache, KVShape
 from tgi_trio.shard.torch_backend.recordings.decode_plans import idle_plan
 from tgi_trio.shard.torch_backend.staging import Staging, cut, packed_size, split
 from tgi_trio.shard.torch_backend.step_features import RowImages

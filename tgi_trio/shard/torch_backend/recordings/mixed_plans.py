@@ -13,9 +13,10 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from tgi_trio.ipc.startup import BLOCK_SIZE
 from tgi_trio.shard.contract import StepPlan
 from tgi_trio.shard.sampling.choosing import choice_positions
-from tgi_trio.shard.torch_backend.kv_cache import BLOCK_SIZE, NULL_BLOCK
+from tgi_trio.shard.torch_backend.kv_cache import NULL_BLOCK
 from tgi_trio.shard.torch_backend.recordings.decode_plans import (
     ALL_KNOWN,
     UNREAD,

@@ -17,7 +17,7 @@ from typing import Any, Final, cast
 
 import trio
 
-from tests.warm_children import PROGRAMS, kind_for
+from tests.support.warm_children import PROGRAMS, kind_for
 from tgi_trio.router import sandbox_pool
 from tgi_trio.router.sandbox_pool import Sandbox
 

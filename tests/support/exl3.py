@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from tests.quantised_support import Array, Store, Tensors
+from tests.support.quantised import Array, Store, Tensors
 
 EXL3: dict[str, Any] = {"quant_method": "exl3", "version": "0.0.9", "bits": 4.0, "head_bits": 6}
 FACTORS = {"mcg": 0xCBAC1FED, "mul1": 0x83DCD12D}

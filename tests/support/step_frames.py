@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tgi_trio.ipc.messages import StepReport
-from tgi_trio.shard.reply_frames import StepFrames
+from tgi_trio.shard.loop.reply_frames import StepFrames
 
 
 def encode_report(report: StepReport, max_bytes: int) -> Iterator[bytes]:

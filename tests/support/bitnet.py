@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from tests.quantised_support import Array, Store, Tensors
+from tests.support.quantised import Array, Store, Tensors
 
 
 def store_bitnet(form: str, *, divides: bool = False) -> Store:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from tests.quantised_support import Array, Store, Tensors, pack_bits, round_weight, store_pairs
+from tests.support.quantised import Array, Store, Tensors, pack_bits, round_weight, store_pairs
 
 ORDERS = {"order": range(8), "reorder": (0, 2, 4, 6, 1, 3, 5, 7)}
 

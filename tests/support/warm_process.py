@@ -1,4 +1,5 @@
-"""What `tests.warm_start` talks to: it has imported what a server imports, and forks per start."""
+"""What `tests.support.warm_start` talks to: it has imported what a server imports, and forks per
+start."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ from runpy import run_module
 from types import ModuleType
 from typing import Any
 
-from tests import warm_children
+from tests.support import warm_children
 from tgi_trio.ipc.parent import die_with_parent
 
 # All that a router imports; no torch, which it does without. Not `tgi_trio.__main__`: that is run.
@@ -180,7 +181,7 @@ def become(start: dict[str, Any], fds: list[int], parent: int, early: dict[str, 
         option, (what, *words) = "-m", sys.argv
     elif start["shards"]:
         control = socket.socket(fileno=high[0])
-        import_module("tests.warm_images").fork_decoders(lambda: control, early)
+        import_module("tests.support.warm_images").fork_decoders(lambda: control, early)
     if option == "-m":
         sys.argv = [what, *words]
         run_module(what, run_name="__main__", alter_sys=True)

@@ -1,9 +1,9 @@
 """Shards of a server under test, forked off a process that has imported what they import.
 
-A server that was itself forked (`tests.warm_process`) has a sibling, forked off with it before it
-had run anything. Instead of a new interpreter for a shard the server asks that one to fork once
-more. What comes of it is the server's own child, with the command line, the environment and the
-descriptors that it was to have, and runs what `python -m` would run.
+A server that was itself forked (`tests.support.warm_process`) has a sibling, forked off with it
+before it had run anything. Instead of a new interpreter for a shard the server asks that one to
+fork once more. What comes of it is the server's own child, with the command line, the environment
+and the descriptors that it was to have, and runs what `python -m` would run.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _DECODING: Final = (
 )
 
 # What is forked, by what is imported for it. `plain`: real ones without transformers. `images`: for
-# no server's shards, but for those of its processes that decode (`tests.warm_images`).
+# no server's shards, but for those of its processes that decode (`tests.support.warm_images`).
 PROGRAMS: Final = {
     **{"real": _SHARD, "plain": _SHARD, "fake": "tgi_trio.testing.fake_shard"},
     "images": "tgi_trio.media.decoding",

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from tests.quantised_support import Array, Store, Tensors
+from tests.support.quantised import Array, Store, Tensors
 
 
 def store_bytes(module: str, weight: Array) -> tuple[Tensors, Array]:

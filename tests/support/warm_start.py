@@ -1,8 +1,8 @@
 """Programs of ours that start without importing what most of a start goes into importing.
 
-A process that has imported it all (`tests.warm_process`) is forked for each. What runs then is what
-`python -m` would run, in a process of its own. What tests say of starts themselves, or of variables
-that Python or libraries read as they are imported, needs a new interpreter.
+A process that has imported it all (`tests.support.warm_process`) is forked for each. What runs then
+is what `python -m` would run, in a process of its own. What tests say of starts themselves, or of
+variables that Python or libraries read as they are imported, needs a new interpreter.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryFile
 
-from tests.warm_children import kind_for
+from tests.support.warm_children import kind_for
 
 _PATIENCE = 240.0  # seconds
 _ROOM = 1000  # bytes that a forked process can show of its command line
@@ -79,9 +79,9 @@ def start_warm(
     `stdin`, `stdout`, `stderr`: descriptors; nothing is read without the first. Environment and
     working folder are this process's where none are given; so is the network, where there is no
     name of another one, as `ip netns` has it. `shards`: what runs is a server, whose shards are
-    forked as well if they are `real`, `plain` or `fake` ones (`tests.warm_children`); it has
-    imported what they import. What runs is the head of a session, and ends with the process that
-    forks it, which ends with this one.
+    forked as well if they are `real`, `plain` or `fake` ones (`tests.support.warm_children`); it
+    has imported what they import. What runs is the head of a session, and ends with the process
+    that forks it, which ends with this one.
     """
     variables = dict(os.environ if environment is None else environment)
     shards = kind_for(shards, variables, EARLY)
@@ -151,7 +151,7 @@ def _warm_process(shards: str) -> tuple[subprocess.Popen[bytes], socket.socket]:
     mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with its:
         words = [str(its.fileno()), shards, " " * _ROOM]
-        argv = [sys.executable, "-m", "tests.warm_process", *words]
+        argv = [sys.executable, "-m", "tests.support.warm_process", *words]
         process = subprocess.Popen(
             argv,
             env=EARLY,

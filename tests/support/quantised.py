@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 Array = np.ndarray[Any, Any]
 Tensors = dict[str, torch.Tensor]
-DATA = Path(__file__).parent / "data/quantised"
+DATA = Path(__file__).parents[1] / "data/quantised"
 
 
 @dataclass(frozen=True)

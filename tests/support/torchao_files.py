@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from tests.quantised_support import Array, Store, Tensors
+from tests.support.quantised import Array, Store, Tensors
 
 TORCHAO = {"quant_method": "torchao"}
 

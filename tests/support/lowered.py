@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from tests.quantised_support import Array, Store, Tensors, pack_bits
+from tests.support.quantised import Array, Store, Tensors, pack_bits
 
 
 def store_mlx(bits: int, group: int) -> Store:

@@ -1,0 +1,1 @@
+"""What tests share: checkpoints in others' formats, recorded processes, guards against hangs."""
