@@ -175,7 +175,7 @@ def _serve(
             own_tokenizer=options.tokenizer_name is None,
             own_texts=options.adapter_tokenizers != BASE,
         )
-        options = _bound_guesses(replace(options, draft_model=_find_drafter(options, found)))
+        options = _limit_speculation(replace(options, draft_model=_find_drafter(options, found)))
         tokenizer = _find_tokenizer(options)
         cache, progress = options.huggingface_hub_cache, not options.json_output
         adapters = [
@@ -244,7 +244,7 @@ def _embedded_heads(options: Options, model: Path) -> Path | None:
     return heads if wanted else None
 
 
-def _bound_guesses(options: Options) -> Options:
+def _limit_speculation(options: Options) -> Options:
     """Lower --speculate to the number of heads that the embedded model has.
 
     For heads that were named, a larger number is refused as in TGI; nobody has named these.

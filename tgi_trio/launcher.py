@@ -102,14 +102,14 @@ def _log_drafter(settings: Settings) -> None:
     )
 
 
-def _log_guesses(metrics: Metrics) -> None:
-    """Log how many guesses were right."""
-    guessed, extra = (int(metrics.value("tgi_batch_draft_tokens")), metrics.histogram(_SKIPPED))
-    if guessed and (rows := sum(extra.counts)):
+def _log_acceptance(metrics: Metrics) -> None:
+    """Log how many drafts were right."""
+    drafted, extra = (int(metrics.value("tgi_batch_draft_tokens")), metrics.histogram(_SKIPPED))
+    if drafted and (rows := sum(extra.counts)):
         log.info(
             "guesses: %d of %d were right, %.2f tokens of a sequence a step",
             extra.sum,
-            guessed,
+            drafted,
             1 + extra.sum / rows,
         )
 
@@ -286,7 +286,7 @@ class Launcher:
         await self._stopping.wait()
         await self._drain(engine)
         if settings.drafter is not None:
-            _log_guesses(self._metrics)
+            _log_acceptance(self._metrics)
         shutdown.set()
         supervisor.stop()
         await assembly.closed.wait()

@@ -1,1 +1,1 @@
-"""A model's steps without a server: forward pass, sampler, threads, guesses, 8 bits."""
+"""A model's steps without a server: forward pass, sampler, threads, drafts, 8 bits."""

@@ -1,4 +1,4 @@
-"""Guessing ahead: tokens a step and a second with and without, and how many guesses are right.
+"""Drafting ahead: tokens a step and a second with and without, and how many drafts are right.
 
     python -m bench.model.speculation --speculate 0 2 4 8 --json bench/out/speculation.json
     python -m bench.model.speculation --speculate 0 3 --draft-model FOLDER
@@ -11,7 +11,7 @@ answer repeats what is there, as edits, summaries and code do; `plain` ones hold
 the embedded model alone: `chat` prompts are held-out questions as its chat template writes them,
 whose answers end by themselves; `strange` ones are English that it has never seen, the licence.
 Prompts wait for a place in the batch, as in a server; the steps that count are those of a full
-batch that only decodes: whose guesses are right leaves early, and would leave the others more room.
+batch that only decodes: whose drafts are right leaves early, and would leave the others more room.
 Settings take turns, so that all of them see the same machine; tokens are compared with those of
 the first setting.
 """
@@ -72,7 +72,7 @@ Answer = Callable[[list[list[int]]], Run]
 
 
 def prompts(kind: str, count: int, tokenizer: Tokenizer, answer: Answer) -> list[list[int]]:
-    """Return token ids of `count` prompts; `answer` continues some greedily, without guesses."""
+    """Return token ids of `count` prompts; `answer` continues some greedily, without drafts."""
     if kind == "chat":
         asked = [question for _, question in load_heldout()]
         asked = asked[:: max(1, len(asked) // count)][:count]
@@ -124,7 +124,7 @@ def run(
 ) -> Run:
     """Answer all prompts, `size` at a time; `ends`: an answer may end before `new` tokens.
 
-    `clock`: nanoseconds; whether guessing pays is judged by it where a step does not say its own.
+    `clock`: nanoseconds; whether drafting pays is judged by it where a step does not say its own.
     """
     info = runner.info
     batch = Batch(

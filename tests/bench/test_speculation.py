@@ -1,4 +1,4 @@
-"""Guesses are measured of models with states as of others: they change no token."""
+"""Drafts are measured of models with states as of others: they change no token."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_a_model_with_states_answers_as_without_guesses(
         speculation.run(runner, memory, 2, prompts, speculate=n, new=200, sample=False)
         for n in (0, 2)
     ]
-    plain, guessed = with_and_without
-    assert memory.state_slots and guessed.drafts > plain.drafts == 0
-    assert plain.tokens == guessed.tokens
+    plain, drafted = with_and_without
+    assert memory.state_slots and drafted.drafts > plain.drafts == 0
+    assert plain.tokens == drafted.tokens
     assert all(len(tokens) == 200 for tokens in plain.tokens.values())

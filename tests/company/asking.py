@@ -85,7 +85,7 @@ def _bias(draft: Draft) -> None:
 
 
 def _few(draft: Draft) -> None:
-    """Leave few tokens likely: texts repeat themselves, and guesses are right."""
+    """Leave few tokens likely: texts repeat themselves, and drafts are right."""
     draft.sampling["logit_bias"] = tuple((i, 12.0) for i in sorted(_words(draft.draw, 3)))
 
 

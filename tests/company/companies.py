@@ -27,7 +27,7 @@ _LASTING: Final = {
 # Wishes with which choices are made one after another; a part of companies has none of them.
 _SLOW: Final = ("penalty", "grammar", "told", "watermark", "bias")
 _PLAIN: Final = 0.3
-_GUESSED = 8  # most tokens of guesses in two steps, see `SchedulingLimits.ask_tokens`
+_DRAFTED = 8  # most tokens of drafts in two steps, see `SchedulingLimits.ask_tokens`
 _EVENTS = 10  # of a stream, behind which its client may leave
 _TIMES = (1_000_000, 1_000_000, 2_000_000, 9_000_000, 1_000_000, 300_000)
 
@@ -204,8 +204,8 @@ def gather(
 
 
 def _blocks(request: Request) -> int:
-    """Return how many blocks a request may take, with room for guesses."""
-    tokens = len(request.prompt_ids) + request.stopping.max_new_tokens + _GUESSED
+    """Return how many blocks a request may take, with room for drafts."""
+    tokens = len(request.prompt_ids) + request.stopping.max_new_tokens + _DRAFTED
     return -(-tokens // BLOCK_SIZE)
 
 

@@ -1,4 +1,4 @@
-"""Guesses that are right as often as trained ones: tiny drafters with random weights never are."""
+"""Drafts that are right as often as trained ones: tiny drafters with random weights never are."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from tgi_trio.shard.contract import ShardSequence
 from tgi_trio.shard.runner import Drafter, DraftRow
 from tgi_trio.shard.speculation.record import record_of
 
-_MOST = 4  # guesses of a row
-_WRONG = 4  # every so many guesses one is wrong
+_MOST = 4  # drafts of a row
+_WRONG = 4  # every so many drafts one is wrong
 
 
 class Foretelling:
-    """Puts what a sequence will say in the place of what its drafter guesses, mostly."""
+    """Puts what a sequence will say in the place of what its drafter drafts, mostly."""
 
     def __init__(self, drafter: Drafter, texts: Mapping[int, Sequence[int]], vocab: int) -> None:
         """`texts`: the tokens that sequences will say, by id."""
@@ -33,7 +33,7 @@ class Foretelling:
         return found
 
     def _write(self, sequence: ShardSequence, most: int) -> int:
-        """Write up to `most` guesses behind what a sequence has said; return how many."""
+        """Write up to `most` drafts behind what a sequence has said; return how many."""
         said, at = sequence.length - sequence.prompt_length, sequence.length
         most = min(most, len(sequence.token_ids) - at)
         coming = list(self._texts.get(sequence.id, ()))[said : said + most]
@@ -43,5 +43,5 @@ class Foretelling:
             sequence.token_ids[at + i] = (token + 1) % self._vocab if wrong else token
         if coming:
             record = record_of(sequence, _MOST, adapts=True)
-            record.place, record.guesses = at, sequence.token_ids[at : at + len(coming)].tolist()
+            record.place, record.drafts = at, sequence.token_ids[at : at + len(coming)].tolist()
         return len(coming)

@@ -104,7 +104,7 @@ class Customs:
     part: int = 0  # blocks of prefixes that are kept at a time for that; 0: all
     anew: bool = False  # whether a shard that follows another loads its model anew
     failing: int = 0  # every so many steps fail when they are computed first; 0: none
-    foretold: bool = False  # whether guesses are mostly right
+    foretold: bool = False  # whether drafts are mostly right
     times: tuple[int, ...] = (0,)  # nanoseconds of steps, again and again
     # Bytes: of the arena of images, and of their features that are kept; turns of a decoding.
     arena: int = 1 << 20
@@ -134,7 +134,7 @@ class House:
     ) -> None:
         """`lead`: yields what computes; `anew`: loads a model, and returns what yields it.
 
-        `foretold`: what each guest will be told, if guesses are to be mostly right.
+        `foretold`: what each guest will be told, if drafts are to be mostly right.
         `seeing`: what sees images; None: nobody shows any. `around`: entered while anything is
         computed; `warming`: while a shard starts.
         """

@@ -1,4 +1,4 @@
-"""The servers that companies meet, as a table: models, backends, ranks, who guesses for them."""
+"""The servers that companies meet, as a table: models, backends, ranks, who drafts for them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Kind:
 
     model: Write
     settings: Mapping[str, Any] = field(default_factory=dict)
-    guesser: Guesser | None = None
+    make_drafter: Guesser | None = None
     adapted: bool = False  # whether it has adapters
     text: Write | None = None  # of which adapters are made; None: the model
     called: bool = False  # whether it is asked over HTTP
@@ -205,15 +205,15 @@ KINDS: Final[Mapping[str, Kind]] = {
         f"{name}, torch, two ranks": _seeing(name, _TORCH | _TWO | _HOST)
         for name in ("llava", "qwen3_vl", "mllama")
     },
-    # Beside images: who guesses, and adapters.
-    "llava, kernels, eagle": replace(_seeing("llava", _KERNELS, head_dim=32), guesser=_eagle),
+    # Beside images: who drafts, and adapters.
+    "llava, kernels, eagle": replace(_seeing("llava", _KERNELS, head_dim=32), make_drafter=_eagle),
     "llava, kernels, smaller": replace(
-        _seeing("llava", _KERNELS | {"speculate": 3}, head_dim=32), guesser=_smaller
+        _seeing("llava", _KERNELS | {"speculate": 3}, head_dim=32), make_drafter=_smaller
     ),
     "llava, kernels, adapters": replace(
         _seeing("llava", _KERNELS | _NGRAMS, head_dim=32), adapted=True, text=_LLAMA
     ),
-    "llava, torch, eagle": replace(_seeing("llava", _TORCH | _HOST), guesser=_eagle),
+    "llava, torch, eagle": replace(_seeing("llava", _TORCH | _HOST), make_drafter=_eagle),
     "llava, torch, adapters": replace(
         _seeing("llava", _TORCH | _NGRAMS | _HOST), adapted=True, text=_family("llama")
     ),

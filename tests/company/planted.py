@@ -107,7 +107,7 @@ def _prompt_forgotten(patch: Patch) -> None:
 
 
 def _counts_kept(patch: Patch) -> None:
-    """Tokens stay counted that were guesses, or whose step was computed again."""
+    """Tokens stay counted that were drafts, or whose step was computed again."""
     own = TokenCounts.update
 
     def update(counts: TokenCounts, sequence: ShardSequence) -> Counts:
@@ -155,7 +155,7 @@ def _stale_settings(patch: Patch) -> None:
 
 
 def _guess_too_many(patch: Patch) -> None:
-    """A first guess that is wrong counts as right."""
+    """A first draft that is wrong counts as right."""
     own = choosing._keep_right
 
     def keep_right(choices: Choices, sequences: list[ShardSequence], drafts: list[int]) -> Choices:

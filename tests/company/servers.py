@@ -43,7 +43,9 @@ class Server:
     def __init__(self, kind: Kind, folder: Path, device: StandInDevice | None = None) -> None:
         """Make it in `folder`; `device`: entered while it is loaded, and whenever it serves."""
         base = kind.model(folder / "model")
-        guesser = None if kind.guesser is None else kind.guesser(folder / "guesser", base)
+        make_drafter = (
+            None if kind.make_drafter is None else kind.make_drafter(folder / "guesser", base)
+        )
         text = base if kind.text is None else kind.text(folder / "text")
         count = _ADAPTERS if kind.adapted else 0
         self.adapters = [
@@ -52,7 +54,7 @@ class Server:
         ]
         settings = ShardSettings(
             model_path=base,
-            draft_model=guesser,
+            draft_model=make_drafter,
             cpu_threads=1,
             dtype="float32",
             tokenizer_file=base / "tokenizer.json",
@@ -73,7 +75,7 @@ class Server:
         self.tokenizer = Tokenizer.from_folder(base)
         self.speculate = 0
         self._stages = settings.pipeline_stages
-        if self.info.speculates and (kind.guesser is not None or settings.speculate):
+        if self.info.speculates and (kind.make_drafter is not None or settings.speculate):
             self.speculate = settings.speculate or 3
         self.exact = self.info.backend.startswith("kernels")
 
@@ -114,7 +116,7 @@ class Server:
         alone: bool = False,
         foretold: Sequence[Sequence[int]] = (),
     ) -> House:
-        """Return a house for guests; `alone`: in which nobody guesses. `foretold`: as there."""
+        """Return a house for guests; `alone`: in which nobody drafts. `foretold`: as there."""
         adapted = any(guest.request.sampling.adapter for guest in guests)
         return (CallHouse if self.kind.called else House)(
             self._lead,

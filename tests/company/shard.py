@@ -114,7 +114,7 @@ class _Unhurried:
         texts: Mapping[int, Sequence[int]] | None,
         failing: int,
     ) -> None:
-        """`texts`: what sequences will say, by id, for better guesses; None: no better ones.
+        """`texts`: what sequences will say, by id, for better drafts; None: no better ones.
 
         `failing`: every so many launches fail; 0: none.
         """

@@ -1,4 +1,4 @@
-"""The heads that come with the embedded model: what they guess is right, and changes no token."""
+"""The heads that come with the embedded model: what they draft is right, and changes no token."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tgi_trio.shard.speculation.payoff import Payoff
 from tools.demo.entries import load_heldout
 from tools.demo.markup import ASSISTANT, BEGIN, END, USER
 
-GUESSES = 3
+DRAFTED = 3
 QUESTIONS = [question for _, question in load_heldout()[::56]]  # six
 ASKED = [SamplingParameters(), SamplingParameters(sample=True, seed=5, temperature=0.7)]
 MAX_BYTES = 3_000_000
@@ -25,7 +25,7 @@ MAX_BYTES = 3_000_000
 
 def test_they_guess_for_the_embedded_model_and_are_small() -> None:
     assert base_of_heads(heads_path()) == MODEL_ID
-    assert count_heads(heads_path()) >= GUESSES
+    assert count_heads(heads_path()) >= DRAFTED
     assert sum(file.stat().st_size for file in heads_path().iterdir()) < MAX_BYTES
     config = json.loads((heads_path() / "config.json").read_text())
     assert (
@@ -38,7 +38,7 @@ def test_they_guess_for_the_embedded_model_and_are_small() -> None:
 def test_most_guesses_are_right_and_no_token_changes(
     backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Whether guessing pays on a machine is another matter, and depends on what else it does.
+    # Whether drafting pays on a machine is another matter, and depends on what else it does.
     monkeypatch.setattr(Payoff, "allows", lambda self, rows: True)
     monkeypatch.setattr(Payoff, "is_resting", lambda self, rows: False)
     tokenizer = Tokenizer.from_file(str(model_path() / "tokenizer.json"))
@@ -51,7 +51,7 @@ def test_most_guesses_are_right_and_no_token_changes(
         for question in QUESTIONS:
             prompt = tokenizer.encode(BEGIN + USER + question + END + ASSISTANT).ids
             plain = answer(runner, [prompt], [sampling], 80)
-            with_heads = answer(runner, [prompt], [sampling], 80, drafter=runner.drafter(GUESSES))
+            with_heads = answer(runner, [prompt], [sampling], 80, drafter=runner.drafter(DRAFTED))
             assert with_heads.tokens == plain.tokens
             tokens += len(plain.tokens[0])
             steps += with_heads.steps

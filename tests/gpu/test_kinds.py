@@ -1,6 +1,6 @@
 """What a device says of every kind of layer, weight, cache and request is what the CPU says.
 
-Recorded, launched ahead and with guesses; in float32, so that tokens are the same.
+Recorded, launched ahead and with drafts; in float32, so that tokens are the same.
 """
 
 from __future__ import annotations

@@ -131,7 +131,7 @@ def test_options_go_from_flags_to_shards_unchanged(
     decided = resolved(asked)
     told = ShardSettings.parse(find_rank_settings(decided, Path("t.json")).text())
     expected = options_of(options) | {"drafter": decided.drafter}
-    if options.speculate is None:  # it and the drafter are decided, by what there is to guess
+    if options.speculate is None:  # it and the drafter are decided, by what there is to draft
         expected["speculate"] = 0 if options.draft_model is None else DRAFTED
     assert options_of(told) == expected
     assert (told.model_path, told.tokenizer_file) == (Path("/m"), Path("t.json"))

@@ -19,7 +19,7 @@ from tgi_trio.model.facts import read_model_facts
 from tgi_trio.model.families.registry import decoder_spec
 from tgi_trio.model.specs.decoder import DecoderSpec
 from tgi_trio.model.speculators.assistant import AssistantSpec
-from tgi_trio.model.speculators.recognise import count_guesses, count_heads, find_kind, read_heads
+from tgi_trio.model.speculators.recognise import count_drafts, count_heads, find_kind, read_heads
 from tgi_trio.settings.records import Options
 from tgi_trio.settings.resolve import resolve
 from tgi_trio.start.checks import check_start
@@ -58,7 +58,7 @@ def test_it_reads_the_last_layers_with_keys_and_values(base: Path, folder: Path)
 def test_it_guesses_as_many_as_are_requested(base: Path, folder: Path) -> None:
     kind = find_kind(folder)
     assert kind is not None and kind.word == "gemma4_assistant"
-    assert count_heads(folder) == 4 and count_guesses(folder, 9) == 9
+    assert count_heads(folder) == 4 and count_drafts(folder, 9) == 9
     settings = resolve(Options(draft_model=folder), read_model_facts(base))
     assert (settings.drafter, settings.speculate) == ("gemma4_assistant", 4)
     assert check_start(settings) == []

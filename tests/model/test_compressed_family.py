@@ -17,7 +17,7 @@ from tgi_trio.model.stages import check_stages
 
 YARN = {"factor": 16, "original_max_position_embeddings": 65536, "beta_fast": 32, "beta_slow": 1}
 SIZES = {"num_hidden_layers": 5, "hidden_size": 64, "head_dim": 512, "vocab_size": 32}
-# As the hub's files say it, where layers that guess further tokens are counted among the ratios.
+# As the hub's files say it, where layers that draft further tokens are counted among the ratios.
 OLDER = SIZES | {
     "compress_ratios": [0, 0, 4, 128, 4, 0],
     "num_hash_layers": 2,
@@ -99,8 +99,8 @@ def test_what_is_left_out_is_as_published() -> None:
 )
 def test_layers_that_guess_attend_to_a_window(other: dict[str, Any], count: int) -> None:
     spec = served(OLDER | other)
-    assert len(spec.layers) == 5 and len(spec.guessing) == count
-    for layer in spec.guessing:
+    assert len(spec.layers) == 5 and len(spec.mtp) == count
+    for layer in spec.mtp:
         assert layer.experts is not None and not layer.experts.by_token
         assert (layer.compression, layer.rotary) == (None, spec.layers[0].rotary)
 

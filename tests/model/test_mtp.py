@@ -1,4 +1,4 @@
-"""Layers of a checkpoint that guess further tokens: found by name, checked before a start."""
+"""Layers of a checkpoint that draft further tokens: found by name, checked before a start."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ def described(
     folder: Path,
     *,
     reuse: bool = True,
-    guesses: bool = True,
+    drafts: bool = True,
     parts: int = 1,
     undivided: str = "",
     **told: Any,
@@ -37,7 +37,7 @@ def described(
         dtype="float32",
         parts=parts,
         prefix_reuse=reuse,
-        speculates=guesses,
+        speculates=drafts,
         undivided=undivided,
     )
 
@@ -68,12 +68,12 @@ def test_what_transformers_runs_says_so(tmp_path: Path) -> None:
         tmp_path,
         model_type="codegen",
         reuse=False,
-        guesses=False,
+        drafts=False,
         backend=way,
         undivided="its attention is its own",
     )
     assert serving.path == serving.backend == way
     assert serving.no_cpu_kernels == "the model runs through transformers"
     assert serving.no_ranks == "its attention is its own"
-    assert serving.no_guesses == "transformers computes one token of a sequence a step here"
+    assert serving.no_drafts == "transformers computes one token of a sequence a step here"
     assert "a cache of its own" in serving.no_prefix_cache

@@ -20,7 +20,7 @@ from tgi_trio.model.facts import read_model_facts
 from tgi_trio.model.speculators.eagle_one import EagleOneSpec
 from tgi_trio.model.speculators.recognise import (
     base_of_heads,
-    count_guesses,
+    count_drafts,
     count_heads,
     find_kind,
     read_heads,
@@ -152,7 +152,7 @@ def test_eagle_3_is_read_as_its_authors_write_it_and_as_speculators_does(tmp_pat
         with pytest.raises(ModelLoadError, match=r"layers \[2, 4, 5\].*the model has 4 layers"):
             spec.taps(4)
     assert (count_heads(theirs), count_heads(library)) == (4, 3)
-    assert count_guesses(library, 7) == 7  # it goes on from its own guesses
+    assert count_drafts(library, 7) == 7  # it goes on from its own drafts
 
 
 HOSTILE: dict[str, tuple[Callable[[dict[str, Any], dict[str, torch.Tensor]], object], str]] = {
@@ -256,16 +256,16 @@ def test_as_many_tokens_are_guessed_as_there_are_heads_unless_fewer_are_asked_fo
     facts = read_model_facts(demo.model_path())
     heads = medusa(tmp_path, demo.model_path(), HIDDEN, VOCAB, layers=1, own=False)
 
-    def guesses(**options: Any) -> int | None:
+    def drafts(**options: Any) -> int | None:
         return resolve(Options(**options), facts).speculate
 
-    assert guesses() == 0
+    assert drafts() == 0
     assert resolve(Options(draft_model=heads), facts).drafter == "medusa"
-    assert guesses(speculate=5) == 5
-    assert guesses(draft_model=heads) == HEADS
-    assert guesses(draft_model=heads, speculate=1) == 1
-    assert guesses(draft_model=heads, speculate=0) == 0
-    assert guesses(draft_model=demo.model_path()) == DRAFTED
+    assert drafts(speculate=5) == 5
+    assert drafts(draft_model=heads) == HEADS
+    assert drafts(draft_model=heads, speculate=1) == 1
+    assert drafts(draft_model=heads, speculate=0) == 0
+    assert drafts(draft_model=demo.model_path()) == DRAFTED
     said = r"Speculate is set to `4` but this medusa models only has `3` heads, please make them"
     with pytest.raises(ConfigurationError, match=said):
-        guesses(draft_model=heads, speculate=4)
+        drafts(draft_model=heads, speculate=4)

@@ -21,7 +21,7 @@ SIZES: dict[str, Any] = {
     "num_attention_heads": 4,
     "head_dim": 16,
 }
-# Lists go on with a layer that guesses.
+# Lists go on with a layer that drafts.
 PUBLISHED: dict[str, Any] = SIZES | {
     "num_attention_groups": 2,
     "moe_num_experts": 6,
@@ -48,8 +48,8 @@ def spec_of(folder: Path, text: dict[str, Any]) -> DecoderSpec | None:
     spec = decoder_spec(read_config(folder))
     if spec is None:
         return None
-    layers, guessing = (tuple(map(with_bare_rotary, own)) for own in (spec.layers, spec.guessing))
-    return replace(spec, layers=layers, guessing=guessing)
+    layers, drafting = (tuple(map(with_bare_rotary, own)) for own in (spec.layers, spec.mtp))
+    return replace(spec, layers=layers, mtp=drafting)
 
 
 def with_bare_rotary(layer: LayerSpec) -> LayerSpec:
@@ -75,9 +75,9 @@ def test_it_is_read_as_transformers_reads_it(tmp_path: Path, said: dict[str, Any
         assert [layer.rotary and layer.rotary.dim for layer in ours.layers] == [8, 16, 8, 16, 8]
         last = ours.layers[-1].experts
         assert last is not None and (last.limit, last.shared_limit) == (7.0, 16.0)
-        (guessing,) = ours.guessing
-        assert guessing.window == 24 and guessing.experts is None
-        assert ours.sizes(guessing).heads == 8
+        (drafting,) = ours.mtp
+        assert drafting.window == 24 and drafting.experts is None
+        assert ours.sizes(drafting).heads == 8
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_layers_that_guess_are_those_that_lists_describe(
     tmp_path: Path, other: dict[str, Any], count: int
 ) -> None:
     spec = spec_of(tmp_path, PUBLISHED | other)
-    assert spec is not None and len(spec.layers) == 5 and len(spec.guessing) == count
+    assert spec is not None and len(spec.layers) == 5 and len(spec.mtp) == count
 
 
 @pytest.mark.parametrize(

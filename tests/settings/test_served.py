@@ -22,29 +22,29 @@ def resolved(**options: object) -> Settings:
 
 @pytest.mark.parametrize("reuses", [False, True])
 @pytest.mark.parametrize("speculates", [False, True])
-@pytest.mark.parametrize("guesses", [0, 4])
+@pytest.mark.parametrize("drafts", [0, 4])
 @pytest.mark.parametrize("caching", [False, True])
 def test_what_cannot_act_is_off_and_said(
-    caching: bool, guesses: int, speculates: bool, reuses: bool
+    caching: bool, drafts: int, speculates: bool, reuses: bool
 ) -> None:
-    asked = resolved(speculate=guesses, prefix_caching=caching)
+    asked = resolved(speculate=drafts, prefix_caching=caching)
     serving = Serving(
         path="transformers, cached",
         backend="transformers, cached",
         no_prefix_cache="" if reuses else "each has its own",
-        no_guesses="" if speculates else "one at a time",
+        no_drafts="" if speculates else "one at a time",
     )
     settings, said = with_model(asked, serving)
     assert settings.serving == serving.rows()
-    assert settings.speculate == (guesses if speculates else 0)
-    assert settings.drafter == ("ngram" if guesses and speculates else None)
+    assert settings.speculate == (drafts if speculates else 0)
+    assert settings.drafter == ("ngram" if drafts and speculates else None)
     assert settings.prefix_caching == (caching and reuses)
-    lost = {"speculate"} if guesses and not speculates else set()
+    lost = {"speculate"} if drafts and not speculates else set()
     lost |= {"prefix_caching"} if caching and not reuses else set()
     assert settings.overruled == lost
     assert len(said) == len(lost)
     assert all("has no effect" in text and "transformers, cached; " in text for text in said)
-    assert all(text.endswith((serving.no_guesses, serving.no_prefix_cache)) for text in said)
+    assert all(text.endswith((serving.no_drafts, serving.no_prefix_cache)) for text in said)
     origins = {name: origin for name, _, origin in as_rows(settings)}
     assert {name for name, origin in origins.items() if origin == "the model"} == lost
     shown = public_json(settings)

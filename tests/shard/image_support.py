@@ -111,7 +111,7 @@ def make_prompts(family: str) -> list[Prompt]:
 
 
 class Told:
-    """A drafter that guesses the tokens it was told, every third of them wrong."""
+    """A drafter that drafts the tokens it was told, every third of them wrong."""
 
     def __init__(self, tokens: list[list[int]], prompts: Sequence[HasIds]) -> None:
         self._tokens, self._prompts = tokens, prompts
@@ -121,9 +121,9 @@ class Told:
         for row in rows:
             sequence: Any = row.sequence
             done = sequence.length - len(self._prompts[sequence.id].ids)
-            guesses = self._tokens[sequence.id][done : done + min(row.room, 2)]
-            if guesses:
-                wrong = [(t + 1) % VOCAB_SIZE if done % 3 == 2 else t for t in guesses]
+            drafts = self._tokens[sequence.id][done : done + min(row.room, 2)]
+            if drafts:
+                wrong = [(t + 1) % VOCAB_SIZE if done % 3 == 2 else t for t in drafts]
                 end = sequence.length + len(wrong)
                 sequence.token_ids[sequence.length : end] = wrong
                 counts[row.place] = len(wrong)

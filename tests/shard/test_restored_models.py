@@ -1,7 +1,7 @@
-"""Models behind prefixes that another shard has kept: the same logits, to the bit, and guesses.
+"""Models behind prefixes that another shard has kept: the same logits, to the bit, and drafts.
 
 Those of Qwen 4 and GLM 5.3, whose prefixes are more than K and V: keys of an index and the turns of
-its tokens, states of layers and of n-grams, and what layers keep that guess.
+its tokens, states of layers and of n-grams, and what layers keep that draft.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Answer:
 
     tokens: list[int]
     logits: torch.Tensor  # that they were chosen from, float32 [tokens, vocabulary]
-    guesses: list[tuple[list[int], list[int]]] = field(default_factory=list)  # behind what
+    drafts: list[tuple[list[int], list[int]]] = field(default_factory=list)  # behind what
 
 
 class Shard:
@@ -92,8 +92,8 @@ class Shard:
         self._batch.add(replace(row, states=states) if self.stateful else row)
         tokens: list[int] = []
         places = self._recorder.by_place.setdefault(id, {})
-        guesses = [] if self._watched is None else self._watched.guessed
-        guesses.clear()
+        drafts = [] if self._watched is None else self._watched.drafted
+        drafts.clear()
         while (plan := self._batch.plan(64)) is not None:
             result = replace(self.runner.step(plan), forward_ns=0, sample_ns=0, processor_ns=0)
             moved = self._batch.settle(plan, result)
@@ -103,7 +103,7 @@ class Shard:
             for gone in moved.dropped:
                 self.runner.drop(gone)
         logits = torch.stack([places[at] for at in range(len(prompt), len(prompt) + new)])
-        return Answer(tokens, logits, list(guesses))
+        return Answer(tokens, logits, list(drafts))
 
     def begin(self, blocks: Sequence[int], slots: Sequence[int]) -> list[Answer]:
         """Answer behind all that is kept, then where states have to be computed from 32 on."""
@@ -146,7 +146,7 @@ def settings(request: pytest.FixtureRequest, tmp_path: Path) -> ShardSettings:
 def test_another_shard_goes_on_to_the_bit(settings: ShardSettings, tmp_path: Path) -> None:
     old, new = Shard(settings), Shard(settings)
     saves = tuple(zip((32, 80), SLOTS, strict=True))
-    # One token: what guesses has read nothing of it when it ends.
+    # One token: what drafts has read nothing of it when it ends.
     old.answer(0, PROMPT, BLOCKS, StateGrant((1, 2), saves=saves), new=1)
     order = KeepOrder(tmp_path, KEY, BLOCKS, SLOTS if old.stateful else ())
     assert not old.runner.prefixes.keep(order).error
@@ -161,5 +161,5 @@ def test_another_shard_goes_on_to_the_bit(settings: ShardSettings, tmp_path: Pat
     for ours, theirs in zip(found, expected, strict=True):
         assert ours.tokens == theirs.tokens
         assert torch.equal(ours.logits, theirs.logits)
-        assert ours.guesses == theirs.guesses
-        assert any(guessed for _, guessed in ours.guesses) == bool(settings.speculate)
+        assert ours.drafts == theirs.drafts
+        assert any(drafted for _, drafted in ours.drafts) == bool(settings.speculate)

@@ -104,7 +104,7 @@ def continued(model: Any, ids: list[int], ends: set[int]) -> list[int]:
 
 @pytest.fixture(scope="module")
 def server(base: Path, folders: Path) -> Iterator[ServerProcess]:
-    """Two of five adapters fit into memory; one comes by a route. Guesses are made ahead."""
+    """Two of five adapters fit into memory; one comes by a route. Drafts are made ahead."""
     flags = ["--model-id", str(base), "--dtype", "float32", "--lora-adapters"]
     flags += [",".join(f"{name}={folders / name}" for name in NAMES)]
     flags += ["--max-loaded-adapters", "2", "--api-key", KEY, "--speculate", "2"]

@@ -1,7 +1,7 @@
 """Adapters through everything that a server does to a sequence, against transformers with PEFT.
 
 One batch of rows with eight adapters, two of them with DoRA, and with none, in chunks, preempted
-and taken up again, with guesses of the next tokens, one of them under a grammar, and the shard
+and taken up again, with drafts of the next tokens, one of them under a grammar, and the shard
 killed in the middle of it.
 """
 
@@ -27,7 +27,7 @@ Oracle: TypeAlias = Callable[[str, str | None, bool, list[int]], list[int]]
 
 NEW = 128
 PROMPTS = (
-    "The old harbour was quiet. The old harbour was quiet. The old harbour was",  # guesses pay
+    "The old harbour was quiet. The old harbour was quiet. The old harbour was",  # drafts pay
     "In the morning",
 )
 WITHOUT_E = "[^eE]*"

@@ -45,7 +45,7 @@ def test_sixty_four_clients_share_slots_for_six() -> None:
         assert server.metric("tgi_state_slots_total") == 12
 
 
-# Which the CPU kernels compute; the second by guesses of a layer of its own.
+# Which the CPU kernels compute; the second by drafts of a layer of its own.
 HYBRIDS: dict[str, dict[str, Any]] = {
     "lfm2": {"hidden_size": 128},
     "qwen3_5_text": dict.fromkeys(("head_dim", "linear_key_head_dim", "linear_value_head_dim"), 32),

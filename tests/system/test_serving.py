@@ -50,7 +50,7 @@ def test_blocks_that_are_only_cached_are_not_in_use(demo: ServerProcess) -> None
 
 
 def ending(answer: dict[str, Any]) -> tuple[object, ...]:
-    """What must not depend on guesses: all but the last digits of log-probabilities."""
+    """What must not depend on drafts: all but the last digits of log-probabilities."""
     details = answer["details"]
     tokens = [(token["id"], token["text"], token["special"]) for token in details["tokens"]]
     reason, count = details["finish_reason"], details["generated_tokens"]
@@ -74,9 +74,9 @@ def test_guesses_change_neither_text_nor_end(demo: ServerProcess, asked_for: int
         assert bounded is (asked_for > 4)
         assert "guesses: medusa of" in server.output
         for parameters in asked:
-            guessed = generate(server.url, prompt, **parameters)
+            drafted = generate(server.url, prompt, **parameters)
             alone = generate(demo.url, prompt, **parameters)
-            assert ending(guessed) == ending(alone), parameters
+            assert ending(drafted) == ending(alone), parameters
         assert server.metric("tgi_batch_draft_tokens") > 0
         server.signal(signal.SIGTERM)
         assert server.wait() == 0

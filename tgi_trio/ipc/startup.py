@@ -66,7 +66,7 @@ class ShardInfo:
 
     @property
     def speculates(self) -> bool:
-        """Whether a step may hold guesses of further tokens."""
+        """Whether a step may hold drafts of further tokens."""
         return self.draft_budget > 0
 
 

@@ -340,7 +340,7 @@ def heads_refusal(config: ModelConfig) -> str:
     )
 
 
-def check_guesser(folder: Path, spec: DecoderSpec | T5Spec | None) -> None:
+def check_draft_model(folder: Path, spec: DecoderSpec | T5Spec | None) -> None:
     """Raise ConfigurationError if the model in `folder` cannot be a draft model."""
     if isinstance(spec, DecoderSpec) and any(layer.mixer for layer in spec.layers):
         raise ConfigurationError(

@@ -22,7 +22,7 @@ class ModelFacts:
     tokenizer_path: Path | None = None  # None: the model's own folder
     dtype: str | None = None  # of the checkpoint, e.g. "bfloat16"
     quantize: str | None = None  # the format of its quantised weights, as --quantize calls it
-    guessing_layers: int = 0  # of the checkpoint, which guess further tokens
+    mtp_layers: int = 0  # of the checkpoint, which draft further tokens
     revision_sha: str | None = None  # commit, when the folder is a hub snapshot
 
 
@@ -49,7 +49,7 @@ def read_model_facts(
         tokenizer_path=tokenizer_path,
         dtype=config.dtype,
         quantize=find_word(config),
-        guessing_layers=count_mtp(config),
+        mtp_layers=count_mtp(config),
         revision_sha=_revision(path),
     )
 

@@ -61,7 +61,7 @@ _UNUSED_BEGIN: Final = re.compile("|".join(begin for begin, _ in _UNUSED_PARTS))
 
 def is_harmless(name: str, config: ModelConfig) -> bool:
     """Return whether a model is the same without this tensor."""
-    if _HARMLESS_END.search(name) or _UNUSED_BEGIN.match(name) or _guesses_ahead(name, config):
+    if _HARMLESS_END.search(name) or _UNUSED_BEGIN.match(name) or _is_of_mtp(name, config):
         return True
     if config.model_type == PHI4 and _BROUGHT.search(name):
         return True
@@ -115,7 +115,7 @@ def refuse_leftovers(
         )
 
 
-def _guesses_ahead(name: str, config: ModelConfig) -> bool:
+def _is_of_mtp(name: str, config: ModelConfig) -> bool:
     """Return whether a tensor belongs to the layers for multi-token prediction.
 
     DeepSeek V3 and its relatives number them on from the model's own, and state how many there are.

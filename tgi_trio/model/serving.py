@@ -21,7 +21,7 @@ class Serving:
     backend: str  # the shard's name for it
     no_cpu_kernels: str = ""
     no_prefix_cache: str = ""
-    no_guesses: str = ""
+    no_drafts: str = ""
     no_ranks: str = ""
     device: str = ""  # as torch names it
 
@@ -30,7 +30,7 @@ class Serving:
         might = {
             "CPU kernels": self.no_cpu_kernels,
             "prefix cache": self.no_prefix_cache,
-            "guesses": self.no_guesses,
+            "guesses": self.no_drafts,
             "ranks": self.no_ranks,
         }
         answers = (f"{name}: {f'no, {why}' if why else 'yes'}" for name, why in might.items())
@@ -60,7 +60,7 @@ def describe_serving(
         backend=backend,
         no_cpu_kernels=_no_cpu_kernels(spec, backend, device, dtype, parts),
         no_prefix_cache="" if prefix_reuse else _no_prefix_cache(spec),
-        no_guesses="" if speculates else _no_guesses(spec),
+        no_drafts="" if speculates else _explain_no_drafts(spec),
         no_ranks=undivided or _no_ranks(spec),
         device=device,
     )
@@ -90,7 +90,7 @@ def _no_prefix_cache(spec: DecoderSpec | T5Spec | None) -> str:
     return "transformers keeps a cache of its own for each sequence, or an encoder's output"
 
 
-def _no_guesses(spec: DecoderSpec | T5Spec | None) -> str:
+def _explain_no_drafts(spec: DecoderSpec | T5Spec | None) -> str:
     if isinstance(spec, DecoderSpec):
         return "its backend has no steps with several tokens of a sequence"
     if isinstance(spec, T5Spec):

@@ -58,13 +58,13 @@ class ShardOptions:
     pipeline_stages: int = 1  # runs of layers into which the model is cut, one for each rank
     cuda_memory_fraction: float = 1.0  # of each CUDA device's memory
     trust_remote_code: bool = False
-    # Most tokens guessed ahead per step and sequence. None: all heads of a given drafter, DRAFTED
+    # Most tokens drafted ahead per step and sequence. None: all heads of a given drafter, DRAFTED
     # for a draft model, 0 without one; decided in `Settings`.
     speculate: int | None = None
     draft_model: Path | None = None  # folder of the drafter: speculation heads, or a smaller model
     # Of DRAFTERS; None: the model's own layers where it has such. In `Settings` also "medusa",
     # "mlp_speculator", "eagle", "eagle3", "gemma4_assistant", "model" (a smaller one), as
-    # `draft_model` is; None: none guesses.
+    # `draft_model` is; None: none drafts.
     drafter: str | None = None
     watermark_gamma: float = 0.5  # part of the vocabulary that a watermark prefers
     watermark_delta: float = 2.0  # what it adds to the logits of those tokens

@@ -12,14 +12,14 @@ from typing import Final
 from tgi_trio.errors import ConfigurationError
 from tgi_trio.model.facts import ModelFacts
 from tgi_trio.model.speculators.mtp import no_mtp
-from tgi_trio.model.speculators.recognise import count_guesses, find_kind
+from tgi_trio.model.speculators.recognise import count_drafts, find_kind
 from tgi_trio.settings.checks import check, number_of_shards
 from tgi_trio.settings.elsewhere import check_ranks_elsewhere
 from tgi_trio.settings.records import MTP, NGRAM, AsGiven, Options, Settings
 
 DEFAULT_POSITIONS: Final = 4096  # for a model without a longest sequence
 DEFAULT_PREFILL_TOKENS: Final = 4096  # TGI's, unless an accelerator suggests another
-DRAFTED: Final = 4  # tokens that a draft model guesses ahead
+DRAFTED: Final = 4  # tokens that a draft model drafts ahead
 DEFAULT_STEP_TOKENS: Final = 512  # a prefill chunk for which a running stream can wait
 
 
@@ -208,12 +208,12 @@ def _step_limits(options: Options, facts: ModelFacts) -> tuple[int, int, int]:
 
 
 def _speculate(options: Options) -> int:
-    """Return how many tokens are guessed ahead; by default as many as there are heads."""
+    """Return how many tokens are drafted ahead; by default as many as there are heads."""
     folder, given = options.draft_model, options.speculate
     if folder is None:
         return given or 0
     if find_kind(folder) is not None:
-        return count_guesses(folder, given)
+        return count_drafts(folder, given)
     return DRAFTED if given is None else given
 
 
@@ -234,14 +234,14 @@ def _given_names(options: Options) -> frozenset[str]:
 
 def _drafter(options: Options, facts: ModelFacts) -> str | None:
     """Return the drafter, as in `Settings.drafter`."""
-    layers, most = facts.guessing_layers, _speculate(options)
+    layers, most = facts.mtp_layers, _speculate(options)
     if options.drafter == MTP and not layers:
         raise ConfigurationError(no_mtp(facts.path))
     if not most:
         return None
     if options.draft_model is None:
         drafter = options.drafter or (MTP if layers else NGRAM)
-        if drafter == MTP and 1 < layers < most:  # an only layer goes on from its own guesses
+        if drafter == MTP and 1 < layers < most:  # an only layer goes on from its own drafts
             raise ConfigurationError(
                 f"`speculate` must be <= {layers}: the checkpoint has {layers} layers that guess "
                 f"further tokens, each of them one; the `drafter` ngram guesses any number. "

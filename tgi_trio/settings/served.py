@@ -16,11 +16,11 @@ def with_model(settings: Settings, serving: Serving) -> tuple[Settings, list[str
     overruled: list[str] = []
     messages: list[str] = []
     backend = serving.backend
-    speculates, reuses = not serving.no_guesses, not serving.no_prefix_cache
+    speculates, reuses = not serving.no_drafts, not serving.no_prefix_cache
     if settings.speculate and not speculates:
         overruled.append("speculate")
         messages.append(
-            f"--speculate has no effect: this model is served by {backend}; {serving.no_guesses}"
+            f"--speculate has no effect: this model is served by {backend}; {serving.no_drafts}"
         )
     if settings.draft_model is not None and not settings.speculate:
         messages.append(

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from tgi_trio.errors import ConfigurationError
 from tgi_trio.ipc.shard_settings import ShardSettings
-from tgi_trio.model.check import check_guesser, model_spec
+from tgi_trio.model.check import check_draft_model, model_spec
 from tgi_trio.model.config import ModelConfig, read_config
 from tgi_trio.model.fit.cpu_kernels import activations_error, kernels_error
 from tgi_trio.model.quantised.recognise import check_stated
@@ -48,7 +48,7 @@ def load_runner(
     ModelLoadError for a folder that cannot be used.
     """
     cores = os.sched_getaffinity(0)
-    if settings.speculate == 0:  # nothing is to guess
+    if settings.speculate == 0:  # nothing is to draft
         settings = replace(settings, draft_model=None, drafter=None)
     runner = _load_model(settings, device=device, ranks=ranks, fresh_files=fresh_files)
     if settings.max_lora_rank and device == CPU and isinstance(runner, KeepsRoom):
@@ -102,7 +102,7 @@ def _add_draft_model(
 
     `cores`: this thread's, before `runner` was loaded. Raises what loading a model raises.
     """
-    check_guesser(folder, model_spec(read_config(folder)))
+    check_draft_model(folder, model_spec(read_config(folder)))
     in_kernels = runner.info.backend.startswith("kernels")
     place, count = settings.place_on_machine
     own = replace(

@@ -1,6 +1,6 @@
 """The contract of a step: what a backend is given, and what it returns.
 
-Prefill chunks, decodes and guessed tokens are all the same here: a row with some query tokens at
+Prefill chunks, decodes and drafted tokens are all the same here: a row with some query tokens at
 given positions. Every backend (`runner.py`) takes a `StepPlan` and returns a `StepResult`. No torch
 in this file.
 """
@@ -52,7 +52,7 @@ class PlanCounts:
     prefill_tokens: int = 0
     decode_rows: int = 0
     stalled_rows: int = 0  # sequences at the end of their granted blocks
-    draft_tokens: int = 0  # guesses among the decode rows' query tokens
+    draft_tokens: int = 0  # drafts among the decode rows' query tokens
 
 
 @dataclass(slots=True)
@@ -73,21 +73,21 @@ class StepPlan:
     context_lengths: NDArray[np.int32]  # [R] KV tokens a row sees, its own query included
     block_tables: NDArray[np.int32]  # [R, widest], unused entries 0
     samples: NDArray[np.bool_]  # [R] the row's last known token is in the step: choose the next
-    # [R] how many of a row's last query tokens are guesses (they follow the known ones in its
+    # [R] how many of a row's last query tokens are drafts (they follow the known ones in its
     # `token_ids`); after each that proves right one more token is chosen. None: no row has any.
     drafts: NDArray[np.int32] | None = None
     # [R] the row computes tokens it came with. Set by the batch; None: any row may.
     prefills: NDArray[np.bool_] | None = None
     # [T] which row of the previous step chooses this token, whose id is not known yet and 0 in
     # `token_ids`; -1: it is known. Set by a batch that plans ahead of a step's result. None: all
-    # are known. A guess has the same number as its row's last token: the runner knows what it
-    # guessed after that.
+    # are known. A draft has the same number as its row's last token: the runner knows what it
+    # drafted after that.
     inputs: NDArray[np.int32] | None = None
-    # The previous step has guesses that are not judged yet: rows will be further than `positions`,
+    # The previous step has drafts that are not judged yet: rows will be further than `positions`,
     # `kv_slots` and `context_lengths` say, by as many as were right. The runner corrects them on
     # the device; `loop/following.py` does so here, once the previous step has been settled.
     moves: bool = False
-    # The next step `moves` rows and has guesses, where the runner can make them (`runs_ahead`).
+    # The next step `moves` rows and has drafts, where the runner can make them (`runs_ahead`).
     leads: bool = False
     features: PlacedFeatures | None = None  # of images' tokens, in the places of their embeddings
     # [3, T] time, row and column of each token. None: each is the token's position.
@@ -242,7 +242,7 @@ class StepResult:
     # Processor time of the thread that computed it; 0: not measured. For comparing steps, since
     # other load on the machine is not in it.
     processor_ns: int = 0
-    # [R] how many guesses rows had, where the runner made them: it may have found fewer than the
+    # [R] how many drafts rows had, where the runner made them: it may have found fewer than the
     # plan has room for. None: as many as the plan says.
     drafts: NDArray[np.int64] | None = None
 

@@ -1,4 +1,4 @@
-"""Functions on plans: slicing, filling in tokens, removing guesses, and queries."""
+"""Functions on plans: slicing, filling in tokens, removing drafts, and queries."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def fill_inputs(plan: StepPlan) -> None:
     if plan.inputs is None:
         return
     if plan.drafts is not None:
-        _leave_out_guesses(plan)  # only the runner knew them
+        _leave_out_drafts(plan)  # only the runner knew them
     plan.token_ids = plan.token_ids.copy()  # other plans may share the array
     for i in np.flatnonzero(plan.inputs >= 0).tolist():
         row = plan.rows[int(np.searchsorted(plan.query_starts, i, side="right")) - 1]
@@ -47,7 +47,7 @@ def fill_inputs(plan: StepPlan) -> None:
     plan.inputs = None
 
 
-def _leave_out_guesses(plan: StepPlan) -> None:
+def _leave_out_drafts(plan: StepPlan) -> None:
     """Reduce a plan of decodes to the rows' last known tokens."""
     kept = plan.query_starts[:-1]
     plan.token_ids, plan.positions = plan.token_ids[kept], plan.positions[kept]
@@ -59,7 +59,7 @@ def _leave_out_guesses(plan: StepPlan) -> None:
 
 
 def cut_plan(plan: StepPlan, firsts: NDArray[np.int64], ends: NDArray[np.int64]) -> StepPlan:
-    """Return a plan without guesses of each row's query tokens `firsts[i]` up to `ends[i]`.
+    """Return a plan without drafts of each row's query tokens `firsts[i]` up to `ends[i]`.
 
     Every row keeps at least one; a row that does not keep its last samples nothing.
     """

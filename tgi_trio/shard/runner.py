@@ -1,4 +1,4 @@
-"""The contract of a backend: the protocols of what computes steps, and of what guesses for it.
+"""The contract of a backend: the protocols of what computes steps, and of what drafts for it.
 
 Torch, the CPU kernels and several ranks together are each a `Runner`; the worker's loop knows
 nothing else about them. `contract.py` has what goes in and comes out. No torch in this file.
@@ -52,18 +52,18 @@ class Computed:
 
 
 class DraftRow(NamedTuple):
-    """A sequence that decodes in a step, and may be guessed for."""
+    """A sequence that decodes in a step, and may be drafted for."""
 
     place: int  # among the step's rows
     sequence: ShardSequence
-    room: int  # most tokens that may be guessed
+    room: int  # most tokens that may be drafted
 
 
 class Drafter(Protocol):
-    """Guesses the next tokens of sequences; `speculation/` has a file for each kind."""
+    """Drafts the next tokens of sequences; `speculation/` has a file for each kind."""
 
     def draft_rows(self, rows: ListLike[DraftRow], spare: int) -> dict[int, int]:
-        """Write guesses into `token_ids`, after the known tokens, at most `spare` in all.
+        """Write drafts into `token_ids`, after the known tokens, at most `spare` in all.
 
         Returns how many each row got, by place, for the rows that got any.
         """
@@ -72,7 +72,7 @@ class Drafter(Protocol):
 
 @runtime_checkable
 class FollowingDrafter(Drafter, Protocol):
-    """One whose guesses the runner makes on the device: the next step may follow unread ones."""
+    """One whose drafts the runner makes on the device: the next step may follow unread ones."""
 
     @property
     def follows(self) -> bool:
@@ -80,11 +80,11 @@ class FollowingDrafter(Drafter, Protocol):
         ...
 
     def follow(self, rows: ListLike[DraftRow], spare: int) -> dict[int, int]:
-        """Return how many guesses rows get, by place, in a step whose last tokens are unknown."""
+        """Return how many drafts rows get, by place, in a step whose last tokens are unknown."""
         ...
 
     def judge(self, sequence: ShardSequence, count: int, right: int) -> None:
-        """Note how many of a sequence's `count` guesses in a step were right."""
+        """Note how many of a sequence's `count` drafts in a step were right."""
         ...
 
 
@@ -127,8 +127,8 @@ class Runner(Protocol):
         """Return whether the step after `plan` may be launched before `plan` has been read.
 
         Then `plan` itself may be launched with tokens that only the runner knows
-        (`StepPlan.inputs`). For a plan with guesses, or before one (`StepPlan.leads`), the runner
-        must judge guesses, move rows by those that were right (`StepPlan.moves`), and guess.
+        (`StepPlan.inputs`). For a plan with drafts, or before one (`StepPlan.leads`), the runner
+        must judge drafts, move rows by those that were right (`StepPlan.moves`), and draft.
         """
         ...
 
@@ -137,7 +137,7 @@ class Runner(Protocol):
         ...
 
     def drafter(self, most: int) -> Drafter | None:
-        """Return the drafter of the model, for up to `most` guesses a row (`--speculate`)."""
+        """Return the drafter of the model, for up to `most` drafts a row (`--speculate`)."""
         ...
 
     def prepare(self, sequence: ShardSequence | None) -> bool:

@@ -16,7 +16,7 @@ from tgi_trio.model.adapters.sites import map_adapter
 from tgi_trio.model.adapters.trained_whole import check_saved
 from tgi_trio.model.check import (
     check_checkpoint,
-    check_guesser,
+    check_draft_model,
     check_model,
     heads_refusal,
     model_spec,
@@ -118,7 +118,7 @@ def _check_drafter(settings: Settings, folder: Path) -> None:
         return
     draft = read_config(folder)
     spec = supported_spec(draft)
-    check_guesser(folder, spec)
+    check_draft_model(folder, spec)
     check_checkpoint(draft, spec)
     own = tokenizer_json(settings.tokenizer_path, None, settings.trust_remote_code)
     other = tokenizer_json(folder, None, settings.trust_remote_code)

@@ -1,4 +1,4 @@
-"""Every kind of launch of the kernels around choices: texts, guesses, counts, scores."""
+"""Every kind of launch of the kernels around choices: texts, drafts, counts, scores."""
 
 from __future__ import annotations
 

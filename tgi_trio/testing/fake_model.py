@@ -73,7 +73,7 @@ class FakeSettings:
     state_slots: int = 0  # slots for states, slot 0 included; 0 = it keeps none
     host_blocks: int = 0  # of which its host memory holds copies
     host_slots: int = 0  # likewise, of slots for states
-    speculate: int = 0  # the most tokens that the shard guesses per step and sequence
+    speculate: int = 0  # the most tokens that the shard drafts per step and sequence
 
     @classmethod
     def parse(cls, text: str) -> FakeSettings:
@@ -252,7 +252,7 @@ class FakeRunner:
         return StepResult.of(rows, forward_ns=time.perf_counter_ns() - started, sample_ns=0)
 
     def runs_ahead(self, plan: StepPlan) -> bool:
-        """Return whether the settings say so; but the host has to read steps with guesses."""
+        """Return whether the settings say so; but the host has to read steps with drafts."""
         return self.settings.runs_ahead and plan.drafts is None
 
     def launch(self, plan: StepPlan) -> Pending:
@@ -260,7 +260,7 @@ class FakeRunner:
         return _Deferred(self, plan) if self.runs_ahead(plan) else Computed(self.step(plan))
 
     def drafter(self, most: int) -> Drafter | None:
-        """Return an n-gram drafter, if steps may have guesses."""
+        """Return an n-gram drafter, if steps may have drafts."""
         return NgramDrafter(most, self._info.eos_ids) if self._info.draft_budget else None
 
     def prepare(self, sequence: ShardSequence | None) -> bool:
@@ -333,7 +333,7 @@ class FakeRunner:
         return result
 
     def _choose(self, sequence: ShardSequence, drafts: int) -> list[int]:
-        """Return the next token, and a further one after each right guess."""
+        """Return the next token, and a further one after each right draft."""
         ids, length = sequence.token_ids, sequence.length
         tokens: list[int] = []
         for known in range(length, length + drafts + 1):

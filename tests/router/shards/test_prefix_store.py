@@ -204,7 +204,7 @@ def test_what_may_be_kept_is_that_of_all_ranks(settings: Settings) -> None:
     assert budget.take_slot()
     assert budget.take_blocks(100) == 10  # of 4 tokens, on 2 ranks
     assert not budget.take_slot()
-    beside = replace(MEMORY, kv_bytes=MEMORY.blocks * 4 * (64 + 16))  # what guesses keeps some, too
+    beside = replace(MEMORY, kv_bytes=MEMORY.blocks * 4 * (64 + 16))  # what drafts keeps some, too
     assert opened(own).budget(info, beside).take_blocks(100) == 10 * 64 // 80
 
 

@@ -204,8 +204,8 @@ def test_guesses_have_the_adapter_of_their_row(llama: Any) -> None:
     with StandInDevice() as device:
         runner = start(base, "cuda:0", (5, 16), speculate=2, **SERVED)
         install_all(runner, folders)
-        guessing = Foretelling(expected.tokens)
-        ours = drive(runner, TEXTS, ASKED, 3, device=device, drafter=guessing)
+        drafting = Foretelling(expected.tokens)
+        ours = drive(runner, TEXTS, ASKED, 3, device=device, drafter=drafting)
     assert ours.tokens == expected.tokens and ours.drafts
     # A text that the device lacks is sent to it, where n-grams would be looked up.
     assert all(counts.replays == 1 for counts in ours.decodes)

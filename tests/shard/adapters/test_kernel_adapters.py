@@ -35,8 +35,8 @@ from tests.shard.cpu_backend.kernel_support import (
 )
 from tests.shard.torch_backend.models_support import (
     advance,
+    drafting_plan,
     generated,
-    guessing_plan,
     load,
     prompts,
     run,
@@ -324,7 +324,7 @@ def test_quantised_bases(
 
 
 def test_guesses(llama: Path, tmp_path: Path) -> None:
-    """Guesses are computed with the adapter of their row."""
+    """Drafts are computed with the adapter of their row."""
     folder = write_adapter(llama, tmp_path / "a")
     with cpu_runner(llama, max_lora_rank=4) as (runner, _):
         install(runner, 1, folder)
@@ -332,6 +332,6 @@ def test_guesses(llama: Path, tmp_path: Path) -> None:
         run(runner, plain)
         rows = adapted(sequences(PROMPTS[2:4], new=NEW), [1, 0])
         advance(runner, rows, [len(prompt) for prompt in PROMPTS[2:4]])
-        result = runner.step(guessing_plan(rows, [generated(plain[0])[1:4], [3, 3, 3]]))
+        result = runner.step(drafting_plan(rows, [generated(plain[0])[1:4], [3, 3, 3]]))
         assert list(result.rows[0].token_ids) == generated(plain[0])[1:5]
         assert result.rows[1].token_ids[0] == generated(plain[1])[1]

@@ -29,8 +29,8 @@ from tests.shard.torch_backend.models_support import (
     BLOCK,
     GreedyRecorder,
     advance,
+    drafting_plan,
     generated,
-    guessing_plan,
     load,
     prompts,
     run,
@@ -169,7 +169,7 @@ def test_magnitudes_and_biases_beside_plain_ones(serve: Callable[..., Any], fami
 
 @pytest.mark.parametrize("family", WITH_HEADS)
 def test_the_head(serve: Callable[..., Any], family: str) -> None:
-    """Alone and with layers, tied to the embedding or not; also for prompts and guesses."""
+    """Alone and with layers, tied to the embedding or not; also for prompts and drafts."""
     runner, recorder, golden = serve(
         family,
         {"target_modules": ["lm_head"]},
@@ -213,14 +213,14 @@ def test_others_adapters_change_no_bit(serve: Callable[..., Any]) -> None:
 
 
 def test_guesses(serve: Callable[..., Any]) -> None:
-    """Guesses are computed with the adapter of their row."""
+    """Drafts are computed with the adapter of their row."""
     runner, _, _ = serve("llama", {})
     rows = adapted(sequences(PROMPTS[2:4], new=NEW), [1, 0])
     plain = adapted(sequences(PROMPTS[2:4], new=NEW), [1, 0])
     run(runner, plain)
     advance(runner, rows, [len(prompt) for prompt in PROMPTS[2:4]])
     told = [generated(row)[1:4] for row in plain]
-    result = runner.step(guessing_plan(rows, [told[0], [3, 3, 3]]))
+    result = runner.step(drafting_plan(rows, [told[0], [3, 3, 3]]))
     assert list(result.rows[0].token_ids) == generated(plain[0])[1:5]
     assert result.rows[1].token_ids[0] == generated(plain[1])[1]
 

@@ -15,8 +15,8 @@ from tests.shard.cpu_backend.kernel_support import FITTING, HYBRIDS, MIXTURES, V
 from tests.shard.cpu_backend.test_at_any_load import DOTS
 from tests.shard.torch_backend.golden import Golden, assert_greedy
 from tests.shard.torch_backend.models_support import (
+    drafting_plan,
     generated,
-    guessing_plan,
     load,
     prompts,
     run,
@@ -92,7 +92,7 @@ def test_guesses_are_scored_as_they_would_be_chosen(
     run(runner[0], [run_prompt])
     row.computed = row.length - 1
     runner[1].by_place.clear()
-    runner[0].step(guessing_plan([row], [tokens[1:6]]))
+    runner[0].step(drafting_plan([row], [tokens[1:6]]))
     found = runner[1].logits(row.id)
     torch.testing.assert_close(found[-1], logits[6], atol=TOLERANCE, rtol=0.0)
     runner[1].by_place.clear()

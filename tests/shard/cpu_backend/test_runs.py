@@ -13,8 +13,8 @@ from tests.shard.cpu_backend.kernel_support import GLM5, cpu_runner
 from tests.shard.cpu_backend.test_at_any_load import check_invariance
 from tests.shard.torch_backend.states.test_hybrid_models import (
     NEW,
-    Guesser,
     Remembered,
+    TextDrafter,
     check,
     row,
     serve,
@@ -73,7 +73,7 @@ def test_guesses_and_snapshots(tmp_path: Path) -> None:
     golden = Remembered(folder)
     whole = [*prompt, *golden.greedy(prompt, NEW)[0]]
     with cpu_runner(folder, cores=(0, 0)) as (runner, recorder):
-        batch = serve(runner, Guesser({id: whole for id in (20, 40)}))
+        batch = serve(runner, TextDrafter({id: whole for id in (20, 40)}))
         batch.add(row(20, prompt, StateGrant((1, 2), saves=((32, 3), (80, 4)))))
         first = run_batch(batch, runner, seed=1)
         batch.add(row(40, prompt, StateGrant((5, 6), source=3, held_length=80), cached=32))

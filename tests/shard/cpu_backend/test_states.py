@@ -1,6 +1,6 @@
 """States in the kernels, in the batch that a shard runs: what transformers says.
 
-Guesses that prove wrong, steps computed twice, snapshots, two threads; and kernels that are wrong.
+Drafts that prove wrong, steps computed twice, snapshots, two threads; and kernels that are wrong.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from tests.shard.torch_backend.models_support import (
 from tests.shard.torch_backend.states.test_hybrid_models import (
     NEW,
     PROMPTS,
-    Guesser,
     Remembered,
+    TextDrafter,
     check,
     row,
     serve,
@@ -70,7 +70,7 @@ def model(checkpoint: Checkpoint, request: pytest.FixtureRequest) -> Iterator[Mo
 def test_guesses_and_steps_computed_twice(model: Model) -> None:
     runner, recorder, golden = model
     whole = {id: [*prompt, *golden.greedy(prompt, NEW)[0]] for id, prompt in enumerate(TEXTS)}
-    batch = serve(runner, Guesser(whole))
+    batch = serve(runner, TextDrafter(whole))
     for id, prompt in enumerate(TEXTS):
         batch.add(row(id, prompt, StateGrant((1 + 2 * id, 2 + 2 * id))))
     texts = run_batch(batch, runner, seed=5)

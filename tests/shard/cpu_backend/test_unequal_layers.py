@@ -24,8 +24,8 @@ from tests.shard.torch_backend.models_support import (
 )
 from tests.shard.torch_backend.states.test_hybrid_models import (
     NEW,
-    Guesser,
     Remembered,
+    TextDrafter,
     check,
     row,
     serve,
@@ -92,7 +92,7 @@ def test_several_hidden_states_of_guesses_and_of_steps_computed_twice(
     golden = Remembered(folder)
     whole = {id: [*prompt, *golden.greedy(prompt, NEW)[0]] for id, prompt in enumerate(prompts(4))}
     with cpu_runner(folder, cores=(0, 1)) as (runner, recorder):
-        batch = serve(runner, Guesser(whole))
+        batch = serve(runner, TextDrafter(whole))
         for id, prompt in enumerate(prompts(4)):
             batch.add(row(id, prompt, None))
         texts = run_batch(batch, runner, seed=5)

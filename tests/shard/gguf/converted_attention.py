@@ -145,7 +145,7 @@ def describe_mistral4(config: Config) -> dict[str, Any]:
 
 
 def describe_deepseek32(config: Config) -> dict[str, Any]:
-    """A file also counts the layer that guesses the token after the next."""
+    """A file also counts the layer that drafts the token after the next."""
     said = _describe_latents(config)
     dense = config["mlp_layer_types"].count("dense") if "mlp_layer_types" in config else None
     return said | ({} if dense is None else {"leading_dense_block_count": dense}) | {
@@ -192,7 +192,7 @@ def describe_mimo2(config: Config) -> dict[str, Any]:
 
 
 def describe_hy_v3(config: Config) -> dict[str, Any]:
-    """A file also counts the layer that guesses the token after the next."""
+    """A file also counts the layer that drafts the token after the next."""
     said = common(config)
     return said | {
         "block_count": said["block_count"] + 1,
@@ -207,7 +207,7 @@ def describe_hy_v3(config: Config) -> dict[str, Any]:
 
 
 def describe_glm4v(config: Config) -> dict[str, Any]:
-    """A model that sees: positions have three parts. As GLM-OCR, with a layer that guesses."""
+    """A model that sees: positions have three parts. As GLM-OCR, with a layer that drafts."""
     said = common(config)
     return said | {
         "block_count": said["block_count"] + 1,

@@ -90,7 +90,7 @@ def metadata(name: str, config: dict[str, Any], case: str) -> dict[str, Any]:
     said |= mixture_metadata(name, config)
     if name == "deepseek2":
         said |= latent_metadata(config, case)
-    if name == "glm4moe":  # and a layer that guesses the token after the next
+    if name == "glm4moe":  # and a layer that drafts the token after the next
         said["block_count"] += 1
         said["nextn_predict_layers"] = 1
     if name == "gpt-oss" and rope["rope_type"] == "yarn":

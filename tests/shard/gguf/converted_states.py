@@ -37,7 +37,7 @@ def describe_qwen3next(config: Config) -> dict[str, Any]:
 
 
 def describe_qwen35(config: Config) -> dict[str, Any]:
-    """A file also counts the layer that guesses the token after the next."""
+    """A file also counts the layer that drafts the token after the next."""
     said = describe_qwen3next(config)
     return said | {
         "block_count": said["block_count"] + 1,
@@ -104,7 +104,7 @@ _BESIDE = {
 
 
 def modify_guessing_qwen35(own: str, array: Array, config: Config) -> Tensors:
-    """Names of the layer that guesses go on from the model's, before anything else is changed."""
+    """Names of the layer that drafts go on from the model's, before anything else is changed."""
     last = config["num_hidden_layers"]
     if own in _BESIDE:
         yield f"blk.{last}.{_BESIDE[own]}", array + ("norm" in own)

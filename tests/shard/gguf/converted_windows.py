@@ -45,7 +45,7 @@ def _experts(config: Config) -> dict[str, Any]:
 
 
 def describe_exaone_moe(config: Config) -> dict[str, Any]:
-    """A file also counts the layer that guesses the token after the next."""
+    """A file also counts the layer that drafts the token after the next."""
     said = common(config) | _windows(config) | _experts(config)
     return said | {
         "block_count": said["block_count"] + 1,
@@ -247,7 +247,7 @@ def describe_bailingmoe(config: Config) -> dict[str, Any]:
 
 
 def describe_bailingmoe2(config: Config) -> dict[str, Any]:
-    """A file also counts the layer that guesses the token after the next."""
+    """A file also counts the layer that drafts the token after the next."""
     said = common(config) | _experts(config)
     head = config["hidden_size"] // config["num_attention_heads"]
     return said | {

@@ -172,7 +172,7 @@ def test_states_of_steps_that_follow_at_once_take_turns(monkeypatch: pytest.Monk
 
 
 class Foretelling:
-    """Guesses two tokens that will be said, but for every third, which is another."""
+    """Drafts two tokens that will be said, but for every third, which is another."""
 
     def __init__(self, answers: dict[int, list[int]]) -> None:
         self.answers = answers
@@ -193,7 +193,7 @@ class Foretelling:
 
 
 def test_steps_follow_at_once_while_guessing_rests(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And a step with guesses waits for the tokens before it."""
+    """And a step with drafts waits for the tokens before it."""
     asked = [0]
 
     def rests(at: int) -> bool:

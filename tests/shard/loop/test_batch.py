@@ -22,7 +22,7 @@ from tgi_trio.shard.speculation.sharing import share_drafts
 
 
 class Counting:
-    """A drafter that guesses 50, 51, ..., three a step."""
+    """A drafter that drafts 50, 51, ..., three a step."""
 
     def __init__(self, trusted: Mapping[int, int] | None = None) -> None:
         self._trusted = trusted or {}
@@ -210,7 +210,7 @@ def test_a_row_has_ends_of_its_own() -> None:
     batch.add(row(4, [41, 42], 9, ends=(own,)))
     plan = batch.plan(BUDGET)
     assert plan is not None
-    several = {1: (own, own), 3: (own, own), 4: (30, own, 34)}  # as with guesses
+    several = {1: (own, own), 3: (own, own), 4: (30, own, 34)}  # as with drafts
     results = [RowResult(several[each.id], (-1.0,) * len(several[each.id])) for each in plan.rows]
     report, _ = advance(batch, plan, StepResult.of(results, 0, 0))
     assert dict(zip(report.sequence, report.finish, strict=True)) == {1: 0, 3: 0, 4: Finish.EOS}
@@ -247,7 +247,7 @@ def test_several_tokens_are_cut_at_the_finishing_one() -> None:
     assert (plan.token_ids.tolist(), plan.positions.tolist()) == ([41], [3])
 
 
-# --- guesses -------------------------------------------------------------------------------------
+# --- drafts -------------------------------------------------------------------------------------
 
 
 def drafted(plan: StepPlan | None) -> list[int]:
@@ -288,7 +288,7 @@ def test_a_row_is_computed_as_far_as_its_guesses_were_right(right: int) -> None:
     assert (report.computed, report.token_count) == ([3 + right], [1 + right])
     plan = batch.plan(BUDGET)
     assert plan is not None
-    assert (plan.token_ids[0], plan.positions[0]) == (8, 3 + right)  # a wrong guess's K is redone
+    assert (plan.token_ids[0], plan.positions[0]) == (8, 3 + right)  # a wrong draft's K is redone
 
 
 def test_a_row_guesses_no_further_than_its_blocks_its_tokens_and_the_budget() -> None:

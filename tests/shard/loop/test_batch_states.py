@@ -1,4 +1,4 @@
-"""Slots of states: which a step reads and writes, behind guesses, retries, snapshots and prefixes.
+"""Slots of states: which a step reads and writes, behind drafts, retries, snapshots and prefixes.
 
 The made-up model's state is a number that depends on every token; it faults a row whose slot holds
 another.
@@ -25,8 +25,8 @@ SETTINGS = FakeSettings(block_size=4, blocks=64, state_slots=12, vocab_size=100)
 PROMPT = list(range(10, 31))
 
 
-class Guesser:
-    """A drafter whose guesses are right as often as `share` says."""
+class ShareDrafter:
+    """A drafter whose drafts are right as often as `share` says."""
 
     def __init__(self, share: float, seed: int = 0) -> None:
         self._share = share
@@ -53,7 +53,7 @@ def serve(share: float | None = None, seed: int = 0) -> tuple[Batch, FakeRunner]
         blocks=found.blocks,
         eos_ids=(2,),
         state_slots=found.state_slots,
-        drafter=None if share is None else Guesser(share, seed),
+        drafter=None if share is None else ShareDrafter(share, seed),
         draft_budget=64,
         clock=lambda: 0,
     )
@@ -123,11 +123,11 @@ def test_behind_a_wrong_guess_the_right_tokens_are_computed_again() -> None:
         assert plan is not None and plan.state_reads is not None
         plans.append(plan)
         assert not batch.settle(plan, runner.step(plan)).faults
-    guessed, again = plans[1:]
-    assert guessed.drafts is not None and again.drafts is None
-    assert again.positions.tolist() == [21, 22]  # the token that was guessed from, and the right
-    assert guessed.state_reads is not None and again.state_reads is not None
-    assert guessed.state_reads.tolist() == again.state_reads.tolist()
+    drafted, again = plans[1:]
+    assert drafted.drafts is not None and again.drafts is None
+    assert again.positions.tolist() == [21, 22]  # the token that was drafted from, and the right
+    assert drafted.state_reads is not None and again.state_reads is not None
+    assert drafted.state_reads.tolist() == again.state_reads.tolist()
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -137,9 +137,9 @@ def test_texts_are_right_whatever_is_guessed_cut_and_computed_twice(seed: int) -
     batch.add(prefill(1, StateGrant((1, 2), saves=((4, 3),)), new=14))
     batch.add(prefill(2, StateGrant((4, 5), saves=((12, 6), (20, 7))), first_block=20, new=14))
     texts: dict[int, list[int]] = {1: [], 2: []}
-    guessed = 0
+    drafted = 0
     while (plan := batch.plan(rng.randint(1, 30))) is not None:
-        guessed += plan.counts.draft_tokens
+        drafted += plan.counts.draft_tokens
         result = runner.step(plan)
         if rng.random() < 0.3:  # as the worker does with a step that has raised
             for row in range(len(plan.rows)):
@@ -149,7 +149,7 @@ def test_texts_are_right_whatever_is_guessed_cut_and_computed_twice(seed: int) -
         batch.check()
         for id, found in tokens_of(moved):
             texts[id] += found
-    assert guessed
+    assert drafted
     assert texts == {id: continuation(SETTINGS, PROMPT, 14) for id in texts}
 
 

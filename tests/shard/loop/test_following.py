@@ -1,4 +1,4 @@
-"""Steps behind others whose guesses nobody has judged: what is planned, and where rows then are."""
+"""Steps behind others whose drafts nobody has judged: what is planned, and where rows then are."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def said(sequence: int, position: int) -> int:
 
 
 class Runner:
-    """Guesses by itself, some of the time rightly; knows what the batch does not."""
+    """Drafts by itself, some of the time rightly; knows what the batch does not."""
 
     follows = True
 
@@ -52,7 +52,7 @@ class Runner:
         self.judged.append((count, right))
 
     def launch(self, plan: StepPlan) -> list[int]:
-        """Return how many guesses of each row are right."""
+        """Return how many drafts of each row are right."""
         drafts = [0] * len(plan.rows) if plan.drafts is None else plan.drafts.tolist()
         return [self.chance.randint(0, count) for count in drafts]
 
@@ -135,12 +135,12 @@ def test_a_step_that_cannot_be_moved_is_computed_without_its_guesses(
     first = batch.plan(BUDGET)
     assert first is not None
     batch.settle(first, result_of(first, [0]))
-    guessed = batch.plan(BUDGET)
-    assert guessed is not None and guessed.drafts is not None and not guessed.moves
-    batch.expect(guessed)
+    drafted = batch.plan(BUDGET)
+    assert drafted is not None and drafted.drafts is not None and not drafted.moves
+    batch.expect(drafted)
     plan = batch.plan(BUDGET)
     assert plan is not None and plan.moves and plan.drafts is not None
-    batch.settle(guessed, result_of(guessed, [1]))
+    batch.settle(drafted, result_of(drafted, [1]))
     batch.settle_positions(plan)
     fill_inputs(plan)
     assert plan.drafts is None and plan.inputs is None and plan.query_starts.tolist() == [0, 1]
@@ -149,7 +149,7 @@ def test_a_step_that_cannot_be_moved_is_computed_without_its_guesses(
 
 
 def test_guesses_follow_a_step_without_any(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So nothing is read first where only the runner has found something to guess."""
+    """So nothing is read first where only the runner has found something to draft."""
     resting = [False]
     monkeypatch.setattr(Payoff, "allows", lambda self, rows: not resting[0])
     monkeypatch.setattr(Payoff, "is_resting", lambda self, rows: resting[0])

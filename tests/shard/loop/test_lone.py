@@ -23,8 +23,8 @@ def facts(plan: StepPlan | None) -> dict[str, Any]:
     return {name: (str(value.dtype), value.tolist()) for name, value in arrays.items()}
 
 
-def batch_of(others: int, guesses: bool) -> Batch:
-    batch = new_batch(drafter=Counting() if guesses else None, draft_budget=8 if guesses else 0)
+def batch_of(others: int, drafts: bool) -> Batch:
+    batch = new_batch(drafter=Counting() if drafts else None, draft_budget=8 if drafts else 0)
     batch.add(row(1, range(11, 11 + BLOCK), 9, blocks=[5, 9, 3]))
     for n in range(others):
         batch.add(row(2 + n, [21, 22], 9, blocks=[7, 8, 10]))
@@ -32,10 +32,10 @@ def batch_of(others: int, guesses: bool) -> Batch:
     return batch
 
 
-@pytest.mark.parametrize("guesses", [False, True])
-def test_a_lone_row_is_planned_as_any_other(guesses: bool) -> None:
-    """Over the end of a block and of its tokens, where no guess goes beyond the last one."""
-    alone, beside = batch_of(0, guesses), batch_of(1, guesses)
+@pytest.mark.parametrize("drafts", [False, True])
+def test_a_lone_row_is_planned_as_any_other(drafts: bool) -> None:
+    """Over the end of a block and of its tokens, where no draft goes beyond the last one."""
+    alone, beside = batch_of(0, drafts), batch_of(1, drafts)
     for _ in range(9):
         plan, other = alone.plan(BUDGET), beside.plan(BUDGET)
         assert plan is not None and other is not None

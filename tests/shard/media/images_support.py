@@ -84,7 +84,7 @@ class Shard:
         self.queue = ImageQueue(self.tower, arena, memory, rules)
         self.seen: list[tuple[int, int]] = []
         self.pieces: list[int] = []  # tokens of each step
-        self.guessed = 0
+        self.drafted = 0
         self._arena = arena
         self._end = 0  # of what is used of the arena
         self._block = 1
@@ -171,7 +171,7 @@ class Shard:
         if plan is None:
             return self.queue.is_waiting
         self.pieces.append(len(plan.token_ids))
-        self.guessed += 0 if plan.drafts is None else int(plan.drafts.sum())
+        self.drafted += 0 if plan.drafts is None else int(plan.drafts.sum())
         moved = self.batch.settle(plan, self.runner.step(plan))
         assert not moved.faults, moved.faults
         for sequence in moved.dropped:

@@ -1,4 +1,4 @@
-"""What other requests bring along, beside images: grammars, guesses, preemption, several ranks.
+"""What other requests bring along, beside images: grammars, drafts, preemption, several ranks.
 
 A family for each way in which images change a prompt: not at all but for features, by spans that
 see themselves, by rotary positions; and one that keeps states, one whose layers differ.
@@ -64,7 +64,7 @@ def write(golden: Golden, prompt: Prompt, *, by_grammar: bool) -> list[int]:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_grammars_and_guesses(model: Maker, family: str) -> None:
-    """Guesses are right two times of three, and a wrong one fits no grammar."""
+    """Drafts are right two times of three, and a wrong one fits no grammar."""
     own = model(family)
     prompts = own.prompts()
     expected = [write(own.golden, each, by_grammar=i % 2 == 0) for i, each in enumerate(prompts)]
@@ -82,7 +82,7 @@ def test_grammars_and_guesses(model: Maker, family: str) -> None:
         ]
         shard.run(30)
     assert [generated(row) for row in rows] == expected
-    assert shard.guessed
+    assert shard.drafted
 
 
 @pytest.mark.parametrize("family", [*FAMILIES, "qwen4_exp", *CROSSED])

@@ -267,7 +267,7 @@ def test_layers_of_its_own_guess_behind_images(model: Maker, kernels: bool, tmp_
         shard.run(20)
         for prompt, row in zip(prompts, rows, strict=True):
             own.golden.check(prompt, row, recorder)
-    assert shard.guessed
+    assert shard.drafted
 
 
 @pytest.mark.parametrize("family", CROSSED)
@@ -283,7 +283,7 @@ def test_guesses_and_prefixes_where_layers_attend_to_images(model: Maker, family
         row = shard.add(0, prompt)
         shard.run()
         own.golden.check(prompt, row, recorder)
-        assert shard.guessed
+        assert shard.drafted
         again = shard.add(1, longer, blocks=row.block_ids[:1], cached=BLOCK)
         shard.run(7)
         own.golden.check(longer, again, recorder)

@@ -49,11 +49,11 @@ class Counting:
 
 
 @pytest.mark.parametrize(
-    ("family", "memory", "guesses"),
+    ("family", "memory", "drafts"),
     [("idefics", 2**17, True), ("mllama", 2**17, False), ("mllama", 0, True)],
 )
 def test_decodes_are_recorded_whatever_their_rows_see(
-    model: Maker, monkeypatch: pytest.MonkeyPatch, family: str, memory: int, guesses: bool
+    model: Maker, monkeypatch: pytest.MonkeyPatch, family: str, memory: int, drafts: bool
 ) -> None:
     """An image, two that are neighbours, none; where there are no pages, steps are launched."""
     monkeypatch.setattr(dividing, "_PROGRAMS", 4)  # an interpreter has but one
@@ -61,7 +61,7 @@ def test_decodes_are_recorded_whatever_their_rows_see(
     one, two = (picture(family, seed) for seed in (1, 2))
     prompts = [Prompt.of(5, one, 6), Prompt.of(7, 8, 9), Prompt.of(one, two, 10)]
     expected = [own.golden.generate(each, NEW) for each in prompts]
-    told = Told(expected if guesses else [[]] * 3, prompts)
+    told = Told(expected if drafts else [[]] * 3, prompts)
     with StandInDevice() as device, arena() as pixels:
         started = start(own.folder, "cuda:0", (1, 4, 8), feature_memory=memory, speculate=2)
         runner = Counting(started, device)
@@ -72,7 +72,7 @@ def test_decodes_are_recorded_whatever_their_rows_see(
         rows.append(shard.add(2, prompts[2], NEW))
         shard.run()
     assert [generated(row) for row in rows] == expected
-    assert bool(shard.guessed) == guesses
+    assert bool(shard.drafted) == drafts
     recorded = [counts for counts in runner.decodes if counts.replays]
     assert recorded == (runner.decodes if memory else [])
     assert all(counts.launches.keys() <= ONCE and not counts.waits for counts in recorded)

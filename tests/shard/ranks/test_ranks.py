@@ -19,7 +19,7 @@ from tests.shard.torch_backend.models_support import (
     TOLERANCES,
     GreedyRecorder,
     advance,
-    guessing_plan,
+    drafting_plan,
     load,
     plan,
     prompts,
@@ -189,8 +189,8 @@ def test_a_plan_survives_its_way_to_another_rank(checkpoint: Checkpoint) -> None
     rows[0].remaining = rows[1].remaining = 4
     for row in rows[:2]:
         row.token_ids = torch.cat((torch.from_numpy(row.token_ids), torch.zeros(4))).int().numpy()
-    guessed = guessing_plan(rows[:2], [[5, 6], []])
-    again = decode_plan(Frame(memoryview(encode_plan(guessed))))
+    drafted = drafting_plan(rows[:2], [[5, 6], []])
+    again = decode_plan(Frame(memoryview(encode_plan(drafted))))
     assert again.drafts is not None and again.drafts.tolist() == [2, 0] and again.inputs is None
     step.inputs = np.arange(len(step.token_ids), dtype=np.int32) - 1
     known = decode_plan(Frame(memoryview(encode_plan(step)))).inputs

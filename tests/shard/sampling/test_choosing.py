@@ -1,4 +1,4 @@
-"""The real sampler, one position after the other: guesses change how many, never which."""
+"""The real sampler, one position after the other: drafts change how many, never which."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def scores(token_ids: np.ndarray) -> torch.Tensor:
 
 
 def one_by_one(rows: list[ShardSequence], count: int) -> dict[int, list[RowResult]]:
-    """Choose `count` tokens for every row without guesses."""
+    """Choose `count` tokens for every row without drafts."""
     sampler = new_sampler()
     found: dict[int, list[Any]] = {row.id: [] for row in rows}
     for _ in range(count):
@@ -90,9 +90,9 @@ def rows_of(names: list[str], min_new: int = 0) -> list[ShardSequence]:
     return rows
 
 
-def with_guesses(row: ShardSequence, guesses: list[int]) -> int:
-    row.token_ids[row.length : row.length + len(guesses)] = guesses
-    return len(guesses)
+def with_drafts(row: ShardSequence, drafts: list[int]) -> int:
+    row.token_ids[row.length : row.length + len(drafts)] = drafts
+    return len(drafts)
 
 
 @pytest.mark.parametrize("kind", ["torch", "kernels"])
@@ -102,15 +102,15 @@ def with_guesses(row: ShardSequence, guesses: list[int]) -> int:
 def test_any_guesses_give_the_tokens_of_decoding_one_by_one(
     kind: str, min_new: int, cases: list[tuple[int, int]]
 ) -> None:
-    """Per row: how many guesses, and which of them is the first that is wrong."""
+    """Per row: how many drafts, and which of them is the first that is wrong."""
     names = list(SETTINGS)
     expected = one_by_one(rows_of(names, min_new), 6)
     rows, counts = rows_of(names, min_new), []
     for row, (count, wrong) in zip(rows, cases, strict=True):
         row.computed = row.length - 1
-        guesses = [result.token_ids[0] for result in expected[row.id]][:count]
-        guesses[wrong : wrong + 1] = [(g + 1) % VOCAB for g in guesses[wrong : wrong + 1]]
-        counts.append(with_guesses(row, guesses))
+        drafts = [result.token_ids[0] for result in expected[row.id]][:count]
+        drafts[wrong : wrong + 1] = [(g + 1) % VOCAB for g in drafts[wrong : wrong + 1]]
+        counts.append(with_drafts(row, drafts))
     step = plan(rows, [1 + count for count in counts])
     step.samples[:] = True
     step.drafts = np.array(counts, np.int32)
@@ -147,7 +147,7 @@ def test_a_fault_after_a_right_guess_waits_for_its_own_step() -> None:
     (row,) = rows_of(["greedy"])
     row.computed = row.length - 1
     first = int(scores(row.token_ids[: row.length]).argmax())
-    with_guesses(row, [first])
+    with_drafts(row, [first])
     step = plan([row], [2])
     step.samples[:] = True
     step.drafts = np.array([1], np.int32)
@@ -159,7 +159,7 @@ def test_a_fault_after_a_right_guess_waits_for_its_own_step() -> None:
 def test_counts_of_a_step_that_is_repeated_are_taken_back() -> None:
     (row,) = rows_of(["penalties"])
     counts = TokenCounts(0)
-    with_guesses(row, [9, 9])
+    with_drafts(row, [9, 9])
     row.length += 2
     counts.update(row)
     row.length -= 2

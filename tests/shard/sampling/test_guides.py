@@ -145,7 +145,7 @@ OBJECTS: texts.Schema = {
 
 
 def test_tokens_of_a_bounded_text_may_be_taken_back(grammars: Grammars) -> None:
-    """llguidance cannot take tokens back where it has counted some: guesses end in such texts."""
+    """llguidance cannot take tokens back where it has counted some: drafts end in such texts."""
     text = texts.lark('start: body "</t>"\nbody[max_tokens=8]: /[^<]*/')
     one = sequence(text)
     words = TOKENIZER.tokenize_str("a guess that is wrong")

@@ -1,4 +1,4 @@
-"""Tiny assistants of Gemma 4, as transformers writes them, and what it guesses with them."""
+"""Tiny assistants of Gemma 4, as transformers writes them, and what it drafts with them."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ _allow_assistants()
 
 
 def gemma4(folder: Path, family: str = "gemma4_text") -> Path:
-    """Write a model for which an assistant may guess."""
+    """Write a model for which an assistant may draft."""
     return make_checkpoint(folder, family, **BASES[family])
 
 
@@ -103,8 +103,8 @@ class AssistantReference:
         self._assistant: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
 
     @torch.inference_mode()
-    def guesses(self, ids: Sequence[int], count: int) -> list[list[int]]:
-        """Return what is guessed behind `ids`, best first, two where rounding may decide."""
+    def drafts(self, ids: Sequence[int], count: int) -> list[list[int]]:
+        """Return what is drafted behind `ids`, best first, two where rounding may decide."""
         generator = SinglePositionMultiTokenCandidateGenerator(
             self._assistant, self._model.get_input_embeddings(), self._model.generation_config
         )
@@ -122,9 +122,9 @@ class AssistantReference:
             n_last_matches=0,
         )
         assert logits is not None
-        guessed = found[0, len(ids) :].tolist()
+        drafted = found[0, len(ids) :].tolist()
         both = logits[0].topk(2)
         return [
             own.tolist() if values[0] - values[1] < 1e-4 else [token]
-            for token, own, values in zip(guessed, both.indices, both.values, strict=True)
+            for token, own, values in zip(drafted, both.indices, both.values, strict=True)
         ]

@@ -191,8 +191,8 @@ class EagleReference:
         self._taps = taps or [i + 1 for i in stated]
 
     @torch.inference_mode()
-    def guesses(self, ids: Sequence[int], count: int) -> list[list[int]]:
-        """Return what is guessed behind `ids`, best first, two where rounding may decide."""
+    def drafts(self, ids: Sequence[int], count: int) -> list[list[int]]:
+        """Return what is drafted behind `ids`, best first, two where rounding may decide."""
         states = self._normalise_inputs(self._model_states(ids[:-1])) @ self._w["fc.weight"].T
         tokens, found = list(ids[1:]), []
         while True:
@@ -264,7 +264,7 @@ class EagleOneReference(EagleReference):
     """The same for EAGLE's first drafters (Li and others 2024)."""
 
     @torch.inference_mode()
-    def guesses(self, ids: Sequence[int], count: int) -> list[list[int]]:
+    def drafts(self, ids: Sequence[int], count: int) -> list[list[int]]:
         known = torch.tensor([list(ids[:-1])])
         states = self._model.model(known).last_hidden_state[0]
         tokens, found = list(ids[1:]), []

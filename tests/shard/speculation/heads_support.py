@@ -1,4 +1,4 @@
-"""Heads as other tools write them, what they guess by a few lines of torch, batches that run."""
+"""Heads as other tools write them, what they draft by a few lines of torch, batches that run."""
 
 from __future__ import annotations
 
@@ -134,10 +134,10 @@ def counting_model(folder: Path, heads: Path) -> Path:
     return folder
 
 
-def guesses_of(
+def find_drafts(
     folder: Path, tensors: Tensors, hidden: torch.Tensor, token: int, near: float
 ) -> list[list[int]]:
-    """Return what the heads guess behind `token`, best first, at most two of each head.
+    """Return what the heads draft behind `token`, best first, at most two of each head.
 
     Two where their logits are as `near` as rounding may bring them, in parts of the largest.
     `hidden` [features]: the state behind the final norm at which it was chosen; `tensors` have the
@@ -200,17 +200,17 @@ class Reference:
 
 @dataclass
 class Watched:
-    """A drafter that remembers what it guessed behind which tokens."""
+    """A drafter that remembers what it drafted behind which tokens."""
 
     drafter: Drafter
-    guessed: list[tuple[list[int], list[int]]] = field(default_factory=list)
+    drafted: list[tuple[list[int], list[int]]] = field(default_factory=list)
 
     def draft_rows(self, rows: Sequence[DraftRow], spare: int) -> dict[int, int]:
         counts = self.drafter.draft_rows(rows, spare)
         for row in rows:
             ids, length = row.sequence.token_ids, row.sequence.length
             own = ids[length : length + counts.get(row.place, 0)].tolist()
-            self.guessed.append((ids[:length].tolist(), own))
+            self.drafted.append((ids[:length].tolist(), own))
         return counts
 
 
@@ -252,7 +252,7 @@ def answer(
 ) -> Answers:
     """Answer prompts in one batch, step by step as the worker does.
 
-    No step says how long it took: guessing does not rest for what it costs here. After `again`
+    No step says how long it took: drafting does not rest for what it costs here. After `again`
     steps all sequences are taken out and come back with the tokens they have by then, in the other
     order and other blocks, as after a preemption; `killed`: nothing else is left, as after a crash.
     """

@@ -1,4 +1,4 @@
-"""What layers guess that transformers does not read: it computes them as those of a small model."""
+"""What layers draft that transformers does not read: it computes them as those of a small model."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class NemotronReference:
         self._layers: Any = AutoModelForCausalLM.from_pretrained(scratch, dtype=torch.float32)
 
     @torch.inference_mode()
-    def guesses(self, ids: Sequence[int], count: int) -> list[list[int]]:
+    def drafts(self, ids: Sequence[int], count: int) -> list[list[int]]:
         states = self._model(torch.tensor([list(ids[:-1])]), output_hidden_states=True)
         states, tokens, found = states.hidden_states[-1], list(ids[1:]), []
         for _ in range(count):
@@ -152,7 +152,7 @@ FAMILIES = {
 
 
 class SmallReference:
-    """The guesses of such a layer, one sequence at a time, nothing kept."""
+    """The drafts of such a layer, one sequence at a time, nothing kept."""
 
     def __init__(self, own: _Family, folder: Path, scratch: Path) -> None:
         self._own, self._w = own, load_file(folder / "model.safetensors")
@@ -190,8 +190,8 @@ class SmallReference:
         return x if self._own.parts is _first_parts else (x.unsqueeze(2), None)
 
     @torch.inference_mode()
-    def guesses(self, ids: Sequence[int], count: int) -> list[list[int]]:
-        """Return what is guessed behind `ids`, best first, two where rounding may decide."""
+    def drafts(self, ids: Sequence[int], count: int) -> list[list[int]]:
+        """Return what is drafted behind `ids`, best first, two where rounding may decide."""
         self._model(torch.tensor([list(ids[:-1])]))
         states, tokens, found = self._left[0], list(ids[1:]), []
         for _ in range(count):
@@ -233,7 +233,7 @@ def _first(output: Any) -> Any:
 def reference(
     family: str, folder: Path, scratch: Path
 ) -> MtpReference | NemotronReference | SmallReference:
-    """Return what says what such layers guess."""
+    """Return what says what such layers draft."""
     if family in FAMILIES:
         return SmallReference(FAMILIES[family], folder, scratch)
     return (NemotronReference if family == "nemotron_h" else MtpReference)(folder, scratch)

@@ -1,4 +1,4 @@
-"""Checkpoints with layers that guess further tokens, and what those guess by transformers."""
+"""Checkpoints with layers that draft further tokens, and what those draft by transformers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from transformers.modeling_layers import MtpModel
 
 from tgi_trio.model.config import read_config
 from tgi_trio.model.families.registry import decoder_spec
-from tgi_trio.model.guessing_layers import LAYOUTS
+from tgi_trio.model.mtp_layers import LAYOUTS
 from tgi_trio.model.tensors import shapes_in
 from tgi_trio.testing.checkpoints import make_checkpoint
 from tgi_trio.testing.wrapped_checkpoints import make_wrapped
@@ -109,7 +109,7 @@ _DENSE = ("mimo_v2_flash", "ernie4_5_moe", "step3p5")
 class MtpReference:
     """A checkpoint's model and such layers in transformers, one sequence at a time, nothing kept.
 
-    transformers itself runs layer k for guess k; an only layer goes on from its own guesses.
+    transformers itself runs layer k for draft k; an only layer goes on from its own drafts.
     """
 
     def __init__(self, folder: Path, scratch: Path) -> None:
@@ -142,8 +142,8 @@ class MtpReference:
         self._count = count
 
     @torch.inference_mode()
-    def guesses(self, ids: Sequence[int], count: int) -> list[list[int]]:
-        """Return what is guessed behind `ids`, best first, two where rounding may decide."""
+    def drafts(self, ids: Sequence[int], count: int) -> list[list[int]]:
+        """Return what is drafted behind `ids`, best first, two where rounding may decide."""
         found: list[list[int]] = []
         states = self._model(torch.tensor([list(ids[:-1])]), output_hidden_states=True)
         states, tokens, first = states.hidden_states[-1], list(ids[1:]), 1
@@ -200,7 +200,7 @@ _PASSING = ("mix_weight_up", "mixer.hc_norm", "pre_fc_norm_embedding")
 
 
 def counting(folder: Path) -> Path:
-    """Make a checkpoint with one such layer prefer t + 1 after t, and its layer guess so."""
+    """Make a checkpoint with one such layer prefer t + 1 after t, and its layer draft so."""
     file = folder / "model.safetensors"
     tensors = load_file(file)
     for name, tensor in tensors.items():
@@ -217,7 +217,7 @@ def counting(folder: Path) -> Path:
     scale = 0.2 if "mtp.fc_hidden.weight" in tensors else scale
     tensors["lm_head.weight"] = scale * states.roll(1, 0)  # what is sampled is often another
     eye, none = torch.eye(hidden), torch.zeros(hidden, hidden)
-    for name in [name for name in tensors if name.endswith(_FUSE)][:1]:  # the others guess wrong
+    for name in [name for name in tensors if name.endswith(_FUSE)][:1]:  # the others draft wrong
         tensors[name] = torch.cat((eye, none), dim=1)
     if "mtp.fc_hidden.weight" in tensors:
         tensors |= {"mtp.fc_embedding.weight": eye, "mtp.fc_hidden.weight": none}

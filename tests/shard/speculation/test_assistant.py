@@ -1,4 +1,4 @@
-"""Gemma 4's assistants: they guess what transformers guesses with them, and change no token."""
+"""Gemma 4's assistants: they draft what transformers drafts with them, and change no token."""
 
 from __future__ import annotations
 
@@ -59,9 +59,9 @@ def load(base: Path, folder: Path | None, **more: Any) -> Runner:
 
 
 class Corrected(Watched):
-    """A drafter whose guesses are remembered, and replaced by what the model says every other time.
+    """A drafter whose drafts are remembered, and replaced by what the model says every other time.
 
-    So that states and positions behind right guesses are met as well. No sequence rests.
+    So that states and positions behind right drafts are met as well. No sequence rests.
     """
 
     def __init__(self, drafter: Drafter, right: Sequence[Sequence[int]]) -> None:
@@ -81,8 +81,8 @@ class Corrected(Watched):
         return counts
 
 
-def check_guesses(runner: Runner, reference: AssistantReference, **event: Any) -> None:
-    """Hold all guesses of a run to those of transformers, and its tokens to a plain run's."""
+def check_drafts(runner: Runner, reference: AssistantReference, **event: Any) -> None:
+    """Hold all drafts of a run to those of transformers, and its tokens to a plain run's."""
     plain = answer(runner, PROMPTS, GREEDY, NEW)
     drafter = runner.drafter(MOST)
     assert drafter is not None
@@ -90,10 +90,10 @@ def check_guesses(runner: Runner, reference: AssistantReference, **event: Any) -
     watched = Corrected(drafter, texts)
     found = answer(runner, PROMPTS, GREEDY, NEW, drafter=watched, **event)
     assert found.tokens == plain.tokens and found.steps < plain.steps
-    some = [(known, own) for known, own in watched.guessed if own]
+    some = [(known, own) for known, own in watched.drafted if own]
     assert len(some) > NEW and max(len(own) for _, own in some) >= 2
     for known, own in some:
-        for token, best in zip(own, reference.guesses(known, len(own)), strict=True):
+        for token, best in zip(own, reference.drafts(known, len(own)), strict=True):
             assert token in best
             if len(best) > 1:  # what follows depends on which it was
                 break
@@ -115,7 +115,7 @@ def test_it_guesses_what_transformers_guesses(
     base = gemma4(tmp_path / "base", family)
     folder = assistant(tmp_path / "own", base, clusters=clusters)
     runner = load(base, folder, cpu_backend=backend)
-    check_guesses(runner, AssistantReference(folder, base), budget=budget)
+    check_drafts(runner, AssistantReference(folder, base), budget=budget)
 
 
 @pytest.mark.parametrize("family", BASES)  # the second has a single global KV head, on both ranks
@@ -123,7 +123,7 @@ def test_two_ranks_guess_the_same(family: str, tmp_path: Path) -> None:
     base = gemma4(tmp_path / "base", family)
     folder = assistant(tmp_path / "own", base)
     with ranks_of(base, 2, GreedyRecorder(), draft_model=folder) as runner:
-        check_guesses(runner, AssistantReference(folder, base))
+        check_drafts(runner, AssistantReference(folder, base))
 
 
 @pytest.mark.parametrize("event", EVENTS)
@@ -133,12 +133,12 @@ def test_tokens_are_those_of_decoding_one_by_one(
     base, folder = folders
     adapter = write_adapter(base, tmp_path, seed=1, target_modules=["q_proj", "k_proj", "v_proj"])
     more = {"tokenizer_file": base / "tokenizer.json", "max_lora_rank": 64}
-    plain, guessing = load(base, None, **more), load(base, folder, **more)
-    for runner in (plain, guessing):
+    plain, drafting = load(base, None, **more), load(base, folder, **more)
+    for runner in (plain, drafting):
         install(runner, 1, adapter)
     expected = answer(plain, PROMPTS, ASKED, NEW)
-    drafter = guessing.drafter(MOST)
-    found = answer(guessing, PROMPTS, ASKED, NEW, drafter=drafter, **EVENTS[event])
+    drafter = drafting.drafter(MOST)
+    found = answer(drafting, PROMPTS, ASKED, NEW, drafter=drafter, **EVENTS[event])
     assert found.tokens == expected.tokens and found.drafts > 0
 
 
@@ -151,7 +151,7 @@ def test_keys_and_values_of_eight_bits_are_read_as_well(folders: Folders) -> Non
 
 
 def test_kernels_read_keys_and_values_of_sixteen_bits(folders: Folders) -> None:
-    """Of bfloat16, two numbers of a key are neighbours; most guesses are those of float32."""
+    """Of bfloat16, two numbers of a key are neighbours; most drafts are those of float32."""
     base, folder = folders
     runner = load(base, folder, cpu_backend="kernels", dtype="bfloat16")
     reference, drafter = AssistantReference(folder, base), runner.drafter(MOST)
@@ -159,8 +159,8 @@ def test_kernels_read_keys_and_values_of_sixteen_bits(folders: Folders) -> None:
     texts = [[*ids, *answer(runner, [ids], GREEDY[:1], NEW).tokens[0]] for ids in PROMPTS]
     watched = Corrected(drafter, texts)
     answer(runner, PROMPTS, GREEDY, NEW, drafter=watched)
-    firsts = [(known, own[0]) for known, own in watched.guessed if own]
-    same = sum(token == reference.guesses(known, 1)[0][0] for known, token in firsts)
+    firsts = [(known, own[0]) for known, own in watched.drafted if own]
+    same = sum(token == reference.drafts(known, 1)[0][0] for known, token in firsts)
     assert same > 0.5 * len(firsts) > 8
 
 

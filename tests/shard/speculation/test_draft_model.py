@@ -1,4 +1,4 @@
-"""A smaller model that guesses: it agrees with its like, and changes no token of anybody's."""
+"""A smaller model that drafts: it agrees with its like, and changes no token of anybody's."""
 
 from __future__ import annotations
 
@@ -60,11 +60,11 @@ def test_a_model_guesses_all_that_its_like_says(backend: str, large: Path) -> No
         assert found.tokens == plain.tokens and plain.steps == 24
         wrong = [
             (known, own)
-            for known, own in watched.guessed
+            for known, own in watched.drafted
             if own != (PROMPTS[0] + plain.tokens[0])[len(known) : len(known) + len(own)]
         ]
         assert not wrong
-        assert found.steps <= 12  # some are plain, to measure what guessing brings
+        assert found.steps <= 12  # some are plain, to measure what drafting brings
 
 
 @pytest.mark.parametrize("backend", ["torch", "kernels"])
@@ -74,9 +74,9 @@ def test_whatever_it_guesses_the_tokens_are_those_of_plain_decoding(
     runner = load(large, small, backend)
     for budget in (64, 5):
         plain = answer(runner, PROMPTS, ASKED, 20, budget=budget)
-        guessed = answer(runner, PROMPTS, ASKED, 20, budget=budget, drafter=runner.drafter(3))
-        assert guessed.tokens == plain.tokens
-        assert guessed.drafts > 0
+        drafted = answer(runner, PROMPTS, ASKED, 20, budget=budget, drafter=runner.drafter(3))
+        assert drafted.tokens == plain.tokens
+        assert drafted.drafts > 0
 
 
 def test_a_long_prompt_is_caught_up_with_before_anything_is_guessed(large: Path) -> None:
@@ -86,7 +86,7 @@ def test_a_long_prompt_is_caught_up_with_before_anything_is_guessed(large: Path)
     watched = Watched(drafter)
     found = answer(runner, [LONG], [GREEDY], 16, drafter=watched, longest=512)
     assert found.tokens == answer(runner, [LONG], [GREEDY], 16, longest=512).tokens
-    empty = [own for _, own in watched.guessed[:3] if not own]
+    empty = [own for _, own in watched.drafted[:3] if not own]
     assert len(empty) == 2  # steps in which it read the prompt
     assert found.steps < len(LONG) // 64 + 14
 
@@ -137,8 +137,8 @@ def test_nothing_is_guessed_behind_a_token_that_the_draft_model_has_no_row_for(
     watched, prompts = Watched(drafter), [[5, 400, *range(6, 20)], [40, 41, 42]]
     found = answer(runner, prompts, [GREEDY, GREEDY], 24, drafter=watched)
     assert found.tokens == answer(runner, prompts, [GREEDY, GREEDY], 24).tokens
-    guessed = [known for known, own in watched.guessed if own]
-    assert guessed and all(max(known) < 300 for known in guessed)
+    drafted = [known for known, own in watched.drafted if own]
+    assert drafted and all(max(known) < 300 for known in drafted)
 
 
 def test_another_tokenizer_is_refused_with_a_token_of_it(

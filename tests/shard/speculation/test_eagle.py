@@ -1,4 +1,4 @@
-"""EAGLE-3 drafters: they guess what the paper's formulas say, and change no token of anybody's."""
+"""EAGLE-3 drafters: they draft what the paper's formulas say, and change no token of anybody's."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_it_guesses_what_its_format_says(
     folder = eagle(tmp_path, base, VOCAB, speculators=speculators, own_table=own_table, **newer)
     runner, reference = load(base, folder, backend), EagleReference(folder, base)
     for prompts in (PROMPTS, PROMPTS[:1]):
-        check_guesses(runner, prompts, reference, budget)
+        check_drafts(runner, prompts, reference, budget)
 
 
 @pytest.mark.parametrize("backend", ["torch", "kernels"])
@@ -70,7 +70,7 @@ def test_eagle_s_first_drafters_guess_what_its_formulas_say(
 ) -> None:
     folder = eagle_one(tmp_path, base, VOCAB, biased=biased)
     runner, reference = load(base, folder, backend), EagleOneReference(folder, base)
-    check_guesses(runner, PROMPTS, reference, budget)
+    check_drafts(runner, PROMPTS, reference, budget)
 
 
 def test_what_follows_right_guesses_is_what_the_formulas_say(tmp_path: Path) -> None:
@@ -85,31 +85,31 @@ def test_what_follows_right_guesses_is_what_the_formulas_say(tmp_path: Path) -> 
     for name in ("midlayer.self_attn.o_proj.weight", "midlayer.mlp.down_proj.weight"):
         tensors[name] *= 0.1
     save_file(tensors, folder / "model.safetensors")
-    right, steps = check_guesses(load(base, folder), PROMPTS[:1], EagleReference(folder, base), 64)
+    right, steps = check_drafts(load(base, folder), PROMPTS[:1], EagleReference(folder, base), 64)
     assert right >= 3 and steps < 16
 
 
 def test_a_prompt_longer_than_the_backlog_is_read_in_parts(base: Path, tmp_path: Path) -> None:
     folder = eagle(tmp_path, base, VOCAB)
     prompt = [i * 7919 % 500 + 3 for i in range(MOST + 90)]
-    check_guesses(load(base, folder), [prompt], EagleReference(folder, base), 64)
+    check_drafts(load(base, folder), [prompt], EagleReference(folder, base), 64)
 
 
-def check_guesses(
+def check_drafts(
     runner: Runner, prompts: list[list[int]], reference: EagleReference, budget: int
 ) -> tuple[int, int]:
-    """Hold all guesses of a run to the formulas; return how many were right, and its steps."""
+    """Hold all drafts of a run to the formulas; return how many were right, and its steps."""
     drafter = runner.drafter(4)
     assert drafter is not None
     watched = Watched(drafter)
     asked = [GREEDY] * len(prompts)
     found = answer(runner, prompts, asked, 16, drafter=watched, budget=budget, longest=1024)
     assert found.tokens == answer(runner, prompts, asked, 16, budget=budget, longest=1024).tokens
-    some = [(known, own) for known, own in watched.guessed if own]
+    some = [(known, own) for known, own in watched.drafted if own]
     assert len(some) >= 3 and max(len(own) for _, own in some) >= 2 - (budget < 8)
     right = 0
     for known, own in some:
-        for token, best in zip(own, reference.guesses(known, len(own)), strict=True):
+        for token, best in zip(own, reference.drafts(known, len(own)), strict=True):
             assert token in best
             if len(best) > 1:  # what follows depends on which it was
                 break

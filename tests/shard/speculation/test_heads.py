@@ -1,4 +1,4 @@
-"""Trained heads: what they guess, and that nothing but the number of steps comes of it."""
+"""Trained heads: what they draft, and that nothing but the number of steps comes of it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.shard.speculation.heads_support import (
     Watched,
     answer,
     counting_model,
-    guesses_of,
+    find_drafts,
     medusa,
     mlp_speculator,
     vllm_medusa,
@@ -94,11 +94,11 @@ def test_heads_guess_what_their_format_says(
     watched = Watched(drafter)
     with_heads = answer(runner, PROMPTS, PLAIN, 12, drafter=watched)
     assert with_heads.tokens == answer(runner, PROMPTS, PLAIN, 12).tokens
-    some = [(known, own) for known, own in watched.guessed if own]
+    some = [(known, own) for known, own in watched.drafted if own]
     assert len(some) >= 3 and max(len(own) for _, own in some) >= 2
     for known, own in some:
         hidden = reference.hidden(known[:-1])
-        expected = guesses_of(heads, tensors, hidden, known[-1], NEAR[backend])
+        expected = find_drafts(heads, tensors, hidden, known[-1], NEAR[backend])
         for place, token in enumerate(own):
             assert token in expected[place]
             if len(expected[place]) > 1:  # what follows depends on which it was
@@ -119,8 +119,8 @@ def test_the_tokens_are_those_of_plain_decoding_however_they_are_chosen(
     runner = load(base, medusa(tmp_path / "h", base, HIDDEN, VOCAB, layers=1, own=True), backend)
     for budget in (64, 4):  # the second computes prompts in pieces
         plain = answer(runner, PROMPTS, ASKED, 16, budget=budget)
-        guessed = answer(runner, PROMPTS, ASKED, 16, budget=budget, drafter=runner.drafter(HEADS))
-        assert guessed.tokens == plain.tokens
+        drafted = answer(runner, PROMPTS, ASKED, 16, budget=budget, drafter=runner.drafter(HEADS))
+        assert drafted.tokens == plain.tokens
 
 
 @pytest.mark.parametrize("backend", ["torch", "kernels"])
@@ -131,7 +131,7 @@ def test_heads_that_are_always_right_bring_all_their_tokens(backend: str, tmp_pa
     drafter = runner.drafter(HEADS)
     found = answer(runner, [[10, 11]], asked, 20, drafter=drafter)
     assert found.tokens[0] == list(range(12, 32))
-    # The prompt, then four tokens a step; a few steps are plain, to measure what guessing brings.
+    # The prompt, then four tokens a step; a few steps are plain, to measure what drafting brings.
     assert found.steps <= 1 + 20 // (1 + HEADS) + 4
     assert answer(runner, [[10, 11]], asked, 20).steps == 20
 
@@ -153,7 +153,7 @@ def test_heads_that_share_a_rounded_head_of_the_model(
     prompts = [[10, 11], [200, 201]]
     found = answer(runner, prompts, asked, 10, drafter=watched)
     assert found.tokens == {0: list(range(12, 22)), 1: list(range(202, 212))}
-    some = [(known, own) for known, own in watched.guessed if own]
+    some = [(known, own) for known, own in watched.drafted if own]
     assert some and all(set(own) == {known[-1]} for known, own in some)
 
 
@@ -168,7 +168,7 @@ def test_nothing_is_guessed_beyond_the_end(tmp_path: Path) -> None:
     watched = Watched(drafter)
     found = answer(runner, [[10, 11]], [SamplingParameters()], 20, drafter=watched)
     assert found.tokens[0] == [12, 13, 14, 15]
-    assert all(15 not in own for _, own in watched.guessed)
+    assert all(15 not in own for _, own in watched.drafted)
 
 
 def test_heads_for_another_model_are_refused_by_the_tensor(base: Path, tmp_path: Path) -> None:
@@ -190,8 +190,8 @@ def test_heads_beside_two_ranks_say_what_one_says(base: Path, tmp_path: Path) ->
         two = Watched(_drafter(runner))
         found = answer(runner, PROMPTS, PLAIN, 10, drafter=two)
     assert found.tokens == expected.tokens and found.drafts > 0
-    guessed = {tuple(known): own for known, own in one.guessed if own}
-    both = [(own, guessed[tuple(known)]) for known, own in two.guessed if tuple(known) in guessed]
+    drafted = {tuple(known): own for known, own in one.drafted if own}
+    both = [(own, drafted[tuple(known)]) for known, own in two.drafted if tuple(known) in drafted]
     assert both and all(a[: len(b)] == b[: len(a)] for a, b in both if a)
 
 

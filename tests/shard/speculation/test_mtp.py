@@ -1,4 +1,4 @@
-"""Layers of the model's own that guess: what transformers says they do, and nobody's tokens."""
+"""Layers of the model's own that draft: what transformers says they do, and nobody's tokens."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.support.quantised import (
 from tgi_trio.ipc.messages import PrefillRow, SamplingParameters, StateGrant
 from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.ipc.startup import WarmupRequest
-from tgi_trio.model.guessing_layers import LAYOUTS
+from tgi_trio.model.mtp_layers import LAYOUTS
 from tgi_trio.shard.backend import load_runner
 from tgi_trio.shard.loop.batch import Batch
 from tgi_trio.shard.runner import Runner
@@ -67,25 +67,25 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 def load(folder: Path, **options: Any) -> Runner:
     plain: dict[str, Any] = {"cpu_backend": "torch", "cpu_threads": 1}
-    guessing: dict[str, Any] = {"drafter": "mtp", "speculate": MOST}
-    return load_runner(ShardSettings(model_path=folder, **plain | guessing | options))
+    drafting: dict[str, Any] = {"drafter": "mtp", "speculate": MOST}
+    return load_runner(ShardSettings(model_path=folder, **plain | drafting | options))
 
 
-def guesses_of(
+def find_drafts(
     runner: Runner, prompts: list[list[int]] = PROMPTS, **event: Any
 ) -> tuple[list[tuple[list[int], list[int]]], Answers]:
-    """Return what was guessed behind which tokens, and the answers."""
+    """Return what was drafted behind which tokens, and the answers."""
     drafter = runner.drafter(MOST)
     assert drafter is not None
     watched = Watched(drafter)
     found = answer(runner, prompts, [GREEDY] * len(prompts), NEW, drafter=watched, **event)
-    return [(known, own) for known, own in watched.guessed if own], found
+    return [(known, own) for known, own in watched.drafted if own], found
 
 
-def check_guesses(guessed: list[tuple[list[int], list[int]]], says: Any) -> None:
-    assert len(guessed) >= 6 and max(len(own) for _, own in guessed) >= 2
-    for known, own in guessed:
-        for token, best in zip(own, says.guesses(known, len(own)), strict=True):
+def check_drafts(drafted: list[tuple[list[int], list[int]]], says: Any) -> None:
+    assert len(drafted) >= 6 and max(len(own) for _, own in drafted) >= 2
+    for known, own in drafted:
+        for token, best in zip(own, says.drafts(known, len(own)), strict=True):
             assert token in best
             if len(best) > 1:  # what follows depends on which it was
                 break
@@ -98,20 +98,20 @@ def test_it_guesses_what_transformers_says(family: str, tmp_path: Path) -> None:
     folder = mtp_checkpoint(tmp_path / "model", family, layers=layers, **WIDER.get(family, {}))
     theirs = reference(family, folder, tmp_path / "theirs")
     for backend in ("torch", "kernels")[: 1 + (family in WIDER)]:
-        guessed, found = guesses_of(load(folder, cpu_backend=backend))
-        check_guesses(guessed, theirs)
+        drafted, found = find_drafts(load(folder, cpu_backend=backend))
+        check_drafts(drafted, theirs)
         plain = load(folder, cpu_backend=backend, drafter=None, speculate=0)
         assert found.tokens == answer(plain, PROMPTS, [GREEDY] * len(PROMPTS), NEW).tokens
 
 
 def test_prompts_in_pieces_and_right_guesses(tmp_path: Path) -> None:
     folder = counting(mtp_checkpoint(tmp_path / "model", "glm4_moe", tie_word_embeddings=False))
-    guessed, found = guesses_of(load(folder), budget=12)
-    check_guesses(guessed, reference("glm4_moe", folder, tmp_path / "theirs"))
+    drafted, found = find_drafts(load(folder), budget=12)
+    check_drafts(drafted, reference("glm4_moe", folder, tmp_path / "theirs"))
     assert found.steps < NEW  # most are right
 
 
-# The second family keeps states, the others guess from several of a token.
+# The second family keeps states, the others draft from several of a token.
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("family", "backend"),
@@ -128,7 +128,7 @@ def test_the_tokens_are_those_of_decoding_one_by_one(
     found = answer(runner, PROMPTS, ASKED[:3], NEW, drafter=runner.drafter(MOST), **EVENTS[event])
     assert found.tokens == plain.tokens and found.drafts > 0
     sampled = np.diff(found.tokens[1])
-    assert (sampled == 1).any() and (sampled != 1).sum() > 2  # where guesses are right, and wrong
+    assert (sampled == 1).any() and (sampled != 1).sum() > 2  # where drafts are right, and wrong
     assert found.steps < plain.steps or "budget" in EVENTS[event]
 
 
@@ -175,13 +175,13 @@ def test_what_a_prefix_has_stored_is_read_again(family: str, tmp_path: Path) -> 
             assert dict(tokens_of(moved)).keys() <= {i}
             for gone in moved.dropped:
                 runner.drop(gone)
-    guessed = [(known, own) for known, own in watched.guessed if own]
-    assert any(known[: len(prompt) + 3] == [*prompt, 9, 8, 7] for known, _ in guessed)
-    check_guesses(guessed, reference(family, folder, tmp_path / "theirs"))
+    drafted = [(known, own) for known, own in watched.drafted if own]
+    assert any(known[: len(prompt) + 3] == [*prompt, 9, 8, 7] for known, _ in drafted)
+    check_drafts(drafted, reference(family, folder, tmp_path / "theirs"))
 
 
 def after_others(runner: Runner, others: int) -> tuple[list[Any], list[float]]:
-    """Return what is guessed for the last prompt, once others have ended, and its values."""
+    """Return what is drafted for the last prompt, once others have ended, and its values."""
     room = runner.warm_up(WarmupRequest(64, 256, 4, 2048))
     drafter = runner.drafter(MOST)
     assert drafter is not None
@@ -193,7 +193,7 @@ def after_others(runner: Runner, others: int) -> tuple[list[Any], list[float]]:
     )  # fmt: skip
     asked, values = replace(GREEDY, prompt_logprobs=True), list[float]()
     for i, prompt in enumerate([*PROMPTS[:others], PROMPTS[2]]):
-        watched.guessed.clear()
+        watched.drafted.clear()
         values = []
         row = PrefillRow(i, np.array(prompt, np.int32), len(prompt), 0, [1, 2, 3], NEW, 0, asked)
         batch.add(replace(row, states=StateGrant((1, 2))) if info.state_bytes else row)
@@ -204,7 +204,7 @@ def after_others(runner: Runner, others: int) -> tuple[list[Any], list[float]]:
             own = replace(result, forward_ns=0, sample_ns=0, processor_ns=0)
             for gone in batch.settle(plan, own).dropped:
                 runner.drop(gone)
-    return watched.guessed, values
+    return watched.drafted, values
 
 
 @pytest.mark.parametrize("backend", ["torch", "kernels"])
@@ -212,10 +212,10 @@ def after_others(runner: Runner, others: int) -> tuple[list[Any], list[float]]:
 def test_whoever_has_ended_changes_no_states(family: str, backend: str, tmp_path: Path) -> None:
     """Their last tokens are read in the step that follows, whose states are still wanted."""
     folder = mtp_checkpoint(tmp_path / "model", family, **WIDER[family])
-    guessed, values = after_others(load(folder, cpu_backend=backend), 0)
-    assert any(own for _, own in guessed) and len(values) == len(PROMPTS[2])
+    drafted, values = after_others(load(folder, cpu_backend=backend), 0)
+    assert any(own for _, own in drafted) and len(values) == len(PROMPTS[2])
     again, same = after_others(load(folder, cpu_backend=backend), 2)
-    assert again == guessed
+    assert again == drafted
     assert same[1:] == pytest.approx(values[1:], abs=1e-5)
 
 
@@ -228,11 +228,11 @@ def test_whoever_has_ended_changes_no_states(family: str, backend: str, tmp_path
 )
 def test_beside_two_ranks_it_guesses_the_same(family: str, tmp_path: Path) -> None:
     folder = mtp_checkpoint(tmp_path / "model", family)
-    expected, plain = guesses_of(load(folder))
+    expected, plain = find_drafts(load(folder))
     options = {"drafter": "mtp", "speculate": MOST}
     with ranks_of(folder, 2, GreedyRecorder(), **options) as runner:
-        guessed, found = guesses_of(runner)
-    assert guessed == expected and found.tokens == plain.tokens
+        drafted, found = find_drafts(runner)
+    assert drafted == expected and found.tokens == plain.tokens
 
 
 STORES: dict[str, tuple[Store, dict[str, Any]]] = {
@@ -247,7 +247,7 @@ STORES: dict[str, tuple[Store, dict[str, Any]]] = {
 }
 
 
-# How often wrong guesses follow right ones decides what is read again.
+# How often wrong drafts follow right ones decides what is read again.
 @pytest.mark.parametrize("event", ["nothing", "prompts in pieces", "preempted"])
 @pytest.mark.parametrize("backend", ["torch", "kernels"])
 def test_of_several_layers_each_guesses_what_transformers_says(
@@ -255,13 +255,13 @@ def test_of_several_layers_each_guesses_what_transformers_says(
 ) -> None:
     folder, theirs, runners = several
     runner = runners.get(backend) or runners.setdefault(backend, load(folder, cpu_backend=backend))
-    alone = event == "nothing"  # then there is room for a guess of each layer
+    alone = event == "nothing"  # then there is room for a draft of each layer
     prompts = PROMPTS[2:] if alone else PROMPTS
-    guessed, found = guesses_of(runner, prompts, **EVENTS[event])
-    check_guesses(guessed, theirs)
+    drafted, found = find_drafts(runner, prompts, **EVENTS[event])
+    check_drafts(drafted, theirs)
     plain = answer(runner, prompts, [GREEDY] * len(prompts), NEW)
     assert found.tokens == plain.tokens
-    assert any(len(own) == 3 for _, own in guessed) or not alone
+    assert any(len(own) == 3 for _, own in drafted) or not alone
     assert found.steps < plain.steps or not alone
 
 
@@ -297,10 +297,10 @@ def test_quantised_layers_guess_by_the_numbers_that_they_stand_for(
     save_file(tensors, stored / "model.safetensors")
     config = json.loads((stored / "config.json").read_text()) | {"quantization_config": said}
     (stored / "config.json").write_text(json.dumps(config))
-    expected = guesses_of(load(plain))[0]
-    assert guesses_of(load(stored))[0] == expected
+    expected = find_drafts(load(plain))[0]
+    assert find_drafts(load(stored))[0] == expected
     kernels = load(stored, cpu_backend="kernels", activations=16)
-    assert guesses_of(kernels)[0] == expected
+    assert find_drafts(kernels)[0] == expected
 
 
 def test_layers_of_deepseek_v4_as_they_are_published(tmp_path: Path) -> None:
@@ -315,19 +315,19 @@ def test_layers_of_deepseek_v4_as_they_are_published(tmp_path: Path) -> None:
     said |= {"scale_fmt": "ue8m0", "expert_dtype": "fp4", "activation_scheme": "dynamic"}
     source, endings = mtp_checkpoint(tmp_path, "deepseek_v4"), tuple(f".{p}.weight" for p in parts)
     folder = quantise(source, tmp_path / "q", store, said, endings=endings)
-    expected, plain = guesses_of(load(folder / "plain"))
-    guessed, found = guesses_of(load(folder))
-    assert guessed == expected and found.tokens == plain.tokens
+    expected, plain = find_drafts(load(folder / "plain"))
+    drafted, found = find_drafts(load(folder))
+    assert drafted == expected and found.tokens == plain.tokens
 
 
 def test_with_cheaper_numbers_it_still_guesses_in_the_kernels(tmp_path: Path) -> None:
-    """Weights of 8 bits, K and V of 8 bits, two threads: guesses may differ, tokens do not."""
+    """Weights of 8 bits, K and V of 8 bits, two threads: drafts may differ, tokens do not."""
     folder = counting(mtp_checkpoint(tmp_path, "ernie4_5_moe", tie_word_embeddings=False))
     options: tuple[dict[str, Any], ...] = (
         {"quantize": "eetq"}, {"kv_cache_dtype": "fp8_e4m3fn"}, {"cpu_threads": 2},
     )  # fmt: skip
     for own in options:
         runner = load(folder, cpu_backend="kernels", **own)
-        _, found = guesses_of(runner)
+        _, found = find_drafts(runner)
         plain = answer(runner, PROMPTS, [GREEDY] * len(PROMPTS), NEW)
         assert found.tokens == plain.tokens and found.steps < plain.steps

@@ -20,7 +20,7 @@ Rows = NDArray[Any]
 
 
 class Layer:
-    """A layer that writes down what it reads of each token, and always guesses wrong."""
+    """A layer that writes down what it reads of each token, and always drafts wrong."""
 
     max_positions = 0
     token_map: NDArray[np.int64] | None = None
@@ -51,7 +51,7 @@ class Layer:
         self.held |= {slot: (token, state) for slot, token, state in reads}
         return following_state(plan.token_ids, states)
 
-    def guess(self, states: Rows) -> NDArray[np.int64]:
+    def draft(self, states: Rows) -> NDArray[np.int64]:
         return np.full(len(states), WRONG)
 
     def run(self, *_: object) -> Any:

@@ -1,4 +1,4 @@
-"""Guesses: what followed the last tokens when they were met before."""
+"""Drafts: what followed the last tokens when they were met before."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tgi_trio.shard.speculation.record import LONGEST_REST
 EOS = 2
 
 
-def guesses(ids: list[int], most: int = 4, room: int = 100, **sampling: object) -> list[int]:
+def drafts(ids: list[int], most: int = 4, room: int = 100, **sampling: object) -> list[int]:
     row = sequence(1, ids, [1], new=50, **sampling)
     before = row.token_ids[: row.length].tolist()
     count = NgramDrafter(most, [EOS]).draft(row, room)
@@ -27,35 +27,35 @@ def guesses(ids: list[int], most: int = 4, room: int = 100, **sampling: object) 
 
 
 def test_what_followed_the_last_tokens_is_guessed_again() -> None:
-    assert guesses([5, 6, 7, 8, 9, 30, 31, 5, 6]) == [7, 8, 9, 30]
+    assert drafts([5, 6, 7, 8, 9, 30, 31, 5, 6]) == [7, 8, 9, 30]
 
 
 def test_nothing_is_guessed_after_tokens_that_are_new() -> None:
-    assert guesses([5, 6, 7, 8, 9]) == []
-    assert guesses([5]) == []
-    assert guesses([5, 6, 7, 6]) == []  # a single token says too little
+    assert drafts([5, 6, 7, 8, 9]) == []
+    assert drafts([5]) == []
+    assert drafts([5, 6, 7, 6]) == []  # a single token says too little
 
 
 def test_the_longest_match_wins_and_then_the_latest() -> None:
-    assert guesses([1, 5, 6, 40, 9, 5, 6, 41, 1, 5, 6], most=1) == [40]
-    assert guesses([5, 6, 40, 9, 5, 6, 41, 8, 5, 6], most=1) == [41]
+    assert drafts([1, 5, 6, 40, 9, 5, 6, 41, 1, 5, 6], most=1) == [40]
+    assert drafts([5, 6, 40, 9, 5, 6, 41, 8, 5, 6], most=1) == [41]
 
 
 def test_a_short_period_goes_on() -> None:
-    assert guesses([8, 9, 8, 9, 8, 9], most=5) == [8, 9, 8, 9, 8]
-    assert guesses([7, 7, 7], most=3) == [7, 7, 7]
+    assert drafts([8, 9, 8, 9, 8, 9], most=5) == [8, 9, 8, 9, 8]
+    assert drafts([7, 7, 7], most=3) == [7, 7, 7]
 
 
 def test_no_more_than_there_is_room_for() -> None:
-    assert guesses([5, 6, 7, 8, 9, 5, 6], room=2) == [7, 8]
-    assert guesses([5, 6, 7, 8, 9, 5, 6], room=0) == []
+    assert drafts([5, 6, 7, 8, 9, 5, 6], room=2) == [7, 8]
+    assert drafts([5, 6, 7, 8, 9, 5, 6], room=0) == []
     full = sequence(1, [5, 6, 7, 5, 6], [1], new=1)  # a buffer with one place left
     assert NgramDrafter(4, [EOS]).draft(full, 100) == 1
 
 
 def test_the_end_is_never_guessed_unless_it_is_ignored() -> None:
-    assert guesses([5, 6, 7, EOS, 9, 5, 6]) == [7]
-    assert guesses([5, 6, 7, EOS, 9, 5, 6], ignore_eos=True) == [7, EOS, 9, 5]
+    assert drafts([5, 6, 7, EOS, 9, 5, 6]) == [7]
+    assert drafts([5, 6, 7, EOS, 9, 5, 6], ignore_eos=True) == [7, EOS, 9, 5]
 
 
 def test_a_sequence_whose_guesses_were_wrong_gets_fewer_until_they_are_right() -> None:
@@ -63,7 +63,7 @@ def test_a_sequence_whose_guesses_were_wrong_gets_fewer_until_they_are_right() -
     row = sequence(1, [5, 5, 6, 6, 5, 5, 6, 6, 5], [1], new=400)  # after any two something is known
 
     def after(right: int) -> int:
-        """Guess; say the `right` first of the guesses and a token that was not guessed."""
+        """Draft; say the `right` first of the drafts and a token that was not drafted."""
         count = drafter.draft(row, 100)
         place = row.length + right
         row.token_ids[place] = 11 - row.token_ids[place] if right < count else 5
@@ -79,7 +79,7 @@ def test_a_sequence_whose_guesses_were_wrong_gets_fewer_until_they_are_right() -
 
 
 def test_guesses_are_judged_by_the_tokens_in_their_place() -> None:
-    """Also when steps without guesses lie between: many tokens came, none was guessed right."""
+    """Also when steps without drafts lie between: many tokens came, none was drafted right."""
     drafter = NgramDrafter(4, [EOS])
     row = sequence(1, [5, 6, 7, 8, 9, 5, 6], [1], new=50)
     assert drafter.trust(row) == 4
@@ -109,18 +109,18 @@ def test_an_index_that_grew_with_its_sequence_is_that_of_the_whole(
         row.length = min(len(ids), row.length + count)
         if "guesses" in row.state:
             record: Any = row.state["guesses"]
-            record.guesses = []  # none that could have been wrong
+            record.drafts = []  # none that could have been wrong
         got = drafter.draft(row, 100)
         drafted = row.token_ids[row.length : row.length + got].copy()
-        row.token_ids[: len(ids)] = ids  # as if every guess had been wrong
-        expected = guesses(ids[: row.length])
+        row.token_ids[: len(ids)] = ids  # as if every draft had been wrong
+        expected = drafts(ids[: row.length])
         # Both buffers may differ in room, so compare what both had room for.
         assert np.array_equal(drafted, expected[:got])
         assert bool(got) == bool(expected)
 
 
 def test_places_are_for_those_whose_text_is_said_again() -> None:
-    """As far as is known when a step is planned whose guesses the runner makes."""
+    """As far as is known when a step is planned whose drafts the runner makes."""
     last = LastStep()
     drafter = FollowingNgrams(3, [EOS], last)
     rows = [sequence(i, [5, 6, 7, 8, 5, 6], [1], new=20) for i in range(3)]
@@ -135,11 +135,11 @@ def test_places_are_for_those_whose_text_is_said_again() -> None:
         row.computed = row.length - 1
     behind = np.array([[7, 8, -1], [-1, -1, -1], [7, -1, -1]])
     read, every, ones = plan(rows, [1, 1, 1]), np.arange(3), np.ones(3, np.int64)
-    last.keep_guesses(read, every, Choices(ones, 7 * ones, np.full(3, -1.0)), behind)
+    last.keep_drafts(read, every, Choices(ones, 7 * ones, np.full(3, -1.0)), behind)
     assert drafter.follow(asking, 20) == {}  # it is of tokens that they do not know yet
     for row in rows:
         row.token_ids[row.length], row.length = 7, row.length + 1
-    assert drafter.follow(asking, 20) == {0: 2, 2: 3}  # one of its guesses was right, so two
+    assert drafter.follow(asking, 20) == {0: 2, 2: 3}  # one of its drafts was right, so two
     assert drafter.follow(asking, 3) == {0: 1, 2: 2}
     drafter.judge(rows[2], 1, 0)
     drafter.judge(rows[2], 1, 0)

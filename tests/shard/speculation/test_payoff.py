@@ -1,4 +1,4 @@
-"""Guessing rests where it costs more than it brings, and comes back where it pays."""
+"""Drafting rests where it costs more than it brings, and comes back where it pays."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ STEP = 1_000_000  # nanoseconds of a plain step
 def serve(
     payoff: Payoff, steps: int, *, cost: Callable[[int], float], tokens: float, rows: int = 1
 ) -> tuple[float, int]:
-    """Run steps of `rows`; return tokens a second in those of plain decoding, and guessing steps.
+    """Run steps of `rows`; return tokens a second in those of plain decoding, and drafting steps.
 
-    A step with guesses takes `cost(step)` plain ones and brings `tokens` a row on average.
+    A step with drafts takes `cost(step)` plain ones and brings `tokens` a row on average.
     """
-    elapsed, brought, guessed, owed = 0.0, 0, 0, 0.0
+    elapsed, brought, tried, owed = 0.0, 0, 0, 0.0
     for i in range(steps):
         if payoff.allows(rows):
             owed += tokens * rows
@@ -36,13 +36,13 @@ def serve(
             owed -= got
             took = cost(i)
             payoff.note(rows, drafted=True, tokens=got, took_ns=int(took * STEP))
-            guessed += 1
+            tried += 1
         else:
             got, took = rows, 1.0
             payoff.note(rows, drafted=False, tokens=rows, took_ns=STEP)
         elapsed += took
         brought += got
-    return brought / rows / elapsed, guessed
+    return brought / rows / elapsed, tried
 
 
 @pytest.mark.parametrize("cost", [0.9, 1.1, 1.6, 3.0])  # 0.9: a clock that is out
@@ -50,16 +50,16 @@ def serve(
 def test_guesses_that_are_always_wrong_cost_less_than_three_hundredths(
     cost: float, steps: int
 ) -> None:
-    rate, guessed = serve(Payoff(), steps, cost=lambda _: cost, tokens=1.0)
+    rate, tried = serve(Payoff(), steps, cost=lambda _: cost, tokens=1.0)
     assert rate >= 0.97
     trials = (steps // FIRST_REST).bit_length()  # at most: rests are twice as long each time
-    assert 0 < guessed <= PROBES * trials
+    assert 0 < tried <= PROBES * trials
 
 
 @pytest.mark.parametrize("cost", [1.3, 2.0])
 def test_what_is_right_too_seldom_rests_after_few_steps(cost: float) -> None:
-    rate, guessed = serve(Payoff(), 4000, cost=lambda _: cost, tokens=1.2)
-    assert rate >= 0.97 and guessed > 0
+    rate, tried = serve(Payoff(), 4000, cost=lambda _: cost, tokens=1.2)
+    assert rate >= 0.97 and tried > 0
 
 
 def test_luck_excuses_few_steps_and_not_many() -> None:
@@ -84,9 +84,9 @@ def test_a_trial_rests_as_long_as_it_was_dear() -> None:
 
 
 def test_a_gain_is_kept_up_to_what_it_takes_to_go_on_measuring() -> None:
-    rate, guessed = serve(Payoff(), 2000, cost=lambda _: 1.2, tokens=2.0)
+    rate, tried = serve(Payoff(), 2000, cost=lambda _: 1.2, tokens=2.0)
     assert rate > 0.97 * 2.0 / 1.2
-    assert guessed > 1900
+    assert tried > 1900
 
 
 def test_what_does_not_pay_for_many_rows_goes_on_for_few() -> None:
@@ -100,26 +100,26 @@ def test_what_does_not_pay_for_many_rows_goes_on_for_few() -> None:
 def test_guessing_comes_back_when_it_begins_to_pay() -> None:
     payoff = Payoff()
     serve(payoff, 300, cost=lambda _: 1.5, tokens=1.0)
-    rate, guessed = serve(payoff, 2 * LONGEST_REST, cost=lambda _: 1.2, tokens=2.4)
-    assert guessed > LONGEST_REST / 2 and rate > 1.3
+    rate, tried = serve(payoff, 2 * LONGEST_REST, cost=lambda _: 1.2, tokens=2.4)
+    assert tried > LONGEST_REST / 2 and rate > 1.3
 
 
 def test_a_lone_slow_step_decides_nothing() -> None:
-    _, guessed = serve(Payoff(), 2000, cost=lambda i: 40.0 if i % 200 == 7 else 1.2, tokens=2.0)
-    assert guessed > 1900
+    _, tried = serve(Payoff(), 2000, cost=lambda i: 40.0 if i % 200 == 7 else 1.2, tokens=2.0)
+    assert tried > 1900
 
 
 @pytest.mark.parametrize("seed", range(8))
 def test_a_busy_machine_does_not_end_guesses_that_pay(seed: int) -> None:
-    """Every third step or so is slowed down, whether it guesses or not."""
-    draw, payoff, guessed = random.Random(seed), Payoff(), 0
+    """Every third step or so is slowed down, whether it drafts or not."""
+    draw, payoff, tried = random.Random(seed), Payoff(), 0
     for _ in range(600):
         drafted = payoff.allows(1)
-        guessed += drafted
+        tried += drafted
         slowed = draw.uniform(1, 9) if draw.random() < 1 / 3 else 1
         took = int((1.4 if drafted else 1.0) * slowed * STEP)
         payoff.note(1, drafted=drafted, tokens=3 if drafted else 1, took_ns=took)
-    assert guessed > 540
+    assert tried > 540
 
 
 def test_steps_that_nobody_has_timed_are_not_judged() -> None:

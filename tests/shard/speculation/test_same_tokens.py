@@ -1,4 +1,4 @@
-"""Whoever guesses, the tokens are those of decoding one by one: drafters by what may happen."""
+"""Whoever drafts, the tokens are those of decoding one by one: drafters by what may happen."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def adapter(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def plain(base: Path, adapter: Path) -> dict[str, dict[int, list[int]]]:
-    """The tokens of each prompt with nothing that guesses, by backend."""
+    """The tokens of each prompt with nothing that drafts, by backend."""
     found = {}
     for backend in ("torch", "kernels"):
         runner = load(base, None, adapter, backend)
@@ -129,7 +129,7 @@ def test_the_tokens_are_those_of_decoding_one_by_one(
 
 
 def test_right_and_wrong_guesses_of_every_kind_take_turns(tmp_path: Path) -> None:
-    """A model that counts: guesses are right, and wrong where a sampler or a penalty differs."""
+    """A model that counts: drafts are right, and wrong where a sampler or a penalty differs."""
     base = counting_model(tmp_path / "model", tmp_path / "heads")
     settings = ShardSettings(model_path=base, cpu_backend="torch", cpu_threads=1)
     asked, prompts = ASKED[:3], [[*range(20, 40), 20, 21], *PROMPTS[1:3]]  # n-grams find 22, 23

@@ -1,4 +1,4 @@
-"""One layer's attention over prefills, decodes and guesses, for any two backends to agree on."""
+"""One layer's attention over prefills, decodes and drafts, for any two backends to agree on."""
 
 from __future__ import annotations
 

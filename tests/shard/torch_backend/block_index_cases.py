@@ -19,7 +19,7 @@ from tgi_trio.shard.torch_backend.layers.rotary import Rotary
 
 HEADS, KV_HEADS, DIM, INDEX_DIM = 6, 2, 16, 24
 INDEX = 1  # the layer of the cache with index keys
-# Every row's keys so far, and what a step adds: prompts whole and in chunks, guesses, decodes.
+# Every row's keys so far, and what a step adds: prompts whole and in chunks, drafts, decodes.
 CONTEXTS, COUNTS = [1, 7, 8, 9, 25, 40, 37], [1, 7, 3, 1, 20, 2, 1]
 DECODES = [1, 3, 4, 8, 11, 12, 13, 16, 33]  # contexts around every border
 

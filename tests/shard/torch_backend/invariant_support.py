@@ -176,7 +176,7 @@ class Crowd:
     def check_recorded(self, folder: Path, budget: int) -> None:
         """Compare recorded steps with launched ones: drawn tokens and log-probabilities.
 
-        A wrong guess is followed by what was before it. `budget`: of recorded steps, in tokens.
+        A wrong draft is followed by what was before it. `budget`: of recorded steps, in tokens.
         """
         asked: list[dict[str, Any]] = [{"sample": True}, {"prompt_logprobs": True}, {}]
         host = drive(start(folder, "cpu"), self.texts, asked, 5)

@@ -110,7 +110,7 @@ TOLERANCES["zamba2"] = 3e-3  # transformers is 1e-3 from float64 itself
 class GreedyRecorder:
     """A sampler that takes the best token and keeps the logits it was given, by place.
 
-    What follows a wrong guess is chosen as well; what is decoded there later takes its place.
+    What follows a wrong draft is chosen as well; what is decoded there later takes its place.
     """
 
     by_place: dict[int, dict[int, torch.Tensor]] = field(default_factory=dict)
@@ -209,14 +209,14 @@ def state_slots(row: ShardSequence) -> tuple[int, int]:
     return (1 + 2 * row.id, 2 + 2 * row.id) if row.states is None else row.states.slots
 
 
-def guessing_plan(rows: list[ShardSequence], guesses: list[list[int]]) -> StepPlan:
-    """Return the step that decodes `rows` with `guesses` of their next tokens."""
-    for row, ids in zip(rows, guesses, strict=True):
+def drafting_plan(rows: list[ShardSequence], drafts: list[list[int]]) -> StepPlan:
+    """Return the step that decodes `rows` with `drafts` of their next tokens."""
+    for row, ids in zip(rows, drafts, strict=True):
         assert row.computed == row.length - 1
         row.token_ids[row.length : row.length + len(ids)] = ids
-    step = plan(rows, [1 + len(ids) for ids in guesses])
+    step = plan(rows, [1 + len(ids) for ids in drafts])
     step.samples[:] = True
-    step.drafts = np.array([len(ids) for ids in guesses], np.int32)
+    step.drafts = np.array([len(ids) for ids in drafts], np.int32)
     return step
 
 

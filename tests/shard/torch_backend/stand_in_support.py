@@ -88,7 +88,7 @@ class FallingTimes:
 def blinded(folder: Path, copy: Path) -> Path:
     """Return a copy of a checkpoint whose tokens follow from the ones before alone.
 
-    What it says it says again, so that n-grams guess right.
+    What it says it says again, so that n-grams draft right.
     """
     shutil.copytree(folder, copy)
     tensors = load_file(copy / "model.safetensors")
@@ -133,7 +133,7 @@ class TakingTurns:
 
 @dataclass
 class Foretelling:
-    """Guesses what will be said, but for every third guess, which is another token."""
+    """Drafts what will be said, but for every third draft, which is another token."""
 
     answers: list[list[int]]  # by sequence
     most: int = 2
@@ -164,8 +164,8 @@ class Said:
     decodes: list[Counts] = field(default_factory=list)  # of steps without a prefill
     prefills: list[Counts] = field(default_factory=list)  # of the others
     steps: int = 0
-    drafts: int = 0  # guesses that were computed
-    moved: int = 0  # steps that followed guesses which nobody had read
+    drafts: int = 0  # drafts that were computed
+    moved: int = 0  # steps that followed drafts which nobody had read
 
     def note_step(self, plan: StepPlan, counts: Counts) -> None:
         """Take in a step that has been launched; its counts may go on."""

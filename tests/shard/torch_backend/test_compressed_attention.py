@@ -12,7 +12,7 @@ import torch
 from tests.shard.torch_backend.golden import Golden, assert_greedy
 from tests.shard.torch_backend.models_support import (
     advance,
-    guessing_plan,
+    drafting_plan,
     load,
     prompts,
     run,
@@ -98,7 +98,7 @@ def test_wrong_guesses_that_end_runs_leave_nothing_behind(
     runner, recorder = load(folder)
     (row,) = sequences([prompts(8)[7][:length]], new=NEW)
     advance(runner, [row], [length])
-    runner.step(guessing_plan([row], [[7, 6, 5, 4, 3]]))
+    runner.step(drafting_plan([row], [[7, 6, 5, 4, 3]]))
     while row.remaining:
         advance(runner, [row], [1])
     assert_greedy(Golden(folder), recorder, row)

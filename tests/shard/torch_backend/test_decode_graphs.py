@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 from tests.shard.torch_backend.models_support import (
     BLOCK,
     GreedyRecorder,
+    drafting_plan,
     generated,
-    guessing_plan,
     plan,
     prompts,
     run,
@@ -224,8 +224,8 @@ def test_other_steps_are_computed_without() -> None:
     step = plan([chunk], [4])
     assert graphs.forward(step, step.positions) is None
     chunk.computed = 8
-    guessing = guessing_plan([chunk], [[7]])
-    assert graphs.forward(guessing, guessing.positions) is None
+    drafting = drafting_plan([chunk], [[7]])
+    assert graphs.forward(drafting, drafting.positions) is None
     longer = decodes([5 * BLOCK])  # than the tables the graphs were recorded with
     assert graphs.forward(longer, longer.positions) is None
 

@@ -43,6 +43,6 @@ def test_guesses_are_the_cpu_s(device: StandInDevice, tmp_path: Path) -> None:
         watched = Watched(drafter)
         answers = answer(runner, TEXTS, [GREEDY] * 2, 8, drafter=watched)
         assert answers.drafts > 4
-        found.append((answers.tokens, watched.guessed))
+        found.append((answers.tokens, watched.drafted))
     assert found[0] == found[1]
     assert device.counts.launches["merge_parts"]  # our kernels have read the model's cache

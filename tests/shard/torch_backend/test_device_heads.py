@@ -1,4 +1,4 @@
-"""Trained heads guess on the device, in the recording of the step whose choices they follow."""
+"""Trained heads draft on the device, in the recording of the step whose choices they follow."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tgi_trio.shard.contract import StepPlan, StepResult
 from tgi_trio.shard.runner import Pending, Runner
 from tgi_trio.shard.speculation.draft_model import ModelDrafter
 from tgi_trio.shard.speculation.payoff import Payoff
-from tgi_trio.shard.torch_backend.guessing.device_drafting import DeviceDrafting
+from tgi_trio.shard.torch_backend.drafting.device_drafting import DeviceDrafting
 
 need_triton()
 
@@ -47,7 +47,7 @@ WRITERS: dict[str, Callable[..., Path]] = {
 def device(
     checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[StandInDevice]:
-    # Whether guessing pays is a matter of time; what guesses are is not.
+    # Whether drafting pays is a matter of time; what drafts are is not.
     monkeypatch.setattr(Payoff, "allows", lambda self, rows: True)
     monkeypatch.setattr(Payoff, "is_resting", lambda self, rows: False)
     with small_device(checkpoint) as stand_in:
@@ -77,7 +77,7 @@ def test_guesses_are_the_cpu_s_and_nothing_waits_for_them(
     kind: str,
     graphs: tuple[int, ...],
 ) -> None:
-    """The same tokens have the same guesses."""
+    """The same tokens have the same drafts."""
     folder, asked = checkpoint("llama", **SMALL), KINDS[kind]
     heads = WRITERS[writer](tmp_path / "heads", folder, HIDDEN, VOCAB)
     settings: dict[str, Any] = {"grammars": TakingTurns(), "draft_model": heads, "speculate": HEADS}
@@ -90,8 +90,8 @@ def test_guesses_are_the_cpu_s_and_nothing_waits_for_them(
     ours = drive(runner, TEXTS, asked, 5, device=device, drafter=mine)
     agree(ours, expected)
     assert ours.drafts > 5
-    by_text = {tuple(known): own for known, own in theirs.guessed}
-    both = [(own, by_text[tuple(known)]) for known, own in mine.guessed if tuple(known) in by_text]
+    by_text = {tuple(known): own for known, own in theirs.drafted}
+    both = [(own, by_text[tuple(known)]) for known, own in mine.drafted if tuple(known) in by_text]
     assert sum(bool(own) for own, _ in both) > 3
     for own, other in both:
         count = min(len(own), len(other))
@@ -137,8 +137,8 @@ def test_a_smaller_model_goes_on_from_guesses_that_nobody_has_read(
     assert not device.counts.waits and ours.drafts > 5
     told = " ".join(small.told)
     assert "launch launch launch result result result" in told and "result launch" in told
-    by_text = {tuple(known): own for known, own in theirs.guessed}
-    both = [(own, by_text[tuple(known)]) for known, own in mine.guessed if tuple(known) in by_text]
+    by_text = {tuple(known): own for known, own in theirs.drafted}
+    both = [(own, by_text[tuple(known)]) for known, own in mine.drafted if tuple(known) in by_text]
     for own, other in both:
         count = min(len(own), len(other))
         assert own[:count] == other[:count]
@@ -151,7 +151,7 @@ def test_steps_follow_guesses_that_nobody_has_read(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The device judges them, moves rows by what was right, and goes on from what it guessed."""
+    """The device judges them, moves rows by what was right, and goes on from what it drafted."""
     folder, asked = checkpoint("llama", **SMALL), KINDS["plain"]
     expected = drive(start(folder, "cpu"), TEXTS, asked, NEW)
     heads = WRITERS["medusa"](tmp_path / "heads", folder, HIDDEN, VOCAB)
@@ -161,13 +161,13 @@ def test_steps_follow_guesses_that_nobody_has_read(
         told[token] = after if i % 4 else (after + 1) % VOCAB
     table = told.to("cuda:0")
 
-    def guess(self: DeviceDrafting, hidden: torch.Tensor, found: torch.Tensor) -> torch.Tensor:
+    def draft(self: DeviceDrafting, hidden: torch.Tensor, found: torch.Tensor) -> torch.Tensor:
         columns = [found[:, 0].nan_to_num().clamp(0, VOCAB - 1).long()]  # padding is arbitrary
         for _ in range(self.most):
             columns.append(table.index_select(0, columns[-1]))
         return torch.stack(columns[1:], dim=1)
 
-    monkeypatch.setattr(DeviceDrafting, "guess", guess)
+    monkeypatch.setattr(DeviceDrafting, "draft", draft)
     runner = start(folder, "cuda:0", (4, 12), draft_model=heads, speculate=HEADS)
     ours = drive(runner, TEXTS, asked, NEW, device=device, drafter=runner.drafter(HEADS))
     assert ours.tokens == expected.tokens

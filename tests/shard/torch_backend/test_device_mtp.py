@@ -1,4 +1,4 @@
-"""A layer of the model's own guesses between two recorded steps, on a stand-in device."""
+"""A layer of the model's own drafts between two recorded steps, on a stand-in device."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from tests.shard.torch_backend.stand_in_support import (  # noqa: E402  (it impo
     drive,
     start,
 )
-from tgi_trio.shard.torch_backend.guessing import device_texts  # noqa: E402
+from tgi_trio.shard.torch_backend.drafting import device_texts  # noqa: E402
 from tgi_trio.testing.stand_in_device import StandInDevice  # noqa: E402
 
 MOST, NEW = 3, 12
@@ -40,7 +40,7 @@ def made(
     from tgi_trio.shard.torch_backend.attention import dividing
 
     monkeypatch.setattr(dividing, "_PROGRAMS", 4)  # an interpreter has but one
-    # Whether guessing pays is a matter of time; what is guessed is not.
+    # Whether drafting pays is a matter of time; what is drafted is not.
     monkeypatch.setattr(Payoff, "allows", lambda self, rows: True)
     monkeypatch.setattr(Payoff, "is_resting", lambda self, rows: False)
     return make
@@ -66,7 +66,7 @@ def chained(said: Said) -> list[Any]:
 def test_steps_follow_guesses_of_n_grams_that_nobody_has_read(
     made: Callable[[str], Path], family: str, budget: int
 ) -> None:
-    """Rows come in chunks and leave; the tokens are those of the CPU, with and without guesses."""
+    """Rows come in chunks and leave; the tokens are those of the CPU, with and without drafts."""
     folder = made(family)
     host = start(folder, "cpu")
     texts = repeating(host)
@@ -88,7 +88,7 @@ def test_steps_follow_guesses_of_n_grams_that_nobody_has_read(
 def test_texts_that_grow_out_of_their_room_are_read_first(
     made: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Their guesses are the host's from there on."""
+    """Their drafts are the host's from there on."""
     folder = made("llama")
     host = start(folder, "cpu")
     texts, asked = [text[6:] for text in repeating(host)], PLAIN

@@ -77,7 +77,7 @@ def until_said(router: ScriptedRouter, count: int, *sequences: int) -> None:
     [
         *(("llama", "penalties", 0), ("llama", "grammar", 0), ("llama", "plain", 2)),
         ("deepseek_v4", "plain", 2),  # which makes keys of runs of tokens again
-        ("deepseek_v32", "plain", 2),  # with an index, which sees each guess's own tokens
+        ("deepseek_v32", "plain", 2),  # with an index, which sees each draft's own tokens
     ],
     indirect=["folder"],
 )

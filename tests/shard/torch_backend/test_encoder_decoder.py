@@ -177,7 +177,7 @@ def test_what_the_router_is_told(model: Model) -> None:
     assert not model.runner.info.prefix_reuse  # an encoder's output depends on the whole prompt
     assert (
         not model.runner.info.draft_budget
-    )  # so --speculate changes nothing: a step has no guesses
+    )  # so --speculate changes nothing: a step has no drafts
 
 
 def test_prompt_tokens_have_no_logprobs(model: Model) -> None:

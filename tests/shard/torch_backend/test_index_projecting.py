@@ -124,7 +124,7 @@ def test_what_queries_are_made_of_is_made_beside_keys(doubled: bool, reads_only:
 def test_a_run_has_the_mean_of_its_keys(pool: int, biased: bool, codes: str) -> None:
     """In the place of its last token's. Its tokens are of this step, of the ones before, or both.
 
-    In the last step those of the second row are rows of their own, as guesses are.
+    In the last step those of the second row are rows of their own, as drafts are.
     """
     case = Case(pool=pool, codes=codes, device=DEVICE)
     latent, index, scale = case.latent(), case.index(), 0.5 if codes else 1.0

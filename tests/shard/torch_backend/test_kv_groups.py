@@ -1,6 +1,6 @@
 """Models whose layers differ in what they keep of a token, in the batch that a shard runs.
 
-All at once in steps of any size, with guesses, computed twice, behind a cached prefix, and again
+All at once in steps of any size, with drafts, computed twice, behind a cached prefix, and again
 after they were pushed out: the tokens and what they were chosen from are those of transformers.
 """
 
@@ -25,7 +25,7 @@ from tests.shard.torch_backend.models_support import (
     prompts,
     sequence,
 )
-from tests.shard.torch_backend.states.test_hybrid_models import Guesser
+from tests.shard.torch_backend.states.test_hybrid_models import TextDrafter
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.ipc.messages import PrefillRow
 from tgi_trio.ipc.shard_settings import ShardSettings
@@ -87,7 +87,7 @@ def row(
     )
 
 
-def batch_of(drafter: Guesser | None = None) -> Batch:
+def batch_of(drafter: TextDrafter | None = None) -> Batch:
     return Batch(
         vocab_size=512,
         block_size=BLOCK,
@@ -139,11 +139,11 @@ def check(golden: Golden, recorder: GreedyRecorder, id: int, text: Sequence[int]
 
 
 @pytest.mark.sampled(3)
-@pytest.mark.parametrize("guessed", [False, True])
-def test_a_full_batch_says_what_transformers_says(model: Any, guessed: bool) -> None:
+@pytest.mark.parametrize("drafted", [False, True])
+def test_a_full_batch_says_what_transformers_says(model: Any, drafted: bool) -> None:
     runner, recorder, golden, whole, size = model
     assert runner.info.kv_bytes_per_token == size and runner.info.prefix_reuse
-    batch = batch_of(Guesser(whole) if guessed else None)
+    batch = batch_of(TextDrafter(whole) if drafted else None)
     for id, prompt in enumerate(PROMPTS):
         batch.add(row(id, prompt, len(prompt)))
     texts = run(batch, runner, seed=5)

@@ -1,4 +1,4 @@
-"""What a device finds in texts that it keeps itself, against the host's guesses of n-grams."""
+"""What a device finds in texts that it keeps itself, against the host's drafts of n-grams."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from tgi_trio.shard.torch_backend.sampling.choice_settings import Choosing
 
 need_triton()
 
-from tgi_trio.shard.torch_backend.guessing import device_texts  # noqa: E402  (it imports Triton)
-from tgi_trio.shard.torch_backend.guessing.device_texts import DeviceTexts, Judged  # noqa: E402
+from tgi_trio.shard.torch_backend.drafting import device_texts  # noqa: E402  (it imports Triton)
+from tgi_trio.shard.torch_backend.drafting.device_texts import DeviceTexts, Judged  # noqa: E402
 
 EOS, MOST, ROOM = 3, 4, 48
 WHERE = torch.device(DEVICE)
@@ -40,7 +40,7 @@ class Walk:
     def step(
         self, chosen: list[list[int]], *, ahead: bool = False, moves: bool = False
     ) -> list[list[int]]:
-        """Choose tokens for every row, all but the last of which were guessed; return guesses.
+        """Choose tokens for every row, all but the last of which were drafted; return drafts.
 
         `ahead`: behind a step of which the rows know nothing yet; they know of it afterwards. That
         it `moves` may be left out where each got a single token.
@@ -67,15 +67,15 @@ class Walk:
         moved = np.array([len(own) - 1 for own in chosen], np.int32)
         arrays = (found, np.array(ids), places, owners, aheads.astype(np.int32), moved, slots, ends)
         judged = Judged(*(torch.tensor(array, device=WHERE) for array in arrays))
-        guessed = torch.full((len(self.rows), MOST), -5, device=WHERE)
-        behind = self.texts.look_up(judged, guessed).cpu().numpy()
+        drafted = torch.full((len(self.rows), MOST), -5, device=WHERE)
+        behind = self.texts.look_up(judged, drafted).cpu().numpy()
         lasts = np.searchsorted(owners, np.arange(len(self.rows))) + moved
-        assert behind[lasts].tolist() == guessed.tolist()
+        assert behind[lasts].tolist() == drafted.tolist()
         if ahead:
             self.read()
         for said, own in zip(self.said, chosen, strict=True):
             said += own
-        return [[token for token in own if token >= 0] for own in guessed.tolist()]
+        return [[token for token in own if token >= 0] for own in drafted.tolist()]
 
     def read(self) -> None:
         """Let the rows know all that has been chosen."""
@@ -83,7 +83,7 @@ class Walk:
             row.token_ids[: len(said)], row.length = said, len(said)
 
     def expected(self) -> list[list[int]]:
-        """Return what the host guesses behind all that has been chosen."""
+        """Return what the host drafts behind all that has been chosen."""
         found = []
         for row, said in zip(self.rows, self.said, strict=True):
             ignores = row.sampling.ignore_eos

@@ -12,8 +12,8 @@ from tests.shard.torch_backend.golden import Golden, assert_greedy, check_prompt
 from tests.shard.torch_backend.models_support import (
     NEW_TOKENS,
     advance,
+    drafting_plan,
     generated,
-    guessing_plan,
     load,
     plan,
     prompts,
@@ -150,19 +150,19 @@ def test_preempted_and_resumed(model: Model) -> None:
 
 @pytest.mark.parametrize("wrong", [None, 0, 2])
 def test_guesses_right_and_wrong(model: Model, wrong: int | None) -> None:
-    """Guesses of up to 4 tokens, the `wrong`-th not right, are as decoding one by one."""
+    """Drafts of up to 4 tokens, the `wrong`-th not right, are as decoding one by one."""
     rows = _rows(shuffle=4)
     advance(model.runner, rows, [row.length for row in rows])
     steps = 1
     while running := [row for row in rows if row.remaining]:
-        guesses = []
+        drafts = []
         for row in running:
             said = NEW_TOKENS - row.remaining
             ids = model.expected[row.id][0][said : said + min(4, row.remaining - 1)]
             if wrong is not None and wrong < len(ids):
                 ids = [*ids[:wrong], ids[wrong] ^ 1, *ids[wrong + 1 :]]
-            guesses.append(ids)
-        result = model.runner.step(guessing_plan(running, guesses))
+            drafts.append(ids)
+        result = model.runner.step(drafting_plan(running, drafts))
         for row, got in zip(running, result.rows, strict=True):
             for token in got.token_ids:
                 row.token_ids[row.length] = token

@@ -151,7 +151,7 @@ def test_olmo_hybrid_as_the_hub_has_it(checkpoint: Checkpoint, tmp_path: Path) -
 
 
 def test_deepseek_v4_as_the_hub_has_it(checkpoint: Checkpoint, tmp_path: Path) -> None:
-    """Without the model's prefix, with another name of a norm, and with layers that guess."""
+    """Without the model's prefix, with another name of a norm, and with layers that draft."""
     original = checkpoint("deepseek_v4")
     folder = Path(shutil.copytree(original, tmp_path / "hub"))
     changes = {

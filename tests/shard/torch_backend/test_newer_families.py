@@ -1,6 +1,6 @@
 """Newer families of attention alone, in the batch that a shard runs, against transformers.
 
-Sixteen at once in steps of any size, some of them computed twice; with guesses; behind a cached
+Sixteen at once in steps of any size, some of them computed twice; with drafts; behind a cached
 prefix; again after they were pushed out: what tokens are chosen from is what transformers says in
 one pass over each text. Over two ranks: `tests/shard/ranks/test_ranks.py`.
 """
@@ -15,7 +15,7 @@ import torch
 
 from tests.shard.torch_backend.golden import Golden
 from tests.shard.torch_backend.models_support import BLOCK, NEWER, GreedyRecorder, load
-from tests.shard.torch_backend.states.test_hybrid_models import Guesser
+from tests.shard.torch_backend.states.test_hybrid_models import TextDrafter
 from tests.shard.torch_backend.test_kv_groups import BLOCKS, NEW, PROMPTS, batch_of, row, run
 from tgi_trio.testing.wrapped_checkpoints import make_wrapped
 
@@ -23,7 +23,7 @@ Checkpoint = Callable[..., Path]
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 LONGEST = max(range(len(PROMPTS)), key=lambda i: len(PROMPTS[i]))
-GUESSED = (LONGEST, 0, 3)  # sequences that are run again with guesses
+DRAFTED = (LONGEST, 0, 3)  # sequences that are run again with drafts
 
 
 def logits(recorder: GreedyRecorder, id: int, first: int, last: int) -> torch.Tensor:
@@ -75,12 +75,12 @@ def test_whatever_happens_to_a_sequence_it_says_the_same(
     assert found.argmax(-1).tolist() == again[20]
     assert_near(logits(recorder, 20, len(other), len(other) + NEW), found)
 
-    guessing = batch_of(Guesser(texts))
-    for id in GUESSED:
-        guessing.add(row(id, PROMPTS[id], len(PROMPTS[id])))
+    drafting = batch_of(TextDrafter(texts))
+    for id in DRAFTED:
+        drafting.add(row(id, PROMPTS[id], len(PROMPTS[id])))
         recorder.by_place.pop(id)
-    guessed = run(guessing, runner, seed=7)
-    for id in GUESSED:
-        assert guessed[id] == said[id]
+    drafted = run(drafting, runner, seed=7)
+    for id in DRAFTED:
+        assert drafted[id] == said[id]
         first = len(PROMPTS[id])
         assert_near(logits(recorder, id, first, first + NEW), wanted[id])

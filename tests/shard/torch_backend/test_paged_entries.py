@@ -54,7 +54,7 @@ KINDS: Final[dict[str, tuple[int, bool, int]]] = {
     "single tokens": (1, False, 4),
 }
 # Contexts and new tokens of two steps, one after the other: around the borders of windows (5
-# tokens), runs and blocks, prompts beside decodes, and guesses behind what the cache has.
+# tokens), runs and blocks, prompts beside decodes, and drafts behind what the cache has.
 STEPS: Final[dict[str, tuple[list[int], list[int]]]] = {
     "prompts": ([1, 5, 12, 33, 48, 61], [1, 5, 12, 33, 48, 61]),
     "decodes": ([2, 6, 13, 34, 49, 62], [1, 1, 1, 1, 1, 1]),
@@ -201,10 +201,10 @@ def test_wrong_guesses_leave_nothing_behind() -> None:
         for cache in (mine, other):
             layer.attend(ours, cache, step, projected)
     wrong, right = layer.some(2, len(beside.token_ids), layer.outputs)
-    guessed = layer.attend(ours, mine, beside, wrong)
+    drafted = layer.attend(ours, mine, beside, wrong)
     found = layer.attend(ours, mine, beside, right)
     assert torch.equal(found, layer.attend(ours, other, beside, right))
-    assert not torch.equal(found, guessed)
+    assert not torch.equal(found, drafted)
 
 
 def test_a_prefix_is_read_where_another_row_has_written_it() -> None:

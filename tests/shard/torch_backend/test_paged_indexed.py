@@ -40,7 +40,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "runs of one": {"pool": 1, "rotary": 0},
     "8 bits": {"codes": "fp8_e4m3fn"},
 }
-# Rows end up to, at and beyond what is chosen; prompts in chunks beside decodes and guesses.
+# Rows end up to, at and beyond what is chosen; prompts in chunks beside decodes and drafts.
 CONTEXTS = [1, 7, 9, 10, 33, 41]
 COUNTS = [[0, 6, 8, 5, 16, 30], [1, 0, 0, 4, 14, 7], [0, 1, 1, 0, 1, 1], [0, 0, 0, 1, 2, 3]]
 Prepare = Callable[[PagedIndexedAttention, StepPlan, KVCache], PagedBatch]

@@ -187,7 +187,7 @@ def run(events: Events, speculate: int) -> tuple[list[bytes], list[StepReport]]:
 def test_steps_like_those_before_are_told_as_if_each_were_made_anew(
     first: list[int], then: Events, speculate: int
 ) -> None:
-    """Rows of all kinds join, leave, wait for blocks and go on, with guesses now and then."""
+    """Rows of all kinds join, leave, wait for blocks and go on, with drafts now and then."""
     events: Events = [(0, "join", kind, 7 * i) for i, kind in enumerate(first)]
     events += [(2, "extend", i, 2) for i in range(len(first))] + then
     with one_torch_thread(), free_device():

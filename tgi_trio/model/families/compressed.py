@@ -72,7 +72,7 @@ def deepseek_v4(config: ModelConfig) -> DecoderSpec | None:
         kv_heads=1,
         names=names.DEEPSEEK_V4,
         layers=tuple(layer(kind, by_token=by_token) for kind, by_token in kinds),
-        guessing=(layer(_WINDOW),) * _count_guessing(config),
+        mtp=(layer(_WINDOW),) * _count_mtp_layers(config),
         shared_key=SharedKeySpec(
             query_rank=int(config.get("q_lora_rank", 1024)),
             groups=groups,
@@ -137,8 +137,8 @@ def _kinds(config: ModelConfig) -> list[str]:
     return kinds
 
 
-def _count_guessing(config: ModelConfig) -> int:
-    """Return how many layers guess tokens ahead. Published ones have no entries: their ratio is 0.
+def _count_mtp_layers(config: ModelConfig) -> int:
+    """Return how many layers draft tokens ahead. Published ones have no entries: their ratio is 0.
 
     0 where ratios say otherwise.
     """

@@ -61,7 +61,7 @@ def qwen4_exp(config: ModelConfig) -> DecoderSpec | None:
     return replace(
         spec,
         layers=_add_ngrams(config, spec, streams.count * spec.hidden_size),
-        guessing=_guessing(config, spec),
+        mtp=_make_mtp_layer(config, spec),
         gated_streams=streams,
     )
 
@@ -101,8 +101,8 @@ def _index(config: ModelConfig) -> PooledIndexSpec:
     )
 
 
-def _guessing(config: ModelConfig, spec: DecoderSpec) -> tuple[LayerSpec, ...]:
-    """Return the layer that guesses tokens ahead, which attends and has no n-grams.
+def _make_mtp_layer(config: ModelConfig, spec: DecoderSpec) -> tuple[LayerSpec, ...]:
+    """Return the layer that drafts tokens ahead, which attends and has no n-grams.
 
     () where config.json says what no published one does: that it embeds tokens by itself, reads an
     earlier layer's states, or turns by another base.

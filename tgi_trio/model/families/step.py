@@ -1,7 +1,7 @@
 """The text of Step 3.7 Flash (StepFun 2026), of the type Step 3.5.
 
 Layers with a window have more query heads; a head's output has a gate, and in the last layers
-activated gates of MLPs are bounded. Lists of layers go on with those that guess tokens ahead.
+activated gates of MLPs are bounded. Lists of layers go on with those that draft tokens ahead.
 """
 
 from __future__ import annotations
@@ -77,11 +77,11 @@ def step3p5(config: ModelConfig) -> DecoderSpec | None:
     )
     spec = set_sparse(replace(spec, layers=tuple(layers)), _experts(config), sparse)
     every = tuple(_bound(*layer) for layer in zip(spec.layers, routed, limits, strict=True))
-    return replace(spec, layers=every[:count], guessing=() if bounded else every[count:])
+    return replace(spec, layers=every[:count], mtp=() if bounded else every[count:])
 
 
 def _kinds(config: ModelConfig, count: int) -> list[str]:
-    """Return the kinds of the model's layers, and of those that guess as far as they are said."""
+    """Return the kinds of the model's layers, and of those that draft as far as they are said."""
     guessing, kinds = int(config.get("num_nextn_predict_layers") or 0), config.get("layer_types")
     if not kinds:
         return [_FULL] * (count + guessing)

@@ -56,7 +56,7 @@ CLAIMS: Final[Claims] = {
     "DecoderSpec.head_dim": ANY,
     "DecoderSpec.mlp_width": ANY,
     "DecoderSpec.layers": ANY,
-    "DecoderSpec.guessing": ANY,
+    "DecoderSpec.mtp": ANY,
     "DecoderSpec.names": ANY,
     "DecoderSpec.norm": only(
         *("rms", "rms_plus_one", "layer", "layer_plus_one"), refusal="norm {!r} is not known"

@@ -18,7 +18,7 @@ from tgi_trio.model.specs.ngrams import NgramsSpec
 # By record, with the values that the generic decoder computes.
 _HELD: Final[dict[str, str]] = {
     "DecoderSpec": (
-        "family vocab_size hidden_size heads kv_heads head_dim mlp_width layers guessing names "
+        "family vocab_size hidden_size heads kv_heads head_dim mlp_width layers mtp names "
         "norm norm_eps post_norm_eps outer_norm norm_bias norm_weight parallel query_key_norm "
         "query_key_norm_bias gated_attention gated_heads gate_activation qkv_layout qkv_bias "
         "output_bias mlp_bias head_bias transposed gated activation tied_head extra_tokens "

@@ -57,7 +57,7 @@ CLAIMS: Final[Claims] = {
     "DecoderSpec.heads": ANY,
     "DecoderSpec.kv_heads": ANY,
     "DecoderSpec.layers": ANY,
-    "DecoderSpec.guessing": ANY,
+    "DecoderSpec.mtp": ANY,
     "DecoderSpec.names": ANY,
     "DecoderSpec.index": ANY,
     "LayerSpec.blocks": ANY,

@@ -55,8 +55,8 @@ class Architecture:
     by_layer: tuple[str, ...] = ()
     without: tuple[str, ...] = ()  # config keys that the model does not have
     narrow_values: bool = False  # values may be shorter than keys
-    # Layers that guess go on from the model's, though they do not in the family's checkpoints.
-    guesses: bool = False
+    # Layers that draft go on from the model's, though they do not in the family's checkpoints.
+    has_mtp: bool = False
     absorbed: tuple[str, ...] = ()  # roles whose numbers `config` has read, or nothing reads
 
 
@@ -107,7 +107,7 @@ _QWEN35: Final = Architecture(
     norms_plus_one=True,
     roles=_NORM_BEFORE_MLP,
     mixer=delta_rules.QWEN35,
-    guesses=True,
+    has_mtp=True,
 )
 
 ARCHITECTURES: Final[Mapping[str, Architecture]] = {

@@ -54,7 +54,7 @@ def glm4moe(model: GgufModel, values: Values) -> Values:
 
 
 def bailingmoe2(model: GgufModel, values: Values) -> Values:
-    """Ling and Ring 2, which GLM-4.5 resembles; layers that guess further tokens are not read."""
+    """Ling and Ring 2, which GLM-4.5 resembles; layers that draft further tokens are not read."""
     own = {"num_hidden_layers": read_own_layers(model, values), "num_nextn_predict_layers": 0}
     return own | {"model_type": "glm4_moe", "use_qk_norm": True} | _balanced(model, values | own)
 

@@ -22,7 +22,7 @@ from tgi_trio.model.families.registry import decoder_spec
 from tgi_trio.model.gguf.architectures import ARCHITECTURES, Architecture
 from tgi_trio.model.gguf.files import read_model
 from tgi_trio.model.gguf.header import TensorInfo
-from tgi_trio.model.guessing_layers import LAYOUTS, MtpLayout
+from tgi_trio.model.mtp_layers import LAYOUTS, MtpLayout
 from tgi_trio.model.specs.decoder import DecoderSpec, Names
 from tgi_trio.model.stacked_experts import split_first_axis
 from tgi_trio.model.tensors import Shape, decoder_claims, shapes_in
@@ -114,7 +114,7 @@ def read_gguf_tensors(files: list[Path], config: ModelConfig) -> dict[str, Store
     stated = model.tensors.items() if joined else _split_attention(model.tensors, spec)
     for name, (file, info) in stated:
         names, layer = spec.names, _parse(name)[0] or 0
-        if own_layers <= layer < model.get("block_count", 0):  # guesses further tokens
+        if own_layers <= layer < model.get("block_count", 0):  # drafts further tokens
             if layout is None:
                 continue
             index = layer - own_layers
@@ -163,16 +163,16 @@ def _split_attention(
 
 
 def _find_layout(config: ModelConfig, architecture: Architecture) -> MtpLayout | None:
-    """Return how layers that guess are named, None if they are not read from such files."""
+    """Return how layers that draft are named, None if they are not read from such files."""
     layout = LAYOUTS.get(config.text_type)
-    known = layout is not None and (layout.continues or architecture.guesses)
+    known = layout is not None and (layout.continues or architecture.has_mtp)
     return layout if known else None
 
 
 def _named_beside(
     name: str, stored: StoredTensor, layout: MtpLayout
 ) -> Iterator[tuple[str, StoredTensor]]:
-    """Yield a tensor beside the decoder layer of a layer that guesses; not copies of the model's.
+    """Yield a tensor beside the decoder layer of a layer that drafts; not copies of the model's.
 
     The layer's number is that of `layout`.
     """

@@ -303,8 +303,8 @@ class DecoderSpec:
     mlp_width: int
     layers: tuple[LayerSpec, ...]
     names: Names
-    # Further layers, which guess tokens ahead, where the config says what each of them is like.
-    guessing: tuple[LayerSpec, ...] = ()
+    # Further layers, which draft tokens ahead, where the config says what each of them is like.
+    mtp: tuple[LayerSpec, ...] = ()
     norm: NormKind = "rms"
     norm_eps: float = 1e-6
     post_norm_eps: float = 0.0  # of the norms after attention and MLP; 0: that of the others

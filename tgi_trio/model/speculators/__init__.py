@@ -1,1 +1,1 @@
-"""Speculators, which guess another model's next tokens: their kinds and files."""
+"""Speculators, which draft another model's next tokens: their kinds and files."""

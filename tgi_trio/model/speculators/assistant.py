@@ -18,7 +18,7 @@ from tgi_trio.model.families.registry import decoder_spec
 from tgi_trio.model.matrices.decoder import outer_refs
 from tgi_trio.model.matrices.references import LinearRef, MatrixRef, whole_linear
 from tgi_trio.model.specs.decoder import DecoderSpec, HeadSizes, LayerSpec
-from tgi_trio.model.speculators.eagle import GUESSES
+from tgi_trio.model.speculators.eagle import DRAFTED
 from tgi_trio.model.speculators.spec import HeadsSpec, check_base
 from tgi_trio.model.tensors import decoder_claims
 
@@ -37,8 +37,8 @@ class AssistantSpec(HeadsSpec):
     """Layers without keys and values: their queries attend to those of a Gemma 4 model.
 
     They read the last token's embedding and the model's hidden state behind the final norm, both of
-    the model, and continue from their own guesses and states. Their queries are at the position of
-    the last known token, whose keys and values do not exist yet; it does not move with the guesses.
+    the model, and continue from their own drafts and states. Their queries are at the position of
+    the last known token, whose keys and values do not exist yet; it does not move with the drafts.
 
     Roles: linears "entry" (from embedding and state to the layers' features), "exit" (from the
     layers' features to a state of the model), "clusters" (scores of groups of tokens) or, without
@@ -48,7 +48,7 @@ class AssistantSpec(HeadsSpec):
 
     decoder: DecoderSpec  # its layers' `reads_layer`: see `reading`
     clusters: int  # equal groups of tokens, whose ids `token_map` lists group by group; 0: none
-    clusters_used: int  # groups with the best scores, whose tokens alone may be guessed
+    clusters_used: int  # groups with the best scores, whose tokens alone may be drafted
 
     def reading(self, base: DecoderSpec) -> DecoderSpec:
         """Return `decoder`, with layers that read the K and V of layers of a model.
@@ -132,7 +132,7 @@ def read_assistant(
         )
     return AssistantSpec(
         folder=folder,
-        heads=GUESSES,
+        heads=DRAFTED,
         linears=linears | layers,
         vectors={name: (name, shape[0]) for name, shape in shapes if len(shape) == 1},
         tables={"head": head} if clusters else {},
@@ -175,7 +175,7 @@ def _decoder(folder: Path, values: Mapping[str, Any]) -> DecoderSpec:
 
 
 def _clusters(folder: Path, values: Mapping[str, Any], vocabulary: int) -> tuple[int, int]:
-    """Return the number of clusters of tokens, and how many are used for a guess; 0, 0: none."""
+    """Return the number of clusters of tokens, and how many are used for a draft; 0, 0: none."""
     if not values.get("use_ordered_embeddings"):
         return 0, 0
     count = _count(folder, values, "num_centroids")

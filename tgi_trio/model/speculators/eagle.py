@@ -20,7 +20,7 @@ from tgi_trio.model.matrices.references import (
 from tgi_trio.model.specs.decoder import DecoderSpec
 from tgi_trio.model.speculators.spec import EagleSpec, check_base
 
-GUESSES: Final = 4  # tokens ahead, if neither a flag nor config.json states it
+DRAFTED: Final = 4  # tokens ahead, if neither a flag nor config.json states it
 # prefix of the one layer's tensors: the authors', speculators'
 _LAYERS: Final = ("midlayer.", "layers.0.")
 # Tensors that are not needed: the inverse token map, and parts of the model.
@@ -41,15 +41,15 @@ def words_of(values: Mapping[str, Any], part: str) -> list[str]:
     return [word for word in words if part in word.lower().replace("-", "").replace("_", "")]
 
 
-def stated_guesses(values: Mapping[str, Any]) -> int:
-    """Return how many tokens a drafter in the speculators format proposes; `GUESSES` for others."""
+def read_draft_tokens(values: Mapping[str, Any]) -> int:
+    """Return how many tokens a drafter in the speculators format proposes; `DRAFTED` for others."""
     methods = _object(values, "speculators_config").get("proposal_methods")
     first = methods[0] if isinstance(methods, list) and methods else None
     found = first.get("speculative_tokens") if isinstance(first, dict) else None
-    return found if isinstance(found, int) and 0 < found <= 64 else GUESSES
+    return found if isinstance(found, int) and 0 < found <= 64 else DRAFTED
 
 
-def stated_base(values: Mapping[str, Any]) -> str | None:
+def read_verifier(values: Mapping[str, Any]) -> str | None:
     """Return the name of the verifying model, as the speculators format states it, or None."""
     verifier = _object(_object(values, "speculators_config"), "verifier")
     name = verifier.get("name_or_path")
@@ -98,7 +98,7 @@ def read_eagle3(
     named.refuse_others(read, _UNREAD, "an EAGLE-3 drafter of one layer of Llama's shape")
     return EagleSpec(
         folder=folder,
-        heads=stated_guesses(values),
+        heads=read_draft_tokens(values),
         linears=linears,
         vectors=vectors,
         tables=tables,

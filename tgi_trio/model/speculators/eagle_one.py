@@ -2,7 +2,7 @@
 
 A decoder layer without a norm before its attention reads a projection of the last token's embedding
 and the model's hidden state behind the final norm; the state that it predicts goes to the model's
-head. EAGLE-2 has other trees of guesses, and the same files.
+head. EAGLE-2 has other trees of drafts, and the same files.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.checkpoint_files import StoredTensor, read_headers
 from tgi_trio.model.matrices.references import whole_linear
 from tgi_trio.model.speculators.eagle import (
-    GUESSES,
+    DRAFTED,
     NamedTensors,
     layer_config,
     layer_linears,
@@ -88,7 +88,7 @@ def read_eagle_one(
     named.refuse_others(read, _UNREAD, "an EAGLE drafter of one layer of Llama's shape")
     return EagleOneSpec(
         folder=folder,
-        heads=GUESSES,
+        heads=DRAFTED,
         linears=linears,
         vectors=vectors,
         tensors=tuple(read),

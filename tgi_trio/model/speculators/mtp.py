@@ -1,4 +1,4 @@
-"""Finds the layers of a checkpoint that guess further tokens, and checks their tensors."""
+"""Finds the layers of a checkpoint that draft further tokens, and checks their tensors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tgi_trio.model.checkpoint_tensors import gguf_files, read_tensors
 from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.families.registry import decoder_spec
 from tgi_trio.model.formats import check_dtypes
-from tgi_trio.model.guessing_layers import LAYOUTS, MtpSpec
+from tgi_trio.model.mtp_layers import LAYOUTS, MtpSpec
 from tgi_trio.model.published_names import rename_family
 from tgi_trio.model.quantised.gguf_layout import GgufLayout
 from tgi_trio.model.quantised.recognise import find_layout
@@ -28,7 +28,7 @@ def count_mtp(config: ModelConfig) -> int:
 
 
 def find_mtp(config: ModelConfig, spec: DecoderSpec) -> tuple[MtpSpec, ...]:
-    """Return the layers of a checkpoint that guess further tokens, () if there are none."""
+    """Return the layers of a checkpoint that draft further tokens, () if there are none."""
     layout = LAYOUTS.get(config.text_type)
     if layout is None:
         return ()
@@ -56,7 +56,7 @@ def need_mtp(config: ModelConfig, spec: DecoderSpec) -> tuple[MtpSpec, ...]:
 
 
 def no_mtp(folder: Path) -> str:
-    """Return the refusal to guess by layers that a checkpoint does not have."""
+    """Return the refusal to draft by layers that a checkpoint does not have."""
     return (
         f"`drafter` mtp: {folder} has no layers that guess further tokens, by names that are "
         "known; leave it out, and `speculate` guesses from the text"

@@ -1,7 +1,7 @@
 """Recognises a folder's kind of speculator, its base model, and its parts.
 
 A kind is a row of `KINDS` and a file that reads its tensors' names; a file in `shard/speculation/`
-guesses with it.
+drafts with it.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from tgi_trio.model.config import read_values
 from tgi_trio.model.speculators.assistant import is_assistant, read_assistant
 from tgi_trio.model.speculators.eagle import (
     is_eagle3,
+    read_draft_tokens,
     read_eagle3,
-    stated_base,
-    stated_guesses,
+    read_verifier,
     words_of,
 )
 from tgi_trio.model.speculators.eagle_one import is_eagle_one, read_eagle_one
@@ -51,7 +51,7 @@ class Kind:
     claims: Callable[[Mapping[str, Any], Path], bool]
     read: _Read
     count: tuple[str, ...]  # keys of config.json that state the number of heads
-    goes_on: bool = False  # it continues from its own guesses, for as many as are requested
+    goes_on: bool = False  # it continues from its own drafts, for as many as are requested
     reads_kv: bool = False  # it reads the model's own keys and values
 
 
@@ -88,7 +88,7 @@ def find_kind(folder: Path) -> Kind | None:
 def base_of_heads(folder: Path) -> str:
     """Return the name of the heads' base model; raises ModelLoadError if there is none."""
     values = read_values(folder) or {}
-    name = values.get("base_model_name_or_path") or stated_base(values)
+    name = values.get("base_model_name_or_path") or read_verifier(values)
     if not isinstance(name, str) or not name:
         raise ModelLoadError(
             f"{folder / 'config.json'} does not say which model its heads guess for: write it "
@@ -98,8 +98,8 @@ def base_of_heads(folder: Path) -> str:
     return name
 
 
-def count_guesses(folder: Path, asked: int | None) -> int:
-    """Return how many tokens heads guess ahead: `asked`, or the number of heads.
+def count_drafts(folder: Path, asked: int | None) -> int:
+    """Return how many tokens heads draft ahead: `asked`, or the number of heads.
 
     Raises ConfigurationError, in TGI's words, if more are requested.
     """
@@ -115,12 +115,12 @@ def count_guesses(folder: Path, asked: int | None) -> int:
 def count_heads(folder: Path) -> int:
     """Return the number of heads that config.json states, 0 if it states none.
 
-    For a drafter that continues from its guesses, the default number of guesses.
+    For a drafter that continues from its drafts, the default number of drafts.
     """
     kind, values = _need_kind(folder), read_values(folder) or {}
     keys = kind.count
     if kind.goes_on:
-        return stated_guesses(values)
+        return read_draft_tokens(values)
     return next((values[key] for key in keys if isinstance(values.get(key), int)), 0)
 
 

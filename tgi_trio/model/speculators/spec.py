@@ -13,13 +13,13 @@ from tgi_trio.model.specs.decoder import DecoderSpec
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HeadsSpec:
-    """Heads that guess from the hidden state at which the last token was chosen.
+    """Heads that draft from the hidden state at which the last token was chosen.
 
     Weights are named by their roles, by which the kind's file in `shard/speculation/` uses them.
     """
 
     folder: Path
-    heads: int  # a guess each; for drafters that continue from their guesses, the default number
+    heads: int  # a draft each; for drafters that continue from their drafts, the default number
     linears: Mapping[str, LinearRef]
     vectors: Mapping[str, tuple[str, int]] = field(default_factory=dict)  # tensor, size
     # embeddings, whose rows are looked up
@@ -61,7 +61,7 @@ class MlpSpec(HeadsSpec):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EagleSpec(HeadsSpec):
-    """EAGLE-3 (Li and others 2025, arXiv 2503.01840): one decoder layer that guesses repeatedly.
+    """EAGLE-3 (Li and others 2025, arXiv 2503.01840): one decoder layer that drafts repeatedly.
 
     With the norms of EAGLE 3.1 (2026, arXiv 2605.09992), if it was trained with them.
 

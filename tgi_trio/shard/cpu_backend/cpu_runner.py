@@ -18,12 +18,12 @@ from tgi_trio.model.speculators.assistant import AssistantSpec
 from tgi_trio.model.speculators.spec import EagleSpec
 from tgi_trio.shard.adapter_host import AdapterHost
 from tgi_trio.shard.contract import Choices, PromptValues, ShardSequence, StepPlan, StepResult
+from tgi_trio.shard.cpu_backend.drafting.assistant import KernelAssistant
+from tgi_trio.shard.cpu_backend.drafting.eagle import KernelEagle
+from tgi_trio.shard.cpu_backend.drafting.eagle_one import make_eagle
+from tgi_trio.shard.cpu_backend.drafting.heads import KernelArithmetic, LoadedHeads
+from tgi_trio.shard.cpu_backend.drafting.mtp import KernelMtp
 from tgi_trio.shard.cpu_backend.forward import Forward, Tokens
-from tgi_trio.shard.cpu_backend.guessing.assistant import KernelAssistant
-from tgi_trio.shard.cpu_backend.guessing.eagle import KernelEagle
-from tgi_trio.shard.cpu_backend.guessing.eagle_one import make_eagle
-from tgi_trio.shard.cpu_backend.guessing.heads import KernelArithmetic, LoadedHeads
-from tgi_trio.shard.cpu_backend.guessing.mtp import KernelMtp
 from tgi_trio.shard.loop.soundness import prove_by_step
 from tgi_trio.shard.machine.kv_sizing import longest_sequence, size_cache
 from tgi_trio.shard.machine.memory import free_bytes
@@ -69,7 +69,7 @@ class CpuRunner:
         local_ranks: int = 1,
     ) -> None:
         """`heads`: speculation heads, whose linear layers are in the program. `mtp`: layers of
-        the model's own that guess. `ranks`: the other ranks of `forward`, if any. `local_ranks`:
+        the model's own that draft. `ranks`: the other ranks of `forward`, if any. `local_ranks`:
         how many ranks share this machine's memory.
         """
         self._ranks = ranks
@@ -83,7 +83,7 @@ class CpuRunner:
             self._heads, self._eagle = None, make_eagle(forward, heads.spec, heads)
         self._bytes_beside = sum(layer.nbytes() for layer in mtp)
         self._last = LastStep()
-        self._guesses = False  # there is a drafter, which needs the costs of steps
+        self._has_drafter = False  # there is a drafter, which needs the costs of steps
         self.kv_beside = 0 if self._eagle is None else self._eagle.kv_bytes_per_token
         self.bytes_per_adapter = 0
         self._blocks = 1  # of the KV cache; set by warm_up
@@ -186,7 +186,7 @@ class CpuRunner:
 
     def step(self, plan: StepPlan) -> StepResult:
         began = time.monotonic_ns()
-        processor = time.thread_time_ns() if self._guesses else 0
+        processor = time.thread_time_ns() if self._has_drafter else 0
         sampled = np.flatnonzero(plan.samples)
         places = choosing.choice_positions(plan, sampled).astype(np.int32)
         tokens = Tokens.of(
@@ -216,7 +216,7 @@ class CpuRunner:
             chosen - began + prompts_ns,
             time.monotonic_ns() - chosen - prompts_ns,
             prompts,
-            processor_ns=time.thread_time_ns() - processor if self._guesses else 0,
+            processor_ns=time.thread_time_ns() - processor if self._has_drafter else 0,
         )
 
     def runs_ahead(self, plan: StepPlan) -> bool:
@@ -226,7 +226,7 @@ class CpuRunner:
         return Computed(self.step(plan))
 
     def drafter(self, most: int) -> Drafter | None:
-        self._guesses = True
+        self._has_drafter = True
         if isinstance(self._eagle, KernelEagle):
             self._forward.taps = self._eagle.spec.taps(len(self._forward.spec.layers))
         if self._eagle is not None:

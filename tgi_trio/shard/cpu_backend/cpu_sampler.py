@@ -74,7 +74,7 @@ class CpuSampler(SamplerBase):
                 len(others), "sampler", lambda: os.sched_setaffinity(0, others)
             )
         self._padded = allocate_zeroed((0, self._chunks * CHUNK), np.float32)
-        # The first round for recent settings; with guesses, a few alternate.
+        # The first round for recent settings; with drafts, a few alternate.
         self._drafts: deque[tuple[SamplingSettings, NDArray[np.void]]] = deque(maxlen=_MOST_DRAFTS)
         self._reserve(1, max(WIDTHS))
 

@@ -311,7 +311,7 @@ class Forward:
         return self._hidden[places]
 
     def states(self, places: NDArray[np.int64]) -> Floats:
-        """Return a copy of what layers that guess read of the last `run`, [n, features].
+        """Return a copy of what layers that draft read of the last `run`, [n, features].
 
         They are hidden states; if a token has several between gates, all of them, then the one that
         gates have made of them.

@@ -19,10 +19,10 @@ from tgi_trio.model.check import check_checkpoint, check_rotary
 from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.families.registry import decoder_spec
 from tgi_trio.model.fit.cpu_kernels import explain_undivided, find_undivided, find_unsupported
-from tgi_trio.model.guessing_layers import MtpSpec
 from tgi_trio.model.matrices.decoder import outer_refs, table_refs
 from tgi_trio.model.matrices.layer_work import find_run
 from tgi_trio.model.matrices.references import every_unit
+from tgi_trio.model.mtp_layers import MtpSpec
 from tgi_trio.model.quantised.recognise import find_made
 from tgi_trio.model.specs.decoder import DecoderSpec
 from tgi_trio.model.speculators.assistant import AssistantSpec
@@ -40,15 +40,15 @@ from tgi_trio.shard.checkpoint.rounding.choose import ENCODINGS
 from tgi_trio.shard.cpu_backend.adapters import CpuAdapters
 from tgi_trio.shard.cpu_backend.apart_table import find_apart
 from tgi_trio.shard.cpu_backend.cpu_runner import CpuRunner
-from tgi_trio.shard.cpu_backend.forward import Forward
-from tgi_trio.shard.cpu_backend.guessing.assistant_fit import refuse_unfit
-from tgi_trio.shard.cpu_backend.guessing.heads import LoadedHeads
-from tgi_trio.shard.cpu_backend.guessing.mtp import (
+from tgi_trio.shard.cpu_backend.drafting.assistant_fit import refuse_unfit
+from tgi_trio.shard.cpu_backend.drafting.heads import LoadedHeads
+from tgi_trio.shard.cpu_backend.drafting.mtp import (
     MtpNorms,
     PackedMtp,
     find_lone,
     run_of_layers,
 )
+from tgi_trio.shard.cpu_backend.forward import Forward
 from tgi_trio.shard.cpu_backend.instructions import multiplier_for, multiplies_pairs, variant_for
 from tgi_trio.shard.cpu_backend.machine_code.parallel import Kernel, compile_in_parallel
 from tgi_trio.shard.cpu_backend.multiplier import Multiplier
@@ -184,7 +184,7 @@ def _pack(
     checkpoint: Checkpoint,
     lone: tuple[HeadsSpec, Weights] | None,
 ) -> AbstractContextManager[Program]:
-    """Pack the model's layers, and `lone` linears of what guesses, as `pack_program` does."""
+    """Pack the model's layers, and `lone` linears of what drafts, as `pack_program` does."""
     settings = target.settings
     return pack_program(
         spec,
@@ -292,7 +292,7 @@ def _link(target: _Target, program: Program, multipliers: Sequence[Multiplier]) 
 
 
 def _link_mtp(target: _Target, layers: Sequence[PackedMtp], variant: Variant) -> None:
-    """Link the programs of layers of the model's own that guess."""
+    """Link the programs of layers of the model's own that draft."""
     for layer in layers:
         _link_kernels(layer.program, _find_multipliers(target, layer.program), variant)
 
@@ -336,7 +336,7 @@ def _cache_numbers(
 
 
 def _open_heads(target: _Target, heads: HeadsSpec) -> Checkpoint:
-    """Open the linear layers of heads, rounded to 8 bits: twice as fast, and they only guess.
+    """Open the linear layers of heads, rounded to 8 bits: twice as fast, and they only draft.
 
     Not where packing rounds all weights anyway, nor for a drafter that continues from its own
     states.
@@ -349,7 +349,7 @@ def _open_heads(target: _Target, heads: HeadsSpec) -> Checkpoint:
 def _pack_mtp(
     target: _Target, mtp: Sequence[MtpSpec], checkpoint: Checkpoint
 ) -> Iterator[list[PackedMtp]]:
-    """Pack layers of the model's own that guess, as `pack_program` does.
+    """Pack layers of the model's own that draft, as `pack_program` does.
 
     The step's kernels are those of the model's program.
     """
@@ -385,7 +385,7 @@ def _lend_embedding(
 
 
 def _load_heads(settings: ShardSettings, spec: DecoderSpec) -> LoadedHeads | None:
-    """Return the heads that are to guess without their linear layers; None: there are none."""
+    """Return the heads that are to draft without their linear layers; None: there are none."""
     folder = settings.draft_model
     if folder is None or find_kind(folder) is None:
         return None

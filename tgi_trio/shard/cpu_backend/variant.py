@@ -88,7 +88,7 @@ class Variant:
 
     @property
     def cheap_rows(self) -> int:
-        """Rows up to which a step is filled with guesses: 8 rows cost as much as 1.1 steps of one
+        """Rows up to which a step is filled with drafts: 8 rows cost as much as 1.1 steps of one
         row, a tile of six 1.2; with int8 weights four cost 2, and eight 3.4.
         """
         return 4 if self.weights.int8 else self.rows

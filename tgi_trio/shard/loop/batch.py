@@ -34,7 +34,7 @@ from tgi_trio.shard.loop.step_columns import Moved
 from tgi_trio.shard.loop.token_shares import share_budget
 from tgi_trio.shard.media.prompt_geometry import PromptGeometry
 from tgi_trio.shard.runner import Drafter, DraftRow
-from tgi_trio.shard.speculation.guessing import Guessing
+from tgi_trio.shard.speculation.drafting import Drafting
 
 _SPARE_TOKENS = 256  # room for new tokens in a sequence's buffer; doubled when it is used up
 
@@ -58,12 +58,12 @@ class Batch:
         """`blocks`: KV blocks of the cache, block 0 (never granted) included; 0 = no cache yet.
 
         `state_slots`: slots for states, slot 0 (never granted) included; 0 = the model has none.
-        `draft_budget`: query tokens up to which guesses fill a step.
+        `draft_budget`: query tokens up to which drafts fill a step.
         `micro_batches`: steps in flight at a time, among which the sequences are divided.
         `clock`: nanoseconds, as the results' times.
         """
         self.counts = PlanCounts()
-        self._guessing = None if drafter is None else Guessing(drafter, clock)
+        self._drafting = None if drafter is None else Drafting(drafter, clock)
         self._draft_budget = draft_budget
         self._checks = RowChecks(vocab_size, block_size, blocks, state_slots)
         self._table = RowTable(block_size)
@@ -151,18 +151,18 @@ class Batch:
         (chunked prefill), at least one token or a whole span that must not be cut. Prompts with the
         fewest remaining tokens go first, so that a short prompt does not wait for a long one, on
         which the router's admission relies. The rest of the budget, up to `draft_budget` tokens, is
-        for guesses of the decode rows' next tokens. Rows are left out that are held, are at the end
+        for drafts of the decode rows' next tokens. Rows are left out that are held, are at the end
         of their granted blocks, or whose last token is being chosen. The plan's arrays are copies:
         later commands do not change it.
         """
         table, n = self._table, len(self._table.sequences)
-        guessing = self._guessing
-        if guessing is not None and self._steady is not None and not guessing.sits_out(n):
-            self._steady = None  # the next step may have guesses
+        drafting = self._drafting
+        if drafting is not None and self._steady is not None and not drafting.sits_out(n):
+            self._steady = None  # the next step may have drafts
         steady, expected = self._steady, self._settler.expected
         if expected is not None and (expected.drafts is not None or expected.leads):
             self._steady = None
-            return self._follow_guesses(expected, token_budget)
+            return self._follow_drafts(expected, token_budget)
         if steady is not None and steady.is_current(table, token_budget, expected):
             self.counts = steady.counts
             return steady.plan(table, expected)
@@ -172,7 +172,7 @@ class Batch:
         chosen, taken, stalled = self._share_budget(n, token_budget)
         prefill = table.computed[chosen] < table.given[chosen]
         spare = min(token_budget, self._draft_budget) - int(taken.sum())
-        # After a wrong guess, states lack the tokens that were right: these are computed first.
+        # After a wrong draft, states lack the tokens that were right: these are computed first.
         late = table.length[chosen] - table.computed[chosen] > 1
         drafts = self._draft(chosen, prefill | late, spare)
         self.counts = PlanCounts(
@@ -216,13 +216,13 @@ class Batch:
             chosen, taken = chosen[by_adapter], taken[by_adapter]
         return chosen, taken, stalled
 
-    def _follow_guesses(self, before: StepPlan, token_budget: int) -> StepPlan | None:
-        """Return the step after one with unverified guesses; None: that one has to end first."""
+    def _follow_drafts(self, before: StepPlan, token_budget: int) -> StepPlan | None:
+        """Return the step after one with unverified drafts; None: that one has to end first."""
         followers = Followers.find(self._table, before, token_budget)
-        if followers is None or self._guessing is None:
+        if followers is None or self._drafting is None:
             return None
         spare = min(token_budget, self._draft_budget) - len(followers.places)
-        plan = followers.plan(self._table, self._guessing.follow, spare)
+        plan = followers.plan(self._table, self._drafting.follow, spare)
         self.counts = plan.counts
         plan.leads = self._leads(plan)
         return plan
@@ -235,10 +235,10 @@ class Batch:
         """Return the next step of a single row, which decodes."""
         table, drafts = self._table, 0
         spare = min(token_budget, self._draft_budget) - 1
-        if self._guessing is not None and spare > 0:
+        if self._drafting is not None and spare > 0:
             sequence, granted = table.sequences[0], int(table.granted[0])
             room = min(sequence.remaining - 1, granted - sequence.length)
-            drafts = self._guessing.draft([DraftRow(0, sequence, room)], spare).get(0, 0)
+            drafts = self._drafting.draft([DraftRow(0, sequence, room)], spare).get(0, 0)
         self.counts = PlanCounts(decode_rows=1, draft_tokens=drafts)
         return self._finish_plan(plan_alone(table, drafts), 1)
 
@@ -248,54 +248,54 @@ class Batch:
         self._steady = None
         if self._micro_batches > 1:
             return plan
-        if self._guessing is None or self._guessing.is_resting(rows):
+        if self._drafting is None or self._drafting.is_resting(rows):
             self._steady = SteadyDecode.after(plan, self._table)
         else:
             plan.leads = self._leads(plan)
         return plan
 
     def _leads(self, plan: StepPlan) -> bool:
-        """Return whether a step with the runner's own guesses may follow a plan at once.
+        """Return whether a step with the runner's own drafts may follow a plan at once.
 
         It may if the plan only decodes and its rows have no recurrent states.
         """
-        if self._guessing is None or not self._guessing.follows or self.guesses_rest:
+        if self._drafting is None or not self._drafting.follows or self.drafting_rests:
             return False
         decodes = not plan.counts.prefill_tokens and bool(plan.samples.all())
         return decodes and plan.state_writes is None
 
     @property
-    def guesses_rest(self) -> bool:
-        """Whether the next step would get no guesses even if all tokens before it were known."""
-        return self._guessing is None or self._guessing.is_resting(len(self))
+    def drafting_rests(self) -> bool:
+        """Whether the next step would get no drafts even if all tokens before it were known."""
+        return self._drafting is None or self._drafting.is_resting(len(self))
 
     def is_followed(self, plan: StepPlan) -> bool:
         """Return whether a step may follow the plan before its tokens are known.
 
-        It may, if the runner allows it, while there are no guesses, or if the runner makes and
-        verifies them by itself: the host guesses only for rows whose last token is known.
+        It may, if the runner allows it, while there are no drafts, or if the runner makes and
+        verifies them by itself: the host drafts only for rows whose last token is known.
         """
-        return self._guessing is None or self.guesses_rest or plan.leads
+        return self._drafting is None or self.drafting_rests or plan.leads
 
     def _draft(
         self, chosen: NDArray[np.int64], out: NDArray[np.bool_], spare: int
     ) -> NDArray[np.int64] | None:
-        """Guess the next tokens of rows, except those `out`; returns how many, [chosen], or None.
+        """Draft the next tokens of rows, except those `out`; returns how many, [chosen], or None.
 
-        No row gets guesses beyond its granted blocks or its last token, and all rows together get
+        No row gets drafts beyond its granted blocks or its last token, and all rows together get
         at most `spare`. There are none in a step that follows one with unknown tokens.
         """
-        if self._guessing is None or spare <= 0:
+        if self._drafting is None or spare <= 0:
             return None
         if self._settler.expected is not None:
-            self._guessing.sits_out(len(self))
+            self._drafting.sits_out(len(self))
             return None
         table, decodes = self._table, []
         for i in np.flatnonzero(~out).tolist():
             sequence, granted = table.sequences[chosen[i]], int(table.granted[chosen[i]])
             room = min(sequence.remaining - 1, granted - sequence.length)
             decodes.append(DraftRow(i, sequence, room))
-        counts = self._guessing.draft(decodes, spare)
+        counts = self._drafting.draft(decodes, spare)
         if not counts:
             return None
         drafts = np.zeros(len(chosen), np.int64)
@@ -312,8 +312,8 @@ class Batch:
 
     def settle(self, plan: StepPlan, result: StepResult) -> Moved:
         """Advance the plan's rows by its result; see `Settler.settle`."""
-        if self._guessing is not None:
-            self._guessing.note(plan, result)
+        if self._drafting is not None:
+            self._drafting.note(plan, result)
         if self._micro_batches > 1:
             places = self._table.places(plan)
             self._table.in_flight[places[places >= 0]] = False

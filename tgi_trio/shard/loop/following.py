@@ -1,7 +1,7 @@
-"""Plans a step behind one whose guesses are not verified yet. No torch here.
+"""Plans a step behind one whose drafts are not verified yet. No torch here.
 
 The runner verifies them by itself (`StepPlan.moves`). Until the previous step has been settled, its
-rows are planned as if all of their guesses were wrong, with blocks for all of them being right.
+rows are planned as if all of their drafts were wrong, with blocks for all of them being right.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tgi_trio.shard.contract import PlanCounts, StepPlan
 from tgi_trio.shard.loop.row_table import UNKNOWN, RowTable
 from tgi_trio.shard.runner import DraftRow
 
-# Given rows and how many tokens may be guessed in all: how many each gets, by place.
+# Given rows and how many tokens may be drafted in all: how many each gets, by place.
 Share = Callable[[list[DraftRow], int], dict[int, int]]
 
 
@@ -27,7 +27,7 @@ class Followers:
     places: NDArray[np.int64]  # [R] in the table
     row_of: NDArray[np.int32]  # by place: which row of the step before
     slack: NDArray[np.int64]  # [R] how much further they may be
-    room: NDArray[np.int64]  # [R] guesses that their blocks and lengths leave
+    room: NDArray[np.int64]  # [R] drafts that their blocks and lengths leave
 
     @classmethod
     def find(cls, table: RowTable, before: StepPlan, most: int) -> Followers | None:
@@ -51,7 +51,7 @@ class Followers:
         return cls(places, row_of, slack[places], room)
 
     def plan(self, table: RowTable, share: Share, spare: int) -> StepPlan:
-        """Return their next step, `spare` guesses among its tokens at most."""
+        """Return their next step, `spare` drafts among its tokens at most."""
         count, size = len(self.places), table.block_size
         rows = [table.sequences[place] for place in self.places.tolist()]
         ones, drafts = np.ones(count, np.int64), np.zeros(count, np.int64)

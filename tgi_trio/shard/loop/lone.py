@@ -27,7 +27,7 @@ def decodes_alone(table: RowTable) -> bool:
 
 
 def plan_alone(table: RowTable, drafts: int) -> StepPlan:
-    """Return the step of a row that `decodes_alone`: its last token, then `drafts` guesses."""
+    """Return the step of a row that `decodes_alone`: its last token, then `drafts` drafts."""
     sequence, first, size = table.sequences[0], int(table.computed[0]), table.block_size
     end = first + 1 + drafts
     positions = np.arange(first, end)

@@ -22,7 +22,7 @@ def lay_out(
     keeps_states: bool,
 ) -> StepPlan:
     """Return the step of the rows at the places `chosen`, of which it has `known` query tokens and
-    then guesses; all are [R].
+    then drafts; all are [R].
 
     `before`: the step that is expected to choose tokens that are not known yet.
     """

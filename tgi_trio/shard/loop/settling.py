@@ -33,8 +33,8 @@ class Settler:
     def expect(self, plan: StepPlan) -> None:
         """Advance the plan's rows before its tokens are known, by one for each row that samples.
 
-        Then the next plan can be made. Until the result is there guesses count as wrong, so rows
-        may turn out to be further. Raises ValueError for guesses of rows with recurrent states, and
+        Then the next plan can be made. Until the result is there drafts count as wrong, so rows
+        may turn out to be further. Raises ValueError for drafts of rows with recurrent states, and
         while another plan is expected.
         """
         if self.expected is not None or (plan.drafts is not None and plan.state_writes is not None):
@@ -90,7 +90,7 @@ class Settler:
     def _settle_uniform(self, plan: StepPlan, result: StepResult) -> Moved | None:
         """Settle a step of all rows in which each got one token and none ends; None for others.
 
-        Without guesses a row gets one token at most, and none of a uniform plan reaches its limit.
+        Without drafts a row gets one token at most, and none of a uniform plan reaches its limit.
         """
         table, choices, rows = self._table, result.choices, len(plan.rows)
         tokens = choices.token_ids
@@ -156,7 +156,7 @@ class Settler:
         taken = plan.taken.tolist() if plan.taken is not None else [0] * len(places)
         stateful = plan.state_writes is not None
         drafts = plan.drafts.tolist() if plan.drafts is not None else [0] * len(places)
-        # Rows whose whole computation counts. The states of the others have taken in a wrong guess:
+        # Rows whose whole computation counts. The states of the others have taken in a wrong draft:
         # their previous states stay current, and the tokens that were right are computed again.
         exact: list[int] = []
         columns = zip(plan.rows, places.tolist(), plan.samples.tolist(), ends, taken, strict=True)

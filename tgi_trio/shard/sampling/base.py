@@ -24,7 +24,7 @@ from tgi_trio.shard.sampling.truncation import Cuts, Floats, Ints, could_settle,
 # Numbers of a row's best tokens to try before the whole row: the first nearly always suffices.
 WIDTHS = (64, 512)
 MOST_TIES = 64  # alternatives listed when more tie with the last requested one
-AHEAD = "rows ahead"  # key in ShardSequence.state: the sequence with its guesses known
+AHEAD = "rows ahead"  # key in ShardSequence.state: the sequence with its drafts known
 _MOST_KEPT = 16  # lists of rows whose settings are kept
 NO_PIECES = "a gap cannot be filled: this shard was started without a tokenizer"
 
@@ -150,7 +150,7 @@ class SamplerBase:
         self.watermark = watermark or processors.Watermark()
         self._rows: list[ShardSequence] = []  # of the last call
         self._blocks: list[SamplingSettings] = []  # their settings
-        # The same for earlier calls: with guesses, the number of rows changes between steps.
+        # The same for earlier calls: with drafts, the number of rows changes between steps.
         self._kept: dict[tuple[ShardSequence, ...], list[SamplingSettings]] = {}
 
     def prepare(self, sequence: ShardSequence | None) -> bool:

@@ -1,8 +1,8 @@
-"""Verification of speculative decoding: compares each guess with the sampler's own choice.
+"""Verification of speculative decoding: compares each draft with the sampler's own choice.
 
-A guess is right if the sampler chooses the same token at its position, with the usual penalties,
+A draft is right if the sampler chooses the same token at its position, with the usual penalties,
 grammar, seed and position. So the tokens are those of decoding one by one, sampled ones included,
-and a wrong guess costs only its place in the step.
+and a wrong draft costs only its place in the step.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tgi_trio.shard.sampling.logits_processors import Scores, like_scores
 def choice_positions(plan: StepPlan, rows: NDArray[np.intp]) -> NDArray[np.int64]:
     """Return the places in the plan's flat token list whose logits `choose_tokens` needs.
 
-    Per row the last known token, then its guesses: int64 [rows + their guesses].
+    Per row the last known token, then its drafts: int64 [rows + their drafts].
     """
     if len(rows) == 1 and plan.drafts is not None:
         end, drafts = int(plan.query_starts[rows[0] + 1]), int(plan.drafts[rows[0]])
@@ -45,7 +45,7 @@ def choice_positions(plan: StepPlan, rows: NDArray[np.intp]) -> NDArray[np.int64
 def choose_tokens(
     sampler: RowSampler, logits: Scores, plan: StepPlan, rows: NDArray[np.intp]
 ) -> Choices:
-    """Return the tokens of `rows`: one each, and one more for every guess that was right.
+    """Return the tokens of `rows`: one each, and one more for every draft that was right.
 
     `logits` [choices, vocab] of the tokens at `choice_positions`; may be overwritten.
     """
@@ -56,7 +56,7 @@ def choose_tokens(
     starts = list(accumulate((1 + n for n in drafts), initial=0))
 
     def choose(some: ListLike[tuple[int, int]]) -> Choices:
-        """Choose after the first `ahead` guesses of sequences, for some pairs (sequence, ahead)."""
+        """Choose after the first `ahead` drafts of sequences, for some pairs (sequence, ahead)."""
         own = logits
         if len(some) < len(logits):
             own = logits[like_scores(logits, np.array([starts[i] + ahead for i, ahead in some]))]
@@ -89,13 +89,13 @@ def choose_tokens(
 
 
 def _keep_right(choices: Choices, sequences: list[ShardSequence], drafts: list[int]) -> Choices:
-    """From the choices after every guess, one each, return only those after right guesses."""
+    """From the choices after every draft, one each, return only those after right drafts."""
     ids, first = choices.token_ids.tolist(), 0
     counts: list[int] = []
     kept: list[int] = []
     for sequence, count in zip(sequences, drafts, strict=True):
-        guesses = sequence.token_ids[sequence.length : sequence.length + count].tolist()
-        right = sum(takewhile(bool, map(eq, ids[first : first + count], guesses)))
+        tokens = sequence.token_ids[sequence.length : sequence.length + count].tolist()
+        right = sum(takewhile(bool, map(eq, ids[first : first + count], tokens)))
         counts.append(1 + right)
         kept += range(first, first + 1 + right)
         first += 1 + count
@@ -111,7 +111,7 @@ def _leaves_nothing(sequence: ShardSequence) -> bool:
 
 
 def _are_right(result: RowResult, sequence: ShardSequence, ahead: int, drafts: int) -> bool:
-    """Return whether all of the first `ahead` guesses exist and are right."""
+    """Return whether all of the first `ahead` drafts exist and are right."""
     if ahead > drafts or len(result.token_ids) < ahead:
         return False
     return result.token_ids[-1] == int(sequence.token_ids[sequence.length + ahead - 1])
@@ -134,7 +134,7 @@ def _row_ahead(sequence: ShardSequence, ahead: int) -> ShardSequence:
 
 
 def extend_by_drafts(sequence: ShardSequence, ahead: int) -> ShardSequence:
-    """Return the sequence as if `ahead` guesses were known tokens; the state is shared."""
+    """Return the sequence as if `ahead` drafts were known tokens; the state is shared."""
     if ahead == 0:
         return sequence
     return replace(

@@ -87,7 +87,7 @@ class Guide:
             self._matcher = None
 
     def rewind(self, sequence: ShardSequence) -> None:
-        """Roll back tokens beyond the sequence's; they were guesses that the grammar allows."""
+        """Roll back tokens beyond the sequence's; they were drafts that the grammar allows."""
         if self._consumed > sequence.length - sequence.prompt_length:
             self.matcher(sequence)
 

@@ -66,7 +66,7 @@ class GrammarMasks(Protocol):
         ...
 
     def rewind(self, sequence: ShardSequence) -> None:
-        """Forget the tokens beyond the sequence's that `allowed` has read: they were guesses.
+        """Forget the tokens beyond the sequence's that `allowed` has read: they were drafts.
 
         Must be called before the sequence gets other tokens in their place.
         """
@@ -85,7 +85,7 @@ class TokenCounts:
 
     def update(self, sequence: ShardSequence) -> Counts:
         """Return the distinct ids and their counts: int64 [U] each, valid until the next call."""
-        if self._seen > sequence.length:  # a step with guesses is repeated
+        if self._seen > sequence.length:  # a step with drafts is repeated
             self._seen, self._place = self._start, {}
         if self._seen < sequence.length:
             new = sequence.token_ids[self._seen : sequence.length]

@@ -1,1 +1,1 @@
-"""Speculative decoding: guess the next tokens, verify them in one step, keep the right ones."""
+"""Speculative decoding: draft the next tokens, verify them in one step, keep the right ones."""

@@ -1,7 +1,7 @@
-"""Guesses of an assistant of Gemma 4, whose queries attend to the model's own keys and values.
+"""Drafts of an assistant of Gemma 4, whose queries attend to the model's own keys and values.
 
 It starts from the last known token and the hidden state that chose it, and continues from its own
-guesses and states. It writes no keys and values, so all its guesses are made from one position, and
+drafts and states. It writes no keys and values, so all its drafts are made from one position, and
 rows may come and go. See `AssistantSpec`. No torch in this file.
 """
 
@@ -18,15 +18,15 @@ from tgi_trio.shard.runner import DraftRow
 from tgi_trio.shard.speculation.arithmetic import Rows
 from tgi_trio.shard.speculation.drafter_plans import plan_rows
 from tgi_trio.shard.speculation.hidden import LastStep
-from tgi_trio.shard.speculation.record import judge_record, write_guesses
+from tgi_trio.shard.speculation.record import judge_record, write_drafts
 from tgi_trio.shard.speculation.sharing import share_room
 
 
 class Assistant(Protocol):
     """An assistant's weights, the model's KV cache, and the backend's operations."""
 
-    def guess(self, plan: StepPlan, states: Rows, count: int) -> NDArray[np.int64]:
-        """Return `count` guesses [R, count] after the token of each of the plan's R rows.
+    def draft(self, plan: StepPlan, states: Rows, count: int) -> NDArray[np.int64]:
+        """Return `count` drafts [R, count] after the token of each of the plan's R rows.
 
         That token is not in the KV cache: a row's position is the last that is. `states` [R,
         features]: the model's hidden states there, before the final norm.
@@ -35,12 +35,12 @@ class Assistant(Protocol):
 
 
 class AssistantDrafter:
-    """A drafter that guesses from hidden states and the model's KV cache."""
+    """A drafter that drafts from hidden states and the model's KV cache."""
 
     def __init__(
         self, assistant: Assistant, last: LastStep, most: int, eos_ids: Iterable[int]
     ) -> None:
-        """`last`: the runner's; `most`: tokens to guess at most, per step and sequence."""
+        """`last`: the runner's; `most`: tokens to draft at most, per step and sequence."""
         self._assistant = assistant
         self._last = last
         self._most = most
@@ -61,9 +61,9 @@ class AssistantDrafter:
         tokens = np.array([each.token_ids[each.length - 1] for each in sequences], np.int64)
         plan = plan_rows(sequences, np.ones(len(shared), np.int64), lengths - 2, tokens)
         states = self._last.pick([places[each.id] for each in sequences])
-        guesses = self._assistant.guess(plan, states, max(count for _, count in shared))
+        drafts = self._assistant.draft(plan, states, max(count for _, count in shared))
         counts = {}
-        for (row, count), own in zip(shared, guesses.tolist(), strict=True):
+        for (row, count), own in zip(shared, drafts.tolist(), strict=True):
             record = records[row.sequence.id]
-            counts[row.place] = write_guesses(row.sequence, record, own, count, self._eos_ids)
+            counts[row.place] = write_drafts(row.sequence, record, own, count, self._eos_ids)
         return {place: count for place, count in counts.items() if count}

@@ -1,7 +1,7 @@
 """Hidden states that a drafter with its own KV cache has not read yet.
 
-Such a drafter reads every token of every sequence once. A step without guesses only adds a copy of
-its states here; they are read together before the next guesses, or if there are too many. No torch
+Such a drafter reads every token of every sequence once. A step without drafts only adds a copy of
+its states here; they are read together before the next drafts, or if there are too many. No torch
 in this file.
 """
 
@@ -49,7 +49,7 @@ class Backlog:
         self.due = False  # whether the backlog must be read before more is kept
 
     def keep(self, plan: StepPlan, sampled: NDArray[np.intp], choices: Choices, pick: Pick) -> None:
-        """Keep a step's states, except those of wrong guesses; `choices` are for rows `sampled`.
+        """Keep a step's states, except those of wrong drafts; `choices` are for rows `sampled`.
 
         `pick`: returns a copy of the states [n, features] at places of the plan's tokens.
         """

@@ -1,10 +1,10 @@
-"""Guesses by a draft model: a smaller model with the same tokenizer. No torch in this file.
+"""Drafts by a draft model: a smaller model with the same tokenizer. No torch in this file.
 
 The draft model is a runner like any other. Its KV blocks have the same numbers as the target
 model's, so a sequence's block table serves both. It computes the tokens that the sequence has got
-since its last guesses, then guesses one token after another, for all rows at once. "Fast inference
+since its last drafts, then drafts one token after another, for all rows at once. "Fast inference
 from transformers via speculative decoding" (Leviathan and others 2022, arXiv 2211.17192); but
-guesses are sampled with the same random numbers as the target model's choices, so that both agree
+drafts are sampled with the same random numbers as the target model's choices, so that both agree
 as often as possible.
 """
 
@@ -27,7 +27,7 @@ from tgi_trio.shard.runner import (
     Runner,
 )
 from tgi_trio.shard.speculation.drafter_plans import plan_rows
-from tgi_trio.shard.speculation.record import Record, judge_record, write_guesses
+from tgi_trio.shard.speculation.record import Record, judge_record, write_drafts
 from tgi_trio.shard.speculation.sharing import share_room
 
 CATCH_UP: Final = 256  # most tokens of prompts that it computes between two steps
@@ -41,25 +41,25 @@ class _Twin:
     """The draft model's copy of a sequence."""
 
     row: ShardSequence
-    place: int = 0  # where its last guesses began
-    guesses: tuple[int, ...] = ()
+    place: int = 0  # where its last drafts began
+    drafts: tuple[int, ...] = ()
 
     def follow(self, sequence: ShardSequence) -> None:
-        """Copy the sequence's tokens and blocks; K and V from a wrong guess on are invalid."""
+        """Copy the sequence's tokens and blocks; K and V from a wrong draft on are invalid."""
         row = self.row
-        for token in self.guesses:
+        for token in self.drafts:
             if self.place >= sequence.length or sequence.token_ids[self.place] != token:
                 break
             self.place += 1
-        if self.guesses:
+        if self.drafts:
             row.computed = min(row.computed, self.place)
-        self.guesses = ()
+        self.drafts = ()
         row.token_ids, row.block_ids = sequence.token_ids, sequence.block_ids
         row.length, row.prompt_length = sequence.length, sequence.prompt_length
         row.remaining, row.min_remaining = sequence.remaining, sequence.min_remaining
 
 
-_Asked: TypeAlias = tuple[DraftRow, _Twin, int]  # a row, its twin, and how many tokens to guess
+_Asked: TypeAlias = tuple[DraftRow, _Twin, int]  # a row, its twin, and how many tokens to draft
 
 
 class ModelDrafter:
@@ -87,7 +87,7 @@ class ModelDrafter:
             for (row, count), twin, is_ready in zip(shared, twins, ready, strict=True)
             if is_ready
         ]
-        return self._guess(chosen, records) if chosen else {}
+        return self._draft(chosen, records) if chosen else {}
 
     def _fits(self, sequence: ShardSequence) -> bool:
         """Return whether the draft model can compute a sequence's length and all of its tokens.
@@ -123,23 +123,23 @@ class ModelDrafter:
                 row.computed += count
         return ready
 
-    def _guess(self, chosen: Sequence[_Asked], records: dict[int, Record]) -> dict[int, int]:
+    def _draft(self, chosen: Sequence[_Asked], records: dict[int, Record]) -> dict[int, int]:
         first = _plan(_missing(chosen, range(len(chosen))), samples=True)
         ahead = self._runner.runs_ahead(first)
-        guesses = self._guess_ahead(chosen, first) if ahead else self._guess_in_turn(chosen)
+        drafts = self._draft_ahead(chosen, first) if ahead else self._draft_in_turn(chosen)
         counts = {}
         for (place, sequence, _), twin, count, own in (
-            (*each, found) for each, found in zip(chosen, guesses, strict=True)
+            (*each, found) for each, found in zip(chosen, drafts, strict=True)
         ):
-            written = write_guesses(sequence, records[sequence.id], own, count, self._eos_ids)
-            twin.place, twin.guesses = sequence.length, tuple(own[:written])
+            written = write_drafts(sequence, records[sequence.id], own, count, self._eos_ids)
+            twin.place, twin.drafts = sequence.length, tuple(own[:written])
             twin.row.computed = min(twin.row.computed, sequence.length + written)
             if written:
                 counts[place] = written
         return counts
 
-    def _guess_ahead(self, chosen: Sequence[_Asked], plan: StepPlan) -> list[list[int]]:
-        """Return guesses of a runner that launches each step before the previous one is read.
+    def _draft_ahead(self, chosen: Sequence[_Asked], plan: StepPlan) -> list[list[int]]:
+        """Return drafts of a runner that launches each step before the previous one is read.
 
         `plan`: the first step. Tokens after an EOS are computed, but dropped.
         """
@@ -161,17 +161,17 @@ class ModelDrafter:
                 plan.token_ids[:] = 0
                 plan.inputs = np.array([before[i] for i in still], np.int32)
             going = still
-        guesses: list[list[int]] = [[] for _ in chosen]
+        drafts: list[list[int]] = [[] for _ in chosen]
         for nth, (rows, pending) in enumerate(launched):
             for i, result in zip(rows, pending.result().rows, strict=True):
                 token = self._token(chosen[i][0].sequence, result)
-                if token is not None and len(guesses[i]) == nth:
-                    guesses[i].append(token)
-        return guesses
+                if token is not None and len(drafts[i]) == nth:
+                    drafts[i].append(token)
+        return drafts
 
-    def _guess_in_turn(self, chosen: Sequence[_Asked]) -> list[list[int]]:
-        """Return guesses of a runner whose steps are read one by one."""
-        guesses: list[list[int]] = [[] for _ in chosen]
+    def _draft_in_turn(self, chosen: Sequence[_Asked]) -> list[list[int]]:
+        """Return drafts of a runner whose steps are read one by one."""
+        drafts: list[list[int]] = [[] for _ in chosen]
         going = list(range(len(chosen)))
         while going:
             found = self._runner.step(_plan(_missing(chosen, going), samples=True)).rows
@@ -181,17 +181,17 @@ class ModelDrafter:
                 row.computed = row.length
                 if (token := self._token(sequence, result)) is None:
                     continue
-                guesses[i].append(token)
-                if len(guesses[i]) < count and row.length < len(row.token_ids):
-                    row.token_ids[row.length] = token  # after the known ones, as guesses are
+                drafts[i].append(token)
+                if len(drafts[i]) < count and row.length < len(row.token_ids):
+                    row.token_ids[row.length] = token  # after the known ones, as drafts are
                     row.length += 1
                     row.remaining -= 1
                     still.append(i)
             going = still
-        return guesses
+        return drafts
 
     def _token(self, sequence: ShardSequence, result: RowResult) -> int | None:
-        """Return a guess; None for a fault, an EOS, or a token unknown to the target model."""
+        """Return a draft; None for a fault, an EOS, or a token unknown to the target model."""
         if result.fault is not None or not len(result.token_ids):
             return None
         token = int(result.token_ids[0])
@@ -204,7 +204,7 @@ def _twin(sequence: ShardSequence) -> _Twin:
     twin = sequence.state.get(_STATE)
     if not isinstance(twin, _Twin):
         asked = sequence.sampling
-        # Without penalties and grammars, whose state would have to be undone after wrong guesses.
+        # Without penalties and grammars, whose state would have to be undone after wrong drafts.
         plain = replace(
             asked,
             repetition_penalty=1.0,

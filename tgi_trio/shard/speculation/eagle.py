@@ -1,7 +1,7 @@
-"""Guesses of a layer that continues from the model's hidden states: EAGLE-3's, or the model's own.
+"""Drafts of a layer that continues from the model's hidden states: EAGLE-3's, or the model's own.
 
 Its inputs are a token and the hidden state that chose it. It has a KV cache of its own, in blocks
-of the same numbers as the model's, and continues from its own state and guess. It makes one chain
+of the same numbers as the model's, and continues from its own state and draft. It makes one chain
 of best tokens (no tree), which is then verified. "EAGLE-3" (Li and others 2025, arXiv 2503.01840).
 No torch in this file.
 """
@@ -25,7 +25,7 @@ from tgi_trio.shard.speculation.arithmetic import Rows
 from tgi_trio.shard.speculation.backlog import MOST, Backlog
 from tgi_trio.shard.speculation.drafter_plans import plan_rows
 from tgi_trio.shard.speculation.hidden import Pick
-from tgi_trio.shard.speculation.record import Record, judge_record, write_guesses
+from tgi_trio.shard.speculation.record import Record, judge_record, write_drafts
 from tgi_trio.shard.speculation.sharing import share_room
 
 
@@ -101,7 +101,7 @@ class EagleDrafter:
     """A drafter with a layer that has read the model's states."""
 
     def __init__(self, reader: EagleReader, most: int, eos_ids: Iterable[int]) -> None:
-        """`most`: tokens to guess at most, per step and sequence."""
+        """`most`: tokens to draft at most, per step and sequence."""
         self._reader = reader
         self._most = most
         self._eos_ids = frozenset(eos_ids)
@@ -115,45 +115,45 @@ class EagleDrafter:
             if not record.allowed:
                 record.rest -= 1
         found = self._reader.read([row.sequence for row, _ in shared]) if shared else None
-        return {} if found is None else self._guess(shared, records, *found)
+        return {} if found is None else self._draft(shared, records, *found)
 
     def _is_ready(self, sequence: ShardSequence) -> bool:
         fits = self._longest == 0 or sequence.length + self._most < self._longest
         return fits and self._reader.backlog.reaches(sequence)
 
-    def _guess(
+    def _draft(
         self,
         shared: Sequence[tuple[DraftRow, int]],
         records: dict[int, Record],
         states: Rows,
         best: NDArray[np.int64],
     ) -> dict[int, int]:
-        """Guess for all rows together, as many tokens as each may have."""
+        """Draft for all rows together, as many tokens as each may have."""
         layer = self._reader.layer
-        guesses: list[list[int]] = [[] for _ in shared]
+        drafts: list[list[int]] = [[] for _ in shared]
         going = np.arange(len(shared))
         while True:
             tokens = best if layer.token_map is None else layer.token_map[best]
             still = []
             for i, (place, token) in enumerate(zip(going.tolist(), tokens.tolist(), strict=True)):
-                guesses[place].append(token)
+                drafts[place].append(token)
                 sequence, count = shared[place][0].sequence, shared[place][1]
-                if len(guesses[place]) < count and not self._ends(sequence, token):
+                if len(drafts[place]) < count and not self._ends(sequence, token):
                     still.append(i)
             if not still:
                 break
             going, tokens = going[still], tokens[still]
             states = layer.pick(states, np.array(still))
             sequences = [shared[place][0].sequence for place in going.tolist()]
-            made = [len(guesses[place]) for place in going.tolist()]
+            made = [len(drafts[place]) for place in going.tolist()]
             positions = np.array([s.length for s in sequences]) - 2 + np.array(made)
             ones = np.ones(len(going), np.int64)
             plan = plan_rows(sequences, ones, positions, tokens)
             states, best = layer.run(plan, states, np.arange(len(going)))
         counts = {}
-        for (row, count), own in zip(shared, guesses, strict=True):
+        for (row, count), own in zip(shared, drafts, strict=True):
             record = records[row.sequence.id]
-            counts[row.place] = write_guesses(row.sequence, record, own, count, self._eos_ids)
+            counts[row.place] = write_drafts(row.sequence, record, own, count, self._eos_ids)
         return {place: count for place, count in counts.items() if count}
 
     def _ends(self, sequence: ShardSequence, token: int) -> bool:

@@ -1,4 +1,4 @@
-"""Guesses by trained speculation heads. No torch in this file."""
+"""Drafts by trained speculation heads. No torch in this file."""
 
 from __future__ import annotations
 
@@ -13,19 +13,22 @@ from tgi_trio.shard.contract import ShardSequence
 from tgi_trio.shard.runner import DraftRow
 from tgi_trio.shard.speculation.arithmetic import Arithmetic, Ids, Rows
 from tgi_trio.shard.speculation.hidden import LastStep
-from tgi_trio.shard.speculation.medusa import guess_medusa
-from tgi_trio.shard.speculation.mlp import guess_mlp
-from tgi_trio.shard.speculation.record import Record, judge_record, record_of, write_guesses
+from tgi_trio.shard.speculation.medusa import draft_by_medusa
+from tgi_trio.shard.speculation.mlp import draft_by_mlp
+from tgi_trio.shard.speculation.record import Record, judge_record, record_of, write_drafts
 from tgi_trio.shard.speculation.sharing import share_room
 
-Guess = Callable[[Any, Arithmetic, Rows, Ids, int], list[Ids]]
+Draft = Callable[[Any, Arithmetic, Rows, Ids, int], list[Ids]]
 
 # Kinds' functions: `count` times int64 [n], after tokens [n] that `hidden` [n, features] chose.
-GUESSES: Final[dict[type[HeadsSpec], Guess]] = {MedusaSpec: guess_medusa, MlpSpec: guess_mlp}
+DRAFT_FUNCTIONS: Final[dict[type[HeadsSpec], Draft]] = {
+    MedusaSpec: draft_by_medusa,
+    MlpSpec: draft_by_mlp,
+}
 
 
 class HeadsDrafter:
-    """A drafter that guesses from the hidden state which chose a sequence's last token."""
+    """A drafter that drafts from the hidden state which chose a sequence's last token."""
 
     def __init__(
         self,
@@ -36,9 +39,9 @@ class HeadsDrafter:
         eos_ids: Iterable[int],
         token_map: NDArray[np.int64] | None = None,
     ) -> None:
-        """Guess `most` tokens a step and sequence at most, as many as there are heads.
+        """Draft `most` tokens a step and sequence at most, as many as there are heads.
 
-        `last`: the runner's, with the hidden states; without `arithmetic` it has guesses behind
+        `last`: the runner's, with the hidden states; without `arithmetic` it has drafts behind
         each in their place, int64 [heads]. `token_map`: the token that each row of a head
         stands for; None: its own number.
         """
@@ -52,7 +55,7 @@ class HeadsDrafter:
     def draft_rows(self, rows: Sequence[DraftRow], spare: int) -> dict[int, int]:
         places = self._last.find_places(row.sequence for row in rows)
         ready = [row for row in rows if row.sequence.id in places]
-        # Heads guess all at once, and wrong guesses predict little about the next ones.
+        # Heads draft all at once, and wrong drafts predict little about the next ones.
         records = {
             row.sequence.id: judge_record(row.sequence, self._most, adapts=False) for row in ready
         }
@@ -65,16 +68,16 @@ class HeadsDrafter:
         hidden = self._last.pick([places[row.sequence.id] for row, _ in shared])
         ids = [row.sequence.token_ids[row.sequence.length - 1] for row, _ in shared]
         most = max(count for _, count in shared)
-        guesses = self._guess(hidden, np.array(ids, np.int64), most)
+        drafts = self._draft(hidden, np.array(ids, np.int64), most)
         counts = {}
-        for (row, count), own in zip(shared, guesses.tolist(), strict=True):
+        for (row, count), own in zip(shared, drafts.tolist(), strict=True):
             record = records[row.sequence.id]
-            counts[row.place] = write_guesses(row.sequence, record, own, count, self._eos_ids)
+            counts[row.place] = write_drafts(row.sequence, record, own, count, self._eos_ids)
         return {place: count for place, count in counts.items() if count}
 
     @property
     def follows(self) -> bool:
-        """See `FollowingDrafter`: where steps guess themselves, tokens by their own numbers."""
+        """See `FollowingDrafter`: where steps draft themselves, tokens by their own numbers."""
         return self._arithmetic is None and self._token_map is None
 
     def follow(self, rows: Sequence[DraftRow], spare: int) -> dict[int, int]:
@@ -93,10 +96,10 @@ class HeadsDrafter:
     def _record(self, sequence: ShardSequence) -> Record:
         return record_of(sequence, self._most, adapts=False)
 
-    def _guess(self, hidden: Rows, tokens: NDArray[np.int64], count: int) -> NDArray[np.int64]:
+    def _draft(self, hidden: Rows, tokens: NDArray[np.int64], count: int) -> NDArray[np.int64]:
         if self._arithmetic is None:
             found: NDArray[np.int64] = hidden[:, :count]
         else:
-            guess = GUESSES[type(self._spec)]
-            found = np.stack(guess(self._spec, self._arithmetic, hidden, tokens, count), axis=1)
+            draft = DRAFT_FUNCTIONS[type(self._spec)]
+            found = np.stack(draft(self._spec, self._arithmetic, hidden, tokens, count), axis=1)
         return found if self._token_map is None else self._token_map[found]

@@ -1,6 +1,6 @@
 """The hidden states that chose the last tokens: kept by runners, read by speculation heads.
 
-They are kept until the next step and read only to guess, so a step without guesses costs no more.
+They are kept until the next step and read only to draft, so a step without drafts costs no more.
 No torch in this file.
 """
 
@@ -36,15 +36,15 @@ class LastStep:
         """
         self._kept = plan, sampled, choices, pick
 
-    def keep_guesses(
-        self, plan: StepPlan, sampled: NDArray[np.intp], choices: Choices, guesses: NDArray[Any]
+    def keep_drafts(
+        self, plan: StepPlan, sampled: NDArray[np.intp], choices: Choices, drafts: NDArray[Any]
     ) -> None:
-        """Keep a step of a runner that has already guessed: int64 [C, heads] after every choice.
+        """Keep a step of a runner that has already drafted: int64 [C, heads] after every choice.
 
         They replace the hidden states: see `HeadsDrafter`.
         """
         firsts = choice_positions(plan, sampled)
-        self.keep(plan, sampled, choices, lambda places: guesses[np.searchsorted(firsts, places)])
+        self.keep(plan, sampled, choices, lambda places: drafts[np.searchsorted(firsts, places)])
 
     def find_places(self, sequences: Iterable[ShardSequence]) -> dict[int, int]:
         """Return the places, by id, where sequences' last tokens were chosen, if in the step."""

@@ -1,4 +1,4 @@
-"""Guesses of Medusa heads, which all predict from the same hidden state, one token further each.
+"""Drafts of Medusa heads, which all predict from the same hidden state, one token further each.
 
 They make one chain of each head's best token, not a tree: on a CPU, every row beyond a tile has its
 full cost, and verification takes chains. "Medusa" (Cai and others 2024, arXiv 2401.10774).
@@ -10,10 +10,10 @@ from tgi_trio.model.speculators.spec import MedusaSpec
 from tgi_trio.shard.speculation.arithmetic import MODEL_HEAD, Arithmetic, Ids, Rows
 
 
-def guess_medusa(
+def draft_by_medusa(
     spec: MedusaSpec, a: Arithmetic, hidden: Rows, tokens: Ids, count: int
 ) -> list[Ids]:
-    """Return `count` guesses [n] after `tokens` [n], which `hidden` [n, features] chose."""
+    """Return `count` drafts [n] after `tokens` [n], which `hidden` [n, features] chose."""
     x = a.normalise(hidden)
     rows, size = x.shape
     first = a.silu(a.multiply("first", x))

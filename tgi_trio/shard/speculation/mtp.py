@@ -1,9 +1,9 @@
-"""Guesses of several layers of the model's own in a row: layer k makes guess k.
+"""Drafts of several layers of the model's own in a row: layer k makes draft k.
 
 Layer 0 reads the model's state behind a token, and the token after; layer k what layer k - 1 says
 there, and the token after that. Each has K and V of its own for every token. What the last tokens
-of a sequence have in layer k depends on guesses, so these tokens are read again with the next ones.
-An only layer goes on from its own guesses instead (`eagle.py`). No torch in this file.
+of a sequence have in layer k depends on drafts, so these tokens are read again with the next ones.
+An only layer goes on from its own drafts instead (`eagle.py`). No torch in this file.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tgi_trio.shard.runner import DraftRow
 from tgi_trio.shard.speculation.arithmetic import Rows
 from tgi_trio.shard.speculation.drafter_plans import plan_rows
 from tgi_trio.shard.speculation.eagle import EagleDrafter, EagleLayer, EagleReader
-from tgi_trio.shard.speculation.record import Record, write_guesses
+from tgi_trio.shard.speculation.record import Record, write_drafts
 
 Ints = NDArray[np.int64]
 
@@ -48,7 +48,7 @@ class MtpLayer(EagleLayer, Protocol):
         """Compute a plan's tokens, and store their K and V; return their states [T, features]."""
         ...
 
-    def guess(self, states: Rows) -> Ints:
+    def draft(self, states: Rows) -> Ints:
         """Return the best tokens [n] by states [n, features]."""
         ...
 
@@ -72,7 +72,7 @@ class MtpReader(EagleReader):
         self._ended: set[int] = set()  # sequences whose last tokens are still to be read
 
     def read(self, sequences: Sequence[ShardSequence]) -> tuple[Rows, Ints] | None:
-        """Read the backlog; returns no states, and a guess of each layer for each sequence [n, k].
+        """Read the backlog; returns no states, and a draft of each layer for each sequence [n, k].
 
         None if the backlog is empty.
         """
@@ -82,15 +82,15 @@ class MtpReader(EagleReader):
         plan, states = self._again(*self.backlog.take(self.layer.join, self.layer.pick))
         self._ended.clear()
         lasts = plan.query_starts[1:].astype(np.int64) - 1
-        states, tokens, guesses = self.layer.fuse(states), plan.token_ids, []
+        states, tokens, drafts = self.layer.fuse(states), plan.token_ids, []
         for layer in self._layers:
             states = layer.read(replace(plan, token_ids=tokens), states)
-            guesses.append(layer.guess(layer.pick(states, lasts)))
+            drafts.append(layer.draft(layer.pick(states, lasts)))
             tokens = np.append(tokens[1:], 0)
-            tokens[lasts] = guesses[-1]
+            tokens[lasts] = drafts[-1]
         places = {row.id: i for i, row in enumerate(plan.rows)}
         wanted = np.array([places[sequence.id] for sequence in sequences], np.int64)
-        return states[:0], np.stack(guesses, axis=1)[wanted]
+        return states[:0], np.stack(drafts, axis=1)[wanted]
 
     def drop(self, sequence: ShardSequence) -> None:
         super().drop(sequence)
@@ -136,20 +136,20 @@ class MtpReader(EagleReader):
 
 
 class MtpDrafter(EagleDrafter):
-    """A drafter with several layers of the model's own, each of which guesses once."""
+    """A drafter with several layers of the model's own, each of which drafts once."""
 
-    def _guess(
+    def _draft(
         self,
         shared: Sequence[tuple[DraftRow, int]],
         records: dict[int, Record],
         states: Rows,
         best: Ints,
     ) -> dict[int, int]:
-        """Write what has been guessed [n, k], as many tokens as each row may have."""
+        """Write what has been drafted [n, k], as many tokens as each row may have."""
         counts = {}
         for (row, count), own in zip(shared, best.tolist(), strict=True):
             record, most = records[row.sequence.id], min(count, len(own))
-            counts[row.place] = write_guesses(row.sequence, record, own, most, self._eos_ids)
+            counts[row.place] = write_drafts(row.sequence, record, own, most, self._eos_ids)
         return {place: count for place, count in counts.items() if count}
 
 
@@ -200,6 +200,6 @@ def reader_of(held: EagleLayer | MtpLayers) -> EagleReader:
 
 
 def drafter_of(reader: EagleReader, most: int, eos_ids: Iterable[int]) -> EagleDrafter:
-    """Return what guesses by what `reader` has read, `most` tokens a step at most."""
+    """Return what drafts by what `reader` has read, `most` tokens a step at most."""
     kind = MtpDrafter if isinstance(reader, MtpReader) else EagleDrafter
     return kind(reader, most, eos_ids)

@@ -1,4 +1,4 @@
-"""Guesses by n-gram look-up: the tokens after the latest occurrence of the last few tokens.
+"""Drafts by n-gram look-up: the tokens after the latest occurrence of the last few tokens.
 
 "Prompt lookup" (Saxena 2023): it costs nearly nothing, and is often right in code, quotations,
 lists and summaries. No torch in this file.
@@ -12,20 +12,20 @@ from itertools import islice
 from tgi_trio.shard.contract import ShardSequence
 from tgi_trio.shard.runner import DraftRow
 from tgi_trio.shard.speculation.hidden import LastStep
-from tgi_trio.shard.speculation.record import Record, judge_record, record_of, write_guesses
+from tgi_trio.shard.speculation.record import Record, judge_record, record_of, write_drafts
 from tgi_trio.shard.speculation.sharing import share_drafts, share_room
 
 _STATE = "ngrams"  # key in Sequence.state
-_FOUND = "ngrams found"  # the sequence's length when a runner last had guesses for it
-_NEAR = 4  # number of tokens after that in which there may be more guesses
+_FOUND = "ngrams found"  # the sequence's length when a runner last had drafts for it
+_NEAR = 4  # number of tokens after that in which there may be more drafts
 _SIZES = (4, 3, 2)  # of the n-grams looked up, the longest first
 
 
 class NgramDrafter:
-    """Guesses by the latest earlier occurrence of a sequence's last tokens."""
+    """Drafts by the latest earlier occurrence of a sequence's last tokens."""
 
     def __init__(self, most: int, eos_ids: Iterable[int]) -> None:
-        """Guess at most `most` tokens per step and sequence; never an EOS or beyond."""
+        """Draft at most `most` tokens per step and sequence; never an EOS or beyond."""
         self._most = most
         self._eos_ids = frozenset(eos_ids)
 
@@ -33,14 +33,14 @@ class NgramDrafter:
         return share_drafts(rows, spare, trust=self.trust, draft=self.draft)
 
     def trust(self, sequence: ShardSequence) -> int:
-        """Return the number of guesses that a sequence may have by its record, 0 while it rests."""
+        """Return the number of drafts that a sequence may have by its record, 0 while it rests."""
         return judge_record(sequence, self._most).allowed
 
     def draft(self, sequence: ShardSequence, room: int) -> int:
-        """Write guesses into `token_ids` after the known tokens; return how many, at most `room`.
+        """Write drafts into `token_ids` after the known tokens; return how many, at most `room`.
 
-        If the earlier occurrence extends into the guesses, they repeat themselves. A sequence whose
-        last guesses were wrong gets fewer, then none for longer and longer, since each takes a
+        If the earlier occurrence extends into the drafts, they repeat themselves. A sequence whose
+        last drafts were wrong gets fewer, then none for longer and longer, since each takes a
         place in the step.
         """
         record = judge_record(sequence, self._most)
@@ -51,30 +51,30 @@ class NgramDrafter:
         if source is None:
             return 0
         ids, most = sequence.token_ids, min(record.allowed, room)
-        # One by one: if the occurrence extends into the guesses, each is read from earlier ones.
+        # One by one: if the occurrence extends into the drafts, each is read from earlier ones.
         coming = (int(ids[source + i]) for i in range(most))
-        return write_guesses(sequence, record, coming, most, self._eos_ids)
+        return write_drafts(sequence, record, coming, most, self._eos_ids)
 
 
 class FollowingNgrams(NgramDrafter):
     """The same for a runner that looks n-grams up as well, with this rule, after its choices.
 
-    A step that follows another before that is read has the runner's guesses, other steps those that
+    A step that follows another before that is read has the runner's drafts, other steps those that
     are found here. See `FollowingDrafter`.
     """
 
     follows = True
 
     def __init__(self, most: int, eos_ids: Iterable[int], last: LastStep) -> None:
-        """`last`: the runner's, with its guesses after each choice, int64 [most], -1 for none."""
+        """`last`: the runner's, with its drafts after each choice, int64 [most], -1 for none."""
         super().__init__(most, eos_ids)
         self._last = last
 
     def follow(self, rows: Sequence[DraftRow], spare: int) -> dict[int, int]:
-        """Reserve room for guesses of sequences that had any within their last tokens.
+        """Reserve room for drafts of sequences that had any within their last tokens.
 
         It is not known yet what the runner will find. Repeated text tends to continue: a sequence
-        without guesses gets no places, which have a cost, until something has been found.
+        without drafts gets no places, which have a cost, until something has been found.
         """
         self._note_found(rows)
         asking, allowed = [], {}
@@ -82,7 +82,7 @@ class FollowingNgrams(NgramDrafter):
             sequence, record = row.sequence, self._record(row.sequence)
             if not record.allowed:
                 record.rest -= 1
-            elif record.guesses or self._is_near(sequence):
+            elif record.drafts or self._is_near(sequence):
                 asking.append(row)
                 allowed[sequence.id] = record.allowed
         shared = share_room(asking, spare, allowed=lambda one: allowed[one.id])
@@ -92,7 +92,7 @@ class FollowingNgrams(NgramDrafter):
         self._record(sequence).note(count, right, self._most)
 
     def _note_found(self, rows: Sequence[DraftRow]) -> None:
-        """Note the sequences for which the runner has guesses after their last token."""
+        """Note the sequences for which the runner has drafts after their last token."""
         places = self._last.find_places(row.sequence for row in rows)
         if not places:
             return
@@ -103,7 +103,7 @@ class FollowingNgrams(NgramDrafter):
                 row.sequence.state[_FOUND] = row.sequence.length
 
     def _is_near(self, sequence: ShardSequence) -> bool:
-        """Return whether guesses have been found within a sequence's last tokens."""
+        """Return whether drafts have been found within a sequence's last tokens."""
         length = sequence.state.get(_FOUND)
         return isinstance(length, int) and sequence.length - length <= _NEAR
 

@@ -1,10 +1,10 @@
-"""Decides from measured steps whether guessing pays at a batch size. No torch in this file.
+"""Decides from measured steps whether drafting pays at a batch size. No torch in this file.
 
-A step with guesses takes longer than one without, and yields more tokens. Which is faster depends
+A step with drafts takes longer than one without, and yields more tokens. Which is faster depends
 on the model, the machine, the text and the number of rows, so both are measured while serving. A
-batch size at which guessing loses does without it for a while: long enough to make up for the cost
+batch size at which drafting loses does without it for a while: long enough to make up for the cost
 of the trial, and twice as long after each further failure. A trial ends early if none of its first
-guesses is right.
+drafts is right.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from math import sqrt
 from statistics import fmean
 from typing import Final
 
-PROBES: Final = 2  # steps with guesses, none of them right, that end a trial
-TRIAL: Final = 3  # steps with guesses, some of them right, before they are evaluated
-PLAIN: Final = 3  # least steps without guesses for comparison
-REFRESH: Final = 96  # steps with guesses after which plain ones are measured again
-# After this many steps, guesses are evaluated only once per as many, since that takes time.
+PROBES: Final = 2  # steps with drafts, none of them right, that end a trial
+TRIAL: Final = 3  # steps with drafts, some of them right, before they are evaluated
+PLAIN: Final = 3  # least steps without drafts for comparison
+REFRESH: Final = 96  # steps with drafts after which plain ones are measured again
+# After this many steps, drafts are evaluated only once per as many, since that takes time.
 EVERY: Final = 8
-FIRST_REST: Final = 32  # least steps without guesses after a trial that did not pay
+FIRST_REST: Final = 32  # least steps without drafts after a trial that did not pay
 LONGEST_REST: Final = 2048
-BELIEVED: Final = 16  # steps with guesses from which on the mean decides, without a margin
+BELIEVED: Final = 16  # steps with drafts from which on the mean decides, without a margin
 SPENT: Final = 0.01  # largest share of the time until the next trial that a trial may cost
 _WINDOW: Final = 48  # latest steps of a kind that count
 _LATEST: Final = 8  # the quickest of this many latest steps is the time of such a step
-_LEAST_GAIN: Final = 1.01  # least ratio of tokens a second with and without guesses
+_LEAST_GAIN: Final = 1.01  # least ratio of tokens a second with and without drafts
 
 
 @dataclass(slots=True)
@@ -38,25 +38,25 @@ class _Measured:
 
     plain_ns: deque[int] = field(default_factory=lambda: deque(maxlen=_WINDOW))
     drafted_ns: deque[int] = field(default_factory=lambda: deque(maxlen=_WINDOW))
-    # Time of guessing for each of them, with the preceding attempts that found nothing.
+    # Time of drafting for each of them, with the preceding attempts that found nothing.
     drafting_ns: deque[int] = field(default_factory=lambda: deque(maxlen=_WINDOW))
     owed_ns: int = 0
     tokens: deque[int] = field(default_factory=lambda: deque(maxlen=_WINDOW))  # of those drafted
-    right: bool = False  # whether a guess was right since the last rest
-    rest: int = 0  # plans that still get no guesses
+    right: bool = False  # whether a draft was right since the last rest
+    rest: int = 0  # plans that still get no drafts
     failures: int = 0  # trials in a row that did not pay
-    since_plain: int = 0  # steps with guesses since plain ones were measured
-    forced: int = 0  # plans still to have no guesses, so that plain steps are measured
+    since_plain: int = 0  # steps with drafts since plain ones were measured
+    forced: int = 0  # plans still to have no drafts, so that plain steps are measured
 
 
 class Payoff:
-    """The gains of guessing, by the number of decoding rows."""
+    """The gains of drafting, by the number of decoding rows."""
 
     def __init__(self) -> None:
         self._by_rows: defaultdict[int, _Measured] = defaultdict(_Measured)
 
     def allows(self, rows: int) -> bool:
-        """Return whether a step of `rows` rows is to have guesses; called once per step."""
+        """Return whether a step of `rows` rows is to have drafts; called once per step."""
         found = self._by_rows[rows]
         if found.rest:
             found.rest -= 1
@@ -74,9 +74,9 @@ class Payoff:
     def note(
         self, rows: int, *, drafted: bool, tokens: int, took_ns: int, drafting_ns: int = 0
     ) -> None:
-        """Note a step of `rows` decodes: its tokens, its time, and the time of guessing for it.
+        """Note a step of `rows` decodes: its tokens, its time, and the time of drafting for it.
 
-        If the drafter found nothing to guess, its time is counted with the next guesses.
+        If the drafter found nothing to draft, its time is counted with the next drafts.
         """
         found = self._by_rows[rows]
         if took_ns <= 0:
@@ -103,14 +103,14 @@ class Payoff:
             self._judge(rows, found)
 
     def gain(self, rows: int) -> float | None:
-        """Return the ratio of tokens a second with and without guesses; None if not known yet."""
+        """Return the ratio of tokens a second with and without drafts; None if not known yet."""
         found = self._by_rows.get(rows)
         if found is None or not found.drafted_ns or len(found.plain_ns) < PLAIN:
             return None
         return fmean(found.tokens) / _worth(rows, found)
 
     def _judge(self, rows: int, found: _Measured) -> None:
-        """Rest from guessing if it loses; with few steps, by more than the standard error."""
+        """Rest from drafting if it loses; with few steps, by more than the standard error."""
         worth, brought, steps = _worth(rows, found), fmean(found.tokens), len(found.tokens)
         doubt = _spread(found.tokens) / sqrt(steps) if steps < BELIEVED else 0.0
         if found.right and (brought + doubt) / worth >= _LEAST_GAIN:
@@ -126,9 +126,9 @@ class Payoff:
 
 
 def _worth(rows: int, found: _Measured) -> float:
-    """Return the tokens that plain decoding makes in the time of a step with guesses."""
+    """Return the tokens that plain decoding makes in the time of a step with drafts."""
     # The quickest of steps, since others are slow because of other load on the machine. The mean of
-    # guessing, since a draft model is slow only when it reads a long prompt, which is a real cost.
+    # drafting, since a draft model is slow only when it reads a long prompt, which is a real cost.
     took = _quickest(found.drafted_ns) + fmean(found.drafting_ns)
     return rows * took / _quickest(found.plain_ns)
 

@@ -1,4 +1,4 @@
-"""Divides a step's guesses among sequences. No torch in this file."""
+"""Divides a step's drafts among sequences. No torch in this file."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ def share_drafts(
     trust: Callable[[ShardSequence], int],
     draft: Callable[[ShardSequence, int], int],
 ) -> dict[int, int]:
-    """Have at most `spare` tokens guessed in all; return the numbers by place, without zeros.
+    """Have at most `spare` tokens drafted in all; return the numbers by place, without zeros.
 
     Sequences get equal parts, those with the highest `trust` first; what one leaves goes to the
-    next. `draft`: guesses at most a given number of tokens for a sequence, and returns how many.
+    next. `draft`: drafts at most a given number of tokens for a sequence, and returns how many.
     """
     waiting = list(rows)
     if len(waiting) > 1:
@@ -35,9 +35,9 @@ def share_drafts(
 def share_room(
     rows: Sequence[DraftRow], spare: int, *, allowed: Callable[[ShardSequence], int]
 ) -> list[tuple[DraftRow, int]]:
-    """Return the rows to guess for, with their numbers of tokens, divided as by `share_drafts`.
+    """Return the rows to draft for, with their numbers of tokens, divided as by `share_drafts`.
 
-    For drafters that guess for all rows at once. `allowed`: a sequence's limit.
+    For drafters that draft for all rows at once. `allowed`: a sequence's limit.
     """
     shared: list[tuple[DraftRow, int]] = []
 

@@ -8,8 +8,8 @@ chunk of its prompt, decoded or computed anew. What a library multiplies is then
 kernels of ours (`layers/plain_product.py`), and nothing is chosen by measuring.
 
 Whether it is, the parts of a model are told as they are loaded (`WeightSource.invariant`, and
-`LoadTarget.invariant` for what has no weights). What guesses tokens is not told: other guesses
-change no answer, since a guess is kept only where it is the token that is chosen.
+`LoadTarget.invariant` for what has no weights). What drafts tokens is not told: other drafts
+change no answer, since a draft is kept only where it is the token that is chosen.
 """
 
 from __future__ import annotations

@@ -25,8 +25,8 @@ from tgi_trio.shard.torch_backend.attention.interface import (
 )
 from tgi_trio.shard.torch_backend.attention.kinds import capturable_for
 from tgi_trio.shard.torch_backend.compiling.ahead import rehearse_early
-from tgi_trio.shard.torch_backend.guessing.device_drafting import DeviceDrafting
-from tgi_trio.shard.torch_backend.guessing.heads import TorchHeads
+from tgi_trio.shard.torch_backend.drafting.device_drafting import DeviceDrafting
+from tgi_trio.shard.torch_backend.drafting.heads import TorchHeads
 from tgi_trio.shard.torch_backend.layers.few_rows import (
     Projection,
     Seconds,
@@ -65,7 +65,7 @@ from tgi_trio.shard.torch_backend.steps.followed_steps import FollowedSteps
 from tgi_trio.shard.torch_backend.torch_device import has_triton
 
 if TYPE_CHECKING:
-    from tgi_trio.shard.torch_backend.guessing.device_chain import DeviceChain
+    from tgi_trio.shard.torch_backend.drafting.device_chain import DeviceChain
     from tgi_trio.shard.torch_backend.recordings.mixed_graphs import MixedGraphs
     from tgi_trio.shard.torch_backend.sampling.device_sampler import DeviceSampler
     from tgi_trio.shard.torch_backend.steps.device_steps import DeviceSteps
@@ -100,15 +100,15 @@ class DeviceModel(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Guesses:
-    """What guesses for a model on the device."""
+class DeviceDrafter:
+    """What drafts for a model on the device."""
 
-    most: int  # tokens guessed for a row
-    last: LastStep  # keeps the guesses
+    most: int  # tokens drafted for a row
+    last: LastStep  # keeps the drafts
     heads: TorchHeads | None = None  # None: n-grams
 
     def drafting(self, vocab_size: int) -> DeviceDrafting | None:
-        """Return what guesses after every choice of a step; None for n-grams."""
+        """Return what drafts after every choice of a step; None for n-grams."""
         if self.heads is None:
             return None
         return DeviceDrafting(self.heads, self.most, vocab_size)
@@ -190,7 +190,7 @@ def device_parts(
     sizes: tuple[int, ...],
     ranks: Ranks | None = None,
     adapters: KernelAdapters | None = None,
-    guesses: Guesses | None = None,
+    drafts: DeviceDrafter | None = None,
     images: ImageStates | None = None,
     *,
     ahead: bool = True,
@@ -198,7 +198,7 @@ def device_parts(
 ) -> tuple[DecodeGraphs | None, DeviceSteps | FollowedSteps | None]:
     """Return what records decodes of the batch sizes `sizes`, and what launches steps.
 
-    Guesses made on the device are kept in `guesses.last`; `images` is passed to `StepFeatures.of`.
+    Drafts made on the device are kept in `drafts.last`; `images` is passed to `StepFeatures.of`.
     Either result is None where it is impossible: without a device or Triton, for models whose
     kernels depend on their tokens, and on the rank that chooses tokens with another sampler than
     ours. If not `ahead`, no step may be launched before the previous one has been read: then
@@ -211,7 +211,7 @@ def device_parts(
     ends: Ends | None = None
     if runs_kernels(device) and has_triton():
         records = capturable is not None and bool(sizes) and ranks is None
-        ends = _find_ends(model, sampler, config, device, ranks, guesses, records=records)
+        ends = _find_ends(model, sampler, config, device, ranks, drafts, records=records)
     common = _Common(model, device, ends, adapters, images)
     graphs, mixed = None, None
     if capturable is None:
@@ -228,7 +228,7 @@ def device_parts(
     from tgi_trio.shard.torch_backend.steps.device_steps import DeviceSteps
 
     masks = _choice_masks(sampler, config)
-    last = None if guesses is None else guesses.last
+    last = None if drafts is None else drafts.last
     return graphs, DeviceSteps(
         *(computes, ends.sampler, masks, partial(choose_in_gaps, sampler)),
         *(graphs, last, ends.chain, mixed),
@@ -281,35 +281,35 @@ def _find_ends(
     config: ModelConfig,
     device: torch.device,
     ranks: Ranks | None,
-    guesses: Guesses | None,
+    drafts: DeviceDrafter | None,
     *,
     records: bool,
 ) -> Ends | None:
     """Return where steps get their tokens and what chooses the next; None if the sampler is not
     ours.
 
-    `records`: steps are recorded, so those with guesses may be chained.
+    `records`: steps are recorded, so those with drafts may be chained.
     """
     if ranks is not None and ranks.rank > 0:
         return Ends(TokenSource(None, ranks), model.raw_logits, None, None)
     if not isinstance(sampler, Sampler):
         return None
-    drafting = None if guesses is None else guesses.drafting(config.vocab_size)
+    drafting = None if drafts is None else drafts.drafting(config.vocab_size)
     chooser = _device_sampler(sampler, config, device, drafting)
-    chain = _chain(chooser, config.eos_ids, guesses) if guesses is not None and records else None
+    chain = _chain(chooser, config.eos_ids, drafts) if drafts is not None and records else None
     return Ends(TokenSource(chooser.chosen, ranks), model.raw_logits, chooser, chain)
 
 
-def _chain(chooser: DeviceSampler, eos_ids: Iterable[int], guesses: Guesses) -> DeviceChain:
-    """Return what chains recorded steps with guesses."""
-    from tgi_trio.shard.torch_backend.guessing.device_chain import DeviceChain
-    from tgi_trio.shard.torch_backend.guessing.device_texts import DeviceTexts
+def _chain(chooser: DeviceSampler, eos_ids: Iterable[int], drafts: DeviceDrafter) -> DeviceChain:
+    """Return what chains recorded steps with drafts."""
+    from tgi_trio.shard.torch_backend.drafting.device_chain import DeviceChain
+    from tgi_trio.shard.torch_backend.drafting.device_texts import DeviceTexts
 
     chosen = chooser.chosen
     if chooser.drafting is not None:
         return DeviceChain(chosen, chooser.drafting.most)
-    texts = DeviceTexts(guesses.most, eos_ids, chosen.device, len(chosen))
-    return DeviceChain(chosen, guesses.most, texts)
+    texts = DeviceTexts(drafts.most, eos_ids, chosen.device, len(chosen))
+    return DeviceChain(chosen, drafts.most, texts)
 
 
 def _choice(

@@ -43,7 +43,7 @@ from tgi_trio.shard.torch_backend.adapters.torch_adapters import refuse_adapters
 from tgi_trio.shard.torch_backend.compiling.ahead import begin_early
 from tgi_trio.shard.torch_backend.device_parts import rehearse_choices, warn_no_graphs
 from tgi_trio.shard.torch_backend.loading.decoder_runner import make_decoder_runner
-from tgi_trio.shard.torch_backend.loading.guesser import find_guesser
+from tgi_trio.shard.torch_backend.loading.draft_module import load_draft_module
 from tgi_trio.shard.torch_backend.loading.invariance import check_invariance, check_loaded
 from tgi_trio.shard.torch_backend.loading.target import LoadTarget
 from tgi_trio.shard.torch_backend.models.decoder import Decoder, Ranks
@@ -93,7 +93,7 @@ def load_torch_runner(
         model = _load_decoder(config, spec, target, fresh_files, encoding)
         check_loaded(settings, model, where)
         leads = ranks is None or ranks.rank == 0
-        heads = find_guesser(settings, config, model, target, encoding) if leads else None
+        heads = load_draft_module(settings, config, model, target, encoding) if leads else None
         return make_decoder_runner(
             model,
             settings,
@@ -137,7 +137,7 @@ def _refuse_what_decoders_have(
 ) -> None:
     """Raise ConfigurationError for settings that only our generic decoder serves.
 
-    `heads`: whether trained heads are to guess for the model.
+    `heads`: whether trained heads are to draft for the model.
     """
     if settings.activations == 8:
         raise ConfigurationError(activations_refusal(config))

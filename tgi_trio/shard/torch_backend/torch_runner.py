@@ -41,7 +41,7 @@ from tgi_trio.shard.sampling.base import RowSampler
 from tgi_trio.shard.torch_backend.attention.interface import PlanLayout
 from tgi_trio.shard.torch_backend.attention.reference import ReferenceAttention
 from tgi_trio.shard.torch_backend.compiling.ahead import compile_ahead
-from tgi_trio.shard.torch_backend.guessing.trained import TrainedGuesser, pick_rows
+from tgi_trio.shard.torch_backend.drafting.trained import TrainedDrafter, pick_rows
 from tgi_trio.shard.torch_backend.host_copies import HostRoom
 from tgi_trio.shard.torch_backend.kv_cache import KVCache
 from tgi_trio.shard.torch_backend.models.decoder import Decoder, Ranks
@@ -81,19 +81,19 @@ class TorchRunner:
         speculate: int = 0,
         load_ns: int = 0,
         kv_dtype: torch.dtype | None = None,
-        guesser: TrainedGuesser | None = None,
+        draft_module: TrainedDrafter | None = None,
         adapters: StepAdapters | None = None,
         images: ImageStates | None = None,
         invariant: bool = False,
         host: HostRoom | None = None,
     ) -> None:
-        """`speculate`: the most guesses of a row in a step; `kv_dtype`: of K and V, None for
-        `dtype`; `guesser`: guesses for the model; `images`: passed to `StepFeatures.of`;
+        """`speculate`: the most drafts of a row in a step; `kv_dtype`: of K and V, None for
+        `dtype`; `draft_module`: drafts for the model; `images`: passed to `StepFeatures.of`;
         `invariant`: see `batch_invariance.py`; `host`: for copies; None: none are made.
         """
         self._images = images
-        self._guesser = guesser or TrainedGuesser()
-        self.kv_beside = self._guesser.kv_bytes_per_token
+        self._draft_module = draft_module or TrainedDrafter()
+        self.kv_beside = self._draft_module.kv_bytes_per_token
         self.bytes_per_adapter = 0
         self._kv_dtype = kv_dtype or dtype
         self._ranks = ranks
@@ -139,7 +139,9 @@ class TorchRunner:
     def prefixes(self) -> Prefixes:
         copies = self._host.copies
         return RankPrefixes(
-            lambda: find_parts(self._cache, self._guesser.complete_caches(), self._pool, copies),
+            lambda: find_parts(
+                self._cache, self._draft_module.complete_caches(), self._pool, copies
+            ),
             self._least,
         )
 
@@ -185,8 +187,8 @@ class TorchRunner:
         if least := self._least:  # every rank's cache has as many blocks, and slots of states
             blocks, slots = least(blocks), least(slots)
         self._cache, self._pool = self._new_cache(blocks), self._new_pool(slots)
-        kv_bytes = self._cache.nbytes + self._guesser.make_room(blocks, self._cache)
-        self._host.open(self._cache, self._guesser.caches, self._pool, self._least)
+        kv_bytes = self._cache.nbytes + self._draft_module.make_room(blocks, self._cache)
+        self._host.open(self._cache, self._draft_module.caches, self._pool, self._least)
         if self._graphs:
             width = math.ceil(longest_sequence(request, self._info) / BLOCK_SIZE)
             most, tokens = self._most_decodes(request), request.max_prefill_tokens
@@ -195,7 +197,7 @@ class TorchRunner:
                 self._adapters.warm_up()
         if self._steps:
             self._steps.warm_up(self._cache, request.max_batch_size, self._pool)
-        beside = self._guesser.nbytes() + (self._adapters.nbytes if self._adapters else 0)
+        beside = self._draft_module.nbytes() + (self._adapters.nbytes if self._adapters else 0)
         return WarmupResult(
             blocks=blocks,
             block_size=BLOCK_SIZE,
@@ -289,7 +291,7 @@ class TorchRunner:
         return -self._ranks.least(-own, self.device)
 
     def _most_decodes(self, request: WarmupRequest) -> int | None:
-        """Return the most tokens of a step without a prefill, guesses included; None: any."""
+        """Return the most tokens of a step without a prefill, drafts included; None: any."""
         rows = request.max_batch_size
         return max(rows, min(rows * (1 + self._speculate), self._info.draft_budget)) or None
 
@@ -302,7 +304,7 @@ class TorchRunner:
         if self._adapters is not None:
             self._adapters.begin(plan)
         hidden = self._compute_hidden(plan)
-        self._guesser.keep_kv(plan)
+        self._draft_module.keep_kv(plan)
         sampled = np.flatnonzero(plan.samples)
         logits = None
         if len(sampled):
@@ -316,7 +318,7 @@ class TorchRunner:
         if logits is not None:
             choices = choosing.choose_tokens(self.sampler, logits, plan, sampled)
         recorded = self._steps is not None
-        self._guesser.keep(plan, sampled, choices, hidden, recorded=recorded)
+        self._draft_module.keep(plan, sampled, choices, hidden, recorded=recorded)
         choices = choices.spread(sampled, len(plan.rows))
         return StepResult(choices, chosen - began, time.monotonic_ns() - chosen, prompts)
 
@@ -342,7 +344,9 @@ class TorchRunner:
             return None
         steps, eos_ids = self._steps, self._info.eos_ids
         looks_up = steps is not None and steps.looks_up
-        return self._guesser.drafter(most, eos_ids, recorded=steps is not None, looks_up=looks_up)
+        return self._draft_module.drafter(
+            most, eos_ids, recorded=steps is not None, looks_up=looks_up
+        )
 
     def prepare(self, sequence: ShardSequence | None) -> bool:
         return self.sampler.prepare(sequence)
@@ -351,7 +355,7 @@ class TorchRunner:
         self.sampler.drop(sequence)
         if self._steps is not None:
             self._steps.drop(sequence)
-        self._guesser.drop(sequence)
+        self._draft_module.drop(sequence)
 
     def prove_sound(self) -> None:
         prove_by_step(self.step, self.info.vocab_size)

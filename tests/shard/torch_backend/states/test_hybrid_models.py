@@ -1,6 +1,6 @@
 """Models whose layers keep states, in the batch that a shard runs: against transformers.
 
-Guesses that prove wrong, steps computed twice, snapshots and sequences that start behind them: the
+Drafts that prove wrong, steps computed twice, snapshots and sequences that start behind them: the
 tokens and what they were chosen from are those of decoding one by one.
 """
 
@@ -46,8 +46,8 @@ SLOTS = 64
 BLOCKS = 512
 
 
-class Guesser:
-    """A drafter that knows the texts to come, and is wrong about every third guess."""
+class TextDrafter:
+    """A drafter that knows the texts to come, and is wrong about every third draft."""
 
     def __init__(self, texts: Mapping[int, Sequence[int]]) -> None:
         self._texts = texts
@@ -57,8 +57,8 @@ class Guesser:
         found = {}
         for place, sequence, room in rows:
             text, at = self._texts[sequence.id], sequence.length
-            guesses = text[at : at + min(2, room)]
-            wrong = [token if self._rng.random() < 0.66 else 3 + token % 9 for token in guesses]
+            drafts = text[at : at + min(2, room)]
+            wrong = [token if self._rng.random() < 0.66 else 3 + token % 9 for token in drafts]
             sequence.token_ids[at : at + len(wrong)] = wrong
             if wrong:
                 found[place] = len(wrong)
@@ -92,7 +92,7 @@ def row(id: int, prompt: Sequence[int], states: StateGrant | None, cached: int =
     )
 
 
-def serve(runner: Runner, drafter: Guesser | None = None) -> Batch:
+def serve(runner: Runner, drafter: TextDrafter | None = None) -> Batch:
     return Batch(
         vocab_size=512,
         block_size=BLOCK,
@@ -164,14 +164,14 @@ def check(golden: Golden, recorder: GreedyRecorder, id: int, prompt: list[int]) 
 
 
 @pytest.mark.sampled(3)
-@pytest.mark.parametrize("guessed", [False, True])
+@pytest.mark.parametrize("drafted", [False, True])
 def test_a_full_batch_says_what_transformers_says(
-    model: tuple[Runner, GreedyRecorder, Golden], guessed: bool
+    model: tuple[Runner, GreedyRecorder, Golden], drafted: bool
 ) -> None:
     runner, recorder, golden = model
     assert runner.info.state_bytes
     whole = {id: [*prompt, *golden.greedy(prompt, NEW)[0]] for id, prompt in enumerate(PROMPTS)}
-    batch = serve(runner, Guesser(whole) if guessed else None)
+    batch = serve(runner, TextDrafter(whole) if drafted else None)
     for id, prompt in enumerate(PROMPTS):
         batch.add(row(id, prompt, StateGrant((1 + 2 * id, 2 + 2 * id))))
     texts = run(batch, runner, seed=5)

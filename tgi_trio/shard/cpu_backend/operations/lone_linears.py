@@ -13,7 +13,7 @@ from tgi_trio.shard.cpu_backend.operations.writer import OperationWriter
 from tgi_trio.shard.cpu_backend.tables import Buffer, Code
 from tgi_trio.shard.speculation.arithmetic import MODEL_HEAD
 
-LONE_ROWS: Final = 16  # rows that are computed at once: enough for a step's guesses
+LONE_ROWS: Final = 16  # rows that are computed at once: enough for a step's drafts
 
 
 @dataclass(frozen=True, slots=True)

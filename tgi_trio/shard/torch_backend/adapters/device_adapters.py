@@ -265,7 +265,7 @@ class DeviceAdapters:
     def reserve(self, tokens: int, rows: int, *, decodes: bool) -> ReservedTiles:
         """Return memory for the tiles of a recording of `tokens` tokens in at most `rows` rows.
 
-        `decodes`: each token is a decode, or a guess after one, and the head reads all of them.
+        `decodes`: each token is a decode, or a draft after one, and the head reads all of them.
         Otherwise it reads at most `rows`.
         """
         kind = self._kind_for(tokens, decodes=decodes)

@@ -3,7 +3,7 @@
 In the cache, a token's key is followed by what entries are made of. As soon as a run's last token
 is there, its entry is made, and takes the place of numbers of that token that nobody reads
 afterwards (`Compressor.last`). So everything is kept by token: what is kept of a prefix serves any
-sequence that begins with it, a wrong guess is overwritten by what is computed in its place, and a
+sequence that begins with it, a wrong draft is overwritten by what is computed in its place, and a
 sequence needs no state.
 
 Tokens attend together as in `indexed.py`: decodes of several rows, or several tokens of one row.

@@ -1,4 +1,4 @@
-"""Paged attention in Triton for prefill chunks, decodes and guesses, with or without split-K.
+"""Paged attention in Triton for prefill chunks, decodes and drafts, with or without split-K.
 
 A program computes one tile: some consecutive (query, head) pairs of one row and one KV head, so
 that a key is read once for all of them. It walks the row's keys through its block table with a

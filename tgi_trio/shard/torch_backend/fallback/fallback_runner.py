@@ -225,7 +225,7 @@ class FallbackRunner:
         return Computed(self.step(plan))
 
     def drafter(self, most: int) -> None:
-        """Return None: models in transformers verify no guesses here."""
+        """Return None: models in transformers verify no drafts here."""
 
     def prepare(self, sequence: ShardSequence | None) -> bool:
         return self.sampler.prepare(sequence)

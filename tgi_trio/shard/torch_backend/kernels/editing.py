@@ -22,7 +22,7 @@ def edit_part(
     words,
     counts,  # int32 [slots, vocab], from `count_tokens`
     slot,  # the row's counts, -1: no penalties
-    starts,  # int32 [3, R + 1]: where a row's entries begin: of counts, guesses and biases
+    starts,  # int32 [3, R + 1]: where a row's entries begin: of counts, drafts and biases
     entries,  # int32 [N, 2]: token id and float32 bits of a bias; an id occurs once among biases
     begin,  # the row's biases
     end,

@@ -1,4 +1,4 @@
-"""Judging guesses on the device, and moving rows by the number that were right."""
+"""Judging drafts on the device, and moving rows by the number that were right."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import triton.language as tl
 @triton.jit(do_not_specialize=["count"])
 def judge_guesses(
     chosen,  # int64 [rows], written: each row's last token
-    moved,  # int32 [rows], written: how many of the row's guesses were right
-    guessed,  # int64 [rows, MOST], written: guesses that follow its last token
+    moved,  # int32 [rows], written: how many of the row's drafts were right
+    guessed,  # int64 [rows, MOST], written: drafts that follow its last token
     found,  # float64 [C, 3]: token, log-probability, fault
-    ids,  # int64 [C]: the token after which each choice is made; a guess except for a row's first
+    ids,  # int64 [C]: the token after which each choice is made; a draft except for a row's first
     targets,  # int64 [C]: row, -1: none
-    aheads,  # int32 [C]: how many guesses of its row a choice assumes to be right
-    guesses,  # int64 [C, MOST]: guesses after each choice
+    aheads,  # int32 [C]: how many drafts of its row a choice assumes to be right
+    guesses,  # int64 [C, MOST]: drafts after each choice
     count,  # C
-    MOST: tl.constexpr,  # guesses of a row
-    TAKES: tl.constexpr,  # take `guessed` from `guesses`; otherwise another kernel writes it
+    MOST: tl.constexpr,  # drafts of a row
+    TAKES: tl.constexpr,  # take `drafted` from `drafts`; otherwise another kernel writes it
 ):
-    """Follow a row's choices up to the first wrong guess; one program per choice."""
+    """Follow a row's choices up to the first wrong draft; one program per choice."""
     first = tl.program_id(0)
     row = tl.load(targets + first)
     if (row >= 0) & (tl.load(aheads + first) == 0):
@@ -48,23 +48,23 @@ def judge_guesses(
 
 @triton.jit(do_not_specialize=["most"])
 def move_rows(
-    tokens,  # int64 [T], written: the tokens to compute, 0 where there is no guess
-    ids,  # int64 [T]: guesses are written to it, -1 where there is none
+    tokens,  # int64 [T], written: the tokens to compute, 0 where there is no draft
+    ids,  # int64 [T]: drafts are written to it, -1 where there is none
     positions,  # int64 [T], moved, as are the next three
     slots,  # int64 [T]
     contexts,  # int32 [T]
     uniforms,  # float64 [T]
     follows,  # int32 [T]: row of the previous step, -1: the token does not move
-    aheads,  # int32 [T]: which of its row's guesses a token is, 0: none
+    aheads,  # int32 [T]: which of its row's drafts a token is, 0: none
     numbers,  # float64 [T, most + 1]: uniform numbers of the places that a token may move to
     tables,  # int32 [T, width]: the block table of each token's row
     width,  # int32 [1]
-    moved,  # int32 [rows], as `guessed` written by the previous step
+    moved,  # int32 [rows], as `drafted` written by the previous step
     guessed,  # int64 [rows, most]
-    most,  # guesses of a row
+    most,  # drafts of a row
     PAGE: tl.constexpr,
 ):
-    """Move a token by the number of its row's guesses that were right; one program per token."""
+    """Move a token by the number of its row's drafts that were right; one program per token."""
     token = tl.program_id(0)
     row = tl.load(follows + token)
     own = tl.load(ids + token)

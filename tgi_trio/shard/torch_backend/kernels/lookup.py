@@ -2,7 +2,7 @@
 
 The rule is that of `speculation/ngram.py`: the latest earlier occurrence of the last 4 tokens, else
 of the last 3, else of the last 2, and the tokens after it. Programs share a text in pieces; the
-last one to finish reads the guesses, and resets what they share.
+last one to finish reads the drafts, and resets what they share.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ def keep_tokens(
     texts,  # int32 [slots, room], written
     slots,  # int32 [C]: the text that a choice belongs to, -1: none
     targets,  # int64 [C]: row, -1: none
-    aheads,  # int32 [C]: how many guesses of its row a choice assumes to be right
+    aheads,  # int32 [C]: how many drafts of its row a choice assumes to be right
     positions,  # int64 [C]: of the token after which each choice is made
     ids,  # int64 [C]: that token
     found,  # float64 [C, 3]: token, log-probability, fault
-    moved,  # int32 [rows]: how many guesses were right
+    moved,  # int32 [rows]: how many drafts were right
     room,
 ):
     """Add to each text the step's first token and the tokens chosen; one program per choice."""
@@ -69,12 +69,12 @@ def look_up(
     aheads,  # int32 [C]
     positions,  # int64 [C]
     moved,  # int32 [rows]
-    ends,  # int32 [C]: 1 if guesses end before any of `eos`
+    ends,  # int32 [C]: 1 if drafts end before any of `eos`
     eos,  # int32 [EOS]
     room,
     EOS: tl.constexpr,
     PADDED_EOS: tl.constexpr,
-    MOST: tl.constexpr,  # guesses of a row
+    MOST: tl.constexpr,  # drafts of a row
     BLOCK: tl.constexpr,  # places of a text compared at a time
     LONGEST: tl.constexpr,
 ):
@@ -122,7 +122,7 @@ def look_up(
             stops = tl.load(ends + first)
             into = behind + (first + right).to(tl.int64) * MOST
             for i in range(MOST):
-                # If the occurrence reaches into the guesses, they repeat themselves.
+                # If the occurrence reaches into the drafts, they repeat themselves.
                 token = tl.load(text + source + i % period, mask=goes_on > 0, other=-1)
                 goes_on = goes_on * (1 - stops * tl.max((end == token).to(tl.int32), 0))
                 guess = tl.where(goes_on > 0, token, -1).to(tl.int64)

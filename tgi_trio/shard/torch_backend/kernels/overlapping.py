@@ -11,7 +11,7 @@ have ended, since each has waited itself, and what they wrote is visible.
 A kernel must not overwrite what an earlier one may still read. So it writes only after its wait,
 and all of its programs wait, even those that find nothing to do. The sampler's inputs are copied
 before the step or, for a choice that is made later, before that choice; a copy waits for all
-kernels before it, and all after it wait for the copy. Inputs that depend on guesses are corrected
+kernels before it, and all after it wait for the copy. Inputs that depend on drafts are corrected
 before the embedding. A recording begins when the one before it has ended completely.
 """
 

@@ -18,8 +18,8 @@ from tgi_trio.model.speculators.recognise import find_kind, read_heads
 from tgi_trio.shard.checkpoint.heads import open_heads, read_token_map
 from tgi_trio.shard.checkpoint.lookup import open_checkpoint
 from tgi_trio.shard.torch_backend.attention.interface import AttentionLayer
-from tgi_trio.shard.torch_backend.guessing.assistant import AssistantWeights, TorchAssistant
-from tgi_trio.shard.torch_backend.guessing.assistant_kv import AssistantKv
+from tgi_trio.shard.torch_backend.drafting.assistant import AssistantWeights, TorchAssistant
+from tgi_trio.shard.torch_backend.drafting.assistant_kv import AssistantKv
 from tgi_trio.shard.torch_backend.layers.linear import Linear
 from tgi_trio.shard.torch_backend.layers.rotary import Rotary
 from tgi_trio.shard.torch_backend.loading.target import LoadTarget

@@ -15,15 +15,15 @@ from tgi_trio.shard.torch_backend.adapters.torch_adapters import TorchAdapters
 from tgi_trio.shard.torch_backend.attention.choice import capturable_attention
 from tgi_trio.shard.torch_backend.attention.interface import AttentionBackend
 from tgi_trio.shard.torch_backend.attention.kinds import attention_for
-from tgi_trio.shard.torch_backend.device_parts import Guesses, device_parts
-from tgi_trio.shard.torch_backend.guessing.assistant import TorchAssistant
-from tgi_trio.shard.torch_backend.guessing.heads import TorchHeads
-from tgi_trio.shard.torch_backend.guessing.trained import TrainedGuesser
+from tgi_trio.shard.torch_backend.device_parts import DeviceDrafter, device_parts
+from tgi_trio.shard.torch_backend.drafting.assistant import TorchAssistant
+from tgi_trio.shard.torch_backend.drafting.heads import TorchHeads
+from tgi_trio.shard.torch_backend.drafting.trained import TrainedDrafter
 from tgi_trio.shard.torch_backend.host_copies import HostRoom
 from tgi_trio.shard.torch_backend.image_states import CrossShape, ImageSource, KeptStates
 from tgi_trio.shard.torch_backend.kv_cache import EIGHT_BITS, KVShape
 from tgi_trio.shard.torch_backend.loading.assistant import find_assistant
-from tgi_trio.shard.torch_backend.loading.guesser import Guesser
+from tgi_trio.shard.torch_backend.loading.draft_module import DraftModule
 from tgi_trio.shard.torch_backend.loading.target import LoadTarget
 from tgi_trio.shard.torch_backend.models.decoder import Decoder
 from tgi_trio.shard.torch_backend.recordings.image_pages import ImagePages
@@ -38,14 +38,14 @@ def make_decoder_runner(
     target: LoadTarget,
     sampler: RowSampler,
     graph_sizes: tuple[int, ...],
-    heads: Guesser | None,
+    heads: DraftModule | None,
     began: int,
     *,
     ahead: bool,
 ) -> TorchRunner:
     """Return the runner of a decoder; loading `began` at this time of `time.monotonic_ns`.
 
-    `heads`: guess for the model on this rank. If not `ahead`, the host has to act between two
+    `heads`: draft for the model on this rank. If not `ahead`, the host has to act between two
     steps, so no rank launches a step before the previous one has been read.
     """
     kv_dtype = EIGHT_BITS[settings.kv_cache_dtype] if settings.kv_cache_dtype else None
@@ -62,7 +62,7 @@ def make_decoder_runner(
         graph_sizes,
         target.ranks,
         adapters if isinstance(adapters, DeviceAdapters) else None,
-        _guesses(settings, model, heads, last),
+        _make_device_drafter(settings, model, heads, last),
         images,
         ahead=ahead,
         invariant=target.invariant,
@@ -81,7 +81,7 @@ def make_decoder_runner(
         speculate=settings.speculate or 0,
         load_ns=time.monotonic_ns() - began,
         kv_dtype=kv_dtype,
-        guesser=_trained_guesser(heads, assistant, last, target),
+        draft_module=_make_trained_drafter(heads, assistant, last, target),
         adapters=adapters,
         images=images,
         invariant=target.invariant,
@@ -95,11 +95,11 @@ def _attention(model: Decoder, target: LoadTarget, *, eight_bits: bool) -> Atten
     return attention_for(needs, device, dtype, eight_bits=eight_bits, invariant=target.invariant)
 
 
-def _trained_guesser(
-    heads: Guesser | None, assistant: TorchAssistant | None, last: LastStep, target: LoadTarget
-) -> TrainedGuesser:
-    """Return what guesses from the states of the last step, if anything does."""
-    return TrainedGuesser(
+def _make_trained_drafter(
+    heads: DraftModule | None, assistant: TorchAssistant | None, last: LastStep, target: LoadTarget
+) -> TrainedDrafter:
+    """Return what drafts from the states of the last step, if anything does."""
+    return TrainedDrafter(
         heads=heads if isinstance(heads, TorchHeads) else None,
         layers=None if isinstance(heads, TorchHeads) else heads,
         assistant=assistant,
@@ -114,15 +114,15 @@ def _host_room(settings: ShardSettings, target: LoadTarget) -> HostRoom:
     return HostRoom(own, target.device, settings.place_on_machine[1])
 
 
-def _guesses(
-    settings: ShardSettings, model: Decoder, heads: Guesser | None, last: LastStep
-) -> Guesses | None:
-    """Return what guesses on the device, with its results kept by `last`; None: nothing does."""
+def _make_device_drafter(
+    settings: ShardSettings, model: Decoder, heads: DraftModule | None, last: LastStep
+) -> DeviceDrafter | None:
+    """Return what drafts on the device, with its results kept by `last`; None: nothing does."""
     if settings.speculate and isinstance(heads, TorchHeads):
-        return Guesses(settings.speculate, last, heads)
+        return DeviceDrafter(settings.speculate, last, heads)
     looks_up = settings.draft_model is None and settings.drafter != MTP
     if settings.speculate and looks_up and _may_follow(model):
-        return Guesses(settings.speculate, last)
+        return DeviceDrafter(settings.speculate, last)
     return None
 
 
@@ -146,7 +146,7 @@ def _image_states(
 
 
 def _may_follow(model: Decoder) -> bool:
-    """Return whether a model's steps may follow guesses that the host has not read."""
+    """Return whether a model's steps may follow drafts that the host has not read."""
     return not model.needs_lengths and not model.state_shapes
 
 

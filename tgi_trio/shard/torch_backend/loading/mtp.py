@@ -1,4 +1,4 @@
-"""Loads the layers of a model's own checkpoint that guess further tokens, in torch."""
+"""Loads the layers of a model's own checkpoint that draft further tokens, in torch."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from functools import partial
 
 import torch
 
-from tgi_trio.model.guessing_layers import MtpSpec
 from tgi_trio.model.matrices.decoder import outer_refs
-from tgi_trio.shard.torch_backend.guessing.mtp import MtpWeights, TorchMtp
-from tgi_trio.shard.torch_backend.guessing.mtp_streams import (
+from tgi_trio.model.mtp_layers import MtpSpec
+from tgi_trio.shard.torch_backend.drafting.mtp import MtpWeights, TorchMtp
+from tgi_trio.shard.torch_backend.drafting.mtp_streams import (
     GatedJoining,
     HyperJoining,
     Joining,

@@ -8,9 +8,9 @@ Where tokens are chosen on the device, the choice is captured too, so the whole 
 Where adapters are served, steps that use any replay a recording of their own, so that the other
 steps launch nothing for them. The same holds for steps with rows that attend to images.
 
-Guesses (speculative tokens) are rows of their own: each attends to its sequence's blocks up to its
+Drafts (speculative tokens) are rows of their own: each attends to its sequence's blocks up to its
 own position. Where layers keep states, the state slots that a row reads and writes are inputs, like
-its blocks. There guesses must be computed one after another, so steps with guesses are recorded
+its blocks. There drafts must be computed one after another, so steps with drafts are recorded
 like steps with prompts (`mixed_graphs.py`).
 """
 
@@ -220,7 +220,7 @@ class DecodeGraphs:
         `recorded`: what `find` returned for the plan. `told`: the sampling parameters, as
         `DeviceSampler.ask` returns them for the recording's size; None: nothing is chosen, and the
         scores are left as the model computed them. `links`: what `DeviceChain.arrays` returns;
-        empty if the step follows no guesses.
+        empty if the step follows no drafts.
         """
         sampler = self._sampler
         if sampler is None or recorded.memory.asked is None:

@@ -1,4 +1,4 @@
-"""Plans whose rows are all decodes: recognising them, splitting guesses into rows, padding."""
+"""Plans whose rows are all decodes: recognising them, splitting drafts into rows, padding."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def turning_position(plan: StepPlan) -> NDArray[np.int64]:
 
 
 def are_decodes(plan: StepPlan) -> bool:
-    """Return whether a plan consists of decodes and their guesses, without any prefill chunk."""
+    """Return whether a plan consists of decodes and their drafts, without any prefill chunk."""
     if plan.decodes:
         return True
     if not plan.samples.all() or has_image_tokens(plan):
@@ -54,9 +54,9 @@ def are_decodes(plan: StepPlan) -> bool:
 
 
 def as_decodes(plan: StepPlan) -> StepPlan | None:
-    """Return the plan with one row per query token, if it has only decodes and their guesses.
+    """Return the plan with one row per query token, if it has only decodes and their drafts.
 
-    None for a plan with a prefill chunk, and for one whose guesses pass through states, since those
+    None for a plan with a prefill chunk, and for one whose drafts pass through states, since those
     are computed one after another. The K and V of all tokens are written before any are read, so
     each token attends to its sequence up to itself. `rows` and `samples` stay as they are.
     """

@@ -101,7 +101,7 @@ def is_recordable(plan: StepPlan) -> bool:
 
 
 def chosen_places(plan: StepPlan) -> NDArray[np.int64]:
-    """Return the tokens after which others are chosen, those of guesses included: int64 [C]."""
+    """Return the tokens after which others are chosen, those of drafts included: int64 [C]."""
     return choice_positions(plan, np.flatnonzero(plan.samples))
 
 

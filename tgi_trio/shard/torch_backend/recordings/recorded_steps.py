@@ -21,7 +21,7 @@ from tgi_trio.shard.torch_backend.states.steps import StepStates
 from tgi_trio.shard.torch_backend.step_features import StepFeatures
 
 if TYPE_CHECKING:  # it imports Triton
-    from tgi_trio.shard.torch_backend.guessing.device_chain import DeviceChain, Links
+    from tgi_trio.shard.torch_backend.drafting.device_chain import DeviceChain, Links
     from tgi_trio.shard.torch_backend.sampling.device_sampler import (
         DeviceSampler,
         Found,
@@ -101,7 +101,7 @@ class Ends:
     tokens: TokenSource
     logits: Callable[[torch.Tensor], torch.Tensor]
     sampler: DeviceSampler | None = None  # None: another rank chooses
-    chain: DeviceChain | None = None  # None: steps are not chained behind guesses
+    chain: DeviceChain | None = None  # None: steps are not chained behind drafts
 
 
 @dataclass(slots=True)
@@ -113,7 +113,7 @@ class Chosen:
     found: Found | None  # None: nothing has been chosen yet
     hidden: torch.Tensor | None = None  # [R, features], from which the scores are
     size: int = 0  # of the recording that made the scores; 0: the step was launched
-    # int64 [R]: the tokens that a chained step computed; -1 where there was no guess (token 0)
+    # int64 [R]: the tokens that a chained step computed; -1 where there was no draft (token 0)
     ids: torch.Tensor | None = None
 
 
@@ -154,7 +154,7 @@ class StepMemory:
     batch: Any  # of the attention
     asked: Reserved | None  # of the sampler
     links: Links | None  # of the chain
-    unlinked: list[Array]  # the chain's inputs where no row follows guesses
+    unlinked: list[Array]  # the chain's inputs where no row follows drafts
     moving: tuple[int, ...]  # indices in the sheet of token ids, positions, KV slots, contexts
     adapters: ReservedTiles | None  # of the adapters
     images: RecordedImages | None  # of the pages

@@ -36,8 +36,8 @@ def fits_device(plan: StepPlan) -> bool:
 
     If so, rank 0's device chooses the tokens.
     """
-    guesses = 0 if plan.drafts is None else int(plan.drafts.sum())
-    return len(plan.rows) + guesses <= MOST_CHOICES
+    drafts = 0 if plan.drafts is None else int(plan.drafts.sum())
+    return len(plan.rows) + drafts <= MOST_CHOICES
 
 
 def idle_steps(most: int) -> Iterator[StepPlan]:

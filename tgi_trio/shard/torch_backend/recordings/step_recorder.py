@@ -194,7 +194,7 @@ class StepRecorder:
         return self._own_hidden(hidden), logits, chosen
 
     def _chain_tokens(self, known: torch.Tensor, memory: StepMemory) -> torch.Tensor:
-        """Return the tokens to compute; the chain corrects those of rows that follow guesses."""
+        """Return the tokens to compute; the chain corrects those of rows that follow drafts."""
         chain = None if self._ends is None else self._ends.chain
         if chain is None or memory.links is None or memory.asked is None:
             return known

@@ -1,7 +1,7 @@
 """Masks with one bit per token, made by the host, for grammars and watermarks.
 
 Both depend on a row's last token, so a mask is made once that is known, while the device computes
-the logits. A choice after guesses gets the mask for the case that these are right.
+the logits. A choice after drafts gets the mask for the case that these are right.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class ChoiceMasks:
     ) -> list[tuple[NDArray[np.int64], NDArray[np.int32]]]:
         """Return choices, with a mask for each.
 
-        After a guess that its mask does not allow, no masks follow: it will not be accepted.
+        After a draft that its mask does not allow, no masks follow: it will not be accepted.
         """
         found: list[tuple[NDArray[np.int64], NDArray[np.int32]]] = []
         ahead, going = 0, todo if choosing.alone else todo[choosing.aheads[todo] == 0]
@@ -141,7 +141,7 @@ class ChoiceMasks:
                 for i, c in enumerate(going.tolist())
                 if c + 1 < len(choosing)
                 and choosing.aheads[c + 1] == ahead + 1
-                and _has(table[i], int(choosing.guesses(c + 1)[-1]))
+                and _has(table[i], int(choosing.drafts(c + 1)[-1]))
             ]
             going = np.array(following, np.int64)
             ahead += 1

@@ -22,18 +22,18 @@ NO_ENTRIES = np.empty((0, 2), np.int32)
 
 @dataclass(slots=True)
 class Choosing:
-    """A step's choices: C for R rows, one for each row and one more after each of its guesses."""
+    """A step's choices: C for R rows, one for each row and one more after each of its drafts."""
 
     rows: list[ShardSequence]  # [R]: those that get a token
     owners: NDArray[np.int64]  # [C]: the row of each choice
-    aheads: NDArray[np.int64]  # [C]: how many of the row's guesses it assumes to be right
+    aheads: NDArray[np.int64]  # [C]: how many of the row's drafts it assumes to be right
     positions: Positions  # [C]: index in its sequence of the token to be chosen
     targets: NDArray[np.int64]  # [C]: row of the plan
     # [C]: row of the previous step that chooses the row's last token; -1: the sequence has it.
     # Set to None once all sequences have theirs.
     unknown: NDArray[np.int32] | None = None
-    # int64 [C]: the computed tokens, guesses included, if only the device knew them; -1: there was
-    # no guess.
+    # int64 [C]: the computed tokens, drafts included, if only the device knew them; -1: there was
+    # no draft.
     computed: NDArray[np.int64] | None = None
 
     @classmethod
@@ -65,20 +65,20 @@ class Choosing:
 
     @property
     def alone(self) -> bool:
-        """Whether each row has one choice, as there are no guesses."""
+        """Whether each row has one choice, as there are no drafts."""
         return len(self.owners) == len(self.rows)
 
-    def guesses(self, choice: int) -> NDArray[np.int32] | NDArray[np.int64]:
-        """Return the guesses that a choice assumes to be right."""
+    def drafts(self, choice: int) -> NDArray[np.int32] | NDArray[np.int64]:
+        """Return the drafts that a choice assumes to be right."""
         ahead = int(self.aheads[choice])
         if self.computed is not None:
             return self.computed[choice + 1 - ahead : choice + 1]
         row = self.rows[self.owners[choice]]
-        guesses: NDArray[np.int32] = row.token_ids[row.length :][:ahead]
-        return guesses
+        drafts: NDArray[np.int32] = row.token_ids[row.length :][:ahead]
+        return drafts
 
-    def count_guesses(self) -> NDArray[np.int64]:
-        """Return how many guesses of each row were computed: int64 [R]."""
+    def count_drafts(self) -> NDArray[np.int64]:
+        """Return how many drafts of each row were computed: int64 [R]."""
         own = self.aheads > 0
         if self.computed is not None:
             own = own & (self.computed >= 0)
@@ -308,11 +308,11 @@ def count_units(choosing: Choosing, settings: ChoiceSettings) -> NDArray[np.floa
 
 @dataclass(frozen=True, slots=True)
 class Edits:
-    """The counts, guesses and biases by which C choices' scores are edited."""
+    """The counts, drafts and biases by which C choices' scores are edited."""
 
     slots: NDArray[np.int32]  # [C]: slot of the row's counts, -1: none
     moves: NDArray[np.int32]  # [C]: how the counts change, once for each row; see `count_tokens`
-    starts: NDArray[np.int32]  # [3, C + 1]: where entries begin: of counts, guesses and biases
+    starts: NDArray[np.int32]  # [3, C + 1]: where entries begin: of counts, drafts and biases
     entries: NDArray[np.int32]  # [N, 2]
     standing: bool  # all entries are biases, which stay the same as long as the rows
 

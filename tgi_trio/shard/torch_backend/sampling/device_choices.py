@@ -22,7 +22,7 @@ def read_choices(
     faults: dict[int, str],
     refused: dict[int, str],
 ) -> Choices:
-    """Return each row's tokens: one, and one more for each guess that was right.
+    """Return each row's tokens: one, and one more for each draft that was right.
 
     `found`: float64 [C, 3] of `DeviceSampler.choose`; `tops`: of the choices; `faults`: by choice,
     where no mask could be made; `refused`: by row, for parameters that the model cannot serve.
@@ -56,14 +56,14 @@ def _count_right(
     first: int,
     end: int,
 ) -> int:
-    """Return how many tokens a row gets: one more after each guess that was chosen.
+    """Return how many tokens a row gets: one more after each draft that was chosen.
 
-    A fault after right guesses is left out, since it occurs again in the next step.
+    A fault after right drafts is left out, since it occurs again in the next step.
     """
     count = 1
-    guesses = choosing.guesses(end - 1).tolist()
+    drafts = choosing.drafts(end - 1).tolist()
     while first + count < end and first + count not in faults:
-        if int(found[first + count - 1, 0]) != guesses[count - 1]:
+        if int(found[first + count - 1, 0]) != drafts[count - 1]:
             break
         count += 1
     return count

@@ -67,15 +67,15 @@ class Found:
     # int32 [C, room, 2]: the top tokens of choices that list some, from `kernels.listing`; None if
     # no choice does.
     listed: torch.Tensor | None
-    guesses: torch.Tensor | None = None  # int64 [C, heads] after each; None: no drafter here
+    drafts: torch.Tensor | None = None  # int64 [C, heads] after each; None: no drafter here
 
     def first(self, count: int, *, lists: bool) -> Found:
         """Return views of the first `count` choices; `lists`: any of them lists tokens."""
-        listed, guesses = self.listed if lists else None, self.guesses
+        listed, drafts = self.listed if lists else None, self.drafts
         return Found(
             self.tokens[:count],
             None if listed is None else listed[:count],
-            None if guesses is None else guesses[:count],
+            None if drafts is None else drafts[:count],
         )
 
 
@@ -126,12 +126,12 @@ class ReservedMasks:
     here: DeviceMasks  # views of it
 
 
-class GuessesOn(Protocol):
-    """A drafter that guesses after each choice; see `device_drafting.py`."""
+class ChoiceDrafter(Protocol):
+    """A drafter that drafts after each choice; see `device_drafting.py`."""
 
-    most: int  # guesses
+    most: int  # drafts
 
-    def guess(self, hidden: torch.Tensor, found: torch.Tensor) -> torch.Tensor: ...
+    def draft(self, hidden: torch.Tensor, found: torch.Tensor) -> torch.Tensor: ...
 
 
 class DeviceSampler:
@@ -144,9 +144,9 @@ class DeviceSampler:
         device: torch.device,
         most_rows: int,
         delta: float = 0.0,
-        drafting: GuessesOn | None = None,
+        drafting: ChoiceDrafter | None = None,
     ) -> None:
-        """`most_rows`: choices of a step; `delta`: the watermark's; `drafting`: guesses after them.
+        """`most_rows`: choices of a step; `delta`: the watermark's; `drafting`: drafts after them.
 
         Raises ImportError if Triton is not installed.
         """
@@ -365,4 +365,4 @@ class DeviceSampler:
         )
         if self.drafting is None or hidden is None:
             return Found(found, listed)
-        return Found(found, listed, self.drafting.guess(hidden, found))
+        return Found(found, listed, self.drafting.draft(hidden, found))

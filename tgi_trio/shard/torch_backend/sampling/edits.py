@@ -1,4 +1,4 @@
-"""The edits of a step's scores: counts for penalties, which move with them, guesses and biases."""
+"""The edits of a step's scores: counts for penalties, which move with them, drafts and biases."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ def list_edits(
     for c in np.flatnonzero(settings.columns["counted"][choosing.owners]).tolist():
         owner, ahead = int(choosing.owners[c]), int(choosing.aheads[c])
         if ahead:
-            guesses = choosing.guesses(c)
+            drafts = choosing.drafts(c)
             starts[1, c + 1] = ahead
-            lists[1].append(np.stack((guesses, np.zeros_like(guesses)), axis=1))
+            lists[1].append(np.stack((drafts, np.zeros_like(drafts)), axis=1))
         else:
             unknown = choosing.unknown is not None and bool(choosing.unknown[c] >= 0)
             row, length = choosing.rows[owner], int(choosing.positions[c])

@@ -24,7 +24,7 @@ from tgi_trio.shard.contract import ShardSequence, StepPlan
 from tgi_trio.shard.machine.accelerator import record_event
 from tgi_trio.shard.machine.kv_sizing import DEFAULT_LENGTH
 from tgi_trio.shard.speculation.hidden import LastStep
-from tgi_trio.shard.torch_backend.guessing.device_chain import DeviceChain
+from tgi_trio.shard.torch_backend.drafting.device_chain import DeviceChain
 from tgi_trio.shard.torch_backend.kv_cache import KVCache
 from tgi_trio.shard.torch_backend.prompt_logprobs import PromptLogprobs
 from tgi_trio.shard.torch_backend.recordings.decode_graphs import DecodeGraphs
@@ -79,12 +79,12 @@ class DeviceSteps:
     ) -> None:
         """`graphs`: recordings of what `computes` launches, with the choice; `mixed`: of prompts.
 
-        `last`: told of the guesses after each choice, where `sampler` guesses; `chain`: part of
-        `graphs` where a step can follow guesses that nobody has read.
+        `last`: told of the drafts after each choice, where `sampler` drafts; `chain`: part of
+        `graphs` where a step can follow drafts that nobody has read.
         """
         self._mixed = mixed
         self._chain = chain
-        self._judged = False  # the last step was a recording that judged its guesses on the device
+        self._judged = False  # the last step was a recording that judged its drafts on the device
         self._pinned = PinnedPool()
         self._last = last
         self._computes = computes
@@ -96,9 +96,9 @@ class DeviceSteps:
         self._again: LikeBefore | None = None  # how the last step was launched, to be repeated
 
     def chains(self, plan: StepPlan) -> bool:
-        """Return whether this step can be launched, and followed, before its guesses are read.
+        """Return whether this step can be launched, and followed, before its drafts are read.
 
-        The device judges guesses only in recordings, and only where a choice depends on its scores
+        The device judges drafts only in recordings, and only where a choice depends on its scores
         alone.
         """
         if self._graphs is None or self._chain is None:
@@ -164,7 +164,7 @@ class DeviceSteps:
             landed=landed,
         )
         if (last := self._last) is not None:
-            step.note = lambda choices, guesses: last.keep_guesses(plan, sampled, choices, guesses)
+            step.note = lambda choices, drafts: last.keep_drafts(plan, sampled, choices, drafts)
         self._take_choice(step, chosen, moves=plan.moves)
         return step
 
@@ -264,8 +264,8 @@ class DeviceSteps:
             links: list[Array] = []
             if self._chain is not None:
                 settings = self._sampler.settings(choosing.rows)
-                guesses = plan.leads or plan.moves or plan.drafts is not None
-                self._judged = guesses and self.chains(plan)
+                drafts = plan.leads or plan.moves or plan.drafts is not None
+                self._judged = drafts and self.chains(plan)
                 links = self._chain.arrays(plan, choosing, settings, leads=self._judged)
             chosen = self._graphs.choose(recorded, decodes, lengths, told, links)
             self._note(plan, choosing, recorded, told, chosen)

@@ -74,7 +74,7 @@ class FollowedSteps:
         return False
 
     def chains(self, plan: StepPlan) -> bool:
-        """Return whether a step may follow unread guesses: never with several ranks."""
+        """Return whether a step may follow unread drafts: never with several ranks."""
         return False
 
     def launch(

@@ -29,13 +29,13 @@ class LaunchedStep:
     event: Callable[[], torch.Event]  # records an event on the current stream
     prompts: dict[int, PromptSpan]
     landed: PinnedLoan  # pinned memory for the results
-    note: Callable[[Choices, Array], None] | None = None  # told of choices and guesses after them
+    note: Callable[[Choices, Array], None] | None = None  # told of choices and drafts after them
     later: Callable[[LaunchedStep], None] | None = None  # makes a choice that waits for tokens
     faults: dict[int, str] = field(default_factory=dict)  # reasons, by choice, for choosing nothing
     # The fields of `Found`, being copied to pinned memory; None: nothing, or not yet.
     tokens: Array | None = None
     listed: Array | None = None
-    guesses: Array | None = None
+    drafts: Array | None = None
     computed: Array | None = None  # pinned: see `Choosing`
     done: torch.Event | None = None
 
@@ -51,8 +51,8 @@ class LaunchedStep:
         self.tokens = keep(found.tokens)
         if found.listed is not None:
             self.listed = keep(found.listed)
-        if found.guesses is not None:
-            self.guesses = keep(found.guesses)
+        if found.drafts is not None:
+            self.drafts = keep(found.drafts)
 
     def finish(self) -> None:
         """Record the event after everything that the step launches."""
@@ -81,9 +81,9 @@ class LaunchedStep:
         if self.computed is not None:
             self.choosing.computed = self.computed.copy()
         choices = read_choices(self.choosing, self.tokens, tops, self.faults, self.refused)
-        if self.note is not None and self.guesses is not None:
-            self.note(choices, self.guesses.copy())
+        if self.note is not None and self.drafts is not None:
+            self.note(choices, self.drafts.copy())
         result = StepResult(choices.spread(self.sampled, self.rows), took, 0, prompts)
         if self.computed is not None:
-            result.drafts = self.choosing.count_guesses()
+            result.drafts = self.choosing.count_drafts()
         return result

@@ -26,7 +26,7 @@ class LikeBefore:
     graphs: DecodeGraphs
     recorded: Recording
     sampled: Array  # the rows that choose: all of them
-    aheads: Array  # how far each choice is ahead of its row: 0, as there are no guesses
+    aheads: Array  # how far each choice is ahead of its row: 0, as there are no drafts
     settings: ChoiceSettings
     told: HostInputs | None  # None: it depends on positions, or the choice is made later
     chosen: Chosen  # the memory in which the recording leaves its choice

@@ -1,4 +1,4 @@
-"""Layers of a model's own checkpoint that guess further tokens, in torch: `MtpSpec`.
+"""Layers of a model's own checkpoint that draft further tokens, in torch: `MtpSpec`.
 
 Each has a paged KV cache of its own; the embedding and the head are the model's.
 """
@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from tgi_trio.shard.contract import StepPlan
 from tgi_trio.shard.torch_backend.attention.kinds import attention_for
-from tgi_trio.shard.torch_backend.guessing.own_kv import OwnKv
+from tgi_trio.shard.torch_backend.drafting.own_kv import OwnKv
 from tgi_trio.shard.torch_backend.layers.linear import Linear
 from tgi_trio.shard.torch_backend.layers.norm import Norm
 from tgi_trio.shard.torch_backend.models.attending import make_tables
@@ -94,7 +94,7 @@ class TorchMtp(OwnKv):
         if not len(wanted):
             return states[:0], np.empty(0, np.int64)
         x = self._normalise(self.pick(x, wanted))
-        return x, self.guess(x)
+        return x, self.draft(x)
 
     @torch.inference_mode()
     def read(self, plan: StepPlan, states: torch.Tensor) -> torch.Tensor:
@@ -102,7 +102,7 @@ class TorchMtp(OwnKv):
         return self._normalise(self._compute(plan, states))
 
     @torch.inference_mode()
-    def guess(self, states: torch.Tensor) -> NDArray[np.int64]:
+    def draft(self, states: torch.Tensor) -> NDArray[np.int64]:
         """Return the best tokens [n] by states [n, hidden]."""
         best: NDArray[np.int64] = self._head(states).argmax(dim=-1).cpu().numpy()
         return best

@@ -1,4 +1,4 @@
-"""Layers that guess further tokens, from llama.cpp's files: they guess as the checkpoint's do."""
+"""Layers that draft further tokens, from llama.cpp's files: they draft as the checkpoint's do."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.shard.gguf.converted import convert
 from tests.shard.gguf.converted_first import made
 from tests.shard.gguf.files import gguf, write
 from tests.shard.speculation.mtp_support import mtp_checkpoint
-from tests.shard.speculation.test_mtp import guesses_of, load
+from tests.shard.speculation.test_mtp import find_drafts, load
 from tgi_trio.model.config import read_config
 from tgi_trio.model.facts import read_model_facts
 from tgi_trio.model.gguf.folder import gguf_folder
@@ -39,12 +39,12 @@ def test_they_guess_as_the_numbers_in_the_file_say(quantised: bool, tmp_path: Pa
         write(tmp_path / f"{file}.gguf", name, said, arrays | own)
         cache = tmp_path / file
         folders.append(gguf_folder(tmp_path / f"{file}.gguf", cache, tokenizer=False))
-    assert read_model_facts(folders[0]).guessing_layers == 1
+    assert read_model_facts(folders[0]).mtp_layers == 1
     some = slice(6 if quantised else None)  # then rounding may decide between two tokens
-    expected = guesses_of(load(source if not quantised else folders[1]))[0][some]
-    assert guesses_of(load(folders[0]))[0][some] == expected
+    expected = find_drafts(load(source if not quantised else folders[1]))[0][some]
+    assert find_drafts(load(folders[0]))[0][some] == expected
     kernels = load(folders[0], cpu_backend="kernels", activations=16)
-    assert guesses_of(kernels)[0][some] == expected
+    assert find_drafts(kernels)[0][some] == expected
 
 
 @pytest.mark.parametrize(
@@ -66,4 +66,4 @@ def test_such_layers_of_newer_models_are_found(name: str, family: str, tmp_path:
     write(tmp_path / "model.gguf", name, said, arrays)
     folder = gguf_folder(tmp_path / "model.gguf", tmp_path / "cache", tokenizer=False)
     assert count_mtp(read_config(folder)) == 1
-    assert guesses_of(load(folder))[0] == guesses_of(load(source))[0]
+    assert find_drafts(load(folder))[0] == find_drafts(load(source))[0]

@@ -16,7 +16,7 @@ from tgi_trio.shard.contract import (
     StepResult,
 )
 from tgi_trio.shard.runner import DraftRow
-from tgi_trio.shard.speculation.guessing import Guessing
+from tgi_trio.shard.speculation.drafting import Drafting
 from tgi_trio.shard.speculation.payoff import FIRST_REST, TRIAL
 from tgi_trio.shard.speculation.record import judge_record, take_rest
 
@@ -25,7 +25,7 @@ STEP = 1000  # nanoseconds of a step
 
 @dataclass
 class Slow:
-    """A drafter that takes `cost` steps to guess one token, and fails when told to."""
+    """A drafter that takes `cost` steps to draft one token, and fails when told to."""
 
     cost: float
     now: list[int] = field(default_factory=lambda: [0])
@@ -41,12 +41,12 @@ class Slow:
 
 
 def plans(
-    guessing: Guessing, steps: int, *, tokens: int = 2, processor_ns: int = 0
+    drafting: Drafting, steps: int, *, tokens: int = 2, processor_ns: int = 0
 ) -> Iterator[bool]:
-    """Decode one row; whether it was guessed for, step by step."""
+    """Decode one row; whether it was drafted for, step by step."""
     row = DraftRow(0, sequence(1, [5, 6], [1], new=9), 4)
     for _ in range(steps):
-        counts = guessing.draft([row], 4)
+        counts = drafting.draft([row], 4)
         longs, ints = np.zeros(1, np.int64), np.zeros(1, np.int32)
         plan = StepPlan(
             [row.sequence], longs, longs, longs, ints, ints, ints, np.zeros(1, np.bool_),
@@ -54,31 +54,31 @@ def plans(
         )  # fmt: skip
         got = tokens if counts else 1
         choices = Choices(np.array([got]), np.zeros(got, np.int64), np.zeros(got))
-        guessing.note(plan, StepResult(choices, STEP, 0, processor_ns=processor_ns))
+        drafting.note(plan, StepResult(choices, STEP, 0, processor_ns=processor_ns))
         yield bool(counts)
 
 
 def test_the_time_that_guessing_takes_is_part_of_what_it_costs() -> None:
     for cost, pays in ((0.5, True), (1.2, False)):
         drafter = Slow(cost)
-        guessing = Guessing(drafter, clock=lambda now=drafter.now: now[0])  # type: ignore[misc]
-        guessed = sum(plans(guessing, FIRST_REST))
-        assert (guessed > FIRST_REST - 10) is pays, cost
-        assert pays or guessed <= TRIAL + 2
+        drafting = Drafting(drafter, clock=lambda now=drafter.now: now[0])  # type: ignore[misc]
+        drafted = sum(plans(drafting, FIRST_REST))
+        assert (drafted > FIRST_REST - 10) is pays, cost
+        assert pays or drafted <= TRIAL + 2
 
 
 def test_the_time_on_a_processor_counts_where_a_step_tells_it() -> None:
     """Whatever the clock on the wall says."""
     for processor_ns, pays in ((0, False), (10**12, True)):
         clock = iter(range(0, 10**12, 10**6)).__next__  # each look at it is long after the last
-        guessing = Guessing(Slow(0.0), clock=clock)
-        guessed = sum(plans(guessing, FIRST_REST, processor_ns=processor_ns))
-        assert (guessed > FIRST_REST - 10) is pays
+        drafting = Drafting(Slow(0.0), clock=clock)
+        drafted = sum(plans(drafting, FIRST_REST, processor_ns=processor_ns))
+        assert (drafted > FIRST_REST - 10) is pays
 
 
 def test_a_drafter_that_fails_is_asked_no_more(capsys: pytest.CaptureFixture[str]) -> None:
     drafter = Slow(0.1, fails=True)
-    assert not any(plans(Guessing(drafter), 5))
+    assert not any(plans(Drafting(drafter), 5))
     assert drafter.asked == 1
     said = capsys.readouterr().err
     assert "out of memory" in said and "one by one" in said
@@ -95,7 +95,7 @@ def test_a_rest_of_all_sequences_is_taken_at_once() -> None:
 
 
 class Resting(Slow):
-    """A drafter whose sequences rest five steps after each of its guesses."""
+    """A drafter whose sequences rest five steps after each of its drafts."""
 
     def draft_rows(self, rows: Sequence[DraftRow], spare: int) -> dict[int, int]:
         records = [judge_record(row.sequence, 1) for row in rows]
@@ -111,10 +111,10 @@ class Resting(Slow):
 
 def test_a_drafter_is_not_asked_while_everybody_rests() -> None:
     drafter = Resting(0.0)
-    guessing = Guessing(drafter)
+    drafting = Drafting(drafter)
     rows = [DraftRow(0, sequence(1, [5, 6], [1], new=9), 4)]
-    found = [bool(guessing.draft(rows, 4)) for _ in range(13)]
+    found = [bool(drafting.draft(rows, 4)) for _ in range(13)]
     assert found == [i % 6 == 0 for i in range(13)]
-    assert drafter.asked == 5  # the guesses, and once at the beginning of each rest
-    guessing.draft(rows, 4)
-    assert guessing.is_resting(1) and not guessing.is_resting(2)  # not with others beside it
+    assert drafter.asked == 5  # the drafts, and once at the beginning of each rest
+    drafting.draft(rows, 4)
+    assert drafting.is_resting(1) and not drafting.is_resting(2)  # not with others beside it

@@ -21,8 +21,8 @@ from tgi_trio.shard.machine.small_products import multiply_small
 from tgi_trio.shard.positions.rotary_frequencies import rotary_frequencies
 
 if TYPE_CHECKING:
+    from tgi_trio.shard.cpu_backend.drafting.heads import LoadedHeads
     from tgi_trio.shard.cpu_backend.forward import Forward
-    from tgi_trio.shard.cpu_backend.guessing.heads import LoadedHeads
 
 Floats = NDArray[np.float32]
 

@@ -13,7 +13,7 @@ from torch.nn import functional
 from tgi_trio.model.speculators.assistant import AssistantSpec
 from tgi_trio.shard.contract import StepPlan
 from tgi_trio.shard.torch_backend.attention.choice import choose_attention
-from tgi_trio.shard.torch_backend.guessing.assistant_kv import AssistantKv
+from tgi_trio.shard.torch_backend.drafting.assistant_kv import AssistantKv
 from tgi_trio.shard.torch_backend.kv_cache import KVCache
 from tgi_trio.shard.torch_backend.layers.linear import Linear
 from tgi_trio.shard.torch_backend.layers.norm import Norm
@@ -96,7 +96,7 @@ class TorchAssistant:
         self._kv.keep(plan)
 
     @torch.inference_mode()
-    def guess(self, plan: StepPlan, states: torch.Tensor, count: int) -> NDArray[np.int64]:
+    def draft(self, plan: StepPlan, states: torch.Tensor, count: int) -> NDArray[np.int64]:
         weights, cache = self._weights, self._kv.cache
         if weights is None or cache is None:
             raise RuntimeError("the assistant has no KV cache before the warm-up")
@@ -108,7 +108,7 @@ class TorchAssistant:
         batch = self._attention.prepare(plan, cache)
         state = states if weights.norm is None else weights.norm(states)
         scale = torch.tensor(weights.embedding_scale, dtype=states.dtype)
-        guesses = []
+        drafts = []
         for _ in range(count):
             embedded = functional.embedding(ids, weights.embedding) * scale
             x = weights.entry(torch.cat((embedded, state), dim=-1))
@@ -116,6 +116,6 @@ class TorchAssistant:
             if decoder.final_norm is not None:
                 x = decoder.final_norm(x)
             state, ids = weights.exit(x), weights.best(x)
-            guesses.append(ids)
-        found: NDArray[np.int64] = torch.stack(guesses, dim=1).cpu().numpy()
+            drafts.append(ids)
+        found: NDArray[np.int64] = torch.stack(drafts, dim=1).cpu().numpy()
         return found

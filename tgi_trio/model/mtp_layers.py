@@ -1,4 +1,4 @@
-"""Layers of a model's own checkpoint that guess further tokens: multi-token prediction (MTP).
+"""Layers of a model's own checkpoint that draft further tokens: multi-token prediction (MTP).
 
 DeepSeek-V3 (2024), section 2.2; others call it "nextn". Such a layer reads the hidden state behind
 the model's final norm that chose a token, and that token's embedding: each is normalised, both are
@@ -56,7 +56,7 @@ class MtpLayout:
     continues: bool = False  # numbers go on from those of the model's layers
     states_first: bool = False
     names: Mapping[str, str] | None = None  # of a layer's parts, where they are not the model's
-    described: bool = False  # the config says what each is like (`DecoderSpec.guessing`)
+    described: bool = False  # the config says what each is like (`DecoderSpec.mtp`)
     layers: _Layers = lambda spec: (_last_attending(spec),)  # what each is like otherwise
 
     def first(self, spec: DecoderSpec) -> int:
@@ -70,7 +70,7 @@ class MtpLayout:
             number += 1
             if "{}" not in self.embedding_norm:
                 break
-        return min(number - first, len(spec.guessing)) if self.described else number - first
+        return min(number - first, len(spec.mtp)) if self.described else number - first
 
     def spec(self, base: DecoderSpec, index: int) -> MtpSpec:
         """Return such a layer, by its index from 0."""
@@ -95,12 +95,12 @@ class MtpLayout:
             final_norm=self.final_norm.format(number) or base.names.final_norm,
             last_streams=self.last_streams.format(number),
         )
-        steps = base.guessing[index : index + 1] if self.described else self.layers(base)
+        steps = base.mtp[index : index + 1] if self.described else self.layers(base)
         layers = (
             replace(step, chooses=True, names=_named(own, self.layer, number * len(steps) + i))
             for i, step in enumerate(steps)
         )
-        decoder = replace(base, layers=tuple(layers), names=own, guessing=())
+        decoder = replace(base, layers=tuple(layers), names=own, mtp=())
         if self.last_streams:
             return decoder
         return replace(decoder, hyper=None, gated_streams=None)

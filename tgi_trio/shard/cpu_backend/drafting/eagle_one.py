@@ -10,13 +10,13 @@ from numpy.typing import NDArray
 from tgi_trio.model.speculators.eagle_one import EagleOneSpec
 from tgi_trio.model.speculators.spec import EagleSpec
 from tgi_trio.shard.contract import StepPlan
-from tgi_trio.shard.cpu_backend.guessing.eagle import Floats, KernelEagle
-from tgi_trio.shard.cpu_backend.guessing.heads import KernelArithmetic
+from tgi_trio.shard.cpu_backend.drafting.eagle import Floats, KernelEagle
+from tgi_trio.shard.cpu_backend.drafting.heads import KernelArithmetic
 from tgi_trio.shard.speculation.arithmetic import MODEL_HEAD
 
 if TYPE_CHECKING:
+    from tgi_trio.shard.cpu_backend.drafting.heads import LoadedHeads
     from tgi_trio.shard.cpu_backend.forward import Forward
-    from tgi_trio.shard.cpu_backend.guessing.heads import LoadedHeads
 
 
 class KernelEagleOne(KernelEagle):

@@ -15,7 +15,7 @@ from tgi_trio.shard.checkpoint.heads import open_heads, read_token_map
 from tgi_trio.shard.contract import StepPlan
 from tgi_trio.shard.torch_backend.attention.choice import choose_attention
 from tgi_trio.shard.torch_backend.attention.interface import AttentionLayer
-from tgi_trio.shard.torch_backend.guessing.own_kv import OwnKv
+from tgi_trio.shard.torch_backend.drafting.own_kv import OwnKv
 from tgi_trio.shard.torch_backend.kv_cache import KVShape
 from tgi_trio.shard.torch_backend.layers.heads import HeadSteps
 from tgi_trio.shard.torch_backend.layers.linear import Linear

@@ -1,7 +1,7 @@
 """An assistant of Gemma 4: its linear layers in the kernels, the rest in numpy.
 
 Norms, rotations and attention of its few tokens are in numpy, over the model's KV cache, which is
-read once for all guesses of a step, since all are made from one position.
+read once for all drafts of a step, since all are made from one position.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from tgi_trio.model.specs.decoder import LayerSpec
 from tgi_trio.model.speculators.assistant import AssistantSpec
 from tgi_trio.shard.checkpoint.numbers import to_bfloat16, to_float32
 from tgi_trio.shard.contract import StepPlan
-from tgi_trio.shard.cpu_backend.guessing.eagle import Floats, turn_heads
-from tgi_trio.shard.cpu_backend.guessing.heads import KernelArithmetic
+from tgi_trio.shard.cpu_backend.drafting.eagle import Floats, turn_heads
+from tgi_trio.shard.cpu_backend.drafting.heads import KernelArithmetic
 from tgi_trio.shard.machine.small_products import multiply_small
 from tgi_trio.shard.positions.rotary_frequencies import rotary_frequencies
 from tgi_trio.shard.speculation.arithmetic import MODEL_HEAD
 
 if TYPE_CHECKING:
+    from tgi_trio.shard.cpu_backend.drafting.heads import LoadedHeads
     from tgi_trio.shard.cpu_backend.forward import Forward
-    from tgi_trio.shard.cpu_backend.guessing.heads import LoadedHeads
 
 Read = dict[tuple[int, int], list["_Context"]]  # by layer of the model and window, of each row
 
@@ -64,13 +64,13 @@ class KernelAssistant:
         keeps = [layer.attends and layer.reads_layer is None for layer in base.layers]
         self._kept = np.cumsum(keeps) - 1  # place of each layer's K and V among those there are
 
-    def guess(self, plan: StepPlan, states: Floats, count: int) -> NDArray[np.int64]:
+    def draft(self, plan: StepPlan, states: Floats, count: int) -> NDArray[np.int64]:
         read: Read = {}
         for layer, _ in self._layers:
             if (found := _source(layer)) not in read:
                 read[found] = [self._read(plan, row, *found) for row in range(len(plan.rows))]
         state, ids = self._model.normalise(states), plan.token_ids
-        guesses = []
+        drafts = []
         for _ in range(count):
             embedded = to_float32(self._tables["embedding"][ids]) * self._scale
             x = self._forward.multiply("entry", np.concatenate((embedded, state), axis=1))
@@ -78,8 +78,8 @@ class KernelAssistant:
                 x = self._compute(layer, refs, x, plan.positions + 1, read[_source(layer)])
             x = self._normalise(self._final_norm, x)
             state, ids = self._forward.multiply("exit", x), self._best(x)
-            guesses.append(ids)
-        return np.stack(guesses, axis=1)
+            drafts.append(ids)
+        return np.stack(drafts, axis=1)
 
     def _read(self, plan: StepPlan, row: int, source: int, window: int) -> _Context:
         """Return the K and V of a row's known tokens, those in the window if there is one."""

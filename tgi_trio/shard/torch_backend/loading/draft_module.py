@@ -23,28 +23,28 @@ from tgi_trio.settings.records import MTP
 from tgi_trio.shard.checkpoint.lookup import open_checkpoint
 from tgi_trio.shard.checkpoint.rounding.encoding import Encoding
 from tgi_trio.shard.speculation.mtp import MtpLayers, join_layers
-from tgi_trio.shard.torch_backend.guessing.eagle import TorchEagle, load_eagle
-from tgi_trio.shard.torch_backend.guessing.eagle_one import TorchEagleOne
-from tgi_trio.shard.torch_backend.guessing.heads import TorchHeads, load_heads
-from tgi_trio.shard.torch_backend.guessing.mtp import TorchMtp
-from tgi_trio.shard.torch_backend.guessing.mtp_streams import show_streams
+from tgi_trio.shard.torch_backend.drafting.eagle import TorchEagle, load_eagle
+from tgi_trio.shard.torch_backend.drafting.eagle_one import TorchEagleOne
+from tgi_trio.shard.torch_backend.drafting.heads import TorchHeads, load_heads
+from tgi_trio.shard.torch_backend.drafting.mtp import TorchMtp
+from tgi_trio.shard.torch_backend.drafting.mtp_streams import show_streams
 from tgi_trio.shard.torch_backend.layers.linear import Linear
 from tgi_trio.shard.torch_backend.loading.mtp import load_mtp
 from tgi_trio.shard.torch_backend.loading.target import LoadTarget
 from tgi_trio.shard.torch_backend.models.decoder import Decoder
 from tgi_trio.shard.torch_backend.models.decoder_loading import DecoderLoader
 
-Guesser: TypeAlias = TorchHeads | TorchEagle | TorchMtp | MtpLayers
+DraftModule: TypeAlias = TorchHeads | TorchEagle | TorchMtp | MtpLayers
 
 
-def find_guesser(
+def load_draft_module(
     settings: ShardSettings,
     config: ModelConfig,
     model: Decoder,
     target: LoadTarget,
     encoding: Encoding | None,
-) -> Guesser | None:
-    """Load what was trained to guess for a model, None if nothing was named.
+) -> DraftModule | None:
+    """Load what was trained to draft for a model, None if nothing was named.
 
     Only on rank 0, which chooses tokens. What reads the model's K and V is loaded on every rank
     instead, by `find_assistant`.

@@ -43,7 +43,7 @@ class TorchHeads:
         self._tables = tables
 
     def on_device(self) -> DeviceHeads:
-        """Return the same heads for guessing on the device."""
+        """Return the same heads for drafting on the device."""
         return DeviceHeads(self)
 
     def nbytes(self, *, own_head: bool) -> int:
@@ -84,7 +84,7 @@ class TorchHeads:
 
 
 class DeviceHeads(TorchHeads):
-    """Heads whose guesses stay on the device, so that the host does not wait for them."""
+    """Heads whose drafts stay on the device, so that the host does not wait for them."""
 
     def __init__(self, heads: TorchHeads) -> None:
         self.spec, self.token_map, self._norm = heads.spec, heads.token_map, heads._norm

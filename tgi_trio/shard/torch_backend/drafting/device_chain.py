@@ -1,10 +1,10 @@
-"""Chaining steps with guesses on the device, before the host has read any of them.
+"""Chaining steps with drafts on the device, before the host has read any of them.
 
-Heads guess after every choice of a recorded step, or n-grams are looked up after each row's last
-token. So the device knows all that the next step needs: which guesses were right, where each row
-therefore stands, and what is guessed from there. A recording ends by judging its guesses
+Heads draft after every choice of a recorded step, or n-grams are looked up after each row's last
+token. So the device knows all that the next step needs: which drafts were right, where each row
+therefore stands, and what is drafted from there. A recording ends by judging its drafts
 (`kernels/following.py`) and begins by moving rows as the previous step judged. The host plans as
-if all guesses were wrong, with blocks enough for all being right, and corrects its plan when it
+if all drafts were wrong, with blocks enough for all being right, and corrects its plan when it
 reads the results. It uploads random numbers for every position to which a token may move.
 
 Not used where a choice depends on earlier tokens: penalties, minimums, grammars, watermarks.
@@ -24,7 +24,7 @@ from tgi_trio.ipc.startup import BLOCK_SIZE
 from tgi_trio.shard.contract import ShardSequence, StepPlan
 from tgi_trio.shard.sampling.philox import uniform
 from tgi_trio.shard.torch_backend.attention.interface import DecodePlaces
-from tgi_trio.shard.torch_backend.guessing.device_texts import DeviceTexts, Judged
+from tgi_trio.shard.torch_backend.drafting.device_texts import DeviceTexts, Judged
 from tgi_trio.shard.torch_backend.kernels.following import judge_guesses, move_rows
 from tgi_trio.shard.torch_backend.sampling.choice_settings import ChoiceSettings, Choosing
 from tgi_trio.shard.torch_backend.sampling.device_sampler import Found
@@ -49,16 +49,16 @@ class DeviceChain:
     """What one step leaves on the device for the next one."""
 
     def __init__(self, chosen: torch.Tensor, most: int, texts: DeviceTexts | None = None) -> None:
-        """`chosen`: int64 [rows], each row's last token; `most`: guesses of a row.
+        """`chosen`: int64 [rows], each row's last token; `most`: drafts of a row.
 
-        `texts`: for looking up n-grams; None: choices already come with guesses.
+        `texts`: for looking up n-grams; None: choices already come with drafts.
         """
         self._texts = texts
         rows, device = len(chosen), chosen.device
         self._chosen = chosen
         self._most = most
         self._moved = torch.zeros(rows, dtype=torch.int32, device=device)
-        self._guessed = torch.zeros((rows, most), dtype=torch.int64, device=device)
+        self._drafted = torch.zeros((rows, most), dtype=torch.int64, device=device)
 
     @property
     def looks_up(self) -> bool:
@@ -84,7 +84,7 @@ class DeviceChain:
     ) -> list[Array]:
         """Return the arrays of `Links` for a plan of decodes whose rows all choose.
 
-        `leads`: guesses may follow the step, so its texts are needed; `holds` has accepted it.
+        `leads`: drafts may follow the step, so its texts are needed; `holds` has accepted it.
         """
         count = len(choosing)
         follows = np.full(count, -1, np.int32)
@@ -109,15 +109,15 @@ class DeviceChain:
         self, ids: torch.Tensor, positions: torch.Tensor, places: DecodePlaces,
         links: Links, uniforms: torch.Tensor,
     ) -> torch.Tensor:  # fmt: skip
-        """Move decodes by the guesses that were right in the previous step; fill in new guesses.
+        """Move decodes by the drafts that were right in the previous step; fill in new drafts.
 
-        Return the tokens to compute; `ids` are -1 where there was no guess.
+        Return the tokens to compute; `ids` are -1 where there was no draft.
         """
         tokens = torch.empty_like(ids)
         move_rows[(len(ids),)](
             *(tokens, ids, positions, places.slots, places.contexts, uniforms),
             *(links.follows, links.aheads, links.numbers, places.tables, places.width),
-            *(self._moved, self._guessed, self._most),
+            *(self._moved, self._drafted, self._most),
             PAGE=BLOCK_SIZE,
         )
         return tokens
@@ -126,15 +126,15 @@ class DeviceChain:
         self, found: Found, ids: torch.Tensor, positions: torch.Tensor, targets: torch.Tensor,
         links: Links,
     ) -> Found:  # fmt: skip
-        """Judge a step's guesses, and leave the result and new guesses for the next step.
+        """Judge a step's drafts, and leave the result and new drafts for the next step.
 
-        Return what was found, with the new guesses.
+        Return what was found, with the new drafts.
         """
-        there = found.guesses
+        there = found.drafts
         judge_guesses[(len(ids),)](
-            *(self._chosen, self._moved, self._guessed),
+            *(self._chosen, self._moved, self._drafted),
             *(found.tokens, ids, targets, links.aheads),
-            *(self._guessed if there is None else there.contiguous(), len(ids)),
+            *(self._drafted if there is None else there.contiguous(), len(ids)),
             MOST=self._most,
             TAKES=there is not None,
         )
@@ -144,7 +144,7 @@ class DeviceChain:
             *(found.tokens, ids, positions, targets, links.aheads, self._moved),
             *(links.slots, links.ends),
         )
-        return replace(found, guesses=self._texts.look_up(judged, self._guessed))
+        return replace(found, drafts=self._texts.look_up(judged, self._drafted))
 
     def pad(self, arrays: Sequence[Array], size: int) -> list[Array]:
         """Return the arrays of `arrays` padded to `size` decodes; the padding follows nothing.

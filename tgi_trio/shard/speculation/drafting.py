@@ -1,4 +1,4 @@
-"""Requests guesses for a batch from the drafter if they pay. No torch in this file."""
+"""Requests drafts for a batch from the drafter if they pay. No torch in this file."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from tgi_trio.shard.speculation.payoff import Payoff
 from tgi_trio.shard.speculation.record import take_rest
 
 
-class Guessing:
-    """A drafter, and the costs and gains of its guesses."""
+class Drafting:
+    """A drafter, and the costs and gains of its drafts."""
 
     def __init__(self, drafter: Drafter, clock: Callable[[], int] = time.perf_counter_ns) -> None:
         """`clock`: nanoseconds."""
         self.payoff = Payoff()
         self._drafter: Drafter | None = drafter
-        # The same drafter, if steps may follow others with unverified guesses.
+        # The same drafter, if steps may follow others with unverified drafts.
         self._following: FollowingDrafter | None = None
         if isinstance(drafter, FollowingDrafter) and drafter.follows:
             self._following = drafter
         self._clock = clock
         self._drafting_ns = 0  # for the plan that has not been noted yet
         self._drafting_processor_ns = 0  # the same, of this thread's time on a processor
-        self._rest = 0  # plans without guesses to come, since every sequence rests
+        self._rest = 0  # plans without drafts to come, since every sequence rests
         self._resting = 0  # number of these sequences
 
     def draft(self, rows: Sequence[DraftRow], spare: int) -> dict[int, int]:
-        """Return guesses as `Drafter.draft_rows` does, but none if they do not pay.
+        """Return drafts as `Drafter.draft_rows` does, but none if they do not pay.
 
         A drafter that has raised is no longer used.
         """
@@ -48,7 +48,7 @@ class Guessing:
         began, processor = self._clock(), time.thread_time_ns()
         try:
             counts = self._drafter.draft_rows(rows, spare)
-        except Exception:  # any error of a backend: serving continues without guesses
+        except Exception:  # any error of a backend: serving continues without drafts
             traceback.print_exc(file=sys.stderr)
             warn("what guesses has failed: tokens come one by one from now on")
             self._drafter = self._following = None
@@ -62,11 +62,11 @@ class Guessing:
 
     @property
     def follows(self) -> bool:
-        """Whether steps may follow others with unverified guesses."""
+        """Whether steps may follow others with unverified drafts."""
         return self._following is not None
 
     def follow(self, rows: Sequence[DraftRow], spare: int) -> dict[int, int]:
-        """Return how many guesses rows get in such a step, by place; none if they do not pay."""
+        """Return how many drafts rows get in such a step, by place; none if they do not pay."""
         self._drafting_ns = self._drafting_processor_ns = 0
         if self._following is None or self._takes_rest(len(rows)):
             return {}
@@ -75,7 +75,7 @@ class Guessing:
         return self._following.follow(rows, spare)
 
     def is_resting(self, rows: int) -> bool:
-        """Return whether the next step of `rows` decodes gets no guesses."""
+        """Return whether the next step of `rows` decodes gets no drafts."""
         if self._drafter is None or (self._rest > 0 and self._resting == rows):
             return True
         return self.payoff.is_resting(rows)
@@ -113,7 +113,7 @@ class Guessing:
         )
 
     def _judge(self, plan: StepPlan, result: StepResult) -> None:
-        """Report to a drafter without access to results how many of its guesses were right."""
+        """Report to a drafter without access to results how many of its drafts were right."""
         if plan.drafts is None or self._following is None or result.raised:
             return
         drafts = plan.drafts if result.drafts is None else result.drafts

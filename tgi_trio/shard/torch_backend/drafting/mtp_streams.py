@@ -1,7 +1,7 @@
-"""Layers of the model's own that guess from several hidden states of a token, in torch.
+"""Layers of the model's own that draft from several hidden states of a token, in torch.
 
 They read the states behind the model's last layer, before these are joined, and leave as many; to
-guess, they join theirs with weights of their own. Sources: `MTPBlock` of DeepSeek V4's own code;
+draft, they join theirs with weights of their own. Sources: `MTPBlock` of DeepSeek V4's own code;
 SGLang's Qwen 4.
 """
 
@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from tgi_trio.shard.torch_backend.guessing.mtp import TorchMtp
+from tgi_trio.shard.torch_backend.drafting.mtp import TorchMtp
 from tgi_trio.shard.torch_backend.layers.gated_streams import StreamGates
 from tgi_trio.shard.torch_backend.layers.hyper import HyperEnds, HyperStates
 from tgi_trio.shard.torch_backend.models.decoder import Decoder
@@ -22,7 +22,7 @@ from tgi_trio.shard.torch_backend.models.gated import GatedDecoder
 
 
 class StreamsBeside(HyperEnds):
-    """The ends of a model whose hidden states are read by what guesses."""
+    """The ends of a model whose hidden states are read by what drafts."""
 
     def join(self, states: HyperStates) -> torch.Tensor:
         """Return their sum, and the states beside it: [T, hidden + count * hidden]."""
@@ -100,7 +100,7 @@ class StreamsMtp(TorchMtp):
     """Such a layer. Its states [T, count * hidden] are all of a token's, side by side."""
 
     def __init__(self, *given: Any, joining: Joining, **parts: Any) -> None:
-        """`joining`: before a guess; the rest as for `TorchMtp`."""
+        """`joining`: before a draft; the rest as for `TorchMtp`."""
         super().__init__(*given, **parts)
         self._joining = joining
         self.features *= joining.count
@@ -114,8 +114,8 @@ class StreamsMtp(TorchMtp):
         return states
 
     @torch.inference_mode()
-    def guess(self, states: torch.Tensor) -> NDArray[np.int64]:
-        return super().guess(super()._normalise(self._joining.join(states)))
+    def draft(self, states: torch.Tensor) -> NDArray[np.int64]:
+        return super().draft(super()._normalise(self._joining.join(states)))
 
     def _normalise(self, x: torch.Tensor) -> torch.Tensor:
         return x

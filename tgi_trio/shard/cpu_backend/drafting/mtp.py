@@ -1,4 +1,4 @@
-"""A layer of the model's own checkpoint that guesses further tokens, in the kernels: `MtpSpec`.
+"""A layer of the model's own checkpoint that drafts further tokens, in the kernels: `MtpSpec`.
 
 Its decoder layer is a program of its own, as a stage amid a pipeline is: states come in and go out.
 Embedding and head are the model's; what joins state and embedding is a lone linear of its program.
@@ -15,14 +15,14 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from tgi_trio.model.guessing_layers import MtpSpec
 from tgi_trio.model.matrices.references import NormRef
+from tgi_trio.model.mtp_layers import MtpSpec
 from tgi_trio.model.speculators.spec import HeadsSpec
 from tgi_trio.model.stages import Run
 from tgi_trio.shard.checkpoint.lookup import Weights
 from tgi_trio.shard.contract import StepPlan
+from tgi_trio.shard.cpu_backend.drafting.heads import LoadedHeads, normalise
 from tgi_trio.shard.cpu_backend.forward import Forward, Tokens
-from tgi_trio.shard.cpu_backend.guessing.heads import LoadedHeads, normalise
 from tgi_trio.shard.cpu_backend.program import Program
 from tgi_trio.shard.cpu_backend.program_builder import FinalNorm
 from tgi_trio.shard.speculation.arithmetic import MODEL_HEAD
@@ -51,7 +51,7 @@ def find_lone(
     mtp: Sequence[MtpSpec],
     checkpoint: Weights,
 ) -> tuple[HeadsSpec, Weights] | None:
-    """Return the linear layers of what guesses that are run by the model's own program."""
+    """Return the linear layers of what drafts that are run by the model's own program."""
     if heads is not None and files is not None:
         return heads.spec, files
     return (lone_linears(mtp), checkpoint) if mtp else None
@@ -167,13 +167,13 @@ class KernelMtp:
         if not len(wanted):
             return states[:0], np.empty(0, np.int64)
         x = normalise(self._layer.program.final_norm, x[wanted])
-        return x, self.guess(x)
+        return x, self.draft(x)
 
     def read(self, plan: StepPlan, states: Floats) -> Floats:
         """Compute a plan's tokens, and store their K and V; return their states [T, hidden]."""
         return normalise(self._layer.program.final_norm, self._compute(plan, states))
 
-    def guess(self, states: Floats) -> NDArray[np.int64]:
+    def draft(self, states: Floats) -> NDArray[np.int64]:
         """Return the best tokens [n] by states [n, hidden]."""
         best: NDArray[np.int64] = self._model.multiply(MODEL_HEAD, states).argmax(axis=1)
         return best
@@ -227,8 +227,8 @@ class StreamsMtp(KernelMtp):
         """Return `states` as they are: each layer normalises what it reads."""
         return states
 
-    def guess(self, states: Floats) -> NDArray[np.int64]:
-        return super().guess(states[:, -self._hidden :])
+    def draft(self, states: Floats) -> NDArray[np.int64]:
+        return super().draft(states[:, -self._hidden :])
 
     def _join(self, embedded: Floats, states: Floats) -> Floats:
         normed = normalise(self._norms.state, states[:, : -self._hidden])

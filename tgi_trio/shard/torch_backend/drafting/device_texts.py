@@ -1,4 +1,4 @@
-"""N-gram guesses on the device: texts of sequences are kept and looked up there.
+"""N-gram drafts on the device: texts of sequences are kept and looked up there.
 
 When a sequence arrives, its tokens are uploaded to a slot of its own. From then on the recording of
 each step adds the tokens that it has chosen (`kernels/lookup.py`). Tokens that only the host knows,
@@ -49,7 +49,7 @@ class _Piece:
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """A step's choices, and how many guesses of each row were right; on the device."""
+    """A step's choices, and how many drafts of each row were right; on the device."""
 
     found: torch.Tensor  # float64 [C, 3]
     ids: torch.Tensor  # int64 [C]: the token after which each choice is made
@@ -65,7 +65,7 @@ class DeviceTexts:
     """The texts of one device's sequences."""
 
     def __init__(self, most: int, eos_ids: Iterable[int], device: torch.device, rows: int) -> None:
-        """`most`: guesses of a row; `rows`: of the largest step. `make_room` allocates memory."""
+        """`most`: drafts of a row; `rows`: of the largest step. `make_room` allocates memory."""
         self.most = most
         self._device = device
         self._staging = Staging(device)
@@ -128,10 +128,10 @@ class DeviceTexts:
         """Free a sequence's slot."""
         self._slots.release(row)
 
-    def look_up(self, judged: Judged, guessed: torch.Tensor) -> torch.Tensor:
+    def look_up(self, judged: Judged, drafted: torch.Tensor) -> torch.Tensor:
         """Add chosen tokens to the texts; return what follows each row's last accepted choice.
 
-        The result is int64 [C, most], -1 for nothing, arbitrary at all other choices. `guessed`,
+        The result is int64 [C, most], -1 for nothing, arbitrary at all other choices. `drafted`,
         int64 [rows, most], receives the same by row.
         """
         count = len(judged.targets)
@@ -142,7 +142,7 @@ class DeviceTexts:
         )
         fits = min(_PROGRAMS // count, -(-self.room // _BLOCK), _MOST_PIECES)
         lookup.look_up[(count, max(1, fits))](
-            *(guessed, behind, self._best, self._arrived, self._tokens),
+            *(drafted, behind, self._best, self._arrived, self._tokens),
             *(judged.slots, judged.targets, judged.aheads, judged.positions, judged.moved),
             *(judged.ends, self._eos, self.room),
             EOS=self._eos_count,

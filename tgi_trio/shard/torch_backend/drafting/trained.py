@@ -1,4 +1,4 @@
-"""What was trained to guess for a model in torch, as its runner sees it, or that nothing was."""
+"""What was trained to draft for a model in torch, as its runner sees it, or that nothing was."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from tgi_trio.shard.speculation.heads import HeadsDrafter
 from tgi_trio.shard.speculation.hidden import LastStep
 from tgi_trio.shard.speculation.mtp import MtpLayers, drafter_of, reader_of
 from tgi_trio.shard.speculation.ngram import FollowingNgrams, NgramDrafter
-from tgi_trio.shard.torch_backend.guessing.assistant import TorchAssistant
-from tgi_trio.shard.torch_backend.guessing.eagle import TorchEagle
-from tgi_trio.shard.torch_backend.guessing.heads import TorchHeads
-from tgi_trio.shard.torch_backend.guessing.mtp import TorchMtp
+from tgi_trio.shard.torch_backend.drafting.assistant import TorchAssistant
+from tgi_trio.shard.torch_backend.drafting.eagle import TorchEagle
+from tgi_trio.shard.torch_backend.drafting.heads import TorchHeads
+from tgi_trio.shard.torch_backend.drafting.mtp import TorchMtp
 from tgi_trio.shard.torch_backend.kv_cache import KVCache
 
 
-class TrainedGuesser:
+class TrainedDrafter:
     """At most one of: heads, a layer with K and V of its own, an assistant that reads the model's.
 
-    Without any, n-grams guess.
+    Without any, n-grams draft.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class TrainedGuesser:
         own_head: bool = False,
     ) -> None:
         """`layers`: of a drafter or of the model's own; `last`: keeps what heads and assistants
-        read, and guesses that steps on a device make; `own_head`: heads have a copy of the model's.
+        read, and drafts that steps on a device make; `own_head`: heads have a copy of the model's.
         """
         self._heads = heads
         self._layers = layers
@@ -108,7 +108,7 @@ class TrainedGuesser:
     ) -> Drafter:
         """Return the drafter of at most `most` tokens.
 
-        `recorded`: steps on a device make the guesses of heads; `looks_up`: those of n-grams, too.
+        `recorded`: steps on a device make the drafts of heads; `looks_up`: those of n-grams, too.
         """
         if self._layers is not None:
             self._reader = self._reader or reader_of(self._layers)

@@ -1,0 +1,1 @@
+"""What drafts tokens on a CPU: heads, and layers behind the model."""

@@ -1,1 +1,0 @@
-"""What guesses tokens on a CPU: heads, and layers behind the model."""

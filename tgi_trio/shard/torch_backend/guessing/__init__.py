@@ -1,1 +1,0 @@
-"""Speculation in torch: trained heads, EAGLE-3, n-grams on a device, chains of guessing steps."""
