@@ -300,8 +300,8 @@ class Launcher:
             start.start_soon(self._ask_hub)
             from tgi_trio.router.assembly import load_assembly
 
-            sees = self._image_model is not None
-            assembly = await load_assembly(self._settings, self._metrics, sees=sees)
+            has_vision = self._image_model is not None
+            assembly = await load_assembly(self._settings, self._metrics, has_vision=has_vision)
             images = None
             if self._image_model is not None and self._arena is not None:
                 images = assembly.open_images(self._image_model, self._settings, self._arena)

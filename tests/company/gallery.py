@@ -14,14 +14,14 @@ import trio
 import trio.testing
 
 from tests.router.media.sound_files import as_floats, make_samples
-from tests.shard.media.hearing_models import EXTRACTOR
-from tests.shard.media.hearing_models import FAMILIES as HEARING
+from tests.shard.media.audio_models import EXTRACTOR
+from tests.shard.media.audio_models import FAMILIES as HEARING
 from tests.shard.media.pictures import Picture, picture
 from tgi_trio.ipc.images import ImageArena, bundle_bytes, write_bundle
 from tgi_trio.media.feature_extractors import FeatureExtractor
 from tgi_trio.model.image_rules import ImageRules
 from tgi_trio.router.media.layouts.layout import ImageSize, Size
-from tgi_trio.router.media.manner import Manner
+from tgi_trio.router.media.pixel_options import PixelOptions
 from tgi_trio.router.media.pixel_store import PixelStore
 from tgi_trio.router.media.prompt_image import PromptImage
 from tgi_trio.router.media.spool import Compressed
@@ -59,7 +59,7 @@ class Gallery:
             shown.key,
             b"%d" % number,
             bundle_bytes(shown.bundle),
-            Manner(kind="audio") if self._count is not None else Manner(),
+            PixelOptions(kind="audio") if self._count is not None else PixelOptions(),
         )
 
     def _make(self, number: int) -> Picture:
@@ -116,7 +116,9 @@ class Studio:
         self._arena.close()
 
     @asynccontextmanager
-    async def _decode(self, data: Compressed, manner: Manner) -> AsyncIterator[_Decoded]:
+    async def _decode(
+        self, data: Compressed, pixel_options: PixelOptions
+    ) -> AsyncIterator[_Decoded]:
         assert isinstance(data, bytes)
         for _ in range(self._turns):
             await self._turned.wait()

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tests.shard.cpu_backend.kernel_support import FITTING
-from tests.shard.media import hearing_models
+from tests.shard.media import audio_models
 from tests.shard.media.images_support import make_folder
 from tests.shard.speculation.assistant_support import assistant, gemma4
 from tests.shard.speculation.eagle_support import eagle, eagle_one
@@ -55,13 +55,13 @@ def _eagle(folder: Path, base: Path) -> Path:
 
 def _seeing(name: str, settings: Mapping[str, Any], **text: Any) -> Kind:
     """Return a server of a family that sees images, or hears sounds."""
-    if name in hearing_models.FAMILIES:
+    if name in audio_models.FAMILIES:
         return Kind(lambda folder: _hearing(folder, name), settings, family=name)
     return Kind(lambda folder: make_folder(folder, name, **text), settings, family=name)
 
 
 def _hearing(folder: Path, name: str) -> Path:
-    return hearing_models.make_folder(folder, name)[0]
+    return audio_models.make_folder(folder, name)[0]
 
 
 def _smaller(folder: Path, base: Path) -> Path:

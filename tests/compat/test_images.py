@@ -13,7 +13,7 @@ import trio
 from huggingface_hub import InferenceClient
 
 from tests.router.http.fake_engine import FakeEngine
-from tests.router.http.seeing import PAD, START, STOP, UNIT, seeing_engine
+from tests.router.http.image_requests import PAD, START, STOP, UNIT, seeing_engine
 from tests.router.http.served import served
 from tests.router.media.image_files import encode, noise
 

@@ -48,7 +48,7 @@ AUDIO_FAMILIES: Final[Mapping[str, AudioFamily]] = {
 }
 
 
-def hears_alone(config: Mapping[str, Any]) -> bool:
+def is_audio_only(config: Mapping[str, Any]) -> bool:
     """Return whether a model hears and does not see; `config`: its config.json."""
     family = AUDIO_FAMILIES.get(str(config.get("model_type")))
     return family is not None and family.alone and bool(config.get(family.tower))

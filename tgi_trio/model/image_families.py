@@ -22,7 +22,7 @@ from tgi_trio.errors import ModelLoadError
 #   prompt: the whole prompt
 #   layers: none; but cross-attention layers let tokens attend to all images of a prompt, including
 #           generated tokens
-Sight = Literal["causal", "image", "prompt", "layers"]
+ImageAttention = Literal["causal", "image", "prompt", "layers"]
 # How a patch that is one row of numbers stores its pixels: channel by channel (each with all its
 # frames), pixel by pixel, or frame by frame and in these channel by channel.
 PatchOrder = Literal["channels", "pixels", "frames"]
@@ -38,7 +38,7 @@ class ImageFamily:
     # The modules of transformers' class that are the text model, which we compute ourselves. The
     # rest of the class is the tower.
     text_parts: tuple[str, ...] = ("language_model",)
-    sight: Sight = "causal"
+    image_attention: ImageAttention = "causal"
     turns: bool = False  # tokens have rotary positions by row and column of their image (M-RoPE)
     # The projector from tower to text, if transformers' `get_image_features` omits it.
     projector: str = ""
@@ -67,11 +67,11 @@ IMAGE_FAMILIES: Final[Mapping[str, ImageFamily]] = {
     ),
     "exaone4_5": ImageFamily("exaone", "qwen2_vl"),
     "fast_vlm": ImageFamily("fast_vlm", "llava", needs=_TIMM),
-    "gemma3": ImageFamily("gemma3", "gemma3", sight="image"),
+    "gemma3": ImageFamily("gemma3", "gemma3", image_attention="image"),
     "gemma3n": ImageFamily("gemma3n", "siglip", needs=_TIMM),
-    "gemma4": ImageFamily("gemma4", "gemma4", sight="image"),  # if its config.json has it
+    "gemma4": ImageFamily("gemma4", "gemma4", image_attention="image"),  # if its config.json has it
     "gemma4_unified": ImageFamily(
-        "gemma4_unified", "gemma4_unified", sight="image", patch_order="pixels"
+        "gemma4_unified", "gemma4_unified", image_attention="image", patch_order="pixels"
     ),
     "glm46v": _GLM,
     "glm5_next": ImageFamily("glm5_next", "glm5_next"),
@@ -81,7 +81,7 @@ IMAGE_FAMILIES: Final[Mapping[str, ImageFamily]] = {
     "glmga": _GLM,
     "granite4_vision": ImageFamily("granite4", "llava_next"),
     "hyperclovax_vision_v2": ImageFamily("hyperclovax", "qwen2_vl"),
-    "idefics": ImageFamily("idefics", "idefics", sight="layers"),
+    "idefics": ImageFamily("idefics", "idefics", image_attention="layers"),
     "idefics2": ImageFamily("idefics2", "idefics2", text_parts=("text_model",)),
     "idefics3": ImageFamily("idefics3", "idefics3", text_parts=("text_model",)),
     "internvl": ImageFamily("internvl", "internvl"),
@@ -100,11 +100,11 @@ IMAGE_FAMILIES: Final[Mapping[str, ImageFamily]] = {
     "minimax_m3_vl": ImageFamily("minimax_m3", "minimax_m3", normal=_CLIP),
     "mistral3": ImageFamily("pixtral", "pixtral"),
     "mistral_large4": ImageFamily("pixtral", "pixtral"),
-    "mllama": ImageFamily("mllama", "mllama", sight="layers"),
+    "mllama": ImageFamily("mllama", "mllama", image_attention="layers"),
     "muse_glimmer": ImageFamily("muse", "muse", patch_order="frames", normal=_HALF),
     "ovis2": ImageFamily("ovis2", "ovis2"),
     "paddleocr_vl": ImageFamily("paddleocr", "paddleocr", turns=True),
-    "paligemma": ImageFamily("paligemma", "siglip", sight="prompt"),
+    "paligemma": ImageFamily("paligemma", "siglip", image_attention="prompt"),
     "perception_lm": ImageFamily("perception_lm", "perception_lm", normal=_HALF, needs=_TIMM),
     "phi4_multimodal": ImageFamily(
         *("phi4", "phi4", ("embed_tokens", "layers", "norm", "rotary_emb")), normal=_HALF
@@ -133,7 +133,7 @@ _UNSERVED: Final[Mapping[str, str]] = {
 }
 
 
-def sees(config: Mapping[str, Any]) -> bool:
+def has_vision(config: Mapping[str, Any]) -> bool:
     """Return whether a model sees images, served or not; `config`: its config.json."""
     tower = config.get("vision_config")
     return (isinstance(tower, Mapping) and bool(tower)) or config.get("model_type") in _TOWERLESS

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.config import ModelConfig
-from tgi_trio.model.image_families import IMAGE_FAMILIES, Sight
+from tgi_trio.model.image_families import IMAGE_FAMILIES, ImageAttention
 from tgi_trio.model.video_families import read_positions
 from tgi_trio.model.wrappers import is_thinker
 
@@ -21,7 +21,7 @@ _MARKS: Final = ("image_start", "image_end", "slice_start", "slice_end", "newlin
 class ImageRules:
     """The rules of one model."""
 
-    sight: Sight = "causal"
+    image_attention: ImageAttention = "causal"
     # For image positions (M-RoPE): patches along a side of what becomes one token. 0: positions are
     # those in the prompt.
     merge: int = 0
@@ -43,17 +43,19 @@ def image_rules(config: ModelConfig) -> ImageRules:
     family = IMAGE_FAMILIES.get(config.model_type)
     if family is None:
         return ImageRules()
-    sight = config.values.get("use_bidirectional_attention", _SEEING.get(config.model_type))
-    if config.model_type in _SEEING and sight != "vision":
+    image_attention = config.values.get(
+        "use_bidirectional_attention", _SEEING.get(config.model_type)
+    )
+    if config.model_type in _SEEING and image_attention != "vision":
         return ImageRules()
     if config.model_type == "idefics":
-        return ImageRules(family.sight, end_token=int(config.get("eos_token_id", -1)))
+        return ImageRules(family.image_attention, end_token=int(config.get("eos_token_id", -1)))
     if config.model_type == "minicpmv4_7":
         mode = config.get("downsample_mode", "16x")
         marks = frozenset(int(config.need(f"{name}_id")) for name in _MARKS)
-        return ImageRules(family.sight, 2 if mode == "4x" else 4, marks=marks)
+        return ImageRules(family.image_attention, 2 if mode == "4x" else 4, marks=marks)
     if not family.turns:
-        return ImageRules(family.sight)
+        return ImageRules(family.image_attention)
     vision: Any = config.get("vision_config", {})
     merge = vision.get("spatial_merge_size", 2) if isinstance(vision, Mapping) else None
     if not isinstance(merge, int) or isinstance(merge, bool) or merge < 1:
@@ -62,4 +64,4 @@ def image_rules(config: ModelConfig) -> ImageRules:
             "positive number."
         )
     by_second = read_positions(config.model_type, config.values)
-    return ImageRules(family.sight, merge, by_second, is_thinker(config.model_type))
+    return ImageRules(family.image_attention, merge, by_second, is_thinker(config.model_type))

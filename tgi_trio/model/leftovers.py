@@ -68,13 +68,13 @@ def is_harmless(name: str, config: ModelConfig) -> bool:
     return bool(config.get("medusa_num_heads") and re.match(_HEADS[0], name))
 
 
-def holds_tower(names: Iterable[str]) -> bool:
+def has_vision_tower(names: Iterable[str]) -> bool:
     """Return whether a composite model's tensors include those that images need."""
     towers = [begin for begin, sense in _OTHER_SENSES if sense == "images"]
     return any(re.match(f"{_IN_WHOLE}{begin}", name) for name in names for begin in towers)
 
 
-def holds_ear(names: Iterable[str]) -> bool:
+def has_audio_tower(names: Iterable[str]) -> bool:
     """Return whether a composite model's tensors include those that sounds need."""
     ear = r"(model\.)?(audio_tower|embed_audio|encoder|embed_tokens_extend\.audio_embed)\."
     return any(re.match(f"{_IN_WHOLE}{ear}", name) for name in names)

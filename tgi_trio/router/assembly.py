@@ -231,7 +231,7 @@ def scheduling_limits(settings: Settings) -> SchedulingLimits:
         speculate=settings.speculate or 0,
         target_itl=settings.target_itl,
         target_ttft=settings.target_ttft,
-        image_sight=image_rules(read_config(settings.model_path)).sight,
+        image_sight=image_rules(read_config(settings.model_path)).image_attention,
     )
 
 
@@ -336,8 +336,9 @@ def load_wording(settings: Settings) -> Wording:
     return Wording(tokenizer, template, thoughts, find_calls(tokenizer, template))
 
 
-def make_wordings(settings: Settings, wording: Wording, *, sees: bool = False) -> Wordings:
-    """Return what reads the wordings of adapters; `wording`: the model's, `sees`: it or it hears.
+def make_wordings(settings: Settings, wording: Wording, *, has_vision: bool = False) -> Wordings:
+    """Return what reads the wordings of adapters; `wording`: the model's, `has_vision`: it or it
+    hears.
 
     Raises ModelLoadError.
     """
@@ -352,13 +353,15 @@ def make_wordings(settings: Settings, wording: Wording, *, sees: bool = False) -
         {} if vocabulary is None else vocabulary.parts,
         settings.default_chat_template_kwargs,
         ThoughtSettings.parse(settings.reasoning),
-        keeps_added=sees,
+        keeps_added=has_vision,
     )
     return Wordings(model, vocabulary, settings.max_loaded_adapters)
 
 
-async def load_assembly(settings: Settings, metrics: Metrics, *, sees: bool = False) -> Assembly:
-    """Load tokenizer and chat template in a thread; `sees`: whether the model does, or hears.
+async def load_assembly(
+    settings: Settings, metrics: Metrics, *, has_vision: bool = False
+) -> Assembly:
+    """Load tokenizer and chat template in a thread; `has_vision`: whether the model does, or hears.
 
     Raises ModelLoadError, ConfigurationError.
     """
@@ -366,7 +369,7 @@ async def load_assembly(settings: Settings, metrics: Metrics, *, sees: bool = Fa
     def load() -> tuple[Wordings, Tracer | None]:
         endpoint, name = settings.otlp_endpoint, settings.otlp_service_name
         tracer = None if endpoint is None else Tracer.to(endpoint, name)
-        return make_wordings(settings, load_wording(settings), sees=sees), tracer
+        return make_wordings(settings, load_wording(settings), has_vision=has_vision), tracer
 
     wordings, tracer = await trio.to_thread.run_sync(load)
     return Assembly(wordings, metrics, grammar_checker(settings), tracer)

@@ -20,7 +20,7 @@ from tgi_trio.ipc.images import ImageArena
 from tgi_trio.ipc.shard_output import warn
 from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.ipc.waiting import WAIT, wait_for_words
-from tgi_trio.model.audio_families import hears_alone
+from tgi_trio.model.audio_families import is_audio_only
 from tgi_trio.model.config import read_config
 from tgi_trio.model.image_rules import image_rules
 from tgi_trio.shard import process
@@ -159,7 +159,7 @@ def find_image_source(settings: ShardSettings) -> ImageSource | None:
         try:
             encoder = load_encoder(settings, cores)
         except ModelLoadError as error:  # its text is served all the same
-            what = "audio parts" if hears_alone(config.values) else "images"
+            what = "audio parts" if is_audio_only(config.values) else "images"
             warn(f"{what} are not served: {error}")
             return ImageQueue(None, None, 0, refusal=f"its {what} are not served: {error}")
         arena = ImageArena.open(settings.image_arena)

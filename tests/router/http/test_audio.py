@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.router.http.fake_engine import FakeEngine
-from tests.router.http.seeing import MODEL, PAD, VIDEO_PAD, data_url, seeing_engine
+from tests.router.http.image_requests import MODEL, PAD, VIDEO_PAD, data_url, seeing_engine
 from tests.router.http.served import served
 from tests.router.media.image_files import encode, noise
 from tests.router.media.sound_files import audio_part, make_sound
@@ -52,7 +52,7 @@ async def test_a_sound_stands_where_it_is_in_a_message(listed: bool) -> None:
         assert (ids[sound.first : sound.end] == pad).all() and sound.tokens == 10
         assert (ids[image.first : image.end] == other).all()
         assert (ids == pad).sum() == 11, "what is typed is text"
-        assert sound.manner.kind == "audio" and image.manner.kind == "image"
+        assert sound.pixel_options.kind == "audio" and image.pixel_options.kind == "image"
         assert f"is{SHOWN}" in engine.tokenizer.decode(ids, skip_special=False)
         rendered = engine.metrics.render().decode()
         assert "tgi_audio_count 1\n" in rendered and "tgi_image_count 1\n" in rendered
@@ -161,7 +161,7 @@ async def test_a_sound_beside_images_is_another_where_a_tower_minds_them() -> No
             answer = await client.post("/v1/chat/completions", asked(*parts))
             assert answer.status == 200, answer.text
         alone, both, image = (each.images for each in engine.submitted)
-        assert [each.manner.beside for each in (*alone, *both, *image)] == [
+        assert [each.pixel_options.beside for each in (*alone, *both, *image)] == [
             False,
             True,
             False,

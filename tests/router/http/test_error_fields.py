@@ -11,7 +11,7 @@ import orjson
 import pytest
 
 from tests.router.http.fake_engine import FakeEngine
-from tests.router.http.seeing import seeing_engine
+from tests.router.http.image_requests import seeing_engine
 from tests.router.http.served import served
 from tgi_trio.router.http.dialects.responses import replies
 from tgi_trio.router.http.engine_api import ServedLimits

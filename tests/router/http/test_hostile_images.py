@@ -8,7 +8,7 @@ import zlib
 import pytest
 import trio
 
-from tests.router.http.seeing import UNIT, data_url, seeing_engine, seen
+from tests.router.http.image_requests import UNIT, data_url, seeing_engine, seen
 from tests.router.http.served import Client, served
 from tests.router.media.image_files import claimed_png, encode, noise
 from tests.router.media.test_fetch import Names, serving

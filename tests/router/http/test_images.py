@@ -12,7 +12,16 @@ import pytest
 import trio
 
 from tests.router.http.fake_engine import FakeEngine
-from tests.router.http.seeing import FLAGS, PAD, START, STOP, UNIT, data_url, seeing_engine, seen
+from tests.router.http.image_requests import (
+    FLAGS,
+    PAD,
+    START,
+    STOP,
+    UNIT,
+    data_url,
+    seeing_engine,
+    seen,
+)
 from tests.router.http.served import Client, read_until, served, until
 from tests.router.http.test_hostile_images import hostile_server
 from tests.router.http.wire.http2_client import Http2

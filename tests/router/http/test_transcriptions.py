@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.router.http.fake_engine import FakeEngine
-from tests.router.http.seeing import VIDEO_PAD, seeing_engine
+from tests.router.http.image_requests import VIDEO_PAD, seeing_engine
 from tests.router.http.served import Answer, Client, served
 from tests.router.http.test_route_metrics import counted
 from tests.router.media.sound_files import make_sound

@@ -9,7 +9,15 @@ from typing import Any
 import pytest
 
 from tests.router.http.fake_engine import FakeEngine
-from tests.router.http.seeing import MODEL, PAD, START, STOP, VIDEO_PAD, data_url, seeing_engine
+from tests.router.http.image_requests import (
+    MODEL,
+    PAD,
+    START,
+    STOP,
+    VIDEO_PAD,
+    data_url,
+    seeing_engine,
+)
 from tests.router.http.served import served
 from tests.router.media.image_files import encode, noise
 from tests.router.media.video_files import make_video, video_url
@@ -56,7 +64,7 @@ async def test_a_video_stands_where_it_is_in_a_message() -> None:
         assert (ids[video.first : video.end] == pad).all() and video.tokens == SHOWN
         assert (ids[image.first : image.end] == other).all() and image.tokens == 2
         assert (ids == pad).sum() == SHOWN + 1, "what is typed is text"
-        assert len({video.key, image.key}) == 2 and video.manner.kind == "video"
+        assert len({video.key, image.key}) == 2 and video.pixel_options.kind == "video"
         rendered = engine.metrics.render().decode()
         assert "tgi_video_count 1\n" in rendered and "tgi_image_count 1\n" in rendered
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tgi_trio.errors import ValidationError
 from tgi_trio.router.http.engine_api import ModelCard
 from tgi_trio.router.http.routes.native import find_images
-from tgi_trio.router.media.image_prompt import ImagePrompt, SeenImage, expand_prompt
+from tgi_trio.router.media.image_prompt import DecodableImage, ImagePrompt, expand_prompt
 from tgi_trio.router.media.layouts.fixed import FixedLayout
 from tgi_trio.router.media.layouts.layout import ImageSize
 from tgi_trio.router.media.layouts.minicpmv import MiniCpmLayout
@@ -36,8 +36,8 @@ def encode(text: str) -> np.ndarray:
     return np.array(ids, np.int32)
 
 
-def seen(height: int, width: int) -> SeenImage:
-    return SeenImage(b"", bytes(32), ImageSize(height, width), 64)
+def seen(height: int, width: int) -> DecodableImage:
+    return DecodableImage(b"", bytes(32), ImageSize(height, width), 64)
 
 
 def test_runs_are_the_rows_between_marks() -> None:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from tgi_trio.errors import Overloaded, ValidationError
 from tgi_trio.ipc.images import ArenaPlace
 from tgi_trio.router.media.layouts.layout import ImageSize
-from tgi_trio.router.media.manner import Manner
+from tgi_trio.router.media.pixel_options import PixelOptions
 from tgi_trio.router.media.pixel_store import PixelStore
 from tgi_trio.router.media.places import FreeSpace, align
 from tgi_trio.router.media.prompt_image import PromptImage
@@ -59,7 +59,7 @@ class Decoder:
         self.defects: set[bytes] = set()  # of a library, by image
 
     @asynccontextmanager
-    async def decode(self, data: Compressed, manner: Manner) -> AsyncIterator[Pixels]:
+    async def decode(self, data: Compressed, pixel_options: PixelOptions) -> AsyncIterator[Pixels]:
         assert isinstance(data, bytes)
         self.decoded[data] += 1
         await trio.sleep(1.0)
@@ -80,7 +80,7 @@ def image(name: str) -> PromptImage:
 
 async def looked_at(store: PixelStore, *names: str) -> None:
     for name in names:
-        await store.look_at(name.encode(), name.encode())
+        await store.find_size(name.encode(), name.encode())
         store.check()
 
 
@@ -101,7 +101,7 @@ async def test_what_was_looked_at_is_there_and_stays_while_it_is_pinned(
     assert bytes(memory.view(place)) == b"a" * 2 * UNIT
     assert store.pin(image("b2")) is None
     assert store.pin(image("c2")) is not None
-    assert await store.look_at(b"b2", b"b2") is not None
+    assert await store.find_size(b"b2", b"b2") is not None
     assert decoder.decoded == {b"a2": 1, b"b2": 1, b"c2": 1}
 
 
@@ -113,7 +113,7 @@ async def test_what_waits_in_line_stays_although_its_request_has_ended(
     spool, read = Spool(), []
 
     @asynccontextmanager
-    async def decode(data: Compressed, manner: Manner) -> AsyncIterator[Pixels]:
+    async def decode(data: Compressed, pixel_options: PixelOptions) -> AsyncIterator[Pixels]:
         await trio.sleep(1.0)
         assert isinstance(data, EncodedImage)
         read.append(data.written())
@@ -180,10 +180,10 @@ async def test_all_who_ask_at_once_have_an_image_decoded_once(
             nursery.start_soon(partial(looked_at, store), "a1")
     assert decoder.decoded == {b"a1": 1}
     with trio.move_on_after(0.5):  # one that leaves: another decodes it
-        await store.look_at(b"b1", b"b1")
+        await store.find_size(b"b1", b"b1")
     store.check()
     with trio.move_on_after(1.05):  # while its pixels are copied
-        await store.look_at(b"b1", b"b1")
+        await store.find_size(b"b1", b"b1")
     store.check()
     await looked_at(store, "b1")
     assert decoder.decoded[b"b1"] == 3

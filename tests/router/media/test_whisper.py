@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tests.router.media.sound_files import as_floats, make_samples
-from tests.shard.media.hearing_models import make_processor
+from tests.shard.media.audio_models import make_processor
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.media.feature_extractors import FeatureExtractor
 from tgi_trio.media.sound import Sound

@@ -88,7 +88,7 @@ def test_one_image_between_two_steps(arena: ImageArena) -> None:
     assert rows[0].images[1].positions.tolist() == [11, 12, 13, 14]
     placed = rows[0].images[1].between(12, 14)
     assert placed is not None and placed.places.tolist() == [0, 1] and (placed.rows == 2).all()
-    columns = queue.take_seen()
+    columns = queue.take_computed()
     assert len(columns["seen_sequence"]) == 4 and not queue.seen
     images_of = list(zip(columns["seen_sequence"], columns["seen_image"], strict=True))
     took = dict(zip(images_of, columns["seen_ns"].tolist(), strict=True))

@@ -57,7 +57,7 @@ def test_tokens_and_logits_are_those_of_the_whole_model(
     runner, recorder = load(own.folder)
     assert runner.info.backend != "transformers"
     shard = check(own, runner, recorder, budget)
-    if own.rules.sight != "prompt":  # of which no step may compute a part
+    if own.rules.image_attention != "prompt":  # of which no step may compute a part
         assert max(shard.pieces) <= budget, "images are cut, or end a step"
 
 
@@ -79,7 +79,9 @@ def test_gemma4_that_sees_ahead_where_layers_have_windows(model: Maker, budget: 
     """Its larger models do; the others see what is behind them alone."""
     larger = {"num_kv_shared_layers": 0, "attention_k_eq_v": True, "hidden_size_per_layer_input": 0}
     own = model("gemma4", use_bidirectional_attention="vision", sliding_window=8, **larger)
-    assert own.rules.sight == "image" and model("gemma4").rules.sight == "causal"
+    assert (
+        own.rules.image_attention == "image" and model("gemma4").rules.image_attention == "causal"
+    )
     runner, recorder = load(own.folder)
     check(own, runner, recorder, budget)
 
@@ -88,10 +90,13 @@ def test_gemma4_that_sees_ahead_where_layers_have_windows(model: Maker, budget: 
 def test_gemma4_unified_that_sees_nothing_ahead(model: Maker, budget: int) -> None:
     """It does unless its files say otherwise, and null is otherwise."""
     own = model("gemma4_unified", use_bidirectional_attention=None, sliding_window=8)
-    assert own.rules.sight == "causal" and model("gemma4_unified").rules.sight == "image"
+    assert (
+        own.rules.image_attention == "causal"
+        and model("gemma4_unified").rules.image_attention == "image"
+    )
     config = read_config(own.folder)
     values = {k: v for k, v in config.values.items() if k != "use_bidirectional_attention"}
-    assert image_rules(replace(config, values=values)).sight == "image"
+    assert image_rules(replace(config, values=values)).image_attention == "image"
     runner, recorder = load(own.folder)
     check(own, runner, recorder, budget)
 

@@ -19,7 +19,7 @@ from tgi_trio.shard.media.tower import load_tower
 
 need_triton()
 
-from tests.shard.media.hearing_device import check_on_device  # noqa: E402  (it imports Triton)
+from tests.shard.media.audio_device import check_on_device  # noqa: E402  (it imports Triton)
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 CPU = torch.device("cpu")

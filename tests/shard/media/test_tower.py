@@ -21,7 +21,7 @@ from tgi_trio.model.check import check_model
 from tgi_trio.model.checkpoint_files import stored_names
 from tgi_trio.model.config import read_config
 from tgi_trio.model.image_families import IMAGE_FAMILIES
-from tgi_trio.model.leftovers import holds_tower
+from tgi_trio.model.leftovers import has_vision_tower
 from tgi_trio.model.wrappers import text_name
 from tgi_trio.router.media.served_images import find_served_images
 from tgi_trio.shard.media.loading import has_bfloat16, load_encoder
@@ -108,8 +108,8 @@ def test_towers_in_the_form_of_mlx(
 def test_whether_a_folder_has_a_tower_is_told_by_names(tmp_path: Path, family: str) -> None:
     folder = make_folder(tmp_path, family)
     names = stored_names(folder)
-    assert holds_tower(names)
-    text = {text_name(name) for name in names if not holds_tower([name])}
+    assert has_vision_tower(names)
+    text = {text_name(name) for name in names if not has_vision_tower([name])}
     assert text and not any(name.startswith("vis") for name in text)
 
 

@@ -82,7 +82,7 @@ async def validate_request(
 async def expand_images(call: Call, prompt: ImagePrompt) -> ExpandedPrompt:
     """Return the prompt with the tokens that its images take; raises as `MediaReader.read`."""
     for link in prompt.links:
-        refuse_unseen(call, link)
+        refuse_media(call, link)
     if call.engine.images is None:
         raise RuntimeError("a prompt without images has been read as one with some")
     held = call.resources.enter_context(call.engine.images.hold_bytes())
@@ -90,7 +90,7 @@ async def expand_images(call: Call, prompt: ImagePrompt) -> ExpandedPrompt:
     return await call.engine.images.read(call.cut.restore(prompt), most, held)
 
 
-def refuse_unseen(call: Call, link: MediaLink) -> None:
+def refuse_media(call: Call, link: MediaLink) -> None:
     """Raise ValidationError for an image, or whatever it is, where the model is served without."""
     one, several, sense = WORDS[link.kind]
     images, unserved = call.engine.images, call.engine.model.unserved

@@ -12,7 +12,7 @@ import orjson
 
 from tgi_trio.errors import CannotContinue, TemplateError
 from tgi_trio.router.http.call import Call
-from tgi_trio.router.http.call_validation import refuse_unseen
+from tgi_trio.router.http.call_validation import refuse_media
 from tgi_trio.router.http.conversation import ChatTools, Conversation, choose_tools
 from tgi_trio.router.media.image_prompt import ImagePrompt, Prompt
 from tgi_trio.router.media.kinds import Kind, name_kinds
@@ -49,7 +49,7 @@ def render_with_tools(call: Call, conversation: Conversation, tools: ChatTools |
         raise TemplateError("template not found")
     links = [link for turn in conversation.turns for link in turn.images]
     for link in links:
-        refuse_unseen(call, link)
+        refuse_media(call, link)
     shown = tools is not None and template.uses("tools", tools=True)
     style = call.wording.call_style
     turns = conversation.turns

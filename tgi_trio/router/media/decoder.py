@@ -23,7 +23,7 @@ from tgi_trio.media.sound import Sound
 from tgi_trio.media.video_canvas import Clip
 from tgi_trio.router.media.kinds import WORDS, Kind
 from tgi_trio.router.media.layouts.layout import ImageSize, Size
-from tgi_trio.router.media.manner import PLAIN, Manner
+from tgi_trio.router.media.pixel_options import PLAIN, PixelOptions
 from tgi_trio.router.media.spool import Compressed, EncodedImage, Spool, keeping
 from tgi_trio.router.sandbox_pool import Answer, Sandbox, SandboxCannotStart, SandboxPool, Turn
 
@@ -65,9 +65,9 @@ class DecoderSettings:
 
     def dump(self) -> str:
         """Return the settings as JSON for the processes."""
-        return json.dumps(self._told(), sort_keys=True)
+        return json.dumps(self._describe(), sort_keys=True)
 
-    def _told(self) -> dict[str, Any]:
+    def _describe(self) -> dict[str, Any]:
         return {
             "family": self.family,
             "settings": dict(self.settings),
@@ -96,9 +96,9 @@ class VideoDecoderSettings(DecoderSettings):
 
     kind: ClassVar[Kind] = "video"
 
-    def _told(self) -> dict[str, Any]:
+    def _describe(self) -> dict[str, Any]:
         bounds = {name: getattr(self, name) for name in _BOUNDS}
-        return {**DecoderSettings._told(self), **bounds, "kind": self.kind}
+        return {**DecoderSettings._describe(self), **bounds, "kind": self.kind}
 
     @property
     def cpu(self) -> float:
@@ -119,9 +119,9 @@ class AudioDecoderSettings(DecoderSettings):
 
     kind: ClassVar[Kind] = "audio"
 
-    def _told(self) -> dict[str, Any]:
+    def _describe(self) -> dict[str, Any]:
         bounds = {"max_seconds": self.max_seconds, "most_samples": self.most_samples}
-        return {**DecoderSettings._told(self), **bounds, "kind": self.kind}
+        return {**DecoderSettings._describe(self), **bounds, "kind": self.kind}
 
     @property
     def _seconds(self) -> float:
@@ -209,7 +209,9 @@ class ImageDecoder:
         return ImageName(bytes.fromhex(found["key"]), found["bytes"])
 
     @asynccontextmanager
-    async def decode(self, data: Compressed, manner: Manner = PLAIN) -> AsyncIterator[DecodedImage]:
+    async def decode(
+        self, data: Compressed, pixel_options: PixelOptions = PLAIN
+    ) -> AsyncIterator[DecodedImage]:
         """Decode an image, and keep its pixels for the block.
 
         Raises ValidationError, Overloaded or Unavailable if the machine is too busy, and
@@ -218,9 +220,9 @@ class ImageDecoder:
         with keeping(data):
             async with self._pool.turn() as turn:
                 if isinstance(data, EncodedImage):
-                    answer = await self._ask(turn, _job(data, manner=manner))
+                    answer = await self._ask(turn, _job(data, pixel_options=pixel_options))
                 else:
-                    answer = await self._ask(turn, _how(manner), data)
+                    answer = await self._ask(turn, _describe_pixel_options(pixel_options), data)
                 if answer.wrong is not None:
                     raise ValidationError(f"invalid {self._kind}: {answer.wrong}")
                 found = answer.value
@@ -240,13 +242,22 @@ class ImageDecoder:
         return answer
 
 
-def _job(image: EncodedImage, most: int | None = None, manner: Manner = PLAIN) -> Any:
+def _job(image: EncodedImage, most: int | None = None, pixel_options: PixelOptions = PLAIN) -> Any:
     """Return the job for an image in the spool: its pixels, or with `most` its key."""
-    return {"blocks": image.blocks, "length": image.length, "most": most, **_how(manner)}
+    return {
+        "blocks": image.blocks,
+        "length": image.length,
+        "most": most,
+        **_describe_pixel_options(pixel_options),
+    }
 
 
-def _how(manner: Manner) -> Any:
-    return {"beside": manner.beside, "fps": manner.fps, "num_frames": manner.num_frames}
+def _describe_pixel_options(pixel_options: PixelOptions) -> Any:
+    return {
+        "beside": pixel_options.beside,
+        "fps": pixel_options.fps,
+        "num_frames": pixel_options.num_frames,
+    }
 
 
 def _read_size(found: Mapping[str, Any]) -> Size:

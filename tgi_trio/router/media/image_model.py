@@ -12,9 +12,9 @@ from typing import Any, Final, Protocol
 
 from tgi_trio.errors import ModelLoadError, ValidationError
 from tgi_trio.media.video_canvases import CANVASES
-from tgi_trio.model.audio_families import AUDIO_FAMILIES, hears_alone
+from tgi_trio.model.audio_families import AUDIO_FAMILIES, is_audio_only
 from tgi_trio.model.config import read_json, read_values
-from tgi_trio.model.image_families import find_family, sees
+from tgi_trio.model.image_families import find_family, has_vision
 from tgi_trio.model.video_families import VIDEO_FAMILIES, find_video_family
 from tgi_trio.router.media.audio_model import AudioModel, find_audio_model
 from tgi_trio.router.media.decoder import (
@@ -149,9 +149,9 @@ def find_image_model(folder: Path) -> ImageModel | None:
     that does not see, if it takes nothing else.
     """
     settings = read_image_settings(folder)
-    if hears_alone(settings.config):
+    if is_audio_only(settings.config):
         return ImageModel("", None, {}, others={"audio": find_audio_model(folder, settings)})
-    if not sees(settings.config):
+    if not has_vision(settings.config):
         return None
     family = find_family(settings.config)
     layout = LAYOUTS[family.layout](settings)

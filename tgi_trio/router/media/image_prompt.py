@@ -13,7 +13,7 @@ from tgi_trio.errors import ValidationError
 from tgi_trio.router.media.kinds import Kind
 from tgi_trio.router.media.layouts.layout import ImageLayout, ImageSize, OtherLayout, Size
 from tgi_trio.router.media.links import MediaLink, Piece, split_text
-from tgi_trio.router.media.manner import PLAIN, Manner
+from tgi_trio.router.media.pixel_options import PLAIN, PixelOptions
 from tgi_trio.router.media.prompt_image import PromptImage
 from tgi_trio.router.media.spool import Compressed
 
@@ -58,14 +58,14 @@ Prompt = str | ImagePrompt  # a rendered conversation, or a client's text
 
 
 @dataclass(frozen=True, slots=True)
-class SeenImage:
+class DecodableImage:
     """An image whose bytes are here, and which can be decoded."""
 
     data: Compressed
     key: bytes  # 32 bytes
     size: Size
     nbytes: int  # of its pixels
-    manner: Manner = PLAIN
+    pixel_options: PixelOptions = PLAIN
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class ExpandedPrompt:
     """
 
     text: str
-    images: tuple[SeenImage, ...]
+    images: tuple[DecodableImage, ...]
     owners: tuple[tuple[int, int], ...]  # runs: (index of the image, -1: text; number of tokens)
     feature_ids: Mapping[str, int]  # tokens in whose places features stand
     writes_bos: bool = False  # it already has the tokenizer's BOS token
@@ -118,7 +118,7 @@ class ExpandedPrompt:
         return tuple(found)
 
 
-def _placed(image: SeenImage, places: NDArray[np.int64]) -> PromptImage:
+def _placed(image: DecodableImage, places: NDArray[np.int64]) -> PromptImage:
     first, last = int(places[0]), int(places[-1])
     begins = np.flatnonzero(np.diff(places, prepend=-2) != 1)
     counts = np.diff(begins, append=len(places))
@@ -131,13 +131,13 @@ def _placed(image: SeenImage, places: NDArray[np.int64]) -> PromptImage:
         key=image.key,
         data=image.data,
         nbytes=image.nbytes,
-        manner=image.manner,
+        pixel_options=image.pixel_options,
     )
 
 
 def expand_prompt(
     prompt: ImagePrompt,
-    images: Sequence[SeenImage],
+    images: Sequence[DecodableImage],
     layout: ImageLayout | None,
     bos: str,
     feature_ids: Mapping[str, int],
@@ -164,7 +164,7 @@ def expand_prompt(
                 owners.append((seen, layout.count_features(size)))
                 pictures += 1
             else:
-                other = others[images[seen].manner.kind]
+                other = others[images[seen].pixel_options.kind]
                 texts.append(other.expand(size))
                 owners.append((seen, other.count_features(size)))
             seen += 1

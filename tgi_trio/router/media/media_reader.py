@@ -24,15 +24,15 @@ from tgi_trio.router.media.byte_budget import ByteBudget, HeldBytes
 from tgi_trio.router.media.data_urls import decode_data_url, decode_video_url, find_base64
 from tgi_trio.router.media.decoder import ImageName
 from tgi_trio.router.media.image_prompt import (
+    DecodableImage,
     ExpandedPrompt,
     ImagePrompt,
-    SeenImage,
     expand_prompt,
 )
 from tgi_trio.router.media.kinds import Kind
 from tgi_trio.router.media.layouts.layout import ImageLayout, Layout, OtherLayout
 from tgi_trio.router.media.links import MediaLink
-from tgi_trio.router.media.manner import Manner
+from tgi_trio.router.media.pixel_options import PixelOptions
 from tgi_trio.router.media.pixel_store import PixelStore
 from tgi_trio.router.media.spool import Compressed, EncodedImage, Spool
 
@@ -159,7 +159,7 @@ class MediaReader:
                 f"the prompt has {len(links)} images, {self._limits.max_images_per_prompt} are "
                 "allowed (--max-images-per-prompt)"
             )
-        images = await self._see_all(links, held)
+        images = await self._size_all(links, held)
         self._store.check_room({image.key: image.nbytes for image in images})
         found = expand_prompt(
             prompt, images, self.layout, self._bos, self._feature_ids, self.others
@@ -170,24 +170,24 @@ class MediaReader:
                 f"{found.features} of images alone",
                 ExcessiveLength(found.features, max_input_tokens, max_input_tokens),
             )
-        counts = Counter(image.manner.kind for image in images)
+        counts = Counter(image.pixel_options.kind for image in images)
         self._metrics.inc("tgi_image_count", counts.pop("image", 0))
         for kind, count in counts.items():
             self._metrics.inc(f"tgi_{kind}_count", count)
         self._metrics.inc("tgi_image_tokens", found.features)
         return found
 
-    async def _see_all(self, links: Sequence[MediaLink], held: HeldBytes) -> list[SeenImage]:
+    async def _size_all(self, links: Sequence[MediaLink], held: HeldBytes) -> list[DecodableImage]:
         """Return all images in order; the first failure is raised and cancels the others."""
         beside = self._find_beside(links)
         if len(links) == 1:
-            return [await self._see(links[0], held, beside)]
-        found: dict[int, SeenImage] = {}
+            return [await self._size(links[0], held, beside)]
+        found: dict[int, DecodableImage] = {}
         failures: list[TgiTrioError] = []
 
         async def see(i: int) -> None:
             try:
-                found[i] = await self._see(links[i], held, beside)
+                found[i] = await self._size(links[i], held, beside)
             except TgiTrioError as error:
                 failures.append(error)
                 nursery.cancel_scope.cancel()
@@ -207,21 +207,25 @@ class MediaReader:
             found.add("image")
         return frozenset(found)
 
-    async def _see(self, link: MediaLink, held: HeldBytes, beside: frozenset[Kind]) -> SeenImage:
+    async def _size(
+        self, link: MediaLink, held: HeldBytes, beside: frozenset[Kind]
+    ) -> DecodableImage:
         with blaming(link.field):
-            return await self._look(link, held, beside)
+            return await self._size_link(link, held, beside)
 
-    async def _look(self, link: MediaLink, held: HeldBytes, beside: frozenset[Kind]) -> SeenImage:
+    async def _size_link(
+        self, link: MediaLink, held: HeldBytes, beside: frozenset[Kind]
+    ) -> DecodableImage:
         data, key = await self._load(link, held)
-        manner = Manner(link.kind in beside, link.kind, link.fps, link.num_frames)
-        key = manner.distinguish(key)
+        pixel_options = PixelOptions(link.kind in beside, link.kind, link.fps, link.num_frames)
+        key = pixel_options.distinguish(key)
         hit, began = self._store.knows(key), trio.current_time()
-        known = await self._store.look_at(key, data, manner)
+        known = await self._store.find_size(key, data, pixel_options)
         if hit:
             self._metrics.inc("tgi_image_cache_hits")
         else:
             self._metrics.observe("tgi_image_decode_duration", trio.current_time() - began)
-        return SeenImage(data, key, known.size, known.nbytes, manner)
+        return DecodableImage(data, key, known.size, known.nbytes, pixel_options)
 
     async def _load(self, link: MediaLink, held: HeldBytes) -> tuple[Compressed, bytes]:
         """Return an encoded image and its key. Raises ValidationError."""

@@ -18,7 +18,6 @@ from tgi_trio.router.media.fetch import FetchLimits, MediaFetcher
 from tgi_trio.router.media.image_model import ImageModel
 from tgi_trio.router.media.kinds import WORDS, Kind
 from tgi_trio.router.media.layouts.layout import OtherLayout
-from tgi_trio.router.media.manner import Manner
 from tgi_trio.router.media.media_reader import (
     Counts,
     Fetch,
@@ -27,6 +26,7 @@ from tgi_trio.router.media.media_reader import (
     Reading,
     Tokens,
 )
+from tgi_trio.router.media.pixel_options import PixelOptions
 from tgi_trio.router.media.pixel_store import Arena, PixelStore
 from tgi_trio.router.media.policy import parse_policy
 from tgi_trio.router.media.spool import Compressed, Spool
@@ -107,10 +107,10 @@ class MediaService:
         )
 
     def _decode(
-        self, data: Compressed, manner: Manner
+        self, data: Compressed, pixel_options: PixelOptions
     ) -> AbstractAsyncContextManager[DecodedImage]:
         """Do what `ImageDecoder.decode` does, in processes of its kind."""
-        return self._decoders[manner.kind].decode(data, manner)
+        return self._decoders[pixel_options.kind].decode(data, pixel_options)
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve until cancelled; started once images can be decoded. Raises ModelLoadError."""

@@ -20,7 +20,7 @@ import trio
 from tgi_trio.errors import GenerationError, TgiTrioError, ValidationError
 from tgi_trio.ipc.images import ArenaPlace
 from tgi_trio.router.media.layouts.layout import Size
-from tgi_trio.router.media.manner import PLAIN, Manner
+from tgi_trio.router.media.pixel_options import PLAIN, PixelOptions
 from tgi_trio.router.media.places import FreeSpace, align
 from tgi_trio.router.media.prompt_image import PromptImage
 from tgi_trio.router.media.spool import Compressed, EncodedImage
@@ -51,7 +51,7 @@ class Decoded(Protocol):
 
 
 # `ImageDecoder.decode`: keeps the pixels of an encoded image, seen in some manner, for a block.
-Decode = Callable[[Compressed, Manner], AbstractAsyncContextManager[Decoded]]
+Decode = Callable[[Compressed, PixelOptions], AbstractAsyncContextManager[Decoded]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class _Kept:
 
 
 class PixelStore:
-    """Places of images in one arena. Everything but `look_at` and `run` is synchronous."""
+    """Places of images in one arena. Everything but `find_size` and `run` is synchronous."""
 
     def __init__(self, arena: Arena, decode: Decode, workers: int = 1) -> None:
         """`workers`: images that are decoded again at the same time."""
@@ -155,7 +155,9 @@ class PixelStore:
         """Return whether an image's size is known without decoding it."""
         return key in self._known
 
-    async def look_at(self, key: bytes, data: Compressed, manner: Manner = PLAIN) -> KnownImage:
+    async def find_size(
+        self, key: bytes, data: Compressed, pixel_options: PixelOptions = PLAIN
+    ) -> KnownImage:
         """Return an image's size; concurrent calls decode it only once.
 
         Its pixels are kept if there is room. Raises ValidationError if it cannot be decoded or can
@@ -171,7 +173,7 @@ class PixelStore:
             return known
         self._looking[key] = trio.Event()
         try:
-            async with self._decode(data, manner) as image:
+            async with self._decode(data, pixel_options) as image:
                 known = KnownImage(image.size, image.nbytes)
                 self._check_size(image.nbytes)
                 await self._keep(key, image)
@@ -209,7 +211,7 @@ class PixelStore:
                     image = self._line[0]
                     kept = self._kept.get(image.key)
                     if kept is not None and not kept.ready:
-                        break  # `look_at` is writing it, and sets `_news` when it is done
+                        break  # `find_size` is writing it, and sets `_news` when it is done
                     place = None if kept is not None else self._make_room(image.nbytes)
                     if kept is None and place is None:
                         break  # `unpin` sets `_news`
@@ -223,7 +225,7 @@ class PixelStore:
 
     async def _decode_again(self, image: PromptImage, place: ArenaPlace) -> None:
         try:
-            async with self._decode(image.data, image.manner) as found:
+            async with self._decode(image.data, image.pixel_options) as found:
                 if found.nbytes != place.nbytes:
                     raise GenerationError(f"{found.nbytes} bytes of pixels, not {place.nbytes}")
                 await self._fill(image.key, place, found)

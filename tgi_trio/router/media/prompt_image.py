@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from tgi_trio.router.media.layouts.layout import Size
-from tgi_trio.router.media.manner import PLAIN, Manner
+from tgi_trio.router.media.pixel_options import PLAIN, PixelOptions
 from tgi_trio.router.media.spool import Compressed
 
 
@@ -26,7 +26,7 @@ class PromptImage:
     # Compressed, as received; decoded again if its place has been lost.
     data: Compressed = field(repr=False)
     nbytes: int = 0  # of its pixels, as a bundle in the arena
-    manner: Manner = PLAIN
+    pixel_options: PixelOptions = PLAIN
 
     @property
     def features(self) -> int:

@@ -10,11 +10,11 @@ from pathlib import Path
 
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.adapters.own_adapters import check_own_adapter, find_own_adapters
-from tgi_trio.model.audio_families import hears_alone
+from tgi_trio.model.audio_families import is_audio_only
 from tgi_trio.model.check import model_spec
 from tgi_trio.model.config import read_config, read_values
 from tgi_trio.model.specs.decoder import DecoderSpec
-from tgi_trio.model.towers import lacks_ear, lacks_tower
+from tgi_trio.model.towers import lacks_audio_tower, lacks_vision_tower
 from tgi_trio.router.media.image_model import ImageModel, find_image_model
 from tgi_trio.router.media.kinds import NOTHING_UNSERVED, WORDS, Kind
 from tgi_trio.settings.records import Settings
@@ -39,13 +39,13 @@ def find_served_images(folder: Path) -> tuple[ImageModel | None, str | None]:
                 f"transformers computes the text of this {config.model_type} as a whole, where "
                 "images have no place"
             )
-        sees = model is not None and model.layout is not None
-        if sees and lacks_tower(folder):
+        has_vision = model is not None and model.layout is not None
+        if has_vision and lacks_vision_tower(folder):
             raise ModelLoadError(
                 f"{folder} has the weights of the text alone, as mlx-lm converts them: there is no "
                 "vision tower among them"
             )
-        if sees and find_spec("PIL") is None:
+        if has_vision and find_spec("PIL") is None:
             raise ModelLoadError("they need Pillow, pip install 'tgi-trio[images]'")
         if model is not None and (missing := [one for one in model.needs if not find_spec(one)]):
             raise ModelLoadError(
@@ -54,7 +54,7 @@ def find_served_images(folder: Path) -> tuple[ImageModel | None, str | None]:
             )
     except ModelLoadError as error:
         return None, str(error)
-    if model is not None and "audio" in model.others and lacks_ear(folder):
+    if model is not None and "audio" in model.others and lacks_audio_tower(folder):
         why = f"{folder} has no weights for it"
         if model.layout is None:
             return None, why
@@ -98,7 +98,7 @@ def decide_images(settings: Settings) -> tuple[ImageModel | None, Mapping[Kind, 
             log.warning("%s are not served: %s", WORDS[kind].several, model.unserved[kind])
     if why is None:
         return model, NOTHING_UNSERVED
-    alone = hears_alone(read_values(settings.model_path) or {})
+    alone = is_audio_only(read_values(settings.model_path) or {})
     kinds: tuple[Kind, ...] = ("audio",) if alone else tuple(WORDS)
     log.warning("%s are not served: %s", WORDS[kinds[0]].several, why)
     return None, dict.fromkeys(kinds, why)

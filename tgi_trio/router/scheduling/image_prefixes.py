@@ -13,7 +13,7 @@ from typing import Final
 
 import numpy as np
 
-from tgi_trio.model.image_families import Sight
+from tgi_trio.model.image_families import ImageAttention
 from tgi_trio.router.request import Request
 from tgi_trio.router.scheduling.sequence import Sequence
 
@@ -24,9 +24,9 @@ _NUMBERS: Final = 1 << 31  # negative int32
 class ImagePrefixes:
     """Assigns numbers to images by content."""
 
-    def __init__(self, sight: Sight) -> None:
-        """`sight`: which tokens of the model's prompts attend in both directions."""
-        self._sight = sight
+    def __init__(self, image_attention: ImageAttention) -> None:
+        """`image_attention`: which tokens of the model's prompts attend in both directions."""
+        self._image_attention = image_attention
         self._numbers: OrderedDict[bytes, int] = OrderedDict()  # least recently used first
         self._next = 0
         self._laps = 0  # how often all numbers have been used up
@@ -35,13 +35,14 @@ class ImagePrefixes:
         """Set a new sequence's `image_numbers`, `salt` and `uncut`."""
         request = sequence.request
         sequence.image_numbers = tuple(self._number(image.key) for image in request.images)
-        sequence.uncut = count_uncut(request, self._sight)
+        sequence.uncut = count_uncut(request, self._image_attention)
         if request.images and self._laps:
             sequence.salt = f"{self._laps} {sequence.salt}"
-        if self._sight == "prompt":  # K and V of a token depend on the whole prompt
+        if self._image_attention == "prompt":  # K and V of a token depend on the whole prompt
             kind = f"image {_digest(sequence)}" if request.images else "text"
             sequence.salt = f"{kind} {sequence.salt}"
-        elif self._sight == "layers":  # they depend on all images of the prompt, later ones too
+        # they depend on all images of the prompt, later ones too
+        elif self._image_attention == "layers":
             kind = f"image {_digest_images(sequence)}" if request.images else "text"
             sequence.salt = f"{kind} {sequence.salt}"
 
@@ -59,13 +60,13 @@ class ImagePrefixes:
         return number
 
 
-def count_uncut(request: Request, sight: Sight) -> int:
+def count_uncut(request: Request, image_attention: ImageAttention) -> int:
     """Return the longest run of prompt tokens that has to be in one step; 0 if there is none."""
-    if sight in ("causal", "layers") or not request.images:
+    if image_attention in ("causal", "layers") or not request.images:
         return 0
-    if sight == "prompt":
+    if image_attention == "prompt":
         return len(request.prompt_ids)
-    seen = [image for image in request.images if image.manner.kind != "audio"]
+    seen = [image for image in request.images if image.pixel_options.kind != "audio"]
     return max((count for image in seen for _, count in image.feature_places), default=0)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tgi_trio.model.image_families import Sight
+from tgi_trio.model.image_families import ImageAttention
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class SchedulingLimits:
     stretch: float = 2.0  # how many times as long prompts may make a step, while others generate
     target_itl: float = 0.05  # seconds that a step may take in any case while requests wait
     target_ttft: float | None = None  # seconds to first token; None: derived from prompts' times
-    image_sight: Sight = "causal"  # which tokens of prompts with images attend both ways
+    image_sight: ImageAttention = "causal"  # which tokens of prompts with images attend both ways
     patience: int = 64  # how many later requests lateness or priorities may put before one
 
     @property

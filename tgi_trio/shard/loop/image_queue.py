@@ -114,7 +114,7 @@ class ImageQueue:
         """
         return self._peak()
 
-    def take_seen(self) -> Columns:
+    def take_computed(self) -> Columns:
         """Return what is `seen` as columns of a STEP frame, and forget it."""
         seen, self.seen = self.seen, {}
         sequences, which = zip(*seen, strict=True)
@@ -140,7 +140,7 @@ class ImageQueue:
             raise ValueError(self._refusal)
         _check(sequence, images)
         geometry = self._shape(sequence, images)
-        lasting = self._rules.sight == "layers"
+        lasting = self._rules.image_attention == "layers"
         needed = [i for i, image in enumerate(images) if lasting or image.end > sequence.computed]
         self.seen |= {(sequence.id, i): 0 for i in range(len(images)) if i not in needed}
         if needed:
@@ -156,7 +156,7 @@ class ImageQueue:
         turns.
         """
         grids: list[BundleGrid] = []
-        if self._rules.sight == "image" or self._rules.merge:
+        if self._rules.image_attention == "image" or self._rules.merge:
             # No tokens of a sound see those behind them, and all turn as those of a text.
             images = tuple(image for image in images if not self._is_sound(image))
         if self._rules.merge and self._arena is not None:
@@ -193,7 +193,7 @@ class ImageQueue:
         Returns whether the encoder raised what nobody foresaw: it may be the device.
         """
         self._raised = self.is_partial = False
-        if self._rules.sight != "layers":
+        if self._rules.image_attention != "layers":
             self._drop_used()
         computed = False
         for work in list(self._waiting.values()):

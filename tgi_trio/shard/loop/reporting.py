@@ -60,7 +60,7 @@ class Reporter:
                 self._channel.send(frame)
             self._faults.clear()
         if self._images.seen:
-            columns = columns | self._images.take_seen()
+            columns = columns | self._images.take_computed()
         words["acknowledged"] = acknowledged
         words["copied"] = self._copied = self._prefixes.transfers.copied
         # Control passes to the router's process (`Engine.serve`); this one goes on by itself.

@@ -12,7 +12,7 @@ from tgi_trio.shard.media.features import CrossStates
 
 Inputs = Mapping[str, torch.Tensor]
 Keep = Callable[[Any], None]
-See = Callable[[Any, Inputs, torch.dtype], CrossStates]
+EncodeStates = Callable[[Any, Inputs, torch.dtype], CrossStates]
 
 
 def keep_llama(model: Any) -> None:
@@ -43,7 +43,7 @@ def _keep_attention(attention: Any) -> nn.Module:
     return kept
 
 
-def see_llama(model: Any, inputs: Inputs, dtype: torch.dtype) -> CrossStates:
+def encode_llama_states(model: Any, inputs: Inputs, dtype: torch.dtype) -> CrossStates:
     """Return the keys and values of one image in Llama 3.2 Vision, from its `inputs`."""
     mask = inputs["aspect_ratio_mask"]
     # Tiles of padding must be 0 after the normalisation; before it they are black.
@@ -60,7 +60,7 @@ def see_llama(model: Any, inputs: Inputs, dtype: torch.dtype) -> CrossStates:
     )
 
 
-def see_idefics(model: Any, inputs: Inputs, dtype: torch.dtype) -> CrossStates:
+def encode_idefics_states(model: Any, inputs: Inputs, dtype: torch.dtype) -> CrossStates:
     """Return the keys and values of one image in Idefics 1, from its `inputs`."""
     states = model.vision_model(**inputs).last_hidden_state
     if model.config.use_resampler:
@@ -84,7 +84,7 @@ def _bring_down(parts: Sequence[torch.Tensor], dtype: torch.dtype) -> tuple[torc
 
 
 # By `model_type`: removes the text model's other parts, and computes keys and values.
-CROSSINGS: Final[Mapping[str, tuple[Keep, See]]] = {
-    "idefics": (keep_idefics, see_idefics),
-    "mllama": (keep_llama, see_llama),
+CROSSINGS: Final[Mapping[str, tuple[Keep, EncodeStates]]] = {
+    "idefics": (keep_idefics, encode_idefics_states),
+    "mllama": (keep_llama, encode_llama_states),
 }

@@ -13,7 +13,7 @@ from pathlib import Path
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.ipc.shard_output import warn
 from tgi_trio.ipc.shard_settings import ShardSettings
-from tgi_trio.model.audio_families import hears_alone
+from tgi_trio.model.audio_families import is_audio_only
 from tgi_trio.model.config import read_config
 from tgi_trio.model.image_families import find_family
 from tgi_trio.shard.machine.cores import running_on, usable_cores
@@ -32,7 +32,7 @@ def load_encoder(settings: ShardSettings, cores: Set[int]) -> ImageEncoder:
     ModelLoadError as `find_family` and `load_tower` do.
     """
     config = read_config(settings.model_path)
-    alone = hears_alone(config.values)
+    alone = is_audio_only(config.values)
     if not alone:
         find_family(config.values)
     device = choose_device(settings.device, *settings.place_on_machine)

@@ -131,9 +131,9 @@ def shape_prompt(
         if geometry.delta > 0:  # tables of turns are as long as a sequence
             raise ValueError("a video shows more seconds than it has tokens")
         return geometry
-    if rules.sight == "prompt":
+    if rules.image_attention == "prompt":
         return PromptGeometry(spans=np.array([[0, prompt_length]]))
-    if rules.sight == "image":
+    if rules.image_attention == "image":
         spans = [(first, first + count) for run in runs for first, count in run]
         return PromptGeometry(spans=np.array(spans))
     return None

@@ -25,12 +25,12 @@ from tgi_trio.model.phi4mm import PHI4
 from tgi_trio.shard.checkpoint.container import Container
 from tgi_trio.shard.checkpoint.safetensors_files import SafetensorsFiles
 from tgi_trio.shard.machine.cores import running_on
-from tgi_trio.shard.media.crossing import CROSSINGS, See
+from tgi_trio.shard.media.audio_encoders import AUDIO_ENCODERS, BESIDE, EncodeAudio
+from tgi_trio.shard.media.crossing import CROSSINGS, EncodeStates
 from tgi_trio.shard.media.features import Bundle, ImageFeatures
-from tgi_trio.shard.media.hearing import BESIDE, HEARINGS, Hear
+from tgi_trio.shard.media.image_encoders import AMENDS, IMAGE_ENCODERS, EncodeImage
 from tgi_trio.shard.media.marks import MARKS, Mark
 from tgi_trio.shard.media.normalising import Normalising
-from tgi_trio.shard.media.seeing import AMENDS, LOOKS, Look
 from tgi_trio.shard.media.tower_parameters import read_parameter
 
 _PIXELS: Final = "pixel_values"
@@ -58,21 +58,21 @@ class TorchTower:
         dtype: torch.dtype,
         cores: Set[int] = frozenset(),
         projector: str = "",
-        see: See | None = None,
+        encode_states: EncodeStates | None = None,
         text_dtype: torch.dtype = torch.float32,
         mark: Mark | None = None,
-        hear: Hear | None = None,
-        hear_beside: Hear | None = None,
-        look: Look | None = None,
+        encode_audio: EncodeAudio | None = None,
+        encode_audio_beside: EncodeAudio | None = None,
+        encode_image: EncodeImage | None = None,
     ) -> None:
         """`model`: a transformers class without its text model. `normalisings`: by prefix; none: it
         does not see.
 
         `cores`: where it may compute, even if this thread is pinned by then; if empty, where this
-        thread may. `projector`: as in `ImageFamily`. `see`: for cross-attention, computes keys and
-        values in `text_dtype`. `mark`: adds features of marks. `hear`: of sounds; None: none are
-        heard. `hear_beside`: likewise, of prompts with images; None: as others. `look`: of images,
-        in place of the class's own.
+        thread may. `projector`: as in `ImageFamily`. `encode_states`: for cross-attention, computes
+        keys and values in `text_dtype`. `mark`: adds features of marks. `encode_audio`: of sounds;
+        None: none are heard. `encode_audio_beside`: likewise, of prompts with images; None: as
+        others. `encode_image`: of images, in place of the class's own.
         """
         self._model = model
         self._project = getattr(model, projector) if projector else None
@@ -80,19 +80,21 @@ class TorchTower:
         self._device = device
         self._dtype = dtype
         self._cores = cores
-        self._see = see
+        self._encode_states = encode_states
         self._mark = mark
-        self._hear = hear
-        self._hear_beside = hear_beside or hear
-        self._look = look
+        self._encode_audio = encode_audio
+        self._encode_audio_beside = encode_audio_beside or encode_audio
+        self._encode_image = encode_image
         self._text_dtype = text_dtype
         # Granite and its kin multiply all that their text reads, features among it.
         text = model.config.get_text_config(decoder=True)
         self._scale = float(getattr(text, "embedding_multiplier", 1.0))
         self._seen = 0  # images, counted for cross-attention
         self._taken: frozenset[str] = frozenset()
-        if normalisings and look is None:
-            reads = model.get_image_features if see is None else model.vision_model.forward
+        if normalisings and encode_image is None:
+            reads = (
+                model.get_image_features if encode_states is None else model.vision_model.forward
+            )
             self._taken = frozenset(inspect.signature(reads).parameters)
 
     @torch.inference_mode()
@@ -104,13 +106,15 @@ class TorchTower:
         taken = self._taken or bundle.keys()
         inputs = {name: self._load(name, bundle[name]) for name in bundle if name in taken}
         with running_on(self._cores) if self._cores else nullcontext():
-            if self._see is not None:
+            if self._encode_states is not None:
                 self._seen += 1
-                states = self._see(self._model, inputs, self._text_dtype)
+                states = self._encode_states(self._model, inputs, self._text_dtype)
                 states = replace(states, number=self._seen)
                 return ImageFeatures(np.empty((0, 0), np.float32), states=states)
-            if self._look is not None:
-                return ImageFeatures(_bring_down(self._look(self._model, inputs, self._dtype)))
+            if self._encode_image is not None:
+                return ImageFeatures(
+                    _bring_down(self._encode_image(self._model, inputs, self._dtype))
+                )
             found = self._model.get_image_features(**inputs)
             if self._project is not None:
                 return ImageFeatures(_bring_down(self._project(found.last_hidden_state)))
@@ -123,19 +127,19 @@ class TorchTower:
             return ImageFeatures(rows, dict(enumerate(map(_bring_down, deep))))
 
     def _encode_sound(self, bundle: Bundle) -> ImageFeatures:
-        hear = self._hear_beside if BESIDE_IMAGES in bundle else self._hear
-        if hear is None:
+        encode_audio = self._encode_audio_beside if BESIDE_IMAGES in bundle else self._encode_audio
+        if encode_audio is None:
             raise ValueError("this server computes no audio of this model")
         features = torch.from_numpy(bundle[SOUND].copy()).to(self._device, self._dtype)
         mask = torch.from_numpy(bundle[SOUND_MASK].astype(np.bool_)).to(self._device)
         with running_on(self._cores) if self._cores else nullcontext():
-            rows = _bring_down(hear(self._model, features, mask))
+            rows = _bring_down(encode_audio(self._model, features, mask))
             return ImageFeatures(rows * np.float32(self._scale))
 
     def _load(self, name: str, values: NDArray[Any]) -> torch.Tensor:
         if name in _PICTURES:
             pixels = torch.from_numpy(self._normalisings[_PICTURES[name]].apply(values))
-            return pixels.to(self._device, torch.float32 if self._look else self._dtype)
+            return pixels.to(self._device, torch.float32 if self._encode_image else self._dtype)
         kind = np.bool_ if name in _MASKS else np.int64
         return torch.from_numpy(values.astype(kind)).to(self._device)
 
@@ -161,7 +165,7 @@ def load_tower(
     if family is not _SIGHTLESS:
         prefixes = ["", "high_res_"] if family.two_sizes else [""]
         normalisings = {prefix: Normalising.read(folder, family, prefix) for prefix in prefixes}
-    keep, see = CROSSINGS.get(model_type, (None, None))
+    keep, encode_states = CROSSINGS.get(model_type, (None, None))
     model = _build(folder, () if keep else family.text_parts, hears=hears)
     if keep is not None:
         keep(model)
@@ -179,12 +183,12 @@ def load_tower(
         dtype,
         cores,
         projector=family.projector,
-        see=see,
+        encode_states=encode_states,
         text_dtype=text_dtype,
         mark=MARKS.get(model_type),
-        hear=HEARINGS[model_type] if hears else None,
-        hear_beside=BESIDE.get(model_type) if hears else None,
-        look=LOOKS.get(model_type),
+        encode_audio=AUDIO_ENCODERS[model_type] if hears else None,
+        encode_audio_beside=BESIDE.get(model_type) if hears else None,
+        encode_image=IMAGE_ENCODERS.get(model_type),
     )
 
 

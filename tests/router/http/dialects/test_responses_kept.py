@@ -14,7 +14,7 @@ import trio
 from tests.router.http.dialects.conversations import ROME, engine
 from tests.router.http.dialects.responses_answers import PATH, TOOLS, error, events, final
 from tests.router.http.fake_engine import FakeEngine
-from tests.router.http.seeing import data_url, seeing_engine
+from tests.router.http.image_requests import data_url, seeing_engine
 from tests.router.http.served import Answer, Client, Server, served, until
 from tests.router.http.thinking import let_think
 from tests.router.media.image_files import encode, noise

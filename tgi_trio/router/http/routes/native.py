@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from tgi_trio.errors import Draining, Overloaded, TgiTrioError, Unavailable
 from tgi_trio.router.http.answer_headers import event_stream, timing_headers
 from tgi_trio.router.http.call import Call, Reply, Route
-from tgi_trio.router.http.call_validation import refuse_unseen, validate_request
+from tgi_trio.router.http.call_validation import refuse_media, validate_request
 from tgi_trio.router.http.generation import (
     Result,
     check_batch_size,
@@ -53,9 +53,9 @@ async def compat(call: Call) -> Reply:
     parameters = parameters_of(request)
     if parameters.return_full_text is None:
         tag, images = call.engine.model.pipeline_tag, call.engine.images
-        sees = images is not None and images.layout is not None
+        has_vision = images is not None and images.layout is not None
         # Vision models have another tag on the hub.
-        parameters.return_full_text = tag == "text-generation" or (tag is None and not sees)
+        parameters.return_full_text = tag == "text-generation" or (tag is None and not has_vision)
     if request.stream:
         return await _stream(call, request, parameters)
     return await _whole(call, queries_of(call, request), parameters, array=True)
@@ -79,7 +79,7 @@ def find_images(call: Call, query: str) -> Prompt:
         return query
     found = ImagePrompt.parse(query, ("", "") if layout is None else layout.around)
     if found is not None and layout is None:
-        refuse_unseen(call, found.links[0])
+        refuse_media(call, found.links[0])
     return query if found is None else found
 
 

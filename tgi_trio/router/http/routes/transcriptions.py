@@ -17,7 +17,7 @@ from tgi_trio.errors import TemplateError, ValidationError
 from tgi_trio.router.http.answer_fields import use_model
 from tgi_trio.router.http.answer_headers import event_stream, timing_headers
 from tgi_trio.router.http.call import Call, Reply, Route
-from tgi_trio.router.http.call_validation import refuse_unseen, validate_request
+from tgi_trio.router.http.call_validation import refuse_media, validate_request
 from tgi_trio.router.http.conversation import Conversation
 from tgi_trio.router.http.generation import collect_results, stream_events, take_permits
 from tgi_trio.router.http.messages.error_shapes import OpenAIShape, openai_event
@@ -129,7 +129,7 @@ async def transcribe(call: Call) -> Reply:
     else:
         text = _encode(asked.sound)
     link = to_audio_link(text, "`file`", "file")
-    refuse_unseen(call, link)
+    refuse_media(call, link)
     prepared: Prepared | None = None
     written = _find_transcription(call)
     if written.begin:

@@ -133,7 +133,9 @@ _GEMMA4: Final = AudioTokens("<|audio|>", "<|audio>", "<audio|>")
 _GEMMA3N: Final = AudioTokens("<audio_soft_token>", "<start_of_audio>", "<end_of_audio>")
 
 
-def lay_out_gemma3n_audio(own: Settings, settings: ImageSettings, told: Settings) -> OtherLayout:
+def lay_out_gemma3n_audio(
+    own: Settings, settings: ImageSettings, tokenizer_config: Settings
+) -> OtherLayout:
     """Return the layout of a model; raises ModelLoadError."""
     features = read_int(settings.processor, "audio_seq_length", 188)
     computed = read_int(settings.config, "audio_soft_tokens_per_image", 188)
@@ -142,10 +144,12 @@ def lay_out_gemma3n_audio(own: Settings, settings: ImageSettings, told: Settings
             f"its processor writes audio_seq_length {features} tokens for a sound, and config.json "
             f"says audio_soft_tokens_per_image {computed}: both have to be the same"
         )
-    return FixedAudioLayout(_GEMMA3N.read(told), features)
+    return FixedAudioLayout(_GEMMA3N.read(tokenizer_config), features)
 
 
-def lay_out_gemma4_audio(own: Settings, settings: ImageSettings, told: Settings) -> OtherLayout:
+def lay_out_gemma4_audio(
+    own: Settings, settings: ImageSettings, tokenizer_config: Settings
+) -> OtherLayout:
     """Return the layout of a model; raises ModelLoadError."""
     rate = read_int(own, "sampling_rate", 16_000)
     lengths = (own.get("frame_length_ms", 20.0), own.get("hop_length_ms", 10.0))
@@ -155,25 +159,27 @@ def lay_out_gemma4_audio(own: Settings, settings: ImageSettings, told: Settings)
             "hop_length_ms"
         )
     window, hop = (round(rate * each / 1000) for each in lengths)
-    return FramesAudioLayout(_GEMMA4.read(told), window, hop)
+    return FramesAudioLayout(_GEMMA4.read(tokenizer_config), window, hop)
 
 
 def lay_out_gemma4_unified_audio(
-    own: Settings, settings: ImageSettings, told: Settings
+    own: Settings, settings: ImageSettings, tokenizer_config: Settings
 ) -> OtherLayout:
     """Return the layout of a model; raises ModelLoadError."""
-    return WaveLayout(_GEMMA4.read(told), read_int(own, "audio_samples_per_token", 640))
+    return WaveLayout(_GEMMA4.read(tokenizer_config), read_int(own, "audio_samples_per_token", 640))
 
 
-def lay_out_qwen2_audio(own: Settings, settings: ImageSettings, told: Settings) -> OtherLayout:
+def lay_out_qwen2_audio(
+    own: Settings, settings: ImageSettings, tokenizer_config: Settings
+) -> OtherLayout:
     """Return the layout of a model; raises ModelLoadError."""
     hop = _read_hop(own, settings, "max_source_positions")
-    tokens = _QWEN2.read(settings.processor, _QWEN2_NAMES).read(told, _QWEN2_NAMES)
+    tokens = _QWEN2.read(settings.processor, _QWEN2_NAMES).read(tokenizer_config, _QWEN2_NAMES)
     return WhisperLayout(tokens, hop)
 
 
 def lay_out_qwen2_5_omni_audio(
-    own: Settings, settings: ImageSettings, told: Settings
+    own: Settings, settings: ImageSettings, tokenizer_config: Settings
 ) -> OtherLayout:
     """Return the layout of a model; raises ModelLoadError."""
     if (seconds := read_int(own, "chunk_length", _WHISPER_S)) != _OMNI_S:
@@ -181,10 +187,12 @@ def lay_out_qwen2_5_omni_audio(
             f"its feature extractor hears {seconds} s (chunk_length); served are {_OMNI_S}, of all "
             "such models"
         )
-    return WhisperLayout(_QWEN2.read(told, _QWEN2_NAMES), _read_omni_hop(own))
+    return WhisperLayout(_QWEN2.read(tokenizer_config, _QWEN2_NAMES), _read_omni_hop(own))
 
 
-def lay_out_qwen3_omni_audio(own: Settings, settings: ImageSettings, told: Settings) -> OtherLayout:
+def lay_out_qwen3_omni_audio(
+    own: Settings, settings: ImageSettings, tokenizer_config: Settings
+) -> OtherLayout:
     """Return the layout of a model; raises ModelLoadError."""
     tower: Any = settings.config.get("audio_config")
     window = read_int(tower if isinstance(tower, Mapping) else {}, "n_window", _WINDOWS_S // 2)
@@ -192,7 +200,7 @@ def lay_out_qwen3_omni_audio(own: Settings, settings: ImageSettings, told: Setti
         raise ModelLoadError(
             f"config.json says n_window {window}; served is {_WINDOWS_S // 2}, of all such models"
         )
-    return Qwen3OmniLayout(_QWEN3_OMNI.read(told, _QWEN2_NAMES), _read_omni_hop(own))
+    return Qwen3OmniLayout(_QWEN3_OMNI.read(tokenizer_config, _QWEN2_NAMES), _read_omni_hop(own))
 
 
 def _read_omni_hop(own: Settings) -> int:
@@ -206,7 +214,9 @@ def _read_omni_hop(own: Settings) -> int:
     return hop
 
 
-def lay_out_glmasr(own: Settings, settings: ImageSettings, told: Settings) -> OtherLayout:
+def lay_out_glmasr(
+    own: Settings, settings: ImageSettings, tokenizer_config: Settings
+) -> OtherLayout:
     """Return the layout of a model; raises ModelLoadError."""
     hop = _read_hop(own, settings, "max_position_embeddings")
     longest = read_int(settings.processor, "max_audio_len", _GLM_S)
@@ -217,7 +227,9 @@ def lay_out_glmasr(own: Settings, settings: ImageSettings, told: Settings) -> Ot
     return WhisperLayout(_GLM.read(settings.processor), hop, merge=4)
 
 
-def lay_out_voxtral(own: Settings, settings: ImageSettings, told: Settings) -> OtherLayout:
+def lay_out_voxtral(
+    own: Settings, settings: ImageSettings, tokenizer_config: Settings
+) -> OtherLayout:
     """Return the layout of a model; raises ModelLoadError."""
     _read_hop(own, settings, "max_source_positions")
     tower: Any = settings.config.get("audio_config")

@@ -64,7 +64,9 @@ class ReducedLayout(SpokenLayout):
         return -(-windows // self.reduction)
 
 
-def lay_out_granite_speech(own: Settings, settings: ImageSettings, told: Settings) -> OtherLayout:
+def lay_out_granite_speech(
+    own: Settings, settings: ImageSettings, tokenizer_config: Settings
+) -> OtherLayout:
     """Return the layout of a model; raises ModelLoadError."""
     pairs = (("window_size", 15), ("downsample_rate", 5))
     window, rate = (read_int(settings.config, name, default) for name, default in pairs)
@@ -75,11 +77,13 @@ def lay_out_granite_speech(own: Settings, settings: ImageSettings, told: Setting
             f"projector_downsample_rate of {written[1]}, and config.json says window_size {window} "
             f"and downsample_rate {rate}: both have to be the same, and windows multiples of rates"
         )
-    tokens = _TOKENS.read(settings.processor).read(told)
+    tokens = _TOKENS.read(settings.processor).read(tokenizer_config)
     return WindowsLayout(tokens, read_int(own, "hop_length", 160), window, window // rate)
 
 
-def lay_out_phi4_audio(own: Settings, settings: ImageSettings, told: Settings) -> OtherLayout:
+def lay_out_phi4_audio(
+    own: Settings, settings: ImageSettings, tokenizer_config: Settings
+) -> OtherLayout:
     """Return the layout of a model; raises ModelLoadError."""
     tower: Any = settings.config.get("audio_config")
     pairs = (
@@ -103,5 +107,5 @@ def lay_out_phi4_audio(own: Settings, settings: ImageSettings, told: Settings) -
     reduction *= read_int(own, "audio_downsample_rate", 1)
     window, hop = read_int(own, "win_length", 400), read_int(own, "hop_length", 160)
     number = read_int(tower, "audio_token_id", 200_011)
-    token = find_token(told, "audio_token", number) or _TOKENS.audio
+    token = find_token(tokenizer_config, "audio_token", number) or _TOKENS.audio
     return ReducedLayout(AudioTokens(token, "", ""), window, hop, reduction)

@@ -149,7 +149,7 @@ class ImageSettings:
     # preprocessor_config.json, or `image_processor` in processor_config.json (transformers 5).
     image_processor: Settings = field(default_factory=dict)
     processor: Settings = field(default_factory=dict)  # processor_config.json
-    told: Settings = field(default_factory=dict)  # tokenizer_config.json
+    tokenizer_config: Settings = field(default_factory=dict)  # tokenizer_config.json
 
     @property
     def vision(self) -> Settings:
@@ -168,15 +168,18 @@ class ImageSettings:
         return found if isinstance(found, Mapping) else {"shortest_edge": found}
 
 
-def find_token(told: Settings, name: str, number: int | None = None) -> str | None:
+def find_token(tokenizer_config: Settings, name: str, number: int | None = None) -> str | None:
     """Return a token of tokenizer_config.json by what it is for, or by its id if it has no name."""
     found: dict[str, Any] = {}
-    more = [told.get(kind) for kind in ("model_specific_special_tokens", "extra_special_tokens")]
-    for each in (*more, told):
+    more = [
+        tokenizer_config.get(kind)
+        for kind in ("model_specific_special_tokens", "extra_special_tokens")
+    ]
+    for each in (*more, tokenizer_config):
         found |= each if isinstance(each, Mapping) else {}
     given = found.get(name)
     if given is None and number is not None:
-        added = told.get("added_tokens_decoder")
+        added = tokenizer_config.get("added_tokens_decoder")
         given = added.get(str(number)) if isinstance(added, Mapping) else None
     given = given.get("content") if isinstance(given, Mapping) else given
     return given if isinstance(given, str) and given else None

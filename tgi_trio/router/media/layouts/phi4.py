@@ -40,12 +40,12 @@ class Phi4Layout(PlainFinish):
 
 def lay_out_phi4(settings: ImageSettings) -> Phi4Layout:
     """Return the layout of a `phi4_multimodal` model. Raises ModelLoadError."""
-    told = {"crop_size": SIDE, "image_size": SIDE, "patch_size": PATCH}
-    for name, wanted in told.items():
+    tokenizer_config = {"crop_size": SIDE, "image_size": SIDE, "patch_size": PATCH}
+    for name, wanted in tokenizer_config.items():
         if (found := settings.vision.get(name, wanted)) != wanted:
             raise ModelLoadError(
                 f"vision_config says {name} {found}; served is {wanted}, of all such models"
             )
     number = read_int(settings.vision, "image_token_id", 200_010)
-    token = find_token(settings.told, "image_token", number) or "<|image|>"
+    token = find_token(settings.tokenizer_config, "image_token", number) or "<|image|>"
     return Phi4Layout(Phi4Canvas.read(settings.image_processor), token)

@@ -20,10 +20,10 @@ class AudioTokens(NamedTuple):
     begin: str
     end: str
 
-    def read(self, told: Settings, names: Sequence[str] = _NAMES) -> AudioTokens:
+    def read(self, tokenizer_config: Settings, names: Sequence[str] = _NAMES) -> AudioTokens:
         """Return what tokenizer_config.json says instead of these, under these names."""
         pairs = zip(names, self, strict=True)
-        return AudioTokens(*(find_token(told, name) or own for name, own in pairs))
+        return AudioTokens(*(find_token(tokenizer_config, name) or own for name, own in pairs))
 
 
 class Transcription(NamedTuple):

@@ -89,8 +89,10 @@ class GlmVideoLayout(Unmarked):
         firsts = clip.frames[:: self.canvas.step]
         grid = f"<|begin_of_image|>{tokens}<|end_of_image|>"
         seconds = (frame / clip.rate for frame in firsts)
-        told = (f"{each:.1f} seconds" if self.tenths else str(int(each)) for each in seconds)
-        return "".join(grid + each for each in told)
+        tokenizer_config = (
+            f"{each:.1f} seconds" if self.tenths else str(int(each)) for each in seconds
+        )
+        return "".join(grid + each for each in tokenizer_config)
 
     def count_features(self, clip: Clip) -> int:
         return self.canvas.count_grids(len(clip.frames)) * _count_tokens(self.canvas, clip)
@@ -121,8 +123,10 @@ class SmolLayout(FramesLayout):
         length = timedelta(seconds=int(clip.total / clip.rate))
         begin = f"You are provided the following series of {count} frames from a {length} "
         moments = (divmod(int(frame / clip.rate), 60) for frame in clip.frames)
-        told = (f"\nFrame from {minute:02d}:{second:02d}:" for minute, second in moments)
-        frames = "".join(each + self.frame for each in told)
+        tokenizer_config = (
+            f"\nFrame from {minute:02d}:{second:02d}:" for minute, second in moments
+        )
+        frames = "".join(each + self.frame for each in tokenizer_config)
         return f"{begin}[H:MM:SS] video.\n{frames}\n\n"
 
 

@@ -12,9 +12,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.router.media.sound_files import as_floats, make_samples
+from tests.shard.media.audio_models import EXTRACTOR, make_folder
 from tests.shard.media.granite_models import EXTRACTOR as GRANITE
 from tests.shard.media.granite_models import make_granite
-from tests.shard.media.hearing_models import EXTRACTOR, make_folder
 from tests.shard.torch_backend.interpreter import need_triton
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.ipc.shard_settings import ShardSettings
@@ -27,7 +27,7 @@ from tgi_trio.testing.checkpoints import VOCAB_SIZE
 
 need_triton()
 
-from tests.shard.media.hearing_device import check_on_device  # noqa: E402  (it imports Triton)
+from tests.shard.media.audio_device import check_on_device  # noqa: E402  (it imports Triton)
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

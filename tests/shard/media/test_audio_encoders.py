@@ -28,7 +28,7 @@ from tgi_trio.testing.wrapped_checkpoints import make_wrapped
 
 need_triton()
 
-from tests.shard.media.hearing_device import check_on_device  # noqa: E402  (it imports Triton)
+from tests.shard.media.audio_device import check_on_device  # noqa: E402  (it imports Triton)
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -10,7 +10,7 @@ from tgi_trio.router.media.kinds import Kind
 
 
 @dataclass(frozen=True, slots=True)
-class Manner:
+class PixelOptions:
     """What makes other pixels of the same bytes."""
 
     # The prompt has other images, or a sound's has some, and its layout makes more of it then.
@@ -32,4 +32,4 @@ class Manner:
         return sha256(key + f" {self.fps} {self.num_frames}".encode()).digest()
 
 
-PLAIN: Final = Manner()
+PLAIN: Final = PixelOptions()

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.router.http.fake_engine import FakeEngine
-from tests.router.http.seeing import VIDEO_PAD, data_url, seeing_engine
+from tests.router.http.image_requests import VIDEO_PAD, data_url, seeing_engine
 from tests.router.http.served import served
 from tests.router.media.image_files import encode, noise
 from tests.router.media.sound_files import audio_part, make_sound

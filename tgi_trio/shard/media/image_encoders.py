@@ -9,10 +9,12 @@ import torch
 
 # Returns features [N, hidden] in the order of an image's tokens, from a model and the arrays of the
 # image's bundle, whose pixels are normalised, in float32; they are computed in the dtype.
-Look = Callable[[Any, Mapping[str, torch.Tensor], torch.dtype], torch.Tensor]
+EncodeImage = Callable[[Any, Mapping[str, torch.Tensor], torch.dtype], torch.Tensor]
 
 
-def look_phi4(model: Any, inputs: Mapping[str, torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
+def encode_phi4_image(
+    model: Any, inputs: Mapping[str, torch.Tensor], dtype: torch.dtype
+) -> torch.Tensor:
     """Return the features of an image's crops, and of the whole that they are of.
 
     The whole is made smaller as by `transformers`' processor, of what is normalised already.
@@ -37,7 +39,7 @@ def look_phi4(model: Any, inputs: Mapping[str, torch.Tensor], dtype: torch.dtype
     return found
 
 
-def let_phi4_see(model: Any) -> None:
+def unmask_phi4_patches(model: Any) -> None:
     """Have all patches of a crop see one another.
 
     In transformers 5.24 they see those before them alone if torch's own kernel computes and all of
@@ -48,6 +50,6 @@ def let_phi4_see(model: Any) -> None:
 
 
 # By `model_type`.
-LOOKS: Final[Mapping[str, Look]] = {"phi4_multimodal": look_phi4}
+IMAGE_ENCODERS: Final[Mapping[str, EncodeImage]] = {"phi4_multimodal": encode_phi4_image}
 # What is put right of a class before it computes; likewise.
-AMENDS: Final[Mapping[str, Callable[[Any], None]]] = {"phi4_multimodal": let_phi4_see}
+AMENDS: Final[Mapping[str, Callable[[Any], None]]] = {"phi4_multimodal": unmask_phi4_patches}

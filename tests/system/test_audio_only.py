@@ -15,7 +15,7 @@ import torch
 
 from tests.router.media.image_files import noise
 from tests.router.media.sound_files import as_floats, audio_part, encode_sound, make_samples
-from tests.shard.media.hearing_models import make_folder
+from tests.shard.media.audio_models import make_folder
 from tests.system.client import post
 from tests.system.server import ServerProcess, serving
 from tests.system.test_videos import MOST, ask

@@ -10,10 +10,10 @@ import torch
 # Returns features [N, hidden] in the order of a sound's tokens, from a model, `input_features`
 # [1, T, width], of Whisper's extractor [pieces, width, T], and which of these T are of the sound
 # (bool [1, T] or [pieces, T]).
-Hear = Callable[[Any, torch.Tensor, torch.Tensor], torch.Tensor]
+EncodeAudio = Callable[[Any, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
-def hear_gemma3n(model: Any, features: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+def encode_gemma3n_audio(model: Any, features: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """Return as many features as any sound has, and that of the mark behind them.
 
     What the sound is too short for has the last row of the tower's vocabulary. Raises ValueError
@@ -30,14 +30,14 @@ def hear_gemma3n(model: Any, features: torch.Tensor, mask: torch.Tensor) -> torc
     return torch.cat((rows, padding.expand(count - len(rows), -1), end))
 
 
-def hear_gemma4(model: Any, features: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+def encode_gemma4_audio(model: Any, features: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """Return the features of a sound without those of silence behind it."""
     found = model.get_audio_features(features, mask, return_dict=True)
     rows: torch.Tensor = found.pooler_output[found.attention_mask]
     return rows
 
 
-def hear_qwen2_audio(model: Any, features: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+def encode_qwen2_audio(model: Any, features: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """Return the features of a sound without those of silence behind it, which it does not see.
 
     As in the class's `forward`, which has no `get_audio_features`.
@@ -58,31 +58,33 @@ def hear_qwen2_audio(model: Any, features: torch.Tensor, mask: torch.Tensor) -> 
     return rows[: int(counts)]
 
 
-def hear_glmasr(model: Any, features: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+def encode_glmasr(model: Any, features: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """Return the features of a sound's pieces without those of silence behind it."""
     rows: torch.Tensor = model.get_audio_features(features, mask, return_dict=True).pooler_output
     return rows
 
 
-def hear_granite_speech(model: Any, features: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+def encode_granite_speech(model: Any, features: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """Return the features of a sound, of whole windows: what the last one lacks is silence."""
     rows: torch.Tensor = model.get_audio_features(features, return_dict=True).pooler_output[0]
     return rows
 
 
-def hear_omni(model: Any, features: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+def encode_omni_audio(model: Any, features: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """Return the features of a sound by Qwen-Omni's thinker."""
     found = model.get_audio_features(features, feature_attention_mask=mask, return_dict=True)
     rows: torch.Tensor = found.last_hidden_state
     return rows
 
 
-def hear_phi4(model: Any, features: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+def encode_phi4_audio(model: Any, features: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """Return the features of a sound by Phi-4-multimodal."""
     return _project_phi4(model, features, "speech")
 
 
-def hear_phi4_beside_images(model: Any, features: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+def encode_phi4_audio_beside_images(
+    model: Any, features: torch.Tensor, mask: torch.Tensor
+) -> torch.Tensor:
     """Do the same for a prompt with images, which are projected by other weights."""
     return _project_phi4(model, features, "vision")
 
@@ -99,25 +101,25 @@ def _project_phi4(model: Any, features: torch.Tensor, mode: str) -> torch.Tensor
     return rows
 
 
-def hear_voxtral(model: Any, features: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+def encode_voxtral(model: Any, features: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """Return the features of a sound's pieces, of the silence behind it as well."""
     rows: torch.Tensor = model.get_audio_features(features, return_dict=True).pooler_output
     return rows
 
 
 # By `model_type`.
-HEARINGS: Final[Mapping[str, Hear]] = {
-    "gemma3n": hear_gemma3n,
-    "gemma4": hear_gemma4,
-    "gemma4_unified": hear_gemma4,
-    "glmasr": hear_glmasr,
-    "granite_speech": hear_granite_speech,
-    "granite_speech_plus": hear_granite_speech,
-    "phi4_multimodal": hear_phi4,
-    "qwen2_5_omni_thinker": hear_omni,
-    "qwen2_audio": hear_qwen2_audio,
-    "qwen3_omni_moe_thinker": hear_omni,
-    "voxtral": hear_voxtral,
+AUDIO_ENCODERS: Final[Mapping[str, EncodeAudio]] = {
+    "gemma3n": encode_gemma3n_audio,
+    "gemma4": encode_gemma4_audio,
+    "gemma4_unified": encode_gemma4_audio,
+    "glmasr": encode_glmasr,
+    "granite_speech": encode_granite_speech,
+    "granite_speech_plus": encode_granite_speech,
+    "phi4_multimodal": encode_phi4_audio,
+    "qwen2_5_omni_thinker": encode_omni_audio,
+    "qwen2_audio": encode_qwen2_audio,
+    "qwen3_omni_moe_thinker": encode_omni_audio,
+    "voxtral": encode_voxtral,
 }
 # Likewise, of those that hear otherwise where a prompt has images.
-BESIDE: Final[Mapping[str, Hear]] = {"phi4_multimodal": hear_phi4_beside_images}
+BESIDE: Final[Mapping[str, EncodeAudio]] = {"phi4_multimodal": encode_phi4_audio_beside_images}
