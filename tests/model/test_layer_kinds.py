@@ -130,7 +130,7 @@ def test_tokens_with_tables_of_their_own_are_split_as_one_vocabulary(
     """Each rank has so many of the next tokens, the last one what is left."""
     values = SIZES | {"model_type": "idefics", "intermediate_size": 96, "additional_vocab_size": 2}
     spec = spec_of(tmp_path, values | {"cross_layer_interval": 4})
-    assert [i for i, layer in enumerate(spec.layers) if layer.crosses] == [0, 5, 10]
+    assert [i for i, layer in enumerate(spec.layers) if layer.cross_attention] == [0, 5, 10]
     assert (spec.vocab_size, spec.added_tokens) == (66, 2)
     tables = {"model.embed_tokens.weight": 0, "model.embed_tokens.additional_embedding.weight": 64}
     each = -(-66 // ranks)

@@ -21,7 +21,7 @@ from tgi_trio.model.specs.activations import PLAIN
 from tgi_trio.model.specs.block_index import BlockIndexSpec
 from tgi_trio.model.specs.decoder import (
     CompressionSpec,
-    Crossing,
+    CrossAttentionSpec,
     DecoderSpec,
     ExpertsSpec,
     HeadSizes,
@@ -54,7 +54,7 @@ from tgi_trio.shard.torch_backend.layers.activation import ACTIVATIONS
 RECORDS = (
     BlockIndexSpec,
     CompressionSpec,
-    Crossing,
+    CrossAttentionSpec,
     DecoderSpec,
     ExpertsSpec,
     HeadSizes,

@@ -45,7 +45,7 @@ def _unsolved_part(spec: DecoderSpec) -> str | None:
     """Return a part of the model that cannot be solved layer by layer or written, or None."""
     if any(layer.mixer for layer in spec.layers):
         return "layers that keep a state per sequence"
-    if any(layer.crosses for layer in spec.layers):
+    if any(layer.cross_attention for layer in spec.layers):
         return "layers that attend to images"
     if spec.shared_key is not None:
         return "attention to one key per token"

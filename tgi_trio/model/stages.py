@@ -117,7 +117,7 @@ def check_stages(spec: DecoderSpec | T5Spec, stages: int) -> None:
     needs_more = any(
         each.reads_layer is not None
         or each.shared
-        or each.crosses
+        or each.cross_attention
         or each.later
         or not each.chooses
         for each in spec.layers

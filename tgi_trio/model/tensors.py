@@ -51,7 +51,7 @@ def _unread_heads(spec: DecoderSpec) -> Iterator[str]:
     """
     for index, layer in enumerate(spec.layers):
         names = layer.names or spec.names
-        if layer.reads_layer is not None or layer.crosses is not None:
+        if layer.reads_layer is not None or layer.cross_attention is not None:
             for part in (names.key, names.value, names.key_norm):
                 yield f"{names.layer.format(index)}{part}.weight"
 

@@ -202,8 +202,9 @@ LongCat-Flash's layers have two attentions and two MLPs each, and are two layers
 the second. Torch computes it, on a GPU in recorded graphs, and it is not cut into stages. With a
 bias of the router, it runs through transformers.
 
-Llama 3.2 Vision and Idefics 1 have layers that attend to images (`model/matrices/crossing.py`,
-`torch_backend/layers/crossing.py`), whose keys and values are the
+Llama 3.2 Vision and Idefics 1 have layers that attend to images
+(`model/matrices/cross_attention.py`, `torch_backend/layers/cross_attention.py`), whose keys and
+values are the
 [tower's](media.md#which-models) to make. Llama's are passed by in text, and by rows of text beside
 others; of Idefics' the MLP alone adds something there. Eight tokens behind Llama's vocabulary are
 read, an image's among them, and never chosen; Idefics' last ones have tables of their own. Torch

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.shard.torch_backend.crossing_support import (
+from tests.shard.torch_backend.cross_attention_support import (
     CPU,
     DIM,
     HEADS,
@@ -20,7 +20,7 @@ from tests.shard.torch_backend.crossing_support import (
     states,
 )
 from tests.shard.torch_backend.models_support import BLOCK
-from tgi_trio.model.specs.decoder import Crossing
+from tgi_trio.model.specs.decoder import CrossAttentionSpec
 from tgi_trio.shard.contract import StepPlan
 from tgi_trio.shard.media.features import CrossStates
 from tgi_trio.shard.torch_backend.image_states import CrossShape, ImageSource
@@ -50,9 +50,9 @@ class NoAttention:
 
 
 def pages_of(blocks: int, blind: Any = "feeds") -> ImagePages:
-    crossing = Crossing(blind, together=True, gate_shape=(1,), query_norm=False)
+    cross_attention = CrossAttentionSpec(blind, together=True, gate_shape=(1,), query_norm=False)
     most = blocks * BLOCK * SHAPE.bytes_per_token
-    pages = ImagePages(ImageSource(SHAPE, CPU), crossing, cast("Any", NoAttention()), most)
+    pages = ImagePages(ImageSource(SHAPE, CPU), cross_attention, cast("Any", NoAttention()), most)
     pages.make_room()
     return pages
 
@@ -75,8 +75,8 @@ def check_launched(plan: StepPlan, pages: ImagePages, rows: list[Row]) -> None:
 def check_recorded(plan: StepPlan, pages: ImagePages, rows: list[Row]) -> None:
     recorded = pages.reserve(len(rows) + 1)
     pages.refill(recorded, pad_plan(plan, len(rows) + 1))
-    assert recorded.sight.seeing[:, 0].tolist() == [*(float(bool(row)) for row in rows), 0.0]
-    batch = recorded.sight.batch
+    assert recorded.cross_tokens.seeing[:, 0].tolist() == [*(float(bool(row)) for row in rows), 0.0]
+    batch = recorded.cross_tokens.batch
     for i, row in enumerate(rows):
         count, width = int(batch.contexts[i]), int(batch.width)
         table = batch.tables[i * width : (i + 1) * width].long()

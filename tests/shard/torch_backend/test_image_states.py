@@ -8,7 +8,14 @@ import pytest
 import torch
 
 from tests.shard.ranks.rank_processes import groups
-from tests.shard.torch_backend.crossing_support import CPU, DIM, HEADS, LAYERS, seeing, states
+from tests.shard.torch_backend.cross_attention_support import (
+    CPU,
+    DIM,
+    HEADS,
+    LAYERS,
+    seeing,
+    states,
+)
 from tgi_trio.ipc.frame_codec import Frame
 from tgi_trio.shard.contract import StepPlan
 from tgi_trio.shard.ranks.plan_frames import decode_plan, encode_plan

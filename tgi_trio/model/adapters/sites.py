@@ -139,7 +139,7 @@ def _list_linears(spec: DecoderSpec) -> Sequence[tuple[Site, LinearRef]]:
 
 def _linears_of_layer(spec: DecoderSpec, index: int) -> Iterator[tuple[Site, LinearRef]]:
     refs = layer_refs(spec, index)
-    if refs.shared is not None or refs.crossing is not None:
+    if refs.shared is not None or refs.cross_attention is not None:
         return
     attention = refs.attention
     if attention is not None and attention.shared_key is None:

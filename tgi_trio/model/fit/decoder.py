@@ -167,13 +167,13 @@ CLAIMS: Final[Claims] = {
     "BlockIndexSpec.local": ANY,
     "LayerSpec.attends": ANY,
     "LayerSpec.feeds": ANY,
-    "LayerSpec.crosses": ANY,
-    "Crossing.blind": only(
+    "LayerSpec.cross_attention": ANY,
+    "CrossAttentionSpec.blind": only(
         "reads all", "feeds", refusal="tokens before all images that {!r} are not known"
     ),
-    "Crossing.together": ANY,
-    "Crossing.gate_shape": ANY,
-    "Crossing.query_norm": ANY,
+    "CrossAttentionSpec.together": ANY,
+    "CrossAttentionSpec.gate_shape": ANY,
+    "CrossAttentionSpec.query_norm": ANY,
     "LayerSpec.sizes": ANY,
     "LayerSpec.keys_as_values": ANY,
     "LayerSpec.reads_layer": ANY,

@@ -77,7 +77,7 @@ CLAIMS: Final[Claims] = {
         for record, names in _HELD.items()
         for key in (f"{record}.{name}" for name in names.split())
     },
-    "LayerSpec.crosses": only(None, refusal="torch attends to images"),
+    "LayerSpec.cross_attention": only(None, refusal="torch attends to images"),
 }
 
 

@@ -128,12 +128,14 @@ CLAIMS: Final[Claims] = {
     "LayerSpec.feeds": ANY,
     "LayerSpec.mixer": ANY,
     "LayerSpec.attends": ANY,
-    "LayerSpec.crosses": only(None, refusal="layers attend to images"),
+    "LayerSpec.cross_attention": only(None, refusal="layers attend to images"),
     # Parts of what is refused, like the next ones.
-    "Crossing.blind": only("reads all", "feeds", refusal="tokens before all images that {!r}"),
-    "Crossing.together": ANY,
-    "Crossing.gate_shape": ANY,
-    "Crossing.query_norm": ANY,
+    "CrossAttentionSpec.blind": only(
+        "reads all", "feeds", refusal="tokens before all images that {!r}"
+    ),
+    "CrossAttentionSpec.together": ANY,
+    "CrossAttentionSpec.gate_shape": ANY,
+    "CrossAttentionSpec.query_norm": ANY,
     "DecoderSpec.added_tokens": only(0, refusal="the last {} tokens have tables of their own"),
     "DecoderSpec.extra_tokens": only(0, refusal="the last {} tokens are never chosen"),
     "ShortConvolution.channels": _CHANNELS,

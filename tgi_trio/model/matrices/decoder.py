@@ -12,7 +12,7 @@ from tgi_trio.model.matrices.block_index import (
     block_index_refs,
     pooled_index_piece,
 )
-from tgi_trio.model.matrices.crossing import crossing_refs
+from tgi_trio.model.matrices.cross_attention import cross_attention_refs
 from tgi_trio.model.matrices.latent import (
     index_refs,
     latent_qkv,
@@ -160,7 +160,7 @@ def layer_refs(spec: DecoderSpec, index: int) -> LayerRefs:
     def norm(name: str, there: bool, size: int = hidden, eps: float = 0.0) -> NormRef | None:
         return norm_ref(spec, block, name, size, eps) if there else None
 
-    mixes = layer.attends or mixer is not None or layer.crosses is not None
+    mixes = layer.attends or mixer is not None or layer.cross_attention is not None
     return LayerRefs(
         attention=_attention(spec, block, layer) if layer.attends else None,
         mixer=mixer_refs(mixer, prefix + names.mixer, hidden) if mixer else None,
@@ -177,7 +177,9 @@ def layer_refs(spec: DecoderSpec, index: int) -> LayerRefs:
         streams=layer_streams_refs(spec, prefix, spec.streams) if spec.streams else None,
         scale=VectorRef(prefix + names.layer_scale, 1) if names.layer_scale else None,
         shared=shared_refs(spec, shared, prefix, block) if shared else None,
-        crossing=crossing_refs(spec, layer.crosses, prefix) if layer.crosses else None,
+        cross_attention=cross_attention_refs(spec, layer.cross_attention, prefix)
+        if layer.cross_attention
+        else None,
         hyper=layer_hyper_refs(spec, prefix, spec.hyper) if spec.hyper else None,
         gates=layer_gates_refs(spec, prefix, spec.gated_streams) if spec.gated_streams else None,
         ngrams=ngrams_refs(spec, prefix, layer.ngrams) if layer.ngrams else None,

@@ -323,7 +323,7 @@ class SharedRefs:
 
 
 @dataclass(frozen=True, slots=True)
-class CrossingRefs:
+class CrossAttentionRefs:
     """Cross-attention to images, without keys and values, which are computed with the images."""
 
     query: LinearRef
@@ -352,7 +352,7 @@ class LayerRefs:
     streams: LayerStreamsRefs | None = None
     scale: VectorRef | None = None  # [1]
     shared: SharedRefs | None = None  # then `attention` and `mlp` belong to several layers
-    crossing: CrossingRefs | None = None  # then there is no `attention`
+    cross_attention: CrossAttentionRefs | None = None  # then there is no `attention`
     hyper: LayerHyperRefs | None = None
     gates: LayerGatesRefs | None = None
     ngrams: NgramsRefs | None = None

@@ -145,7 +145,7 @@ class CompressionSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class Crossing:
+class CrossAttentionSpec:
     """Cross-attention to a prompt's images, which have no positions among the tokens.
 
     Results of attention and MLP are multiplied by tanh of a gate. Sources: Flamingo (Alayrac,

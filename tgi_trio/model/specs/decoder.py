@@ -10,7 +10,7 @@ from typing import Literal
 
 from tgi_trio.model.specs.attention import Blind as Blind
 from tgi_trio.model.specs.attention import CompressionSpec as CompressionSpec
-from tgi_trio.model.specs.attention import Crossing as Crossing
+from tgi_trio.model.specs.attention import CrossAttentionSpec as CrossAttentionSpec
 from tgi_trio.model.specs.attention import HeadSizes as HeadSizes
 from tgi_trio.model.specs.attention import IndexSpec as IndexSpec
 from tgi_trio.model.specs.attention import LatentSpec as LatentSpec
@@ -264,7 +264,8 @@ class LayerSpec:
     blocks: BlockIndexSpec | None = None  # chooses what is attended to; None: everything is
     pooled: PooledIndexSpec | None = None  # likewise
     attends: bool = True  # has self-attention, beside a mixer if there is one
-    crosses: Crossing | None = None  # has cross-attention to images, and no other attention
+    # has cross-attention to images, and no other attention
+    cross_attention: CrossAttentionSpec | None = None
     feeds: bool = True  # has an MLP, or experts
     sizes: HeadSizes | None = None  # None: the model's
     keys_as_values: bool = False  # values are keys before their norm and rotation

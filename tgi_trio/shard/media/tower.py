@@ -26,7 +26,7 @@ from tgi_trio.shard.checkpoint.container import Container
 from tgi_trio.shard.checkpoint.safetensors_files import SafetensorsFiles
 from tgi_trio.shard.machine.cores import running_on
 from tgi_trio.shard.media.audio_encoders import AUDIO_ENCODERS, BESIDE, EncodeAudio
-from tgi_trio.shard.media.crossing import CROSSINGS, EncodeStates
+from tgi_trio.shard.media.cross_states import CROSS_STATES, EncodeStates
 from tgi_trio.shard.media.features import Bundle, ImageFeatures
 from tgi_trio.shard.media.image_encoders import AMENDS, IMAGE_ENCODERS, EncodeImage
 from tgi_trio.shard.media.marks import MARKS, Mark
@@ -165,7 +165,7 @@ def load_tower(
     if family is not _SIGHTLESS:
         prefixes = ["", "high_res_"] if family.two_sizes else [""]
         normalisings = {prefix: Normalising.read(folder, family, prefix) for prefix in prefixes}
-    keep, encode_states = CROSSINGS.get(model_type, (None, None))
+    keep, encode_states = CROSS_STATES.get(model_type, (None, None))
     model = _build(folder, () if keep else family.text_parts, hears=hears)
     if keep is not None:
         keep(model)

@@ -44,7 +44,7 @@ class CrossShape:
         cls, spec: DecoderSpec, dtype: torch.dtype, rank: int = 0, ranks: int = 1
     ) -> CrossShape | None:
         """Return the shape for a rank of a model; None if no layer attends to images."""
-        layers = sum(layer.crosses is not None for layer in spec.layers)
+        layers = sum(layer.cross_attention is not None for layer in spec.layers)
         if not layers:
             return None
         mine = kv_head_share(spec, spec.kv_heads, rank, ranks)

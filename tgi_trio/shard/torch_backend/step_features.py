@@ -48,11 +48,12 @@ class RowImages:
             yield cls(slice(start, stop), first, first + stop - start, places, untils, seen)
 
 
-class RecordedSight(Protocol):
-    """The tokens of a recorded step that attend to images; see `Sight` in `layers/crossing.py`."""
+class RecordedCrossTokens(Protocol):
+    """The tokens of a recorded step that attend to images; see `CrossTokens` in
+    `layers/cross_attention.py`."""
 
     def cast(self, dtype: torch.dtype) -> Any:
-        """Return the `Sight` for hidden states of a dtype."""
+        """Return the `CrossTokens` for hidden states of a dtype."""
         ...
 
 
@@ -81,13 +82,14 @@ class StepFeatures:
     rows: torch.Tensor  # float32 [N, hidden]
     deep: Mapping[int, torch.Tensor]  # float32 [N, hidden] by layer, see `PlacedFeatures`
     seeing: tuple[RowImages, ...] = ()
-    sight: RecordedSight | None = None  # of a recorded step whose rows may attend to images
+    # of a recorded step whose rows may attend to images
+    cross_tokens: RecordedCrossTokens | None = None
 
     @classmethod
-    def recorded(cls, sight: RecordedSight, device: torch.device) -> StepFeatures:
+    def recorded(cls, cross_tokens: RecordedCrossTokens, device: torch.device) -> StepFeatures:
         """Return the features of a recorded step, in which none replace embeddings."""
         none = torch.empty(0, dtype=torch.int64, device=device)
-        return cls(none, none, {}, sight=sight)
+        return cls(none, none, {}, cross_tokens=cross_tokens)
 
     @classmethod
     def of(

@@ -204,7 +204,9 @@ def wrap_layers(decoder: Decoder, wrap: Callable[[Site, Linear], Linear]) -> Non
 def find_latents(decoder: Decoder) -> Iterator[tuple[Site, LatentProjections]]:
     """Yield the projections of every layer over latents, with the site of what expands these."""
     for index, layer in enumerate(decoder.layers):
-        attention = layer.attention if layer.shared is None and layer.crossing is None else None
+        attention = (
+            layer.attention if layer.shared is None and layer.cross_attention is None else None
+        )
         if attention is not None and (latent := attention.latent) is not None:
             yield Site(index, "latent up"), latent
 
@@ -213,7 +215,7 @@ def find_mixtures(decoder: Decoder) -> Iterator[tuple[int, ExpertsMlp]]:
     """Yield every layer's number whose experts adapters may change, with its mixture."""
     for index, layer in enumerate(decoder.layers):
         own = has_own_experts(decoder.spec.layers[index])
-        own &= layer.shared is None and layer.crossing is None
+        own &= layer.shared is None and layer.cross_attention is None
         mixture = layer.mlp if layer.beside is None else layer.beside.experts
         if own and isinstance(mixture, ExpertsMlp):
             yield index, mixture

@@ -141,8 +141,10 @@ def _image_states(
     attention = capturable_attention(target.device, pages) if records else None
     if attention is None or not model.capturable:
         return KeptStates(source, settings.feature_memory)
-    crossing = next(layer.crosses for layer in model.spec.layers if layer.crosses)
-    return ImagePages(source, crossing, attention, settings.feature_memory)
+    cross_attention = next(
+        layer.cross_attention for layer in model.spec.layers if layer.cross_attention
+    )
+    return ImagePages(source, cross_attention, attention, settings.feature_memory)
 
 
 def _may_follow(model: Decoder) -> bool:

@@ -12,7 +12,7 @@ from tgi_trio.model.matrices.roles import (
     AttentionRefs,
     BlockIndexRefs,
     CompressorRefs,
-    CrossingRefs,
+    CrossAttentionRefs,
     IndexRefs,
     LogScaleRefs,
     SharedKeyRefs,
@@ -32,7 +32,7 @@ from tgi_trio.shard.torch_backend.attention.alibi import alibi_slopes
 from tgi_trio.shard.torch_backend.attention.interface import AttentionLayer
 from tgi_trio.shard.torch_backend.layers.block_index import BlockIndex
 from tgi_trio.shard.torch_backend.layers.compressor import Compressor
-from tgi_trio.shard.torch_backend.layers.crossing import CrossAttention, CrossLayer
+from tgi_trio.shard.torch_backend.layers.cross_attention import CrossAttention, CrossLayer
 from tgi_trio.shard.torch_backend.layers.index import TokenIndex
 from tgi_trio.shard.torch_backend.layers.joined import join_linears
 from tgi_trio.shard.torch_backend.layers.latent import LatentProjections
@@ -357,8 +357,8 @@ class AttentionLoader(WeightLoader):
         vectors = ((self.source.vector(name, size), size, heads) for name, size, heads in parts)
         return torch.cat([vector.expand(heads, size) for vector, size, heads in vectors])
 
-    def crossing(
-        self, index: int, layer: LayerSpec, refs: CrossingRefs | None
+    def cross_attention(
+        self, index: int, layer: LayerSpec, refs: CrossAttentionRefs | None
     ) -> CrossAttention | None:
         """Return a layer's cross-attention to images, None if it has none."""
         if refs is None:
@@ -367,7 +367,7 @@ class AttentionLoader(WeightLoader):
         gate, mlp_gate = (self.tensor(ref).tanh().flatten() for ref in (refs.gate, refs.mlp_gate))
         return CrossAttention(
             CrossLayer(
-                number=sum(each.crosses is not None for each in self.spec.layers[:index]),
+                number=sum(each.cross_attention is not None for each in self.spec.layers[:index]),
                 heads=heads.stop - heads.start,
                 head_dim=self.spec.head_dim,
                 scale=layer.scale,

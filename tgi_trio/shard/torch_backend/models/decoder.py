@@ -37,7 +37,7 @@ from tgi_trio.shard.torch_backend.layers.vocabulary import (
 )
 from tgi_trio.shard.torch_backend.models.attending import RotaryTables, make_tables
 from tgi_trio.shard.torch_backend.models.beginning import Begin, Beginning, Begun
-from tgi_trio.shard.torch_backend.models.crossing import cross, look
+from tgi_trio.shard.torch_backend.models.cross_tokens import cross, find_cross_tokens
 from tgi_trio.shard.torch_backend.models.feeding import leave_layer
 from tgi_trio.shard.torch_backend.models.hyper_connected import run_hyper_connected
 from tgi_trio.shard.torch_backend.models.layer import Layer
@@ -297,14 +297,14 @@ class Decoder:
         first = x
         addends: Addends | None = None
         tapped: dict[int, torch.Tensor] = {}
-        sight = look(self.spec, features, x)
+        cross_tokens = find_cross_tokens(self.spec, features, x)
         for i in range(len(self.layers)):
             if i in self.taps:  # the layer computes this sum again, as it does without taps
                 tapped[i] = add_and_normalise(x, addends, None)[0]
-            if (crossing := self.layers[i].crossing) is not None:
-                if sight is not None:
+            if (cross_attention := self.layers[i].cross_attention) is not None:
+                if cross_tokens is not None:
                     x, addends = add_and_normalise(x, addends, None)[0], None
-                    x = cross(self.layers[i], crossing, x, sight, self._runner.reduce)
+                    x = cross(self.layers[i], cross_attention, x, cross_tokens, self._runner.reduce)
             elif self.layers[i].shared is None:
                 x, addends = self._runner.run(i, x, addends, tables, attention, batch, states)
             else:

@@ -273,7 +273,7 @@ class DecoderLoader(AttentionLoader):
             streams=load_layer_streams(self, refs.streams, self.spec.streams),
             scale=self.source.vector(refs.scale.name, 1) if refs.scale else None,
             shared=self.shared_use(refs.shared),
-            crossing=self.crossing(index, layer, refs.crossing),
+            cross_attention=self.cross_attention(index, layer, refs.cross_attention),
             hyper=load_layer_hyper(self, refs.hyper, self.spec.hyper),
             gates=load_layer_gates(self, refs.gates, self.spec.gated_streams),
             ngrams=self.ngrams(refs.ngrams, layer),

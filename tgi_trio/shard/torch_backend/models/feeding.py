@@ -12,7 +12,7 @@ from tgi_trio.shard.torch_backend.layers.residual import (
     add_and_normalise,
     add_normalise_and_widen,
 )
-from tgi_trio.shard.torch_backend.models.crossing import Reduce
+from tgi_trio.shard.torch_backend.models.cross_tokens import Reduce
 from tgi_trio.shard.torch_backend.models.layer import Layer
 
 

@@ -10,7 +10,7 @@ import torch
 from tgi_trio.shard.torch_backend.attention.interface import AttentionLayer
 from tgi_trio.shard.torch_backend.layers.beside import ExpertsBeside
 from tgi_trio.shard.torch_backend.layers.block_index import BlockIndex
-from tgi_trio.shard.torch_backend.layers.crossing import CrossAttention
+from tgi_trio.shard.torch_backend.layers.cross_attention import CrossAttention
 from tgi_trio.shard.torch_backend.layers.gated_streams import LayerGates
 from tgi_trio.shard.torch_backend.layers.hyper import LayerHyper
 from tgi_trio.shard.torch_backend.layers.index import TokenIndex
@@ -114,7 +114,7 @@ class Layer:
     streams: LayerStreams | None = None
     scale: torch.Tensor | None = None  # [1]: multiplies the layer's output
     shared: SharedUse | None = None  # then attention and MLP are a block that several layers share
-    crossing: CrossAttention | None = None  # to images; then there is no other attention
+    cross_attention: CrossAttention | None = None  # to images; then there is no other attention
     hyper: LayerHyper | None = None
     gates: LayerGates | None = None
     ngrams: NgramsLayer | None = None
@@ -122,7 +122,7 @@ class Layer:
     mlp_norm_gate: NormGate | None = None
 
     def _around(self) -> tuple[_Around | None, ...]:
-        own = self.own_input, self.streams, self.shared, self.crossing, self.hyper
+        own = self.own_input, self.streams, self.shared, self.cross_attention, self.hyper
         behind = self.attention_norm_gate, self.mlp_norm_gate
         return self.beside, self.later, *own, self.gates, self.ngrams, *behind
 

@@ -17,12 +17,12 @@ import torch
 from numpy.typing import NDArray
 
 from tgi_trio.ipc.startup import BLOCK_SIZE
-from tgi_trio.model.specs.decoder import Crossing
+from tgi_trio.model.specs.decoder import CrossAttentionSpec
 from tgi_trio.shard.contract import StepPlan
 from tgi_trio.shard.media.cross_spans import cross_spans
 from tgi_trio.shard.media.features import CrossStates
-from tgi_trio.shard.torch_backend.attention.crossing import PagedSight
 from tgi_trio.shard.torch_backend.attention.interface import CapturableAttention
+from tgi_trio.shard.torch_backend.attention.paged_cross_attention import PagedCrossTokens
 from tgi_trio.shard.torch_backend.image_states import ImageSource
 from tgi_trio.shard.torch_backend.kv_cache import NULL_BLOCK, KVCache, KVShape
 from tgi_trio.shard.torch_backend.recordings.decode_plans import idle_plan
@@ -60,7 +60,7 @@ class _Gathered(Sequence[torch.Tensor]):
 class RecordedImages:
     """The memory of a recording from which it reads the images of its rows."""
 
-    sight: PagedSight
+    cross_tokens: PagedCrossTokens
     memory: torch.Tensor  # uint8: everything that `refill` writes
 
 
@@ -68,11 +68,15 @@ class ImagePages:
     """Keys and values of images on one rank's device; see `KeptStates`."""
 
     def __init__(
-        self, source: ImageSource, crossing: Crossing, attention: CapturableAttention, most: int
+        self,
+        source: ImageSource,
+        cross_attention: CrossAttentionSpec,
+        attention: CapturableAttention,
+        most: int,
     ) -> None:
         """`attention`: a backend used by nothing else; `most`: bytes of pages, over all heads."""
         self._source = source
-        self._crossing = crossing
+        self._cross_attention = cross_attention
         self._attention = attention
         shape = source.shape
         self._blocks = 1 + most // (shape.bytes_per_token * BLOCK_SIZE)
@@ -140,7 +144,7 @@ class ImagePages:
         Also False where a token before the first image attends to padding.
         """
         seen = list(self._seen_by(plan))
-        if any(not group and self._crossing.blind == "reads all" for _, group, _ in seen):
+        if any(not group and self._cross_attention.blind == "reads all" for _, group, _ in seen):
             return False
         wanted = {group for _, group, _ in seen if group}
         for _, group, states in seen:
@@ -157,14 +161,14 @@ class ImagePages:
         self._staging.fill(memory, every)
         own, of_attention = cut(memory, [seeing, told])
         batch = self._attention.reserve(plan, self._room, of_attention)
-        sight = PagedSight(
+        cross_tokens = PagedCrossTokens(
             self._attention,
             batch,
             self._kv_heads,
             seeing=split(own, seeing)[0],
-            feeds=self._crossing.blind == "feeds",
+            feeds=self._cross_attention.blind == "feeds",
         )
-        return RecordedImages(sight, memory)
+        return RecordedImages(cross_tokens, memory)
 
     def refill(self, recorded: RecordedImages, plan: StepPlan) -> None:
         """Tell a recording what the tokens of a padded plan see, which `fits` has accepted."""
@@ -186,7 +190,7 @@ class ImagePages:
                 row.places,
                 row.first,
                 row.end,
-                together=self._crossing.together,
+                together=self._cross_attention.together,
                 untils=row.untils,
             )
             states = row.states[span.images.start : span.images.stop]

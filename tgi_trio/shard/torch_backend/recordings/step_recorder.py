@@ -157,7 +157,7 @@ class StepRecorder:
         made = list[Chosen]()
         features: StepFeatures | None = None
         if memory.images is not None and kind.crossed:
-            features = StepFeatures.recorded(memory.images.sight, self._device)
+            features = StepFeatures.recorded(memory.images.cross_tokens, self._device)
 
         def compute() -> torch.Tensor:
             hidden, _, chosen = self._run(memory, features)

@@ -8,12 +8,12 @@ from typing import Any
 import torch
 
 from tgi_trio.shard.torch_backend.attention.interface import AttentionBackend, AttentionLayer
-from tgi_trio.shard.torch_backend.layers.crossing import CrossLayer
+from tgi_trio.shard.torch_backend.layers.cross_attention import CrossLayer
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class PagedSight:
-    """A `Sight` of decodes that reads only tensors that do not move.
+class PagedCrossTokens:
+    """A `CrossTokens` of decodes that reads only tensors that do not move.
 
     All tokens are computed. One that sees no image attends to a null block, and the result is
     multiplied by zero.
@@ -25,14 +25,14 @@ class PagedSight:
     seeing: torch.Tensor  # [T, 1]: 1 for tokens that see an image, else 0
     feeds: bool  # the MLP's output counts for all tokens
 
-    def cast(self, dtype: torch.dtype) -> PagedSight:
+    def cast(self, dtype: torch.dtype) -> PagedCrossTokens:
         """Return it for hidden states of `dtype`."""
         return replace(self, seeing=self.seeing.to(dtype))
 
     def pick(self, x: torch.Tensor) -> torch.Tensor:
         return x
 
-    def see(self, layer: CrossLayer, query: torch.Tensor) -> torch.Tensor:
+    def attend(self, layer: CrossLayer, query: torch.Tensor) -> torch.Tensor:
         own = AttentionLayer(
             index=layer.number,
             heads=layer.heads,

@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch.nn import functional
 
-from tgi_trio.model.specs.decoder import Crossing
+from tgi_trio.model.specs.decoder import CrossAttentionSpec
 from tgi_trio.shard.media.cross_spans import cross_spans
 from tgi_trio.shard.media.features import CrossStates
 from tgi_trio.shard.torch_backend.layers.linear import Linear
@@ -26,14 +26,14 @@ class CrossLayer(NamedTuple):
     scale: float
 
 
-class Sight(Protocol):
+class CrossTokens(Protocol):
     """The N tokens of a step that its cross-attention layers compute."""
 
     def pick(self, x: torch.Tensor) -> torch.Tensor:
         """Return the N rows of `x` [T, hidden]."""
         ...
 
-    def see(self, layer: CrossLayer, query: torch.Tensor) -> torch.Tensor:
+    def attend(self, layer: CrossLayer, query: torch.Tensor) -> torch.Tensor:
         """Attend to the images: `query` [N, heads, head_dim] to [N, heads * head_dim]."""
         ...
 
@@ -50,7 +50,7 @@ class Sight(Protocol):
         ...
 
 
-class Look(NamedTuple):
+class CrossGroup(NamedTuple):
     """Tokens that attend to the same images."""
 
     tokens: slice  # among the N
@@ -59,23 +59,25 @@ class Look(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Looks:
-    """A `Sight` that computes one group of tokens after the other."""
+class GroupedCrossTokens:
+    """A `CrossTokens` that computes one group of tokens after the other."""
 
     tokens: torch.Tensor | None  # int64 [N], indices in the step; None: all of its tokens
-    looks: tuple[Look, ...]  # a token in none of them attends to nothing
+    groups: tuple[CrossGroup, ...]  # a token in none of them attends to nothing
     feeding: torch.Tensor | None  # [N, 1]: 1 for tokens to which MLPs add, else 0; None: all 1
 
     @classmethod
-    def of(cls, crossing: Crossing, rows: Sequence[RowImages], like: torch.Tensor) -> Looks | None:
+    def of(
+        cls, cross_attention: CrossAttentionSpec, rows: Sequence[RowImages], like: torch.Tensor
+    ) -> GroupedCrossTokens | None:
         """Return it for a step with hidden states like `like` [T, hidden]; None if not needed.
 
         `rows`: the step's rows with images.
         """
-        feeds = crossing.blind == "feeds"
+        feeds = cross_attention.blind == "feeds"
         if not rows and not feeds:
             return None
-        looks: list[Look] = []
+        groups: list[CrossGroup] = []
         places: list[torch.Tensor] = []
         feeding: list[torch.Tensor] = []
         count = 0
@@ -85,31 +87,31 @@ class Looks:
                 row.places,
                 row.first,
                 row.end,
-                together=crossing.together,
+                together=cross_attention.together,
                 untils=row.untils,
             ):
                 tokens = slice(start + span.first - row.first, start + span.end - row.first)
                 seen = row.states[span.images.start : span.images.stop]
                 if seen or not feeds:
-                    looks.append(Look(tokens, seen or row.states, whole=not seen))
+                    groups.append(CrossGroup(tokens, seen or row.states, whole=not seen))
                 feeding.append(like.new_full((span.end - span.first, 1), 1.0 if seen else 0.0))
             places.append(torch.arange(row.tokens.start, row.tokens.stop, device=like.device))
             count += row.end - row.first
         if feeds:
-            return cls(None, tuple(looks), None)
-        return cls(torch.cat(places), tuple(looks), torch.cat(feeding))
+            return cls(None, tuple(groups), None)
+        return cls(torch.cat(places), tuple(groups), torch.cat(feeding))
 
     def pick(self, x: torch.Tensor) -> torch.Tensor:
         return x if self.tokens is None else x.index_select(0, self.tokens)
 
-    def see(self, layer: CrossLayer, query: torch.Tensor) -> torch.Tensor:
+    def attend(self, layer: CrossLayer, query: torch.Tensor) -> torch.Tensor:
         seen = torch.zeros_like(query)
-        for look in self.looks:
-            seen[look.tokens] = _see(layer, query[look.tokens], look)
+        for group in self.groups:
+            seen[group.tokens] = _attend_group(layer, query[group.tokens], group)
         return seen.flatten(1)
 
     def show(self, attended: torch.Tensor) -> torch.Tensor:
-        return attended  # `see` has left zeros for tokens that see no image
+        return attended  # `attend` has left zeros for tokens that see no image
 
     def feed(self, found: torch.Tensor) -> torch.Tensor:
         return found if self.feeding is None else found * self.feeding
@@ -129,12 +131,12 @@ class CrossAttention:
     gate: torch.Tensor  # [1] or [hidden]
     mlp_gate: torch.Tensor  # likewise
 
-    def attend(self, x: torch.Tensor, sight: Sight) -> torch.Tensor:
+    def attend(self, x: torch.Tensor, cross_tokens: CrossTokens) -> torch.Tensor:
         """Return the output [N, hidden] of tokens `x` [N, hidden]."""
         query = self.query(x).view(len(x), self.layer.heads, self.layer.head_dim)
         if self.query_norm is not None:
             query = self.query_norm(query)
-        return self.output(sight.see(self.layer, query))
+        return self.output(cross_tokens.attend(self.layer, query))
 
     def pack(self) -> None:
         """Pack the linear layers for this machine; see `Linear.pack`."""
@@ -147,10 +149,10 @@ class CrossAttention:
         return self.query.nbytes() + self.output.nbytes() + norm + gates
 
 
-def _see(layer: CrossLayer, query: torch.Tensor, look: Look) -> torch.Tensor:
+def _attend_group(layer: CrossLayer, query: torch.Tensor, cross_group: CrossGroup) -> torch.Tensor:
     """Return attention [Q, heads, head_dim] of `query`, of the same shape."""
-    ends = [None if look.whole else image.visible for image in look.images]
-    pairs = list(zip(look.images, ends, strict=True))
+    ends = [None if cross_group.whole else image.visible for image in cross_group.images]
+    pairs = list(zip(cross_group.images, ends, strict=True))
     key = _join([image.keys[layer.number][:end] for image, end in pairs], query)
     value = _join([image.values[layer.number][:end] for image, end in pairs], query)
     count, kv_heads = len(query), key.shape[1]

@@ -9,10 +9,10 @@ from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.families import names
 from tgi_trio.model.families.llama_like import llama_spec
 from tgi_trio.model.reading import rotary
-from tgi_trio.model.specs.decoder import Crossing, DecoderSpec, LayerSpec
+from tgi_trio.model.specs.decoder import CrossAttentionSpec, DecoderSpec, LayerSpec
 from tgi_trio.model.wrappers import EXTRA_TOKENS
 
-_LLAMA_CROSSINGS: Final = (3, 8, 13, 18, 23, 28, 33, 38)
+_LLAMA_LAYERS: Final = (3, 8, 13, 18, 23, 28, 33, 38)
 
 
 def mllama(config: ModelConfig) -> DecoderSpec:
@@ -24,14 +24,16 @@ def mllama(config: ModelConfig) -> DecoderSpec:
         norm_eps=float(config.get("rms_norm_eps", 1e-5)),
         extra_tokens=EXTRA_TOKENS["mllama_text_model"],
     )
-    crossing = LayerSpec(
+    cross_attention = LayerSpec(
         scale=spec.head_dim**-0.5,
         attends=False,
-        crosses=Crossing("reads all", together=True, gate_shape=(1,), query_norm=True),
+        cross_attention=CrossAttentionSpec(
+            "reads all", together=True, gate_shape=(1,), query_norm=True
+        ),
         names=names.LLAMA_CROSSING,
     )
-    which = {int(i) for i in config.get("cross_attention_layers", _LLAMA_CROSSINGS)}
-    layers = (crossing if i in which else layer for i, layer in enumerate(spec.layers))
+    which = {int(i) for i in config.get("cross_attention_layers", _LLAMA_LAYERS)}
+    layers = (cross_attention if i in which else layer for i, layer in enumerate(spec.layers))
     return replace(spec, layers=tuple(layers))
 
 
@@ -42,10 +44,10 @@ def idefics(config: ModelConfig) -> DecoderSpec | None:
     if gates is None:
         return None
     normed = bool(config.get("qk_layer_norms", False))
-    crossing = LayerSpec(
+    cross_attention = LayerSpec(
         scale=(hidden // heads) ** -0.5,
         attends=False,
-        crosses=Crossing(
+        cross_attention=CrossAttentionSpec(
             "feeds",
             together=False,
             gate_shape=gates,
@@ -63,7 +65,9 @@ def idefics(config: ModelConfig) -> DecoderSpec | None:
     for i, layer in enumerate(spec.layers):
         if i % every == 0:
             place = names.IDEFICS_CROSSING.layer.format(i // every)
-            layers.append(replace(crossing, names=replace(names.IDEFICS_CROSSING, layer=place)))
+            layers.append(
+                replace(cross_attention, names=replace(names.IDEFICS_CROSSING, layer=place))
+            )
         own = replace(names.IDEFICS, layer=names.IDEFICS.layer.format(i))
         layers.append(replace(layer, names=own))
     return replace(spec, layers=tuple(layers))

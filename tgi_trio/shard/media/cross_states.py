@@ -20,16 +20,16 @@ def keep_llama(model: Any) -> None:
     text = model.language_model
     for name in ("embed_tokens", "norm", "rotary_emb"):
         delattr(text, name)
-    crossing = [getattr(layer, "cross_attn", None) for layer in text.layers]
-    text.layers = nn.ModuleList(map(_keep_attention, crossing))
+    cross_attention = [getattr(layer, "cross_attn", None) for layer in text.layers]
+    text.layers = nn.ModuleList(map(_keep_attention, cross_attention))
 
 
 def keep_idefics(model: Any) -> None:
     """Do the same for Idefics 1."""
     for name in ("embed_tokens", "layers", "norm"):
         delattr(model, name)
-    crossing = [layer.cross_attn for layer in model.gated_cross_attn_layers]
-    model.gated_cross_attn_layers = nn.ModuleList(map(_keep_attention, crossing))
+    cross_attention = [layer.cross_attn for layer in model.gated_cross_attn_layers]
+    model.gated_cross_attn_layers = nn.ModuleList(map(_keep_attention, cross_attention))
 
 
 def _keep_attention(attention: Any) -> nn.Module:
@@ -50,11 +50,15 @@ def encode_llama_states(model: Any, inputs: Inputs, dtype: torch.dtype) -> Cross
     pixels = inputs["pixel_values"] * mask[..., None, None, None]
     found = model.vision_model(**{**inputs, "pixel_values": pixels}).last_hidden_state
     states = model.multi_modal_projector(found).flatten(0, -2)
-    crossing = [own.cross_attn for own in model.language_model.layers if hasattr(own, "cross_attn")]
-    shape = (len(states), -1, crossing[0].head_dim)
+    cross_attention = [
+        own.cross_attn for own in model.language_model.layers if hasattr(own, "cross_attn")
+    ]
+    shape = (len(states), -1, cross_attention[0].head_dim)
     return CrossStates(
-        keys=_bring_down([own.k_norm(own.k_proj(states).view(shape)) for own in crossing], dtype),
-        values=_bring_down([own.v_proj(states).view(shape) for own in crossing], dtype),
+        keys=_bring_down(
+            [own.k_norm(own.k_proj(states).view(shape)) for own in cross_attention], dtype
+        ),
+        values=_bring_down([own.v_proj(states).view(shape) for own in cross_attention], dtype),
         tokens=len(states),
         visible=int(mask.sum()) * found.shape[-2],
     )
@@ -66,14 +70,14 @@ def encode_idefics_states(model: Any, inputs: Inputs, dtype: torch.dtype) -> Cro
     if model.config.use_resampler:
         states = model.perceiver_resampler(states)
     states = states.flatten(0, -2)
-    crossing = [own.cross_attn for own in model.gated_cross_attn_layers]
-    shape = (len(states), -1, crossing[0].head_dim)
-    keys = [own.k_proj(states).view(shape) for own in crossing]
-    if crossing[0].qk_layer_norms:
-        keys = [own.k_layer_norm(key) for own, key in zip(crossing, keys, strict=True)]
+    cross_attention = [own.cross_attn for own in model.gated_cross_attn_layers]
+    shape = (len(states), -1, cross_attention[0].head_dim)
+    keys = [own.k_proj(states).view(shape) for own in cross_attention]
+    if cross_attention[0].qk_layer_norms:
+        keys = [own.k_layer_norm(key) for own, key in zip(cross_attention, keys, strict=True)]
     return CrossStates(
         keys=_bring_down(keys, dtype),
-        values=_bring_down([own.v_proj(states).view(shape) for own in crossing], dtype),
+        values=_bring_down([own.v_proj(states).view(shape) for own in cross_attention], dtype),
         tokens=len(states),
         visible=len(states),
     )
@@ -84,7 +88,7 @@ def _bring_down(parts: Sequence[torch.Tensor], dtype: torch.dtype) -> tuple[torc
 
 
 # By `model_type`: removes the text model's other parts, and computes keys and values.
-CROSSINGS: Final[Mapping[str, tuple[Keep, EncodeStates]]] = {
+CROSS_STATES: Final[Mapping[str, tuple[Keep, EncodeStates]]] = {
     "idefics": (keep_idefics, encode_idefics_states),
     "mllama": (keep_llama, encode_llama_states),
 }
