@@ -58,10 +58,10 @@ def spec_of(folder: Path) -> DecoderSpec:
     return replace(spec, layers=tuple(layers), index=index)
 
 
-def _without_keys(turning: RotarySpec | None) -> RotarySpec | None:
-    if turning is None or turning.kind != "default":
-        return turning
-    return replace(turning, parameters={})
+def _without_keys(rotary_spec: RotarySpec | None) -> RotarySpec | None:
+    if rotary_spec is None or rotary_spec.kind != "default":
+        return rotary_spec
+    return replace(rotary_spec, parameters={})
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -76,7 +76,9 @@ def test_a_published_file_says_what_transformers_makes_of_it(tmp_path: Path, nam
         assert turned[0] == turned[1], i
         same = ("window", "experts", "keys_as_values", "reads_layer", "mlp_width", "sparsity")
         assert [getattr(layer, key) for key in same] == [getattr(other, key) for key in same], i
-    assert published.own_inputs == today.own_inputs and published.streams == today.streams
+    assert (
+        published.per_layer_inputs == today.per_layer_inputs and published.streams == today.streams
+    )
     assert (published.value_scale, published.norm_eps) == (today.value_scale, today.norm_eps)
 
 

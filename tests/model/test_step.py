@@ -54,13 +54,13 @@ def spec_of(folder: Path, text: dict[str, Any]) -> DecoderSpec | None:
 
 def with_bare_rotary(layer: LayerSpec) -> LayerSpec:
     """Return a layer without what its rotary embedding does not read."""
-    turning = layer.rotary
-    if turning is not None and turning.kind == "default":
-        turning = RotarySpec(turning.dim, turning.theta)
-    elif turning is not None:
-        kept = {name: turning.parameters[name] for name in PUBLISHED["rope_scaling"]}
-        turning = replace(turning, parameters=kept)
-    return replace(layer, rotary=turning)
+    rotary_spec = layer.rotary
+    if rotary_spec is not None and rotary_spec.kind == "default":
+        rotary_spec = RotarySpec(rotary_spec.dim, rotary_spec.theta)
+    elif rotary_spec is not None:
+        kept = {name: rotary_spec.parameters[name] for name in PUBLISHED["rope_scaling"]}
+        rotary_spec = replace(rotary_spec, parameters=kept)
+    return replace(layer, rotary=rotary_spec)
 
 
 @pytest.mark.parametrize("said", [{}, SIZES, PUBLISHED], ids=["nothing", "sizes", "published"])

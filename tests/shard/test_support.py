@@ -30,7 +30,7 @@ from tgi_trio.model.specs.decoder import (
     LatentSpec,
     LayerSpec,
     Names,
-    OwnInputsSpec,
+    PerLayerInputsSpec,
     QueryScale,
     RotarySpec,
     SharedBlock,
@@ -63,7 +63,7 @@ RECORDS = (
     LatentSpec,
     LayerSpec,
     Names,
-    OwnInputsSpec,
+    PerLayerInputsSpec,
     QueryScale,
     RotarySpec,
     SharedBlock,
@@ -101,14 +101,14 @@ def test_the_kernels_claim_every_field_of_a_model() -> None:
 
 def test_the_kernels_compute_several_hidden_states_as_one_family_has_them() -> None:
     def refusal(streams: StreamsSpec, **changes: Any) -> str | None:
-        own = OwnInputsSpec(width=32, rows=64, image_token=0)
-        spec = dataclasses.replace(LLAMA, streams=streams, own_inputs=own)
+        own = PerLayerInputsSpec(width=32, rows=64, image_token=0)
+        spec = dataclasses.replace(LLAMA, streams=streams, per_layer_inputs=own)
         return kernel_fit.find_unsupported(dataclasses.replace(spec, **changes), "float32")
 
     streams = StreamsSpec(4, 0, scaled=True, detour_rank=32)
     assert refusal(streams) is None
     alone = "layers with several hidden states have no embeddings of their own"
-    assert refusal(streams, own_inputs=None) == alone
+    assert refusal(streams, per_layer_inputs=None) == alone
     other = "layers with several hidden states are not those of Gemma 3n"
     assert refusal(streams, parallel=True) == other
     wide = "detours of 8 numbers, which is no multiple of 32"

@@ -55,7 +55,7 @@ def _unsolved_part(spec: DecoderSpec) -> str | None:
         return "several hidden states of a token"
     if any(layer.reads_layer is not None for layer in spec.layers):
         return "layers that read another layer's keys and values"
-    if spec.own_inputs is not None:
+    if spec.per_layer_inputs is not None:
         return "layers with embeddings of their own"
     if any(layer.later for layer in spec.layers):
         return "experts whose result joins behind the next layer"

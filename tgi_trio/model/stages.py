@@ -123,7 +123,7 @@ def check_stages(spec: DecoderSpec | T5Spec, stages: int) -> None:
         for each in spec.layers
     )
     several = spec.streams or spec.hyper or spec.gated_streams
-    if several or spec.own_inputs or needs_more:
+    if several or spec.per_layer_inputs or needs_more:
         raise ModelLoadError(
             f"Model type {spec.family!r} has layers that need more of others than a hidden state, "
             "so it is not cut into stages; use --num-shard without --pipeline-stages."

@@ -7,9 +7,12 @@ from typing import Any, Final
 
 import torch
 
-from tgi_trio.shard.torch_backend.kernels import fused, own_inputs, streams
+from tgi_trio.shard.torch_backend.kernels import fused, per_layer_inputs, streams
 from tgi_trio.shard.torch_backend.layers.gating import count_cutting_warps
-from tgi_trio.shard.torch_backend.layers.own_inputs import choose_opened_tile, opened_constants
+from tgi_trio.shard.torch_backend.layers.per_layer_inputs import (
+    choose_opened_tile,
+    opened_constants,
+)
 from tgi_trio.shard.torch_backend.layers.residual import count_warps
 from tgi_trio.shard.torch_backend.torch_device import Generation
 from tgi_trio.testing.variant import BF16, EVEN, F32, TYPES, Variant
@@ -97,7 +100,7 @@ def _of_gates(dtype: torch.dtype, overlaps: dict[str, Any]) -> Iterator[Variant]
             constants = {"ACT": _ACT, "TOKENS": tile.tokens, "BLOCK": tile.gates}
             yield Variant(
                 f"multiply_opened {TYPES[dtype]} {size}, {tile.tokens} tokens",
-                own_inputs.multiply_opened,
+                per_layer_inputs.multiply_opened,
                 (*(dtype,) * 4, "i32", f"i32{EVEN}"),
                 {**opened_constants(size, _OWN), **constants},
                 warps=tile.warps,

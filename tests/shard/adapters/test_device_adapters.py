@@ -28,7 +28,7 @@ from tests.shard.torch_backend.stand_in_shard import device_shard  # noqa: E402
 from tests.shard.torch_backend.stand_in_support import (  # noqa: E402
     REQUEST,
     Foretelling,
-    Said,
+    LayerOutput,
     agree,
     drive,
     start,
@@ -102,7 +102,7 @@ def install_all(runner: Runner, folders: list[Path]) -> None:
 
 def on_cpu(
     base: Path, folders: list[Path], asked: list[dict[str, Any]], budget: int = 100, **settings: Any
-) -> Said:
+) -> LayerOutput:
     runner = start(base, "cpu", **settings)
     install_all(runner, folders)
     return drive(runner, TEXTS, asked, 3, budget=budget)

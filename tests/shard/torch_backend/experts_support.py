@@ -19,6 +19,6 @@ def some_experts(tokens: int, hidden: int, kind: str) -> ExpertParts:
 
     shared = kind.startswith("shared")
     parts = some(tokens * (_EACH + shared), hidden)
-    doors = some(tokens, 1) if shared else None
+    gate_logits = some(tokens, 1) if shared else None
     beside = some(tokens, hidden) if kind == "beside" else None
-    return ExpertParts(parts, some(tokens, _EACH), doors, int(shared), beside)
+    return ExpertParts(parts, some(tokens, _EACH), gate_logits, int(shared), beside)

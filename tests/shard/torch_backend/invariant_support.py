@@ -24,7 +24,7 @@ from tests.shard.torch_backend.models_support import (
 )
 from tests.shard.torch_backend.stand_in_support import (
     Foretelling,
-    Said,
+    LayerOutput,
     agree,
     drive,
     start,
@@ -180,7 +180,7 @@ class Crowd:
         """
         asked: list[dict[str, Any]] = [{"sample": True}, {"prompt_logprobs": True}, {}]
         host = drive(start(folder, "cpu"), self.texts, asked, 5)
-        said: list[Said] = []
+        said: list[LayerOutput] = []
         with StandInDevice() as device:
             for graphs, late, most in (((), 0, 100), ((1, 4), 1, budget)):
                 runner = start(folder, "cuda:0", graphs, batch_invariant=True)

@@ -153,7 +153,7 @@ class Foretelling:
 
 
 @dataclass
-class Said:
+class LayerOutput:
     """What the rows of a run got."""
 
     tokens: list[list[int]] = field(default_factory=list)
@@ -185,13 +185,13 @@ def drive(
     drafter: Drafter | None = None,
     late: int = 1,
     budget: int = 100,
-) -> Said:
+) -> LayerOutput:
     """Run a row per text to its end; the last `late` join when the others decode.
 
     On `device` no step may make the host wait, but for its event.
     """
     batch = _make_batch(runner, drafter)
-    said, rows = Said(), list[ShardSequence]()
+    said, rows = LayerOutput(), list[ShardSequence]()
     flying: list[tuple[StepPlan, Pending]] = []  # the step ahead, if there is one
 
     def add(i: int) -> None:
@@ -268,7 +268,7 @@ def _make_row(
     return PrefillRow(place, ids, len(ids), 0, blocks, new, sampling=settings, states=states)
 
 
-def _note(said: Said, result: StepResult) -> None:
+def _note(said: LayerOutput, result: StepResult) -> None:
     for row in result.rows:
         assert row.fault is None, row.fault
         said.logprobs += row.logprobs
@@ -278,7 +278,7 @@ def _note(said: Said, result: StepResult) -> None:
         said.unpredicted += len(row.prompt_logprobs) - len(predicted)
 
 
-def agree(ours: Said, theirs: Said) -> None:
+def agree(ours: LayerOutput, theirs: LayerOutput) -> None:
     """Raise AssertionError unless two runs said the same."""
     assert ours.tokens == theirs.tokens
     np.testing.assert_allclose(sorted(ours.logprobs), sorted(theirs.logprobs), atol=2e-4)

@@ -15,7 +15,7 @@ from tgi_trio.shard.speculation.payoff import Payoff
 need_triton()
 
 from tests.shard.torch_backend.stand_in_support import (  # noqa: E402  (it imports Triton)
-    Said,
+    LayerOutput,
     blinded,
     drive,
     start,
@@ -57,7 +57,7 @@ def repeating(host: Runner) -> list[list[int]]:
     return texts
 
 
-def chained(said: Said) -> list[Any]:
+def chained(said: LayerOutput) -> list[Any]:
     """Return the counts of steps of decodes to which no text had to be sent."""
     return [counts for counts in said.decodes if not counts.launches["write_texts"]]
 

@@ -19,7 +19,7 @@ from tests.shard.torch_backend.stand_in_ranks import two_ranks  # noqa: E402  (T
 from tests.shard.torch_backend.stand_in_support import (  # noqa: E402
     REQUEST,
     Foretelling,
-    Said,
+    LayerOutput,
     TakingTurns,
     agree,
     drive,
@@ -52,7 +52,7 @@ def device(checkpoint: Callable[..., Path]) -> Iterator[StandInDevice]:
         yield stand_in
 
 
-def check_follower(steps: list[Counts], ours: Said, kind: str = "plain") -> None:
+def check_follower(steps: list[Counts], ours: LayerOutput, kind: str = "plain") -> None:
     """Nothing was waited for there but events, and the steps that rank 0 replayed were replays."""
     assert not any(counts.waits for counts in steps), steps
     assert sum(counts.event_waits for counts in steps) <= len(steps)

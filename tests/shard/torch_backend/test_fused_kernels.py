@@ -104,24 +104,24 @@ def test_a_norm_comes_in_float32_as_well(kernels: pytest.MonkeyPatch, dtype: tor
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(
-    ("shared", "door", "apart"),
+    ("shared", "shared_gate", "apart"),
     [(0, False, False), (2, False, False), (1, True, False), (1, False, True), (1, True, True)],
 )
 def test_what_experts_found_is_added_up_and_then_added(
-    kernels: pytest.MonkeyPatch, shared: int, door: bool, apart: bool, dtype: torch.dtype
+    kernels: pytest.MonkeyPatch, shared: int, shared_gate: bool, apart: bool, dtype: torch.dtype
 ) -> None:
     x = some(TOKENS, HIDDEN, dtype=dtype)
     parts = ExpertParts(
         some(TOKENS * (4 + shared), HIDDEN, seed=1, dtype=dtype),
         some(TOKENS, 4, seed=2, dtype=dtype).sigmoid(),
-        some(TOKENS, 1, seed=3, dtype=dtype) if door else None,
+        some(TOKENS, 1, seed=3, dtype=dtype) if shared_gate else None,
         shared,
     )
     every = parts
     if apart:  # the same numbers: what a shared expert says lies elsewhere
         by_expert = parts.parts.unflatten(0, (TOKENS, -1))
         beside, routed = by_expert[:, 4].contiguous(), by_expert[:, :4].flatten(0, 1)
-        parts = ExpertParts(routed, parts.weights, parts.doors, 0, beside)
+        parts = ExpertParts(routed, parts.weights, parts.gate_logits, 0, beside)
     norm, inner = make_norm("rms", dtype), make_norm("rms", dtype)
     cases = [(Addends(parts), norm), (Addends(parts), None), (Addends(parts, norm=inner), norm)]
     ours = [add_and_normalise(x, *case) for case in cases]
@@ -129,7 +129,7 @@ def test_what_experts_found_is_added_up_and_then_added(
     by_token = every.parts.unflatten(0, (TOKENS, -1)).float()
     whole = (by_token[:, :4] * parts.weights.float()[..., None]).sum(1)
     common = by_token[:, 4:].sum(1)
-    whole += common if parts.doors is None else parts.doors.float().sigmoid() * common
+    whole += common if parts.gate_logits is None else parts.gate_logits.float().sigmoid() * common
     bits = {torch.float32: 20, torch.bfloat16: 7, torch.float16: 10}[dtype]
     for (addends, other), got in zip(cases, ours, strict=True):
         expected = add_and_normalise(x, addends._replace(first=whole.to(dtype)), other)

@@ -8,7 +8,7 @@ import torch
 from tests.shard.torch_backend.experts_support import some_experts
 from tests.shard.torch_backend.interpreter import DEVICE, need_triton
 from tgi_trio.shard.torch_backend.layers import gated_streams, opening
-from tgi_trio.shard.torch_backend.layers.gated_streams import Said, StreamGates, StreamNorm
+from tgi_trio.shard.torch_backend.layers.gated_streams import LayerOutput, StreamGates, StreamNorm
 from tgi_trio.shard.torch_backend.layers.linear import Linear
 from tgi_trio.shard.torch_backend.layers.norm_gate import NormGate
 
@@ -49,7 +49,7 @@ def test_what_is_read_is_what_torch_finds(
     gates = gates_of(dtype, adds=adds)
     streams = some(TOKENS, COUNT * HIDDEN, seed=4, dtype=dtype)
     factors = some(TOKENS, RANK + COUNT, seed=6, dtype=dtype)[:, RANK:]  # part of a projection
-    addends = [None, Said(some(TOKENS, HIDDEN, seed=5, dtype=dtype), factors)]
+    addends = [None, LayerOutput(some(TOKENS, HIDDEN, seed=5, dtype=dtype), factors)]
     for addend in addends:
         theirs = gates.read(streams, addend)
         with monkeypatch.context() as patch:
@@ -77,7 +77,7 @@ def test_experts_are_summed_where_states_get_of_them(
     factors = some(tokens, COUNT, seed=6, dtype=torch.bfloat16)
     parts = some_experts(tokens, HIDDEN, "shared and doors")
     apart, together = (
-        gates.read(streams, Said(each, factors)) for each in (parts.combine(), parts)
+        gates.read(streams, LayerOutput(each, factors)) for each in (parts.combine(), parts)
     )
     assert all(map(torch.equal, apart, together))
 

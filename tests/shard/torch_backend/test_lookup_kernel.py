@@ -35,7 +35,7 @@ class Walk:
         self.rows = [
             sequence(i, text, [1], ROOM, ignore_eos=i == ignoring) for i, text in enumerate(texts)
         ]
-        self.said = [list(text) for text in texts]  # what the device has computed and chosen
+        self.output = [list(text) for text in texts]  # what the device has computed and chosen
 
     def step(
         self, chosen: list[list[int]], *, ahead: bool = False, moves: bool = False
@@ -49,11 +49,11 @@ class Walk:
         counts = [len(own) + more for own, more in zip(chosen, wrong, strict=True)]
         owners = np.repeat(np.arange(len(self.rows)), counts)
         aheads = np.concatenate([np.arange(count) for count in counts])
-        places = np.array([len(said) - 1 for said in self.said])[owners] + aheads
+        places = np.array([len(said) - 1 for said in self.output])[owners] + aheads
         known = np.array([row.length - 1 + ahead for row in self.rows])[owners] + aheads
         ids = [
             token
-            for said, own, more in zip(self.said, chosen, wrong, strict=True)
+            for said, own, more in zip(self.output, chosen, wrong, strict=True)
             for token in (said[-1], *own[:-1], *[7] * more)
         ]
         found = np.full((len(owners), 3), 8.0)
@@ -73,19 +73,19 @@ class Walk:
         assert behind[lasts].tolist() == drafted.tolist()
         if ahead:
             self.read()
-        for said, own in zip(self.said, chosen, strict=True):
+        for said, own in zip(self.output, chosen, strict=True):
             said += own
         return [[token for token in own if token >= 0] for own in drafted.tolist()]
 
     def read(self) -> None:
         """Let the rows know all that has been chosen."""
-        for row, said in zip(self.rows, self.said, strict=True):
+        for row, said in zip(self.rows, self.output, strict=True):
             row.token_ids[: len(said)], row.length = said, len(said)
 
     def expected(self) -> list[list[int]]:
         """Return what the host drafts behind all that has been chosen."""
         found = []
-        for row, said in zip(self.rows, self.said, strict=True):
+        for row, said in zip(self.rows, self.output, strict=True):
             ignores = row.sampling.ignore_eos
             own = sequence(0, said, [1], ROOM, ignore_eos=ignores)
             count = NgramDrafter(MOST, [EOS, 9]).draft(own, MOST)
@@ -118,7 +118,7 @@ def test_the_device_guesses_what_the_host_guesses(
         for kind, chosen in walk:
             if kind == "unseen":  # computed where nothing is kept
                 rows.read()
-                for said, own in zip(rows.said, chosen, strict=True):
+                for said, own in zip(rows.output, chosen, strict=True):
                     said += own
                 before = 0
                 continue
@@ -133,7 +133,7 @@ def test_the_device_guesses_what_the_host_guesses(
 def test_a_step_that_is_repeated_is_written_again() -> None:
     rows = Walk([[5, 6, 7, 8], [4, 4, 4]], ignoring=2)
     rows.step([[5], [4]])
-    rows.said = [said[:-1] for said in rows.said]  # it has failed, and chooses something else
+    rows.output = [said[:-1] for said in rows.output]  # it has failed, and chooses something else
     rows.step([[6], [5]])
     rows.read()
     assert rows.step([[7], [4]]) == rows.expected() == [[8, 6, 7, 8], []]

@@ -198,12 +198,12 @@ def test_few_tokens_are_multiplied_with_the_router_where_they_are_routed(
         x = some(tokens, inputs, seed=seed, dtype=asking) / 4
         own = some(every(spec), seed=7, dtype=wide) if seed else None
         router = Linear(some(every(spec), inputs, seed=9, dtype=wide), own)
-        door = Linear(some(1, inputs, seed=10, dtype=asking))
-        routed = made.ask(x, router, torch.float32, door)
+        shared_gate = Linear(some(1, inputs, seed=10, dtype=asking))
+        routed = made.ask(x, router, torch.float32, shared_gate)
         weights, chosen = by_expert(routed, spec)
-        assert routed.doors is not None
+        assert routed.gate_logits is not None
         near = 1e-4 if asking is torch.float32 else 0.02
-        torch.testing.assert_close(routed.doors, door(x), atol=near, rtol=near)
+        torch.testing.assert_close(routed.gate_logits, shared_gate(x), atol=near, rtol=near)
         assert torch.equal(made.ask(x, router, torch.float32).weights, routed.weights)
         assert not made._counters.any() and not made._arrived.any()
         logits = router(x.to(wide))
@@ -272,7 +272,7 @@ def mlp(width: int, gate: Gate, dtype: torch.dtype, seed: int, biases: bool) -> 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("tokens", [2, 70])
 @pytest.mark.parametrize(
-    ("gate", "shared", "biases", "doors", "inputs"),
+    ("gate", "shared", "biases", "gate_logits", "inputs"),
     [
         ("halves", 2.5, False, True, False),
         ("halves", 1.5, True, False, True),
@@ -286,7 +286,7 @@ def test_gates_and_what_is_shared_are_parts_of_the_products(
     gate: str,
     shared: float,
     biases: bool,
-    doors: bool,
+    gate_logits: bool,
     inputs: bool,
     tokens: int,
     dtype: torch.dtype,
@@ -311,7 +311,9 @@ def test_gates_and_what_is_shared_are_parts_of_the_products(
             router=Linear(some(spec.count, HIDDEN, seed=5, dtype=dtype).to(where)),
             experts=made,
             shared=whole,
-            shared_router=Linear(some(1, HIDDEN, seed=6, dtype=dtype).to(where)) if doors else None,
+            shared_router=Linear(some(1, HIDDEN, seed=6, dtype=dtype).to(where))
+            if gate_logits
+            else None,
             expert_scale=1.0 + some(spec.count, seed=7) / 4,
         )
 

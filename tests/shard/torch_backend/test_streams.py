@@ -14,7 +14,7 @@ from tgi_trio.model.specs.decoder import NormKind, StreamsSpec
 from tgi_trio.shard.torch_backend.layers import (
     gating,
     opening,
-    own_inputs,
+    per_layer_inputs,
     plain_product,
     streams,
 )
@@ -22,7 +22,7 @@ from tgi_trio.shard.torch_backend.layers.activation import ACTIVATIONS, SparseAc
 from tgi_trio.shard.torch_backend.layers.gating import Gate, open_own
 from tgi_trio.shard.torch_backend.layers.linear import Linear
 from tgi_trio.shard.torch_backend.layers.norm import Norm
-from tgi_trio.shard.torch_backend.layers.own_inputs import OwnInput
+from tgi_trio.shard.torch_backend.layers.per_layer_inputs import PerLayerInput
 from tgi_trio.shard.torch_backend.layers.stream_parts import Added, Routing
 from tgi_trio.shard.torch_backend.layers.streams import LayerStreams, Streams, holds_streams
 
@@ -177,21 +177,21 @@ def test_what_gates_let_through_is_multiplied_at_once(
     monkeypatch: pytest.MonkeyPatch, width: int, tokens: int, dtype: torch.dtype
 ) -> None:
     """By tiles for few tokens and for many; as by two launches, which other matrices have."""
-    monkeypatch.setattr(own_inputs, "_DEPTH", 32)
+    monkeypatch.setattr(per_layer_inputs, "_DEPTH", 32)
     gate = Linear(some(width, HIDDEN, seed=1, dtype=dtype) / 6)
     up = Linear(some(100, width, seed=2, dtype=dtype) / 6)
-    layer = OwnInput(gate, ACTIVATIONS["gelu_pytorch_tanh"], up, norm_of(1, dtype))
+    layer = PerLayerInput(gate, ACTIVATIONS["gelu_pytorch_tanh"], up, norm_of(1, dtype))
     x = some(tokens, HIDDEN, seed=3, dtype=dtype)
     own = some(tokens, 5, width, seed=4, dtype=dtype).transpose(0, 1)[3]
     expected, launched = layer(x, own), []
     in_kernels(monkeypatch)
-    multiply = own_inputs.multiply_opened
+    multiply = per_layer_inputs.multiply_opened
 
     def note(*given: Any) -> torch.Tensor:
         launched.append(len(given[0]))
         return multiply(*given)
 
-    monkeypatch.setattr(own_inputs, "multiply_opened", note)
+    monkeypatch.setattr(per_layer_inputs, "multiply_opened", note)
     agree(layer(x, own), expected)
     up.invariant = True
     agree(layer(x, own), expected)

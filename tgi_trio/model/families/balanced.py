@@ -24,7 +24,7 @@ def hy_v3(config: ModelConfig) -> DecoderSpec:
     spec = llama_spec(
         config,
         head_dim=head_dim,
-        turning=rotary(config, head_dim, theta=11158840.0),
+        rotary_spec=rotary(config, head_dim, theta=11158840.0),
         names=names.HY_V3,
         query_key_norm="head",
         mlp_bias=bool(config.get("mlp_bias", False)),
@@ -52,7 +52,9 @@ def minimax_m2(config: ModelConfig) -> DecoderSpec:
     spec = llama_spec(
         config,
         head_dim=head_dim,
-        turning=rotary(config, head_dim, theta=5000000.0, partial=part / head_dim if part else 1.0),
+        rotary_spec=rotary(
+            config, head_dim, theta=5000000.0, partial=part / head_dim if part else 1.0
+        ),
         names=names.MINIMAX_M2,
         query_key_norm="whole",
     )
@@ -98,7 +100,7 @@ def solar_open(config: ModelConfig) -> DecoderSpec:
     spec = llama_spec(
         config,
         head_dim=head_dim,
-        turning=rotary(config, head_dim, theta=1000000.0),
+        rotary_spec=rotary(config, head_dim, theta=1000000.0),
         names=names.SOLAR_OPEN,
         qkv_bias=bool(config.get("attention_bias", False)),
         mlp_width=width,
@@ -146,12 +148,12 @@ def mimo_v2_flash(config: ModelConfig) -> DecoderSpec:
         window = int(config.need("sliding_window_size")) + 1
     kinds = kinds or [_FULL if i == 0 or (i + 1) % 6 == 0 else _SLIDING for i in range(count)]
     head_dim = int(config.get("head_dim", 192))
-    turning = {kind: _turn_mimo(config, head_dim, kind) for kind in (_FULL, _SLIDING)}
+    rotary_spec = {kind: _read_rotary(config, head_dim, kind) for kind in (_FULL, _SLIDING)}
     spec = llama_spec(
         config,
         head_dim=head_dim,
         windows=[window if kind == _SLIDING else 0 for kind in kinds],
-        turning=turning[_FULL],
+        rotary_spec=rotary_spec[_FULL],
         names=names.MIMO_V2_FLASH,
         norm_eps=float(config.get("rms_norm_eps", 1e-5)),
         qkv_bias=bool(config.get("attention_bias", False)),
@@ -160,7 +162,7 @@ def mimo_v2_flash(config: ModelConfig) -> DecoderSpec:
     value_dim, kv_heads = int(config.get("v_head_dim", 128)), spec.kv_heads
     whole, local = (HeadSizes(heads, head_dim, value_dim) for heads in (kv_heads, 2 * kv_heads))
     layers = tuple(
-        replace(la, sizes=local, rotary=turning[_SLIDING])
+        replace(la, sizes=local, rotary=rotary_spec[_SLIDING])
         if la.window
         else replace(la, sizes=whole, sinks=False)
         for la in spec.layers
@@ -180,7 +182,7 @@ def mimo_v2_flash(config: ModelConfig) -> DecoderSpec:
     return set_sparse(replace(spec, layers=layers), experts, own)
 
 
-def _turn_mimo(config: ModelConfig, head_dim: int, kind: str) -> RotarySpec:
+def _read_rotary(config: ModelConfig, head_dim: int, kind: str) -> RotarySpec:
     """Return the rotary embedding of a kind of layer; by default the published one."""
     if not config.get("rope_parameters"):
         theta = {_FULL: 5000000.0, _SLIDING: 10000.0}[kind]
@@ -196,7 +198,7 @@ def ernie4_5_moe(config: ModelConfig) -> DecoderSpec:
     spec = llama_spec(
         config,
         head_dim=head_dim,
-        turning=rotary(config, head_dim, theta=500000.0, interleaved=True),
+        rotary_spec=rotary(config, head_dim, theta=500000.0, interleaved=True),
         names=names.ERNIE4_5_MOE,
         norm_eps=float(config.get("rms_norm_eps", 1e-5)),
         tied_head=bool(config.get("tie_word_embeddings", True)),

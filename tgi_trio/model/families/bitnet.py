@@ -17,7 +17,7 @@ def bitnet(config: ModelConfig) -> DecoderSpec:
     head_dim = int(config.get("head_dim", hidden // heads))
     return llama_spec(
         config,
-        turning=rotary(config, head_dim, theta=500000.0),
+        rotary_spec=rotary(config, head_dim, theta=500000.0),
         names=names.BITNET,
         norm_eps=float(config.get("rms_norm_eps", 1e-5)),
         activation=config.get("hidden_act", "relu2"),

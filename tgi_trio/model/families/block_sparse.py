@@ -24,16 +24,16 @@ def minimax_m3(config: ModelConfig) -> DecoderSpec | None:
     """
     limit, kv_heads = float(config.get("swiglu_limit", 7.0)), config.get("num_key_value_heads", 4)
     head_dim = int(config.get("head_dim", 128))
-    turning = rotary(config, head_dim, theta=5000000.0)
+    rotary_spec = rotary(config, head_dim, theta=5000000.0)
     index, heads = _index(config)
-    odd = heads != kv_heads or index.dim < turning.dim or index.local > index.most
+    odd = heads != kv_heads or index.dim < rotary_spec.dim or index.local > index.most
     odd |= min(index.most, index.size) < 1
     if float(config.get("swiglu_alpha", _ALPHA)) != _ALPHA or limit <= 0.0 or odd:
         return None
     spec = llama_spec(
         config,
         head_dim=head_dim,
-        turning=turning,
+        rotary_spec=rotary_spec,
         norm="rms_plus_one",
         names=choose_names(
             config,

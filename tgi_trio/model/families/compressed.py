@@ -66,7 +66,7 @@ def deepseek_v4(config: ModelConfig) -> DecoderSpec | None:
         )
 
     kinds = zip(_kinds(config), _by_token(config), strict=True)
-    spec = llama_spec(_with_sizes(config), head_dim=head_dim, turning=main)
+    spec = llama_spec(_with_sizes(config), head_dim=head_dim, rotary_spec=main)
     return replace(
         spec,
         kv_heads=1,
@@ -168,7 +168,7 @@ def _rates(config: ModelConfig) -> dict[str, int]:
 
 
 def _compression(
-    config: ModelConfig, kind: str, rates: dict[str, int], turning: RotarySpec
+    config: ModelConfig, kind: str, rates: dict[str, int], rotary_spec: RotarySpec
 ) -> CompressionSpec | None:
     if kind == _WINDOW:
         return None
@@ -176,7 +176,7 @@ def _compression(
         heads=int(config.get("index_n_heads", 64)),
         dim=int(config.get("index_head_dim", 128)),
         most=int(config.get("index_topk", 512)),
-        rotary=turning,
+        rotary=rotary_spec,
     )
     sparse = kind == _SPARSE
     return CompressionSpec(rates[kind], overlaps=sparse, index=index if sparse else None)

@@ -97,7 +97,7 @@ def _lfm2(config: ModelConfig, kept: Names, width: int) -> DecoderSpec:
     hidden, heads = int(config.need("hidden_size")), int(config.need("num_attention_heads"))
     spec = llama_spec(
         config,
-        turning=rotary(config, int(config.get("head_dim", hidden // heads)), theta=_THETA),
+        rotary_spec=rotary(config, int(config.get("head_dim", hidden // heads)), theta=_THETA),
         names=kept,
         mlp_width=width,
         norm_eps=float(config.get("norm_eps", 1e-5)),

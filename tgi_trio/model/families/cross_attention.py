@@ -20,7 +20,7 @@ def mllama(config: ModelConfig) -> DecoderSpec:
     hidden, heads = int(config.need("hidden_size")), int(config.need("num_attention_heads"))
     spec = llama_spec(
         config,
-        turning=rotary(config, hidden // heads, theta=500000.0),
+        rotary_spec=rotary(config, hidden // heads, theta=500000.0),
         norm_eps=float(config.get("rms_norm_eps", 1e-5)),
         extra_tokens=EXTRA_TOKENS["mllama_text_model"],
     )

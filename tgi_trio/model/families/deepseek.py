@@ -183,18 +183,18 @@ def deepseek_spec(
         value_dim=int(config.get("v_head_dim", value_dim)),
         bias=bool(config.get("attention_bias", False)),
     )
-    turning = rotary(
+    rotary_spec = rotary(
         config,
         latent.rotary_dim,
         theta=theta,
         interleaved=bool(config.get("rope_interleave", True)),
     )
-    turning = replace(turning, dim=latent.rotary_dim)  # "partial" refers to a whole head
-    layer = LayerSpec(scale=_scale(latent, turning), rotary=turning)
+    rotary_spec = replace(rotary_spec, dim=latent.rotary_dim)  # "partial" refers to a whole head
+    layer = LayerSpec(scale=_scale(latent, rotary_spec), rotary=rotary_spec)
     spec = llama_spec(
         config,
         names=kept,
-        turning=turning,
+        rotary_spec=rotary_spec,
         output_bias=latent.bias,
         norm_eps=float(config.get("rms_norm_eps", norm_eps)),
     )
@@ -208,10 +208,13 @@ def deepseek_spec(
     )
 
 
-def _scale(latent: LatentSpec, turning: RotarySpec) -> float:
+def _scale(latent: LatentSpec, rotary_spec: RotarySpec) -> float:
     """Return the scale of scores, which YaRN raises for contexts longer than trained for."""
     scale: float = (latent.plain_dim + latent.rotary_dim) ** -0.5
-    weight, factor = turning.parameters.get("mscale_all_dim"), turning.parameters.get("factor", 1.0)
-    if turning.kind != "default" and weight and factor > 1:
+    weight, factor = (
+        rotary_spec.parameters.get("mscale_all_dim"),
+        rotary_spec.parameters.get("factor", 1.0),
+    )
+    if rotary_spec.kind != "default" and weight and factor > 1:
         scale *= (0.1 * weight * math.log(factor) + 1.0) ** 2
     return scale

@@ -19,7 +19,7 @@ from tgi_trio.model.specs.decoder import (
     HeadSizes,
     LayerSpec,
     Names,
-    OwnInputsSpec,
+    PerLayerInputsSpec,
     RotarySpec,
     StreamsSpec,
 )
@@ -69,7 +69,9 @@ def gemma3n(config: ModelConfig) -> DecoderSpec:
         final_soft_cap=float(config.values.get("final_logit_softcapping", 30.0) or 0.0),
         tied_head=bool(config.get("tie_word_embeddings", True)),
         # Tokens of images have the first row, as all have that are beyond the table.
-        own_inputs=_own_inputs(config, int(config.get("hidden_size_per_layer_input", 256)), 0),
+        per_layer_inputs=_read_per_layer_inputs(
+            config, int(config.get("hidden_size_per_layer_input", 256)), 0
+        ),
         streams=StreamsSpec(
             count=int(config.get("altup_num_inputs", 4)),
             active=int(config.get("altup_active_idx", 0)),
@@ -78,12 +80,12 @@ def gemma3n(config: ModelConfig) -> DecoderSpec:
         ),
         **attention_bias(config),
     )
-    turning = {window: _turn_gemma3n(config, spec.head_dim, window) for window in set(windows)}
+    rotary_spec = {window: _read_rotary(config, spec.head_dim, window) for window in set(windows)}
     shared = _sources(config, windows, 15)
     layers = (
         replace(
             layer,
-            rotary=turning[layer.window],
+            rotary=rotary_spec[layer.window],
             reads_layer=shared[i],
             mlp_width=0 if widths[i] == widths[0] else widths[i],
             sparsity=float(sparsity[i]),
@@ -93,7 +95,7 @@ def gemma3n(config: ModelConfig) -> DecoderSpec:
     return replace(spec, layers=tuple(layers))
 
 
-def _turn_gemma3n(config: ModelConfig, dim: int, window: int) -> RotarySpec:
+def _read_rotary(config: ModelConfig, dim: int, window: int) -> RotarySpec:
     """Return the rotary embedding of layers with a window, or without: as in Gemma 3."""
     if not window:
         return rotary(config, dim, theta=1000000.0, layer_type=_FULL)
@@ -121,7 +123,9 @@ def _gemma4(config: ModelConfig, *, window: int, own_width: int) -> DecoderSpec 
         embedding_scale=float(config.need("hidden_size")) ** 0.5,
         final_soft_cap=float(config.get("final_logit_softcapping", 0.0)),
         tied_head=bool(config.get("tie_word_embeddings", True)),
-        own_inputs=_own_inputs(config, own, int(config.get("pad_token_id", 0))) if own else None,
+        per_layer_inputs=_read_per_layer_inputs(config, own, int(config.get("pad_token_id", 0)))
+        if own
+        else None,
         **attention_bias(config),
     )
     shared = _sources(config, windows, 0)
@@ -202,9 +206,9 @@ def _sources(config: ModelConfig, windows: list[int], default: int) -> list[int 
     return [None] * first + [last[bool(window)] for window in windows[first:]]
 
 
-def _own_inputs(config: ModelConfig, width: int, image_token: int) -> OwnInputsSpec:
+def _read_per_layer_inputs(config: ModelConfig, width: int, image_token: int) -> PerLayerInputsSpec:
     rows = int(config.get("vocab_size_per_layer_input", 262144))
-    return OwnInputsSpec(width=width, rows=rows, image_token=image_token)
+    return PerLayerInputsSpec(width=width, rows=rows, image_token=image_token)
 
 
 def _experts(config: ModelConfig) -> ExpertsSpec:

@@ -22,7 +22,7 @@ def _glm(config: ModelConfig, *, head_dim: int, partial: float, biased: bool) ->
     return llama_spec(
         config,
         head_dim=head_dim,
-        turning=rotary(config, head_dim, partial=partial, interleaved=interleaved),
+        rotary_spec=rotary(config, head_dim, partial=partial, interleaved=interleaved),
         names=names.GLM4,
         qkv_bias=biased,
         norm_eps=float(config.get("rms_norm_eps", 1e-5)),
@@ -57,7 +57,7 @@ def glm4_moe(config: ModelConfig, *, biased: bool = False) -> DecoderSpec:
     spec = llama_spec(
         config,
         head_dim=head_dim,
-        turning=rotary(config, head_dim, partial=0.5),
+        rotary_spec=rotary(config, head_dim, partial=0.5),
         names=names.GLM4_MOE,
         query_key_norm="head" if normed else "none",
         qkv_bias=bool(config.get("attention_bias", biased)),

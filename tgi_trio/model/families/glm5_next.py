@@ -43,7 +43,7 @@ def glm5_next(config: ModelConfig) -> DecoderSpec | None:
     spec = llama_spec(
         config,
         names=names.GLM5_NEXT,
-        turning=index.rotary,
+        rotary_spec=index.rotary,
         scale=latent.plain_dim**-0.5,
         norm_eps=float(config.get("rms_norm_eps", 1e-5)),
         latent=replace(latent, bias=biased),

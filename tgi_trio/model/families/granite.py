@@ -65,10 +65,10 @@ def _with_windows(config: ModelConfig, spec: DecoderSpec) -> DecoderSpec:
     bases = config.get("layer_rope_theta") or [None] * len(windows)
     layers = []
     for layer, window, base in zip(spec.layers, windows, bases, strict=True):
-        turning = layer.rotary
-        if turning is not None and base is not None:
-            turning = replace(turning, theta=float(base)) if base else None
-        layers.append(replace(layer, window=window, rotary=turning))
+        rotary_spec = layer.rotary
+        if rotary_spec is not None and base is not None:
+            rotary_spec = replace(rotary_spec, theta=float(base)) if base else None
+        layers.append(replace(layer, window=window, rotary=rotary_spec))
     return replace(spec, layers=tuple(layers))
 
 

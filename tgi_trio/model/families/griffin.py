@@ -30,7 +30,7 @@ def recurrent_gemma(config: ModelConfig) -> DecoderSpec:
     spec = llama_spec(
         config,
         windows=[int(config.get("attention_window_size", 2048))] * count,
-        turning=rotary(config, hidden // heads, partial=0.5),
+        rotary_spec=rotary(config, hidden // heads, partial=0.5),
         names=names.RECURRENT_GEMMA,
         norm="rms_plus_one",
         mlp_width=int(config.get("intermediate_size", 3 * hidden)) // 2,

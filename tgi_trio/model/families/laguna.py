@@ -33,12 +33,12 @@ def laguna(config: ModelConfig) -> DecoderSpec | None:
         **attention_bias(config),
     )
     count = len(spec.layers)
-    turning = {kind: _turn(config, head_dim, kind) for kind in (_FULL, _SLIDING)}
+    rotary_spec = {kind: _turn(config, head_dim, kind) for kind in (_FULL, _SLIDING)}
     heads = config.get("num_attention_heads_per_layer") or [spec.heads] * count
     layers = (
         replace(
             la,
-            rotary=turning[_SLIDING if la.window else _FULL],
+            rotary=rotary_spec[_SLIDING if la.window else _FULL],
             sizes=HeadSizes(spec.kv_heads, head_dim, head_dim, int(own)),
         )
         for la, own in zip(spec.layers, heads, strict=True)

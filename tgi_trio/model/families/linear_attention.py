@@ -23,9 +23,9 @@ VALUE_HEADS_TILED: Final = "value_heads_tiled"
 
 def qwen3_next(config: ModelConfig) -> DecoderSpec:
     """Qwen3-Next: three of four layers have linear attention; all are mixtures of experts."""
-    turning = rotary(config, _head_dim(config), partial=_PARTIAL)
+    rotary_spec = rotary(config, _head_dim(config), partial=_PARTIAL)
     layout: DeltaLayout = "mixed" if config.get(PROJECTIONS_APART) else "grouped"
-    spec = _qwen(config, names.QWEN3_NEXT, turning, layout)
+    spec = _qwen(config, names.QWEN3_NEXT, rotary_spec, layout)
     return set_qwen_experts(config, spec, int(config.get("shared_expert_intermediate_size", 512)))
 
 
@@ -44,8 +44,8 @@ def qwen3_5_moe(config: ModelConfig) -> DecoderSpec:
 
 def _turning_by_grids(config: ModelConfig) -> RotarySpec:
     """Return the rotary embedding with three positions for the tokens of an image (M-RoPE)."""
-    turning = rotary(config, _head_dim(config), partial=_PARTIAL)
-    return with_sections(turning, (11, 11, 10), alternate=True)
+    rotary_spec = rotary(config, _head_dim(config), partial=_PARTIAL)
+    return with_sections(rotary_spec, (11, 11, 10), alternate=True)
 
 
 def _head_dim(config: ModelConfig) -> int:
@@ -53,12 +53,12 @@ def _head_dim(config: ModelConfig) -> int:
 
 
 def _qwen(
-    config: ModelConfig, kept: Names, turning: RotarySpec, layout: DeltaLayout
+    config: ModelConfig, kept: Names, rotary_spec: RotarySpec, layout: DeltaLayout
 ) -> DecoderSpec:
     spec = llama_spec(
         config,
         head_dim=_head_dim(config),
-        turning=turning,
+        rotary_spec=rotary_spec,
         names=kept,
         norm="rms_plus_one",
         query_key_norm="head",
@@ -165,7 +165,7 @@ def kimi_linear(config: ModelConfig) -> DecoderSpec:
         llama_spec(
             config,
             names=names.KIMI_LINEAR,
-            turning=still,
+            rotary_spec=still,
             scale=(latent.plain_dim + latent.rotary_dim) ** -0.5,
             norm_eps=float(config.get("rms_norm_eps", 1e-5)),
         ),

@@ -19,9 +19,11 @@ _KEEPING_LENGTHS: Final = ("default", "linear", "dynamic", "llama3")
 
 def llama4(config: ModelConfig) -> DecoderSpec:
     head_dim = int(config.get("head_dim", 128))
-    turning = rotary(config, head_dim, theta=500000.0, interleaved=True)
-    divided = turning.kind == "divided" and turning.parameters.get("attention_factor") == 1.0
-    keeps_lengths = divided or turning.kind in _KEEPING_LENGTHS
+    rotary_spec = rotary(config, head_dim, theta=500000.0, interleaved=True)
+    divided = (
+        rotary_spec.kind == "divided" and rotary_spec.parameters.get("attention_factor") == 1.0
+    )
+    keeps_lengths = divided or rotary_spec.kind in _KEEPING_LENGTHS
     experts = ExpertsSpec(
         count=int(config.get("num_local_experts", 16)),
         per_token=int(config.get("num_experts_per_tok", 1)),
@@ -35,7 +37,7 @@ def llama4(config: ModelConfig) -> DecoderSpec:
     spec = llama_spec(
         config,
         head_dim=head_dim,
-        turning=turning,
+        rotary_spec=rotary_spec,
         names=names.LLAMA4_APART if config.get(EXPERTS_APART) else names.LLAMA4,
         kv_heads=int(config.get("num_key_value_heads", 8)),
         mlp_width=int(config.get("intermediate_size_mlp", 16384)),
@@ -45,7 +47,7 @@ def llama4(config: ModelConfig) -> DecoderSpec:
         **attention_bias(config),
     )
     count = len(spec.layers)
-    turned, mixtures = _turned(config, count), _mixtures(config, count)
+    turned, mixtures = _list_rotated(config, count), _mixtures(config, count)
     chunk = int(config.values.get("attention_chunk_size", 8192) or 0)
     kinds = config.get("layer_types") or [
         "chunked_attention" if own else "full_attention" for own in turned
@@ -55,7 +57,7 @@ def llama4(config: ModelConfig) -> DecoderSpec:
         LayerSpec(
             scale=head_dim**-0.5,
             chunk=chunk if kinds[i] == "chunked_attention" else 0,
-            rotary=turning if turned[i] else still,
+            rotary=rotary_spec if turned[i] else still,
             experts=experts if i in mixtures else None,
         )
         for i in range(count)
@@ -63,7 +65,7 @@ def llama4(config: ModelConfig) -> DecoderSpec:
     return replace(spec, layers=tuple(layers))
 
 
-def _turned(config: ModelConfig, count: int) -> list[bool]:
+def _list_rotated(config: ModelConfig, count: int) -> list[bool]:
     """Return which layers rotate queries and keys."""
     if stated := config.get("no_rope_layers"):  # 1 for those that do, in spite of its name
         return [bool(own) for own in stated]

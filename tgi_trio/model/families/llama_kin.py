@@ -40,7 +40,7 @@ def smollm3(config: ModelConfig) -> DecoderSpec:
     spec = llama_spec(
         config,
         windows=windows,
-        turning=rotary(config, head_dim, theta=2000000.0),
+        rotary_spec=rotary(config, head_dim, theta=2000000.0),
         mlp_bias=bool(config.get("mlp_bias", False)),
         tied_head=bool(config.get("tie_word_embeddings", True)),
         **attention_bias(config),
@@ -64,13 +64,13 @@ def seed_oss(config: ModelConfig) -> DecoderSpec:
     )
 
 
-def ernie4_5(config: ModelConfig, turning: RotarySpec | None = None) -> DecoderSpec:
+def ernie4_5(config: ModelConfig, rotary_spec: RotarySpec | None = None) -> DecoderSpec:
     """Rotated pairs are neighbours."""
     head_dim = int(config.get("head_dim", 128))
     return llama_spec(
         config,
         head_dim=head_dim,
-        turning=turning or rotary(config, head_dim, theta=500000.0, interleaved=True),
+        rotary_spec=rotary_spec or rotary(config, head_dim, theta=500000.0, interleaved=True),
         norm_eps=float(config.get("rms_norm_eps", 1e-5)),
         tied_head=bool(config.get("tie_word_embeddings", True)),
         **ernie_bias(config),
@@ -81,8 +81,8 @@ def paddleocr_vl(config: ModelConfig) -> DecoderSpec:
     """The text of PaddleOCR-VL: Ernie 4.5's, whose rotated pairs are half a head apart; an image's
     tokens are rotated by their place in it.
     """
-    turning = rotary(config, int(config.get("head_dim", 128)), theta=500000.0)
-    return ernie4_5(config, with_sections(turning, (16, 24, 24), alternate=False))
+    rotary_spec = rotary(config, int(config.get("head_dim", 128)), theta=500000.0)
+    return ernie4_5(config, with_sections(rotary_spec, (16, 24, 24), alternate=False))
 
 
 def ernie_bias(config: ModelConfig) -> dict[str, Any]:
@@ -116,7 +116,7 @@ def cwm(config: ModelConfig) -> DecoderSpec:
         config,
         head_dim=head_dim,
         windows=sliding_windows(config, every=4, window=8192, first=True),
-        turning=rotary(config, head_dim, theta=1000000.0),
+        rotary_spec=rotary(config, head_dim, theta=1000000.0),
         mlp_bias=bool(config.get("mlp_bias", False)),
         norm_eps=float(config.get("rms_norm_eps", 1e-5)),
     )
@@ -148,7 +148,7 @@ def helium(config: ModelConfig) -> DecoderSpec:
     return llama_spec(
         config,
         head_dim=head_dim,
-        turning=rotary(config, head_dim, theta=100000.0, interleaved=True),
+        rotary_spec=rotary(config, head_dim, theta=100000.0, interleaved=True),
         qkv_bias=bool(config.get("attention_bias", False)),
         mlp_bias=bool(config.get("mlp_bias", False)),
         norm_eps=float(config.get("rms_norm_eps", 1e-8)),
@@ -195,7 +195,7 @@ def ministral3(config: ModelConfig) -> DecoderSpec:
 
 def with_yarn(config: ModelConfig, *, factor: float, original: int, theta: float) -> ModelConfig:
     """Return the config with Mistral's default rotary embedding, if it has none."""
-    turning = {
+    rotary_spec = {
         "rope_type": "yarn",
         "rope_theta": theta,
         "factor": factor,
@@ -206,7 +206,7 @@ def with_yarn(config: ModelConfig, *, factor: float, original: int, theta: float
         "mscale": 1.0,
         "llama_4_scaling_beta": 0.1,
     }
-    return with_rotary(config, turning)
+    return with_rotary(config, rotary_spec)
 
 
 def hunyuan(config: ModelConfig) -> DecoderSpec:
@@ -216,7 +216,7 @@ def hunyuan(config: ModelConfig) -> DecoderSpec:
     return llama_spec(
         config,
         head_dim=head_dim,
-        turning=_stretch(config, head_dim),
+        rotary_spec=_stretch(config, head_dim),
         names=names.HUNYUAN,
         query_key_norm="head",
         norm_after_rotary=True,
@@ -244,7 +244,7 @@ def nemotron(config: ModelConfig) -> DecoderSpec:
     return llama_spec(
         config,
         head_dim=head_dim,
-        turning=rotary(config, head_dim, partial=0.5),
+        rotary_spec=rotary(config, head_dim, partial=0.5),
         names=names.ARCEE,
         norm="layer_plus_one",
         norm_bias=True,
@@ -279,7 +279,7 @@ def nanochat(config: ModelConfig) -> DecoderSpec:
     head_dim = int(config.get("head_dim", hidden // heads))
     return llama_spec(
         config,
-        turning=replace(rotary(config, head_dim), backwards=True),
+        rotary_spec=replace(rotary(config, head_dim), backwards=True),
         names=names.NANOCHAT,
         norm_weight=False,
         query_key_norm="bare",
@@ -298,7 +298,7 @@ def apertus(config: ModelConfig) -> DecoderSpec:
     head_dim = int(config.get("head_dim", hidden // heads))
     return llama_spec(
         config,
-        turning=rotary(config, head_dim, theta=12000000.0),
+        rotary_spec=rotary(config, head_dim, theta=12000000.0),
         names=names.APERTUS,
         query_key_norm="head",
         gated=False,

@@ -22,20 +22,20 @@ def llama_spec(
     *,
     head_dim: int | None = None,
     windows: list[int] | None = None,
-    turning: RotarySpec | None = None,
+    rotary_spec: RotarySpec | None = None,
     rotates: bool = True,
     scale: float | None = None,
     **changes: Any,
 ) -> DecoderSpec:
     """Return the spec of Llama; `changes`: fields that differ.
 
-    `windows` per layer, `turning`: the rotary embedding, `scale` of scores, if not Llama's; without
-    `rotates` there is no rotary embedding.
+    `windows` per layer, `rotary_spec`: the rotary embedding, `scale` of scores, if not Llama's;
+    without `rotates` there is no rotary embedding.
     """
     hidden, heads = int(config.need("hidden_size")), int(config.need("num_attention_heads"))
     head_dim = int(config.get("head_dim", head_dim or hidden // heads))
     count = int(config.need("num_hidden_layers"))
-    turning = (turning or rotary(config, head_dim)) if rotates else None
+    rotary_spec = (rotary_spec or rotary(config, head_dim)) if rotates else None
     fields: dict[str, Any] = {
         "family": config.model_type,
         "vocab_size": config.vocab_size,
@@ -45,7 +45,7 @@ def llama_spec(
         "head_dim": head_dim,
         "mlp_width": int(config.need("intermediate_size")),
         "layers": tuple(
-            LayerSpec(scale=scale or head_dim**-0.5, window=window, rotary=turning)
+            LayerSpec(scale=scale or head_dim**-0.5, window=window, rotary=rotary_spec)
             for window in windows or [0] * count
         ),
         "names": names.LLAMA,
@@ -103,16 +103,18 @@ def mistral(config: ModelConfig) -> DecoderSpec:
     return llama_spec(config, windows=same_window(config, 4096))
 
 
-def qwen2(config: ModelConfig, turning: RotarySpec | None = None) -> DecoderSpec:
-    return llama_spec(config, windows=sliding_windows(config), turning=turning, qkv_bias=True)
+def qwen2(config: ModelConfig, rotary_spec: RotarySpec | None = None) -> DecoderSpec:
+    return llama_spec(
+        config, windows=sliding_windows(config), rotary_spec=rotary_spec, qkv_bias=True
+    )
 
 
 def qwen2_vl(config: ModelConfig) -> DecoderSpec:
     """The text of Qwen2-VL and Qwen2.5-VL: an image's tokens are rotated by their place in it."""
     hidden, heads = int(config.need("hidden_size")), int(config.need("num_attention_heads"))
-    turning = rotary(config, hidden // heads, theta=1000000.0)
+    rotary_spec = rotary(config, hidden // heads, theta=1000000.0)
     return replace(
-        qwen2(config, turning=with_sections(turning, (16, 24, 24), alternate=False)),
+        qwen2(config, rotary_spec=with_sections(rotary_spec, (16, 24, 24), alternate=False)),
         norm_eps=float(config.get("rms_norm_eps", 1e-5)),
     )
 
@@ -122,12 +124,12 @@ def qwen2_5_omni(config: ModelConfig) -> DecoderSpec:
     return replace(qwen2_vl(config), norm_eps=float(config.get("rms_norm_eps", 1e-6)))
 
 
-def qwen3(config: ModelConfig, turning: RotarySpec | None = None) -> DecoderSpec:
+def qwen3(config: ModelConfig, rotary_spec: RotarySpec | None = None) -> DecoderSpec:
     return llama_spec(
         config,
         head_dim=128,
         windows=sliding_windows(config),
-        turning=turning,
+        rotary_spec=rotary_spec,
         names=names.QWEN3,
         query_key_norm="head",
         **attention_bias(config),
@@ -136,8 +138,8 @@ def qwen3(config: ModelConfig, turning: RotarySpec | None = None) -> DecoderSpec
 
 def qwen3_vl(config: ModelConfig) -> DecoderSpec:
     """The text of Qwen3-VL: an image's tokens are rotated by their place in it."""
-    turning = rotary(config, int(config.get("head_dim", 128)), theta=500000.0)
-    return qwen3(config, with_sections(turning, (24, 20, 20), alternate=True))
+    rotary_spec = rotary(config, int(config.get("head_dim", 128)), theta=500000.0)
+    return qwen3(config, with_sections(rotary_spec, (24, 20, 20), alternate=True))
 
 
 def phi3(config: ModelConfig) -> DecoderSpec:
@@ -200,7 +202,7 @@ def _cohere(config: ModelConfig, theta: float, windows: list[int] | None = None)
     return llama_spec(
         config,
         windows=windows,
-        turning=rotary(
+        rotary_spec=rotary(
             config, int(config.get("head_dim", hidden // heads)), theta=theta, interleaved=True
         ),
         names=names.SHARED_NORM,
@@ -236,7 +238,7 @@ def cohere_compass(config: ModelConfig) -> DecoderSpec:
     hidden, heads = int(config.need("hidden_size")), int(config.need("num_attention_heads"))
     stated = config.get("rope_parameters", {})
 
-    def turning(kind: str) -> RotarySpec | None:
+    def rotary_spec(kind: str) -> RotarySpec | None:
         if kind in stated and stated[kind] is None:
             return None
         own = rotary(config, hidden // heads, layer_type=kind)
@@ -244,7 +246,7 @@ def cohere_compass(config: ModelConfig) -> DecoderSpec:
 
     window = int(config.values.get("sliding_window", 4096) or 0)
     spec = _cohere(config, 10000.0, [window if kind.startswith("slid") else 0 for kind in kinds])
-    turns = {kind: turning(kind) for kind in dict.fromkeys(kinds)}
+    turns = {kind: rotary_spec(kind) for kind in dict.fromkeys(kinds)}
     layers = (
         replace(layer, rotary=turns[kind]) for layer, kind in zip(spec.layers, kinds, strict=True)
     )
@@ -258,7 +260,7 @@ def stablelm(config: ModelConfig) -> DecoderSpec:
     each = "" if config.get(NORMS_STACKED) else ".norms.{}"
     return llama_spec(
         config,
-        turning=rotary(config, hidden // heads, partial=0.25),
+        rotary_spec=rotary(config, hidden // heads, partial=0.25),
         names=replace(
             names.SHARED_NORM if parallel else names.LLAMA,
             query_norm="self_attn.q_layernorm" + each,

@@ -55,16 +55,16 @@ def mistral_large4(config: ModelConfig) -> DecoderSpec | None:
         plain_dim=64,
         norm_eps=1e-5,
     )
-    latent, turning = spec.latent, spec.layers[0].rotary
-    if latent is None or turning is None:
+    latent, rotary_spec = spec.latent, spec.layers[0].rotary
+    if latent is None or rotary_spec is None:
         raise ValueError("there are no latents")
     latent = replace(latent, norm_eps=spec.norm_eps)
-    turning = replace(turning, log_positions=True, learned=True)
+    rotary_spec = replace(rotary_spec, log_positions=True, learned=True)
     index = IndexSpec(
         heads=int(config.get("index_n_heads", 32)),
         dim=int(config.get("index_head_dim", 128)),
         most=int(config.get("index_topk", 2048)),
-        rotary=turning,
+        rotary=rotary_spec,
         reads_input=True,
     )
     layers = tuple(

@@ -65,7 +65,7 @@ def phimoe(config: ModelConfig) -> DecoderSpec:
     spec = llama_spec(
         config,
         windows=same_window(config),
-        turning=rotary(config, int(config.get("head_dim", hidden // heads)), theta=1000000.0),
+        rotary_spec=rotary(config, int(config.get("head_dim", hidden // heads)), theta=1000000.0),
         names=names.MIXTRAL,
         norm="layer",
         norm_bias=True,
@@ -99,7 +99,7 @@ def flex_olmo(config: ModelConfig) -> DecoderSpec:
     """FlexOlmo (Ai2 2025): OLMo 2's attention and norms, OLMoE's experts."""
     spec = llama_spec(
         config,
-        turning=rotary(config, _head_dim(config), theta=500000.0),
+        rotary_spec=rotary(config, _head_dim(config), theta=500000.0),
         names=names.FLEX_OLMO,
         query_key_norm="whole",
         **attention_bias(config),
@@ -173,7 +173,7 @@ def gpt_oss(config: ModelConfig) -> DecoderSpec | None:
         config,
         head_dim=head_dim,
         windows=sliding_windows(config, every=2, window=128),
-        turning=rotary(config, head_dim, theta=150000.0),
+        rotary_spec=rotary(config, head_dim, theta=150000.0),
         names=names.GPT_OSS_APART if config.get(EXPERTS_APART) else names.GPT_OSS,
         norm_eps=float(config.get("rms_norm_eps", 1e-5)),
         qkv_bias=biased,
@@ -259,7 +259,7 @@ def qwen3_vl_moe(config: ModelConfig) -> DecoderSpec:
     head_dim = int(config.get("head_dim", hidden // heads))
     spec = llama_spec(
         config,
-        turning=with_sections(
+        rotary_spec=with_sections(
             rotary(config, head_dim, theta=500000.0), (24, 20, 20), alternate=True
         ),
         names=names.QWEN3_MOE if config.get(EXPERTS_APART) else names.QWEN3_VL_MOE,
@@ -280,10 +280,10 @@ def qwen3_omni_moe(config: ModelConfig) -> DecoderSpec:
     """The text of Qwen3-Omni's thinker: Qwen 3's mixture, whose tokens have three positions."""
     hidden, heads = int(config.need("hidden_size")), int(config.need("num_attention_heads"))
     head_dim = int(config.get("head_dim", hidden // heads))
-    turning = rotary(config, head_dim, theta=1000000.0)
+    rotary_spec = rotary(config, head_dim, theta=1000000.0)
     spec = llama_spec(
         config,
-        turning=with_sections(turning, (24, 20, 20), alternate=True),
+        rotary_spec=with_sections(rotary_spec, (24, 20, 20), alternate=True),
         names=names.QWEN3_MOE,
         query_key_norm="head",
         **attention_bias(config),

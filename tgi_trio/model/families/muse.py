@@ -17,7 +17,7 @@ def muse_glimmer(config: ModelConfig) -> DecoderSpec:
     Layers that see everything do not rotate; they are counted back from the last.
     """
     head_dim, count = int(config.get("head_dim", 128)), int(config.need("num_hidden_layers"))
-    turning = rotary(config, head_dim)
+    rotary_spec = rotary(config, head_dim)
     whole = [(count - 1 - i) % 4 == 0 for i in range(count)]
     if kinds := config.get("layer_types"):
         local = [kind == "sliding_attention" for kind in kinds]
@@ -29,7 +29,7 @@ def muse_glimmer(config: ModelConfig) -> DecoderSpec:
     spec = llama_spec(
         config,
         head_dim=head_dim,
-        turning=turning,
+        rotary_spec=rotary_spec,
         names=names.MUSE_GLIMMER,
         norm="rms_plus_one",
         norm_eps=float(config.get("rms_norm_eps", 1e-5)),
@@ -50,7 +50,7 @@ def muse_glimmer(config: ModelConfig) -> DecoderSpec:
             layer,
             scale=scale,
             window=window if slides else 0,
-            rotary=turning if base else None,
+            rotary=rotary_spec if base else None,
         )
 
     return replace(spec, layers=tuple(map(kind, spec.layers, local, bases)))

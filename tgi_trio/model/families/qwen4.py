@@ -39,13 +39,13 @@ def qwen4_exp(config: ModelConfig) -> DecoderSpec | None:
     stated["num_experts"] = config.get("num_experts", config.get("num_local_experts", 512))
     config = replace(config, values={**_EXPERTS, **values, **stated})
     head_dim = int(config.get("head_dim", 256))
-    turning = with_sections(rotary(config, head_dim), (11, 11, 10), alternate=True)
-    if turning.kind in ("dynamic", "longrope") or config.get("hidden_act", "silu") != "silu":
+    rotary_spec = with_sections(rotary(config, head_dim), (11, 11, 10), alternate=True)
+    if rotary_spec.kind in ("dynamic", "longrope") or config.get("hidden_act", "silu") != "silu":
         return None
     spec = llama_spec(
         config,
         head_dim=head_dim,
-        turning=turning,
+        rotary_spec=rotary_spec,
         names=names.QWEN4,
         norm="rms_plus_one",
         query_key_norm="head",

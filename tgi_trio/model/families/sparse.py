@@ -147,13 +147,13 @@ def _set_index(
 
     None if queries are not compressed, since index queries are computed from compressed ones.
     """
-    latent, turning = spec.latent, spec.layers[0].rotary
-    if latent is None or not latent.query_rank or turning is None or not spec.layers[0].chooses:
+    latent, rotary_spec = spec.latent, spec.layers[0].rotary
+    if latent is None or not latent.query_rank or rotary_spec is None or not spec.layers[0].chooses:
         return None
     index = IndexSpec(
         heads=int(config.get("index_n_heads", heads)),
         dim=int(config.get("index_head_dim", 128)),
         most=int(config.get("index_topk", 2048)),
-        rotary=replace(turning, interleaved=interleaved),
+        rotary=replace(rotary_spec, interleaved=interleaved),
     )
     return replace(spec, index=index, head_dim=spec.head_dim + index.dim)

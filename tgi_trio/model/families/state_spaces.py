@@ -68,7 +68,7 @@ def bamba(config: ModelConfig) -> DecoderSpec:
     hidden, heads = int(config.need("hidden_size")), int(config.need("num_attention_heads"))
     spec = llama_spec(
         config,
-        turning=rotary(config, int(config.get("head_dim", hidden // heads)), partial=0.5),
+        rotary_spec=rotary(config, int(config.get("head_dim", hidden // heads)), partial=0.5),
         names=names.BAMBA,
         norm_eps=float(config.get("rms_norm_eps", 1e-5)),
         mlp_bias=bool(config.get("mlp_bias", False)),

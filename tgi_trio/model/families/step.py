@@ -43,12 +43,13 @@ def step3p5(config: ModelConfig) -> DecoderSpec | None:
     count, head_dim = int(config.need("num_hidden_layers")), int(config.get("head_dim", 128))
     kinds, sparse = _described(_kinds(config, count), _sparse(config, count), count)
     window = int(config.values.get("sliding_window") or 0)
-    turning = {
-        kind: rotary(_turned(config, kinds, kind), head_dim, layer_type=kind) for kind in kinds
+    rotary_spec = {
+        kind: rotary(_select_rotary(config, kinds, kind), head_dim, layer_type=kind)
+        for kind in kinds
     }
     spec = llama_spec(
         config,
-        turning=turning[kinds[0]],
+        rotary_spec=rotary_spec[kinds[0]],
         windows=[window if kind == _SLIDING else 0 for kind in kinds],
         names=names.STEP3P5,
         norm="rms_plus_one",
@@ -70,7 +71,7 @@ def step3p5(config: ModelConfig) -> DecoderSpec | None:
     layers = (
         replace(
             la,
-            rotary=turning[kind],
+            rotary=rotary_spec[kind],
             sizes=HeadSizes(spec.kv_heads, head_dim, head_dim, heads[kind]),
         )
         for la, kind in zip(spec.layers, kinds, strict=True)
@@ -147,7 +148,7 @@ def _sliding_heads(config: ModelConfig, heads: int) -> int:
     return int(config.get("num_sliding_attention_heads", other.get("num_attention_heads", heads)))
 
 
-def _turned(config: ModelConfig, kinds: Sequence[str], kind: str) -> ModelConfig:
+def _select_rotary(config: ModelConfig, kinds: Sequence[str], kind: str) -> ModelConfig:
     """Return the config with one set of rotary parameters, that of a kind of layer.
 
     Published files have a base and a rotated part for each layer; their scaling is that of layers

@@ -36,7 +36,7 @@ def cohere2_moe(config: ModelConfig) -> DecoderSpec | None:
         config,
         head_dim=head_dim,
         windows=_cohere_windows(config, first, count),
-        turning=rotary(config, head_dim, interleaved=True),
+        rotary_spec=rotary(config, head_dim, interleaved=True),
         names=names.COHERE2_MOE,
         norm="rms" if eps else "layer",
         norm_eps=float(eps or config.get("layer_norm_eps", 1e-5)),

@@ -30,7 +30,7 @@ def zamba2(config: ModelConfig) -> DecoderSpec:
     spec = llama_spec(
         config,
         head_dim=head_dim,
-        turning=rotary(config, head_dim) if config.get("use_mem_rope", False) else None,
+        rotary_spec=rotary(config, head_dim) if config.get("use_mem_rope", False) else None,
         rotates=bool(config.get("use_mem_rope", False)),
         scale=(head_dim / 2) ** -0.5,
         names=names.ZAMBA2,

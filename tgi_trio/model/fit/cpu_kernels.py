@@ -77,7 +77,7 @@ def find_undivided(spec: DecoderSpec, ranks: int) -> str | None:
         "layers that read others'": any(layer.reads_layer is not None for layer in spec.layers),
         "gates cut at a bound": any(layer.sparsity for layer in spec.layers),
         "several hidden states": bool(spec.streams or spec.gated_streams),
-        "embeddings of layers' own": spec.own_inputs is not None,
+        "embeddings of layers' own": spec.per_layer_inputs is not None,
         "compressed keys and values": spec.latent is not None,
         "gates of heads": spec.gated_attention or spec.gated_heads,
         "a norm of all heads together": spec.query_key_norm == "whole",
@@ -263,7 +263,7 @@ def _find_odd_streams(spec: DecoderSpec) -> str | None:
     dense = all(layer.attends and layer.feeds and not layer.experts for layer in spec.layers)
     if not dense or spec.parallel or spec.latent is not None:
         return "layers with several hidden states are not those of Gemma 3n"
-    if spec.own_inputs is None:
+    if spec.per_layer_inputs is None:
         return "layers with several hidden states have no embeddings of their own"
     return None
 

@@ -25,7 +25,7 @@ _HELD: Final[dict[str, str]] = {
         "added_tokens embedding_width normalised_head normalised_embedding position_rows "
         "position_offset sine_positions alibi alibi_scale attention_soft_cap final_soft_cap "
         "embedding_scale residual_scale attention_scale gate_scale mlp_limit mlp_raised mlp_scale "
-        "logit_scale qkv_clip latent value_norm value_scale own_inputs index hyper "
+        "logit_scale qkv_clip latent value_norm value_scale per_layer_inputs index hyper "
         "gated_values norm_gate_rank gated_streams shared_key streams "
         "norm_after_rotary"
     ),
@@ -44,7 +44,7 @@ _HELD: Final[dict[str, str]] = {
     "GatedStreamsSpec": "count rank",
     "StreamsSpec": "count active scaled detour_rank",
     "BlockIndexSpec": "dim size most local",
-    "OwnInputsSpec": "width rows image_token",
+    "PerLayerInputsSpec": "width rows image_token",
     "RotarySpec": (
         "kind dim theta interleaved backwards max_positions sections sections_alternate parameters "
         "query_scale learned log_positions"

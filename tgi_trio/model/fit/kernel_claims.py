@@ -217,12 +217,12 @@ CLAIMS: Final[Claims] = {
     "LayerSpec.later": only(False, refusal="what experts say joins behind the next layer"),
     "DecoderSpec.value_norm": ANY,
     "DecoderSpec.value_scale": ANY,
-    "DecoderSpec.own_inputs": ANY,
-    "OwnInputsSpec.width": multiples(
+    "DecoderSpec.per_layer_inputs": ANY,
+    "PerLayerInputsSpec.width": multiples(
         PANEL, f"layers' own embeddings of {{}} numbers, which is no multiple of {PANEL}"
     ),
-    "OwnInputsSpec.rows": ANY,
-    "OwnInputsSpec.image_token": ANY,
+    "PerLayerInputsSpec.rows": ANY,
+    "PerLayerInputsSpec.image_token": ANY,
     "LayerSpec.experts": ANY,
     "LayerSpec.names": ANY,
     "LayerSpec.shared": ANY,

@@ -136,18 +136,18 @@ def _dtype(model: GgufModel) -> str:
 
 def _scaling(model: GgufModel, head: int) -> Values:
     """Return the rotary settings: the rotated part of a head, and the scaling."""
-    turned = model.get("rope.dimension_count") or head
-    if not isinstance(turned, int) or not 0 < turned <= head:
-        raise ValueError(f"it turns {turned!r} of {head} dimensions")
-    part = turned / head
-    if int(head * part) < turned:
+    rotary_dims = model.get("rope.dimension_count") or head
+    if not isinstance(rotary_dims, int) or not 0 < rotary_dims <= head:
+        raise ValueError(f"it turns {rotary_dims!r} of {head} dimensions")
+    part = rotary_dims / head
+    if int(head * part) < rotary_dims:
         part = math.nextafter(part, 2)
     values: Values = {"partial_rotary_factor": part}
     kind, factor = model.get("rope.scaling.type"), model.get("rope.scaling.factor")
     if factor is None and (scale := model.get("rope.scale_linear")):  # its older name
         kind, factor = "linear", scale
     original = model.get("rope.scaling.original_context_length")
-    factors = {name: read_factors(model, f"rope_{name}.weight", turned) for name in _FACTORS}
+    factors = {name: read_factors(model, f"rope_{name}.weight", rotary_dims) for name in _FACTORS}
     if found := factors["freqs"]:  # Llama 3's
         long = short = found
         rope: Values = {"rope_type": "longrope", "factor": 1.0, "attention_factor": 1.0}

@@ -89,7 +89,7 @@ def deepseek4(model: GgufModel, values: Values) -> Values:
         "routed_scaling_factor": read_expert_scale(model),
         "swiglu_limit": read_limit(model, layers),
         "rope_scaling": None,
-        "rope_parameters": _turning(model, values),
+        "rope_parameters": _read_rotary(model, values),
     } | _compression(model, layers) | read_counted_experts(
         model, 0, "n_routed_experts", "num_experts_per_tok"
     )  # fmt: skip
@@ -112,7 +112,7 @@ def _compression(model: GgufModel, layers: int) -> Values:
     return {"layer_types": kinds, "compress_rates": rates}
 
 
-def _turning(model: GgufModel, values: Values) -> Values:
+def _read_rotary(model: GgufModel, values: Values) -> Values:
     """Return the rotary parameters of layers without runs, and with them; these are scaled."""
     part = values.get("partial_rotary_factor", 1.0)
     main = {"rope_type": "default", "rope_theta": values.get("rope_theta", 1e4)}

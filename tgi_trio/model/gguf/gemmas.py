@@ -86,11 +86,11 @@ def gemma3n(model: GgufModel, values: Values) -> Values:
             "laurel_rank": find_shape(model, "laurel_l")[0],
             "rope_scaling": None,
             "rope_parameters": {
-                FULL: _turning(values.get("rope_theta", 1e6)),
-                SLIDING: _turning(model.get("rope.freq_base_swa", 1e4)),
+                FULL: _read_rotary(values.get("rope_theta", 1e6)),
+                SLIDING: _read_rotary(model.get("rope.freq_base_swa", 1e4)),
             },
         }
-        | _own_inputs(model)
+        | _read_per_layer_inputs(model)
         | _sparsity(model, layers)
         | _soft_cap(model)
     )
@@ -101,9 +101,9 @@ def gemma4(model: GgufModel, values: Values) -> Values:
     kinds = read_kinds(model, layers, every=6)
     shared = _check_shared(model, model.get("attention.shared_kv_layers", 0), layers)
     narrow = read_count(model, "attention.key_length_swa")
-    turned = read_count(model, "rope.dimension_count_swa", default=narrow)
-    if turned > narrow:
-        raise ValueError(f"it turns {turned} of {narrow} dimensions")
+    rotary_dims = read_count(model, "rope.dimension_count_swa", default=narrow)
+    if rotary_dims > narrow:
+        raise ValueError(f"it turns {rotary_dims} of {narrow} dimensions")
     heads = read_by_layer(model, "attention.head_count_kv", layers)
     whole = [place for place in range(layers) if kinds[place] == FULL]
     full, sliding = (
@@ -121,13 +121,13 @@ def gemma4(model: GgufModel, values: Values) -> Values:
         "num_kv_shared_layers": shared,
         "rope_scaling": None,
         "rope_parameters": {
-            FULL: _turning(values.get("rope_theta", 1e6)) | _proportion(model, wide),
-            SLIDING: _turning(model.get("rope.freq_base_swa", 1e4))
-            | {"partial_rotary_factor": turned / narrow},
+            FULL: _read_rotary(values.get("rope_theta", 1e6)) | _proportion(model, wide),
+            SLIDING: _read_rotary(model.get("rope.freq_base_swa", 1e4))
+            | {"partial_rotary_factor": rotary_dims / narrow},
         },
     }
     if model.get("embedding_length_per_layer_input"):
-        said |= _own_inputs(model)
+        said |= _read_per_layer_inputs(model)
     else:
         said["hidden_size_per_layer_input"] = 0
     if model.get("expert_count"):
@@ -170,7 +170,7 @@ def _widths(model: GgufModel, layers: int, shared: int) -> Values:
     return {"intermediate_size": own, "use_double_wide_mlp": bool(shared) and widths == double}
 
 
-def _own_inputs(model: GgufModel) -> Values:
+def _read_per_layer_inputs(model: GgufModel) -> Values:
     if "per_layer_token_embd.weight" not in model.tensors:
         raise ValueError("it has no tensor 'per_layer_token_embd.weight'")
     return {
@@ -197,7 +197,7 @@ def _soft_cap(model: GgufModel) -> Values:
     return {} if cap is None else {"final_logit_softcapping": cap}
 
 
-def _turning(theta: float) -> Values:
+def _read_rotary(theta: float) -> Values:
     return {"rope_type": "default", "rope_theta": theta}
 
 
@@ -209,8 +209,10 @@ def _proportion(model: GgufModel, head: int) -> Values:
     divisors = read_factors(model, "rope_freqs.weight", head)
     if divisors is None:
         return {}
-    turned = sum(divisor == 1.0 for divisor in divisors)
-    still = divisors[turned:]
-    if divisors[:turned] != [1.0] * turned or not all(divisor >= 1e20 for divisor in still):
+    rotary_dims = sum(divisor == 1.0 for divisor in divisors)
+    still = divisors[rotary_dims:]
+    if divisors[:rotary_dims] != [1.0] * rotary_dims or not all(
+        divisor >= 1e20 for divisor in still
+    ):
         raise ValueError("its tensor 'rope_freqs.weight' turns pairs by less than whole")
-    return {"rope_type": "proportional", "partial_rotary_factor": 2 * turned / head}
+    return {"rope_type": "proportional", "partial_rotary_factor": 2 * rotary_dims / head}

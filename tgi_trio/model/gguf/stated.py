@@ -204,12 +204,12 @@ def has_tensor(model: GgufModel, ending: str) -> bool:
     return any(name.endswith(f".{ending}") for name in model.tensors)
 
 
-def read_factors(model: GgufModel, name: str, turned: int) -> list[float] | None:
+def read_factors(model: GgufModel, name: str, rotary_dims: int) -> list[float] | None:
     """Return the divisors of the frequencies, None if the file has none.
 
     Raises ValueError for a tensor of another shape or type.
     """
-    return read_vector(model, name, turned // 2) if name in model.tensors else None
+    return read_vector(model, name, rotary_dims // 2) if name in model.tensors else None
 
 
 def read_vector(model: GgufModel, name: str, count: int) -> list[float]:

@@ -75,7 +75,7 @@ def mellum(model: GgufModel, values: Values) -> Values:
         "norm_topk_prob": True,
         "mlp_layer_types": ["sparse" if each else "dense" for each in sparse],
         "rope_scaling": None,
-        "rope_parameters": _turning_by_kind(model, values),
+        "rope_parameters": _read_rotary_by_kind(model, values),
     } | read_windows(model, layers, every=4) | read_counted_experts(
         model, sparse.index(True), "num_experts", "num_experts_per_tok"
     )  # fmt: skip
@@ -99,7 +99,7 @@ def laguna(model: GgufModel, values: Values) -> Values:
         "shared_expert_intermediate_size": expert_width(model, "ffn_up_shexp", first),
         "layer_types": [FULL] * layers,
         "rope_scaling": None,
-        "rope_parameters": _turning_by_kind(model, values),
+        "rope_parameters": _read_rotary_by_kind(model, values),
     } | windows | read_counted_experts(
         model, first, "num_experts", "num_experts_per_tok"
     )  # fmt: skip
@@ -142,7 +142,7 @@ def step35(model: GgufModel, values: Values) -> Values:
         "swiglu_limits": read_limits(model, "swiglu_clamp_exp", layers),
         "swiglu_limits_shared": read_limits(model, "swiglu_clamp_shexp", layers),
         "rope_scaling": None,
-        "rope_parameters": _turning_by_kind(model, values | {"partial_rotary_factor": 0.5}),
+        "rope_parameters": _read_rotary_by_kind(model, values | {"partial_rotary_factor": 0.5}),
     } | windows | read_counted_experts(
         model, first, "n_routed_experts", "num_experts_per_tok"
     )  # fmt: skip
@@ -157,12 +157,12 @@ def _by_kind(model: GgufModel, key: str, kinds: list[str]) -> dict[str, int]:
     return found
 
 
-def _turning_by_kind(model: GgufModel, values: Values) -> dict[str, Values]:
+def _read_rotary_by_kind(model: GgufModel, values: Values) -> dict[str, Values]:
     """Return the rotary parameters of both kinds of layers; the file's scaling is of FULL ones."""
     theta, head = values.get("rope_theta", 1e4), values["head_dim"]
-    turned = read_count(model, "rope.dimension_count_swa", default=head)
-    if turned > head:
-        raise ValueError(f"it turns {turned} of {head} dimensions")
+    rotary_dims = read_count(model, "rope.dimension_count_swa", default=head)
+    if rotary_dims > head:
+        raise ValueError(f"it turns {rotary_dims} of {head} dimensions")
     full = {
         "rope_type": "default",
         "rope_theta": theta,
@@ -178,6 +178,6 @@ def _turning_by_kind(model: GgufModel, values: Values) -> dict[str, Values]:
         SLIDING: {
             "rope_type": "default",
             "rope_theta": model.get("rope.freq_base_swa", theta),
-            "partial_rotary_factor": turned / head,
+            "partial_rotary_factor": rotary_dims / head,
         },
     }

@@ -59,8 +59,8 @@ from tgi_trio.model.matrices.streams import (
     layer_gates_refs,
     layer_hyper_refs,
     layer_streams_refs,
-    own_input_refs,
-    own_inputs_refs,
+    per_layer_input_refs,
+    per_layer_inputs_refs,
     streams_refs,
 )
 from tgi_trio.model.specs.decoder import DecoderSpec, LayerSpec
@@ -95,7 +95,9 @@ def outer_refs(spec: DecoderSpec) -> OuterRefs:
         rotary_factors=_rotary_factors(spec),
         embedding_in=widened,
         embedding_out=narrowed,
-        own_inputs=own_inputs_refs(spec, spec.own_inputs) if spec.own_inputs else None,
+        per_layer_inputs=per_layer_inputs_refs(spec, spec.per_layer_inputs)
+        if spec.per_layer_inputs
+        else None,
         streams=streams_refs(spec, spec.streams) if spec.streams else None,
         hyper=last_hyper_refs(spec, spec.hyper) if spec.hyper and spec.names.last_streams else None,
         gates=last_gates_refs(spec, spec.gated_streams) if spec.gated_streams else None,
@@ -107,7 +109,11 @@ def table_refs(spec: DecoderSpec) -> list[LinearRef]:
     outer = outer_refs(spec)
     layers = (layer_refs(spec, index) for index in range(len(spec.layers)))
     tables = [refs.ngrams.table for refs in layers if refs.ngrams is not None]
-    return [outer.embedding, *([outer.own_inputs.table] if outer.own_inputs else []), *tables]
+    return [
+        outer.embedding,
+        *([outer.per_layer_inputs.table] if outer.per_layer_inputs else []),
+        *tables,
+    ]
 
 
 def _rotary_factors(spec: DecoderSpec) -> TensorRef | None:
@@ -173,7 +179,9 @@ def layer_refs(spec: DecoderSpec, index: int) -> LayerRefs:
         mlp_sum_norm=norm(names.mlp_sum_norm, layer.feeds),
         beside=beside_refs(spec, prefix, experts) if experts and layer.beside else None,
         later=experts_refs(spec, prefix, experts) if experts and layer.later else None,
-        own_input=own_input_refs(spec, prefix, spec.own_inputs) if spec.own_inputs else None,
+        per_layer_input=per_layer_input_refs(spec, prefix, spec.per_layer_inputs)
+        if spec.per_layer_inputs
+        else None,
         streams=layer_streams_refs(spec, prefix, spec.streams) if spec.streams else None,
         scale=VectorRef(prefix + names.layer_scale, 1) if names.layer_scale else None,
         shared=shared_refs(spec, shared, prefix, block) if shared else None,

@@ -52,7 +52,7 @@ class BesideRefs:
 
 
 @dataclass(frozen=True, slots=True)
-class OwnInputRefs:
+class PerLayerInputRefs:
     """How a layer uses its own embedding of a token."""
 
     gate: LinearRef
@@ -61,7 +61,7 @@ class OwnInputRefs:
 
 
 @dataclass(frozen=True, slots=True)
-class OwnInputsRefs:
+class PerLayerInputsRefs:
     """Where per-layer embeddings come from; the layers' features are side by side."""
 
     table: LinearRef
@@ -348,7 +348,7 @@ class LayerRefs:
     mlp_sum_norm: NormRef | None = None
     beside: BesideRefs | None = None  # then `mlp` is dense
     later: ExpertsRefs | None = None  # likewise
-    own_input: OwnInputRefs | None = None
+    per_layer_input: PerLayerInputRefs | None = None
     streams: LayerStreamsRefs | None = None
     scale: VectorRef | None = None  # [1]
     shared: SharedRefs | None = None  # then `attention` and `mlp` belong to several layers
@@ -372,7 +372,7 @@ class OuterRefs:
     embedding_in: LinearRef | None = None  # from the embedding's width to the hidden size
     embedding_out: LinearRef | None = None  # and back, after the final norm
     rotary_factors: TensorRef | None = None  # [pairs], logarithms
-    own_inputs: OwnInputsRefs | None = None
+    per_layer_inputs: PerLayerInputsRefs | None = None
     streams: StreamsRefs | None = None
     hyper: HyperRefs | None = None
     gates: GatesRefs | None = None

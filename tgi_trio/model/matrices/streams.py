@@ -19,29 +19,31 @@ from tgi_trio.model.matrices.roles import (
     LayerGatesRefs,
     LayerHyperRefs,
     LayerStreamsRefs,
-    OwnInputRefs,
-    OwnInputsRefs,
+    PerLayerInputRefs,
+    PerLayerInputsRefs,
     StreamsRefs,
 )
-from tgi_trio.model.specs.decoder import DecoderSpec, HyperSpec, OwnInputsSpec, StreamsSpec
+from tgi_trio.model.specs.decoder import DecoderSpec, HyperSpec, PerLayerInputsSpec, StreamsSpec
 from tgi_trio.model.specs.gated_streams import GatedStreamsSpec
 
 
-def own_inputs_refs(spec: DecoderSpec, own: OwnInputsSpec) -> OwnInputsRefs:
+def per_layer_inputs_refs(spec: DecoderSpec, own: PerLayerInputsSpec) -> PerLayerInputsRefs:
     """Return where per-layer embeddings come from."""
     names, every = spec.names, len(spec.layers) * own.width
     table = MatrixRef(f"{names.own_table}.weight", own.rows, every)
-    return OwnInputsRefs(
+    return PerLayerInputsRefs(
         table=split_outputs(table, "vocabulary"),
         projection=_whole(names.own_projection, every, spec.hidden_size),
         norm=_norm(spec, names.own_norm, own.width),
     )
 
 
-def own_input_refs(spec: DecoderSpec, prefix: str, own: OwnInputsSpec) -> OwnInputRefs:
+def per_layer_input_refs(
+    spec: DecoderSpec, prefix: str, own: PerLayerInputsSpec
+) -> PerLayerInputRefs:
     """Return how the layer at `prefix` uses its own embedding."""
     names, hidden = spec.names, spec.hidden_size
-    return OwnInputRefs(
+    return PerLayerInputRefs(
         gate=_whole(prefix + names.own_gate, own.width, hidden),
         up=_whole(prefix + names.own_up, hidden, own.width),
         post_norm=_norm(spec, prefix + names.own_post_norm, hidden),

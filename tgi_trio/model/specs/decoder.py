@@ -24,7 +24,7 @@ from tgi_trio.model.specs.mixers import Mixer
 from tgi_trio.model.specs.ngrams import NgramsSpec
 from tgi_trio.model.specs.pooled_index import PooledIndexSpec
 from tgi_trio.model.specs.streams import HyperSpec as HyperSpec
-from tgi_trio.model.specs.streams import OwnInputsSpec as OwnInputsSpec
+from tgi_trio.model.specs.streams import PerLayerInputsSpec as PerLayerInputsSpec
 from tgi_trio.model.specs.streams import StreamsSpec as StreamsSpec
 
 NormKind = Literal["rms", "rms_plus_one", "layer", "layer_plus_one"]
@@ -133,7 +133,7 @@ class Names:
     beside_post_norm: str = ""  # of the experts' result
     router_gain: str = ""  # weights of the norm before the router
     expert_scale: str = ""  # factors of each expert's weight
-    # See `OwnInputsSpec`.
+    # See `PerLayerInputsSpec`.
     own_table: str = ""
     own_projection: str = ""
     own_norm: str = ""
@@ -363,7 +363,7 @@ class DecoderSpec:
     index: IndexSpec | None = None  # over latents
     value_norm: bool = False  # of each value separately, without weights
     value_scale: float = 1.0
-    own_inputs: OwnInputsSpec | None = None
+    per_layer_inputs: PerLayerInputsSpec | None = None
     streams: StreamsSpec | None = None
     # Then kv_heads is 1, and sizes of layers include what they keep of tokens for entries.
     shared_key: SharedKeySpec | None = None

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class OwnInputsSpec:
+class PerLayerInputsSpec:
     """Per-layer embeddings: every layer embeds each token itself (Gemma 3n, Google 2025).
 
     It is a row of a table, added to a projection of the first layer's input.

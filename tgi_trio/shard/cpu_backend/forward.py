@@ -241,7 +241,7 @@ class Forward:
 
     def _ids(self, tokens: Tokens) -> Ints:
         """Return the ids of a step's tokens, with a neutral id in place of image features."""
-        own, features = self.spec.own_inputs, tokens.features
+        own, features = self.spec.per_layer_inputs, tokens.features
         if own is None or features is None:
             return tokens.ids
         ids = tokens.ids.copy()

@@ -31,8 +31,8 @@ from tgi_trio.shard.cpu_backend.operations.choosers import (
 )
 from tgi_trio.shard.cpu_backend.operations.lone_linears import LONE_ROWS, LoneLinear
 from tgi_trio.shard.cpu_backend.operations.mixtures import find_mixture_buffers, pad_to_panel
-from tgi_trio.shard.cpu_backend.operations.own_embeddings import own_width
 from tgi_trio.shard.cpu_backend.operations.padded_heads import kept_sizes
+from tgi_trio.shard.cpu_backend.operations.per_layer_inputs import own_width
 from tgi_trio.shard.cpu_backend.packing import Packer
 from tgi_trio.shard.cpu_backend.program_builder import FinalNorm, ProgramBuilder
 from tgi_trio.shard.cpu_backend.rotary_tables import RotaryTables

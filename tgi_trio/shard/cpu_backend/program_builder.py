@@ -41,7 +41,7 @@ from tgi_trio.shard.cpu_backend.operations.mixtures import Branch, add_mixture
 from tgi_trio.shard.cpu_backend.operations.ngrams import add_ngrams
 from tgi_trio.shard.cpu_backend.operations.norm_gates import add_norm_gate
 from tgi_trio.shard.cpu_backend.operations.norms import NormWriter
-from tgi_trio.shard.cpu_backend.operations.own_embeddings import add_own_input
+from tgi_trio.shard.cpu_backend.operations.per_layer_inputs import add_per_layer_input
 from tgi_trio.shard.cpu_backend.operations.shared_blocks import SharedWriter
 from tgi_trio.shard.cpu_backend.operations.streams import StreamWriter
 from tgi_trio.shard.cpu_backend.operations.writer import OperationWriter
@@ -268,12 +268,14 @@ class ProgramBuilder:
         spec = self._spec
         if self._streams is not None and refs.streams is not None:
             self._streams.correct(refs.streams)
-        if refs.own_input is not None and spec.own_inputs is not None:
-            add_own_input(self.writer, refs.own_input, spec.own_inputs, spec, self._index)
+        if refs.per_layer_input is not None and spec.per_layer_inputs is not None:
+            add_per_layer_input(
+                self.writer, refs.per_layer_input, spec.per_layer_inputs, spec, self._index
+            )
             if self._streams is not None:
-                self._streams.spread(refs.own_input.post_norm)
+                self._streams.spread(refs.per_layer_input.post_norm)
             else:
-                self._norms.join(refs.own_input.post_norm, 1.0)
+                self._norms.join(refs.per_layer_input.post_norm, 1.0)
         if refs.scale is not None:
             scale = self.writer.source.vector(refs.scale.name, 1)[0]
             self.writer.add(Code.SCALE, target=Buffer.HIDDEN, width=spec.hidden_size, scale=scale)

@@ -63,9 +63,9 @@ def find_widths(model: DecoderSpec, run: Run, *, queries: int, apart: bool) -> B
         decays.append(latents.late_gates)
     if model.norm_gate_rank:
         mixed.append(pad_to_panel(model.norm_gate_rank))
-    if model.own_inputs is not None:
-        mixed.append(model.own_inputs.width)
-        projected.append(model.own_inputs.width)
+    if model.per_layer_inputs is not None:
+        mixed.append(model.per_layer_inputs.width)
+        projected.append(model.per_layer_inputs.width)
     if model.streams is not None:
         projected.append(model.streams.detour_rank)
     ngrams = [layer.ngrams for layer in layers if layer.ngrams]

@@ -13,7 +13,7 @@ from tgi_trio.model.specs.decoder import DecoderSpec
 from tgi_trio.shard.checkpoint.lookup import read_table
 from tgi_trio.shard.checkpoint.numbers import to_bfloat16, to_float32
 from tgi_trio.shard.cpu_backend.operations.norms import NormWriter
-from tgi_trio.shard.cpu_backend.operations.own_embeddings import add_own_inputs
+from tgi_trio.shard.cpu_backend.operations.per_layer_inputs import add_per_layer_inputs
 from tgi_trio.shard.cpu_backend.operations.writer import OperationWriter
 from tgi_trio.shard.cpu_backend.packing import to_storage
 from tgi_trio.shard.cpu_backend.tables import Buffer, Code
@@ -67,7 +67,9 @@ def add_embedding(
         )
     if outer.embedding_norm is not None:
         norms.add_in_place(outer.embedding_norm, Buffer.HIDDEN, spec.hidden_size)
-    if outer.own_inputs is not None and spec.own_inputs is not None:
-        norm = norms.keep_weight(outer.own_inputs.norm)
-        add_own_inputs(writer, outer.own_inputs, spec.own_inputs, spec, norm, bf16=bf16)
+    if outer.per_layer_inputs is not None and spec.per_layer_inputs is not None:
+        norm = norms.keep_weight(outer.per_layer_inputs.norm)
+        add_per_layer_inputs(
+            writer, outer.per_layer_inputs, spec.per_layer_inputs, spec, norm, bf16=bf16
+        )
     return numbers

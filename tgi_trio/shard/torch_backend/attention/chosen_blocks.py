@@ -35,7 +35,7 @@ class BlocksAttention(IndexedAttention):
         table: RotaryTable | None,
         batch: IndexedBatch,
     ) -> torch.Tensor:
-        qkv, asked, index_key = index.split(projected)
+        qkv, index_queries, index_key = index.split(projected)
         key = index.keys(index_key, steps.rotary, table)
         batch.cache.write(index.number, batch.slots, key, key[..., :0], layer.kv_scales)
         most = index.spec.most * index.spec.size
@@ -43,7 +43,7 @@ class BlocksAttention(IndexedAttention):
             return self.attend_projected(layer, qkv, steps, table, batch)
         query, key, value = steps.split(qkv, table)
         batch.cache.write(layer.index, batch.slots, key, value, layer.kv_scales)
-        queries = index.queries(asked, steps.rotary, table)
+        queries = index.queries(index_queries, steps.rotary, table)
         if not batch.groups:
             device, size = query.device, index.spec.size
             batch.groups += group_tokens(batch.plan, index.heads, most, device, unit=size)

@@ -24,7 +24,7 @@ from tgi_trio.shard.torch_backend.layers.index import (
 def choose_runs(
     layer: AttentionLayer,
     index: TokenIndex,
-    asked: IndexQueries,
+    index_queries: IndexQueries,
     cache: KVCache,
     kept: torch.Tensor,
     groups: Sequence[ScoredGroup],
@@ -41,7 +41,7 @@ def choose_runs(
     hidden = torch.ones_like(slots, dtype=torch.bool)
     for group in groups:
         tokens, reach = group.tokens, group.reach
-        scores = _score(layer, index, asked, cache, kept, group)
+        scores = _score(layer, index, index_queries, cache, kept, group)
         ends = torch.arange(scores.shape[1], device=scores.device) * pool + pool - 1
         scores = scores.masked_fill(ends > reach, float("-inf"))
         best = choose_best(scores, layer.most // pool)
@@ -73,13 +73,13 @@ def _spread(
 def _score(
     layer: AttentionLayer,
     index: TokenIndex,
-    asked: IndexQueries,
+    index_queries: IndexQueries,
     cache: KVCache,
     kept: torch.Tensor,
     group: ScoredGroup,
 ) -> torch.Tensor:
     """Return the scores of a group's runs, float32 [tokens, runs]."""
-    queries, weights = (of.index_select(0, group.tokens) for of in asked)
+    queries, weights = (of.index_select(0, group.tokens) for of in index_queries)
     dim, pool = index.spec.dim, index.spec.pool
     kept = kept.index_select(0, group.places.flatten())
     kept = cache.decode(kept, layer.kv_scales[0], torch.float32).float()

@@ -118,7 +118,7 @@ class CompressedAttention(ReferenceAttention):
         table: RotaryTable,
         batch: CompressedBatch,
     ) -> torch.Tensor:
-        query, kept, asked = shared.ask(projected, turning, table)
+        query, kept, index_queries = shared.ask(projected, turning, table)
         batch.cache.write(layer.index, batch.slots, kept, kept)
         keys, entries = batch.cache.key_slots[layer.index][:, 0], shared.entries
         if entries is not None:
@@ -127,7 +127,7 @@ class CompressedAttention(ReferenceAttention):
                 _make_entries(entries, keys, shared.dim, turning, runs)
         out = torch.empty_like(query)
         for group in batch.groups[Kind.of(layer, entries)]:
-            out[group.tokens] = _attend(layer, query, asked, entries, keys, group)
+            out[group.tokens] = _attend(layer, query, index_queries, entries, keys, group)
         return turning.apply_last(out, table.cos, -table.sin)
 
 
@@ -216,7 +216,7 @@ def _group(
 def _attend(
     layer: AttentionLayer,
     query: torch.Tensor,
-    asked: IndexQueries | None,
+    index_queries: IndexQueries | None,
     entries: Entries | None,
     keys: torch.Tensor,
     group: _Group,
@@ -230,8 +230,8 @@ def _attend(
         place = entries.compressor.last
         made = keys[:, dim + place.start : dim + place.stop]
         slots, hidden = group.entries, group.unmade
-        if asked is not None and entries.index and slots.shape[1] > layer.most:
-            slots, hidden = _choose(layer, asked, entries, keys[:, dim:], group)
+        if index_queries is not None and entries.index and slots.shape[1] > layer.most:
+            slots, hidden = _choose(layer, index_queries, entries, keys[:, dim:], group)
         parts.append((made, slots, hidden))
     found, scores = [], []
     for source, slots, hidden in parts:  # slots: [rows, keys], or of each token [rows * each, keys]
@@ -255,7 +255,7 @@ def _attend(
 
 def _choose(
     layer: AttentionLayer,
-    asked: IndexQueries,
+    index_queries: IndexQueries,
     entries: Entries,
     kept: torch.Tensor,
     group: _Group,
@@ -272,7 +272,7 @@ def _choose(
     made = kept[:, begin : begin + index.compressor.dim]
     made = made.index_select(0, group.entries.flatten()).view(rows, count, -1)
     own = IndexQueries(
-        *(of.index_select(0, group.tokens).unflatten(0, (rows, each)) for of in asked)
+        *(of.index_select(0, group.tokens).unflatten(0, (rows, each)) for of in index_queries)
     )
     scores = score_keys(own, made).masked_fill(group.unmade, float("-inf"))
     best = choose_best(scores.flatten(0, 1), layer.most)

@@ -66,7 +66,7 @@ def write_indexed_keys(
     if compresses:
         query = projected.new_empty(len(projected), width * (2 if doubles else 1))
     norms, eps, constants = describe_latents(latent, turning.rotary, projected, key, width)
-    asked, vectors, inner_eps, asking = _describe_asking(index, hidden, projected)
+    index_queries, vectors, inner_eps, asking = _describe_asking(index, hidden, projected)
     run, bias = index.spec.pool, index.pool_bias
     programs = 2 + compresses + (asking["HIDDEN"] > 0)
     indexed_latents.write_indexed_latents[(len(projected), programs)](
@@ -93,7 +93,7 @@ def write_indexed_keys(
         **asking,
         CODES=batch.cache.codes,
     )
-    return Written(query, asked)
+    return Written(query, index_queries)
 
 
 def _write_index_keys(
@@ -109,7 +109,7 @@ def _write_index_keys(
 ) -> Written:
     """Do what `write_indexed_keys` does where latents are another layer's: for the index alone."""
     norm, (rotary, table), width = index.key_norm, turning, projected.shape[1] - index.width
-    asked, vectors, eps, asking = _describe_asking(index, hidden, projected)
+    index_queries, vectors, eps, asking = _describe_asking(index, hidden, projected)
     indexed_latents.write_index_keys[(len(projected), 2 if asking["HIDDEN"] else 1)](
         *(key[..., index.place_in(latent.spec)], *vectors[:2], projected[:, width:]),
         *(*table[:2], batch.slots, norm.weight, norm.bias, *vectors[2:]),
@@ -122,7 +122,7 @@ def _write_index_keys(
         **asking,
         CODES=batch.cache.codes,
     )
-    return Written(projected[:, :width], asked)
+    return Written(projected[:, :width], index_queries)
 
 
 def _describe_asking(
@@ -136,11 +136,14 @@ def _describe_asking(
     if hidden is None or norm is None:
         none: dict[str, Any] = {"HIDDEN": 0, "PADDED_HIDDEN": 0, "ASKING_KIND": ""}
         return hidden, (like,) * 4, 0.0, none | {"ASKING_GAIN": False, "ASKING_BIAS": False}
-    asked, size = torch.empty_like(hidden, memory_format=torch.contiguous_format), hidden.shape[1]
+    index_queries, size = (
+        torch.empty_like(hidden, memory_format=torch.contiguous_format),
+        hidden.shape[1],
+    )
     constants = {"HIDDEN": size, "PADDED_HIDDEN": pad_dim(size), "ASKING_KIND": norm.kind}
     constants |= {"ASKING_GAIN": norm.weight is not None, "ASKING_BIAS": norm.bias is not None}
     weights = (like if vector is None else vector for vector in (norm.weight, norm.bias))
-    return asked, (asked, hidden.contiguous(), *weights), norm.eps, constants
+    return index_queries, (index_queries, hidden.contiguous(), *weights), norm.eps, constants
 
 
 def expand_both(
@@ -153,8 +156,8 @@ def expand_both(
     joined = index.joined
     if joined is None or not joined.serves(latent.query_up, index.query_up):
         return None
-    query, asked = joined.multiply(compressed)
-    return query, index.by_head(asked)
+    query, index_queries = joined.multiply(compressed)
+    return query, index.by_head(index_queries)
 
 
 def ask_index(

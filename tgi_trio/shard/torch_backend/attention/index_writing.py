@@ -33,13 +33,13 @@ class Written(NamedTuple):
     """Queries, normalised and rotated."""
 
     query: torch.Tensor  # [T, heads, head_dim]
-    asked: torch.Tensor  # [T, heads, dim] of an index
+    index_queries: torch.Tensor  # [T, heads, dim] of an index
 
 
 def write_heads_and_index(
     layer: AttentionLayer,
     qkv: torch.Tensor,
-    asked: torch.Tensor,
+    index_queries: torch.Tensor,
     steps: HeadSteps,
     norms: tuple[Norm, Norm],
     table: RotaryTable | None,
@@ -52,30 +52,32 @@ def write_heads_and_index(
     """Return queries of attention and of an index; write their keys, and values, to their slots.
 
     `qkv`: [T, all heads * head_dim], with contiguous rows; see `AttentionBackend.attend_projected`.
-    `asked`: [T, (heads + 1) * dim], likewise: queries of the index, then its key, which turn as
-    attention's. `norms`: RMS, of both. `number`: the layer of the cache with the index's keys,
-    whose scale is that of the layer's. If not `asks`, the memory of the index's queries is left as
-    it is.
+    `index_queries`: [T, (heads + 1) * dim], likewise: queries of the index, then its key, which
+    turn as attention's. `norms`: RMS, of both. `number`: the layer of the cache with the index's
+    keys, whose scale is that of the layer's. If not `asks`, the memory of the index's queries is
+    left as it is.
 
     With `blocks` keys are written as they are projected, and those of blocks that the step
     completes over their last tokens'. A block turns as its first token does, by its position or,
     where these have several parts, by `KVCache.turns`.
     """
     query_norm, key_norm = norms
-    (dim,), tokens, cache = key_norm.shape, len(asked), batch.cache
+    (dim,), tokens, cache = key_norm.shape, len(index_queries), batch.cache
     places = cache.key_slots[layer.index], cache.value_slots[layer.index], batch.slots
     own = prepare_heads(qkv, steps, table, *places, scales=layer.kv_scales, codes=cache.codes)
-    heads, rotary = asked.shape[1] // dim - 1, steps.rotary
-    query = torch.empty((tokens, heads, dim), dtype=asked.dtype, device=asked.device)
+    heads, rotary = index_queries.shape[1] // dim - 1, steps.rotary
+    query = torch.empty(
+        (tokens, heads, dim), dtype=index_queries.dtype, device=index_queries.device
+    )
     block, keys, cos = count_heads(dim), cache.key_slots[number], own.arguments[4]
     vectors, constants = _describe_blocks(blocks, rotary, cos, keys, batch)
     programs = own.programs + 1 + (-(-heads // block) if asks else 0)
     kernels.write_heads_and_index[(tokens, programs)](
         *own.arguments,
-        *(query, keys, asked, query_norm.weight, key_norm.weight),
+        *(query, keys, index_queries, query_norm.weight, key_norm.weight),
         *vectors,
         *(batch.tables, batch.width, batch.contexts, batch.query_starts, batch.token_rows()),
-        *(query_norm.eps, key_norm.eps, asked.stride(0)),
+        *(query_norm.eps, key_norm.eps, index_queries.stride(0)),
         **own.constants,
         PROGRAMS=own.programs,
         INDEX_HEADS=heads,
@@ -84,7 +86,7 @@ def write_heads_and_index(
         INDEX_BLOCK=block,
         **constants,
         PAGE=batch.page,
-        **overlap(asked.device),
+        **overlap(index_queries.device),
     )
     return Written(own.query, query)
 

@@ -68,7 +68,7 @@ class IndexedAttention(ReferenceAttention):
         expanded = None
         if latent.gate_up is not None:
             expanded, gates = latent.open(latent.double(projected)) or (None, gates)
-        asked = index_key = None
+        index_queries = index_key = None
         plain = int(batch.plan.context_lengths.max()) <= layer.most
         if index is not None:
             projected, key, weights, *pooled = index.split(projected)
@@ -76,7 +76,7 @@ class IndexedAttention(ReferenceAttention):
             index_key = torch.cat((index_key, *(part[:, None] for part in pooled)), dim=-1)
             if not plain:
                 source = latent.compress(projected) if hidden is None else hidden
-                asked = index.ask(source, weights, *turns[index.rotary])
+                index_queries = index.ask(source, weights, *turns[index.rotary])
         query, key = latent.query_and_key(
             projected, lambda part: turning.apply(part, table.cos, table.sin), expanded
         )
@@ -87,8 +87,8 @@ class IndexedAttention(ReferenceAttention):
             return latent.values(self.attend(layer, query, key, key, batch), gates)
         if not layer.reads_only:
             batch.cache.write(layer.index, batch.slots, key, key, layer.kv_scales)
-        if asked is not None and index is not None:
-            batch.choice = _choose(layer, latent, index, asked, batch)
+        if index_queries is not None and index is not None:
+            batch.choice = _choose(layer, latent, index, index_queries, batch)
         if batch.choice is None:
             raise ValueError(f"layer {layer.index} of the cache has no choice to go on with")
         return latent.values(_attend_chosen(layer, query, batch.cache, batch.choice), gates)
@@ -145,22 +145,22 @@ def _choose(
     layer: AttentionLayer,
     latent: LatentProjections,
     index: TokenIndex,
-    asked: IndexQueries,
+    index_queries: IndexQueries,
     batch: IndexedBatch,
 ) -> Choice:
     """Return the tokens to which each token of a step attends."""
     spec, cache = index.spec, batch.cache
     if not batch.groups:
-        device, unit = asked.queries.device, max(1, spec.pool)
+        device, unit = index_queries.queries.device, max(1, spec.pool)
         batch.groups += group_tokens(batch.plan, spec.heads, layer.most, device, unit=unit)
     kept = cache.key_slots[layer.index][:, 0, index.place_in(latent.spec)]
     if spec.pool:
-        return choose_runs(layer, index, asked, cache, kept, batch.groups, batch.slots)
+        return choose_runs(layer, index, index_queries, cache, kept, batch.groups, batch.slots)
     slots = batch.slots[:, None].repeat(1, layer.most)
     hidden = torch.ones_like(slots, dtype=torch.bool)
     for group in batch.groups:
         tokens, reach = group.tokens, group.reach
-        scores = _score(layer, asked, cache, kept, group)
+        scores = _score(layer, index_queries, cache, kept, group)
         beyond = torch.arange(scores.shape[1], device=scores.device) > reach
         best = choose_best(scores.masked_fill_(beyond, float("-inf")), layer.most)
         hidden[tokens] = best > reach
@@ -172,13 +172,13 @@ def _choose(
 
 def _score(
     layer: AttentionLayer,
-    asked: IndexQueries,
+    index_queries: IndexQueries,
     cache: KVCache,
     kept: torch.Tensor,
     group: ScoredGroup,
 ) -> torch.Tensor:
     """Return the scores of a group's keys, float32 [tokens, keys]; `kept`: [slots, dim]."""
-    queries, weights = (of.index_select(0, group.tokens) for of in asked)
+    queries, weights = (of.index_select(0, group.tokens) for of in index_queries)
     dim = queries.shape[-1]
     keys = kept.index_select(0, group.places.flatten())
     keys = cache.decode(keys, layer.kv_scales[0], torch.float32).float()

@@ -197,7 +197,7 @@ class AttentionBackend(PlanLayout, Protocol):
         self,
         layer: AttentionLayer,
         projected: torch.Tensor,
-        asked: torch.Tensor,
+        index_queries: torch.Tensor,
         steps: HeadSteps,
         index: PooledIndex,
         table: RotaryTable | None,
@@ -206,7 +206,7 @@ class AttentionBackend(PlanLayout, Protocol):
     ) -> torch.Tensor:
         """Compute `attend_projected` over the blocks that `index` chooses by one key of each.
 
-        `asked` [T, width]: what the index projects of the tokens.
+        `index_queries` [T, width]: what the index projects of the tokens.
         """
         raise RuntimeError(f"{self.name} has no index of blocks with one key each")
 

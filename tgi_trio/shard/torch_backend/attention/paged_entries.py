@@ -57,14 +57,14 @@ class PagedEntriesAttention(PagedAttention):
         keys, entries = batch.cache.key_slots[layer.index][:, 0], shared.entries
         written = write_keys(projected, shared, turning, table, keys, batch)
         index = None if entries is None else entries.index
-        query, asked = _expand(shared, index, written.compressed)
+        query, index_queries = _expand(shared, index, written.compressed)
         query = query.unflatten(-1, (layer.heads, shared.dim))
         tile, work = self._plan(layer, shared, query, batch)
         own = _Attending(layer, shared, query, turning, table, keys, batch, tile, work)
-        if index is None or asked is None:
+        if index is None or index_queries is None:
             own.launch(range(len(query)), None)
         else:
-            own.launch_by_index(index, asked, written.weights, invariant=self._invariant)
+            own.launch_by_index(index, index_queries, written.weights, invariant=self._invariant)
         return work.merge().view_as(query)
 
     def _plan(
@@ -108,20 +108,26 @@ class _Attending:
     work: Work | Spans
 
     def launch_by_index(
-        self, index: EntryIndex, asked: torch.Tensor, weights: torch.Tensor, *, invariant: bool
+        self,
+        index: EntryIndex,
+        index_queries: torch.Tensor,
+        weights: torch.Tensor,
+        *,
+        invariant: bool,
     ) -> None:
         """Launch attention to the entries that an index chooses, for some tokens at a time.
 
-        `asked`: the index's queries [T, heads * dim], and `weights` [T, heads] of its heads.
+        `index_queries`: the index's queries [T, heads * dim], and `weights` [T, heads] of its
+        heads.
         `invariant`: see `score_units`.
         """
         rate, most, dim = len(index.compressor.bias), self.layer.most, index.compressor.dim
-        asked = asked.unflatten(-1, (index.heads, dim))
+        index_queries = index_queries.unflatten(-1, (index.heads, dim))
         begin = dim - self.turning.spec.dim
-        asking = Asking(asked, weights, self.table, begin=begin, interleaved=True)
+        asking = Asking(index_queries, weights, self.table, begin=begin, interleaved=True)
         place = EntryPlaces.of(self.shared).index_made
         made = self.keys[:, place : place + dim]
-        for tokens in cut_tokens(len(asked), self.batch.longest // rate):
+        for tokens in cut_tokens(len(index_queries), self.batch.longest // rate):
             found = score_units(
                 *(asking, made, self.batch, tokens), unit=rate, most=most, invariant=invariant
             )

@@ -58,18 +58,18 @@ class PagedIndexedAttention(PagedAttention):
         turning, asking = Turn(*turns[rotary]), None
         plain = batch.longest <= layer.most and not self._invariant
         if index is None:
-            asked = write_plain(layer, projected, latent, turning, batch)
+            layer_queries = write_plain(layer, projected, latent, turning, batch)
         else:
             own = Turn(*turns[index.rotary])
-            asked = write_and_ask(
+            layer_queries = write_and_ask(
                 *(layer, projected, latent, turning, index, own, batch, hidden), plain=plain
             )
-            asking = asked.asking
+            asking = layer_queries.asking
         scale = latent.query_scale
         if self._invariant:  # the kernel that walks spans takes queries as they are
-            latent.scale(asked.expanded, turning.table)
+            latent.scale(layer_queries.expanded, turning.table)
             scale = None
-        query, ends = absorb_queries(latent, asked.expanded)
+        query, ends = absorb_queries(latent, layer_queries.expanded)
         seen = batch
         if not plain:
             if asking is not None and index is not None:
@@ -84,7 +84,9 @@ class PagedIndexedAttention(PagedAttention):
             if layer.chosen_last:  # a recording's batch lives on
                 batch.chosen = None
         work = self._attend_latents(layer, query, ends, seen, turning, scale)
-        return latent.values(work.hand_on(latent), gates if asked.gates is None else asked.gates)
+        return latent.values(
+            work.hand_on(latent), gates if layer_queries.gates is None else layer_queries.gates
+        )
 
 
 class LayerQueries(NamedTuple):
@@ -138,23 +140,23 @@ def write_and_ask(
     opened = latent.open(query)
     both = None if plain or opened is not None else expand_both(latent, index, query)
     if opened is not None:
-        asked = LayerQueries(*opened)
+        layer_queries = LayerQueries(*opened)
     elif both is not None:
-        asked, queries = LayerQueries(both[0]), both[1]
+        layer_queries, queries = LayerQueries(both[0]), both[1]
     else:
-        asked = LayerQueries(latent.expand(query, projected))
+        layer_queries = LayerQueries(latent.expand(query, projected))
     if plain:
-        return asked
+        return layer_queries
     if queries is None:
         source = query[:, : latent.spec.query_rank] if written.asking is None else written.asking
         queries = index.multiply(source)
-    return asked._replace(asking=ask_index(projected, queries, index, own))
+    return layer_queries._replace(asking=ask_index(projected, queries, index, own))
 
 
 def choose_tokens(
     layer: AttentionLayer,
     index: TokenIndex,
-    asked: Asking,
+    asking: Asking,
     keys: torch.Tensor,
     batch: PagedBatch,
     *,
@@ -166,9 +168,9 @@ def choose_tokens(
     """
     unit, tail = max(1, index.spec.pool), index.spec.pool > 0
     most = layer.most // unit
-    listed = make_list(len(asked.queries), most * unit + unit - 1, keys.device)
-    for tokens in cut_tokens(len(asked.queries), batch.longest // unit):
-        found = score_units(asked, keys, batch, tokens, unit=unit, most=most, invariant=invariant)
+    listed = make_list(len(asking.queries), most * unit + unit - 1, keys.device)
+    for tokens in cut_tokens(len(asking.queries), batch.longest // unit):
+        found = score_units(asking, keys, batch, tokens, unit=unit, most=most, invariant=invariant)
         own = listed.part(tokens)
         select_tokens(found, batch, tokens, own, most=most, unit=unit, tail=tail)
     return listed

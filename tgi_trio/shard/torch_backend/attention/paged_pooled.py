@@ -33,7 +33,7 @@ class PagedPooled(PagedAttention):
         self,
         layer: AttentionLayer,
         projected: torch.Tensor,
-        asked: torch.Tensor,
+        index_queries: torch.Tensor,
         steps: HeadSteps,
         index: PooledIndex,
         table: RotaryTable | None,
@@ -48,7 +48,7 @@ class PagedPooled(PagedAttention):
         norms, number = (index.query_norm, index.key_norm), index.number
         blocks = Blocks(spec.size, rotary.every(batch.longest, projected.dtype))
         query, queries = write_heads_and_index(
-            *(layer, projected, asked, steps, norms, table, number, batch),
+            *(layer, projected, index_queries, steps, norms, table, number, batch),
             asks=not plain,
             blocks=blocks,
         )

@@ -57,7 +57,7 @@ class PooledAttention(ReferenceAttention):
         self,
         layer: AttentionLayer,
         projected: torch.Tensor,
-        asked: torch.Tensor,
+        index_queries: torch.Tensor,
         steps: HeadSteps,
         index: PooledIndex,
         table: RotaryTable | None,
@@ -67,7 +67,7 @@ class PooledAttention(ReferenceAttention):
         rotary, spec = steps.rotary, index.spec
         if rotary is None or table is None:
             raise ValueError(f"layer {layer.index} of the cache has an index, and no positions")
-        queries, keys = index.queries(asked)
+        queries, keys = index.queries(index_queries)
         _write_keys(layer, index, keys, rotary, batch)
         query, key, value = steps.split(projected, table)
         if int(batch.plan.context_lengths.max()) // spec.size <= spec.most:

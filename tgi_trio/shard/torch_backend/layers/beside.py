@@ -27,9 +27,9 @@ class ExpertsBeside:
         """
         return self.experts(self.norm(x), routed_by=self.router_norm(x))
 
-    def join(self, dense: torch.Tensor, said: torch.Tensor) -> torch.Tensor:
+    def join(self, dense: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
         """Return the sum of both outputs, normalised; [T, hidden] each, over all ranks."""
-        return self.dense_post_norm(dense) + self.post_norm(said)
+        return self.dense_post_norm(dense) + self.post_norm(output)
 
     def pack(self) -> None:
         self.experts.pack()

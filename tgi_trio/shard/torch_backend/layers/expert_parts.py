@@ -19,9 +19,9 @@ class ExpertParts:
 
     parts: torch.Tensor  # [T * (per token + shared), hidden], contiguous
     weights: torch.Tensor  # [T, per token]
-    doors: torch.Tensor | None  # [T, 1]: logits of the shared experts' gate; None: weight 1
+    gate_logits: torch.Tensor | None  # [T, 1]: logits of the shared experts' gate; None: weight 1
     shared: int
-    # [T, hidden], contiguous: what a shared expert says that is multiplied separately; the door is
+    # [T, hidden], contiguous: what a shared expert says that is multiplied separately; the gate is
     # its own then.
     beside: torch.Tensor | None = None
 
@@ -31,16 +31,16 @@ class ExpertParts:
     ) -> tuple[tuple[torch.Tensor, ...], dict[str, int | bool]]:
         """Return what kernels read that add `found`, and their constants.
 
-        That is `found` [T, hidden] or the parts of which it is the sum, then weights, doors and
-        what is beside them, or what stands for these.
+        That is `found` [T, hidden] or the parts of which it is the sum, then weights, gate logits
+        and what is beside them, or what stands for these.
         """
         if isinstance(found, torch.Tensor):
             kind: dict[str, int | bool] = {"PER_TOKEN": 0, "SHARED": 0}
             return (found.contiguous(),) * 4, kind | {"HAS_DOOR": False, "BESIDE": False}
-        parts, doors, beside = found.parts, found.doors, found.beside
-        read = (parts, found.weights, parts if doors is None else doors)
+        parts, gate_logits, beside = found.parts, found.gate_logits, found.beside
+        read = (parts, found.weights, parts if gate_logits is None else gate_logits)
         kind = {"PER_TOKEN": found.per_token, "SHARED": found.shared}
-        kind |= {"HAS_DOOR": doors is not None, "BESIDE": beside is not None}
+        kind |= {"HAS_DOOR": gate_logits is not None, "BESIDE": beside is not None}
         return (*read, parts if beside is None else beside), kind
 
     @property

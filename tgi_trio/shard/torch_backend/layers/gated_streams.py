@@ -47,10 +47,10 @@ class StreamNorm:
         return self.weight.nbytes
 
 
-class Said(NamedTuple):
+class LayerOutput(NamedTuple):
     """What a part of a layer said, which is to be added to every hidden state."""
 
-    said: torch.Tensor | ExpertParts  # [T, hidden], or the parts of which it is the sum
+    output: torch.Tensor | ExpertParts  # [T, hidden], or the parts of which it is the sum
     factors: torch.Tensor  # [T, count], before their activation
 
 
@@ -59,7 +59,7 @@ class Read(NamedTuple):
 
     streams: torch.Tensor  # [T, count * hidden]: all hidden states
     mixed: torch.Tensor  # [T, hidden]: what is read of them
-    factors: torch.Tensor  # [T, count], for `Said`; [T, 0] where nothing will be added
+    factors: torch.Tensor  # [T, count], for `LayerOutput`; [T, 0] where nothing will be added
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -72,7 +72,7 @@ class StreamGates:
     inner: Linear
     gates: Linear
 
-    def read(self, streams: torch.Tensor, addend: Said | None) -> Read:
+    def read(self, streams: torch.Tensor, addend: LayerOutput | None) -> Read:
         """Add `addend` to hidden states [T, count * hidden], and mix them by gates."""
         if not _in_kernels(streams, self.count):
             return self._read_apart(streams, addend)
@@ -106,7 +106,7 @@ class StreamGates:
         )
         return mixed
 
-    def _read_apart(self, streams: torch.Tensor, addend: Said | None) -> Read:
+    def _read_apart(self, streams: torch.Tensor, addend: LayerOutput | None) -> Read:
         """Do what `read` does by torch's operations."""
         streams = add_said(streams, addend, self.count)
         normed = self.norm(streams)
@@ -127,15 +127,15 @@ class StreamGates:
         return self.norm.nbytes() + self.inner.nbytes() + self.gates.nbytes()
 
 
-def add_said(streams: torch.Tensor, addend: Said | None, count: int) -> torch.Tensor:
+def add_said(streams: torch.Tensor, addend: LayerOutput | None, count: int) -> torch.Tensor:
     """Return hidden states [T, count * hidden] to which `addend` has been added."""
     if addend is None:
         return streams
     if _in_kernels(streams, count):
         return _launch_addition(streams, addend, count, None)[0]
-    said, factors = addend.said, 2.0 * torch.sigmoid(addend.factors / count)
-    said = said.combine() if isinstance(said, ExpertParts) else said
-    return streams + (said.unsqueeze(-2) * factors.unsqueeze(-1)).flatten(-2)
+    output, factors = addend.output, 2.0 * torch.sigmoid(addend.factors / count)
+    output = output.combine() if isinstance(output, ExpertParts) else output
+    return streams + (output.unsqueeze(-2) * factors.unsqueeze(-1)).flatten(-2)
 
 
 def _in_kernels(streams: torch.Tensor, count: int) -> bool:
@@ -143,18 +143,18 @@ def _in_kernels(streams: torch.Tensor, count: int) -> bool:
 
 
 def _launch_addition(
-    streams: torch.Tensor, addend: Said | None, count: int, norm: StreamNorm | None
+    streams: torch.Tensor, addend: LayerOutput | None, count: int, norm: StreamNorm | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the sum and its norm, [T, count * hidden] each; without a norm, the sum twice."""
     from tgi_trio.shard.torch_backend.kernels import gated_streams  # imports Triton
 
-    said, factors = (streams, streams) if addend is None else addend
+    output, factors = (streams, streams) if addend is None else addend
     summed = streams if addend is None else torch.empty_like(streams)
     normed = summed if norm is None else torch.empty_like(streams)
     size = streams.shape[1] // count
     padded = next_power_of_2(size)
-    read, kind = ExpertParts.describe(said)
-    each = count_streams(len(streams), count, sums=isinstance(said, ExpertParts))
+    read, kind = ExpertParts.describe(output)
+    each = count_streams(len(streams), count, sums=isinstance(output, ExpertParts))
     gated_streams.add_to_streams[(len(streams), count // each)](
         normed,
         summed,

@@ -81,19 +81,19 @@ class GroupedExperts:
         self._arrived = torch.zeros(blocks, dtype=torch.int32, device=up.device)
 
     def __call__(
-        self, x: torch.Tensor, routed: Routed, doors: torch.Tensor | None = None
+        self, x: torch.Tensor, routed: Routed, gate_logits: torch.Tensor | None = None
     ) -> torch.Tensor:
         """Return [T, hidden] of `x` [T, hidden]: the weighted sum of each token's experts.
 
-        Shared experts have the weight sigmoid(`doors`), [T, 1], or 1 if there are none.
+        Shared experts have the weight sigmoid(`gate_logits`), [T, 1], or 1 if there are none.
         """
-        return self.find(x, routed, doors).combine()
+        return self.find(x, routed, gate_logits).combine()
 
     def find(
         self,
         x: torch.Tensor,
         routed: Routed,
-        doors: torch.Tensor | None = None,
+        gate_logits: torch.Tensor | None = None,
         beside: torch.Tensor | None = None,
     ) -> ExpertParts:
         """Return the experts' outputs before they are summed; arguments as for a call.
@@ -120,9 +120,9 @@ class GroupedExperts:
             inner = self._act(wide).contiguous()
             parts = self._down.multiply(inner, lists, gathers=False, room=room)
             changes.add(parts, inner, lists, slots, inner=False)
-        doors = routed.doors if doors is None else doors.contiguous()
+        gate_logits = routed.gate_logits if gate_logits is None else gate_logits.contiguous()
         beside = None if beside is None else beside.contiguous()
-        return ExpertParts(parts, weights, doors, self._shared, beside)
+        return ExpertParts(parts, weights, gate_logits, self._shared, beside)
 
     def compile_changes(self, tile: AdapterTile) -> None:
         """Compile what adapters launch, for a kind of tiles."""
@@ -155,45 +155,46 @@ class GroupedExperts:
         x: torch.Tensor,
         router: Linear,
         dtype: torch.dtype,
-        door: Linear | None = None,
+        shared_gate: Linear | None = None,
     ) -> Routed:
         """Return the routing of `x` [T, hidden] by the plain matrix `router`; weights of `dtype`.
 
-        The product is computed in the router's dtype, whatever that of `x` is. `door`: the gate of
-        shared experts, a plain matrix with one output, which is multiplied beside, in that of `x`.
+        The product is computed in the router's dtype, whatever that of `x` is. `shared_gate`: the
+        gate of shared experts, a plain matrix with one output, which is multiplied beside, in that
+        of `x`.
         """
         tokens, inputs = x.shape
         if not self.asks(tokens):
             routed = self.route(router(x.to(router.weight.dtype)), dtype)
-            return routed if door is None else replace(routed, doors=door(x))
+            return routed if shared_gate is None else replace(routed, gate_logits=shared_gate(x))
         tile = router_tile(self._routed, inputs)
         blocks = -(-tokens // ROUTER_TOKENS)
         arrived = self._arrived
         if blocks > len(arrived):
             arrived = torch.zeros(blocks, dtype=torch.int32, device=x.device)
-        has_door = door is not None
-        size = (blocks, tile["PARTS"], ROUTER_TOKENS, tile["PADDED"] + has_door)
+        has_shared_gate = shared_gate is not None
+        size = (blocks, tile["PARTS"], ROUTER_TOKENS, tile["PADDED"] + has_shared_gate)
         routed = self._make_room(tokens, dtype)
-        if has_door:
-            routed = replace(routed, doors=x.new_empty(tokens, 1))
+        if has_shared_gate:
+            routed = replace(routed, gate_logits=x.new_empty(tokens, 1))
         weight, bias = router.weight, router.bias
-        columns = tile["PADDED"] // ROUTER_COLUMNS + has_door
+        columns = tile["PADDED"] // ROUTER_COLUMNS + has_shared_gate
         ask_router[(blocks, columns, tile["PARTS"])](
             *(routed.weights, routed.pairs, routed.counts, self._counters),
-            x if routed.doors is None else routed.doors,
+            x if routed.gate_logits is None else routed.gate_logits,
             torch.empty(size, dtype=torch.float32, device=x.device),
             arrived,
             x.contiguous(),
             weight.contiguous(),
             weight if bias is None else bias,
-            x if door is None else door.weight,
+            x if shared_gate is None else shared_gate.weight,
             routed.counts if self._choice_bias is None else self._choice_bias,
             routed.counts if self._expert_scale is None else self._expert_scale,
             tokens,
             self._spec.scale,
             self._spec.jitter,
             HAS_ROUTER_BIAS=bias is not None,
-            HAS_DOOR=has_door,
+            HAS_DOOR=has_shared_gate,
             **tile,
             **self._constants(),
             num_warps=router_warps(tile["PADDED"]),

@@ -76,7 +76,7 @@ class Routed:
     pairs: torch.Tensor  # int32 [experts, T], as `route_tokens` writes them; shared experts last
     counts: torch.Tensor  # int32 [experts]
     each: int  # experts of a token, shared ones included
-    doors: torch.Tensor | None = None  # [T, 1]: logits of the shared experts' gate, if known
+    gate_logits: torch.Tensor | None = None  # [T, 1]: logits of the shared experts' gate, if known
 
     def of_first(self, count: int) -> Routed:
         """Return the lists of the first experts alone."""

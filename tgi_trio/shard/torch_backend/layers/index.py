@@ -143,9 +143,9 @@ class TokenIndex:
         return pool + sum(part.nbytes() for part in parts if part is not None)
 
 
-def score_keys(asked: IndexQueries, keys: torch.Tensor) -> torch.Tensor:
+def score_keys(index_queries: IndexQueries, keys: torch.Tensor) -> torch.Tensor:
     """Return the scores [..., T, K] of `keys` [..., K, dim] for queries [..., T, heads, dim]."""
-    queries, weights = asked
+    queries, weights = index_queries
     products = torch.matmul(queries, keys.float().transpose(-1, -2).unsqueeze(-3))
     return torch.matmul(weights.unsqueeze(-2), functional.relu(products)).squeeze(-2)
 

@@ -137,14 +137,14 @@ class ExpertsMlp:
         if self._is_one_sum:
             found = self.find(x, asking, ids)
             return found if isinstance(found, torch.Tensor) else found.combine()
-        doors = self._doors(x)
+        gate_logits = self._compute_gate_logits(x)
         shared = None if self.shared is None else self.shared(x)
-        out = self._routed(x if self.entry is None else self.entry(x), asking, doors, ids)
+        out = self._routed(x if self.entry is None else self.entry(x), asking, gate_logits, ids)
         if self.exit is not None:
             out = self.exit(out)
         if shared is None:
             return out
-        return out + (shared if doors is None else torch.sigmoid(doors) * shared)
+        return out + (shared if gate_logits is None else torch.sigmoid(gate_logits) * shared)
 
     def widens(self, tokens: int) -> bool:
         """Return whether the router needs its input in float32, for so many tokens."""
@@ -158,17 +158,22 @@ class ExpertsMlp:
         if self.grouped is None or not self._is_one_sum:
             return self(x, routed_by, ids)
         beside = None if self.shared is None else self.shared(x)
-        door = self._plain_door(x) if routed_by is x else None
-        routed = self._ask(self.grouped, routed_by, x.dtype, ids, door)
-        doors = self._doors(x) if routed.doors is None else None
-        return self.grouped.find(x, routed, doors, beside)
+        shared_gate = self._find_plain_gate(x) if routed_by is x else None
+        routed = self._ask(self.grouped, routed_by, x.dtype, ids, shared_gate)
+        gate_logits = self._compute_gate_logits(x) if routed.gate_logits is None else None
+        return self.grouped.find(x, routed, gate_logits, beside)
 
-    def _plain_door(self, x: torch.Tensor) -> Linear | None:
+    def _find_plain_gate(self, x: torch.Tensor) -> Linear | None:
         """Return the gate of the shared expert, if it may be multiplied beside the router."""
-        door = self.shared_router
-        if door is None or type(door) is not Linear or door.bias is not None or door.invariant:
+        shared_gate = self.shared_router
+        if (
+            shared_gate is None
+            or type(shared_gate) is not Linear
+            or shared_gate.bias is not None
+            or shared_gate.invariant
+        ):
             return None
-        return door if door.weight.dtype is x.dtype and self.table is None else None
+        return shared_gate if shared_gate.weight.dtype is x.dtype and self.table is None else None
 
     def _ask(
         self,
@@ -176,11 +181,11 @@ class ExpertsMlp:
         asking: torch.Tensor,
         dtype: torch.dtype,
         ids: torch.Tensor | None,
-        door: Linear | None = None,
+        shared_gate: Linear | None = None,
     ) -> Routed:
-        """Return each token's experts, and their weights of `dtype`; `door` as for `ask`."""
+        """Return each token's experts, and their weights of `dtype`; `shared_gate` as for `ask`."""
         if self.table is None:
-            return grouped.ask(asking, self.router, dtype, door)
+            return grouped.ask(asking, self.router, dtype, shared_gate)
         logits = self.router(asking.to(self.router.weight.dtype))
         chosen = self._look_up(self.table, ids)
         # The kernel takes the best, which are those that are left.
@@ -199,7 +204,7 @@ class ExpertsMlp:
         """Whether a launch can add up what all experts say, the shared one included."""
         return self.grouped is not None and self.entry is None and self.exit is None
 
-    def _doors(self, x: torch.Tensor) -> torch.Tensor | None:
+    def _compute_gate_logits(self, x: torch.Tensor) -> torch.Tensor | None:
         """Return the logits of the shared expert's gate, [T, 1]; None if it has none."""
         return None if self.shared_router is None else self.shared_router(x)
 
@@ -207,12 +212,12 @@ class ExpertsMlp:
         self,
         x: torch.Tensor,
         asking: torch.Tensor,
-        doors: torch.Tensor | None,
+        gate_logits: torch.Tensor | None,
         ids: torch.Tensor | None,
     ) -> torch.Tensor:
         """Return the output of routed experts, and of shared ones that are grouped with them."""
         if self.grouped is not None:
-            return self.grouped(x, self._ask(self.grouped, asking, x.dtype, ids), doors)
+            return self.grouped(x, self._ask(self.grouped, asking, x.dtype, ids), gate_logits)
         logits = self.router(asking.to(self.router.weight.dtype))
         if self.table is None:
             weights, chosen = route(logits, self.spec, self.choice_bias)

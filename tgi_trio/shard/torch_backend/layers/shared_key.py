@@ -113,8 +113,8 @@ class SharedKey:
         key = turn.apply_last(self.key_norm(key)[:, None], table.cos, table.sin)
         query = turn.apply_last(self.queries(compressed), table.cos, table.sin)
         index = self.entries.index if self.entries else None
-        asked = None if index is None else index.ask(compressed, weights, turn, table)
-        return SharedKeyInputs(query, torch.cat((key, kept[:, None]), dim=-1), asked)
+        index_queries = None if index is None else index.ask(compressed, weights, turn, table)
+        return SharedKeyInputs(query, torch.cat((key, kept[:, None]), dim=-1), index_queries)
 
     def queries(self, compressed: torch.Tensor) -> torch.Tensor:
         """Return queries [T, heads, dim], not rotated yet, of normalised ones [T, query_rank]."""

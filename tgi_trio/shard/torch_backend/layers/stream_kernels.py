@@ -32,7 +32,7 @@ def predict(
     streams = streams.contiguous()
     count, tokens, size = streams.shape
     predicted, normed = torch.empty_like(streams), streams.new_empty((tokens, size))
-    more = streams if added is None else added.said.contiguous()
+    more = streams if added is None else added.output.contiguous()
     inner = norm if added is None else added.norm
     kernels.predict_streams[(tokens,)](
         *(normed, predicted, streams, more),
@@ -113,7 +113,7 @@ def add(streams: torch.Tensor, added: Added) -> torch.Tensor:
         *(
             summed,
             streams.contiguous(),
-            added.said.contiguous(),
+            added.output.contiguous(),
             _gain(added.norm),
             added.norm.eps,
             tokens,

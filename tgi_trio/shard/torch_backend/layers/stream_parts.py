@@ -13,7 +13,7 @@ from tgi_trio.shard.torch_backend.layers.norm import Norm
 class Added(NamedTuple):
     """What a layer's own embeddings add to all states but the first."""
 
-    said: torch.Tensor  # [T, hidden], before its norm
+    output: torch.Tensor  # [T, hidden], before its norm
     norm: Norm
 
 

@@ -166,7 +166,7 @@ def _add(streams: torch.Tensor, added: Added | None) -> torch.Tensor:
     """Return `streams` [count, T, hidden] with what is `added` to all but the first."""
     if added is None:
         return streams
-    return torch.cat((streams[:1], streams[1:] + added.norm(added.said)))
+    return torch.cat((streams[:1], streams[1:] + added.norm(added.output)))
 
 
 def _as_large(x: torch.Tensor, like: torch.Tensor) -> torch.Tensor:

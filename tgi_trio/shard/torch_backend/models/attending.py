@@ -75,9 +75,11 @@ class Attending:
             turns = tables[layer.rotary]
             found = attention.attend_shared_key(layer.shape, qkv, own, turn, turns, batch)
             return layer.close(own.group(found))
-        gate = asked = None
+        gate = index_queries = None
         if layer.pooled is not None:
-            qkv, asked = qkv.split((qkv.shape[-1] - layer.pooled.width, layer.pooled.width), dim=-1)
+            qkv, index_queries = qkv.split(
+                (qkv.shape[-1] - layer.pooled.width, layer.pooled.width), dim=-1
+            )
         if width := layer.shape.heads * self._gates_of_head(layer):
             qkv, gate = qkv.split((qkv.shape[-1] - width, width), dim=-1)
         if layer.latent is not None:
@@ -94,10 +96,10 @@ class Attending:
             qkv = self._normalise_whole(layer, layer.query_norm, layer.key_norm, qkv)
         table, shape = tables.get(layer.rotary), layer.shape
         opening, after = self._divide_gates(gate)
-        if layer.pooled is not None and asked is not None:
+        if layer.pooled is not None and index_queries is not None:
             pooled = layer.pooled
             attended = attention.attend_pooled(
-                *(shape, qkv, asked, steps, pooled, table, batch), gates=opening
+                *(shape, qkv, index_queries, steps, pooled, table, batch), gates=opening
             )
         else:
             attended = attention.attend_projected(shape, qkv, steps, table, batch, opening)
@@ -110,16 +112,16 @@ class Attending:
         return (gates, None) if self._spec.gate_activation == "sigmoid" else (None, gates)
 
     @staticmethod
-    def _close(layer: Attention, said: torch.Tensor, gate: torch.Tensor | None) -> torch.Tensor:
+    def _close(layer: Attention, output: torch.Tensor, gate: torch.Tensor | None) -> torch.Tensor:
         """Return this rank's partial sum for what heads say.
 
         It is multiplied by one gate of each head or one of each number, if there are such.
         """
         if gate is None:
-            return layer.close(said)
+            return layer.close(output)
         by_head = (layer.shape.heads, -1)
         opened = functional.softplus(gate.float()).to(gate.dtype).unflatten(-1, by_head)
-        return layer.close((said.unflatten(-1, by_head) * opened).flatten(-2))
+        return layer.close((output.unflatten(-1, by_head) * opened).flatten(-2))
 
     def _gates_of_head(self, layer: Attention) -> int:
         """Return the number of gates of each head's output; 0: there are none."""

@@ -22,7 +22,7 @@ from tgi_trio.shard.torch_backend.layers.few_rows import Projection, project_nor
 from tgi_trio.shard.torch_backend.layers.hyper import HyperEnds
 from tgi_trio.shard.torch_backend.layers.linear import Linear
 from tgi_trio.shard.torch_backend.layers.norm import Norm
-from tgi_trio.shard.torch_backend.layers.own_inputs import OwnInputs
+from tgi_trio.shard.torch_backend.layers.per_layer_inputs import PerLayerInputs
 from tgi_trio.shard.torch_backend.layers.residual import (
     Addends,
     add_and_normalise,
@@ -83,7 +83,7 @@ class Decoder:
         head: Linear,
         vocabulary: slice | None = None,
         ranks: Ranks | None = None,
-        own_inputs: OwnInputs | None = None,
+        per_layer_inputs: PerLayerInputs | None = None,
         streams: Streams | None = None,
         hyper: HyperEnds | None = None,
         embedding_in: Linear | None = None,
@@ -100,7 +100,7 @@ class Decoder:
         self.head = head
         self.vocabulary = vocabulary or slice(0, spec.vocab_size)
         self.ranks = ranks
-        self.own_inputs = own_inputs
+        self.per_layer_inputs = per_layer_inputs
         self.streams = streams
         self.hyper = hyper
         self.embedding_in = embedding_in
@@ -227,9 +227,9 @@ class Decoder:
         own = None
         if features is not None:
             x, features = self.place(x, features)
-        if self.own_inputs is not None:
-            ids = token_ids if features is None else self.own_inputs.hide(token_ids, features)
-            own = self.own_inputs.of(ids, x, self.ranks)
+        if self.per_layer_inputs is not None:
+            ids = token_ids if features is None else self.per_layer_inputs.hide(token_ids, features)
+            own = self.per_layer_inputs.of(ids, x, self.ranks)
         return self.run_layers(
             x, tables, attention, batch, states, features=features, own=own, ids=token_ids
         )
@@ -350,6 +350,6 @@ class Decoder:
         if self.head.weight is not self.embedding:
             total += self.head.nbytes()
         ends = self.embedding_in, self.embedding_out
-        for part in (*ends, self.own_inputs, self.streams, self.hyper):
+        for part in (*ends, self.per_layer_inputs, self.streams, self.hyper):
             total += 0 if part is None else part.nbytes()
         return total + (self.positions.nbytes if self.positions is not None else 0)

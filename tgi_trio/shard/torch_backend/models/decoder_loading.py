@@ -22,15 +22,15 @@ from tgi_trio.model.matrices.roles import (
     NgramsRefs,
     NormGateRefs,
     OuterRefs,
-    OwnInputRefs,
-    OwnInputsRefs,
+    PerLayerInputRefs,
+    PerLayerInputsRefs,
     SharedRefs,
 )
 from tgi_trio.model.specs.decoder import (
     DecoderSpec,
     ExpertsSpec,
     LayerSpec,
-    OwnInputsSpec,
+    PerLayerInputsSpec,
     SharedBlock,
 )
 from tgi_trio.model.stages import Stage, check_stages
@@ -40,7 +40,7 @@ from tgi_trio.shard.torch_backend.layers.beside import ExpertsBeside
 from tgi_trio.shard.torch_backend.layers.linear import Linear
 from tgi_trio.shard.torch_backend.layers.mlp import DenseMlp, ExpertsMlp, Mlp
 from tgi_trio.shard.torch_backend.layers.norm_gate import NormGate
-from tgi_trio.shard.torch_backend.layers.own_inputs import OwnInput, OwnInputs
+from tgi_trio.shard.torch_backend.layers.per_layer_inputs import PerLayerInput, PerLayerInputs
 from tgi_trio.shard.torch_backend.layers.rotary import Rotary
 from tgi_trio.shard.torch_backend.layers.shared_block import SharedLinear, SharedUse
 from tgi_trio.shard.torch_backend.models.attention_loading import AttentionLoader
@@ -134,7 +134,7 @@ class DecoderLoader(AttentionLoader):
             head=head,
             vocabulary=self.vocabulary(),
             ranks=self.ranks,
-            own_inputs=self.own_inputs(outer.own_inputs, spec.own_inputs),
+            per_layer_inputs=self.per_layer_inputs(outer.per_layer_inputs, spec.per_layer_inputs),
             streams=load_streams(self, outer.streams),
             hyper=load_hyper_ends(self, outer.hyper, spec.hyper),
             embedding_in=self.optional_linear(outer.embedding_in),
@@ -212,15 +212,15 @@ class DecoderLoader(AttentionLoader):
                 layers[-1].pack()
         return layers
 
-    def own_inputs(
-        self, refs: OwnInputsRefs | None, spec: OwnInputsSpec | None
-    ) -> OwnInputs | None:
+    def per_layer_inputs(
+        self, refs: PerLayerInputsRefs | None, spec: PerLayerInputsSpec | None
+    ) -> PerLayerInputs | None:
         """Return what embeds tokens for each layer, None if layers have no such embeddings."""
         if refs is None or spec is None:
             return None
         projection = self.linear(refs.projection)
         projection.pack()
-        return OwnInputs(
+        return PerLayerInputs(
             spec,
             table=self.weight(refs.table),
             part=self.share(refs.table.pieces[0].outputs),
@@ -269,7 +269,7 @@ class DecoderLoader(AttentionLoader):
             mlp_sum_norm=self.optional_norm(refs.mlp_sum_norm),
             beside=self.beside(refs.beside, layer.experts),
             later=self.later(refs.later, layer.experts),
-            own_input=self.own_input(refs.own_input),
+            per_layer_input=self.per_layer_input(refs.per_layer_input),
             streams=load_layer_streams(self, refs.streams, self.spec.streams),
             scale=self.source.vector(refs.scale.name, 1) if refs.scale else None,
             shared=self.shared_use(refs.shared),
@@ -336,10 +336,10 @@ class DecoderLoader(AttentionLoader):
     def later(self, refs: ExpertsRefs | None, spec: ExpertsSpec | None) -> ExpertsMlp | None:
         return None if refs is None or spec is None else self.experts(refs, spec)
 
-    def own_input(self, refs: OwnInputRefs | None) -> OwnInput | None:
+    def per_layer_input(self, refs: PerLayerInputRefs | None) -> PerLayerInput | None:
         if refs is None:
             return None
-        return OwnInput(
+        return PerLayerInput(
             gate=self.linear(refs.gate),
             act=activation(self.spec.activation),
             up=self.linear(refs.up),

@@ -70,9 +70,9 @@ def leave_layer(
 
     `own` [T, width]: the layer's own embeddings of the tokens, if it has such.
     """
-    if layer.own_input is not None and own is not None:
+    if layer.per_layer_input is not None and own is not None:
         x = add_and_normalise(x, addends, None)[0]
-        addends = Addends(layer.own_input(x, own), norm=layer.own_input.post_norm)
+        addends = Addends(layer.per_layer_input(x, own), norm=layer.per_layer_input.post_norm)
     if layer.scale is None:
         return x, addends
     if addends is None:

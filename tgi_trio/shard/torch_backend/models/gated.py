@@ -10,7 +10,7 @@ import torch
 from tgi_trio.shard.torch_backend.attention.few_heads import HeadProjection
 from tgi_trio.shard.torch_backend.attention.interface import AttentionBackend
 from tgi_trio.shard.torch_backend.layers.few_rows import Projection
-from tgi_trio.shard.torch_backend.layers.gated_streams import Said, StreamGates, add_said
+from tgi_trio.shard.torch_backend.layers.gated_streams import LayerOutput, StreamGates, add_said
 from tgi_trio.shard.torch_backend.layers.residual import Addends
 from tgi_trio.shard.torch_backend.models.attending import RotaryTables
 from tgi_trio.shard.torch_backend.models.decoder import Decoder
@@ -83,9 +83,9 @@ class GatedDecoder(Decoder):
         attention: AttentionBackend,
         batch: Any,
         states: StepStates | None,
-    ) -> tuple[torch.Tensor, Said | None]:
+    ) -> tuple[torch.Tensor, LayerOutput | None]:
         """Return hidden states [T, count * hidden] of all layers, and what is still to be added."""
-        addend: Said | None = None
+        addend: LayerOutput | None = None
         for index in range(len(self.layers)):
             streams, addend = self._run(
                 index, streams, addend, token_ids, tables, attention, batch, states
@@ -96,13 +96,13 @@ class GatedDecoder(Decoder):
         self,
         index: int,
         streams: torch.Tensor,
-        addend: Said | None,
+        addend: LayerOutput | None,
         token_ids: torch.Tensor | None,
         tables: RotaryTables,
         attention: AttentionBackend,
         batch: Any,
         states: StepStates | None,
-    ) -> tuple[torch.Tensor, Said]:
+    ) -> tuple[torch.Tensor, LayerOutput]:
         """Return hidden states [T, count * hidden] of a layer, and what is still to be added."""
         layer = self.layers[index]
         if layer.gates is None or layer.mlp is None:
@@ -114,9 +114,9 @@ class GatedDecoder(Decoder):
             streams, addend = add_said(streams, addend, self.gates.count), None
             streams = layer.ngrams.add(streams, token_ids, own, states.steps)
         streams, read, factors = layer.gates.attention.read(streams, addend)
-        said = self._runner.mix(index, read, tables, attention, batch, states)
-        streams, read, factors = layer.gates.mlp.read(streams, Said(said, factors))
-        return streams, Said(self._runner.feed(layer.mlp, read), factors)
+        output = self._runner.mix(index, read, tables, attention, batch, states)
+        streams, read, factors = layer.gates.mlp.read(streams, LayerOutput(output, factors))
+        return streams, LayerOutput(self._runner.feed(layer.mlp, read), factors)
 
     def nbytes(self) -> int:
         return super().nbytes() + self.gates.nbytes()

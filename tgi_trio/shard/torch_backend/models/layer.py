@@ -20,7 +20,7 @@ from tgi_trio.shard.torch_backend.layers.linear import Linear
 from tgi_trio.shard.torch_backend.layers.mlp import ExpertsMlp, Mlp
 from tgi_trio.shard.torch_backend.layers.norm import DividedNorm, Norm
 from tgi_trio.shard.torch_backend.layers.norm_gate import NormGate
-from tgi_trio.shard.torch_backend.layers.own_inputs import OwnInput
+from tgi_trio.shard.torch_backend.layers.per_layer_inputs import PerLayerInput
 from tgi_trio.shard.torch_backend.layers.pooled_index import PooledIndex
 from tgi_trio.shard.torch_backend.layers.shared_block import SharedUse
 from tgi_trio.shard.torch_backend.layers.shared_key import SharedKey
@@ -56,9 +56,9 @@ class Attention:
         """Whether more than `qkv` reads the layer's input."""
         return self.index is not None and self.index.spec.reads_input
 
-    def close(self, said: torch.Tensor) -> torch.Tensor:
+    def close(self, output: torch.Tensor) -> torch.Tensor:
         """Return this rank's partial sum of attention's output, for what its heads say."""
-        return self.output(said if self.inner_norm is None else self.inner_norm(said))
+        return self.output(output if self.inner_norm is None else self.inner_norm(output))
 
     def pack(self) -> None:
         """Pack every large linear for this machine; see `Linear.pack`."""
@@ -80,7 +80,7 @@ class Attention:
 _Around: TypeAlias = (
     ExpertsBeside
     | ExpertsMlp
-    | OwnInput
+    | PerLayerInput
     | LayerStreams
     | SharedUse
     | CrossAttention
@@ -110,7 +110,7 @@ class Layer:
     mlp_sum_norm: Norm | None = None
     beside: ExpertsBeside | None = None
     later: ExpertsMlp | None = None  # experts whose result is added after the next layer's MLP
-    own_input: OwnInput | None = None
+    per_layer_input: PerLayerInput | None = None
     streams: LayerStreams | None = None
     scale: torch.Tensor | None = None  # [1]: multiplies the layer's output
     shared: SharedUse | None = None  # then attention and MLP are a block that several layers share
@@ -122,7 +122,7 @@ class Layer:
     mlp_norm_gate: NormGate | None = None
 
     def _around(self) -> tuple[_Around | None, ...]:
-        own = self.own_input, self.streams, self.shared, self.cross_attention, self.hyper
+        own = self.per_layer_input, self.streams, self.shared, self.cross_attention, self.hyper
         behind = self.attention_norm_gate, self.mlp_norm_gate
         return self.beside, self.later, *own, self.gates, self.ngrams, *behind
 

@@ -80,8 +80,8 @@ class LayerRunner:
             return settle(x, addends, layer.mlp_sum_norm)
         reduce = None if self._ranks is None else self._ranks.all_reduce
         if layer.later is not None:
-            x, said, later = feed_both(layer.mlp, layer.later, layer, x, addends, reduce)
-            return x, self.sums.of_mlp(layer, said)._replace(later=later)
+            x, output, later = feed_both(layer.mlp, layer.later, layer, x, addends, reduce)
+            return x, self.sums.of_mlp(layer, output)._replace(later=later)
         x, found = feed_forward(layer.mlp, layer, x, addends, reduce)
         addends = self.sums.of_mlp(layer, found)
         if awaited is not None:

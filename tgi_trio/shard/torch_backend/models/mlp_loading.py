@@ -66,7 +66,7 @@ def load_experts(
         choice_bias=choice_bias,
         experts=[one(expert, limit=spec.limit) for expert in refs.experts],
         shared=None if refs.shared is None else one(refs.shared, limit=shared_limit),
-        shared_router=_load_door(loader, refs.shared_router) if refs.shared_router else None,
+        shared_router=_load_shared_gate(loader, refs.shared_router) if refs.shared_router else None,
         expert_scale=loader.vector(scale) if scale else None,
         entry=loader.linear(refs.entry) if refs.entry else None,
         exit=loader.linear(refs.exit) if refs.exit else None,
@@ -76,7 +76,7 @@ def load_experts(
     )
 
 
-def _load_door(loader: WeightLoader, ref: LinearRef) -> Linear:
+def _load_shared_gate(loader: WeightLoader, ref: LinearRef) -> Linear:
     """Return what opens the shared expert, which is never rounded, as routers are not."""
     return Linear(loader.weight(ref), loader.bias(ref), invariant=loader.source.invariant)
 

@@ -56,9 +56,9 @@ class Sums:
         """Return the scaled sum of what attention and mixer say."""
         attended, kept = mixed
         scaled = [
-            said if scale == 1.0 else said * scale
-            for said, scale in ((attended, self._attention_scale), (kept, layer.mixer_scale))
-            if said is not None
+            output if scale == 1.0 else output * scale
+            for output, scale in ((attended, self._attention_scale), (kept, layer.mixer_scale))
+            if output is not None
         ]
         return scaled[0] if len(scaled) == 1 else scaled[0] + scaled[1]
 

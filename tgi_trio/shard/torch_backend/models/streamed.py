@@ -10,7 +10,7 @@ import torch
 
 from tgi_trio.shard.torch_backend.layers.mlp import Mlp
 from tgi_trio.shard.torch_backend.layers.norm import Norm
-from tgi_trio.shard.torch_backend.layers.own_inputs import OwnInput
+from tgi_trio.shard.torch_backend.layers.per_layer_inputs import PerLayerInput
 from tgi_trio.shard.torch_backend.layers.stream_parts import Added
 from tgi_trio.shard.torch_backend.layers.streams import LayerStreams, Streams
 
@@ -26,7 +26,7 @@ class Parts(Protocol):
     mlp: Mlp | None
     mlp_norm: Norm | None
     mlp_post_norm: Norm | None
-    own_input: OwnInput | None
+    per_layer_input: PerLayerInput | None
     streams: LayerStreams | None
 
     def project(self, x: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None]: ...
@@ -63,13 +63,13 @@ def _run_layer(
 
     `added`: by the layer before.
     """
-    altup, own_input = layer.streams, layer.own_input
+    altup, per_layer_input = layer.streams, layer.per_layer_input
     norms = layer.attention_norm, layer.attention_post_norm, layer.mlp_norm, layer.mlp_post_norm
     before, after, inner, outer = norms
-    assert altup and own_input and layer.mlp and before and after and inner and outer
+    assert altup and per_layer_input and layer.mlp and before and after and inner and outer
     predicted, normed = altup.predict(streams, added, before)
     qkv, low = layer.project(normed)
     assert qkv is not None and low is not None
     x, read = altup.join(predicted, normed, attend(qkv), low, after, inner)
     corrected, shown = altup.correct(predicted, x, reduce(layer.mlp(read)), outer)
-    return corrected, Added(own_input(shown, own), own_input.post_norm)
+    return corrected, Added(per_layer_input(shown, own), per_layer_input.post_norm)

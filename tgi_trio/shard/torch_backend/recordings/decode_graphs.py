@@ -30,7 +30,7 @@ from tgi_trio.shard.torch_backend.recordings.carveouts import Carveouts
 from tgi_trio.shard.torch_backend.recordings.decode_plans import (
     only_decodes,
     pad_plan,
-    turning_position,
+    rotary_position,
 )
 from tgi_trio.shard.torch_backend.recordings.mixed_plans import MixedSize, mixed_sizes
 from tgi_trio.shard.torch_backend.recordings.recorded_steps import (
@@ -251,7 +251,7 @@ class DecodeGraphs:
         """
         adapted = self._adapters is not None and self._adapters.used
         if same and lengths is None and self._recorder.pool is None and not adapted:
-            moved = plan.token_ids, turning_position(plan), plan.kv_slots, plan.context_lengths
+            moved = plan.token_ids, rotary_position(plan), plan.kv_slots, plan.context_lengths
             self._staging.fill_from(recorded.memory.sheet, moved, recorded.memory.moving)
             recorded.steps[_PLAIN].graph.replay()
             return

@@ -37,7 +37,7 @@ def has_image_tokens(plan: StepPlan) -> bool:
     return several or plan.features is not None or plan.visible is not None
 
 
-def turning_position(plan: StepPlan) -> NDArray[np.int64]:
+def rotary_position(plan: StepPlan) -> NDArray[np.int64]:
     """Return the rotary position, int64 [T], of each token of a plan of decodes."""
     return plan.positions if plan.rotary_positions is None else plan.rotary_positions[0]
 
@@ -106,7 +106,7 @@ def pad_plan(plan: StepPlan, size: int) -> StepPlan:
         rotary_positions=(
             None
             if plan.rotary_positions is None
-            else np.tile(filled(turning_position(plan), 0), (3, 1))
+            else np.tile(filled(rotary_position(plan), 0), (3, 1))
         ),
         state_reads=None if reads is None else filled(reads, NULL_SLOT),
         state_writes=None if writes is None else filled(writes, NULL_SLOT),

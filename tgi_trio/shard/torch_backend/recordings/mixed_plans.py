@@ -21,7 +21,7 @@ from tgi_trio.shard.torch_backend.recordings.decode_plans import (
     ALL_KNOWN,
     UNREAD,
     has_image_tokens,
-    turning_position,
+    rotary_position,
 )
 from tgi_trio.shard.torch_backend.staging import Array
 from tgi_trio.shard.torch_backend.states.chunks import Room
@@ -113,7 +113,7 @@ def token_arrays(plan: StepPlan, lengths: Array | None, places: NDArray[np.int64
     inputs = ALL_KNOWN if plan.inputs is None else plan.inputs
     return [
         plan.token_ids,
-        turning_position(plan),
+        rotary_position(plan),
         UNREAD if lengths is None else lengths,
         inputs,
         places,

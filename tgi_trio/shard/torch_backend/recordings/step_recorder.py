@@ -15,7 +15,7 @@ from tgi_trio.shard.torch_backend.recordings.decode_plans import (
     ALL_KNOWN,
     UNREAD,
     idle_plan,
-    turning_position,
+    rotary_position,
 )
 from tgi_trio.shard.torch_backend.recordings.recorded_steps import (
     Capture,
@@ -92,7 +92,7 @@ class StepRecorder:
         inputs = ALL_KNOWN if plan.inputs is None else plan.inputs
         slots = [] if self.pool is None else state_arrays(plan)
         read = UNREAD if lengths is None else lengths
-        return [plan.token_ids, turning_position(plan), read, inputs, *slots]
+        return [plan.token_ids, rotary_position(plan), read, inputs, *slots]
 
     def record(self, size: int, cache: KVCache, width: int) -> Recording:
         """Record the steps of `size` decodes over `cache`, for tables of up to `width` blocks."""

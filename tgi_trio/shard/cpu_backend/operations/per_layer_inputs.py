@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from tgi_trio.model.matrices.references import every_unit
-from tgi_trio.model.matrices.roles import OwnInputRefs, OwnInputsRefs
-from tgi_trio.model.specs.decoder import DecoderSpec, OwnInputsSpec
+from tgi_trio.model.matrices.roles import PerLayerInputRefs, PerLayerInputsRefs
+from tgi_trio.model.specs.decoder import DecoderSpec, PerLayerInputsSpec
 from tgi_trio.shard.checkpoint.lookup import read_table
 from tgi_trio.shard.checkpoint.numbers import to_bfloat16, to_float32
 from tgi_trio.shard.cpu_backend.operations.gates import add_gates
@@ -17,13 +17,13 @@ from tgi_trio.shard.cpu_backend.tables import ACTIVATIONS, OWN, Buffer, Code, Gr
 
 def own_width(spec: DecoderSpec) -> int:
     """Return the features of a row of OWN, over all layers; 0: no per-layer embeddings."""
-    return len(spec.layers) * spec.own_inputs.width if spec.own_inputs else 0
+    return len(spec.layers) * spec.per_layer_inputs.width if spec.per_layer_inputs else 0
 
 
-def add_own_inputs(
+def add_per_layer_inputs(
     writer: OperationWriter,
-    refs: OwnInputsRefs,
-    own: OwnInputsSpec,
+    refs: PerLayerInputsRefs,
+    own: PerLayerInputsSpec,
     spec: DecoderSpec,
     norm: int,
     *,
@@ -54,8 +54,12 @@ def add_own_inputs(
     )
 
 
-def add_own_input(
-    writer: OperationWriter, refs: OwnInputRefs, own: OwnInputsSpec, spec: DecoderSpec, index: int
+def add_per_layer_input(
+    writer: OperationWriter,
+    refs: PerLayerInputRefs,
+    own: PerLayerInputsSpec,
+    spec: DecoderSpec,
+    index: int,
 ) -> None:
     """Add how layer number `index` uses its own embeddings; the result is in BRANCH."""
     _pass_on(writer, spec.hidden_size)

@@ -10,7 +10,7 @@ from typing import Final
 
 import torch
 
-from tgi_trio.model.specs.decoder import OwnInputsSpec
+from tgi_trio.model.specs.decoder import PerLayerInputsSpec
 from tgi_trio.shard.torch_backend.compiling.ahead import compile_beside
 from tgi_trio.shard.torch_backend.layers.activation import Activation
 from tgi_trio.shard.torch_backend.layers.gating import name_activation, open_own
@@ -33,10 +33,10 @@ _BOTH = 2.0**-0.5  # factor of a sum of two
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class OwnInputs:
+class PerLayerInputs:
     """The part that all layers share."""
 
-    spec: OwnInputsSpec
+    spec: PerLayerInputsSpec
     table: torch.Tensor  # [rows of `part`, layers * width]
     part: slice  # the rows that this rank has
     projection: Linear  # [layers * width, hidden]
@@ -61,7 +61,7 @@ class OwnInputs:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class OwnInput:
+class PerLayerInput:
     """One layer's part. `post_norm`, of the result, is applied by the caller."""
 
     gate: Linear
@@ -93,12 +93,12 @@ def multiply_opened(
 
     In one launch; `act` as in `kernels/fused.py`.
     """
-    from tgi_trio.shard.torch_backend.kernels import own_inputs  # imports Triton
+    from tgi_trio.shard.torch_backend.kernels import per_layer_inputs  # imports Triton
 
     (tokens, width), outputs = gates.shape, len(weight)
     tile = choose_opened_tile(gates.dtype, tokens)
     out = torch.empty((tokens, outputs), dtype=gates.dtype, device=gates.device)
-    own_inputs.multiply_opened[(-(-outputs // tile.gates), -(-tokens // tile.tokens))](
+    per_layer_inputs.multiply_opened[(-(-outputs // tile.gates), -(-tokens // tile.tokens))](
         *(out, gates.contiguous(), own, weight, tokens, own.stride(0)),
         **opened_constants(outputs, width),
         ACT=act,

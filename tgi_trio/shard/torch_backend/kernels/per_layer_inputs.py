@@ -1,4 +1,4 @@
-"""Products of what gates let through of a layer's own embeddings (`layers/own_inputs.py`)."""
+"""Products of what gates let through of a layer's own embeddings (`layers/per_layer_inputs.py`)."""
 
 from __future__ import annotations
 
