@@ -78,38 +78,38 @@ _A_PIECE: Final = re.compile(f"(?:{'|'.join(ending for ending, _ in _PIECES)})$"
 
 
 @dataclass(frozen=True, slots=True)
-class Announcement:
+class QuantizationConfig:
     """What a checkpoint states about the format of its weights."""
 
     where: str  # the file, and the key in it
     method: str  # "gptq"
-    said: Mapping[str, Any]
+    values: Mapping[str, Any]
     name: str  # of the format, with its variant
 
 
 def check_format(config: ModelConfig, tensors: Mapping[str, StoredTensor]) -> None:
     """Raise ModelLoadError if the folder states that its weights are quantised."""
-    found = find_announcement(config)
+    found = find_quantization_config(config)
     if found is None:
         return
     if are_plain(tensors):
-        raise unread_format(config, found, describe_plain(found))
-    raise unread_format(config, found)
+        raise refuse_format(config, found, describe_plain(found))
+    raise refuse_format(config, found)
 
 
 def are_plain(tensors: Mapping[str, StoredTensor]) -> bool:
     """Return whether no tensor looks like part of a quantised matrix."""
     plain = all(tensor.dtype in SERVED_DTYPES for tensor in tensors.values())
-    return plain and not any(piece_of(tensor) for tensor in tensors)
+    return plain and not any(find_format_of_tensor(tensor) for tensor in tensors)
 
 
-def describe_plain(found: Announcement) -> str:
+def describe_plain(found: QuantizationConfig) -> str:
     """Return advice for a folder that announces a format but has only unquantised tensors."""
     return f" Its tensors are plain numbers: if they are the model's own, take out {found.where}."
 
 
-def unread_format(
-    config: ModelConfig, found: Announcement | None, hint: str = ""
+def refuse_format(
+    config: ModelConfig, found: QuantizationConfig | None, hint: str = ""
 ) -> ModelLoadError:
     """Return the error for weights in an unsupported format."""
     where, name = (found.where, found.name) if found else ("nothing else", "of an unknown kind")
@@ -125,7 +125,7 @@ def check_dtypes(tensors: Mapping[str, StoredTensor], more: Collection[str] = fr
     unread = (name for name, tensor in tensors.items() if tensor.dtype not in served)
     for name in sorted(unread):
         tensor = tensors[name]
-        piece = piece_of(name) or _piece_beside(name, tensors)
+        piece = find_format_of_tensor(name) or _find_format_beside(name, tensors)
         format_of = f", a part of the format {piece}" if piece else ""
         raise ModelLoadError(
             f"Tensor {name!r} in {tensor.file} is of type {tensor.dtype}{format_of}, which "
@@ -146,28 +146,30 @@ def check_tables(tensors: Mapping[str, StoredTensor]) -> None:
 def refuse_pieces(tensors: Mapping[str, StoredTensor], names: Iterable[str]) -> None:
     """Raise ModelLoadError if one of `names` is part of a quantised matrix."""
     for name in sorted(names):
-        if piece := piece_of(name):
+        if piece := find_format_of_tensor(name):
             raise ModelLoadError(
                 f"Tensor {name!r} in {tensors[name].file} is a part of quantised weights in the "
                 f"format {piece}, which nothing here reads. {SERVED}"
             )
 
 
-def piece_of(name: str) -> str | None:
+def find_format_of_tensor(name: str) -> str | None:
     """Return the format whose matrices have a tensor with such a name, or None."""
     if not _A_PIECE.search(name):  # the only test that most of tens of thousands of names need
         return None
     return next(piece for ending, piece in _PIECES if re.search(f"(?:{ending})$", name))
 
 
-def _piece_beside(name: str, tensors: Mapping[str, StoredTensor]) -> str | None:
+def _find_format_beside(name: str, tensors: Mapping[str, StoredTensor]) -> str | None:
     """Return the format shown by tensors beside one that looks like an unquantised weight."""
     module = name.rpartition(".")[0] + "."
     beside = (other for other in tensors if other.startswith(module) and other != name)
-    return next((piece for other in sorted(beside) if (piece := piece_of(other))), None)
+    return next(
+        (piece for other in sorted(beside) if (piece := find_format_of_tensor(other))), None
+    )
 
 
-def find_announcement(config: ModelConfig) -> Announcement | None:
+def find_quantization_config(config: ModelConfig) -> QuantizationConfig | None:
     """Return what a folder states about quantised weights, or None."""
     for key in _CONFIG_KEYS:
         if isinstance(found := config.get(key), dict) and found:
@@ -179,25 +181,31 @@ def find_announcement(config: ModelConfig) -> Announcement | None:
     return None
 
 
-def _read(where: str, said: Mapping[str, Any], tool: str = "") -> Announcement:
-    method = said.get("quant_method") or said.get("quant_algo")
+def _read(where: str, quant_config: Mapping[str, Any], tool: str = "") -> QuantizationConfig:
+    method = quant_config.get("quant_method") or quant_config.get("quant_algo")
     if not method and tool in _OLDER_KEYS:
-        method = next((name for name, key in _OLDER_KEYS[tool].items() if key in said), None)
-    if not method and not tool and {"bits", "group_size"} <= said.keys():
+        method = next(
+            (name for name, key in _OLDER_KEYS[tool].items() if key in quant_config), None
+        )
+    if not method and not tool and {"bits", "group_size"} <= quant_config.keys():
         method = "mlx"  # the only tool that does not say so
     method = str(method or tool or "of an unnamed method")
     named = tool.lower() if tool == "ModelOpt" else method.lower()
-    return Announcement(where, named, said, _describe(said, method))
+    return QuantizationConfig(where, named, quant_config, _describe(quant_config, method))
 
 
-def _describe(said: Mapping[str, Any], method: str) -> str:
+def _describe(quant_config: Mapping[str, Any], method: str) -> str:
     """Return a format's name and variant."""
     words = [method]
-    words += [str(said[key]) for key in ("fmt", "format", "checkpoint_format") if said.get(key)][:1]
-    bits = said.get("bits") or said.get("w_bit") or said.get("num_bits")
-    if said.get("load_in_8bit") or said.get("_load_in_8bit"):
+    words += [
+        str(quant_config[key])
+        for key in ("fmt", "format", "checkpoint_format")
+        if quant_config.get(key)
+    ][:1]
+    bits = quant_config.get("bits") or quant_config.get("w_bit") or quant_config.get("num_bits")
+    if quant_config.get("load_in_8bit") or quant_config.get("_load_in_8bit"):
         bits = 8
-    elif said.get("load_in_4bit") or said.get("_load_in_4bit"):
-        words.append(str(said.get("bnb_4bit_quant_type", "fp4")))
+    elif quant_config.get("load_in_4bit") or quant_config.get("_load_in_4bit"):
+        words.append(str(quant_config.get("bnb_4bit_quant_type", "fp4")))
         bits = 4
     return ", ".join(dict.fromkeys([*words, *([f"{bits} bits"] if bits else [])]))

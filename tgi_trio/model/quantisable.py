@@ -5,7 +5,7 @@ from __future__ import annotations
 from tgi_trio.errors import ConfigurationError
 from tgi_trio.model.check import check_checkpoint, model_spec
 from tgi_trio.model.config import ModelConfig
-from tgi_trio.model.formats import find_announcement
+from tgi_trio.model.formats import find_quantization_config
 from tgi_trio.model.gguf.written import find_architecture
 from tgi_trio.model.specs.decoder import DecoderSpec
 
@@ -15,7 +15,7 @@ def quantisable_spec(config: ModelConfig, target: str) -> DecoderSpec:
 
     Raises ConfigurationError if it cannot be, ModelLoadError for a folder that cannot be used.
     """
-    if find_announcement(config) is not None or list(config.folder.glob("*.gguf")):
+    if find_quantization_config(config) is not None or list(config.folder.glob("*.gguf")):
         raise ConfigurationError(
             f"{config.folder} holds quantised weights: quantize starts from the original model."
         )

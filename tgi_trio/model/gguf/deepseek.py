@@ -62,13 +62,13 @@ def minicpm3(model: GgufModel, values: Values) -> Values:
 
 def glm_dsa(model: GgufModel, values: Values) -> Values:
     """GLM 5. In files older than shared choices, missing tensors show which layers share."""
-    said = _indexed(model, values, (1, 1))
-    layers = range(said["num_hidden_layers"])
+    config = _indexed(model, values, (1, 1))
+    layers = range(config["num_hidden_layers"])
     own = [f"blk.{layer}.indexer.attn_k.weight" in model.tensors for layer in layers]
     if model.get(_TYPES) is not None:
         own = [kind > 0 for kind in read_by_layer(model, _TYPES, len(layers))]
     kinds = ["full" if each else "shared" for each in own]
-    return said | {"model_type": "glm_moe_dsa", "indexer_types": kinds}
+    return config | {"model_type": "glm_moe_dsa", "indexer_types": kinds}
 
 
 def _indexed(model: GgufModel, values: Values, of_256: tuple[int, int]) -> Values:
@@ -87,7 +87,7 @@ def _latents(model: GgufModel, value_dim: int | None = None) -> Values:
     """Return the config of latent attention; `value_dim`: of a head, if no file states it."""
     rotary = read_count(model, "rope.dimension_count")
     keys = read_count(model, "attention.key_length_mla", "attention.key_length")
-    said: Values = {
+    config: Values = {
         "kv_lora_rank": read_count(model, "attention.kv_lora_rank"),
         "q_lora_rank": model.get("attention.q_lora_rank"),
         "qk_rope_head_dim": rotary,
@@ -97,11 +97,11 @@ def _latents(model: GgufModel, value_dim: int | None = None) -> Values:
         "attention_bias": False,
         "head_dim": rotary,
     }
-    if said["qk_nope_head_dim"] <= 0:
+    if config["qk_nope_head_dim"] <= 0:
         raise ValueError(f"it turns {rotary} of {keys} dimensions of a key")
-    if said["q_lora_rank"] is not None:
-        said["q_lora_rank"] = read_count(model, "attention.q_lora_rank")
-    return said
+    if config["q_lora_rank"] is not None:
+        config["q_lora_rank"] = read_count(model, "attention.q_lora_rank")
+    return config
 
 
 def _experts(

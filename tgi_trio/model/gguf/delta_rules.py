@@ -77,8 +77,8 @@ def qwen35(model: GgufModel, values: Values) -> Values:
 
 
 def qwen35moe(model: GgufModel, values: Values) -> Values:
-    said = {"model_type": "qwen3_5_moe_text", VALUE_HEADS_TILED: True}
-    return said | _qwen(model, values) | _mixture(model)
+    config = {"model_type": "qwen3_5_moe_text", VALUE_HEADS_TILED: True}
+    return config | _qwen(model, values) | _mixture(model)
 
 
 def _qwen(model: GgufModel, values: Values) -> Values:

@@ -79,10 +79,10 @@ def _join(files: Sequence[Path], headers: Sequence[Header]) -> GgufModel:
     """Return the files' headers merged; raises ModelLoadError if they do not belong together."""
     tensors: dict[str, tuple[Path, TensorInfo]] = {}
     for number, (file, header) in enumerate(zip(files, headers, strict=True)):
-        said = (header.metadata.get("split.no", 0), header.metadata.get("split.count", 0) or 1)
-        if said != (number, len(files)):
+        split = (header.metadata.get("split.no", 0), header.metadata.get("split.count", 0) or 1)
+        if split != (number, len(files)):
             raise ModelLoadError(
-                f"{file} says that it is part {said[0]!r} (from 0) of {said[1]!r}, and is taken "
+                f"{file} says that it is part {split[0]!r} (from 0) of {split[1]!r}, and is taken "
                 f"for part {number} of {len(files)}: the parts of a split model belong into one "
                 "folder, under their own names."
             )

@@ -110,7 +110,7 @@ def gemma4(model: GgufModel, values: Values) -> Values:
         _only(model, [each for each, own in zip(heads, kinds, strict=True) if own == kind])
         for kind in (FULL, SLIDING)
     )
-    said: Values = {
+    config: Values = {
         "model_type": "gemma4_text",
         "head_dim": narrow,
         "num_key_value_heads": sliding or full,
@@ -127,19 +127,19 @@ def gemma4(model: GgufModel, values: Values) -> Values:
         },
     }
     if model.get("embedding_length_per_layer_input"):
-        said |= _read_per_layer_inputs(model)
+        config |= _read_per_layer_inputs(model)
     else:
-        said["hidden_size_per_layer_input"] = 0
+        config["hidden_size_per_layer_input"] = 0
     if model.get("expert_count"):
         experts = read_experts(model)
-        said |= {
+        config |= {
             EXPERTS_APART: True,
             "enable_moe_block": True,
             "num_experts": experts["num_experts"],
             "top_k_experts": experts["num_experts_per_tok"],
             "moe_intermediate_size": expert_width(model),
         }
-    return said | _widths(model, layers, shared) | _soft_cap(model)
+    return config | _widths(model, layers, shared) | _soft_cap(model)
 
 
 def _check_shared(model: GgufModel, shared: object, layers: int) -> int:

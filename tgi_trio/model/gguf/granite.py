@@ -46,11 +46,11 @@ def granite_swa(model: GgufModel, values: Values) -> Values:
     if model.get(_TURNED) is not None:
         turned = read_by_layer(model, _TURNED, layers)
     theta = values.get("rope_theta", 1e4)
-    said = granite(model, values) | read_windows(model, layers)
-    said |= {"layer_rope_theta": [theta if each else 0 for each in turned]}
+    config = granite(model, values) | read_windows(model, layers)
+    config |= {"layer_rope_theta": [theta if each else 0 for each in turned]}
     if not model.get("expert_count"):
-        return said | {"model_type": "granite_swa"}
-    return said | _mixture(model, "granitemoe_swa", "granitemoe_swa")
+        return config | {"model_type": "granite_swa"}
+    return config | _mixture(model, "granitemoe_swa", "granitemoe_swa")
 
 
 def bailingmoe(model: GgufModel, values: Values) -> Values:
@@ -66,20 +66,20 @@ def bailingmoe(model: GgufModel, values: Values) -> Values:
 
 def _mixture(model: GgufModel, alone: str, beside: str) -> Values:
     """Return the config of experts; `alone`, `beside`: the types without an MLP, and with one."""
-    said = read_experts(model) | {EXPERTS_APART: True, "intermediate_size": expert_width(model)}
+    config = read_experts(model) | {EXPERTS_APART: True, "intermediate_size": expert_width(model)}
     if "blk.0.ffn_down_shexp.weight" not in model.tensors:
-        return said | {"model_type": alone, "shared_intermediate_size": 0}
+        return config | {"model_type": alone, "shared_intermediate_size": 0}
     width = find_shape(model, "ffn_down_shexp")[-1]
-    return said | {"model_type": beside, "shared_intermediate_size": width}
+    return config | {"model_type": beside, "shared_intermediate_size": width}
 
 
 def granitehybrid(model: GgufModel, values: Values) -> Values:
     """Granite 4 H, or Bamba, which has no scales and has positions in its attention."""
-    said = state_spaces.granitehybrid(model, values)
+    config = state_spaces.granitehybrid(model, values)
     if any(model.get(key) is not None for key in _SCALES):
-        return granite(model, values) | said
-    if said["position_embedding_type"] == "nope" or model.get("expert_count"):
+        return granite(model, values) | config
+    if config["position_embedding_type"] == "nope" or model.get("expert_count"):
         return granite(model, values)  # which reports the missing key
-    attending = [i for i, kind in enumerate(said["layer_types"]) if kind == "attention"]
-    del said["layer_types"]
-    return said | {"model_type": "bamba", "attn_layer_indices": attending}
+    attending = [i for i, kind in enumerate(config["layer_types"]) if kind == "attention"]
+    del config["layer_types"]
+    return config | {"model_type": "bamba", "attn_layer_indices": attending}

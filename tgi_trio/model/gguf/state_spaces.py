@@ -45,7 +45,7 @@ _SIGMOID: Final = 2  # of `expert_gating_func`
 def granitehybrid(model: GgufModel, values: Values) -> Values:
     """The config that differs from Granite's dense models."""
     kv_heads = read_by_layer(model, "attention.head_count_kv", values["num_hidden_layers"])
-    said = _bamba(model) | {
+    config = _bamba(model) | {
         "model_type": "granitemoehybrid",
         EXPERTS_APART: True,
         "layer_types": ["attention" if count else "mamba" for count in kv_heads],
@@ -53,8 +53,8 @@ def granitehybrid(model: GgufModel, values: Values) -> Values:
     }
     if not model.get("expert_count"):
         width = expert_width(model, "ffn_up")
-        return said | {"num_local_experts": 0, "shared_intermediate_size": width}
-    return said | read_experts(model) | {
+        return config | {"num_local_experts": 0, "shared_intermediate_size": width}
+    return config | read_experts(model) | {
         "intermediate_size": expert_width(model),
         "shared_intermediate_size": expert_width(model, "ffn_up_shexp"),
     }  # fmt: skip
@@ -78,7 +78,7 @@ def nemotron_h(model: GgufModel, values: Values) -> Values:
     heads, head_dim = _heads(model)
     kinds = [_part_of(model, layer) for layer in range(layers)]
     eps = read_number(model, "attention.layer_norm_epsilon", values.get("rms_norm_eps", 1e-5))
-    said: Values = {
+    config: Values = {
         "model_type": "nemotron_h",
         "num_hidden_layers": layers,
         "layers_block_type": kinds,
@@ -95,14 +95,14 @@ def nemotron_h(model: GgufModel, values: Values) -> Values:
         "use_bias": has_tensor(model, "ssm_in.bias"),
     }
     if "moe" not in kinds:
-        return said
+        return config
     if model.get("expert_gating_func", _SIGMOID) != _SIGMOID:
         raise ValueError(f"its experts are chosen as {model.get('expert_gating_func')!r} says")
     first = kinds.index("moe")
     experts = read_experts(model, first)
     if has_tensor(model, "ffn_latent_down.weight"):
-        said["moe_latent_size"] = expert_width(model, "ffn_latent_down", first)
-    return said | {
+        config["moe_latent_size"] = expert_width(model, "ffn_latent_down", first)
+    return config | {
         "n_routed_experts": experts["num_experts"],
         "num_experts_per_tok": experts["num_experts_per_tok"],
         "moe_intermediate_size": expert_width(model, layer=first),
@@ -123,7 +123,7 @@ def jamba(model: GgufModel, values: Values) -> Values:
     attending = read_by_layer(model, "attention.head_count_kv", layers)
     sparse = [f"blk.{layer}.ffn_gate_inp.weight" in model.tensors for layer in range(layers)]
     every, first = _period([count > 0 for count in attending])
-    said: Values = {
+    config: Values = {
         "model_type": "jamba",
         "attn_layer_period": every,
         "attn_layer_offset": first,
@@ -136,12 +136,12 @@ def jamba(model: GgufModel, values: Values) -> Values:
         "num_experts": 1,
     }
     if True not in sparse:
-        return said
+        return config
     every, first = _period(sparse)
     layer = sparse.index(True)
     if expert_width(model, layer=layer) != values["intermediate_size"]:
         raise ValueError("its experts are not as wide as its MLPs")
-    return said | read_experts(model, layer) | {
+    return config | read_experts(model, layer) | {
         "expert_layer_period": every,
         "expert_layer_offset": first,
     }  # fmt: skip

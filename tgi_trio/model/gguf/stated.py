@@ -144,20 +144,20 @@ def read_counted_experts(
     `layer`: the first with experts; `count`, `used`, `shared`: the family's config keys.
     """
     experts, width = read_experts(model, layer), expert_width(model, layer=layer)
-    said = {
+    config = {
         "moe_intermediate_size": width,
         count: experts["num_experts"],
         used: experts["num_experts_per_tok"],
     }
     if not shared:
-        return said
+        return config
     role = "ffn_up_shexp"
     all_shared = 0
     if f"blk.{layer}.{role}.weight" in model.tensors:
         all_shared = expert_width(model, role, layer)
     if all_shared % width:
         raise ValueError(f"its shared experts are {all_shared} wide, and others {width}")
-    return said | {shared: all_shared // width}
+    return config | {shared: all_shared // width}
 
 
 def read_expert_scale(model: GgufModel) -> float:
@@ -233,7 +233,7 @@ def read_query_scale(model: GgufModel, values: Values, *, sharper: float) -> Val
     scaling = values.get("rope_scaling")
     if scaling is None:
         return {}
-    said = {"mscale": sharper, "mscale_all_dim": sharper} if sharper else {}
+    config = {"mscale": sharper, "mscale_all_dim": sharper} if sharper else {}
     if beta := read_number(model, "attention.temperature_scale", 0.0):
-        said["llama_4_scaling_beta"] = beta
-    return {"rope_scaling": scaling | said}
+        config["llama_4_scaling_beta"] = beta
+    return {"rope_scaling": scaling | config}

@@ -48,7 +48,7 @@ def model_metadata(config: ModelConfig, spec: DecoderSpec, architecture: str) ->
     layer = spec.layers[0]
     rotary = layer.rotary
     assert rotary is not None  # every architecture that is written rotates
-    said: Values = {
+    metadata: Values = {
         "context_length": config.max_positions,
         "embedding_length": spec.hidden_size,
         "block_count": len(spec.layers),
@@ -63,17 +63,17 @@ def model_metadata(config: ModelConfig, spec: DecoderSpec, architecture: str) ->
         "vocab_size": spec.vocab_size,
     }
     if rotary.kind in ("linear", "yarn"):
-        said["rope.scaling.type"] = rotary.kind
-        said["rope.scaling.factor"] = float(rotary.parameters["factor"])
+        metadata["rope.scaling.type"] = rotary.kind
+        metadata["rope.scaling.factor"] = float(rotary.parameters["factor"])
         original = rotary.parameters.get("original_max_position_embeddings")
         if original:
-            said["rope.scaling.original_context_length"] = int(original)
+            metadata["rope.scaling.original_context_length"] = int(original)
     elif rotary.kind not in ("default", "llama3"):
         raise ConfigurationError(f"The rotary scaling {rotary.kind!r} is not written as GGUF.")
     return {
         "general.architecture": architecture,
         "general.name": config.folder.name,
-        **{f"{architecture}.{key}": value for key, value in said.items() if value is not None},
+        **{f"{architecture}.{key}": value for key, value in metadata.items() if value is not None},
     }
 
 
@@ -82,9 +82,12 @@ def rotary_divisors(spec: DecoderSpec) -> list[float] | None:
     rotary = spec.layers[0].rotary
     if rotary is None or rotary.kind != "llama3":
         return None
-    said = rotary.parameters
-    low, high = float(said["low_freq_factor"]), float(said["high_freq_factor"])
-    original, factor = float(said["original_max_position_embeddings"]), float(said["factor"])
+    metadata = rotary.parameters
+    low, high = float(metadata["low_freq_factor"]), float(metadata["high_freq_factor"])
+    original, factor = (
+        float(metadata["original_max_position_embeddings"]),
+        float(metadata["factor"]),
+    )
     divisors = []
     for place in range(0, rotary.dim, 2):
         turns = original * rotary.theta ** (-place / rotary.dim) / (2 * math.pi)
@@ -111,13 +114,13 @@ def vocabularies(folder: Path) -> list[Values]:
 
     Raises ConfigurationError for a tokenizer that is not BPE.
     """
-    said = read_json(folder / "tokenizer.json") or {}
-    model = said.get("model") or {}
+    metadata = read_json(folder / "tokenizer.json") or {}
+    model = metadata.get("model") or {}
     if model.get("type") != "BPE":
         raise ConfigurationError(
             f"{folder / 'tokenizer.json'} is no BPE, and other tokenizers are not written as GGUF."
         )
-    common = _tokens(folder, said, model)
+    common = _tokens(folder, metadata, model)
     if model.get("byte_fallback"):
         scores = [float(-place) for place in range(len(common["tokenizer.ggml.tokens"]))]
         return [common | {"tokenizer.ggml.model": "llama", "tokenizer.ggml.scores": scores}]
@@ -126,9 +129,9 @@ def vocabularies(folder: Path) -> list[Values]:
     return [common | {"tokenizer.ggml.pre": pre} for pre in PRE_TOKENIZERS]
 
 
-def _tokens(folder: Path, said: Mapping[str, Any], model: Mapping[str, Any]) -> Values:
+def _tokens(folder: Path, metadata: Mapping[str, Any], model: Mapping[str, Any]) -> Values:
     """Return the metadata that both kinds of vocabulary have."""
-    added = {token["content"]: token for token in said.get("added_tokens", [])}
+    added = {token["content"]: token for token in metadata.get("added_tokens", [])}
     ids = dict(model["vocab"]) | {text: token["id"] for text, token in added.items()}
     count = max(ids.values()) + 1
     tokens = [f"[PAD{place}]" for place in range(count)]
@@ -143,7 +146,7 @@ def _tokens(folder: Path, said: Mapping[str, Any], model: Mapping[str, Any]) -> 
         text = text.get("content") if isinstance(text, dict) else text
         if text in ids:
             values[f"tokenizer.ggml.{word}_token_id"] = ids[text]
-    first = json.dumps(said.get("post_processor"))
+    first = json.dumps(metadata.get("post_processor"))
     bos = config.get("bos_token")
     begins = bool(config.get("add_bos_token")) or (
         isinstance(bos, str) and json.dumps(bos) in first

@@ -19,19 +19,27 @@ _FORMS: Final = (
 _KNOWN: Final = {word for _, words in _FORMS for word in words}
 
 
-def read_auto_round_layout(where: str, said: Mapping[str, Any]) -> GptqLayout | AwqLayout:
+def read_auto_round_layout(where: str, quant_config: Mapping[str, Any]) -> GptqLayout | AwqLayout:
     """Return the layout from AutoRound's description.
 
     Raises ModelLoadError for other forms, and as GPTQ's and AWQ's readers do.
     """
-    form = str(said.get("packing_format") or said.get("backend") or "auto_round:auto_gptq")
-    words, numbers = set(form.replace("autoround", "auto_round").split(":")), said.get("data_type")
+    form = str(
+        quant_config.get("packing_format") or quant_config.get("backend") or "auto_round:auto_gptq"
+    )
+    words, numbers = (
+        set(form.replace("autoround", "auto_round").split(":")),
+        quant_config.get("data_type"),
+    )
     if words <= _KNOWN and numbers in (None, "int"):
-        described = {"bits": said.get("bits", 4), "group_size": said.get("group_size", 128)}
+        described = {
+            "bits": quant_config.get("bits", 4),
+            "group_size": quant_config.get("group_size", 128),
+        }
         means = next(means for means, known in _FORMS if words.intersection(known))
         if means == "awq":
             return read_awq_layout(where, described)
-        mixed = {"checkpoint_format": means, "dynamic": said.get("extra_config")}
+        mixed = {"checkpoint_format": means, "dynamic": quant_config.get("extra_config")}
         return read_gptq_layout(where, described | mixed)
     raise ModelLoadError(
         f"{where} says that AutoRound's weights are of type {numbers or 'int'!r} in the form "

@@ -45,14 +45,16 @@ class AwqLayout:
         )
 
 
-def read_awq_layout(where: str, said: Mapping[str, Any]) -> AwqLayout:
+def read_awq_layout(where: str, quant_config: Mapping[str, Any]) -> AwqLayout:
     """Return the layout from AWQ's description; raises ModelLoadError for unsupported variants."""
-    form = str(said.get("version") or "gemm").lower()
+    form = str(quant_config.get("version") or "gemm").lower()
     if form != "gemm":
         raise ModelLoadError(
             f"{where} says that AWQ's weights are in the order {form!r}; gemm alone is read."
         )
-    bits = read_count(where, said, "w_bit" if "w_bit" in said else "bits", 4)
-    group = read_count(where, said, "q_group_size" if "q_group_size" in said else "group_size", 128)
+    bits = read_count(where, quant_config, "w_bit" if "w_bit" in quant_config else "bits", 4)
+    group = read_count(
+        where, quant_config, "q_group_size" if "q_group_size" in quant_config else "group_size", 128
+    )
     check_bits(where, "AWQ", bits, group, (4,))
     return AwqLayout(group)

@@ -65,19 +65,22 @@ class BitnetLayout:
         )
 
 
-def read_bitnet_layout(where: str, said: Mapping[str, Any]) -> BitnetLayout:
+def read_bitnet_layout(where: str, quant_config: Mapping[str, Any]) -> BitnetLayout:
     """Return the layout from a description; raises ModelLoadError for unsupported variants."""
-    kind, mode = said.get("linear_class", _LINEARS[0]), said.get("quantization_mode", _MODES[0])
+    kind, mode = (
+        quant_config.get("linear_class", _LINEARS[0]),
+        quant_config.get("quantization_mode", _MODES[0]),
+    )
     if kind not in _LINEARS or mode not in _MODES:
         raise ModelLoadError(
             f"{where} says linear_class {kind!r} and quantization_mode {mode!r}; read are "
             f"{' and '.join(_LINEARS)}, {' and '.join(_MODES)}."
         )
-    if said.get("use_rms_norm"):
+    if quant_config.get("use_rms_norm"):
         raise ModelLoadError(
             f"{where} says use_rms_norm: a norm in every linear, which nothing here computes."
         )
-    patterns = said.get("modules_to_not_convert")
+    patterns = quant_config.get("modules_to_not_convert")
     unrounded = _HEAD if patterns is None else patterns
     if not isinstance(unrounded, list | tuple) or not all(isinstance(p, str) for p in unrounded):
         raise ModelLoadError(f"{where} says modules_to_not_convert {patterns!r}, no list of names.")

@@ -70,8 +70,8 @@ def _in_blocks(matrix: MatrixRef, state: str, tensors: Headers) -> tuple[Part, .
     stored = tensors[state]
     with stored.file.open("rb") as file:
         file.seek(stored.first)
-        said = file.read(min(stored.end - stored.first, _LARGEST_STATE))
-    described = parse_state(said, state, stored.file, (matrix.rows, matrix.columns))
+        quant_config = file.read(min(stored.end - stored.first, _LARGEST_STATE))
+    described = parse_state(quant_config, state, stored.file, (matrix.rows, matrix.columns))
     blocks = described.block_count(count)
     parts = (
         Part("codes", matrix.name, ("U8",), ((math.ceil(count / 2), 1),)),
@@ -98,18 +98,21 @@ def parse_state(content: bytes, name: str, file: Path, shape: tuple[int, int]) -
     """Return the state in a JSON tensor, for a matrix of this shape; raises ModelLoadError."""
     where = f"Tensor {name!r} in {file}"
     try:
-        said = json.loads(content)
+        state = json.loads(content)
     except ValueError as error:
         raise ModelLoadError(f"{where} cannot be read as JSON: {error}") from error
-    if not isinstance(said, dict):
+    if not isinstance(state, dict):
         raise ModelLoadError(f"{where} holds no JSON object.")
-    if said.get("shape") != list(shape):
+    if state.get("shape") != list(shape):
         raise ModelLoadError(
-            f"{where} says that its matrix has shape {said.get('shape')}, but config.json asks "
+            f"{where} says that its matrix has shape {state.get('shape')}, but config.json asks "
             f"for {list(shape)}."
         )
-    size = read_count(where, said, "blocksize")
-    nested, offset = read_count(where, said, "nested_blocksize", 0), said.get("nested_offset", 0.0)
+    size = read_count(where, state, "blocksize")
+    nested, offset = (
+        read_count(where, state, "nested_blocksize", 0),
+        state.get("nested_offset", 0.0),
+    )
     if size < 2 or size % 2 or nested < 0:
         raise ModelLoadError(f"{where} says blocks of {size} weights and of {nested} scales.")
     if not isinstance(offset, int | float) or not math.isfinite(offset):
@@ -117,12 +120,15 @@ def parse_state(content: bytes, name: str, file: Path, shape: tuple[int, int]) -
     return BlockState(size, nested, float(offset))
 
 
-def read_bitsandbytes_layout(where: str, said: Mapping[str, Any]) -> BitsandbytesLayout:
+def read_bitsandbytes_layout(where: str, quant_config: Mapping[str, Any]) -> BitsandbytesLayout:
     """Return the layout from bitsandbytes' description; raises ModelLoadError for unknown kinds."""
-    if said.get("load_in_8bit") or said.get("_load_in_8bit"):
+    if quant_config.get("load_in_8bit") or quant_config.get("_load_in_8bit"):
         return BitsandbytesLayout("int8")
-    kind = said.get("bnb_4bit_quant_type", "fp4")
-    if not (said.get("load_in_4bit") or said.get("_load_in_4bit")) or kind not in ("nf4", "fp4"):
+    kind = quant_config.get("bnb_4bit_quant_type", "fp4")
+    if not (quant_config.get("load_in_4bit") or quant_config.get("_load_in_4bit")) or kind not in (
+        "nf4",
+        "fp4",
+    ):
         raise ModelLoadError(
             f"{where} says bitsandbytes with {kind!r}; read are load_in_8bit, and load_in_4bit "
             "with nf4 or fp4."

@@ -133,21 +133,21 @@ def _packed(module: str, matrix: MatrixRef, scheme: Scheme) -> tuple[Part, ...]:
     )
 
 
-def read_compressed_layout(where: str, said: Mapping[str, Any]) -> CompressedLayout:
+def read_compressed_layout(where: str, quant_config: Mapping[str, Any]) -> CompressedLayout:
     """Return the layout from a description's groups; raises ModelLoadError for unsupported ones."""
-    status = said.get("quantization_status") or "compressed"
+    status = quant_config.get("quantization_status") or "compressed"
     if status != "compressed":
         raise ModelLoadError(f"{where} says that weights are {status!r}; read are compressed ones.")
     for key in _ELSEWHERE:
-        other = said.get(key)
+        other = quant_config.get(key)
         if other and other != {"format": "dense"}:
             raise ModelLoadError(f"{where} has a {key}, which nothing here reads.")
-    groups = said.get("config_groups")
+    groups = quant_config.get("config_groups")
     if not isinstance(groups, dict) or not groups:
         raise ModelLoadError(f"{where} has no config_groups, which say how weights are stored.")
     schemes: dict[str, Scheme] = {}
     for group in groups.values():
-        scheme = _read_scheme(where, group, said.get("format"))
+        scheme = _read_scheme(where, group, quant_config.get("format"))
         if schemes.setdefault(scheme.form, scheme) != scheme:
             raise ModelLoadError(
                 f"{where} has two groups of the form {scheme.form} that differ; one of each is "

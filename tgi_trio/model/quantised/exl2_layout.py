@@ -48,6 +48,6 @@ class Exl2Layout:
         )
 
 
-def read_exl2_layout(where: str, said: Mapping[str, Any]) -> Exl2Layout:
+def read_exl2_layout(where: str, quant_config: Mapping[str, Any]) -> Exl2Layout:
     """Return the layout; EXL2's description holds averages, and each matrix describes itself."""
     return Exl2Layout()

@@ -82,12 +82,12 @@ def _scales(side: str, name: str, count: int, tensors: Headers) -> Part:
     return Part(f"{side} scales", f"{name}h", ("F16",), ((count,),))
 
 
-def read_exl3_layout(where: str, said: Mapping[str, Any]) -> Exl3Layout:
+def read_exl3_layout(where: str, quant_config: Mapping[str, Any]) -> Exl3Layout:
     """Return the layout; raises ModelLoadError for an unknown codebook.
 
     The description holds averages, and each matrix describes itself.
     """
-    codebook = said.get("codebook")
+    codebook = quant_config.get("codebook")
     if codebook is not None and codebook not in CODEBOOKS:
         raise ModelLoadError(
             f"{where} says codebook {codebook!r} of EXL3; read are {', '.join(CODEBOOKS)}."

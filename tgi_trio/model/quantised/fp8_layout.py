@@ -62,9 +62,9 @@ class Fp8Layout:
         )
 
 
-def read_fp8_layout(where: str, said: Mapping[str, Any]) -> Fp8Layout:
+def read_fp8_layout(where: str, quant_config: Mapping[str, Any]) -> Fp8Layout:
     """Return the layout from FP8's description; raises ModelLoadError for unsupported variants."""
-    form = said.get("fmt") or "e4m3"
+    form = quant_config.get("fmt") or "e4m3"
     if form != "e4m3":
         raise ModelLoadError(f"{where} says that FP8 is in the form {form!r}; e4m3 alone is read.")
-    return Fp8Layout(read_shape(where, said, "weight_block_size"))
+    return Fp8Layout(read_shape(where, quant_config, "weight_block_size"))

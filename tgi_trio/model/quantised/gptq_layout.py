@@ -63,18 +63,21 @@ class GptqLayout:
         )
 
 
-def read_gptq_layout(where: str, said: Mapping[str, Any]) -> GptqLayout:
+def read_gptq_layout(where: str, quant_config: Mapping[str, Any]) -> GptqLayout:
     """Return the layout from GPTQ's description; raises ModelLoadError for unsupported variants."""
-    form = said.get("checkpoint_format") or said.get("format") or "gptq"
+    form = quant_config.get("checkpoint_format") or quant_config.get("format") or "gptq"
     if form not in ("gptq", "gptq_v2"):
         raise ModelLoadError(
             f"{where} says that GPTQ's weights are in the form {form!r}; read are gptq, gptq_v2 "
             "and marlin."
         )
-    bits, group = read_count(where, said, "bits"), read_count(where, said, "group_size", -1)
+    bits, group = (
+        read_count(where, quant_config, "bits"),
+        read_count(where, quant_config, "group_size", -1),
+    )
     check_bits(where, "GPTQ", bits, group, _BITS)
-    if said.get("pack_dtype", "int32") != "int32":
+    if quant_config.get("pack_dtype", "int32") != "int32":
         raise ModelLoadError(
-            f"{where} says pack_dtype {said['pack_dtype']!r}; GPTQ is read from int32."
+            f"{where} says pack_dtype {quant_config['pack_dtype']!r}; GPTQ is read from int32."
         )
-    return GptqLayout(bits, group, form == "gptq", mixed=bool(said.get("dynamic")))
+    return GptqLayout(bits, group, form == "gptq", mixed=bool(quant_config.get("dynamic")))

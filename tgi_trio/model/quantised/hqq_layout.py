@@ -124,6 +124,6 @@ def _read_number(name: str, tensors: Headers) -> int:
         return int.from_bytes(file.read(4), "little", signed=True)
 
 
-def read_hqq_layout(where: str, said: Mapping[str, Any]) -> HqqLayout:
+def read_hqq_layout(where: str, quant_config: Mapping[str, Any]) -> HqqLayout:
     """Return the layout; a matrix's own tensors describe it."""
     return HqqLayout()

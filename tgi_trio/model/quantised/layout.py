@@ -49,9 +49,11 @@ class MatrixLayout(Protocol):
         """
 
 
-def read_count(where: str, said: Mapping[str, Any], name: str, default: int | None = None) -> int:
+def read_count(
+    where: str, quant_config: Mapping[str, Any], name: str, default: int | None = None
+) -> int:
     """Return an integer from a description; raises ModelLoadError if it is none."""
-    value = said.get(name, default)
+    value = quant_config.get(name, default)
     if not isinstance(value, int) or isinstance(value, bool) or not -1 <= value <= _LONGEST:
         raise ModelLoadError(f"{where} says {name} {value!r}, which is no whole number in range.")
     return value
@@ -119,12 +121,12 @@ def check_parts(parts: Sequence[Part], tensors: Headers, folder: object) -> None
             )
 
 
-def read_shape(where: str, said: Mapping[str, Any], name: str) -> tuple[int, int] | None:
+def read_shape(where: str, quant_config: Mapping[str, Any], name: str) -> tuple[int, int] | None:
     """Return the two sizes of a block from a description, or None if it has none.
 
     Raises ModelLoadError for anything else.
     """
-    value = said.get(name)
+    value = quant_config.get(name)
     if value is None:
         return None
     if not isinstance(value, list) or len(value) != 2:

@@ -48,14 +48,17 @@ class MarlinLayout:
         )
 
 
-def says_marlin(said: Mapping[str, Any]) -> bool:
+def is_marlin(quant_config: Mapping[str, Any]) -> bool:
     """Return whether a description of GPTQ means Marlin, which has different tensors."""
-    form = said.get("checkpoint_format") or said.get("format")
-    return form == "marlin" or bool(said.get("is_marlin_format"))
+    form = quant_config.get("checkpoint_format") or quant_config.get("format")
+    return form == "marlin" or bool(quant_config.get("is_marlin_format"))
 
 
-def read_marlin_layout(where: str, said: Mapping[str, Any]) -> MarlinLayout:
+def read_marlin_layout(where: str, quant_config: Mapping[str, Any]) -> MarlinLayout:
     """Return the layout by Marlin's description; raises ModelLoadError for other variants."""
-    bits, group = read_count(where, said, "bits", 4), read_count(where, said, "group_size", -1)
+    bits, group = (
+        read_count(where, quant_config, "bits", 4),
+        read_count(where, quant_config, "group_size", -1),
+    )
     check_bits(where, "that weights are in Marlin's order", bits, group, (4,))
     return MarlinLayout(group)

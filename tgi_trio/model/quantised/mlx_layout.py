@@ -89,23 +89,26 @@ def read_packed(columns: int, words: int, groups: int, small: bool) -> Packed | 
     return Packed("affine", bits, group) if bits and group in _GROUPS else None
 
 
-def read_mlx_layout(where: str, said: Mapping[str, Any]) -> MlxLayout:
+def read_mlx_layout(where: str, quant_config: Mapping[str, Any]) -> MlxLayout:
     """Return the layout from MLX's description; raises ModelLoadError for unsupported variants."""
-    usual = _read_packed(where, said)
-    for module, own in said.items():
+    usual = _read_packed(where, quant_config)
+    for module, own in quant_config.items():
         if isinstance(own, dict) and "bits" in own:
             _read_packed(f"{where} for {module}", own)
     return MlxLayout(usual)
 
 
-def _read_packed(where: str, said: Mapping[str, Any]) -> Packed:
-    mode = cast(Mode, str(said.get("mode") or "affine"))
-    bits, group = read_count(where, said, "bits"), read_count(where, said, "group_size")
+def _read_packed(where: str, quant_config: Mapping[str, Any]) -> Packed:
+    mode = cast(Mode, str(quant_config.get("mode") or "affine"))
+    bits, group = (
+        read_count(where, quant_config, "bits"),
+        read_count(where, quant_config, "group_size"),
+    )
     known = bits in _BITS and group in _GROUPS
     if mode != "affine":
         known = _FLOATING.get(mode) == (bits, group)
-    if not known or said.get("global_scale"):
-        factor = " with a factor" if said.get("global_scale") else ""
+    if not known or quant_config.get("global_scale"):
+        factor = " with a factor" if quant_config.get("global_scale") else ""
         raise ModelLoadError(
             f"{where} says {mode}{factor} of MLX with {bits} bits in groups of {group}; read are "
             f"affine with {', '.join(map(str, _BITS))} bits in groups of "

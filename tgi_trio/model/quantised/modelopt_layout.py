@@ -48,9 +48,9 @@ class ModeloptLayout:
         return Fp8Layout(None).parts(matrix, tensors)
 
 
-def read_modelopt_layout(where: str, said: Mapping[str, Any]) -> ModeloptLayout:
+def read_modelopt_layout(where: str, quant_config: Mapping[str, Any]) -> ModeloptLayout:
     """Return ModelOpt's layout; raises ModelLoadError for unsupported algorithms."""
-    algorithm = said.get("quant_algo")
+    algorithm = quant_config.get("quant_algo")
     if algorithm not in _ALGORITHMS:
         raise ModelLoadError(
             f"{where} says {algorithm} of ModelOpt's; read are {', '.join(_ALGORITHMS)}."

@@ -42,6 +42,6 @@ def packed_mxfp4_parts(matrix: MatrixRef, codes: str, exponents: str) -> tuple[P
     return replace(packed, dtypes=("I8", *packed.dtypes)), scales
 
 
-def read_mxfp4_layout(where: str, said: Mapping[str, Any]) -> Mxfp4Layout:
+def read_mxfp4_layout(where: str, quant_config: Mapping[str, Any]) -> Mxfp4Layout:
     """Return the layout; descriptions only list matrices that are not quantised."""
     return Mxfp4Layout()

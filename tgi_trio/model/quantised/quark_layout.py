@@ -97,9 +97,9 @@ def _activations(module: str) -> Iterator[Part]:
         yield Part(f"{role} zeros", zeros, ("I8", "U8", "I32"), ONE, needed=False)
 
 
-def read_quark_layout(where: str, said: Mapping[str, Any]) -> QuarkLayout:
+def read_quark_layout(where: str, quant_config: Mapping[str, Any]) -> QuarkLayout:
     """Return the layout from Quark's description; raises ModelLoadError for other numbers."""
-    export = said.get("export")
+    export = quant_config.get("export")
     export = export if isinstance(export, dict) else {}
     packing, form = export.get("pack_method", "reorder"), export.get("weight_format")
     if form not in (None, "real_quantized") or packing not in _PACKINGS:
@@ -107,7 +107,7 @@ def read_quark_layout(where: str, said: Mapping[str, Any]) -> QuarkLayout:
             f"{where} says that weights are {form} in the order {packing!r}; read are those that "
             f"were exported as real_quantized, in the orders {', '.join(_PACKINGS)}."
         )
-    found = set(_read_numbers(where, said))
+    found = set(_read_numbers(where, quant_config))
     if not found <= {*_NUMBERS} or {"int4", "uint4"} <= found:
         raise ModelLoadError(
             f"{where} says that weights are of the types {', '.join(sorted(found))}; read are "
@@ -116,11 +116,11 @@ def read_quark_layout(where: str, said: Mapping[str, Any]) -> QuarkLayout:
     return QuarkLayout("uint4" not in found, packing == "reorder")
 
 
-def _read_numbers(where: str, said: Mapping[str, Any]) -> Iterator[str]:
+def _read_numbers(where: str, quant_config: Mapping[str, Any]) -> Iterator[str]:
     """Yield the types of the weights in all configs: of the model, of layers and their types."""
-    configs = [said.get("global_quant_config")]
+    configs = [quant_config.get("global_quant_config")]
     for key in ("layer_quant_config", "layer_type_quant_config"):
-        more = said.get(key)
+        more = quant_config.get(key)
         configs += more.values() if isinstance(more, dict) else []
     for config in configs:
         weight = config.get("weight") if isinstance(config, dict) else None

@@ -8,7 +8,7 @@ from typing import Any, Final
 from tgi_trio.errors import ConfigurationError
 from tgi_trio.model.checkpoint_tensors import gguf_files
 from tgi_trio.model.config import ModelConfig
-from tgi_trio.model.formats import find_announcement
+from tgi_trio.model.formats import find_quantization_config
 from tgi_trio.model.gguf.files import read_model
 from tgi_trio.model.quantised.auto_round_layout import read_auto_round_layout
 from tgi_trio.model.quantised.awq_layout import read_awq_layout
@@ -21,7 +21,7 @@ from tgi_trio.model.quantised.fp8_layout import read_fp8_layout
 from tgi_trio.model.quantised.gptq_layout import read_gptq_layout
 from tgi_trio.model.quantised.hqq_layout import read_hqq_layout
 from tgi_trio.model.quantised.layout import MatrixLayout
-from tgi_trio.model.quantised.marlin_layout import read_marlin_layout, says_marlin
+from tgi_trio.model.quantised.marlin_layout import is_marlin, read_marlin_layout
 from tgi_trio.model.quantised.mlx_layout import read_mlx_layout
 from tgi_trio.model.quantised.modelopt_layout import read_modelopt_layout
 from tgi_trio.model.quantised.mxfp4_layout import read_mxfp4_layout
@@ -83,11 +83,11 @@ def find_layout(config: ModelConfig) -> MatrixLayout | None:
 
     Raises ModelLoadError for an unsupported variant of a format.
     """
-    found = find_announcement(config)
+    found = find_quantization_config(config)
     if found is None or found.method not in _READ:
         return None
-    method = "marlin" if found.method == "gptq" and says_marlin(found.said) else found.method
-    return _READ[method](f"{found.where} of {config.folder}", found.said)
+    method = "marlin" if found.method == "gptq" and is_marlin(found.values) else found.method
+    return _READ[method](f"{found.where} of {config.folder}", found.values)
 
 
 def check_stated(config: ModelConfig, quantize: str) -> None:
@@ -95,7 +95,7 @@ def check_stated(config: ModelConfig, quantize: str) -> None:
 
     Values in `MADE_AT_LOAD` round unquantised weights; the others state the weights' format.
     """
-    found, name = find_announcement(config), find_word(config)
+    found, name = find_quantization_config(config), find_word(config)
     if name == quantize or (quantize in MADE_AT_LOAD and name is None and found is None):
         return
     stored = name or ("plain numbers" if found is None else found.name)
@@ -119,5 +119,5 @@ def find_word(config: ModelConfig) -> str | None:
 
 def find_made(config: ModelConfig, quantize: str | None) -> str | None:
     """Return the format to which linear layers are rounded during loading; None: as stored."""
-    plain = find_word(config) is None and find_announcement(config) is None
+    plain = find_word(config) is None and find_quantization_config(config) is None
     return quantize if quantize in MADE_AT_LOAD and plain else None

@@ -8,7 +8,7 @@ from typing import Final
 
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.config import ModelConfig
-from tgi_trio.model.formats import are_plain, describe_plain, find_announcement
+from tgi_trio.model.formats import are_plain, describe_plain, find_quantization_config
 from tgi_trio.model.matrices.references import MatrixRef
 from tgi_trio.model.quantised.latent_halves import find_halves
 from tgi_trio.model.quantised.layout import (
@@ -69,7 +69,7 @@ def check_stored(
         known |= set(_zero_biases(matrix, tensors))
         if copy is not None and layout is not None:
             known |= {part.name for part in layout.parts(copy, tensors)}
-    found = find_announcement(config)
+    found = find_quantization_config(config)
     if not quantised and found is not None and are_plain(tensors):
         raise ModelLoadError(
             f"{config.folder} holds no matrix in the format {found.name}, as {found.where} says."

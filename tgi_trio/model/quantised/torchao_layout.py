@@ -118,9 +118,9 @@ def _check_groups(matrix: MatrixRef, columns: int, groups: int) -> None:
         )
 
 
-def read_torchao_layout(where: str, said: Mapping[str, Any]) -> TorchaoLayout:
+def read_torchao_layout(where: str, quant_config: Mapping[str, Any]) -> TorchaoLayout:
     """Return the layout; raises ModelLoadError for tiles of AMD's kernels."""
-    if any(value == 2 * TILE_OUTPUTS for value in _find(said, "int4_tile_packed_ntile")):
+    if any(value == 2 * TILE_OUTPUTS for value in _find(quant_config, "int4_tile_packed_ntile")):
         raise ModelLoadError(
             f"{where} says that 4 bits are in the order of AMD's kernels; read are those in tiles "
             "of 8 outputs, and plain ones (int4_packing_format)."
@@ -128,10 +128,10 @@ def read_torchao_layout(where: str, said: Mapping[str, Any]) -> TorchaoLayout:
     return TorchaoLayout()
 
 
-def _find(said: Any, key: str) -> Iterator[Any]:
+def _find(quant_config: Any, key: str) -> Iterator[Any]:
     """Yield the values of a key at any depth: configs of modules are inside others."""
-    if isinstance(said, dict):
-        for name, value in said.items():
+    if isinstance(quant_config, dict):
+        for name, value in quant_config.items():
             if name == key:
                 yield value
             yield from _find(value, key)

@@ -113,11 +113,11 @@ class Output:
         for path in sorted(self._job.model.iterdir()):
             if path.is_file() and not path.name.endswith(_NOT_COPIED):
                 shutil.copyfile(path, staging / path.name)
-        said = self._describe()
+        description = self._describe()
         (staging / "config.json").write_text(
-            json.dumps({**config, "quantization_config": said}, indent=2)
+            json.dumps({**config, "quantization_config": description}, indent=2)
         )
-        (staging / "quantize_config.json").write_text(json.dumps(said, indent=2))
+        (staging / "quantize_config.json").write_text(json.dumps(description, indent=2))
         (staging / "job").unlink()
         try:
             os.rename(staging, self._job.output)

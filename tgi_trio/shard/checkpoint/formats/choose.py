@@ -6,7 +6,7 @@ from functools import partial
 from typing import Final
 
 from tgi_trio.model.config import ModelConfig
-from tgi_trio.model.formats import find_announcement, unread_format
+from tgi_trio.model.formats import find_quantization_config, refuse_format
 from tgi_trio.model.quantised.awq_layout import AwqLayout
 from tgi_trio.model.quantised.bitnet_layout import BitnetLayout
 from tgi_trio.model.quantised.bitsandbytes_layout import BitsandbytesLayout
@@ -56,7 +56,7 @@ def choose_format(config: ModelConfig, container: Container) -> WeightFormat:
             return known
     layout = find_layout(config)
     if layout is None:
-        raise unread_format(config, find_announcement(config))
+        raise refuse_format(config, find_quantization_config(config))
     return HalvesFormat(PiecesFormat(layout, _reader(layout)))
 
 

@@ -70,9 +70,9 @@ def open_compressed(
 
 
 def _check_shape(tensor: RawTensor, shape: tuple[int, int]) -> None:
-    said = tensor.data.view(np.int64 if tensor.dtype == "I64" else np.int32).tolist()
-    if said != list(shape):
+    found = tensor.data.view(np.int64 if tensor.dtype == "I64" else np.int32).tolist()
+    if found != list(shape):
         raise ModelLoadError(
-            f"Tensor {tensor.name!r} in {tensor.file.path} says that its matrix has shape {said}, "
+            f"Tensor {tensor.name!r} in {tensor.file.path} says that its matrix has shape {found}, "
             f"but config.json asks for {list(shape)}."
         )

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.config import ModelConfig
-from tgi_trio.model.formats import find_announcement
+from tgi_trio.model.formats import find_quantization_config
 from tgi_trio.shard.checkpoint.container import Container, RawTensor, find_tensor
 from tgi_trio.shard.checkpoint.mapped_file import MappedFile
 from tgi_trio.shard.checkpoint.numbers import to_float32
@@ -63,7 +63,7 @@ class PlainFormat:
     name = "plain numbers"
 
     def claims(self, config: ModelConfig, container: Container) -> bool:
-        return find_announcement(config) is None
+        return find_quantization_config(config) is None
 
     def matrix(
         self, container: Container, name: str, shape: tuple[int, int], *, transposed: bool = False
