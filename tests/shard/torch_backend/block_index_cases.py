@@ -67,7 +67,7 @@ class Case:
         return cache
 
     def run(self, backend: Any, attend: Any, steps: list[StepPlan], cache: KVCache) -> list[Any]:
-        """Return [T, heads * dim] of each step; `attend(table, projected, asked, batch)`."""
+        """Return [T, heads * dim] of each step; `attend(table, projected, reserved, batch)`."""
         found = []
         for number, step in enumerate(steps):
             tokens = len(step.token_ids)

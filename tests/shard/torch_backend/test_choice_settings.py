@@ -15,7 +15,7 @@ from tgi_trio.shard.sampling.philox import uniform
 from tgi_trio.shard.torch_backend.sampling.choice_settings import (
     ChoiceSettings,
     Choosing,
-    Wanted,
+    TopCounts,
     count_up,
     repeat,
 )
@@ -89,7 +89,7 @@ def test_lists_of_all_choices_are_those_of_each(
         own[places, 0] = draw.sample(range(VOCAB), len(places))
         values = [-float(draw.randrange(kinds)) for _ in places]
         own[places, 1] = np.array(values, np.float32).view(np.int32)
-    found = list_best(Wanted.of(np.array([n for n, _, _ in choices], np.int64)), listed)
+    found = list_best(TopCounts.of(np.array([n for n, _, _ in choices], np.int64)), listed)
     assert len(found.each) == len(rows)
     for i, pairs in enumerate(found.each):
         if not choices[i][0]:

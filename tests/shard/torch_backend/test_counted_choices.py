@@ -38,7 +38,7 @@ class Following:
         every, none = np.arange(count), np.zeros(count, np.int64)
         inputs = np.array(unknown, np.int32)
         choosing = Choosing(rows, every, none, positions, every, inputs)
-        told = self.sampler.ask(choosing)
+        told = self.sampler.make_inputs(choosing)
         self.sent = len(told.entries)
         logits = normal(count, self.vocab_size, seed=int(positions.sum()))
         scores = torch.tensor(logits, device=WHERE)

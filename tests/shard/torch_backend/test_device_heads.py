@@ -105,17 +105,17 @@ class Noting:
 
     def __init__(self, runner: Runner) -> None:
         self.runner = runner
-        self.told: list[str] = []
+        self.host_inputs: list[str] = []
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.runner, name)
 
     def launch(self, plan: StepPlan) -> Pending:
-        self.told.append("launch")
+        self.host_inputs.append("launch")
         pending = self.runner.launch(plan)
 
         def result() -> StepResult:
-            self.told.append("result")
+            self.host_inputs.append("result")
             return pending.result()
 
         return cast("Pending", SimpleNamespace(result=result))
@@ -135,7 +135,7 @@ def test_a_smaller_model_goes_on_from_guesses_that_nobody_has_read(
     ours = drive(runner, TEXTS, asked, 8, drafter=mine)
     agree(ours, expected)
     assert not device.counts.waits and ours.drafts > 5
-    told = " ".join(small.told)
+    told = " ".join(small.host_inputs)
     assert "launch launch launch result result result" in told and "result launch" in told
     by_text = {tuple(known): own for known, own in theirs.drafted}
     both = [(own, by_text[tuple(known)]) for known, own in mine.drafted if tuple(known) in by_text]

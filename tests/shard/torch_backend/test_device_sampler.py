@@ -59,9 +59,9 @@ def device_choice(
     masks = maker.make(choosing) if masked else None
     scores = torch.tensor(logits, device=WHERE)
     here = None if masks is None else sampler.upload_masks(masks)
-    found = sampler.choose(scores, sampler.upload(sampler.ask(choosing)), here)
+    found = sampler.choose(scores, sampler.upload(sampler.make_inputs(choosing)), here)
     assert found.listed is not None
-    tops = list_best(sampler.settings(rows).wanted, found.listed.cpu().numpy())
+    tops = list_best(sampler.settings(rows).top_counts, found.listed.cpu().numpy())
     faults = {} if masks is None else masks.faults
     refused = sampler.settings(rows).faults
     results = read_choices(choosing, found.tokens.cpu().numpy(), tops, faults, refused).rows
@@ -134,7 +134,7 @@ def test_logits_of_half_precision_are_chosen_from_now_or_later() -> None:
     sampler = DeviceSampler(50, [EOS], WHERE, most_rows=8)
     sampler.make_room(2)
     every, none = np.arange(2), np.zeros(2, np.int64)
-    told = sampler.ask(Choosing(rows, every, none, np.array([5, 5]), every))
+    told = sampler.make_inputs(Choosing(rows, every, none, np.array([5, 5]), every))
     here, scores = logits.to(WHERE), sampler.make_scores(2)
     sampler.choose(here, sampler.upload(sampler.ask_nothing(2)), scores=scores)
     assert torch.equal(scores[:, :50].cpu(), logits.float())
@@ -216,7 +216,7 @@ def test_own_ends_are_released_while_the_rows_stay_the_same() -> None:
     for _ in range(4):
         positions = np.array([row.length], np.int64)
         choosing = Choosing([row], every, np.zeros(1, np.int64), positions, every, None)
-        told = sampler.upload(sampler.ask(choosing))
+        told = sampler.upload(sampler.make_inputs(choosing))
         said.append(int(sampler.choose(scores.clone(), told).tokens[0, 0]))
         row.length += 1
         row.min_remaining = max(0, row.min_remaining - 1)
@@ -298,21 +298,21 @@ def test_biases_go_up_when_the_rows_change() -> None:
     def chosen(rows: list[ShardSequence]) -> list[int]:
         count, none = np.arange(len(rows)), np.zeros(len(rows), np.int64)
         positions = np.array([row.length for row in rows])
-        told = sampler.ask(Choosing(rows, count, none, positions, count), 2)
+        told = sampler.make_inputs(Choosing(rows, count, none, positions, count), 2)
         sampler.refill(reserved, told)
-        found = sampler.choose(torch.tensor(logits, device=WHERE), reserved.asked).tokens
+        found = sampler.choose(torch.tensor(logits, device=WHERE), reserved.device_inputs).tokens
         expected = choose(logits[: len(rows)], rows)
         assert found[: len(rows), 0].tolist() == [row.token_ids[0] for row in expected]
         return found[:, 0].tolist()
 
     rows = [sequence(logit_bias=((n, 50.0),)) for n in (11, 12)]
     assert chosen(rows) == [11, 12]
-    reserved.asked.entries[:, 0] += 10  # nobody writes there again
-    kept = reserved.asked.entries.clone()
+    reserved.device_inputs.entries[:, 0] += 10  # nobody writes there again
+    kept = reserved.device_inputs.entries.clone()
     two, none = np.arange(2), np.zeros(2, np.int64)
-    told = sampler.ask(Choosing(rows, two, none, np.full(2, 5), two), 2)
+    told = sampler.make_inputs(Choosing(rows, two, none, np.full(2, 5), two), 2)
     sampler.refill(reserved, told)
-    assert torch.equal(reserved.asked.entries, kept)
+    assert torch.equal(reserved.device_inputs.entries, kept)
     assert chosen(rows[::-1]) == [12, 11]
     assert chosen(rows[:1])[0] == 11
 

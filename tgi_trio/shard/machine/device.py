@@ -70,13 +70,13 @@ def limit_memory(device: str, share: float) -> None:
     accelerator.limit_memory(torch.device(device), share)
 
 
-def graph_sizes(device: str, asked: tuple[int, ...] | None) -> tuple[int, ...]:
-    """Return the batch sizes to record as CUDA graphs; `asked` None: all that a step may have.
+def graph_sizes(device: str, sizes: tuple[int, ...] | None) -> tuple[int, ...]:
+    """Return the batch sizes to record as CUDA graphs; `sizes` None: all that a step may have.
 
     Those above the largest batch are left out at the warm-up. Raises ConfigurationError where none
     can be and some were asked for.
     """
     if device.startswith("cuda"):
-        return _GRAPH_SIZES if asked is None else asked
-    check_device_flags(asked, 1.0)
+        return _GRAPH_SIZES if sizes is None else sizes
+    check_device_flags(sizes, 1.0)
     return ()

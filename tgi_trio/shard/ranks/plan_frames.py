@@ -146,5 +146,5 @@ def _shadow_row(
         return ShardSequence(0, _NO_IDS, context, prompt_length, 0, [], 0, 0, _PLAIN)
     # Every rank computes prompt log-probabilities, of any tokens: only their number matters.
     ids = np.zeros(context + 1, np.int32) if prompt_logprobs else _NO_IDS
-    asked = SamplingParameters(prompt_logprobs=bool(prompt_logprobs), adapter=adapter)
-    return ShardSequence(0, ids, context, prompt_length, 0, [], 0, 0, asked)
+    sampling = SamplingParameters(prompt_logprobs=bool(prompt_logprobs), adapter=adapter)
+    return ShardSequence(0, ids, context, prompt_length, 0, [], 0, 0, sampling)

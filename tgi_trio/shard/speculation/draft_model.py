@@ -203,10 +203,10 @@ def _twin(sequence: ShardSequence) -> _Twin:
     """Return the draft model's copy of a sequence, up to date."""
     twin = sequence.state.get(_STATE)
     if not isinstance(twin, _Twin):
-        asked = sequence.sampling
+        sampling = sequence.sampling
         # Without penalties and grammars, whose state would have to be undone after wrong drafts.
         plain = replace(
-            asked,
+            sampling,
             repetition_penalty=1.0,
             frequency_penalty=0.0,
             presence_penalty=0.0,

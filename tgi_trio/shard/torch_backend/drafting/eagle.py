@@ -97,7 +97,7 @@ class TorchEagle(OwnKv):
     ) -> torch.Tensor | None:
         """Compute the layer's attention for its inputs `x` [T, inputs], and store K and V.
 
-        Return what leaves the layer at the places `wanted`: `residual` [T, features] and the
+        Return what leaves the layer at the places `top_counts`: `residual` [T, features] and the
         outputs of attention and MLP; None if no place is wanted.
         """
         if self._cache is None:

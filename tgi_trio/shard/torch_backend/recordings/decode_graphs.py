@@ -212,26 +212,28 @@ class DecodeGraphs:
         recorded: Recording,
         plan: StepPlan,
         lengths: Array | None,
-        told: HostInputs | None,
+        host_inputs: HostInputs | None,
         links: Sequence[Array] = (),
     ) -> Chosen | None:
         """Replay a decode step and choose a token for each row; None if it is not chosen here.
 
-        `recorded`: what `find` returned for the plan. `told`: the sampling parameters, as
-        `DeviceSampler.ask` returns them for the recording's size; None: nothing is chosen, and the
-        scores are left as the model computed them. `links`: what `DeviceChain.arrays` returns;
-        empty if the step follows no drafts.
+        `recorded`: what `find` returned for the plan. `host_inputs`: the sampling parameters, as
+        `DeviceSampler.make_inputs` returns them for the recording's size; None: nothing is chosen,
+        and the scores are left as the model computed them. `links`: what `DeviceChain.arrays`
+        returns; empty if the step follows no drafts.
         """
         sampler = self._sampler
-        if sampler is None or recorded.memory.asked is None:
+        if sampler is None or recorded.memory.reserved is None:
             return None
         rows = len(plan.token_ids)
-        step = self._refill(recorded, plan, lengths, told, links)
+        step = self._refill(recorded, plan, lengths, host_inputs, links)
         if step.chosen is None:
             return None
-        sampler.refill_entries(recorded.memory.asked, told or recorded.memory.asked.idle)
+        sampler.refill_entries(
+            recorded.memory.reserved, host_inputs or recorded.memory.reserved.idle
+        )
         step.graph.replay()
-        kind = (rows, told is not None, told is not None and told.widest > 0)
+        kind = (rows, host_inputs is not None, host_inputs is not None and host_inputs.widest > 0)
         if kind not in step.parts:
             step.parts[kind] = self._part(step.chosen, recorded.memory.size, *kind)
         return step.parts[kind]
@@ -241,13 +243,14 @@ class DecodeGraphs:
         recorded: Recording,
         plan: StepPlan,
         lengths: Array | None,
-        told: HostInputs | None,
+        host_inputs: HostInputs | None,
         *,
         same: bool,
     ) -> None:
         """Do what `choose` did in the last step, for the same rows, inputs and block tables.
 
-        The choice is left in the same memory as the last step's. `same`: `told` has not changed.
+        The choice is left in the same memory as the last step's. `same`: `host_inputs` has not
+        changed.
         """
         adapted = self._adapters is not None and self._adapters.used
         if same and lengths is None and self._recorder.pool is None and not adapted:
@@ -255,9 +258,13 @@ class DecodeGraphs:
             self._staging.fill_from(recorded.memory.sheet, moved, recorded.memory.moving)
             recorded.steps[_PLAIN].graph.replay()
             return
-        step = self._refill(recorded, plan, lengths, told)
-        if told is not None and self._sampler is not None and recorded.memory.asked is not None:
-            self._sampler.refill_entries(recorded.memory.asked, told)
+        step = self._refill(recorded, plan, lengths, host_inputs)
+        if (
+            host_inputs is not None
+            and self._sampler is not None
+            and recorded.memory.reserved is not None
+        ):
+            self._sampler.refill_entries(recorded.memory.reserved, host_inputs)
         step.graph.replay()
 
     @property
@@ -275,18 +282,18 @@ class DecodeGraphs:
         ids = None if whole.ids is None else whole.ids[:rows]
         return Chosen(whole.scores[:rows], found, hidden, size, ids)
 
-    def choose_masked(self, size: int, told: HostInputs, masks: Masks) -> Found:
+    def choose_masked(self, size: int, host_inputs: HostInputs, masks: Masks) -> Found:
         """Choose, with masks, from the scores of the last step, which replayed the graph of `size`.
 
-        `told`: as for `choose`.
+        `host_inputs`: as for `choose`.
         """
         recorded, sampler = self._recorded[size], self._sampler
         if recorded.masked is None or sampler is None:
             raise RuntimeError("tokens are not chosen where this is recorded")
-        sampler.refill(recorded.masked.asked, told)
+        sampler.refill(recorded.masked.reserved, host_inputs)
         sampler.refill_masks(recorded.masked.masks, masks)
         recorded.masked.graph.replay()
-        return recorded.masked.found.first(len(masks.green), lists=told.widest > 0)
+        return recorded.masked.found.first(len(masks.green), lists=host_inputs.widest > 0)
 
     def find(self, plan: StepPlan) -> Recording | None:
         """Return the smallest recording that holds a plan; None if there is none."""
@@ -307,7 +314,7 @@ class DecodeGraphs:
         recorded: Recording,
         plan: StepPlan,
         lengths: Array | None,
-        told: HostInputs | None,
+        host_inputs: HostInputs | None,
         links: Sequence[Array] = (),
     ) -> RecordedStep:
         """Copy a plan's inputs to where the graphs read them; return the step to replay.
@@ -317,8 +324,8 @@ class DecodeGraphs:
         """
         arrays = self._recorder.token_arrays(plan, lengths)
         arrays += links or recorded.memory.unlinked
-        if recorded.memory.asked is not None:
-            arrays += (told or recorded.memory.asked.idle).arrays
+        if recorded.memory.reserved is not None:
+            arrays += (host_inputs or recorded.memory.reserved.idle).arrays
         arrays += self._attention.arrays(plan)
         self._staging.fill_from(recorded.memory.sheet, arrays)
         adapted = self._adapters is not None and self._adapters.used

@@ -155,11 +155,11 @@ class ImagePages:
     def reserve(self, size: int) -> RecordedImages:
         """Reserve the memory from which a recording of `size` decodes reads images."""
         plan, seeing = idle_plan(size, self._blocks), [np.zeros((size, 1), np.float32)]
-        told = self._attention.arrays(plan)
-        every = [*seeing, *told]
+        places = self._attention.arrays(plan)
+        every = [*seeing, *places]
         memory = torch.zeros(packed_size(every), dtype=torch.uint8, device=self._source.device)
         self._staging.fill(memory, every)
-        own, of_attention = cut(memory, [seeing, told])
+        own, of_attention = cut(memory, [seeing, places])
         batch = self._attention.reserve(plan, self._room, of_attention)
         cross_tokens = PagedCrossTokens(
             self._attention,

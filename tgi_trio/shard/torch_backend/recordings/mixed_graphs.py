@@ -80,7 +80,7 @@ class _Memory:
     tokens: list[torch.Tensor]  # views of the sheet's target, in `mixed_plans.token_arrays`' order
     rows: RecordedRows | None  # of layers with states
     attention: torch.Tensor  # uint8: the attention's part of the sheet's target
-    asked: Reserved | None  # the sampler's part
+    reserved: Reserved | None  # the sampler's part
     adapters: ReservedTiles | None  # memory of the adapters
 
 
@@ -233,17 +233,17 @@ class MixedGraphs:
         recording = self._find(plan, len(places))
         if recording is None or recording.scores is None or sampler is None:
             return None
-        told: HostInputs | None = None
+        host_inputs: HostInputs | None = None
         if not masked and len(choosing):
-            told = sampler.ask(choosing, recording.memory.size.rows)
-            if not sampler.fits(told):
-                told = None
-        hidden = self._run(recording, plan, lengths, places, told)
+            host_inputs = sampler.make_inputs(choosing, recording.memory.size.rows)
+            if not sampler.fits(host_inputs):
+                host_inputs = None
+        hidden = self._run(recording, plan, lengths, places, host_inputs)
         if not len(choosing):
             return MixedStep(hidden, None)
         count, found = len(choosing), None
-        if told is not None and recording.made.found is not None:
-            found = recording.made.found.first(count, lists=told.widest > 0)
+        if host_inputs is not None and recording.made.found is not None:
+            found = recording.made.found.first(count, lists=host_inputs.widest > 0)
         chosen = Chosen(recording.scores[:count], found, recording.made.picked[:count])
         return MixedStep(hidden, chosen)
 
@@ -281,18 +281,18 @@ class MixedGraphs:
         plan: StepPlan,
         lengths: Array | None,
         places: NDArray[np.int64],
-        told: HostInputs | None,
+        host_inputs: HostInputs | None,
     ) -> torch.Tensor:
         """Copy a plan's inputs to where the graph reads them, and replay; return hidden states."""
         memory, sampler = recording.memory, self.ends.sampler
         arrays = token_arrays(plan, lengths, places)
         arrays += [] if memory.rows is None else state_arrays(plan)
-        if memory.asked is not None:
-            arrays += (told or memory.asked.idle).arrays
+        if memory.reserved is not None:
+            arrays += (host_inputs or memory.reserved.idle).arrays
         arrays += self.attention.arrays(plan)
         self._staging.fill_from(memory.sheet, arrays)
-        if sampler is not None and memory.asked is not None:
-            sampler.refill_entries(memory.asked, told or memory.asked.idle)
+        if sampler is not None and memory.reserved is not None:
+            sampler.refill_entries(memory.reserved, host_inputs or memory.reserved.idle)
         if self.adapters is not None and memory.adapters is not None and self.adapters.used:
             self.adapters.refill(memory.adapters)
         if memory.rows is not None:
@@ -312,17 +312,17 @@ class MixedGraphs:
             self.attention.arrays(idle),
         ]
         every = [array for group in groups for array in group]
-        told = torch.zeros(packed_size(every), dtype=torch.uint8, device=self.device)
-        self._staging.fill(told, every)
-        own, of_rows, of_choices, of_attention = cut(told, groups)
+        memory = torch.zeros(packed_size(every), dtype=torch.uint8, device=self.device)
+        self._staging.fill(memory, every)
+        own, of_rows, of_choices, of_attention = cut(memory, groups)
         slots = split(of_rows, groups[1])
         return _Memory(
             size,
-            Sheet(every, told, shared=False),
+            Sheet(every, memory, shared=False),
             tokens=split(own, groups[0]),
             rows=None if pool is None else RecordedRows(room, slots, pool, self.device, sending),
             attention=of_attention,
-            asked=None if sampler is None else sampler.reserve(size.rows, of_choices),
+            reserved=None if sampler is None else sampler.reserve(size.rows, of_choices),
             adapters=None if adapters is None else adapters.reserve(*size, decodes=False),
         )
 
@@ -348,8 +348,10 @@ class MixedGraphs:
             hidden = self.forward(known, positions, lengths, self.attention, batch, states)
             picked = hidden.index_select(0, places)
             logits, found = self.ends.logits(picked), None
-            if sampler is not None and memory.asked is not None:
-                found = sampler.choose(logits, memory.asked.asked, hidden=picked, scores=own)
+            if sampler is not None and memory.reserved is not None:
+                found = sampler.choose(
+                    logits, memory.reserved.device_inputs, hidden=picked, scores=own
+                )
             made[:] = [_Made(picked, found)]
             return hidden
 

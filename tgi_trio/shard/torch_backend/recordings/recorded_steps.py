@@ -133,7 +133,7 @@ class MaskedChoice:
     """A graph that chooses, with masks, from the scores that another graph left."""
 
     graph: Graph
-    asked: Reserved
+    reserved: Reserved
     masks: ReservedMasks
     found: Found  # for all rows of the recording
 
@@ -152,7 +152,7 @@ class StepMemory:
     inputs: torch.Tensor
     states: StepStates | None
     batch: Any  # of the attention
-    asked: Reserved | None  # of the sampler
+    reserved: Reserved | None  # of the sampler
     links: Links | None  # of the chain
     unlinked: list[Array]  # the chain's inputs where no row follows drafts
     moving: tuple[int, ...]  # indices in the sheet of token ids, positions, KV slots, contexts

@@ -101,8 +101,8 @@ class StepRecorder:
         kinds = [StepKind(crossed=each) for each in crossed]
         steps = {kind: self._record_step(memory, kind) for kind in kinds}
         plain, masked = steps[StepKind()], None
-        if plain.chosen is not None and self._sampler is not None and memory.asked is not None:
-            masked = self._record_masked(plain.chosen.scores, self._sampler, memory.asked)
+        if plain.chosen is not None and self._sampler is not None and memory.reserved is not None:
+            masked = self._record_masked(plain.chosen.scores, self._sampler, memory.reserved)
         if self._adapters is not None and memory.adapters is not None:
             with self._adapters.recording(memory.adapters):
                 for kind in (each._replace(adapted=True) for each in kinds):
@@ -126,9 +126,9 @@ class StepRecorder:
         ]
         every = [array for group in groups for array in group]
         at = len(every) - len(groups[-1])
-        told = torch.zeros(packed_size(every), dtype=torch.uint8, device=self._device)
-        self._staging.fill(told, every)
-        own, of_links, of_choices, of_attention = cut(told, groups)
+        host_inputs = torch.zeros(packed_size(every), dtype=torch.uint8, device=self._device)
+        self._staging.fill(host_inputs, every)
+        own, of_links, of_choices, of_attention = cut(host_inputs, groups)
         ids, positions, lengths, inputs, *slots = split(own, tokens)
         states: StepStates | None = None
         if self.pool is not None:
@@ -137,14 +137,14 @@ class StepRecorder:
             states = StepStates(self.pool.layers, steps)
         return StepMemory(
             size,
-            Sheet(every, told, shared=False),
+            Sheet(every, host_inputs, shared=False),
             ids,
             positions,
             lengths,
             inputs,
             states,
             batch=self._attention.reserve(plan, cache, of_attention),
-            asked=None if sampler is None else sampler.reserve(size, of_choices),
+            reserved=None if sampler is None else sampler.reserve(size, of_choices),
             links=None if chain is None else chain.reserve(size, of_links),
             unlinked=unlinked,
             moving=(0, 1, at, at + 1),
@@ -186,9 +186,9 @@ class StepRecorder:
             features=features,
         )
         logits = ends.logits(hidden) if ends else None
-        if self._sampler is None or memory.asked is None or logits is None:
+        if self._sampler is None or memory.reserved is None or logits is None:
             return hidden, logits, None
-        chosen = self._choose(self._sampler, memory, memory.asked, logits, hidden, known)
+        chosen = self._choose(self._sampler, memory, memory.reserved, logits, hidden, known)
         # The copy follows the choice: the choice's kernels begin early, which a copy before them
         # would not allow.
         return self._own_hidden(hidden), logits, chosen
@@ -196,16 +196,19 @@ class StepRecorder:
     def _chain_tokens(self, known: torch.Tensor, memory: StepMemory) -> torch.Tensor:
         """Return the tokens to compute; the chain corrects those of rows that follow drafts."""
         chain = None if self._ends is None else self._ends.chain
-        if chain is None or memory.links is None or memory.asked is None:
+        if chain is None or memory.links is None or memory.reserved is None:
             return known
-        places, uniforms = self._attention.places(memory.batch), memory.asked.asked.uniforms
+        places, uniforms = (
+            self._attention.places(memory.batch),
+            memory.reserved.device_inputs.uniforms,
+        )
         return chain.move(known, memory.positions, places, memory.links, uniforms)
 
     def _choose(
         self,
         sampler: DeviceSampler,
         memory: StepMemory,
-        asked: Reserved,
+        reserved: Reserved,
         logits: torch.Tensor,
         hidden: torch.Tensor,
         known: torch.Tensor,
@@ -213,25 +216,25 @@ class StepRecorder:
         """Choose a token for each row, and leave the scores for choices with masks."""
         chain = None if self._ends is None else self._ends.chain
         scores = self._own_scores(sampler, memory.size)
-        found = sampler.choose(logits, asked.asked, hidden=hidden, scores=scores)
+        found = sampler.choose(logits, reserved.device_inputs, hidden=hidden, scores=scores)
         if chain is not None and memory.links is not None:
-            targets = asked.asked.targets
+            targets = reserved.device_inputs.targets
             found = chain.judge(found, known, memory.positions, targets, memory.links)
         return Chosen(scores, found, ids=known)
 
     def _record_masked(
-        self, scores: torch.Tensor, sampler: DeviceSampler, asked: Reserved
+        self, scores: torch.Tensor, sampler: DeviceSampler, reserved: Reserved
     ) -> MaskedChoice:
         """Record a choice from `scores` with masks, whose memory all sizes share."""
         # Inputs of its own, which no other step overwrites: they are sent only when they change.
-        own = sampler.reserve(len(scores), entries=asked.entries)
+        own = sampler.reserve(len(scores), entries=reserved.entries)
         masks = sampler.reserve_masks(len(scores), self._mask_memory)
         self._mask_memory = masks.memory
         made: list[Found] = []
 
         def compute() -> torch.Tensor:
             hidden = None if self.hidden is None else self.hidden[: len(scores)]
-            made[:] = [sampler.choose(scores, own.asked, masks.here, hidden, scores)]
+            made[:] = [sampler.choose(scores, own.device_inputs, masks.here, hidden, scores)]
             return made[0].tokens
 
         graph, _ = self._capture(compute)

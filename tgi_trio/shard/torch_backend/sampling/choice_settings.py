@@ -112,21 +112,21 @@ _ROW: Final = np.dtype(
         ("biased", np.bool_),
     ]
 )
-_ASKED: Final = "asked"  # key in Sequence.state: (vocab_size, bytes of `_ROW`)
+_PACKED: Final = "asked"  # key in Sequence.state: (vocab_size, bytes of `_ROW`)
 # The columns that kernels read, in their order.
 _FIXED: Final = ("top_p", "typical_p", "floor", "frequency", "presence")
 _FIXED_TOO: Final = ("temperature", "repetition", "samples", "top_k", "listed")
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class TopCounts:
     """How many top tokens are wanted."""
 
     each: NDArray[np.int64]  # [C], or [R]
     even: int  # by each, if all want as many; else 0
 
     @classmethod
-    def of(cls, each: NDArray[np.int64]) -> Wanted:
+    def of(cls, each: NDArray[np.int64]) -> TopCounts:
         even = len(each) > 0 and bool((each == each[0]).all())
         return cls(each, int(each[0]) if even else 0)
 
@@ -143,7 +143,7 @@ class ChoiceSettings:
     minimum: NDArray[np.bool_]  # rows that may still have a minimum to generate
     faults: dict[int, str]
     widest: int  # most tokens listed with a choice; 0: none
-    wanted: Wanted  # by row
+    top_counts: TopCounts  # by row
     penalised: list[ShardSequence]  # rows with penalties
     places: NDArray[np.int64]  # the indices of those
     samples: bool  # whether any row samples
@@ -160,8 +160,8 @@ class ChoiceSettings:
 
     @classmethod
     def of(cls, rows: list[ShardSequence], vocab_size: int) -> ChoiceSettings:
-        told = np.frombuffer(b"".join([_ask(row, vocab_size) for row in rows]), _ROW)
-        columns = {name: fix(told[name].copy()) for name in _ROW.names or ()}
+        packed = np.frombuffer(b"".join([_pack_row(row, vocab_size) for row in rows]), _ROW)
+        columns = {name: fix(packed[name].copy()) for name in _ROW.names or ()}
         faults: dict[int, str] = {}
         biases = [NO_ENTRIES] * len(rows)
         if columns["biased"].any():
@@ -184,7 +184,7 @@ class ChoiceSettings:
             minimum=np.array(minimum, np.bool_),
             faults=faults,
             widest=int(columns["listed"].max(initial=0)),
-            wanted=Wanted.of(columns["top_n"]),
+            top_counts=TopCounts.of(columns["top_n"]),
             penalised=[rows[i] for i in places.tolist()],
             places=places,
             samples=samples,
@@ -222,32 +222,36 @@ class ChoiceSettings:
         return first
 
 
-def _ask(row: ShardSequence, vocab_size: int) -> bytes:
+def _pack_row(row: ShardSequence, vocab_size: int) -> bytes:
     """Return a row's `_ROW`, which is made once and kept."""
-    kept = row.state.get(_ASKED)
+    kept = row.state.get(_PACKED)
     if isinstance(kept, tuple) and kept[0] == vocab_size:
-        told: bytes = kept[1]
-        return told
-    asked = row.sampling
-    counted = asked.repetition_penalty != 1.0 or asked.frequency_penalty or asked.presence_penalty
+        packed: bytes = kept[1]
+        return packed
+    sampling = row.sampling
+    counted = (
+        sampling.repetition_penalty != 1.0
+        or sampling.frequency_penalty
+        or sampling.presence_penalty
+    )
     with np.errstate(divide="ignore"):
-        floor = np.log(asked.min_p)
+        floor = np.log(sampling.min_p)
     values = (
-        *(asked.seed, asked.top_p, asked.typical_p, floor),
-        *(asked.frequency_penalty, asked.presence_penalty),
-        *(asked.temperature, asked.repetition_penalty, asked.sample),
-        asked.top_k if asked.top_k < vocab_size else 0,
-        *(_count_listed(asked.top_n, vocab_size), asked.top_n),
+        *(sampling.seed, sampling.top_p, sampling.typical_p, floor),
+        *(sampling.frequency_penalty, sampling.presence_penalty),
+        *(sampling.temperature, sampling.repetition_penalty, sampling.sample),
+        sampling.top_k if sampling.top_k < vocab_size else 0,
+        *(_count_listed(sampling.top_n, vocab_size), sampling.top_n),
         *(
             bool(counted),
-            asked.absolute_penalties,
-            bool(asked.grammar or asked.watermark or asked.gap_ends),
+            sampling.absolute_penalties,
+            bool(sampling.grammar or sampling.watermark or sampling.gap_ends),
         ),
-        bool(asked.logit_bias),
+        bool(sampling.logit_bias),
     )
-    told = np.array([values], _ROW).tobytes()
-    row.state[_ASKED] = (vocab_size, told)
-    return told
+    packed = np.array([values], _ROW).tobytes()
+    row.state[_PACKED] = (vocab_size, packed)
+    return packed
 
 
 @lru_cache(maxsize=256)

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from tgi_trio.shard.alternatives import Listed
 from tgi_trio.shard.contract import Choices
 from tgi_trio.shard.sampling.base import MOST_TIES
-from tgi_trio.shard.torch_backend.sampling.choice_settings import Choosing, Wanted, repeat
+from tgi_trio.shard.torch_backend.sampling.choice_settings import Choosing, TopCounts, repeat
 
 _ID_BITS, _NOBODY = np.uint64(32), np.uint64((1 << 64) - 1)
 
@@ -69,7 +69,7 @@ def _count_right(
     return count
 
 
-def list_best(wanted: Wanted, listed: NDArray[np.int32]) -> Listed:
+def list_best(top_counts: TopCounts, listed: NDArray[np.int32]) -> Listed:
     """Return the choices' top tokens, best first, and lower ids first in ties.
 
     Tokens that tie with the last one wanted are included. `listed`: int32 [C, room, 2] from
@@ -78,26 +78,26 @@ def list_best(wanted: Wanted, listed: NDArray[np.int32]) -> Listed:
     # As uint64: the id, and above it the bits of a number that is not positive. Ascending order is
     # best first.
     keys = np.sort(listed.view(np.uint64)[:, :, 0], axis=1)
-    most, parts = wanted.even, keys.view(np.int32)
+    most, parts = top_counts.even, keys.view(np.int32)
     if 0 < most < keys.shape[1]:
         ties = parts[:, 2 * most - 1] == parts[:, 2 * most + 1]
         if not np.count_nonzero(ties):  # which also means that no place is unused
             ids = parts[:, 0 : 2 * most : 2].reshape(-1)
             logprobs = keys.view(np.float32)[:, 1 : 2 * most : 2].reshape(-1)
             return Listed(repeat(most, len(keys), np.int64), ids, logprobs)
-    return _list_best(wanted.each, keys)
+    return _list_best(top_counts.each, keys)
 
 
-def _list_best(wanted: NDArray[np.int64], keys: NDArray[np.uint64]) -> Listed:
+def _list_best(top_counts: NDArray[np.int64], keys: NDArray[np.uint64]) -> Listed:
     """Return the top tokens of choices that want different numbers of them, or have ties."""
-    most, room = int(wanted.max(initial=0)), keys.shape[1]
-    lasts = keys[np.arange(len(keys)), np.clip(wanted, 1, room) - 1] >> _ID_BITS
+    most, room = int(top_counts.max(initial=0)), keys.shape[1]
+    lasts = keys[np.arange(len(keys)), np.clip(top_counts, 1, room) - 1] >> _ID_BITS
     if most < room and ((keys[:, most] >> _ID_BITS) <= lasts).any():
         most = room  # some may tie with the last one
     keys = keys[:, :most]
-    ranks, limits = np.arange(most), np.where(wanted, np.maximum(MOST_TIES, wanted), 0)
+    ranks, limits = np.arange(most), np.where(top_counts, np.maximum(MOST_TIES, top_counts), 0)
     ties = (keys >> _ID_BITS == lasts[:, None]) & (ranks < limits[:, None])
-    kept = ((ranks < wanted[:, None]) | ties) & (keys != _NOBODY)
+    kept = ((ranks < top_counts[:, None]) | ties) & (keys != _NOBODY)
     own = keys[kept].view(np.int32)
     return Listed(np.count_nonzero(kept, axis=1), own[::2], own.view(np.float32)[1::2])
 

@@ -96,7 +96,7 @@ class _Kept:
     settings: ChoiceSettings
     size: int
     known: Array  # read-only
-    told: HostInputs
+    host_inputs: HostInputs
 
 
 @dataclass(slots=True)
@@ -113,7 +113,7 @@ class Reserved:
 
     sheet: Sheet  # the arrays of `HostInputs`
     entries: ReservedEntries
-    asked: DeviceInputs  # views of both
+    device_inputs: DeviceInputs  # views of both
     idle: HostInputs  # inputs of choices that are made later
 
 
@@ -186,11 +186,17 @@ class DeviceSampler:
         self._listed = rows
         return self._settings
 
-    def keeps(self, told: HostInputs) -> bool:
+    def keeps(self, host_inputs: HostInputs) -> bool:
         """Return whether the next step of the same rows would have the same inputs."""
-        return self._kept is not None and self._kept.told is told and self._kept.settings.stays
+        return (
+            self._kept is not None
+            and self._kept.host_inputs is host_inputs
+            and self._kept.settings.stays
+        )
 
-    def ask(self, choosing: Choosing, size: int | None = None, rest: int = NOBODY) -> HostInputs:
+    def make_inputs(
+        self, choosing: Choosing, size: int | None = None, rest: int = NOBODY
+    ) -> HostInputs:
         """Return the kernels' inputs for some choices; to be used exactly once, as counts move.
 
         `size`: choices of the recording; targets of surplus ones are `rest`, and their other inputs
@@ -202,7 +208,7 @@ class DeviceSampler:
         decodes, kept = choosing.targets is count_up(count) and rest == NOBODY, self._kept
         same = decodes and kept is not None and kept.settings is settings and kept.known is known
         if kept is not None and same and kept.size == size:
-            return kept.told if settings.stays else self._ask_again(choosing, kept)
+            return kept.host_inputs if settings.stays else self._move_inputs(choosing, kept)
         edits = list_edits(choosing, settings, self._resident, size)
         cuts, others = settings.of_choices(choosing)
         if decodes:
@@ -214,47 +220,49 @@ class DeviceSampler:
             *(too_early(choosing, settings), known, edits.slots, edits.moves, edits.starts),
         ]
         standing = settings if edits.standing else None
-        told = HostInputs(arrays, edits.entries, standing, settings.widest)
+        host_inputs = HostInputs(arrays, edits.entries, standing, settings.widest)
         if decodes and fixed_array(known) is not None:
-            self._kept = _Kept(settings, size, known, told)
-        return told
+            self._kept = _Kept(settings, size, known, host_inputs)
+        return host_inputs
 
-    def _ask_again(self, choosing: Choosing, kept: _Kept) -> HostInputs:
-        """Compute `ask` for the rows of the last step at their new positions."""
-        settings, told = kept.settings, kept.told
-        arrays = told.arrays.copy()
+    def _move_inputs(self, choosing: Choosing, kept: _Kept) -> HostInputs:
+        """Compute `make_inputs` for the rows of the last step at their new positions."""
+        settings, host_inputs = kept.settings, kept.host_inputs
+        arrays = host_inputs.arrays.copy()
         if settings.samples:
             arrays[_UNIFORMS] = settings.draw(choosing)
         if settings.waits:
             arrays[_EARLY] = too_early(choosing, settings)
         if not settings.penalised and not settings.forbidding:
-            return HostInputs(arrays, told.entries, told.standing, told.widest)
+            return HostInputs(arrays, host_inputs.entries, host_inputs.standing, host_inputs.widest)
         edits = list_edits(choosing, settings, self._resident, kept.size)
         arrays[_UNIT] = count_units(choosing, settings)
         arrays[_SLOTS:] = edits.slots, edits.moves, edits.starts
-        return HostInputs(arrays, edits.entries, settings if edits.standing else None, told.widest)
+        return HostInputs(
+            arrays, edits.entries, settings if edits.standing else None, host_inputs.widest
+        )
 
     def ask_nothing(self, size: int) -> HostInputs:
         """Return the kernels' inputs for `size` choices that are made later."""
-        told = self.ask(nobody(), size, KEPT)
-        *columns, starts = told.arrays
+        host_inputs = self.make_inputs(nobody(), size, KEPT)
+        *columns, starts = host_inputs.arrays
         padded = [
             np.concatenate((column, np.full(size - len(column), value, column.dtype)))
             for column, value in zip(columns, _OF_NOBODY, strict=True)
         ]
         for array in padded:
             array.flags.writeable = False
-        return replace(told, arrays=[*padded, starts])
+        return replace(host_inputs, arrays=[*padded, starts])
 
     def make_scores(self, choices: int) -> torch.Tensor:
         """Allocate memory for the scores of choices, float32 [choices, >= vocab_size]."""
         return self._kernels.make_scores(choices)
 
-    def upload(self, told: HostInputs) -> DeviceInputs:
-        """Upload what `ask` returned."""
-        some = told.entries if len(told.entries) else np.zeros((1, 2), np.int32)
-        room = max(LISTED, 2 << max(0, told.widest - 1).bit_length())
-        return DeviceInputs(*self._staging.upload([*told.arrays, some]), room=room)
+    def upload(self, host_inputs: HostInputs) -> DeviceInputs:
+        """Upload what `make_inputs` returned."""
+        some = host_inputs.entries if len(host_inputs.entries) else np.zeros((1, 2), np.int32)
+        room = max(LISTED, 2 << max(0, host_inputs.widest - 1).bit_length())
+        return DeviceInputs(*self._staging.upload([*host_inputs.arrays, some]), room=room)
 
     def reserve(
         self,
@@ -264,8 +272,8 @@ class DeviceSampler:
     ) -> Reserved:
         """Reserve memory for the inputs of `size` choices.
 
-        `memory`: for the arrays of `ask`, where others upload as well; None: it is allocated and
-        filled. `entries`: memory for those; None: it is allocated.
+        `memory`: for the arrays of `make_inputs`, where others upload as well; None: it is
+        allocated and filled. `entries`: memory for those; None: it is allocated.
         """
         idle, shared = self.ask_nothing(size), memory is not None
         if memory is None:
@@ -280,25 +288,25 @@ class DeviceSampler:
         sheet = Sheet(idle.arrays, memory, shared=shared)
         return Reserved(sheet, entries, DeviceInputs(*views), idle)
 
-    def fits(self, told: HostInputs) -> bool:
+    def fits(self, host_inputs: HostInputs) -> bool:
         """Return whether reserved memory has room for these inputs."""
-        return len(told.entries) <= _KNOWN_ENTRIES and 2 * told.widest <= LISTED
+        return len(host_inputs.entries) <= _KNOWN_ENTRIES and 2 * host_inputs.widest <= LISTED
 
-    def refill(self, reserved: Reserved, told: HostInputs) -> None:
+    def refill(self, reserved: Reserved, host_inputs: HostInputs) -> None:
         """Replace all inputs."""
-        self._staging.fill_from(reserved.sheet, told.arrays)
-        self.refill_entries(reserved, told)
+        self._staging.fill_from(reserved.sheet, host_inputs.arrays)
+        self.refill_entries(reserved, host_inputs)
 
-    def refill_entries(self, reserved: Reserved, told: HostInputs) -> None:
+    def refill_entries(self, reserved: Reserved, host_inputs: HostInputs) -> None:
         """Replace the entries; biases that are already there are not uploaded again."""
         there = reserved.entries
-        if not len(told.entries):
+        if not len(host_inputs.entries):
             return  # the kernels read none
-        if told.standing is not None and there.standing is told.standing:
+        if host_inputs.standing is not None and there.standing is host_inputs.standing:
             return
         there.standing = None
-        self._staging.fill(there.memory, [told.entries])
-        there.standing = told.standing
+        self._staging.fill(there.memory, [host_inputs.entries])
+        there.standing = host_inputs.standing
 
     def upload_masks(self, masks: Masks) -> DeviceMasks:
         """Upload masks."""
@@ -326,7 +334,7 @@ class DeviceSampler:
     def choose(
         self,
         logits: torch.Tensor,
-        asked: DeviceInputs,
+        device_inputs: DeviceInputs,
         masks: DeviceMasks | None = None,
         hidden: torch.Tensor | None = None,
         scores: torch.Tensor | None = None,
@@ -337,14 +345,14 @@ class DeviceSampler:
         from `make_scores`, or the logits themselves. For a choice that is made later, the scores
         are the logits.
         """
-        count, room = len(logits), asked.room
+        count, room = len(logits), device_inputs.room
         counting.count_tokens[(count,)](
             self._counts,
-            asked.slots,
-            asked.moves,
-            asked.starts,
-            asked.entries,
-            asked.inputs,
+            device_inputs.slots,
+            device_inputs.moves,
+            device_inputs.starts,
+            device_inputs.entries,
+            device_inputs.inputs,
             self.chosen,
             self.vocab_size,
             BLOCK=_BLOCK,
@@ -359,7 +367,7 @@ class DeviceSampler:
             self._counts,
             logits,
             self.make_scores(count) if scores is None else scores,
-            asked,
+            device_inputs,
             masks,
             self._delta,
         )

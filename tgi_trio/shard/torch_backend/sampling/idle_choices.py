@@ -18,9 +18,9 @@ from tgi_trio.shard.torch_backend.sampling.device_sampler import DeviceSampler
 def choose_idle(sampler: DeviceSampler, masks: ChoiceMasks, scores: torch.Tensor) -> None:
     """Choose for an idle row from `scores` [1, vocab], with and without masks."""
     for masked in (False, True):
-        asked = SamplingParameters(watermark=masked)
-        row = ShardSequence(-1, np.zeros(1, np.int32), 1, 1, 0, [], 1, 0, asked)
+        sampling = SamplingParameters(watermark=masked)
+        row = ShardSequence(-1, np.zeros(1, np.int32), 1, 1, 0, [], 1, 0, sampling)
         choosing = Choosing.of(replace(proof_plan(), rows=[row]), np.arange(1))
-        told = sampler.upload(sampler.ask(choosing))
+        device_inputs = sampler.upload(sampler.make_inputs(choosing))
         here = sampler.upload_masks(masks.make(choosing)) if masked else None
-        sampler.choose(scores, told, here)
+        sampler.choose(scores, device_inputs, here)

@@ -69,5 +69,6 @@ def _typical(costs: Floats, mass: float) -> tuple[float, float]:
 
 
 def _count_to_reach(mass: Floats, wanted: float) -> int:
-    """Return the first place where cumulative `mass` is `wanted`, the last where it never is."""
+    """Return the first place where cumulative `mass` is `top_counts`, the last where it never
+    is."""
     return min(int(np.searchsorted(mass, wanted)), len(mass) - 1)

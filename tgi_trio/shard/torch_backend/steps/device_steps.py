@@ -157,7 +157,7 @@ class DeviceSteps:
             rows=len(plan.rows),
             sampled=sampled,
             choosing=choosing,
-            wanted=settings.wanted,
+            top_counts=settings.top_counts,
             began=began,
             event=self._event,
             prompts=spans,
@@ -187,19 +187,19 @@ class DeviceSteps:
         In that case nothing has been done that must not be done twice.
         """
         began, settings = self._event(), again.settings
-        choosing, told = again.choices(plan), again.told
-        same = told is not None or settings.masked
+        choosing, host_inputs = again.choices(plan), again.host_inputs
+        same = host_inputs is not None or settings.masked
         if not same:
-            told = self._sampler.ask(choosing, again.recorded.memory.size)
-            if not self._sampler.fits(told):
+            host_inputs = self._sampler.make_inputs(choosing, again.recorded.memory.size)
+            if not self._sampler.fits(host_inputs):
                 return None
-        again.graphs.repeat(again.recorded, plan, lengths, told, same=same)
+        again.graphs.repeat(again.recorded, plan, lengths, host_inputs, same=same)
         step = LaunchedStep(
             settings.faults,
             len(plan.rows),
             again.sampled,
             choosing,
-            settings.wanted,
+            settings.top_counts,
             began,
             self._event,
             {},
@@ -259,16 +259,16 @@ class DeviceSteps:
         if recorded is None:
             return None
         size = recorded.memory.size
-        told = None if masked else self._sampler.ask(choosing, size)
-        if told is not None and self._sampler.fits(told):
+        host_inputs = None if masked else self._sampler.make_inputs(choosing, size)
+        if host_inputs is not None and self._sampler.fits(host_inputs):
             links: list[Array] = []
             if self._chain is not None:
                 settings = self._sampler.settings(choosing.rows)
                 drafts = plan.leads or plan.moves or plan.drafts is not None
                 self._judged = drafts and self.chains(plan)
                 links = self._chain.arrays(plan, choosing, settings, leads=self._judged)
-            chosen = self._graphs.choose(recorded, decodes, lengths, told, links)
-            self._note(plan, choosing, recorded, told, chosen)
+            chosen = self._graphs.choose(recorded, decodes, lengths, host_inputs, links)
+            self._note(plan, choosing, recorded, host_inputs, chosen)
             return chosen
         chosen = self._graphs.choose(recorded, decodes, lengths, None)
         if chosen is None or masked:
@@ -282,7 +282,7 @@ class DeviceSteps:
         plan: StepPlan,
         choosing: Choosing,
         recorded: Recording,
-        told: HostInputs | None,
+        host_inputs: HostInputs | None,
         chosen: Chosen | None,
     ) -> None:
         """Remember how a step was launched, for later ones like it.
@@ -294,7 +294,11 @@ class DeviceSteps:
             return
         if chosen is not None:
             settings = self._sampler.settings(choosing.rows)
-            own = told if told is not None and self._sampler.keeps(told) else None
+            own = (
+                host_inputs
+                if host_inputs is not None and self._sampler.keeps(host_inputs)
+                else None
+            )
             self._again = LikeBefore.of(
                 plan, self._graphs, recorded, choosing, settings, own, chosen
             )
@@ -326,18 +330,18 @@ class DeviceSteps:
     def _choose_now(
         self, scores: torch.Tensor, hidden: torch.Tensor | None, choosing: Choosing
     ) -> Found:
-        return self._choose_told(scores, hidden, self._sampler.ask(choosing))
+        return self._choose_by_inputs(scores, hidden, self._sampler.make_inputs(choosing))
 
-    def _choose_told(
+    def _choose_by_inputs(
         self,
         scores: torch.Tensor,
         hidden: torch.Tensor | None,
-        told: HostInputs,
+        host_inputs: HostInputs,
         masks: DeviceMasks | None = None,
     ) -> Found:
-        """Launch the choice that `told` describes, kernel by kernel."""
-        found = self._sampler.choose(scores, self._sampler.upload(told), masks, hidden)
-        return found.first(len(scores), lists=told.widest > 0)
+        """Launch the choice that `host_inputs` describes, kernel by kernel."""
+        found = self._sampler.choose(scores, self._sampler.upload(host_inputs), masks, hidden)
+        return found.first(len(scores), lists=host_inputs.widest > 0)
 
     def _choose_later(self, step: LaunchedStep, unchosen: Chosen) -> None:
         """Choose with masks, now that all earlier tokens are known."""
@@ -346,17 +350,17 @@ class DeviceSteps:
         gone = self._find_gone(choosing.rows)
         masks = self._masks.make(choosing, gone)
         step.faults = masks.faults
-        told = self._sampler.ask(choosing, size or None)
+        host_inputs = self._sampler.make_inputs(choosing, size or None)
         with without_gradients():
             # First: a choice may write its edits over the scores.
             in_gaps = self._gaps(choosing, scores, gone)
-            if self._graphs is not None and size and self._sampler.fits(told):
-                found = self._graphs.choose_masked(size, told, masks)
+            if self._graphs is not None and size and self._sampler.fits(host_inputs):
+                found = self._graphs.choose_masked(size, host_inputs, masks)
             else:
                 if size:
-                    told = self._sampler.ask(choosing)
+                    host_inputs = self._sampler.make_inputs(choosing)
                 here = self._sampler.upload_masks(masks)
-                found = self._choose_told(scores, unchosen.hidden, told, here)
+                found = self._choose_by_inputs(scores, unchosen.hidden, host_inputs, here)
             if in_gaps is not None:
                 in_gaps.put(found, self._sampler.chosen)
                 step.faults = step.faults | in_gaps.faults

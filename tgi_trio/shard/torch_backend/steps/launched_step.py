@@ -10,7 +10,7 @@ import torch
 from tgi_trio.shard.alternatives import Listed
 from tgi_trio.shard.contract import Choices, StepResult
 from tgi_trio.shard.torch_backend.prompt_logprobs import PromptSpan
-from tgi_trio.shard.torch_backend.sampling.choice_settings import Choosing, Wanted
+from tgi_trio.shard.torch_backend.sampling.choice_settings import Choosing, TopCounts
 from tgi_trio.shard.torch_backend.sampling.device_choices import list_best, read_choices
 from tgi_trio.shard.torch_backend.sampling.device_sampler import Found
 from tgi_trio.shard.torch_backend.staging import Array, PinnedLoan
@@ -24,7 +24,7 @@ class LaunchedStep:
     rows: int  # of the plan
     sampled: Array  # the rows that choose
     choosing: Choosing
-    wanted: Wanted  # the choosing rows' top tokens
+    top_counts: TopCounts  # the choosing rows' top tokens
     began: torch.Event
     event: Callable[[], torch.Event]  # records an event on the current stream
     prompts: dict[int, PromptSpan]
@@ -74,10 +74,10 @@ class LaunchedStep:
             return StepResult(Choices.none(self.rows), took, 0, prompts)
         tops: Listed | None = None
         if self.listed is not None:
-            wanted = self.wanted
+            top_counts = self.top_counts
             if not self.choosing.alone:
-                wanted = Wanted.of(wanted.each[self.choosing.owners])
-            tops = list_best(wanted, self.listed)
+                top_counts = TopCounts.of(top_counts.each[self.choosing.owners])
+            tops = list_best(top_counts, self.listed)
         if self.computed is not None:
             self.choosing.computed = self.computed.copy()
         choices = read_choices(self.choosing, self.tokens, tops, self.faults, self.refused)

@@ -28,7 +28,7 @@ class LikeBefore:
     sampled: Array  # the rows that choose: all of them
     aheads: Array  # how far each choice is ahead of its row: 0, as there are no drafts
     settings: ChoiceSettings
-    told: HostInputs | None  # None: it depends on positions, or the choice is made later
+    host_inputs: HostInputs | None  # None: it depends on positions, or the choice is made later
     chosen: Chosen  # the memory in which the recording leaves its choice
 
     @classmethod
@@ -39,7 +39,7 @@ class LikeBefore:
         recorded: Recording,
         choosing: Choosing,
         settings: ChoiceSettings,
-        told: HostInputs | None,
+        host_inputs: HostInputs | None,
         chosen: Chosen,
     ) -> LikeBefore:
         """Return it for a plan of decodes, all of which choose."""
@@ -52,7 +52,7 @@ class LikeBefore:
             choosing.owners,
             choosing.aheads,
             settings,
-            told,
+            host_inputs,
             chosen,
         )
 
