@@ -63,15 +63,15 @@ class BenchEngine:
         import trio
 
         from tgi_trio.router.adapters.registry import AdapterRegistry
-        from tgi_trio.router.adapters.wordings import Wordings
+        from tgi_trio.router.adapters.text_processors import TextProcessors
         from tgi_trio.router.engine.stream import TokenStream
         from tgi_trio.router.http.engine_api import ModelCard, ServedLimits
         from tgi_trio.router.request import FinishReason, Outcome, Token
         from tgi_trio.router.telemetry.metrics import Metrics
+        from tgi_trio.router.text.text_processor import ModelTextProcessor, TextProcessor
         from tgi_trio.router.text.thoughts.derive import ThoughtSettings
         from tgi_trio.router.text.tokenizer import Tokenizer, TokenizerPool
         from tgi_trio.router.text.tokenizer_files import TokenizerConfig
-        from tgi_trio.router.text.wording import ModelWording, Wording
         from tgi_trio.router.validation import ValidationLimits, Validator
 
         alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
@@ -84,8 +84,8 @@ class BenchEngine:
         self.model = ModelCard("bench")
         self.limits = ServedLimits(max_concurrent_requests=4096)
         tokenizer = Tokenizer(backend, TokenizerConfig({}, (), {}))
-        self.wordings = Wordings(
-            ModelWording(Wording(tokenizer), frozenset(), {}, None, ThoughtSettings())
+        self.text_processors = TextProcessors(
+            ModelTextProcessor(TextProcessor(tokenizer), frozenset(), {}, None, ThoughtSettings())
         )
         self.images = None
         self.validator = Validator(TokenizerPool(tokenizer, 1), ValidationLimits(most, most, 256))

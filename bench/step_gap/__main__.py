@@ -34,15 +34,15 @@ from tgi_trio.ipc.messages import PrefillRow, encode_prefill
 from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.ipc.startup import WarmupRequest
 from tgi_trio.model.facts import read_model_facts
-from tgi_trio.router.assembly import Assembly, make_wordings
+from tgi_trio.router.assembly import Assembly, make_text_processors
 from tgi_trio.router.engine.shard_link import ShardLink
 from tgi_trio.router.scheduling import SchedulingLimits
 from tgi_trio.router.shards import handshake
 from tgi_trio.router.shards.local_group import LocalGroup
 from tgi_trio.router.shards.supervisor import Supervisor, Watch
 from tgi_trio.router.telemetry.metrics import Metrics
+from tgi_trio.router.text.text_processor import TextProcessor
 from tgi_trio.router.text.tokenizer import Tokenizer
-from tgi_trio.router.text.wording import Wording
 from tgi_trio.settings.records import Options
 from tgi_trio.settings.resolve import resolve, with_kv
 from tgi_trio.sockets import bind_sockets
@@ -128,8 +128,8 @@ async def router(streams: int, step_ms: float, seconds: float) -> Reading:
         warmup(streams),
         watch=Watch(),
     )
-    wording = Wording(Tokenizer.from_folder(model_path()))
-    front = Assembly(make_wordings(settings, wording), metrics)
+    text_processor = TextProcessor(Tokenizer.from_folder(model_path()))
+    front = Assembly(make_text_processors(settings, text_processor), metrics)
     shutdown = trio.Event()
     async with trio.open_nursery() as nursery:
         started = await nursery.start(supervisor.run)

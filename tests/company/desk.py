@@ -17,7 +17,7 @@ from tests.company.house import Guest, House
 from tests.company.shard import WARMUP
 from tests.router.http.fake_engine import any_grammar, call_style
 from tgi_trio.router.adapters.registry import AdapterRegistry
-from tgi_trio.router.adapters.wordings import Wordings
+from tgi_trio.router.adapters.text_processors import TextProcessors
 from tgi_trio.router.engine.engine import Engine
 from tgi_trio.router.engine.stream import TokenStream
 from tgi_trio.router.http.app import Application
@@ -27,9 +27,9 @@ from tgi_trio.router.request import Request, Timings
 from tgi_trio.router.telemetry.metrics import Metrics
 from tgi_trio.router.text.chat_template import ChatTemplate
 from tgi_trio.router.text.output import OutputText
+from tgi_trio.router.text.text_processor import ModelTextProcessor, TextProcessor
 from tgi_trio.router.text.thoughts.derive import ThoughtSettings
 from tgi_trio.router.text.tokenizer import Tokenizer, TokenizerPool
-from tgi_trio.router.text.wording import ModelWording, Wording
 from tgi_trio.router.validation import ValidationLimits, Validator
 
 # Condensed from that of Qwen 2.5, whose calls it has.
@@ -52,8 +52,10 @@ class _Behind:
         self.model, self.limits, self.metrics = ModelCard("tiny"), _LIMITS, Metrics()
         self.adapters, self.images = AdapterRegistry(), _NO_IMAGES
         template = ChatTemplate({"default": _TEMPLATE}, {})
-        wording = Wording(tokenizer, template, None, call_style(template, tokenizer))
-        self.wordings = Wordings(ModelWording(wording, frozenset(), {}, None, ThoughtSettings()))
+        text_processor = TextProcessor(tokenizer, template, None, call_style(template, tokenizer))
+        self.text_processors = TextProcessors(
+            ModelTextProcessor(text_processor, frozenset(), {}, None, ThoughtSettings())
+        )
         limits = ValidationLimits(
             max_input_tokens=_LIMITS.max_input_tokens,
             max_total_tokens=_LIMITS.max_total_tokens,

@@ -22,9 +22,13 @@ from tgi_trio.model.config import read_config
 from tgi_trio.router.text import tokenizer_files
 from tgi_trio.router.text.chat_template import ChatTemplate
 from tgi_trio.router.text.own_files import ModelVocabulary, read_own_files
+from tgi_trio.router.text.text_processor import (
+    ModelTextProcessor,
+    TextProcessor,
+    make_text_processor,
+)
 from tgi_trio.router.text.thoughts.derive import ThoughtSettings
 from tgi_trio.router.text.tokenizer import Tokenizer
-from tgi_trio.router.text.wording import ModelWording, Wording, make_wording
 
 DATA: Final = Path(__file__).parent / "data" / "llama"
 ROWS: Final = 1000
@@ -143,16 +147,16 @@ class Folders:
         shutil.copytree(self.base, self.target)
         return place_texts(self.adapter, self.base, self.target, ROWS)
 
-    def beside(self) -> tuple[Wording, set[int]]:
+    def beside(self) -> tuple[TextProcessor, set[int]]:
         """What the adapter is asked with beside others, and what ends its answers."""
         tokenizer = Tokenizer.from_folder(self.base)
         vocabulary = ModelVocabulary(self.base / "tokenizer.json", ROWS)
         eos = frozenset(read_config(self.base).eos_ids)
-        plain = Wording(tokenizer, template_of(tokenizer))
-        model = ModelWording(plain, eos, vocabulary.parts, None, ThoughtSettings())
+        plain = TextProcessor(tokenizer, template_of(tokenizer))
+        model = ModelTextProcessor(plain, eos, vocabulary.parts, None, ThoughtSettings())
         found = read_own_files(self.adapter, vocabulary)
-        wording = plain if found is None else make_wording(found, model)
-        return wording, {*eos, *wording.ends}
+        text_processor = plain if found is None else make_text_processor(found, model)
+        return text_processor, {*eos, *text_processor.ends}
 
 
 def template_of(tokenizer: Tokenizer) -> ChatTemplate | None:

@@ -1,9 +1,10 @@
 """What a merged model says of texts: the adapter's tokenizer, chat template and ends, if any.
 
-It is what the adapter is asked with beside others (`router/text/own_files.py` and `wording.py`; a
-test compares the two). Files that belong together are taken together: those of a vocabulary, those
-that configure the tokenizer, and chat templates, wherever they are written. What the adapter's
-folder lacks of these is the base's, and what ends an answer of the base ends one of the adapter.
+It is what the adapter is asked with beside others (`router/text/own_files.py` and
+`text_processor.py`; a test compares the two). Files that belong together are taken together: those
+of a vocabulary, those that configure the tokenizer, and chat templates, wherever they are written.
+What the adapter's folder lacks of these is the base's, and what ends an answer of the base ends one
+of the adapter.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from tgi_trio.ipc.startup import ShardInfo
 from tgi_trio.model.config import read_config
 from tgi_trio.model.image_rules import image_rules
 from tgi_trio.router.adapters.registry import AdapterRegistry
-from tgi_trio.router.adapters.wordings import Wordings
+from tgi_trio.router.adapters.text_processors import TextProcessors
 from tgi_trio.router.engine.engine import AdmissionLimits, Engine
 from tgi_trio.router.facade import EngineFacade
 from tgi_trio.router.garbage import collect_when_idle, collecting_young
@@ -40,11 +40,11 @@ from tgi_trio.router.telemetry.schedule_recorder import ScheduleRecorder
 from tgi_trio.router.telemetry.tracing import Tracer
 from tgi_trio.router.text.chat_template import RESERVED, ChatTemplate
 from tgi_trio.router.text.own_files import ModelVocabulary
+from tgi_trio.router.text.text_processor import ModelTextProcessor, TextProcessor
 from tgi_trio.router.text.thoughts.derive import Thoughts, ThoughtSettings, derive_thoughts
 from tgi_trio.router.text.tokenizer import Tokenizer, TokenizerPool
 from tgi_trio.router.text.tokenizer_files import tokenizer_json
 from tgi_trio.router.text.tools.probe import CallStyle, find_call_style
-from tgi_trio.router.text.wording import ModelWording, Wording
 from tgi_trio.router.validation import ValidationLimits, Validator
 from tgi_trio.settings.cluster_secret import read_cluster_secret
 from tgi_trio.settings.keys import Keys
@@ -64,14 +64,14 @@ class Assembly:
 
     def __init__(
         self,
-        wordings: Wordings,
+        text_processors: TextProcessors,
         metrics: Metrics,
         grammars: GrammarChecker | None = None,
         tracer: Tracer | None = None,
     ) -> None:
         self.closed = trio.Event()
-        self._wordings = wordings
-        self._tokenizer = wordings.model.tokenizer
+        self._text_processors = text_processors
+        self._tokenizer = text_processors.model.tokenizer
         self._metrics = metrics
         self._grammars = grammars
         self._tracer = tracer
@@ -120,7 +120,7 @@ class Assembly:
             settings=settings,
             engine=engine,
             supervisor=supervisor,
-            wordings=self._wordings,
+            text_processors=self._text_processors,
             validator=Validator(
                 pool,
                 validation,
@@ -183,7 +183,7 @@ class Assembly:
             with self._application.pace.watching():
                 async with trio.open_nursery() as watching:
                     known = self._application.http.api_keys
-                    watching.start_soon(self._wordings.warm, self._facade.adapters)
+                    watching.start_soon(self._text_processors.warm, self._facade.adapters)
                     watching.start_soon(collect_when_idle, lambda: self._facade.load()[0])
                     watching.start_soon(watch_keys, self._keys, known, self._take_keys)
                     await serve(
@@ -321,7 +321,7 @@ def find_calls(tokenizer: Tokenizer, template: ChatTemplate) -> CallStyle:
     return style
 
 
-def load_wording(settings: Settings) -> Wording:
+def load_text_processor(settings: Settings) -> TextProcessor:
     """Load the model's tokenizer and chat template. Raises ModelLoadError, ConfigurationError."""
     tokenizer = Tokenizer.from_folder(
         settings.tokenizer_path,
@@ -330,15 +330,17 @@ def load_wording(settings: Settings) -> Wording:
     )
     template = load_chat_template(settings, tokenizer)
     if template is None:
-        return Wording(tokenizer)
+        return TextProcessor(tokenizer)
     log_roles(template)
     thoughts = find_thoughts(settings, tokenizer, template)
-    return Wording(tokenizer, template, thoughts, find_calls(tokenizer, template))
+    return TextProcessor(tokenizer, template, thoughts, find_calls(tokenizer, template))
 
 
-def make_wordings(settings: Settings, wording: Wording, *, has_vision: bool = False) -> Wordings:
-    """Return what reads the wordings of adapters; `wording`: the model's, `has_vision`: it or it
-    hears.
+def make_text_processors(
+    settings: Settings, text_processor: TextProcessor, *, has_vision: bool = False
+) -> TextProcessors:
+    """Return what reads the text processors of adapters; `text_processor`: the model's,
+    `has_vision`: it or it hears.
 
     Raises ModelLoadError.
     """
@@ -347,15 +349,15 @@ def make_wordings(settings: Settings, wording: Wording, *, has_vision: bool = Fa
     vocabulary = None
     if settings.serves_adapters and settings.adapter_tokenizers == OWN:
         vocabulary = ModelVocabulary(file, config.vocab_size, apart=True)
-    model = ModelWording(
-        wording,
+    model = ModelTextProcessor(
+        text_processor,
         frozenset(config.eos_ids),
         {} if vocabulary is None else vocabulary.parts,
         settings.default_chat_template_kwargs,
         ThoughtSettings.parse(settings.reasoning),
         keeps_added=has_vision,
     )
-    return Wordings(model, vocabulary, settings.max_loaded_adapters)
+    return TextProcessors(model, vocabulary, settings.max_loaded_adapters)
 
 
 async def load_assembly(
@@ -366,13 +368,15 @@ async def load_assembly(
     Raises ModelLoadError, ConfigurationError.
     """
 
-    def load() -> tuple[Wordings, Tracer | None]:
+    def load() -> tuple[TextProcessors, Tracer | None]:
         endpoint, name = settings.otlp_endpoint, settings.otlp_service_name
         tracer = None if endpoint is None else Tracer.to(endpoint, name)
-        return make_wordings(settings, load_wording(settings), has_vision=has_vision), tracer
+        return make_text_processors(
+            settings, load_text_processor(settings), has_vision=has_vision
+        ), tracer
 
-    wordings, tracer = await trio.to_thread.run_sync(load)
-    return Assembly(wordings, metrics, grammar_checker(settings), tracer)
+    text_processors, tracer = await trio.to_thread.run_sync(load)
+    return Assembly(text_processors, metrics, grammar_checker(settings), tracer)
 
 
 def grammar_checker(settings: Settings) -> GrammarChecker | None:

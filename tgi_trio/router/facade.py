@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from dataclasses import fields
 
 from tgi_trio.router.adapters.registry import AdapterRegistry
-from tgi_trio.router.adapters.wordings import Wordings
+from tgi_trio.router.adapters.text_processors import TextProcessors
 from tgi_trio.router.engine.engine import Engine
 from tgi_trio.router.engine.stream import TokenStream
 from tgi_trio.router.http.engine_api import ModelCard, ServedLimits
@@ -29,7 +29,7 @@ class EngineFacade:
         settings: Settings,
         engine: Engine,
         supervisor: Supervisor,
-        wordings: Wordings,
+        text_processors: TextProcessors,
         validator: Validator,
         metrics: Metrics,
         adapters: AdapterRegistry | None = None,
@@ -48,12 +48,12 @@ class EngineFacade:
         self.limits = ServedLimits(
             **{f.name: getattr(settings, f.name) for f in fields(ServedLimits)}
         )
-        self.wordings = wordings
+        self.text_processors = text_processors
         self.validator = validator
         self.metrics = metrics
         self.images = images
         self.adapters = AdapterRegistry() if adapters is None else adapters
-        self.adapters.on_forgotten(wordings.forget)
+        self.adapters.on_forgotten(text_processors.forget)
         for name in self.adapters.names:
             metrics.know("adapter", name)
         self._slots = settings.max_batch_size

@@ -26,8 +26,8 @@ from tgi_trio.router.media.image_prompt import ExpandedPrompt
 from tgi_trio.router.number_checks import check_fraction, check_positive, value_or
 from tgi_trio.router.request import LineLimits, Request, StoppingCriteria
 from tgi_trio.router.text.regexes import compile_regex
+from tgi_trio.router.text.text_processor import CheckGrammar, TextProcessor
 from tgi_trio.router.text.tokenizer import Tokenizer, TokenizerPool
-from tgi_trio.router.text.wording import CheckGrammar, Wording
 
 _SEED_BITS = 64
 _FLOAT32 = 1.2e-38, 3.4e38  # its normal positive numbers
@@ -149,13 +149,13 @@ class Validator:
         deadline: float | None = None,
         cache_salt: str = "",
         name: str = "",
-        wording: Wording | None = None,
+        text_processor: TextProcessor | None = None,
     ) -> Request:
         """Return the request for a prompt given as text, with images or without, or as token ids.
 
         `add_special_tokens` is for text only: True for plain prompts, False for rendered chats.
-        `wording`: of the adapter; None: the model's. The other keywords go into the `Request` as
-        they are. Raises ValidationError.
+        `text_processor`: of the adapter; None: the model's. The other keywords go into the
+        `Request` as they are. Raises ValidationError.
         """
         self.check(parameters)
         if len(prompt) == 0:
@@ -164,7 +164,7 @@ class Validator:
         shown = prompt if isinstance(prompt, ExpandedPrompt) else None
         text = prompt.text if isinstance(prompt, ExpandedPrompt) else prompt
         special = add_special_tokens and not (shown is not None and shown.writes_bos)
-        tokenizer = None if wording is None else wording.tokenizer
+        tokenizer = None if text_processor is None else text_processor.tokenizer
         ids, length = await self._tokenise(text, special, parameters.truncate, tokenizer)
         max_new_tokens = self._max_new_tokens(length, parameters)
         if len(ids) == 0:  # text that the tokenizer's normalizer removes, without special tokens
@@ -172,10 +172,10 @@ class Validator:
         self.check_ids(ids)
         images = () if shown is None else shown.place(ids, len(ids) == parameters.truncate)
         if parameters.grammar is not None:
-            await self.check_grammar(parameters.grammar, wording)
+            await self.check_grammar(parameters.grammar, text_processor)
         sampling = self._sampling(parameters)
-        if wording is not None:
-            sampling = wording.bind(sampling)
+        if text_processor is not None:
+            sampling = text_processor.bind(sampling)
         return Request(
             prompt_ids=ids,
             sampling=sampling,
@@ -203,15 +203,17 @@ class Validator:
         """
         return (await self._pool.encode_prompt(text, False, None, 0, tokenizer))[1]
 
-    async def check_grammar(self, grammar: str, wording: Wording | None = None) -> None:
+    async def check_grammar(
+        self, grammar: str, text_processor: TextProcessor | None = None
+    ) -> None:
         """Raise GrammarError for one that the shard cannot serve, ValidationError without grammars.
 
-        `wording`: of the adapter; None: the model's. Verdicts are remembered: asking again costs
-        nothing.
+        `text_processor`: of the adapter; None: the model's. Verdicts are remembered: asking again
+        costs nothing.
         """
         if self._check_grammar is None:
             raise ValidationError("grammar is not supported")
-        await self._check_grammar(grammar, None if wording is None else wording.file)
+        await self._check_grammar(grammar, None if text_processor is None else text_processor.file)
 
     def _check_stopping(self, p: GenerationParameters) -> None:
         limits = self._limits

@@ -15,7 +15,7 @@ from tgi_trio.errors import ConfigurationError, Overloaded, Unavailable, Validat
 from tgi_trio.ipc.adapters import AdapterReport, decode_adapter
 from tgi_trio.ipc.frame_codec import Frame
 from tgi_trio.ipc.frames import Kind
-from tgi_trio.router.adapters.places import Place
+from tgi_trio.router.adapters.adapter_states import AdapterState
 from tgi_trio.router.adapters.registry import LONGEST_WAIT, PATIENCE, AdapterRegistry, ServedAdapter
 
 LOAD_S = 0.2
@@ -245,7 +245,10 @@ async def test_the_models_own_stays_beside_those_with_names(autojump_clock: obje
     async with trio.open_nursery() as nursery:
         nursery.start_soon(registry.acquire, registry.find("b"))
         await trio.sleep(1.5 * PATIENCE)
-        assert (ear.place, registry.find("a").place) == (Place.RESIDENT, Place.LEAVING)
+        assert (ear.state, registry.find("a").state) == (
+            AdapterState.RESIDENT,
+            AdapterState.LEAVING,
+        )
         nursery.cancel_scope.cancel()
     assert shard.has == {1, 2, 3}
     registry.release(registry.find("a"))

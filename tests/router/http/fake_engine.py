@@ -17,7 +17,7 @@ import trio
 
 from tgi_trio.errors import GenerationError, Overloaded
 from tgi_trio.router.adapters.registry import AdapterRegistry
-from tgi_trio.router.adapters.wordings import Wordings
+from tgi_trio.router.adapters.text_processors import TextProcessors
 from tgi_trio.router.engine.stream import TokenStream
 from tgi_trio.router.http.engine_api import ModelCard, ServedLimits
 from tgi_trio.router.media.media_reader import MediaReader
@@ -26,11 +26,11 @@ from tgi_trio.router.telemetry.metrics import Metrics
 from tgi_trio.router.text.answer_text import output_text
 from tgi_trio.router.text.chat_template import ChatTemplate
 from tgi_trio.router.text.output import OutputText
+from tgi_trio.router.text.text_processor import ModelTextProcessor, TextProcessor
 from tgi_trio.router.text.thoughts.derive import Thoughts, ThoughtSettings, derive_thoughts
 from tgi_trio.router.text.tokenizer import Tokenizer, TokenizerPool
 from tgi_trio.router.text.tokenizer_files import TokenizerConfig
 from tgi_trio.router.text.tools.probe import CallStyle, find_call_style
-from tgi_trio.router.text.wording import ModelWording, Wording
 from tgi_trio.router.validation import ValidationLimits, Validator
 
 TEMPLATE = (
@@ -118,7 +118,7 @@ class FakeEngine:
         )
         self.metrics = Metrics()
         self.adapters = AdapterRegistry()
-        self.own_wordings: Wordings | None = None
+        self.own_text_processors: TextProcessors | None = None
         self.images: MediaReader | None = None
         self.healthy = (True, "")
         self.living = (True, "")
@@ -145,12 +145,12 @@ class FakeEngine:
         return call_style(self.chat_template, self.tokenizer)
 
     @property
-    def wordings(self) -> Wordings:
-        """The wordings of adapters, which have the model's unless a test says otherwise."""
-        if self.own_wordings is not None:
-            return self.own_wordings
-        model = Wording(self.tokenizer, self.chat_template, self.thoughts, self.call_style)
-        return Wordings(ModelWording(model, frozenset(), {}, None, ThoughtSettings()))
+    def text_processors(self) -> TextProcessors:
+        """The text processors of adapters, which have the model's unless a test says otherwise."""
+        if self.own_text_processors is not None:
+            return self.own_text_processors
+        model = TextProcessor(self.tokenizer, self.chat_template, self.thoughts, self.call_style)
+        return TextProcessors(ModelTextProcessor(model, frozenset(), {}, None, ThoughtSettings()))
 
     # ---- the Engine protocol -------------------------------------------------------------------
 

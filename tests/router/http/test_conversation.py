@@ -20,7 +20,7 @@ from tgi_trio.router.http.engine_api import ServedLimits
 from tgi_trio.router.http.messages import schema
 from tgi_trio.router.http.rendering import render_prompt
 from tgi_trio.router.text.chat_template import ChatTemplate
-from tgi_trio.router.text.wording import Wording
+from tgi_trio.router.text.text_processor import TextProcessor
 
 TEMPLATE = """
 {%- if tools %}{{ tools | tojson(indent=2) }}
@@ -99,7 +99,7 @@ def with_one_system(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def prompt_of(template: str = TEMPLATE, /, **body: Any) -> str:
     call: Any = SimpleNamespace(
         ids=SYSTEM_RANDOM,
-        wording=Wording(TOKENIZER, ChatTemplate({"default": template}, SPECIAL)),
+        text_processor=TextProcessor(TOKENIZER, ChatTemplate({"default": template}, SPECIAL)),
         engine=SimpleNamespace(limits=ServedLimits()),
     )
     request = msgspec.convert(body, schema.ChatRequest)

@@ -22,7 +22,7 @@ import trio
 
 from tgi_trio.errors import ConfigurationError, Overloaded, Unavailable, ValidationError
 from tgi_trio.ipc.adapters import AdapterOrder, AdapterReport, encode_adapter, encode_drop
-from tgi_trio.router.adapters.places import Place, PlaceEvent, next_place
+from tgi_trio.router.adapters.adapter_states import AdapterEvent, AdapterState, next_state
 
 Send = Callable[[bytes], None]
 
@@ -37,7 +37,7 @@ class ServedAdapter:
     name: str
     number: int
     folder: Path
-    place: Place = Place.ABSENT
+    state: AdapterState = AdapterState.ABSENT
     users: int = 0  # requests that use it
     waiting: int = 0  # requests that wait for it
     used: int = 0  # sequence number of its last use, for LRU
@@ -53,7 +53,7 @@ class ServedAdapter:
     def idle(self) -> bool:
         """Whether it may be unloaded: it is in memory, and no request uses or wants it."""
         used = self.own or self.users or self.waiting
-        return self.place is Place.RESIDENT and not used
+        return self.state is AdapterState.RESIDENT and not used
 
 
 class AdapterRegistry:
@@ -89,11 +89,11 @@ class AdapterRegistry:
         for kind, folder in own.items():
             adapter = self._own[kind] = self._new(kind, Path(folder))
             adapter.own = True
-            self._move(adapter, PlaceEvent.ORDER)
+            self._move(adapter, AdapterEvent.ORDER)
         for name, folder in (folders or {}).items():
             adapter = self._by_name[name] = self._new(name, Path(folder))
             if len(self._present) < self._max_loaded:
-                self._move(adapter, PlaceEvent.ORDER)
+                self._move(adapter, AdapterEvent.ORDER)
 
     # --- names --------------------------------------------------------------------------------
 
@@ -109,7 +109,7 @@ class AdapterRegistry:
     @property
     def loaded(self) -> Sequence[ServedAdapter]:
         """The adapters in the shard's memory."""
-        return [each for each in self._present.values() if each.place is not Place.LOADING]
+        return [each for each in self._present.values() if each.state is not AdapterState.LOADING]
 
     def find(self, name: str) -> ServedAdapter:
         """Return the adapter of a name. Raises ValidationError, which lists what is served."""
@@ -136,7 +136,7 @@ class AdapterRegistry:
         limit, turn = now + LONGEST_WAIT, now + PATIENCE
         try:
             self._seek(adapter)
-            while adapter.place is not Place.RESIDENT:
+            while adapter.state is not AdapterState.RESIDENT:
                 self._refuse(adapter, failures)
                 with trio.move_on_at(min(limit, turn)):
                     await adapter.news.wait()
@@ -233,10 +233,10 @@ class AdapterRegistry:
         if report.error:
             adapter.failures += 1
             adapter.why = report.error
-            self._move(adapter, PlaceEvent.FAILED)
+            self._move(adapter, AdapterEvent.FAILED)
         else:
             adapter.nbytes, adapter.sha256 = report.nbytes, report.sha256
-            self._move(adapter, PlaceEvent.LOADED)
+            self._move(adapter, AdapterEvent.LOADED)
         self._wake(adapter)
         self._assign()
 
@@ -259,9 +259,9 @@ class AdapterRegistry:
         self._by_number[adapter.number] = adapter
         return adapter
 
-    def _move(self, adapter: ServedAdapter, event: PlaceEvent) -> None:
-        adapter.place = next_place(adapter.place, event)
-        if adapter.place is Place.ABSENT:
+    def _move(self, adapter: ServedAdapter, event: AdapterEvent) -> None:
+        adapter.state = next_state(adapter.state, event)
+        if adapter.state is AdapterState.ABSENT:
             adapter.nbytes = 0
             self._present.pop(adapter.number, None)
         else:
@@ -276,7 +276,7 @@ class AdapterRegistry:
 
     def _seek(self, adapter: ServedAdapter) -> None:
         """Load a wanted adapter, now or in its turn."""
-        if adapter.place is Place.ABSENT:
+        if adapter.state is AdapterState.ABSENT:
             self._queue.setdefault(adapter.number, adapter)
             self._assign()
 
@@ -285,13 +285,13 @@ class AdapterRegistry:
         while self._send is not None and self._queue and self._make_room():
             number = next(iter(self._queue))
             adapter = self._queue.pop(number)
-            self._move(adapter, PlaceEvent.ORDER)
+            self._move(adapter, AdapterEvent.ORDER)
             self._ordered.add(number)
             self._send(encode_adapter(0, _order(adapter)))
         if not self._queue:
             for adapter in self._present.values():
-                if adapter.place is Place.LEAVING:
-                    self._move(adapter, PlaceEvent.STAY)
+                if adapter.state is AdapterState.LEAVING:
+                    self._move(adapter, AdapterEvent.STAY)
                     self._wake(adapter)
 
     def _make_room(self) -> bool:
@@ -305,23 +305,26 @@ class AdapterRegistry:
 
     def _ask_for_room(self, adapter: ServedAdapter) -> None:
         """Have the least recently requested adapter in use yield to one that has waited long."""
-        leaving = [each for each in self._present.values() if each.place is Place.LEAVING]
+        leaving = [each for each in self._present.values() if each.state is AdapterState.LEAVING]
         if adapter.number not in self._queue or len(leaving) >= len(self._queue):
             return
         used = [
             each
             for each in self._present.values()
-            if each.place is Place.RESIDENT and each.users and not each.waiting and not each.own
+            if each.state is AdapterState.RESIDENT
+            and each.users
+            and not each.waiting
+            and not each.own
         ]
         if used:
-            self._move(min(used, key=lambda each: each.used), PlaceEvent.YIELD)
+            self._move(min(used, key=lambda each: each.used), AdapterEvent.YIELD)
 
     def _tidy(self, adapter: ServedAdapter) -> None:
         """Unload or forget an adapter if it has lost its last request or its name."""
         if not adapter.waiting:
             self._queue.pop(adapter.number, None)
         if not adapter.users:
-            if adapter.place is Place.LEAVING:
+            if adapter.state is AdapterState.LEAVING:
                 self._drop(adapter)
                 if adapter.waiting:
                     self._queue[adapter.number] = adapter
@@ -330,7 +333,7 @@ class AdapterRegistry:
         self._assign()
 
     def _drop(self, adapter: ServedAdapter) -> None:
-        self._move(adapter, PlaceEvent.DROP)
+        self._move(adapter, AdapterEvent.DROP)
         self._send_drop(adapter.number)
 
     def _send_drop(self, number: int) -> None:
@@ -346,7 +349,7 @@ class AdapterRegistry:
         """Remove an adapter without a name and without requests."""
         if self._by_number.pop(adapter.number, None) is None:
             return
-        if adapter.place is not Place.ABSENT:
+        if adapter.state is not AdapterState.ABSENT:
             self._drop(adapter)
         else:
             self._send_drop(adapter.number)  # the shard remembers why loading has failed
@@ -366,21 +369,21 @@ class AdapterRegistry:
             if adapter.name != name or self._by_number.get(adapter.number) is not adapter:
                 raise AssertionError(f"{name} is not known by its number")
         for adapter in self._by_number.values():
-            label = f"{adapter.name} ({adapter.place.name})"
+            label = f"{adapter.name} ({adapter.state.name})"
             if adapter.users < 0 or adapter.waiting < 0:
                 raise AssertionError(f"{label} has been given back twice")
             if not adapter.listed and not adapter.users and not adapter.waiting:
                 raise AssertionError(f"{label} has neither name nor request")
-            if (adapter.place is not Place.ABSENT) != (adapter.number in self._present):
+            if (adapter.state is not AdapterState.ABSENT) != (adapter.number in self._present):
                 raise AssertionError(f"{label} is wrongly in or out of memory")
-            if adapter.place is Place.LEAVING and not adapter.users:
+            if adapter.state is AdapterState.LEAVING and not adapter.users:
                 raise AssertionError(f"{label} is in nobody's use and still there")
         if not self._by_number.keys() >= self._present.keys() | self._queue.keys():
             raise AssertionError("a forgotten adapter is in memory, or waits to be")
         if len(self._present) > self._max_loaded:
             raise AssertionError(f"{len(self._present)} adapters are where {self._max_loaded} may")
         for adapter in self._queue.values():
-            if adapter.place is not Place.ABSENT or not adapter.waiting:
+            if adapter.state is not AdapterState.ABSENT or not adapter.waiting:
                 raise AssertionError(f"{adapter.name} waits for room in vain")
         if self._send is not None and not self._ordered >= self._present.keys():
             raise AssertionError("the shard was not told of an adapter")

@@ -20,7 +20,7 @@ def resolve_model(call: Call, name: str | None) -> str:
     Raises Refused (404), listing what is served, for a name that is not ours.
     """
     card, adapters = call.engine.model, call.engine.adapters
-    call.adapter = call.own_wording = None  # one call may have several bodies
+    call.adapter = call.own_text_processor = None  # one call may have several bodies
     if name is None or names_base(name):
         return card.id
     if name == card.id or name in card.aliases:
@@ -35,14 +35,14 @@ def resolve_model(call: Call, name: str | None) -> str:
 
 
 async def use_model(call: Call, name: str | None) -> str:
-    """Do what `resolve_model` does, and have the call use the wording of an adapter.
+    """Do what `resolve_model` does, and have the call use the text processor of an adapter.
 
     Raises ValidationError as well if that cannot be read.
     """
     resolved = resolve_model(call, name)
     if call.adapter is not None:
         adapter = call.engine.adapters.find(call.adapter)
-        call.own_wording = await call.engine.wordings.find(adapter)
+        call.own_text_processor = await call.engine.text_processors.find(adapter)
     return resolved
 
 

@@ -23,7 +23,7 @@ from tgi_trio.router.http.sse import EventBody
 from tgi_trio.router.http.wire.headers import Header
 from tgi_trio.router.request import Timings
 from tgi_trio.router.telemetry.request_stats import RequestStats
-from tgi_trio.router.text.wording import Wording
+from tgi_trio.router.text.text_processor import TextProcessor
 
 SYSTEM_RANDOM: Final = random.SystemRandom()
 
@@ -67,7 +67,7 @@ class Call:
     query_string: bytes = b""  # behind the path, as it was sent
     generations: list[Timings] = field(default_factory=list)  # of all that were queued
     adapter: str | None = None  # that the body's `model` names, see `resolve_model`
-    own_wording: Wording | None = None  # that adapter's, see `use_model`
+    own_text_processor: TextProcessor | None = None  # that adapter's, see `use_model`
     acquired: ServedAdapter | None = None  # that all its prompts have, see `validate_request`
     all_stats: list[RequestStats] = field(default_factory=list)  # of those that ended well
     front: Front | None = None  # what a front adds to it, see `dispatch.answer_call`
@@ -84,9 +84,9 @@ class Call:
         return dict(parse_qsl(self.query_string.decode("latin-1"), keep_blank_values=True))
 
     @property
-    def wording(self) -> Wording:
+    def text_processor(self) -> TextProcessor:
         """Return what texts are read and written with: the adapter's, or the model's."""
-        return self.own_wording or self.engine.wordings.model
+        return self.own_text_processor or self.engine.text_processors.model
 
     @property
     def from_anthropic(self) -> bool:

@@ -49,7 +49,9 @@ async def validate_request(
     Its adapter, if any, then stays in the shard's memory until the call ends.
     """
     adapter = _find_adapter(call, prompt, asked)
-    call.own_wording = None if adapter is None else await call.engine.wordings.find(adapter)
+    call.own_text_processor = (
+        None if adapter is None else await call.engine.text_processors.find(adapter)
+    )
     until = find_deadline(call, body.timeout)
     read: str | Sequence[int] | ExpandedPrompt
     if isinstance(prompt, ImagePrompt):
@@ -65,7 +67,7 @@ async def validate_request(
         deadline=until,
         cache_salt=body.cache_salt or "",
         name=call.request_id,
-        wording=call.own_wording,
+        text_processor=call.own_text_processor,
     )
     if asked.seed is None and call.front is not None:
         seed = call.front.next_seed()

@@ -112,7 +112,7 @@ class ChatTools:
         for function in self.use.functions:
             try:
                 grammar = grammars.json_schema(function.schema)
-                await call.engine.validator.check_grammar(grammar, call.own_wording)
+                await call.engine.validator.check_grammar(grammar, call.own_text_processor)
             except GrammarError as error:
                 if function.name not in loose:
                     text = f"the `{function.part}` of `{function.name}`: {error}"
@@ -137,9 +137,9 @@ def choose_tools(call: Call, conversation: Conversation) -> ChatTools | None:
         shown = [tool for tool in shown if tool["function"]["name"] in names]
     return ChatTools(
         use=use,
-        format=call.wording.call_style.format,
+        format=call.text_processor.call_style.format,
         listed=shown,
-        added=call.wording.tokenizer.added_tokens,
+        added=call.text_processor.tokenizer.added_tokens,
         past=sum(len(turn.calls or ()) for turn in conversation.turns),
         source=call.ids,
     )

@@ -14,7 +14,7 @@ from tgi_trio.router.request import Request, Sink, Timings
 
 if TYPE_CHECKING:
     from tgi_trio.router.adapters.registry import AdapterRegistry
-    from tgi_trio.router.adapters.wordings import Wordings
+    from tgi_trio.router.adapters.text_processors import TextProcessors
     from tgi_trio.router.media.kinds import Kind
     from tgi_trio.router.media.media_reader import MediaReader
     from tgi_trio.router.telemetry.metrics import Metrics
@@ -69,7 +69,7 @@ class EngineApi(Protocol):
     @property
     def limits(self) -> ServedLimits: ...
     @property
-    def wordings(self) -> Wordings: ...
+    def text_processors(self) -> TextProcessors: ...
     @property
     def validator(self) -> Validator: ...
     @property

@@ -125,7 +125,13 @@ async def stream_events(
         engine = call.engine
         vocab_size = engine.validator.vocab_size
         resumed = await resume_stream(
-            call.front, call.turns, call.wording.tokenizer, vocab_size, requests, events, last
+            call.front,
+            call.turns,
+            call.text_processor.tokenizer,
+            vocab_size,
+            requests,
+            events,
+            last,
         )
         asked, outputs = resumed.requests, resumed.outputs
         events, last = resumed.events, resumed.last

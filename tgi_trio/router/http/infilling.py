@@ -40,7 +40,7 @@ def find_format(call: Call, field: str = "suffix") -> InfillFormat:
 
     Raises Refused if the model does not, of a `suffix` in TGI's words.
     """
-    found = find_infill(call.wording.tokenizer.added_tokens)
+    found = find_infill(call.text_processor.tokenizer.added_tokens)
     if found is None:
         text = "Suffix is not supported and can be achieved by preprocessing the prompt."
         if field != "suffix":
@@ -78,7 +78,7 @@ async def write_gap(
     In other files the name of a special token is mere text, and around the gap if that is read
     `as_file`. Raises ValidationError.
     """
-    tokenizer = call.wording.tokenizer
+    tokenizer = call.text_processor.tokenizer
     hidden = _find_hidden(call, infill, gap, as_file=as_file)
     if not hidden and not infill.continues:
         return infill.write(gap, tokenizer.added_tokens)
@@ -103,9 +103,9 @@ def count_plainly(call: Call, infill: InfillFormat, gap: Gap) -> Count:
     """Return what counts the tokens of texts around a gap, which are read as files."""
     hidden = _find_hidden(call, infill, gap, as_file=True)
     if not hidden:
-        own = None if call.own_wording is None else call.own_wording.tokenizer
+        own = None if call.own_text_processor is None else call.own_text_processor.tokenizer
         return partial(call.engine.validator.count_tokens, tokenizer=own)
-    reader = PlainReader(call.wording.tokenizer, hidden)
+    reader = PlainReader(call.text_processor.tokenizer, hidden)
 
     async def count(text: str) -> int:
         read = partial(reader.encode_ids, text, add_special_tokens=False)
@@ -116,7 +116,7 @@ def count_plainly(call: Call, infill: InfillFormat, gap: Gap) -> Count:
 
 def _find_hidden(call: Call, infill: InfillFormat, gap: Gap, *, as_file: bool) -> frozenset[str]:
     """Return the names of tokens that are mere text in files; none if no file has any of them."""
-    tokenizer, model = call.wording.tokenizer, call.engine.wordings.model.tokenizer
+    tokenizer, model = call.text_processor.tokenizer, call.engine.text_processors.model.tokenizer
     texts = [text for other in gap.others or () for text in (other.text, other.name)]
     texts += (gap.before, gap.behind) if as_file else ()
     names = {*special_names(tokenizer), *infill.marks, *infill.others_begin, *infill.ends}
@@ -138,5 +138,5 @@ def end_gaps(
     """Return the parameters with the tokens that end what fills a gap."""
     if parameters.ignore_eos:
         return parameters
-    ends = infill.end_ids(call.wording.tokenizer.added_tokens)
+    ends = infill.end_ids(call.text_processor.tokenizer.added_tokens)
     return replace(parameters, stop_ids=(*parameters.stop_ids, *ends))

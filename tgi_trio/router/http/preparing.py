@@ -85,7 +85,7 @@ def prepare(call: Call, conversation: Conversation, parameters: GenerationParame
     """
     tools = choose_tools(call, conversation)
     prompt = render_with_tools(call, conversation, tools)
-    thoughts = call.wording.thoughts
+    thoughts = call.text_processor.thoughts
     place = (
         Place.CLOSED
         if thoughts is None
@@ -113,7 +113,7 @@ def _bound(
     place: Place,
 ) -> GenerationParameters:
     """Return the parameters with a grammar of thought, calls and form; raises ValidationError."""
-    tokenizer, budget = call.wording.tokenizer, conversation.budget
+    tokenizer, budget = call.text_processor.tokenizer, conversation.budget
     rules = None
     if thoughts is not None and (place is not Place.CLOSED or thoughts.marks.opening):
         if budget is not None and not ThoughtRules.can_be_bounded(
@@ -150,7 +150,7 @@ def _read_form(
     """Return how to parse an answer; None if all of it is content."""
     if tools is None and thoughts is None:
         return None
-    style = call.wording.call_style.format
+    style = call.text_processor.call_style.format
     calls: Callable[[], CallReader] = TextParser
     if tools is not None:
         calls = tools.reader
@@ -159,7 +159,7 @@ def _read_form(
     texts = style.texts if tools is not None or style.channels else ()
     marks = None if thoughts is None else thoughts.marks
     every = "".join((*texts, *(() if marks is None else marks.texts)))
-    added = call.wording.tokenizer.added_tokens
+    added = call.text_processor.tokenizer.added_tokens
     return ReadForm(
         thoughts=marks,
         inside=place is Place.INSIDE,

@@ -44,20 +44,20 @@ def render_prompt(call: Call, conversation: Conversation) -> Prompt:
 
 def render_with_tools(call: Call, conversation: Conversation, tools: ChatTools | None) -> Prompt:
     """Do what `render_prompt` does with tools that are chosen."""
-    template = call.wording.chat_template
+    template = call.text_processor.chat_template
     if template is None:
         raise TemplateError("template not found")
     links = [link for turn in conversation.turns for link in turn.images]
     for link in links:
         refuse_media(call, link)
     shown = tools is not None and template.uses("tools", tools=True)
-    style = call.wording.call_style
+    style = call.text_processor.call_style
     turns = conversation.turns
     if "tool_calls" not in template.source(tools=shown):
         turns = [_flatten_calls(turn, style.format) for turn in turns]
     turns = arrange_turns(turns, template.roles(tools=shown))
     messages = [turn.message() for turn in fit_ids(turns, style.format)]
-    if call.wording.thoughts is not None and call.wording.thoughts.parts:
+    if call.text_processor.thoughts is not None and call.text_processor.thoughts.parts:
         messages = [_with_thought_part(message) for message in messages]
     messages = [_shape_arguments(message, style) for message in messages]
     if tools is not None:

@@ -59,7 +59,7 @@ def read_thinking(call: Call, request: ChatRequest, *, tools: bool) -> AskedThin
     switched = any(value is not None for value in switches.values())
     fields = (*(("reasoning_effort",) if effort is not None else ()), *(_SWITCHES * switched))
     variables = read_variables(request.chat_template_kwargs, *fields)
-    template = call.wording.chat_template
+    template = call.text_processor.chat_template
     if template is not None and wanted is not None:
         with_tools = tools and template.uses("tools", tools=True)
         asked = next(name for name, value in (switches | efforts).items() if value is not None)
@@ -85,7 +85,7 @@ def _check_template(
 
     `asked`: the field that has it; `tools`: whether the template for tools is the one that is used.
     """
-    thinks = call.wording.thoughts is not None
+    thinks = call.text_processor.thoughts is not None
     if any(template.uses(name, tools=tools) for name in _SWITCHES):
         return
     if effort is not None:

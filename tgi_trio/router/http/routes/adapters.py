@@ -42,7 +42,7 @@ async def load_adapter(call: Call) -> Reply:
         )
     folder = _find_folder(root, place)
     try:
-        await call.engine.wordings.check(folder)
+        await call.engine.text_processors.check(folder)
         await adapters.load(name, folder, replace=request.load_inplace)
     except ValidationError as error:
         raise _refused(str(error)) from error

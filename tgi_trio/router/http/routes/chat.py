@@ -97,7 +97,7 @@ async def prepare_chat(call: Call, request: schema.ChatRequest) -> Prepared:
     if request.top_logprobs and not request.logprobs:
         raise ValidationError("`top_logprobs` needs `logprobs` to be true")
     most = call.engine.limits.max_grammar_bytes
-    added = call.wording.tokenizer.added_tokens
+    added = call.text_processor.tokenizer.added_tokens
     grammar = None if conversation.functions else await answer_grammar(request, most, added)
     of_prompt = openai.prompt_alternatives(call, request)
     parameters = openai.to_parameters(
@@ -159,7 +159,7 @@ def _prompt_fields(call: Call, request: schema.ChatRequest, result: Result, show
     top = openai.prompt_alternatives(call, request)
     if top is None:
         return fields
-    tokens = prompt_tokens(call.wording.tokenizer, result.request, result.outcome)
+    tokens = prompt_tokens(call.text_processor.tokenizer, result.request, result.outcome)
     return fields + b',"prompt_logprobs":%b' % prompt_logprobs_json(tokens, top)
 
 

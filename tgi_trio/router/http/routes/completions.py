@@ -115,7 +115,9 @@ async def _parameters(
         decoder_input_details=echoed is not None or of_prompt is not None,
         prompt_top_n=max(echoed or 0, of_prompt or 0),
         grammar=await answer_grammar(
-            request, call.engine.limits.max_grammar_bytes, call.wording.tokenizer.added_tokens
+            request,
+            call.engine.limits.max_grammar_bytes,
+            call.text_processor.tokenizer.added_tokens,
         ),
         **more,
     )
@@ -228,7 +230,7 @@ def _choice(
 ) -> bytes:
     """Return one completion; with an echo, its logprobs include those of the prompt."""
     outcome = result.outcome
-    of_prompt = prompt_tokens(call.wording.tokenizer, result.request, outcome)
+    of_prompt = prompt_tokens(call.text_processor.tokenizer, result.request, outcome)
     logprobs, extras = b"null", b""
     if shown.logprobs is not None:
         echoed = of_prompt if request.echo else []

@@ -115,7 +115,7 @@ async def _validate(
 
     Raises ValidationError.
     """
-    added, limits = call.wording.tokenizer.added_tokens, call.engine.limits
+    added, limits = call.text_processor.tokenizer.added_tokens, call.engine.limits
     try:
         prompt = await write_gap(call, infill, gap, as_file=True)
         request = await validate_request(call, prompt, parameters, asked)

@@ -90,9 +90,11 @@ def parameters_of(request: WithParameters) -> schema.GenerateParameters:
 
 async def to_parameters(call: Call, p: schema.GenerateParameters) -> GenerationParameters:
     """Return the parameters for the validator. Raises for an invalid grammar."""
-    wording = call.wording
+    text_processor = call.text_processor
     if p.grammar is not None and p.adapter_id is not None:  # a tag may be one of its own tokens
-        wording = await call.engine.wordings.find(call.engine.adapters.find(p.adapter_id))
+        text_processor = await call.engine.text_processors.find(
+            call.engine.adapters.find(p.adapter_id)
+        )
     return GenerationParameters(
         best_of=p.best_of,
         temperature=p.temperature,
@@ -111,7 +113,7 @@ async def to_parameters(call: Call, p: schema.GenerateParameters) -> GenerationP
         top_n_tokens=p.top_n_tokens,
         decoder_input_details=p.decoder_input_details,
         grammar=await native_grammar(
-            p.grammar, call.engine.limits.max_grammar_bytes, wording.tokenizer.added_tokens
+            p.grammar, call.engine.limits.max_grammar_bytes, text_processor.tokenizer.added_tokens
         ),
         adapter_id=p.adapter_id,
     )
@@ -219,7 +221,7 @@ def _sequence(call: Call, result: Result) -> bytes:
     prefill = b"[]"
     if outcome.prompt_logprobs:
         ids = result.request.prompt_ids.tolist()
-        texts = [call.wording.tokenizer.token_text(id) for id in ids]
+        texts = [call.text_processor.tokenizer.token_text(id) for id in ids]
         prefill = prefill_json(ids, texts, outcome.prompt_logprobs)
     tokens = result.tokens
     if outcome.tail and tokens:

@@ -137,7 +137,7 @@ def choose_shown(call: Call, request: OpenAiRequest, logprobs: bool, top: int = 
     """Return what the answers to a call show of their tokens."""
     names = request.return_tokens_as_token_ids is True
     return Shown(
-        logprobs=LogprobWriter(call.wording.tokenizer, as_ids=names) if logprobs else None,
+        logprobs=LogprobWriter(call.text_processor.tokenizer, as_ids=names) if logprobs else None,
         top=top,
         token_ids=request.return_token_ids is True,
         running_usage=StreamUsage.from_options(request.stream_options).running,

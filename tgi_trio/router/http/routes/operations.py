@@ -48,7 +48,7 @@ def _verdict(name: str, good: bool, why: str) -> Reply:
 async def info(call: Call) -> Reply:
     """GET /info; `?model=` names an adapter, of whose thoughts it tells then."""
     await use_queried_model(call)
-    card, limits, thoughts = call.engine.model, call.engine.limits, call.wording.thoughts
+    card, limits, thoughts = call.engine.model, call.engine.limits, call.text_processor.thoughts
     return Reply(
         orjson.dumps(
             {

@@ -98,7 +98,7 @@ def _text_logprobs(call: Call, request: schema.ResponsesRequest) -> TextLogprobs
     """Return what collects log-probabilities, if they are asked for, in either way."""
     if not request.top_logprobs and WANTED not in (request.include or ()):
         return None
-    return TextLogprobs(LogprobWriter(call.wording.tokenizer))
+    return TextLogprobs(LogprobWriter(call.text_processor.tokenizer))
 
 
 ROUTES = (

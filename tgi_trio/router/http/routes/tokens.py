@@ -40,7 +40,7 @@ async def tokenize(call: Call) -> Reply:
     if isinstance(request, token_schema.TokenizeRequest):
         if request.parameters and request.parameters.adapter_id is not None:
             adapter = call.engine.adapters.find(request.parameters.adapter_id)
-            call.own_wording = await call.engine.wordings.find(adapter)
+            call.own_text_processor = await call.engine.text_processors.find(adapter)
         return Reply(simple_tokens_json(await tokenize_text(call, request.inputs, True)))
     await use_model(call, request.model)
     if isinstance(request, token_schema.TokenizeChatRequest):
@@ -52,7 +52,9 @@ async def tokenize(call: Call) -> Reply:
         "count": len(ids),
         "max_model_len": call.engine.limits.max_total_tokens,
         "tokens": ids,
-        "token_strs": call.wording.tokenizer.written(ids) if request.return_token_strs else None,
+        "token_strs": call.text_processor.tokenizer.written(ids)
+        if request.return_token_strs
+        else None,
     }
     return Reply(orjson.dumps(answer, option=NUMPY))
 
@@ -76,8 +78,8 @@ async def tokenizer_info(call: Call) -> Reply:
     `?model=` names an adapter, of whose tokenizer, template and ends it tells then.
     """
     await use_queried_model(call)
-    template = call.wording.chat_template
-    special = call.wording.tokenizer.special_tokens
+    template = call.text_processor.chat_template
+    special = call.text_processor.tokenizer.special_tokens
     return Reply(
         orjson.dumps(
             {
@@ -85,7 +87,7 @@ async def tokenizer_info(call: Call) -> Reply:
                 "model_max_length": call.engine.limits.max_total_tokens,
                 **{name: special.get(name) for name in _SPECIAL},
                 "chat_template": None if template is None else template.source() or None,
-                "own_ends": list(call.wording.ends),  # not vLLM's
+                "own_ends": list(call.text_processor.ends),  # not vLLM's
             }
         )
     )
@@ -98,7 +100,7 @@ async def expand_text(call: Call, prompt: Prompt) -> str:
 
 async def tokenize_text(call: Call, text: str, add_special_tokens: bool) -> Encoding:
     """Return the tokens of `text`; a long text is tokenised in a thread. Raises ValidationError."""
-    encode = call.wording.tokenizer.encode
+    encode = call.text_processor.tokenizer.encode
     if len(text) <= INLINE_CHARACTERS:
         return encode(text, add_special_tokens)
     return await trio.to_thread.run_sync(encode, text, add_special_tokens, abandon_on_cancel=True)
@@ -106,7 +108,7 @@ async def tokenize_text(call: Call, text: str, add_special_tokens: bool) -> Enco
 
 async def text_of(call: Call, ids: IntArray, *, skip_special: bool = True) -> str:
     """Return the text of tokens, int32 [n]; many are decoded in a thread."""
-    decode = call.wording.tokenizer.decode
+    decode = call.text_processor.tokenizer.decode
     if len(ids) <= INLINE_CHARACTERS:
         return decode(ids, skip_special)
     return await trio.to_thread.run_sync(decode, ids, skip_special, abandon_on_cancel=True)

@@ -166,7 +166,7 @@ def _write_prompt(
     call: Call, written: Transcription, asked: TranscriptionRequest, link: MediaLink
 ) -> ImagePrompt:
     """Return a prompt that is no chat. Raises ValidationError."""
-    tokenizer = call.wording.tokenizer
+    tokenizer = call.text_processor.tokenizer
     if written.mark not in tokenizer.added_tokens:
         raise ValidationError(
             f"this model transcribes by the token {written.mark!r}, which its tokenizer lacks"
@@ -193,7 +193,7 @@ def _prepare_chat(
     text = asked.prompt or written.instruction
     if asked.language is not None:
         text = f"{text}. The language is {asked.language}."
-    if call.wording.chat_template is None:
+    if call.text_processor.chat_template is None:
         raise TemplateError("template not found")
     turn = Turn.of("user", [link, text])
     return prepare(call, Conversation([turn], thinking=False), asked.parameters)

@@ -1,4 +1,4 @@
-"""The wordings of adapters that have tokenizers or chat templates of their own.
+"""The text processors of adapters that have tokenizers or chat templates of their own.
 
 They are read in a thread: behind the start for adapters that are loaded with the model, for others
 when a request first names them. They are dropped with the adapter, or when more have been used
@@ -18,30 +18,35 @@ import trio
 from tgi_trio.errors import TgiTrioError, ValidationError
 from tgi_trio.router.adapters.registry import AdapterRegistry, ServedAdapter
 from tgi_trio.router.text.own_files import ModelVocabulary, read_own_files
-from tgi_trio.router.text.wording import ModelWording, Wording, make_wording
+from tgi_trio.router.text.text_processor import (
+    ModelTextProcessor,
+    TextProcessor,
+    make_text_processor,
+)
 
 log = logging.getLogger(__name__)
 
 
-class Wordings:
-    """Reads wordings, and keeps those that were used last."""
+class TextProcessors:
+    """Reads text processors, and keeps those that were used last."""
 
     def __init__(
-        self, model: ModelWording, vocabulary: ModelVocabulary | None = None, most: int = 1
+        self, model: ModelTextProcessor, vocabulary: ModelVocabulary | None = None, most: int = 1
     ) -> None:
-        """`vocabulary`: None: adapters have the model's wording, whatever is in their folders.
+        """`vocabulary`: None: adapters have the model's text processor, whatever is in their
+        folders.
 
-        `most`: wordings that are kept.
+        `most`: text processors that are kept.
         """
-        self.model = model.wording
+        self.model = model.text_processor
         self._with = model
         self._vocabulary = vocabulary
         self._most = most
-        self._kept: OrderedDict[int, Wording] = OrderedDict()  # by number of the adapter
+        self._kept: OrderedDict[int, TextProcessor] = OrderedDict()  # by number of the adapter
         self._reading: dict[int, trio.Event] = {}
 
-    async def find(self, adapter: ServedAdapter) -> Wording:
-        """Return an adapter's wording; a checkpoint where it has to be read.
+    async def find(self, adapter: ServedAdapter) -> TextProcessor:
+        """Return an adapter's text processor; a checkpoint where it has to be read.
 
         Raises ValidationError if its files cannot be used.
         """
@@ -60,20 +65,21 @@ class Wordings:
             await self._run(self._vocabulary, folder)
 
     async def warm(self, adapters: AdapterRegistry) -> None:
-        """Read the wordings of as many adapters as are kept; requests are told of errors."""
+        """Read the text processors of as many adapters as are kept; requests are told of errors."""
         for name in adapters.names[: self._most]:
             with suppress(ValidationError):
                 await self.find(adapters.find(name))
 
     def forget(self, number: int) -> None:
-        """Drop the wording of an adapter."""
+        """Drop the text processor of an adapter."""
         self._kept.pop(number, None)
 
     def __len__(self) -> int:
         return len(self._kept)
 
-    async def _read(self, adapter: ServedAdapter) -> Wording:
-        """Read a wording for all who ask for it meanwhile, who try again if this one cannot."""
+    async def _read(self, adapter: ServedAdapter) -> TextProcessor:
+        """Read a text processor for all who ask for it meanwhile, who try again if this one
+        cannot."""
         if self._vocabulary is None:
             return self.model
         done = self._reading[adapter.number] = trio.Event()
@@ -92,10 +98,10 @@ class Wordings:
                 self._kept.popitem(last=False)
         return found
 
-    async def _run(self, vocabulary: ModelVocabulary, folder: Path) -> Wording:
-        def read() -> Wording:
+    async def _run(self, vocabulary: ModelVocabulary, folder: Path) -> TextProcessor:
+        def read() -> TextProcessor:
             files = read_own_files(folder, vocabulary)
-            return self.model if files is None else make_wording(files, self._with)
+            return self.model if files is None else make_text_processor(files, self._with)
 
         try:
             return await trio.to_thread.run_sync(read, abandon_on_cancel=True)
@@ -103,11 +109,11 @@ class Wordings:
             raise ValidationError(str(error)) from error
 
 
-def _list_own(wording: Wording, model: Wording) -> list[str]:
+def _list_own(text_processor: TextProcessor, model: TextProcessor) -> list[str]:
     """Return what an adapter does not share with the model, for the log."""
     own = {
-        "tokenizer": wording.tokenizer is not model.tokenizer,
-        "chat template": wording.chat_template is not model.chat_template,
-        f"ends ({', '.join(map(str, wording.ends))})": bool(wording.ends),
+        "tokenizer": text_processor.tokenizer is not model.tokenizer,
+        "chat template": text_processor.chat_template is not model.chat_template,
+        f"ends ({', '.join(map(str, text_processor.ends))})": bool(text_processor.ends),
     }
     return [name for name, present in own.items() if present]

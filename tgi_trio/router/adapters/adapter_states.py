@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 
 
-class Place(enum.Enum):
+class AdapterState(enum.Enum):
     """An adapter's state."""
 
     ABSENT = "absent"  # not in the shard's memory
@@ -14,7 +14,7 @@ class Place(enum.Enum):
     LEAVING = "leaving"  # resident for the requests that use it; new ones wait until it is reloaded
 
 
-class PlaceEvent(enum.Enum):
+class AdapterEvent(enum.Enum):
     """What can happen to an adapter."""
 
     ORDER = "order"  # there is room: the shard is told to load it
@@ -25,9 +25,9 @@ class PlaceEvent(enum.Enum):
     DROP = "drop"  # the shard is told to unload it
 
 
-_P, _E = Place, PlaceEvent
+_P, _E = AdapterState, AdapterEvent
 
-TRANSITIONS: dict[tuple[Place, PlaceEvent], Place] = {
+TRANSITIONS: dict[tuple[AdapterState, AdapterEvent], AdapterState] = {
     (_P.ABSENT, _E.ORDER): _P.LOADING,
     (_P.LOADING, _E.LOADED): _P.RESIDENT,
     (_P.LOADING, _E.FAILED): _P.ABSENT,
@@ -43,13 +43,13 @@ TRANSITIONS: dict[tuple[Place, PlaceEvent], Place] = {
 }
 
 
-class IllegalPlaceTransition(Exception):
+class IllegalAdapterTransition(Exception):
     """An event that the table does not allow in this place: a bug in the registry."""
 
 
-def next_place(place: Place, event: PlaceEvent) -> Place:
-    """Return where an adapter is after `event`; raises IllegalPlaceTransition naming both."""
+def next_state(state: AdapterState, event: AdapterEvent) -> AdapterState:
+    """Return where an adapter is after `event`; raises IllegalAdapterTransition naming both."""
     try:
-        return TRANSITIONS[place, event]
+        return TRANSITIONS[state, event]
     except KeyError:
-        raise IllegalPlaceTransition(f"{event.name} is not possible in {place.name}") from None
+        raise IllegalAdapterTransition(f"{event.name} is not possible in {state.name}") from None

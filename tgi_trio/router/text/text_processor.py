@@ -22,7 +22,7 @@ CheckGrammar = Callable[[str, Path | None], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
-class Wording:
+class TextProcessor:
     """What a request's texts are read and written with."""
 
     tokenizer: Tokenizer
@@ -39,10 +39,10 @@ class Wording:
 
 
 @dataclass(frozen=True, slots=True)
-class ModelWording:
-    """The model's wording, and what those of adapters are made with."""
+class ModelTextProcessor:
+    """The model's text processor, and what those of adapters are made with."""
 
-    wording: Wording
+    text_processor: TextProcessor
     eos_ids: frozenset[int]  # of the model
     parts: Mapping[str, Any]  # the model's tokenizer.json without its `model`
     defaults: Mapping[str, Any] | None  # of variables of templates
@@ -50,12 +50,12 @@ class ModelWording:
     keeps_added: bool = False  # whether its added tokens stand for images and the like
 
 
-def make_wording(files: OwnFiles, model: ModelWording) -> Wording:
-    """Return the wording of an adapter; the model's own if it is the same.
+def make_text_processor(files: OwnFiles, model: ModelTextProcessor) -> TextProcessor:
+    """Return the text processor of an adapter; the model's own if it is the same.
 
     Raises ModelLoadError, and ConfigurationError for a template that does not compile.
     """
-    base = model.wording
+    base = model.text_processor
     config = _complete(files, base.tokenizer)
     own_parts = files.file is not None and (files.parts != model.parts or not files.shares)
     tokenizer = base.tokenizer
@@ -101,7 +101,7 @@ def _is_configured_as(config: TokenizerConfig, tokenizer: Tokenizer) -> bool:
     return same and config.added_tokens == tokenizer.added_specs
 
 
-def _find_ends(files: OwnFiles, tokenizer: Tokenizer, model: ModelWording) -> tuple[int, ...]:
+def _find_ends(files: OwnFiles, tokenizer: Tokenizer, model: ModelTextProcessor) -> tuple[int, ...]:
     """Return the tokens that end an answer beside the model's.
 
     That of its tokenizer is one if the model's tokenizer has another, whether that ends an answer
@@ -109,7 +109,7 @@ def _find_ends(files: OwnFiles, tokenizer: Tokenizer, model: ModelWording) -> tu
     """
     ends = set(files.ends)
     eos = tokenizer.special_tokens.get("eos_token")
-    if eos is not None and eos != model.wording.tokenizer.special_tokens.get("eos_token"):
+    if eos is not None and eos != model.text_processor.tokenizer.special_tokens.get("eos_token"):
         found = tokenizer.token_id(eos)
         if found is None:
             raise ModelLoadError(f"the `eos_token` {eos!r} is not a token of the tokenizer")

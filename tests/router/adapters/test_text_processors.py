@@ -1,4 +1,5 @@
-"""The wordings of adapters: read once, kept while they are used, dropped with their adapters."""
+"""The text processors of adapters: read once, kept while they are used, dropped with their
+adapters."""
 
 from __future__ import annotations
 
@@ -10,11 +11,11 @@ import trio
 from tests.router.harness import byte_tokenizer
 from tgi_trio.errors import ValidationError
 from tgi_trio.router.adapters.registry import AdapterRegistry
-from tgi_trio.router.adapters.wordings import Wordings
+from tgi_trio.router.adapters.text_processors import TextProcessors
 from tgi_trio.router.text.chat_template import ChatTemplate
 from tgi_trio.router.text.own_files import ModelVocabulary
+from tgi_trio.router.text.text_processor import ModelTextProcessor, TextProcessor
 from tgi_trio.router.text.thoughts.derive import ThoughtSettings
-from tgi_trio.router.text.wording import ModelWording, Wording
 
 pytestmark = pytest.mark.trio
 NAMES = ("a", "b", "c", "plain")
@@ -31,24 +32,28 @@ def folders(tmp_path: Path) -> dict[str, Path]:
     return found
 
 
-def wordings(folder: Path, most: int = 2, *, own: bool = True) -> Wordings:
+def text_processors(folder: Path, most: int = 2, *, own: bool = True) -> TextProcessors:
     (folder / "model").mkdir(exist_ok=True)
     tokenizer = byte_tokenizer(folder / "model")
     template = ChatTemplate({"default": "{{ messages[0].content }}"}, {})
     vocabulary = ModelVocabulary(folder / "model" / "tokenizer.json", tokenizer.vocab_size)
-    model = ModelWording(
-        Wording(tokenizer, template), frozenset({2}), vocabulary.parts, None, ThoughtSettings()
+    model = ModelTextProcessor(
+        TextProcessor(tokenizer, template),
+        frozenset({2}),
+        vocabulary.parts,
+        None,
+        ThoughtSettings(),
     )
-    return Wordings(model, vocabulary if own else None, most)
+    return TextProcessors(model, vocabulary if own else None, most)
 
 
-def said(wording: Wording) -> str:
-    assert wording.chat_template is not None
-    return wording.chat_template.render([{"role": "user", "content": "Hi"}])
+def said(text_processor: TextProcessor) -> str:
+    assert text_processor.chat_template is not None
+    return text_processor.chat_template.render([{"role": "user", "content": "Hi"}])
 
 
 async def test_each_adapter_has_its_own(tmp_path: Path, folders: dict[str, Path]) -> None:
-    registry, own = AdapterRegistry(folders, 2), wordings(tmp_path)
+    registry, own = AdapterRegistry(folders, 2), text_processors(tmp_path)
     for name in (*NAMES, *NAMES):
         expected = "Hi" if name == "plain" else f"{name}:Hi"
         assert said(await own.find(registry.find(name))) == expected
@@ -59,9 +64,9 @@ async def test_each_adapter_has_its_own(tmp_path: Path, folders: dict[str, Path]
 async def test_the_last_ones_are_kept_and_read_once(
     tmp_path: Path, folders: dict[str, Path]
 ) -> None:
-    registry, own = AdapterRegistry(folders, 2), wordings(tmp_path)
+    registry, own = AdapterRegistry(folders, 2), text_processors(tmp_path)
     a, b, c = (registry.find(name) for name in "abc")
-    found: list[Wording] = []
+    found: list[TextProcessor] = []
 
     async def ask() -> None:
         found.append(await own.find(a))
@@ -77,7 +82,7 @@ async def test_the_last_ones_are_kept_and_read_once(
 
 
 async def test_one_that_is_forgotten_or_replaced(tmp_path: Path, folders: dict[str, Path]) -> None:
-    registry, own = AdapterRegistry(folders, 2, grows=True), wordings(tmp_path)
+    registry, own = AdapterRegistry(folders, 2, grows=True), text_processors(tmp_path)
     registry.on_forgotten(own.forget)
     old = registry.find("a")
     await own.find(old)
@@ -91,7 +96,7 @@ async def test_one_that_is_forgotten_or_replaced(tmp_path: Path, folders: dict[s
 async def test_files_that_cannot_be_used_are_told_and_read_again(
     tmp_path: Path, folders: dict[str, Path]
 ) -> None:
-    registry, own = AdapterRegistry(folders, 2), wordings(tmp_path)
+    registry, own = AdapterRegistry(folders, 2), text_processors(tmp_path)
     (folders["a"] / "chat_template.jinja").write_text("{% if %}")
     with pytest.raises(ValidationError, match="the adapter `a`: The chat template 'default' does"):
         await own.find(registry.find("a"))
@@ -103,7 +108,7 @@ async def test_files_that_cannot_be_used_are_told_and_read_again(
 
 
 async def test_one_that_asks_may_leave(tmp_path: Path, folders: dict[str, Path]) -> None:
-    registry, own = AdapterRegistry(folders, 2), wordings(tmp_path)
+    registry, own = AdapterRegistry(folders, 2), text_processors(tmp_path)
     with trio.CancelScope() as scope:
         scope.cancel()
         await own.find(registry.find("a"))
@@ -115,7 +120,7 @@ async def test_those_that_are_loaded_with_the_model_are_read_ahead(
     tmp_path: Path, folders: dict[str, Path], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
-    registry, own = AdapterRegistry(folders, 2), wordings(tmp_path)
+    registry, own = AdapterRegistry(folders, 2), text_processors(tmp_path)
     (folders["a"] / "chat_template.jinja").write_text("{% if %}")
     await own.warm(registry)
     assert len(own) == 1  # what is wrong with `a` is told to who asks for it
@@ -127,7 +132,7 @@ async def test_those_that_are_loaded_with_the_model_are_read_ahead(
 
 
 async def test_the_model_s_for_all(tmp_path: Path, folders: dict[str, Path]) -> None:
-    registry, own = AdapterRegistry(folders, 2), wordings(tmp_path, own=False)
+    registry, own = AdapterRegistry(folders, 2), text_processors(tmp_path, own=False)
     assert await own.find(registry.find("a")) is own.model
     (folders["a"] / "chat_template.jinja").write_text("{% if %}")
     await own.check(folders["a"])

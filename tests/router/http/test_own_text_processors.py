@@ -13,10 +13,10 @@ from tests.router.http.fake_engine import GAP_MARKS, FakeEngine, byte_tokenizer,
 from tests.router.http.served import served
 from tgi_trio.ipc.adapters import AdapterReport
 from tgi_trio.router.adapters.registry import AdapterRegistry
-from tgi_trio.router.adapters.wordings import Wordings
+from tgi_trio.router.adapters.text_processors import TextProcessors
 from tgi_trio.router.text.own_files import ModelVocabulary
+from tgi_trio.router.text.text_processor import ModelTextProcessor, TextProcessor
 from tgi_trio.router.text.thoughts.derive import ThoughtSettings
-from tgi_trio.router.text.wording import ModelWording, Wording
 
 pytestmark = pytest.mark.trio
 
@@ -45,9 +45,9 @@ def engine(tmp_path: Path) -> FakeEngine:
     vocabulary = ModelVocabulary(file, 300)
     found = FakeEngine(lambda prompt: "Hello world", tokenizer=tokenizer)
     found.validator._limits = type(found.validator._limits)(1000, 2000, vocab_size=300)
-    found.own_wordings = Wordings(
-        ModelWording(
-            Wording(tokenizer, plain_template()),
+    found.own_text_processors = TextProcessors(
+        ModelTextProcessor(
+            TextProcessor(tokenizer, plain_template()),
             frozenset({1}),
             vocabulary.parts,
             None,
@@ -96,7 +96,7 @@ async def test_a_request_has_the_wording_of_its_adapter(
     assert answer.status == 200, answer.text
     assert "world" in answer.text or body.get("stream") or path == "/generate_stream"
     (request,) = engine.submitted
-    own = await engine.wordings.find(engine.adapters.find("mine"))
+    own = await engine.text_processors.find(engine.adapters.find("mine"))
     end, start = (own.tokenizer.token_id(mark) for mark in (END, START))
     assert request.prompt_ids[-1] == end
     assert bool(request.prompt_ids[0] == start) is chat
@@ -123,7 +123,7 @@ async def test_several_in_one_call(engine: FakeEngine, http: Any) -> None:
         answer = await client.post("/vertex", {"instances": instances})
     assert answer.status == 200, answer.text
     assert [bool(each.sampling.ends) for each in engine.submitted] == [True, False, True, False]
-    own = await engine.wordings.find(engine.adapters.find("mine"))
+    own = await engine.text_processors.find(engine.adapters.find("mine"))
     kept = [each.tokenizer is own.tokenizer for each in engine.submitted]
     assert kept == [True, False, True, False]
 
@@ -158,7 +158,7 @@ async def test_gaps_are_filled_by_an_adapter_that_has_tokens_for_them(
         assert (await client.post("/v1/completions", named(body, "mine"))).status == 200
         fim = await client.post("/v1/fim/completions", named(body, "mine"))
     assert fim.status == 200, fim.text
-    own = (await engine.wordings.find(engine.adapters.find("mine"))).tokenizer
+    own = (await engine.text_processors.find(engine.adapters.find("mine"))).tokenizer
     marks = [own.token_id(mark) for mark in GAP_MARKS]
     for request in engine.submitted:
         assert set(marks[:3]) <= set(request.prompt_ids.tolist())
@@ -176,7 +176,7 @@ async def test_files_that_cannot_be_read_any_more_are_told(engine: FakeEngine, h
 
 
 async def test_pages_tell_of_the_adapter_that_is_named(engine: FakeEngine, http: Any) -> None:
-    own = await engine.wordings.find(engine.adapters.find("mine"))
+    own = await engine.text_processors.find(engine.adapters.find("mine"))
     end = own.tokenizer.token_id(END)
     async with served(engine, http) as server:
         client = await server.connect()

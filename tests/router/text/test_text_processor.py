@@ -17,11 +17,15 @@ from tgi_trio.errors import ModelLoadError
 from tgi_trio.router.text import own_files
 from tgi_trio.router.text.chat_template import ChatTemplate
 from tgi_trio.router.text.own_files import ModelVocabulary, read_own_files
+from tgi_trio.router.text.text_processor import (
+    ModelTextProcessor,
+    TextProcessor,
+    make_text_processor,
+)
 from tgi_trio.router.text.thoughts.derive import ThoughtSettings
 from tgi_trio.router.text.tokenizer import Tokenizer
 from tgi_trio.router.text.tokenizer_files import TokenizerConfig
 from tgi_trio.router.text.vocabularies import Comparison, compare_vocabularies, main
-from tgi_trio.router.text.wording import ModelWording, Wording, make_wording
 
 ROWS = 1000  # of the model: more than any of these tokenizers has
 MARKS = ("<|im_start|>", "<|im_end|>", "⟨mark⟩")
@@ -67,8 +71,13 @@ class Base:
         chat = None if template is None else ChatTemplate({"default": template}, special)
         self.vocabulary = ModelVocabulary(self.file, ROWS)
         eos = frozenset({tokenizer.token_id("</s>") or 0})
-        self.model = ModelWording(
-            Wording(tokenizer, chat), eos, self.vocabulary.parts, None, ThoughtSettings(), **more
+        self.model = ModelTextProcessor(
+            TextProcessor(tokenizer, chat),
+            eos,
+            self.vocabulary.parts,
+            None,
+            ThoughtSettings(),
+            **more,
         )
 
     def adapter(self, name: str, **files: str | dict[str, Any]) -> Path:
@@ -82,9 +91,11 @@ class Base:
                 (folder / f"{stem}.json").write_text(json.dumps(content))
         return folder
 
-    def wording(self, folder: Path) -> Wording:
+    def text_processor(self, folder: Path) -> TextProcessor:
         files = read_own_files(folder, self.vocabulary)
-        return self.model.wording if files is None else make_wording(files, self.model)
+        return (
+            self.model.text_processor if files is None else make_text_processor(files, self.model)
+        )
 
 
 @pytest.fixture
@@ -129,7 +140,7 @@ def test_added_tokens_whose_ids_cannot_be_theirs_are_refused(base: Base) -> None
     whole["added_tokens"].append({**whole["added_tokens"][0], "id": 990, "content": "<far>"})
     change(base.root / "far" / "tokenizer.json", whole)
     with pytest.raises(ModelLoadError, match=r"'<far>' of the tokenizer has the id 990, and would"):
-        base.wording(base.root / "far")
+        base.text_processor(base.root / "far")
 
 
 # --- vocabularies ----------------------------------------------------------------------------
@@ -173,11 +184,11 @@ def test_a_vocabulary_of_the_same_ids_is_read_whole(base: Base) -> None:
     whole = json.loads(base.file.read_text())
     whole["model"]["merges"] = whole["model"]["merges"][:40]
     folder = base.adapter("other", tokenizer=whole)
-    wording, text = base.wording(folder), "The server keeps a batch of sequences"
-    ids = wording.tokenizer.encode_ids(text, False).tolist()
+    text_processor, text = base.text_processor(folder), "The server keeps a batch of sequences"
+    ids = text_processor.tokenizer.encode_ids(text, False).tolist()
     expected = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json")).encode(text).ids
-    assert ids == expected != base.model.wording.tokenizer.encode_ids(text, False).tolist()
-    assert wording.file == folder / "tokenizer.json"
+    assert ids == expected != base.model.text_processor.tokenizer.encode_ids(text, False).tolist()
+    assert text_processor.file == folder / "tokenizer.json"
 
 
 def test_a_process_of_its_own_says_the_same(
@@ -202,20 +213,22 @@ def test_a_process_of_its_own_says_the_same(
 
 
 def test_a_folder_that_says_what_the_model_s_does_is_the_model_s(base: Base) -> None:
-    assert base.wording(base.adapter("nothing")) is base.model.wording
+    assert base.text_processor(base.adapter("nothing")) is base.model.text_processor
     whole = json.loads(base.file.read_text())
     whole["truncation"] = {"direction": "Right", "max_length": 5, "strategy": "LongestFirst"}
     config = json.loads((base.folder / "tokenizer_config.json").read_text())
     folder = base.adapter("same", tokenizer=whole, tokenizer_config=config)
-    assert base.wording(folder) is base.model.wording
+    assert base.text_processor(folder) is base.model.text_processor
 
 
 def test_a_template_alone(base: Base) -> None:
-    wording = base.wording(base.adapter("templated", chat_template=OTHER))
-    assert wording.tokenizer is base.model.wording.tokenizer and not wording.ends
-    assert wording.file is None
-    assert wording.chat_template is not None
-    said = wording.chat_template.render([{"role": "user", "content": "Hi"}])
+    text_processor = base.text_processor(base.adapter("templated", chat_template=OTHER))
+    assert (
+        text_processor.tokenizer is base.model.text_processor.tokenizer and not text_processor.ends
+    )
+    assert text_processor.file is None
+    assert text_processor.chat_template is not None
+    said = text_processor.chat_template.render([{"role": "user", "content": "Hi"}])
     assert said == "<|im_start|>Hi</s>"
 
 
@@ -223,23 +236,23 @@ def test_marks_in_spare_rows(base: Base) -> None:
     folder = base.adapter("marked", chat_template=OTHER)
     own = with_marks(base.file, folder / "tokenizer.json")
     (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": MARKS[1]}))
-    wording = base.wording(folder)
-    end = wording.tokenizer.token_id(MARKS[1])
-    assert wording.ends == (end,) and wording.file == own
-    assert wording.chat_template is not None
-    said = wording.chat_template.render([{"role": "user", "content": "Hi"}])
+    text_processor = base.text_processor(folder)
+    end = text_processor.tokenizer.token_id(MARKS[1])
+    assert text_processor.ends == (end,) and text_processor.file == own
+    assert text_processor.chat_template is not None
+    said = text_processor.chat_template.render([{"role": "user", "content": "Hi"}])
     assert said == "<|im_start|>Hi<|im_end|>"
-    assert wording.tokenizer.encode_ids(said, False)[-1] == end
+    assert text_processor.tokenizer.encode_ids(said, False)[-1] == end
 
 
 def test_which_tokens_end_an_answer(base: Base) -> None:
     """The tokenizer's, if the model's has another, and those of a generation config."""
-    user = base.model.wording.tokenizer.token_id("<|user|>")
-    eos = base.model.wording.tokenizer.token_id("</s>")
+    user = base.model.text_processor.tokenizer.token_id("<|user|>")
+    eos = base.model.text_processor.tokenizer.token_id("</s>")
 
     def ends(**files: dict[str, Any]) -> tuple[int, ...]:
         folder = base.adapter(f"ends{random.random()}", **files)
-        return base.wording(folder).ends
+        return base.text_processor(folder).ends
 
     assert ends(tokenizer_config={"eos_token": "<|user|>"}) == (user,)
     assert ends(tokenizer_config={"eos_token": "</s>"}) == ()
@@ -256,26 +269,30 @@ def test_a_template_of_a_flag_is_that_of_adapters_that_have_the_model_s(tmp_path
     chat = [{"role": "user", "content": "Hi"}]
 
     def said(**files: Any) -> str:
-        template = base.wording(base.adapter(f"a{random.random()}", **files)).chat_template
+        template = base.text_processor(base.adapter(f"a{random.random()}", **files)).chat_template
         return "" if template is None else template.render(chat)
 
     assert said(chat_template=TEMPLATE) == "flag:Hi"
     assert said(tokenizer_config={"eos_token": "<|user|>"}) == "flag:Hi"
     assert said(chat_template=OTHER) == "<|im_start|>Hi</s>"
     without = Base(tmp_path / "without", template=None)
-    assert without.wording(without.adapter("a", chat_template=OTHER)).chat_template is not None
+    assert (
+        without.text_processor(without.adapter("a", chat_template=OTHER)).chat_template is not None
+    )
     config = {"eos_token": "<|user|>"}
-    assert without.wording(without.adapter("b", tokenizer_config=config)).chat_template is None
+    assert (
+        without.text_processor(without.adapter("b", tokenizer_config=config)).chat_template is None
+    )
 
 
 def test_thoughts_and_calls_are_those_of_the_template(base: Base) -> None:
     thinks = "{% for m in messages %}{{ m.content }}<think></think>{% endfor %}"
-    wording = base.wording(base.adapter("thinks", chat_template=thinks))
-    assert wording.thoughts is not None and base.model.wording.thoughts is None
+    text_processor = base.text_processor(base.adapter("thinks", chat_template=thinks))
+    assert text_processor.thoughts is not None and base.model.text_processor.thoughts is None
 
 
 def test_tokens_beyond_the_model_s_rows(base: Base, tmp_path: Path) -> None:
-    size = base.model.wording.tokenizer.vocab_size
+    size = base.model.text_processor.tokenizer.vocab_size
     tight = ModelVocabulary(base.file, size + 1)
     folder = base.adapter("marked")
     with_marks(base.file, folder / "tokenizer.json")
@@ -300,10 +317,10 @@ def test_where_a_prompt_may_have_images_the_model_s_tokens_stay(tmp_path: Path) 
     vocab = whole["model"]["vocab"]
     assert "<|user|>" not in vocab
     with pytest.raises(ModelLoadError, match=r"does not have '<\|user\|>' as token"):
-        base.wording(base.adapter("renamed", tokenizer=whole))
+        base.text_processor(base.adapter("renamed", tokenizer=whole))
     marked = base.adapter("marked")
     with_marks(base.file, marked / "tokenizer.json")
-    assert base.wording(marked).file is not None
+    assert base.text_processor(marked).file is not None
 
 
 @pytest.mark.parametrize(
@@ -321,4 +338,4 @@ def test_damaged_files(base: Base, name: str, content: str, told: str) -> None:
     folder = base.adapter("damaged")
     (folder / name).write_text(content)
     with pytest.raises(ModelLoadError, match=told):
-        base.wording(folder)
+        base.text_processor(folder)
