@@ -48,7 +48,7 @@ test-quantisers: $(VENV)/.quantisers
 # Ray, 80 MB, in an environment of its own, which sees the packages of the other.
 .PHONY: test-ray
 test-ray: $(VENV)/.ray
-	$(VENV)-ray/bin/python -m pytest -m ray tests/cluster/test_keeper.py $(ARGS)
+	$(VENV)-ray/bin/python -m pytest -m ray tests/cluster/test_controller.py $(ARGS)
 
 # Kernels run under the sanitizer, in Triton's interpreter: four times, so an hour on two cores.
 .PHONY: test-sanitized

@@ -91,7 +91,7 @@ def test_ray_is_known_to_one_file() -> None:
         for _, imported in imports(name, path)
         if imported.partition(".")[0] == "ray"
     }
-    assert knowing == {"cluster.keeper"}
+    assert knowing == {"cluster.controller"}
 
 
 def test_kernels_are_imported_where_they_are_compiled() -> None:

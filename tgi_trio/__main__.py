@@ -343,7 +343,7 @@ def _bench(invocation: Invocation) -> int:
 
 def _cluster(invocation: Invocation) -> int:
     from tgi_trio.cli.cluster import find_division, find_front
-    from tgi_trio.cluster.keeper import Resources, keep
+    from tgi_trio.cluster.controller import Resources, keep
     from tgi_trio.cluster.scaling import Scaling
 
     _start_logging(invocation)

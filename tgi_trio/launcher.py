@@ -29,11 +29,11 @@ from tgi_trio.router.adapters.registry import AdapterRegistry
 from tgi_trio.router.media.image_model import name_served
 from tgi_trio.router.media.served_images import decide_images
 from tgi_trio.router.shards.awaited_ranks import AwaitedRanks
-from tgi_trio.router.shards.contact import RankSource
 from tgi_trio.router.shards.group_states import ShardState
 from tgi_trio.router.shards.loading_progress import show_loading
 from tgi_trio.router.shards.local_group import LocalGroup
 from tgi_trio.router.shards.prefix_store import PrefixStore
+from tgi_trio.router.shards.rank_connection import RankSource
 from tgi_trio.router.shards.shard_calls import ShardCalls
 from tgi_trio.router.shards.shard_instance import ShardArgv, real_shard
 from tgi_trio.router.shards.supervisor import STOP_TIMEOUT, Started, Supervisor, Watch

@@ -34,7 +34,7 @@ SEEN = (
 
 
 def cutter(told: bool = True) -> EventCutter:
-    return EventCutter(longest=1000, told=told)
+    return EventCutter(longest=1000, has_ids=told)
 
 
 @settings(max_examples=40, deadline=None)

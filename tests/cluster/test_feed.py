@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from tgi_trio.cluster.feed import Address, Feed
 from tgi_trio.cluster.fleet import Fleet
 from tgi_trio.cluster.front_metrics import FRONT_METRICS
+from tgi_trio.cluster.gossip import DATAGRAM_BYTES, MOST_ITEMS, Outbox, RoutedRequest, read
 from tgi_trio.cluster.members import MemberEvent
-from tgi_trio.cluster.news import DATAGRAM_BYTES, MOST_ITEMS, Outbox, Sent, read
 from tgi_trio.cluster.peers import follow_peers
 from tgi_trio.cluster.prefix_chain import HASH_BYTES, LONGEST, Chain
 from tgi_trio.cluster.routing import Routing
@@ -25,13 +25,13 @@ NAMES = st.text(min_size=1, max_size=40)
 CHAINS = st.integers(0, LONGEST).map(
     lambda length: tuple(bytes([head]) * HASH_BYTES for head in range(length))
 )
-ITEMS = st.builds(Sent, NAMES, CHAINS)
+ITEMS = st.builds(RoutedRequest, NAMES, CHAINS)
 ME = b"a front."
 
 
 @settings(max_examples=25, deadline=None)
 @given(st.lists(ITEMS, max_size=12))
-def test_what_is_put_is_read(items: list[Sent]) -> None:
+def test_what_is_put_is_read(items: list[RoutedRequest]) -> None:
     outbox = Outbox(SECRET, ME)
     for item in items:
         outbox.put(item)
@@ -44,7 +44,7 @@ def test_what_is_put_is_read(items: list[Sent]) -> None:
 
 @settings(max_examples=25, deadline=None)
 @given(ITEMS, st.integers(0, 10_000), st.binary(min_size=1, max_size=30))
-def test_what_is_not_ours_is_refused(item: Sent, at: int, junk: bytes) -> None:
+def test_what_is_not_ours_is_refused(item: RoutedRequest, at: int, junk: bytes) -> None:
     outbox = Outbox(SECRET, ME)
     outbox.put(item)
     (datagram,) = outbox.datagrams()
@@ -58,10 +58,10 @@ def test_what_is_not_ours_is_refused(item: Sent, at: int, junk: bytes) -> None:
 
 
 def test_a_signed_datagram_of_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tgi_trio.cluster.news.VERSION", 3)
+    monkeypatch.setattr("tgi_trio.cluster.gossip.VERSION", 3)
     outbox = Outbox(SECRET, ME)
     monkeypatch.undo()
-    outbox.put(Sent("a", ()))
+    outbox.put(RoutedRequest("a", ()))
     (newer,) = outbox.datagrams()
     with pytest.raises(ValueError, match="version 2"):
         read(newer, SECRET)
@@ -70,11 +70,11 @@ def test_a_signed_datagram_of_another_version_is_refused(monkeypatch: pytest.Mon
 def test_an_outbox_is_bounded() -> None:
     outbox = Outbox(SECRET, ME)
     for number in range(MOST_ITEMS + 5):
-        outbox.put(Sent(str(number), ()))
+        outbox.put(RoutedRequest(str(number), ()))
     assert len(outbox) == MOST_ITEMS
-    assert read(next(outbox.datagrams()), SECRET).items[0] == Sent("5", ())
+    assert read(next(outbox.datagrams()), SECRET).items[0] == RoutedRequest("5", ())
     with pytest.raises(ValueError, match="255"):
-        outbox.put(Sent("a" * 256, ()))
+        outbox.put(RoutedRequest("a" * 256, ()))
 
 
 async def bound() -> tuple[trio.socket.SocketType, Address]:
@@ -152,13 +152,13 @@ def test_what_is_told_before_names_are_looked_up_is_kept_until_then() -> None:
                 await trio.sleep(0.02)  # many a turn of the feed
                 feed.peers = (at_b,)
                 datagram, _ = await b.recvfrom(65_535)
-                assert read(datagram, SECRET).items == [Sent("one", (b"12345678",))]
+                assert read(datagram, SECRET).items == [RoutedRequest("one", (b"12345678",))]
                 feed.peers = ()  # looked up, and nobody is there
                 feed.tell("one", (b"abcdefgh",))
                 feed.peers = (at_b,)
                 feed.tell("two", ())
                 datagram, _ = await b.recvfrom(65_535)
-                assert read(datagram, SECRET).items == [Sent("two", ())]
+                assert read(datagram, SECRET).items == [RoutedRequest("two", ())]
                 nursery.cancel_scope.cancel()
 
     trio.run(main)

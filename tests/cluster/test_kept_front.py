@@ -13,7 +13,7 @@ import pytest
 
 from tgi_trio.cli.cluster import find_front
 from tgi_trio.cli.options import ClusterOptions
-from tgi_trio.cluster.kept_front import BACK_OFF, KeptFront, front_words, start_front
+from tgi_trio.cluster.supervised_front import BACK_OFF, SupervisedFront, front_words, start_front
 from tgi_trio.errors import ConfigurationError
 from tgi_trio.testing.ports import held_port
 
@@ -37,7 +37,7 @@ def test_it_is_started_again_and_waits_longer_every_time() -> None:
         started.append(Fake())
         return started[-1]
 
-    front, now = KeptFront(start), 0.0
+    front, now = SupervisedFront(start), 0.0
     front.look(now)
     for wait in BACK_OFF[1:]:
         started[-1].code = 1
@@ -68,7 +68,7 @@ def test_it_is_a_front_and_ends_when_it_is_told(tmp_path: Path) -> None:
         with socket.create_server(("127.0.0.1", port)):
             with pytest.raises(ConfigurationError, match=f"127.0.0.1:{port}"):
                 find_front(ClusterOptions(front_bind=f"127.0.0.1:{port}"))
-        front = KeptFront(partial(start_front, front_words(f"127.0.0.1:{port}", file, None)))
+        front = SupervisedFront(partial(start_front, front_words(f"127.0.0.1:{port}", file, None)))
         front.look(0.0)
         end = time.monotonic() + 120
         while True:

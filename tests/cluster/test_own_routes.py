@@ -43,7 +43,7 @@ async def test_replicas_that_serve_something_else_are_named(
         first.info = {"model_id": "m", "max_total_tokens": 1024, "settings": {"reasoning": "none"}}
         async with served_front(replicas.addresses) as front:
             with trio.fail_after(30):
-                await front.fleet.hear_all()
+                await front.fleet.wait_polled()
             listed = await front.ask("GET", "/cluster/replicas", x_tgi_front=SECRET)
             ready = await front.ask("GET", "/ready")
             page = (await front.ask("GET", "/metrics")).text

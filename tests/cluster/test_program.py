@@ -18,7 +18,7 @@ from tests.cluster.served_front import Answer, ask
 from tgi_trio.cli.front import program_settings
 from tgi_trio.cli.options import FrontOptions
 from tgi_trio.cluster.fleet import Fleet
-from tgi_trio.cluster.news import Outbox, Sent, read
+from tgi_trio.cluster.gossip import Outbox, RoutedRequest, read
 from tgi_trio.cluster.peers import bind_feed
 from tgi_trio.cluster.program import FrontProgram
 from tgi_trio.cluster.replicas_file import read_replicas
@@ -157,7 +157,7 @@ async def test_it_tells_other_fronts_and_hears_them(tmp_path: Path) -> None:
             # The other front sends what begins alike to the other replica, the latest to have it.
             there = second if seen is first else first
             outbox = Outbox(SECRET.encode(), b"another.")
-            outbox.put(Sent(there.address, chain))
+            outbox.put(RoutedRequest(there.address, chain))
             await other.sendto(next(outbox.datagrams()), sender)
             while b"tgi_front_news_heard 1" not in (await ask(port, "GET", "/metrics")).body:
                 await trio.sleep(0.01)

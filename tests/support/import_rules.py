@@ -164,21 +164,21 @@ RULES: dict[str, Rule] = {
     "cluster.prefix_chain": Rule(NOTHING, only=NOTHING),
     "cluster.routing": Rule(ours("cluster.prefix_chain"), only=NOTHING),
     # The only file that knows Ray.
-    "cluster.keeper": Rule(
+    "cluster.controller": Rule(
         ours(
-            "errors cluster.divided cluster.kept_front cluster.keeping cluster.rank_processes "
-            "cluster.replica_host cluster.scaling"
+            "errors cluster.divided cluster.supervised_front cluster.replica_plan "
+            "cluster.rank_processes cluster.replica_host cluster.scaling"
         ),
         only=ours("ray"),
     ),
     "cluster.divided": Rule(NOTHING, only=NOTHING),
     "cluster.rank_processes": Rule(ours("cluster.divided"), only=NOTHING),
-    "cluster.kept_front": Rule(NOTHING, only=NOTHING),
+    "cluster.supervised_front": Rule(NOTHING, only=NOTHING),
     "cluster.scaling": Rule(NOTHING, only=NOTHING),
-    "cluster.keeping": Rule(ours("cluster.scaling"), only=NOTHING),
+    "cluster.replica_plan": Rule(ours("cluster.scaling"), only=NOTHING),
     "cluster.replica_host": Rule(ours("cluster.divided cluster.scaling"), only=NOTHING),
     "cluster.kept_server": Rule(ours("ipc.parent"), only=NOTHING),
-    "cluster.news": Rule(ours("cluster.prefix_chain"), only=NOTHING),
+    "cluster.gossip": Rule(ours("cluster.prefix_chain"), only=NOTHING),
     "client": Rule(ours("errors"), only=ours("trio h11 orjson numpy")),
     "cli": Rule(
         ours(
@@ -266,7 +266,7 @@ RULES: dict[str, Rule] = {
         ours(
             "cli demo descriptors errors hub log_levels logs launcher model.facts "
             "model.speculators.recognise router.shards.prefix_store settings signals "
-            "start.checks start.timeline cluster.keeper cluster.scaling devices ipc.litmus "
+            "start.checks start.timeline cluster.controller cluster.scaling devices ipc.litmus "
             "ipc.waiting"
         ),
         banned=MODEL,

@@ -8,12 +8,12 @@ from tgi_trio.cli.files import check_cluster_secret
 from tgi_trio.cli.options import ClusterOptions
 from tgi_trio.cli.parser import parse
 from tgi_trio.cluster.divided import Divided, find_problems
-from tgi_trio.cluster.kept_front import KeptFront, front_words, start_front
+from tgi_trio.cluster.supervised_front import SupervisedFront, front_words, start_front
 from tgi_trio.errors import ConfigurationError
 from tgi_trio.sockets import bind_sockets
 
 
-def find_front(options: ClusterOptions) -> KeptFront | None:
+def find_front(options: ClusterOptions) -> SupervisedFront | None:
     """Return the front to keep running, not yet started; None if none is asked for.
 
     Raises ConfigurationError if its address cannot be used here, or if the servers' secret, which
@@ -29,7 +29,7 @@ def find_front(options: ClusterOptions) -> KeptFront | None:
     if options.json_output:
         more.append("--json-output")
     words = front_words(options.front_bind, options.replicas_file, secret, more)
-    return KeptFront(partial(start_front, words))
+    return SupervisedFront(partial(start_front, words))
 
 
 def find_division(options: ClusterOptions) -> Divided | None:

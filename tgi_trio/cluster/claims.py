@@ -37,16 +37,16 @@ def read_claims(body: bytes) -> Claims:
     return tuple((name, _write(value)) for name, value in found)
 
 
-def differences(claims: Mapping[str, Claims]) -> dict[str, str]:
+def find_differences(claims: Mapping[str, Claims]) -> dict[str, str]:
     """Return, for each replica that differs from most others, in what; `claims`: by replica.
 
     Of as many on each side those count that were named first. Replicas without claims are left out.
     """
-    told = {name: each for name, each in claims.items() if each}
-    if not told:
+    known = {name: each for name, each in claims.items() if each}
+    if not known:
         return {}
-    ((usual, _),) = Counter(told.values()).most_common(1)
-    return {name: _compare(each, usual) for name, each in told.items() if each != usual}
+    ((usual, _),) = Counter(known.values()).most_common(1)
+    return {name: _compare(each, usual) for name, each in known.items() if each != usual}
 
 
 def serve_one_model(one: Claims | None, other: Claims | None) -> bool:

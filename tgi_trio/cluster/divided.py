@@ -35,8 +35,8 @@ class Divided:
     def commands(self, part: int, leader: str) -> list[list[str]]:
         """Return the commands of a node's ranks; `part`: the node's number, 1 and up."""
         own = range(part * self.share, (part + 1) * self.share)
-        told = ["--leader", leader, *self.rank_words]
-        return [["rank", *told, "--rank", str(rank)] for rank in own]
+        arguments = ["--leader", leader, *self.rank_words]
+        return [["rank", *arguments, "--rank", str(rank)] for rank in own]
 
 
 def share_devices(visible: str, ranks: int) -> list[str]:

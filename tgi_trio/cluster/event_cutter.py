@@ -19,10 +19,10 @@ class BadStream(Exception):
 class EventCutter:
     """One client's stream, from one replica or from several in succession."""
 
-    def __init__(self, longest: int, told: bool) -> None:
-        """`longest`: bytes that may be held back; `told`: whether replicas send ids."""
+    def __init__(self, longest: int, has_ids: bool) -> None:
+        """`longest`: bytes that may be held back; `has_ids`: whether replicas send ids."""
         self._longest = longest
-        self._told = told
+        self._has_ids = has_ids
         self._rest = b""  # the beginning of an incomplete event
         self._held: list[bytes] = []  # whole events whose ids have not come yet
         self._held_size = 0  # bytes
@@ -48,7 +48,7 @@ class EventCutter:
 
         Raises BadStream if too much has to be held back, or if ids cannot be parsed.
         """
-        if data.startswith(MARK) and self._told and not (self._rest or self._held):
+        if data.startswith(MARK) and self._has_ids and not (self._rest or self._held):
             line, _, event = data.partition(b"\n")
             if event.find(_END) == len(event) - len(_END) >= 0:  # one event, as most reads bring
                 self._note(line[len(MARK) :])
@@ -60,7 +60,7 @@ class EventCutter:
             end = 0
         self._rest = data[end:]
         events = data[:end]
-        if self._told and events:
+        if self._has_ids and events:
             events = self._take_ids(events)
         if len(self._rest) + self._held_size > self._longest:
             raise BadStream(f"more than {self._longest} bytes without ids or without an end")

@@ -14,7 +14,7 @@ from typing import Final, TypeAlias
 
 import trio
 
-from tgi_trio.cluster.news import SENDER_BYTES, Outbox, Sent, read
+from tgi_trio.cluster.gossip import SENDER_BYTES, Outbox, RoutedRequest, read
 from tgi_trio.cluster.prefix_chain import Chain
 from tgi_trio.cluster.routing import Routing
 from tgi_trio.router.telemetry.metrics import Metrics
@@ -28,7 +28,7 @@ log = logging.getLogger("tgi_trio.cluster.feed")
 
 
 class Feed:
-    """Sends and receives news for one front. `tell` takes microseconds and never waits."""
+    """Sends and receives gossip for one front. `tell` takes microseconds and never waits."""
 
     def __init__(
         self, routing: Routing, socket: trio.socket.SocketType, secret: bytes, metrics: Metrics
@@ -45,9 +45,10 @@ class Feed:
         self._warned = False  # one warning only: whoever sends bad datagrams may send many
 
     def tell(self, replica: str, chain: Chain) -> None:
-        """Queue the news that a request went to `replica`; kept until peers are first looked up."""
+        """Queue the gossip that a request went to `replica`; kept until peers are first looked
+        up."""
         if self.peers != ():
-            self._outbox.put(Sent(replica, chain))
+            self._outbox.put(RoutedRequest(replica, chain))
 
     async def run(self, interval: float = INTERVAL_S) -> None:
         """Send and receive until cancelled."""
@@ -64,7 +65,7 @@ class Feed:
             for peer in self.peers:
                 try:
                     await self._socket.sendto(datagram, peer)
-                except OSError:  # unreachable: news are only hints, so it is not sent again
+                except OSError:  # unreachable: gossip is only a hint, so it is not sent again
                     self._metrics.inc("tgi_front_news_unsent")
                 else:
                     self._metrics.inc("tgi_front_news_sent")

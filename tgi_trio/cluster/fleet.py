@@ -15,7 +15,7 @@ from typing import Final
 
 import trio
 
-from tgi_trio.cluster.claims import Claims, differences, read_claims
+from tgi_trio.cluster.claims import Claims, find_differences, read_claims
 from tgi_trio.cluster.exchange import AnswerTooLarge, Exchange
 from tgi_trio.cluster.members import Member, MemberEvent, Members, MemberState
 from tgi_trio.cluster.prefix_chain import Chain
@@ -41,8 +41,8 @@ class Replica:
         self.name = member.name
         self.running = 0  # clients' requests
         self.asking = trio.CancelScope()  # of the task that polls its health
-        self.look = trio.Event()  # set to poll at once
-        self.asked = trio.Event()  # set once the first poll has ended, in whatever way
+        self.poll_now = trio.Event()  # set to poll at once
+        self.polled = trio.Event()  # set once the first poll has ended, in whatever way
         self.claims: Claims | None = None  # what it says that it serves; None: not asked yet
         self.refuses = False  # its last answer was a 403: it does not know this front's secret
         self._member = member
@@ -115,7 +115,7 @@ class Fleet:
     @property
     def differing(self) -> dict[str, str]:
         """Replicas that say of themselves what most others do not, and what that is."""
-        return differences({each.name: each.claims or () for each in self._replicas.values()})
+        return find_differences({each.name: each.claims or () for each in self._replicas.values()})
 
     @property
     def serves(self) -> bool:
@@ -191,20 +191,20 @@ class Fleet:
     # ---- how they are ---------------------------------------------------------------------------
 
     async def _ask_after(self, replica: Replica) -> None:
-        """Poll a replica's health at every interval, and at once when `look` is set."""
+        """Poll a replica's health at every interval, and at once when `poll_now` is set."""
         with replica.asking:
             while True:
                 following = trio.current_time() + self.members.interval
                 await self._ask(replica)
-                replica.asked.set()
-                replica.look = trio.Event()
+                replica.polled.set()
+                replica.poll_now = trio.Event()
                 with trio.move_on_at(following):
-                    await replica.look.wait()
+                    await replica.poll_now.wait()
 
-    async def hear_all(self) -> None:
+    async def wait_polled(self) -> None:
         """Wait until the first poll of every present replica has ended."""
         for replica in self.replicas:
-            await replica.asked.wait()
+            await replica.polled.wait()
 
     async def _ask(self, replica: Replica) -> None:
         # A late answer still counts, so it is waited for until the replica would be dead.
@@ -290,7 +290,7 @@ class Fleet:
             self._tell(replica, MemberEvent.CLOSED)
         elif under_way:
             self._tell(replica, MemberEvent.CUT)
-            replica.look.set()
+            replica.poll_now.set()
 
     def check(self) -> None:
         """Raise AssertionError if members, routing and replicas disagree; for tests."""

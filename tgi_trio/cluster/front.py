@@ -242,7 +242,7 @@ class _Request:
             await self._tell(refusal)
             return
         front.running += 1
-        relay = Relay(front.fleet, self._asked(body), self._metrics)
+        relay = Relay(front.fleet, self._read_request(body), self._metrics)
         self._metrics.inc("tgi_front_requests")
         status = 499  # logged if the client disconnects first
         try:
@@ -254,7 +254,7 @@ class _Request:
                 self._metrics.inc("tgi_front_cancelled")
             self._log(relay, status)
 
-    def _asked(self, body: bytes) -> ClientRequest:
+    def _read_request(self, body: bytes) -> ClientRequest:
         headers = [
             (name, value)
             for name, value in self._listed

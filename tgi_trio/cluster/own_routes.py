@@ -118,12 +118,12 @@ class OwnRoutes:
 def _read_change(body: bytes) -> tuple[list[str], list[str]]:
     """Return the addresses to add and to remove. Raises ValueError that says what is allowed."""
     try:
-        asked = orjson.loads(body)
+        change = orjson.loads(body)
     except ValueError:
-        asked = None
-    if not isinstance(asked, dict) or asked.keys() - {"add", "remove"}:
+        change = None
+    if not isinstance(change, dict) or change.keys() - {"add", "remove"}:
         raise ValueError('expected {"add": ["host:port"], "remove": ["host:port"]}')
-    lists = asked.get("add", []), asked.get("remove", [])
+    lists = change.get("add", []), change.get("remove", [])
     for names in lists:
         if not isinstance(names, list) or not all(isinstance(each, str) for each in names):
             raise ValueError("add and remove are lists of addresses such as host:port")

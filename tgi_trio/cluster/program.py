@@ -107,8 +107,8 @@ class FrontProgram:
         metrics = Metrics(table=FRONT_METRICS)
         secret, tell = settings.front.secret, None
         if self._feed is not None:
-            told = trio.socket.from_stdlib_socket(self._feed)
-            feed = Feed(routing, told, secret, metrics)
+            sock = trio.socket.from_stdlib_socket(self._feed)
+            feed = Feed(routing, sock, secret, metrics)
             tell = feed.tell
             nursery.start_soon(feed.run)
 
@@ -116,7 +116,7 @@ class FrontProgram:
                 feed.peers = addresses
                 metrics.gauge("tgi_front_peers", len(addresses))
 
-            nursery.start_soon(follow_peers, settings.peers, told.family, take_peers)
+            nursery.start_soon(follow_peers, settings.peers, sock.family, take_peers)
         fleet = Fleet(routing, settings.replica_timeout, tell, secret)
         for name in (*settings.replicas, *self._named):
             fleet.name(name)
@@ -129,7 +129,7 @@ class FrontProgram:
         await nursery.start(fleet.run)
         # Before the first health checks the front would answer that there is no replica.
         with trio.move_on_after(FIRST_ANSWERS):
-            await fleet.hear_all()
+            await fleet.wait_polled()
         if settings.replicas_file is not None:
             take = partial(self._take_names, fleet)
             nursery.start_soon(watch_replicas, settings.replicas_file, take)

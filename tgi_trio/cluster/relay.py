@@ -89,12 +89,12 @@ class Answer:
 class Relay:
     """See the module's docstring. The caller always has to close it."""
 
-    def __init__(self, fleet: Fleet, asked: ClientRequest, metrics: Metrics) -> None:
+    def __init__(self, fleet: Fleet, request: ClientRequest, metrics: Metrics) -> None:
         self._fleet = fleet
-        self._asked = asked
+        self._request = request
         self._metrics = metrics
-        self._chain = prefix_chain(asked.body)
-        self._cutter = EventCutter(MOST_HELD, told=bool(asked.internal))
+        self._chain = prefix_chain(request.body)
+        self._cutter = EventCutter(MOST_HELD, has_ids=bool(request.internal))
         self._given = False  # whether the client has got events of the stream
         self._claims: Claims | None = None  # of the replica where the stream began
         self._lost = 0  # replicas lost while they had the request
@@ -145,7 +145,9 @@ class Relay:
         self._end, self.replica = self._fleet.begin(replica, self._chain), replica
         exchange = self._exchange = replica.exchange()
         try:
-            head = await exchange.ask(self._asked.at(self._cutter.emitted if self._given else None))
+            head = await exchange.ask(
+                self._request.at(self._cutter.emitted if self._given else None)
+            )
             kind = head.header(b"content-type")
             if head.status == 200 and kind.startswith(b"text/event-stream"):
                 if not self._given:
@@ -166,7 +168,7 @@ class Relay:
         self.close()
         self._fleet.lose(replica, error, under_way=begun)
         self._metrics.inc("tgi_front_lost")
-        log.warning("request %s lost replica %s: %s", self._asked.request_id, replica.name, error)
+        log.warning("request %s lost replica %s: %s", self._request.request_id, replica.name, error)
         self._lost += begun
         if self._lost >= MOST_LOST:
             raise Unserved(
@@ -211,7 +213,7 @@ class Relay:
 
     async def _resume(self) -> None:
         """Resume the stream at another replica. Raises Unserved."""
-        if self._given and not self._asked.internal:
+        if self._given and not self._request.internal:
             raise Unserved(
                 502, "The replica was lost; with --cluster-secret-file another would go on"
             )

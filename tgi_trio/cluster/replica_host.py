@@ -1,6 +1,7 @@
-"""Starts a server on its machine and reports on it to the keeper.
+"""Starts a server on its machine and reports on it to the controller.
 
-Nothing here uses Ray: `keeper.py` makes an actor of this class, and Ray delivers what `run` yields.
+Nothing here uses Ray: `controller.py` makes an actor of this class, and Ray delivers what `run`
+yields.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class Serves:
     address: str
 
 
-Said: TypeAlias = Placed | Serves | ReplicaLoad
+ReplicaReport: TypeAlias = Placed | Serves | ReplicaLoad
 
 
 class ReplicaHost:
@@ -49,7 +50,7 @@ class ReplicaHost:
 
     def run(
         self, host: str, words: Sequence[str], divided: Divided | None = None
-    ) -> Iterator[Said]:
+    ) -> Iterator[ReplicaReport]:
         """Run the server with the arguments `words`, until its process ends.
 
         `divided`: set if other nodes have ranks of it. Yields `Placed` at once, `Serves` when it
@@ -81,7 +82,7 @@ class ReplicaHost:
             self._server.terminate()
 
 
-def _follow(server: subprocess.Popen[bytes], address: str) -> Iterator[Said]:
+def _follow(server: subprocess.Popen[bytes], address: str) -> Iterator[ReplicaReport]:
     """Yield what a server that starts comes to say, until its process has ended."""
     while not _waited(server, LOOK_S):
         if _get(f"http://{address}/health") is not None:

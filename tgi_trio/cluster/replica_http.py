@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import httptools
 import trio
 
-from tgi_trio.cluster.news import LONGEST_NAME
+from tgi_trio.cluster.gossip import LONGEST_NAME
 from tgi_trio.cluster.pump import current_pump
 from tgi_trio.router.http.wire.headers import Header, header_block
 from tgi_trio.router.http.wire.transport import inner_socket

@@ -26,10 +26,10 @@ def main() -> int:
             nodes.add_node(num_cpus=CPUS, object_store_memory=STORE_BYTES, include_dashboard=False)
         print(f"two nodes of Ray at {nodes.address}", flush=True)
         command = [sys.executable, "-m", "tgi_trio", "cluster", "--address", nodes.address]
-        keeper = subprocess.Popen([*command, *sys.argv[1:]], process_group=0)
+        controller = subprocess.Popen([*command, *sys.argv[1:]], process_group=0)
         for number in (signal.SIGINT, signal.SIGTERM):  # servers end before what they run on
-            signal.signal(number, lambda *_: os.kill(keeper.pid, signal.SIGTERM))
-        return keeper.wait()
+            signal.signal(number, lambda *_: os.kill(controller.pid, signal.SIGTERM))
+        return controller.wait()
     finally:
         nodes.shutdown()
 

@@ -198,14 +198,14 @@ async def test_messages_are_whole_lines_and_no_others() -> None:
     sender, receiver = trio.SocketStream(left), RankLink(trio.SocketStream(right), "peer")
     link = RankLink(sender, "me")
     for message in (Join(1, "s", True), Beat(1, 2, 3, 4), Ended("over\nand out")):
-        await link.say(message)
-        assert await receiver.hear() == message
+        await link.send(message)
+        assert await receiver.receive() == message
     await sender.send_all(b'{"type":"join","rank":"one"}\n')
     with pytest.raises(ProtocolMismatch, match="peer: no message of ours"):
-        await receiver.hear()
+        await receiver.receive()
     await sender.aclose()
     with pytest.raises(PeerGone, match="peer: its connection has closed"):
-        await receiver.hear()
+        await receiver.receive()
     await receiver.stream.aclose()
 
 

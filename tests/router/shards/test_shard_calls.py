@@ -239,13 +239,13 @@ async def test_settings_that_a_shard_cannot_read_do_not_end_it() -> None:
     async with shard_at(0, idle) as port:
         calls = calls_of(port)
         await wait_for_all(calls)
-        contact = calls.take(0)
-        assert contact.link is not None
-        contact.link.say_now(Start('{"unheard_of": 1}', 1, 4096, ""))
+        connection = calls.take(0)
+        assert connection.link is not None
+        connection.link.send_nowait(Start('{"unheard_of": 1}', 1, 4096, ""))
         with trio.fail_after(60):
-            ended = await contact.link.hear()
+            ended = await connection.link.receive()
         assert isinstance(ended, Ended) and "with the keys" in ended.report
-        contact.close()
+        connection.close()
         await wait_for_all(calls)  # the next one is served
         calls.take(0).close()
 
@@ -271,14 +271,14 @@ async def test_only_a_router_with_both_connections_of_one_call_is_taken() -> Non
         with pytest.raises(ConfigurationError, match="a shard is here, and waits for a router"):
             await RankHost(place)._incarnation()
         frames = await call(HOST, port, SECRET, Call("mine", carries_frames=True))
-        assert isinstance(await frames.hear(), Refused)
+        assert isinstance(await frames.receive(), Refused)
         link = await call(HOST, port, SECRET, Call("mine", carries_frames=False))
-        assert isinstance(await link.hear(), Welcome)
+        assert isinstance(await link.receive(), Welcome)
         other = await call(HOST, port, SECRET, Call("other", carries_frames=True))
-        assert isinstance(await other.hear(), Refused)
-        await link.say(Start(ShardSettings(model_path=Path("none")).text(), 1, 4096, ""))
+        assert isinstance(await other.receive(), Refused)
+        await link.send(Start(ShardSettings(model_path=Path("none")).text(), 1, 4096, ""))
         with pytest.raises(PeerGone):  # it runs nothing without frames
-            while not isinstance(await link.hear(), Welcome):
+            while not isinstance(await link.receive(), Welcome):
                 pass
         for each in (frames, link, other):
             await each.stream.aclose()
@@ -294,7 +294,7 @@ async def test_a_router_that_says_nothing_does_not_lock_others_out(
     async with shard_at(0, idle) as port:
         half = await call(HOST, port, SECRET, Call("half", carries_frames=False))
         with pytest.raises(PeerGone), trio.fail_after(60):
-            while isinstance(await half.hear(), Welcome):
+            while isinstance(await half.receive(), Welcome):
                 pass  # its other connection never comes
         first, second = calls_of(port), calls_of(port)
         await wait_for_all(first)

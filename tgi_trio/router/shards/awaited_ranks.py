@@ -12,8 +12,8 @@ from collections.abc import Sequence
 import trio
 
 from tgi_trio.errors import PeerError
-from tgi_trio.router.shards.contact import Contact
-from tgi_trio.router.shards.door import Door
+from tgi_trio.router.shards.peer_acceptor import PeerAcceptor
+from tgi_trio.router.shards.rank_connection import RankConnection
 from tgi_trio.router.shards.rank_link import Join, Message, RankLink, Refused
 
 log = logging.getLogger(__name__)
@@ -27,14 +27,14 @@ class AwaitedRanks:
     ) -> None:
         """`listeners`: bound sockets; `ranks`: the numbers of the ranks that are to connect."""
         self.ranks = tuple(ranks)
-        self._door = Door(listeners, secret, self._receive)
-        self._callers: dict[int, Contact] = {}
+        self._acceptor = PeerAcceptor(listeners, secret, self._receive)
+        self._callers: dict[int, RankConnection] = {}
         self._arrival = trio.Event()
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Accept connections until cancelled."""
         try:
-            await self._door.run(task_status)
+            await self._acceptor.run(task_status)
         finally:
             for caller in self._callers.values():
                 caller.close()
@@ -50,32 +50,32 @@ class AwaitedRanks:
 
     async def wait_for_all(self) -> None:
         """Return when every rank can be taken."""
-        told: list[int] = []
+        reported: list[int] = []
         while missing := self.missing:
-            if missing != told:
+            if missing != reported:
                 log.info("waiting for rank %s", ", ".join(map(str, missing)))
-                told = missing
+                reported = missing
             await self._arrival.wait()
             self._arrival = trio.Event()
 
-    def take(self, rank: int) -> Contact:
+    def take(self, rank: int) -> RankConnection:
         """Hand over a rank's connections to the caller. Raises KeyError if it is missing."""
         return self._callers.pop(rank)
 
-    async def _receive(self, said: Message, link: RankLink) -> None:
+    async def _receive(self, message: Message, link: RankLink) -> None:
         """Keep a rank's connection; refuse one that is not an expected rank's."""
-        if not isinstance(said, Join) or said.rank not in self.ranks:
+        if not isinstance(message, Join) or message.rank not in self.ranks:
             wanted = ", ".join(map(str, self.ranks))
-            await link.say(Refused(f"ranks of other machines are here: {wanted}"))
-            raise PeerError(link.peer, f"said {said}, while ranks {wanted} are waited for")
-        self._seat(said, link)
+            await link.send(Refused(f"ranks of other machines are here: {wanted}"))
+            raise PeerError(link.peer, f"said {message}, while ranks {wanted} are waited for")
+        self._seat(message, link)
 
     def _seat(self, join: Join, link: RankLink) -> None:
         caller = self._callers.get(join.rank)
         if caller is None or caller.session != join.session:
             if caller is not None:  # the rank's program has been restarted
                 caller.close()
-            caller = self._callers[join.rank] = Contact(join.session)
+            caller = self._callers[join.rank] = RankConnection(join.session)
         if join.carries_frames:
             caller.frames = link.stream
         else:

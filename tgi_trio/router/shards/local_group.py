@@ -24,8 +24,8 @@ from tgi_trio.ipc.startup import WarmupRequest
 from tgi_trio.ipc.tcp import TcpSpec
 from tgi_trio.ipc.tcp_router_end import TcpRouterEnd
 from tgi_trio.ipc.waiting import WaitingShards
-from tgi_trio.router.shards.contact import RankSource
 from tgi_trio.router.shards.group import Group, Rank, StartGroup
+from tgi_trio.router.shards.rank_connection import RankSource
 from tgi_trio.router.shards.remote_rank import RemoteRank
 from tgi_trio.router.shards.ring_sizes import command_ring_bytes, plan_ring_bytes
 from tgi_trio.router.shards.shard_instance import ShardArgv, ShardInstance
@@ -137,12 +137,12 @@ class LocalGroup:
         cls, settings: ShardSettings, request: WarmupRequest, incarnation: int, source: RankSource
     ) -> Iterator[LocalGroup]:
         """Start a group of one rank on another machine; leaving the context ends it."""
-        contact = source.take(0)
+        connection = source.take(0)
         own = replace(settings, rank=0, image_arena=-1)
         largest = command_ring_bytes(request)
         with (
-            RemoteRank.start(contact, own, incarnation, largest) as rank,
-            closing(TcpRouterEnd(os.dup(contact.frames_fd), largest, rank.describe)) as end,
+            RemoteRank.start(connection, own, incarnation, largest) as rank,
+            closing(TcpRouterEnd(os.dup(connection.frames_fd), largest, rank.describe)) as end,
         ):
             yield cls([rank], end)
 
@@ -186,8 +186,8 @@ class LocalGroup:
         for rank in self._ranks:
             rank.kill()
         reports = [await rank.finish() for rank in self._ranks]
-        told = [report for report, alone in zip(reports, ended, strict=True) if alone]
-        return "\n".join(told or reports)
+        reported = [report for report, alone in zip(reports, ended, strict=True) if alone]
+        return "\n".join(reported or reports)
 
 
 async def _first_of(waits: Sequence[Callable[[], Awaitable[None]]]) -> None:
@@ -221,18 +221,18 @@ def _start_remote_ranks(
     incarnation: int,
 ) -> _RemoteRanks:
     """Start the ranks of `source`; closing `stack` ends them."""
-    contacts = [source.take(rank) for rank in source.ranks]
-    meeting = stack.enter_context(_listen(contacts[0].own_host))
+    connections = [source.take(rank) for rank in source.ranks]
+    meeting = stack.enter_context(_listen(connections[0].own_host))
     remote = _RemoteRanks(
         [], replace(settings, meeting=address_text(meeting)), meeting.fileno(), [], []
     )
     largest = plan_ring_bytes(request)
-    for rank, contact in zip(source.ranks, contacts, strict=True):
+    for rank, connection in zip(source.ranks, connections, strict=True):
         own = replace(remote.settings, rank=rank, tokenizer_file=None, image_arena=-1)
-        start = RemoteRank.start(contact, own, incarnation, largest)
+        start = RemoteRank.start(connection, own, incarnation, largest)
         remote.ranks.append(stack.enter_context(start))
-        remote.fds.append(contact.frames_fd)
-        remote.specs.append(TcpSpec(contact.frames_fd, rank, incarnation, largest).text())
+        remote.fds.append(connection.frames_fd)
+        remote.specs.append(TcpSpec(connection.frames_fd, rank, incarnation, largest).text())
     return remote
 
 

@@ -47,17 +47,17 @@ class RankHost:
 
         Raises ConfigurationError if the leader refuses this rank or has another secret.
         """
-        told = False
+        reported = False
         while True:
             try:
                 await self._incarnation()
-                told = False
+                reported = False
             except ProtocolMismatch as error:
                 raise ConfigurationError(f"--leader: {error}") from error
             except (OSError, PeerGone) as error:
-                if not told:
+                if not reported:
                     log.warning("the leader cannot be reached, which is tried again: %s", error)
-                    told = True
+                    reported = True
             await trio.sleep(_PAUSE_S)
 
     async def _incarnation(self) -> None:
@@ -68,14 +68,14 @@ class RankHost:
             link = await self._call(session, frames=False)
             async with link.stream:
                 log.info("rank %d is called in at %s:%d", place.rank, place.host, place.port)
-                start = await link.hear()
+                start = await link.receive()
                 if isinstance(start, Refused):
                     raise ConfigurationError(f"--rank {place.rank} is not wanted: {start.why}")
                 if not isinstance(start, Start):
                     raise ProtocolMismatch(place.host, f"said {start} first")
                 report = await run_incarnation(start, link, frames.stream, place.model, self._argv)
                 log.info("%s", report)
-                await link.say(Ended(report))
+                await link.send(Ended(report))
 
     async def _call(self, session: str, *, frames: bool) -> RankLink:
         place = self._place

@@ -97,7 +97,7 @@ async def _end_with(link: RankLink, scope: trio.CancelScope) -> None:
     """Cancel `scope` when the leader closes its side or is gone; never returns before that."""
     try:
         while True:
-            log.warning("the leader said %s, which means nothing here", await link.hear())
+            log.warning("the leader said %s, which means nothing here", await link.receive())
     except PeerError as error:
         log.info("the group has ended: %s", error)
         scope.cancel()
@@ -107,7 +107,7 @@ async def _beat(link: RankLink, shard: ShardInstance) -> None:
     """Send the rank's vitals every `BEAT_S` seconds."""
     try:
         while True:
-            await link.say(Beat(*shard.vitals))
+            await link.send(Beat(*shard.vitals))
             await trio.sleep(BEAT_S)
     except PeerGone:
         await trio.sleep_forever()  # `_end_with` ends the rank

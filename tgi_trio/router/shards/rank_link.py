@@ -100,14 +100,14 @@ class RankLink:
         host: str = self.stream.socket.getsockname()[0]
         return host
 
-    async def say(self, message: Message) -> None:
+    async def send(self, message: Message) -> None:
         """Send a message. Raises PeerGone."""
         try:
             await self.stream.send_all(msgspec.json.encode(message) + b"\n")
         except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
             raise self._gone() from error
 
-    def say_now(self, message: Message) -> None:
+    def send_nowait(self, message: Message) -> None:
         """Send a message without waiting, into the socket's buffer. Raises PeerGone."""
         line = msgspec.json.encode(message) + b"\n"
         with socket.socket(fileno=os.dup(self.stream.socket.fileno())) as own:
@@ -118,7 +118,7 @@ class RankLink:
         if sent < len(line):
             raise PeerGone(self.peer, f"it has taken {sent} of {len(line)} bytes")
 
-    async def hear(self) -> Message:
+    async def receive(self) -> Message:
         """Return the next message. Raises PeerGone at the end, ProtocolMismatch for a bad one."""
         while b"\n" not in self._rest:
             if len(self._rest) > _LONGEST:
@@ -153,7 +153,7 @@ async def call(host: str, port: int, secret: bytes, message: Join | Call) -> Ran
     try:
         await greet(stream, secret, Side.CALLER, host)
         link = RankLink(stream, host)
-        await link.say(message)
+        await link.send(message)
     except BaseException:
         await trio.aclose_forcefully(stream)
         raise

@@ -14,7 +14,7 @@ from tgi_trio.ipc.control import Vitals
 from tgi_trio.ipc.frames import Phase
 from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.ipc.tcp import GONE_S
-from tgi_trio.router.shards.contact import Contact
+from tgi_trio.router.shards.rank_connection import RankConnection
 from tgi_trio.router.shards.rank_link import Beat, Ended, RankLink, Start, config_digest
 
 log = logging.getLogger("tgi_trio.shard")
@@ -36,21 +36,21 @@ class RemoteRank:
     @classmethod
     @contextmanager
     def start(
-        cls, contact: Contact, settings: ShardSettings, incarnation: int, largest: int
+        cls, connection: RankConnection, settings: ShardSettings, incarnation: int, largest: int
     ) -> Iterator[RemoteRank]:
-        """Have the machine of `contact` run the rank of `settings`; leaving the context ends it.
+        """Have the machine of `connection` run the rank of `settings`; leaving the context ends it.
 
         Rank 0 uses the connection for frames; it is closed here when the context is left.
         """
-        if contact.link is None:
+        if connection.link is None:
             raise ValueError("a contact of one connection cannot be started")
         try:
-            rank = cls(contact.link, settings.rank, incarnation)
+            rank = cls(connection.link, settings.rank, incarnation)
             digest = config_digest(settings.model_path)
             rank._say_now(Start(settings.text(), incarnation, largest, digest))
             yield rank
         finally:
-            contact.close()
+            connection.close()
 
     def describe(self) -> str:
         """Return rank, machine, pid, phase and step, for error messages."""
@@ -63,7 +63,7 @@ class RemoteRank:
         """Receive the rank's vitals until it has ended. Its machine logs its output."""
         try:
             while not self._over.is_set():
-                self._note(await self._link.hear())
+                self._note(await self._link.receive())
         except PeerError as error:
             self._report = f"{self.describe()}: {error.problem}."
             self._over.set()
@@ -104,7 +104,7 @@ class RemoteRank:
 
     def _say_now(self, message: Start) -> None:
         try:
-            self._link.say_now(message)
+            self._link.send_nowait(message)
         except PeerGone as error:  # `pump_output` will find it gone
             log.warning("%s", error)
 

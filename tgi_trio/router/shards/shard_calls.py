@@ -14,7 +14,7 @@ from typing import Final
 import trio
 
 from tgi_trio.errors import ConfigurationError, PeerError, PeerGone, ProtocolMismatch
-from tgi_trio.router.shards.contact import Contact
+from tgi_trio.router.shards.rank_connection import RankConnection
 from tgi_trio.router.shards.rank_link import GREETING_S, Call, RankLink, Refused, Welcome, call
 
 log = logging.getLogger(__name__)
@@ -37,17 +37,17 @@ class ShardCalls:
         self.ranks = tuple(ranks)
         self._addresses = dict(zip(ranks, addresses, strict=True))
         self._secret = secret
-        self._contacts: dict[int, Contact] = {}
+        self._connections: dict[int, RankConnection] = {}
         self._answered: set[int] = set()  # ranks whose machines have accepted us before
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Keep contacts until cancelled."""
+        """Keep connections until cancelled."""
         task_status.started()
         try:
             await trio.sleep_forever()
         finally:
-            for contact in self._contacts.values():
-                contact.close()
+            for connection in self._connections.values():
+                connection.close()
 
     async def wait_for_all(self) -> None:
         """Return when every rank can be taken.
@@ -61,23 +61,24 @@ class ShardCalls:
                 for rank in missing:
                     nursery.start_soon(self._call_until_there, rank)
 
-    def take(self, rank: int) -> Contact:
-        """Hand over a rank's contact to the caller. Raises KeyError if it is missing."""
-        return self._contacts.pop(rank)
+    def take(self, rank: int) -> RankConnection:
+        """Hand over a rank's connection to the caller. Raises KeyError if it is missing."""
+        return self._connections.pop(rank)
 
     def _is_there(self, rank: int) -> bool:
-        contact = self._contacts.get(rank)
-        if contact is not None and not contact.connected:  # disconnected while others were called
-            self._contacts.pop(rank).close()
-            contact = None
-        return contact is not None
+        connection = self._connections.get(rank)
+        # disconnected while others were called
+        if connection is not None and not connection.connected:
+            self._connections.pop(rank).close()
+            connection = None
+        return connection is not None
 
     async def _call_until_there(self, rank: int) -> None:
         address = self._addresses[rank]
-        told, (pause, longest) = "", _PAUSES
+        reported, (pause, longest) = "", _PAUSES
         while True:
             try:
-                self._contacts[rank] = await self._call(address)
+                self._connections[rank] = await self._call(address)
             except ProtocolMismatch as error:
                 why = error.problem
                 if rank not in self._answered:
@@ -90,38 +91,38 @@ class ShardCalls:
                 log.info("the shard at %s has answered", address)
                 self._answered.add(rank)
                 return
-            if why != told:
+            if why != reported:
                 log.warning("--shard %s: %s; it is called again until it answers", address, why)
-                told = why
+                reported = why
             await trio.sleep(pause)
             pause = min(2 * pause, longest)
 
-    async def _call(self, address: str) -> Contact:
+    async def _call(self, address: str) -> RankConnection:
         """Return both connections, accepted by the shard. Raises PeerError and OSError."""
         host, port = split_shard(address)
-        contact = Contact(secrets.token_hex(16))
+        connection = RankConnection(secrets.token_hex(16))
         try:
             for carries_frames in (False, True):
-                said = Call(contact.session, carries_frames)
-                link = await call(host, port, self._secret, said)
+                message = Call(connection.session, carries_frames)
+                link = await call(host, port, self._secret, message)
                 if carries_frames:
-                    contact.frames = link.stream
+                    connection.frames = link.stream
                 else:
-                    contact.link = link
-                await _hear_welcome(link)
+                    connection.link = link
+                await _receive_welcome(link)
         except BaseException:
-            contact.close()
+            connection.close()
             raise
-        return contact
+        return connection
 
 
-async def _hear_welcome(link: RankLink) -> None:
+async def _receive_welcome(link: RankLink) -> None:
     """Return when a connection is accepted.
 
     Raises PeerGone if it is refused for now, ProtocolMismatch if it always will be.
     """
     with trio.move_on_after(GREETING_S) as patience:
-        answer = await link.hear()
+        answer = await link.receive()
     if patience.cancelled_caught:
         raise PeerGone(link.peer, f"it has not said for {GREETING_S:g} s whether it is free")
     if isinstance(answer, Refused):

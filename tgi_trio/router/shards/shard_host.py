@@ -15,8 +15,8 @@ from typing import Final, NoReturn
 import trio
 
 from tgi_trio.errors import PeerError, PeerGone, ProtocolMismatch, TgiTrioError
-from tgi_trio.router.shards.contact import Contact
-from tgi_trio.router.shards.door import Door
+from tgi_trio.router.shards.peer_acceptor import PeerAcceptor
+from tgi_trio.router.shards.rank_connection import RankConnection
 from tgi_trio.router.shards.rank_incarnation import OwnModel, run_incarnation
 from tgi_trio.router.shards.rank_link import Call, Ended, Message, RankLink, Refused, Start, Welcome
 from tgi_trio.router.shards.shard_instance import ShardArgv, real_shard
@@ -39,16 +39,16 @@ class ShardHost:
         argv: ShardArgv = real_shard,
     ) -> None:
         """`listeners`: bound sockets."""
-        self._door = Door(listeners, secret, self._receive)
+        self._acceptor = PeerAcceptor(listeners, secret, self._receive)
         self._model = model
         self._argv = argv
-        self._router: Contact | None = None  # the one that is served
+        self._router: RankConnection | None = None  # the one that is served
         self._called = trio.Event()
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve routers until cancelled; main thread only."""
         async with trio.open_nursery() as nursery:
-            await nursery.start(self._door.run)
+            await nursery.start(self._acceptor.run)
             task_status.started()
             while True:
                 await self._called.wait()
@@ -56,33 +56,33 @@ class ShardHost:
                 if (router := self._router) is not None and router.link is not None:
                     await self._serve(router, router.link)
 
-    async def _receive(self, said: Message, link: RankLink) -> None:
+    async def _receive(self, message: Message, link: RankLink) -> None:
         """Accept a router's connections; refuse all others."""
-        if not isinstance(said, Call):
+        if not isinstance(message, Call):
             await _refuse(link, "a shard is here, and waits for a router that has --shard")
         router = self._router
-        if not said.carries_frames:
+        if not message.carries_frames:
             if router is not None:
                 await _refuse(link, f"it serves a router on {_peer(router)}", for_now=True)
-            self._router = Contact(said.session, link)
+            self._router = RankConnection(message.session, link)
             self._called.set()
         else:
-            if router is None or router.session != said.session or router.frames is not None:
+            if router is None or router.session != message.session or router.frames is not None:
                 await _refuse(link, "it has not been called for these frames", for_now=True)
             router.frames = link.stream
-        await link.say(Welcome())
+        await link.send(Welcome())
 
-    async def _serve(self, router: Contact, link: RankLink) -> None:
+    async def _serve(self, router: RankConnection, link: RankLink) -> None:
         """Run a router's shard until either ends; then the next router may connect."""
         log.info("a router on %s has called", link.peer)
         over = False
         try:
-            start = await _hear_start(link)
+            start = await _receive_start(link)
             if router.frames is None:
                 raise ProtocolMismatch(link.peer, f"said {start} before it called for frames")
             report = await self._run(start, link, router.frames)
             log.info("%s", report)
-            await link.say(Ended(report))
+            await link.send(Ended(report))
             over = True
         except PeerError as error:
             log.info("the router is served no more: %s", error)
@@ -90,7 +90,7 @@ class ShardHost:
         finally:
             if not over:
                 with suppress(PeerGone, OSError):  # the router may have disconnected
-                    link.say_now(Ended("the program that runs the shard was told to end."))
+                    link.send_nowait(Ended("the program that runs the shard was told to end."))
             router.close()
             self._router = None
         log.info("waiting for a router")
@@ -105,10 +105,10 @@ class ShardHost:
             return str(error)
 
 
-async def _hear_start(link: RankLink) -> Start:
+async def _receive_start(link: RankLink) -> Start:
     """Return the router's `Start`. Raises PeerError if it does not come in time."""
     with trio.move_on_after(_START_S) as patience:
-        start = await link.hear()
+        start = await link.receive()
     if patience.cancelled_caught:
         raise PeerGone(link.peer, f"it has not said for {_START_S:g} s what to run")
     if not isinstance(start, Start):
@@ -118,9 +118,9 @@ async def _hear_start(link: RankLink) -> Start:
 
 async def _refuse(link: RankLink, why: str, *, for_now: bool = False) -> NoReturn:
     """Refuse a connection and raise that as a PeerError."""
-    await link.say(Refused(why, for_now))
+    await link.send(Refused(why, for_now))
     raise PeerError(link.peer, f"it is not wanted: {why}")
 
 
-def _peer(router: Contact) -> str:
+def _peer(router: RankConnection) -> str:
     return "another machine" if router.link is None else router.link.peer

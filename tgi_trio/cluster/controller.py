@@ -17,14 +17,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from tgi_trio.cluster.divided import Divided
-from tgi_trio.cluster.keeping import Keeping, Phase, Place, Stop
-from tgi_trio.cluster.kept_front import KeptFront
 from tgi_trio.cluster.rank_processes import run_ranks
-from tgi_trio.cluster.replica_host import Placed, ReplicaHost, Said, Serves
+from tgi_trio.cluster.replica_host import Placed, ReplicaHost, ReplicaReport, Serves
+from tgi_trio.cluster.replica_plan import Phase, ReplicaPlan, StartReplica, StopReplica
 from tgi_trio.cluster.scaling import ReplicaLoad, Scaling
+from tgi_trio.cluster.supervised_front import SupervisedFront
 from tgi_trio.errors import ConfigurationError
 
-log = logging.getLogger("tgi_trio.cluster.keeper")
+log = logging.getLogger("tgi_trio.cluster.controller")
 
 _ANSWER_S: Final = 10.0  # timeout of the first connection to a cluster
 LOOK_S: Final = 0.25  # the most by which deaths, starts and signals are noticed late
@@ -34,7 +34,7 @@ PLACED_WITHIN_S: Final = 60.0  # after this the log warns that no machine has ro
 class _RayReplica(ReplicaHost):
     """Ray's actor class of a server: a `ReplicaHost` at the address of its node."""
 
-    def serve(self, words: Sequence[str], divided: Divided | None) -> Iterator[Said]:
+    def serve(self, words: Sequence[str], divided: Divided | None) -> Iterator[ReplicaReport]:
         """Yield what `run` yields, at this node's address."""
         import ray
 
@@ -44,7 +44,7 @@ class _RayReplica(ReplicaHost):
 class _RayRanks:
     """Ray's actor class of the ranks whose server runs on another node."""
 
-    def serve(self, commands: Sequence[Sequence[str]]) -> Iterator[Said]:
+    def serve(self, commands: Sequence[Sequence[str]]) -> Iterator[ReplicaReport]:
         """Run the ranks until one ends; yields once, when all are started."""
         for _ in run_ranks(commands):
             yield Placed()
@@ -77,8 +77,8 @@ class _Replica:
     warned: bool = False  # that no machine has room
 
 
-class Keeper:
-    """Carries out what `Keeping` decides."""
+class Controller:
+    """Carries out what `ReplicaPlan` decides."""
 
     def __init__(
         self,
@@ -86,11 +86,11 @@ class Keeper:
         words: Sequence[str],
         resources: Resources,
         replicas_file: Path,
-        front: KeptFront | None = None,
+        front: SupervisedFront | None = None,
     ) -> None:
         """`words`: the servers' arguments; `front`: the front to keep as well, or None."""
         self._front = front
-        self._keeping = Keeping(scaling)
+        self._plan = ReplicaPlan(scaling)
         self._words = tuple(words)
         self._resources = resources
         self._file = replicas_file
@@ -100,7 +100,7 @@ class Keeper:
 
     def close(self) -> None:
         """Drain all servers; `run` returns once they have ended. Called by signal handlers."""
-        self._keeping.close()
+        self._plan.close()
         if self._front is not None:
             self._front.close()
 
@@ -108,18 +108,18 @@ class Keeper:
         """Keep servers until `close`. Raises OSError if the file cannot be written."""
         closed = False
         while not closed or self._placed or not (self._front is None or self._front.ended):
-            for action in self._keeping.decide(time.monotonic()):
+            for action in self._plan.decide(time.monotonic()):
                 match action:
-                    case Place(name):
+                    case StartReplica(name):
                         self._place(name)
-                    case Stop(name):
+                    case StopReplica(name):
                         self._stop(name)
             self._write()
             if self._front is not None:
                 self._front.look(time.monotonic())
             self._hear()
             self._warn()
-            closed = self._keeping.closing
+            closed = self._plan.closing
 
     def _place(self, name: str) -> None:
         from ray.util import placement_group
@@ -159,9 +159,9 @@ class Keeper:
             .remote()
         )
 
-    def _listen(self, name: str, actor: Any, *told: Any) -> None:
+    def _listen(self, name: str, actor: Any, *arguments: Any) -> None:
         """Call an actor's `serve`, whose reports `_hear` takes."""
-        self._streams[actor.serve.options(num_returns="streaming").remote(*told)] = name
+        self._streams[actor.serve.options(num_returns="streaming").remote(*arguments)] = name
 
     def _stop(self, name: str) -> None:
         placed = self._placed[name]
@@ -192,18 +192,18 @@ class Keeper:
             except ray.exceptions.RayError as error:
                 self._end(name, f"{type(error).__name__}")
 
-    def _take(self, name: str, said: Said) -> None:
-        match said:
+    def _take(self, name: str, report: ReplicaReport) -> None:
+        match report:
             case ReplicaLoad():
-                self._keeping.loaded(name, said)
+                self._plan.loaded(name, report)
             case Serves(address):
                 log.info("%s serves at %s", name, address)
-                self._keeping.serves(name, address)
+                self._plan.serves(name, address)
             case Placed(ranks_at):
                 self._placed[name].there = True
                 if ranks_at is not None:
                     self._place_ranks(name, ranks_at)
-                if self._keeping.phase(name) is Phase.STOPPING:  # decided before it was placed
+                if self._plan.phase(name) is Phase.STOPPING:  # decided before it was placed
                     self._placed[name].actor.stop.remote()
 
     def _end(self, name: str, why: str) -> None:
@@ -218,7 +218,7 @@ class Keeper:
             ray.kill(actor)
         if replica.group is not None:
             remove_placement_group(replica.group)
-        self._keeping.ended(name, time.monotonic())
+        self._plan.ended(name, time.monotonic())
 
     def _warn(self) -> None:
         for name, placed in self._placed.items():
@@ -237,7 +237,7 @@ class Keeper:
 
     def _write(self) -> None:
         """Write the serving addresses, atomically: fronts read the old list or the new one."""
-        addresses = self._keeping.addresses
+        addresses = self._plan.addresses
         if addresses == self._written:
             return
         new = self._file.with_name(f"{self._file.name}.new")
@@ -278,18 +278,18 @@ def keep(
     words: Sequence[str],
     resources: Resources,
     replicas_file: Path,
-    front: KeptFront | None = None,
+    front: SupervisedFront | None = None,
 ) -> None:
     """Keep servers, and perhaps a front, on the Ray cluster at `address` until SIGTERM or SIGINT.
 
     Raises ConfigurationError as `connect` does, and if the file cannot be written.
     """
     connect(address)
-    keeper = Keeper(scaling, words, resources, replicas_file, front)
+    controller = Controller(scaling, words, resources, replicas_file, front)
     for number in (signal.SIGTERM, signal.SIGINT):  # after `connect`: Ray installs handlers too
-        signal.signal(number, lambda *_: keeper.close())
+        signal.signal(number, lambda *_: controller.close())
     try:
-        keeper.run()
+        controller.run()
     except OSError as error:
         raise ConfigurationError(
             f"--replicas-file {replicas_file} cannot be written: {error}"

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tgi_trio.cluster.keeper import connect
+from tgi_trio.cluster.controller import connect
 from tgi_trio.errors import ConfigurationError
 from tgi_trio.testing.ports import held_port
 
@@ -111,7 +111,7 @@ def test_servers_are_kept_over_the_deaths_of_one_and_of_a_node(nodes: Any, tmp_p
     secret.chmod(0o600)
     with held_port() as port:
         front = f"127.0.0.1:{port}"
-        keeper = subprocess.Popen(
+        controller = subprocess.Popen(
             [
                 *(sys.executable, "-m", "tgi_trio", "cluster", "--replicas", "2"),
                 *("--address", nodes.address, "--replicas-file", str(file)),
@@ -122,7 +122,7 @@ def test_servers_are_kept_over_the_deaths_of_one_and_of_a_node(nodes: Any, tmp_p
     try:
 
         def two() -> list[str]:
-            assert keeper.poll() is None
+            assert controller.poll() is None
             there = addresses(file)
             return there if len(there) == 2 and all(map(serves, there)) else []
 
@@ -140,11 +140,11 @@ def test_servers_are_kept_over_the_deaths_of_one_and_of_a_node(nodes: Any, tmp_p
         assert second[1] not in third
         assert answers(front)
     finally:
-        keeper.send_signal(signal.SIGTERM)
+        controller.send_signal(signal.SIGTERM)
         try:
-            ended = keeper.wait(PATIENCE_S)
+            ended = controller.wait(PATIENCE_S)
         except subprocess.TimeoutExpired:
-            keeper.kill()
+            controller.kill()
             raise
     assert ended == 0 and addresses(file) == []
     servers = {*first, *second, *third}
@@ -171,7 +171,7 @@ def test_a_server_over_two_nodes_starts_anew_when_one_of_its_ranks_dies(
     file, secret = tmp_path / "replicas.txt", tmp_path / "secret"
     secret.write_text("a secret of the test's own\n")
     secret.chmod(0o600)
-    keeper = subprocess.Popen(
+    controller = subprocess.Popen(
         [
             *(sys.executable, "-m", "tgi_trio", "cluster", "--nodes-per-replica", "2"),
             *("--address", nodes.address, "--replicas-file", str(file), "--no-front"),
@@ -182,7 +182,7 @@ def test_a_server_over_two_nodes_starts_anew_when_one_of_its_ranks_dies(
     try:
 
         def one() -> list[str]:
-            assert keeper.poll() is None
+            assert controller.poll() is None
             there = addresses(file)
             return there if len(there) == 1 and all(map(serves, there)) else []
 
@@ -195,11 +195,11 @@ def test_a_server_over_two_nodes_starts_anew_when_one_of_its_ranks_dies(
         second = eventually(lambda: (found := one()) != first and found, "another for both")
         assert answers(second[0]) and process_at(first[0]) is None
     finally:
-        keeper.send_signal(signal.SIGTERM)
+        controller.send_signal(signal.SIGTERM)
         try:
-            ended = keeper.wait(PATIENCE_S)
+            ended = controller.wait(PATIENCE_S)
         except subprocess.TimeoutExpired:
-            keeper.kill()
+            controller.kill()
             raise
     assert ended == 0 and addresses(file) == []
     eventually(lambda: not rank_processes(), "no rank stays behind")

@@ -24,7 +24,7 @@ _UNKNOWN: Final = 32  # most connections at a time that are not authenticated ye
 Receive = Callable[[Message, RankLink], Awaitable[None]]
 
 
-class Door:
+class PeerAcceptor:
     """Accepts connections, and passes on those that know the secret."""
 
     def __init__(self, listeners: Sequence[socket.socket], secret: bytes, receive: Receive) -> None:
@@ -56,9 +56,9 @@ class Door:
                     self._unknown.release()
                     await trio.aclose_forcefully(stream)
                     continue
-                nursery.start_soon(self._let_in, stream, address)
+                nursery.start_soon(self._authenticate, stream, address)
 
-    async def _let_in(self, stream: trio.SocketStream, peer: str) -> None:
+    async def _authenticate(self, stream: trio.SocketStream, peer: str) -> None:
         """Authenticate a connection and pass it on, or close it."""
         link = RankLink(stream, peer)
         try:
@@ -67,7 +67,7 @@ class Door:
             finally:
                 self._unknown.release()
             with trio.fail_after(GREETING_S):
-                await self._receive(await link.hear(), link)
+                await self._receive(await link.receive(), link)
             self._last_warning = ""
         except (PeerError, trio.TooSlowError) as error:
             if str(error) != self._last_warning:

@@ -17,7 +17,7 @@ from tgi_trio.router.shards.rank_link import RankLink
 
 
 @dataclass(slots=True)
-class Contact:
+class RankConnection:
     """A machine's connections, from the first one until its rank has ended."""
 
     session: str  # random; tells which two connections belong together
@@ -59,15 +59,15 @@ class RankSource(Protocol):
     ranks: tuple[int, ...]  # their numbers in the group
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Keep contacts until cancelled."""
+        """Keep connections until cancelled."""
         ...
 
     async def wait_for_all(self) -> None:
         """Return when every rank can be taken."""
         ...
 
-    def take(self, rank: int) -> Contact:
-        """Hand over a rank's contact to the caller. Raises KeyError if it is missing."""
+    def take(self, rank: int) -> RankConnection:
+        """Hand over a rank's connection to the caller. Raises KeyError if it is missing."""
         ...
 
 

@@ -31,20 +31,20 @@ class Phase(enum.Enum):
 
 
 @dataclass(frozen=True)
-class Place:
+class StartReplica:
     """Have Ray start a server under this name."""
 
     name: str
 
 
 @dataclass(frozen=True)
-class Stop:
+class StopReplica:
     """Tell a server to drain and end."""
 
     name: str
 
 
-Action: TypeAlias = Place | Stop
+Action: TypeAlias = StartReplica | StopReplica
 
 
 @dataclass
@@ -55,7 +55,7 @@ class _Server:
     stop_at: float = 0.0
 
 
-class Keeping:
+class ReplicaPlan:
     """All servers of a cluster. Methods raise KeyError for the name of one that has ended."""
 
     def __init__(self, scaling: Scaling) -> None:
@@ -118,7 +118,7 @@ class Keeping:
         for name, one in self._servers.items():
             if one.phase is Phase.LEAVING and now >= one.stop_at:
                 one.phase = Phase.STOPPING
-                actions.append(Stop(name))
+                actions.append(StopReplica(name))
         if now >= self._not_before:
             # After a failure only one server at a time is tried.
             missing = wanted - len(there)
@@ -126,7 +126,7 @@ class Keeping:
                 self._started += 1
                 name = f"replica-{self._started}"
                 self._servers[name] = _Server()
-                actions.append(Place(name))
+                actions.append(StartReplica(name))
         return actions
 
     def _wanted(self, now: float) -> int:

@@ -1,7 +1,7 @@
-"""Keeps a front running in front of a cluster's servers, beside the keeper.
+"""Keeps a front running in front of a cluster's servers, beside the controller.
 
-The front is a process of its own, so that no request waits for the keeper. It reads the servers'
-addresses from the file, ends with the keeper, and is restarted if it ends earlier.
+The front is a process of its own, so that no request waits for the controller. It reads the
+servers' addresses from the file, ends with the controller, and is restarted if it ends earlier.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, Protocol
 
-log = logging.getLogger("tgi_trio.cluster.kept_front")
+log = logging.getLogger("tgi_trio.cluster.supervised_front")
 
 # Seconds before a restart, by the number of consecutive ends within STABLE_AFTER of a start.
 BACK_OFF: Final = (0.0, 0.5, 1.0, 2.0, 5.0, 10.0)
@@ -40,13 +40,14 @@ def front_words(
 def start_front(words: Sequence[str]) -> subprocess.Popen[bytes]:
     """Start the front, which dies with this process.
 
-    It has a process group of its own, so that Ctrl-C reaches the keeper alone, which passes it on.
+    It has a process group of its own, so that Ctrl-C reaches the controller alone, which passes it
+    on.
     """
     argv = [sys.executable, "-m", "tgi_trio.cluster.kept_server", str(os.getpid()), *words]
     return subprocess.Popen(argv, process_group=0)
 
 
-class KeptFront:
+class SupervisedFront:
     """Keeps a front running from the first `look` until `close`."""
 
     def __init__(self, start: Callable[[], Process]) -> None:

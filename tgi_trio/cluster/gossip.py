@@ -27,18 +27,18 @@ MOST_ITEMS: Final = 4096  # queued at most; then the oldest are dropped
 LONGEST_NAME: Final = 255  # bytes of a replica's name
 
 
-class Sent(NamedTuple):
+class RoutedRequest(NamedTuple):
     """One item: a request with this prefix chain went to this replica."""
 
     replica: str
     chain: Chain
 
 
-class Heard(NamedTuple):
+class Gossip(NamedTuple):
     """A decoded datagram."""
 
     sender: bytes
-    items: list[Sent]
+    items: list[RoutedRequest]
 
 
 class Outbox:
@@ -53,7 +53,7 @@ class Outbox:
     def __len__(self) -> int:
         return len(self._items)
 
-    def put(self, item: Sent) -> None:
+    def put(self, item: RoutedRequest) -> None:
         """Queue an item. Raises ValueError for a name of more than `LONGEST_NAME` bytes."""
         name = item.replica.encode()
         if len(name) > LONGEST_NAME:
@@ -72,7 +72,7 @@ class Outbox:
             yield _sign(body, self._secret) + body
 
 
-def read(datagram: bytes, secret: bytes) -> Heard:
+def read(datagram: bytes, secret: bytes) -> Gossip:
     """Decode a datagram. Raises ValueError if it is not signed, of our version and complete."""
     signature, body = datagram[:SIGNATURE_BYTES], datagram[SIGNATURE_BYTES:]
     if not hmac.compare_digest(signature, _sign(body, secret)):
@@ -80,7 +80,7 @@ def read(datagram: bytes, secret: bytes) -> Heard:
     if body[:1] != bytes([VERSION]):
         raise ValueError(f"a datagram is not of version {VERSION}")
     try:
-        return Heard(_cut(body, 1, SENDER_BYTES), list(_decode(body, 1 + SENDER_BYTES)))
+        return Gossip(_cut(body, 1, SENDER_BYTES), list(_decode(body, 1 + SENDER_BYTES)))
     except (IndexError, UnicodeDecodeError) as error:
         raise ValueError("a datagram ends in the middle of an item") from error
 
@@ -91,14 +91,16 @@ def _sign(body: bytes | bytearray, secret: bytes) -> bytes:
     return blake2b(body, key=key, digest_size=SIGNATURE_BYTES).digest()
 
 
-def _decode(body: bytes, at: int) -> Iterable[Sent]:
+def _decode(body: bytes, at: int) -> Iterable[RoutedRequest]:
     while at < len(body):
         name = _cut(body, at + 1, body[at])
         at += 1 + len(name)
         hashes = _cut(body, at + 1, body[at] * HASH_BYTES)
         at += 1 + len(hashes)
         starts = range(0, len(hashes), HASH_BYTES)
-        yield Sent(name.decode(), tuple(hashes[start : start + HASH_BYTES] for start in starts))
+        yield RoutedRequest(
+            name.decode(), tuple(hashes[start : start + HASH_BYTES] for start in starts)
+        )
 
 
 def _cut(body: bytes, at: int, length: int) -> bytes:
