@@ -77,7 +77,7 @@ class ExcessiveLength:
     tokens: int  # of the prompt
     most: int  # that it may have
     total: int  # of prompt and answer together; of the prompt, where no more is known
-    asked: int = 0  # of an answer, where that is what leaves no room
+    requested: int = 0  # of an answer, where that is what leaves no room
 
 
 class GrammarError(ValidationError):

@@ -34,7 +34,7 @@ from tgi_trio.router.http.dialects.responses.tools import Toolbox
 from tgi_trio.router.http.dialects.responses.writing import (
     ItemWriter,
     ResponseWriter,
-    settings_of,
+    copy_settings,
 )
 from tgi_trio.router.http.messages.events import ChatEvents, Envelope, Events
 from tgi_trio.router.http.messages.tool_calls import AnswerReader, ReadChatEvents
@@ -123,7 +123,7 @@ def reading_costs(runs: int) -> dict[str, float]:
 
 
 def _response_events() -> ResponseEvents:
-    settings = settings_of(ResponsesRequest(input="?"), "model", store=False)
+    settings = copy_settings(ResponsesRequest(input="?"), "model", store=False)
     source = random.Random(1)
     writer, items = ResponseWriter(settings, 1, source), ItemWriter(Toolbox(), False, False, source)
     return ResponseEvents(writer, items, AnswerReader(), lambda: 1, lambda *_: None)

@@ -316,7 +316,7 @@ def test_limits_always_fit_together(
         assert settings.max_batch_size <= settings.step_token_budget
         assert settings.step_token_budget <= settings.max_batch_prefill_tokens
         assert settings.max_batch_size > 0
-        for name in settings.asked & {"max_input_tokens", "max_total_tokens"}:
+        for name in settings.explicit & {"max_input_tokens", "max_total_tokens"}:
             assert getattr(settings, name) == getattr(options, name)
     assert after.max_total_tokens <= after.max_batch_total_tokens <= blocks * block_size
     assert after.max_batch_prefill_tokens <= after.max_batch_total_tokens

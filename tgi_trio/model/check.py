@@ -357,16 +357,16 @@ def activations_refusal(config: ModelConfig) -> str:
     )
 
 
-def check_kv_cache(config: ModelConfig, spec: DecoderSpec | T5Spec | None, asked: str) -> None:
+def check_kv_cache(config: ModelConfig, spec: DecoderSpec | T5Spec | None, dtype: str) -> None:
     """Raise ConfigurationError if a model cannot have an 8-bit KV cache."""
     if not isinstance(spec, DecoderSpec):
         raise ConfigurationError(
-            f"--kv-cache-dtype {asked} is for the models of the generic decoder, and model type "
+            f"--kv-cache-dtype {dtype} is for the models of the generic decoder, and model type "
             f"{config.model_type!r} is none of them: leave it out."
         )
     if any(layer.compression for layer in spec.layers):
         raise ConfigurationError(
-            f"--kv-cache-dtype {asked} rounds keys and values, and model type "
+            f"--kv-cache-dtype {dtype} rounds keys and values, and model type "
             f"{config.model_type!r} keeps beside them what its compressed keys are made of: leave "
             "it out."
         )

@@ -131,7 +131,7 @@ class Assembly:
             images=None if images is None else images.reader,
             unserved=unserved,
         )
-        self._keys = keys_of(settings)
+        self._keys = make_keys(settings)
         http = http_settings(settings, compute_type(info, settings.num_shard))
         self._application = Application(self._facade, http, self._tracer)
         self._metrics.before_render(self._count_responses)
@@ -201,7 +201,7 @@ class Assembly:
         self._application.http = replace(self._application.http, api_keys=keys)
 
 
-def keys_of(settings: Settings) -> Keys:
+def make_keys(settings: Settings) -> Keys:
     """Return where the server's keys come from."""
     return Keys(settings.api_key, settings.api_key_file)
 
@@ -251,7 +251,7 @@ def http_settings(settings: Settings, compute_type: str) -> HttpSettings:
     return HttpSettings(
         payload_limit=settings.payload_limit,
         cors_allow_origin=settings.cors_allow_origin,
-        api_keys=keys_of(settings).read(),
+        api_keys=make_keys(settings).read(),
         front_secret=None if secret_file is None else read_cluster_secret(secret_file),
         compute_type=compute_type,
         docker_label=os.environ.get("DOCKER_LABEL"),
@@ -284,7 +284,7 @@ def load_chat_template(settings: Settings, tokenizer: Tokenizer) -> ChatTemplate
             f"--default-chat-template-kwargs cannot set {', '.join(own)}: every request has its own"
         )
     if given is not None:
-        return ChatTemplate.given(given, tokenizer.special_tokens, defaults)
+        return ChatTemplate.from_flag(given, tokenizer.special_tokens, defaults)
     sources = tokenizer.chat_templates
     return ChatTemplate(sources, tokenizer.special_tokens, defaults=defaults) if sources else None
 

@@ -91,7 +91,7 @@ class GrammarChecker:
         file = "" if tokenizer is None else str(tokenizer)
         key = hashlib.sha256(f"{file}\0{grammar}".encode("utf-8", "surrogateescape")).digest()
         await trio.lowlevel.checkpoint()
-        while (verdict := self._known(key)) is None:
+        while (verdict := self._find_verdict(key)) is None:
             if (trial := self._trials.get(key)) is None:
                 verdict = await self._try_for_all(grammar, file, key)
                 break
@@ -153,7 +153,7 @@ class GrammarChecker:
             return _Verdict(found, trio.current_time() + _AGAIN_S)
         return _Verdict(f"compiling it takes more than {_MEMORY >> 20} MiB of memory")
 
-    def _known(self, key: bytes) -> _Verdict | None:
+    def _find_verdict(self, key: bytes) -> _Verdict | None:
         """Return the verdict on a grammar, while it holds."""
         verdict = self._verdicts.get(key)
         if verdict is None or verdict.until <= trio.current_time():

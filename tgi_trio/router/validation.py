@@ -302,10 +302,10 @@ class Validator:
     def _max_new_tokens(self, prompt_length: int, parameters: GenerationParameters) -> int:
         """Check the lengths; return what was asked for, or all that fits."""
         total, most = self._limits.max_total_tokens, self._limits.max_input_tokens
-        asked, room = parameters.max_new_tokens, max(total - prompt_length, 0)
-        if parameters.clip_max_new_tokens and asked is not None:
-            asked = min(asked, room)
-        new = room if asked is None else asked
+        requested, room = parameters.max_new_tokens, max(total - prompt_length, 0)
+        if parameters.clip_max_new_tokens and requested is not None:
+            requested = min(requested, room)
+        new = room if requested is None else requested
         clipped_away = parameters.clip_max_new_tokens and new == 0
         if prompt_length + new > total and not clipped_away:
             text = (
@@ -315,7 +315,7 @@ class Validator:
             if new >= total:  # a shorter prompt would not help
                 raise about(ValidationError(text), "max_new_tokens")
             fits = min(most, total - new)
-            raise PromptTooLong(text, ExcessiveLength(prompt_length, fits, total, asked=new))
+            raise PromptTooLong(text, ExcessiveLength(prompt_length, fits, total, requested=new))
         if prompt_length > most or new == 0:
             raise PromptTooLong(
                 f"`inputs` must have less than {most} tokens. Given: {prompt_length}",

@@ -45,7 +45,7 @@ def _say(settings: Settings, names: Sequence[str], why: str) -> list[str]:
     return [
         f"--{name.replace('_', '-')} has no effect: {why}"
         for name in names
-        if name in settings.asked
+        if name in settings.explicit
     ]
 
 

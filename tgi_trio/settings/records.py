@@ -231,5 +231,5 @@ class Settings(AsGiven):
     host_slots: int = 0  # likewise, of slots for recurrent states
     kv_block_size: int = 0  # tokens; set by `with_kv`
     serving: tuple[str, ...] = ()  # how the model is served, as "name: value"; set by `with_model`
-    asked: frozenset[str] = frozenset()  # names of values from flags or the environment
+    explicit: frozenset[str] = frozenset()  # names of values from flags or the environment
     overruled: frozenset[str] = frozenset()  # names of values that the loaded model does not allow

@@ -56,7 +56,7 @@ def resolve(options: Options, facts: ModelFacts) -> Settings:
         max_batch_size=batch_size,
         step_token_budget=budget,
         max_queued_tokens=options.max_queued_tokens or options.max_concurrent_requests * max_total,
-        asked=_given_names(options),
+        explicit=_given_names(options),
     )
 
 
@@ -78,7 +78,7 @@ def with_kv(
     if settings.max_batch_total_tokens:
         supported = min(supported, settings.max_batch_total_tokens)
     max_total = settings.max_total_tokens
-    if "max_total_tokens" not in settings.asked:
+    if "max_total_tokens" not in settings.explicit:
         max_total = min(max_total, supported)
     if max_total > supported or supported < 2:
         raise ConfigurationError(
@@ -87,7 +87,7 @@ def with_kv(
             f"is set, or use a smaller model or --dtype bfloat16"
         )
     max_input = settings.max_input_tokens
-    if "max_input_tokens" not in settings.asked:
+    if "max_input_tokens" not in settings.explicit:
         max_input = min(max_input, max_total - 1)
     elif max_input >= max_total:
         raise ConfigurationError(
@@ -95,10 +95,10 @@ def with_kv(
             f"{max_input} and {max_total} (what the KV cache holds)"
         )
     queued = settings.max_queued_tokens
-    if "max_queued_tokens" not in settings.asked:
+    if "max_queued_tokens" not in settings.explicit:
         queued = settings.max_concurrent_requests * max_total
     prefill = settings.max_batch_prefill_tokens
-    if prefill > supported and "max_batch_prefill_tokens" in settings.asked:
+    if prefill > supported and "max_batch_prefill_tokens" in settings.explicit:
         raise ConfigurationError(
             "`max_batch_prefill_tokens` must be <= `max_batch_total_tokens`. "
             f"Given: {prefill} and {supported}"

@@ -26,7 +26,7 @@ def with_model(settings: Settings, serving: Serving) -> tuple[Settings, list[str
         messages.append(
             "--draft-model has no effect: --speculate 0 lets nothing guess; leave it out"
         )
-    if "drafter" in settings.asked and not settings.speculate:
+    if "drafter" in settings.explicit and not settings.speculate:
         messages.append(
             "--drafter has no effect: --speculate says how many tokens are guessed ahead; by "
             "default none are"

@@ -19,9 +19,9 @@ def as_rows(settings: Settings) -> Iterator[tuple[str, str, str]]:
     Origin: "asked", "default", "computed", or "the model" if it overrules what was asked.
     """
     given = {f.name for f in fields(AsGiven)}
-    asked = {_SETTING_OF.get(name, name) for name in settings.asked}
+    explicit = {_SETTING_OF.get(name, name) for name in settings.explicit}
     for name, value in as_json(settings).items():
-        origin = "asked" if name in asked else "default" if name in given else "computed"
+        origin = "asked" if name in explicit else "default" if name in given else "computed"
         origin = "the model" if name in settings.overruled else origin
         text = (
             ", ".join(map(str, value))
@@ -52,7 +52,7 @@ def as_json(settings: Settings) -> dict[str, Any]:
     result: dict[str, Any] = {}
     for name in (f.name for f in fields(Settings)):
         value = getattr(settings, name)
-        if name in ("asked", "overruled"):
+        if name in ("explicit", "overruled"):
             continue
         if name == "api_key" and (value or settings.api_key_file):
             value = SECRET

@@ -204,4 +204,4 @@ def _check_tokenizer(settings: Settings) -> None:
     if settings.chat_template is not None:
         from tgi_trio.router.text.chat_template import ChatTemplate  # its engine: 50 ms
 
-        ChatTemplate.given(settings.chat_template, {})
+        ChatTemplate.from_flag(settings.chat_template, {})

@@ -307,12 +307,12 @@ def test_a_template_that_does_not_compile_names_line_and_flag() -> None:
 def test_the_file_of_the_flag(tmp_path: Path) -> None:
     path = tmp_path / "mine.jinja"
     path.write_text("{{ bos_token }}{{ messages[0].content }}")
-    assert ChatTemplate.given(str(path), SPECIAL).render([ANSWER]) == "<s>I'm doing great.\n"
-    assert ChatTemplate.given(path.read_text(), SPECIAL).render([ANSWER])[:3] == "<s>"
+    assert ChatTemplate.from_flag(str(path), SPECIAL).render([ANSWER]) == "<s>I'm doing great.\n"
+    assert ChatTemplate.from_flag(path.read_text(), SPECIAL).render([ANSWER])[:3] == "<s>"
     path.write_bytes(b"\xff{{")
     for wrong in (tmp_path / "none", tmp_path, path, "a\0b"):
         with pytest.raises(ConfigurationError, match=r"--chat-template .* cannot be read: "):
-            ChatTemplate.given(str(wrong), SPECIAL)
+            ChatTemplate.from_flag(str(wrong), SPECIAL)
 
 
 def test_a_continued_message_excludes_a_generation_prompt() -> None:
@@ -326,7 +326,7 @@ def test_defaults_hold_where_nothing_is_given() -> None:
     defaults = {"enable_thinking": False, "messages": "never"}
     for template in (
         ChatTemplate({"default": source}, {}, defaults=defaults),
-        ChatTemplate.given(source, {}, defaults),
+        ChatTemplate.from_flag(source, {}, defaults),
     ):
         assert template.render([ANSWER]) == "False1"
         assert template.render([ANSWER], enable_thinking=True) == "True1"

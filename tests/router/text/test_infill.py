@@ -50,7 +50,7 @@ def test_a_gap_ends_where_another_file_would_begin() -> None:
 OTHERS = (OtherFile("x = 1\n", "one.py"), OtherFile("y = 2\n", "two.py"))
 
 
-def format_of(*tokens: str) -> tuple[InfillFormat, dict[str, int]]:
+def find_format(*tokens: str) -> tuple[InfillFormat, dict[str, int]]:
     added = {token: i for i, token in enumerate(tokens)}
     found = find_infill(added)
     assert found is not None
@@ -60,7 +60,7 @@ def format_of(*tokens: str) -> tuple[InfillFormat, dict[str, int]]:
 def test_other_files_are_written_as_qwen_was_taught() -> None:
     """As its own documents have it, and llama.cpp's `/infill`, names included."""
     qwen = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|repo_name|>", "<|file_sep|>")
-    found, added = format_of(*qwen)
+    found, added = find_format(*qwen)
     assert found.write(Gap("a = ", "b", OTHERS), added) == (
         "<|repo_name|>myproject\n<|file_sep|>one.py\nx = 1\n<|file_sep|>two.py\ny = 2\n"
         "<|file_sep|>filename\n<|fim_prefix|>a = <|fim_suffix|>b<|fim_middle|>"
@@ -74,7 +74,7 @@ def test_other_files_are_written_as_qwen_was_taught() -> None:
 def test_starcoder_2_has_the_name_in_the_gap() -> None:
     """Lozhkov et al., 2024, https://arxiv.org/abs/2402.19173, section 5.1."""
     stars = ("<fim_prefix>", "<fim_suffix>", "<fim_middle>", "<repo_name>", "<file_sep>")
-    found, added = format_of(*stars)
+    found, added = find_format(*stars)
     assert found.write(Gap("a = ", "b", OTHERS[:1]), added) == (
         "<repo_name>myproject\n<file_sep>one.py\nx = 1\n<file_sep>"
         "<fim_prefix>filename\na = <fim_suffix>b<fim_middle>"

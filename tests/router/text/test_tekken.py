@@ -26,7 +26,7 @@ from tgi_trio.router.media.layouts.layout import ImageSettings
 from tgi_trio.router.text.chat_template import ChatTemplate
 from tgi_trio.router.text.tekken import convert_tekken
 from tgi_trio.router.text.tokenizer_files import read_config, tokenizer_json
-from tgi_trio.router.text.tools.call_formats import format_of
+from tgi_trio.router.text.tools.call_formats import find_format
 
 MARK = "[AUDIO]"
 
@@ -50,7 +50,7 @@ def test_ids_are_those_of_mistral_common(tmp_path: Path, version: str) -> None:
     assert config.special_tokens == named
     template = ChatTemplate(config.chat_templates, config.special_tokens)
     calls = {"v7": "mistral", "v11": "mistral-id", "v13": "mistral-args"}
-    assert format_of(config.chat_templates["default"]).name == calls[version]
+    assert find_format(config.chat_templates["default"]).name == calls[version]
     layout = lay_out_voxtral({}, ImageSettings({}), {})
     assert isinstance(layout, PiecesLayout)
     assert layout.around == ("[BEGIN_AUDIO]", "")

@@ -98,18 +98,18 @@ def base_of_heads(folder: Path) -> str:
     return name
 
 
-def count_drafts(folder: Path, asked: int | None) -> int:
-    """Return how many tokens heads draft ahead: `asked`, or the number of heads.
+def count_drafts(folder: Path, requested: int | None) -> int:
+    """Return how many tokens heads draft ahead: `requested`, or the number of heads.
 
     Raises ConfigurationError, in TGI's words, if more are requested.
     """
     have = count_heads(folder)
-    if asked is not None and asked > have and not _need_kind(folder).goes_on:
+    if requested is not None and requested > have and not _need_kind(folder).goes_on:
         raise ConfigurationError(
-            f"Speculate is set to `{asked}` but this {_need_kind(folder).word} models only has "
+            f"Speculate is set to `{requested}` but this {_need_kind(folder).word} models only has "
             f"`{have}` heads, please make them match: `speculate` and `draft_model`"
         )
-    return have if asked is None else asked
+    return have if requested is None else requested
 
 
 def count_heads(folder: Path) -> int:

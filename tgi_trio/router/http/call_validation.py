@@ -39,7 +39,7 @@ class Schedulable(Protocol):
 async def validate_request(
     call: Call,
     prompt: Prompt | Sequence[int],
-    asked: GenerationParameters,
+    parameters: GenerationParameters,
     body: Schedulable,
     *,
     add_special_tokens: bool = True,
@@ -48,20 +48,20 @@ async def validate_request(
 
     Its adapter, if any, then stays in the shard's memory until the call ends.
     """
-    adapter = _find_adapter(call, prompt, asked)
+    adapter = _find_adapter(call, prompt, parameters)
     call.own_text_processor = (
         None if adapter is None else await call.engine.text_processors.find(adapter)
     )
     until = find_deadline(call, body.timeout)
     read: str | Sequence[int] | ExpandedPrompt
     if isinstance(prompt, ImagePrompt):
-        call.engine.validator.check(asked)  # before anything is fetched
+        call.engine.validator.check(parameters)  # before anything is fetched
         read = await expand_images(call, prompt)
     else:
         read = prompt
     request = await call.engine.validator.validate(
         read,
-        asked,
+        parameters,
         add_special_tokens=add_special_tokens,
         priority=body.priority or 0,
         deadline=until,
@@ -69,7 +69,7 @@ async def validate_request(
         name=call.request_id,
         text_processor=call.own_text_processor,
     )
-    if asked.seed is None and call.front is not None:
+    if parameters.seed is None and call.front is not None:
         seed = call.front.next_seed()
         if seed is not None:
             request = replace(request, sampling=replace(request.sampling, seed=seed))
@@ -111,13 +111,13 @@ def refuse_media(call: Call, link: MediaLink) -> None:
 
 
 def _find_adapter(
-    call: Call, prompt: Prompt | Sequence[int], asked: GenerationParameters
+    call: Call, prompt: Prompt | Sequence[int], parameters: GenerationParameters
 ) -> ServedAdapter | None:
     """Return the adapter that a client names, or the model's own for what the prompt holds.
 
     Raises ValidationError for one that is not served, and for both.
     """
-    name, adapters = asked.adapter_id or call.adapter, call.engine.adapters
+    name, adapters = parameters.adapter_id or call.adapter, call.engine.adapters
     named = None if name is None else adapters.find(name)
     kinds = {link.kind for link in prompt.links} if isinstance(prompt, ImagePrompt) else set()
     own = adapters.find_own(kinds)

@@ -33,7 +33,7 @@ async def answer_call(route: Route, call: Call) -> Reply:
     """Return the route's reply, or the reply for the error it raised. Raises only Cancelled."""
     dialect = ANTHROPIC if route.anthropic and call.from_anthropic else route.dialect
     if route.protected and not is_authorized(call.headers, call.settings.api_keys):
-        return UNAUTHORIZED if dialect.bare else reply_for(_NO_KEY, dialect, call.request_id)
+        return UNAUTHORIZED if dialect.bare else make_reply(_NO_KEY, dialect, call.request_id)
     try:
         call.front = read_front(call.headers, call.settings.front_secret)
         reply = await route.handler(call)
@@ -52,10 +52,10 @@ def reply_to_error(call: Call, dialect: ErrorShape, error: BaseException) -> Rep
     """Return the reply for an error; an unexpected one is logged as well."""
     if isinstance(error, BodyRejected):
         return to_rejection(error, dialect, call.request_id)
-    return reply_for(explain(call, error), dialect, call.request_id)
+    return make_reply(explain(call, error), dialect, call.request_id)
 
 
-def reply_for(problem: Problem, dialect: ErrorShape, request_id: str = "") -> Reply:
+def make_reply(problem: Problem, dialect: ErrorShape, request_id: str = "") -> Reply:
     """Return the reply for a problem, in the error shape of an API."""
     headers = [*problem.headers(), *dialect.headers(request_id)]
     return Reply(dialect.body(problem, request_id), dialect.status(problem), headers=headers)
@@ -65,7 +65,7 @@ def to_rejection(error: BodyRejected, dialect: ErrorShape, request_id: str) -> R
     """Return the reply to a body that could not be read: plain text, or an API's error shape."""
     if not dialect.bare:
         problem = Problem(error.status, tell(error), "invalid_body", param=error.param)
-        return reply_for(problem, dialect, request_id)
+        return make_reply(problem, dialect, request_id)
     text = tell(error).encode("utf-8", "replace")
     return Reply(text, error.status, b"text/plain; charset=utf-8")
 
@@ -96,11 +96,11 @@ def reply_to_unrouted(
             methods = allowed.replace(" ", "")
             text = f"`{shown}` does not answer {method}; it answers {methods.replace(',', ', ')}"
             allow = (b"allow", methods.encode("latin-1"))
-            reply = reply_for(Problem(status, text, "method_not_allowed"), dialect, request_id)
+            reply = make_reply(Problem(status, text, "method_not_allowed"), dialect, request_id)
             return replace(reply, headers=[*reply.headers, allow])
         case _:
             problem = Problem(status, f"The request to `{shown}` cannot be answered", "http")
-    return reply_for(problem, dialect, request_id)
+    return make_reply(problem, dialect, request_id)
 
 
 class RequestIds:

@@ -23,7 +23,7 @@ from tgi_trio.errors import (
 from tgi_trio.router.http.call import Call
 from tgi_trio.router.http.engine_api import TokenStreamApi
 from tgi_trio.router.http.messages.events import Events
-from tgi_trio.router.http.messages.problems import Problem, Refused, internal, problem_of
+from tgi_trio.router.http.messages.problems import Problem, Refused, internal, to_problem
 from tgi_trio.router.http.resume import resume_stream
 from tgi_trio.router.http.sse import EventBody, StreamLimits
 from tgi_trio.router.request import Outcome, Request, Sink, Timings, Token
@@ -198,7 +198,7 @@ class EventFeed:
 
 def explain(call: Call, error: BaseException) -> Problem:
     """Return the client's error for `error`, after counting and logging it."""
-    problem = problem_of(error)
+    problem = to_problem(error)
     if problem is None:
         log_defect(call.request_id, error)
         return internal(call.request_id)

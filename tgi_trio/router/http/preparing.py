@@ -39,7 +39,7 @@ class Prepared:
     form: ReadForm | None  # how the answer is read
     # What it was made of.
     conversation: Conversation
-    asked: GenerationParameters
+    raw_parameters: GenerationParameters
 
     @property
     def plain(self) -> bool:
@@ -64,7 +64,7 @@ class Prepared:
                 raise
             log.info("no grammar holds a model to the parameters of %s", ", ".join(sorted(broken)))
             loosened = _loosen(self.conversation, broken)
-            return await prepare(call, loosened, self.asked).validate(call, body)
+            return await prepare(call, loosened, self.raw_parameters).validate(call, body)
         return replace(request, answer=self.form)
 
 

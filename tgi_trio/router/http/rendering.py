@@ -24,7 +24,7 @@ from tgi_trio.router.text.tools.ids import fit_ids
 from tgi_trio.router.text.tools.probe import CallStyle
 from tgi_trio.router.text.turns import Turn, arrange_turns
 
-# For templates that know nothing of tools; the format is the one `format_of` gives for them.
+# For templates that know nothing of tools; the format is the one `find_format` gives for them.
 _TOOL_PROMPT = """
 These are functions you can call. To call one, answer with its name and its arguments as JSON:
 <tool_call>

@@ -81,7 +81,7 @@ class ChatTemplate:
         self._lists = frozenset(name for name in sources if self._reads_lists_alone(name))
 
     @classmethod
-    def given(
+    def from_flag(
         cls,
         text: str,
         special_tokens: Mapping[str, str],

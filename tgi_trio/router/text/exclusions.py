@@ -129,7 +129,7 @@ def _limits(values: Sequence[Any], types: set[str]) -> Iterable[Schema]:
         if isinstance(value, dict | list):
             raise _refused(f"the value `{json.dumps(value)[:40]}` is beyond that")
     if strings := {value for value in values if isinstance(value, str)}:
-        yield {"pattern": all_but(strings)}
+        yield {"pattern": exclude_words(strings)}
     booleans = {value for value in values if isinstance(value, bool)}
     if len(booleans) == 2:
         yield {"type": [each for each in _TYPES if each in types - {"boolean"}]}
@@ -153,7 +153,7 @@ def _limits(values: Sequence[Any], types: set[str]) -> Iterable[Schema]:
         }
 
 
-def all_but(words: Iterable[str]) -> str:
+def exclude_words(words: Iterable[str]) -> str:
     """Return a pattern of all texts but `words`; it is as long as the square of their lengths."""
     words = set(words)
     following: dict[str, set[str]] = {"": set()}

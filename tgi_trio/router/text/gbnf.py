@@ -4,7 +4,7 @@
     reason ::= [a-z ]+ [.;]
 
 A rule ends where the next one begins, so alternatives may be on lines of their own. Errors name
-line and column. `gbnf_lark.lark_of` converts the tree for llguidance.
+line and column. `gbnf_lark.write_lark` converts the tree for llguidance.
 """
 
 from __future__ import annotations

@@ -43,10 +43,10 @@ def gbnf(text: str) -> str:
     This takes milliseconds, up to some hundred for the longest texts, so call it in a thread.
     Raises ValidationError that names line and column.
     """
-    return grammars.lark(lark_of(parse(text)))
+    return grammars.lark(write_lark(parse(text)))
 
 
-def lark_of(rules: Mapping[str, Node]) -> str:
+def write_lark(rules: Mapping[str, Node]) -> str:
     """Return Lark for the rules of `parse`. Raises ValidationError for too entangled ones."""
     return _Writer(_keep_reachable(rules)).lark()
 

@@ -11,8 +11,8 @@ import pytest
 from tests.router.http.dialects.conversations import PARIS, ROME, TEMPLATE, engine, prompt
 from tests.router.http.dialects.responses_answers import TOOLS, asked, events, final, plain, reply
 from tests.router.http.thinking import let_think
-from tgi_trio.router.http.dialects.carried import read_carried
 from tgi_trio.router.http.dialects.responses import replies
+from tgi_trio.router.http.dialects.thought_codec import decode_thought
 from tgi_trio.router.http.engine_api import ServedLimits
 from tgi_trio.router.text.tools.call_formats import HERMES
 
@@ -154,7 +154,7 @@ async def test_thoughts_are_their_own_summary_for_clients_that_ask_for_one(monke
         assert isinstance(thought, replies.ReasoningItem) and thought.content == []
         assert [part.text for part in thought.summary] == ["Hm, rain."]
         assert thought.encrypted_content is not msgspec.UNSET
-        assert read_carried(thought.encrypted_content) == "Hm, rain."
+        assert decode_thought(thought.encrypted_content) == "Hm, rain."
     # Sent back, it is what was thought.
     again = engine(template=TEMPLATE)
     sent = [{"role": "user", "content": "Rain?"}, *msgspec.to_builtins(body.output)]

@@ -13,7 +13,7 @@ from tests.router.text.tools.test_call_parser import EVERY, fold, functions_of, 
 from tgi_trio.errors import TemplateError
 from tgi_trio.router.text.chat_template import ChatTemplate
 from tgi_trio.router.text.tools.arguments_json import JSON
-from tgi_trio.router.text.tools.call_formats import FORMATS, HERMES, format_of
+from tgi_trio.router.text.tools.call_formats import FORMATS, HERMES, find_format
 from tgi_trio.router.text.tools.format import Format
 
 EACH = pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
@@ -42,7 +42,7 @@ def written(family: Family, arguments: list[dict[str, Any]]) -> tuple[str, list[
 
 @EACH
 def test_the_format_is_known_by_its_signs(family: Family) -> None:
-    assert format_of(family.source, family.added).name == base_of(family.format)
+    assert find_format(family.source, family.added).name == base_of(family.format)
 
 
 def base_of(name: str) -> str:
@@ -62,7 +62,7 @@ def test_every_format_is_found_before_one_whose_signs_are_fewer() -> None:
         for later in FORMATS[i + 1 :]:
             assert not later.signs or set(form.signs) != set(later.signs), (form.name, later.name)
             assert not set(form.signs) < set(later.signs), (form.name, later.name)
-    assert format_of("") is format_of("{{ messages }}") is HERMES
+    assert find_format("") is find_format("{{ messages }}") is HERMES
 
 
 @EACH_WRITING

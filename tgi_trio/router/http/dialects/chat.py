@@ -38,7 +38,7 @@ def to_conversation(call: Call, request: schema.ChatRequest) -> Conversation:
     most = call.engine.limits.max_grammar_bytes
     tools = GivenTools.of([] if choice.none else request.tools or [], most)
     functions = choice.narrow(tools.functions)
-    asked = read_thinking(call, request, tools=bool(functions))
+    thoughts = read_thinking(call, request, tools=bool(functions))
     return Conversation(
         turns=_turns(request),
         tools=tools.listed,
@@ -51,12 +51,12 @@ def to_conversation(call: Call, request: schema.ChatRequest) -> Conversation:
         begins=request.add_generation_prompt,
         continues=_continues(request),
         documents=request.documents,
-        variables=asked.variables,
-        effort=asked.effort,
-        thinking=asked.thinking,
-        budget=asked.budget,
+        variables=thoughts.variables,
+        effort=thoughts.effort,
+        thinking=thoughts.thinking,
+        budget=thoughts.budget,
         read_thoughts=request.separate_reasoning is not False,
-        show_thoughts=asked.shown,
+        show_thoughts=thoughts.shown,
     )
 
 

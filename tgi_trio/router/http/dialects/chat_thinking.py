@@ -20,7 +20,7 @@ _SWITCHES: Final = ("enable_thinking", "thinking")  # template variables: whethe
 
 
 @dataclass(frozen=True, slots=True)
-class AskedThinking:
+class RequestedThinking:
     """What is asked of thoughts, as `Conversation` has it. None: as the model does by itself."""
 
     effort: str | None
@@ -30,7 +30,7 @@ class AskedThinking:
     variables: Mapping[str, Any]  # of the template, the client's own
 
 
-def read_thinking(call: Call, request: ChatRequest, *, tools: bool) -> AskedThinking:
+def read_thinking(call: Call, request: ChatRequest, *, tools: bool) -> RequestedThinking:
     """Return what a chat asks of thoughts; `tools`: whether functions may be called.
 
     Raises BodyRejected for names that contradict each other, and ValidationError for what this
@@ -62,9 +62,9 @@ def read_thinking(call: Call, request: ChatRequest, *, tools: bool) -> AskedThin
     template = call.text_processor.chat_template
     if template is not None and wanted is not None:
         with_tools = tools and template.uses("tools", tools=True)
-        asked = next(name for name, value in (switches | efforts).items() if value is not None)
-        _check_template(call, template, with_tools, asked, wanted, effort)
-    return AskedThinking(
+        field = next(name for name, value in (switches | efforts).items() if value is not None)
+        _check_template(call, template, with_tools, field, wanted, effort)
+    return RequestedThinking(
         effort,
         wanted if switched else None,
         None if budget is None or budget < 0 else budget,
@@ -79,11 +79,11 @@ def _means_thought(name: str, value: object) -> bool:
 
 
 def _check_template(
-    call: Call, template: ChatTemplate, tools: bool, asked: str, wanted: bool, effort: str | None
+    call: Call, template: ChatTemplate, tools: bool, field: str, wanted: bool, effort: str | None
 ) -> None:
     """Raise ValidationError for a wish that the template cannot pass on, unless it is met anyway.
 
-    `asked`: the field that has it; `tools`: whether the template for tools is the one that is used.
+    `field`: the field that has it; `tools`: whether the template for tools is the one that is used.
     """
     thinks = call.text_processor.thoughts is not None
     if any(template.uses(name, tools=tools) for name in _SWITCHES):
@@ -91,17 +91,17 @@ def _check_template(
     if effort is not None:
         if template.uses("reasoning_effort", tools=tools) or (not wanted and not thinks):
             return
-        text = f"`{asked}` is not supported: the chat template of this model does not read it"
+        text = f"`{field}` is not supported: the chat template of this model does not read it"
     elif wanted is thinks:
         return
     elif wanted:
         text = (
-            f"`{asked}` is not supported: this model is not known to think (--reasoning names its "
+            f"`{field}` is not supported: this model is not known to think (--reasoning names its "
             "marks)"
         )
     else:
         text = (
-            f"`{asked}` is not supported: the chat template of this model has no switch for its "
+            f"`{field}` is not supported: the chat template of this model has no switch for its "
             "thoughts"
         )
-    raise about(ValidationError(text), asked)
+    raise about(ValidationError(text), field)

@@ -70,7 +70,7 @@ def describe_length(problem: Problem) -> str:
     length = problem.too_long
     if length is None:
         return problem.error
-    answer = f" for an answer of {length.asked}" if length.asked else ""
+    answer = f" for an answer of {length.requested}" if length.requested else ""
     return (
         f"This model's maximum context length is {length.total} tokens, and the prompt is too long"
         f"{answer}: it has {length.tokens} tokens, and exceeds the context window, in which there "

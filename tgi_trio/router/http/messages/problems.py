@@ -107,7 +107,7 @@ def tell(error: BaseException) -> str:
     return text if len(text) <= _MOST else f"{text[:_BEGIN]} [...] {text[-_END:]}"
 
 
-def problem_of(error: BaseException) -> Problem | None:
+def to_problem(error: BaseException) -> Problem | None:
     """Return the client's error for an exception; None if it is not one of ours."""
     text = tell(error)
     match error:

@@ -71,7 +71,7 @@ class GenerateRequest(Struct):
     """Body of /generate and /generate_stream."""
 
     inputs: Inputs
-    # If absent, `{"do_sample": true}` applies, TGI's own oddity: see `parameters_of`.
+    # If absent, `{"do_sample": true}` applies, TGI's own oddity: see `read_parameters`.
     parameters: GenerateParameters | UnsetType = UNSET
 
 

@@ -25,18 +25,18 @@ _FIM: Final = BodyReader(schema.FimRequest, mends=True)
 
 async def fill_gap(call: Call) -> Reply:
     """POST /v1/fim/completions, as a body or as a stream."""
-    asked: schema.FimRequest = _FIM.read(call.headers, call.body)
+    fim_request: schema.FimRequest = _FIM.read(call.headers, call.body)
     call.engine.metrics.inc("tgi_request_count")
-    model = await use_model(call, asked.model)
+    model = await use_model(call, fim_request.model)
     infill = find_format(call)
-    parameters = openai.to_parameters(call, _as_completion(asked))
-    gap = read_gap(asked.prompt, asked)
+    parameters = openai.to_parameters(call, _as_completion(fim_request))
+    gap = read_gap(fim_request.prompt, fim_request)
     prompt = await write_gap(call, infill, gap)
     take_permits(call)
-    request = await validate_request(call, prompt, end_gaps(call, infill, parameters), asked)
+    request = await validate_request(call, prompt, end_gaps(call, infill, parameters), fim_request)
     usage = UsageCount(len(request.prompt_ids))
     envelope = Envelope(new_id(call, "fim"), call.now(), model, fingerprint(call.settings))
-    if asked.stream:
+    if fim_request.stream:
         events = [ChatEvents(envelope, 0, usage)]
 
         def last() -> bytes:
@@ -58,17 +58,17 @@ async def fill_gap(call: Call) -> Reply:
     return Reply(body, headers=timing_headers(call, len(prompt), [result]))
 
 
-def _as_completion(asked: schema.FimRequest) -> schema.CompletionRequest:
+def _as_completion(fim_request: schema.FimRequest) -> schema.CompletionRequest:
     """Return the same in OpenAI's words."""
     return schema.CompletionRequest(
-        asked.prompt,
-        max_tokens=asked.max_tokens,
-        min_tokens=asked.min_tokens,
-        temperature=asked.temperature,
-        top_p=asked.top_p,
-        seed=asked.random_seed,
-        stop=asked.stop,
-        stream=asked.stream,
+        fim_request.prompt,
+        max_tokens=fim_request.max_tokens,
+        min_tokens=fim_request.min_tokens,
+        temperature=fim_request.temperature,
+        top_p=fim_request.top_p,
+        seed=fim_request.random_seed,
+        stop=fim_request.stop,
+        stream=fim_request.stream,
     )
 
 

@@ -40,36 +40,36 @@ _SHARE: Final = 8  # of all tokens: what is left for an answer of any length
 
 async def fill_gap(call: Call) -> Reply:
     """POST /infill, as a body or as a stream."""
-    asked: InfillRequest = _INFILL.read(call.headers, call.body)
+    infill_request: InfillRequest = _INFILL.read(call.headers, call.body)
     call.engine.metrics.inc("tgi_request_count")
-    model = await use_model(call, asked.model)
+    model = await use_model(call, infill_request.model)
     infill = find_format(call, "input_suffix")
-    drawing = read_drawing(asked)
-    parameters = _parameters(call, asked, drawing, infill)
+    drawing = read_drawing(infill_request)
+    parameters = _parameters(call, infill_request, drawing, infill)
     take_permits(call)
-    if asked.cache_prompt is False and asked.cache_salt is None:
-        asked.cache_salt = new_id(call, "infill")  # shared with no other request
+    if infill_request.cache_prompt is False and infill_request.cache_salt is None:
+        infill_request.cache_salt = new_id(call, "infill")  # shared with no other request
     gap = Gap(
-        asked.input_prefix + (asked.prompt or ""),
-        asked.input_suffix,
-        read_others(asked.input_extra or ()),
+        infill_request.input_prefix + (infill_request.prompt or ""),
+        infill_request.input_suffix,
+        read_others(infill_request.input_extra or ()),
     )
-    request, prompt, truncated = await _validate(call, asked, infill, gap, parameters)
+    request, prompt, truncated = await _validate(call, infill_request, infill, gap, parameters)
     if drawing.greedy:
         request = replace(request, sampling=replace(request.sampling, sample=False))
     answer = InfillAnswer(
         model,
         prompt,
         len(request.prompt_ids),
-        _shown(asked, drawing, request),
-        asked.response_fields or (),
+        _show_settings(infill_request, drawing, request),
+        infill_request.response_fields or (),
         truncated,
-        wanted=asked.n_predict != 0,
+        wanted=infill_request.n_predict != 0,
     )
-    if asked.stream:
+    if infill_request.stream:
         events = [InfillEvents(answer, new_id(call, "infill"), lambda end: _stats(call, end))]
         return event_stream(call, await stream_events(call, [request], events), len(prompt))
-    keep = asked.return_tokens is True and answer.wanted
+    keep = infill_request.return_tokens is True and answer.wanted
     (result,) = await collect_results(call, [request], keep_tokens=keep)
     text = result.outcome.text if answer.wanted else ""
     ids = [token.id for token in result.tokens]
@@ -78,22 +78,22 @@ async def fill_gap(call: Call) -> Reply:
 
 
 def _parameters(
-    call: Call, asked: InfillRequest, drawing: Drawing, infill: InfillFormat
+    call: Call, infill_request: InfillRequest, drawing: Drawing, infill: InfillFormat
 ) -> GenerationParameters:
     """Return the parameters for the validator. Raises ValidationError."""
     if drawing.judged and not call.engine.validator.reads_tokens:
         text = "the sampler `infill` is not served with --disable-grammar-support: leave it out"
         raise about(ValidationError(text), "samplers")
-    wanted = asked.n_predict if asked.n_predict is not None else -1
+    wanted = infill_request.n_predict if infill_request.n_predict is not None else -1
     most = max(1, call.engine.limits.max_total_tokens // 2)  # the rest is for what is around
-    limit = asked.t_max_predict_ms or 0
-    lines = LineLimits(asked.n_indent or 0, limit / 1e3 if limit > 0 else None)
+    limit = infill_request.t_max_predict_ms or 0
+    lines = LineLimits(infill_request.n_indent or 0, limit / 1e3 if limit > 0 else None)
     parameters = GenerationParameters(
         **drawing.parameters,
         do_sample=True,
         max_new_tokens=None if wanted < 0 else min(max(wanted, 1), most),
-        stop=openai.stops(asked.stop),
-        seed=read_seed(asked.seed),
+        stop=openai.stops(infill_request.stop),
+        seed=read_seed(infill_request.seed),
         lines=lines if lines != LineLimits() else None,
         keep_stop=False,
         absolute_penalties=True,
@@ -106,7 +106,7 @@ def _parameters(
 
 async def _validate(
     call: Call,
-    asked: InfillRequest,
+    infill_request: InfillRequest,
     infill: InfillFormat,
     gap: Gap,
     parameters: GenerationParameters,
@@ -118,7 +118,7 @@ async def _validate(
     added, limits = call.text_processor.tokenizer.added_tokens, call.engine.limits
     try:
         prompt = await write_gap(call, infill, gap, as_file=True)
-        request = await validate_request(call, prompt, parameters, asked)
+        request = await validate_request(call, prompt, parameters, infill_request)
         return request, infill.write(gap, added), False
     except PromptTooLong:
         answer = parameters.max_new_tokens or max(1, limits.max_total_tokens // _SHARE)
@@ -126,11 +126,13 @@ async def _validate(
         count = count_plainly(call, infill, gap)
         fitted = await fit_gap(gap, infill, frozenset(added), most, count)
     prompt = await write_gap(call, infill, fitted, as_file=True)
-    request = await validate_request(call, prompt, parameters, asked)
+    request = await validate_request(call, prompt, parameters, infill_request)
     return request, infill.write(fitted, added), True
 
 
-def _shown(asked: InfillRequest, drawing: Drawing, request: Request) -> dict[str, Any]:
+def _show_settings(
+    infill_request: InfillRequest, drawing: Drawing, request: Request
+) -> dict[str, Any]:
     """Return `generation_settings`: what applies, in llama.cpp's names."""
     sampling, stopping = request.sampling, request.stopping
     return {
@@ -143,10 +145,10 @@ def _shown(asked: InfillRequest, drawing: Drawing, request: Request) -> dict[str
         "presence_penalty": sampling.presence_penalty,
         "frequency_penalty": sampling.frequency_penalty,
         "stop": list(stopping.stop),
-        "n_predict": -1 if asked.n_predict is None else asked.n_predict,
-        "n_indent": asked.n_indent or 0,
-        "t_max_predict_ms": asked.t_max_predict_ms or 0,
-        "stream": asked.stream is True,
+        "n_predict": -1 if infill_request.n_predict is None else infill_request.n_predict,
+        "n_indent": infill_request.n_indent or 0,
+        "t_max_predict_ms": infill_request.t_max_predict_ms or 0,
+        "stream": infill_request.stream is True,
     }
 
 

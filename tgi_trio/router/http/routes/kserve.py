@@ -47,7 +47,7 @@ async def infer(call: Call) -> Reply:
     if len(request.inputs) != len(request.outputs):
         raise Refused(422, "Inputs and outputs length mismatch", "length mismatch")
     prompts = [_text(each) for each in request.inputs]
-    parameters = native.parameters_of(request)
+    parameters = native.read_parameters(request)
     answers = await native.generate_all(call, prompts, parameters)
     outputs = []
     for prompt, wanted, (best, *_) in zip(prompts, request.outputs, answers, strict=True):

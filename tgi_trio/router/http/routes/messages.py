@@ -8,7 +8,12 @@ from tgi_trio.router.http.answer_fields import use_model
 from tgi_trio.router.http.answer_headers import event_stream, timing_headers
 from tgi_trio.router.http.call import Call, Reply, Route
 from tgi_trio.router.http.dialects.anthropic import schema
-from tgi_trio.router.http.dialects.anthropic.answer import AnswerEnd, MessageEvents, message, unsaid
+from tgi_trio.router.http.dialects.anthropic.answer import (
+    AnswerEnd,
+    MessageEvents,
+    drop_token,
+    message,
+)
 from tgi_trio.router.http.dialects.anthropic.request import to_conversation, to_parameters
 from tgi_trio.router.http.generation import collect_results, stream_events, take_permits
 from tgi_trio.router.http.messages.body_reader import BodyReader
@@ -39,7 +44,7 @@ async def messages(call: Call) -> Reply:
     results = await collect_results(call, [one], keep_tokens=True)
     ((tokens, outcome),) = [(result.tokens, result.outcome) for result in results]
     if request.max_tokens == 0:
-        tokens, outcome = [], unsaid(outcome)
+        tokens, outcome = [], drop_token(outcome)
     body = message(id, model, prepared.reader(), tokens, outcome, end, show_thoughts=shown)
     return Reply(body, headers=timing_headers(call, len(prepared.prompt), results))
 

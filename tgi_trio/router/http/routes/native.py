@@ -38,19 +38,21 @@ async def generate(call: Call) -> Reply:
     """POST /generate: a text, or a list of texts for a list of queries."""
     request: schema.GenerateRequest = _GENERATE.read(call.headers, call.body)
     single = isinstance(request.inputs, str)
-    return await _whole(call, queries_of(call, request), parameters_of(request), array=not single)
+    return await _whole(
+        call, read_queries(call, request), read_parameters(request), array=not single
+    )
 
 
 async def generate_stream(call: Call) -> Reply:
     """POST /generate_stream: an event per token."""
     request: schema.GenerateRequest = _GENERATE.read(call.headers, call.body)
-    return await _stream(call, request, parameters_of(request))
+    return await _stream(call, request, read_parameters(request))
 
 
 async def compat(call: Call) -> Reply:
     """POST /: the legacy form, a list of answers or a stream."""
     request: schema.CompatGenerateRequest = _COMPAT.read(call.headers, call.body)
-    parameters = parameters_of(request)
+    parameters = read_parameters(request)
     if parameters.return_full_text is None:
         tag, images = call.engine.model.pipeline_tag, call.engine.images
         has_vision = images is not None and images.layout is not None
@@ -58,10 +60,10 @@ async def compat(call: Call) -> Reply:
         parameters.return_full_text = tag == "text-generation" or (tag is None and not has_vision)
     if request.stream:
         return await _stream(call, request, parameters)
-    return await _whole(call, queries_of(call, request), parameters, array=True)
+    return await _whole(call, read_queries(call, request), parameters, array=True)
 
 
-def queries_of(call: Call, request: AnyRequest) -> list[str]:
+def read_queries(call: Call, request: AnyRequest) -> list[str]:
     """Return the prompts of a request. Raises Refused for too many."""
     if isinstance(request.inputs, str):
         return [request.inputs]
@@ -83,7 +85,7 @@ def find_images(call: Call, query: str) -> Prompt:
     return query if found is None else found
 
 
-def parameters_of(request: WithParameters) -> schema.GenerateParameters:
+def read_parameters(request: WithParameters) -> schema.GenerateParameters:
     """Return the parameters; as in TGI, sampling if there are none, greedy for `{}`."""
     return request.parameters or schema.GenerateParameters(do_sample=True)
 
@@ -174,7 +176,7 @@ async def _stream(call: Call, request: AnyRequest, parameters: schema.GeneratePa
     Raises Draining, as proxies try another server only after an error status.
     """
     call.engine.metrics.inc("tgi_request_count")
-    queries = queries_of(call, request)
+    queries = read_queries(call, request)
     characters = sum(map(call.cut.count, queries))
     prefixes = _prefixes(call, queries, parameters)
     events: list[NativeEvents]

@@ -28,7 +28,7 @@ from tgi_trio.router.http.dialects.responses.writing import (
     CARRIED,
     ItemWriter,
     ResponseWriter,
-    settings_of,
+    copy_settings,
 )
 from tgi_trio.router.http.generation import collect_results, explain, stream_events, take_permits
 from tgi_trio.router.http.messages.body_reader import BodyReader
@@ -55,7 +55,7 @@ async def responses(call: Call) -> Reply:
     prepared = prepare(call, conversation, parameters)
     take_permits(call)
     stored = keeps(call, request)
-    writer = ResponseWriter(settings_of(request, model, stored), call.now(), call.ids)
+    writer = ResponseWriter(copy_settings(request, model, stored), call.now(), call.ids)
     keep = partial(keep_response, call, history, writer.id) if stored else _keep_nothing
     carried = CARRIED in (request.include or ())
     summarised = request.reasoning is not None and request.reasoning.summary is not None

@@ -92,8 +92,8 @@ class TranscriptionRequest:
         parameters = GenerationParameters(
             temperature=warm or None, do_sample=bool(warm), max_new_tokens=most, seed=seed
         )
-        asked = (fields.get("model"), language, fields.get("prompt") or None, written)
-        return cls(form.files["file"], *asked, stream == "true", parameters)
+        transcription = (fields.get("model"), language, fields.get("prompt") or None, written)
+        return cls(form.files["file"], *transcription, stream == "true", parameters)
 
 
 def _read_number(form: Form, name: str) -> float | None:
@@ -120,34 +120,36 @@ def _read_whole(form: Form, name: str) -> int | None:
 
 async def transcribe(call: Call) -> Reply:
     """POST /v1/audio/transcriptions, as a body or as a stream."""
-    asked = TranscriptionRequest.read(read_form(call.headers, call.body))
+    transcription = TranscriptionRequest.read(read_form(call.headers, call.body))
     call.body = b""  # megabytes that are not needed any more
     call.engine.metrics.inc("tgi_request_count")
-    await use_model(call, asked.model)
-    if len(asked.sound) > _INLINE:
-        text = await trio.to_thread.run_sync(_encode, asked.sound, abandon_on_cancel=True)
+    await use_model(call, transcription.model)
+    if len(transcription.sound) > _INLINE:
+        text = await trio.to_thread.run_sync(_encode, transcription.sound, abandon_on_cancel=True)
     else:
-        text = _encode(asked.sound)
+        text = _encode(transcription.sound)
     link = to_audio_link(text, "`file`", "file")
     refuse_media(call, link)
     prepared: Prepared | None = None
     written = _find_transcription(call)
     if written.begin:
-        prompt = _write_prompt(call, written, asked, link)
+        prompt = _write_prompt(call, written, transcription, link)
     else:
-        prepared = _prepare_chat(call, written, asked, link)
-        if asked.stream and not prepared.plain:
+        prepared = _prepare_chat(call, written, transcription, link)
+        if transcription.stream and not prepared.plain:
             raise ValidationError("`stream` is not served: this model thinks before it answers")
     take_permits(call)
     if prepared is not None:
-        request = await prepared.validate(call, asked)
+        request = await prepared.validate(call, transcription)
     else:
-        whole = asked.parameters
-        request = await validate_request(call, prompt, whole, asked, add_special_tokens=False)
-    if asked.stream:
+        whole = transcription.parameters
+        request = await validate_request(
+            call, prompt, whole, transcription, add_special_tokens=False
+        )
+    if transcription.stream:
         events = [TranscriptEvents(len(request.prompt_ids))]
         return event_stream(call, await stream_events(call, [request], events), 0)
-    return await _answer(call, request, prepared, asked.format)
+    return await _answer(call, request, prepared, transcription.format)
 
 
 def _encode(sound: bytes) -> str:
@@ -163,7 +165,7 @@ def _find_transcription(call: Call) -> Transcription:
 
 
 def _write_prompt(
-    call: Call, written: Transcription, asked: TranscriptionRequest, link: MediaLink
+    call: Call, written: Transcription, transcription: TranscriptionRequest, link: MediaLink
 ) -> ImagePrompt:
     """Return a prompt that is no chat. Raises ValidationError."""
     tokenizer = call.text_processor.tokenizer
@@ -171,32 +173,32 @@ def _write_prompt(
         raise ValidationError(
             f"this model transcribes by the token {written.mark!r}, which its tokenizer lacks"
         )
-    if asked.prompt is not None:
+    if transcription.prompt is not None:
         raise wrong_field("prompt", "is not read by this model, only `language`")
     language = ""
-    if asked.language is not None:
-        if not re.fullmatch("[A-Za-z]{2}", asked.language):
+    if transcription.language is not None:
+        if not re.fullmatch("[A-Za-z]{2}", transcription.language):
             raise wrong_field("language", "is to be a code of two letters like `en`")
-        language = f"lang:{asked.language.lower()}"
+        language = f"lang:{transcription.language.lower()}"
     begin = tokenizer.special_tokens.get("bos_token", "") + written.begin
     return ImagePrompt((begin, link, f"{written.end}{language}{written.mark}"))
 
 
 def _prepare_chat(
-    call: Call, written: Transcription, asked: TranscriptionRequest, link: MediaLink
+    call: Call, written: Transcription, transcription: TranscriptionRequest, link: MediaLink
 ) -> Prepared:
     """Return a chat that asks for a transcription. Raises ValidationError and TemplateError."""
-    if asked.prompt is not None and asked.language is not None:
+    if transcription.prompt is not None and transcription.language is not None:
         raise wrong_field(
             "language", "stands in the instruction, which `prompt` replaces: give one of both"
         )
-    text = asked.prompt or written.instruction
-    if asked.language is not None:
-        text = f"{text}. The language is {asked.language}."
+    text = transcription.prompt or written.instruction
+    if transcription.language is not None:
+        text = f"{text}. The language is {transcription.language}."
     if call.text_processor.chat_template is None:
         raise TemplateError("template not found")
     turn = Turn.of("user", [link, text])
-    return prepare(call, Conversation([turn], thinking=False), asked.parameters)
+    return prepare(call, Conversation([turn], thinking=False), transcription.parameters)
 
 
 async def _answer(call: Call, request: Request, prepared: Prepared | None, written: str) -> Reply:

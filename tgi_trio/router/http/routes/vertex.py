@@ -53,7 +53,7 @@ async def _request(call: Call, instance: schema.VertexInstance | schema.ChatRequ
         sampling = replace(prepared.parameters, top_n_tokens=None, decoder_input_details=False)
         return await replace(prepared, parameters=sampling).validate(call, instance)
     resolve_model(call, None)  # an earlier chat may have named a model
-    parameters = native.parameters_of(instance)
+    parameters = native.read_parameters(instance)
     sampling = replace(await native.to_parameters(call, parameters), do_sample=True, best_of=None)
     return await validate_request(
         call, native.find_images(call, instance.inputs), sampling, parameters

@@ -15,10 +15,10 @@ from tgi_trio.router.text.tools.functions import Function
 from tgi_trio.router.text.tools.matching import overlap
 from tgi_trio.router.text.tools.schemas import (
     Schema,
+    find_literals,
+    find_members,
+    find_type,
     list_alternatives,
-    literals_of,
-    members_of,
-    type_of,
 )
 from tgi_trio.router.text.tools.strings import write_terminal
 from tgi_trio.router.text.tools.terms import escape_regex, share_rule, write_terms
@@ -101,7 +101,7 @@ class _Rules:
         return name
 
     def _plain(self, plain: Schema) -> str:
-        listed, kind = literals_of(plain), type_of(plain)
+        listed, kind = find_literals(plain), find_type(plain)
         if listed is not None:
             return " | ".join(write_terms(self._style.write_value(v), self._added) for v in listed)
         if kind in _SCALARS:
@@ -136,7 +136,7 @@ class _Rules:
         return f'"[" {inner} "]"'
 
     def _object(self, plain: Schema) -> str:
-        members, items = members_of(plain), []
+        members, items = find_members(plain), []
         for key, schema, required in sorted(members.items, key=lambda item: item[0].lower()):
             items.append((f"({grammars.literal(f'{key}:')} {self._value(schema)})", required))
         if members.more is not False:

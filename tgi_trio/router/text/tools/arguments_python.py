@@ -22,10 +22,10 @@ from tgi_trio.router.text.tools.arguments_json import (
 from tgi_trio.router.text.tools.functions import Function
 from tgi_trio.router.text.tools.schemas import (
     Schema,
+    find_literals,
+    find_members,
+    find_type,
     list_alternatives,
-    literals_of,
-    members_of,
-    type_of,
     with_definitions,
 )
 from tgi_trio.router.text.tools.terms import share_rule
@@ -61,7 +61,7 @@ class PythonArguments:
         rules: dict[str, str] = {}
         whole = []
         for i, plain in enumerate(list_alternatives(root, root)):
-            members, items = members_of(plain), []
+            members, items = find_members(plain), []
             for j, (key, schema, required) in enumerate(members.items):
                 rule = f"{name}_{i}_{j}"
                 rules[rule] = f"{grammars.literal(f'{key}=')} ({self._value(rules, schema, root)})"
@@ -80,7 +80,7 @@ class PythonArguments:
         """Return alternative terms for a value; adds to `rules`."""
         alternatives = []
         for plain in list_alternatives(schema, root):
-            listed, kind = literals_of(plain), type_of(plain)
+            listed, kind = find_literals(plain), find_type(plain)
             if listed is not None:
                 alternatives += [grammars.literal(self._word(write_json(v))) for v in listed]
             elif kind == "boolean":

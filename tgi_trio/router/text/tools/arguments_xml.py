@@ -17,10 +17,10 @@ from tgi_trio.router.text.tools.functions import Function
 from tgi_trio.router.text.tools.matching import PARTIAL, TYPE, Match, find_text, overlap
 from tgi_trio.router.text.tools.schemas import (
     Schema,
+    find_members,
+    find_type,
     list_alternatives,
-    members_of,
     name_type,
-    type_of,
     with_definitions,
 )
 from tgi_trio.router.text.tools.shapes import Shape, Shapes
@@ -78,7 +78,7 @@ class XmlArguments:
         rules: dict[str, str] = {}
         whole = []
         for i, plain in enumerate(list_alternatives(root, root)):
-            members, terms = members_of(plain), []
+            members, terms = find_members(plain), []
             for j, (key, schema, required) in enumerate(members.items):
                 rule = f"{name}_{i}_{j}"
                 head = f"{self.prefix}{key}"
@@ -134,7 +134,7 @@ class XmlArguments:
             yield "null", '"null"'
         plains = shape.values
         if plains and len(plains) == len(shape.plains):
-            kinds = {type_of(plain) for plain in plains}
+            kinds = {find_type(plain) for plain in plains}
             if len(kinds) == 1 or not self.types:
                 yield (
                     str(kinds.pop()),
@@ -143,7 +143,7 @@ class XmlArguments:
                 return
         for plain in plains:
             yield (
-                str(type_of(plain)),
+                str(find_type(plain)),
                 grammars.embed_schema(with_definitions(plain, root)),
             )
 

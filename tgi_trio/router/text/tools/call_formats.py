@@ -12,7 +12,7 @@ from tgi_trio.router.text.tools.format import Format
 from tgi_trio.router.text.tools.formats_harmony import HARMONY
 from tgi_trio.router.text.tools.formats_json import HERMES
 
-__all__ = ["FORMATS", "HERMES", "Format", "format_of"]
+__all__ = ["FORMATS", "HERMES", "Format", "find_format"]
 
 # The first whose signs are all in the template is used.
 FORMATS = (
@@ -48,7 +48,7 @@ FORMATS = (
 )
 
 
-def format_of(template: str, tokens: Iterable[str] = ()) -> Format:
+def find_format(template: str, tokens: Iterable[str] = ()) -> Format:
     """Return the format that a chat template shows; Hermes' if it shows none of these.
 
     `tokens`: the tokenizer's added tokens, for families whose templates do not show their format.

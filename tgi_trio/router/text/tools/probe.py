@@ -15,7 +15,7 @@ from typing import Any
 from tgi_trio.errors import TemplateError
 from tgi_trio.router.text.chat_template import ChatTemplate
 from tgi_trio.router.text.tools.arguments_json import JSON, write_json
-from tgi_trio.router.text.tools.call_formats import HERMES, format_of
+from tgi_trio.router.text.tools.call_formats import HERMES, find_format
 from tgi_trio.router.text.tools.format import Format
 
 _NAMES = ("sentinel_first", "sentinel_other")
@@ -49,7 +49,7 @@ def find_call_style(template: ChatTemplate | None, tokens: Collection[str]) -> C
     """
     if template is None:
         return CallStyle()
-    form = format_of(template.source(tools=True), tokens)
+    form = find_format(template.source(tools=True), tokens)
     shown = {each: _render(template, form, 1, each) for each in (False, True)}
     as_text = shown[False] is None and shown[True] is not None
     as_objects = shown[True] is None and shown[False] is not None

@@ -118,7 +118,7 @@ def _listed(value: Any) -> tuple[Any, ...]:
     return tuple(value) if isinstance(value, (list, tuple)) else (value,)
 
 
-def type_of(schema: Schema) -> str | None:
+def find_type(schema: Schema) -> str | None:
     """Return the type of a plain schema's values; None: any."""
     if "type" in schema:
         return str(schema["type"])
@@ -127,7 +127,7 @@ def type_of(schema: Schema) -> str | None:
     return "array" if _OF_ARRAYS & schema.keys() else None
 
 
-def literals_of(schema: Schema) -> list[Any] | None:
+def find_literals(schema: Schema) -> list[Any] | None:
     """Return the values that a plain schema enumerates; None if it does not."""
     if "const" in schema:
         return [schema["const"]]
@@ -176,7 +176,7 @@ class Members:
         return [(name, each, name in self.required) for name, each in self.listed.items()]
 
 
-def members_of(schema: Schema) -> Members:
+def find_members(schema: Schema) -> Members:
     """Return the members of a plain schema of objects: its properties; any if it has none."""
     properties = schema.get("properties")
     listed: dict[str, Any] = dict(properties) if isinstance(properties, dict) else {}

@@ -8,10 +8,10 @@ from typing import Any
 from tgi_trio.router.text.tools.schemas import (
     Members,
     Schema,
+    find_literals,
+    find_members,
+    find_type,
     list_alternatives,
-    literals_of,
-    members_of,
-    type_of,
 )
 
 
@@ -34,7 +34,7 @@ class Shape:
         literals: list[Any] = []
         nullable = False
         for plain in plains:
-            listed, kind = literals_of(plain), type_of(plain)
+            listed, kind = find_literals(plain), find_type(plain)
             if listed is not None:
                 literals += listed
                 nullable = nullable or None in listed
@@ -65,7 +65,7 @@ class Shape:
             self.nullable
             or bool(self.values)
             or any(not isinstance(each, str) for each in self.literals)
-            or any(type_of(each) is None for each in self.texts)
+            or any(find_type(each) is None for each in self.texts)
         )
 
 
@@ -80,7 +80,7 @@ class Shapes:
         """Return the shape of one parameter; an unknown one may be anything."""
         if self._members is None:
             plains = list_alternatives(self._root, self._root) if self._root else []
-            self._members = [members_of(plain) for plain in plains]
+            self._members = [find_members(plain) for plain in plains]
         schemas = [each.listed[key] for each in self._members if key in each.listed]
         if not schemas:
             schemas = [each.more for each in self._members if each.more is not False]

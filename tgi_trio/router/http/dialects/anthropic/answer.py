@@ -25,7 +25,7 @@ from msgspec.json import encode
 from tgi_trio.router.http.dialects.anthropic import replies
 from tgi_trio.router.http.dialects.anthropic.request import CALL_PREFIX
 from tgi_trio.router.http.dialects.blocks import Block, Blocks, Change, Kind
-from tgi_trio.router.http.dialects.carried import carry
+from tgi_trio.router.http.dialects.thought_codec import encode_thought
 from tgi_trio.router.http.messages.error_shapes import ANTHROPIC, anthropic_error
 from tgi_trio.router.http.messages.problems import Problem
 from tgi_trio.router.http.messages.render import text_json
@@ -95,7 +95,7 @@ def message(
     return encode(replies.MessageReply(id, model, content, reason, sequence, end.usage(outcome)))
 
 
-def unsaid(outcome: Outcome) -> Outcome:
+def drop_token(outcome: Outcome) -> Outcome:
     """Return the outcome of a prompt that was only to be computed; its one token is not shown."""
     end = FinishReason.LENGTH
     return replace(outcome, reason=end, generated_tokens=0, tail="", matched=None, answer=None)
@@ -114,7 +114,7 @@ def _content_block(block: Block, show_thoughts: bool) -> replies.Content:
 
 def _signature(thought: Block, shown: bool) -> str:
     """Return the signature of a thought; of one that is not shown it has the thought itself."""
-    return SIGNATURE if shown else carry(thought.text)
+    return SIGNATURE if shown else encode_thought(thought.text)
 
 
 def _input(block: Block) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import msgspec
 from tgi_trio.errors import ToolError, ValidationError
 from tgi_trio.router.http.conversation import Conversation
 from tgi_trio.router.http.dialects.anthropic import schema
-from tgi_trio.router.http.dialects.carried import read_carried
+from tgi_trio.router.http.dialects.thought_codec import decode_thought
 from tgi_trio.router.http.messages.body_reader import convert_body, invalid_value, read_variables
 from tgi_trio.router.http.messages.problems import Refused
 from tgi_trio.router.http.messages.shared_fields import read_seed
@@ -176,7 +176,9 @@ def _assistant_turn(content: schema.Content) -> Turn:
     if isinstance(content, str):
         return Turn("assistant", content)
     thoughts = [
-        each.thinking or read_carried(each.signature) for each in content if each.type == "thinking"
+        each.thinking or decode_thought(each.signature)
+        for each in content
+        if each.type == "thinking"
     ]
     calls = [
         PastCall(

@@ -48,19 +48,19 @@ class Drawing:
     judged: bool  # by the sampler `infill`
 
 
-def read_drawing(asked: InfillRequest) -> Drawing:
+def read_drawing(infill_request: InfillRequest) -> Drawing:
     """Return how a request draws its tokens. Raises ValidationError."""
-    names = _read_samplers(asked.samplers)
-    given = {name: getattr(asked, name) for name in _DEFAULTS}
+    names = _read_samplers(infill_request.samplers)
+    given = {name: getattr(infill_request, name) for name in _DEFAULTS}
     values = {name: _DEFAULTS[name] if value is None else value for name, value in given.items()}
     if names is None:
-        return _draw(values, asked, judged=False)
+        return _draw(values, infill_request, judged=False)
     fields = {_FIELDS[name] for name in names}
     judged = "infill" in fields
     values = {name: value if name in fields else _OFF[name] for name, value in values.items()}
     if judged:
         _check_judged(names, values["top_k"])
-    return _draw(values, asked if "penalties" in fields else None, judged=judged)
+    return _draw(values, infill_request if "penalties" in fields else None, judged=judged)
 
 
 _OFF: Final[Mapping[str, float]] = MappingProxyType(

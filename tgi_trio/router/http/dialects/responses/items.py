@@ -8,9 +8,9 @@ from typing import Any, Final
 
 import msgspec
 
-from tgi_trio.router.http.dialects.carried import read_carried
 from tgi_trio.router.http.dialects.responses import schema
 from tgi_trio.router.http.dialects.responses.tools import SHELL, model_name
+from tgi_trio.router.http.dialects.thought_codec import decode_thought
 from tgi_trio.router.http.messages.body_reader import convert_body, invalid_value
 from tgi_trio.router.http.messages.problems import Refused
 from tgi_trio.router.media.links import MediaLink, Piece, to_audio_link
@@ -86,7 +86,7 @@ def _thoughts(item: schema.InputItem, path: str) -> list[str]:
         parts = convert_body(item.content, list[schema.ReasoningText], f"{path}.content")
         texts = [part.text for part in parts]
     if not any(texts):
-        texts = [read_carried(item.encrypted_content)]
+        texts = [decode_thought(item.encrypted_content)]
     if not any(texts):
         texts = [part.text for part in item.summary or []]
     return list(filter(None, texts))

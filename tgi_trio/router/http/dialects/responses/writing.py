@@ -13,17 +13,17 @@ from msgspec import UNSET
 from msgspec.json import encode
 
 from tgi_trio.router.http.dialects.blocks import Block, Kind
-from tgi_trio.router.http.dialects.carried import carry
 from tgi_trio.router.http.dialects.responses import replies, schema
 from tgi_trio.router.http.dialects.responses.items import CALL_PREFIX
 from tgi_trio.router.http.dialects.responses.text_logprobs import TextLogprobs
 from tgi_trio.router.http.dialects.responses.tools import Toolbox, Way
+from tgi_trio.router.http.dialects.thought_codec import encode_thought
 from tgi_trio.router.text.tools.custom import read_input
 
 CARRIED: Final = "reasoning.encrypted_content"  # in `include`
 
 
-def settings_of(
+def copy_settings(
     request: schema.ResponsesRequest, model: str, store: bool
 ) -> replies.ResponseSettings:
     """Return the fields of a request that its response repeats; `store`: whether it is kept."""
@@ -111,7 +111,7 @@ class ItemWriter:
         if block.kind is Kind.THOUGHT:
             if in_progress:
                 return replies.ReasoningItem(id, status, [])
-            kept = carry(text) if self.carried else UNSET
+            kept = encode_thought(text) if self.carried else UNSET
             if self.summarised:
                 summary = [replies.SummaryTextPart(text)]
                 return replies.ReasoningItem(id, status, [], summary, encrypted_content=kept)

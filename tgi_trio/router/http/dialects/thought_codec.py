@@ -10,13 +10,13 @@ from typing import Final
 _PREFIX: Final = "tgi-trio:"
 
 
-def carry(thought: str) -> str:
+def encode_thought(thought: str) -> str:
     """Return a thought as a text for the client to keep: encoded, not encrypted."""
     return _PREFIX + base64.b64encode(thought.encode()).decode()
 
 
-def read_carried(text: str | None) -> str:
-    """Return the thought that `carry` encoded; "" if something else made `text`."""
+def decode_thought(text: str | None) -> str:
+    """Return the thought that `encode_thought` encoded; "" if something else made `text`."""
     if text is None or not text.startswith(_PREFIX):
         return ""
     with suppress(binascii.Error, UnicodeDecodeError):
