@@ -10,7 +10,7 @@ import pytest
 from tgi_trio.descriptors import (
     RESERVED,
     check_limit,
-    most_connections,
+    max_connections,
     raise_limit,
 )
 from tgi_trio.errors import ConfigurationError
@@ -66,7 +66,7 @@ def test_what_the_kernel_refuses_is_done_without(
 )
 def test_some_are_no_clients(limits: Limits, soft: int, each: int, expected: int) -> None:
     limits.soft = soft
-    assert most_connections(each) == expected
+    assert max_connections(each) == expected
 
 
 @pytest.mark.parametrize(("ranks", "least"), [(1, 32), (2, 40), (4, 56), (8, 88)])

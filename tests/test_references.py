@@ -83,10 +83,10 @@ def tree() -> frozenset[str]:
     files = [path.relative_to(ROOT) for path in tracked()]
     folders = {f"{parent}/" for path in files for parent in path.parents}
     paths = {str(path) for path in files} | folders
-    return frozenset(path for whole in paths for path in (whole, *parts_of(whole)))
+    return frozenset(path for whole in paths for path in (whole, *list_parts(whole)))
 
 
-def parts_of(path: str) -> Iterator[str]:
+def list_parts(path: str) -> Iterator[str]:
     """Yield what is left of a path without its first folder, its first two, and so on."""
     while "/" in path.rstrip("/"):
         path = path.partition("/")[2]

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from tgi_trio.cli.options import DoctorOptions
 from tgi_trio.cli.parser import Invocation, UsageError, asks_for_json, parse
-from tgi_trio.cli.stopping import interrupt, interrupted_exit, on_stop, stop_at_once
+from tgi_trio.cli.stopping import find_exit_code, handle_stop, interrupt, stop_at_once
 from tgi_trio.cli.streams import forget_reader, open_standard_streams
 from tgi_trio.errors import TgiTrioError
 from tgi_trio.settings.records import Options
@@ -36,7 +36,7 @@ EXIT_UNREAD = 128 + signal.SIGPIPE  # as of a program that the signal ends
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return the exit code."""
     open_standard_streams()
-    on_stop(stop_at_once)
+    handle_stop(stop_at_once)
     words = sys.argv[1:] if argv is None else argv
     try:
         invocation = parse(words, os.environ)
@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_USAGE
     as_json = getattr(invocation.options, "json_output", False)
     if invocation.command not in _SERVING:
-        on_stop(interrupt)
+        handle_stop(interrupt)
     try:
         code = _COMMANDS[invocation.command](invocation)
         sys.stdout.flush()  # what cannot be written is known here, not when Python ends
@@ -54,11 +54,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         _complain(error, as_json)
         return EXIT_FAILURE
     except KeyboardInterrupt:
-        return interrupted_exit()
+        return find_exit_code()
     except BaseExceptionGroup as group:  # out of a nursery
         if group.split(KeyboardInterrupt)[1] is not None:
             raise
-        return interrupted_exit()
+        return find_exit_code()
     except BrokenPipeError:  # `| head` has seen enough
         forget_reader()
         return EXIT_UNREAD
@@ -270,14 +270,14 @@ def _limit_speculation(options: Options) -> Options:
 
 def _print_machine(options: Options) -> None:
     """Print what `doctor` finds."""
-    from tgi_trio.cli.doctor import doctor, findings
+    from tgi_trio.cli.doctor import doctor, run_checks
     from tgi_trio.logs import say_record
 
     asked = DoctorOptions(port=options.port)
     if not options.json_output:
         doctor(asked, sys.stderr)
         return
-    for found in findings(asked):
+    for found in run_checks(asked):
         message = f"{found.subject}: {found.found}"
         say_record(message, verdict=found.verdict.value, cure=found.cure)
 

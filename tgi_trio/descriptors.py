@@ -21,7 +21,7 @@ _LEAST: Final = 24
 _LEAST_OF_A_RANK: Final = 8
 
 
-def least_limit(ranks: int = 1) -> int:
+def min_descriptors(ranks: int = 1) -> int:
     """Return how many descriptors a server of `ranks` on this machine takes at least."""
     return _LEAST + _LEAST_OF_A_RANK * ranks
 
@@ -33,7 +33,7 @@ def check_limit(ranks: int = 1) -> None:
     would say less.
     """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    least = least_limit(ranks)
+    least = min_descriptors(ranks)
     if 0 <= hard < least:  # -1: without a limit
         raise ConfigurationError(
             f"only {hard} descriptors may be open, and a server takes {least} at least: raise the "
@@ -57,7 +57,7 @@ def raise_limit() -> None:
     log.info("%d descriptors may be open, the hard limit, instead of %d", hard, soft)
 
 
-def most_connections(each: int = 1) -> int:
+def max_connections(each: int = 1) -> int:
     """Return how many clients may be connected; `each`: descriptors that one of them takes."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return max(1, (soft - min(RESERVED, soft // 4)) // each)

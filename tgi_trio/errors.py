@@ -20,20 +20,20 @@ AnyError = TypeVar("AnyError", bound=TgiTrioError)
 Leaf = TypeVar("Leaf", bound=BaseException)
 
 
-def first_leaf(group: BaseExceptionGroup[Leaf]) -> Leaf:
+def find_first_leaf(group: BaseExceptionGroup[Leaf]) -> Leaf:
     """Return the first error in an exception group, or in those within it."""
     first = group.exceptions[0]
-    return first_leaf(first) if isinstance(first, BaseExceptionGroup) else first
+    return find_first_leaf(first) if isinstance(first, BaseExceptionGroup) else first
 
 
-def about(error: AnyError, param: str | None) -> AnyError:
+def name_param(error: AnyError, param: str | None) -> AnyError:
     """Return an error that names the field of a request that it is about."""
     error.param = param
     return error
 
 
 @contextmanager
-def blaming(param: str | None, kind: type[TgiTrioError] | None = None) -> Iterator[None]:
+def naming_param(param: str | None, kind: type[TgiTrioError] | None = None) -> Iterator[None]:
     """Name the field that errors within are about, if they do not do so themselves.
 
     `kind`: those that are; default: `ValidationError`.

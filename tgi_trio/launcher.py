@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from tgi_trio.errors import TgiTrioError, first_leaf
+from tgi_trio.errors import TgiTrioError, find_first_leaf
 from tgi_trio.hub.resolve import read_pipeline_tag
 from tgi_trio.ipc.images import ImageArena
 from tgi_trio.ipc.startup import WarmupRequest
@@ -201,7 +201,7 @@ class Launcher:
             except BaseExceptionGroup as group:
                 # Show the operator our error without the exception groups of the nurseries.
                 if (ours := group.subgroup(TgiTrioError)) is not None:
-                    raise first_leaf(ours) from group
+                    raise find_first_leaf(ours) from group
                 raise
 
     async def _obey_signals(

@@ -38,7 +38,7 @@ from tqdm import tqdm
 from bench.harness.server import Server, running, serving
 from bench.harness.stats import Summary, add_output_flags, reporting, table_of
 from bench.harness.vitals import cpu_seconds, metrics
-from tgi_trio.testing.ports import held_port
+from tgi_trio.testing.ports import reserve_port
 
 STEP_MS: Final = 20.0  # of the shards: a late token is not taken for the next one
 SHORT_STEP_MS: Final = 1.0  # where two replicas are compared with one
@@ -125,7 +125,7 @@ def replicas_of(
 @contextmanager
 def front_of(replicas: Sequence[Server], flags: Sequence[str]) -> Iterator[Server]:
     """Start a front of replicas that are running."""
-    with held_port() as port:
+    with reserve_port() as port:
         named = [word for each in replicas for word in ("--replica", f"127.0.0.1:{each.port}")]
         command = [sys.executable, "-m", "tgi_trio", "front", "--hostname", "127.0.0.1"]
         command += ["--port", str(port), *flags, *named]
@@ -162,7 +162,7 @@ def lags(replica: Server, port: int, count: int, tokens: int) -> list[float]:
 @contextmanager
 def relayed(replica: Server) -> Iterator[Server]:
     """Start a relay that only copies."""
-    with held_port() as port:
+    with reserve_port() as port:
         command = [sys.executable, "-m", "bench.cluster.bare_relay"]
         command += ["--port", str(port), "--to", str(replica.port)]
         with serving(command, port, output=subprocess.DEVNULL) as relay:

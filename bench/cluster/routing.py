@@ -29,7 +29,7 @@ from tqdm import tqdm
 from bench.cluster.conversations import THINK_S, TURNS, Conversation, Conversations
 from bench.cluster.virtual_replica import SERVICE_S, VirtualReplica
 from bench.harness.stats import Summary, add_output_flags, reporting, table_of
-from tgi_trio.cluster.prefix_chain import Chain, prefix_chain
+from tgi_trio.cluster.prefix_chain import Chain, make_prefix_chain
 from tgi_trio.cluster.routing import Routing
 
 BUSY: Final = 0.7  # of all slots, on average
@@ -208,7 +208,7 @@ def decide(replicas: int, slots: int, rounds: int) -> Summary:
     for number in range(rounds):  # each prompt comes four times
         body = bodies[number % len(bodies)]
         start = time.thread_time_ns()
-        chain = prefix_chain(body)
+        chain = make_prefix_chain(body)
         name = routing.order(chain)[0]
         routing.sent(name, chain)
         samples.append((time.thread_time_ns() - start) / 1e3)

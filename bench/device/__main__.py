@@ -211,7 +211,7 @@ def _device(
 
         from bench.device.roofline import measure_ceiling
         from bench.device.timing import Timer
-        from tgi_trio.shard.machine.accelerator import current_device, current_kind, name_of
+        from tgi_trio.shard.machine.accelerator import current_device, current_kind, find_name
 
         if not (kind := current_kind()):
             sys.exit("torch sees no device here; --dry-run tries the benchmark without one")
@@ -220,7 +220,7 @@ def _device(
         timer = Timer(device, 2 if args.dry_run else 20)
         ceiling = measure_ceiling(timer, dtype, small=args.dry_run)
         facts = {
-            "device": name_of(device),
+            "device": find_name(device),
             "torch": torch.__version__,
             "gb_per_s": ceiling.bytes_per_second / 1e9,
             "tflop_per_s": ceiling.operations_per_second / 1e12,

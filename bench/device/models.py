@@ -23,7 +23,7 @@ from tgi_trio.shard.checkpoint.rounding.encoding import round_matrix
 from tgi_trio.shard.checkpoint.taken_apart import take_apart
 from tgi_trio.shard.sampling.logits_processors import Watermark
 from tgi_trio.shard.torch_backend.adapters.device_adapters import DeviceAdapters
-from tgi_trio.shard.torch_backend.attention.kinds import attention_for
+from tgi_trio.shard.torch_backend.attention.kinds import make_attention
 from tgi_trio.shard.torch_backend.compiling.ahead import begin_early
 from tgi_trio.shard.torch_backend.device_parts import device_parts, rehearse_choices
 from tgi_trio.shard.torch_backend.layers.coded_linear import CodedLinear
@@ -208,7 +208,7 @@ def make_runner(
             slots=adapters,
             invariant=invariant,
         )
-    attention = attention_for(model.attention_needs, device, dtype, invariant=invariant)
+    attention = make_attention(model.attention_needs, device, dtype, invariant=invariant)
     recorded, steps = device_parts(
         *(model, attention, sampler, config, device, graphs), adapters=held, invariant=invariant
     )

@@ -23,7 +23,7 @@ from bench.harness.server import Server, serving
 from tgi_trio.client.address import Address
 from tgi_trio.client.load import prompt
 from tgi_trio.client.measures import Summary
-from tgi_trio.testing.ports import held_port
+from tgi_trio.testing.ports import reserve_port
 
 _START_S: Final = 300.0
 _TRIES: Final = 5
@@ -207,7 +207,7 @@ def _serving(
     write_folder(shape, folder)
     told = json.dumps({"shape": shape} | options)
     argv = [sys.executable, "-m", "bench.device.random_server", told, "--model-id", str(folder)]
-    with held_port() as port, (folder / "log.txt").open("w+b") as log:
+    with reserve_port() as port, (folder / "log.txt").open("w+b") as log:
         command = [*argv, "--hostname", "127.0.0.1", "--port", str(port), *flags]
         try:
             with serving(command, port, output=log, timeout=_START_S) as server:

@@ -21,7 +21,7 @@ import trio
 
 from tgi_trio.client.address import Address
 from tgi_trio.client.http import Client
-from tgi_trio.client.load import Load, Work, records_of
+from tgi_trio.client.load import Load, Work, run_load
 from tgi_trio.client.measures import RequestRecord
 
 _MOST: Final = 4  # processes
@@ -116,7 +116,7 @@ def _read(address: Address, clients: int, work: Work) -> tuple[list[RequestRecor
 
     async def read() -> list[RequestRecord]:
         shift = time.perf_counter() - trio.current_time()
-        found = await records_of(Client(address), Load("closed", clients), work, lambda: None)
+        found = await run_load(Client(address), Load("closed", clients), work, lambda: None)
         for record in found:
             record.start += shift
             record.events = [at + shift for at in record.events]

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO, Any, Final, Protocol
 
 from tgi_trio.ipc.parent import die_with_parent
-from tgi_trio.testing.ports import held_port
+from tgi_trio.testing.ports import reserve_port
 
 _END_S: Final = 120.0  # until a server is killed that was told to end
 
@@ -102,7 +102,7 @@ def running(
     module = ["tgi_trio"] if fake is None else ["tgi_trio.testing.fake_server", fake]
     argv = [sys.executable, "-m", *module, "--hostname", "127.0.0.1"]
     output = log if log is not None else subprocess.DEVNULL if quiet else None
-    with held_port() as port:
+    with reserve_port() as port:
         command = [*argv, "--port", str(port), *flags]
         with serving(command, port, output=output, environment=environment) as server:
             yield server

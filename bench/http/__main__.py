@@ -32,7 +32,7 @@ from bench.harness import stats
 from bench.harness.vitals import cpu_seconds
 from bench.http import load_generator
 from bench.http.load_generator import Load
-from tgi_trio.testing.ports import held_port
+from tgi_trio.testing.ports import reserve_port
 
 ENDLESS = 10**9
 SERVER_CORE, CLIENT_CORE = 0, 1
@@ -87,7 +87,7 @@ class Point:
 def server(kind: str, paced: bool) -> Iterator[tuple[int, int]]:
     """Run a server on its core; yields (port, pid)."""
     mode = "paced" if paced else "lockstep"
-    with held_port() as port:
+    with reserve_port() as port:
         process = subprocess.Popen(
             [sys.executable, "-m", "bench.http.servers", kind, str(port), mode],
             preexec_fn=lambda: os.sched_setaffinity(0, {SERVER_CORE}),

@@ -28,7 +28,7 @@ from tqdm import tqdm
 from bench.harness.server import Server, running
 from bench.harness.stats import Summary, add_output_flags, reporting, table
 from bench.http import load_generator
-from tgi_trio.testing.ports import held_port
+from tgi_trio.testing.ports import reserve_port
 
 GOAL_MS = 5.0  # 99th percentile
 _RECEIVE = 1 << 16
@@ -170,7 +170,7 @@ def measure(server: Server, case: Case, probes: int, period: float) -> tuple[Sum
     live: list[float] = []
     floor: list[float] = []
     with (
-        held_port() as floor_port,
+        reserve_port() as floor_port,
         beside(answer_for_ever, floor_port),
         connected(floor_port) as bare,
         connected(server.port) as ours,

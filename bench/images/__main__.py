@@ -48,7 +48,7 @@ from bench.images.bare_receiver import bare_receiver
 from tgi_trio.client.address import Address
 from tgi_trio.client.http import Client
 from tgi_trio.demo.vision import make_vision_model
-from tgi_trio.testing.ports import held_port
+from tgi_trio.testing.ports import reserve_port
 
 GOALS = {
     "longest_turn_ms": 5.0,
@@ -116,7 +116,7 @@ _NAMES = {
 @contextmanager
 def watched(folder: Path, turns: Path) -> Iterator[Server]:
     """Serve the model in `folder`; when it has ended, `turns` has those of its loop."""
-    with held_port() as port:
+    with reserve_port() as port:
         flags = ["--model-id", str(folder), "--hostname", "127.0.0.1", "--port", str(port)]
         flags += ["--payload-limit", str(40 * MB), "--image-memory", str(256 * 2**20)]
         command = [sys.executable, "-m", "bench.images.watched_server", str(turns), *flags]

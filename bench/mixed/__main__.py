@@ -25,7 +25,7 @@ from bench.harness import stats
 from bench.harness.server import running
 from tgi_trio.client.address import Address
 from tgi_trio.client.http import Client
-from tgi_trio.client.load import one_request, prompt
+from tgi_trio.client.load import prompt, send_request
 from tgi_trio.client.measures import RequestRecord, Summary
 
 GOAL = 2.0
@@ -68,11 +68,11 @@ async def round_of(
 
     async def chat(number: int, text: str) -> None:
         heard = partial(beginning.heard, number)
-        chats.append(await one_request(client, text, max_tokens, on_event=heard))
+        chats.append(await send_request(client, text, max_tokens, on_event=heard))
 
     async def disturb(text: str) -> None:
         await beginning.all_stream.wait()
-        intruder.append(await one_request(client, text, 2))
+        intruder.append(await send_request(client, text, 2))
 
     async with trio.open_nursery() as nursery:
         for number in range(args.chats):

@@ -25,7 +25,7 @@ from bench.harness import stats
 from bench.harness.server import running
 from tgi_trio.client.address import Address
 from tgi_trio.client.http import Client, HTTPFailure
-from tgi_trio.client.load import Load, Work, records_of
+from tgi_trio.client.load import Load, Work, run_load
 
 Schemas = Iterator[dict[str, Any]]
 _LEAST_MS = 1e-3  # where tokens came together to a client that had waited for a core
@@ -125,7 +125,7 @@ async def measure(client: Client, streams: int, work: Work, company: list[Compan
     async with trio.open_nursery() as nursery:
         for member in company:
             nursery.start_soon(member, client, counts)
-        records = await records_of(client, Load("closed", streams), work, lambda: None)
+        records = await run_load(client, Load("closed", streams), work, lambda: None)
         nursery.cancel_scope.cancel()
     return stats.summarise(records, trio.current_time() - started), dict(counts)
 

@@ -34,7 +34,7 @@ from tgi_trio.shard.checkpoint.formats.plain import PlainMatrix
 from tgi_trio.shard.checkpoint.lookup import Checkpoint, open_checkpoint
 from tgi_trio.shard.checkpoint.numbers import Floats, to_float32
 from tgi_trio.shard.cpu_backend.forward import Forward, Tokens
-from tgi_trio.shard.cpu_backend.instructions import variant_for
+from tgi_trio.shard.cpu_backend.instructions import find_variant
 from tgi_trio.shard.cpu_backend.loading import load_cpu_runner
 from tgi_trio.shard.cpu_backend.program import pack_program
 from tgi_trio.shard.machine.cores import usable_cores
@@ -77,7 +77,7 @@ def read_exactly(folder: Path) -> Iterator[Read]:
         pack_program(spec, Dequantised(weights), "float32", threads=len(cores)) as program,
     ):
         program.allocate_kv(_BLOCKS + 1)
-    with Forward(program, variant_for(spec, "float32"), cores) as forward:
+    with Forward(program, find_variant(spec, "float32"), cores) as forward:
         yield lambda text: run_text(forward, text)
 
 

@@ -25,7 +25,7 @@ from tgi_trio.model.config import read_config
 from tgi_trio.model.families.registry import decoder_spec
 from tgi_trio.shard.checkpoint.lookup import open_checkpoint
 from tgi_trio.shard.cpu_backend.forward import Forward, Tokens
-from tgi_trio.shard.cpu_backend.instructions import variant_for
+from tgi_trio.shard.cpu_backend.instructions import find_variant
 from tgi_trio.shard.cpu_backend.program import pack_program
 
 _CONTENDERS = {
@@ -48,7 +48,7 @@ def reader(folder: Path, dtype: str, int8: bool) -> tuple[Forward, Callable[[Tex
         pack_program(spec, weights, dtype, int8=int8) as program,
     ):
         program.allocate_kv(blocks + 1)
-    forward = Forward(program, variant_for(spec, dtype, int8=int8), [0])
+    forward = Forward(program, find_variant(spec, dtype, int8=int8), [0])
 
     def read(text: Text) -> Logits:
         places = np.arange(len(text.ids) - 1, dtype=np.int32)  # the last predicts nothing

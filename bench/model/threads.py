@@ -30,7 +30,7 @@ from bench.model.cases import CASES, Worker
 from tgi_trio.model.config import read_config
 from tgi_trio.model.families.registry import decoder_spec
 from tgi_trio.model.specs.decoder import DecoderSpec
-from tgi_trio.shard.cpu_backend.instructions import variant_for
+from tgi_trio.shard.cpu_backend.instructions import find_variant
 from tgi_trio.shard.cpu_backend.weight_layout import PANEL
 from tgi_trio.shard.machine.cores import usable_cores
 
@@ -93,7 +93,7 @@ def shared(spec: DecoderSpec, threads: int) -> dict[str, float]:
         panels = -(-outputs // PANEL)
         work += inputs * panels
         slowest += inputs * -(-panels // threads)
-    variant = variant_for(spec, "bfloat16")
+    variant = find_variant(spec, "bfloat16")
     items = spec.heads // variant.heads
     return {
         "threads": threads,

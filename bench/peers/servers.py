@@ -21,7 +21,7 @@ class HttpPeer:
 
     name: str
     command: Callable[[int], list[str | Path]]  # port -> what to run
-    whole: Mapping[str, Any] | None = None  # see tgi_trio.client.load.one_request
+    whole: Mapping[str, Any] | None = None  # see tgi_trio.client.load.send_request
     environment: Mapping[str, str] = field(default_factory=dict)
     note: str = ""  # how it computes, where that is not as stored
 

@@ -40,7 +40,7 @@ from bench.peers.servers import OURS, SERVERS, HttpPeer, Job, ours
 from tgi_trio.client.address import Address
 from tgi_trio.client.http import Client
 from tgi_trio.client.load import Load, Work, measure
-from tgi_trio.testing.ports import held_port
+from tgi_trio.testing.ports import reserve_port
 
 _READY = 300.0  # seconds a server may take to load the model
 _LOAD = 300.0  # seconds a load may take
@@ -76,7 +76,7 @@ def awake(server: Server) -> Iterator[None]:
 def start(stack: ExitStack, peer: HttpPeer, log: Path) -> Server:
     """Start a server, wait until it is ready and stop it. Raises RuntimeError."""
     # Beside a socket that keeps the port only ours can listen: others may find theirs taken.
-    port = stack.enter_context(held_port()) if peer.name == OURS else free_port()
+    port = stack.enter_context(reserve_port()) if peer.name == OURS else free_port()
     output = stack.enter_context(log.open("wb"))
     server = stack.enter_context(
         serving(

@@ -36,7 +36,7 @@ from bench.images.asking import post
 from tgi_trio.client.address import Address
 from tgi_trio.client.http import Client
 from tgi_trio.demo import model_path
-from tgi_trio.testing.ports import held_port
+from tgi_trio.testing.ports import reserve_port
 
 BLOCK: Final = 16  # tokens
 GOAL_MS: Final = 5.0  # of a turn
@@ -191,7 +191,7 @@ def watched(sizes: Sizes, folder: Path) -> Iterator[tuple[Client, Path]]:
         *(f"--{name}={value}" for name, value in flags.items()),
     ]
     with (
-        held_port() as port,
+        reserve_port() as port,
         serving([*command, f"--port={port}"], port, output=subprocess.DEVNULL) as server,
     ):
         yield Client(Address(server.host, server.port)), turns

@@ -10,4 +10,4 @@ from tgi_trio.cli import device_count
 @pytest.fixture(autouse=True)
 def no_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ranks share the processor, as where there is no device; some tests say otherwise."""
-    monkeypatch.setattr(device_count, "present_devices", lambda: 0)
+    monkeypatch.setattr(device_count, "count_devices", lambda: 0)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tgi_trio.cli import device_count
-from tgi_trio.cli.device_count import choose_num_shard, present_devices, visible_devices
+from tgi_trio.cli.device_count import choose_num_shard, count_devices, count_visible_devices
 from tgi_trio.errors import ConfigurationError
 from tgi_trio.settings.records import Options
 
@@ -18,19 +18,19 @@ def torch_for_devices(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_devices_that_are_present(tmp_path: Path) -> None:
-    assert present_devices(tmp_path) == 0
+    assert count_devices(tmp_path) == 0
     for name in ("nvidiactl", "nvidia-uvm", "nvidia0", "nvidia1", "nvidia11"):
         (tmp_path / name).touch()
-    assert present_devices(tmp_path) == 3
+    assert count_devices(tmp_path) == 3
 
 
 def test_devices_of_amd_that_are_present(tmp_path: Path) -> None:
     (tmp_path / "dri").mkdir()
     for name in ("renderD128", "renderD129", "card0"):
         (tmp_path / "dri" / name).touch()
-    assert present_devices(tmp_path) == 0  # any graphics card has those
+    assert count_devices(tmp_path) == 0  # any graphics card has those
     (tmp_path / "kfd").touch()
-    assert present_devices(tmp_path) == 2
+    assert count_devices(tmp_path) == 2
 
 
 @pytest.mark.parametrize(
@@ -52,11 +52,11 @@ def test_devices_of_amd_that_are_present(tmp_path: Path) -> None:
     ],
 )
 def test_devices_that_may_be_used(environ: dict[str, str], count: int) -> None:
-    assert visible_devices(environ, 8)[0] == count
+    assert count_visible_devices(environ, 8)[0] == count
 
 
 def test_parts_of_a_device_are_counted_as_listed() -> None:
-    assert visible_devices({"CUDA_VISIBLE_DEVICES": "MIG-a,MIG-b"}, 1)[0] == 2
+    assert count_visible_devices({"CUDA_VISIBLE_DEVICES": "MIG-a,MIG-b"}, 1)[0] == 2
 
 
 def test_sharded_without_a_number_takes_every_device() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import tgi_trio
-from tgi_trio.cli.flags import all_flags
+from tgi_trio.cli.flags import list_flags
 from tgi_trio.cli.foreign import IDLE, REFUSED
 from tgi_trio.cli.parser import parse
 from tools.docs.contents import headings
@@ -23,7 +23,7 @@ HOLE = "\0"  # stands for a part of a message that is filled in when it is shown
 
 def test_every_flag_has_its_row() -> None:
     text = (ROOT / "docs/operations.md").read_text()
-    for name in [flag.name for flag in all_flags()] + [
+    for name in [flag.name for flag in list_flags()] + [
         *(row.name for row in REFUSED),
         *(row.name for row in IDLE),
     ]:

@@ -19,7 +19,7 @@ from tests.cli.flag_samples import SAMPLES
 from tgi_trio import demo
 from tgi_trio.cli.device_count import choose_num_shard
 from tgi_trio.cli.files import check_files
-from tgi_trio.cli.flags import Flag, all_flags
+from tgi_trio.cli.flags import Flag, list_flags
 from tgi_trio.cli.values import read_value
 from tgi_trio.errors import TgiTrioError
 from tgi_trio.model import check as model_check
@@ -96,7 +96,7 @@ def texts_of(flag: Flag, files: Mapping[str, str]) -> list[str]:
 
 def list_given(files: Mapping[str, str]) -> Iterator[Given]:
     """Yield every flag with each of its values that is not its default."""
-    for flag in all_flags():
+    for flag in list_flags():
         for text in texts_of(flag, files):
             value = read_value(flag.kind, f"--{flag.name}", text)
             value = (value,) if flag.many else value
@@ -127,7 +127,7 @@ def test_a_flag_alone_is_accepted_or_named(files: dict[str, str], facts: ModelFa
     every = list(list_given(files))
     every += [
         Given(flag, read_value(flag.kind, "", text))
-        for flag in all_flags()
+        for flag in list_flags()
         if flag.kind in (*NUMBERS, "seconds", "ratio")
         for text in ("0", "-1", "1000000000000000000")
     ]

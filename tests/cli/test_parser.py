@@ -11,23 +11,23 @@ from tests.cli.flag_samples import SAMPLES
 from tgi_trio import __version__
 from tgi_trio.__main__ import _COMMANDS
 from tgi_trio.cli.commands import COMMANDS, Command
-from tgi_trio.cli.flags import FLAGS, Flag, all_flags
+from tgi_trio.cli.flags import FLAGS, Flag, list_flags
 from tgi_trio.cli.foreign import IDLE, REFUSED
-from tgi_trio.cli.help import default_text, serve_help
+from tgi_trio.cli.help import describe_default, serve_help
 from tgi_trio.cli.options import BenchOptions, ChatOptions, ClusterOptions, DownloadOptions
 from tgi_trio.cli.parser import UsageError, asks_for_json, parse
 from tgi_trio.cli.values import KINDS
 from tgi_trio.model.config import RopeScaling
 from tgi_trio.settings.records import Options
 
-every_flag = pytest.mark.parametrize("flag", all_flags(), ids=lambda flag: flag.name)
+every_flag = pytest.mark.parametrize("flag", list_flags(), ids=lambda flag: flag.name)
 
 
 def test_flags_and_options_name_the_same_things() -> None:
-    names = [flag.field for flag in all_flags()]
+    names = [flag.field for flag in list_flags()]
     assert sorted(names) == sorted(field.name for field in dataclasses.fields(Options))
     foreign = {row.name for row in REFUSED} | {row.name for row in IDLE}
-    assert not foreign & {flag.name for flag in all_flags()}
+    assert not foreign & {flag.name for flag in list_flags()}
     assert len(foreign) == len(REFUSED) + len(IDLE)
     assert SAMPLES.keys() == KINDS.keys()
 
@@ -52,7 +52,7 @@ def test_every_flag_has_one_line_of_help(flag: Flag) -> None:
     lines = [line for line in serve_help().splitlines() if f"--{flag.name} " in line]
     assert len(lines) == 1
     assert (f"[{flag.env}]" in lines[0]) == flag.variable
-    assert f"(={default_text(flag)})" in lines[0]
+    assert f"(={describe_default(flag)})" in lines[0]
     assert flag.default is not None or flag.unset
 
 
@@ -322,7 +322,7 @@ master-shard-uds-path messages-api-enabled uds-path logger-level
 
 def test_no_flag_of_tgi_is_ignored() -> None:
     theirs = {row.name for row in REFUSED} | {row.name for row in IDLE}
-    known = {flag.name for flag in all_flags()} | theirs
+    known = {flag.name for flag in list_flags()} | theirs
     assert set(TGI_FLAGS) <= known
 
 

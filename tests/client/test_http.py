@@ -10,7 +10,7 @@ import trio
 
 from tgi_trio.client.address import Address
 from tgi_trio.client.http import Client
-from tgi_trio.client.load import one_request
+from tgi_trio.client.load import send_request
 
 pytestmark = pytest.mark.trio
 
@@ -44,7 +44,7 @@ async def events_of(answer: bytes, found: list[Any]) -> str:
                     found.append(event)
         except trio.BrokenResourceError as error:
             why = str(error)
-        record = await one_request(client, "hello", 9)
+        record = await send_request(client, "hello", 9)
         nursery.cancel_scope.cancel()
     assert record.error == (why and f"BrokenResourceError: {why}")
     return why

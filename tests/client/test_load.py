@@ -9,7 +9,7 @@ import trio
 
 from tgi_trio.client.address import Address
 from tgi_trio.client.http import Client
-from tgi_trio.client.load import one_request
+from tgi_trio.client.load import send_request
 from tgi_trio.client.measures import RequestRecord
 
 
@@ -31,7 +31,7 @@ def recorded(events: list[dict[str, Any]], whole: dict[str, Any] | None) -> Any:
             listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
             port = listeners[0].socket.getsockname()[1]
             nursery.start_soon(trio.serve_listeners, answer, listeners)
-            record = await one_request(Client(Address("127.0.0.1", port)), "hello", 9, whole)
+            record = await send_request(Client(Address("127.0.0.1", port)), "hello", 9, whole)
             nursery.cancel_scope.cancel()
         return record
 

@@ -17,7 +17,7 @@ import pytest
 
 from tgi_trio.cluster.controller import connect
 from tgi_trio.errors import ConfigurationError
-from tgi_trio.testing.ports import held_port
+from tgi_trio.testing.ports import reserve_port
 
 pytestmark = [pytest.mark.ray, pytest.mark.system]
 pytest.importorskip("ray", reason="needs the extra `ray`")
@@ -109,7 +109,7 @@ def test_servers_are_kept_over_the_deaths_of_one_and_of_a_node(nodes: Any, tmp_p
     file, secret = tmp_path / "replicas.txt", tmp_path / "secret"
     secret.write_text("a secret of the test's own\n")
     secret.chmod(0o600)
-    with held_port() as port:
+    with reserve_port() as port:
         front = f"127.0.0.1:{port}"
         controller = subprocess.Popen(
             [

@@ -15,7 +15,7 @@ from tgi_trio.cli.cluster import find_front
 from tgi_trio.cli.options import ClusterOptions
 from tgi_trio.cluster.supervised_front import BACK_OFF, SupervisedFront, front_words, start_front
 from tgi_trio.errors import ConfigurationError
-from tgi_trio.testing.ports import held_port
+from tgi_trio.testing.ports import reserve_port
 
 
 class Fake:
@@ -64,7 +64,7 @@ def test_it_is_started_again_and_waits_longer_every_time() -> None:
 def test_it_is_a_front_and_ends_when_it_is_told(tmp_path: Path) -> None:
     file = tmp_path / "replicas.txt"
     file.write_text("")
-    with held_port() as port:
+    with reserve_port() as port:
         with socket.create_server(("127.0.0.1", port)):
             with pytest.raises(ConfigurationError, match=f"127.0.0.1:{port}"):
                 find_front(ClusterOptions(front_bind=f"127.0.0.1:{port}"))

@@ -7,7 +7,7 @@ import json
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tgi_trio.cluster.prefix_chain import HASH_BYTES, LONGEST, prefix_chain
+from tgi_trio.cluster.prefix_chain import HASH_BYTES, LONGEST, make_prefix_chain
 
 
 def chat(*texts: str, **before: object) -> bytes:
@@ -18,7 +18,7 @@ def chat(*texts: str, **before: object) -> bytes:
 
 def common(one: bytes, other: bytes) -> int:
     """Return how many hashes two bodies' chains have in common, and check that they end there."""
-    a, b = prefix_chain(one), prefix_chain(other)
+    a, b = make_prefix_chain(one), make_prefix_chain(other)
     equal = [x == y for x, y in zip(a, b, strict=False)]
     assert equal == sorted(equal, reverse=True)
     return sum(equal)
@@ -27,24 +27,26 @@ def common(one: bytes, other: bytes) -> int:
 def test_a_conversation_goes_on_with_the_chain_of_its_last_turn() -> None:
     first = chat("a" * 1000)
     second = chat("a" * 1000, "b" * 1000)
-    assert common(first, second) == len(prefix_chain(first)) == 4
-    assert len(prefix_chain(second)) == 8
+    assert common(first, second) == len(make_prefix_chain(first)) == 4
+    assert len(make_prefix_chain(second)) == 8
 
 
 def test_what_is_said_of_sampling_does_not_count() -> None:
-    assert prefix_chain(chat("a" * 1000, seed=1)) == prefix_chain(chat("a" * 1000, seed=2, n=3))
+    assert make_prefix_chain(chat("a" * 1000, seed=1)) == make_prefix_chain(
+        chat("a" * 1000, seed=2, n=3)
+    )
 
 
 def test_a_key_in_quotes_within_a_text_is_no_key() -> None:
     body = {"user": 'says "prompt": ' + "x" * 300, "inputs": "a" * 1000}
-    assert len(prefix_chain(json.dumps(body).encode())) == 3
+    assert len(make_prefix_chain(json.dumps(body).encode())) == 3
 
 
 def test_a_short_prompt_has_no_chain_and_a_long_one_a_bounded_one() -> None:
-    assert prefix_chain(b"") == prefix_chain(chat("Hello")) == ()
-    longest = prefix_chain(chat("a" * 300_000))
+    assert make_prefix_chain(b"") == make_prefix_chain(chat("Hello")) == ()
+    longest = make_prefix_chain(chat("a" * 300_000))
     assert len(longest) == LONGEST and {len(head) for head in longest} == {HASH_BYTES}
-    assert prefix_chain(memoryview(chat("a" * 1000))) == prefix_chain(chat("a" * 1000))
+    assert make_prefix_chain(memoryview(chat("a" * 1000))) == make_prefix_chain(chat("a" * 1000))
 
 
 @settings(max_examples=40, deadline=None)
@@ -52,4 +54,4 @@ def test_a_short_prompt_has_no_chain_and_a_long_one_a_bounded_one() -> None:
 def test_chains_part_where_prompts_do(shared: int, more: int) -> None:
     head = b'"prompt": "' + b"a" * shared
     one, other = head + b"b" * more, head + b"c" * more
-    assert common(one, other) == len(prefix_chain(head))
+    assert common(one, other) == len(make_prefix_chain(head))

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from tgi_trio.shard.contract import ShardSequence
 from tgi_trio.shard.runner import Drafter, DraftRow
-from tgi_trio.shard.speculation.record import record_of
+from tgi_trio.shard.speculation.record import find_record
 
 _MOST = 4  # drafts of a row
 _WRONG = 4  # every so many drafts one is wrong
@@ -42,6 +42,6 @@ class Foretelling:
             wrong = self._made % _WRONG == 0
             sequence.token_ids[at + i] = (token + 1) % self._vocab if wrong else token
         if coming:
-            record = record_of(sequence, _MOST, adapts=True)
+            record = find_record(sequence, _MOST, adapts=True)
             record.place, record.drafts = at, sequence.token_ids[at : at + len(coming)].tolist()
         return len(coming)

@@ -21,7 +21,7 @@ from tests.company.calling import ClientCall
 from tests.company.gallery import Seeing, Studio
 from tests.company.keeping import Shelf
 from tests.company.shard import WARMUP, Lead, Shard
-from tgi_trio.errors import first_leaf
+from tgi_trio.errors import find_first_leaf
 from tgi_trio.ipc.frame_codec import Frame
 from tgi_trio.router.engine.engine import AdmissionLimits, Engine
 from tgi_trio.router.engine.shard_link import ShardLink, encode_command
@@ -171,7 +171,7 @@ class House:
             try:
                 trio.run(self._serve)
             except ExceptionGroup as several:
-                raise first_leaf(several) from several
+                raise find_first_leaf(several) from several
             finally:
                 self._shard.end(self._ids)
                 if self._folder is not None:

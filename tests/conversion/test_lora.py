@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.conversion.support import assert_equal
-from tgi_trio.conversion.adapters import base_of, is_adapter, merge_model
+from tgi_trio.conversion.adapters import is_adapter, merge_model, read_base
 from tgi_trio.conversion.lora import merge_adapter
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.hub.resolve import resolve_model
@@ -121,7 +121,7 @@ def test_an_adapter_given_as_a_model_is_merged_once(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.chdir(llama)
     adapter = llama / "adapter"
-    assert is_adapter(adapter) and base_of(adapter) == ("base", None)
+    assert is_adapter(adapter) and read_base(adapter) == ("base", None)
     folder = resolve_model(str(adapter))
     assert_close(load_file(folder / "model.safetensors"), load_file(llama / "merged.safetensors"))
     written = (folder / "model.safetensors").stat().st_mtime_ns

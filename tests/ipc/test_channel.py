@@ -274,7 +274,7 @@ async def test_other_tasks_run_while_replies_pour_in(
 
 def test_a_foreign_layout_is_refused(make_endpoints: Callable[..., Endpoints]) -> None:
     endpoints = make_endpoints(rank=2)
-    endpoints.page.segment.words(layout.offset_of("layout_id"))[0] ^= 1
+    endpoints.page.segment.words(layout.find_offset("layout_id"))[0] ^= 1
     with pytest.raises(ProtocolMismatch, match="rank 2: the segment has layout"):
         attach_here(endpoints)
 
@@ -284,7 +284,7 @@ def test_sizes_that_do_not_add_up_are_refused(
     field: str, make_endpoints: Callable[..., Endpoints]
 ) -> None:
     endpoints = make_endpoints()
-    endpoints.page.segment.words(layout.offset_of(field))[0] *= 2
+    endpoints.page.segment.words(layout.find_offset(field))[0] *= 2
     with pytest.raises(ProtocolMismatch):
         attach_here(endpoints)
 

@@ -12,7 +12,7 @@ import pytest
 from tgi_trio.errors import SegmentError
 from tgi_trio.ipc import fence, litmus
 from tgi_trio.ipc.doorbell import affordable_spin_us
-from tgi_trio.ipc.fence import choose_ordering, ordering_named, orderings
+from tgi_trio.ipc.fence import choose_ordering, find_ordering, orderings
 from tgi_trio.ipc.segment import Segment
 
 two_cores = pytest.mark.skipif(
@@ -23,7 +23,7 @@ two_cores = pytest.mark.skipif(
 @two_cores
 @pytest.mark.parametrize("name", [o.name for o in orderings() if o.full is not None])
 def test_a_fence_keeps_stores_before_loads(name: str) -> None:
-    outcome = litmus.run(ordering_named(name), rounds=50_000, seconds=1.0)
+    outcome = litmus.run(find_ordering(name), rounds=50_000, seconds=1.0)
     assert outcome.rounds > 0
     assert outcome.reordered == 0
 
@@ -155,7 +155,7 @@ def test_arm_without_libatomic_says_what_to_install(monkeypatch: pytest.MonkeyPa
 
 
 def test_an_unknown_ordering_becomes_the_most_careful_one() -> None:
-    assert ordering_named("membarrier").name == orderings()[-1].name
+    assert find_ordering("membarrier").name == orderings()[-1].name
 
 
 def test_nobody_spins_when_cores_are_short(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import tgi_trio
-from tgi_trio.cli.flags import all_flags
+from tgi_trio.cli.flags import list_flags
 from tgi_trio.errors import ConfigurationError
 from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.ipc.startup import WarmupRequest
@@ -86,7 +86,7 @@ def options_of(record: ShardOptions) -> dict[str, Any]:
 
 
 def test_every_field_has_a_flag_or_an_origin() -> None:
-    flags = {flag.field for flag in all_flags()}
+    flags = {flag.field for flag in list_flags()}
     assert flags >= OPTIONS
     assert {each.name for each in fields(ShardSettings)} == OPTIONS | ORIGINS.keys()
 

@@ -17,7 +17,7 @@ import trio
 
 from tests.ipc.conftest import CHILDREN, ROOT
 from tgi_trio.ipc.endpoints import Endpoints
-from tgi_trio.ipc.fence import ordering_named
+from tgi_trio.ipc.fence import find_ordering
 from tgi_trio.ipc.router_end import ReplyBell, RouterEnd
 from tgi_trio.ipc.spawn import ShardProcess
 from tgi_trio.testing.segments import names_in_shm, names_left
@@ -32,13 +32,13 @@ async def test_no_byte_changes_and_no_wake_up_is_lost(
     make_endpoints: Callable[..., Endpoints],
     spawn_child: Callable[..., ShardProcess],
 ) -> None:
-    if ordering_named(ordering).name != ordering:
+    if find_ordering(ordering).name != ordering:
         pytest.skip(f"no {ordering} fence on this machine")
     chance = random.Random(spin_us)
     with ReplyBell(poll_us=spin_us) as bell:
         endpoints = make_endpoints(
             reply_bell=bell.fd,
-            ordering=ordering_named(ordering),
+            ordering=find_ordering(ordering),
             spin_us=spin_us,
             request_bytes=16384,
             reply_bytes=8192,

@@ -16,7 +16,7 @@ from tgi_trio.errors import ConfigurationError, ModelLoadError
 from tgi_trio.model.check import check_kv_cache, check_model, model_spec
 from tgi_trio.model.config import ModelConfig, RopeScaling, read_config
 from tgi_trio.model.fit import decoder as decoder_fit
-from tgi_trio.model.transformers_types import text_types
+from tgi_trio.model.transformers_types import list_text_types
 
 F32 = ("F32", (2, 2))
 GPT2 = {"model_type": "gpt2", "vocab_size": 8, "n_embd": 4, "n_layer": 1, "n_head": 2}
@@ -199,7 +199,7 @@ def test_the_types_of_transformers_are_those_it_imports() -> None:
         modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
         modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
     )
-    assert text_types() == {name for table in tables for name in table}
+    assert list_text_types() == {name for table in tables for name in table}
 
 
 @pytest.mark.parametrize("config", [GPT2, LLAMA | {"model_type": "opt", "ffn_dim": 8}])

@@ -24,9 +24,9 @@ from tgi_trio.shard.prefixes.kept_prefixes import (
     Part,
     PrefixParts,
     RankPrefixes,
-    file_of,
+    find_file,
 )
-from tgi_trio.shard.torch_backend.prefix_parts import TensorPart, copies_of
+from tgi_trio.shard.torch_backend.prefix_parts import TensorPart, copy_parts
 
 BLOCKS, SLOTS = 20, 6
 KEY = bytes(range(16))
@@ -58,8 +58,8 @@ class Memory:
         if copies:
             self.parts = replace(
                 self.parts,
-                copies=copies_of(blocks, self.rows),
-                slot_copies=copies_of(self.parts.slots, self.state_rows),
+                copies=copy_parts(blocks, self.rows),
+                slot_copies=copy_parts(self.parts.slots, self.state_rows),
             )
 
     def blocks(self, numbers: list[int]) -> tuple[list[float], list[float]]:
@@ -74,7 +74,7 @@ class Memory:
 def keep(folder: Path, memory: Memory) -> KeepOrder:
     order = KeepOrder(folder, KEY, (7, 3, 12, 19), (5, 1))
     report = RankPrefixes(lambda: memory.parts).keep(order)
-    assert not report.error and report.nbytes == file_of(order, 0).stat().st_size
+    assert not report.error and report.nbytes == find_file(order, 0).stat().st_size
     return order
 
 
@@ -86,7 +86,7 @@ def test_blocks_come_back_in_order(
     monkeypatch.setattr(kept_prefixes, "_AT_ONCE", at_once)
     old, new, less = Memory(1), Memory(None), Memory(None)
     order = keep(tmp_path, old)
-    assert stat.S_IMODE(file_of(order, 0).stat().st_mode) == 0o600
+    assert stat.S_IMODE(find_file(order, 0).stat().st_mode) == 0o600
     report = RankPrefixes(lambda: new.parts).restore(RestoreOrder(tmp_path, KEY, 4, 2))
     assert not report.error
     assert new.blocks([1, 2, 3, 4]) == old.blocks([7, 3, 12, 19])
@@ -146,14 +146,14 @@ def test_a_file_written_part_by_part_is_the_one_written_at_once(
     expected = ranks.keep(whole, 5)
     reports = [ranks.keep(part) for part in whole.cut(*at_a_time)]
     assert not any(report.error for report in reports)
-    assert file_of(whole, 0).read_bytes() == file_of(whole, 5).read_bytes()
+    assert find_file(whole, 0).read_bytes() == find_file(whole, 5).read_bytes()
     assert sum(report.nbytes for report in reports) == expected.nbytes
     first, *others = whole.cut(2, 3)
     assert not ranks.keep(first).error
     report = ranks.keep(replace(others[-1], key=KEY[::-1]))  # its file is not there
     assert "No such file" in report.error
     assert "not what was begun" in ranks.keep(replace(others[-1], behind=(0, 9))).error
-    assert not file_of(whole, 0).exists(), "it cannot be continued any more"
+    assert not find_file(whole, 0).exists(), "it cannot be continued any more"
 
 
 def test_a_shard_without_copies_keeps_none(tmp_path: Path) -> None:
@@ -194,7 +194,7 @@ def test_what_is_damaged_is_not_used(tmp_path: Path, what: str) -> None:
     """And leaves nothing in the blocks: a mask does not hide NaN."""
     damage, words = DAMAGE[what]
     order = keep(tmp_path, Memory(1))
-    damage(file_of(order, 0))
+    damage(find_file(order, 0))
     new = Memory(None)
     report = RankPrefixes(lambda: new.parts).restore(RestoreOrder(tmp_path, KEY, 4, 2))
     assert words in report.error

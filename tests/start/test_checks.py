@@ -19,7 +19,7 @@ from tgi_trio.settings.resolve import resolve
 from tgi_trio.start import checks
 from tgi_trio.start.checks import check_start
 from tgi_trio.testing.checkpoints import make_checkpoint
-from tgi_trio.testing.ports import held_port
+from tgi_trio.testing.ports import reserve_port
 
 SIZES: dict[str, Any] = {
     "hidden_size": 64,
@@ -111,7 +111,7 @@ def test_texts_of_adapters_are_checked_unless_the_model_s_are_used(tmp_path: Pat
 
 
 def test_one_port_for_the_api_and_the_metrics_is_refused_by_the_name_of_its_flag() -> None:
-    with held_port() as port:
+    with reserve_port() as port:
         options = Options(hostname="127.0.0.1", port=port, prometheus_port=port)
         words = f"127.0.0.1:{port}: another program listens there; choose another with --prom"
         with pytest.raises(ConfigurationError, match=words), launcher.bind(options):

@@ -36,7 +36,7 @@ from bench.harness.vitals import children, metrics, still_running, vitals
 from tests.stress.chaos_faults import FAULTS, STALL_TIMEOUT, Fault, Victim, grammar_bombs
 from tgi_trio.client.address import parse_address
 from tgi_trio.client.http import Client, HTTPFailure
-from tgi_trio.testing.ports import held_port
+from tgi_trio.testing.ports import reserve_port
 from tgi_trio.testing.segments import names_in_shm, names_left
 
 RECOVERY = 120.0  # seconds until the server serves again after a fault, on a busy machine
@@ -239,7 +239,7 @@ def descriptors_at_rest(pid: int, most: int) -> int:
 def server(demo: bool) -> Iterator[tuple[subprocess.Popen[bytes], int, Path]]:
     """Serve with the log in a file; yields the process, its port and the log."""
     module = ["tgi_trio"] if demo else ["tgi_trio.testing.fake_server", FAKE]
-    with tempfile.TemporaryDirectory() as folder, held_port() as port:
+    with tempfile.TemporaryDirectory() as folder, reserve_port() as port:
         path = Path(folder) / "log"
         argv = [sys.executable, "-m", *module, "--port", str(port), *FLAGS]
         with path.open("wb") as log:

@@ -28,7 +28,7 @@ from bench.harness import stats
 from bench.harness.server import mortal, wait_healthy
 from bench.harness.stats import Summary
 from bench.harness.vitals import children, still_running
-from tgi_trio.testing.ports import held_port
+from tgi_trio.testing.ports import reserve_port
 from tgi_trio.testing.segments import names_in_shm, names_left
 
 KILLED = 5  # every fifth server is not told to stop but killed
@@ -76,7 +76,7 @@ def run(times: int, demo: bool, seconds: list[tuple[float, float]]) -> None:
     """Add each start's seconds to ready and to the end; raises RuntimeError for what went wrong."""
     names = names_in_shm()
     module = ["tgi_trio"] if demo else ["tgi_trio.testing.fake_server", "{}"]
-    with held_port() as port:
+    with reserve_port() as port:
         argv = [sys.executable, "-m", *module, "--hostname", "127.0.0.1", "--port", str(port)]
         for n in tqdm(range(times), desc="starts", disable=None):
             seconds.append(once(argv, port, kill=n % KILLED == KILLED - 1))

@@ -19,7 +19,7 @@ import httpx
 from tests.support.warm_start import WarmProcess, start_warm
 from tests.system.client import NO_TLS, get
 from tgi_trio.ipc.parent import die_with_parent
-from tgi_trio.testing.ports import held_port
+from tgi_trio.testing.ports import reserve_port
 
 # Seconds after which something hangs; however busy the machine, whatever is alive has come by then.
 READY_TIMEOUT = 240.0
@@ -212,7 +212,7 @@ def serving(
     """
     if not (cold or fake is not None or "--cpu-threads" in flags):
         flags = ("--cpu-threads", "1", *flags)
-    with tempfile.TemporaryDirectory() as folder, held_port() as port:
+    with tempfile.TemporaryDirectory() as folder, reserve_port() as port:
         server = ServerProcess(flags, port, Path(folder) / "output", fake, env, cold)
         try:
             if ready:

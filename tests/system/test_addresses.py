@@ -13,7 +13,7 @@ import pytest
 from tests.system.client import TIMEOUT, get, post
 from tests.system.server import serving
 from tests.system.test_bad_input import start
-from tgi_trio.testing.ports import held_port
+from tgi_trio.testing.ports import reserve_port
 
 pytestmark = pytest.mark.system
 
@@ -33,7 +33,7 @@ def test_every_address_serves_every_key(tmp_path: Path) -> None:
     flags = ["--ssl-certfile", CERTIFICATE, "--ssl-keyfile", CERTIFICATE, "--bind", f"unix:{path}"]
     flags += ["--api-key", "one", "--api-key", "two", "--api-key-file", str(keys)]
     with (
-        held_port() as secure,
+        reserve_port() as secure,
         serving(*flags, "--bind", f"127.0.0.1:{secure}", ready=False, fake="{}") as server,
     ):
         context = ssl.create_default_context(cafile=CERTIFICATE)
@@ -64,7 +64,7 @@ def test_every_address_serves_every_key(tmp_path: Path) -> None:
 def test_metrics_have_a_port_of_their_own_and_a_missing_collector_holds_nothing_up() -> None:
     collector = ("--otlp-endpoint", "http://127.0.0.1:1")
     with (
-        held_port() as port,
+        reserve_port() as port,
         serving("--prometheus-port", str(port), *collector, fake="{}") as server,
     ):
         watched = f"http://127.0.0.1:{port}"

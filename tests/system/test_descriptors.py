@@ -14,7 +14,7 @@ import pytest
 
 from tests.system.client import TIMEOUT, generate, get
 from tests.system.server import serving
-from tgi_trio.descriptors import least_limit
+from tgi_trio.descriptors import min_descriptors
 
 pytestmark = pytest.mark.system
 
@@ -55,7 +55,7 @@ def test_what_is_under_way_is_served_and_others_wait() -> None:
 @pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.thorough), 2])
 def test_a_server_with_no_more_than_it_takes_at_least_answers(ranks: int) -> None:
     """The process that checks grammars, which only starts with the first of them, among it."""
-    least = least_limit(ranks)
+    least = min_descriptors(ranks)
     with serving("--num-shard", str(ranks), ready=False, cold=True) as server:
         resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE, (least, least))
         server.wait_ready()

@@ -17,7 +17,7 @@ from tests.system.client import decode, generate, post_stream
 from tests.system.networks import networks
 from tests.system.remote_rank import running_rank, running_shard, write_secret
 from tests.system.server import ServerProcess, serving, shards_of, wait_gone
-from tgi_trio.testing.ports import held_port
+from tgi_trio.testing.ports import reserve_port
 
 # Two of them wait until no browser is there any more (`networks`): for a minute, or for three.
 pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
@@ -30,7 +30,7 @@ FLAGS = ("--num-shard", "2", "--remote-ranks", "1", "--cpu-threads", "1")
 def over_two_machines(machine: Machine, folder: Path) -> Iterator[ServerProcess]:
     """A server whose second rank runs on what is as good as another machine."""
     secret = write_secret(folder)
-    with held_port() as port:
+    with reserve_port() as port:
         leader = f"{machine.host}:{port}"
         flags = (*FLAGS, "--rank-address", leader, "--cluster-secret-file", str(secret))
         rank = running_rank(leader, 1, secret, network=machine.namespace)
@@ -52,7 +52,7 @@ def test_a_shard_that_is_on_another_machine_than_its_router(
     """With the CPU kernels, a grammar, and a rank that is killed in between."""
     grammar = {"type": "regex", "value": "[0-9]{6}"}
     secret = write_secret(tmp_path)
-    with held_port() as port:
+    with reserve_port() as port:
         leader = f"127.0.0.1:{port}"
         flags = ("--remote-ranks", "1", "--rank-address", leader)
         with (
@@ -75,7 +75,7 @@ def test_a_shard_that_is_called_where_it_listens(demo: ServerProcess, tmp_path: 
     """Its program is killed under a stream, which waits; then the router is, and nothing stays."""
     secret = write_secret(tmp_path)
     asked = {"max_new_tokens": 40, "do_sample": True, "seed": 3}
-    with held_port() as port, another_machine() as machine:
+    with reserve_port() as port, another_machine() as machine:
         address = f"{machine.far_host}:{port}"
         flags = ("--shard", f"tcp://{address}", "--cluster-secret-file", str(secret))
         with ExitStack() as first, serving(*flags, ready=False) as server:

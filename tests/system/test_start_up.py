@@ -17,7 +17,7 @@ from tests.support.warm_children import differs
 from tests.support.warm_start import EARLY
 from tests.system.client import get
 from tests.system.server import PATIENCE, serving
-from tgi_trio.testing.ports import held_port
+from tgi_trio.testing.ports import reserve_port
 
 pytestmark = pytest.mark.system
 
@@ -124,7 +124,7 @@ def test_three_starts_in_a_row_on_one_port() -> None:
 
 def test_a_full_disk_under_the_log_is_no_reason_not_to_serve() -> None:
     argv = [sys.executable, "-m", "tgi_trio.testing.fake_server", "{}"]
-    with held_port() as port:
+    with reserve_port() as port:
         with open("/dev/full", "wb") as full:
             process = subprocess.Popen([*argv, "--port", str(port)], stdout=full, stderr=full)
         try:

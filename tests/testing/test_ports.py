@@ -8,7 +8,7 @@ import struct
 
 import pytest
 
-from tgi_trio.testing.ports import held_port
+from tgi_trio.testing.ports import reserve_port
 
 IP_LOCAL_PORT_RANGE = 51  # Linux 6.3; not in the socket module
 
@@ -27,7 +27,7 @@ def choose_among(only: int) -> socket.socket:
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
 def test_a_server_listens_there_again_and_again(host: str) -> None:
-    with held_port() as port:
+    with reserve_port() as port:
         for _ in range(2):
             with socket.create_server((host, port)) as server:
                 with socket.create_connection(("127.0.0.1", port)):
@@ -38,7 +38,7 @@ def test_a_server_listens_there_again_and_again(host: str) -> None:
 
 @pytest.mark.parametrize("reuse", [0, 1])
 def test_nobody_who_asks_for_any_port_gets_it(reuse: int) -> None:
-    with held_port() as port, choose_among(port) as other:
+    with reserve_port() as port, choose_among(port) as other:
         other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, reuse)
         with pytest.raises(OSError) as caught:
             other.bind(("127.0.0.1", 0))
@@ -46,7 +46,7 @@ def test_nobody_who_asks_for_any_port_gets_it(reuse: int) -> None:
 
 
 def test_no_connection_has_it_as_its_own_end() -> None:
-    with held_port() as port, socket.create_server(("127.0.0.1", 0)) as server:
+    with reserve_port() as port, socket.create_server(("127.0.0.1", 0)) as server:
         with choose_among(port) as client, pytest.raises(OSError) as caught:
             client.connect(server.getsockname())
     assert caught.value.errno == errno.EADDRNOTAVAIL

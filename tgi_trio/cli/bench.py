@@ -8,7 +8,7 @@ from typing import Any, Final, TextIO
 
 from tqdm import tqdm
 
-from tgi_trio.cli.chat import client_for, read_info
+from tgi_trio.cli.chat import open_client, read_info
 from tgi_trio.cli.options import BenchOptions
 from tgi_trio.client.load import Load, Work, measure
 from tgi_trio.client.measures import FORMULAS, table
@@ -30,7 +30,7 @@ async def bench(options: BenchOptions, output: TextIO) -> bool:
     """
     check_output(options)
     loads = [Load("closed", n) for n in options.clients] + [Load("open", r) for r in options.rate]
-    async with client_for(options) as client:
+    async with open_client(options) as client:
         info = await read_info(client)
         results = []
         for load in loads:

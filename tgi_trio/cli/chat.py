@@ -18,7 +18,7 @@ import trio
 
 from tgi_trio.cli.conversation import Conversation, Piece
 from tgi_trio.cli.options import BenchOptions, ChatOptions
-from tgi_trio.cli.own_server import own_server
+from tgi_trio.cli.own_server import run_own_server
 from tgi_trio.client.address import parse_address
 from tgi_trio.client.http import Client, HTTPFailure
 from tgi_trio.errors import ConfigurationError, GenerationError
@@ -42,7 +42,7 @@ _DIM, _PLAIN = "\x1b[2m", "\x1b[22m"
 
 
 @asynccontextmanager
-async def client_for(options: ChatOptions | BenchOptions) -> AsyncGenerator[Client]:
+async def open_client(options: ChatOptions | BenchOptions) -> AsyncGenerator[Client]:
     """Yield a client of the server at `--url`, or of one that is started for the block."""
     async with AsyncExitStack() as stack:
         if options.url is not None:
@@ -55,7 +55,7 @@ async def client_for(options: ChatOptions | BenchOptions) -> AsyncGenerator[Clie
                 for word in (f"--{name.replace('_', '-')}", value)
             ]
             print("starting a server ...", file=sys.stderr)
-            address = await stack.enter_async_context(own_server(flags))
+            address = await stack.enter_async_context(run_own_server(flags))
         yield Client(address, options.api_key or "")
 
 
@@ -155,7 +155,7 @@ async def chat(options: ChatOptions, lines: TextIO, output: TextIO) -> None:
     """
     tools = read_tools(options.tools) if options.tools is not None else []
     color = options.color and output.isatty() and not os.environ.get("NO_COLOR")
-    async with client_for(options) as client:
+    async with open_client(options) as client:
         served = (await read_info(client))["model_id"]
         terminal = Terminal(output, color)
         terminal.show_line(f"{served} at {client.address}. {HELP}.")

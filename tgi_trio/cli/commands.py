@@ -18,7 +18,7 @@ from tgi_trio.cli.checks import (
     check_rank,
     check_shard,
 )
-from tgi_trio.cli.flags import FLAGS, Flag, all_flags
+from tgi_trio.cli.flags import FLAGS, Flag, list_flags
 from tgi_trio.cli.options import (
     BenchOptions,
     ChatOptions,
@@ -69,7 +69,7 @@ class Command:
 
 
 def _of_serve(*names: str) -> tuple[Flag, ...]:
-    return tuple(flag for flag in all_flags() if flag.name in names)
+    return tuple(flag for flag in list_flags() if flag.name in names)
 
 
 def _client_flags(owner: type[Any]) -> Groups:
@@ -340,6 +340,6 @@ COMMANDS: Final[tuple[Command, ...]] = (
 SERVE: Final = COMMANDS[0]
 
 
-def command_named(name: str) -> Command | None:
+def find_command(name: str) -> Command | None:
     """Return the row of a command; None if there is none."""
     return next((command for command in COMMANDS if command.name == name), None)

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 import trio
 
 from tgi_trio.cli.options import HostOptions, RankOptions
-from tgi_trio.errors import TgiTrioError, first_leaf
+from tgi_trio.errors import TgiTrioError, find_first_leaf
 from tgi_trio.router.shards.rank_incarnation import OwnModel
 from tgi_trio.signals import received_signals, run_to_its_end
 
@@ -54,4 +54,4 @@ def run_until_signalled(run: Callable[[], Awaitable[None]]) -> None:
         ours, _ = group.split(TgiTrioError)
         if ours is None:
             raise
-        raise first_leaf(ours) from group
+        raise find_first_leaf(ours) from group

@@ -24,7 +24,7 @@ VARIABLES: Final = (
 _NO_LIST: Final = frozenset(("all", "void", ""))  # other values for NVIDIA's container runtime
 
 
-def present_devices(dev: Path = Path("/dev")) -> int:
+def count_devices(dev: Path = Path("/dev")) -> int:
     """Return how many devices of this machine or container torch could use."""
     nvidia = [path for path in dev.glob("nvidia*") if re.fullmatch(r"nvidia\d+", path.name)]
     if nvidia or not (dev / "kfd").exists():
@@ -32,7 +32,7 @@ def present_devices(dev: Path = Path("/dev")) -> int:
     return len(list(dev.glob("dri/renderD*")))
 
 
-def visible_devices(environ: Mapping[str, str], present: int) -> tuple[int, str]:
+def count_visible_devices(environ: Mapping[str, str], present: int) -> tuple[int, str]:
     """Return how many of the devices may be used, and the source of that number."""
     for name in VARIABLES:
         text = environ.get(name)
@@ -58,10 +58,10 @@ def choose_num_shard(
     here = (options.num_shard or 1) - options.ranks_elsewhere
     if options.device == "cpu" or (not options.sharded and here <= 1):
         return options
-    present = present_devices() if present is None else present
+    present = count_devices() if present is None else present
     if not present or torch_is_for_cpus():
         return options
-    count, source = visible_devices(environ, present)
+    count, source = count_visible_devices(environ, present)
     if options.num_shard is None:
         if count <= 1:
             raise ConfigurationError(

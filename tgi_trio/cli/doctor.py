@@ -161,7 +161,7 @@ def _hub() -> Finding:
     )
 
 
-def checks(options: DoctorOptions) -> Iterator[Callable[[], Finding]]:
+def list_checks(options: DoctorOptions) -> Iterator[Callable[[], Finding]]:
     """Yield every check, in the order of the report."""
     yield _python
     yield from (partial(_package, name) for name in _PACKAGES)
@@ -169,9 +169,9 @@ def checks(options: DoctorOptions) -> Iterator[Callable[[], Finding]]:
     yield from (_death_watch, _descriptors, partial(_port, options.port), _hub)
 
 
-def findings(options: DoctorOptions) -> Iterator[Finding]:
+def run_checks(options: DoctorOptions) -> Iterator[Finding]:
     """Yield the finding of each check as soon as it is there."""
-    for check in checks(options):
+    for check in list_checks(options):
         yield check()
 
 
@@ -179,7 +179,7 @@ def doctor(options: DoctorOptions, output: TextIO) -> int:
     """Print the report; return 1 if something keeps the server from working."""
     print(f"tgi-trio {__version__}", file=output)
     bad = 0
-    for finding in findings(options):
+    for finding in run_checks(options):
         bad += finding.verdict is FindingVerdict.BAD
         print(f"{finding.verdict.value:<5} {finding.subject:<16} {finding.found}", file=output)
         if finding.cure:

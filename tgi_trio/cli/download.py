@@ -5,7 +5,7 @@ from __future__ import annotations
 import orjson
 
 from tgi_trio.cli.options import DownloadOptions
-from tgi_trio.conversion.adapters import base_of, is_adapter
+from tgi_trio.conversion.adapters import is_adapter, read_base
 from tgi_trio.conversion.folder import find_pickles, model_files
 from tgi_trio.errors import ConfigurationError
 from tgi_trio.hub.resolve import PICKLES, fetch_pickles, resolve_model
@@ -43,7 +43,7 @@ def download_weights(options: DownloadOptions) -> str:
         )
         files = model_files(folder)
     size = sum(path.stat().st_size for path in files)
-    adapter_of = base_of(folder)[0] if is_adapter(folder) else None
+    adapter_of = read_base(folder)[0] if is_adapter(folder) else None
     line = f"{folder} ({size / 1e6:.1f} MB of weights)"
     if adapter_of is not None:
         line = f"{folder} (a LoRA adapter of {adapter_of}, which is here too: see --merge-lora)"

@@ -304,6 +304,6 @@ FLAGS: Final[tuple[tuple[str, tuple[Flag, ...]], ...]] = (
 )
 
 
-def all_flags() -> tuple[Flag, ...]:
+def list_flags() -> tuple[Flag, ...]:
     """Return all rows of `FLAGS`, without groups."""
     return tuple(flag for _, rows in FLAGS for flag in rows)

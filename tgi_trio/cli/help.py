@@ -34,7 +34,7 @@ def _groups(command: Command) -> list[str]:
     return lines
 
 
-def default_text(flag: Flag) -> str:
+def describe_default(flag: Flag) -> str:
     """Return a flag's default for display."""
     default = flag.default
     if default is None or default == ():
@@ -52,4 +52,4 @@ def _line(flag: Flag) -> str:
         names = f"{flag.short}, {names}"
     left = f"  {names} {KINDS[flag.kind][0]}".rstrip()
     variable = f" [{flag.env}]" if flag.env else ""
-    return f"{left:<46} {flag.help}{variable} (={default_text(flag)})"
+    return f"{left:<46} {flag.help}{variable} (={describe_default(flag)})"

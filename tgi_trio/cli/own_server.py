@@ -25,7 +25,7 @@ _FAREWELL: Final = 5.0  # seconds from SIGTERM to SIGKILL
 
 
 @asynccontextmanager
-async def own_server(flags: Sequence[str]) -> AsyncGenerator[Address]:
+async def run_own_server(flags: Sequence[str]) -> AsyncGenerator[Address]:
     """Serve with `flags` on a Unix socket in a temporary folder until the block is left.
 
     The kernel ends the server if this process is killed. Raises ShardCannotStart, with the end of

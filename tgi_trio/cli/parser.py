@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final, NoReturn
 
 from tgi_trio import __version__
-from tgi_trio.cli.commands import COMMANDS, SERVE, Command, command_named
+from tgi_trio.cli.commands import COMMANDS, SERVE, Command, find_command
 from tgi_trio.cli.device_count import choose_num_shard
 from tgi_trio.cli.environment import Environment, idle_notes, read_environment
 from tgi_trio.cli.flags import Flag
@@ -110,7 +110,7 @@ def _command(argv: Sequence[str]) -> tuple[Command, list[str]]:
     words = list(argv)
     if not words or words[0].startswith("-"):
         return SERVE, words
-    if (command := command_named(words[0])) is not None:
+    if (command := find_command(words[0])) is not None:
         return command, words[1:]
     if "/" in words[0] or words[0].startswith(("~", ".")):
         return SERVE, words

@@ -9,7 +9,7 @@ from collections.abc import Callable
 _interrupted_by: int = signal.SIGINT  # or what was taken for it
 
 
-def on_stop(stop: Callable[[int, object], None]) -> None:
+def handle_stop(stop: Callable[[int, object], None]) -> None:
     """Have SIGTERM call `stop`, and SIGHUP unless it is ignored, as under `nohup`."""
     signal.signal(signal.SIGTERM, stop)
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
@@ -36,6 +36,6 @@ def interrupt(number: int, frame: object) -> None:
     signal.raise_signal(signal.SIGINT)  # in trio this ends where it can be handled
 
 
-def interrupted_exit() -> int:
+def find_exit_code() -> int:
     """Return the exit code after `interrupt`, or Ctrl-C."""
     return 128 + _interrupted_by

@@ -120,7 +120,7 @@ class _Exchange:
                     refused += bytes(event.data)
             elif isinstance(event, h11.EndOfMessage | h11.ConnectionClosed):
                 if status != 200:
-                    raise HTTPFailure(status, error_text(refused))
+                    raise HTTPFailure(status, read_error(refused))
                 return
 
     async def whole(self) -> bytes:
@@ -150,7 +150,7 @@ def _read_event(data: bytes) -> dict[str, Any]:
     return event
 
 
-def error_text(body: bytes) -> str:
+def read_error(body: bytes) -> str:
     """Return the message in an error's body: TGI's, OpenAI's or plain text."""
     try:
         error = orjson.loads(body)["error"]

@@ -51,7 +51,7 @@ def prompt(rng: random.Random, words: int) -> str:
     return " ".join(rng.choice(WORDS) for _ in range(words))
 
 
-async def one_request(
+async def send_request(
     client: Client,
     text: str,
     max_tokens: int,
@@ -86,7 +86,7 @@ async def one_request(
     return record
 
 
-async def records_of(
+async def run_load(
     client: Client, load: Load, work: Work, done: Callable[[], object]
 ) -> list[RequestRecord]:
     """Put a load on the server; return a record per request. `done` is called after each."""
@@ -95,19 +95,19 @@ async def records_of(
     records: list[RequestRecord] = []
 
     async def run(text: str) -> None:
-        records.append(await one_request(client, text, work.max_tokens, work.whole))
+        records.append(await send_request(client, text, work.max_tokens, work.whole))
         done()
 
     todo = iter(texts)
 
-    async def one_client() -> None:
+    async def run_client() -> None:
         for text in todo:
             await run(text)
 
     async with trio.open_nursery() as nursery:
         if load.kind == "closed":
             for _ in range(int(load.level)):
-                nursery.start_soon(one_client)
+                nursery.start_soon(run_client)
         else:
             for text in texts:
                 nursery.start_soon(run, text)
@@ -120,7 +120,7 @@ async def measure(
 ) -> dict[str, Any]:
     """Return the serving metrics of one load; see `measures.summarise`."""
     start = time.perf_counter()
-    records = await records_of(client, load, work, done)
+    records = await run_load(client, load, work, done)
     return {"load": load.kind, "level": load.level} | summarise(
         records, time.perf_counter() - start
     )

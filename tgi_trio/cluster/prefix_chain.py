@@ -42,7 +42,7 @@ _ENDS: Final = tuple(_ends())  # bytes of the prompt that each hash covers
 LONGEST: Final = len(_ENDS)
 
 
-def prefix_chain(body: bytes | bytearray | memoryview) -> Chain:
+def make_prefix_chain(body: bytes | bytearray | memoryview) -> Chain:
     """Return the chain of a request's JSON body; empty if the prompt is shorter than 256 bytes.
 
     Hashing starts at the first key of a prompt, so that sampling parameters before it make no

@@ -21,7 +21,7 @@ from tgi_trio.cluster.front_metrics import FRONT_METRICS
 from tgi_trio.cluster.peers import follow_peers
 from tgi_trio.cluster.replicas_file import read_replicas, watch_replicas
 from tgi_trio.cluster.routing import HEADS, Routing
-from tgi_trio.descriptors import most_connections
+from tgi_trio.descriptors import max_connections
 from tgi_trio.logs import say, say_record
 from tgi_trio.router.http.key_watch import watch_keys
 from tgi_trio.router.http.wire.server import ServerSettings, serve
@@ -140,7 +140,7 @@ class FrontProgram:
             graceful_timeout=GRACE, certfile=settings.certfile, keyfile=settings.keyfile
         )
         # Each may take one more, to its replica.
-        acceptor = counted_acceptor(metrics, most_connections(each=2), "tgi_front")
+        acceptor = counted_acceptor(metrics, max_connections(each=2), "tgi_front")
         async with trio.open_nursery() as serving:
             listening = partial(serve, front, self._sockets, server, shutdown, acceptor=acceptor)
             addresses = await serving.start(listening)

@@ -22,7 +22,7 @@ from tgi_trio.cluster.claims import Claims, serve_one_model
 from tgi_trio.cluster.event_cutter import BadStream, EventCutter
 from tgi_trio.cluster.exchange import AnswerTooLarge, Exchange
 from tgi_trio.cluster.fleet import Fleet, Replica
-from tgi_trio.cluster.prefix_chain import prefix_chain
+from tgi_trio.cluster.prefix_chain import make_prefix_chain
 from tgi_trio.cluster.replica_http import AnswerHead, ReplicaLost, request_bytes
 from tgi_trio.router.http.messages.problems import ELSEWHERE
 from tgi_trio.router.http.sse import EventBody
@@ -93,7 +93,7 @@ class Relay:
         self._fleet = fleet
         self._request = request
         self._metrics = metrics
-        self._chain = prefix_chain(request.body)
+        self._chain = make_prefix_chain(request.body)
         self._cutter = EventCutter(MOST_HELD, has_ids=bool(request.internal))
         self._given = False  # whether the client has got events of the stream
         self._claims: Claims | None = None  # of the replica where the stream began

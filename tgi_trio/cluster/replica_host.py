@@ -59,10 +59,10 @@ class ReplicaHost:
         with ExitStack() as held:
             ranks_at = None
             if divided is not None:
-                ranks_at = _address(host, held.enter_context(_held_port(host)))
+                ranks_at = _address(host, held.enter_context(_reserve_port(host)))
                 words = [*words, *divided.leader_words(ranks_at)]
             yield Placed(ranks_at)
-            port = held.enter_context(_held_port(host))
+            port = held.enter_context(_reserve_port(host))
             server = self._server = subprocess.Popen(
                 [
                     *(sys.executable, "-m", "tgi_trio.cluster.kept_server", str(os.getpid())),
@@ -133,7 +133,7 @@ def _address(host: str, port: int) -> str:
 
 
 @contextmanager
-def _held_port(host: str) -> Iterator[int]:
+def _reserve_port(host: str) -> Iterator[int]:
     """Yield a port that nobody has, kept for a server of ours until the block is left.
 
     It stays bound, by a socket that does not listen. Linux lets a server bind beside it that sets

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from tgi_trio.conversion import child
-from tgi_trio.conversion.folder import weights_of
+from tgi_trio.conversion.folder import list_weights
 from tgi_trio.conversion.texts import list_text_files
 from tgi_trio.errors import ModelLoadError
 
@@ -24,10 +24,10 @@ _WEIGHTS: Final = ("adapter_model.safetensors", "adapter_model.bin")
 
 def is_adapter(folder: Path) -> bool:
     """Return whether a folder contains an adapter and no model."""
-    return (folder / CONFIG).is_file() and not weights_of(folder)
+    return (folder / CONFIG).is_file() and not list_weights(folder)
 
 
-def base_of(adapter: Path) -> tuple[str, str | None]:
+def read_base(adapter: Path) -> tuple[str, str | None]:
     """Return the base's name (folder or repository) and revision; raises ModelLoadError."""
     try:
         config = json.loads((adapter / CONFIG).read_bytes())

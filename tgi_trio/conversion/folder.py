@@ -25,7 +25,7 @@ _NO_WEIGHTS: Final = (
 )  # fmt: skip
 
 
-def weights_of(folder: Path) -> list[Path]:
+def list_weights(folder: Path) -> list[Path]:
     """Return the safetensors files of a model, without those of an adapter."""
     return sorted(p for p in folder.glob("*.safetensors") if not p.name.startswith("adapter_"))
 
@@ -92,7 +92,7 @@ def identity(pickle: Path) -> str:
 
 def conversion_due(folder: Path) -> bool:
     """Return whether to convert a folder's pickles: never converted, not completely, or changed."""
-    sources = [_metadata(path).get(SOURCE) for path in weights_of(folder)]
+    sources = [_metadata(path).get(SOURCE) for path in list_weights(folder)]
     if not all(isinstance(source, str) for source in sources):
         return False  # the folder has original safetensors files
     if not find_pickles(folder):
@@ -124,4 +124,4 @@ def model_files(folder: Path) -> list[Path]:
     if index := read_index(folder / NEW_INDEX):
         return [folder / name for name in sorted(set(index.values()))]
     whole = folder / "model.safetensors"
-    return [whole] if whole.is_file() else weights_of(folder) or sorted(folder.glob("*.gguf"))
+    return [whole] if whole.is_file() else list_weights(folder) or sorted(folder.glob("*.gguf"))

@@ -14,7 +14,7 @@ from typing import Final
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.hub.download import Repository, download, list_files
 from tgi_trio.hub.names import is_there
-from tgi_trio.model.gguf.files import SUFFIX, part_of, parts_of
+from tgi_trio.model.gguf.files import SUFFIX, list_parts, parse_part_name
 from tgi_trio.model.gguf.folder import gguf_folder
 from tgi_trio.model.pointers import refuse_pointers
 
@@ -60,7 +60,7 @@ def fetch_gguf(repository: Repository, choice: str, *, tokenizer: bool = True) -
     """
     first = choose(list_files(repository), choice, repository.name)
     folder, _, file = first.rpartition("/")
-    wanted = [f"{folder}/{part}" if folder else part for part in parts_of(file)]
+    wanted = [f"{folder}/{part}" if folder else part for part in list_parts(file)]
     return gguf_folder(download(repository, wanted, ()) / first, tokenizer=tokenizer)
 
 
@@ -92,7 +92,7 @@ def _models(names: Iterable[str]) -> list[str]:
         name for name in names
         if name.endswith(SUFFIX) and not _NO_MODELS.match(name.rpartition("/")[2])
     )  # fmt: skip
-    parts = ((name, part_of(name.rpartition("/")[2])) for name in found)
+    parts = ((name, parse_part_name(name.rpartition("/")[2])) for name in found)
     return sorted(name for name, part in parts if part is None or part[1] == 1)
 
 
@@ -101,7 +101,7 @@ def _is_named(name: str, choice: str) -> bool:
     file = name.rpartition("/")[2]
     if choice in (name, file):
         return True
-    part = part_of(file)
+    part = parse_part_name(file)
     stem = file.removesuffix(SUFFIX) if part is None else part[0]
     return (
         re.search(rf"(?:^|[-.]|_(?=[a-z]+\d)){re.escape(choice)}$", stem, re.IGNORECASE) is not None

@@ -15,13 +15,13 @@ from typing import Final, NamedTuple
 
 from tgi_trio import demo
 from tgi_trio.conversion import child
-from tgi_trio.conversion.adapters import base_of, is_adapter, merge_model
+from tgi_trio.conversion.adapters import is_adapter, merge_model, read_base
 from tgi_trio.conversion.folder import (
     NEW_INDEX,
     conversion_due,
     find_pickles,
+    list_weights,
     read_index,
-    weights_of,
 )
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.hub.brought_adapters import fetch_adapters
@@ -201,7 +201,7 @@ def _find_base_of_heads(folder: Path, model_id: str, fetch: FetchBase) -> Path:
 
 def _find_base_of_adapter(folder: Path, model_id: str, fetch: FetchBase) -> Path:
     """Return the folder of the model that an adapter changes; raises ModelLoadError."""
-    name, revision = base_of(folder)
+    name, revision = read_base(folder)
     base = local_folder(name, "base_model_name_or_path of adapter_config.json")
     if base is None:
         base = fetch(name, revision)
@@ -217,7 +217,7 @@ def check_heads(folder: Path, *, auto_convert: bool = True) -> Path:
     """
     if conversion_due(folder):
         _convert(folder, auto_convert)
-    if not weights_of(folder):
+    if not list_weights(folder):
         raise ModelLoadError(f"{folder} holds no heads: not one .safetensors, .bin or .pt file")
     return folder
 
@@ -264,10 +264,10 @@ def check_folder(folder: Path, *, auto_convert: bool = True) -> Path:
             f"{folder} holds no config.json, so it is not a model folder as save_pretrained "
             f"writes it{hint_at_models(folder)}"
         )
-    refuse_pointers([*(weights_of(folder) or find_pickles(folder)), folder / "tokenizer.json"])
+    refuse_pointers([*(list_weights(folder) or find_pickles(folder)), folder / "tokenizer.json"])
     if conversion_due(folder):
         _convert(folder, auto_convert)
-    weights = {path.name for path in weights_of(folder)}
+    weights = {path.name for path in list_weights(folder)}
     if missing := sorted(set(read_index(folder / NEW_INDEX).values()) - weights):
         raise ModelLoadError(
             f"{folder} is incomplete: {NEW_INDEX} names {', '.join(missing)}, "
@@ -284,7 +284,7 @@ def _is_gguf(place: Path) -> bool:
 
 
 def _has_weights(folder: Path) -> bool:
-    return is_adapter(folder) or bool(weights_of(folder) or find_pickles(folder))
+    return is_adapter(folder) or bool(list_weights(folder) or find_pickles(folder))
 
 
 def resolve_tokenizer(
@@ -366,7 +366,7 @@ def _fetch(repository: Repository, trust_remote_code: bool) -> Path:
     found = download(repository, wanted, UNWANTED)
     if is_adapter(found) and not (found / "adapter_model.safetensors").is_file():
         return download(repository, (*wanted, "adapter_model.bin"), UNWANTED)
-    if is_adapter(found) or weights_of(found):
+    if is_adapter(found) or list_weights(found):
         fetch_adapters(repository, found)
         return found
     for extension in PICKLES:

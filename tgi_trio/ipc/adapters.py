@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 
 from tgi_trio.errors import CorruptFrame
-from tgi_trio.ipc.frame_codec import Frame, encode, path_column
+from tgi_trio.ipc.frame_codec import Frame, encode, encode_path
 from tgi_trio.ipc.frames import Kind
 
 _DIGEST: Final = 32  # bytes of a sha256
@@ -38,7 +38,7 @@ class AdapterReport:
 def encode_adapter(command: int, order: AdapterOrder) -> bytes:
     """Return a LOAD_ADAPTER frame."""
     columns = {
-        "folder": path_column(order.folder),
+        "folder": encode_path(order.folder),
         "sha256": np.frombuffer(order.sha256, np.uint8),
     }
     return encode(Kind.LOAD_ADAPTER, {"command": command, "adapter": order.number}, columns)

@@ -17,7 +17,7 @@ from tgi_trio.ipc import robust
 from tgi_trio.ipc.control import ControlPage, Vitals
 from tgi_trio.ipc.doorbell import Bell, BlockingWaiter, SleepFlag
 from tgi_trio.ipc.endpoints import ChannelSpec
-from tgi_trio.ipc.fence import Ordering, ordering_named
+from tgi_trio.ipc.fence import Ordering, find_ordering
 from tgi_trio.ipc.frames import Phase
 from tgi_trio.ipc.ring import RingReader, RingWriter
 from tgi_trio.ipc.segment import Segment
@@ -86,7 +86,7 @@ class BlockingEnd(End):
         self, spec: ChannelSpec, page: ControlPage, *, upper: bool, describe_peer: Callable[[], str]
     ) -> None:
         """`upper`: the commanding end, which writes requests and reads replies."""
-        ordering = ordering_named(spec.ordering)
+        ordering = find_ordering(spec.ordering)
         bells = {"request": spec.request_bell, "reply": spec.reply_bell}
         reads, writes = ("reply", "request") if upper else ("request", "reply")
         super().__init__(

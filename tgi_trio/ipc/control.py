@@ -27,8 +27,8 @@ class ControlPage:
         """Read the sizes. Raises ProtocolMismatch if the segment has another layout than ours."""
         self.segment = segment
         self.rank = rank
-        self._identity = segment.words(layout.offset_of("layout_id"), 5)
-        self.vital_words = segment.words(layout.offset_of("heartbeat"), 5)
+        self._identity = segment.words(layout.find_offset("layout_id"), 5)
+        self.vital_words = segment.words(layout.find_offset("heartbeat"), 5)
         found, size, self.request_bytes, self.reply_bytes, self.incarnation = self._identity
         wanted = layout.layout_id()
         if found != wanted or size != segment.size:
@@ -48,12 +48,12 @@ class ControlPage:
         cls, segment: Segment, rank: int, incarnation: int, request_bytes: int, reply_bytes: int
     ) -> ControlPage:
         """Write a new control page; called by the creator before anyone else maps the segment."""
-        identity = segment.words(layout.offset_of("layout_id"), 5)
+        identity = segment.words(layout.find_offset("layout_id"), 5)
         values = (layout.layout_id(), segment.size, request_bytes, reply_bytes, incarnation)
         for i, value in enumerate(values):
             identity[i] = value
         for name in ("request_sleeping", "reply_sleeping"):
-            segment.words(layout.offset_of(name))[0] = layout.ALWAYS
+            segment.words(layout.find_offset(name))[0] = layout.ALWAYS
         page = cls(segment, rank)
         if robust.available():
             page.alive_mutex().initialise()
@@ -66,18 +66,18 @@ class ControlPage:
             start, size = start + size, self.reply_bytes
         words = self.segment.words
         return RingMemory(
-            head=words(layout.offset_of(f"{name}_head")),
-            tail=words(layout.offset_of(f"{name}_tail")),
+            head=words(layout.find_offset(f"{name}_head")),
+            tail=words(layout.find_offset(f"{name}_tail")),
             data=self.segment.buf[start : start + size],
         )
 
     def sleeping(self, name: str) -> memoryview:
         """Return the sleeping word (u64 [1]) of the reader of the "request" or "reply" ring."""
-        return self.segment.words(layout.offset_of(f"{name}_sleeping"))
+        return self.segment.words(layout.find_offset(f"{name}_sleeping"))
 
     def alive_mutex(self) -> robust.RobustMutex:
         """Return the mutex that the shard holds while it lives."""
-        return robust.RobustMutex(self.segment.map, layout.offset_of("alive_mutex"))
+        return robust.RobustMutex(self.segment.map, layout.find_offset("alive_mutex"))
 
     @property
     def vitals(self) -> Vitals:

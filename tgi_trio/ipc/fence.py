@@ -63,7 +63,7 @@ def orderings(machine: str | None = None) -> tuple[Ordering, ...]:
     return tuple(found)
 
 
-def ordering_named(name: str) -> Ordering:
+def find_ordering(name: str) -> Ordering:
     """Return the ordering that a peer has chosen, or the most conservative one if not available."""
     found = orderings()
     return next((ordering for ordering in found if ordering.name == name), found[-1])

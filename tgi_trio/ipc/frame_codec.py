@@ -20,7 +20,7 @@ from tgi_trio.ipc.frames import SPECS, WORD, Kind
 _PADDING = tuple(b"\0" * n for n in range(WORD))
 
 
-def path_column(path: Path) -> NDArray[np.uint8]:
+def encode_path(path: Path) -> NDArray[np.uint8]:
     """Return a path as a u1 column: the bytes by which the system knows it, UTF-8 or not."""
     return np.frombuffer(os.fsencode(path), np.uint8)
 
@@ -189,5 +189,5 @@ class Frame:
         return self.column(name).tobytes().decode("utf-8", "replace")
 
     def path(self, name: str) -> Path:
-        """Return a u1 column as the path that `path_column` wrote."""
+        """Return a u1 column as the path that `encode_path` wrote."""
         return Path(os.fsdecode(self.column(name).tobytes()))

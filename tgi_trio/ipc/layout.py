@@ -51,7 +51,7 @@ FIELDS: tuple[Field, ...] = (
 )
 
 
-def offset_of(name: str) -> int:
+def find_offset(name: str) -> int:
     """Return the byte offset of a control field."""
     return next(field.offset for field in FIELDS if field.name == name)
 

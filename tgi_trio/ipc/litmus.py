@@ -20,7 +20,7 @@ from functools import cache
 from typing import Final, NamedTuple
 
 from tgi_trio.errors import SegmentError
-from tgi_trio.ipc.fence import Ordering, choose_ordering, ordering_named, orderings
+from tgi_trio.ipc.fence import Ordering, choose_ordering, find_ordering, orderings
 from tgi_trio.ipc.parent import die_with_parent
 from tgi_trio.ipc.segment import Segment
 
@@ -228,7 +228,7 @@ def main(arguments: list[str]) -> None:
         segment = Segment.open(int(fd))
         words = segment.words(0, segment.size // 8)
         rounds = (len(words) - _RESULTS) // 2
-        for _ in _side(words, 1, ordering_named(name), rounds, lambda: False):  # we end with it
+        for _ in _side(words, 1, find_ordering(name), rounds, lambda: False):  # we end with it
             continue
         return
     print(f"{'fence':<10} {'rounds':>8} {'contended':>10} {'reordered':>10}")

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tgi_trio.ipc.frame_codec import Frame, encode, path_column
+from tgi_trio.ipc.frame_codec import Frame, encode, encode_path
 from tgi_trio.ipc.frames import Kind
 
 
@@ -83,7 +83,7 @@ def check_owner(path: Path, found: os.stat_result) -> None:
 def encode_keep(command: int, order: KeepOrder) -> bytes:
     """Return a KEEP frame."""
     columns: dict[str, NDArray[Any]] = {
-        "folder": path_column(order.folder),
+        "folder": encode_path(order.folder),
         "key": np.frombuffer(order.key, np.uint8),
         "block_ids": np.array(order.blocks, np.int32),
         "slot_ids": np.array(order.slots, np.int32),
@@ -108,7 +108,7 @@ def encode_restore(command: int, order: RestoreOrder) -> bytes:
     """Return a RESTORE frame."""
     words = {"command": command, "blocks": order.blocks, "slots": order.slots}
     words |= {"host_blocks": order.host_blocks, "host_slots": order.host_slots}
-    columns = {"folder": path_column(order.folder), "key": np.frombuffer(order.key, np.uint8)}
+    columns = {"folder": encode_path(order.folder), "key": np.frombuffer(order.key, np.uint8)}
     return encode(Kind.RESTORE, words, columns)
 
 

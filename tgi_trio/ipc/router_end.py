@@ -12,7 +12,7 @@ from tgi_trio.ipc.channel import End
 from tgi_trio.ipc.control import ControlPage
 from tgi_trio.ipc.doorbell import AwakeBudget, drain, spin_while
 from tgi_trio.ipc.endpoints import Endpoints
-from tgi_trio.ipc.fence import ordering_named
+from tgi_trio.ipc.fence import find_ordering
 
 _STARVE_NS = 1_000_000  # while it spins, the router runs its other tasks at least this often
 _FULL_POLL_S = 0.001
@@ -109,7 +109,7 @@ class RouterEnd(End):
         page: ControlPage = endpoints.page
         super().__init__(
             page,
-            ordering_named(endpoints.spec.ordering),
+            find_ordering(endpoints.spec.ordering),
             reads="reply",
             writes="request",
             bell_fd=endpoints.spec.request_bell,

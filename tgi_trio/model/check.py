@@ -46,7 +46,7 @@ from tgi_trio.model.tensors import (
     decoder_matrices,
     t5_claims,
 )
-from tgi_trio.model.transformers_types import configured_types, text_types
+from tgi_trio.model.transformers_types import list_configured_types, list_text_types
 from tgi_trio.model.unserved_types import find_unserved_type, writing_refusal
 
 
@@ -139,7 +139,9 @@ def supported_spec(config: ModelConfig) -> DecoderSpec | T5Spec | None:
 
 def is_known(model_type: str) -> bool:
     """Return whether a model type is known to this package or to transformers."""
-    return model_type in FAMILIES or model_type in T5_FAMILIES or model_type in configured_types()
+    return (
+        model_type in FAMILIES or model_type in T5_FAMILIES or model_type in list_configured_types()
+    )
 
 
 def check_checkpoint(
@@ -273,7 +275,7 @@ def _check_shapes(tensors: Mapping[str, StoredTensor], shapes: Mapping[str, Shap
 
 def _check_transformers(config: ModelConfig, serving: ServingSettings) -> None:
     """Raise for a model that transformers cannot run, or not as requested."""
-    name, known = config.model_type, text_types()
+    name, known = config.model_type, list_text_types()
     code = runnable_code(config) if serving.trust_remote_code else None
     if known and name not in known and code is None:
         advice = "transformers does not know it"

@@ -135,7 +135,7 @@ def _name_type(parameters: dict[str, Any]) -> dict[str, Any]:
     return {**parameters, "rope_type": _OLDER_NAMES.get(kind, kind)}
 
 
-def sliding_windows(
+def read_sliding_windows(
     config: ModelConfig, every: int = 0, window: int = 4096, *, first: bool = False
 ) -> list[int]:
     """Return each layer's sliding window, 0 for none; `window`: the family's default.

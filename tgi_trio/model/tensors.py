@@ -116,7 +116,7 @@ def t5_claims(spec: T5Spec) -> TensorClaims:
 
 def decoder_matrices(spec: DecoderSpec) -> list[MatrixRef]:
     """Return the matrices that the generic decoder reads, each once."""
-    return matrices_in(_parts(spec))
+    return list_matrices(_parts(spec))
 
 
 def decoder_copies(spec: DecoderSpec) -> dict[str, MatrixRef]:
@@ -127,13 +127,13 @@ def decoder_copies(spec: DecoderSpec) -> dict[str, MatrixRef]:
     return {table.name: replace(table, name=f"{spec.names.head}.weight")}
 
 
-def matrices_in(parts: Iterable[Any]) -> list[MatrixRef]:
+def list_matrices(parts: Iterable[Any]) -> list[MatrixRef]:
     """Return the matrices in parts of a spec, at any depth, each once."""
     inner = (each for part in parts for each in _inside(part))
     return list({part.name: part for part in inner if isinstance(part, MatrixRef)}.values())
 
 
-def shapes_in(parts: Iterable[Any]) -> dict[str, Shape]:
+def list_shapes(parts: Iterable[Any]) -> dict[str, Shape]:
     """Return the tensors of parts of a spec, at any depth, with their shapes."""
     return dict(_shapes(each for part in parts for each in _inside(part)))
 

@@ -21,14 +21,14 @@ _TABLES = (
 )
 
 
-def text_types() -> frozenset[str]:
+def list_text_types() -> frozenset[str]:
     """Return the types that can generate text; empty if the tables cannot be found."""
     tree = _parse("modeling_auto.py")
     return frozenset(_types(tree))
 
 
 @cache
-def configured_types() -> frozenset[str]:
+def list_configured_types() -> frozenset[str]:
     """Return every word in the tables of configurations; empty if they cannot be found.
 
     They include class names, which does not matter for finding that a type is unknown.

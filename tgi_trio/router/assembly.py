@@ -10,7 +10,7 @@ from dataclasses import fields, replace
 
 import trio
 
-from tgi_trio.descriptors import most_connections
+from tgi_trio.descriptors import max_connections
 from tgi_trio.errors import ConfigurationError
 from tgi_trio.ipc.startup import ShardInfo
 from tgi_trio.model.config import read_config
@@ -179,7 +179,7 @@ class Assembly:
                 watched = Application(self._facade, routes=operations.WATCHED)
                 plain = ServerSettings(graceful_timeout=GRACE)
                 nursery.start_soon(serve, watched, for_metrics, plain, shutdown)
-            acceptor = counted_acceptor(self._metrics, most_connections(), "tgi")
+            acceptor = counted_acceptor(self._metrics, max_connections(), "tgi")
             with self._application.pace.watching():
                 async with trio.open_nursery() as watching:
                     known = self._application.http.api_keys

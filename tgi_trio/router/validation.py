@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tgi_trio.errors import ExcessiveLength, PromptTooLong, ValidationError, about
+from tgi_trio.errors import ExcessiveLength, PromptTooLong, ValidationError, name_param
 from tgi_trio.ipc.messages import SamplingParameters
 from tgi_trio.router.media.image_prompt import ExpandedPrompt
 from tgi_trio.router.number_checks import check_fraction, check_positive, value_or
@@ -313,7 +313,7 @@ class Validator:
                 f"Given: {prompt_length} `inputs` tokens and {new} `max_new_tokens`"
             )
             if new >= total:  # a shorter prompt would not help
-                raise about(ValidationError(text), "max_new_tokens")
+                raise name_param(ValidationError(text), "max_new_tokens")
             fits = min(most, total - new)
             raise PromptTooLong(text, ExcessiveLength(prompt_length, fits, total, requested=new))
         if prompt_length > most or new == 0:

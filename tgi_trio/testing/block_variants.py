@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 
 from tgi_trio.shard.torch_backend.attention.index_writing import BESIDE
-from tgi_trio.shard.torch_backend.attention.paged_blocks import KEYS, tokens_of
+from tgi_trio.shard.torch_backend.attention.paged_blocks import KEYS, choose_tile_tokens
 from tgi_trio.shard.torch_backend.attention.projecting import count_heads
 from tgi_trio.shard.torch_backend.attention.tiles import pad_dim
 from tgi_trio.shard.torch_backend.kernels import block_scores, index_keys
@@ -55,7 +55,7 @@ def block_variants(generation: Generation) -> Iterator[Variant]:
 
 
 def _score(dtype: torch.dtype, codes: str, decodes: bool) -> Variant:
-    tokens, padded = tokens_of(dtype, 4, decodes=decodes)
+    tokens, padded = choose_tile_tokens(dtype, 4, decodes=decodes)
     mode = "decode" if decodes else "prefill"
     return Variant(
         f"score_blocks {mode} {TYPES[dtype]} h4 of 128{codes and ' ' + codes}",

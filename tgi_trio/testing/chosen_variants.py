@@ -15,8 +15,8 @@ from tgi_trio.shard.torch_backend.attention.selecting import (
     READERS,
     REGISTERS,
     SAMPLE,
+    choose_tile_tokens,
     describe_turn,
-    tokens_of,
 )
 from tgi_trio.shard.torch_backend.kernels import index_scores, selecting
 from tgi_trio.testing.variant import BF16, F32, I32, TYPES, U8, Variant
@@ -82,7 +82,7 @@ def _select(unit: int, most: int, tail: bool, heads: int, divided: bool) -> Vari
 
 
 def _score(index: _Index, decodes: bool, codes: str = "") -> Variant:
-    tokens, padded = tokens_of(index.heads, decodes=decodes)
+    tokens, padded = choose_tile_tokens(index.heads, decodes=decodes)
     mode = "decode" if decodes else "prefill"
     stored = U8 if codes else BF16
     return Variant(

@@ -23,7 +23,7 @@ from tgi_trio.shard.torch_backend.layers.code_tiles import (
 )
 from tgi_trio.shard.torch_backend.layers.coded_linear import (
     WRITTEN,
-    units_of,
+    count_units,
 )
 from tgi_trio.shard.torch_backend.layers.grouped_matrices import choose_group_tiles
 from tgi_trio.shard.torch_backend.layers.stored_codes import KINDS, Lows
@@ -238,6 +238,6 @@ def _steps(name: str, tile: CodeTile) -> dict[str, Any]:
     return {
         "OUTPUTS": tile.outputs,
         "ROWS": tile.rows,
-        "UNITS": units_of(STORED[name].kind, tile),
+        "UNITS": count_units(STORED[name].kind, tile),
         "EVEN": not STORED[name].ordered,
     }

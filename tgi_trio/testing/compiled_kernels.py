@@ -47,7 +47,7 @@ class Compiled:
     fingerprint: str  # of what it was compiled from
 
 
-def compile_for(variant: Variant, target: int) -> Compiled:
+def compile_variant(variant: Variant, target: int) -> Compiled:
     """Compile a variant for a compute capability; raises what the compiler does."""
     import triton
 
@@ -102,7 +102,7 @@ def _resources(ptx: str, target: int, triton: Path) -> tuple[int, int]:
     return int(registers[1]), int(spilled[1])
 
 
-def variants_of(generation: Generation) -> Iterator[Variant]:
+def list_variants(generation: Generation) -> Iterator[Variant]:
     """Yield every variant that is launched on devices of a generation."""
     yield from variants(generation)
     yield from code_variants(generation)
@@ -122,7 +122,7 @@ def find_stale(rows: Iterable[Compiled]) -> list[tuple[Variant, int]]:
     return [
         (variant, target)
         for target, generation in TARGETS.items()
-        for variant in variants_of(generation)
+        for variant in list_variants(generation)
         if known.get((variant.name, target)) != fingerprint(variant)
     ]
 
@@ -134,12 +134,12 @@ def renew_table(table: Path) -> None:
     """
     rows = {(row.name, row.target): row for row in read_table(table)}
     for variant, target in find_stale(rows.values()):
-        own = rows[variant.name, target] = compile_for(variant, target)
+        own = rows[variant.name, target] = compile_variant(variant, target)
         print(json.dumps(asdict(own)), flush=True)
     kept = (
         rows[variant.name, target]
         for target, generation in TARGETS.items()
-        for variant in variants_of(generation)
+        for variant in list_variants(generation)
     )
     table.write_text("".join(f"{json.dumps(asdict(row))}\n" for row in kept))
 
@@ -155,9 +155,9 @@ def main() -> None:
         return
     wanted = tuple(asked.names)
     for target, generation in TARGETS.items():
-        for variant in variants_of(generation):
+        for variant in list_variants(generation):
             if variant.name.startswith(wanted):
-                print(json.dumps(asdict(compile_for(variant, target))), flush=True)
+                print(json.dumps(asdict(compile_variant(variant, target))), flush=True)
 
 
 if __name__ == "__main__":

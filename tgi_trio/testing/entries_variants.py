@@ -97,7 +97,7 @@ def _write(dtype: torch.dtype, rate: int) -> Variant:
 def _streams(hidden: int) -> Iterator[Variant]:
     padded = next_power_of_2(hidden)
     for tokens in (1, 1024):
-        few, depth = hyper_kernels.tile_of(tokens)
+        few, depth = hyper_kernels.choose_tile(tokens)
         tile: dict[str, Any] = {"PADDED": 32, "TOKENS": few, "DEPTH": depth}
         tile["PRECISION"] = FLOAT32_PRODUCTS
         yield Variant(

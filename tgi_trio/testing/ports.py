@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def held_port() -> Iterator[int]:
+def reserve_port() -> Iterator[int]:
     """Yield a loopback port that is reserved for a server of ours until the block is left.
 
     The port stays bound by a socket that does not listen. Linux lets a server that sets

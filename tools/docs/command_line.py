@@ -8,7 +8,7 @@ from tgi_trio.cli.commands import COMMANDS
 from tgi_trio.cli.environment import SAGEMAKER, SAGEMAKER_PORT
 from tgi_trio.cli.flags import FLAGS, Flag
 from tgi_trio.cli.foreign import IDLE, REFUSED, Idle, RefusedFlag
-from tgi_trio.cli.help import default_text
+from tgi_trio.cli.help import describe_default
 from tgi_trio.cli.values import KINDS
 from tools.docs.markdown import Sections, table
 
@@ -30,7 +30,12 @@ def flags() -> str:
 def _flag_row(flag: Flag) -> list[str]:
     names = f"--{flag.name} {KINDS[flag.kind][0]}".rstrip()
     short = f", `{flag.short}`" if flag.short else ""
-    return [f"`{names}`{short}", f"`{flag.env}`" if flag.env else "", default_text(flag), flag.help]
+    return [
+        f"`{names}`{short}",
+        f"`{flag.env}`" if flag.env else "",
+        describe_default(flag),
+        flag.help,
+    ]
 
 
 def refused_flags() -> str:

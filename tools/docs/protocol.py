@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import MISSING, fields
 
-from tgi_trio.cli.flags import all_flags
+from tgi_trio.cli.flags import list_flags
 from tgi_trio.ipc.frames import (
     FRAMES,
     LAYOUT_HASH,
@@ -122,7 +122,7 @@ def _values(
 def _command_line() -> str:
     """List what a shard is told before the first frame."""
     options = {each.name for each in fields(ShardOptions)}
-    flags = {flag.field: f"`--{flag.name}`" for flag in all_flags() if flag.field in options}
+    flags = {flag.field: f"`--{flag.name}`" for flag in list_flags() if flag.field in options}
     rows = [
         (
             f"`{each.name}`",

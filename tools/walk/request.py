@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from bench.harness.server import serving
-from tgi_trio.testing.ports import held_port
+from tgi_trio.testing.ports import reserve_port
 
 BODY: Final = {"inputs": "Hello", "parameters": {"max_new_tokens": 20}}
 ROUTER, SHARD = "router", "shard"
@@ -35,7 +35,7 @@ def trace_request(*flags: str) -> list[tuple[str, str]]:
 
     `flags` are the server's. The request before it brings what is loaded at the first one.
     """
-    with tempfile.TemporaryDirectory() as folder, held_port() as port:
+    with tempfile.TemporaryDirectory() as folder, reserve_port() as port:
         command = [sys.executable, "-m", "tools.walk.traced_server", folder]
         address = ["--hostname", "127.0.0.1", "--port", str(port)]
         with serving([*command, *address, *flags], port, timeout=300.0):

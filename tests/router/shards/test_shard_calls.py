@@ -34,7 +34,7 @@ from tgi_trio.router.shards.rank_link import Call, Ended, Refused, Start, Welcom
 from tgi_trio.router.shards.shard_calls import ShardCalls, split_shard
 from tgi_trio.router.shards.shard_host import ShardHost
 from tgi_trio.router.shards.shard_instance import ShardArgv
-from tgi_trio.testing.ports import held_port
+from tgi_trio.testing.ports import reserve_port
 
 HOST = "127.0.0.1"
 
@@ -163,7 +163,7 @@ async def test_a_shard_that_is_not_there_is_called_until_it_is(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At the start; and when it starts anew, even if it is of another version for a while."""
-    with held_port() as port:
+    with reserve_port() as port:
         calls = calls_of(port)
         async with waiting_for_all(calls) as there:
             await wait_for_words(caplog, "it cannot be reached")

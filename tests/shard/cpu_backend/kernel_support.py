@@ -24,7 +24,7 @@ from tgi_trio.shard.cpu_backend.adapters import CpuAdapters
 from tgi_trio.shard.cpu_backend.apart_table import find_apart
 from tgi_trio.shard.cpu_backend.cpu_runner import CpuRunner
 from tgi_trio.shard.cpu_backend.forward import Forward
-from tgi_trio.shard.cpu_backend.instructions import multiplier_for, variant_for
+from tgi_trio.shard.cpu_backend.instructions import find_multiplier, find_variant
 from tgi_trio.shard.cpu_backend.program import pack_program
 from tgi_trio.shard.cpu_backend.tables import Code
 from tgi_trio.shard.cpu_backend.verified import (
@@ -47,7 +47,7 @@ LLAMA = DecoderSpec(
     names=names.LLAMA,
 )
 # How most of the models below are compiled in float32, on this machine: it is kept already.
-VARIANT = variant_for(LLAMA, "float32")
+VARIANT = find_variant(LLAMA, "float32")
 
 # Those with mixtures of experts.
 MIXTURES: dict[str, dict[str, Any]] = {
@@ -283,8 +283,8 @@ def cpu_runner(
         ) as program,
     ):
         kv_dtype = kv.name if kv else None
-        variant = variant_for(spec, dtype, int8=int8, pairs=pairs, kv_dtype=kv_dtype)
-    multipliers = [multiplier_for(kind, active_bits) for kind in program.kinds]
+        variant = find_variant(spec, dtype, int8=int8, pairs=pairs, kv_dtype=kv_dtype)
+    multipliers = [find_multiplier(kind, active_bits) for kind in program.kinds]
     program.link(choose_panel_kernels(multipliers))
     for each in find_apart(program):
         program.link_apart(each.codes, choose_apart(each, variant))

@@ -21,7 +21,7 @@ from tests.shard.cpu_backend.test_compiler import in_python
 from tests.shard.cpu_backend.test_quantised_kinds import ALL, WHOLE
 from tgi_trio.shard.cpu_backend import instructions, verified
 from tgi_trio.shard.cpu_backend.arena import address, allocate_zeroed
-from tgi_trio.shard.cpu_backend.instructions import multiplier_for, multiplies_codes
+from tgi_trio.shard.cpu_backend.instructions import find_multiplier, multiplies_codes
 from tgi_trio.shard.cpu_backend.kernels.compiling import write_module
 from tgi_trio.shard.cpu_backend.kernels.quantised.matrix import multiply_as_matrix
 from tgi_trio.shard.cpu_backend.kernels.quantised.panels import multiply_panel
@@ -182,7 +182,7 @@ def multiply(
 def test_a_processor_comes_to_the_bits_of_few_rows(name: str) -> None:
     """Whatever the number of blocks; and for rows after those for which a panel was unpacked."""
     kind, draw = ALL[name], np.random.default_rng(7)
-    used = open_panel_kernel(multiplier_for(kind, 8))
+    used = open_panel_kernel(find_multiplier(kind, 8))
     assert used.multiplier.matrix
     for blocks in BLOCKS:
         inputs = blocks * BLOCK_INPUTS
@@ -218,14 +218,14 @@ def test_it_is_for_bytes_where_the_machine_has_and_gives_it(
     refusal: str | None = None
     monkeypatch.setattr(instructions, "has", lambda feature: True)
     monkeypatch.setattr(instructions, "find_refusal", lambda: refusal)
-    assert multiplier_for(ALL["q8_0"]).matrix
-    assert not multiplier_for(ALL["q8_0"], 16).matrix
-    assert not multiplier_for(ALL["e4m3"]).matrix
+    assert find_multiplier(ALL["q8_0"]).matrix
+    assert not find_multiplier(ALL["q8_0"], 16).matrix
+    assert not find_multiplier(ALL["e4m3"]).matrix
     refusal = "not permitted"
-    assert not multiplier_for(ALL["q8_0"]).matrix
+    assert not find_multiplier(ALL["q8_0"]).matrix
     monkeypatch.undo()
     monkeypatch.setenv("KERNEL_CPU_FEATURES", "+avx512f,+avx512bw,+avx512vnni")
-    assert not multiplier_for(ALL["q8_0"]).matrix
+    assert not find_multiplier(ALL["q8_0"]).matrix
 
 
 @pytest.mark.parametrize(
@@ -246,7 +246,7 @@ def test_a_refusal_is_told_once_of_codes_that_the_unit_would_multiply(
     verified.tell_of_refusal.cache_clear()
     try:
         for _ in range(2):
-            verified.choose_panel_kernels([multiplier_for(ALL[name], bits)])
+            verified.choose_panel_kernels([find_multiplier(ALL[name], bits)])
     finally:
         verified.tell_of_refusal.cache_clear()
     assert (

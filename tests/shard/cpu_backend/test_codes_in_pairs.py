@@ -24,7 +24,7 @@ from tgi_trio.shard.checkpoint.formats.fp8 import E4M3_NUMBERS
 from tgi_trio.shard.checkpoint.numbers import to_bfloat16, to_float32
 from tgi_trio.shard.cpu_backend import instructions
 from tgi_trio.shard.cpu_backend.arena import address, allocate_zeroed
-from tgi_trio.shard.cpu_backend.instructions import has_amx, multiplier_for, multiplies_pairs
+from tgi_trio.shard.cpu_backend.instructions import find_multiplier, has_amx, multiplies_pairs
 from tgi_trio.shard.cpu_backend.kernels import matrix_unit
 from tgi_trio.shard.cpu_backend.kernels.compiling import write_module
 from tgi_trio.shard.cpu_backend.kernels.quantised.pairs import multiply_as_pairs
@@ -128,7 +128,7 @@ def run_in_python(
 
 @cache
 def kernel(name: str) -> PanelKernel:
-    return open_panel_kernel(multiplier_for(ALL[name], dot=True))
+    return open_panel_kernel(find_multiplier(ALL[name], dot=True))
 
 
 def run_compiled(
@@ -231,15 +231,15 @@ def test_it_is_for_bfloat16_where_the_machine_has_and_gives_it(
     monkeypatch.setattr(instructions, "has", lambda feature: True)
     monkeypatch.setattr(instructions, "find_refusal", lambda: refusal)
     assert multiplies_pairs("bfloat16") and not multiplies_pairs("float32")
-    assert multiplier_for(ALL["e4m3"], dot=True).pairs
-    assert not multiplier_for(ALL["e4m3"]).pairs  # float32
-    assert not multiplier_for(ALL["mcg of 4 bits"], dot=True).pairs
-    assert multiplier_for(ALL["table"], dot=True).alone
-    assert not multiplier_for(ALL["e4m3"], dot=True).alone
+    assert find_multiplier(ALL["e4m3"], dot=True).pairs
+    assert not find_multiplier(ALL["e4m3"]).pairs  # float32
+    assert not find_multiplier(ALL["mcg of 4 bits"], dot=True).pairs
+    assert find_multiplier(ALL["table"], dot=True).alone
+    assert not find_multiplier(ALL["e4m3"], dot=True).alone
     refusal = "not permitted"
     monkeypatch.setattr(llvm, "get_host_cpu_name", lambda: "sapphirerapids")
     assert not multiplies_pairs("bfloat16")
     monkeypatch.setattr(llvm, "get_host_cpu_name", lambda: "znver5")
     assert multiplies_pairs("bfloat16")
-    used = multiplier_for(ALL["e4m3"], dot=True)
+    used = find_multiplier(ALL["e4m3"], dot=True)
     assert used.active_bits == 16 and not used.pairs  # the dot product of vectors

@@ -19,4 +19,4 @@ def test_heads_that_attend_together_fit_the_registers(
     spec = replace(LLAMA, heads=2 * group, kv_heads=2)
     for there, heads in ((True, wide), (False, narrow)):
         monkeypatch.setattr(instructions, "has", lambda feature, there=there: there)
-        assert instructions.variant_for(spec, "float32", pairs="float32").heads == heads
+        assert instructions.find_variant(spec, "float32", pairs="float32").heads == heads

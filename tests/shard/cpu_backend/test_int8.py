@@ -19,7 +19,7 @@ from tgi_trio.model.families.registry import decoder_spec
 from tgi_trio.shard.checkpoint.formats.int8 import to_int8
 from tgi_trio.shard.contract import ShardSequence
 from tgi_trio.shard.cpu_backend.arena import address, allocate_zeroed
-from tgi_trio.shard.cpu_backend.instructions import variant_for
+from tgi_trio.shard.cpu_backend.instructions import find_variant
 from tgi_trio.shard.cpu_backend.packing import Packer
 from tgi_trio.shard.cpu_backend.tables import OPERATION, Buffer, Code, Epilogue
 from tgi_trio.shard.cpu_backend.team import Team
@@ -99,7 +99,7 @@ def product(
     """Return x W^T + bias by one operation, compiled as for the model in `folder`."""
     spec = decoder_spec(read_config(folder))
     assert spec is not None
-    variant = variant_for(spec, "float32", int8=int8)
+    variant = find_variant(spec, "float32", int8=int8)
     with Packer(variant.weights, threads=1) as packer:
         panels, scales = packer.pack(stack(weights))
         packer.start()

@@ -19,7 +19,7 @@ from tgi_trio.model.config import read_config
 from tgi_trio.model.families.registry import decoder_spec
 from tgi_trio.shard.backend import load_runner
 from tgi_trio.shard.cpu_backend.arena import address
-from tgi_trio.shard.cpu_backend.instructions import variant_for
+from tgi_trio.shard.cpu_backend.instructions import find_variant
 from tgi_trio.shard.cpu_backend.kernels import entry
 from tgi_trio.shard.cpu_backend.kernels.vectors import load, store_stored
 from tgi_trio.shard.cpu_backend.machine_code.entry import open_kernel
@@ -52,7 +52,7 @@ def test_bytes_are_those_of_torch(checkpoint: Checkpoint, word: str) -> None:
     numbers = np.concatenate([every, sizes]).astype(np.float32)
     numbers = np.ascontiguousarray(numbers[: len(numbers) // 16 * 16])
     found = np.zeros(len(numbers), np.uint8)
-    variant = variant_for(spec, "float32", kv_dtype=word)
+    variant = find_variant(spec, "float32", kv_dtype=word)
     code = open_kernel(round_all, 3, variant)
     code(address(numbers), address(found), len(numbers))
     most = torch.finfo(BY_TORCH[word]).max

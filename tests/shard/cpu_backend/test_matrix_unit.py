@@ -22,7 +22,7 @@ from tests.shard.cpu_backend.test_compiler import in_python
 from tgi_trio.shard.checkpoint.numbers import Floats, to_bfloat16, to_float32
 from tgi_trio.shard.cpu_backend import instructions, matrix_unit, verified
 from tgi_trio.shard.cpu_backend.arena import address, allocate_zeroed
-from tgi_trio.shard.cpu_backend.instructions import has_amx, variant_for
+from tgi_trio.shard.cpu_backend.instructions import find_variant, has_amx
 from tgi_trio.shard.cpu_backend.kernels import entry
 from tgi_trio.shard.cpu_backend.kernels.compiler.types import Kernel
 from tgi_trio.shard.cpu_backend.kernels.compiling import write_module
@@ -38,7 +38,7 @@ from tgi_trio.shard.cpu_backend.machine_code.object_files import MachineCode
 from tgi_trio.shard.cpu_backend.weight_layout import PANEL, SPARE_ROWS
 
 AMX = pytest.mark.skipif(not has_amx(), reason="needs a processor with AMX")
-VARIANT = variant_for(LLAMA, "bfloat16", pairs="amx")
+VARIANT = find_variant(LLAMA, "bfloat16", pairs="amx")
 # One row, less than a register, one, two, and what follows two; 48 features fill one and a half.
 ROWS, INPUTS = (0, 1, 3, 16, 17, 32, 33, 50), (32, 48, 576)
 
@@ -260,7 +260,7 @@ def test_a_refusal_is_told_and_other_instructions_are_taken(
     verified.tell_of_refusal.cache_clear()
     try:
         assert "amx" not in instructions.list_pairs()
-        assert not variant_for(LLAMA, "bfloat16").weights.amx
+        assert not find_variant(LLAMA, "bfloat16").weights.amx
         verified.tell_of_refusal()
         told = capfd.readouterr().err
         assert "AMX" in told and os.strerror(95) in told

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tgi_trio.shard.cpu_backend.arena import address, allocate_zeroed
-from tgi_trio.shard.cpu_backend.instructions import multiplier_for, multiplies_pairs
+from tgi_trio.shard.cpu_backend.instructions import find_multiplier, multiplies_pairs
 from tgi_trio.shard.cpu_backend.kinds.kind import BLOCK_INPUTS, Codes, Kind, fill_panels
 from tgi_trio.shard.cpu_backend.kinds.table import KINDS
 from tgi_trio.shard.cpu_backend.panel_kernel import PanelKernel, open_panel_kernel
@@ -23,7 +23,7 @@ from tgi_trio.shard.cpu_backend.self_tests.kinds import (
     multiply,
     random_codes,
     store_activations,
-    store_for,
+    store_rows,
 )
 from tgi_trio.shard.cpu_backend.tables import UNPACK, UNPACK_FOR_MANY
 from tgi_trio.shard.cpu_backend.weight_layout import LANES, PANEL, SPARE_ROWS
@@ -46,7 +46,7 @@ HAS_PAIRS = multiplies_pairs("bfloat16")
 
 @cache
 def kernel(name: str, active_bits: int, dot: bool = False) -> PanelKernel:
-    return open_panel_kernel(multiplier_for(ALL[name], active_bits, dot=dot))
+    return open_panel_kernel(find_multiplier(ALL[name], active_bits, dot=dot))
 
 
 def spans(kind: Kind) -> list[int]:
@@ -112,7 +112,7 @@ def test_products_are_those_of_the_weights(name: str, active_bits: int) -> None:
             x = draw.standard_normal((rows, 512)).astype(np.float32)
             x[:, 7] *= 50
             x[:, 300] *= 20
-            stored, _ = store_for(used.multiplier, x)
+            stored, _ = store_rows(used.multiplier, x)
             found = multiply(used, weights, span, stored)
             many = multiply(used, weights, span, stored, UNPACK)
             np.testing.assert_array_equal(many, found)
@@ -131,7 +131,7 @@ def test_a_row_does_not_depend_on_the_others(name: str, dot: bool) -> None:
     used, span = kernel(name, 8, dot), spans(kind)[-1]
     weights = random_codes(kind, 40, 256, span, draw)
     x = draw.standard_normal((23, 256)).astype(np.float32)
-    stored, _ = store_for(used.multiplier, x)
+    stored, _ = store_rows(used.multiplier, x)
     together = multiply(used, weights, span, stored)
     for row in range(len(x)):
         alone = multiply(used, weights, span, stored[row : row + 1])
@@ -149,7 +149,7 @@ def test_a_panel_is_unpacked_for_many_rows_alone(name: str) -> None:
     least = used.multiplier.least_unpacked
     assert 1 < least <= ROWS  # rows beyond those meet a panel that has been unpacked
     for rows in (1, least - 1, least):
-        stored, _ = store_for(used.multiplier, draw.standard_normal((rows, span), np.float32))
+        stored, _ = store_rows(used.multiplier, draw.standard_normal((rows, span), np.float32))
         room = allocate_zeroed((used.room_bytes(span),))
         sums = allocate_zeroed((rows + SPARE_ROWS, PANEL), np.float32)
         used.code(
@@ -169,7 +169,7 @@ def test_all_numbers_of_8_bits_are_exact(dot: bool) -> None:
     codes = np.arange(256, dtype=np.uint8)
     codes = np.delete(codes, [127, 255])[:, None].repeat(32, 1)
     weights = Codes(codes, {"scale": np.ones((len(codes), 1), np.float32)})
-    stored, _ = store_for(used.multiplier, np.eye(32, dtype=np.float32)[:3])
+    stored, _ = store_rows(used.multiplier, np.eye(32, dtype=np.float32)[:3])
     found = multiply(used, weights, 32, stored)
     np.testing.assert_array_equal(multiply(used, weights, 32, stored, UNPACK), found)
     expected = torch.from_numpy(codes[:, 0].copy()).view(torch.float8_e4m3fn).float().numpy()

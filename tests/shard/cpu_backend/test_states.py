@@ -42,7 +42,7 @@ from tgi_trio.shard.checkpoint.numbers import Floats
 from tgi_trio.shard.checkpoint.stored_matrix import Stack
 from tgi_trio.shard.cpu_backend import apart_table, verified
 from tgi_trio.shard.cpu_backend.cpu_runner import CpuRunner
-from tgi_trio.shard.cpu_backend.instructions import variant_for
+from tgi_trio.shard.cpu_backend.instructions import find_variant
 from tgi_trio.shard.cpu_backend.operations.writer import fill_panels
 from tgi_trio.shard.cpu_backend.self_tests import states as state_self_test
 from tgi_trio.shard.cpu_backend.self_tests.step import RandomWeights
@@ -138,7 +138,7 @@ def test_kernels_that_are_wrong_do_not_serve(
 ) -> None:
     spec = decoder_spec(read_config(checkpoint("lfm2", **HYBRIDS["lfm2"])))
     assert spec is not None
-    variant = variant_for(spec, "float32")
+    variant = find_variant(spec, "float32")
     assert verified.choose_apart(apart_table.STATES, variant)
     recur = state_self_test._recur
 

@@ -18,7 +18,7 @@ import pytest
 from tests.support.warm_start import start_warm
 from tgi_trio.shard.cpu_backend.machine_code import entry, making, store
 from tgi_trio.shard.cpu_backend.machine_code.entry import Entry
-from tgi_trio.shard.cpu_backend.machine_code.locks import held
+from tgi_trio.shard.cpu_backend.machine_code.locks import hold_lock
 
 
 @pytest.fixture
@@ -81,7 +81,7 @@ def test_what_cannot_be_made_is_not_held(folder: Path) -> None:
     for _ in range(2):
         with pytest.raises(RuntimeError, match="nothing can be made"):
             store.find_or_make("some.o", fail)
-    with held(folder / "some.lock", patience=0.0) as ours:
+    with hold_lock(folder / "some.lock", patience=0.0) as ours:
         assert ours
     assert not store.is_kept("some.o")
 
@@ -128,14 +128,17 @@ def test_a_lock_ends_with_the_process_that_holds_it(tmp_path: Path) -> None:
         os.close(write)
         assert said.readline() == "True\n"
         assert process.wait(60) == -9
-    with held(lock, patience=0.0) as ours:
+    with hold_lock(lock, patience=0.0) as ours:
         assert ours
 
 
 def test_nobody_is_waited_for_without_end(tmp_path: Path) -> None:
-    with held(tmp_path / "lock") as first, held(tmp_path / "lock", patience=0.05) as second:
+    with (
+        hold_lock(tmp_path / "lock") as first,
+        hold_lock(tmp_path / "lock", patience=0.05) as second,
+    ):
         assert (first, second) == (True, False)
-    with held(tmp_path / "lock", patience=0.0) as third:
+    with hold_lock(tmp_path / "lock", patience=0.0) as third:
         assert third
 
 

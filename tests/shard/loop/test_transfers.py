@@ -17,7 +17,7 @@ from tgi_trio.ipc.startup import WarmupRequest, WarmupResult
 from tgi_trio.ipc.transfers import Transfer, encode_transfers
 from tgi_trio.shard.loop import transfers as transfers_module
 from tgi_trio.shard.loop.transfers import Transfers
-from tgi_trio.shard.prefixes.host_copies import batches_of
+from tgi_trio.shard.prefixes.host_copies import split_transfers
 from tgi_trio.testing.fake_model import FakeRunner
 from tgi_trio.testing.fake_shard import FakeShard
 from tgi_trio.testing.late_copies import LateCopies
@@ -163,7 +163,7 @@ def test_batches_copy_as_one_after_the_other_does() -> None:
             Transfer(rng.randint(1, 5), rng.randint(1, 4), rng.random() < 0.5, rng.random() < 0.2)
             for _ in range(rng.randint(0, 30))
         ]
-        cut = list(batches_of(ordered, most))
+        cut = list(split_transfers(ordered, most))
         assert all(0 < len(batch.items) <= most for batch in cut)
         assert all(len(set(b.items)) == len(b.items) == len(set(b.places)) for b in cut)
         again = [

@@ -24,7 +24,7 @@ from tgi_trio.shard.contract import (
     StepPlan,
     StepResult,
 )
-from tgi_trio.shard.prefixes.kept_prefixes import Prefixes, RankPrefixes, file_of
+from tgi_trio.shard.prefixes.kept_prefixes import Prefixes, RankPrefixes, find_file
 from tgi_trio.shard.ranks import follower
 from tgi_trio.shard.ranks.leader import Followers, GroupRunner
 from tgi_trio.shard.runner import GroupBroken, Runner
@@ -125,7 +125,7 @@ def test_ranks_keep_prefixes_together_or_not_at_all(tmp_path: Path) -> None:
         group.warm_up(REQUEST)  # a new cache
         assert not group.prefixes.restore(restore).error
         assert any(written) and theirs.block(1) == ours.block(1) == written
-        file_of(keep, 1).unlink()
+        find_file(keep, 1).unlink()
         assert "another rank" in group.prefixes.restore(restore).error
         assert not any(ours.block(1))
 
@@ -186,4 +186,4 @@ def test_followers_have_made_their_copies_before_these_are_kept(tmp_path: Path) 
         copies.finish()
         assert not group.prefixes.keep(order).error
     for rank, value in ((0, 5), (1, 6)):
-        assert set(file_of(order, rank).read_bytes()[-8:]) == {value}
+        assert set(find_file(order, rank).read_bytes()[-8:]) == {value}

@@ -15,7 +15,7 @@ from transformers.modeling_layers import MtpModel
 from tgi_trio.model.config import read_config
 from tgi_trio.model.families.registry import decoder_spec
 from tgi_trio.model.mtp_layers import LAYOUTS
-from tgi_trio.model.tensors import shapes_in
+from tgi_trio.model.tensors import list_shapes
 from tgi_trio.testing.checkpoints import make_checkpoint
 from tgi_trio.testing.wrapped_checkpoints import make_wrapped
 
@@ -74,7 +74,7 @@ def add_layers(folder: Path, layers: int = 1) -> Path:
     assert spec is not None
     tensors, generator = load_file(folder / "model.safetensors"), torch.Generator().manual_seed(7)
     for index in range(layers):
-        own = shapes_in(LAYOUTS[config.text_type].spec(spec, index).parts())
+        own = list_shapes(LAYOUTS[config.text_type].spec(spec, index).parts())
         for name, shape in own.items():
             if name in tensors:  # the model's own norm
                 continue

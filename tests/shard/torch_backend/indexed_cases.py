@@ -109,7 +109,7 @@ class Case:
         return KVCache(shape, blocks, dtype or self.dtype, torch.device(self.device))
 
 
-def steps_of(contexts: list[int], counts: list[list[int]]) -> tuple[list[StepPlan], int]:
+def list_steps(contexts: list[int], counts: list[list[int]]) -> tuple[list[StepPlan], int]:
     """Return steps that compute so many tokens of each row, one after another, and the blocks.
 
     `contexts`: what the rows have in the end; a row that a step leaves out has a count of 0.

@@ -42,12 +42,12 @@ def test_the_table_of_all_variants_holds() -> None:
 
 def test_the_table_has_every_variant() -> None:
     pytest.importorskip("triton", reason="Triton is not installed")
-    from tgi_trio.testing.compiled_kernels import TARGETS, variants_of
+    from tgi_trio.testing.compiled_kernels import TARGETS, list_variants
 
     table = [json.loads(line) for line in TABLE.read_text().splitlines()]
     for target, generation in TARGETS.items():
         names = sorted(entry["name"] for entry in table if entry["target"] == target)
-        assert names == sorted(variant.name for variant in variants_of(generation))
+        assert names == sorted(variant.name for variant in list_variants(generation))
 
 
 def test_the_table_was_compiled_from_what_is_here() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.shard.torch_backend.indexed_cases import QUERY, RANK, Case, steps_of
+from tests.shard.torch_backend.indexed_cases import QUERY, RANK, Case, list_steps
 from tests.shard.torch_backend.interpreter import DEVICE, need_triton
 
 need_triton()
@@ -58,7 +58,7 @@ def test_keys_and_queries(kind: dict[str, Any], dtype: torch.dtype) -> None:
         index.query_scale = LogScale(case.some(5), case.some(5))
         logs = (positions + 1).float().log().to(DEVICE, dtype)[:, None, None]
         turns = [(rotary, table._replace(logs=logs)) for rotary, table in turns]
-    (_, step), blocks = steps_of([5, 22, 7], [[4, 21, 6], [1, 1, 1]])
+    (_, step), blocks = list_steps([5, 22, 7], [[4, 21, 6], [1, 1, 1]])
     cache = case.cache(blocks)
     batch, key = PagedAttention(torch.device(DEVICE)).prepare(step, cache), cache.key_slots[0]
     key.fill_(7.0)
@@ -103,7 +103,7 @@ def test_what_queries_are_made_of_is_made_beside_keys(doubled: bool, reads_only:
     if reads_only:
         latent.latent_norm = None
         projected = projected[:, RANK + case.rotary :]
-    (step,), blocks = steps_of([1, 1, 1], [[1, 1, 1]])
+    (step,), blocks = list_steps([1, 1, 1], [[1, 1, 1]])
     cache = case.cache(blocks)
     batch = PagedAttention(torch.device(DEVICE)).prepare(step, cache)
     turn, own = (Turn(*each) for each in case.turns(torch.tensor([0, 3, 40])))
@@ -131,7 +131,7 @@ def test_a_run_has_the_mean_of_its_keys(pool: int, biased: bool, codes: str) -> 
     if not biased:
         index.pool_bias = None
     contexts = [1, 17, 12, 30, 9, 4]
-    steps, blocks = steps_of(
+    steps, blocks = list_steps(
         contexts, [[1, 6, 7, 16, 5, 4], [0, 5, 5, 14, 4, 0], [0, 6, 0, 0, 0, 0]]
     )
     last = steps[-1]

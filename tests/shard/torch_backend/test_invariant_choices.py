@@ -155,7 +155,7 @@ def test_short_contexts_are_listed_as_well(
             tiles.add(found := own(*args, **how))
             return found
 
-        monkeypatch.setattr(module, "tokens_of", record)
+        monkeypatch.setattr(module, "choose_tile_tokens", record)
     with StandInDevice() as device:
         runner = start(folder, "cuda:0", batch_invariant=True)
         tiles.clear()

@@ -153,6 +153,6 @@ def test_heads_that_no_kernel_holds_are_torch_s(monkeypatch: pytest.MonkeyPatch)
         kept = ("blocks", BlocksAttention), ("pooled", PooledAttention)
         for kind, own in kept:
             needs = AttentionNeeds(shape, kind)
-            assert (kinds.capturable_for(needs, device) is not None) == fits
-            found = kinds.attention_for(needs, device, torch.float32)
+            assert (kinds.make_capturable(needs, device) is not None) == fits
+            found = kinds.make_attention(needs, device, torch.float32)
             assert isinstance(found, PagedAttention if fits else own)

@@ -124,7 +124,7 @@ class Layer:
         )
 
 
-def steps_of(names: list[str]) -> list[Any]:
+def list_steps(names: list[str]) -> list[Any]:
     """Return plans of the same rows over the same blocks."""
     blocks = tables([[0] * 64] * 6, shuffle=2, new=0)
     found = []
@@ -147,7 +147,7 @@ def test_results_are_those_of_torch(
     layer = Layer(kind, torch.float32)
     ours, theirs = layer.backends()
     mine, other = layer.cache(), layer.cache()
-    for step in steps_of(["prompts", "decodes", "beside"]):
+    for step in list_steps(["prompts", "decodes", "beside"]):
         projected = layer.some(len(step.token_ids), layer.outputs)
         found = layer.attend(ours, mine, step, projected)
         expected = layer.attend(theirs, other, step, projected)
@@ -160,7 +160,7 @@ def test_results_in_half_precision_are_close(kind: str) -> None:
     layer = Layer(kind, torch.bfloat16, sinks=False)
     ours, theirs = layer.backends()
     mine, other = layer.cache(), layer.cache()
-    for step in steps_of(["prompts", "decodes"]):
+    for step in list_steps(["prompts", "decodes"]):
         projected = layer.some(len(step.token_ids), layer.outputs)
         found = layer.attend(ours, mine, step, projected).float()
         expected = layer.attend(theirs, other, step, projected).float()
@@ -182,7 +182,7 @@ def test_few_tokens_are_scored_at_a_time(monkeypatch: pytest.MonkeyPatch) -> Non
         return launch(*args, **kwargs)
 
     monkeypatch.setattr(paged_entries, "score_units", note)
-    (step,) = steps_of(["prompts"])
+    (step,) = list_steps(["prompts"])
     projected = layer.some(len(step.token_ids), layer.outputs)
     found = layer.attend(ours, mine, step, projected)
     expected = layer.attend(theirs, other, step, projected)
@@ -195,7 +195,7 @@ def test_wrong_guesses_leave_nothing_behind() -> None:
     layer = Layer("chosen", torch.float32)
     ours, _ = layer.backends()
     mine, other = layer.cache(), layer.cache()
-    *before, beside = steps_of(["prompts", "decodes", "beside"])
+    *before, beside = list_steps(["prompts", "decodes", "beside"])
     for step in before:
         projected = layer.some(len(step.token_ids), layer.outputs)
         for cache in (mine, other):

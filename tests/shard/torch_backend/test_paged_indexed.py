@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from tests.shard.torch_backend.indexed_cases import Case, steps_of
+from tests.shard.torch_backend.indexed_cases import Case, list_steps
 from tests.shard.torch_backend.interpreter import DEVICE, need_triton
 from tgi_trio.shard.contract import StepPlan
 from tgi_trio.shard.torch_backend.attention.indexed import IndexedAttention
 from tgi_trio.shard.torch_backend.attention.interface import AttentionLayer, AttentionNeeds
-from tgi_trio.shard.torch_backend.attention.kinds import attention_for, capturable_for
+from tgi_trio.shard.torch_backend.attention.kinds import make_attention, make_capturable
 from tgi_trio.shard.torch_backend.kv_cache import KVCache, KVShape
 from tgi_trio.shard.torch_backend.layers.index import TokenIndex
 from tgi_trio.shard.torch_backend.layers.latent import LatentProjections
@@ -113,21 +113,21 @@ def test_it_attends_to_what_torch_chooses(
     monkeypatch: pytest.MonkeyPatch, kind: dict[str, Any], prepare: Prepare, programs: int
 ) -> None:
     monkeypatch.setattr(dividing, "_PROGRAMS", programs)
-    layers, (steps, blocks) = Layers(Case(device=DEVICE, **kind)), steps_of(CONTEXTS, COUNTS)
+    layers, (steps, blocks) = Layers(Case(device=DEVICE, **kind)), list_steps(CONTEXTS, COUNTS)
     compare(layers, steps, blocks, prepare)
     assert sum(int((step.positions >= layers.case.most).sum()) for step in steps) > 40
 
 
 def test_nothing_is_scored_where_all_are_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(paged_indexed, "score_units")
-    compare(Layers(Case(device=DEVICE, most=41)), *steps_of(CONTEXTS, COUNTS))
+    compare(Layers(Case(device=DEVICE, most=41)), *list_steps(CONTEXTS, COUNTS))
 
 
 def test_scores_of_many_tokens_are_computed_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> None:
     from tgi_trio.shard.torch_backend.attention import selecting
 
     case = Case(device=DEVICE)
-    layers, (steps, blocks) = Layers(case), steps_of(CONTEXTS, COUNTS)
+    layers, (steps, blocks) = Layers(case), list_steps(CONTEXTS, COUNTS)
     found = []
     for most in (1 << 24, 512):
         monkeypatch.setattr(selecting, "_SCORES", most)
@@ -145,7 +145,7 @@ def test_scores_of_many_tokens_are_computed_piece_by_piece(monkeypatch: pytest.M
 def test_rows_may_share_the_blocks_of_a_prefix(pool: int) -> None:
     """A run that a prefix has only begun is another one in each row."""
     case = Case(device=DEVICE, pool=pool, most=6)
-    layers, (steps, blocks) = Layers(case), steps_of([33, 30], [[33, 16], [0, 9], [0, 5]])
+    layers, (steps, blocks) = Layers(case), list_steps([33, 30], [[33, 16], [0, 9], [0, 5]])
     shared = int(steps[0].block_tables[0, 0])
     for step in steps[1:]:
         step.block_tables[0, 0] = shared
@@ -154,7 +154,7 @@ def test_rows_may_share_the_blocks_of_a_prefix(pool: int) -> None:
 
 def test_a_layer_without_an_index_needs_a_choice() -> None:
     case = Case(device=DEVICE)
-    layers, (steps, blocks) = Layers(case), steps_of([20], [[20]])
+    layers, (steps, blocks) = Layers(case), list_steps([20], [[20]])
     attention, cache = PagedIndexedAttention(torch.device(DEVICE)), case.cache(blocks, 2)
     turns = case.turns(torch.from_numpy(steps[0].positions))
     projected = case.projected(20, indexed=False)
@@ -170,5 +170,5 @@ def test_latents_that_kernels_do_not_hold_are_left_to_torch() -> None:
         device = torch.device("cuda:0")
         for rank, kind in ((512, PagedIndexedAttention), (513, IndexedAttention)):
             needs = AttentionNeeds(KVShape(1, 1, rank + 192, same=True), "tokens", rank=rank)
-            assert type(attention_for(needs, device, torch.bfloat16)) is kind
-            assert (capturable_for(needs, device) is None) == (kind is IndexedAttention)
+            assert type(make_attention(needs, device, torch.bfloat16)) is kind
+            assert (make_capturable(needs, device) is None) == (kind is IndexedAttention)

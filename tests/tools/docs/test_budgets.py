@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import fields
 
-from tgi_trio.cli.flags import all_flags
+from tgi_trio.cli.flags import list_flags
 from tgi_trio.router.scheduling.limits import SchedulingLimits
 from tools.docs.budgets import BUDGETS, Stage, draw_stages
 
 
 def test_every_budget_is_a_flag_and_every_flag_of_the_limits_is_a_budget() -> None:
-    known = {flag.name: flag.field for flag in all_flags()}
+    known = {flag.name: flag.field for flag in list_flags()}
     named = [budget.flag for budget in BUDGETS]
     assert len(set(named)) == len(named)
     assert set(named) <= known.keys()

@@ -11,7 +11,7 @@ from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.families import names
 from tgi_trio.model.families.llama_kin import ernie_bias, exaone4
 from tgi_trio.model.families.llama_like import attention_bias, llama_spec
-from tgi_trio.model.reading import rotary, sliding_windows
+from tgi_trio.model.reading import read_sliding_windows, rotary
 from tgi_trio.model.specs.decoder import DecoderSpec, ExpertsSpec, HeadSizes, RotarySpec
 
 _FULL, _SLIDING = "full_attention", "sliding_attention"
@@ -73,7 +73,7 @@ def dots1(config: ModelConfig) -> DecoderSpec:
     width = int(config.get("moe_intermediate_size", 1408))
     spec = llama_spec(
         config,
-        windows=sliding_windows(config) if config.get("layer_types") else None,
+        windows=read_sliding_windows(config) if config.get("layer_types") else None,
         names=names.DOTS1,
         query_key_norm="head",
         **attention_bias(config),

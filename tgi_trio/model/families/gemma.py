@@ -12,7 +12,7 @@ from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.families import names
 from tgi_trio.model.families.llama_like import attention_bias, llama_spec
 from tgi_trio.model.families.mixtures import EXPERTS_APART
-from tgi_trio.model.reading import rotary, sliding_windows
+from tgi_trio.model.reading import read_sliding_windows, rotary
 from tgi_trio.model.specs.decoder import (
     DecoderSpec,
     ExpertsSpec,
@@ -55,7 +55,7 @@ def gemma3n(config: ModelConfig) -> DecoderSpec:
     sparsity = (
         [0.95 if count > 10 and i < 10 else 0.0 for i in range(count)] if cut is None else cut
     )
-    windows = sliding_windows(config, every=5, window=512)
+    windows = read_sliding_windows(config, every=5, window=512)
     spec = llama_spec(
         replace(config, values={**config.values, "intermediate_size": widths[0]}),
         head_dim=256,
@@ -107,7 +107,7 @@ def _read_rotary(config: ModelConfig, dim: int, window: int) -> RotarySpec:
 def _gemma4(config: ModelConfig, *, window: int, own_width: int) -> DecoderSpec | None:
     if config.get("use_bidirectional_attention") == "all":
         return None
-    windows = sliding_windows(config, every=6, window=window)
+    windows = read_sliding_windows(config, every=6, window=window)
     windows[-1] = 0  # whatever config.json says
     own = own_width and int(config.get("hidden_size_per_layer_input", own_width))
     sparse = bool(config.get("enable_moe_block", False))

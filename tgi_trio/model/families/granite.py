@@ -8,7 +8,7 @@ from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.families import names
 from tgi_trio.model.families.llama_like import granite
 from tgi_trio.model.families.mixtures import EXPERTS_APART
-from tgi_trio.model.reading import sliding_windows
+from tgi_trio.model.reading import read_sliding_windows
 from tgi_trio.model.specs.decoder import DecoderSpec, ExpertsSpec
 
 
@@ -61,7 +61,7 @@ def granitemoe_swa(config: ModelConfig) -> DecoderSpec:
 
 def _with_windows(config: ModelConfig, spec: DecoderSpec) -> DecoderSpec:
     """Return `spec` with windows, and with a base of rotation per layer; 0: it does not rotate."""
-    windows = sliding_windows(config, every=4, window=128, first=True)
+    windows = read_sliding_windows(config, every=4, window=128, first=True)
     bases = config.get("layer_rope_theta") or [None] * len(windows)
     layers = []
     for layer, window, base in zip(spec.layers, windows, bases, strict=True):

@@ -8,7 +8,7 @@ from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.families import names
 from tgi_trio.model.families.balanced import set_sparse
 from tgi_trio.model.families.llama_like import attention_bias, llama_spec
-from tgi_trio.model.reading import rotary, sliding_windows
+from tgi_trio.model.reading import read_sliding_windows, rotary
 from tgi_trio.model.specs.decoder import DecoderSpec, ExpertsSpec, HeadSizes, RotarySpec
 
 _FULL, _SLIDING = "full_attention", "sliding_attention"
@@ -24,7 +24,7 @@ def laguna(config: ModelConfig) -> DecoderSpec | None:
     spec = llama_spec(
         config,
         head_dim=head_dim,
-        windows=sliding_windows(config, window=512),
+        windows=read_sliding_windows(config, window=512),
         names=names.LAGUNA_WIDE_GATES if wide else names.LAGUNA,
         query_key_norm="head",
         gated_attention=wide,

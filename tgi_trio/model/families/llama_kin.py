@@ -8,7 +8,7 @@ from typing import Any, Final
 from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.families import names
 from tgi_trio.model.families.llama_like import attention_bias, llama_spec, same_window
-from tgi_trio.model.reading import rotary, sliding_windows, with_rotary, with_sections
+from tgi_trio.model.reading import read_sliding_windows, rotary, with_rotary, with_sections
 from tgi_trio.model.specs.decoder import DecoderSpec, RotarySpec
 
 # Apertus' default rotary embedding.
@@ -36,7 +36,7 @@ def smollm3(config: ModelConfig) -> DecoderSpec:
     """Every fourth layer has no positions."""
     hidden, heads = int(config.need("hidden_size")), int(config.need("num_attention_heads"))
     head_dim = int(config.get("head_dim", hidden // heads))
-    windows = sliding_windows(config) if config.get("use_sliding_window", False) else None
+    windows = read_sliding_windows(config) if config.get("use_sliding_window", False) else None
     spec = llama_spec(
         config,
         windows=windows,
@@ -97,7 +97,7 @@ def exaone4(config: ModelConfig) -> DecoderSpec:
     every = len(pattern) if isinstance(pattern, str) else int(pattern)  # "LLLG" on the hub
     spec = llama_spec(
         config,
-        windows=sliding_windows(config, every=every) if windowed else None,
+        windows=read_sliding_windows(config, every=every) if windowed else None,
         names=names.EXAONE4,
         query_key_norm="head",
         norm_eps=float(config.get("rms_norm_eps", 1e-5)),
@@ -115,7 +115,7 @@ def cwm(config: ModelConfig) -> DecoderSpec:
     return llama_spec(
         config,
         head_dim=head_dim,
-        windows=sliding_windows(config, every=4, window=8192, first=True),
+        windows=read_sliding_windows(config, every=4, window=8192, first=True),
         rotary_spec=rotary(config, head_dim, theta=1000000.0),
         mlp_bias=bool(config.get("mlp_bias", False)),
         norm_eps=float(config.get("rms_norm_eps", 1e-5)),
@@ -138,7 +138,7 @@ def ministral(config: ModelConfig) -> DecoderSpec:
     """Mistral, with windows in those layers that `layer_types` names, or in all."""
     kinds = config.get("layer_types")
     return llama_spec(
-        config, windows=sliding_windows(config) if kinds else same_window(config, 4096)
+        config, windows=read_sliding_windows(config) if kinds else same_window(config, 4096)
     )
 
 

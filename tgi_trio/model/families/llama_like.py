@@ -7,7 +7,7 @@ from typing import Any
 
 from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.families import names
-from tgi_trio.model.reading import rotary, sliding_windows, with_sections
+from tgi_trio.model.reading import read_sliding_windows, rotary, with_sections
 from tgi_trio.model.specs.decoder import DecoderSpec, LayerSpec, Names, RotarySpec
 
 # A key in the config that we make of a GGUF file: queries, keys and values are separate matrices.
@@ -105,7 +105,7 @@ def mistral(config: ModelConfig) -> DecoderSpec:
 
 def qwen2(config: ModelConfig, rotary_spec: RotarySpec | None = None) -> DecoderSpec:
     return llama_spec(
-        config, windows=sliding_windows(config), rotary_spec=rotary_spec, qkv_bias=True
+        config, windows=read_sliding_windows(config), rotary_spec=rotary_spec, qkv_bias=True
     )
 
 
@@ -128,7 +128,7 @@ def qwen3(config: ModelConfig, rotary_spec: RotarySpec | None = None) -> Decoder
     return llama_spec(
         config,
         head_dim=128,
-        windows=sliding_windows(config),
+        windows=read_sliding_windows(config),
         rotary_spec=rotary_spec,
         names=names.QWEN3,
         query_key_norm="head",
@@ -176,7 +176,7 @@ def olmo2(config: ModelConfig, windows: list[int] | None = None) -> DecoderSpec:
 
 def olmo3(config: ModelConfig) -> DecoderSpec:
     """OLMo 2 with windows; rotary scaling applies to layers without a window."""
-    spec = olmo2(config, sliding_windows(config, every=4))
+    spec = olmo2(config, read_sliding_windows(config, every=4))
     whole = rotary(config, spec.head_dim, theta=500000.0, layer_type="full_attention")
     if config.get("rope_parameters"):
         local = rotary(config, spec.head_dim, theta=500000.0, layer_type="sliding_attention")
@@ -225,7 +225,7 @@ def cohere(config: ModelConfig) -> DecoderSpec:
 
 def cohere2(config: ModelConfig) -> DecoderSpec:
     """Only layers with a window have positions."""
-    spec = _cohere(config, 10000.0, sliding_windows(config, every=4))
+    spec = _cohere(config, 10000.0, read_sliding_windows(config, every=4))
     return _set_rotary(spec, spec.layers[0].rotary, None)
 
 
@@ -328,7 +328,7 @@ def vaultgemma(config: ModelConfig) -> DecoderSpec | None:
 def _gemma2(config: ModelConfig, own: Names) -> DecoderSpec | None:
     return _gemma(
         config,
-        windows=sliding_windows(config, every=2),
+        windows=read_sliding_windows(config, every=2),
         scale=float(config.get("query_pre_attn_scalar", 256)) ** -0.5,
         names=own,
         attention_soft_cap=float(config.values.get("attn_logit_softcapping", 50.0) or 0.0),
@@ -341,7 +341,7 @@ def gemma3(config: ModelConfig) -> DecoderSpec | None:
     pattern = int(config.get("sliding_window_pattern", config.get("_sliding_window_pattern", 6)))
     spec = _gemma(
         config,
-        windows=sliding_windows(config, every=pattern),
+        windows=read_sliding_windows(config, every=pattern),
         scale=float(config.get("query_pre_attn_scalar", 256)) ** -0.5,
         names=names.GEMMA3,
         query_key_norm="head",

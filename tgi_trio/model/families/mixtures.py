@@ -9,7 +9,7 @@ from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.families import names
 from tgi_trio.model.families.llama_kin import hunyuan
 from tgi_trio.model.families.llama_like import attention_bias, llama_spec, same_window
-from tgi_trio.model.reading import rotary, sliding_windows, with_sections
+from tgi_trio.model.reading import read_sliding_windows, rotary, with_sections
 from tgi_trio.model.specs.decoder import DecoderSpec, ExpertsSpec, LayerSpec
 
 # A key in the config that we make of a GGUF file: each expert has separate gate, up and down.
@@ -172,7 +172,7 @@ def gpt_oss(config: ModelConfig) -> DecoderSpec | None:
     spec = llama_spec(
         config,
         head_dim=head_dim,
-        windows=sliding_windows(config, every=2, window=128),
+        windows=read_sliding_windows(config, every=2, window=128),
         rotary_spec=rotary(config, head_dim, theta=150000.0),
         names=names.GPT_OSS_APART if config.get(EXPERTS_APART) else names.GPT_OSS,
         norm_eps=float(config.get("rms_norm_eps", 1e-5)),
@@ -228,7 +228,7 @@ def mellum(config: ModelConfig) -> DecoderSpec:
     spec = llama_spec(
         config,
         head_dim=head_dim,
-        windows=sliding_windows(config, window=1024),
+        windows=read_sliding_windows(config, window=1024),
         names=names.QWEN3_MOE,
         query_key_norm="head",
         **attention_bias(config),

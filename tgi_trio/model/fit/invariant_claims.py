@@ -86,7 +86,7 @@ def find_variant(spec: DecoderSpec) -> str | None:
     return find_unclaimed(spec, CLAIMS)
 
 
-def unkept(reason: str) -> ConfigurationError:
+def refuse_batch_invariance(reason: str) -> ConfigurationError:
     """Return the error for `--batch-invariant` where it cannot be kept for `reason`."""
     return ConfigurationError(
         f"--batch-invariant cannot be kept: {reason}. Leave it out, or serve with the CPU kernels "

@@ -34,15 +34,15 @@ class GgufModel:
         return self.metadata.get(f"{self.architecture}.{key}", default)
 
 
-def part_of(name: str) -> tuple[str, int, int] | None:
+def parse_part_name(name: str) -> tuple[str, int, int] | None:
     """Return whole name, number from 1 and count of parts, from a part's file name, or None."""
     found = _PART.fullmatch(name)
     return None if found is None else (found[1], int(found[2]), int(found[3]))
 
 
-def parts_of(name: str) -> list[str]:
+def list_parts(name: str) -> list[str]:
     """Return the names of all parts of the model that `name` belongs to; raises ModelLoadError."""
-    found = part_of(name)
+    found = parse_part_name(name)
     if found is None:
         return [name]
     whole, number, count = found

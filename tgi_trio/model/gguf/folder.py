@@ -19,7 +19,7 @@ import orjson
 
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.gguf.config import make_config
-from tgi_trio.model.gguf.files import parts_of, read_model
+from tgi_trio.model.gguf.files import list_parts, read_model
 from tgi_trio.model.gguf.tokenizer import (
     end_ids,
     make_tokenizer,
@@ -35,7 +35,7 @@ def gguf_folder(file: Path, cache: Path | None = None, *, tokenizer: bool = True
     for a file, or a model in it, that is not supported.
     """
     folder = file.parent.absolute()
-    files = [folder / name for name in parts_of(file.name)]
+    files = [folder / name for name in list_parts(file.name)]
     if missing := [path.name for path in files if not path.is_file()]:
         raise ModelLoadError(
             f"{folder} lacks {', '.join(missing)}: a split model is served from all of its parts."

@@ -25,7 +25,7 @@ from tgi_trio.model.gguf.header import TensorInfo
 from tgi_trio.model.mtp_layers import LAYOUTS, MtpLayout
 from tgi_trio.model.specs.decoder import DecoderSpec, Names
 from tgi_trio.model.stacked_experts import split_first_axis
-from tgi_trio.model.tensors import Shape, decoder_claims, shapes_in
+from tgi_trio.model.tensors import Shape, decoder_claims, list_shapes
 
 # Tensors of rotary scaling, which `config.py` reads.
 FREQUENCIES: Final = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
@@ -120,7 +120,7 @@ def read_gguf_tensors(files: list[Path], config: ModelConfig) -> dict[str, Store
             index = layer - own_layers
             name = name.replace(f"blk.{layer}.", f"blk.{layout.first(spec) + index}.", 1)
             names = replace(names, layer=layout.layer)
-            needed |= shapes_in(layout.spec(spec, index).parts())
+            needed |= list_shapes(layout.spec(spec, index).parts())
         if name in FREQUENCIES or _parse(name)[1] in architecture.absorbed:
             continue
         change = _change(name, info, architecture, spec)

@@ -29,12 +29,12 @@ _UNREAD: Final = ("t2d", "verifier_norm.weight", "verifier_lm_head.weight")
 
 def is_eagle3(values: Mapping[str, Any], folder: Path) -> bool:
     """Return whether a folder holds an EAGLE-3 drafter."""
-    if words_of(values, "eagle3"):
+    if find_names(values, "eagle3"):
         return True
     return "draft_vocab_size" in values and not values.get("speculators_model_type")
 
 
-def words_of(values: Mapping[str, Any], part: str) -> list[str]:
+def find_names(values: Mapping[str, Any], part: str) -> list[str]:
     """Return the names of type and classes in a config.json that contain `part`."""
     words = [str(values.get("speculators_model_type") or ""), str(values.get("model_type") or "")]
     words += [str(name) for name in values.get("architectures") or ()]

@@ -18,10 +18,10 @@ from tgi_trio.model.matrices.references import whole_linear
 from tgi_trio.model.speculators.eagle import (
     DRAFTED,
     NamedTensors,
+    find_names,
     layer_config,
     layer_linears,
     read_layer,
-    words_of,
 )
 from tgi_trio.model.speculators.spec import EagleSpec, check_base
 
@@ -50,7 +50,7 @@ def is_eagle_one(values: Mapping[str, Any], folder: Path) -> bool:
     """
     if values.get("speculators_model_type") or values.get("draft_vocab_size"):
         return False
-    named = bool(words_of(values, "eagle"))
+    named = bool(find_names(values, "eagle"))
     if not named and values.get("num_hidden_layers") != 1:
         return False
     try:

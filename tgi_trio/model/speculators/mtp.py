@@ -17,7 +17,7 @@ from tgi_trio.model.quantised.gguf_layout import GgufLayout
 from tgi_trio.model.quantised.recognise import find_layout
 from tgi_trio.model.quantised.stored import Stored, check_stored
 from tgi_trio.model.specs.decoder import DecoderSpec
-from tgi_trio.model.tensors import matrices_in, shapes_in
+from tgi_trio.model.tensors import list_matrices, list_shapes
 from tgi_trio.model.wrappers import rename_text
 
 
@@ -70,8 +70,8 @@ def check_mtp(config: ModelConfig, layers: Sequence[MtpSpec]) -> None:
     parts = [part for layer in layers for part in layer.parts()]
     stored = Stored()
     if layout is not None:
-        stored = check_stored(config, layout, matrices_in(parts), "", tensors)
-    shapes = {n: shape for n, shape in shapes_in(parts).items() if n not in stored.matrices}
+        stored = check_stored(config, layout, list_matrices(parts), "", tensors)
+    shapes = {n: shape for n, shape in list_shapes(parts).items() if n not in stored.matrices}
     for name, shape in shapes.items():
         found = tensors.get(name)
         if found is None or found.shape != shape:

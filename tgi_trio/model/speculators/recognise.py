@@ -16,11 +16,11 @@ from tgi_trio.model.checkpoint_files import StoredTensor, read_headers
 from tgi_trio.model.config import read_values
 from tgi_trio.model.speculators.assistant import is_assistant, read_assistant
 from tgi_trio.model.speculators.eagle import (
+    find_names,
     is_eagle3,
     read_draft_tokens,
     read_eagle3,
     read_verifier,
-    words_of,
 )
 from tgi_trio.model.speculators.eagle_one import is_eagle_one, read_eagle_one
 from tgi_trio.model.speculators.medusa import is_medusa, read_medusa
@@ -77,7 +77,7 @@ def find_kind(folder: Path) -> Kind | None:
     if values is None:
         return None
     found = next((kind for kind in KINDS if kind.claims(values, folder)), None)
-    if found is None and (words := words_of(values, "eagle")):
+    if found is None and (words := find_names(values, "eagle")):
         raise ModelLoadError(
             f"{folder} holds an EAGLE speculator ({words[0]}), which is not served; served are "
             f"{SERVED}"

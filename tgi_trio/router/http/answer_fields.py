@@ -6,7 +6,7 @@ import time
 from urllib.parse import parse_qs
 
 from tgi_trio import __version__
-from tgi_trio.errors import about
+from tgi_trio.errors import name_param
 from tgi_trio.router.http.call import Call, HttpSettings
 from tgi_trio.router.http.messages.problems import Refused
 from tgi_trio.settings.base_names import BASE_NAMES, names_base
@@ -31,7 +31,7 @@ def resolve_model(call: Call, name: str | None) -> str:
     names = (card.id, *card.aliases, *sorted(BASE_NAMES), *adapters.names)
     served = ", ".join(f"`{each}`" for each in names)
     text = f"The model `{name}` is not served here. Served: {served}"
-    raise about(Refused(404, text, "not_found", code="model_not_found"), "model")
+    raise name_param(Refused(404, text, "not_found", code="model_not_found"), "model")
 
 
 async def use_model(call: Call, name: str | None) -> str:
@@ -55,7 +55,7 @@ async def use_queried_model(call: Call) -> None:
     names = given.get("model", [])
     if len(names) > 1:
         text = "`model` is given more than once behind the path: send one"
-        raise about(Refused(400, text, "invalid_query"), "model")
+        raise name_param(Refused(400, text, "invalid_query"), "model")
     await use_model(call, names[0] if names else None)
 
 

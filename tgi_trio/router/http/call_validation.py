@@ -9,7 +9,7 @@ from typing import Final, Protocol
 
 import trio
 
-from tgi_trio.errors import GenerationError, ValidationError, about
+from tgi_trio.errors import GenerationError, ValidationError, name_param
 from tgi_trio.model.audio_families import AUDIO_FAMILIES
 from tgi_trio.model.video_families import VIDEO_FAMILIES
 from tgi_trio.router.adapters.registry import ServedAdapter
@@ -107,7 +107,7 @@ def refuse_media(call: Call, link: MediaLink) -> None:
         text = f"{link.where} holds {one}, and this model does not {sense} {several}{others}"
     else:
         text = f"{link.where} holds {one}, and {several} are not served: {why}"
-    raise about(ValidationError(text), link.field)
+    raise name_param(ValidationError(text), link.field)
 
 
 def _find_adapter(

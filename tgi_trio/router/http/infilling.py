@@ -9,7 +9,7 @@ from typing import Final, Protocol
 
 import trio
 
-from tgi_trio.errors import ValidationError, about
+from tgi_trio.errors import ValidationError, name_param
 from tgi_trio.router.http.call import Call
 from tgi_trio.router.http.gap_fitting import Count
 from tgi_trio.router.http.messages.problems import Refused
@@ -47,7 +47,7 @@ def find_format(call: Call, field: str = "suffix") -> InfillFormat:
             text = (
                 "gaps are not filled: this model's tokenizer has none of the tokens for infilling"
             )
-        raise about(Refused(422, text, "suffix not supported"), field)
+        raise name_param(Refused(422, text, "suffix not supported"), field)
     return found
 
 
@@ -58,10 +58,10 @@ async def write_gaps(
     for name in ("echo", "truncate_prompt_tokens"):
         if getattr(body, name) not in (None, False):
             text = f"`{name}` and `suffix` exclude each other: a gap's prompt is written anew"
-            raise about(ValidationError(text), name)
+            raise name_param(ValidationError(text), name)
     texts = [prompt for prompt in prompts if isinstance(prompt, str)]
     if len(texts) < len(prompts):
-        raise about(ValidationError("`suffix` needs a `prompt` of text, not of ids"), "prompt")
+        raise name_param(ValidationError("`suffix` needs a `prompt` of text, not of ids"), "prompt")
     return [await write_gap(call, infill, read_gap(text, body)) for text in texts]
 
 

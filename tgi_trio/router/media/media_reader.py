@@ -17,7 +17,7 @@ from tgi_trio.errors import (
     PromptTooLong,
     TgiTrioError,
     ValidationError,
-    blaming,
+    naming_param,
 )
 from tgi_trio.media.image_text import start_key
 from tgi_trio.router.media.byte_budget import ByteBudget, HeldBytes
@@ -210,7 +210,7 @@ class MediaReader:
     async def _size(
         self, link: MediaLink, held: HeldBytes, beside: frozenset[Kind]
     ) -> DecodableImage:
-        with blaming(link.field):
+        with naming_param(link.field):
             return await self._size_link(link, held, beside)
 
     async def _size_link(

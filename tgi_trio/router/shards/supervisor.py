@@ -21,7 +21,7 @@ from tgi_trio.errors import (
     PeerStalled,
     SegmentError,
     ShardCannotStart,
-    first_leaf,
+    find_first_leaf,
 )
 from tgi_trio.ipc.command_channel import CommandChannel
 from tgi_trio.ipc.frame_codec import encode
@@ -231,9 +231,9 @@ class Supervisor:
                         await self._live(group, number, task_status)
                     # Errors come bare while it loads, but in a group from the nursery that serves.
                     except* PeerError as found:
-                        self._trouble = str(first_leaf(found))
+                        self._trouble = str(find_first_leaf(found))
                     except* CorruptFrame as found:
-                        self._trouble = f"{group.describe(0)}: {first_leaf(found)}"
+                        self._trouble = f"{group.describe(0)}: {find_first_leaf(found)}"
                     scope.cancel()
 
                 async def until_stopped() -> None:

@@ -41,7 +41,7 @@ from tgi_trio.shard.speculation.assistant import AssistantDrafter
 from tgi_trio.shard.speculation.eagle import EagleReader
 from tgi_trio.shard.speculation.heads import HeadsDrafter
 from tgi_trio.shard.speculation.hidden import LastStep
-from tgi_trio.shard.speculation.mtp import MtpLayers, drafter_of, join_layers, reader_of
+from tgi_trio.shard.speculation.mtp import MtpLayers, find_reader, join_layers, make_drafter
 from tgi_trio.shard.speculation.ngram import NgramDrafter
 
 if TYPE_CHECKING:  # it imports torch
@@ -230,8 +230,8 @@ class CpuRunner:
         if isinstance(self._eagle, KernelEagle):
             self._forward.taps = self._eagle.spec.taps(len(self._forward.spec.layers))
         if self._eagle is not None:
-            self._reader = self._reader or reader_of(self._eagle)
-            return drafter_of(self._reader, most, self._info.eos_ids)
+            self._reader = self._reader or find_reader(self._eagle)
+            return make_drafter(self._reader, most, self._info.eos_ids)
         if self._heads is None:
             return NgramDrafter(most, self._info.eos_ids)
         if isinstance(self._heads.spec, AssistantSpec):

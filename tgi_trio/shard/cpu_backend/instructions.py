@@ -87,7 +87,7 @@ def dots() -> Dots:
     return "neon" if has("dotprod") else "plain"
 
 
-def multiplier_for(kind: Kind, active_bits: int = 8, *, dot: bool = False) -> Multiplier:
+def find_multiplier(kind: Kind, active_bits: int = 8, *, dot: bool = False) -> Multiplier:
     """Return how weights of a kind are multiplied on this machine.
 
     `active_bits`: of activations, 8 or 16. If the kind's codes cannot be multiplied with 8 bits, 16
@@ -123,7 +123,7 @@ def multiplies_pairs(dtype: str) -> bool:
     return dtype == "bfloat16" and fast and has("avx512vbmi") and dots() == "vnni"
 
 
-def variant_for(
+def find_variant(
     spec: DecoderSpec,
     dtype: str,
     *,

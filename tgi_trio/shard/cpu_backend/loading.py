@@ -49,7 +49,7 @@ from tgi_trio.shard.cpu_backend.drafting.mtp import (
     run_of_layers,
 )
 from tgi_trio.shard.cpu_backend.forward import Forward
-from tgi_trio.shard.cpu_backend.instructions import multiplier_for, multiplies_pairs, variant_for
+from tgi_trio.shard.cpu_backend.instructions import find_multiplier, find_variant, multiplies_pairs
 from tgi_trio.shard.cpu_backend.machine_code.parallel import Kernel, compile_in_parallel
 from tgi_trio.shard.cpu_backend.multiplier import Multiplier
 from tgi_trio.shard.cpu_backend.needed_kernels import list_kernels
@@ -256,7 +256,7 @@ def _find_multipliers(target: _Target, program: Program) -> list[Multiplier]:
     """Return how each kind of weights that a program multiplies as stored is multiplied."""
     bits = target.settings.activations or ACTIVE_BITS
     dot = bits == ACTIVE_BITS and multiplies_pairs(target.dtype)
-    return [multiplier_for(kind, bits, dot=dot) for kind in program.kinds]
+    return [find_multiplier(kind, bits, dot=dot) for kind in program.kinds]
 
 
 def _list_kernels(
@@ -265,7 +265,7 @@ def _list_kernels(
     """Return the kernels that will probably be loaded, without their fallbacks."""
     settings = target.settings
     # For the whole model, so that all stages have the same kernels.
-    likely = variant_for(
+    likely = find_variant(
         program.model, target.dtype, int8=target.int8, kv_dtype=settings.kv_cache_dtype
     )
     adapters = settings.max_lora_rank > 0

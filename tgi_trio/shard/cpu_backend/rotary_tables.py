@@ -19,7 +19,7 @@ from tgi_trio.shard.checkpoint.numbers import Floats
 from tgi_trio.shard.cpu_backend.arena import address
 from tgi_trio.shard.cpu_backend.head_order import needs_order, widen
 from tgi_trio.shard.positions.rotary_frequencies import (
-    frequencies_at,
+    compute_frequencies,
     rotary_axes,
     rotary_frequencies,
     short_length,
@@ -89,7 +89,7 @@ class RotaryTables:
         turns = positions.copy()
         turns[far] = self._near + np.arange(len(far))
         for (rotary, _), table in self._tables.items():
-            frequencies, scales = frequencies_at(rotary, lengths[far].astype(np.int64))
+            frequencies, scales = compute_frequencies(rotary, lengths[far].astype(np.int64))
             pairs = _spread(rotary, table.head_dim, positions[far], frequencies, scales)
             for rows, made in zip((table.cosines, table.sines), pairs, strict=True):
                 rows[self._near : self._near + len(far)] = made

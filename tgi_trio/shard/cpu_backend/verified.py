@@ -13,11 +13,11 @@ from tgi_trio.shard.cpu_backend.adapter_kernels import AdapterKernels, open_adap
 from tgi_trio.shard.cpu_backend.apart_table import Apart
 from tgi_trio.shard.cpu_backend.cpu_sampler import CpuSampler
 from tgi_trio.shard.cpu_backend.instructions import (
+    find_variant,
     has_code_unit,
     has_matrix_unit,
     list_pairs,
     suits_code_unit,
-    variant_for,
 )
 from tgi_trio.shard.cpu_backend.matrix_unit import find_refusal
 from tgi_trio.shard.cpu_backend.multiplier import Multiplier
@@ -47,10 +47,10 @@ def choose_variant(
     reason = ""
     if dtype == "bfloat16" and not int8 and has_matrix_unit():
         tell_of_refusal()
-    likely = variant_for(spec, dtype, int8=int8)
+    likely = find_variant(spec, dtype, int8=int8)
     ways: list[Pairs] = list_pairs() if likely.dot else ["float32"]
     for pairs in ways:
-        made = variant_for(spec, dtype, int8=int8, pairs=pairs, kv_dtype=kv_dtype)
+        made = find_variant(spec, dtype, int8=int8, pairs=pairs, kv_dtype=kv_dtype)
         try:
             found = self_test.find_fault(dtype, made)
         except Exception as error:  # any error of the compiler or LLVM: there is another backend

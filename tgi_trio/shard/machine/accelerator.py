@@ -50,7 +50,7 @@ def current_device(kind: str) -> torch.device:
     return torch.device(kind, torch.accelerator.current_device_index())
 
 
-def name_of(device: torch.device) -> str:
+def find_name(device: torch.device) -> str:
     """Return a device's product name, such as "NVIDIA A10G"; its kind if torch has no name."""
     tell = getattr(_module(device), "get_device_name", None)
     return device.type if tell is None else str(tell(device))

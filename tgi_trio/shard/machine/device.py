@@ -52,7 +52,7 @@ def name_device(device: str) -> str:
 
     from tgi_trio.shard.machine import accelerator
 
-    return accelerator.name_of(torch.device(device))
+    return accelerator.find_name(torch.device(device))
 
 
 def limit_memory(device: str, share: float) -> None:

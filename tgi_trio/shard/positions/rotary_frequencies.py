@@ -62,7 +62,7 @@ def short_length(spec: RotarySpec) -> int | None:
     return spec.max_positions if spec.kind == "dynamic" else None
 
 
-def frequencies_at(spec: RotarySpec, lengths: NDArray[np.int64]) -> tuple[Floats, Floats]:
+def compute_frequencies(spec: RotarySpec, lengths: NDArray[np.int64]) -> tuple[Floats, Floats]:
     """Return the frequencies of tokens, float32 [T, dim / 2], and scales of cosines, [T, 1].
 
     `lengths` [T]: of their sequences when transformers would have computed them.

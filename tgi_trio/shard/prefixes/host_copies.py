@@ -38,7 +38,7 @@ class Batch(NamedTuple):
     states: bool
 
 
-def batches_of(transfers: ListLike[Transfer], most: int) -> Iterator[Batch]:
+def split_transfers(transfers: ListLike[Transfer], most: int) -> Iterator[Batch]:
     """Yield transfers in batches of at most `most`, which are to be made one after the other."""
     batch = Batch([], [], False, False)
     items, places = set[int](), set[int]()

@@ -121,7 +121,7 @@ class RankPrefixes:
     def keep(self, order: KeepOrder, rank: int = 0) -> PrefixReport:
         """Write this rank's file, and wait for the others'."""
         try:
-            size, error = write_prefixes(file_of(order, rank), self._parts(), order), ""
+            size, error = write_prefixes(find_file(order, rank), self._parts(), order), ""
         except (OSError, ValueError) as failure:
             size, error = 0, str(failure)
         return self._conclude(size, error, rank)
@@ -130,7 +130,7 @@ class RankPrefixes:
         """Read this rank's file, and wait for the others'."""
         parts = self._parts()
         try:
-            size, error = read_prefixes(file_of(order, rank), parts, order), ""
+            size, error = read_prefixes(find_file(order, rank), parts, order), ""
         except (OSError, ValueError) as failure:
             size, error = 0, str(failure)
         report = self._conclude(size, error, rank)
@@ -147,7 +147,7 @@ class RankPrefixes:
         return PrefixReport(size, error)
 
 
-def file_of(order: KeepOrder | RestoreOrder, rank: int) -> Path:
+def find_file(order: KeepOrder | RestoreOrder, rank: int) -> Path:
     """Return the path of a rank's file."""
     return order.folder / f"{order.key.hex()}-{rank}.prefixes"
 

@@ -65,7 +65,7 @@ def own_address(host: str) -> str:
         return name
 
 
-def interface_of(address: str) -> str:
+def find_interface(address: str) -> str:
     """Return the name of the interface with an IPv4 address; "" if none has it."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
@@ -118,7 +118,7 @@ class ProcessGroup:
         address = own_address(meeting.host) if meeting.address else ""
         if device.type == "cuda":
             torch.cuda.set_device(device)
-            if address and (interface := interface_of(address)):
+            if address and (interface := find_interface(address)):
                 os.environ.setdefault("NCCL_SOCKET_IFNAME", interface)
             return cls.form(nccl_group, store, rank, size, stages, in_order=in_order)
         make = partial(gloo_group, address=address)

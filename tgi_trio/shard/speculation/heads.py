@@ -15,7 +15,7 @@ from tgi_trio.shard.speculation.arithmetic import Arithmetic, Ids, Rows
 from tgi_trio.shard.speculation.hidden import LastStep
 from tgi_trio.shard.speculation.medusa import draft_by_medusa
 from tgi_trio.shard.speculation.mlp import draft_by_mlp
-from tgi_trio.shard.speculation.record import Record, judge_record, record_of, write_drafts
+from tgi_trio.shard.speculation.record import Record, find_record, judge_record, write_drafts
 from tgi_trio.shard.speculation.sharing import share_room
 
 Draft = Callable[[Any, Arithmetic, Rows, Ids, int], list[Ids]]
@@ -94,7 +94,7 @@ class HeadsDrafter:
         self._record(sequence).note(count, right, self._most)
 
     def _record(self, sequence: ShardSequence) -> Record:
-        return record_of(sequence, self._most, adapts=False)
+        return find_record(sequence, self._most, adapts=False)
 
     def _draft(self, hidden: Rows, tokens: NDArray[np.int64], count: int) -> NDArray[np.int64]:
         if self._arithmetic is None:

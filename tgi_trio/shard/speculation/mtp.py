@@ -192,14 +192,14 @@ def join_layers(layers: Sequence[Layer]) -> Layer | MtpLayers | None:
     return layers[0] if layers else None
 
 
-def reader_of(held: EagleLayer | MtpLayers) -> EagleReader:
+def find_reader(held: EagleLayer | MtpLayers) -> EagleReader:
     """Return what keeps a runner's drafter up to date."""
     if isinstance(held, MtpLayers):
         return MtpReader(held.layers)
     return EagleReader(held)
 
 
-def drafter_of(reader: EagleReader, most: int, eos_ids: Iterable[int]) -> EagleDrafter:
+def make_drafter(reader: EagleReader, most: int, eos_ids: Iterable[int]) -> EagleDrafter:
     """Return what drafts by what `reader` has read, `most` tokens a step at most."""
     kind = MtpDrafter if isinstance(reader, MtpReader) else EagleDrafter
     return kind(reader, most, eos_ids)

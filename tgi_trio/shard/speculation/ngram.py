@@ -12,7 +12,7 @@ from itertools import islice
 from tgi_trio.shard.contract import ShardSequence
 from tgi_trio.shard.runner import DraftRow
 from tgi_trio.shard.speculation.hidden import LastStep
-from tgi_trio.shard.speculation.record import Record, judge_record, record_of, write_drafts
+from tgi_trio.shard.speculation.record import Record, find_record, judge_record, write_drafts
 from tgi_trio.shard.speculation.sharing import share_drafts, share_room
 
 _STATE = "ngrams"  # key in Sequence.state
@@ -108,7 +108,7 @@ class FollowingNgrams(NgramDrafter):
         return isinstance(length, int) and sequence.length - length <= _NEAR
 
     def _record(self, sequence: ShardSequence) -> Record:
-        return record_of(sequence, self._most, adapts=True)
+        return find_record(sequence, self._most, adapts=True)
 
 
 def _occurrences(sequence: ShardSequence) -> _Occurrences:

@@ -53,7 +53,7 @@ class Record:
         self.drafts = []
 
 
-def record_of(sequence: ShardSequence, most: int, *, adapts: bool) -> Record:
+def find_record(sequence: ShardSequence, most: int, *, adapts: bool) -> Record:
     """Return a sequence's record without judging; `most` drafts at a time."""
     record = sequence.state.get(_STATE)
     if not isinstance(record, Record):
@@ -63,7 +63,7 @@ def record_of(sequence: ShardSequence, most: int, *, adapts: bool) -> Record:
 
 def judge_record(sequence: ShardSequence, most: int, *, adapts: bool = True) -> Record:
     """Return a sequence's record, with its last drafts judged; `most` drafts at a time."""
-    record = record_of(sequence, most, adapts=adapts)
+    record = find_record(sequence, most, adapts=adapts)
     if record.drafts:
         known = sequence.token_ids[record.place : sequence.length].tolist()
         record.judge(known, most)

@@ -23,7 +23,7 @@ from tgi_trio.shard.torch_backend.attention.interface import (
     AttentionNeeds,
     CapturableAttention,
 )
-from tgi_trio.shard.torch_backend.attention.kinds import capturable_for
+from tgi_trio.shard.torch_backend.attention.kinds import make_capturable
 from tgi_trio.shard.torch_backend.compiling.ahead import rehearse_early
 from tgi_trio.shard.torch_backend.drafting.device_drafting import DeviceDrafting
 from tgi_trio.shard.torch_backend.drafting.heads import TorchHeads
@@ -207,7 +207,7 @@ def device_parts(
     """
     capturable = None
     if model.capturable:
-        capturable = capturable_for(model.attention_needs, device, invariant=invariant)
+        capturable = make_capturable(model.attention_needs, device, invariant=invariant)
     ends: Ends | None = None
     if runs_kernels(device) and has_triton():
         records = capturable is not None and bool(sizes) and ranks is None

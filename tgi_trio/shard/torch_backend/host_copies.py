@@ -25,7 +25,7 @@ from tgi_trio.ipc.transfers import Transfer
 from tgi_trio.shard.contract import StepPlan
 from tgi_trio.shard.machine import memory
 from tgi_trio.shard.machine.accelerator import is_accelerator, record_event, runs_kernels
-from tgi_trio.shard.prefixes.host_copies import Batch, batches_of
+from tgi_trio.shard.prefixes.host_copies import Batch, split_transfers
 from tgi_trio.shard.torch_backend.kv_cache import KVCache
 from tgi_trio.shard.torch_backend.staging import Staging
 from tgi_trio.shard.torch_backend.states.pool import StatePool
@@ -166,7 +166,7 @@ class TorchHostCopies:
     def launch(self, transfers: Sequence[Transfer]) -> None:
         with without_gradients(), self._beside_steps():
             (items,), at = self._send([np.array([each.item for each in transfers], np.int64)]), 0
-            for batch in batches_of(transfers, len(transfers)):
+            for batch in split_transfers(transfers, len(transfers)):
                 self._stores[batch.states].copy(batch, items[at : at + len(batch.items)])
                 at += len(batch.items)
             self._begun += 1

@@ -82,10 +82,10 @@ def find_parts(
     if copies is None:
         return PrefixParts(blocks, slots)
     of_blocks, of_slots = copies.rows
-    return PrefixParts(blocks, slots, copies_of(blocks, of_blocks), copies_of(slots, of_slots))
+    return PrefixParts(blocks, slots, copy_parts(blocks, of_blocks), copy_parts(slots, of_slots))
 
 
-def copies_of(parts: Sequence[Part], pieces: Sequence[torch.Tensor]) -> list[CopiedPart]:
+def copy_parts(parts: Sequence[Part], pieces: Sequence[torch.Tensor]) -> list[CopiedPart]:
     """Return the copies of parts, which the rows of pieces have one after the other.
 
     `pieces`: [rows, words], on the host.

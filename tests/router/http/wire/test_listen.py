@@ -10,7 +10,7 @@ import pytest
 from tgi_trio.errors import ConfigurationError
 from tgi_trio.router.http.wire.server import listen
 from tgi_trio.sockets import bind, bind_sockets, check_certificate, start_listening
-from tgi_trio.testing.ports import held_port
+from tgi_trio.testing.ports import reserve_port
 
 CERTIFICATE = Path(__file__).parent / "data" / "localhost.pem"
 
@@ -115,7 +115,7 @@ def test_one_address_that_cannot_be_had_frees_the_others(tmp_path):
 
 
 def test_both_families_share_a_port_when_both_are_named():
-    with held_port() as port:
+    with reserve_port() as port:
         sockets = bind([f"0.0.0.0:{port}", f"[::]:{port}"])
     assert [each.family for each in sockets] == [socket.AF_INET, socket.AF_INET6]
     for each in sockets:

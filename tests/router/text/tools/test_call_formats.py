@@ -9,7 +9,7 @@ import pytest
 
 from tests.router.text.families import FAMILIES, WRITING, Family, template_of
 from tests.router.text.test_families import ARGUMENTS, calling, told
-from tests.router.text.tools.test_call_parser import EVERY, fold, functions_of, reader_of, said
+from tests.router.text.tools.test_call_parser import EVERY, find_reader, fold, functions_of, said
 from tgi_trio.errors import TemplateError
 from tgi_trio.router.text.chat_template import ChatTemplate
 from tgi_trio.router.text.tools.arguments_json import JSON
@@ -42,10 +42,10 @@ def written(family: Family, arguments: list[dict[str, Any]]) -> tuple[str, list[
 
 @EACH
 def test_the_format_is_known_by_its_signs(family: Family) -> None:
-    assert find_format(family.source, family.added).name == base_of(family.format)
+    assert find_format(family.source, family.added).name == read_base(family.format)
 
 
-def base_of(name: str) -> str:
+def read_base(name: str) -> str:
     """Return the row whose variant this is."""
     for form in FORMATS:
         if name in (form.name, *(each.name for each in form.variants)):
@@ -54,7 +54,7 @@ def base_of(name: str) -> str:
 
 
 def test_every_format_is_held_to_a_template() -> None:
-    assert {base_of(family.format) for family in WRITING} == {form.name for form in FORMATS}
+    assert {read_base(family.format) for family in WRITING} == {form.name for form in FORMATS}
 
 
 def test_every_format_is_found_before_one_whose_signs_are_fewer() -> None:
@@ -92,7 +92,7 @@ def test_what_the_template_writes_is_read(family: Family, arguments: dict[str, A
     form = BY_NAME[family.format]
     shown, _ = written(family, [arguments])
     start = shown.rindex(form.trigger)
-    reader = reader_of(form, functions_of([("f0", arguments)]))
+    reader = find_reader(form, functions_of([("f0", arguments)]))
     answer = fold([reader.push(character) for character in shown[start:]] + [reader.finish()])
     (name, text), *_ = said(answer)[1]
     assert (name, json.loads(text)) == ("f0", arguments)

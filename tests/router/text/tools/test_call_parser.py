@@ -95,7 +95,7 @@ PROSE = st.one_of(
 )
 
 
-def reader_of(
+def find_reader(
     form: Format, functions: list[Function] | None = None, *, required: bool = False
 ) -> CallReader:
     numbers = itertools.count()
@@ -109,7 +109,7 @@ def deltas(
     required: bool = False,
     functions: list[Function] | None = None,
 ) -> list[Delta]:
-    reader = reader_of(form, functions, required=required)
+    reader = find_reader(form, functions, required=required)
     return [*map(reader.push, pieces), reader.finish()]
 
 
@@ -206,7 +206,7 @@ def test_an_answer_that_must_be_a_call_has_no_content(text: str, places: list[in
 
 def test_a_call_is_told_as_it_comes() -> None:
     pieces = ["Well", ".\n<to", "ol_call>\n{", '"name": "f', '", "arguments": {"', 'a":1}', "}\n"]
-    parser = reader_of(HERMES)
+    parser = find_reader(HERMES)
     parts = [parser.push(piece) for piece in pieces]
     assert [part.content for part in parts] == ["Well", ".", "", "", "", "", ""]
     first, second = (part.calls[0] for part in parts if part.calls)
@@ -242,7 +242,7 @@ def test_calls_are_numbered_and_two_may_come_in_one_piece() -> None:
 def test_an_answer_that_ends_early(
     text: str, content: str, calls: list[tuple[str, str]], complete: bool
 ) -> None:
-    parser = reader_of(HERMES)
+    parser = find_reader(HERMES)
     answer = fold([parser.push(text), parser.finish()])
     assert said(answer) == (content, calls)
     assert parser.complete == complete

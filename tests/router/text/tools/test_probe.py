@@ -8,7 +8,7 @@ import pytest
 
 from tests.router.text.families import FAMILIES, Family, template_of
 from tests.router.text.test_families import calling
-from tests.router.text.tools.test_call_formats import BY_NAME, base_of
+from tests.router.text.tools.test_call_formats import BY_NAME, read_base
 from tgi_trio.errors import TemplateError
 from tgi_trio.router.text.chat_template import ChatTemplate
 from tgi_trio.router.text.tools.call_formats import HERMES
@@ -22,7 +22,7 @@ EACH = pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.nam
 @EACH
 def test_the_row_is_held_against_the_template(family: Family) -> None:
     style = find_call_style(template_of(family.name), family.added)
-    base = BY_NAME[base_of(family.format)]
+    base = BY_NAME[read_base(family.format)]
     assert style.format is (base if base.channels else BY_NAME[family.format])
     assert style.problem == ""
     assert style.as_text == (family.arguments == "text")

@@ -57,7 +57,7 @@ def states_of(order: int, taps: int, dtype: torch.dtype) -> dict[str, torch.Tens
     }
 
 
-def steps_of(starts: list[int]) -> StateSteps:
+def list_steps(starts: list[int]) -> StateSteps:
     reads, writes = (torch.tensor(of, device=DEVICE) for of in (READS, WRITES))
     return StateSteps(starts, reads, writes, torch.tensor(FRESH, device=DEVICE))
 
@@ -68,7 +68,7 @@ def steps_of(starts: list[int]) -> StateSteps:
 def test_it_adds_what_torch_adds(
     monkeypatch: pytest.MonkeyPatch, order: int, taps: int, dtype: torch.dtype, starts: list[int]
 ) -> None:
-    layer, steps = layer_of(order, taps, dtype), steps_of(starts)
+    layer, steps = layer_of(order, taps, dtype), list_steps(starts)
     ids = torch.arange(7, 7 + starts[-1], device=DEVICE) * 19997
     ids[1] = END
     streams = some(starts[-1], CHANNELS, seed=8, dtype=dtype)
@@ -89,7 +89,7 @@ def test_it_adds_what_torch_adds(
 @pytest.mark.parametrize("order", [2, 3, 4])
 def test_rows_are_those_of_torch(monkeypatch: pytest.MonkeyPatch, order: int) -> None:
     """Of tokens so large that a product has nearly 63 bits."""
-    layer, steps = layer_of(order, 2, torch.float32), steps_of([0, 1, 2, 3, 4])
+    layer, steps = layer_of(order, 2, torch.float32), list_steps([0, 1, 2, 3, 4])
     ids = torch.tensor([VOCABULARY - 1, END, 5, VOCABULARY // 2], device=DEVICE)
     expected = layer.find_rows(ids, states_of(order, 2, torch.float32)["tokens"], steps)
     monkeypatch.setattr(ngrams_layer, "runs_kernels", lambda _: True)

@@ -149,7 +149,7 @@ CASES: dict[str, Case] = {
 }
 
 
-def steps_of(*lengths: int) -> StateSteps:
+def list_steps(*lengths: int) -> StateSteps:
     """Return rows of slots of their own, every second one at its beginning."""
     starts = torch.tensor([0, *lengths]).cumsum(0).tolist()
     slots = torch.arange(1, 1 + len(lengths), device=DEVICE)
@@ -185,7 +185,7 @@ def test_rows_of_any_lengths_are_those_of_torch(
     monkeypatch: pytest.MonkeyPatch, name: str, lengths: tuple[int, ...]
 ) -> None:
     """In half precision they are as near to float32 as torch's operations are."""
-    steps, case, half = steps_of(*lengths), CASES[name], torch.bfloat16
+    steps, case, half = list_steps(*lengths), CASES[name], torch.bfloat16
     launch(monkeypatch, False)
     wanted, theirs = run(case, torch.float32, steps)
     rounded, theirs_rounded = run(case, half, steps)
@@ -210,7 +210,7 @@ def test_a_row_leaves_what_it_reads_where_it_writes_elsewhere(
 ) -> None:
     """So a step can be repeated; and the rows say the same again."""
     launch(monkeypatch, True)
-    case, steps = CASES[name], steps_of(5, 1, 40)
+    case, steps = CASES[name], list_steps(5, 1, 40)
     elsewhere = StateSteps(steps.starts, steps.reads, steps.writes + 5, steps.fresh, steps.send)
     wanted, _ = run(case, torch.float32, steps)
     said, states = run(case, torch.float32, elsewhere)
@@ -229,7 +229,7 @@ def test_a_row_of_no_numbers_leaves_its_neighbours_alone(
     monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     launch(monkeypatch, True)
-    case, steps = CASES[name], steps_of(40, 50, 1, 1)
+    case, steps = CASES[name], list_steps(40, 50, 1, 1)
     x = some(92, HIDDEN, seed=13)
     x[40:90] = torch.nan
     states = {"tail": some(SLOTS, TAPS - 1, case.channels, seed=11)}
@@ -259,7 +259,7 @@ def test_small_time_steps_are_precise(
             "recurrence": torch.zeros(SLOTS, *CASES[kind].recurrence, device=DEVICE),
         }
         x = some(sum(lengths), HIDDEN, seed=13)
-        layer.mix(layer.inner(x), states, steps_of(*lengths))
+        layer.mix(layer.inner(x), states, list_steps(*lengths))
         found.append(states["recurrence"])
     theirs, ours = found
     assert away(ours, theirs) < 1e-5 * theirs.norm()
@@ -281,7 +281,7 @@ def test_a_mamba1_scan_is_that_of_transformers() -> None:
     )[0].t()
     none, gate = torch.zeros(WIDTH, device=DEVICE), torch.full_like(x, ONE)
     found, states = torch.empty_like(x), torch.zeros(2, STATE, WIDTH, device=DEVICE)
-    steps = steps_of(TOKENS)
+    steps = list_steps(TOKENS)
     starts, *slots = steps.slots()
     scan_mamba1[(1, 2)](
         *(found, x, gate, dt, shared, starts, RATES.t().contiguous().to(DEVICE), none, none),
@@ -305,7 +305,7 @@ def test_a_mamba2_scan_is_that_of_transformers() -> None:
     ].view(TOKENS, WIDTH)
     none = torch.zeros(HEADS, device=DEVICE)
     states = torch.zeros(2, HEADS, DIM, STATE, device=DEVICE)
-    found, (starts, *slots) = torch.empty_like(wanted), steps_of(TOKENS).slots()
+    found, (starts, *slots) = torch.empty_like(wanted), list_steps(TOKENS).slots()
     scan_mamba2[(1, HEADS, 2)](
         *(found, mixed, mixed, dt, starts, rate, none, none, states, *slots),
         *(0, HEADS, 1.0, 1.0, 0.0, float("inf")),
@@ -341,7 +341,7 @@ def test_gates_and_their_recurrence_are_those_of_transformers() -> None:
         **{"HEADS": HEADS, "DIM": DIM, "TOKENS": 16, "BLOCK": 16, "INPUTS": 16},
         PRECISION="ieee",
     )
-    starts, slots, writes, _ = steps_of(TOKENS).slots()
+    starts, slots, writes, _ = list_steps(TOKENS).slots()
     states = some(2, WIDTH, seed=21)  # which a sequence that begins does not see
     begins = torch.ones(1, dtype=torch.bool, device=DEVICE)
     scan_gated[(1, 2)](

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from tgi_trio.errors import ValidationError, about
+from tgi_trio.errors import ValidationError, name_param
 from tgi_trio.router.http.call import Call
 from tgi_trio.router.http.messages.body_reader import choose_alias, read_variables
 from tgi_trio.router.http.messages.schema import ChatReasoning, ChatRequest
@@ -104,4 +104,4 @@ def _check_template(
             f"`{field}` is not supported: the chat template of this model has no switch for its "
             "thoughts"
         )
-    raise about(ValidationError(text), field)
+    raise name_param(ValidationError(text), field)

@@ -9,7 +9,7 @@ import msgspec
 import orjson
 from msgspec import Struct
 
-from tgi_trio.errors import about
+from tgi_trio.errors import name_param
 from tgi_trio.router.http.messages.enum_values import say_allowed
 from tgi_trio.router.http.messages.problems import BodyRejected
 from tgi_trio.router.http.messages.shared_fields import Json, Scheduling
@@ -141,7 +141,7 @@ def choose_alias(
         first = next(iter(values))
         shown = " and ".join(f"`{name}` = {_show(value)}" for name, value in given.items())
         what = f"duplicate field `{first}`: {shown} are names of one field, send one of them"
-        raise about(BodyRejected(422, _SHAPE + what), next(iter(given)))
+        raise name_param(BodyRejected(422, _SHAPE + what), next(iter(given)))
     return next(iter(said.values()), None)
 
 

@@ -9,7 +9,7 @@ from werkzeug.exceptions import RequestEntityTooLarge
 from werkzeug.http import parse_options_header
 from werkzeug.sansio.multipart import Data, Epilogue, Field, File, MultipartDecoder, NeedData
 
-from tgi_trio.errors import TgiTrioError, ValidationError, about
+from tgi_trio.errors import TgiTrioError, ValidationError, name_param
 from tgi_trio.router.http.messages.problems import BodyRejected
 
 _MOST_PARTS: Final = 64
@@ -19,7 +19,7 @@ _SHOWN: Final = 60  # most characters of a field's name in an error
 
 def wrong_field(name: str, what: str) -> TgiTrioError:
     """Return the error for a field of a form."""
-    return about(ValidationError(f"`{name[:_SHOWN]}` {what}"), name[:_SHOWN])
+    return name_param(ValidationError(f"`{name[:_SHOWN]}` {what}"), name[:_SHOWN])
 
 
 class Form:

@@ -22,7 +22,7 @@ from typing import Any
 import orjson
 import trio
 
-from tgi_trio.errors import ValidationError, blaming
+from tgi_trio.errors import ValidationError, naming_param
 from tgi_trio.router.http.messages import schema
 from tgi_trio.router.http.messages.body_reader import convert_body, invalid_value
 from tgi_trio.router.http.messages.shared_fields import StructuredOutputs
@@ -64,7 +64,7 @@ async def answer_grammar(request: OpenAiRequest, most: int, added: Mapping[str, 
         names = " and ".join(f"`{name}`" for name in given)
         raise ValidationError(f"{names} all say what the answer must look like: give one of them")
     ((name, value),) = given.items()
-    with blaming(name):
+    with naming_param(name):
         if name == "response_format":
             if value.type != "structural_tag":
                 return _response_grammar(value, most)

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta, Struct
 
-from tgi_trio.errors import ValidationError, about
+from tgi_trio.errors import ValidationError, name_param
 from tgi_trio.router.http.messages.unserved import Unserved
 
 Json = Any
@@ -32,7 +32,7 @@ def read_seed(given: int | None) -> int | None:
     if given is None or given == -1:
         return None
     if given >= 2**64:
-        raise about(ValidationError("`seed` must be >= -2^63 and < 2^64"), "seed")
+        raise name_param(ValidationError("`seed` must be >= -2^63 and < 2^64"), "seed")
     return given % 2**64 if given < 0 else given
 
 

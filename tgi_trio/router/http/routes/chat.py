@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tgi_trio.errors import GrammarError, ValidationError, blaming
+from tgi_trio.errors import GrammarError, ValidationError, naming_param
 from tgi_trio.router.http.answer_fields import fingerprint, new_id, unix_now, use_model
 from tgi_trio.router.http.answer_headers import event_stream, timing_headers
 from tgi_trio.router.http.call import Call, Reply, Route
@@ -45,7 +45,7 @@ async def chat_completions(call: Call) -> Reply:
     prepared = await prepare_chat(call, request)
     prompt = prepared.prompt
     take_permits(call, generations=count)
-    with blaming(next(iter(forms(request)), None), GrammarError):
+    with naming_param(next(iter(forms(request)), None), GrammarError):
         one = await prepared.validate(call, request)
     requests = [one] if count == 1 else fan_out(one, count)
     shown = openai.choose_shown(call, request, logprobs=bool(request.logprobs))

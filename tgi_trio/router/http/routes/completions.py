@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import cast
 
-from tgi_trio.errors import GrammarError, ValidationError, about, blaming
+from tgi_trio.errors import GrammarError, ValidationError, name_param, naming_param
 from tgi_trio.router.http.answer_fields import fingerprint, new_id, use_model
 from tgi_trio.router.http.answer_headers import event_stream, timing_headers
 from tgi_trio.router.http.call import Call, Reply, Route
@@ -47,7 +47,7 @@ async def completions(call: Call) -> Reply:
     infill = None if request.suffix is None else find_format(call)
     if infill is None and request.input_extra is not None:
         text = "`input_extra` is written around a gap, and needs a `suffix`"
-        raise about(ValidationError(text), "input_extra")
+        raise name_param(ValidationError(text), "input_extra")
     prompts = _prompts(call, request)
     count = openai.choices(request.n, call.engine.limits.max_concurrent_requests)
     candidates = _candidates(call, request, count)
@@ -59,7 +59,7 @@ async def completions(call: Call) -> Reply:
     take_permits(call, len(prompts), candidates)
     requests: list[Request] = []
     for prompt in prompts:
-        with blaming(next(iter(forms(request)), None), GrammarError):
+        with naming_param(next(iter(forms(request)), None), GrammarError):
             one = await validate_request(call, prompt, parameters, request)
         requests += [one] if candidates == 1 else fan_out(one, candidates)
 

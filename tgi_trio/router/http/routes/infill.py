@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import trio
 
-from tgi_trio.errors import PromptTooLong, ValidationError, about
+from tgi_trio.errors import PromptTooLong, ValidationError, name_param
 from tgi_trio.router.http.answer_fields import new_id, use_model
 from tgi_trio.router.http.answer_headers import event_stream, timing_headers
 from tgi_trio.router.http.call import Call, Reply, Route
@@ -83,7 +83,7 @@ def _parameters(
     """Return the parameters for the validator. Raises ValidationError."""
     if drawing.judged and not call.engine.validator.reads_tokens:
         text = "the sampler `infill` is not served with --disable-grammar-support: leave it out"
-        raise about(ValidationError(text), "samplers")
+        raise name_param(ValidationError(text), "samplers")
     wanted = infill_request.n_predict if infill_request.n_predict is not None else -1
     most = max(1, call.engine.limits.max_total_tokens // 2)  # the rest is for what is around
     limit = infill_request.t_max_predict_ms or 0

@@ -7,7 +7,7 @@ from functools import partial
 
 import msgspec
 
-from tgi_trio.errors import GrammarError, PromptTooLong, blaming
+from tgi_trio.errors import GrammarError, PromptTooLong, naming_param
 from tgi_trio.router.http.answer_fields import unix_now, use_model
 from tgi_trio.router.http.answer_headers import event_stream, timing_headers
 from tgi_trio.router.http.call import Call, Reply, Route
@@ -62,7 +62,7 @@ async def responses(call: Call) -> Reply:
     items = ItemWriter(box, carried, summarised, call.ids, _text_logprobs(call, request))
     events = ResponseEvents(writer, items, prepared.reader(), unix_now, keep)
     try:
-        with blaming("text.format", GrammarError):
+        with naming_param("text.format", GrammarError):
             one = await prepared.validate(call, request)
     except PromptTooLong as error:
         if not request.stream:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from tgi_trio.errors import ToolError, about
+from tgi_trio.errors import ToolError, name_param
 
 MOST_CALLS = 16  # in one answer, so that a model that repeats itself ends
 NO_PARAMETERS: Final = {"type": "object", "properties": {}}  # as templates are shown them
@@ -124,8 +124,8 @@ def _unknown(name: str, functions: Sequence[Function]) -> ToolError:
     shown = name if len(name) <= _LONGEST else f"{name[:_LONGEST]}..."
     if not functions:
         text = f"Tool with name {shown} not found: `tools` is empty"
-        return about(ToolError(text), "tool_choice")
+        return name_param(ToolError(text), "tool_choice")
     known = [f"`{function.name}`" for function in functions[:_LISTED]]
     more = len(functions) - len(known)
     among = ", ".join(known) + (f" and {more} more" if more else "")
-    return about(ToolError(f"Tool with name {shown} not found among {among}"), "tool_choice")
+    return name_param(ToolError(f"Tool with name {shown} not found among {among}"), "tool_choice")

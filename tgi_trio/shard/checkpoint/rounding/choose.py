@@ -19,8 +19,8 @@ from tgi_trio.shard.checkpoint.rounding.numbers import (
     affine,
     float8,
     four_bits,
-    nearest_of,
     of_float8,
+    round_to_table,
     whole_rows,
 )
 
@@ -51,7 +51,7 @@ def _gguf(name: str, instead: Encoding | None = None) -> Encoding:
 
 
 def _table(table: Floats) -> Encoding:
-    encode = partial(nearest_of, table)
+    encode = partial(round_to_table, table)
     return Encoding("table", 4, _groups_of(64, 32), encode, affine, {"table": table})
 
 

@@ -71,7 +71,7 @@ def four_bits(values: Floats, group: int) -> Planes:
     }
 
 
-def nearest_of(table: Floats, values: Floats, group: int) -> Planes:
+def round_to_table(table: Floats, values: Floats, group: int) -> Planes:
     """Codes of the nearest numbers in a table, with the largest weight of each group as scale."""
     runs = values.reshape(len(values), -1, group)
     scales = np.abs(runs).max(axis=2)

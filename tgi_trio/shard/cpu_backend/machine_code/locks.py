@@ -20,7 +20,7 @@ _PAUSE_S = 0.02
 
 
 @contextmanager
-def held(lock: Path, patience: float = _PATIENCE_S) -> Iterator[bool]:
+def hold_lock(lock: Path, patience: float = _PATIENCE_S) -> Iterator[bool]:
     """Lock a file against other processes and threads, creating it if needed; yield whether held.
 
     It is not held if another process has held it for `patience` seconds, or if the file system has

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Final
 
 from tgi_trio.ipc.shard_output import warn
-from tgi_trio.shard.cpu_backend.machine_code.locks import held
+from tgi_trio.shard.cpu_backend.machine_code.locks import hold_lock
 
 NO_FOLDER: Final = (
     "there is no folder to keep compiled kernels in, so that each start compiles them, for many "
@@ -59,7 +59,7 @@ def find_or_make_shared(origin: bytes, make: Callable[[], bytes]) -> bytes:
 def _find_or_make(path: Path, make: Callable[[], bytes]) -> bytes:
     found = _read(path)
     if found is None:
-        with held(path.with_suffix(".lock")):
+        with hold_lock(path.with_suffix(".lock")):
             found = _read(path)
             if found is None:
                 found = make()
@@ -79,7 +79,7 @@ def make_alone(name: str, make: Callable[[], bytes]) -> None:
     if folder is None:
         return
     path = folder / name
-    with held(path.with_suffix(".lock"), patience=0.0) as ours:
+    with hold_lock(path.with_suffix(".lock"), patience=0.0) as ours:
         if ours and _read(path) is None:
             _write(path, make())
 

@@ -45,7 +45,7 @@ def find_fault(kernel: PanelKernel) -> str | None:
     exact = dequantise(kind, weights, span)
     x = draw.standard_normal((max(_ROWS), _INPUTS)).astype(np.float32)
     for rows, mode in itertools.product(_ROWS, (DIRECT, UNPACK)):
-        stored, whole = store_for(kernel.multiplier, x[:rows])
+        stored, whole = store_rows(kernel.multiplier, x[:rows])
         found = multiply(kernel, weights, span, stored, mode)
         expected = whole @ exact.T
         error = float(np.abs(found - expected).max() / np.abs(expected).max())
@@ -128,7 +128,7 @@ def follow_rings(kind: Kind, codes: NDArray[np.uint8]) -> Doubles:
     return found
 
 
-def store_for(multiplier: Multiplier, x: NDArray[np.float32]) -> tuple[NDArray[np.uint8], Doubles]:
+def store_rows(multiplier: Multiplier, x: NDArray[np.float32]) -> tuple[NDArray[np.uint8], Doubles]:
     """Return rows as a multiplier reads them, and their values after rounding; x [rows, in]."""
     if not multiplier.kind.floating:
         return store_activations(x, multiplier.active_bits)

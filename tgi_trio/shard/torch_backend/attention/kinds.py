@@ -99,7 +99,7 @@ _KINDS: Final[dict[AttentionKind, _Backends]] = {  # all but "all"
 }
 
 
-def attention_for(
+def make_attention(
     needs: AttentionNeeds,
     device: torch.device,
     dtype: torch.dtype,
@@ -116,11 +116,11 @@ def attention_for(
         return choose_attention(
             device, dtype, needs.shape, eight_bits=eight_bits, invariant=invariant
         )
-    found = capturable_for(needs, device, invariant=invariant)
+    found = make_capturable(needs, device, invariant=invariant)
     return found or _KINDS[needs.kind].plain(needs, device)
 
 
-def capturable_for(
+def make_capturable(
     needs: AttentionNeeds, device: torch.device, *, invariant: bool = False
 ) -> CapturableAttention | None:
     """Return a backend of its own for steps that are recorded; None: they cannot be."""

@@ -110,7 +110,7 @@ def score_blocks(
     count, room = len(tokens), -(-batch.longest // spec.size)
     scores = queries.new_empty((count * heads, room), dtype=torch.float32)
     visible = batch.contexts.new_empty(count * heads)
-    each, padded = tokens_of(queries.dtype, heads, decodes=batch.decodes and not invariant)
+    each, padded = choose_tile_tokens(queries.dtype, heads, decodes=batch.decodes and not invariant)
     tiles = -(-count // each)
     block_scores.score_blocks[(tiles, count_programs(tiles, room, each=1))](
         scores,
@@ -135,7 +135,7 @@ def score_blocks(
     return UnitScores(scores, visible)
 
 
-def tokens_of(dtype: torch.dtype, heads: int, *, decodes: bool) -> tuple[int, int]:
+def choose_tile_tokens(dtype: torch.dtype, heads: int, *, decodes: bool) -> tuple[int, int]:
     """Return how many tokens a program scores, and for how many heads each; powers of two.
 
     Decodes have a program each: of several rows none shares its keys.

@@ -115,7 +115,7 @@ def score_units(
     scores = torch.empty((count, room), dtype=torch.float32, device=queries.device)
     visible = torch.empty(count, dtype=torch.int32, device=queries.device)
     turned = 0 if table is None else table.cos.shape[-1]
-    each, padded = tokens_of(heads, decodes=batch.decodes and not invariant)
+    each, padded = choose_tile_tokens(heads, decodes=batch.decodes and not invariant)
     tiles = -(-count // each)
     index_scores.score_units[(tiles, count_programs(tiles, room))](
         scores,
@@ -159,7 +159,7 @@ def describe_turn(dim: int, rotary: int, begin: int, *, interleaved: bool) -> di
     }
 
 
-def tokens_of(heads: int, *, decodes: bool) -> tuple[int, int]:
+def choose_tile_tokens(heads: int, *, decodes: bool) -> tuple[int, int]:
     """Return how many tokens a program scores, and for how many heads each; powers of two."""
     padded = next_power_of_2(heads)
     several = 1 if decodes else _LANES // padded

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch.nn import functional
 
 from tgi_trio.shard.contract import StepPlan
-from tgi_trio.shard.torch_backend.attention.kinds import attention_for
+from tgi_trio.shard.torch_backend.attention.kinds import make_attention
 from tgi_trio.shard.torch_backend.drafting.own_kv import OwnKv
 from tgi_trio.shard.torch_backend.layers.linear import Linear
 from tgi_trio.shard.torch_backend.layers.norm import Norm
@@ -76,7 +76,7 @@ class TorchMtp(OwnKv):
         decoder = weights.decoder
         super().__init__(decoder.kv_shape, dtype, device)
         self.features = decoder.spec.hidden_size  # read from the model
-        self._attention = attention_for(decoder.attention_needs, device, dtype)
+        self._attention = make_attention(decoder.attention_needs, device, dtype)
 
     def nbytes(self) -> int:
         """Return the bytes of all weights, excluding the model's embedding and head."""

@@ -15,7 +15,7 @@ from tgi_trio.shard.speculation.assistant import AssistantDrafter
 from tgi_trio.shard.speculation.eagle import EagleReader
 from tgi_trio.shard.speculation.heads import HeadsDrafter
 from tgi_trio.shard.speculation.hidden import LastStep
-from tgi_trio.shard.speculation.mtp import MtpLayers, drafter_of, reader_of
+from tgi_trio.shard.speculation.mtp import MtpLayers, find_reader, make_drafter
 from tgi_trio.shard.speculation.ngram import FollowingNgrams, NgramDrafter
 from tgi_trio.shard.torch_backend.drafting.assistant import TorchAssistant
 from tgi_trio.shard.torch_backend.drafting.eagle import TorchEagle
@@ -111,8 +111,8 @@ class TrainedDrafter:
         `recorded`: steps on a device make the drafts of heads; `looks_up`: those of n-grams, too.
         """
         if self._layers is not None:
-            self._reader = self._reader or reader_of(self._layers)
-            return drafter_of(self._reader, most, eos_ids)
+            self._reader = self._reader or find_reader(self._layers)
+            return make_drafter(self._reader, most, eos_ids)
         if self._assistant is not None:
             return AssistantDrafter(self._assistant, self._last, most, eos_ids)
         if self._heads is None and looks_up:

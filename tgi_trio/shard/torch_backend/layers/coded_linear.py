@@ -142,7 +142,7 @@ class CodedLinear(Linear):
             if rounded:
                 multiply_rounded(out[:1], x[:1], part, bias)
                 continue
-            for few in few_tiles_of(part, dtype):
+            for few in pick_few_tiles(part, dtype):
                 launch_few(out[: few.rows], x[: few.rows], part, bias, few, only_one=True)
             for tile in tiles:
                 own = out[: tile.rows], x[: tile.rows], part, bias, tile
@@ -177,7 +177,7 @@ def multiply(
     `invariant`: whatever the number of rows is, see `batch_invariance.py`; likewise below.
     """
     rows, kind = apparent_rows(len(x), invariant=invariant), codes.form.kind
-    few = next((few for few in few_tiles_of(codes, x.dtype) if few.rows == rows), None)
+    few = next((few for few in pick_few_tiles(codes, x.dtype) if few.rows == rows), None)
     if few is not None:
         launch_few(out, x, codes, bias, few)
         return
@@ -189,7 +189,7 @@ def multiply(
         launch(out[part], x[part], codes, bias, tile, invariant=invariant)
 
 
-def few_tiles_of(codes: Codes, dtype: torch.dtype) -> tuple[FewCodedTile, ...]:
+def pick_few_tiles(codes: Codes, dtype: torch.dtype) -> tuple[FewCodedTile, ...]:
     """Return a matrix's tiles for few rows."""
     return choose_few_tiles(dtype, codes.form.kind, ordered=codes.order is not None)
 
@@ -222,26 +222,26 @@ def write(codes: Codes, first: int, count: int, dtype: torch.dtype) -> torch.Ten
     outputs, units = WRITTEN
     write_numbers[(-(-count // outputs), -(-form.units // units))](
         weight,
-        *tensors_of(codes),
+        *list_tensors(codes),
         first,
         count,
         codes.written,
         form.units,
         ONE,
-        **constants_of(codes),
+        **list_constants(codes),
         OUTPUTS=outputs,
         UNITS=units,
     )
     return weight
 
 
-def tensors_of(codes: Codes) -> tuple[torch.Tensor, ...]:
+def list_tensors(codes: Codes) -> tuple[torch.Tensor, ...]:
     """Return a matrix's tensors for a kernel; any tensor stands for one that it lacks."""
     found, nothing = codes.tensors(), codes.codes
     return tuple(found.get(name, nothing) for name in TENSORS)
 
 
-def constants_of(codes: Codes) -> dict[str, Any]:
+def list_constants(codes: Codes) -> dict[str, Any]:
     """Return a matrix's compile-time constants."""
     form, kind = codes.form, KINDS[codes.form.kind]
     return {
@@ -256,14 +256,14 @@ def constants_of(codes: Codes) -> dict[str, Any]:
     }
 
 
-def steps_of(codes: Codes, tile: CodeTile) -> dict[str, Any]:
+def list_steps(codes: Codes, tile: CodeTile) -> dict[str, Any]:
     """Return the constants of a tile's loop over a matrix's inputs."""
-    units = units_of(codes.form.kind, tile)
+    units = count_units(codes.form.kind, tile)
     even = codes.order is None and codes.form.inputs % (units * KINDS[codes.form.kind].unit) == 0
     return {"UNITS": units, "EVEN": even}
 
 
-def units_of(kind: str, tile: CodeTile) -> int:
+def count_units(kind: str, tile: CodeTile) -> int:
     """Return the units of inputs of one step of the loop."""
     return max(1, tile.depth // KINDS[kind].unit)
 
@@ -292,14 +292,14 @@ def launch_few(
     multiply_few_rows[(1 if only_one else -(-codes.outputs // tile.outputs),)](
         out,
         x,
-        *tensors_of(codes),
+        *list_tensors(codes),
         x if bias is None else bias,
         codes.outputs,
         codes.form.inputs,
         codes.form.units,
         out.stride(0),
         ONE,
-        **constants_of(codes),
+        **list_constants(codes),
         HAS_BIAS=bias is not None,
         OUTPUTS=tile.outputs,
         ROWS=tile.rows,
@@ -333,7 +333,7 @@ def launch(
         out,
         sums,
         x,
-        *tensors_of(codes),
+        *list_tensors(codes),
         x if bias is None or divided else bias,
         rows,
         codes.outputs,
@@ -341,12 +341,12 @@ def launch(
         codes.form.units,
         out.stride(0),
         ONE,
-        **constants_of(codes),
+        **list_constants(codes),
         HAS_BIAS=bias is not None and not divided,
         DIVIDED=divided,
         OUTPUTS=tile.outputs,
         ROWS=tile.rows,
-        **steps_of(codes, tile),
+        **list_steps(codes, tile),
         num_warps=tile.warps,
         num_stages=tile.stages,
     )

@@ -20,9 +20,9 @@ from tgi_trio.shard.torch_backend.layers.code_tiles import CodeTile, choose_tile
 from tgi_trio.shard.torch_backend.layers.coded_linear import (
     ONE,
     CodedLinear,
-    constants_of,
-    steps_of,
-    tensors_of,
+    list_constants,
+    list_steps,
+    list_tensors,
 )
 from tgi_trio.shard.torch_backend.layers.gating import Gate
 from tgi_trio.shard.torch_backend.layers.linear import Linear
@@ -199,7 +199,7 @@ class CodedMatrices:
         multiply_coded_groups[(count_tiles(routed, tile.rows), -(-outputs // tile.outputs))](
             out,
             x,
-            *tensors_of(codes),
+            *list_tensors(codes),
             codes.codes if self.bias is None else self.bias,
             routed.pairs,
             routed.counts,
@@ -210,10 +210,10 @@ class CodedMatrices:
             ONE,
             N=outputs,
             **_constants(x, routed, gate, gathers=gathers, biased=self.bias is not None),
-            **constants_of(codes),
+            **list_constants(codes),
             OUTPUTS=tile.outputs,
             ROWS=tile.rows,
-            **steps_of(codes, tile),
+            **list_steps(codes, tile),
             num_warps=tile.warps,
             num_stages=tile.stages,
         )

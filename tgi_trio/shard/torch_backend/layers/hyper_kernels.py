@@ -129,14 +129,14 @@ def write(
     return written, parts
 
 
-def tile_of(tokens: int) -> tuple[int, int]:
+def choose_tile(tokens: int) -> tuple[int, int]:
     """Return how many tokens a program multiplies, and how many numbers of each at a time."""
     return (_FEW, 64) if tokens <= _FEW * _FEW else (_MANY, 32)
 
 
 def _divide(tokens: int, size: int) -> tuple[int, int, int]:
-    """Return `tile_of`, and how many programs share the `size` numbers of a tile of tokens."""
-    each, depth = tile_of(tokens)
+    """Return `choose_tile`, and how many programs share the `size` numbers of a tile of tokens."""
+    each, depth = choose_tile(tokens)
     return each, depth, count_shares(-(-tokens // each), size // depth)
 
 

@@ -14,7 +14,7 @@ from tgi_trio.shard.torch_backend.adapters.device_adapters import DeviceAdapters
 from tgi_trio.shard.torch_backend.adapters.torch_adapters import TorchAdapters
 from tgi_trio.shard.torch_backend.attention.choice import capturable_attention
 from tgi_trio.shard.torch_backend.attention.interface import AttentionBackend
-from tgi_trio.shard.torch_backend.attention.kinds import attention_for
+from tgi_trio.shard.torch_backend.attention.kinds import make_attention
 from tgi_trio.shard.torch_backend.device_parts import DeviceDrafter, device_parts
 from tgi_trio.shard.torch_backend.drafting.assistant import TorchAssistant
 from tgi_trio.shard.torch_backend.drafting.heads import TorchHeads
@@ -92,7 +92,7 @@ def make_decoder_runner(
 def _attention(model: Decoder, target: LoadTarget, *, eight_bits: bool) -> AttentionBackend:
     """Return what attends in this rank's layers."""
     needs, device, dtype = model.attention_needs, target.device, target.dtype
-    return attention_for(needs, device, dtype, eight_bits=eight_bits, invariant=target.invariant)
+    return make_attention(needs, device, dtype, eight_bits=eight_bits, invariant=target.invariant)
 
 
 def _make_trained_drafter(

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 
 from tgi_trio.ipc.shard_settings import ShardSettings
-from tgi_trio.model.fit.invariant_claims import find_variant, unkept
+from tgi_trio.model.fit.invariant_claims import find_variant, refuse_batch_invariance
 from tgi_trio.model.specs.decoder import DecoderSpec
 from tgi_trio.model.specs.t5 import T5Spec
-from tgi_trio.shard.torch_backend.attention.kinds import capturable_for
+from tgi_trio.shard.torch_backend.attention.kinds import make_capturable
 from tgi_trio.shard.torch_backend.layers.activation import SparseActivation
 from tgi_trio.shard.torch_backend.layers.gating import Gate
 from tgi_trio.shard.torch_backend.layers.hyper import holds_state
@@ -26,15 +26,17 @@ def check_invariance(
     if not settings.batch_invariant:
         return
     if spec is None:
-        raise unkept("the model runs through transformers")
+        raise refuse_batch_invariance("the model runs through transformers")
     if isinstance(spec, T5Spec):
-        raise unkept("torch computes a model with an encoder")
+        raise refuse_batch_invariance("torch computes a model with an encoder")
     if not runs_kernels(device):
-        raise unkept(f"torch computes the model on {device}, and its sums follow the step's size")
+        raise refuse_batch_invariance(
+            f"torch computes the model on {device}, and its sums follow the step's size"
+        )
     if settings.activations == 8:
-        raise unkept("--activations 8 is multiplied by a library")
+        raise refuse_batch_invariance("--activations 8 is multiplied by a library")
     if reason := find_variant(spec):
-        raise unkept(reason)
+        raise refuse_batch_invariance(reason)
 
 
 def check_loaded(settings: ShardSettings, model: Decoder, device: torch.device) -> None:
@@ -42,18 +44,28 @@ def check_loaded(settings: ShardSettings, model: Decoder, device: torch.device) 
     if not settings.batch_invariant:
         return
     if not model.groups_experts:
-        raise unkept("its experts are stored in ways that differ, so torch adds them up")
+        raise refuse_batch_invariance(
+            "its experts are stored in ways that differ, so torch adds them up"
+        )
     if not _holds_hidden_states(model.spec):
-        raise unkept("its hidden states are too large for our kernels, so torch mixes them")
+        raise refuse_batch_invariance(
+            "its hidden states are too large for our kernels, so torch mixes them"
+        )
     if not all(_cuts_alike(layer.mlp, model.spec) for layer in model.layers):
-        raise unkept("torch cuts gates of its MLPs at a bound, as our kernels do not for such")
+        raise refuse_batch_invariance(
+            "torch cuts gates of its MLPs at a bound, as our kernels do not for such"
+        )
     if model.scans_in_turns:
-        raise unkept("its states are too large for our kernels, so torch moves them")
+        raise refuse_batch_invariance(
+            "its states are too large for our kernels, so torch moves them"
+        )
     mixers = (layer.mixer for layer in model.layers)
     if any(isinstance(mixer, Mamba2Layer) and mixer.gathers_norms for mixer in mixers):
-        raise unkept("torch normalises groups of heads that are on several ranks, or very large")
-    if capturable_for(model.attention_needs, device) is None:
-        raise unkept("its heads are too large for our kernels, so torch attends")
+        raise refuse_batch_invariance(
+            "torch normalises groups of heads that are on several ranks, or very large"
+        )
+    if make_capturable(model.attention_needs, device) is None:
+        raise refuse_batch_invariance("its heads are too large for our kernels, so torch attends")
 
 
 def _holds_hidden_states(spec: DecoderSpec) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final
 
-from tgi_trio.errors import ValidationError, about
+from tgi_trio.errors import ValidationError, name_param
 from tgi_trio.router.http.dialects.llama_cpp.schema import InfillRequest
 
 _DEFAULTS: Final[Mapping[str, float]] = MappingProxyType(
@@ -93,7 +93,7 @@ def _read_samplers(given: str | list[str] | None) -> list[str] | None:
         if name not in _FIELDS:
             known = ", ".join(f"`{each}`" for each in _FIELDS)
             text = f"`samplers` names `{name}`, and has any of {known}"
-            raise about(ValidationError(text), "samplers")
+            raise name_param(ValidationError(text), "samplers")
     return names
 
 
@@ -104,10 +104,10 @@ def _check_judged(names: list[str], top_k: float) -> None:
         text = "`infill` is the last of the `samplers` that leave tokens out. Given: " + ", ".join(
             f"`{name}`" for name in names
         )
-        raise about(ValidationError(text), "samplers")
+        raise name_param(ValidationError(text), "samplers")
     if not 0 < top_k <= _MOST_CANDIDATES:
         text = (
             f"the sampler `infill` judges the best tokens: `top_k` comes before it in `samplers`, "
             f"and must be > 0 and <= {_MOST_CANDIDATES}. Given: {top_k}"
         )
-        raise about(ValidationError(text), "top_k")
+        raise name_param(ValidationError(text), "top_k")

@@ -10,7 +10,7 @@ import msgspec
 from msgspec.json import encode
 from msgspec.structs import replace
 
-from tgi_trio.errors import about
+from tgi_trio.errors import name_param
 from tgi_trio.router.http.api_keys import name_caller
 from tgi_trio.router.http.call import Call
 from tgi_trio.router.http.dialects.responses import replies, schema
@@ -55,7 +55,7 @@ def _resolve(call: Call, items: Sequence[schema.InputItem]) -> Iterator[schema.I
         if response is None:
             text = f"Item with id '{id}' not found: {_why_missing(call)}; send the item itself"
             refused = Refused(404, text, "not_found", code="item_not_found", elsewhere=True)
-            raise about(refused, f"input[{i}]")
+            raise name_param(refused, f"input[{i}]")
         turn = response.turn
         kept = decode_items([turn.answered]) + decode_items([turn.given])
         yield next(each for each in kept if each.id == id)
@@ -81,7 +81,7 @@ def find_response(call: Call, id: str, param: str | None) -> StoredResponse:
             f"Previous response with id '{id}' not found: {_why_missing(call)}; send the whole "
             "conversation as `input`"
         )
-    raise about(Refused(404, text, code, code=code, elsewhere=True), param)
+    raise name_param(Refused(404, text, code, code=code, elsewhere=True), param)
 
 
 def forget_response(call: Call, id: str) -> None:

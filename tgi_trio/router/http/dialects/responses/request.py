@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from tgi_trio.errors import ToolError, ValidationError, blaming
+from tgi_trio.errors import ToolError, ValidationError, naming_param
 from tgi_trio.router.http.conversation import Conversation
 from tgi_trio.router.http.dialects.responses import schema
 from tgi_trio.router.http.dialects.responses.history import History
@@ -153,6 +153,6 @@ def _grammar(request: schema.ResponsesRequest, most: int) -> str | None:
         raise invalid_value("text.format", f"`{form.type}` is no type: {types}")
     if not isinstance(form.schema, dict):
         raise invalid_value("text.format", "missing field `schema`")
-    with blaming("text.format"):
+    with naming_param("text.format"):
         grammars.check_size(form.schema, most)
         return grammars.json_schema(form.schema)
