@@ -20,7 +20,7 @@ from tgi_trio.model.matrices.references import LinearRef, Share
 from tgi_trio.shard.checkpoint.formats.plain import PlainMatrix
 from tgi_trio.shard.checkpoint.rounding.choose import ENCODINGS
 from tgi_trio.shard.checkpoint.rounding.encoding import round_matrix
-from tgi_trio.shard.checkpoint.taken_apart import take_apart
+from tgi_trio.shard.checkpoint.unpacked import unpack_matrix
 from tgi_trio.shard.sampling.logits_processors import Watermark
 from tgi_trio.shard.torch_backend.adapters.device_adapters import DeviceAdapters
 from tgi_trio.shard.torch_backend.attention.kinds import make_attention
@@ -129,7 +129,7 @@ def rounded_slab(inputs: int, word: str) -> Codes:
     """Return a few outputs of random weights, as codes on the host; see `ENCODINGS` for words."""
     draw = np.random.default_rng(inputs)
     values = draw.standard_normal((_SLAB, inputs), np.float32) * np.float32(inputs**-0.5)
-    parts = take_apart(round_matrix(PlainMatrix(values), ENCODINGS[word]))
+    parts = unpack_matrix(round_matrix(PlainMatrix(values), ENCODINGS[word]))
     codes = None if parts is None else encode(parts)
     if codes is None:
         raise ValueError(f"no kernel multiplies {inputs} inputs as {word}")

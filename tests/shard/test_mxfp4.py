@@ -34,7 +34,7 @@ from tgi_trio.model.check import check_model
 from tgi_trio.model.config import read_config
 from tgi_trio.model.facts import read_model_facts
 from tgi_trio.shard.checkpoint.lookup import open_checkpoint
-from tgi_trio.shard.checkpoint.taken_apart import take_apart
+from tgi_trio.shard.checkpoint.unpacked import unpack_matrix
 from tgi_trio.shard.cpu_backend.tables import Code
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -86,7 +86,7 @@ def test_numbers_are_those_of_transformers_in_any_cut(source: Path, tmp_path: Pa
                 np.testing.assert_array_equal(matrix.dequantised(), numbers)
                 cut = matrix.rows(slice(3, 40)).columns(slice(7, 49))
                 np.testing.assert_array_equal(cut.dequantised(), numbers[3:40, 7:49])
-                parts = take_apart(matrix.columns(slice(32, 64)))
+                parts = unpack_matrix(matrix.columns(slice(32, 64)))
                 assert parts is not None and parts.table is not None and parts.lows is None
                 values = parts.table[parts.codes] * np.repeat(parts.scales, 32, axis=1)
                 np.testing.assert_array_equal(values, numbers[:, 32:64])

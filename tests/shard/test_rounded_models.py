@@ -36,7 +36,7 @@ from tgi_trio.model.quantised.recognise import MADE_AT_LOAD
 from tgi_trio.shard.checkpoint.formats.plain import PlainMatrix
 from tgi_trio.shard.checkpoint.rounding.choose import ENCODINGS
 from tgi_trio.shard.checkpoint.rounding.encoding import round_matrix
-from tgi_trio.shard.checkpoint.taken_apart import take_apart
+from tgi_trio.shard.checkpoint.unpacked import unpack_matrix
 from tgi_trio.shard.runner import Runner
 from tgi_trio.shard.torch_backend.layers.quantised_linear import QuantisedLinear, QuantisedWeight
 from tgi_trio.shard.torch_backend.torch_loading import load_torch_runner
@@ -216,7 +216,7 @@ def test_parts_of_one_layer_may_be_stored_in_different_ways() -> None:
     dense = [torch.from_numpy(exact[0])]
     for word, values in (("int4", exact[1]), ("bitsandbytes-nf4", exact[2])):
         matrix = round_matrix(PlainMatrix(values), ENCODINGS[word])
-        taken = take_apart(matrix)
+        taken = unpack_matrix(matrix)
         assert taken is not None
         parts.append(QuantisedWeight(taken, torch.device("cpu")))
         dense.append(torch.from_numpy(np.asarray(matrix.dequantised())))

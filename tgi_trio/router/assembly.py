@@ -348,7 +348,7 @@ def make_text_processors(
     file = tokenizer_json(settings.tokenizer_path, None, settings.trust_remote_code)
     vocabulary = None
     if settings.serves_adapters and settings.adapter_tokenizers == OWN:
-        vocabulary = ModelVocabulary(file, config.vocab_size, apart=True)
+        vocabulary = ModelVocabulary(file, config.vocab_size, in_subprocess=True)
     model = ModelTextProcessor(
         text_processor,
         frozenset(config.eos_ids),

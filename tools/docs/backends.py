@@ -8,7 +8,7 @@ from typing import Final
 from tgi_trio.model.gguf.block_types import BY_NAME
 from tgi_trio.shard.checkpoint.formats.exl3 import BY_NAME as CODEBOOKS
 from tgi_trio.shard.checkpoint.rounding.choose import ENCODINGS
-from tgi_trio.shard.checkpoint.taken_apart import TAKEN_APART
+from tgi_trio.shard.checkpoint.unpacked import UNPACKED_CODINGS
 from tgi_trio.shard.cpu_backend.kinds.table import KINDS
 from tools.docs.markdown import table
 
@@ -82,4 +82,4 @@ def _kernels(coding: str) -> str:
 def _torch(coding: str) -> str:
     if coding.partition(" ")[0] in CODEBOOKS:
         return "numbers on a CPU, as stored on a device"
-    return "codes" if coding in TAKEN_APART else "numbers"
+    return "codes" if coding in UNPACKED_CODINGS else "numbers"

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from tgi_trio.settings.records import KV_CACHE_DTYPES
 from tgi_trio.shard.checkpoint.rounding.choose import ENCODINGS
 from tgi_trio.shard.checkpoint.rounding.encoding import Encoding
-from tgi_trio.shard.checkpoint.taken_apart import TAKEN_APART
+from tgi_trio.shard.checkpoint.unpacked import UNPACKED_CODINGS
 from tools.docs.markdown import table
 
 _MADE = """
@@ -67,7 +67,7 @@ def render_quantised() -> str:
     header = ("`--quantize`", "bits", "stored as", "inputs that share a scale", "else")
     return _MADE.format(
         made=table(header, _made()),
-        apart=", ".join(f"`{coding}`" for coding in TAKEN_APART),
+        apart=", ".join(f"`{coding}`" for coding in UNPACKED_CODINGS),
         dtypes=" or ".join(f"`{word}`" for word in KV_CACHE_DTYPES),
     )
 

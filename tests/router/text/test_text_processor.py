@@ -195,7 +195,7 @@ def test_a_process_of_its_own_says_the_same(
     base: Base, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(own_files, "_SMALL", 0)  # as if they were large
-    apart = ModelVocabulary(base.file, ROWS, apart=True)
+    apart = ModelVocabulary(base.file, ROWS, in_subprocess=True)
     whole = json.loads(base.file.read_text())
     whole["model"]["merges"].pop()
     other = change(base.root / "other.json", whole)

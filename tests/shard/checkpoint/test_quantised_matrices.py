@@ -27,7 +27,7 @@ from tests.support.quantised import Array, Tensors, pack_gptq, random_rounded, s
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.shard.checkpoint.formats.fp8 import E4M3_NUMBERS
 from tgi_trio.shard.checkpoint.formats.gguf_blocks import HALVES_OF_E2M1
-from tgi_trio.shard.checkpoint.taken_apart import take_apart
+from tgi_trio.shard.checkpoint.unpacked import unpack_matrix
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -122,7 +122,7 @@ def test_what_has_one_group_is_cut_at_any_word(tmp_path: Path, name: str) -> Non
 def test_what_is_taken_apart_means_the_same(tmp_path: Path, name: str) -> None:
     """Also where a last group has fewer inputs than the others."""
     case = CASES[name]()
-    parts = take_apart(open_matrix(tmp_path, case))
+    parts = unpack_matrix(open_matrix(tmp_path, case))
     assert parts is not None
     order = parts.order
     if order is None:
@@ -306,7 +306,7 @@ def test_a_weight_of_fp8_that_is_no_number_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelLoadError, match=r"'a\.weight' in .* stands for a weight that is"):
         open_matrix(tmp_path, case).dequantised()
     with pytest.raises(ModelLoadError, match="no number"):
-        take_apart(open_matrix(tmp_path, case))
+        unpack_matrix(open_matrix(tmp_path, case))
 
 
 def test_a_packed_matrix_of_another_shape_is_refused(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from tgi_trio.shard.checkpoint.rounding.choose import ENCODINGS
 from tgi_trio.shard.checkpoint.rounding.encoding import RoundedMatrix, round_matrix
 from tgi_trio.shard.checkpoint.rounding.gguf_types import ENCODERS
 from tgi_trio.shard.checkpoint.rounding.numbers import FP4_BOTH, NF4, nearest_e4m3
-from tgi_trio.shard.checkpoint.taken_apart import Parts, take_apart
+from tgi_trio.shard.checkpoint.unpacked import Parts, unpack_matrix
 
 Array = np.ndarray[Any, Any]
 
@@ -110,7 +110,7 @@ def test_four_bits_are_within_half_a_step() -> None:
 @pytest.mark.parametrize("word", ENCODINGS)
 def test_planes_stand_for_the_rounded_numbers(word: str) -> None:
     matrix = rounded(word, weights(40, 512))
-    parts = take_apart(matrix)
+    parts = unpack_matrix(matrix)
     assert parts is not None
     np.testing.assert_allclose(put_together(parts), matrix.dequantised(), rtol=1e-5, atol=1e-5)
     assert matrix.bits <= 8 and matrix.shape == (40, 512)
@@ -126,7 +126,7 @@ def test_parts_have_the_numbers_of_the_whole(word: str) -> None:
         assert part.columns(slice(8, 16)).dequantised().shape[1] == 8
     aligned = rounded(word, values).columns(slice(256, 768))
     if ENCODINGS[word].group(1024) <= 256:
-        parts = take_apart(aligned)
+        parts = unpack_matrix(aligned)
         assert parts is not None
         np.testing.assert_allclose(put_together(parts), whole[:, 256:768], rtol=1e-5, atol=1e-5)
         with pytest.raises(ModelLoadError, match="split a group"):
@@ -166,7 +166,7 @@ def test_blocks_of_files_are_taken_apart_exactly(tmp_path: Path, name: str) -> N
     (tmp_path / "model.gguf").write_bytes(blocks.tobytes())
     file = MappedFile(tmp_path / "model.gguf", gives_back=False)
     matrix = GgufMatrix(kind, file.data.reshape(blocks.shape), file, range(2 * kind.weights))
-    parts = take_apart(matrix)
+    parts = unpack_matrix(matrix)
     assert parts is not None
     expected = FUNCTIONS[name](blocks.reshape(-1, kind.bytes)).reshape(6, -1)
     assert math.isfinite(expected.sum())

@@ -21,16 +21,16 @@ from tgi_trio.shard.checkpoint.lookup import open_checkpoint
 from tgi_trio.shard.checkpoint.rounding.choose import ENCODINGS
 from tgi_trio.shard.checkpoint.stored_matrix import Stack
 from tgi_trio.shard.cpu_backend.adapters import CpuAdapters
-from tgi_trio.shard.cpu_backend.apart_table import find_apart
 from tgi_trio.shard.cpu_backend.cpu_runner import CpuRunner
 from tgi_trio.shard.cpu_backend.forward import Forward
 from tgi_trio.shard.cpu_backend.instructions import find_multiplier, find_variant
+from tgi_trio.shard.cpu_backend.kernel_groups import find_kernel_groups
 from tgi_trio.shard.cpu_backend.program import pack_program
 from tgi_trio.shard.cpu_backend.tables import Code
 from tgi_trio.shard.cpu_backend.verified import (
     choose_adapter_kernels,
-    choose_apart,
     choose_panel_kernels,
+    open_kernel_group,
 )
 from tgi_trio.shard.cpu_backend.weight_layout import CacheNumbers, Pairs
 
@@ -286,8 +286,8 @@ def cpu_runner(
         variant = find_variant(spec, dtype, int8=int8, pairs=pairs, kv_dtype=kv_dtype)
     multipliers = [find_multiplier(kind, active_bits) for kind in program.kinds]
     program.link(choose_panel_kernels(multipliers))
-    for each in find_apart(program):
-        program.link_apart(each.codes, choose_apart(each, variant))
+    for each in find_kernel_groups(program):
+        program.link_kernel_group(each.codes, open_kernel_group(each, variant))
     adapters = None
     if max_lora_rank:
         of_heads = program.has((Code.SHRINK_HEADS,))

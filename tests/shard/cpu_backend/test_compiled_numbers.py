@@ -10,7 +10,7 @@ import numpy as np
 
 from tests.shard.cpu_backend.test_compiler import LIMIT, SIZE, numbers
 from tgi_trio.shard.cpu_backend.arena import address
-from tgi_trio.shard.cpu_backend.kernels import apart, entry, kernel
+from tgi_trio.shard.cpu_backend.kernels import entry, kernel, linked_calls
 from tgi_trio.shard.cpu_backend.kernels.arrays import (
     doubles_at,
     floats_at,
@@ -29,7 +29,7 @@ _RECORD = np.dtype(
 )  # fmt: skip
 
 
-record_at = apart._record_of(_RECORD, "Return a record.")
+record_at = linked_calls._record_of(_RECORD, "Return a record.")
 
 
 @entry

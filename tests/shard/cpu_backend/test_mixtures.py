@@ -26,7 +26,7 @@ from tgi_trio.model.specs.decoder import ExpertsSpec
 from tgi_trio.shard.checkpoint.formats.plain import PlainMatrix
 from tgi_trio.shard.checkpoint.rounding.choose import ENCODINGS
 from tgi_trio.shard.checkpoint.rounding.encoding import Encoding, round_matrix
-from tgi_trio.shard.cpu_backend import apart_table, verified
+from tgi_trio.shard.cpu_backend import kernel_groups, verified
 from tgi_trio.shard.cpu_backend.arena import address, allocate_zeroed
 from tgi_trio.shard.cpu_backend.machine_code.entry import MIX_EXPERTS
 from tgi_trio.shard.cpu_backend.self_tests import mixtures as mixture_self_test
@@ -305,11 +305,11 @@ def test_routing_is_that_of_torch(spec: ExpertsSpec) -> None:
 
 
 def test_kernels_of_mixtures_that_are_wrong_do_not_serve(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert verified.choose_apart(apart_table.MIXTURES, VARIANT)
+    assert verified.open_kernel_group(kernel_groups.MIXTURES, VARIANT)
     right = mixture_self_test._mix
     monkeypatch.setattr(mixture_self_test, "_mix", lambda *given: 1.1 * right(*given))
     with pytest.raises(UnsupportedError, match="self-test of the kernels of mixtures failed"):
-        verified.choose_apart(apart_table.MIXTURES, VARIANT)
+        verified.open_kernel_group(kernel_groups.MIXTURES, VARIANT)
 
 
 class Rounded(RandomWeights):
@@ -352,4 +352,4 @@ def test_three_heads_with_dot_products_pass_their_self_test() -> None:
     numbers = Storage("bfloat16", dot=True)
     variant = dataclasses.replace(VARIANT, heads=3, value_vectors=4, tokens=4)
     variant = dataclasses.replace(variant, weights=numbers, kv=numbers, cache=numbers)
-    assert verified.choose_apart(apart_table.MIXTURES, variant)
+    assert verified.open_kernel_group(kernel_groups.MIXTURES, variant)

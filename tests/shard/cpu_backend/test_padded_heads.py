@@ -16,7 +16,7 @@ from tests.shard.torch_backend.models_support import generated, prompts, run, se
 from tgi_trio.model.config import read_config
 from tgi_trio.model.families.registry import decoder_spec
 from tgi_trio.model.fit.cpu_kernels import find_unsupported
-from tgi_trio.shard.cpu_backend import apart_table, verified
+from tgi_trio.shard.cpu_backend import kernel_groups, verified
 from tgi_trio.shard.cpu_backend.self_tests import padding as padding_self_test
 from tgi_trio.shard.cpu_backend.unsupported import UnsupportedError
 from tgi_trio.shard.cpu_backend.weight_layout import CacheNumbers
@@ -65,10 +65,10 @@ def test_zeros_lie_in_the_cache_and_codes_are_multiplied_behind_them(
 
 
 def test_kernels_that_are_wrong_do_not_serve(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert verified.choose_apart(apart_table.NARROW_HEADS, VARIANT)
+    assert verified.open_kernel_group(kernel_groups.NARROW_HEADS, VARIANT)
     monkeypatch.setattr(padding_self_test, "_flat", lambda heads: np.roll(heads, 1).reshape(3, -1))
     with pytest.raises(UnsupportedError, match="of narrow heads failed: PAD is"):
-        verified.choose_apart(apart_table.NARROW_HEADS, VARIANT)
+        verified.open_kernel_group(kernel_groups.NARROW_HEADS, VARIANT)
 
 
 @pytest.mark.parametrize(

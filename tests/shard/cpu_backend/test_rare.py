@@ -7,7 +7,7 @@ import pytest
 
 from tests.shard.cpu_backend.kernel_support import VARIANT
 from tgi_trio.model.specs.decoder import RotarySpec
-from tgi_trio.shard.cpu_backend import apart_table, verified
+from tgi_trio.shard.cpu_backend import kernel_groups, verified
 from tgi_trio.shard.cpu_backend.head_order import head_order, needs_order, widen
 from tgi_trio.shard.cpu_backend.self_tests import rare as rare_self_test
 from tgi_trio.shard.cpu_backend.unsupported import UnsupportedError
@@ -47,7 +47,7 @@ def test_what_needs_an_order() -> None:
 
 
 def test_kernels_that_are_wrong_do_not_serve(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert verified.choose_apart(apart_table.OF_FEW, VARIANT)
+    assert verified.open_kernel_group(kernel_groups.OF_FEW, VARIANT)
     monkeypatch.setattr(rare_self_test, "_turned", lambda x: x)
     with pytest.raises(UnsupportedError, match=r"REORDER is .* away from the reference"):
-        verified.choose_apart(apart_table.OF_FEW, VARIANT)
+        verified.open_kernel_group(kernel_groups.OF_FEW, VARIANT)

@@ -40,7 +40,7 @@ from tgi_trio.shard.checkpoint.formats.plain import PlainMatrix
 from tgi_trio.shard.checkpoint.lookup import read_tensor
 from tgi_trio.shard.checkpoint.numbers import Floats
 from tgi_trio.shard.checkpoint.stored_matrix import Stack
-from tgi_trio.shard.cpu_backend import apart_table, verified
+from tgi_trio.shard.cpu_backend import kernel_groups, verified
 from tgi_trio.shard.cpu_backend.cpu_runner import CpuRunner
 from tgi_trio.shard.cpu_backend.instructions import find_variant
 from tgi_trio.shard.cpu_backend.operations.writer import fill_panels
@@ -139,7 +139,7 @@ def test_kernels_that_are_wrong_do_not_serve(
     spec = decoder_spec(read_config(checkpoint("lfm2", **HYBRIDS["lfm2"])))
     assert spec is not None
     variant = find_variant(spec, "float32")
-    assert verified.choose_apart(apart_table.STATES, variant)
+    assert verified.open_kernel_group(kernel_groups.STATES, variant)
     recur = state_self_test._recur
 
     def differ(variant: Variant, corrects: int) -> tuple[Floats, Floats]:
@@ -148,7 +148,7 @@ def test_kernels_that_are_wrong_do_not_serve(
 
     monkeypatch.setattr(state_self_test, "_recur", differ)
     with pytest.raises(UnsupportedError, match=r"RECUR is .* away from the reference"):
-        verified.choose_apart(apart_table.STATES, variant)
+        verified.open_kernel_group(kernel_groups.STATES, variant)
 
 
 def test_outputs_that_fill_no_panels_lie_side_by_side() -> None:

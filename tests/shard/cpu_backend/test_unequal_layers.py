@@ -31,7 +31,7 @@ from tests.shard.torch_backend.states.test_hybrid_models import (
     serve,
 )
 from tests.shard.torch_backend.states.test_hybrid_models import run as run_batch
-from tgi_trio.shard.cpu_backend import apart_table, verified
+from tgi_trio.shard.cpu_backend import kernel_groups, verified
 from tgi_trio.shard.cpu_backend.self_tests import streams as stream_self_test
 from tgi_trio.shard.cpu_backend.unsupported import UnsupportedError
 from tgi_trio.shard.cpu_backend.weight_layout import CacheNumbers
@@ -105,7 +105,7 @@ def test_streams_that_are_computed_wrongly_are_found(monkeypatch: pytest.MonkeyP
     right = stream_self_test._as_large
     monkeypatch.setattr(stream_self_test, "_as_large", lambda *given: 1.1 * right(*given))
     with pytest.raises(UnsupportedError, match="kernels of hidden states failed: SPLIT is"):
-        verified.choose_apart(apart_table.STREAMS, VARIANT)
+        verified.open_kernel_group(kernel_groups.STREAMS, VARIANT)
 
 
 def test_scales_of_eight_bits_are_those_of_the_layer_that_keeps(checkpoint: Checkpoint) -> None:

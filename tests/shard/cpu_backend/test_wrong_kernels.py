@@ -10,8 +10,8 @@ import pytest
 
 from tests.shard.cpu_backend.kernel_support import VARIANT
 from tgi_trio.shard.checkpoint.numbers import Floats
-from tgi_trio.shard.cpu_backend import apart_table, verified
-from tgi_trio.shard.cpu_backend.apart_table import Apart
+from tgi_trio.shard.cpu_backend import kernel_groups, verified
+from tgi_trio.shard.cpu_backend.kernel_groups import KernelGroup
 from tgi_trio.shard.cpu_backend.self_tests import (
     alone,
     blocks,
@@ -29,18 +29,22 @@ from tgi_trio.shard.cpu_backend.variant import Variant
 
 
 @pytest.mark.parametrize(
-    ("apart", "self_test", "work", "words"),
+    ("group", "self_test", "work", "words"),
     [
-        (apart_table.BLOCKS, blocks, "_attend", "of blocks failed: ATTEND_BLOCKS"),
-        (apart_table.INDEX, index, "_choose", "of an index failed: CHOOSE"),
-        (apart_table.LATENTS, latents, "_turn", "of latents failed: TURN"),
-        (apart_table.POOLED, pooled, "_pool", "of an index of pooled keys failed: POOL_KEYS"),
+        (kernel_groups.BLOCKS, blocks, "_attend", "of blocks failed: ATTEND_BLOCKS"),
+        (kernel_groups.INDEX, index, "_choose", "of an index failed: CHOOSE"),
+        (kernel_groups.LATENTS, latents, "_turn", "of latents failed: TURN"),
+        (kernel_groups.POOLED, pooled, "_pool", "of an index of pooled keys failed: POOL_KEYS"),
     ],
 )
 def test_kernels_that_are_wrong_do_not_serve(
-    apart: Apart, self_test: ModuleType, work: str, words: str, monkeypatch: pytest.MonkeyPatch
+    group: KernelGroup,
+    self_test: ModuleType,
+    work: str,
+    words: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert verified.choose_apart(apart, VARIANT)
+    assert verified.open_kernel_group(group, VARIANT)
     right = getattr(self_test, work)
 
     def differ(variant: Variant) -> tuple[Floats, Floats]:
@@ -49,21 +53,21 @@ def test_kernels_that_are_wrong_do_not_serve(
 
     monkeypatch.setattr(self_test, work, differ)
     with pytest.raises(UnsupportedError, match=f"{words} is 1 away from the reference"):
-        verified.choose_apart(apart, VARIANT)
+        verified.open_kernel_group(group, VARIANT)
 
 
 @pytest.mark.parametrize(
-    ("apart", "self_test", "name"),
+    ("group", "self_test", "name"),
     [
-        (apart_table.HYPER, hyper, "GATHER"),
-        (apart_table.MIXED, mixed, "GATHER_MIXED"),
-        (apart_table.GATED, gated, "MIX"),
-        (apart_table.STREAMS, streams, "CORRECT"),
+        (kernel_groups.HYPER, hyper, "GATHER"),
+        (kernel_groups.MIXED, mixed, "GATHER_MIXED"),
+        (kernel_groups.GATED, gated, "MIX"),
+        (kernel_groups.STREAMS, streams, "CORRECT"),
     ],
 )
 @pytest.mark.parametrize("wrong", [1.0, np.nan])
 def test_a_wrong_number_in_any_buffer_is_found(
-    apart: Apart,
+    group: KernelGroup,
     self_test: ModuleType,
     name: str,
     wrong: float,
@@ -82,4 +86,4 @@ def test_a_wrong_number_in_any_buffer_is_found(
 
         monkeypatch.setattr(self_test, "run_alone", differ)
         with pytest.raises(UnsupportedError, match=f"failed: {name} is (1|nan) away"):
-            verified.choose_apart(apart, VARIANT)
+            verified.open_kernel_group(group, VARIANT)

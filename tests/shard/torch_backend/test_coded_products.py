@@ -20,7 +20,7 @@ from tgi_trio.shard.checkpoint.formats.gguf import FUNCTIONS
 from tgi_trio.shard.checkpoint.formats.plain import PlainMatrix
 from tgi_trio.shard.checkpoint.rounding.choose import ENCODINGS
 from tgi_trio.shard.checkpoint.rounding.encoding import round_matrix
-from tgi_trio.shard.checkpoint.taken_apart import TAKEN_APART, Nested, Parts, take_apart
+from tgi_trio.shard.checkpoint.unpacked import UNPACKED_CODINGS, Nested, Parts, unpack_matrix
 
 need_triton()
 
@@ -193,7 +193,7 @@ def test_inputs_in_any_order(kind: str, counts: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("name", WITH_PLANES)
 def test_every_format_of_checkpoints(tmp_path: Path, name: str) -> None:
     case = CASES[name]()
-    parts = take_apart(open_matrix(tmp_path, case))
+    parts = unpack_matrix(open_matrix(tmp_path, case))
     assert parts is not None
     codes = encode(parts)
     if case.group in (40, 100):  # as no kernel has them
@@ -204,7 +204,7 @@ def test_every_format_of_checkpoints(tmp_path: Path, name: str) -> None:
     check_product(parts, 3)
 
 
-@pytest.mark.parametrize("name", [name for name in TAKEN_APART if name in BY_NAME])
+@pytest.mark.parametrize("name", [name for name in UNPACKED_CODINGS if name in BY_NAME])
 def test_every_type_of_gguf(name: str) -> None:
     kind, draw = BY_NAME[name], np.random.default_rng(0)
     per_row = 512 // kind.weights
@@ -219,7 +219,7 @@ def test_every_type_of_gguf(name: str) -> None:
     elif name in ("Q4_0", "Q5_0", "Q8_0", "IQ4_NL", "IQ4_XS"):
         place = slice(0, 2)
     blocks[..., place] = halves[..., : place.stop - place.start]
-    parts = TAKEN_APART[name]({"blocks": blocks})
+    parts = UNPACKED_CODINGS[name]({"blocks": blocks})
     exact = FUNCTIONS[name](blocks.reshape(-1, kind.bytes)).reshape(24, -1)
     np.testing.assert_allclose(numbers_of(parts), exact, rtol=1e-5, atol=1e-5)
     codes = check_product(parts, 3)._parts[0]
@@ -240,7 +240,7 @@ def test_every_type_of_gguf(name: str) -> None:
 @pytest.mark.parametrize("word", ENCODINGS)
 def test_every_word_of_quantize(word: str) -> None:
     values = np.random.default_rng(2).standard_normal((40, 512)).astype(np.float32)
-    parts = take_apart(round_matrix(PlainMatrix(values), ENCODINGS[word]))
+    parts = unpack_matrix(round_matrix(PlainMatrix(values), ENCODINGS[word]))
     assert parts is not None
     check_product(parts, 3)
 

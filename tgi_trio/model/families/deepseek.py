@@ -11,7 +11,7 @@ from tgi_trio.model.families import names
 from tgi_trio.model.families.checkpoint_traits import is_stored
 from tgi_trio.model.families.llama_kin import with_yarn
 from tgi_trio.model.families.llama_like import llama_spec
-from tgi_trio.model.families.mixtures import EXPERTS_APART
+from tgi_trio.model.families.mixtures import SEPARATE_EXPERTS
 from tgi_trio.model.reading import rotary
 from tgi_trio.model.specs.decoder import (
     DecoderSpec,
@@ -103,7 +103,7 @@ def mistral4(config: ModelConfig) -> DecoderSpec | None:
     return deepseek_spec(
         config,
         experts,
-        names.MISTRAL4_APART if config.get(EXPERTS_APART) else names.MISTRAL4,
+        names.MISTRAL4_APART if config.get(SEPARATE_EXPERTS) else names.MISTRAL4,
         sparse=sparse,
         rank=256,
         query_rank=1024,

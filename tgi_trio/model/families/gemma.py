@@ -11,7 +11,7 @@ from typing import Any
 from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.families import names
 from tgi_trio.model.families.llama_like import attention_bias, llama_spec
-from tgi_trio.model.families.mixtures import EXPERTS_APART
+from tgi_trio.model.families.mixtures import SEPARATE_EXPERTS
 from tgi_trio.model.reading import read_sliding_windows, rotary
 from tgi_trio.model.specs.decoder import (
     DecoderSpec,
@@ -152,7 +152,7 @@ def _gemma4(config: ModelConfig, *, window: int, own_width: int) -> DecoderSpec 
 
 
 def _choose_names(config: ModelConfig, *, own: bool, sparse: bool) -> Names:
-    mixture = names.GEMMA4_MOE_APART if config.get(EXPERTS_APART) else names.GEMMA4_MOE
+    mixture = names.GEMMA4_MOE_APART if config.get(SEPARATE_EXPERTS) else names.GEMMA4_MOE
     chosen = mixture if sparse else names.GEMMA4
     return replace(chosen, **names.OWN_INPUTS) if own else chosen
 

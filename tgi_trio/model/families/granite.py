@@ -7,13 +7,13 @@ from dataclasses import replace
 from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.families import names
 from tgi_trio.model.families.llama_like import granite
-from tgi_trio.model.families.mixtures import EXPERTS_APART
+from tgi_trio.model.families.mixtures import SEPARATE_EXPERTS
 from tgi_trio.model.reading import read_sliding_windows
 from tgi_trio.model.specs.decoder import DecoderSpec, ExpertsSpec
 
 
 def granitemoe(config: ModelConfig) -> DecoderSpec:
-    apart = bool(config.get(EXPERTS_APART))
+    separate = bool(config.get(SEPARATE_EXPERTS))
     experts = ExpertsSpec(
         count=int(config.get("num_local_experts", 8)),
         per_token=int(config.get("num_experts_per_tok", 2)),
@@ -22,7 +22,7 @@ def granitemoe(config: ModelConfig) -> DecoderSpec:
         normalise=True,
         gate_up="rows",
     )
-    own = names.GRANITE_MOE_APART if apart else names.GRANITE_MOE
+    own = names.GRANITE_MOE_SEPARATE if separate else names.GRANITE_MOE
     spec = replace(granite(config), names=own)
     return replace(spec, layers=tuple(replace(la, experts=experts) for la in spec.layers))
 
@@ -36,8 +36,10 @@ def granitemoeshared(config: ModelConfig) -> DecoderSpec:
         if la.experts
     )
     own = replace(spec, mlp_width=width or spec.mlp_width, layers=tuple(layers))
-    apart = bool(config.get(EXPERTS_APART))
-    return replace(own, names=names.GRANITE_MOE_SHARED_APART if apart else names.GRANITE_MOE_SHARED)
+    separate = bool(config.get(SEPARATE_EXPERTS))
+    return replace(
+        own, names=names.GRANITE_MOE_SHARED_SEPARATE if separate else names.GRANITE_MOE_SHARED
+    )
 
 
 def granite_swa(config: ModelConfig) -> DecoderSpec:
@@ -52,10 +54,10 @@ def granite_swa(config: ModelConfig) -> DecoderSpec:
 
 def granitemoe_swa(config: ModelConfig) -> DecoderSpec:
     """Granite 5: its mixtures with such windows and sinks."""
-    apart = bool(config.get(EXPERTS_APART))
+    separate = bool(config.get(SEPARATE_EXPERTS))
     return replace(
         _with_windows(config, granitemoeshared(config)),
-        names=names.GRANITE_MOE_SWA_APART if apart else names.GRANITE_MOE_SWA,
+        names=names.GRANITE_MOE_SWA_SEPARATE if separate else names.GRANITE_MOE_SWA,
     )
 
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.families import names
 from tgi_trio.model.families.checkpoint_traits import name_layers
-from tgi_trio.model.families.llama_like import PROJECTIONS_APART, attention_bias, llama_spec
+from tgi_trio.model.families.llama_like import SEPARATE_PROJECTIONS, attention_bias, llama_spec
 from tgi_trio.model.families.mixtures import set_qwen_experts
 from tgi_trio.model.reading import rotary, with_sections
 from tgi_trio.model.specs.decoder import DecoderSpec, ExpertsSpec, LatentSpec, Names, RotarySpec
@@ -24,7 +24,7 @@ VALUE_HEADS_TILED: Final = "value_heads_tiled"
 def qwen3_next(config: ModelConfig) -> DecoderSpec:
     """Qwen3-Next: three of four layers have linear attention; all are mixtures of experts."""
     rotary_spec = rotary(config, _head_dim(config), partial=_PARTIAL)
-    layout: DeltaLayout = "mixed" if config.get(PROJECTIONS_APART) else "grouped"
+    layout: DeltaLayout = "mixed" if config.get(SEPARATE_PROJECTIONS) else "grouped"
     spec = _qwen(config, names.QWEN3_NEXT, rotary_spec, layout)
     return set_qwen_experts(config, spec, int(config.get("shared_expert_intermediate_size", 512)))
 

@@ -8,7 +8,7 @@ from typing import Final
 from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.families import names
 from tgi_trio.model.families.llama_like import attention_bias, llama_spec
-from tgi_trio.model.families.mixtures import EXPERTS_APART
+from tgi_trio.model.families.mixtures import SEPARATE_EXPERTS
 from tgi_trio.model.reading import rotary
 from tgi_trio.model.specs.decoder import DecoderSpec, ExpertsSpec, LayerSpec, QueryScale, RotarySpec
 
@@ -38,7 +38,7 @@ def llama4(config: ModelConfig) -> DecoderSpec:
         config,
         head_dim=head_dim,
         rotary_spec=rotary_spec,
-        names=names.LLAMA4_APART if config.get(EXPERTS_APART) else names.LLAMA4,
+        names=names.LLAMA4_APART if config.get(SEPARATE_EXPERTS) else names.LLAMA4,
         kv_heads=int(config.get("num_key_value_heads", 8)),
         mlp_width=int(config.get("intermediate_size_mlp", 16384)),
         query_key_norm="bare" if config.get("use_qk_norm", True) else "none",

@@ -11,7 +11,7 @@ from tgi_trio.model.reading import read_sliding_windows, rotary, with_sections
 from tgi_trio.model.specs.decoder import DecoderSpec, LayerSpec, Names, RotarySpec
 
 # A key in the config that we make of a GGUF file: queries, keys and values are separate matrices.
-PROJECTIONS_APART = "projections_apart"
+SEPARATE_PROJECTIONS = "projections_apart"
 # Another one: norms of heads that have weights of their own are in one tensor.
 NORMS_STACKED = "norms_stacked"
 _BAICHUAN_2_VOCABULARY = 125696
@@ -88,13 +88,13 @@ def baichuan(config: ModelConfig) -> DecoderSpec:
     GGUF files have separate queries, keys and values, and state positions for both.
     """
     rotates = bool(config.max_positions) and not config.get("alibi")
-    apart = bool(config.get(PROJECTIONS_APART))
+    separate = bool(config.get(SEPARATE_PROJECTIONS))
     return llama_spec(
         config,
         rotates=rotates,
         alibi=not rotates,
-        names=names.LLAMA if apart else names.BAICHUAN,
-        qkv_layout="separate" if apart else "stacked",
+        names=names.LLAMA if separate else names.BAICHUAN,
+        qkv_layout="separate" if separate else "stacked",
         normalised_head=config.vocab_size == _BAICHUAN_2_VOCABULARY,
     )
 

@@ -13,7 +13,7 @@ from tgi_trio.model.reading import read_sliding_windows, rotary, with_sections
 from tgi_trio.model.specs.decoder import DecoderSpec, ExpertsSpec, LayerSpec
 
 # A key in the config that we make of a GGUF file: each expert has separate gate, up and down.
-EXPERTS_APART: Final = "experts_apart"
+SEPARATE_EXPERTS: Final = "experts_apart"
 
 # gpt-oss' default rotary embedding.
 GPT_OSS_ROTARY: Final = {
@@ -115,7 +115,7 @@ def flex_olmo(config: ModelConfig) -> DecoderSpec:
 
 def dbrx(config: ModelConfig) -> DecoderSpec | None:
     """DBRX (Databricks 2024)."""
-    apart = bool(config.get(EXPERTS_APART))
+    separate = bool(config.get(SEPARATE_EXPERTS))
     attention, mixture = dict(config.get("attn_config", {})), dict(config.get("ffn_config", {}))
     power = mixture.get("moe_normalize_expert_weights", 1.0)
     if power not in (None, 1):  # the power of the norm by which weights are divided
@@ -130,7 +130,7 @@ def dbrx(config: ModelConfig) -> DecoderSpec | None:
             per_token=int(mixture.get("moe_top_k", 1)),
             width=width,
             normalise=power is not None,
-            stacked=not apart,
+            stacked=not separate,
         ),
     )
     return DecoderSpec(
@@ -142,7 +142,7 @@ def dbrx(config: ModelConfig) -> DecoderSpec | None:
         head_dim=hidden // heads,
         mlp_width=width,
         layers=(layer,) * int(config.need("n_layers")),
-        names=names.DBRX_APART if apart else names.DBRX,
+        names=names.DBRX_SEPARATE if separate else names.DBRX,
         norm="layer",
         norm_eps=1e-5,
         qkv_layout="stacked",
@@ -174,7 +174,7 @@ def gpt_oss(config: ModelConfig) -> DecoderSpec | None:
         head_dim=head_dim,
         windows=read_sliding_windows(config, every=2, window=128),
         rotary_spec=rotary(config, head_dim, theta=150000.0),
-        names=names.GPT_OSS_APART if config.get(EXPERTS_APART) else names.GPT_OSS,
+        names=names.GPT_OSS_APART if config.get(SEPARATE_EXPERTS) else names.GPT_OSS,
         norm_eps=float(config.get("rms_norm_eps", 1e-5)),
         qkv_bias=biased,
         output_bias=biased,
@@ -262,7 +262,7 @@ def qwen3_vl_moe(config: ModelConfig) -> DecoderSpec:
         rotary_spec=with_sections(
             rotary(config, head_dim, theta=500000.0), (24, 20, 20), alternate=True
         ),
-        names=names.QWEN3_MOE if config.get(EXPERTS_APART) else names.QWEN3_VL_MOE,
+        names=names.QWEN3_MOE if config.get(SEPARATE_EXPERTS) else names.QWEN3_VL_MOE,
         query_key_norm="head",
         **attention_bias(config),
     )

@@ -8,7 +8,7 @@ from typing import Any, Final
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.checkpoint_files import read_headers, stored_names
 from tgi_trio.model.config import ModelConfig
-from tgi_trio.model.families.mixtures import EXPERTS_APART
+from tgi_trio.model.families.mixtures import SEPARATE_EXPERTS
 from tgi_trio.model.mlx_names import has_experts_apart
 
 # Families with gate and up of an expert, or more, in one tensor, which mlx-lm divides.
@@ -37,7 +37,7 @@ def _read_traits(config: ModelConfig) -> dict[str, Any]:
     divided = has_experts_apart(names)
     if config.text_type == "granitemoehybrid":  # dense ones have MLPs that are divided
         divided = divided or any(".mlp.gate_proj." in name for name in names)
-    return {EXPERTS_APART: True} if divided else {}
+    return {SEPARATE_EXPERTS: True} if divided else {}
 
 
 def _fold_factors(config: ModelConfig) -> dict[str, Any]:

@@ -520,7 +520,7 @@ GRANITE_MOE = replace(
     expert_down="output_linear.weight",
 )
 
-GRANITE_MOE_APART = replace(
+GRANITE_MOE_SEPARATE = replace(
     GRANITE_MOE,
     experts="block_sparse_moe.experts.{}.",
     expert_gate="gate",
@@ -538,15 +538,15 @@ GRANITE_MOE_SHARED = replace(
     down="shared_mlp.output_linear",
 )
 
-GRANITE_MOE_SHARED_APART = replace(
-    GRANITE_MOE_APART,
+GRANITE_MOE_SHARED_SEPARATE = replace(
+    GRANITE_MOE_SEPARATE,
     gate="shared_mlp.gate",
     up="shared_mlp.up",
     down="shared_mlp.output_linear",
 )
 
-GRANITE_MOE_SWA_APART = replace(
-    GRANITE_MOE_APART,
+GRANITE_MOE_SWA_SEPARATE = replace(
+    GRANITE_MOE_SEPARATE,
     gate="",
     up="",
     gate_up="shared_mlp.input_linear",
@@ -572,7 +572,7 @@ GRANITE_MOE_HYBRID = replace(
     mixer="mamba",
 )
 
-GRANITE_MOE_HYBRID_APART = replace(GRANITE_MOE_SHARED_APART, mixer="mamba")
+GRANITE_MOE_HYBRID_APART = replace(GRANITE_MOE_SHARED_SEPARATE, mixer="mamba")
 
 BAMBA = replace(
     LLAMA,
@@ -683,7 +683,7 @@ DBRX = Names(
     expert_down="w2",
 )
 
-DBRX_APART = replace(DBRX, experts="ffn.experts.{}.")  # in GGUF files
+DBRX_SEPARATE = replace(DBRX, experts="ffn.experts.{}.")  # in GGUF files
 
 MUSE_GLIMMER = replace(
     GEMMA2,

@@ -11,7 +11,7 @@ from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.families import names
 from tgi_trio.model.families.linear_attention import set_mixers
 from tgi_trio.model.families.llama_like import attention_bias, llama_spec
-from tgi_trio.model.families.mixtures import EXPERTS_APART
+from tgi_trio.model.families.mixtures import SEPARATE_EXPERTS
 from tgi_trio.model.reading import rotary
 from tgi_trio.model.specs.decoder import DecoderSpec, ExpertsSpec, LayerSpec
 from tgi_trio.model.specs.mixers import Mamba1, Mamba2, Mixer
@@ -38,7 +38,7 @@ def granite_hybrid(config: ModelConfig) -> DecoderSpec:
     spec = llama_spec(
         config,
         names=names.GRANITE_MOE_HYBRID_APART
-        if config.get(EXPERTS_APART)
+        if config.get(SEPARATE_EXPERTS)
         else names.GRANITE_MOE_HYBRID,
         rotates=config.get("position_embedding_type") == "rope",
         mlp_width=width,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from tgi_trio.model.families.mixtures import EXPERTS_APART
+from tgi_trio.model.families.mixtures import SEPARATE_EXPERTS
 from tgi_trio.model.gguf.files import GgufModel
 from tgi_trio.model.gguf.stated import (
     Values,
@@ -131,7 +131,7 @@ def _experts(
     older = "mistral4" if normalised else "deepseek_v2"
     return counts | {
         "model_type": "deepseek_v3" if newer else older,
-        EXPERTS_APART: True,
+        SEPARATE_EXPERTS: True,
         "n_routed_experts": counts["num_experts"],
         "n_shared_experts": read_count(model, "expert_shared_count"),
         "moe_intermediate_size": read_count(model, "expert_feed_forward_length"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from tgi_trio.model.families.mixtures import EXPERTS_APART
+from tgi_trio.model.families.mixtures import SEPARATE_EXPERTS
 from tgi_trio.model.gguf.files import GgufModel
 from tgi_trio.model.gguf.stated import (
     Values,
@@ -71,7 +71,7 @@ def deepseek4(model: GgufModel, values: Values) -> Values:
     tables = [f"blk.{layer}.ffn_gate_tid2eid.weight" in model.tensors for layer in range(layers)]
     return {
         "model_type": "deepseek_v4",
-        EXPERTS_APART: True,
+        SEPARATE_EXPERTS: True,
         "num_hidden_layers": layers,
         "num_nextn_predict_layers": 0,
         "num_key_value_heads": 1,

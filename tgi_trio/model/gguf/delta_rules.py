@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from tgi_trio.model.families.linear_attention import VALUE_HEADS_TILED
-from tgi_trio.model.families.llama_like import PROJECTIONS_APART
+from tgi_trio.model.families.llama_like import SEPARATE_PROJECTIONS
 from tgi_trio.model.gguf.files import GgufModel
 from tgi_trio.model.gguf.stated import (
     Values,
@@ -64,10 +64,10 @@ KIMI: Final = {
 
 
 def qwen3next(model: GgufModel, values: Values) -> Values:
-    apart = not has_tensor(model, "ssm_in.weight")
+    separate = not has_tensor(model, "ssm_in.weight")
     return {
         "model_type": "qwen3_next",
-        PROJECTIONS_APART: apart,
+        SEPARATE_PROJECTIONS: separate,
     } | _qwen(model, values) | _mixture(model)  # fmt: skip
 
 

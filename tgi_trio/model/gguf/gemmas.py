@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Final
 
-from tgi_trio.model.families.mixtures import EXPERTS_APART
+from tgi_trio.model.families.mixtures import SEPARATE_EXPERTS
 from tgi_trio.model.gguf.files import GgufModel
 from tgi_trio.model.gguf.stated import (
     FULL,
@@ -133,7 +133,7 @@ def gemma4(model: GgufModel, values: Values) -> Values:
     if model.get("expert_count"):
         experts = read_experts(model)
         config |= {
-            EXPERTS_APART: True,
+            SEPARATE_EXPERTS: True,
             "enable_moe_block": True,
             "num_experts": experts["num_experts"],
             "top_k_experts": experts["num_experts_per_tok"],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from tgi_trio.model.families.mixtures import EXPERTS_APART
+from tgi_trio.model.families.mixtures import SEPARATE_EXPERTS
 from tgi_trio.model.gguf.files import GgufModel
 from tgi_trio.model.gguf.stated import (
     Values,
@@ -46,7 +46,7 @@ def glm5_next(model: GgufModel, values: Values) -> Values:
         types = read_by_layer(model, _TYPES, layers)
     return own | {
         "model_type": "glm5_next_text",
-        EXPERTS_APART: True,
+        SEPARATE_EXPERTS: True,
         "num_key_value_heads": values["num_attention_heads"],
         "layer_types": ["indexed_attention" if each else "linear_attention" for each in heads],
         "mlp_layer_types": ["dense"] * first + ["sparse"] * (layers - first),

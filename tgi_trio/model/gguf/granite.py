@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from tgi_trio.model.families.mixtures import EXPERTS_APART
+from tgi_trio.model.families.mixtures import SEPARATE_EXPERTS
 from tgi_trio.model.gguf import state_spaces
 from tgi_trio.model.gguf.files import GgufModel
 from tgi_trio.model.gguf.stated import (
@@ -66,7 +66,10 @@ def bailingmoe(model: GgufModel, values: Values) -> Values:
 
 def _mixture(model: GgufModel, alone: str, beside: str) -> Values:
     """Return the config of experts; `alone`, `beside`: the types without an MLP, and with one."""
-    config = read_experts(model) | {EXPERTS_APART: True, "intermediate_size": expert_width(model)}
+    config = read_experts(model) | {
+        SEPARATE_EXPERTS: True,
+        "intermediate_size": expert_width(model),
+    }
     if "blk.0.ffn_down_shexp.weight" not in model.tensors:
         return config | {"model_type": alone, "shared_intermediate_size": 0}
     width = find_shape(model, "ffn_down_shexp")[-1]

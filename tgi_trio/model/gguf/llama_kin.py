@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable
 from typing import Final
 
-from tgi_trio.model.families.llama_like import NORMS_STACKED, PROJECTIONS_APART
-from tgi_trio.model.families.mixtures import EXPERTS_APART
+from tgi_trio.model.families.llama_like import NORMS_STACKED, SEPARATE_PROJECTIONS
+from tgi_trio.model.families.mixtures import SEPARATE_EXPERTS
 from tgi_trio.model.gguf.files import GgufModel
 from tgi_trio.model.gguf.stated import (
     Values,
@@ -70,7 +70,7 @@ def baichuan(model: GgufModel, values: Values) -> Values:
     """Baichuan 1 and 2; as in llama.cpp, 40 layers mean a 13B model, which does not rotate."""
     return {
         "model_type": "baichuan",
-        PROJECTIONS_APART: True,
+        SEPARATE_PROJECTIONS: True,
         "alibi": values["num_hidden_layers"] == 40,
     }
 
@@ -112,7 +112,7 @@ def llama4(model: GgufModel, values: Values) -> Values:
     layers = values["num_hidden_layers"]
     return {
         "model_type": "llama4_text",
-        EXPERTS_APART: True,
+        SEPARATE_EXPERTS: True,
         "num_local_experts": experts["num_experts"],
         "num_experts_per_tok": experts["num_experts_per_tok"],
         "intermediate_size": read_count(model, "expert_feed_forward_length"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tgi_trio.model.families.mixtures import EXPERTS_APART, GPT_OSS_ROTARY
+from tgi_trio.model.families.mixtures import GPT_OSS_ROTARY, SEPARATE_EXPERTS
 from tgi_trio.model.gguf.files import GgufModel
 from tgi_trio.model.gguf.stated import Values, expert_width, read_count, read_experts
 
@@ -40,7 +40,7 @@ def gpt_oss(model: GgufModel, values: Values) -> Values:
     scaling = {} if "rope_scaling" not in values else GPT_OSS_ROTARY | values["rope_scaling"]
     return {
         "model_type": "gpt_oss",
-        EXPERTS_APART: True,
+        SEPARATE_EXPERTS: True,
         "intermediate_size": expert_width(model),
         "sliding_window": model.get("attention.sliding_window", 128),
         "rope_scaling": scaling or {"rope_type": "default"},
@@ -51,7 +51,7 @@ def dbrx(model: GgufModel, values: Values) -> Values:
     experts = read_experts(model)
     return {
         "model_type": "dbrx",
-        EXPERTS_APART: True,
+        SEPARATE_EXPERTS: True,
         "d_model": values["hidden_size"],
         "n_heads": values["num_attention_heads"],
         "n_layers": values["num_hidden_layers"],

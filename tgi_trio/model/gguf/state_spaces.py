@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from tgi_trio.model.families.mixtures import EXPERTS_APART
+from tgi_trio.model.families.mixtures import SEPARATE_EXPERTS
 from tgi_trio.model.gguf.files import GgufModel
 from tgi_trio.model.gguf.stated import (
     Values,
@@ -47,7 +47,7 @@ def granitehybrid(model: GgufModel, values: Values) -> Values:
     kv_heads = read_by_layer(model, "attention.head_count_kv", values["num_hidden_layers"])
     config = _bamba(model) | {
         "model_type": "granitemoehybrid",
-        EXPERTS_APART: True,
+        SEPARATE_EXPERTS: True,
         "layer_types": ["attention" if count else "mamba" for count in kv_heads],
         "position_embedding_type": "rope" if model.get("rope.scaling.finetuned") else "nope",
     }

@@ -27,7 +27,7 @@ def delta_rule_refs(mixer: DeltaRule, place: str, hidden: int) -> DeltaRuleRefs:
     values = mixer.value_heads
     one = _value_units(mixer, 1)
     compressed = mixer.layout in _COMPRESSED
-    apart = mixer.layout in _APART
+    separate = mixer.layout in _APART
     width = values * mixer.value_dim
     output = MatrixRef(f"{place}.{_output_name(mixer)}.weight", hidden, width)
     shape, axis = ((1, 1, values, 1), 2) if mixer.layout == "compressed" else ((values,), 0)
@@ -41,11 +41,11 @@ def delta_rule_refs(mixer: DeltaRule, place: str, hidden: int) -> DeltaRuleRefs:
         ),
         decay_up=_up(mixer, f"{place}.f_b_proj", mixer.key_dim) if compressed else None,
         gate_up=_up(mixer, f"{place}.g_b_proj", mixer.value_dim) if compressed else None,
-        kernels=tuple(_kernels(mixer, place, apart)),
+        kernels=tuple(_kernels(mixer, place, separate)),
         rate=TensorRef(f"{place}.A_log", shape, one, axis),
         decay_bias=TensorRef(f"{place}.dt_bias", (values * each,), _value_units(mixer, each)),
         norm=TensorRef(
-            f"{place}.{'o_norm' if apart else 'norm'}.weight",
+            f"{place}.{'o_norm' if separate else 'norm'}.weight",
             (mixer.value_dim,),
             whole_units(mixer.value_dim),
         ),
@@ -152,11 +152,11 @@ def _up(mixer: DeltaRule, path: str, size: int) -> LinearRef:
     return split_outputs(matrix, "heads", size)
 
 
-def _kernels(mixer: DeltaRule, place: str, apart: bool) -> Iterator[TensorRef]:
+def _kernels(mixer: DeltaRule, place: str, separate: bool) -> Iterator[TensorRef]:
     """Yield the convolution's weights of queries, keys and values."""
     key, value = mixer.key_heads * mixer.key_dim, mixer.value_heads * mixer.value_dim
     query_units, key_units, value_units = _stacked(mixer)
-    if not apart:
+    if not separate:
         for units in (query_units, key_units, value_units):
             yield TensorRef(f"{place}.conv1d.weight", (2 * key + value, 1, mixer.taps), units)
         return

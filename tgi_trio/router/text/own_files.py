@@ -65,15 +65,15 @@ class ModelVocabulary:
     Any thread may use it.
     """
 
-    def __init__(self, file: Path, size: int, *, apart: bool = False) -> None:
+    def __init__(self, file: Path, size: int, *, in_subprocess: bool = False) -> None:
         """`file`: the model's tokenizer.json; `size`: rows of its embedding.
 
-        `apart`: vocabularies are compared by a process of its own. Raises ModelLoadError.
+        `in_subprocess`: vocabularies are compared by a process of its own. Raises ModelLoadError.
         """
         self.file = file
         self.size = size
         self.parts = read_apart(file)[0]
-        self.apart = apart
+        self.in_subprocess = in_subprocess
         self._known: OrderedDict[bytes, Comparison] = OrderedDict()  # by sha256
         self._lock = threading.Lock()
 
@@ -96,7 +96,7 @@ class ModelVocabulary:
         return found
 
     def _compare(self, file: Path) -> Comparison:
-        if not self.apart or file.stat().st_size <= _SMALL:
+        if not self.in_subprocess or file.stat().st_size <= _SMALL:
             return compare_vocabularies(self.file, file)
         argv = [
             sys.executable,

@@ -38,7 +38,6 @@ from tgi_trio.shard.checkpoint.heads import open_heads
 from tgi_trio.shard.checkpoint.lookup import Checkpoint, Weights, open_checkpoint, read_table
 from tgi_trio.shard.checkpoint.rounding.choose import ENCODINGS
 from tgi_trio.shard.cpu_backend.adapters import CpuAdapters
-from tgi_trio.shard.cpu_backend.apart_table import find_apart
 from tgi_trio.shard.cpu_backend.cpu_runner import CpuRunner
 from tgi_trio.shard.cpu_backend.drafting.assistant_fit import refuse_unfit
 from tgi_trio.shard.cpu_backend.drafting.heads import LoadedHeads
@@ -50,6 +49,7 @@ from tgi_trio.shard.cpu_backend.drafting.mtp import (
 )
 from tgi_trio.shard.cpu_backend.forward import Forward
 from tgi_trio.shard.cpu_backend.instructions import find_multiplier, find_variant, multiplies_pairs
+from tgi_trio.shard.cpu_backend.kernel_groups import find_kernel_groups
 from tgi_trio.shard.cpu_backend.machine_code.parallel import Kernel, compile_in_parallel
 from tgi_trio.shard.cpu_backend.multiplier import Multiplier
 from tgi_trio.shard.cpu_backend.needed_kernels import list_kernels
@@ -59,10 +59,10 @@ from tgi_trio.shard.cpu_backend.unsupported import UndividedError, UnsupportedEr
 from tgi_trio.shard.cpu_backend.variant import Variant
 from tgi_trio.shard.cpu_backend.verified import (
     choose_adapter_kernels,
-    choose_apart,
     choose_panel_kernels,
     choose_sampler,
     choose_variant,
+    open_kernel_group,
 )
 from tgi_trio.shard.cpu_backend.weight_layout import CacheNumbers
 from tgi_trio.shard.machine.cores import sensible_threads, share_cores, usable_cores
@@ -269,7 +269,7 @@ def _list_kernels(
         program.model, target.dtype, int8=target.int8, kv_dtype=settings.kv_cache_dtype
     )
     adapters = settings.max_lora_rank > 0
-    return list_kernels(likely, multipliers, find_apart(program), adapters=adapters)
+    return list_kernels(likely, multipliers, find_kernel_groups(program), adapters=adapters)
 
 
 def _link(target: _Target, program: Program, multipliers: Sequence[Multiplier]) -> Variant:
@@ -300,8 +300,8 @@ def _link_mtp(target: _Target, layers: Sequence[PackedMtp], variant: Variant) ->
 def _link_kernels(program: Program, multipliers: Sequence[Multiplier], variant: Variant) -> None:
     """Link what a program needs beside the step's kernels of `variant`."""
     program.link(choose_panel_kernels(multipliers))
-    for each in find_apart(program):
-        program.link_apart(each.codes, choose_apart(each, variant))
+    for each in find_kernel_groups(program):
+        program.link_kernel_group(each.codes, open_kernel_group(each, variant))
 
 
 def _link_adapters(target: _Target, program: Program, variant: Variant) -> CpuAdapters | None:

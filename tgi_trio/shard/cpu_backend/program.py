@@ -232,7 +232,7 @@ class Program:
         """Whether the model has any of these operations."""
         return bool(np.isin(self.operations["code"], list(codes)).any())
 
-    def link_apart(self, codes: Collection[Code], kernel: int) -> None:
+    def link_kernel_group(self, codes: Collection[Code], kernel: int) -> None:
         """Link the entry at this address to these operations."""
         self.operations["kernel"][np.isin(self.operations["code"], list(codes))] = kernel
         self._mirror()

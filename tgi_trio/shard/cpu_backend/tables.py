@@ -360,7 +360,7 @@ OPERATION = np.dtype(
         # results are clipped to this magnitude, for GATE gates and ups; 0: none
         ("clip", "f4"),
         ("spare", "f4"),
-        # entry of an operation that is compiled apart, see `kernels/apart.py`; 0: none
+        # entry of an operation that is compiled apart, see `kernels/linked_calls.py`; 0: none
         ("kernel", "i8"),
         # Its record: MIXTURE, MIXER, OPENING, LATENT, OWN, PADDING, STREAM, BLOCKS, GATED or NGRAMS
         ("facts", "i8"),

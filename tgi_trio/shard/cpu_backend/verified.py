@@ -10,7 +10,6 @@ from typing import TypeVar
 from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.specs.decoder import DecoderSpec
 from tgi_trio.shard.cpu_backend.adapter_kernels import AdapterKernels, open_adapter_kernels
-from tgi_trio.shard.cpu_backend.apart_table import Apart
 from tgi_trio.shard.cpu_backend.cpu_sampler import CpuSampler
 from tgi_trio.shard.cpu_backend.instructions import (
     find_variant,
@@ -19,6 +18,7 @@ from tgi_trio.shard.cpu_backend.instructions import (
     list_pairs,
     suits_code_unit,
 )
+from tgi_trio.shard.cpu_backend.kernel_groups import KernelGroup
 from tgi_trio.shard.cpu_backend.matrix_unit import find_refusal
 from tgi_trio.shard.cpu_backend.multiplier import Multiplier
 from tgi_trio.shard.cpu_backend.panel_kernel import PanelKernel, open_panel_kernel
@@ -98,10 +98,10 @@ def choose_adapter_kernels(variant: Variant, *, of_heads: bool) -> AdapterKernel
     return _verify("kernels", lambda: open_adapter_kernels(variant), find_fault)
 
 
-def choose_apart(apart: Apart, variant: Variant) -> int:
+def open_kernel_group(group: KernelGroup, variant: Variant) -> int:
     """Return the entry's address for these operations; raises UnsupportedError if it fails."""
     return _verify(
-        apart.kernels, lambda: apart.open(variant), lambda made: apart.find_fault(variant)
+        group.kernels, lambda: group.open(variant), lambda made: group.find_fault(variant)
     )
 
 

@@ -22,7 +22,7 @@ from tgi_trio.shard.checkpoint.head_norms import read_head_norms
 from tgi_trio.shard.checkpoint.lookup import Checkpoint, read_bias, read_linear, read_table
 from tgi_trio.shard.checkpoint.numbers import Floats
 from tgi_trio.shard.checkpoint.stored_matrix import StoredMatrix
-from tgi_trio.shard.checkpoint.taken_apart import TAKEN_APART, Parts, take_apart
+from tgi_trio.shard.checkpoint.unpacked import UNPACKED_CODINGS, Parts, unpack_matrix
 from tgi_trio.shard.torch_backend.layers.coded_linear import CodedLinear
 from tgi_trio.shard.torch_backend.layers.linear import Linear
 from tgi_trio.shard.torch_backend.layers.quantised_linear import QuantisedLinear, QuantisedWeight
@@ -131,7 +131,7 @@ class WeightSource:
             return self._multiplies_codes
         stored = read_linear(self._checkpoint, linear, share)
         return any(
-            part.coding in TAKEN_APART or read_rings(part) is not None for part in stored.parts
+            part.coding in UNPACKED_CODINGS or read_rings(part) is not None for part in stored.parts
         )
 
     @contextmanager
@@ -255,7 +255,7 @@ def _taken_apart(stored: StoredMatrix) -> Parts | None:
     Also None if it is damaged: reading it as numbers reports which tensor that is.
     """
     try:
-        parts = take_apart(stored)
+        parts = unpack_matrix(stored)
     except ModelLoadError:  # damaged, or a share that splits a group, for which there are no planes
         return None
     if parts is None or not np.isfinite(parts.scales).all():

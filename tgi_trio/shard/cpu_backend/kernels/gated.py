@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from tgi_trio.shard.cpu_backend.kernels import entry, kernel
 from tgi_trio.shard.cpu_backend.kernels.activation import sigmoid_times
-from tgi_trio.shard.cpu_backend.kernels.apart import gated_at, operation_at, step_at
+from tgi_trio.shard.cpu_backend.kernels.linked_calls import gated_at, operation_at, step_at
 from tgi_trio.shard.cpu_backend.kernels.norm import inverse_deviation
 from tgi_trio.shard.cpu_backend.kernels.quantised.activations import store_forms
 from tgi_trio.shard.cpu_backend.kernels.vectors import (

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from tgi_trio.shard.cpu_backend.kernels import entry, kernel
 from tgi_trio.shard.cpu_backend.kernels.activation import sigmoid_times
-from tgi_trio.shard.cpu_backend.kernels.apart import hyper_at, operation_at, step_at
 from tgi_trio.shard.cpu_backend.kernels.arrays import lesser
+from tgi_trio.shard.cpu_backend.kernels.linked_calls import hyper_at, operation_at, step_at
 from tgi_trio.shard.cpu_backend.kernels.norm import inverse_deviation
 from tgi_trio.shard.cpu_backend.kernels.vectors import (
     add,

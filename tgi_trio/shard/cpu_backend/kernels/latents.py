@@ -14,8 +14,8 @@ from __future__ import annotations
 
 from tgi_trio.shard.cpu_backend.kernels import entry, kernel
 from tgi_trio.shard.cpu_backend.kernels.adapters import call_adapter_kernel, find_runs
-from tgi_trio.shard.cpu_backend.kernels.apart import latent_at, operation_at, step_at
 from tgi_trio.shard.cpu_backend.kernels.linear import multiply_rows
+from tgi_trio.shard.cpu_backend.kernels.linked_calls import latent_at, operation_at, step_at
 from tgi_trio.shard.cpu_backend.kernels.matrix_unit import prepare_registers, release_registers
 from tgi_trio.shard.cpu_backend.kernels.norm import (
     head_factor,

@@ -7,9 +7,9 @@ stochastic (Sinkhorn and Knopp). A row of SHARES has them behind the weights of 
 from __future__ import annotations
 
 from tgi_trio.shard.cpu_backend.kernels import entry, kernel
-from tgi_trio.shard.cpu_backend.kernels.apart import hyper_at, operation_at, step_at
 from tgi_trio.shard.cpu_backend.kernels.arrays import floats_at, greater
 from tgi_trio.shard.cpu_backend.kernels.hyper import fork_row, gather_row, rows_of
+from tgi_trio.shard.cpu_backend.kernels.linked_calls import hyper_at, operation_at, step_at
 from tgi_trio.shard.cpu_backend.kernels.vectors import (
     add,
     fill,

@@ -14,8 +14,8 @@ import numpy as np
 
 from tgi_trio.shard.cpu_backend.kernels import entry, kernel
 from tgi_trio.shard.cpu_backend.kernels.activation import sigmoid_times
-from tgi_trio.shard.cpu_backend.kernels.apart import ngrams_at, operation_at, step_at
 from tgi_trio.shard.cpu_backend.kernels.arrays import greater, ints_at
+from tgi_trio.shard.cpu_backend.kernels.linked_calls import ngrams_at, operation_at, step_at
 from tgi_trio.shard.cpu_backend.kernels.norm import inverse_deviation
 from tgi_trio.shard.cpu_backend.kernels.quantised.activations import store_forms
 from tgi_trio.shard.cpu_backend.kernels.vectors import (

@@ -6,7 +6,7 @@ import numpy as np
 
 from tgi_trio.shard.cpu_backend.kernels import kernel
 from tgi_trio.shard.cpu_backend.kernels.activation import activate
-from tgi_trio.shard.cpu_backend.kernels.apart import opening_at
+from tgi_trio.shard.cpu_backend.kernels.linked_calls import opening_at
 from tgi_trio.shard.cpu_backend.kernels.norm import inverse_deviation
 from tgi_trio.shard.cpu_backend.kernels.quantised.activations import store_result
 from tgi_trio.shard.cpu_backend.kernels.vectors import fill, load, load_float, multiply, store

@@ -6,7 +6,7 @@ Zeros change no score and no sum, so attention need not know of them.
 from __future__ import annotations
 
 from tgi_trio.shard.cpu_backend.kernels import entry, kernel
-from tgi_trio.shard.cpu_backend.kernels.apart import operation_at, padding_at, step_at
+from tgi_trio.shard.cpu_backend.kernels.linked_calls import operation_at, padding_at, step_at
 from tgi_trio.shard.cpu_backend.kernels.quantised.activations import store_result
 from tgi_trio.shard.cpu_backend.kernels.vectors import (
     copy_word,

@@ -1,4 +1,4 @@
-"""Small operations that few families need, on float32 rows of a buffer; see `apart.py`."""
+"""Small operations that few families need, on float32 rows of a buffer; see `linked_calls.py`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 
 from tgi_trio.shard.cpu_backend.kernels import entry, kernel
 from tgi_trio.shard.cpu_backend.kernels.activation import activate, sigmoid_times
-from tgi_trio.shard.cpu_backend.kernels.apart import operation_at, own_at, step_at
+from tgi_trio.shard.cpu_backend.kernels.linked_calls import operation_at, own_at, step_at
 from tgi_trio.shard.cpu_backend.kernels.norm import inverse_deviation, normed
 from tgi_trio.shard.cpu_backend.kernels.opening import open_row
 from tgi_trio.shard.cpu_backend.kernels.quantised.activations import store_forms, store_result

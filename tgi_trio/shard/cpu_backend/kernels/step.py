@@ -7,14 +7,14 @@ import numpy as np
 from tgi_trio.shard.cpu_backend.control_block import STOPPED
 from tgi_trio.shard.cpu_backend.kernels import entry, kernel
 from tgi_trio.shard.cpu_backend.kernels.adapters import call_adapter_kernel, find_runs
-from tgi_trio.shard.cpu_backend.kernels.apart import (
+from tgi_trio.shard.cpu_backend.kernels.attention import attend
+from tgi_trio.shard.cpu_backend.kernels.linear import linear
+from tgi_trio.shard.cpu_backend.kernels.linked_calls import (
     address_of,
-    call_apart,
+    call_linked,
     operation_at,
     step_at,
 )
-from tgi_trio.shard.cpu_backend.kernels.attention import attend
-from tgi_trio.shard.cpu_backend.kernels.linear import linear
 from tgi_trio.shard.cpu_backend.kernels.norm import embed, norm, rotate
 from tgi_trio.shard.cpu_backend.kernels.quantised.activations import quantise
 from tgi_trio.shard.cpu_backend.kernels.quantised.lookup import embed_quantised
@@ -67,7 +67,7 @@ def run_operations(variant, rank, step, operations, control):
                 op.inputs // variant.kv.step, step.buffers[LOW], step.low_stride, scratch,
             )  # fmt: skip
         elif op.kernel:
-            call_apart(op.kernel, rank, address_of(step), address_of(op), counter, scratch)
+            call_linked(op.kernel, rank, address_of(step), address_of(op), counter, scratch)
         elif op.code == EMBED and op.multiply:
             embed_quantised(rank, step, op, scratch)
         elif op.code == EMBED:

@@ -10,8 +10,8 @@ import math
 
 from tgi_trio.shard.cpu_backend.kernels import entry, kernel
 from tgi_trio.shard.cpu_backend.kernels.activation import apply_soft_cap
-from tgi_trio.shard.cpu_backend.kernels.apart import operation_at, step_at, streams_at
 from tgi_trio.shard.cpu_backend.kernels.arrays import floats_at, greater
+from tgi_trio.shard.cpu_backend.kernels.linked_calls import operation_at, step_at, streams_at
 from tgi_trio.shard.cpu_backend.kernels.vectors import (
     add,
     fill,

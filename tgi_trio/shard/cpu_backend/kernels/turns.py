@@ -16,11 +16,11 @@ import numpy as np
 from tgi_trio.model.quantised.exl3_layout import TURNED
 from tgi_trio.shard.checkpoint.formats.exl3 import RING
 from tgi_trio.shard.cpu_backend.kernels import entry
-from tgi_trio.shard.cpu_backend.kernels.apart import operation_at, step_at
 from tgi_trio.shard.cpu_backend.kernels.compiler import types
 from tgi_trio.shard.cpu_backend.kernels.emit import FLOATS, INTS, address, load_as, operation
 from tgi_trio.shard.cpu_backend.kernels.emit import store_as as write
 from tgi_trio.shard.cpu_backend.kernels.linear import finish
+from tgi_trio.shard.cpu_backend.kernels.linked_calls import operation_at, step_at
 from tgi_trio.shard.cpu_backend.kernels.quantised.codes import offset
 from tgi_trio.shard.cpu_backend.kernels.vectors import fma_of, load, store
 from tgi_trio.shard.cpu_backend.tables import Buffer, Code, Epilogue

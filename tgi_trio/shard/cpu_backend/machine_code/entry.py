@@ -107,7 +107,7 @@ EXPAND: Final = Entry("adapters", "expand", 11)
 WORK_ON_ROWS: Final = Entry("sampling.rows", "work_on_rows", 4)
 DRAW_UNIFORMS: Final = Entry("sampling.draws", "draw_uniforms", 4)
 SHUFFLE: Final = Entry("sampling.shuffle", "shuffle", 4)
-# Called by a step through their addresses; see `kernels/apart.py`.
+# Called by a step through their addresses; see `kernels/linked_calls.py`.
 MIX_EXPERTS: Final = Entry("mixture.mixing", "mix_experts", 5)
 RUN_RARE: Final = Entry("rare", "run_rare", 5)
 RUN_STREAMS: Final = Entry("streams", "run_streams", 5)

@@ -54,7 +54,7 @@ def find_fault(dtype: str, variant: Variant, *, mixture: Mixture | None = None) 
     with pack_program(tiny, tensors, dtype, int8=int8, kv=kv) as program:
         program.allocate_kv(8)
     if mixture is not None:
-        program.link_apart(MIXING, mixture[0])
+        program.link_kernel_group(MIXING, mixture[0])
     with Forward(program, variant, [0]) as forward:
         found = np.concatenate([_run(forward, 0, 17), _run(forward, 17, 4)])
     # In the order in which they were computed: 17 + 2 tokens, then 4 + 1.

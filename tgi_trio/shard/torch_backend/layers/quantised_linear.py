@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from tgi_trio.shard.checkpoint.taken_apart import Parts
+from tgi_trio.shard.checkpoint.unpacked import Parts
 from tgi_trio.shard.torch_backend.layers.linear import Linear
 from tgi_trio.shard.torch_backend.layers.plain_product import multiply_plain
 
@@ -15,7 +15,7 @@ _AT_ONCE = 1 << 20
 
 
 class QuantisedWeight:
-    """A matrix [outputs, inputs] as codes, scales and lows; see `taken_apart.py`."""
+    """A matrix [outputs, inputs] as codes, scales and lows; see `unpacked.py`."""
 
     __slots__ = ("_codes", "_lows", "_order", "_packed", "_scales", "_table", "shape")
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from tgi_trio.shard.checkpoint.formats.fp8 import E4M3_NUMBERS
 from tgi_trio.shard.checkpoint.numbers import Floats
-from tgi_trio.shard.checkpoint.taken_apart import Parts
+from tgi_trio.shard.checkpoint.unpacked import Parts
 
 Numbers = Literal["whole", "signed", "table", "e4m3"]
 Lows = Literal["", "constant", "zeros", "lows"]

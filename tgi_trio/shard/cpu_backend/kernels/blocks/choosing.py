@@ -13,12 +13,12 @@ from __future__ import annotations
 import numpy as np
 
 from tgi_trio.shard.cpu_backend.kernels import entry, kernel
-from tgi_trio.shard.cpu_backend.kernels.apart import blocks_at, operation_at, step_at
 from tgi_trio.shard.cpu_backend.kernels.arrays import greater, lesser
 from tgi_trio.shard.cpu_backend.kernels.attention import seen_tokens, table_of
 from tgi_trio.shard.cpu_backend.kernels.blocks.attending import attend_blocks
 from tgi_trio.shard.cpu_backend.kernels.index.choosing import list_best
 from tgi_trio.shard.cpu_backend.kernels.latents import turn_part
+from tgi_trio.shard.cpu_backend.kernels.linked_calls import blocks_at, operation_at, step_at
 from tgi_trio.shard.cpu_backend.kernels.norm import (
     BLOCK,
     gather_angles,

@@ -13,11 +13,11 @@ from __future__ import annotations
 import numpy as np
 
 from tgi_trio.shard.cpu_backend.kernels import entry, kernel
-from tgi_trio.shard.cpu_backend.kernels.apart import operation_at, step_at
 from tgi_trio.shard.cpu_backend.kernels.arrays import greater, ints_at, lesser
 from tgi_trio.shard.cpu_backend.kernels.attention import seen_tokens, table_of
 from tgi_trio.shard.cpu_backend.kernels.index.attending import attend_chosen
 from tgi_trio.shard.cpu_backend.kernels.latents import turn_part
+from tgi_trio.shard.cpu_backend.kernels.linked_calls import operation_at, step_at
 from tgi_trio.shard.cpu_backend.kernels.norm import (
     BLOCK,
     head_factor,

@@ -14,7 +14,6 @@ import numpy as np
 from tgi_trio.shard.cpu_backend.kernels import entry, kernel
 from tgi_trio.shard.cpu_backend.kernels.activation import activate, cut, sigmoid_times
 from tgi_trio.shard.cpu_backend.kernels.adapters import call_adapter_kernel, find_runs
-from tgi_trio.shard.cpu_backend.kernels.apart import mixture_at, operation_at, step_at
 from tgi_trio.shard.cpu_backend.kernels.arrays import ints_at
 from tgi_trio.shard.cpu_backend.kernels.linear import (
     bytes_ahead,
@@ -22,6 +21,7 @@ from tgi_trio.shard.cpu_backend.kernels.linear import (
     multiply_rows,
     row_and_panel_bytes,
 )
+from tgi_trio.shard.cpu_backend.kernels.linked_calls import mixture_at, operation_at, step_at
 from tgi_trio.shard.cpu_backend.kernels.matrix_unit import prepare_registers, release_registers
 from tgi_trio.shard.cpu_backend.kernels.mixture.routing import arrange, route
 from tgi_trio.shard.cpu_backend.kernels.quantised.activations import store_result

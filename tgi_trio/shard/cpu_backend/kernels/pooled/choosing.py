@@ -11,11 +11,11 @@ from __future__ import annotations
 import numpy as np
 
 from tgi_trio.shard.cpu_backend.kernels import entry, kernel
-from tgi_trio.shard.cpu_backend.kernels.apart import blocks_at, operation_at, step_at
 from tgi_trio.shard.cpu_backend.kernels.arrays import greater, lesser
 from tgi_trio.shard.cpu_backend.kernels.attention import seen_tokens
 from tgi_trio.shard.cpu_backend.kernels.blocks.attending import attend_blocks
 from tgi_trio.shard.cpu_backend.kernels.index.choosing import list_best
+from tgi_trio.shard.cpu_backend.kernels.linked_calls import blocks_at, operation_at, step_at
 from tgi_trio.shard.cpu_backend.kernels.norm import BLOCK
 from tgi_trio.shard.cpu_backend.kernels.pooled.keys import ask, pool, slot_of
 from tgi_trio.shard.cpu_backend.kernels.pooled.runs import ask_runs, pool_run

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from tgi_trio.shard.cpu_backend.kernels import entry, kernel
-from tgi_trio.shard.cpu_backend.kernels.apart import row_at
 from tgi_trio.shard.cpu_backend.kernels.arrays import floats_at, ints_at, lesser
+from tgi_trio.shard.cpu_backend.kernels.linked_calls import row_at
 from tgi_trio.shard.cpu_backend.kernels.sampling.candidates import find_candidates
 from tgi_trio.shard.cpu_backend.kernels.sampling.narrow import truncate
 from tgi_trio.shard.cpu_backend.kernels.sampling.scores import (

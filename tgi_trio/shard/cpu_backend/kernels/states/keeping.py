@@ -1,4 +1,4 @@
-"""The entry to operations of mixers with recurrent states; see `apart.py`.
+"""The entry to operations of mixers with recurrent states; see `linked_calls.py`.
 
 A row reads its state from one slot and writes it to another, so a step can be computed again. Rows
 are computed token by token, so results are the same to the bit wherever a sequence's chunks end.
@@ -7,7 +7,7 @@ are computed token by token, so results are the same to the bit wherever a seque
 from __future__ import annotations
 
 from tgi_trio.shard.cpu_backend.kernels import entry
-from tgi_trio.shard.cpu_backend.kernels.apart import mixer_at, operation_at, step_at
+from tgi_trio.shard.cpu_backend.kernels.linked_calls import mixer_at, operation_at, step_at
 from tgi_trio.shard.cpu_backend.kernels.states.channels import keep_channels
 from tgi_trio.shard.cpu_backend.kernels.states.convolution import convolve
 from tgi_trio.shard.cpu_backend.kernels.states.recurrence import recur

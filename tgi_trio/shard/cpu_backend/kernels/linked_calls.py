@@ -36,7 +36,7 @@ _ARGUMENTS = 5  # integer arguments after the variant
 
 
 @intrinsic
-def call_apart(
+def call_linked(
     function: types.Integer,
     rank: types.Integer,
     step: types.Integer,

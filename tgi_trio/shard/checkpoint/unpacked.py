@@ -66,12 +66,12 @@ class Parts:
     nested_lows: Nested | None = None
 
 
-def take_apart(matrix: StoredMatrix) -> Parts | None:
+def unpack_matrix(matrix: StoredMatrix) -> Parts | None:
     """Return a matrix in this form, or None if its format has no such form.
 
     Raises ModelLoadError as its `planes` do, and for a weight that is NaN.
     """
-    found = TAKEN_APART.get(matrix.coding)
+    found = UNPACKED_CODINGS.get(matrix.coding)
     if found is None:
         return None
     planes = matrix.planes()
@@ -218,7 +218,7 @@ def _tq2_0(blocks: Bytes) -> Parts:
     return Parts(codes_of_tq2_0(blocks), scales, scales)
 
 
-TAKEN_APART: Final[Mapping[str, Callable[[Planes], Parts]]] = {
+UNPACKED_CODINGS: Final[Mapping[str, Callable[[Planes], Parts]]] = {
     "affine": _affine,
     "affine in any order": _affine,
     "int8": _affine,

@@ -59,7 +59,7 @@ from tgi_trio.shard.cpu_backend.variant import Variant, narrowed
 
 
 @dataclass(frozen=True, slots=True)
-class Apart:
+class KernelGroup:
     """A group of operations that one entry computes, for models that have any of them.
 
     `choose` derives the entry's variant from the step's. `find_fault` returns what is wrong with
@@ -77,50 +77,58 @@ class Apart:
         return self.entry.open(self.choose(variant)).address
 
 
-MIXTURES: Final = Apart("kernels of mixtures", MIXING, MIX_EXPERTS, mixture_self_test.find_fault)
-OF_FEW: Final = Apart("kernels", RARE, RUN_RARE, rare_self_test.find_fault)
-STREAMS: Final = Apart(
+MIXTURES: Final = KernelGroup(
+    "kernels of mixtures", MIXING, MIX_EXPERTS, mixture_self_test.find_fault
+)
+OF_FEW: Final = KernelGroup("kernels", RARE, RUN_RARE, rare_self_test.find_fault)
+STREAMS: Final = KernelGroup(
     "kernels of hidden states", STREAMING, RUN_STREAMS, stream_self_test.find_fault
 )
-HYPER: Final = Apart(
+HYPER: Final = KernelGroup(
     "kernels of hyper-connections", OF_HYPER, RUN_HYPER, hyper_self_test.find_fault
 )
-NARROW_HEADS: Final = Apart(
+NARROW_HEADS: Final = KernelGroup(
     "kernels of narrow heads", OF_PADDING, RUN_PADDING, padding_self_test.find_fault
 )
-TURNS: Final = Apart("kernels of EXL3's turns", TURNING, RUN_TURNS, turn_self_test.find_fault)
-LATENTS: Final = Apart(
+TURNS: Final = KernelGroup("kernels of EXL3's turns", TURNING, RUN_TURNS, turn_self_test.find_fault)
+LATENTS: Final = KernelGroup(
     "kernels of latents",
     OF_LATENTS,
     RUN_LATENTS,
     latent_self_test.find_fault,
     latent_self_test.of_latents,
 )
-INDEX: Final = Apart(
+INDEX: Final = KernelGroup(
     "kernels of an index",
     OF_INDEX,
     RUN_INDEX,
     index_self_test.find_fault,
     index_self_test.of_index,
 )
-BLOCKS: Final = Apart(
+BLOCKS: Final = KernelGroup(
     "kernels of an index of blocks",
     OF_BLOCKS,
     RUN_BLOCKS,
     block_self_test.find_fault,
     index_self_test.of_index,
 )
-GATED: Final = Apart("kernels of gated states", OF_GATED, RUN_GATED, gated_self_test.find_fault)
-NGRAMS: Final = Apart("kernels of n-grams", OF_NGRAMS, RUN_NGRAMS, ngrams_self_test.find_fault)
-MIXED: Final = Apart("kernels of mixed states", OF_MIXED, RUN_MIXED, mixed_self_test.find_fault)
-POOLED: Final = Apart(
+GATED: Final = KernelGroup(
+    "kernels of gated states", OF_GATED, RUN_GATED, gated_self_test.find_fault
+)
+NGRAMS: Final = KernelGroup(
+    "kernels of n-grams", OF_NGRAMS, RUN_NGRAMS, ngrams_self_test.find_fault
+)
+MIXED: Final = KernelGroup(
+    "kernels of mixed states", OF_MIXED, RUN_MIXED, mixed_self_test.find_fault
+)
+POOLED: Final = KernelGroup(
     "kernels of an index of pooled keys",
     OF_POOLED,
     RUN_POOLED,
     pooled_self_test.find_fault,
     index_self_test.of_index,
 )
-STATES: Final = Apart(
+STATES: Final = KernelGroup(
     "kernels of states",
     KEEPING,
     KEEP_STATES,
@@ -133,6 +141,6 @@ _TABLE: Final = (
 )
 
 
-def find_apart(program: Program) -> list[Apart]:
+def find_kernel_groups(program: Program) -> list[KernelGroup]:
     """Return the groups of which a program has operations."""
     return [each for each in _TABLE if program.has(each.codes)]
