@@ -190,7 +190,7 @@ class House:
         self._shard = self._start()
         limits = self._limits()
         if self._seeing is not None:
-            limits = replace(limits, image_sight=self._seeing.rules.sight)
+            limits = replace(limits, image_sight=self._seeing.rules.image_attention)
         self._engine = Engine(
             *(AdmissionLimits(256), limits, self._tokenizer, Metrics()),
             clock=lambda: self._now,
