@@ -180,7 +180,7 @@ NAMED = {
     "model/gguf/folder.py: {'config.json': config}",  # made of a file's metadata
     "hub/resolve.py: not (folder / 'config.json').is_file()",
     "shard/quantising/output.py: (staging / 'config.json').write_text(json.dumps({**config, "
-    "'quantization_config': said}, indent=2))",  # what is written
+    "'quantization_config': description}, indent=2))",  # what is written
     "conversion/lora.py: _rewrite_config(part / 'config.json', plan)",  # a merged model's
     "router/shards/rank_link.py: hashlib.sha256((folder / 'config.json').read_bytes())"
     ".hexdigest()",  # what tells one model's folder from another's
