@@ -245,34 +245,13 @@ class TrellisMatrices:
         own, form = self.trellis, self.trellis.form
         if gate is not None and (gate.paired or own.outputs % (2 * TURNED)):
             return gate(self.multiply(x, routed, gathers=gathers)).contiguous()
-        outputs, padded, sorts = (
-            own.outputs // (1 if gate is None else 2),
-            form.padded,
-            len(own.counts),
-        )
+        outputs = own.outputs // (1 if gate is None else 2)
         few, *_, many = choose_trellis_tiles(x.dtype, generation(x.device))
         tokens = apparent_rows(len(routed.weights), invariant=self.invariant)
         tile = many if _has_many(x, routed, tokens) else few
-        every = len(routed.weights) * routed.each
         out = _make_room(x, routed, outputs) if room is None else room
         constants = _constants(x, routed, gate, gathers=gathers, biased=self.bias is not None)
-        groups = {name: constants[name] for name in _OF_GROUPS}
-        turned = x.new_empty((sorts, every, padded))
-        turn_groups[(count_tiles(routed, TURNED_ROWS), padded // TURNED, sorts)](
-            turned,
-            x,
-            own.input_scales,
-            routed.pairs,
-            routed.counts,
-            len(routed.weights),
-            form.inputs,
-            padded,
-            every * padded,
-            **groups,
-            SORTS=sorts,
-            ROWS=TURNED_ROWS,
-            num_warps=TURN_WARPS,
-        )
+        turned = self._turn(x, routed, {name: constants[name] for name in _OF_GROUPS})
         multiply_turned_groups[(count_tiles(routed, tile.rows), -(-outputs // TURNED))](
             out,
             turned,
@@ -284,8 +263,8 @@ class TrellisMatrices:
             routed.counts,
             len(routed.weights),
             0.0 if gate is None else gate.limit,
-            padded,
-            every * padded,
+            form.padded,
+            turned[0].numel(),
             ONE,
             N=outputs,
             **{name: value for name, value in constants.items() if name != "PAIRED"},
@@ -297,6 +276,28 @@ class TrellisMatrices:
             num_stages=tile.stages,
         )
         return out
+
+    def _turn(self, x: torch.Tensor, routed: Routed, groups: dict[str, Any]) -> torch.Tensor:
+        """Return inputs, scaled and turned, [sorts, pairs, padded]; `groups`: for kernels."""
+        form, sorts = self.trellis.form, len(self.trellis.counts)
+        every = len(routed.weights) * routed.each
+        turned = x.new_empty((sorts, every, form.padded))
+        turn_groups[(count_tiles(routed, TURNED_ROWS), form.padded // TURNED, sorts)](
+            turned,
+            x,
+            self.trellis.input_scales,
+            routed.pairs,
+            routed.counts,
+            len(routed.weights),
+            form.inputs,
+            form.padded,
+            every * form.padded,
+            **groups,
+            SORTS=sorts,
+            ROWS=TURNED_ROWS,
+            num_warps=TURN_WARPS,
+        )
+        return turned
 
 
 def choose_group_tile(
