@@ -223,7 +223,7 @@ def _find_drafter(options: Options, found: Served) -> Path | None:
         return found.heads or _embedded_heads(options, found.model)
     if found.heads is not None:
         raise ConfigurationError(
-            f"--model-id names heads that guess ({found.heads}), and --draft-model names others: "
+            f"--model-id names heads that draft ({found.heads}), and --draft-model names others: "
             "leave it out, or name the heads' base with --model-id"
         )
     return resolve_drafter(
@@ -235,7 +235,7 @@ def _find_drafter(options: Options, found: Served) -> Path | None:
 
 
 def _embedded_heads(options: Options, model: Path) -> Path | None:
-    """Return the heads of the embedded model, where guesses are wanted."""
+    """Return the heads of the embedded model, where drafts are wanted."""
     from tgi_trio import demo
 
     heads = demo.heads_path()
@@ -260,7 +260,7 @@ def _limit_speculation(options: Options) -> Options:
     if options.speculate <= most:
         return options
     logging.getLogger("tgi_trio.cli").warning(
-        "--speculate %d: the embedded model has %d heads, so %d tokens a step are guessed",
+        "--speculate %d: the embedded model has %d heads, so %d tokens a step are drafted",
         options.speculate,
         most,
         most,

@@ -94,7 +94,7 @@ def _log_drafter(settings: Settings) -> None:
         return
     source = "" if settings.draft_model is None else f" of {settings.draft_model}"
     log.info(
-        "guesses: %s%s for the model in %s, up to %d tokens a step",
+        "drafts: %s%s for the model in %s, up to %d tokens a step",
         settings.drafter,
         source,
         settings.model_path,
@@ -107,7 +107,7 @@ def _log_acceptance(metrics: Metrics) -> None:
     drafted, extra = (int(metrics.value("tgi_batch_draft_tokens")), metrics.histogram(_SKIPPED))
     if drafted and (rows := sum(extra.counts)):
         log.info(
-            "guesses: %d of %d were right, %.2f tokens of a sequence a step",
+            "drafts: %d of %d were right, %.2f tokens of a sequence a step",
             extra.sum,
             drafted,
             1 + extra.sum / rows,

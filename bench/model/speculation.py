@@ -197,9 +197,9 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=3, help="prompts per place in the batch")
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--model-id", help="served model; the embedded one by default")
-    parser.add_argument("--draft-model", help="heads or a smaller model that guess; else n-grams")
+    parser.add_argument("--draft-model", help="heads or a smaller model that draft; else n-grams")
     parser.add_argument(
-        "--drafter", choices=DRAFTERS, help="what guesses without another model; n-grams by default"
+        "--drafter", choices=DRAFTERS, help="what drafts without another model; n-grams by default"
     )
     parser.add_argument("--cpu-backend", default="auto")
     parser.add_argument(

@@ -15,7 +15,7 @@ from tgi_trio.shard.backend import load_runner
 
 
 @pytest.mark.parametrize("backend", ["kernels", "torch"])
-def test_a_model_with_states_answers_as_without_guesses(
+def test_a_model_with_states_answers_as_without_drafts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: str
 ) -> None:
     monkeypatch.setitem(checkpoints.SHAPES, "H", checkpoints.SHAPES["H"] | SMALL_HYBRID)

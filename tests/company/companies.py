@@ -85,7 +85,7 @@ WAYS: Final[Mapping[str, Mapping[str, Way]]] = {
         },
     },
     "failures": {"none": lambda draw: {}, "some": lambda draw: {"failing": draw.randint(3, 9)}},
-    "guesses": {"own": lambda draw: {}, "foretold": lambda draw: {"foretold": True}},
+    "drafts": {"own": lambda draw: {}, "foretold": lambda draw: {"foretold": True}},
     "images held": {
         "many": lambda draw: {},
         "few": lambda draw: {

@@ -19,7 +19,7 @@ from tgi_trio.testing.checkpoints import VOCAB_SIZE, make_checkpoint
 _HIDDEN = 64
 
 Write = Callable[[Path], Path]  # a model's folder, made in the folder given
-Guesser = Callable[[Path, Path], Path]  # a drafter's, for the model in the second
+Drafter = Callable[[Path, Path], Path]  # a drafter's, for the model in the second
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Kind:
 
     model: Write
     settings: Mapping[str, Any] = field(default_factory=dict)
-    make_drafter: Guesser | None = None
+    make_drafter: Drafter | None = None
     adapted: bool = False  # whether it has adapters
     text: Write | None = None  # of which adapters are made; None: the model
     called: bool = False  # whether it is asked over HTTP

@@ -154,7 +154,7 @@ def _stale_settings(patch: Patch) -> None:
     patch.setattr(SamplerBase, "_settings", settings)
 
 
-def _guess_too_many(patch: Patch) -> None:
+def _draft_too_many(patch: Patch) -> None:
     """A first draft that is wrong counts as right."""
     own = choosing._keep_right
 
@@ -289,11 +289,11 @@ PLANTED: Final[Mapping[str, Planted]] = {
     "the grammar of a neighbour": Planted(_LLAMA, _neighbours_grammar),
     "the adapter of the row above": Planted(_LLAMA, _adapter_above),
     "words of a replay are the prompt's": Planted(_LLAMA, _prompt_forgotten),
-    "counts of guesses": Planted(_LLAMA, _counts_kept),
+    "counts of drafts": Planted(_LLAMA, _counts_kept),
     "snapshots a token late": Planted("lfm2, kernels", _states_late),
     "top tokens of some steps": Planted(_LLAMA, _tops_of_some),
     "settings of other rows": Planted(_LLAMA, _stale_settings),
-    "a wrong guess that counts": Planted(_LLAMA, _guess_too_many),
+    "a wrong draft that counts": Planted(_LLAMA, _draft_too_many),
     "pixels that are let go": Planted(_LLAVA, _pixels_let_go),
     "a prefix with another image": Planted(
         *(_LLAVA, _prefix_of_any_image, {"images": frozenset({"first"})}, _CACHED)

@@ -44,7 +44,7 @@ class Server:
         """Make it in `folder`; `device`: entered while it is loaded, and whenever it serves."""
         base = kind.model(folder / "model")
         make_drafter = (
-            None if kind.make_drafter is None else kind.make_drafter(folder / "guesser", base)
+            None if kind.make_drafter is None else kind.make_drafter(folder / "drafter", base)
         )
         text = base if kind.text is None else kind.text(folder / "text")
         count = _ADAPTERS if kind.adapted else 0
@@ -90,7 +90,7 @@ class Server:
         if self.kind.settings.get("world_size", 1) > 1:  # a step that fails ends the group
             found["failures"] = frozenset({"none"})
         if not self.speculate or self.kind.called:  # whose sequences nobody here knows
-            found["guesses"] = frozenset({"own"})
+            found["drafts"] = frozenset({"own"})
         if not self.info.prefix_reuse:
             found["prefixes"] = frozenset({"forgotten"})
         elif not self.kind.settings.get("prefix_cache_host_bytes"):

@@ -32,7 +32,7 @@ BUDGET = {"thinking_token_budget": 8}
 ASKED: dict[str, Any] = {"model": "tgi", "messages": QUESTION, "temperature": 0, "max_tokens": 120}
 
 
-@pytest.fixture(scope="module", params=[(), ("--speculate", "4")], ids=["one-by-one", "guessing"])
+@pytest.fixture(scope="module", params=[(), ("--speculate", "4")], ids=["one-by-one", "drafting"])
 def thinking(request: pytest.FixtureRequest) -> Iterator[ServerProcess]:
     with serving(*FLAGS, *request.param) as server:
         yield server

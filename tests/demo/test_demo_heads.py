@@ -23,7 +23,7 @@ ASKED = [SamplingParameters(), SamplingParameters(sample=True, seed=5, temperatu
 MAX_BYTES = 3_000_000
 
 
-def test_they_guess_for_the_embedded_model_and_are_small() -> None:
+def test_they_draft_for_the_embedded_model_and_are_small() -> None:
     assert base_of_heads(heads_path()) == MODEL_ID
     assert count_heads(heads_path()) >= DRAFTED
     assert sum(file.stat().st_size for file in heads_path().iterdir()) < MAX_BYTES
@@ -35,7 +35,7 @@ def test_they_guess_for_the_embedded_model_and_are_small() -> None:
 
 
 @pytest.mark.parametrize("backend", ["kernels", "torch"])
-def test_most_guesses_are_right_and_no_token_changes(
+def test_most_drafts_are_right_and_no_token_changes(
     backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Whether drafting pays on a machine is another matter, and depends on what else it does.

@@ -134,7 +134,7 @@ def test_keys_and_values_of_8_bits(checkpoint: Checkpoint, family: str, codes: s
 
 
 @pytest.mark.parametrize("family", ["llama", "mixtral"])
-def test_guesses_of_n_grams(
+def test_drafts_of_n_grams(
     checkpoint: Checkpoint,  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,

@@ -55,7 +55,7 @@ def test_it_reads_the_last_layers_with_keys_and_values(base: Path, folder: Path)
     assert found == [(0, WINDOW + 1)] * 3 + [(1, 0)]
 
 
-def test_it_guesses_as_many_as_are_requested(base: Path, folder: Path) -> None:
+def test_it_drafts_as_many_as_are_requested(base: Path, folder: Path) -> None:
     kind = find_kind(folder)
     assert kind is not None and kind.word == "gemma4_assistant"
     assert count_heads(folder) == 4 and count_drafts(folder, 9) == 9

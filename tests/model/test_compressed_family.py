@@ -97,7 +97,7 @@ def test_what_is_left_out_is_as_published() -> None:
     ],
     ids=str,
 )
-def test_layers_that_guess_attend_to_a_window(other: dict[str, Any], count: int) -> None:
+def test_layers_that_draft_attend_to_a_window(other: dict[str, Any], count: int) -> None:
     spec = served(OLDER | other)
     assert len(spec.layers) == 5 and len(spec.mtp) == count
     for layer in spec.mtp:

@@ -101,7 +101,7 @@ def test_the_first_of_many_is_named_and_the_others_counted(tmp_path: Path) -> No
         check(tmp_path)
 
 
-def test_more_layers_that_guess_than_are_stated_are_refused(tmp_path: Path) -> None:
+def test_more_layers_that_draft_than_are_stated_are_refused(tmp_path: Path) -> None:
     make_folder(tmp_path, DEEPSEEK, {"model.layers.2.eh_proj.weight": F32})
     with pytest.raises(ModelLoadError, match=r"model\.layers\.2\.eh_proj"):
         check(tmp_path)

@@ -35,7 +35,7 @@ def copy_without(folder: Path, copy: Path, part: str) -> Path:
     return copy
 
 
-def test_they_guess_where_guesses_are_wanted_unless_the_text_is_named(folder: Path) -> None:
+def test_they_draft_where_drafts_are_wanted_unless_the_text_is_named(folder: Path) -> None:
     assert resolved(folder).drafter is None
     settings = resolved(folder, speculate=2)
     assert (settings.drafter, settings.speculate) == ("mtp", 2)
@@ -49,11 +49,11 @@ def test_a_repository_that_states_them_and_leaves_them_out(folder: Path, tmp_pat
     settings = resolved(without, speculate=2)
     assert settings.drafter == "ngram"
     check_start(settings)
-    with pytest.raises(ConfigurationError, match="has no layers that guess further tokens, by na"):
+    with pytest.raises(ConfigurationError, match="has no layers that draft further tokens, by na"):
         resolved(without, speculate=2, drafter="mtp")
 
 
-def test_of_several_layers_each_guesses_once(tmp_path: Path) -> None:
+def test_of_several_layers_each_drafts_once(tmp_path: Path) -> None:
     folder = mtp_checkpoint(tmp_path, "mimo_v2_flash", layers=3)
     assert resolved(folder, speculate=3).drafter == "mtp"
     with pytest.raises(ConfigurationError, match=r"`speculate` must be <= 3: .* Given: 4"):
@@ -110,7 +110,7 @@ def test_a_drafter_that_nothing_asks_for_is_told(folder: Path) -> None:
     )
     assert settings.drafter is None
     assert said == [
-        "--drafter has no effect: --speculate says how many tokens are guessed ahead; by default "
+        "--drafter has no effect: --speculate says how many tokens are drafted ahead; by default "
         "none are"
     ]
 
@@ -121,7 +121,7 @@ def test_a_drafter_that_nothing_asks_for_is_told(folder: Path) -> None:
         ({"drafter": "eagle3"}, "`drafter` must be one of ngram, mtp; heads .* Given: eagle3"),
         (
             {"drafter": "mtp", "draft_model": Path("/heads")},
-            "`drafter` mtp and the `draft_model` /heads cannot both guess",
+            "`drafter` mtp and the `draft_model` /heads cannot both draft",
         ),
     ],
 )

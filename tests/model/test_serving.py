@@ -46,7 +46,7 @@ def test_a_model_of_the_kernels_has_everything(tmp_path: Path) -> None:
     serving = described(tmp_path, backend="kernels avx2")
     assert serving.rows() == (
         *("path: decoder", "backend: kernels avx2", "CPU kernels: yes", "prefix cache: yes"),
-        *("guesses: yes", "ranks: yes"),
+        *("drafts: yes", "ranks: yes"),
     )
 
 

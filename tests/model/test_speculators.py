@@ -234,7 +234,7 @@ def test_a_repository_of_heads_stands_for_its_base(tmp_path: Path) -> None:
     )
     assert resolve_served(str(heads)) == Served(demo.model_path(), heads)
     (heads / "config.json").write_text(json.dumps({"medusa_num_heads": 3}))
-    with pytest.raises(ModelLoadError, match=r"which model its heads guess for.*--draft-model"):
+    with pytest.raises(ModelLoadError, match=r"which model its heads draft for.*--draft-model"):
         resolve_served(str(heads))
 
 
@@ -250,7 +250,7 @@ def test_heads_that_are_a_pickle_are_converted_without_being_run(tmp_path: Path)
     assert all(torch.equal(found[name], expected[name]) for name in found)
 
 
-def test_as_many_tokens_are_guessed_as_there_are_heads_unless_fewer_are_asked_for(
+def test_as_many_tokens_are_drafted_as_there_are_heads_unless_fewer_are_asked_for(
     tmp_path: Path,
 ) -> None:
     facts = read_model_facts(demo.model_path())

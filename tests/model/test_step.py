@@ -92,7 +92,7 @@ def test_it_is_read_as_transformers_reads_it(tmp_path: Path, said: dict[str, Any
     ],
     ids=str,
 )
-def test_layers_that_guess_are_those_that_lists_describe(
+def test_layers_that_draft_are_those_that_lists_describe(
     tmp_path: Path, other: dict[str, Any], count: int
 ) -> None:
     spec = spec_of(tmp_path, PUBLISHED | other)

@@ -54,11 +54,11 @@ def test_what_cannot_act_is_off_and_said(
     assert "overruled" not in as_json(settings)
 
 
-def test_a_drafter_that_may_not_guess_is_told() -> None:
+def test_a_drafter_that_may_not_draft_is_told() -> None:
     asked = resolved(draft_model=Path("/smaller"), speculate=0)
     settings, said = with_model(asked, Serving(path="decoder", backend="torch"))
     assert settings.drafter is None and asked.drafter is None
-    assert said == ["--draft-model has no effect: --speculate 0 lets nothing guess; leave it out"]
+    assert said == ["--draft-model has no effect: --speculate 0 lets nothing draft; leave it out"]
     assert resolved(draft_model=Path("/smaller")).drafter == "model"
 
 

@@ -119,7 +119,7 @@ def test_dtype(given: str | None, checkpoint: str | None, expected: str) -> None
             "must divide `num_shard`: each stage has as many ranks. Given: 2 of 1",
         ),
         ({"pipeline_stages": 2, "num_shard": 5}, "has as many ranks. Given: 2 of 5"),
-        ({"pipeline_stages": 2, "num_shard": 2, "speculate": 2}, "does not go with guesses"),
+        ({"pipeline_stages": 2, "num_shard": 2, "speculate": 2}, "does not go with drafts"),
         (
             {"pipeline_stages": 2, "num_shard": 2, "lora_adapters": ("a",)},
             "does not go with adapters",

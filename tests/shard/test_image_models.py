@@ -93,7 +93,7 @@ def test_images_cut_by_chunks_where_they_may_be(
     check(case, runner, [0, 1, 3] if budget > 1 else [0, 1], budget=budget)
 
 
-def test_images_beside_guesses(case: Case, runner: tuple[Runner, GreedyRecorder]) -> None:
+def test_images_beside_drafts(case: Case, runner: tuple[Runner, GreedyRecorder]) -> None:
     drafter = Told([tokens for tokens, _ in case.expected], case.prompts)
     check(case, runner, [0, 1, 2, 3], joins=1, drafter=drafter)
 

@@ -71,7 +71,7 @@ def test_a_seed_gives_the_same_alone_and_among_others(demo: ServerProcess) -> No
         assert len({each.result()["generated_text"] for each in plain}) == 1
 
 
-def test_guesses_and_a_crash_of_the_shard_change_nothing(demo: ServerProcess) -> None:
+def test_drafts_and_a_crash_of_the_shard_change_nothing(demo: ServerProcess) -> None:
     pattern = "([a-z]{2,5} (yes|no), ){25}end"
     alone = [answer(demo.url, "regex", pattern, seed=seed) for seed in range(4)]
     assert all(re.fullmatch(pattern, text) for text in alone)

@@ -75,7 +75,7 @@ async def test_a_group_of_two_says_what_one_says_and_survives_the_loss_of_one(
     with serving("--num-shard", "2", "--speculate", "3", "--stall-timeout", "2") as server:
         assert len(server.shards()) == 2
         assert texts(server) == expected
-        assert "the kernels do not do with heads that guess" in server.output  # torch does
+        assert "the kernels do not do with heads that draft" in server.output  # torch does
         for restarts, number in enumerate([signal.SIGKILL, signal.SIGSTOP], start=1):
             assert await streamed(server, 1, number) == expected[: len(PROMPTS)]
             server.wait_metric("tgi_shard_restarts", restarts)

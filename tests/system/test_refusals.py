@@ -64,7 +64,7 @@ def start(folder: Path, *flags: str) -> subprocess.CompletedProcess[str]:
             ("--num-shard", "2"),
             "'bart' is an encoder-decoder that runs through transformers, which is not split",
         ),
-        ({"model_type": "mlp_speculator"}, (), "does not say which model its heads guess for"),
+        ({"model_type": "mlp_speculator"}, (), "does not say which model its heads draft for"),
         ({"model_type": "codegen"}, ("--rope-factor", "2"), "--rope-scaling and --rope-factor"),
         ({"rope_scaling": {"type": "spiral"}}, (), "Rotary scaling 'spiral' is not known"),
         ({"hidden_act": "mish"}, (), "Activation 'mish' is not known"),

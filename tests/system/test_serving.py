@@ -58,7 +58,7 @@ def ending(answer: dict[str, Any]) -> tuple[object, ...]:
 
 
 @pytest.mark.parametrize("asked_for", [3, 6])
-def test_guesses_change_neither_text_nor_end(demo: ServerProcess, asked_for: int) -> None:
+def test_drafts_change_neither_text_nor_end(demo: ServerProcess, asked_for: int) -> None:
     """Of the embedded model's own heads, which are four."""
     said = generate(demo.url, CHAT, max_new_tokens=100)["generated_text"]
     prompt = f"{CHAT}{said}<|end|>{CHAT.removeprefix('<|begin|>')}"  # it may say that again
@@ -72,7 +72,7 @@ def test_guesses_change_neither_text_nor_end(demo: ServerProcess, asked_for: int
         assert (settings["drafter"], settings["speculate"]) == ("medusa", min(asked_for, 4))
         bounded = f"--speculate {asked_for}: the embedded model has 4 heads" in server.output
         assert bounded is (asked_for > 4)
-        assert "guesses: medusa of" in server.output
+        assert "drafts: medusa of" in server.output
         for parameters in asked:
             drafted = generate(server.url, prompt, **parameters)
             alone = generate(demo.url, prompt, **parameters)

@@ -232,19 +232,19 @@ FLAGS: Final[tuple[tuple[str, tuple[Flag, ...]], ...]] = (
             Flag(
                 "speculate",
                 "int",
-                "tokens guessed ahead per step: by what draft-model names, else as drafter says",
+                "tokens drafted ahead per step: by what draft-model names, else as drafter says",
                 "all heads, 4 of a draft model, 0 without one",
             ),
             Flag(
                 "draft-model",
                 "path",
-                "folder or repository of what guesses: heads, or a smaller model",
+                "folder or repository of what drafts: heads, or a smaller model",
                 "the heads of the model, else the text so far",
             ),
             Flag(
                 "drafter",
                 "drafter",
-                "ngram guesses from the text so far, mtp by layers of the model's own checkpoint",
+                "ngram drafts from the text so far, mtp by layers of the model's own checkpoint",
                 "mtp where the checkpoint has such layers",
             ),
             Flag("feature-memory", "bytes", "for features of media that may be asked about again"),

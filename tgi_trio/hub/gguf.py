@@ -18,7 +18,7 @@ from tgi_trio.model.gguf.files import SUFFIX, list_parts, parse_part_name
 from tgi_trio.model.gguf.folder import gguf_folder
 from tgi_trio.model.pointers import refuse_pointers
 
-# Files beside a model that are none: what sees and hears for it, what guesses for it, and what
+# Files beside a model that are none: what sees and hears for it, what drafts for it, and what
 # quantising it was weighed by.
 _NO_MODELS: Final = re.compile(r"(?:mmproj|imatrix|mtp)[-_.]|.*[-_.](?:mmproj|imatrix)\b", re.I)
 _MOST_NAMED: Final = 30  # choices in an error

@@ -48,7 +48,7 @@ class Served(NamedTuple):
     """What a model's name stands for."""
 
     model: Path
-    heads: Path | None = None  # a folder of heads that guess for it
+    heads: Path | None = None  # a folder of heads that draft for it
     merged: bool = False  # whether an adapter is merged into it
 
 
@@ -83,7 +83,7 @@ def resolve_drafter(
     trust_remote_code: bool = False,
     progress: bool = True,
 ) -> Path:
-    """Return the folder of what is to guess: heads, or a model; raises as `resolve_served`."""
+    """Return the folder of what is to draft: heads, or a model; raises as `resolve_served`."""
     folder = local_folder(name, "--draft-model")
     if folder is None:
         repository = Repository(
@@ -112,7 +112,7 @@ def resolve_served(
 ) -> Served:
     """Return the folder of a model, ready to load; downloads it where that is needed.
 
-    Heads that guess for a model (Medusa's, an MLP speculator) are served with that model.
+    Heads that draft for a model (Medusa's, an MLP speculator) are served with that model.
 
     `model_id` is None or `demo.MODEL_ID` for the embedded model, a folder, a GGUF file, or a hub
     repository (`owner/name`) at `revision`; behind a colon it names one of several GGUF files
@@ -187,7 +187,7 @@ def _add_base(
 
 
 def _find_base_of_heads(folder: Path, model_id: str, fetch: FetchBase) -> Path:
-    """Return the folder of the model that heads guess for; raises ModelLoadError."""
+    """Return the folder of the model that heads draft for; raises ModelLoadError."""
     name = base_of_heads(folder)
     base = local_folder(name, "base_model_name_or_path of config.json")
     if name == demo.MODEL_ID:

@@ -196,10 +196,10 @@ def check_drafter(config: ModelConfig) -> list[str]:
     """
     base = config.get("base_model_name_or_path")
     advice = f" Serve the model it was made for{f', {base}' if base else ''}, and name this folder "
-    advice += "with --draft-model; --speculate N alone guesses from the text."
+    advice += "with --draft-model; --speculate N alone drafts from the text."
     if config.model_type == "mlp_speculator":
         raise ModelLoadError(
-            f"{config.folder} holds an MLP speculator, which guesses for another model and "
+            f"{config.folder} holds an MLP speculator, which drafts for another model and "
             f"generates no text itself.{advice}"
         )
     if not config.get("medusa_num_heads"):
@@ -210,12 +210,12 @@ def check_drafter(config: ModelConfig) -> list[str]:
         for name, tensor in tensors.items()
     ):
         raise ModelLoadError(
-            f"{config.folder} holds Medusa heads alone, which guess for another model.{advice}"
+            f"{config.folder} holds Medusa heads alone, which draft for another model.{advice}"
         )
     return [
         f"config.json states {config.get('medusa_num_heads')} Medusa heads, which are not read "
         "from a model's own folder: it answers the same without them, one token a step. Heads in a "
-        "folder of their own are named with --draft-model; --speculate N guesses from the text"
+        "folder of their own are named with --draft-model; --speculate N drafts from the text"
     ]
 
 
@@ -337,8 +337,8 @@ def rounding_refusal(config: ModelConfig, made: str) -> str:
 def heads_refusal(config: ModelConfig) -> str:
     """Return the refusal of speculation heads for a model that is not a generic decoder."""
     return (
-        f"--draft-model holds heads, which guess for models of the generic decoder, and model type "
-        f"{config.model_type!r} is none of them: leave it out; --speculate N guesses from the text."
+        f"--draft-model holds heads, which draft for models of the generic decoder, and model type "
+        f"{config.model_type!r} is none of them: leave it out; --speculate N drafts from the text."
     )
 
 
@@ -346,8 +346,8 @@ def check_draft_model(folder: Path, spec: DecoderSpec | T5Spec | None) -> None:
     """Raise ConfigurationError if the model in `folder` cannot be a draft model."""
     if isinstance(spec, DecoderSpec) and any(layer.mixer for layer in spec.layers):
         raise ConfigurationError(
-            f"{folder} cannot guess for another model: its layers keep a state per sequence, which "
-            "wrong guesses cannot be taken out of; use a draft model of attention alone"
+            f"{folder} cannot draft for another model: its layers keep a state per sequence, which "
+            "wrong drafts cannot be taken out of; use a draft model of attention alone"
         )
 
 

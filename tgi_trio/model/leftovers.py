@@ -27,7 +27,7 @@ _HARMLESS: Final = (
 # Beginnings of names, for any model.
 _UNUSED_PARTS: Final = (
     (r"v_head\.", "the value head of reinforcement learning"),
-    (r"(model\.)?mtp(_\w+)?\.", "layers that guess further tokens (multi-token prediction)"),
+    (r"(model\.)?mtp(_\w+)?\.", "layers that draft further tokens (multi-token prediction)"),
 )
 # Parts of Qwen-Omni that speak, by the beginnings of their tensors' names.
 _SPEAKING: Final = ("talker", "token2wav", "code2wav")

@@ -30,7 +30,7 @@ class Serving:
         might = {
             "CPU kernels": self.no_cpu_kernels,
             "prefix cache": self.no_prefix_cache,
-            "guesses": self.no_drafts,
+            "drafts": self.no_drafts,
             "ranks": self.no_ranks,
         }
         answers = (f"{name}: {f'no, {why}' if why else 'yes'}" for name, why in might.items())

@@ -217,7 +217,7 @@ def _check_stages(options: Options) -> None:
         )
     if options.speculate or options.draft_model is not None:
         raise ConfigurationError(
-            "`pipeline_stages` does not go with guesses: leave out `speculate` and `draft_model`"
+            "`pipeline_stages` does not go with drafts: leave out `speculate` and `draft_model`"
         )
     if options.lora_adapters or options.adapter_updates:
         raise ConfigurationError(
@@ -237,7 +237,7 @@ def _check_drafter(options: Options) -> None:
     if options.draft_model is not None:
         raise ConfigurationError(
             f"`drafter` {options.drafter} and the `draft_model` {options.draft_model} cannot both "
-            "guess: leave one of them out"
+            "draft: leave one of them out"
         )
 
 

@@ -243,8 +243,8 @@ def _drafter(options: Options, facts: ModelFacts) -> str | None:
         drafter = options.drafter or (MTP if layers else NGRAM)
         if drafter == MTP and 1 < layers < most:  # an only layer goes on from its own drafts
             raise ConfigurationError(
-                f"`speculate` must be <= {layers}: the checkpoint has {layers} layers that guess "
-                f"further tokens, each of them one; the `drafter` ngram guesses any number. "
+                f"`speculate` must be <= {layers}: the checkpoint has {layers} layers that draft "
+                f"further tokens, each of them one; the `drafter` ngram drafts any number. "
                 f"Given: {most}"
             )
         return drafter

@@ -24,11 +24,11 @@ def with_model(settings: Settings, serving: Serving) -> tuple[Settings, list[str
         )
     if settings.draft_model is not None and not settings.speculate:
         messages.append(
-            "--draft-model has no effect: --speculate 0 lets nothing guess; leave it out"
+            "--draft-model has no effect: --speculate 0 lets nothing draft; leave it out"
         )
     if "drafter" in settings.explicit and not settings.speculate:
         messages.append(
-            "--drafter has no effect: --speculate says how many tokens are guessed ahead; by "
+            "--drafter has no effect: --speculate says how many tokens are drafted ahead; by "
             "default none are"
         )
     if settings.prefix_caching and not reuses:

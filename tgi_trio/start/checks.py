@@ -103,7 +103,7 @@ def _may_have_device(settings: Settings) -> bool:
 
 
 def _check_drafter(settings: Settings, folder: Path) -> None:
-    """Raise for what cannot guess for the model: heads of another, a model of other tokens."""
+    """Raise for what cannot draft for the model: heads of another, a model of other tokens."""
     config = read_config(settings.model_path, settings.rope)
     if find_kind(folder) is not None:
         spec = model_spec(config)
@@ -125,12 +125,12 @@ def _check_drafter(settings: Settings, folder: Path) -> None:
     if (difference := find_difference(own, other)) is not None:
         raise ConfigurationError(
             f"--draft-model {folder} has another tokenizer than the model: {difference}. Its "
-            "tokens would be guesses of other texts; name a smaller model of the same family"
+            "tokens would be drafts of other texts; name a smaller model of the same family"
         )
 
 
 def _check_own_layers(settings: Settings) -> None:
-    """Raise for layers of the model's own that cannot guess."""
+    """Raise for layers of the model's own that cannot draft."""
     config = read_config(settings.model_path, settings.rope)
     spec = model_spec(config)
     if isinstance(spec, DecoderSpec):  # what has such layers is no other model

@@ -1,7 +1,7 @@
 """Train Medusa heads for the embedded model: ``python -m tools.demo.train_heads``, minutes.
 
 The model stays as it is; each head learns to say what comes one token further, from the same hidden
-state. A guess is right when it is what the model itself says, so heads learn that, not what the
+state. A draft is right when it is what the model itself says, so heads learn that, not what the
 documents say ("self-distillation", Cai and others 2024, arXiv 2401.10774, section 2.3.2): documents
 are read once, and where the model's own choice is the document's next token, what it chooses behind
 that is what it would say by itself. Heads are then trained on what has been kept of that reading.
@@ -127,7 +127,7 @@ def most_frequent(examples: Examples, count: int) -> torch.Tensor:
 
 
 class Heads:
-    """Blocks x + SiLU(Wx + b) and a head over some tokens, of each guess; they learn."""
+    """Blocks x + SiLU(Wx + b) and a head over some tokens, of each draft; they learn."""
 
     def __init__(self, model: LlamaForCausalLM, tokens: torch.Tensor, count: int, layers: int):
         """`tokens`: int64, what the rows of a head stand for."""
@@ -274,7 +274,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Train Medusa heads for the embedded model.")
     parser.add_argument("--model", type=Path, default=model_path(), help="folder of the model")
     parser.add_argument("--output", type=Path, default=heads_path(), help="folder to write")
-    parser.add_argument("--heads", type=int, default=HeadsRecipe.heads, help="guesses a step")
+    parser.add_argument("--heads", type=int, default=HeadsRecipe.heads, help="drafts a step")
     parser.add_argument("--layers", type=int, default=HeadsRecipe.layers, help="blocks of a head")
     parser.add_argument(
         "--examples", type=int, default=HeadsRecipe.examples, help="places to learn from"

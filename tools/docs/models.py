@@ -45,7 +45,7 @@ both are there; `--rope-scaling` and `--rope-factor` stand in for it.
 | transformers, encoder-decoder | an encoder-decoder of `transformers`, row by row |
 
 The log of the start says which path and backend serve a model, whether it has the CPU kernels, the
-prefix cache, guesses and ranks, and why where it has not, and warns where `--speculate` or the
+prefix cache, drafts and ranks, and why where it has not, and warns where `--speculate` or the
 prefix cache have no effect; `settings.serving` of `/info` says the same, and `settings` are what
 acts.
 
@@ -107,7 +107,7 @@ DeepSeek V4's heads all attend to one key per token, which is its value as well,
 *entries*, means of runs of 4 or 128 tokens; of the former an index selects those that a token
 attends to (`torch_backend/attention/compressed.py`). What entries are made of is kept by token in
 the pages, behind its key, and an entry takes the place of numbers of its last token: prefixes,
-wrong guesses and preempted sequences need nothing of their own, for six times the memory of the
+wrong drafts and preempted sequences need nothing of their own, for six times the memory of the
 keys alone in layers with an index, three times in the others. An 8-bit cache is refused. A token
 has several hidden states, of which attention and experts read a sum (hyper-connections,
 `layers/hyper.py`; Hunyuan 4 has them without a mixture); in the first layers its experts are those
@@ -269,8 +269,8 @@ chunks of Llama 4, and how it scales queries; the scales of MiniCPM 3, and in ol
 MiniCPM; the limits of MiniMax-M3's gates; how BitNet activates, which is as in llama.cpp if the
 vocabulary is Llama's, and as in Microsoft's model of 2 B weights if it is Llama 3's. Its files in
 bitnet.cpp's own type, I2_S, are refused by name: their order differs between the machines that
-write them, and nothing in them tells which. Layers that guess further tokens
-[guess](speculation.md#layers-of-the-models-own) where llama.cpp keeps their names (GLM, DeepSeek
+write them, and nothing in them tells which. Layers that draft further tokens
+[draft](speculation.md#layers-of-the-models-own) where llama.cpp keeps their names (GLM, DeepSeek
 V3.2, Hunyuan 3), and are left unread in Qwen 3.5's and in other families. Qwen 3.5's value heads
 lie in another order than in its checkpoints, and are computed in it: ranks hold the last matrix of
 its delta rules as plain numbers. Queries, keys and values in one tensor (`--fuse-qkv`), and gates
@@ -297,12 +297,12 @@ How they are tested, each on a tiny checkpoint with seeded random weights, in fl
 
 - *exactness*: `tests/shard/torch_backend/test_models_exact.py`. Greedy tokens equal and logits
   within 1e-4 alone, in a batch, in chunks among decodes, over shuffled blocks, behind a shared
-  prefix, replayed, preempted and resumed, repeated, with right and wrong guesses; prompt
+  prefix, replayed, preempted and resumed, repeated, with right and wrong drafts; prompt
   log-probabilities; bfloat16 near float32; the whole server in `tests/system/test_exactness.py`.
 - *families*: `tests/shard/torch_backend/test_models_families.py`. Tokens and logits of prompts in
   chunks among decodes over shuffled blocks, and the variants of a family that its config.json
   allows. Newer families of attention alone in `test_newer_families.py` beside it: sixteen at once
-  in steps of any size, some computed twice, with guesses, behind a cached prefix, pushed out and
+  in steps of any size, some computed twice, with drafts, behind a cached prefix, pushed out and
   resumed. Through transformers: `test_through_transformers.py`, likewise.
 - *ranks*: `tests/shard/ranks/test_ranks.py`. Split over two ranks, tokens and logits as above;
   over four, with fewer KV heads than ranks.
@@ -338,7 +338,7 @@ EXACT = ("deepseek_v3", "gpt2", "gpt_oss", "llama", "mistral", "qwen2", "qwen3")
 def render() -> str:
     """Return the document."""
     families = table(
-        ("family", "path", "tensor parallel", "prefix cache", "guesses", "tested"), _rows()
+        ("family", "path", "tensor parallel", "prefix cache", "drafts", "tested"), _rows()
     )
     gguf = _GGUF.format(
         types=", ".join(BY_NAME),
@@ -354,7 +354,7 @@ def render() -> str:
 
 
 def _rows() -> Iterator[tuple[str, str, str, str, str, str]]:
-    """Yield (family, path, tensor parallel, prefix cache, guesses, tested)."""
+    """Yield (family, path, tensor parallel, prefix cache, drafts, tested)."""
     for family in sorted(FAMILIES, key=str.lower):
         tested = "exactness, families, ranks" if family in EXACT else "families, ranks"
         if family in INNER:

@@ -198,7 +198,7 @@ def test_each_linear_takes_two_launches_more(llama: Any) -> None:
     assert more == {"shrink_rows": 5, "expand_rows": 5, "place_embeddings": 1, "add_embeddings": 1}
 
 
-def test_guesses_have_the_adapter_of_their_row(llama: Any) -> None:
+def test_drafts_have_the_adapter_of_their_row(llama: Any) -> None:
     base, folders = llama
     expected = on_cpu(base, folders, ASKED, **SERVED)
     with StandInDevice() as device:

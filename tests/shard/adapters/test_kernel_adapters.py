@@ -323,7 +323,7 @@ def test_quantised_bases(
         torch.testing.assert_close(ours, theirs, atol=limit, rtol=0.0)
 
 
-def test_guesses(llama: Path, tmp_path: Path) -> None:
+def test_drafts(llama: Path, tmp_path: Path) -> None:
     """Drafts are computed with the adapter of their row."""
     folder = write_adapter(llama, tmp_path / "a")
     with cpu_runner(llama, max_lora_rank=4) as (runner, _):

@@ -212,7 +212,7 @@ def test_others_adapters_change_no_bit(serve: Callable[..., Any]) -> None:
         assert tokens == found[0][0] and torch.equal(logits, found[0][1])
 
 
-def test_guesses(serve: Callable[..., Any]) -> None:
+def test_drafts(serve: Callable[..., Any]) -> None:
     """Drafts are computed with the adapter of their row."""
     runner, _, _ = serve("llama", {})
     rows = adapted(sequences(PROMPTS[2:4], new=NEW), [1, 0])

@@ -81,9 +81,7 @@ def test_all_at_once_and_alone_on_two_threads(runner: tuple[Any, ...], golden: G
     runner[1].by_place.clear()
 
 
-def test_guesses_are_scored_as_they_would_be_chosen(
-    runner: tuple[Any, ...], golden: Golden
-) -> None:
+def test_drafts_are_scored_as_they_would_be_chosen(runner: tuple[Any, ...], golden: Golden) -> None:
     (row,) = sequences(PROMPTS[4:5])
     tokens, logits = golden.greedy(PROMPTS[4], 8)
     row.token_ids[row.length] = tokens[0]

@@ -67,7 +67,7 @@ def test_what_nobody_has_written_is_not_read(tmp_path: Path) -> None:
     check_unwritten(make(tmp_path), indexes=1, numbers=2 * 2 * 32 + 2 * 32)
 
 
-def test_guesses_and_snapshots(tmp_path: Path) -> None:
+def test_drafts_and_snapshots(tmp_path: Path) -> None:
     """Of a text that does not come again: of runs as good as others either may be chosen."""
     folder, prompt = make(tmp_path), np.random.default_rng(9).integers(3, 500, 90).tolist()
     golden = Remembered(folder)

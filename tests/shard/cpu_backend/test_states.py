@@ -67,7 +67,7 @@ def model(checkpoint: Checkpoint, request: pytest.FixtureRequest) -> Iterator[Mo
         yield runner, recorder, Remembered(folder)
 
 
-def test_guesses_and_steps_computed_twice(model: Model) -> None:
+def test_drafts_and_steps_computed_twice(model: Model) -> None:
     runner, recorder, golden = model
     whole = {id: [*prompt, *golden.greedy(prompt, NEW)[0]] for id, prompt in enumerate(TEXTS)}
     batch = serve(runner, TextDrafter(whole))

@@ -85,7 +85,7 @@ def test_several_hidden_states(checkpoint: Checkpoint, own: dict[str, Any]) -> N
     assert len({tuple(generated(row)) for row in batch}) == len(batch)
 
 
-def test_several_hidden_states_of_guesses_and_of_steps_computed_twice(
+def test_several_hidden_states_of_drafts_and_of_steps_computed_twice(
     checkpoint: Checkpoint,
 ) -> None:
     folder = checkpoint("gemma3n_text", **STREAMS)

@@ -92,8 +92,8 @@ EXTRA: dict[str, Extra] = {
 }
 MODELS: dict[str, tuple[Callable[[Config], dict[str, Any]], Modify]] = {
     "qwen3next": (states.describe_qwen3next, states.modify_qwen3next),
-    "qwen35": (states.describe_qwen35, states.modify_guessing_qwen35),
-    "qwen35moe": (states.describe_qwen35, states.modify_guessing_qwen35),
+    "qwen35": (states.describe_qwen35, states.modify_drafting_qwen35),
+    "qwen35moe": (states.describe_qwen35, states.modify_drafting_qwen35),
     "kimi-linear": (states.describe_kimi, states.modify_kimi),
     "gemma3n": (attention.describe_gemma3n, attention.modify_gemma3n),
     "gemma4": (attention.describe_gemma4, attention.modify_gemma4),

@@ -103,7 +103,7 @@ _BESIDE = {
 }
 
 
-def modify_guessing_qwen35(own: str, array: Array, config: Config) -> Tensors:
+def modify_drafting_qwen35(own: str, array: Array, config: Config) -> Tensors:
     """Names of the layer that drafts go on from the model's, before anything else is changed."""
     last = config["num_hidden_layers"]
     if own in _BESIDE:

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.mark.parametrize("quantised", [False, True])
-def test_they_guess_as_the_numbers_in_the_file_say(quantised: bool, tmp_path: Path) -> None:
+def test_they_draft_as_the_numbers_in_the_file_say(quantised: bool, tmp_path: Path) -> None:
     name, source, said, arrays = made(
         lambda family, **options: mtp_checkpoint(tmp_path / "model", family, **options), "glm4moe"
     )

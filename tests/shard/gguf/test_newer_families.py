@@ -198,7 +198,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "heads that share no keys": ("qwen35", {"ssm.group_count": 3}, "4 heads cannot share 3 keys"),
     "no heads of a state": ("qwen35moe", {"ssm.time_step_rank": 0}, "time_step_rank cannot be 0"),
     "no state": ("qwen3next", {"ssm.state_size": None}, "has no qwen3next.ssm.state_size"),
-    "all layers guess": ("qwen35", {"nextn_predict_layers": 5}, "nextn_predict_layers is 5"),
+    "all layers draft": ("qwen35", {"nextn_predict_layers": 5}, "nextn_predict_layers is 5"),
     "kinds of few layers": ("qwen35", {"attention.recurrent_layers": [1]}, "names not all layers"),
     "another choice": ("kimi-linear", {"expert_gating_func": 1}, "chosen as 1 says"),
     "all of a key turns": ("kimi-linear", {"rope.dimension_count": 16}, "turns 16 of 16"),

@@ -192,7 +192,7 @@ class Foretelling:
         return counts
 
 
-def test_steps_follow_at_once_while_guessing_rests(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_follow_at_once_while_drafting_rests(monkeypatch: pytest.MonkeyPatch) -> None:
     """And a step with drafts waits for the tokens before it."""
     asked = [0]
 

@@ -255,7 +255,7 @@ def drafted(plan: StepPlan | None) -> list[int]:
     return [0] * len(plan.rows) if plan.drafts is None else plan.drafts.tolist()
 
 
-def test_guesses_follow_the_last_known_token_of_rows_that_decode() -> None:
+def test_drafts_follow_the_last_known_token_of_rows_that_decode() -> None:
     batch = new_batch(drafter=Counting())
     batch.add(row(1, [11, 12], 9, blocks=[5, 9, 4]))
     assert drafted(batch.plan(BUDGET)) == [0]  # it prefills
@@ -275,7 +275,7 @@ def test_guesses_follow_the_last_known_token_of_rows_that_decode() -> None:
 
 
 @pytest.mark.parametrize("right", [0, 1, 3])
-def test_a_row_is_computed_as_far_as_its_guesses_were_right(right: int) -> None:
+def test_a_row_is_computed_as_far_as_its_drafts_were_right(right: int) -> None:
     batch = new_batch(drafter=Counting())
     batch.add(row(1, [11, 12], 9, blocks=[5, 9, 4]))
     step(batch)
@@ -291,7 +291,7 @@ def test_a_row_is_computed_as_far_as_its_guesses_were_right(right: int) -> None:
     assert (plan.token_ids[0], plan.positions[0]) == (8, 3 + right)  # a wrong draft's K is redone
 
 
-def test_a_row_guesses_no_further_than_its_blocks_its_tokens_and_the_budget() -> None:
+def test_a_row_drafts_no_further_than_its_blocks_its_tokens_and_the_budget() -> None:
     batch = new_batch(drafter=Counting())
     batch.add(row(1, [11, 12], 9, blocks=[5, 6]))
     batch.add(row(2, [21, 22], 3, blocks=[7, 8]))
@@ -307,7 +307,7 @@ def test_a_row_guesses_no_further_than_its_blocks_its_tokens_and_the_budget() ->
     ("cheap", "expected"),
     [(4, [0, 0, 0, 0]), (5, [0, 0, 1, 0]), (8, [1, 1, 1, 1]), (11, [2, 2, 2, 1]), (16, [3] * 4)],
 )
-def test_guesses_share_the_tokens_that_cost_little(cheap: int, expected: list[int]) -> None:
+def test_drafts_share_the_tokens_that_cost_little(cheap: int, expected: list[int]) -> None:
     batch = new_batch(drafter=Counting(trusted={2: 1, 3: 2}), draft_budget=cheap)
     for i in range(1, 5):
         batch.add(row(i, [10 * i], 9))
@@ -315,7 +315,7 @@ def test_guesses_share_the_tokens_that_cost_little(cheap: int, expected: list[in
     assert drafted(batch.plan(BUDGET)) == expected  # the third before the second before the others
 
 
-def test_what_a_row_does_not_guess_goes_to_those_after_it() -> None:
+def test_what_a_row_does_not_draft_goes_to_those_after_it() -> None:
     batch = new_batch(drafter=Counting(), draft_budget=6)
     batch.add(row(1, [11, 12], 2))  # its next token is the last
     batch.add(row(2, [21, 22], 9))
@@ -323,7 +323,7 @@ def test_what_a_row_does_not_guess_goes_to_those_after_it() -> None:
     assert drafted(batch.plan(BUDGET)) == [0, 3]
 
 
-def test_nothing_is_guessed_beside_a_prompt_that_fills_the_step() -> None:
+def test_nothing_is_drafted_beside_a_prompt_that_fills_the_step() -> None:
     batch = new_batch(drafter=Counting(), draft_budget=8)
     batch.add(row(1, [11, 12], 9))
     step(batch)

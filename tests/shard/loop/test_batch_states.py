@@ -114,7 +114,7 @@ def test_a_step_ends_where_states_are_saved_and_another_sequence_goes_on_from_th
     assert [t for _, found in others for t in found] == continuation(SETTINGS, PROMPT, 4)
 
 
-def test_behind_a_wrong_guess_the_right_tokens_are_computed_again() -> None:
+def test_behind_a_wrong_draft_the_right_tokens_are_computed_again() -> None:
     batch, runner = serve(share=0.0)
     batch.add(prefill(1, StateGrant((3, 5)), new=3))
     plans = []
@@ -131,7 +131,7 @@ def test_behind_a_wrong_guess_the_right_tokens_are_computed_again() -> None:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_texts_are_right_whatever_is_guessed_cut_and_computed_twice(seed: int) -> None:
+def test_texts_are_right_whatever_is_drafted_cut_and_computed_twice(seed: int) -> None:
     rng = random.Random(seed)
     batch, runner = serve(share=rng.choice([0.3, 0.9]), seed=seed)
     batch.add(prefill(1, StateGrant((1, 2), saves=((4, 3),)), new=14))

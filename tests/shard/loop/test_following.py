@@ -69,7 +69,7 @@ def result_of(plan: StepPlan, rights: list[int]) -> StepResult:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_rows_are_where_their_right_guesses_have_taken_them(
+def test_rows_are_where_their_right_drafts_have_taken_them(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where they wait for blocks, or end while the next step runs; blocks are their own."""
@@ -123,7 +123,7 @@ def test_rows_are_where_their_right_guesses_have_taken_them(
         assert own.token_ids[: own.length].tolist() == [said(i, p) for p in range(own.length)]
 
 
-def test_a_step_that_cannot_be_moved_is_computed_without_its_guesses(
+def test_a_step_that_cannot_be_moved_is_computed_without_its_drafts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(Payoff, "allows", lambda self, rows: True)
@@ -148,7 +148,7 @@ def test_a_step_that_cannot_be_moved_is_computed_without_its_guesses(
     assert plan.token_ids.tolist() == [said(0, 4)]
 
 
-def test_guesses_follow_a_step_without_any(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_drafts_follow_a_step_without_any(monkeypatch: pytest.MonkeyPatch) -> None:
     """So nothing is read first where only the runner has found something to draft."""
     resting = [False]
     monkeypatch.setattr(Payoff, "allows", lambda self, rows: not resting[0])

@@ -357,7 +357,7 @@ def test_any_mixture_is_answered_exactly_as_alone(
         assert len(got) == count or stop_at is not None
 
 
-def test_right_guesses_save_steps_and_wrong_ones_change_nothing(
+def test_right_drafts_save_steps_and_wrong_ones_change_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A model with three words repeats itself now and then; its KV is checked at every step."""

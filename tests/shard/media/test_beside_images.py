@@ -63,7 +63,7 @@ def write(golden: Golden, prompt: Prompt, *, by_grammar: bool) -> list[int]:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_grammars_and_guesses(model: Maker, family: str) -> None:
+def test_grammars_and_drafts(model: Maker, family: str) -> None:
     """Drafts are right two times of three, and a wrong one fits no grammar."""
     own = model(family)
     prompts = own.prompts()

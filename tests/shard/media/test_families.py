@@ -203,7 +203,7 @@ def test_a_replay_begins_with_what_was_said(llava: tuple[Model, Shard, GreedyRec
     assert whole[:3] + generated(again) == whole
 
 
-def test_guesses_change_nothing(llava: tuple[Model, Shard, GreedyRecorder]) -> None:
+def test_drafts_change_nothing(llava: tuple[Model, Shard, GreedyRecorder]) -> None:
     own, shard, recorder = llava
     image = picture("llava", 3)
     prompt = Prompt.of(*[7, 8, 9] * 6, image, *[7, 8, 9] * 4)
@@ -237,7 +237,7 @@ def test_a_hybrid_goes_on_behind_a_snapshot_with_images(model: Maker, boundary: 
 
 
 @pytest.mark.parametrize("family", ["qwen3_5", "qwen4_exp"])
-def test_guesses_of_a_hybrid_behind_images(model: Maker, family: str) -> None:
+def test_drafts_of_a_hybrid_behind_images(model: Maker, family: str) -> None:
     """Wrong ones are undone in states as well."""
     own = model(family)
     runner, recorder = load(own.folder, speculate=2)
@@ -252,7 +252,7 @@ def test_guesses_of_a_hybrid_behind_images(model: Maker, family: str) -> None:
 
 
 @pytest.mark.parametrize("kernels", [False, True])
-def test_layers_of_its_own_guess_behind_images(model: Maker, kernels: bool, tmp_path: Path) -> None:
+def test_layers_of_its_own_draft_behind_images(model: Maker, kernels: bool, tmp_path: Path) -> None:
     sizes = ("head_dim", "linear_key_head_dim", "linear_value_head_dim")
     own = model("qwen3_5", **dict.fromkeys(sizes, 32))
     folder = add_layers(shutil.copytree(own.folder, tmp_path / "model"))
@@ -276,7 +276,7 @@ def test_layers_of_its_own_guess_behind_images(model: Maker, kernels: bool, tmp_
 
 
 @pytest.mark.parametrize("family", CROSSED)
-def test_guesses_and_prefixes_where_layers_attend_to_images(model: Maker, family: str) -> None:
+def test_drafts_and_prefixes_where_layers_attend_to_images(model: Maker, family: str) -> None:
     """What is read of images is there for every token, though blocks have those before it."""
     own = model(family)
     runner, recorder = load(own.folder, speculate=2)

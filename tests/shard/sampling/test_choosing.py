@@ -99,7 +99,7 @@ def with_drafts(row: ShardSequence, drafts: list[int]) -> int:
 @pytest.mark.parametrize("min_new", [0, 3])
 @settings(max_examples=25, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 6)), min_size=8, max_size=8))
-def test_any_guesses_give_the_tokens_of_decoding_one_by_one(
+def test_any_drafts_give_the_tokens_of_decoding_one_by_one(
     kind: str, min_new: int, cases: list[tuple[int, int]]
 ) -> None:
     """Per row: how many drafts, and which of them is the first that is wrong."""
@@ -137,13 +137,13 @@ def test_any_guesses_give_the_tokens_of_decoding_one_by_one(
         assert row.length == 4  # the worker moves it, not the runner
 
 
-def test_without_guesses_the_last_token_of_each_row_is_wanted() -> None:
+def test_without_drafts_the_last_token_of_each_row_is_wanted() -> None:
     rows = rows_of(["greedy", "tops", "cut"])
     step = plan(rows, [4, 2, 4])
     assert choosing.choice_positions(step, np.array([0, 2])).tolist() == [3, 9]
 
 
-def test_a_fault_after_a_right_guess_waits_for_its_own_step() -> None:
+def test_a_fault_after_a_right_draft_waits_for_its_own_step() -> None:
     (row,) = rows_of(["greedy"])
     row.computed = row.length - 1
     first = int(scores(row.token_ids[: row.length]).argmax())

@@ -148,7 +148,7 @@ def test_tokens_of_a_bounded_text_may_be_taken_back(grammars: Grammars) -> None:
     """llguidance cannot take tokens back where it has counted some: drafts end in such texts."""
     text = texts.lark('start: body "</t>"\nbody[max_tokens=8]: /[^<]*/')
     one = sequence(text)
-    words = TOKENIZER.tokenize_str("a guess that is wrong")
+    words = TOKENIZER.tokenize_str("a draft that is wrong")
     for length in (2, 5, 3, 4, 1, 5):
         one.length = len(PROMPT) + length
         one.token_ids[len(PROMPT) : one.length] = words[:length]

@@ -109,7 +109,7 @@ def check_drafts(runner: Runner, reference: AssistantReference, **event: Any) ->
         ("gemma4_unified_text", False, 64, "kernels"),
     ],
 )
-def test_it_guesses_what_transformers_guesses(
+def test_it_drafts_what_transformers_drafts(
     family: str, clusters: bool, budget: int, backend: str, tmp_path: Path
 ) -> None:
     base = gemma4(tmp_path / "base", family)
@@ -119,7 +119,7 @@ def test_it_guesses_what_transformers_guesses(
 
 
 @pytest.mark.parametrize("family", BASES)  # the second has a single global KV head, on both ranks
-def test_two_ranks_guess_the_same(family: str, tmp_path: Path) -> None:
+def test_two_ranks_draft_the_same(family: str, tmp_path: Path) -> None:
     base = gemma4(tmp_path / "base", family)
     folder = assistant(tmp_path / "own", base)
     with ranks_of(base, 2, GreedyRecorder(), draft_model=folder) as runner:

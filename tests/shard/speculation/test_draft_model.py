@@ -49,7 +49,7 @@ def load(model: Path, draft: Path, backend: str) -> Runner:
 
 
 @pytest.mark.parametrize("backend", ["torch", "kernels"])
-def test_a_model_guesses_all_that_its_like_says(backend: str, large: Path) -> None:
+def test_a_model_drafts_all_that_its_like_says(backend: str, large: Path) -> None:
     runner = load(large, large, backend)
     for asked in (GREEDY, SAMPLED):
         drafter = runner.drafter(3)
@@ -68,7 +68,7 @@ def test_a_model_guesses_all_that_its_like_says(backend: str, large: Path) -> No
 
 
 @pytest.mark.parametrize("backend", ["torch", "kernels"])
-def test_whatever_it_guesses_the_tokens_are_those_of_plain_decoding(
+def test_whatever_it_drafts_the_tokens_are_those_of_plain_decoding(
     backend: str, large: Path, small: Path
 ) -> None:
     runner = load(large, small, backend)
@@ -79,7 +79,7 @@ def test_whatever_it_guesses_the_tokens_are_those_of_plain_decoding(
         assert drafted.drafts > 0
 
 
-def test_a_long_prompt_is_caught_up_with_before_anything_is_guessed(large: Path) -> None:
+def test_a_long_prompt_is_caught_up_with_before_anything_is_drafted(large: Path) -> None:
     runner = load(large, large, "torch")
     drafter = runner.drafter(3)
     assert drafter is not None
@@ -102,7 +102,7 @@ def test_its_keys_and_values_are_part_of_what_memory_must_hold(large: Path) -> N
     assert both.kv_bytes == 2 * one.kv_bytes and both.weight_bytes == 2 * one.weight_bytes
 
 
-def test_what_may_guess_nothing_is_not_loaded(large: Path) -> None:
+def test_what_may_draft_nothing_is_not_loaded(large: Path) -> None:
     settings = ShardSettings(
         model_path=large, draft_model=large, speculate=0, cpu_backend="torch", cpu_threads=1
     )
@@ -124,7 +124,7 @@ def test_models_that_keep_states_are_refused_before_a_shard_is_there(
 
 
 @pytest.mark.parametrize("backend", ["torch", "kernels"])
-def test_nothing_is_guessed_behind_a_token_that_the_draft_model_has_no_row_for(
+def test_nothing_is_drafted_behind_a_token_that_the_draft_model_has_no_row_for(
     backend: str, large: Path, tmp_path: Path
 ) -> None:
     """Models of a family are padded to different sizes, and adapters use such rows for marks."""

@@ -58,7 +58,7 @@ def plans(
         yield bool(counts)
 
 
-def test_the_time_that_guessing_takes_is_part_of_what_it_costs() -> None:
+def test_the_time_that_drafting_takes_is_part_of_what_it_costs() -> None:
     for cost, pays in ((0.5, True), (1.2, False)):
         drafter = Slow(cost)
         drafting = Drafting(drafter, clock=lambda now=drafter.now: now[0])  # type: ignore[misc]

@@ -53,7 +53,7 @@ def load(base: Path, heads: Path, backend: str = "torch") -> Runner:
         (False, 64, {"newer": "fc_norm"}),
     ],
 )
-def test_it_guesses_what_its_format_says(
+def test_it_drafts_what_its_format_says(
     speculators: bool, budget: int, newer: dict[str, Any], backend: str, base: Path, tmp_path: Path
 ) -> None:
     own_table = speculators and not newer
@@ -65,7 +65,7 @@ def test_it_guesses_what_its_format_says(
 
 @pytest.mark.parametrize("backend", ["torch", "kernels"])
 @pytest.mark.parametrize(("biased", "budget"), [(False, 64), (True, 6)])
-def test_eagle_s_first_drafters_guess_what_its_formulas_say(
+def test_eagle_s_first_drafters_draft_what_its_formulas_say(
     biased: bool, budget: int, backend: str, base: Path, tmp_path: Path
 ) -> None:
     folder = eagle_one(tmp_path, base, VOCAB, biased=biased)
@@ -73,7 +73,7 @@ def test_eagle_s_first_drafters_guess_what_its_formulas_say(
     check_drafts(runner, PROMPTS, reference, budget)
 
 
-def test_what_follows_right_guesses_is_what_the_formulas_say(tmp_path: Path) -> None:
+def test_what_follows_right_drafts_is_what_the_formulas_say(tmp_path: Path) -> None:
     base, folder = counting_model(tmp_path / "model", tmp_path / "unused"), tmp_path / "heads"
     eagle(folder, base, VOCAB, tokens=VOCAB)
     tensors = load_file(folder / "model.safetensors")

@@ -82,7 +82,7 @@ def load(base: Path, heads: Path | None, backend: str, quantize: str | None = No
 
 @pytest.mark.parametrize("backend", ["torch", "kernels"])
 @pytest.mark.parametrize("kind", WRITERS)
-def test_heads_guess_what_their_format_says(
+def test_heads_draft_what_their_format_says(
     kind: str, backend: str, base: Path, reference: Reference, tmp_path: Path
 ) -> None:
     heads = WRITERS[kind](tmp_path / "heads", base, HIDDEN, VOCAB)
@@ -157,7 +157,7 @@ def test_heads_that_share_a_rounded_head_of_the_model(
     assert some and all(set(own) == {known[-1]} for known, own in some)
 
 
-def test_nothing_is_guessed_beyond_the_end(tmp_path: Path) -> None:
+def test_nothing_is_drafted_beyond_the_end(tmp_path: Path) -> None:
     counting_model(tmp_path / "model", tmp_path / "heads")
     config = tmp_path / "model" / "config.json"
     config.write_text(config.read_text().replace('"eos_token_id": 1', '"eos_token_id": 15'))

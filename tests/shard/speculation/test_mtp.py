@@ -93,7 +93,7 @@ def check_drafts(drafted: list[tuple[list[int], list[int]]], says: Any) -> None:
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_it_guesses_what_transformers_says(family: str, tmp_path: Path) -> None:
+def test_it_drafts_what_transformers_says(family: str, tmp_path: Path) -> None:
     layers = 3 if family == "step3p5" else 1  # as published
     folder = mtp_checkpoint(tmp_path / "model", family, layers=layers, **WIDER.get(family, {}))
     theirs = reference(family, folder, tmp_path / "theirs")
@@ -104,7 +104,7 @@ def test_it_guesses_what_transformers_says(family: str, tmp_path: Path) -> None:
         assert found.tokens == answer(plain, PROMPTS, [GREEDY] * len(PROMPTS), NEW).tokens
 
 
-def test_prompts_in_pieces_and_right_guesses(tmp_path: Path) -> None:
+def test_prompts_in_pieces_and_right_drafts(tmp_path: Path) -> None:
     folder = counting(mtp_checkpoint(tmp_path / "model", "glm4_moe", tie_word_embeddings=False))
     drafted, found = find_drafts(load(folder), budget=12)
     check_drafts(drafted, reference("glm4_moe", folder, tmp_path / "theirs"))
@@ -226,7 +226,7 @@ def test_whoever_has_ended_changes_no_states(family: str, backend: str, tmp_path
         *("qwen3_next", "qwen4_exp_text", "step3p5"),
     ],
 )
-def test_beside_two_ranks_it_guesses_the_same(family: str, tmp_path: Path) -> None:
+def test_beside_two_ranks_it_drafts_the_same(family: str, tmp_path: Path) -> None:
     folder = mtp_checkpoint(tmp_path / "model", family)
     expected, plain = find_drafts(load(folder))
     options = {"drafter": "mtp", "speculate": MOST}
@@ -250,7 +250,7 @@ STORES: dict[str, tuple[Store, dict[str, Any]]] = {
 # How often wrong drafts follow right ones decides what is read again.
 @pytest.mark.parametrize("event", ["nothing", "prompts in pieces", "preempted"])
 @pytest.mark.parametrize("backend", ["torch", "kernels"])
-def test_of_several_layers_each_guesses_what_transformers_says(
+def test_of_several_layers_each_drafts_what_transformers_says(
     backend: str, event: str, several: tuple[Path, Any, dict[str, Any]]
 ) -> None:
     folder, theirs, runners = several
@@ -276,7 +276,7 @@ def several(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any, dict[s
 
 
 @pytest.mark.parametrize("kind", STORES)
-def test_quantised_layers_guess_by_the_numbers_that_they_stand_for(
+def test_quantised_layers_draft_by_the_numbers_that_they_stand_for(
     kind: str, tmp_path: Path
 ) -> None:
     """As in DeepSeek's files, all but what joins state and embedding is quantised."""
@@ -320,7 +320,7 @@ def test_layers_of_deepseek_v4_as_they_are_published(tmp_path: Path) -> None:
     assert drafted == expected and found.tokens == plain.tokens
 
 
-def test_with_cheaper_numbers_it_still_guesses_in_the_kernels(tmp_path: Path) -> None:
+def test_with_cheaper_numbers_it_still_drafts_in_the_kernels(tmp_path: Path) -> None:
     """Weights of 8 bits, K and V of 8 bits, two threads: drafts may differ, tokens do not."""
     folder = counting(mtp_checkpoint(tmp_path, "ernie4_5_moe", tie_word_embeddings=False))
     options: tuple[dict[str, Any], ...] = (

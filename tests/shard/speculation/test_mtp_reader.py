@@ -84,7 +84,7 @@ def step(reader: MtpReader, rows: list[ShardSequence], first: list[int]) -> None
 
 
 @pytest.mark.parametrize("every", [1, 2, 4])  # steps between two readings
-def test_what_wrong_guesses_left_is_read_again(every: int) -> None:
+def test_what_wrong_drafts_left_is_read_again(every: int) -> None:
     texts = [[100 * n + i for i in range(PROMPT + NEW)] for n in (1, 2)]
     rows = [new_sequence(n, text) for n, text in zip((1, 2), texts, strict=True)]
     layers = [Layer() for _ in range(LAYERS)]

@@ -26,11 +26,11 @@ def drafts(ids: list[int], most: int = 4, room: int = 100, **sampling: object) -
     return row.token_ids[row.length : row.length + count].tolist()
 
 
-def test_what_followed_the_last_tokens_is_guessed_again() -> None:
+def test_what_followed_the_last_tokens_is_drafted_again() -> None:
     assert drafts([5, 6, 7, 8, 9, 30, 31, 5, 6]) == [7, 8, 9, 30]
 
 
-def test_nothing_is_guessed_after_tokens_that_are_new() -> None:
+def test_nothing_is_drafted_after_tokens_that_are_new() -> None:
     assert drafts([5, 6, 7, 8, 9]) == []
     assert drafts([5]) == []
     assert drafts([5, 6, 7, 6]) == []  # a single token says too little
@@ -53,12 +53,12 @@ def test_no_more_than_there_is_room_for() -> None:
     assert NgramDrafter(4, [EOS]).draft(full, 100) == 1
 
 
-def test_the_end_is_never_guessed_unless_it_is_ignored() -> None:
+def test_the_end_is_never_drafted_unless_it_is_ignored() -> None:
     assert drafts([5, 6, 7, EOS, 9, 5, 6]) == [7]
     assert drafts([5, 6, 7, EOS, 9, 5, 6], ignore_eos=True) == [7, EOS, 9, 5]
 
 
-def test_a_sequence_whose_guesses_were_wrong_gets_fewer_until_they_are_right() -> None:
+def test_a_sequence_whose_drafts_were_wrong_gets_fewer_until_they_are_right() -> None:
     drafter = NgramDrafter(4, [EOS])
     row = sequence(1, [5, 5, 6, 6, 5, 5, 6, 6, 5], [1], new=400)  # after any two something is known
 
@@ -78,7 +78,7 @@ def test_a_sequence_whose_guesses_were_wrong_gets_fewer_until_they_are_right() -
     assert 1 in [after(0) for _ in range(LONGEST_REST + 1)]  # it never gives up for good
 
 
-def test_guesses_are_judged_by_the_tokens_in_their_place() -> None:
+def test_drafts_are_judged_by_the_tokens_in_their_place() -> None:
     """Also when steps without drafts lie between: many tokens came, none was drafted right."""
     drafter = NgramDrafter(4, [EOS])
     row = sequence(1, [5, 6, 7, 8, 9, 5, 6], [1], new=50)
@@ -107,8 +107,8 @@ def test_an_index_that_grew_with_its_sequence_is_that_of_the_whole(
     row.length = 0
     for count in growth:
         row.length = min(len(ids), row.length + count)
-        if "guesses" in row.state:
-            record: Any = row.state["guesses"]
+        if "drafts" in row.state:
+            record: Any = row.state["drafts"]
             record.drafts = []  # none that could have been wrong
         got = drafter.draft(row, 100)
         drafted = row.token_ids[row.length : row.length + got].copy()

@@ -47,7 +47,7 @@ def serve(
 
 @pytest.mark.parametrize("cost", [0.9, 1.1, 1.6, 3.0])  # 0.9: a clock that is out
 @pytest.mark.parametrize("steps", [200, 2000])
-def test_guesses_that_are_always_wrong_cost_less_than_three_hundredths(
+def test_drafts_that_are_always_wrong_cost_less_than_three_hundredths(
     cost: float, steps: int
 ) -> None:
     rate, tried = serve(Payoff(), steps, cost=lambda _: cost, tokens=1.0)
@@ -97,7 +97,7 @@ def test_what_does_not_pay_for_many_rows_goes_on_for_few() -> None:
     assert (payoff.gain(1) or 0) > 1.2
 
 
-def test_guessing_comes_back_when_it_begins_to_pay() -> None:
+def test_drafting_comes_back_when_it_begins_to_pay() -> None:
     payoff = Payoff()
     serve(payoff, 300, cost=lambda _: 1.5, tokens=1.0)
     rate, tried = serve(payoff, 2 * LONGEST_REST, cost=lambda _: 1.2, tokens=2.4)
@@ -110,7 +110,7 @@ def test_a_lone_slow_step_decides_nothing() -> None:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_a_busy_machine_does_not_end_guesses_that_pay(seed: int) -> None:
+def test_a_busy_machine_does_not_end_drafts_that_pay(seed: int) -> None:
     """Every third step or so is slowed down, whether it drafts or not."""
     draw, payoff, tried = random.Random(seed), Payoff(), 0
     for _ in range(600):

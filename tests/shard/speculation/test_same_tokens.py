@@ -128,7 +128,7 @@ def test_the_tokens_are_those_of_decoding_one_by_one(
     assert found.drafts > 0
 
 
-def test_right_and_wrong_guesses_of_every_kind_take_turns(tmp_path: Path) -> None:
+def test_right_and_wrong_drafts_of_every_kind_take_turns(tmp_path: Path) -> None:
     """A model that counts: drafts are right, and wrong where a sampler or a penalty differs."""
     base = counting_model(tmp_path / "model", tmp_path / "heads")
     settings = ShardSettings(model_path=base, cpu_backend="torch", cpu_threads=1)

@@ -90,7 +90,7 @@ def test_few_tokens_at_a_time_say_the_same(
 
 
 @pytest.mark.parametrize("length", [16, 17, 18, 19])
-def test_wrong_guesses_that_end_runs_leave_nothing_behind(
+def test_wrong_drafts_that_end_runs_leave_nothing_behind(
     checkpoint: Checkpoint, length: int
 ) -> None:
     """Five of them end a run of four at every length, and at two of them one of twenty-four."""

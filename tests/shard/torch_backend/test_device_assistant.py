@@ -31,7 +31,7 @@ def device(checkpoint: Callable[..., Path]) -> Iterator[StandInDevice]:
         yield stand_in
 
 
-def test_guesses_are_the_cpu_s(device: StandInDevice, tmp_path: Path) -> None:
+def test_drafts_are_the_cpu_s(device: StandInDevice, tmp_path: Path) -> None:
     base = gemma4(tmp_path / "base", "gemma4_unified_text")
     folder = assistant(tmp_path / "own", base)
     found = []

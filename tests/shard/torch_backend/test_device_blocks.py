@@ -89,7 +89,7 @@ def test_steps_that_are_launched_say_the_same(folder: Path) -> None:
 
 
 @pytest.mark.sampled(2)
-def test_guesses_choose_for_themselves(folder: Path) -> None:
+def test_drafts_choose_for_themselves(folder: Path) -> None:
     """Each the blocks before it, through states one after another, and wrong ones are undone."""
     expected = drive(start(folder, "cpu"), TEXTS[:3], GREEDY[:3], 8)
     with StandInDevice() as device:

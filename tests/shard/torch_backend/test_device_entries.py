@@ -93,7 +93,7 @@ def test_launched_steps_wait_for_nothing(
     assert all(counts.launches["attend_entries"] for counts in (*ours.decodes, *ours.prefills))
 
 
-def test_guesses_end_runs_that_others_end_again(
+def test_drafts_end_runs_that_others_end_again(
     checkpoint: Checkpoint, expected: Any, device: StandInDevice
 ) -> None:
     """Every third one is wrong; each is a decode of its own in a recording."""

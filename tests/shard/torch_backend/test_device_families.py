@@ -182,7 +182,7 @@ def test_layers_of_other_shapes(
     assert ours.decodes and all(counts.replays == 1 for counts in ours.decodes)
 
 
-def test_guesses_through_states_are_computed_one_after_another(
+def test_drafts_through_states_are_computed_one_after_another(
     checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Recorded like prompts, and undone where they are wrong; nothing is waited for."""

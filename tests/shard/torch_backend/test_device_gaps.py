@@ -58,7 +58,7 @@ def test_tokens_are_the_cpu_s(
     agree(drive(runner, TEXTS, ASKED, 6), expected)
 
 
-def test_guesses_are_judged_by_the_same_tokens(
+def test_drafts_are_judged_by_the_same_tokens(
     checkpoint: Callable[..., Path], host: Runner, device: StandInDevice
 ) -> None:
     expected = drive(host, TEXTS, ASKED, 6)

@@ -69,7 +69,7 @@ def watched(runner: Runner) -> Watched:
         ("mlp", "top tokens", ()),
     ],
 )
-def test_guesses_are_the_cpu_s_and_nothing_waits_for_them(
+def test_drafts_are_the_cpu_s_and_nothing_waits_for_them(
     checkpoint: Callable[..., Path],
     device: StandInDevice,
     tmp_path: Path,
@@ -121,7 +121,7 @@ class Noting:
         return cast("Pending", SimpleNamespace(result=result))
 
 
-def test_a_smaller_model_goes_on_from_guesses_that_nobody_has_read(
+def test_a_smaller_model_goes_on_from_drafts_that_nobody_has_read(
     checkpoint: Callable[..., Path], device: StandInDevice
 ) -> None:
     folder, asked = checkpoint("llama", **SMALL), KINDS["penalties"]
@@ -145,7 +145,7 @@ def test_a_smaller_model_goes_on_from_guesses_that_nobody_has_read(
     assert sum(bool(own) for own, _ in both) > 3
 
 
-def test_steps_follow_guesses_that_nobody_has_read(
+def test_steps_follow_drafts_that_nobody_has_read(
     checkpoint: Callable[..., Path],
     device: StandInDevice,
     tmp_path: Path,

@@ -117,7 +117,7 @@ def test_launched_steps_wait_for_nothing(folder: Folder, family: str, products: 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("family", ["deepseek_v32", *WRAPPED])
-def test_guesses_see_what_an_index_chooses_for_each(folder: Folder, family: str) -> None:
+def test_drafts_see_what_an_index_chooses_for_each(folder: Folder, family: str) -> None:
     """As decodes of their own or, behind states, one after another: runs end among them."""
     texts, asked = TEXTS[1:], GREEDY[1:]
     expected = drive(start(folder(family), "cpu"), texts, asked, 9, late=0)
@@ -132,7 +132,7 @@ def test_guesses_see_what_an_index_chooses_for_each(folder: Folder, family: str)
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("family", ["deepseek_v32", "glm_moe_dsa"])
-def test_layers_that_guess_have_an_index_as_well(tmp_path: Path, family: str) -> None:
+def test_layers_that_draft_have_an_index_as_well(tmp_path: Path, family: str) -> None:
     folder = counting(mtp_checkpoint(tmp_path, family, tie_word_embeddings=False))
     settings: dict[str, Any] = {"drafter": "mtp", "speculate": 2}
     texts, asked = TEXTS[1:], GREEDY[1:]

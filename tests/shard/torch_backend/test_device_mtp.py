@@ -22,7 +22,7 @@ ASKED: list[dict[str, Any]] = [{}, {}]
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("family", ["deepseek_v4", "glm4_moe", "hy_v4", "step3p5"])
-def test_its_guesses_are_those_of_the_cpu(
+def test_its_drafts_are_those_of_the_cpu(
     family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dividing, "_PROGRAMS", 4)  # an interpreter has but one

@@ -63,7 +63,7 @@ def chained(said: LayerOutput) -> list[Any]:
 
 
 @pytest.mark.parametrize(("family", "budget"), [("llama", 13), ("mixtral", 100)])
-def test_steps_follow_guesses_of_n_grams_that_nobody_has_read(
+def test_steps_follow_drafts_of_n_grams_that_nobody_has_read(
     made: Callable[[str], Path], family: str, budget: int
 ) -> None:
     """Rows come in chunks and leave; the tokens are those of the CPU, with and without drafts."""

@@ -131,7 +131,7 @@ def test_states_are_read_and_written_by_recordings_of_all_ranks(
     check_follower(steps, ours)
 
 
-def test_guesses_are_decodes_of_a_recording(
+def test_drafts_are_decodes_of_a_recording(
     checkpoint: Callable[..., Path], device: StandInDevice
 ) -> None:
     folder, asked = checkpoint("llama", **SMALL), KINDS["penalties"]

@@ -81,7 +81,7 @@ def test_a_prompt_of_one_token_that_joins_decodes_has_its_value(
 
 
 @pytest.mark.parametrize("kind", ["penalties", "grammar", "watermark"])
-def test_guesses_are_decodes_of_a_recording(
+def test_drafts_are_decodes_of_a_recording(
     host: Runner, recorded: Runner, device: StandInDevice, kind: str
 ) -> None:
     asked = KINDS[kind]

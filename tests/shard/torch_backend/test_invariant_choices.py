@@ -136,7 +136,7 @@ def test_a_sequence_that_is_computed_anew(checkpoint: Checkpoint, family: str) -
 @pytest.mark.parametrize(
     "family", ["deepseek_v32", "minimax_m3_vl_text", "qwen4_exp_text", "deepseek_v4"]
 )
-def test_recorded_steps_and_guesses_say_what_launched_ones_say(
+def test_recorded_steps_and_drafts_say_what_launched_ones_say(
     checkpoint: Checkpoint, family: str
 ) -> None:
     CROWD.check_recorded(checkpoint(family, **FAMILIES[family]), 30)

@@ -87,7 +87,7 @@ def test_a_sequence_that_is_computed_anew(checkpoint: Checkpoint) -> None:
 @pytest.mark.parametrize(
     ("family", "changes"), [("qwen3_5_text", DELTA), ("bamba", MAMBA2)], ids=["delta", "mamba2"]
 )
-def test_recorded_steps_and_guesses_say_what_launched_ones_say(
+def test_recorded_steps_and_drafts_say_what_launched_ones_say(
     checkpoint: Checkpoint, family: str, changes: dict[str, Any]
 ) -> None:
     CROWD.check_recorded(checkpoint(family, **changes), 9)

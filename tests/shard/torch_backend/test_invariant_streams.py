@@ -50,7 +50,7 @@ def test_a_sequence_that_is_computed_anew(checkpoint: Checkpoint) -> None:
     CROWD.check_anew(checkpoint(FAMILY, **LAYERS), 1)
 
 
-def test_recorded_steps_and_guesses_say_what_launched_ones_say(checkpoint: Checkpoint) -> None:
+def test_recorded_steps_and_drafts_say_what_launched_ones_say(checkpoint: Checkpoint) -> None:
     CROWD.check_recorded(checkpoint(FAMILY, **LAYERS), 9)
 
 

@@ -107,7 +107,7 @@ steps = st.tuples(
     st.sampled_from([16, 64]),
     st.integers(0, 3),
 )
-def test_the_device_guesses_what_the_host_guesses(
+def test_the_device_drafts_what_the_host_drafts(
     texts: list[list[int]], walk: list[tuple[str, list[list[int]]]], block: int, ignoring: int
 ) -> None:
     """Texts shared by programs or not, of steps read first, of others, and with some left out."""

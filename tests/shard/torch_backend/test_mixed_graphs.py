@@ -71,7 +71,7 @@ def test_a_step_with_prompts_is_one_launch(
         assert not counts.launches["attend_tile"]
 
 
-def test_guesses_beside_prompts(host: Runner, recorded: Runner, device: StandInDevice) -> None:
+def test_drafts_beside_prompts(host: Runner, recorded: Runner, device: StandInDevice) -> None:
     asked = KINDS["penalties"]
     expected = drive(host, TEXTS, asked, 6, budget=BUDGET)
     drafter = Foretelling(expected.tokens)

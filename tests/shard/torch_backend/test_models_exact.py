@@ -149,7 +149,7 @@ def test_preempted_and_resumed(model: Model) -> None:
 
 
 @pytest.mark.parametrize("wrong", [None, 0, 2])
-def test_guesses_right_and_wrong(model: Model, wrong: int | None) -> None:
+def test_drafts_right_and_wrong(model: Model, wrong: int | None) -> None:
     """Drafts of up to 4 tokens, the `wrong`-th not right, are as decoding one by one."""
     rows = _rows(shuffle=4)
     advance(model.runner, rows, [row.length for row in rows])

@@ -190,7 +190,7 @@ def test_few_tokens_are_scored_at_a_time(monkeypatch: pytest.MonkeyPatch) -> Non
     assert [len(piece) for piece in pieces] == [7] * 22 + [6]
 
 
-def test_wrong_guesses_leave_nothing_behind() -> None:
+def test_wrong_drafts_leave_nothing_behind() -> None:
     """What is computed in their place is what would be there without them."""
     layer = Layer("chosen", torch.float32)
     ours, _ = layer.backends()

@@ -29,7 +29,7 @@ from tgi_trio.testing.stand_in_device import StandInDevice  # noqa: E402
 
 CASES: dict[str, tuple[str, tuple[int, ...], dict[str, Any]]] = {
     "adapters": ("llama", (2,), {"max_lora_rank": 16, "max_loaded_adapters": 2}),
-    "guesses": ("llama", (2,), {"speculate": 2}),
+    "drafts": ("llama", (2,), {"speculate": 2}),
     "codes": ("llama", (2,), {"quantize": "int4"}),
     "experts": ("mixtral", (), {}),
     "latents": ("deepseek_v3", (), {}),

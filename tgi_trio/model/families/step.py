@@ -83,11 +83,11 @@ def step3p5(config: ModelConfig) -> DecoderSpec | None:
 
 def _kinds(config: ModelConfig, count: int) -> list[str]:
     """Return the kinds of the model's layers, and of those that draft as far as they are said."""
-    guessing, kinds = int(config.get("num_nextn_predict_layers") or 0), config.get("layer_types")
+    drafting, kinds = int(config.get("num_nextn_predict_layers") or 0), config.get("layer_types")
     if not kinds:
-        return [_FULL] * (count + guessing)
+        return [_FULL] * (count + drafting)
     further = config.get("mtp_layer_types") or kinds[count:]
-    return [*kinds[:count], *further[:guessing]]
+    return [*kinds[:count], *further[:drafting]]
 
 
 def _described(kinds: list[str], sparse: list[bool], count: int) -> tuple[list[str], list[bool]]:
@@ -124,16 +124,16 @@ def _bound(layer: LayerSpec, limit: float, shared: float) -> LayerSpec:
 
 def _sparse(config: ModelConfig, count: int) -> list[bool]:
     """Return which layers are mixtures of experts; published files list their numbers."""
-    guessing = int(config.get("num_nextn_predict_layers") or 0)
+    drafting = int(config.get("num_nextn_predict_layers") or 0)
     kinds, listed = config.get("mlp_layer_types"), config.get("moe_layers_enum")
     if kinds:
         further = config.get("mtp_mlp_layer_types") or kinds[count:]
         return [kind == "sparse" for kind in (*kinds[:count], *further)]
     if listed is None:
-        return [3 <= i < count for i in range(count + guessing)]
+        return [3 <= i < count for i in range(count + drafting)]
     items = listed.split(",") if isinstance(listed, str) else listed
     own = {int(item) for item in items if str(item).strip()}
-    return [i in own for i in range(count + guessing)]
+    return [i in own for i in range(count + drafting)]
 
 
 def _limits(config: ModelConfig, name: str, count: int, every: int) -> list[float]:

@@ -84,10 +84,10 @@ def read_by_layer(model: GgufModel, key: str, layers: int) -> list[int]:
 
 def read_own_layers(model: GgufModel, values: Values) -> int:
     """Return the number of layers without those for multi-token prediction."""
-    guessing = model.get("nextn_predict_layers", 0)
-    if not isinstance(guessing, int) or not 0 <= guessing < values["num_hidden_layers"]:
-        raise ValueError(f"its {model.architecture}.nextn_predict_layers is {guessing!r}")
-    return int(values["num_hidden_layers"] - guessing)
+    drafting = model.get("nextn_predict_layers", 0)
+    if not isinstance(drafting, int) or not 0 <= drafting < values["num_hidden_layers"]:
+        raise ValueError(f"its {model.architecture}.nextn_predict_layers is {drafting!r}")
+    return int(values["num_hidden_layers"] - drafting)
 
 
 def read_first_sparse(model: GgufModel, values: Values) -> int:

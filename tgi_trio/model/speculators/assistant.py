@@ -182,7 +182,7 @@ def _clusters(folder: Path, values: Mapping[str, Any], vocabulary: int) -> tuple
     used = _count(folder, values, "centroid_intermediate_top_k")
     if vocabulary % count or used > count:
         raise ModelLoadError(
-            f"{folder / 'config.json'} says that a guess is one of the tokens of {used} of {count} "
+            f"{folder / 'config.json'} says that a draft is one of the tokens of {used} of {count} "
             f"equal groups (centroid_intermediate_top_k, num_centroids), and there are {vocabulary}"
         )
     return count, used

@@ -120,7 +120,7 @@ def check_hidden_states(folder: Path, base: DecoderSpec) -> None:
     if any(layer.mixer for layer in base.layers):
         raise ConfigurationError(
             f"{folder} reads every token once, and a {base.family} model computes some again "
-            "behind wrong guesses, since its layers keep states; use --speculate alone"
+            "behind wrong drafts, since its layers keep states; use --speculate alone"
         )
     if base.streams is not None or base.hyper is not None or base.gated_streams is not None:
         raise ConfigurationError(

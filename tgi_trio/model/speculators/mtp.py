@@ -58,8 +58,8 @@ def need_mtp(config: ModelConfig, spec: DecoderSpec) -> tuple[MtpSpec, ...]:
 def no_mtp(folder: Path) -> str:
     """Return the refusal to draft by layers that a checkpoint does not have."""
     return (
-        f"`drafter` mtp: {folder} has no layers that guess further tokens, by names that are "
-        "known; leave it out, and `speculate` guesses from the text"
+        f"`drafter` mtp: {folder} has no layers that draft further tokens, by names that are "
+        "known; leave it out, and `speculate` drafts from the text"
     )
 
 
@@ -77,8 +77,8 @@ def check_mtp(config: ModelConfig, layers: Sequence[MtpSpec]) -> None:
         if found is None or found.shape != shape:
             has = "is missing" if found is None else f"has shape {list(found.shape)}"
             raise ModelLoadError(
-                f"Tensor {name!r} of the layers that guess further tokens {has} in the checkpoint "
-                f"{config.folder}, which needs it as {list(shape)}; --drafter ngram guesses "
+                f"Tensor {name!r} of the layers that draft further tokens {has} in the checkpoint "
+                f"{config.folder}, which needs it as {list(shape)}; --drafter ngram drafts "
                 "without them."
             )
     check_dtypes({name: tensors[name] for name in shapes})

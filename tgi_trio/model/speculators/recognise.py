@@ -91,7 +91,7 @@ def base_of_heads(folder: Path) -> str:
     name = values.get("base_model_name_or_path") or read_verifier(values)
     if not isinstance(name, str) or not name:
         raise ModelLoadError(
-            f"{folder / 'config.json'} does not say which model its heads guess for: write it "
+            f"{folder / 'config.json'} does not say which model its heads draft for: write it "
             "there as base_model_name_or_path, or name the model with --model-id and the heads "
             "with --draft-model"
         )

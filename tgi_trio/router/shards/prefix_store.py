@@ -136,7 +136,7 @@ class PrefixStore:
     def budget(self, info: ShardInfo, memory: WarmupResult) -> Budget:
         """Return what may be kept.
 
-        `memory`: what guesses keeps some beside the model, on one rank at least.
+        `memory`: what drafts keeps some beside the model, on one rank at least.
         """
         ranks = self._settings.num_shard
         block = max(

@@ -202,7 +202,7 @@ METRICS: Final[tuple[Metric, ...]] = (
     Metric("tgi_batch_preemptions", "counter", "Running sequences sent back to the queue"),
     Metric("tgi_batch_prefill_tokens", "counter", "Prompt tokens computed"),
     Metric("tgi_batch_decode_rows", "gauge", "Sequences that decoded in the last step"),
-    Metric("tgi_batch_draft_tokens", "counter", "Tokens guessed ahead, right or wrong"),
+    Metric("tgi_batch_draft_tokens", "counter", "Tokens drafted ahead, right or wrong"),
     Metric("tgi_batch_stalled_rows", "counter", "Rows that sat a step out for want of a KV block"),
     Metric("tgi_connections", "gauge", "Connections of clients"),
     Metric("tgi_connections_limit", "gauge", "Connections that clients may have at a time"),

@@ -244,8 +244,8 @@ def _find_whole(target: _Target) -> str | None:
     draft = settings.draft_model
     parts = {
         "adapters": settings.max_lora_rank > 0,
-        "heads that guess": draft is not None and find_kind(draft) is not None,
-        "layers that guess": settings.drafter == MTP,
+        "heads that draft": draft is not None and find_kind(draft) is not None,
+        "layers that draft": settings.drafter == MTP,
         "images": target.config.get("vision_config") is not None,
         "weights that become int8": target.int8,  # rows have scales over all columns
     }

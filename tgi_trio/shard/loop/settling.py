@@ -38,7 +38,7 @@ class Settler:
         while another plan is expected.
         """
         if self.expected is not None or (plan.drafts is not None and plan.state_writes is not None):
-            raise ValueError("guesses through states, or a second step, cannot be expected")
+            raise ValueError("drafts through states, or a second step, cannot be expected")
         if plan.taken is None:
             raise ValueError("only a plan of this batch can be expected")
         table = self._table

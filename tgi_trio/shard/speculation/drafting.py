@@ -50,7 +50,7 @@ class Drafting:
             counts = self._drafter.draft_rows(rows, spare)
         except Exception:  # any error of a backend: serving continues without drafts
             traceback.print_exc(file=sys.stderr)
-            warn("what guesses has failed: tokens come one by one from now on")
+            warn("what drafts has failed: tokens come one by one from now on")
             self._drafter = self._following = None
             return {}
         self._drafting_ns = self._clock() - began

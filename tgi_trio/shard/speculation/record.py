@@ -13,7 +13,7 @@ LONGEST_REST: Final = 30  # most steps without drafts after repeated wrong ones
 # The same without adaptation: a trial costs as much as all its drafts, which is more than a plain
 # step, so one in thirty would cost 3 %.
 LONGEST_DEAR_REST: Final = 126
-_STATE: Final = "guesses"  # key in ShardSequence.state
+_STATE: Final = "drafts"  # key in ShardSequence.state
 
 
 class Record:

@@ -227,7 +227,7 @@ def test_slots_take_what_the_books_say(checkpoint: Checkpoint) -> None:
     assert (again.blocks, again.state_slots) == (50, 20)
 
 
-def test_a_model_with_states_does_not_guess_for_another(checkpoint: Checkpoint) -> None:
+def test_a_model_with_states_does_not_draft_for_another(checkpoint: Checkpoint) -> None:
     settings = ShardSettings(
         model_path=checkpoint("llama"), draft_model=checkpoint("lfm2"), speculate=2
     )

@@ -69,7 +69,7 @@ _ANYWHERE = {
     "bad_words": Unserved("use `logit_bias` with -100 for their tokens", _EMPTY),
     "watermark": Unserved("/generate marks texts", _OFF),
     "watermarking": Unserved("/generate marks texts", _OFF),
-    "ngram_corpus_id": Unserved("what is guessed comes from the prompt (--speculate)", _EMPTY),
+    "ngram_corpus_id": Unserved("what is drafted comes from the prompt (--speculate)", _EMPTY),
     # Where an answer ends, and what is seen of it.
     "n_predict": Unserved(_LENGTH, (-1,)),
     "max_new_tokens": Unserved(_LENGTH),
