@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import threading
+from typing import Any
+
 import msgspec
 import pytest
 
 from tests.router.http.openai_answers import engine
 from tests.router.http.served import served
+from tgi_trio.router.http import rendering
 from tgi_trio.router.http.messages import service_replies
 from tgi_trio.router.text.chat_template import ChatTemplate
 
@@ -88,3 +92,29 @@ async def test_content_parts_are_joined():
     assert reply.templated_text == "<u>ab\n<assistant>"
     assert reply.tokenize_response[0].text == "<"
     assert refused.status == 422
+
+
+@pytest.mark.parametrize(
+    ("messages", "elsewhere"),
+    [
+        ([{"role": "user", "content": "Hi"}], False),
+        ([{"role": "user", "content": "x" * (1 << 19)}], True),
+        ([{"role": "user", "content": str(i)} for i in range(300)], True),
+    ],
+)
+async def test_long_conversations_are_rendered_beside_the_loop(monkeypatch, messages, elsewhere):
+    threads: list[int] = []
+
+    def render(*args: Any) -> Any:
+        threads.append(threading.get_ident())
+        return rendered(*args)
+
+    rendered = rendering.render_with_tools
+    monkeypatch.setattr(rendering, "render_with_tools", render)
+    async with served(engine()) as server:
+        client = await server.connect()
+        answer = await client.post("/chat_tokenize", {"messages": messages})
+    assert answer.status == 200, answer.body
+    text = answer.json()["templated_text"]
+    assert all(message["content"] in text for message in messages)
+    assert [each != threading.get_ident() for each in threads] == [elsewhere]

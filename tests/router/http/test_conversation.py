@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 from tests.router.http.fake_engine import byte_tokenizer
 from tests.router.text.test_chat_template import SPECIAL, TOOL, theirs
 from tgi_trio.router.http.call import SYSTEM_RANDOM
+from tgi_trio.router.http.conversation import choose_tools
 from tgi_trio.router.http.dialects.chat import to_conversation
 from tgi_trio.router.http.engine_api import ServedLimits
 from tgi_trio.router.http.messages import schema
-from tgi_trio.router.http.rendering import render_prompt
+from tgi_trio.router.http.rendering import render_with_tools
 from tgi_trio.router.text.chat_template import ChatTemplate
 from tgi_trio.router.text.text_processor import TextProcessor
 
@@ -103,7 +104,8 @@ def prompt_of(template: str = TEMPLATE, /, **body: Any) -> str:
         engine=SimpleNamespace(limits=ServedLimits()),
     )
     request = msgspec.convert(body, schema.ChatRequest)
-    prompt = render_prompt(call, to_conversation(call, request))
+    conversation = to_conversation(call, request)
+    prompt = render_with_tools(call, conversation, choose_tools(call, conversation))
     assert isinstance(prompt, str)
     return prompt
 

@@ -12,7 +12,7 @@ from tgi_trio.router.http.call import Call
 from tgi_trio.router.http.call_validation import Schedulable, validate_request
 from tgi_trio.router.http.conversation import ChatTools, Conversation, choose_tools
 from tgi_trio.router.http.messages.tool_calls import AnswerReader
-from tgi_trio.router.http.rendering import render_with_tools
+from tgi_trio.router.http.rendering import render_beside_others
 from tgi_trio.router.media.image_prompt import Prompt
 from tgi_trio.router.request import Request
 from tgi_trio.router.text.answer import CallReader
@@ -64,7 +64,8 @@ class Prepared:
                 raise
             log.info("no grammar holds a model to the parameters of %s", ", ".join(sorted(broken)))
             loosened = _loosen(self.conversation, broken)
-            return await prepare(call, loosened, self.raw_parameters).validate(call, body)
+            prepared = await prepare(call, loosened, self.raw_parameters)
+            return await prepared.validate(call, body)
         return replace(request, answer=self.form)
 
 
@@ -77,14 +78,16 @@ def _loosen(conversation: Conversation, names: Collection[str]) -> Conversation:
     return replace(conversation, functions=functions, loose=())
 
 
-def prepare(call: Call, conversation: Conversation, parameters: GenerationParameters) -> Prepared:
+async def prepare(
+    call: Call, conversation: Conversation, parameters: GenerationParameters
+) -> Prepared:
     """Return prompt, parameters and reader for a conversation.
 
     The grammar of `parameters` is that of an answer without tools. Raises TemplateError, ToolError
     and ValidationError.
     """
     tools = choose_tools(call, conversation)
-    prompt = render_with_tools(call, conversation, tools)
+    prompt = await render_beside_others(call, conversation, tools)
     thoughts = call.text_processor.thoughts
     place = (
         Place.CLOSED

@@ -6,9 +6,11 @@ import re
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from functools import partial
+from typing import Any, Final
 
 import orjson
+import trio
 
 from tgi_trio.errors import CannotContinue, TemplateError
 from tgi_trio.router.http.call import Call
@@ -24,6 +26,10 @@ from tgi_trio.router.text.tools.ids import fit_ids
 from tgi_trio.router.text.tools.probe import CallStyle
 from tgi_trio.router.text.turns import Turn, arrange_turns
 
+# Conversations of which rendering takes a few milliseconds, or more.
+_MANY_TURNS: Final = 256
+_LONG_TEXT: Final = 1 << 19  # characters
+
 # For templates that know nothing of tools; the format is the one `find_format` gives for them.
 _TOOL_PROMPT = """
 These are functions you can call. To call one, answer with its name and its arguments as JSON:
@@ -34,12 +40,23 @@ Write values, not variables. If no function helps, answer in your own words.
 """
 
 
-def render_prompt(call: Call, conversation: Conversation) -> Prompt:
+async def render_prompt(call: Call, conversation: Conversation) -> Prompt:
     """Return the prompt for turns and tools, by the model's chat template.
 
     Raises TemplateError, ToolError and ValidationError.
     """
-    return render_with_tools(call, conversation, choose_tools(call, conversation))
+    return await render_beside_others(call, conversation, choose_tools(call, conversation))
+
+
+async def render_beside_others(
+    call: Call, conversation: Conversation, tools: ChatTools | None
+) -> Prompt:
+    """Do what `render_with_tools` does; long conversations in a thread, as others wait for it."""
+    turns = conversation.turns
+    if len(turns) < _MANY_TURNS and sum(len(turn.text or "") for turn in turns) < _LONG_TEXT:
+        return render_with_tools(call, conversation, tools)
+    render = partial(render_with_tools, call, conversation, tools)
+    return await trio.to_thread.run_sync(render, abandon_on_cancel=True)
 
 
 def render_with_tools(call: Call, conversation: Conversation, tools: ChatTools | None) -> Prompt:

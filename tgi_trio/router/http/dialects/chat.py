@@ -129,15 +129,15 @@ def _turn(message: schema.Message, i: int) -> Turn:
     # An answer that was cut off in its thought has neither, and clients send it back like that.
     if content is None and calls is None and not any(thoughts):
         raise invalid_value(f"messages[{i}]", "needs `content` or `tool_calls`")
-    turn = Turn.of(message.role, pieces)
-    return replace(
-        turn,
-        text=None if content is None and calls is not None else turn.text,
+    turn = Turn.of(
+        message.role,
+        pieces,
         calls=None if calls is None else _past_calls(calls, f"messages[{i}]"),
         name=message.name,
         call_id=message.tool_call_id,
         thought=next((each for each in thoughts if each is not None), None),
     )
+    return replace(turn, text=None) if content is None and calls is not None else turn
 
 
 def _past_calls(calls: Sequence[ToolCall], path: str) -> list[PastCall]:

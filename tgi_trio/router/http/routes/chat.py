@@ -77,7 +77,7 @@ async def chat_tokenize(call: Call) -> Reply:
     call.engine.metrics.inc("tgi_request_count")
     if request.model is not None and call.engine.adapters.serves(request.model):
         await use_model(call, request.model)  # any other name is as good as none, as in TGI
-    prompt = await expand_text(call, render_prompt(call, to_conversation(call, request)))
+    prompt = await expand_text(call, await render_prompt(call, to_conversation(call, request)))
     tokens = simple_tokens_json(await tokenize_text(call, prompt, add_special_tokens=False))
     return Reply(b'{"tokenize_response":%b,"templated_text":%b}' % (tokens, text_json(prompt)))
 
@@ -108,7 +108,7 @@ async def prepare_chat(call: Call, request: schema.ChatRequest) -> Prepared:
         prompt_top_n=of_prompt or 0,
         grammar=grammar,
     )
-    return prepare(call, conversation, parameters)
+    return await prepare(call, conversation, parameters)
 
 
 def _events(

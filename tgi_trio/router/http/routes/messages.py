@@ -32,7 +32,7 @@ async def messages(call: Call) -> Reply:
     call.engine.metrics.inc("tgi_request_count")
     model = await use_model(call, request.model)
     parameters = to_parameters(request, call.engine.limits.max_grammar_bytes)
-    prepared = prepare(call, to_conversation(request), parameters)
+    prepared = await prepare(call, to_conversation(request), parameters)
     take_permits(call)
     one = await prepared.validate(call, request)
     id = f"msg_{call.ids.randbytes(12).hex()}"
@@ -54,7 +54,7 @@ async def count_tokens(call: Call) -> Reply:
     request: schema.CountTokensRequest = _COUNT.read(call.headers, call.body)
     call.engine.metrics.inc("tgi_request_count")
     await use_model(call, request.model)
-    prompt = await expand_text(call, render_prompt(call, to_conversation(request)))
+    prompt = await expand_text(call, await render_prompt(call, to_conversation(request)))
     found = await tokenize_text(call, prompt, add_special_tokens=False)
     return Reply(orjson.dumps({"input_tokens": len(found.ids)}))
 

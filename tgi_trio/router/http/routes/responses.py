@@ -52,7 +52,7 @@ async def responses(call: Call) -> Reply:
     conversation, box = to_conversation(request, history, most)
     top = openai.alternatives(call, "top_logprobs", request.top_logprobs)
     parameters = to_parameters(request, most, top)
-    prepared = prepare(call, conversation, parameters)
+    prepared = await prepare(call, conversation, parameters)
     take_permits(call)
     stored = keeps(call, request)
     writer = ResponseWriter(copy_settings(request, model, stored), call.now(), call.ids)
@@ -85,7 +85,7 @@ async def input_tokens(call: Call) -> Reply:
     check_served(request)
     history = read_history(call, request)
     conversation, _ = to_conversation(request, history, call.engine.limits.max_grammar_bytes)
-    prompt = await expand_text(call, render_prompt(call, conversation))
+    prompt = await expand_text(call, await render_prompt(call, conversation))
     found = await tokenize_text(call, prompt, add_special_tokens=False)
     return Reply(msgspec.json.encode(replies.InputTokenCount(len(found.ids))))
 

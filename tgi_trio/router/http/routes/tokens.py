@@ -44,7 +44,7 @@ async def tokenize(call: Call) -> Reply:
         return Reply(simple_tokens_json(await tokenize_text(call, request.inputs, True)))
     await use_model(call, request.model)
     if isinstance(request, token_schema.TokenizeChatRequest):
-        text = await expand_text(call, render_prompt(call, to_conversation(call, request)))
+        text = await expand_text(call, await render_prompt(call, to_conversation(call, request)))
     else:
         text = request.prompt
     ids = (await tokenize_text(call, text, request.add_special_tokens)).ids

@@ -135,7 +135,7 @@ async def transcribe(call: Call) -> Reply:
     if written.begin:
         prompt = _write_prompt(call, written, transcription, link)
     else:
-        prepared = _prepare_chat(call, written, transcription, link)
+        prepared = await _prepare_chat(call, written, transcription, link)
         if transcription.stream and not prepared.plain:
             raise ValidationError("`stream` is not served: this model thinks before it answers")
     take_permits(call)
@@ -184,7 +184,7 @@ def _write_prompt(
     return ImagePrompt((begin, link, f"{written.end}{language}{written.mark}"))
 
 
-def _prepare_chat(
+async def _prepare_chat(
     call: Call, written: Transcription, transcription: TranscriptionRequest, link: MediaLink
 ) -> Prepared:
     """Return a chat that asks for a transcription. Raises ValidationError and TemplateError."""
@@ -198,7 +198,7 @@ def _prepare_chat(
     if call.text_processor.chat_template is None:
         raise TemplateError("template not found")
     turn = Turn.of("user", [link, text])
-    return prepare(call, Conversation([turn], thinking=False), transcription.parameters)
+    return await prepare(call, Conversation([turn], thinking=False), transcription.parameters)
 
 
 async def _answer(call: Call, request: Request, prepared: Prepared | None, written: str) -> Reply:
