@@ -178,7 +178,8 @@ def test_a_type_that_generates_text_by_its_own_code_alone(tmp_path: Path) -> Non
 def test_a_type_of_transformers(tmp_path: Path) -> None:
     write_plain(tmp_path, "codegen")
     assert check(tmp_path) == []
-    for asked in ({"num_shard": 2}, {"quantize": "eetq"}, {"rope": RopeScaling("linear", 2.0)}):
+    stages = {"num_shard": 2, "pipeline_stages": 2}
+    for asked in (stages, {"quantize": "eetq"}, {"rope": RopeScaling("linear", 2.0)}):
         with pytest.raises((ModelLoadError, ConfigurationError), match="through transformers"):
             check(tmp_path, **asked)
     with pytest.raises(ConfigurationError, match=r"--kv-cache-dtype fp8_e5m2 .* 'codegen'"):

@@ -82,5 +82,7 @@ async def test_what_is_shown_is_answered(document: str) -> None:
                 answer = await client.get(asked.path)
             else:
                 body = orjson.loads(asked.body)
+                if "previous_response_id" in body:  # that of the request before
+                    body["previous_response_id"] = answer.json()["id"]
                 answer = await client.post(asked.path, body)
             assert answer.status == 200, (asked, answer.text)

@@ -101,6 +101,7 @@ TELLING: list[tuple[str, dict[str, Any], str, str]] = [
         "previous_response_id",
         "previous_response_not_found",
     ),
+    (RESPONSE, {"input": [{"type": "item_reference", "id": "i"}]}, "input[0]", "item_not_found"),
     (RESPONSE, {"input": [{"role": "x", "content": "a"}]}, "input[0].role", WRONG),
 ]
 
@@ -147,6 +148,7 @@ async def test_every_code_is_documented():
     documented = set(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)) - {"code"}
     told: set[str | None] = {"context_length_exceeded", *(code for *_, code in TELLING)}
     told |= {find_code(Problem(status, "", ""), None) for status in (401, 429, 424)}
+    told |= {"response_not_found"}  # of a path, which names no field
     assert documented == told
 
 

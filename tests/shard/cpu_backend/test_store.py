@@ -116,8 +116,8 @@ def test_a_lock_ends_with_the_process_that_holds_it(tmp_path: Path) -> None:
     program = """
         import os, sys
         from pathlib import Path
-        from tgi_trio.shard.cpu_backend.machine_code.locks import held
-        with held(Path(sys.argv[1])) as ours:
+        from tgi_trio.shard.cpu_backend.machine_code.locks import hold_lock
+        with hold_lock(Path(sys.argv[1])) as ours:
             print(ours, flush=True)
             os.kill(os.getpid(), 9)
     """

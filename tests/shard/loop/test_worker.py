@@ -87,7 +87,7 @@ def test_info_states_the_model() -> None:
         words = ("command", "vocab_size", "block_size", "max_positions")
         assert [frame.word(name) for name in words] == [command, 1000, BLOCK, 77]
         assert frame.column("eos_ids").tolist() == [2]
-        assert frame.text("names") == "int64\ncpu\nfake\n"
+        assert frame.text("names") == "int64\ncpu\nfake\n\n"
 
 
 # --- standing orders -----------------------------------------------------------------------------

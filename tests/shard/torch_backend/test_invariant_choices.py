@@ -149,7 +149,7 @@ def test_short_contexts_are_listed_as_well(
     """What attends to a row's tokens is compiled once, and so is what scores them."""
     folder, tiles = checkpoint(family, **FAMILIES[family]), set[tuple[int, int]]()
     for module in (selecting, paged_blocks):
-        own = module.tokens_of
+        own = module.choose_tile_tokens
 
         def record(*args: Any, own: Callable[..., tuple[int, int]] = own, **how: Any) -> Any:
             tiles.add(found := own(*args, **how))

@@ -76,7 +76,7 @@ def find_response(call: Call, id: str, param: str | None) -> StoredResponse:
         return found
     text, code = f"Response with id '{id}' not found: {_why_missing(call)}", "response_not_found"
     if param:
-        code = f"previous_{code}"
+        code = "previous_response_not_found"
         text = (
             f"Previous response with id '{id}' not found: {_why_missing(call)}; send the whole "
             "conversation as `input`"
