@@ -20,6 +20,14 @@ def test_where_sums_are_rounded_one_of_two_as_likely_may_be_chosen() -> None:
     assert differences(ours, other, False, 1e-3)
 
 
+def test_where_sums_are_rounded_a_draw_may_take_the_token_beside() -> None:
+    ours, alone = (Answer([Token(id, "a", logprob, False)]) for id, logprob in ((5, -9.0), (7, -2)))
+    assert not differences(ours, alone, False, 1e-3, drawn=True)
+    assert differences(ours, alone, False, 1e-3) and differences(ours, alone, False, 0, drawn=True)
+    far = Answer([Token(50, "c", -2.0, False)])
+    assert differences(ours, far, False, 1e-3, drawn=True)
+
+
 def visit(*events: object) -> Visit:
     """Return a visit that has been told some events."""
     found = Visit(ClientCall("/v1/completions", {}))
