@@ -53,6 +53,7 @@ def in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     build_in_turns(monkeypatch)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("family", HERE)
 def test_two_ranks_say_what_transformers_says_and_hold_half_each(
     checkpoint: Checkpoint, family: str
@@ -168,6 +169,7 @@ def test_a_rank_keeps_the_keys_and_values_of_its_heads(checkpoint: Checkpoint) -
     assert load(folder)[0].info.kv_bytes_per_token == 2 * half
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("family", "size"), [("exaone", 8), ("sarvam_moe", 4), ("olmoe", 2)])
 def test_the_twin_of_a_large_model_is_divided_as_it_is(
     monkeypatch: pytest.MonkeyPatch, family: str, size: int
@@ -204,6 +206,7 @@ class Counted:
         return found
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("family", "experts"),
     # As transformers writes them, and in one tensor, as Aria's are.

@@ -78,6 +78,7 @@ def test_a_model_of_several_widths_and_codebooks(checkpoint: Checkpoint, tmp_pat
     assert launches["multiply_turned_few"] and launches["multiply_turned"]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("family", ["gemma2", "starcoder2"])
 def test_other_families(checkpoint: Checkpoint, tmp_path: Path, family: str) -> None:
     """Norms behind branches; biases, and no gates."""
@@ -116,6 +117,7 @@ def test_two_ranks(checkpoint: Checkpoint, tmp_path: Path) -> None:
     assert not any(counts.waits for counts in steps)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("rows", "dtype", "most"),
     [

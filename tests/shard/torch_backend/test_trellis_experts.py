@@ -99,6 +99,7 @@ def mixtures(
     return ours, theirs
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("kind", "gate"),
     [
@@ -115,6 +116,7 @@ def test_experts_of_a_width(tmp_path: Path, kind: str, gate: Gate, rows: int) ->
     check(*mixed, some(rows, HIDDEN, seed=8), 1e-5)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("rows", [2, 90])
 def test_half_precision(tmp_path: Path, rows: int) -> None:
     """Few rows and tiles of many."""

@@ -93,7 +93,7 @@ def check_product(
     assert ((found.double().cpu() - expected).abs() / sizes).max() < step
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("rows", [1, 2, 5])
 @pytest.mark.parametrize(("bits", "book"), WIDTHS)
 def test_every_width_of_every_codebook(tmp_path: Path, bits: float, book: str, rows: int) -> None:
@@ -104,6 +104,7 @@ def test_every_width_of_every_codebook(tmp_path: Path, bits: float, book: str, r
     check_product(linear_of([part]), exact, rows)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", [HALF, torch.float16], ids=str)
 @pytest.mark.parametrize("rows", [1, 3, 20, 64, 70])
 def test_half_precision(tmp_path: Path, rows: int, dtype: torch.dtype) -> None:
@@ -136,6 +137,7 @@ def test_signs_in_place_of_scales(tmp_path: Path) -> None:
     check_product(linear_of([encoded(matrix)]), exact, 2)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", [FLOAT, HALF], ids=str)
 @pytest.mark.parametrize("rows", [1, 9, 70])
 def test_matrices_of_several_sorts(tmp_path: Path, rows: int, dtype: torch.dtype) -> None:
@@ -174,6 +176,7 @@ def test_inputs_that_are_scaled_alike_are_turned_once(tmp_path: Path) -> None:
     torch.testing.assert_close(linear_of([joined], HALF)(x), split, atol=0, rtol=0)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", [FLOAT, HALF], ids=str)
 @pytest.mark.parametrize("rows", [1, 40])
 def test_programs_that_share_a_block(tmp_path: Path, rows: int, dtype: torch.dtype) -> None:
@@ -192,6 +195,7 @@ def test_every_part_has_inputs(blocks: int, runs: int) -> None:
     assert 1 <= parts <= runs and (parts - 1) * -(-runs // parts) < runs
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("rows", [1, 9, 70])
 def test_blocks_that_nobody_shares(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: int
