@@ -21,7 +21,6 @@ from tgi_trio.errors import TgiTrioError
 from tgi_trio.settings.records import Options
 
 if TYPE_CHECKING:
-    from tgi_trio.hub.resolve import Served
     from tgi_trio.ipc.waiting import WaitingShards
 
 ShardArgv = Callable[[str, str], list[str]]  # see router.shards.shard_instance, too heavy for here
@@ -155,6 +154,7 @@ def _serve(
     from tgi_trio.settings.resolve import resolve
     from tgi_trio.signals import run_to_its_end
     from tgi_trio.start.checks import check_start
+    from tgi_trio.start.drafter import find_drafter, limit_speculation
     from tgi_trio.start.timeline import Timeline
 
     timeline = Timeline()
@@ -175,7 +175,7 @@ def _serve(
             own_tokenizer=options.tokenizer_name is None,
             own_texts=options.adapter_tokenizers != BASE,
         )
-        options = _limit_speculation(replace(options, draft_model=_find_drafter(options, found)))
+        options = limit_speculation(replace(options, draft_model=find_drafter(options, found)))
         tokenizer = _find_tokenizer(options)
         cache, progress = options.huggingface_hub_cache, not options.json_output
         adapters = [
@@ -209,63 +209,6 @@ def _find_tokenizer(options: Options) -> Path | None:
         trust_remote_code=options.trust_remote_code,
         progress=not options.json_output,
     )
-
-
-def _find_drafter(options: Options, found: Served) -> Path | None:
-    """Return the folder of the drafter: the flag's, or heads that come with the model.
-
-    Raises ConfigurationError where there are both.
-    """
-    from tgi_trio.errors import ConfigurationError
-    from tgi_trio.hub.resolve import resolve_drafter
-
-    if options.draft_model is None:
-        return found.heads or _embedded_heads(options, found.model)
-    if found.heads is not None:
-        raise ConfigurationError(
-            f"--model-id names heads that draft ({found.heads}), and --draft-model names others: "
-            "leave it out, or name the heads' base with --model-id"
-        )
-    return resolve_drafter(
-        str(options.draft_model),
-        cache_dir=options.huggingface_hub_cache,
-        trust_remote_code=options.trust_remote_code,
-        progress=not options.json_output,
-    )
-
-
-def _embedded_heads(options: Options, model: Path) -> Path | None:
-    """Return the heads of the embedded model, where drafts are wanted."""
-    from tgi_trio import demo
-
-    heads = demo.heads_path()
-    wanted = options.speculate and options.drafter is None
-    wanted = wanted and model == demo.model_path() and heads.is_dir()
-    return heads if wanted else None
-
-
-def _limit_speculation(options: Options) -> Options:
-    """Lower --speculate to the number of heads that the embedded model has.
-
-    For heads that were named, a larger number is refused as in TGI; nobody has named these.
-    """
-    import logging
-
-    from tgi_trio import demo
-    from tgi_trio.model.speculators.recognise import count_heads
-
-    if options.draft_model != demo.heads_path() or not options.speculate:
-        return options
-    most = count_heads(options.draft_model)
-    if options.speculate <= most:
-        return options
-    logging.getLogger("tgi_trio.cli").warning(
-        "--speculate %d: the embedded model has %d heads, so %d tokens a step are drafted",
-        options.speculate,
-        most,
-        most,
-    )
-    return replace(options, speculate=most)
 
 
 def _print_machine(options: Options) -> None:

@@ -143,6 +143,7 @@ RULES: dict[str, Rule] = {
     ),
     "start": Rule(NOTHING, only=NOTHING),
     "start.checks": Rule(ours("errors settings model devices router.text router.telemetry")),
+    "start.drafter": Rule(ours("errors settings hub demo model.speculators")),
     "start.rank_settings": Rule(
         ours("errors settings model ipc router.media.image_model"), banned=MODEL
     ),
@@ -265,9 +266,8 @@ RULES: dict[str, Rule] = {
     "__main__": Rule(
         ours(
             "cli demo descriptors errors hub log_levels logs launcher model.facts "
-            "model.speculators.recognise router.shards.prefix_store settings signals "
-            "start.checks start.timeline cluster.controller cluster.scaling devices ipc.litmus "
-            "ipc.waiting"
+            "router.shards.prefix_store settings signals start.checks start.drafter "
+            "start.timeline cluster.controller cluster.scaling devices ipc.litmus ipc.waiting"
         ),
         banned=MODEL,
     ),
