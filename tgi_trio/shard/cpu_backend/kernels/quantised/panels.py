@@ -60,6 +60,16 @@ def multiply_panel(
             panel_bytes if mode == UNPACK else np.int64(0), sums,
         )  # fmt: skip
         return
+    multiply_by_vectors(
+        way, rows, inputs, stride, weights, blocks, span_blocks, panel_bytes, mode, room, sums
+    )
+
+
+@kernel
+def multiply_by_vectors(
+    way, rows, inputs, stride, weights, blocks, span_blocks, panel_bytes, mode, room, sums
+):
+    """Do what `multiply_panel` does, with a panel as stored or, as `mode` says, unpacked."""
     one, both = count(1), count(2)
     # The next panel is prefetched while the rows are multiplied with this one; a single row
     # prefetches later blocks of this one instead.
