@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from urllib.parse import parse_qs
 
 from tgi_trio import __version__
 from tgi_trio.errors import name_param
@@ -51,8 +50,7 @@ async def use_queried_model(call: Call) -> None:
 
     Raises as `use_model`, and Refused (400) for more than one.
     """
-    given = parse_qs(call.query_string.decode("utf-8", "replace"), keep_blank_values=True)
-    names = given.get("model", [])
+    names = call.query.get("model", [])
     if len(names) > 1:
         text = "`model` is given more than once behind the path: send one"
         raise name_param(Refused(400, text, "invalid_query"), "model")

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qs
 
 import trio
 
@@ -79,9 +79,9 @@ class Call:
         return SYSTEM_RANDOM if self.front is None else self.front.ids
 
     @property
-    def query(self) -> dict[str, str]:
-        """Return the parameters of the query; the last one of a name counts."""
-        return dict(parse_qsl(self.query_string.decode("latin-1"), keep_blank_values=True))
+    def query(self) -> dict[str, list[str]]:
+        """Return the parameters of the query, each with all values that it is given."""
+        return parse_qs(self.query_string.decode("utf-8", "replace"), keep_blank_values=True)
 
     @property
     def text_processor(self) -> TextProcessor:

@@ -23,7 +23,7 @@ _LONGEST_PAGE: Final = 100
 
 async def show_response(call: Call) -> Reply:
     """GET /v1/responses/<id>: the response as it was answered."""
-    if call.query.get("stream", "false") == "true":
+    if _last(call, "stream", "false") == "true":
         raise ValidationError("`stream` is not supported: a stream that has ended is not repeated")
     return Reply(find_response(call, call.path["id"], None).body)
 
@@ -47,16 +47,16 @@ async def cancel_response(call: Call) -> Reply:
 async def list_input_items(call: Call) -> Reply:
     """GET /v1/responses/<id>/input_items: the conversation that it answers, newest first."""
     items = decode_items(find_response(call, call.path["id"], None).turn.input_lists())
-    order = call.query.get("order", "desc")
+    order = _last(call, "order", "desc")
     if order not in ("asc", "desc"):
         raise ValidationError(f"`order` must be `asc` or `desc`. Given: {order}")
     if order == "desc":
         items.reverse()
-    limit = call.query.get("limit", str(_PAGE))
+    limit = _last(call, "limit", str(_PAGE))
     if not (limit.isascii() and limit.isdigit() and 1 <= int(limit) <= _LONGEST_PAGE):
         raise ValidationError(f"`limit` must be >= 1 and <= {_LONGEST_PAGE}. Given: {limit}")
-    after = call.query.get("after")
-    if after is not None:
+    after = _last(call, "after", "")
+    if after:
         ids = [item.id for item in items]
         if after not in ids:
             raise ValidationError(f"`after` must be the id of one of the items. Given: {after}")
@@ -69,6 +69,11 @@ async def list_input_items(call: Call) -> Reply:
         has_more=len(items) > len(page),
     )
     return Reply(msgspec.json.encode(found))
+
+
+def _last(call: Call, name: str, default: str) -> str:
+    """Return the last value that the query has for a parameter."""
+    return call.query.get(name, [default])[-1]
 
 
 def _show(item: schema.InputItem) -> dict[str, Any]:
