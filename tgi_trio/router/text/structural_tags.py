@@ -47,9 +47,7 @@ _LAST: Final[Ends] = ("",)
 
 _DEEPEST: Final = 64
 _ANY: Final = "(?s:.*)"
-_TOKENS: Final = frozenset(
-    {"exclude_token", "any_tokens", "token_triggered_tags", "token_dispatch"}
-)
+_TOKENS: Final = frozenset("exclude_token any_tokens token_triggered_tags token_dispatch".split())
 
 
 def structural_tag(given: Any, added: Mapping[str, int]) -> str:

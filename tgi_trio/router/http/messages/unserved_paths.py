@@ -33,7 +33,6 @@ _STORES: Final = (
 )
 _STORED: Final = (
     *_STORES,
-    "/v1/responses",
     "/v1/chat/completions",
     "/v1/uploads",
     "/v1/containers",

@@ -29,7 +29,7 @@ def check_served(request: schema.ResponsesRequest) -> None:
     for name, advice in (
         ("background", "wait for the answer, or stream it"),
         ("conversation", "go on from `previous_response_id`, or send all of it as `input`"),
-        ("prompt", "nothing is stored here, send its text as `instructions` or `input`"),
+        ("prompt", "no prompts are stored here, send its text as `instructions` or `input`"),
         ("moderation", MODERATION),
     ):
         if getattr(request, name):
