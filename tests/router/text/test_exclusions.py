@@ -35,6 +35,7 @@ SCHEMAS: list[dict[str, Any]] = [
     {"anyOf": [{"const": "a"}, {"const": "b"}, {"type": "null"}], "not": {"const": "b"}},
     {"type": "string", "not": {"type": "integer", "const": "a"}},
     {"type": "string", "not": False},
+    {"enum": [[1], 2], "not": {"enum": [[True], 2.0]}},
 ]
 
 
@@ -77,6 +78,9 @@ def test_a_property_may_have_the_name() -> None:
         ({"not": {}}, "leaves nothing"),
         ({"type": "string", "not": {"type": "string"}}, "leaves nothing"),
         ({"const": 1, "not": {"const": 1.0}}, "leaves nothing"),
+        # Patterns of 2 GB, and of 10 MB: every stream would wait for it, minutes or a second.
+        ({"type": "string", "not": {"const": "a" * 60_000}}, "texts are too long or too many"),
+        ({"allOf": [{"not": {"const": "a" * 400}}] * 100}, "texts are too long or too many"),
     ],
 )
 def test_what_cannot_be_left_out_is_named(schema: dict[str, Any], said: str) -> None:

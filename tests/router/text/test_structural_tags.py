@@ -136,6 +136,7 @@ WORD = {"type": "const_string", "value": "x"}
     ("tag", "text"),
     [
         ("{", "the structural tag is no JSON"),
+        ('{"format": {"type": "any_text", "max": NaN}}', "the structural tag is no JSON"),
         ([], "`the structural tag` must be an object"),
         ({}, "neither `format` nor `structures`"),
         ({"format": {"type": "xml"}}, "`format.type` must be one of `const_string`"),
@@ -161,6 +162,13 @@ WORD = {"type": "const_string", "value": "x"}
         ),
         (
             {"structures": [{"begin": "ab", "schema": "{", "end": ""}], "triggers": ["a"]},
+            "`structures[0].schema` is no JSON",
+        ),
+        (
+            {
+                "structures": [{"begin": "ab", "schema": '{"not": {"const": 1e999}}'}],
+                "triggers": ["a"],
+            },
             "`structures[0].schema` is no JSON",
         ),
         (

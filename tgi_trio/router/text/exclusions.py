@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -29,6 +29,8 @@ _ANY: Final = "(?s:.)"  # any character
 # In JSON, llguidance takes a class with many control characters for one that has these as well.
 # Where they are left out, so are control characters but tabs and ends of lines.
 _QUOTED: Final = frozenset('"\\')
+# Characters of all patterns of a schema: they grow with the squares of its words.
+_MOST_PATTERNS: Final = 1 << 15
 _CONTROL: Final = r"\x00-\x08\x0b\x0c\x0e-\x1f"
 _SERVED: Final = "it can leave out values and types: `const`, `enum`, `type`, or `anyOf` of these"
 
@@ -39,17 +41,34 @@ def replace_exclusions(schema: Any) -> Any:
     Raises ValidationError for a `not` that cannot be replaced, and RecursionError for a schema that
     nests too deeply.
     """
+    return _replace(schema, _Room())
+
+
+@dataclass(slots=True)
+class _Room:
+    """What is left of the characters that the patterns of a schema may have."""
+
+    left: int = _MOST_PATTERNS
+
+    def take(self, characters: int) -> None:
+        self.left -= characters
+        if self.left < 0:
+            raise _refused("these texts are too long or too many")
+
+
+def _replace(schema: Any, room: _Room) -> Any:
+    """Do what `replace_exclusions` does for a part of a schema."""
     if isinstance(schema, list):
-        return [replace_exclusions(each) for each in schema]
+        return [_replace(each, room) for each in schema]
     if not isinstance(schema, dict):
         return schema
     inner: Schema = {}
     for key, value in schema.items():
         if key in _NAMED and isinstance(value, dict):
-            inner[key] = {name: replace_exclusions(each) for name, each in value.items()}
+            inner[key] = {name: _replace(each, room) for name, each in value.items()}
         else:
-            inner[key] = value if key in _DATA or key == "not" else replace_exclusions(value)
-    return _leave_out(inner, _Excluded.of(inner.pop("not"))) if "not" in inner else inner
+            inner[key] = value if key in _DATA or key == "not" else _replace(value, room)
+    return _leave_out(inner, _Excluded.of(inner.pop("not")), room) if "not" in inner else inner
 
 
 @dataclass(slots=True)
@@ -83,16 +102,17 @@ class _Excluded:
         if not all(isinstance(each, list) for each in lists):
             raise _refused("`enum` must be a list")
         first, *more = lists
+        others = [set(map(_identify, each)) for each in more]
         return cls(
             values=[
                 value
                 for value in first
-                if _type(value) in types and all(_among(value, others) for others in more)
+                if _type(value) in types and all(_identify(value) in them for them in others)
             ]
         )
 
 
-def _leave_out(schema: Schema, excluded: _Excluded) -> Schema:
+def _leave_out(schema: Schema, excluded: _Excluded, room: _Room) -> Schema:
     """Return `schema`, which has no `not`, without the types and values that are excluded."""
     types = _list_types(schema) if "type" in schema else set(_TYPES)
     if "integer" in excluded.types and "number" in types - excluded.types:
@@ -111,25 +131,26 @@ def _leave_out(schema: Schema, excluded: _Excluded) -> Schema:
             given = [left[key]] if key == "const" else left[key]
             if not isinstance(given, list):
                 raise ValidationError("grammar is not valid: `enum` in the schema is no list")
-            kept = [each for each in given if _type(each) in types and not _among(each, values)]
+            gone = set(map(_identify, values))
+            kept = [each for each in given if _type(each) in types and _identify(each) not in gone]
             if not kept:
                 raise ValidationError("grammar is not valid: `not` in the schema leaves nothing")
             left.pop(key)
             return {**left, "enum": kept}
-    limits = list(_limits(values, types))
+    limits = list(_limits(values, types, room))
     if limits:
         before = left.get("allOf")
         left["allOf"] = [*(before if isinstance(before, list) else []), *limits]
     return left
 
 
-def _limits(values: Sequence[Any], types: set[str]) -> Iterable[Schema]:
+def _limits(values: Sequence[Any], types: set[str], room: _Room) -> Iterable[Schema]:
     """Yield schemas that together leave out values; `types`: those that may still be valid."""
     for value in values:
         if isinstance(value, dict | list):
             raise _refused(f"the value `{json.dumps(value)[:40]}` is beyond that")
     if strings := {value for value in values if isinstance(value, str)}:
-        yield {"pattern": exclude_words(strings)}
+        yield {"pattern": _exclude_words(strings, room)}
     booleans = {value for value in values if isinstance(value, bool)}
     if len(booleans) == 2:
         yield {"type": [each for each in _TYPES if each in types - {"boolean"}]}
@@ -153,14 +174,16 @@ def _limits(values: Sequence[Any], types: set[str]) -> Iterable[Schema]:
         }
 
 
-def exclude_words(words: Iterable[str]) -> str:
+def _exclude_words(words: Collection[str], room: _Room) -> str:
     """Return a pattern of all texts but `words`; it is as long as the square of their lengths."""
-    words = set(words)
     following: dict[str, set[str]] = {"": set()}
     for word in words:
-        for end, letter in enumerate(word):
-            following.setdefault(word[:end], set()).add(letter)
-        following.setdefault(word, set())
+        for end in range(len(word) + 1):
+            prefix = word[:end]
+            if prefix not in following:
+                room.take(end)
+                following[prefix] = set()
+            following[prefix].update(word[end : end + 1])
     branches = []
     for prefix, letters in sorted(following.items()):
         others = "".join(map(_in_class, sorted(letters))) + (_CONTROL if letters & _QUOTED else "")
@@ -212,11 +235,14 @@ def _type(value: Any) -> str:
     return "object"
 
 
-def _among(value: Any, values: Iterable[Any]) -> bool:
-    """Return whether a JSON value is among others: 1 is 1.0, and no truth value."""
-    return any(
-        value == each and isinstance(value, bool) == isinstance(each, bool) for each in values
-    )
+def _identify(value: Any) -> Hashable:
+    """Return what is the same for values that are the same in JSON: 1 is 1.0, but not `true`."""
+    match value:
+        case list():
+            return "array", tuple(map(_identify, value))
+        case dict():
+            return "object", frozenset((key, _identify(each)) for key, each in value.items())
+    return isinstance(value, bool), value
 
 
 def _refused(why: str) -> ValidationError:

@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Final
 
+import orjson
+
 from tgi_trio.errors import ValidationError
 from tgi_trio.router.text import grammars
 from tgi_trio.router.text.gbnf_lark import gbnf
@@ -58,8 +60,8 @@ def structural_tag(given: Any, added: Mapping[str, int]) -> str:
     """
     if isinstance(given, str):
         try:
-            given = json.loads(given)
-        except (ValueError, RecursionError) as error:
+            given = orjson.loads(given)
+        except orjson.JSONDecodeError as error:
             raise ValidationError(f"the structural tag is no JSON: {error}") from error
     whole = read_object(given, "the structural tag")
     if "format" in whole:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+import orjson
 
 from tgi_trio.errors import ValidationError
 
@@ -18,8 +19,8 @@ def read_older(whole: Mapping[str, Any]) -> Mapping[str, Any]:
         schema = tag.get("schema")
         if isinstance(schema, str):
             try:
-                schema = json.loads(schema)
-            except (ValueError, RecursionError) as error:
+                schema = orjson.loads(schema)
+            except orjson.JSONDecodeError as error:
                 raise ValidationError(f"`{at}.schema` is no JSON: {error}") from error
         content = {"type": "json_schema", "json_schema": schema}
         tags.append({"begin": tag.get("begin"), "content": content, "end": tag.get("end", "")})
