@@ -114,6 +114,32 @@ def test_an_item_is_found_in_the_last_response_that_has_it() -> None:
     assert found is not None and found.id == "r2"
 
 
+def test_an_item_is_found_while_any_response_has_it() -> None:
+    """A client may name it in later requests, and delete the responses to these."""
+    store = ResponseStore()
+    store.keep(StoredResponse("r1", b"a", b"", Turn(None, b"", b""), ("x",)))
+    store.keep(StoredResponse("r2", b"a", b"", Turn(None, b"", b""), ("x", "x")))
+    store.forget("r2", b"a")
+    found = store.find_by_item("x", b"a")
+    assert found is not None and found.id == "r1"
+    store.check()
+    store.forget("r1", b"a")
+    assert store.find_by_item("x", b"a") is None
+    store.check()
+
+
+def test_one_that_is_too_large_takes_no_others_along() -> None:
+    store = ResponseStore(10_000)
+    first = response("r1")
+    store.keep(first)
+    second = response("r2", size=6000)
+    store.keep(second)
+    store.keep(response("r3", size=10_000))
+    store.keep(response("r4", second.turn, size=4000))  # its whole conversation is
+    assert [id for id in ("r1", "r2", "r3", "r4") if store.find(id, b"a")] == ["r1", "r2"]
+    store.check()
+
+
 def test_nothing_is_kept_where_nothing_may_be() -> None:
     store = ResponseStore(0)
     store.keep(response("r1"))

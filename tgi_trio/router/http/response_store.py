@@ -34,6 +34,10 @@ class Turn:
         """Bytes."""
         return len(self.given) + len(self.answered)
 
+    def measure(self) -> int:
+        """Return the bytes of the whole conversation, up to the end of this turn."""
+        return sum(map(len, self.lists()))
+
     def lists(self) -> list[bytes]:
         """Return the lists that are the whole conversation, up to the end of this turn."""
         return [*self.input_lists(), self.answered]
@@ -70,8 +74,8 @@ class ResponseStore:
     most: int = 1 << 26  # bytes, --response-store-bytes; 0: nothing is kept
     used: int = 0  # bytes
     _responses: OrderedDict[str, StoredResponse] = field(default_factory=OrderedDict)
-    # The id of a response by caller and id of an item; the last response that has the item.
-    _of_items: dict[tuple[bytes, str], str] = field(default_factory=dict)
+    # By caller and id of an item: the ids of all responses that have it, in order.
+    _of_items: dict[tuple[bytes, str], dict[str, None]] = field(default_factory=dict)
 
     def __len__(self) -> int:
         """Return how many responses are kept."""
@@ -80,15 +84,14 @@ class ResponseStore:
     def keep(self, response: StoredResponse) -> None:
         """Keep a response with a new turn.
 
-        It may be forgotten at once, if it is larger than all that may be kept.
+        Not if it and its conversation are larger than all that may be kept: others stay then.
         """
         id = response.id
-        if not self.most or id in self._responses:
+        if id in self._responses or response.size + response.turn.measure() > self.most:
             return
         self._responses[id] = response
-        self._of_items.update(
-            dict.fromkeys([(response.caller, it) for it in response.item_ids], id)
-        )
+        for item in response.item_ids:
+            self._of_items.setdefault((response.caller, item), {})[id] = None
         self.used += response.size
         self._hold(response.turn)
         while self.used > self.most:
@@ -103,8 +106,9 @@ class ResponseStore:
         return found
 
     def find_by_item(self, id: str, caller: bytes) -> StoredResponse | None:
-        """Return a caller's response that an item was given to, or that has it."""
-        return self.find(self._of_items.get((caller, id), ""), caller)
+        """Return the last of a caller's responses that an item was given to, or that have it."""
+        found = self._of_items.get((caller, id))
+        return self.find(next(reversed(found)), caller) if found else None
 
     def forget(self, id: str, caller: bytes) -> bool:
         """Forget a caller's response; returns whether it was there."""
@@ -131,13 +135,20 @@ class ResponseStore:
             raise RuntimeError(f"{self.used} bytes are counted, {size} are there of {self.most}")
         if any(turn.holders != holders[key] for key, turn in turns.items()):
             raise RuntimeError("a turn is needed more or less often than it is counted")
-        if not set(self._of_items.values()) <= self._responses.keys():
-            raise RuntimeError("an item of a response that is forgotten can still be found")
+        known = {(key, id) for key, ids in self._of_items.items() for id in ids}
+        if known != {
+            ((each.caller, item), each.id)
+            for each in self._responses.values()
+            for item in each.item_ids
+        }:
+            raise RuntimeError("items are not found in the responses that have them")
 
     def _drop(self, id: str) -> None:
         response = self._responses.pop(id)
-        for item in response.item_ids:
-            if self._of_items.get((response.caller, item)) == id:  # no later one has it
+        for item in set(response.item_ids):
+            owners = self._of_items[response.caller, item]
+            del owners[id]
+            if not owners:
                 del self._of_items[response.caller, item]
         self.used -= response.size
         self._let_go(response.turn)
