@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tgi_trio.errors import ValidationError
-from tgi_trio.router.media.data_urls import decode_data_url
+from tgi_trio.media.packed_frames import unpack_frames
+from tgi_trio.router.media.data_urls import decode_data_url, decode_video_url
 from tgi_trio.router.media.links import MediaLink, split_text
 
 MOST = 1000
@@ -75,3 +76,37 @@ def test_padding_ends_base64_wherever_it_is_cut_into_slices() -> None:
     url = "data:image/png;base64," + "AA==" * 40_000
     with pytest.raises(ValidationError, match="base64 encoding is invalid"):
         trio.run(decode_data_url, url, 200_000)
+
+
+@given(st.lists(st.binary(max_size=20), min_size=2, max_size=200))
+def test_pictures_of_a_video_are_packed(frames: list[bytes]) -> None:
+    texts = [base64.b64encode(frame).decode() for frame in frames]
+    url = "data:video/jpeg;base64," + ",".join(texts)
+    assert unpack_frames(bytes(trio.run(decode_video_url, url, 10 * MOST))) == frames
+
+
+def test_a_video_of_very_many_pictures_lets_others_run() -> None:
+    """Such a URL of 100 kB stopped everything for six seconds."""
+
+    async def count_turns() -> int:
+        turns, url = 0, "data:video/jpeg;base64," + ",".join(["AA=="] * 20_000)
+
+        async def take_turns() -> None:
+            nonlocal turns
+            while True:
+                await trio.lowlevel.checkpoint()
+                turns += 1
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(take_turns)
+            assert await decode_video_url(url, 1 << 20)
+            nursery.cancel_scope.cancel()
+        return turns
+
+    assert trio.run(count_turns) > 200
+
+
+def test_pictures_of_a_video_are_bounded_together() -> None:
+    url = "data:video/jpeg;base64," + ",".join(["AAAA"] * 400)
+    with pytest.raises(ValidationError, match="Image size 1002 bytes exceeds maximum allowed"):
+        trio.run(decode_video_url, url, MOST)
