@@ -102,10 +102,12 @@ async def pair():
         each.close()
 
 
-async def start(nursery: trio.Nursery, body: EventBody, transport: Transport) -> list[bytes]:
+async def start(
+    nursery: trio.Nursery, body: EventBody, transport: Transport, sent: Sent | None = None
+) -> list[bytes]:
     """Run the body in a task; returns a list that will hold its result."""
     result: list[bytes] = []
-    sent = Sent()
+    sent = sent or Sent()
 
     async def run() -> None:
         result.append(await body.run(sent, transport))
@@ -201,6 +203,27 @@ async def test_the_backlog_is_bounded(pair, started):
         if not started:
             await start(nursery, body, transport)
     # The nursery has ended: `run` gave up by itself.
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize("direct", [False, True])
+async def test_events_larger_than_the_bound_reach_a_reader_that_keeps_up(pair, direct):
+    """The last events of /v1/responses are four times the answer, with its logprobs."""
+    transport = pair(buffer=4096)
+    body = EventBody(StreamLimits(backlog=10_000, silence=15.0, direct=direct))
+    sent, received = Sent(), b""
+    last = b"data: %b\n\n" % (b"x" * 200_000)
+    async with trio.open_nursery() as nursery:
+        result = await start(nursery, body, transport, sent)
+        body.write(b"data: 1\n\n")
+        body.finish(last)
+        while not (result or body.failed):
+            await trio.testing.wait_all_tasks_blocked()
+            received += transport.read()
+        received += transport.read()
+    assert not body.failed
+    written = unchunk(received) if direct else sent.data
+    assert written + result[0] == b"data: 1\n\n" + last
 
 
 @pytest.mark.trio

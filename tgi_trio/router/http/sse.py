@@ -40,7 +40,7 @@ _LOOKS = 8
 class StreamLimits:
     """Bounds of one stream."""
 
-    backlog: int  # bytes gathered for a slow reader before its request is aborted
+    backlog: int  # bytes that wait for a slow reader; when more come, its request is aborted
     silence: float  # seconds without an event before a keep-alive comment
     direct: bool = True
 
@@ -212,9 +212,12 @@ class EventBody:
     def _gather(self, events: bytes) -> None:
         if self.failed:
             return
-        self._backlog += events
-        if len(self._backlog) > self._limits.backlog:
+        # What waited before is counted: the last events of a long answer, which repeat all of it,
+        # may be larger than the bound, and say nothing of the reader.
+        if len(self._backlog) >= self._limits.backlog:
             self._fail()
+        else:
+            self._backlog += events
         self._news.set()
 
     def _fail(self) -> None:
