@@ -17,6 +17,9 @@ from tgi_trio.router.text.chat_template import ChatTemplate
 pytestmark = pytest.mark.trio
 
 USER = [{"role": "user", "content": "Yo"}]
+CALL = {"type": "function", "function": {"name": "f", "arguments": "{}"}}
+CALLS = [{**CALL, "id": f"call_{i}"} for i in range(30)]
+TOOLS = [{"type": "function", "function": {"name": f"f{i}"}} for i in range(300)]
 
 
 async def test_template_problems_are_422():
@@ -94,15 +97,8 @@ async def test_content_parts_are_joined():
     assert refused.status == 422
 
 
-@pytest.mark.parametrize(
-    ("messages", "elsewhere"),
-    [
-        ([{"role": "user", "content": "Hi"}], False),
-        ([{"role": "user", "content": "x" * (1 << 19)}], True),
-        ([{"role": "user", "content": str(i)} for i in range(300)], True),
-    ],
-)
-async def test_long_conversations_are_rendered_beside_the_loop(monkeypatch, messages, elsewhere):
+def watch_rendering(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return a list to which the thread of each rendering is added."""
     threads: list[int] = []
 
     def render(*args: Any) -> Any:
@@ -111,6 +107,20 @@ async def test_long_conversations_are_rendered_beside_the_loop(monkeypatch, mess
 
     rendered = rendering.render_with_tools
     monkeypatch.setattr(rendering, "render_with_tools", render)
+    return threads
+
+
+@pytest.mark.parametrize(
+    ("messages", "elsewhere"),
+    [
+        ([{"role": "user", "content": "Hi"}], False),
+        ([{"role": "user", "content": "x" * (1 << 19)}], True),
+        ([{"role": "user", "content": str(i)} for i in range(300)], True),
+        ([*USER, *[{"role": "assistant", "content": "", "tool_calls": CALLS}] * 10], True),
+    ],
+)
+async def test_long_conversations_are_rendered_beside_the_loop(monkeypatch, messages, elsewhere):
+    threads = watch_rendering(monkeypatch)
     async with served(engine()) as server:
         client = await server.connect()
         answer = await client.post("/chat_tokenize", {"messages": messages})
@@ -118,3 +128,14 @@ async def test_long_conversations_are_rendered_beside_the_loop(monkeypatch, mess
     text = answer.json()["templated_text"]
     assert all(message["content"] in text for message in messages)
     assert [each != threading.get_ident() for each in threads] == [elsewhere]
+
+
+async def test_many_tools_are_rendered_beside_the_loop(monkeypatch):
+    threads, one = watch_rendering(monkeypatch), engine()
+    one.chat_template = ChatTemplate({"default": "{{ tools | length }}"}, {})
+    async with served(one) as server:
+        client = await server.connect()
+        answer = await client.post("/v1/chat/completions", {"messages": USER, "tools": TOOLS})
+    assert answer.status == 200, answer.body
+    assert server.engine.prompts == ["300"]
+    assert [each != threading.get_ident() for each in threads] == [True]

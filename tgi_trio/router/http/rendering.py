@@ -27,7 +27,7 @@ from tgi_trio.router.text.tools.probe import CallStyle
 from tgi_trio.router.text.turns import Turn, arrange_turns
 
 # Conversations of which rendering takes a few milliseconds, or more.
-_MANY_TURNS: Final = 256
+_MANY_PARTS: Final = 256  # turns, calls in them, and tools
 _LONG_TEXT: Final = 1 << 19  # characters
 
 # For templates that know nothing of tools; the format is the one `find_format` gives for them.
@@ -52,11 +52,18 @@ async def render_beside_others(
     call: Call, conversation: Conversation, tools: ChatTools | None
 ) -> Prompt:
     """Do what `render_with_tools` does; long conversations in a thread, as others wait for it."""
-    turns = conversation.turns
-    if len(turns) < _MANY_TURNS and sum(len(turn.text or "") for turn in turns) < _LONG_TEXT:
+    if not _takes_long(conversation, tools):
         return render_with_tools(call, conversation, tools)
     render = partial(render_with_tools, call, conversation, tools)
     return await trio.to_thread.run_sync(render, abandon_on_cancel=True)
+
+
+def _takes_long(conversation: Conversation, tools: ChatTools | None) -> bool:
+    turns = conversation.turns
+    parts = len(turns) + (0 if tools is None else len(tools.listed))
+    if parts + sum(len(turn.calls or ()) for turn in turns) >= _MANY_PARTS:
+        return True
+    return sum(len(turn.text or "") for turn in turns) >= _LONG_TEXT
 
 
 def render_with_tools(call: Call, conversation: Conversation, tools: ChatTools | None) -> Prompt:
