@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tgi_trio.cluster.event_cutter import BadStream, EventCutter
+from tgi_trio.cluster.relay import MOST_HELD
 
 STREAM = (
     b'data: {"role":"assistant"}\n\n'
@@ -99,3 +100,12 @@ def test_ids_that_cannot_be_read_are_told(line: bytes) -> None:
 def test_what_waits_is_bounded(data: bytes) -> None:
     with pytest.raises(BadStream, match="more than 1000 bytes"):
         cutter().cut(data)
+
+
+def test_the_last_events_of_a_long_answer_pass() -> None:
+    """Those of /v1/responses: 4,000 tokens with 20 alternatives, four times, and then their ids."""
+    event = b"data: %b\n\n" % (b"x" * 5_000_000)
+    stream = event * 3 + b":i 0:1!\n" + event
+    cut = EventCutter(MOST_HELD, has_ids=True)
+    parts = range(0, len(stream), 1 << 16)
+    assert b"".join(cut.cut(stream[at : at + (1 << 16)]) for at in parts) == event * 4

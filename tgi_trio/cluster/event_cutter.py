@@ -23,7 +23,7 @@ class EventCutter:
         """`longest`: bytes that may be held back; `has_ids`: whether replicas send ids."""
         self._longest = longest
         self._has_ids = has_ids
-        self._rest = b""  # the beginning of an incomplete event
+        self._rest = bytearray()  # the beginning of an incomplete event
         self._held: list[bytes] = []  # whole events whose ids have not come yet
         self._held_size = 0  # bytes
         self._ids: dict[bytes, bytearray] = {}  # choice -> ids, separated by commas
@@ -39,7 +39,7 @@ class EventCutter:
 
     def start_again(self) -> None:
         """Drop what is held back: the replica that resumes the stream sends it again."""
-        self._rest = b""
+        self._rest.clear()
         self._held.clear()
         self._held_size = 0
 
@@ -53,13 +53,14 @@ class EventCutter:
             if event.find(_END) == len(event) - len(_END) >= 0:  # one event, as most reads bring
                 self._note(line[len(MARK) :])
                 return event
-        if self._rest:
-            data = self._rest + data
-        end = data.rfind(_END) + len(_END)
-        if end < len(_END):
-            end = 0
-        self._rest = data[end:]
-        events = data[:end]
+        rest = self._rest
+        begin = max(0, len(rest) - 1)  # where an end may be that was not there before
+        rest += data
+        end = rest.rfind(_END, begin) + len(_END)
+        events = b""
+        if end >= len(_END):
+            events = bytes(rest[:end])
+            del rest[:end]
         if self._has_ids and events:
             events = self._take_ids(events)
         if len(self._rest) + self._held_size > self._longest:

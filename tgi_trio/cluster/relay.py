@@ -32,7 +32,7 @@ from tgi_trio.router.telemetry.metrics import Metrics
 log = logging.getLogger(__name__)
 
 MOST_LOST: Final = 3  # lost replicas after which a request fails
-MOST_HELD: Final = 1 << 24  # bytes of a stream that may be held back until their ids come
+MOST_HELD: Final = 1 << 26  # bytes of a stream that may be held back: all of an answer, often
 WAIT_SECONDS: Final = 10.0  # a request that has not begun may wait this long for a replica
 RESUME_SECONDS: Final = 30.0  # a stream may wait this long for a replica that resumes it
 PAUSE: Final = 0.1  # seconds between two rounds over all replicas
