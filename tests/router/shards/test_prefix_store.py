@@ -225,9 +225,10 @@ def test_an_index_that_is_no_tree_is_not_used(
 ) -> None:
     """As it may come from whoever can write there."""
     store = opened(settings)
-    for bad in (KeptRun("", 0, bytes(64)), KeptRun("", -1, bytes(15))):
+    runs = (KeptRun("", 0, bytes(64)), KeptRun("", -1, bytes(15)))
+    for bad in (*(KeptPrefixes(4, (run,)) for run in runs), KeptPrefixes(0, KEPT.runs)):
         order = store.order(Collected(KEPT, [9, 8, 7, 6, 5], []))
-        store.save(INFO, order, KeptPrefixes(4, (bad,)))
+        store.save(INFO, order, bad)
         assert store.load(INFO, MEMORY) is None
         assert "does not belong to a tree" in caplog.text
         caplog.clear()
@@ -266,6 +267,31 @@ def test_a_damaged_index_is_said_and_not_used(
     assert opened(settings).load(INFO, MEMORY) is None
     assert "cannot be read and is not used" in caplog.text
     save(store)
+    assert store.load(INFO, MEMORY) is not None
+
+
+def test_an_index_with_other_tokens_is_not_used(
+    settings: Settings, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One bit of a disk, and a prompt would be answered as if it were another."""
+    store = opened(settings)
+    save(store)
+    file = store.folder / "index.prefixes"
+    content = file.read_bytes()
+    at = content.rindex(bytes(64)) + 20
+    file.write_bytes(content[:at] + b"\x01" + content[at + 1 :])
+    assert store.load(INFO, MEMORY) is None
+    assert "it is damaged: a checksum differs" in caplog.text
+
+
+def test_nothing_is_written_through_a_link(settings: Settings, tmp_path: Path) -> None:
+    """Of another user, where the folder is one that many may write to."""
+    store = opened(settings)
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    (store.folder / "index.prefixes.partial").symlink_to(victim)
+    save(store)
+    assert victim.read_text() == "precious"
     assert store.load(INFO, MEMORY) is not None
 
 

@@ -58,8 +58,10 @@ class KeptPrefixes:
 
     def check(self) -> None:
         """Raise ValueError unless runs are whole blocks, and each comes after the one before it."""
+        if self.block_size < 1:
+            raise ValueError(f"a block of {self.block_size} tokens does not belong to a tree")
         for place, run in enumerate(self.runs):
-            blocks, rest = divmod(len(run.tokens), max(1, self.block_size * TOKEN_BYTES))
+            blocks, rest = divmod(len(run.tokens), self.block_size * TOKEN_BYTES)
             rising = sorted({each for each in run.snapshots if 0 <= each < blocks})
             if not blocks or rest or list(run.snapshots) != rising or not -1 <= run.parent < place:
                 raise ValueError(f"run {place} of {len(self.runs)} does not belong to a tree")

@@ -14,6 +14,7 @@ import logging
 import os
 import re
 import secrets
+import zlib
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -50,6 +51,17 @@ class _Index(msgspec.Struct, frozen=True):
     identity: str
     key: bytes
     prefixes: KeptPrefixes
+    checksum: int  # CRC-32 of `prefixes`: other tokens than those computed would be wrong answers
+
+    @classmethod
+    def of(cls, identity: str, key: bytes, prefixes: KeptPrefixes) -> _Index:
+        return cls(identity, key, prefixes, zlib.crc32(msgspec.msgpack.encode(prefixes)))
+
+    def check(self) -> None:
+        """Raise ValueError for prefixes that are not those that were written."""
+        if self.checksum != zlib.crc32(msgspec.msgpack.encode(self.prefixes)):
+            raise ValueError("it is damaged: a checksum differs")
+        self.prefixes.check()
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +121,7 @@ class PrefixStore:
         try:
             check_owner(path, path.stat())
             index = self._read()
-            index.prefixes.check()
+            index.check()
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:
@@ -163,9 +175,12 @@ class PrefixStore:
 
         Raises OSError.
         """
-        index = _Index(identify(self._settings, info), order.key, prefixes)
+        index = _Index.of(identify(self._settings, info), order.key, prefixes)
         beside = self.folder / _PARTIAL
-        with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+        # Made anew: another user could put a link there where many may write.
+        beside.unlink(missing_ok=True)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+        with open(os.open(beside, flags, 0o600), "wb") as file:
             file.write(msgspec.msgpack.encode(index))
             file.flush()
             os.fsync(file.fileno())
