@@ -16,7 +16,7 @@ from tgi_trio.router.text.tools.arguments_json import JSON
 from tgi_trio.router.text.tools.arguments_python import PythonArguments
 from tgi_trio.router.text.tools.arguments_xml import XmlArguments
 from tgi_trio.router.text.tools.call_formats import FORMATS, HERMES, Format
-from tgi_trio.router.text.tools.call_parser import call_reader
+from tgi_trio.router.text.tools.call_parser import CallParser, call_reader
 from tgi_trio.router.text.tools.functions import Function
 from tgi_trio.router.text.tools.schemas import name_type
 
@@ -256,3 +256,23 @@ def test_llamas_calls_begin_with_the_answer() -> None:
     prose = f"Like this: {call}"
     assert said(fold(deltas(form, list(prose)))) == (prose, [])
     assert said(fold(deltas(form, ['{"n', 'ame" is a key']))) == ('{"name" is a key', [])
+
+
+@pytest.mark.parametrize(
+    "form", [each for each in EVERY if not each.channels], ids=lambda each: each.name
+)
+def test_white_space_behind_a_call_does_not_gather(form: Format) -> None:
+    """Some models end in it: 20,000 line ends took a minute, all of them read again with each."""
+    function = Function.of("f", {"properties": {"x": {"type": "string"}}})
+    whole = form.write([("f", {"x": "y"})])
+    for end in range(1, len(whole) + 1):
+        parser = call_reader(form, [function], str)
+        parser.push(whole[:end])
+        if parser.complete:
+            break
+    for _ in range(1000):
+        parser.push("\n")
+    assert isinstance(parser, CallParser)
+    assert len(parser._text) < 10
+    assert parser.push(whole[end:]).content == ""
+    assert parser.complete and parser.calls == 1

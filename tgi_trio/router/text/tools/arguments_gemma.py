@@ -194,7 +194,7 @@ class _State(enum.Enum):
 
 
 _KEY_ENDS = re.compile(r"\s*([^:{}\[\],]*):")
-_WORD = re.compile(r"[^,\]}]+")
+_WORD_ENDS = re.compile(r"[,\]}]")
 
 
 class GemmaReader:
@@ -204,6 +204,7 @@ class GemmaReader:
         self._quote = quote
         self._state = _State.VALUE
         self._text = ""
+        self._seen = 0  # characters of it in which a word does not end
         self._out: list[str] = []
         self._closing: list[str] = []  # the closing brackets of open ones
         self.ended = False
@@ -237,11 +238,13 @@ class GemmaReader:
         if text[0] in ",]}":
             self._state = _State.AFTER
             return True
-        word = _WORD.match(text)
-        if word is None or word.end() == len(text):
+        end = _WORD_ENDS.search(text, self._seen)
+        if end is None:
+            self._seen = len(text)
             return False
-        self._out.append(write_scalar(word[0]))
-        self._text, self._state = text[word.end() :], _State.AFTER
+        self._out.append(write_scalar(text[: end.start()]))
+        self._text, self._state = text[end.start() :], _State.AFTER
+        self._seen = 0
         return True
 
     def _key(self) -> bool:

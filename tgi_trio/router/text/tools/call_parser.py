@@ -137,6 +137,8 @@ class CallParser:
             self._text, self._state = self._text[found.end :], ParserState.NAME
         elif found is None:
             self._state = ParserState.LOST
+        else:
+            self._squeeze()
         return found is not PARTIAL
 
     def _take_name(self) -> bool:
@@ -185,10 +187,12 @@ class CallParser:
     def _take_next(self) -> bool:
         """Go on with the next call, or end the calls: the longer match decides."""
         following, closing = self._form.next, self._form.closing
-        if not following:
-            return False  # the format has one call at most
+        if not following:  # the format has one call at most
+            self._text = ""
+            return False
         found, end = match_text(self._text, following), match_text(self._text, closing)
         if found is PARTIAL or end is PARTIAL:
+            self._squeeze()
             return False
         if isinstance(found, Match) and not (isinstance(end, Match) and end.end > found.end):
             self._text, self._state = self._text[found.end :], ParserState.NAME
@@ -196,6 +200,13 @@ class CallParser:
             self._text = self._text[end.end if isinstance(end, Match) else 0 :]
             self._state = ParserState.LOST
         return True
+
+    def _squeeze(self) -> None:
+        """Keep one character of any white space between a format's texts, as good as all of it.
+
+        A model may write nothing else any more, and all that is kept is looked at again each time.
+        """
+        self._text = _SPACES.sub(" ", self._text)
 
     def _find_trigger(self) -> bool:
         """Drop text up to the next trigger; an anchored trigger cannot come again."""
@@ -217,6 +228,7 @@ _STEPS = {
     ParserState.AFTER: CallParser._take_next,
     ParserState.LOST: CallParser._find_trigger,
 }
+_SPACES = re.compile(r"\s+")
 _NAME = re.compile(r"\s*(?:[A-Za-z0-9_.:/-]+|\Z)")
 _LONGEST_HEAD = 400  # most characters of a name and the text that ends it
 
