@@ -19,7 +19,8 @@ from tests.router.http.served import Answer, Client, Server, served, until
 from tests.router.http.thinking import let_think
 from tests.router.media.image_files import encode, noise
 from tgi_trio.router.http.call import HttpSettings
-from tgi_trio.router.http.dialects.responses import replies
+from tgi_trio.router.http.dialects.responses import history, replies
+from tgi_trio.router.http.dialects.responses.history import decode_items
 from tgi_trio.router.text.tools.call_formats import HERMES
 
 pytestmark = pytest.mark.trio
@@ -105,6 +106,22 @@ async def test_instructions_do_not_go_on():
         assert "Be brief." in one.prompt()
         await one.answer("Why?", instructions="Be long.", previous_response_id=first.id)
         assert "Be brief." not in one.prompt() and "Be long." in one.prompt()
+
+
+async def test_a_response_is_decoded_once_however_many_of_its_items_are_named(monkeypatch):
+    """It may hold the conversation with its images: 20 MB of them take a tenth of a second."""
+    decoded: list[int] = []
+
+    def decode(lists: Any) -> Any:
+        decoded.append(len(lists))
+        return decode_items(lists)
+
+    async with talk(engine()) as one:
+        first = await one.answer([{**USER, "id": f"msg_{i}"} for i in range(30)])
+        monkeypatch.setattr(history, "decode_items", decode)
+        named = [{"type": "item_reference", "id": f"msg_{i}"} for i in range(30)]
+        await one.answer([*named, *named, {"type": "item_reference", "id": first.output[0].id}])
+    assert decoded == [2]  # lists: what was given, what was answered
 
 
 async def test_items_may_be_named_instead_of_sent(monkeypatch):

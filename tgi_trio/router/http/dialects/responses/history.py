@@ -46,6 +46,8 @@ def read_history(call: Call, request: schema.ResponsesRequest) -> History:
 def _resolve(call: Call, items: Sequence[schema.InputItem]) -> Iterator[schema.InputItem]:
     """Yield items, each reference replaced by what it refers to."""
     caller = _caller(call)
+    # By responses, each of which is decoded once: it may hold all of the conversation, with images.
+    found: dict[str, dict[str | None, schema.InputItem]] = {}
     for i, item in enumerate(items):
         if not is_reference(item):
             yield item
@@ -56,9 +58,10 @@ def _resolve(call: Call, items: Sequence[schema.InputItem]) -> Iterator[schema.I
             text = f"Item with id '{id}' not found: {_why_missing(call)}; send the item itself"
             refused = Refused(404, text, "not_found", code="item_not_found", elsewhere=True)
             raise name_param(refused, f"input[{i}]")
-        turn = response.turn
-        kept = decode_items([turn.answered]) + decode_items([turn.given])
-        yield next(each for each in kept if each.id == id)
+        if response.id not in found:
+            kept = decode_items([response.turn.given, response.turn.answered])
+            found[response.id] = {each.id: each for each in kept}
+        yield found[response.id][id]
 
 
 def decode_items(lists: Sequence[bytes]) -> list[schema.InputItem]:
