@@ -136,7 +136,8 @@ async def test_clients_carry_thoughts(monkeypatch):
     sent["encrypted_content"] = thought.encrypted_content
     items = [said("user", "Rain?"), sent, msgspec.to_builtins(text), said("user", "So?")]
     assert "<assistant>Hm, é.Yes.<end>" in await prompt_of(input=items)
-    for foreign in ("gAAAAabc", "tgi-trio:!", "tgi-trio:" + base64.b64encode(b"\xff").decode()):
+    not_utf8 = "tgi-trio:" + base64.b64encode(b"\xff").decode()
+    for foreign in ("gAAAAabc", "tgi-trio:!", "tgi-trio:é", not_utf8):
         sent["encrypted_content"] = foreign
         assert "<assistant>Yes.<end>" in await prompt_of(input=items)
     not_asked = reply(await asked(engine("<think>Hm</think>Yes."))).output[0]

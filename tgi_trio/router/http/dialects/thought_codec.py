@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 from contextlib import suppress
 from typing import Final
 
@@ -19,6 +18,6 @@ def decode_thought(text: str | None) -> str:
     """Return the thought that `encode_thought` encoded; "" if something else made `text`."""
     if text is None or not text.startswith(_PREFIX):
         return ""
-    with suppress(binascii.Error, UnicodeDecodeError):
+    with suppress(ValueError):  # no base64, or no UTF-8 in it
         return base64.b64decode(text.removeprefix(_PREFIX), validate=True).decode()
     return ""
