@@ -181,7 +181,7 @@ async def prompt_of(template: str = TEMPLATE, **more: Any) -> str:
     found = engine("", template)
     async with served(found) as server:
         client = await server.connect()
-        answer = await client.post("/chat_tokenize", {**BODY, **more})
+        answer = await client.post("/chat_tokenize", json.dumps({**BODY, **more}).encode())
     assert answer.status == 200, answer.body
     return answer.json()["templated_text"]
 
@@ -207,6 +207,9 @@ async def test_a_template_without_tools_is_told_in_the_last_message():
     listed = json.dumps([WEATHER, SHOWN], separators=(",", ":"))
     assert await prompt_of(plain, tool_prompt="Call!") == f"<user>Rain?\n---\n{listed}\nCall!"
     assert '<tool_call>\n{"name":' in await prompt_of(plain)
+    large = {"type": "object", "properties": {"n": {"type": "integer", "maximum": 2**64}}}
+    tool = {"type": "function", "function": {"name": "count", "parameters": large}}
+    assert f'"maximum":{2**64}' in await prompt_of(plain, tools=[tool])
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a":1}'}}
     history = [*USER, {"role": "assistant", "tool_calls": [call]}, {"role": "tool", "content": "6"}]
     assert await prompt_of(plain, messages=history, tools=None) == (

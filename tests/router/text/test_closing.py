@@ -255,8 +255,9 @@ def test_circles_and_references_elsewhere_are_left_to_the_grammar() -> None:
     assert "#/$defs/X" in json.dumps(close_objects(circle)["allOf"])
     elsewhere = {"$ref": "https://example.org/x", **B}
     assert close_objects(elsewhere) == elsewhere  # it may list anything
-    for pointer in ("#/$defs/nothing", "#/properties/0", "#nothing", "#"):
-        close_objects({**B, "items": {"$ref": pointer, **C}, "$defs": {}})
+    none = ("#/$defs/nothing", "#/properties/0", "#nothing", "#", "#/anyOf/" + "9" * 5000)
+    for pointer in none:
+        close_objects({**B, "items": {"$ref": pointer, **C}, "$defs": {}, "anyOf": [A]})
 
 
 @pytest.mark.parametrize("keyword", ["items", "additionalProperties"])

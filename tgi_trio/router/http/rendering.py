@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final
 
-import orjson
 import trio
 
 from tgi_trio.errors import CannotContinue, TemplateError
@@ -21,6 +20,7 @@ from tgi_trio.router.media.kinds import Kind, name_kinds
 from tgi_trio.router.media.layouts.layout import Layout
 from tgi_trio.router.media.links import MediaLink
 from tgi_trio.router.text.chat_template import ChatTemplate
+from tgi_trio.router.text.tools.arguments_json import write_json
 from tgi_trio.router.text.tools.call_formats import Format
 from tgi_trio.router.text.tools.ids import fit_ids
 from tgi_trio.router.text.tools.probe import CallStyle
@@ -243,7 +243,7 @@ def _append_tool_prompt(
     that only a prompt of the client's own is added.
     """
     if tools is not None:
-        text = f"{orjson.dumps(tools).decode()}\n{prompt or _TOOL_PROMPT}"
+        text = f"{write_json(tools)}\n{prompt or _TOOL_PROMPT}"
     elif prompt:
         text = prompt
     else:

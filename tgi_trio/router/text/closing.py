@@ -12,6 +12,7 @@ among them is replaced by its target, since the target itself is closed where it
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -28,6 +29,7 @@ _CHOICES = ("anyOf", "oneOf")
 _COMPOSED = frozenset({"$ref", "allOf", *_CHOICES})
 _INNER = _MAPS | _VALUES | _COMPOSED | _OWN  # a schema without any of these needs no change
 _ROOT_ONLY = frozenset({"$anchor", "$defs", "$id", "$schema", "definitions"})
+_INDEX = re.compile("[0-9]{1,9}")  # of a list, in a pointer
 _MOST_WORK = 20_000  # schemas copied and names added; real schemas need some dozens
 
 
@@ -51,7 +53,7 @@ def follow_pointer(root: Schema, pointer: str) -> Schema | None:
     found: Any = root
     for step in unquote(pointer).split("/")[1:]:
         step = step.replace("~1", "/").replace("~0", "~")
-        if isinstance(found, list) and step.isdecimal() and int(step) < len(found):
+        if isinstance(found, list) and _INDEX.fullmatch(step) and int(step) < len(found):
             found = found[int(step)]
         elif isinstance(found, dict) and step in found:
             found = found[step]
