@@ -75,6 +75,8 @@ def test_a_property_may_have_the_name() -> None:
         ({"not": {"const": [1]}}, r"the value `\[1\]` is beyond that"),
         ({"not": {"type": "integer"}}, "numbers without `integer` are beyond that"),
         ({"not": True}, "`true` is beyond that"),
+        ({"not": {"type": [{}]}}, "`type` in the schema is one of"),
+        ({"type": {}, "not": {"const": 1}}, "`type` in the schema is one of"),
         ({"not": {}}, "leaves nothing"),
         ({"type": "string", "not": {"type": "string"}}, "leaves nothing"),
         ({"const": 1, "not": {"const": 1.0}}, "leaves nothing"),

@@ -140,6 +140,10 @@ WORD = {"type": "const_string", "value": "x"}
         ([], "`the structural tag` must be an object"),
         ({}, "neither `format` nor `structures`"),
         ({"format": {"type": "xml"}}, "`format.type` must be one of `const_string`"),
+        (
+            {"format": {"type": "sequence", "elements": [{"type": {}}, {"type": []}]}},
+            "`format.elements[0].type` must be one of `const_string`",
+        ),
         ({"format": {"type": "token", "token": 5}}, "one of the tokenizer's added tokens"),
         ({"format": {"type": "token", "token": "x"}}, "one of the tokenizer's added tokens"),
         ({"format": {"type": "exclude_token", "token": 5}}, "`token` alone is served"),

@@ -209,10 +209,10 @@ def _number(letter: str) -> str:
 def _list_types(schema: Schema) -> set[str]:
     """Return the types of a schema, integers among numbers. Raises ValidationError for others."""
     given = schema.get("type", list(_TYPES))
-    types = set(given) if isinstance(given, list) else {given}
-    if not types <= set(_TYPES):
+    listed = given if isinstance(given, list) else [given]
+    if any(each not in _TYPES for each in listed):
         raise ValidationError(f"grammar is not valid: `type` in the schema is one of {_TYPES}")
-    return types | ({"integer"} if "number" in types else set())
+    return {*listed, *(["integer"] if "number" in listed else [])}
 
 
 def _is_within(kind: str, types: set[str]) -> bool:

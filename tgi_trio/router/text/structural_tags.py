@@ -111,7 +111,7 @@ class _Writer:
     def token(self, form: Given, path: str, ends: Ends, depth: int) -> str:
         given, known = form.get("token"), self.added
         id = known.get(given) if isinstance(given, str) else given
-        if not isinstance(id, int) or id not in known.values():
+        if type(id) is not int or id not in known.values():
             raise ValidationError(
                 f"`{below(path, 'token')}` must be one of the tokenizer's added tokens, by its "
                 "text or its id: others are read as the texts that they are, by `const_string`"
@@ -381,14 +381,14 @@ _OPEN: Final = frozenset({"any_text", "triggered_tags", "dispatch"})
 
 def _is_open(given: Any) -> bool:
     """Return whether a format is free text, which ends only where something known follows."""
-    return isinstance(given, dict) and given.get("type") in _OPEN
+    return isinstance(given, dict) and str(given.get("type")) in _OPEN
 
 
 def _opening(given: Any) -> Ends:
     """Return the text with which a format begins; nothing where that is not one text."""
     if not isinstance(given, dict):
         return _UNKNOWN
-    text = given.get({"const_string": "value", "tag": "begin"}.get(given.get("type", ""), ""))
+    text = given.get({"const_string": "value", "tag": "begin"}.get(str(given.get("type")), ""))
     return (text,) if isinstance(text, str) and text else _UNKNOWN
 
 
