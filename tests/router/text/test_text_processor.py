@@ -331,7 +331,20 @@ def test_where_a_prompt_may_have_images_the_model_s_tokens_stay(tmp_path: Path) 
         ("generation_config.json", '{"eos_token_id": 1000}', "the model has 1000 tokens"),
         ("tokenizer_config.json", "[]", "must hold a JSON object"),
         ("tokenizer_config.json", '{"eos_token": "nowhere"}', "is not a token of the tokenizer"),
+        ("tokenizer_config.json", '{"chat_template": {"a": 1}}', "a chat template must be a text"),
+        ("chat_template.json", '{"chat_template": [{"name": "a", "template": null}]}', "a text"),
+        (
+            "tokenizer_config.json",
+            '{"added_tokens_decoder": {"0": {"content": []}}}',
+            "an added token must be a text",
+        ),
         ("tokenizer.json", "{}", "cannot be read as a tokenizer"),
+        ("tokenizer.json", '{"model": {"vocab": ""}}', "cannot be read as a tokenizer"),
+        (
+            "tokenizer.json",
+            '{"model": {"vocab": {}}, "added_tokens": [{"id": 0, "content": []}]}',
+            "cannot be read as a tokenizer",
+        ),
     ],
 )
 def test_damaged_files(base: Base, name: str, content: str, told: str) -> None:

@@ -289,6 +289,8 @@ def _text_of(token: Any) -> str | None:
 def _decoder_entries(config: Mapping[str, Any]) -> list[AddedTokenSpec]:
     entries = config.get("added_tokens_decoder") or {}
     fields = ("special", "lstrip", "rstrip", "single_word", "normalized")
+    for entry in entries.values():
+        _expect_text("an added token", entry["content"])
     return [
         AddedTokenSpec(entry["content"], **{name: bool(entry.get(name, False)) for name in fields})
         for _, entry in sorted(entries.items(), key=lambda item: int(item[0]))
@@ -351,5 +353,14 @@ def _name_templates(value: Any) -> dict[str, str]:
     if isinstance(value, str):
         return {"default": value}
     if isinstance(value, list):
-        return {entry["name"]: entry["template"] for entry in value}
-    return dict(value) if isinstance(value, Mapping) else {}
+        found = {entry["name"]: entry["template"] for entry in value}
+    else:
+        found = dict(value) if isinstance(value, Mapping) else {}
+    for each in (*found, *found.values()):
+        _expect_text("a chat template", each)
+    return found
+
+
+def _expect_text(what: str, value: Any) -> None:
+    if not isinstance(value, str):
+        raise TypeError(f"{what} must be a text, found {type(value).__name__}")

@@ -55,6 +55,6 @@ def _numbers(file: Path) -> dict[str, int]:
         if isinstance(found, list):  # Unigram: pieces with their scores, in order
             found = {piece: i for i, (piece, _) in enumerate(found)}
         added = {each["content"]: each["id"] for each in whole.get("added_tokens", ())}
+        return {**found, **added}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ModelLoadError(f"{file} cannot be read as a tokenizer: {error!r}") from error
-    return {**found, **added}

@@ -32,6 +32,13 @@ _RULES: Final = (
 _UNCUT: Final[Mapping[str, Any]] = {"version": "1.0", "truncation": None, "padding": None}
 
 
+class _Added(msgspec.Struct):
+    """What an added token needs to have."""
+
+    id: int
+    content: str
+
+
 def read_apart(file: Path) -> tuple[dict[str, Any], bytes]:
     """Return what a tokenizer.json has beside its `model`, and that as it is written.
 
@@ -41,10 +48,9 @@ def read_apart(file: Path) -> tuple[dict[str, Any], bytes]:
     try:
         parts = msgspec.json.decode(file.read_bytes(), type=dict[str, msgspec.Raw])
         model = bytes(parts.pop("model"))
-        return {
-            **{name: msgspec.json.decode(part) for name, part in parts.items()},
-            **_UNCUT,
-        }, model
+        whole = {name: msgspec.json.decode(part) for name, part in parts.items()}
+        msgspec.convert(whole.get("added_tokens"), list[_Added] | None)
+        return {**whole, **_UNCUT}, model
     except (OSError, ValueError, KeyError) as error:
         raise ModelLoadError(f"{file} cannot be read as a tokenizer: {error!r}") from error
 
