@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import tracemalloc
 from dataclasses import dataclass
 
 import pytest
@@ -138,6 +139,22 @@ def test_one_that_is_too_large_takes_no_others_along() -> None:
     store.keep(response("r4", second.turn, size=4000))  # its whole conversation is
     assert [id for id in ("r1", "r2", "r3", "r4") if store.find(id, b"a")] == ["r1", "r2"]
     store.check()
+
+
+@pytest.mark.parametrize("items", [1, 20, 1000])
+def test_small_ones_take_no_more_memory_than_is_counted(items: int) -> None:
+    store, before = ResponseStore(), 0
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        for number in range(4000 // items):
+            turn = Turn(None, bytes(60), bytes(60))
+            ids = tuple(f"msg_{number:024d}{i:024d}" for i in range(items))
+            store.keep(StoredResponse(f"resp_{number:048d}", bytes(32), bytes(99), turn, ids))
+        taken = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    assert taken < store.used
 
 
 def test_nothing_is_kept_where_nothing_may_be() -> None:

@@ -17,7 +17,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 
 _RECORD = 1024  # bytes that are counted for a response beside its texts: objects, keys of indexes
-_ITEM = 256  # the same for each of its items
+_ITEM = 384  # the same for each of its items
 
 
 @dataclass(slots=True, eq=False)
