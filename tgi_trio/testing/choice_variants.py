@@ -32,8 +32,8 @@ def _texts(overlaps: bool) -> Iterator[Variant]:
         {"BLOCK": 256, "OVERLAPS": overlaps},
     )
     yield Variant(
-        "judge_guesses",
-        following.judge_guesses,
+        "judge_drafts",
+        following.judge_drafts,
         (I64, I32, I64, F64, I64, I64, I32, I64, "i32"),
         {"MOST": 5, "TAKES": True},
     )

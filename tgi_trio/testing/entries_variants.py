@@ -114,7 +114,7 @@ def _streams(hidden: int) -> Iterator[Variant]:
                 (BF16, F32, *(BF16,) * 5, F32, F32, F32, "i32"),
                 {"COUNT": 4, "HIDDEN": hidden, "MIXES": mixes}
                 | {"PER_TOKEN": experts, "SHARED": int(experts > 0)}
-                | {"HAS_DOOR": False, "BESIDE": False, "WEIGHTS": 24 if mixes else 8}
+                | {"HAS_GATE": False, "BESIDE": False, "WEIGHTS": 24 if mixes else 8}
                 | tile,
             )
     for iterations in (20, 0):

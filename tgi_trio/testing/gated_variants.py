@@ -27,7 +27,7 @@ def gated_variants() -> Iterator[Variant]:
             (*(BF16,) * 8, F32 if norms else BF16, "fp32", "i32"),
             wide
             | {"ADDS": adds, "NORMS": norms, "EACH": each, "PER_TOKEN": experts}
-            | {"SHARED": int(experts > 0), "HAS_DOOR": experts > 0, "BESIDE": False},
+            | {"SHARED": int(experts > 0), "HAS_GATE": experts > 0, "BESIDE": False},
             warps=warps,
         )
     yield Variant(

@@ -89,7 +89,7 @@ def _sums(generation: Generation) -> Iterator[Variant]:
                 "ADDS": True,
                 "PER_TOKEN": experts,
                 "SHARED": max(0, shared),
-                "HAS_DOOR": shared == 4,
+                "HAS_GATE": shared == 4,
                 "BESIDE": shared < 0,
                 "ADDS_SECOND": more == "and a second",
                 "SCALES": more == "and a second",

@@ -58,7 +58,7 @@ def _routing() -> Iterator[Variant]:
             ),
         }
         more = " factors" if constants["HAS_FACTORS"] else ""
-        door = count == 512
+        gated = count == 512
         yield Variant(
             f"route_tokens {routing} {count}{more}",
             routing_kernel.route_tokens,
@@ -67,13 +67,13 @@ def _routing() -> Iterator[Variant]:
         )
         tile = router_tile(count, inputs)
         yield Variant(
-            f"ask_router {routing} {count}{more}{' door' * door}",
+            f"ask_router {routing} {count}{more}{' gate' * gated}",
             routing_kernel.ask_router,
             (
                 *(BF16, *(I32,) * 3, BF16, F32, I32, BF16, logits, logits, BF16),
                 *(F32, F32, "i32", "fp32", "fp32"),
             ),
-            constants | tile | {"HAS_ROUTER_BIAS": count == 32, "HAS_DOOR": door},
+            constants | tile | {"HAS_ROUTER_BIAS": count == 32, "HAS_GATE": gated},
             warps=router_warps(tile["PADDED"]),
         )
 
@@ -92,7 +92,7 @@ def _combining() -> Iterator[Variant]:
                 "SIZE": size,
                 "PER_TOKEN": each,
                 "SHARED": shared,
-                "HAS_DOOR": size == 2048,
+                "HAS_GATE": size == 2048,
                 "BESIDE": beside,
                 "BLOCK": 1024,
             },

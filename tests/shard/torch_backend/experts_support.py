@@ -11,7 +11,7 @@ _EACH = 2  # experts of a token
 
 
 def some_experts(tokens: int, hidden: int, kind: str) -> ExpertParts:
-    """Return random parts, bfloat16. `kind`: "shared and doors", "beside" or "alone"."""
+    """Return random parts, bfloat16. `kind`: "shared and gates", "beside" or "alone"."""
     draw = torch.Generator().manual_seed(tokens)
 
     def some(*shape: int) -> torch.Tensor:

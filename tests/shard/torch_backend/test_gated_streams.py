@@ -75,7 +75,7 @@ def test_experts_are_summed_where_states_get_of_them(
     gates = gates_of(torch.bfloat16)
     streams = some(tokens, COUNT * HIDDEN, seed=4, dtype=torch.bfloat16)
     factors = some(tokens, COUNT, seed=6, dtype=torch.bfloat16)
-    parts = some_experts(tokens, HIDDEN, "shared and doors")
+    parts = some_experts(tokens, HIDDEN, "shared and gates")
     apart, together = (
         gates.read(streams, LayerOutput(each, factors)) for each in (parts.combine(), parts)
     )

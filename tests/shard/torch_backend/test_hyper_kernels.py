@@ -93,7 +93,7 @@ def test_states_get_of_each_other_and_of_the_result(
     assert torch.equal(alone, left) and nothing is None
 
 
-@pytest.mark.parametrize("kind", ["shared and doors", "beside", "alone"])
+@pytest.mark.parametrize("kind", ["shared and gates", "beside", "alone"])
 @pytest.mark.parametrize("tokens", [3, 70])
 def test_experts_are_summed_where_states_get_of_them(
     monkeypatch: pytest.MonkeyPatch, kind: str, tokens: int

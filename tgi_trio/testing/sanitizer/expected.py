@@ -6,9 +6,7 @@ from typing import Final
 
 from tgi_trio.testing.sanitizer.findings import Expected
 
-_GUESSES: Final = (
-    "each of a row's guesses leaves its token; a step with guesses is read by the host"
-)
+_GUESSES: Final = "each of a row's drafts leaves its token; a step with drafts is read by the host"
 _LISTS: Final = "lists of pairs are in any order: what is computed of a pair is alike everywhere"
 _STORED: Final = "what a copy has read is used by the thread that stores alone"
 _TINY: Final = "vocabularies of tests are smaller than threads are many"

@@ -25,7 +25,7 @@ from tgi_trio.shard.contract import ShardSequence, StepPlan
 from tgi_trio.shard.sampling.philox import uniform
 from tgi_trio.shard.torch_backend.attention.interface import DecodePlaces
 from tgi_trio.shard.torch_backend.drafting.device_texts import DeviceTexts, Judged
-from tgi_trio.shard.torch_backend.kernels.following import judge_guesses, move_rows
+from tgi_trio.shard.torch_backend.kernels.following import judge_drafts, move_rows
 from tgi_trio.shard.torch_backend.sampling.choice_settings import ChoiceSettings, Choosing
 from tgi_trio.shard.torch_backend.sampling.device_sampler import Found
 from tgi_trio.shard.torch_backend.staging import Array, split
@@ -131,7 +131,7 @@ class DeviceChain:
         Return what was found, with the new drafts.
         """
         there = found.drafts
-        judge_guesses[(len(ids),)](
+        judge_drafts[(len(ids),)](
             *(self._chosen, self._moved, self._drafted),
             *(found.tokens, ids, targets, links.aheads),
             *(self._drafted if there is None else there.contiguous(), len(ids)),

@@ -11,12 +11,12 @@ def combine_experts(
     out,  # [T, SIZE]
     parts,  # [T, PER_TOKEN + SHARED, SIZE]
     weights,  # [T, PER_TOKEN]
-    doors,  # [T]: logits of the shared experts' gate; with HAS_DOOR
+    gate_logits,  # [T]: logits of the shared experts' gate; with HAS_GATE
     beside,  # [T, SIZE]: what a shared expert says that is not among the parts; with BESIDE
     SIZE: tl.constexpr,
     PER_TOKEN: tl.constexpr,
     SHARED: tl.constexpr,  # parts of shared experts
-    HAS_DOOR: tl.constexpr,
+    HAS_GATE: tl.constexpr,
     BESIDE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -24,7 +24,7 @@ def combine_experts(
     token = tl.program_id(0).to(tl.int64)
     place = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     total = sum_experts(
-        parts, weights, doors, beside, token, place, SIZE, PER_TOKEN, SHARED, HAS_DOOR, BESIDE
+        parts, weights, gate_logits, beside, token, place, SIZE, PER_TOKEN, SHARED, HAS_GATE, BESIDE
     )
     tl.store(out + token * SIZE + place, total.to(out.dtype.element_ty), mask=place < SIZE)
 
@@ -33,14 +33,14 @@ def combine_experts(
 def sum_experts(
     parts,
     weights,
-    doors,
+    gate_logits,
     beside,
     token,  # a single one, or several, [N, 1]
     place,  # which of its SIZE numbers are computed: any shape, or [1, M] of several tokens
     SIZE: tl.constexpr,
     PER_TOKEN: tl.constexpr,
     SHARED: tl.constexpr,
-    HAS_DOOR: tl.constexpr,
+    HAS_GATE: tl.constexpr,
     BESIDE: tl.constexpr,  # then there are no SHARED parts
 ):
     """Return the weighted sums, float32, shaped like `token + place`.
@@ -64,8 +64,10 @@ def sum_experts(
             at = parts + (token * (PER_TOKEN + SHARED) + PER_TOKEN + i) * SIZE
             more += tl.load(at + place, mask=inside, other=0.0).to(tl.float32)
         more = more.to(dtype).to(tl.float32)
-        if HAS_DOOR:
-            door = tl.sigmoid(tl.load(doors + token).to(tl.float32)).to(dtype).to(tl.float32)
-            more = (door * more).to(dtype).to(tl.float32)
+        if HAS_GATE:
+            opened = (
+                tl.sigmoid(tl.load(gate_logits + token).to(tl.float32)).to(dtype).to(tl.float32)
+            )
+            more = (opened * more).to(dtype).to(tl.float32)
         total = (total + more).to(dtype).to(tl.float32)
     return total

@@ -16,8 +16,8 @@ import triton.language as tl
 def convolve(
     out,  # [T, CHANNELS], written
     inner,  # [T, CHANNELS], with `stride` between tokens, as have the next two: the inputs
-    entry,  # [T, CHANNELS], with GATED: factors of inputs
-    outlet,  # [T, CHANNELS], with GATED: factors of results
+    in_gates,  # [T, CHANNELS], with GATED: factors of inputs
+    out_gates,  # [T, CHANNELS], with GATED: factors of results
     tails,  # [slots, (TAPS - 1) * DILATION, CHANNELS]: those before a row's first, oldest first
     kernel,  # [TAPS, CHANNELS]: that of the token itself is last
     bias,  # [CHANNELS], with HAS_BIAS
@@ -45,21 +45,22 @@ def convolve(
     channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     if tl.program_id(0) < rows:
         convolve_beginning(
-            out, inner, entry, outlet, tails, kernel, bias, starts, reads, writes, fresh, stride,
-            channel, CHANNELS, BLOCK, TAPS, DILATION, HAS_BIAS, SILU, GATED, DECODES,
+            out, inner, in_gates, out_gates, tails, kernel, bias, starts, reads, writes, fresh,
+            stride, channel, CHANNELS, BLOCK, TAPS, DILATION, HAS_BIAS, SILU, GATED, DECODES,
         )
     else:
         convolve_tile(
-            out, inner, entry, outlet, kernel, bias, places, rows, tokens, stride, channel,
+            out, inner, in_gates, out_gates, kernel, bias, places, rows, tokens, stride, channel,
             CHANNELS, BLOCK, TILE, TAPS, DILATION, HAS_BIAS, SILU, GATED,
         )
 
 
 @triton.jit
 def convolve_beginning(
-    out, inner, entry, outlet, tails, kernel, bias, starts, reads, writes, fresh, stride, channel,
-    CHANNELS: tl.constexpr, BLOCK: tl.constexpr, TAPS: tl.constexpr, DILATION: tl.constexpr,
-    HAS_BIAS: tl.constexpr, SILU: tl.constexpr, GATED: tl.constexpr, DECODES: tl.constexpr,
+    out, inner, in_gates, out_gates, tails, kernel, bias, starts, reads, writes, fresh, stride,
+    channel, CHANNELS: tl.constexpr, BLOCK: tl.constexpr, TAPS: tl.constexpr,
+    DILATION: tl.constexpr, HAS_BIAS: tl.constexpr, SILU: tl.constexpr, GATED: tl.constexpr,
+    DECODES: tl.constexpr,
 ):
     """Convolve the tokens of a row that read a slot, and keep the row's last inputs."""
     row = tl.program_id(0).to(tl.int64)
@@ -73,7 +74,7 @@ def convolve_beginning(
     dtype = inner.dtype.element_ty
     earlier = inside & (tl.load(fresh + row) == 0)
     place = first * stride + channel
-    own, factors = inner + place, entry + place
+    own, factors = inner + place, in_gates + place
     old = tails + tl.load(reads + row) * before * CHANNELS + channel
     for token in range(tl.minimum(length, max(before, 1))):
         total = tl.zeros([BLOCK], tl.float32)
@@ -83,7 +84,7 @@ def convolve_beginning(
                 own, factors, old, at, stride, inside, earlier, before, CHANNELS, GATED
             )
             total += weigh_input(x, kernel + k * CHANNELS + channel, inside, dtype)
-        behind = outlet + place + token * stride
+        behind = out_gates + place + token * stride
         result = finish(total, bias + channel, behind, inside, inside, dtype, HAS_BIAS, SILU, GATED)
         tl.store(out + (first + token) * CHANNELS + channel, result, mask=inside)
     new = tails + tl.load(writes + row) * before * CHANNELS + channel
@@ -96,7 +97,7 @@ def convolve_beginning(
 
 @triton.jit
 def convolve_tile(
-    out, inner, entry, outlet, kernel, bias, places, rows, tokens, stride, channel,
+    out, inner, in_gates, out_gates, kernel, bias, places, rows, tokens, stride, channel,
     CHANNELS: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr, TAPS: tl.constexpr,
     DILATION: tl.constexpr, HAS_BIAS: tl.constexpr, SILU: tl.constexpr, GATED: tl.constexpr,
 ):
@@ -110,9 +111,9 @@ def convolve_tile(
     for k in tl.static_range(TAPS):
         at = token - (TAPS - 1 - k) * DILATION
         each = at[:, None] * stride + channel
-        x = load_input(inner + each, entry + each, mine, GATED)
+        x = load_input(inner + each, in_gates + each, mine, GATED)
         total += weigh_input(x, kernel + k * CHANNELS + channel, inside, dtype)
-    behind = outlet + token[:, None] * stride + channel
+    behind = out_gates + token[:, None] * stride + channel
     result = finish(total, bias + channel, behind, inside, mine, dtype, HAS_BIAS, SILU, GATED)
     written = mine | (place < 0) & inside
     tl.store(out + token[:, None] * CHANNELS + channel, tl.where(mine, result, 0.0), mask=written)
@@ -139,11 +140,11 @@ def take_input(
 
 
 @triton.jit
-def load_input(inner, entry, mask, GATED: tl.constexpr):
+def load_input(inner, in_gates, mask, GATED: tl.constexpr):
     """Return inputs, with GATED times their factors."""
     x = tl.load(inner, mask=mask, other=0.0)
     if GATED:
-        factor = tl.load(entry, mask=mask, other=0.0)
+        factor = tl.load(in_gates, mask=mask, other=0.0)
         return (x.to(tl.float32) * factor.to(tl.float32)).to(x.dtype)
     else:
         return x
@@ -160,7 +161,7 @@ def weigh_input(x, weight, inside, dtype: tl.constexpr):
 def finish(
     total,
     bias,
-    outlet,
+    out_gates,
     inside,
     mask,
     dtype: tl.constexpr,
@@ -176,6 +177,6 @@ def finish(
     if SILU:
         total = (total * tl.sigmoid(total)).to(dtype).to(tl.float32)
     if GATED:
-        total *= tl.load(outlet, mask=mask, other=0.0).to(tl.float32)
+        total *= tl.load(out_gates, mask=mask, other=0.0).to(tl.float32)
         total = total.to(dtype).to(tl.float32)
     return total

@@ -89,21 +89,21 @@ def penalise(
     STRIP: tl.constexpr,
 ):
     """Apply penalties to a part of a row's scores, in memory."""
-    heat, flat = tl.load(frequency + row), tl.load(presence + row)
+    often, flat = tl.load(frequency + row), tl.load(presence + row)
     length, penalty = tl.load(unit + row), tl.load(repetition + row)
     first = starts + rows + 1 + row
-    first_guess, last_guess = tl.load(first), tl.load(first + 1)
+    first_draft, last_draft = tl.load(first), tl.load(first + 1)
     for low in range(begin, end, STRIP):
         at = low + tl.arange(0, STRIP)
         there = at < end
         number = tl.load(counts + at, mask=there, other=0)
-        for guess in range(first_guess, last_guess):  # counted as if it were right
-            number += tl.where(at == tl.load(entries + 2 * guess), 2, 0)
+        for draft in range(first_draft, last_draft):  # counted as if it were right
+            number += tl.where(at == tl.load(entries + 2 * draft), 2, 0)
         old = tl.load(own + at, mask=there, other=0.0)
         again = tl.where(old < 0, old * penalty, old / penalty)
         new = tl.where(number > 0, again, old)
         times = (number >> 1).to(tl.float32)
-        less = (heat * (times / length) + flat).to(tl.float32)
+        less = (often * (times / length) + flat).to(tl.float32)
         tl.store(own + at, tl.where(times > 0, new - less, new), mask=there)
 # fmt: on
 

@@ -8,15 +8,15 @@ import triton.language as tl
 
 # Sizes are not specialised: a new one must not make Triton compile another variant.
 @triton.jit(do_not_specialize=["count"])
-def judge_guesses(
+def judge_drafts(
     chosen,  # int64 [rows], written: each row's last token
     moved,  # int32 [rows], written: how many of the row's drafts were right
-    guessed,  # int64 [rows, MOST], written: drafts that follow its last token
+    drafted,  # int64 [rows, MOST], written: drafts that follow its last token
     found,  # float64 [C, 3]: token, log-probability, fault
     ids,  # int64 [C]: the token after which each choice is made; a draft except for a row's first
     targets,  # int64 [C]: row, -1: none
     aheads,  # int32 [C]: how many drafts of its row a choice assumes to be right
-    guesses,  # int64 [C, MOST]: drafts after each choice
+    drafts,  # int64 [C, MOST]: drafts after each choice
     count,  # C
     MOST: tl.constexpr,  # drafts of a row
     TAKES: tl.constexpr,  # take `drafted` from `drafts`; otherwise another kernel writes it
@@ -32,9 +32,9 @@ def judge_guesses(
             there = after < count
             ahead = tl.load(aheads + after, mask=there, other=0)
             fault = tl.load(found + 3 * after + 2, mask=there, other=1.0)
-            guess = tl.load(ids + after, mask=there, other=-1)
+            draft = tl.load(ids + after, mask=there, other=-1)
             goes_on = (right == i) & (ahead == i + 1) & (fault == 0.0)
-            goes_on = goes_on & (guess.to(tl.float64) == token)
+            goes_on = goes_on & (draft.to(tl.float64) == token)
             token = tl.where(goes_on, tl.load(found + 3 * after, mask=there, other=0.0), token)
             right += goes_on.to(tl.int32)
         fine = tl.load(found + 3 * first + 2) == 0.0
@@ -42,8 +42,8 @@ def judge_guesses(
         tl.store(moved + row, right)
         if TAKES:
             for i in range(MOST):
-                guess = tl.load(guesses + (first + right).to(tl.int64) * MOST + i)
-                tl.store(guessed + row * MOST + i, guess)
+                draft = tl.load(drafts + (first + right).to(tl.int64) * MOST + i)
+                tl.store(drafted + row * MOST + i, draft)
 
 
 @triton.jit(do_not_specialize=["most"])
@@ -60,7 +60,7 @@ def move_rows(
     tables,  # int32 [T, width]: the block table of each token's row
     width,  # int32 [1]
     moved,  # int32 [rows], as `drafted` written by the previous step
-    guessed,  # int64 [rows, most]
+    drafted,  # int64 [rows, most]
     most,  # drafts of a row
     PAGE: tl.constexpr,
 ):
@@ -74,7 +74,7 @@ def move_rows(
         place = tl.load(positions + token) + right
         tl.debug_barrier()  # all threads have read what is overwritten
         if ahead > 0:
-            own = tl.load(guessed + row * most + ahead - 1)
+            own = tl.load(drafted + row * most + ahead - 1)
             tl.store(ids + token, own)
         block = tl.load(tables + token.to(tl.int64) * tl.load(width) + place // PAGE)
         tl.store(positions + token, place)

@@ -48,7 +48,7 @@ def add_and_normalise(
     x,  # [T, SIZE]
     first,  # [T, SIZE]: added with ADDS, after a norm with FIRST_KIND, times `scale`
     weights,  # with PER_TOKEN, `first` has the parts of experts, for `sum_experts`, as these two
-    doors,
+    gate_logits,
     beside,
     second,  # [T, SIZE]: added with ADDS_SECOND, times `second_scale`
     first_gain,  # [SIZE], as are the next; read with HAS_FIRST_GAIN
@@ -65,7 +65,7 @@ def add_and_normalise(
     ADDS: tl.constexpr,
     PER_TOKEN: tl.constexpr,  # experts; 0: `first` is no sum of experts
     SHARED: tl.constexpr,
-    HAS_DOOR: tl.constexpr,
+    HAS_GATE: tl.constexpr,
     BESIDE: tl.constexpr,
     ADDS_SECOND: tl.constexpr,
     SCALES: tl.constexpr,
@@ -91,8 +91,8 @@ def add_and_normalise(
     if ADDS:
         if PER_TOKEN:
             more = sum_experts(
-                first, weights, doors, beside, token, place,
-                SIZE, PER_TOKEN, SHARED, HAS_DOOR, BESIDE,
+                first, weights, gate_logits, beside, token, place,
+                SIZE, PER_TOKEN, SHARED, HAS_GATE, BESIDE,
             )  # fmt: skip
         else:
             more = tl.load(first + at, mask=inside, other=0.0).to(tl.float32)

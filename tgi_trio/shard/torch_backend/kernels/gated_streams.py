@@ -19,7 +19,7 @@ def add_to_streams(
     streams,  # [T, COUNT, SIZE]
     said,  # [T, SIZE]: added to every state, times its factor
     weights,  # with PER_TOKEN, `said` has the parts of experts, for `sum_experts`, as these two
-    doors,
+    gate_logits,
     beside,
     factors,  # [T, COUNT] before their activation, with `stride` between tokens
     weight,  # float32 [COUNT, SIZE]
@@ -33,7 +33,7 @@ def add_to_streams(
     EACH: tl.constexpr,  # hidden states of a program
     PER_TOKEN: tl.constexpr,  # experts; 0: `said` is no sum of experts
     SHARED: tl.constexpr,
-    HAS_DOOR: tl.constexpr,
+    HAS_GATE: tl.constexpr,
     BESIDE: tl.constexpr,
 ):
     """Add what a part said to some hidden states of a token, and normalise the sums (RMS)."""
@@ -43,7 +43,17 @@ def add_to_streams(
     inside = place < SIZE
     if PER_TOKEN:
         more = sum_experts(
-            said, weights, doors, beside, token, place, SIZE, PER_TOKEN, SHARED, HAS_DOOR, BESIDE
+            said,
+            weights,
+            gate_logits,
+            beside,
+            token,
+            place,
+            SIZE,
+            PER_TOKEN,
+            SHARED,
+            HAS_GATE,
+            BESIDE,
         )
     elif ADDS:
         more = tl.load(said + token * SIZE + place, mask=inside, other=0.0).to(tl.float32)

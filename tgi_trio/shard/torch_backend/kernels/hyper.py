@@ -208,7 +208,7 @@ def write_streams(
     streams,  # [T, COUNT, HIDDEN]
     found,  # [T, HIDDEN]: a part's result
     weights,  # with PER_TOKEN, `found` has the parts of experts, for `sum_experts`, as these two
-    doors,
+    gate_logits,
     beside,
     added,  # float32 [T, COUNT]
     mixture,  # float32 [T, COUNT, COUNT], read with MIXES
@@ -224,7 +224,7 @@ def write_streams(
     PRECISION: tl.constexpr,
     PER_TOKEN: tl.constexpr,  # experts; 0: `found` is no sum of experts
     SHARED: tl.constexpr,
-    HAS_DOOR: tl.constexpr,
+    HAS_GATE: tl.constexpr,
     BESIDE: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
@@ -246,8 +246,8 @@ def write_streams(
         if PER_TOKEN:
             if (to == 0) | (step == begin):
                 result = sum_experts(
-                    found, weights, doors, beside, tl.minimum(token, tokens - 1), place,
-                    HIDDEN, PER_TOKEN, SHARED, HAS_DOOR, BESIDE,
+                    found, weights, gate_logits, beside, tl.minimum(token, tokens - 1), place,
+                    HIDDEN, PER_TOKEN, SHARED, HAS_GATE, BESIDE,
                 )  # fmt: skip
         else:
             result = tl.load(found + token * HIDDEN + place, mask=there, other=0.0).to(tl.float32)

@@ -59,7 +59,7 @@ def keep_tokens(
 
 @triton.jit(do_not_specialize=["room"])
 def look_up(
-    guessed,  # int64 [rows, MOST], written: what follows each row's last token, -1: nothing
+    drafted,  # int64 [rows, MOST], written: what follows each row's last token, -1: nothing
     behind,  # int64 [C, MOST], written: the same, at the row's last accepted choice
     best,  # int32 [rows]: 0 before and after
     arrived,  # int32 [rows]: 0 before and after
@@ -125,6 +125,6 @@ def look_up(
                 # If the occurrence reaches into the drafts, they repeat themselves.
                 token = tl.load(text + source + i % period, mask=goes_on > 0, other=-1)
                 goes_on = goes_on * (1 - stops * tl.max((end == token).to(tl.int32), 0))
-                guess = tl.where(goes_on > 0, token, -1).to(tl.int64)
-                tl.store(into + i, guess)
-                tl.store(guessed + row * MOST + i, guess)
+                draft = tl.where(goes_on > 0, token, -1).to(tl.int64)
+                tl.store(into + i, draft)
+                tl.store(drafted + row * MOST + i, draft)

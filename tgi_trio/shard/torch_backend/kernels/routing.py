@@ -64,13 +64,13 @@ def ask_router(
     pairs,
     counts,
     counters,
-    doors,  # [T], written with HAS_DOOR: products of tokens with `door`
-    sums,  # float32 [blocks of tokens, PARTS, TOKENS, PADDED + HAS_DOOR]: partial sums of logits
+    gate_logits,  # [T], written with HAS_GATE: products of tokens with `shared_gate`
+    sums,  # float32 [blocks of tokens, PARTS, TOKENS, PADDED + HAS_GATE]: partial sums of logits
     arrived,  # int32 [blocks of tokens]: programs that have finished; 0 before and after
     x,  # [T, INPUTS], of any dtype; converted to the router's
     router,  # [EXPERTS, INPUTS]
     router_bias,  # [EXPERTS], read with HAS_ROUTER_BIAS
-    door,  # [INPUTS], of the dtype of `x`: the gate of shared experts; read with HAS_DOOR
+    shared_gate,  # [INPUTS], of the dtype of `x`: the gate of shared experts; read with HAS_GATE
     bias,  # float32 [EXPERTS], added for the choice; read with HAS_BIAS
     factors,  # float32 [EXPERTS], of the experts' weights; read with HAS_FACTORS
     tokens,
@@ -83,7 +83,7 @@ def ask_router(
     TOKENS: tl.constexpr,  # of a program
     COLUMNS: tl.constexpr,  # experts of a program
     HAS_ROUTER_BIAS: tl.constexpr,
-    HAS_DOOR: tl.constexpr,  # then a part of the inputs has one program more
+    HAS_GATE: tl.constexpr,  # then a part of the inputs has one program more
     EXPERTS: tl.constexpr,
     PADDED: tl.constexpr,  # the next power of two, at least COLUMNS
     PER_TOKEN: tl.constexpr,
@@ -109,12 +109,14 @@ def ask_router(
     token = block * TOKENS + row
     there, wanted = token < tokens, column < EXPERTS
     rows = x + token.to(tl.int64)[:, None] * INPUTS
-    width: tl.constexpr = PADDED + HAS_DOOR
+    width: tl.constexpr = PADDED + HAS_GATE
     first = sums + (block.to(tl.int64) * PARTS * TOKENS + row[:, None]) * width
     into = first + part * TOKENS * width
     if tl.program_id(1) * COLUMNS >= PADDED:
-        if HAS_DOOR:
-            product = multiply_door(rows, door, part * PART, there, INPUTS, PART, DEPTH, TOKENS)
+        if HAS_GATE:
+            product = multiply_gate(
+                rows, shared_gate, part * PART, there, INPUTS, PART, DEPTH, TOKENS
+            )
             tl.store(into + PADDED, product[:, None])
     else:
         columns = router + column.to(tl.int64)[None, :] * INPUTS
@@ -137,11 +139,12 @@ def ask_router(
             own = tl.load(router_bias + expert, mask=expert < EXPERTS, other=0.0)
             logit += own.to(tl.float32)[None, :]
         logit = logit.to(router.dtype.element_ty).to(tl.float32)
-        if HAS_DOOR:
+        if HAS_GATE:
             opened = tl.zeros([TOKENS, 1], tl.float32)
             for i in range(PARTS):
                 opened += tl.load(first + i * TOKENS * width + PADDED)
-            tl.store(doors + token[:, None], opened.to(doors.dtype.element_ty), mask=there[:, None])
+            opened = opened.to(gate_logits.dtype.element_ty)
+            tl.store(gate_logits + token[:, None], opened, mask=there[:, None])
         choose_experts(
             weights, pairs, counts, counters, logit, bias, factors, token[:, None], tokens, scale,
             jitter, EXPERTS, PADDED, PER_TOKEN, ROUTING, NORMALISE, CAP, GROUPS, PADDED_GROUPS,
@@ -150,9 +153,9 @@ def ask_router(
 
 
 @triton.jit
-def multiply_door(
+def multiply_gate(
     rows,  # pointers [TOKENS, 1] to tokens
-    door,
+    shared_gate,
     begin,  # the first input of the program's part
     there,  # [TOKENS]
     INPUTS: tl.constexpr,
@@ -166,7 +169,7 @@ def multiply_door(
         depth = begin + low + tl.arange(0, DEPTH)
         inside = depth < INPUTS
         a = tl.load(rows + depth[None, :], mask=there[:, None] & inside[None, :], other=0.0)
-        b = tl.load(door + depth, mask=inside, other=0.0).to(tl.float32)
+        b = tl.load(shared_gate + depth, mask=inside, other=0.0).to(tl.float32)
         total += tl.sum(a.to(tl.float32) * b[None, :], 1)
     return total
 

@@ -36,11 +36,11 @@ class ExpertParts:
         """
         if isinstance(found, torch.Tensor):
             kind: dict[str, int | bool] = {"PER_TOKEN": 0, "SHARED": 0}
-            return (found.contiguous(),) * 4, kind | {"HAS_DOOR": False, "BESIDE": False}
+            return (found.contiguous(),) * 4, kind | {"HAS_GATE": False, "BESIDE": False}
         parts, gate_logits, beside = found.parts, found.gate_logits, found.beside
         read = (parts, found.weights, parts if gate_logits is None else gate_logits)
         kind = {"PER_TOKEN": found.per_token, "SHARED": found.shared}
-        kind |= {"HAS_DOOR": gate_logits is not None, "BESIDE": beside is not None}
+        kind |= {"HAS_GATE": gate_logits is not None, "BESIDE": beside is not None}
         return (*read, parts if beside is None else beside), kind
 
     @property

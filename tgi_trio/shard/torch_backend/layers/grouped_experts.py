@@ -194,7 +194,7 @@ class GroupedExperts:
             self._spec.scale,
             self._spec.jitter,
             HAS_ROUTER_BIAS=bias is not None,
-            HAS_DOOR=has_shared_gate,
+            HAS_GATE=has_shared_gate,
             **tile,
             **self._constants(),
             num_warps=router_warps(tile["PADDED"]),
