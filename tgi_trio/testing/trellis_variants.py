@@ -9,8 +9,8 @@ import torch
 
 from tgi_trio.shard.torch_backend.kernels import (
     grouped_trellis,
+    trellis_inputs,
     trellis_products,
-    written_trellis,
 )
 from tgi_trio.shard.torch_backend.layers.trellis_tiles import (
     FEW,
@@ -19,6 +19,7 @@ from tgi_trio.shard.torch_backend.layers.trellis_tiles import (
     WRITTEN,
     WRITTEN_STEPS,
     TrellisTile,
+    choose_expert_tiles,
     choose_trellis_tiles,
     count_few_warps,
 )
@@ -42,14 +43,16 @@ _SIZE: Final = f"i32{EVEN}"
 def trellis_variants(generation: Generation) -> Iterator[Variant]:
     """Yield the variants that are launched on devices of a generation."""
     for dtype, stored in ((BF16, STORED), (F32, _WIDE)):
-        yield _turn(dtype)
+        for act in ("", "silu", "quick_gelu", "relu2"):
+            yield _turn(dtype, act)
         for book, half_bits in stored:
             for few in FEW:
                 yield _multiply_few(book, half_bits, dtype, few)
             for tile in choose_trellis_tiles(dtype, generation):
                 yield _multiply(book, half_bits, dtype, tile)
             if dtype is BF16:
-                yield _write(book, half_bits)
+                yield _write(book, half_bits, "")
+                yield _write(book, half_bits, "silu")
     yield from _of_experts(generation)
     # Where there are many outputs, nobody shares a block; some vocabularies are odd.
     yield _multiply_few("mcg", 12, BF16, 1, divided=False, even="")
@@ -58,7 +61,7 @@ def trellis_variants(generation: Generation) -> Iterator[Variant]:
 
 def _of_experts(generation: Generation) -> Iterator[Variant]:
     for dtype, stored in ((BF16, _EXPERTS), (F32, _WIDE[:1])):
-        few, *_, many = choose_trellis_tiles(dtype, generation)
+        few, many = choose_expert_tiles(dtype, generation)
         yield from (_turn_groups(dtype, way) for way in ("in", "out"))
         for book, half_bits in stored:
             for tile in (few, many) if dtype is BF16 else (few,):
@@ -70,12 +73,22 @@ def _name(kernel: str, dtype: torch.dtype, *more: object) -> str:
     return " ".join((kernel, "fp32" if dtype is F32 else "bf16", *map(str, more)))
 
 
-def _turn(dtype: torch.dtype) -> Variant:
+_TURNING: Final = (F16, "fp32", "fp32", "i32", _SIZE, _SIZE)  # all but turned inputs, and inputs
+
+
+def _opening(act: str) -> dict[str, Any]:
+    """Return constants for an activation; "quick_gelu" as gpt-oss has it, "relu2" has no gates."""
+    limits = act == "quick_gelu"
+    flags = {"LIMITS": limits, "RAISED": limits, "PAIRED": limits}
+    return {"ROWS": TURNED_ROWS, "ACT": act, "GATED": act not in ("", "relu2"), **flags}
+
+
+def _turn(dtype: torch.dtype, act: str) -> Variant:
     return Variant(
-        _name("turn_inputs", dtype),
-        trellis_products.turn_inputs,
-        (dtype, dtype, F16, "i32", _SIZE, _SIZE),
-        {"ROWS": TURNED_ROWS},
+        _name("turn_inputs", dtype, *([act] if act else [])),
+        trellis_inputs.turn_inputs,
+        (dtype, dtype, *_TURNING),
+        _opening(act),
         warps=TURN_WARPS,
     )
 
@@ -159,12 +172,13 @@ def _multiply_groups(
     )
 
 
-def _write(book: str, half_bits: int) -> Variant:
+def _write(book: str, half_bits: int, act: str) -> Variant:
+    written = {"DEPTH": WRITTEN.depth, "STEPS": WRITTEN_STEPS}
     return Variant(
-        _name("write_trellis", BF16, book, half_bits / 2),
-        written_trellis.write_trellis,
-        (BF16, I32, F16, "i32", _SIZE),
-        {"HALF_BITS": half_bits, "BOOK": book, "DEPTH": WRITTEN.depth, "STEPS": WRITTEN_STEPS},
+        _name("turn_and_write", BF16, book, half_bits / 2, *([act] if act else [])),
+        trellis_inputs.turn_and_write,
+        (BF16, BF16, *_TURNING, BF16, I32, F16, "i32", "i32", "i32"),
+        _opening(act) | {"HALF_BITS": half_bits, "BOOK": book} | written,
         warps=WRITTEN.warps,
         stages=WRITTEN.stages,
     )

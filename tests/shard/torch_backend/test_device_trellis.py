@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import shutil
+import zlib
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 
 from tests.shard.adapters.peft_support import install, write_adapter
@@ -18,7 +21,7 @@ from tests.shard.torch_backend.device_kinds import SMALL
 from tests.shard.torch_backend.interpreter import need_triton
 from tests.shard.torch_backend.models_support import BLOCK, plan, prompts, sequences
 from tests.support.exl3 import EXL3, store_exl3
-from tests.support.quantised import quantise
+from tests.support.quantised import Array, Tensors, quantise
 from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.ipc.startup import WarmupRequest
 from tgi_trio.shard.torch_backend.models.decoder import Decoder
@@ -46,6 +49,15 @@ def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have an interpreter, which has but one, not do the work of hundreds."""
     for module in (dividing, trellis_linear):
         monkeypatch.setattr(module, "_PROGRAMS", 4)
+
+
+def store_apart(module: str, weight: Array) -> tuple[Tensors, Array]:
+    """Every matrix scales its inputs in a way of its own: for tests that ask for no numbers."""
+    tensors, exact = store_exl3(3)(module, weight)
+    draw = np.random.default_rng(zlib.crc32(module.encode()))
+    scales = tensors[f"{module}.suh"].float().numpy()
+    own = (scales * draw.uniform(0.8, 1.2, scales.shape)).astype(np.float16)
+    return tensors | {f"{module}.suh": torch.from_numpy(own)}, exact
 
 
 def check(folder: Path, **own: Any) -> tuple[TorchRunner, Counter[str]]:
@@ -123,8 +135,9 @@ def test_two_ranks(checkpoint: Checkpoint, tmp_path: Path) -> None:
     [
         (1, "float32", 9),  # four products, and what is between them
         (2, "bfloat16", 9),
-        (5, "bfloat16", 9 + 4),  # inputs are turned once for queries, keys and values
-        (70, "bfloat16", 5 + 4 * 2 + 2 + 3),  # written; a library's product for each sort
+        (5, "bfloat16", 9 + 3),  # inputs are turned once for all matrices, and gates with them
+        (70, "bfloat16", 9 + 3),  # in tiles
+        (70, "float32", 9 + 3),
     ],
 )
 def test_launches_of_a_layer(
@@ -135,16 +148,42 @@ def test_launches_of_a_layer(
     dtype: str,
     most: int,
 ) -> None:
-    """Whose matrices have one width. Of inputs that are scaled alike, which here those of keys and
-    values are, and those of gates and ups, there is one sort.
+    """Whose matrices have one width."""
+    monkeypatch.setattr(dividing, "_PROGRAMS", 1)
+    launched = count_launches(checkpoint, tmp_path, rows, dtype, store_apart)
+    assert launched.total() == most, launched
+
+
+@pytest.mark.parametrize(("alike", "most"), [(False, 4 + 4 + 5), (True, 4 + 4 + 4)])
+def test_launches_of_many_rows(
+    checkpoint: Checkpoint,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    alike: bool,
+    most: int,
+) -> None:
+    """Inputs are turned, and gates opened, where matrices are written for a library, which
+    multiplies gates and ups at once, and keys and values: they are equally many. `alike`: queries
+    are as many.
     """
     monkeypatch.setattr(dividing, "_PROGRAMS", 1)
+    monkeypatch.setattr(trellis_linear, "MOST_ROWS", 64)
+    own = {"num_key_value_heads": 4} if alike else {}
+    launched = count_launches(checkpoint, tmp_path, 70, "bfloat16", store_apart, **own)
+    assert launched.total() == most, launched
+    assert launched["turn_and_write"] == 4 and not launched["turn_inputs"]
+
+
+def count_launches(
+    checkpoint: Checkpoint, folder: Path, rows: int, dtype: str, store: Any, **sizes: Any
+) -> Counter[str]:
+    """Return what one layer launches, in a step of `rows` tokens of a sequence."""
     launched = []
     for layers in (1, 2):
-        source = checkpoint("llama", **SIZES | WIDE, num_hidden_layers=layers)
-        folder = quantise(source, tmp_path / str(layers), store_exl3(3), EXL3, endings=ENDINGS)
+        source = checkpoint("llama", **SIZES | WIDE | sizes, num_hidden_layers=layers)
+        made = quantise(source, folder / str(layers), store, EXL3, endings=ENDINGS)
         with StandInDevice() as device:
-            told = ShardSettings(model_path=folder, dtype=dtype)
+            told = ShardSettings(model_path=made, dtype=dtype)
             runner = load_torch_runner(told, device="cuda:0", graph_sizes=())
             with device.idle():
                 runner.warm_up(WarmupRequest(96, 128, 4, 63 * BLOCK))
@@ -153,7 +192,7 @@ def test_launches_of_a_layer(
             with device.idle():
                 runner.launch(plan([row], [rows])).result()
             launched.append(Counter(device.counts.launches))
-    assert (launched[1] - launched[0]).total() == most, launched[1] - launched[0]
+    return launched[1] - launched[0]
 
 
 def test_adapters_beside_it(checkpoint: Checkpoint, tmp_path: Path) -> None:

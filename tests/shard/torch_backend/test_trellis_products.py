@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.nn import functional
 
 from tests.shard.checkpoint.quantised_cases import Case, open_matrix
 from tests.shard.torch_backend.interpreter import DEVICE, need_triton, sum_in_order
@@ -20,12 +21,19 @@ from tgi_trio.shard.checkpoint.stored_matrix import StoredMatrix
 need_triton()
 
 from tests.shard.torch_backend.test_warm_kernels import compiled_for  # noqa: E402  (Triton's)
-from tgi_trio.shard.torch_backend.layers import trellis_linear  # noqa: E402
+from tgi_trio.shard.torch_backend.layers import (  # noqa: E402
+    gating,
+    trellis_inputs,
+    trellis_linear,
+)
+from tgi_trio.shard.torch_backend.layers.activation import ACTIVATIONS, Activation  # noqa: E402
+from tgi_trio.shard.torch_backend.layers.gating import Gate, activate  # noqa: E402
 from tgi_trio.shard.torch_backend.layers.stored_trellis import (  # noqa: E402
     Trellis,
     encode_rings,
     join_trellises,
 )
+from tgi_trio.shard.torch_backend.layers.trellis_inputs import list_products  # noqa: E402
 from tgi_trio.shard.torch_backend.layers.trellis_linear import (  # noqa: E402
     TrellisLinear,
     count_parts,
@@ -107,18 +115,24 @@ def test_every_width_of_every_codebook(tmp_path: Path, bits: float, book: str, r
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", [HALF, torch.float16], ids=str)
 @pytest.mark.parametrize("rows", [1, 3, 20, 64, 70])
-def test_half_precision(tmp_path: Path, rows: int, dtype: torch.dtype) -> None:
+def test_half_precision(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: int, dtype: torch.dtype
+) -> None:
     """Few rows, some on matrix units, and numbers that are written for a library."""
+    write_for_library(monkeypatch)
     bits, book = ((5, "3inst"), (3.5, "mul1"), (8, "mcg"))[rows % 3]
     matrix, exact = some_matrix(tmp_path, 300, 256, bits, book)
     bias = some_rows(1, 300, dtype)[0]
     check_product(linear_of([encoded(matrix)], dtype, bias), exact, rows, dtype, bias)
 
 
-def test_rounding_is_that_of_what_is_turned(tmp_path: Path) -> None:
+def test_rounding_is_that_of_what_is_turned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What is written for a library has been turned before it is rounded: an output that is much
     larger than others leaves their results alone.
     """
+    write_for_library(monkeypatch)
     matrix, exact = some_matrix(tmp_path, 128, 256, 4, "mcg")
     part = encoded(matrix)
     part.output_scales[5] *= 1000
@@ -140,8 +154,11 @@ def test_signs_in_place_of_scales(tmp_path: Path) -> None:
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", [FLOAT, HALF], ids=str)
 @pytest.mark.parametrize("rows", [1, 9, 70])
-def test_matrices_of_several_sorts(tmp_path: Path, rows: int, dtype: torch.dtype) -> None:
+def test_matrices_of_several_sorts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: int, dtype: torch.dtype
+) -> None:
     """Queries, keys and values scale their inputs by themselves, some alike, and one is plain."""
+    write_for_library(monkeypatch)
     made = [
         some_matrix(tmp_path / str(i), outputs, 256, *how)
         for i, (outputs, how) in enumerate(
@@ -162,7 +179,116 @@ def test_matrices_of_several_sorts(tmp_path: Path, rows: int, dtype: torch.dtype
     check_product(linear, exact, rows, dtype, bias)
 
 
-def test_inputs_that_are_scaled_alike_are_turned_once(tmp_path: Path) -> None:
+def write_for_library(monkeypatch: pytest.MonkeyPatch, rows: int = 64) -> None:
+    """Have more than `rows` multiplied by a library."""
+    monkeypatch.setattr(trellis_linear, "MOST_ROWS", rows)
+
+
+def test_equally_many_outputs_of_several_sorts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Are one product of a library, unless they have a bias or are written one by one."""
+    write_for_library(monkeypatch)
+    matrix, exact = some_matrix(tmp_path, 128, 256)
+    parts, weights = [], []
+    for i in range(3):
+        own = encoded(matrix)
+        factors = 2.0 ** ((np.arange(256) % (i + 2)) - 1)
+        own.input_scales[:] = own.input_scales * torch.from_numpy(factors).half()
+        parts.append(own)
+        weights.append(exact * factors)
+    weight = np.concatenate(weights)
+    bias = some_rows(1, 384, HALF)[0]
+    for given in (None, bias):
+        check_product(linear_of(list(parts), HALF, given), weight, 70, HALF, given)
+    monkeypatch.setattr(trellis_inputs, "_SCRATCH", 2 * 128 * 256 * 2)
+    check_product(linear_of(list(parts), HALF), weight, 70, HALF)
+
+
+def test_products_of_a_library() -> None:
+    """As many at once as are equally large; sorts that are cut are apart."""
+
+    def products(counts: tuple[int, ...], first: int, last: int, together: bool = True) -> Any:
+        found = list_products(counts, first, last, together=together)
+        return [(p.sorts.stop - p.sorts.start, p.outputs.start, p.outputs.stop) for p in found]
+
+    assert products((512, 128, 128), 0, 768) == [(1, 0, 512), (2, 512, 768)]
+    assert products((128, 128, 128), 0, 384) == [(3, 0, 384)]
+    assert products((128, 128, 256), 0, 512) == [(2, 0, 256), (1, 256, 512)]
+    assert products((256, 128, 128, 128), 0, 640) == [(1, 0, 256), (3, 256, 640)]
+    assert products((256, 256), 128, 384) == [(2, 128, 384)]
+    assert products((256, 256), 0, 384) == [(1, 0, 256), (1, 256, 384)]
+    assert products((256, 256), 0, 512, together=False) == [(1, 0, 256), (1, 256, 512)]
+
+
+GATES: list[tuple[Activation, int]] = [
+    (Gate(functional.silu), 2),
+    (Gate(functional.silu, scale=0.5), 2),
+    (Gate(ACTIVATIONS["quick_gelu"], 0.7, paired=True), 2),
+    (Gate(functional.gelu, 0.7, raised=False), 2),
+    (ACTIVATIONS["relu2"], 1),
+    (functional.gelu, 1),
+]
+
+
+@pytest.mark.sampled(5)
+@pytest.mark.parametrize(("act", "wider"), GATES, ids=str)
+@pytest.mark.parametrize("dtype", [FLOAT, HALF], ids=str)
+@pytest.mark.parametrize("rows", [2, 20, 70])
+def test_activations_where_inputs_are_turned(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    act: Activation,
+    wider: int,
+    dtype: torch.dtype,
+    rows: int,
+) -> None:
+    """To the bit as by the kernel that opens gates, for few rows, in tiles and for a library."""
+    write_for_library(monkeypatch)
+    sum_in_order(monkeypatch)
+    monkeypatch.setattr(gating, "runs_kernels", lambda device: True)
+    matrix, _ = some_matrix(tmp_path, 128, 200)  # inputs are padded
+    linear, inner = linear_of([encoded(matrix)], dtype), some_rows(rows, wider * 200, dtype)
+    assert linear.opens(act)
+    found, expected = linear.multiply_opened(inner, act), linear(activate(act, inner))
+    if isinstance(act, Gate):
+        assert torch.equal(found, expected)
+    else:  # of which torch may have an operation
+        step = 16 * torch.finfo(dtype).eps
+        torch.testing.assert_close(found, expected, atol=step * float(expected.abs().max()), rtol=0)
+
+
+def test_activations_that_no_launch_opens(tmp_path: Path) -> None:
+    """What no kernel knows, and where a plain matrix reads the same."""
+    matrix, _ = some_matrix(tmp_path, 128, 256)
+    part = encoded(matrix)
+    bounded = Gate(functional.silu, 0.7, bounds_opened=True)
+    assert not linear_of([part]).opens(bounded) and not linear_of([part]).opens(torch.tanh)
+    plain = torch.zeros(128, 256, device=DEVICE)
+    assert not linear_of([part, plain]).opens(Gate(functional.silu))
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("dtype", [FLOAT, HALF], ids=str)
+@pytest.mark.parametrize("rows", [65, 130])
+def test_tiles_of_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: int, dtype: torch.dtype
+) -> None:
+    """Programs of several tiles share a block each, and leave their counters as they found them."""
+    matrix, exact = some_matrix(tmp_path, 256, 640)
+    linear = linear_of([encoded(matrix)], dtype)
+    for _ in range(2):
+        check_product(linear, exact, rows, dtype)
+    assert linear.arrived is not None and not linear.arrived.any()
+    if dtype is FLOAT:  # some rows at a time
+        monkeypatch.setattr(trellis_linear, "MOST_ROWS", 64)
+        check_product(linear, exact, rows, dtype)
+
+
+def test_inputs_that_are_scaled_alike_are_turned_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_for_library(monkeypatch)
     one, other = (some_matrix(tmp_path / str(outputs), outputs, 256)[0] for outputs in (128, 256))
     upper, lower = encoded(one), encoded(other)
     lower.input_scales[:] = upper.input_scales
@@ -213,10 +339,11 @@ def test_no_rows(tmp_path: Path) -> None:
 def test_numbers_are_written_as_much_as_scratch_holds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    write_for_library(monkeypatch)
     matrix, _ = some_matrix(tmp_path, 380, 256)
     linear, x = linear_of([encoded(matrix)], HALF), some_rows(70, 256, HALF)
     whole = linear(x)
-    monkeypatch.setattr(trellis_linear, "_SCRATCH", 2 * 128 * 256 * 2)
+    monkeypatch.setattr(trellis_inputs, "_SCRATCH", 2 * 128 * 256 * 2)
     torch.testing.assert_close(linear(x), whole, atol=0, rtol=0)
 
 
@@ -269,7 +396,7 @@ def test_what_is_launched_to_be_compiled_reads_only_what_is_written(tmp_path: Pa
 
 def test_all_variants_are_compiled_when_it_is_packed(tmp_path: Path) -> None:
     """What is launched for any number of rows has been launched before."""
-    from tgi_trio.shard.torch_backend.kernels import trellis_products, written_trellis
+    from tgi_trio.shard.torch_backend.kernels import trellis_inputs, trellis_products
 
     own, other = (some_matrix(tmp_path / str(n), n, 1152, n / 64)[0] for n in (256, 128))
     linear = linear_of([encoded(own), encoded(other)], HALF, some_rows(1, 384, HALF)[0])
@@ -283,10 +410,10 @@ def test_all_variants_are_compiled_when_it_is_packed(tmp_path: Path) -> None:
             return lambda *args, **told: seen.append(compiled_for(self.kernel, args, told))
 
     rooms = {
-        "turn_inputs": trellis_products,
+        "turn_inputs": trellis_inputs,
         "multiply_turned_few": trellis_products,
         "multiply_turned": trellis_products,
-        "write_trellis": written_trellis,
+        "turn_and_write": trellis_inputs,
     }
     with pytest.MonkeyPatch.context() as patch:
         for name, room in rooms.items():

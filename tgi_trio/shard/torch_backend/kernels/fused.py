@@ -186,14 +186,34 @@ def gate(
     token = tl.program_id(0).to(tl.int64)
     place = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = place < SIZE
-    source = inner + token * 2 * SIZE + place * (2 if PAIRED else 1)
+    source = inner + token * 2 * SIZE
+    opened = open_pairs(source, place, inside, SIZE, limit, scale, out, ACT, LIMITS, RAISED, PAIRED)
+    tl.store(out + token * SIZE + place, opened.to(dtype), mask=inside)
+
+
+@triton.jit
+def open_pairs(
+    inner,  # a pointer to a token's gates, or pointers [tokens, 1]
+    place,  # which of `size` gates
+    inside,
+    size,
+    limit,
+    scale,
+    like,  # a pointer to the dtype to which torch would round
+    ACT: tl.constexpr,
+    LIMITS: tl.constexpr,
+    RAISED: tl.constexpr,
+    PAIRED: tl.constexpr,
+):
+    """Return act(gate) * up of gates with their ups, float32, yet to be rounded."""
+    dtype = like.dtype.element_ty
+    source = inner + place * (2 if PAIRED else 1)
     gates = tl.load(source, mask=inside, other=0.0).to(tl.float32)
     gates = (gates * scale).to(dtype).to(tl.float32)
-    up = tl.load(source + (1 if PAIRED else SIZE), mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(source + (1 if PAIRED else size), mask=inside, other=0.0).to(tl.float32)
     if LIMITS:
-        gates, up = limit_up(gates, up, limit, out, RAISED)
-    opened = activate(gates, ACT).to(dtype).to(tl.float32)
-    tl.store(out + token * SIZE + place, (opened * up).to(dtype), mask=inside)
+        gates, up = limit_up(gates, up, limit, like, RAISED)
+    return activate(gates, ACT).to(dtype).to(tl.float32) * up
 
 
 @triton.jit(do_not_specialize=["count"])

@@ -113,7 +113,12 @@ def read_turned(x, scales, k, inputs):
 
     `x`: pointers to rows [R, 1]; `scales`: float16 [inputs, padded].
     """
-    a = tl.load(x + k, mask=k < inputs, other=0.0).to(tl.float32)
+    return turn_scaled(tl.load(x + k, mask=k < inputs, other=0.0).to(tl.float32), scales, k)
+
+
+@triton.jit
+def turn_scaled(a, scales, k):
+    """Return inputs `a` [R, 128], which are the `k`-th [1, 128], times their scales and turned."""
     return turn(a * tl.load(scales + k).to(tl.float32)) * BEFORE
 
 

@@ -13,34 +13,12 @@ import triton.language as tl
 from tgi_trio.shard.torch_backend.kernels.trellis import (
     BEHIND,
     find_numbers,
-    place_inputs,
     read_tile,
     read_turned,
     read_windows,
     run_of,
     turn,
 )
-
-
-@triton.jit(do_not_specialize=["rows"])
-def turn_inputs(
-    turned,  # [sorts, rows, padded]: inputs of 16 in the order of rings
-    x,  # [rows, inputs], contiguous
-    input_scales,  # float16 [sorts, padded]
-    rows,
-    inputs,
-    padded,  # inputs, up to a multiple of 128
-    ROWS: tl.constexpr,
-):
-    """Write rows times each sort of scales, turned; a program for each 128 inputs of a sort."""
-    sort = tl.program_id(2).to(tl.int64)
-    row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS))[:, None]
-    i = tl.arange(0, 128)[None, :]
-    k = tl.program_id(1) * 128 + i
-    source = x + tl.minimum(row, rows - 1).to(tl.int64) * inputs
-    a = read_turned(source, input_scales + sort * padded, k, inputs)
-    at = (sort * rows + row) * padded + place_inputs(k, i)
-    tl.store(turned + at, a.to(turned.dtype.element_ty), mask=row < rows)
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -93,15 +71,16 @@ def multiply_turned_few(
     total = tl.sum(tl.sum(tl.sum(every, 6), 4), 2)
     total = tl.reshape(tl.trans(total, (0, 1, 3, 2)), [ROWS, 128])
     finish_block(
-        out, sums, arrived, total, output_scales, bias, rows, outputs, out_stride, HAS_BIAS, DIVIDED
-    )
+        out, sums, arrived, total, output_scales, bias, 0, rows, outputs, out_stride, HAS_BIAS,
+        DIVIDED,
+    )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["rows", "turned_rows"])
 def multiply_turned(
     out,  # [rows, outputs], with `out_stride` between rows
-    sums,  # float32 [blocks, parts, ROWS, 128], with DIVIDED
-    arrived,  # int32 [blocks]: programs that have finished; 0 before and after
+    sums,  # float32 [tiles, blocks, parts, ROWS, 128], with DIVIDED
+    arrived,  # int32 [tiles, blocks]: programs that have finished; 0 before and after
     turned,  # as `turn_inputs` writes it: the first of some rows in the first sort
     rings,  # tensors of `Trellis`, as are all up to `output_scales`
     sorts,
@@ -117,12 +96,16 @@ def multiply_turned(
     BOOK: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     DIVIDED: tl.constexpr,  # programs share a block: as many as the grid's second dimension
-    ROWS: tl.constexpr,  # as many as there are or more, a power of two
+    ROWS: tl.constexpr,  # of a tile, a power of two
     DEPTH: tl.constexpr,  # inputs of one step of the loop, at most 128
 ):
-    """Multiply rows that have been turned, on matrix units; sums are float32."""
+    """Multiply rows that have been turned, on matrix units; sums are float32.
+
+    The grid's third dimension are tiles of ROWS rows.
+    """
     block = tl.program_id(0).to(tl.int64)
-    row = tl.arange(0, ROWS)
+    first_row = tl.program_id(2) * ROWS
+    row = first_row + tl.arange(0, ROWS)
     sort = tl.load(sorts + block).to(tl.int64)
     source = turned + (sort * turned_rows + tl.minimum(row, rows - 1)) * padded
     beside: tl.constexpr = DEPTH // 16
@@ -137,8 +120,8 @@ def multiply_turned(
         # The factor 1.0: see `add_units` in codes.py.
         total += tl.dot(number, a, input_precision="ieee") * one.to(tl.float32, bitcast=True)
     finish_block(
-        out, sums, arrived, tl.trans(total), output_scales, bias, rows, outputs, out_stride,
-        HAS_BIAS, DIVIDED,
+        out, sums, arrived, tl.trans(total), output_scales, bias, first_row, rows, outputs,
+        out_stride, HAS_BIAS, DIVIDED,
     )  # fmt: skip
 
 
@@ -163,6 +146,7 @@ def finish_block(
     total,  # float32 [ROWS, 128]: what the program has found
     output_scales,
     bias,
+    first_row,  # of the program's tile
     rows,
     outputs,
     out_stride,
@@ -176,14 +160,14 @@ def finish_block(
     lane = tl.arange(0, 128)[None, :]
     last = True
     if DIVIDED:
-        parts = tl.num_programs(1)
-        own = sums + block * parts * size * 128 + row * 128 + lane
+        parts, shared = tl.num_programs(1), tl.program_id(2) * tl.num_programs(0) + block
+        own = sums + shared * parts * size * 128 + row * 128 + lane
         tl.store(own + tl.program_id(1) * size * 128, total)
         tl.debug_barrier()  # a program's sums are written before it counts as arrived
-        last = tl.atomic_add(arrived + block, 1) == parts - 1
+        last = tl.atomic_add(arrived + shared, 1) == parts - 1
     if last:
         if DIVIDED:
-            tl.store(arrived + block, 0)
+            tl.store(arrived + shared, 0)
             total = tl.zeros([size, 128], tl.float32)
             for part in range(parts):
                 total += tl.load(own + part * size * 128, cache_modifier=".cg")
@@ -192,5 +176,6 @@ def finish_block(
         result = turn(total) * (tl.load(output_scales + column).to(tl.float32) * BEHIND)
         if HAS_BIAS:
             result += tl.load(bias + column, mask=there, other=0.0).to(tl.float32)
+        row += first_row
         at = out + row.to(tl.int64) * out_stride + column
         tl.store(at, result.to(out.dtype.element_ty), mask=there & (row < rows))

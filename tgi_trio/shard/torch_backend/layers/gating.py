@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import torch
 from torch.nn import functional
@@ -59,6 +59,26 @@ def activate(act: Activation, x: torch.Tensor) -> torch.Tensor:
     return out
 
 
+class Opening(NamedTuple):
+    """An activation as kernels are told of it that open what they read."""
+
+    limit: float
+    scale: float
+    constants: dict[str, bool | str]
+
+
+def describe_opening(act: Activation | None) -> Opening | None:
+    """Return an activation for kernels, `act` None: what they read is open; None: none has it."""
+    if isinstance(act, Gate):
+        name, limits = act.opened_by, act.limit > 0
+        flags = {"GATED": True, "LIMITS": limits, "PAIRED": act.paired}
+        flags["RAISED"] = limits and act.raised
+        return Opening(act.limit, act.scale, {"ACT": name, **flags}) if name else None
+    name = "" if act is None else _SEVERAL.get(act) or name_activation(act)
+    flags = dict.fromkeys(("GATED", "LIMITS", "RAISED", "PAIRED"), False)
+    return Opening(0.0, 1.0, {"ACT": name, **flags}) if name or act is None else None
+
+
 def count_cutting_warps(padded: int) -> int:
     """Return the warps of a program that cuts `padded` gates: at least 16 a thread."""
     return max(1, min(16, padded // 512))
@@ -104,16 +124,16 @@ class Gate:
     @property
     def kernel(self) -> str:
         """The activation's name in products' kernels; "" if they do not open such gates."""
-        return self._kernel if self.scale == 1.0 else ""
+        return self.opened_by if self.scale == 1.0 else ""
 
     @property
-    def _kernel(self) -> str:
+    def opened_by(self) -> str:
         """Its name in `kernels/fused.py`; "" if gates are not opened there."""
         return "" if self.limit and self.bounds_opened else name_activation(self.act)
 
     def __call__(self, inner: torch.Tensor) -> torch.Tensor:
         """Return [T, width] for `inner` [T, 2 width]."""
-        name = self._kernel
+        name = self.opened_by
         if runs_kernels(inner.device):
             if name:
                 return self._launch(inner, name)

@@ -32,7 +32,7 @@ from tgi_trio.shard.torch_backend.layers.trellis_linear import TrellisLinear
 from tgi_trio.shard.torch_backend.layers.trellis_tiles import (
     TURN_WARPS,
     TURNED_ROWS,
-    choose_trellis_tiles,
+    choose_expert_tiles,
 )
 from tgi_trio.shard.torch_backend.padding import next_power_of_2
 from tgi_trio.shard.torch_backend.torch_device import Generation, generation
@@ -246,7 +246,7 @@ class TrellisMatrices:
         if gate is not None and (gate.paired or own.outputs % (2 * TURNED)):
             return gate(self.multiply(x, routed, gathers=gathers)).contiguous()
         outputs = own.outputs // (1 if gate is None else 2)
-        few, *_, many = choose_trellis_tiles(x.dtype, generation(x.device))
+        few, many = choose_expert_tiles(x.dtype, generation(x.device))
         tokens = apparent_rows(len(routed.weights), invariant=self.invariant)
         tile = many if _has_many(x, routed, tokens) else few
         out = _make_room(x, routed, outputs) if room is None else room

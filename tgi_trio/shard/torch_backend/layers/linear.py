@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 import torch
 
+from tgi_trio.shard.torch_backend.layers.activation import Activation
+from tgi_trio.shard.torch_backend.layers.gating import activate
 from tgi_trio.shard.torch_backend.layers.plain_product import multiply_plain
 
 # A float32 weight of fewer elements is read from the cache, where torch's own call is cheaper.
@@ -48,6 +50,14 @@ class Linear:
             x, self.packed, self.bias, "none", [], ""
         )
         return result
+
+    def opens(self, act: Activation) -> bool:
+        """Return whether `multiply_opened` can take fewer launches than one after the other."""
+        return False
+
+    def multiply_opened(self, inner: torch.Tensor, act: Activation) -> torch.Tensor:
+        """Return the product with act(inner); `inner` [.., inputs], or twice as many of gates."""
+        return self(activate(act, inner))
 
     def pack(self) -> None:
         """Reorder the weight for oneDNN on a CPU that gains by it; `weight` is then empty.

@@ -13,9 +13,11 @@ from tgi_trio.model.specs.decoder import ExpertsSpec
 from tgi_trio.shard.machine.accelerator import runs_kernels
 from tgi_trio.shard.torch_backend.layers.activation import Activation
 from tgi_trio.shard.torch_backend.layers.expert_parts import ExpertParts
+from tgi_trio.shard.torch_backend.layers.few_rows import project
 from tgi_trio.shard.torch_backend.layers.gating import Gate, activate
 from tgi_trio.shard.torch_backend.layers.linear import Linear
-from tgi_trio.shard.torch_backend.layers.norm import DividedNorm
+from tgi_trio.shard.torch_backend.layers.norm import DividedNorm, Norm
+from tgi_trio.shard.torch_backend.layers.residual import Addends
 from tgi_trio.shard.torch_backend.layers.routing import route, weigh
 from tgi_trio.shard.torch_backend.torch_device import has_triton
 
@@ -51,9 +53,26 @@ class DenseMlp:
         self.inner_norm = inner_norm
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return self.close(activate(self.act, self.up(x)))
+        if self._opens_late:
+            return self.down.multiply_opened(self.up(x), self.act)
+        return self._close(activate(self.act, self.up(x)))
 
-    def close(self, opened: torch.Tensor) -> torch.Tensor:
+    def add_and_feed(
+        self, x: torch.Tensor, addends: Addends | None, norm: Norm | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the sum of `x` [T, hidden] and `addends`, and the output for the sum's norm."""
+        if self._opens_late:
+            x, inner = project(self.up, x, addends, norm)
+            return x, self.down.multiply_opened(inner, self.act)
+        x, opened = project(self.up, x, addends, norm, self.act)
+        return x, self._close(opened)
+
+    @property
+    def _opens_late(self) -> bool:
+        """Whether what `up` says is activated where `down` reads it."""
+        return self.inner_norm is None and self.down.opens(self.act)
+
+    def _close(self, opened: torch.Tensor) -> torch.Tensor:
         """Return the output for what is activated."""
         return self.down(opened if self.inner_norm is None else self.inner_norm(opened))
 

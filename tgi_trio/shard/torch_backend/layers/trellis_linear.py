@@ -10,24 +10,28 @@ import torch
 from tgi_trio.model.quantised.exl3_layout import TURNED
 from tgi_trio.shard.torch_backend.batch_invariance import apparent_rows
 from tgi_trio.shard.torch_backend.compiling.ahead import compile_beside
+from tgi_trio.shard.torch_backend.layers.activation import Activation
+from tgi_trio.shard.torch_backend.layers.gating import describe_opening
 from tgi_trio.shard.torch_backend.layers.linear import Linear
 from tgi_trio.shard.torch_backend.layers.plain_product import multiply_plain
 from tgi_trio.shard.torch_backend.layers.stored_trellis import Trellis, join_trellises
+from tgi_trio.shard.torch_backend.layers.trellis_inputs import (
+    TurnedInputs,
+    write_and_multiply,
+)
 from tgi_trio.shard.torch_backend.layers.trellis_tiles import (
     FEW,
-    TURN_WARPS,
-    TURNED_ROWS,
-    WRITTEN,
-    WRITTEN_STEPS,
+    MOST_ROWS,
     TrellisTile,
     choose_trellis_tiles,
     count_few_warps,
 )
 from tgi_trio.shard.torch_backend.torch_device import generation
 
-_SCRATCH: Final = 256 << 20  # bytes of numbers that are written at a time
-# A block is divided among programs (split-K) while there are fewer than these.
+# A block is divided among programs (split-K) while there are fewer than these. Of more rows than
+# `_FULL_ROWS`, fewer programs fill a device; so sums take at most 16 MiB.
 _PROGRAMS = 512
+_FULL_ROWS: Final = 64
 _MOST_PARTS: Final = 16
 _ONE: Final = 0x3F800000  # the bits of 1.0
 
@@ -66,29 +70,44 @@ class TrellisLinear(Linear):
         nothing = torch.empty((0, self._inputs), dtype=dtype, device=device)
         super().__init__(nothing, bias, invariant=invariant)
         blocks = max(len(part.sorts) for part in stored)
-        self.arrived = torch.zeros(blocks, dtype=torch.int32, device=device)
+        tiles = -(-MOST_ROWS // self._tiles[-1].rows)
+        self.arrived = torch.zeros(tiles * blocks, dtype=torch.int32, device=device)
         self._bytes += sum(part.nbytes for part in self._parts if isinstance(part, torch.Tensor))
         self._bytes += sum(part.nbytes() for part in stored)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return self._multiply(x, None)
+
+    def opens(self, act: Activation) -> bool:
+        plain = any(isinstance(part, torch.Tensor) for part in self._parts)
+        return not plain and describe_opening(act) is not None
+
+    def multiply_opened(self, inner: torch.Tensor, act: Activation) -> torch.Tensor:
+        """Open what is multiplied as it is turned, unless every program turns it by itself."""
+        few, _ = self._choose(inner.shape[:-1].numel())
+        return super().multiply_opened(inner, act) if few else self._multiply(inner, act)
+
+    def _multiply(self, x: torch.Tensor, act: Activation | None) -> torch.Tensor:
+        """Return the product with `x` [..., inputs], or with what `act` makes of it."""
         shape = x.shape[:-1]
-        x = x.reshape(-1, self._inputs).contiguous()
+        x = x.reshape(-1, x.shape[-1]).contiguous()
         out = torch.empty((len(x), self.outputs), dtype=x.dtype, device=x.device)
         if not len(x):
             return out.view(*shape, self.outputs)
-        few, tile = self._choose(apparent_rows(len(x), invariant=self.invariant))
-        turned = x if few else turn_rows(x, self._scales)
+        few, tile = self._choose(len(x))
+        inputs = TurnedInputs(x, self._inputs, self._scales, act)
         for place, part, bias, sorts in self._pieces():
             if isinstance(part, torch.Tensor):
                 out[:, place] = multiply_plain(x, part, bias, invariant=self.invariant)
             elif few is not None:
                 self._launch_few(out[:, place], x, part, bias, few)
             elif tile is None:
-                write_and_multiply(out[:, place], turned[sorts], part, bias)
+                write_and_multiply(out[:, place], inputs, sorts, part, bias)
             else:
-                for first in range(0, len(x), tile.rows):
-                    some = slice(first, first + tile.rows)
-                    self._launch(out[some, place], turned[sorts, some], part, bias, tile)
+                for first in range(0, len(x), MOST_ROWS):
+                    some = slice(first, first + MOST_ROWS)
+                    turned = inputs.turn()[sorts, some]
+                    self._launch(out[some, place], turned, part, bias, tile)
         return out.view(*shape, self.outputs)
 
     @property
@@ -98,28 +117,32 @@ class TrellisLinear(Linear):
         return first if isinstance(first, Trellis) and not more else None
 
     def pack(self) -> None:
-        """Start compiling the kernels for all numbers of rows."""
+        """Start compiling the kernels for all numbers of rows; those that open inputs later on."""
         parts = (p if isinstance(p, Trellis) else len(p) for p in self._parts)
         sorts = [(p.form, p.outputs) if isinstance(p, Trellis) else p for p in parts]
         kind = ("trellis", self.weight.dtype, self.bias is None, *sorts)
         compile_beside(self.weight.device, self._launch_each, kind)
 
+    @property
+    def _tiles(self) -> tuple[TrellisTile, ...]:
+        return choose_trellis_tiles(self.weight.dtype, generation(self.weight.device))
+
     def _choose(self, rows: int) -> tuple[int | None, TrellisTile | None]:
-        """Return how `rows` are multiplied: as so few, in a tile, or else by a library."""
+        """Return how `rows` are multiplied: as so few, in tiles, or else by a library."""
+        rows = apparent_rows(rows, invariant=self.invariant)
         few = next((few for few in FEW if rows <= few), None)
-        tiles = choose_trellis_tiles(self.weight.dtype, generation(self.weight.device))
-        any_rows = tiles[-1] if self.weight.dtype.itemsize > 2 else None
-        return few, next((tile for tile in tiles if rows <= tile.rows), any_rows)
+        written = rows > MOST_ROWS and self.weight.dtype.itemsize == 2
+        fitting = (tile for tile in self._tiles if rows <= tile.rows)
+        return few, None if written else next(fitting, self._tiles[-1])
 
     def _launch_each(self) -> None:
         """Launch one program of every kernel variant that some number of rows uses."""
-        tiles = choose_trellis_tiles(self.weight.dtype, generation(self.weight.device))
         ways = {
-            self._choose(apparent_rows(rows, invariant=self.invariant))
-            for rows in (*FEW, *(tile.rows for tile in tiles), tiles[-1].rows + 1)
+            self._choose(rows) for rows in (*FEW, *(t.rows for t in self._tiles), MOST_ROWS + 1)
         }
-        x = self.weight.new_zeros((tiles[-1].rows, self._inputs))
-        turned = turn_rows(x, self._scales)
+        x = self.weight.new_zeros((max(tile.rows for tile in self._tiles), self._inputs))
+        inputs = TurnedInputs(x, self._inputs, self._scales)
+        turned = inputs.turn()
         out = self.weight.new_empty((len(x), self.outputs))
         for place, part, bias, sorts in self._pieces():
             if isinstance(part, torch.Tensor):
@@ -128,10 +151,10 @@ class TrellisLinear(Linear):
                 if few is not None:
                     self._launch_few(out[:few, place], x[:few], part, bias, few, only_one=True)
                 elif tile is not None:
-                    own = out[: tile.rows, place], turned[sorts, : tile.rows], part, bias, tile
-                    self._launch(*own, only_one=True)
+                    own = out[: tile.rows, place], turned[sorts, : tile.rows], part, bias
+                    self._launch(*own, tile, only_one=True)
                 else:
-                    write_blocks(part, 0, 1, self.weight.dtype)
+                    inputs.turn_and_write(part, 0, 1)
 
     def _pieces(
         self,
@@ -160,7 +183,7 @@ class TrellisLinear(Linear):
         )
 
         grid, sums, constants = self._prepare(x, part, bias, few)
-        multiply_turned_few[(1, 1) if only_one else grid](
+        multiply_turned_few[(1, 1) if only_one else grid[:2]](
             out,
             sums,
             self.arrived,
@@ -189,10 +212,10 @@ class TrellisLinear(Linear):
         *,
         only_one: bool = False,
     ) -> None:
-        """Multiply `turned` rows [sorts, rows, padded], no more than a tile has."""
+        """Multiply `turned` rows [sorts, rows, padded], at most `MOST_ROWS`."""
         from tgi_trio.shard.torch_backend.kernels.trellis_products import multiply_turned
 
-        grid, sums, constants = self._prepare(turned, part, bias, tile.rows)
+        grid, sums, constants = self._prepare(turned[0], part, bias, tile.rows)
         multiply_turned[(1, 1) if only_one else grid](
             out,
             sums,
@@ -215,13 +238,17 @@ class TrellisLinear(Linear):
         )
 
     def _prepare(
-        self, like: torch.Tensor, part: Trellis, bias: torch.Tensor | None, rows: int
-    ) -> tuple[tuple[int, int], torch.Tensor, dict[str, Any]]:
-        """Return a product's grid, memory for partial sums, and constants."""
-        blocks = len(part.sorts)
-        parts = count_parts(blocks, part.form.padded // TURNED)
-        found = blocks * parts * rows * TURNED if parts > 1 else 1
-        sums = torch.empty(found, dtype=torch.float32, device=like.device)
+        self, x: torch.Tensor, part: Trellis, bias: torch.Tensor | None, rows: int
+    ) -> tuple[tuple[int, int, int], torch.Tensor, dict[str, Any]]:
+        """Return a product's grid, memory for partial sums, and constants.
+
+        `x`: what is multiplied, in tiles of `rows`.
+        """
+        blocks, tiles = len(part.sorts), -(-len(x) // rows)
+        filling = blocks * (1 if self.invariant else tiles * max(1, rows // _FULL_ROWS))
+        parts = count_parts(filling, part.form.padded // TURNED)
+        found = tiles * blocks * parts * rows * TURNED if parts > 1 else 1
+        sums = torch.empty(found, dtype=torch.float32, device=x.device)
         constants = {
             "HALF_BITS": part.form.half_bits,
             "BOOK": part.form.book,
@@ -229,7 +256,7 @@ class TrellisLinear(Linear):
             "DIVIDED": parts > 1,
             "ROWS": rows,
         }
-        return (blocks, parts), sums, constants
+        return (blocks, parts, tiles), sums, constants
 
 
 def _outputs_of(part: Trellis | torch.Tensor) -> int:
@@ -240,63 +267,3 @@ def count_parts(blocks: int, runs: int) -> int:
     """Return how many programs share a block's runs of inputs (split-K), each with one at least."""
     parts = max(1, min(_PROGRAMS // blocks, runs, _MOST_PARTS))
     return -(-runs // -(-runs // parts))
-
-
-def turn_rows(x: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    """Return rows [rows, inputs] as `turn_inputs` turns them, [sorts, rows, padded].
-
-    `scales`: float16 [sorts, padded].
-    """
-    from tgi_trio.shard.torch_backend.kernels.trellis_products import turn_inputs  # Triton
-
-    (sorts, padded), (rows, inputs) = scales.shape, x.shape
-    turned = x.new_empty((sorts, rows, padded))
-    turn_inputs[(-(-rows // TURNED_ROWS), padded // TURNED, sorts)](
-        turned, x, scales, rows, inputs, padded, ROWS=TURNED_ROWS, num_warps=TURN_WARPS
-    )
-    return turned
-
-
-def write_and_multiply(
-    out: torch.Tensor, turned: torch.Tensor, part: Trellis, bias: torch.Tensor | None
-) -> None:
-    """Write x W^T + b to `out` [rows, outputs]: W is written as numbers, for a library.
-
-    As many outputs at a time as scratch memory holds. `turned`: as `turn_rows` returns it.
-    """
-    each = TURNED * max(1, _SCRATCH // (TURNED * part.form.padded * turned.itemsize))
-    for first in range(0, part.outputs, each):
-        last, end = min(first + each, part.outputs), 0
-        weight = write_blocks(part, first // TURNED, -(-(last - first) // TURNED), turned.dtype)
-        for rows, count in zip(turned, part.counts, strict=True):
-            begin, end = max(first, end), end + count
-            if begin < min(last, end):
-                some = slice(begin, min(last, end))
-                own = weight[some.start - first : some.stop - first].T
-                if bias is None:
-                    torch.mm(rows, own, out=out[:, some])
-                else:
-                    torch.addmm(bias[some], rows, own, out=out[:, some])
-        del weight, own  # their memory is free for the next ones
-
-
-def write_blocks(part: Trellis, first: int, count: int, dtype: torch.dtype) -> torch.Tensor:
-    """Return weights for turned inputs of `count` blocks from `first` on, [outputs, padded]."""
-    from tgi_trio.shard.torch_backend.kernels.written_trellis import write_trellis  # Triton
-
-    padded, form = part.form.padded, part.form
-    weight = torch.empty((count * TURNED, padded), dtype=dtype, device=part.rings.device)
-    write_trellis[(count, -(-padded // (WRITTEN.depth * WRITTEN_STEPS)))](
-        weight,
-        part.rings,
-        part.output_scales,
-        first,
-        padded,
-        HALF_BITS=form.half_bits,
-        BOOK=form.book,
-        DEPTH=WRITTEN.depth,
-        STEPS=WRITTEN_STEPS,
-        num_warps=WRITTEN.warps,
-        num_stages=WRITTEN.stages,
-    )
-    return weight

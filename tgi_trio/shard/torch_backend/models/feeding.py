@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 
 from tgi_trio.shard.torch_backend.layers.expert_parts import ExpertParts
-from tgi_trio.shard.torch_backend.layers.few_rows import project
 from tgi_trio.shard.torch_backend.layers.mlp import DenseMlp, ExpertsMlp, Mlp
 from tgi_trio.shard.torch_backend.layers.residual import (
     Addends,
@@ -39,8 +38,8 @@ def feed_forward(
         return x, mlp.find(inner, inner)
     whole = reduce or _alone
     if isinstance(mlp, DenseMlp):
-        x, opened = project(mlp.up, x, addends, norm, mlp.act)
-        found = whole(mlp.close(opened))
+        x, found = mlp.add_and_feed(x, addends, norm)
+        found = whole(found)
     else:
         x, inner = add_and_normalise(x, addends, norm)
         found = whole(mlp(inner))
