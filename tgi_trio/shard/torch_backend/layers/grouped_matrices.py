@@ -2,38 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple, Protocol
 
 import torch
 
-from tgi_trio.model.quantised.exl3_layout import TURNED
 from tgi_trio.shard.torch_backend.batch_invariance import apparent_rows
 from tgi_trio.shard.torch_backend.kernels.grouped import multiply_groups
 from tgi_trio.shard.torch_backend.kernels.grouped_codes import multiply_coded_groups
-from tgi_trio.shard.torch_backend.kernels.grouped_trellis import (
-    multiply_turned_groups,
-    turn_groups,
-)
 from tgi_trio.shard.torch_backend.layers.code_tiles import CodeTile, choose_tiles
 from tgi_trio.shard.torch_backend.layers.coded_linear import (
     ONE,
-    CodedLinear,
     list_constants,
     list_steps,
     list_tensors,
 )
 from tgi_trio.shard.torch_backend.layers.gating import Gate
-from tgi_trio.shard.torch_backend.layers.linear import Linear
-from tgi_trio.shard.torch_backend.layers.stored_codes import Codes, stack
-from tgi_trio.shard.torch_backend.layers.stored_trellis import Trellis, stack_trellises
-from tgi_trio.shard.torch_backend.layers.trellis_linear import TrellisLinear
-from tgi_trio.shard.torch_backend.layers.trellis_tiles import (
-    TURN_WARPS,
-    TURNED_ROWS,
-    choose_expert_tiles,
-)
+from tgi_trio.shard.torch_backend.layers.stored_codes import Codes
 from tgi_trio.shard.torch_backend.padding import next_power_of_2
 from tgi_trio.shard.torch_backend.torch_device import Generation, generation
 
@@ -64,7 +49,6 @@ _TILES: Final[dict[Generation, tuple[tuple[int, GroupTile, GroupTile], ...]]] = 
 _WIDE_TILE: Final = GroupTile(16, 64, 32)  # float32 does not use the tensor cores
 TOGETHER: Final = 8  # tiles of rows that programs go through together, for the level 2 cache
 _MANY_FROM: Final = 32  # least pairs per expert for which codes have a tile of many rows
-_OF_GROUPS: Final = ("GROUPS", "PADDED_GROUPS", "PER_ROW", "GATHERS")
 _FEW_OUTPUTS: Final = 32  # of a tile of codes of few rows: gates and ups fill the registers
 
 
@@ -144,7 +128,7 @@ class PlainMatrices:
         tokens = apparent_rows(len(routed.weights), invariant=self.invariant)
         pairs = tokens * routed.each // len(routed.counts)
         tile = choose_group_tile(x.dtype, generation(x.device), pairs, gated=gate is not None)
-        out = _make_room(x, routed, outputs) if room is None else room
+        out = make_room(x, routed, outputs) if room is None else room
         multiply_groups[(count_tiles(routed, tile.rows) * -(-outputs // tile.outputs),)](
             out,
             x,
@@ -156,7 +140,7 @@ class PlainMatrices:
             0.0 if gate is None else gate.limit,
             N=outputs,
             K=depth,
-            **_constants(x, routed, gate, gathers=gathers, biased=bias is not None),
+            **group_constants(x, routed, gate, gathers=gathers, biased=bias is not None),
             BOUNDED=0 if gate is None else gate.bounded,
             ROWS=tile.rows,
             OUTPUTS=tile.outputs,
@@ -194,8 +178,8 @@ class CodedMatrices:
         outputs = codes.outputs // self.count // (1 if gate is None else 2)
         few, many = choose_group_tiles(x.dtype, generation(x.device), form.kind)
         tokens = apparent_rows(len(routed.weights), invariant=self.invariant)
-        tile = many if _has_many(x, routed, tokens) else few
-        out = _make_room(x, routed, outputs) if room is None else room
+        tile = many if has_many(x, routed, tokens) else few
+        out = make_room(x, routed, outputs) if room is None else room
         multiply_coded_groups[(count_tiles(routed, tile.rows), -(-outputs // tile.outputs))](
             out,
             x,
@@ -209,7 +193,7 @@ class CodedMatrices:
             form.units,
             ONE,
             N=outputs,
-            **_constants(x, routed, gate, gathers=gathers, biased=self.bias is not None),
+            **group_constants(x, routed, gate, gathers=gathers, biased=self.bias is not None),
             **list_constants(codes),
             OUTPUTS=tile.outputs,
             ROWS=tile.rows,
@@ -218,86 +202,6 @@ class CodedMatrices:
             num_stages=tile.stages,
         )
         return out
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class TrellisMatrices:
-    """EXL3's matrices as they are stored, one below the other."""
-
-    trellis: Trellis  # see `stack_trellises`
-    count: int
-    bias: torch.Tensor | None = None  # [experts, outputs]
-    invariant: bool = False
-
-    @property
-    def device(self) -> torch.device:
-        return self.trellis.rings.device
-
-    def multiply(
-        self,
-        x: torch.Tensor,
-        routed: Routed,
-        *,
-        gathers: bool,
-        gate: Gate | None = None,
-        room: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        own, form = self.trellis, self.trellis.form
-        if gate is not None and (gate.paired or own.outputs % (2 * TURNED)):
-            return gate(self.multiply(x, routed, gathers=gathers)).contiguous()
-        outputs = own.outputs // (1 if gate is None else 2)
-        few, many = choose_expert_tiles(x.dtype, generation(x.device))
-        tokens = apparent_rows(len(routed.weights), invariant=self.invariant)
-        tile = many if _has_many(x, routed, tokens) else few
-        out = _make_room(x, routed, outputs) if room is None else room
-        constants = _constants(x, routed, gate, gathers=gathers, biased=self.bias is not None)
-        turned = self._turn(x, routed, {name: constants[name] for name in _OF_GROUPS})
-        multiply_turned_groups[(count_tiles(routed, tile.rows), -(-outputs // TURNED))](
-            out,
-            turned,
-            own.rings,
-            own.sorts,
-            own.output_scales,
-            own.rings if self.bias is None else self.bias,
-            routed.pairs,
-            routed.counts,
-            len(routed.weights),
-            0.0 if gate is None else gate.limit,
-            form.padded,
-            turned[0].numel(),
-            ONE,
-            N=outputs,
-            **{name: value for name, value in constants.items() if name != "PAIRED"},
-            HALF_BITS=form.half_bits,
-            BOOK=form.book,
-            ROWS=tile.rows,
-            DEPTH=tile.depth,
-            num_warps=tile.warps,
-            num_stages=tile.stages,
-        )
-        return out
-
-    def _turn(self, x: torch.Tensor, routed: Routed, groups: dict[str, Any]) -> torch.Tensor:
-        """Return inputs, scaled and turned, [sorts, pairs, padded]; `groups`: for kernels."""
-        form, sorts = self.trellis.form, len(self.trellis.counts)
-        every = len(routed.weights) * routed.each
-        turned = x.new_empty((sorts, every, form.padded))
-        turn_groups[(count_tiles(routed, TURNED_ROWS), form.padded // TURNED, sorts)](
-            turned,
-            x,
-            self.trellis.input_scales,
-            routed.pairs,
-            routed.counts,
-            len(routed.weights),
-            form.inputs,
-            form.padded,
-            every * form.padded,
-            **groups,
-            SORTS=sorts,
-            ROWS=TURNED_ROWS,
-            num_warps=TURN_WARPS,
-        )
-        return turned
 
 
 def choose_group_tile(
@@ -319,38 +223,7 @@ def choose_group_tiles(
     return few._replace(outputs=_FEW_OUTPUTS), many
 
 
-def group_linears(linears: Sequence[Linear]) -> GroupedMatrices | None:
-    """Return the matrices of equally large linears as one; None if they are stored differently."""
-    every = [_numbers_or_codes(linear) for linear in linears]
-    numbers = [part for part in every if isinstance(part, torch.Tensor)]
-    codes = [part for part in every if isinstance(part, Codes)]
-    trellises = [part for part in every if isinstance(part, Trellis)]
-    bias, invariant = _stack_biases(linears), linears[0].invariant
-    if len(numbers) == len(every):
-        return PlainMatrices(torch.stack(numbers), bias, invariant)
-    if len(trellises) == len(every):
-        own = stack_trellises(trellises)
-        return None if own is None else TrellisMatrices(own, len(every), bias, invariant)
-    below = stack(codes) if len(codes) == len(every) else None
-    return None if below is None else CodedMatrices(below, len(every), bias, invariant)
-
-
-def _numbers_or_codes(linear: Linear) -> torch.Tensor | Codes | Trellis | None:
-    if isinstance(linear, CodedLinear | TrellisLinear):
-        return linear.lone
-    return linear.weight if type(linear) is Linear and linear.packed is None else None
-
-
-def _stack_biases(linears: Sequence[Linear]) -> torch.Tensor | None:
-    """Return [linears, outputs], zeros for those without a bias; None if none has one."""
-    biases = [linear.bias for linear in linears]
-    some = next((bias for bias in biases if bias is not None), None)
-    if some is None:
-        return None
-    return torch.stack([torch.zeros_like(some) if bias is None else bias for bias in biases])
-
-
-def _has_many(x: torch.Tensor, routed: Routed, tokens: int) -> bool:
+def has_many(x: torch.Tensor, routed: Routed, tokens: int) -> bool:
     """Return whether tiles of many rows would be filled; float32 has no such tiles."""
     pairs = tokens * routed.each
     return x.dtype.itemsize < 4 and pairs >= _MANY_FROM * len(routed.counts)
@@ -362,14 +235,15 @@ def count_tiles(routed: Routed, rows: int) -> int:
     return min(pairs, len(routed.counts) + pairs // rows)
 
 
-def _make_room(x: torch.Tensor, routed: Routed, outputs: int) -> torch.Tensor:
+def make_room(x: torch.Tensor, routed: Routed, outputs: int) -> torch.Tensor:
+    """Return memory for what experts say of each pair."""
     return x.new_empty(len(routed.weights) * routed.each, outputs)
 
 
-def _constants(
+def group_constants(
     x: torch.Tensor, routed: Routed, gate: Gate | None, *, gathers: bool, biased: bool
 ) -> dict[str, Any]:
-    """Return the constants of both kernels for groups and gates."""
+    """Return the constants of all kernels for groups and gates."""
     groups, tokens = len(routed.counts), len(routed.weights)
     return {
         "GROUPS": groups,

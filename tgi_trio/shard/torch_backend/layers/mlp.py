@@ -290,7 +290,7 @@ class ExpertsMlp:
         if not all(expert.act == first.act for expert in self.experts):
             return False
         from tgi_trio.shard.torch_backend.layers.grouped_experts import GroupedExperts
-        from tgi_trio.shard.torch_backend.layers.grouped_matrices import group_linears
+        from tgi_trio.shard.torch_backend.layers.grouping import group_linears
 
         every, shared = self.experts, self.shared
         alone = self.entry is None and not self.spec.idle and not self.keeps_shared
