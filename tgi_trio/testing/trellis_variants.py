@@ -65,7 +65,7 @@ def _of_experts(generation: Generation) -> Iterator[Variant]:
         yield from (_turn_groups(dtype, way) for way in ("in", "out"))
         for book, half_bits in stored:
             for tile in (few, many) if dtype is BF16 else (few,):
-                for way in ("in", "out"):
+                for way in ("in", "in turned", "out"):
                     yield _multiply_groups(book, half_bits, dtype, tile, way)
 
 
@@ -159,14 +159,15 @@ def _turn_groups(dtype: torch.dtype, way: str) -> Variant:
 def _multiply_groups(
     book: str, half_bits: int, dtype: torch.dtype, tile: TrellisTile, way: str
 ) -> Variant:
-    own = {"N": 1536, "HAS_BIAS": way == "out", "ACT": "silu" if way == "in" else ""}
-    own |= {"LIMITS": False, "RAISED": False, "HALF_BITS": half_bits, "BOOK": book}
+    own = {"N": 1536, "HAS_BIAS": way == "out", "ACT": "" if way == "out" else "silu"}
+    own |= {"LIMITS": False, "RAISED": False, "TURNS": way == "in turned"}
+    own |= {"HALF_BITS": half_bits, "BOOK": book}
     sizes = ("i32", "fp32", _SIZE, _SIZE, "i32")
     return Variant(
         _name("multiply_turned_groups", dtype, tile.rows, book, half_bits / 2, way),
         grouped_trellis.multiply_turned_groups,
-        (dtype, dtype, I32, I32, F16, dtype, I32, I32, *sizes),
-        _groups(way) | own | {"ROWS": tile.rows, "DEPTH": tile.depth},
+        (dtype, dtype, I32, I32, F16, dtype, F16, I32, I32, *sizes),
+        _groups(way.removesuffix(" turned")) | own | {"ROWS": tile.rows, "DEPTH": tile.depth},
         warps=tile.warps,
         stages=tile.stages,
     )

@@ -41,6 +41,7 @@ from tgi_trio.testing.stand_in_driver import Counts  # noqa: E402
 TEXTS = prompts(2, longest=BLOCK + 4)
 ASKED: list[dict[str, Any]] = [{}, {}]
 ENDINGS = ("_proj.weight", "lm_head.weight")
+EVERY = (*ENDINGS, ".w1.weight", ".w2.weight", ".w3.weight")  # of experts as well
 Checkpoint = Callable[..., Path]
 
 
@@ -168,20 +169,42 @@ def test_launches_of_many_rows(
     """
     monkeypatch.setattr(dividing, "_PROGRAMS", 1)
     monkeypatch.setattr(trellis_linear, "MOST_ROWS", 64)
-    own = {"num_key_value_heads": 4} if alike else {}
+    own: dict[str, Any] = {"num_key_value_heads": 4} if alike else {}
     launched = count_launches(checkpoint, tmp_path, 70, "bfloat16", store_apart, **own)
     assert launched.total() == most, launched
     assert launched["turn_and_write"] == 4 and not launched["turn_inputs"]
 
 
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize(("rows", "most"), [(2, 10), (5, 12)])
+def test_launches_of_a_layer_of_experts(
+    checkpoint: Checkpoint,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    rows: int,
+    most: int,
+) -> None:
+    """A router's, and three of experts: what these find is turned by those who find it."""
+    monkeypatch.setattr(dividing, "_PROGRAMS", 1)
+    own: dict[str, Any] = {"family": "mixtral", "intermediate_size": 64}
+    launched = count_launches(checkpoint, tmp_path, rows, "bfloat16", store_apart, **own)
+    assert launched.total() == most, launched
+
+
 def count_launches(
-    checkpoint: Checkpoint, folder: Path, rows: int, dtype: str, store: Any, **sizes: Any
+    checkpoint: Checkpoint,
+    folder: Path,
+    rows: int,
+    dtype: str,
+    store: Any,
+    family: str = "llama",
+    **sizes: Any,
 ) -> Counter[str]:
     """Return what one layer launches, in a step of `rows` tokens of a sequence."""
     launched = []
     for layers in (1, 2):
-        source = checkpoint("llama", **SIZES | WIDE | sizes, num_hidden_layers=layers)
-        made = quantise(source, folder / str(layers), store, EXL3, endings=ENDINGS)
+        source = checkpoint(family, **SIZES | WIDE | sizes, num_hidden_layers=layers)
+        made = quantise(source, folder / str(layers), store, EXL3, endings=EVERY)
         with StandInDevice() as device:
             told = ShardSettings(model_path=made, dtype=dtype)
             runner = load_torch_runner(told, device="cuda:0", graph_sizes=())
@@ -220,15 +243,19 @@ def test_batch_invariance(checkpoint: Checkpoint, tmp_path: Path) -> None:
     assert launches["multiply_turned"] and not launches["multiply_turned_few"]
 
 
-def test_experts_stay_as_they_are_stored(checkpoint: Checkpoint, tmp_path: Path) -> None:
-    """And are multiplied together, so that steps can be recorded."""
-    sizes = SMALL | SIZES | {"intermediate_size": 128}
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("width", [64, 128])
+def test_experts_stay_as_they_are_stored(
+    checkpoint: Checkpoint, tmp_path: Path, width: int
+) -> None:
+    """And are multiplied together, so that steps can be recorded, whatever their width."""
+    sizes = SMALL | SIZES | {"intermediate_size": width}
     folder = quantise(
         checkpoint("mixtral", **sizes),
         tmp_path / "q",
         store_exl3(4, "mcg"),
         EXL3,
-        endings=(*ENDINGS, ".w1.weight", ".w2.weight", ".w3.weight"),
+        endings=EVERY,
     )
     _, launches = check(folder)
     assert launches["multiply_turned_groups"] and not launches["multiply_groups"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,6 +25,9 @@ from tgi_trio.shard.torch_backend.layers.mlp import DenseMlp, ExpertsMlp
 need_triton()
 
 from tests.shard.torch_backend.test_coded_experts import check, some  # noqa: E402  (Triton's)
+from tgi_trio.shard.torch_backend.kernels.grouped_trellis import turn_groups  # noqa: E402
+from tgi_trio.shard.torch_backend.layers import grouped_trellis  # noqa: E402
+from tgi_trio.shard.torch_backend.layers.grouped_trellis import TrellisMatrices  # noqa: E402
 from tgi_trio.shard.torch_backend.layers.stored_trellis import (  # noqa: E402
     Trellis,
     encode_rings,
@@ -35,7 +39,20 @@ SPEC = ExpertsSpec(width=WIDTH, count=COUNT, per_token=2, normalise=True)
 SILU = Gate(functional.silu)
 LIMITED = Gate(functional.silu, 0.7)
 KINDS = ("3 mcg", "4 mcg")
+BOUNDED = Gate(functional.silu, 0.7, raised=False, bounds_opened=True)
 PAIRED = Gate(ACTIVATIONS["quick_gelu"], 0.7, paired=True)
+
+
+class Counting:
+    """A kernel whose launches are counted."""
+
+    def __init__(self, kernel: Any) -> None:
+        self._kernel = kernel
+        self.launches = 0
+
+    def __getitem__(self, grid: Any) -> Any:
+        self.launches += 1
+        return self._kernel[grid]
 
 
 @pytest.fixture(autouse=True)
@@ -124,10 +141,50 @@ def test_half_precision(tmp_path: Path, rows: int) -> None:
     check(*mixed, some(rows, HIDDEN, seed=9, dtype=torch.bfloat16), 0.03)
 
 
-def test_gates_that_are_not_turned_by_themselves_are_apart(tmp_path: Path) -> None:
-    """Where 128 does not divide their number, ups do not lie below them: no matrix holds both."""
+@pytest.mark.parametrize(
+    ("kind", "gate", "width"),
+    [
+        ("3 mcg", SILU, 64),
+        ("2.5 mul1 biased", LIMITED, 200),
+        ("4 mcg alike", SILU, 130),
+        ("3 mcg biased", BOUNDED, 72),  # whose gates are opened behind the product
+    ],
+)
+def test_gates_whose_number_128_does_not_divide(
+    tmp_path: Path, kind: str, gate: Gate, width: int
+) -> None:
+    """Gates and ups are padded to whole blocks each, as the file has them."""
+    mixed = mixtures(tmp_path, kind, gate, torch.float32, width)
+    check(*mixed, some(5, HIDDEN, seed=8), 1e-5)
+
+
+def test_gates_and_ups_that_are_not_alike_are_apart(tmp_path: Path) -> None:
+    """No launch has both: they are of several widths, or one is plain."""
     ours, _ = mixtures(tmp_path, "3 mcg", SILU, torch.float32, width=64)
+    for i, each in enumerate(ours.experts):
+        gates, _ = matrix(tmp_path / f"gates {i}", 64, HIDDEN, 3, "mcg", i, None)
+        ups, weight = matrix(tmp_path / f"ups {i}", 64, HIDDEN, 4, "mcg", i, None)
+        parts: list[Any] = [gates, ups if i else weight.to(DEVICE)]
+        each.up = TrellisLinear(parts, None, torch.float32, torch.device(DEVICE))
     assert not ours.group()
+
+
+@pytest.mark.parametrize("width", [128, 200])
+def test_what_is_turned_for_the_next_product(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, width: int
+) -> None:
+    """By the programs that find it is to the bit what a launch of its own would turn."""
+    sum_in_order(monkeypatch)
+    ours, _ = mixtures(tmp_path, "3 mcg", SILU, torch.bfloat16, width)
+    assert ours.group()
+    x = some(9, HIDDEN, seed=9, dtype=torch.bfloat16)
+    turned = Counting(turn_groups)
+    monkeypatch.setattr(grouped_trellis, "turn_groups", turned)
+    found = ours(x)
+    assert turned.launches == 1
+    monkeypatch.setattr(TrellisMatrices, "feeds", lambda *_: False)
+    torch.testing.assert_close(ours(x), found, atol=0, rtol=0)
+    assert turned.launches == 1 + 2
 
 
 def test_experts_that_are_not_stored_alike_are_apart(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from tgi_trio.shard.torch_backend.kernels.trellis import (
     read_tile,
     read_turned,
     turn,
+    turn_scaled,
 )
 
 
@@ -56,12 +57,13 @@ def turn_groups(
 
 @triton.jit(do_not_specialize=["tokens", "one"])
 def multiply_turned_groups(
-    out,  # [pairs, N]
+    out,  # [pairs, N]; with TURNS as `turn_groups` writes it: of 128s, in the order of rings
     turned,  # as `turn_groups` writes it
     rings,  # tensors of all groups' matrices, as are all up to `output_scales`
     sorts,
     output_scales,
     bias,  # of all outputs, read with HAS_BIAS only
+    next_scales,  # float16 [GROUPS, N, up to a multiple of 128], read with TURNS
     pairs,  # int32 [GROUPS, tokens]
     counts,  # int32 [GROUPS]
     tokens,
@@ -75,14 +77,16 @@ def multiply_turned_groups(
     PER_ROW: tl.constexpr,
     GATHERS: tl.constexpr,
     HAS_BIAS: tl.constexpr,
-    ACT: tl.constexpr,  # with gates N is a multiple of 128, and ups lie below gates
+    ACT: tl.constexpr,  # with gates ups lie below gates, both up to a multiple of 128
     LIMITS: tl.constexpr,
     RAISED: tl.constexpr,
+    TURNS: tl.constexpr,  # results are inputs of the next product: they are scaled and turned
     HALF_BITS: tl.constexpr,
     BOOK: tl.constexpr,
     ROWS: tl.constexpr,
     DEPTH: tl.constexpr,  # inputs of one step of the loop, at most 128
 ):
+    """Multiply rows of each group with its matrix; gates and ups of a block are one program's."""
     own, begin, first, count = find_group(tl.program_id(0), counts, GROUPS, PADDED_GROUPS, ROWS)
     if own < GROUPS:
         within = first + tl.arange(0, ROWS)
@@ -111,8 +115,15 @@ def multiply_turned_groups(
         target = begin + within
         if not GATHERS:
             target = tl.load(pairs + own.to(tl.int64) * tokens + within, mask=real, other=0)
-        into = out + target.to(tl.int64)[:, None] * N + column
-        tl.store(into, total.to(out.dtype.element_ty), mask=there & real[:, None])
+        if TURNS:
+            total = tl.where(there, total, 0.0).to(out.dtype.element_ty).to(tl.float32)
+            total = turn_scaled(total, next_scales + own.to(tl.int64) * blocks * 128, column)
+            place = place_inputs(column, column % 128)
+            into = out + target.to(tl.int64)[:, None] * (blocks * 128) + place
+            tl.store(into, total.to(out.dtype.element_ty), mask=real[:, None])
+        else:
+            into = out + target.to(tl.int64)[:, None] * N + column
+            tl.store(into, total.to(out.dtype.element_ty), mask=there & real[:, None])
 
 
 @triton.jit

@@ -20,11 +20,8 @@ from tgi_trio.shard.torch_backend.kernels.routing import ask_router, route_token
 from tgi_trio.shard.torch_backend.kernels.weighing import weigh_inputs
 from tgi_trio.shard.torch_backend.layers.activation import Activation
 from tgi_trio.shard.torch_backend.layers.expert_parts import ExpertParts
-from tgi_trio.shard.torch_backend.layers.gating import Gate
-from tgi_trio.shard.torch_backend.layers.grouped_matrices import (
-    GroupedMatrices,
-    Routed,
-)
+from tgi_trio.shard.torch_backend.layers.grouped_matrices import GroupedMatrices, Routed
+from tgi_trio.shard.torch_backend.layers.grouping import multiply_both
 from tgi_trio.shard.torch_backend.layers.linear import Linear
 from tgi_trio.shard.torch_backend.padding import next_power_of_2
 
@@ -100,7 +97,6 @@ class GroupedExperts:
 
         `beside`: [T, hidden], what a shared expert says that is not among them.
         """
-        gate = self._act if isinstance(self._act, Gate) and self._act.kernel else None
         room, lists, weights = None, routed, routed.weights
         if self._spec.weighs_inputs:
             x, weights = self._weigh_inputs(x, routed)
@@ -109,10 +105,7 @@ class GroupedExperts:
             lists = routed.of_first(self._spec.count)
         changes = self.changes if self.changes is not None and self.changes.used else None
         if changes is None:
-            inner = self._up.multiply(x, lists, gathers=True, gate=gate)
-            if gate is None:
-                inner = self._act(inner).contiguous()
-            parts = self._down.multiply(inner, lists, gathers=False, room=room)
+            parts = multiply_both(self._up, self._down, x, lists, self._act, room)
         else:  # what adapters add is added before the gate
             slots = changes.find_slots(len(weights))
             wide = self._up.multiply(x, lists, gathers=True)

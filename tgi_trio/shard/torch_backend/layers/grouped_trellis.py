@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import torch
+from torch.nn import functional
 
 from tgi_trio.model.quantised.exl3_layout import TURNED
 from tgi_trio.shard.torch_backend.batch_invariance import apparent_rows
@@ -41,6 +42,7 @@ class TrellisMatrices:
     count: int
     bias: torch.Tensor | None = None  # [experts, outputs]
     invariant: bool = False
+    apart: bool = False  # ups begin behind all blocks of gates, whose number 128 need not divide
 
     @property
     def device(self) -> torch.device:
@@ -55,16 +57,82 @@ class TrellisMatrices:
         gate: Gate | None = None,
         room: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        own, form = self.trellis, self.trellis.form
-        if gate is not None and (gate.paired or own.outputs % (2 * TURNED)):
+        if gate is not None and not self._opens(gate):
             return gate(self.multiply(x, routed, gathers=gathers)).contiguous()
-        outputs = own.outputs // (1 if gate is None else 2)
-        few, many = choose_expert_tiles(x.dtype, generation(x.device))
-        tokens = apparent_rows(len(routed.weights), invariant=self.invariant)
-        tile = many if has_many(x, routed, tokens) else few
-        out = make_room(x, routed, outputs) if room is None else room
-        constants = group_constants(x, routed, gate, gathers=gathers, biased=self.bias is not None)
+        if gate is None and self.apart:
+            wide = self._pad().multiply(x, routed, gathers=gathers)
+            both = wide.view(len(wide), 2, -1)
+            return both[:, :, : self.trellis.outputs // 2].flatten(1)
+        constants = self._constants(x, routed, gate, gathers=gathers)
         turned = self._turn(x, routed, {name: constants[name] for name in _OF_GROUPS})
+        outputs = self.trellis.outputs // (1 if gate is None else 2)
+        out = make_room(x, routed, outputs) if room is None else room
+        self._launch(out, turned, routed, gate, constants)
+        return out
+
+    def _pad(self) -> TrellisMatrices:
+        """Return the same, of all outputs of blocks."""
+        outputs, bias = len(self.trellis.output_scales) // self.count, self.bias
+        if bias is not None:
+            more = (outputs - self.trellis.outputs) // 2
+            bias = functional.pad(bias.unflatten(1, (2, -1)), (0, more)).flatten(1)
+        own = replace(self.trellis, outputs=outputs)
+        return TrellisMatrices(own, self.count, bias, self.invariant)
+
+    def feeds(self, reader: TrellisMatrices, gate: Gate) -> bool:
+        """Return whether `feed` can do what two calls of `multiply` do."""
+        return len(reader.trellis.counts) == 1 and self._opens(gate)
+
+    def feed(
+        self,
+        reader: TrellisMatrices,
+        x: torch.Tensor,
+        routed: Routed,
+        gate: Gate,
+        room: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Return the products of `reader` [pairs, outputs] with what these say, gated.
+
+        Programs that have found it turn it for `reader`. Arguments as for `multiply`.
+        """
+        constants = self._constants(x, routed, gate, gathers=True)
+        turned = self._turn(x, routed, {name: constants[name] for name in _OF_GROUPS})
+        inner = make_room(x, routed, reader.trellis.form.padded)
+        self._launch(inner, turned, routed, gate, constants, reader.trellis.input_scales)
+        out = make_room(x, routed, reader.trellis.outputs) if room is None else room
+        constants = reader._constants(inner, routed, None, gathers=False)
+        reader._launch(out, inner[None], routed, None, constants)
+        return out
+
+    def _opens(self, gate: Gate) -> bool:
+        """Return whether programs have gates as well as their ups."""
+        halved = self.apart or self.trellis.outputs % (2 * TURNED) == 0
+        return halved and gate.kernel != "" and not gate.paired and not gate.bounded
+
+    def _constants(
+        self, x: torch.Tensor, routed: Routed, gate: Gate | None, *, gathers: bool
+    ) -> dict[str, Any]:
+        own = group_constants(x, routed, gate, gathers=gathers, biased=self.bias is not None)
+        return {name: value for name, value in own.items() if name != "PAIRED"}
+
+    def _launch(
+        self,
+        out: torch.Tensor,
+        turned: torch.Tensor,
+        routed: Routed,
+        gate: Gate | None,
+        constants: dict[str, Any],
+        next_scales: torch.Tensor | None = None,
+    ) -> None:
+        """Write products of `turned` [sorts, pairs, padded] to `out`.
+
+        `next_scales`: float16 [experts, padded outputs], by which results are turned.
+        """
+        own, form = self.trellis, self.trellis.form
+        outputs = own.outputs // (1 if gate is None else 2)
+        few, many = choose_expert_tiles(out.dtype, generation(out.device))
+        tokens = apparent_rows(len(routed.weights), invariant=self.invariant)
+        tile = many if has_many(out, routed, tokens) else few
         multiply_turned_groups[(count_tiles(routed, tile.rows), -(-outputs // TURNED))](
             out,
             turned,
@@ -72,6 +140,7 @@ class TrellisMatrices:
             own.sorts,
             own.output_scales,
             own.rings if self.bias is None else self.bias,
+            own.output_scales if next_scales is None else next_scales,
             routed.pairs,
             routed.counts,
             len(routed.weights),
@@ -80,7 +149,8 @@ class TrellisMatrices:
             turned[0].numel(),
             ONE,
             N=outputs,
-            **{name: value for name, value in constants.items() if name != "PAIRED"},
+            **constants,
+            TURNS=next_scales is not None,
             HALF_BITS=form.half_bits,
             BOOK=form.book,
             ROWS=tile.rows,
@@ -88,7 +158,6 @@ class TrellisMatrices:
             num_warps=tile.warps,
             num_stages=tile.stages,
         )
-        return out
 
     def _turn(self, x: torch.Tensor, routed: Routed, groups: dict[str, Any]) -> torch.Tensor:
         """Return inputs, scaled and turned, [sorts, pairs, padded]; `groups`: for kernels."""

@@ -80,14 +80,14 @@ def join_trellises(parts: Sequence[Trellis]) -> list[Trellis]:
     for part in parts:
         last = joined[-1] if joined else None
         if last is not None and last.form == part.form and last.outputs % TURNED == 0:
-            joined[-1] = _below(last, part)
+            joined[-1] = join_below(last, part)
         else:
             joined.append(part)
     return joined
 
 
-def _below(one: Trellis, other: Trellis) -> Trellis:
-    """Return a matrix below another; inputs that are scaled alike are of one sort."""
+def join_below(one: Trellis, other: Trellis) -> Trellis:
+    """Return a matrix below the blocks of another; inputs that are scaled alike are of one sort."""
     scales, counts, begin = one.input_scales, list(one.counts), len(one.counts)
     others = other.input_scales
     if torch.equal(scales[-1], others[0]):

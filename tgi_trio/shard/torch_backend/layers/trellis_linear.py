@@ -14,7 +14,11 @@ from tgi_trio.shard.torch_backend.layers.activation import Activation
 from tgi_trio.shard.torch_backend.layers.gating import describe_opening
 from tgi_trio.shard.torch_backend.layers.linear import Linear
 from tgi_trio.shard.torch_backend.layers.plain_product import multiply_plain
-from tgi_trio.shard.torch_backend.layers.stored_trellis import Trellis, join_trellises
+from tgi_trio.shard.torch_backend.layers.stored_trellis import (
+    Trellis,
+    join_below,
+    join_trellises,
+)
 from tgi_trio.shard.torch_backend.layers.trellis_inputs import (
     TurnedInputs,
     write_and_multiply,
@@ -115,6 +119,18 @@ class TrellisLinear(Linear):
         """The matrix of all outputs; None if there are several."""
         (first, *more) = self._parts
         return first if isinstance(first, Trellis) and not more else None
+
+    def join_halves(self) -> Trellis | None:
+        """Return two matrices of equally many outputs as one, of whole blocks each; None otherwise.
+
+        They are gates and ups whose number 128 does not divide, which no launch of ours multiplies.
+        """
+        stored = [part for part in self._parts if isinstance(part, Trellis)]
+        if len(self._parts) != 2 or len(stored) != 2:
+            return None
+        first, second = stored
+        alike = first.form == second.form and first.outputs == second.outputs
+        return join_below(first, second) if alike else None
 
     def pack(self) -> None:
         """Start compiling the kernels for all numbers of rows; those that open inputs later on."""
