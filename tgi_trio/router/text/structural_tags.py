@@ -12,7 +12,7 @@ calls is (`answer_grammar.py`).
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Final
@@ -33,6 +33,16 @@ from tgi_trio.router.text.tag_fields import (
     read_texts,
     refuse_fields,
 )
+from tgi_trio.router.text.tag_terms import (
+    ANY,
+    LAST,
+    UNKNOWN,
+    Ends,
+    find_opening,
+    is_open,
+    write_either,
+    write_without,
+)
 from tgi_trio.router.text.tools.terms import (
     escape_regex,
     find_token,
@@ -41,14 +51,8 @@ from tgi_trio.router.text.tools.terms import (
 )
 
 Given = Mapping[str, Any]
-# What follows a format: one of these texts, which it must end with; nothing that is known; or the
-# end of the answer.
-Ends = tuple[str, ...]
-_UNKNOWN: Final[Ends] = ()
-_LAST: Final[Ends] = ("",)
 
 _DEEPEST: Final = 64
-_ANY: Final = "(?s:.*)"
 _TOKENS: Final = frozenset("exclude_token any_tokens token_triggered_tags token_dispatch".split())
 
 
@@ -71,7 +75,7 @@ def structural_tag(given: Any, added: Mapping[str, int]) -> str:
     else:
         raise ValidationError("the structural tag has neither `format` nor `structures`")
     writer = _Writer({text: id for text, id in added.items() if text})
-    start = writer.write(root, path, _LAST, 0)
+    start = writer.write(root, path, LAST, 0)
     text = "\n".join(f"{name}: {right}" for name, right in {"start": start, **writer.rules}.items())
     parts = [{"lark_grammar": text}, *writer.subs]
     return json.dumps({"grammars": parts}, ensure_ascii=False, separators=(",", ":"))
@@ -147,10 +151,10 @@ class _Writer:
         refuse_fields(form, path, ("excludes",))
         tags = read_list(form, "tags", path)
         written = [
-            self.write({"type": "tag", **read_object(tag, at)}, at, _UNKNOWN, depth + 1)
+            self.write({"type": "tag", **read_object(tag, at)}, at, UNKNOWN, depth + 1)
             for tag, at in number_places(tags, path, "tags")
         ]
-        one = self._rule("tag", _either(written))
+        one = self._rule("tag", write_either(written))
         more = ""
         if not form.get("stop_after_first"):
             more = f" ({self._spell(read_text(form, 'separator', path))} {one})*"
@@ -165,9 +169,9 @@ class _Writer:
         begun = False  # the beginning of the next one has been written
         for place, (each, at) in enumerate(number_places(elements, path, "elements")):
             last = place + 1 == len(elements)
-            following = ends if last else _opening(elements[place + 1])
-            open_ended = not last and _is_open(each)
-            own = following if last or open_ended else _UNKNOWN
+            following = ends if last else find_opening(elements[place + 1])
+            open_ended = not last and is_open(each)
+            own = following if last or open_ended else UNKNOWN
             written.append(
                 self._without_begin(read_object(each, at), at, own, depth + 1)
                 if begun
@@ -179,7 +183,7 @@ class _Writer:
     def either(self, form: Given, path: str, ends: Ends, depth: int) -> str:
         elements = number_places(read_list(form, "elements", path), path, "elements")
         return self._rule(
-            "either", _either([self.write(each, at, ends, depth + 1) for each, at in elements])
+            "either", write_either([self.write(each, at, ends, depth + 1) for each, at in elements])
         )
 
     def optional(self, form: Given, path: str, ends: Ends, depth: int) -> str:
@@ -202,7 +206,7 @@ class _Writer:
 
     def _repeated(self, form: Given, path: str, ends: Ends, depth: int, times: str) -> str:
         at = below(path, "content")
-        one = self._rule("repeated", self.write(form.get("content"), at, _UNKNOWN, depth + 1))
+        one = self._rule("repeated", self.write(form.get("content"), at, UNKNOWN, depth + 1))
         return self._before(f"{one}{times}", ends)
 
     # ---- free text -----------------------------------------------------------------------------
@@ -225,15 +229,17 @@ class _Writer:
             found = [trigger for trigger in triggers if begin.startswith(trigger)]
             if not found:
                 raise ValidationError(f"`{below(at, 'begin')}` begins with none of the triggers")
-            body = self._rule("body", self._behind_begin(tag, at, _UNKNOWN, depth + 1))
+            body = self._rule("body", self._behind_begin(tag, at, UNKNOWN, depth + 1))
             bodies[found[0]].append(f"{self._spell(begin[len(found[0]) :])} {body}")
             whole.append(f"{self._spell(begin)} {body}")
-        behind = [(trigger, _either(bodies[trigger])) for trigger in triggers if bodies[trigger]]
+        behind = [
+            (trigger, write_either(bodies[trigger])) for trigger in triggers if bodies[trigger]
+        ]
         excludes = read_texts(form, "excludes", path)
         if not form.get("at_least_one"):
             return self._free(behind, excludes, ends, loops=not first)
         rest = self._before("", ends) if first else self._free(behind, excludes, ends, loops=True)
-        return f"{_either(whole)} {rest}"
+        return f"{write_either(whole)} {rest}"
 
     def dispatch(self, form: Given, path: str, ends: Ends, depth: int) -> str:
         self._check_open(path, ends)
@@ -241,7 +247,7 @@ class _Writer:
         for given, at in number_places(read_list(form, "rules", path), path, "rules"):
             if not (isinstance(given, list) and len(given) == 2 and isinstance(given[0], str)):
                 raise ValidationError(f"`{at}` must be a pattern and a format")
-            content = self.write(given[1], f"{at}[1]", _UNKNOWN, depth + 1)
+            content = self.write(given[1], f"{at}[1]", UNKNOWN, depth + 1)
             behind.append((given[0], self._rule("body", content)))
         check_triggers([pattern for pattern, _ in behind], path)
         excludes = read_texts(form, "excludes", path)
@@ -259,9 +265,9 @@ class _Writer:
 
         `behind`: triggers, each with the terms that follow it.
         """
-        last, closing = ends == _LAST, tuple(end for end in ends if end)
+        last, closing = ends == LAST, tuple(end for end in ends if end)
         marks = [*(trigger for trigger, _ in behind), *closing]
-        never = _without([*marks, *excludes])
+        never = write_without([*marks, *excludes])
         text = self._rule("TEXT", f"/(?s:.+)/{never}")
         inside = {find_token(mark, self.added) for mark in marks} - {None}
         inside |= {token for token in self.added if any(each in token for each in excludes)}
@@ -281,29 +287,31 @@ class _Writer:
             pieces += parts
         else:
             tail += [self._before(part, ends) for part in parts]
-        free = f"({_either(pieces)})* " if pieces else ""
-        return self._rule("free", f"{free}{_either(tail)}")
+        free = f"({write_either(pieces)})* " if pieces else ""
+        return self._rule("free", f"{free}{write_either(tail)}")
 
     def _lead(self, mark: str, others: Sequence[str]) -> str:
         """Return terms for text up to `mark`, with none of `others` and no other `mark` in it.
 
         A lazy terminal ends as soon as the mark is complete.
         """
-        spelled, never = escape_regex(mark), _without(others)
-        whole = self._rule("LEAD", f"/{_ANY}{spelled}/{never}")
+        spelled, never = escape_regex(mark), write_without(others)
+        whole = self._rule("LEAD", f"/{ANY}{spelled}/{never}")
         terms = self._rule("lead", whole, lazy=True)
         token = find_token(mark, self.added)
         if token is None:
             return terms
         before, _, rest = mark.partition(token)
         opened = write_tokens([self.added[token]])
-        text = self._rule("BEFORE", f"/{_ANY}{escape_regex(before)}/{_without([mark, *others])}")
+        text = self._rule(
+            "BEFORE", f"/{ANY}{escape_regex(before)}/{write_without([mark, *others])}"
+        )
         if not before:
             text = f"{text}?"
         return f"{terms} | {text} {opened} {self._spell(rest)}"
 
     def _check_open(self, path: str, ends: Ends) -> None:
-        if ends == _UNKNOWN:
+        if ends == UNKNOWN:
             raise ValidationError(
                 f"`{path}` is free text, and nothing that is known follows it: it is the last of "
                 "a tag or of the answer, or a constant text or a tag follows"
@@ -324,16 +332,16 @@ class _Writer:
         return self._before(self.write(content, at, own, depth + 1), ends)
 
     def _without_begin(self, form: Given, path: str, ends: Ends, depth: int) -> str:
-        """Return terms for a format whose `_opening` has been written."""
+        """Return terms for a format whose `find_opening` has been written."""
         if form.get("type") == "tag":
             return self._behind_begin(form, path, ends, depth)
         return self._before("", ends)
 
     def _before(self, terms: str, ends: Ends) -> str:
         """Return terms and, behind them, one of `ends`."""
-        if ends in (_LAST, _UNKNOWN):
+        if ends in (LAST, UNKNOWN):
             return terms or '""'
-        return f"{terms} {_either([self._spell(end) for end in ends])}".strip()
+        return f"{terms} {write_either([self._spell(end) for end in ends])}".strip()
 
     def _spell(self, text: str) -> str:
         return write_terms(text, self.added)
@@ -376,27 +384,3 @@ _WRITERS: Final[Mapping[str, _Write]] = MappingProxyType(
         "repeat": _Writer.repeat,
     }
 )
-_OPEN: Final = frozenset({"any_text", "triggered_tags", "dispatch"})
-
-
-def _is_open(given: Any) -> bool:
-    """Return whether a format is free text, which ends only where something known follows."""
-    return isinstance(given, dict) and str(given.get("type")) in _OPEN
-
-
-def _opening(given: Any) -> Ends:
-    """Return the text with which a format begins; nothing where that is not one text."""
-    if not isinstance(given, dict):
-        return _UNKNOWN
-    text = given.get({"const_string": "value", "tag": "begin"}.get(str(given.get("type")), ""))
-    return (text,) if isinstance(text, str) and text else _UNKNOWN
-
-
-def _either(terms: Sequence[str]) -> str:
-    return terms[0] if len(terms) == 1 else f"({' | '.join(terms)})"
-
-
-def _without(texts: Iterable[str]) -> str:
-    """Return an intersection for a terminal that contains none of these texts."""
-    found = "|".join(escape_regex(each) for each in texts if each)
-    return f" & ~/{_ANY}(?:{found}){_ANY}/" if found else ""
