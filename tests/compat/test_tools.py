@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import openai as package
@@ -188,6 +189,24 @@ def test_openai_is_told_what_is_wrong(openai: OpenAI) -> None:
         options: Any = {**GREEDY, **wrong}
         with pytest.raises(package.UnprocessableEntityError, match=text):
             openai.chat.completions.create(**options, stream=True)
+
+
+def test_tags_hold_beside_tools(openai: OpenAI) -> None:
+    """Whatever a model says that is so warm that it would say anything."""
+    number = {"type": "regex", "pattern": "[0-9]{1,3}"}
+    tag = {"type": "tag", "begin": "The sum ", "content": number, "end": "."}
+    free = {"type": "triggered_tags", "triggers": ["The"], "tags": [tag], "at_least_one": True}
+    extra = {"structural_tag": {"format": free}}
+    options: Any = {**GREEDY, "temperature": 1.5, "seed": 4, "n": 3, "max_tokens": 60}
+    for choice in openai.chat.completions.create(**options, extra_body=extra).choices:
+        text = choice.message.content or ""
+        assert re.match(r"The sum [0-9]{1,3}\.", text)
+        assert len(re.findall(r"The sum [0-9]{1,3}\.", text)) == text.count("The")
+    required = openai.chat.completions.create(**options, tool_choice="required", extra_body=extra)
+    for choice in required.choices:
+        if choice.finish_reason == "tool_calls":
+            for call in choice.message.tool_calls or []:
+                check_call(call.function.name, call.function.arguments)
 
 
 # ---- huggingface_hub -------------------------------------------------------------------------

@@ -84,8 +84,10 @@ class Model:
         self.tokenizer = LLTokenizer(self.backend.to_str(), eos_token=EOS)
         self.added = {text: i for i, text in enumerate(("</s>", *names))}
 
-    def matcher(self, use: ToolUse, otherwise: str | None = None) -> LLMatcher:
-        grammar = tool_grammar(self.form, use, self.added, otherwise=otherwise)
+    def matcher(
+        self, use: ToolUse, otherwise: str | None = None, *, tagged: bool = False
+    ) -> LLMatcher:
+        grammar = tool_grammar(self.form, use, self.added, otherwise=otherwise, tagged=tagged)
         matcher = LLMatcher(self.tokenizer, grammar, log_level=0)
         assert not matcher.is_error(), matcher.get_error()
         return matcher
@@ -175,6 +177,11 @@ def test_calls_or_an_answer_of_a_form(form: Format, added: str) -> None:
         assert model.accepts(free, text)
     for text in ("It rains.", '{"rain":1}', f"So: {call}", ""):
         assert not model.accepts(free, text)
+    # As calls of some families begin.
+    named = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
+    either = model.matcher(use_of(), grammars.json_schema(named))
+    for text in (call, '{"name":"Ada"}'):
+        assert model.accepts(either, text)
     demanded = model.matcher(use_of(required=True), otherwise)
     assert model.accepts(demanded, call)
     assert not model.accepts(demanded, '{"rain":true}')

@@ -17,7 +17,7 @@ from tgi_trio.router.text.structural_tags import structural_tag
 from tgi_trio.router.text.tokenizer import Tokenizer
 
 # Of each tag, texts that the matcher of xgrammar 0.2.9 takes as a whole, and others that it does
-# not, drawn from what such texts are made of.
+# not, drawn from what such texts are made of. `marked`: where marks are tokens of the tokenizer.
 CASES = json.loads((Path(__file__).parent / "structural_tag_cases.json").read_text())
 MARKS = ("<call>", "</call>", "<|end|>")
 EOS = 1
@@ -62,13 +62,16 @@ class Reader:
 
 
 @pytest.mark.parametrize("case", CASES, ids=[case["name"] for case in CASES])
-def test_texts_fit_that_fit_at_xgrammar(plain: Reader, case: dict[str, Any]) -> None:
+def test_texts_fit_that_fit_at_xgrammar(
+    plain: Reader, marked: Reader, case: dict[str, Any]
+) -> None:
     assert case["fits"] and case["fits_not"]
-    start = plain.begin(case["tag"])
+    reader = marked if case.get("marked") else plain
+    start = reader.begin(case["tag"])
     for wanted, texts in ((True, case["fits"]), (False, case["fits_not"])):
         for text in texts:
             matcher = start.deep_copy()
-            found = plain.takes(matcher, text) and matcher.is_accepting()
+            found = reader.takes(matcher, text) and matcher.is_accepting()
             assert found is wanted, text
 
 
@@ -146,12 +149,37 @@ WORD = {"type": "const_string", "value": "x"}
         ),
         ({"format": {"type": "token", "token": 5}}, "one of the tokenizer's added tokens"),
         ({"format": {"type": "token", "token": "x"}}, "one of the tokenizer's added tokens"),
-        ({"format": {"type": "exclude_token", "token": 5}}, "`token` alone is served"),
+        ({"format": {"type": "exclude_token", "token": 5}}, "cannot be `exclude_token`"),
+        (
+            {"format": {"type": "any_tokens", "exclude_tokens": ["x"]}},
+            "`format.exclude_tokens[0]` must be one of the tokenizer's added tokens",
+        ),
+        (
+            {"format": {"type": "any_tokens", "max_tokens": 5}},
+            "`format.max_tokens` is not supported",
+        ),
+        (
+            {"format": {"type": "any_tokens", "exclude_tokens": 5}},
+            "`format.exclude_tokens` must be a list of tokens",
+        ),
+        ({"format": {"type": "token_dispatch", "rules": [["a"]]}}, "a token and a format"),
+        (
+            {"format": {"type": "token_triggered_tags", "trigger_tokens": [True], "tags": [CALL]}},
+            "`format.trigger_tokens[0]` must be one of the",
+        ),
+        (
+            {"format": {**CALL, "begin": {"type": "token", "token": 7}}},
+            "`format.begin.token` must be one of the",
+        ),
         ({"format": {"type": "const_string"}}, "`format.value` must be a text"),
         ({"format": {"type": "json_schema", "json_schema": 5}}, "must be a schema"),
         (
-            {"format": {"type": "json_schema", "json_schema": {}, "style": "qwen_xml"}},
-            "`format.style` must be `json`",
+            {"format": {"type": "json_schema", "json_schema": {}, "style": "cohere_xml"}},
+            "`format.style` must be one of `json`, `qwen_xml`",
+        ),
+        (
+            {"format": {"type": "qwen_xml_parameter", "json_schema": {"type": "integer"}}},
+            "must be a JSON schema of type `object`",
         ),
         ({"format": {**CALL, "end": 5}}, "`format.end` must be a text or a list of texts"),
         ({"format": {"type": "sequence", "elements": []}}, "`format.elements` must be a list"),
@@ -194,3 +222,19 @@ def test_a_tag_that_nests_too_deeply_is_refused() -> None:
         given = {"type": "optional", "content": given}
     with pytest.raises(ValidationError, match="nests deeper than 64"):
         structural_tag({"format": given}, {})
+
+
+def test_a_trigger_that_is_a_part_of_a_token_is_not_passed_over(marked: Reader) -> None:
+    """A model that writes the whole of it as one token has begun the tag as well."""
+    given = {"format": {"type": "triggered_tags", "triggers": ["<ca"], "tags": [CALL]}}
+    assert marked.fits(given, "so <call>abc</call>!")
+    assert not marked.fits(given, "so <call>!")
+    assert not marked.fits(given, "so <call>")
+
+
+@pytest.mark.parametrize("kind", ["qwen_xml_parameter", "json_schema"])
+def test_the_older_name_of_a_style_is_the_same(plain: Reader, kind: str) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    given = {"format": {"type": kind, "json_schema": schema, "style": "qwen_xml"}}
+    assert plain.fits(given, "<parameter=a>5</parameter>")
+    assert not plain.fits(given, "<parameter=a>x</parameter>")

@@ -42,6 +42,9 @@ class Conversation:
     # agents bring tools of strangers, and one of them must not end a session.
     loose: Collection[str] = ()
     parallel: bool = True
+    tagged: bool = (
+        False  # of chats: the answer's form is a structural tag, which says where to call
+    )
     tool_prompt: str | None = None  # of the client's own, behind the tools
     # How the template is to write it.
     begins: bool | None = None  # whether a new turn of the assistant begins
@@ -68,13 +71,17 @@ class ChatTools:
     past: int  # calls in the conversation before the answer
     source: random.Random  # where the ids of calls come from
 
-    def grammar(self, most: int, thought: ThoughtRules | None, otherwise: str | None) -> str:
+    def grammar(
+        self, most: int, thought: ThoughtRules | None, otherwise: str | None, *, tagged: bool
+    ) -> str:
         """Return what the answer must look like, for the shard; `otherwise`: one without calls.
+
+        `tagged`: as `tool_grammar` has it.
 
         Raises GrammarError where the schemas of the tools are more than `most` bytes together.
         """
         grammars.check_size([function.schema for function in self.use.functions], most)
-        return tool_grammar(self.format, self.use, self.added, thought, otherwise)
+        return tool_grammar(self.format, self.use, self.added, thought, otherwise, tagged=tagged)
 
     @property
     def trigger(self) -> Trigger | None:

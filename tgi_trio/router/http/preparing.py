@@ -137,7 +137,9 @@ def _bound(
         )
     if tools is not None:
         most = call.engine.limits.max_grammar_bytes
-        grammar: str | None = tools.grammar(most, rules, parameters.grammar)
+        grammar: str | None = tools.grammar(
+            most, rules, parameters.grammar, tagged=conversation.tagged
+        )
     elif parameters.grammar is not None:
         grammar = form_grammar(parameters.grammar, rules)
     elif rules is not None and budget is not None and place is not Place.CLOSED:

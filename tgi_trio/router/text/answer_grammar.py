@@ -13,13 +13,20 @@ from collections.abc import Mapping
 from typing import Any
 
 from tgi_trio.router.text import grammars
+from tgi_trio.router.text.tag_calls import CALLS
 from tgi_trio.router.text.thoughts.place import Place
 from tgi_trio.router.text.thoughts.rules import ThoughtRules
 from tgi_trio.router.text.tools.call_formats import Format
 from tgi_trio.router.text.tools.call_rules import call_rules
 from tgi_trio.router.text.tools.channels import Begun, channel_rules
 from tgi_trio.router.text.tools.functions import ToolUse
-from tgi_trio.router.text.tools.terms import escape_regex, find_token, write_terms, write_tokens
+from tgi_trio.router.text.tools.terms import (
+    escape_regex,
+    find_token,
+    spell_json,
+    write_terms,
+    write_tokens,
+)
 
 _TEXT = "(?s:.+)"
 _FORM = "answer_form"  # name of the grammar that the client asks for
@@ -36,10 +43,13 @@ def tool_grammar(
     added: Mapping[str, int],
     thought: ThoughtRules | None = None,
     otherwise: str | None = None,
+    *,
+    tagged: bool = False,
 ) -> str:
     """Return the grammar of an answer that may, or must, call tools.
 
-    `otherwise`: the grammar of an answer without calls; None: free prose.
+    `otherwise`: the grammar of an answer without calls; None: free prose. `tagged`: it is that of
+    a structural tag, which says itself where calls begin (`tag_calls.py`).
 
     `added`: text -> id of the tokenizer's added tokens. llguidance may not know such a token by its
     text, so where the format contains one, both the token and its spelling are allowed, and prose
@@ -48,16 +58,20 @@ def tool_grammar(
     more = [] if otherwise is None or use.required else _named(otherwise)
     if form.channels:
         return _on_channels(use, added, thought, *more)
+    calls = call_rules(form, use, added)
     if use.required:
         beginning = {"answer": f"{write_terms(form.trigger, added)} calls"}
+    elif more and tagged:
+        more.append({"name": CALLS, **_lark({"start": "calls", **calls})})
+        beginning, calls = {"answer": f"@{_FORM}"}, {}
     elif more:
         trigger = write_terms(form.trigger, added)
-        if form.anchored:  # both are JSON: what they have in common is a character of its own
-            trigger = f"{grammars.literal(form.trigger[0])} {grammars.literal(form.trigger[1:])}"
+        if form.anchored:  # both are JSON
+            trigger = spell_json(form.trigger)
         beginning = {"answer": f"{trigger} calls | @{_FORM}"}
     else:
         beginning = _write_prose(form, added, thought)
-    rules = {**beginning, **call_rules(form, use, added)}
+    rules = {**beginning, **calls}
     if thought is None:
         return _compose({"start": "answer", **rules}, *more)
     return _with_thought(thought, rules, *more, forced=use.required or otherwise is not None)
@@ -162,6 +176,9 @@ def _with_thought(
 
 
 def _compose(rules: Mapping[str, str], *more: Mapping[str, Any]) -> str:
-    text = "\n".join(f"{name}: {rule}" for name, rule in rules.items())
-    whole = {"grammars": [{"lark_grammar": text}, *more]}
+    whole = {"grammars": [_lark(rules), *more]}
     return json.dumps(whole, ensure_ascii=False, separators=(",", ":"))
+
+
+def _lark(rules: Mapping[str, str]) -> dict[str, str]:
+    return {"lark_grammar": "\n".join(f"{name}: {rule}" for name, rule in rules.items())}

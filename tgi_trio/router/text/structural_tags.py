@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -22,6 +22,7 @@ import orjson
 from tgi_trio.errors import ValidationError
 from tgi_trio.router.text import grammars
 from tgi_trio.router.text.gbnf_lark import gbnf
+from tgi_trio.router.text.tag_calls import CALLS, CallPlace
 from tgi_trio.router.text.tag_fields import (
     below,
     check_triggers,
@@ -33,33 +34,35 @@ from tgi_trio.router.text.tag_fields import (
     read_texts,
     refuse_fields,
 )
+from tgi_trio.router.text.tag_styles import JSON_STYLE, allow_breaks, write_style
 from tgi_trio.router.text.tag_terms import (
     ANY,
     LAST,
     UNKNOWN,
     Ends,
+    RuleBook,
     find_opening,
     is_open,
     write_either,
     write_without,
 )
+from tgi_trio.router.text.tag_tokens import TOKEN_FORMATS, read_token, to_texts
 from tgi_trio.router.text.tools.terms import (
     escape_regex,
     find_token,
-    write_terms,
     write_tokens,
 )
 
 Given = Mapping[str, Any]
 
-_DEEPEST: Final = 64
-_TOKENS: Final = frozenset("exclude_token any_tokens token_triggered_tags token_dispatch".split())
 
-
-def structural_tag(given: Any, added: Mapping[str, int]) -> str:
+def structural_tag(given: Any, added: Mapping[str, int], calls: CallPlace | None = None) -> str:
     """Return the grammar of a structural tag, as JSON text or its value.
 
     `added`: text -> id of the tokenizer's added tokens: a model may write a tag as one of them.
+    `calls`: how calls of tools begin, which may come beside it; the grammar refers to one of them
+    by the name `tag_calls.CALLS`.
+
     Raises ValidationError, with the place of what is wrong or not served.
     """
     if isinstance(given, str):
@@ -74,96 +77,95 @@ def structural_tag(given: Any, added: Mapping[str, int]) -> str:
         root, path = read_older(whole), ""
     else:
         raise ValidationError("the structural tag has neither `format` nor `structures`")
-    writer = _Writer({text: id for text, id in added.items() if text})
-    start = writer.write(root, path, LAST, 0)
+    added = {text: id for text, id in added.items() if text}
+    root = to_texts(root, path, added)
+    if calls is not None and calls.is_spoken_of(root):
+        calls = None
+    writer = _Writer(added, calls=calls)
+    start = writer.write(root, path, LAST)
+    if calls is not None:
+        start = calls.begin(start, root, added)
     text = "\n".join(f"{name}: {right}" for name, right in {"start": start, **writer.rules}.items())
     parts = [{"lark_grammar": text}, *writer.subs]
     return json.dumps({"grammars": parts}, ensure_ascii=False, separators=(",", ":"))
 
 
 @dataclass(slots=True)
-class _Writer:
-    """Collects the rules of one grammar."""
+class _Writer(RuleBook):
+    """Writes the rules of one grammar."""
 
-    added: Mapping[str, int]
-    rules: dict[str, str] = field(default_factory=dict)
-    subs: list[dict[str, Any]] = field(default_factory=list)  # grammars to which rules refer
+    calls: CallPlace | None = None
 
-    def write(self, given: Any, path: str, ends: Ends, depth: int) -> str:
+    def write(self, given: Any, path: str, ends: Ends) -> str:
         """Return terms for a format and what it ends with. Raises ValidationError."""
-        if depth > _DEEPEST:
-            raise ValidationError(f"the structural tag nests deeper than {_DEEPEST} formats")
         form = read_object(given, path)
         kind = str(form.get("type"))
-        if kind in _TOKENS:
+        if kind == "exclude_token":
             raise ValidationError(
-                f"`{below(path, 'type')}` is `{kind}`, and of formats of tokens `token` alone is "
-                "served: give tags as texts, which may be written as tokens of the model"
+                f"`{below(path, 'type')}` cannot be `exclude_token`: a token that may be any but some is "
+                "not supported; give `token`, `regex` or `any_text`"
             )
         if kind not in _WRITERS:
-            known = ", ".join(f"`{each}`" for each in _WRITERS)
+            known = ", ".join(f"`{each}`" for each in (*_WRITERS, *TOKEN_FORMATS))
             raise ValidationError(
-                f"`{below(path, 'type')}` must be one of {known}. Given: `{kind}`"
+                f"`{below(path, 'type')}` must be one of {known}. Given: `{kind[:60]}`"
             )
-        return _WRITERS[kind](self, form, path, ends, depth)
+        return _WRITERS[kind](self, form, path, ends)
 
     # ---- formats that end by themselves --------------------------------------------------------
 
-    def const_string(self, form: Given, path: str, ends: Ends, depth: int) -> str:
-        return self._before(self._spell(read_text(form, "value", path)), ends)
+    def const_string(self, form: Given, path: str, ends: Ends) -> str:
+        return self._before(self.spell(read_text(form, "value", path)), ends)
 
-    def token(self, form: Given, path: str, ends: Ends, depth: int) -> str:
-        given, known = form.get("token"), self.added
-        id = known.get(given) if isinstance(given, str) else given
-        if type(id) is not int or id not in known.values():
-            raise ValidationError(
-                f"`{below(path, 'token')}` must be one of the tokenizer's added tokens, by its "
-                "text or its id: others are read as the texts that they are, by `const_string`"
-            )
-        return self._before(write_tokens([id]), ends)
+    def token(self, form: Given, path: str, ends: Ends) -> str:
+        text = read_token(form.get("token"), below(path, "token"), self.added)
+        return self._before(write_tokens([self.added[text]]), ends)
 
-    def json_schema(self, form: Given, path: str, ends: Ends, depth: int) -> str:
-        if form.get("style", "json") != "json":
-            raise ValidationError(
-                f"`{below(path, 'style')}` must be `json`: for calls in other forms use `tools`"
-            )
+    def json_schema(self, form: Given, path: str, ends: Ends) -> str:
         refuse_fields(form, path, ("any_order", "excludes", "max_whitespace_cnt"))
         schema = form.get("json_schema")
         if not isinstance(schema, dict | bool):
             raise ValidationError(f"`{below(path, 'json_schema')}` must be a schema")
-        return self._before(grammars.embed_schema(schema), ends)
+        style = form.get("style", JSON_STYLE)
+        if style == JSON_STYLE:
+            return self._before(grammars.embed_schema(schema), ends)
+        rules = write_style(style, schema, below(path, "style"), self.added)
+        return self._before(self.embed(rules), allow_breaks(style, ends))
 
-    def regex(self, form: Given, path: str, ends: Ends, depth: int) -> str:
-        return self._before(self._refer(grammars.regex(read_text(form, "pattern", path))), ends)
+    def qwen_xml_parameter(self, form: Given, path: str, ends: Ends) -> str:
+        return self.json_schema({**form, "style": "qwen_xml"}, path, ends)
 
-    def grammar(self, form: Given, path: str, ends: Ends, depth: int) -> str:
+    def regex(self, form: Given, path: str, ends: Ends) -> str:
+        return self._before(self.refer(grammars.regex(read_text(form, "pattern", path))), ends)
+
+    def grammar(self, form: Given, path: str, ends: Ends) -> str:
         text, syntax = read_text(form, "grammar", path), form.get("syntax", "ebnf")
         if syntax not in ("ebnf", "lark"):
             raise ValidationError(f"`{below(path, 'syntax')}` must be `ebnf` or `lark`")
         whole = gbnf(text) if syntax == "ebnf" else grammars.lark(text)
-        return self._before(self._refer(whole), ends)
+        return self._before(self.refer(whole), ends)
 
-    def tag(self, form: Given, path: str, ends: Ends, depth: int) -> str:
+    def tag(self, form: Given, path: str, ends: Ends) -> str:
         begin = read_text(form, "begin", path)
-        return f"{self._spell(begin)} {self._behind_begin(form, path, ends, depth)}"
+        return f"{self.spell(begin)} {self._behind_begin(form, path, ends)}"
 
-    def tags_with_separator(self, form: Given, path: str, ends: Ends, depth: int) -> str:
+    def tags_with_separator(self, form: Given, path: str, ends: Ends) -> str:
         refuse_fields(form, path, ("excludes",))
         tags = read_list(form, "tags", path)
         written = [
-            self.write({"type": "tag", **read_object(tag, at)}, at, UNKNOWN, depth + 1)
+            self.write({"type": "tag", **read_object(tag, at)}, at, UNKNOWN)
             for tag, at in number_places(tags, path, "tags")
         ]
-        one = self._rule("tag", write_either(written))
+        one = self.rule("tag", write_either(written))
         more = ""
         if not form.get("stop_after_first"):
-            more = f" ({self._spell(read_text(form, 'separator', path))} {one})*"
+            more = f" ({self.spell(read_text(form, 'separator', path))} {one})*"
         text = f"{one}{more}"
         return self._before(text if form.get("at_least_one") else f"({text})?", ends)
 
     # ---- formats of others ---------------------------------------------------------------------
 
-    def sequence(self, form: Given, path: str, ends: Ends, depth: int) -> str:
+    def sequence(self, form: Given, path: str, ends: Ends) -> str:
         elements = read_list(form, "elements", path)
         written: list[str] = []
         begun = False  # the beginning of the next one has been written
@@ -173,82 +175,88 @@ class _Writer:
             open_ended = not last and is_open(each)
             own = following if last or open_ended else UNKNOWN
             written.append(
-                self._without_begin(read_object(each, at), at, own, depth + 1)
+                self._without_begin(read_object(each, at), at, own)
                 if begun
-                else self.write(each, at, own, depth + 1)
+                else self.write(each, at, own)
             )
             begun = open_ended
         return " ".join(written)
 
-    def either(self, form: Given, path: str, ends: Ends, depth: int) -> str:
+    def either(self, form: Given, path: str, ends: Ends) -> str:
         elements = number_places(read_list(form, "elements", path), path, "elements")
-        return self._rule(
-            "either", write_either([self.write(each, at, ends, depth + 1) for each, at in elements])
+        return self.rule(
+            "either", write_either([self.write(each, at, ends) for each, at in elements])
         )
 
-    def optional(self, form: Given, path: str, ends: Ends, depth: int) -> str:
-        return self._repeated(form, path, ends, depth, "?")
+    def optional(self, form: Given, path: str, ends: Ends) -> str:
+        return self._repeated(form, path, ends, "?")
 
-    def star(self, form: Given, path: str, ends: Ends, depth: int) -> str:
-        return self._repeated(form, path, ends, depth, "*")
+    def star(self, form: Given, path: str, ends: Ends) -> str:
+        return self._repeated(form, path, ends, "*")
 
-    def plus(self, form: Given, path: str, ends: Ends, depth: int) -> str:
-        return self._repeated(form, path, ends, depth, "+")
+    def plus(self, form: Given, path: str, ends: Ends) -> str:
+        return self._repeated(form, path, ends, "+")
 
-    def repeat(self, form: Given, path: str, ends: Ends, depth: int) -> str:
+    def repeat(self, form: Given, path: str, ends: Ends) -> str:
         least, most = form.get("min"), form.get("max")
         if not isinstance(least, int) or not isinstance(most, int):
             raise ValidationError(f"`{below(path, 'min')}` and `max` must be integers")
         if least < 0 or (most != -1 and most < least):
             raise ValidationError(f"`{below(path, 'max')}` must be -1, or >= `min`, which is >= 0")
         times = f"{{{least},}}" if most == -1 else f"{{{least},{most}}}"
-        return self._repeated(form, path, ends, depth, times)
+        return self._repeated(form, path, ends, times)
 
-    def _repeated(self, form: Given, path: str, ends: Ends, depth: int, times: str) -> str:
+    def _repeated(self, form: Given, path: str, ends: Ends, times: str) -> str:
         at = below(path, "content")
-        one = self._rule("repeated", self.write(form.get("content"), at, UNKNOWN, depth + 1))
+        one = self.rule("repeated", self.write(form.get("content"), at, UNKNOWN))
         return self._before(f"{one}{times}", ends)
 
     # ---- free text -----------------------------------------------------------------------------
 
-    def any_text(self, form: Given, path: str, ends: Ends, depth: int) -> str:
+    def any_text(self, form: Given, path: str, ends: Ends) -> str:
         refuse_fields(form, path, ("max_tokens", "max_chars"))
         self._check_open(path, ends)
         return self._free([], read_texts(form, "excludes", path), ends, loops=False)
 
-    def triggered_tags(self, form: Given, path: str, ends: Ends, depth: int) -> str:
+    def triggered_tags(self, form: Given, path: str, ends: Ends) -> str:
         self._check_open(path, ends)
         triggers = read_texts(form, "triggers", path)
         check_triggers(triggers, path)
         bodies: dict[str, list[str]] = {trigger: [] for trigger in triggers}
         first = bool(form.get("stop_after_first"))
         whole = []
+        cut: list[tuple[str, str]] = []
         for given, at in number_places(read_list(form, "tags", path), path, "tags"):
             tag = read_object(given, at)
             begin = read_text(tag, "begin", at)
             found = [trigger for trigger in triggers if begin.startswith(trigger)]
             if not found:
                 raise ValidationError(f"`{below(at, 'begin')}` begins with none of the triggers")
-            body = self._rule("body", self._behind_begin(tag, at, UNKNOWN, depth + 1))
-            bodies[found[0]].append(f"{self._spell(begin[len(found[0]) :])} {body}")
-            whole.append(f"{self._spell(begin)} {body}")
+            body = self.rule("body", self._behind_begin(tag, at, UNKNOWN))
+            bodies[found[0]].append(f"{self.spell(begin[len(found[0]) :])} {body}")
+            whole.append(f"{self.spell(begin)} {body}")
+            token = find_token(begin, self.added) or ""
+            if begin.find(token) < len(found[0]) < begin.find(token) + len(token):
+                cut.append((begin, body))
         behind = [
             (trigger, write_either(bodies[trigger])) for trigger in triggers if bodies[trigger]
         ]
         excludes = read_texts(form, "excludes", path)
         if not form.get("at_least_one"):
-            return self._free(behind, excludes, ends, loops=not first)
-        rest = self._before("", ends) if first else self._free(behind, excludes, ends, loops=True)
+            return self._free(behind, excludes, ends, cut, loops=not first)
+        rest = self._before("", ends)
+        if not first:
+            rest = self._free(behind, excludes, ends, cut, loops=True)
         return f"{write_either(whole)} {rest}"
 
-    def dispatch(self, form: Given, path: str, ends: Ends, depth: int) -> str:
+    def dispatch(self, form: Given, path: str, ends: Ends) -> str:
         self._check_open(path, ends)
         behind = []
         for given, at in number_places(read_list(form, "rules", path), path, "rules"):
             if not (isinstance(given, list) and len(given) == 2 and isinstance(given[0], str)):
                 raise ValidationError(f"`{at}` must be a pattern and a format")
-            content = self.write(given[1], f"{at}[1]", UNKNOWN, depth + 1)
-            behind.append((given[0], self._rule("body", content)))
+            content = self.write(given[1], f"{at}[1]", UNKNOWN)
+            behind.append((given[0], self.rule("body", content)))
         check_triggers([pattern for pattern, _ in behind], path)
         excludes = read_texts(form, "excludes", path)
         return self._free(behind, excludes, ends, loops=bool(form.get("loop", True)))
@@ -258,19 +266,26 @@ class _Writer:
         behind: Sequence[tuple[str, str]],
         excludes: Sequence[str],
         ends: Ends,
+        cut: Sequence[tuple[str, str]] = (),
         *,
         loops: bool,
     ) -> str:
         """Return terms for free text with what must follow its triggers, up to its end.
 
-        `behind`: triggers, each with the terms that follow it.
+        `behind`: triggers, each with the terms that follow it. `cut`: the same of begins of tags
+        that have a token of which the trigger is a part.
         """
         last, closing = ends == LAST, tuple(end for end in ends if end)
-        marks = [*(trigger for trigger, _ in behind), *closing]
+        called: list[str] = []  # the text with which calls begin here, for good
+        if self.calls is not None:
+            excludes = [*excludes, *self.calls.kept_out(last=last)]
+            if last and self.calls.trigger is not None and not self.calls.anchored:
+                called = [self.calls.trigger]
+        marks = [*(trigger for trigger, _ in behind), *closing, *called]
         never = write_without([*marks, *excludes])
-        text = self._rule("TEXT", f"/(?s:.+)/{never}")
+        text = self.rule("TEXT", f"/(?s:.+)/{never}")
         inside = {find_token(mark, self.added) for mark in marks} - {None}
-        inside |= {token for token in self.added if any(each in token for each in excludes)}
+        inside |= {name for name in self.added if any(each in name for each in (*marks, *excludes))}
         # Inside a tag, a token could end the answer before the tag's end.
         others = {id for name, id in self.added.items() if name not in inside} if last else ()
         pieces = [f"{text}? {write_tokens(others)}"] if others else []
@@ -279,16 +294,18 @@ class _Writer:
             others_marks = [mark for mark in marks if mark != trigger]
             lead = self._lead(trigger, [*others_marks, *excludes])
             parts.append(f"({lead}) {terms}")
+        parts += [f"{self._token_lead(begin, [*marks, *excludes])} {body}" for begin, body in cut]
         tail = [f"{text}?"] if last else []
-        for end in closing:
+        for end in (*closing, *called):
             others_marks = [mark for mark in marks if mark != end]
-            tail.append(self._lead(end, [*others_marks, *excludes]))
+            lead = self._lead(end, [*others_marks, *excludes])
+            tail.append(f"({lead}) @{CALLS}" if end in called else lead)
         if loops:
             pieces += parts
         else:
             tail += [self._before(part, ends) for part in parts]
         free = f"({write_either(pieces)})* " if pieces else ""
-        return self._rule("free", f"{free}{write_either(tail)}")
+        return self.rule("free", f"{free}{write_either(tail)}")
 
     def _lead(self, mark: str, others: Sequence[str]) -> str:
         """Return terms for text up to `mark`, with none of `others` and no other `mark` in it.
@@ -296,19 +313,21 @@ class _Writer:
         A lazy terminal ends as soon as the mark is complete.
         """
         spelled, never = escape_regex(mark), write_without(others)
-        whole = self._rule("LEAD", f"/{ANY}{spelled}/{never}")
-        terms = self._rule("lead", whole, lazy=True)
-        token = find_token(mark, self.added)
-        if token is None:
+        whole = self.rule("LEAD", f"/{ANY}{spelled}/{never}")
+        terms = self.rule("lead", whole, lazy=True)
+        if find_token(mark, self.added) is None:
             return terms
+        return f"{terms} | {self._token_lead(mark, [mark, *others])}"
+
+    def _token_lead(self, mark: str, others: Sequence[str]) -> str:
+        """Return terms for text up to `mark`, which has a token, with none of `others` before."""
+        token = find_token(mark, self.added) or ""
         before, _, rest = mark.partition(token)
         opened = write_tokens([self.added[token]])
-        text = self._rule(
-            "BEFORE", f"/{ANY}{escape_regex(before)}/{write_without([mark, *others])}"
-        )
+        text = self.rule("BEFORE", f"/{ANY}{escape_regex(before)}/{write_without(others)}")
         if not before:
             text = f"{text}?"
-        return f"{terms} | {text} {opened} {self._spell(rest)}"
+        return f"{text} {opened} {self.spell(rest)}"
 
     def _check_open(self, path: str, ends: Ends) -> None:
         if ends == UNKNOWN:
@@ -319,7 +338,7 @@ class _Writer:
 
     # ---- parts ---------------------------------------------------------------------------------
 
-    def _behind_begin(self, form: Given, path: str, ends: Ends, depth: int) -> str:
+    def _behind_begin(self, form: Given, path: str, ends: Ends) -> str:
         """Return terms for a tag's content and end."""
         given = form.get("end")
         own = tuple(given) if isinstance(given, list) else (given,)
@@ -328,47 +347,29 @@ class _Writer:
         content, at = form.get("content"), below(path, "content")
         # Behind an empty end comes what comes behind the tag.
         if own == ("",):
-            return self.write(content, at, ends, depth + 1)
-        return self._before(self.write(content, at, own, depth + 1), ends)
+            return self.write(content, at, ends)
+        return self._before(self.write(content, at, own), ends)
 
-    def _without_begin(self, form: Given, path: str, ends: Ends, depth: int) -> str:
+    def _without_begin(self, form: Given, path: str, ends: Ends) -> str:
         """Return terms for a format whose `find_opening` has been written."""
         if form.get("type") == "tag":
-            return self._behind_begin(form, path, ends, depth)
+            return self._behind_begin(form, path, ends)
         return self._before("", ends)
 
     def _before(self, terms: str, ends: Ends) -> str:
         """Return terms and, behind them, one of `ends`."""
         if ends in (LAST, UNKNOWN):
             return terms or '""'
-        return f"{terms} {write_either([self._spell(end) for end in ends])}".strip()
-
-    def _spell(self, text: str) -> str:
-        return write_terms(text, self.added)
-
-    def _refer(self, whole: str) -> str:
-        """Return a term for another grammar."""
-        parts = json.loads(whole)["grammars"]
-        name = f"tag_content_{len(self.subs)}"
-        self.subs.append({**parts[0], "name": name})
-        return f"@{name}"
-
-    def _rule(self, kind: str, right: str, *, lazy: bool = False) -> str:
-        """Add a rule, a terminal for a name in capitals; return its name."""
-        for name, known in self.rules.items():
-            if known == right and name.startswith(f"{kind}_") and not lazy:
-                return name
-        name = f"{kind}_{len(self.rules)}"
-        self.rules[f"{name}[lazy]" if lazy else name] = right
-        return name
+        return f"{terms} {write_either([self.spell(end) for end in ends])}".strip()
 
 
-_Write = Callable[[_Writer, Given, str, Ends, int], str]
+_Write = Callable[[_Writer, Given, str, Ends], str]
 _WRITERS: Final[Mapping[str, _Write]] = MappingProxyType(
     {
         "const_string": _Writer.const_string,
         "token": _Writer.token,
         "json_schema": _Writer.json_schema,
+        "qwen_xml_parameter": _Writer.qwen_xml_parameter,
         "regex": _Writer.regex,
         "grammar": _Writer.grammar,
         "any_text": _Writer.any_text,

@@ -13,7 +13,8 @@ from typing import Any, Final
 
 from tgi_trio.router.text import grammars
 from tgi_trio.router.text.tag_terms import is_open
-from tgi_trio.router.text.tools.terms import write_terms
+from tgi_trio.router.text.tools.format import Format
+from tgi_trio.router.text.tools.terms import spell_json, write_terms
 
 CALLS: Final = "tool_calls"  # name of the grammar of what follows the trigger
 
@@ -22,8 +23,22 @@ CALLS: Final = "tool_calls"  # name of the grammar of what follows the trigger
 class CallPlace:
     """How the model's calls begin."""
 
-    trigger: str
-    anchored: bool  # only at the beginning of an answer
+    trigger: str | None  # None: in no text of an answer
+    anchored: bool = False  # only at the beginning of an answer
+    never: tuple[str, ...] = ()  # texts that free text does not hold
+
+    @classmethod
+    def of(cls, form: Format) -> CallPlace:
+        """Return that of a family's format."""
+        if form.channels:  # an answer is on one of them, and does not begin another
+            return cls(None, never=form.channels)
+        return cls(form.trigger, form.anchored)
+
+    def kept_out(self, *, last: bool) -> tuple[str, ...]:
+        """Return what free text does not hold; `last`: the answer may end with it."""
+        if self.trigger is None or (last and not self.anchored):
+            return self.never
+        return (*self.never, self.trigger)
 
     def begin(self, form: str, root: Any, added: Mapping[str, int]) -> str:
         """Return terms for an answer that is of a form, or calls from its beginning on.
@@ -31,20 +46,21 @@ class CallPlace:
         `form`: terms; `root`: the format that they were made of; `added`: text -> id of the
         tokenizer's added tokens.
         """
+        if self.trigger is None:
+            return form
         if not self.anchored:
             if ends_open(root):
                 return form  # which calls are a part of
             return f"{form} | {write_terms(self.trigger, added)} @{CALLS}"
         if ends_open(root):  # its text does not hold the trigger, which is one terminal
             return f"{form} | {grammars.literal(self.trigger)} @{CALLS}"
-        # Both may be JSON: what they have in common is a character of its own.
-        first, rest = self.trigger[0], self.trigger[1:]
-        return f"{form} | {grammars.literal(first)} {grammars.literal(rest)} @{CALLS}"
+        return f"{form} | {spell_json(self.trigger)} @{CALLS}"
 
     def is_spoken_of(self, given: Any) -> bool:
         """Whether a structural tag says itself what follows the text that begins calls."""
-        return any(
-            self.trigger in text or (searched and bool(text) and text in self.trigger)
+        trigger = self.trigger
+        return trigger is not None and any(
+            trigger in text or (searched and bool(text) and text in trigger)
             for text, searched in _texts(given)
         )
 
@@ -80,7 +96,5 @@ def _texts(given: Any) -> Iterator[tuple[str, bool]]:
                 pairs = [each for each in rules if isinstance(each, list) and len(each) == 2]
                 yield from ((each, True) for each, _ in pairs if isinstance(each, str))
                 yield from _texts([form for _, form in pairs])
-            case "json_schema" | "schema", _:
-                pass
-            case _:
+            case "content" | "elements" | "tags", _:
                 yield from _texts(value)

@@ -126,7 +126,7 @@ async def test_the_names_of_other_servers_work_at_openais_endpoints(path, fields
         ({"structured_outputs": {"structural_tag": "{}"}}, ["neither `format` nor `structures`"]),
         ({"structural_tag": "{"}, ["the structural tag is no JSON"]),
         ({"response_format": {"type": "structural_tag"}}, ["neither `format` nor"]),
-        ({"structural_tag": {"format": {"type": "any_tokens"}}}, ["`format.type` is `any_tokens`"]),
+        ({"structural_tag": {"format": {"type": "exclude_token"}}}, ["cannot be `exclude_token`"]),
         ({"structural_tag": {"format": {"type": "token"}}}, ["`format.token` must be one of the"]),
         ({"structured_outputs": {"json": {}, "whitespace_pattern": " "}}, ["has no whitespace"]),
         ({"guided_choice": []}, ["at least one option"]),

@@ -14,7 +14,7 @@ from tgi_trio.router.http.dialects.chat_tools import Choice, GivenTools, to_past
 from tgi_trio.router.http.messages import schema
 from tgi_trio.router.http.messages.body_reader import invalid_value
 from tgi_trio.router.http.messages.problems import Refused
-from tgi_trio.router.http.messages.response_format import forms
+from tgi_trio.router.http.messages.response_format import are_tags, forms
 from tgi_trio.router.http.messages.tool_schema import ToolCall
 from tgi_trio.router.media.links import MediaLink, Piece, to_audio_link
 from tgi_trio.router.text.turns import PastCall, Turn
@@ -29,11 +29,12 @@ def to_conversation(call: Call, request: schema.ChatRequest) -> Conversation:
     Raises BodyRejected, Refused, ToolError and ValidationError.
     """
     choice = Choice.of(request.tool_choice)
-    if not choice.none and request.tools is not None and (given := forms(request)):
+    given = {} if choice.none or request.tools is None else forms(request)
+    if given and not are_tags(given):
         form = ", ".join(f"`{each}`" for each in given)
         raise ToolError(
             f"Grammar and tools are mutually exclusive: {form} beside `tools` (leave one of them "
-            'out, or set `tool_choice` to "none")'
+            'out, set `tool_choice` to "none", or give a structural tag)'
         )
     most = call.engine.limits.max_grammar_bytes
     tools = GivenTools.of([] if choice.none else request.tools or [], most)
@@ -47,6 +48,7 @@ def to_conversation(call: Call, request: schema.ChatRequest) -> Conversation:
         choice=None if choice.none else choice.tool,
         named=choice.named,
         parallel=request.parallel_tool_calls is not False,
+        tagged=bool(given),
         tool_prompt=request.tool_prompt,
         begins=request.add_generation_prompt,
         continues=_continues(request),

@@ -30,6 +30,7 @@ from tgi_trio.router.text import grammars
 from tgi_trio.router.text.gbnf import looks_like_gbnf
 from tgi_trio.router.text.gbnf_lark import gbnf
 from tgi_trio.router.text.structural_tags import structural_tag
+from tgi_trio.router.text.tag_calls import CallPlace
 
 _UNSUPPORTED = "grammar is not supported"  # TGI's message for a value of another kind
 
@@ -47,15 +48,18 @@ async def native_grammar(
     if given is None:
         return None
     if given.type == "structural_tag":
-        return await _tag_grammar(given.value, most, added)
+        return await _tag_grammar(given.value, most, added, None)
     return _BUILDERS[given.type]("parameters.grammar.value", given.value, most)
 
 
-async def answer_grammar(request: OpenAiRequest, most: int, added: Mapping[str, int]) -> str | None:
+async def answer_grammar(
+    request: OpenAiRequest, most: int, added: Mapping[str, int], calls: CallPlace | None = None
+) -> str | None:
     """Return the grammar that an OpenAI request asks for, in any notation; at most `most` bytes.
 
-    `added`: text -> id of the tokenizer's added tokens. Raises ValidationError and BodyRejected,
-    also if there are two. Grammars that take long to parse are parsed in a thread.
+    `added`: text -> id of the tokenizer's added tokens; `calls`: how calls of tools begin, which
+    may come beside a structural tag. Raises ValidationError and BodyRejected, also if there are
+    two. Grammars that take long to parse are parsed in a thread.
     """
     given = forms(request)
     if not given:
@@ -70,17 +74,19 @@ async def answer_grammar(request: OpenAiRequest, most: int, added: Mapping[str, 
                 return _response_grammar(value, most)
             value = _tag_fields(value)
         if name in _TAGS:
-            return await _tag_grammar(value, most, added)
+            return await _tag_grammar(value, most, added, calls)
         build = _FIELDS[name]
         if build in (_gbnf, _any_grammar):
             return await trio.to_thread.run_sync(build, name, value, most)
         return build(name, value, most)
 
 
-async def _tag_grammar(value: Any, most: int, added: Mapping[str, int]) -> str:
+async def _tag_grammar(
+    value: Any, most: int, added: Mapping[str, int], calls: CallPlace | None
+) -> str:
     """Return the grammar of a structural tag, made in a thread. Raises ValidationError."""
     grammars.check_size(value, most)
-    return await trio.to_thread.run_sync(structural_tag, value, added)
+    return await trio.to_thread.run_sync(structural_tag, value, added, calls)
 
 
 def forms(request: OpenAiRequest) -> dict[str, Any]:
@@ -97,6 +103,14 @@ def forms(request: OpenAiRequest) -> dict[str, Any]:
     if request.response_format is not None and request.response_format.type != "text":
         given["response_format"] = request.response_format
     return given
+
+
+def are_tags(given: Mapping[str, Any]) -> bool:
+    """Return whether all of some forms, by field name, are structural tags."""
+    return all(
+        name in _TAGS and (name != "response_format" or value.type == "structural_tag")
+        for name, value in given.items()
+    )
 
 
 def _structured(given: StructuredOutputs | None) -> Iterator[tuple[str, Any]]:

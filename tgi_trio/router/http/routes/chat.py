@@ -31,6 +31,7 @@ from tgi_trio.router.http.routes import openai
 from tgi_trio.router.http.routes.tokens import expand_text, simple_tokens_json, tokenize_text
 from tgi_trio.router.http.sse import DONE
 from tgi_trio.router.request import Request
+from tgi_trio.router.text.tag_calls import CallPlace
 from tgi_trio.router.validation import fan_out
 
 _CHAT = BodyReader(schema.ChatRequest, mends=True)
@@ -97,8 +98,13 @@ async def prepare_chat(call: Call, request: schema.ChatRequest) -> Prepared:
     if request.top_logprobs and not request.logprobs:
         raise ValidationError("`top_logprobs` needs `logprobs` to be true")
     most = call.engine.limits.max_grammar_bytes
-    added = call.text_processor.tokenizer.added_tokens
-    grammar = None if conversation.functions else await answer_grammar(request, most, added)
+    grammar = None
+    if not conversation.functions or conversation.tagged:
+        added, calls = call.text_processor.tokenizer.added_tokens, None
+        style = call.text_processor.call_style.format
+        if conversation.functions or style.channels:
+            calls = CallPlace.of(style)
+        grammar = await answer_grammar(request, most, added, calls)
     of_prompt = openai.prompt_alternatives(call, request)
     parameters = openai.to_parameters(
         call,

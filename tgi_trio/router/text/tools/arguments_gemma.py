@@ -33,6 +33,7 @@ class GemmaArguments:
     """`{key:value,key:[value],key:{key:value}}`, with `quote` on both sides of strings."""
 
     quote: str
+    sorts: bool = True  # keys come in alphabetical order; else in the schema's
 
     @property
     def texts(self) -> tuple[str, ...]:
@@ -137,7 +138,10 @@ class _Rules:
 
     def _object(self, plain: Schema) -> str:
         members, items = find_members(plain), []
-        for key, schema, required in sorted(members.items, key=lambda item: item[0].lower()):
+        listed = members.items
+        if self._style.sorts:
+            listed = sorted(listed, key=lambda item: item[0].lower())
+        for key, schema, required in listed:
             items.append((f"({grammars.literal(f'{key}:')} {self._value(schema)})", required))
         if members.more is not False:
             name = self._new()

@@ -30,6 +30,7 @@ from tgi_trio.router.text.tools.terms import escape_regex, find_token, share_rul
 _KEY = "[A-Za-z_][A-Za-z0-9_.-]{0,63}"  # of a parameter that no schema lists
 _MOST_MORE = 16  # most of these in a call
 _LONGEST_KEY = 300
+_LINE_END = "\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,7 @@ class XmlArguments:
     middle: str  # may contain TYPE
     suffix: str
     types: Mapping[str, str] = field(default_factory=dict)  # JSON type -> what is written for TYPE
+    breaks: bool = False  # lines may end before parameters, between marks, around values
 
     @property
     def texts(self) -> tuple[str, ...]:
@@ -88,7 +90,7 @@ class XmlArguments:
                 rule = f"{name}_{i}_more"
                 key = f"{rule.upper()}_KEY"
                 more = self._parameter(rules, "", members.more, root, added)
-                rules[rule] = f"{write_terms(self.prefix, added)} {key} ({more})"
+                rules[rule] = f"{self._begin(self.prefix, added)} {key} ({more})"
                 taken = "|".join(map(escape_regex, members.listed))
                 rules[key] = f"/{_KEY}/" + (f" & ~/{taken}/" if taken else "")
                 terms.append(f"{rule}{{0,{_MOST_MORE}}}")
@@ -103,15 +105,26 @@ class XmlArguments:
         alternatives = []
         end, token, _ = self._cut_suffix(added)
         for terminal in self._texts_of(shape, (end + token).strip()):
-            before = write_terms(head + self._between("string"), added)
+            before = self._begin(head + self._between("string"), added)
             alternatives.append(f"{before} {self._text(rules, terminal, added)}")
         rules["value_end"] = write_terms(self.suffix, added)
+        white = '"\\n"?' if self.breaks else ""
         for kind, term in self._values_of(shape, schema, root):
             if term.startswith("%"):
                 term = share_rule(rules, "json", term)
-            before = write_terms(head + self._between(kind), added)
-            alternatives.append(f"{before} {term} value_end")
+            before = self._begin(head + self._between(kind), added)
+            alternatives.append(f"{before} {white} {term} {white} value_end")
         return " | ".join(alternatives)
+
+    def _begin(self, text: str, added: Mapping[str, int]) -> str:
+        """Return terms for the beginning of a parameter, or for what is behind an unlisted key."""
+        terms = write_terms(text, added)
+        if not self.breaks or not text.startswith(self.prefix):
+            return terms
+        # Whole with its line breaks: what ends the arguments may begin with one, too.
+        broken = text.replace("><", f">{_LINE_END}<")
+        starts = dict.fromkeys((text, broken, _LINE_END + text, _LINE_END + broken))
+        return f"({' | '.join(write_terms(start, added) for start in starts)})"
 
     def _texts_of(self, shape: Shape, end: str) -> Iterator[str]:
         """Yield terminals for values that are written as text and do not contain `end`."""
@@ -155,6 +168,8 @@ class XmlArguments:
         """
         end, token, behind = self._cut_suffix(added)
         text = share_rule(rules, "TEXT", terminal)
+        if self.breaks:
+            text = share_rule(rules, "LINES", f"/\\n?/ {text} /\\n?/")
         alternatives = [share_rule(rules, "SPELLED", f"{text} {grammars.literal(end + token)}")]
         if token:
             led = share_rule(rules, "LED", f"{text} {grammars.literal(end)}") if end else text
