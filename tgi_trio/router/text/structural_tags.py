@@ -102,8 +102,8 @@ class _Writer(RuleBook):
         kind = str(form.get("type"))
         if kind == "exclude_token":
             raise ValidationError(
-                f"`{below(path, 'type')}` cannot be `exclude_token`: a token that may be any but some is "
-                "not supported; give `token`, `regex` or `any_text`"
+                f"`{below(path, 'type')}` cannot be `exclude_token`: a token that may be "
+                "any but some is not supported; give `token`, `regex` or `any_text`"
             )
         if kind not in _WRITERS:
             known = ", ".join(f"`{each}`" for each in (*_WRITERS, *TOKEN_FORMATS))
