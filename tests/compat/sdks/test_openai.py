@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -159,6 +160,59 @@ def test_what_is_kept(openai: OpenAI) -> None:
     for id in (first.id, whole.id):
         with pytest.raises(package.NotFoundError):
             openai.responses.retrieve(id)
+
+
+LONG: dict[str, Any] = {"model": "tgi", "input": "What is continuous batching?", "temperature": 0}
+
+
+def wait_for(openai: OpenAI, id: str) -> Any:
+    """Return a response in the background once it has ended, as OpenAI's guide does."""
+    while (found := openai.responses.retrieve(id)).status in ("queued", "in_progress"):
+        time.sleep(0.01)
+    return found
+
+
+def test_in_the_background(openai: OpenAI) -> None:
+    asked: Any = {**LONG, "max_output_tokens": 30}
+    begun = openai.responses.create(**asked, background=True)
+    assert begun.status in ("queued", "in_progress") and begun.background
+    found = wait_for(openai, begun.id)
+    waited = openai.responses.create(**asked)
+    assert found.output_text == waited.output_text != ""
+    assert found.status == waited.status
+    assert found.usage.output_tokens == waited.usage.output_tokens
+    going_on = openai.responses.create(**{**asked, "input": "Why?"}, previous_response_id=begun.id)
+    assert going_on.previous_response_id == begun.id
+
+
+def test_a_stream_in_the_background_is_taken_up_again(openai: OpenAI) -> None:
+    asked: Any = {**LONG, "max_output_tokens": 30}
+    stream = openai.responses.create(**asked, background=True, stream=True)
+    told: list[Any] = []
+    for event in stream:
+        told.append(event)
+        if len(told) == 8:
+            break
+    stream.close()
+    id = told[0].response.id
+    assert [each.type for each in told[:2]] == ["response.created", "response.queued"]
+    last = told[-1].sequence_number
+    told += openai.responses.retrieve(id, stream=True, starting_after=last)
+    assert [each.sequence_number for each in told] == list(range(len(told)))
+    texts = [each.delta for each in told if each.type == "response.output_text.delta"]
+    found = wait_for(openai, id)
+    assert "".join(texts) == found.output_text and told[-1].response == found
+
+
+def test_one_in_the_background_is_cancelled(openai: OpenAI) -> None:
+    asked: Any = {**LONG, "max_output_tokens": 400}
+    begun = openai.responses.create(**asked, background=True)
+    cancelled = openai.responses.cancel(begun.id)
+    assert cancelled.status in ("cancelled", "completed", "incomplete")  # it may have been quick
+    assert openai.responses.cancel(begun.id) == cancelled == openai.responses.retrieve(begun.id)
+    waited = openai.responses.create(**{**LONG, "max_output_tokens": 5})
+    with pytest.raises(package.BadRequestError, match="`background`"):
+        openai.responses.cancel(waited.id)
 
 
 def test_errors(openai: OpenAI) -> None:

@@ -162,6 +162,7 @@ class Server:
     shutdown: trio.Event
     done: trio.Event
     nursery: trio.Nursery
+    app: Application
     opened: list[trio.SocketStream] = field(default_factory=list)
 
     async def connect(self) -> Client:
@@ -197,7 +198,7 @@ async def served(
         if running:
             nursery.start_soon(engine.run)
         port = int(addresses[0].rpartition(":")[2])
-        server = Server(engine, port, shutdown, done, nursery)
+        server = Server(engine, port, shutdown, done, nursery, app)
         try:
             with trio.fail_after(120):
                 yield server

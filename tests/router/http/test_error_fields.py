@@ -93,7 +93,8 @@ TELLING: list[tuple[str, dict[str, Any], str, str]] = [
     (COMPLETION, {"guided_choice": []}, "guided_choice", WRONG),
     (RESPONSE, {"tools": [{"name": "x"}]}, "tools[0].type", MISSING),
     (RESPONSE, {"text": {"format": {"type": "json_schema"}}}, "text.format.schema", MISSING),
-    (RESPONSE, {"background": True}, "background", UNSERVED),
+    (RESPONSE, {"prompt": {"id": "p"}}, "prompt", UNSERVED),
+    (RESPONSE, {"background": True, "store": False}, "background", "invalid_value"),
     (RESPONSE, {"tools": [NAMED], "tool_choice": {**NAMED, "name": "g"}}, "tool_choice", WRONG),
     (
         RESPONSE,

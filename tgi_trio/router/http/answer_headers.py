@@ -9,10 +9,13 @@ from typing import Final
 import trio
 
 from tgi_trio.router.http.call import Call, Reply
+from tgi_trio.router.http.event_log import EventLogBody
 from tgi_trio.router.http.generation import Result
 from tgi_trio.router.http.sse import EventBody
 from tgi_trio.router.http.wire.headers import Header
 from tgi_trio.router.telemetry.request_stats import RequestStats
+
+Events = bytes | EventBody | EventLogBody
 
 
 def stream_headers(call: Call, characters: int) -> list[Header]:
@@ -66,7 +69,7 @@ _TIMES: Final[Mapping[bytes, Callable[[RequestStats], float]]] = {
 }
 
 
-def event_stream(call: Call, body: EventBody | bytes, characters: int) -> Reply:
+def event_stream(call: Call, body: Events, characters: int) -> Reply:
     """Return the reply that carries events."""
     headers = stream_headers(call, characters)
     return Reply(body, content_type=b"text/event-stream", headers=headers)

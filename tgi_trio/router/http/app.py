@@ -63,7 +63,6 @@ from tgi_trio.router.http.routes import (
     ui,
     vertex,
 )
-from tgi_trio.router.http.sse import EventBody
 from tgi_trio.router.http.wire.headers import Header
 from tgi_trio.router.http.wire.transport import (
     EXTENSION,
@@ -266,7 +265,7 @@ class HttpRequest(TrioASGIHTTPConnection):
         if isinstance(body, bytes):
             headers.append((b"content-length", b"%d" % len(body)))
         await send({"type": "http.response.start", "status": reply.status, "headers": headers})
-        if isinstance(body, EventBody):
+        if not isinstance(body, bytes):
             await transport.flush()  # at once, so that proxies see life during a long prefill
             body_end = await body.run(send, transport)
             if body.failed:

@@ -15,6 +15,7 @@ import trio
 
 from tgi_trio.router.adapters.registry import ServedAdapter
 from tgi_trio.router.http.engine_api import EngineApi
+from tgi_trio.router.http.event_log import EventLogBody
 from tgi_trio.router.http.messages.body_images import UNCUT, CutBody
 from tgi_trio.router.http.messages.error_shapes import NATIVE, ErrorShape
 from tgi_trio.router.http.response_store import ResponseStore
@@ -103,7 +104,7 @@ class Call:
 class Reply:
     """An answer: a whole body, or a stream of events."""
 
-    body: bytes | EventBody
+    body: bytes | EventBody | EventLogBody
     status: int = 200
     content_type: bytes = b"application/json"
     headers: list[Header] = field(default_factory=list)

@@ -3,6 +3,8 @@
 A response is found by its id, and each item of its conversation by the item's. What is used least
 recently is forgotten first, once all of it together is larger than --response-store-bytes.
 
+Responses that are still computed, in the background, are counted as well, and found by their ids.
+
 A conversation is a chain of turns: `resp_2`, which went on from `resp_1`, holds what it added and
 the turn before. A response can be forgotten while later ones still need its turn.
 
@@ -15,6 +17,9 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass, field
+from typing import Protocol
+
+from tgi_trio.router.http.event_log import EventLog
 
 _RECORD = 1024  # bytes that are counted for a response beside its texts: objects, keys of indexes
 _ITEM = 384  # the same for each of its items
@@ -60,11 +65,36 @@ class StoredResponse:
     body: bytes  # as the client got it
     turn: Turn
     item_ids: tuple[str, ...] = ()  # of what was given and answered
+    background: bool = False
+    log: EventLog | None = None  # its events, all of them, if they may be read again
 
     @property
     def size(self) -> int:
         """Bytes, without those of its turn."""
-        return len(self.body) + _RECORD + sum(_ITEM + len(each) for each in self.item_ids)
+        read_again = 0 if self.log is None else self.log.size
+        items = sum(_ITEM + len(each) for each in self.item_ids)
+        return len(self.body) + _RECORD + items + read_again
+
+
+class RunningResponse(Protocol):
+    """A response that is being computed in the background."""
+
+    id: str
+    caller: bytes
+    turn: Turn  # without its answer
+    log: EventLog | None
+
+    def show(self) -> bytes:
+        """Return the response as it is now, for its client."""
+        ...
+
+    def cancel(self) -> bytes:
+        """End it; it is kept as it is, and no longer among those that run. Returns how it is."""
+        ...
+
+    def drop(self) -> None:
+        """End it, and keep nothing."""
+        ...
 
 
 @dataclass(slots=True)
@@ -72,7 +102,9 @@ class ResponseStore:
     """See the module's docstring."""
 
     most: int = 1 << 26  # bytes, --response-store-bytes; 0: nothing is kept
-    used: int = 0  # bytes
+    used: int = 0  # bytes, also of those that run
+    running: dict[str, RunningResponse] = field(default_factory=dict)  # by their ids
+    reserved: int = 0  # bytes of those that run
     _responses: OrderedDict[str, StoredResponse] = field(default_factory=OrderedDict)
     # By caller and id of an item: the ids of all responses that have it, in order.
     _of_items: dict[tuple[bytes, str], dict[str, None]] = field(default_factory=dict)
@@ -94,6 +126,31 @@ class ResponseStore:
             self._of_items.setdefault((response.caller, item), {})[id] = None
         self.used += response.size
         self._hold(response.turn)
+        self._make_room()
+
+    def reserve(self, size: int) -> bool:
+        """Count bytes of responses that run, which are never forgotten for others.
+
+        Returns whether there is room for them.
+        """
+        if self.reserved + size > self.most:
+            return False
+        self.reserved += size
+        self.used += size
+        self._make_room()
+        return True
+
+    def release(self, size: int) -> None:
+        """Count bytes less of those that run."""
+        self.reserved -= size
+        self.used -= size
+
+    def find_running(self, id: str, caller: bytes) -> RunningResponse | None:
+        """Return a caller's response that is being computed."""
+        found = self.running.get(id)
+        return None if found is None or found.caller != caller else found
+
+    def _make_room(self) -> None:
         while self.used > self.most:
             self._drop(next(iter(self._responses)))
 
@@ -130,7 +187,7 @@ class ResponseStore:
                 turns[id(turn)] = turn
                 turn = turn.before
         size = sum(each.size for each in turns.values())
-        size += sum(each.size for each in self._responses.values())
+        size += sum(each.size for each in self._responses.values()) + self.reserved
         if size != self.used or size > self.most:
             raise RuntimeError(f"{self.used} bytes are counted, {size} are there of {self.most}")
         if any(turn.holders != holders[key] for key, turn in turns.items()):

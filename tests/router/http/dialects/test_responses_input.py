@@ -258,7 +258,7 @@ async def test_the_count_is_that_of_the_usage(more):
     assert one.submitted == [] and one.permits == 0
 
 
-@pytest.mark.parametrize("wrong", [{"background": True}, {"input": []}, {"model": "other"}])
+@pytest.mark.parametrize("wrong", [{"prompt": {"id": "p"}}, {"input": []}, {"model": "other"}])
 async def test_what_cannot_be_answered_cannot_be_counted(wrong):
     told = error(await post(engine(), None, f"{PATH}/input_tokens", BODY, wrong))
     assert told == error(await asked(engine(), **wrong))

@@ -198,7 +198,7 @@ async def test_it_is_shown_as_it_was_answered_until_it_is_deleted(stream):
         shown = await one.do("GET", f"{PATH}/{first.id}?include[]=x")
         assert msgspec.json.decode(shown.body, type=replies.ResponseReply) == first
         refused = error(await one.do("GET", f"{PATH}/{first.id}?stream=true"))
-        assert refused[0] == 400 and "`stream` is not supported" in refused[3]
+        assert refused[0] == 400 and "`stream` needs a response that was" in refused[3]
         refused = error(await one.do("POST", f"{PATH}/{first.id}/cancel"))
         assert refused[0] == 400 and "background" in refused[3]
         second = await one.answer("Why?", previous_response_id=first.id)

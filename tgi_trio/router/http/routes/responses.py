@@ -9,13 +9,15 @@ import msgspec
 
 from tgi_trio.errors import GrammarError, PromptTooLong, naming_param
 from tgi_trio.router.http.answer_fields import unix_now, use_model
-from tgi_trio.router.http.answer_headers import event_stream, timing_headers
+from tgi_trio.router.http.answer_headers import compute_headers, event_stream, timing_headers
 from tgi_trio.router.http.call import Call, Reply, Route
 from tgi_trio.router.http.dialects.responses import replies, schema
-from tgi_trio.router.http.dialects.responses.answer import ERRORS, ResponseEvents, response
+from tgi_trio.router.http.dialects.responses.answer import ERRORS, Keep, ResponseEvents, response
+from tgi_trio.router.http.dialects.responses.background import BackgroundResponse
 from tgi_trio.router.http.dialects.responses.history import (
     keep_response,
     keeps,
+    name_items,
     read_history,
 )
 from tgi_trio.router.http.dialects.responses.request import (
@@ -36,6 +38,7 @@ from tgi_trio.router.http.messages.logprobs import LogprobWriter
 from tgi_trio.router.http.preparing import prepare
 from tgi_trio.router.http.rendering import render_prompt
 from tgi_trio.router.http.routes import openai
+from tgi_trio.router.http.routes.stored_responses import read_log
 from tgi_trio.router.http.routes.tokens import expand_text, tokenize_text
 
 _RESPONSES = BodyReader(schema.ResponsesRequest, mends=True)
@@ -46,7 +49,7 @@ async def responses(call: Call) -> Reply:
     request: schema.ResponsesRequest = _RESPONSES.read(call.headers, call.body)
     call.engine.metrics.inc("tgi_request_count")
     model = await use_model(call, request.model)
-    check_served(request)
+    check_served(request, kept=call.responses.most > 0)
     most = call.engine.limits.max_grammar_bytes
     history = read_history(call, request)
     conversation, box = to_conversation(request, history, most)
@@ -56,7 +59,12 @@ async def responses(call: Call) -> Reply:
     take_permits(call)
     stored = keeps(call, request)
     writer = ResponseWriter(copy_settings(request, model, stored), call.now(), call.ids)
-    keep = partial(keep_response, call, history, writer.id) if stored else _keep_nothing
+    keep: Keep = partial(keep_response, call, history, writer.id) if stored else _keep_nothing
+    background = None
+    if request.background:
+        history, recorded = name_items(call, history), bool(request.stream)
+        background = BackgroundResponse(call, writer.id, history, recorded=recorded)
+        keep = background.keep
     carried = CARRIED in (request.include or ())
     summarised = request.reasoning is not None and request.reasoning.summary is not None
     items = ItemWriter(box, carried, summarised, call.ids, _text_logprobs(call, request))
@@ -69,6 +77,11 @@ async def responses(call: Call) -> Reply:
             raise
         refused = events.error([], explain(call, error))
         return event_stream(call, refused, len(prepared.prompt))
+    if background is not None:
+        background.start(events, one)
+        if background.log is None:
+            return Reply(background.show(), headers=compute_headers(call, len(prepared.prompt)))
+        return event_stream(call, read_log(call, background.log), len(prepared.prompt))
     if request.stream:
         return event_stream(call, await stream_events(call, [one], [events]), len(prepared.prompt))
     results = await collect_results(call, [one], keep_tokens=True)
@@ -82,7 +95,7 @@ async def input_tokens(call: Call) -> Reply:
     request: schema.ResponsesRequest = _RESPONSES.read(call.headers, call.body)
     call.engine.metrics.inc("tgi_request_count")
     await use_model(call, request.model)
-    check_served(request)
+    check_served(request, kept=call.responses.most > 0)
     history = read_history(call, request)
     conversation, _ = to_conversation(request, history, call.engine.limits.max_grammar_bytes)
     prompt = await expand_text(call, await render_prompt(call, conversation))

@@ -8,6 +8,7 @@ import msgspec
 from msgspec.structs import replace
 
 from tgi_trio.errors import ValidationError
+from tgi_trio.router.http.answer_headers import event_stream
 from tgi_trio.router.http.call import Call, Reply, Route
 from tgi_trio.router.http.dialects.responses import replies, schema
 from tgi_trio.router.http.dialects.responses.answer import ERRORS
@@ -15,17 +16,40 @@ from tgi_trio.router.http.dialects.responses.history import (
     decode_items,
     find_response,
     forget_response,
+    read_caller,
 )
+from tgi_trio.router.http.event_log import EventLog, EventLogBody
 
 _PAGE: Final = 20  # items, where a client does not say how many
 _LONGEST_PAGE: Final = 100
+_DIGITS: Final = 10
+_NO_IDS: Final = b":i 0:\n"  # a front passes on what such a line precedes, and resumes none of it
 
 
 async def show_response(call: Call) -> Reply:
-    """GET /v1/responses/<id>: the response as it was answered."""
-    if _last(call, "stream", "false") == "true":
-        raise ValidationError("`stream` is not supported: a stream that has ended is not repeated")
-    return Reply(find_response(call, call.path["id"], None).body)
+    """GET /v1/responses/<id>: the response as it was answered, or as it is now; or its events."""
+    id = call.path["id"]
+    running = call.responses.find_running(id, read_caller(call))
+    if _last(call, "stream", "false") != "true":
+        return Reply(find_response(call, id, None).body if running is None else running.show())
+    log = find_response(call, id, None).log if running is None else running.log
+    if log is None:
+        raise ValidationError(
+            "`stream` needs a response that was asked for with `background` and `stream`: no other "
+            "events are kept"
+        )
+    after = _last(call, "starting_after", "")
+    if after and not (after.isascii() and after.isdigit() and len(after) < _DIGITS):
+        raise ValidationError(
+            f"`starting_after` must be the `sequence_number` of an event. Given: {after[:_DIGITS]}"
+        )
+    return event_stream(call, read_log(call, log, int(after) + 1 if after else 0), 0)
+
+
+def read_log(call: Call, log: EventLog, start: int = 0) -> EventLogBody:
+    """Return a body with the events of a response, from a number on."""
+    mark = b"" if call.front is None else _NO_IDS
+    return EventLogBody(log, start, call.settings.silence, mark)
 
 
 async def delete_response(call: Call) -> Reply:
@@ -36,17 +60,25 @@ async def delete_response(call: Call) -> Reply:
 
 
 async def cancel_response(call: Call) -> Reply:
-    """POST /v1/responses/<id>/cancel: refused, as none runs in the background."""
-    find_response(call, call.path["id"], None)
-    raise ValidationError(
-        "A response can be cancelled that was asked for with `background`, which is not supported: "
-        "close the connection instead"
-    )
+    """POST /v1/responses/<id>/cancel: end one that runs in the background; again, nothing."""
+    id = call.path["id"]
+    running = call.responses.find_running(id, read_caller(call))
+    if running is not None:
+        return Reply(running.cancel())
+    found = find_response(call, id, None)
+    if not found.background:
+        raise ValidationError(
+            "A response can be cancelled that was asked for with `background`: of any other, close "
+            "the connection"
+        )
+    return Reply(found.body)
 
 
 async def list_input_items(call: Call) -> Reply:
     """GET /v1/responses/<id>/input_items: the conversation that it answers, newest first."""
-    items = decode_items(find_response(call, call.path["id"], None).turn.input_lists())
+    id = call.path["id"]
+    found = call.responses.find_running(id, read_caller(call)) or find_response(call, id, None)
+    items = decode_items(found.turn.input_lists())
     order = _last(call, "order", "desc")
     if order not in ("asc", "desc"):
         raise ValidationError(f"`order` must be `asc` or `desc`. Given: {order}")
@@ -62,13 +94,13 @@ async def list_input_items(call: Call) -> Reply:
             raise ValidationError(f"`after` must be the id of one of the items. Given: {after}")
         items = items[ids.index(after) + 1 :]
     page = items[: int(limit)]
-    found = replies.InputItemList(
+    shown = replies.InputItemList(
         data=[_show(item) for item in page],
         first_id=page[0].id if page else None,
         last_id=page[-1].id if page else None,
         has_more=len(items) > len(page),
     )
-    return Reply(msgspec.json.encode(found))
+    return Reply(msgspec.json.encode(shown))
 
 
 def _last(call: Call, name: str, default: str) -> str:

@@ -140,6 +140,10 @@ ERRORS: Final = ResponsesShape(
 )
 
 
+def _code_of(problem: Problem) -> str:
+    return find_code(problem, None) or "server_error"
+
+
 class ResponseEvents:
     """Events of /v1/responses."""
 
@@ -158,13 +162,14 @@ class ResponseEvents:
         self._now = now
         self._keep = keep
         self._sequence = 0
-        self._output: list[replies.OutputItem] = []  # items that are done
+        self.output: list[replies.OutputItem] = []  # items that are done
+        self._begun = False
         self._head = b""  # beginning of events with a piece of the block `_head_of`
         self._head_of = -1
 
     def step(self, tokens: list[Token]) -> bytes:
         """Return the events of tokens; the first time after those of the response."""
-        events = b"" if self._sequence else self._begin()
+        events = b"" if self._begun else self._begin()
         for token in tokens:
             for change, block, text in self._fold.take(token):
                 if change is Change.MORE and block.kind is not Kind.CALL:
@@ -183,8 +188,8 @@ class ResponseEvents:
             ends = change is Change.CLOSE and block is self._fold.blocks.all[-1]
             events.append(self._render(change, block, text, last if ends else "completed"))
         usage = _usage(outcome)
-        whole = self._writer.json(status, self._output, usage, completed=self._now())
-        self._keep(whole, self._output)
+        whole = self._writer.json(status, self.output, usage, completed=self._now())
+        self._keep(whole, self.output)
         events.append(self._event(f"response.{status}", response=msgspec.Raw(whole)))
         return b"".join(events)
 
@@ -195,18 +200,35 @@ class ResponseEvents:
         other.
         """
         events = self.step(tokens)
-        code = find_code(problem, None) or "server_error"
-        told = ERRORS.describe(problem) | {"code": code}
+        told = ERRORS.describe(problem) | {"code": _code_of(problem)}
         flat = {name: told[name] for name in ("code", "message", "param")}
         events += self._event("error", **flat, error=told)
-        failed = self._writer.json(
-            "failed", self._output, error=replies.ResponseError(code, describe_length(problem))
-        )
-        return events + self._event("response.failed", response=msgspec.Raw(failed))
+        failed = msgspec.Raw(self.write_failed(problem))
+        return events + self._event("response.failed", response=failed)
+
+    def write_failed(self, problem: Problem) -> bytes:
+        """Return the response that ended with an error."""
+        error = replies.ResponseError(_code_of(problem), describe_length(problem))
+        return self._writer.json("failed", self.output, error=error)
+
+    def queue(self) -> bytes:
+        """Return the events of a response that waits, in the background."""
+        queued = msgspec.Raw(self._writer.json("queued"))
+        created = self._event("response.created", response=queued)
+        return created + self._event("response.queued", response=queued)
+
+    def show(self, status: replies.ResponseStatus | None = None) -> bytes:
+        """Return the response as it is now; of its items those that are done.
+
+        `status`: None while it runs.
+        """
+        running: replies.ResponseStatus = "in_progress" if self._begun else "queued"
+        return self._writer.json(status or running, self.output)
 
     def _begin(self) -> bytes:
+        self._begun = True
         under_way = msgspec.Raw(self._writer.json("in_progress"))
-        created = self._event("response.created", response=under_way)
+        created = b"" if self._sequence else self._event("response.created", response=under_way)
         return created + self._event("response.in_progress", response=under_way)
 
     def _event(self, type: str, **fields: Any) -> bytes:
@@ -261,7 +283,7 @@ class ResponseEvents:
         item = self._items.item(block, status)
         events = [] if way is not Way.SHELL else [self._opened(block)]
         events += self._done_events(block, item)
-        self._output.append(item)
+        self.output.append(item)
         events.append(self._event("response.output_item.done", output_index=block.index, item=item))
         return b"".join(events)
 

@@ -15,6 +15,7 @@ from tgi_trio.router.http.api_keys import name_caller
 from tgi_trio.router.http.call import Call
 from tgi_trio.router.http.dialects.responses import replies, schema
 from tgi_trio.router.http.dialects.responses.items import is_reference
+from tgi_trio.router.http.event_log import EventLog
 from tgi_trio.router.http.messages.problems import Refused
 from tgi_trio.router.http.response_store import StoredResponse, Turn
 
@@ -45,7 +46,7 @@ def read_history(call: Call, request: schema.ResponsesRequest) -> History:
 
 def _resolve(call: Call, items: Sequence[schema.InputItem]) -> Iterator[schema.InputItem]:
     """Yield items, each reference replaced by what it refers to."""
-    caller = _caller(call)
+    caller = read_caller(call)
     # By responses, each of which is decoded once: it may hold all of the conversation, with images.
     found: dict[str, dict[str | None, schema.InputItem]] = {}
     for i, item in enumerate(items):
@@ -74,9 +75,12 @@ def find_response(call: Call, id: str, param: str | None) -> StoredResponse:
 
     Raises Refused (404).
     """
-    found = call.responses.find(id, _caller(call))
+    found = call.responses.find(id, read_caller(call))
     if found is not None:
         return found
+    if call.responses.find_running(id, read_caller(call)) is not None:
+        text = f"Response with id '{id}' has not ended yet: wait until it has, or cancel it"
+        raise name_param(Refused(400, text, "validation"), param)
     text, code = f"Response with id '{id}' not found: {_why_missing(call)}", "response_not_found"
     if param:
         code = "previous_response_not_found"
@@ -88,9 +92,13 @@ def find_response(call: Call, id: str, param: str | None) -> StoredResponse:
 
 
 def forget_response(call: Call, id: str) -> None:
-    """Forget one of the caller's responses. Raises Refused (404)."""
+    """Forget one of the caller's responses; one that runs is cancelled. Raises Refused (404)."""
+    running = call.responses.find_running(id, read_caller(call))
+    if running is not None:
+        running.drop()
+        return
     find_response(call, id, None)
-    call.responses.forget(id, _caller(call))
+    call.responses.forget(id, read_caller(call))
 
 
 def keeps(call: Call, request: schema.ResponsesRequest) -> bool:
@@ -99,14 +107,30 @@ def keeps(call: Call, request: schema.ResponsesRequest) -> bool:
 
 
 def keep_response(
-    call: Call, history: History, id: str, body: bytes, output: Sequence[replies.OutputItem]
+    call: Call,
+    history: History,
+    id: str,
+    body: bytes,
+    output: Sequence[replies.OutputItem],
+    *,
+    background: bool = False,
+    log: EventLog | None = None,
 ) -> None:
-    """Keep a response that has ended: what was asked, and what was answered."""
-    given = [_as_kept(call, item) for item in history.given]
+    """Keep a response that has ended: what was asked, and what was answered.
+
+    `background`, `log`: as `StoredResponse` has them.
+    """
+    given = name_items(call, history).given
     answered = [_without_logprobs(item) for item in output]
     item_ids = tuple(each.id for each in (*given, *answered) if each.id)
     turn = Turn(history.before, encode(given), encode(answered))
-    call.responses.keep(StoredResponse(id, _caller(call), body, turn, item_ids))
+    stored = StoredResponse(id, read_caller(call), body, turn, item_ids, background, log)
+    call.responses.keep(stored)
+
+
+def name_items(call: Call, history: History) -> History:
+    """Return a history whose own items have types and ids, and images that are their own."""
+    return History(history.before, history.kept, [_as_kept(call, item) for item in history.given])
 
 
 def _without_logprobs(item: replies.OutputItem) -> replies.OutputItem:
@@ -140,7 +164,8 @@ def _restore_media(call: Call, part: Any) -> Any:
     return found
 
 
-def _caller(call: Call) -> bytes:
+def read_caller(call: Call) -> bytes:
+    """Return what tells the callers of different keys apart."""
     return name_caller(call.headers, call.settings.api_keys)
 
 

@@ -9,7 +9,7 @@ from msgspec import UNSET, Struct, UnsetType
 from tgi_trio.router.http.messages.replies import ChatCompletionLogprob, StreamReceipt
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
-ResponseStatus = Literal["in_progress", "completed", "incomplete", "failed"]
+ResponseStatus = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
 
 
 class ReasoningTextPart(Struct, tag="reasoning_text", forbid_unknown_fields=True):
@@ -149,7 +149,7 @@ class ResponseSettings(Struct, forbid_unknown_fields=True, kw_only=True):
     user: str | None
     safety_identifier: str | None
     prompt_cache_key: str | None
-    background: Literal[False] = False
+    background: bool = False
     max_tool_calls: None = None
     previous_response_id: str | None = None
     service_tier: Literal["default"] = "default"

@@ -21,13 +21,12 @@ from tgi_trio.router.validation import GenerationParameters
 _MODES: Final = ("auto", "none", "required")
 
 
-def check_served(request: schema.ResponsesRequest) -> None:
-    """Raise ValidationError for fields that are not served.
+def check_served(request: schema.ResponsesRequest, *, kept: bool) -> None:
+    """Raise ValidationError for fields that are not served; `kept`: whether responses can be.
 
     Only fields are refused that change what a client gets, or what it pays for.
     """
     for name, advice in (
-        ("background", "wait for the answer, or stream it"),
         ("conversation", "go on from `previous_response_id`, or send all of it as `input`"),
         ("prompt", "no prompts are stored here, send its text as `instructions` or `input`"),
         ("moderation", MODERATION),
@@ -44,6 +43,9 @@ def check_served(request: schema.ResponsesRequest) -> None:
             "`image.context_compression` cannot be `enabled`: every image has the tokens that its "
             "model gives it"
         )
+    if request.background and (request.store is False or not kept):
+        how = "--response-store-bytes is 0" if not kept else "`store` is false"
+        raise ValidationError(f"`background` needs the response to be kept, and {how}")
     if not request.input:
         raise ValidationError("`input` cannot be empty")
 

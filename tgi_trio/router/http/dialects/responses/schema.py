@@ -118,8 +118,8 @@ class ResponsesRequest(Scheduling, kw_only=True):
     user: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
+    background: bool | None = None  # whether it is computed though nobody waits
     # Refused if they ask for something.
-    background: bool | None = None
     conversation: Any = None
     prompt: Any = None
     moderation: Any = None

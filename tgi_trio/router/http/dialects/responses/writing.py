@@ -52,6 +52,7 @@ def copy_settings(
         user=request.user,
         safety_identifier=request.safety_identifier,
         prompt_cache_key=request.prompt_cache_key,
+        background=bool(request.background),
         previous_response_id=request.previous_response_id,
         store=store,
     )
