@@ -57,6 +57,7 @@ _AT_REPLICAS: Final = frozenset({"/v1/load_lora_adapter", "/v1/unload_lora_adapt
 _SHAPES: Final[Sequence[tuple[str, ErrorShape]]] = (
     ("/v1/messages", ANTHROPIC),
     ("/v1/responses", RESPONSES),
+    ("/v1/conversations", RESPONSES),
     ("/v1/", OPENAI),
 )
 

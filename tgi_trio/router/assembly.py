@@ -164,7 +164,7 @@ class Assembly:
     def _count_responses(self) -> None:
         """Set the gauges of responses that are kept."""
         store = self._application.responses
-        self._metrics.gauge("tgi_stored_responses", len(store))
+        self._metrics.gauge("tgi_stored_responses", store.responses)
         self._metrics.gauge("tgi_stored_responses_bytes", store.used)
 
     async def _serve(

@@ -215,6 +215,35 @@ def test_one_in_the_background_is_cancelled(openai: OpenAI) -> None:
         openai.responses.cancel(waited.id)
 
 
+def test_a_conversation(openai: OpenAI) -> None:
+    system: Any = {"role": "system", "content": "Be brief."}
+    kept = openai.conversations.create(items=[system], metadata={"topic": "rings"})
+    asked: Any = {"model": "tgi", "temperature": 0, "max_output_tokens": 20}
+    first = openai.responses.create(input="What is a ring?", conversation=kept.id, **asked)
+    assert first.conversation is not None and first.conversation.id == kept.id
+    second = openai.responses.create(input="Why?", conversation=kept.id, **asked)
+    whole: Any = [system, {"role": "user", "content": "What is a ring?"}]
+    whole += [item.model_dump(exclude_none=True) for item in first.output]
+    whole.append({"role": "user", "content": "Why?"})
+    sent = openai.responses.create(input=whole, store=False, **asked)
+    assert sent.output_text == second.output_text
+    assert sent.usage is not None and second.usage is not None
+    assert sent.usage.input_tokens == second.usage.input_tokens
+    items = list(openai.conversations.items.list(kept.id, order="asc", limit=2))  # page by page
+    assert [item.type for item in items] == ["message"] * 5
+    assert openai.conversations.items.retrieve(items[1].id, conversation_id=kept.id) == items[1]
+    added = openai.conversations.items.create(kept.id, items=[{"role": "user", "content": "So?"}])
+    openai.conversations.items.delete(added.data[0].id, conversation_id=kept.id)
+    assert list(openai.conversations.items.list(kept.id, order="asc")) == items
+    changed = openai.conversations.update(kept.id, metadata={"topic": "queues"})
+    assert changed.metadata == {"topic": "queues"}
+    assert openai.conversations.retrieve(kept.id) == changed
+    assert openai.conversations.delete(kept.id).deleted
+    with pytest.raises(package.NotFoundError) as gone:
+        openai.responses.create(input="Why?", conversation=kept.id, **asked)
+    assert gone.value.code == "conversation_not_found"
+
+
 def test_errors(openai: OpenAI) -> None:
     with pytest.raises(package.NotFoundError) as unknown:
         openai.responses.create(model="tgi", input="Hi", previous_response_id="resp_1")

@@ -8,7 +8,12 @@ from dataclasses import dataclass
 
 import pytest
 
-from tgi_trio.router.http.response_store import ResponseStore, StoredResponse, Turn
+from tgi_trio.router.http.response_store import (
+    ResponseStore,
+    StoredConversation,
+    StoredResponse,
+    Turn,
+)
 
 
 @dataclass
@@ -62,7 +67,7 @@ def test_what_is_found_is_what_was_kept(most: int, seed: int) -> None:
     assert found_once or most == 2000
     for name, told in all_told.items():
         store.forget(name, told.caller)
-    assert (len(store), store.used) == (0, 0)
+    assert (store.responses, store.used) == (0, 0)
 
 
 def test_what_was_used_last_is_forgotten_last() -> None:
@@ -160,8 +165,55 @@ def test_small_ones_take_no_more_memory_than_is_counted(items: int) -> None:
 def test_nothing_is_kept_where_nothing_may_be() -> None:
     store = ResponseStore(0)
     store.keep(response("r1"))
-    assert (len(store), store.used) == (0, 0)
+    assert (store.responses, store.used) == (0, 0)
     store = ResponseStore(100)
     store.keep(response("r1", size=1000))
-    assert (len(store), store.used) == (0, 0)
+    assert (store.responses, store.used) == (0, 0)
     store.check()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_conversations_are_what_was_done_to_them(seed: int) -> None:
+    """Beside responses, of which each may be what is forgotten."""
+    source = random.Random(seed)
+    store = ResponseStore(30_000)
+    told: dict[str, dict[str, bytes]] = {}
+    for number in range(600):
+        store.keep(response(f"r{number}", size=source.choice((10, 900))))
+        if source.random() < 0.1:
+            id = f"c{number}"
+            told[id] = {}
+            store.keep_conversation(StoredConversation(id, b"a", 5))
+        for id, items in source.sample(sorted(told.items()), min(2, len(told))):
+            found = store.find_conversation(id, b"a")
+            if found is None:
+                del told[id]
+                continue
+            assert found.items == items and list(found.items) == list(items)
+            match source.randrange(3):
+                case 0:
+                    added = {f"i{source.randrange(9)}": b"x" * source.randrange(800)}
+                    items |= added
+                    store.add_items(found, added)
+                case 1 if items:
+                    gone = source.choice(sorted(items))
+                    del items[gone]
+                    store.remove_item(found, gone)
+                case _:
+                    store.describe_conversation(found, b"." * source.randrange(300))
+            assert store.find_conversation(id, b"b") is None and store.find(id, b"a") is None
+        store.check()
+    assert told and store.responses
+
+
+def test_what_runs_is_never_forgotten_for_others() -> None:
+    store = ResponseStore(5000)
+    assert store.reserve(3000) and not store.reserve(2001)
+    store.keep(response("one"))
+    store.keep(response("two"))
+    assert store.find("one", b"a") is None and store.find("two", b"a") is not None
+    store.check()
+    assert store.reserve(2000) and store.find("two", b"a") is None
+    store.check()
+    store.release(5000)
+    assert store.used == 0

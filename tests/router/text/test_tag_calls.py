@@ -76,8 +76,7 @@ OWN = {"type": "tag", "begin": "<tool_call>", "content": NUMBER, "end": "</tool_
 @pytest.mark.parametrize("trigger", ["<tool", "<tool_call>"])
 def test_a_tag_that_begins_like_calls_says_alone_what_follows(added: str, trigger: str) -> None:
     model = model_of("hermes", added)
-    given = {"type": "triggered_tags", "triggers": [trigger], "tags": [OWN, SUM]}
-    given["tags"] = [OWN]
+    given = {"type": "triggered_tags", "triggers": [trigger], "tags": [OWN]}
     matcher = begin(model, given)
     assert model.accepts(matcher, "so <tool_call>12</tool_call>.")
     assert not model.accepts(matcher, HERMES.write([PARIS]))
@@ -117,8 +116,8 @@ def test_which_forms_end_with_free_text() -> None:
         {"type": "tag", "begin": "x", "content": text, "end": ""},
     ):
         assert ends_open(given), given
-    for given in (word, SUM, {"type": "sequence", "elements": [text, word]}, None):
-        assert not ends_open(given), given
+    for other in (word, SUM, {"type": "sequence", "elements": [text, word]}, None):
+        assert not ends_open(other), other
 
 
 @pytest.mark.parametrize("name", ["hermes", "mistral", "qwen-xml", "llama-3"])

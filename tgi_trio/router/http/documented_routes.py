@@ -66,6 +66,42 @@ _STORED_FAILURES = {
     404: "No such response, or it is not kept any more",
 }
 
+
+def _of_conversations(
+    method: str, below: str, summary: str, reply: Any, body: Any = None
+) -> Operation:
+    """Return an operation of /v1/conversations; `below`: the rest of its path."""
+    return Operation(
+        method,
+        f"/v1/conversations{below}",
+        summary,
+        body,
+        reply,
+        own_failures={**_STORED_FAILURES, 404: "No such conversation, or item of it"},
+        failure=responses.ResponsesErrorResponse,
+    )
+
+
+_CONVERSATIONS: tuple[Operation, ...] = (
+    _of_conversations(
+        *("post", "", "Keep a conversation"),
+        *(responses.ConversationReply, responses_schema.ConversationRequest),
+    ),
+    _of_conversations("get", "/{id}", "Show a conversation", responses.ConversationReply),
+    _of_conversations(
+        *("post", "/{id}", "Replace what is noted of a conversation"),
+        *(responses.ConversationReply, responses_schema.ConversationUpdate),
+    ),
+    _of_conversations("delete", "/{id}", "Forget it", responses.ConversationDeleted),
+    _of_conversations("get", "/{id}/items", "List its items", responses.InputItemList),
+    _of_conversations(
+        *("post", "/{id}/items", "Add items to it"),
+        *(responses.InputItemList, responses_schema.ConversationItems),
+    ),
+    _of_conversations("get", "/{id}/items/{item}", "Show an item of it", dict[str, Any]),
+    _of_conversations("delete", "/{id}/items/{item}", "Remove it", responses.ConversationReply),
+)
+
 _KSERVE = "/v2/models/{model}/versions/{version}"
 
 _GENERATION = (404, 422, 424, 429, 500, 503)
@@ -129,8 +165,10 @@ OPERATIONS = (
     Operation(
         "get",
         "/v1/responses/{id}",
-        "Show a response that is kept",
+        "Show a response that is kept or that runs, or its events",
         reply=responses.ResponseReply,
+        events=responses.ResponseEvent,
+        query=("stream", "starting_after"),
         own_failures=_STORED_FAILURES,
         failure=responses.ResponsesErrorResponse,
     ),
@@ -145,7 +183,8 @@ OPERATIONS = (
     Operation(
         "post",
         "/v1/responses/{id}/cancel",
-        "Refused: no response runs in the background",
+        "End a response that runs in the background",
+        reply=responses.ResponseReply,
         own_failures=_STORED_FAILURES,
         failure=responses.ResponsesErrorResponse,
     ),
@@ -157,6 +196,14 @@ OPERATIONS = (
         own_failures=_STORED_FAILURES,
         failure=responses.ResponsesErrorResponse,
     ),
+    Operation(
+        "post",
+        "/v1/responses/compact",
+        "Refused: conversations are not compacted here",
+        own_failures={status: _STORED_FAILURES[status] for status in (400, 401)},
+        failure=responses.ResponsesErrorResponse,
+    ),
+    *_CONVERSATIONS,
     Operation(
         "post",
         "/v1/messages",

@@ -3,7 +3,8 @@
 A response is found by its id, and each item of its conversation by the item's. What is used least
 recently is forgotten first, once all of it together is larger than --response-store-bytes.
 
-Responses that are still computed, in the background, are counted as well, and found by their ids.
+Responses that are still computed, in the background, are counted as well, and found by their ids;
+so are conversations, as /v1/conversations has them.
 
 A conversation is a chain of turns: `resp_2`, which went on from `resp_1`, holds what it added and
 the turn before. A response can be forgotten while later ones still need its turn.
@@ -16,8 +17,10 @@ the turn before. A response can be forgotten while later ones still need its tur
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
+from weakref import ref
 
 from tgi_trio.router.http.event_log import EventLog
 
@@ -25,7 +28,7 @@ _RECORD = 1024  # bytes that are counted for a response beside its texts: object
 _ITEM = 384  # the same for each of its items
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class Turn:
     """What one request added to a conversation, as JSON lists of items."""
 
@@ -76,6 +79,23 @@ class StoredResponse:
         return len(self.body) + _RECORD + items + read_again
 
 
+@dataclass(slots=True, eq=False)
+class StoredConversation:
+    """A conversation that is kept: items that clients and responses add, and clients remove.
+
+    Only the store changes it.
+    """
+
+    id: str
+    caller: bytes
+    created: int  # Unix seconds
+    metadata: bytes = b"{}"
+    items: dict[str, bytes] = field(default_factory=dict)  # JSON by id, in order
+    size: int = _RECORD  # bytes
+    # Of the last response, where its turn and those before it are all that is there.
+    turn: ref[Turn] | None = None
+
+
 class RunningResponse(Protocol):
     """A response that is being computed in the background."""
 
@@ -105,13 +125,12 @@ class ResponseStore:
     used: int = 0  # bytes, also of those that run
     running: dict[str, RunningResponse] = field(default_factory=dict)  # by their ids
     reserved: int = 0  # bytes of those that run
-    _responses: OrderedDict[str, StoredResponse] = field(default_factory=OrderedDict)
+    responses: int = 0  # that are kept
+    _kept: OrderedDict[str, StoredResponse | StoredConversation] = field(
+        default_factory=OrderedDict
+    )
     # By caller and id of an item: the ids of all responses that have it, in order.
     _of_items: dict[tuple[bytes, str], dict[str, None]] = field(default_factory=dict)
-
-    def __len__(self) -> int:
-        """Return how many responses are kept."""
-        return len(self._responses)
 
     def keep(self, response: StoredResponse) -> None:
         """Keep a response with a new turn.
@@ -119,9 +138,10 @@ class ResponseStore:
         Not if it and its conversation are larger than all that may be kept: others stay then.
         """
         id = response.id
-        if id in self._responses or response.size + response.turn.measure() > self.most:
+        if id in self._kept or response.size + response.turn.measure() > self.most:
             return
-        self._responses[id] = response
+        self._kept[id] = response
+        self.responses += 1
         for item in response.item_ids:
             self._of_items.setdefault((response.caller, item), {})[id] = None
         self.used += response.size
@@ -152,14 +172,14 @@ class ResponseStore:
 
     def _make_room(self) -> None:
         while self.used > self.most:
-            self._drop(next(iter(self._responses)))
+            self._drop(next(iter(self._kept)))
 
     def find(self, id: str, caller: bytes) -> StoredResponse | None:
         """Return a caller's response; it is the last to be forgotten then."""
-        found = self._responses.get(id)
-        if found is None or found.caller != caller:
+        found = self._kept.get(id)
+        if not isinstance(found, StoredResponse) or found.caller != caller:
             return None
-        self._responses.move_to_end(id)
+        self._kept.move_to_end(id)
         return found
 
     def find_by_item(self, id: str, caller: bytes) -> StoredResponse | None:
@@ -174,11 +194,66 @@ class ResponseStore:
         self._drop(id)
         return True
 
+    # ---- conversations -------------------------------------------------------------------------
+
+    def keep_conversation(self, conversation: StoredConversation) -> None:
+        """Keep a new conversation; it may be forgotten at once, as a response."""
+        self._kept[conversation.id] = conversation
+        self.used += conversation.size
+        self._make_room()
+
+    def find_conversation(self, id: str, caller: bytes) -> StoredConversation | None:
+        """Return a caller's conversation; it is the last to be forgotten then."""
+        found = self._kept.get(id)
+        if not isinstance(found, StoredConversation) or found.caller != caller:
+            return None
+        self._kept.move_to_end(id)
+        return found
+
+    def forget_conversation(self, conversation: StoredConversation) -> None:
+        """Forget one; responses that belonged to it are kept."""
+        self._drop(conversation.id)
+
+    def describe_conversation(self, conversation: StoredConversation, metadata: bytes) -> None:
+        """Replace the metadata, a JSON object."""
+        self._resize(conversation, len(metadata) - len(conversation.metadata))
+        conversation.metadata = metadata
+
+    def add_items(
+        self, conversation: StoredConversation, items: Mapping[str, bytes], turn: Turn | None = None
+    ) -> None:
+        """Add items, JSON by id; one whose id is there takes its place.
+
+        `turn`: that of a response, if it and those before it are all that is there then. Nothing
+        happens where the conversation was forgotten meanwhile.
+        """
+        if self._kept.get(conversation.id) is not conversation:
+            return
+        old = sum(_ITEM + len(conversation.items.get(id, b"")) for id in items)
+        old -= _ITEM * sum(id not in conversation.items for id in items)
+        conversation.items |= items
+        conversation.turn = None if turn is None else ref(turn)
+        self._resize(conversation, sum(_ITEM + len(each) for each in items.values()) - old)
+
+    def remove_item(self, conversation: StoredConversation, id: str) -> None:
+        """Remove an item, which must be there."""
+        removed = conversation.items.pop(id)
+        conversation.turn = None
+        self._resize(conversation, -_ITEM - len(removed))
+
+    def _resize(self, conversation: StoredConversation, more: int) -> None:
+        conversation.size += more
+        self.used += more
+        self._make_room()
+
+    # ---- counting ------------------------------------------------------------------------------
+
     def check(self) -> None:
         """Raise RuntimeError if what is counted is not what is there."""
+        responses = [each for each in self._kept.values() if isinstance(each, StoredResponse)]
         turns: dict[int, Turn] = {}
         holders: dict[int, int] = {}
-        for response in self._responses.values():
+        for response in responses:
             turn: Turn | None = response.turn
             while turn is not None:
                 holders[id(turn)] = holders.get(id(turn), 0) + 1
@@ -187,7 +262,13 @@ class ResponseStore:
                 turns[id(turn)] = turn
                 turn = turn.before
         size = sum(each.size for each in turns.values())
-        size += sum(each.size for each in self._responses.values()) + self.reserved
+        size += sum(each.size for each in self._kept.values()) + self.reserved
+        for each in self._kept.values():
+            if isinstance(each, StoredConversation):
+                items = sum(_ITEM + len(item) for item in each.items.values())
+                size += _RECORD + items + len(each.metadata) - len(b"{}") - each.size
+        if len(responses) != self.responses:
+            raise RuntimeError(f"{self.responses} responses are counted of {len(responses)}")
         if size != self.used or size > self.most:
             raise RuntimeError(f"{self.used} bytes are counted, {size} are there of {self.most}")
         if any(turn.holders != holders[key] for key, turn in turns.items()):
@@ -195,13 +276,18 @@ class ResponseStore:
         known = {(key, id) for key, ids in self._of_items.items() for id in ids}
         if known != {
             ((each.caller, item), each.id)
-            for each in self._responses.values()
+            for each in self._kept.values()
+            if isinstance(each, StoredResponse)
             for item in each.item_ids
         }:
             raise RuntimeError("items are not found in the responses that have them")
 
     def _drop(self, id: str) -> None:
-        response = self._responses.pop(id)
+        response = self._kept.pop(id)
+        if isinstance(response, StoredConversation):
+            self.used -= response.size
+            return
+        self.responses -= 1
         for item in set(response.item_ids):
             owners = self._of_items[response.caller, item]
             del owners[id]

@@ -152,7 +152,7 @@ METRICS: Final[tuple[Metric, ...]] = (
     ),
     Metric("tgi_request_reasoning_tokens", "counter", "Tokens of thoughts, their marks included"),
     Metric("tgi_stored_responses", "gauge", "Answers of /v1/responses that are kept"),
-    Metric("tgi_stored_responses_bytes", "gauge", "Bytes of these, with their conversations"),
+    Metric("tgi_stored_responses_bytes", "gauge", "Bytes of these, and of conversations"),
     Metric("tgi_kv_cache_usage", "gauge", "Part of the KV blocks that sequences hold, 0 to 1"),
     Metric("tgi_kv_blocks_free", "gauge", "KV blocks free"),
     Metric("tgi_kv_blocks_total", "gauge", "KV blocks in all"),

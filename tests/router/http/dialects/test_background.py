@@ -134,7 +134,9 @@ async def test_its_events_are_read_from_any_of_them_on(monkeypatch: Any) -> None
         assert kinds[-1] == "response.completed" and not one.engine.left
         found = await one.look(response["id"])
         assert told[-1].response == found
-        texts = "".join(each.delta for each in told if each.type == "response.output_text.delta")
+        texts = "".join(
+            str(each.delta) for each in told if each.type == "response.output_text.delta"
+        )
         assert texts.strip() == "Let me see."
         for after in (0, 5, len(told) - 2, len(told) - 1, 10_000):
             again = await one.get(response["id"], f"?stream=true&starting_after={after}")

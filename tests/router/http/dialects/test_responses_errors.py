@@ -45,7 +45,7 @@ SMALL = ServedLimits(max_input_tokens=20, max_total_tokens=40)
         ({"model": "other"}, 404, "model_not_found", "`other`"),
         ({"previous_response_id": "resp_1"}, 404, "previous_response_not_found", "resp_1"),
         ({"background": True, "store": False}, 400, None, "`background` needs the response"),
-        ({"conversation": "conv_1"}, 400, None, "conversation"),
+        ({"conversation": "conv_1"}, 404, "conversation_not_found", "conv_1"),
         ({"prompt": {"id": "p"}}, 400, None, "prompt"),
         ({"moderation": {"model": "m"}}, 400, None, "`moderation` is not supported"),
         ({"prompt_cache_options": {"prewarm": True}}, 400, None, "prewarm"),

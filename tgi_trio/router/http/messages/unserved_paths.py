@@ -26,9 +26,9 @@ _FILES: Final = "nothing is stored here; send each request by itself"
 _OLLAMA: Final = "Ollama's API is not served; use OpenAI's: /v1/chat/completions, /v1/models"
 _TEXT: Final = "use /generate or /v1/completions"
 
-# What has things of clients below it elsewhere: files, answers, conversations.
+# What has things of clients below it elsewhere: files, answers, threads.
 _STORES: Final = (
-    *("/v1/files", "/v1/batches", "/v1/assistants", "/v1/threads", "/v1/conversations"),
+    *("/v1/files", "/v1/batches", "/v1/assistants", "/v1/threads"),
     *("/v1/vector_stores", "/v1/fine_tuning/jobs", "/v1/messages/batches"),
 )
 _STORED: Final = (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 
 import msgspec
@@ -59,7 +58,7 @@ async def responses(call: Call) -> Reply:
     take_permits(call)
     stored = keeps(call, request)
     writer = ResponseWriter(copy_settings(request, model, stored), call.now(), call.ids)
-    keep: Keep = partial(keep_response, call, history, writer.id) if stored else _keep_nothing
+    keep: Keep = partial(keep_response, call, history, writer.id, stored=stored)
     background = None
     if request.background:
         history, recorded = name_items(call, history), bool(request.stream)
@@ -101,10 +100,6 @@ async def input_tokens(call: Call) -> Reply:
     prompt = await expand_text(call, await render_prompt(call, conversation))
     found = await tokenize_text(call, prompt, add_special_tokens=False)
     return Reply(msgspec.json.encode(replies.InputTokenCount(len(found.ids))))
-
-
-def _keep_nothing(body: bytes, output: Sequence[replies.OutputItem]) -> None:
-    """Take a response that is not to be kept."""
 
 
 def _text_logprobs(call: Call, request: schema.ResponsesRequest) -> TextLogprobs | None:

@@ -17,10 +17,10 @@ from tgi_trio.errors import ValidationError
 from tgi_trio.router.http.call import Call
 from tgi_trio.router.http.dialects.responses import replies
 from tgi_trio.router.http.dialects.responses.answer import ResponseEvents
+from tgi_trio.router.http.dialects.responses.callers import read_caller
 from tgi_trio.router.http.dialects.responses.history import (
     History,
     keep_response,
-    read_caller,
 )
 from tgi_trio.router.http.engine_api import TokenStreamApi
 from tgi_trio.router.http.event_log import EventLog
@@ -58,6 +58,7 @@ class BackgroundResponse:
         self._history = history
         self._resources = ExitStack()
         self._reserved = 0  # bytes of the store
+        self._said = False  # whether it has ended by itself
         self._ended: tuple[bytes, Sequence[replies.OutputItem]] | None = None
 
     def keep(self, body: bytes, output: Sequence[replies.OutputItem]) -> None:
@@ -98,6 +99,7 @@ class BackgroundResponse:
             else:
                 request_stats = record_request(self._call, self._stream.timings, end)
                 self._write(with_receipt(self._events.end(tokens, end), request_stats))
+                self._said = True
                 self._close()
         except Exception as defect:  # ours: it may end this response, but not the engine's step
             self._fail([], explain(self._call, defect))
@@ -143,6 +145,7 @@ class BackgroundResponse:
                 *(self._call, self._history, self.id, body, output),
                 background=True,
                 log=self.log,
+                said=self._said,
             )
 
     def _let_go(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from dataclasses import replace as replace_history
 from typing import Any, Final
 
 import msgspec
@@ -11,13 +12,19 @@ from msgspec.json import encode
 from msgspec.structs import replace
 
 from tgi_trio.errors import name_param
-from tgi_trio.router.http.api_keys import name_caller
 from tgi_trio.router.http.call import Call
 from tgi_trio.router.http.dialects.responses import replies, schema
+from tgi_trio.router.http.dialects.responses.callers import explain_missing, read_caller
+from tgi_trio.router.http.dialects.responses.conversations import (
+    find_conversation,
+    read_items,
+    write_items,
+)
 from tgi_trio.router.http.dialects.responses.items import is_reference
+from tgi_trio.router.http.dialects.responses.writing import name_conversation
 from tgi_trio.router.http.event_log import EventLog
 from tgi_trio.router.http.messages.problems import Refused
-from tgi_trio.router.http.response_store import StoredResponse, Turn
+from tgi_trio.router.http.response_store import StoredConversation, StoredResponse, Turn
 
 _ITEMS: Final = msgspec.json.Decoder(list[schema.InputItem])
 _PREFIXES: Final = {"message": "msg", "reasoning": "rs"}  # of ids; the others are calls and results
@@ -27,25 +34,35 @@ _PREFIXES: Final = {"message": "msg", "reasoning": "rs"}  # of ids; the others a
 class History:
     """The items of a conversation up to the answer."""
 
-    before: Turn | None  # that of the previous response
+    before: Turn | None  # that of the previous response, or of the conversation
     kept: list[schema.InputItem]  # its items and those before them
     given: list[schema.InputItem]  # the request's own, and those that it refers to
+    conversation: StoredConversation | None = None  # that it belongs to
 
 
 def read_history(call: Call, request: schema.ResponsesRequest) -> History:
     """Return the items that a request stands for. Raises Refused (404) for what is not kept."""
-    before, id = None, request.previous_response_id
-    if id is not None:
+    before, conversation, kept = None, None, []
+    if (id := request.previous_response_id) is not None:
         before = find_response(call, id, "previous_response_id").turn
+        kept = decode_items(before.lists())
+    elif (id := name_conversation(request)) is not None:
+        conversation = find_conversation(call, id, "conversation")
+        kept = read_items(conversation)
+        before = None if conversation.turn is None else conversation.turn()
+        if before is None and kept:
+            before = Turn(None, encode(kept), b"[]")
     if isinstance(request.input, str):
         given = [schema.InputItem("message", role="user", content=request.input)]
     else:
-        given = list(_resolve(call, request.input))
-    return History(before, [] if before is None else decode_items(before.lists()), given)
+        given = list(resolve_items(call, request.input, "input"))
+    return History(before, kept, given, conversation)
 
 
-def _resolve(call: Call, items: Sequence[schema.InputItem]) -> Iterator[schema.InputItem]:
-    """Yield items, each reference replaced by what it refers to."""
+def resolve_items(
+    call: Call, items: Sequence[schema.InputItem], field: str
+) -> Iterator[schema.InputItem]:
+    """Yield items, each reference replaced by what it refers to. Raises Refused (404)."""
     caller = read_caller(call)
     # By responses, each of which is decoded once: it may hold all of the conversation, with images.
     found: dict[str, dict[str | None, schema.InputItem]] = {}
@@ -56,9 +73,9 @@ def _resolve(call: Call, items: Sequence[schema.InputItem]) -> Iterator[schema.I
         id = item.id or ""
         response = call.responses.find_by_item(id, caller)
         if response is None:
-            text = f"Item with id '{id}' not found: {_why_missing(call)}; send the item itself"
+            text = f"Item with id '{id}' not found: {explain_missing(call)}; send the item itself"
             refused = Refused(404, text, "not_found", code="item_not_found", elsewhere=True)
-            raise name_param(refused, f"input[{i}]")
+            raise name_param(refused, f"{field}[{i}]")
         if response.id not in found:
             kept = decode_items([response.turn.given, response.turn.answered])
             found[response.id] = {each.id: each for each in kept}
@@ -81,11 +98,11 @@ def find_response(call: Call, id: str, param: str | None) -> StoredResponse:
     if call.responses.find_running(id, read_caller(call)) is not None:
         text = f"Response with id '{id}' has not ended yet: wait until it has, or cancel it"
         raise name_param(Refused(400, text, "validation"), param)
-    text, code = f"Response with id '{id}' not found: {_why_missing(call)}", "response_not_found"
+    text, code = f"Response with id '{id}' not found: {explain_missing(call)}", "response_not_found"
     if param:
         code = "previous_response_not_found"
         text = (
-            f"Previous response with id '{id}' not found: {_why_missing(call)}; send the whole "
+            f"Previous response with id '{id}' not found: {explain_missing(call)}; send the whole "
             "conversation as `input`"
         )
     raise name_param(Refused(404, text, code, code=code, elsewhere=True), param)
@@ -115,22 +132,35 @@ def keep_response(
     *,
     background: bool = False,
     log: EventLog | None = None,
+    stored: bool = True,
+    said: bool = True,
 ) -> None:
     """Keep a response that has ended: what was asked, and what was answered.
 
-    `background`, `log`: as `StoredResponse` has them.
+    `background`, `log`: as `StoredResponse` has them; `stored`: whether it is kept itself, `said`:
+    whether its conversation is told, if it has one.
     """
+    conversation = history.conversation
+    if not stored and conversation is None:
+        return
     given = name_items(call, history).given
     answered = [_without_logprobs(item) for item in output]
     item_ids = tuple(each.id for each in (*given, *answered) if each.id)
     turn = Turn(history.before, encode(given), encode(answered))
-    stored = StoredResponse(id, read_caller(call), body, turn, item_ids, background, log)
-    call.responses.keep(stored)
+    if stored:
+        caller = read_caller(call)
+        call.responses.keep(StoredResponse(id, caller, body, turn, item_ids, background, log))
+    if conversation is not None and said:
+        added = write_items([*given, *answered])
+        # What others have added or removed meanwhile is not in the turns.
+        unchanged = list(conversation.items) == [each.id for each in history.kept]
+        alone = stored and unchanged and conversation.items.keys().isdisjoint(added)
+        call.responses.add_items(conversation, added, turn if alone else None)
 
 
 def name_items(call: Call, history: History) -> History:
     """Return a history whose own items have types and ids, and images that are their own."""
-    return History(history.before, history.kept, [_as_kept(call, item) for item in history.given])
+    return replace_history(history, given=[name_item(call, item) for item in history.given])
 
 
 def _without_logprobs(item: replies.OutputItem) -> replies.OutputItem:
@@ -140,7 +170,7 @@ def _without_logprobs(item: replies.OutputItem) -> replies.OutputItem:
     return replace(item, content=[replace(part, logprobs=[]) for part in item.content])
 
 
-def _as_kept(call: Call, item: schema.InputItem) -> schema.InputItem:
+def name_item(call: Call, item: schema.InputItem) -> schema.InputItem:
     """Return an item with a type, an id, and images that are its own."""
     kind = item.type or "message"
     prefix = _PREFIXES.get(kind, "fc")
@@ -162,14 +192,3 @@ def _restore_media(call: Call, part: Any) -> Any:
     if isinstance(audio, Mapping) and isinstance(audio.get("data"), str):
         found["input_audio"] = {**audio, "data": call.cut.write_data(audio["data"])}
     return found
-
-
-def read_caller(call: Call) -> bytes:
-    """Return what tells the callers of different keys apart."""
-    return name_caller(call.headers, call.settings.api_keys)
-
-
-def _why_missing(call: Call) -> str:
-    if not call.responses.most:
-        return "nothing is stored here (--response-store-bytes 0)"
-    return "it was not stored, or is no longer (--response-store-bytes)"

@@ -131,6 +131,29 @@ class IncompleteDetails(Struct, forbid_unknown_fields=True):
     reason: Literal["max_output_tokens"]
 
 
+class ConversationName(Struct, forbid_unknown_fields=True):
+    """The conversation that a response belongs to."""
+
+    id: str
+
+
+class ConversationReply(Struct, forbid_unknown_fields=True, kw_only=True):
+    """A conversation that is kept."""
+
+    id: str
+    object: Literal["conversation"] = "conversation"
+    created_at: int
+    metadata: dict[str, str]
+
+
+class ConversationDeleted(Struct, forbid_unknown_fields=True):
+    """A conversation that is forgotten."""
+
+    id: str
+    object: Literal["conversation.deleted"] = "conversation.deleted"
+    deleted: Literal[True] = True
+
+
 class ResponseSettings(Struct, forbid_unknown_fields=True, kw_only=True):
     """The fields of a request that its response repeats."""
 
@@ -150,6 +173,7 @@ class ResponseSettings(Struct, forbid_unknown_fields=True, kw_only=True):
     safety_identifier: str | None
     prompt_cache_key: str | None
     background: bool = False
+    conversation: ConversationName | None = None
     max_tool_calls: None = None
     previous_response_id: str | None = None
     service_tier: Literal["default"] = "default"
@@ -187,7 +211,7 @@ class ResponseDeleted(Struct, forbid_unknown_fields=True):
 
 
 class InputItemList(Struct, forbid_unknown_fields=True, kw_only=True):
-    """A page of the items that a response answers."""
+    """A page of items: those that a response answers, or of a conversation."""
 
     object: Literal["list"] = "list"
     data: list[dict[str, Any]]

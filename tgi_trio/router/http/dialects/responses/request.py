@@ -27,7 +27,6 @@ def check_served(request: schema.ResponsesRequest, *, kept: bool) -> None:
     Only fields are refused that change what a client gets, or what it pays for.
     """
     for name, advice in (
-        ("conversation", "go on from `previous_response_id`, or send all of it as `input`"),
         ("prompt", "no prompts are stored here, send its text as `instructions` or `input`"),
         ("moderation", MODERATION),
     ):
@@ -42,6 +41,11 @@ def check_served(request: schema.ResponsesRequest, *, kept: bool) -> None:
         raise ValidationError(
             "`image.context_compression` cannot be `enabled`: every image has the tokens that its "
             "model gives it"
+        )
+    if request.conversation is not None and request.previous_response_id is not None:
+        raise ValidationError(
+            "`conversation` and `previous_response_id` exclude one another: both say what was said "
+            "before"
         )
     if request.background and (request.store is False or not kept):
         how = "--response-store-bytes is 0" if not kept else "`store` is false"

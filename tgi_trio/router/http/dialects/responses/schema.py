@@ -92,6 +92,37 @@ class ImageOptions(Struct):
     context_compression: str | None = None  # refused where it must be done
 
 
+class ConversationName(Struct):
+    """A conversation by its id."""
+
+    id: str
+
+
+Metadata = Annotated[
+    dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]],
+    Meta(max_length=16),
+]
+
+
+class ConversationRequest(Struct):
+    """Body of /v1/conversations."""
+
+    items: list[InputItem] | None = None
+    metadata: Metadata | None = None
+
+
+class ConversationUpdate(Struct):
+    """Body that replaces what is noted of a conversation."""
+
+    metadata: Metadata | None
+
+
+class ConversationItems(Struct):
+    """Body that adds items to a conversation."""
+
+    items: list[InputItem]
+
+
 class ResponsesRequest(Scheduling, kw_only=True):
     """Body of /v1/responses."""
 
@@ -113,6 +144,7 @@ class ResponsesRequest(Scheduling, kw_only=True):
     stream: bool | None = None
     store: bool | None = None  # whether later requests may go on from it; absent: they may
     previous_response_id: str | None = None
+    conversation: str | ConversationName | None = None  # one that is kept: its items come first
     # Repeated in the answer.
     metadata: dict[str, Any] | None = None
     user: str | None = None
@@ -120,7 +152,6 @@ class ResponsesRequest(Scheduling, kw_only=True):
     prompt_cache_key: str | None = None
     background: bool | None = None  # whether it is computed though nobody waits
     # Refused if they ask for something.
-    conversation: Any = None
     prompt: Any = None
     moderation: Any = None
     prompt_cache_options: PromptCacheOptions | None = None

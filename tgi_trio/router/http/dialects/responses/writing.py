@@ -27,7 +27,7 @@ def copy_settings(
     request: schema.ResponsesRequest, model: str, store: bool
 ) -> replies.ResponseSettings:
     """Return the fields of a request that its response repeats; `store`: whether it is kept."""
-    thinking, text = request.reasoning, request.text
+    thinking, text, within = request.reasoning, request.text, name_conversation(request)
     form = None if text is None or text.format is None else text.format
     shown = {"type": "text"} if form is None else msgspec.to_builtins(form)
     return replies.ResponseSettings(
@@ -53,9 +53,16 @@ def copy_settings(
         safety_identifier=request.safety_identifier,
         prompt_cache_key=request.prompt_cache_key,
         background=bool(request.background),
+        conversation=None if within is None else replies.ConversationName(within),
         previous_response_id=request.previous_response_id,
         store=store,
     )
+
+
+def name_conversation(request: schema.ResponsesRequest) -> str | None:
+    """Return the id of the conversation that a request belongs to."""
+    given = request.conversation
+    return given.id if isinstance(given, schema.ConversationName) else given
 
 
 class ResponseWriter:

@@ -1,0 +1,128 @@
+"""OpenAI's Conversations: items that are kept, to which responses add what is said."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from msgspec.json import encode
+
+from tgi_trio.errors import ValidationError
+from tgi_trio.router.http.call import Call, Reply, Route
+from tgi_trio.router.http.dialects.responses import replies, schema
+from tgi_trio.router.http.dialects.responses.answer import ERRORS
+from tgi_trio.router.http.dialects.responses.callers import read_caller
+from tgi_trio.router.http.dialects.responses.conversations import (
+    find_conversation,
+    list_items,
+    read_items,
+    show_conversation,
+    show_item,
+    show_page,
+    write_items,
+)
+from tgi_trio.router.http.dialects.responses.history import name_item, resolve_items
+from tgi_trio.router.http.messages.body_reader import BodyReader
+from tgi_trio.router.http.messages.error_shapes import ResponsesShape
+from tgi_trio.router.http.messages.problems import Refused
+from tgi_trio.router.http.response_store import StoredConversation
+
+_CREATE: Final = BodyReader(schema.ConversationRequest, mends=True)
+_UPDATE: Final = BodyReader(schema.ConversationUpdate, mends=True)
+_ITEMS: Final = BodyReader(schema.ConversationItems, mends=True)
+
+
+async def create_conversation(call: Call) -> Reply:
+    """POST /v1/conversations: keep a new one, with or without items."""
+    body: schema.ConversationRequest = _CREATE.read(call.headers, call.body or b"{}")
+    store = call.responses
+    if not store.most:
+        raise ValidationError(
+            "no conversation can be kept here (--response-store-bytes 0): send all of it as `input`"
+        )
+    items = _name_items(call, body.items or [])
+    id = f"conv_{call.ids.randbytes(24).hex()}"
+    conversation = StoredConversation(id, read_caller(call), call.now())
+    store.keep_conversation(conversation)
+    store.describe_conversation(conversation, encode(body.metadata or {}))
+    store.add_items(conversation, write_items(items))
+    return _show(conversation)
+
+
+async def show(call: Call) -> Reply:
+    """GET /v1/conversations/<id>."""
+    return _show(find_conversation(call, call.path["id"]))
+
+
+async def update_conversation(call: Call) -> Reply:
+    """POST /v1/conversations/<id>: replace its metadata."""
+    body: schema.ConversationUpdate = _UPDATE.read(call.headers, call.body)
+    conversation = find_conversation(call, call.path["id"])
+    call.responses.describe_conversation(conversation, encode(body.metadata or {}))
+    return _show(conversation)
+
+
+async def delete_conversation(call: Call) -> Reply:
+    """DELETE /v1/conversations/<id>: forget it."""
+    conversation = find_conversation(call, call.path["id"])
+    call.responses.forget_conversation(conversation)
+    return Reply(encode(replies.ConversationDeleted(conversation.id)))
+
+
+async def list_conversation(call: Call) -> Reply:
+    """GET /v1/conversations/<id>/items, newest first."""
+    return Reply(encode(list_items(call, read_items(find_conversation(call, call.path["id"])))))
+
+
+async def add_items(call: Call) -> Reply:
+    """POST /v1/conversations/<id>/items: add some at the end."""
+    body: schema.ConversationItems = _ITEMS.read(call.headers, call.body)
+    conversation = find_conversation(call, call.path["id"])
+    items = _name_items(call, body.items)
+    call.responses.add_items(conversation, write_items(items))
+    return Reply(encode(show_page(items)))
+
+
+async def show_one_item(call: Call) -> Reply:
+    """GET /v1/conversations/<id>/items/<item>."""
+    conversation, id = _find_item(call)
+    (found,) = [each for each in read_items(conversation) if each.id == id]
+    return Reply(encode(show_item(found)))
+
+
+async def delete_item(call: Call) -> Reply:
+    """DELETE /v1/conversations/<id>/items/<item>: remove it; the conversation is shown."""
+    conversation, id = _find_item(call)
+    call.responses.remove_item(conversation, id)
+    return _show(conversation)
+
+
+def _name_items(call: Call, items: list[schema.InputItem]) -> list[schema.InputItem]:
+    """Return items as they are kept; references are replaced. Raises Refused (404)."""
+    return [name_item(call, item) for item in resolve_items(call, items, "items")]
+
+
+def _find_item(call: Call) -> tuple[StoredConversation, str]:
+    conversation, id = find_conversation(call, call.path["id"]), call.path["item"]
+    if id not in conversation.items:
+        text = f"Item with id '{id}' not found in this conversation"
+        raise Refused(404, text, "not_found", code="item_not_found")
+    return conversation, id
+
+
+def _show(conversation: StoredConversation) -> Reply:
+    return Reply(encode(show_conversation(conversation)))
+
+
+_SHAPE: Final = ResponsesShape(frozenset({"items", "metadata"}), {})
+_ALL: Final = "/v1/conversations"
+_ONE: Final = f"{_ALL}/<id>"
+ROUTES = (
+    Route("POST", _ALL, create_conversation, dialect=_SHAPE, images=True),
+    Route("GET", _ONE, show, dialect=ERRORS),
+    Route("POST", _ONE, update_conversation, dialect=_SHAPE),
+    Route("DELETE", _ONE, delete_conversation, dialect=ERRORS),
+    Route("GET", f"{_ONE}/items", list_conversation, dialect=ERRORS),
+    Route("POST", f"{_ONE}/items", add_items, dialect=_SHAPE, images=True),
+    Route("GET", f"{_ONE}/items/<item>", show_one_item, dialect=ERRORS),
+    Route("DELETE", f"{_ONE}/items/<item>", delete_item, dialect=ERRORS),
+)
