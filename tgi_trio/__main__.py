@@ -66,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             forget_reader()
             _complain(f"the output cannot be written: {error.strerror}", as_json)
             return EXIT_FAILURE
-        if invocation.command not in ("chat", "bench"):
+        if invocation.command not in ("chat", "bench", "batch"):
             raise
         _complain(f"the server cannot be reached: {error}", as_json)
         return EXIT_FAILURE
@@ -284,6 +284,14 @@ def _bench(invocation: Invocation) -> int:
     return 0 if trio.run(bench, invocation.options, sys.stdout) else EXIT_FAILURE
 
 
+def _batch(invocation: Invocation) -> int:
+    import trio
+
+    from tgi_trio.cli.batch import batch
+
+    return 0 if trio.run(batch, invocation.options, sys.stdout) else EXIT_FAILURE
+
+
 def _cluster(invocation: Invocation) -> int:
     from tgi_trio.cli.cluster import find_division, find_front
     from tgi_trio.cluster.controller import Resources, keep
@@ -338,6 +346,7 @@ _COMMANDS: Mapping[str, Callable[[Invocation], int]] = {
     "shard": _shard,
     "chat": _chat,
     "bench": _bench,
+    "batch": _batch,
     "print-schema": _print_schema,
     "cluster": _cluster,
     "front": _front,

@@ -38,6 +38,8 @@ REFUSED = {
     "front --replica a:1 --peer-bind b:1": "--peer-bind needs --peer",
     "front --peer b:1 --cluster-secret-file s --bind unix:/x": "--peer needs --peer-bind host",
     "quantize a b --bits 3": "--bits must be 4. Given: 3",
+    "batch a b --clients 0": "--clients must be >= 1. Given: 0",
+    "batch a ./a": "OUTPUT must be another file than INPUT",
     "quantize a b --groupsize 12": "--groupsize must be -1 or a multiple of 8. Given: 12",
     "quantize a b --groupsize 0": "--groupsize must be -1 or a multiple of 8. Given: 0",
     "quantize a b --percdamp 7": "--percdamp must be 0 to 1. Given: 7",
@@ -90,6 +92,7 @@ def _told(words: str) -> str:
 NEEDED = {
     "download-weights": "a",
     "quantize": "a b",
+    "batch": "a b",
     "rank": "--leader a:1 --cluster-secret-file s --rank 1",
     "shard": "--cluster-secret-file s",
     "front": "--replica a:1",

@@ -17,7 +17,7 @@ import orjson
 import trio
 
 from tgi_trio.cli.conversation import Conversation, Piece
-from tgi_trio.cli.options import BenchOptions, ChatOptions
+from tgi_trio.cli.options import BatchOptions, BenchOptions, ChatOptions
 from tgi_trio.cli.own_server import run_own_server
 from tgi_trio.client.address import parse_address
 from tgi_trio.client.http import Client, HTTPFailure
@@ -42,7 +42,7 @@ _DIM, _PLAIN = "\x1b[2m", "\x1b[22m"
 
 
 @asynccontextmanager
-async def open_client(options: ChatOptions | BenchOptions) -> AsyncGenerator[Client]:
+async def open_client(options: ChatOptions | BenchOptions | BatchOptions) -> AsyncGenerator[Client]:
     """Yield a client of the server at `--url`, or of one that is started for the block."""
     async with AsyncExitStack() as stack:
         if options.url is not None:

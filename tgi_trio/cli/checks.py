@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tgi_trio.cli.options import (
+    BatchOptions,
     BenchOptions,
     ChatOptions,
     ClusterOptions,
@@ -41,6 +42,13 @@ def check_bench(options: BenchOptions) -> None:
     _check_least(options, 1, "requests", "clients", "words", "max_tokens")
     if options.rate and (slowest := min(options.rate)) <= 0:
         raise ConfigurationError(f"--rate must be > 0. Given: {slowest:g}")
+
+
+def check_batch(options: BatchOptions) -> None:
+    """Raise for requests that nobody asks, or that have no time, and for one file for both."""
+    _check_least(options, 1, "clients", "timeout")
+    if options.input.resolve() == options.output.resolve():
+        raise ConfigurationError("OUTPUT must be another file than INPUT")
 
 
 def check_quantize(options: QuantizeOptions) -> None:

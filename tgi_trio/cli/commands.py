@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, Final
 
 from tgi_trio.cli.checks import (
+    check_batch,
     check_bench,
     check_chat,
     check_cluster,
@@ -20,6 +21,7 @@ from tgi_trio.cli.checks import (
 )
 from tgi_trio.cli.flags import FLAGS, Flag, list_flags
 from tgi_trio.cli.options import (
+    BatchOptions,
     BenchOptions,
     ChatOptions,
     ClusterOptions,
@@ -73,7 +75,7 @@ def _of_serve(*names: str) -> tuple[Flag, ...]:
 
 
 def _client_flags(owner: type[Any]) -> Groups:
-    """Return the flags of `chat` and `bench`, which use a running server or start one."""
+    """Return the flags of `chat`, `bench` and `batch`, which use a running server or start one."""
     return (
         (
             "Server",
@@ -90,6 +92,7 @@ def _client_flags(owner: type[Any]) -> Groups:
 # Flags of a single command, so most have no environment variable.
 _answer: Final = partial(Flag, owner=ChatOptions, variable=False)
 _spread: Final = partial(Flag, owner=FrontOptions)
+_ask: Final = partial(Flag, owner=BatchOptions, variable=False)
 _load: Final = partial(Flag, owner=BenchOptions, variable=False)
 _fetch: Final = partial(Flag, owner=DownloadOptions, variable=False)
 _keep: Final = partial(Flag, owner=ClusterOptions, variable=False)
@@ -244,6 +247,27 @@ COMMANDS: Final[tuple[Command, ...]] = (
         ),
         BenchOptions,
         check_bench,
+    ),
+    Command(
+        "batch",
+        "ask a server the requests of a file, as OpenAI's Batch API has them",
+        (
+            *_client_flags(BatchOptions),
+            (
+                "Requests",
+                (
+                    _ask("clients", "int", "requests at a time"),
+                    _ask("timeout", "seconds", "of a request until it counts as failed"),
+                ),
+            ),
+        ),
+        BatchOptions,
+        check_batch,
+        operand="INPUT OUTPUT",
+        operand_field="input",
+        operand_help="files: a request on each line, and where the answers go",
+        operand_kind="path",
+        target_field="output",
     ),
     Command(
         "cluster",

@@ -10,7 +10,7 @@ from tgi_trio.settings.records import OWN
 
 @dataclass(frozen=True, kw_only=True)
 class _Client:
-    """Options of `chat` and `bench`: a running server, or a model for which to start one."""
+    """Options of what asks a server: one that runs, or a model for which to start one."""
 
     url: str | None = None  # None: a server of our own
     api_key: str | None = None
@@ -39,6 +39,16 @@ class BenchOptions(_Client):
     words: int = 40
     max_tokens: int = 64
     json: Path | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchOptions(_Client):
+    """`batch`."""
+
+    input: Path  # a request on each line
+    output: Path  # an answer on each line; a file that is there is gone on with
+    clients: int = 16  # requests at a time
+    timeout: float = 3600.0  # seconds of a request
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -29,6 +29,16 @@ class HTTPFailure(Exception):
 
 
 @dataclass(frozen=True, slots=True)
+class Answer:
+    """What a server has answered, with whatever status."""
+
+    status: int
+    body: bytes
+    request_id: str = ""
+    retry_after: float = 0.0  # seconds until another try may help
+
+
+@dataclass(frozen=True, slots=True)
 class Client:
     """A server's address and the API key for it."""
 
@@ -39,6 +49,14 @@ class Client:
         """Return the JSON at `path`. Raises HTTPFailure and OSError."""
         async with self._exchange("GET", path, b"") as exchange:
             return orjson.loads(await exchange.whole())
+
+    async def post(self, path: str, payload: bytes) -> Answer:
+        """POST JSON and return the answer, also one of an error.
+
+        Raises OSError and trio.BrokenResourceError as `events` does.
+        """
+        async with self._exchange("POST", path, payload) as exchange:
+            return await exchange.answer()
 
     async def events(
         self, path: str, body: Mapping[str, Any]
@@ -122,6 +140,24 @@ class _Exchange:
                 if status != 200:
                     raise HTTPFailure(status, read_error(refused))
                 return
+
+    async def answer(self) -> Answer:
+        response = await self._next()
+        while not isinstance(response, h11.Response):
+            if isinstance(response, h11.ConnectionClosed):
+                raise trio.BrokenResourceError("the connection ended within the answer")
+            response = await self._next()
+        pieces: list[bytes] = []
+        while isinstance(event := await self._next(), h11.Data):
+            pieces.append(bytes(event.data))
+        headers = {bytes(name): bytes(value) for name, value in response.headers}
+        after = headers.get(b"retry-after", b"")
+        return Answer(
+            response.status_code,
+            b"".join(pieces),
+            headers.get(b"x-request-id", b"").decode("latin-1"),
+            float(after) if after.isdigit() else 0.0,
+        )
 
     async def whole(self) -> bytes:
         return b"".join([piece async for piece in self._pieces()])

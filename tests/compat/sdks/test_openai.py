@@ -231,9 +231,10 @@ def test_a_conversation(openai: OpenAI) -> None:
     assert sent.usage.input_tokens == second.usage.input_tokens
     items = list(openai.conversations.items.list(kept.id, order="asc", limit=2))  # page by page
     assert [item.type for item in items] == ["message"] * 5
-    assert openai.conversations.items.retrieve(items[1].id, conversation_id=kept.id) == items[1]
+    second_id = str(items[1].id)
+    assert openai.conversations.items.retrieve(second_id, conversation_id=kept.id) == items[1]
     added = openai.conversations.items.create(kept.id, items=[{"role": "user", "content": "So?"}])
-    openai.conversations.items.delete(added.data[0].id, conversation_id=kept.id)
+    openai.conversations.items.delete(str(added.data[0].id), conversation_id=kept.id)
     assert list(openai.conversations.items.list(kept.id, order="asc")) == items
     changed = openai.conversations.update(kept.id, metadata={"topic": "queues"})
     assert changed.metadata == {"topic": "queues"}

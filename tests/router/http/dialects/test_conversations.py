@@ -34,7 +34,8 @@ class Talk:
     """A client of /v1/conversations and /v1/responses."""
 
     def __init__(self, server: Server, client: Client) -> None:
-        self.engine, self.store, self.client = server.engine, server.app.responses, client
+        self.server, self.client = server, client
+        self.engine, self.store = server.engine, server.app.responses
 
     async def do(self, method: str, path: str, body: Any = None, **headers: str) -> Answer:
         found = await self.client.ask(method, f"{ALL}{path}", body, **headers)
@@ -141,10 +142,8 @@ async def test_two_responses_at_once_add_what_they_said_one_after_the_other() ->
 
 
 async def ask_alone(one: Talk, id: str, word: str) -> None:
-    stream = await trio.open_tcp_stream(*one.client.stream.socket.getpeername()[:2])
-    async with stream:
-        body = {"model": "test/model", "input": word, "conversation": id}
-        assert (await Client(stream).post(PATH, body)).status == 200
+    body = {"model": "test/model", "input": word, "conversation": id}
+    assert (await (await one.server.connect()).post(PATH, body)).status == 200
 
 
 async def test_what_is_noted_of_it_and_what_it_is_to_forget_it() -> None:
