@@ -24,6 +24,9 @@ _TOOLS: Final = [
     {"type": "function", "function": {"name": "rain", "parameters": _PLACE}},
     {"type": "function", "function": {"name": "time", "parameters": {"type": "object"}}},
 ]
+# A text of one letter begins a tag, so that models which say anything say some.
+_TAG: Final = {"type": "tag", "begin": "e", "content": {"type": "regex", "pattern": "[a-d]{1,3}"}}
+_TAGS: Final = {"type": "triggered_tags", "triggers": ["e"], "tags": [{**_TAG, "end": "!"}]}
 _FORCED: Final = {"type": "function", "function": {"name": "rain"}}
 # The routes have what they can have of each kind.
 CALLED: Final[Factors] = {
@@ -36,7 +39,7 @@ CALLED: Final[Factors] = {
     "answers": ["one", "several"],
     "truncate": ["no", "yes"],
     "tools": ["none", "auto", "required", "named"],
-    "format": ["text", "json"],
+    "format": ["text", "json", "tags"],  # tags hold beside tools, which any other form excludes
     "stop": ["none", "string"],
     "told": ["text", "log-probabilities"],
 }
@@ -89,6 +92,8 @@ def _generate(
         parameters["truncate"] = 5
     if chosen["format"] == "json":
         parameters["grammar"] = {"type": "json", "value": _PLACE}
+    elif chosen["format"] == "tags":
+        parameters["grammar"] = {"type": "structural_tag", "value": {"format": _TAGS}}
     if chosen["stop"] == "string":
         parameters["stop"] = ["e", "th"]
     if chosen["told"] != "text":
@@ -126,6 +131,8 @@ def _chat(chosen: Mapping[str, str], text: str, most: int, seeded: dict[str, Any
     if chosen["tools"] != "none":
         choice = _FORCED if chosen["tools"] == "named" else chosen["tools"]
         body |= {"tools": _TOOLS, "tool_choice": choice, "max_tokens": most + 30}
-    elif chosen["format"] == "json":
+    if chosen["format"] == "tags":
+        body["structural_tag"] = {"format": _TAGS}
+    elif chosen["tools"] == "none" and chosen["format"] == "json":
         body["response_format"] = {"type": "json_schema", "json_schema": {"schema": _PLACE}}
     return ClientCall("/v1/chat/completions", body)
