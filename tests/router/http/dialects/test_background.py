@@ -151,6 +151,21 @@ async def test_its_events_are_read_from_any_of_them_on(monkeypatch: Any) -> None
             assert refused[0] == 400 and "`starting_after` must be" in refused[3]
 
 
+async def test_a_long_stream_is_read_piece_by_piece() -> None:
+    """None of it is copied for a reader, and none is lost between two pieces."""
+    async with background(engine("ab" * 900)) as one:
+        reading = await one.server.connect()
+        await reading.send("POST", PATH, {**ASKED, "stream": True})
+        await until(lambda: bool(one.engine.live))
+        (id,) = store_of(one).running
+        one.finish()
+        told = events(await one.get(id, "?stream=true"))
+        assert len(told) > 900 and told[-1].type == "response.completed"
+        assert [each.type for each in events(await reading.answer())] == [
+            each.type for each in told
+        ]
+
+
 async def test_a_reader_is_told_that_it_goes_on() -> None:
     async with background(http=HttpSettings(silence=0.01)) as one:
         await one.client.send("POST", PATH, {**ASKED, "stream": True})

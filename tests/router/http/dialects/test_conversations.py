@@ -102,6 +102,26 @@ async def test_a_response_goes_on_and_adds_what_is_said(monkeypatch: Any, text: 
             assert one.engine.prompts[-1] == by_conversation
 
 
+async def test_what_responses_go_on_from_is_kept_once() -> None:
+    async with talk(engine("Yes.")) as one:
+        id = await one.keep(items=[USER])
+        ids = [(await one.answer(f"{i}", conversation=id)).id for i in range(3)]
+        found = [one.store.find(each, read_caller_of(one)) for each in ids]
+        first, second, third = [each.turn for each in found if each is not None]
+        assert third.before is second and second.before is first
+        for each in ids[1:]:
+            await one.client.ask("DELETE", f"{PATH}/{each}")
+        del found, second, third
+        last = await one.answer("So?", conversation=id)  # the turns are gone, the items are not
+        assert all(f"{i}" in one.engine.prompts[-1] for i in range(3))
+        await one.answer("Why?", previous_response_id=last.id)
+        assert all(f"{i}" in one.engine.prompts[-1] for i in range(3))
+
+
+def read_caller_of(one: Talk) -> bytes:
+    return next(iter(one.store._kept.values())).caller
+
+
 async def test_a_conversation_that_was_changed_is_what_it_is_now() -> None:
     """What is added or removed between two responses counts, for the later ones as well."""
     async with talk(engine("Yes.")) as one:

@@ -72,7 +72,8 @@ class BackgroundResponse:
         """
         call, self._events = self._call, events
         queued = events.queue()
-        if not self._reserve(len(self.turn.given)):
+        logged = 0 if self.log is None else self.log.add(queued)
+        if not self._reserve(len(self.turn.given) + logged):
             raise ValidationError(
                 "`background` needs room for what is asked and what is answered: it is more than "
                 "all that may be kept (--response-store-bytes)"
@@ -84,7 +85,6 @@ class BackgroundResponse:
             raise
         self._resources = call.resources.pop_all()
         call.responses.running[self.id] = self
-        self._write(queued)
         self._stream.attach(self.deliver)
 
     def deliver(self, tokens: list[Token], end: Outcome | BaseException | None) -> None:
@@ -106,7 +106,7 @@ class BackgroundResponse:
 
     def show(self) -> bytes:
         """Return the response as it is now; of its items those that are done."""
-        return self._events.show()
+        return self._events.show() if self._ended is None else self._ended[0]
 
     def cancel(self) -> bytes:
         """End it now; what is there of it is kept, and returned."""
