@@ -258,6 +258,23 @@ def raise_defect(*_: Any) -> bytes:
     raise RuntimeError("a defect")
 
 
+async def test_the_log_tells_of_its_end(caplog: Any) -> None:
+    caplog.set_level("INFO", "tgi_trio.access")
+    async with background() as one:
+        ended, cancelled, deleted = [(await one.start()).id for _ in range(3)]
+        await one.cancel(cancelled)
+        await one.client.ask("DELETE", f"{PATH}/{deleted}")
+        one.finish()
+    told = {each.getMessage(): each for each in caplog.records if "background" in each.msg}
+    assert set(told) == {
+        *(f"background {ended} ended", f"background {cancelled} cancelled"),
+        f"background {deleted} deleted",
+    }
+    one_told = vars(told[f"background {ended} ended"])
+    assert one_told["request_id"] and one_told["prompt_tokens"] > 0
+    assert "prompt_tokens" not in vars(told[f"background {cancelled} cancelled"])
+
+
 async def test_going_on_from_one_that_runs_is_refused() -> None:
     async with background() as one:
         begun = await one.start()

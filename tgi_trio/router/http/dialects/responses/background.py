@@ -11,9 +11,11 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Final
 
+import trio
 from msgspec.json import encode
 
 from tgi_trio.errors import ValidationError
+from tgi_trio.router.http.account import access
 from tgi_trio.router.http.call import Call
 from tgi_trio.router.http.dialects.responses import replies
 from tgi_trio.router.http.dialects.responses.answer import ResponseEvents
@@ -28,6 +30,7 @@ from tgi_trio.router.http.generation import explain, record_request, submit, wit
 from tgi_trio.router.http.messages.problems import Problem, Refused
 from tgi_trio.router.http.response_store import Turn
 from tgi_trio.router.request import Outcome, Request, Token
+from tgi_trio.router.telemetry.request_stats import RequestStats
 
 _TOO_LARGE: Final = Problem(
     500,
@@ -58,7 +61,6 @@ class BackgroundResponse:
         self._history = history
         self._resources = ExitStack()
         self._reserved = 0  # bytes of the store
-        self._said = False  # whether it has ended by itself
         self._ended: tuple[bytes, Sequence[replies.OutputItem]] | None = None
 
     def keep(self, body: bytes, output: Sequence[replies.OutputItem]) -> None:
@@ -99,8 +101,7 @@ class BackgroundResponse:
             else:
                 request_stats = record_request(self._call, self._stream.timings, end)
                 self._write(with_receipt(self._events.end(tokens, end), request_stats))
-                self._said = True
-                self._close()
+                self._close("ended")
         except Exception as defect:  # ours: it may end this response, but not the engine's step
             self._fail([], explain(self._call, defect))
 
@@ -112,12 +113,12 @@ class BackgroundResponse:
         """End it now; what is there of it is kept, and returned."""
         body = self._events.show("cancelled")
         self.keep(body, self._events.output)
-        self._close()
+        self._close("cancelled")
         return body
 
     def drop(self) -> None:
         """End it now, and keep nothing."""
-        self._let_go()
+        self._let_go("deleted")
 
     def _write(self, events: bytes) -> None:
         """Keep events, if they are read; a response that outgrows the store fails."""
@@ -135,20 +136,20 @@ class BackgroundResponse:
         if self.log is not None:
             self.log.add(self._events.error(tokens, problem))
         self.keep(self._events.write_failed(problem), self._events.output)
-        self._close()
+        self._close("failed")
 
-    def _close(self) -> None:
-        """Let go of everything, and keep what has ended, once."""
-        if self._let_go() and self._ended is not None:
+    def _close(self, how: str) -> None:
+        """Let go of everything, and keep what has ended, once; `how` it has, for the log."""
+        if self._let_go(how) and self._ended is not None:
             body, output = self._ended
             keep_response(
                 *(self._call, self._history, self.id, body, output),
                 background=True,
                 log=self.log,
-                said=self._said,
+                said=how == "ended",
             )
 
-    def _let_go(self) -> bool:
+    def _let_go(self, how: str) -> bool:
         """Leave the generation, the store and the readers; return whether it was not done yet."""
         store = self._call.responses
         if store.running.pop(self.id, None) is None:
@@ -157,4 +158,12 @@ class BackgroundResponse:
         self._resources.close()
         if self.log is not None:
             self.log.end()
+        self._tell(how)
         return True
+
+    def _tell(self, how: str) -> None:
+        """Write a line of the access log: that of the request did not know what it would cost."""
+        all_stats, seconds = self._call.all_stats, trio.current_time() - self._call.received
+        cost = RequestStats.sum(all_stats).fields() if all_stats else {}
+        told = {"request_id": self._call.request_id, "seconds": round(seconds, 6), **cost}
+        access.info("background %s %s", self.id, how, extra=told)
