@@ -11,6 +11,7 @@ import pytest
 from tests.router.http.fake_engine import FakeEngine, byte_tokenizer
 from tests.router.http.served import Answer, served
 from tests.router.http.test_tools import BODY, ROME, TEMPLATE, chunks_of, folded, message_of
+from tests.router.http.thinking import let_think
 from tests.router.http.tool_calls import called
 from tests.router.text.families import BY_NAME
 from tests.router.text.test_structural_tags import CALL, Reader
@@ -97,6 +98,32 @@ async def test_on_channels_the_tag_is_that_of_the_answer(tmp_path: Path) -> None
         assert not fits(
             found, tmp_path, f"{final}so{call.replace('Rome', '5').replace('json', 'x')}"
         )
+
+
+@pytest.mark.parametrize("tools", [{}, {"tools": None}], ids=["tools", "alone"])
+@pytest.mark.parametrize("special", [(), ("<think>", "</think>")], ids=["spelled", "tokens"])
+async def test_free_text_begins_no_thought(
+    monkeypatch: Any, tmp_path: Path, tools: dict[str, Any], special: tuple[str, ...]
+) -> None:
+    """It would be one beyond its budget."""
+    let_think(monkeypatch)
+    found = engine("", special=special)
+    answer = await ask(found, {**SHAPES[0], "thinking_token_budget": 3, **tools})
+    assert answer.status == 200, answer.body
+    assert fits(found, tmp_path, "<think>abc</think>so <call>abc</call>")
+    assert fits(found, tmp_path, "so <call>abc</call>")
+    assert not fits(found, tmp_path, "<think>abcdefghij</think>so")
+    assert not fits(found, tmp_path, "<think>abc</think>so <think>abcdefghij</think>")
+
+
+async def test_a_tag_may_be_a_thought_of_the_clients_own(monkeypatch: Any, tmp_path: Path) -> None:
+    let_think(monkeypatch)
+    own = {**CALL, "begin": "<think>", "end": "</think>"}
+    given = {"format": {**FREE, "triggers": ["<think>"], "tags": [own]}}
+    found = engine("", special=("<think>", "</think>"))
+    await ask(found, {"structural_tag": given})
+    assert fits(found, tmp_path, "so <think>abc</think>.")
+    assert not fits(found, tmp_path, "so <think>5</think>.")
 
 
 async def test_other_forms_are_still_refused_beside_tools() -> None:

@@ -79,8 +79,7 @@ def structural_tag(given: Any, added: Mapping[str, int], calls: CallPlace | None
         raise ValidationError("the structural tag has neither `format` nor `structures`")
     added = {text: id for text, id in added.items() if text}
     root = to_texts(root, path, added)
-    if calls is not None and calls.is_spoken_of(root):
-        calls = None
+    calls = None if calls is None else calls.beside(root)
     writer = _Writer(added, calls=calls)
     start = writer.write(root, path, LAST)
     if calls is not None:

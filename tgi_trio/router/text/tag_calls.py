@@ -1,4 +1,4 @@
-"""Where calls of tools begin in a structural tag that a chat has beside its tools.
+"""What a structural tag of a chat leaves to others: where calls of tools begin, and thoughts.
 
 Free text at the end of an answer may go over into calls, in the model's own form; a form without
 such text is the whole answer, or calls are. Nothing else may hold the text that begins calls, since
@@ -7,7 +7,7 @@ it would be read as one. Where a tag itself speaks of that text, the tag alone s
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -28,11 +28,15 @@ class CallPlace:
     never: tuple[str, ...] = ()  # texts that free text does not hold
 
     @classmethod
-    def of(cls, form: Format) -> CallPlace:
-        """Return that of a family's format."""
+    def of(cls, form: Format, *, called: bool = True, thought: str = "") -> CallPlace:
+        """Return that of a family's format.
+
+        `called`: whether there are tools; `thought`: what begins a thought, "" if nothing does.
+        """
         if form.channels:  # an answer is on one of them, and does not begin another
             return cls(None, never=form.channels)
-        return cls(form.trigger, form.anchored)
+        never = (thought,) if thought else ()
+        return cls(form.trigger if called else None, form.anchored, never)
 
     def kept_out(self, *, last: bool) -> tuple[str, ...]:
         """Return what free text does not hold; `last`: the answer may end with it."""
@@ -56,13 +60,12 @@ class CallPlace:
             return f"{form} | {grammars.literal(self.trigger)} @{CALLS}"
         return f"{form} | {spell_json(self.trigger)} @{CALLS}"
 
-    def is_spoken_of(self, given: Any) -> bool:
-        """Whether a structural tag says itself what follows the text that begins calls."""
-        trigger = self.trigger
-        return trigger is not None and any(
-            trigger in text or (searched and bool(text) and text in trigger)
-            for text, searched in _texts(given)
-        )
+    def beside(self, root: Any) -> CallPlace:
+        """Return it without the texts of which a tag, whose format is `root`, speaks itself."""
+        told = list(_texts(root))
+        trigger = self.trigger if self.trigger and not _is_told(self.trigger, told) else None
+        never = tuple(text for text in self.never if not _is_told(text, told))
+        return CallPlace(trigger, self.anchored, never)
 
 
 def ends_open(given: Any) -> bool:
@@ -77,6 +80,11 @@ def ends_open(given: Any) -> bool:
     if given.get("type") == "tag" and given.get("end") in ("", [""]):
         return ends_open(given.get("content"))
     return is_open(given)
+
+
+def _is_told(text: str, told: Iterable[tuple[str, bool]]) -> bool:
+    """Return whether texts, as `_texts` yields them, say what follows a text."""
+    return any(text in each or (searched and each and each in text) for each, searched in told)
 
 
 def _texts(given: Any) -> Iterator[tuple[str, bool]]:

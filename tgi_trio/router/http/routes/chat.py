@@ -100,10 +100,10 @@ async def prepare_chat(call: Call, request: schema.ChatRequest) -> Prepared:
     most = call.engine.limits.max_grammar_bytes
     grammar = None
     if not conversation.functions or conversation.tagged:
-        added, calls = call.text_processor.tokenizer.added_tokens, None
-        style = call.text_processor.call_style.format
-        if conversation.functions or style.channels:
-            calls = CallPlace.of(style)
+        texts, called = call.text_processor, bool(conversation.functions)
+        added = texts.tokenizer.added_tokens
+        thought = "" if texts.thoughts is None else texts.thoughts.marks.start
+        calls = CallPlace.of(texts.call_style.format, called=called, thought=thought)
         grammar = await answer_grammar(request, most, added, calls)
     of_prompt = openai.prompt_alternatives(call, request)
     parameters = openai.to_parameters(
