@@ -71,10 +71,10 @@ class Found:
     refused: dict[str, str] = field(default_factory=dict)
 
     def add_turns(self, turns: NDArray[np.float64]) -> None:
-        """Take in the turns [N, 3] of the loop, known when the server has ended."""
+        """Take in the turns [N, 4] of the loop, known when the server has ended."""
         for row, (begin, end) in zip(self.rows, self.windows, strict=False):
             own = turns[(begin <= turns[:, 0]) & (turns[:, 0] <= end)]
-            _, wall, cpu = 1e3 * np.vstack((own, np.zeros((1, 3)))).T
+            _, wall, cpu = 1e3 * np.vstack((own[:, :3], np.zeros((1, 3)))).T
             for name, times in (("turn", wall), ("its CPU", cpu)):
                 for part in (99, 99.9, 100):
                     row[f"{name}, ms, {_PARTS[part]}"] = float(np.percentile(times, part))

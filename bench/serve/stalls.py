@@ -5,7 +5,8 @@
 A turn is what the loop does between two looks at its sockets: for so long no token of any stream is
 passed on. Everything is real but the model, whose steps take no time. Of each turn the processor
 time of the loop's thread counts, so that a busy machine is not taken for a slow server; the wall
-clock's stands beside it. The floor is the same server with one short request after the other.
+clock's stands beside it, and for how long another thread held the interpreter when the loop wanted
+to go on. The floor is the same server with one short request after the other.
 """
 
 from __future__ import annotations
@@ -99,10 +100,14 @@ class Asking:
             for _ in range(self.sizes.blocks // 8):
                 nursery.start_soon(one)
 
-    async def many(self, *, leave: bool, timeout: float | None = None) -> None:
+    async def many(
+        self, *, leave: bool, timeout: float | None = None, stream: bool = False
+    ) -> None:
         """Have many requests at a time; they `leave` while most are queued, or run to their end."""
-        body: Result = {"model": "tgi", "prompt": self.ids(64), "max_tokens": 64}
-        body |= {"ignore_eos": True, "timeout": timeout}
+        unended = leave or timeout is not None
+        new = self.sizes.tokens if unended else 64
+        body: Result = {"model": "tgi", "prompt": self.ids(64), "max_tokens": new}
+        body |= {"ignore_eos": True, "timeout": timeout, "stream": stream}
         data = orjson.dumps(body)
         with trio.CancelScope() as scope:
             async with trio.open_nursery() as nursery:
@@ -118,6 +123,12 @@ class Asking:
         messages = [message] * (self.sizes.body // len(orjson.dumps(message)))
         body = orjson.dumps({"model": "tgi", "messages": messages, "max_tokens": 1})
         await post(self.client, "/v1/chat/completions", body)
+
+    async def large_bodies(self) -> None:
+        """Send eight of such chats at a time."""
+        async with trio.open_nursery() as nursery:
+            for _ in range(8):
+                nursery.start_soon(self.large_body)
 
     async def large_text(self) -> None:
         body = orjson.dumps({"inputs": "word " * (self.sizes.body // 5)})
@@ -151,7 +162,9 @@ def list_rows(asking: Asking) -> list[tuple[str, Callable[[], Awaitable[Any]]]]:
         ("a large body of messages", asking.large_body),
         ("many requests", partial(asking.many, leave=False)),
         ("many that leave", partial(asking.many, leave=True)),
-        ("many whose deadline passes", partial(asking.many, leave=False, timeout=1.0)),
+        ("many streams that leave", partial(asking.many, leave=True, stream=True)),
+        ("many whose deadline passes", partial(asking.many, leave=False, timeout=2.0)),
+        ("many chats at a time", asking.large_bodies),
         ("many cached prefixes", asking.cached_prefixes),
         ("pages", asking.pages),
         ("prefixes are kept", asking.idle),
@@ -211,13 +224,17 @@ def measure(sizes: Sizes, results: list[Result]) -> None:
 
 
 def row_of(name: str, began: float, ended: float, turns: np.ndarray[Any, Any]) -> Result:
-    """Return the longest turns of a span; `turns` [n, 3]: end, wall and processor seconds."""
+    """Return the longest turns of a span.
+
+    `turns` [n, 4], in seconds: end, wall, processor, and held by other threads before.
+    """
     own = turns[(turns[:, 0] >= began) & (turns[:, 0] <= ended)]
     if not len(own):
-        return {"what": name, "turns": 0, "longest_ms": 0.0, "wall_ms": 0.0, "over": 0}
+        return {"what": name, "turns": 0, "longest_ms": 0.0, "wall_ms": 0.0, "held_ms": 0.0}
     longest = own[own[:, 2].argmax()] * 1e3
     over = int((own[:, 2] * 1e3 > GOAL_MS).sum())
     figures = {"longest_ms": round(longest[2], 2), "wall_ms": round(longest[1], 2)}
+    figures |= {"held_ms": round(own[:, 3].max() * 1e3, 2)}
     return {"what": name, "turns": len(own), **figures, f"over {GOAL_MS:g} ms": over}
 
 
