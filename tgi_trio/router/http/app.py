@@ -42,7 +42,6 @@ from tgi_trio.router.http.messages.problems import (
     too_large,
     too_slow,
 )
-from tgi_trio.router.http.pace import LoopPace
 from tgi_trio.router.http.quart_replies import unwrap_reply, wrap_reply
 from tgi_trio.router.http.response_store import ResponseStore
 from tgi_trio.router.http.routes import (
@@ -65,6 +64,7 @@ from tgi_trio.router.http.routes import (
     vertex,
 )
 from tgi_trio.router.http.wire.headers import Header
+from tgi_trio.router.http.wire.pace import LoopPace
 from tgi_trio.router.http.wire.transport import (
     EXTENSION,
     AsgiTransport,

@@ -7,7 +7,7 @@ from typing import Final, Protocol
 import trio
 
 from tgi_trio.router.http.messages.body_images import CutBody
-from tgi_trio.router.http.pace import LoopPace
+from tgi_trio.router.http.wire.pace import LoopPace
 
 _SLICE: Final = 1 << 17  # bytes of a body that are handled in one turn of the loop
 

@@ -7,12 +7,12 @@ from collections import Counter
 import pytest
 import trio
 
-from tgi_trio.router.http.pace import LoopPace
+from tgi_trio.router.http.wire.pace import LoopPace
 
 pytestmark = pytest.mark.trio
 
 
-class GroupedCrossTokens(trio.abc.Instrument):
+class Looks(trio.abc.Instrument):
     """Counts looks at the sockets."""
 
     def __init__(self) -> None:
@@ -34,7 +34,7 @@ class Time:
 
 async def compute(pace: LoopPace, clock: Time, tasks: int, seconds: float) -> list[int]:
     """Have tasks that are ready together compute for so long; returns how many did in each turn."""
-    looks, turns = GroupedCrossTokens(), Counter[int]()
+    looks, turns = Looks(), Counter[int]()
     trio.lowlevel.add_instrument(looks)
 
     async def one() -> None:
