@@ -185,6 +185,12 @@ def test_a_head_without_an_end_is_refused() -> None:
 GET = b"GET / HTTP/1.1\r\nhost: t\r\n\r\n"
 
 
+@pytest.mark.parametrize("first", [17_000, 65_536, 99_000])
+def test_a_head_that_is_too_long_in_its_first_piece_is_refused_for_that(first: int) -> None:
+    data = b"GET /" + b"x" * 100_000 + b"POST / HTTP/1.1\r\nhost: a\r\n\r\n"
+    assert Http1().receive(data[:first]) == [Refusal(431)]
+
+
 def asked(data: bytes) -> Http1:
     """Return a connection on which the first request of `data` has its turn."""
     http1 = Http1()

@@ -167,8 +167,11 @@ class Http1:
             self._feed(data)
         except httptools.HttpParserError:
             self._refuse(self._refused_with)
-        if self.client is _HEAD and self._head_size > self._longest_head:
-            self._refuse(431)
+        if self.client is _HEAD:
+            if not (self._head_size or self._events):  # all of it belongs to a head that has begun
+                self._head_size = len(data)
+            if self._head_size > self._longest_head:
+                self._refuse(431)
         return self._events
 
     @property
