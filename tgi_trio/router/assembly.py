@@ -192,6 +192,7 @@ class Assembly:
                         self._server,
                         shutdown,
                         acceptor=acceptor,
+                        pace=self._application.pace,
                         task_status=task_status,
                     )
                     watching.cancel_scope.cancel()

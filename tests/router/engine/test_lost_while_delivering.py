@@ -2,74 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import cast
 
 import pytest
 import trio
 
+from tests.router.engine.one_step import OneStep
 from tests.router.harness import byte_tokenizer, make_request, scheduling_limits
-from tests.support.step_frames import encode_report
 from tgi_trio.errors import GenerationError
-from tgi_trio.ipc.frame_codec import Frame
-from tgi_trio.ipc.frames import Finish
-from tgi_trio.ipc.messages import Fault, StepReport, encode_faults
 from tgi_trio.router.engine import engine as engines
 from tgi_trio.router.engine.engine import AdmissionLimits, Engine
 from tgi_trio.router.engine.shard_link import ShardLink
 from tgi_trio.router.engine.stream import StreamEnd
 from tgi_trio.router.request import Outcome, Token
-from tgi_trio.router.scheduling.shard_commands import Command, Prefill
 from tgi_trio.router.telemetry.metrics import Metrics
-
-
-class OneStep:
-    """A link to a shard that computes one step of all its sequences; the last one ends in it.
-
-    `faulty`: then a step fails on the first one.
-    """
-
-    def __init__(self, *, faulty: bool = False) -> None:
-        self._faulty = faulty
-        self.prompts: dict[int, int] = {}  # lengths by sequence
-        self._number = 0
-
-    def send_frame(self, frame: bytes) -> None:
-        """No adapters are loaded here."""
-
-    def send(self, command: Command) -> None:
-        self._number = command.number
-        if isinstance(command, Prefill):
-            self.prompts |= {row.sequence: len(row.token_ids) for row in command.rows}
-
-    def flush(self) -> None: ...
-
-    async def wait(self) -> None:
-        await trio.lowlevel.checkpoint()
-
-    def replies(self) -> Iterator[Frame]:
-        prompts, self.prompts = self.prompts, {}
-        if not prompts:
-            return
-        count = len(prompts)
-        report = StepReport(
-            step=1,
-            acknowledged=self._number,
-            sequence=list(prompts),
-            computed=list(prompts.values()),
-            token_count=[1] * count,
-            prompt_count=[0] * count,
-            finish=[int(Finish.NONE)] * (count - 1) + [int(Finish.LENGTH)],
-            token_ids=[100 + n for n in range(count)],
-            logprobs=[-0.5] * count,
-            top_count=[0] * count,
-        )
-        frames = list(encode_report(report, 1 << 16))
-        if self._faulty:
-            frames.append(encode_faults(self._number, [Fault(report.sequence[0], "it is broken")]))
-        for frame in frames:
-            yield Frame(memoryview(frame))
 
 
 @pytest.mark.trio

@@ -190,7 +190,9 @@ async def served(
     settings = settings or ServerSettings(graceful_timeout=1.0)
 
     async def run(task_status=trio.TASK_STATUS_IGNORED) -> None:
-        await serve(app, sockets, settings, shutdown, task_status=task_status, **serve_options)
+        options = {"pace": app.pace, **serve_options}
+        with options["pace"].watching():  # as `Assembly` does
+            await serve(app, sockets, settings, shutdown, task_status=task_status, **options)
         done.set()
 
     async with trio.open_nursery() as nursery:

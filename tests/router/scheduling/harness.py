@@ -208,8 +208,8 @@ class World:
         self.scheduler.finish(sequence, self.now)
         self.open.discard(sequence)
 
-    def expire(self) -> None:
-        for sequence in self.scheduler.expire(self.now):
+    def expire(self, most: int | None = None) -> None:
+        for sequence in self.scheduler.expire(self.now, most):
             assert sequence in self.open
             self.open.remove(sequence)
 

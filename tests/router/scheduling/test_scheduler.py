@@ -321,7 +321,10 @@ def test_deadlines() -> None:
     pair.scheduler.abort(3, 0.0)
     assert pair.scheduler.next_deadline == 3.0
     assert pair.scheduler.expire(2.9) == []
-    assert pair.scheduler.expire(5.0) == [2, 1]
+    assert pair.scheduler.expire(5.0, 1) == [2]
+    assert pair.scheduler.next_deadline == 5.0
+    assert pair.scheduler.expire(5.0, 1) == [1]
+    assert pair.scheduler.expire(5.0, 1) == []
     assert pair.scheduler.next_deadline is None
     pair.run()
 

@@ -38,7 +38,7 @@ def recorded(name: str, lines: list[str], veil: int = 1, steps: int = 400) -> Wo
             here.crash()
         else:
             here.turn()
-        here.expire()
+        here.expire(1 if choice < 0.8 else None)
     here.run()
     return here
 

@@ -38,6 +38,8 @@ log = logging.getLogger(__name__)
 
 # Deliveries between two checkpoints: 512 socket writes would block the loop for 3 ms.
 FAN_OUT = 128
+# Requests that end between two checkpoints: answering each takes as long as dozens of deliveries.
+ENDS_PER_TURN = 8
 # Frames handled in one turn at most. Otherwise a router slower than its shard would handle ever
 # more at once, and other tasks, such as new connections, would wait for ever longer.
 FRAMES_PER_TURN = 8
@@ -224,7 +226,8 @@ class Engine:
             self._link = None
             self._adapters.detach()
             if self.scheduler.batch_size:  # a step was being computed, or about to be
-                self._metrics.count_failure(decodes=self._decodes())
+                decodes = any(stream.generated for stream in self._streams.values())
+                self._metrics.count_failure(decodes=decodes)
             for id in self.scheduler.shard_lost(self._clock()):
                 self._fail(
                     id,
@@ -232,23 +235,19 @@ class Engine:
                     "and only then: it is not tried again",
                 )
 
-    def _decodes(self) -> bool:
-        """Whether any stream has had tokens."""
-        return any(stream.generated for stream in self._streams.values())
-
     def _evict_adapter(self, number: int) -> None:
         """Free the cached prefixes of an adapter number that will not be used again."""
         self.scheduler.evict_adapter(number, self._clock())
         self._dispatch()
 
     async def watch_deadlines(self) -> None:
-        """End requests whose deadline has passed."""
+        """End requests whose deadline has passed, few in a turn of the loop."""
         while True:
             self._deadline_news = trio.Event()
             deadline = self.scheduler.next_deadline
             with trio.move_on_at(deadline if deadline is not None else float("inf")):
                 await self._deadline_news.wait()
-            for id in self.scheduler.expire(self._clock()):
+            for id in self.scheduler.expire(self._clock(), ENDS_PER_TURN):
                 self._end(id, [], GenerationError("the request's deadline has passed"))
             self._dispatch()
 
@@ -325,13 +324,13 @@ class Engine:
         """
         # One timestamp object for a whole group: separate ones would be cache misses, stream by
         # stream, when the next step replaces them.
-        delivered, now = 0, self._clock()
+        delivered, ended, now = 0, 0, self._clock()
         for id, progress_list in news.items():
-            self._deliver(id, progress_list, now)
+            ended += self._deliver(id, progress_list, now)
             delivered += len(progress_list)
-            if delivered >= FAN_OUT:
+            if delivered >= FAN_OUT or ended >= ENDS_PER_TURN:
                 await trio.lowlevel.cancel_shielded_checkpoint()
-                delivered, now = 0, self._clock()
+                delivered, ended, now = 0, 0, self._clock()
 
     def _note_start(self, id: int) -> None:
         """Keep a sequence's start and cached tokens, which the scheduler forgets at its end."""
@@ -340,10 +339,11 @@ class Engine:
             stream.timings.started = sequence.started
             stream.cached_tokens = sequence.cached
 
-    def _deliver(self, id: int, progress_list: list[Progress], now: float) -> None:
+    def _deliver(self, id: int, progress_list: list[Progress], now: float) -> bool:
+        """Hand a stream its tokens; returns whether it has ended with them."""
         stream = self._streams.get(id)
         if stream is None:  # left during this fan-out
-            return
+            return False
         tokens: list[Token] = []
         reason: FinishReason | None = None
         for progress in progress_list:
@@ -352,13 +352,13 @@ class Engine:
                 break
         if tokens:
             self._metrics.observe_tokens(stream.timings, len(tokens), now)
-        if reason is None:
-            if tokens:
-                stream.deliver(tokens, None)  # to the sink that `stream_events` has attached
-            return
         if reason is FinishReason.STOP_SEQUENCE:
             self.scheduler.finish(id, now)
-        self._end(id, tokens, self._outcome(stream, reason, tokens))
+        if reason is not None:
+            self._end(id, tokens, self._outcome(stream, reason, tokens))
+        elif tokens:
+            stream.deliver(tokens, None)  # to the sink that `stream_events` has attached
+        return reason is not None
 
     def _outcome(
         self, stream: TokenStream, reason: FinishReason, tokens: Sequence[Token]

@@ -159,10 +159,12 @@ class Scheduler:
         self.counters["finished"] += 1
         self._sequence_table.leave(sequence)
 
-    def expire(self, now: float) -> list[int]:
-        """Abort and return the sequences whose deadline has passed."""
-        expired = []
+    def expire(self, now: float, most: int | None = None) -> list[int]:
+        """Abort and return the sequences whose deadline has passed; the first `most` of them."""
+        expired: list[int] = []
         while (deadline := self.next_deadline) is not None and deadline <= now:
+            if len(expired) == most:
+                break
             _, sequence_id = heappop(self._deadlines)
             self.counters["expired"] += 1
             self._abort(self._sequence_table.living[sequence_id])

@@ -147,10 +147,10 @@ class RecordingScheduler(Scheduler):
         super().finish(sequence_id, now)
         self._line({"do": "finish", "id": sequence_id, "now": now, "out": None})
 
-    def expire(self, now: float) -> list[int]:
-        out = super().expire(now)
+    def expire(self, now: float, most: int | None = None) -> list[int]:
+        out = super().expire(now, most)
         if out:
-            self._line({"do": "expire", "now": now, "out": out})
+            self._line({"do": "expire", "now": now, "most": most, "out": out})
         return out
 
     def evict_adapter(self, adapter: int, now: float) -> None:
@@ -254,7 +254,7 @@ def _play(scheduler: Scheduler, record: dict[str, Any]) -> Any:
         case "finish":
             return scheduler.finish(record["id"], now)
         case "expire":
-            return scheduler.expire(now)
+            return scheduler.expire(now, record.get("most"))
         case "evict_adapter":
             return scheduler.evict_adapter(record["adapter"], now)
         case "commit":

@@ -1,78 +1,131 @@
-"""Long computations of one loop are spread over its turns."""
+"""What many tasks of a loop do at a time is spread over its turns."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 import trio
 
+from tests.router.http.fake_engine import FakeEngine
+from tests.router.http.served import ENDLESS, STREAM, Client, read_until, served, until
+from tests.support.turns import Turns, counted_turns
 from tgi_trio.router.http.wire.pace import LoopPace
 
 pytestmark = pytest.mark.trio
 
 
-class Looks(trio.abc.Instrument):
-    """Counts looks at the sockets."""
-
-    def __init__(self) -> None:
-        self.count = 0
-
-    def after_io_wait(self, timeout: float) -> None:
-        self.count += 1
-
-
 class Time:
-    """Goes on by what is computed alone."""
+    """Goes on by what is computed alone, and by so many seconds whenever it is asked for."""
 
-    def __init__(self) -> None:
-        self.now = 0.0
+    def __init__(self, each: float = 0.0) -> None:
+        self.now, self.each = 0.0, each
 
     def __call__(self) -> float:
+        self.now += self.each
         return self.now
 
 
-async def compute(pace: LoopPace, clock: Time, tasks: int, seconds: float) -> list[int]:
+async def begin_many(
+    pace: LoopPace, clock: Time, turns: Turns, tasks: int, seconds: float
+) -> list[int]:
     """Have tasks that are ready together compute for so long; returns how many did in each turn."""
-    looks, turns = Looks(), Counter[int]()
-    trio.lowlevel.add_instrument(looks)
+    begun = Counter[int]()
 
     async def one() -> None:
         await pace.breathe()
         clock.now += seconds
-        turns[looks.count] += 1
+        begun[turns.count] += 1
 
     async with trio.open_nursery() as nursery:
         for _ in range(tasks):
             nursery.start_soon(one)
-    trio.lowlevel.remove_instrument(looks)
-    return sorted(turns.values())
+    return sorted(begun.values())
+
+
+@contextmanager
+def watched() -> Iterator[tuple[LoopPace, Time, Turns]]:
+    clock = Time()
+    pace = LoopPace(clock)
+    with counted_turns() as turns, pace.watching():
+        yield pace, clock, turns
+
+
+async def hog(clock: Time) -> None:
+    while True:
+        clock.now += 1.0
+        await trio.lowlevel.checkpoint()
 
 
 async def test_what_is_long_begins_in_a_young_turn() -> None:
-    clock = Time()
-    pace = LoopPace(clock)
-    with pace.watching():
-        assert await compute(pace, clock, 6, 0.7e-3) == [2, 2, 2]
-        assert await compute(pace, clock, 3, 9e-3) == [1, 1, 1]
-        assert await compute(pace, clock, 50, 1e-5) == [50]
-    assert await compute(pace, clock, 6, 1.5e-3) == [6], "nobody looks at the turns"
+    with watched() as (pace, clock, turns):
+        assert await begin_many(pace, clock, turns, 6, 0.7e-3) == [2, 2, 2]
+        assert await begin_many(pace, clock, turns, 3, 9e-3) == [1, 1, 1]
+        assert await begin_many(pace, clock, turns, 50, 1e-5) == [50]
+    with counted_turns() as turns:
+        assert await begin_many(pace, clock, turns, 6, 1.5e-3) == [6], "nobody looks at the turns"
 
 
-async def test_nobody_waits_for_ever() -> None:
-    """Where others make every turn long."""
-    clock = Time()
-    pace = LoopPace(clock)
-
-    async def hog() -> None:
-        while True:
-            clock.now += 1.0
+async def test_one_task_begins_in_each_turn_that_others_make_long() -> None:
+    with watched() as (pace, clock, turns):
+        async with trio.open_nursery() as hogging:
+            hogging.start_soon(hog, clock)
             await trio.lowlevel.checkpoint()
+            begun = await begin_many(pace, clock, turns, 800, 0.2e-3)
+            hogging.cancel_scope.cancel()
+    # The hog runs first or last in a turn: in an old turn one task begins, in a young one five.
+    assert sum(begun) == 800
+    assert max(begun) <= 6
 
-    with pace.watching():
+
+async def test_tasks_that_wait_are_not_woken_in_every_turn() -> None:
+    with watched() as (pace, clock, turns):
+        before = turns.count, turns.steps
+        begun = await begin_many(pace, clock, turns, 400, 0.6e-3)
+        took, steps = turns.count - before[0], turns.steps - before[1]
+    assert begun == [2] * 200
+    assert steps < 14 * took
+
+
+async def test_a_task_that_is_cancelled_leaves_its_place_to_others() -> None:
+    with watched() as (pace, clock, turns):
+        clock.now += 1.0
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(hog)
-            await trio.lowlevel.checkpoint()
-            await pace.breathe()
+            for _ in range(30):
+                nursery.start_soon(pace.breathe)
             nursery.cancel_scope.cancel()
-    assert clock.now < 100
+        clock.now += 1.0
+        assert sum(await begin_many(pace, clock, turns, 30, 0.2e-3)) == 30
+
+
+async def test_clients_that_leave_together_are_noticed_one_after_the_other() -> None:
+    """As are those that ask together: time goes on whenever somebody looks how late it is."""
+    engine, count = FakeEngine(lambda prompt: ENDLESS), 40
+    asked, left = Counter[int](), Counter[int]()
+    async with served(engine, running=False, pace=LoopPace(Time(0.3e-3))) as server:
+        streams = [await server.raw() for _ in range(count)]
+        await trio.testing.wait_all_tasks_blocked()
+        with counted_turns() as turns:
+            submit, leave = engine.submit, engine.leave
+
+            def submit_counted(*given, **named):
+                asked[turns.count] += 1
+                return submit(*given, **named)
+
+            def leave_counted(stream):
+                left[turns.count] += 1
+                leave(stream)
+
+            engine.submit, engine.leave = submit_counted, leave_counted
+            for stream in streams:  # without a look at the sockets in between
+                stream.socket._sock.send(Client.request("POST", "/generate_stream", STREAM, {}))
+            await until(lambda: len(engine.live) == count)
+            for stream in streams:
+                await read_until(stream, b"\r\n\r\n")
+            for stream in streams:
+                stream.socket.close()
+            await until(lambda: not engine.live)
+    assert sum(asked.values()) == sum(left.values()) == count
+    assert max(asked.values()) <= 4 and max(left.values()) <= 4

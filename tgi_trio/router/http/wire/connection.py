@@ -25,6 +25,7 @@ from typing import Any, Protocol
 import trio
 
 from tgi_trio.router.http.wire.idle import IdleConnections, IdleWatch
+from tgi_trio.router.http.wire.pace import LoopPace
 from tgi_trio.router.http.wire.transport import SEND_TIMEOUT, inner_socket
 
 _RECEIVED = 1 << 16  # bytes received from the socket at once
@@ -81,6 +82,7 @@ class Connection:
         keep_alive_timeout: float,  # seconds that it may be idle between two requests
         draining: trio.Event,  # set when the server shuts down
         waiting: IdleConnections,  # all connections that wait for another request
+        pace: LoopPace,  # of the loop: many clients may send something, or leave, at a time
     ) -> None:
         self.stream = stream
         self.limits = limits
@@ -94,6 +96,7 @@ class Connection:
             None,
             None,
         )  # client, server
+        self._pace = pace
         self._on_end: Callable[[], Awaitable[None]] | None = None
         self._say_goodbye: Callable[[], Awaitable[None]] | None = None
         self._send_lock = trio.Lock()
@@ -262,13 +265,29 @@ class Connection:
             self._least = least
 
     async def _receive(self) -> bytes:
+        """Return the next bytes, when the turn of the loop is young; none: the client has left."""
         try:
             self._wake_for(1)
-            data = bytes(await self.stream.receive_some(self._room))
+            if self._inner is None:
+                data = bytes(await self.stream.receive_some(self._room))
+                await self._pace.breathe()
+            else:
+                data = await self._receive_plain(self._inner)
         except (OSError, trio.BrokenResourceError, trio.ClosedResourceError):
             return b""
         self._room = _RECEIVED if len(data) < _RECEIVED else _MOST_RECEIVED
         return data
+
+    async def _receive_plain(self, sock: socket.socket) -> bytes:
+        """Do so without TLS. Raises OSError and trio.ClosedResourceError."""
+        while sock.fileno() != -1:
+            await trio.lowlevel.wait_readable(sock)
+            await self._pace.breathe()
+            try:
+                return sock.recv(self._room)
+            except BlockingIOError:
+                continue
+        return b""
 
     # ---- closing ------------------------------------------------------------------------------
 

@@ -1,7 +1,7 @@
-"""Spreads long computations over turns of the router's event loop, so that streams need not wait.
+"""Spreads what many tasks do at a time over turns of the event loop, so that streams need not wait.
 
-A turn is everything that runs between two polls of the sockets. Without this, requests that become
-ready together would all be prepared in the same turn, a millisecond or two each.
+A turn is everything that runs between two polls of the sockets. Without this, requests that arrive
+together would all be read, prepared or forgotten in the same turn.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ from typing import Final
 
 import trio
 
-_MOST_S: Final = 1e-3  # age of a turn from which no long computation is begun in it
-_TURNS: Final = 64  # most turns that a computation is put off
+_MOST_S: Final = 1e-3  # age of a turn from which nothing more is begun in it
+# Tasks that look, turn by turn, whether they may begin. The others sleep meanwhile: being woken
+# costs several microseconds, and there may be thousands.
+_LOOKING: Final = 8
 
 
 class LoopPace(trio.abc.Instrument):
@@ -25,6 +27,8 @@ class LoopPace(trio.abc.Instrument):
         """`clock`: in seconds."""
         self._clock = clock
         self._began = math.inf  # when the current turn did
+        self._used = False  # something was begun in it
+        self._looking = trio.Semaphore(_LOOKING)  # the first to come is the first to look
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -38,14 +42,18 @@ class LoopPace(trio.abc.Instrument):
 
     def after_io_wait(self, timeout: float) -> None:
         """Called by trio: a turn begins."""
-        self._began = self._clock()
+        self._began, self._used = self._clock(), False
 
     async def breathe(self) -> None:
-        """Wait for a young turn; to be called before a long computation.
+        """Wait for a young turn; to be called before what takes long, or what many do at a time.
 
-        It is a trio checkpoint only if it has to wait.
+        Where others make every turn long, one task begins in each. It is a trio checkpoint only if
+        it has to wait.
         """
-        for _ in range(_TURNS):
-            if self._clock() - self._began < _MOST_S:
-                return
-            await trio.lowlevel.checkpoint()
+        if self._clock() - self._began < _MOST_S:
+            self._used = True
+            return
+        async with self._looking:
+            while self._used and self._clock() - self._began >= _MOST_S:
+                await trio.lowlevel.checkpoint()
+            self._used = True

@@ -23,6 +23,7 @@ from tgi_trio.router.http.wire.http1 import LONGEST_HEAD
 from tgi_trio.router.http.wire.http1_session import Http1Session
 from tgi_trio.router.http.wire.http2 import Http2Server, Http2Session
 from tgi_trio.router.http.wire.idle import IdleConnections
+from tgi_trio.router.http.wire.pace import LoopPace
 from tgi_trio.router.http.wire.transport import App
 from tgi_trio.sockets import address_text, bind, start_listening
 
@@ -70,16 +71,18 @@ async def serve(
     shutdown: trio.Event,
     *,
     acceptor: Acceptor | None = None,
+    pace: LoopPace | None = None,
     on_grace_end: Callable[[], None] | None = None,
     task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Serve the ASGI `app` until `shutdown` is set and every response has ended.
 
     Reports its addresses through `task_status`. `acceptor` limits and counts clients, and is given
-    a way to close idle ones for others. After `graceful_timeout`, `on_grace_end` may end what still
-    runs; others are reset then. Raises ConfigurationError if the certificate cannot be used.
+    a way to close idle ones for others. `pace` spreads what many of them do at a time. After
+    `graceful_timeout`, `on_grace_end` may end what still runs; others are reset then. Raises
+    ConfigurationError if the certificate cannot be used.
     """
-    draining, date = trio.Event(), DateHeader()
+    draining, date, pace = trio.Event(), DateHeader(), pace or LoopPace()
     http2 = Http2Server(log, date)
     idle, acceptor = IdleConnections(), acceptor or Acceptor()
     acceptor.make_room = idle.close_oldest
@@ -96,7 +99,7 @@ async def serve(
     async def handle(tcp: trio.SocketStream) -> None:
         stream = _secured(tcp, certificate)
         connection = Connection(
-            stream, settings.limits, settings.keep_alive_timeout, draining, idle
+            stream, settings.limits, settings.keep_alive_timeout, draining, idle, pace
         )
         live.add(connection)
         try:

@@ -1,0 +1,89 @@
+"""Requests that end at one time are answered few in a turn of the loop: others wait meanwhile."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import cast
+
+import pytest
+import trio
+
+from tests.router.engine.one_step import OneStep
+from tests.router.harness import byte_tokenizer, make_request, scheduling_limits
+from tests.support.turns import Turns, counted_turns
+from tgi_trio.errors import GenerationError
+from tgi_trio.router.engine.engine import ENDS_PER_TURN, AdmissionLimits, Engine
+from tgi_trio.router.engine.shard_link import ShardLink
+from tgi_trio.router.request import Outcome, Token
+from tgi_trio.router.telemetry.metrics import Metrics
+
+COUNT = 5 * ENDS_PER_TURN
+
+pytestmark = pytest.mark.trio
+
+
+class Ends:
+    """What many requests of one engine end with, in order, and in which turns."""
+
+    def __init__(self, engine: Engine, turns: Turns) -> None:
+        self.engine = engine
+        self.found: list[tuple[int, Outcome | BaseException]] = []  # the request's number
+        self.in_turns = Counter[int]()
+        self._turns = turns
+
+    def sink(self, number: int, tokens: list[Token], end: Outcome | BaseException | None) -> None:
+        if end is not None:
+            self.found.append((number, end))
+            self.in_turns[self._turns.count] += 1
+
+    async def all(self) -> None:
+        while len(self.found) < COUNT:
+            await trio.lowlevel.checkpoint()
+
+
+def make_engine(path: Path) -> Engine:
+    limits = replace(scheduling_limits(), max_batch_size=COUNT, max_batch_prefill_tokens=512)
+    return Engine(AdmissionLimits(COUNT), limits, byte_tokenizer(path), Metrics(64, 64))
+
+
+def submit(engine: Engine, path: Path, ends: Ends, deadline: float | None = None) -> None:
+    """Submit as many as there are; the later ones have earlier deadlines."""
+    request = make_request(byte_tokenizer(path), "hello", 1)
+    for n in range(COUNT):
+        until = None if deadline is None else deadline - n * 1e-4
+        engine.submit(replace(request, deadline=until)).attach(partial(ends.sink, n))
+
+
+async def test_deadlines_that_pass_together(tmp_path: Path) -> None:
+    engine = make_engine(tmp_path)
+    with counted_turns() as turns:
+        ends = Ends(engine, turns)
+        submit(engine, tmp_path, ends, deadline := trio.current_time() + 2)
+        await trio.sleep_until(deadline + 0.01)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(engine.watch_deadlines)
+            await ends.all()
+            nursery.cancel_scope.cancel()
+    assert [number for number, _ in ends.found] == list(reversed(range(COUNT)))
+    for _, end in ends.found:
+        assert isinstance(end, GenerationError)
+        assert str(end) == "the request's deadline has passed"
+    assert max(ends.in_turns.values()) == ENDS_PER_TURN
+    assert engine.active == engine.scheduler.queue_size == 0
+
+
+async def test_answers_that_end_in_one_step(tmp_path: Path) -> None:
+    engine = make_engine(tmp_path)
+    with counted_turns() as turns:
+        ends = Ends(engine, turns)
+        async with trio.open_nursery() as nursery:
+            submit(engine, tmp_path, ends)
+            nursery.start_soon(engine.serve, cast("ShardLink", OneStep(ends=COUNT)))
+            await ends.all()
+            nursery.cancel_scope.cancel()
+    assert [number for number, _ in ends.found] == list(range(COUNT))
+    assert max(ends.in_turns.values()) == ENDS_PER_TURN
+    assert engine.active == 0
