@@ -25,6 +25,7 @@ from tgi_trio.router.http.app import Application
 from tgi_trio.router.http.call import HttpSettings
 from tgi_trio.router.http.key_watch import watch_keys
 from tgi_trio.router.http.routes import operations
+from tgi_trio.router.http.side_threads import switching_soon
 from tgi_trio.router.http.wire.http1 import LONGEST_HEAD
 from tgi_trio.router.http.wire.server import ServerSettings, serve
 from tgi_trio.router.media.image_model import ImageModel
@@ -152,7 +153,7 @@ class Assembly:
         for listener in (*listeners, *for_metrics):
             start_listening(listener, BACKLOG)
         try:
-            with collecting_young():  # from now on: see `__main__.serve`
+            with switching_soon(), collecting_young():  # from now on: see `__main__.serve`
                 await self._serve(listeners, for_metrics, shutdown, task_status)
         finally:
             if self._grammars is not None:
@@ -160,6 +161,10 @@ class Assembly:
             if self._tracer is not None:
                 await self._tracer.close()
             self.closed.set()
+
+    def _count_requests(self) -> int:
+        """Return how many requests there are, those whose large bodies are read among them."""
+        return self._facade.load()[0] + self._application.side_threads.running
 
     def _count_responses(self) -> None:
         """Set the gauges of responses that are kept."""
@@ -184,7 +189,7 @@ class Assembly:
                 async with trio.open_nursery() as watching:
                     known = self._application.http.api_keys
                     watching.start_soon(self._text_processors.warm, self._facade.adapters)
-                    watching.start_soon(collect_when_idle, lambda: self._facade.load()[0])
+                    watching.start_soon(collect_when_idle, self._count_requests)
                     watching.start_soon(watch_keys, self._keys, known, self._take_keys)
                     await serve(
                         self._application,

@@ -283,8 +283,7 @@ class Validator:
             encode = self._pool.encode_prompt
             return await encode(prompt, add_special_tokens, truncate, most, tokenizer)
         try:
-            # A copy: whatever the prompt was cut from must not stay in memory with the request.
-            ids = np.array(prompt[-(truncate or len(prompt)) :], dtype=np.int32)
+            ids = await self._pool.take_ids(prompt[-(truncate or len(prompt)) :])
         except (OverflowError, ValueError, TypeError) as error:
             raise ValidationError(
                 f"`inputs` must hold token ids >= 0 and < {self._limits.vocab_size}"

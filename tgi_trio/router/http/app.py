@@ -63,6 +63,7 @@ from tgi_trio.router.http.routes import (
     ui,
     vertex,
 )
+from tgi_trio.router.http.side_threads import SideThreads
 from tgi_trio.router.http.wire.headers import Header
 from tgi_trio.router.http.wire.pace import LoopPace
 from tgi_trio.router.http.wire.transport import (
@@ -189,6 +190,7 @@ class HttpRequest(TrioASGIHTTPConnection):
             generations=self.account.generations,
             all_stats=self.account.all_stats,
             turns=self.app.turns,
+            side_threads=self.app.side_threads,
         )
 
     def _leave(self) -> None:
@@ -324,6 +326,7 @@ class Application(QuartTrio):
         self.cors = Cors(self.http.cors_allow_origin)
         self.request_ids = RequestIds()
         self.turns = trio.Lock()
+        self.side_threads = SideThreads()
         self.pace = LoopPace()
         self.config["PROVIDE_AUTOMATIC_OPTIONS"] = False  # OPTIONS is answered before routing
         self.url_map.merge_slashes = False

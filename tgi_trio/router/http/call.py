@@ -7,8 +7,9 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 from urllib.parse import parse_qs
 
 import trio
@@ -17,14 +18,18 @@ from tgi_trio.router.adapters.registry import ServedAdapter
 from tgi_trio.router.http.engine_api import EngineApi
 from tgi_trio.router.http.event_log import EventLogBody
 from tgi_trio.router.http.messages.body_images import UNCUT, CutBody
+from tgi_trio.router.http.messages.body_reader import LARGE, BodyReader, FirstFit
 from tgi_trio.router.http.messages.error_shapes import NATIVE, ErrorShape
 from tgi_trio.router.http.response_store import ResponseStore
 from tgi_trio.router.http.resume import Front
+from tgi_trio.router.http.side_threads import SideThreads
 from tgi_trio.router.http.sse import EventBody
 from tgi_trio.router.http.wire.headers import Header
 from tgi_trio.router.request import Timings
 from tgi_trio.router.telemetry.request_stats import RequestStats
 from tgi_trio.router.text.text_processor import TextProcessor
+
+Result = TypeVar("Result")
 
 SYSTEM_RANDOM: Final = random.SystemRandom()
 
@@ -73,6 +78,17 @@ class Call:
     all_stats: list[RequestStats] = field(default_factory=list)  # of those that ended well
     front: Front | None = None  # what a front adds to it, see `dispatch.answer_call`
     turns: trio.Lock = field(default_factory=trio.Lock)  # one stream at a time: `resume_stream`
+    side_threads: SideThreads = field(default_factory=SideThreads)
+
+    async def read(self, reader: BodyReader | FirstFit) -> Any:
+        """Return the body as `reader` has it; raises what that raises."""
+        return await self.compute(partial(reader.read, self.headers, self.body))
+
+    async def compute(self, function: Callable[[], Result]) -> Result:
+        """Return what `function` returns; in a thread for a large body, as others wait for it."""
+        if len(self.body) < LARGE:
+            return function()
+        return await self.side_threads.run(function)
 
     @property
     def ids(self) -> random.Random:

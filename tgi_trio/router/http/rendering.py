@@ -9,8 +9,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final
 
-import trio
-
 from tgi_trio.errors import CannotContinue, TemplateError
 from tgi_trio.router.http.call import Call
 from tgi_trio.router.http.call_validation import refuse_media
@@ -54,8 +52,7 @@ async def render_beside_others(
     """Do what `render_with_tools` does; long conversations in a thread, as others wait for it."""
     if not _takes_long(conversation, tools):
         return render_with_tools(call, conversation, tools)
-    render = partial(render_with_tools, call, conversation, tools)
-    return await trio.to_thread.run_sync(render, abandon_on_cancel=True)
+    return await call.side_threads.run(partial(render_with_tools, call, conversation, tools))
 
 
 def _takes_long(conversation: Conversation, tools: ChatTools | None) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 import orjson
@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from tgi_trio.errors import name_param
 from tgi_trio.router.http.messages.enum_values import say_allowed
+from tgi_trio.router.http.messages.list_pieces import ListPieces
 from tgi_trio.router.http.messages.problems import BodyRejected
 from tgi_trio.router.http.messages.shared_fields import Json, Scheduling
 from tgi_trio.router.http.messages.surrogates import mend_surrogates
@@ -18,6 +19,8 @@ from tgi_trio.router.http.messages.unserved import AnyBytes, UnservedFields
 from tgi_trio.router.text.chat_template import RESERVED
 
 Body = TypeVar("Body")
+
+LARGE: Final = 1 << 16  # bytes of a body that is read in pieces, and beside the loop (`Call.read`)
 
 
 class BodyReader:
@@ -28,6 +31,7 @@ class BodyReader:
         self._shape, self._mends = shape, mends
         self._decoder = msgspec.json.Decoder(shape)
         self._unserved = UnservedFields(shape) if issubclass(shape, Scheduling) else None
+        self._pieces = ListPieces(shape)
 
     def read(self, headers: dict[bytes, bytes], body: AnyBytes, at: str = "") -> Any:
         """Return the decoded body. Raises BodyRejected (415, 400 or 422) and ValidationError.
@@ -37,7 +41,7 @@ class BodyReader:
         if not _is_json(headers.get(b"content-type", b"")):
             raise BodyRejected(415, "Expected request with `Content-Type: application/json`")
         try:
-            decoded = self._decoder.decode(body)
+            decoded = self._decode(body)
             if self._unserved is not None:
                 self._unserved.check(body)
             return decoded
@@ -49,6 +53,18 @@ class BodyReader:
             raise BodyRejected(400, _SYNTAX + _syntax_error(error, bytes(body))) from error
         except RecursionError as error:
             raise BodyRejected(400, _SYNTAX + "recursion limit exceeded") from error
+
+    def _decode(self, body: AnyBytes) -> Any:
+        """Return the decoded body. Raises as msgspec's decoder does."""
+        if not isinstance(body, msgspec.Raw) and len(body) >= LARGE:
+            try:
+                return self._pieces.decode(_FIELDS.decode(body))
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+                pass  # of what is wrong, the whole body has the first, and its place
+        return self._decoder.decode(body)
+
+
+_FIELDS: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 class FirstFit:

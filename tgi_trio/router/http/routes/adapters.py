@@ -26,7 +26,7 @@ _UNLOAD = BodyReader(token_schema.UnloadAdapterRequest)
 async def load_adapter(call: Call) -> Reply:
     """POST /v1/load_lora_adapter: serve another adapter; replies once the shard has it."""
     root = _root(call)
-    request: token_schema.LoadAdapterRequest = _LOAD.read(call.headers, call.body)
+    request: token_schema.LoadAdapterRequest = await call.read(_LOAD)
     name, place = request.lora_name, request.lora_path
     if not name or not place:
         raise _refused("Both 'lora_name' and 'lora_path' must be provided.")
@@ -53,7 +53,7 @@ async def load_adapter(call: Call) -> Reply:
 async def unload_adapter(call: Call) -> Reply:
     """POST /v1/unload_lora_adapter: stop serving an adapter; requests that use it still finish."""
     _root(call)
-    request: token_schema.UnloadAdapterRequest = _UNLOAD.read(call.headers, call.body)
+    request: token_schema.UnloadAdapterRequest = await call.read(_UNLOAD)
     name = request.lora_name
     if not name:
         raise _refused("'lora_name' needs to be provided to unload a LoRA adapter.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 from tgi_trio.errors import GrammarError, ValidationError, naming_param
 from tgi_trio.router.http.answer_fields import fingerprint, new_id, unix_now, use_model
@@ -39,7 +40,7 @@ _CHAT = BodyReader(schema.ChatRequest, mends=True)
 
 async def chat_completions(call: Call) -> Reply:
     """POST /v1/chat/completions, as a body or as a stream."""
-    request = _read(call)
+    request: schema.ChatRequest = await call.read(_CHAT)
     call.engine.metrics.inc("tgi_request_count")
     model = await use_model(call, request.model)
     count = openai.choices(request.n, call.engine.limits.max_concurrent_requests)
@@ -74,18 +75,14 @@ async def chat_completions(call: Call) -> Reply:
 
 async def chat_tokenize(call: Call) -> Reply:
     """POST /chat_tokenize: the rendered prompt and its tokens."""
-    request = _read(call)
+    request: schema.ChatRequest = await call.read(_CHAT)
     call.engine.metrics.inc("tgi_request_count")
     if request.model is not None and call.engine.adapters.serves(request.model):
         await use_model(call, request.model)  # any other name is as good as none, as in TGI
-    prompt = await expand_text(call, await render_prompt(call, to_conversation(call, request)))
+    conversation = await call.compute(partial(to_conversation, call, request))
+    prompt = await expand_text(call, await render_prompt(call, conversation))
     tokens = simple_tokens_json(await tokenize_text(call, prompt, add_special_tokens=False))
     return Reply(b'{"tokenize_response":%b,"templated_text":%b}' % (tokens, text_json(prompt)))
-
-
-def _read(call: Call) -> schema.ChatRequest:
-    request: schema.ChatRequest = _CHAT.read(call.headers, call.body)
-    return request
 
 
 async def prepare_chat(call: Call, request: schema.ChatRequest) -> Prepared:
@@ -94,7 +91,7 @@ async def prepare_chat(call: Call, request: schema.ChatRequest) -> Prepared:
     Raises TemplateError, ValidationError and what `to_conversation` raises.
     """
     request.max_tokens = read_aliases(request, "max_tokens", "max_completion_tokens")
-    conversation = to_conversation(call, request)
+    conversation = await call.compute(partial(to_conversation, call, request))
     if request.top_logprobs and not request.logprobs:
         raise ValidationError("`top_logprobs` needs `logprobs` to be true")
     most = call.engine.limits.max_grammar_bytes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import cast
 
 from tgi_trio.errors import GrammarError, ValidationError, name_param, naming_param
@@ -41,14 +42,14 @@ Prompt = str | list[int]
 
 async def completions(call: Call) -> Reply:
     """POST /v1/completions, as a body or as a stream, for one or several prompts."""
-    request: schema.CompletionRequest = _COMPLETION.read(call.headers, call.body)
+    request: schema.CompletionRequest = await call.read(_COMPLETION)
     call.engine.metrics.inc("tgi_request_count")
     await use_model(call, request.model)
     infill = None if request.suffix is None else find_format(call)
     if infill is None and request.input_extra is not None:
         text = "`input_extra` is written around a gap, and needs a `suffix`"
         raise name_param(ValidationError(text), "input_extra")
-    prompts = _prompts(call, request)
+    prompts = await call.compute(partial(_prompts, call, request))
     count = openai.choices(request.n, call.engine.limits.max_concurrent_requests)
     candidates = _candidates(call, request, count)
     unwritten = _writes_nothing(request)
@@ -151,7 +152,7 @@ def _prompts(call: Call, request: schema.CompletionRequest) -> list[Prompt]:
     if isinstance(given, str):
         prompts = [given]
     else:
-        kinds = set(map(type, given))  # there may be a million
+        kinds = {type(each) for each in given}  # there may be a million
         if len(kinds) > 1:
             raise invalid_value("prompt", "texts and token ids cannot be mixed")
         prompts = cast("list[Prompt]", [given] if kinds == {int} else given)

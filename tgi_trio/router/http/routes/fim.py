@@ -25,7 +25,7 @@ _FIM: Final = BodyReader(schema.FimRequest, mends=True)
 
 async def fill_gap(call: Call) -> Reply:
     """POST /v1/fim/completions, as a body or as a stream."""
-    fim_request: schema.FimRequest = _FIM.read(call.headers, call.body)
+    fim_request: schema.FimRequest = await call.read(_FIM)
     call.engine.metrics.inc("tgi_request_count")
     model = await use_model(call, fim_request.model)
     infill = find_format(call)

@@ -40,7 +40,7 @@ _SHARE: Final = 8  # of all tokens: what is left for an answer of any length
 
 async def fill_gap(call: Call) -> Reply:
     """POST /infill, as a body or as a stream."""
-    infill_request: InfillRequest = _INFILL.read(call.headers, call.body)
+    infill_request: InfillRequest = await call.read(_INFILL)
     call.engine.metrics.inc("tgi_request_count")
     model = await use_model(call, infill_request.model)
     infill = find_format(call, "input_suffix")

@@ -41,7 +41,7 @@ async def model_ready(call: Call) -> Reply:
 
 async def infer(call: Call) -> Reply:
     """POST prompts; replies with their texts, in order."""
-    request: schema.InferRequest = _INFER.read(call.headers, call.body)
+    request: schema.InferRequest = await call.read(_INFER)
     call.engine.metrics.inc("tgi_request_count")
     await use_model(call, call.path["model"])
     if len(request.inputs) != len(request.outputs):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import orjson
 
 from tgi_trio.router.http.answer_fields import use_model
@@ -28,11 +30,12 @@ _COUNT = BodyReader(schema.CountTokensRequest, mends=True)
 
 async def messages(call: Call) -> Reply:
     """POST /v1/messages, as a body or as a stream."""
-    request: schema.MessagesRequest = _MESSAGES.read(call.headers, call.body)
+    request: schema.MessagesRequest = await call.read(_MESSAGES)
     call.engine.metrics.inc("tgi_request_count")
     model = await use_model(call, request.model)
     parameters = to_parameters(request, call.engine.limits.max_grammar_bytes)
-    prepared = await prepare(call, to_conversation(request), parameters)
+    conversation = await call.compute(partial(to_conversation, request))
+    prepared = await prepare(call, conversation, parameters)
     take_permits(call)
     one = await prepared.validate(call, request)
     id = f"msg_{call.ids.randbytes(12).hex()}"
@@ -51,10 +54,11 @@ async def messages(call: Call) -> Reply:
 
 async def count_tokens(call: Call) -> Reply:
     """POST /v1/messages/count_tokens: the number of tokens of the prompt for /v1/messages."""
-    request: schema.CountTokensRequest = _COUNT.read(call.headers, call.body)
+    request: schema.CountTokensRequest = await call.read(_COUNT)
     call.engine.metrics.inc("tgi_request_count")
     await use_model(call, request.model)
-    prompt = await expand_text(call, await render_prompt(call, to_conversation(request)))
+    conversation = await call.compute(partial(to_conversation, request))
+    prompt = await expand_text(call, await render_prompt(call, conversation))
     found = await tokenize_text(call, prompt, add_special_tokens=False)
     return Reply(orjson.dumps({"input_tokens": len(found.ids)}))
 

@@ -36,7 +36,7 @@ WithParameters = AnyRequest | schema.VertexInstance | schema.InferRequest
 
 async def generate(call: Call) -> Reply:
     """POST /generate: a text, or a list of texts for a list of queries."""
-    request: schema.GenerateRequest = _GENERATE.read(call.headers, call.body)
+    request: schema.GenerateRequest = await call.read(_GENERATE)
     single = isinstance(request.inputs, str)
     return await _whole(
         call, read_queries(call, request), read_parameters(request), array=not single
@@ -45,13 +45,13 @@ async def generate(call: Call) -> Reply:
 
 async def generate_stream(call: Call) -> Reply:
     """POST /generate_stream: an event per token."""
-    request: schema.GenerateRequest = _GENERATE.read(call.headers, call.body)
+    request: schema.GenerateRequest = await call.read(_GENERATE)
     return await _stream(call, request, read_parameters(request))
 
 
 async def compat(call: Call) -> Reply:
     """POST /: the legacy form, a list of answers or a stream."""
-    request: schema.CompatGenerateRequest = _COMPAT.read(call.headers, call.body)
+    request: schema.CompatGenerateRequest = await call.read(_COMPAT)
     parameters = read_parameters(request)
     if parameters.return_full_text is None:
         tag, images = call.engine.model.pipeline_tag, call.engine.images

@@ -45,13 +45,13 @@ _RESPONSES = BodyReader(schema.ResponsesRequest, mends=True)
 
 async def responses(call: Call) -> Reply:
     """POST /v1/responses, as a body or as a stream."""
-    request: schema.ResponsesRequest = _RESPONSES.read(call.headers, call.body)
+    request: schema.ResponsesRequest = await call.read(_RESPONSES)
     call.engine.metrics.inc("tgi_request_count")
     model = await use_model(call, request.model)
     check_served(request, kept=call.responses.most > 0)
     most = call.engine.limits.max_grammar_bytes
     history = read_history(call, request)
-    conversation, box = to_conversation(request, history, most)
+    conversation, box = await call.compute(partial(to_conversation, request, history, most))
     top = openai.alternatives(call, "top_logprobs", request.top_logprobs)
     parameters = to_parameters(request, most, top)
     prepared = await prepare(call, conversation, parameters)
@@ -91,12 +91,13 @@ async def responses(call: Call) -> Reply:
 
 async def input_tokens(call: Call) -> Reply:
     """POST /v1/responses/input_tokens: the number of tokens of the prompt for /v1/responses."""
-    request: schema.ResponsesRequest = _RESPONSES.read(call.headers, call.body)
+    request: schema.ResponsesRequest = await call.read(_RESPONSES)
     call.engine.metrics.inc("tgi_request_count")
     await use_model(call, request.model)
     check_served(request, kept=call.responses.most > 0)
     history = read_history(call, request)
-    conversation, _ = to_conversation(request, history, call.engine.limits.max_grammar_bytes)
+    most = call.engine.limits.max_grammar_bytes
+    conversation, _ = await call.compute(partial(to_conversation, request, history, most))
     prompt = await expand_text(call, await render_prompt(call, conversation))
     found = await tokenize_text(call, prompt, add_special_tokens=False)
     return Reply(msgspec.json.encode(replies.InputTokenCount(len(found.ids))))

@@ -23,7 +23,7 @@ _BODY = FirstFit(
 
 async def invocations(call: Call) -> Reply:
     """POST /invocations: answered as POST /, chat or completions, the first whose body fits."""
-    body = _BODY.read(call.headers, call.body)
+    body = await call.read(_BODY)
     return await _HANDLERS[type(body)](call)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import orjson
 import trio
@@ -36,7 +38,7 @@ _VllmForm = token_schema.TokenizePromptRequest | token_schema.TokenizeChatReques
 
 async def tokenize(call: Call) -> Reply:
     """POST /tokenize: the tokens of a text or a chat, in TGI's or vLLM's form."""
-    request: token_schema.TokenizeRequest | _VllmForm = _TOKENIZE.read(call.headers, call.body)
+    request: token_schema.TokenizeRequest | _VllmForm = await call.read(_TOKENIZE)
     if isinstance(request, token_schema.TokenizeRequest):
         if request.parameters and request.parameters.adapter_id is not None:
             adapter = call.engine.adapters.find(request.parameters.adapter_id)
@@ -44,7 +46,8 @@ async def tokenize(call: Call) -> Reply:
         return Reply(simple_tokens_json(await tokenize_text(call, request.inputs, True)))
     await use_model(call, request.model)
     if isinstance(request, token_schema.TokenizeChatRequest):
-        text = await expand_text(call, await render_prompt(call, to_conversation(call, request)))
+        conversation = await call.compute(partial(to_conversation, call, request))
+        text = await expand_text(call, await render_prompt(call, conversation))
     else:
         text = request.prompt
     ids = (await tokenize_text(call, text, request.add_special_tokens)).ids
@@ -61,7 +64,7 @@ async def tokenize(call: Call) -> Reply:
 
 async def detokenize(call: Call) -> Reply:
     """POST /detokenize: the text of tokens, including special ones. Raises ValidationError."""
-    request: token_schema.DetokenizeRequest = _DETOKENIZE.read(call.headers, call.body)
+    request: token_schema.DetokenizeRequest = await call.read(_DETOKENIZE)
     await use_model(call, request.model)
     ids = np.array(request.tokens, dtype=np.int32)
     call.engine.validator.check_ids(ids, "tokens")

@@ -26,7 +26,7 @@ _INSTANCE = FirstFit(
 
 async def predict(call: Call) -> Reply:
     """POST /vertex: the text of every instance, in order."""
-    body: schema.VertexRequest = _VERTEX.read(call.headers, call.body)
+    body: schema.VertexRequest = await call.read(_VERTEX)
     instances = [
         _INSTANCE.read(call.headers, each, f"instances[{i}]")
         for i, each in enumerate(body.instances)

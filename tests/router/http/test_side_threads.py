@@ -1,0 +1,127 @@
+"""Large bodies are read and rendered beside the loop, and say the same as on it."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from functools import partial
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+
+from tests.router.http.fake_engine import FakeEngine
+from tests.router.http.served import served
+from tgi_trio.router.http import call as calls
+from tgi_trio.router.http.engine_api import ServedLimits
+from tgi_trio.router.http.routes import chat, messages, responses
+from tgi_trio.router.http.side_threads import SideThreads, switching_soon
+
+pytestmark = pytest.mark.trio
+
+LIMITS = ServedLimits(max_input_tokens=100_000, max_total_tokens=100_001)
+MESSAGES = [{"role": "user", "content": f"message {i}"} for i in range(3000)]
+BODIES: list[tuple[str, Any, dict[str, Any]]] = [
+    ("/v1/chat/completions", chat, {"messages": MESSAGES, "max_tokens": 4}),
+    ("/v1/messages", messages, {"messages": MESSAGES, "max_tokens": 4, "model": "test/model"}),
+    ("/v1/responses", responses, {"input": MESSAGES, "max_output_tokens": 16}),
+]
+
+
+@pytest.mark.parametrize(("path", "route", "body"), BODIES, ids=[each[0] for each in BODIES])
+async def test_a_large_chat_is_read_beside_the_loop_and_is_the_same(
+    path: str, route: Any, body: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    where: list[bool] = []
+    convert = route.to_conversation
+
+    def convert_somewhere(*given: Any) -> Any:
+        where.append(threading.current_thread() is threading.main_thread())
+        return convert(*given)
+
+    monkeypatch.setattr(route, "to_conversation", convert_somewhere)
+    engine = FakeEngine(limits=LIMITS)
+    async with served(engine) as server:
+        client = await server.connect()
+        assert (await client.post(path, body)).status == 200
+        monkeypatch.setattr(calls, "LARGE", 1 << 30)
+        assert (await client.post(path, body)).status == 200
+    assert where == [False, True]
+    beside, on_it = engine.submitted
+    assert beside.prompt_ids.tolist() == on_it.prompt_ids.tolist()
+    assert "message 2999" in engine.prompts[0]
+
+
+async def test_what_is_wrong_with_a_large_body_is_told_as_ever() -> None:
+    async with served() as server:
+        client = await server.connect()
+        wrong = await client.post("/v1/chat/completions", {"messages": [*MESSAGES, {"role": 5}]})
+        assert wrong.status == 422
+        assert b"messages[3000].role" in wrong.body
+        empty = {"messages": [*MESSAGES, {"role": "user"}]}
+        wrong = await client.post("/v1/chat/completions", empty)
+        assert b"messages[3000]: needs `content` or `tool_calls`" in wrong.body
+
+
+async def test_ids_of_a_long_prompt_are_those_of_a_short_one() -> None:
+    engine = FakeEngine(limits=LIMITS)
+    ids = [3 + i % 200 for i in range(50_000)]
+    async with served(engine) as server:
+        client = await server.connect()
+        body = {"prompt": ids, "max_tokens": 1}
+        answer = await client.post("/v1/completions", body)
+        assert answer.status == 200, answer.body
+        refused = await client.post("/v1/completions", {"prompt": [*ids, 300], "max_tokens": 1})
+        mixed = await client.post("/v1/completions", {"prompt": [*ids, "x"], "max_tokens": 1})
+    assert engine.submitted[0].prompt_ids.tolist() == ids
+    assert b"must hold token ids >= 0 and < 258. Given: 300" in refused.body
+    assert b"texts and token ids cannot be mixed" in mixed.body
+
+
+async def test_two_compute_at_a_time_and_the_loop_goes_on() -> None:
+    threads, release = SideThreads(), threading.Event()
+    running: list[int] = []
+
+    def compute(number: int) -> int:
+        running.append(number)
+        release.wait()
+        return number
+
+    found: list[int] = []
+
+    async def run(number: int) -> None:
+        found.append(await threads.run(partial(compute, number)))
+
+    async with trio.open_nursery() as nursery:
+        for number in range(5):
+            nursery.start_soon(run, number)
+        while len(running) < 2:
+            await trio.sleep(0.001)
+        await trio.testing.wait_all_tasks_blocked()
+        assert len(running) == threads.running == 2
+        release.set()
+    assert sorted(found) == list(range(5))
+    assert threads.running == 0
+
+
+async def test_a_client_that_leaves_does_not_wait_and_its_thread_is_counted() -> None:
+    threads, release = SideThreads(), threading.Event()
+    try:
+        with trio.move_on_after(0.01) as scope:
+            await threads.run(release.wait)
+        assert scope.cancelled_caught
+        assert threads.running == 1
+    finally:
+        release.set()
+    while threads.running:
+        await trio.sleep(0.001)
+    with pytest.raises(ZeroDivisionError):
+        await threads.run(lambda: 1 // 0)
+
+
+async def test_the_interpreter_is_given_away_sooner_within_the_block_alone() -> None:
+    usual = sys.getswitchinterval()
+    with switching_soon():
+        assert sys.getswitchinterval() == pytest.approx(0.0005)
+    assert sys.getswitchinterval() == usual
