@@ -57,6 +57,20 @@ def test_every_follower_gets_every_command_in_order(
         end.check()
 
 
+def test_a_plan_that_is_longer_than_the_rings_reaches_every_follower(
+    make_endpoints: MakeEndpoints, spawn_child: SpawnChild
+) -> None:
+    ends = []
+    for rank in (1, 2):
+        endpoints = make_endpoints(rank=rank)
+        ends.append(lead(endpoints, death=-1))
+        spawn_child("echo", endpoints)
+    group = Broadcast(ends)
+    for plan in (os.urandom(3 * ends[0].writer.capacity), b"small", os.urandom(1 << 20)):
+        group.send(plan)
+        assert [receive(end) for end in group.ends] == [plan, plan]
+
+
 def test_commands_queue_up_for_a_follower_that_is_behind(make_endpoints: MakeEndpoints) -> None:
     channels = [make_endpoints(rank=rank) for rank in (1, 2)]
     group = Broadcast([lead(endpoints) for endpoints in channels])

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from tgi_trio.errors import CorruptRing
-from tgi_trio.ipc.ring import SKIP, WORD, RingMemory, RingReader, RingWriter, pad_size
+from tgi_trio.ipc import ring
+from tgi_trio.ipc.ring import LAST, PART, SKIP, WORD, RingMemory, RingReader, RingWriter, pad_size
 
 CAPACITY = 4096
 
@@ -31,6 +32,10 @@ def both(memory: RingMemory) -> tuple[RingWriter, RingReader]:
 MAX_PAYLOAD = CAPACITY // 2 - WORD
 
 
+def is_long(payload: bytes) -> bool:
+    return len(payload) > MAX_PAYLOAD
+
+
 class RingMachine(RuleBasedStateMachine):
     """The ring against a deque; every interleaving that one thread per side can produce."""
 
@@ -41,11 +46,13 @@ class RingMachine(RuleBasedStateMachine):
         self.model: deque[bytes] = deque()
         self.count = 0
         self.reserved: bytes | None = None
+        self.unfinished: bytes | None = None  # of which parts may have been written
 
     def payload(self, size: int) -> bytes:
         self.count += 1
         return bytes((self.count + i) & 255 for i in range(size))
 
+    @precondition(lambda self: self.unfinished is None)
     @rule(size=st.one_of(st.integers(0, 64), st.integers(0, MAX_PAYLOAD)))
     def write(self, size: int) -> None:
         payload = self.payload(size)
@@ -55,6 +62,7 @@ class RingMachine(RuleBasedStateMachine):
         else:
             assert self.model, "an empty ring refused a frame that fits"
 
+    @precondition(lambda self: self.unfinished is None)
     @rule(size=st.integers(0, MAX_PAYLOAD))
     def reserve(self, size: int) -> None:
         view = self.writer.reserve(size)
@@ -72,10 +80,37 @@ class RingMachine(RuleBasedStateMachine):
         self.model.append(self.reserved)
         self.reserved = None
 
+    @precondition(lambda self: self.unfinished is None)
+    @rule(size=st.integers(MAX_PAYLOAD + 1, 8 * CAPACITY))
+    def write_in_parts(self, size: int) -> None:
+        self.unfinished = self.payload(size)
+        self.reserved = None
+        self.go_on()
+
+    @precondition(lambda self: self.unfinished is not None)
+    @rule()
+    def go_on(self) -> None:
+        assert self.unfinished is not None
+        if self.writer.try_write(self.unfinished):
+            self.model.append(self.unfinished)
+            self.unfinished = None
+
+    @precondition(lambda self: self.unfinished is not None)
+    @rule()
+    def finish(self) -> None:
+        """A reader that goes on reading always makes room for the next part."""
+        for _ in range(40):
+            if self.unfinished is None:
+                return
+            self.drain()
+            assert self.reader.try_read() is None
+            self.go_on()
+        raise AssertionError("a frame in parts was never written")
+
     @rule(size=st.integers(MAX_PAYLOAD + 1, 2 * CAPACITY))
-    def write_what_can_never_fit(self, size: int) -> None:
+    def reserve_what_can_never_fit(self, size: int) -> None:
         with pytest.raises(ValueError, match=f"0 to {MAX_PAYLOAD}"):
-            self.writer.try_write(bytes(size))
+            self.writer.reserve(size)
 
     @rule()
     def look(self) -> None:
@@ -98,6 +133,7 @@ class RingMachine(RuleBasedStateMachine):
         while self.model:
             self.read()
 
+    @precondition(lambda self: self.unfinished is None and not any(map(is_long, self.model)))
     @rule()
     def attach_again(self) -> None:
         """Both counters live in shared memory: fresh objects see the same ring."""
@@ -108,8 +144,10 @@ class RingMachine(RuleBasedStateMachine):
     def holds(self) -> None:
         self.writer.check()
         self.reader.check()
-        assert self.reader.empty() == (not self.model)
-        assert self.writer.free <= CAPACITY - sum(pad_size(len(p)) for p in self.model)
+        if self.unfinished is None:
+            assert self.reader.empty() == (not self.model)
+        held = sum(pad_size(len(p)) for p in self.model if not is_long(p))
+        assert self.writer.free <= CAPACITY - held
 
 
 TestRing = RingMachine.TestCase
@@ -263,3 +301,58 @@ def test_a_fence_comes_before_the_publication() -> None:
     assert seen[1:] == [(16, 0)], "fence after the head is loaded"
     reader.release()
     assert seen[2:] == [(16, 0)], "fence before the tail is stored"
+
+
+def test_only_the_frame_that_was_begun_can_be_gone_on_with() -> None:
+    writer, reader = both(fresh_ring())
+    long = bytes(4 * CAPACITY)
+    assert not writer.try_write(long)
+    for other in (b"x", bytes(MAX_PAYLOAD)):
+        with pytest.raises(ValueError, match="within another"):
+            writer.try_write(other)
+    with pytest.raises(ValueError, match="within another"):
+        writer.reserve(1)
+    while not writer.try_write(long):
+        assert reader.try_read() is None
+    assert reader.try_read() == reader.try_read() == long
+    reader.release()
+    assert writer.try_write(b"x") and reader.try_read() == b"x"
+
+
+@pytest.mark.parametrize("mark", [PART, LAST, PART | LAST, 1 << 60])
+@pytest.mark.parametrize("length", [0, 16, CAPACITY, 1 << 40])
+def test_a_part_beyond_the_head_is_an_error(mark: int, length: int) -> None:
+    memory = fresh_ring()
+    writer, reader = both(memory)
+    writer.try_write(b"12345678")
+    memory.data.cast("Q")[0] = mark | length
+    if mark == LAST and not length:
+        assert reader.try_read() == b""
+        return
+    with pytest.raises(CorruptRing, match=r"a frame of"):
+        reader.try_read()
+
+
+def test_no_frame_is_longer_than_the_longest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ring, "LONGEST", 3 * CAPACITY)
+    writer, reader = both(fresh_ring())
+    with pytest.raises(ValueError, match=f"above {3 * CAPACITY}"):
+        writer.try_write(bytes(3 * CAPACITY + 1))
+    long = bytes(4 * CAPACITY)
+    with pytest.raises(CorruptRing, match="a frame of"):
+        for _ in range(10):
+            with monkeypatch.context() as generous:
+                generous.setattr(ring, "LONGEST", len(long))
+                assert not writer.try_write(long)
+            assert reader.try_read() is None
+
+
+def test_a_whole_frame_between_parts_is_an_error() -> None:
+    memory = fresh_ring()
+    writer, reader = both(memory)
+    assert not writer.try_write(bytes(4 * CAPACITY))
+    lengths = memory.data.cast("Q")
+    second = pad_size(lengths[0] & ~PART) >> 3
+    lengths[second] &= ~PART
+    with pytest.raises(CorruptRing, match="a frame of"):
+        reader.try_read()

@@ -12,7 +12,7 @@ import numpy as np
 import tokenizers
 import trio
 
-from tgi_trio.ipc.endpoints import Endpoints
+from tgi_trio.ipc.endpoints import DEFAULT_RING_BYTES, Endpoints
 from tgi_trio.ipc.messages import SamplingParameters
 from tgi_trio.ipc.router_end import ReplyBell, RouterEnd
 from tgi_trio.ipc.startup import ShardInfo, WarmupRequest
@@ -127,16 +127,24 @@ class Bench:
 
 @asynccontextmanager
 async def engine_on_fake_shard(
-    folder: Path, fake: FakeSettings | None = None, permits: int = 128, growing: bool = False
+    folder: Path,
+    fake: FakeSettings | None = None,
+    permits: int = 128,
+    growing: bool = False,
+    request_bytes: int = DEFAULT_RING_BYTES,
 ) -> AsyncIterator[Bench]:
     """Run an engine with a FakeShard thread until the block is left.
 
-    `growing`: blocks are granted as sequences grow, instead of reserved.
+    `growing`: blocks are granted as sequences grow, instead of reserved. `request_bytes`: of the
+    ring of commands.
     """
     tokenizer = byte_tokenizer(folder)
     fake = fake or FakeSettings(vocab_size=259)
     metrics = Metrics(max_input_tokens=4096, max_total_tokens=4096)
-    with ReplyBell() as bell, Endpoints.create(0, 1, reply_bell=bell.fd) as endpoints:
+    with (
+        ReplyBell() as bell,
+        Endpoints.create(0, 1, reply_bell=bell.fd, request_bytes=request_bytes) as endpoints,
+    ):
         with FakeShard(endpoints.spec, fake) as shard, RouterEnd(endpoints, bell) as end:
             await handshake.hello(end, 1)
             info = await handshake.info(end)

@@ -24,6 +24,9 @@ class PlanEnd(Protocol):
     def wait(self, timeout: float | None) -> bool: ...
     def reserve(self, size: int) -> memoryview: ...
     def commit(self) -> None: ...
+    def send(self, payload: bytes | memoryview) -> None: ...
+    @property
+    def max_payload(self) -> int: ...
     @property
     def try_send(self) -> Callable[[bytes | memoryview], bool]: ...
 
@@ -34,13 +37,19 @@ class Broadcast:
     def __init__(self, ends: Sequence[PlanEnd]) -> None:
         """`ends`: to all followers; whoever owns them closes them."""
         self.ends = tuple(ends)
+        self._most = min((end.max_payload for end in self.ends), default=0)
 
     def send(self, payload: bytes | memoryview) -> None:
         """Send `payload` to every follower. Raises RingFull or PeerGone as their ends do.
 
         All copies are made before the first follower is woken: waking a core takes longer than
-        copying a command.
+        copying a command. One that does not fit into a ring in one piece goes to one after the
+        other.
         """
+        if len(payload) > self._most:
+            for end in self.ends:
+                end.send(payload)
+            return
         for end in self.ends:
             end.reserve(len(payload))[:] = payload
         for end in self.ends:

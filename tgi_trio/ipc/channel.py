@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from typing import TypeVar
 
 from tgi_trio.errors import PeerGone, RingFull
 from tgi_trio.ipc import robust
@@ -21,6 +22,8 @@ from tgi_trio.ipc.fence import Ordering, find_ordering
 from tgi_trio.ipc.frames import Phase
 from tgi_trio.ipc.ring import RingReader, RingWriter
 from tgi_trio.ipc.segment import Segment
+
+Found = TypeVar("Found")
 
 _FULL_POLL_S = 0.001  # how often a blocked writer looks whether its reader has made room
 
@@ -61,12 +64,19 @@ class End:
     def try_send(self, payload: bytes | memoryview) -> bool:
         """Copy and publish `payload`; returns False if the ring has no room now. Never blocks.
 
-        Raises ValueError if it can never fit, CorruptRing if the peer has corrupted the ring.
+        Of one that is longer than half the ring parts may have been published then: it has to be
+        given again until this is True, before any other. Raises ValueError if another is given,
+        CorruptRing if the peer has corrupted the ring.
         """
-        if not self.writer.try_write(payload):
-            return False
-        self._ring()
-        return True
+        sent = self.writer.try_write(payload)
+        if sent or len(payload) > self.writer.max_payload:
+            self._ring()
+        return sent
+
+    @property
+    def max_payload(self) -> int:
+        """Bytes of the longest frame that goes in one piece."""
+        return self.writer.max_payload
 
     @property
     def vitals(self) -> Vitals:
@@ -119,33 +129,36 @@ class BlockingEnd(End):
         """Return `size` writable bytes, waiting for the peer to make room if it must.
 
         Raises RingFull when the peer makes none for `full_timeout_ms`, PeerGone when the router
-        dies meanwhile, ValueError when `size` can never fit.
+        dies meanwhile, ValueError when `size` can never fit in one piece.
         """
         view = self._reserve(size)
-        return self._reserve_slowly(size) if view is None else view
+        return self._insist(lambda: self._reserve(size), size) if view is None else view
 
     def send(self, payload: bytes | memoryview) -> None:
-        """Copy and publish `payload`; waits and raises as `reserve()` does."""
+        """Copy and publish `payload`, of any length; waits and raises as `reserve()` does."""
         if not self.try_send(payload):
-            self._reserve_slowly(len(payload))[:] = payload
-            self.commit()
+            self._insist(lambda: self.try_send(payload) or None, len(payload))
 
-    def _reserve_slowly(self, size: int) -> memoryview:
-        deadline = time.monotonic() + self.spec.full_timeout_ms / 1000
-        while (view := self._reserve(size)) is None:
+    def _insist(self, attempt: Callable[[], Found | None], size: int) -> Found:
+        """Return what `attempt` does once the peer has made room for `size` bytes."""
+        sent, patience = self.writer.sent, self.spec.full_timeout_ms / 1000
+        deadline = time.monotonic() + patience
+        while (found := attempt()) is None:
             self._on_full()
+            if self.writer.sent != sent:  # room for another part
+                sent, deadline = self.writer.sent, time.monotonic() + patience
             if time.monotonic() > deadline:
                 raise RingFull(
                     self.describe_peer(),
                     f"has made no room for {size} bytes in "
-                    f"{self.spec.full_timeout_ms / 1000:g} s; {self.writer.free} of "
+                    f"{patience:g} s; {self.writer.free} of "
                     f"{self.writer.capacity} bytes are free",
                 )
             if self._waiter.peer_died_within(_FULL_POLL_S):
                 raise PeerGone(
                     f"router (pid {self.spec.router_pid})", "it died while its ring was full"
                 )
-        return view
+        return found
 
     def _on_full(self) -> None:
         """Called about every millisecond while the ring stays full."""

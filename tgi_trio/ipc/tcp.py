@@ -201,6 +201,11 @@ class TcpEnd:
         self._readable.register(spec.socket, select.POLLIN)
         self._writable.register(spec.socket, select.POLLOUT)
 
+    @property
+    def max_payload(self) -> int:
+        """Bytes of the longest frame."""
+        return self.writer.max_payload
+
     def wait(self, timeout: float | None) -> bool:
         """Block until a frame may have arrived (True), or for `timeout` seconds at most (False).
 

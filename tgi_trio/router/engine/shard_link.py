@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
+from typing import Final
 
 import trio
 
@@ -21,6 +22,8 @@ from tgi_trio.router.scheduling.shard_commands import (
     Limits,
     Prefill,
 )
+
+_TRY_AGAIN_S: Final = 0.001  # the shard copies half a MiB of a prompt out of the ring in a tenth
 
 
 def encode_command(command: Command) -> bytes:
@@ -89,5 +92,13 @@ class ShardLink:
                 self._end.release()
 
     async def wait(self) -> None:
-        """Sleep until there may be replies; they also mean that the ring has room again."""
-        await self._end.wait()
+        """Sleep until there may be replies, or until what waits here may be tried again.
+
+        A shard that replies has made room, but for the next part of a long prompt it makes room
+        without having anything to reply to.
+        """
+        if not self._backlog:
+            await self._end.wait()
+            return
+        with trio.move_on_after(_TRY_AGAIN_S):
+            await self._end.wait()

@@ -27,7 +27,11 @@ from tgi_trio.ipc.waiting import WaitingShards
 from tgi_trio.router.shards.group import Group, Rank, StartGroup
 from tgi_trio.router.shards.rank_connection import RankSource
 from tgi_trio.router.shards.remote_rank import RemoteRank
-from tgi_trio.router.shards.ring_sizes import command_ring_bytes, plan_ring_bytes
+from tgi_trio.router.shards.ring_sizes import (
+    most_command_bytes,
+    most_plan_bytes,
+    plan_ring_bytes,
+)
 from tgi_trio.router.shards.shard_instance import ShardArgv, ShardInstance
 from tgi_trio.sockets import address_text
 
@@ -86,7 +90,6 @@ class LocalGroup:
             leading = Endpoints.create(
                 0,
                 incarnation,
-                request_bytes=command_ring_bytes(request),
                 reply_bell=bell.fd,
                 spin_us=spin_us,
             )
@@ -139,7 +142,7 @@ class LocalGroup:
         """Start a group of one rank on another machine; leaving the context ends it."""
         connection = source.take(0)
         own = replace(settings, rank=0, image_arena=-1)
-        largest = command_ring_bytes(request)
+        largest = most_command_bytes(request)
         with (
             RemoteRank.start(connection, own, incarnation, largest) as rank,
             closing(TcpRouterEnd(os.dup(connection.frames_fd), largest, rank.describe)) as end,
@@ -226,7 +229,7 @@ def _start_remote_ranks(
     remote = _RemoteRanks(
         [], replace(settings, meeting=address_text(meeting)), meeting.fileno(), [], []
     )
-    largest = plan_ring_bytes(request)
+    largest = most_plan_bytes(request)
     for rank, connection in zip(source.ranks, connections, strict=True):
         own = replace(remote.settings, rank=rank, tokenizer_file=None, image_arena=-1)
         start = RemoteRank.start(connection, own, incarnation, largest)

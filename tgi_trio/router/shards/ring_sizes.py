@@ -1,4 +1,8 @@
-"""How large the rings of a shard group are: its largest frames must fit."""
+"""How large the rings of a shard group are, and how large its frames may be.
+
+Rings are made before the model is loaded, when nobody knows how much can be in a frame. So they
+have room for what is usual, and what is longer goes through them in parts.
+"""
 
 from __future__ import annotations
 
@@ -10,15 +14,13 @@ from tgi_trio.ipc.frames import WORD, Kind
 from tgi_trio.ipc.startup import BLOCK_SIZE, WarmupRequest
 
 _PLANS_IN_A_RING: Final = 4  # a follower is at most one step behind; the rest is for wrapping
+_MOST_RING_BYTES: Final = 1 << 24  # of plans: 64 rows of 262,144 tokens in one piece
 _DEEP_LAYERS: Final = 64  # more than any model's images add features to
 _BESIDE_TOKENS: Final = 2**19  # bytes for a row's grammar, biases and images
 
 
-def command_ring_bytes(request: WarmupRequest) -> int:
-    """Return the size in bytes of a ring in which the longest prompt fits.
-
-    Between twice and four times of it: a frame may take half of a ring.
-    """
+def most_command_bytes(request: WarmupRequest) -> int:
+    """Return a bound of the bytes of a command: of the longest prompt, with a row's other parts."""
     tokens = request.max_total_tokens
     counts = dict.fromkeys(
         ("biases", "gap_ends", "saves", "grammar_chars", "ends", "tokenizer_chars"), 0
@@ -29,16 +31,21 @@ def command_ring_bytes(request: WarmupRequest) -> int:
     return max(DEFAULT_RING_BYTES, _power_of_two(2 * (largest + WORD)))
 
 
-def plan_ring_bytes(request: WarmupRequest) -> int:
-    """Return the size in bytes of a ring with room for a few of the largest plans."""
+def most_plan_bytes(request: WarmupRequest) -> int:
+    """Return a bound of the bytes of a step's plan."""
     rows, tokens = request.max_batch_size, max(request.max_prefill_tokens, request.max_batch_size)
     entries = rows * -(-request.max_total_tokens // BLOCK_SIZE)
     images = {"features": tokens, "layers": _DEEP_LAYERS, "rotary": 3 * tokens, "limits": tokens}
     images["images"] = rows * request.max_images  # that layers attend to
-    largest = frame_bytes(
+    return frame_bytes(
         Kind.PLAN, rows=rows, tokens=tokens, entries=entries, unknown=tokens, states=rows, **images
     )
-    return max(DEFAULT_RING_BYTES, _power_of_two(_PLANS_IN_A_RING * largest))
+
+
+def plan_ring_bytes(request: WarmupRequest) -> int:
+    """Return the size in bytes of a ring with room for a few of the largest plans, if usual."""
+    wanted = _power_of_two(_PLANS_IN_A_RING * most_plan_bytes(request))
+    return min(_MOST_RING_BYTES, max(DEFAULT_RING_BYTES, wanted))
 
 
 def _power_of_two(size: int) -> int:
