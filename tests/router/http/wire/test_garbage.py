@@ -8,11 +8,14 @@ from collections.abc import Iterator
 import pytest
 import trio
 import trio.testing
+from hypercorn.protocol.http_stream import HTTPStream
 
 from tests.router.http.fake_engine import FakeEngine
 from tests.router.http.served import ENDLESS, STREAM, Client, read_until, served, until
+from tests.router.http.wire.http2_client import Http2
 from tgi_trio.router.http.app import HttpRequest
 from tgi_trio.router.http.wire.connection import Connection
+from tgi_trio.router.http.wire.http2 import Http2Session, Http2Transport
 
 pytestmark = pytest.mark.trio
 
@@ -28,7 +31,8 @@ def uncollected() -> Iterator[None]:
 
 def count_left() -> int:
     """Return how many connections and requests there are."""
-    return sum(isinstance(each, Connection | HttpRequest) for each in gc.get_objects())
+    kinds = (Connection, HttpRequest, Http2Session, Http2Transport, HTTPStream)
+    return sum(isinstance(each, kinds) for each in gc.get_objects())
 
 
 @pytest.mark.usefixtures("uncollected")
@@ -60,6 +64,28 @@ async def test_a_request_whose_client_has_left_is_gone(http):
             stream.socket.close()
             await until(lambda: not engine.live and engine.permits == 0)
         engine.left.clear()
+        await until(lambda: count_left() <= before)
+
+
+@pytest.mark.usefixtures("uncollected")
+async def test_requests_of_http2_are_gone_and_then_their_connection(http):
+    """One that is answered, one that is streamed, and one that the client gives up."""
+    before = count_left()
+    engine = FakeEngine(lambda prompt: ENDLESS if prompt == "y" else "Hello")
+    async with served(engine, http) as server:
+        client = Http2(await server.raw())
+        for path in ("/generate", "/generate_stream"):
+            id = await client.post(path, b'{"inputs":"x"}')
+            await client.pump(lambda id=id: id in client.ended)
+            await until(lambda: count_left() <= before + 2)  # the connection and its session
+        id = await client.post("/generate_stream", b'{"inputs":"y"}')
+        await client.pump(lambda: bool(client.body[id]))
+        client.connection.reset_stream(id)
+        await client.flush()
+        await until(lambda: not engine.live and engine.permits == 0)
+        engine.left.clear()
+        await until(lambda: count_left() <= before + 2)
+        await client.stream.aclose()
         await until(lambda: count_left() <= before)
 
 

@@ -83,6 +83,7 @@ class Http2Session:
                 await connection.read(self._take)
                 nursery.cancel_scope.cancel()
             await self._on_end()
+        self._protocol = None  # they refer to each other: no garbage may be left
 
     async def _leave_when_draining(self, protocol: Protocol) -> None:
         await self._connection.draining.wait()
@@ -137,7 +138,10 @@ class Http2Session:
                 transport = Http2Transport(nursery, receive, send, self._protocol, stream)
                 transport.send_timeout = self._connection.limits.send_timeout
             scope["extensions"][EXTENSION] = transport
-            await self._app(scope, transport.receive, transport.send)
+            try:
+                await self._app(scope, transport.receive, transport.send)
+            finally:  # hypercorn's stream refers to its scope: no garbage may be left
+                del scope["extensions"][EXTENSION]
             nursery.cancel_scope.cancel()
 
 
