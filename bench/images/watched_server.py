@@ -64,7 +64,8 @@ def serve(file: Path, argv: list[str], main: Callable[[list[str]], int] = main) 
     """Serve by `main` until a signal says stop; returns the exit code."""
     watch = LoopWatch()
     # The launcher has no seam for benchmarks.
-    trio.run = partial(trio.run, _run_ticking, instruments=[watch])  # type: ignore[assignment]
+    run: Callable[..., Any] = trio.run
+    trio.run = partial(run, _run_ticking, instruments=[watch])  # type: ignore[assignment]
     try:
         return main(argv)
     finally:

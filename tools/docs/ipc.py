@@ -47,7 +47,8 @@ def frame_picture() -> str:
             f"length, SKIP: one {ring.WORD}-byte word; SKIP = {ring.SKIP:#x}",
             f"a frame of 5 bytes takes {ring.pad_size(5)}, an empty one {ring.pad_size(0)};"
             f" above half the ring less {ring.WORD}",
-            f"it goes in parts: {ring.PART:#x} in their length words, {ring.LAST:#x} in the last one's",
+            f"it goes in parts, which have {ring.PART:#x} or'ed to their lengths,",
+            f"and the last one {ring.LAST:#x}",
             "head and tail count bytes since the start: head == tail is empty, never wraps",
         ]
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -100,9 +101,12 @@ async def test_a_task_that_is_cancelled_leaves_its_place_to_others() -> None:
         assert sum(await begin_many(pace, clock, turns, 30, 0.2e-3)) == 30
 
 
-async def test_clients_that_leave_together_are_noticed_one_after_the_other() -> None:
+async def test_clients_that_leave_together_are_noticed_one_after_the_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """As are those that ask together: time goes on whenever somebody looks how late it is."""
     engine, count = FakeEngine(lambda prompt: ENDLESS), 40
+    request = Client.request("POST", "/generate_stream", STREAM, {})
     asked, left = Counter[int](), Counter[int]()
     async with served(engine, running=False, pace=LoopPace(Time(0.3e-3))) as server:
         streams = [await server.raw() for _ in range(count)]
@@ -118,9 +122,10 @@ async def test_clients_that_leave_together_are_noticed_one_after_the_other() -> 
                 left[turns.count] += 1
                 leave(stream)
 
-            engine.submit, engine.leave = submit_counted, leave_counted
+            monkeypatch.setattr(engine, "submit", submit_counted)
+            monkeypatch.setattr(engine, "leave", leave_counted)
             for stream in streams:  # without a look at the sockets in between
-                stream.socket._sock.send(Client.request("POST", "/generate_stream", STREAM, {}))
+                os.write(stream.socket.fileno(), request)
             await until(lambda: len(engine.live) == count)
             for stream in streams:
                 await read_until(stream, b"\r\n\r\n")
