@@ -85,6 +85,29 @@ def test_special_tokens_are_left_out_on_request() -> None:
     )
 
 
+@pytest.mark.parametrize("kind", sorted(BACKENDS))
+def test_many_ids_are_decoded_as_the_library_decodes_them(kind: str) -> None:
+    tokenizer = served(kind)
+    ids = tokenizer.encode_ids(LONG, add_special_tokens=False)
+    assert len(ids) > INLINE_CHARACTERS
+    expected = tokenizer.backend.decode(ids.tolist(), skip_special_tokens=False)
+    assert tokenizer.decode(ids) == expected
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize("count", [3, 4096, 10_001])
+async def test_ids_are_copied_whatever_their_number(count: int) -> None:
+    pool = TokenizerPool(served("sentencepiece"), 1)
+    given = np.arange(count, dtype=np.int32)
+    for ids in (given, given.tolist()):
+        taken = await pool.take_ids(ids)
+        assert taken.dtype == np.int32 and taken.tolist() == given.tolist()
+        assert not np.shares_memory(taken, given)
+    for wrong, error in ((2**31, OverflowError), ("x", ValueError)):
+        with pytest.raises(error):
+            await pool.take_ids([*given.tolist(), wrong])  # type: ignore[list-item]
+
+
 def test_texts_of_single_tokens() -> None:
     sp, bpe = served("sentencepiece"), served("byte_level")
     byte = sp.token_id("<0xF0>") or 0
