@@ -31,9 +31,25 @@ def first():
     done.append("first")
     print("begun", flush=True)
     sys.stdin.read()
+def files():
+    found = map(int, os.listdir("/proc/self/fd"))
+    return {n for n in found if os.path.exists(f"/proc/self/fd/{n}")} - {int(sys.argv[1])}
+before = files()  # libraries keep some open
 words = wait_for_words(int(sys.argv[1]), os.getppid(), [first, lambda: done.append("second")])
-files = [n for n in map(int, os.listdir("/proc/self/fd")) if os.path.exists(f"/proc/self/fd/{n}")]
-print(json.dumps([done, words, sorted(files), os.read(int(words[0]), 9).decode()]))
+print(json.dumps([done, words, sorted(files() - before), os.read(int(words[0]), 9).decode()]))
+"""
+# A library has a descriptor of the number that is sent.
+OCCUPIED = """
+import json, os, sys
+from tgi_trio.ipc import waiting
+end, number = map(int, sys.argv[1:])
+os.dup2(os.open(os.devnull, os.O_RDONLY), number)
+def execute(path, argv):
+    print(json.dumps([argv[1:], os.get_inheritable(number), os.read(number, 9).decode()]))
+    sys.exit()
+os.execv = execute
+waiting.wait_for_words(end, os.getppid(), [])
+print("went on")
 """
 PARENT = """
 import time
@@ -135,8 +151,28 @@ def test_tasks_end_when_words_come_and_descriptors_keep_their_numbers() -> None:
         os.close(write)
     assert done == ["first"]
     assert words[0] == str(read) and len(words[1]) == 99_999
-    assert files == [0, 1, 2, read]
+    assert files == [read]
     assert said == "through i"
+
+
+def test_a_descriptor_of_a_library_is_not_replaced_beneath_it() -> None:
+    ours, theirs = socket.socketpair()
+    read, write = os.pipe()
+    with ours, theirs:
+        with subprocess.Popen(
+            [sys.executable, "-c", OCCUPIED, str(theirs.fileno()), str(read)],
+            stdout=subprocess.PIPE,
+            pass_fds=(theirs.fileno(),),
+        ) as child:
+            theirs.close()
+            assert child.stdout is not None
+            os.write(write, b"through it")
+            waiting._send(ours, f'[["spec", "settings"], [{read}]]'.encode(), [read])
+            ours.close()
+            said = child.stdout.read()
+        os.close(read)
+        os.close(write)
+    assert json.loads(said) == [["-m", "tgi_trio.shard", "spec", "settings"], True, "through i"]
 
 
 def test_a_launcher_that_dies_in_the_middle_of_it_is_no_error() -> None:

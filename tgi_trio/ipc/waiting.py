@@ -169,6 +169,11 @@ def _receive(end: socket.socket, kept: set[int]) -> list[str] | None:
     for fd, place in zip(fds, places, strict=True):
         os.dup2(fd, place)
         os.close(fd)
+    words = [str(word) for word in words]
+    if not kept.issuperset(places):
+        # A library has one of them open, such as libffi, from which ctypes takes memory to execute
+        # later on. A new program has nothing open but what it was given.
+        os.execv(sys.executable, [sys.executable, "-m", "tgi_trio.shard", *words])
     for place in kept.difference(places):
         os.close(place)
-    return [str(word) for word in words]
+    return words
