@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import subprocess
 import sys
 from collections.abc import MutableMapping
@@ -76,6 +75,8 @@ def _has_cuda_driver() -> bool:
 
 
 def _has_library(name: str) -> bool:
+    import ctypes  # opens files, which may not get the numbers of closed standard streams
+
     try:
         ctypes.CDLL(name)
     except OSError:

@@ -34,6 +34,12 @@ def test_streams_that_are_closed_become_dev_null(tmp_path: Path, closed: str) ->
         assert (name == os.devnull) == (fd == 0 or f"{fd}>" in closed)
 
 
+def test_nothing_is_opened_before_the_streams() -> None:
+    # libffi, which ctypes loads, keeps its own file open, with the number of a closed stream.
+    code = "import sys, tgi_trio.__main__; sys.exit('ctypes' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
 @pytest.mark.parametrize("command", ["doctor", "--version"])
 def test_output_without_room_is_said_in_a_line(command: str) -> None:
     words = [sys.executable, "-m", "tgi_trio", command]
