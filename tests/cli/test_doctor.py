@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import io
 import socket
 
@@ -34,8 +35,27 @@ def test_a_missing_package_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "_PACKAGES", ("no-such-package",))
     output = io.StringIO()
     assert doctor.doctor(DoctorOptions(port=0), output) == 1
-    assert "pip install no-such-package" in output.getvalue()
+    assert "pip install 'no-such-package'" in output.getvalue()
     assert "keep the server from serving" in output.getvalue()
+
+
+@pytest.mark.parametrize("found", ["2.8.0", "2.9.1+cu128", "2.13.0", "3.0.0a1"])
+def test_a_package_that_is_too_old_fails(monkeypatch: pytest.MonkeyPatch, found: str) -> None:
+    needed = ["torch>=9; extra == 'later'", "torch>=2.9"]
+    monkeypatch.setattr(importlib.metadata, "requires", lambda name: needed)
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: found)
+    finding = doctor._package("torch")
+    if found == "2.8.0":
+        assert finding.verdict is doctor.FindingVerdict.BAD
+        assert finding.found == "2.8.0, which is not >=2.9"
+        assert finding.cure == "pip install 'torch>=2.9'"
+    else:
+        assert finding.verdict is doctor.FindingVerdict.GOOD and finding.found == found
+
+
+def test_all_packages_of_the_report_are_required() -> None:
+    for name in doctor._PACKAGES:
+        assert doctor._find_requirement(name), name
 
 
 @pytest.mark.parametrize("name", ["HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_API_TOKEN"])

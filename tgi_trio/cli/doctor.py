@@ -15,6 +15,10 @@ from enum import Enum
 from functools import partial
 from typing import Final, TextIO
 
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
+
 from tgi_trio import __version__
 from tgi_trio.cli.options import DoctorOptions
 
@@ -51,10 +55,27 @@ def _python() -> Finding:
 
 
 def _package(name: str) -> Finding:
+    needed = _find_requirement(name)
+    cure = f"pip install '{name}{needed}'"
     try:
-        return Finding(name, FindingVerdict.GOOD, importlib.metadata.version(name))
+        found = importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
-        return Finding(name, FindingVerdict.BAD, "not installed", f"pip install {name}")
+        return Finding(name, FindingVerdict.BAD, "not installed", cure)
+    if not needed.contains(found, prereleases=True):
+        return Finding(name, FindingVerdict.BAD, f"{found}, which is not {needed}", cure)
+    return Finding(name, FindingVerdict.GOOD, found)
+
+
+def _find_requirement(name: str) -> SpecifierSet:
+    """Return the versions of a package that this one needs; all, where it is not installed."""
+    try:
+        requirements = map(Requirement, importlib.metadata.requires("tgi-trio") or ())
+    except importlib.metadata.PackageNotFoundError:
+        return SpecifierSet()
+    wanted = canonicalize_name(name)
+    always = (each for each in requirements if each.marker is None)  # the others are extras
+    found = (each.specifier for each in always if canonicalize_name(each.name) == wanted)
+    return next(found, SpecifierSet())
 
 
 def _processor() -> Finding:
