@@ -11,7 +11,7 @@ from tests.company.asking import WISHES, write_request
 from tests.company.calling import CALLED, write_call
 from tests.company.covering import Coverage, Factors, cover
 from tests.company.gallery import Gallery
-from tests.company.house import Customs, Guest
+from tests.company.guests import Customs, Guest
 from tgi_trio.ipc.images import ALIGNMENT
 from tgi_trio.ipc.startup import BLOCK_SIZE
 from tgi_trio.router.media.places import align

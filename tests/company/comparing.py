@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from tests.company.companies import Company
-from tests.company.house import Answer, Customs, Guest
+from tests.company.guests import Answer, Customs, Guest
 from tests.company.servers import ROUNDING, Server
 from tgi_trio.router.request import Token
 

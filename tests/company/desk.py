@@ -8,13 +8,10 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, Final
 
-import msgspec
 import trio
 import trio.testing
 
-from tests.company.calling import MOST_TOKENS, ClientCall
-from tests.company.house import Guest, House
-from tests.company.shard import WARMUP
+from tests.company.calling import ClientCall
 from tests.router.http.fake_engine import any_grammar, call_style
 from tgi_trio.router.adapters.registry import AdapterRegistry
 from tgi_trio.router.adapters.text_processors import TextProcessors
@@ -156,71 +153,3 @@ class Desk:
         self._nursery.start_soon(serve)
         await self._news.wait()
         await trio.testing.wait_all_tasks_blocked()
-
-
-_PASSING: Final = frozenset(
-    {"id", "created", "receipt", "system_fingerprint", "prompt_tokens_details", "timings"}
-)
-
-
-def read_answer(visit: Visit) -> dict[int, list[Any]]:
-    """Return what a client has been told, without what tells times; see `Answer.told`.
-
-    Events of several choices come in any order.
-    """
-    whole = b"".join(visit.pieces)
-    if not whole.startswith((b"data:", b":")):
-        return {-1: [visit.status, _lasting(msgspec.json.decode(whole))]} if whole else {}
-    found: dict[int, list[Any]] = {}
-    for each in whole.split(b"\n\n")[:-1]:
-        if each != b":":
-            event = each.removeprefix(b"data:").strip()
-            told = _lasting(msgspec.json.decode(event)) if event != b"[DONE]" else "done"
-            choices = told.get("choices") if isinstance(told, dict) else None
-            found.setdefault(choices[0]["index"] if choices else -1, []).append(told)
-    return found
-
-
-def _lasting(told: Any) -> Any:
-    """Return JSON without what is another at each call."""
-    if isinstance(told, dict):
-        return {name: _lasting(each) for name, each in told.items() if name not in _PASSING}
-    return [_lasting(each) for each in told] if isinstance(told, list) else told
-
-
-class CallHouse(House):
-    """A house that is called over HTTP."""
-
-    warmup = WARMUP | {"max_prefill_tokens": MOST_TOKENS, "max_total_tokens": 2 * MOST_TOKENS}
-
-    async def _live(self) -> bool:
-        self._visits: dict[int, Visit] = {}
-        async with trio.open_nursery() as nursery:
-            self._desk = Desk(self._engine, self._tokenizer, nursery)
-            is_over = await super()._live()
-            nursery.cancel_scope.cancel()
-        return is_over
-
-    async def wait(self) -> None:
-        await trio.testing.wait_all_tasks_blocked()
-        await super().wait()
-
-    def _see_off(self) -> None:
-        for i, visit in list(self._visits.items()):
-            leaves = self._guests[i].leaves
-            if visit.is_over:
-                self._answers[i].told = read_answer(visit)
-                if visit.status not in (0, 200):  # 0: it has left before
-                    raise AssertionError(f"{self._guests[i].call}: {visit.pieces}")
-                del self._visits[i]
-            elif leaves is not None and len(visit.pieces) >= leaves:
-                visit.leave()
-
-    async def _let_in(self, i: int, guest: Guest) -> None:
-        assert guest.call is not None
-        self._visits[i] = visit = Visit(guest.call)
-        await self._desk.begin(visit, guest.call)
-        self._ids[:] = self._desk.ids
-
-    def _is_empty(self) -> bool:
-        return not self._visits and not self._engine.scheduler.held_blocks

@@ -10,15 +10,15 @@ import tempfile
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import trio
 
-from tests.company.calling import ClientCall
 from tests.company.gallery import Seeing, Studio
+from tests.company.guests import Answer, Customs, Guest
 from tests.company.keeping import Shelf
 from tests.company.shard import WARMUP, Lead, Shard
 from tgi_trio.errors import find_first_leaf
@@ -26,7 +26,6 @@ from tgi_trio.ipc.frame_codec import Frame
 from tgi_trio.router.engine.engine import AdmissionLimits, Engine
 from tgi_trio.router.engine.shard_link import ShardLink, encode_command
 from tgi_trio.router.engine.stream import StreamEnd, TokenStream
-from tgi_trio.router.request import Outcome, Request, Token
 from tgi_trio.router.scheduling import SchedulingLimits
 from tgi_trio.router.scheduling.shard_commands import Command
 from tgi_trio.router.telemetry.metrics import Metrics
@@ -53,63 +52,6 @@ class _Empty(Exception):
 
 class _Over(Exception):
     """Everybody has been served."""
-
-
-@dataclass
-class Answer:
-    """What a client has got of one request."""
-
-    tokens: list[Token] = field(default_factory=list)
-    outcome: Outcome | None = None  # None: it left before the end
-    failure: str = ""
-    # Over HTTP, by the number of a choice: its events; -1: those of all, or a whole body.
-    told: Mapping[int, list[Any]] = field(default_factory=dict)
-
-    def take(self, tokens: list[Token], end: Outcome | BaseException | None) -> None:
-        """Take in what the engine delivers."""
-        self.tokens += tokens
-        if isinstance(end, BaseException):
-            self.failure = str(end)
-        elif end is not None:
-            self.outcome = end
-
-
-@dataclass(frozen=True)
-class Guest:
-    """A request, and when it comes and goes."""
-
-    request: Request
-    comes: int | None = 0  # turn; None: when nobody else is there any more
-    leaves: int | None = None  # after how many tokens its client has had enough; None: never
-    call: ClientCall | None = None  # what it asks over HTTP; `request` is as large as that may be
-
-
-@dataclass(frozen=True)
-class Customs:
-    """How a house is run: memory, and what router, shard and rings make of their time."""
-
-    blocks: int = 96  # block 0 included
-    slots: int = 64
-    host: bool = False
-    caching: bool = False
-    reserve: bool = False
-    budget: int = 64
-    batch: int = 16
-    ask_ahead: int = 16
-    grant_ahead: int = 64
-    # By turn, again and again: steps of the shard, commands it may read, replies the router reads.
-    paces: tuple[tuple[int, int, int], ...] = ((1, 99, 99),)
-    crashes: tuple[int, ...] = ()  # turns
-    restarts: tuple[int, ...] = ()  # turns from which on nobody is let in until it has been started
-    part: int = 0  # blocks of prefixes that are kept at a time for that; 0: all
-    anew: bool = False  # whether a shard that follows another loads its model anew
-    failing: int = 0  # every so many steps fail when they are computed first; 0: none
-    foretold: bool = False  # whether drafts are mostly right
-    times: tuple[int, ...] = (0,)  # nanoseconds of steps, again and again
-    # Bytes: of the arena of images, and of their features that are kept; turns of a decoding.
-    arena: int = 1 << 20
-    features: int = 1 << 20
-    decoding: int = 0
 
 
 class House:

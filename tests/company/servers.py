@@ -10,11 +10,12 @@ from typing import Final
 
 import pytest
 
+from tests.company.call_house import CallHouse
 from tests.company.companies import Companies
-from tests.company.desk import CallHouse
 from tests.company.gallery import Seeing
 from tests.company.group import Group
-from tests.company.house import Customs, Guest, House
+from tests.company.guests import Customs, Guest
+from tests.company.house import House
 from tests.company.kinds import KINDS, Kind
 from tests.company.shard import Lead
 from tests.shard.adapters.peft_support import write_adapter

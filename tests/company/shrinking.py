@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 
 from tests.company.calling import ClientCall
 from tests.company.companies import Company
-from tests.company.house import Customs, Guest
+from tests.company.guests import Customs, Guest
 from tgi_trio.ipc.messages import SamplingParameters
 from tgi_trio.router.request import Request, StoppingCriteria
 

@@ -6,8 +6,9 @@ import json
 
 from tests.company.calling import ClientCall
 from tests.company.comparing import differences
-from tests.company.desk import Visit, read_answer
-from tests.company.house import Answer
+from tests.company.desk import Visit
+from tests.company.guests import Answer
+from tests.company.telling import read_answer
 from tgi_trio.router.request import Token
 
 

@@ -9,7 +9,8 @@ import pytest
 
 from tests.company.companies import Company
 from tests.company.comparing import Hermit, meet
-from tests.company.house import Customs, Stuck
+from tests.company.guests import Customs
+from tests.company.house import Stuck
 from tests.company.planted import PLANTED
 from tests.company.servers import Server, Servers, early_snapshots
 from tests.company.shrinking import shrink

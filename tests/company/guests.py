@@ -1,0 +1,67 @@
+"""Guests of a house, what they have been told, and how the house is run meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.company.calling import ClientCall
+from tgi_trio.router.request import Outcome, Request, Token
+
+
+@dataclass
+class Answer:
+    """What a client has got of one request."""
+
+    tokens: list[Token] = field(default_factory=list)
+    outcome: Outcome | None = None  # None: it left before the end
+    failure: str = ""
+    # Over HTTP, by the number of a choice: its events; -1: those of all, or a whole body.
+    told: Mapping[int, list[Any]] = field(default_factory=dict)
+
+    def take(self, tokens: list[Token], end: Outcome | BaseException | None) -> None:
+        """Take in what the engine delivers."""
+        self.tokens += tokens
+        if isinstance(end, BaseException):
+            self.failure = str(end)
+        elif end is not None:
+            self.outcome = end
+
+
+@dataclass(frozen=True)
+class Guest:
+    """A request, and when it comes and goes."""
+
+    request: Request
+    comes: int | None = 0  # turn; None: when nobody else is there any more
+    leaves: int | None = None  # after how many tokens its client has had enough; None: never
+    call: ClientCall | None = None  # what it asks over HTTP; `request` is as large as that may be
+
+
+@dataclass(frozen=True)
+class Customs:
+    """How a house is run: memory, and what router, shard and rings make of their time."""
+
+    blocks: int = 96  # block 0 included
+    slots: int = 64
+    host: bool = False
+    caching: bool = False
+    reserve: bool = False
+    budget: int = 64
+    batch: int = 16
+    ask_ahead: int = 16
+    grant_ahead: int = 64
+    # By turn, again and again: steps of the shard, commands it may read, replies the router reads.
+    paces: tuple[tuple[int, int, int], ...] = ((1, 99, 99),)
+    crashes: tuple[int, ...] = ()  # turns
+    restarts: tuple[int, ...] = ()  # turns from which on nobody is let in until it has been started
+    part: int = 0  # blocks of prefixes that are kept at a time for that; 0: all
+    anew: bool = False  # whether a shard that follows another loads its model anew
+    failing: int = 0  # every so many steps fail when they are computed first; 0: none
+    foretold: bool = False  # whether drafts are mostly right
+    times: tuple[int, ...] = (0,)  # nanoseconds of steps, again and again
+    # Bytes: of the arena of images, and of their features that are kept; turns of a decoding.
+    arena: int = 1 << 20
+    features: int = 1 << 20
+    decoding: int = 0
