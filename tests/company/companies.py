@@ -29,6 +29,7 @@ _SLOW: Final = ("penalty", "grammar", "told", "watermark", "bias")
 _PLAIN: Final = 0.3
 _DRAFTED = 8  # most tokens of drafts in two steps, see `SchedulingLimits.ask_tokens`
 _EVENTS = 10  # of a stream, behind which its client may leave
+_PATIENT = 60  # turns that a request may take
 _TIMES = (1_000_000, 1_000_000, 2_000_000, 9_000_000, 1_000_000, 300_000)
 
 
@@ -45,7 +46,8 @@ def _crashes(draw: random.Random, count: int) -> dict[str, Any]:
     return {"crashes": tuple(draw.randint(2, 30) for _ in range(count))}
 
 
-# How a house may be run: of each kind one way. `comes`, `again`, `leaves`: the guests' own.
+# How a house may be run: of each kind one way. `comes`, `again`, `leaves` and `patience` are the
+# guests' own.
 WAYS: Final[Mapping[str, Mapping[str, Way]]] = {
     "memory": {
         "much": lambda draw: {},
@@ -101,6 +103,7 @@ WAYS: Final[Mapping[str, Mapping[str, Way]]] = {
     },
     "again": {"once": lambda draw: {}, "twice": lambda draw: {}},
     "leaves": {"nobody": lambda draw: {}, "some": lambda draw: {}},
+    "patience": {"endless": lambda draw: {}, "little": lambda draw: {}},
 }
 
 ASKED: Final[Factors] = {kind: list(wishes) for kind, wishes in WISHES.items()}
@@ -190,7 +193,8 @@ def gather(
         elif around["comes"] == "now and then":
             turn += draw.choice([0, 1, 5, 25])
         most = request.stopping.max_new_tokens if call is None else _EVENTS
-        guests.append(Guest(request, turn, _leaving(around, most, draw), call))
+        patience = _patience(around, draw)
+        guests.append(Guest(request, turn, _leaving(around, most, draw), patience, call))
     if restarts := fields.get("restarts"):  # which some come behind
         guests[1::2] = [replace(each, comes=restarts[0] + 1) for each in guests[1::2]]
     if around["memory"] == "little":  # hardly more than the largest takes alone
@@ -219,3 +223,9 @@ def _leaving(around: Mapping[str, str], most: int, draw: random.Random) -> int |
     if around["leaves"] == "nobody" or draw.random() < 0.6:
         return None
     return draw.randint(0, most)
+
+
+def _patience(around: Mapping[str, str], draw: random.Random) -> int | None:
+    if around["patience"] == "endless" or draw.random() < 0.5:
+        return None
+    return draw.choice([draw.randint(1, 8), draw.randint(8, _PATIENT)])

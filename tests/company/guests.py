@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
 
 from tests.company.calling import ClientCall
 from tgi_trio.router.request import Outcome, Request, Token
+
+_DEADLINE: Final = "deadline"  # what errors name of a request that has timed out, or is going to
 
 
 @dataclass
@@ -28,6 +30,15 @@ class Answer:
         elif end is not None:
             self.outcome = end
 
+    @property
+    def timed_out(self) -> bool:
+        """Whether its client has been told that the request's deadline has passed."""
+        return _DEADLINE in self.failure
+
+    def before_the_end(self) -> Answer:
+        """Return what its client was told before that."""
+        return replace(self, failure="")
+
 
 @dataclass(frozen=True)
 class Guest:
@@ -36,6 +47,7 @@ class Guest:
     request: Request
     comes: int | None = 0  # turn; None: when nobody else is there any more
     leaves: int | None = None  # after how many tokens its client has had enough; None: never
+    patience: int | None = None  # turns after which its request has timed out; None: it never has
     call: ClientCall | None = None  # what it asks over HTTP; `request` is as large as that may be
 
 

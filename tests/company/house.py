@@ -9,20 +9,25 @@ from __future__ import annotations
 import tempfile
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
+import pytest
 import trio
+import trio.testing
+from trio._core import _run
 
 from tests.company.gallery import Seeing, Studio
 from tests.company.guests import Answer, Customs, Guest
 from tests.company.keeping import Shelf
 from tests.company.shard import WARMUP, Lead, Shard
-from tgi_trio.errors import find_first_leaf
+from tgi_trio.errors import Overloaded, find_first_leaf
+from tgi_trio.ipc.adapters import AdapterOrder
 from tgi_trio.ipc.frame_codec import Frame
+from tgi_trio.router.adapters.registry import AdapterRegistry
 from tgi_trio.router.engine.engine import AdmissionLimits, Engine
 from tgi_trio.router.engine.shard_link import ShardLink, encode_command
 from tgi_trio.router.engine.stream import StreamEnd, TokenStream
@@ -88,7 +93,7 @@ class House:
         self._foretold = foretold
         self._texts: dict[int, Sequence[int]] | None = {} if foretold else None  # by sequence
         self._around, self._warming = around, warming
-        self._now, self._turns = 0.0, 0
+        self._clock, self._turns = trio.testing.MockClock(), 0
         self._commands: deque[bytes] = deque()  # on their way
         self._restarts = sorted(customs.restarts, reverse=True)  # those to come, the last one first
         self._counters = Counter[str]()  # of earlier lives
@@ -111,7 +116,8 @@ class House:
         """Return everybody's answer. Raises Stuck when there is no end in sight."""
         with self._around():
             try:
-                trio.run(self._serve)
+                with _in_order():
+                    trio.run(self._serve, clock=self._clock)
             except ExceptionGroup as several:
                 raise find_first_leaf(several) from several
             finally:
@@ -124,6 +130,7 @@ class House:
     def _begin(self) -> None:
         """Begin a life, with a router that knows nothing and its first shard."""
         customs = self._customs
+        self._metrics = Metrics()
         self._studio: Studio | None = None
         if self._seeing is not None:
             self._studio = Studio(
@@ -134,8 +141,9 @@ class House:
         if self._seeing is not None:
             limits = replace(limits, image_sight=self._seeing.rules.image_attention)
         self._engine = Engine(
-            *(AdmissionLimits(256), limits, self._tokenizer, Metrics()),
-            clock=lambda: self._now,
+            *(AdmissionLimits(256), limits, self._tokenizer, self._metrics),
+            clock=self._clock.current_time,
+            adapters=self._registry(),
             pixels=None if self._studio is None else self._studio.store,
         )
 
@@ -143,15 +151,24 @@ class House:
         images = None if self._studio is None else self._studio.queue
         with self._warming():
             return Shard(
-                *(self._lead, self._options, self._adapters, self._time, self._texts),
+                *(self._lead, self._options, self._orders(), self._time, self._texts),
                 *(self._customs.failing, self.warmup),
                 images=images,
             )
+
+    def _orders(self) -> Sequence[AdapterOrder]:
+        """Return the adapters that a shard loads before it serves."""
+        return [AdapterOrder(number, each) for number, each in enumerate(self._adapters, start=1)]
+
+    def _registry(self) -> AdapterRegistry | None:
+        """Return what knows the adapters by their names; None: requests have their numbers."""
+        return None
 
     async def _serve(self) -> None:
         """Live one life after the other until everybody has been served."""
         while True:
             async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._engine.watch_deadlines)
                 if self._studio is not None:
                     nursery.start_soon(self._studio.store.run)
                 is_over = await self._live()
@@ -201,8 +218,16 @@ class House:
         """Raise AssertionError or RuntimeError unless nothing is left of this life's requests."""
         scheduler = self._engine.scheduler
         scheduler.check()
-        if scheduler.held_blocks or scheduler.queue_size or self._engine.active:
-            raise AssertionError("something is left")
+        if scheduler.held_blocks or scheduler.queue_size or scheduler.batch_size:
+            raise AssertionError("a sequence is left")
+        if self._engine.active or self._engine.requests:
+            raise AssertionError("a request is left")
+        ends = ("finished", "cancelled", "failed")
+        accepted, *ended = (
+            self._metrics.value(f"tgi_request_{each}") for each in ("accepted", *ends)
+        )
+        if accepted != sum(ended):
+            raise AssertionError(f"{accepted} requests were accepted, and {ended} have ended")
         if self._studio is not None:
             self._studio.close()
 
@@ -228,7 +253,7 @@ class House:
         if self._studio is not None:
             await self._studio.turn()
         self._turns += 1
-        self._now += TURN_S
+        self._clock.jump(TURN_S)
         if self._turns > MOST_TURNS:
             raise Stuck(f"no end in sight: {self.counters}")
         await self._meet()
@@ -271,7 +296,15 @@ class House:
 
     async def _let_in(self, i: int, guest: Guest) -> None:
         """Submit what a guest asks for, whose answer is there."""
-        self._streams[i] = stream = self._engine.submit(guest.request)
+        request = guest.request
+        if guest.patience is not None:
+            until = self._clock.current_time() + guest.patience * TURN_S
+            request = replace(request, deadline=until)
+        try:
+            self._streams[i] = stream = self._engine.submit(request)
+        except Overloaded as error:  # there is no time for it any more
+            self._answers[i].failure = str(error)
+            return
         self._ids.append(stream.id)
         if self._texts is not None:
             self._texts[stream.id] = self._foretold[i]
@@ -311,6 +344,15 @@ class House:
             ask_ahead=customs.ask_ahead,
             grant_ahead=customs.grant_ahead,
         )
+
+
+@contextmanager
+def _in_order() -> Iterator[None]:
+    """Have tasks of trio's run in the same order each time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_run, "_ALLOW_DETERMINISTIC_SCHEDULING", True)
+        _run._r.seed(0)
+        yield
 
 
 def prompt(ids: Sequence[int]) -> np.ndarray[Any, np.dtype[np.int32]]:

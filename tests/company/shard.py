@@ -5,13 +5,19 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from concurrent import futures
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, cast
 
 from tests.company.foretold import Foretelling
-from tgi_trio.ipc.adapters import AdapterOrder, encode_adapter, encode_drop
+from tgi_trio.ipc.adapters import (
+    AdapterOrder,
+    AdapterReport,
+    decode_adapter_reply,
+    encode_adapter,
+    encode_drop,
+)
 from tgi_trio.ipc.frame_codec import Frame, encode
 from tgi_trio.ipc.frames import Kind
 from tgi_trio.ipc.messages import encode_filter
@@ -151,7 +157,7 @@ class Shard:
         self,
         lead: Lead,
         options: ShardOptions,
-        adapters: Sequence[Path],
+        adapters: Sequence[AdapterOrder],
         nanoseconds: Callable[[], int],
         texts: Mapping[int, Sequence[int]] | None,
         failing: int,
@@ -161,24 +167,25 @@ class Shard:
     ) -> None:
         """`lead`: entered until `end`; the rest as `House` and `Worker` have it."""
         self.rings = Rings()
-        self._adapters = len(adapters)
         self._ranks = ExitStack()
         runner = self._ranks.enter_context(lead())
         own = cast("Runner", _Unhurried(runner, nanoseconds, texts, failing))
         queue = None if images is None else images()
         self.info: ShardInfo = runner.info
         self._worker = Worker(self.rings, own, options, successor=True, images=queue)
-        for number, folder in enumerate(adapters, start=1):
-            self.rings.down.append(encode_adapter(0, AdapterOrder(number, folder)))
+        for order in adapters:
+            self.rings.down.append(encode_adapter(0, order))
         self.rings.down.append(encode(Kind.WARMUP, {"command": 0, **warmup}, {}))
         self.turn()
-        *loaded, reply = self.rings.up
-        self.memory: WarmupResult = decode_warmup_reply(Frame(memoryview(reply)))
-        assert len(loaded) == self._adapters
+        *loaded, reply = (Frame(memoryview(each)) for each in self.rings.up)
+        self.memory: WarmupResult = decode_warmup_reply(reply)
+        self.reports: list[AdapterReport] = [decode_adapter_reply(each) for each in loaded]
+        assert len(loaded) == len(adapters)
         self.rings.up.clear()
 
     def turn(self) -> None:
-        """Let the loop read what there is, and run a step."""
+        """Let the loop read what there is, and run a step; adapters take a turn to be loaded."""
+        futures.wait(self._worker._adapters._loading.values())
         self.rings.begin()
         try:
             self._worker.serve()
@@ -187,9 +194,10 @@ class Shard:
 
     def end(self, sequences: Sequence[int]) -> None:
         """End it wherever it is; its runner, which the next one has, is to know nothing of it."""
+        loader = self._worker._adapters
         self.rings.down.clear()
         self.rings.down.append(encode_filter(0, sequences))
-        for number in range(1, self._adapters + 1):
+        for number in (*loader._installed, *loader._loading):
             self.rings.down.append(encode_drop(0, number))
         self.rings.down.append(encode(Kind.SHUTDOWN, {"command": 0}, {}))
         with self._ranks:

@@ -53,6 +53,8 @@ def _simpler(guest: Guest) -> Iterator[Guest]:
     request = guest.request
     if guest.leaves is not None:
         yield replace(guest, leaves=None)
+    if guest.patience is not None:
+        yield replace(guest, patience=None)
     if guest.comes:
         yield replace(guest, comes=0)
         yield replace(guest, comes=guest.comes - 1)
