@@ -257,6 +257,7 @@ class House:
         if self._turns > MOST_TURNS:
             raise Stuck(f"no end in sight: {self.counters}")
         await self._meet()
+        self._engine.scheduler.check()
         if self._turns in self._customs.crashes:
             raise _Lost
         steps, most, _ = self._pace()
