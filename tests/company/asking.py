@@ -201,6 +201,8 @@ def write_request(chosen: Mapping[str, str], seed: int, gallery: Gallery | None 
         draft.sampling["ignore_eos"] = False  # as the router has it: a grammar ends its text
     if draft.shown and gallery is not None:
         draft.rest["images"] = _hang(draft, gallery)
+        if own := gallery.choose_adapter([number for number, _ in draft.shown]):
+            draft.sampling["adapter"] = own
     ids = np.array(draft.prompt, np.int32)
     return Request(ids, SamplingParameters(**draft.sampling), stopping, **draft.rest)
 
@@ -208,12 +210,13 @@ def write_request(chosen: Mapping[str, str], seed: int, gallery: Gallery | None 
 def _hang(draft: Draft, gallery: Gallery) -> tuple[PromptImage, ...]:
     """Write images into a prompt; returns them."""
     words, found = draft.prompt[:_SHOWN_BESIDE], list[PromptImage]()
+    numbers = [number for number, _ in draft.shown]
     draft.prompt, at = [], 0
     for number, part in draft.shown:
         until = round(part * len(words))
         draft.prompt += words[at:until]
-        found.append(gallery.place(number, len(draft.prompt)))
-        draft.prompt += gallery[number].ids
+        found.append(gallery.place(number, len(draft.prompt), numbers))
+        draft.prompt += gallery.find(number).picture.ids
         at = until
     draft.prompt += words[at:]
     return tuple(found)

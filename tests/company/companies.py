@@ -95,6 +95,11 @@ WAYS: Final[Mapping[str, Mapping[str, Way]]] = {
             "arena": draw.choice([ALIGNMENT, ALIGNMENT, 8000]),
         },
     },
+    "adapters held": {"all": lambda draw: {}, "one": lambda draw: {"adapters": 1}},
+    "responses kept": {
+        "all": lambda draw: {},
+        "few": lambda draw: {"responses": draw.choice([0, 2500, 5000, 9000])},
+    },
     "times": {"none": lambda draw: {}, "some": lambda draw: {"times": _TIMES}},
     "comes": {
         "together": lambda draw: {},
@@ -186,7 +191,7 @@ def gather(
     if around["memory"] == "little" and not calls:
         asked = [_LASTING, _LASTING, *asked]
     for i, wishes in enumerate(asked):
-        call = write_call(wishes, seed + i) if calls else None
+        call = write_call(wishes, seed + i, gallery) if calls else None
         request = write_request(wishes, seed + i, gallery) if call is None else call.largest
         if around["comes"] == "one by one":
             turn += draw.randint(0, 3)

@@ -3,100 +3,64 @@
 from __future__ import annotations
 
 import json
-import random
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from typing import Any, Final
 
+import msgspec
 import trio
 import trio.testing
 
-from tests.company.calling import ClientCall
-from tests.router.http.fake_engine import any_grammar, call_style
-from tgi_trio.router.adapters.registry import AdapterRegistry
-from tgi_trio.router.adapters.text_processors import TextProcessors
-from tgi_trio.router.engine.engine import Engine
-from tgi_trio.router.engine.stream import TokenStream
+from tests.company.bodies import ClientCall
 from tgi_trio.router.http.app import Application
-from tgi_trio.router.http.engine_api import ModelCard, ServedLimits
-from tgi_trio.router.media.media_reader import MediaReader
-from tgi_trio.router.request import Request, Timings
-from tgi_trio.router.telemetry.metrics import Metrics
-from tgi_trio.router.text.chat_template import ChatTemplate
-from tgi_trio.router.text.output import OutputText
-from tgi_trio.router.text.text_processor import ModelTextProcessor, TextProcessor
-from tgi_trio.router.text.thoughts.derive import ThoughtSettings
-from tgi_trio.router.text.tokenizer import Tokenizer, TokenizerPool
-from tgi_trio.router.validation import ValidationLimits, Validator
 
-# Condensed from that of Qwen 2.5, whose calls it has.
-_TEMPLATE: Final = (
-    "{% for t in tools or [] %}{{ t.function.name }} {% endfor %}"
-    "{% if tools %}<tool_call>\n{% endif %}"
-    "{% for m in messages %}{{ m.role }} {{ m.content }}{% for c in m.tool_calls or [] %}"
-    '\n<tool_call>\n{"name": "{{ c.function.name }}", "arguments": '
-    "{{ c.function.arguments | tojson }}}\n</tool_call>{% endfor %}\n{% endfor %}"
-)
-_LIMITS: Final = ServedLimits(max_best_of=4, max_input_tokens=300, max_total_tokens=400)
+_THINKS_S: Final = 0.03  # between an answer and what a client asks next
+_NOT_FOUND: Final = 404
 
 
-class _Behind:
-    """What the application knows of the router; see `engine_api.EngineApi`."""
+@dataclass
+class Exchange:
+    """A request, and what its client has been told."""
 
-    def __init__(self, engine: Engine, tokenizer: Tokenizer, tell: Callable[[int], None]) -> None:
-        """`tell`: called with the number of each sequence that is submitted."""
-        self._engine, self._tell = engine, tell
-        self.model, self.limits, self.metrics = ModelCard("tiny"), _LIMITS, Metrics()
-        self.adapters, self.images = AdapterRegistry(), _NO_IMAGES
-        template = ChatTemplate({"default": _TEMPLATE}, {})
-        text_processor = TextProcessor(tokenizer, template, None, call_style(template, tokenizer))
-        self.text_processors = TextProcessors(
-            ModelTextProcessor(text_processor, frozenset(), {}, None, ThoughtSettings())
-        )
-        limits = ValidationLimits(
-            max_input_tokens=_LIMITS.max_input_tokens,
-            max_total_tokens=_LIMITS.max_total_tokens,
-            vocab_size=tokenizer.vocab_size,
-            max_best_of=_LIMITS.max_best_of,
-            max_top_n_tokens=_LIMITS.max_top_n_tokens,
-        )
-        pool = TokenizerPool(tokenizer, 1)
-        self.validator = Validator(pool, limits, random.Random(7), any_grammar)
+    call: ClientCall
+    status: int = 0
+    pieces: list[bytes] = field(default_factory=list)
 
-    def permit(self, count: int = 1) -> AbstractContextManager[None]:
-        return self._engine.permit(count)
+    @property
+    def told(self) -> list[Any]:
+        """Events, or a whole body, as JSON; what is no JSON as text."""
+        whole = b"".join(self.pieces)
+        if not whole.startswith((b"data:", b"event:", b":")):
+            return [msgspec.json.decode(whole)] if whole else []
+        lines = (line for each in whole.split(b"\n\n")[:-1] for line in each.split(b"\n"))
+        data = [line.removeprefix(b"data:").strip() for line in lines if line.startswith(b"data:")]
+        return ["done" if each == b"[DONE]" else msgspec.json.decode(each) for each in data]
 
-    def submit(
-        self, request: Request, timings: Timings | None = None, output: OutputText | None = None
-    ) -> TokenStream:
-        stream = self._engine.submit(request, timings, output)
-        self._tell(stream.id)
-        return stream
-
-    def health(self) -> tuple[bool, str]:
-        return True, ""
-
-    def load(self) -> tuple[int, int]:
-        return self._engine.requests, 16
-
-    def alive(self) -> tuple[bool, str]:
-        return True, ""
-
-
-_NO_IMAGES: MediaReader | None = None
+    @property
+    def response(self) -> dict[str, Any]:
+        """The whole response of OpenAI's newer route; {}: none has been told."""
+        last = self.told[-1] if self.told else None
+        found = last.get("response", last) if isinstance(last, dict) else {}
+        ended = found.get("status") in ("completed", "incomplete")
+        return found if found.get("object") == "response" and ended else {}
 
 
 class Visit:
-    """A client's call, and what it has been told."""
+    """A client's calls, one after the other, and what it has been told."""
 
-    def __init__(self, call: ClientCall) -> None:
-        self.status = 0
-        self.pieces: list[bytes] = []
+    def __init__(self, call: ClientCall, patience: float | None = None) -> None:
+        """`patience`: seconds that a request may take."""
+        self.exchanges: list[Exchange] = []
         self.is_over = False
-        self._sent = False
+        self.turns = 0  # that it has been here for
+        self._calls = (call, *call.then)
+        self._patience = patience
         self._left = trio.Event()
-        self._body = json.dumps(call.body).encode()
-        self._path = call.path
+
+    @property
+    def events(self) -> int:
+        """What it has been told so far, in events; of a body in turns that it has waited for it."""
+        streams = self._calls[0].streams
+        return sum(len(each.pieces) for each in self.exchanges) if streams else self.turns
 
     def leave(self) -> None:
         """Go, whatever has been told."""
@@ -104,52 +68,88 @@ class Visit:
 
     async def call(self, app: Application) -> None:
         """Call, and wait for the end."""
-        length = b"%d" % len(self._body)
-        scope = {
-            **{"type": "http", "method": "POST", "path": self._path, "http_version": "1.1"},
-            **{"query_string": b"", "scheme": "http"},
-            "headers": [(b"content-type", b"application/json"), (b"content-length", length)],
-        }
         try:
-            await app(scope, self._receive, self._send)  # type: ignore[arg-type]
+            for call in self._calls:
+                exchange = Exchange(call)
+                self.exchanges.append(exchange)
+                await self._ask(app, exchange, self._body(call))
+                if exchange.status == _NOT_FOUND and call.body is not None and call.of is not None:
+                    # What it goes on from is not kept: it is asked for the whole conversation.
+                    exchange.pieces.clear()
+                    given = self._conversation(call.of) + _list_items(call.body["input"])
+                    body = json.dumps({**call.body, "input": given}).encode()
+                    await self._ask(app, exchange, body)
+                with trio.move_on_after(_THINKS_S):
+                    await self._left.wait()
+                if self._left.is_set() or exchange.status >= 500 or self._has_failed(exchange):
+                    break
         finally:
             self.is_over = True
 
-    async def _receive(self) -> dict[str, Any]:
-        if not self._sent:
-            self._sent = True
-            return {"type": "http.request", "body": self._body, "more_body": False}
-        await self._left.wait()
-        return {"type": "http.disconnect"}
+    def _has_failed(self, exchange: Exchange) -> bool:
+        """Whether there is nothing that its next call could go on from."""
+        return len(self._calls) > 1 and exchange.call.method == "POST" and not exchange.response
 
-    async def _send(self, message: Any) -> None:
-        if message["type"] == "http.response.start":
-            self.status = message["status"]
-        elif body := message.get("body", b""):
-            self.pieces.append(bytes(body))
+    def _body(self, call: ClientCall) -> bytes:
+        if call.body is None:
+            return b""
+        before = {}
+        if call.of is not None:
+            before["previous_response_id"] = self.exchanges[call.of].response["id"]
+        return json.dumps({**call.body, **before}).encode()
+
+    def _conversation(self, number: int) -> list[Any]:
+        """Return all up to one of its answers, as items."""
+        exchange = self.exchanges[number]
+        call = exchange.call
+        assert call.body is not None
+        before = [] if call.of is None else self._conversation(call.of)
+        return [*before, *_list_items(call.body["input"]), *exchange.response["output"]]
+
+    async def _ask(self, app: Application, exchange: Exchange, body: bytes) -> None:
+        call, sent = exchange.call, False
+        path = call.path
+        if call.of is not None:
+            path = path.format(id=self.exchanges[call.of].response["id"])
+        length = b"%d" % len(body)
+        headers = [(b"content-type", b"application/json"), (b"content-length", length)]
+        if self._patience is not None:
+            headers.append((b"x-request-timeout", b"%f" % self._patience))
+        scope = {
+            **{"type": "http", "method": call.method, "path": path, "http_version": "1.1"},
+            **{"query_string": b"", "scheme": "http", "headers": headers},
+        }
+
+        async def receive() -> dict[str, Any]:
+            nonlocal sent
+            if not sent:
+                sent = True
+                return {"type": "http.request", "body": body, "more_body": False}
+            await self._left.wait()
+            return {"type": "http.disconnect"}
+
+        async def send(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                exchange.status = message["status"]
+            elif found := message.get("body", b""):
+                exchange.pieces.append(bytes(found))
+
+        await app(scope, receive, send)  # type: ignore[arg-type]
+
+
+def _list_items(given: Any) -> list[Any]:
+    """Return an `input` as items."""
+    return [{"role": "user", "content": given}] if isinstance(given, str) else list(given)
 
 
 class Desk:
     """Takes the calls of a house's guests, one life long."""
 
-    def __init__(self, engine: Engine, tokenizer: Tokenizer, nursery: trio.Nursery) -> None:
-        self.ids: list[int] = []  # of the sequences that have been submitted
-        self._news = trio.Event()
-        self._app = Application(_Behind(engine, tokenizer, self._tell))
+    def __init__(self, app: Application, nursery: trio.Nursery) -> None:
+        self.app = app
         self._nursery = nursery
 
-    def _tell(self, sequence: int) -> None:
-        self.ids.append(sequence)
-        self._news.set()
-
-    async def begin(self, visit: Visit, call: ClientCall) -> None:
-        """Begin a call; returns once it is submitted, or over: validation has threads."""
-        self._news = trio.Event()
-
-        async def serve() -> None:
-            await visit.call(self._app)
-            self._news.set()
-
-        self._nursery.start_soon(serve)
-        await self._news.wait()
+    async def begin(self, visit: Visit) -> None:
+        """Begin a call; returns once it waits for something."""
+        self._nursery.start_soon(visit.call, self.app)
         await trio.testing.wait_all_tasks_blocked()

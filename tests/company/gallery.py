@@ -5,21 +5,26 @@ Everything but the decoding is the server's own. A decoding takes so many turns 
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Final
+from types import MappingProxyType
+from typing import NamedTuple
 
+import numpy as np
 import trio
 import trio.testing
 
 from tests.router.media.sound_files import as_floats, make_samples
-from tests.shard.media.audio_models import EXTRACTOR
-from tests.shard.media.audio_models import FAMILIES as HEARING
 from tests.shard.media.pictures import Picture, picture
 from tgi_trio.ipc.images import ImageArena, bundle_bytes, write_bundle
 from tgi_trio.media.feature_extractors import FeatureExtractor
+from tgi_trio.media.processors import PixelProcessor
+from tgi_trio.media.sound import Sound
 from tgi_trio.model.image_rules import ImageRules
+from tgi_trio.router.media.audio_model import AudioModel
+from tgi_trio.router.media.image_model import ImageModel
+from tgi_trio.router.media.kinds import Kind
 from tgi_trio.router.media.layouts.layout import ImageSize, Size
 from tgi_trio.router.media.pixel_options import PixelOptions
 from tgi_trio.router.media.pixel_store import PixelStore
@@ -28,47 +33,98 @@ from tgi_trio.router.media.spool import Compressed
 from tgi_trio.shard.loop.image_queue import ImageQueue
 from tgi_trio.shard.media.features import Bundle, ImageEncoder
 
-_SIZE: Final = ImageSize(1, 1)  # which nothing here asks for
 _SHORTEST_S, _LONGER_S = 0.12, 0.08  # of sounds
 _WORKERS = 2  # images that are decoded at a time
-Count = Callable[[Bundle], int]
+_HEIGHT, _WIDTH = 28, 448  # pixels of an image that is cut, and not made of noise alone
+
+
+Count = Callable[[Bundle], int]  # of the features of an image or a sound
+
+
+class Shown(NamedTuple):
+    """An image, or a sound, as a shard gets it, and what is known of it without that."""
+
+    picture: Picture
+    size: Size
+    kind: Kind = "image"
 
 
 class Gallery:
     """What a family is shown, by number."""
 
-    def __init__(self, family: str, count: Count | None = None) -> None:
-        """`count`: of the features of a sound, where it hears."""
-        self._family, self._count = family, count
-        self._made: dict[int, Picture] = {}
+    def __init__(
+        self,
+        family: str,
+        model: ImageModel | None = None,
+        count: Count | None = None,
+        adapters: Mapping[str, int] = MappingProxyType({}),
+    ) -> None:
+        """`model`: of a family whose sounds, or images, are made as the server makes them.
 
-    def __getitem__(self, number: int) -> Picture:
-        if number not in self._made:
-            self._made[number] = self._make(number)
-        return self._made[number]
+        `count`: of the features of these; `adapters`: numbers of the model's own, by what a prompt
+        has to hold: the first counts.
+        """
+        self._family, self._model, self._count = family, model, count
+        self._adapters = adapters
+        self._made: dict[tuple[int, bool], Shown] = {}
 
-    def place(self, number: int, first: int) -> PromptImage:
-        """Return an image that begins at the place `first` of a prompt."""
-        shown = self[number]
-        (begin, _), *_, (last, count) = (shown.runs[0], *shown.runs)
+    @property
+    def sounds(self) -> bool:
+        """Whether sounds are all that is shown."""
+        return self._model is not None and self._model.layout is None
+
+    def find(self, number: int, beside: bool = False) -> Shown:
+        """Return what has a number; `beside`: a sound whose prompt has images as well."""
+        key = number, beside
+        if key not in self._made:
+            self._made[key] = self._make(number, beside)
+        return self._made[key]
+
+    def place(self, number: int, first: int, numbers: Sequence[int]) -> PromptImage:
+        """Return an image that begins at the place `first` of a prompt; `numbers`: of all there."""
+        beside = self._is_beside(number, numbers)
+        picture, size, kind = self.find(number, beside)
+        (begin, _), *_, (last, count) = (picture.runs[0], *picture.runs)
         return PromptImage(
             first + begin,
             last + count - begin,
-            tuple((offset - begin, size) for offset, size in shown.runs),
-            _SIZE,
-            shown.key,
+            tuple((offset - begin, size) for offset, size in picture.runs),
+            size,
+            picture.key,
             b"%d" % number,
-            bundle_bytes(shown.bundle),
-            PixelOptions(kind="audio") if self._count is not None else PixelOptions(),
+            bundle_bytes(picture.bundle),
+            PixelOptions(beside=beside, kind=kind),
         )
 
-    def _make(self, number: int) -> Picture:
-        if self._count is None:
-            return picture(self._family, number)
-        seconds = _SHORTEST_S + _LONGER_S * (number % 3)
-        samples = as_floats(make_samples(seconds, seed=number))
-        bundle = dict(FeatureExtractor("whisper", EXTRACTOR).extract(samples))
-        return Picture(bundle, self._count(bundle))
+    def choose_adapter(self, numbers: Sequence[int]) -> int:
+        """Return the number of the model's own adapter for a prompt that shows these; 0: none."""
+        kinds = {self.find(number).kind for number in numbers}
+        return next((own for kind, own in self._adapters.items() if kind in kinds), 0)
+
+    def _is_beside(self, number: int, numbers: Sequence[int]) -> bool:
+        found = None if self._model is None else self._model.others.get(self.find(number).kind)
+        return (
+            found is not None
+            and found.layout.minds_images
+            and any(self.find(each).kind == "image" for each in numbers)
+        )
+
+    def _make(self, number: int, beside: bool) -> Shown:
+        model = self._model
+        if model is None or self._count is None:
+            return Shown(picture(self._family, number), ImageSize(1, 1))
+        if model.layout is not None and number % 2:
+            pixels = np.random.default_rng(number).integers(0, 256, (_HEIGHT, _WIDTH, 3), np.uint8)
+            processor = PixelProcessor(model.family, model.processor, {})
+            bundle = dict(processor.process(pixels))
+            return Shown(Picture(bundle, self._count(bundle)), ImageSize(_HEIGHT, _WIDTH))
+        audio = model.others["audio"]
+        assert isinstance(audio, AudioModel)
+        samples = as_floats(make_samples(_SHORTEST_S + _LONGER_S * (number % 3), seed=number))
+        extractor = FeatureExtractor(audio.extractor, audio.processor)
+        bundle = dict(extractor.extract(samples, beside))
+        sound = Sound(len(samples), extractor.sampling_rate)
+        return Shown(Picture(bundle, self._count(bundle)), sound, "audio")
 
 
 @dataclass(frozen=True)
@@ -78,13 +134,25 @@ class Seeing:
     gallery: Gallery
     encoder: ImageEncoder
     rules: ImageRules
+    model: ImageModel | None  # where its images are made, or read over HTTP, as the server does it
 
     @classmethod
-    def of(cls, family: str, encoder: ImageEncoder, rules: ImageRules) -> Seeing:
-        """Return what sees the images of a family, or hears its sounds."""
-        hears = family in HEARING
-        count = (lambda bundle: len(encoder.encode(bundle).rows)) if hears else None
-        return cls(Gallery(family, count), encoder, rules)
+    def of(
+        cls,
+        family: str,
+        encoder: ImageEncoder,
+        rules: ImageRules,
+        model: ImageModel | None,
+        adapters: Mapping[str, int],
+    ) -> Seeing:
+        """Return what sees the images of a family, or hears its sounds.
+
+        `adapters`: numbers of the model's own, by what a prompt has to hold.
+        """
+        count = None
+        if model is not None and "audio" in model.others:
+            count = lambda bundle: len(encoder.encode(bundle).rows)  # noqa: E731
+        return cls(Gallery(family, model, count, adapters), encoder, rules, model)
 
 
 class Studio:
@@ -122,7 +190,8 @@ class Studio:
         assert isinstance(data, bytes)
         for _ in range(self._turns):
             await self._turned.wait()
-        yield _Decoded(self._seeing.gallery[int(data)].bundle)
+        shown = self._seeing.gallery.find(int(data), pixel_options.beside)
+        yield _Decoded(shown.picture.bundle, shown.size)
 
 
 @dataclass(frozen=True)
@@ -130,7 +199,7 @@ class _Decoded:
     """See `pixel_store.Decoded`."""
 
     bundle: Bundle
-    size: Size = _SIZE
+    size: Size
 
     @property
     def nbytes(self) -> int:

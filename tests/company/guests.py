@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from tests.company.calling import ClientCall
+from tests.company.bodies import ClientCall
 from tgi_trio.router.request import Outcome, Request, Token
 
 _DEADLINE: Final = "deadline"  # what errors name of a request that has timed out, or is going to
@@ -19,8 +19,8 @@ class Answer:
     tokens: list[Token] = field(default_factory=list)
     outcome: Outcome | None = None  # None: it left before the end
     failure: str = ""
-    # Over HTTP, by the number of a choice: its events; -1: those of all, or a whole body.
-    told: Mapping[int, list[Any]] = field(default_factory=dict)
+    # Over HTTP: see `telling.Told`.
+    told: Mapping[tuple[int, int], list[Any]] = field(default_factory=dict)
 
     def take(self, tokens: list[Token], end: Outcome | BaseException | None) -> None:
         """Take in what the engine delivers."""
@@ -33,11 +33,21 @@ class Answer:
     @property
     def timed_out(self) -> bool:
         """Whether its client has been told that the request's deadline has passed."""
-        return _DEADLINE in self.failure
+        return _DEADLINE in self.failure or any(map(_names_deadline, self.told.values()))
 
     def before_the_end(self) -> Answer:
         """Return what its client was told before that."""
-        return replace(self, failure="")
+        told = {}
+        for place, events in self.told.items():
+            names = [_names_deadline([each]) for each in events]
+            told[place] = events[: names.index(True)] if True in names else events
+            if isinstance(events[0], int) and True in names:
+                told[place] = []  # of a body nothing is told but that
+        return replace(self, failure="", told=told)
+
+
+def _names_deadline(told: Sequence[Any]) -> bool:
+    return _DEADLINE in repr(told)
 
 
 @dataclass(frozen=True)
@@ -77,3 +87,10 @@ class Customs:
     arena: int = 1 << 20
     features: int = 1 << 20
     decoding: int = 0
+    adapters: int = 8  # that are in memory at a time
+    responses: int = 1 << 20  # bytes of those that are kept
+
+    @property
+    def forgets(self) -> bool:
+        """Whether a response may be forgotten that its client has not."""
+        return self.responses < 1 << 20 or bool(self.restarts)

@@ -152,13 +152,17 @@ class House:
         with self._warming():
             return Shard(
                 *(self._lead, self._options, self._orders(), self._time, self._texts),
-                *(self._customs.failing, self.warmup),
+                *(self._customs.failing, {**self.warmup, "adapters_to_come": self._to_come()}),
                 images=images,
             )
 
     def _orders(self) -> Sequence[AdapterOrder]:
         """Return the adapters that a shard loads before it serves."""
         return [AdapterOrder(number, each) for number, each in enumerate(self._adapters, start=1)]
+
+    def _to_come(self) -> int:
+        """Return how many adapters may be loaded later."""
+        return 0
 
     def _registry(self) -> AdapterRegistry | None:
         """Return what knows the adapters by their names; None: requests have their numbers."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
+from tests.company.texts import SPARE, teach
 from tests.shard.cpu_backend.kernel_support import FITTING
 from tests.shard.media import audio_models
 from tests.shard.media.images_support import make_folder
@@ -39,6 +40,11 @@ def _family(name: str, **overrides: Any) -> Write:
     return lambda folder: make_checkpoint(folder, name, **overrides)
 
 
+def _spoken(write: Write) -> Write:
+    """Return what writes a model whose tokenizer and template know all that clients may ask for."""
+    return lambda folder: teach(write(folder))
+
+
 def _fitting(name: str) -> Write:
     return _family(name, **FITTING[name])
 
@@ -51,6 +57,10 @@ def _layers(name: str, **overrides: Any) -> Write:
 
 def _eagle(folder: Path, base: Path) -> Path:
     return eagle(folder, base, VOCAB_SIZE)
+
+
+# Families whose sounds and images are made as the server makes them.
+MADE: Final = (*audio_models.FAMILIES, "granite_speech", "phi4_multimodal")
 
 
 def _seeing(name: str, settings: Mapping[str, Any], **text: Any) -> Kind:
@@ -69,6 +79,8 @@ def _smaller(folder: Path, base: Path) -> Path:
 
 
 _LLAMA = _family("llama", head_dim=32)
+_ROWS = {"vocab_size": VOCAB_SIZE + SPARE}
+_ROOMY = _family("llama", head_dim=32, **_ROWS)
 _KERNELS = {"cpu_backend": "kernels"}
 _TORCH = {"cpu_backend": "torch"}
 _NGRAMS = {"drafter": "ngram", "speculate": 3}
@@ -89,9 +101,14 @@ KINDS: Final[Mapping[str, Kind]] = {
     # --- the CPU kernels, equal to the bit
     "llama, kernels": Kind(_LLAMA, _KERNELS, adapted=True),
     "llama, kernels, n-grams": Kind(_LLAMA, _KERNELS | _NGRAMS, adapted=True),
-    "llama, kernels, over HTTP": Kind(_LLAMA, _KERNELS, called=True),
-    "llama, kernels, n-grams, over HTTP": Kind(_LLAMA, _KERNELS | _NGRAMS, called=True),
-    "lfm2, kernels, over HTTP": Kind(_fitting("lfm2"), _KERNELS | _NGRAMS, called=True),
+    "llama, kernels, over HTTP": Kind(_spoken(_ROOMY), _KERNELS, called=True),
+    "llama, kernels, n-grams, over HTTP": Kind(_spoken(_ROOMY), _KERNELS | _NGRAMS, called=True),
+    "lfm2, kernels, over HTTP": Kind(
+        _spoken(_family("lfm2", **FITTING["lfm2"] | _ROWS)), _KERNELS | _NGRAMS, called=True
+    ),
+    "llama, kernels, adapters, over HTTP": Kind(
+        _spoken(_ROOMY), _KERNELS | _NGRAMS, called=True, adapted=True
+    ),
     "llama, kernels, eagle": Kind(
         _LLAMA, _KERNELS, lambda at, base: eagle(at, base, VOCAB_SIZE), adapted=True
     ),

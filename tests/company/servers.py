@@ -6,23 +6,27 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 
+from tests.company.behind import Speaking
 from tests.company.call_house import CallHouse
 from tests.company.companies import Companies
 from tests.company.gallery import Seeing
 from tests.company.group import Group
 from tests.company.guests import Customs, Guest
 from tests.company.house import House
-from tests.company.kinds import KINDS, Kind
+from tests.company.kinds import KINDS, MADE, Kind
 from tests.company.shard import Lead
+from tests.company.texts import OWN_TEXTS
 from tests.shard.adapters.peft_support import write_adapter
 from tgi_trio.grammars.compiler import load_tokenizer
 from tgi_trio.ipc.shard_settings import ShardSettings
+from tgi_trio.model.adapters.own_adapters import find_own_adapters
 from tgi_trio.model.config import read_config
 from tgi_trio.model.image_rules import image_rules
+from tgi_trio.router.media.image_model import find_image_model
 from tgi_trio.router.scheduling import state_memory
 from tgi_trio.router.text.tokenizer import Tokenizer
 from tgi_trio.settings.records import ShardOptions
@@ -53,20 +57,30 @@ class Server:
             write_adapter(text, folder / f"adapter-{i}", seed=i, target_modules=targets)
             for i, targets in enumerate(("all-linear", ["q_proj", "down_proj"])[:count])
         ]
+        config = read_config(base)
+        self._own = find_own_adapters(config.values, base)
+        if kind.called:
+            for adapter, write in zip(self.adapters, OWN_TEXTS, strict=False):
+                write(adapter, base)
         settings = ShardSettings(
             model_path=base,
             draft_model=make_drafter,
             cpu_threads=1,
             dtype="float32",
             tokenizer_file=base / "tokenizer.json",
-            max_lora_rank=_LORA if count else 0,
+            max_lora_rank=_LORA if count or self._own else 0,
             **kind.settings,
         )
         self.kind = kind
         self.seeing: Seeing | None = None
         if kind.family:  # first: what computes the text binds this thread
             encoder = load_encoder(settings, os.sched_getaffinity(0))
-            self.seeing = Seeing.of(kind.family, encoder, image_rules(read_config(base)))
+            made = kind.called or kind.family in MADE
+            numbers = {each: count + i for i, each in enumerate(self._own, start=1)}
+            self.seeing = Seeing.of(
+                *(kind.family, encoder, image_rules(config)),
+                *(find_image_model(base) if made else None, numbers),
+            )
         self._device = device
         self._settings = settings
         with self._entered():
@@ -74,6 +88,10 @@ class Server:
         with self._lead() as runner:
             self.info = runner.info
         self.tokenizer = Tokenizer.from_folder(base)
+        self._speaking = None
+        if kind.called:
+            sees, adapted = self.seeing is not None, bool(count)
+            self._speaking = Speaking.of(base, self.tokenizer, adapted=adapted, sees=sees)
         self.speculate = 0
         self._stages = settings.pipeline_stages
         if self.info.speculates and (kind.make_drafter is not None or settings.speculate):
@@ -88,6 +106,10 @@ class Server:
     def ways(self) -> dict[str, frozenset[str]]:
         """Return how it may be run, by kind, where not all ways are open."""
         found = {} if self.kind.family else {"images held": frozenset({"many"})}
+        if not self.kind.called:
+            found["responses kept"] = frozenset({"all"})
+        if not (self.kind.called and self.kind.adapted):
+            found["adapters held"] = frozenset({"all"})
         if self.kind.settings.get("world_size", 1) > 1:  # a step that fails ends the group
             found["failures"] = frozenset({"none"})
         if not self.speculate or self.kind.called:  # whose sequences nobody here knows
@@ -118,22 +140,21 @@ class Server:
         foretold: Sequence[Sequence[int]] = (),
     ) -> House:
         """Return a house for guests; `alone`: in which nobody drafts. `foretold`: as there."""
-        adapted = any(guest.request.sampling.adapter for guest in guests)
-        return (CallHouse if self.kind.called else House)(
-            self._lead,
-            self._load,
-            self.tokenizer,
-            customs,
-            guests,
-            options=ShardOptions(
-                speculate=0 if alone else self.speculate, pipeline_stages=self._stages
-            ),
-            adapters=self.adapters if adapted else (),
-            foretold=foretold,
-            seeing=self.seeing,
-            around=self._entered,
-            warming=nullcontext if self._device is None else self._device.idle,
+        calls = self._speaking is not None
+        adapted = calls or any(guest.request.sampling.adapter for guest in guests)
+        adapters = [*self.adapters, *(() if calls else self._own.values())]
+        options = ShardOptions(
+            speculate=0 if alone else self.speculate, pipeline_stages=self._stages
         )
+        given = (self._lead, self._load, self.tokenizer, customs, guests)
+        more: dict[str, Any] = {
+            **{"options": options, "adapters": adapters if adapted else (), "foretold": foretold},
+            **{"seeing": self.seeing, "around": self._entered},
+            "warming": nullcontext if self._device is None else self._device.idle,
+        }
+        if self._speaking is None:
+            return House(*given, **more)
+        return CallHouse(*given, **more, speaking=self._speaking, own=self._own)
 
     def _load(self) -> Lead:
         """Load the model."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 
-from tests.company.calling import ClientCall
+from tests.company.bodies import ClientCall
 from tests.company.comparing import differences
-from tests.company.desk import Visit
+from tests.company.desk import Exchange, Visit
 from tests.company.guests import Answer
 from tests.company.telling import read_answer
 from tgi_trio.router.request import Token
@@ -31,10 +31,11 @@ def test_where_sums_are_rounded_a_draw_may_take_the_token_beside() -> None:
 
 def visit(*events: object) -> Visit:
     """Return a visit that has been told some events."""
-    found = Visit(ClientCall("/v1/completions", {}))
-    found.status = 200
+    call = ClientCall("/v1/completions", {"stream": True})
+    found = Visit(call)
     lines = [each if isinstance(each, str) else json.dumps(each) for each in events]
-    found.pieces = [f"data: {line}\n\n".encode() for line in lines]
+    pieces = [f"data: {line}\n\n".encode() for line in lines]
+    found.exchanges.append(Exchange(call, 200, pieces))
     return found
 
 
@@ -53,7 +54,7 @@ def test_events_of_several_answers_come_in_any_order() -> None:
     )
     assert not differences(one, two, False, 0.0)
     assert differences(one, three, False, 0.0) == [
-        "answer 0, event 0: {'choices': [{'index': 0, 'text': 'a'}]}, "
+        "answer (0, 0), event 0: {'choices': [{'index': 0, 'text': 'a'}]}, "
         "alone {'choices': [{'index': 0, 'text': 'c'}]}"
     ]
 
@@ -63,3 +64,22 @@ def test_who_has_left_has_been_told_a_beginning() -> None:
     begun = Answer(told=read_answer(visit(chunk(0, "a"))))
     assert not differences(begun, whole, True, 0.0) and differences(begun, whole, False, 0.0)
     assert not differences(Answer(), whole, True, 0.0) and differences(Answer(), whole, False, 0.0)
+
+
+def test_who_has_left_in_a_text_has_been_told_its_beginning() -> None:
+    """However many tokens of it were in an event."""
+    whole, begun, other = (
+        Answer(told=read_answer(visit(*({"type": "delta", "delta": each} for each in texts))))
+        for texts in (("ab", "c", "d"), ("a", "b"), ("a", "x"))
+    )
+    assert not differences(begun, whole, True, 0.0) and differences(begun, whole, False, 0.0)
+    assert differences(other, whole, True, 0.0)
+
+
+def test_who_has_timed_out_has_been_told_what_came_before() -> None:
+    late = {"error": "the request's deadline has passed"}
+    timed_out = Answer(told=read_answer(visit(chunk(0, "a"), late)))
+    whole = Answer(told=read_answer(visit(chunk(0, "a"), chunk(0, "c"), "[DONE]")))
+    assert timed_out.timed_out and not whole.timed_out
+    assert not differences(timed_out.before_the_end(), whole, True, 0.0)
+    assert differences(timed_out, whole, False, 0.0)

@@ -92,12 +92,19 @@ def test_every_wish_changes_what_is_asked_for() -> None:
 def test_every_wish_of_a_route_changes_its_call(route: str) -> None:
     """Those that a route does not have change nothing."""
     plain = {kind: wishes[0] for kind, wishes in CALLED.items()} | {"route": route}
+    of_chats = {"tools", "thought"}
+    texts = {"truncate", "answers", "told"}
     lacking = {
-        "generate": {"answers", "tools"},
-        "completions": {"truncate", "tools", "format"},
-        "chat": {"truncate"},
+        "generate": {"answers", "gap", "then", *of_chats},
+        "completions": {"truncate", "format", "images", "then", *of_chats},
+        "chat": {"truncate", "gap", "then"},
+        "messages": {"gap", "then", *texts},
+        "responses": {"truncate", "answers", "gap"},
+        "infill": {"truncate", "answers", "format", "images", "then", *of_chats},
     }
+    gallery = Gallery("llava")
     for kind in CALLED.keys() - {"route"}:
         for name in CALLED[kind][1:]:
-            changed = write_call(plain | {kind: name}, 1) != write_call(plain, 1)
-            assert changed == (kind not in lacking[route]), (kind, name)
+            call = write_call(plain | {kind: name}, 1, gallery)
+            changed = call != write_call(plain, 1, gallery)
+            assert changed == (kind not in lacking[route]) or (route, name) == ("infill", "alone")

@@ -1,0 +1,282 @@
+"""Bodies of routes: what clients ask of each over HTTP."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from tgi_trio.ipc.messages import SamplingParameters
+from tgi_trio.router.request import Request, StoppingCriteria
+
+MOST_TOKENS: Final = 416  # of a prompt and its answer
+MOST_INPUT: Final = 320
+ADAPTERS: Final = ("first", "other")  # names of those that are served
+_PLACE: Final = {
+    "type": "object",
+    "properties": {"sky": {"enum": ["red", "grey"]}, "wet": {"type": "boolean"}},
+    "required": ["sky", "wet"],
+}
+_FUNCTIONS: Final = [
+    {"name": "rain", "parameters": _PLACE},
+    {"name": "time", "parameters": {"type": "object"}},
+]
+_FOR_CALLS: Final = 30  # tokens
+_FOR_THOUGHTS: Final = 14
+_BUDGET: Final = 8  # of a thought
+_LATER: Final = ("and the late hours?", "or in tone?")  # what clients say when they go on
+_STOPS: Final = ["e", "th"]
+
+
+@dataclass(frozen=True)
+class ClientCall:
+    """A request as its client makes it, and those that it makes once it has been answered."""
+
+    path: str  # `{id}` in it: of the response that it is about
+    body: Mapping[str, Any] | None  # None: it has none
+    method: str = "POST"
+    # Which of the client's answers it goes on from, or is about; None: of none. One that goes on
+    # has it in `previous_response_id`.
+    of: int | None = None
+    then: tuple[ClientCall, ...] = ()
+
+    @property
+    def largest(self) -> Request:
+        """What is at least as large as anything that is made of it."""
+        ids = np.zeros(MOST_INPUT, np.int32)
+        return Request(ids, SamplingParameters(), StoppingCriteria(MOST_TOKENS - MOST_INPUT))
+
+    @property
+    def streams(self) -> bool:
+        """Whether its client is told of tokens as they come."""
+        streamed = self.body is not None and bool(self.body.get("stream"))
+        return streamed or self.path == "/generate_stream"
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a call is made of."""
+
+    chosen: Mapping[str, str]  # kind of wishes -> the wish
+    text: str
+    most: int  # tokens of an answer
+    seeded: Mapping[str, Any]  # the seed of one that is drawn
+    shown: tuple[int, ...] = ()  # images, or sounds, by their numbers in a gallery
+    sounds: bool = False
+
+    def __getitem__(self, kind: str) -> str:
+        return self.chosen[kind]
+
+    @property
+    def streams(self) -> bool:
+        return self["stream"] == "yes"
+
+    @property
+    def thinks(self) -> bool:
+        return self["thought"] != "none"
+
+    @property
+    def room(self) -> int:
+        """Tokens of an answer with a thought and calls."""
+        calls = _FOR_CALLS if self["tools"] != "none" else 0
+        return self.most + calls + (_FOR_THOUGHTS if self.thinks else 0)
+
+    @property
+    def model(self) -> str:
+        """The name of the model, or of an adapter."""
+        return "tiny" if self["adapter"] == "none" else self["adapter"]
+
+    @property
+    def scheduled(self) -> dict[str, Any]:
+        """Fields that all routes have."""
+        found: dict[str, Any] = {}
+        if self["priority"] != "plain":
+            found["priority"] = -1 if self["priority"] == "urgent" else 1
+        return found | ({"cache_salt": "salt"} if self["salt"] != "none" else {})
+
+
+def _generate(wanted: Wanted) -> ClientCall:
+    parameters: dict[str, Any] = {"max_new_tokens": wanted.most, **wanted.seeded}
+    parameters |= {"do_sample": bool(wanted.seeded), **wanted.scheduled}
+    if wanted["truncate"] == "yes" and not wanted.shown:  # which would be cut in two
+        parameters["truncate"] = 5
+    if wanted["format"] == "json":
+        parameters["grammar"] = {"type": "json", "value": _PLACE}
+    if wanted["stop"] == "string":
+        parameters["stop"] = _STOPS
+    if wanted["told"] != "text":
+        parameters |= {"details": True, "top_n_tokens": 2}
+        parameters["decoder_input_details"] = not wanted.streams and wanted["told"] == "prompt"
+    if wanted["adapter"] != "none":
+        parameters["adapter_id"] = wanted["adapter"]
+    shown = "" if wanted.sounds else "".join(f"![]({_url(each)})" for each in wanted.shown)
+    path = "/generate_stream" if wanted.streams else "/generate"
+    return ClientCall(path, {"inputs": shown + wanted.text, "parameters": parameters})
+
+
+def _openai(wanted: Wanted) -> dict[str, Any]:
+    """Return what completions and chats have in common."""
+    body: dict[str, Any] = {"max_tokens": wanted.room, **_drawn(wanted), **wanted.scheduled}
+    body |= {"stream": wanted.streams, "model": wanted.model}
+    if wanted["answers"] == "several":
+        body["n"] = 2
+    if wanted["stop"] == "string":
+        body["stop"] = _STOPS
+    if wanted["told"] == "prompt" and not wanted.streams:
+        body["prompt_logprobs"] = 1
+    return body
+
+
+def _drawn(wanted: Wanted) -> dict[str, Any]:
+    return {"temperature": 1.0 if wanted.seeded else 0.0, **wanted.seeded}
+
+
+def _complete(wanted: Wanted) -> ClientCall:
+    body = _openai(wanted) | {"prompt": wanted.text, "max_tokens": wanted.most}
+    if wanted["told"] != "text":
+        body["logprobs"] = 2
+    if wanted["answers"] == "several" and not wanted.streams:
+        body["best_of"] = 3
+    if wanted["gap"] != "none":
+        body["suffix"] = "in the rain."
+    return ClientCall("/v1/completions", body)
+
+
+def _chat(wanted: Wanted) -> ClientCall:
+    content: Any = wanted.text
+    if wanted.shown:
+        parts = [_sound(each) if wanted.sounds else _image(each) for each in wanted.shown]
+        content = [*parts, {"type": "text", "text": wanted.text}]
+    body = _openai(wanted) | {"messages": [{"role": "user", "content": content}]}
+    if wanted["told"] != "text":
+        body |= {"logprobs": True, "top_logprobs": 2}
+    if wanted["tools"] != "none":
+        forced = {"type": "function", "function": {"name": "rain"}}
+        body["tools"] = [{"type": "function", "function": each} for each in _FUNCTIONS]
+        body["tool_choice"] = forced if wanted["tools"] == "named" else wanted["tools"]
+    elif wanted["format"] == "json":
+        body["response_format"] = {"type": "json_schema", "json_schema": {"schema": _PLACE}}
+    if wanted.thinks:
+        body["chat_template_kwargs"] = {"enable_thinking": True}
+    if wanted["thought"] == "short":
+        body["thinking_token_budget"] = _BUDGET
+    return ClientCall("/v1/chat/completions", body)
+
+
+def _message(wanted: Wanted) -> ClientCall:
+    """Return a call of Anthropic's route."""
+    content: list[dict[str, Any]] = [{"type": "text", "text": wanted.text}]
+    if not wanted.sounds:
+        for each in wanted.shown:
+            source = {"type": "base64", "media_type": "image/png", "data": _data(each)}
+            content.insert(0, {"type": "image", "source": source})
+    body: dict[str, Any] = {"max_tokens": wanted.room, **_drawn(wanted), **wanted.scheduled}
+    body |= {"model": wanted.model, "messages": [{"role": "user", "content": content}]}
+    body["stream"] = wanted.streams
+    if wanted["stop"] == "string":
+        body["stop_sequences"] = _STOPS
+    if wanted["tools"] != "none":
+        body["tools"] = [
+            {"name": each["name"], "input_schema": each["parameters"]} for each in _FUNCTIONS
+        ]
+        named = {"type": "tool", "name": "rain"}
+        choices = {"auto": {"type": "auto"}, "required": {"type": "any"}, "named": named}
+        body["tool_choice"] = choices[wanted["tools"]]
+    elif wanted["format"] == "json":
+        body["output_config"] = {"format": {"type": "json_schema", "schema": _PLACE}}
+    if wanted.thinks:
+        budget = {"budget_tokens": _BUDGET} if wanted["thought"] == "short" else {}
+        body["thinking"] = {"type": "enabled" if budget else "adaptive", **budget}
+    return ClientCall("/v1/messages", body)
+
+
+def _respond(wanted: Wanted) -> ClientCall:
+    """Return a call of OpenAI's newer route, of which later ones may go on."""
+    content: list[dict[str, Any]] = [{"type": "input_text", "text": wanted.text}]
+    for each in wanted.shown:
+        image = {"type": "input_image", "image_url": _url(each)}
+        content.insert(0, _sound(each) if wanted.sounds else image)
+    body: dict[str, Any] = {"max_output_tokens": wanted.room, **_drawn(wanted)}
+    body |= {"model": wanted.model, "stream": wanted.streams, **wanted.scheduled}
+    if wanted["stop"] == "string":
+        body["stop"] = _STOPS
+    if wanted["told"] != "text":
+        body["top_logprobs"] = 2
+    if wanted["tools"] != "none":
+        body["tools"] = [{"type": "function", **each} for each in _FUNCTIONS]
+        forced = {"type": "function", "name": "rain"}
+        body["tool_choice"] = forced if wanted["tools"] == "named" else wanted["tools"]
+    elif wanted["format"] == "json":
+        form = {"type": "json_schema", "name": "place", "schema": _PLACE}
+        body["text"] = {"format": form}
+    if wanted.thinks:
+        body["reasoning"] = {"effort": "low"}
+    first = body | {"input": [{"role": "user", "content": content}]}
+    return ClientCall("/v1/responses", first, then=_go_on(wanted, body))
+
+
+def _go_on(wanted: Wanted, body: Mapping[str, Any]) -> tuple[ClientCall, ...]:
+    """Return what comes behind a first response; `body`: of each, without its input."""
+    short = {**body, "max_output_tokens": min(wanted.room, 10 + _FOR_THOUGHTS)}
+    second, third = (
+        ClientCall("/v1/responses", short | {"input": text}, of=of)
+        for of, text in enumerate(_LATER)
+    )
+    one = "/v1/responses/{id}"
+    match wanted["then"]:
+        case "goes on":
+            return second, third, ClientCall(one, None, "GET", of=2)
+        case "branches":
+            items = ClientCall(f"{one}/input_items", None, "GET", of=1)
+            return second, ClientCall("/v1/responses", third.body, of=0), items
+        case "forgets":
+            gone = ClientCall(one, None, "DELETE", of=0)
+            return second, gone, ClientCall("/v1/responses", third.body, of=1)
+        case _:
+            return ()
+
+
+def _infill(wanted: Wanted) -> ClientCall:
+    """Return a call of llama.cpp's route."""
+    half = len(wanted.text) // 2
+    body: dict[str, Any] = {"input_prefix": wanted.text[:half], "input_suffix": wanted.text[half:]}
+    body |= {"n_predict": wanted.most, "stream": wanted.streams, "model": wanted.model}
+    body |= {"seed": 7, **_drawn(wanted), "samplers": ["temperature"], **wanted.scheduled}
+    if wanted["stop"] == "string":
+        body["stop"] = _STOPS
+    if wanted["gap"] == "among files":
+        body["input_extra"] = [{"filename": "tone.txt", "text": "the hours are late."}]
+    if wanted["told"] != "text":
+        body["return_tokens"] = True
+    return ClientCall("/infill", body)
+
+
+def _image(number: int) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": _url(number)}}
+
+
+def _sound(number: int) -> dict[str, Any]:
+    return {"type": "input_audio", "input_audio": {"data": _data(number), "format": "wav"}}
+
+
+def _url(number: int) -> str:
+    return f"data:image/png;base64,{_data(number)}"
+
+
+def _data(number: int) -> str:
+    """Return what stands for the file of an image; see `gallery.Studio`."""
+    return base64.b64encode(b"%d" % number).decode()
+
+
+# By the wish for a route.
+BODIES: Final[Mapping[str, Callable[[Wanted], ClientCall]]] = {
+    "generate": _generate,
+    "completions": _complete,
+    "chat": _chat,
+    "messages": _message,
+    "responses": _respond,
+    "infill": _infill,
+}
