@@ -42,6 +42,7 @@ class ClientCall:
     # has it in `previous_response_id`.
     of: int | None = None
     then: tuple[ClientCall, ...] = ()
+    shown: tuple[int, ...] = ()  # images in its body, by their numbers in a gallery
 
     @property
     def largest(self) -> Request:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 from tests.company.bodies import ADAPTERS, BODIES, ClientCall, Wanted
@@ -49,7 +50,8 @@ def write_call(chosen: Mapping[str, str], seed: int, gallery: Gallery | None = N
         count = 2 if chosen["images"] == "two" else 1
         shown = tuple(draw.randrange(_COMMON) for _ in range(count))
     sounds = gallery is not None and gallery.sounds
-    return BODIES[chosen["route"]](Wanted(chosen, text, most, seeded, shown, sounds))
+    wanted = Wanted(chosen, text, most, seeded, shown, sounds)
+    return replace(BODIES[chosen["route"]](wanted), shown=shown)
 
 
 def _write(chosen: Mapping[str, str], draw: random.Random) -> str:

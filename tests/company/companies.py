@@ -12,7 +12,7 @@ from tests.company.calling import CALLED, write_call
 from tests.company.covering import Coverage, Factors, cover
 from tests.company.gallery import Gallery
 from tests.company.guests import Customs, Guest
-from tgi_trio.ipc.images import ALIGNMENT
+from tgi_trio.ipc.images import ALIGNMENT, bundle_bytes
 from tgi_trio.ipc.startup import BLOCK_SIZE
 from tgi_trio.router.media.places import align
 from tgi_trio.router.request import Request
@@ -205,7 +205,7 @@ def gather(
     if around["memory"] == "little":  # hardly more than the largest takes alone
         fields["blocks"] += max(_blocks(guest.request) for guest in guests)
     if around["images held"] == "few":  # likewise
-        fields["arena"] += max(_image_bytes(guest.request) for guest in guests)
+        fields["arena"] += max(_image_bytes(guest, gallery) for guest in guests)
     if around["again"] == "twice":
         later = [replace(each, comes=turn + draw.randint(8, 40)) for each in guests]
         guests, asked = guests + later, asked * 2
@@ -218,9 +218,12 @@ def _blocks(request: Request) -> int:
     return -(-tokens // BLOCK_SIZE)
 
 
-def _image_bytes(request: Request) -> int:
-    """Return how much of an arena the images of a request take."""
-    sizes = {image.key: align(image.nbytes) for image in request.images}
+def _image_bytes(guest: Guest, gallery: Gallery | None) -> int:
+    """Return how much of an arena the images of a guest take."""
+    if guest.call is not None and gallery is not None:
+        shown = (gallery.find(number).picture for number in set(guest.call.shown))
+        return sum(align(bundle_bytes(each.bundle)) for each in shown)
+    sizes = {image.key: align(image.nbytes) for image in guest.request.images}
     return sum(sizes.values())
 
 

@@ -187,7 +187,7 @@ class Studio:
     async def _decode(
         self, data: Compressed, pixel_options: PixelOptions
     ) -> AsyncIterator[_Decoded]:
-        assert isinstance(data, bytes)
+        assert isinstance(data, bytes | bytearray)
         for _ in range(self._turns):
             await self._turned.wait()
         shown = self._seeing.gallery.find(int(data), pixel_options.beside)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -74,11 +75,35 @@ def _hearing(folder: Path, name: str) -> Path:
     return audio_models.make_folder(folder, name)[0]
 
 
+def _cropped(folder: Path) -> Path:
+    """Write a LLaVA whose tokenizer says how many tokens an image has."""
+    make_folder(folder, "llava", head_dim=32, **_ROWS)
+    told = json.loads((folder / "preprocessor_config.json").read_text())
+    crop = {"crop_size": {"height": 16, "width": 16}}
+    (folder / "preprocessor_config.json").write_text(json.dumps(told | crop))
+    return folder
+
+
+def _granite(folder: Path) -> Path:
+    from tests.shard.media.granite_models import make_granite
+
+    return make_granite(folder, head_dim=32, vocab_size=VOCAB_SIZE + 4 + SPARE).folder
+
+
+def _phi4(folder: Path) -> Path:
+    from tests.shard.media.phi4_models import make_phi4
+
+    return make_phi4(folder).folder
+
+
 def _smaller(folder: Path, base: Path) -> Path:
     return make_checkpoint(folder, "llama", head_dim=32, num_hidden_layers=1, seed=5)
 
 
 _LLAMA = _family("llama", head_dim=32)
+# Of whose texts users' adapters are made.
+_GRANITE_TEXT = _family("granite", head_dim=32)
+_PHI4_TEXT = _family("phi3", intermediate_size=96)
 _ROWS = {"vocab_size": VOCAB_SIZE + SPARE}
 _ROOMY = _family("llama", head_dim=32, **_ROWS)
 _KERNELS = {"cpu_backend": "kernels"}
@@ -231,6 +256,30 @@ KINDS: Final[Mapping[str, Kind]] = {
         _seeing("llava", _KERNELS | _NGRAMS, head_dim=32), adapted=True, text=_LLAMA
     ),
     "llava, torch, eagle": replace(_seeing("llava", _TORCH | _HOST), make_drafter=_eagle),
+    # Over HTTP, where images and sounds are in bodies.
+    "llava, kernels, over HTTP": replace(
+        _seeing("llava", _KERNELS | _NGRAMS), model=_spoken(_cropped), called=True
+    ),
+    # Whose own adapters act where a prompt has what they are for, beside those of users.
+    "granite_speech, kernels": Kind(
+        _granite, _KERNELS | _NGRAMS, adapted=True, text=_GRANITE_TEXT, family="granite_speech"
+    ),
+    "granite_speech, torch": Kind(
+        _granite, _TORCH, adapted=True, text=_GRANITE_TEXT, family="granite_speech"
+    ),
+    "granite_speech, kernels, over HTTP": Kind(
+        *(_spoken(_granite), _KERNELS),
+        adapted=True,
+        text=_GRANITE_TEXT,
+        called=True,
+        family="granite_speech",
+    ),
+    "phi4_multimodal, kernels": Kind(
+        _phi4, _KERNELS, adapted=True, text=_PHI4_TEXT, family="phi4_multimodal"
+    ),
+    "phi4_multimodal, torch": Kind(
+        _phi4, _TORCH, adapted=True, text=_PHI4_TEXT, family="phi4_multimodal"
+    ),
     "llava, torch, adapters": replace(
         _seeing("llava", _TORCH | _NGRAMS | _HOST), adapted=True, text=_family("llama")
     ),

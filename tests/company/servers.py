@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -39,6 +40,7 @@ from tgi_trio.testing.stand_in_device import StandInDevice
 
 _ADAPTERS = 2
 _LORA = 8
+_LONGEST_S = 1.0  # seconds of a sound
 ROUNDING: Final = 2e-3  # of log-probabilities that torch computes in steps of other shapes
 
 
@@ -74,13 +76,12 @@ class Server:
         self.kind = kind
         self.seeing: Seeing | None = None
         if kind.family:  # first: what computes the text binds this thread
-            encoder = load_encoder(settings, os.sched_getaffinity(0))
-            made = kind.called or kind.family in MADE
+            model = find_image_model(base) if kind.called or kind.family in MADE else None
+            longest = "" if model is None else model.describe_longest(_LONGEST_S)
+            hearing = replace(settings, longest_sound=longest)
+            encoder = load_encoder(hearing, os.sched_getaffinity(0))
             numbers = {each: count + i for i, each in enumerate(self._own, start=1)}
-            self.seeing = Seeing.of(
-                *(kind.family, encoder, image_rules(config)),
-                *(find_image_model(base) if made else None, numbers),
-            )
+            self.seeing = Seeing.of(*(kind.family, encoder, image_rules(config), model, numbers))
         self._device = device
         self._settings = settings
         with self._entered():
