@@ -62,6 +62,7 @@ class CallHouse(House):
         return self._known.to_come
 
     def send_frame(self, frame: bytes) -> None:
+        self._counters["orders of adapters"] += 1
         self._commands.append(frame)
 
     async def _live(self) -> bool:
@@ -102,10 +103,14 @@ class CallHouse(House):
 
     def _check(self, visit: Visit, answer: Answer) -> None:
         """Raise AssertionError for an answer that says of anything that it cannot be answered."""
+        self._counters["bodies left"] += visit.has_left and not visit.streams
+        self._counters["timed out"] += answer.timed_out
         for exchange in visit.exchanges:
+            self._counters["sent whole"] += exchange.sent_whole
             told = b"".join(exchange.pieces)
             forgotten = exchange.call.body is None and exchange.status == 404
             if forgotten and self._customs.forgets:
+                self._counters["forgotten"] += 1
                 continue
             refused = _REFUSED.encode() in told or answer.timed_out
             if exchange.status not in (0, 200) and not refused:  # 0: it has left before

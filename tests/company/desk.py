@@ -23,6 +23,7 @@ class Exchange:
 
     call: ClientCall
     status: int = 0
+    sent_whole: bool = False  # a conversation of which the server has not kept what came before
     pieces: list[bytes] = field(default_factory=list)
 
     @property
@@ -57,10 +58,19 @@ class Visit:
         self._left = trio.Event()
 
     @property
+    def streams(self) -> bool:
+        """Whether it is told of tokens as they come."""
+        return self._calls[0].streams
+
+    @property
+    def has_left(self) -> bool:
+        """Whether it has gone before it was told everything."""
+        return self._left.is_set()
+
+    @property
     def events(self) -> int:
         """What it has been told so far, in events; of a body in turns that it has waited for it."""
-        streams = self._calls[0].streams
-        return sum(len(each.pieces) for each in self.exchanges) if streams else self.turns
+        return sum(len(each.pieces) for each in self.exchanges) if self.streams else self.turns
 
     def leave(self) -> None:
         """Go, whatever has been told."""
@@ -76,6 +86,7 @@ class Visit:
                 if exchange.status == _NOT_FOUND and call.body is not None and call.of is not None:
                     # What it goes on from is not kept: it is asked for the whole conversation.
                     exchange.pieces.clear()
+                    exchange.sent_whole = True
                     given = self._conversation(call.of) + _list_items(call.body["input"])
                     body = json.dumps({**call.body, "input": given}).encode()
                     await self._ask(app, exchange, body)

@@ -109,7 +109,7 @@ class House:
 
     @property
     def counters(self) -> dict[str, int]:
-        """What the scheduler has counted."""
+        """What the scheduler has counted, and what has come of calls."""
         return dict(self._counters + Counter(self._engine.scheduler.counters))
 
     def serve(self) -> list[Answer]:

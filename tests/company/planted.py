@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from tests.company import planted_calls
 from tgi_trio.ipc.frame_codec import Frame
 from tgi_trio.ipc.messages import PrefillRow, StateGrant, StepReport
 from tgi_trio.router.scheduling import kv_memory, report_columns, step_reports
@@ -22,8 +23,6 @@ from tgi_trio.router.scheduling.kv_memory import KvMemory
 from tgi_trio.router.scheduling.scheduler import Scheduler
 from tgi_trio.router.scheduling.sequence import Sequence
 from tgi_trio.router.scheduling.state_memory import StateHold
-from tgi_trio.router.text.answer import AnswerParser
-from tgi_trio.router.text.answer_form import ReadForm
 from tgi_trio.shard.contract import Choices, ShardSequence, StepPlan
 from tgi_trio.shard.cpu_backend import cpu_sampler
 from tgi_trio.shard.loop import batch, micro_batches, row_table
@@ -252,18 +251,11 @@ def _kept_in_another_order(patch: Patch) -> None:
     patch.setattr(Scheduler, "collect_prefixes", collect_prefixes)
 
 
-def _shared_parser(patch: Patch) -> None:
-    """Answers to one call are read by one parser."""
-    own, found = ReadForm.read, dict[int, tuple[ReadForm, AnswerParser]]()
-
-    def read(form: ReadForm) -> AnswerParser:
-        return found.setdefault(id(form), (form, own(form)))[1]
-
-    patch.setattr(ReadForm, "read", read)
-
-
 _LLAMA = "llama, kernels, n-grams"
 _LLAVA = "llava, kernels"
+_CALLED = "llama, kernels, over HTTP"
+_ADAPTED = "llama, kernels, adapters, over HTTP"
+_SEES, _HEARS = "llava, kernels, over HTTP", "granite_speech, kernels, over HTTP"
 
 
 class Planted(NamedTuple):
@@ -302,7 +294,21 @@ PLANTED: Final[Mapping[str, Planted]] = {
     "features of a cut image": Planted(_LLAVA, _features_forgotten),
     "a row in two micro-batches": Planted("llama, kernels, two stages", _row_in_two_batches),
     "blocks of another rank's row": Planted("llama, kernels, two ranks", _other_rows_blocks),
-    "a parser for several answers": Planted("llama, kernels, over HTTP", _shared_parser),
+    "a parser for several answers": Planted(_CALLED, planted_calls.share_parser),
+    "texts of another adapter": Planted(_ADAPTED, planted_calls.mix_up_texts),
+    "an adapter that is given back early": Planted(
+        _ADAPTED, planted_calls.give_back_early, ways={"adapters held": frozenset({"one"})}
+    ),
+    "a model's own adapter for the next one": Planted(_HEARS, planted_calls.remember_own_adapter),
+    "an image of another body": Planted(_SEES, planted_calls.confuse_images),
+    "bytes of images that stay held": Planted(_SEES, planted_calls.hold_bytes),
+    "a thought where another one was": Planted(_CALLED, planted_calls.remember_place),
+    "a response of somebody else": Planted(_CALLED, planted_calls.find_newest),
+    "a turn that is forgotten": Planted(_CALLED, planted_calls.forget_turns),
+    "another one's gap": Planted(_CALLED, planted_calls.mix_up_gaps),
+    "a deadline for another one": Planted(_CALLED, planted_calls.expire_another),
+    "departures that are counted twice": Planted(_CALLED, planted_calls.count_twice),
+    "a patient one that is lost": Planted(_CALLED, planted_calls.lose_patient),
     "kept blocks in another order": Planted(
         *(_LLAMA, _kept_in_another_order, _SHARED, _CACHED | {"restart": frozenset({"one"})})
     ),

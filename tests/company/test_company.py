@@ -53,3 +53,19 @@ def test_what_companies_are_for_happens_to_them(servers: Servers, name: str) -> 
         assert not met.wrong, company
         counted.update(met.counters)
     assert all(counted[what] for what in ("preempted", "prefix_hit_tokens", "replayed")), counted
+
+
+def test_what_only_calls_meet_happens_to_them(servers: Servers) -> None:
+    """Adapters are loaded in turn, clients leave, are too late, and say again what is forgotten."""
+    server, counted = servers["llama, kernels, adapters, over HTTP"], Counter[str]()
+    ways = {
+        **{"adapters held": frozenset({"one"}), "responses kept": frozenset({"few"})},
+        **{"leaves": frozenset({"some"}), "patience": frozenset({"little"})},
+    }
+    companies, hermit = server.companies(SEED, ways=ways), Hermit(server)
+    for company in islice(companies, 8):
+        met = meet(server, hermit, company)
+        assert not met.wrong, company
+        counted.update(met.counters)
+    happened = ("bodies left", "timed out", "sent whole", "forgotten", "orders of adapters")
+    assert all(counted[what] for what in happened), counted

@@ -35,7 +35,7 @@ def visit(*events: object) -> Visit:
     found = Visit(call)
     lines = [each if isinstance(each, str) else json.dumps(each) for each in events]
     pieces = [f"data: {line}\n\n".encode() for line in lines]
-    found.exchanges.append(Exchange(call, 200, pieces))
+    found.exchanges.append(Exchange(call, 200, pieces=pieces))
     return found
 
 

@@ -39,7 +39,7 @@ def is_wrong(server: Server, hermit: Hermit, company: Company, what: str) -> boo
         PLANTED[what].plant(patch)
         try:
             return bool(meet(server, hermit, company).wrong)
-        except (ValueError, AssertionError, TgiTrioError):  # its shard may end by it
+        except (ValueError, RuntimeError, AssertionError, TgiTrioError):  # its shard may end by it
             return True
 
 

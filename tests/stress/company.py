@@ -1,8 +1,8 @@
 """Looks for answers that depend on others: `python -m tests.stress.company --seconds 600`.
 
 Random companies of requests meet servers of all kinds (`tests/company/kinds.py`), in one process
-and without HTTP; each answer has to be that of the request alone. A company that fails is made as
-small as it can be and shown. At the end it says which pairs of features have met.
+and without sockets; each answer has to be that of the request alone. A company that fails is made
+as small as it can be and shown. At the end it says which pairs of features have met.
 """
 
 from __future__ import annotations
