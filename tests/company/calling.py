@@ -13,12 +13,13 @@ from tests.company.gallery import Gallery
 
 _TEXT: Final = "the rain in tone is no more than the other ones were in the late hours. "
 _COMMON: Final = 3  # images that several calls show
+_LENGTHS: Final = {"few": (2, 6), "many": (14, 28), "very many": (60, 70)}  # tokens
 # The routes have what they can have of each kind.
 CALLED: Final[Factors] = {
     "route": list(BODIES),
     "stream": ["no", "yes"],
     "text": ["short", "long", "shared"],
-    "length": ["few", "many"],
+    "length": list(_LENGTHS),
     "choice": ["best", "drawn"],
     # `n`, `best_of`; TGI's route draws seeds for these, and so says other things each time
     "answers": ["one", "several"],
@@ -43,7 +44,7 @@ def write_call(chosen: Mapping[str, str], seed: int, gallery: Gallery | None = N
     `gallery`: of the images that it may show.
     """
     draw = random.Random(seed)
-    most = draw.randint(2, 6) if chosen["length"] == "few" else draw.randint(14, 28)
+    most = draw.randint(*_LENGTHS[chosen["length"]])
     seeded: dict[str, Any] = {"seed": draw.getrandbits(40)} if chosen["choice"] == "drawn" else {}
     text, shown = _write(chosen, draw), tuple[int, ...]()
     if gallery is not None and chosen["images"] != "none":

@@ -24,6 +24,10 @@ _LASTING: Final = {
     **{kind: next(iter(wishes)) for kind, wishes in WISHES.items()},
     **{"prompt": "short", "length": "very many", "penalty": "repetition", "end": "never"},
 }
+_LASTING_CALL: Final = {
+    **{kind: wishes[0] for kind, wishes in CALLED.items()},
+    **{"route": "chat", "length": "very many", "answers": "several", "choice": "drawn"},
+}
 # Wishes with which choices are made one after another; a part of companies has none of them.
 _SLOW: Final = ("penalty", "grammar", "told", "watermark", "bias")
 _PLAIN: Final = 0.3
@@ -188,8 +192,8 @@ def gather(
     for kind, way in around.items():
         fields |= WAYS[kind][way](draw)
     guests, turn = list[Guest](), 0
-    if around["memory"] == "little" and not calls:
-        asked = [_LASTING, _LASTING, *asked]
+    if around["memory"] == "little":
+        asked = ([_LASTING_CALL] * 4 if calls else [_LASTING] * 2) + asked
     for i, wishes in enumerate(asked):
         call = write_call(wishes, seed + i, gallery) if calls else None
         request = write_request(wishes, seed + i, gallery) if call is None else call.largest

@@ -12,7 +12,6 @@ import pytest
 from tgi_trio.router.adapters.registry import AdapterRegistry, ServedAdapter
 from tgi_trio.router.adapters.text_processors import TextProcessors
 from tgi_trio.router.engine.engine_metrics import EngineMetrics
-from tgi_trio.router.http import preparing
 from tgi_trio.router.http.response_store import ResponseStore, StoredResponse
 from tgi_trio.router.media.byte_budget import ByteBudget, HeldBytes
 from tgi_trio.router.media.media_reader import MediaReader
@@ -23,7 +22,7 @@ from tgi_trio.router.text.answer import AnswerParser
 from tgi_trio.router.text.answer_form import ReadForm
 from tgi_trio.router.text.infill import Gap, InfillFormat
 from tgi_trio.router.text.text_processor import TextProcessor
-from tgi_trio.router.text.thoughts.place import Place
+from tgi_trio.router.text.thoughts.place import Place, find_place
 
 Patch = pytest.MonkeyPatch
 
@@ -96,13 +95,13 @@ def hold_bytes(patch: Patch) -> None:
 
 def remember_place(patch: Patch) -> None:
     """Answers begin inside a thought, or behind it, as that of the call before does."""
-    own, before = preparing.find_place, list[Place]()
+    before = list[Place]()
 
-    def find_place(*given: Any) -> Place:
-        before.append(own(*given))
+    def remembered(*given: Any) -> Place:
+        before.append(find_place(*given))
         return before[-2:][0]
 
-    patch.setattr(preparing, "find_place", find_place)
+    patch.setattr("tgi_trio.router.http.preparing.find_place", remembered)
 
 
 def find_newest(patch: Patch) -> None:
