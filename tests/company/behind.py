@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from tests.company.bodies import MOST_INPUT, MOST_TOKENS
+from tests.company.bodies import MOST_ANSWER, MOST_FEATURES, MOST_TEXT
 from tests.company.gallery import Seeing
 from tests.router.http.fake_engine import any_grammar
 from tgi_trio.model.config import read_config
@@ -36,7 +36,9 @@ from tgi_trio.router.text.tools.probe import find_call_style
 from tgi_trio.router.validation import ValidationLimits, Validator
 
 _LIMITS: Final = ServedLimits(
-    max_best_of=4, max_input_tokens=MOST_INPUT, max_total_tokens=MOST_TOKENS
+    max_best_of=4,
+    max_input_tokens=MOST_TEXT + MOST_FEATURES,
+    max_total_tokens=MOST_TEXT + MOST_FEATURES + MOST_ANSWER,
 )
 _PIXELS: Final = 1 << 20  # of an image at most
 

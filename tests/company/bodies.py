@@ -5,15 +5,17 @@ from __future__ import annotations
 import base64
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from tgi_trio.ipc.messages import SamplingParameters
+from tgi_trio.router.media.kinds import Kind
 from tgi_trio.router.request import Request, StoppingCriteria
 
-MOST_TOKENS: Final = 416  # of a prompt and its answer
-MOST_INPUT: Final = 320
+MOST_TEXT: Final = 320  # tokens of a prompt, without its images
+MOST_FEATURES: Final = 320  # of its images
+MOST_ANSWER: Final = 120  # tokens
 ADAPTERS: Final = ("first", "other")  # names of those that are served
 _PLACE: Final = {
     "type": "object",
@@ -31,6 +33,30 @@ _LATER: Final = ("and the late hours?", "or in tone?")  # what clients say when 
 _STOPS: Final = ["e", "th"]
 
 
+class Medium(NamedTuple):
+    """An image or a sound in a body."""
+
+    number: int  # in a gallery
+    kind: Kind
+    features: int  # tokens that it takes
+
+    @property
+    def data(self) -> str:
+        """What stands for its file; see `gallery.Studio`."""
+        return base64.b64encode(b"%d" % self.number).decode()
+
+    @property
+    def url(self) -> str:
+        return f"data:image/png;base64,{self.data}"
+
+    @property
+    def part(self) -> dict[str, Any]:
+        """It as a part of a message, as in OpenAI's chats."""
+        if self.kind == "image":
+            return {"type": "image_url", "image_url": {"url": self.url}}
+        return {"type": "input_audio", "input_audio": {"data": self.data, "format": "wav"}}
+
+
 @dataclass(frozen=True)
 class ClientCall:
     """A request as its client makes it, and those that it makes once it has been answered."""
@@ -42,13 +68,13 @@ class ClientCall:
     # has it in `previous_response_id`.
     of: int | None = None
     then: tuple[ClientCall, ...] = ()
-    shown: tuple[int, ...] = ()  # images in its body, by their numbers in a gallery
+    shown: tuple[Medium, ...] = ()  # in its body
 
     @property
     def largest(self) -> Request:
         """What is at least as large as anything that is made of it."""
-        ids = np.zeros(MOST_INPUT, np.int32)
-        return Request(ids, SamplingParameters(), StoppingCriteria(MOST_TOKENS - MOST_INPUT))
+        ids = np.zeros(MOST_TEXT + sum(each.features for each in self.shown), np.int32)
+        return Request(ids, SamplingParameters(), StoppingCriteria(MOST_ANSWER))
 
     @property
     def streams(self) -> bool:
@@ -65,11 +91,15 @@ class Wanted:
     text: str
     most: int  # tokens of an answer
     seeded: Mapping[str, Any]  # the seed of one that is drawn
-    shown: tuple[int, ...] = ()  # images, or sounds, by their numbers in a gallery
-    sounds: bool = False
+    shown: tuple[Medium, ...] = ()
 
     def __getitem__(self, kind: str) -> str:
         return self.chosen[kind]
+
+    @property
+    def images(self) -> list[Medium]:
+        """What is shown to routes that take no sounds."""
+        return [each for each in self.shown if each.kind == "image"]
 
     @property
     def streams(self) -> bool:
@@ -113,7 +143,7 @@ def _generate(wanted: Wanted) -> ClientCall:
         parameters["decoder_input_details"] = not wanted.streams and wanted["told"] == "prompt"
     if wanted["adapter"] != "none":
         parameters["adapter_id"] = wanted["adapter"]
-    shown = "" if wanted.sounds else "".join(f"![]({_url(each)})" for each in wanted.shown)
+    shown = "".join(f"![]({each.url})" for each in wanted.images)
     path = "/generate_stream" if wanted.streams else "/generate"
     return ClientCall(path, {"inputs": shown + wanted.text, "parameters": parameters})
 
@@ -149,7 +179,7 @@ def _complete(wanted: Wanted) -> ClientCall:
 def _chat(wanted: Wanted) -> ClientCall:
     content: Any = wanted.text
     if wanted.shown:
-        parts = [_sound(each) if wanted.sounds else _image(each) for each in wanted.shown]
+        parts = [each.part for each in wanted.shown]
         content = [*parts, {"type": "text", "text": wanted.text}]
     body = _openai(wanted) | {"messages": [{"role": "user", "content": content}]}
     if wanted["told"] != "text":
@@ -170,10 +200,9 @@ def _chat(wanted: Wanted) -> ClientCall:
 def _message(wanted: Wanted) -> ClientCall:
     """Return a call of Anthropic's route."""
     content: list[dict[str, Any]] = [{"type": "text", "text": wanted.text}]
-    if not wanted.sounds:
-        for each in wanted.shown:
-            source = {"type": "base64", "media_type": "image/png", "data": _data(each)}
-            content.insert(0, {"type": "image", "source": source})
+    for each in wanted.images:
+        source = {"type": "base64", "media_type": "image/png", "data": each.data}
+        content.insert(0, {"type": "image", "source": source})
     body: dict[str, Any] = {"max_tokens": wanted.room, **_drawn(wanted), **wanted.scheduled}
     body |= {"model": wanted.model, "messages": [{"role": "user", "content": content}]}
     body["stream"] = wanted.streams
@@ -198,8 +227,8 @@ def _respond(wanted: Wanted) -> ClientCall:
     """Return a call of OpenAI's newer route, of which later ones may go on."""
     content: list[dict[str, Any]] = [{"type": "input_text", "text": wanted.text}]
     for each in wanted.shown:
-        image = {"type": "input_image", "image_url": _url(each)}
-        content.insert(0, _sound(each) if wanted.sounds else image)
+        image = {"type": "input_image", "image_url": each.url}
+        content.insert(0, image if each.kind == "image" else each.part)
     body: dict[str, Any] = {"max_output_tokens": wanted.room, **_drawn(wanted)}
     body |= {"model": wanted.model, "stream": wanted.streams, **wanted.scheduled}
     if wanted["stop"] == "string":
@@ -253,23 +282,6 @@ def _infill(wanted: Wanted) -> ClientCall:
     if wanted["told"] != "text":
         body["return_tokens"] = True
     return ClientCall("/infill", body)
-
-
-def _image(number: int) -> dict[str, Any]:
-    return {"type": "image_url", "image_url": {"url": _url(number)}}
-
-
-def _sound(number: int) -> dict[str, Any]:
-    return {"type": "input_audio", "input_audio": {"data": _data(number), "format": "wav"}}
-
-
-def _url(number: int) -> str:
-    return f"data:image/png;base64,{_data(number)}"
-
-
-def _data(number: int) -> str:
-    """Return what stands for the file of an image; see `gallery.Studio`."""
-    return base64.b64encode(b"%d" % number).decode()
 
 
 # By the wish for a route.

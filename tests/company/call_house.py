@@ -11,7 +11,7 @@ import trio
 import trio.testing
 
 from tests.company.behind import Behind, Speaking, make_reader
-from tests.company.bodies import ADAPTERS, MOST_TOKENS
+from tests.company.bodies import ADAPTERS, MOST_ANSWER, MOST_FEATURES, MOST_TEXT
 from tests.company.desk import Desk, Visit
 from tests.company.guests import Answer, Guest
 from tests.company.house import TURN_S, House
@@ -29,7 +29,10 @@ _REFUSED: Final = "cannot be used here: this model has one of its own"
 class CallHouse(House):
     """A house that is called over HTTP."""
 
-    warmup = WARMUP | {"max_prefill_tokens": MOST_TOKENS, "max_total_tokens": 2 * MOST_TOKENS}
+    warmup = WARMUP | {
+        "max_prefill_tokens": MOST_TEXT + MOST_FEATURES,
+        "max_total_tokens": MOST_TEXT + MOST_FEATURES + MOST_ANSWER,
+    }
 
     def __init__(
         self, *given: Any, speaking: Speaking, own: Mapping[str, Path], **more: Any

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from tests.company.bodies import ADAPTERS, BODIES, ClientCall, Wanted
+from tests.company.bodies import ADAPTERS, BODIES, ClientCall, Medium, Wanted
 from tests.company.covering import Factors
 from tests.company.gallery import Gallery
 
@@ -46,13 +46,17 @@ def write_call(chosen: Mapping[str, str], seed: int, gallery: Gallery | None = N
     draw = random.Random(seed)
     most = draw.randint(*_LENGTHS[chosen["length"]])
     seeded: dict[str, Any] = {"seed": draw.getrandbits(40)} if chosen["choice"] == "drawn" else {}
-    text, shown = _write(chosen, draw), tuple[int, ...]()
+    text, shown = _write(chosen, draw), tuple[Medium, ...]()
     if gallery is not None and chosen["images"] != "none":
-        count = 2 if chosen["images"] == "two" else 1
-        shown = tuple(draw.randrange(_COMMON) for _ in range(count))
-    sounds = gallery is not None and gallery.sounds
-    wanted = Wanted(chosen, text, most, seeded, shown, sounds)
+        numbers = draw.sample(range(_COMMON), 2 if chosen["images"] == "two" else 1)
+        shown = tuple(_find(gallery, number) for number in numbers)
+    wanted = Wanted(chosen, text, most, seeded, shown)
     return replace(BODIES[chosen["route"]](wanted), shown=shown)
+
+
+def _find(gallery: Gallery, number: int) -> Medium:
+    found = gallery.find(number)
+    return Medium(number, found.kind, len(found.picture.ids))
 
 
 def _write(chosen: Mapping[str, str], draw: random.Random) -> str:

@@ -225,8 +225,9 @@ def _blocks(request: Request) -> int:
 def _image_bytes(guest: Guest, gallery: Gallery | None) -> int:
     """Return how much of an arena the images of a guest take."""
     if guest.call is not None and gallery is not None:
-        shown = (gallery.find(number).picture for number in set(guest.call.shown))
-        return sum(align(bundle_bytes(each.bundle)) for each in shown)
+        numbers = [each.number for each in guest.call.shown]
+        shown = (gallery.find(each, gallery.is_beside(each, numbers)) for each in numbers)
+        return sum(align(bundle_bytes(each.picture.bundle)) for each in shown)
     sizes = {image.key: align(image.nbytes) for image in guest.request.images}
     return sum(sizes.values())
 

@@ -68,11 +68,6 @@ class Gallery:
         self._adapters = adapters
         self._made: dict[tuple[int, bool], Shown] = {}
 
-    @property
-    def sounds(self) -> bool:
-        """Whether sounds are all that is shown."""
-        return self._model is not None and self._model.layout is None
-
     def find(self, number: int, beside: bool = False) -> Shown:
         """Return what has a number; `beside`: a sound whose prompt has images as well."""
         key = number, beside
@@ -82,7 +77,7 @@ class Gallery:
 
     def place(self, number: int, first: int, numbers: Sequence[int]) -> PromptImage:
         """Return an image that begins at the place `first` of a prompt; `numbers`: of all there."""
-        beside = self._is_beside(number, numbers)
+        beside = self.is_beside(number, numbers)
         picture, size, kind = self.find(number, beside)
         (begin, _), *_, (last, count) = (picture.runs[0], *picture.runs)
         return PromptImage(
@@ -101,7 +96,8 @@ class Gallery:
         kinds = {self.find(number).kind for number in numbers}
         return next((own for kind, own in self._adapters.items() if kind in kinds), 0)
 
-    def _is_beside(self, number: int, numbers: Sequence[int]) -> bool:
+    def is_beside(self, number: int, numbers: Sequence[int]) -> bool:
+        """Whether something is heard otherwise, as there are images among `numbers`, all there."""
         found = None if self._model is None else self._model.others.get(self.find(number).kind)
         return (
             found is not None

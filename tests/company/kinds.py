@@ -93,7 +93,7 @@ def _granite(folder: Path) -> Path:
 def _phi4(folder: Path) -> Path:
     from tests.shard.media.phi4_models import make_phi4
 
-    return make_phi4(folder).folder
+    return make_phi4(folder, spare=SPARE).folder
 
 
 def _smaller(folder: Path, base: Path) -> Path:
@@ -276,6 +276,14 @@ KINDS: Final[Mapping[str, Kind]] = {
     ),
     "phi4_multimodal, kernels": Kind(
         _phi4, _KERNELS, adapted=True, text=_PHI4_TEXT, family="phi4_multimodal"
+    ),
+    "phi4_multimodal, kernels, over HTTP": Kind(
+        _spoken(_phi4),
+        _KERNELS,
+        adapted=True,
+        text=_PHI4_TEXT,
+        called=True,
+        family="phi4_multimodal",
     ),
     "phi4_multimodal, torch": Kind(
         _phi4, _TORCH, adapted=True, text=_PHI4_TEXT, family="phi4_multimodal"

@@ -68,8 +68,11 @@ class Phi4Folder(NamedTuple):
     adapted: Any  # of PEFT, around transformers' model, in float32: adapters "vision", "speech"
 
 
-def make_phi4(folder: Path, *, first: bool = False) -> Phi4Folder:
-    """Write a random model with its adapters; `first`: as it was published first."""
+def make_phi4(folder: Path, *, first: bool = False, spare: int = 0) -> Phi4Folder:
+    """Write a random model with its adapters; `first`: as it was published first.
+
+    `spare`: rows of the embedding for more tokens.
+    """
     from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
     from transformers.models.phi4_multimodal.feature_extraction_phi4_multimodal import (
         Phi4MultimodalFeatureExtractor,
@@ -80,7 +83,11 @@ def make_phi4(folder: Path, *, first: bool = False) -> Phi4Folder:
 
     config = AutoConfig.for_model(
         FAMILY,
-        **{"vocab_size": VOCAB_SIZE + len(TOKENS), "hidden_size": 64, "intermediate_size": 96},
+        **{
+            "vocab_size": VOCAB_SIZE + len(TOKENS) + spare,
+            "hidden_size": 64,
+            "intermediate_size": 96,
+        },
         **{"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2},
         **{"max_position_embeddings": 4096, "bos_token_id": 0, "eos_token_id": [1]},
         **{"pad_token_id": 2, "tie_word_embeddings": True, "sliding_window": None},
