@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -17,6 +17,9 @@ MOST_TEXT: Final = 320  # tokens of a prompt, without its images
 MOST_FEATURES: Final = 320  # of its images
 MOST_ANSWER: Final = 120  # tokens
 ADAPTERS: Final = ("first", "other")  # names of those that are served
+FOLDERS: Final = ("adapter-0", "adapter-1")  # of their files
+LOADED: Final = "loaded"  # an adapter that is served for one client alone, and a part of its name
+VISIT: Final = "{visit}"  # for the number of a visit
 _PLACE: Final = {
     "type": "object",
     "properties": {"sky": {"enum": ["red", "grey"]}, "wet": {"type": "boolean"}},
@@ -30,6 +33,8 @@ _FOR_CALLS: Final = 30  # tokens
 _FOR_THOUGHTS: Final = 14
 _BUDGET: Final = 8  # of a thought
 _LATER: Final = ("and the late hours?", "or in tone?")  # what clients say when they go on
+_MORE: Final = " in tone"  # that another prompt has
+_NAME: Final = f"{LOADED}-{VISIT}"
 _STOPS: Final = ["e", "th"]
 
 
@@ -64,10 +69,11 @@ class ClientCall:
     path: str  # `{id}` in it: of the response that it is about
     body: Mapping[str, Any] | None  # None: it has none
     method: str = "POST"
-    # Which of the client's answers it goes on from, or is about; None: of none. One that goes on
-    # has it in `previous_response_id`.
+    # Which of the client's answers it goes on from, or is about, the first one behind `before`
+    # being 0; None: of none. One that goes on has it in `previous_response_id`.
     of: int | None = None
     then: tuple[ClientCall, ...] = ()
+    before: tuple[ClientCall, ...] = ()  # what it asks first
     shown: tuple[Medium, ...] = ()  # in its body
 
     @property
@@ -118,7 +124,12 @@ class Wanted:
     @property
     def model(self) -> str:
         """The name of the model, or of an adapter."""
-        return "tiny" if self["adapter"] == "none" else self["adapter"]
+        return "tiny" if self["adapter"] == "none" else self.adapter
+
+    @property
+    def adapter(self) -> str:
+        """The name of its adapter, where it has one."""
+        return _NAME if self["adapter"] == LOADED else self["adapter"]
 
     @property
     def scheduled(self) -> dict[str, Any]:
@@ -142,10 +153,13 @@ def _generate(wanted: Wanted) -> ClientCall:
         parameters |= {"details": True, "top_n_tokens": 2}
         parameters["decoder_input_details"] = not wanted.streams and wanted["told"] == "prompt"
     if wanted["adapter"] != "none":
-        parameters["adapter_id"] = wanted["adapter"]
+        parameters["adapter_id"] = wanted.adapter
     shown = "".join(f"![]({each.url})" for each in wanted.images)
+    inputs: Any = shown + wanted.text
+    if wanted["answers"] == "to several prompts" and not wanted.streams:
+        inputs = [inputs, wanted.text + _MORE]
     path = "/generate_stream" if wanted.streams else "/generate"
-    return ClientCall(path, {"inputs": shown + wanted.text, "parameters": parameters})
+    return ClientCall(path, {"inputs": inputs, "parameters": parameters})
 
 
 def _openai(wanted: Wanted) -> dict[str, Any]:
@@ -171,6 +185,8 @@ def _complete(wanted: Wanted) -> ClientCall:
         body["logprobs"] = 2
     if wanted["answers"] == "several" and not wanted.streams:
         body["best_of"] = 3
+    if wanted["answers"] == "to several prompts":
+        body["prompt"] = [wanted.text, wanted.text + _MORE]
     if wanted["gap"] != "none":
         body["suffix"] = "in the rain."
     return ClientCall("/v1/completions", body)
@@ -284,6 +300,18 @@ def _infill(wanted: Wanted) -> ClientCall:
     return ClientCall("/infill", body)
 
 
+def load_adapter(call: ClientCall, folder: str) -> ClientCall:
+    """Return a call whose client has an adapter served before it, and not any more behind it.
+
+    `folder`: its name below the folder that adapters may be loaded from.
+    """
+    name = {"lora_name": _NAME}
+    load = ClientCall("/v1/load_lora_adapter", {**name, "lora_path": folder})
+    unload = ClientCall("/v1/unload_lora_adapter", name)
+    return replace(call, before=(load,), then=(*call.then, unload))
+
+
+UNSEEING: Final = ("completions", "infill")  # routes whose bodies have no images
 # By the wish for a route.
 BODIES: Final[Mapping[str, Callable[[Wanted], ClientCall]]] = {
     "generate": _generate,

@@ -46,7 +46,8 @@ class CallHouse(House):
 
     def _begin(self) -> None:
         named = dict(zip(ADAPTERS, self._adapters, strict=False))
-        self._known = AdapterRegistry(named, self._customs.adapters, own=self._own)
+        most, grows = self._customs.adapters, bool(named)
+        self._known = AdapterRegistry(named, most, grows=grows, own=self._own)
         super()._begin()
 
     def _registry(self) -> AdapterRegistry:
@@ -79,7 +80,8 @@ class CallHouse(House):
             *(self._engine, self._metrics, self._speaking, self._known, self._images),
             self._ids.append,
         )
-        settings = HttpSettings(response_store_bytes=self._customs.responses)
+        root = self._adapters[0].parent if self._adapters else None
+        settings = HttpSettings(adapter_folder=root, response_store_bytes=self._customs.responses)
         self._app = Application(behind, settings)
         async with trio.open_nursery() as nursery:
             self._desk = Desk(self._app, nursery)
@@ -122,7 +124,7 @@ class CallHouse(House):
     async def _let_in(self, i: int, guest: Guest) -> None:
         assert guest.call is not None
         patience = None if guest.patience is None else guest.patience * TURN_S
-        self._visits[i] = visit = Visit(guest.call, patience)
+        self._visits[i] = visit = Visit(guest.call, i, patience)
         await self._desk.begin(visit)
 
     def _is_empty(self) -> bool:

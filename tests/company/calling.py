@@ -7,7 +7,17 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from tests.company.bodies import ADAPTERS, BODIES, ClientCall, Medium, Wanted
+from tests.company.bodies import (
+    ADAPTERS,
+    BODIES,
+    FOLDERS,
+    LOADED,
+    UNSEEING,
+    ClientCall,
+    Medium,
+    Wanted,
+    load_adapter,
+)
 from tests.company.covering import Factors
 from tests.company.gallery import Gallery
 
@@ -22,7 +32,7 @@ CALLED: Final[Factors] = {
     "length": list(_LENGTHS),
     "choice": ["best", "drawn"],
     # `n`, `best_of`; TGI's route draws seeds for these, and so says other things each time
-    "answers": ["one", "several"],
+    "answers": ["one", "several", "to several prompts"],
     "truncate": ["no", "yes"],
     "tools": ["none", "auto", "required", "named"],
     "format": ["text", "json"],
@@ -30,7 +40,7 @@ CALLED: Final[Factors] = {
     "gap": ["none", "alone", "among files"],
     "stop": ["none", "string"],
     "told": ["text", "log-probabilities", "prompt"],
-    "adapter": ["none", *ADAPTERS],
+    "adapter": ["none", *ADAPTERS, LOADED],
     "images": ["none", "one", "two"],
     "then": ["nothing", "goes on", "branches", "forgets"],
     "salt": ["none", "some"],
@@ -47,11 +57,12 @@ def write_call(chosen: Mapping[str, str], seed: int, gallery: Gallery | None = N
     most = draw.randint(*_LENGTHS[chosen["length"]])
     seeded: dict[str, Any] = {"seed": draw.getrandbits(40)} if chosen["choice"] == "drawn" else {}
     text, shown = _write(chosen, draw), tuple[Medium, ...]()
-    if gallery is not None and chosen["images"] != "none":
+    if gallery is not None and chosen["images"] != "none" and chosen["route"] not in UNSEEING:
         numbers = draw.sample(range(_COMMON), 2 if chosen["images"] == "two" else 1)
         shown = tuple(_find(gallery, number) for number in numbers)
     wanted = Wanted(chosen, text, most, seeded, shown)
-    return replace(BODIES[chosen["route"]](wanted), shown=shown)
+    call = replace(BODIES[chosen["route"]](wanted), shown=shown)
+    return load_adapter(call, draw.choice(FOLDERS)) if chosen["adapter"] == LOADED else call
 
 
 def _find(gallery: Gallery, number: int) -> Medium:

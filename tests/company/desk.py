@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -10,11 +11,12 @@ import msgspec
 import trio
 import trio.testing
 
-from tests.company.bodies import ClientCall
+from tests.company.bodies import LOADED, VISIT, ClientCall
 from tgi_trio.router.http.app import Application
 
 _THINKS_S: Final = 0.03  # between an answer and what a client asks next
-_NOT_FOUND: Final = 404
+_NOT_FOUND, _FAILED = 404, 500
+_NUMBERED: Final = re.compile(LOADED.encode() + rb"-\d{4}")  # names that are others in each visit
 
 
 @dataclass
@@ -29,9 +31,11 @@ class Exchange:
     @property
     def told(self) -> list[Any]:
         """Events, or a whole body, as JSON; what is no JSON as text."""
-        whole = b"".join(self.pieces)
+        whole = _NUMBERED.sub(LOADED.encode(), b"".join(self.pieces))
         if not whole.startswith((b"data:", b"event:", b":")):
-            return [msgspec.json.decode(whole)] if whole else []
+            if not whole.startswith((b"{", b"[")):
+                return [whole.decode()] if whole else []
+            return [msgspec.json.decode(whole)]
         lines = (line for each in whole.split(b"\n\n")[:-1] for line in each.split(b"\n"))
         data = [line.removeprefix(b"data:").strip() for line in lines if line.startswith(b"data:")]
         return ["done" if each == b"[DONE]" else msgspec.json.decode(each) for each in data]
@@ -48,19 +52,21 @@ class Exchange:
 class Visit:
     """A client's calls, one after the other, and what it has been told."""
 
-    def __init__(self, call: ClientCall, patience: float | None = None) -> None:
-        """`patience`: seconds that a request may take."""
+    def __init__(self, call: ClientCall, number: int = 0, patience: float | None = None) -> None:
+        """`number`: of no other visit; `patience`: seconds that a request may take."""
         self.exchanges: list[Exchange] = []
         self.is_over = False
         self.turns = 0  # that it has been here for
-        self._calls = (call, *call.then)
+        self._calls = (*call.before, call, *call.then)
+        self._first = len(call.before)
+        self._number = f"{number:04}"
         self._patience = patience
         self._left = trio.Event()
 
     @property
     def streams(self) -> bool:
         """Whether it is told of tokens as they come."""
-        return self._calls[0].streams
+        return self._calls[self._first].streams
 
     @property
     def has_left(self) -> bool:
@@ -80,6 +86,8 @@ class Visit:
         """Call, and wait for the end."""
         try:
             for call in self._calls:
+                if call.of is not None and not self._response(call.of):
+                    break  # there is nothing that it could go on from
                 exchange = Exchange(call)
                 self.exchanges.append(exchange)
                 await self._ask(app, exchange, self._body(call))
@@ -88,40 +96,42 @@ class Visit:
                     exchange.pieces.clear()
                     exchange.sent_whole = True
                     given = self._conversation(call.of) + _list_items(call.body["input"])
-                    body = json.dumps({**call.body, "input": given}).encode()
+                    body = self._encode({**call.body, "input": given})
                     await self._ask(app, exchange, body)
                 with trio.move_on_after(_THINKS_S):
                     await self._left.wait()
-                if self._left.is_set() or exchange.status >= 500 or self._has_failed(exchange):
+                if self._left.is_set() or exchange.status >= _FAILED:
                     break
         finally:
             self.is_over = True
 
-    def _has_failed(self, exchange: Exchange) -> bool:
-        """Whether there is nothing that its next call could go on from."""
-        return len(self._calls) > 1 and exchange.call.method == "POST" and not exchange.response
+    def _response(self, number: int) -> dict[str, Any]:
+        """Return the response to one of its calls, as `of` counts them."""
+        return self.exchanges[self._first + number].response
 
     def _body(self, call: ClientCall) -> bytes:
         if call.body is None:
             return b""
         before = {}
         if call.of is not None:
-            before["previous_response_id"] = self.exchanges[call.of].response["id"]
-        return json.dumps({**call.body, **before}).encode()
+            before["previous_response_id"] = self._response(call.of)["id"]
+        return self._encode({**call.body, **before})
+
+    def _encode(self, body: Any) -> bytes:
+        return json.dumps(body).replace(VISIT, self._number).encode()
 
     def _conversation(self, number: int) -> list[Any]:
         """Return all up to one of its answers, as items."""
-        exchange = self.exchanges[number]
-        call = exchange.call
+        call = self.exchanges[self._first + number].call
         assert call.body is not None
         before = [] if call.of is None else self._conversation(call.of)
-        return [*before, *_list_items(call.body["input"]), *exchange.response["output"]]
+        return [*before, *_list_items(call.body["input"]), *self._response(number)["output"]]
 
     async def _ask(self, app: Application, exchange: Exchange, body: bytes) -> None:
         call, sent = exchange.call, False
         path = call.path
         if call.of is not None:
-            path = path.format(id=self.exchanges[call.of].response["id"])
+            path = path.format(id=self._response(call.of)["id"])
         length = b"%d" % len(body)
         headers = [(b"content-type", b"application/json"), (b"content-length", length)]
         if self._patience is not None:

@@ -61,6 +61,18 @@ def give_back_early(patch: Patch) -> None:
     patch.setattr(AdapterRegistry, "release", lambda registry, adapter: registry._tidy(adapter))
 
 
+def unload_another(patch: Patch) -> None:
+    """With an adapter that is unloaded, one that is served from the start is not served any more."""
+    own = AdapterRegistry.unload
+
+    def unload(registry: AdapterRegistry, name: str) -> None:
+        own(registry, name)
+        for other in registry.names[:1]:
+            own(registry, other)
+
+    patch.setattr(AdapterRegistry, "unload", unload)
+
+
 def remember_own_adapter(patch: Patch) -> None:
     """Behind a prompt with a sound, the next one has the model's own adapter as well."""
     own, last = AdapterRegistry.find_own, list[ServedAdapter]()

@@ -12,6 +12,7 @@ from typing import Any, Final
 import pytest
 
 from tests.company.behind import Speaking
+from tests.company.bodies import FOLDERS
 from tests.company.call_house import CallHouse
 from tests.company.companies import Companies
 from tests.company.gallery import Seeing
@@ -39,6 +40,7 @@ from tgi_trio.shard.torch_backend.torch_loading import load_torch_runner
 from tgi_trio.testing.stand_in_device import StandInDevice
 
 _ADAPTERS = 2
+_TARGETS: Final = ("all-linear", ["q_proj", "down_proj"])  # of each adapter
 _LORA = 8
 _LONGEST_S = 1.0  # seconds of a sound
 ROUNDING: Final = 2e-3  # of log-probabilities that torch computes in steps of other shapes
@@ -56,8 +58,8 @@ class Server:
         text = base if kind.text is None else kind.text(folder / "text")
         count = _ADAPTERS if kind.adapted else 0
         self.adapters = [
-            write_adapter(text, folder / f"adapter-{i}", seed=i, target_modules=targets)
-            for i, targets in enumerate(("all-linear", ["q_proj", "down_proj"])[:count])
+            write_adapter(text, folder / name, seed=i, target_modules=targets)
+            for i, (name, targets) in enumerate(list(zip(FOLDERS, _TARGETS, strict=True))[:count])
         ]
         config = read_config(base)
         self._own = find_own_adapters(config.values, base)

@@ -69,7 +69,7 @@ def _simpler(guest: Guest) -> Iterator[Guest]:
 
 def _fewer_fields(call: ClientCall) -> Iterator[ClientCall]:
     """Yield a call without one of the fields that it can do without, or what comes behind it."""
-    if call.then:
+    if call.then and not call.before:
         yield replace(call, then=call.then[:-1])
     if call.body is None:
         return
