@@ -299,7 +299,10 @@ PLANTED: Final[Mapping[str, Planted]] = {
     "an adapter that is given back early": Planted(
         _ADAPTED, planted_calls.give_back_early, ways={"adapters held": frozenset({"one"})}
     ),
-    "an adapter that goes with another": Planted(_ADAPTED, planted_calls.unload_another),
+    "an adapter that goes with another": Planted(
+        *(_ADAPTED, planted_calls.unload_another),
+        {"adapter": frozenset({"first", "loaded"})},
+    ),
     "a model's own adapter for the next one": Planted(_HEARS, planted_calls.remember_own_adapter),
     "an image of another body": Planted(_SEES, planted_calls.confuse_images),
     "bytes of images that stay held": Planted(_SEES, planted_calls.hold_bytes),

@@ -62,7 +62,7 @@ def give_back_early(patch: Patch) -> None:
 
 
 def unload_another(patch: Patch) -> None:
-    """With an adapter that is unloaded, one that is served from the start is not served any more."""
+    """With an adapter that is unloaded, the first one is not served any more either."""
     own = AdapterRegistry.unload
 
     def unload(registry: AdapterRegistry, name: str) -> None:
