@@ -71,7 +71,7 @@ class CallHouse(House):
 
     async def _live(self) -> bool:
         self._visits: dict[int, Visit] = {}
-        self._images = None
+        self._images: MediaReader | None = None
         if self._seeing is not None and self._studio is not None:
             self._images = make_reader(
                 *(self._seeing, self._studio.store, self._tokenizer, self._metrics)
@@ -136,8 +136,10 @@ class CallHouse(House):
         if busy := [each.name for each in self._known.loaded if each.users or each.waiting]:
             raise AssertionError(f"{busy} are in use by nobody")
         self._app.responses.check()
-        if self._images is not None and self._images._bytes.used:
-            raise AssertionError(f"{self._images._bytes.used} bytes of images are held by nobody")
+        if self._images is not None:
+            self._images.spool.close()
+            if used := self._images._bytes.used:
+                raise AssertionError(f"{used} bytes of images are held by nobody")
 
 
 async def _run_at_once(function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
