@@ -21,6 +21,7 @@ from tgi_trio.ipc.adapters import AdapterOrder
 from tgi_trio.router.adapters.registry import AdapterRegistry
 from tgi_trio.router.http.app import Application
 from tgi_trio.router.http.call import HttpSettings
+from tgi_trio.router.media.media_reader import MediaReader
 
 # What is refused however many others there are: one of two adapters of one prompt.
 _REFUSED: Final = "cannot be used here: this model has one of its own"
