@@ -47,6 +47,7 @@ def test_what_companies_are_for_happens_to_them(servers: Servers, name: str) -> 
     server, counted = servers[name], Counter[str]()
     often = {"memory": frozenset({"little"}), "prefixes": frozenset({"cached"})}
     ways = often | {"crash": frozenset({"one"}), "again": frozenset({"twice"})}
+    ways["patience"] = frozenset({"endless"})
     companies, hermit = server.companies(SEED, ways=ways), Hermit(server)
     for company in islice(companies, 5):
         met = meet(server, hermit, company)
