@@ -25,6 +25,9 @@ _PLACE: Final = {
     "properties": {"sky": {"enum": ["red", "grey"]}, "wet": {"type": "boolean"}},
     "required": ["sky", "wet"],
 }
+# A text of one letter begins a tag, so that models which say anything say some.
+_TAG: Final = {"type": "tag", "begin": "e", "content": {"type": "regex", "pattern": "[a-d]{1,3}"}}
+_TAGS: Final = {"type": "triggered_tags", "triggers": ["e"], "tags": [{**_TAG, "end": "!"}]}
 _FUNCTIONS: Final = [
     {"name": "rain", "parameters": _PLACE},
     {"name": "time", "parameters": {"type": "object"}},
@@ -147,6 +150,8 @@ def _generate(wanted: Wanted) -> ClientCall:
         parameters["truncate"] = 5
     if wanted["format"] == "json":
         parameters["grammar"] = {"type": "json", "value": _PLACE}
+    elif wanted["format"] == "tags":
+        parameters["grammar"] = {"type": "structural_tag", "value": {"format": _TAGS}}
     if wanted["stop"] == "string":
         parameters["stop"] = _STOPS
     if wanted["told"] != "text":
@@ -204,7 +209,9 @@ def _chat(wanted: Wanted) -> ClientCall:
         forced = {"type": "function", "function": {"name": "rain"}}
         body["tools"] = [{"type": "function", "function": each} for each in _FUNCTIONS]
         body["tool_choice"] = forced if wanted["tools"] == "named" else wanted["tools"]
-    elif wanted["format"] == "json":
+    if wanted["format"] == "tags":
+        body["structural_tag"] = {"format": _TAGS}
+    elif wanted["tools"] == "none" and wanted["format"] == "json":
         body["response_format"] = {"type": "json_schema", "json_schema": {"schema": _PLACE}}
     if wanted.thinks:
         body["chat_template_kwargs"] = {"enable_thinking": True}

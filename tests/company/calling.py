@@ -35,7 +35,7 @@ CALLED: Final[Factors] = {
     "answers": ["one", "several", "to several prompts"],
     "truncate": ["no", "yes"],
     "tools": ["none", "auto", "required", "named"],
-    "format": ["text", "json"],
+    "format": ["text", "json", "tags"],  # tags hold beside tools, which any other form excludes
     "thought": ["none", "free", "short"],
     "gap": ["none", "alone", "among files"],
     "stop": ["none", "string"],
