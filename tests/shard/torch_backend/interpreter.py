@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 import torch
 
+from tgi_trio.shard.torch_backend.compiling import ahead
+
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
@@ -73,6 +75,11 @@ def _know_bfloat16() -> None:
 
     interpreter._convert_float = convert
     interpreter.InterpreterBuilder.create_dot = dot
+
+
+def launch_to_compile(patch: pytest.MonkeyPatch) -> None:
+    """Have kernels launched to be compiled, as on a device, where the interpreter launches none."""
+    patch.setattr(ahead, "interprets_kernels", lambda: False)
 
 
 def sum_in_order(patch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ import torch
 
 from tests.shard.checkpoint.quantised_cases import CASES, WITH_PLANES, open_matrix
 from tests.shard.checkpoint.test_rounding import put_together
-from tests.shard.torch_backend.interpreter import DEVICE, need_triton
+from tests.shard.torch_backend.interpreter import DEVICE, launch_to_compile, need_triton
 from tests.support.quantised import Array
 from tgi_trio.model.gguf.block_types import BY_NAME
 from tgi_trio.shard.checkpoint.formats.fp8 import E4M3_NUMBERS
@@ -273,7 +273,10 @@ def test_others_are_apart(order: bool) -> None:
 
 
 @pytest.mark.skipif(DEVICE != "cpu", reason="NVIDIA's own is for devices")
-def test_what_is_launched_to_be_compiled_reads_only_what_is_written() -> None:
+def test_what_is_launched_to_be_compiled_reads_only_what_is_written(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    launch_to_compile(monkeypatch)
     codes, device = coded(some_parts("u4", 40, 2048, 32)), torch.device(DEVICE)
     sanitizer = Sanitizer()
     with sanitizer.on(), sanitizer.host():
@@ -307,6 +310,7 @@ def test_all_variants_are_compiled_when_it_is_packed(kind: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
         for name, room in rooms.items():
             patch.setattr(room, name, Noting(name))
+        launch_to_compile(patch)
         linear.pack()
         warm = set(seen)
         for rows in (1, 2, 3, 16, 17, 32, 33, 64, 65, 128, 129, 257):
@@ -359,6 +363,7 @@ def test_activations_of_eight_bits(
     monkeypatch: pytest.MonkeyPatch, kind: str, most: float, rows: int
 ) -> None:
     """Alone and among others a row is rounded by itself."""
+    launch_to_compile(monkeypatch)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
     parts = some_parts(kind, 48, 112, 112)
     weight, x = torch.from_numpy(numbers_of(parts)), some_rows(rows, 112, torch.bfloat16)

@@ -10,6 +10,9 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
+
+from tgi_trio.shard.torch_backend.compiling import ahead
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
@@ -117,6 +120,16 @@ def test_what_is_launched_later_has_been_compiled(tmp_path: Path) -> None:
     told += ["0 8", "10 ['gate', 'gate']"]  # where it does not compile ahead
     assert done.stdout.splitlines() == told
     assert "not this way" in done.stderr and "where they are launched first" in done.stderr
+
+
+def test_nothing_is_launched_to_be_compiled_where_kernels_are_interpreted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    launched: list[str] = []
+    for interpreted in "10":
+        monkeypatch.setenv("TRITON_INTERPRET", interpreted)
+        ahead.compile_beside(torch.device("cpu"), lambda: launched.append("once"), "a kind")
+    assert launched == ["once"]
 
 
 UNDER = """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.shard.torch_backend.interpreter import DEVICE, need_triton
+from tests.shard.torch_backend.interpreter import DEVICE, launch_to_compile, need_triton
 from tgi_trio.shard.torch_backend.layers import expanding
 from tgi_trio.shard.torch_backend.layers.expanding import AttendedParts, expand_values
 
@@ -91,6 +91,6 @@ def test_all_kinds_are_compiled_beforehand(monkeypatch: pytest.MonkeyPatch, each
 
     monkeypatch.setattr(expanding, "_launch", note)
     monkeypatch.setattr(expanding, "runs_kernels", lambda device: True)
-    monkeypatch.setattr(expanding, "interprets_kernels", lambda: False)
+    launch_to_compile(monkeypatch)
     expanding.compile_expanding(some(HEADS, RANK, VALUE, seed=1), each)
     assert parts == {2, 4, 8, 16, 32} | ({1} if each else set())

@@ -11,7 +11,12 @@ import torch
 from torch.nn import functional
 
 from tests.shard.checkpoint.quantised_cases import Case, open_matrix
-from tests.shard.torch_backend.interpreter import DEVICE, need_triton, sum_in_order
+from tests.shard.torch_backend.interpreter import (
+    DEVICE,
+    launch_to_compile,
+    need_triton,
+    sum_in_order,
+)
 from tests.support.exl3 import EXL3, store_exl3
 from tests.support.quantised import Array
 from tgi_trio.errors import ModelLoadError
@@ -386,7 +391,10 @@ def test_a_row_alone_and_among_others(
 
 
 @pytest.mark.skipif(DEVICE != "cpu", reason="NVIDIA's own is for devices")
-def test_what_is_launched_to_be_compiled_reads_only_what_is_written(tmp_path: Path) -> None:
+def test_what_is_launched_to_be_compiled_reads_only_what_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launch_to_compile(monkeypatch)
     matrix, _ = some_matrix(tmp_path, 256, 1152)
     sanitizer = Sanitizer()
     with sanitizer.on(), sanitizer.host():
@@ -418,6 +426,7 @@ def test_all_variants_are_compiled_when_it_is_packed(tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         for name, room in rooms.items():
             patch.setattr(room, name, Noting(getattr(room, name)))
+        launch_to_compile(patch)
         linear.pack()
         warm = set(seen)
         for rows in (1, 2, 3, 16, 17, 32, 33, 64, 65, 128, 129, 257):

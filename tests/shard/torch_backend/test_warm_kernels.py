@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.shard.adapters.peft_support import install, write_adapter
-from tests.shard.torch_backend.interpreter import need_triton
+from tests.shard.torch_backend.interpreter import launch_to_compile, need_triton
 from tests.shard.torch_backend.models_support import BLOCK, plan, sequence, tables
 from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.ipc.startup import WarmupRequest
@@ -76,8 +76,7 @@ def device(
     monkeypatch.setattr(grouped_experts, "FEW_TOKENS", 16)
     monkeypatch.setattr(coded_linear, "_PROGRAMS", 4)
     monkeypatch.setattr(device_adapters, "FEW_TOKENS", 16)
-    # In the interpreter nothing is launched to be compiled; here it is watched.
-    monkeypatch.setattr(expanding, "interprets_kernels", lambda: False)
+    launch_to_compile(monkeypatch)
     kinds = ((1, 8), (2, 4), (4, 2), (5, 8), (9, 4), (17, 2), (33, 1))  # of 8 programs
     monkeypatch.setattr(expanding, "_KINDS", kinds)
     monkeypatch.setattr(dividing, "_PROGRAMS", 8)  # so that few rows are divided, and many are not

@@ -24,7 +24,7 @@ from torch.overrides import TorchFunctionMode
 
 from tgi_trio.shard.torch_backend.compiling.compilers import Compilers, compilers, count_compilers
 from tgi_trio.shard.torch_backend.compiling.kernel_keys import hash_compiler, settle_key
-from tgi_trio.shard.torch_backend.torch_device import runs_kernels
+from tgi_trio.shard.torch_backend.torch_device import interprets_kernels, runs_kernels
 
 _EMPTY: Final = (torch.empty, torch.empty_like, torch.Tensor.new_empty)
 _CACHE_ONLY: Final = ContextVar("cache_only", default=False)  # kernels are not to be compiled
@@ -149,13 +149,13 @@ def compile_beside(device: torch.device, work: Callable[[], None], kind: Hashabl
     """Launch `work` at the end of `compile_ahead`, and have its kernels compiled until then.
 
     Of several with the same `kind`, only the first is launched. If kernels are not compiled ahead,
-    `work` is launched at once.
+    `work` is launched at once; if they are interpreted, never.
     """
     session = _BEGUN.get(device)
-    if session is None:
-        work()
-    else:
+    if session is not None:
         session.request_early(work, kind)
+    elif not interprets_kernels():
+        work()
 
 
 def _compiles(device: torch.device) -> bool:

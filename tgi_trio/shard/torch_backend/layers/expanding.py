@@ -13,7 +13,7 @@ import torch
 from tgi_trio.shard.torch_backend.compiling.ahead import compile_beside
 from tgi_trio.shard.torch_backend.layers.opening import open_values
 from tgi_trio.shard.torch_backend.layers.plain_product import multiply_by_head
-from tgi_trio.shard.torch_backend.torch_device import interprets_kernels, runs_kernels
+from tgi_trio.shard.torch_backend.torch_device import runs_kernels
 
 # Tokens and parts for which kernels differ: by the tile, and by what is merged.
 _KINDS: Final = ((1, 32), (2, 32), (3, 16), (5, 8), (9, 4), (17, 2), (33, 1))
@@ -93,7 +93,7 @@ def compile_expanding(weight: torch.Tensor, each: int) -> None:
             if parts > 1 or each:
                 expand_values(read, weight, gates, invariant=False)
 
-    if runs_kernels(weight.device) and not interprets_kernels():
+    if runs_kernels(weight.device):
         kind = ("expand_values", weight.dtype, tuple(weight.shape), each)
         compile_beside(weight.device, launch_each, kind)
 
