@@ -246,10 +246,15 @@ RULES: dict[str, Rule] = {
         banned=SERVER,
     ),
     "testing.quick_interpreter": Rule(
-        ours("testing.quick_operations testing.quick_reductions"), banned=SERVER
+        ours("testing.quick_memory testing.quick_operations testing.quick_reductions"),
+        banned=SERVER,
     ),
-    "testing.quick_reductions": Rule(ours("testing.quick_operations"), banned=SERVER),
-    "testing.quick_operations": Rule(ours(""), banned=SERVER),
+    "testing.quick_reductions": Rule(ours("testing.quick_memory"), banned=SERVER),
+    "testing.quick_operations": Rule(
+        ours("testing.quick_accesses testing.quick_memory"), banned=SERVER
+    ),
+    "testing.quick_accesses": Rule(ours("testing.quick_memory"), banned=SERVER),
+    "testing.quick_memory": Rule(ours(""), banned=SERVER),
     "testing.fake_server": Rule(
         ours("__main__ cli demo model.facts"), banned=MODEL
     ),  # a program, like __main__

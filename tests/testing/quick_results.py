@@ -20,7 +20,10 @@ import triton
 import triton.language as tl
 
 TYPES = ("bool", "int8", "int16", "int32", "int64", "uint8", "float16", "bfloat16", "float32")
-PAIRS = ("add", "sub", "mul", "div", "lt", "le", "gt", "ge", "eq", "ne", "and", "or", "xor")
+PAIRS = (
+    *("add", "sub", "mul", "div", "lt", "le", "gt", "ge", "eq", "ne", "and", "or", "xor"),
+    *("floor", "mod", "left", "right", "minimum", "maximum"),
+)
 MIXED = (
     *(("int32", "int64"), ("int64", "int32"), ("int32", "float32"), ("bool", "int32")),
     *(("float16", "float32"), ("bfloat16", "float32"), ("uint8", "int8"), ("int16", "int64")),
@@ -70,6 +73,18 @@ def compute(a, b, PAIR: tl.constexpr):
         return a & b
     elif PAIR == "or":
         return a | b
+    elif PAIR == "floor":
+        return a // b
+    elif PAIR == "mod":
+        return a % b
+    elif PAIR == "left":
+        return a << b
+    elif PAIR == "right":
+        return a >> b
+    elif PAIR == "minimum":
+        return tl.minimum(a, b)
+    elif PAIR == "maximum":
+        return tl.maximum(a, b)
     else:
         return a ^ b
 
@@ -107,6 +122,38 @@ def convert(x, found, DTYPE: tl.constexpr):
     a = tl.load(x + rows).to(DTYPE)
     tl.store(found + rows, a.to(tl.float64))
     tl.store(found + 4 + rows, (a[:, None] + tl.full([4, 1], 1, DTYPE)).to(tl.float64)[:, 0])
+
+
+@triton.jit
+def write(x, found, DTYPE: tl.constexpr, WAY: tl.constexpr):
+    """Of several shapes, converted or not, with a mask or without."""
+    rows, columns = tl.arange(0, 4), tl.arange(0, 2)
+    a, one = tl.load(x + rows), tl.load(x + 1)
+    places = found.to(tl.pointer_type(DTYPE)) + rows[:, None] * 2 + columns[None, :]
+    if WAY == "whole":
+        tl.store(places, (a[:, None] + columns[None, :]).to(DTYPE))
+    elif WAY == "repeated":
+        tl.store(places, a[:, None].to(DTYPE), mask=columns[None, :] < 1)
+    elif WAY == "one":
+        tl.store(places, one.to(DTYPE), mask=(rows[:, None] > 0) & (columns[None, :] > 0))
+    elif WAY == "single":
+        tl.store(found.to(tl.pointer_type(DTYPE)) + 3, one.to(DTYPE), mask=one == one)
+    elif WAY == "converted":
+        tl.store(places, a[:, None] + columns[None, :])
+    elif WAY == "number":
+        tl.store(places, 7, mask=rows[:, None] > 1)
+    elif WAY == "lower":
+        tl.store(places, a.to(DTYPE))
+    else:
+        tl.store(found.to(tl.pointer_type(DTYPE)), a.to(DTYPE))
+
+
+@triton.jit
+def turn(x, found):
+    rows, columns = tl.arange(0, 2), tl.arange(0, 4)
+    a = -tl.load(x + rows[:, None] * 4 + columns[None, :])
+    tl.store(found + columns[:, None] * 2 + rows[None, :], tl.trans(a).to(tl.float64))
+    tl.store(found + 8 + rows, -tl.load(x + rows).to(tl.float64))
 
 
 @triton.jit
@@ -189,6 +236,14 @@ def main() -> None:
         for one in TYPES
         for name, dtype in CASTS.items()
     ]
+    ways = ("whole", "repeated", "one", "single", "converted", "number", "lower", "refused")
+    cases += [
+        (f"{one} written {way} as {name}", write, [one], (dtype, way))
+        for one in ("bool", "int32", "float16", "bfloat16", "float32")
+        for name, dtype in CASTS.items()
+        for way in ways
+    ]
+    cases += [(f"{one} turned", turn, [one], ()) for one in TYPES]
     cases += [
         (f"{one} {name} over {axis}, {keep}", reduce, [one], (name, axis, keep))
         for one in TYPES

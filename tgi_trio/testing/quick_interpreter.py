@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from tgi_trio.testing.quick_operations import FUNCTIONS, Memory, quicken
+from tgi_trio.testing.quick_memory import Memory
+from tgi_trio.testing.quick_operations import FUNCTIONS, quicken
 from tgi_trio.testing.quick_reductions import REDUCTIONS, quicken_reduction
 
 _KINDS = 4096  # most types and shapes in each cache

@@ -9,16 +9,23 @@ types; otherwise Triton always does.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, Final
 
 import numpy as np
 
-FUNCTIONS: Final = frozenset(("where", "load", "arange", "full", "zeros"))
-MOST: Final = 1 << 14  # operations, with their operands' types, that are remembered
+from tgi_trio.testing.quick_accesses import quicken_load, quicken_store
+from tgi_trio.testing.quick_memory import MOST, WHOLE, Kind, Memory, identify
+
+FUNCTIONS: Final = frozenset(
+    ("where", "load", "store", "arange", "full", "zeros", "minimum", "maximum", "trans")
+)
+
+
+def _divide(one: Any, other: Any) -> Any:
+    """Divide whole numbers as Triton does, towards zero."""
+    return (one - np.fmod(one, other)) // other
+
 
 _PAIRS: Final[dict[str, Callable[[Any, Any], Any]]] = {
     "__add__": np.add,
@@ -28,6 +35,11 @@ _PAIRS: Final[dict[str, Callable[[Any, Any], Any]]] = {
     "__mul__": np.multiply,
     "__rmul__": np.multiply,
     "__truediv__": np.divide,
+    "__rtruediv__": lambda one, other: np.divide(other, one),
+    "__floordiv__": _divide,
+    "__mod__": np.fmod,
+    "__lshift__": np.left_shift,
+    "__rshift__": np.right_shift,
     "__lt__": np.less,
     "__le__": np.less_equal,
     "__gt__": np.greater,
@@ -37,114 +49,24 @@ _PAIRS: Final[dict[str, Callable[[Any, Any], Any]]] = {
     "__and__": np.bitwise_and,
     "__or__": np.bitwise_or,
     "__xor__": np.bitwise_xor,
+    "minimum": np.minimum,
+    "maximum": np.maximum,
 }
 _OF_BITS: Final = frozenset(("__and__", "__or__", "__xor__", "__eq__", "__ne__"))
-_WHOLE: Final = frozenset(("int32", "int64"))
 # Numbers that numpy computes with as Triton says; those of 16 and 8 bits are converted around it.
-_EXACT: Final = _WHOLE | {"int1", "int8", "uint8", "int16", "uint32", "uint64", "fp32", "fp64"}
-_COUNTED: Final = _WHOLE | {"int1", "int8", "uint8", "int16", "uint32"}
+_EXACT: Final = WHOLE | {"int1", "int8", "uint8", "int16", "uint32", "uint64", "fp32", "fp64"}
+_COUNTED: Final = WHOLE | {"int1", "int8", "uint8", "int16", "uint32"}
 _FRACTIONS: Final = frozenset(("fp32", "fp64"))
-_LARGEST: Final = {"int32": 1 << 31, "int64": 1 << 63}
-
-
-@dataclass(frozen=True, slots=True)
-class Kind:
-    """The type of a result, as Triton has found it."""
-
-    type: Any
-    element: Any  # of the result's handle
-    scalar: Any
-    numel: Any
-    shape: Any
-    sizes: tuple[int, ...]  # of the array
-    numbers: Any  # the array's dtype
-
-    @classmethod
-    def of(cls, x: Any) -> Kind:
-        data = x.handle.data
-        return cls(x.type, x.handle.dtype, x.dtype, x.numel, x.shape, data.shape, data.dtype)
-
-
-class Memory:
-    """What is known of operations, by their names and the types of their operands."""
-
-    def __init__(self) -> None:
-        from triton import language
-        from triton.runtime import interpreter
-
-        self.tensor, self.handle = language.tensor, interpreter.TensorHandle
-        self.constant, self.builder = language.constexpr, interpreter.interpreter_builder
-        self.dtype, self._bit = interpreter._get_np_dtype, language.int1
-        self.known: dict[Any, Kind | None] = {}
-        self.numbers: dict[Any, Any] = {}
-        self._ones: dict[tuple[int, ...], Any] = {}
-
-    def ones(self, sizes: tuple[int, ...]) -> Any:
-        """Return the handle of a mask that leaves nothing out."""
-        if (found := self._ones.get(sizes)) is None:
-            found = self._ones[sizes] = self.handle(np.ones(sizes, np.bool_), self._bit)
-        return found
-
-    def result(self, data: Any, kind: Kind) -> Any:
-        """Return a tensor of a kind."""
-        handle, made = object.__new__(self.handle), object.__new__(self.tensor)
-        handle.data, handle.dtype, handle.attr = data, kind.element, {}
-        made.handle, made.type, made.dtype = handle, kind.type, kind.scalar
-        made.numel, made.shape = kind.numel, kind.shape
-        return made
-
-    def agree(self, plain: Any, data: Any) -> Kind | None:
-        """Return the kind of Triton's result if an array equals it, and None otherwise."""
-        if type(plain) is not self.tensor:
-            return None
-        kind = Kind.of(plain)
-        same = data.dtype == kind.numbers and data.shape == kind.sizes
-        return kind if same and data.tobytes() == plain.handle.data.tobytes() else None
-
-    def learn(self, key: Any, plain: Any, quick: Callable[[], Any]) -> Any:
-        """Remember whether `quick` finds what Triton has found; return that."""
-        if len(self.known) >= MOST:
-            self.known.clear()
-        self.known[key] = self.agree(plain, quick())
-        return plain
-
-    def number(self, value: Any, element: str, numbers: Any) -> Any:
-        """Return a number as an array of a dtype; None where Triton would choose another."""
-        key: Any = (type(value), _name(value), element, numbers)
-        if (found := self.numbers.get(key)) is None:
-            if not _is_taken(value, element):
-                return None
-            if len(self.numbers) >= MOST:
-                self.numbers.clear()
-            found = self.numbers[key] = np.array([value], numbers)
-            found.flags.writeable = False
-        return found
-
-
-def _name(value: Any) -> Any:
-    """Return what tells a number from all others: zeros of both signs are equal."""
-    return repr(value) if type(value) is float else value
-
-
-def _is_taken(value: Any, element: str) -> bool:
-    """Return whether Triton takes a number for one of a tensor's type, whatever it is beside."""
-    if element in _WHOLE:
-        return type(value) is int and -_LARGEST[element] <= value < _LARGEST[element]
-    if element != "fp32":
-        return False
-    if type(value) is int:
-        return abs(value) < 1 << 24
-    if type(value) is not float:
-        return False
-    return value == 0 or math.isinf(value) or 1e-30 < abs(value) < 1e30
 
 
 def quicken(memory: Memory, name: str, plain: Callable[..., Any]) -> Callable[..., Any]:
     """Return a method of tensors, or a function, that computes at once where it can."""
     if (pair := _PAIRS.get(name)) is not None:
-        return _pair(memory, name, plain, pair)
+        quick = _pair(memory, name, plain, pair)
+        return quick if name.startswith("__") else _of_tensors(memory, plain, quick)
     makers = {
-        **{"__getitem__": _expand, "where": _where, "load": _load, "to": _convert},
+        **{"__getitem__": _expand, "where": _where, "to": _convert},
+        **{"__neg__": _negate, "trans": _turn, "load": quicken_load, "store": quicken_store},
         **{"arange": _keep, "full": _keep, "zeros": _keep},
     }
     return makers[name](memory, plain) if name in makers else plain
@@ -165,7 +87,7 @@ def _pair(
         else:
             if type(other) is constant:
                 other = other.value
-            key = (one.type.name, type(other), _name(other))
+            key = (one.type.name, type(other), identify(other))
         try:
             found: Any = known.get(key, unknown)
         except TypeError:  # what cannot be a part of a key
@@ -201,7 +123,7 @@ def _find(
         return None if number is None else lambda data, _: compute(data, number)
     kinds = {element, other.dtype.name}
     alike = len(kinds) == 1 and element in _EXACT
-    if not (kinds <= _WHOLE or alike) or (element == "int1" and name not in _OF_BITS):
+    if not (kinds <= WHOLE or alike) or (element == "int1" and name not in _OF_BITS):
         return None
     return lambda data, other: compute(data, other.handle.data)
 
@@ -214,9 +136,59 @@ def _find_move(memory: Memory, width: int, other: Any) -> Callable[[Any, Any], A
             return None
         moved = number.astype(np.uint64) * width
         return lambda data, _: data + moved
-    if other.dtype.name not in _WHOLE:
+    if other.dtype.name not in WHOLE:
         return None
     return lambda data, other: data + other.handle.data.astype(np.uint64) * width
+
+
+def _of_tensors(
+    memory: Memory, plain: Callable[..., Any], quick: Callable[[Any, Any], Any]
+) -> Callable[..., Any]:
+    """Return a function that is `quick` where its first operand is a tensor, without options."""
+    tensor = memory.tensor
+
+    def call(one: Any, other: Any, *rest: Any, **options: Any) -> Any:
+        if rest or options or type(one) is not tensor:
+            return plain(one, other, *rest, **options)
+        return quick(one, other)
+
+    return call
+
+
+def _negate(memory: Memory, plain: Callable[..., Any]) -> Callable[[Any], Any]:
+    """Return `__neg__`, which subtracts from zero, as Triton does."""
+    known, unknown = memory.known, object()
+
+    def call(x: Any) -> Any:
+        key = ("__neg__", x.type.name)
+        kind: Any = known.get(key, unknown)
+        if kind is None or x.dtype.name not in _EXACT:
+            return plain(x)
+        data = x.handle.data
+        if kind is unknown:
+            return memory.learn(key, plain(x), lambda: data.dtype.type(0) - data)
+        return memory.result(data.dtype.type(0) - data, kind)
+
+    return call
+
+
+def _turn(memory: Memory, plain: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `trans`, which is numpy's where no order of dimensions is given."""
+    known, tensor, unknown = memory.known, memory.tensor, object()
+
+    def call(x: Any, *order: Any, **options: Any) -> Any:
+        if order or options or type(x) is not tensor:
+            return plain(x, *order, **options)
+        key = ("trans", x.type.name)
+        kind: Any = known.get(key, unknown)
+        if kind is None:
+            return plain(x)
+        data = x.handle.data
+        if kind is unknown:
+            return memory.learn(key, plain(x), lambda: data.T)
+        return memory.result(data.T, kind) if data.T.shape == kind.sizes else plain(x)
+
+    return call
 
 
 def _expand(memory: Memory, plain: Callable[..., Any]) -> Callable[..., Any]:
@@ -266,7 +238,8 @@ def _where(memory: Memory, plain: Callable[..., Any]) -> Callable[..., Any]:
         if type(condition) is not tensor or condition.dtype.name != "int1":
             return plain(condition, x, y)
         names = [
-            each.type.name if type(each) is tensor else (type(each), _name(each)) for each in (x, y)
+            each.type.name if type(each) is tensor else (type(each), identify(each))
+            for each in (x, y)
         ]
         key = ("where", condition.type.name, *names)
         kind: Any = known.get(key, unknown)
@@ -280,64 +253,6 @@ def _where(memory: Memory, plain: Callable[..., Any]) -> Callable[..., Any]:
             return memory.learn(key, plain(condition, x, y), lambda: np.where(chosen, *both))
         data = np.where(condition.handle.data, *both)
         return memory.result(data, kind) if data.shape == kind.sizes else plain(condition, x, y)
-
-    return call
-
-
-def _load(memory: Memory, plain: Callable[..., Any]) -> Callable[..., Any]:
-    known, tensor, constant = memory.known, memory.tensor, memory.constant
-    unknown = object()
-
-    @lru_cache(MOST)
-    def fill(value: Any, _: Any, element: Any, sizes: tuple[int, ...]) -> Any:
-        number = memory.number(value, element.name, memory.dtype(element))
-        return None if number is None else memory.handle(np.broadcast_to(number, sizes), element)
-
-    def spread(x: Any, sizes: tuple[int, ...]) -> Any:
-        data = x.handle.data
-        if data.shape == sizes:
-            return x.handle
-        return memory.handle(np.broadcast_to(data, sizes), x.handle.dtype)
-
-    def operands(pointer: Any, mask: Any, other: Any) -> tuple[Any, Any] | None:
-        """Return handles of a mask and of what is loaded elsewhere, None for nothing."""
-        element, sizes = pointer.dtype.element_ty, pointer.handle.data.shape
-        chosen = memory.ones(sizes) if mask is None else spread(mask, sizes)
-        if other is None:
-            return chosen, None
-        if type(other) is tensor:
-            return (chosen, spread(other, sizes)) if other.dtype.name == element.name else None
-        filled = fill(other, (type(other), _name(other)), element, sizes)
-        return None if filled is None else (chosen, filled)
-
-    def call(pointer: Any, mask: Any = None, other: Any = None, *rest: Any, **options: Any) -> Any:
-        if type(other) is constant:
-            other = other.value
-        ours = type(pointer) is tensor and pointer.dtype.is_ptr() and not rest and not options
-        if not ours or not (mask is None or (type(mask) is tensor and mask.dtype.name == "int1")):
-            return plain(pointer, mask, other, *rest, **options)
-        names = (
-            None if mask is None else mask.type.name,
-            other.type.name if type(other) is tensor else (type(other), _name(other)),
-        )
-        key = ("load", pointer.type.name, *names)
-        kind: Any = known.get(key, unknown)
-        if kind is None:
-            return plain(pointer, mask, other)
-        if (
-            pointer.dtype.element_ty.name == "int1"
-            or (both := operands(pointer, mask, other)) is None
-        ):
-            known[key] = None
-            return plain(pointer, mask, other)
-
-        def read() -> Any:
-            return memory.builder.create_masked_load(pointer.handle, *both, None, None, False).data
-
-        if kind is unknown:
-            return memory.learn(key, plain(pointer, mask, other), read)
-        data = read()
-        return memory.result(data, kind)
 
     return call
 
@@ -381,7 +296,7 @@ def _keep(memory: Memory, plain: Callable[..., Any]) -> Callable[..., Any]:
             return tuple([told(part) for part in x])
         if type(x) is tensor:
             raise TypeError
-        return type(x), _name(x)
+        return type(x), identify(x)
 
     def call(*given: Any, **options: Any) -> Any:
         try:

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from tgi_trio.testing.quick_operations import Memory
+from tgi_trio.testing.quick_memory import Memory
 
 REDUCTIONS: Final[dict[str, Callable[..., Any]]] = {
     "sum": np.add.reduce,

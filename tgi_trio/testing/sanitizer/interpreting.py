@@ -24,9 +24,7 @@ from tgi_trio.testing.sanitizer.races import Access
 
 _OTHERS: Final = ("triton", "numpy", "unittest", "contextlib")  # their lines are not a kernel's
 _OWN: Final = str(Path(__file__).parent)
-_QUICK: Final = frozenset(
-    str(Path(__file__).parents[1] / f"quick_{name}.py") for name in ("interpreter", "operations")
-)
+_QUICK: Final = frozenset(map(str, Path(__file__).parents[1].glob("quick_*.py")))
 
 
 class Interpreting:
