@@ -76,6 +76,7 @@ def shapes(spec: DecoderSpec) -> dict[str, tuple[int, ...]]:
     return found
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("family", "changes"), CASES, ids=lambda v: str(v)[:40])
 def test_it_names_what_save_pretrained_writes(
     checkpoint: Checkpoint, family: str, changes: dict[str, Any]

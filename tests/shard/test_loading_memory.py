@@ -47,6 +47,7 @@ print("peak", mark("VmHWM") - before, "kept", mark("VmRSS") - before)
 """
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("backend", ["torch", "kernels"])
 @pytest.mark.parametrize("word", MADE)
 def test_rounding_takes_no_more_than_file_result_and_a_layer(

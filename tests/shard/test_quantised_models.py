@@ -100,7 +100,7 @@ def check_expected(recorder: GreedyRecorder, row: Any, expected: dict[str, Any])
     assert firm > 0
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(5)
 @backends
 @pytest.mark.parametrize("name", MADE_BY_OTHERS)
 def test_what_other_tools_made(tmp_path: Path, name: str, backend: Any) -> None:
@@ -204,7 +204,7 @@ STORED: dict[str, tuple[Store, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(7)
 @backends
 @pytest.mark.parametrize("stored", STORED)
 def test_tokens_of_what_is_packed_here(
@@ -235,6 +235,7 @@ def check_tokens(folder: Path, backend: Any = by_torch) -> None:
             assert_greedy(golden, recorder, row, tolerance=2e-4)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("backend", [by_torch, by_ranks])
 @pytest.mark.parametrize(
     ("family", "stored"),

@@ -142,6 +142,7 @@ def settings(request: pytest.FixtureRequest, tmp_path: Path) -> ShardSettings:
     )
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("settings", CASES, ids="-".join, indirect=True)
 def test_another_shard_goes_on_to_the_bit(settings: ShardSettings, tmp_path: Path) -> None:
     old, new = Shard(settings), Shard(settings)

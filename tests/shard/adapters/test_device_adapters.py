@@ -259,6 +259,7 @@ def test_memory_that_adapters_came_by_is_that_of_later_ones(llama: Any) -> None:
     assert 0 < kept <= 2 * len(("being loaded", "being copied")) * len(KEPT)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("family", ["gpt2", "phi3", "falcon", "minicpm3"])
 def test_pairs_of_fused_matrices(checkpoint: Checkpoint, tmp_path: Path, family: str) -> None:
     """One A for queries, keys and values, or for gate and up, however they are stored; and those

@@ -63,6 +63,7 @@ def write_two(base: Path, folder: Path, family: str) -> list[Path]:
     return [write_adapter(base, folder / str(r), seed=r, r=r, **own) for r in (4, 3)]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_in_torch(checkpoint: Checkpoint, tmp_path: Path, family: str) -> None:
     """Rows of two adapters and of none, in chunks, joining as others decode."""
@@ -78,6 +79,7 @@ def test_every_family_in_torch(checkpoint: Checkpoint, tmp_path: Path, family: s
         check(golden, recorder, row)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "family", ["mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss", "lfm2_moe", "gemma4_text"]
 )

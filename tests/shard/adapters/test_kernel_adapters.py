@@ -89,6 +89,7 @@ def test_every_family(checkpoint: Checkpoint, tmp_path: Path, family: str) -> No
         assert all(torch.equal(recorder.logits(i), found) for i, found in enumerate(alone))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("family", WITH_MAGNITUDES)
 def test_magnitudes_and_biases_beside_plain_ones(
     checkpoint: Checkpoint, tmp_path: Path, family: str
@@ -114,6 +115,7 @@ def test_magnitudes_and_biases_beside_plain_ones(
             check(golden, recorder, row)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("family", WITH_HEADS)
 def test_the_head(checkpoint: Checkpoint, tmp_path: Path, family: str) -> None:
     """Alone and with layers, tied to the embedding or not, on two threads; also for prompts."""
@@ -220,6 +222,7 @@ def test_vocabularies_of_another_size(
             check_cut(golden, recorder, row)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("family", AROUND_LATENTS)
 def test_latents(checkpoint: Checkpoint, tmp_path: Path, family: str) -> None:
     """Linears around latents; see `AROUND_LATENTS`."""

@@ -151,6 +151,7 @@ def test_the_whole_of_the_format(serve: Callable[..., Any]) -> None:
         check(golden, recorder, row)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("family", WITH_MAGNITUDES)
 def test_magnitudes_and_biases_beside_plain_ones(serve: Callable[..., Any], family: str) -> None:
     """DoRA, LoRA, LoRA with biases of its own, and none in one batch."""

@@ -219,6 +219,7 @@ def test_outputs_that_exl2_has_padded(tmp_path: Path) -> None:
     np.testing.assert_array_equal(matrix.rows(slice(30, 37)).dequantised(), exact[30:])
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", CASES)
 def test_any_bytes_are_numbers_or_refused(tmp_path: Path, name: str) -> None:
     draw = np.random.default_rng(11)

@@ -95,7 +95,7 @@ def test_what_is_packed_is_unpacked(name: str, outputs: int, count: int, seed: i
     np.testing.assert_allclose(scales * (1 - kind.zero), exact, rtol=1e-6)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("active_bits", [8, 16])
 def test_products_are_those_of_the_weights(name: str, active_bits: int) -> None:
@@ -120,6 +120,7 @@ def test_products_are_those_of_the_weights(name: str, active_bits: int) -> None:
             assert np.linalg.norm(found - expected) < limit * np.linalg.norm(expected)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("name", "dot"),
     [*((name, False) for name in NAMES), *((name, True) for name in sorted({*NAMES} - {*WHOLE}))],

@@ -67,6 +67,7 @@ def model(checkpoint: Checkpoint, request: pytest.FixtureRequest) -> Iterator[Mo
         yield runner, recorder, Remembered(folder)
 
 
+@pytest.mark.sampled(3)
 def test_drafts_and_steps_computed_twice(model: Model) -> None:
     runner, recorder, golden = model
     whole = {id: [*prompt, *golden.greedy(prompt, NEW)[0]] for id, prompt in enumerate(TEXTS)}
@@ -79,6 +80,7 @@ def test_drafts_and_steps_computed_twice(model: Model) -> None:
         check(golden, recorder, id, prompt)
 
 
+@pytest.mark.sampled(3)
 def test_a_sequence_goes_on_behind_a_snapshot(model: Model) -> None:
     runner, recorder, golden = model
     prompt = (PROMPTS[-1] * 4)[:90]
@@ -94,6 +96,7 @@ def test_a_sequence_goes_on_behind_a_snapshot(model: Model) -> None:
     check(golden, recorder, 60, [*prompt[:80], 9, 8, 7])
 
 
+@pytest.mark.sampled(3)
 def test_a_row_gets_the_same_however_it_is_cut_and_whoever_is_beside(model: Model) -> None:
     runner, recorder, _ = model
     texts = prompts(9)[4:]

@@ -29,6 +29,7 @@ def test_every_architecture_is_tested() -> None:
     assert own | MODELS.keys() == ARCHITECTURES.keys()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("case", FAMILIES)
 def test_tokens_and_logits_are_those_of_the_source(
     checkpoint: Callable[..., Path], tmp_path: Path, case: str

@@ -47,7 +47,7 @@ def check(model: Model, runner: Runner, recorder: GreedyRecorder, budget: int = 
     return shard
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("budget", [5, 1000])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_tokens_and_logits_are_those_of_the_whole_model(
@@ -135,6 +135,7 @@ BLOCKS = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("family", "sizes"),
     [

@@ -67,6 +67,7 @@ def play(runner: Runner, recorder: GreedyRecorder) -> list[tuple[list[int], torc
     return [(generated(row), recorder.logits(row.id)) for row in rows]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("case", CASES)
 def test_stages_say_what_one_process_says(checkpoint: Checkpoint, case: str) -> None:
     family, size, overrides, options = CASES[case]

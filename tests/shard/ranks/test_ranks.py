@@ -70,7 +70,7 @@ def check_ranks(
         assert_greedy(golden, recorder, row, tolerance)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("family", ALONE)
 def test_two_ranks_say_what_one_says(checkpoint: Checkpoint, family: str) -> None:
     tolerance = TOLERANCES.get(family, 2e-4)

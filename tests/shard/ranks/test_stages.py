@@ -100,6 +100,7 @@ def test_the_work_of_a_layer_is_what_a_token_is_multiplied_by(checkpoint: Checkp
 LEFT_BEHIND = {"layer_types": ["mamba", "mamba", "attention"]}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("family", "overrides"),
     [

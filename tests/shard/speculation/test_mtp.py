@@ -219,6 +219,7 @@ def test_whoever_has_ended_changes_no_states(family: str, backend: str, tmp_path
     assert same[1:] == pytest.approx(values[1:], abs=1e-5)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "family",
     [

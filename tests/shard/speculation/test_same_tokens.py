@@ -141,6 +141,7 @@ def test_right_and_wrong_drafts_of_every_kind_take_turns(tmp_path: Path) -> None
             assert found.tokens == expected.tokens and found.drafts > 0
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", ["medusa", "mlp", "eagle", "first eagle"])
 def test_beside_two_ranks_as_well(kind: str, base: Path, tmp_path: Path) -> None:
     folder = DRAFTERS[kind](tmp_path, base)
