@@ -46,7 +46,9 @@ def test_what_a_program_raises_is_shown() -> None:
         ("real", {}, "real"),
         ("real", {"HF_HOME": "/cache", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}, "real"),
         ("real", {"HF_HOME": "/other"}, "plain"),
-        ("real", {"HF_HOME": "/cache", "XDG_CACHE_HOME": "/other"}, "plain"),
+        ("real", {"HF_HOME": "/cache", "XDG_CACHE_HOME": "/other"}, "real"),
+        ("real", {"HF_HOME": "", "XDG_CACHE_HOME": "/other"}, "plain"),
+        ("real", {"HF_TOKEN": "a"}, "plain"),
         ("fake", {"HF_HOME": "/other"}, "fake"),
     ],
 )

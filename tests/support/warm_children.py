@@ -72,8 +72,9 @@ _READ_EARLY: Final = (
     *("TORCH TRITON_".split()),
 )
 # And those that the library of the hub reads, which transformers imports.
-_READ_BY_HUB: Final = tuple("DISABLE_TELEMETRY DO_NOT_TRACK HF_ HUGGING TRANSFORMERS_ XDG_".split())
-_OF_NO_MATTER: Final = frozenset({"HF_HUB_DISABLE_PROGRESS_BARS"})  # which tests set
+_READ_BY_HUB: Final = tuple("DISABLE_TELEMETRY DO_NOT_TRACK HF_ HUGGING TRANSFORMERS_".split())
+# Which tests set; and a part of what `home_of_hub` finds.
+_OF_NO_MATTER: Final = frozenset({"HF_HUB_DISABLE_PROGRESS_BARS", "HF_HOME"})
 # Read when something is compiled; parts of torch set it themselves when a test imports them.
 _READ_LATE: Final = frozenset({"TORCHINDUCTOR_CACHE_DIR"})
 
@@ -183,8 +184,17 @@ def kind_for(shards: str, environment: Mapping[str, str], early: Mapping[str, st
     Real shards that are to have other variables of the hub's than that are `plain` ones: nothing
     there has imported the library that reads them.
     """
-    other = shards == "real" and _differ(environment, early, _READ_BY_HUB, _OF_NO_MATTER)
-    return "plain" if other else shards
+    other = _differ(environment, early, _READ_BY_HUB, _OF_NO_MATTER)
+    other |= home_of_hub(environment) != home_of_hub(early)
+    return "plain" if other and shards == "real" else shards
+
+
+def home_of_hub(environment: Mapping[str, str]) -> str:
+    """Return where the library of the hub keeps its files. With that in `HF_HOME` a server may have
+    another `XDG_CACHE_HOME`, and shards that are forked off a process with transformers.
+    """
+    base = environment.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return environment.get("HF_HOME") or os.path.join(base, "huggingface")
 
 
 def _differ(

@@ -6,6 +6,7 @@ as where torch is not installed.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import torch
 from tests.router.media.image_files import noise
 from tests.router.media.sound_files import as_floats, audio_part, encode_sound, make_samples
 from tests.shard.media.audio_models import make_folder
+from tests.support.warm_children import home_of_hub
 from tests.system.client import post
 from tests.system.server import ServerProcess, serving
 from tests.system.test_videos import MOST, ask
@@ -124,7 +126,7 @@ def test_ids_and_tokens_are_those_of_transformers(tmp_path: Path, family: str) -
         shown = [(first, " so?"), (make_samples(30.4), " so?")]
     if family == "voxtral":
         shown = [(make_samples(30.4), " and ", second, " so?")]
-    env = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+    env = {"XDG_CACHE_HOME": str(tmp_path / "cache"), "HF_HOME": home_of_hub(os.environ)}
     with serving("--model-id", str(folder), "--dtype", "float32", env=env) as server:
         for each in shown:
             ids, expected = oracle.generate(*each)
