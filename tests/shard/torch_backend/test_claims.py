@@ -59,7 +59,7 @@ def claims_of(folder: Path) -> TensorClaims:
     return t5_claims(spec) if isinstance(spec, T5Spec) else decoder_claims(spec)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize(("family", "changes"), CASES, ids=lambda v: str(v)[:20])
 def test_torch_reads_what_is_claimed(
     checkpoint: Make, monkeypatch: pytest.MonkeyPatch, family: str, changes: dict[str, Any]

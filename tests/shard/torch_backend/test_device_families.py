@@ -85,7 +85,7 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.sampled(3, first=2)
+@pytest.mark.sampled(7, first=2)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_it_says_what_it_says_on_the_cpu(
     checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, family: str

@@ -60,6 +60,7 @@ def watched(runner: Runner) -> Watched:
     return Watched(drafter)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("writer", "kind", "graphs"),
     [

@@ -178,7 +178,7 @@ def large(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
     return model
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(5)
 def test_a_twin_is_small_and_has_every_kind_of_layer(large: Any) -> None:
     before = torch.get_rng_state()
     twin: Any = build_twin(large)

@@ -40,7 +40,7 @@ def assert_near(found: torch.Tensor, wanted: torch.Tensor) -> None:
 WRAPPED = ("mistral_large4",)  # the text of models that see images as well
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(11)
 @pytest.mark.parametrize("family", [*NEWER, *WRAPPED])
 def test_whatever_happens_to_a_sequence_it_says_the_same(
     checkpoint: Checkpoint, tmp_path: Path, family: str

@@ -194,7 +194,7 @@ def test_a_step_is_computed_from_tokens_that_nobody_has_read(
     assert [generated(row) for row in rows] == expected
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("family", LAYERED)
 def test_launches_of_a_layer_are_few(
     checkpoint: Callable[..., Path],

@@ -88,7 +88,7 @@ def device(
         yield stand_in
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     ("family", "graphs", "settings"),
     [
