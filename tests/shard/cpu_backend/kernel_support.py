@@ -262,6 +262,7 @@ def cpu_runner(
     dtype: str = "float32",
     *,
     int8: bool = False,
+    int8_by_rows: bool = False,
     quantize: str | None = None,
     pairs: Pairs = "float32",
     active_bits: int = 16,
@@ -279,7 +280,14 @@ def cpu_runner(
             config, spec.names.base, encoding=ENCODINGS[quantize] if quantize else None
         ) as weights,
         pack_program(
-            spec, weights, dtype, int8=int8, threads=len(cores), max_lora_rank=max_lora_rank, kv=kv
+            spec,
+            weights,
+            dtype,
+            int8=int8,
+            int8_by_rows=int8_by_rows,
+            threads=len(cores),
+            max_lora_rank=max_lora_rank,
+            kv=kv,
         ) as program,
     ):
         kv_dtype = kv.name if kv else None

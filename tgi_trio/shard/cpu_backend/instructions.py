@@ -96,6 +96,8 @@ def find_multiplier(kind: Kind, active_bits: int = 8, *, dot: bool = False) -> M
     choice depends on kind, processor and dtype, never on the batch.
     """
     way = dots()
+    if kind.by_rows:
+        return Multiplier(kind, active_bits, way, 16, half=True, matrix=multiplies_codes())
     if kind.floating:
         active_bits = 16 if dot and not kind.turned else 32
     elif not multiplies_bytes(way, kind.largest_code):

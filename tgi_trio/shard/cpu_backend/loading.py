@@ -6,7 +6,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -23,15 +22,14 @@ from tgi_trio.model.matrices.decoder import outer_refs, table_refs
 from tgi_trio.model.matrices.layer_work import find_run
 from tgi_trio.model.matrices.references import every_unit
 from tgi_trio.model.mtp_layers import MtpSpec
-from tgi_trio.model.quantised.recognise import find_made
 from tgi_trio.model.specs.decoder import DecoderSpec
 from tgi_trio.model.speculators.assistant import AssistantSpec
 from tgi_trio.model.speculators.eagle import check_hidden_states
 from tgi_trio.model.speculators.mtp import need_mtp
 from tgi_trio.model.speculators.recognise import find_kind, read_heads
 from tgi_trio.model.speculators.spec import EagleSpec, HeadsSpec
-from tgi_trio.model.split import Portion, check_split
-from tgi_trio.model.stages import Stage, check_stages
+from tgi_trio.model.split import check_split
+from tgi_trio.model.stages import check_stages
 from tgi_trio.model.tensors import kv_scales
 from tgi_trio.settings.records import MTP
 from tgi_trio.shard.checkpoint.heads import open_heads
@@ -48,13 +46,19 @@ from tgi_trio.shard.cpu_backend.drafting.mtp import (
     run_of_layers,
 )
 from tgi_trio.shard.cpu_backend.forward import Forward
-from tgi_trio.shard.cpu_backend.instructions import find_multiplier, find_variant, multiplies_pairs
+from tgi_trio.shard.cpu_backend.instructions import (
+    find_multiplier,
+    find_variant,
+    multiplies_codes,
+    multiplies_pairs,
+)
 from tgi_trio.shard.cpu_backend.kernel_groups import find_kernel_groups
 from tgi_trio.shard.cpu_backend.machine_code.parallel import Kernel, compile_in_parallel
 from tgi_trio.shard.cpu_backend.multiplier import Multiplier
 from tgi_trio.shard.cpu_backend.needed_kernels import list_kernels
 from tgi_trio.shard.cpu_backend.program import Program, pack_program
 from tgi_trio.shard.cpu_backend.tables import Code
+from tgi_trio.shard.cpu_backend.target import FINE_BITS, Target, find_target
 from tgi_trio.shard.cpu_backend.unsupported import UndividedError, UnsupportedError
 from tgi_trio.shard.cpu_backend.variant import Variant
 from tgi_trio.shard.cpu_backend.verified import (
@@ -65,38 +69,14 @@ from tgi_trio.shard.cpu_backend.verified import (
     open_kernel_group,
 )
 from tgi_trio.shard.cpu_backend.weight_layout import CacheNumbers
-from tgi_trio.shard.machine.cores import sensible_threads, share_cores, usable_cores
-from tgi_trio.shard.machine.dtypes import compute_dtype
 from tgi_trio.shard.sampling.base import RowSampler
 from tgi_trio.shard.sampling.logits_processors import GrammarMasks, Watermark
 
-# Formats to which packing rounds weights itself; their panels are int8.
-INT8_WORDS: Final = ("eetq", "bitsandbytes")
 _OF_HEADS: Final = "eetq"  # with a scale for each row
-ACTIVE_BITS: Final = 8  # of activations that are multiplied with codes, by default
 
 if TYPE_CHECKING:
     from tgi_trio.shard.ranks.neighbours import Neighbours
     from tgi_trio.shard.ranks.portions import Portions
-
-
-@dataclass(frozen=True, slots=True)
-class _Target:
-    """What a model is loaded for."""
-
-    settings: ShardSettings
-    config: ModelConfig
-    dtype: str  # in which it is computed
-    rounded: str | None  # the format to which linear layers are rounded; None: as stored
-    stage: Stage | None  # this rank's, of a pipeline
-    portion: Portion  # this rank's, of every layer
-    cores: list[int]  # this rank's processors
-    threads: int
-
-    @property
-    def int8(self) -> bool:
-        """Whether packing itself rounds linear layers, to 8 bits."""
-        return self.rounded in INT8_WORDS
 
 
 def load_cpu_runner(
@@ -121,7 +101,7 @@ def load_cpu_runner(
     checkpoint that cannot be used, ConfigurationError for unsupported rotary settings.
     """
     began = time.monotonic_ns()
-    target = _find_target(settings, config, neighbours, portions)
+    target = find_target(settings, config, neighbours, portions)
     spec = _find_spec(target)
     heads = _load_heads(settings, spec)
     mtp = need_mtp(config, spec) if settings.drafter == MTP else ()
@@ -155,31 +135,8 @@ def load_cpu_runner(
     )
 
 
-def _find_target(
-    settings: ShardSettings,
-    config: ModelConfig,
-    neighbours: Neighbours | None,
-    portions: Portions | None,
-) -> _Target:
-    """Return the target of this rank, which shares its machine's processors with others."""
-    place, ranks = settings.place_on_machine
-    every = usable_cores()
-    cores = share_cores(every, place, ranks, settings.cpu_threads or 0)
-    worth = sensible_threads(settings.model_path, len(every)) // ranks
-    return _Target(
-        settings,
-        config,
-        dtype=compute_dtype(settings.dtype, config, on_cpu=True),
-        rounded=find_made(config, settings.quantize),
-        stage=None if neighbours is None else neighbours.stage,
-        portion=Portion() if portions is None else portions.portion,
-        cores=cores,
-        threads=settings.cpu_threads or max(1, min(len(cores), worth)),
-    )
-
-
 def _pack(
-    target: _Target,
+    target: Target,
     spec: DecoderSpec,
     checkpoint: Checkpoint,
     lone: tuple[HeadsSpec, Weights] | None,
@@ -191,6 +148,7 @@ def _pack(
         checkpoint,
         target.dtype,
         int8=target.int8,
+        int8_by_rows=multiplies_codes(),
         threads=target.threads,
         heads=lone,
         max_lora_rank=settings.max_lora_rank,
@@ -201,7 +159,7 @@ def _pack(
     )
 
 
-def _find_spec(target: _Target) -> DecoderSpec:
+def _find_spec(target: Target) -> DecoderSpec:
     """Return the spec of what is computed, if the kernels can serve it; raises as loading does."""
     settings, config, ranks = target.settings, target.config, target.portion.ranks
     spec = decoder_spec(config)
@@ -223,7 +181,7 @@ def _find_spec(target: _Target) -> DecoderSpec:
     return spec
 
 
-def _open_weights(target: _Target, spec: DecoderSpec, fresh_files: frozenset[Path]) -> Checkpoint:
+def _open_weights(target: Target, spec: DecoderSpec, fresh_files: frozenset[Path]) -> Checkpoint:
     """Open the model's weights.
 
     Rows of tables in `fresh_files` stay in the page cache, from which steps read them.
@@ -238,7 +196,7 @@ def _open_weights(target: _Target, spec: DecoderSpec, fresh_files: frozenset[Pat
     )
 
 
-def _find_whole(target: _Target) -> str | None:
+def _find_whole(target: Target) -> str | None:
     """Return which requested feature the kernels cannot split over ranks, or None."""
     settings = target.settings
     draft = settings.draft_model
@@ -247,20 +205,19 @@ def _find_whole(target: _Target) -> str | None:
         "heads that draft": draft is not None and find_kind(draft) is not None,
         "layers that draft": settings.drafter == MTP,
         "images": target.config.get("vision_config") is not None,
-        "weights that become int8": target.int8,  # rows have scales over all columns
+        "weights that become int8": target.becomes_int8,  # rows have scales over all columns
     }
     return next((explain_undivided(name) for name, there in parts.items() if there), None)
 
 
-def _find_multipliers(target: _Target, program: Program) -> list[Multiplier]:
+def _find_multipliers(target: Target, program: Program) -> list[Multiplier]:
     """Return how each kind of weights that a program multiplies as stored is multiplied."""
-    bits = target.settings.activations or ACTIVE_BITS
-    dot = bits == ACTIVE_BITS and multiplies_pairs(target.dtype)
-    return [find_multiplier(kind, bits, dot=dot) for kind in program.kinds]
+    dot = target.settings.activations != FINE_BITS and multiplies_pairs(target.dtype)
+    return [find_multiplier(kind, target.find_bits(kind), dot=dot) for kind in program.kinds]
 
 
 def _list_kernels(
-    target: _Target, program: Program, multipliers: Sequence[Multiplier]
+    target: Target, program: Program, multipliers: Sequence[Multiplier]
 ) -> list[Kernel]:
     """Return the kernels that will probably be loaded, without their fallbacks."""
     settings = target.settings
@@ -272,7 +229,7 @@ def _list_kernels(
     return list_kernels(likely, multipliers, find_kernel_groups(program), adapters=adapters)
 
 
-def _link(target: _Target, program: Program, multipliers: Sequence[Multiplier]) -> Variant:
+def _link(target: Target, program: Program, multipliers: Sequence[Multiplier]) -> Variant:
     """Compile or load the kernels of a program, and link them into its operations.
 
     Raises UnsupportedError if they fail their self-test.
@@ -291,7 +248,7 @@ def _link(target: _Target, program: Program, multipliers: Sequence[Multiplier]) 
     return variant
 
 
-def _link_mtp(target: _Target, layers: Sequence[PackedMtp], variant: Variant) -> None:
+def _link_mtp(target: Target, layers: Sequence[PackedMtp], variant: Variant) -> None:
     """Link the programs of layers of the model's own that draft."""
     for layer in layers:
         _link_kernels(layer.program, _find_multipliers(target, layer.program), variant)
@@ -304,7 +261,7 @@ def _link_kernels(program: Program, multipliers: Sequence[Multiplier], variant: 
         program.link_kernel_group(each.codes, open_kernel_group(each, variant))
 
 
-def _link_adapters(target: _Target, program: Program, variant: Variant) -> CpuAdapters | None:
+def _link_adapters(target: Target, program: Program, variant: Variant) -> CpuAdapters | None:
     """Link the kernels of adapters; return their host, or None if adapters are off."""
     settings = target.settings
     if not settings.max_lora_rank:
@@ -315,7 +272,7 @@ def _link_adapters(target: _Target, program: Program, variant: Variant) -> CpuAd
     return CpuAdapters(target.config, program, variant.kv, settings.max_lora_rank, scope)
 
 
-def _make_sampler(target: _Target, grammars: GrammarMasks | None) -> RowSampler:
+def _make_sampler(target: Target, grammars: GrammarMasks | None) -> RowSampler:
     """Return the kernels' sampler, or torch's if the kernels fail their self-test."""
     settings = target.settings
     watermark = Watermark(settings.watermark_gamma, settings.watermark_delta)
@@ -335,7 +292,7 @@ def _cache_numbers(
     return CacheNumbers(word, scales)
 
 
-def _open_heads(target: _Target, heads: HeadsSpec) -> Checkpoint:
+def _open_heads(target: Target, heads: HeadsSpec) -> Checkpoint:
     """Open the linear layers of heads, rounded to 8 bits: twice as fast, and they only draft.
 
     Not where packing rounds all weights anyway, nor for a drafter that continues from its own
@@ -347,7 +304,7 @@ def _open_heads(target: _Target, heads: HeadsSpec) -> Checkpoint:
 
 @contextmanager
 def _pack_mtp(
-    target: _Target, mtp: Sequence[MtpSpec], checkpoint: Checkpoint
+    target: Target, mtp: Sequence[MtpSpec], checkpoint: Checkpoint
 ) -> Iterator[list[PackedMtp]]:
     """Pack layers of the model's own that draft, as `pack_program` does.
 
@@ -361,6 +318,7 @@ def _pack_mtp(
                 checkpoint,
                 target.dtype,
                 int8=target.int8,
+                int8_by_rows=multiplies_codes(),
                 threads=target.threads,
                 kv=_cache_numbers(target.settings.kv_cache_dtype, spec.decoder, checkpoint),
                 run=run_of_layers(spec),

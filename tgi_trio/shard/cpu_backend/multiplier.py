@@ -7,6 +7,7 @@ from typing import Literal
 
 from tgi_trio.shard.cpu_backend.kinds.kind import (
     BLOCK_INPUTS,
+    FACTS_BYTES,
     MOST_ZERO,
     Kind,
     active_block_bytes,
@@ -31,6 +32,16 @@ class Multiplier:
     rows: int  # most rows of a tile
     half: bool  # the machine has instructions to widen float16
     matrix: bool = False  # a matrix unit multiplies: codes with many rows, pairs with any number
+
+    @property
+    def digits(self) -> int:
+        """Bytes of an activation, which a matrix unit multiplies one by one; 0: it does not."""
+        return self.active_bits // 8 if self.kind.by_rows else 0
+
+    @property
+    def facts_bytes(self) -> int:
+        """Bytes after a row of activations: the scale that they share, and padding."""
+        return FACTS_BYTES if self.kind.by_rows else 0
 
     @property
     def name(self) -> str:
@@ -76,7 +87,7 @@ class Multiplier:
     @property
     def active_bytes(self) -> int:
         """Bytes of the activations that a block of weights is multiplied with."""
-        if self.kind.floating:
+        if self.kind.floating or self.kind.by_rows:
             return BLOCK_INPUTS * self.active_bits // 8
         return active_block_bytes(self.active_bits)
 
@@ -115,7 +126,9 @@ class Multiplier:
 
     @property
     def signs(self) -> int:
-        """The bits of each four unpacked codes whose flipping makes them signed; 0: no need."""
+        """The bits of each four unpacked codes whose flipping makes them signed, or unsigned if
+        they are stored signed; 0: no need.
+        """
         return 0x80808080 if self.matrix and not self.pairs and self.signed else 0
 
     @property

@@ -21,7 +21,12 @@ from tgi_trio.model.stages import Run
 from tgi_trio.shard.checkpoint.lookup import Weights
 from tgi_trio.shard.cpu_backend.arena import address, allocate_zeroed
 from tgi_trio.shard.cpu_backend.key_caches import KeyCaches
-from tgi_trio.shard.cpu_backend.kinds.kind import BLOCK_INPUTS, Kind, active_block_bytes
+from tgi_trio.shard.cpu_backend.kinds.kind import (
+    BLOCK_INPUTS,
+    FACTS_BYTES,
+    Kind,
+    active_block_bytes,
+)
 from tgi_trio.shard.cpu_backend.operations.adapted import AdaptedOperations
 from tgi_trio.shard.cpu_backend.operations.buffer_widths import find_widths
 from tgi_trio.shard.cpu_backend.operations.choosers import (
@@ -54,6 +59,7 @@ def pack_program(
     dtype: str,
     *,
     int8: bool = False,
+    int8_by_rows: bool = False,
     threads: int = 1,
     heads: tuple[HeadsSpec, Weights] | None = None,
     max_lora_rank: int = 0,
@@ -64,7 +70,8 @@ def pack_program(
 ) -> Iterator[Program]:
     """Yield a model's program while `threads` pack its weights; leaving the block waits for them.
 
-    `int8`: linear layers get 8-bit weights. `heads`: speculation heads and their weights.
+    `int8`: linear layers get 8-bit weights. `int8_by_rows`: stored ones are multiplied as
+    for `find_packing`. `heads`: speculation heads and their weights.
     `max_lora_rank`, `scope`, `kv`, `run`, `portion`: as for `Program`. Raises ModelLoadError as the
     weights and the packer do.
     """
@@ -75,6 +82,7 @@ def pack_program(
             packer,
             bf16=dtype == "bfloat16",
             as_stored=not int8,
+            int8_by_rows=int8_by_rows,
             heads=heads,
             max_lora_rank=max_lora_rank,
             scope=scope,
@@ -102,6 +110,7 @@ class Program:
         *,
         bf16: bool,
         as_stored: bool = True,
+        int8_by_rows: bool = False,
         heads: tuple[HeadsSpec, Weights] | None = None,
         max_lora_rank: int = 0,
         scope: AdapterScope = EVERYTHING,
@@ -112,7 +121,8 @@ class Program:
         """Hand every weight to `packer`; raises ModelLoadError as the weights do.
 
         `bf16`: the model's dtype is bfloat16, otherwise float32. `as_stored`: quantised weights are
-        multiplied as stored if there is a kernel for their kind. `max_lora_rank`: of adapters; 0:
+        multiplied as stored if there is a kernel for their kind; `int8_by_rows`: as for
+        `find_packing`. `max_lora_rank`: of adapters; 0:
         none will be loaded. `scope`: what they may change. `kv`: how K and V are stored; None: in
         the model's dtype. `run`: the layers that are computed here; None: all. `portion`: of every
         layer.
@@ -127,6 +137,7 @@ class Program:
             packer,
             bf16=bf16,
             as_stored=as_stored,
+            int8_by_rows=int8_by_rows,
             turns=not max_lora_rank,  # what adapters add is added to results that are not turned
             heads=heads,
             kv=kv,
@@ -324,6 +335,7 @@ class Program:
             Buffer.LOGITS: wanted * self.padded_vocab * 4,
             Buffer.WHOLE_8: whole * active_block_bytes(8),
             Buffer.WHOLE_16: whole * active_block_bytes(16),
+            Buffer.DIGITS: (max(tokens, wanted) + SPARE_ROWS) * self._digits_bytes(widest),
             Buffer.LONE: LONE_ROWS * 4 * max((each.inputs for each in lone), default=0),
             Buffer.PRODUCT: LONE_ROWS * 4 * max((each.width for each in lone), default=0),
             Buffer.LOW: max(tokens, changed) * self.low_width * 4,
@@ -347,6 +359,10 @@ class Program:
             **find_index_buffers(spec, tokens, longest),
             **find_mixture_buffers(members, changed, experts, spec.hidden_size),
         }
+
+    def _digits_bytes(self, widest: int) -> int:
+        """Return the bytes of the longest row of DIGITS."""
+        return 2 * widest + FACTS_BYTES if any(kind.by_rows for kind in self.kinds) else 0
 
     @property
     def low_width(self) -> int:

@@ -74,6 +74,7 @@ class ProgramBuilder:
         bf16: bool,
         as_stored: bool,
         turns: bool,
+        int8_by_rows: bool,
         heads: tuple[HeadsSpec, Weights] | None,
         kv: CacheNumbers | None = None,
         scope: AdapterScope,
@@ -85,7 +86,12 @@ class ProgramBuilder:
         Raises ModelLoadError as the weights do.
         """
         self.writer = OperationWriter(
-            weights, packer, as_stored=as_stored, turns=turns, portion=portion
+            weights,
+            packer,
+            as_stored=as_stored,
+            turns=turns,
+            int8_by_rows=int8_by_rows,
+            portion=portion,
         )
         self._model, spec = spec, portion.sizes_of(spec)
         self.lone: dict[str, LoneLinear] = {}

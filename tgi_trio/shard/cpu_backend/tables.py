@@ -235,6 +235,7 @@ class Buffer(IntEnum):
     RAW = 38  # float32 [T, outputs]: products that TURN_OUT has yet to turn
     GATES = 39  # float32 [T, width]: turned gates, whose ups are in RAW
     FOUND = 40  # int64 [T, heads]: rows of a table of n-grams
+    DIGITS = 41  # bytes of activations whose rows share a scale, see `kernels/quantised/digits.py`
 
 
 class Routing(IntEnum):
@@ -281,6 +282,8 @@ class Form(IntEnum):
     WIDE = 8  # float32, for QUANTISE to read: in the target, or for a norm in UNSORTED
     FLOATS = 16
     PAIRS = 32  # bfloat16, in the buffer FLOATS
+    DIGITS_8 = 64  # integers with a scale for each row, in the buffer DIGITS
+    DIGITS_16 = 128
 
 
 OPERATION = np.dtype(
@@ -304,6 +307,7 @@ OPERATION = np.dtype(
         ("forms", "i8"),  # bits of Form
         ("multiply", "i8"),  # `multiply_panel` for quantised weights; 0: the step's own product
         ("active_bytes", "i8"),  # bytes of a block of quantised activations
+        ("facts_bytes", "i8"),  # bytes after the blocks of a row
         ("panel_bytes", "i8"),  # bytes of a panel of quantised weights
         # int32: for QUANTISE [inputs], the feature at each place, -1: 0; for TURN [rotated], for
         # REORDER, PAD and what asks or pools for an index [head_dim]; 0: in the model's order

@@ -99,6 +99,9 @@ def linear(variant, rank, step, op, counter, sums):
         prepare_registers(rows)
     group, group_end = panel, panel  # panels whose deltas have been computed
     together = count_near_panels(variant, op, rows * stride, panel_bytes)
+    at_once = count_rows_at_once(op)
+    if together > 1:
+        at_once = np.int64(ROWS)
     while True:
         if panel >= end:
             panel = take_shared(step, op, counter, shared)
@@ -120,7 +123,7 @@ def linear(variant, rank, step, op, counter, sums):
                     step, op, own, end, row, rows, most, group, group_end, sums
                 )
             if op.multiply:
-                taken = multiply_quantised(op, rows, row, inputs, stride, weights, sums)
+                taken = multiply_quantised(op, rows, row, at_once, inputs, stride, weights, sums)
             else:
                 taken = multiply_rows(
                     variant, rows - row, rows <= variant.product_rows, inputs, stride, weights,
@@ -185,10 +188,12 @@ def count_near_panels(variant, op, active_bytes, panel_bytes):
     """Return how many panels a block of rows is multiplied with, before the next rows are.
 
     Several, where not all rows, of `active_bytes`, stay in the cache: the matrix unit multiplies
-    faster than they can be read from a farther one. Deltas are computed for the rows of one panel
-    after the other.
+    faster than they can be read from a farther one, and what it multiplies need not be unpacked.
+    Deltas are computed for the rows of one panel after the other.
     """
-    if variant.weights.amx and active_bytes > _NEAR_BYTES and not op.multiply and not op.expand:
+    if op.expand or active_bytes <= _NEAR_BYTES:
+        return np.int64(1)
+    if op.facts_bytes or (variant.weights.amx and not op.multiply):
         return greater(1, lesser(_MOST_NEAR, _NEAR_BYTES // panel_bytes))
     return np.int64(1)
 
@@ -197,7 +202,7 @@ def count_near_panels(variant, op, active_bytes, panel_bytes):
 def row_and_panel_bytes(variant, op):
     """Return the bytes of an input row of a linear layer, and of a panel of its weights."""
     if op.multiply:
-        return op.inputs // BLOCK_INPUTS * op.active_bytes, op.panel_bytes
+        return op.inputs // BLOCK_INPUTS * op.active_bytes + op.facts_bytes, op.panel_bytes
     inputs = op.inputs
     if op.span:
         inputs = op.span
@@ -231,11 +236,21 @@ def count_tiles(variant, rows):
 
 
 @kernel
-def multiply_quantised(op, rows, row, inputs, stride, weights, sums):
-    """Multiply some of the `rows` from `row` on with a panel as stored; return how many."""
-    taken = lesser(rows - row, ROWS)
+def count_rows_at_once(op):
+    """Return how many rows are multiplied with a panel as stored at once: without adapters, their
+    room is free as well. Units begin and end anew for every call.
+    """
+    if op.expand:
+        return np.int64(ROWS)
+    return np.int64(ROWS + DELTAS)
+
+
+@kernel
+def multiply_quantised(op, rows, row, at_once, inputs, stride, weights, sums):
+    """Multiply `at_once` of the `rows` from `row` on with a panel as stored; return how many."""
+    taken = lesser(rows - row, at_once)
     mode = np.int64(UNPACK_FOR_MANY)
-    if row:  # the panel has been unpacked for the first `ROWS` rows
+    if row:  # the panel has been unpacked for the first rows
         mode = np.int64(UNPACKED)
     room = sums + (ROWS + DELTAS) * 4 * PANEL
     call_panel_kernel(

@@ -60,5 +60,18 @@ SIGNED_8: Final = StoredKind(
     ),
     read_groups,
 )
+# `SIGNED_8` for a matrix unit that multiplies bytes.
+SIGNED_BY_ROWS: Final = StoredKind(
+    Kind(
+        "int8 by rows",
+        8,
+        scale=("scale",),
+        zero=128,
+        span_head=(Field("scale", "f4"), Field("starts", "i4")),
+        head=(),
+        by_rows=True,
+    ),
+    read_groups,
+)
 # By the bits of a code in a panel.
 LOWERED: Final = {bits: _lowered(bits) for bits in (4, 5, 6, 8)}

@@ -29,8 +29,8 @@ Array = NDArray[Any]
 BLOCK_INPUTS = 32
 MOST_ZERO = 128  # the largest zero code
 # Numbers in a head: float16, float32, signed and unsigned bytes; "e8": the exponent of a power of
-# two, with float32's bias.
-Number = Literal["f2", "f4", "i1", "u1", "e8"]
+# two, with float32's bias; "i4": int32.
+Number = Literal["f2", "f4", "i1", "u1", "e8", "i4"]
 # What codes are if not integers. 4 bits: one of 16 numbers in a table before the panel. 8 bits:
 # sign, four exponent bits and three fraction bits. Unpacked codes of 16 or 32 bits are the number
 # to multiply: bfloat16 or float32. Codebooks of EXL3: numbers of what a code and the codes before
@@ -43,7 +43,7 @@ _TABLE_BYTES = 96
 # The order of four inputs of an output in the bytes of a word, for floating-point codes: every
 # second byte belongs to neighbouring inputs.
 FLOATING_ORDER = (0, 2, 1, 3)
-_BYTES: dict[Number, int] = {"f2": 2, "f4": 4, "i1": 1, "u1": 1, "e8": 1}
+_BYTES: dict[Number, int] = {"f2": 2, "f4": 4, "i1": 1, "u1": 1, "e8": 1, "i4": 4}
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +82,9 @@ class Kind:
     table: tuple[int, ...] = ()
     largest: int = 0  # the largest code; 0: all `bits` set
     floating: Floating | None = None  # None: codes are integers
+    # Whether activations of a whole row share a scale, see `kernels/quantised/digits.py`. Codes are
+    # then stored signed, and the last numbers of a span's head are what its sums start from.
+    by_rows: bool = False
 
     @property
     def zero_code(self) -> int:
@@ -165,6 +168,9 @@ def unpacked(kind: Kind, raised: int, active_bits: int) -> Kind:
     )
 
 
+# What is added to the digits of activations to make them unsigned, see `Kind.by_rows`.
+DIGIT_ZERO = 128
+FACTS_BYTES = 64  # after the digits of a row: their scale, float32, and nothing
 # After the 32 activations of a block: their scale, their sum (float32), and -`MOST_ZERO` times the
 # sum of their integers: of all, of the first and of the second half (int32).
 _FACTS_BYTES = 20
@@ -205,6 +211,8 @@ def fill_panels(panels: NDArray[np.uint8], kind: Kind, given: Codes, span: int) 
         panels[:count, : kind.table_bytes] = _table(given.table)
     spans = panels[:count, kind.table_bytes :].reshape(count, inputs // span, -1)  # a view
     blocks = spans[:, :, kind.span_bytes :].reshape(*spans.shape[:2], -1, kind.block_bytes)  # views
+    if kind.by_rows:
+        given = _signed(given, span)
     _fill_head(spans, kind.span_head, given)
     _fill_head(blocks, kind.head, given)
     codes = given.codes
@@ -214,6 +222,14 @@ def fill_panels(panels: NDArray[np.uint8], kind: Kind, given: Codes, span: int) 
     if kind.floating:
         codes = codes.reshape(outputs, -1, 4)[..., FLOATING_ORDER].reshape(outputs, inputs)
     _fill_codes(blocks[..., kind.head_bytes :], kind.bits, _whole(codes))
+
+
+def _signed(given: Codes, span: int) -> Codes:
+    """Return codes less their zero, as bytes, with what the sums of spans start from: "starts"."""
+    codes = given.codes ^ np.uint8(MOST_ZERO)
+    spans = codes.view(np.int8).reshape(len(codes), -1, span)
+    starts = -DIGIT_ZERO * spans.sum(axis=2, dtype=np.int32)
+    return Codes(codes, {**given.numbers, "starts": starts})
 
 
 def _table(numbers: NDArray[np.float32]) -> NDArray[np.uint8]:

@@ -26,6 +26,7 @@ from tgi_trio.shard.cpu_backend.kinds.groups import (
     GROUPS_OF_8,
     LOWERED,
     SIGNED_8,
+    SIGNED_BY_ROWS,
 )
 from tgi_trio.shard.cpu_backend.kinds.kind import BLOCK_INPUTS, CODEBOOKS, Array, StoredKind
 from tgi_trio.shard.cpu_backend.kinds.nvfp4 import NVFP4
@@ -68,8 +69,16 @@ KINDS: Final[Mapping[str, StoredKind]] = {
 _MOST_PADDED: Final = 2
 
 
-def find_packing(matrix: StoredMatrix) -> Packing | None:
-    """Return how a matrix is packed, or None: the kernels cannot multiply it as stored."""
+# Inputs of a span whose sums of products of bytes surely fit into 32 bits.
+_LONGEST_BY_ROWS: Final = 1 << 16
+
+
+def find_packing(matrix: StoredMatrix, *, int8_by_rows: bool = False) -> Packing | None:
+    """Return how a matrix is packed, or None: the kernels cannot multiply it as stored.
+
+    `int8_by_rows`: codes of 8 bits without zero points are multiplied with activations that share a
+    scale for each row, where spans are whole registers of a matrix unit.
+    """
     coding = matrix.coding
     ordered = coding == "affine in any order"
     several = coding.removesuffix(" in any order") in ("affine", "lowered", *CODEBOOKS)
@@ -90,6 +99,8 @@ def find_packing(matrix: StoredMatrix) -> Packing | None:
     if ordered:
         return _sorted(stored, inputs, _shared(matrix, "groups"))
     span = math.gcd(inputs, group)
+    if int8_by_rows and stored is SIGNED_8 and span % 64 == 0 and span <= _LONGEST_BY_ROWS:
+        stored = SIGNED_BY_ROWS
     if span % BLOCK_INPUTS:
         return _sorted(stored, inputs, np.arange(inputs) // group, table)
     return Packing(stored, span, repeats=group // span, table=table)

@@ -276,7 +276,8 @@ class MixtureWriter:
         """Return how all these are packed as stored; None: they are dequantised."""
         source = self._writer.source
         parts = [part for each in linears for part in read_linear(source, each, every_unit).parts]
-        packing = self._writer.packing(parts)
+        # rows are those of tokens before they are arranged by expert
+        packing = self._writer.packing(parts, by_rows=False)
         apart = packing is not None and (packing.order or packing.kind.turned)
         return None if apart else packing
 

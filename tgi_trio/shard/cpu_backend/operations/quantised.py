@@ -21,6 +21,7 @@ _FORMS = {
     8: (Form.WHOLE_8, Buffer.WHOLE_8),
     16: (Form.WHOLE_16, Buffer.WHOLE_16),
 }
+_DIGITS = {8: (Form.DIGITS_8, Buffer.DIGITS), 16: (Form.DIGITS_16, Buffer.DIGITS)}
 _FLOATING_FORMS = {16: (Form.PAIRS, Buffer.FLOATS), 32: (Form.FLOATS, Buffer.FLOATS)}
 
 
@@ -64,12 +65,18 @@ class QuantisedOperations:
             for name, value in _fields(kernel, use.packing, inputs).items():
                 operation[name] = value
             if use.feeder is not None:
-                forms = _FLOATING_FORMS if use.packing.kind.floating else _FORMS
-                form, buffer = forms[kernel.multiplier.active_bits]
+                form, buffer = _forms(use.packing.kind)[kernel.multiplier.active_bits]
                 operation["source"] = buffer
                 operations[use.feeder]["forms"] |= form
             room = max(room, kernel.room_bytes(inputs))
         return room
+
+
+def _forms(kind: Kind) -> Mapping[int, tuple[Form, Buffer]]:
+    """Return the forms of activations that a kind is multiplied with, by their bits."""
+    if kind.floating:
+        return _FLOATING_FORMS
+    return _DIGITS if kind.by_rows else _FORMS
 
 
 def _describe(multiplier: Multiplier) -> str:
@@ -84,6 +91,7 @@ def _fields(kernel: PanelKernel, packing: Packing, inputs: int) -> dict[str, Any
     return {
         "multiply": kernel.code.address,
         "active_bytes": kernel.multiplier.active_bytes,
+        "facts_bytes": kernel.multiplier.facts_bytes,
         "panel_bytes": kind.panel_bytes(inputs, packing.span),
         "span_blocks": packing.span // BLOCK_INPUTS,
         "room_bytes": unpacked.block_bytes,

@@ -51,10 +51,18 @@ class OperationWriter:
     """
 
     def __init__(
-        self, source: Weights, packer: Packer, *, as_stored: bool, turns: bool, portion: Portion
+        self,
+        source: Weights,
+        packer: Packer,
+        *,
+        as_stored: bool,
+        turns: bool,
+        int8_by_rows: bool,
+        portion: Portion,
     ) -> None:
         """Hand weights to `packer`; `as_stored`: quantised weights are multiplied as stored if
-        there is a kernel for their kind, EXL3's with `turns`. `portion`: of every linear layer.
+        there is a kernel for their kind, EXL3's with `turns`. `int8_by_rows`: as for
+        `find_packing`. `portion`: of every linear layer.
         """
         self.portion = portion
         self.sums: list[tuple[int, Buffer]] = []
@@ -69,6 +77,7 @@ class OperationWriter:
         self._packer = packer
         self._as_stored = as_stored
         self._turns = turns
+        self._int8_by_rows = int8_by_rows
         self._packed: dict[Any, int] = {}  # addresses of packed codes, by their places in files
         # Those of numbers and their scales that layers share, by the names of the matrices.
         self._numbers: dict[Any, tuple[int, int]] = {}
@@ -246,7 +255,8 @@ class OperationWriter:
         if packing is None:
             feeder["forms"] |= Form.PLAIN
             return
-        if feeder["forms"] & Form.WIDE or feeder["code"] not in _FEEDERS:
+        apart = packing.kind.by_rows or feeder["code"] not in _FEEDERS
+        if apart or feeder["forms"] & Form.WIDE:
             feeder["forms"] |= Form.WIDE
             if feeder["code"] in _LEAVE_UNSORTED:
                 source = Buffer.UNSORTED
@@ -287,16 +297,19 @@ class OperationWriter:
             self._packed[key] = self.keep(panels)
         return self._packed[key]
 
-    def packing(self, parts: Sequence[StoredMatrix]) -> Packing | None:
-        """Return how all these matrices can be packed as stored; None: not all alike."""
-        if not self._as_stored:
-            return None
-        found = {self.find(part) for part in parts}
+    def packing(self, parts: Sequence[StoredMatrix], *, by_rows: bool = True) -> Packing | None:
+        """Return how all these matrices can be packed as stored; None: not all alike.
+
+        `by_rows`: also as kinds whose activations share a scale in each row.
+        """
+        found = {self.find(part, by_rows=by_rows) for part in parts}
         return found.pop() if len(found) == 1 else None
 
-    def find(self, part: StoredMatrix) -> Packing | None:
-        """Return how a matrix can be packed as stored, or None."""
-        found = find_packing(part) if self._as_stored else None
+    def find(self, part: StoredMatrix, *, by_rows: bool = True) -> Packing | None:
+        """Return how a matrix can be packed as stored, or None; `by_rows` as for `packing`."""
+        if not self._as_stored:
+            return None
+        found = find_packing(part, int8_by_rows=by_rows and self._int8_by_rows)
         return None if found is not None and found.kind.turned and not self._turns else found
 
     def _runs(

@@ -14,7 +14,9 @@ from tgi_trio.shard.checkpoint.numbers import to_bfloat16, to_float32
 from tgi_trio.shard.cpu_backend.arena import address, allocate_zeroed
 from tgi_trio.shard.cpu_backend.kinds.kind import (
     BLOCK_INPUTS,
+    DIGIT_ZERO,
     E4M3_NO_NUMBER,
+    FACTS_BYTES,
     MOST_ZERO,
     Array,
     Codes,
@@ -64,6 +66,8 @@ def random_codes(
     for fields, each in ((kind.head, BLOCK_INPUTS), (kind.span_head, span)):
         for field in fields:
             shape = (outputs, inputs // each, *((field.parts,) if field.parts > 1 else ()))
+            if field.name == "starts":  # packing computes them
+                continue
             numbers[field.name] = _random_numbers(kind, field, shape, draw)
     if kind.floating == "e4m3":
         codes[codes & E4M3_NO_NUMBER == E4M3_NO_NUMBER] = 0
@@ -130,12 +134,31 @@ def follow_rings(kind: Kind, codes: NDArray[np.uint8]) -> Doubles:
 
 def store_rows(multiplier: Multiplier, x: NDArray[np.float32]) -> tuple[NDArray[np.uint8], Doubles]:
     """Return rows as a multiplier reads them, and their values after rounding; x [rows, in]."""
+    if multiplier.digits:
+        return store_digits(x, multiplier.digits)
     if not multiplier.kind.floating:
         return store_activations(x, multiplier.active_bits)
     given = to_bfloat16(x) if multiplier.active_bits == 16 else np.ascontiguousarray(x)
     stored = allocate_zeroed((len(x) + SPARE_ROWS, given.nbytes // len(x)))[: len(x)]
     stored[:] = given.view(np.uint8)
     return stored, to_float32(given).astype(np.float64)
+
+
+def store_digits(x: NDArray[np.float32], digits: int) -> tuple[NDArray[np.uint8], Doubles]:
+    """Return rows as bytes with a scale, and their values; x [rows, in]."""
+    rows, inputs = x.shape
+    limit = np.float32((1 << 8 * digits - 1) - 1)
+    most = np.abs(x).max(axis=1, keepdims=True)
+    with np.errstate(divide="ignore"):
+        inverse = np.where(most > 0, limit / most, np.float32(0))
+    whole, scale = np.rint(x * inverse).astype(np.int32), most / limit
+    unsigned = whole + (DIGIT_ZERO << 8 * (digits - 1))
+    stored = allocate_zeroed((rows + SPARE_ROWS, digits * inputs + FACTS_BYTES))[:rows]
+    for digit in range(digits):
+        place = slice(digit * inputs, (digit + 1) * inputs)
+        stored[:, place] = unsigned >> 8 * (digits - 1 - digit) & 255
+    stored[:, digits * inputs :][:, :4] = scale.view(np.uint8)
+    return stored, whole * scale.astype(np.float64)
 
 
 def store_activations(x: NDArray[np.float32], bits: int) -> tuple[NDArray[np.uint8], Doubles]:

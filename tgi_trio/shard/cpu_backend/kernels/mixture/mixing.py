@@ -17,6 +17,7 @@ from tgi_trio.shard.cpu_backend.kernels.adapters import call_adapter_kernel, fin
 from tgi_trio.shard.cpu_backend.kernels.arrays import ints_at
 from tgi_trio.shard.cpu_backend.kernels.linear import (
     bytes_ahead,
+    count_rows_at_once,
     multiply_quantised,
     multiply_rows,
     row_and_panel_bytes,
@@ -122,7 +123,9 @@ def multiply_expert(variant, step, op, mixture, group, panel, sums):
     while row < end:
         inputs = source + row * stride
         if op.multiply:
-            taken = multiply_quantised(op, end - first, row - first, inputs, stride, weights, sums)
+            taken = multiply_quantised(
+                op, end - first, row - first, count_rows_at_once(op), inputs, stride, weights, sums
+            )
         else:
             taken = multiply_rows(
                 variant, end - row, end - first <= variant.product_rows, inputs, stride, weights,

@@ -1,7 +1,7 @@
 """Activations quantised to integers: 32 of them share a scale; the largest becomes 127 (or 32767).
 
 A row is blocks of `kind.active_block_bytes`. 16-bit numbers are in the order in which the kernels
-widen codes: of four inputs 0 and 2, then 1 and 3.
+widen codes: of four inputs 0 and 2, then 1 and 3. Rows with one scale are in `digits.py`.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from tgi_trio.shard.cpu_backend.kernels.emit import (
     vector,
 )
 from tgi_trio.shard.cpu_backend.kernels.quantised.codes import BYTE, SHORT, offset
+from tgi_trio.shard.cpu_backend.kernels.quantised.digits import store_rows
 from tgi_trio.shard.cpu_backend.kernels.vectors import (
     load,
     load_float,
@@ -106,7 +107,7 @@ def store_a16(builder: Any, where: Any, first: Any, second: Any) -> Any:
     return _write(builder, where, [first, second], 16)
 
 
-PLAIN, EIGHT, SIXTEEN, WIDE, AS_FLOATS, PAIRS_OF = (
+PLAIN, EIGHT, SIXTEEN, WIDE, AS_FLOATS, PAIRS_OF, DIGITS_8, DIGITS_16 = (
     int(form)
     for form in (
         Form.PLAIN,
@@ -115,6 +116,8 @@ PLAIN, EIGHT, SIXTEEN, WIDE, AS_FLOATS, PAIRS_OF = (
         Form.WIDE,
         Form.FLOATS,
         Form.PAIRS,
+        Form.DIGITS_8,
+        Form.DIGITS_16,
     )
 )
 WHOLE_8, WHOLE_16, FLOATS_AT, UNSORTED = (
@@ -177,7 +180,12 @@ def quantise(variant, rank, step, op, scratch):
     each = op.inputs // BLOCK_INPUTS
     blocks = (step.wanted if op.wanted_only else step.tokens) * each
     source = step.buffers[op.source]
-    for block in range(blocks * rank // step.threads, blocks * (rank + 1) // step.threads):
+    first, end = blocks * rank // step.threads, blocks * (rank + 1) // step.threads
+    if op.forms & (DIGITS_8 | DIGITS_16):
+        store_rows(step, op, source, first, end)
+        if not op.forms & PLAIN:  # which adapters read
+            return
+    for block in range(first, end):
         place = block * BLOCK_INPUTS
         where = source + 4 * place
         if op.order:

@@ -4,7 +4,8 @@ Compiled for each kind apart from the step, and called by address. So a model of
 no other step, and kinds are compiled in parallel. Few rows are multiplied with the panel as stored:
 unpacking codes and the products use different execution units. For many rows
 (`Multiplier.least_unpacked`) the panel is unpacked once, into the thread's scratch memory, which
-stays in its cache. What a matrix unit multiplies as pairs of bfloat16 is in `pairs.py`.
+stays in its cache. What a matrix unit multiplies as pairs of bfloat16 is in `pairs.py`, and as
+bytes with activations of one scale in `digits.py`.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import numpy as np
 from tgi_trio.shard.cpu_backend.kernels import entry, kernel
 from tgi_trio.shard.cpu_backend.kernels.arrays import lesser
 from tgi_trio.shard.cpu_backend.kernels.quantised.blocks import add_block, unpack_block
+from tgi_trio.shard.cpu_backend.kernels.quantised.digits import multiply_digits
 from tgi_trio.shard.cpu_backend.kernels.quantised.matrix import multiply_as_matrix
 from tgi_trio.shard.cpu_backend.kernels.quantised.pairs import multiply_as_pairs
 from tgi_trio.shard.cpu_backend.kernels.tiles import store_tile, zeros
@@ -38,6 +40,15 @@ def multiply_panel(
     others. With 0 rows the panel is only unpacked. A tile may have more rows than are left: it
     reads beyond the last row of `inputs`, and writes as many rows of `sums`.
     """
+    if way.digits:
+        if rows:
+            multiply_digits(
+                way, rows, inputs, stride, weights, blocks, span_blocks, panel_bytes, mode, room,
+                sums,
+            )  # fmt: skip
+        else:
+            unpack_panel(way, weights, blocks, span_blocks, np.int64(way.signs), room)
+        return
     if way.pairs:
         if rows:
             multiply_as_pairs(
