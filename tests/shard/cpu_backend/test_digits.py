@@ -97,10 +97,10 @@ def draw_weights(inputs: int, span: int, outputs: int = PANEL) -> Codes:
 
 
 class Unit:
-    """A matrix unit of numpy's, on an array in place of memory, whose places are addresses."""
+    """A matrix unit of numpy's on an array in place of memory, whose places are addresses."""
 
-    def __init__(self, memory: NDArray[np.uint8], both: bool) -> None:
-        self.memory, self.both, self.height = memory, both, 0
+    def __init__(self, memory: NDArray[np.uint8]) -> None:
+        self.memory, self.height = memory, 0
         self.sums = np.zeros((2, 16, PANEL), np.int32)
 
     def configure(self, rows: int) -> None:
@@ -122,6 +122,18 @@ class Unit:
         for register in range(registers):
             target = self.memory[where + 2048 * register :][: 128 * self.height]
             target[:] = self.sums[register, : self.height].reshape(-1).view(np.uint8)
+
+    def add_four_inputs(self, way, tile, inputs: int, apart: int, weights: int) -> Any:
+        panel = self.memory[weights : weights + 128].view(np.int8).reshape(2, 16, 4)
+        for digit in range(way.digits):
+            x = self.memory[inputs + digit * apart :][:4].astype(np.int32)
+            tile[digit] += panel @ x
+        return tile
+
+    def store_tile(self, rows: int, columns: int, tile, where: int, stride: int) -> None:
+        for row in range(rows):
+            target = self.memory[where + row * stride :][: 64 * columns]
+            target[:] = np.ascontiguousarray(tile[row], np.int32).reshape(-1).view(np.uint8)
 
     def read_product(self, way: Multiplier, sums: int, head: int) -> NDArray[np.float32]:
         upper = self._ints(sums) + self._ints(head + 4 * PANEL)
@@ -161,10 +173,12 @@ def run_in_python(
     sums = np.full((rows + SPARE_ROWS + 16) * 4 * PANEL, 255, np.uint8)
     parts = [given.reshape(-1), panel.reshape(-1), room, sums]
     where = np.cumsum([0, *(len(part) for part in parts)])
-    unit = Unit(np.concatenate(parts), way.digits == 2)
+    unit = Unit(np.concatenate(parts))
     names: dict[str, Any] = {
         "configure_registers": unit.configure, "release_registers": lambda: None,
         "clear_sums": unit.clear, "add_products_of_bytes": unit.add, "store_sums": unit.store,
+        "zeros": lambda rows, columns: np.zeros((rows, columns, 16), np.int32),
+        "add_four_inputs": unit.add_four_inputs, "store_tile": unit.store_tile,
         "read_product": unit.read_product, "load": unit.load, "load_float": unit.load_float,
         "store": unit.write, "fma": multiply_add, "multiply": np.multiply,
         "fill": lambda value: np.full(16, value, np.float32),

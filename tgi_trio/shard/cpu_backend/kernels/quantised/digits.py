@@ -18,7 +18,8 @@ the sum of a span's weights, from which sums of upper digits start.
 
 A register of activations is 64 inputs of 16 rows, one of weights 64 inputs of half a panel, as
 packed: blocks of 32 inputs lie one after the other. For one digit, two registers of activations are
-32 rows; for two they are both digits of 16 rows. Sums of spans are scaled and added in order, so a
+32 rows; for two they are both digits of 16 rows. A single row is multiplied by vectors, which come
+to the same whole numbers. Sums of spans are scaled and added in order, so a
 row's results are the same to the bit among any others.
 """
 
@@ -47,7 +48,10 @@ from tgi_trio.shard.cpu_backend.kernels.emit import (
     load_as,
     none,
     operation,
+    pack,
+    splat,
     store_as,
+    unpack,
     vector,
 )
 from tgi_trio.shard.cpu_backend.kernels.matrix_unit import (
@@ -64,6 +68,7 @@ from tgi_trio.shard.cpu_backend.kernels.matrix_unit import (
 )
 from tgi_trio.shard.cpu_backend.kernels.quantised.codes import CODES
 from tgi_trio.shard.cpu_backend.kernels.quantised.multiplier import MultiplierType
+from tgi_trio.shard.cpu_backend.kernels.tiles import store_tile, zeros
 from tgi_trio.shard.cpu_backend.kernels.variant import CountType, count
 from tgi_trio.shard.cpu_backend.kernels.vectors import (
     fill,
@@ -90,6 +95,7 @@ _SHIFTING = 1.5 * 2**23  # the sum with it is rounded to an integer, in the lowe
 _BLOCK_BYTES = 4 * BLOCK_INPUTS  # of float32
 # Bytes that are prefetched ahead while memory sets the pace.
 _AHEAD = 8192
+_AHEAD_OF_ONE = 4608  # by vectors
 DIGITS, DIGITS_16 = int(Buffer.DIGITS), int(Form.DIGITS_16)
 
 
@@ -180,6 +186,9 @@ def multiply_digits(
 
     The arguments are those of `panels.multiply_panel`. `room`: for the products of a span.
     """
+    if rows == 1:
+        sum_row(way, inputs, weights, blocks, span_blocks, room, sums)
+        return
     at_once = np.int64(2 * HEIGHT // way.digits)
     # A single pass waits for memory; during several the next panel is read.
     ahead, pace = weights + _AHEAD, np.int64(_WEIGHTS_BYTES)
@@ -240,15 +249,46 @@ def sum_digits(
         store_sums(registers, room)
         last = first + span_blocks >= blocks
         for row in range(rows):
-            scale = np.float32(1)
-            if last:
-                scale = load_float(facts + row * stride)
-            for half in range(0, _STEP_BYTES, 4 * LANES):
-                place = sums + row * _STEP_BYTES + half
-                before = load(place) if first else fill(0.0)
-                product = read_product(way, room + row * _STEP_BYTES + half, head + half)
-                value = fma(product, load(head + half), before)
-                store(place, multiply(value, fill(scale)))
+            add_sums_of_span(
+                way, room + row * _STEP_BYTES, head, first, last, facts + row * stride,
+                sums + row * _STEP_BYTES,
+            )  # fmt: skip
+
+
+@kernel
+def add_sums_of_span(way, products, head, first, last, facts, sums):
+    """Add a row's products of a span to `sums`, of which they are the first if `first` is 0.
+
+    `head`: of the span. The sums are complete with those of the `last` span.
+    """
+    scale = np.float32(1)
+    if last:
+        scale = load_float(facts)
+    for half in range(0, _STEP_BYTES, 4 * LANES):
+        before = load(sums + half) if first else fill(0.0)
+        value = fma(read_product(way, products + half, head + half), load(head + half), before)
+        store(sums + half, multiply(value, fill(scale)))
+
+
+@kernel
+def sum_row(way, inputs, weights, blocks, span_blocks, room, sums):
+    """sums[32] = a row of inputs x a panel, by vectors: the unit would begin and end for nothing.
+
+    Its sums are the same whole numbers.
+    """
+    apart = blocks * BLOCK_INPUTS
+    facts = inputs + way.digits * apart
+    for first in range(0, blocks, span_blocks):
+        head, tile = weights, zeros(count(way.digits), count(2))
+        weights += way.span_bytes
+        for _ in range(span_blocks * BLOCK_INPUTS // 4):
+            prefetch_near(weights + _AHEAD_OF_ONE)
+            prefetch_near(weights + _AHEAD_OF_ONE + _LINE)
+            tile = add_four_inputs(way, tile, inputs, apart, weights)
+            inputs += 4
+            weights += _STEP_BYTES
+        store_tile(count(way.digits), count(2), tile, room, HEIGHT * _STEP_BYTES)
+        add_sums_of_span(way, room, head, first, first + span_blocks >= blocks, facts, sums)
 
 
 @intrinsic
@@ -279,6 +319,36 @@ def add_products_of_bytes(
         return none()
 
     return types.none(registers, *[types.int64] * 4), emit
+
+
+@intrinsic
+def add_four_inputs(
+    multiplier: MultiplierType,
+    tile: types.UniTuple,
+    inputs: types.Integer,
+    apart: types.Integer,
+    weights: types.Integer,
+) -> Any:
+    """Return a tile of whole numbers, a row for each digit, + four inputs x both halves of a panel.
+
+    `apart`: bytes between the digits of an input.
+    """
+
+    def emit(builder: Any, signature: Any, values: Any) -> Any:
+        _, tile_value, first, between, panel = values
+        sums = unpack(builder, tile_value, tile.count)
+        halves = [load_as(builder, builder.add(panel, I64(_LINE * i)), INTS) for i in range(2)]
+        for digit in range(multiplier.multiplier.digits):
+            place = builder.add(first, between) if digit else first
+            x = splat(builder, load_as(builder, place, I32, 1), INTS)
+            for half, codes in enumerate(halves):
+                i = 2 * digit + half
+                total = builder.bitcast(sums[i], INTS)
+                total = call(builder, "llvm.x86.avx512.vpdpbusd.512", INTS, total, x, codes)
+                sums[i] = builder.bitcast(total, FLOATS)
+        return pack(builder, sums)
+
+    return tile(multiplier, tile, *[types.int64] * 3), emit
 
 
 @intrinsic
