@@ -72,26 +72,27 @@ def multiply_as_pairs(
     if way.alone and rows == 1 and mode != UNPACKED and not kept:
         sum_row(way, inputs, weights, blocks, span_blocks, room, sums)
         return
-    prefetched = np.int64(0)  # bytes of the next panel, with each block of rows 32 to 63
-    if kept:
-        prefetched = (panel_bytes // blocks + _LINE - 1) // _LINE * _LINE
+    prepare_registers(rows)
+    # Once the panel has been unpacked, memory is free to read the next one.
+    ahead, prefetched = weights + panel_bytes, np.int64(0)  # bytes with each block
+    if kept and rows > _ROWS:
+        prefetched = (panel_bytes // ((rows - 1) // _ROWS * blocks) + _LINE - 1) // _LINE * _LINE
     for row in range(0, rows, _ROWS):
         left = lesser(rows - row, _ROWS)
         fresh = mode != UNPACKED and (row == 0 or not kept)
         x, target = inputs + row * stride, sums + row * _ROW
-        prepare_registers(left)
         if left > HEIGHT:
             sum_spans(
                 way, count(2), left, x, stride, weights, blocks, span_blocks, fresh,
-                kept or not fresh, weights + panel_bytes, prefetched, room, target,
+                kept or not fresh, ahead, prefetched, room, target,
             )  # fmt: skip
         else:
             sum_spans(
                 way, count(1), left, x, stride, weights, blocks, span_blocks, fresh,
-                kept or not fresh, weights + panel_bytes, prefetched, room, target,
+                kept or not fresh, ahead, prefetched, room, target,
             )  # fmt: skip
         if not fresh:
-            prefetched = np.int64(0)
+            ahead += blocks * prefetched
     release_registers()
 
 
