@@ -42,8 +42,9 @@ AMX = pytest.mark.skipif(
 )
 # A single row, a register that is not full, one, and what follows one, two and four.
 ROWS = (1, 5, 16, 17, 32, 33, 64, 70)
-# Inputs and the inputs of a span: all, whole turns of blocks, spans that end within one.
-SPANS = ((32, 32), (96, 96), (320, 160), (512, 128), (384, 64), (256, 32))
+# Inputs and the inputs of a span: all, whole turns of blocks, spans that end within one, and whose
+# last is shorter.
+SPANS = ((32, 32), (96, 96), (320, 160), (512, 128), (384, 64), (256, 32), (320, 128), (160, 96))
 
 
 def way_of(name: str) -> Multiplier:
@@ -66,13 +67,13 @@ class Unit(MatrixUnit):
         self.way, self.unpacked = way, 0
         numbers = E4M3_NUMBERS[weights.codes]
         self.numbers = to_bfloat16(numbers).reshape(PANEL, -1, BLOCK_INPUTS // 2, 2)
-        self.scales = weights.numbers["scale"].repeat(span // BLOCK_INPUTS, 1)
+        scales = weights.numbers["scale"].repeat(span // BLOCK_INPUTS, 1)
+        self.scales = scales[:, : weights.codes.shape[1] // BLOCK_INPUTS]
 
     def unpack(self, way, table, span_head, block, flipped, target) -> None:
         """Write a block as `unpack_block` does; which one, its place and its head's tell."""
-        size, span = way.block_bytes, self.scales.shape[1] * BLOCK_INPUTS
-        number = self.unpacked
-        self.unpacked = (number + 1) % (span // BLOCK_INPUTS)
+        size, number = way.block_bytes, self.unpacked
+        self.unpacked = (number + 1) % self.scales.shape[1]
         first = self.memory[block : block + size].view(np.uint8)
         stored = first.reshape(8, PANEL, 4)[:, :, [0, 2, 1, 3]]
         codes = stored.swapaxes(0, 1).reshape(PANEL, BLOCK_INPUTS)

@@ -75,7 +75,8 @@ AMX = pytest.mark.skipif(not multiplies_codes(), reason="needs a processor with 
 KIND = SIGNED_BY_ROWS.kind
 # A single row, a register that is not full, one, and what follows one, two and four.
 ROWS = (1, 5, 16, 17, 32, 33, 64, 70)
-SPANS = ((64, 64), (320, 320), (512, 128), (192, 64))  # inputs, and those of a span
+# Inputs and the inputs of a span: all, some, and with a last span that is shorter.
+SPANS = ((64, 64), (320, 320), (512, 128), (192, 64), (320, 128))
 BITS = (8, 16)
 FORMS = {8: Form.DIGITS_8, 16: Form.DIGITS_16}
 

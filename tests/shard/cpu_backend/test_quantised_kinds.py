@@ -50,7 +50,10 @@ def kernel(name: str, active_bits: int, dot: bool = False) -> PanelKernel:
 
 
 def spans(kind: Kind) -> list[int]:
-    return [kind.span] if kind.span > 0 else [32, 64, 128]
+    """Return the inputs of spans to be tried; of 512 inputs the last of 192 is shorter."""
+    if kind.span:
+        return [kind.span] if kind.span > 0 else [32, 64, 128]
+    return [32, 64, 128, 192]
 
 
 def unpack(name: str, weights: Codes, span: int) -> tuple[np.ndarray, np.ndarray]:

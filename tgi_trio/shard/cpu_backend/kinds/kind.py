@@ -131,8 +131,10 @@ class Kind:
         return 255 if self.table else self.largest or (1 << self.bits) - 1
 
     def spans(self, inputs: int, span: int) -> int:
-        """Return how many spans of `span` inputs a panel has; 0 if the kind has no spans."""
-        return inputs // span if self.span_head else 0
+        """Return how many spans of `span` inputs a panel has, of which the last may have fewer; 0
+        if the kind has no spans.
+        """
+        return -(-inputs // span) if self.span_head else 0
 
     def panel_bytes(self, inputs: int, span: int) -> int:
         """Return the size of a panel whose spans are `span` inputs each."""
@@ -201,15 +203,29 @@ class StoredKind:
 def fill_panels(panels: NDArray[np.uint8], kind: Kind, given: Codes, span: int) -> None:
     """Write codes [out, in] into `panels` uint8 [out / 32, bytes of a panel], which is all zeros.
 
-    `span`: inputs of a span. Missing rows of the last panel stay 0, scales included, and so do
-    their results.
+    `span`: inputs of a span; the last may have fewer. Missing rows of the last panel stay 0, scales
+    included, and so do their results.
     """
     outputs, inputs = given.codes.shape
     count = math.ceil(outputs / PANEL)
     span = span if kind.span_head else inputs
     if given.table is not None:
         panels[:count, : kind.table_bytes] = _table(given.table)
-    spans = panels[:count, kind.table_bytes :].reshape(count, inputs // span, -1)  # a view
+    whole = inputs // span * span
+    middle = kind.panel_bytes(whole, span)
+    if whole < inputs:  # the numbers of such kinds are those of spans
+        last = {name: values[:, -1:] for name, values in given.numbers.items()}
+        rest = Codes(given.codes[:, whole:], last)
+        _fill_spans(panels[:count, middle:], kind, rest, inputs - whole)
+        numbers = {name: values[:, :-1] for name, values in given.numbers.items()}
+        given = Codes(given.codes[:, :whole], numbers)
+    _fill_spans(panels[:count, kind.table_bytes : middle], kind, given, span)
+
+
+def _fill_spans(panels: NDArray[np.uint8], kind: Kind, given: Codes, span: int) -> None:
+    """Fill a part of panels that has spans of one size."""
+    (outputs, inputs), count = given.codes.shape, len(panels)
+    spans = panels.reshape(count, inputs // span, -1)  # a view
     blocks = spans[:, :, kind.span_bytes :].reshape(*spans.shape[:2], -1, kind.block_bytes)  # views
     if kind.by_rows:
         given = _signed(given, span)

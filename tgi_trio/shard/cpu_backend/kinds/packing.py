@@ -15,8 +15,7 @@ class Packing:
     """How a matrix is packed; matrices packed alike can share an operation."""
 
     stored: StoredKind
-    span: int  # inputs of a span
-    repeats: int = 1  # spans per group, for a group that does not divide the inputs
+    span: int  # inputs of a span, of which the last may have fewer
     # int32 [inputs of a panel]: the matrix input at each place; -1: padding, a code of 0. It makes
     # spans of groups with arbitrary inputs, or whose size is not a multiple of a block. b"": as
     # stored.
@@ -38,13 +37,6 @@ class Packing:
 
     def arrange(self, codes: Codes) -> Codes:
         """Return codes, as read from a matrix, in the order and spans of panels."""
-        if self.repeats > 1:
-            spans = codes.codes.shape[1] // self.span
-            numbers = {
-                name: np.repeat(values, self.repeats, axis=1)[:, :spans]
-                for name, values in codes.numbers.items()
-            }
-            return Codes(codes.codes, numbers, codes.table)
         if not self.order:
             return codes
         sources = self.sources

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Final
 
@@ -69,6 +68,7 @@ KINDS: Final[Mapping[str, StoredKind]] = {
 _MOST_PADDED: Final = 2
 
 
+_REGISTER: Final = 64  # inputs in a register of a matrix unit for bytes
 # Inputs of a span whose sums of products of bytes surely fit into 32 bits.
 _LONGEST_BY_ROWS: Final = 1 << 16
 
@@ -98,12 +98,12 @@ def find_packing(matrix: StoredMatrix, *, int8_by_rows: bool = False) -> Packing
         table = _shared(matrix, "table").tobytes()
     if ordered:
         return _sorted(stored, inputs, _shared(matrix, "groups"))
-    span = math.gcd(inputs, group)
-    if int8_by_rows and stored is SIGNED_8 and span % 64 == 0 and span <= _LONGEST_BY_ROWS:
-        stored = SIGNED_BY_ROWS
-    if span % BLOCK_INPUTS:
+    if group % BLOCK_INPUTS:
         return _sorted(stored, inputs, np.arange(inputs) // group, table)
-    return Packing(stored, span, repeats=group // span, table=table)
+    whole = inputs % _REGISTER == 0 and group % _REGISTER == 0 and group <= _LONGEST_BY_ROWS
+    if int8_by_rows and stored is SIGNED_8 and whole:
+        stored = SIGNED_BY_ROWS
+    return Packing(stored, group, table=table)
 
 
 def _shared(matrix: StoredMatrix, plane: str) -> Array:

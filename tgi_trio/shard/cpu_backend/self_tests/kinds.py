@@ -65,7 +65,7 @@ def random_codes(
     numbers = {}
     for fields, each in ((kind.head, BLOCK_INPUTS), (kind.span_head, span)):
         for field in fields:
-            shape = (outputs, inputs // each, *((field.parts,) if field.parts > 1 else ()))
+            shape = (outputs, -(-inputs // each), *((field.parts,) if field.parts > 1 else ()))
             if field.name == "starts":  # packing computes them
                 continue
             numbers[field.name] = _random_numbers(kind, field, shape, draw)
@@ -101,7 +101,8 @@ def dequantise(kind: Kind, weights: Codes, span: int) -> Doubles:
             values = numbers.astype(np.float64).reshape(outputs, -1)
             if field.number == "e8":
                 values = np.exp2(values - 127)
-            result *= np.repeat(values, inputs // values.shape[1], axis=1)
+            each = span if values.shape[1] == -(-inputs // span) else inputs // values.shape[1]
+            result *= np.repeat(values, each, axis=1)[:, :inputs]
         return result
 
     table: Array | None = np.asarray(kind.table) if kind.table else weights.table

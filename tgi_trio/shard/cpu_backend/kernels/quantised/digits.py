@@ -236,7 +236,7 @@ def sum_digits(
         head = weights
         weights += way.span_bytes
         clear_sums(registers)
-        for _ in range(span_blocks // 2):
+        for _ in range(lesser(span_blocks, blocks - first) // 2):
             for i in range(0, pace, _LINE):
                 prefetch(ahead + i)
             if alone:
@@ -281,7 +281,7 @@ def sum_row(way, inputs, weights, blocks, span_blocks, room, sums):
     for first in range(0, blocks, span_blocks):
         head, tile = weights, zeros(count(way.digits), count(2))
         weights += way.span_bytes
-        for _ in range(span_blocks * BLOCK_INPUTS // 4):
+        for _ in range(lesser(span_blocks, blocks - first) * BLOCK_INPUTS // 4):
             prefetch_near(weights + _AHEAD_OF_ONE)
             prefetch_near(weights + _AHEAD_OF_ONE + _LINE)
             tile = add_four_inputs(way, tile, inputs, apart, weights)

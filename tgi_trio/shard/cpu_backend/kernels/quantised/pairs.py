@@ -129,7 +129,7 @@ def sum_spans(
                     prefetch_near(weights + _AHEAD + line)
                 unpack_block(way, table, span_head, weights, np.int64(0), unpacked + i * size)
                 weights += way.block_bytes
-        for _ in range(some):
+        for i in range(some):
             if not fresh:
                 for line in range(0, prefetched, _LINE):
                     prefetch(ahead + line)
@@ -139,7 +139,7 @@ def sum_spans(
             add_products(registers, inputs, stride, unpacked + way.unpacked.head_bytes)
             inputs += _LINE
             added += 1
-            if added == span_blocks:
+            if added == span_blocks or first + i + 1 == blocks:
                 store_sums(registers, products)
                 add_scaled(rows, products, unpacked, sums)
                 added = np.int64(0)
@@ -164,10 +164,10 @@ def sum_row(way, inputs, weights, blocks, span_blocks, room, sums):
         store(room + 2 * i, load_half(inputs + i))
     total, table = zeros(one, both), weights
     weights += way.table_bytes
-    for _ in range(blocks // span_blocks):
+    for first in range(0, blocks, span_blocks):
         span_head, span = weights, zeros(one, both)
         weights += way.span_bytes
-        for _ in range(span_blocks):
+        for _ in range(lesser(span_blocks, blocks - first)):
             for i in range(0, way.block_bytes, _LINE):
                 prefetch_near(weights + _AHEAD_OF_ONE + i)
             span = add_unscaled(way, span, table, weights, room)

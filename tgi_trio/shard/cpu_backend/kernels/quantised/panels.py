@@ -36,9 +36,9 @@ def multiply_panel(
     """sums[rows, 32] = inputs[rows, 32 * blocks] x one panel at `weights`.
 
     `inputs`: blocks of quantised activations, whose rows are `stride` bytes apart. `span_blocks`:
-    blocks of a span. `room`: for an unpacked panel, used as `mode` says: see `DIRECT` and the
-    others. With 0 rows the panel is only unpacked. A tile may have more rows than are left: it
-    reads beyond the last row of `inputs`, and writes as many rows of `sums`.
+    blocks of a span; the last may have fewer. `room`: for an unpacked panel, used as `mode` says:
+    see `DIRECT` and the others. With 0 rows the panel is only unpacked. A tile may have more rows
+    than are left: it reads beyond the last row of `inputs`, and writes as many rows of `sums`.
     """
     if way.digits:
         if rows:
@@ -135,12 +135,12 @@ def sum_blocks(
     weights += way.table_bytes
     if not way.span_bytes:
         span_blocks = blocks
-    for _ in range(blocks // span_blocks):
+    for first in range(0, blocks, span_blocks):
         span_head = weights
         weights += way.span_bytes
         if number(columns) == 2:  # it prefetches what it reads, heads as well
             ahead += way.span_bytes
-        for _ in range(span_blocks):
+        for _ in range(lesser(span_blocks, blocks - first)):
             for i in range(0, pace, _LINE):
                 if number(columns) == 2:
                     prefetch_near(ahead + i)
