@@ -89,9 +89,9 @@ FLAGS: Final[tuple[tuple[str, tuple[Flag, ...]], ...]] = (
             Flag(
                 "activations",
                 "bits",
-                "bits of what quantised weights are multiplied by, 8 or 16: 8 is faster;"
-                " on a device for int8 and FP8 weights alone",
-                "8 by the CPU kernels, else 16",
+                "bits of what quantised weights are multiplied by, 8 or 16: 8 is faster; on a"
+                " device for int8 and FP8 weights alone; FP8, NF4 and the like: see docs/models.md",
+                "by the CPU kernels 8, or what a matrix unit is as fast with; else 16",
             ),
             Flag(
                 "batch-invariant",

@@ -44,7 +44,8 @@ class ShardOptions:
 
     quantize: str | None = None  # of QUANTIZATIONS; None in `Settings`: weights as stored
     kv_cache_dtype: str | None = None  # of KV_CACHE_DTYPES; None: the model's dtype
-    # Of ACTIVATIONS, for products with quantised weights; None: 8 in the CPU kernels, else 16.
+    # Of ACTIVATIONS, for products with quantised weights; None: in the CPU kernels 8, or what a
+    # matrix unit is as fast with, else 16.
     activations: int | None = None
     # A token's numbers are to the bit the same whatever else a step computes, on devices as well.
     batch_invariant: bool = False
