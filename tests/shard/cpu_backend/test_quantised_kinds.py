@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import platform
 from dataclasses import replace
 from functools import cache
 
@@ -11,10 +13,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tgi_trio.shard.checkpoint.formats.fp8 import E4M3_NUMBERS
 from tgi_trio.shard.cpu_backend.arena import address, allocate_zeroed
 from tgi_trio.shard.cpu_backend.instructions import find_multiplier, multiplies_pairs
 from tgi_trio.shard.cpu_backend.kinds.kind import BLOCK_INPUTS, Codes, Kind, fill_panels
 from tgi_trio.shard.cpu_backend.kinds.table import KINDS
+from tgi_trio.shard.cpu_backend.multiplier import Multiplier
 from tgi_trio.shard.cpu_backend.panel_kernel import PanelKernel, open_panel_kernel
 from tgi_trio.shard.cpu_backend.scratch_memory import ROWS
 from tgi_trio.shard.cpu_backend.self_tests.kinds import (
@@ -200,3 +204,36 @@ def test_the_self_test_finds_a_wrong_product(monkeypatch: pytest.MonkeyPatch) ->
     assert not HAS_PAIRS or find_fault(kernel("table", 8, dot=True)) is None
     wrong = PanelKernel(used.multiplier, replace(used.code, _call=lambda *arguments: 0))
     assert "q4_0 is" in str(find_fault(wrong))
+
+
+def ways_to_floats() -> list[Multiplier]:
+    """Return the ways to multiply e4m3 in float32 that this processor has."""
+    own = find_multiplier(ALL["e4m3"])
+    return [own] if not own.looks_up else [own, replace(own, looks_up=False)]
+
+
+@pytest.mark.parametrize("way", ways_to_floats(), ids=lambda way: f"looks up: {way.looks_up}")
+def test_all_numbers_of_e4m3_are_exact_in_float32(way: Multiplier) -> None:
+    """Those below the least exponent, too, and none becomes a subnormal number on the way.
+
+    That would be seen in the processor's flags, and would take a hundred times as long.
+    """
+    used = open_panel_kernel(way)
+    codes = np.delete(np.arange(256, dtype=np.uint8), [127, 255])
+    codes = np.concatenate([codes, codes[:2]]).reshape(PANEL, -1)  # two codes are repeated
+    codes = np.tile(codes, (1, BLOCK_INPUTS))[:, : BLOCK_INPUTS * codes.shape[1]]
+    scales = {"scale": np.ones((PANEL, 1), np.float32)}
+    weights = Codes(np.ascontiguousarray(codes), scales)
+    inputs = codes.shape[1]
+    libm, state = ctypes.CDLL(None), np.zeros(32, np.uint8)
+    for first in range(0, inputs, BLOCK_INPUTS):
+        one = np.zeros((BLOCK_INPUTS, inputs), np.float32)
+        one[:, first : first + BLOCK_INPUTS] = np.eye(BLOCK_INPUTS)
+        stored, _ = store_rows(way, one)
+        libm.fesetenv(ctypes.c_void_p(-1))  # the flags are cleared
+        found = multiply(used, weights, inputs, stored)
+        if platform.machine() == "x86_64":
+            libm.fegetenv(ctypes.c_void_p(state.ctypes.data))
+            assert not state[28] & 2, "an operand was subnormal"
+        expected = E4M3_NUMBERS[codes[:, first : first + BLOCK_INPUTS]].T
+        np.testing.assert_array_equal(found, expected)

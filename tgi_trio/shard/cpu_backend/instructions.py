@@ -106,7 +106,8 @@ def find_multiplier(kind: Kind, active_bits: int = 8, *, dot: bool = False) -> M
     half = has("f16c") or has("avx512f") or way == "neon"
     made = Multiplier(kind, active_bits, way, rows, half)
     if kind.floating:
-        return replace(made, matrix=active_bits == 16 and has_amx())
+        looks_up = active_bits == 32 and has("avx512vbmi")
+        return replace(made, matrix=active_bits == 16 and has_amx(), looks_up=looks_up)
     return replace(made, matrix=suits_code_unit(made) and multiplies_codes())
 
 

@@ -32,6 +32,7 @@ class Multiplier:
     rows: int  # most rows of a tile
     half: bool  # the machine has instructions to widen float16
     matrix: bool = False  # a matrix unit multiplies: codes with many rows, pairs with any number
+    looks_up: bool = False  # vectors look up 128 bytes at once (VBMI)
 
     @property
     def digits(self) -> int:
@@ -48,7 +49,8 @@ class Multiplier:
         """A name that identifies this multiplier among all."""
         half = "half" if self.half else "float"
         matrix = " matrix" if self.matrix else ""
-        return f"{self.kind.name} {self.active_bits} {self.dots} {self.rows} {half}{matrix}"
+        bytes_ = " bytes" if self.looks_up else ""
+        return f"{self.kind.name} {self.active_bits} {self.dots} {self.rows} {half}{matrix}{bytes_}"
 
     @property
     def raised(self) -> int:
