@@ -27,15 +27,16 @@ weights are multiplied by that stay as stored, and the log of a start says to wh
 - **int8 by a [matrix unit](cpu-backend.md#int8-by-the-matrix-unit)**, with one scale for an output
   or for 64 inputs or more, but in experts: 16 bits, with one scale for a token; with
   `--activations 8`, 8 bits.
-- **Other integers, NVFP4, and MXFP4 of GGUF files**: [8 bits](cpu-backend.md#quantised-weights-a-block),
-  with one scale for 32 inputs. With `--activations 16`, and where a processor has no dot product of
-  bytes for codes of 8 bits and of tables, 16 bits.
-- **FP8, MXFP8, NF4, FP4, MXFP4**: bfloat16 where a model is in bfloat16 and the processor multiplies
-  its pairs, whether `--activations 8` is given or not. Elsewhere, and with `--activations 16`, they
-  are not rounded.
+- **Other integers, NVFP4, and MXFP4 of GGUF files**:
+  [8 bits](cpu-backend.md#quantised-weights-a-block), with one scale for 32 inputs. With
+  `--activations 16`, and where a processor has no dot product of bytes for codes of 8 bits and of
+  tables, 16 bits.
+- **FP8, MXFP8, NF4, FP4, MXFP4**: bfloat16 where a model is in bfloat16 and the processor
+  multiplies its pairs, whether `--activations 8` is given or not. Elsewhere, and with
+  `--activations 16`, they are not rounded.
 - **EXL3**, and whatever is dequantised: as with plain weights, whatever the flag says.
-- **`--quantize eetq` and `bitsandbytes`**: in a bfloat16 model as int8 by a matrix unit, where there
-  is one. Elsewhere they are not rounded, unless the flag asks for 8 or 16 bits.
+- **`--quantize eetq` and `bitsandbytes`**: in a bfloat16 model as int8 by a matrix unit, where
+  there is one. Elsewhere they are not rounded, unless the flag asks for 8 or 16 bits.
 
 BitNet's models are trained with activations of 8 bits that have one scale for a token, and
 `transformers` computes them so. Torch leaves activations as they are, and the CPU kernels round
