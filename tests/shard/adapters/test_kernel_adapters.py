@@ -42,7 +42,7 @@ from tests.shard.torch_backend.models_support import (
     run,
     sequences,
 )
-from tgi_trio.shard.cpu_backend.instructions import has_amx, has_dot, list_pairs
+from tgi_trio.shard.cpu_backend.instructions import has_amx, has_dot, list_pairs, multiplies_codes
 from tgi_trio.shard.cpu_backend.weight_layout import Pairs
 from tgi_trio.testing.tiny_families import GEMMA3N_SPARSE
 
@@ -297,7 +297,7 @@ def test_others_adapters_change_no_bit(llama: Path, tmp_path: Path, pairs: Pairs
         assert not torch.equal(found[0][1], found[3][1])
 
 
-@pytest.mark.parametrize("quantize", ["eetq", "q4_0", "q8_0"])
+@pytest.mark.parametrize("quantize", ["eetq", "eetq by rows", "q4_0", "q8_0"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("dora", [False, True], ids=["plain", "dora"])
 def test_quantised_bases(
@@ -309,14 +309,24 @@ def test_quantised_bases(
     """
     base = checkpoint("llama", hidden_size=128, head_dim=32, intermediate_size=256)
     folder = write_adapter(base, tmp_path / "a", r=4, use_dora=dora)
+    by_rows = quantize.endswith("by rows")
+    if by_rows and not multiplies_codes():
+        pytest.skip("this machine has no matrix unit for bytes")
+    quantize = quantize.removesuffix(" by rows")
     reference, recorder = load(base, quantize=quantize, max_lora_rank=4)
     install(reference, 1, folder)
     run(reference, adapted(sequences([PROMPTS[5]] * 3, new=1), [0, 1, 1]))
     wanted = [recorder.logits(i) for i in range(3)]
-    int8, pairs = quantize == "eetq", list_pairs()[0]
-    rounded = None if int8 else quantize
-    with cpu_runner(base, dtype, int8=int8, quantize=rounded, pairs=pairs, max_lora_rank=4) as pair:
-        runner, recorder = pair
+    int8 = quantize == "eetq" and not by_rows
+    with cpu_runner(
+        base,
+        dtype,
+        int8=int8,
+        int8_by_rows=by_rows,
+        quantize=None if int8 else quantize,
+        pairs=list_pairs()[0],
+        max_lora_rank=4,
+    ) as (runner, recorder):
         install(runner, 1, folder)
         run(runner, adapted(sequences([PROMPTS[5]] * 3, new=1), [0, 1, 1]))
         found = [recorder.logits(i) for i in range(3)]
