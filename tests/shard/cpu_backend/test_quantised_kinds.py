@@ -219,11 +219,10 @@ def test_all_numbers_of_e4m3_are_exact_in_float32(way: Multiplier) -> None:
     That would be seen in the processor's flags, and would take a hundred times as long.
     """
     used = open_panel_kernel(way)
-    codes = np.delete(np.arange(256, dtype=np.uint8), [127, 255])
-    codes = np.concatenate([codes, codes[:2]]).reshape(PANEL, -1)  # two codes are repeated
-    codes = np.tile(codes, (1, BLOCK_INPUTS))[:, : BLOCK_INPUTS * codes.shape[1]]
-    scales = {"scale": np.ones((PANEL, 1), np.float32)}
-    weights = Codes(np.ascontiguousarray(codes), scales)
+    every = np.delete(np.arange(256, dtype=np.uint8), [127, 255])
+    own = np.concatenate([every, every[:2]]).reshape(PANEL, -1)  # two codes are repeated
+    codes = np.tile(own, (1, BLOCK_INPUTS))
+    weights = Codes(codes, {"scale": np.ones((PANEL, 1), np.float32)})
     inputs = codes.shape[1]
     libm, state = ctypes.CDLL(None), np.zeros(32, np.uint8)
     for first in range(0, inputs, BLOCK_INPUTS):
