@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.shard.cpu_backend.kernel_support import FITTING, cpu_runner
+from tests.shard.cpu_backend.kernel_support import FITTING, LLAMA, cpu_runner, meets_subnormals
 from tests.shard.torch_backend.models_support import load as load_torch
 from tests.shard.torch_backend.models_support import prompts, run, sequences
 from tests.shard.torch_backend.test_kv_dtype import with_scales
@@ -21,7 +21,7 @@ from tgi_trio.shard.backend import load_runner
 from tgi_trio.shard.cpu_backend.arena import address
 from tgi_trio.shard.cpu_backend.instructions import find_variant
 from tgi_trio.shard.cpu_backend.kernels import entry
-from tgi_trio.shard.cpu_backend.kernels.vectors import load, store_stored
+from tgi_trio.shard.cpu_backend.kernels.vectors import load, load_stored, store, store_stored
 from tgi_trio.shard.cpu_backend.machine_code.entry import open_kernel
 from tgi_trio.shard.cpu_backend.weight_layout import EIGHT_BITS, CacheNumbers
 from tgi_trio.shard.torch_backend.kv_cache import EIGHT_BITS as BY_TORCH
@@ -37,6 +37,23 @@ SCALES = (0.125, 0.5)
 def round_all(variant: Any, source: int, target: int, count: int) -> None:
     for i in range(0, count, 16):
         store_stored(variant.cache, target + i, load(source + 4 * i))
+
+
+@entry
+def widen_all(variant: Any, source: int, target: int, count: int) -> None:
+    for i in range(0, count, 16):
+        store(target + 4 * i, load_stored(variant.cache, source + i))
+
+
+@words
+def test_all_bytes_become_exact_numbers(word: str) -> None:
+    """Also those below the least exponent, and none is a subnormal number on the way."""
+    numbers = torch.arange(256, dtype=torch.uint8).view(BY_TORCH[word]).float().numpy()
+    given, found = np.arange(256, dtype=np.uint8), np.zeros(256, np.float32)
+    code = open_kernel(widen_all, 3, find_variant(LLAMA, "float32", kv_dtype=word))
+    assert not meets_subnormals(lambda: code(address(given), address(found), 256))
+    stored = np.isfinite(numbers)
+    np.testing.assert_array_equal(found[stored], numbers[stored])
 
 
 @words
