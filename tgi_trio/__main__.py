@@ -35,17 +35,24 @@ EXIT_UNREAD = 128 + signal.SIGPIPE  # as of a program that the signal ends
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return the exit code."""
     open_standard_streams()
-    handle_stop(stop_at_once)
     words = sys.argv[1:] if argv is None else argv
     try:
+        handle_stop(interrupt)  # nothing is done yet, whatever was to be done
         invocation = parse(words, os.environ)
     except UsageError as error:
         _complain(error, asks_for_json(words, os.environ))
         return EXIT_USAGE
+    except KeyboardInterrupt:
+        return find_exit_code()
+    return _run(invocation)
+
+
+def _run(invocation: Invocation) -> int:
+    """Run the command that was read, and return the exit code."""
     as_json = getattr(invocation.options, "json_output", False)
-    if invocation.command not in _SERVING:
-        handle_stop(interrupt)
     try:
+        if invocation.command in _SERVING:
+            handle_stop(stop_at_once)
         code = _COMMANDS[invocation.command](invocation)
         sys.stdout.flush()  # what cannot be written is known here, not when Python ends
         return code

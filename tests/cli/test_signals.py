@@ -74,3 +74,43 @@ def test_quantising_that_is_stopped_says_nothing_and_leaves_nobody(tmp_path: Pat
     until(lambda: b"quantising" in Path(f"/proc/{child}/cmdline").read_bytes())
     assert end(process, signal.SIGINT) == (130, "")
     until(lambda: not Path(f"/proc/{child}").exists())
+
+
+@pytest.mark.parametrize("words", [("doctor",), ("--port", "0")])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_what_is_stopped_while_its_words_are_read_has_not_succeeded(
+    tmp_path: Path, words: tuple[str, ...], number: signal.Signals
+) -> None:
+    """It ended with 0, as a server does that is told to stop."""
+    assert stopped(tmp_path, number, "main.parse", *words) == (128 + number, "", "")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_exit_code_is_the_signals_wherever_it_comes(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    """SIGTERM ended it as SIGINT does where it came while a dataclass was made."""
+    assert stopped(tmp_path, number, "main._COMMANDS['doctor']", "doctor") == (128 + number, "", "")
+
+
+def stopped(folder: Path, number: int, function: str, *words: str) -> tuple[int, str, str]:
+    """Run a command that gets a signal in an `exec` in place of `function`; return its end."""
+    program = f"""
+import os, sys, tgi_trio.__main__ as main
+def stop(*given):
+    exec("os.kill(os.getpid(), {int(number)}); [i for i in range(10**6)]")
+{function} = stop
+sys.exit(main.main({list(words)}))
+"""
+    (folder / "stopped.py").write_text(program)
+    command = [sys.executable, "-m", "stopped"]  # as `python -m tgi_trio`: -c ends otherwise
+    paths = os.pathsep.join((str(folder), os.environ.get("PYTHONPATH", "")))
+    ended = subprocess.run(
+        command,
+        env=os.environ | {"PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    return ended.returncode, ended.stdout, ended.stderr

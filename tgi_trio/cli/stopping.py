@@ -38,4 +38,7 @@ def interrupt(number: int, frame: object) -> None:
 
 def find_exit_code() -> int:
     """Return the exit code after `interrupt`, or Ctrl-C."""
+    # Python remembers a KeyboardInterrupt that left an `exec` (as dataclasses have), even one that
+    # was handled then, and ends as if SIGINT had killed it. The next `exec` makes it forget.
+    exec("")
     return 128 + _interrupted_by
