@@ -12,6 +12,7 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from types import TracebackType
 from typing import TextIO
+from urllib.parse import quote
 
 import orjson
 
@@ -119,6 +120,14 @@ class RecordStream(io.TextIOBase):
     def fileno(self) -> int:
         """Return the descriptor below, for processes that inherit it."""
         return self.under.fileno()
+
+
+def show_path(path: str) -> str:
+    """Return a request's path for a line of the log, which it must neither end nor disguise.
+
+    Whoever sends it chooses every character: one that is not printed is percent-encoded again.
+    """
+    return "".join(each if each.isprintable() else quote(each) for each in path)
 
 
 def say(*lines: str) -> None:

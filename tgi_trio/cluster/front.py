@@ -17,6 +17,7 @@ from tgi_trio.cluster.fleet import Fleet
 from tgi_trio.cluster.members import MemberState
 from tgi_trio.cluster.own_routes import OwnRoutes
 from tgi_trio.cluster.relay import ClientRequest, Relay, Unserved
+from tgi_trio.logs import show_path
 from tgi_trio.router.http.api_keys import is_authorized
 from tgi_trio.router.http.dispatch import Cors, RequestIds
 from tgi_trio.router.http.messages.error_shapes import (
@@ -354,4 +355,4 @@ class _Request:
                 "seconds": round(trio.current_time() - self._began, 6),
                 "replica": relay.replica.name if relay.replica is not None else "none",
             }
-            access.info("%s %s %d", self._method, self._path, status, extra=extra)
+            access.info("%s %s %d", self._method, show_path(self._path), status, extra=extra)

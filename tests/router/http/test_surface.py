@@ -317,6 +317,15 @@ async def test_tokenize_gives_byte_offsets():
     assert tokens[-1].stop == 303
 
 
+async def test_a_path_neither_ends_nor_disguises_its_line_of_the_log(http, caplog):
+    with caplog.at_level("INFO", "tgi_trio.access"):
+        async with served(http=http) as server:
+            client = await server.connect()
+            await client.get("/a%0A2026%1b[31m%E2%80%A8b%20caf%C3%A9")
+    (line,) = [each.getMessage() for each in caplog.records if each.name == "tgi_trio.access"]
+    assert line == "GET /a%0A2026%1B[31m%E2%80%A8b café 404"
+
+
 async def test_a_defect_is_a_500_that_names_the_request(http, caplog):
     async with served(http=http) as server:
         client = await server.connect()

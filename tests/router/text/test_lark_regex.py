@@ -135,6 +135,13 @@ def test_what_is_refused(grammar: str, words: str) -> None:
     assert words in str(caught.value)
 
 
+def test_a_number_of_any_length_is_read() -> None:
+    """One of thousands of digits, which Python does not read, was a status of 500."""
+    assert lark_regex('start: "a"~007..8', MOST) == "(?:a){7,8}"
+    assert lark_regex('start: "a"~000', MOST) == "(?:a){0,0}"
+    assert "{999999999,999999999}" in lark_regex('start: "a"~' + 5000 * "9", MOST)
+
+
 def test_a_grammar_that_grows_without_end_is_refused() -> None:
     rules = "".join(f"r{i}: r{i + 1} r{i + 1}\n" for i in range(30)) + 'r30: "x"\nstart: r0\n'
     with pytest.raises(ValidationError, match="more than 1000 characters"):

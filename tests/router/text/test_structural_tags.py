@@ -148,6 +148,7 @@ WORD = {"type": "const_string", "value": "x"}
             "`format.elements[0].type` must be one of `const_string`",
         ),
         ({"format": {"type": "token", "token": 5}}, "one of the tokenizer's added tokens"),
+        ({"format": {"type": "token", "token": True}}, "one of the tokenizer's added tokens"),
         ({"format": {"type": "token", "token": "x"}}, "one of the tokenizer's added tokens"),
         ({"format": {"type": "exclude_token", "token": 5}}, "cannot be `exclude_token`"),
         (
@@ -187,6 +188,7 @@ WORD = {"type": "const_string", "value": "x"}
         ({"format": {"type": "star", "content": TEXT}}, "`format.content` is free text"),
         ({"format": {**TEXT, "max_tokens": 5}}, "`format.max_tokens` is not supported"),
         ({"format": {"type": "repeat", "min": 3, "max": 2, "content": WORD}}, ">= `min`"),
+        ({"format": {"type": "repeat", "min": True, "max": 2, "content": WORD}}, "must be integers"),
         ({"structures": [{"begin": "a", "schema": {}, "end": ""}]}, "needs triggers"),
         (
             {"structures": [{"begin": "a", "schema": {}, "end": ""}], "triggers": ["b"]},

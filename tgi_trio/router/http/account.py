@@ -8,6 +8,7 @@ from typing import Any
 
 import trio
 
+from tgi_trio.logs import show_path
 from tgi_trio.router.http.call import Route
 from tgi_trio.router.request import Timings
 from tgi_trio.router.telemetry.metric_table import ROUTES
@@ -98,4 +99,4 @@ class RequestAccount:
             )
             if trace_id := tracer.record(span):
                 extra["trace_id"] = trace_id
-        access.info("%s %s %d", scope["method"], scope["path"], status, extra=extra)
+        access.info("%s %s %d", scope["method"], show_path(scope["path"]), status, extra=extra)

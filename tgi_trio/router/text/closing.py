@@ -29,7 +29,7 @@ _CHOICES = ("anyOf", "oneOf")
 _COMPOSED = frozenset({"$ref", "allOf", *_CHOICES})
 _INNER = _MAPS | _VALUES | _COMPOSED | _OWN  # a schema without any of these needs no change
 _ROOT_ONLY = frozenset({"$anchor", "$defs", "$id", "$schema", "definitions"})
-_INDEX = re.compile("[0-9]{1,9}")  # of a list, in a pointer
+_INDEX = re.compile("[0-9]{1,9}")  # Python reads no number of thousands of digits
 _MOST_WORK = 20_000  # schemas copied and names added; real schemas need some dozens
 
 

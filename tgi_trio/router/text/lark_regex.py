@@ -253,7 +253,7 @@ class _Rule:
         if token is None or token.kind != "number":
             raise ValidationError("grammar is not valid: a number must follow `~` and `..`")
         self._at += 1
-        return int(token.text)
+        return int(token.text.lstrip("0")[:9] or 0)  # what has more digits is refused all the same
 
     def _atom(self) -> str:
         for opening, closing, behind in (("(", ")", ""), ("[", "]", "?")):

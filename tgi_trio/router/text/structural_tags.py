@@ -198,7 +198,7 @@ class _Writer(RuleBook):
 
     def repeat(self, form: Given, path: str, ends: Ends) -> str:
         least, most = form.get("min"), form.get("max")
-        if not isinstance(least, int) or not isinstance(most, int):
+        if type(least) is not int or type(most) is not int:  # true is an int of Python's
             raise ValidationError(f"`{below(path, 'min')}` and `max` must be integers")
         if least < 0 or (most != -1 and most < least):
             raise ValidationError(f"`{below(path, 'max')}` must be -1, or >= `min`, which is >= 0")

@@ -238,14 +238,17 @@ async def test_the_items_that_a_response_answers():
         assert rest["data"] == items[2:] and not rest["has_more"]
         assert (await page(f"?after={items[-1]['id']}"))["first_id"] is None
         for query, words in (
+            ("?limit=" + 5000 * "9", "Given: 999"),  # more than Python reads as a number
             ("?limit=0", "`limit` must be >= 1 and <= 100. Given: 0"),
             ("?limit=x", "Given: x"),
             ("?limit=101", "Given: 101"),
             ("?order=up", "`order` must be `asc` or `desc`. Given: up"),
             ("?after=me", "`after` must be the id of one of the items. Given: me"),
         ):
-            refused = error(await one.do("GET", f"{PATH}/{second.id}/input_items{query}"))
-            assert refused[0] == 400 and words in refused[3]
+            answer = await one.do("GET", f"{PATH}/{second.id}/input_items{query}")
+            status, _, code, text = error(answer)
+            assert (status, code) == (400, "invalid_value") and words in text
+            assert f"?{answer.json()['error']['param']}=" in query
 
 
 @pytest.mark.parametrize("size", [28, 200])

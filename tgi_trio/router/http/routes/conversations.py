@@ -9,9 +9,9 @@ from msgspec.json import encode
 from tgi_trio.errors import ValidationError
 from tgi_trio.router.http.call import Call, Reply, Route
 from tgi_trio.router.http.dialects.responses import replies, schema
-from tgi_trio.router.http.dialects.responses.answer import ERRORS
 from tgi_trio.router.http.dialects.responses.callers import read_caller
 from tgi_trio.router.http.dialects.responses.conversations import (
+    QUERY_ERRORS,
     find_conversation,
     list_items,
     read_items,
@@ -118,11 +118,11 @@ _ALL: Final = "/v1/conversations"
 _ONE: Final = f"{_ALL}/<id>"
 ROUTES = (
     Route("POST", _ALL, create_conversation, dialect=_SHAPE, images=True),
-    Route("GET", _ONE, show, dialect=ERRORS),
+    Route("GET", _ONE, show, dialect=QUERY_ERRORS),
     Route("POST", _ONE, update_conversation, dialect=_SHAPE),
-    Route("DELETE", _ONE, delete_conversation, dialect=ERRORS),
-    Route("GET", f"{_ONE}/items", list_conversation, dialect=ERRORS),
+    Route("DELETE", _ONE, delete_conversation, dialect=QUERY_ERRORS),
+    Route("GET", f"{_ONE}/items", list_conversation, dialect=QUERY_ERRORS),
     Route("POST", f"{_ONE}/items", add_items, dialect=_SHAPE, images=True),
-    Route("GET", f"{_ONE}/items/<item>", show_one_item, dialect=ERRORS),
-    Route("DELETE", f"{_ONE}/items/<item>", delete_item, dialect=ERRORS),
+    Route("GET", f"{_ONE}/items/<item>", show_one_item, dialect=QUERY_ERRORS),
+    Route("DELETE", f"{_ONE}/items/<item>", delete_item, dialect=QUERY_ERRORS),
 )

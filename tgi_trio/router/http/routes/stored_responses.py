@@ -10,9 +10,12 @@ from tgi_trio.errors import ValidationError
 from tgi_trio.router.http.answer_headers import event_stream
 from tgi_trio.router.http.call import Call, Reply, Route
 from tgi_trio.router.http.dialects.responses import replies
-from tgi_trio.router.http.dialects.responses.answer import ERRORS
 from tgi_trio.router.http.dialects.responses.callers import read_caller
-from tgi_trio.router.http.dialects.responses.conversations import list_items, read_query
+from tgi_trio.router.http.dialects.responses.conversations import (
+    QUERY_ERRORS,
+    list_items,
+    read_query,
+)
 from tgi_trio.router.http.dialects.responses.history import (
     decode_items,
     find_response,
@@ -90,9 +93,9 @@ async def list_input_items(call: Call) -> Reply:
 
 _ONE: Final = "/v1/responses/<id>"
 ROUTES = (
-    Route("GET", _ONE, show_response, dialect=ERRORS),
-    Route("DELETE", _ONE, delete_response, dialect=ERRORS),
-    Route("POST", "/v1/responses/compact", compact, dialect=ERRORS),
-    Route("POST", f"{_ONE}/cancel", cancel_response, dialect=ERRORS),
-    Route("GET", f"{_ONE}/input_items", list_input_items, dialect=ERRORS),
+    Route("GET", _ONE, show_response, dialect=QUERY_ERRORS),
+    Route("DELETE", _ONE, delete_response, dialect=QUERY_ERRORS),
+    Route("POST", "/v1/responses/compact", compact, dialect=QUERY_ERRORS),
+    Route("POST", f"{_ONE}/cancel", cancel_response, dialect=QUERY_ERRORS),
+    Route("GET", f"{_ONE}/input_items", list_input_items, dialect=QUERY_ERRORS),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -13,12 +14,18 @@ from tgi_trio.errors import ValidationError, name_param
 from tgi_trio.router.http.call import Call
 from tgi_trio.router.http.dialects.responses import replies, schema
 from tgi_trio.router.http.dialects.responses.callers import explain_missing, read_caller
+from tgi_trio.router.http.messages.error_shapes import ResponsesShape
 from tgi_trio.router.http.messages.problems import Refused
 from tgi_trio.router.http.response_store import StoredConversation
 
 _ITEM: Final = msgspec.json.Decoder(schema.InputItem)
 _PAGE: Final = 20  # items, where a client does not say how many
 _LONGEST_PAGE: Final = 100
+_NUMBER: Final = re.compile("[0-9]{1,9}")  # Python reads no number of thousands of digits
+# Of routes without a body: errors name what is wrong in the query.
+QUERY_ERRORS: Final = ResponsesShape(
+    frozenset({"stream", "starting_after", "limit", "order", "after"})
+)
 
 
 def find_conversation(call: Call, id: str, param: str | None = None) -> StoredConversation:
@@ -74,7 +81,7 @@ def list_items(call: Call, items: Sequence[schema.InputItem]) -> replies.InputIt
     if order == "desc":
         items.reverse()
     limit = read_query(call, "limit", str(_PAGE))
-    if not (limit.isascii() and limit.isdigit() and 1 <= int(limit) <= _LONGEST_PAGE):
+    if not (_NUMBER.fullmatch(limit) and 1 <= int(limit) <= _LONGEST_PAGE):
         raise ValidationError(f"`limit` must be >= 1 and <= {_LONGEST_PAGE}. Given: {limit}")
     after = read_query(call, "after", "")
     if after:
