@@ -127,6 +127,7 @@ def test_it_holds_inside_a_json_string() -> None:
         ("start: <|end|>", "line 1: unexpected `<`"),
         ('start: "a" ~ b', "a number must follow"),
         ('start: "\\q"', "is no string"),
+        ('start: "\\ud83d"', "is no string"),  # half of a pair, which was a status of 500
     ],
 )
 def test_what_is_refused(grammar: str, words: str) -> None:

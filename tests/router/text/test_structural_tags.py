@@ -140,6 +140,12 @@ WORD = {"type": "const_string", "value": "x"}
     [
         ("{", "the structural tag is no JSON"),
         ('{"format": {"type": "any_text", "max": NaN}}', "the structural tag is no JSON"),
+        # half of a pair, which was a status of 500
+        ('{"format": {"type": "const_string", "value": "\\ud83d"}}', "structural tag is no JSON"),
+        (
+            {"structures": [{"begin": "a", "schema": '{"const": "\\ud83d"}'}], "triggers": ["a"]},
+            "`structures[0].schema` is no JSON",
+        ),
         ([], "`the structural tag` must be an object"),
         ({}, "neither `format` nor `structures`"),
         ({"format": {"type": "xml"}}, "`format.type` must be one of `const_string`"),
@@ -188,7 +194,10 @@ WORD = {"type": "const_string", "value": "x"}
         ({"format": {"type": "star", "content": TEXT}}, "`format.content` is free text"),
         ({"format": {**TEXT, "max_tokens": 5}}, "`format.max_tokens` is not supported"),
         ({"format": {"type": "repeat", "min": 3, "max": 2, "content": WORD}}, ">= `min`"),
-        ({"format": {"type": "repeat", "min": True, "max": 2, "content": WORD}}, "must be integers"),
+        (
+            {"format": {"type": "repeat", "min": True, "max": 2, "content": WORD}},
+            "must be integers",
+        ),
         ({"structures": [{"begin": "a", "schema": {}, "end": ""}]}, "needs triggers"),
         (
             {"structures": [{"begin": "a", "schema": {}, "end": ""}], "triggers": ["b"]},

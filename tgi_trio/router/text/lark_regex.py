@@ -9,12 +9,13 @@ Source of the syntax: lark-parser's docs/grammar.md.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
+
+import orjson
 
 from tgi_trio.errors import ValidationError
 
@@ -302,7 +303,7 @@ def _tokens(text: str) -> Iterator[_Token]:
 def _unquote(text: str) -> str:
     """Return the value of a quoted string; "" if it is not one."""
     try:
-        value = json.loads(text)
+        value = orjson.loads(text)
     except ValueError:
         return ""
     return value if isinstance(value, str) else ""

@@ -18,6 +18,6 @@ def decode_thought(text: str | None) -> str:
     """Return the thought that `encode_thought` encoded; "" if something else made `text`."""
     if text is None or not text.startswith(_PREFIX):
         return ""
-    with suppress(ValueError):  # no base64, or no UTF-8 in it
+    with suppress(ValueError):  # no base64, letters beyond ASCII, no UTF-8
         return base64.b64decode(text.removeprefix(_PREFIX), validate=True).decode()
     return ""
