@@ -77,6 +77,7 @@ def test_a_property_may_have_the_name() -> None:
         ({"not": True}, "`true` is beyond that"),
         ({"not": {"type": [{}]}}, "`type` in the schema is one of"),
         ({"type": {}, "not": {"const": 1}}, "`type` in the schema is one of"),
+        ({"not": {"type": [["string"]]}}, "`type` in the schema is one of"),
         ({"not": {}}, "leaves nothing"),
         ({"type": "string", "not": {"type": "string"}}, "leaves nothing"),
         ({"const": 1, "not": {"const": 1.0}}, "leaves nothing"),

@@ -191,6 +191,14 @@ WORD = {"type": "const_string", "value": "x"}
         ({"format": {**CALL, "end": 5}}, "`format.end` must be a text or a list of texts"),
         ({"format": {"type": "sequence", "elements": []}}, "`format.elements` must be a list"),
         ({"format": {"type": "sequence", "elements": [TEXT, TEXT]}}, "nothing that is known"),
+        (
+            {"format": {"type": "sequence", "elements": [WORD, {"type": ["tag"]}]}},
+            "`format.elements[1].type` must be one of",
+        ),
+        (
+            {"format": {"type": "or", "elements": [{"type": {"a": 1}}, WORD]}},
+            "`format.elements[0].type` must be one of",
+        ),
         ({"format": {"type": "star", "content": TEXT}}, "`format.content` is free text"),
         ({"format": {**TEXT, "max_tokens": 5}}, "`format.max_tokens` is not supported"),
         ({"format": {"type": "repeat", "min": 3, "max": 2, "content": WORD}}, ">= `min`"),
