@@ -114,6 +114,21 @@ async def test_a_prompt_of_its_own_needs_its_token() -> None:
 
 
 @pytest.mark.parametrize(
+    ("given", "seed"), [("7", 7), ("-2", 2**64 - 2), (str(2**64 - 1), 2**64 - 1), ("-1", None)]
+)
+async def test_seeds_are_those_of_chats(given: str, seed: int | None) -> None:
+    """Negative ones were refused."""
+    async with seeing_engine(model=hearing(WAVES)) as engine, served(engine) as server:
+        engine.chat_template = ChatTemplate({"default": PARTS}, {})
+        client = await server.connect()
+        for _ in range(2):
+            answer = await ask(client, form(SMALL, temperature="0.5", seed=given))
+            assert answer.status == 200, answer.text
+    seeds = [request.sampling.seed for request in engine.submitted]
+    assert seeds == [seed, seed] if seed is not None else seeds[0] != seeds[1]
+
+
+@pytest.mark.parametrize(
     ("body", "said", "param"),
     [
         (form(), "`file` is to be a file: a sound", "file"),
@@ -122,8 +137,12 @@ async def test_a_prompt_of_its_own_needs_its_token() -> None:
         (form(b"no sound"), "invalid audio: it is none of WAV, MP3", "file"),
         (form(SMALL, response_format="srt"), "is to be `json` or `text`: no times are known", ...),
         (form(SMALL, stream="yes"), "`stream` is to be `true` or `false`", "stream"),
-        (form(SMALL, temperature="warm"), "`temperature` is to be a number from 0 on", ...),
-        (form(SMALL, seed="-1"), "`seed` is to be a whole number", "seed"),
+        (form(SMALL, temperature="warm"), "`temperature` is to be a number from 0 to 100", ...),
+        (form(SMALL, temperature="101"), "is to be a number from 0 to 100", "temperature"),
+        (form(SMALL, seed="1.5"), "`seed` is to be a whole number", "seed"),
+        (form(SMALL, seed=str(2**64)), "`seed` must be >= -2^63 and < 2^64", "seed"),
+        (form(SMALL, seed=str(-(2**63) - 1)), "`seed` must be >= -2^63 and < 2^64", "seed"),
+        (form(SMALL, max_completion_tokens="-1"), "is to be a whole number", ...),
         (form(SMALL, language="e;n"), "is to be a code like `en`, or a name", "language"),
         (form(SMALL, language="en", prompt="x"), "which `prompt` replaces: give one of both", ...),
         (form(SMALL, hotwords="a"), "`hotwords` is not read, only `file`, `model`, ", ...),

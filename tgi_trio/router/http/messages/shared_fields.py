@@ -31,7 +31,7 @@ def read_seed(given: int | None) -> int | None:
     """
     if given is None or given == -1:
         return None
-    if given >= 2**64:
+    if not -(2**63) <= given < 2**64:
         raise name_param(ValidationError("`seed` must be >= -2^63 and < 2^64"), "seed")
     return given % 2**64 if given < 0 else given
 

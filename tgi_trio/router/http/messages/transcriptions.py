@@ -6,6 +6,8 @@ from typing import Annotated, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
+from tgi_trio.router.http.messages.shared_fields import Seed
+
 File = Annotated[str, Meta(extra_json_schema={"format": "binary"})]
 
 
@@ -20,7 +22,7 @@ class TranscriptionForm(Struct):
     temperature: Annotated[float, Meta(ge=0, le=100)] = 0
     stream: bool = False
     max_completion_tokens: Annotated[int, Meta(ge=1)] | UnsetType = UNSET  # as there is room
-    seed: Annotated[int, Meta(ge=0)] | UnsetType = UNSET
+    seed: Seed | UnsetType = UNSET
 
 
 class TranscriptionUsage(Struct, forbid_unknown_fields=True):

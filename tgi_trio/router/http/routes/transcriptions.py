@@ -24,6 +24,7 @@ from tgi_trio.router.http.messages.error_shapes import OpenAIShape, openai_event
 from tgi_trio.router.http.messages.multipart import Form, read_form, wrong_field
 from tgi_trio.router.http.messages.problems import Problem
 from tgi_trio.router.http.messages.render import text_json, visible
+from tgi_trio.router.http.messages.shared_fields import read_seed
 from tgi_trio.router.http.messages.tool_calls import read_answer
 from tgi_trio.router.http.preparing import Prepared, prepare
 from tgi_trio.router.media.image_prompt import ImagePrompt
@@ -51,6 +52,8 @@ _UNSERVED: Final[Mapping[str, str]] = MappingProxyType(
     }
 )
 _FORMATS: Final = ("json", "text")
+_COUNT: Final = re.compile("[0-9]{1,18}")
+_SEED: Final = re.compile("-?[0-9]{1,20}")
 _LANGUAGE: Final = re.compile(r"[A-Za-z][A-Za-z -]{1,30}")
 _INLINE: Final = 1 << 16  # bytes that are written as base64 without a thread
 
@@ -88,7 +91,8 @@ class TranscriptionRequest:
         if stream not in ("true", "false"):
             raise wrong_field("stream", "is to be `true` or `false`")
         warm = _read_number(form, "temperature")
-        most, seed = (_read_whole(form, name) for name in ("max_completion_tokens", "seed"))
+        most = _read_whole(form, "max_completion_tokens", _COUNT)
+        seed = read_seed(_read_whole(form, "seed", _SEED))
         parameters = GenerationParameters(
             temperature=warm or None, do_sample=bool(warm), max_new_tokens=most, seed=seed
         )
@@ -105,15 +109,15 @@ def _read_number(form: Form, name: str) -> float | None:
     except ValueError:
         found = math.nan
     if not 0 <= found <= 100:
-        raise wrong_field(name, "is to be a number from 0 on")
+        raise wrong_field(name, "is to be a number from 0 to 100")
     return found
 
 
-def _read_whole(form: Form, name: str) -> int | None:
+def _read_whole(form: Form, name: str, pattern: re.Pattern[str]) -> int | None:
     text = form.fields.get(name)
     if text is None:
         return None
-    if not re.fullmatch("[0-9]{1,18}", text):
+    if not pattern.fullmatch(text):
         raise wrong_field(name, "is to be a whole number")
     return int(text)
 
