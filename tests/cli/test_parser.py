@@ -341,8 +341,10 @@ def test_rotary_scaling() -> None:
     assert parse([], both).options.rope == RopeScaling("dynamic", 4.0)
     with pytest.raises(UsageError, match="--rope-scaling: expected one of linear, dynamic"):
         parse(["--rope-scaling", "yarn"], {})
-    with pytest.raises(UsageError, match="--rope-factor: expected a number of 1 or more"):
-        parse(["--rope-factor", "0.5"], {})
+    assert parse(["--rope-factor", "1000"], {}).options.rope == RopeScaling("linear", 1000)
+    for wrong in ("0.5", "1000.1", "1e30"):  # 1e30 was an OverflowError, 1e9 a start without end
+        with pytest.raises(UsageError, match="--rope-factor: expected a number from 1 to 1000"):
+            parse(["--rope-factor", wrong], {})
 
 
 def test_sizes_of_cuda_graphs() -> None:

@@ -9,7 +9,7 @@ import io
 import json
 import os
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -22,6 +22,7 @@ from tgi_trio import demo
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.hub.download import hub_token
 from tgi_trio.hub.resolve import (
+    resolve_adapter,
     resolve_model,
     resolve_tokenizer,
 )
@@ -288,4 +289,19 @@ def test_no_network_and_nothing_in_the_cache(
     assert done.stderr.startswith("ModelLoadError: the cache does not hold all of some/tiny")
     assert why in done.stderr
     assert "download-weights some/tiny" in done.stderr
+    assert "for --model-id, or leave it out to serve the embedded model" in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_what_cannot_be_downloaded_is_named_by_its_flag(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Adapters and drafters were said to be for --model-id, which was to be left out."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    readers: list[tuple[Callable[..., object], str]] = [
+        (resolve_adapter, "--lora-adapters"),
+        (resolve_tokenizer, "--tokenizer-name"),
+    ]
+    for read, flag in readers:
+        with pytest.raises(ModelLoadError, match=f"copy the folder here for {flag}$"):
+            read("some/nothing", cache_dir=tmp_path)

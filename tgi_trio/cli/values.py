@@ -23,6 +23,7 @@ from tgi_trio.settings.records import (
     DRAFTERS,
     DTYPES,
     KV_CACHE_DTYPES,
+    LARGEST_ROPE_FACTOR,
     OLDER_CPU_BACKENDS,
     QUANTIZATIONS,
     ROPE_SCALINGS,
@@ -84,8 +85,8 @@ def _float(text: str) -> float:
 
 def _factor(text: str) -> float:
     value = _float(text)
-    if value < 1:
-        raise ValueError("expected a number of 1 or more")
+    if not 1 <= value <= LARGEST_ROPE_FACTOR:
+        raise ValueError(f"expected a number from 1 to {LARGEST_ROPE_FACTOR}")
     return value
 
 

@@ -136,10 +136,12 @@ def _explain(error: Exception, repository: Repository) -> str:
             why = (
                 f"{constants.ENDPOINT} answered with status {error.__cause__.response.status_code}"
             )
+        otherwise = ""
+        if flag == "--model-id":
+            otherwise = ", or leave it out to serve the embedded model"
         return (
             f"the cache does not hold all of {name} and it cannot be downloaded: {why}. "
             "Connect this machine, or download it on another with `python -m tgi_trio "
-            f"download-weights {name}` and copy the folder here for {flag}, "
-            "or leave --model-id out to serve the embedded model"
+            f"download-weights {name}` and copy the folder here for {flag}{otherwise}"
         )
     return f"downloading {name} failed: {type(error).__name__}: {error}"

@@ -240,6 +240,7 @@ def resolve_adapter(
             cache_dir=cache_dir,
             token=token,
             progress=progress,
+            flag="--lora-adapters",
         )
         return name, _fetch(source, trust_remote_code=False)
     if revision:

@@ -15,6 +15,7 @@ from tgi_trio.settings.records import (
     DRAFTERS,
     DTYPES,
     KV_CACHE_DTYPES,
+    LARGEST_ROPE_FACTOR,
     QUANTIZATIONS,
     ROPE_SCALINGS,
     Options,
@@ -184,8 +185,10 @@ def _check_rope(options: Options) -> None:
             f"`rope_scaling` must be one of {', '.join(ROPE_SCALINGS)}. "
             f"Given: {options.rope_scaling}"
         )
-    if options.rope_factor is not None and options.rope_factor < 1:
-        raise ConfigurationError(f"`rope_factor` must be >= 1. Given: {options.rope_factor}")
+    if options.rope_factor is not None and not 1 <= options.rope_factor <= LARGEST_ROPE_FACTOR:
+        raise ConfigurationError(
+            f"`rope_factor` must be >= 1 and <= {LARGEST_ROPE_FACTOR}. Given: {options.rope_factor}"
+        )
 
 
 def _check_prefixes(options: Options) -> None:

@@ -27,6 +27,7 @@ QUANTIZATIONS: Final = (
 KV_CACHE_DTYPES: Final = ("fp8_e4m3fn", "fp8_e5m2")  # TGI's names
 ACTIVATIONS: Final = (8, 16)  # bits
 ROPE_SCALINGS: Final = ("linear", "dynamic")
+LARGEST_ROPE_FACTOR: Final = 1000  # more makes tables of sines that no machine has room for
 NGRAM, MTP = "ngram", "mtp"
 DRAFTERS: Final = (NGRAM, MTP)  # without a folder: the text so far, the model's own layers
 CPU_BACKENDS: Final = ("auto", "kernels", "torch")  # auto: kernels if they can serve the model

@@ -49,6 +49,17 @@ async def test_a_recording_that_is_full_ends_with_a_whole_line(
 
 
 @pytest.mark.trio
+async def test_a_full_disk_ends_the_recording_and_not_the_server(
+    autojump_clock: object, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What was left was written when the file was closed, and the server ended by an OSError."""
+    await record(Path("/dev/full"), 3)
+    (line,) = caplog.messages
+    assert line.startswith("recording has ended: /dev/full: ")
+    assert "No space left on device" in line
+
+
+@pytest.mark.trio
 async def test_a_file_that_cannot_be_made_is_a_clear_error(tmp_path: Path) -> None:
     with pytest.RaisesGroup(ConfigurationError, match=None) as caught:
         await record(tmp_path / "no such folder" / "trace", 1)

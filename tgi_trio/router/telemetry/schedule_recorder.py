@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import logging
 import secrets
+from io import FileIO
 from pathlib import Path
-from typing import IO
 
 import trio
 
@@ -61,7 +61,7 @@ class ScheduleRecorder:
         Raises ConfigurationError if the file cannot be created.
         """
         try:
-            file = self._path.open("w", encoding="ascii")
+            file = self._path.open("wb", buffering=0)  # what a full disk refuses is not kept
         except OSError as error:
             raise ConfigurationError(f"`record_schedule` cannot be written: {error}") from error
         with file:
@@ -71,9 +71,9 @@ class ScheduleRecorder:
                     await trio.sleep(_PAUSE_S)
                     await self._flush(file)
             finally:
-                file.write("".join(self._lines))
+                await self._flush(file)
 
-    async def _flush(self, file: IO[str]) -> None:
+    async def _flush(self, file: FileIO) -> None:
         lines, self._lines = self._lines, []
         self._waiting = 0
         if not lines:
@@ -88,6 +88,7 @@ class ScheduleRecorder:
             log.warning("recording has ended: %s: %s", self._path, error)
 
 
-def _write(file: IO[str], lines: list[str]) -> None:
-    file.writelines(lines)
-    file.flush()
+def _write(file: FileIO, lines: list[str]) -> None:
+    left = memoryview("".join(lines).encode("ascii"))
+    while left:
+        left = left[file.write(left) :]
