@@ -95,7 +95,7 @@ def test_says_what_the_limit_on_files_refuses() -> None:
     limits, before = resource.getrlimit(resource.RLIMIT_FSIZE), names_in_shm()
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, limits[1]))
     try:
-        with pytest.raises(SegmentError, match="/dev/shm says 'File too large'"):
+        with pytest.raises(SegmentError, match=r"/dev/shm says 'File too large'.*`ulimit -f`"):
             Segment.create(2 << 20, label="test")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)

@@ -62,11 +62,16 @@ class Segment:
         try:
             return cls(_open_memfd(size), size, "memfd")
         except OSError as error:
+            cure = (
+                "Free memory, raise the container's memory limit, or give it a larger /dev/shm "
+                "(docker run --shm-size 1g)."
+            )
+            if error.errno == errno.EFBIG:
+                cure = "Raise the limit of a file's size (`ulimit -f`, `LimitFSIZE=`)."
             raise SegmentError(
                 f"{label}: no shared memory of {size / 2**20:.1f} MiB. /dev/shm says "
                 f"'{os.strerror(shm_problem.errno or 0)}', memfd_create says "
-                f"'{os.strerror(error.errno or 0)}'. Free memory, raise the container's memory "
-                "limit, or give it a larger /dev/shm (docker run --shm-size 1g)."
+                f"'{os.strerror(error.errno or 0)}'. {cure}"
             ) from error
 
     @classmethod
