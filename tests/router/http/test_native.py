@@ -266,6 +266,27 @@ async def test_a_stream_that_cannot_begin_tells_so_in_an_event(http):
     assert b"`best_of` != 1 is not supported when streaming tokens" in best_of.body
 
 
+@pytest.mark.parametrize(
+    ("grammar", "where"),
+    [
+        ({"type": "choice", "value": "ab"}, "value: Expected `array`, got `str`"),
+        ({"type": "choice", "value": [1]}, "value[0]: Expected `str`, got `int`"),
+        ({"type": "lark", "value": None}, "value: Expected `str`, got `null`"),
+        ({"type": "json_schema", "value": {"name": "n"}}, "value: missing field `schema`"),
+    ],
+)
+@pytest.mark.parametrize("body", [{"inputs": "x"}, {"inputs": ["x", "y"]}])
+async def test_a_grammar_of_the_wrong_form_is_a_body_of_the_wrong_form(http, grammar, where, body):
+    """In a stream as well, which told of an internal error, and the log of a defect."""
+    async with served(http=http) as server:
+        client = await server.connect()
+        asked = {**body, "parameters": {"grammar": grammar}}
+        for path in ("/generate", "/generate_stream"):
+            answer = await client.post(path, asked)
+            assert (answer.status, answer.headers["content-type"][:10]) == (422, "text/plain")
+            assert f"target type: parameters.grammar.{where}" in answer.text
+
+
 async def test_overload_is_a_429_and_in_a_stream_an_event(http):
     fake = FakeEngine(limits=ServedLimits(max_concurrent_requests=1))
     async with served(fake, http) as server:

@@ -20,7 +20,7 @@ from tgi_trio.router.http.generation import (
 from tgi_trio.router.http.messages import schema
 from tgi_trio.router.http.messages.body_reader import BodyReader
 from tgi_trio.router.http.messages.events import NativeEvents, QueryEvents
-from tgi_trio.router.http.messages.problems import Refused
+from tgi_trio.router.http.messages.problems import BodyRejected, Refused
 from tgi_trio.router.http.messages.render import optional_json, prefill_json, text_json, tokens_json
 from tgi_trio.router.http.messages.response_format import native_grammar
 from tgi_trio.router.media.image_prompt import ImagePrompt, Prompt
@@ -173,7 +173,8 @@ def _prefixes(call: Call, queries: list[str], parameters: schema.GenerateParamet
 async def _stream(call: Call, request: AnyRequest, parameters: schema.GenerateParameters) -> Reply:
     """Return the stream; as in TGI, status 200 and an error event if it cannot begin.
 
-    Raises Draining, as proxies try another server only after an error status.
+    Raises Draining, as proxies try another server only after an error status, and BodyRejected for
+    a grammar of the wrong form, which TGI reads with the body.
     """
     call.engine.metrics.inc("tgi_request_count")
     queries = read_queries(call, request)
@@ -196,7 +197,7 @@ async def _stream(call: Call, request: AnyRequest, parameters: schema.GeneratePa
             for query in queries
         ]
         body = await stream_events(call, requests, events)
-    except Draining:
+    except (Draining, BodyRejected):
         raise
     except TgiTrioError as error:
         if call.front is not None and isinstance(error, (Overloaded, Unavailable, Refused)):
