@@ -96,6 +96,13 @@ class StoredConversation:
     turn: ref[Turn] | None = None
 
 
+def measure_items(conversation: StoredConversation, items: Mapping[str, bytes]) -> int:
+    """Return how many bytes more a conversation takes with items, JSON by id, added to it."""
+    known = [conversation.items[id] for id in items if id in conversation.items]
+    old = sum(_ITEM + len(each) for each in known)
+    return sum(_ITEM + len(each) for each in items.values()) - old
+
+
 class RunningResponse(Protocol):
     """A response that is being computed in the background."""
 
@@ -225,15 +232,18 @@ class ResponseStore:
         """Add items, JSON by id; one whose id is there takes its place.
 
         `turn`: that of a response, if it and those before it are all that is there then. Nothing
-        happens where the conversation was forgotten meanwhile.
+        happens where the conversation was forgotten meanwhile. It is forgotten, and nothing else,
+        where it would be larger than all that may be kept.
         """
         if self._kept.get(conversation.id) is not conversation:
             return
-        old = sum(_ITEM + len(conversation.items.get(id, b"")) for id in items)
-        old -= _ITEM * sum(id not in conversation.items for id in items)
+        more = measure_items(conversation, items)
+        if conversation.size + more > self.most:
+            self._drop(conversation.id)
+            return
         conversation.items |= items
         conversation.turn = None if turn is None else ref(turn)
-        self._resize(conversation, sum(_ITEM + len(each) for each in items.values()) - old)
+        self._resize(conversation, more)
 
     def remove_item(self, conversation: StoredConversation, id: str) -> None:
         """Remove an item, which must be there."""

@@ -266,10 +266,26 @@ async def test_conversations_are_bounded_with_responses() -> None:
         assert (await one.do("GET", f"/{kept[0]}")).status == 200
         assert (await one.do("GET", f"/{kept[1]}")).status == 404
         assert (await one.client.get(f"{PATH}/{responses[-1].id}")).status == 200
-        # One that outgrows all that may be kept is forgotten, and nothing else is wrong.
-        await one.do("POST", f"/{kept[0]}/items", {"items": [{**USER, "content": "x" * 20_000}]})
-        assert (await one.do("GET", f"/{kept[0]}")).status == 404
-        assert one.store.responses == 0 and one.store.used == 0
+        # Clients cannot make one that outgrows all that may be kept, and lose nothing by trying.
+        used, large = one.store.used, {"items": [{**USER, "content": "x" * 20_000}]}
+        for path in ("", f"/{kept[0]}/items"):
+            refused = error(await one.do("POST", path, large))
+            assert refused[0] == 400 and "--response-store-bytes" in refused[3]
+        assert one.store.used == used and (await one.do("GET", f"/{kept[0]}")).status == 200
+
+
+async def test_a_conversation_that_responses_make_too_large_is_forgotten_alone() -> None:
+    async with talk(engine("Yes."), HttpSettings(response_store_bytes=20_000)) as one:
+        id, large = await one.keep(), "\1" * 1_500  # six bytes each, in JSON
+        await one.answer(large, conversation=id, store=False)
+        other = await one.answer("z")
+        assert (await one.do("GET", f"/{id}")).status == 200
+        await one.answer(large, conversation=id, store=False)
+        assert (await one.do("GET", f"/{id}")).status == 404
+        assert (await one.client.get(f"{PATH}/{other.id}")).status == 200
+
+
+async def test_none_is_kept_without_room_for_any() -> None:
     async with talk(engine(), HttpSettings(response_store_bytes=0)) as one:
         refused = error(await one.do("POST", "", {}))
         assert refused[0] == 400 and "--response-store-bytes 0" in refused[3]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import partial
 from typing import Final
 
 from msgspec.json import encode
@@ -24,7 +26,7 @@ from tgi_trio.router.http.dialects.responses.history import name_item, resolve_i
 from tgi_trio.router.http.messages.body_reader import BodyReader
 from tgi_trio.router.http.messages.error_shapes import ResponsesShape
 from tgi_trio.router.http.messages.problems import Refused
-from tgi_trio.router.http.response_store import StoredConversation
+from tgi_trio.router.http.response_store import StoredConversation, measure_items
 
 _CREATE: Final = BodyReader(schema.ConversationRequest, mends=True)
 _UPDATE: Final = BodyReader(schema.ConversationUpdate, mends=True)
@@ -33,18 +35,21 @@ _ITEMS: Final = BodyReader(schema.ConversationItems, mends=True)
 
 async def create_conversation(call: Call) -> Reply:
     """POST /v1/conversations: keep a new one, with or without items."""
-    body: schema.ConversationRequest = _CREATE.read(call.headers, call.body or b"{}")
+    body: schema.ConversationRequest = await call.compute(
+        partial(_CREATE.read, call.headers, call.body or b"{}")
+    )
     store = call.responses
     if not store.most:
         raise ValidationError(
             "no conversation can be kept here (--response-store-bytes 0): send all of it as `input`"
         )
-    items = _name_items(call, body.items or [])
+    items = write_items(_name_items(call, body.items or []))
     id = f"conv_{call.ids.randbytes(24).hex()}"
     conversation = StoredConversation(id, read_caller(call), call.now())
+    _refuse_too_many(call, conversation, items)
     store.keep_conversation(conversation)
     store.describe_conversation(conversation, encode(body.metadata or {}))
-    store.add_items(conversation, write_items(items))
+    store.add_items(conversation, items)
     return _show(conversation)
 
 
@@ -55,7 +60,7 @@ async def show(call: Call) -> Reply:
 
 async def update_conversation(call: Call) -> Reply:
     """POST /v1/conversations/<id>: replace its metadata."""
-    body: schema.ConversationUpdate = _UPDATE.read(call.headers, call.body)
+    body: schema.ConversationUpdate = await call.read(_UPDATE)
     conversation = find_conversation(call, call.path["id"])
     call.responses.describe_conversation(conversation, encode(body.metadata or {}))
     return _show(conversation)
@@ -75,10 +80,12 @@ async def list_conversation(call: Call) -> Reply:
 
 async def add_items(call: Call) -> Reply:
     """POST /v1/conversations/<id>/items: add some at the end."""
-    body: schema.ConversationItems = _ITEMS.read(call.headers, call.body)
+    body: schema.ConversationItems = await call.read(_ITEMS)
     conversation = find_conversation(call, call.path["id"])
     items = _name_items(call, body.items)
-    call.responses.add_items(conversation, write_items(items))
+    written = write_items(items)
+    _refuse_too_many(call, conversation, written)
+    call.responses.add_items(conversation, written)
     return Reply(encode(show_page(items)))
 
 
@@ -94,6 +101,18 @@ async def delete_item(call: Call) -> Reply:
     conversation, id = _find_item(call)
     call.responses.remove_item(conversation, id)
     return _show(conversation)
+
+
+def _refuse_too_many(
+    call: Call, conversation: StoredConversation, items: Mapping[str, bytes]
+) -> None:
+    """Raise ValidationError for items that no bound would let the conversation keep."""
+    size = conversation.size + measure_items(conversation, items)
+    if size > call.responses.most:
+        raise ValidationError(
+            f"`items` make the conversation {size} bytes large, of {call.responses.most} that may "
+            "be kept of all (--response-store-bytes)"
+        )
 
 
 def _name_items(call: Call, items: list[schema.InputItem]) -> list[schema.InputItem]:
