@@ -226,18 +226,18 @@ def test_products_of_a_library() -> None:
     assert products((256, 256), 0, 512, together=False) == [(1, 0, 256), (1, 256, 512)]
 
 
-GATES: list[tuple[Activation, int]] = [
-    (Gate(functional.silu), 2),
-    (Gate(functional.silu, scale=0.5), 2),
-    (Gate(ACTIVATIONS["quick_gelu"], 0.7, paired=True), 2),
-    (Gate(functional.gelu, 0.7, raised=False), 2),
-    (ACTIVATIONS["relu2"], 1),
-    (functional.gelu, 1),
-]
+GATES: dict[str, tuple[Activation, int]] = {
+    "silu": (Gate(functional.silu), 2),
+    "silu scaled": (Gate(functional.silu, scale=0.5), 2),
+    "quick_gelu limited": (Gate(ACTIVATIONS["quick_gelu"], 0.7, paired=True), 2),
+    "gelu limited": (Gate(functional.gelu, 0.7, raised=False), 2),
+    "relu2": (ACTIVATIONS["relu2"], 1),
+    "gelu": (functional.gelu, 1),
+}
 
 
 @pytest.mark.sampled(5)
-@pytest.mark.parametrize(("act", "wider"), GATES, ids=str)
+@pytest.mark.parametrize(("act", "wider"), GATES.values(), ids=GATES)
 @pytest.mark.parametrize("dtype", [FLOAT, HALF], ids=str)
 @pytest.mark.parametrize("rows", [2, 20, 70])
 def test_activations_where_inputs_are_turned(
