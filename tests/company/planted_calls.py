@@ -154,8 +154,8 @@ def expire_another(patch: Patch) -> None:
     """With a request that has timed out, the oldest one ends as well."""
     own = Scheduler.expire
 
-    def expire(scheduler: Scheduler, now: float) -> list[int]:
-        found = own(scheduler, now)
+    def expire(scheduler: Scheduler, now: float, most: int | None = None) -> list[int]:
+        found = own(scheduler, now, most)
         for oldest in list(scheduler._sequence_table.living.values())[: len(found)]:
             scheduler.abort(oldest.id, now)
             found.append(oldest.id)

@@ -103,6 +103,7 @@ def test_every_wish_of_a_route_changes_its_call(route: str) -> None:
         "infill": {"truncate", "answers", "format", "images", "then", *of_chats},
     }
     unlike = {("infill", "alone"), ("chat", "to several prompts"), ("generate", "several")}
+    unlike |= {("messages", "tags"), ("responses", "tags")}
     gallery = Gallery("llava")
     for kind in CALLED.keys() - {"route"}:
         for name in CALLED[kind][1:]:

@@ -138,7 +138,7 @@ def test_the_benchmark_of_images_measures_a_server(server: ServerProcess) -> Non
     bench.measure(Server("127.0.0.1", server.port, 0.0, server.process.pid), args, found)
     watch = LoopWatch()
     trio.run(_hold_the_loop, instruments=[watch])
-    turns = np.array(watch.turns).reshape(-1, 3)
+    turns = np.array(watch.turns).reshape(-1, 4)
     turns[:, 0] = found.windows[0][1]
     found.add_turns(turns)
     text, results = found.summary()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -20,6 +21,8 @@ pytestmark = pytest.mark.trio
 
 BLOCK = re.compile(r"^```\w*\n(.+?)^```", re.DOTALL | re.MULTILINE)
 CURL = re.compile(r"^(?:\$ )?curl .+?(?=^\$ |^\{|^data: |\Z)", re.DOTALL | re.MULTILINE)
+SHOWN_ID = re.compile(r"\b(resp|conv)_9f0c\.\.\.")
+KEPT = re.compile("/v1/(responses|conversations)")  # what is answered has an id to go on from
 # Of adapters, and of a model that hears, which the fake engine does not have.
 ELSEWHERE = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/v1/audio/transcriptions")
 
@@ -31,6 +34,12 @@ class Asked:
     method: str
     path: str
     body: bytes | None
+
+    def replace_ids(self, ids: Mapping[str, str]) -> Asked:
+        """Return the request with what was answered before in place of ids that are shown."""
+        path = SHOWN_ID.sub(lambda shown: ids[shown[1]], self.path)
+        body = self.body and SHOWN_ID.sub(lambda shown: ids[shown[1]], self.body.decode()).encode()
+        return Asked(self.method, path, body)
 
 
 def read_command(words: list[str]) -> Asked:
@@ -73,16 +82,17 @@ async def test_what_is_shown_is_answered(document: str) -> None:
     known = {(route.method, route.path) for route in ROUTES}
     engine = FakeEngine(lambda prompt: "Hi", tokenizer=byte_tokenizer(GAP_MARKS))
     async with served(engine, HttpSettings()) as server:
-        client = await server.connect()
+        client, ids = await server.connect(), dict[str, str]()
         for asked in list_requests(document):
-            assert (asked.method, asked.path) in known, asked
+            assert (asked.method, SHOWN_ID.sub("<id>", asked.path)) in known, asked
+            asked = asked.replace_ids(ids)
             if asked.path in ELSEWHERE or b"adapter_id" in (asked.body or b""):
                 continue
             if asked.body is None:
                 answer = await client.get(asked.path)
             else:
-                body = orjson.loads(asked.body)
-                if "previous_response_id" in body:  # that of the request before
-                    body["previous_response_id"] = answer.json()["id"]
-                answer = await client.post(asked.path, body)
+                answer = await client.post(asked.path, orjson.loads(asked.body))
             assert answer.status == 200, (asked, answer.text)
+            if KEPT.match(asked.path):
+                id: str = answer.json()["id"]
+                ids[id.partition("_")[0]] = id

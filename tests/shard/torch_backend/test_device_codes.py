@@ -31,7 +31,12 @@ from tests.shard.torch_backend.stand_in_support import (  # noqa: E402
     start,
 )
 from tgi_trio.shard.torch_backend.attention import dividing  # noqa: E402
-from tgi_trio.shard.torch_backend.layers import code_tiles, coded_linear, grouped_matrices  # noqa: E402
+from tgi_trio.shard.torch_backend.layers import (  # noqa: E402
+    code_tiles,
+    coded_linear,
+    grouped_matrices,
+    grouping,
+)
 from tgi_trio.testing.stand_in_device import StandInDevice  # noqa: E402
 
 TEXTS = prompts(2, longest=BLOCK + 4)
@@ -118,7 +123,7 @@ def test_experts_that_are_not_stored_alike_are_numbers(
             for layer in runner.model.layers:
                 assert isinstance(layer.mlp, ExpertsMlp) and layer.mlp.grouped is not None
                 assert isinstance(layer.mlp.grouped._up, kind)
-            monkeypatch.setattr(grouped_matrices, "stack", lambda every: None)
+            monkeypatch.setattr(grouping, "stack", lambda every: None)
 
 
 def test_two_ranks(checkpoint: Checkpoint) -> None:
