@@ -9,6 +9,7 @@ from tgi_trio.shard.torch_backend.attention.few_heads import choose_pairs
 from tgi_trio.shard.torch_backend.attention.projecting import count_heads
 from tgi_trio.shard.torch_backend.attention.tiles import pad_dim
 from tgi_trio.shard.torch_backend.kernels import (
+    activations,
     beginning,
     few_heads,
     few_rows,
@@ -112,7 +113,7 @@ def _gates(generation: Generation) -> Iterator[Variant]:
     for act, limits in (*((act, False) for act in plain), ("quick_gelu", True)):
         yield Variant(
             f"gate bf16 {act}{' limits paired' if limits else ''}",
-            fused.gate,
+            activations.gate,
             (BF16, BF16, "fp32", "fp32"),
             {"SIZE": 14336, "BLOCK": 1024, "ACT": act, "LIMITS": limits, "RAISED": limits}
             | {"PAIRED": limits, "OVERLAPS": generation == "hopper"},
@@ -120,7 +121,7 @@ def _gates(generation: Generation) -> Iterator[Variant]:
     for act in ("relu2", "gelu_tanh", "quick_gelu", "xielu"):
         yield Variant(
             f"activate_alone bf16 {act}",
-            fused.activate_alone,
+            activations.activate_alone,
             (*(BF16,) * 6, f"i32{EVEN}"),
             {"BLOCK": 1024, "ACT": act, "OVERLAPS": generation == "hopper"},
         )
@@ -128,7 +129,7 @@ def _gates(generation: Generation) -> Iterator[Variant]:
     for size, each, rounds in ((7168, 1, False), (8192, 1, True), (4096, 128, True)):
         yield Variant(
             f"open_values bf16 {size}{' by head' if each > 1 else ''}{' rounded' * rounds}",
-            fused.open_values,
+            activations.open_values,
             (BF16, BF16, BF16, "i32", "i32"),
             {"SIZE": size, "EACH": each, "BLOCK": OPENED, "ROUNDS": rounds}
             | {"OVERLAPS": generation == "hopper"},

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import torch
 
-from tgi_trio.shard.torch_backend.kernels import fused, per_layer_inputs, streams
+from tgi_trio.shard.torch_backend.kernels import activations, per_layer_inputs, streams
 from tgi_trio.shard.torch_backend.layers.gating import count_cutting_warps
 from tgi_trio.shard.torch_backend.layers.per_layer_inputs import (
     choose_opened_tile,
@@ -90,7 +90,7 @@ def _of_gates(dtype: torch.dtype, overlaps: dict[str, Any]) -> Iterator[Variant]
         )
     yield Variant(
         f"open_own {TYPES[dtype]} {_OWN}",
-        fused.open_own,
+        activations.open_own,
         (*(dtype,) * 3, f"i32{EVEN}"),
         {"SIZE": _OWN, "BLOCK": 1024, "ACT": _ACT} | overlaps,
     )

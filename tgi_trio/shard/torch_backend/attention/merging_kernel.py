@@ -8,7 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from tgi_trio.shard.torch_backend.kernels.fused import open_heads
+from tgi_trio.shard.torch_backend.kernels.activations import open_heads
 from tgi_trio.shard.torch_backend.kernels.overlapping import let_next_begin, wait_for_earlier
 
 

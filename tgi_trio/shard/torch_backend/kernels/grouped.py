@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from tgi_trio.shard.torch_backend.kernels.fused import activate, limit_up
+from tgi_trio.shard.torch_backend.kernels.activations import activate, limit_up
 
 
 @triton.jit(do_not_specialize=["tokens"])

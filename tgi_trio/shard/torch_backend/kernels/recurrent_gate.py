@@ -11,7 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from tgi_trio.shard.torch_backend.kernels.fused import activate
+from tgi_trio.shard.torch_backend.kernels.activations import activate
 from tgi_trio.shard.torch_backend.kernels.recurring import chain
 
 # fmt: off

@@ -10,7 +10,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from tgi_trio.shard.torch_backend.kernels.fused import activate, load_normalised, normalise
+from tgi_trio.shard.torch_backend.kernels.activations import activate
+from tgi_trio.shard.torch_backend.kernels.fused import load_normalised, normalise
 from tgi_trio.shard.torch_backend.kernels.overlapping import let_next_begin, wait_for_earlier
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from tgi_trio.shard.torch_backend.kernels.fused import activate, open_pairs
+from tgi_trio.shard.torch_backend.kernels.activations import activate, open_pairs
 from tgi_trio.shard.torch_backend.kernels.trellis import (
     BEHIND,
     place_inputs,
@@ -22,7 +22,7 @@ def turn_inputs(
     turned,  # [sorts, rows, padded]: inputs of 16 in the order of rings
     x,  # [rows, inputs], contiguous; with GATED [rows, 2 inputs]: gates, then ups
     input_scales,  # float16 [sorts, padded]
-    limit,  # as for `gate` of fused.py, as are the next and all from ACT on
+    limit,  # as for `gate` of activations.py, as are the next and all from ACT on
     scale,
     rows,
     inputs,

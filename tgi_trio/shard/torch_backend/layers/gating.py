@@ -17,7 +17,7 @@ from tgi_trio.shard.torch_backend.layers.activation import (
 from tgi_trio.shard.torch_backend.padding import next_power_of_2
 from tgi_trio.shard.torch_backend.torch_device import overlap, runs_kernels
 
-# The activations that `kernels/fused.py` has, with its names for them.
+# The activations that `kernels/activations.py` has, with its names for them.
 _KERNELS: Final[dict[Activation, str]] = {
     functional.silu: "silu",
     functional.gelu: "gelu",
@@ -32,7 +32,7 @@ _MOST: Final = 1 << 15  # gates of a token that a program cuts
 
 
 def name_activation(act: Activation) -> str:
-    """Return an activation's name in `kernels/fused.py`; "" if it is not there."""
+    """Return an activation's name in `kernels/activations.py`; "" if it is not there."""
     return _KERNELS.get(act, "")
 
 
@@ -48,12 +48,12 @@ def activate(act: Activation, x: torch.Tensor) -> torch.Tensor:
     name = "xielu" if isinstance(act, Xielu) else _SEVERAL.get(act, "")
     if not name or not runs_kernels(x.device):
         return act(x)
-    from tgi_trio.shard.torch_backend.kernels import fused  # imports Triton
+    from tgi_trio.shard.torch_backend.kernels import activations  # imports Triton
 
     own = (act.positive, act.negative, act.beta, act.eps) if isinstance(act, Xielu) else (x,) * 4
     x = x.contiguous()
     out = torch.empty_like(x)
-    fused.activate_alone[(-(-x.numel() // _BLOCK),)](
+    activations.activate_alone[(-(-x.numel() // _BLOCK),)](
         *(out, x, *own, x.numel()), BLOCK=_BLOCK, ACT=name, **overlap(x.device)
     )
     return out
@@ -90,11 +90,11 @@ def open_own(gate: torch.Tensor, own: torch.Tensor, act: Activation) -> torch.Te
     if not name or not runs_kernels(gate.device) or own.stride(1) != 1:
         opened: torch.Tensor = act(gate) * own
         return opened
-    from tgi_trio.shard.torch_backend.kernels import fused  # imports Triton
+    from tgi_trio.shard.torch_backend.kernels import activations  # imports Triton
 
     (tokens, width), gate = gate.shape, gate.contiguous()
     out = torch.empty_like(gate)
-    fused.open_own[(tokens, -(-width // _BLOCK))](
+    activations.open_own[(tokens, -(-width // _BLOCK))](
         *(out, gate, own, own.stride(0)),
         SIZE=width,
         BLOCK=_BLOCK,
@@ -128,7 +128,7 @@ class Gate:
 
     @property
     def opened_by(self) -> str:
-        """Its name in `kernels/fused.py`; "" if gates are not opened there."""
+        """Its name in `kernels/activations.py`; "" if gates are not opened there."""
         return "" if self.limit and self.bounds_opened else name_activation(self.act)
 
     def __call__(self, inner: torch.Tensor) -> torch.Tensor:
@@ -183,11 +183,11 @@ class Gate:
         return out
 
     def _launch(self, inner: torch.Tensor, name: str) -> torch.Tensor:
-        from tgi_trio.shard.torch_backend.kernels import fused  # imports Triton
+        from tgi_trio.shard.torch_backend.kernels import activations  # imports Triton
 
         tokens, width = inner.shape[0], inner.shape[1] // 2
         out = torch.empty((tokens, width), dtype=inner.dtype, device=inner.device)
-        fused.gate[(tokens, -(-width // _BLOCK))](
+        activations.gate[(tokens, -(-width // _BLOCK))](
             out,
             inner.contiguous(),
             self.limit,

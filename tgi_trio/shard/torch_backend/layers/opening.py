@@ -33,12 +33,12 @@ def open_values(
 
 
 def _launch(values: torch.Tensor, gates: torch.Tensor, *, in_float32: bool) -> torch.Tensor:
-    from tgi_trio.shard.torch_backend.kernels import fused  # imports Triton
+    from tgi_trio.shard.torch_backend.kernels import activations  # imports Triton
 
     tokens, size = values.shape
     values, gates = (x if x.stride(-1) == 1 else x.contiguous() for x in (values, gates))
     out = torch.empty((tokens, size), dtype=values.dtype, device=values.device)
-    fused.open_values[(tokens, -(-size // BLOCK))](
+    activations.open_values[(tokens, -(-size // BLOCK))](
         *(out, values, gates, values.stride(0), gates.stride(0)),
         SIZE=size,
         EACH=size // gates.shape[-1],

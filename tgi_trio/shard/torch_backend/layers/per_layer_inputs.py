@@ -91,7 +91,7 @@ def multiply_opened(
 ) -> torch.Tensor:
     """Return [T, outputs]: act(`gates`) * `own` [T, width] times `weight` [outputs, width].
 
-    In one launch; `act` as in `kernels/fused.py`.
+    In one launch; `act` as in `kernels/activations.py`.
     """
     from tgi_trio.shard.torch_backend.kernels import per_layer_inputs  # imports Triton
 
