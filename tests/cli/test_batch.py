@@ -66,7 +66,7 @@ async def test_all_are_answered_once(tmp_path: Path) -> None:
         assert "makes no embeddings" in found["v"]["response"]["body"]["error"]["message"]
         before = (tmp_path / "out").read_bytes()
         again = io.StringIO()
-        assert await batch(given, again)
+        assert not await batch(given, again)  # they still are
         assert again.getvalue() == "9 rows: 9 before, none asked\n"
         assert (tmp_path / "out").read_bytes() == before and len(fake.submitted) == 7
 

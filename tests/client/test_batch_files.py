@@ -79,7 +79,7 @@ def row(id: str) -> BatchRow:
 def test_what_has_an_answer_is_kept(tmp_path: Path) -> None:
     """Not what is worth another try, nor a line that was cut off."""
     path = tmp_path / "out.jsonl"
-    assert keep_answers(path) == set() and path.read_bytes() == b""
+    assert keep_answers(path) == {} and path.read_bytes() == b""
     kept = [
         write_answer(row("well"), Answer(200, b'{"id":"x"}', "r1")),
         write_answer(row("refused"), Answer(422, b'{"error":{"message":"no"}}')),
@@ -90,9 +90,9 @@ def test_what_has_an_answer_is_kept(tmp_path: Path) -> None:
         write_failure(row("lost"), "connection_error", "it ended"),
     ]
     path.write_bytes(kept[0] + b"".join(others) + kept[1] + others[0][:40])
-    assert keep_answers(path) == {"well", "refused"}
+    assert keep_answers(path) == {"well": 200, "refused": 422}
     assert path.read_bytes() == b"".join(kept)
-    assert keep_answers(path) == {"well", "refused"}
+    assert keep_answers(path) == {"well": 200, "refused": 422}
     assert [each.name for each in tmp_path.iterdir()] == ["out.jsonl"]
     found = json.loads(kept[0])
     assert found["id"].startswith("batch_req_") and found["error"] is None

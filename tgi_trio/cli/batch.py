@@ -30,7 +30,7 @@ from tgi_trio.client.http import Client
 
 PAUSES: Final = (1.0, 2.0, 4.0, 8.0, 16.0)  # seconds before another try
 _LONGEST_PAUSE: Final = 60.0  # that a server may ask for
-_WELL: Final = "200"
+_WELL: Final = 200  # the status
 
 
 async def batch(options: BatchOptions, output: TextIO) -> bool:
@@ -41,7 +41,7 @@ async def batch(options: BatchOptions, output: TextIO) -> bool:
     reached (any more).
     """
     asked = read_ids(options.input)
-    answered = keep_answers(options.output) & asked
+    answered = {id: at for id, at in keep_answers(options.output).items() if id in asked}
     left = len(asked) - len(answered)
     rows = (row for row in read_rows(options.input) if row.custom_id not in answered)
     counts: Counter[str] = Counter()
@@ -62,7 +62,7 @@ async def batch(options: BatchOptions, output: TextIO) -> bool:
             if left:
                 print(f"{left} rows are left: the same command goes on", file=sys.stderr)
     print(describe(len(asked), len(answered), counts), file=output)
-    return set(counts) <= {_WELL}
+    return {*counts, *map(str, answered.values())} <= {str(_WELL)}
 
 
 def describe(total: int, done: int, counts: Counter[str]) -> str:

@@ -124,8 +124,8 @@ def is_worth_another_try(status: int) -> bool:
     return status in (408, 429) or status >= 500
 
 
-def keep_answers(path: Path) -> set[str]:
-    """Return which requests a file of answers answers; the lines of others are removed from it.
+def keep_answers(path: Path) -> dict[str, int]:
+    """Return the statuses that a file of answers has, by request; other lines are removed from it.
 
     Removed are a last line that was cut off, and those of requests that are worth another try.
     The file is made where there is none. Raises ConfigurationError for a file that holds anything
@@ -135,21 +135,21 @@ def keep_answers(path: Path) -> set[str]:
         path.open("ab").close()
         lines = path.read_bytes().split(b"\n")
         if lines[-1] == b"" and len(lines) == 1:
-            return set()
+            return {}
         whole = [line for line in lines[:-1] if line.strip()]
-        answered = {line: id for line in whole if (id := _read_answered(line, path)) is not None}
+        answered = {line: own for line in whole if (own := _read_answered(line, path)) is not None}
         kept = b"".join(line + b"\n" for line in whole if line in answered)
         if len(answered) != len(lines) - 1 or lines[-1]:
             beside = path.with_name(f"{path.name}.{os.getpid()}")
             beside.write_bytes(kept)
             beside.replace(path)
-        return set(answered.values())
+        return dict(answered.values())
     except OSError as error:
         raise ConfigurationError(f"{path} cannot be written: {error.strerror}") from error
 
 
-def _read_answered(line: bytes, path: Path) -> str | None:
-    """Return the id of the request that a line answers; None where it is to be asked again."""
+def _read_answered(line: bytes, path: Path) -> tuple[str, int] | None:
+    """Return the id of the request that a line answers, and the status; None: ask it again."""
     try:
         given = orjson.loads(line)
         id, response, error = given["custom_id"], given["response"], given["error"]
@@ -160,4 +160,4 @@ def _read_answered(line: bytes, path: Path) -> str | None:
         ) from None
     if error is not None or status is None or is_worth_another_try(status):
         return None
-    return str(id)
+    return str(id), status
