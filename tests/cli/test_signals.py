@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,13 +17,14 @@ import pytest
 from tgi_trio import demo
 
 
+def hear(deaf: bool = False) -> None:
+    """Have a process hear signals however this run itself was started; `deaf`: as `command &`."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN if deaf else signal.SIG_DFL)
+
+
 def start(*words: str, deaf: bool = False) -> subprocess.Popen[str]:
     """Start a command in a process group of its own; `deaf`: as a script's `command &`."""
-
-    def begin() -> None:  # however this run itself was started
-        signal.signal(signal.SIGHUP, signal.SIG_DFL)
-        signal.signal(signal.SIGINT, signal.SIG_IGN if deaf else signal.SIG_DFL)
-
     return subprocess.Popen(
         [sys.executable, "-m", "tgi_trio", *words],
         stdin=subprocess.DEVNULL,
@@ -30,7 +32,7 @@ def start(*words: str, deaf: bool = False) -> subprocess.Popen[str]:
         stderr=subprocess.PIPE,
         text=True,
         process_group=0,
-        preexec_fn=begin,
+        preexec_fn=partial(hear, deaf),
     )
 
 
@@ -112,5 +114,6 @@ sys.exit(main.main({list(words)}))
         text=True,
         timeout=60,
         check=False,
+        preexec_fn=hear,
     )
     return ended.returncode, ended.stdout, ended.stderr
