@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from tests.company.companies import Company
 from tests.company.guests import Answer, Customs, Guest
-from tests.company.servers import ROUNDING, Server
+from tests.company.servers import Server
 from tests.company.telling import FORGOTTEN
 from tgi_trio.router.request import Token
 
@@ -51,13 +51,12 @@ def meet(server: Server, hermit: Hermit, company: Company) -> Met:
     foretold = texts if company.customs.foretold else ()
     house = server.house(company.customs, company.guests, foretold=foretold)
     answers, wrong = house.serve(), list[str]()
-    tolerance = 0.0 if server.exact else ROUNDING
     for place, (guest, answer, alone) in enumerate(zip(company.guests, answers, lone, strict=True)):
         left = guest.leaves is not None
         if guest.patience is not None and answer.timed_out:
             answer, left = answer.before_the_end(), True
         drawn = guest.request.sampling.sample
-        found = differences(answer, alone, left, tolerance, drawn=drawn)
+        found = differences(answer, alone, left, server.tolerance, drawn=drawn)
         wrong += [f"guest {place}: {what}" for what in found]
     return Met(wrong, house.counters)
 
