@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.nn import functional
 
 from tests.shard.checkpoint.quantised_cases import Case, open_matrix
 from tests.shard.torch_backend.interpreter import (
@@ -18,92 +17,41 @@ from tests.shard.torch_backend.interpreter import (
     sum_in_order,
 )
 from tests.support.exl3 import EXL3, store_exl3
-from tests.support.quantised import Array
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.shard.checkpoint.formats.exl3 import read_rings
-from tgi_trio.shard.checkpoint.stored_matrix import StoredMatrix
 
 need_triton()
 
 from tests.shard.torch_backend.test_warm_kernels import compiled_for  # noqa: E402  (Triton's)
+from tests.shard.torch_backend.trellis_support import (  # noqa: E402
+    FLOAT,
+    HALF,
+    check_product,
+    encoded,
+    linear_of,
+    some_matrix,
+    some_rows,
+    write_for_library,
+)
 from tgi_trio.shard.torch_backend.layers import (  # noqa: E402
-    gating,
     trellis_inputs,
     trellis_linear,
 )
-from tgi_trio.shard.torch_backend.layers.activation import ACTIVATIONS, Activation  # noqa: E402
-from tgi_trio.shard.torch_backend.layers.gating import Gate, activate  # noqa: E402
 from tgi_trio.shard.torch_backend.layers.stored_trellis import (  # noqa: E402
-    Trellis,
-    encode_rings,
     join_trellises,
 )
 from tgi_trio.shard.torch_backend.layers.trellis_inputs import list_products  # noqa: E402
 from tgi_trio.shard.torch_backend.layers.trellis_linear import (  # noqa: E402
-    TrellisLinear,
     count_parts,
 )
 from tgi_trio.testing.sanitizer.sanitizer import Sanitizer  # noqa: E402
 
-FLOAT, HALF = torch.float32, torch.bfloat16
 # Every width has a codebook, and every codebook widths of both sizes of runs, whole and half.
 WIDTHS = [
     *((bits, ("3inst", "mcg", "mul1")[bits % 3]) for bits in range(1, 9)),
     *((bits + 0.5, "mul1") for bits in range(1, 8)),
     *((4, "3inst"), (6, "mcg"), (4, "mul1")),
 ]
-
-
-def some_matrix(
-    folder: Path, outputs: int, inputs: int, bits: float = 3, book: str = "mcg", **how: Any
-) -> tuple[StoredMatrix, Array]:
-    """Return any matrix of a width and a codebook, and its weights."""
-    folder.mkdir(exist_ok=True)
-    weight = np.random.default_rng(outputs).standard_normal((outputs, inputs), np.float32)
-    tensors, exact = store_exl3(bits, book, **how)("a", weight)
-    return open_matrix(folder, Case(EXL3, tensors, exact, int(np.ceil(bits)), 128)), exact
-
-
-def encoded(matrix: StoredMatrix) -> Trellis:
-    rings = read_rings(matrix)
-    assert rings is not None
-    return encode_rings(rings, matrix.shape)
-
-
-def linear_of(
-    parts: list[Trellis | torch.Tensor],
-    dtype: torch.dtype = FLOAT,
-    bias: torch.Tensor | None = None,
-    *,
-    invariant: bool = False,
-) -> TrellisLinear:
-    return TrellisLinear(parts, bias, dtype, torch.device(DEVICE), invariant=invariant)
-
-
-def some_rows(rows: int, inputs: int, dtype: torch.dtype = FLOAT) -> torch.Tensor:
-    draw = torch.Generator().manual_seed(rows)
-    return torch.randn(rows, inputs, generator=draw).to(DEVICE, dtype)
-
-
-def check_product(
-    linear: TrellisLinear,
-    weight: Array,
-    rows: int,
-    dtype: torch.dtype = FLOAT,
-    bias: torch.Tensor | None = None,
-) -> None:
-    """Compare with the product in float64, by what is rounded in a dtype.
-
-    In half precision inputs that have been turned, numbers and results are, by half a step each.
-    """
-    x = some_rows(rows, weight.shape[1], dtype)
-    wide, exact = x.double().cpu(), torch.from_numpy(weight).double().T
-    expected = wide @ exact + (0 if bias is None else bias.double().cpu())
-    found = linear(x)
-    assert found.dtype is dtype and found.shape == expected.shape
-    step = 2.0**-21 if dtype is FLOAT else torch.finfo(dtype).eps
-    sizes = wide.abs() @ exact.abs() + 1
-    assert ((found.double().cpu() - expected).abs() / sizes).max() < step
 
 
 @pytest.mark.sampled(10)
@@ -184,11 +132,6 @@ def test_matrices_of_several_sorts(
     check_product(linear, exact, rows, dtype, bias)
 
 
-def write_for_library(monkeypatch: pytest.MonkeyPatch, rows: int = 64) -> None:
-    """Have more than `rows` multiplied by a library."""
-    monkeypatch.setattr(trellis_linear, "MOST_ROWS", rows)
-
-
 def test_equally_many_outputs_of_several_sorts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -226,53 +169,6 @@ def test_products_of_a_library() -> None:
     assert products((256, 256), 0, 512, together=False) == [(1, 0, 256), (1, 256, 512)]
 
 
-GATES: dict[str, tuple[Activation, int]] = {
-    "silu": (Gate(functional.silu), 2),
-    "silu scaled": (Gate(functional.silu, scale=0.5), 2),
-    "quick_gelu limited": (Gate(ACTIVATIONS["quick_gelu"], 0.7, paired=True), 2),
-    "gelu limited": (Gate(functional.gelu, 0.7, raised=False), 2),
-    "relu2": (ACTIVATIONS["relu2"], 1),
-    "gelu": (functional.gelu, 1),
-}
-
-
-@pytest.mark.sampled(5)
-@pytest.mark.parametrize(("act", "wider"), GATES.values(), ids=GATES)
-@pytest.mark.parametrize("dtype", [FLOAT, HALF], ids=str)
-@pytest.mark.parametrize("rows", [2, 20, 70])
-def test_activations_where_inputs_are_turned(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    act: Activation,
-    wider: int,
-    dtype: torch.dtype,
-    rows: int,
-) -> None:
-    """To the bit as by the kernel that opens gates, for few rows, in tiles and for a library."""
-    write_for_library(monkeypatch)
-    sum_in_order(monkeypatch)
-    monkeypatch.setattr(gating, "runs_kernels", lambda device: True)
-    matrix, _ = some_matrix(tmp_path, 128, 200)  # inputs are padded
-    linear, inner = linear_of([encoded(matrix)], dtype), some_rows(rows, wider * 200, dtype)
-    assert linear.opens(act)
-    found, expected = linear.multiply_opened(inner, act), linear(activate(act, inner))
-    if isinstance(act, Gate):
-        assert torch.equal(found, expected)
-    else:  # of which torch may have an operation
-        step = 16 * torch.finfo(dtype).eps
-        torch.testing.assert_close(found, expected, atol=step * float(expected.abs().max()), rtol=0)
-
-
-def test_activations_that_no_launch_opens(tmp_path: Path) -> None:
-    """What no kernel knows, and where a plain matrix reads the same."""
-    matrix, _ = some_matrix(tmp_path, 128, 256)
-    part = encoded(matrix)
-    bounded = Gate(functional.silu, 0.7, bounds_opened=True)
-    assert not linear_of([part]).opens(bounded) and not linear_of([part]).opens(torch.tanh)
-    plain = torch.zeros(128, 256, device=DEVICE)
-    assert not linear_of([part, plain]).opens(Gate(functional.silu))
-
-
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", [FLOAT, HALF], ids=str)
 @pytest.mark.parametrize("rows", [65, 130])
@@ -288,23 +184,6 @@ def test_tiles_of_rows(
     if dtype is FLOAT:  # some rows at a time
         monkeypatch.setattr(trellis_linear, "MOST_ROWS", 64)
         check_product(linear, exact, rows, dtype)
-
-
-def test_inputs_that_are_scaled_alike_are_turned_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_for_library(monkeypatch)
-    one, other = (some_matrix(tmp_path / str(outputs), outputs, 256)[0] for outputs in (128, 256))
-    upper, lower = encoded(one), encoded(other)
-    lower.input_scales[:] = upper.input_scales
-    (joined,) = join_trellises([upper, lower])
-    assert joined.counts == (384,) and joined.input_scales.shape == (1, 256)
-    assert joined.sorts.tolist() == [0, 0, 0]
-    (apart,) = join_trellises([joined, encoded(other)])
-    assert apart.counts == (384, 256) and apart.sorts.tolist() == [0, 0, 0, 1, 1]
-    x = some_rows(70, 256, HALF)
-    split = torch.cat([linear_of([part], HALF)(x) for part in (upper, lower)], 1)
-    torch.testing.assert_close(linear_of([joined], HALF)(x), split, atol=0, rtol=0)
 
 
 @pytest.mark.sampled(2)
