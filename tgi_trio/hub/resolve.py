@@ -233,12 +233,11 @@ def resolve_adapter(
     name, _, place = wanted.partition("=")
     folder = local_folder(place or name, "--lora-adapters")
     if folder is None:
-        token = hub_token()
         source = Repository(
             name=place or name,
             revision=revision or None,
             cache_dir=cache_dir,
-            token=token,
+            token=hub_token(),
             progress=progress,
             flag="--lora-adapters",
         )

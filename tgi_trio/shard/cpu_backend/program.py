@@ -122,10 +122,9 @@ class Program:
 
         `bf16`: the model's dtype is bfloat16, otherwise float32. `as_stored`: quantised weights are
         multiplied as stored if there is a kernel for their kind; `int8_by_rows`: as for
-        `find_packing`. `max_lora_rank`: of adapters; 0:
-        none will be loaded. `scope`: what they may change. `kv`: how K and V are stored; None: in
-        the model's dtype. `run`: the layers that are computed here; None: all. `portion`: of every
-        layer.
+        `find_packing`. `max_lora_rank`: of adapters; 0: none will be loaded. `scope`: what they may
+        change. `kv`: how K and V are stored; None: in the model's dtype. `run`: the layers that are
+        computed here; None: all. `portion`: of every layer.
         """
         self.model = portion.sizes_of(spec)  # all layers
         self.run = run = run or find_run(spec, None)
