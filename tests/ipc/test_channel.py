@@ -5,10 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -179,36 +176,6 @@ def test_a_request_ring_that_is_full_never_blocks_the_router(pair: Pair) -> None
     with pytest.raises(ValueError, match="allowed: 0 to"):
         router.reserve(size + 1)
     assert not router.try_send(bytes(size + 1))
-
-
-@pytest.mark.parametrize("sleeps", [False, True])
-def test_frames_longer_than_a_ring_go_both_ways(sleeps: bool, pair: Pair) -> None:
-    router, shard = pair
-    long = os.urandom(5 * router.writer.capacity + 3)
-    waited = threading.Event()
-
-    def echo() -> None:
-        for _ in range(2):
-            while (view := shard.try_receive()) is None:
-                waited.set()
-                shard.wait(None)
-            copy = bytes(view)
-            shard.release()
-            shard.send(copy)
-
-    with ThreadPoolExecutor(1) as pool:
-        echoing = pool.submit(echo)
-        for payload in (long, b"short"):
-            if sleeps:
-                waited.wait()
-            while not router.try_send(payload):
-                time.sleep(0.0005)
-            while (view := router.try_receive()) is None:
-                time.sleep(0.0005)
-            assert view == payload
-            router.release()
-        echoing.result()
-    router.check()
 
 
 @pytest.mark.trio

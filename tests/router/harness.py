@@ -18,13 +18,14 @@ from tgi_trio.ipc.router_end import ReplyBell, RouterEnd
 from tgi_trio.ipc.startup import ShardInfo, WarmupRequest
 from tgi_trio.router.engine.engine import AdmissionLimits, Engine
 from tgi_trio.router.engine.shard_link import ShardLink
-from tgi_trio.router.request import Request, StoppingCriteria
+from tgi_trio.router.engine.stream import TokenStream
+from tgi_trio.router.request import Request, StoppingCriteria, Token
 from tgi_trio.router.scheduling import SchedulingLimits
 from tgi_trio.router.shards import handshake
 from tgi_trio.router.telemetry.metrics import Metrics
 from tgi_trio.router.text.regexes import compile_regex
 from tgi_trio.router.text.tokenizer import Tokenizer
-from tgi_trio.testing.fake_model import FakeSettings
+from tgi_trio.testing.fake_model import FakeSettings, continuation
 from tgi_trio.testing.fake_shard import FakeShard
 
 SPECIALS = ["<s>", "<pad>", "</s>"]  # ids 0, 1, 2: what FakeSettings expects below `first_id`
@@ -157,3 +158,14 @@ async def engine_on_fake_shard(
                 nursery.start_soon(engine.watch_deadlines)
                 yield Bench(engine, tokenizer, metrics, shard, end, info)
                 nursery.cancel_scope.cancel()
+
+
+async def collect(stream: TokenStream) -> list[Token]:
+    """Return all tokens of a stream."""
+    return [token async for tokens in stream for token in tokens]
+
+
+def expected(bench: Bench, fake: FakeSettings, prompt: str, count: int) -> list[int]:
+    """Return the ids that a fake shard answers a prompt with."""
+    ids = bench.tokenizer.encode_ids(prompt, False).tolist()
+    return list(continuation(fake, ids, count))

@@ -13,9 +13,10 @@ import pytest
 import trio
 
 from tests.router.harness import (
-    Bench,
     byte_tokenizer,
+    collect,
     engine_on_fake_shard,
+    expected,
     make_request,
     scheduling_limits,
 )
@@ -33,16 +34,7 @@ from tgi_trio.router.scheduling import Scheduler
 from tgi_trio.router.scheduling.shard_commands import Progress
 from tgi_trio.router.telemetry.metrics import Metrics
 from tgi_trio.router.text.answer_text import output_text
-from tgi_trio.testing.fake_model import FakeSettings, continuation
-
-
-async def collect(stream: TokenStream) -> list[Token]:
-    return [token async for tokens in stream for token in tokens]
-
-
-def expected(bench: Bench, fake: FakeSettings, prompt: str, count: int) -> list[int]:
-    ids = bench.tokenizer.encode_ids(prompt, False).tolist()
-    return list(continuation(fake, ids, count))
+from tgi_trio.testing.fake_model import FakeSettings
 
 
 @pytest.mark.trio
@@ -68,32 +60,6 @@ async def test_tokens_are_the_models_and_the_end_comes_once(tmp_path: Path) -> N
         assert bench.metrics.value("tgi_batch_inference_duration", method="prefill") == 1
         assert bench.metrics.value("tgi_batch_inference_duration", method="decode") == 11
         assert bench.metrics.value("tgi_batch_concat") == 0
-
-
-@pytest.mark.trio
-async def test_prompts_that_are_longer_than_the_ring_of_commands(tmp_path: Path) -> None:
-    """Sent in parts, while others are waiting, running and leaving."""
-    fake = FakeSettings(vocab_size=259)
-    async with engine_on_fake_shard(tmp_path, fake, request_bytes=4096) as bench:
-
-        async def ask(prompt: str, count: int) -> None:
-            with bench.engine.submit(make_request(bench.tokenizer, prompt, count)) as stream:
-                tokens = await collect(stream)
-            assert [t.id for t in tokens] == expected(bench, fake, prompt, count)
-
-        async def leave(prompt: str) -> None:
-            with bench.engine.submit(make_request(bench.tokenizer, prompt, 9)) as stream:
-                await trio.lowlevel.checkpoint()
-            assert stream.end is StreamEnd.CANCELLED
-
-        for _ in range(3):
-            async with trio.open_nursery() as nursery:
-                for n, prompt in enumerate(("x" * 3000, "short", "y" * 3500, "z" * 2000)):
-                    nursery.start_soon(ask, prompt, 5 + n)
-                    nursery.start_soon(leave, prompt)
-        await bench.settle()
-        accepted, ended = bench.balance()
-        assert accepted == ended == 24
 
 
 @pytest.mark.trio
