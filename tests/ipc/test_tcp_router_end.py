@@ -76,3 +76,23 @@ async def test_a_shard_that_is_gone_is_silent_as_a_ring_would_be(pair: Pair) -> 
     assert patience.cancelled_caught
     with pytest.raises(RingFull):
         await end.send(b"command", 0.01)
+
+
+@pytest.mark.trio
+async def test_what_is_sent_while_the_router_waits_for_replies_leaves_whole(pair: Pair) -> None:
+    """The wait had begun when nothing was unsent, so nobody looked for room."""
+    end, shard = pair
+    async with trio.open_nursery() as nursery:
+
+        @nursery.start_soon
+        async def serve() -> None:
+            while True:
+                await end.wait()
+
+        await trio.testing.wait_all_tasks_blocked()
+        assert end.try_send(bytes(LARGEST))
+        with trio.fail_after(60):
+            while (view := shard.try_receive()) is None:
+                await trio.sleep(0.001)
+        assert len(view) == LARGEST
+        nursery.cancel_scope.cancel()

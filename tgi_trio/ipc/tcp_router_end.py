@@ -24,6 +24,7 @@ class TcpRouterEnd:
         self._frames = FrameSocket(socket.socket(fileno=descriptor), largest, describe_peer)
         self.release: Callable[[], None] = self._frames.release
         self._gone = False
+        self._reading = trio.CancelScope()  # in which `wait` looks for frames, but not for room
 
     def try_receive(self) -> memoryview | None:
         """Return the next frame, valid until `release`; None if there is none.
@@ -39,10 +40,13 @@ class TcpRouterEnd:
     def try_send(self, payload: bytes | memoryview) -> bool:
         """Send a frame; returns False if the previous one is still unsent. Never blocks."""
         try:
-            return not self._gone and self._frames.try_send(payload)
+            sent = not self._gone and self._frames.try_send(payload)
         except PeerGone:
             self._gone = True
             return False
+        if not self._flushed():
+            self._reading.cancel()  # otherwise the rest would stay here until a reply comes
+        return sent
 
     async def send(self, payload: bytes | memoryview, timeout: float) -> None:
         """Send a frame. Raises RingFull if there is no room for it within `timeout` seconds."""
@@ -61,7 +65,8 @@ class TcpRouterEnd:
         if not self._frames.empty():
             return
         if self._flushed():
-            await self._wait_readable()
+            with trio.CancelScope() as self._reading:
+                await self._wait_readable()
             return
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._wait_readable, nursery.cancel_scope)

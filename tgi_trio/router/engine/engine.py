@@ -218,10 +218,12 @@ class Engine:
         try:
             self._adapters.attach(link.send_frame)
             self._dispatch()
-            while True:
-                # Here control returns from the shard's process (`Reporter.send`).
-                await link.wait()
-                await self._turn(link)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(link.send_waiting)
+                while True:
+                    # Here control returns from the shard's process (`Reporter.send`).
+                    await link.wait()
+                    await self._turn(link)
         finally:
             self._link = None
             self._adapters.detach()

@@ -52,6 +52,7 @@ class ShardLink:
     def __init__(self, end: CommandChannel) -> None:
         self._end = end
         self._backlog: deque[bytes] = deque()
+        self._waiting = trio.Event()  # there is a backlog
         self._answered = trio.Event()  # the last order to keep prefixes is
         self._report = PrefixReport()
 
@@ -65,6 +66,21 @@ class ShardLink:
         # Control passes to the shard's process, which takes the frame between two steps
         # (`Worker._drain`); its answers come to `Engine.serve`.
         self.flush()
+        if self._backlog:
+            self._waiting.set()
+
+    async def send_waiting(self) -> None:
+        """Send what waits for room as the shard makes it, until cancelled.
+
+        A shard that replies has made room, but for the next part of a long prompt it makes room
+        without having anything to reply to: nothing wakes us then, however long we sleep.
+        """
+        while True:
+            await self._waiting.wait()
+            while self._backlog:
+                await trio.sleep(_TRY_AGAIN_S)
+                self.flush()
+            self._waiting = trio.Event()
 
     async def keep_prefixes(self, order: KeepOrder) -> PrefixReport:
         """Have all ranks write prefixes while nobody is served; one order at a time."""
@@ -92,13 +108,5 @@ class ShardLink:
                 self._end.release()
 
     async def wait(self) -> None:
-        """Sleep until there may be replies, or until what waits here may be tried again.
-
-        A shard that replies has made room, but for the next part of a long prompt it makes room
-        without having anything to reply to.
-        """
-        if not self._backlog:
-            await self._end.wait()
-            return
-        with trio.move_on_after(_TRY_AGAIN_S):
-            await self._end.wait()
+        """Sleep until there may be replies."""
+        await self._end.wait()
