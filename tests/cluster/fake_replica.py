@@ -45,6 +45,7 @@ class FakeReplica:
         self.status = 200  # of everything else
         self.elsewhere = False  # whether it says that another one may know better
         self.silent = trio.Event()  # once set nothing is answered any more
+        self.ignored = trio.Event()  # a request has come since
         # Bytes of a stream's body, or of a whole answer and its head; then the connection is reset.
         self.cut_after: int | None = None
         self.pause = 0.0  # seconds before each event
@@ -87,6 +88,7 @@ class FakeReplica:
         try:
             while (seen := await _read_request(stream)) is not None:
                 if self.silent.is_set():
+                    self.ignored.set()
                     await trio.sleep_forever()
                 # What a front asks for itself has no id.
                 if seen.path != "/health" and "x-request-id" in seen.headers:

@@ -35,13 +35,15 @@ class Exchange:
         """Send a request and return the head of its answer. Raises ReplicaLost.
 
         If a kept-alive connection turns out to be closed, the request is sent once more on a fresh
-        one: servers close idle connections, so that says nothing about the replica.
+        one: servers close idle connections, so that says nothing about the replica. It is not if we
+        have closed it, giving the replica up: its machine may take connections, and never answer.
         """
         connection = self._connection = await self._connections.take()
         try:
             return await self._ask(connection, request)
         except ReplicaLost:
-            if connection.fresh or self._reader.head is not None:
+            ours = connection not in self._connections.busy  # it was closed here
+            if ours or connection.fresh or self._reader.head is not None:
                 raise
             self._connections.give_back(connection, reusable=False)
             self._connection = None

@@ -177,11 +177,13 @@ class Connections:
     address: str  # host:port, [host]:port or unix:/path
     idle: deque[Connection] = field(default_factory=deque)  # the longest idle first
     busy: set[Connection] = field(default_factory=set)
+    _closed: int = 0  # how often all of them were
 
     async def take(self, fresh: bool = False) -> Connection:
         """Return a connection, an idle one unless `fresh`; to be returned by `give_back`.
 
-        Raises ReplicaLost if none can be made within `CONNECT_SECONDS`.
+        Raises ReplicaLost if none can be made within `CONNECT_SECONDS`, or all were closed
+        meanwhile.
         """
         now = trio.current_time()
         while self.idle and not fresh:
@@ -191,7 +193,11 @@ class Connections:
                 self.busy.add(kept)
                 return kept
             kept.close()
+        before = self._closed
         connection = Connection(await _connect(self.address))
+        if self._closed != before:  # whoever waits on this one would not be told again
+            connection.close()
+            raise ReplicaLost("it was given up while a connection was made")
         self.busy.add(connection)
         return connection
 
@@ -209,7 +215,8 @@ class Connections:
             connection.close()
 
     def close(self) -> None:
-        """Close all connections; whoever waits for bytes gets ReplicaLost."""
+        """Close all connections; whoever waits for bytes, or for one, gets ReplicaLost."""
+        self._closed += 1
         for connection in [*self.idle, *self.busy]:
             connection.close()
         self.idle.clear()
