@@ -52,6 +52,7 @@ class FakeReplica:
         self.tokens = 8
         self.seen: list[Seen] = []
         self.taken = 0  # connections
+        self.polls = 0  # questions how it is that have been answered
         self.left = trio.Event()  # a client has hung up in the middle of an answer
         self.began = trio.Event()  # an event has been sent
         self.address = ""
@@ -109,6 +110,7 @@ class FakeReplica:
         if seen.path == "/health" and status == 200 and seen.headers.get("x-tgi-front") == SECRET:
             more = f"x-tgi-load: {self.load}\r\n" if self.load else ""
             await stream.send_all(_whole(200, b"", "text/plain", more))
+            self.polls += 1
         elif seen.path == "/info" and self.info is not None:
             body = json.dumps(self.info).encode()
             await stream.send_all(_whole(200, body, "application/json"))

@@ -9,7 +9,9 @@ import trio
 
 from tests.cluster.fake_replica import BODY, WHOLE, fake_replicas
 from tests.cluster.served_front import WITH_SECRET, served_front
-from tgi_trio.cluster.members import MemberState
+from tgi_trio.cluster import relay
+from tgi_trio.cluster.members import MemberEvent, MemberState
+from tgi_trio.cluster.replica_http import ReplicaLost
 
 pytestmark = pytest.mark.trio
 
@@ -102,3 +104,37 @@ async def test_a_replica_that_does_not_know_the_front_gets_nothing_and_is_told_o
             await front.until(replicas.addresses[0], MemberState.SUSPECT)
             assert (await front.ask("POST", "/generate", BODY)).status == 503
     assert caplog.text.count("the same --cluster-secret-file") == 1
+
+
+async def test_who_waits_is_told_once_no_replica_will_take_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Although the replica is as it was: SUSPECT."""
+    monkeypatch.setattr(relay, "WAIT_SECONDS", 3600)
+    async with fake_replicas(1) as replicas, served_front(replicas.addresses) as front:
+        (replica,), (asked,) = replicas.all, front.fleet.replicas
+        front.fleet.members.tell(replica.address, MemberEvent.LATE, trio.current_time())
+
+        async def refuse() -> None:
+            while not front.front.running:
+                await trio.sleep(0.001)
+            replica.health = 403
+            asked.poll_now.set()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(refuse)
+            answer = await front.ask("POST", "/generate", BODY)
+        assert answer.status == 503
+
+
+async def test_a_replica_that_loses_a_request_while_it_says_how_it_is_is_asked_again() -> None:
+    async with fake_replicas(1) as replicas:
+        (replica,) = replicas.all
+        replica.delay = 0.05
+        async with served_front(replicas.addresses, up=False) as front:
+            (asked,) = front.fleet.replicas
+            while not replica.taken:
+                await trio.sleep(0.001)
+            front.fleet.lose(asked, ReplicaLost("it was cut"), under_way=True)
+            while replica.polls < 2:
+                await trio.sleep(0.001)

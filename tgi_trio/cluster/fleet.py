@@ -195,9 +195,9 @@ class Fleet:
         with replica.asking:
             while True:
                 following = trio.current_time() + self.members.interval
+                replica.poll_now = trio.Event()  # first: it may be set while the replica is asked
                 await self._ask(replica)
                 replica.polled.set()
-                replica.poll_now = trio.Event()
                 with trio.move_on_at(following):
                     await replica.poll_now.wait()
 
@@ -250,7 +250,9 @@ class Fleet:
                 "replica %s does not know this front: it needs the same --cluster-secret-file",
                 replica.name,
             )
-        replica.refuses = head.status == 403
+        if replica.refuses != (head.status == 403):
+            replica.refuses = not replica.refuses
+            self._changed.unpark_all()
         self._tell(replica, MemberEvent.WELL if well else MemberEvent.UNWELL)
         load = _LOAD.fullmatch(head.header(b"x-tgi-load"))
         if load is not None:
