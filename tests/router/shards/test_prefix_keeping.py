@@ -19,20 +19,20 @@ from tgi_trio.settings.records import Settings
 __all__ = ["settings"]  # a fixture
 
 FOUND = Collected(KEPT, [9, 8, 7, 6, 5], [])
-Shard = Callable[[Any, KeepOrder], Awaitable[PrefixReport]]
+Shard = Callable[[Any, Any, KeepOrder], Awaitable[PrefixReport]]
 
 
-async def writes(end: Any, order: KeepOrder) -> PrefixReport:
+async def writes(end: Any, send: Any, order: KeepOrder) -> PrefixReport:
     (order.folder / f"{order.key.hex()}-0.prefixes").write_bytes(b"numbers")
     return PrefixReport(7)
 
 
-async def cannot(end: Any, order: KeepOrder) -> PrefixReport:
+async def cannot(end: Any, send: Any, order: KeepOrder) -> PrefixReport:
     (order.folder / f"{order.key.hex()}-1.prefixes").write_bytes(b"num")  # another rank's
     return PrefixReport(0, "[Errno 28] No space left on device")
 
 
-async def hangs(end: Any, order: KeepOrder) -> PrefixReport:
+async def hangs(end: Any, send: Any, order: KeepOrder) -> PrefixReport:
     await trio.sleep_forever()
     raise AssertionError
 
@@ -41,7 +41,7 @@ async def keep(settings: Settings, shard: Shard, monkeypatch: pytest.MonkeyPatch
     """Keep prefixes; return the names in the folder."""
     store = opened(settings)
     monkeypatch.setattr(handshake, "keep_prefixes", shard)
-    await keep_prefixes(store, None, INFO, FOUND)  # type: ignore[arg-type]
+    await keep_prefixes(store, None, None, INFO, FOUND)  # type: ignore[arg-type]
     return sorted(path.name.partition("-")[2] or path.name for path in store.folder.iterdir())
 
 
@@ -66,9 +66,9 @@ async def test_a_rank_that_cannot_leaves_nothing(
 async def test_an_index_that_cannot_be_written_is_said(
     settings: Settings, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def stands_in_the_way(end: Any, order: KeepOrder) -> PrefixReport:
+    async def stands_in_the_way(end: Any, send: Any, order: KeepOrder) -> PrefixReport:
         (order.folder / "index.prefixes.partial").mkdir()
-        return await writes(end, order)
+        return await writes(end, send, order)
 
     await keep(settings, stands_in_the_way, monkeypatch)
     assert "not kept in" in caplog.text and "Is a directory" in caplog.text
@@ -101,4 +101,4 @@ async def test_a_shard_that_dies_meanwhile_is_said(
 @pytest.mark.trio
 async def test_nothing_to_keep_asks_nobody(settings: Settings) -> None:
     nothing = Collected(KeptPrefixes(4, ()), [], [])
-    await keep_prefixes(opened(settings), None, INFO, nothing)  # type: ignore[arg-type]
+    await keep_prefixes(opened(settings), None, None, INFO, nothing)  # type: ignore[arg-type]

@@ -72,9 +72,11 @@ async def restore_prefixes(end: CommandChannel, order: RestoreOrder) -> PrefixRe
     return await _receive(end, Kind.PREFIX_REPLY, decode_prefix_reply)
 
 
-async def keep_prefixes(end: CommandChannel, order: KeepOrder) -> PrefixReport:
-    """Have all ranks write prefixes, once nothing is served any more."""
-    await end.send(encode_keep(0, order), SEND_TIMEOUT)
+async def keep_prefixes(
+    end: CommandChannel, send: Callable[[bytes], None], order: KeepOrder
+) -> PrefixReport:
+    """Have all ranks write prefixes, once nothing is served any more; `send`: behind the rest."""
+    send(encode_keep(0, order))
     return await _receive(end, Kind.PREFIX_REPLY, decode_prefix_reply, _REPLIES)
 
 

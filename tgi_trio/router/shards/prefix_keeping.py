@@ -8,6 +8,7 @@ Nothing that goes wrong here costs more than the prefixes: a start goes on witho
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 import trio
@@ -79,11 +80,16 @@ async def collect_prefixes(
 
 
 async def keep_prefixes(
-    store: PrefixStore, end: CommandChannel, info: ShardInfo, found: Collected
+    store: PrefixStore,
+    end: CommandChannel,
+    send: Callable[[bytes], None],
+    info: ShardInfo,
+    found: Collected,
 ) -> None:
     """Have a shard that serves nobody any more write what is to be kept, and say what came of it.
 
-    Its death, or a server that is told to end at once, cancels this.
+    `send`: sends a frame behind all that wait. Its death, or a server that is told to end at once,
+    cancels this.
     """
     tokens = found.prefixes.blocks * found.prefixes.block_size
     if not tokens:
@@ -92,7 +98,7 @@ async def keep_prefixes(
     try:
         with trio.move_on_after(KEEP_TIMEOUT) as waiting:
             order = store.order(found)
-            report = await handshake.keep_prefixes(end, order)
+            report = await handshake.keep_prefixes(end, send, order)
             failure = report.error
             if failure:
                 store.sweep()

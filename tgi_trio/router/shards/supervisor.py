@@ -44,6 +44,8 @@ from tgi_trio.router.telemetry.metrics import Metrics
 
 if TYPE_CHECKING:  # the engine comes in while the first shards load
     from tgi_trio.router.engine.engine import Engine
+    from tgi_trio.router.engine.shard_link import ShardLink
+    from tgi_trio.router.scheduling.kept_prefixes import Collected
 
 log = logging.getLogger(__name__)
 
@@ -123,6 +125,7 @@ class Supervisor:
         self._gather = gather
         self._prefixes = prefixes
         self._saver: PrefixSaver | None = None  # of the latest incarnation
+        self._link: ShardLink | None = None  # likewise, once it serves
         self._stop = trio.Event()
         self._trouble = ""  # why the supervisor itself has ended this incarnation
         self._ready_at: float | None = None
@@ -211,7 +214,7 @@ class Supervisor:
 
     async def _incarnation(self, number: int, task_status: trio.TaskStatus[Started]) -> str:
         """Run one incarnation until it ends; returns the report of its end."""
-        self._trouble, self._ready_at = "", None
+        self._trouble, self._ready_at, self._link = "", None, None
         with ExitStack() as stack:
             try:
                 group = stack.enter_context(self._start(self._warmup, number))
@@ -287,11 +290,24 @@ class Supervisor:
                 found = await collect_prefixes(store, self._engine, info, memory)
             nursery.cancel_scope.cancel()
         self._move(ShardEvent.DRAIN, "shutting down")
-        if store is not None and found is not None:
-            await keep_prefixes(store, end, info, found)
-        end.try_send(encode(Kind.SHUTDOWN, {"command": 0}, {}))
-        limit = self._watch.stop_timeout
-        await trio.sleep(limit)  # its death ends this wait
+        await self._dismiss(end, info, found)
+
+    async def _dismiss(self, end: CommandChannel, info: ShardInfo, found: Collected | None) -> None:
+        """Have a shard that serves nobody any more keep what was `found`, and exit.
+
+        Its death ends this wait.
+        """
+        from tgi_trio.router.engine.shard_link import ShardLink
+
+        link, limit = self._link or ShardLink(end), self._watch.stop_timeout
+        async with trio.open_nursery() as nursery:
+            # What found no room before goes first: it may be the rest of a prompt.
+            nursery.start_soon(link.send_waiting)
+            if self._prefixes is not None and found is not None:
+                await keep_prefixes(self._prefixes, end, link.send_frame, info, found)
+            link.send_frame(encode(Kind.SHUTDOWN, {"command": 0}, {}))
+            await trio.sleep(limit)
+            nursery.cancel_scope.cancel()
         self._trouble = f"did not exit within {limit:g} s of being told to; killed"
 
     async def _serve(self, end: CommandChannel, kept: Restoring | None) -> None:
@@ -301,7 +317,7 @@ class Supervisor:
         if self._engine is not None:
             if kept is not None:
                 self._engine.scheduler.restore_prefixes(kept.prefixes, kept.on_device)
-            link = ShardLink(end)
+            link = self._link = ShardLink(end)
             async with trio.open_nursery() as nursery:
                 if self._saver is not None:
                     nursery.start_soon(self._saver.run, self._engine.scheduler, link)
