@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import socket
 import ssl
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -226,3 +228,35 @@ async def test_tls_wants_the_name_as_written() -> None:
         with pytest.raises(ValidationError, match="TLS failed"):
             await MediaFetcher(policy, LIMITS, names).fetch(f"https://localhost:{port}/")
         nursery.cancel_scope.cancel()
+
+
+async def test_names_that_nobody_resolves_take_no_threads_of_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A resolver may take half a minute, and its threads go on when the fetch has been given up."""
+    asked, may_answer = threading.Semaphore(0), threading.Event()
+
+    def resolve(*args: object, **options: object) -> list[object]:
+        if threading.current_thread() is threading.main_thread():  # whether it is an address
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        asked.release()
+        may_answer.wait()
+        raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    images = MediaFetcher(parse_policy("public"), FetchLimits(seconds=0.05))
+    others = trio.to_thread.current_default_thread_limiter()
+
+    async def fetch(n: int) -> None:
+        with pytest.raises(ValidationError, match="took more than"):
+            await images.fetch(f"http://n{n}.example/")
+
+    try:
+        async with trio.open_nursery() as nursery:
+            for n in range(int(others.total_tokens) + 8):
+                nursery.start_soon(fetch, n)
+        assert asked.acquire(timeout=10)
+        assert others.borrowed_tokens == 0
+        assert await trio.to_thread.run_sync(lambda: "a turn") == "a turn"
+    finally:
+        may_answer.set()

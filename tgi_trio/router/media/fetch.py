@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import errno
+import socket
 import ssl
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, Protocol
 from urllib.parse import urljoin
 
@@ -18,6 +20,7 @@ from tgi_trio.media.image_text import size_error
 from tgi_trio.router.media.policy import FetchPolicy, IPAddress, Target, parse_resolved
 
 _CHUNK: Final = 65536
+_RESOLVING: Final = 128  # most names that are looked up at a time
 _REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
 
 
@@ -28,10 +31,23 @@ class Resolve(Protocol):
         """Return the addresses of `host`, best first. Raises OSError."""
 
 
-async def resolve_host(host: str, port: int) -> list[str]:
-    """Return a name's addresses from the system's resolver. Raises OSError."""
-    found = await trio.socket.getaddrinfo(host, port, type=trio.socket.SOCK_STREAM)
-    return list(dict.fromkeys(str(address[0]) for *_, address in found))
+class SystemResolver:
+    """Resolves names as the system does, in threads of its own.
+
+    A name whose servers do not answer takes half a minute, and its thread goes on after the fetch
+    has been given up. Among trio's threads, which all else shares, such names would take every one.
+    """
+
+    def __init__(self) -> None:
+        self._limiter = trio.CapacityLimiter(_RESOLVING)
+
+    async def __call__(self, host: str, port: int) -> list[str]:
+        """Return the addresses of `host`, best first. Raises OSError."""
+        look_up = partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
+        found = await trio.to_thread.run_sync(
+            look_up, abandon_on_cancel=True, limiter=self._limiter
+        )
+        return list(dict.fromkeys(str(address[0]) for *_, address in found))
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +66,13 @@ class MediaFetcher:
         self,
         policy: FetchPolicy,
         limits: FetchLimits,
-        resolve: Resolve = resolve_host,
+        resolve: Resolve | None = None,
         tls: Callable[[], ssl.SSLContext] = ssl.create_default_context,
     ) -> None:
+        """`resolve`: None: as the system does."""
         self._policy = policy
         self._limits = limits
-        self._resolve = resolve
+        self._resolve = SystemResolver() if resolve is None else resolve
         self._tls = tls
 
     async def fetch(self, url: str, take: Callable[[int], object] = lambda count: None) -> bytes:
