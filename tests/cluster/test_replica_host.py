@@ -77,6 +77,15 @@ def test_a_server_that_does_not_start_says_nothing(words_file: Path) -> None:
     assert list(ReplicaHost().run("127.0.0.1", ["--broken"])) == [Placed()]
 
 
+def test_a_server_that_is_told_to_stop_before_it_is_started_ends(words_file: Path) -> None:
+    """It is told once, and its machine may just have been found."""
+    host = ReplicaHost()
+    saying = host.run("127.0.0.1", [])
+    assert next(saying) == Placed()
+    host.stop()
+    assert [said for said, _ in zip(saying, range(9), strict=False)] == []
+
+
 def test_the_server_of_a_divided_one_says_where_its_ranks_are_waited_for(words_file: Path) -> None:
     divided = Divided(nodes=2, ranks=4)
     placed, *_ = ReplicaHost().run("127.0.0.1", ["--broken"], divided)

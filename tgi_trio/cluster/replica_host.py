@@ -47,6 +47,7 @@ class ReplicaHost:
 
     def __init__(self) -> None:
         self._server: subprocess.Popen[bytes] | None = None
+        self._stopping = False  # it was told to stop, perhaps before it was started
 
     def run(
         self, host: str, words: Sequence[str], divided: Divided | None = None
@@ -70,6 +71,8 @@ class ReplicaHost:
                 ],
                 stdin=subprocess.DEVNULL,
             )
+            if self._stopping:
+                server.terminate()
             try:
                 yield from _follow(server, _address(host, port))
             finally:  # it has ended, or the caller has closed this iterator
@@ -77,7 +80,11 @@ class ReplicaHost:
                 server.wait()
 
     def stop(self) -> None:
-        """Have the server drain and end, within its own --graceful-termination-timeout."""
+        """Have the server drain and end, within its own --graceful-termination-timeout.
+
+        Called by another thread than `run`, at any time after it.
+        """
+        self._stopping = True  # first: either this sees the server, or `run` sees this
         if self._server is not None:
             self._server.terminate()
 
