@@ -60,6 +60,23 @@ def test_it_is_started_again_and_waits_longer_every_time() -> None:
     assert front.ended and len(started) == len(BACK_OFF) + 1
 
 
+def test_it_is_told_to_end_if_the_order_comes_while_it_is_started() -> None:
+    """By the handler of a signal, which is called in the middle of anything."""
+    started: list[Fake] = []
+
+    def start() -> Fake:
+        front.close()
+        started.append(Fake())
+        return started[-1]
+
+    front = SupervisedFront(start)
+    front.look(0.0)
+    assert [each.signals for each in started] == [[signal.SIGTERM]]
+    started[0].code = -signal.SIGTERM
+    front.look(1.0)
+    assert front.ended and len(started) == 1
+
+
 @pytest.mark.system
 def test_it_is_a_front_and_ends_when_it_is_told(tmp_path: Path) -> None:
     file = tmp_path / "replicas.txt"

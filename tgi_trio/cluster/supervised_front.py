@@ -70,9 +70,11 @@ class SupervisedFront:
         if self._process is None and not self._closing and now >= self._again:
             self._process = self._start()
             self._since = now
+            if self._closing:  # meanwhile: `close` has seen no process
+                self._process.send_signal(signal.SIGTERM)
 
     def close(self) -> None:
-        """Have the front drain and end. Idempotent."""
+        """Have the front drain and end. Idempotent; the handler of a signal may call it."""
         if self._process is not None and not self._closing:
             self._process.send_signal(signal.SIGTERM)
         self._closing = True
