@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -28,8 +30,12 @@ class _Host:
     numbers: set[int] = field(default_factory=set)
     raised: Exception | None = None  # by each load
     broken: Exception | None = None  # by each that is installed
+    dropped: list[int] = field(default_factory=list)
+    ready: threading.Event | None = None  # before it is set nothing is loaded
 
     def load(self, order: AdapterOrder) -> LoadedAdapter:
+        if self.ready is not None:
+            self.ready.wait()
         if self.raised is not None:
             raise self.raised
         return _Read()
@@ -43,6 +49,7 @@ class _Host:
 
     def drop(self, number: int) -> None:
         self.numbers.discard(number)
+        self.dropped.append(number)
 
 
 def test_an_adapter_that_finds_no_room_is_told_of_and_refused() -> None:
@@ -85,4 +92,24 @@ def test_a_rank_that_cannot_be_told_of_an_adapter_is_no_fault_of_the_adapter() -
     loader.order(AdapterOrder(1, Path("a")))
     with pytest.raises(PeerError, match="rank 1"):
         list(loader.finish(wait=True))
+    loader.close()
+
+
+def test_an_adapter_that_is_dropped_while_it_is_loaded_is_dropped_by_all_ranks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The others load it as well, and would keep what they have read for ever."""
+    usual = 0.005
+    interval = [usual]
+    monkeypatch.setattr(sys, "getswitchinterval", lambda: interval[-1])
+    monkeypatch.setattr(sys, "setswitchinterval", interval.append)
+    ready = threading.Event()
+    host = _Host(room=1, ready=ready)
+    loader = AdapterLoader(host)
+    loader.order(AdapterOrder(1, Path("a")))
+    assert sys.getswitchinterval() < usual
+    loader.drop(1)
+    assert host.dropped == [1] and not loader.is_loading
+    assert sys.getswitchinterval() == usual  # nothing is waited for that would set it back
+    ready.set()
     loader.close()

@@ -38,12 +38,14 @@ class AdapterLoader:
 
     def drop(self, number: int) -> None:
         """Forget an adapter, whether installed, loading or failed."""
-        if (loading := self._loading.pop(number, None)) is not None:
+        loading = self._loading.pop(number, None)
+        if loading is not None:
             loading.cancel()
+            self._rest()
         self._failed.pop(number, None)
-        if self._host is not None and number in self._installed:
-            self._installed.remove(number)
-            self._host.drop(number)
+        if self._host is not None and (loading is not None or number in self._installed):
+            self._installed.discard(number)
+            self._host.drop(number)  # other ranks may be loading it
 
     @property
     def is_loading(self) -> bool:
@@ -61,8 +63,7 @@ class AdapterLoader:
                 if report.error and self._host is not None:
                     self._host.drop(number)  # other ranks may be loading it
                 yield report
-        if not self._loading:
-            self._thread.rest()
+        self._rest()
 
     def refusal(self, number: int) -> str | None:
         """Return why a sequence cannot use an adapter; None if it can."""
@@ -74,6 +75,10 @@ class AdapterLoader:
     def close(self) -> None:
         """End without waiting for loads."""
         self._thread.close()
+
+    def _rest(self) -> None:
+        if not self._loading:
+            self._thread.rest()
 
     def _settle(self, number: int, loading: Future[LoadedAdapter]) -> AdapterReport:
         try:
