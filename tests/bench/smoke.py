@@ -56,6 +56,7 @@ SMALL: dict[str, str] = {
     "tests.stress.chaos": "--faults 1 --clients 2",
     "tests.stress.company": "--seconds 0.1 --servers 'llama, kernels'",
     "tests.stress.fuzz": "--count 40",
+    "tests.stress.interleavings": "--seeds 2",
     "tests.stress.restarts": "--times 1",
     "tests.stress.adapters": "--seconds 1 --adapters 8 --loaded 3",
     "tests.stress.soak": "--requests 50 --settle 0.1 --idle 0.1",
@@ -66,6 +67,7 @@ RUN_ELSEWHERE = {"bench.device", "bench.images"}
 # What prints figures for others, or what is wrong, and writes none.
 WITHOUT_RESULTS = {
     "tests.stress.company",
+    "tests.stress.interleavings",
     "bench.harness.checkpoints",
     "bench.machine.arithmetic",
     "bench.machine.bandwidth",
