@@ -187,9 +187,28 @@ async def test_a_machine_that_starts_anew_takes_its_place_again() -> None:
         with trio.fail_after(60):
             while awaited.missing != [1]:
                 await trio.sleep(0.01)
-        with pytest.raises(KeyError):
+        with pytest.raises(PeerGone, match="rank 1: it has disconnected again"):
             awaited.take(1)
         await streams[0].aclose()
+
+
+@pytest.mark.trio
+async def test_a_machine_that_starts_anew_just_before_it_is_taken_is_waited_for_again() -> None:
+    """Others run between the end of the wait and the start of a group."""
+    async with awaited_ranks(1) as (awaited, port):
+        host = RankHost(place(port))
+        streams = [(await host._call("first", frames=each)).stream for each in (True, False)]
+        await awaited.wait_for_all()
+        streams.append((await host._call("second", frames=False)).stream)
+        while awaited.missing != [1]:
+            await trio.sleep(0.01)
+        with pytest.raises(PeerGone, match="rank 1: it has disconnected again"):
+            awaited.take(1)
+        streams.append((await host._call("second", frames=True)).stream)
+        await awaited.wait_for_all()
+        awaited.take(1).close()
+        for stream in streams:
+            await stream.aclose()
 
 
 @pytest.mark.trio

@@ -148,7 +148,7 @@ async def test_a_second_router_is_refused_until_the_first_has_left(
                 nursery.start_soon(wait_for_all, second)
                 await wait_for_words(caplog, "it serves a router on 127.0.0.1")
                 await trio.sleep(0.5)  # it calls a few times more
-                with pytest.raises(KeyError):
+                with pytest.raises(PeerGone, match="rank 0"):
                     second.take(0)
         second.take(0).close()
     both = [each for each in caplog.messages if "it serves a router on 127.0.0.1" in each]

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import trio
 
-from tgi_trio.errors import PeerError
+from tgi_trio.errors import PeerError, PeerGone
 from tgi_trio.router.shards.peer_acceptor import PeerAcceptor
 from tgi_trio.router.shards.rank_connection import RankConnection
 from tgi_trio.router.shards.rank_link import Join, Message, RankLink, Refused
@@ -59,7 +59,9 @@ class AwaitedRanks:
             self._arrival = trio.Event()
 
     def take(self, rank: int) -> RankConnection:
-        """Hand over a rank's connections to the caller. Raises KeyError if it is missing."""
+        """Hand over a rank's connections to the caller. Raises PeerGone if it is missing."""
+        if rank in self.missing:
+            raise PeerGone(f"rank {rank}", "it has disconnected again")
         return self._callers.pop(rank)
 
     async def _receive(self, message: Message, link: RankLink) -> None:

@@ -25,7 +25,7 @@ from tgi_trio.ipc.tcp import TcpSpec
 from tgi_trio.ipc.tcp_router_end import TcpRouterEnd
 from tgi_trio.ipc.waiting import WaitingShards
 from tgi_trio.router.shards.group import Group, Rank, StartGroup
-from tgi_trio.router.shards.rank_connection import RankSource
+from tgi_trio.router.shards.rank_connection import RankConnection, RankSource
 from tgi_trio.router.shards.remote_rank import RemoteRank
 from tgi_trio.router.shards.ring_sizes import (
     most_command_bytes,
@@ -224,7 +224,10 @@ def _start_remote_ranks(
     incarnation: int,
 ) -> _RemoteRanks:
     """Start the ranks of `source`; closing `stack` ends them."""
-    connections = [source.take(rank) for rank in source.ranks]
+    connections: list[RankConnection] = []
+    for rank in source.ranks:
+        connections.append(source.take(rank))
+        stack.callback(connections[-1].close)  # also if the next one is missing
     meeting = stack.enter_context(_listen(connections[0].own_host))
     remote = _RemoteRanks(
         [], replace(settings, meeting=address_text(meeting)), meeting.fileno(), [], []

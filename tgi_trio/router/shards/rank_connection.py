@@ -67,7 +67,10 @@ class RankSource(Protocol):
         ...
 
     def take(self, rank: int) -> RankConnection:
-        """Hand over a rank's connection to the caller. Raises KeyError if it is missing."""
+        """Hand over a rank's connection to the caller. Raises PeerGone if it is missing.
+
+        It may be though all were there: others have run since `wait_for_all` returned.
+        """
         ...
 
 

@@ -62,7 +62,9 @@ class ShardCalls:
                     nursery.start_soon(self._call_until_there, rank)
 
     def take(self, rank: int) -> RankConnection:
-        """Hand over a rank's connection to the caller. Raises KeyError if it is missing."""
+        """Hand over a rank's connection to the caller. Raises PeerGone if it is missing."""
+        if not self._is_there(rank):
+            raise PeerGone(f"rank {rank}", "it has disconnected again")
         return self._connections.pop(rank)
 
     def _is_there(self, rank: int) -> bool:

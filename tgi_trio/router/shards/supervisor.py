@@ -218,7 +218,8 @@ class Supervisor:
         with ExitStack() as stack:
             try:
                 group = stack.enter_context(self._start(self._warmup, number))
-            except (OSError, SegmentError) as error:  # there may be enough memory later
+            # There may be enough memory later, and a rank that has just left may be back.
+            except (OSError, SegmentError, PeerError) as error:
                 return f"shard group {number} cannot be started: {error}"
             self.pids = list(group.pids)
             self.spawned.set()
