@@ -125,6 +125,20 @@ async def test_what_a_server_may_do(pieces: list[bytes], words: str) -> None:
     assert "127.0.0.2" not in str(caught.value) and "169.254" not in str(caught.value)
 
 
+async def test_a_name_beyond_ascii_is_asked_for_as_it_is_registered() -> None:
+    asked = []
+
+    async def handler(stream: trio.SocketStream, request: bytes) -> None:
+        asked.append(request)
+        await stream.send_all(answer(b"abc"))
+
+    names = Names(**{"xn--bcher-kva_example": [["127.0.0.2"]]})
+    async with serving(handler) as port:
+        found = await fetcher(port, names).fetch(f"http://b\u00fccher.example:{port}/")
+    assert found == b"abc"
+    assert f"host: xn--bcher-kva.example:{port}".encode() in asked[0].lower()
+
+
 async def test_a_name_that_changes_is_dialled_as_it_was_checked() -> None:
     names = Names(a_example=[["127.0.0.2"], ["127.0.0.1"]])
     async with serving(sends(answer(b"abc"))) as port:

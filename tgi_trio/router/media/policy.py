@@ -77,7 +77,7 @@ class Target:
     """The resource of a URL, and its host."""
 
     url: str
-    host: str  # a name, or an address without brackets
+    host: str  # a name in ASCII, or an address without brackets
     port: int
     tls: bool
     path: str  # with the query, in ASCII
@@ -134,7 +134,8 @@ def _parse_url(url: str) -> Target:
         parts = urlsplit(url)
         host = parts.hostname or ""
         port = parts.port or _PORTS.get(parts.scheme, 0)
-        host.encode("idna")  # as the resolver does: fails for a name with an empty or too long part
+        # As it is registered. Fails for a name with an empty or too long part.
+        host = host.encode("idna").decode("ascii")
     except ValueError as error:  # UnicodeError is a subclass
         raise ValidationError(f"invalid image URL: {error}") from error
     if parts.scheme not in _PORTS:
