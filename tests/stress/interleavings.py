@@ -15,6 +15,8 @@ import argparse
 import random
 import tempfile
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
@@ -271,17 +273,21 @@ async def _until_ended(shard: ThreadShard, scope: trio.CancelScope) -> None:
 def play(seed: int, tokenizer: Tokenizer, folder: Path, patience: float = PATIENCE_S) -> Run:
     """Play the run of a seed and return it. Raises what `Run.play` does, in groups."""
     run = Run(seed, tokenizer, folder, patience)
-    # As trio's documents have it: the order in which tasks run follows from a seed.
-    before, trio_run._ALLOW_DETERMINISTIC_SCHEDULING = (
-        trio_run._ALLOW_DETERMINISTIC_SCHEDULING,
-        True,
-    )
+    with _ordered_by(seed):
+        trio.run(run.play)
+    return run
+
+
+@contextmanager
+def _ordered_by(seed: int) -> Iterator[None]:
+    """Have the order in which trio runs tasks follow from a seed within the block."""
+    usual = trio_run._ALLOW_DETERMINISTIC_SCHEDULING
+    trio_run._ALLOW_DETERMINISTIC_SCHEDULING = True  # type: ignore[misc]
     trio_run._r.seed(seed)
     try:
-        trio.run(run.play)
+        yield
     finally:
-        trio_run._ALLOW_DETERMINISTIC_SCHEDULING = before
-    return run
+        trio_run._ALLOW_DETERMINISTIC_SCHEDULING = usual  # type: ignore[misc]
 
 
 def main() -> None:

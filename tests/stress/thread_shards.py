@@ -141,12 +141,14 @@ def thread_shard(
             )
         )
         if rings is not None:
-            shard = stack.enter_context(ThreadShard(endpoints.spec, settings, host))
+            shard = ThreadShard(endpoints.spec, settings, host)
+            stack.enter_context(shard)
             yield shard, stack.enter_context(RouterEnd(endpoints, bell))
             return
         ours, theirs = socket.socketpair()
         for each in (ours, theirs):
             each.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SMALL)
-        shard = stack.enter_context(ThreadShard(endpoints.spec, settings, host, theirs))
+        shard = ThreadShard(endpoints.spec, settings, host, theirs)
+        stack.enter_context(shard)
         end = TcpRouterEnd(ours.detach(), _LARGEST, lambda: "the shard")
         yield shard, stack.enter_context(closing(end))
