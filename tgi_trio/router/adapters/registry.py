@@ -132,6 +132,8 @@ class AdapterRegistry:
         Unavailable after `close`.
         """
         adapter.waiting += 1
+        # It may have been unloaded, and forgotten, since the request has found it.
+        self._by_number[adapter.number] = adapter
         failures, now = adapter.failures, trio.current_time()
         limit, turn = now + LONGEST_WAIT, now + PATIENCE
         try:
