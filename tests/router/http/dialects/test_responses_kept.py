@@ -251,6 +251,20 @@ async def test_the_items_that_a_response_answers():
             assert f"?{answer.json()['error']['param']}=" in query
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_item_that_a_limit_ended_is_shown_as_incomplete(stream):
+    async with talk(engine("It rains, and it will rain.")) as one:
+        first = await one.answer("Rain?", stream=stream, max_output_tokens=3)
+        assert first.output[-1].status == "incomplete"
+        # Sent back by a client that keeps the history itself, and gone on from.
+        sent = [{**USER, "status": "in_progress"}, *sent_back(first), {**USER, "status": 5}]
+        ids = [(await one.answer([USER], previous_response_id=first.id)).id]
+        ids.append((await one.answer(sent)).id)
+        for id, middle in zip(ids, ("completed", "in_progress"), strict=True):
+            found = (await one.do("GET", f"{PATH}/{id}/input_items?order=asc")).json()["data"]
+            assert [item["status"] for item in found] == [middle, "incomplete", "completed"]
+
+
 @pytest.mark.parametrize("size", [28, 200])
 async def test_an_image_goes_on(size):
     """Also a large one, which was cut out of the body that it came in."""

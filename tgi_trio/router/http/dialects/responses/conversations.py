@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 import msgspec
 from msgspec.json import encode
@@ -21,6 +21,7 @@ from tgi_trio.router.http.response_store import StoredConversation
 _ITEM: Final = msgspec.json.Decoder(schema.InputItem)
 _PAGE: Final = 20  # items, where a client does not say how many
 _LONGEST_PAGE: Final = 100
+_STATUSES: Final = get_args(replies.ItemStatus)
 _NUMBER: Final = re.compile("[0-9]{1,9}")  # Python reads no number of thousands of digits
 # Of routes without a body: errors name what is wrong in the query.
 QUERY_ERRORS: Final = ResponsesShape(
@@ -66,7 +67,7 @@ def show_item(item: schema.InputItem) -> dict[str, Any]:
         kind = "output_text" if item.role == "assistant" else "input_text"
         item = replace(item, content=[{"type": kind, "text": item.content}])
     found: dict[str, Any] = msgspec.to_builtins(item)
-    return found | {"status": "completed"}
+    return found | {"status": item.status if item.status in _STATUSES else "completed"}
 
 
 def list_items(call: Call, items: Sequence[schema.InputItem]) -> replies.InputItemList:

@@ -43,6 +43,7 @@ class InputItem(Struct, omit_defaults=True):
     id: str | None = None
     role: str | None = None
     content: Any = None
+    status: Any = None  # shown again, where it is one of `ItemStatus`
     # Of a call, and of its result:
     call_id: str | None = None
     name: str | None = None
