@@ -265,6 +265,15 @@ async def test_an_item_that_a_limit_ended_is_shown_as_incomplete(stream):
             assert [item["status"] for item in found] == [middle, "incomplete", "completed"]
 
 
+@pytest.mark.parametrize("reference", [{}, {"id": None}])
+async def test_a_reference_needs_an_id(reference):
+    async with talk(engine()) as one:
+        answer = await one.ask([USER, {"type": "item_reference", **reference}])
+        status, _, code, said = error(answer)
+        assert (status, code) == (400, "missing_required_parameter") and "field `id`" in said
+        assert answer.json()["error"]["param"] == "input[1].id"
+
+
 @pytest.mark.parametrize("size", [28, 200])
 async def test_an_image_goes_on(size):
     """Also a large one, which was cut out of the body that it came in."""

@@ -23,6 +23,7 @@ from tgi_trio.router.http.dialects.responses.conversations import (
 from tgi_trio.router.http.dialects.responses.items import is_reference
 from tgi_trio.router.http.dialects.responses.writing import name_conversation
 from tgi_trio.router.http.event_log import EventLog
+from tgi_trio.router.http.messages.body_reader import invalid_value
 from tgi_trio.router.http.messages.problems import Refused
 from tgi_trio.router.http.response_store import StoredConversation, StoredResponse, Turn
 
@@ -41,7 +42,7 @@ class History:
 
 
 def read_history(call: Call, request: schema.ResponsesRequest) -> History:
-    """Return the items that a request stands for. Raises Refused (404) for what is not kept."""
+    """Return the items that a request stands for. Raises BodyRejected and Refused (404)."""
     before, conversation, kept = None, None, []
     if (id := request.previous_response_id) is not None:
         before = find_response(call, id, "previous_response_id").turn
@@ -62,7 +63,10 @@ def read_history(call: Call, request: schema.ResponsesRequest) -> History:
 def resolve_items(
     call: Call, items: Sequence[schema.InputItem], field: str
 ) -> Iterator[schema.InputItem]:
-    """Yield items, each reference replaced by what it refers to. Raises Refused (404)."""
+    """Yield items, each reference replaced by what it refers to.
+
+    Raises BodyRejected for a reference without an id, Refused (404) for what is not kept.
+    """
     caller = read_caller(call)
     # By responses, each of which is decoded once: it may hold all of the conversation, with images.
     found: dict[str, dict[str | None, schema.InputItem]] = {}
@@ -70,7 +74,8 @@ def resolve_items(
         if not is_reference(item):
             yield item
             continue
-        id = item.id or ""
+        if (id := item.id) is None:
+            raise invalid_value(f"{field}[{i}]", "missing field `id`")
         response = call.responses.find_by_item(id, caller)
         if response is None:
             text = f"Item with id '{id}' not found: {explain_missing(call)}; send the item itself"
