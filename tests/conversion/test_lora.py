@@ -247,3 +247,6 @@ def test_an_adapter_without_a_base(llama: Path) -> None:
     edit(llama, base_model_name_or_path="./nowhere")
     with pytest.raises(ModelLoadError, match=r"no folder \./nowhere: base_model_name_or_path of"):
         resolve_model(str(llama / "adapter"))
+    edit(llama, base_model_name_or_path="no name of the hub")
+    with pytest.raises(ModelLoadError, match=r"check base_model_name_or_path of adapter_config"):
+        resolve_model(str(llama / "adapter"))

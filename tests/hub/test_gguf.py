@@ -45,7 +45,7 @@ NAMES = [
     ],
 )
 def test_a_choice_is_a_word_at_the_end_of_a_name(choice: str, found: str) -> None:
-    assert choose(NAMES, choice, "some/model") == found
+    assert choose(NAMES, choice, "some/model", "--model-id") == found
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_a_choice_is_a_word_at_the_end_of_a_name(choice: str, found: str) -> Non
 )
 def test_what_is_no_choice_is_answered_with_those_there_are(choice: str) -> None:
     with pytest.raises(ModelLoadError) as error:
-        choose(NAMES, choice, "some/model")
+        choose(NAMES, choice, "some/model", "--model-id")
     text = str(error.value)
     assert f"no GGUF files for '{choice}'" in text and "Q2_K-00001-of-00002" in text
     assert (
@@ -63,9 +63,9 @@ def test_what_is_no_choice_is_answered_with_those_there_are(choice: str) -> None
 
 def test_a_name_is_told_from_a_choice(tmp_path: Path) -> None:
     (tmp_path / "a:b").mkdir()
-    assert split_choice("some/model:Q4_K_M") == ("some/model", "Q4_K_M")
+    assert split_choice("some/model:Q4_K_M", "--model-id") == ("some/model", "Q4_K_M")
     for whole in ("some/model", str(tmp_path / "a:b"), "some/model:", ":Q4"):
-        assert split_choice(whole) == (whole, "")
+        assert split_choice(whole, "--model-id") == (whole, "")
 
 
 @pytest.fixture

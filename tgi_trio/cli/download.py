@@ -40,6 +40,7 @@ def download_weights(options: DownloadOptions) -> str:
             auto_convert=options.auto_convert,
             merge_lora=options.merge_lora,
             own_texts=options.adapter_tokenizers != BASE,
+            flag="MODEL",
         )
         files = model_files(folder)
     size = sum(path.stat().st_size for path in files)

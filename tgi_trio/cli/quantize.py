@@ -27,6 +27,7 @@ def quantize(options: QuantizeOptions) -> str:
         cache_dir=options.huggingface_hub_cache,
         trust_remote_code=options.trust_remote_code,
         progress=not options.json_output,
+        flag="MODEL",
     )
     output = options.output.absolute()
     _run(_job(options) | {"model": str(folder), "output": str(output)}, options.json_output)

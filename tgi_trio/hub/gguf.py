@@ -24,19 +24,22 @@ _NO_MODELS: Final = re.compile(r"(?:mmproj|imatrix|mtp)[-_.]|.*[-_.](?:mmproj|im
 _MOST_NAMED: Final = 30  # choices in an error
 
 
-def split_choice(model_id: str) -> tuple[str, str]:
-    """Return (name, choice) of `name:choice`; the choice is "" where there is none."""
+def split_choice(model_id: str, flag: str) -> tuple[str, str]:
+    """Return (name, choice) of a flag's `name:choice`; the choice is "" where there is none."""
     name, colon, choice = model_id.rpartition(":")
-    if not colon or not name or not choice or is_there(model_id, "--model-id"):
+    if not colon or not name or not choice or is_there(model_id, flag):
         return model_id, ""
     return name, choice
 
 
-def local_gguf(place: Path, choice: str, *, tokenizer: bool = True) -> Path:
-    """Return a model folder of a GGUF file, or of one in a folder; raises ModelLoadError."""
+def local_gguf(place: Path, choice: str, *, tokenizer: bool = True, flag: str) -> Path:
+    """Return a model folder of a GGUF file, or of one in a folder, which `flag` names.
+
+    Raises ModelLoadError.
+    """
     if place.is_dir():
         names = [path.name for path in place.glob(f"*{SUFFIX}")]
-        place = place / choose(names, choice, str(place), local=True)
+        place = place / choose(names, choice, str(place), flag, local=True)
     elif choice:
         raise ModelLoadError(f"{place} is one file, so {choice!r} chooses nothing of it")
     refuse_pointers([place])
@@ -58,13 +61,13 @@ def fetch_gguf(repository: Repository, choice: str, *, tokenizer: bool = True) -
 
     Raises ModelLoadError.
     """
-    first = choose(list_files(repository), choice, repository.name)
+    first = choose(list_files(repository), choice, repository.name, repository.flag)
     folder, _, file = first.rpartition("/")
     wanted = [f"{folder}/{part}" if folder else part for part in list_parts(file)]
     return gguf_folder(download(repository, wanted, ()) / first, tokenizer=tokenizer)
 
 
-def choose(names: Iterable[str], choice: str, place: str, *, local: bool = False) -> str:
+def choose(names: Iterable[str], choice: str, place: str, flag: str, *, local: bool = False) -> str:
     """Return the one file of a model that `choice` names: by its type, or whole.
 
     Of a split model the first part. Raises ModelLoadError where it is none, or not one alone.
@@ -81,8 +84,7 @@ def choose(names: Iterable[str], choice: str, place: str, *, local: bool = False
     listed = ", ".join(models[:_MOST_NAMED]) + (", ..." if len(models) > _MOST_NAMED else "")
     example = f"{place}/{models[0]}" if local else f"{place}:{models[0].rpartition('/')[2]}"
     raise ModelLoadError(
-        f"{place} holds {several} {which}: name one with --model-id, as {example}. There are "
-        f"{listed}"
+        f"{place} holds {several} {which}: {flag} takes one, such as {example}. There are {listed}"
     )
 
 

@@ -41,7 +41,7 @@ UNWANTED: Final = ("*/*.safetensors", "*/*.json", "*/*.txt", "consolidated*", "t
 _NO_WEIGHTS: Final = ("*/*.bin", "*/*.pt", "*optimizer*", "*scheduler*", "*scaler*", "rng_state*")
 PICKLES: Final = (".bin", ".pt")
 
-FetchBase = Callable[[str, str | None], Path]  # (repository, revision) -> its folder
+FetchBase = Callable[[str, str | None, str], Path]  # (repository, revision, who names it)
 
 
 class Served(NamedTuple):
@@ -62,6 +62,7 @@ def resolve_model(
     auto_convert: bool = True,
     merge_lora: bool = True,
     own_texts: bool = True,
+    flag: str = "--model-id",
 ) -> Path:
     """Return the folder of a model alone; see `resolve_served`."""
     return resolve_served(
@@ -73,6 +74,7 @@ def resolve_model(
         auto_convert=auto_convert,
         merge_lora=merge_lora,
         own_texts=own_texts,
+        flag=flag,
     ).model
 
 
@@ -109,6 +111,7 @@ def resolve_served(
     merge_lora: bool = True,
     own_tokenizer: bool = True,
     own_texts: bool = True,
+    flag: str = "--model-id",
 ) -> Served:
     """Return the folder of a model, ready to load; downloads it where that is needed.
 
@@ -119,23 +122,29 @@ def resolve_served(
     there, whose tokenizer is read if it is to be used (`own_tokenizer`). With `auto_convert`
     weights that are only there as pickles are converted, beside them. With `merge_lora` an adapter
     is merged into its base, in our cache (`own_texts`: with its own tokenizer, template and ends);
-    without it the adapter's folder is returned. `progress` shows bars on stderr. Blocks meanwhile.
-    Raises ModelLoadError, with what to do about it, for no such model, or one that is not served.
+    without it the adapter's folder is returned. `progress` shows bars on stderr, `flag` is what
+    errors call the name's place on the command line. Blocks meanwhile. Raises ModelLoadError, with
+    what to do about it, for no such model, or one that is not served.
     """
     if model_id is None or model_id == demo.MODEL_ID:
-        return Served(_embedded(revision))
+        return Served(_embedded(revision, flag))
 
-    def repository(name: str, revision: str | None) -> Repository:
+    def repository(name: str, revision: str | None, flag: str) -> Repository:
         token = hub_token() if token_from_env else None
         return Repository(
-            name=name, revision=revision, cache_dir=cache_dir, token=token, progress=progress
+            name=name,
+            revision=revision,
+            cache_dir=cache_dir,
+            token=token,
+            progress=progress,
+            flag=flag,
         )
 
-    refuse_address(model_id, "--model-id")
-    name, choice = split_choice(model_id)
-    folder = local_folder(name, "--model-id")
+    refuse_address(model_id, flag)
+    name, choice = split_choice(model_id, flag)
+    folder = local_folder(name, flag)
     if folder is None:
-        source = repository(name, revision)
+        source = repository(name, revision, flag)
         if choice:
             return Served(fetch_gguf(source, choice, tokenizer=own_tokenizer))
         folder = _fetch(source, trust_remote_code)
@@ -148,21 +157,21 @@ def resolve_served(
             f"{model_id} is a local folder, so it has no revision: leave --revision out"
         )
     elif choice or _is_gguf(folder):
-        return Served(local_gguf(folder, choice, tokenizer=own_tokenizer))
+        return Served(local_gguf(folder, choice, tokenizer=own_tokenizer, flag=flag))
     if find_kind(folder) is None and not is_adapter(folder):
         return Served(check_folder(folder, auto_convert=auto_convert))
 
-    def fetch_base(name: str, revision: str | None) -> Path:
-        return _fetch(repository(name, revision), trust_remote_code)
+    def fetch_base(name: str, revision: str | None, flag: str) -> Path:
+        return _fetch(repository(name, revision, flag), trust_remote_code)
 
     merge = partial(merge_model, own_texts=own_texts) if merge_lora else None
     return _add_base(folder, model_id, fetch_base, merge, auto_convert=auto_convert)
 
 
-def _embedded(revision: str | None) -> Path:
+def _embedded(revision: str | None, flag: str) -> Path:
     if revision is not None:
         raise ModelLoadError(
-            "the embedded model has no revision: name a hub repository with --model-id, or leave "
+            f"the embedded model has no revision: give {flag} a hub repository, or leave "
             "--revision out"
         )
     return check_folder(demo.model_path())
@@ -188,12 +197,12 @@ def _add_base(
 
 def _find_base_of_heads(folder: Path, model_id: str, fetch: FetchBase) -> Path:
     """Return the folder of the model that heads draft for; raises ModelLoadError."""
-    name = base_of_heads(folder)
-    base = local_folder(name, "base_model_name_or_path of config.json")
+    name, field = base_of_heads(folder), "base_model_name_or_path of config.json"
+    base = local_folder(name, field)
     if name == demo.MODEL_ID:
         base = demo.model_path()
     elif base is None:
-        base = fetch(name, None)
+        base = fetch(name, None, field)
     if find_kind(base) is not None:
         raise ModelLoadError(f"the base of {model_id}, {name}, holds heads itself")
     return base
@@ -202,9 +211,10 @@ def _find_base_of_heads(folder: Path, model_id: str, fetch: FetchBase) -> Path:
 def _find_base_of_adapter(folder: Path, model_id: str, fetch: FetchBase) -> Path:
     """Return the folder of the model that an adapter changes; raises ModelLoadError."""
     name, revision = read_base(folder)
-    base = local_folder(name, "base_model_name_or_path of adapter_config.json")
+    field = "base_model_name_or_path of adapter_config.json"
+    base = local_folder(name, field)
     if base is None:
-        base = fetch(name, revision)
+        base = fetch(name, revision, field)
     if is_adapter(base):
         raise ModelLoadError(f"the base of {model_id}, {name}, is an adapter itself")
     return base
@@ -320,7 +330,7 @@ def read_pipeline_tag(model_id: str, revision: str | None, *, timeout: float) ->
     None for local folders and the embedded model, without a network, and when the hub does not
     answer. Each wait for the network takes at most `timeout` seconds.
     """
-    name, _ = split_choice(model_id)
+    name, _ = split_choice(model_id, "--model-id")
     if name == demo.MODEL_ID or is_there(name, "--model-id"):
         return None
     hub = import_huggingface_hub()
