@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import logging
+import os
 from pathlib import Path
 
 import pytest
 
 from tgi_trio.cli.files import (
     check_cluster_secret,
+    check_files,
     check_key_file,
+    check_prefix_folder,
     check_schedule_file,
     check_tokenizer_config,
 )
 from tgi_trio.cli.parser import UsageError, parse
 from tgi_trio.errors import ConfigurationError
 from tgi_trio.settings.cluster_secret import read_cluster_secret
+from tgi_trio.settings.records import Options
 
 
 @pytest.mark.parametrize("key", ["long,secret", "a, b", " a", ",", "a b", "ä;ö"])
@@ -75,6 +79,29 @@ def test_a_schedule_that_cannot_be_written_is_known_before_a_model_is_loaded(
             check_schedule_file(path)
     check_schedule_file(None)
     check_schedule_file(tmp_path / "trace")
+
+
+def test_a_folder_for_prefixes_that_cannot_be_is_known_before_a_model_is_looked_for(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "file"
+    file.write_text("mine")
+    for path in (file, file / "folder" / "below"):
+        words = f"--prefix-cache-path {path} cannot be used: {file} is no folder"
+        with pytest.raises(ConfigurationError, match=f"^{words}$"):
+            check_files(Options(prefix_cache_path=path))
+    with pytest.raises(ConfigurationError, match=r"cannot be used: File name too long$"):
+        check_prefix_folder(tmp_path / ("q" * 300))
+    for good in (tmp_path, tmp_path / "new" / "below", Path("new"), None):
+        check_prefix_folder(good)
+    assert list(tmp_path.iterdir()) == [file]  # nothing is made yet
+
+
+def test_a_folder_for_prefixes_must_be_open_to_this_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Root may write everywhere, so the kernel's answer is given here."""
+    monkeypatch.setattr(os, "access", lambda place, mode: False)
+    with pytest.raises(ConfigurationError, match=r"/ cannot be written to by this user$"):
+        check_prefix_folder(Path("/nowhere/at-all"))
 
 
 def test_the_secret_of_a_cluster_is_one_line(tmp_path: Path) -> None:

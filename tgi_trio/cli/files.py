@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import stat
 from pathlib import Path
 
@@ -21,6 +22,7 @@ def check_files(options: Options) -> None:
     check_tokenizer_config(options.tokenizer_config_path)
     check_cluster_secret(options.cluster_secret_file)
     check_schedule_file(options.record_schedule)
+    check_prefix_folder(options.prefix_cache_path)
 
 
 def check_key_file(path: Path | None) -> None:
@@ -58,6 +60,24 @@ def check_schedule_file(path: Path | None) -> None:
         path.open("a").close()
     except OSError as error:
         raise ConfigurationError(f"`record_schedule` cannot be written: {error}") from error
+
+
+def check_prefix_folder(path: Path | None) -> None:
+    """Raise ConfigurationError unless `--prefix-cache-path` is a folder, or can become one.
+
+    It is made once a model has been found, which may have been downloaded for nothing by then.
+    """
+    if path is None:
+        return
+    try:
+        there = next(place for place in (path, *path.absolute().parents) if place.exists())
+        why = None if there.is_dir() else f"{there} is no folder"
+        if why is None and not os.access(there, os.R_OK | os.W_OK | os.X_OK):
+            why = f"{there} cannot be written to by this user"
+    except OSError as error:
+        why = error.strerror
+    if why is not None:
+        raise ConfigurationError(f"--prefix-cache-path {path} cannot be used: {why}")
 
 
 def check_tokenizer_config(path: Path | None) -> None:

@@ -309,7 +309,10 @@ def test_a_folder_that_cannot_be_is_said(settings: Settings, tmp_path: Path) -> 
     (tmp_path / "file").write_text("")
     elsewhere = replace(settings, prefix_cache_path=tmp_path / "file" / "folder")
     with (
-        pytest.raises(ConfigurationError, match=r"prefix_cache_path.*cannot be used"),
+        pytest.raises(
+            ConfigurationError,
+            match=r"^--prefix-cache-path .*/file/folder cannot be used: Not a directory$",
+        ),
         PrefixStore.open(elsewhere),
     ):
         pass

@@ -101,10 +101,12 @@ class PrefixStore:
                 store.sweep()
             except BlockingIOError as error:
                 raise ConfigurationError(
-                    f"`prefix_cache_path` {folder} is in use by another server: give each its own"
+                    f"--prefix-cache-path {folder} is in use by another server: give each its own"
                 ) from error
             except OSError as error:
-                raise ConfigurationError(f"`prefix_cache_path` cannot be used: {error}") from error
+                raise ConfigurationError(
+                    f"--prefix-cache-path {folder} cannot be used: {error.strerror}"
+                ) from error
             yield store
 
     @property
