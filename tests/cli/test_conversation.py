@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import base64
+import os
 from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
-from tgi_trio.cli.conversation import Conversation
+from tgi_trio.cli.conversation import LARGEST, Conversation
 from tgi_trio.cli.options import ChatOptions
 from tgi_trio.client.http import Client
 from tgi_trio.errors import GenerationError
@@ -70,6 +71,35 @@ async def test_an_image_waits_until_it_was_seen(tmp_path: Path) -> None:
     sent = [body["messages"][-1]["content"] for body in client.asked]
     assert sent == [content, content, "Sure?"]
     assert client.asked[2]["messages"][0]["content"] == content
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("zeros", "it is no file, but a device or a pipe"),  # a link to /dev/zero
+        ("pipe", "it is no file, but a device or a pipe"),
+        ("folder", "Is a directory"),
+        ("large", "it is larger than 64 MiB"),
+        ("/proc/kmsg", "it is empty"),  # read, it would wait for the kernel to say something
+        ("empty.png", "it is empty"),
+    ],
+)
+async def test_what_is_no_image_is_not_read_without_end(
+    name: str, why: str, tmp_path: Path
+) -> None:
+    (tmp_path / "zeros").symlink_to("/dev/zero")
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "empty.png").touch()
+    with open(tmp_path / "large", "wb") as file:
+        file.truncate(LARGEST + 1)  # all of it a hole
+    conversation = Conversation(cast(Client, Scripted()), ChatOptions())
+    with pytest.raises(OSError) as error:
+        conversation.attach(tmp_path / name)
+    assert error.value.strerror == why and not conversation.attached
+    with open(tmp_path / "large", "wb") as file:
+        file.truncate(LARGEST)
+    conversation.attach(tmp_path / "large")
 
 
 async def test_a_call_of_a_custom_tool_goes_back_as_it_came() -> None:

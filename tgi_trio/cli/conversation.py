@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import base64
+import errno
 import mimetypes
+import os
+import stat
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -15,6 +18,7 @@ from tgi_trio.client.http import Client
 from tgi_trio.errors import GenerationError
 
 Message = dict[str, Any]
+LARGEST: Final = 64 << 20  # bytes of a file that is attached
 NO_RESULT = "There is no result."  # for a call whose result the user does not give
 
 
@@ -103,12 +107,13 @@ class Conversation:
     attached: list[dict[str, Any]] = field(default_factory=list)
 
     def attach(self, path: Path, part: str = "image_url") -> None:
-        """Attach a file to the next message as a part; the server checks its type. Raises OSError.
+        """Attach a file to the next message as a part; the server checks its type.
 
-        `part`: the part's type, `image_url` or `audio_url`.
+        `part`: the part's type, `image_url` or `audio_url`. Raises OSError for what cannot be read,
+        is no file, is empty, or larger than LARGEST.
         """
         kind = mimetypes.guess_type(path.name)[0] or _KINDS[part]
-        data = base64.b64encode(path.read_bytes()).decode()
+        data = base64.b64encode(_read_file(path)).decode()
         self.attached.append({"type": part, part: {"url": f"data:{kind};base64,{data}"}})
 
     def reset(self, system: str | None = None) -> None:
@@ -174,6 +179,23 @@ class Conversation:
             names = ("enable_thinking", "thinking")
             body["chat_template_kwargs"] = dict.fromkeys(names, self.thinking)
         return body
+
+
+def _read_file(path: Path) -> bytes:
+    """Return the bytes of a file. Raises OSError, also for what is none: that may have no end."""
+    with open(path, "rb", opener=_open_at_once) as file:
+        facts = os.fstat(file.fileno())
+        if not stat.S_ISREG(facts.st_mode):
+            raise OSError(errno.EINVAL, "it is no file, but a device or a pipe")
+        if facts.st_size > LARGEST:
+            raise OSError(errno.EFBIG, f"it is larger than {LARGEST >> 20} MiB")
+        if not facts.st_size:
+            raise OSError(errno.ENODATA, "it is empty")
+        return file.read(facts.st_size)
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)  # a pipe would wait for a writer
 
 
 def _result(call: Call, text: str) -> Message:
