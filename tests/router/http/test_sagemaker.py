@@ -57,10 +57,10 @@ async def test_a_body_that_fits_nothing_is_told_why(body, status, text):
     assert text in answer.body.decode()
 
 
-async def test_half_a_surrogate_pair_is_named(http):
+async def test_half_a_surrogate_pair_is_named_where_the_rest_is_no_json(http):
     async with served(http=http) as server:
         client = await server.connect()
-        lone = await client.post("/generate", b'{"inputs": "\\ud800"}')
+        lone = await client.post("/generate", b'{"inputs": "\\ud800",}')
         short = await client.post("/generate", b'{"inputs": "x')
     assert lone.status == short.status == 400
     assert b"surrogate" in lone.body and b"truncated" not in lone.body

@@ -31,7 +31,7 @@ TOO_LARGE = (  # TGI's words, then what helps
         # The place is that in the body, not in the string.
         (b'{"inputs":"x\xff"}', 400, SYNTAX + "invalid start byte of UTF-8 (byte 12: 0xff)"),
         (b'{"inputs":"\xe9"}', 400, SYNTAX + "invalid continuation byte of UTF-8 (byte 11: 0xe9)"),
-        (b'{"inputs":"\\ud800"}', 400, SYNTAX),
+        (b'{"inputs":"\\ud800",}', 400, SYNTAX),
         (b'{"x":' + b"[" * 100_000, 400, SYNTAX),
         (b"[1]", 422, SHAPE),
         (b"{}", 422, SHAPE),

@@ -24,11 +24,13 @@ LARGE: Final = 1 << 16  # bytes of a body that is read in pieces, and beside the
 
 
 class BodyReader:
-    """Decodes bodies of one type; errors are worded as by TGI's JSON extractor."""
+    """Decodes bodies of one type; errors are worded as by TGI's JSON extractor.
 
-    def __init__(self, shape: type[Body], *, mends: bool = False) -> None:
-        """`mends`: halves of surrogate pairs are replaced; TGI's own routes refuse them."""
-        self._shape, self._mends = shape, mends
+    Halves of surrogate pairs become U+FFFD.
+    """
+
+    def __init__(self, shape: type[Body]) -> None:
+        self._shape = shape
         self._decoder = msgspec.json.Decoder(shape)
         self._unserved = UnservedFields(shape) if issubclass(shape, Scheduling) else None
         self._pieces = ListPieces(shape)
@@ -48,7 +50,7 @@ class BodyReader:
         except msgspec.ValidationError as error:
             raise BodyRejected(422, _shape_error(str(error), at, self._shape)) from error
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            if self._mends and (mended := mend_surrogates(body)) is not None:
+            if (mended := mend_surrogates(body)) is not None:
                 return self.read(headers, mended, at)
             raise BodyRejected(400, _SYNTAX + _syntax_error(error, bytes(body))) from error
         except RecursionError as error:

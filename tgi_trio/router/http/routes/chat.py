@@ -35,7 +35,7 @@ from tgi_trio.router.request import Request
 from tgi_trio.router.text.tag_calls import CallPlace
 from tgi_trio.router.validation import fan_out
 
-_CHAT = BodyReader(schema.ChatRequest, mends=True)
+_CHAT = BodyReader(schema.ChatRequest)
 
 
 async def chat_completions(call: Call) -> Reply:

@@ -35,7 +35,7 @@ from tgi_trio.router.http.sse import DONE
 from tgi_trio.router.request import FinishReason, Request
 from tgi_trio.router.validation import GenerationParameters, fan_out
 
-_COMPLETION = BodyReader(schema.CompletionRequest, mends=True)
+_COMPLETION = BodyReader(schema.CompletionRequest)
 
 Prompt = str | list[int]
 

@@ -28,9 +28,9 @@ from tgi_trio.router.http.messages.error_shapes import ResponsesShape
 from tgi_trio.router.http.messages.problems import Refused
 from tgi_trio.router.http.response_store import StoredConversation, measure_items
 
-_CREATE: Final = BodyReader(schema.ConversationRequest, mends=True)
-_UPDATE: Final = BodyReader(schema.ConversationUpdate, mends=True)
-_ITEMS: Final = BodyReader(schema.ConversationItems, mends=True)
+_CREATE: Final = BodyReader(schema.ConversationRequest)
+_UPDATE: Final = BodyReader(schema.ConversationUpdate)
+_ITEMS: Final = BodyReader(schema.ConversationItems)
 
 
 async def create_conversation(call: Call) -> Reply:

@@ -20,7 +20,7 @@ from tgi_trio.router.http.messages.usage import UsageCount
 from tgi_trio.router.http.routes import openai
 from tgi_trio.router.http.sse import DONE
 
-_FIM: Final = BodyReader(schema.FimRequest, mends=True)
+_FIM: Final = BodyReader(schema.FimRequest)
 
 
 async def fill_gap(call: Call) -> Reply:

@@ -33,7 +33,7 @@ from tgi_trio.router.telemetry.request_stats import RequestStats
 from tgi_trio.router.text.infill import Gap, InfillFormat
 from tgi_trio.router.validation import GenerationParameters
 
-_INFILL: Final = BodyReader(InfillRequest, mends=True)
+_INFILL: Final = BodyReader(InfillRequest)
 _STOPS: Final = 16  # stop strings: llama.cpp has no limit
 _SHARE: Final = 8  # of all tokens: what is left for an answer of any length
 

@@ -24,8 +24,8 @@ from tgi_trio.router.http.preparing import prepare
 from tgi_trio.router.http.rendering import render_prompt
 from tgi_trio.router.http.routes.tokens import expand_text, tokenize_text
 
-_MESSAGES = BodyReader(schema.MessagesRequest, mends=True)
-_COUNT = BodyReader(schema.CountTokensRequest, mends=True)
+_MESSAGES = BodyReader(schema.MessagesRequest)
+_COUNT = BodyReader(schema.CountTokensRequest)
 
 
 async def messages(call: Call) -> Reply:

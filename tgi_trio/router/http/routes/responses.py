@@ -40,7 +40,7 @@ from tgi_trio.router.http.routes import openai
 from tgi_trio.router.http.routes.stored_responses import read_log
 from tgi_trio.router.http.routes.tokens import expand_text, tokenize_text
 
-_RESPONSES = BodyReader(schema.ResponsesRequest, mends=True)
+_RESPONSES = BodyReader(schema.ResponsesRequest)
 
 
 async def responses(call: Call) -> Reply:
