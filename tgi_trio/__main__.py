@@ -18,6 +18,7 @@ from tgi_trio.cli.parser import Invocation, UsageError, asks_for_json, parse
 from tgi_trio.cli.stopping import find_exit_code, handle_stop, interrupt, stop_at_once
 from tgi_trio.cli.streams import forget_reader, open_standard_streams
 from tgi_trio.errors import TgiTrioError
+from tgi_trio.held_signals import hold_signals
 from tgi_trio.settings.records import Options
 
 if TYPE_CHECKING:
@@ -38,7 +39,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = sys.argv[1:] if argv is None else argv
     try:
         handle_stop(interrupt)  # nothing is done yet, whatever was to be done
-        invocation = parse(words, os.environ)
+        with hold_signals():  # some flags are read by libraries
+            invocation = parse(words, os.environ)
     except UsageError as error:
         _complain(error, asks_for_json(words, os.environ))
         return EXIT_USAGE
@@ -82,7 +84,8 @@ def _run(invocation: Invocation) -> int:
 def _complain(problem: object, as_json: bool) -> None:
     """Write to standard error why the command ends."""
     if as_json:
-        from tgi_trio.logs import say_record
+        with hold_signals():
+            from tgi_trio.logs import say_record
 
         say_record(str(problem), "ERROR")
     else:
@@ -91,10 +94,11 @@ def _complain(problem: object, as_json: bool) -> None:
 
 def _start_logging(invocation: Invocation) -> None:
     """Set up logging as the options ask, and log what parsing the command line has noted."""
-    import logging
+    with hold_signals():
+        import logging
 
-    from tgi_trio.log_levels import parse_log_levels
-    from tgi_trio.logs import set_up_logging
+        from tgi_trio.log_levels import parse_log_levels
+        from tgi_trio.logs import set_up_logging
 
     options = invocation.options
     levels = parse_log_levels(options.logger_level)
@@ -112,9 +116,10 @@ def serve(invocation: Invocation, shard: ShardArgv | None = None, stop_timeout: 
     `stop_timeout`: seconds that they have to exit when told to.
     """
     # Imported here: `--help` and mistakes in flags answer at once.
-    from tgi_trio.descriptors import check_limit
-    from tgi_trio.ipc.litmus import partner_ahead
-    from tgi_trio.ipc.waiting import waiting_shards
+    with hold_signals():
+        from tgi_trio.descriptors import check_limit
+        from tgi_trio.ipc.litmus import partner_ahead
+        from tgi_trio.ipc.waiting import waiting_shards
 
     options = invocation.options
     check_limit(_ranks_here(options))
@@ -149,20 +154,21 @@ def _likely_shards(options: Options) -> tuple[int, str]:
 def _serve(
     invocation: Invocation, shard: ShardArgv | None, waiting: WaitingShards, stop_timeout: float
 ) -> int:
-    import logging
+    with hold_signals():
+        import logging
 
-    from tgi_trio.cli.files import check_files
-    from tgi_trio.descriptors import raise_limit
-    from tgi_trio.hub.resolve import resolve_adapter, resolve_served
-    from tgi_trio.launcher import Launcher, bind
-    from tgi_trio.model.facts import read_model_facts
-    from tgi_trio.router.shards.prefix_store import PrefixStore
-    from tgi_trio.settings.records import BASE
-    from tgi_trio.settings.resolve import resolve
-    from tgi_trio.signals import run_to_its_end
-    from tgi_trio.start.checks import check_start
-    from tgi_trio.start.drafter import find_drafter, limit_speculation
-    from tgi_trio.start.timeline import Timeline
+        from tgi_trio.cli.files import check_files
+        from tgi_trio.descriptors import raise_limit
+        from tgi_trio.hub.resolve import resolve_adapter, resolve_served
+        from tgi_trio.launcher import Launcher, bind
+        from tgi_trio.model.facts import read_model_facts
+        from tgi_trio.router.shards.prefix_store import PrefixStore
+        from tgi_trio.settings.records import BASE
+        from tgi_trio.settings.resolve import resolve
+        from tgi_trio.signals import run_to_its_end
+        from tgi_trio.start.checks import check_start
+        from tgi_trio.start.drafter import find_drafter, limit_speculation
+        from tgi_trio.start.timeline import Timeline
 
     timeline = Timeline()
     timeline.mark("imported")
@@ -220,8 +226,9 @@ def _find_tokenizer(options: Options) -> Path | None:
 
 def _print_machine(options: Options) -> None:
     """Print what `doctor` finds."""
-    from tgi_trio.cli.doctor import doctor, run_checks
-    from tgi_trio.logs import say_record
+    with hold_signals():
+        from tgi_trio.cli.doctor import doctor, run_checks
+        from tgi_trio.logs import say_record
 
     asked = DoctorOptions(port=options.port)
     if not options.json_output:
@@ -233,7 +240,8 @@ def _print_machine(options: Options) -> None:
 
 
 def _download_weights(invocation: Invocation) -> int:
-    from tgi_trio.cli.download import download_weights
+    with hold_signals():
+        from tgi_trio.cli.download import download_weights
 
     _start_logging(invocation)
     print(download_weights(invocation.options))
@@ -241,7 +249,8 @@ def _download_weights(invocation: Invocation) -> int:
 
 
 def _quantize(invocation: Invocation) -> int:
-    from tgi_trio.cli.quantize import quantize
+    with hold_signals():
+        from tgi_trio.cli.quantize import quantize
 
     _start_logging(invocation)
     print(quantize(invocation.options))
@@ -249,7 +258,8 @@ def _quantize(invocation: Invocation) -> int:
 
 
 def _rank(invocation: Invocation) -> int:
-    from tgi_trio.cli.rank import run_rank
+    with hold_signals():
+        from tgi_trio.cli.rank import run_rank
 
     _start_logging(invocation)
     run_rank(invocation.options)
@@ -257,7 +267,8 @@ def _rank(invocation: Invocation) -> int:
 
 
 def _shard(invocation: Invocation) -> int:
-    from tgi_trio.cli.shard import run_shard
+    with hold_signals():
+        from tgi_trio.cli.shard import run_shard
 
     _start_logging(invocation)
     run_shard(invocation.options)
@@ -265,16 +276,18 @@ def _shard(invocation: Invocation) -> int:
 
 
 def _print_schema(invocation: Invocation) -> int:
-    from tgi_trio.cli.print_schema import print_schema
+    with hold_signals():
+        from tgi_trio.cli.print_schema import print_schema
 
     print(print_schema())
     return 0
 
 
 def _chat(invocation: Invocation) -> int:
-    import trio
+    with hold_signals():
+        import trio
 
-    from tgi_trio.cli.chat import chat
+        from tgi_trio.cli.chat import chat
 
     for stream in (sys.stdin, sys.stdout):
         if isinstance(stream, TextIOWrapper):
@@ -284,25 +297,28 @@ def _chat(invocation: Invocation) -> int:
 
 
 def _bench(invocation: Invocation) -> int:
-    import trio
+    with hold_signals():
+        import trio
 
-    from tgi_trio.cli.bench import bench
+        from tgi_trio.cli.bench import bench
 
     return 0 if trio.run(bench, invocation.options, sys.stdout) else EXIT_FAILURE
 
 
 def _batch(invocation: Invocation) -> int:
-    import trio
+    with hold_signals():
+        import trio
 
-    from tgi_trio.cli.batch import batch
+        from tgi_trio.cli.batch import batch
 
     return 0 if trio.run(batch, invocation.options, sys.stdout) else EXIT_FAILURE
 
 
 def _cluster(invocation: Invocation) -> int:
-    from tgi_trio.cli.cluster import find_division, find_front
-    from tgi_trio.cluster.controller import Resources, keep
-    from tgi_trio.cluster.scaling import Scaling
+    with hold_signals():
+        from tgi_trio.cli.cluster import find_division, find_front
+        from tgi_trio.cluster.controller import Resources, keep
+        from tgi_trio.cluster.scaling import Scaling
 
     _start_logging(invocation)
     options = invocation.options
@@ -318,7 +334,8 @@ def _cluster(invocation: Invocation) -> int:
 
 
 def _front(invocation: Invocation) -> int:
-    from tgi_trio.cli.front import front
+    with hold_signals():
+        from tgi_trio.cli.front import front
 
     _start_logging(invocation)
     front(invocation.options)
@@ -326,13 +343,15 @@ def _front(invocation: Invocation) -> int:
 
 
 def _doctor(invocation: Invocation) -> int:
-    from tgi_trio.cli.doctor import doctor
+    with hold_signals():
+        from tgi_trio.cli.doctor import doctor
 
     return doctor(invocation.options, sys.stdout)
 
 
 def _completion(invocation: Invocation) -> int:
-    from tgi_trio.cli.completion import completion
+    with hold_signals():
+        from tgi_trio.cli.completion import completion
 
     print(completion(invocation.options.shell), end="")
     return 0

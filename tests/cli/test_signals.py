@@ -95,6 +95,69 @@ def test_the_exit_code_is_the_signals_wherever_it_comes(
     assert stopped(tmp_path, number, "main._COMMANDS['doctor']", "doctor") == (128 + number, "", "")
 
 
+NOBODY = ("--url", "http://127.0.0.1:1")
+IMPORTING = [("print-schema",), ("--port", "0")]
+
+
+@pytest.mark.parametrize("words", IMPORTING)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_during_an_import_waits_for_its_end(
+    tmp_path: Path, words: tuple[str, ...], number: signal.Signals
+) -> None:
+    """orjson ends in a segmentation fault where what it looks up when it is initialised raises."""
+    program = f"""
+import os, sys, tgi_trio.__main__ as main
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == "orjson.orjson":
+            sys.modules.pop("uuid", None)
+            self.begun = True
+        if name == "uuid" and self.begun:
+            os.kill(os.getpid(), {int(number)})
+    begun = False
+sys.meta_path.insert(0, Finder())
+sys.exit(main.main({list(words)}))
+"""
+    told_to_end = words == ("--port", "0") and number == signal.SIGTERM  # no failure of a server
+    expected = 0 if told_to_end else 128 + number
+    assert run(tmp_path, program) == (expected, "", "")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("print-schema",),
+        ("bench", *NOBODY),
+        ("chat", *NOBODY),
+        ("batch", "/nowhere", "/nowhere/else", *NOBODY),
+        ("doctor",),
+        ("--model-id", "/nowhere", "--json-output"),
+        ("download-weights", "/nowhere"),
+        ("front", "--replica", "127.0.0.1:1", "--bind", "unix:/nowhere/socket"),
+        ("rank", "--leader", "127.0.0.1:1", "--rank", "1", "--cluster-secret-file", "/nowhere"),
+    ],
+)
+def test_libraries_are_imported_while_signals_wait(tmp_path: Path, words: tuple[str, ...]) -> None:
+    """Of others that are not in Python, whose initialisation is not theirs to interrupt."""
+    program = f"""
+import signal, sys, tgi_trio.__main__ as main
+READY = "yaml._yaml"  # which the hub's package imports when it is used
+def look(event, given):
+    if event != "import" or "site-packages" not in str(given[1]) or given[0] == READY:
+        return
+    raises = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    held = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    if raises and not held >= {{signal.SIGINT, signal.SIGTERM, signal.SIGHUP}}:
+        print("open:", given[0], file=sys.stderr)
+    print("seen:", given[0], file=sys.stderr)
+sys.addaudithook(look)
+sys.exit(main.main({list(words)}))
+"""
+    told = run(tmp_path, program)[2]
+    assert "open:" not in told, told
+    assert "seen:" in told or words == ("doctor",)
+
+
 def stopped(folder: Path, number: int, function: str, *words: str) -> tuple[int, str, str]:
     """Run a command that gets a signal in an `exec` in place of `function`; return its end."""
     program = f"""
@@ -104,11 +167,15 @@ def stop(*given):
 {function} = stop
 sys.exit(main.main({list(words)}))
 """
-    (folder / "stopped.py").write_text(program)
-    command = [sys.executable, "-m", "stopped"]  # as `python -m tgi_trio`: -c ends otherwise
+    return run(folder, program)
+
+
+def run(folder: Path, program: str) -> tuple[int, str, str]:
+    """Run a program of Python as `python -m`: with -c one ends otherwise."""
+    (folder / "program.py").write_text(program)
     paths = os.pathsep.join((str(folder), os.environ.get("PYTHONPATH", "")))
     ended = subprocess.run(
-        command,
+        [sys.executable, "-m", "program"],
         env=os.environ | {"PYTHONPATH": paths},
         capture_output=True,
         text=True,

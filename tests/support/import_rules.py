@@ -31,6 +31,7 @@ RULES: dict[str, Rule] = {
     "log_levels": Rule(NOTHING, only=NOTHING),
     "logs": Rule(ours("log_levels"), only=ours("orjson")),
     "devices": Rule(ours("errors"), only=NOTHING),
+    "held_signals": Rule(NOTHING, only=NOTHING),
     "model": Rule(ours("errors"), only=NOTHING),
     "model.gguf.folder": Rule(ours("errors model"), only=ours("orjson")),  # megabytes of JSON
     "model.adapters.trained_whole": Rule(ours("errors model"), only=ours("numpy")),  # likewise
@@ -270,7 +271,7 @@ RULES: dict[str, Rule] = {
     "demo": Rule(ours("errors"), banned=SERVER),
     "__main__": Rule(
         ours(
-            "cli demo descriptors errors hub log_levels logs launcher model.facts "
+            "cli demo descriptors errors held_signals hub log_levels logs launcher model.facts "
             "router.shards.prefix_store settings signals start.checks start.drafter "
             "start.timeline cluster.controller cluster.scaling devices ipc.litmus ipc.waiting"
         ),

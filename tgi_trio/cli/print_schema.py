@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from tgi_trio.router.http.openapi import document
+
 
 def print_schema() -> str:
     """Return the document that a server has at /api-doc/openapi.json."""
-    from tgi_trio.router.http.openapi import document  # imports the checks of requests
-
     return document().decode()
