@@ -57,6 +57,23 @@ def test_a_harmless_job_is_answered_without_a_child() -> None:
     assert wrong == {"wrong": "it is wrong"}
 
 
+_TAKES = """
+from tgi_trio.sandbox.zygote import JobLimits, serve_jobs
+
+limits = JobLimits(60.0, 60.0, 1 << 28)
+take = lambda question, data: len(bytearray(question))
+serve_jobs(lambda: take, limits, harmless=lambda question: question % 2 == 0)
+"""
+
+
+def test_a_job_without_a_child_has_no_more_memory_than_one_with_it() -> None:
+    with zygote(_TAKES) as tell:
+        for size in (1 << 27, (1 << 27) + 1):
+            line = '{"job": %d, "bytes": 0}\n'
+            assert tell(line % (1 << 29 | size & 1)) == {"signal": signal.SIGABRT}
+            assert tell(line % size) == {"value": size}
+
+
 _SLEEPS = """
 import time
 from tgi_trio.sandbox.zygote import JobLimits, serve_jobs

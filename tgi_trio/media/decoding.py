@@ -39,7 +39,7 @@ from tgi_trio.media.sound import Sound
 from tgi_trio.media.sounds import SoundLimits, read_sound
 from tgi_trio.media.tiling import Arrays
 from tgi_trio.media.video_canvases import CANVASES
-from tgi_trio.media.videos import VideoLimits, read_video
+from tgi_trio.media.videos import VideoLimits, check_count, read_video
 from tgi_trio.sandbox.zygote import Job, JobLimits, serve_jobs
 
 FORMATS: Final = ("PNG", "JPEG", "GIF", "WEBP", "TIFF")  # TGI's
@@ -76,11 +76,11 @@ def read_pixels(data: bytes, max_pixels: int) -> NDArray[np.uint8]:
 def _load(text: str, spool: int, results: int) -> Job:
     """Return the job that decodes images; raises ModelLoadError."""
     settings = json.loads(text)
-    read = decode_quoted
+    read: _Read = decode_quoted
     match settings.get("kind"):
         case "video":
             _load_pillow()
-            process, read = _load_videos(settings), decode_frames
+            process, read = _load_videos(settings)
         case "audio":
             process = _load_sounds(settings)
         case _:
@@ -119,6 +119,8 @@ def _load_pillow() -> None:
     PIL.Image.init()  # loads the plugins, once
 
 
+# Returns the bytes that base64 stands for, as `decode_quoted` does.
+_Read = Callable[[bytes | bytearray, int], bytes]
 # Returns the arrays of what a question is about, and what is said of it beside them.
 _Process = Callable[[Any, bytes], tuple[Arrays, dict[str, Any]]]
 
@@ -135,7 +137,7 @@ def _load_images(settings: Mapping[str, Any]) -> _Process:
     return process
 
 
-def _load_videos(settings: Mapping[str, Any]) -> _Process:
+def _load_videos(settings: Mapping[str, Any]) -> tuple[_Process, _Read]:
     try:
         import av
     except ImportError as error:
@@ -154,7 +156,14 @@ def _load_videos(settings: Mapping[str, Any]) -> _Process:
         )
         return arrays, clip._asdict()
 
-    return process
+    def read(quoted: bytes | bytearray, most: int) -> bytes:
+        try:  # each takes memory, however few its letters
+            check_count(quoted.count(b",") + 1, canvas)
+        except ValueError as error:
+            raise ValueError(f"invalid video: {error}") from error
+        return decode_frames(quoted, most)
+
+    return process, read
 
 
 def _load_sounds(settings: Mapping[str, Any]) -> _Process:

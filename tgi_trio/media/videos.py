@@ -80,6 +80,15 @@ def read_video(
         return _cut(_chained(first, seen), clip, canvas, limits), clip
 
 
+def check_count(count: int, canvas: VideoCanvas) -> None:
+    """Raise ValueError for more pictures than are seen."""
+    if count > canvas.max_frames:
+        raise ValueError(
+            f"it has {count} frames, {canvas.max_frames} are allowed (--max-video-frames, or the "
+            "model's own max_frames)"
+        )
+
+
 def _read_pictures(
     pictures: list[bytes],
     canvas: VideoCanvas,
@@ -88,11 +97,7 @@ def _read_pictures(
     rate: float,
 ) -> tuple[Arrays, Clip]:
     count, canvas = len(pictures), canvas.with_rate(rate)
-    if count > canvas.max_frames:
-        raise ValueError(
-            f"it has {count} frames, {canvas.max_frames} are allowed (--max-video-frames, or the "
-            "model's own max_frames)"
-        )
+    check_count(count, canvas)
     if count < canvas.step:
         canvas.choose(count, rate)  # raises
     first = read_picture(pictures[0])

@@ -26,7 +26,8 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NoReturn
@@ -71,8 +72,8 @@ def serve_jobs(
 
     `patient`: jobs that take long go on only where a core is idle; they leave nothing but their
     answers, as the next one may begin before they have ended. `harmless`: whether a question can
-    neither end nor hold up a process; it is answered without a child, which takes tens of
-    milliseconds of a large process.
+    neither end nor hold up a process; it is answered within the same memory without a child, which
+    takes tens of milliseconds of a large process.
     """
     for number in (signal.SIGINT, signal.SIGHUP):  # mean the server, which ends this
         signal.signal(number, signal.SIG_IGN)
@@ -153,7 +154,8 @@ class _Zygote:
     def _run(self, question: Any, data: bytes) -> dict[str, Any]:
         """Return the answer to a question, or the signal that ended its child."""
         if self._harmless(question):
-            return self._compute(question, data)
+            with _limited_memory(self._limits.memory):
+                return self._compute(question, data)
         if self._source.ahead:  # nobody waits for the answer
             self._source.take_line()
             return {"signal": signal.SIGKILL}
@@ -240,11 +242,26 @@ class _Zygote:
 
 
 def _limit_memory(more: int) -> None:
-    """Let this process take `more` bytes of address space beyond what it has."""
-    pages = int(Path("/proc/self/statm").read_text().split()[0])
-    most = pages * resource.getpagesize() + more
+    """Let this process take `more` bytes of address space beyond what it has, for good."""
+    most = _address_space() + more
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+@contextmanager
+def _limited_memory(more: int) -> Iterator[None]:
+    """Let this process take `more` bytes of address space beyond what it has, within the block."""
+    before, most = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (_address_space() + more, most))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (before, most))
+
+
+def _address_space() -> int:
+    """Return how many bytes this process has."""
+    return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 
 
 def _slow_down_later() -> None:

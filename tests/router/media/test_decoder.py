@@ -22,10 +22,11 @@ from tests.router.media.image_files import claimed_png, encode, noise, upright
 from tests.router.media.torchvision_processors import TorchProcessor, inherited_processor
 from tgi_trio.errors import ModelLoadError, Unavailable, ValidationError
 from tgi_trio.ipc.images import bundle_bytes, read_bundle, write_bundle
+from tgi_trio.media.packed_frames import pack_frames
 from tgi_trio.media.processors import PROCESSORS, PixelProcessor, Processor
-from tgi_trio.router.media.decoder import DecoderSettings, ImageDecoder
+from tgi_trio.router.media.decoder import DecoderSettings, ImageDecoder, VideoDecoderSettings
 from tgi_trio.router.media.layouts.layout import ImageSize
-from tgi_trio.router.media.spool import Spool
+from tgi_trio.router.media.spool import EncodedImage, Spool
 from tgi_trio.router.sandbox_pool import Answer, Turn
 
 LLAVA = DecoderSettings(
@@ -320,6 +321,27 @@ async def test_what_is_no_image_is_told_what_is_wrong_and_the_process_goes_on() 
             assert words in await refusal(one, data), (data[:40], words)
         size, _ = await pixels(one, whole)
         assert size == (20, 30)
+
+
+@pytest.mark.trio
+async def test_a_video_of_more_pictures_than_are_seen_is_refused_before_they_are_read() -> None:
+    """What names a video has no child that its pictures, of three bytes each, could end."""
+    given = {"patch_size": 4, "size": {"shortest_edge": 64, "longest_edge": 32_000}}
+    spool, settings = Spool(), VideoDecoderSettings("qwen2", given, max_frames=40)
+    one = ImageDecoder(settings, 1, spool)
+    try:
+        for count in (40, 41, 200_000):
+            video = EncodedImage(spool)
+            video.append(b",".join([b"AAAA"] * count))
+            if count == 40:
+                assert (await one.name(video, 10**6)).nbytes == len(pack_frames([bytes(3)] * 40))
+                continue
+            said = f"^invalid video: it has {count} frames, 40 are allowed"
+            with pytest.raises(ValidationError, match=said):
+                await one.name(video, 10**6)
+    finally:
+        await one.close()
+        spool.close()
 
 
 @pytest.mark.trio
