@@ -330,3 +330,15 @@ def test_defaults_hold_where_nothing_is_given() -> None:
     ):
         assert template.render([ANSWER]) == "False1"
         assert template.render([ANSWER], enable_thinking=True) == "True1"
+
+
+def test_each_kind_of_part_is_tried_though_its_placeholder_is_anothers() -> None:
+    source = (
+        "{% for m in messages %}{% for p in m.content %}"
+        "{% if p.type in ('image', 'text') %}{{ p.text or '<media>' }}{% endif %}"
+        "{% endfor %}{% endfor %}"
+    )
+    for kinds in (("image", "audio"), ("audio", "image")):
+        template = ChatTemplate({"default": source}, {})
+        for kind in kinds:
+            assert template.writes_parts("<media>", kind) is (kind == "image")

@@ -65,9 +65,9 @@ class ChatTemplate:
         self._sources = dict(sources)
         self._templates: dict[str, jinja2.Template] = {}
         self._variables: dict[str, set[str]] = {}
-        # Computed on demand: the roles that are rendered, and whether placeholders are.
+        # Computed on demand: the roles that are rendered, and whether placeholders of kinds are.
         self._roles: dict[bool, Roles] = {}
-        self._written: dict[str, bool] = {}
+        self._written: dict[tuple[str, str], bool] = {}
         for name, source in sources.items():
             try:
                 self._variables[name] = meta.find_undeclared_variables(environment.parse(source))
@@ -170,9 +170,10 @@ class ChatTemplate:
 
         `kind`: the type of the part.
         """
-        if placeholder not in self._written:
-            self._written[placeholder] = self._tries_parts(placeholder, kind)
-        return self._written[placeholder]
+        asked = placeholder, kind
+        if asked not in self._written:
+            self._written[asked] = self._tries_parts(placeholder, kind)
+        return self._written[asked]
 
     def _tries_parts(self, placeholder: str, kind: str) -> bool:
         parts = [{"type": kind}, {"type": "text", "text": _MARK}]
