@@ -14,7 +14,7 @@ import trio
 
 from tests.stress.chaos_faults import Victim
 from tests.system.client import generate, get, open_session, post, post_stream, stream
-from tests.system.server import alive, serving, wait_gone
+from tests.system.server import alive, children, serving, wait_gone
 from tgi_trio.testing.segments import names_in_shm, names_left
 
 pytestmark = pytest.mark.system
@@ -161,6 +161,40 @@ def test_kill_9_of_the_server_leaves_nothing(moment: float | None) -> None:
         server.wait()
         assert wait_gone(shards) == []
     assert not names_left(before)
+
+
+def test_kill_9_of_the_server_ends_what_runs_in_the_background() -> None:
+    """Nobody's connection holds it, so nothing else would end it."""
+    before = names_in_shm()
+    form = {"type": "json_schema", "name": "any", "schema": {"type": "string"}}
+    asked = {"model": "tgi", "input": "Rain?", "background": True, "max_output_tokens": 900}
+    with serving(fake='{"step_ms": 100}') as server:
+        path = f"{server.url}/v1/responses"
+        left = post(path, json=asked).json()  # whose client does not come back
+        formed = post(path, json=asked | {"text": {"format": form}}).json()  # checked in a process
+        with post_stream(path, json=asked | {"stream": True}) as followed:
+            lines = followed.iter_lines()
+            while not next(lines).startswith("event: response.output_text.delta"):
+                pass
+            for each in (left, formed):
+                while get(f"{path}/{each['id']}").json()["status"] == "queued":
+                    time.sleep(0.01)
+                assert get(f"{path}/{each['id']}").json()["status"] == "in_progress"
+            family = [pid for child in children(server.process.pid) for pid in descendants(child)]
+            assert set(server.shards()) < set(family)  # what checks grammars as well
+            server.signal(signal.SIGKILL)
+            server.wait()
+            with pytest.raises(httpx.TransportError):
+                list(lines)
+        assert wait_gone(family) == []
+    assert not names_left(before)
+    with serving(fake="{}") as server:  # knows nothing of it
+        found = get(f"{server.url}/v1/responses/{left['id']}")
+        assert (found.status_code, found.json()["error"]["code"]) == (404, "response_not_found")
+
+
+def descendants(pid: int) -> list[int]:
+    return [pid, *(each for child in children(pid) for each in descendants(child))]
 
 
 @pytest.mark.trio
