@@ -47,6 +47,7 @@ from tgi_trio.router.http.response_store import ResponseStore
 from tgi_trio.router.http.routes import (
     adapters,
     chat,
+    compaction,
     completions,
     conversations,
     fim,
@@ -81,6 +82,7 @@ ROUTES: tuple[Route, ...] = (
     *messages.ROUTES,
     *responses.ROUTES,
     *stored_responses.ROUTES,
+    *compaction.ROUTES,
     *conversations.ROUTES,
     *completions.ROUTES,
     *fim.ROUTES,

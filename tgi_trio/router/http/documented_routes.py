@@ -199,8 +199,10 @@ OPERATIONS = (
     Operation(
         "post",
         "/v1/responses/compact",
-        "Refused: conversations are not compacted here",
-        own_failures={status: _STORED_FAILURES[status] for status in (400, 401)},
+        "Make a conversation shorter: its user's messages, and a summary of all else",
+        responses_schema.CompactRequest,
+        responses.CompactionReply,
+        own_failures=_RESPONSES_FAILURES,
         failure=responses.ResponsesErrorResponse,
     ),
     *_CONVERSATIONS,

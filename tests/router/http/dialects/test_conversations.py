@@ -341,9 +341,3 @@ async def test_an_image_is_kept(size: int) -> None:
         answer = await client.post(PATH, {"input": "So?", "conversation": id})
         assert answer.status == 200, answer.body
         assert len(seeing.submitted[-1].images) == 1
-
-
-async def test_compacting_is_refused_with_a_reason() -> None:
-    async with talk(engine()) as one:
-        refused = error(await one.client.post(f"{PATH}/compact", {"model": "test/model"}))
-        assert refused[0] == 400 and "ask for a summary" in refused[3]

@@ -75,14 +75,6 @@ async def cancel_response(call: Call) -> Reply:
     return Reply(found.body)
 
 
-async def compact(call: Call) -> Reply:
-    """POST /v1/responses/compact: refused."""
-    raise ValidationError(
-        "conversations are not compacted here: OpenAI's models write what stands for one in a form "
-        "that they alone read; ask for a summary, and send it as `input`"
-    )
-
-
 async def list_input_items(call: Call) -> Reply:
     """GET /v1/responses/<id>/input_items: the conversation that it answers, newest first."""
     id = call.path["id"]
@@ -95,7 +87,6 @@ _ONE: Final = "/v1/responses/<id>"
 ROUTES = (
     Route("GET", _ONE, show_response, dialect=QUERY_ERRORS),
     Route("DELETE", _ONE, delete_response, dialect=QUERY_ERRORS),
-    Route("POST", "/v1/responses/compact", compact, dialect=QUERY_ERRORS),
     Route("POST", f"{_ONE}/cancel", cancel_response, dialect=QUERY_ERRORS),
     Route("GET", f"{_ONE}/input_items", list_input_items, dialect=QUERY_ERRORS),
 )

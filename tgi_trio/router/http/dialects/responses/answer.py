@@ -44,7 +44,8 @@ from tgi_trio.router.request import FinishReason, Outcome, Token
 Keep = Callable[[bytes, Sequence[replies.OutputItem]], None]
 
 
-def _usage(outcome: Outcome) -> replies.ResponseUsage:
+def count_usage(outcome: Outcome) -> replies.ResponseUsage:
+    """Return the tokens of an answer and of its prompt."""
     thought_tokens = 0 if outcome.answer is None else outcome.answer.thought_tokens
     return replies.ResponseUsage(
         input_tokens=outcome.prompt_tokens,
@@ -112,7 +113,7 @@ def response(
         pass
     statuses = _statuses(fold.blocks, outcome)
     output = [items.item(*each) for each in zip(fold.blocks.all, statuses, strict=True)]
-    usage = _usage(outcome)
+    usage = count_usage(outcome)
     whole = writer.json(_status(outcome), output, usage, completed=now())
     keep(whole, output)
     return whole
@@ -187,7 +188,7 @@ class ResponseEvents:
             # A block before the last one is complete, even if it ends with the last piece of text.
             ends = change is Change.CLOSE and block is self._fold.blocks.all[-1]
             events.append(self._render(change, block, text, last if ends else "completed"))
-        usage = _usage(outcome)
+        usage = count_usage(outcome)
         whole = self._writer.json(status, self.output, usage, completed=self._now())
         self._keep(whole, self.output)
         events.append(self._event(f"response.{status}", response=msgspec.Raw(whole)))

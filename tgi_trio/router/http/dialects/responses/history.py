@@ -28,7 +28,8 @@ from tgi_trio.router.http.messages.problems import Refused
 from tgi_trio.router.http.response_store import StoredConversation, StoredResponse, Turn
 
 _ITEMS: Final = msgspec.json.Decoder(list[schema.InputItem])
-_PREFIXES: Final = {"message": "msg", "reasoning": "rs"}  # of ids; the others are calls and results
+# Of ids; the others are calls and results.
+_PREFIXES: Final = {"message": "msg", "reasoning": "rs", "compaction": "cmp"}
 
 
 @dataclass(frozen=True, slots=True)

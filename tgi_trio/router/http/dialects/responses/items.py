@@ -20,6 +20,7 @@ from tgi_trio.router.text.turns import PastCall, Turn, read_arguments
 CALL_PREFIX: Final = "call_"  # of ids, as of OpenAI's; the template gets the rest
 _BREAK: Final = "\n\n"  # between the texts of one turn
 _NO_IMAGE: Final = "[An image was here; results are read as text.]"
+_SUMMARY: Final = "Summary of what was said and done until here:\n\n"
 _ROLES: Final = frozenset({"user", "system", "developer", "assistant"})
 
 
@@ -57,6 +58,8 @@ def to_turns(items: Sequence[schema.InputItem], kept: int = 0) -> Iterator[Turn]
                 answer.texts += _texts(item.content, path)
             case "reasoning":
                 answer.thoughts += _thoughts(item, path)
+            case "compaction":
+                answer.texts.append(_summary(item, path))
             case "function_call" | "custom_tool_call" | "local_shell_call":
                 call = _call(item)
                 names[call.id or ""] = call.name
@@ -90,6 +93,15 @@ def _thoughts(item: schema.InputItem, path: str) -> list[str]:
     if not any(texts):
         texts = [part.text for part in item.summary or []]
     return list(filter(None, texts))
+
+
+def _summary(item: schema.InputItem, path: str) -> str:
+    """Return what stands for an earlier part of the conversation. Raises BodyRejected."""
+    text = decode_thought(item.encrypted_content)
+    if not text:
+        why = "no compaction of this server's: send the items that it stands for"
+        raise invalid_value(f"{path}.encrypted_content", why)
+    return f"{_SUMMARY}{text}"
 
 
 def _message_turn(item: schema.InputItem, path: str) -> Turn:

@@ -202,6 +202,23 @@ class InputTokenCount(Struct, forbid_unknown_fields=True):
     object: Literal["response.input_tokens"] = "response.input_tokens"
 
 
+class CompactionItem(Struct, tag="compaction", forbid_unknown_fields=True):
+    """What stands for the part of a conversation that is no message of its user."""
+
+    id: str
+    encrypted_content: str  # encoded, not encrypted
+
+
+class CompactionReply(Struct, forbid_unknown_fields=True, kw_only=True):
+    """A conversation made shorter: its user's messages, and a `CompactionItem`."""
+
+    id: str
+    object: Literal["response.compaction"] = "response.compaction"
+    created_at: int
+    output: list[dict[str, Any]]
+    usage: ResponseUsage
+
+
 class ResponseDeleted(Struct, forbid_unknown_fields=True):
     """A response that is forgotten."""
 

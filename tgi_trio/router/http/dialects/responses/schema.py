@@ -124,6 +124,15 @@ class ConversationItems(Struct):
     items: list[InputItem]
 
 
+class CompactRequest(Scheduling, kw_only=True):
+    """Body of /v1/responses/compact."""
+
+    input: str | list[InputItem] | None = None
+    model: str | None = None
+    instructions: str | None = None
+    previous_response_id: str | None = None
+
+
 class ResponsesRequest(Scheduling, kw_only=True):
     """Body of /v1/responses."""
 
