@@ -177,8 +177,9 @@ COMMANDS: Final[tuple[Command, ...]] = (
                 (
                     _place("leader", "address", "the server's --rank-address", "needed"),
                     _place("rank", "int", "which of its ranks", "needed"),
+                    Flag("cluster-secret-file", "path", "as of the server", "needed", RankOptions),
                     Flag("model-id", "model", "its model here", "the leader's folder", RankOptions),
-                    *_of_serve("cluster-secret-file", "revision", "huggingface-hub-cache"),
+                    *_of_serve("revision", "huggingface-hub-cache"),
                     *_of_serve("trust-remote-code", "json-output", "logger-level"),
                 ),
             ),
@@ -194,8 +195,9 @@ COMMANDS: Final[tuple[Command, ...]] = (
                 "Flags",
                 (
                     _listen("listen", "address", "where the router calls: its --shard"),
+                    Flag("cluster-secret-file", "path", "as of the router", "needed", HostOptions),
                     Flag("model-id", "model", "its model here", "the router's folder", HostOptions),
-                    *_of_serve("cluster-secret-file", "revision", "huggingface-hub-cache"),
+                    *_of_serve("revision", "huggingface-hub-cache"),
                     *_of_serve("trust-remote-code", "json-output", "logger-level"),
                 ),
             ),

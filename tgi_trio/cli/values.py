@@ -250,7 +250,7 @@ KINDS: Final[dict[str, tuple[str, Callable[[str], Any]]]] = {
     "bytes": ("BYTES", _int),
     "us": ("US", _int),
     "seconds": ("SECONDS", _float),
-    "ratio": ("RATIO", _float),
+    "ratio": ("NUMBER", _float),
     "replicas": ("LOW:HIGH", _replicas),
     "factor": ("FACTOR", _factor),
     "text": ("TEXT", _text),
