@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tgi_trio.cli.chat import read_tools
 from tgi_trio.cli.files import (
     check_cluster_secret,
     check_files,
@@ -17,9 +19,11 @@ from tgi_trio.cli.files import (
     check_tokenizer_config,
 )
 from tgi_trio.cli.parser import UsageError, parse
+from tgi_trio.cluster.replicas_file import read_replicas
 from tgi_trio.errors import ConfigurationError
 from tgi_trio.settings.cluster_secret import read_cluster_secret
 from tgi_trio.settings.records import Options
+from tgi_trio.shard.quantising.calibration import read_text
 
 
 @pytest.mark.parametrize("key", ["long,secret", "a, b", " a", ",", "a b", "ä;ö"])
@@ -75,7 +79,7 @@ def test_a_schedule_that_cannot_be_written_is_known_before_a_model_is_loaded(
     tmp_path: Path,
 ) -> None:
     for path in (tmp_path, tmp_path / "nowhere" / "trace"):
-        with pytest.raises(ConfigurationError, match="`record_schedule` cannot be written: "):
+        with pytest.raises(ConfigurationError, match=r"^--record-schedule .* cannot be written: "):
             check_schedule_file(path)
     check_schedule_file(None)
     check_schedule_file(tmp_path / "trace")
@@ -102,6 +106,32 @@ def test_a_folder_for_prefixes_must_be_open_to_this_user(monkeypatch: pytest.Mon
     monkeypatch.setattr(os, "access", lambda place, mode: False)
     with pytest.raises(ConfigurationError, match=r"/ cannot be written to by this user$"):
         check_prefix_folder(Path("/nowhere/at-all"))
+
+
+@pytest.mark.parametrize(
+    ("flag", "read"),
+    [
+        ("--api-key-file", check_key_file),
+        ("--tokenizer-config-path", check_tokenizer_config),
+        ("--cluster-secret-file", check_cluster_secret),
+        ("--record-schedule", check_schedule_file),
+        ("--tools", read_tools),
+        ("--replicas-file", read_replicas),
+        ("--calibration-text", read_text),
+    ],
+)
+def test_what_the_kernel_says_of_a_file_is_said_in_words(
+    flag: str, read: Callable[[Path], object], tmp_path: Path
+) -> None:
+    """Not as `[Errno 21] Is a directory: '...'`: the path is there already."""
+    with pytest.raises(ConfigurationError, match=rf"^{flag} {tmp_path} .*: Is a directory$"):
+        read(tmp_path)
+
+
+def test_tools_are_json(tmp_path: Path) -> None:
+    (tmp_path / "tools").write_text("[")
+    with pytest.raises(ConfigurationError, match=r"--tools .*/tools is no JSON: "):
+        read_tools(tmp_path / "tools")
 
 
 def test_the_secret_of_a_cluster_is_one_line(tmp_path: Path) -> None:

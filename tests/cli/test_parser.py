@@ -299,6 +299,11 @@ def test_flags_of_the_clients() -> None:
         ChatOptions(max_tokens=3, api_key="k")
     )
     assert parse(["bench"], {"REQUESTS": "9", "RATE": "x"}).options == BenchOptions()
+    # As the help shows the default.
+    assert parse(["bench", "--clients", "1,8", "--clients", "32"], {}).options.clients == (1, 8, 32)
+    assert parse(["bench", "--rate=0.5,2"], {}).options.rate == (0.5, 2.0)
+    with pytest.raises(UsageError, match="--clients: expected a whole number, got 'x'"):
+        parse(["bench", "--clients", "1,x"], {})
     with pytest.raises(UsageError, match="--url: expected http://host:port"):
         parse(["chat", "--url", "ftp://"], {})
     with pytest.raises(UsageError, match="completion needs the SHELL"):

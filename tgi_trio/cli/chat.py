@@ -92,8 +92,10 @@ def read_tools(path: Path) -> list[Any]:
     """Return the tools in the file of `--tools`. Raises ConfigurationError."""
     try:
         tools = orjson.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
-        raise ConfigurationError(f"--tools {path} cannot be read: {error}") from error
+    except OSError as error:
+        raise ConfigurationError(f"--tools {path} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise ConfigurationError(f"--tools {path} is no JSON: {error}") from error
     if not isinstance(tools, list):
         raise ConfigurationError(f"--tools {path} must hold a JSON list of tools, as in the API")
     return tools

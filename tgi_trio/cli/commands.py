@@ -238,8 +238,8 @@ COMMANDS: Final[tuple[Command, ...]] = (
             (
                 "Load",
                 (
-                    _load("clients", "int", "clients at a time; repeatable", many=True),
-                    _load("rate", "ratio", "arrivals a second; repeatable", many=True),
+                    _load("clients", "int", "clients at a time, in turn", many=True),
+                    _load("rate", "ratio", "arrivals a second, in turn", many=True),
                     _load("requests", "int", "requests of each load"),
                     _load("words", "int", "words of a prompt"),
                     _load("max-tokens", "tokens", "tokens of an answer"),

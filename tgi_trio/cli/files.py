@@ -59,7 +59,9 @@ def check_schedule_file(path: Path | None) -> None:
     try:
         path.open("a").close()
     except OSError as error:
-        raise ConfigurationError(f"`record_schedule` cannot be written: {error}") from error
+        raise ConfigurationError(
+            f"--record-schedule {path} cannot be written: {error.strerror}"
+        ) from error
 
 
 def check_prefix_folder(path: Path | None) -> None:

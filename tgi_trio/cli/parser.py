@@ -29,6 +29,8 @@ _PLACED: Final = {
     **dict.fromkeys(("remote_ranks", "rank_address", "shard"), _RANKS),
 }
 
+_NUMBERS: Final = ("int", "ratio")  # kinds whose values have no commas
+
 
 class UsageError(Exception):
     """The command line or the environment is wrong; the text is a sentence that names the flag."""
@@ -271,6 +273,8 @@ class _Reader:
         if texts:
             if len(texts) > 1 and not flag.many and flag.kind != "switch":
                 raise UsageError(f"--{flag.name} is given {len(texts)} times: give it once")
+            if flag.many and flag.kind in _NUMBERS:  # as the help shows those that are the default
+                texts = [part for text in texts for part in text.split(",")]
             values = [read_value(flag.kind, f"--{flag.name}", text) for text in texts]
             return tuple(values) if flag.many else values[-1]
         text = self._environ.get(flag.env)

@@ -42,12 +42,16 @@ def bind_feed(address: str) -> socket.socket:
         family, kind, protocol, _, where = found[0]
         one = socket.socket(family, kind, protocol)
     except OSError as error:
-        raise ConfigurationError(f"--peer-bind {address} cannot be used: {error}") from error
+        raise ConfigurationError(
+            f"--peer-bind {address} cannot be used: {error.strerror}"
+        ) from error
     try:
         one.bind(where)
     except OSError as error:
         one.close()
-        raise ConfigurationError(f"--peer-bind {address} cannot be used: {error}") from error
+        raise ConfigurationError(
+            f"--peer-bind {address} cannot be used: {error.strerror}"
+        ) from error
     return one
 
 

@@ -26,7 +26,9 @@ def read_replicas(path: Path) -> list[str]:
             raise ConfigurationError(f"--replicas-file {path} has more than {_LARGEST} bytes")
         lines = path.read_text().splitlines()
     except OSError as error:
-        raise ConfigurationError(f"--replicas-file {path} cannot be read: {error}") from error
+        raise ConfigurationError(
+            f"--replicas-file {path} cannot be read: {error.strerror}"
+        ) from error
     except UnicodeError:
         raise ConfigurationError(f"--replicas-file {path} cannot be read: it is no UTF-8") from None
     names = []

@@ -17,7 +17,9 @@ def read_cluster_secret(path: Path) -> bytes:
     try:
         text = path.read_text().strip()
     except OSError as error:
-        raise ConfigurationError(f"--cluster-secret-file {path} cannot be read: {error}") from error
+        raise ConfigurationError(
+            f"--cluster-secret-file {path} cannot be read: {error.strerror}"
+        ) from error
     except UnicodeError:
         raise ConfigurationError(
             f"--cluster-secret-file {path} cannot be read: it is no UTF-8"

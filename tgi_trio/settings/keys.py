@@ -43,7 +43,9 @@ def read_key_file(path: Path) -> tuple[str, ...]:
     try:
         lines = path.read_text().splitlines()
     except OSError as error:
-        raise ConfigurationError(f"--api-key-file {path} cannot be read: {error}") from error
+        raise ConfigurationError(
+            f"--api-key-file {path} cannot be read: {error.strerror}"
+        ) from error
     except UnicodeError:
         raise ConfigurationError(f"--api-key-file {path} cannot be read: it is no UTF-8") from None
     try:

@@ -63,7 +63,9 @@ class ScheduleRecorder:
         try:
             file = self._path.open("wb", buffering=0)  # what a full disk refuses is not kept
         except OSError as error:
-            raise ConfigurationError(f"`record_schedule` cannot be written: {error}") from error
+            raise ConfigurationError(
+                f"--record-schedule {self._path} cannot be written: {error.strerror}"
+            ) from error
         with file:
             task_status.started()
             try:

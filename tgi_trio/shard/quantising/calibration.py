@@ -26,8 +26,14 @@ def read_text(path: Path | None) -> str:
         return "\n\n".join(topics.values())
     try:
         return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"--calibration-text {path} cannot be read: {error}") from error
+    except OSError as error:
+        raise ConfigurationError(
+            f"--calibration-text {path} cannot be read: {error.strerror}"
+        ) from error
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(
+            f"--calibration-text {path} cannot be read: it is no UTF-8"
+        ) from error
 
 
 def read_samples(text: str, tokenizer: Path, count: int, length: int) -> list[NDArray[np.int64]]:
