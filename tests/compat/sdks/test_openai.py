@@ -162,6 +162,18 @@ def test_what_is_kept(openai: OpenAI) -> None:
             openai.responses.retrieve(id)
 
 
+def test_a_conversation_that_is_made_shorter(openai: OpenAI) -> None:
+    user: Any = [{"role": "user", "content": text} for text in ("What is a ring buffer?", "Why?")]
+    said: Any = {"role": "assistant", "content": "A queue in a ring of memory."}
+    shorter = openai.responses.compact(model="tgi", input=[user[0], said])
+    assert [item.type for item in shorter.output] == ["message", "compaction"]
+    sent_back: Any = [item.to_dict(warnings=False) for item in shorter.output]
+    answer = openai.responses.create(
+        model="tgi", input=[*sent_back, user[1]], temperature=0, max_output_tokens=20
+    )
+    assert answer.output_text
+
+
 LONG: dict[str, Any] = {"model": "tgi", "input": "What is continuous batching?", "temperature": 0}
 
 
