@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -14,7 +15,10 @@ import trio.testing
 from tests.router.http.fake_engine import FakeEngine
 from tests.router.http.served import served
 from tgi_trio.router.http import call as calls
+from tgi_trio.router.http import preparing
+from tgi_trio.router.http.conversation import Conversation
 from tgi_trio.router.http.engine_api import ServedLimits
+from tgi_trio.router.http.messages.schema import ChatRequest
 from tgi_trio.router.http.routes import chat, messages, responses
 from tgi_trio.router.http.side_threads import SideThreads, switching_soon
 
@@ -51,6 +55,37 @@ async def test_a_large_chat_is_read_beside_the_loop_and_is_the_same(
     beside, on_it = engine.submitted
     assert beside.prompt_ids.tolist() == on_it.prompt_ids.tolist()
     assert "message 2999" in engine.prompts[0]
+
+
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+TOOLS: list[tuple[int, bool]] = [(3, False), (150, True)]  # how many, and whether in a thread
+
+
+@pytest.mark.parametrize(("count", "beside"), TOOLS)
+async def test_the_grammar_of_many_tools_is_made_beside_the_loop_and_is_the_same(
+    count: int, beside: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    where: list[bool] = []
+    choose = preparing.choose_tools
+
+    def choose_somewhere(*given: Any) -> Any:
+        where.append(threading.current_thread() is not threading.main_thread())
+        return choose(*given)
+
+    monkeypatch.setattr(preparing, "choose_tools", choose_somewhere)
+    engine = FakeEngine(limits=LIMITS)
+    tools = [{**TOOL, "function": {**TOOL["function"], "name": f"f{i}"}} for i in range(count)]
+    body = {"messages": MESSAGES[:1], "tools": tools, "max_tokens": 4}
+    async with served(engine) as server:
+        client = await server.connect()
+        assert (await client.post("/v1/chat/completions", body)).status == 200
+        monkeypatch.setattr(preparing, "takes_long", lambda *given: False)
+        assert (await client.post("/v1/chat/completions", body)).status == 200
+    assert where == [beside, False]
+    first, second = engine.submitted
+    assert first.sampling.grammar is not None
+    assert first.sampling.grammar == second.sampling.grammar
+    assert first.prompt_ids.tolist() == second.prompt_ids.tolist()
 
 
 async def test_what_is_wrong_with_a_large_body_is_told_as_ever() -> None:
@@ -118,6 +153,56 @@ async def test_a_client_that_leaves_does_not_wait_and_its_thread_is_counted() ->
         await trio.sleep(0.001)
     with pytest.raises(ZeroDivisionError):
         await threads.run(lambda: 1 // 0)
+
+
+@dataclass
+class Thing:
+    """Notes where it is freed, and what held it or was held by it."""
+
+    name: str
+    freed: list[tuple[str, bool]]
+    holds: list[Any] = field(default_factory=list)
+
+    def __del__(self) -> None:
+        self.freed.append((self.name, threading.current_thread() is threading.main_thread()))
+
+
+async def test_what_a_request_was_made_of_is_freed_object_by_object_in_a_thread() -> None:
+    threads, freed = SideThreads(), list[tuple[str, bool]]()
+    shared = Thing("shared", freed)
+    inner = [Thing(f"inner {i}", freed, [{"x": Thing("deep", freed)}]) for i in range(3)]
+    made: list[object] = [Thing("root", freed, [*inner, shared]), [shared]]
+    del inner
+    threads.free(made)
+    assert not made
+    while threads.running:
+        await trio.sleep(0.001)
+    # One by one: had each taken along what it holds, those would come before the next.
+    names = [name[:5] for name, _ in freed]
+    assert names == ["root", *["inner"] * 3, *["deep"] * 3]
+    assert not any(here for _, here in freed)
+    assert shared.name == "shared", "what others refer to stays"
+    threads.free(made)
+    assert not threads.running, "there is nothing to be freed"
+
+
+async def test_a_large_body_is_freed_in_a_thread_once_it_is_answered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given: list[list[type]] = []
+
+    def free(self: SideThreads, made: list[object]) -> None:
+        given.append([type(each) for each in made])
+
+    monkeypatch.setattr(SideThreads, "free", free)
+    async with served(FakeEngine(limits=LIMITS)) as server:
+        client = await server.connect()
+        large = {"messages": MESSAGES, "max_tokens": 4}
+        wrong = {"messages": [*MESSAGES, {"role": "user"}]}
+        small = {"messages": MESSAGES[:1], "max_tokens": 4}
+        for body, status in ((large, 200), (wrong, 422), (small, 200)):
+            assert (await client.post("/v1/chat/completions", body)).status == status
+    assert given == [[ChatRequest, Conversation], [ChatRequest], []]
 
 
 async def test_the_interpreter_is_given_away_sooner_within_the_block_alone() -> None:

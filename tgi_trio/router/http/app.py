@@ -117,6 +117,7 @@ class HttpRequest(TrioASGIHTTPConnection):
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
         self.account = RequestAccount(app.request_ids.name(self.headers), self.headers)
         self._route: Route | None = None  # the one that answers
+        self._made: list[object] = []  # what a large body has become
         self._left = False
         self._answered = False  # a reply has begun
         # One scope for both things that end a request early: a slow body, and the client leaving.
@@ -139,6 +140,7 @@ class HttpRequest(TrioASGIHTTPConnection):
             # They refer to this request: no garbage may be left to be looked for.
             references.callback(cast("dict[str, Any]", self.scope).pop, _SCOPE_KEY, None)
             references.callback(transport.on_leave, None)
+            references.callback(self.app.side_threads.free, self._made)
             with self._serving:
                 await self._transmit(send, await self._find_reply(send))
             if self._left and not self._answered:
@@ -193,6 +195,7 @@ class HttpRequest(TrioASGIHTTPConnection):
             all_stats=self.account.all_stats,
             turns=self.app.turns,
             side_threads=self.app.side_threads,
+            made=self._made,
         )
 
     def _leave(self) -> None:

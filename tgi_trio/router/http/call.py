@@ -79,14 +79,28 @@ class Call:
     front: Front | None = None  # what a front adds to it, see `dispatch.answer_call`
     turns: trio.Lock = field(default_factory=trio.Lock)  # one stream at a time: `resume_stream`
     side_threads: SideThreads = field(default_factory=SideThreads)
+    made: list[object] = field(default_factory=list)  # of a large body, see `make`
 
     async def read(self, reader: BodyReader | FirstFit) -> Any:
         """Return the body as `reader` has it; raises what that raises."""
-        return await self.compute(partial(reader.read, self.headers, self.body))
+        return await self.make(partial(reader.read, self.headers, self.body))
 
-    async def compute(self, function: Callable[[], Result]) -> Result:
-        """Return what `function` returns; in a thread for a large body, as others wait for it."""
-        if len(self.body) < LARGE:
+    async def make(self, function: Callable[[], Result]) -> Result:
+        """Do what `compute` does with a function that returns something large, and nobody else's.
+
+        It is freed in a thread, too, when the request has been answered.
+        """
+        made = await self.compute(function)
+        if len(self.body) >= LARGE:
+            self.made.append(made)
+        return made
+
+    async def compute(self, function: Callable[[], Result], *, long: bool = False) -> Result:
+        """Return what `function` returns; in a thread for a large body, as others wait for it.
+
+        `long`: it takes a few milliseconds, however large the body is.
+        """
+        if len(self.body) < LARGE and not long:
             return function()
         return await self.side_threads.run(function)
 

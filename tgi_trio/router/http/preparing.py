@@ -12,7 +12,7 @@ from tgi_trio.router.http.call import Call
 from tgi_trio.router.http.call_validation import Schedulable, validate_request
 from tgi_trio.router.http.conversation import ChatTools, Conversation, choose_tools
 from tgi_trio.router.http.messages.tool_calls import AnswerReader
-from tgi_trio.router.http.rendering import render_beside_others
+from tgi_trio.router.http.rendering import render_with_tools, takes_long
 from tgi_trio.router.media.image_prompt import Prompt
 from tgi_trio.router.request import Request
 from tgi_trio.router.text.answer import CallReader
@@ -86,8 +86,14 @@ async def prepare(
     The grammar of `parameters` is that of an answer without tools. Raises TemplateError, ToolError
     and ValidationError.
     """
+    compute = partial(_prepare, call, conversation, parameters)
+    return await call.compute(compute, long=takes_long(call, conversation))
+
+
+def _prepare(call: Call, conversation: Conversation, parameters: GenerationParameters) -> Prepared:
+    """Do what `prepare` does, on this thread."""
     tools = choose_tools(call, conversation)
-    prompt = await render_beside_others(call, conversation, tools)
+    prompt = render_with_tools(call, conversation, tools)
     thoughts = call.text_processor.thoughts
     place = (
         Place.CLOSED

@@ -6,7 +6,6 @@ import re
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, Final
 
 from tgi_trio.errors import CannotContinue, TemplateError
@@ -24,9 +23,10 @@ from tgi_trio.router.text.tools.ids import fit_ids
 from tgi_trio.router.text.tools.probe import CallStyle
 from tgi_trio.router.text.turns import Turn, arrange_turns
 
-# Conversations of which rendering takes a few milliseconds, or more.
+# Conversations of which preparing takes a few milliseconds, or more.
 _MANY_PARTS: Final = 256  # turns, calls in them, and tools
 _LONG_TEXT: Final = 1 << 19  # characters
+_LARGE_TOOLS: Final = 1 << 13  # bytes of a body with tools: a grammar takes up to 5 ms for 20 kB
 
 # For templates that know nothing of tools; the format is the one `find_format` gives for them.
 _TOOL_PROMPT = """
@@ -43,28 +43,25 @@ async def render_prompt(call: Call, conversation: Conversation) -> Prompt:
 
     Raises TemplateError, ToolError and ValidationError.
     """
-    return await render_beside_others(call, conversation, choose_tools(call, conversation))
+
+    def render() -> Prompt:
+        return render_with_tools(call, conversation, choose_tools(call, conversation))
+
+    return await call.compute(render, long=takes_long(call, conversation))
 
 
-async def render_beside_others(
-    call: Call, conversation: Conversation, tools: ChatTools | None
-) -> Prompt:
-    """Do what `render_with_tools` does; long conversations in a thread, as others wait for it."""
-    if not _takes_long(conversation, tools):
-        return render_with_tools(call, conversation, tools)
-    return await call.side_threads.run(partial(render_with_tools, call, conversation, tools))
-
-
-def _takes_long(conversation: Conversation, tools: ChatTools | None) -> bool:
-    turns = conversation.turns
-    parts = len(turns) + (0 if tools is None else len(tools.listed))
-    if parts + sum(len(turn.calls or ()) for turn in turns) >= _MANY_PARTS:
+def takes_long(call: Call, conversation: Conversation) -> bool:
+    """Return whether a conversation is prepared beside the loop, as others wait for it."""
+    turns, tools = conversation.turns, conversation.functions
+    if tools and len(call.body) >= _LARGE_TOOLS:
+        return True
+    if len(turns) + len(tools) + sum(len(turn.calls or ()) for turn in turns) >= _MANY_PARTS:
         return True
     return sum(len(turn.text or "") for turn in turns) >= _LONG_TEXT
 
 
 def render_with_tools(call: Call, conversation: Conversation, tools: ChatTools | None) -> Prompt:
-    """Do what `render_prompt` does with tools that are chosen."""
+    """Do what `render_prompt` does, on this thread and with tools that are chosen."""
     template = call.text_processor.chat_template
     if template is None:
         raise TemplateError("template not found")

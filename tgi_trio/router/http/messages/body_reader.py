@@ -20,7 +20,7 @@ from tgi_trio.router.text.chat_template import RESERVED
 
 Body = TypeVar("Body")
 
-LARGE: Final = 1 << 16  # bytes of a body that is read in pieces, and beside the loop (`Call.read`)
+LARGE: Final = 1 << 15  # bytes of a body that is read in pieces, and beside the loop (`Call.read`)
 
 
 class BodyReader:

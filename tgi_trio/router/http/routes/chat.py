@@ -79,7 +79,7 @@ async def chat_tokenize(call: Call) -> Reply:
     call.engine.metrics.inc("tgi_request_count")
     if request.model is not None and call.engine.adapters.serves(request.model):
         await use_model(call, request.model)  # any other name is as good as none, as in TGI
-    conversation = await call.compute(partial(to_conversation, call, request))
+    conversation = await call.make(partial(to_conversation, call, request))
     prompt = await expand_text(call, await render_prompt(call, conversation))
     tokens = simple_tokens_json(await tokenize_text(call, prompt, add_special_tokens=False))
     return Reply(b'{"tokenize_response":%b,"templated_text":%b}' % (tokens, text_json(prompt)))
@@ -91,7 +91,7 @@ async def prepare_chat(call: Call, request: schema.ChatRequest) -> Prepared:
     Raises TemplateError, ValidationError and what `to_conversation` raises.
     """
     request.max_tokens = read_aliases(request, "max_tokens", "max_completion_tokens")
-    conversation = await call.compute(partial(to_conversation, call, request))
+    conversation = await call.make(partial(to_conversation, call, request))
     if request.top_logprobs and not request.logprobs:
         raise ValidationError("`top_logprobs` needs `logprobs` to be true")
     most = call.engine.limits.max_grammar_bytes

@@ -51,7 +51,7 @@ async def responses(call: Call) -> Reply:
     check_served(request, kept=call.responses.most > 0)
     most = call.engine.limits.max_grammar_bytes
     history = read_history(call, request)
-    conversation, box = await call.compute(partial(to_conversation, request, history, most))
+    conversation, box = await call.make(partial(to_conversation, request, history, most))
     top = openai.alternatives(call, "top_logprobs", request.top_logprobs)
     parameters = to_parameters(request, most, top)
     prepared = await prepare(call, conversation, parameters)
@@ -97,7 +97,7 @@ async def input_tokens(call: Call) -> Reply:
     check_served(request, kept=call.responses.most > 0)
     history = read_history(call, request)
     most = call.engine.limits.max_grammar_bytes
-    conversation, _ = await call.compute(partial(to_conversation, request, history, most))
+    conversation, _ = await call.make(partial(to_conversation, request, history, most))
     prompt = await expand_text(call, await render_prompt(call, conversation))
     found = await tokenize_text(call, prompt, add_special_tokens=False)
     return Reply(msgspec.json.encode(replies.InputTokenCount(len(found.ids))))

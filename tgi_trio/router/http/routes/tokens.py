@@ -46,7 +46,7 @@ async def tokenize(call: Call) -> Reply:
         return Reply(simple_tokens_json(await tokenize_text(call, request.inputs, True)))
     await use_model(call, request.model)
     if isinstance(request, token_schema.TokenizeChatRequest):
-        conversation = await call.compute(partial(to_conversation, call, request))
+        conversation = await call.make(partial(to_conversation, call, request))
         text = await expand_text(call, await render_prompt(call, conversation))
     else:
         text = request.prompt
