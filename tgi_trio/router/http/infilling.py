@@ -79,7 +79,7 @@ async def write_gap(
     `as_file`. Raises ValidationError.
     """
     tokenizer = call.text_processor.tokenizer
-    hidden = _find_hidden(call, infill, gap, as_file=as_file)
+    hidden = await call.compute(partial(_find_hidden, call, infill, gap, as_file=as_file))
     if not hidden and not infill.continues:
         return infill.write(gap, tokenizer.added_tokens)
 
@@ -99,9 +99,9 @@ async def write_gap(
     return await trio.to_thread.run_sync(encode, abandon_on_cancel=True)
 
 
-def count_plainly(call: Call, infill: InfillFormat, gap: Gap) -> Count:
+async def count_plainly(call: Call, infill: InfillFormat, gap: Gap) -> Count:
     """Return what counts the tokens of texts around a gap, which are read as files."""
-    hidden = _find_hidden(call, infill, gap, as_file=True)
+    hidden = await call.compute(partial(_find_hidden, call, infill, gap, as_file=True))
     if not hidden:
         own = None if call.own_text_processor is None else call.own_text_processor.tokenizer
         return partial(call.engine.validator.count_tokens, tokenizer=own)

@@ -123,7 +123,7 @@ async def _validate(
     except PromptTooLong:
         answer = parameters.max_new_tokens or max(1, limits.max_total_tokens // _SHARE)
         most = min(limits.max_input_tokens, limits.max_total_tokens - answer)
-        count = count_plainly(call, infill, gap)
+        count = await count_plainly(call, infill, gap)
         fitted = await fit_gap(gap, infill, frozenset(added), most, count)
     prompt = await write_gap(call, infill, fitted, as_file=True)
     request = await validate_request(call, prompt, parameters, infill_request)
