@@ -105,7 +105,7 @@ def test_the_nearest_files_are_kept(sizes: list[int], most: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["a few words of a line\n" * 40_000, "x " * 400_000, "0" * 800_000]
+    "text", ["longer words somewhere\n" * 40_000, "x " * 400_000, "0" * 800_000]
 )
 def test_a_long_text_is_counted_near_the_gap_alone(text: str) -> None:
     counter = Counter()
