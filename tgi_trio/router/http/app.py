@@ -365,6 +365,8 @@ def _current_request() -> HttpRequest:
 
 async def _http_error(error: HTTPException) -> Response:
     """Answer what no route answers."""
+    # Quart's request keeps the error, whose frames have the request: no garbage may be left.
+    error.__traceback__ = error.__context__ = None
     allowed = [value for name, value in error.get_headers() if name.lower() == "allow"]
     reply = reply_to_unrouted(
         error.code or 500,

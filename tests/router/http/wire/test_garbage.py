@@ -10,6 +10,7 @@ import pytest
 import trio
 import trio.testing
 from hypercorn.protocol.http_stream import HTTPStream
+from werkzeug.exceptions import HTTPException
 
 from tests.router.http.fake_engine import FakeEngine
 from tests.router.http.served import ENDLESS, STREAM, Client, read_until, served, until
@@ -31,21 +32,22 @@ def uncollected() -> Iterator[None]:
 
 
 def count_left() -> int:
-    """Return how many connections and requests there are."""
-    kinds = (Connection, HttpRequest, Http2Session, Http2Transport, HTTPStream)
+    """Return how many connections and requests there are, and errors about these."""
+    kinds = (Connection, HttpRequest, Http2Session, Http2Transport, HTTPStream, HTTPException)
     return sum(isinstance(each, kinds) for each in gc.get_objects())
 
 
 @pytest.mark.usefixtures("uncollected")
-@pytest.mark.parametrize("path", ["/generate", "/generate_stream", "/info"])
+@pytest.mark.parametrize("path", ["/generate", "/generate_stream", "/info", "/nothing", "/metrics"])
 async def test_a_connection_that_has_ended_is_gone(http, path):
     before = count_left()
+    method = "GET" if path in ("/info", "/nothing") else "POST"
+    status = {"/nothing": 404, "/metrics": 405}.get(path, 200)
     async with served(http=http) as server:
         for _ in range(3):
             client = await server.connect()
-            method = "GET" if path == "/info" else "POST"
             await client.send(method, path, None if method == "GET" else {"inputs": "x"})
-            assert (await client.answer()).status == 200
+            assert (await client.answer()).status == status
             await client.stream.aclose()
         del client
         await until(lambda: count_left() <= before)
@@ -75,7 +77,7 @@ async def test_requests_of_http2_are_gone_and_then_their_connection(http):
     engine = FakeEngine(lambda prompt: ENDLESS if prompt == "y" else "Hello")
     async with served(engine, http) as server:
         client = Http2(await server.raw())
-        for path in ("/generate", "/generate_stream"):
+        for path in ("/generate", "/generate_stream", "/nothing"):
             id = await client.post(path, b'{"inputs":"x"}')
             await client.pump(partial(client.ended.__contains__, id))
             await until(lambda: count_left() <= before + 2)  # the connection and its session
