@@ -12,6 +12,7 @@ import trio
 
 from tests.router.http.fake_engine import FakeEngine
 from tests.router.http.served import ENDLESS, STREAM, Client, read_until, served, until
+from tests.router.http.wire.http2_client import Http2
 from tests.support.turns import Turns, counted_turns
 from tgi_trio.router.http.wire.pace import LoopPace
 
@@ -107,23 +108,10 @@ async def test_clients_that_leave_together_are_noticed_one_after_the_other(
     """As are those that ask together: time goes on whenever somebody looks how late it is."""
     engine, count = FakeEngine(lambda prompt: ENDLESS), 40
     request = Client.request("POST", "/generate_stream", STREAM, {})
-    asked, left = Counter[int](), Counter[int]()
     async with served(engine, running=False, pace=LoopPace(Time(0.3e-3))) as server:
         streams = [await server.raw() for _ in range(count)]
         await trio.testing.wait_all_tasks_blocked()
-        with counted_turns() as turns:
-            submit, leave = engine.submit, engine.leave
-
-            def submit_counted(*given, **named):
-                asked[turns.count] += 1
-                return submit(*given, **named)
-
-            def leave_counted(stream):
-                left[turns.count] += 1
-                leave(stream)
-
-            monkeypatch.setattr(engine, "submit", submit_counted)
-            monkeypatch.setattr(engine, "leave", leave_counted)
+        with counted_requests(engine, monkeypatch) as (asked, left):
             for stream in streams:  # without a look at the sockets in between
                 os.write(stream.socket.fileno(), request)
             await until(lambda: len(engine.live) == count)
@@ -134,3 +122,56 @@ async def test_clients_that_leave_together_are_noticed_one_after_the_other(
             await until(lambda: not engine.live)
     assert sum(asked.values()) == sum(left.values()) == count
     assert max(asked.values()) <= 4 and max(left.values()) <= 4
+
+
+@pytest.mark.parametrize("how", ["streams", "connection"])
+async def test_streams_of_http2_that_leave_together_are_noticed_one_after_the_other(
+    how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether each is given up, or all of them with their connections; as are those that ask."""
+    engine, each = FakeEngine(lambda prompt: ENDLESS), 8
+    async with served(engine, running=False, pace=LoopPace(Time(0.3e-3))) as server:
+        clients = [Http2(await server.raw()) for _ in range(10)]
+        flushes = [client.flush for client in clients]
+        for client in clients:  # what is to be sent is sent later, for all of them together
+            client.flush = trio.lowlevel.checkpoint  # type: ignore[method-assign]
+            for _ in range(each):
+                await client.post("/generate_stream", STREAM)
+        with counted_requests(engine, monkeypatch) as (asked, left):
+            for flush in flushes:
+                await flush()
+            await until(lambda: len(engine.live) == each * len(clients))
+            for client in clients:
+                await client.pump(lambda known=client.statuses: len(known) == each)
+                for id in client.statuses if how == "streams" else ():
+                    client.connection.reset_stream(id)
+            for client, flush in zip(clients, flushes, strict=True):
+                if how == "streams":
+                    await flush()
+                else:
+                    client.stream.socket.close()  # type: ignore[attr-defined]
+            await until(lambda: not engine.live)
+    assert sum(asked.values()) == sum(left.values()) == each * len(clients)
+    assert max(asked.values()) <= 4 and max(left.values()) <= 4
+
+
+@contextmanager
+def counted_requests(
+    engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[Counter[int], Counter[int]]]:
+    """Count how many requests are submitted, and how many leave, in each turn of the loop."""
+    asked, left = Counter[int](), Counter[int]()
+    submit, leave = engine.submit, engine.leave
+    with counted_turns() as turns:
+
+        def submit_counted(*given, **named):
+            asked[turns.count] += 1
+            return submit(*given, **named)
+
+        def leave_counted(stream):
+            left[turns.count] += 1
+            leave(stream)
+
+        monkeypatch.setattr(engine, "submit", submit_counted)
+        monkeypatch.setattr(engine, "leave", leave_counted)
+        yield asked, left

@@ -96,7 +96,7 @@ class Connection:
             None,
             None,
         )  # client, server
-        self._pace = pace
+        self.breathe = pace.breathe
         self._on_end: Callable[[], Awaitable[None]] | None = None
         self._say_goodbye: Callable[[], Awaitable[None]] | None = None
         self._send_lock = trio.Lock()
@@ -270,7 +270,7 @@ class Connection:
             self._wake_for(1)
             if self._inner is None:
                 data = bytes(await self.stream.receive_some(self._room))
-                await self._pace.breathe()
+                await self.breathe()
             else:
                 data = await self._receive_plain(self._inner)
         except (OSError, trio.BrokenResourceError, trio.ClosedResourceError):
@@ -282,7 +282,7 @@ class Connection:
         """Do so without TLS. Raises OSError and trio.ClosedResourceError."""
         while sock.fileno() != -1:
             await trio.lowlevel.wait_readable(sock)
-            await self._pace.breathe()
+            await self.breathe()
             try:
                 return sock.recv(self._room)
             except BlockingIOError:

@@ -8,7 +8,7 @@ any ASGI server would.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import trio
@@ -64,6 +64,7 @@ class Http2Session:
         client, server = connection.addresses
         async with TaskGroup() as tasks:
             protocol = self._protocol = Protocol(
+                connection.breathe,
                 self._call,
                 self._server.config,
                 self._server.context,
@@ -133,9 +134,10 @@ class Http2Session:
         """Called by hypercorn with each request, in a task of its own."""
         async with trio.open_nursery() as nursery:
             stream = getattr(send, "__self__", None)
-            transport = AsgiTransport(nursery, receive, send)
+            breathe = self._connection.breathe
+            transport = AsgiTransport(nursery, receive, send, breathe)
             if type(stream) is HTTPStream and self._protocol is not None:
-                transport = Http2Transport(nursery, receive, send, self._protocol, stream)
+                transport = Http2Transport(nursery, receive, send, breathe, self._protocol, stream)
                 transport.send_timeout = self._connection.limits.send_timeout
             scope["extensions"][EXTENSION] = transport
             try:
@@ -153,10 +155,11 @@ class Http2Transport(AsgiTransport):
         nursery: trio.Nursery,
         receive: Receive,
         send: Send,
+        breathe: Callable[[], Awaitable[None]],
         protocol: Protocol,
         stream: HTTPStream,
     ) -> None:
-        super().__init__(nursery, receive, send)
+        super().__init__(nursery, receive, send, breathe)
         self._protocol = protocol
         self._id = stream.stream_id
 
@@ -228,8 +231,10 @@ class Protocol(H2Protocol):
     sends none before the last answer, and then waits for the client to close.
     """
 
-    def __init__(self, *given: Any) -> None:
+    def __init__(self, breathe: Callable[[], Awaitable[None]], *given: Any) -> None:
+        """`breathe` waits before a request is taken or given up, as `LoopPace` does."""
         super().__init__(*given)
+        self._breathe = breathe
         theirs, self.connection = self.connection, PatientConnection(self.connection.config)
         self.connection.local_settings = theirs.local_settings
         self._leaving = False
@@ -269,6 +274,10 @@ class Protocol(H2Protocol):
     async def _handle_events(self, events: list[Happening]) -> None:
         # One by one, as a stream may end while an earlier event is handled.
         for event in events:
+            if isinstance(event, RequestReceived | StreamReset):
+                await self._breathe()
+            if self.closed:
+                return
             if isinstance(event, RequestReceived):
                 await self._take_request(event)
             elif isinstance(event, ConnectionTerminated) and not event.error_code:

@@ -93,9 +93,19 @@ class Transport:
 class AsgiTransport(Transport):
     """A transport for any ASGI server, whose `receive` reports a disconnect at the end."""
 
-    def __init__(self, nursery: trio.Nursery, receive: Receive, send: Send) -> None:
-        """`nursery`: of this request only; it is cancelled when the request is over."""
+    def __init__(
+        self,
+        nursery: trio.Nursery,
+        receive: Receive,
+        send: Send,
+        breathe: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint,
+    ) -> None:
+        """`nursery`: of this request only; it is cancelled when the request is over.
+
+        `breathe` waits before the client's leaving is told, as `LoopPace` does: many leave at once.
+        """
         self._nursery = nursery
+        self._breathe = breathe
         self._receive = receive
         self._send = send
         self._on_leave: Callable[[], None] | None = None
@@ -122,5 +132,6 @@ class AsgiTransport(Transport):
     async def _watch(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
             pass  # the rest of a body that was too large
+        await self._breathe()
         if self._on_leave is not None:
             self._on_leave()
