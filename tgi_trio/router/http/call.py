@@ -85,13 +85,13 @@ class Call:
         """Return the body as `reader` has it; raises what that raises."""
         return await self.make(partial(reader.read, self.headers, self.body))
 
-    async def make(self, function: Callable[[], Result]) -> Result:
+    async def make(self, function: Callable[[], Result], *, long: bool = False) -> Result:
         """Do what `compute` does with a function that returns something large, and nobody else's.
 
         It is freed in a thread, too, when the request has been answered.
         """
-        made = await self.compute(function)
-        if len(self.body) >= LARGE:
+        made = await self.compute(function, long=long)
+        if long or len(self.body) >= LARGE:
             self.made.append(made)
         return made
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
+import threading
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -290,6 +291,36 @@ async def test_an_image_goes_on(size):
         assert [each.key for each in after.images] == [each.key for each in before.images]
         shown = await client.get(f"{PATH}/{first.json()['id']}/input_items")
         assert shown.json()["data"][0]["content"][1] == image
+
+
+def noting_threads(act: Callable[[Any], Any], beside: list[bool]) -> Callable[[Any], Any]:
+    """Return what does the same, and notes whether that is beside the loop."""
+
+    def noted(given: Any) -> Any:
+        beside.append(threading.current_thread() is not threading.main_thread())
+        return act(given)
+
+    return noted
+
+
+@pytest.mark.parametrize(("size", "beside"), [(28, False), (200, True)])
+async def test_large_items_are_written_and_read_beside_the_loop(size, beside, monkeypatch):
+    where: dict[str, list[bool]] = {"write_items": [], "decode_items": []}
+    for name, threads in where.items():
+        monkeypatch.setattr(history, name, noting_threads(getattr(history, name), threads))
+    image = {"type": "input_image", "image_url": data_url(encode(noise(size, size)))}
+    turn = {"role": "user", "content": [{"type": "input_text", "text": "See "}, image]}
+    async with seeing_engine(most=1000) as seeing, served(seeing) as server:
+        client = await server.connect()
+        first = await client.post(PATH, {"input": [turn]})
+        assert first.status == 200, first.body
+        assert where["write_items"] == [beside]
+        id = first.json()["id"]
+        second = await client.post(PATH, {"input": "So?", "previous_response_id": id})
+        assert second.status == 200, second.body
+        assert (await client.get(f"{PATH}/{id}/input_items")).status == 200
+    assert where["write_items"] == [beside, False]
+    assert where["decode_items"] == [beside, beside]
 
 
 async def test_the_prompt_is_counted_with_what_it_goes_on_from():

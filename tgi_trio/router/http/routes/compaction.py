@@ -33,9 +33,9 @@ async def compact(call: Call) -> Reply:
     call.engine.metrics.inc("tgi_request_count")
     await use_model(call, body.model)
     request = to_request(body)
-    history = read_history(call, request)
+    history = await read_history(call, request)
     most = call.engine.limits.max_grammar_bytes
-    conversation, _ = await call.compute(partial(to_conversation, request, add_task(history), most))
+    conversation, _ = await call.make(partial(to_conversation, request, add_task(history), most))
     prepared = await prepare(call, conversation, to_parameters(request, most, None))
     take_permits(call)
     one = await prepared.validate(call, body)

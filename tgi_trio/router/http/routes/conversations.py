@@ -15,15 +15,19 @@ from tgi_trio.router.http.dialects.responses.callers import read_caller
 from tgi_trio.router.http.dialects.responses.conversations import (
     QUERY_ERRORS,
     find_conversation,
-    list_items,
     read_items,
     show_conversation,
     show_item,
     show_page,
     write_items,
+    write_page,
 )
-from tgi_trio.router.http.dialects.responses.history import name_item, resolve_items
-from tgi_trio.router.http.messages.body_reader import BodyReader
+from tgi_trio.router.http.dialects.responses.history import (
+    name_item,
+    read_conversation,
+    resolve_items,
+)
+from tgi_trio.router.http.messages.body_reader import LARGE, BodyReader
 from tgi_trio.router.http.messages.error_shapes import ResponsesShape
 from tgi_trio.router.http.messages.problems import Refused
 from tgi_trio.router.http.response_store import StoredConversation, measure_items
@@ -43,7 +47,7 @@ async def create_conversation(call: Call) -> Reply:
         raise ValidationError(
             "no conversation can be kept here (--response-store-bytes 0): send all of it as `input`"
         )
-    items = write_items(_name_items(call, body.items or []))
+    _, items = await _write_items(call, body.items or [])
     id = f"conv_{call.ids.randbytes(24).hex()}"
     conversation = StoredConversation(id, read_caller(call), call.now())
     _refuse_too_many(call, conversation, items)
@@ -75,24 +79,27 @@ async def delete_conversation(call: Call) -> Reply:
 
 async def list_conversation(call: Call) -> Reply:
     """GET /v1/conversations/<id>/items, newest first."""
-    return Reply(encode(list_items(call, read_items(find_conversation(call, call.path["id"])))))
+    conversation = find_conversation(call, call.path["id"])
+    size, items = conversation.size, await read_conversation(call, conversation)
+    return Reply(await write_page(call, items, size))
 
 
 async def add_items(call: Call) -> Reply:
     """POST /v1/conversations/<id>/items: add some at the end."""
     body: schema.ConversationItems = await call.read(_ITEMS)
-    conversation = find_conversation(call, call.path["id"])
-    items = _name_items(call, body.items)
-    written = write_items(items)
+    find_conversation(call, call.path["id"])
+    items, written = await _write_items(call, body.items)
+    conversation = find_conversation(call, call.path["id"])  # it may have been forgotten meanwhile
     _refuse_too_many(call, conversation, written)
     call.responses.add_items(conversation, written)
-    return Reply(encode(show_page(items)))
+    size = sum(map(len, written.values()))
+    return Reply(await call.compute(lambda: encode(show_page(items)), long=size >= LARGE))
 
 
 async def show_one_item(call: Call) -> Reply:
     """GET /v1/conversations/<id>/items/<item>."""
     conversation, id = _find_item(call)
-    (found,) = [each for each in read_items(conversation) if each.id == id]
+    (found,) = read_items([conversation.items[id]])
     return Reply(encode(show_item(found)))
 
 
@@ -115,9 +122,20 @@ def _refuse_too_many(
         )
 
 
-def _name_items(call: Call, items: list[schema.InputItem]) -> list[schema.InputItem]:
-    """Return items as they are kept; references are replaced. Raises Refused (404)."""
-    return [name_item(call, item) for item in resolve_items(call, items, "items")]
+async def _write_items(
+    call: Call, given: list[schema.InputItem]
+) -> tuple[list[schema.InputItem], dict[str, bytes]]:
+    """Return items as they are kept, and in JSON by id; with images, they are written in a thread.
+
+    References are replaced. Raises Refused (404).
+    """
+    found = list(resolve_items(call, given, "items"))
+
+    def write() -> tuple[list[schema.InputItem], dict[str, bytes]]:
+        items = [name_item(call, item) for item in found]
+        return items, dict(write_items(items))
+
+    return await call.compute(write, long=bool(call.cut.images))
 
 
 def _find_item(call: Call) -> tuple[StoredConversation, str]:

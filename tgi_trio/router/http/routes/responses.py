@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Final
 
 import msgspec
 
@@ -16,8 +17,8 @@ from tgi_trio.router.http.dialects.responses.background import BackgroundRespons
 from tgi_trio.router.http.dialects.responses.history import (
     keep_response,
     keeps,
-    name_items,
     read_history,
+    write_given,
 )
 from tgi_trio.router.http.dialects.responses.request import (
     check_served,
@@ -41,6 +42,7 @@ from tgi_trio.router.http.routes.stored_responses import read_log
 from tgi_trio.router.http.routes.tokens import expand_text, tokenize_text
 
 _RESPONSES = BodyReader(schema.ResponsesRequest)
+_MANY: Final = 256  # items that are kept: their conversion takes a millisecond or two
 
 
 async def responses(call: Call) -> Reply:
@@ -50,19 +52,21 @@ async def responses(call: Call) -> Reply:
     model = await use_model(call, request.model)
     check_served(request, kept=call.responses.most > 0)
     most = call.engine.limits.max_grammar_bytes
-    history = read_history(call, request)
-    conversation, box = await call.make(partial(to_conversation, request, history, most))
+    history = await read_history(call, request)
+    convert = partial(to_conversation, request, history, most)
+    conversation, box = await call.make(convert, long=len(history.kept) >= _MANY)
     top = openai.alternatives(call, "top_logprobs", request.top_logprobs)
     parameters = to_parameters(request, most, top)
     prepared = await prepare(call, conversation, parameters)
     take_permits(call)
     stored = keeps(call, request)
+    if stored or history.conversation is not None:
+        history = await write_given(call, history)
     writer = ResponseWriter(copy_settings(request, model, stored), call.now(), call.ids)
     keep: Keep = partial(keep_response, call, history, writer.id, stored=stored)
     background = None
     if request.background:
-        history, recorded = name_items(call, history), bool(request.stream)
-        background = BackgroundResponse(call, writer.id, history, recorded=recorded)
+        background = BackgroundResponse(call, writer.id, history, recorded=bool(request.stream))
         keep = background.keep
     carried = CARRIED in (request.include or ())
     summarised = request.reasoning is not None and request.reasoning.summary is not None
@@ -95,9 +99,10 @@ async def input_tokens(call: Call) -> Reply:
     call.engine.metrics.inc("tgi_request_count")
     await use_model(call, request.model)
     check_served(request, kept=call.responses.most > 0)
-    history = read_history(call, request)
+    history = await read_history(call, request)
     most = call.engine.limits.max_grammar_bytes
-    conversation, _ = await call.make(partial(to_conversation, request, history, most))
+    convert = partial(to_conversation, request, history, most)
+    conversation, _ = await call.make(convert, long=len(history.kept) >= _MANY)
     prompt = await expand_text(call, await render_prompt(call, conversation))
     found = await tokenize_text(call, prompt, add_special_tokens=False)
     return Reply(msgspec.json.encode(replies.InputTokenCount(len(found.ids))))

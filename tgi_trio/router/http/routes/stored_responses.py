@@ -13,13 +13,13 @@ from tgi_trio.router.http.dialects.responses import replies
 from tgi_trio.router.http.dialects.responses.callers import read_caller
 from tgi_trio.router.http.dialects.responses.conversations import (
     QUERY_ERRORS,
-    list_items,
     read_query,
+    write_page,
 )
 from tgi_trio.router.http.dialects.responses.history import (
-    decode_items,
     find_response,
     forget_response,
+    read_turn,
 )
 from tgi_trio.router.http.event_log import EventLog, EventLogBody
 
@@ -79,8 +79,9 @@ async def list_input_items(call: Call) -> Reply:
     """GET /v1/responses/<id>/input_items: the conversation that it answers, newest first."""
     id = call.path["id"]
     found = call.responses.find_running(id, read_caller(call)) or find_response(call, id, None)
-    items = decode_items(found.turn.input_lists())
-    return Reply(msgspec.json.encode(list_items(call, items)))
+    lists = found.turn.input_lists()
+    items = await read_turn(call, lists)
+    return Reply(await write_page(call, items, sum(map(len, lists))))
 
 
 _ONE: Final = "/v1/responses/<id>"

@@ -12,7 +12,6 @@ from contextlib import ExitStack
 from typing import Final
 
 import trio
-from msgspec.json import encode
 
 from tgi_trio.errors import ValidationError
 from tgi_trio.router.http.account import access
@@ -22,6 +21,7 @@ from tgi_trio.router.http.dialects.responses.answer import ResponseEvents
 from tgi_trio.router.http.dialects.responses.callers import read_caller
 from tgi_trio.router.http.dialects.responses.history import (
     History,
+    given_list,
     keep_response,
 )
 from tgi_trio.router.http.engine_api import TokenStreamApi
@@ -46,7 +46,7 @@ class BackgroundResponse:
     _stream: TokenStreamApi
 
     def __init__(self, call: Call, id: str, history: History, *, recorded: bool) -> None:
-        """`history`: with items as they are kept; `recorded`: whether its events are read.
+        """`history`: written, see `write_given`; `recorded`: whether its events are read.
 
         Raises Refused if a front wants to resume it, which is only done to streams of requests.
         """
@@ -55,7 +55,7 @@ class BackgroundResponse:
             raise Refused(400, why, "resume")
         self.id = id
         self.caller = read_caller(call)
-        self.turn = Turn(history.before, encode(history.given), b"[]")
+        self.turn = Turn(history.before, given_list(history), b"[]")
         self.log = EventLog() if recorded else None
         self._call = call
         self._history = history

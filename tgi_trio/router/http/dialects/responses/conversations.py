@@ -14,6 +14,7 @@ from tgi_trio.errors import ValidationError, name_param
 from tgi_trio.router.http.call import Call
 from tgi_trio.router.http.dialects.responses import replies, schema
 from tgi_trio.router.http.dialects.responses.callers import explain_missing, read_caller
+from tgi_trio.router.http.messages.body_reader import LARGE
 from tgi_trio.router.http.messages.error_shapes import ResponsesShape
 from tgi_trio.router.http.messages.problems import Refused
 from tgi_trio.router.http.response_store import StoredConversation
@@ -42,14 +43,16 @@ def find_conversation(call: Call, id: str, param: str | None = None) -> StoredCo
     return found
 
 
-def read_items(conversation: StoredConversation) -> list[schema.InputItem]:
-    """Return the items of a conversation, in order."""
-    return [_ITEM.decode(each) for each in conversation.items.values()]
+def read_items(items: Sequence[bytes]) -> list[schema.InputItem]:
+    """Return items that conversations keep, each in JSON."""
+    return [_ITEM.decode(each) for each in items]
 
 
-def write_items(items: Sequence[schema.InputItem | replies.OutputItem]) -> dict[str, bytes]:
-    """Return items, which have ids, as conversations keep them."""
-    return {str(each.id): encode(each) for each in items}
+def write_items(
+    items: Sequence[schema.InputItem | replies.OutputItem],
+) -> list[tuple[str, bytes]]:
+    """Return the ids of items, and the items in JSON."""
+    return [(str(each.id), encode(each)) for each in items]
 
 
 def show_conversation(conversation: StoredConversation) -> replies.ConversationReply:
@@ -92,6 +95,14 @@ def list_items(call: Call, items: Sequence[schema.InputItem]) -> replies.InputIt
         items = items[ids.index(after) + 1 :]
     page = items[: int(limit)]
     return show_page(page, has_more=len(items) > len(page))
+
+
+async def write_page(call: Call, items: Sequence[schema.InputItem], size: int) -> bytes:
+    """Return that page, JSON; `size`: bytes of the items, as many are written in a thread.
+
+    Raises ValidationError.
+    """
+    return await call.compute(lambda: encode(list_items(call, items)), long=size >= LARGE)
 
 
 def show_page(page: Sequence[schema.InputItem], *, has_more: bool = False) -> replies.InputItemList:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from dataclasses import replace as replace_history
+from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -12,7 +13,7 @@ from msgspec.json import encode
 from msgspec.structs import replace
 
 from tgi_trio.errors import name_param
-from tgi_trio.router.http.call import Call
+from tgi_trio.router.http.call import SYSTEM_RANDOM, Call
 from tgi_trio.router.http.dialects.responses import replies, schema
 from tgi_trio.router.http.dialects.responses.callers import explain_missing, read_caller
 from tgi_trio.router.http.dialects.responses.conversations import (
@@ -23,7 +24,7 @@ from tgi_trio.router.http.dialects.responses.conversations import (
 from tgi_trio.router.http.dialects.responses.items import is_reference
 from tgi_trio.router.http.dialects.responses.writing import name_conversation
 from tgi_trio.router.http.event_log import EventLog
-from tgi_trio.router.http.messages.body_reader import invalid_value
+from tgi_trio.router.http.messages.body_reader import LARGE, invalid_value
 from tgi_trio.router.http.messages.problems import Refused
 from tgi_trio.router.http.response_store import StoredConversation, StoredResponse, Turn
 
@@ -40,17 +41,19 @@ class History:
     kept: list[schema.InputItem]  # its items and those before them
     given: list[schema.InputItem]  # the request's own, and those that it refers to
     conversation: StoredConversation | None = None  # that it belongs to
+    # Its own items as they are kept, JSON with the id of each; see `write_given`.
+    written: tuple[tuple[str, bytes], ...] = ()
 
 
-def read_history(call: Call, request: schema.ResponsesRequest) -> History:
+async def read_history(call: Call, request: schema.ResponsesRequest) -> History:
     """Return the items that a request stands for. Raises BodyRejected and Refused (404)."""
-    before, conversation, kept = None, None, []
+    before, conversation, kept = None, None, list[schema.InputItem]()
     if (id := request.previous_response_id) is not None:
         before = find_response(call, id, "previous_response_id").turn
-        kept = decode_items(before.lists())
+        kept = await read_turn(call, before.lists())
     elif (id := name_conversation(request)) is not None:
         conversation = find_conversation(call, id, "conversation")
-        kept = read_items(conversation)
+        kept = await read_conversation(call, conversation)
         before = None if conversation.turn is None else conversation.turn()
         if before is None and kept:
             before = Turn(None, encode(kept), b"[]")
@@ -86,6 +89,17 @@ def resolve_items(
             kept = decode_items([response.turn.given, response.turn.answered])
             found[response.id] = {each.id: each for each in kept}
         yield found[response.id][id]
+
+
+async def read_turn(call: Call, lists: Sequence[bytes]) -> list[schema.InputItem]:
+    """Return the items of lists in JSON, which a turn has; of long ones in a thread."""
+    return await call.make(partial(decode_items, lists), long=sum(map(len, lists)) >= LARGE)
+
+
+async def read_conversation(call: Call, conversation: StoredConversation) -> list[schema.InputItem]:
+    """Return the items of a conversation as it is now; of a long one in a thread."""
+    items = list(conversation.items.values())
+    return await call.make(partial(read_items, items), long=conversation.size >= LARGE)
 
 
 def decode_items(lists: Sequence[bytes]) -> list[schema.InputItem]:
@@ -143,30 +157,43 @@ def keep_response(
 ) -> None:
     """Keep a response that has ended: what was asked, and what was answered.
 
-    `background`, `log`: as `StoredResponse` has them; `stored`: whether it is kept itself, `said`:
-    whether its conversation is told, if it has one.
+    `history`: written, see `write_given`; `background`, `log`: as `StoredResponse` has them.
+    `stored`: whether it is kept itself; `said`: whether its conversation is told, if it has one.
     """
     conversation = history.conversation
     if not stored and conversation is None:
         return
-    given = name_items(call, history).given
     answered = [_without_logprobs(item) for item in output]
-    item_ids = tuple(each.id for each in (*given, *answered) if each.id)
-    turn = Turn(history.before, encode(given), encode(answered))
+    item_ids = (*(id for id, _ in history.written), *(each.id for each in answered if each.id))
+    turn = Turn(history.before, given_list(history), encode(answered))
     if stored:
         caller = read_caller(call)
         call.responses.keep(StoredResponse(id, caller, body, turn, item_ids, background, log))
     if conversation is not None and said:
-        added = write_items([*given, *answered])
+        added = dict([*history.written, *write_items(answered)])
         # What others have added or removed meanwhile is not in the turns.
         unchanged = list(conversation.items) == [each.id for each in history.kept]
         alone = stored and unchanged and conversation.items.keys().isdisjoint(added)
         call.responses.add_items(conversation, added, turn if alone else None)
 
 
-def name_items(call: Call, history: History) -> History:
-    """Return a history whose own items have types and ids, and images that are their own."""
-    return replace_history(history, given=[name_item(call, item) for item in history.given])
+async def write_given(call: Call, history: History) -> History:
+    """Return a history with its own items as they are kept.
+
+    They are written before the answer, beside the loop where they hold images: nothing can be done
+    beside it at the answer's end, by which they have to be there.
+    """
+
+    def write() -> History:
+        items = [name_item(call, item) for item in history.given]
+        return replace_history(history, written=tuple(write_items(items)))
+
+    return await call.compute(write, long=bool(call.cut.images))
+
+
+def given_list(history: History) -> bytes:
+    """Return the history's own items as they are kept, a list in JSON."""
+    return b"[%b]" % b",".join([item for _, item in history.written])
 
 
 def _without_logprobs(item: replies.OutputItem) -> replies.OutputItem:
@@ -180,7 +207,8 @@ def name_item(call: Call, item: schema.InputItem) -> schema.InputItem:
     """Return an item with a type, an id, and images that are its own."""
     kind = item.type or "message"
     prefix = _PREFIXES.get(kind, "fc")
-    id = item.id or f"{prefix}_{call.ids.randbytes(24).hex()}"
+    # Not of `call.ids`: whether one is drawn depends on what is kept, which replicas may do or not.
+    id = item.id or f"{prefix}_{SYSTEM_RANDOM.randbytes(24).hex()}"
     content = item.content
     if call.cut.images and isinstance(content, list):
         content = [_restore_media(call, part) for part in content]
