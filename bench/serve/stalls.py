@@ -124,6 +124,17 @@ class Asking:
         body = orjson.dumps({"model": "tgi", "messages": messages, "max_tokens": 1})
         await post(self.client, "/v1/chat/completions", body)
 
+    async def large_tools(self) -> None:
+        """Send a chat with as many tools as the body has room for, each of a name alone."""
+        function = {"type": "function", "function": {"name": "tool_00000"}}
+        tools = [
+            {**function, "function": {"name": f"tool_{i:05}"}}
+            for i in range(self.sizes.body // (len(orjson.dumps(function)) + 1))
+        ]
+        message = {"role": "user", "content": "hello"}
+        body = {"model": "tgi", "messages": [message], "tools": tools, "max_tokens": 1}
+        await post(self.client, "/v1/chat/completions", orjson.dumps(body))
+
     async def large_bodies(self) -> None:
         """Send eight of such chats at a time."""
         async with trio.open_nursery() as nursery:
@@ -160,6 +171,7 @@ def list_rows(asking: Asking) -> list[tuple[str, Callable[[], Awaitable[Any]]]]:
         ("the same again", partial(asking.complete, long_ids)),
         ("a large body of text", asking.large_text),
         ("a large body of messages", asking.large_body),
+        ("a large body of tools", asking.large_tools),
         ("many requests", partial(asking.many, leave=False)),
         ("many that leave", partial(asking.many, leave=True)),
         ("many streams that leave", partial(asking.many, leave=True, stream=True)),
@@ -195,6 +207,7 @@ def watched(sizes: Sizes, folder: Path) -> Iterator[tuple[Client, Path]]:
         "max-concurrent-requests": sizes.requests + 16,
         "max-batch-size": 64,
         "payload-limit": 2 * sizes.body + 16 * sizes.tokens,
+        "max-grammar-bytes": 2**16 + 2 * sizes.body,
         "prefix-cache-path": folder / "kept",
         "prefix-cache-save-seconds": 1,
     }

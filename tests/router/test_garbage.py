@@ -62,7 +62,8 @@ def test_python_looks_at_young_objects_alone_meanwhile() -> None:
     with collecting_young():
         assert gc.isenabled()
         young, *older = [each["collections"] for each in gc.get_stats()]
-        kept = [[[] for _ in range(gc.get_threshold()[0])] for _ in range(500)]
+        size = gc.get_threshold()[0]
+        kept: list[list[list[int]]] = [[[] for _ in range(size)] for _ in range(500)]
         assert kept and [each["collections"] for each in gc.get_stats()[1:]] == older
         assert gc.get_stats()[0]["collections"] > young
         assert gc.get_count()[1] >= 300, "what `collect_when_idle` goes by"
