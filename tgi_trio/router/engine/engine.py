@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 # Deliveries between two checkpoints: 512 socket writes would block the loop for 3 ms.
 FAN_OUT = 128
 # Requests that end between two checkpoints: answering each takes as long as dozens of deliveries.
-ENDS_PER_TURN = 4
+ENDS_PER_TURN = 2
 # Frames handled in one turn at most. Otherwise a router slower than its shard would handle ever
 # more at once, and other tasks, such as new connections, would wait for ever longer.
 FRAMES_PER_TURN = 8
