@@ -16,7 +16,7 @@ from tests.router.http.fake_engine import FakeEngine
 from tests.router.http.served import served
 from tgi_trio.router.http import call as calls
 from tgi_trio.router.http import preparing
-from tgi_trio.router.http.conversation import Conversation
+from tgi_trio.router.http.conversation import Conversation, choose_tools
 from tgi_trio.router.http.engine_api import ServedLimits
 from tgi_trio.router.http.messages.schema import ChatRequest
 from tgi_trio.router.http.routes import chat, messages, responses
@@ -57,7 +57,6 @@ async def test_a_large_chat_is_read_beside_the_loop_and_is_the_same(
     assert "message 2999" in engine.prompts[0]
 
 
-TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 TOOLS: list[tuple[int, bool]] = [(3, False), (150, True)]  # how many, and whether in a thread
 
 
@@ -66,15 +65,15 @@ async def test_the_grammar_of_many_tools_is_made_beside_the_loop_and_is_the_same
     count: int, beside: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     where: list[bool] = []
-    choose = preparing.choose_tools
 
     def choose_somewhere(*given: Any) -> Any:
         where.append(threading.current_thread() is not threading.main_thread())
-        return choose(*given)
+        return choose_tools(*given)
 
     monkeypatch.setattr(preparing, "choose_tools", choose_somewhere)
     engine = FakeEngine(limits=LIMITS)
-    tools = [{**TOOL, "function": {**TOOL["function"], "name": f"f{i}"}} for i in range(count)]
+    functions = [{"name": f"f{i}", "parameters": {"type": "object"}} for i in range(count)]
+    tools = [{"type": "function", "function": each} for each in functions]
     body = {"messages": MESSAGES[:1], "tools": tools, "max_tokens": 4}
     async with served(engine) as server:
         client = await server.connect()

@@ -6,6 +6,7 @@ import os
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import pytest
 import trio
@@ -142,7 +143,7 @@ async def test_streams_of_http2_that_leave_together_are_noticed_one_after_the_ot
                 await flush()
             await until(lambda: len(engine.live) == each * len(clients))
             for client in clients:
-                await client.pump(lambda known=client.statuses: len(known) == each)
+                await client.pump(partial(are_answered, client, each))
                 for id in client.statuses if how == "streams" else ():
                     client.connection.reset_stream(id)
             for client, flush in zip(clients, flushes, strict=True):
@@ -153,6 +154,10 @@ async def test_streams_of_http2_that_leave_together_are_noticed_one_after_the_ot
             await until(lambda: not engine.live)
     assert sum(asked.values()) == sum(left.values()) == each * len(clients)
     assert max(asked.values()) <= 4 and max(left.values()) <= 4
+
+
+def are_answered(client: Http2, count: int) -> bool:
+    return len(client.statuses) == count
 
 
 @contextmanager
