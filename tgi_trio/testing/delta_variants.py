@@ -39,8 +39,8 @@ def _convolutions() -> Iterator[Variant]:
             convolving.convolve,
             (BF16 if gated else F32, *(BF16,) * 6, I64, places, I64, I64, _BOOL, *("i32",) * 3),
             {
-                **{"CHANNELS": _CHANNELS, "BLOCK": 512, "TILE": 8, "TAPS": 4, "DILATION": 1},
-                **{"HAS_BIAS": False, "SILU": not gated, "GATED": gated, "DECODES": decodes},
+                **{"CHANNELS": _CHANNELS, "WIDTH": 512, "TILE": 8, "TAPS": 4, "DILATION": 1},
+                **{"BIASED": False, "SILU": not gated, "GATED": gated, "DECODES": decodes},
             },
         )
 

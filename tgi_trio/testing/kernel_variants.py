@@ -25,6 +25,7 @@ from tgi_trio.shard.torch_backend.layers.residual import count_warps
 from tgi_trio.shard.torch_backend.padding import next_power_of_2
 from tgi_trio.shard.torch_backend.torch_device import Generation
 from tgi_trio.testing.attention_variants import attention_variants
+from tgi_trio.testing.beside_heads_variants import beside_heads_variants
 from tgi_trio.testing.block_variants import block_variants
 from tgi_trio.testing.choice_variants import choice_variants
 from tgi_trio.testing.chosen_variants import chosen_variants
@@ -44,6 +45,7 @@ def variants(generation: Generation) -> Iterator[Variant]:
     yield from _sums(generation)
     yield from _gates(generation)
     yield from _rotations(generation)
+    yield from beside_heads_variants(generation)
     yield from _beginnings(generation)
     yield from _few_rows(generation)
     yield from _few_heads(generation)

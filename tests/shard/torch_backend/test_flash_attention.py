@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from importlib.machinery import ModuleSpec
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,8 +14,10 @@ from tests.shard.torch_backend.attention_cases import HEADS, KINDS, KV_HEADS, at
 from tgi_trio.shard.torch_backend.attention import choice
 from tgi_trio.shard.torch_backend.attention.choice import capturable_attention, choose_attention
 from tgi_trio.shard.torch_backend.attention.flash import FlashAttention
+from tgi_trio.shard.torch_backend.attention.interface import AttentionLayer
 from tgi_trio.shard.torch_backend.attention.reference import ReferenceAttention
 from tgi_trio.shard.torch_backend.kv_cache import KVShape, KVSize
+from tgi_trio.shard.torch_backend.layers.beside_heads import BesideHeads, HeadLaunch
 
 SHAPE = KVShape(2, KV_HEADS, 64)
 
@@ -98,6 +100,47 @@ def test_steps_that_read_the_cache_go_elsewhere(counts: list[int]) -> None:
         attended(flash(asked), *sizes), attended(ReferenceAttention(), *sizes)
     )
     assert asked.times == 0
+
+
+class Beside(BesideHeads):
+    """Counts how often it is computed."""
+
+    times = 0
+
+    @property
+    def joins(self) -> bool:
+        return False
+
+    def _compute(self) -> torch.Tensor:
+        self.times += 1
+        return torch.zeros(1)
+
+    def _launch_with(self, heads: HeadLaunch) -> torch.Tensor:
+        raise AssertionError("it joins nothing")
+
+
+class Projected:
+    """Attends from projections, which are queries, keys and values already."""
+
+    def __init__(self, attention: FlashAttention, beside: BesideHeads) -> None:
+        self._attention, self._beside = attention, beside
+        self.prepare = attention.prepare
+
+    def attend(self, layer: AttentionLayer, *given: Any) -> torch.Tensor:
+        *heads, batch = given
+        steps: Any = SimpleNamespace(split=lambda qkv, table: heads)
+        return self._attention.attend_projected(
+            layer, heads[0], steps, None, batch, beside=self._beside
+        )
+
+
+@pytest.mark.parametrize("counts", [[40, 17], [40, 6]], ids=["whole", "a chunk among them"])
+def test_what_is_beside_heads_is_computed_once(counts: list[int]) -> None:
+    beside, asked = Beside(), Asked()
+    projected: Any = Projected(flash(asked), beside)
+    wanted = attended(ReferenceAttention(), [40, 17], counts)
+    torch.testing.assert_close(attended(projected, [40, 17], counts), wanted)
+    assert beside.times == 1 and asked.times == (counts == [40, 17])
 
 
 def test_where_it_is_installed_it_stands_before_our_own(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,10 +53,10 @@ LAYERED = {
     **{"llama": 9, "qwen3": 9, "gemma2": 9, "gpt_neox": 9, "olmo2": 9},
     **{"mixtral": 9, "qwen3_moe": 9, "gpt_oss": 9, "deepseek_v3": 12, "deepseek_v2": 12},
     **{"gemma4_text": 9, "mimo_v2_flash": 9, "llama4_text": 10, "qwen2_moe": 9, "afmoe": 9},
-    **{"gemma3n_text": 13, "nemotron": 9, "apertus": 9, "bloom": 9},
+    **{"gemma3n_text": 12, "nemotron": 9, "apertus": 9, "bloom": 9},
     "gemma4_text with embeddings of layers": 12,
     **{"minimax_m2": 9, "flex_olmo": 9},  # norms over all heads
-    **{"falcon_h1": 12, "falcon_h1 with norms": 13},  # attention and Mamba-2, projected at once
+    **{"falcon_h1": 11, "falcon_h1 with norms": 12},  # attention and Mamba-2, projected at once
 }
 ONE_MORE = {"num_hidden_layers": 3}
 SEEING = ["full_attention", "sliding_attention", "full_attention"]

@@ -23,6 +23,7 @@ class Slots(NamedTuple):
     tables: str = ""  # of blocks, of PAGE slots each
 
 
+_HEADS_WRITTEN: Final = Slots(("key", "value"), ("slots",))
 _KEYS_WRITTEN: Final = Slots(("key",), ("slots",))
 _KEYS_READ: Final = Slots(("keys",), (), "tables")
 _BOTH_READ: Final = Slots(("key", "value"), (), "tables")
@@ -32,8 +33,9 @@ _TEXTS: Final = Slots(("texts",), ("slots",))
 _COUNTS: Final = Slots(("counts",), ("slots",))
 
 FAR: Final[dict[str, Slots]] = {
-    "rotate_and_write": Slots(("key", "value"), ("slots",)),
-    "multiply_heads": Slots(("key", "value"), ("slots",)),
+    **dict.fromkeys(("rotate_and_write", "rotate_and_expand"), _HEADS_WRITTEN),
+    "rotate_and_convolve": Slots(("key", "value", "tails"), ("slots", "reads", "writes")),
+    "multiply_heads": _HEADS_WRITTEN,
     "write_shared_keys": Slots(("keys",), ("slots",), "tables"),
     **dict.fromkeys(
         ("write_latents", "write_index_keys"),

@@ -24,6 +24,7 @@ from tgi_trio.shard.torch_backend.attention.interface import (
 )
 from tgi_trio.shard.torch_backend.attention.tiles import MOST_FLASH
 from tgi_trio.shard.torch_backend.kv_cache import KVCache
+from tgi_trio.shard.torch_backend.layers.beside_heads import BesideHeads
 from tgi_trio.shard.torch_backend.layers.heads import HeadSteps
 from tgi_trio.shard.torch_backend.layers.opening import open_values
 from tgi_trio.shard.torch_backend.layers.rotary import RotaryTable
@@ -109,10 +110,13 @@ class FlashAttention(AttentionBackend):
         table: RotaryTable | None,
         batch: FlashBatch,
         gates: torch.Tensor | None = None,
+        beside: BesideHeads | None = None,
     ) -> torch.Tensor:
         if batch.whole is None or _is_beyond(layer, batch.cache):
             other = self._other(batch)
-            return self._otherwise.attend_projected(layer, qkv, steps, table, other, gates)
+            return self._otherwise.attend_projected(layer, qkv, steps, table, other, gates, beside)
+        if beside is not None:
+            beside.compute()
         found = self.attend(layer, *steps.split(qkv, table), batch)
         return found if gates is None else open_values(found, gates)
 

@@ -15,6 +15,7 @@ import torch
 
 from tgi_trio.shard.contract import StepPlan
 from tgi_trio.shard.torch_backend.kv_cache import KVCache, KVShape
+from tgi_trio.shard.torch_backend.layers.beside_heads import BesideHeads
 from tgi_trio.shard.torch_backend.layers.block_index import BlockIndex
 from tgi_trio.shard.torch_backend.layers.heads import HeadSteps
 from tgi_trio.shard.torch_backend.layers.index import TokenIndex
@@ -114,12 +115,16 @@ class AttentionBackend(PlanLayout, Protocol):
         table: RotaryTable | None,
         batch: Any,
         gates: torch.Tensor | None = None,
+        beside: BesideHeads | None = None,
     ) -> torch.Tensor:
         """Compute `attend` from a layer's projections, [T, all heads * head_dim].
 
         `table`: the step's cosines and sines for the layer's rotary embedding; None without one.
-        `gates`: as for `open_values`, if what heads say has such.
+        `gates`: as for `open_values`, if what heads say has such. What is `beside` heads is
+        computed as well.
         """
+        if beside is not None:
+            beside.compute()
         found = self.attend(layer, *steps.split(qkv, table), batch)
         return found if gates is None else open_values(found, gates)
 

@@ -46,6 +46,7 @@ from tgi_trio.shard.torch_backend.attention.tiling import (
     Tiles,
 )
 from tgi_trio.shard.torch_backend.kv_cache import KVCache
+from tgi_trio.shard.torch_backend.layers.beside_heads import BesideHeads
 from tgi_trio.shard.torch_backend.layers.heads import HeadSteps
 from tgi_trio.shard.torch_backend.layers.latent import LatentProjections
 from tgi_trio.shard.torch_backend.layers.log_scale import LogScale
@@ -147,10 +148,13 @@ class PagedAttention(CapturableAttention):
         table: RotaryTable | None,
         batch: PagedBatch,
         gates: torch.Tensor | None = None,
+        beside: BesideHeads | None = None,
     ) -> torch.Tensor:
         places = _places(layer, batch)
         scales, codes = layer.kv_scales, batch.cache.codes
-        query = write_projected(qkv, steps, table, *places, scales=scales, codes=codes)
+        query = write_projected(
+            qkv, steps, table, *places, scales=scales, codes=codes, beside=beside
+        )
         return self.attend_written(layer, query, batch, gates)
 
     def head_places(self, layer: AttentionLayer, batch: PagedBatch) -> HeadPlaces | None:

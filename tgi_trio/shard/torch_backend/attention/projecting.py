@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import torch
 
 from tgi_trio.shard.torch_backend.attention.tiles import pad_dim
 from tgi_trio.shard.torch_backend.kernels.latents import write_latents
 from tgi_trio.shard.torch_backend.kernels.rotating import rotate_and_write
+from tgi_trio.shard.torch_backend.layers.beside_heads import BesideHeads, HeadLaunch
 from tgi_trio.shard.torch_backend.layers.heads import HeadSteps
 from tgi_trio.shard.torch_backend.layers.latent import LatentProjections
 from tgi_trio.shard.torch_backend.layers.rotary import Rotary, RotaryTable
 from tgi_trio.shard.torch_backend.torch_device import overlap
 
 _ELEMENTS: Final = 2048  # of a program of four warps: twice 16 numbers a thread
-
-
-class HeadLaunch(NamedTuple):
-    """What `rotate_and_write` is launched with."""
-
-    query: torch.Tensor  # [T, heads, head_dim]: what it writes, or what is not changed
-    programs: int  # of a token
-    arguments: tuple[Any, ...]
-    constants: dict[str, Any]
 
 
 def write_projected(
@@ -36,14 +28,20 @@ def write_projected(
     *,
     scales: tuple[float, float] = (1.0, 1.0),
     codes: str = "",
+    beside: BesideHeads | None = None,
 ) -> torch.Tensor:
     """Return queries [T, heads, head_dim]; write keys and values to their slots.
 
     `qkv`: [T, width], with contiguous rows, as for `HeadSteps.split`; `key`, `value`: [slots,
     kv_heads, their numbers], one layer of the cache, in the format `codes` with `scales` of K and
-    V; `slots`: int64 [T].
+    V; `slots`: int64 [T]. What is `beside` heads is computed as well.
     """
     launch = prepare_heads(qkv, steps, table, key, value, slots, scales=scales, codes=codes)
+    if beside is not None:
+        if beside.joins:
+            beside.compute_with(launch)
+            return launch.query
+        beside.compute()
     rotate_and_write[(len(qkv), launch.programs)](
         *launch.arguments, **launch.constants, **overlap(qkv.device)
     )

@@ -20,7 +20,7 @@ def convolve(
     out_gates,  # [T, CHANNELS], with GATED: factors of results
     tails,  # [slots, (TAPS - 1) * DILATION, CHANNELS]: those before a row's first, oldest first
     kernel,  # [TAPS, CHANNELS]: that of the token itself is last
-    bias,  # [CHANNELS], with HAS_BIAS
+    bias,  # [CHANNELS], with BIASED
     starts,  # int64 [rows + 1]: the rows' first tokens, cumulative; not read with DECODES
     places,  # int32 [T]: of tokens in their rows, -1: in none; likewise
     reads,  # int64 [rows]: slots of `tails`
@@ -28,11 +28,11 @@ def convolve(
     fresh,  # bool [rows]: nothing is before
     rows, tokens, stride,
     CHANNELS: tl.constexpr,
-    BLOCK: tl.constexpr,  # channels of a program
+    WIDTH: tl.constexpr,  # channels of a program
     TILE: tl.constexpr,  # tokens of a program
     TAPS: tl.constexpr,
     DILATION: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
+    BIASED: tl.constexpr,  # there is a bias
     SILU: tl.constexpr,  # of results
     GATED: tl.constexpr,
     DECODES: tl.constexpr,  # every row is one token
@@ -42,28 +42,46 @@ def convolve(
     What lies in slots is read and written by the programs of a row alone, so that a row may write
     to the slot that it reads. Tokens of no row get zeros.
     """
-    channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    if tl.program_id(0) < rows:
+    convolve_some(
+        tl.program_id(0), tl.program_id(1), out, inner, in_gates, out_gates, tails, kernel, bias,
+        starts, places, reads, writes, fresh, rows, tokens, stride, CHANNELS, WIDTH, TILE, TAPS,
+        DILATION, BIASED, SILU, GATED, DECODES,
+    )
+
+
+@triton.jit
+def convolve_some(
+    which,  # a row or, behind all rows, a tile
+    part,  # which of its channels; the others as for `convolve`
+    out, inner, in_gates, out_gates, tails, kernel, bias, starts, places, reads, writes, fresh,
+    rows, tokens, stride,
+    CHANNELS: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr, TAPS: tl.constexpr,
+    DILATION: tl.constexpr, BIASED: tl.constexpr, SILU: tl.constexpr, GATED: tl.constexpr,
+    DECODES: tl.constexpr,
+):
+    """Do what a program of `convolve` does."""
+    channel = part * WIDTH + tl.arange(0, WIDTH)
+    if which < rows:
         convolve_beginning(
-            out, inner, in_gates, out_gates, tails, kernel, bias, starts, reads, writes, fresh,
-            stride, channel, CHANNELS, BLOCK, TAPS, DILATION, HAS_BIAS, SILU, GATED, DECODES,
+            which, out, inner, in_gates, out_gates, tails, kernel, bias, starts, reads, writes,
+            fresh, stride, channel, CHANNELS, WIDTH, TAPS, DILATION, BIASED, SILU, GATED, DECODES,
         )
     else:
         convolve_tile(
-            out, inner, in_gates, out_gates, kernel, bias, places, rows, tokens, stride, channel,
-            CHANNELS, BLOCK, TILE, TAPS, DILATION, HAS_BIAS, SILU, GATED,
+            which - rows, out, inner, in_gates, out_gates, kernel, bias, places, tokens, stride,
+            channel, CHANNELS, WIDTH, TILE, TAPS, DILATION, BIASED, SILU, GATED,
         )
 
 
 @triton.jit
 def convolve_beginning(
-    out, inner, in_gates, out_gates, tails, kernel, bias, starts, reads, writes, fresh, stride,
-    channel, CHANNELS: tl.constexpr, BLOCK: tl.constexpr, TAPS: tl.constexpr,
-    DILATION: tl.constexpr, HAS_BIAS: tl.constexpr, SILU: tl.constexpr, GATED: tl.constexpr,
+    row, out, inner, in_gates, out_gates, tails, kernel, bias, starts, reads, writes, fresh,
+    stride, channel, CHANNELS: tl.constexpr, WIDTH: tl.constexpr, TAPS: tl.constexpr,
+    DILATION: tl.constexpr, BIASED: tl.constexpr, SILU: tl.constexpr, GATED: tl.constexpr,
     DECODES: tl.constexpr,
 ):
     """Convolve the tokens of a row that read a slot, and keep the row's last inputs."""
-    row = tl.program_id(0).to(tl.int64)
+    row = row.to(tl.int64)
     inside = channel < CHANNELS
     before: tl.constexpr = (TAPS - 1) * DILATION
     if DECODES:
@@ -77,7 +95,7 @@ def convolve_beginning(
     own, factors = inner + place, in_gates + place
     old = tails + tl.load(reads + row) * before * CHANNELS + channel
     for token in range(tl.minimum(length, max(before, 1))):
-        total = tl.zeros([BLOCK], tl.float32)
+        total = tl.zeros([WIDTH], tl.float32)
         for k in tl.static_range(TAPS):
             at = token - (TAPS - 1 - k) * DILATION
             x = take_input(
@@ -85,7 +103,7 @@ def convolve_beginning(
             )
             total += weigh_input(x, kernel + k * CHANNELS + channel, inside, dtype)
         behind = out_gates + place + token * stride
-        result = finish(total, bias + channel, behind, inside, inside, dtype, HAS_BIAS, SILU, GATED)
+        result = finish(total, bias + channel, behind, inside, inside, dtype, BIASED, SILU, GATED)
         tl.store(out + (first + token) * CHANNELS + channel, result, mask=inside)
     new = tails + tl.load(writes + row) * before * CHANNELS + channel
     for k in tl.static_range(before):
@@ -97,24 +115,24 @@ def convolve_beginning(
 
 @triton.jit
 def convolve_tile(
-    out, inner, in_gates, out_gates, kernel, bias, places, rows, tokens, stride, channel,
-    CHANNELS: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr, TAPS: tl.constexpr,
-    DILATION: tl.constexpr, HAS_BIAS: tl.constexpr, SILU: tl.constexpr, GATED: tl.constexpr,
+    tile, out, inner, in_gates, out_gates, kernel, bias, places, tokens, stride, channel,
+    CHANNELS: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr, TAPS: tl.constexpr,
+    DILATION: tl.constexpr, BIASED: tl.constexpr, SILU: tl.constexpr, GATED: tl.constexpr,
 ):
     """Convolve tokens that read no slot."""
-    token = ((tl.program_id(0) - rows) * TILE + tl.arange(0, TILE)).to(tl.int64)
+    token = (tile * TILE + tl.arange(0, TILE)).to(tl.int64)
     channel, inside = channel[None, :], (channel < CHANNELS)[None, :]
     place = tl.load(places + token, mask=token < tokens, other=0)[:, None]
     mine = (place >= max((TAPS - 1) * DILATION, 1)) & inside
     dtype = inner.dtype.element_ty
-    total = tl.zeros([TILE, BLOCK], tl.float32)
+    total = tl.zeros([TILE, WIDTH], tl.float32)
     for k in tl.static_range(TAPS):
         at = token - (TAPS - 1 - k) * DILATION
         each = at[:, None] * stride + channel
         x = load_input(inner + each, in_gates + each, mine, GATED)
         total += weigh_input(x, kernel + k * CHANNELS + channel, inside, dtype)
     behind = out_gates + token[:, None] * stride + channel
-    result = finish(total, bias + channel, behind, inside, mine, dtype, HAS_BIAS, SILU, GATED)
+    result = finish(total, bias + channel, behind, inside, mine, dtype, BIASED, SILU, GATED)
     written = mine | (place < 0) & inside
     tl.store(out + token[:, None] * CHANNELS + channel, tl.where(mine, result, 0.0), mask=written)
 # fmt: on
@@ -165,13 +183,13 @@ def finish(
     inside,
     mask,
     dtype: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
+    BIASED: tl.constexpr,
     SILU: tl.constexpr,
     GATED: tl.constexpr,
 ):
     """Return a sum with its bias, activation and factor, rounded after each of them."""
     total = total.to(dtype).to(tl.float32)
-    if HAS_BIAS:
+    if BIASED:
         total += tl.load(bias, mask=inside, other=0.0).to(tl.float32)
         total = total.to(dtype).to(tl.float32)
     if SILU:

@@ -51,10 +51,10 @@ def write_heads_and_index(
     part = tl.program_id(1)
     if part < PROGRAMS:
         write_some_heads(
-            part, query, key, value, qkv, cos, sin, slots, gain, bias, query_scale, eps, clip,
-            value_factor, key_scale, value_scale, stride, HEADS, KV_HEADS, DIM, VALUE, PADDED_DIM,
-            ROTARY, INTERLEAVED, CLIPS, NORM, NORM_LAST, HAS_BIAS, SCALES_QUERIES, KEYS_AS_VALUES,
-            VALUE_NORM, CODES, FIRST, BLOCK,
+            tl.program_id(0), part, query, key, value, qkv, cos, sin, slots, gain, bias,
+            query_scale, eps, clip, value_factor, key_scale, value_scale, stride, HEADS, KV_HEADS,
+            DIM, VALUE, PADDED_DIM, ROTARY, INTERLEAVED, CLIPS, NORM, NORM_LAST, HAS_BIAS,
+            SCALES_QUERIES, KEYS_AS_VALUES, VALUE_NORM, CODES, FIRST, BLOCK,
         )
     else:
         write_index(

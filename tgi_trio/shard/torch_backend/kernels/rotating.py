@@ -55,17 +55,18 @@ def rotate_and_write(
     let_next_begin(OVERLAPS)
     wait_for_earlier(OVERLAPS)
     write_some_heads(
-        tl.program_id(1), query, key, value, qkv, cos, sin, slots, gain, bias, query_scale, eps,
-        clip, value_factor, key_scale, value_scale, stride, HEADS, KV_HEADS, DIM, VALUE, PADDED_DIM,
-        ROTARY, INTERLEAVED, CLIPS, NORM, NORM_LAST, HAS_BIAS, SCALES_QUERIES, KEYS_AS_VALUES,
-        VALUE_NORM, CODES, FIRST, BLOCK,
+        tl.program_id(0), tl.program_id(1), query, key, value, qkv, cos, sin, slots, gain, bias,
+        query_scale, eps, clip, value_factor, key_scale, value_scale, stride, HEADS, KV_HEADS, DIM,
+        VALUE, PADDED_DIM, ROTARY, INTERLEAVED, CLIPS, NORM, NORM_LAST, HAS_BIAS, SCALES_QUERIES,
+        KEYS_AS_VALUES, VALUE_NORM, CODES, FIRST, BLOCK,
     )  # fmt: skip
 
 
 # fmt: off
 @triton.jit
 def write_some_heads(
-    part,  # which heads; the others as for `rotate_and_write`
+    token,
+    part,  # which heads of it; the others as for `rotate_and_write`
     query, key, value, qkv, cos, sin, slots, gain, bias, query_scale, eps, clip, value_factor,
     key_scale, value_scale, stride,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, VALUE: tl.constexpr,
@@ -75,7 +76,7 @@ def write_some_heads(
     CODES: tl.constexpr, FIRST: tl.constexpr, BLOCK: tl.constexpr,
 ):
     """Do what a program of `rotate_and_write` does."""
-    token = tl.program_id(0).to(tl.int64)
+    token = token.to(tl.int64)
     slot = tl.load(slots + token)
     first = FIRST + part * BLOCK
     head = first + tl.arange(0, BLOCK)[:, None]

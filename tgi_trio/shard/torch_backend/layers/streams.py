@@ -13,6 +13,7 @@ import torch
 from torch.nn import functional
 
 from tgi_trio.model.specs.decoder import StreamsSpec
+from tgi_trio.shard.torch_backend.layers.detour import PendingExpansion
 from tgi_trio.shard.torch_backend.layers.linear import Linear
 from tgi_trio.shard.torch_backend.layers.norm import Norm
 from tgi_trio.shard.torch_backend.layers.stream_parts import Added, Routing
@@ -96,21 +97,25 @@ class LayerStreams:
         predicted = torch.matmul(streams.permute(1, 2, 0), weights).permute(2, 0, 1) + streams
         return predicted, norm(predicted[active])
 
+    def expand(self, low: torch.Tensor) -> PendingExpansion:
+        """Return the product, yet to be computed, of what `detour_down` said, [T, rank]."""
+        return PendingExpansion(self.detour_up, low)
+
     def join(
         self,
         predicted: torch.Tensor,
         normed: torch.Tensor,
         mixed: torch.Tensor,
-        low: torch.Tensor,
+        detour: torch.Tensor,
         after: Norm,
         norm: Norm,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the computed state behind attention, and its norm, [T, hidden] each.
 
         It is the predicted one, what attention says (`mixed`, normalised by `after`), and what it
-        reads (`normed`) with a low-rank addition (Laurel). `low` [T, rank]: `detour_down` of that.
+        reads (`normed`) with a low-rank addition (Laurel): the norm of `detour` [T, hidden].
         """
-        active, detour = predicted[self.spec.active], self.detour_up(low)
+        active = predicted[self.spec.active]
         if self._in_kernels(predicted):
             from tgi_trio.shard.torch_backend.layers import stream_kernels  # imports Triton
 

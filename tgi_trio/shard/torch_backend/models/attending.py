@@ -12,6 +12,7 @@ from tgi_trio.model.specs.decoder import DecoderSpec
 from tgi_trio.shard.torch_backend.attention.interface import (
     AttentionBackend,
 )
+from tgi_trio.shard.torch_backend.layers.beside_heads import BesideHeads
 from tgi_trio.shard.torch_backend.layers.heads import HeadSteps
 from tgi_trio.shard.torch_backend.layers.latent import LatentProjections
 from tgi_trio.shard.torch_backend.layers.norm import DividedNorm
@@ -65,11 +66,15 @@ class Attending:
         attention: AttentionBackend,
         batch: Any,
         hidden: torch.Tensor | None = None,
+        beside: BesideHeads | None = None,
     ) -> torch.Tensor:
         """Return this rank's partial sum of attention's output, given the output of `layer.qkv`.
 
-        `hidden` [T, hidden]: the layer's input, if its index reads it.
+        `hidden` [T, hidden]: the layer's input, if its index reads it. What is `beside` heads is
+        computed as well.
         """
+        if beside is not None and not layer.plain:
+            beside.compute()
         if layer.shared_key is not None:
             own, turn = layer.shared_key, self._rotaries[layer.rotary]
             turns = tables[layer.rotary]
@@ -102,7 +107,7 @@ class Attending:
                 *(shape, qkv, index_queries, steps, pooled, table, batch), gates=opening
             )
         else:
-            attended = attention.attend_projected(shape, qkv, steps, table, batch, opening)
+            attended = attention.attend_projected(shape, qkv, steps, table, batch, opening, beside)
         return self._close(layer, attended, after)
 
     def _divide_gates(

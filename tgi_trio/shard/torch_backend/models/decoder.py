@@ -18,6 +18,7 @@ from tgi_trio.shard.torch_backend.attention.interface import (
 )
 from tgi_trio.shard.torch_backend.kv_cache import KVShape, KVSize
 from tgi_trio.shard.torch_backend.layers.activation import soft_cap
+from tgi_trio.shard.torch_backend.layers.beside_heads import BesideHeads
 from tgi_trio.shard.torch_backend.layers.few_rows import Projection, project_normed
 from tgi_trio.shard.torch_backend.layers.hyper import HyperEnds
 from tgi_trio.shard.torch_backend.layers.linear import Linear
@@ -287,8 +288,8 @@ class Decoder:
         def mix(index: int, normed: torch.Tensor) -> torch.Tensor:
             return self._runner.mix(index, normed, tables, attention, batch, states)
 
-        def attend(index: int, qkv: torch.Tensor) -> torch.Tensor:
-            return self._runner.attend(index, qkv, tables, attention, batch)
+        def attend(index: int, qkv: torch.Tensor, beside: BesideHeads) -> torch.Tensor:
+            return self._runner.attend(index, qkv, tables, attention, batch, beside)
 
         if self.streams is not None and own is not None:
             return run_streamed(self.streams, self.layers, x, own, attend, self._runner.reduce)

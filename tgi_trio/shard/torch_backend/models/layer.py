@@ -52,6 +52,11 @@ class Attention:
     pooled: PooledIndex | None = None  # likewise, for what is attended to
 
     @property
+    def plain(self) -> bool:
+        """Whether heads attend to all tokens of a window, by keys and values of their own."""
+        return not (self.latent or self.shared_key or self.blocks or self.pooled)
+
+    @property
     def reads_input(self) -> bool:
         """Whether more than `qkv` reads the layer's input."""
         return self.index is not None and self.index.spec.reads_input

@@ -10,6 +10,7 @@ import torch
 from tgi_trio.model.specs.decoder import DecoderSpec
 from tgi_trio.shard.torch_backend.attention.few_heads import HeadProjection
 from tgi_trio.shard.torch_backend.attention.interface import AttentionBackend
+from tgi_trio.shard.torch_backend.layers.beside_heads import BesideHeads
 from tgi_trio.shard.torch_backend.layers.expert_parts import ExpertParts
 from tgi_trio.shard.torch_backend.layers.few_rows import project
 from tgi_trio.shard.torch_backend.layers.mlp import ExpertsMlp, Mlp
@@ -20,6 +21,7 @@ from tgi_trio.shard.torch_backend.models.attending import Attending, RotaryTable
 from tgi_trio.shard.torch_backend.models.feeding import feed_both, feed_forward
 from tgi_trio.shard.torch_backend.models.layer import Layer
 from tgi_trio.shard.torch_backend.models.projections import Mixed, Sums
+from tgi_trio.shard.torch_backend.states.mamba2_layer import Mamba2Layer
 from tgi_trio.shard.torch_backend.states.steps import StepStates
 
 
@@ -165,11 +167,24 @@ class LayerRunner:
         """Return this rank's partial sums of attention's and mixer's outputs."""
         layer = self._layers[index]
         (qkv, inner), attended = layer.project(normed), None
+        begun = self._begin(index, inner, states)
         if layer.attention is not None and qkv is not None:
             hidden = normed if layer.attention.reads_input else None
-            steps = self.head_steps[index]
-            attended = self._attend(layer.attention, steps, qkv, tables, attention, batch, hidden)
-        return Mixed(attended, None if inner is None else self._keep(index, inner, states))
+            given = self.head_steps[index], qkv, tables, attention, batch, hidden, begun
+            attended = self._attend(layer.attention, *given)
+        kept = None if inner is None else self._keep(index, inner, states, begun)
+        return Mixed(attended, kept)
+
+    def _begin(
+        self, index: int, inner: torch.Tensor | None, states: StepStates | None
+    ) -> BesideHeads | None:
+        """Return how a mixer beside attention begins, given the output of its `inner`."""
+        layer = self._layers[index]
+        if layer.attention is None or not isinstance(layer.mixer, Mamba2Layer):
+            return None
+        if inner is None or states is None:
+            return None
+        return layer.mixer.begin(inner, states.layers[index], states.steps)
 
     def attend(
         self,
@@ -178,19 +193,35 @@ class LayerRunner:
         tables: RotaryTables,
         attention: AttentionBackend,
         batch: Any,
+        beside: BesideHeads,
     ) -> torch.Tensor:
-        """Return attention's output [T, hidden] for the output `qkv` of its first linear."""
+        """Return attention's output [T, hidden] for the output `qkv` of its first linear.
+
+        What is `beside` its heads is computed as well.
+        """
         own = self._layers[index].attention
         if own is None:
             raise ValueError(f"layer {index} does not attend")
         steps = self.head_steps[index]
-        return self.reduce(self._attend(own, steps, qkv, tables, attention, batch))
+        found = self._attend(own, steps, qkv, tables, attention, batch, beside=beside)
+        return self.reduce(found)
 
-    def _keep(self, index: int, inner: torch.Tensor, states: StepStates | None) -> torch.Tensor:
-        """Return this rank's partial sum of the mixer's output for that of its `inner` [T, ...]."""
+    def _keep(
+        self,
+        index: int,
+        inner: torch.Tensor,
+        states: StepStates | None,
+        begun: BesideHeads | None = None,
+    ) -> torch.Tensor:
+        """Return this rank's partial sum of the mixer's output for that of its `inner` [T, ...].
+
+        `begun`: what has been computed beside attention's heads, if the mixer began there.
+        """
         mixer = self._layers[index].mixer
         if mixer is None or states is None:
             raise ValueError(f"layer {index} keeps states, and the step has none")
+        if begun is not None and isinstance(mixer, Mamba2Layer):
+            return mixer.go_on(inner, begun.found, states.layers[index], states.steps)
         return mixer.mix(inner, states.layers[index], states.steps)
 
     def feed(

@@ -8,13 +8,15 @@ from typing import Protocol
 
 import torch
 
+from tgi_trio.shard.torch_backend.layers.beside_heads import BesideHeads
 from tgi_trio.shard.torch_backend.layers.mlp import Mlp
 from tgi_trio.shard.torch_backend.layers.norm import Norm
 from tgi_trio.shard.torch_backend.layers.per_layer_inputs import PerLayerInput
 from tgi_trio.shard.torch_backend.layers.stream_parts import Added
 from tgi_trio.shard.torch_backend.layers.streams import LayerStreams, Streams
 
-Attend = Callable[[int, torch.Tensor], torch.Tensor]  # of a layer, for its queries, K and V
+# Of a layer, for its queries, K and V and what is beside them.
+Attend = Callable[[int, torch.Tensor, BesideHeads], torch.Tensor]
 Reduce = Callable[[torch.Tensor], torch.Tensor]
 
 
@@ -56,7 +58,7 @@ def _run_layer(
     streams: torch.Tensor,
     added: Added | None,
     own: torch.Tensor,
-    attend: Reduce,
+    attend: Callable[[torch.Tensor, BesideHeads], torch.Tensor],
     reduce: Reduce,
 ) -> tuple[torch.Tensor, Added]:
     """Return the streams [count, T, hidden] after a layer, and what is still to be added to them.
@@ -70,6 +72,8 @@ def _run_layer(
     predicted, normed = altup.predict(streams, added, before)
     qkv, low = layer.project(normed)
     assert qkv is not None and low is not None
-    x, read = altup.join(predicted, normed, attend(qkv), low, after, inner)
+    detour = altup.expand(low)
+    attended = attend(qkv, detour)
+    x, read = altup.join(predicted, normed, attended, detour.found, after, inner)
     corrected, shown = altup.correct(predicted, x, reduce(layer.mlp(read)), outer)
     return corrected, Added(per_layer_input(shown, own), per_layer_input.post_norm)

@@ -6,16 +6,26 @@ On a device it is one launch, whatever the rows' lengths.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch.nn import functional
 
+from tgi_trio.shard.torch_backend.layers.beside_heads import BesideHeads, HeadLaunch
 from tgi_trio.shard.torch_backend.states.steps import StateSteps
-from tgi_trio.shard.torch_backend.torch_device import runs_kernels
+from tgi_trio.shard.torch_backend.torch_device import overlap, runs_kernels
 
 _BLOCK: Final = 512  # channels of a program
 _TILE: Final = 8  # tokens of a program
+
+
+class ConvolutionLaunch(NamedTuple):
+    """What `convolve` is launched with."""
+
+    out: torch.Tensor  # [T, channels], which it writes
+    grid: tuple[int, int]
+    arguments: tuple[Any, ...]
+    constants: dict[str, Any]
 
 
 class CausalConvolution:
@@ -103,28 +113,36 @@ class CausalConvolution:
         """Do the same in a kernel; `gates`: factors of `x`, and of the result."""
         from tgi_trio.shard.torch_backend.kernels import convolving  # imports Triton
 
+        launch = self.prepare(x, tails, steps, dtype=dtype, silu=silu, gates=gates)
+        convolving.convolve[launch.grid](*launch.arguments, **launch.constants)
+        return launch.out
+
+    def prepare(
+        self,
+        x: torch.Tensor,
+        tails: torch.Tensor,
+        steps: StateSteps,
+        *,
+        dtype: torch.dtype,
+        silu: bool = False,
+        gates: tuple[torch.Tensor, torch.Tensor] | None = None,
+    ) -> ConvolutionLaunch:
+        """Return the launch of a kernel that does the same."""
         (tokens, channels), rows = x.shape, len(steps.reads)
         out = torch.empty((tokens, channels), dtype=dtype, device=x.device)
         tiles = 0 if steps.decodes else -(-tokens // _TILE)
         starts, places = (steps.reads, steps.reads) if steps.decodes else steps.spans()
-        convolving.convolve[(rows + tiles, -(-channels // _BLOCK))](
+        arguments = (
             *(out, x, *(gates or (x, x)), tails, self.kernel),
             *(self.kernel if self.bias is None else self.bias, starts, places),
-            *(steps.reads, steps.writes, steps.fresh),
-            rows,
-            tokens,
-            x.stride(0),
-            CHANNELS=channels,
-            BLOCK=_BLOCK,
-            TILE=_TILE,
-            TAPS=len(self.kernel),
-            DILATION=self._dilation,
-            HAS_BIAS=self.bias is not None,
-            SILU=silu,
-            GATED=gates is not None,
-            DECODES=steps.decodes,
+            *(steps.reads, steps.writes, steps.fresh, rows, tokens, x.stride(0)),
         )
-        return out
+        constants = {
+            **{"CHANNELS": channels, "WIDTH": _BLOCK, "TILE": _TILE, "TAPS": len(self.kernel)},
+            **{"DILATION": self._dilation, "BIASED": self.bias is not None, "SILU": silu},
+            **{"GATED": gates is not None, "DECODES": steps.decodes},
+        }
+        return ConvolutionLaunch(out, (rows + tiles, -(-channels // _BLOCK)), arguments, constants)
 
     @property
     def channels(self) -> int:
@@ -132,3 +150,49 @@ class CausalConvolution:
 
     def nbytes(self) -> int:
         return self.kernel.nbytes + (0 if self.bias is None else self.bias.nbytes)
+
+
+class PendingConvolution(BesideHeads):
+    """A convolution that is computed when a layer's heads are rotated, see `CausalConvolution`."""
+
+    __slots__ = ("_convolution", "_silu", "_steps", "_tails", "_x")
+
+    def __init__(
+        self,
+        convolution: CausalConvolution,
+        x: torch.Tensor,
+        tails: torch.Tensor,
+        steps: StateSteps,
+        *,
+        silu: bool,
+    ) -> None:
+        super().__init__()
+        self._convolution = convolution
+        self._x = x
+        self._tails = tails
+        self._steps = steps
+        self._silu = silu
+
+    @property
+    def joins(self) -> bool:
+        return runs_kernels(self._x.device)
+
+    def _compute(self) -> torch.Tensor:
+        return self._convolution(self._x, self._tails, self._steps, silu=self._silu)
+
+    def _launch_with(self, heads: HeadLaunch) -> torch.Tensor:
+        from tgi_trio.shard.torch_backend.kernels import beside_heads  # imports Triton
+
+        x = self._x
+        own = self._convolution.prepare(x, self._tails, self._steps, dtype=x.dtype, silu=self._silu)
+        rows, parts = own.grid
+        beside_heads.rotate_and_convolve[(heads.total + rows * parts,)](
+            *heads.arguments,
+            *own.arguments,
+            heads.total,
+            **heads.constants,
+            PROGRAMS=heads.programs,
+            **own.constants,
+            **overlap(x.device),
+        )
+        return own.out

@@ -13,7 +13,7 @@ from tgi_trio.shard.torch_backend.attention.tiles import pad_dim
 from tgi_trio.shard.torch_backend.layers.linear import Linear
 from tgi_trio.shard.torch_backend.layers.residual import count_warps
 from tgi_trio.shard.torch_backend.layers.vocabulary import Gathering
-from tgi_trio.shard.torch_backend.states.convolution import CausalConvolution
+from tgi_trio.shard.torch_backend.states.convolution import CausalConvolution, PendingConvolution
 from tgi_trio.shard.torch_backend.states.mamba2 import scan_mamba2
 from tgi_trio.shard.torch_backend.states.recurrences import choose_precision
 from tgi_trio.shard.torch_backend.states.steps import StateSteps
@@ -102,8 +102,26 @@ class Mamba2Layer:
     def mix(
         self, projected: torch.Tensor, states: Mapping[str, torch.Tensor], steps: StateSteps
     ) -> torch.Tensor:
-        gate, mixed, dt = projected.split(self._projected, dim=-1)
-        mixed = self.convolution(mixed, states["tail"], steps, silu=True)
+        begun = self.begin(projected, states, steps)
+        begun.compute()
+        return self.go_on(projected, begun.found, states, steps)
+
+    def begin(
+        self, projected: torch.Tensor, states: Mapping[str, torch.Tensor], steps: StateSteps
+    ) -> PendingConvolution:
+        """Return the convolution with which `mix` begins, yet to be computed."""
+        mixed = projected.split(self._projected, dim=-1)[1]
+        return PendingConvolution(self.convolution, mixed, states["tail"], steps, silu=True)
+
+    def go_on(
+        self,
+        projected: torch.Tensor,
+        mixed: torch.Tensor,
+        states: Mapping[str, torch.Tensor],
+        steps: StateSteps,
+    ) -> torch.Tensor:
+        """Do what `mix` does, behind the convolution that it begins with: `mixed` [T, channels]."""
+        gate, _, dt = projected.split(self._projected, dim=-1)
         recurrence = states["recurrence"]
         if self.in_turns:
             dt = dt.float() * self._dt_factor
