@@ -53,10 +53,11 @@ def write(qkv: torch.Tensor, beside: BesideHeads | None, **kind: Any) -> list[to
     if steps.rotary is not None:
         positions = torch.arange(tokens, device=DEVICE) + 3
         table = steps.rotary.table(positions, positions + 1, dtype)
-    places = [torch.zeros(tokens + 4, KV_HEADS, DIM, dtype=dtype, device=DEVICE) for _ in range(2)]
+    key = torch.zeros(tokens + 4, KV_HEADS, DIM, dtype=dtype, device=DEVICE)
+    value = torch.zeros_like(key)
     slots = torch.arange(tokens, device=DEVICE).flip(0) + 1
-    own = projecting.write_projected(qkv, steps, table, *places, slots, beside=beside)
-    return [own, *places]
+    query = projecting.write_projected(qkv, steps, table, key, value, slots, beside=beside)
+    return [query, key, value]
 
 
 def kinds(dtype: torch.dtype) -> list[dict[str, Any]]:
