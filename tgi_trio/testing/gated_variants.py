@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import product
 
-from tgi_trio.shard.torch_backend.kernels import gated_streams, ngrams
+from tgi_trio.shard.torch_backend.kernels import gated_streams, ngrams, opened_norms
+from tgi_trio.shard.torch_backend.layers.norm_gate import MOST_TOKENS, opened_constants
 from tgi_trio.shard.torch_backend.layers.opening import choose_narrow_tile, narrow_constants
 from tgi_trio.shard.torch_backend.layers.residual import count_warps
+from tgi_trio.shard.torch_backend.torch_device import Generation
 from tgi_trio.testing.variant import BF16, F32, I64, TYPES, Variant
 
 _COUNT, _SIZE, _RANK = 4, 4096, 320
@@ -14,8 +17,8 @@ _BOOL = "*i1"  # a pointer to such
 _ORDER, _HEADS, _TAPS = 3, 8, 4
 
 
-def gated_variants() -> Iterator[Variant]:
-    """Yield the variants that are launched on any device: of Qwen 4."""
+def gated_variants(generation: Generation) -> Iterator[Variant]:
+    """Yield the variants that are launched on devices of a generation: of Qwen 4 and A.X-K2."""
     wide = {"SIZE": _SIZE, "PADDED": _SIZE, "COUNT": _COUNT}
     warps = count_warps(_SIZE)
     sums = ((True, True, 0, 1), (False, True, 0, 1), (True, False, 0, 1))
@@ -43,6 +46,7 @@ def gated_variants() -> Iterator[Variant]:
         {"SIZE": _SIZE, "BLOCK": 1024, "COUNT": _COUNT},
     )
     yield from _narrow()
+    yield from _opened_norms(generation)
     yield Variant(
         f"find_ngrams {_ORDER}",
         ngrams.find_ngrams,
@@ -85,3 +89,26 @@ def _narrow() -> Iterator[Variant]:
                 warps=tile.warps,
                 stages=tile.stages,
             )
+
+
+def _opened_norms(generation: Generation) -> Iterator[Variant]:
+    """Yield sums with their norms, which gates of low rank open: A.X-K2."""
+    size, rank, padded = 7168, 16, 8192
+    for dtype, experts, tokens in product((BF16, F32), (0, 8), (1, MOST_TOKENS)):
+        constants = opened_constants(dtype, tokens, rank)
+        yield Variant(
+            f"add_and_open {TYPES[dtype]} {size}{f' of {experts} experts' if experts else ''}, "
+            f"{constants['TOKENS']} tokens",
+            opened_norms.add_and_open,
+            (dtype, dtype, F32, *(dtype,) * 11, *("fp32",) * 4, *(dtype,) * 3, "i32"),
+            {
+                **{"SIZE": size, "PADDED": padded, "ADDS": True, "PER_TOKEN": experts},
+                **{"SHARED": int(experts > 0), "HAS_GATE": False, "BESIDE": False},
+                **{"ADDS_SECOND": False, "SCALES": False, "MULTIPLIES": False, "FIRST_KIND": ""},
+                **{"HAS_FIRST_GAIN": False, "HAS_FIRST_BIAS": False, "KIND": "rms"},
+                **{"HAS_GAIN": True, "HAS_BIAS": False, "WIDENS": False},
+                **constants,
+                "OVERLAPS": generation == "hopper",
+            },
+            warps=count_warps(padded),
+        )

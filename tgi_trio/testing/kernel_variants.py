@@ -56,7 +56,7 @@ def variants(generation: Generation) -> Iterator[Variant]:
     yield from chosen_variants()
     yield from entries_variants(generation)
     yield from block_variants(generation)
-    yield from gated_variants()
+    yield from gated_variants(generation)
     yield from stream_variants(generation)
     yield from delta_variants()
     yield from recurrence_variants()

@@ -32,7 +32,7 @@ CHOSEN = 12  # by the index of all of them
 TEXTS = [text for text in prompts(40, longest=40) if len(text) > CHOSEN][3:6]
 # Launches of all layers, and of a mixture of hidden states at their beginning.
 LAUNCHES = {
-    **{"hy_v4": 66, "axk2": 58, "glm5_next": 63, "mistral_large4": 69, "deepseek_v32": 31},
+    **{"hy_v4": 66, "axk2": 48, "glm5_next": 63, "mistral_large4": 69, "deepseek_v32": 31},
     "qwen4_exp_text": 107,
 }
 # What the beginning and the end of a step launch, and the first layer for all of them.

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from itertools import product
+from typing import Any
+
 import pytest
 import torch
 
 from tests.shard.torch_backend.experts_support import some_experts
 from tests.shard.torch_backend.interpreter import DEVICE, need_triton
-from tgi_trio.shard.torch_backend.layers import gated_streams, opening
+from tgi_trio.shard.torch_backend.layers import gated_streams, norm_gate, opening, residual
 from tgi_trio.shard.torch_backend.layers.gated_streams import LayerOutput, StreamGates, StreamNorm
 from tgi_trio.shard.torch_backend.layers.linear import Linear
+from tgi_trio.shard.torch_backend.layers.norm import Norm
 from tgi_trio.shard.torch_backend.layers.norm_gate import NormGate
+from tgi_trio.shard.torch_backend.layers.residual import Addends
 
 need_triton()
 
@@ -92,3 +97,67 @@ def test_gates_behind_norms_are_opened_as_torch_opens_them(
     theirs = gate(normed)
     monkeypatch.setattr(opening, "runs_kernels", lambda device: True)
     agree(gate(normed), theirs)
+
+
+def gate_of(rank: int, size: int, dtype: torch.dtype) -> NormGate:
+    down, up = (some(*shape, seed=7, dtype=dtype) for shape in ((rank, size), (size, rank)))
+    return NormGate(Linear(down / 8), Linear(up))
+
+
+def count_opened(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Have kernels run; return a list that gets the tokens of each launch that opens norms."""
+    for module in (opening, residual):
+        monkeypatch.setattr(module, "runs_kernels", lambda device: True)
+    launched, own = list[int](), NormGate._launch
+
+    def launch(gate: NormGate, x: torch.Tensor, *given: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        launched.append(len(x))
+        return own(gate, x, *given)
+
+    monkeypatch.setattr(NormGate, "_launch", launch)
+    return launched
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 7])  # of a tile of one token, and of two of four
+@pytest.mark.parametrize(
+    ("kind", "dtype"),
+    [*product(("nothing", "a sum"), DTYPES), ("experts", torch.bfloat16)],
+    ids=str,
+)
+def test_sums_are_normalised_and_opened_at_once(
+    monkeypatch: pytest.MonkeyPatch, kind: str, tokens: int, dtype: torch.dtype
+) -> None:
+    """By blocks of numbers, the last of which is not whole."""
+    x, more = (some(tokens, HIDDEN + 5, seed=seed, dtype=dtype) for seed in (8, 9))
+    norm = Norm("rms", some(HIDDEN + 5, seed=10, dtype=dtype), None, 1e-5, HIDDEN + 5)
+    first = some_experts(tokens, HIDDEN + 5, "shared") if kind == "experts" else more
+    addends = None if kind == "nothing" else Addends(first)
+    gate = gate_of(RANK, HIDDEN + 5, dtype)
+    for name, of in (("_LONE", 1), ("_SOME", 4)):
+        monkeypatch.setattr(norm_gate, name, norm_gate.OpenedTile(of, 32, 2))
+    monkeypatch.setattr(norm_gate, "_LONE_TOKENS", 2)
+    with monkeypatch.context() as patch:
+        patch.setattr(residual, "runs_kernels", lambda device: kind == "experts")
+        summed, normed = residual.add_and_normalise(x, addends, norm)
+        theirs = gate(normed)
+    launched = count_opened(monkeypatch)
+    ours = gate.add_and_open(x, addends, norm)
+    assert launched == [tokens]
+    torch.testing.assert_close(ours[0], summed, atol=0.0, rtol=2.0**-7)
+    agree(ours[1], theirs)
+
+
+def test_of_many_tokens_and_wide_gates_norms_are_opened_by_themselves(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(norm_gate, "MOST_TOKENS", 3)
+    monkeypatch.setattr(norm_gate, "_MOST_BYTES", 2 * 16 * HIDDEN * 4)
+    launched, norm = (
+        count_opened(monkeypatch),
+        Norm("rms", torch.ones(HIDDEN, device=DEVICE), None, 1e-5, HIDDEN),
+    )
+    for rank, tokens in ((16, 3), (16, 4), (17, 3)):
+        x = some(tokens, HIDDEN, seed=8, dtype=torch.float32)
+        gate = gate_of(rank, HIDDEN, torch.float32)
+        agree(gate.add_and_open(x, None, norm)[1], gate(norm(x)))
+    assert launched == [3]

@@ -18,6 +18,7 @@ from tgi_trio.shard.torch_backend.sampling import choice_kernels  # noqa: E402  
 
 BACKEND = Path(choice_kernels.__file__).parents[1]
 EARLY = {
+    "add_and_open",
     *("add_and_normalise", "gate", "open_values", "rotate_and_write", "attend_tile", "merge_parts"),
     *("attend_spans", "write_heads_and_index", "rotate_and_convolve", "rotate_and_expand"),
     *("multiply_few", "multiply_heads", "multiply_several"),

@@ -82,10 +82,31 @@ def add_and_normalise(
     """Add a layer's output to the hidden state and normalise the sum; one program per token."""
     let_next_begin(OVERLAPS)
     wait_for_earlier(OVERLAPS)
+    add_and_normalise_token(
+        tl.program_id(0), normed, wide, summed, x, first, weights, gate_logits, beside, second,
+        first_gain, first_bias, gain, bias, first_eps, eps, scale, second_scale, factor, SIZE,
+        PADDED, ADDS, PER_TOKEN, SHARED, HAS_GATE, BESIDE, ADDS_SECOND, SCALES, MULTIPLIES,
+        FIRST_KIND, HAS_FIRST_GAIN, HAS_FIRST_BIAS, KIND, HAS_GAIN, HAS_BIAS, WIDENS,
+    )  # fmt: skip
+
+
+# fmt: off
+@triton.jit
+def add_and_normalise_token(
+    token,  # the others as for `add_and_normalise`
+    normed, wide, summed, x, first, weights, gate_logits, beside, second, first_gain, first_bias,
+    gain, bias, first_eps, eps, scale, second_scale, factor,
+    SIZE: tl.constexpr, PADDED: tl.constexpr, ADDS: tl.constexpr, PER_TOKEN: tl.constexpr,
+    SHARED: tl.constexpr, HAS_GATE: tl.constexpr, BESIDE: tl.constexpr, ADDS_SECOND: tl.constexpr,
+    SCALES: tl.constexpr, MULTIPLIES: tl.constexpr, FIRST_KIND: tl.constexpr,
+    HAS_FIRST_GAIN: tl.constexpr, HAS_FIRST_BIAS: tl.constexpr, KIND: tl.constexpr,
+    HAS_GAIN: tl.constexpr, HAS_BIAS: tl.constexpr, WIDENS: tl.constexpr,
+):
+    """Do what a program of `add_and_normalise` does."""
     dtype = x.dtype.element_ty
     place = tl.arange(0, PADDED)[None, :]
     inside = place < SIZE
-    token = tl.program_id(0).to(tl.int64)
+    token = token.to(tl.int64)
     at = token * SIZE + place
     value = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
     if ADDS:
@@ -93,13 +114,13 @@ def add_and_normalise(
             more = sum_experts(
                 first, weights, gate_logits, beside, token, place,
                 SIZE, PER_TOKEN, SHARED, HAS_GATE, BESIDE,
-            )  # fmt: skip
+            )
         else:
             more = tl.load(first + at, mask=inside, other=0.0).to(tl.float32)
         value = add_found(
             value, more, place, first_gain, first_bias, first_eps, scale, dtype,
             SIZE, SCALES, FIRST_KIND, HAS_FIRST_GAIN, HAS_FIRST_BIAS,
-        )  # fmt: skip
+        )
         if ADDS_SECOND:
             more = tl.load(second + at, mask=inside, other=0.0).to(tl.float32)
             value = add_scaled(value, more, second_scale, dtype)
@@ -111,6 +132,7 @@ def add_and_normalise(
         tl.store(normed + at, value.to(dtype), mask=inside)
         if WIDENS:
             tl.store(wide + at, value.to(dtype).to(tl.float32), mask=inside)
+# fmt: on
 
 
 @triton.jit

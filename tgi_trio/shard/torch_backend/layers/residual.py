@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -34,13 +34,21 @@ class Addends(NamedTuple):
         return not isinstance(self.first, ExpertParts) and self.factor is None
 
 
+class Addition(NamedTuple):
+    """What kernels are told that add and normalise, behind where the norm is written."""
+
+    summed: torch.Tensor  # [T, hidden], which they write; the input if nothing is added
+    arguments: tuple[torch.Tensor | float, ...]
+    constants: dict[str, Any]
+
+
 def add_and_normalise(
     x: torch.Tensor, addends: Addends | None, norm: NormWeights | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the sum and its norm, [T, hidden] each; without a norm, the sum twice."""
     if addends is None and norm is None:
         return x, x
-    if _in_kernel(x):
+    if adds_in_kernel(x):
         return _launch(x, addends, norm)
     if addends is not None:
         x = _add(x, addends)
@@ -63,14 +71,15 @@ def add_normalise_and_widen(
     x: torch.Tensor, addends: Addends | None, norm: NormWeights | None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return the same, and the norm in float32, for a router that computes in it."""
-    if norm is not None and x.dtype is not torch.float32 and _in_kernel(x):
+    if norm is not None and x.dtype is not torch.float32 and adds_in_kernel(x):
         wide = torch.empty(x.shape, dtype=torch.float32, device=x.device)
         return *_launch(x, addends, norm, wide), wide
     summed, normed = add_and_normalise(x, addends, norm)
     return summed, normed, normed.float()
 
 
-def _in_kernel(x: torch.Tensor) -> bool:
+def adds_in_kernel(x: torch.Tensor) -> bool:
+    """Return whether a program can have all numbers of a token."""
     return runs_kernels(x.device) and x.shape[-1] <= _MOST
 
 
@@ -97,35 +106,44 @@ def _launch(
     from tgi_trio.shard.torch_backend.kernels import fused  # imports Triton
 
     x = x.contiguous()
-    size = x.shape[-1]
     normed = x if norm is None else torch.empty_like(x)
+    own = describe_addition(x, addends, norm, wide)
+    fused.add_and_normalise[(len(x),)](
+        normed,
+        *own.arguments,
+        **own.constants,
+        **overlap(x.device),
+        num_warps=count_warps(own.constants["PADDED"]),
+    )
+    return own.summed, own.summed if norm is None else normed
+
+
+def describe_addition(
+    x: torch.Tensor,
+    addends: Addends | None,
+    norm: NormWeights | None,
+    wide: torch.Tensor | None = None,
+) -> Addition:
+    """Return what kernels are told; `x` [T, hidden] is contiguous, `wide` as for `_launch`."""
     summed = x if addends is None else torch.empty_like(x)
     first = x if addends is None else addends.first
     factor = None if addends is None else addends.factor
     parts, kind = ExpertParts.describe(first)
     _, *rest = addend_arguments(x, addends, norm)
-    padded = next_power_of_2(size)
-    fused.add_and_normalise[(len(x),)](
-        normed,
-        x if wide is None else wide,
-        summed,
-        x,
-        *parts,
-        *rest,
-        x if factor is None else factor,
-        SIZE=size,
-        PADDED=padded,
+    arguments = (
+        *(x if wide is None else wide, summed, x),
+        *(*parts, *rest, x if factor is None else factor),
+    )
+    constants = {
+        **{"SIZE": x.shape[-1], "PADDED": next_power_of_2(x.shape[-1])},
         **addend_constants(addends),
         **kind,
-        MULTIPLIES=factor is not None,
-        KIND="" if norm is None else norm.kind,
-        HAS_GAIN=norm is not None and norm.weight is not None,
-        HAS_BIAS=norm is not None and norm.bias is not None,
-        WIDENS=wide is not None,
-        **overlap(x.device),
-        num_warps=count_warps(padded),
-    )
-    return summed, summed if norm is None else normed
+        **{"MULTIPLIES": factor is not None, "KIND": "" if norm is None else norm.kind},
+        "HAS_GAIN": norm is not None and norm.weight is not None,
+        "HAS_BIAS": norm is not None and norm.bias is not None,
+        "WIDENS": wide is not None,
+    }
+    return Addition(summed, arguments, constants)
 
 
 def addend_arguments(

@@ -24,8 +24,7 @@ def feed_forward(
     """
     norm, beside = layer.mlp_norm, layer.beside
     if layer.mlp_norm_gate is not None:
-        x, inner = add_and_normalise(x, addends, norm)
-        inner = layer.mlp_norm_gate(inner)
+        x, inner = layer.mlp_norm_gate.add_and_open(x, addends, norm)
         if reduce is None and isinstance(mlp, ExpertsMlp):
             return x, mlp.find(inner, inner)
         found = mlp(inner)

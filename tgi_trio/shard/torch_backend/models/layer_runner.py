@@ -64,9 +64,9 @@ class LayerRunner:
             x, mixed = self._attend_alone(index, x, addends, tables, attention, batch)
             addends = self.sums.of_attention(layer, self.reduce(mixed))
         elif layer.attention is not None or layer.mixer is not None:
-            x, normed = add_and_normalise(x, addends, layer.attention_norm)
-            if layer.attention_norm_gate is not None:
-                normed = layer.attention_norm_gate(normed)
+            gate = layer.attention_norm_gate
+            add = add_and_normalise if gate is None else gate.add_and_open
+            x, normed = add(x, addends, layer.attention_norm)
             attended, kept = self._say(index, normed, tables, attention, batch, states)
             if attended is not None and kept is not None and self.sums.adds_each(layer):
                 addends = self.sums.of_each(layer, attended, kept)
