@@ -32,7 +32,7 @@ CHOSEN = 12  # by the index of all of them
 TEXTS = [text for text in prompts(40, longest=40) if len(text) > CHOSEN][3:6]
 # Launches of all layers, and of a mixture of hidden states at their beginning.
 LAUNCHES = {
-    **{"hy_v4": 66, "axk2": 48, "glm5_next": 63, "mistral_large4": 69, "deepseek_v32": 31},
+    **{"hy_v4": 63, "axk2": 45, "glm5_next": 62, "mistral_large4": 65, "deepseek_v32": 29},
     "qwen4_exp_text": 107,
 }
 # What the beginning and the end of a step launch, and the first layer for all of them.
@@ -112,7 +112,7 @@ def test_launched_steps_wait_for_nothing(folder: Folder, family: str, products: 
         ours = drive(start(folder(family), "cuda:0", **settings), TEXTS, GREEDY, 3, device=device)
     agree(ours, expected)
     for counts in ours.decodes:
-        assert "score_units" in counts.launches and counts.launches["linear"] == products
+        assert "score_and_absorb" in counts.launches and counts.launches["linear"] == products
 
 
 @pytest.mark.thorough

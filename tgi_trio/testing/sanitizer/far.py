@@ -44,7 +44,7 @@ FAR: Final[dict[str, Slots]] = {
     "write_indexed_latents": Slots(("key",), ("slots",), "tables"),
     "write_heads_and_index": Slots(("key", "value", "index_key", "turns"), ("slots",), "tables"),
     **dict.fromkeys(
-        ("score_units", "score_blocks", "attend_entries", "attend_entry_spans"),
+        ("score_units", "score_and_absorb", "score_blocks", "attend_entries", "attend_entry_spans"),
         _KEYS_READ,
     ),
     **dict.fromkeys(("attend_tile", "attend_spans"), _BOTH_READ),

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import torch
 
+from tgi_trio.shard.torch_backend.attention.absorbing import PendingQueries
 from tgi_trio.shard.torch_backend.attention.index_projecting import (
     Turn,
     ask_index,
@@ -22,10 +23,7 @@ from tgi_trio.shard.torch_backend.attention.index_projecting import (
 from tgi_trio.shard.torch_backend.attention.interface import AttentionLayer
 from tgi_trio.shard.torch_backend.attention.paged import PagedAttention
 from tgi_trio.shard.torch_backend.attention.paged_batch import PagedBatch
-from tgi_trio.shard.torch_backend.attention.projecting import (
-    absorb_queries,
-    write_latent_keys,
-)
+from tgi_trio.shard.torch_backend.attention.projecting import write_latent_keys
 from tgi_trio.shard.torch_backend.attention.selecting import (
     Asking,
     TokenList,
@@ -69,13 +67,12 @@ class PagedIndexedAttention(PagedAttention):
         if self._invariant:  # the kernel that walks spans takes queries as they are
             latent.scale(layer_queries.expanded, turning.table)
             scale = None
-        query, ends = absorb_queries(latent, layer_queries.expanded)
-        seen = batch
+        pending, seen = PendingQueries(latent, layer_queries.expanded), batch
         if not plain:
             if asking is not None and index is not None:
                 keys = batch.cache.key_slots[layer.index][:, 0, index.place_in(latent.spec)]
                 listed = choose_tokens(
-                    *(layer, index, asking, keys, batch), invariant=self._invariant
+                    *(layer, index, asking, keys, batch, pending), invariant=self._invariant
                 )
                 batch.chosen = batch.over(*listed)
             if batch.chosen is None:
@@ -83,6 +80,7 @@ class PagedIndexedAttention(PagedAttention):
             seen = batch.chosen
             if layer.chosen_last:  # a recording's batch lives on
                 batch.chosen = None
+        query, ends = pending.settle()
         work = self._attend_latents(layer, query, ends, seen, turning, scale)
         return latent.values(
             work.hand_on(latent), gates if layer_queries.gates is None else layer_queries.gates
@@ -159,18 +157,26 @@ def choose_tokens(
     asking: Asking,
     keys: torch.Tensor,
     batch: PagedBatch,
+    pending: PendingQueries,
     *,
     invariant: bool = False,
 ) -> TokenList:
     """Return the tokens to which each token of a step attends.
 
-    `keys`: [slots, at least dim], a view of one layer of the cache. `invariant`: see `score_units`.
+    `keys`: [slots, at least dim], a view of one layer of the cache. `invariant`, and the `pending`
+    queries of attention: see `score_units`.
     """
     unit, tail = max(1, index.spec.pool), index.spec.pool > 0
     most = layer.most // unit
     listed = make_list(len(asking.queries), most * unit + unit - 1, keys.device)
     for tokens in cut_tokens(len(asking.queries), batch.longest // unit):
-        found = score_units(asking, keys, batch, tokens, unit=unit, most=most, invariant=invariant)
+        found = score_units(
+            *(asking, keys, batch, tokens),
+            unit=unit,
+            most=most,
+            invariant=invariant,
+            pending=pending,
+        )
         own = listed.part(tokens)
         select_tokens(found, batch, tokens, own, most=most, unit=unit, tail=tail)
     return listed

@@ -13,9 +13,10 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
+from tgi_trio.shard.torch_backend.attention.absorbing import PendingQueries
 from tgi_trio.shard.torch_backend.attention.paged_batch import PagedBatch
 from tgi_trio.shard.torch_backend.attention.tiles import pad_dim
-from tgi_trio.shard.torch_backend.kernels import index_scores, selecting
+from tgi_trio.shard.torch_backend.kernels import absorbing, index_scores, selecting
 from tgi_trio.shard.torch_backend.layers.log_scale import LogScale
 from tgi_trio.shard.torch_backend.layers.rotary import RotaryTable
 from tgi_trio.shard.torch_backend.padding import next_power_of_2
@@ -100,6 +101,7 @@ def score_units(
     unit: int,
     most: int,
     invariant: bool = False,
+    pending: PendingQueries | None = None,
 ) -> UnitScores:
     """Return the scores of units of `unit` tokens, for the given tokens of a step.
 
@@ -107,7 +109,7 @@ def score_units(
 
     `keys`: [slots, dim], a view of one layer of the cache. Nothing is scored for tokens that see no
     more than `most` whole units. `invariant`: decodes have the tile of prompts; see
-    `batch_invariance.py`.
+    `batch_invariance.py`. `pending` queries of attention, if any, may be computed beside.
     """
     queries, weights, table = asking.queries, asking.weights, asking.table
     heads, dim = queries.shape[1:]
@@ -117,31 +119,29 @@ def score_units(
     turned = 0 if table is None else table.cos.shape[-1]
     each, padded = choose_tile_tokens(heads, decodes=batch.decodes and not invariant)
     tiles = -(-count // each)
-    index_scores.score_units[(tiles, count_programs(tiles, room))](
-        scores,
-        visible,
-        queries,
-        *asking.vectors(),
-        keys,
+    programs = count_programs(tiles, room)
+    arguments = (
+        *(scores, visible, queries, *asking.vectors(), keys),
         *(batch.tables, batch.width, batch.contexts, batch.query_starts, batch.token_rows()),
         *(tokens.start, count, room),
         *(queries.stride(0), queries.stride(1), 0 if weights is None else weights.stride(0)),
         keys.stride(0),
-        HEADS=heads,
-        PADDED_HEADS=padded,
-        DIM=dim,
-        PADDED_DIM=pad_dim(dim),
-        UNIT=unit,
-        MOST=most,
-        WEIGHTED=weights is not None,
-        SCALES=asking.scale is not None,
-        **describe_turn(dim, turned, asking.begin, interleaved=asking.interleaved),
-        TOKENS=each,
-        KEYS=KEYS,
-        PAGE=batch.page,
-        CODES=batch.cache.codes,
-        **limit_registers(REGISTERS),
     )
+    constants = {
+        **{"HEADS": heads, "PADDED_HEADS": padded, "DIM": dim, "PADDED_DIM": pad_dim(dim)},
+        **{"UNIT": unit, "MOST": most, "WEIGHTED": weights is not None},
+        "SCALES": asking.scale is not None,
+        **describe_turn(dim, turned, asking.begin, interleaved=asking.interleaved),
+        **{"TOKENS": each, "KEYS": KEYS, "PAGE": batch.page, "CODES": batch.cache.codes},
+        **limit_registers(REGISTERS),
+    }
+    if pending is None or not pending.joins:
+        index_scores.score_units[(tiles, programs)](*arguments, **constants)
+    else:
+        beside = pending.take()
+        absorbing.score_and_absorb[(tiles, programs + -(-beside.count // tiles))](
+            *(*arguments, *beside.arguments, programs), **constants, **beside.constants
+        )
     return UnitScores(scores, visible)
 
 

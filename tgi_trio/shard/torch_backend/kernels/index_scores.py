@@ -58,9 +58,32 @@ def score_units(
 
     A tile's tokens may be of several rows, whose keys are read one row after the other.
     """
-    part, parts = tl.program_id(1), tl.num_programs(1)
+    score_some(
+        tl.program_id(0), tl.program_id(1), tl.num_programs(1), scores, visible, queries, weights,
+        cos, sin, factor, bias, logs, keys, tables, width, contexts, query_starts, rows, first,
+        count, stride, query_token_stride, query_head_stride, weight_stride, key_stride, HEADS,
+        PADDED_HEADS, DIM, PADDED_DIM, UNIT, MOST, WEIGHTED, SCALES, ROTARY, BEGIN, IN_HALVES,
+        PADDED_HALF, REST, PADDED_REST, TOKENS, KEYS, PAGE, CODES,
+    )
+
+
+@triton.jit
+def score_some(
+    tile,  # of tokens
+    part,  # which of the `parts` programs that share it; the others as for `score_units`
+    parts,
+    scores, visible, queries, weights, cos, sin, factor, bias, logs, keys, tables, width, contexts,
+    query_starts, rows, first, count, stride, query_token_stride, query_head_stride, weight_stride,
+    key_stride,
+    HEADS: tl.constexpr, PADDED_HEADS: tl.constexpr, DIM: tl.constexpr, PADDED_DIM: tl.constexpr,
+    UNIT: tl.constexpr, MOST: tl.constexpr, WEIGHTED: tl.constexpr, SCALES: tl.constexpr,
+    ROTARY: tl.constexpr, BEGIN: tl.constexpr, IN_HALVES: tl.constexpr, PADDED_HALF: tl.constexpr,
+    REST: tl.constexpr, PADDED_REST: tl.constexpr, TOKENS: tl.constexpr, KEYS: tl.constexpr,
+    PAGE: tl.constexpr, CODES: tl.constexpr,
+):
+    """Do what a program of `score_units` does."""
     lane = tl.arange(0, TOKENS * PADDED_HEADS)
-    ahead, head = tl.program_id(0) * TOKENS + lane // PADDED_HEADS, lane % PADDED_HEADS
+    ahead, head = tile * TOKENS + lane // PADDED_HEADS, lane % PADDED_HEADS
     real, token = (ahead < count) & (head < HEADS), (first + ahead).to(tl.int64)
     at = queries + token[:, None] * query_token_stride + head[:, None] * query_head_stride
     scale = tl.full([TOKENS * PADDED_HEADS, 1], 1.0, tl.float32)
@@ -83,7 +106,7 @@ def score_units(
     if WEIGHTED:
         weight = tl.load(weights + token * weight_stride + head, mask=real, other=0.0)
         weight = weight.to(tl.float32)
-    own = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
+    own = tile * TOKENS + tl.arange(0, TOKENS)
     asking = first + own
     own_row = tl.load(rows + asking, mask=own < count, other=-1)
     known = tl.maximum(own_row, 0).to(tl.int64)

@@ -202,9 +202,13 @@ class LatentProjections:
     def absorb(self, plain: torch.Tensor) -> torch.Tensor:
         """Return queries over latents [T, heads, rank] of those [T, heads, plain_dim] over keys."""
         absorbed = multiply_by_head(plain, self.key_up, invariant=self.invariant)
+        self.change_queries(plain, absorbed)
+        return absorbed
+
+    def change_queries(self, plain: torch.Tensor, absorbed: torch.Tensor) -> None:
+        """Add to queries over latents what adapters say of those over keys."""
         if self.changes is not None:
             self.changes.add_to_queries(plain, absorbed)
-        return absorbed
 
     def values(
         self, attended: torch.Tensor | AttendedParts, gates: torch.Tensor | None = None
