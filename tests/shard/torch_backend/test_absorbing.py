@@ -77,7 +77,7 @@ def test_of_many_tokens_a_library_makes_them(monkeypatch: pytest.MonkeyPatch) ->
     case = Case(device=DEVICE, heads=5)
     latent = case.latent()
     _, pending = score(case, latent, TOKENS)
-    assert pending.take().count == 0
+    assert pending.take().programs == 0
     assert torch.equal(pending.settle()[0], latent.absorb(pending._plain))
 
 

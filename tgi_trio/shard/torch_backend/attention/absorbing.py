@@ -30,7 +30,7 @@ _WIDE: Final = AbsorbingTile(32, 32, depth=32)  # float32 does not use the tenso
 class AbsorbingPrograms(NamedTuple):
     """What programs are told that absorb, behind those that score."""
 
-    count: int
+    programs: int
     arguments: tuple[Any, ...]
     constants: dict[str, Any]
 

@@ -139,7 +139,7 @@ def score_units(
         index_scores.score_units[(tiles, programs)](*arguments, **constants)
     else:
         beside = pending.take()
-        absorbing.score_and_absorb[(tiles, programs + -(-beside.count // tiles))](
+        absorbing.score_and_absorb[(tiles, programs + -(-beside.programs // tiles))](
             *(*arguments, *beside.arguments, programs), **constants, **beside.constants
         )
     return UnitScores(scores, visible)
