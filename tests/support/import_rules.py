@@ -225,7 +225,7 @@ RULES: dict[str, Rule] = {
             "testing.stream_variants testing.block_variants testing.choice_variants "
             "testing.chosen_variants testing.delta_variants testing.entries_variants "
             "testing.gated_variants testing.indexed_variants testing.mixture_variants "
-            "testing.recurrence_variants"
+            "testing.recurrence_variants testing.beside_heads_variants"
         ),
         banned=SERVER,
     ),
@@ -233,7 +233,7 @@ RULES: dict[str, Rule] = {
         f"testing.{what}_variants": Rule(ours("shard.torch_backend testing.variant"), banned=SERVER)
         for what in (
             *("attention", "block", "choice", "chosen", "entries", "gated", "stream"),
-            *("mixture", "code", "trellis", "adapter", "delta", "recurrence"),
+            *("mixture", "code", "trellis", "adapter", "delta", "recurrence", "beside_heads"),
         )
     },
     "testing.indexed_variants": Rule(
