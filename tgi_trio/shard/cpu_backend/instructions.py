@@ -87,6 +87,14 @@ def dots() -> Dots:
     return "neon" if has("dotprod") else "plain"
 
 
+def has_deep_caches() -> bool:
+    """Return whether a single row of codes is read faster if it is fetched into both caches.
+
+    So it is on Intel's processors with a matrix unit, and on no other has it been measured.
+    """
+    return has("amx-tile")
+
+
 def find_multiplier(kind: Kind, active_bits: int = 8, *, dot: bool = False) -> Multiplier:
     """Return how weights of a kind are multiplied on this machine.
 
@@ -95,16 +103,17 @@ def find_multiplier(kind: Kind, active_bits: int = 8, *, dot: bool = False) -> M
     bfloat16 where those hold their numbers, by a matrix unit if this process may use one. The
     choice depends on kind, processor and dtype, never on the batch.
     """
-    way = dots()
+    way, caches = dots(), has_deep_caches()
     if kind.by_rows:
-        return Multiplier(kind, active_bits, way, 16, half=True, matrix=multiplies_codes())
+        made = Multiplier(kind, active_bits, way, 16, half=True, both_caches=caches)
+        return replace(made, matrix=multiplies_codes())
     if kind.floating:
         active_bits = 16 if dot and not kind.turned else 32
     elif not multiplies_bytes(way, kind.largest_code):
         active_bits = 16
     rows = 8 if way in ("vnni", "avx512", "neon") else 4
     half = has("f16c") or has("avx512f") or way == "neon"
-    made = Multiplier(kind, active_bits, way, rows, half)
+    made = Multiplier(kind, active_bits, way, rows, half, both_caches=caches)
     if kind.floating:
         looks_up = active_bits == 32 and has("avx512vbmi")
         return replace(made, matrix=active_bits == 16 and has_amx(), looks_up=looks_up)

@@ -33,6 +33,7 @@ class Multiplier:
     half: bool  # the machine has instructions to widen float16
     matrix: bool = False  # a matrix unit multiplies: codes with many rows, pairs with any number
     looks_up: bool = False  # vectors look up 128 bytes at once (VBMI)
+    both_caches: bool = False  # a single row fetches ahead into both caches of a core
 
     @property
     def digits(self) -> int:
@@ -50,7 +51,9 @@ class Multiplier:
         half = "half" if self.half else "float"
         matrix = " matrix" if self.matrix else ""
         bytes_ = " bytes" if self.looks_up else ""
-        return f"{self.kind.name} {self.active_bits} {self.dots} {self.rows} {half}{matrix}{bytes_}"
+        caches = " caches" if self.both_caches else ""
+        words = f"{self.kind.name} {self.active_bits} {self.dots} {self.rows} {half}"
+        return f"{words}{matrix}{bytes_}{caches}"
 
     @property
     def raised(self) -> int:
@@ -64,6 +67,16 @@ class Multiplier:
         if self.dots != "vnni" or self.kind.floating or not self.kind.zero_code:
             return 0
         return (MOST_ZERO // self.kind.zero_code).bit_length() - 1
+
+    @property
+    def ahead(self) -> int:
+        """Bytes that a single row fetches ahead, into the first-level cache."""
+        return 2304 if self.both_caches else 4608
+
+    @property
+    def further(self) -> int:
+        """Bytes behind those that it fetches into the second-level cache; 0: none."""
+        return 2048 if self.both_caches else 0
 
     @property
     def least_four(self) -> int:

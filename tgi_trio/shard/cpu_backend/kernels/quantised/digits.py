@@ -67,6 +67,7 @@ from tgi_trio.shard.cpu_backend.kernels.matrix_unit import (
     store_sums,
 )
 from tgi_trio.shard.cpu_backend.kernels.quantised.codes import CODES
+from tgi_trio.shard.cpu_backend.kernels.quantised.fetching import fetch_for_one
 from tgi_trio.shard.cpu_backend.kernels.quantised.multiplier import MultiplierType
 from tgi_trio.shard.cpu_backend.kernels.tiles import store_tile, zeros
 from tgi_trio.shard.cpu_backend.kernels.variant import CountType, count
@@ -95,7 +96,6 @@ _SHIFTING = 1.5 * 2**23  # the sum with it is rounded to an integer, in the lowe
 _BLOCK_BYTES = 4 * BLOCK_INPUTS  # of float32
 # Bytes that are prefetched ahead while memory sets the pace.
 _AHEAD = 8192
-_AHEAD_OF_ONE = 4608  # by vectors
 DIGITS, DIGITS_16 = int(Buffer.DIGITS), int(Form.DIGITS_16)
 
 
@@ -282,8 +282,7 @@ def sum_row(way, inputs, weights, blocks, span_blocks, room, sums):
         head, tile = weights, zeros(count(way.digits), count(2))
         weights += way.span_bytes
         for _ in range(lesser(span_blocks, blocks - first) * BLOCK_INPUTS // 4):
-            prefetch_near(weights + _AHEAD_OF_ONE)
-            prefetch_near(weights + _AHEAD_OF_ONE + _LINE)
+            fetch_for_one(way, weights + way.ahead, _STEP_BYTES)
             tile = add_four_inputs(way, tile, inputs, apart, weights)
             inputs += 4
             weights += _STEP_BYTES

@@ -32,6 +32,7 @@ from tgi_trio.shard.cpu_backend.kernels.quantised.blocks import (
     add_unscaled,
     unpack_block,
 )
+from tgi_trio.shard.cpu_backend.kernels.quantised.fetching import fetch_for_one
 from tgi_trio.shard.cpu_backend.kernels.tiles import store_tile, zeros
 from tgi_trio.shard.cpu_backend.kernels.variant import count
 from tgi_trio.shard.cpu_backend.kernels.vectors import (
@@ -54,7 +55,6 @@ _ROWS = 2 * HEIGHT  # that are multiplied at once
 _TOGETHER = 4
 # Bytes that are prefetched ahead, into both caches: 3 KiB are a tenth slower.
 _AHEAD = 8192
-_AHEAD_OF_ONE = 4608  # where vectors multiply a single row
 
 
 @kernel
@@ -168,8 +168,7 @@ def sum_row(way, inputs, weights, blocks, span_blocks, room, sums):
         span_head, span = weights, zeros(one, both)
         weights += way.span_bytes
         for _ in range(lesser(span_blocks, blocks - first)):
-            for i in range(0, way.block_bytes, _LINE):
-                prefetch_near(weights + _AHEAD_OF_ONE + i)
+            fetch_for_one(way, weights + way.ahead, way.block_bytes)
             span = add_unscaled(way, span, table, weights, room)
             weights += way.block_bytes
             room += 4 * BLOCK_INPUTS

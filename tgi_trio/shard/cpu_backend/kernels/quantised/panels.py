@@ -16,16 +16,15 @@ from tgi_trio.shard.cpu_backend.kernels import entry, kernel
 from tgi_trio.shard.cpu_backend.kernels.arrays import lesser
 from tgi_trio.shard.cpu_backend.kernels.quantised.blocks import add_block, unpack_block
 from tgi_trio.shard.cpu_backend.kernels.quantised.digits import multiply_digits
+from tgi_trio.shard.cpu_backend.kernels.quantised.fetching import fetch_for_one
 from tgi_trio.shard.cpu_backend.kernels.quantised.matrix import multiply_as_matrix
 from tgi_trio.shard.cpu_backend.kernels.quantised.pairs import multiply_as_pairs
 from tgi_trio.shard.cpu_backend.kernels.tiles import store_tile, zeros
 from tgi_trio.shard.cpu_backend.kernels.variant import count, number
-from tgi_trio.shard.cpu_backend.kernels.vectors import prefetch, prefetch_near
+from tgi_trio.shard.cpu_backend.kernels.vectors import prefetch
 from tgi_trio.shard.cpu_backend.tables import DIRECT, UNPACK, UNPACK_FOR_MANY, UNPACKED
 from tgi_trio.shard.cpu_backend.weight_layout import LANES, PANEL
 
-# Bytes that a single row prefetches, 8 blocks of Q4_0: with 4 memory is read a tenth slower.
-_AHEAD = 4608
 _LINE = 64
 
 
@@ -86,7 +85,7 @@ def multiply_by_vectors(
     # prefetches later blocks of this one instead.
     ahead, pace, end = weights + panel_bytes, np.int64(0), weights + 2 * panel_bytes
     if rows < way.least_four:
-        ahead, pace = weights + _AHEAD, np.int64(way.block_bytes)
+        ahead, pace = weights + way.ahead, np.int64(way.block_bytes)
     elif mode != UNPACKED:
         passes = (rows + way.rows - 1) // way.rows * 2  # memory is busy in all of them
         pace = (panel_bytes // (passes * blocks) + _LINE - 1) // _LINE * _LINE
@@ -141,10 +140,10 @@ def sum_blocks(
         if number(columns) == 2:  # it prefetches what it reads, heads as well
             ahead += way.span_bytes
         for _ in range(lesser(span_blocks, blocks - first)):
-            for i in range(0, pace, _LINE):
-                if number(columns) == 2:
-                    prefetch_near(ahead + i)
-                else:
+            if number(columns) == 2:
+                fetch_for_one(way, ahead, pace)
+            else:
+                for i in range(0, pace, _LINE):
                     prefetch(ahead + i)
             ahead += pace
             tile = add_block(
