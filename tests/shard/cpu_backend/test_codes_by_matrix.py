@@ -23,8 +23,8 @@ from tgi_trio.shard.cpu_backend import instructions, verified
 from tgi_trio.shard.cpu_backend.arena import address, allocate_zeroed
 from tgi_trio.shard.cpu_backend.instructions import find_multiplier, multiplies_codes
 from tgi_trio.shard.cpu_backend.kernels.compiling import write_module
-from tgi_trio.shard.cpu_backend.kernels.quantised.matrix import multiply_as_matrix
-from tgi_trio.shard.cpu_backend.kernels.quantised.panels import multiply_panel
+from tgi_trio.shard.cpu_backend.kernels.quantised.matrix import multiply_as_matrix, multiply_codes
+from tgi_trio.shard.cpu_backend.kernels.quantised.panels import multiply_by_vectors
 from tgi_trio.shard.cpu_backend.kinds.kind import (
     BLOCK_INPUTS,
     MOST_ZERO,
@@ -32,6 +32,7 @@ from tgi_trio.shard.cpu_backend.kinds.kind import (
     Kind,
     fill_panels,
 )
+from tgi_trio.shard.cpu_backend.machine_code.entry import WAYS
 from tgi_trio.shard.cpu_backend.multiplier import Multiplier
 from tgi_trio.shard.cpu_backend.panel_kernel import PanelKernel, open_panel_kernel
 from tgi_trio.shard.cpu_backend.scratch_memory import PRODUCTS_BYTES
@@ -205,9 +206,10 @@ def test_the_unit_is_used_wherever_it_is_compiled(name: str, product: str) -> No
     llvm.initialize_native_asmprinter()
     target = llvm.Target.from_default_triple()
     machine = target.create_target_machine(cpu="sapphirerapids", opt=2)
-    for matrix in (True, False):
+    for matrix, kernel in ((True, multiply_codes), (False, multiply_by_vectors)):
         way = replace(way_of(ALL[name]), matrix=matrix)
-        text = write_module(multiply_panel, 10, way, "f")
+        assert WAYS[way.way].function == kernel.name
+        text = write_module(kernel, 10, way, "f")
         code = machine.emit_assembly(llvm.parse_assembly(text))
         assert (product in code) == ("tilerelease" in code) == matrix
 

@@ -28,7 +28,6 @@ from tgi_trio.shard.cpu_backend.instructions import find_multiplier, has_amx, mu
 from tgi_trio.shard.cpu_backend.kernels import matrix_unit
 from tgi_trio.shard.cpu_backend.kernels.compiling import write_module
 from tgi_trio.shard.cpu_backend.kernels.quantised.pairs import multiply_as_pairs
-from tgi_trio.shard.cpu_backend.kernels.quantised.panels import multiply_panel
 from tgi_trio.shard.cpu_backend.kinds.kind import BLOCK_INPUTS, Codes, fill_panels
 from tgi_trio.shard.cpu_backend.multiplier import Multiplier
 from tgi_trio.shard.cpu_backend.panel_kernel import PanelKernel, open_panel_kernel
@@ -220,7 +219,7 @@ def test_the_unit_is_used_wherever_it_is_compiled(name: str) -> None:
     llvm.initialize_native_asmprinter()
     target = llvm.Target.from_default_triple()
     machine = target.create_target_machine(cpu="sapphirerapids", opt=2)
-    text = write_module(multiply_panel, 10, way_of(name), "f")
+    text = write_module(multiply_as_pairs, 10, way_of(name), "f")
     code = machine.emit_assembly(llvm.parse_assembly(text))
     assert "tdpbf16ps" in code and "tilerelease" in code
 

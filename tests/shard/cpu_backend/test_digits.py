@@ -36,7 +36,6 @@ from tgi_trio.shard.cpu_backend.instructions import (
 from tgi_trio.shard.cpu_backend.kernels import matrix_unit
 from tgi_trio.shard.cpu_backend.kernels.compiling import write_module
 from tgi_trio.shard.cpu_backend.kernels.quantised.digits import multiply_digits
-from tgi_trio.shard.cpu_backend.kernels.quantised.panels import multiply_panel
 from tgi_trio.shard.cpu_backend.kinds.groups import SIGNED_8, SIGNED_BY_ROWS
 from tgi_trio.shard.cpu_backend.kinds.kind import (
     BLOCK_INPUTS,
@@ -317,7 +316,7 @@ def test_the_unit_is_used_wherever_it_is_compiled(bits: int) -> None:
     llvm.initialize_native_asmprinter()
     machine = llvm.Target.from_default_triple().create_target_machine(cpu="sapphirerapids", opt=2)
     way = Multiplier(KIND, bits, "vnni", 16, half=True, matrix=True)
-    code = machine.emit_assembly(llvm.parse_assembly(write_module(multiply_panel, 10, way, "f")))
+    code = machine.emit_assembly(llvm.parse_assembly(write_module(multiply_digits, 10, way, "f")))
     assert "tdpbusd" in code and "tilerelease" in code
 
 

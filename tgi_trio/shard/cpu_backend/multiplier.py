@@ -17,6 +17,9 @@ from tgi_trio.shard.cpu_backend.kinds.kind import (
 # Instructions for products of integers: AVX512's dot product of bytes (VNNI), the older ones of
 # AVX512 and AVX2, ARM's dot product, or what LLVM makes of plain multiplications.
 Dots = Literal["vnni", "avx512", "avx2", "neon", "plain"]
+# How panels are multiplied: by vectors; by a matrix unit those codes that have been unpacked for
+# many rows, as pairs of bfloat16, or with the digits of activations.
+Way = Literal["vectors", "codes", "pairs", "digits"]
 _MOST_OF_16_BITS = 32767
 
 
@@ -34,6 +37,15 @@ class Multiplier:
     matrix: bool = False  # a matrix unit multiplies: codes with many rows, pairs with any number
     looks_up: bool = False  # vectors look up 128 bytes at once (VBMI)
     both_caches: bool = False  # a single row fetches ahead into both caches of a core
+
+    @property
+    def way(self) -> Way:
+        """The way to multiply, a key of `WAYS` in `machine_code/entry.py`."""
+        if self.kind.by_rows:
+            return "digits"
+        if not self.matrix:
+            return "vectors"
+        return "pairs" if self.kind.floating else "codes"
 
     @property
     def digits(self) -> int:
@@ -121,7 +133,7 @@ class Multiplier:
     @property
     def pairs(self) -> bool:
         """Whether a matrix unit multiplies pairs of bfloat16."""
-        return self.matrix and self.kind.floating is not None
+        return self.way == "pairs"
 
     @property
     def alone(self) -> bool:

@@ -9,10 +9,10 @@ from tgi_trio.shard.cpu_backend.kernel_groups import KernelGroup
 from tgi_trio.shard.cpu_backend.machine_code.entry import (
     DRAW_UNIFORMS,
     EXPAND,
-    MULTIPLY_PANEL,
     SHRINK,
     SHUFFLE,
     TAKE_PART,
+    WAYS,
     WORK_ON_ROWS,
 )
 from tgi_trio.shard.cpu_backend.machine_code.parallel import Kernel
@@ -29,7 +29,7 @@ def list_kernels(
 ) -> list[Kernel]:
     """Return every kernel of a shard: those of the step, those that it calls, and the sampler's."""
     found: list[Kernel] = [(TAKE_PART, variant)]
-    found += [(MULTIPLY_PANEL, each) for each in multipliers]
+    found += [(WAYS[each.way], each) for each in multipliers]
     found += [(each.entry, each.choose(variant)) for each in groups]
     found += [(entry, of_adapters(variant)) for entry in (SHRINK, EXPAND) if adapters]
     return found + [(entry, None) for entry in (DRAW_UNIFORMS, SHUFFLE, WORK_ON_ROWS)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tgi_trio.shard.cpu_backend.kinds.kind import BLOCK_INPUTS
-from tgi_trio.shard.cpu_backend.machine_code.entry import MULTIPLY_PANEL
+from tgi_trio.shard.cpu_backend.machine_code.entry import WAYS
 from tgi_trio.shard.cpu_backend.machine_code.object_files import MachineCode
 from tgi_trio.shard.cpu_backend.multiplier import Multiplier
 from tgi_trio.shard.cpu_backend.scratch_memory import PRODUCTS_BYTES
@@ -13,7 +13,7 @@ from tgi_trio.shard.cpu_backend.scratch_memory import PRODUCTS_BYTES
 
 @dataclass(frozen=True, slots=True)
 class PanelKernel:
-    """A compiled `multiply_panel` of `kernels/quantised/panels.py`; `code` has its arguments."""
+    """A compiled way; `code` has the arguments of `multiply_by_vectors` in `kernels/quantised/`."""
 
     multiplier: Multiplier
     code: MachineCode
@@ -27,4 +27,4 @@ class PanelKernel:
 
 def open_panel_kernel(multiplier: Multiplier) -> PanelKernel:
     """Compile or load it; raises what the compiler raises for lack of instructions."""
-    return PanelKernel(multiplier, MULTIPLY_PANEL.open(multiplier))
+    return PanelKernel(multiplier, WAYS[multiplier.way].open(multiplier))

@@ -305,7 +305,7 @@ OPERATION = np.dtype(
         ("bounds_opened", "i8"),  # 1: for GATE, `clip` is that of activated gates
         ("raised", "i8"),  # 1: for GATE with a `clip`, 1 is added to ups
         ("forms", "i8"),  # bits of Form
-        ("multiply", "i8"),  # `multiply_panel` for quantised weights; 0: the step's own product
+        ("multiply", "i8"),  # a way, for quantised weights; 0: the step's own product
         ("active_bytes", "i8"),  # bytes of a block of quantised activations
         ("facts_bytes", "i8"),  # bytes after the blocks of a row
         ("panel_bytes", "i8"),  # bytes of a panel of quantised weights

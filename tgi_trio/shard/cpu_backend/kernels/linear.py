@@ -39,7 +39,6 @@ from tgi_trio.shard.cpu_backend.kernels.matrix_unit import (
 )
 from tgi_trio.shard.cpu_backend.kernels.quantised.activations import store_result
 from tgi_trio.shard.cpu_backend.kernels.quantised.link import call_panel_kernel
-from tgi_trio.shard.cpu_backend.kernels.quantised.panels import UNPACK_FOR_MANY, UNPACKED
 from tgi_trio.shard.cpu_backend.kernels.threads import atomic_add
 from tgi_trio.shard.cpu_backend.kernels.tiles import multiply_add, store_tile, zeros
 from tgi_trio.shard.cpu_backend.kernels.variant import count, number
@@ -56,7 +55,7 @@ from tgi_trio.shard.cpu_backend.kernels.vectors import (
 )
 from tgi_trio.shard.cpu_backend.kinds.kind import BLOCK_INPUTS
 from tgi_trio.shard.cpu_backend.scratch_memory import DELTAS, ROWS
-from tgi_trio.shard.cpu_backend.tables import Buffer, Epilogue
+from tgi_trio.shard.cpu_backend.tables import UNPACK_FOR_MANY, UNPACKED, Buffer, Epilogue
 from tgi_trio.shard.cpu_backend.weight_layout import LANES, PANEL
 
 _STEP_BYTES = 4 * PANEL  # bytes of one step of a panel
@@ -85,7 +84,7 @@ def linear(variant, rank, step, op, counter, sums):
     """Compute this thread's share of the panels of one linear layer, then shared ones.
 
     `counter`: address of the number of shared panels taken, an int64. `sums`: float32 [ROWS +
-    DELTAS, 32], this thread's own, followed by the scratch memory of `multiply_panel`.
+    DELTAS, 32], this thread's own, followed by the scratch memory of what multiplies panels.
     """
     rows = step.wanted if op.wanted_only else step.tokens
     source = step.buffers[op.source] + op.begin * variant.active_bytes

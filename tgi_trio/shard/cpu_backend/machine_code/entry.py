@@ -8,6 +8,7 @@ something has to be compiled.
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -25,7 +26,7 @@ from tgi_trio.shard.cpu_backend.machine_code.store import (
     is_kept,
     make_alone,
 )
-from tgi_trio.shard.cpu_backend.multiplier import Multiplier
+from tgi_trio.shard.cpu_backend.multiplier import Multiplier, Way
 from tgi_trio.shard.cpu_backend.variant import Variant
 
 Choice: TypeAlias = Variant | Multiplier | None
@@ -101,12 +102,18 @@ def _open(entry: Entry, choice: Choice) -> MachineCode:
 
 
 TAKE_PART: Final = Entry("step", "take_part", 4)
-MULTIPLY_PANEL: Final = Entry("quantised.panels", "multiply_panel", 10)
 SHRINK: Final = Entry("adapters", "shrink", 11)
 EXPAND: Final = Entry("adapters", "expand", 11)
 WORK_ON_ROWS: Final = Entry("sampling.rows", "work_on_rows", 4)
 DRAW_UNIFORMS: Final = Entry("sampling.draws", "draw_uniforms", 4)
 SHUFFLE: Final = Entry("sampling.shuffle", "shuffle", 4)
+# How panels of quantised weights are multiplied, called by a step through their addresses.
+WAYS: Final[Mapping[Way, Entry]] = {
+    "vectors": Entry("quantised.panels", "multiply_by_vectors", 10),
+    "codes": Entry("quantised.matrix", "multiply_codes", 10),
+    "pairs": Entry("quantised.pairs", "multiply_as_pairs", 10),
+    "digits": Entry("quantised.digits", "multiply_digits", 10),
+}
 # Called by a step through their addresses; see `kernels/linked_calls.py`.
 MIX_EXPERTS: Final = Entry("mixture.mixing", "mix_experts", 5)
 RUN_RARE: Final = Entry("rare", "run_rare", 5)

@@ -196,7 +196,7 @@ def multiply(
 ) -> NDArray[np.float32]:
     """Return stored activations [rows, ...] times weights, [rows, out].
 
-    `mode`: of `multiply_panel`.
+    `mode`: how a panel is used, see `DIRECT`.
     """
     kind = kernel.multiplier.kind
     outputs, inputs = weights.codes.shape

@@ -1,6 +1,7 @@
 """Products with quantised weights as stored.
 
 `multiplier.py` names the compile-time choices. `codes.py`, `dots.py` and `blocks.py` write the
-instructions for a block. `panels.py` is what a linear layer calls, and `activations.py` quantises
-activations to integers.
+instructions for a block. A linear layer calls one of the ways: `panels.py` (vectors),
+`matrix.py`, `pairs.py` and `digits.py` (a matrix unit). `activations.py` quantises activations to
+integers.
 """

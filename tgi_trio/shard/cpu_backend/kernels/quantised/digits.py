@@ -30,7 +30,7 @@ from typing import Any
 import llvmlite.ir as ir
 import numpy as np
 
-from tgi_trio.shard.cpu_backend.kernels import kernel
+from tgi_trio.shard.cpu_backend.kernels import entry, kernel
 from tgi_trio.shard.cpu_backend.kernels.arrays import lesser
 from tgi_trio.shard.cpu_backend.kernels.compiler import types
 from tgi_trio.shard.cpu_backend.kernels.compiler.types import float32 as f32
@@ -69,6 +69,7 @@ from tgi_trio.shard.cpu_backend.kernels.matrix_unit import (
 from tgi_trio.shard.cpu_backend.kernels.quantised.codes import CODES
 from tgi_trio.shard.cpu_backend.kernels.quantised.fetching import fetch_for_one
 from tgi_trio.shard.cpu_backend.kernels.quantised.multiplier import MultiplierType
+from tgi_trio.shard.cpu_backend.kernels.quantised.unpacking import unpack_panel
 from tgi_trio.shard.cpu_backend.kernels.tiles import store_tile, zeros
 from tgi_trio.shard.cpu_backend.kernels.variant import CountType, count
 from tgi_trio.shard.cpu_backend.kernels.vectors import (
@@ -178,14 +179,18 @@ def store_rows(step, op, source, first, end):
         block = after
 
 
-@kernel
+@entry
 def multiply_digits(
     way, rows, inputs, stride, weights, blocks, span_blocks, panel_bytes, mode, room, sums
 ):
-    """sums[rows, 32] = inputs[rows, 32 * blocks] x one panel at `weights`, for 1 row or more.
+    """sums[rows, 32] = inputs[rows, 32 * blocks] x one panel at `weights`.
 
-    The arguments are those of `panels.multiply_panel`. `room`: for the products of a span.
+    `inputs`: digits. The arguments are those of `multiply_by_vectors`; nothing is unpacked but for
+    look-ups, and `room` is for the products of a span.
     """
+    if rows == 0:
+        unpack_panel(way, weights, blocks, span_blocks, np.int64(way.signs), room)
+        return
     if rows == 1:
         sum_row(way, inputs, weights, blocks, span_blocks, room, sums)
         return
@@ -198,24 +203,23 @@ def multiply_digits(
         if mode != UNPACKED:
             passes = (rows + at_once - 1) // at_once
             pace = (panel_bytes // (passes * blocks // 2) + _LINE - 1) // _LINE * _LINE
+    # Between what both registers of activations are read from: other digits, or other rows.
+    apart = HEIGHT * stride
+    if way.digits == 2:
+        apart = blocks * BLOCK_INPUTS
     prepare_registers(rows)
     for row in range(0, rows, at_once):
         left = lesser(rows - row, at_once)
         x, target = inputs + row * stride, sums + row * _STEP_BYTES
-        if way.digits == 2:
+        if way.digits == 2 or left > HEIGHT:
             sum_digits(
-                way, count(2), left, x, blocks * BLOCK_INPUTS, stride, weights, blocks,
-                span_blocks, alone, ahead, pace, room, target,
-            )  # fmt: skip
-        elif left > HEIGHT:
-            sum_digits(
-                way, count(2), left, x, HEIGHT * stride, stride, weights, blocks,
-                span_blocks, alone, ahead, pace, room, target,
+                way, count(2), left, x, apart, stride, weights, blocks, span_blocks, alone, ahead,
+                pace, room, target,
             )  # fmt: skip
         else:
             sum_digits(
-                way, count(1), left, x, np.int64(0), stride, weights, blocks,
-                span_blocks, alone, ahead, pace, room, target,
+                way, count(1), left, x, apart, stride, weights, blocks, span_blocks, alone, ahead,
+                pace, room, target,
             )  # fmt: skip
         ahead += blocks // 2 * pace
     release_registers()

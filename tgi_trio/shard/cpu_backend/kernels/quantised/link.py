@@ -25,7 +25,7 @@ def call_panel_kernel(
     room: types.Integer,
     sums: types.Integer,
 ) -> Any:
-    """Call a `multiply_panel` at an address."""
+    """Call a way to multiply a panel (`WAYS` in `machine_code/entry.py`) at an address."""
 
     def emit(builder: Any, signature: Any, values: Any) -> Any:
         where, *numbers = values

@@ -6,7 +6,6 @@ import numpy as np
 
 from tgi_trio.shard.cpu_backend.kernels import kernel
 from tgi_trio.shard.cpu_backend.kernels.quantised.link import call_panel_kernel
-from tgi_trio.shard.cpu_backend.kernels.quantised.panels import UNPACK
 from tgi_trio.shard.cpu_backend.kernels.vectors import (
     load_byte,
     load_float,
@@ -14,6 +13,7 @@ from tgi_trio.shard.cpu_backend.kernels.vectors import (
     store_float,
 )
 from tgi_trio.shard.cpu_backend.kinds.kind import BLOCK_INPUTS
+from tgi_trio.shard.cpu_backend.tables import UNPACK
 from tgi_trio.shard.cpu_backend.weight_layout import LANES, PANEL
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import llvmlite.ir as ir
 import numpy as np
 
-from tgi_trio.shard.cpu_backend.kernels import kernel
+from tgi_trio.shard.cpu_backend.kernels import entry, kernel
 from tgi_trio.shard.cpu_backend.kernels.arrays import greater
 from tgi_trio.shard.cpu_backend.kernels.compiler import types
 from tgi_trio.shard.cpu_backend.kernels.compiler.types import intrinsic
@@ -48,10 +48,13 @@ from tgi_trio.shard.cpu_backend.kernels.quantised.codes import (
     read_scales,
 )
 from tgi_trio.shard.cpu_backend.kernels.quantised.multiplier import MultiplierType
+from tgi_trio.shard.cpu_backend.kernels.quantised.panels import choose_mode, multiply_tiles
+from tgi_trio.shard.cpu_backend.kernels.quantised.unpacking import unpack_panel
 from tgi_trio.shard.cpu_backend.kernels.tiles import store_tile, zeros
 from tgi_trio.shard.cpu_backend.kernels.variant import CountType, count
 from tgi_trio.shard.cpu_backend.kernels.vectors import prefetch
 from tgi_trio.shard.cpu_backend.kinds.kind import BLOCK_INPUTS
+from tgi_trio.shard.cpu_backend.tables import DIRECT, UNPACK, UNPACKED
 from tgi_trio.shard.cpu_backend.weight_layout import LANES, PANEL
 
 i64 = types.int64
@@ -160,6 +163,35 @@ def add_products(
         return pack(builder, sums)
 
     return tile(multiplier, later, tile, *[i64] * 5), emit
+
+
+@entry
+def multiply_codes(
+    way, rows, inputs, stride, weights, blocks, span_blocks, panel_bytes, mode, room, sums
+):
+    """sums[rows, 32] = inputs[rows, 32 * blocks] x one panel at `weights`.
+
+    The arguments are those of `multiply_by_vectors`, which multiplies few rows. Behind an unpacked
+    panel there is `room` for products.
+    """
+    if rows == 0:  # a look-up wants unsigned codes
+        unpack_panel(way, weights, blocks, span_blocks, np.int64(0), room)
+        return
+    mode = choose_mode(way, rows, mode)
+    bytes_ahead = np.int64(0)
+    if mode == UNPACK:
+        unpack_panel(way, weights, blocks, span_blocks, np.int64(way.signs), room)
+        bytes_ahead = panel_bytes
+    if mode == DIRECT or (mode == UNPACKED and rows <= way.rows):  # a unit takes the time of 16
+        multiply_tiles(
+            way, rows, inputs, stride, weights, blocks, span_blocks, panel_bytes,
+            np.int64(DIRECT), room, sums,
+        )  # fmt: skip
+    else:
+        multiply_as_matrix(
+            way.unpacked, rows, inputs, stride, room, blocks, weights + panel_bytes, bytes_ahead,
+            sums,
+        )  # fmt: skip
 
 
 @kernel

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tgi_trio.shard.cpu_backend.kernels import kernel
+from tgi_trio.shard.cpu_backend.kernels import entry, kernel
 from tgi_trio.shard.cpu_backend.kernels.arrays import lesser
 from tgi_trio.shard.cpu_backend.kernels.matrix_unit import (
     HEIGHT,
@@ -33,6 +33,7 @@ from tgi_trio.shard.cpu_backend.kernels.quantised.blocks import (
     unpack_block,
 )
 from tgi_trio.shard.cpu_backend.kernels.quantised.fetching import fetch_for_one
+from tgi_trio.shard.cpu_backend.kernels.quantised.unpacking import unpack_panel
 from tgi_trio.shard.cpu_backend.kernels.tiles import store_tile, zeros
 from tgi_trio.shard.cpu_backend.kernels.variant import count
 from tgi_trio.shard.cpu_backend.kernels.vectors import (
@@ -57,15 +58,18 @@ _TOGETHER = 4
 _AHEAD = 8192
 
 
-@kernel
+@entry
 def multiply_as_pairs(
     way, rows, inputs, stride, weights, blocks, span_blocks, panel_bytes, mode, room, sums
 ):
-    """sums[rows, 32] = inputs[rows, 32 * blocks] x one panel at `weights`, for 1 row or more.
+    """sums[rows, 32] = inputs[rows, 32 * blocks] x one panel at `weights`.
 
-    `inputs`: bfloat16. The arguments are those of `panels.multiply_panel`, and so is what lies in
+    `inputs`: bfloat16. The arguments are those of `multiply_by_vectors`, and so is what lies in
     `room` afterwards; behind the panel there is room for products.
     """
+    if rows == 0:
+        unpack_panel(way, weights, blocks, span_blocks, np.int64(0), room)
+        return
     if not way.span_bytes:
         span_blocks = blocks
     kept = mode == UNPACK or (mode == UNPACK_FOR_MANY and rows >= way.least_unpacked)

@@ -1,11 +1,11 @@
-"""Panels of quantised weights times rows of activations, as a linear layer calls it.
+"""Panels of quantised weights times rows of activations by vectors: the way of most kinds.
 
-Compiled for each kind apart from the step, and called by address. So a model of other kinds needs
-no other step, and kinds are compiled in parallel. Few rows are multiplied with the panel as stored:
+A way (`WAYS` in `machine_code/entry.py`) is compiled for each kind apart from the step, and called
+by address. So a model of other kinds needs no other step, and kinds are compiled in parallel. All
+ways have the arguments of `multiply_by_vectors`. Few rows are multiplied with the panel as stored:
 unpacking codes and the products use different execution units. For many rows
 (`Multiplier.least_unpacked`) the panel is unpacked once, into the thread's scratch memory, which
-stays in its cache. What a matrix unit multiplies as pairs of bfloat16 is in `pairs.py`, and as
-bytes with activations of one scale in `digits.py`.
+stays in its cache.
 """
 
 from __future__ import annotations
@@ -14,11 +14,9 @@ import numpy as np
 
 from tgi_trio.shard.cpu_backend.kernels import entry, kernel
 from tgi_trio.shard.cpu_backend.kernels.arrays import lesser
-from tgi_trio.shard.cpu_backend.kernels.quantised.blocks import add_block, unpack_block
-from tgi_trio.shard.cpu_backend.kernels.quantised.digits import multiply_digits
+from tgi_trio.shard.cpu_backend.kernels.quantised.blocks import add_block
 from tgi_trio.shard.cpu_backend.kernels.quantised.fetching import fetch_for_one
-from tgi_trio.shard.cpu_backend.kernels.quantised.matrix import multiply_as_matrix
-from tgi_trio.shard.cpu_backend.kernels.quantised.pairs import multiply_as_pairs
+from tgi_trio.shard.cpu_backend.kernels.quantised.unpacking import unpack_panel
 from tgi_trio.shard.cpu_backend.kernels.tiles import store_tile, zeros
 from tgi_trio.shard.cpu_backend.kernels.variant import count, number
 from tgi_trio.shard.cpu_backend.kernels.vectors import prefetch
@@ -29,57 +27,37 @@ _LINE = 64
 
 
 @entry
-def multiply_panel(
+def multiply_by_vectors(
     way, rows, inputs, stride, weights, blocks, span_blocks, panel_bytes, mode, room, sums
 ):
     """sums[rows, 32] = inputs[rows, 32 * blocks] x one panel at `weights`.
 
-    `inputs`: blocks of quantised activations, whose rows are `stride` bytes apart. `span_blocks`:
+    `inputs`: activations as `way` reads them, whose rows are `stride` bytes apart. `span_blocks`:
     blocks of a span; the last may have fewer. `room`: for an unpacked panel, used as `mode` says:
     see `DIRECT` and the others. With 0 rows the panel is only unpacked. A tile may have more rows
     than are left: it reads beyond the last row of `inputs`, and writes as many rows of `sums`.
     """
-    if way.digits:
-        if rows:
-            multiply_digits(
-                way, rows, inputs, stride, weights, blocks, span_blocks, panel_bytes, mode, room,
-                sums,
-            )  # fmt: skip
-        else:
-            unpack_panel(way, weights, blocks, span_blocks, np.int64(way.signs), room)
-        return
-    if way.pairs:
-        if rows:
-            multiply_as_pairs(
-                way, rows, inputs, stride, weights, blocks, span_blocks, panel_bytes, mode, room,
-                sums,
-            )  # fmt: skip
-        else:
-            unpack_panel(way, weights, blocks, span_blocks, np.int64(0), room)
-        return
-    if mode == UNPACK_FOR_MANY:
-        mode = np.int64(UNPACK) if rows >= way.least_unpacked else np.int64(DIRECT)
+    mode = choose_mode(way, rows, mode)
     if mode == UNPACK:
-        flipped = np.int64(way.signs) if rows else np.int64(0)
-        unpack_panel(way, weights, blocks, span_blocks, flipped, room)
-    if way.matrix and mode == UNPACKED and rows <= way.rows:
-        mode = np.int64(DIRECT)  # a unit would take the time of 16
-    if way.matrix and mode != DIRECT:
-        multiply_as_matrix(
-            way.unpacked, rows, inputs, stride, room, blocks, weights + panel_bytes,
-            panel_bytes if mode == UNPACK else np.int64(0), sums,
-        )  # fmt: skip
-        return
-    multiply_by_vectors(
+        unpack_panel(way, weights, blocks, span_blocks, np.int64(0), room)
+    multiply_tiles(
         way, rows, inputs, stride, weights, blocks, span_blocks, panel_bytes, mode, room, sums
     )
 
 
 @kernel
-def multiply_by_vectors(
+def choose_mode(way, rows, mode):
+    """Return `mode`, or what `UNPACK_FOR_MANY` means for so many rows."""
+    if mode == UNPACK_FOR_MANY:
+        mode = np.int64(UNPACK) if rows >= way.least_unpacked else np.int64(DIRECT)
+    return mode
+
+
+@kernel
+def multiply_tiles(
     way, rows, inputs, stride, weights, blocks, span_blocks, panel_bytes, mode, room, sums
 ):
-    """Do what `multiply_panel` does, with a panel as stored or, as `mode` says, unpacked."""
+    """Do what a way does, tile by tile, with a panel as stored or, as `mode` says, unpacked."""
     one, both = count(1), count(2)
     # The next panel is prefetched while the rows are multiplied with this one; a single row
     # prefetches later blocks of this one instead.
@@ -153,20 +131,3 @@ def sum_blocks(
             inputs += way.active_bytes
     store_tile(rows, columns, tile, sums + column * 4 * LANES, 4 * PANEL)
     return number(rows)
-
-
-@kernel
-def unpack_panel(way, weights, blocks, span_blocks, flipped, room):
-    """Write a panel to `room` as a panel of `way.unpacked`; `flipped`: of its codes."""
-    table = weights
-    weights += way.table_bytes
-    span_head, left = weights, np.int64(0)
-    for _ in range(blocks):
-        if way.span_bytes:
-            if left == 0:
-                span_head, left = weights, span_blocks
-                weights += way.span_bytes
-            left -= 1
-        unpack_block(way, table, span_head, weights, flipped, room)
-        weights += way.block_bytes
-        room += way.unpacked.block_bytes
