@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.shard.adapters.peft_support import PeftGolden, adapted, check, install, write_adapter
 from tests.shard.cpu_backend.kernel_support import HYBRIDS, MIXTURES, UNEQUAL, cpu_runner
+from tests.shard.cpu_backend.test_digits import AMX
 from tests.shard.ranks.rank_processes import ranks_of
 from tests.shard.torch_backend.models_support import (
     BLOCK,
@@ -192,7 +193,7 @@ def test_what_earlier_releases_wrote(checkpoint: Checkpoint, tmp_path: Path, squ
         install(runner, 3, unsaid)
 
 
-@pytest.mark.parametrize("quantize", ["eetq", "q8_0"])
+@pytest.mark.parametrize("quantize", ["eetq", pytest.param("eetq by rows", marks=AMX), "q8_0"])
 def test_quantised_experts(checkpoint: Checkpoint, tmp_path: Path, quantize: str) -> None:
     """What torch computes with rounded weights and the same adapter, but for routers' rounding."""
     sizes = {"hidden_size": 128, "moe_intermediate_size": 64}
@@ -200,13 +201,14 @@ def test_quantised_experts(checkpoint: Checkpoint, tmp_path: Path, quantize: str
     modules = ["q_proj", "shared_expert.down_proj"]
     own: dict[str, Any] = {"target_modules": modules, "target_parameters": EXPERTS}
     folder = write_adapter(base, tmp_path / "a", **own)
+    int8, by_rows = quantize == "eetq", quantize.endswith(" by rows")
+    quantize = quantize.removesuffix(" by rows")
     reference, recorder = load(base, quantize=quantize, max_lora_rank=4)
     install(reference, 1, folder)
     run(reference, adapted(sequences([PROMPTS[5]] * 3, new=1), [0, 1, 1]))
     wanted = [recorder.logits(i) for i in range(3)]
-    int8 = quantize == "eetq"
-    rounded = None if int8 else quantize
-    with cpu_runner(base, int8=int8, quantize=rounded, max_lora_rank=4) as (runner, recorder):
+    kept: dict[str, Any] = {"int8": True} if int8 else {"quantize": quantize}
+    with cpu_runner(base, int8_by_rows=by_rows, max_lora_rank=4, **kept) as (runner, recorder):
         install(runner, 1, folder)
         run(runner, adapted(sequences([PROMPTS[5]] * 3, new=1), [0, 1, 1]))
         found = [recorder.logits(i) for i in range(3)]

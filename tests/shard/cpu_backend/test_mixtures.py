@@ -13,6 +13,7 @@ import torch
 
 from tests.shard.cpu_backend.kernel_support import FITTING, HYBRIDS, MIXTURES, VARIANT, cpu_runner
 from tests.shard.cpu_backend.test_at_any_load import DOTS
+from tests.shard.cpu_backend.test_digits import AMX
 from tests.shard.torch_backend.golden import Golden, assert_greedy
 from tests.shard.torch_backend.models_support import (
     drafting_plan,
@@ -116,6 +117,9 @@ def test_experts_without_gates_read_compressed_tokens(
     ("family", "word", "tolerance"),
     [
         (FAMILY, "eetq", 2e-3),  # whole numbers with a scale per output
+        # activations become whole numbers of 16 bits, with a scale for each row of an expert
+        pytest.param(FAMILY, "eetq by rows", 1e-2, marks=AMX),
+        pytest.param("mixtral", "eetq by rows", 1e-2, marks=AMX),
         (FAMILY, "fp8", 2e-3),
         ("mixtral", "q4_0", 1e-2),  # activations become whole numbers, too, of 16 bits
     ],
@@ -125,10 +129,15 @@ def test_quantised_experts_are_their_dequantised_weights(
 ) -> None:
     folder = checkpoint(family, **MIXTURES[family])
     golden = Golden(folder)
+    int8, by_rows = word == "eetq", word.endswith(" by rows")
+    word = word.removesuffix(" by rows")
     round_weights(golden, ENCODINGS[word])
-    int8 = word == "eetq"
-    with cpu_runner(folder, int8=int8, quantize=None if int8 else word) as (runner, recorder):
-        assert int8 or runner._forward.program.is_all_as_stored
+    kept: dict[str, Any] = {"int8": True} if int8 else {"quantize": word, "int8_by_rows": by_rows}
+    with cpu_runner(folder, **kept) as (runner, recorder):
+        program = runner._forward.program
+        assert int8 or program.is_all_as_stored
+        of_experts = program.operations[program.operations["code"] == Code.EXPERTS]
+        assert ((of_experts["facts_bytes"] > 0) == by_rows).all()  # each row has a scale
         batch = sequences(PROMPTS[:8], 3)
         run(runner, batch, chunk=20, joins=3, seed=1)
         for row in batch:

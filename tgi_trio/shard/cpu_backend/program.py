@@ -317,7 +317,8 @@ class Program:
         whole = blocks // BLOCK_INPUTS if self.kinds else 0
         lone = self.lone.values()
         mixtures = [layer.experts for layer in spec.layers if layer.experts]
-        members = tokens * max((each.per_token for each in mixtures), default=0)
+        per_token = max((each.per_token for each in mixtures), default=0)
+        members = tokens * per_token
         changed = members if self.adapted and self.adapted.sorts else 0  # rows that adapters change
         experts = pad_to_panel(max((each.count for each in mixtures), default=0))
         several = spec.streams or spec.hyper or spec.gated_streams
@@ -334,7 +335,8 @@ class Program:
             Buffer.LOGITS: wanted * self.padded_vocab * 4,
             Buffer.WHOLE_8: whole * active_block_bytes(8),
             Buffer.WHOLE_16: whole * active_block_bytes(16),
-            Buffer.DIGITS: (max(tokens, wanted) + SPARE_ROWS) * self._digits_bytes(widest),
+            Buffer.DIGITS: (max(tokens, wanted) + SPARE_ROWS)
+            * self._digits_bytes(widest, max(1, per_token)),
             Buffer.LONE: LONE_ROWS * 4 * max((each.inputs for each in lone), default=0),
             Buffer.PRODUCT: LONE_ROWS * 4 * max((each.width for each in lone), default=0),
             Buffer.LOW: max(tokens, changed) * self.low_width * 4,
@@ -359,9 +361,10 @@ class Program:
             **find_mixture_buffers(members, changed, experts, spec.hidden_size),
         }
 
-    def _digits_bytes(self, widest: int) -> int:
-        """Return the bytes of the longest row of DIGITS."""
-        return 2 * widest + FACTS_BYTES if any(kind.by_rows for kind in self.kinds) else 0
+    def _digits_bytes(self, widest: int, rows: int) -> int:
+        """Return the bytes of DIGITS for a token, of up to so many numbers in so many rows."""
+        by_rows = any(kind.by_rows for kind in self.kinds)
+        return 2 * widest + rows * FACTS_BYTES if by_rows else 0
 
     @property
     def low_width(self) -> int:

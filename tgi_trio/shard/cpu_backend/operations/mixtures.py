@@ -179,7 +179,8 @@ class MixtureWriter:
         if sites is not None:
             downs = [expert.down for expert in refs.experts]
             sites.add_experts("expert down", downs, Buffer.INNER, feeder=inner_row)
-        writer.feed(Buffer.INNER, rows_per_token * spec.width, down, 0)
+        inner_width = rows_per_token * spec.width
+        writer.feed(Buffer.INNER, inner_width, down, 0, rows_per_token=rows_per_token)
         self._experts(
             [expert.down for expert in refs.experts], down, Buffer.INNER, branch.target,
             width=branch.hidden, epilogue=Epilogue.ADD, scale=branch.scale,
@@ -276,8 +277,7 @@ class MixtureWriter:
         """Return how all these are packed as stored; None: they are dequantised."""
         source = self._writer.source
         parts = [part for each in linears for part in read_linear(source, each, every_unit).parts]
-        # rows are those of tokens before they are arranged by expert
-        packing = self._writer.packing(parts, by_rows=False)
+        packing = self._writer.packing(parts)
         apart = packing is not None and (packing.order or packing.kind.turned)
         return None if apart else packing
 

@@ -249,8 +249,19 @@ class OperationWriter:
         # Adapters find the activations here, in the model's order.
         self.add(Code.QUANTISE, source=source, inputs=inputs, width=inputs, wanted_only=wanted_only)
 
-    def feed(self, source: Buffer, inputs: int, packing: Packing | None, wanted_only: int) -> None:
-        """Have activations written in a form that the next operation multiplies."""
+    def feed(
+        self,
+        source: Buffer,
+        inputs: int,
+        packing: Packing | None,
+        wanted_only: int,
+        *,
+        rows_per_token: int = 1,
+    ) -> None:
+        """Have activations written in a form that the next operation multiplies.
+
+        `inputs`: of a token, all of its rows together.
+        """
         feeder = self.rows[self.feeder]
         if packing is None:
             feeder["forms"] |= Form.PLAIN
@@ -267,7 +278,7 @@ class OperationWriter:
                 Code.QUANTISE,
                 source=source,
                 inputs=count,
-                width=inputs,
+                width=inputs // rows_per_token,
                 order=order,
                 wanted_only=wanted_only,
             )
@@ -297,19 +308,16 @@ class OperationWriter:
             self._packed[key] = self.keep(panels)
         return self._packed[key]
 
-    def packing(self, parts: Sequence[StoredMatrix], *, by_rows: bool = True) -> Packing | None:
-        """Return how all these matrices can be packed as stored; None: not all alike.
-
-        `by_rows`: also as kinds whose activations share a scale in each row.
-        """
-        found = {self.find(part, by_rows=by_rows) for part in parts}
+    def packing(self, parts: Sequence[StoredMatrix]) -> Packing | None:
+        """Return how all these matrices can be packed as stored; None: not all alike."""
+        found = {self.find(part) for part in parts}
         return found.pop() if len(found) == 1 else None
 
-    def find(self, part: StoredMatrix, *, by_rows: bool = True) -> Packing | None:
-        """Return how a matrix can be packed as stored, or None; `by_rows` as for `packing`."""
+    def find(self, part: StoredMatrix) -> Packing | None:
+        """Return how a matrix can be packed as stored, or None."""
         if not self._as_stored:
             return None
-        found = find_packing(part, int8_by_rows=by_rows and self._int8_by_rows)
+        found = find_packing(part, int8_by_rows=self._int8_by_rows)
         return None if found is not None and found.kind.turned and not self._turns else found
 
     def _runs(

@@ -214,7 +214,7 @@ def arrange(variant, rank, step, op, mixture, scratch):
         store_int(groups, used)
     size = op.inputs * variant.active_bytes
     if op.multiply:
-        size = op.inputs // BLOCK_INPUTS * op.active_bytes
+        size = op.inputs // BLOCK_INPUTS * op.active_bytes + op.facts_bytes
     source, target = step.buffers[op.source], step.buffers[op.target]
     for i in range(rows):
         expert = load_int(chosen + 4 * i)

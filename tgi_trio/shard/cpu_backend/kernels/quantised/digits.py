@@ -149,31 +149,33 @@ def largest_size(builder: Any, sizes: Any) -> Any:
 def store_rows(step, op, source, first, end):
     """Write blocks of rows of float32 to DIGITS, from block `first` to before `end`.
 
-    A thread computes the scales of all rows of which it writes a part, as others do.
+    Rows have `op.width` numbers: those of an expert are several to a token. A thread computes the
+    scales of all rows of which it writes a part, as others do.
     """
-    each, digits, limit = op.inputs // BLOCK_INPUTS, np.int64(1), np.float32(127)
+    inputs = op.width
+    each, digits, limit = inputs // BLOCK_INPUTS, np.int64(1), np.float32(127)
     if op.forms & DIGITS_16:
         digits, limit = np.int64(2), np.float32(32767)
     block = first
     while block < end:
         row = block // each
-        x = source + row * op.inputs * 4
-        target = step.buffers[DIGITS] + row * (digits * op.inputs + FACTS_BYTES)
+        x = source + row * inputs * 4
+        target = step.buffers[DIGITS] + row * (digits * inputs + FACTS_BYTES)
         even, odd = fill(0.0), fill(0.0)
-        for i in range(0, 4 * op.inputs, _BLOCK_BYTES):
+        for i in range(0, 4 * inputs, _BLOCK_BYTES):
             even = larger_size(load(x + i), even)
             odd = larger_size(load(x + i + 4 * LANES), odd)
         size, inverse = largest_size(larger_size(even, odd)), np.float32(0)
         if size > 0.0:
             inverse = limit / size
-        store_float(target + digits * op.inputs, size / limit)
+        store_float(target + digits * inputs, size / limit)
         factor, after = fill(inverse), lesser((row + 1) * each, end)
         before = row * each
         for own in range(block - before, after - before):
             i = own * BLOCK_INPUTS
             a, b = load(x + 4 * i), load(x + 4 * i + 4 * LANES)
             if digits == 2:
-                store_both_digits(target + i, op.inputs, a, b, factor)
+                store_both_digits(target + i, inputs, a, b, factor)
             else:
                 store_digit(target + i, a, b, factor)
         block = after
