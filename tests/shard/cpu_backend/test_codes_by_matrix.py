@@ -198,6 +198,25 @@ def test_a_processor_comes_to_the_bits_of_few_rows(name: str) -> None:
                 np.testing.assert_array_equal(many, few)
 
 
+@AMX
+@pytest.mark.parametrize("name", SORTS)
+def test_few_rows_have_the_bits_of_each_alone(name: str) -> None:
+    """Whether one pass or two take them through a panel."""
+    kind, draw, inputs = ALL[name], np.random.default_rng(9), 9 * BLOCK_INPUTS
+    used = open_panel_kernel(find_multiplier(kind, 8))
+    assert used.multiplier.most_in_one_pass == (8 if kind.parts == 1 else 4)
+    span = inputs if kind.span <= 0 else kind.span
+    weights = random_codes(kind, PANEL, inputs, span, draw)
+    x = draw.normal(size=(10, inputs)).astype(np.float32)
+    alone = [
+        multiply(used, weights, store_activations(x[i : i + 1], 8)[0], 9, DIRECT) for i in range(10)
+    ]
+    for rows in range(2, 11):
+        stored, _ = store_activations(x[:rows], 8)
+        found = multiply(used, weights, stored, 9, DIRECT)
+        np.testing.assert_array_equal(found, np.concatenate(alone[:rows]))
+
+
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="AMX is x86's")
 @pytest.mark.parametrize(("name", "product"), [("q8_0", "tdpbssd"), ("q4_1", "tdpbsud")])
 def test_the_unit_is_used_wherever_it_is_compiled(name: str, product: str) -> None:

@@ -91,6 +91,17 @@ class Multiplier:
         return 2048 if self.both_caches else 0
 
     @property
+    def most_in_one_pass(self) -> int:
+        """Rows of a lone tile up to which both halves of a panel are multiplied at once.
+
+        It has been measured where a row fetches into both caches. Registers hold eight rows' sums
+        of both, and the codes, unless a block has two scales.
+        """
+        if not self.both_caches or self.active_bits != 8 or self.digits:
+            return 1
+        return self.rows if self.kind.parts == 1 else 4
+
+    @property
     def least_four(self) -> int:
         """Rows from which a tile of four is faster than single rows."""
         return 2 if self.rows >= 8 else 4

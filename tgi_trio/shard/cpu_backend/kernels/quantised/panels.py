@@ -58,6 +58,9 @@ def multiply_tiles(
     way, rows, inputs, stride, weights, blocks, span_blocks, panel_bytes, mode, room, sums
 ):
     """Do what a way does, tile by tile, with a panel as stored or, as `mode` says, unpacked."""
+    if rows > 1 and rows <= way.most_in_one_pass and mode == DIRECT:
+        multiply_lone_tile(way, rows, inputs, stride, weights, blocks, span_blocks, sums)
+        return
     one, both = count(1), count(2)
     # The next panel is prefetched while the rows are multiplied with this one; a single row
     # prefetches later blocks of this one instead.
@@ -97,6 +100,24 @@ def multiply_tiles(
             if ahead >= end:
                 pace = np.int64(0)
         row += lesser(taken, left)
+
+
+@kernel
+def multiply_lone_tile(way, rows, inputs, stride, weights, blocks, span_blocks, sums):
+    """Multiply a few rows with both halves of a panel in one pass, as a single row is.
+
+    Memory sets the pace, which a second pass over the panel would interrupt.
+    """
+    both, ahead, pace = count(2), weights + way.ahead, np.int64(way.block_bytes)
+    if rows > 4:
+        sum_blocks(
+            way, count(way.rows), both, 0, inputs, stride, weights, blocks, span_blocks, ahead,
+            pace, sums,
+        )  # fmt: skip
+    else:
+        sum_blocks(
+            way, count(4), both, 0, inputs, stride, weights, blocks, span_blocks, ahead, pace, sums
+        )
 
 
 @kernel
