@@ -15,6 +15,8 @@ from tgi_trio.router.text.stop import StopMatcher
 from tgi_trio.router.text.stop_regex import MOST_HELD, RegexPattern
 
 words = st.text("abB1\n é", max_size=8)
+# Characters with other cases than one: of two letters, three, of which one is another's, none.
+cases = st.text("kKK sSſß iIıİ σςΣ µμ ǰ ﬁ Ǆǆǅ 1²_-", max_size=3)  # noqa: RUF001
 
 
 def accepts(automaton: Automaton, text: str) -> bool:
@@ -56,6 +58,28 @@ def test_an_expression_means_what_pythons_re_means(expression: str, flags: str, 
 
 
 @pytest.mark.parametrize(
+    "expression",
+    ["[A-Z]", "[^A-Z]", r"\W", r"[\W_]", r"[^\W1]", "σ", "[s-t]", "i", "ß", "[α-ω]", "Ǆ", "k+"],  # noqa: RUF001
+)
+@unhurried
+@given(text=cases)
+@example(text="ß")  # its capital letters are two, which are between A and Z
+@example(text="ς")  # the same letter at the end of a word
+def test_cases_are_those_of_pythons_re(expression: str, text: str) -> None:
+    oracle = re.compile(f"(?i){expression}")
+    assert accepts(compile_regex(f"(?i){expression}"), text) == bool(oracle.fullmatch(text))
+
+
+@pytest.mark.parametrize("expression", [r"\012", r"\07", r"[\0-\011]", r"a\0001"])
+def test_octal_numbers_are_those_of_pythons_re(expression: str) -> None:
+    automaton, oracle = compile_regex(expression), re.compile(expression)
+    texts = [*map(chr, range(128)), "a\x001", "a\x0001", "\x0012"]
+    assert [accepts(automaton, each) for each in texts] == [
+        bool(oracle.fullmatch(each)) for each in texts
+    ]
+
+
+@pytest.mark.parametrize(
     ("expression", "problem"),
     [
         ("a*", "matches the empty text"),
@@ -66,6 +90,7 @@ def test_an_expression_means_what_pythons_re_means(expression: str, flags: str, 
         ("[b-a]", "character 2: the range has no such ends"),
         (r"[\d-x]", "character 2: the range has no such ends"),
         ("*a", "character 1: `*` has nothing to repeat"),
+        ("a|{2,}", "character 3: `{2,}` has nothing to repeat"),
         ("a**", "character 4: a repetition is repeated"),
         ("a*+", "possessive"),
         ("a{3,2}", "can never be met"),

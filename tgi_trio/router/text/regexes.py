@@ -3,8 +3,8 @@
 An expression becomes a Glushkov automaton: one position per character as written (a repetition
 counts as often as it may repeat), at most `MOST_POSITIONS`. Sets of positions are the bits of an
 integer, so each character of text costs at most an OR per live position, and usually only two
-look-ups. Refused by name and place: look-around, anchors, backreferences, possessive and atomic
-parts.
+look-ups. What a position matches is asked of `re`, a character at a time. Refused by name and
+place: look-around, anchors, backreferences, possessive and atomic parts.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _MOST_STEPS = 4096  # of building an automaton, since empty groups have no posit
 _DEEPEST = 50  # nested groups
 _REMEMBERED = 1024  # most cached results for characters, and for sets of positions
 
-Test = Callable[[str], bool]  # of one character
+Test = Callable[[str], object]  # of one character; what is true or not
 
 
 @dataclass(slots=True, eq=False)
@@ -105,12 +105,9 @@ _FLAGS = re.compile(r"\(\?([a-zA-Z]+)\)")
 _GROUP = re.compile(r"\((?:\?:|\?P<[A-Za-z_]\w*>)?(?!\?)")
 _COUNT = re.compile(r"\{(\d*)(,?)(\d*)\}")
 _CODE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U(00[01][0-9a-fA-F]{5}))")
-_CONTROLS = {"n": "\n", "r": "\r", "t": "\t", "f": "\f", "v": "\v", "a": "\a", "0": "\0"}
-_KINDS: dict[str, Test] = {
-    "d": str.isdecimal,
-    "w": lambda c: c.isalnum() or c == "_",
-    "s": str.isspace,
-}
+_OCTAL = re.compile(r"\\(0[0-7]{0,2})")
+_CONTROLS = {"n": "\n", "r": "\r", "t": "\t", "f": "\f", "v": "\v", "a": "\a"}
+_KINDS = frozenset({r"\d", r"\D", r"\s", r"\S", r"\w", r"\W"})
 _NO_FLAGS = "of its flags only `i`, `m`, `s` and `u` are served"
 
 
@@ -121,14 +118,15 @@ class _RegexParser:
         self._text = text
         self._at = 0
         self._depth = 0
-        self._any_case = self._any_line = False
+        self._flags = re.NOFLAG
 
     def parse(self) -> _Node:
         """Return the expression's tree."""
         if flags := _FLAGS.match(self._text):
             if set(flags[1]) - set("imsu"):
                 self._refuse(_NO_FLAGS)
-            self._any_case, self._any_line = "i" in flags[1], "s" in flags[1]
+            for letter, flag in (("i", re.IGNORECASE), ("s", re.DOTALL)):
+                self._flags |= flag if letter in flags[1] else re.NOFLAG
             self._at = flags.end()
         node = self._choice()
         if self._at < len(self._text):
@@ -192,17 +190,20 @@ class _RegexParser:
         if sign == "(":
             return self._group()
         if sign == "[":
-            return _One(self._class())
+            return self._leaf(self._class())
         if sign == "\\":
-            return _One(self._ignore_case(self._escape()))
+            return self._leaf(_quote(self._escaped()))
         if sign in "^$":
             self._refuse(f"`{sign}` is not served: where a line ends is not known while it comes")
-        if sign in "*+?":
-            self._refuse(f"`{sign}` has nothing to repeat")
+        start = self._at
+        if self._counts() is not None:
+            self._refuse(f"`{self._text[start : self._at]}` has nothing to repeat", start)
         self._at += 1
-        if sign == ".":
-            return _One(_anything if self._any_line else _no_newline)
-        return _One(self._ignore_case(sign.__eq__))
+        return self._leaf("." if sign == "." else re.escape(sign))
+
+    def _leaf(self, source: str) -> _One:
+        """Return what matches one character, as `re` does."""
+        return _One(re.compile(source, self._flags).fullmatch)
 
     def _group(self) -> _Node:
         opening = self._at
@@ -220,72 +221,62 @@ class _RegexParser:
         self._depth -= 1
         return inner
 
-    def _class(self) -> Test:
+    def _class(self) -> str:
+        """Return a class as `re` reads it, whatever its characters mean elsewhere."""
         opening = self._at
         self._at += 1
         negated = self._peek() == "^"
         self._at += negated
-        tests: list[Test] = []
-        while self._peek() != "]" or not tests:  # a `]` at the beginning is literal
+        members: list[str] = []
+        while self._peek() != "]" or not members:  # a `]` at the beginning is literal
             if not self._peek():
                 self._refuse("this `[` is never closed", opening)
-            tests.append(self._member())
+            members.append(self._member())
         self._at += 1
-        inside = self._ignore_case(lambda c: any(test(c) for test in tests))
-        return (lambda c: not inside(c)) if negated else inside
+        return f"[{'^' * negated}{''.join(members)}]"
 
-    def _member(self) -> Test:
+    def _member(self) -> str:
         """Return one entry of a class: a character, a kind, or a range."""
         start = self._at
         low = self._read_single()
         if self._peek() != "-" or self._text[self._at + 1 : self._at + 2] in ("", "]"):
-            return low if callable(low) else low.__eq__
+            return _quote(low)
         self._at += 1
         high = self._read_single()
-        if callable(low) or callable(high) or high < low:
+        if {low, high} & _KINDS or high < low:
             self._refuse("the range has no such ends", start)
-        return lambda c: low <= c <= high
+        return f"{_quote(low)}-{_quote(high)}"
 
-    def _read_single(self) -> str | Test:
+    def _read_single(self) -> str:
         if self._peek() != "\\":
             self._at += 1
             return self._text[self._at - 1]
         return self._escaped()
 
-    def _escape(self) -> Test:
-        found = self._escaped()
-        return found if callable(found) else found.__eq__
-
-    def _escaped(self) -> str | Test:
-        """Return the character or kind of characters for an escape sequence."""
+    def _escaped(self) -> str:
+        """Return the character, or one of `_KINDS`, for an escape sequence."""
         start = self._at
         letter = self._text[start + 1 : start + 2]
         if code := _CODE.match(self._text, start):
             self._at = code.end()
             number = int(next(filter(None, code.groups())), 16)
             return chr(number) if number < 0x110000 else self._refuse("no such character", start)
+        if octal := _OCTAL.match(self._text, start):
+            self._at = octal.end()
+            return chr(int(octal[1], 8))
         self._at += 2
         if letter in _CONTROLS:
             return _CONTROLS[letter]
-        if letter and letter.lower() in _KINDS:
-            kind = _KINDS[letter.lower()]
-            return kind if letter.islower() else lambda c: not kind(c)
+        if f"\\{letter}" in _KINDS:
+            return f"\\{letter}"
         if not letter or letter.isalnum():
             self._refuse(f"`\\{letter}` is not served", start)
         return letter
 
-    def _ignore_case(self, test: Test) -> Test:
-        if not self._any_case:
-            return test
-        return lambda c: test(c) or test(c.lower()) or test(c.upper())
 
-
-def _anything(character: str) -> bool:
-    return True
-
-
-def _no_newline(character: str) -> bool:
-    return character != "\n"
+def _quote(single: str) -> str:
+    """Return a character or one of `_KINDS` as it is written in an expression."""
+    return single if single in _KINDS else re.escape(single)
 
 
 # ---- making the automaton ----------------------------------------------------------------------
