@@ -42,6 +42,7 @@ OUTSIDE = [
     # Variants that their family's function declines.
     (CACHED, "cached", IN_A_CACHE),
     ("olmoe", "paged", {"clip_qkv": 1.0}),
+    ("ernie4_5_moe", "paged", {"moe_norm_min": 0.9}),
     ("gpt_oss", "cached", {"swiglu_alpha": 1.5, "sliding_window": 16}),
 ]
 

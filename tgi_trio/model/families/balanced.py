@@ -190,8 +190,11 @@ def _read_rotary(config: ModelConfig, head_dim: int, kind: str) -> RotarySpec:
     return rotary(config, head_dim, partial=0.334, layer_type=kind)
 
 
-def ernie4_5_moe(config: ModelConfig) -> DecoderSpec:
+def ernie4_5_moe(config: ModelConfig) -> DecoderSpec | None:
     """ERNIE 4.5 (Baidu 2025): routing by softmax, with the bias added for the choice."""
+    # Weights are divided by no less than this; all published files have 1e-12.
+    if float(config.get("moe_norm_min", 0.0)) > 1e-9:
+        return None
     width = int(config.get("moe_intermediate_size", 1536))
     hidden, heads = int(config.need("hidden_size")), int(config.need("num_attention_heads"))
     head_dim = int(config.get("head_dim", hidden // heads))
