@@ -48,7 +48,11 @@ def check(folder: Path, **serving: Any) -> list[str]:
         ),
         ({"intermediate_size": 9}, 2, "9 MLP columns"),
         ({"vocab_size": 5, "hidden_size": 8, "num_attention_heads": 4}, 4, "5 rows"),
-        ({"model_type": "olmo2", "num_attention_heads": 4, "num_key_value_heads": 1}, 2, "norm"),
+        (
+            {"model_type": "olmo2", "num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 2},
+            2,
+            "norm",
+        ),
     ],
 )
 def test_a_model_that_cannot_be_divided(
@@ -117,9 +121,10 @@ DEEPSEEK = LLAMA | {
         (DEEPSEEK | {"n_group": 3}, "8 experts cannot be 3 groups"),
         (DEEPSEEK | {"n_group": 8}, "8 experts cannot be 8 groups"),
         (DEEPSEEK | {"n_group": 4, "topk_group": 5}, "a token uses 5 groups of experts of 4"),
+        (LLAMA | {"head_dim": 17}, "17 dimensions of a head cannot turn in pairs"),
     ],
 )
-def test_experts_that_cannot_be(tmp_path: Path, config: dict[str, Any], message: str) -> None:
+def test_numbers_that_cannot_be(tmp_path: Path, config: dict[str, Any], message: str) -> None:
     write_json(tmp_path, config)
     write_safetensors(tmp_path / "model.safetensors", {"some.weight": F32})
     with pytest.raises(ModelLoadError, match=f"config.json cannot be right for .*: {message}"):

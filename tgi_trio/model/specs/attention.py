@@ -52,6 +52,11 @@ class RotarySpec:
     log_positions: bool = False
     learned: bool = False  # frequencies have factors, see `Names.rotary_factors`
 
+    def __post_init__(self) -> None:
+        """Raise ValueError for dimensions that are no pairs."""
+        if self.dim % 2:
+            raise ValueError(f"{self.dim} dimensions of a head cannot turn in pairs")
+
 
 @dataclass(frozen=True, slots=True)
 class LatentSpec:
