@@ -22,6 +22,8 @@ VARIANTS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("llama", {"tie_word_embeddings": True, "num_key_value_heads": 1}),
     ("gpt2", {"scale_attn_by_inverse_layer_idx": True, "n_inner": 96}),
     ("qwen3", {"attention_bias": True}),
+    ("gemma", {"hidden_act": "silu"}),
+    ("phimoe", {"num_experts_per_tok": 3}),  # two are used, whatever it says
     ("phi3", {"sliding_window": 20}),
     ("stablelm", {"use_parallel_residual": True}),
     ("stablelm", {"qk_layernorm": True}),

@@ -313,7 +313,8 @@ def _gemma(config: ModelConfig, **changes: Any) -> DecoderSpec | None:
 
 def gemma(config: ModelConfig) -> DecoderSpec | None:
     # Gemma 1 has "gelu" in older files but means the tanh form, which transformers uses, too.
-    return _gemma(config, activation="gelu_pytorch_tanh")
+    activation = config.get("hidden_act", "gelu")
+    return _gemma(config, activation="gelu_pytorch_tanh" if activation == "gelu" else activation)
 
 
 def gemma2(config: ModelConfig) -> DecoderSpec | None:

@@ -55,7 +55,7 @@ def phimoe(config: ModelConfig) -> DecoderSpec:
     """Phi-3.5-MoE: LayerNorms and biases around Mixtral's experts, chosen by SparseMixer."""
     experts = ExpertsSpec(
         count=int(config.get("num_local_experts", 16)),
-        per_token=int(config.get("num_experts_per_tok", 2)),
+        per_token=2,  # SparseMixer chooses two, whatever config.json says
         width=int(config.need("intermediate_size")),
         normalise=False,
         routing="sparse-mixer",
