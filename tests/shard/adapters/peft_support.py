@@ -29,6 +29,12 @@ AROUND_LATENTS = {
     "minicpm3": [*_COMPRESSED, "gate_proj", "down_proj"],
 }
 
+# Families whose linears leave a factor of their input to what follows them, with such linears.
+SCALED_INPUTS = {
+    "falcon_h1": ["q_proj", "k_proj", "v_proj", "o_proj"],
+    "minicpm3": ["lm_head"],
+}
+
 SAVED_ROWS = [3, 9, 40]  # what is trained of a matrix that is saved whole
 # Rows of tokens that prompts have, by family: of an embedding that is the head as well and is
 # scaled, of an embedding alone, and of both; also of matrices that are saved whole, and of

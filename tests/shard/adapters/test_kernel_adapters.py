@@ -15,6 +15,7 @@ from tests.shard.adapters.peft_support import (
     CUT_VOCABULARIES,
     PADDED,
     SAVED_ROWS,
+    SCALED_INPUTS,
     TOKEN_ROWS,
     PeftGolden,
     adapted,
@@ -111,6 +112,22 @@ def test_magnitudes_and_biases_beside_plain_ones(
             install(runner, number, folder)
         rows = adapted(sequences(PROMPTS[:8], new=NEW), [1, 0, 2, 1, 3, 4, 0, 2])
         run(runner, rows, chunk=9, joins=3)
+        for row in rows:
+            check(golden, recorder, row)
+
+
+@pytest.mark.parametrize("family", SCALED_INPUTS)
+def test_biases_of_linears_whose_inputs_are_scaled(
+    checkpoint: Checkpoint, tmp_path: Path, family: str
+) -> None:
+    """The factor is not that of what an adapter adds as a bias."""
+    base, targets = checkpoint(family, **SIZES[family]), SCALED_INPUTS[family]
+    folder = write_adapter(base, tmp_path / "a", target_modules=targets, lora_bias=True)
+    golden = PeftGolden(base, [folder])
+    with cpu_runner(base, max_lora_rank=4, cores=(0, 0)) as (runner, recorder):
+        install(runner, 1, folder)
+        rows = adapted(sequences(PROMPTS[:4], new=NEW), [1, 0, 1, 1])
+        run(runner, rows, chunk=9, joins=2)
         for row in rows:
             check(golden, recorder, row)
 

@@ -15,6 +15,7 @@ from tests.shard.adapters.peft_support import (
     CUT_VOCABULARIES,
     PADDED,
     SAVED_ROWS,
+    SCALED_INPUTS,
     TOKEN_ROWS,
     PeftGolden,
     adapted,
@@ -164,6 +165,17 @@ def test_magnitudes_and_biases_beside_plain_ones(serve: Callable[..., Any], fami
     )
     rows = adapted(sequences(PROMPTS[:8], new=NEW), [1, 0, 2, 1, 3, 4, 0, 2])
     run(runner, rows, chunk=9, joins=3)
+    for row in rows:
+        check(golden, recorder, row)
+
+
+@pytest.mark.parametrize("family", SCALED_INPUTS)
+def test_biases_of_linears_whose_inputs_are_scaled(serve: Callable[..., Any], family: str) -> None:
+    """The factor is not that of what an adapter adds as a bias."""
+    targets = SCALED_INPUTS[family]
+    runner, recorder, golden = serve(family, {"target_modules": targets, "lora_bias": True})
+    rows = adapted(sequences(PROMPTS[:4], new=NEW), [1, 0, 1, 1])
+    run(runner, rows, chunk=9, joins=2)
     for row in rows:
         check(golden, recorder, row)
 

@@ -183,6 +183,13 @@ def head_site(spec: DecoderSpec) -> Site:
     return Site(len(spec.layers), "head")
 
 
+def find_input_scale(spec: DecoderSpec, site: Site) -> float:
+    """Return the factor of a linear's input that is left to what follows the linear."""
+    if site.role == "head":
+        return spec.head_input_scale
+    return spec.attention_input_scale if site.role in ("qkv", "output") else 1.0
+
+
 def find_module(spec: DecoderSpec, site: Site, matrix: MatrixRef) -> str:
     """Return the module that a site's matrix belongs to; a tied head has the embedding's matrix."""
     return spec.names.head if site.role == "head" else matrix.name.removesuffix(".weight")

@@ -134,12 +134,14 @@ def minicpm3(config: ModelConfig) -> DecoderSpec:
     # null scales nothing, as in the class of transformers
     depth = config.values.get("scale_depth", 1.4)
     base = config.values.get("dim_model_base", 256)
+    before_head = 1.0 if base is None else float(base) / hidden
     return replace(
         spec,
         tied_head=bool(config.get("tie_word_embeddings", True)),
         embedding_scale=float(config.get("scale_emb", 12)),
         residual_scale=1.0 if depth is None else float(depth) / math.sqrt(layers),
-        logit_scale=1.0 if base is None else float(base) / hidden,
+        logit_scale=before_head,
+        head_input_scale=before_head,
     )
 
 

@@ -99,6 +99,7 @@ def falcon_h1(config: ModelConfig) -> DecoderSpec | None:
         # output's.
         scale=head_dim**-0.5 * inner * inner * scale("key"),
         attention_scale=inner * scale("attention_out"),
+        attention_input_scale=inner,
         gate_scale=float(gate),
         mlp_scale=float(down),
         embedding_scale=scale("embedding"),

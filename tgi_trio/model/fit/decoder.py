@@ -114,6 +114,8 @@ CLAIMS: Final[Claims] = {
     "DecoderSpec.mlp_raised": ANY,
     "DecoderSpec.mlp_scale": ANY,
     "DecoderSpec.logit_scale": ANY,
+    "DecoderSpec.attention_input_scale": ANY,
+    "DecoderSpec.head_input_scale": ANY,
     "DecoderSpec.qkv_clip": ANY,
     "DecoderSpec.latent": ANY,
     "LatentSpec.rank": ANY,

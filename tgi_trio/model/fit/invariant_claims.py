@@ -27,7 +27,7 @@ _HELD: Final[dict[str, str]] = {
         "embedding_scale residual_scale attention_scale gate_scale mlp_limit mlp_raised mlp_scale "
         "logit_scale qkv_clip latent value_norm value_scale per_layer_inputs index hyper "
         "gated_values norm_gate_rank gated_streams shared_key streams "
-        "norm_after_rotary"
+        "norm_after_rotary attention_input_scale head_input_scale"
     ),
     "LayerSpec": (
         "scale window chunk ahead rotary experts mixer attends feeds sizes keys_as_values "

@@ -310,6 +310,8 @@ CLAIMS: Final[Claims] = {
     "DecoderSpec.gate_scale": ANY,
     "DecoderSpec.mlp_scale": ANY,
     "DecoderSpec.logit_scale": ANY,
+    "DecoderSpec.attention_input_scale": ANY,
+    "DecoderSpec.head_input_scale": ANY,
     "LayerSpec.scale": ANY,
     "LayerSpec.window": ANY,
     "LayerSpec.chunk": ANY,

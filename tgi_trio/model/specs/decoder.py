@@ -357,6 +357,10 @@ class DecoderSpec:
     mlp_raised: bool = True
     mlp_scale: float = 1.0  # of the MLP's result, before it is added
     logit_scale: float = 1.0
+    # Factors of inputs that were left to what follows linears without biases: of attention's, and
+    # of the head. What an adapter adds as a bias is divided by them.
+    attention_input_scale: float = 1.0
+    head_input_scale: float = 1.0
     qkv_clip: float = 0.0  # q, k and v are clipped to +-this; 0: not
     # Then kv_heads is 1, and head_dim that of latent, key and index key, concatenated.
     latent: LatentSpec | None = None

@@ -45,6 +45,7 @@ from tgi_trio.model.adapters.sites import (
     AdaptedLinear,
     AdapterScope,
     Site,
+    find_input_scale,
     map_adapter,
 )
 from tgi_trio.model.adapters.tensor_kinds import Kind
@@ -134,7 +135,7 @@ def read_adapter_numbers(
     norms = {} if known is None else known.of(digest)
     table = outer_refs(spec).embedding.pieces[0].matrix
     sites = _Sites(
-        *(adapter, changes.linears, contents[1], share, base, norms),
+        *(adapter, spec, changes.linears, contents[1], share, base, norms),
         adds_biases=adds_biases,
         most_rows=max_rank,
     )
@@ -154,6 +155,7 @@ class _Sites(Mapping[Site, tuple[AdapterPart, ...]]):
     def __init__(
         self,
         adapter: Adapter,
+        spec: DecoderSpec,
         mapped: Mapping[Site, AdaptedLinear],
         content: bytes,
         share: Share,
@@ -165,6 +167,7 @@ class _Sites(Mapping[Site, tuple[AdapterPart, ...]]):
     ) -> None:
         """`most_rows`: of a matrix that is saved whole, those that differ from the base's."""
         self._adapter = adapter
+        self._spec = spec
         self._mapped = mapped
         self._content = content
         self._share = share
@@ -190,7 +193,8 @@ class _Sites(Mapping[Site, tuple[AdapterPart, ...]]):
             spans = piece.outputs.spans(self._share(piece.outputs))
             if pair is not None:
                 if pair.module not in modules:
-                    modules[pair.module] = self._read_module(pair, piece.matrix)
+                    factor = find_input_scale(self._spec, site)
+                    modules[pair.module] = self._read_module(pair, piece.matrix, factor)
                 (columns,) = piece.inputs.spans(self._share(piece.inputs))
                 module = modules[pair.module]
                 rows = [slice(span.start + pair.first, span.stop + pair.first) for span in spans]
@@ -249,7 +253,7 @@ class _Sites(Mapping[Site, tuple[AdapterPart, ...]]):
         spans = piece.outputs.spans(self._share(piece.outputs))
         return (AdapterPart(a, np.concatenate([b[span] for span in spans]), 0),)
 
-    def _read_module(self, pair: Pair, matrix: MatrixRef) -> _Module:
+    def _read_module(self, pair: Pair, matrix: MatrixRef, input_scale: float) -> _Module:
         self._rest()
         a, b = self._read_matrices(pair)
         scaled = self._scale(pair, b)
@@ -260,6 +264,8 @@ class _Sites(Mapping[Site, tuple[AdapterPart, ...]]):
             kind: _read_tensor(self._adapter, named, self._content)
             for kind, named in pair.vectors.items()
         }
+        if Kind.ADDED_BIAS in vectors:  # it comes before the factor of its linear's input
+            vectors[Kind.ADDED_BIAS] *= np.float32(pair.scale / input_scale)
         bias = self._base.read_bias(matrix) if vectors else np.zeros(0, np.float32)
         return _Module(pair, matrix, a, scaled, bias, vectors)
 
@@ -318,7 +324,7 @@ class _Sites(Mapping[Site, tuple[AdapterPart, ...]]):
         own = module.bias[rows]
         offsets = vectors[Kind.BIAS][rows] - own if Kind.BIAS in vectors else np.zeros_like(own)
         if Kind.ADDED_BIAS in vectors:
-            offsets = offsets + np.float32(module.pair.scale) * vectors[Kind.ADDED_BIAS][rows]
+            offsets = offsets + vectors[Kind.ADDED_BIAS][rows]
         offsets = offsets - gains * own if biased else np.zeros_like(own)
         return AdapterPart(a, b, start, gains, offsets)
 
@@ -351,7 +357,7 @@ class _Module:
     a: Floats
     b: Floats  # scaled
     bias: Floats  # the base's, if there are `vectors`
-    vectors: Mapping[Kind, Floats]
+    vectors: Mapping[Kind, Floats]  # B's bias scaled
 
 
 def _join(parts: list[AdapterPart]) -> AdapterPart:
