@@ -23,6 +23,7 @@ VARIANTS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("gpt2", {"scale_attn_by_inverse_layer_idx": True, "n_inner": 96}),
     ("qwen3", {"attention_bias": True}),
     ("gemma", {"hidden_act": "silu"}),
+    ("cohere_compass_text", {"head_dim": 32}),
     ("phimoe", {"num_experts_per_tok": 3}),  # two are used, whatever it says
     ("phi3", {"sliding_window": 20}),
     ("stablelm", {"use_parallel_residual": True}),

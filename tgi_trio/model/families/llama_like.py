@@ -241,7 +241,7 @@ def cohere_compass(config: ModelConfig) -> DecoderSpec:
     def rotary_spec(kind: str) -> RotarySpec | None:
         if kind in stated and stated[kind] is None:
             return None
-        own = rotary(config, hidden // heads, layer_type=kind)
+        own = rotary(config, int(config.get("head_dim", hidden // heads)), layer_type=kind)
         return with_sections(own, (24, 20, 20), alternate=True)
 
     window = int(config.values.get("sliding_window", 4096) or 0)
