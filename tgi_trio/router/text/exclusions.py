@@ -102,12 +102,12 @@ class _Excluded:
         if not all(isinstance(each, list) for each in lists):
             raise _refused("`enum` must be a list")
         first, *more = lists
-        others = [set(map(_identify, each)) for each in more]
+        others = [set(map(identify_value, each)) for each in more]
         return cls(
             values=[
                 value
                 for value in first
-                if _type(value) in types and all(_identify(value) in them for them in others)
+                if _type(value) in types and all(identify_value(value) in them for them in others)
             ]
         )
 
@@ -131,8 +131,10 @@ def _leave_out(schema: Schema, excluded: _Excluded, room: _Room) -> Schema:
             given = [left[key]] if key == "const" else left[key]
             if not isinstance(given, list):
                 raise ValidationError("grammar is not valid: `enum` in the schema is no list")
-            gone = set(map(_identify, values))
-            kept = [each for each in given if _type(each) in types and _identify(each) not in gone]
+            gone = set(map(identify_value, values))
+            kept = [
+                each for each in given if _type(each) in types and identify_value(each) not in gone
+            ]
             if not kept:
                 raise ValidationError("grammar is not valid: `not` in the schema leaves nothing")
             left.pop(key)
@@ -235,13 +237,13 @@ def _type(value: Any) -> str:
     return "object"
 
 
-def _identify(value: Any) -> Hashable:
+def identify_value(value: Any) -> Hashable:
     """Return what is the same for values that are the same in JSON: 1 is 1.0, but not `true`."""
     match value:
         case list():
-            return "array", tuple(map(_identify, value))
+            return "array", tuple(map(identify_value, value))
         case dict():
-            return "object", frozenset((key, _identify(each)) for key, each in value.items())
+            return "object", frozenset((key, identify_value(each)) for key, each in value.items())
     return isinstance(value, bool), value
 
 

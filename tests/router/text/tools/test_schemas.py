@@ -16,9 +16,11 @@ from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
 
 from tests.router.text.test_answer_grammar import EOS, forced, marks_of, tokenizer_with
 from tests.router.text.tools.test_call_parser import BY_NAME, deltas, fold
+from tgi_trio.errors import ValidationError
 from tgi_trio.router.text.answer_grammar import tool_grammar
 from tgi_trio.router.text.tools.format import Format
 from tgi_trio.router.text.tools.functions import Function, ToolUse
+from tgi_trio.router.text.tools.schemas import find_literals
 
 STYLES = [
     forced(BY_NAME[name])
@@ -49,7 +51,30 @@ SCALARS = st.sampled_from(
         {"const": 3},
     ]
 )
-SMALL = st.one_of(STRINGS, SCALARS, st.just({"$ref": "#/$defs/side"}))
+# What several schemas say together, of which one says less than another.
+TOGETHER = st.sampled_from(
+    [
+        {"type": "integer", "anyOf": [{"type": "number", "minimum": 0, "maximum": 9}]},
+        {"type": "number", "minimum": 0, "allOf": [{"type": "integer", "maximum": 9}]},
+        {"enum": [1, "a", 2.5, None], "type": ["string", "null"]},
+        {"allOf": [{"enum": [True, 1, "ab"]}, {"enum": [1.0, "ab"]}], "minLength": 2},
+        {"const": "a", "anyOf": [{"type": "null"}, {"type": "string"}]},
+        {"$ref": "#/$defs/side", "enum": ["r", 1]},
+        {"anyOf": [{"$ref": "#/$defs/side", "type": "integer"}, {"type": "boolean"}]},
+        {"anyOf": [{"type": "boolean", "allOf": [False]}, {"const": 7}]},
+        {"allOf": [{"$ref": "#/$defs/same"}, {"$ref": "#/$defs/left"}]},
+        {"type": "string", "oneOf": [{"type": "integer"}, {"type": "string", "maxLength": 3}]},
+    ]
+)
+# What no value fits.
+IMPOSSIBLE: list[dict[str, Any]] = [
+    {"$ref": "#/$defs/side", "type": "integer"},
+    {"type": "string", "allOf": [{"type": ["integer", "null"]}]},
+    {"allOf": [{"const": 1}, {"const": 2}]},
+    {"enum": ["a", "b"], "minLength": 2},
+    {"anyOf": [False, {"type": "boolean", "enum": [1]}]},
+]
+SMALL = st.one_of(STRINGS, SCALARS, TOGETHER, st.just({"$ref": "#/$defs/side"}))
 
 
 def objects(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
@@ -86,7 +111,13 @@ VALUES = st.recursive(
     ),
     max_leaves=4,
 )
-PARAMETERS = objects(VALUES).map(lambda each: {**each, "$defs": {"side": {"enum": ["l", "r"]}}})
+DEFINITIONS = {
+    "side": {"enum": ["l", "r"]},
+    "same": {"$ref": "#/$defs/side"},
+    "left": {"$ref": "#/$defs/only"},
+    "only": {"const": "l"},
+}
+PARAMETERS = objects(VALUES).map(lambda each: {**each, "$defs": DEFINITIONS})
 
 
 class Writer:
@@ -147,3 +178,28 @@ def test_forced_arguments_are_valid(
     arguments = json.loads(call.arguments)
     jsonschema.validate(arguments, parameters)
     assert set(arguments) <= set(parameters["properties"])
+
+
+@pytest.mark.parametrize("form", STYLES, ids=lambda form: form.name)
+@pytest.mark.parametrize("impossible", IMPOSSIBLE, ids=json.dumps)
+def test_what_no_value_fits_is_left_out_or_refused(form: Format, impossible: Any) -> None:
+    parameters = {
+        "type": "object",
+        "properties": {"x": impossible, "yy": {"type": "boolean"}},
+        "required": ["yy"],
+        "additionalProperties": impossible,
+        "$defs": DEFINITIONS,
+    }
+    writer = WRITERS.setdefault((form.name, "text"), Writer(form, "text"))
+    function = Function.of("f", parameters)
+    text = writer.write(tool_grammar(form, ToolUse((function,), required=True, most=1), {}), 3)
+    assert text is not None
+    (call,) = fold(deltas(form, [text], functions=[function])).calls
+    assert json.loads(call.arguments).keys() == {"yy"}
+    needed = Function.of("f", {**parameters, "required": ["x"]})
+    with pytest.raises(ValidationError, match="no value fits the schema of `x`, which is required"):
+        tool_grammar(form, ToolUse((needed,), required=True, most=1), {})
+
+
+def test_older_schemas_with_booleans_as_limits_are_read() -> None:
+    assert find_literals({"enum": [1, 3], "minimum": 1, "exclusiveMinimum": True}) == [1, 3]

@@ -18,6 +18,7 @@ from tgi_trio.router.text.tools.schemas import (
     find_literals,
     find_members,
     find_type,
+    is_possible,
     list_alternatives,
 )
 from tgi_trio.router.text.tools.strings import write_terminal
@@ -126,6 +127,8 @@ class _Rules:
         heads = [self._value(each) for each in plain.get("prefixItems") or ()]
         if not heads:
             each = self._value(plain.get("items", {}))
+            if not is_possible(plain.get("items", {}), self._root):
+                most = 0
             return f'"[" {_repeat(each, least, most)} "]"'
         each = "" if plain.get("items", True) is False else self._value(plain.get("items", {}))
         inner = f'("," {each})*' if each else ""
@@ -137,7 +140,7 @@ class _Rules:
         return f'"[" {inner} "]"'
 
     def _object(self, plain: Schema) -> str:
-        members, items = find_members(plain), []
+        members, items = find_members(plain, self._root), []
         listed = members.items
         if self._style.sorts:
             listed = sorted(listed, key=lambda item: item[0].lower())

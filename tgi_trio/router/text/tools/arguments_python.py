@@ -61,7 +61,7 @@ class PythonArguments:
         rules: dict[str, str] = {}
         whole = []
         for i, plain in enumerate(list_alternatives(root, root)):
-            members, items = find_members(plain), []
+            members, items = find_members(plain, root), []
             for j, (key, schema, required) in enumerate(members.items):
                 rule = f"{name}_{i}_{j}"
                 rules[rule] = f"{grammars.literal(f'{key}=')} ({self._value(rules, schema, root)})"

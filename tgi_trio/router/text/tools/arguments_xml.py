@@ -80,7 +80,7 @@ class XmlArguments:
         rules: dict[str, str] = {}
         whole = []
         for i, plain in enumerate(list_alternatives(root, root)):
-            members, terms = find_members(plain), []
+            members, terms = find_members(plain, root), []
             for j, (key, schema, required) in enumerate(members.items):
                 rule = f"{name}_{i}_{j}"
                 head = f"{self.prefix}{key}"

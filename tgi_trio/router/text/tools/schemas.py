@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from tgi_trio.errors import ValidationError
 from tgi_trio.router.text.closing import follow_pointer
+from tgi_trio.router.text.exclusions import identify_value
 
 Schema = dict[str, Any]
 
@@ -17,6 +19,7 @@ _LARGEST = frozenset({"minLength", "minItems", "minimum", "exclusiveMinimum"})
 _SMALLEST = frozenset({"maxLength", "maxItems", "maximum", "exclusiveMaximum"})
 _OF_OBJECTS = frozenset({"properties", "additionalProperties", "required", "patternProperties"})
 _OF_ARRAYS = frozenset({"items", "prefixItems", "minItems", "maxItems"})
+_COMPOSED = frozenset({"$ref", "anyOf", "oneOf"})
 
 
 def find_target(reference: str, root: Schema) -> Schema:
@@ -25,7 +28,7 @@ def find_target(reference: str, root: Schema) -> Schema:
 
 
 def list_alternatives(schema: Any, root: Schema) -> list[Schema]:
-    """Return plain schemas; a value fits `schema` if it fits one of them.
+    """Return plain schemas; a value fits `schema` if it fits one of them. Without any, none does.
 
     Plain schemas have neither references nor compositions, and at most one `type`; without it, any
     value fits. Raises ValidationError for too many alternatives and for endless references.
@@ -50,37 +53,48 @@ def _unfold(schema: Any, root: Schema, depth: int) -> Iterator[Schema]:
 
 
 def _unfold_once(schema: Schema, root: Schema, depth: int) -> Iterator[Schema]:
-    rest = {key: value for key, value in schema.items() if key not in ("$ref", "$defs")}
-    if "$ref" in schema:
-        target = find_target(str(schema["$ref"]), root)
-        yield from _unfold(_merge(target, rest), root, depth + 1)
+    rest = {key: value for key, value in _resolve(schema, root).items() if key != "$defs"}
+    if "$ref" in rest:
+        yield from _unfold(rest, root, depth + 1)
         return
     if isinstance(parts := rest.pop("allOf", None), list):
+        if any(part is False for part in parts):
+            return
         for part in parts:
-            if isinstance(part, dict) and "$ref" in part:
-                part = _merge(
-                    find_target(str(part["$ref"]), root),
-                    {key: value for key, value in part.items() if key != "$ref"},
-                )
-            rest = _merge(rest, part)
+            rest = _merge(rest, _resolve(part, root))
         yield from _unfold(rest, root, depth + 1)
         return
     for key in ("anyOf", "oneOf"):
         if isinstance(choices := rest.pop(key, None), list):
             for choice in choices:
                 if choice is not False:
-                    inner = choice if isinstance(choice, dict) else {}
-                    if "$ref" in inner:
-                        target = find_target(str(inner["$ref"]), root)
-                        inner = {**target, **{k: v for k, v in inner.items() if k != "$ref"}}
-                    yield from _unfold(_merge(rest, inner), root, depth + 1)
+                    yield from _unfold(_merge(rest, _resolve(choice, root)), root, depth + 1)
             return
     types = rest.get("type")
-    if isinstance(types, list):
-        for each in types:
-            yield {**rest, "type": each}
-        return
-    yield rest
+    for each in types if isinstance(types, list) else [types]:
+        plain = rest if each is None else {**rest, "type": each}
+        if find_literals(plain) != []:
+            yield plain
+
+
+def _resolve(schema: Any, root: Schema) -> Any:
+    """Return a schema with the target of its reference, if it has one, in place of that.
+
+    The target may be a reference, too.
+    """
+    if not isinstance(schema, dict) or "$ref" not in schema:
+        return _enumerate(schema)
+    target = find_target(str(schema["$ref"]), root)
+    rest = {key: value for key, value in schema.items() if key != "$ref"}
+    return _merge(_enumerate(target), _enumerate(rest))
+
+
+def _enumerate(schema: Any) -> Any:
+    """Return a schema with an enumeration in place of `const`."""
+    if not isinstance(schema, dict) or "const" not in schema:
+        return schema
+    rest = {key: value for key, value in schema.items() if key != "const"}
+    return _merge(rest, {"enum": [schema["const"]]})
 
 
 def _merge(one: Schema, other: Any) -> Schema:
@@ -89,29 +103,42 @@ def _merge(one: Schema, other: Any) -> Schema:
         return one
     merged = dict(one)
     for key, value in other.items():
-        if key not in merged:
-            merged[key] = value
-        elif key == "properties":
-            names = dict(merged[key])
-            for name, each in value.items():
-                names[name] = {"allOf": [names[name], each]} if name in names else each
-            merged[key] = names
-        elif key in ("required", "allOf"):
-            merged[key] = [*merged[key], *value]
-        elif key == "enum":
-            merged[key] = [each for each in merged[key] if each in value]
-        elif key == "pattern":
-            merged[key] = (*_listed(merged[key]), *_listed(value))
-        elif key == "type":
-            both = [each for each in _listed(merged[key]) if each in _listed(value)]
-            merged[key] = both[0] if len(both) == 1 else both or value
-        elif key in ("anyOf", "oneOf"):
+        merged[key] = _merge_values(key, merged[key], value) if key in merged else value
+        if key in _COMPOSED and merged[key] != value:  # both are there, as parts of an `allOf`
             merged["allOf"] = [*merged.get("allOf", []), {key: value}]
-        elif key in _LARGEST or key in _SMALLEST:
-            merged[key] = (max if key in _LARGEST else min)(merged[key], value)
-        else:
-            merged[key] = value
     return merged
+
+
+def _merge_values(key: str, one: Any, other: Any) -> Any:
+    """Return what a keyword says if both values of it hold; the first, if it is in `_COMPOSED`."""
+    if key in _COMPOSED:
+        return one
+    if key == "properties":
+        both = {name: {"allOf": [one[name], other[name]]} for name in one if name in other}
+        return {**one, **other, **both}
+    if key in ("required", "allOf"):
+        return [*one, *other]
+    if key == "enum":
+        known = set(map(identify_value, other))
+        return [each for each in one if identify_value(each) in known]
+    if key == "pattern":
+        return (*_listed(one), *_listed(other))
+    if key == "type":
+        both_types = _common_types(_listed(one), _listed(other))
+        return both_types[0] if len(both_types) == 1 else both_types
+    if key in _LARGEST or key in _SMALLEST:
+        return (max if key in _LARGEST else min)(one, other)
+    return other
+
+
+def _common_types(one: tuple[Any, ...], other: tuple[Any, ...]) -> list[Any]:
+    """Return the types of values that have one of each."""
+    found = [each for each in one if _is_within(each, other)]
+    return list(dict.fromkeys(found + [each for each in other if _is_within(each, one)]))
+
+
+def _is_within(kind: Any, kinds: tuple[Any, ...]) -> bool:
+    return kind in kinds or (kind == "integer" and "number" in kinds)
 
 
 def _listed(value: Any) -> tuple[Any, ...]:
@@ -128,18 +155,36 @@ def find_type(schema: Schema) -> str | None:
 
 
 def find_literals(schema: Schema) -> list[Any] | None:
-    """Return the values that a plain schema enumerates; None if it does not."""
-    if "const" in schema:
-        return [schema["const"]]
+    """Return the values that a plain schema enumerates and allows; None if it enumerates none."""
     found = schema.get("enum")
-    if not isinstance(found, list):
-        return None
-    wanted = schema.get("type")
-    return [each for each in found if wanted is None or name_type(each) in _widen(wanted)]
+    return [each for each in found if _fits(each, schema)] if isinstance(found, list) else None
 
 
-def _widen(name: str) -> tuple[str, ...]:
-    return ("number", "integer") if name == "number" else (name,)
+def _fits(value: Any, plain: Schema) -> bool:
+    """Return whether a value has a plain schema's type, size and length."""
+    wanted, kind = plain.get("type"), name_type(value)
+    if kind == "number" and float(value).is_integer():
+        kind = "integer"
+    if wanted is not None and not _is_within(kind, (wanted,)):
+        return False
+    if kind == "string":
+        most = _read_limit(plain, "maxLength", math.inf)
+        return _read_limit(plain, "minLength", 0) <= len(value) <= most
+    if kind not in ("integer", "number"):
+        return True
+    least, most = (
+        _read_limit(plain, *end) for end in (("minimum", -math.inf), ("maximum", math.inf))
+    )
+    above = _read_limit(plain, "exclusiveMinimum", -math.inf)
+    return least <= value <= most and above < value < _read_limit(
+        plain, "exclusiveMaximum", math.inf
+    )
+
+
+def _read_limit(plain: Schema, key: str, default: float) -> float:
+    """Return a limit, or the default for what is no number: older schemas have booleans there."""
+    found = plain.get(key)
+    return found if isinstance(found, int | float) and not isinstance(found, bool) else default
 
 
 def name_type(value: Any) -> str:
@@ -176,12 +221,25 @@ class Members:
         return [(name, each, name in self.required) for name, each in self.listed.items()]
 
 
-def find_members(schema: Schema) -> Members:
-    """Return the members of a plain schema of objects: its properties; any if it has none."""
+def find_members(schema: Schema, root: Schema) -> Members:
+    """Return the members of a plain schema of objects: its properties; any if it has none.
+
+    Raises ValidationError for one that must be there and that no value fits.
+    """
     properties = schema.get("properties")
     listed: dict[str, Any] = dict(properties) if isinstance(properties, dict) else {}
     required = [name for name in schema.get("required") or () if isinstance(name, str)]
-    listed |= {name: {} for name in required if name not in listed}
     more = schema.get("additionalProperties", "properties" not in schema)
-    listed = {name: each for name, each in listed.items() if each is not False}
-    return Members(listed, frozenset(required), more)
+    listed |= {name: more or {} for name in required if name not in listed}
+    for name in [name for name, each in listed.items() if not is_possible(each, root)]:
+        del listed[name]
+        if name in required:
+            raise ValidationError(
+                f"grammar is not valid: no value fits the schema of `{name}`, which is required"
+            )
+    return Members(listed, frozenset(required), more if is_possible(more, root) else False)
+
+
+def is_possible(schema: Any, root: Schema) -> bool:
+    """Return whether a value may fit a schema. Raises ValidationError for endless references."""
+    return next(_unfold(schema, root, 0), None) is not None

@@ -80,7 +80,7 @@ class Shapes:
         """Return the shape of one parameter; an unknown one may be anything."""
         if self._members is None:
             plains = list_alternatives(self._root, self._root) if self._root else []
-            self._members = [find_members(plain) for plain in plains]
+            self._members = [find_members(plain, self._root) for plain in plains]
         schemas = [each.listed[key] for each in self._members if key in each.listed]
         if not schemas:
             schemas = [each.more for each in self._members if each.more is not False]
