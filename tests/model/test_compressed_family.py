@@ -156,7 +156,12 @@ def test_what_hunyuan_4_leaves_out_is_as_published() -> None:
 
 @pytest.mark.parametrize(
     "odd",
-    [{"swiglu_limit": 0.0}, {"layer_types": ["full_attention"] * 7}, {"q_lora_rank": 0}],
+    [
+        {"swiglu_limit": 0.0},
+        {"layer_types": ["full_attention"] * 7},
+        {"q_lora_rank": 0},
+        {"hidden_act": "gelu"},
+    ],
 )
 def test_variants_of_hunyuan_4_that_no_model_is(odd: dict[str, Any]) -> None:
     assert spec_of({"num_hidden_layers": 7} | odd, "hy_v4") is None

@@ -24,6 +24,7 @@ VARIANTS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("qwen3", {"attention_bias": True}),
     ("gemma", {"hidden_act": "silu"}),
     ("cohere_compass_text", {"head_dim": 32}),
+    ("gemma3_text", {"attn_logit_softcapping": 1.7}),  # which Gemma 2 has
     ("phimoe", {"num_experts_per_tok": 3}),  # two are used, whatever it says
     ("phi3", {"sliding_window": 20}),
     ("stablelm", {"use_parallel_residual": True}),

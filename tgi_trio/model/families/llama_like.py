@@ -346,7 +346,6 @@ def gemma3(config: ModelConfig) -> DecoderSpec | None:
         scale=float(config.get("query_pre_attn_scalar", 256)) ** -0.5,
         names=names.GEMMA3,
         query_key_norm="head",
-        attention_soft_cap=float(config.get("attn_logit_softcapping", 0.0)),
         final_soft_cap=float(config.get("final_logit_softcapping", 0.0)),
     )
     if spec is None:

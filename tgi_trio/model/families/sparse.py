@@ -75,7 +75,8 @@ def axk2(config: ModelConfig) -> DecoderSpec | None:
 def hy_v4(config: ModelConfig) -> DecoderSpec | None:
     """Hunyuan 4 (2026): sinks, gates of values, several hidden states, limits of routed experts.
 
-    None without limits, which transformers cannot compute either, and for other kinds of layers.
+    None without limits, which transformers cannot compute either, for other kinds of layers, and
+    for other activations, which its routed experts do not have.
     """
     count = int(config.get("num_hidden_layers", 34))
     defaults = {
@@ -92,6 +93,8 @@ def hy_v4(config: ModelConfig) -> DecoderSpec | None:
     config = replace(config, values={**defaults, **given, "rope_interleave": False})
     limit = float(config.get("swiglu_limit", 10.0))
     if limit <= 0.0 or set(config.get("layer_types", ())) - {"indexed_attention"}:
+        return None
+    if config.get("hidden_act", "silu") != "silu":
         return None
     experts = v3_experts(config, groups=1, groups_used=1)
     spec = deepseek_spec(
