@@ -56,6 +56,11 @@ CASES: dict[str, tuple[str, list[str], list[str]]] = {
         ["a/c", "cx\nY", "bXzY"],
         ["", "d", "axy"],
     ),
+    "signs": (  # without spaces; those before a rule are a part of its name
+        'start: A?B+C? d\n?d: "d"*\n!?e: "e"\nA: "a"\nB: "b"\nC: "c"\n',
+        ["b", "ab", "abbc", "bdd"],
+        ["a", "", "bcc", "c"],
+    ),
     "ranges": ('start: "a".."f" "0".."9"*\n', ["a", "f09"], ["g", "A1"]),
     "escapes": ('start: "\\"\\\\\\n\\t." "[]{}()|"\n', ['"\\\n\t.[]{}()|'], ['"\\\n\tx[]{}()|']),
     "imports": (

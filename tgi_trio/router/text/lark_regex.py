@@ -51,7 +51,7 @@ _TOKEN: Final = re.compile(
   | (?P<string>"(?:[^"\\\n]|\\.)*"i?)
   | (?P<regex>/(?:[^/\\\n]|\\.)+/[imslux]*)
   | (?P<directive>%[a-z]+)
-  | (?P<name>[?!]?[A-Za-z_][A-Za-z0-9_]*)
+  | (?P<name>(?:[?!]{1,2}(?=_?[a-z]))?[A-Za-z_][A-Za-z0-9_]*)
   | (?P<number>[0-9]+)
   | (?P<sign>->|\.\.|[:|()\[\]*+?~.,{}])
     """,
