@@ -172,13 +172,10 @@ def _fits(value: Any, plain: Schema) -> bool:
         return _read_limit(plain, "minLength", 0) <= len(value) <= most
     if kind not in ("integer", "number"):
         return True
-    least, most = (
-        _read_limit(plain, *end) for end in (("minimum", -math.inf), ("maximum", math.inf))
-    )
+    least, most = _read_limit(plain, "minimum", -math.inf), _read_limit(plain, "maximum", math.inf)
     above = _read_limit(plain, "exclusiveMinimum", -math.inf)
-    return least <= value <= most and above < value < _read_limit(
-        plain, "exclusiveMaximum", math.inf
-    )
+    below = _read_limit(plain, "exclusiveMaximum", math.inf)
+    return bool(least <= value <= most and above < value < below)
 
 
 def _read_limit(plain: Schema, key: str, default: float) -> float:
