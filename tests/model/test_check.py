@@ -49,7 +49,12 @@ def check(folder: Path, **serving: Any) -> list[str]:
         ({"intermediate_size": 9}, 2, "9 MLP columns"),
         ({"vocab_size": 5, "hidden_size": 8, "num_attention_heads": 4}, 4, "5 rows"),
         (
-            {"model_type": "olmo2", "num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 2},
+            {
+                "model_type": "olmo2",
+                "num_attention_heads": 4,
+                "num_key_value_heads": 1,
+                "head_dim": 2,
+            },
             2,
             "norm",
         ),
