@@ -55,7 +55,7 @@ def ways(both: bool) -> list[Multiplier]:
 def test_all_blocks_are_fetched_once_and_what_lies_further_on_before(both: bool) -> None:
     for way in ways(both):
         near, far = run(way)
-        read = []
+        read: list[int] = []
         for block in range(BLOCKS):
             spans = block // SPAN + 1
             first = way.table_bytes + spans * way.span_bytes + block * way.block_bytes
