@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, settings
 from tests.support.threads import one_torch_thread
 from tgi_trio.devices import has_driver
 
-pytest_plugins = ["tests.support.hangs", "tests.support.sanitized"]
+pytest_plugins = ["tests.support.hangs", "tests.support.sanitized", "tests.support.variables"]
 
 # Before anything imports Triton, as libraries do that other tests import: it then interprets.
 if not has_driver():
@@ -31,6 +31,9 @@ os.environ.setdefault("KERNEL_CACHE_DIR", os.path.join(_CACHE, "tgi-trio"))
 # Threads of a team that has nothing to do sleep, here and in what tests start. By themselves they
 # wait in a spin, which next to other tests took five times the processor's time of the work itself.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+# Libraries show how far they are, for people.
+os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 
 # Nothing is garbage that is there until the tests are known: to look through it again and again is
 # a quarter of what finding them takes. `pytest_collection_finish` looks again.

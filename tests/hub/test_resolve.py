@@ -20,7 +20,7 @@ from tests.hub.fake_hub import SHA, FakeHub, running_hub
 from tests.support.warm_start import run_warm
 from tgi_trio import demo
 from tgi_trio.errors import ModelLoadError
-from tgi_trio.hub.download import hub_token
+from tgi_trio.hub.download import hub_token, import_huggingface_hub
 from tgi_trio.hub.resolve import (
     resolve_adapter,
     resolve_model,
@@ -305,3 +305,18 @@ def test_what_cannot_be_downloaded_is_named_by_its_flag(
     for read, flag in readers:
         with pytest.raises(ModelLoadError, match=f"copy the folder here for {flag}$"):
             read("some/nothing", cache_dir=tmp_path)
+
+
+@pytest.mark.parametrize(("given", "told"), [(None, False), ("0", True), ("1", False)])
+def test_the_hub_is_told_nothing_of_this_machine(
+    given: str | None, told: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unless that is asked for. The variables of the process are as they were."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_TELEMETRY", given == "1")
+    monkeypatch.delenv("HF_HUB_DISABLE_TELEMETRY", raising=False)
+    if given is not None:
+        monkeypatch.setenv("HF_HUB_DISABLE_TELEMETRY", given)
+    before = dict(os.environ)
+    hub = import_huggingface_hub()
+    assert dict(os.environ) == before
+    assert ("torch/" in hub.utils.build_hf_headers()["user-agent"]) == told

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,6 @@ def one_thread() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """Return a function family, overrides -> folder; equal arguments share a folder."""
-    os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
     made: dict[str, Path] = {}
 
     def make(family: str, **overrides: Any) -> Path:

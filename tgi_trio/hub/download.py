@@ -43,11 +43,17 @@ def hub_token(environ: Mapping[str, str] = os.environ) -> str | None:
 
 
 def import_huggingface_hub() -> Any:
-    """Import the package: a third of a second, which most starts do not need to spend."""
-    # We promise that nothing is reported to anyone; huggingface_hub reads this when imported.
-    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
-    import huggingface_hub
+    """Import the package: a third of a second, which most starts do not need to spend.
 
+    It tells the hub nothing of this machine then, unless HF_HUB_DISABLE_TELEMETRY has it do so.
+    """
+    import huggingface_hub
+    from huggingface_hub import constants
+
+    # We promise that nothing is reported to anyone. Not by the variable: that would be everybody's
+    # in this process, and comes too late where the package has been imported.
+    if "HF_HUB_DISABLE_TELEMETRY" not in os.environ:
+        vars(constants)["HF_HUB_DISABLE_TELEMETRY"] = True
     return huggingface_hub
 
 
