@@ -70,8 +70,9 @@ class ChatTemplate:
         self._written: dict[tuple[str, str], bool] = {}
         for name, source in sources.items():
             try:
-                self._variables[name] = meta.find_undeclared_variables(environment.parse(source))
-                self._templates[name] = environment.from_string(source)
+                parsed = environment.parse(source)
+                self._variables[name] = meta.find_undeclared_variables(parsed)
+                self._templates[name] = environment.from_string(parsed)
             except jinja2.TemplateSyntaxError as error:
                 raise ConfigurationError(
                     f"The chat template '{name}' does not compile: line {error.lineno}: "
