@@ -7,6 +7,7 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from tempfile import TemporaryDirectory
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -31,6 +32,11 @@ os.environ.setdefault("KERNEL_CACHE_DIR", os.path.join(_CACHE, "tgi-trio"))
 # Threads of a team that has nothing to do sleep, here and in what tests start. By themselves they
 # wait in a spin, which next to other tests took five times the processor's time of the work itself.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+# Code that comes with models is copied here, not among what somebody has there. It is one folder for
+# all tests: with another, whatever runs such code would have to import transformers anew.
+_MODULES = TemporaryDirectory(prefix="tgi-trio-modules-")
+os.environ["HF_MODULES_CACHE"] = _MODULES.name
 
 # Libraries show how far they are, for people.
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 
 import pytest
 
 from tests.support.own_code import answer, use_tokenizer_code, write_wave_model
+from tests.support.warm_children import home_of_hub
 from tests.support.warm_start import run_warm
 from tests.system.client import generate
 from tests.system.golden import tokenize
@@ -19,7 +21,7 @@ from tgi_trio.router.text.tokenizer_files import tokenizer_json
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A model of a type that nobody knows; who runs its code is written down."""
     monkeypatch.setenv("WAVE_WITNESS", str(tmp_path / "witness"))
-    monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path / "modules"))
+    monkeypatch.setenv("HF_HOME", home_of_hub(os.environ))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return write_wave_model(tmp_path / "wave")
 
