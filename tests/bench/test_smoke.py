@@ -65,7 +65,7 @@ def forker() -> Iterator[Forker]:
 
 
 # The process's own end comes first: whoever gave up on it would leave its exit code to the next.
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(9, first=1)
 @pytest.mark.timeout(LONGEST + 300)
 @pytest.mark.system
 @pytest.mark.parametrize("module", [each for each in SMALL if each not in RUN_ELSEWHERE])
