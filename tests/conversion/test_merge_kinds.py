@@ -125,6 +125,7 @@ def test_matrices_that_are_stored_transposed(tmp_path: Path) -> None:
     torch.testing.assert_close(logits_of(tmp_path / "out"), wanted, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("tied", [False, True], ids=["apart", "tied"])
 @pytest.mark.parametrize("config", [{}, SAVED], ids=["frozen", "saved"])
 @pytest.mark.parametrize("more", [3, -3], ids=["grown", "cut"])

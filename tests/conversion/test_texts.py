@@ -179,6 +179,7 @@ def shown(template: ChatTemplate | None) -> Any:
     return None if template is None else (template.sources, template.render(CHAT))
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("adapter", ADAPTERS)
 @pytest.mark.parametrize("base", BASES)
 def test_it_is_what_the_adapter_is_asked_with_beside_others(

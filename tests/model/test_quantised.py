@@ -323,7 +323,7 @@ def odd_json(draw: random.Random, value: Any) -> Any:
     return draw.choice(ODD_VALUES)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", FORMATS)
 def test_whatever_is_said_is_served_or_refused_in_a_sentence(tmp_path: Path, name: str) -> None:
     draw = random.Random(name)
@@ -337,7 +337,7 @@ def test_whatever_is_said_is_served_or_refused_in_a_sentence(tmp_path: Path, nam
             assert len(str(error)) > 40
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", FORMATS)
 def test_whatever_headers_say_is_served_or_refused_in_a_sentence(tmp_path: Path, name: str) -> None:
     draw = random.Random(name)

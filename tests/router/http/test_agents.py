@@ -45,7 +45,7 @@ async def test_the_bodies_are_of_the_size_that_agents_send() -> None:
     assert 15_000 < len(json.dumps(codex.TOOLS)) < 30_000
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("agent", BODIES)
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 async def test_a_session(family: Family, agent: str) -> None:
@@ -78,7 +78,7 @@ async def test_a_session(family: Family, agent: str) -> None:
         assert same > (0.97 if fewer is first else 0.9) * len(fewer)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("agent", BODIES)
 @pytest.mark.parametrize("family", BY_FORMAT.values(), ids=list(BY_FORMAT))
 async def test_their_tools_have_a_grammar(family: Family, agent: str) -> None:

@@ -68,6 +68,7 @@ async def test_a_function_without_parameters_is_shown_as_one_without_arguments(
     assert prompts[0] == prompts[1]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", NAMES)
 async def test_a_call_and_the_round_after_it(name: str) -> None:
     found = engine(name, called(name))
@@ -142,6 +143,7 @@ MALFORMED = [
 ]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", NAMES)
 async def test_whatever_a_model_writes_is_an_answer(name: str) -> None:
     form = find_call_style(template_of(name), FAMILIES[name].added).format
@@ -167,6 +169,7 @@ async def test_an_unknown_family_calls_as_hermes_does() -> None:
     assert find_call_style(None, ()).format is HERMES
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", NAMES)
 async def test_the_text_of_a_custom_tool_comes_back_as_it_was_written(name: str) -> None:
     text = '+ "é"\n- x'

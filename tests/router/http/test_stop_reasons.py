@@ -46,6 +46,7 @@ def text_of(choice: dict[str, Any]) -> str:
     return choice.get("message", choice.get("delta", {}))["content"]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("path", BODIES)
 @pytest.mark.parametrize("per_step", [1, 3])
 @pytest.mark.parametrize(("fields", "text", "finish", "stop", "matched"), ENDINGS)

@@ -78,6 +78,7 @@ def folded(chunks: list[replies.ChatCompletionChunk], index: int = 0) -> tuple[s
     return content, [tuple(call) for call in calls], reasons[-1]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("step", [1, 3, 1000])
 @pytest.mark.parametrize(
     ("prose", "calls", "reason"),

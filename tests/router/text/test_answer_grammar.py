@@ -134,6 +134,7 @@ MODELS = [
 ]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("form", "added"), MODELS)
 def test_prose_or_calls(form: Format, added: str) -> None:
     model = model_of(form.name, added)
@@ -166,6 +167,7 @@ def test_prose_or_calls(form: Format, added: str) -> None:
             assert not model.accepts(auto, f"<think>Rain?</think> So: {wrong}"), wrong
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("form", "added"), MODELS)
 def test_calls_or_an_answer_of_a_form(form: Format, added: str) -> None:
     model = model_of(form.name, added)
@@ -196,6 +198,7 @@ def test_as_many_calls_as_allowed() -> None:
         assert not model.accepts(matcher, HERMES.write(stops * (most + 1)))
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(("form", "added"), MODELS)
 @pytest.mark.parametrize("seed", range(3))
 def test_whatever_is_written_under_the_grammar_is_read_as_calls(

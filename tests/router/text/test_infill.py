@@ -120,6 +120,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Tokenizer]:
     return reference, Tokenizer.from_folder(folder, cache=folder / "cache")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("before", ["def add(x, y):\n    return ", "  x", "x", ""])
 @pytest.mark.parametrize("behind", ["x + y", " x + y", "\nprint(add(1, 2))\n", "  x", ""])
 def test_codellama_reads_a_gap_as_its_authors_code_does(

@@ -260,6 +260,7 @@ def test_templates_that_refuse_are_told_to_the_client() -> None:
 ELSEWHERE = {"deepseek-r1", "deepseek-v3.1", "gemma-4"}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 def test_what_a_family_takes(family: Family) -> None:
     found = ChatTemplate({"default": family.source}, family.special)

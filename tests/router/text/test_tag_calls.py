@@ -27,6 +27,7 @@ def begin(model: Model, given: dict[str, Any], *, required: bool = False) -> LLM
     return model.matcher(use_of(required=required), tags, tagged=True)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("form", "added"), MODELS)
 def test_calls_come_beside_tags_in_free_text(form: Format, added: str) -> None:
     model = model_of(form.name, added)
@@ -46,6 +47,7 @@ def test_calls_come_beside_tags_in_free_text(form: Format, added: str) -> None:
             assert not model.accepts(matcher, text, spelled=spelled), text
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("form", "added"), MODELS)
 def test_a_form_without_free_text_at_its_end_is_the_answer_or_calls_are(
     form: Format, added: str
@@ -60,6 +62,7 @@ def test_a_form_without_free_text_at_its_end_is_the_answer_or_calls_are(
         assert not model.accepts(matcher, text), text
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("form", "added"), MODELS)
 def test_where_a_call_must_come_the_answer_is_calls(form: Format, added: str) -> None:
     model = model_of(form.name, added)

@@ -104,6 +104,7 @@ def test_towers_in_the_form_of_mlx(
     assert np.array_equal(ours.rows, theirs.rows)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("family", sorted(IMAGE_FAMILIES.keys() & FAMILIES.keys()))
 def test_whether_a_folder_has_a_tower_is_told_by_names(tmp_path: Path, family: str) -> None:
     folder = make_folder(tmp_path, family)

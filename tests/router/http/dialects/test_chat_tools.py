@@ -160,6 +160,7 @@ async def test_the_text_is_held_to_its_form_as_that_of_responses_is(form):
     assert grammars[0] == grammars[1]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("step", [1, 3, 1000])
 @pytest.mark.parametrize(
     ("calls", "expected"),

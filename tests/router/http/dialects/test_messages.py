@@ -29,6 +29,7 @@ from tgi_trio.router.text.tools.call_formats import HERMES
 pytestmark = pytest.mark.trio
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("step", [1, 3, 1000])
 @pytest.mark.parametrize(
     ("text", "content", "reason"),

@@ -50,6 +50,7 @@ SPOKEN = [
 ]
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("step", [1, 3, 1000])
 @pytest.mark.parametrize(("text", "output"), SPOKEN)
 async def test_stream_and_body_say_the_same(http, monkeypatch, text, output, step):

@@ -24,6 +24,7 @@ def texts(found: replies.ResponseReply) -> list[replies.OutputTextPart]:
     return [item.content[0] for item in found.output if isinstance(item, replies.MessageItem)]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("step", [1, 3, 1000])
 @pytest.mark.parametrize("top", [None, 1, 2])
 async def test_the_tokens_of_a_text(http, monkeypatch, step, top):

@@ -120,6 +120,7 @@ def model(request: pytest.FixtureRequest) -> Model:
     return Model(request.param)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("form", FORMS)
 def test_a_form_behind_a_thought(model: Model, form: str) -> None:
     grammar, good, bad = FORMS[form]

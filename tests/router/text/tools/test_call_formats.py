@@ -65,6 +65,7 @@ def test_every_format_is_found_before_one_whose_signs_are_fewer() -> None:
     assert find_format("") is find_format("{{ messages }}") is HERMES
 
 
+@pytest.mark.sampled(3)
 @EACH_WRITING
 @pytest.mark.parametrize("calls", [1, 2])
 @pytest.mark.parametrize("arguments", SAMPLES[:4], ids=str)
@@ -86,6 +87,7 @@ def as_written(form: Format, arguments: dict[str, Any]) -> Any:
     return arguments
 
 
+@pytest.mark.sampled(3)
 @EACH_WRITING
 @pytest.mark.parametrize("arguments", SAMPLES, ids=str)
 def test_what_the_template_writes_is_read(family: Family, arguments: dict[str, Any]) -> None:

@@ -137,6 +137,7 @@ def cut(text: str, places: list[int]) -> list[str]:
 PLACES = st.lists(st.integers(0, 10**6), max_size=12)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("form", EVERY, ids=BY_NAME)
 @settings(max_examples=20)
 @given(data=st.data(), prose=PROSE, places=PLACES)
@@ -155,6 +156,7 @@ def test_what_was_written_is_read(form: Format, data: Any, prose: str, places: l
             assert [written for _, written in read] == [compact(value) for _, value in calls]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("form", EVERY, ids=BY_NAME)
 @settings(max_examples=20)
 @given(data=st.data(), prose=PROSE, junk=st.text(max_size=5), end=st.integers(0, 10**6))

@@ -28,6 +28,7 @@ def test_the_row_is_held_against_the_template(family: Family) -> None:
     assert style.as_text == (family.arguments == "text")
 
 
+@pytest.mark.sampled(3)
 @EACH
 @pytest.mark.parametrize("arguments", [{"x": 1}, {}, "no JSON", [1]], ids=str)
 def test_past_calls_are_shown_in_a_shape_that_renders(family: Family, arguments: Any) -> None:
