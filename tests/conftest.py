@@ -33,8 +33,8 @@ os.environ.setdefault("KERNEL_CACHE_DIR", os.path.join(_CACHE, "tgi-trio"))
 # wait in a spin, which next to other tests took five times the processor's time of the work itself.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-# Code that comes with models is copied here, not among what somebody has there. It is one folder for
-# all tests: with another, whatever runs such code would have to import transformers anew.
+# Code that comes with models is copied here, not among what somebody has there. It is one folder
+# for all tests: with another, whatever runs such code would have to import transformers anew.
 _MODULES = TemporaryDirectory(prefix="tgi-trio-modules-")
 os.environ["HF_MODULES_CACHE"] = _MODULES.name
 

@@ -41,6 +41,21 @@ def test_what_a_program_raises_is_shown() -> None:
 
 
 @pytest.mark.parametrize(
+    ("kind", "there"),
+    [
+        ("fake", []),
+        ("plain", ["torch"]),
+        ("real", ["torch", "transformers.modeling_utils"]),
+    ],
+)
+def test_what_is_forked_has_imported_what_its_kind_needs(kind: str, there: list[str]) -> None:
+    """Each kind is forked off the one before it, which has not imported what comes with it."""
+    names = ["torch", "transformers.modeling_utils"]
+    done = run_warm("-c", f"import sys; print(*(set({names}) & sys.modules.keys()))", shards=kind)
+    assert (sorted(done.stdout.split()), done.stderr) == (there, "")
+
+
+@pytest.mark.parametrize(
     ("shards", "variables", "kind"),
     [
         ("real", {}, "real"),

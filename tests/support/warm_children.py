@@ -53,14 +53,15 @@ _DECODING: Final = (
     "av",
 )
 
-# What is forked, by what is imported for it. `plain`: real ones without transformers. `images`: for
-# no server's shards, but for those of its processes that decode (`tests.support.warm_images`).
+# What is forked, by what is imported for it. `plain`: real ones without transformers, off whose
+# process the real ones' is forked (`tests.support.warm_start`). `images`: for no server's shards,
+# but for those of its processes that decode (`tests.support.warm_images`).
 PROGRAMS: Final = {
     **{"real": _SHARD, "plain": _SHARD, "fake": "tgi_trio.testing.fake_shard"},
     "images": "tgi_trio.media.decoding",
 }
 MODULES: Final = {
-    "real": (*_OWN, *_MODELS),
+    "real": _MODELS,
     "plain": _OWN,
     "fake": ("tgi_trio.shard.process", "tgi_trio.testing.fake_model"),
     "images": _DECODING,
@@ -167,7 +168,7 @@ def prepare(kind: str) -> None:
         sys.modules["torch"] = None  # type: ignore[assignment]
     for name in MODULES[kind]:
         import_module(name)
-    if kind in ("real", "plain"):
+    if kind == "plain":  # real ones are forked off these
         from tgi_trio.shard.cpu_backend.__main__ import main
 
         main([str(model_path())])

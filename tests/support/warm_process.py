@@ -52,12 +52,14 @@ def main() -> None:
     """Become one process per start that is asked for, until nobody is there to ask.
 
     Words: the descriptor of who asks; which shards of servers can be forked as well; and anything,
-    whose place the words of those take that are forked.
+    whose place the words of those take that are forked. It may itself have been forked so, for
+    shards that import more.
     """
     control, shards = socket.socket(fileno=int(sys.argv[1])), sys.argv[2]
     early = dict(os.environ)
     ending = Ending()
-    atexit.register(ending.leave)  # before all others: it is called after them
+    if len(sys.argv) > 3:  # else what this was forked off has done it
+        atexit.register(ending.leave)  # before all others: it is called after them
     if shards == "images":
         if not control.recv(1, socket.MSG_PEEK):  # many tests need none
             return

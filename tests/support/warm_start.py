@@ -19,12 +19,15 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryFile
+from typing import Final
 
 from tests.support.warm_children import kind_for
 
 _PATIENCE = 240.0  # seconds
 _ROOM = 1000  # bytes that a forked process can show of its command line
 EARLY = dict(os.environ)  # before a test has changed it: what is imported is for all of them
+# Kinds whose process imports what that of another does, and more.
+_FORKED_OFF: Final = {"real": "plain", "plain": "fake"}
 _lock = threading.Lock()
 
 
@@ -93,13 +96,18 @@ def start_warm(
         "shards": shards,
         "places": [],
     }
-    mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with its, open(os.devnull, "rb") as nothing:
+    with open(os.devnull, "rb") as nothing:
         fds = [nothing.fileno() if stdin is None else stdin, stdout, stderr]
         if shards:
             fds.append(way_to("images").fileno())
-        fds.append(its.fileno())
-        socket.send_fds(way_to(shards), [json.dumps(start).encode()], fds)
+        return _fork(way_to(shards), start, fds)
+
+
+def _fork(way: socket.socket, start: Mapping[str, object], fds: Sequence[int]) -> WarmProcess:
+    """Return what is forked off the process at the other end."""
+    mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with its:
+        socket.send_fds(way, [json.dumps(start).encode()], [*fds, its.fileno()])
     return WarmProcess(mine)
 
 
@@ -147,9 +155,11 @@ def way_to(shards: str) -> socket.socket:
 
 
 @functools.cache
-def _warm_process(shards: str) -> tuple[subprocess.Popen[bytes], socket.socket]:
+def _warm_process(shards: str) -> tuple[subprocess.Popen[bytes] | WarmProcess, socket.socket]:
     mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with its:
+        if shards in _FORKED_OFF:
+            return _fork_again(shards, its), mine
         words = [str(its.fileno()), shards, " " * _ROOM]
         argv = [sys.executable, "-m", "tests.support.warm_process", *words]
         process = subprocess.Popen(
@@ -160,3 +170,19 @@ def _warm_process(shards: str) -> tuple[subprocess.Popen[bytes], socket.socket]:
             start_new_session=True,
         )
     return process, mine
+
+
+def _fork_again(shards: str, its: socket.socket) -> WarmProcess:
+    """Return a process to fork a kind off, itself forked off one that has imported half of that."""
+    place = 3
+    start = {
+        "arguments": ["-m", "tests.support.warm_process", str(place), shards],
+        "environment": EARLY,
+        "folder": str(Path.cwd()),
+        "network": "",
+        "shards": "",
+        "places": [place],
+    }
+    with open(os.devnull, "rb") as nothing:
+        fds = [nothing.fileno(), 1, 2, its.fileno()]
+        return _fork(_warm_process(_FORKED_OFF[shards])[1], start, fds)
