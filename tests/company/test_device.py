@@ -19,7 +19,7 @@ from tests.support.threads import one_torch_thread  # noqa: E402
 from tgi_trio.shard.torch_backend.attention import dividing  # noqa: E402
 from tgi_trio.testing.stand_in_device import StandInDevice  # noqa: E402
 
-COMPANIES = 3  # of each server
+COMPANIES = 2  # of each server
 SEED = 21
 # An interpreter takes long for long texts.
 WISHES = {"length": frozenset({"one", "few", "many"}), "adapter": frozenset({"none"})}

@@ -25,7 +25,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 def run(name: str, *arguments: str) -> str:
     words = ("-c", PROGRAM, str(EXAMPLES / name), *arguments)
-    done = run_warm(*words, shards="real" if name in ALONE else "")
+    done = run_warm(*words, shards="plain" if name in ALONE else "")
     assert done.returncode == 0, done.stderr
     return done.stdout
 

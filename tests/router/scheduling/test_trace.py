@@ -43,6 +43,7 @@ def recorded(name: str, lines: list[str], veil: int = 1, steps: int = 400) -> Wo
     return here
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("veil", [1, 0x2545F491])
 @pytest.mark.parametrize("name", sorted(WORLDS))
 def test_a_trace_replays_to_the_same_state(name: str, veil: int) -> None:
