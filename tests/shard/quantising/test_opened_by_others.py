@@ -14,8 +14,8 @@ import torch
 from tests.shard.torch_backend.golden import Golden
 from tgi_trio.model.config import read_config
 from tgi_trio.shard.checkpoint.lookup import open_checkpoint
-from tgi_trio.shard.quantising.gptq import quantise_model
-from tgi_trio.shard.quantising.output import Job
+from tgi_trio.shard.quantising.job import Job
+from tgi_trio.shard.quantising.quantise import quantise_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 SIZES = {"hidden_size": 128, "intermediate_size": 256, "head_dim": 32}

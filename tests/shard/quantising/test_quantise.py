@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +16,15 @@ from safetensors.torch import load_file, save_file
 from tests.shard.cpu_backend.kernel_support import cpu_runner
 from tests.shard.torch_backend.golden import Golden, assert_greedy
 from tests.shard.torch_backend.models_support import load, prompts, run, sequences
+from tests.support.warm_start import run_warm
 from tgi_trio.errors import ConfigurationError, ModelLoadError
 from tgi_trio.model.config import read_config
 from tgi_trio.model.gguf.folder import gguf_folder
 from tgi_trio.model.quantised.recognise import find_layout
 from tgi_trio.shard.checkpoint.rounding.choose import ENCODINGS
 from tgi_trio.shard.quantising.__main__ import main
-from tgi_trio.shard.quantising.gptq import quantise_model
-from tgi_trio.shard.quantising.output import Job
+from tgi_trio.shard.quantising.job import Job
+from tgi_trio.shard.quantising.quantise import quantise_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 Checkpoint = Callable[..., Path]
@@ -229,6 +230,22 @@ def exactly_rounded(folder: Path, target: Path, word: str) -> Path:
             tensors[name] = torch.from_numpy(values.reshape(tensor.shape))
     save_file(tensors, target / "model.safetensors", metadata={"format": "pt"})
     return target
+
+
+WITHOUT_TORCH = """
+import sys
+from tgi_trio.shard.quantising.__main__ import main
+print(main(sys.argv[1]), "torch" in sys.modules)
+"""
+
+
+def test_a_gguf_file_is_written_without_torch(job: Job, tmp_path: Path) -> None:
+    """It is two seconds of each run, and not needed."""
+    file = tmp_path / "small.gguf"
+    words = asdict(replace(job, output=file, format="gguf:q8_0")) | {"quiet": True}
+    done = run_warm("-c", WITHOUT_TORCH, json.dumps(words, default=str))
+    assert (done.stdout, done.stderr) == ("0 False\n", "")
+    assert file.is_file()
 
 
 @pytest.mark.parametrize("word", ["q4_0", "q8_0"])

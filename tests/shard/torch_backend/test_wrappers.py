@@ -26,8 +26,8 @@ from tgi_trio.model.fit.cpu_kernels import find_unsupported
 from tgi_trio.model.wrappers import DEFAULTS
 from tgi_trio.shard.checkpoint.lookup import open_checkpoint
 from tgi_trio.shard.cpu_backend.program import pack_program
-from tgi_trio.shard.quantising.gptq import quantise_model
-from tgi_trio.shard.quantising.output import Job
+from tgi_trio.shard.quantising.job import Job
+from tgi_trio.shard.quantising.quantise import quantise_model
 from tgi_trio.testing.checkpoints import VOCAB_SIZE
 from tgi_trio.testing.wrapped_checkpoints import make_wrapped
 

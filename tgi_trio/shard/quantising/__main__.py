@@ -18,10 +18,10 @@ from tqdm import tqdm
 
 from tgi_trio.errors import ConfigurationError, ModelLoadError, PeerGone
 from tgi_trio.ipc.parent import die_with_parent
-from tgi_trio.model.config import read_config
-from tgi_trio.model.quantisable import quantisable_spec
 from tgi_trio.shard.machine.cores import usable_cores
 from tgi_trio.shard.machine.openmp import openmp_settings
+from tgi_trio.shard.quantising.job import Job
+from tgi_trio.shard.quantising.quantise import quantise_model
 
 
 def main(text: str) -> int:
@@ -36,13 +36,9 @@ def main(text: str) -> int:
         yield from tqdm(parts, disable=quiet)
 
     try:
-        quantisable_spec(read_config(words["model"]), words.get("format", "gptq"))
         # beside other work, torch's spinning threads would waste most of a core
         cores = usable_cores()
         os.environ.update(openmp_settings(len(cores), cores, os.environ))
-        from tgi_trio.shard.quantising.gptq import quantise_model  # torch: two seconds
-        from tgi_trio.shard.quantising.output import Job
-
         quantise_model(Job(**words), bar)
     except (ConfigurationError, ModelLoadError, OSError) as error:
         print(f"tgi-trio: {error}", file=sys.stderr)

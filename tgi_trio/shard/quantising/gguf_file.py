@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Final
@@ -31,8 +31,8 @@ from tgi_trio.model.tensors import decoder_claims, decoder_matrices
 from tgi_trio.shard.checkpoint.lookup import Checkpoint, open_checkpoint
 from tgi_trio.shard.checkpoint.numbers import Floats, to_float32
 from tgi_trio.shard.checkpoint.rounding.gguf_types import ENCODERS
+from tgi_trio.shard.quantising.job import Progress
 
-Progress = Callable[[Iterable[Any]], Iterable[Any]]
 FILE_TYPES: Final = {"Q4_0": 2, "Q8_0": 7}  # `general.file_type`
 _NUMBERS: Final = {kind.name: (number, kind) for number, kind in SERVED.items()}
 _ALIGNMENT: Final = 32

@@ -1,42 +1,33 @@
-"""Quantises a model folder to one with 4-bit weights by GPTQ."""
+"""Writes a model folder with 4-bit weights by GPTQ."""
 
 from __future__ import annotations
-
-from collections.abc import Callable, Iterable
-from typing import Any
 
 import torch
 
 from tgi_trio.errors import ModelLoadError
-from tgi_trio.model.config import ModelConfig, read_config, read_values
+from tgi_trio.model.config import ModelConfig, read_values
 from tgi_trio.model.matrices.references import MatrixRef
-from tgi_trio.model.quantisable import quantisable_spec
+from tgi_trio.model.specs.decoder import DecoderSpec
 from tgi_trio.shard.checkpoint.lookup import Checkpoint, open_checkpoint
 from tgi_trio.shard.checkpoint.numbers import to_float32
 from tgi_trio.shard.checkpoint.safetensors_files import SafetensorsFiles
-from tgi_trio.shard.quantising.calibration import read_samples, read_text
-from tgi_trio.shard.quantising.gguf_file import write_gguf
+from tgi_trio.shard.quantising.calibration import read_samples
+from tgi_trio.shard.quantising.job import Job, Progress
 from tgi_trio.shard.quantising.layers import Inputs, LayerWalk, Replaced
-from tgi_trio.shard.quantising.output import Job, Output, unpack
+from tgi_trio.shard.quantising.output import Output, unpack
 from tgi_trio.shard.quantising.solver import Solved, solve
 
-Progress = Callable[[Iterable[Any]], Iterable[Any]]
 _UNIT = 32  # rows and columns of a quantised matrix are multiples of it, since codes fill words
 
 
-def quantise_model(job: Job, progress: Progress) -> None:
-    """Write `job.output`; `progress` wraps the layers or tensors.
+def write_gptq(
+    job: Job, config: ModelConfig, spec: DecoderSpec, progress: Progress, text: str
+) -> None:
+    """Write the folder `job.output`; `text` shows which inputs matter.
 
     Raises ConfigurationError for invalid settings, ModelLoadError for a model that cannot be
     quantised.
     """
-    config = read_config(job.model)
-    spec = quantisable_spec(config, job.format)
-    text = read_text(job.calibration_text)
-    if job.format != "gptq":
-        kind = job.format.removeprefix("gguf:").upper()
-        write_gguf(config, spec, job.output, kind, progress, text)
-        return
     length = min(job.sample_tokens, config.max_positions or job.sample_tokens)
     samples = read_samples(text, job.model / "tokenizer.json", job.samples, length)
     output = Output(job, text)

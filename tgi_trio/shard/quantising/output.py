@@ -5,12 +5,10 @@ A run that was stopped continues after the last finished layer.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,40 +18,11 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 
 from tgi_trio.errors import ConfigurationError, ModelLoadError
+from tgi_trio.shard.quantising.job import Job
 from tgi_trio.shard.quantising.solver import BITS, ZERO, Solved
 
 _EACH: Final = 32 // BITS  # codes in a word
 _NOT_COPIED: Final = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".index.json")
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """The settings of a run."""
-
-    model: Path
-    output: Path
-    group: int  # inputs that share a scale, -1: all
-    damping: float
-    by_activation: bool
-    samples: int
-    sample_tokens: int
-    calibration_text: Path | None
-    format: str = "gptq"  # or "gguf:q4_0", "gguf:q8_0"
-
-    @property
-    def staging(self) -> Path:
-        return self.output.with_name(f"{self.output.name}.quantizing")
-
-    def digest(self, text: str) -> str:
-        """Return a hash that identifies this job: settings, weights and calibration text."""
-        facts = {name: str(value) for name, value in asdict(self).items() if name != "output"}
-        weights = {
-            path.name: (path.stat().st_size, path.stat().st_mtime_ns)
-            for path in sorted(self.model.glob("*.safetensors"))
-        }
-        digest = hashlib.sha256(json.dumps([facts, weights]).encode())
-        digest.update(text.encode("utf-8", errors="surrogatepass"))
-        return digest.hexdigest()
 
 
 class Output:
