@@ -91,6 +91,7 @@ def test_it_names_what_save_pretrained_writes(
     assert described == {name: shape for name, shape in stored.items() if name not in known}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize(("family", "changes"), CASES, ids=lambda v: str(v)[:40])
 def test_every_number_is_in_one_cut_of_one_rank(

@@ -59,6 +59,7 @@ def check_tokens(folder: Path, original: Path) -> None:
         assert_greedy(golden, recorder, row, tolerance=5e-4)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("family", FORMS)
 def test_plain_numbers(checkpoint: Make, tmp_path: Path, family: str) -> None:
     source = checkpoint(family)

@@ -29,6 +29,7 @@ def prompts() -> list[str]:
     return [" ".join(rng.choices(words, k=1 + n * n // 3)) for n in range(16)]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.trio
 @pytest.mark.parametrize("family", FAMILIES)
 async def test_greedy_tokens_equal_transformers(tmp_path: Path, family: str) -> None:

@@ -129,6 +129,7 @@ def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
         assert generate(first.url, "still here")["generated_text"]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("fake", "others"),
     [({}, ()), (STATES, ()), (None, ("--num-shard", "2"))],

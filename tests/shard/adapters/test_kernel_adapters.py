@@ -205,6 +205,7 @@ def test_gates_that_are_cut_at_a_bound(checkpoint: Checkpoint, tmp_path: Path) -
             check(golden, recorder, row, 2e-3)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("family", TOKEN_ROWS)
 def test_rows_of_tokens(checkpoint: Checkpoint, tmp_path: Path, family: str) -> None:
     """Beside LoRA, of two adapters and none in one batch."""
@@ -314,6 +315,7 @@ def test_others_adapters_change_no_bit(llama: Path, tmp_path: Path, pairs: Pairs
         assert not torch.equal(found[0][1], found[3][1])
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("quantize", ["eetq", "eetq by rows", "q4_0", "q8_0"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("dora", [False, True], ids=["plain", "dora"])

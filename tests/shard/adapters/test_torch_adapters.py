@@ -180,6 +180,7 @@ def test_biases_of_linears_whose_inputs_are_scaled(serve: Callable[..., Any], fa
         check(golden, recorder, row)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("family", WITH_HEADS)
 def test_the_head(serve: Callable[..., Any], family: str) -> None:
     """Alone and with layers, tied to the embedding or not; also for prompts and drafts."""

@@ -88,6 +88,7 @@ def rows(count: int = 6) -> list[Any]:
     return [sequence(i, prompt, blocks[i], NEW) for i, prompt in enumerate(some)]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_tokens_are_those_of_the_dequantised_weights(
     checkpoint: Make, tmp_path: Path, family: str

@@ -144,6 +144,7 @@ def test_quantised_experts_are_their_dequantised_weights(
             assert_greedy(golden, recorder, row, tolerance)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("backend", ["torch", "kernels"])
 @pytest.mark.parametrize(
     ("family", "word"),
@@ -332,6 +333,7 @@ class Rounded(RandomWeights):
         return values * (1.0 + off.astype(np.float32))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("heads", range(1, 9))
 @pytest.mark.parametrize("value_vectors", [2, 4])
 def test_rounding_decides_nothing_in_the_self_test(

@@ -62,6 +62,7 @@ def write(golden: Golden, prompt: Prompt, *, by_grammar: bool) -> list[int]:
     return tokens
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_grammars_and_drafts(model: Maker, family: str) -> None:
     """Drafts are right two times of three, and a wrong one fits no grammar."""
@@ -85,6 +86,7 @@ def test_grammars_and_drafts(model: Maker, family: str) -> None:
     assert shard.drafted
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("family", [*FAMILIES, "qwen4_exp", *CROSSED])
 def test_preempted_at_any_step(model: Maker, family: str) -> None:
     """Its prompt is half computed, or it has said something: it begins anew, beside another."""

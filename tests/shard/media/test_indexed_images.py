@@ -31,6 +31,7 @@ def prompts(family: str) -> list[Prompt]:
     ]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("budget", [3, 1000])
 @pytest.mark.parametrize("family", [*FAMILIES, SMALL])
 def test_tokens_of_images_are_chosen_as_others_are(model: Maker, family: str, budget: int) -> None:

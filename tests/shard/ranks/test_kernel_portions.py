@@ -61,6 +61,7 @@ CASES: dict[str, tuple[str, int, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("case", CASES)
 def test_ranks_say_what_transformers_says(checkpoint: Checkpoint, case: str) -> None:
     family, size, overrides = CASES[case]

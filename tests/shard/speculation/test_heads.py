@@ -80,6 +80,7 @@ def load(base: Path, heads: Path | None, backend: str, quantize: str | None = No
     return load_runner(settings)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("backend", ["torch", "kernels"])
 @pytest.mark.parametrize("kind", WRITERS)
 def test_heads_draft_what_their_format_says(

@@ -207,6 +207,7 @@ def after_others(runner: Runner, others: int) -> tuple[list[Any], list[float]]:
     return watched.drafted, values
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("backend", ["torch", "kernels"])
 @pytest.mark.parametrize("family", ["deepseek_v3", "qwen4_exp_text"])
 def test_whoever_has_ended_changes_no_states(family: str, backend: str, tmp_path: Path) -> None:

@@ -68,6 +68,7 @@ def test_layers_in_which_they_do_not(backend: CapturableAttention) -> None:
         assert torch.equal(blind, plain)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     "shape",
     [

@@ -228,6 +228,7 @@ def by_expert(routed: Routed, spec: ExpertsSpec) -> tuple[torch.Tensor, torch.Te
     return weights, chosen
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("tokens", [1, 37])
 def test_a_mixture_says_what_its_experts_say_one_by_one(
@@ -269,6 +270,7 @@ def mlp(width: int, gate: Gate, dtype: torch.dtype, seed: int, biases: bool) -> 
     return DenseMlp(linear(2 * width, HIDDEN, 0), linear(HIDDEN, width, 2), gate)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("tokens", [2, 70])
 @pytest.mark.parametrize(

@@ -180,6 +180,7 @@ def test_a_full_batch_says_what_transformers_says(
         check(golden, recorder, id, prompt)
 
 
+@pytest.mark.sampled(3)
 def test_a_sequence_goes_on_behind_a_snapshot(
     model: tuple[Runner, GreedyRecorder, Golden],
 ) -> None:
