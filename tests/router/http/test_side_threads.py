@@ -185,6 +185,18 @@ async def test_what_a_request_was_made_of_is_freed_object_by_object_in_a_thread(
     assert not threads.running, "there is nothing to be freed"
 
 
+async def test_what_is_held_twice_or_in_a_circle_is_freed_as_well() -> None:
+    threads, freed = SideThreads(), list[tuple[str, bool]]()
+    circle: list[object] = [[Thing("held", freed)] for _ in range(2)]
+    circle += [circle, *circle]
+    threads.free([circle])
+    circle[:] = circle[:2]  # while it is looked through, or before, or behind that
+    while threads.running:
+        await trio.sleep(0.001)
+    circle.clear()
+    assert [name for name, _ in freed] == ["held"] * 2
+
+
 async def test_a_large_body_is_freed_in_a_thread_once_it_is_answered(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -76,15 +76,19 @@ class SideThreads:
 
 
 def _list_parts(root: object) -> deque[object]:
-    """Return the lists, dictionaries and records of a tree, each before those that it holds."""
-    parts, fresh = deque([root]), deque([root])
+    """Return the lists, dictionaries and records of a tree, each before those that it holds.
+
+    One that is held twice, or by what it holds, is there once.
+    """
+    parts, fresh, known = deque([root]), deque([root]), {id(root)}
     holds: dict[type, bool] = {}
     while fresh:
         for each in gc.get_referents(fresh.popleft()):
             kind = type(each)
             if kind not in holds:
                 holds[kind] = issubclass(kind, list | tuple | dict | Struct) or is_dataclass(kind)
-            if holds[kind]:
+            if holds[kind] and id(each) not in known:
+                known.add(id(each))
                 parts.append(each)
                 fresh.append(each)
     return parts
