@@ -46,7 +46,10 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
         "gemma3n_text",
         {"rope_theta": 5e5, "rope_local_base_freq": 5e3, "num_kv_shared_layers": 5},
     ),
-    "mimo": ("mimo_v2_flash", {"sliding_window_size": 31, "routed_scaling_factor": None}),
+    "mimo": (
+        "mimo_v2_flash",  # 0.334 of a head turns: an even number
+        {"sliding_window_size": 31, "routed_scaling_factor": None, "head_dim": 24},
+    ),
 }
 
 

@@ -62,7 +62,9 @@ def test_a_part_that_cannot_be_written_is_named(tmp_path: Path, kind: str) -> No
 
 def test_torch_is_not_imported_for_a_refusal(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(CONFIG | {"model_type": "gpt_oss"}))
-    words = {"model": str(tmp_path), "output": "x", "calibration_text": None, "format": "gptq"}
+    paths = {"model": str(tmp_path), "output": "x", "calibration_text": None}
+    numbers = {"group": 32, "damping": 0.01, "samples": 1, "sample_tokens": 8}
+    words = paths | numbers | {"by_activation": False, "format": "gptq"}
     code = (
         "import sys; from tgi_trio.shard.quantising.__main__ import main; "
         f"assert main({json.dumps(words)!r}) == 1; assert 'torch' not in sys.modules"

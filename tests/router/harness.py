@@ -154,7 +154,9 @@ async def engine_on_fake_shard(
             limits = replace(limits, reserve=not growing)
             engine = Engine(AdmissionLimits(permits), limits, tokenizer, metrics)
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(engine.serve, ShardLink(end))
+                link = ShardLink(end)
+                nursery.start_soon(link.send_waiting)
+                nursery.start_soon(engine.serve, link)
                 nursery.start_soon(engine.watch_deadlines)
                 yield Bench(engine, tokenizer, metrics, shard, end, info)
                 nursery.cancel_scope.cancel()

@@ -147,6 +147,7 @@ class Run:
                     self.shard, self.link, self.served = shard, ShardLink(end), number
                     task_status.started()
                     task_status = trio.TASK_STATUS_IGNORED
+                    nursery.start_soon(self.link.send_waiting)
                     await self.engine.serve(self.link)
                 self.link = None
             if shard.error is not None and not self._ended:

@@ -35,8 +35,6 @@ class OneStep:
 
     def flush(self) -> None: ...
 
-    async def send_waiting(self) -> None: ...
-
     async def wait(self) -> None:
         await trio.lowlevel.checkpoint()
 

@@ -306,8 +306,6 @@ class Flood:
 
     def flush(self) -> None: ...
 
-    async def send_waiting(self) -> None: ...
-
     def replies(self) -> Iterator[Frame]:
         while self.taken < self._stop_after:
             self.taken += 1

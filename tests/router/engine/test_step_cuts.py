@@ -72,8 +72,6 @@ class Scripted:
 
     def flush(self) -> None: ...
 
-    async def send_waiting(self) -> None: ...
-
     def replies(self) -> Iterator[Frame]:
         for _ in range(self._together):
             if self._sequence is None or self._said == len(self._ids):

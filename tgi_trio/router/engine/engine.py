@@ -210,7 +210,7 @@ class Engine:
     async def serve(self, link: ShardLink) -> None:
         """Serve with one incarnation of the shard group until cancelled (it died, or we stop).
 
-        Then all unfinished sequences are queued again, to be replayed from prompt and emitted ids
+        Beside it runs `link.send_waiting`. Then all unfinished sequences are queued again, to be replayed from prompt and emitted ids
         by the next incarnation.
         """
         self._link = link
@@ -218,12 +218,10 @@ class Engine:
         try:
             self._adapters.attach(link.send_frame)
             self._dispatch()
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(link.send_waiting)
-                while True:
-                    # Here control returns from the shard's process (`Reporter.send`).
-                    await link.wait()
-                    await self._turn(link)
+            while True:
+                # Here control returns from the shard's process (`Reporter.send`).
+                await link.wait()
+                await self._turn(link)
         finally:
             self._link = None
             self._adapters.detach()

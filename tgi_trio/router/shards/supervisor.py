@@ -320,6 +320,7 @@ class Supervisor:
                 self._engine.scheduler.restore_prefixes(kept.prefixes, kept.on_device)
             link = self._link = ShardLink(end)
             async with trio.open_nursery() as nursery:
+                nursery.start_soon(link.send_waiting)
                 if self._saver is not None:
                     nursery.start_soon(self._saver.run, self._engine.scheduler, link)
                 await self._engine.serve(link)
