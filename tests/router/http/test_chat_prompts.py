@@ -10,7 +10,7 @@ import pytest
 
 from tests.router.http.openai_answers import engine
 from tests.router.http.served import served
-from tgi_trio.router.http import rendering
+from tgi_trio.router.http import preparing, rendering
 from tgi_trio.router.http.messages import service_replies
 from tgi_trio.router.text.chat_template import ChatTemplate
 
@@ -106,7 +106,8 @@ def watch_rendering(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         return rendered(*args)
 
     rendered = rendering.render_with_tools
-    monkeypatch.setattr(rendering, "render_with_tools", render)
+    for module in (rendering, preparing):
+        monkeypatch.setattr(module, "render_with_tools", render)
     return threads
 
 
