@@ -63,4 +63,5 @@ async def test_a_full_disk_ends_the_recording_and_not_the_server(
 async def test_a_file_that_cannot_be_made_is_a_clear_error(tmp_path: Path) -> None:
     with pytest.RaisesGroup(ConfigurationError, match=None) as caught:
         await record(tmp_path / "no such folder" / "trace", 1)
-    assert "record_schedule" in str(caught.value.exceptions[0])
+    told = str(caught.value.exceptions[0])
+    assert told.startswith("--record-schedule ") and told.endswith(": No such file or directory")
