@@ -86,14 +86,14 @@ def test_a_layer_says_what_torch_says(
     said, mixed, found = (some(TOKENS, HIDDEN, seed=i, dtype=dtype) for i in (12, 13, 14))
     for added in (None, Added(said, after)):
         theirs = own.predict(hidden, added, before)
-        low = own.detour_down(theirs[1])
-        joined = own.join(*theirs, mixed, low, after, before)
+        detour = own.detour_up(own.detour_down(theirs[1]))
+        joined = own.join(*theirs, mixed, detour, after, before)
         corrected = own.correct(theirs[0], joined[0], found, after)
         with monkeypatch.context() as patch:
             in_kernels(patch)
             ours = (
                 *own.predict(hidden, added, before),
-                *own.join(*theirs, mixed, low, after, before),
+                *own.join(*theirs, mixed, detour, after, before),
                 *own.correct(theirs[0], joined[0], found, after),
             )
         for mine, wanted in zip(ours, (*theirs, *joined, *corrected), strict=True):
