@@ -159,7 +159,7 @@ def test_thoughts_are_dim_on_a_terminal(
 
 
 @pytest.mark.parametrize(
-    ("text", "complaint"), [("{", "cannot be read: "), ("{}", "must hold a JSON list of tools")]
+    ("text", "complaint"), [("{", "is no JSON: "), ("{}", "must hold a JSON list of tools")]
 )
 def test_bad_tools_are_refused(tmp_path: Path, text: str, complaint: str) -> None:
     (tmp_path / "tools.json").write_text(text)

@@ -200,6 +200,8 @@ def test_what_is_no_part_of_any_sense_is_refused(wrapped: Any, tmp_path: Path) -
 
 
 # Families whose layers without windows turn nothing.
+# Their classes' own heads turn in an odd number of dimensions; no published model has these.
+ODD = ("glm4_moe", "glm4v_moe_text", "qwen3_omni_moe_text")
 NOWHERE = ("cohere2", "exaone4", "muse_glimmer_text")
 # Of families whose default sections do not make up a head of their default size.
 SECTIONS = {"glm4v_moe_text": [2, 4, 4], "glm4v_text": [16, 24, 24]}
@@ -225,6 +227,10 @@ def test_sizes_that_the_nested_config_leaves_out(tmp_path: Path, kind: str) -> N
     (tmp_path / "config.json").write_text(json.dumps(content))
     read, theirs = read_config(tmp_path), AutoConfig.for_model(kind)
     theirs.allow_global_per_layer_attribute_access = True
+    if kind in ODD:
+        with pytest.raises(ModelLoadError, match="dimensions of a head cannot turn in pairs"):
+            decoder_spec(read)
+        return
     spec = decoder_spec(read)
     assert spec is not None
     assert read.max_positions == theirs.max_position_embeddings
