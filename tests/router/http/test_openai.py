@@ -7,6 +7,7 @@ import json
 import msgspec
 import orjson
 import pytest
+import trio
 
 from tests.router.http.fake_engine import FakeEngine
 from tests.router.http.openai_answers import (
@@ -263,6 +264,8 @@ async def test_a_token_that_cannot_be_written_ends_its_own_stream_only(http, cap
         client, other = await server.connect(), await server.connect()
         body = {"prompt": "x", "stream": True}
         await client.send("POST", "/v1/completions", body)
+        while not fake.submitted:  # two that come at one time may be served in either order
+            await trio.sleep(0.001)
         await other.send("POST", "/v1/completions", body)
         bad, good = await client.answer(), await other.answer()
         assert fake.permits == 0
