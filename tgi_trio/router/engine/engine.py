@@ -210,8 +210,8 @@ class Engine:
     async def serve(self, link: ShardLink) -> None:
         """Serve with one incarnation of the shard group until cancelled (it died, or we stop).
 
-        Beside it runs `link.send_waiting`. Then all unfinished sequences are queued again, to be
-        replayed from prompt and emitted ids by the next incarnation.
+        Beside it runs `ShardLink.send_waiting`. Then all unfinished sequences are queued again, to
+        be replayed from prompt and emitted ids by the next incarnation.
         """
         self._link = link
         self.last_step_at = self._clock()
