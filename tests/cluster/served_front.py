@@ -130,6 +130,8 @@ async def served_front(
         await nursery.start(serve, front, listeners, ServerSettings(), served.shutdown)
         for each in replicas if up else ():
             await served.until(each, MemberState.UP)
+        if up:
+            await front.fleet.wait_polled()  # also what each of them serves
         try:
             yield served
         finally:

@@ -72,3 +72,14 @@ async def test_a_connection_that_was_being_made_is_lost_with_the_others(
         assert not connections.busy
         connections.give_back(await connections.take(), reusable=True)  # as it comes back
         assert len(connections.idle) == 1
+
+
+async def test_whoever_waits_on_a_closed_connection_is_told_so_each_time() -> None:
+    """A poll may be sending as its replica is given up. The second one to do so ended the front."""
+    async with fake_replicas(1) as replicas:
+        connections = Connections(replicas.addresses[0])
+        for _ in range(2):
+            connection = await connections.take()
+            connections.close()
+            with pytest.raises(ReplicaLost, match="closed here"):
+                await connection.receive()

@@ -18,7 +18,7 @@ import trio
 from tgi_trio.cluster.gossip import LONGEST_NAME
 from tgi_trio.cluster.pump import current_pump
 from tgi_trio.router.http.wire.headers import Header, header_block
-from tgi_trio.router.http.wire.transport import inner_socket
+from tgi_trio.router.http.wire.transport import inner_socket, wait_readable
 
 UNIX = "unix:"
 CONNECT_SECONDS = 1.0  # timeout of connecting to a replica
@@ -118,7 +118,7 @@ class Connection:
         """Return received bytes, at least one. Raises ReplicaLost."""
         try:
             data = await self._receive()
-        except (OSError, ValueError, trio.BrokenResourceError, trio.ClosedResourceError) as error:
+        except (OSError, trio.BrokenResourceError, trio.ClosedResourceError) as error:
             raise ReplicaLost(f"its connection broke: {error}") from None
         if not data:
             raise ReplicaLost(_HUNG_UP)
@@ -129,9 +129,8 @@ class Connection:
         if plain is None:
             return bytes(await self._stream.receive_some(_MOST_RECEIVED))
         while True:
-            # Wait before the first recv: right after a token there is never anything to read. A
-            # closed socket has the descriptor -1, which raises ValueError.
-            await trio.lowlevel.wait_readable(plain)
+            # Wait before the first recv: right after a token there is never anything to read.
+            await wait_readable(plain)
             try:
                 return plain.recv(_MOST_RECEIVED)
             except BlockingIOError:

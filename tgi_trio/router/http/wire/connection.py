@@ -26,7 +26,7 @@ import trio
 
 from tgi_trio.router.http.wire.idle import IdleConnections, IdleWatch
 from tgi_trio.router.http.wire.pace import LoopPace
-from tgi_trio.router.http.wire.transport import SEND_TIMEOUT, inner_socket
+from tgi_trio.router.http.wire.transport import SEND_TIMEOUT, inner_socket, wait_readable
 
 _RECEIVED = 1 << 16  # bytes received from the socket at once
 _MOST_RECEIVED = 1 << 18  # bytes at once after a full read, since each turn of the loop has a cost
@@ -242,7 +242,7 @@ class Connection:
         """Receive the next bytes, most of them into `memory`; return whether more may come."""
         try:
             self._wake_for(min(memory.wanted, _WORTH))
-            await trio.lowlevel.wait_readable(sock)
+            await wait_readable(sock)
             await memory.ready()
             if room := memory.room(_MOST_WRITTEN):
                 count = _receive_into(room, sock)
@@ -280,14 +280,13 @@ class Connection:
 
     async def _receive_plain(self, sock: socket.socket) -> bytes:
         """Do so without TLS. Raises OSError and trio.ClosedResourceError."""
-        while sock.fileno() != -1:
-            await trio.lowlevel.wait_readable(sock)
+        while True:
+            await wait_readable(sock)
             await self.breathe()
             try:
                 return sock.recv(self._room)
             except BlockingIOError:
                 continue
-        return b""
 
     # ---- closing ------------------------------------------------------------------------------
 

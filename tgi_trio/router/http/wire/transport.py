@@ -31,6 +31,17 @@ def inner_socket(connected: trio.socket.SocketType) -> socket.socket | None:
     return inner if type(inner) is socket.socket else None
 
 
+async def wait_readable(plain: socket.socket) -> None:
+    """Wait until a socket has bytes, or its end. Raises trio.ClosedResourceError if it is closed.
+
+    Of one that is closed already trio would raise ValueError, and never forget that descriptor -1
+    is waited for: whoever waited for a closed socket next would get trio.BusyResourceError.
+    """
+    if plain.fileno() < 0:
+        raise trio.ClosedResourceError("the socket was closed here")
+    await trio.lowlevel.wait_readable(plain)
+
+
 class BodySink(Protocol):
     """Receives the body of a request as it arrives."""
 
