@@ -26,7 +26,7 @@ from tgi_trio.conversion import child
 from tgi_trio.conversion.convert import convert_folder
 from tgi_trio.conversion.folder import STAGING, conversion_due, find_pickles
 from tgi_trio.errors import ModelLoadError
-from tgi_trio.hub.resolve import check_folder
+from tgi_trio.hub.folders import check_folder
 
 TYPED = (
     *(torch.float32, torch.float64, torch.float16, torch.bfloat16),

@@ -20,7 +20,7 @@ from tgi_trio.conversion import child
 from tgi_trio.conversion.convert import convert_folder
 from tgi_trio.conversion.pickle_machine import run_pickle
 from tgi_trio.errors import ModelLoadError
-from tgi_trio.hub.resolve import check_folder
+from tgi_trio.hub.folders import check_folder
 
 
 class Calls:

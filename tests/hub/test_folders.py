@@ -14,8 +14,8 @@ from safetensors.torch import load_file
 from tests.hub.test_resolve import pickled
 from tgi_trio import demo
 from tgi_trio.errors import ModelLoadError
+from tgi_trio.hub.folders import check_folder
 from tgi_trio.hub.resolve import (
-    check_folder,
     resolve_adapter,
     resolve_drafter,
     resolve_model,

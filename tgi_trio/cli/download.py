@@ -8,7 +8,8 @@ from tgi_trio.cli.options import DownloadOptions
 from tgi_trio.conversion.adapters import is_adapter, read_base
 from tgi_trio.conversion.folder import find_pickles, model_files
 from tgi_trio.errors import ConfigurationError
-from tgi_trio.hub.resolve import PICKLES, fetch_pickles, resolve_model
+from tgi_trio.hub.fetching import PICKLES, fetch_pickles
+from tgi_trio.hub.resolve import resolve_model
 from tgi_trio.settings.records import BASE
 
 
