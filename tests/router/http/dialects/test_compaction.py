@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -22,6 +23,7 @@ from tests.router.http.image_requests import data_url, seeing_engine
 from tests.router.http.served import Answer, served
 from tests.router.http.thinking import let_think
 from tests.router.media.image_files import encode, noise
+from tgi_trio.router.http.routes import compaction
 from tgi_trio.router.text.tools.call_formats import HERMES
 
 pytestmark = pytest.mark.trio
@@ -137,3 +139,18 @@ async def test_a_compaction_of_another_server_is_refused(content: str | None) ->
         answer = await one.ask([{"type": "compaction", "encrypted_content": content}, USER])
         assert error(answer)[0] == 400
         assert answer.json()["error"]["param"] == "input[0].encrypted_content"
+
+
+async def test_the_answer_is_written_beside_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There may be megabytes of images in it."""
+    here: list[bool] = []
+    write = compaction.list_output
+
+    def noted(*given: Any) -> Any:
+        here.append(threading.current_thread() is threading.main_thread())
+        return write(*given)
+
+    monkeypatch.setattr(compaction, "list_output", noted)
+    async with talk(engine("Rome is wet.")) as one:
+        await one.compact(input=[USER, SAID])
+    assert here == [False]

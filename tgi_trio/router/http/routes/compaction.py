@@ -42,14 +42,23 @@ async def compact(call: Call) -> Reply:
     (result,) = results = await collect_results(call, [one], keep_tokens=True)
     answer = read_answer(prepared.reader(), result.tokens, result.outcome.tail)
     summary = check_summary(answer.content, result.outcome)
+    items, usage = [*history.kept, *history.given], count_usage(result.outcome)
+    written = await call.compute(partial(_write, call, items, summary, usage), long=True)
+    headers = timing_headers(call, len(prepared.prompt), results)
+    return Reply(written, headers=headers)
+
+
+def _write(
+    call: Call, items: list[schema.InputItem], summary: str, usage: replies.ResponseUsage
+) -> bytes:
+    """Return the answer in JSON: there may be megabytes of images in it."""
     reply = replies.CompactionReply(
         id=f"resp_{call.ids.randbytes(24).hex()}",
         created_at=call.now(),
-        output=list_output(call, [*history.kept, *history.given], summary),
-        usage=count_usage(result.outcome),
+        output=list_output(call, items, summary),
+        usage=usage,
     )
-    headers = timing_headers(call, len(prepared.prompt), results)
-    return Reply(msgspec.json.encode(reply), headers=headers)
+    return msgspec.json.encode(reply)
 
 
 ROUTES = (Route("POST", "/v1/responses/compact", compact, dialect=ERRORS, images=True),)
