@@ -21,8 +21,7 @@ from tgi_trio.shard.torch_backend.models.attending import Attending, RotaryTable
 from tgi_trio.shard.torch_backend.models.feeding import feed_both, feed_forward
 from tgi_trio.shard.torch_backend.models.layer import Layer
 from tgi_trio.shard.torch_backend.models.projections import Mixed, Sums
-from tgi_trio.shard.torch_backend.states.mamba2_layer import Mamba2Layer
-from tgi_trio.shard.torch_backend.states.steps import StepStates
+from tgi_trio.shard.torch_backend.states.steps import EarlyMixer, StepStates
 
 
 class LayerRunner:
@@ -46,6 +45,12 @@ class LayerRunner:
             i: self._attend.steps_of(layer.attention)
             for i, layer in enumerate(layers)
             if layer.attention is not None
+        }
+        # Likewise: the mixer that begins while these are rotated.
+        self._early = {
+            i: layer.mixer
+            for i, layer in enumerate(layers)
+            if layer.attention is not None and isinstance(layer.mixer, EarlyMixer)
         }
 
     def run(
@@ -179,12 +184,10 @@ class LayerRunner:
         self, index: int, inner: torch.Tensor | None, states: StepStates | None
     ) -> BesideHeads | None:
         """Return how a mixer beside attention begins, given the output of its `inner`."""
-        layer = self._layers[index]
-        if layer.attention is None or not isinstance(layer.mixer, Mamba2Layer):
+        mixer = self._early.get(index)
+        if mixer is None or inner is None or states is None:
             return None
-        if inner is None or states is None:
-            return None
-        return layer.mixer.begin(inner, states.layers[index], states.steps)
+        return mixer.begin(inner, states.layers[index], states.steps)
 
     def attend(
         self,
@@ -220,8 +223,9 @@ class LayerRunner:
         mixer = self._layers[index].mixer
         if mixer is None or states is None:
             raise ValueError(f"layer {index} keeps states, and the step has none")
-        if begun is not None and isinstance(mixer, Mamba2Layer):
-            return mixer.go_on(inner, begun.found, states.layers[index], states.steps)
+        if begun is not None:
+            early = self._early[index]
+            return early.go_on(inner, begun.found, states.layers[index], states.steps)
         return mixer.mix(inner, states.layers[index], states.steps)
 
     def feed(

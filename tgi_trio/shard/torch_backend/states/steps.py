@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol, TypeAlias
+from typing import Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import torch
 
 from tgi_trio.shard.contract import StepPlan
+from tgi_trio.shard.torch_backend.layers.beside_heads import BesideHeads
 from tgi_trio.shard.torch_backend.layers.linear import Linear
 from tgi_trio.shard.torch_backend.staging import Array, Send
 from tgi_trio.shard.torch_backend.states.chunks import (
@@ -268,4 +269,25 @@ class MixerLayer(Protocol):
 
     def nbytes(self) -> int:
         """Return the bytes of its weights."""
+        ...
+
+
+@runtime_checkable
+class EarlyMixer(MixerLayer, Protocol):
+    """A mixer that can begin while the heads of attention beside it are rotated (Falcon H1)."""
+
+    def begin(
+        self, projected: torch.Tensor, states: Mapping[str, torch.Tensor], steps: StateSteps
+    ) -> BesideHeads:
+        """Return what `mix` begins with, yet to be computed."""
+        ...
+
+    def go_on(
+        self,
+        projected: torch.Tensor,
+        mixed: torch.Tensor,
+        states: Mapping[str, torch.Tensor],
+        steps: StateSteps,
+    ) -> torch.Tensor:
+        """Do what `mix` does behind that; `mixed`: what it has found."""
         ...
