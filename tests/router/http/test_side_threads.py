@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import threading
 from dataclasses import dataclass, field
@@ -185,14 +186,27 @@ async def test_what_a_request_was_made_of_is_freed_object_by_object_in_a_thread(
     assert not threads.running, "there is nothing to be freed"
 
 
-async def test_what_is_held_twice_or_in_a_circle_is_freed_as_well() -> None:
+async def test_what_is_held_twice_or_in_a_circle_is_looked_through_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     threads, freed = SideThreads(), list[tuple[str, bool]]()
     circle: list[object] = [[Thing("held", freed)] for _ in range(2)]
     circle += [circle, *circle]
+    look, looked = gc.get_referents, 0
+
+    def look_and_count(part: object) -> list[object]:
+        nonlocal looked
+        looked += 1
+        if looked > 100:
+            raise RuntimeError("it is looked through for ever")
+        threads.free([])  # the loop may have something to be freed meanwhile
+        return look(part)
+
+    monkeypatch.setattr(gc, "get_referents", look_and_count)
     threads.free([circle])
-    circle[:] = circle[:2]  # while it is looked through, or before, or behind that
     while threads.running:
         await trio.sleep(0.001)
+    assert looked == 8, "the circle, and twice a list, a thing and its attributes, and `freed`"
     circle.clear()
     assert [name for name, _ in freed] == ["held"] * 2
 

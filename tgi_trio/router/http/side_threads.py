@@ -70,7 +70,9 @@ class SideThreads:
                 if not self._made:
                     self._freeing = False
                     return
-                parts = _list_parts(self._made.popleft())
+                root = self._made.popleft()
+            parts = _list_parts(root)  # without the lock: the loop takes it
+            del root
             while parts:
                 parts.popleft()
 
