@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from tgi_trio.errors import ConfigurationError
+from tgi_trio.whole_files import SMALL, check_file
 
 UNIX = "unix:"
 _BOUND = ["00000000", "01"]  # flags without __SO_ACCEPTCON, not connected: /proc/net/unix
@@ -89,6 +90,8 @@ def tls_context(certfile: Path | str, keyfile: Path | str | None) -> ssl.SSLCont
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.set_alpn_protocols(["h2", "http/1.1"])
     try:
+        for path in {certfile, keyfile or certfile}:
+            check_file(Path(path), SMALL)
         # An empty pass phrase: otherwise OpenSSL would ask for one at the terminal.
         context.load_cert_chain(certfile, keyfile, password="")
     except (OSError, ValueError) as error:  # ssl.SSLError is an OSError

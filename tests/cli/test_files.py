@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tgi_trio.cli.bench import check_output
 from tgi_trio.cli.chat import read_tools
 from tgi_trio.cli.files import (
     check_cluster_secret,
@@ -18,12 +19,16 @@ from tgi_trio.cli.files import (
     check_schedule_file,
     check_tokenizer_config,
 )
+from tgi_trio.cli.options import BenchOptions
 from tgi_trio.cli.parser import UsageError, parse
+from tgi_trio.client.batch_files import keep_answers, read_ids
 from tgi_trio.cluster.replicas_file import read_replicas
 from tgi_trio.errors import ConfigurationError
+from tgi_trio.router.text.chat_template import ChatTemplate
 from tgi_trio.settings.cluster_secret import read_cluster_secret
 from tgi_trio.settings.records import Options
 from tgi_trio.shard.quantising.calibration import read_text
+from tgi_trio.sockets import check_certificate
 
 
 @pytest.mark.parametrize("key", ["long,secret", "a, b", " a", ",", "a b", "ä;ö"])
@@ -126,6 +131,52 @@ def test_what_the_kernel_says_of_a_file_is_said_in_words(
     """Not as `[Errno 21] Is a directory: '...'`: the path is there already."""
     with pytest.raises(ConfigurationError, match=rf"^{flag} {tmp_path} .*: Is a directory$"):
         read(tmp_path)
+
+
+def read_certificate(path: Path) -> None:
+    check_certificate(path, None)
+
+
+def read_template(path: Path) -> None:
+    ChatTemplate.from_flag(str(path), {})
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        check_key_file,
+        check_tokenizer_config,
+        check_cluster_secret,
+        read_tools,
+        read_replicas,
+        read_text,
+        read_ids,
+        keep_answers,
+        read_certificate,
+        read_template,
+    ],
+)
+def test_what_has_no_end_is_not_read(read: Callable[[Path], object], tmp_path: Path) -> None:
+    """A device would fill the memory, and a pipe would wait for somebody who writes."""
+    (tmp_path / "zeros").symlink_to("/dev/zero")
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("zeros", "pipe"):
+        with pytest.raises(ConfigurationError, match="it is no file, but a device or a pipe"):
+            read(tmp_path / name)
+    with open(tmp_path / "large", "wb") as file:
+        file.truncate(10 << 30)  # all of it a hole
+    with pytest.raises(ConfigurationError, match=r"(is larger|has more) than (4|256) MiB"):
+        read(tmp_path / "large")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["large", "pipe", "zeros"]
+
+
+def test_a_pipe_that_nobody_reads_is_not_waited_for(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(ConfigurationError, match=r"--record-schedule .* cannot be written"):
+        check_schedule_file(pipe)
+    with pytest.raises(ConfigurationError, match=r"--json .* cannot be written"):
+        check_output(BenchOptions(json=pipe))
 
 
 def test_tools_are_json(tmp_path: Path) -> None:

@@ -32,20 +32,20 @@ RULES: dict[str, Rule] = {
     "logs": Rule(ours("log_levels"), only=ours("orjson")),
     "devices": Rule(ours("errors"), only=NOTHING),
     "held_signals": Rule(NOTHING, only=NOTHING),
-    "model": Rule(ours("errors"), only=NOTHING),
+    "model": Rule(ours("errors whole_files"), only=NOTHING),
     "model.gguf.folder": Rule(ours("errors model"), only=ours("orjson")),  # megabytes of JSON
     "model.adapters.trained_whole": Rule(ours("errors model"), only=ours("numpy")),  # likewise
     "model.scales": Rule(ours("errors model"), only=ours("numpy")),  # reads numbers of files
     "settings": Rule(
         ours(
             "errors model.config model.facts model.serving model.speculators.mtp "
-            "model.speculators.recognise"
+            "model.speculators.recognise whole_files"
         ),
         only=NOTHING,
     ),
     # Reads what strangers wrote, so it has no use for anything that could run it.
     "conversion": Rule(
-        ours("errors model.config model.adapters.config model.adapters.tensor_kinds"),
+        ours("errors model.config model.adapters.config model.adapters.tensor_kinds whole_files"),
         only=ours("numpy safetensors"),
     ),
     "hub.brought_adapters": Rule(
@@ -79,10 +79,12 @@ RULES: dict[str, Rule] = {
     "media.minimax_m3": Rule(NOTHING, only=NOTHING),
     "media.phi4": Rule(ours("errors media.canvases"), only=NOTHING),
     "media.step3p7": Rule(ours("errors media.canvases"), only=NOTHING),
-    "grammars": Rule(ours("errors sandbox"), only=ours("llguidance msgspec numpy tokenizers")),
+    "grammars": Rule(
+        ours("errors sandbox whole_files"), only=ours("llguidance msgspec numpy tokenizers")
+    ),
     "router": Rule(
         ours(
-            "errors settings accepting descriptors file_watch sockets model.config "
+            "errors settings accepting descriptors file_watch sockets whole_files model.config "
             "model.adapters.own_tokens "
             "model.audio_families model.image_families model.image_rules model.video_families "
             "logs ipc media.sound "
@@ -112,7 +114,9 @@ RULES: dict[str, Rule] = {
         ),
         only=ours("numpy"),
     ),
-    "router.http.wire": Rule(ours("errors accepting file_watch sockets"), only=ours("trio")),
+    "router.http.wire": Rule(
+        ours("errors accepting file_watch sockets whole_files"), only=ours("trio")
+    ),
     "router.http.wire.http1": Rule(
         ours("router.http.wire.headers router.http.wire.states"), only=ours("httptools")
     ),
@@ -121,7 +125,9 @@ RULES: dict[str, Rule] = {
     "router.http.wire.http2": Rule(
         ours("router.http.wire"), only=ours("trio hypercorn h2 hyperframe")
     ),
-    "shard": Rule(ours("errors settings model devices grammars logs ipc"), banned=SHARD_ALONE),
+    "shard": Rule(
+        ours("errors settings model devices grammars logs ipc whole_files"), banned=SHARD_ALONE
+    ),
     # The only file of it that makes pixels: of a black image, to see what a tower takes.
     "shard.media.largest": Rule(
         ours(
@@ -134,7 +140,8 @@ RULES: dict[str, Rule] = {
     "file_watch": Rule(NOTHING, only=ours("trio")),
     "accepting": Rule(NOTHING, only=ours("trio")),
     "descriptors": Rule(ours("errors"), only=NOTHING),
-    "sockets": Rule(ours("errors"), only=NOTHING),
+    "sockets": Rule(ours("errors whole_files"), only=NOTHING),
+    "whole_files": Rule(NOTHING, only=NOTHING),
     "launcher": Rule(
         ours(
             "errors settings model logs hub demo ipc router signals sockets start.rank_settings "
@@ -152,7 +159,7 @@ RULES: dict[str, Rule] = {
     "start.timeline": Rule(NOTHING, only=NOTHING),
     "cluster": Rule(
         ours(
-            "errors logs signals descriptors file_watch sockets settings.keys "
+            "errors logs signals descriptors file_watch sockets whole_files settings.keys "
             "router.http.sse router.http.wire router.http.dispatch router.http.api_keys "
             "router.http.key_watch "
             "router.http.messages router.telemetry.connections router.telemetry.metrics "
@@ -181,11 +188,12 @@ RULES: dict[str, Rule] = {
     "cluster.replica_host": Rule(ours("cluster.divided cluster.scaling"), only=NOTHING),
     "cluster.kept_server": Rule(ours("ipc.parent"), only=NOTHING),
     "cluster.gossip": Rule(ours("cluster.prefix_chain"), only=NOTHING),
-    "client": Rule(ours("errors"), only=ours("trio h11 orjson numpy")),
+    "client": Rule(ours("errors whole_files"), only=ours("trio h11 orjson numpy")),
     "cli": Rule(
         ours(
             "errors settings devices log_levels logs hub "
-            "conversion demo descriptors ipc router launcher client cluster signals sockets"
+            "conversion demo descriptors ipc router launcher client cluster signals sockets "
+            "whole_files"
         ),
         banned=MODEL,
     ),

@@ -13,6 +13,7 @@ from tgi_trio.cli.options import BenchOptions
 from tgi_trio.client.load import Load, Work, measure
 from tgi_trio.client.measures import FORMULAS, table
 from tgi_trio.errors import ConfigurationError
+from tgi_trio.whole_files import open_at_once
 
 HEADER: Final = (
     "load", "done", "tok/s", "TTFT p50 ms", "p99", "ITL p50 ms", "p99", "TPOT p50 ms"
@@ -51,7 +52,8 @@ def check_output(options: BenchOptions) -> None:
     """Raise ConfigurationError for a file that cannot be written."""
     if options.json is not None:
         try:
-            options.json.open("a").close()  # before minutes are spent on what it is to hold
+            # Before minutes are spent on what it is to hold.
+            open(options.json, "a", opener=open_at_once).close()
         except OSError as error:
             what = error.strerror
             raise ConfigurationError(f"--json {options.json} cannot be written: {what}") from error

@@ -22,6 +22,7 @@ from tgi_trio.cli.own_server import run_own_server
 from tgi_trio.client.address import parse_address
 from tgi_trio.client.http import Client, HTTPFailure
 from tgi_trio.errors import ConfigurationError, GenerationError
+from tgi_trio.whole_files import read_file
 
 Interrupts = AsyncIterator[int]  # yields at each Ctrl-C
 
@@ -91,7 +92,7 @@ async def read_info(client: Client) -> dict[str, Any]:
 def read_tools(path: Path) -> list[Any]:
     """Return the tools in the file of `--tools`. Raises ConfigurationError."""
     try:
-        tools = orjson.loads(path.read_bytes())
+        tools = orjson.loads(read_file(path))
     except OSError as error:
         raise ConfigurationError(f"--tools {path} cannot be read: {error.strerror}") from error
     except ValueError as error:

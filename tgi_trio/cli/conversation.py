@@ -5,8 +5,6 @@ from __future__ import annotations
 import base64
 import errno
 import mimetypes
-import os
-import stat
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -16,6 +14,7 @@ from typing import Any, Final
 from tgi_trio.cli.options import ChatOptions
 from tgi_trio.client.http import Client
 from tgi_trio.errors import GenerationError
+from tgi_trio.whole_files import read_file
 
 Message = dict[str, Any]
 LARGEST: Final = 64 << 20  # bytes of a file that is attached
@@ -113,7 +112,7 @@ class Conversation:
         is no file, is empty, or larger than LARGEST.
         """
         kind = mimetypes.guess_type(path.name)[0] or _KINDS[part]
-        data = base64.b64encode(_read_file(path)).decode()
+        data = base64.b64encode(_read_attachment(path)).decode()
         self.attached.append({"type": part, part: {"url": f"data:{kind};base64,{data}"}})
 
     def reset(self, system: str | None = None) -> None:
@@ -181,21 +180,12 @@ class Conversation:
         return body
 
 
-def _read_file(path: Path) -> bytes:
-    """Return the bytes of a file. Raises OSError, also for what is none: that may have no end."""
-    with open(path, "rb", opener=_open_at_once) as file:
-        facts = os.fstat(file.fileno())
-        if not stat.S_ISREG(facts.st_mode):
-            raise OSError(errno.EINVAL, "it is no file, but a device or a pipe")
-        if facts.st_size > LARGEST:
-            raise OSError(errno.EFBIG, f"it is larger than {LARGEST >> 20} MiB")
-        if not facts.st_size:
-            raise OSError(errno.ENODATA, "it is empty")
-        return file.read(facts.st_size)
-
-
-def _open_at_once(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NONBLOCK)  # a pipe would wait for a writer
+def _read_attachment(path: Path) -> bytes:
+    """Return the bytes of a file. Raises OSError, also for an empty one."""
+    content = read_file(path, LARGEST)
+    if not content:
+        raise OSError(errno.ENODATA, "it is empty", str(path))
+    return content
 
 
 def _result(call: Call, text: str) -> Message:

@@ -12,6 +12,7 @@ from tgi_trio.errors import ConfigurationError
 from tgi_trio.settings.cluster_secret import read_cluster_secret
 from tgi_trio.settings.keys import read_key_file
 from tgi_trio.settings.records import Options
+from tgi_trio.whole_files import open_at_once, read_file
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +58,7 @@ def check_schedule_file(path: Path | None) -> None:
     if path is None:
         return
     try:
-        path.open("a").close()
+        open(path, "a", opener=open_at_once).close()
     except OSError as error:
         raise ConfigurationError(
             f"--record-schedule {path} cannot be written: {error.strerror}"
@@ -88,7 +89,7 @@ def check_tokenizer_config(path: Path | None) -> None:
         return
     why: str | None = None
     try:
-        if not isinstance(json.loads(path.read_bytes()), dict):
+        if not isinstance(json.loads(read_file(path)), dict):
             why = "it must hold a JSON object, as tokenizer_config.json does"
     except OSError as error:
         why = error.strerror

@@ -22,10 +22,12 @@ import orjson
 
 from tgi_trio.client.http import Answer
 from tgi_trio.errors import ConfigurationError
+from tgi_trio.whole_files import check_file, open_file
 
 ROUTES: Final = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings")
 _FIELDS: Final = ("custom_id", "method", "url", "body")
 _SHOWN: Final = 60  # most characters of a value in an error
+_LONGEST_LINE: Final = 256 << 20  # bytes of a request or an answer
 _LONGEST: Final = 300  # characters that are kept of an answer that is no JSON
 
 
@@ -45,10 +47,9 @@ def read_rows(path: Path) -> Iterator[BatchRow]:
     read.
     """
     try:
-        with path.open("rb") as lines:
-            for number, line in enumerate(lines, start=1):
-                if line.strip():
-                    yield _read_row(line, f"{path}, line {number}")
+        for number, line in enumerate(_read_lines(path), start=1):
+            if line.strip():
+                yield _read_row(line, f"{path}, line {number}")
     except OSError as error:
         raise ConfigurationError(f"{path} cannot be read: {error.strerror}") from error
 
@@ -66,6 +67,21 @@ def read_ids(path: Path) -> set[str]:
     if not known:
         raise ConfigurationError(f"{path} has no requests")
     return known
+
+
+def _read_lines(path: Path) -> Iterator[bytes]:
+    """Yield a file's lines with their ends. Raises OSError, ConfigurationError for a long one."""
+    with open_file(path) as file:
+        if not os.fstat(file.fileno()).st_size:
+            return  # files of /proc have no size, and some wait for the kernel to say something
+        number = 0
+        while line := file.readline(_LONGEST_LINE + 1):
+            number += 1
+            if len(line) > _LONGEST_LINE:
+                raise ConfigurationError(
+                    f"{path}, line {number} has more than {_LONGEST_LINE >> 20} MiB"
+                )
+            yield line
 
 
 def _read_row(line: bytes, place: str) -> BatchRow:
@@ -131,25 +147,35 @@ def keep_answers(path: Path) -> dict[str, int]:
     The file is made where there is none. Raises ConfigurationError for a file that holds anything
     else, which stays as it is, and for one that cannot be written.
     """
+    answered: dict[str, int] = {}
+    as_it_is = True
     try:
+        if path.exists():
+            check_file(path, None)  # opened for writing, a pipe would wait for a reader
         path.open("ab").close()
-        lines = path.read_bytes().split(b"\n")
-        if lines[-1] == b"" and len(lines) == 1:
-            return {}
-        whole = [line for line in lines[:-1] if line.strip()]
-        answered = {line: own for line in whole if (own := _read_answered(line, path)) is not None}
-        kept = b"".join(line + b"\n" for line in whole if line in answered)
-        if len(answered) != len(lines) - 1 or lines[-1]:
+        for line in _read_lines(path):
+            own = _read_answered(line, path)
+            if own is None:
+                as_it_is = False
+            else:
+                answered[own[0]] = own[1]
+        if not as_it_is:
             beside = path.with_name(f"{path.name}.{os.getpid()}")
-            beside.write_bytes(kept)
+            with beside.open("wb") as kept:
+                kept.writelines(line for line in _read_lines(path) if _read_answered(line, path))
             beside.replace(path)
-        return dict(answered.values())
     except OSError as error:
         raise ConfigurationError(f"{path} cannot be written: {error.strerror}") from error
+    return answered
 
 
 def _read_answered(line: bytes, path: Path) -> tuple[str, int] | None:
-    """Return the id of the request that a line answers, and the status; None: ask it again."""
+    """Return the id of the request that a line answers, and the status.
+
+    None: there is no whole answer, or none that counts.
+    """
+    if not line.endswith(b"\n") or not line.strip():
+        return None
     try:
         given = orjson.loads(line)
         id, response, error = given["custom_id"], given["response"], given["error"]

@@ -5,15 +5,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
 
 from tgi_trio.cluster.replica_http import check_address
 from tgi_trio.errors import ConfigurationError
 from tgi_trio.file_watch import watch_files
+from tgi_trio.whole_files import SMALL, read_text_file
 
 log = logging.getLogger(__name__)
-
-_LARGEST: Final = 1 << 22  # bytes
 
 
 def read_replicas(path: Path) -> list[str]:
@@ -22,9 +20,7 @@ def read_replicas(path: Path) -> list[str]:
     Raises ConfigurationError, which names the line.
     """
     try:
-        if path.stat().st_size > _LARGEST:
-            raise ConfigurationError(f"--replicas-file {path} has more than {_LARGEST} bytes")
-        lines = path.read_text().splitlines()
+        lines = read_text_file(path, SMALL).splitlines()
     except OSError as error:
         raise ConfigurationError(
             f"--replicas-file {path} cannot be read: {error.strerror}"

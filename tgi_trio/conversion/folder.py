@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tgi_trio.errors import ModelLoadError
+from tgi_trio.whole_files import open_file, read_file
 
 SOURCE: Final = "converted_from"  # key in the metadata
 STAGING: Final = ".converting"  # holds a conversion's finished files until all are finished
@@ -71,7 +72,7 @@ def read_index(path: Path) -> dict[str, str]:
     Raises ModelLoadError if it cannot be read.
     """
     try:
-        table = json.loads(path.read_bytes())["weight_map"]
+        table = json.loads(read_file(path))["weight_map"]
         return {str(tensor): str(file) for tensor, file in table.items()}
     except FileNotFoundError:
         return {}
@@ -110,7 +111,7 @@ def _has_changed(folder: Path, source: str) -> bool:
 def _metadata(path: Path) -> dict[str, Any]:
     """Return a safetensors file's metadata; {} if it cannot be read."""
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             length = int.from_bytes(file.read(8), "little")
             header = json.loads(file.read(length)) if length <= _LONGEST_HEADER else {}
         found = header.get("__metadata__") if isinstance(header, dict) else None

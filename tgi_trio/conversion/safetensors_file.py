@@ -21,6 +21,7 @@ from safetensors import SafetensorError, safe_open
 from tgi_trio.conversion.floats import RAW, WIDENED, widen
 from tgi_trio.conversion.pickle_machine import ITEM_SIZES
 from tgi_trio.errors import ModelLoadError
+from tgi_trio.whole_files import open_file
 
 PIECE: Final = 2**24  # bytes written and compared at once
 
@@ -62,7 +63,7 @@ class SafetensorsFile:
     def open(cls, path: Path) -> SafetensorsFile:
         """Map a file that safetensors' reader accepts; raises ModelLoadError."""
         try:
-            with safe_open(str(path), framework="np"), path.open("rb") as file:
+            with open_file(path) as file, safe_open(str(path), framework="np"):
                 data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except (SafetensorError, OSError, ValueError) as error:
             raise ModelLoadError(f"{path} cannot be read as safetensors: {error}") from error

@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.config import read_config
+from tgi_trio.whole_files import read_file
 
 _CONFIG: Final = "tokenizer_config.json"
 _SPECIAL: Final = "special_tokens_map.json"
@@ -223,7 +224,7 @@ def _text(token: Any) -> str | None:
 def _read(path: Path) -> Json | None:
     """Return a file's JSON object; None: there is no file. Raises ModelLoadError."""
     try:
-        content = json.loads(path.read_bytes())
+        content = json.loads(read_file(path))
     except FileNotFoundError:
         return None
     except (OSError, ValueError, RecursionError) as error:

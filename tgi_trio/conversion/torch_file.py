@@ -20,6 +20,7 @@ from typing import Any, BinaryIO, Final
 
 from tgi_trio.conversion.pickle_machine import ITEM_SIZES, Tensor, run_pickle
 from tgi_trio.errors import ModelLoadError
+from tgi_trio.whole_files import open_file
 
 LARGEST_PICKLE: Final = 2**27  # bytes; a tensor takes a few hundred
 _MAGIC: Final = 0x1950A86A20F9469CFC6C
@@ -52,7 +53,7 @@ def open_torch_file(path: Path) -> Iterator[TorchFile]:
     """
     with ExitStack() as held:
         try:
-            file = held.enter_context(path.open("rb"))
+            file = held.enter_context(open_file(path))
             size = path.stat().st_size
             if size == 0:
                 raise ModelLoadError("it is empty")

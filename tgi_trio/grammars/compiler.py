@@ -10,6 +10,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.grammars.byte_level import byte_level_tokenizer
+from tgi_trio.whole_files import read_file
 
 # Limits on one mask, about 15 ms at llguidance's speed; beyond them only the sequence fails.
 # `max_items_in_row` is what objects with several hundred optional properties need.
@@ -31,7 +32,7 @@ def load_tokenizer(path: Path, eos_ids: Iterable[int] = (), vocab_size: int = 0)
     """
     eos = list(eos_ids) or None
     try:
-        data = path.read_bytes()
+        data = read_file(path)
         made = byte_level_tokenizer(data, eos, vocab_size) if eos else None
         if made is not None:
             return made

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tgi_trio.errors import ModelLoadError
+from tgi_trio.whole_files import open_file, read_file
 
 _INDEX = "model.safetensors.index.json"
 _HQQ_FILE = "qmodel.pt"
@@ -110,7 +111,7 @@ def _read_index(folder: Path) -> dict[str, str]:
     """Return tensor name -> file name; empty if there is no index."""
     path = folder / _INDEX
     try:
-        table = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
+        table = json.loads(read_file(path))["weight_map"]
         named = {str(name): str(file) for name, file in table.items()}
     except FileNotFoundError:
         return {}
@@ -130,7 +131,7 @@ def read_file_header(file: Path, longest: int = _LONGEST_HEADER) -> dict[str, St
     """
     try:
         size = file.stat().st_size
-        with file.open("rb") as opened:
+        with open_file(file) as opened:
             length = int.from_bytes(opened.read(8), "little")
             if not 0 < length <= min(longest, size - 8):
                 raise ValueError(f"its header cannot be {length} bytes long")

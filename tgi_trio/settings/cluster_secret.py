@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tgi_trio.errors import ConfigurationError
+from tgi_trio.whole_files import SMALL, read_text_file
 
 SHORTEST = 16  # least characters
 
@@ -15,7 +16,7 @@ def read_cluster_secret(path: Path) -> bytes:
     It is never shown. Raises ConfigurationError.
     """
     try:
-        text = path.read_text().strip()
+        text = read_text_file(path, SMALL).strip()
     except OSError as error:
         raise ConfigurationError(
             f"--cluster-secret-file {path} cannot be read: {error.strerror}"

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tgi_trio.errors import ConfigurationError
+from tgi_trio.whole_files import SMALL, read_text_file
 
 
 def check_key(text: str) -> str:
@@ -41,7 +42,7 @@ def read_key_file(path: Path) -> tuple[str, ...]:
     leave the server open to everybody.
     """
     try:
-        lines = path.read_text().splitlines()
+        lines = read_text_file(path, SMALL).splitlines()
     except OSError as error:
         raise ConfigurationError(
             f"--api-key-file {path} cannot be read: {error.strerror}"

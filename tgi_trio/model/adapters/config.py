@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tgi_trio.errors import ModelLoadError
+from tgi_trio.whole_files import read_file
 
 CONFIG: Final = "adapter_config.json"
 _LONGEST: Final = 1 << 20  # bytes
@@ -163,9 +164,7 @@ def read_adapter_config(folder: Path) -> AdapterConfig:
     """Read a folder's `adapter_config.json`; raises ModelLoadError unless it is a JSON object."""
     path = folder / CONFIG
     try:
-        if path.stat().st_size > _LONGEST:
-            raise ValueError(f"it has more than {_LONGEST} bytes")
-        values = json.loads(path.read_bytes())
+        values = json.loads(read_file(path, _LONGEST))
     except (OSError, ValueError, RecursionError) as error:
         raise ModelLoadError(f"{path} cannot be read: {error}") from error
     if not isinstance(values, dict):

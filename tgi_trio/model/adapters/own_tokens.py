@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tgi_trio.errors import ModelLoadError
+from tgi_trio.whole_files import SMALL, read_file, read_text_file
 
 _TOKENIZER: Final = "tokenizer.json"
 _SETTINGS: Final = "tokenizer_config.json"
@@ -37,7 +38,7 @@ def list_own_tokens(
     used = {_text(settings.get(role)) for role in _OTHERS}
     shown = json.dumps(settings.get("chat_template"), ensure_ascii=False)
     if (folder / _TEMPLATE).is_file():
-        shown += (folder / _TEMPLATE).read_text(errors="replace")
+        shown += read_text_file(folder / _TEMPLATE, SMALL, "replace")
     found = {text for text, number in _list_tokens(whole) if number >= vocabulary}
     return sorted(found if padding in used or padding in shown else found - {padding})
 
@@ -65,9 +66,7 @@ def _text(token: Any) -> str:
 def _read(path: Path) -> dict[str, Any] | None:
     """Return a file's JSON object; None: there is no file. Raises ModelLoadError."""
     try:
-        if path.stat().st_size > _LONGEST:
-            raise ValueError(f"it has more than {_LONGEST} bytes")
-        whole = json.loads(path.read_bytes())
+        whole = json.loads(read_file(path, _LONGEST))
     except FileNotFoundError:
         return None
     except (OSError, ValueError, RecursionError) as error:

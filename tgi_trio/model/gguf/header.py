@@ -20,6 +20,7 @@ from typing import Any, Final
 
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.gguf.block_types import BlockType, find_type
+from tgi_trio.whole_files import open_file
 
 MAGIC: Final = b"GGUF"
 _VERSIONS: Final = (2, 3)
@@ -64,7 +65,7 @@ def read_header(path: Path, *, vocabulary: bool = False) -> Header:
     Raises ModelLoadError for a file that is not GGUF, truncated or damaged, and for an unsupported
     type of tensor.
     """
-    with refusing(path), path.open("rb") as file:
+    with refusing(path), open_file(path) as file:
         size = path.stat().st_size
         if size < 24:
             raise ValueError(f"its header cannot fit into {size} bytes")

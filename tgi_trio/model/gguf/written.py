@@ -13,6 +13,7 @@ from tgi_trio.model.config import ModelConfig, read_json
 from tgi_trio.model.gguf.pre_tokenizers import PRE_TOKENIZERS
 from tgi_trio.model.gguf.tensors import FAMILY_ROLES, OUTER_ROLES
 from tgi_trio.model.specs.decoder import DecoderSpec
+from tgi_trio.whole_files import SMALL, read_text_file
 
 Values = dict[str, Any]
 
@@ -164,7 +165,7 @@ def _tokens(folder: Path, metadata: Mapping[str, Any], model: Mapping[str, Any])
 
 def _template_file(folder: Path) -> str | None:
     path = folder / "chat_template.jinja"
-    return path.read_text() if path.is_file() else None
+    return read_text_file(path, SMALL) if path.is_file() else None
 
 
 def _type(text: str, added: Mapping[str, Any], model: Mapping[str, Any]) -> int:

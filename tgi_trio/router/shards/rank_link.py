@@ -23,6 +23,7 @@ from tgi_trio.errors import PeerGone, ProtocolMismatch
 from tgi_trio.ipc import peering
 from tgi_trio.ipc.peering import Side
 from tgi_trio.ipc.tcp import prepare_connection
+from tgi_trio.whole_files import read_file
 
 GREETING_S: Final = 10.0  # timeout of authentication
 _CONNECT_S: Final = 10.0  # timeout of connecting
@@ -204,4 +205,4 @@ async def _receive(stream: trio.SocketStream, size: int, peer: str) -> bytes:
 
 def config_digest(folder: Path) -> str:
     """Return the sha256 of a model's config.json, by which two machines compare their models."""
-    return hashlib.sha256((folder / "config.json").read_bytes()).hexdigest()
+    return hashlib.sha256(read_file(folder / "config.json")).hexdigest()

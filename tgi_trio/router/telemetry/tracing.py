@@ -21,6 +21,7 @@ import trio
 from tgi_trio import __version__
 from tgi_trio.errors import ConfigurationError
 from tgi_trio.router.request import Timings
+from tgi_trio.whole_files import SMALL, check_file
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter
@@ -126,7 +127,7 @@ def check_tracing_files(endpoint: str) -> None:
         path = os.environ.get(name)
         try:
             if path:
-                Path(path).read_bytes()
+                check_file(Path(path), SMALL)
         except OSError as error:
             raise ConfigurationError(
                 f"--otlp-endpoint: {name}={path} cannot be read: {error.strerror}"

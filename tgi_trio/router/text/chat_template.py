@@ -22,6 +22,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from tgi_trio.errors import CannotContinue, ConfigurationError, TemplateError
 from tgi_trio.router.text.roles import Roles, probe_roles
+from tgi_trio.whole_files import SMALL, read_text_file
 
 TemplateMessage = Mapping[str, Any]
 Clock = Callable[[], datetime]
@@ -95,7 +96,7 @@ class ChatTemplate:
         if "{" in text:
             return cls({"default": text}, special_tokens, defaults=defaults)
         try:
-            source = Path(text).read_text(encoding="utf-8")
+            source = read_text_file(Path(text), SMALL)
         except (OSError, ValueError) as error:  # a name with a NUL, or not UTF-8
             why = error.strerror if isinstance(error, OSError) else error
             raise ConfigurationError(

@@ -13,6 +13,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from tgi_trio.whole_files import read_file
+
 _SIGN: Final = "\u2581"
 _PIECE, _NORMALIZER = 1, 3  # fields of ModelProto in https://github.com/google/sentencepiece
 _ADDS_SPACE: Final = 3  # of its NormalizerSpec: add_dummy_prefix, true unless it is given
@@ -47,7 +49,7 @@ def keeps_leading(model: Path) -> bool:
     """Return whether a SentencePiece file puts a space in front of texts that begin with some."""
     settings, pieces = {_ADDS_SPACE: 1, _REMOVES_SPACES: 1}, 0
     try:
-        for field, value in _read_fields(model.read_bytes()):
+        for field, value in _read_fields(read_file(model)):
             pieces += field == _PIECE
             if field == _NORMALIZER and isinstance(value, bytes):
                 settings |= {

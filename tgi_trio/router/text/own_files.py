@@ -29,6 +29,7 @@ from tgi_trio.router.text.tokenizer_files import (
     tokenizer_json,
 )
 from tgi_trio.router.text.vocabularies import Comparison, compare_vocabularies, read_apart
+from tgi_trio.whole_files import LARGEST, open_file, read_file
 
 GENERATION: Final = "generation_config.json"
 # Everything that is read here, for whoever has to know where a folder's files come from.
@@ -80,7 +81,7 @@ class ModelVocabulary:
     def compare(self, file: Path) -> Comparison:
         """Return how a tokenizer's vocabulary differs from the model's. Raises ModelLoadError."""
         try:
-            with file.open("rb") as content:
+            with open_file(file, LARGEST) as content:
                 digest = hashlib.file_digest(content, "sha256").digest()
         except OSError as error:
             raise ModelLoadError(f"{file} cannot be read: {error}") from error
@@ -168,7 +169,7 @@ def _check_rows(folder: Path, parts: Mapping[str, Any], model: ModelVocabulary) 
 def _read_ends(file: Path) -> tuple[int, ...]:
     """Return `eos_token_id` of a generation_config.json. Raises ModelLoadError."""
     try:
-        found = json.loads(file.read_bytes()).get("eos_token_id")
+        found = json.loads(read_file(file)).get("eos_token_id")
     except FileNotFoundError:
         return ()
     except (OSError, ValueError, RecursionError, AttributeError) as error:

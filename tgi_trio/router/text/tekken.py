@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tgi_trio.errors import ModelLoadError
+from tgi_trio.whole_files import read_file
 
 Json = dict[str, Any]
 
@@ -132,7 +133,7 @@ def read_tekken(folder: Path) -> Json | None:
     if (folder / "tokenizer.json").is_file() or not path.is_file():
         return None
     try:
-        found = json.loads(path.read_bytes())
+        found = json.loads(read_file(path))
         if not {"pattern", "default_vocab_size"} <= found["config"].keys() or not found["vocab"]:
             raise KeyError("pattern, default_vocab_size or vocab")
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:

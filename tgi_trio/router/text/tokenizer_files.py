@@ -23,6 +23,7 @@ from tgi_trio.router.text.tekken import (
     read_tekken,
     write_template,
 )
+from tgi_trio.whole_files import SMALL, read_file, read_text_file
 
 log = logging.getLogger(__name__)
 
@@ -204,7 +205,7 @@ def _convert(folder: Path, target: Path, trust_remote_code: bool, code: str) -> 
 def _mend(made: Path, folder: Path) -> None:
     """Have a converted tokenizer read leading spaces as the SentencePiece file that it is of."""
     for source in _list_matching(folder, _PIECES):
-        content = json.loads(made.read_bytes())
+        content = json.loads(read_file(made))
         made.write_text(json.dumps(mend_leading_spaces(content, source)), "utf-8")
 
 
@@ -257,7 +258,7 @@ def _list_matching(folder: Path, patterns: tuple[str, ...]) -> list[Path]:
 def _digest(paths: list[Path]) -> str:
     digest = hashlib.sha256(_VERSION)
     for path in paths:
-        content = path.read_bytes()
+        content = read_file(path)
         digest.update(f"{path.name}\0{len(content)}\0".encode())
         digest.update(content)
     return digest.hexdigest()[:32]
@@ -267,7 +268,7 @@ def _read_object(path: Path, may_be_missing: bool = True) -> dict[str, Any]:
     if may_be_missing and not path.exists():
         return {}
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(read_file(path))
     except (OSError, ValueError) as error:
         raise ModelLoadError(f"{path} cannot be read: {error}") from error
     if not isinstance(value, dict):
@@ -338,7 +339,7 @@ def _chat_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
     files = {"default": main} if main.is_file() else {}
     files |= {path.stem: path for path in sorted(folder.glob("additional_chat_templates/*.jinja"))}
     if files:
-        return {name: path.read_text(encoding="utf-8") for name, path in files.items()}
+        return {name: read_text_file(path, SMALL) for name, path in files.items()}
     sources = (
         _read_object(folder / "chat_template.json"),
         config,

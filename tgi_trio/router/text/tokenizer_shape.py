@@ -8,6 +8,7 @@ from typing import Literal
 import msgspec
 
 from tgi_trio.errors import ModelLoadError
+from tgi_trio.whole_files import read_file
 
 
 class _Model(msgspec.Struct):
@@ -22,7 +23,7 @@ class _TokenizerFile(msgspec.Struct):
 def check_tokenizer_json(file: Path) -> None:
     """Raise ModelLoadError for a file that is not a tokenizer: damaged, or something else."""
     try:
-        msgspec.json.decode(file.read_bytes(), type=_TokenizerFile)
+        msgspec.json.decode(read_file(file), type=_TokenizerFile)
     except (OSError, ValueError) as error:  # ValueError: msgspec's errors, and invalid UTF-8
         raise ModelLoadError(
             f"{file} cannot be loaded as a tokenizer: {error}. Copy it again, or name another with "
@@ -50,7 +51,7 @@ def find_difference(one: Path, other: Path) -> str | None:
 def _numbers(file: Path) -> dict[str, int]:
     """Return the id of every token of a tokenizer.json."""
     try:
-        whole = msgspec.json.decode(file.read_bytes())
+        whole = msgspec.json.decode(read_file(file))
         found = whole["model"]["vocab"]
         if isinstance(found, list):  # Unigram: pieces with their scores, in order
             found = {piece: i for i, (piece, _) in enumerate(found)}

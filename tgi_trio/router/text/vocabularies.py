@@ -19,6 +19,7 @@ import msgspec
 
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.router.text.tokenizer_shape import find_difference
+from tgi_trio.whole_files import read_file
 
 # Fields of `model` beside the vocabulary that decide which tokens a text becomes. Libraries write
 # "", false or nothing for the same.
@@ -46,7 +47,7 @@ def read_apart(file: Path) -> tuple[dict[str, Any], bytes]:
     file that is not a tokenizer.
     """
     try:
-        parts = msgspec.json.decode(file.read_bytes(), type=dict[str, msgspec.Raw])
+        parts = msgspec.json.decode(read_file(file), type=dict[str, msgspec.Raw])
         model = bytes(parts.pop("model"))
         whole = {name: msgspec.json.decode(part) for name, part in parts.items()}
         msgspec.convert(whole.get("added_tokens"), list[_Added] | None)

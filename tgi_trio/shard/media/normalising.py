@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.image_families import ImageFamily, PatchOrder
 from tgi_trio.shard.checkpoint.numbers import to_bfloat16, to_float32
+from tgi_trio.whole_files import read_file
 
 # Files of an image processor's settings, and the key in each; the first that exists counts.
 _FILES: Final = (("preprocessor_config.json", ""), ("processor_config.json", "image_processor"))
@@ -87,7 +88,7 @@ def _read_settings(folder: Path) -> dict[str, Any]:
         if not path.is_file():
             continue
         try:
-            settings = json.loads(path.read_text("utf-8"))
+            settings = json.loads(read_file(path))
         except (OSError, ValueError) as error:
             raise ModelLoadError(f"{path} cannot be read: {error}") from error
         settings = settings.get(key) if key and isinstance(settings, dict) else settings

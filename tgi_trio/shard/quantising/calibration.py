@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from tgi_trio.errors import ConfigurationError, ModelLoadError
+from tgi_trio.whole_files import read_text_file
 
 # Characters that are tokenised at once: a tokenizer needs a hundred times their memory.
 _AT_ONCE = 1 << 16
@@ -25,7 +26,7 @@ def read_text(path: Path | None) -> str:
 
         return "\n\n".join(topics.values())
     try:
-        return path.read_text(encoding="utf-8")
+        return read_text_file(path)
     except OSError as error:
         raise ConfigurationError(
             f"--calibration-text {path} cannot be read: {error.strerror}"

@@ -9,6 +9,7 @@ from pathlib import Path
 from tgi_trio.errors import ConfigurationError
 from tgi_trio.file_watch import watch_files
 from tgi_trio.sockets import tls_context
+from tgi_trio.whole_files import SMALL, read_file
 
 log = logging.getLogger(__name__)
 
@@ -24,7 +25,7 @@ class Certificate:
 
     def _read(self) -> tuple[ssl.SSLContext, list[bytes]]:
         try:
-            content = [path.read_bytes() for path in self._paths]
+            content = [read_file(path, SMALL) for path in self._paths]
         except OSError:
             content = []  # the next line reports the error
         return tls_context(self._paths[0], self._paths[-1]), content

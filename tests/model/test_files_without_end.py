@@ -1,0 +1,63 @@
+"""What lies in a model's folder in a file's place, and has no end or no writer, is refused."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tgi_trio.conversion.adapters import read_base
+from tgi_trio.conversion.folder import read_index
+from tgi_trio.conversion.safetensors_file import SafetensorsFile
+from tgi_trio.conversion.torch_file import open_torch_file
+from tgi_trio.errors import ModelLoadError
+from tgi_trio.model.adapters.config import read_adapter_config
+from tgi_trio.model.checkpoint_files import read_file_header, stored_names
+from tgi_trio.model.config import read_values
+from tgi_trio.model.gguf.header import read_header
+from tgi_trio.router.text.tokenizer_files import read_config
+from tgi_trio.router.text.tokenizer_shape import check_tokenizer_json
+
+
+def open_pickle(file: Path) -> None:
+    with open_torch_file(file):
+        pass
+
+
+READERS: dict[str, Callable[[Path], object]] = {
+    "config.json": lambda file: read_values(file.parent),
+    "model.safetensors.index.json": lambda file: stored_names(file.parent),
+    "model.safetensors": read_file_header,
+    "pytorch_model.bin": open_pickle,
+    "pytorch_model.bin.index.json": read_index,
+    "model.gguf": read_header,
+    "merged.safetensors": SafetensorsFile.open,
+    "adapter_config.json": lambda file: read_adapter_config(file.parent),
+    "tokenizer_config.json": lambda file: read_config(file.parent),
+    "tokenizer.json": check_tokenizer_json,
+}
+
+
+@pytest.mark.parametrize("name", [*READERS, "base"])
+@pytest.mark.parametrize("kind", ["zeros", "pipe"])
+def test_what_is_no_file_is_refused(name: str, kind: str, tmp_path: Path) -> None:
+    read = READERS.get(name, lambda file: read_base(file.parent))
+    file = tmp_path / (name if name in READERS else "adapter_config.json")
+    if kind == "zeros":
+        file.symlink_to("/dev/zero")
+    else:
+        os.mkfifo(file)
+    with pytest.raises(ModelLoadError, match="it is no file, but a device or a pipe"):
+        read(file)
+
+
+@pytest.mark.parametrize(
+    "name", ["config.json", "model.safetensors.index.json", "adapter_config.json", "tokenizer.json"]
+)
+def test_a_file_of_gigabytes_is_refused_where_none_has_so_many(name: str, tmp_path: Path) -> None:
+    with open(tmp_path / name, "wb") as file:
+        file.truncate(10 << 30)  # all of it a hole
+    with pytest.raises(ModelLoadError, match=r"it is larger than (1|256) MiB"):
+        READERS[name](tmp_path / name)
