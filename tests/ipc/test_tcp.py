@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import socket
 import threading
+import tracemalloc
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -12,9 +15,12 @@ from hypothesis import strategies as st
 
 from tgi_trio.errors import CorruptRing, PeerGone, ProtocolMismatch, RingFull
 from tgi_trio.ipc import peering
+from tgi_trio.ipc.broadcast import Broadcast
 from tgi_trio.ipc.frame_codec import Frame, encode
 from tgi_trio.ipc.frames import Kind
 from tgi_trio.ipc.peering import Side
+from tgi_trio.ipc.prefixes import KeepOrder, decode_keep, encode_keep
+from tgi_trio.ipc.ring import LONGEST
 from tgi_trio.ipc.tcp import (
     FrameSocket,
     TcpEnd,
@@ -24,7 +30,6 @@ from tgi_trio.ipc.tcp import (
     tcp_leader_end,
 )
 
-LARGEST = 2**20
 SECRET = b"sixteen letters and more"
 
 
@@ -41,7 +46,7 @@ def connection() -> Iterator[tuple[socket.socket, socket.socket]]:
 
 
 def spec_of(end: socket.socket, **changes: int) -> TcpSpec:
-    fields = {"rank": 1, "incarnation": 2, "largest": LARGEST} | changes
+    fields = {"rank": 1, "incarnation": 2} | changes
     return TcpSpec(socket=end.detach(), **fields)
 
 
@@ -52,7 +57,7 @@ def test_a_leader_and_its_shard_say_frames_to_each_other(
     leader = tcp_leader_end(spec_of(connection[0]).text())
     shard = TcpShardEnd(spec_of(connection[1]), lambda *beat: beats.append(beat))
     frame = encode(Kind.SHUTDOWN, {"command": 7}, {})
-    assert leader.incarnation == 2 and shard.writer.max_payload == LARGEST
+    assert leader.incarnation == 2 and shard.writer.max_payload == LONGEST
     leader.reserve(len(frame))[:] = frame
     leader.commit()
     leader.send(b"12345")  # neither its length nor its place need be a whole number of words
@@ -79,8 +84,8 @@ def test_a_large_frame_waits_for_its_reader_who_may_be_slow(
     connection: tuple[socket.socket, socket.socket],
 ) -> None:
     large = bytes(range(256)) * 2**16
-    one = TcpEnd(spec_of(connection[0], largest=len(large)), lambda: "reader")
-    other = TcpEnd(spec_of(connection[1], largest=len(large)), lambda: "writer")
+    one = TcpEnd(spec_of(connection[0]), lambda: "reader")
+    other = TcpEnd(spec_of(connection[1]), lambda: "writer")
 
     def send_both() -> None:
         one.send(large)
@@ -99,12 +104,33 @@ def test_a_large_frame_waits_for_its_reader_who_may_be_slow(
     other.close()
 
 
+def test_the_memory_of_a_long_frame_is_given_back(
+    connection: tuple[socket.socket, socket.socket],
+) -> None:
+    one, other = (TcpEnd(spec_of(end), lambda: "peer") for end in connection)
+    tracemalloc.start()
+    with ThreadPoolExecutor(1) as pool:
+        for _ in range(2):
+            sending = pool.submit(one.send, bytes(2**24))
+            while (view := other.try_receive()) is None:
+                assert other.wait(30)
+            assert len(view) == 2**24
+            del view
+            sending.result()
+            before = tracemalloc.get_traced_memory()[0]
+            other.release()
+            assert before - tracemalloc.get_traced_memory()[0] > 2**23
+    tracemalloc.stop()
+    one.close()
+    other.close()
+
+
 def test_a_reader_that_takes_nothing_is_named(
     connection: tuple[socket.socket, socket.socket],
 ) -> None:
     beats: list[tuple[int, int]] = []
     end = TcpShardEnd(
-        spec_of(connection[0], largest=2**26, full_timeout_ms=10, rank=0),
+        spec_of(connection[0], full_timeout_ms=10, rank=0),
         lambda *beat: beats.append(beat),
     )
     with pytest.raises(RingFull, match=r"the router: has taken no more of a frame of 67108864"):
@@ -114,14 +140,33 @@ def test_a_reader_that_takes_nothing_is_named(
     end.close()
 
 
+def test_orders_to_keep_many_blocks_are_longer_than_any_ring(
+    connection: tuple[socket.socket, socket.socket],
+) -> None:
+    order = KeepOrder(Path("/kept"), bytes(16), tuple(range(1_000_000)))
+    leader = tcp_leader_end(spec_of(connection[0]).text())
+    rank = TcpShardEnd(spec_of(connection[1]), lambda step, phase: None)
+    with ThreadPoolExecutor(1) as pool:
+        sending = pool.submit(Broadcast([leader]).send, encode_keep(1, order))
+        while (view := rank.try_receive()) is None:
+            assert rank.wait(30)
+        assert decode_keep(Frame(view)) == order
+        sending.result()
+    rank.release()
+    leader.close()
+    rank.close()
+
+
 def test_lengths_that_cannot_be_true(connection: tuple[socket.socket, socket.socket]) -> None:
     sender, receiver = connection
     end = TcpEnd(spec_of(receiver), lambda: "rank 1")
-    with pytest.raises(ValueError, match="a frame of 1048577 bytes; at most 1048576"):
-        end.send(bytes(LARGEST + 1))
-    sender.sendall((LARGEST + 1).to_bytes(8, "little"))
+    with pytest.raises(ValueError, match="a frame of 4294967297 bytes; at most 4294967296"):
+        end.send(bytes(LONGEST + 1))
+    sender.sendall((LONGEST + 1).to_bytes(8, "little"))
     assert end.wait(30)
-    with pytest.raises(CorruptRing, match="rank 1: a frame of 1048577 bytes; at most 1048576 may"):
+    with pytest.raises(
+        CorruptRing, match="rank 1: a frame of 4294967297 bytes; at most 4294967296"
+    ):
         end.try_receive()
     end.close()
 
@@ -150,7 +195,7 @@ def test_frames_come_whole_however_they_are_cut(frames: list[bytes], cuts: list[
         stream = b"".join(
             len(each).to_bytes(8, "little") + each + bytes(-len(each) % 8) for each in frames
         )
-        reading = FrameSocket(receiver, 300, lambda: "peer")
+        reading = FrameSocket(receiver, lambda: "peer")
         found, at, turn = [], 0, 0
         while at < len(stream):
             cut = cuts[turn % len(cuts)]
@@ -163,7 +208,7 @@ def test_frames_come_whole_however_they_are_cut(frames: list[bytes], cuts: list[
 
 
 def test_a_spec_is_one_word(connection: tuple[socket.socket, socket.socket]) -> None:
-    spec = TcpSpec(socket=5, rank=3, incarnation=1, largest=8)
+    spec = TcpSpec(socket=5, rank=3, incarnation=1)
     assert TcpSpec.is_one(spec.text()) and TcpSpec.parse(spec.text()) == spec
     assert " " not in spec.text()
     for wrong in ("segment=3", "tcp:socket=3"):

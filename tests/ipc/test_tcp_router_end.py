@@ -13,15 +13,15 @@ from tgi_trio.errors import RingFull
 from tgi_trio.ipc.tcp import FrameSocket
 from tgi_trio.ipc.tcp_router_end import TcpRouterEnd
 
-LARGEST = 2**23
+LARGE = 2**23
 Pair = tuple[TcpRouterEnd, FrameSocket]
 
 
 @pytest.fixture
 def pair() -> Iterator[Pair]:
     here, there = socket.socketpair()
-    end = TcpRouterEnd(here.detach(), LARGEST, lambda: "rank 0")
-    shard = FrameSocket(there, LARGEST, lambda: "router")
+    end = TcpRouterEnd(here.detach(), lambda: "rank 0")
+    shard = FrameSocket(there, lambda: "router")
     yield end, shard
     end.close()
     shard.close()
@@ -47,7 +47,7 @@ async def test_frames_cross_both_ways(pair: Pair) -> None:
 @pytest.mark.trio
 async def test_what_a_slow_shard_has_not_taken_leaves_while_the_router_waits(pair: Pair) -> None:
     end, shard = pair
-    large = bytes(LARGEST)
+    large = bytes(LARGE)
     assert end.try_send(large), "it is taken, though it has not left"
     assert not end.try_send(b"next")
     with pytest.raises(RingFull, match="rank 0: has taken no frame of 4 bytes"):
@@ -56,7 +56,7 @@ async def test_what_a_slow_shard_has_not_taken_leaves_while_the_router_waits(pai
         while (view := shard.try_receive()) is None:
             with trio.move_on_after(0.01):  # all of it may have left by now
                 await end.wait()
-        assert len(view) == LARGEST
+        assert len(view) == LARGE
         shard.release()
         await end.send(b"next", 60)
         while (view := shard.try_receive()) is None:
@@ -90,9 +90,9 @@ async def test_what_is_sent_while_the_router_waits_for_replies_leaves_whole(pair
                 await end.wait()
 
         await trio.testing.wait_all_tasks_blocked()
-        assert end.try_send(bytes(LARGEST))
+        assert end.try_send(bytes(LARGE))
         with trio.fail_after(60):
             while (view := shard.try_receive()) is None:
                 await trio.sleep(0.001)
-        assert len(view) == LARGEST
+        assert len(view) == LARGE
         nursery.cancel_scope.cancel()

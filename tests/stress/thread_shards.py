@@ -28,7 +28,6 @@ from tgi_trio.testing.fake_shard import FakeShard
 _LONGEST_LOAD_S: Final = 0.004  # of an adapter
 _FAILING: Final = 0.05  # share of adapters' loads, and of installations
 _SMALL: Final = 4096  # bytes that a connection's kernel holds
-_LARGEST: Final = 1 << 20  # bytes of a frame over a connection
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +104,7 @@ class ThreadShard(FakeShard):
             super()._main()
             return
         end, incarnation = self._end, self._end.page.incarnation
-        own = TcpSpec(self._connection.detach(), 0, incarnation, _LARGEST)
+        own = TcpSpec(self._connection.detach(), 0, incarnation)
         channel = TcpShardEnd(own, end.beat)
         options = ShardOptions(speculate=self.settings.speculate)
         try:
@@ -150,5 +149,5 @@ def thread_shard(
             each.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SMALL)
         shard = ThreadShard(endpoints.spec, settings, host, theirs)
         stack.enter_context(shard)
-        end = TcpRouterEnd(ours.detach(), _LARGEST, lambda: "the shard")
+        end = TcpRouterEnd(ours.detach(), lambda: "the shard")
         yield shard, stack.enter_context(closing(end))

@@ -15,10 +15,11 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from tgi_trio.errors import CorruptRing, PeerGone, RingFull
-from tgi_trio.ipc.ring import WORD, pad_size
+from tgi_trio.ipc.ring import LONGEST, WORD, pad_size
 
 GONE_S: Final = 4  # seconds of silence after which the other machine counts as gone
 _FIRST_BUFFER: Final = 2**16  # bytes; grows with the frames received
+_KEPT_BUFFER: Final = 2**22  # bytes; a larger one is given back when its frame is released
 _FULL_POLL_S: Final = 0.5  # how often a blocked writer sends a heartbeat
 _PREFIX: Final = "tcp:"
 
@@ -30,7 +31,6 @@ class TcpSpec:
     socket: int  # descriptor of an authenticated connection
     rank: int  # at the lower end
     incarnation: int
-    largest: int  # bytes of a frame at most
     full_timeout_ms: int = 30_000  # how long a writer waits for a reader that makes no room
 
     def text(self) -> str:
@@ -78,13 +78,12 @@ def prepare_connection(connection: Optioned) -> None:
 class FrameSocket:
     """Frames over a connection, without blocking: the common part of all ends."""
 
-    def __init__(
-        self, connection: socket.socket, largest: int, describe_peer: Callable[[], str]
-    ) -> None:
-        """Take over `connection`; frames of more than `largest` bytes are refused both ways."""
+    max_payload: Final = LONGEST  # bytes of a frame; there is no ring into which it has to fit
+
+    def __init__(self, connection: socket.socket, describe_peer: Callable[[], str]) -> None:
+        """Take over `connection`."""
         connection.setblocking(False)
         self.connection = connection
-        self.max_payload = largest
         self.describe_peer = describe_peer
         self._data = memoryview(bytearray(_FIRST_BUFFER))
         self._start = self._end = 0  # bounds of the received bytes that are not released
@@ -106,6 +105,8 @@ class FrameSocket:
         self._start += pad_size(self._length())
         if self._start == self._end:
             self._start = self._end = 0
+            if len(self._data) > _KEPT_BUFFER:
+                self._data = memoryview(bytearray(_FIRST_BUFFER))
 
     def empty(self) -> bool:
         """Return whether no complete frame has been read yet, without a system call."""
@@ -190,7 +191,7 @@ class TcpEnd:
         """Take over the descriptor that `spec` names."""
         self.incarnation = spec.incarnation
         self.describe_peer = describe_peer
-        self.writer = FrameSocket(socket.socket(fileno=spec.socket), spec.largest, describe_peer)
+        self.writer = FrameSocket(socket.socket(fileno=spec.socket), describe_peer)
         # Bound methods save a Python call on the hot path.
         self.try_receive: Callable[[], memoryview | None] = self.writer.try_receive
         self.release: Callable[[], None] = self.writer.release

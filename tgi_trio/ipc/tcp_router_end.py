@@ -18,10 +18,10 @@ class TcpRouterEnd:
     elsewhere (`Group.wait_for_death`).
     """
 
-    def __init__(self, descriptor: int, largest: int, describe_peer: Callable[[], str]) -> None:
-        """Take over the descriptor of a connection; frames have at most `largest` bytes."""
+    def __init__(self, descriptor: int, describe_peer: Callable[[], str]) -> None:
+        """Take over the descriptor of a connection."""
         self.describe_peer = describe_peer
-        self._frames = FrameSocket(socket.socket(fileno=descriptor), largest, describe_peer)
+        self._frames = FrameSocket(socket.socket(fileno=descriptor), describe_peer)
         self.release: Callable[[], None] = self._frames.release
         self._gone = False
         self._reading = trio.CancelScope()  # in which `wait` looks for frames, but not for room

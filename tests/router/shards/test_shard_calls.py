@@ -241,7 +241,7 @@ async def test_settings_that_a_shard_cannot_read_do_not_end_it() -> None:
         await wait_for_all(calls)
         connection = calls.take(0)
         assert connection.link is not None
-        connection.link.send_nowait(Start('{"unheard_of": 1}', 1, 4096, ""))
+        connection.link.send_nowait(Start('{"unheard_of": 1}', 1, ""))
         with trio.fail_after(60):
             ended = await connection.link.receive()
         assert isinstance(ended, Ended) and "with the keys" in ended.report
@@ -276,7 +276,7 @@ async def test_only_a_router_with_both_connections_of_one_call_is_taken() -> Non
         assert isinstance(await link.receive(), Welcome)
         other = await call(HOST, port, SECRET, Call("other", carries_frames=True))
         assert isinstance(await other.receive(), Refused)
-        await link.send(Start(ShardSettings(model_path=Path("none")).text(), 1, 4096, ""))
+        await link.send(Start(ShardSettings(model_path=Path("none")).text(), 1, ""))
         with pytest.raises(PeerGone):  # it runs nothing without frames
             while not isinstance(await link.receive(), Welcome):
                 pass

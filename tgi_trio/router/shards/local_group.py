@@ -28,8 +28,6 @@ from tgi_trio.router.shards.group import Group, Rank, StartGroup
 from tgi_trio.router.shards.rank_connection import RankConnection, RankSource
 from tgi_trio.router.shards.remote_rank import RemoteRank
 from tgi_trio.router.shards.ring_sizes import (
-    most_command_bytes,
-    most_plan_bytes,
     plan_ring_bytes,
 )
 from tgi_trio.router.shards.shard_instance import ShardArgv, ShardInstance
@@ -142,10 +140,9 @@ class LocalGroup:
         """Start a group of one rank on another machine; leaving the context ends it."""
         connection = source.take(0)
         own = replace(settings, rank=0, image_arena=-1)
-        largest = most_command_bytes(request)
         with (
-            RemoteRank.start(connection, own, incarnation, largest) as rank,
-            closing(TcpRouterEnd(os.dup(connection.frames_fd), largest, rank.describe)) as end,
+            RemoteRank.start(connection, own, incarnation) as rank,
+            closing(TcpRouterEnd(os.dup(connection.frames_fd), rank.describe)) as end,
         ):
             yield cls([rank], end)
 
@@ -232,13 +229,12 @@ def _start_remote_ranks(
     remote = _RemoteRanks(
         [], replace(settings, meeting=address_text(meeting)), meeting.fileno(), [], []
     )
-    largest = most_plan_bytes(request)
     for rank, connection in zip(source.ranks, connections, strict=True):
         own = replace(remote.settings, rank=rank, tokenizer_file=None, image_arena=-1)
-        start = RemoteRank.start(connection, own, incarnation, largest)
+        start = RemoteRank.start(connection, own, incarnation)
         remote.ranks.append(stack.enter_context(start))
         remote.fds.append(connection.frames_fd)
-        remote.specs.append(TcpSpec(connection.frames_fd, rank, incarnation, largest).text())
+        remote.specs.append(TcpSpec(connection.frames_fd, rank, incarnation).text())
     return remote
 
 

@@ -57,7 +57,7 @@ async def run_incarnation(
         )
         fd = os.dup(frames.socket.fileno())
         stack.callback(os.close, fd)
-        spec = TcpSpec(fd, given.rank, start.incarnation, start.largest)
+        spec = TcpSpec(fd, given.rank, start.incarnation)
         own = replace(
             given,
             model_path=folder,

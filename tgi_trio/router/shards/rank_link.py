@@ -56,7 +56,6 @@ class Start(msgspec.Struct, tag="start", frozen=True):
 
     settings: str  # `ShardSettings.text()`
     incarnation: int
-    largest: int  # bytes of a frame at most
     model: str  # `config_digest` of the model's folder
 
 

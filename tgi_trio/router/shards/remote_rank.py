@@ -36,7 +36,7 @@ class RemoteRank:
     @classmethod
     @contextmanager
     def start(
-        cls, connection: RankConnection, settings: ShardSettings, incarnation: int, largest: int
+        cls, connection: RankConnection, settings: ShardSettings, incarnation: int
     ) -> Iterator[RemoteRank]:
         """Have the machine of `connection` run the rank of `settings`; leaving the context ends it.
 
@@ -47,7 +47,7 @@ class RemoteRank:
         try:
             rank = cls(connection.link, settings.rank, incarnation)
             digest = config_digest(settings.model_path)
-            rank._say_now(Start(settings.text(), incarnation, largest, digest))
+            rank._say_now(Start(settings.text(), incarnation, digest))
             yield rank
         finally:
             connection.close()

@@ -1,4 +1,4 @@
-"""How large the rings of a shard group are, and how large its frames may be.
+"""How large the rings of a shard group are.
 
 Rings are made before the model is loaded, when nobody knows how much can be in a frame. So they
 have room for what is usual, and what is longer goes through them in parts.
@@ -10,25 +10,12 @@ from typing import Final
 
 from tgi_trio.ipc.endpoints import DEFAULT_RING_BYTES
 from tgi_trio.ipc.frame_codec import frame_bytes
-from tgi_trio.ipc.frames import WORD, Kind
+from tgi_trio.ipc.frames import Kind
 from tgi_trio.ipc.startup import BLOCK_SIZE, WarmupRequest
 
 _PLANS_IN_A_RING: Final = 4  # a follower is at most one step behind; the rest is for wrapping
 _MOST_RING_BYTES: Final = 1 << 24  # of plans: 64 rows of 262,144 tokens in one piece
 _DEEP_LAYERS: Final = 64  # more than any model's images add features to
-_BESIDE_TOKENS: Final = 2**19  # bytes for a row's grammar, biases and images
-
-
-def most_command_bytes(request: WarmupRequest) -> int:
-    """Return a bound of the bytes of a command: of the longest prompt, with a row's other parts."""
-    tokens = request.max_total_tokens
-    counts = dict.fromkeys(
-        ("biases", "gap_ends", "saves", "grammar_chars", "ends", "tokenizer_chars"), 0
-    )
-    blocks = 1 + -(-tokens // BLOCK_SIZE)
-    counts |= {"rows": 1, "tokens": tokens, "blocks": blocks, "images": 0, "image_runs": 0}
-    largest = frame_bytes(Kind.PREFILL, **counts) + _BESIDE_TOKENS
-    return max(DEFAULT_RING_BYTES, _power_of_two(2 * (largest + WORD)))
 
 
 def most_plan_bytes(request: WarmupRequest) -> int:
