@@ -8,7 +8,6 @@ import ssl
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
-from functools import partial
 from typing import Final, Protocol
 from urllib.parse import urljoin
 
@@ -17,10 +16,10 @@ import trio
 
 from tgi_trio.errors import ValidationError
 from tgi_trio.media.image_text import size_error
+from tgi_trio.name_lookups import NameThreads
 from tgi_trio.router.media.policy import FetchPolicy, IPAddress, Target, parse_resolved
 
 _CHUNK: Final = 65536
-_RESOLVING: Final = 128  # most names that are looked up at a time
 _REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
 
 
@@ -32,21 +31,14 @@ class Resolve(Protocol):
 
 
 class SystemResolver:
-    """Resolves names as the system does, in threads of its own.
-
-    A name whose servers do not answer takes half a minute, and its thread goes on after the fetch
-    has been given up. Among trio's threads, which all else shares, such names would take every one.
-    """
+    """Resolves names as the system does, in threads of its own."""
 
     def __init__(self) -> None:
-        self._limiter = trio.CapacityLimiter(_RESOLVING)
+        self._threads = NameThreads()
 
     async def __call__(self, host: str, port: int) -> list[str]:
         """Return the addresses of `host`, best first. Raises OSError."""
-        look_up = partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
-        found = await trio.to_thread.run_sync(
-            look_up, abandon_on_cancel=True, limiter=self._limiter
-        )
+        found = await self._threads.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         return list(dict.fromkeys(str(address[0]) for *_, address in found))
 
 
