@@ -35,22 +35,23 @@ READERS: dict[str, Callable[[Path], object]] = {
     "model.gguf": read_header,
     "merged.safetensors": SafetensorsFile.open,
     "adapter_config.json": lambda file: read_adapter_config(file.parent),
+    "base/adapter_config.json": lambda file: read_base(file.parent),
     "tokenizer_config.json": lambda file: read_config(file.parent),
     "tokenizer.json": check_tokenizer_json,
 }
 
 
-@pytest.mark.parametrize("name", [*READERS, "base"])
+@pytest.mark.parametrize("name", READERS)
 @pytest.mark.parametrize("kind", ["zeros", "pipe"])
 def test_what_is_no_file_is_refused(name: str, kind: str, tmp_path: Path) -> None:
-    read = READERS.get(name, lambda file: read_base(file.parent))
-    file = tmp_path / (name if name in READERS else "adapter_config.json")
+    file = tmp_path / name
+    file.parent.mkdir(exist_ok=True)
     if kind == "zeros":
         file.symlink_to("/dev/zero")
     else:
         os.mkfifo(file)
     with pytest.raises(ModelLoadError, match="it is no file, but a device or a pipe"):
-        read(file)
+        READERS[name](file)
 
 
 @pytest.mark.parametrize(
