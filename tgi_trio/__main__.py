@@ -8,10 +8,10 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from io import TextIOWrapper
+from dataclasses import dataclass, replace
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tgi_trio.cli.options import DoctorOptions
 from tgi_trio.cli.parser import Invocation, UsageError, asks_for_json, parse
@@ -239,145 +239,50 @@ def _print_machine(options: Options) -> None:
         say_record(message, verdict=found.verdict.value, cure=found.cure)
 
 
-def _download_weights(invocation: Invocation) -> int:
-    with hold_signals():
-        from tgi_trio.cli.download import download_weights
-
-    _start_logging(invocation)
-    print(download_weights(invocation.options))
-    return 0
-
-
-def _quantize(invocation: Invocation) -> int:
-    with hold_signals():
-        from tgi_trio.cli.quantize import quantize
-
-    _start_logging(invocation)
-    print(quantize(invocation.options))
-    return 0
-
-
-def _rank(invocation: Invocation) -> int:
-    with hold_signals():
-        from tgi_trio.cli.rank import run_rank
-
-    _start_logging(invocation)
-    run_rank(invocation.options)
-    return 0
-
-
-def _shard(invocation: Invocation) -> int:
-    with hold_signals():
-        from tgi_trio.cli.shard import run_shard
-
-    _start_logging(invocation)
-    run_shard(invocation.options)
-    return 0
-
-
-def _print_schema(invocation: Invocation) -> int:
-    with hold_signals():
-        from tgi_trio.cli.print_schema import print_schema
-
-    print(print_schema())
-    return 0
-
-
-def _chat(invocation: Invocation) -> int:
-    with hold_signals():
-        import trio
-
-        from tgi_trio.cli.chat import chat
-
-    for stream in (sys.stdin, sys.stdout):
-        if isinstance(stream, TextIOWrapper):
-            stream.reconfigure(errors="replace")  # of bytes or letters beyond their encoding
-    trio.run(chat, invocation.options, sys.stdin, sys.stdout)
-    return 0
-
-
-def _bench(invocation: Invocation) -> int:
-    with hold_signals():
-        import trio
-
-        from tgi_trio.cli.bench import bench
-
-    return 0 if trio.run(bench, invocation.options, sys.stdout) else EXIT_FAILURE
-
-
-def _batch(invocation: Invocation) -> int:
-    with hold_signals():
-        import trio
-
-        from tgi_trio.cli.batch import batch
-
-    return 0 if trio.run(batch, invocation.options, sys.stdout) else EXIT_FAILURE
-
-
-def _cluster(invocation: Invocation) -> int:
-    with hold_signals():
-        from tgi_trio.cli.cluster import find_division, find_front
-        from tgi_trio.cluster.controller import Resources, keep
-        from tgi_trio.cluster.scaling import Scaling
-
-    _start_logging(invocation)
-    options = invocation.options
-    keep(
-        options.address,
-        Scaling(*(options.replicas or (1, 1))),
-        options.server,
-        Resources(options.replica_cpus, options.replica_gpus, find_division(options)),
-        options.replicas_file,
-        find_front(options),
-    )
-    return 0
-
-
-def _front(invocation: Invocation) -> int:
-    with hold_signals():
-        from tgi_trio.cli.front import front
-
-    _start_logging(invocation)
-    front(invocation.options)
-    return 0
-
-
-def _doctor(invocation: Invocation) -> int:
-    with hold_signals():
-        from tgi_trio.cli.doctor import doctor
-
-    return doctor(invocation.options, sys.stdout)
-
-
-def _completion(invocation: Invocation) -> int:
-    with hold_signals():
-        from tgi_trio.cli.completion import completion
-
-    print(completion(invocation.options.shell), end="")
-    return 0
-
-
 def _print(invocation: Invocation) -> int:
     print(invocation.text, end="")
     return 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Imported:
+    """A command whose module is imported when it is run: mistakes in flags answer at once."""
+
+    module: str  # of `tgi_trio.cli`
+    function: str  # of its options, returns the exit code
+    logs: bool = False  # whether logging is set up for it
+
+    def __call__(self, invocation: Invocation) -> int:
+        with hold_signals():
+            run = self.find()
+        if self.logs:
+            _start_logging(invocation)
+        return run(invocation.options)
+
+    def find(self) -> Callable[[Any], int]:
+        """Import the module; return the function."""
+        found: Callable[[Any], int] = getattr(
+            import_module(f"tgi_trio.cli.{self.module}"), self.function
+        )
+        return found
 
 
 # a row per row of `cli.commands.COMMANDS`, and one for --help and --version
 _COMMANDS: Mapping[str, Callable[[Invocation], int]] = {
     "print": _print,
     "serve": serve,
-    "download-weights": _download_weights,
-    "quantize": _quantize,
-    "rank": _rank,
-    "shard": _shard,
-    "chat": _chat,
-    "bench": _bench,
-    "batch": _batch,
-    "print-schema": _print_schema,
-    "cluster": _cluster,
-    "front": _front,
-    "doctor": _doctor,
-    "completion": _completion,
+    "download-weights": _Imported("download", "run_download", logs=True),
+    "quantize": _Imported("quantize", "run_quantize", logs=True),
+    "rank": _Imported("rank", "run_rank", logs=True),
+    "shard": _Imported("shard", "run_shard", logs=True),
+    "chat": _Imported("chat", "run_chat"),
+    "bench": _Imported("bench", "run_bench"),
+    "batch": _Imported("batch", "run_batch"),
+    "print-schema": _Imported("print_schema", "run_print_schema"),
+    "cluster": _Imported("cluster", "run_cluster", logs=True),
+    "front": _Imported("front", "run_front", logs=True),
+    "doctor": _Imported("doctor", "run_doctor"),
+    "completion": _Imported("completion", "run_completion"),
 }
 
 

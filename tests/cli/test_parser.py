@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import get_type_hints
 
 import pytest
 
 from tests.cli.flag_samples import SAMPLES
 from tgi_trio import __version__
-from tgi_trio.__main__ import _COMMANDS
+from tgi_trio.__main__ import _COMMANDS, _Imported
 from tgi_trio.cli.commands import COMMANDS, Command
 from tgi_trio.cli.flags import FLAGS, Flag, list_flags
 from tgi_trio.cli.foreign import IDLE, REFUSED
@@ -208,6 +209,15 @@ def test_every_command_has_its_help_and_its_program(command: Command) -> None:
     # those of serve's dataclass take the fields they need
     assert wanted <= fields if command.options is Options else wanted == fields
     assert command.name in _COMMANDS
+
+
+@pytest.mark.parametrize(
+    ("name", "row"), [(k, v) for k, v in _COMMANDS.items() if isinstance(v, _Imported)]
+)
+def test_every_row_names_a_function_of_its_commands_options(name: str, row: _Imported) -> None:
+    """It is looked up by name, which no type checker sees."""
+    (command,) = (each for each in COMMANDS if each.name == name)
+    assert get_type_hints(row.find()) == {"options": command.options, "return": int}
 
 
 def test_other_flags_of_a_cluster_are_its_servers() -> None:

@@ -284,7 +284,7 @@ RULES: dict[str, Rule] = {
         ours(
             "cli demo descriptors errors held_signals hub log_levels logs launcher model.facts "
             "router.shards.prefix_store settings signals start.checks start.drafter "
-            "start.timeline cluster.controller cluster.scaling devices ipc.litmus ipc.waiting"
+            "start.timeline devices ipc.litmus ipc.waiting"
         ),
         banned=MODEL,
     ),

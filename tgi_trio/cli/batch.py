@@ -33,6 +33,11 @@ _LONGEST_PAUSE: Final = 60.0  # that a server may ask for
 _WELL: Final = 200  # the status
 
 
+def run_batch(options: BatchOptions) -> int:
+    """Ask all; the exit code is 1 if one was not answered well. Raises as `batch` does."""
+    return 0 if trio.run(batch, options, sys.stdout) else 1
+
+
 async def batch(options: BatchOptions, output: TextIO) -> bool:
     """Ask what has no answer yet; print how many were answered. Returns whether all were, well.
 

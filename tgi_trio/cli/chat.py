@@ -9,6 +9,7 @@ import sys
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, Final, TextIO
 
@@ -148,6 +149,15 @@ class Terminal:
 
     def _write(self, text: str) -> None:
         print(text, end="", file=self.output, flush=True)
+
+
+def run_chat(options: ChatOptions) -> int:
+    """Have a conversation at the terminal; the exit code is 0. Raises as `chat` does."""
+    for stream in (sys.stdin, sys.stdout):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="replace")  # of bytes or letters beyond their encoding
+    trio.run(chat, options, sys.stdin, sys.stdout)
+    return 0
 
 
 async def chat(options: ChatOptions, lines: TextIO, output: TextIO) -> None:

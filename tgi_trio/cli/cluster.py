@@ -7,10 +7,25 @@ from functools import partial
 from tgi_trio.cli.files import check_cluster_secret
 from tgi_trio.cli.options import ClusterOptions
 from tgi_trio.cli.parser import parse
+from tgi_trio.cluster.controller import Resources, keep
 from tgi_trio.cluster.divided import Divided, find_problems
+from tgi_trio.cluster.scaling import Scaling
 from tgi_trio.cluster.supervised_front import SupervisedFront, front_words, start_front
 from tgi_trio.errors import ConfigurationError
 from tgi_trio.sockets import bind_sockets
+
+
+def run_cluster(options: ClusterOptions) -> int:
+    """Keep servers running until a signal; the exit code is 0. Raises ConfigurationError."""
+    keep(
+        options.address,
+        Scaling(*(options.replicas or (1, 1))),
+        options.server,
+        Resources(options.replica_cpus, options.replica_gpus, find_division(options)),
+        options.replicas_file,
+        find_front(options),
+    )
+    return 0
 
 
 def find_front(options: ClusterOptions) -> SupervisedFront | None:

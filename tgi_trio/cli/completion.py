@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from tgi_trio.cli.commands import COMMANDS, SERVE, Command
+from tgi_trio.cli.options import CompletionOptions
 
 PROGRAM: Final = "tgi-trio"
 
@@ -73,3 +74,9 @@ _SCRIPTS: Final[Mapping[str, Callable[[], str]]] = {"bash": _bash, "zsh": _zsh, 
 def completion(shell: str) -> str:
     """Return the script for one of `values.SHELLS`."""
     return _SCRIPTS[shell]()
+
+
+def run_completion(options: CompletionOptions) -> int:
+    """Print the script that is asked for; the exit code is 0."""
+    print(completion(options.shell), end="")
+    return 0

@@ -9,6 +9,7 @@ import resource
 import shutil
 import socket
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
@@ -194,6 +195,11 @@ def run_checks(options: DoctorOptions) -> Iterator[Finding]:
     """Yield the finding of each check as soon as it is there."""
     for check in list_checks(options):
         yield check()
+
+
+def run_doctor(options: DoctorOptions) -> int:
+    """Print the report to standard output; the exit code is what `doctor` returns."""
+    return doctor(options, sys.stdout)
 
 
 def doctor(options: DoctorOptions, output: TextIO) -> int:

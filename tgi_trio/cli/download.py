@@ -13,6 +13,12 @@ from tgi_trio.hub.resolve import resolve_model
 from tgi_trio.settings.records import BASE
 
 
+def run_download(options: DownloadOptions) -> int:
+    """Print what `download_weights` returns; the exit code is 0. Raises as it does."""
+    print(download_weights(options))
+    return 0
+
+
 def download_weights(options: DownloadOptions) -> str:
     """Return the line to print; JSON with `--json-output`.
 

@@ -19,8 +19,8 @@ from tgi_trio.sockets import bind_sockets, check_certificate
 log = logging.getLogger(__name__)
 
 
-def front(options: FrontOptions) -> None:
-    """Run the front until a signal ends it. Raises ConfigurationError."""
+def run_front(options: FrontOptions) -> int:
+    """Run the front until a signal ends it, then return 0. Raises ConfigurationError."""
     check_limit()
     check_key_file(options.api_key_file)
     settings = program_settings(options)
@@ -32,6 +32,7 @@ def front(options: FrontOptions) -> None:
         if options.peer:
             feed = bound.enter_context(bind_feed(options.peer_bind or options.addresses[0]))
         run_to_its_end(FrontProgram(settings, sockets, feed).run)
+    return 0
 
 
 def program_settings(options: FrontOptions) -> ProgramSettings:

@@ -15,6 +15,12 @@ from tgi_trio.errors import ModelLoadError
 from tgi_trio.hub.resolve import resolve_model
 
 
+def run_quantize(options: QuantizeOptions) -> int:
+    """Print what `quantize` returns; the exit code is 0. Raises as it does."""
+    print(quantize(options))
+    return 0
+
+
 def quantize(options: QuantizeOptions) -> str:
     """Return the line to print; JSON with `--json-output`.
 

@@ -10,9 +10,13 @@ from tgi_trio.router.shards.rank_host import RankHost, RankPlace
 from tgi_trio.settings.cluster_secret import read_cluster_secret
 
 
-def run_rank(options: RankOptions) -> None:
-    """Run a rank until SIGTERM or SIGINT; main thread only. Raises ConfigurationError."""
+def run_rank(options: RankOptions) -> int:
+    """Run a rank until SIGTERM or SIGINT, then return 0; main thread only.
+
+    Raises ConfigurationError.
+    """
     run_until_signalled(RankHost(find_place(options)).run)
+    return 0
 
 
 def find_place(options: RankOptions) -> RankPlace:

@@ -14,8 +14,8 @@ from tgi_trio.settings.cluster_secret import read_cluster_secret
 from tgi_trio.sockets import address_text, bind_sockets
 
 
-def run_shard(options: HostOptions) -> None:
-    """Serve routers until SIGTERM or SIGINT; main thread only.
+def run_shard(options: HostOptions) -> int:
+    """Serve routers until SIGTERM or SIGINT, then return 0; main thread only.
 
     Raises ConfigurationError and ModelLoadError.
     """
@@ -32,6 +32,7 @@ def run_shard(options: HostOptions) -> None:
                 _announce(f"Waiting for a router at {address}", as_json=options.json_output)
 
         run_until_signalled(run)
+    return 0
 
 
 def _announce(line: str, *, as_json: bool) -> None:
