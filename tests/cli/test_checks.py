@@ -42,7 +42,7 @@ REFUSED = {
     "batch a ./a": "OUTPUT must be another file than INPUT",
     "quantize a b --groupsize 12": "--groupsize must be -1 or a multiple of 8. Given: 12",
     "quantize a b --groupsize 0": "--groupsize must be -1 or a multiple of 8. Given: 0",
-    "quantize a b --percdamp 7": "--percdamp must be 0 to 1. Given: 7",
+    "quantize a b --percdamp 7": "--percdamp: expected a number from 0 to 1, got '7'",
     "quantize a b --samples 0": "--samples must be >= 1. Given: 0",
     "quantize a b --sample-tokens 0": "--sample-tokens must be >= 1. Given: 0",
     "rank --rank 1": "--leader, --rank and --cluster-secret-file say whose rank runs here",
@@ -101,7 +101,8 @@ NUMBERS = [
     pytest.param(command, flag, id=f"{command.name}-{flag.name}")
     for command in COMMANDS
     for flag in command.flags
-    if flag.kind in ("int", "tokens", "bytes", "us", "seconds", "ratio", "factor")
+    if flag.kind
+    in ("int", "tokens", "bytes", "us", "seconds", "number", "share", "ratio", "factor")
 ]
 
 

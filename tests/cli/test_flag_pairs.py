@@ -29,6 +29,7 @@ from tgi_trio.settings.resolve import resolve
 from tgi_trio.start.checks import check_start
 
 NUMBERS = ("int", "tokens", "bytes", "us")
+EXTREMES = {"share": ("0", "1"), "ratio": ("0", "1000000000000000000")}  # of those that are read
 # Numbers of which other flags make something else than of a small and of a large one.
 MORE = {"num-shard": ["2"], "pipeline-stages": ["2"], "max-batch-total-tokens": ["2"]}
 
@@ -87,7 +88,7 @@ def texts_of(flag: Flag, files: Mapping[str, str]) -> list[str]:
     """Return values of a flag that differ in what others may make of them."""
     if flag.kind in NUMBERS:
         return ["1", "100000", *MORE.get(flag.name, [])]
-    if flag.kind in ("seconds", "ratio"):
+    if flag.kind in ("seconds", "number", "share", "ratio"):
         return ["0.25", "1"]
     if not flag.takes_value or flag.kind == "bool":
         return ["true", "false"]
@@ -128,8 +129,8 @@ def test_a_flag_alone_is_accepted_or_named(files: dict[str, str], facts: ModelFa
     every += [
         Given(flag, read_value(flag.kind, "", text))
         for flag in list_flags()
-        if flag.kind in (*NUMBERS, "seconds", "ratio")
-        for text in ("0", "-1", "1000000000000000000")
+        if flag.kind in (*NUMBERS, "seconds", "number", "share", "ratio")
+        for text in EXTREMES.get(flag.kind, ("0", "-1", "1000000000000000000"))
     ]
     unclear = [
         f"{one}: {error}"

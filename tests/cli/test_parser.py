@@ -116,7 +116,11 @@ def test_hostname_of_a_container_is_not_an_address() -> None:
         ([], {"AIP_HTTP_PORT": "99999"}, "`aip_http_port` must be <= 65535"),
         ([], {"AIP_PREDICT_ROUTE": "predict"}, "AIP_PREDICT_ROUTE: expected a path such as"),
         (["--aip-health-route", "/<x>"], {}, "--aip-health-route: expected a path such as"),
-        (["--waiting-served-ratio", "nan"], {}, "--waiting-served-ratio: expected a number"),
+        (["--waiting-served-ratio", "nan"], {}, "--waiting-served-ratio: expected a number of at"),
+        (["--waiting-served-ratio", "-1"], {}, "expected a number of at least 0, got '-1'"),
+        (["--watermark-gamma", "2"], {}, "expected a number from 0 to 1, got '2'"),
+        ([], {"CUDA_MEMORY_FRACTION": "x"}, "CUDA_MEMORY_FRACTION: expected a number from 0 to 1"),
+        (["--watermark-delta", "x"], {}, "--watermark-delta: expected a number, got 'x'"),
         (
             ["--quantize", "int3"],
             {},
@@ -370,7 +374,7 @@ def test_sizes_of_cuda_graphs() -> None:
         with pytest.raises(UsageError, match="expected sizes such as 1,2,4,8"):
             parse([f"--cuda-graphs={text}"], {})
     with pytest.raises(UsageError, match="`cuda_memory_fraction` must be > 0 and <= 1"):
-        parse(["--cuda-memory-fraction", "1.5"], {})
+        parse(["--cuda-memory-fraction", "0"], {})
 
 
 def test_defaults_are_tgis() -> None:

@@ -60,8 +60,6 @@ def check_quantize(options: QuantizeOptions) -> None:
             f"--groupsize must be -1 or a multiple of 8. Given: {options.groupsize}"
         )
     _check_least(options, 1, "samples", "sample_tokens")
-    if not 0 <= options.percdamp <= 1:
-        raise ConfigurationError(f"--percdamp must be 0 to 1. Given: {options.percdamp:g}")
 
 
 def check_cluster(options: ClusterOptions) -> None:

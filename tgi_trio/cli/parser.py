@@ -29,7 +29,7 @@ _PLACED: Final = {
     **dict.fromkeys(("remote_ranks", "rank_address", "shard"), _RANKS),
 }
 
-_NUMBERS: Final = ("int", "ratio")  # kinds whose values have no commas
+_NUMBERS: Final = ("int", "number")  # kinds whose values have no commas
 
 
 class UsageError(Exception):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from math import inf, nan
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
@@ -73,21 +74,21 @@ def _int(text: str) -> int:
     return value
 
 
-def _float(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = float("nan")
-    if not abs(value) < float("inf"):
-        raise ValueError("expected a number")
-    return value
+def _number(least: float = -inf, most: float = inf) -> Callable[[str], float]:
+    """Return a reader of numbers within bounds."""
+    bounds = f" from {least} to {most}" if most < inf else f" of at least {least}"
+    expected = f"expected a number{bounds if least > -inf else ''}"
 
+    def read(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = nan
+        if not (abs(value) < inf and least <= value <= most):
+            raise ValueError(expected)
+        return value
 
-def _factor(text: str) -> float:
-    value = _float(text)
-    if not 1 <= value <= LARGEST_ROPE_FACTOR:
-        raise ValueError(f"expected a number from 1 to {LARGEST_ROPE_FACTOR}")
-    return value
+    return read
 
 
 def _unicode(text: str) -> str:
@@ -249,10 +250,12 @@ KINDS: Final[dict[str, tuple[str, Callable[[str], Any]]]] = {
     "tokens": ("TOKENS", _int),
     "bytes": ("BYTES", _int),
     "us": ("US", _int),
-    "seconds": ("SECONDS", _float),
-    "ratio": ("NUMBER", _float),
+    "seconds": ("SECONDS", _number()),
+    "number": ("NUMBER", _number()),
+    "share": ("SHARE", _number(0, 1)),
+    "ratio": ("RATIO", _number(0)),
     "replicas": ("LOW:HIGH", _replicas),
-    "factor": ("FACTOR", _factor),
+    "factor": ("FACTOR", _number(1, LARGEST_ROPE_FACTOR)),
     "text": ("TEXT", _text),
     "origin": ("TEXT", _origin),
     "model": ("MODEL", _model),
