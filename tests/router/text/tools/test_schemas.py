@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from typing import Any
 
 import jsonschema
@@ -20,7 +21,7 @@ from tgi_trio.errors import ValidationError
 from tgi_trio.router.text.answer_grammar import tool_grammar
 from tgi_trio.router.text.tools.format import Format
 from tgi_trio.router.text.tools.functions import Function, ToolUse
-from tgi_trio.router.text.tools.schemas import find_literals
+from tgi_trio.router.text.tools.schemas import find_items, find_literals
 
 STYLES = [
     forced(BY_NAME[name])
@@ -103,6 +104,12 @@ VALUES = st.recursive(
                 "items": False,
                 "minItems": 1,
             }
+        ),
+        inner.map(
+            lambda each: {"type": "array", "prefixItems": [each], "items": each, "maxItems": 2}
+        ),
+        inner.map(
+            lambda each: {"type": "array", "prefixItems": [each], "items": each, "minItems": 2}
         ),
         st.lists(inner, min_size=1, max_size=2).map(lambda each: {"anyOf": each}),
         st.just({"type": ["string", "null"]}),
@@ -203,3 +210,70 @@ def test_what_no_value_fits_is_left_out_or_refused(form: Format, impossible: Any
 
 def test_older_schemas_with_booleans_as_limits_are_read() -> None:
     assert find_literals({"enum": [1, 3], "minimum": 1, "exclusiveMinimum": True}) == [1, 3]
+
+
+WHOLE, TRUTH = {"type": "integer"}, {"type": "boolean"}
+ARRAYS: list[dict[str, Any]] = [
+    {},
+    {"items": WHOLE, "minItems": 1, "maxItems": 2},
+    {"items": WHOLE, "maxItems": 10**12},
+    {"items": False},
+    {"allOf": [{"items": WHOLE}, {"items": {"enum": [1, 2, True]}, "maxItems": 2}]},
+    {"prefixItems": [WHOLE, TRUTH]},
+    {"prefixItems": [WHOLE, TRUTH], "items": False},
+    {"prefixItems": [WHOLE, TRUTH], "maxItems": 0},
+    {"prefixItems": [WHOLE, TRUTH], "maxItems": 1},
+    {"prefixItems": [WHOLE, TRUTH], "maxItems": 2},
+    {"prefixItems": [WHOLE, TRUTH], "minItems": 1, "maxItems": 3},
+    {"prefixItems": [WHOLE], "items": WHOLE, "minItems": 3},
+    {"prefixItems": [WHOLE], "items": WHOLE, "minItems": 3, "maxItems": 3},
+    {"prefixItems": [WHOLE, False, TRUTH]},
+    {"prefixItems": [WHOLE, TRUTH], "items": {"allOf": [{"const": 1}, {"const": 2}]}},
+    {"anyOf": [{"items": WHOLE, "minItems": 2, "maxItems": 1}, {"items": TRUTH}]},
+]
+
+
+@pytest.mark.parametrize("array", ARRAYS, ids=json.dumps)
+def test_gemmas_arrays_are_those_that_fit(array: dict[str, Any]) -> None:
+    """As many items as JSON may have, and in their places what may be there."""
+    form = forced(BY_NAME["gemma-4"])
+    writer = WRITERS.setdefault((form.name, "text"), Writer(form, "text"))
+    schema = {"type": "array", **array}
+    function = Function.of("f", {"type": "object", "properties": {"x": schema}, "required": ["x"]})
+    grammar = tool_grammar(form, ToolUse((function,), required=True, most=1), {})
+    items = ([], [1], [7], [True], [1, 2], [1, True], [1, 7], [1, True, 3], [1, 2, 3], [1, 2, 3, 4])
+    for value in items:
+        text = f"<|tool_call>call:f{{x:{json.dumps(value, separators=(',', ':'))}}}<tool_call|>"
+        matcher = LLMatcher(writer.tokenizer, grammar, log_level=0)
+        assert not matcher.is_error(), matcher.get_error()
+        ids = writer.backend.encode(text, add_special_tokens=False).ids
+        taken = matcher.validate_tokens(ids) == len(ids)
+        assert taken == jsonschema.Draft202012Validator(schema).is_valid(value), value
+
+
+@pytest.mark.parametrize("form", STYLES, ids=lambda form: form.name)
+@pytest.mark.parametrize(
+    ("array", "why"),
+    [
+        ({"items": WHOLE, "minItems": 3, "maxItems": 2}, "no value fits the schema of `x`"),
+        ({"prefixItems": [WHOLE], "items": False, "minItems": 2}, "no value fits the schema"),
+        ({"items": WHOLE, "minItems": "2"}, '`minItems` must be a whole number >= 0. Given: "2"'),
+        ({"items": WHOLE, "minItems": 2.5}, "`minItems` must be a whole number >= 0. Given: 2.5"),
+        ({"items": WHOLE, "maxItems": None}, "`maxItems` must be a whole number >= 0. Given: null"),
+        ({"items": WHOLE, "maxItems": -1}, "`maxItems` must be a whole number >= 0. Given: -1"),
+        ({"type": "string", "minLength": "a"}, "`minLength` must be a whole number >= 0. Given: "),
+        ({"minItems": "2", "allOf": [{"minItems": 3}]}, "`minItems` must be a number"),
+    ],
+)
+def test_arrays_that_cannot_be_are_refused(form: Format, array: dict[str, Any], why: str) -> None:
+    schema = {"type": "array", **array}
+    function = Function.of("f", {"type": "object", "properties": {"x": schema}, "required": ["x"]})
+    with pytest.raises(ValidationError, match=re.escape(why)):
+        tool_grammar(form, ToolUse((function,), required=True, most=1), {})
+
+
+def test_older_schemas_with_lists_of_items_are_read() -> None:
+    found = find_items({"items": [WHOLE, TRUTH], "additionalItems": False, "minItems": 1}, {})
+    assert (found.first, found.more, found.least, found.most) == ([WHOLE, TRUTH], False, 1, 2)
+    with pytest.raises(ValidationError, match="needs 3 items, and cannot have more than 1"):
+        find_items({"prefixItems": [WHOLE, {"enum": []}], "minItems": 3}, {})

@@ -15,10 +15,10 @@ from tgi_trio.router.text.tools.functions import Function
 from tgi_trio.router.text.tools.matching import overlap
 from tgi_trio.router.text.tools.schemas import (
     Schema,
+    find_items,
     find_literals,
     find_members,
     find_type,
-    is_possible,
     list_alternatives,
 )
 from tgi_trio.router.text.tools.strings import write_terminal
@@ -123,20 +123,19 @@ class _Rules:
         return f"{write_terms(quote, self._added)} ({' | '.join(ends)})"
 
     def _list(self, plain: Schema) -> str:
-        least, most = plain.get("minItems", 0), plain.get("maxItems")
-        heads = [self._value(each) for each in plain.get("prefixItems") or ()]
-        if not heads:
-            each = self._value(plain.get("items", {}))
-            if not is_possible(plain.get("items", {}), self._root):
-                most = 0
-            return f'"[" {_repeat(each, least, most)} "]"'
-        each = "" if plain.get("items", True) is False else self._value(plain.get("items", {}))
-        inner = f'("," {each})*' if each else ""
-        for i, head in reversed(list(enumerate(heads[:most]))):
+        found = find_items(plain, self._root)
+        each = self._value(found.more) if found.more is not False else ""
+        if not found.first:
+            return f'"[" {_repeat(each, found.least, found.most)} "]"'
+        count = len(found.first)
+        least, most = max(found.least - count, 0), found.most
+        inner = _repeat_more(each, least, None if most is None else most - count)
+        for i, schema in reversed(list(enumerate(found.first))):
+            head = self._value(schema)
             item = f"{head} {inner}" if i == 0 else f'"," {head} {inner}'
             inner = self._new()
             self._rules[inner] = item
-            inner = inner if i < least else f"{inner}?"
+            inner = inner if i < found.least else f"{inner}?"
         return f'"[" {inner} "]"'
 
     def _object(self, plain: Schema) -> str:
@@ -186,8 +185,15 @@ def _repeat(item: str, least: int, most: int | None) -> str:
     """Return terms for `least` to `most` items, separated by commas."""
     if most == 0:
         return '""'
-    more = f'("," {item}){{{max(least - 1, 0)},{"" if most is None else most - 1}}}'
+    more = _repeat_more(item, max(least - 1, 0), None if most is None else most - 1)
     return f"{item} {more}" if least else f"({item} {more})?"
+
+
+def _repeat_more(item: str, least: int, most: int | None) -> str:
+    """Return terms for `least` to `most` items, each behind a comma."""
+    if most == 0:
+        return ""
+    return f'("," {item}){{{least},{"" if most is None else most}}}'
 
 
 # ---- reading -------------------------------------------------------------------------------------

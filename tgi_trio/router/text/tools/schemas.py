@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ _LARGEST = frozenset({"minLength", "minItems", "minimum", "exclusiveMinimum"})
 _SMALLEST = frozenset({"maxLength", "maxItems", "maximum", "exclusiveMaximum"})
 _OF_OBJECTS = frozenset({"properties", "additionalProperties", "required", "patternProperties"})
 _OF_ARRAYS = frozenset({"items", "prefixItems", "minItems", "maxItems"})
+_COUNTS = ("minLength", "maxLength", "minItems", "maxItems")
+_UNBOUNDED = 1 << 31  # items: no text of any model has so many
 _COMPOSED = frozenset({"$ref", "anyOf", "oneOf"})
 
 
@@ -73,7 +76,7 @@ def _unfold_once(schema: Schema, root: Schema, depth: int) -> Iterator[Schema]:
     types = rest.get("type")
     for each in types if isinstance(types, list) else [types]:
         plain = rest if each is None else {**rest, "type": each}
-        if find_literals(plain) != []:
+        if find_literals(plain) != [] and not _is_overfull(plain):
             yield plain
 
 
@@ -127,7 +130,11 @@ def _merge_values(key: str, one: Any, other: Any) -> Any:
         both_types = _common_types(_listed(one), _listed(other))
         return both_types[0] if len(both_types) == 1 else both_types
     if key in _LARGEST or key in _SMALLEST:
+        if not isinstance(one, int | float) or not isinstance(other, int | float):
+            raise ValidationError(f"grammar is not valid: `{key}` must be a number")
         return (max if key in _LARGEST else min)(one, other)
+    if key == "items" and not isinstance(one, list) and not isinstance(other, list):
+        return {"allOf": [one, other]}
     return other
 
 
@@ -235,6 +242,70 @@ def find_members(schema: Schema, root: Schema) -> Members:
                 f"grammar is not valid: no value fits the schema of `{name}`, which is required"
             )
     return Members(listed, frozenset(required), more if is_possible(more, root) else False)
+
+
+@dataclass(frozen=True, slots=True)
+class Items:
+    """The items that an array may have."""
+
+    first: list[Any]  # schemas, each of the item in its place
+    more: Any  # the schema of all that follow; False: none do
+    least: int
+    most: int | None  # None: any number
+
+
+def find_items(schema: Schema, root: Schema) -> Items:
+    """Return the items of a plain schema of arrays.
+
+    Raises ValidationError for one that needs more of them than can be.
+    """
+    first, more = _split_items(schema)
+    possible = [is_possible(each, root) for each in first]
+    if False in possible:
+        first, more = first[: possible.index(False)], False
+    if not is_possible(more, root):
+        more = False
+    least, most = _count(schema, "minItems") or 0, _count(schema, "maxItems")
+    if more is False:
+        most = len(first) if most is None else min(most, len(first))
+    if most is not None and least > most:
+        raise ValidationError(
+            f"grammar is not valid: an array needs {least} items, and cannot have more than {most}"
+        )
+    return Items(first[:most], more, least, None if most is None or most >= _UNBOUNDED else most)
+
+
+def _split_items(schema: Schema) -> tuple[list[Any], Any]:
+    """Return the schemas of the first items, and that of all others; older ones have a list."""
+    first, more = schema.get("prefixItems"), schema.get("items", {})
+    if isinstance(more, list):
+        first, more = more, schema.get("additionalItems", {})
+    return (list(first) if isinstance(first, list) else []), more
+
+
+def _is_overfull(plain: Schema) -> bool:
+    """Return whether a schema is of arrays that need more items than they may have.
+
+    Raises ValidationError for a count that is none.
+    """
+    counts = {key: _count(plain, key) for key in _COUNTS}
+    if find_type(plain) != "array":
+        return False
+    first, more = _split_items(plain)
+    bounds = [counts["maxItems"], len(first) if more is False else None]
+    most = min((each for each in bounds if each is not None), default=None)
+    return most is not None and (counts["minItems"] or 0) > most
+
+
+def _count(plain: Schema, key: str) -> int | None:
+    """Return a limit of items or characters; None: there is none. Raises ValidationError."""
+    found = plain.get(key, 0)
+    if not isinstance(found, int) or isinstance(found, bool) or found < 0:
+        raise ValidationError(
+            f"grammar is not valid: `{key}` must be a whole number >= 0. "
+            f"Given: {json.dumps(found)[:60]}"
+        )
+    return found if key in plain else None
 
 
 def is_possible(schema: Any, root: Schema) -> bool:
