@@ -18,6 +18,7 @@ from tgi_trio.model.config import read_config
 from tgi_trio.model.facts import read_model_facts
 from tgi_trio.model.families.registry import decoder_spec
 from tgi_trio.model.gguf.folder import gguf_folder
+from tgi_trio.router.text.tokenizer import Tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -59,13 +60,51 @@ def test_the_tokenizer_is_that_of_the_source(embedded: Path, tmp_path: Path) -> 
 
 def test_texts_end_at_every_token_that_ends_a_turn(tmp_path: Path) -> None:
     changes = {
-        "tokenizer.ggml.tokens": ["<s>", "</s>", "a", "<|im_end|>", "<|end|>"],
-        "tokenizer.ggml.token_type": [3, 3, 1, 3, 1],
+        "tokenizer.ggml.tokens": ["<s>", "</s>", "a", "<|im_end|>", "<end_of_turn|>"],
+        "tokenizer.ggml.token_type": [3, 3, 1, 3, 3],
         "tokenizer.ggml.merges": None,
         "tokenizer.ggml.eot_token_id": 2,
     }
     folder = gguf_folder(tiny(tmp_path, changes), tmp_path / "cache")
     assert read_config(folder).eos_ids == (1, 2, 3)
+
+
+@pytest.mark.parametrize("kind", [1, 4])  # a normal token, and one that the user has defined
+def test_a_token_that_ends_a_turn_is_special_whatever_the_file_says(
+    tmp_path: Path, kind: int
+) -> None:
+    changes = {
+        "tokenizer.ggml.tokens": ["<s>", "</s>", "a", "<|im_end|>", "b"],
+        "tokenizer.ggml.token_type": [3, 3, 1, kind, 1],
+        "tokenizer.ggml.merges": None,
+    }
+    folder = gguf_folder(tiny(tmp_path, changes), tmp_path / "cache")
+    assert read_config(folder).eos_ids == (1, 3)
+    tokenizer = Tokenizer.from_folder(folder)
+    ids = tokenizer.encode_ids("a<|im_end|>b", add_special_tokens=False).tolist()
+    assert ids == [2, 3, 4]
+    assert tokenizer.decode(ids) == "ab"
+
+
+@pytest.mark.parametrize(
+    ("others", "ends"),
+    [
+        (("<|return|>", "<|call|>"), (1, 3, 4)),  # gpt-oss
+        (("<|flush|>", "<|calls|>"), (1, 3, 4)),  # Solar Open
+        (("<|user|>", "<|call|>"), (1, 2, 4)),
+    ],
+)
+def test_a_message_within_a_turn_does_not_end_it(
+    tmp_path: Path, others: tuple[str, str], ends: tuple[int, ...]
+) -> None:
+    """gpt-oss ends its thoughts with a token that ends a whole turn of others."""
+    changes = {
+        "tokenizer.ggml.tokens": ["<s>", "</s>", "<|end|>", *others],
+        "tokenizer.ggml.token_type": [3] * 5,
+        "tokenizer.ggml.merges": None,
+    }
+    folder = gguf_folder(tiny(tmp_path, changes), tmp_path / "cache")
+    assert read_config(folder).eos_ids == ends
 
 
 REFUSED: dict[str, tuple[Changes, Changes, str]] = {

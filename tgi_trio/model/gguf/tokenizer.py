@@ -32,11 +32,21 @@ _ROLES: Final = {
 }
 _SPACE: Final = "\u2581"  # SentencePiece's character for a space
 _ADVICE: Final = "name the original model's tokenizer with --tokenizer-name"
-# Control tokens that end a turn, whatever the file states as EOS: llama.cpp recognises them by
-# their text, too.
+# Tokens that end a turn, whatever the file states as EOS and as their type: llama.cpp recognises
+# them by their text, too.
 _ENDS: Final = frozenset(
     "<|eot_id|> <|eom_id|> <|im_end|> <|end|> <end_of_turn> <|endoftext|> <|end_of_text|> <EOT> "
-    "<|return|> <|call|> <turn|> <|eot|>".split()
+    "<|return|> <|call|> <turn|> <|eot|> <|flush|> <|calls|> <end_of_utterance> <eos> "
+    "<|tool_response> _<EOT> [EOT] [EOS] [e~[ <|ifm|im_end|> "
+    "<\uff5cend\u2581of\u2581sentence\uff5c>".split()
+)
+# Where a turn has several messages, as gpt-oss' and Solar Open's, this ends one of them: a thought
+# before the answer.
+_MESSAGE_END: Final = "<|end|>"
+_TURN_ENDS: Final = (
+    {"<|return|>", "<|call|>"},
+    {"<|flush|>", "<|call|>"},
+    {"<|flush|>", "<|calls|>"},
 )
 
 
@@ -73,7 +83,26 @@ def read_vocabulary(metadata: Mapping[str, Any], file: Path) -> Vocabulary:
         types = metadata.get("tokenizer.ggml.token_type", [_NORMAL] * len(tokens))
         if not isinstance(types, list) or len(types) != len(tokens):
             raise ValueError("its tokenizer.ggml.token_type is not as long as its tokens")
-        return Vocabulary(metadata, tokens, types)
+        return Vocabulary(metadata, tokens, _with_ends(tokens, types))
+
+
+def _with_ends(tokens: Sequence[str], types: Sequence[int]) -> Sequence[int]:
+    """Return the types with tokens that end a turn as control tokens.
+
+    Files of fine-tuned models often have them as text, which a prompt would then be cut into, and
+    an answer would end with.
+    """
+    wrong = [
+        token_id
+        for text in _ENDS.intersection(tokens)
+        if types[token_id := tokens.index(text)] in (_NORMAL, _USER_DEFINED)
+    ]
+    if not wrong:
+        return types
+    changed = list(types)
+    for token_id in wrong:
+        changed[token_id] = _CONTROL
+    return changed
 
 
 def make_tokenizer(vocabulary: Vocabulary, file: Path) -> Json:
@@ -126,12 +155,15 @@ def make_tokenizer_config(vocabulary: Vocabulary) -> Json:
 def end_ids(vocabulary: Vocabulary) -> list[int]:
     """Return the ids of all tokens that end a text, EOS first."""
     named = (vocabulary.role(word) for word in ("eos", "eot", "eom"))
-    told = [
-        token_id
+    told = {
+        text: token_id
         for token_id, text, kind in vocabulary.unusual()
-        if kind in (_CONTROL, _USER_DEFINED) and text in _ENDS
-    ]
-    return list(dict.fromkeys([*(each for each in named if each is not None), *told]))
+        if kind == _CONTROL and text in _ENDS
+    }
+    found = dict.fromkeys([*(each for each in named if each is not None), *told.values()])
+    if any(ends <= told.keys() for ends in _TURN_ENDS):
+        found.pop(told.get(_MESSAGE_END), None)
+    return list(found)
 
 
 def _added_tokens(vocabulary: Vocabulary) -> list[Json]:
