@@ -49,6 +49,8 @@ _TURN_ENDS: Final = (
     {"<|flush|>", "<|calls|>"},
 )
 
+_KEEPING: Final = ("<unk>", "<s>", "<|endoftext|>")  # Phi-3's tokens that leave white space
+
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
@@ -168,13 +170,17 @@ def end_ids(vocabulary: Vocabulary) -> list[int]:
 
 def _added_tokens(vocabulary: Vocabulary) -> list[Json]:
     """Return the tokens that are matched in a text before anything else, special or not."""
+    # Files do not state which of them take the white space behind them: Phi-3's do, and its chat
+    # template writes a line break behind every one.
+    taking = vocabulary.metadata.get("general.architecture") == "phi3"
+    taking = taking and vocabulary.get("model") == "llama"
     return [
         {
             "id": token_id,
             "content": text,
             "single_word": False,
             "lstrip": False,
-            "rstrip": False,
+            "rstrip": taking and text not in _KEEPING,
             "normalized": False,
             "special": kind in (_CONTROL, _UNKNOWN),
         }
@@ -294,14 +300,15 @@ def _merges(vocabulary: Vocabulary) -> list[list[str]]:
         for token_id, (text, kind) in enumerate(
             zip(vocabulary.tokens, vocabulary.types, strict=True)
         )
-        if kind in (_NORMAL, _USER_DEFINED, _UNUSED)
+        if kind in (_NORMAL, _USER_DEFINED)
     }
-    found: list[tuple[float, int, int, str, str]] = []
+    found: list[tuple[float, int, int, int, str, str]] = []
     for text, token_id in pieces.items():
         for place in range(1, len(text)):
             left, right = pieces.get(text[:place]), pieces.get(text[place:])
             if left is not None and right is not None:
-                found.append((-scores[token_id], left, right, text[:place], text[place:]))
+                halves = text[:place], text[place:]
+                found.append((-scores[token_id], token_id, left, right, *halves))
     found.sort()
     return [[left, right] for *_, left, right in found]
 
@@ -309,7 +316,9 @@ def _merges(vocabulary: Vocabulary) -> list[list[str]]:
 def _surrounded(vocabulary: Vocabulary, begins: bool) -> Json | None:
     """Return the post-processor that adds BOS and EOS; `begins`: the default for BOS."""
     bos, eos = vocabulary.role("bos"), vocabulary.role("eos")
-    before = bos is not None and bool(vocabulary.get("add_bos_token", begins))
+    # Some files of Gemma 4 state that it has no BOS before a text; llama.cpp overrides that, too.
+    wanted = bool(vocabulary.get("add_bos_token", begins)) or vocabulary.get("model") == "gemma4"
+    before = bos is not None and wanted
     behind = eos is not None and bool(vocabulary.get("add_eos_token", False))
     used = [each for each, wanted in ((bos, before), (eos, behind)) if wanted and each is not None]
     if not used:
