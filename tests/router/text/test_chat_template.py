@@ -304,6 +304,21 @@ def test_a_template_that_does_not_compile_names_line_and_flag() -> None:
         ChatTemplate({"default": "\n{% if %}"}, SPECIAL)
 
 
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        ("{% if messages %}{% break %}{% endif %}", "outside loop"),
+        ("{{ 2 ** 99999 }}", "4300 digits"),
+        ("{{ " + "(" * 500 + "1" + ")" * 500 + " }}", "recursion"),
+    ],
+)
+def test_a_template_that_python_does_not_compile_is_refused_as_any_other(
+    source: str, reason: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=f"{reason}.*--chat-template"):
+        ChatTemplate({"default": source}, SPECIAL)
+
+
 def test_the_file_of_the_flag(tmp_path: Path) -> None:
     path = tmp_path / "mine.jinja"
     path.write_text("{{ bos_token }}{{ messages[0].content }}")

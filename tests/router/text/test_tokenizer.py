@@ -25,6 +25,7 @@ from tests.router.text.kinds import (
 )
 from tgi_trio import demo
 from tgi_trio.errors import ModelLoadError, ValidationError
+from tgi_trio.router.text.chat_template import ChatTemplate
 from tgi_trio.router.text.tokenizer import INLINE_CHARACTERS, Tokenizer, TokenizerPool
 
 LONG = "The server keeps a batch. " * 40
@@ -205,6 +206,37 @@ class TestFromFolder:
         assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True)
         assert set(theirs.all_special_ids) <= ours.special_ids
         assert ours.special_tokens == theirs.special_tokens_map
+
+    @pytest.mark.parametrize("key", ["named", "extra", "older"])
+    def test_tokens_with_roles_of_one_model_agree_with_transformers(
+        self, tmp_path: Path, key: str
+    ) -> None:
+        """Templates write them by name, as `{{ image_token }}`, and answers come without them."""
+        transformers = pytest.importorskip("transformers")
+        backend = byte_level()
+        backend.add_tokens(["<image>"])
+        named = {"image_token": "<image>", "spare_token": "<s>"}
+        folder = save(
+            backend,
+            tmp_path,
+            tokenizer_class="PreTrainedTokenizerFast",
+            eos_token="</s>",
+            add_bos_token=True,  # the name of no token
+            **{"named": named, "extra": {"extra_special_tokens": named}, "older": {}}[key],
+        )
+        if key == "older":
+            (folder / "special_tokens_map.json").write_text(json.dumps(named))
+        ours = Tokenizer.from_folder(folder)
+        theirs = transformers.AutoTokenizer.from_pretrained(folder)
+        assert ours.special_tokens == theirs.special_tokens_map
+        assert set(theirs.all_special_ids) <= ours.special_ids
+        template = ChatTemplate(
+            {"default": "{{ image_token }}{{ spare_token }}"}, ours.special_tokens
+        )
+        assert template.render([{"role": "user", "content": ""}]) == "<image><s>"
+        ids = ours.encode_ids("a<image>b")
+        assert ids.tolist() == theirs("a<image>b")["input_ids"]
+        assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True) == "ab"
 
     def test_a_folder_without_tokenizer_names_the_flag(self, tmp_path: Path) -> None:
         with pytest.raises(ModelLoadError, match="--model-id"):

@@ -77,7 +77,7 @@ class AddedTokenSpec:
 class TokenizerConfig:
     """The contents of tokenizer_config.json and its companions."""
 
-    special_tokens: dict[str, str]  # "bos_token" and so on -> text; only those that are set
+    special_tokens: dict[str, str]  # "bos_token", "image_token" ... -> text; those that are set
     added_tokens: tuple[AddedTokenSpec, ...]  # in the order of their ids
     chat_templates: dict[str, str]  # name -> source; "default" is the usual one
     response_template: dict[str, Any] | None = None  # how transformers parses answers
@@ -110,6 +110,7 @@ def _read_config(folder: Path, config_path: Path | None) -> TokenizerConfig:
     special |= {
         name: text for name in NAMED_TOKENS if (text := _text_of(config.get(name, older.get(name))))
     }
+    special = {**_own_names(older), **_own_names(config), **special}
     templates = _chat_templates(folder, config)
     if not templates and tekken is not None and (own := write_template(tekken)) is not None:
         templates = {"default": own}
@@ -296,6 +297,21 @@ def _decoder_entries(config: Mapping[str, Any]) -> list[AddedTokenSpec]:
         AddedTokenSpec(entry["content"], **{name: bool(entry.get(name, False)) for name in fields})
         for _, entry in sorted(entries.items(), key=lambda item: int(item[0]))
     ]
+
+
+def _own_names(config: Mapping[str, Any]) -> dict[str, str]:
+    """Return the special tokens for which only this model has a role, such as `image_token`.
+
+    As in transformers, its chat template may write them by these names.
+    """
+    named = {
+        key: value
+        for key, value in config.items()
+        if key.endswith("_token") and key not in NAMED_TOKENS
+    }
+    extra = config.get("extra_special_tokens")
+    named |= extra if isinstance(extra, Mapping) else {}
+    return {name: text for name, value in named.items() if (text := _text_of(value))}
 
 
 def _extra_special(*configs: Mapping[str, Any]) -> list[AddedTokenSpec]:
