@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -168,11 +169,16 @@ def ours(source: str, messages: list[Any], **options: Any) -> str:
     return ChatTemplate({"default": source}, SPECIAL).render(messages, **options)
 
 
-def theirs(source: str, messages: list[Any], **options: Any) -> str:
+@functools.cache
+def their_tokenizer() -> Any:
     transformers = pytest.importorskip("transformers")
     from tests.router.text.kinds import byte_level
 
-    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=byte_level(), **SPECIAL)
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=byte_level(), **SPECIAL)
+
+
+def theirs(source: str, messages: list[Any], **options: Any) -> str:
+    tokenizer = their_tokenizer()
     options.setdefault("add_generation_prompt", True)
     text: str = tokenizer.apply_chat_template(
         messages, chat_template=source, tokenize=False, **options

@@ -25,15 +25,13 @@ FEATURES = {
     + "{% generation %}{% set ns.at = ns.at + 1 %}{{ loop.index }}{% endgeneration %}"
     + END
     + "{{ ns.at }}",
-    "refusals": EACH
-    + "{% if message.role == 'tool' and loop.index > 3 %}"
+    "refusals": EACH + "{% if message.role == 'tool' and loop.index > 3 %}"
     "{{ raise_exception('no ' + message.role) }}{% endif %}{{ message.role }}" + END,
     "json": "{{ messages | tojson }}{{ messages[0] | tojson(indent=2) }}"
     "{{ messages | tojson(ensure_ascii=True) }}{{ tools | tojson(sort_keys=true) }}"
     "{{ {'b': 1.0, 'a': [none, true, '<&>']} | tojson(false, 1, (',', ' : '), true) }}",
     "json of nothing": "{{ nothing | tojson }}",
-    "loop controls": EACH
-    + "{% if loop.index0 % 2 %}{% continue %}{% endif %}{{ message.role }}"
+    "loop controls": EACH + "{% if loop.index0 % 2 %}{% continue %}{% endif %}{{ message.role }}"
     "{{ loop.previtem is defined }}{% if loop.index > 3 %}{% break %}{% endif %}" + END,
     "macros": "{%- macro show(text, end='.') -%}{{ text }}{{ end }}{{ kwargs }}{%- endmacro -%}"
     + EACH
@@ -58,16 +56,13 @@ FEATURES = {
     "thoughts": EACH
     + "{{ message.reasoning_content }}|{{ message.thinking }}|{{ message.reasoning }}/"
     + END,
-    "calls": EACH
-    + "{% for call in message.tool_calls %}{% set given = call.function.arguments %}"
+    "calls": EACH + "{% for call in message.tool_calls %}{% set given = call.function.arguments %}"
     "{{ call.function.name }}{% if given is mapping %}{% for key, value in given | items %}"
     "{{ key }}={{ value if value is string else value | tojson }};{% endfor %}"
     "{% else %}{{ given }}{% endif %}{% endfor %}" + END,
-    "tests": EACH
-    + "{{ message.content is string }}{{ message.content is iterable }}"
+    "tests": EACH + "{{ message.content is string }}{{ message.content is iterable }}"
     "{{ message.content is mapping }}{{ message.role in ['user', 'tool'] }}" + END,
-    "parts": EACH
-    + "{% if message.content is string %}{{ message.content | trim }}{% else %}"
+    "parts": EACH + "{% if message.content is string %}{{ message.content | trim }}{% else %}"
     "{% for part in message.content %}{{ part.type }}{{ part.text }}{% endfor %}{% endif %}" + END,
     "strings": EACH
     + "{% if message.content is string %}{{ message.content.strip().split('</think>')[-1][:3] }}"

@@ -75,10 +75,10 @@ class ChatTemplate:
                 self._variables[name] = meta.find_undeclared_variables(parsed)
                 self._templates[name] = environment.from_string(parsed)
             except jinja2.TemplateSyntaxError as error:
-                raise ConfigurationError(
-                    f"The chat template '{name}' does not compile: line {error.lineno}: "
-                    f"{error.message}. Give another with --chat-template."
-                ) from error
+                raise _does_not_compile(name, f"line {error.lineno}: {error.message}") from error
+            # Jinja computes constants, and has Python compile the rest: either may fail in any way.
+            except Exception as error:
+                raise _does_not_compile(name, str(error) or type(error).__name__) from error
         self._lists: frozenset[str] = frozenset()  # templates that render only lists of parts
         self._lists = frozenset(name for name in sources if self._reads_lists_alone(name))
 
@@ -205,6 +205,12 @@ class ChatTemplate:
             return "template not found"
         names = ", ".join(sorted(self._templates))
         return f"template not found: there is no 'default' among {names}"
+
+
+def _does_not_compile(name: str, reason: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"The chat template '{name}' does not compile: {reason}. Give another with --chat-template."
+    )
 
 
 def _prepare_message(message: TemplateMessage) -> dict[str, Any]:
