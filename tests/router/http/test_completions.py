@@ -17,6 +17,7 @@ from tests.router.http.openai_answers import (
     usage_text,
 )
 from tests.router.http.served import served
+from tests.router.text.kinds import served as tokenizer_of
 from tgi_trio.router.http.engine_api import ServedLimits
 from tgi_trio.router.http.messages import replies
 
@@ -170,3 +171,26 @@ async def test_suffix_is_refused():
         answer = await client.post("/v1/completions", {"prompt": "x", "suffix": ""})
     assert answer.status == 422
     assert answer.json()["error_type"] == "suffix not supported"
+
+
+@pytest.mark.parametrize("kind", ["sentencepiece", "unigram", "byte_level"])
+@pytest.mark.parametrize("prompt", ["The server keeps", "begin in one</s>", "e"])
+async def test_the_offset_of_a_token_is_its_place_in_the_text(kind: str, prompt: str):
+    """A decoder may cut the space in front of a prompt, and a prompt name special tokens."""
+    found = FakeEngine(lambda _: "one token", tokenizer=tokenizer_of(kind))
+    async with served(found) as server:
+        client = await server.connect()
+        body = {"prompt": prompt, "logprobs": 1, "echo": True}
+        whole = await client.post("/v1/completions", body)
+        stream = await client.post("/v1/completions", {**body, "stream": True})
+    choice = msgspec.json.decode(whole.body, type=replies.CompletionFinal).choices[0]
+    logprobs = choice.logprobs
+    assert logprobs is not None and choice.text.startswith(prompt)
+    tokens, offsets = logprobs.tokens, logprobs.text_offset
+    if tokens[0] == "<s>":  # not in the text
+        del tokens[0], offsets[0]
+    assert "".join(tokens) == choice.text
+    assert offsets == [len("".join(tokens[:i])) for i in range(len(offsets))]
+    pieces = [msgspec.json.decode(e)["choices"][0]["logprobs"] for e in stream.events()[:-1]]
+    streamed = [at for piece in pieces for at in piece["text_offset"]]
+    assert streamed == offsets[-len(streamed) :]

@@ -30,16 +30,25 @@ class LogprobWriter:
         """Return a ChatCompletionLogprob for each token."""
         return [self._chat_token(token) for token in tokens]
 
-    def completion(self, tokens: Sequence[Token], top: int, offset: int = 0) -> bytes:
+    def completion(
+        self,
+        tokens: Sequence[Token],
+        top: int,
+        offset: int = 0,
+        prompt: tuple[str, Sequence[Token]] = ("", ()),
+    ) -> bytes:
         """Return the logprobs object of /v1/completions.
 
         Each token has its `top` likeliest alternatives and itself, as at OpenAI. `offset`:
-        characters before `tokens`.
+        characters before `tokens`. `prompt`: what these characters are, and its tokens, if they are
+        to come before.
         """
-        offsets: list[int] = []
+        text, before = prompt
+        offsets = _place(text, before)
         for token in tokens:
             offsets.append(offset)
             offset += 0 if token.special else len(token.text)
+        tokens = [*before, *tokens]
         return b'{"tokens":%b,"token_logprobs":[%b],"top_logprobs":%b,"text_offset":%b}' % (
             orjson.dumps([self._name(token) for token in tokens]),
             b",".join([number_json(token.logprob) for token in tokens]),
@@ -76,6 +85,17 @@ class LogprobWriter:
         return found
 
 
+def _place(text: str, tokens: Iterable[Token]) -> list[int]:
+    """Return where each token of a prompt begins in it; special ones may be written out there."""
+    offsets: list[int] = []
+    offset = 0
+    for token in tokens:
+        offsets.append(offset)
+        if not token.special or text.startswith(token.text, offset):
+            offset += len(token.text)
+    return offsets
+
+
 def prompt_tokens(tokenizer: Tokenizer, request: Request, outcome: Outcome) -> list[Token]:
     """Return a prompt's tokens if their log-probabilities were asked for, otherwise nothing."""
     if not outcome.prompt_logprobs:
@@ -83,7 +103,15 @@ def prompt_tokens(tokenizer: Tokenizer, request: Request, outcome: Outcome) -> l
     text = OutputText(tokenizer, [], StoppingCriteria(max_new_tokens=1))
     tops = outcome.prompt_tops or ((),) * len(outcome.prompt_logprobs)
     ids = request.prompt_ids.tolist()
-    return [text.push(*token) for token in zip(ids, outcome.prompt_logprobs, tops, strict=False)]
+    given = zip(ids, outcome.prompt_logprobs, tops, strict=False)
+    tokens = [text.push(*token) for token in given]
+    first = next((i for i, each in enumerate(tokens) if each.text and not each.special), None)
+    if first is not None:
+        # A decoder may cut the space in front of a text, which no token after others loses.
+        shown = tokenizer.decode(ids[: first + 1])
+        if tokens[first].text.endswith(shown):
+            tokens[first].text = shown
+    return tokens
 
 
 def prompt_logprobs_json(tokens: Iterable[Token], top: int) -> bytes:

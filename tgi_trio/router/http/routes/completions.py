@@ -235,7 +235,8 @@ def _choice(
     logprobs, extras = b"null", b""
     if shown.logprobs is not None:
         echoed = of_prompt if request.echo else []
-        logprobs = shown.logprobs.completion(echoed + result.tokens, shown.top)
+        before = echo, echoed
+        logprobs = shown.logprobs.completion(result.tokens, shown.top, len(echo), before)
     if shown.token_ids:
         extras += prompt_ids_json(result.request) + token_ids_json(result.tokens)
     top = openai.prompt_alternatives(call, request)
