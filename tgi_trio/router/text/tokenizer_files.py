@@ -16,7 +16,7 @@ from typing import Any
 
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.config import read_values
-from tgi_trio.router.text.leading_spaces import mend_leading_spaces
+from tgi_trio.router.text.sentence_pieces import mend_leading_spaces
 from tgi_trio.router.text.tekken import (
     convert_tekken,
     name_special_tokens,

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import sentencepiece
 
-from tgi_trio.router.text.leading_spaces import keeps_leading, mend_leading_spaces
+from tgi_trio.router.text.sentence_pieces import keeps_leading, mend_leading_spaces
 from tgi_trio.router.text.tokenizer import Tokenizer
 
 CORPUS = ["def add(x, y):", "    return x + y", "hello world, this is text", "the cat  sat"] * 20
