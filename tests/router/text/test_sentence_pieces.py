@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import sentencepiece
 
-from tgi_trio.router.text.sentence_pieces import keeps_leading, mend_leading_spaces
+from tgi_trio.router.text.sentence_pieces import PieceSettings, mend_conversion, read_settings
 from tgi_trio.router.text.tokenizer import Tokenizer
 
 CORPUS = ["def add(x, y):", "    return x + y", "hello world, this is text", "the cat  sat"] * 20
@@ -25,6 +25,14 @@ KINDS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "an older Llama": ("llama", {**LLAMA, "legacy": True}, {}),
     "Mistral": ("mistral", {**LLAMA, "legacy": False}, {}),
     "Gemma": ("gemma2", {"tokenizer_class": "GemmaTokenizer"}, GEMMA),
+    "no space in front": ("llama", LLAMA, {"add_dummy_prefix": False}),
+    "spaces removed": ("llama", LLAMA, {"remove_extra_whitespaces": True}),
+    "neither": ("llama", LLAMA, {"add_dummy_prefix": False, "remove_extra_whitespaces": True}),
+    "characters replaced": (
+        "llama",
+        LLAMA,
+        {"normalization_rule_name": "nmt_nfkc", "remove_extra_whitespaces": True},
+    ),
 }
 
 
@@ -51,8 +59,12 @@ def both(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Any, Tokenizer]:
     """A tokenizer as SentencePiece reads it, and as it is converted."""
-    model_type, config, settings = KINDS[request.param]
-    folder = tmp_path_factory.mktemp("converted")
+    return convert(tmp_path_factory.mktemp("converted"), *KINDS[request.param])
+
+
+def convert(
+    folder: Path, model_type: str, config: dict[str, Any], settings: dict[str, Any]
+) -> tuple[Any, Tokenizer]:
     (folder / "tokenizer.model").write_bytes(train(**settings))
     reference = sentencepiece.SentencePieceProcessor(str(folder / "tokenizer.model"))
     names = {"bos_token": reference.bos_id(), "eos_token": reference.eos_id()}
@@ -94,24 +106,40 @@ def test_what_follows_a_special_token_is_read_as_ever(both: tuple[Any, Tokenizer
         assert reference.decode(behind).strip() == text.strip()
 
 
+def test_what_is_not_known_is_a_token(tmp_path: Path) -> None:
+    settings = {"byte_fallback": False, "vocab_size": 80}
+    reference, tokenizer = convert(tmp_path, "llama", LLAMA, settings)
+    for text in ("日本", "a 日本 b", "é", "x日y"):
+        ids = tokenizer.encode_ids(text, False).tolist()
+        assert ids == reference.encode(text) and reference.unk_id() in ids
+
+
 @pytest.mark.parametrize(
-    ("settings", "keeps"),
+    ("settings", "expected"),
     [
-        ({}, True),
-        ({"add_dummy_prefix": False}, False),
-        ({"remove_extra_whitespaces": True}, False),
-        ({"model_type": "unigram", "vocab_size": 284}, True),
+        ({}, PieceSettings(True, False, b"", "<unk>")),
+        ({"add_dummy_prefix": False}, PieceSettings(False, False, b"", "<unk>")),
+        ({"remove_extra_whitespaces": True}, PieceSettings(True, True, b"", "<unk>")),
+        (
+            {"model_type": "unigram", "vocab_size": 284, "unk_piece": "[unk]"},
+            PieceSettings(True, False, b"", "[unk]"),
+        ),
     ],
 )
-def test_it_is_read_from_the_file(tmp_path: Path, settings: dict[str, Any], keeps: bool) -> None:
+def test_settings_are_read_from_the_file(
+    tmp_path: Path, settings: dict[str, Any], expected: PieceSettings
+) -> None:
     (tmp_path / "model").write_bytes(train(**settings))
-    assert keeps_leading(tmp_path / "model") is keeps
+    assert read_settings(tmp_path / "model") == expected
 
 
 @pytest.mark.parametrize("data", [b"", b"\xff" * 9, b"\x0a\x7fshort", b"{}", b"\x0b"])
 def test_other_files_change_nothing(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "model").write_bytes(data)
-    assert not keeps_leading(tmp_path / "model")
+    assert read_settings(tmp_path / "model") is None
+    metaspace = {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "first"}
+    content = {"normalizer": None, "pre_tokenizer": metaspace}
+    assert mend_conversion(content, tmp_path / "model") == content
 
 
 def test_others_stay_as_they_are(tmp_path: Path) -> None:
@@ -119,4 +147,12 @@ def test_others_stay_as_they_are(tmp_path: Path) -> None:
     spaces = {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "never"}
     for step in (None, {"type": "ByteLevel"}, spaces, {"type": "Sequence", "pretokenizers": []}):
         content = {"normalizer": None, "pre_tokenizer": step}
-        assert mend_leading_spaces(content, tmp_path / "model") == content
+        assert mend_conversion(content, tmp_path / "model") == content
+
+
+def test_a_conversion_that_follows_the_file_stays(tmp_path: Path) -> None:
+    (tmp_path / "model").write_bytes(train(remove_extra_whitespaces=True))
+    collapsed = {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "}
+    spaces = {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "always"}
+    content = {"normalizer": collapsed, "pre_tokenizer": spaces, "decoder": None}
+    assert mend_conversion(content, tmp_path / "model") == content

@@ -16,7 +16,7 @@ from typing import Any
 
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.config import read_values
-from tgi_trio.router.text.sentence_pieces import mend_leading_spaces
+from tgi_trio.router.text.sentence_pieces import mend_conversion
 from tgi_trio.router.text.tekken import (
     convert_tekken,
     name_special_tokens,
@@ -39,7 +39,7 @@ NAMED_TOKENS = (
 
 _CONVERSION_SECONDS = 300.0
 _LARGEST_SOURCE = 64 << 20  # bytes of a file to make a tokenizer from; weights are larger
-_VERSION = b"2"  # of what is made; another one makes what is in caches anew
+_VERSION = b"3"  # of what is made; another one makes what is in caches anew
 _PIECES = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
 _SLOW_FILES = (
     *_PIECES,
@@ -204,10 +204,10 @@ def _convert(folder: Path, target: Path, trust_remote_code: bool, code: str) -> 
 
 
 def _mend(made: Path, folder: Path) -> None:
-    """Have a converted tokenizer read leading spaces as the SentencePiece file that it is of."""
+    """Have a converted tokenizer read texts as the SentencePiece file that it is of."""
     for source in _list_matching(folder, _PIECES):
         content = json.loads(read_file(made))
-        made.write_text(json.dumps(mend_leading_spaces(content, source)), "utf-8")
+        made.write_text(json.dumps(mend_conversion(content, source)), "utf-8")
 
 
 def _put(made: Path, target: Path) -> None:
