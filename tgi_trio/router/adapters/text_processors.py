@@ -23,6 +23,7 @@ from tgi_trio.router.text.text_processor import (
     TextProcessor,
     make_text_processor,
 )
+from tgi_trio.router.threads import run_in_thread
 
 log = logging.getLogger(__name__)
 
@@ -104,7 +105,7 @@ class TextProcessors:
             return self.model if files is None else make_text_processor(files, self._with)
 
         try:
-            return await trio.to_thread.run_sync(read, abandon_on_cancel=True)
+            return await run_in_thread(read)
         except TgiTrioError as error:
             raise ValidationError(str(error)) from error
 

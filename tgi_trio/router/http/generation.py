@@ -88,18 +88,22 @@ async def collect_results(
         return sink
 
     streams += [submit(call, request) for request in requests]
-    for i, stream in enumerate(streams):
-        stream.attach(sink_for(i))
+    for i in range(len(streams)):  # no name for each: see the end
+        streams[i].attach(sink_for(i))
     await done.wait()
-    if failures:
-        if call.front is not None and isinstance(failures[0], ServerEnding):
-            raise Unavailable(str(failures[0]))  # the front asks another replica
-        raise failures[0]
-    return [
-        Result(request, end[1], end[0], kept)
-        for request, end, kept in zip(requests, ends, tokens, strict=True)
-        if end is not None
-    ]
+    try:
+        if failures:
+            if call.front is not None and isinstance(failures[0], ServerEnding):
+                raise Unavailable(str(failures[0]))  # the front asks another replica
+            raise failures[0]
+        return [
+            Result(request, end[1], end[0], kept)
+            for request, end, kept in zip(requests, ends, tokens, strict=True)
+            if end is not None
+        ]
+    finally:  # an error holds this frame, and streams hold the error: no garbage may be left
+        failures.clear()
+        streams.clear()
 
 
 async def stream_events(

@@ -7,8 +7,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Final, Protocol
 
-import trio
-
 from tgi_trio.errors import ValidationError, name_param
 from tgi_trio.router.http.call import Call
 from tgi_trio.router.http.gap_fitting import Count
@@ -16,6 +14,7 @@ from tgi_trio.router.http.messages.problems import Refused
 from tgi_trio.router.http.messages.schema import ExtraFile
 from tgi_trio.router.text.infill import Gap, InfillFormat, OtherFile, find_infill
 from tgi_trio.router.text.plain_reading import PlainReader, has_any, special_names
+from tgi_trio.router.threads import run_in_thread
 from tgi_trio.router.validation import GenerationParameters
 
 UNNAMED: Final = "tmp"  # a file without a name, as llama.cpp calls it
@@ -96,7 +95,7 @@ async def write_gap(
         ids: list[int] = reader.encode_ids(form.write(meant, reader.added_tokens)).tolist()
         return ids
 
-    return await trio.to_thread.run_sync(encode, abandon_on_cancel=True)
+    return await run_in_thread(encode)
 
 
 async def count_plainly(call: Call, infill: InfillFormat, gap: Gap) -> Count:
@@ -109,7 +108,7 @@ async def count_plainly(call: Call, infill: InfillFormat, gap: Gap) -> Count:
 
     async def count(text: str) -> int:
         read = partial(reader.encode_ids, text, add_special_tokens=False)
-        return len(await trio.to_thread.run_sync(read, abandon_on_cancel=True))
+        return len(await run_in_thread(read))
 
     return count
 

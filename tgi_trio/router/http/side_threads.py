@@ -23,6 +23,8 @@ import trio
 from msgspec import Struct
 from outcome import Outcome
 
+from tgi_trio.router.threads import run_in_thread
+
 Result = TypeVar("Result")
 
 # Two, so that a short one need not wait for a long one; more would bring nothing.
@@ -49,7 +51,7 @@ class SideThreads:
 
         Nothing waits for the thread of a client that has left: its result is dropped.
         """
-        return await trio.to_thread.run_sync(compute, abandon_on_cancel=True, limiter=self._limiter)
+        return await run_in_thread(compute, self._limiter)
 
     def free(self, made: list[object]) -> None:
         """Free what requests were made of, each a tree of lists, dictionaries and records.

@@ -35,6 +35,7 @@ from tgi_trio.router.media.links import MediaLink
 from tgi_trio.router.media.pixel_options import PixelOptions
 from tgi_trio.router.media.pixel_store import PixelStore
 from tgi_trio.router.media.spool import Compressed, EncodedImage, Spool
+from tgi_trio.router.threads import run_in_thread
 
 _INLINE: Final = 1 << 14  # bytes for which hashing is as fast as the way to a thread
 _FETCHES: Final = 16  # most images that are fetched at a time, for all requests
@@ -258,4 +259,4 @@ async def _in_thread(size: int, function: Callable[[], bytes]) -> bytes:
     """Return the result of a function of `size` bytes, which runs in a thread if they are many."""
     if size <= _INLINE:
         return function()
-    return await trio.to_thread.run_sync(function, abandon_on_cancel=True)
+    return await run_in_thread(function)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, TypeVarTuple, Unpack
 
@@ -27,6 +28,7 @@ from tgi_trio.router.text.detokenizer import (
 from tgi_trio.router.text.pieces import pieces_for
 from tgi_trio.router.text.prompt_tokens import MOST_REMEMBERED, PromptTokens
 from tgi_trio.router.text.tokenizer_files import TokenizerConfig, read_config, tokenizer_json
+from tgi_trio.router.threads import run_in_thread
 
 IntArray = NDArray[np.int32]
 Given = TypeVar("Given", bound=Sized)
@@ -289,9 +291,7 @@ class TokenizerPool:
             return function(given, *arguments)
         # Nothing waits for the thread of a client that has left: it keeps its place among `workers`
         # until it is done, and its result is dropped.
-        return await trio.to_thread.run_sync(
-            function, given, *arguments, abandon_on_cancel=True, limiter=self._limiter
-        )
+        return await run_in_thread(partial(function, given, *arguments), self._limiter)
 
 
 def _copy_ids(ids: Sequence[int] | IntArray) -> IntArray:

@@ -16,6 +16,8 @@ from tests.router.http.fake_engine import FakeEngine
 from tests.router.http.served import ENDLESS, STREAM, Client, read_until, served, until
 from tests.router.http.wire.http2_client import Http2
 from tgi_trio.router.http.app import HttpRequest
+from tgi_trio.router.http.call import Call
+from tgi_trio.router.http.engine_api import ServedLimits
 from tgi_trio.router.http.wire.connection import Connection
 from tgi_trio.router.http.wire.http2 import Http2Session, Http2Transport
 
@@ -33,7 +35,7 @@ def uncollected() -> Iterator[None]:
 
 def count_left() -> int:
     """Return how many connections and requests there are, and errors about these."""
-    kinds = (Connection, HttpRequest, Http2Session, Http2Transport, HTTPStream, HTTPException)
+    kinds = (Connection, HttpRequest, Http2Session, Http2Transport, HTTPStream, HTTPException, Call)
     return sum(isinstance(each, kinds) for each in gc.get_objects())
 
 
@@ -50,6 +52,65 @@ async def test_a_connection_that_has_ended_is_gone(http, path):
             assert (await client.answer()).status == status
             await client.stream.aclose()
         del client
+        await until(lambda: count_left() <= before)
+
+
+MESSAGES = [{"role": "user", "content": f"message {i}"} for i in range(3000)]
+TOOLS = [{"type": "function", "function": {"name": f"tool_{i:05}"}} for i in range(3000)]
+# Of a few hundred bytes, and such as are read or prepared in threads.
+REFUSED = {
+    "no JSON": ("/v1/chat/completions", b"{", 400),
+    "a wrong field": ("/generate", {"inputs": 5}, 422),
+    "a wrong value": ("/generate", {"inputs": "x", "parameters": {"temperature": -1}}, 422),
+    "a wrong message": ("/v1/chat/completions", {"messages": [*MESSAGES, {"role": 5}]}, 422),
+    "too long": ("/generate", {"inputs": "word " * 200_000}, 422),
+    "too many messages": ("/v1/chat/completions", {"messages": MESSAGES}, 400),
+    "too large a grammar": (
+        "/v1/chat/completions",
+        {"messages": MESSAGES[:1], "tools": TOOLS},
+        422,
+    ),
+    "a wrong tag": (
+        "/v1/chat/completions",
+        {"messages": MESSAGES[:1], "structural_tag": {"format": {"type": "nothing"}}},
+        422,
+    ),
+    "too many ids": ("/v1/completions", {"prompt": [*range(3, 200)] * 200}, 400),
+}
+
+
+@pytest.mark.usefixtures("uncollected")
+@pytest.mark.parametrize("name", REFUSED)
+async def test_a_request_that_is_refused_is_gone(http, name):
+    """Its error held it, and its body: of threads that trio's frames hold."""
+    path, body, status = REFUSED[name]
+    before = count_left()
+    limits = ServedLimits(max_input_tokens=1000, max_total_tokens=2000)
+    async with served(FakeEngine(limits=limits), http) as server:
+        for _ in range(3):
+            client = await server.connect()
+            answer = await client.post(path, body)
+            assert answer.status == status, answer.body
+            await client.stream.aclose()
+        del client
+        await until(lambda: count_left() <= before)
+
+
+@pytest.mark.usefixtures("uncollected")
+@pytest.mark.parametrize("path", ["/generate", "/generate_stream", "/v1/completions"])
+async def test_a_generation_that_fails_is_gone(http, path):
+    before = count_left()
+    engine = FakeEngine()
+    engine.fail_after = 1
+    async with served(engine, http) as server:
+        for _ in range(3):
+            client = await server.connect()
+            field = "prompt" if path == "/v1/completions" else "inputs"
+            answer = await client.post(path, {field: "x"})
+            assert b"the shard gave up" in answer.body
+            await client.stream.aclose()
+        del client
+        engine.left.clear()
         await until(lambda: count_left() <= before)
 
 

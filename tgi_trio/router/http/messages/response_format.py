@@ -17,10 +17,10 @@ which every stream would wait.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import orjson
-import trio
 
 from tgi_trio.errors import ValidationError, naming_param
 from tgi_trio.router.http.messages import schema
@@ -31,6 +31,7 @@ from tgi_trio.router.text.gbnf import looks_like_gbnf
 from tgi_trio.router.text.gbnf_lark import gbnf
 from tgi_trio.router.text.structural_tags import structural_tag
 from tgi_trio.router.text.tag_calls import CallPlace
+from tgi_trio.router.threads import run_in_thread
 
 _UNSUPPORTED = "grammar is not supported"  # TGI's message for a value of another kind
 
@@ -77,7 +78,7 @@ async def answer_grammar(
             return await _tag_grammar(value, most, added, calls)
         build = _FIELDS[name]
         if build in (_gbnf, _any_grammar):
-            return await trio.to_thread.run_sync(build, name, value, most)
+            return await run_in_thread(partial(build, name, value, most))
         return build(name, value, most)
 
 
@@ -86,7 +87,7 @@ async def _tag_grammar(
 ) -> str:
     """Return the grammar of a structural tag, made in a thread. Raises ValidationError."""
     grammars.check_size(value, most)
-    return await trio.to_thread.run_sync(structural_tag, value, added, calls)
+    return await run_in_thread(partial(structural_tag, value, added, calls))
 
 
 def forms(request: OpenAiRequest) -> dict[str, Any]:

@@ -6,7 +6,6 @@ from functools import partial
 
 import numpy as np
 import orjson
-import trio
 
 from tgi_trio.ipc.messages import IntArray
 from tgi_trio.router.http.answer_fields import use_model, use_queried_model
@@ -19,6 +18,7 @@ from tgi_trio.router.http.messages.render import NUMPY, text_json
 from tgi_trio.router.http.rendering import render_prompt
 from tgi_trio.router.media.image_prompt import Prompt
 from tgi_trio.router.text.tokenizer import INLINE_CHARACTERS, Encoding
+from tgi_trio.router.threads import run_in_thread
 
 # In this order: a body with `inputs` is in TGI's form, whatever else it has.
 _TOKENIZE = FirstFit(
@@ -106,7 +106,7 @@ async def tokenize_text(call: Call, text: str, add_special_tokens: bool) -> Enco
     encode = call.text_processor.tokenizer.encode
     if len(text) <= INLINE_CHARACTERS:
         return encode(text, add_special_tokens)
-    return await trio.to_thread.run_sync(encode, text, add_special_tokens, abandon_on_cancel=True)
+    return await run_in_thread(partial(encode, text, add_special_tokens))
 
 
 async def text_of(call: Call, ids: IntArray, *, skip_special: bool = True) -> str:
@@ -114,7 +114,7 @@ async def text_of(call: Call, ids: IntArray, *, skip_special: bool = True) -> st
     decode = call.text_processor.tokenizer.decode
     if len(ids) <= INLINE_CHARACTERS:
         return decode(ids, skip_special)
-    return await trio.to_thread.run_sync(decode, ids, skip_special, abandon_on_cancel=True)
+    return await run_in_thread(partial(decode, ids, skip_special))
 
 
 def simple_tokens_json(encoding: Encoding) -> bytes:

@@ -7,11 +7,11 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 from typing import Final
 
 import orjson
-import trio
 
 from tgi_trio.errors import TemplateError, ValidationError
 from tgi_trio.router.http.answer_fields import use_model
@@ -32,6 +32,7 @@ from tgi_trio.router.media.layouts.spoken import SpokenLayout, Transcription
 from tgi_trio.router.media.links import MediaLink, to_audio_link
 from tgi_trio.router.request import Outcome, Request, Token
 from tgi_trio.router.text.turns import Turn
+from tgi_trio.router.threads import run_in_thread
 from tgi_trio.router.validation import GenerationParameters
 
 _FIELDS: Final = (
@@ -129,7 +130,7 @@ async def transcribe(call: Call) -> Reply:
     call.engine.metrics.inc("tgi_request_count")
     await use_model(call, transcription.model)
     if len(transcription.sound) > _INLINE:
-        text = await trio.to_thread.run_sync(_encode, transcription.sound, abandon_on_cancel=True)
+        text = await run_in_thread(partial(_encode, transcription.sound))
     else:
         text = _encode(transcription.sound)
     link = to_audio_link(text, "`file`", "file")
