@@ -55,7 +55,9 @@ def takes_long(call: Call, conversation: Conversation) -> bool:
     turns, tools = conversation.turns, conversation.functions
     if tools and len(call.body) >= _LARGE_TOOLS:
         return True
-    if len(turns) + len(tools) + sum(len(turn.calls or ()) for turn in turns) >= _MANY_PARTS:
+    if (parts := len(turns) + len(tools)) >= _MANY_PARTS:  # first: they may be very many
+        return True
+    if parts + sum(len(turn.calls or ()) for turn in turns) >= _MANY_PARTS:
         return True
     return sum(len(turn.text or "") for turn in turns) >= _LONG_TEXT
 
