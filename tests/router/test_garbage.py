@@ -1,70 +1,126 @@
-"""When all objects are looked at for cyclic garbage."""
+"""When objects are looked at for cyclic garbage, and which."""
 
 from __future__ import annotations
 
 import gc
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import pytest
 import trio
 import trio.testing
 
-from tgi_trio.router.garbage import collect_when_idle, collecting_young
+from tgi_trio.router.garbage import ALL, OLDER, YOUNG, collect_in_between, collecting_when_told
+
+MILLION = 1_000_000
 
 
 class House:
-    """Says how many requests there are and how many objects, and counts the looks."""
+    """Says how many requests there are and how many objects, and remembers the looks."""
 
     def __init__(self) -> None:
-        self.requests, self.young, self.looks = 1, 0, 0
+        self.requests, self.large, self.blocks = 1, 0, 0
+        self.counts = [0, 0, 0]  # since the last looks, as Python has them
+        self.looks: list[int] = []
 
-    def collect(self) -> None:
-        self.looks += 1
-        self.young = 0
+    def collect(self, generation: int) -> None:
+        self.looks.append(generation)
+        self.counts[: generation + 1] = [0] * (generation + 1)
+        if generation < ALL:
+            self.counts[generation + 1] += 1
 
-    async def run(self) -> None:
-        await collect_when_idle(lambda: self.requests, self.collect, lambda: (0, self.young, 0))
+    @classmethod
+    @asynccontextmanager
+    async def open(cls) -> AsyncIterator[House]:
+        house = cls()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(
+                collect_in_between,
+                *(lambda: house.requests, lambda: house.large, house.collect),
+                lambda: (house.counts[0], house.counts[1], house.counts[2]),
+                lambda: house.blocks,
+            )
+            await trio.testing.wait_all_tasks_blocked()
+            yield house
+            nursery.cancel_scope.cancel()
 
 
 @pytest.mark.trio
-async def test_nobody_who_is_served_waits_for_a_look(
+async def test_nobody_who_is_served_waits_for_a_look_at_old_objects(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    house = House()
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(house.run)
-        house.young = 2500
+    async with House.open() as house:
+        house.blocks = 5 * MILLION
         await trio.sleep(1000)
-        assert house.looks == 0
+        assert house.looks == []
+        house.requests = 0
+        await trio.sleep(0.5)
+        house.requests = 1
+        await trio.sleep(100)
+        assert house.looks == [], "it was quiet for a moment"
         house.requests = 0
         await trio.sleep(2)
-        assert house.looks == 1
+        assert house.looks == [OLDER]
         await trio.sleep(1000)
-        assert house.looks == 1, "there is nothing new to be found"
-        nursery.cancel_scope.cancel()
+        assert house.looks == [OLDER], "there is nothing new to be found"
+        house.blocks += MILLION
+        await trio.sleep(100)
+        assert house.looks == [OLDER, OLDER], "somebody has left something behind meanwhile"
 
 
 @pytest.mark.trio
 async def test_a_server_that_is_never_idle_does_not_grow(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    house = House()
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(house.run)
+    async with House.open() as house:
         for _ in range(3):
-            house.young = 3000
-            await trio.sleep(2)
-        assert house.looks == 3
-        nursery.cancel_scope.cancel()
+            house.blocks += 10 * MILLION
+            await trio.sleep(61)
+        assert house.looks == [OLDER] * 3
 
 
-def test_python_looks_at_young_objects_alone_meanwhile() -> None:
-    before = gc.get_threshold()
-    with collecting_young():
-        assert gc.isenabled()
-        young, *older = [each["collections"] for each in gc.get_stats()]
-        size = gc.get_threshold()[0]
-        kept: list[list[list[int]]] = [[[] for _ in range(size)] for _ in range(500)]
-        assert kept and [each["collections"] for each in gc.get_stats()[1:]] == older
-        assert gc.get_stats()[0]["collections"] > young
-        assert gc.get_count()[1] >= 300, "what `collect_when_idle` goes by"
-    assert gc.get_threshold() == before
+@pytest.mark.trio
+async def test_young_objects_are_looked_at_where_these_are_few(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async with House.open() as house:
+        house.counts[YOUNG] = 1000
+        await trio.sleep(1)
+        assert house.looks == [YOUNG]
+        house.counts[YOUNG] = 500_000  # somebody has sent a large body
+        await trio.sleep(1000)
+        assert house.looks == [YOUNG]
+        house.counts[YOUNG], house.large = 1000, 1  # few objects, which may hold many
+        await trio.sleep(1000)
+        assert house.looks == [YOUNG]
+        house.large = 0
+        await trio.sleep(1)
+        assert house.looks == [YOUNG, YOUNG]
+
+
+@pytest.mark.trio
+async def test_all_objects_are_looked_at_now_and_then(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async with House.open() as house:
+        house.requests = 0
+        for _ in range(44):
+            house.blocks += MILLION
+            await trio.sleep(61)
+        assert [at for at, each in enumerate(house.looks) if each == ALL] == [20, 41]
+        assert set(house.looks) == {OLDER, ALL}
+
+
+def test_python_looks_at_nothing_by_itself_meanwhile() -> None:
+    gc.collect()
+    with collecting_when_told():
+        assert not gc.isenabled()
+        before = [each["collections"] for each in gc.get_stats()]
+        kept: list[list[list[int]]] = [[[] for _ in range(1000)] for _ in range(500)]
+        assert kept and [each["collections"] for each in gc.get_stats()] == before
+        assert gc.get_count()[YOUNG] >= 500_000, "what `collect_in_between` goes by"
+        kept.clear()
+        assert gc.get_count()[YOUNG] < 500_000, "what is gone does not count"
+        gc.collect(YOUNG)
+        assert gc.get_count()[OLDER] == 1
+    assert gc.isenabled()

@@ -19,7 +19,7 @@ from tgi_trio.router.adapters.registry import AdapterRegistry
 from tgi_trio.router.adapters.text_processors import TextProcessors
 from tgi_trio.router.engine.engine import AdmissionLimits, Engine
 from tgi_trio.router.facade import EngineFacade
-from tgi_trio.router.garbage import collect_when_idle, collecting_young
+from tgi_trio.router.garbage import collect_in_between, collecting_when_told
 from tgi_trio.router.grammar_checker import GrammarChecker, GrammarLimits
 from tgi_trio.router.http.app import Application
 from tgi_trio.router.http.call import HttpSettings
@@ -153,7 +153,7 @@ class Assembly:
         for listener in (*listeners, *for_metrics):
             start_listening(listener, BACKLOG)
         try:
-            with switching_soon(), collecting_young():  # from now on: see `__main__.serve`
+            with switching_soon(), collecting_when_told():  # from now on: see `__main__.serve`
                 await self._serve(listeners, for_metrics, shutdown, task_status)
         finally:
             if self._grammars is not None:
@@ -163,8 +163,13 @@ class Assembly:
             self.closed.set()
 
     def _count_requests(self) -> int:
-        """Return how many requests there are, those whose large bodies are read among them."""
-        return self._facade.load()[0] + self._application.side_threads.running
+        """Return how many requests there are, those that nobody waits for among them.
+
+        And threads that still work on what large ones were made of.
+        """
+        application = self._application
+        threads = application.side_threads.running
+        return max(application.serving, self._facade.load()[0]) + threads
 
     def _count_responses(self) -> None:
         """Set the gauges of responses that are kept."""
@@ -189,7 +194,11 @@ class Assembly:
                 async with trio.open_nursery() as watching:
                     known = self._application.http.api_keys
                     watching.start_soon(self._text_processors.warm, self._facade.adapters)
-                    watching.start_soon(collect_when_idle, self._count_requests)
+                    watching.start_soon(
+                        collect_in_between,
+                        self._count_requests,
+                        lambda: self._application.side_threads.running,
+                    )
                     watching.start_soon(watch_keys, self._keys, known, self._take_keys)
                     await serve(
                         self._application,

@@ -11,8 +11,8 @@ dictionary; `HttpSettings.shortcut` switches it off.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any, cast
 
 import trio
@@ -136,7 +136,7 @@ class HttpRequest(TrioASGIHTTPConnection):
 
     async def _serve(self, transport: Transport, receive: Receive, send: Send) -> None:
         self.transport, self._receive = transport, receive
-        with ExitStack() as references, self.resources:
+        with ExitStack() as references, self.resources, self.app.counting():
             # They refer to this request: no garbage may be left to be looked for.
             references.callback(cast("dict[str, Any]", self.scope).pop, _SCOPE_KEY, None)
             references.callback(transport.on_leave, None)
@@ -332,6 +332,7 @@ class Application(QuartTrio):
         self.request_ids = RequestIds()
         self.turns = trio.Lock()
         self.side_threads = SideThreads()
+        self.serving = 0  # requests that have come and are not answered
         self.pace = LoopPace()
         self.config["PROVIDE_AUTOMATIC_OPTIONS"] = False  # OPTIONS is answered before routing
         self.url_map.merge_slashes = False
@@ -341,6 +342,15 @@ class Application(QuartTrio):
             self._register(route)
         self.register_error_handler(HTTPException, _http_error)
         self.register_error_handler(Exception, _answer_defect)
+
+    @contextmanager
+    def counting(self) -> Iterator[None]:
+        """Count a request within the block."""
+        self.serving += 1
+        try:
+            yield
+        finally:
+            self.serving -= 1
 
     def _register(self, route: Route) -> None:
         async def view(**path: str) -> Response:
