@@ -10,7 +10,7 @@ block that has a snapshot of the states. Copies of evicted blocks may be kept in
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from tgi_trio.ipc.transfers import Transfer
 from tgi_trio.router.scheduling import kept_prefixes
@@ -303,9 +303,14 @@ class KvMemory:
         if self._ahead is not None:
             self._ahead.note_over(count)
 
-    def collect_prefixes(self, budget: Budget) -> Iterator[Collected | None]:
-        """Yield None piece by piece, then the prefixes to keep, most recently used first."""
-        return kept_prefixes.collect(self._cache, self.states, self.tier, budget)
+    def collect_prefixes(
+        self, budget: Budget, has_changed: Callable[[], bool]
+    ) -> Iterator[Collected | None]:
+        """Yield None piece by piece, then the prefixes to keep, most recently used first.
+
+        None of them where anything `has_changed` in between.
+        """
+        return kept_prefixes.collect(self._cache, self.states, self.tier, budget, has_changed)
 
     def restore_prefixes(self, found: KeptPrefixes, on_device: int) -> None:
         """Take prefixes that a new shard has: so many runs in its first blocks and slots, as far as

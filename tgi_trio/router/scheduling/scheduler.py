@@ -224,10 +224,7 @@ class Scheduler:
         Others may run between two pieces. If anything has changed then, nothing is found.
         """
         before = self._changes
-        for found in self._memory.collect_prefixes(budget):
-            yield found
-            if self._changes != before:
-                return
+        yield from self._memory.collect_prefixes(budget, lambda: self._changes != before)
 
     def restore_prefixes(self, kept: KeptPrefixes, on_device: int) -> None:
         """Take prefixes that a new shard has read, so many runs of them into the device's memory;

@@ -25,6 +25,7 @@ log = logging.getLogger(__name__)
 
 _LOOK_AGAIN: Final = 1.0  # seconds, in which nobody has come before anything is written
 _PART: Final = 8 << 20  # bytes of a rank that are written at a time, at least one block or slot
+_MOST: Final = 4096  # blocks or slots that an order names: 100,000 take 10 ms to write down
 _MEGABYTE: Final = 1e6
 
 
@@ -76,7 +77,8 @@ class PrefixSaver:
             return
         order, nbytes, failure = store.order(found), 0, ""
         block = self._info.kv_bytes_per_token * self._info.block_size
-        at_once = (max(1, _PART // max(1, each)) for each in (block, self._info.state_bytes))
+        sizes = (block, self._info.state_bytes)
+        at_once = (min(_MOST, max(1, _PART // max(1, each))) for each in sizes)
         try:
             for part in order.cut(*at_once):
                 if self._stopped or scheduler.counters["added"] != added:
