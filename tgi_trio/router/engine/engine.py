@@ -241,12 +241,12 @@ class Engine:
         self._dispatch()
 
     async def watch_deadlines(self) -> None:
-        """End requests whose deadline has passed, few in a turn of the loop."""
+        """End requests whose deadline has passed, few in a turn, and go on with making room."""
         while True:
-            self._deadline_news = trio.Event()
             deadline = self.scheduler.next_deadline
             with trio.move_on_at(deadline if deadline is not None else float("inf")):
                 await self._deadline_news.wait()
+            self._deadline_news = trio.Event()
             for id in self.scheduler.expire(self._clock(), ENDS_PER_TURN):
                 self._end(id, [], GenerationError("the request's deadline has passed"))
             self._dispatch()
@@ -270,6 +270,8 @@ class Engine:
             self._link.send(command)
             if isinstance(command, Prefill):
                 self._metrics.count_prefill(len(command.rows), joins=not was_idle)
+        if self.scheduler.makes_room:
+            self._deadline_news.set()  # so that this is done again, in the next turn
         if was_idle:
             self.last_step_at = now  # while it had no work, no step was due
 

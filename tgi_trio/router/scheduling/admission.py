@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from typing import Final
 
 from tgi_trio.router.scheduling.image_pins import ImagePins
 from tgi_trio.router.scheduling.isolation import Isolation
@@ -12,6 +13,8 @@ from tgi_trio.router.scheduling.queue import WaitingQueue
 from tgi_trio.router.scheduling.running_batch import RunningBatch
 from tgi_trio.router.scheduling.sequence import Sequence
 
+MOST_EVICTED: Final = 4096  # blocks at a time, a few milliseconds; a long prompt wants 60,000
+
 
 class AdmissionVerdict(enum.Enum):
     """Whether a waiting sequence can be admitted now, or why not."""
@@ -19,9 +22,13 @@ class AdmissionVerdict(enum.Enum):
     ADMITTED = "admitted"
     NO_ROOM = "no room"  # too few blocks are available
     NOT_COPIED = "not copied"  # what has to go for it is not yet in the host's memory
+    MAKING_ROOM = "making room"  # what has to go for it is too much to be evicted at once
     NOT_ITS_TURN = "not its turn"  # enough prompt tokens are to be computed before its own
     NO_PIXELS = "no pixels"  # its images are not decoded yet
     SHARES_SOON = "shares soon"  # another sequence is computing its prefix, which it can then share
+
+
+_UNREADY: Final = (AdmissionVerdict.NOT_COPIED, AdmissionVerdict.MAKING_ROOM)
 
 
 class Admission:
@@ -42,6 +49,7 @@ class Admission:
         self._memory = memory
         self._isolation = isolation
         self._pins = pins
+        self.makes_room = False  # a sequence of the last pass waits for nothing but the next one
         self.behind = 0  # waiting sequences that wait for other prompts rather than for memory
         # (queue's version, available blocks) at the last pass in which nothing but memory lacked;
         # (-1, 0) after other passes.
@@ -55,6 +63,7 @@ class Admission:
         whose turn has not come by at most as many prompt tokens as it has itself.
         """
         queue, batch, skip_limit = self._queue, self._batch, self._limits.skip_limit
+        self.makes_room = False
         queue.rank(now)
         version, available = self._no_room_at
         if queue.version == version and self._available <= available:
@@ -63,7 +72,7 @@ class Admission:
         without_room: list[Sequence] = []
         without_turn: list[Sequence] = []
         places = self._isolation.places()
-        passed = held_back = uncopied = 0
+        passed = held_back = unready = 0
         skips = 0  # of the one of `without_room` that was passed most often
         room = self._available
         anyone_has_turn = batch.has_turn(1)
@@ -88,8 +97,8 @@ class Admission:
                 room = self._available
             else:
                 passed += 1
-                uncopied += verdict is AdmissionVerdict.NOT_COPIED
-                if verdict in (AdmissionVerdict.NO_ROOM, AdmissionVerdict.NOT_COPIED):
+                unready += verdict in _UNREADY
+                if verdict is AdmissionVerdict.NO_ROOM or verdict in _UNREADY:
                     without_room.append(sequence)
                     if sequence.skipped > skips:
                         skips = sequence.skipped
@@ -102,7 +111,7 @@ class Admission:
                 if not anyone_has_turn or places == 0 or self._is_full:
                     break
         self._remember(
-            lacking_room=len(without_room) - uncopied,
+            lacking_room=len(without_room) - unready,
             lacking_turn=len(without_turn),
             seen=passed + held_back,
             anyone_has_turn=anyone_has_turn,
@@ -157,6 +166,13 @@ class Admission:
             return AdmissionVerdict.NO_ROOM
         if self._batch.running and memory.lags(match, wanted, self._batch.growing_blocks):
             return AdmissionVerdict.NOT_COPIED
+        free, shared = memory.free, 0 if match is None else len(match.blocks)
+        if memory.blocks_for(wanted) - shared - free > MOST_EVICTED:
+            memory.make_free(free + MOST_EVICTED, match)
+            # Nothing may have gone: the rest of a run of which `match` is a part goes with `admit`.
+            if memory.free > free:
+                self.makes_room = True
+                return AdmissionVerdict.MAKING_ROOM
         if not self._pins.pin(sequence):
             return AdmissionVerdict.NO_PIXELS
         memory.admit(sequence, match, wanted)

@@ -19,7 +19,7 @@ from tgi_trio.router.scheduling.blocks import BlockAllocator
 from tgi_trio.router.scheduling.copies_ahead import CopiesAhead
 from tgi_trio.router.scheduling.host_tier import HostTier
 from tgi_trio.router.scheduling.kept_prefixes import Budget, Collected, KeptPrefixes
-from tgi_trio.router.scheduling.prefix_cache import TOKEN_BYTES, Match, PrefixCache
+from tgi_trio.router.scheduling.prefix_cache import TOKEN_BYTES, Match, Node, PrefixCache
 from tgi_trio.router.scheduling.sequence import Sequence
 from tgi_trio.router.scheduling.state_memory import StateMemory
 
@@ -181,14 +181,15 @@ class KvMemory:
         """Return how many blocks a sequence lacks for `tokens` tokens in all."""
         return max(0, -(-tokens // self.block_size) - len(sequence.blocks))
 
-    def make_free(self, count: int) -> None:
-        """Evict until `count` blocks are free or nothing evictable is left.
+    def make_free(self, count: int, match: Match | None = None) -> None:
+        """Evict until `count` blocks are free or nothing evictable is left; `match` stays.
 
         To be called before granting blocks to several sequences: one eviction is cheaper than many.
         """
         short = count - self._allocator.free
         if short > 0:
-            self._give_evicted(self._cache.evict(short), sound=True)
+            spared = frozenset[Node]() if match is None else match.path
+            self._give_evicted(self._cache.evict(short, spared), sound=True)
 
     def _give_evicted(self, blocks: list[int], *, sound: bool = False) -> None:
         """Free blocks that the cache has evicted; `sound`: their snapshots may be copied."""

@@ -57,6 +57,16 @@ class Match(NamedTuple):
     digests: ListLike[bytes] = ()
 
     @property
+    def path(self) -> set[Node]:
+        """`node` and those above it."""
+        path: set[Node] = set()
+        node = self.node
+        while node is not None:
+            path.add(node)
+            node = node.parent
+        return path
+
+    @property
     def hosted(self) -> int:
         """How many blocks behind `blocks` the host's memory has copies of."""
         return max(0, len(self.digests) - len(self.blocks))
@@ -238,10 +248,10 @@ class PrefixCache:
         if not node.claims[following]:
             del node.claims[following]
 
-    def evict(self, count: int) -> list[int]:
-        """Remove up to `count` unpinned blocks and return them."""
+    def evict(self, count: int, spared: Container[Node] = frozenset()) -> list[int]:
+        """Remove up to `count` unpinned blocks, but of no node in `spared`, and return them."""
         evicted: list[int] = []
-        for node, keep in list(self.next_out(count)):
+        for node, keep in list(self.next_out(count, spared)):
             if keep:
                 evicted += self._let_go(node, keep)
                 del node.blocks[keep:], node.digests[keep:]

@@ -328,6 +328,11 @@ class Scheduler:
         return self._isolation.explained
 
     @property
+    def makes_room(self) -> bool:
+        """Whether room is made for a long prompt bit by bit, and `schedule` is to go on with it."""
+        return bool(self._queue) and self._admission.makes_room
+
+    @property
     def queue_size(self) -> int:
         return len(self._queue)
 
