@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -26,8 +27,10 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 @pytest.fixture
 def utils() -> Any:
-    """mlx-lm's; its import would lower how many files this process and its children may open."""
-    with mock.patch("resource.setrlimit"):
+    """mlx-lm's; its import would lower how many files this process and its children may open, and
+    would leave a variable that hushes transformers in all tests behind it.
+    """
+    with mock.patch("resource.setrlimit"), mock.patch.dict(os.environ):
         return pytest.importorskip("mlx_lm.utils")
 
 
