@@ -35,7 +35,7 @@ KEY = bytes(range(16))
 
 
 class Recording(FakeRunner):
-    """A follower's model: keeps the plans it was given."""
+    """A follower's model: keeps the plans it was given, and what it has been warmed up for."""
 
     def __init__(self) -> None:
         super().__init__(FakeSettings(verify_kv=False))
@@ -43,8 +43,9 @@ class Recording(FakeRunner):
         self.warmed: list[WarmupRequest] = []
 
     def warm_up(self, request: WarmupRequest) -> WarmupResult:
-        self.warmed.append(request)
-        return super().warm_up(request)
+        result = super().warm_up(request)
+        self.warmed.append(request)  # last: whoever waits for it may use the cache
+        return result
 
     def step(self, plan: StepPlan) -> StepResult:
         self.plans.append(plan)
