@@ -154,7 +154,11 @@ def test_gates(kernels: pytest.MonkeyPatch, name: str, dtype: torch.dtype) -> No
     gate = gating.Gate(ACTIVATIONS[name])
     ours = gate(inner)
     kernels.undo()
-    agree(ours, gate(inner), 3 if name == "quick_gelu" else 1)  # torch rounds all of its steps
+    # torch rounds all of its steps; its erf in float32 is ten times less exact than the kernels',
+    # and other on other processors.
+    exact = dtype is torch.float32 and gating.name_activation(ACTIVATIONS[name])
+    theirs = gate(inner.double()).to(dtype) if exact else gate(inner)
+    agree(ours, theirs, 3 if name == "quick_gelu" else 1)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
