@@ -136,6 +136,24 @@ async def test_incarnations_come_and_go_and_nothing_of_them_stays(
 
 
 @pytest.mark.trio
+async def test_a_machine_that_has_no_process_to_give_says_so_and_waits_for_the_next_call(
+    tmp_path: Path, model: Path
+) -> None:
+    """It ended the program, and the router called in vain from then on."""
+    settings, there = ShardSettings(model_path=model), telling(tmp_path / "told")
+    wanted = [lambda spec, words: [str(tmp_path / "nothing")], there]
+    async with shard_at(0, lambda spec, words: wanted.pop(0)(spec, words), model) as port:
+        calls = calls_of(port)
+        await wait_for_all(calls)
+        with LocalGroup.start_remote(settings, REQUEST, 1, calls) as group:
+            await wait_for_death(group)
+            assert "rank 0 cannot be started: [Errno 2]" in await group.end_all(patient=False)
+        await wait_for_all(calls)
+        with LocalGroup.start_remote(settings, REQUEST, 2, calls) as group:
+            assert "incarnation=2" in (await wait_for_file(tmp_path / "told0")).frames
+
+
+@pytest.mark.trio
 async def test_a_second_router_is_refused_until_the_first_has_left(
     model: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

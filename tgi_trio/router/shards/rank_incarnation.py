@@ -14,7 +14,7 @@ from typing import Final
 
 import trio
 
-from tgi_trio.errors import PeerError, PeerGone
+from tgi_trio.errors import PeerError, PeerGone, SegmentError
 from tgi_trio.ipc.endpoints import Endpoints
 from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.ipc.tcp import TcpSpec
@@ -46,28 +46,13 @@ async def run_incarnation(
     tokenizer = given.tokenizer_file
     if tokenizer is not None:  # rank 0, which compiles grammars: make this machine's own file
         tokenizer = tokenizer_json(folder, None, model.trusts_code)
+    own = replace(given, model_path=folder, tokenizer_file=tokenizer, local_rank=0, local_size=1)
     with ExitStack() as stack:
-        endpoints = stack.enter_context(
-            Endpoints.create(
-                given.rank,
-                start.incarnation,
-                request_bytes=_SMALL_RING,
-                reply_bytes=_SMALL_RING,
-            )
-        )
-        fd = os.dup(frames.socket.fileno())
-        stack.callback(os.close, fd)
-        spec = TcpSpec(fd, given.rank, start.incarnation)
-        own = replace(
-            given,
-            model_path=folder,
-            tokenizer_file=tokenizer,
-            frames=spec.text(),
-            local_rank=0,
-            local_size=1,
-        )
-        shard = stack.enter_context(ShardInstance.spawn(argv, own, endpoints, [fd]))
-        endpoints.release_child_ends()
+        try:
+            shard = _start_shard(stack, start, own, frames, argv)
+        # There may be memory, a process and descriptors later: the leader tries again.
+        except (OSError, SegmentError) as error:
+            return f"rank {own.rank} cannot be started: {error}"
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_end_with, link, nursery.cancel_scope)
             nursery.start_soon(_beat, link, shard)
@@ -80,6 +65,24 @@ async def run_incarnation(
         shard.kill()
         report = await shard.finish()
     return report if alone else f"{who} was ended with its group."
+
+
+def _start_shard(
+    stack: ExitStack, start: Start, own: ShardSettings, frames: trio.SocketStream, argv: ShardArgv
+) -> ShardInstance:
+    """Start the rank's process; closing `stack` ends it. Raises OSError and SegmentError."""
+    endpoints = stack.enter_context(
+        Endpoints.create(
+            own.rank, start.incarnation, request_bytes=_SMALL_RING, reply_bytes=_SMALL_RING
+        )
+    )
+    fd = os.dup(frames.socket.fileno())
+    stack.callback(os.close, fd)
+    spec = TcpSpec(fd, own.rank, start.incarnation)
+    settings = replace(own, frames=spec.text())
+    shard = stack.enter_context(ShardInstance.spawn(argv, settings, endpoints, [fd]))
+    endpoints.release_child_ends()
+    return shard
 
 
 def _check_model(folder: Path, digest: str) -> str | None:
