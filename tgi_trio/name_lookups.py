@@ -14,6 +14,8 @@ from weakref import WeakValueDictionary
 
 import trio
 
+from tgi_trio.threads import run_in_thread
+
 MOST: Final = 128  # threads of all names
 MOST_OF_ONE: Final = 2  # threads of one name, which takes no more from the others
 
@@ -43,12 +45,12 @@ class NameThreads(trio.abc.HostnameResolver):
             own = self._of_one[host] = trio.CapacityLimiter(MOST_OF_ONE)
         look_up = partial(socket.getaddrinfo, host, port, family, type, proto, flags)
         limits = cast(trio.CapacityLimiter, _BothLimits(own, self._all))
-        return await trio.to_thread.run_sync(look_up, abandon_on_cancel=True, limiter=limits)
+        return await run_in_thread(look_up, limits)
 
     async def getnameinfo(self, sockaddr: Any, flags: int) -> tuple[str, str]:
         """Return what `socket.getnameinfo` does. Raises OSError."""
         look_up = partial(socket.getnameinfo, sockaddr, flags)
-        return await trio.to_thread.run_sync(look_up, abandon_on_cancel=True, limiter=self._all)
+        return await run_in_thread(look_up, self._all)
 
 
 @dataclass(frozen=True, slots=True)

@@ -84,8 +84,8 @@ RULES: dict[str, Rule] = {
     ),
     "router": Rule(
         ours(
-            "errors settings accepting descriptors file_watch name_lookups sockets whole_files "
-            "model.config "
+            "errors settings accepting descriptors file_watch name_lookups sockets threads "
+            "whole_files model.config "
             "model.adapters.own_tokens "
             "model.audio_families model.image_families model.image_rules model.video_families "
             "logs ipc media.sound "
@@ -143,7 +143,8 @@ RULES: dict[str, Rule] = {
     "descriptors": Rule(ours("errors"), only=NOTHING),
     "sockets": Rule(ours("errors whole_files"), only=NOTHING),
     "whole_files": Rule(NOTHING, only=NOTHING),
-    "name_lookups": Rule(NOTHING, only=ours("trio")),
+    "threads": Rule(NOTHING, only=ours("outcome trio")),
+    "name_lookups": Rule(ours("threads"), only=ours("trio")),
     "launcher": Rule(
         ours(
             "errors settings model logs hub demo ipc router signals sockets start.rank_settings "
@@ -161,7 +162,7 @@ RULES: dict[str, Rule] = {
     "start.timeline": Rule(NOTHING, only=NOTHING),
     "cluster": Rule(
         ours(
-            "errors logs signals descriptors file_watch name_lookups sockets whole_files "
+            "errors logs signals descriptors file_watch name_lookups sockets threads whole_files "
             "settings.keys "
             "router.http.sse router.http.wire router.http.dispatch router.http.api_keys "
             "router.http.key_watch "

@@ -23,7 +23,7 @@ from tgi_trio.router.text.text_processor import (
     TextProcessor,
     make_text_processor,
 )
-from tgi_trio.router.threads import run_in_thread
+from tgi_trio.threads import run_in_thread
 
 log = logging.getLogger(__name__)
 

@@ -14,8 +14,8 @@ from tgi_trio.router.http.messages.problems import Refused
 from tgi_trio.router.http.messages.schema import ExtraFile
 from tgi_trio.router.text.infill import Gap, InfillFormat, OtherFile, find_infill
 from tgi_trio.router.text.plain_reading import PlainReader, has_any, special_names
-from tgi_trio.router.threads import run_in_thread
 from tgi_trio.router.validation import GenerationParameters
+from tgi_trio.threads import run_in_thread
 
 UNNAMED: Final = "tmp"  # a file without a name, as llama.cpp calls it
 

@@ -35,7 +35,7 @@ from tgi_trio.router.media.links import MediaLink
 from tgi_trio.router.media.pixel_options import PixelOptions
 from tgi_trio.router.media.pixel_store import PixelStore
 from tgi_trio.router.media.spool import Compressed, EncodedImage, Spool
-from tgi_trio.router.threads import run_in_thread
+from tgi_trio.threads import run_in_thread
 
 _INLINE: Final = 1 << 14  # bytes for which hashing is as fast as the way to a thread
 _FETCHES: Final = 16  # most images that are fetched at a time, for all requests

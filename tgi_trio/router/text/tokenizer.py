@@ -28,7 +28,7 @@ from tgi_trio.router.text.detokenizer import (
 from tgi_trio.router.text.pieces import pieces_for
 from tgi_trio.router.text.prompt_tokens import MOST_REMEMBERED, PromptTokens
 from tgi_trio.router.text.tokenizer_files import TokenizerConfig, read_config, tokenizer_json
-from tgi_trio.router.threads import run_in_thread
+from tgi_trio.threads import run_in_thread
 
 IntArray = NDArray[np.int32]
 Given = TypeVar("Given", bound=Sized)

@@ -31,7 +31,7 @@ from tgi_trio.router.text.gbnf import looks_like_gbnf
 from tgi_trio.router.text.gbnf_lark import gbnf
 from tgi_trio.router.text.structural_tags import structural_tag
 from tgi_trio.router.text.tag_calls import CallPlace
-from tgi_trio.router.threads import run_in_thread
+from tgi_trio.threads import run_in_thread
 
 _UNSUPPORTED = "grammar is not supported"  # TGI's message for a value of another kind
 

@@ -18,7 +18,7 @@ from tgi_trio.router.http.messages.render import NUMPY, text_json
 from tgi_trio.router.http.rendering import render_prompt
 from tgi_trio.router.media.image_prompt import Prompt
 from tgi_trio.router.text.tokenizer import INLINE_CHARACTERS, Encoding
-from tgi_trio.router.threads import run_in_thread
+from tgi_trio.threads import run_in_thread
 
 # In this order: a body with `inputs` is in TGI's form, whatever else it has.
 _TOKENIZE = FirstFit(

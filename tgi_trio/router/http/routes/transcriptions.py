@@ -32,8 +32,8 @@ from tgi_trio.router.media.layouts.spoken import SpokenLayout, Transcription
 from tgi_trio.router.media.links import MediaLink, to_audio_link
 from tgi_trio.router.request import Outcome, Request, Token
 from tgi_trio.router.text.turns import Turn
-from tgi_trio.router.threads import run_in_thread
 from tgi_trio.router.validation import GenerationParameters
+from tgi_trio.threads import run_in_thread
 
 _FIELDS: Final = (
     *("file", "model", "language", "prompt", "response_format", "temperature", "stream"),
