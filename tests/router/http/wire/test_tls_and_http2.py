@@ -130,7 +130,7 @@ async def test_http2_resets_abort_the_generation():
 
 
 @pytest.mark.parametrize("whose", ["client", "server"])
-async def test_http2_streams_that_were_reset_are_forgotten(whose, monkeypatch):
+async def test_http2_streams_that_were_reset_are_forgotten(whose, monkeypatch, patient_clock):
     """A connection that remembered a thousand of them would end; here eight are too many."""
     tree = partial(PriorityTree, maximum_streams=8)
     monkeypatch.setattr("hypercorn.protocol.h2.priority.PriorityTree", tree)
