@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+
+import pytest
 
 _PROGRAM = """
 import os
@@ -138,6 +141,30 @@ def test_no_answer_waits_until_its_child_has_ended() -> None:
     with zygote(_UNDYING.format(wall=0.1)) as tell:
         assert tell(_LONG) == {"signal": signal.SIGALRM}
         assert tell(_LONG) == {"signal": signal.SIGALRM}
+
+
+_PATIENT = """
+import os, signal, threading
+from tgi_trio.sandbox.zygote import JobLimits, serve_jobs
+
+moved = []
+os.sched_setscheduler = lambda thread, policy, given: moved.append(policy)
+
+def work(question, data):
+    signal.signal(signal.SIGPROF, signal.SIG_IGN)  # as where it is late
+    while threading.active_count() > 1:  # somebody looks how long this takes
+        pass
+    return moved
+
+serve_jobs(lambda: work, JobLimits({cpu}, 7200.0, 1 << 28), patient=True)
+"""
+
+
+@pytest.mark.parametrize(("cpu", "moved"), [(60.0, [os.SCHED_IDLE]), (0.1, [])])
+def test_only_a_job_that_may_take_long_is_moved_to_idle_cores(cpu: float, moved: list[int]) -> None:
+    """One of few milliseconds was before it had come to its limit, and did not reach that then."""
+    with zygote(_PATIENT.format(cpu=cpu)) as tell:
+        assert tell('{"job": null, "bytes": 0}\n') == {"value": moved}
 
 
 _COUNTED = """

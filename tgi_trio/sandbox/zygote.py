@@ -222,7 +222,9 @@ class _Zygote:
         """Write what the job comes to, within the limits, and end this process."""
         _limit_memory(self._limits.memory)
         signal.setitimer(signal.ITIMER_PROF, self._limits.cpu)  # SIGPROF ends the process
-        if self._patient:
+        # A job that may take no more is ended first, though SIGPROF counts in ticks of the kernel,
+        # which may be late: on a busy machine it would be held up instead, and come to no verdict.
+        if self._patient and self._limits.cpu > _SHORT_S:
             _slow_down_later()
         try:
             _write(writing, self._compute(question, data))
