@@ -231,6 +231,9 @@ ARRAYS: list[dict[str, Any]] = [
     {"prefixItems": [WHOLE, TRUTH], "items": {"allOf": [{"const": 1}, {"const": 2}]}},
     {"anyOf": [{"items": WHOLE, "minItems": 2, "maxItems": 1}, {"items": TRUTH}]},
 ]
+CANDIDATES = json.loads(
+    "[[], [1], [7], [true], [1, 2], [1, true], [1, 7], [1, true, 3], [1, 2, 3], [1, 2, 3, 4]]"
+)
 
 
 @pytest.mark.parametrize("array", ARRAYS, ids=json.dumps)
@@ -241,8 +244,7 @@ def test_gemmas_arrays_are_those_that_fit(array: dict[str, Any]) -> None:
     schema = {"type": "array", **array}
     function = Function.of("f", {"type": "object", "properties": {"x": schema}, "required": ["x"]})
     grammar = tool_grammar(form, ToolUse((function,), required=True, most=1), {})
-    items = ([], [1], [7], [True], [1, 2], [1, True], [1, 7], [1, True, 3], [1, 2, 3], [1, 2, 3, 4])
-    for value in items:
+    for value in CANDIDATES:
         text = f"<|tool_call>call:f{{x:{json.dumps(value, separators=(',', ':'))}}}<tool_call|>"
         matcher = LLMatcher(writer.tokenizer, grammar, log_level=0)
         assert not matcher.is_error(), matcher.get_error()
