@@ -23,6 +23,7 @@ from tests.router.http.image_requests import data_url, seeing_engine
 from tests.router.http.served import Answer, served
 from tests.router.http.thinking import let_think
 from tests.router.media.image_files import encode, noise
+from tgi_trio.router.http.dialects.responses.compaction import list_output
 from tgi_trio.router.http.routes import compaction
 from tgi_trio.router.text.tools.call_formats import HERMES
 
@@ -144,11 +145,10 @@ async def test_a_compaction_of_another_server_is_refused(content: str | None) ->
 async def test_the_answer_is_written_beside_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     """There may be megabytes of images in it."""
     here: list[bool] = []
-    write = compaction.list_output
 
     def noted(*given: Any) -> Any:
         here.append(threading.current_thread() is threading.main_thread())
-        return write(*given)
+        return list_output(*given)
 
     monkeypatch.setattr(compaction, "list_output", noted)
     async with talk(engine("Rome is wet.")) as one:
