@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from tgi_trio import whole_files
 from tgi_trio.whole_files import SMALL, check_file, open_file, read_file, read_text_file
 
 
@@ -50,6 +53,44 @@ def test_what_is_no_file_is_refused_and_closed(tmp_path: Path) -> None:
             with pytest.raises(OSError):
                 open_file(path)
     assert set(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_pipe_is_read_to_its_end_if_it_has_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `--tools <(command)` gives one."""
+    reading, writing = os.pipe()
+    path = Path(f"/dev/fd/{reading}")
+    try:
+        os.write(writing, b"one\n" * 3)
+        monkeypatch.setattr(whole_files, "_PIPE_S", 0.01)
+        with pytest.raises(OSError, match=r"no end within 0\.01 s"):
+            read_file(path)
+        monkeypatch.undo()
+        for text in (b"one\n", b"\xc3\xa4\n"):
+            os.write(writing, text)
+        with ThreadPoolExecutor() as threads:
+            found = threads.submit(read_text_file, path)
+            os.write(writing, b"two")
+            os.close(writing)
+            assert found.result() == "one\nä\ntwo"
+    finally:
+        os.close(reading)
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OSError, match="nobody writes to the pipe"):
+        read_file(tmp_path / "pipe")
+
+
+def test_a_pipe_without_end_is_refused() -> None:
+    with (
+        subprocess.Popen(["yes"], stdout=subprocess.PIPE) as endless,
+        pytest.raises(OSError, match="it is larger than 4 MiB"),
+    ):
+        assert endless.stdout is not None
+        try:
+            read_file(Path(f"/dev/fd/{endless.stdout.fileno()}"), SMALL)
+        finally:
+            endless.kill()
 
 
 def test_files_of_the_kernel_are_empty() -> None:

@@ -1,13 +1,16 @@
-"""Opens files that are read whole: only those that have an end, and no larger ones than are meant.
+"""Reads files whole: only those that have an end, and no larger ones than are meant.
 
-A device may have no end, and a pipe may wait for a writer for ever.
+A device may have no end, and a pipe may wait for a writer for ever. A pipe that somebody writes to,
+such as a shell makes of `<(command)`, is read within bounds.
 """
 
 from __future__ import annotations
 
 import errno
 import os
+import select
 import stat
+import time
 from contextlib import ExitStack
 from io import BufferedReader, BytesIO, TextIOWrapper
 from pathlib import Path
@@ -15,6 +18,8 @@ from typing import Final
 
 LARGEST: Final = 256 << 20  # bytes of settings, tokenizers and texts
 SMALL: Final = 4 << 20  # bytes of keys, certificates, templates and addresses
+_PIPE_S: Final = 10.0  # seconds within which a pipe must end
+_PIECE: Final = 1 << 16  # bytes of a pipe that are read at once
 
 
 def open_file(path: Path, most: int | None = None) -> BufferedReader:
@@ -24,20 +29,55 @@ def open_file(path: Path, most: int | None = None) -> BufferedReader:
     """
     with ExitStack() as held:
         file = held.enter_context(open(path, "rb", opener=open_at_once))
-        facts = os.fstat(file.fileno())
-        if not stat.S_ISREG(facts.st_mode):
-            raise OSError(errno.EINVAL, "it is no file, but a device or a pipe", str(path))
-        if most is not None and facts.st_size > most:
-            raise OSError(errno.EFBIG, f"it is larger than {most >> 20} MiB", str(path))
+        _check(file, path, most)
         held.pop_all()
     return file
 
 
 def read_file(path: Path, most: int = LARGEST) -> bytes:
-    """Return what a file holds. Raises OSError as `open_file` does."""
-    with open_file(path, most) as file:
+    """Return what a file holds, or a pipe. Raises OSError as `open_file` does.
+
+    Also for a pipe that nobody writes to, or that has not ended within ten seconds.
+    """
+    with open(path, "rb", opener=open_at_once) as file:
+        if stat.S_ISFIFO(os.fstat(file.fileno()).st_mode):
+            return _read_pipe(file.fileno(), path, most)
         # Files of /proc have no size, and some wait for the kernel to say something.
-        return file.read(os.fstat(file.fileno()).st_size)
+        return file.read(_check(file, path, most))
+
+
+def _check(file: BufferedReader, path: Path, most: int | None) -> int:
+    """Return how many bytes a file has. Raises OSError for what is none, and for a larger one."""
+    facts = os.fstat(file.fileno())
+    if not stat.S_ISREG(facts.st_mode):
+        raise OSError(errno.EINVAL, "it is no file, but a device or a pipe", str(path))
+    if most is not None and facts.st_size > most:
+        raise _too_large(path, most)
+    return facts.st_size
+
+
+def _read_pipe(pipe: int, path: Path, most: int) -> bytes:
+    until, content, written = time.monotonic() + _PIPE_S, bytearray(), select.poll()
+    written.register(pipe, select.POLLIN)
+    while True:
+        try:
+            piece = os.read(pipe, _PIECE)
+        except BlockingIOError:
+            if not written.poll(max(0.0, until - time.monotonic()) * 1000):
+                raise OSError(errno.ETIMEDOUT, f"no end within {_PIPE_S:g} s", str(path)) from None
+            continue
+        if not piece:
+            break
+        content += piece
+        if len(content) > most:
+            raise _too_large(path, most)
+    if not content:
+        raise OSError(errno.ENODATA, "nobody writes to the pipe", str(path))
+    return bytes(content)
+
+
+def _too_large(path: Path, most: int) -> OSError:
+    return OSError(errno.EFBIG, f"it is larger than {most >> 20} MiB", str(path))
 
 
 def read_text_file(path: Path, most: int = LARGEST, errors: str = "strict") -> str:

@@ -77,7 +77,7 @@ async def test_an_image_waits_until_it_was_seen(tmp_path: Path) -> None:
     ("name", "why"),
     [
         ("zeros", "it is no file, but a device or a pipe"),  # a link to /dev/zero
-        ("pipe", "it is no file, but a device or a pipe"),
+        ("pipe", "nobody writes to the pipe"),
         ("folder", "Is a directory"),
         ("large", "it is larger than 64 MiB"),
         ("/proc/kmsg", "it is empty"),  # read, it would wait for the kernel to say something

@@ -161,7 +161,9 @@ def test_what_has_no_end_is_not_read(read: Callable[[Path], object], tmp_path: P
     (tmp_path / "zeros").symlink_to("/dev/zero")
     os.mkfifo(tmp_path / "pipe")
     for name in ("zeros", "pipe"):
-        with pytest.raises(ConfigurationError, match="it is no file, but a device or a pipe"):
+        with pytest.raises(
+            ConfigurationError, match=r"a device or a pipe|nobody writes to the pipe"
+        ):
             read(tmp_path / name)
     with open(tmp_path / "large", "wb") as file:
         file.truncate(10 << 30)  # all of it a hole
