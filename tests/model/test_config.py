@@ -182,7 +182,7 @@ NAMED = {
     "shard/quantising/output.py: (staging / 'config.json').write_text(json.dumps({**config, "
     "'quantization_config': description}, indent=2))",  # what is written
     "conversion/lora.py: _rewrite_config(part / 'config.json', plan)",  # a merged model's
-    "router/shards/rank_link.py: hashlib.sha256((folder / 'config.json').read_bytes())"
+    "router/shards/rank_link.py: hashlib.sha256(read_file(folder / 'config.json'))"
     ".hexdigest()",  # what tells one model's folder from another's
     "router/text/own_files.py: (*('tokenizer*', 'special_tokens_map.json', 'added_tokens.json', "
     "'chat_template*'), *('additional_chat_templates/*', 'processor_config.json', 'vocab*', "
