@@ -178,7 +178,7 @@ def test_the_type_of_what_writes_the_text(
 NAMED = {
     "model/config.py: read_json(folder / 'config.json')",
     "model/gguf/folder.py: {'config.json': config}",  # made of a file's metadata
-    "hub/resolve.py: not (folder / 'config.json').is_file()",
+    "hub/folders.py: not (folder / 'config.json').is_file()",
     "shard/quantising/output.py: (staging / 'config.json').write_text(json.dumps({**config, "
     "'quantization_config': description}, indent=2))",  # what is written
     "conversion/lora.py: _rewrite_config(part / 'config.json', plan)",  # a merged model's
