@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-VERSION = 18
+VERSION = 19
 
 WORD = 8
 
