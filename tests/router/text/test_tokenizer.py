@@ -215,14 +215,15 @@ class TestFromFolder:
         transformers = pytest.importorskip("transformers")
         backend = byte_level()
         backend.add_tokens(["<image>"])
-        named = {"image_token": "<image>", "spare_token": "<s>"}
+        named: dict[str, Any] = {"image_token": "<image>", "spare_token": "<s>"}
         folder = save(
             backend,
             tmp_path,
             tokenizer_class="PreTrainedTokenizerFast",
             eos_token="</s>",
             add_bos_token=True,  # the name of no token
-            **{"named": named, "extra": {"extra_special_tokens": named}, "older": {}}[key],
+            **({"extra_special_tokens": named} if key == "extra" else {}),
+            **(named if key == "named" else {}),
         )
         if key == "older":
             (folder / "special_tokens_map.json").write_text(json.dumps(named))

@@ -163,8 +163,8 @@ def end_ids(vocabulary: Vocabulary) -> list[int]:
         if kind == _CONTROL and text in _ENDS
     }
     found = dict.fromkeys([*(each for each in named if each is not None), *told.values()])
-    if any(ends <= told.keys() for ends in _TURN_ENDS):
-        found.pop(told.get(_MESSAGE_END), None)
+    if _MESSAGE_END in told and any(ends <= told.keys() for ends in _TURN_ENDS):
+        del found[told[_MESSAGE_END]]
     return list(found)
 
 

@@ -84,7 +84,7 @@ def mend_conversion(content: Mapping[str, Any], model: Path) -> Json:
     if first.get("prepend_scheme") not in ("first", "always") or settings is None:
         return found
     spaces = {"type": "Replace", "pattern": {"String": " "}, "content": _SIGN}
-    own = content.get("normalizer")
+    own: Any = content.get("normalizer")
     follows = bool(own) and _only(own, "normalizers") != spaces
     if follows and (settings.removes_spaces or not settings.adds_space):
         return found
