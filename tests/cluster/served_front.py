@@ -128,10 +128,12 @@ async def served_front(
     async with trio.open_nursery() as nursery:
         await nursery.start(front.fleet.run)
         await nursery.start(serve, front, listeners, ServerSettings(), served.shutdown)
-        for each in replicas if up else ():
-            await served.until(each, MemberState.UP)
-        if up:
+        while up:
             await front.fleet.wait_polled()  # also what each of them serves
+            up = any(each.state is not MemberState.UP for each in front.fleet.members)
+            for each in front.fleet.replicas if up else ():
+                each.poll_now.set()  # where this process stood still for a second it lost one
+            await trio.sleep(0.002)
         try:
             yield served
         finally:
