@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import trio
+import trio.testing
 
 from tgi_trio.router.http.wire.connection import Connection, ConnectionLimits
 from tgi_trio.router.http.wire.idle import IdleConnections
@@ -56,3 +57,16 @@ async def test_a_reader_ends_with_a_connection_that_is_closed_beside_it(
             await client.send_all(b"some")
             with trio.fail_after(5):
                 await connection.read(take, memory)
+
+
+async def test_a_connection_that_is_cancelled_is_closed() -> None:
+    connection, client = accepted()
+
+    async def speak(connection: Connection) -> None:
+        await trio.sleep_forever()
+
+    async with client, trio.open_nursery() as nursery:
+        nursery.start_soon(connection.run, speak)
+        await trio.testing.wait_all_tasks_blocked()
+        nursery.cancel_scope.cancel()
+    assert connection.stream.socket.fileno() == -1

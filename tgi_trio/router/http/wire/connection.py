@@ -307,12 +307,14 @@ class Connection:
             self._reading.cancel()
 
     async def _close_now(self) -> None:
-        if self.plain is not None:
-            with contextlib.suppress(
-                trio.BrokenResourceError, trio.BusyResourceError, trio.ClosedResourceError
-            ):
-                await self.plain.send_eof()
-        await self.stream.aclose()
+        try:
+            if self.plain is not None:
+                with contextlib.suppress(
+                    trio.BrokenResourceError, trio.BusyResourceError, trio.ClosedResourceError
+                ):
+                    await self.plain.send_eof()
+        finally:  # also when cancelled: the descriptor is not left to whoever collects garbage
+            await self.stream.aclose()
 
     async def hang_up(self) -> None:
         """Close an idle connection."""
