@@ -88,11 +88,14 @@ def test_an_adapter_that_fails_as_nobody_foresaw_is_told_of_and_the_others_go_on
 
 
 def test_a_rank_that_cannot_be_told_of_an_adapter_is_no_fault_of_the_adapter() -> None:
+    """Python switches between threads as before: what else is in the process goes on."""
+    usual = sys.getswitchinterval()
     loader = AdapterLoader(_Host(room=1, broken=PeerError("rank 1", "has made no room")))
     loader.order(AdapterOrder(1, Path("a")))
     with pytest.raises(PeerError, match="rank 1"):
         list(loader.finish(wait=True))
     loader.close()
+    assert sys.getswitchinterval() == usual
 
 
 def test_an_adapter_that_is_dropped_while_it_is_loaded_is_dropped_by_all_ranks(

@@ -40,5 +40,6 @@ class LoadingThread:
         sys.setswitchinterval(self._usual)
 
     def close(self) -> None:
-        """End without waiting for loads."""
+        """End without waiting for loads; restores the switch interval."""
         self._pool.shutdown(wait=False, cancel_futures=True)
+        self.rest()
