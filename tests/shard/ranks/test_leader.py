@@ -66,12 +66,14 @@ def led(theirs: Runner, ours: Runner) -> Iterator[tuple[GroupRunner, ShardEnd]]:
         leader = LeaderEnd.attach(own.text())
         followers = Followers([leader])
         followers.greet()
-        yield GroupRunner(ours, followers), end
-        followers.dismiss()
-        thread.join(30)
-        assert not thread.is_alive()
-        leader.close()
-        end.close()
+        try:
+            yield GroupRunner(ours, followers), end
+        finally:  # a thread that went on would read descriptors that are another test's by then
+            followers.dismiss()
+            thread.join(30)
+            assert not thread.is_alive()
+            leader.close()
+            end.close()
 
 
 def test_a_follower_computes_what_rank_0_computes_until_it_is_dismissed() -> None:
