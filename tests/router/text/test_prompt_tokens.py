@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.router.text.kinds import BACKENDS, CORPUS, served, unhurried
 from tgi_trio.errors import ValidationError
 from tgi_trio.router.text import prompt_tokens
-from tgi_trio.router.text.prompt_tokens import PromptTokens
+from tgi_trio.router.text.prompt_tokens import JOINED, PromptTokens
 
 PARTS = st.sampled_from(
     [*CORPUS, "<s>", "</s>", "<|user|>", "<think>", "  \n", " ", "\n\n", "x", "<", "<|user", "|>"]
@@ -24,10 +24,11 @@ class Counting:
 
     def __init__(self, backend: tokenizers.Tokenizer) -> None:
         self._backend = backend
-        self.characters = 0
+        self.characters = self.longest = 0
 
     def encode_batch_fast(self, texts: list[str], add_special_tokens: bool) -> Any:
         self.characters += sum(map(len, texts))
+        self.longest = max(self.longest, *map(len, texts))
         return self._backend.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
 
     def __getattr__(self, name: str) -> Any:
@@ -42,6 +43,7 @@ def test_pieces_have_the_tokens_of_the_whole(kind: str, parts: list[str]) -> Non
     expected = backend.encode(text, add_special_tokens=False).ids
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(prompt_tokens, "WORTH", 20)
+        patch.setattr(prompt_tokens, "JOINED", 30)
         tokens = PromptTokens(backend)
         for _ in range(2):
             assert tokens.encode(text).tolist() == expected
@@ -57,6 +59,15 @@ def test_what_was_seen_is_not_tokenised_again() -> None:
         found = tokens.encode(text).tolist()
         assert found == backend.encode(text, add_special_tokens=False).ids
         assert 0 < backend.characters <= few
+
+
+def test_a_great_many_short_pieces_do_not_become_one() -> None:
+    """A piece's ids become a list in one call, for which all other threads wait."""
+    backend = Counting(served("byte_level")._backend)
+    text = "<s>" + "<|user|>Hello</s>Yes.</s>" * 10_000
+    found = PromptTokens(backend).encode(text).tolist()  # type: ignore[arg-type]
+    assert found == backend.encode(text, add_special_tokens=False).ids
+    assert backend.longest <= JOINED < len(text) / 3
 
 
 def test_the_oldest_are_forgotten() -> None:

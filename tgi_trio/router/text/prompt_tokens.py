@@ -22,6 +22,7 @@ IntArray = NDArray[np.int32]
 
 WORTH = 2048  # least characters of a piece that is remembered
 MOST_REMEMBERED = 1 << 22  # tokens: 16 MiB
+JOINED = 1 << 16  # most characters of short pieces that are joined: a list of ids is made at once
 _PROBES = ("Hello world", " a space first", "\n\nlines", "x", "  ", "#1 (word)", "日本語", "<b>")
 
 
@@ -72,7 +73,7 @@ class PromptTokens:
         """Yield the text in pieces; neighbouring short ones are joined."""
         begin = end = 0  # of the short pieces to be joined
         for place in (*self._places(text), len(text)):
-            if place - end >= WORTH and end > begin:
+            if end > begin and (place - end >= WORTH or place - begin > JOINED):
                 yield text[begin:end]
                 begin = end
             if place - end >= WORTH:
