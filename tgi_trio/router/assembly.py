@@ -162,15 +162,6 @@ class Assembly:
                 await self._tracer.close()
             self.closed.set()
 
-    def _count_requests(self) -> int:
-        """Return how many requests there are, those that nobody waits for among them.
-
-        And threads that still work on what large ones were made of.
-        """
-        application = self._application
-        threads = application.side_threads.running
-        return max(application.serving, self._facade.load()[0]) + threads
-
     def _count_responses(self) -> None:
         """Set the gauges of responses that are kept."""
         store = self._application.responses
@@ -196,8 +187,8 @@ class Assembly:
                     watching.start_soon(self._text_processors.warm, self._facade.adapters)
                     watching.start_soon(
                         collect_in_between,
-                        self._count_requests,
-                        lambda: self._application.side_threads.running,
+                        self._application.count_requests,
+                        self._application.count_threads,
                     )
                     watching.start_soon(watch_keys, self._keys, known, self._take_keys)
                     await serve(

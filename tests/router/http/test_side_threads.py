@@ -14,7 +14,7 @@ import trio
 import trio.testing
 
 from tests.router.http.fake_engine import FakeEngine
-from tests.router.http.served import served
+from tests.router.http.served import served, until
 from tgi_trio.router.http import call as calls
 from tgi_trio.router.http import preparing
 from tgi_trio.router.http.conversation import Conversation, choose_tools
@@ -235,3 +235,15 @@ async def test_the_interpreter_is_given_away_sooner_within_the_block_alone() -> 
     with switching_soon():
         assert sys.getswitchinterval() == pytest.approx(0.0005)
     assert sys.getswitchinterval() == usual
+
+
+async def test_a_request_whose_body_is_still_to_come_is_in_the_house() -> None:
+    async with served() as server:
+        stream = await server.raw()
+        head = b"POST /generate HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+        await stream.send_all(head + b'content-length: 14\r\n\r\n{"inputs"')
+        await until(lambda: server.app.count_requests() == 1)
+        assert server.engine.permits == 0
+        await stream.send_all(b':"x"}')
+        await until(lambda: server.app.count_requests() == 0)
+        stream.socket.close()

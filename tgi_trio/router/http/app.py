@@ -352,6 +352,17 @@ class Application(QuartTrio):
         finally:
             self.serving -= 1
 
+    def count_requests(self) -> int:
+        """Return how many requests there are, those that nobody waits for among them.
+
+        And threads that still work on what large ones were made of.
+        """
+        return max(self.serving, self.engine.load()[0]) + self.count_threads()
+
+    def count_threads(self) -> int:
+        """Return how many threads work on large requests."""
+        return self.side_threads.running
+
     def _register(self, route: Route) -> None:
         async def view(**path: str) -> Response:
             return wrap_reply(await _current_request().answer(route, path))
