@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from bench.schedule.virtual_shard import CostModel
 from bench.schedule.workload import Job, Served
 from tgi_trio.router.scheduling.blocks import BlockAllocator
-from tgi_trio.router.scheduling.prefix_cache import Node, PrefixCache
+from tgi_trio.router.scheduling.prefix_cache import PrefixCache
+from tgi_trio.router.scheduling.prefix_nodes import Node
 
 CALL_S = 0.35e-3  # gRPC round trip and the work around it, per call
 

@@ -11,7 +11,8 @@ import pytest
 from tests.router.scheduling.harness import Pair, expected, limits, request
 from tests.router.scheduling.model_shard import ModelShard
 from tgi_trio.ipc.messages import Fault, SamplingParameters
-from tgi_trio.router.scheduling.prefix_cache import Node, PrefixCache
+from tgi_trio.router.scheduling.prefix_cache import PrefixCache
+from tgi_trio.router.scheduling.prefix_nodes import Node
 
 BASE = (0, "")
 

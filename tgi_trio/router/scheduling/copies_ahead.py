@@ -19,7 +19,8 @@ from typing import Final, TypeAlias
 from tgi_trio.ipc.transfers import Transfer
 from tgi_trio.router.scheduling.block_digests import Origin
 from tgi_trio.router.scheduling.host_tier import HostTier
-from tgi_trio.router.scheduling.prefix_cache import Match, Node, PrefixCache
+from tgi_trio.router.scheduling.prefix_cache import PrefixCache
+from tgi_trio.router.scheduling.prefix_nodes import Match, Node
 from tgi_trio.router.scheduling.sequence import NEVER
 from tgi_trio.router.scheduling.state_memory import StateMemory
 

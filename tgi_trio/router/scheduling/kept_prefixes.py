@@ -18,7 +18,8 @@ import numpy as np
 
 from tgi_trio.router.scheduling.block_digests import Origin, begin_digests, extend_digests
 from tgi_trio.router.scheduling.host_tier import HostTier
-from tgi_trio.router.scheduling.prefix_cache import TOKEN_BYTES, Node, PrefixCache
+from tgi_trio.router.scheduling.prefix_cache import TOKEN_BYTES, PrefixCache
+from tgi_trio.router.scheduling.prefix_nodes import Node
 from tgi_trio.router.scheduling.state_memory import StateMemory
 
 

@@ -19,7 +19,8 @@ from tgi_trio.router.scheduling.blocks import BlockAllocator
 from tgi_trio.router.scheduling.copies_ahead import CopiesAhead
 from tgi_trio.router.scheduling.host_tier import HostTier
 from tgi_trio.router.scheduling.kept_prefixes import Budget, Collected, KeptPrefixes
-from tgi_trio.router.scheduling.prefix_cache import TOKEN_BYTES, Match, Node, PrefixCache
+from tgi_trio.router.scheduling.prefix_cache import TOKEN_BYTES, PrefixCache
+from tgi_trio.router.scheduling.prefix_nodes import Match, Node
 from tgi_trio.router.scheduling.sequence import Sequence
 from tgi_trio.router.scheduling.state_memory import StateMemory
 

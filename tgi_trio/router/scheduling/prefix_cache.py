@@ -14,62 +14,15 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Container, Iterable, Iterator
-from collections.abc import Sequence as ListLike
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 from tgi_trio.router.scheduling.block_digests import Origin, begin_digests, extend_digests
+from tgi_trio.router.scheduling.prefix_nodes import Match, Namespace, Node, walk_down
 
 TOKEN_BYTES = 4  # keys are the bytes of int32 token ids
 
-Namespace: TypeAlias = tuple[int, str]  # (adapter, cache salt)
 # (digests of blocks, blocks, their origins)
 Leaving: TypeAlias = Callable[[list[bytes], list[int], list[Origin]], None]
-
-
-class Node:
-    """A run of cached blocks. `pins` counts the sequences that use it or a node below it."""
-
-    __slots__ = ("blocks", "children", "claims", "digests", "key", "namespace", "parent", "pins")
-
-    def __init__(self, namespace: Namespace, parent: Node | None) -> None:
-        self.namespace = namespace
-        self.parent = parent
-        self.key = b""  # tokens of `blocks`
-        self.blocks: list[int] = []
-        self.children: dict[bytes, Node] = {}  # by the tokens of their first block
-        self.claims: dict[bytes, int] = {}  # tokens of the next block -> sequences computing it
-        self.digests: list[bytes] = []  # of the first blocks, as many as were asked for
-        self.pins = 0
-
-    def __repr__(self) -> str:
-        return f"<Node blocks={self.blocks} pins={self.pins} children={len(self.children)}>"
-
-
-class Match(NamedTuple):
-    """The longest cached prefix of a key."""
-
-    node: Node | None  # its deepest node; None: the namespace has no root yet
-    used: int  # blocks of `node` that match
-    blocks: list[int]  # all matching blocks, from the start of the key
-    evictable: int  # how many of them are unpinned
-    claimed: bool  # another sequence is computing the next block now
-    # Of `blocks`, and of those behind them of which the host's memory has copies; or none at all.
-    digests: ListLike[bytes] = ()
-
-    @property
-    def path(self) -> set[Node]:
-        """`node` and those above it."""
-        path: set[Node] = set()
-        node = self.node
-        while node is not None:
-            path.add(node)
-            node = node.parent
-        return path
-
-    @property
-    def hosted(self) -> int:
-        """How many blocks behind `blocks` the host's memory has copies of."""
-        return max(0, len(self.digests) - len(self.blocks))
 
 
 class PrefixCache:
@@ -327,7 +280,7 @@ class PrefixCache:
         evicted: list[int] = []
         left = False
         for root in [root for root in self._roots.values() if root.namespace[0] == adapter]:
-            for node in reversed(list(_below(root))):  # children before their parents
+            for node in reversed(list(walk_down(root))):  # children before their parents
                 if node in self._unpinned:
                     evicted += node.blocks
                     self._remove(node)
@@ -357,7 +310,7 @@ class PrefixCache:
     def nodes(self) -> Iterator[Node]:
         """Yield every node, roots included."""
         for root in self._roots.values():
-            yield from _below(root)
+            yield from walk_down(root)
 
     def check(self, pinned: Iterable[Node]) -> None:
         """Raise AssertionError if tree, pins, counts or eviction order are wrong.
@@ -398,12 +351,3 @@ class PrefixCache:
             raise AssertionError("a node in use is not in the tree")
         if (held, evictable) != (self.pinned, self.evictable):
             raise AssertionError(f"{held} + {evictable} blocks are not {self.pinned} + ...")
-
-
-def _below(root: Node) -> Iterator[Node]:
-    """Yield `root` and everything below it, each node before its children."""
-    stack = [root]
-    while stack:
-        node = stack.pop()
-        stack += node.children.values()
-        yield node

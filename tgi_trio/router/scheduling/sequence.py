@@ -12,7 +12,7 @@ from tgi_trio.ipc.images import ArenaPlace, SequenceImage
 from tgi_trio.ipc.messages import IntArray, PrefillRow, SamplingParameters, StateGrant
 from tgi_trio.router.request import Request
 from tgi_trio.router.scheduling.lifecycle import Event, SequenceState, next_state
-from tgi_trio.router.scheduling.prefix_cache import Namespace, Node
+from tgi_trio.router.scheduling.prefix_nodes import Namespace, Node
 from tgi_trio.router.scheduling.state_memory import StateHold
 
 NEVER = 1 << 62  # a token count no sequence reaches
