@@ -73,7 +73,7 @@ async def collect_results(
     ends: list[tuple[Outcome, RequestStats] | None] = [None] * len(requests)
     failures: list[BaseException] = []
 
-    def sink_for(i: int) -> Sink:
+    def sink_for(i: int, timings: Timings) -> Sink:
         def sink(news: list[Token], end: Outcome | BaseException | None) -> None:
             if keep_tokens:
                 tokens[i] += news
@@ -81,7 +81,7 @@ async def collect_results(
                 failures.append(end)
                 done.set()
             elif end is not None:
-                ends[i] = end, record_request(call, streams[i].timings, end)
+                ends[i] = end, record_request(call, timings, end)
                 if None not in ends:
                     done.set()
 
@@ -89,7 +89,7 @@ async def collect_results(
 
     streams += [submit(call, request) for request in requests]
     for i in range(len(streams)):  # no name for each: see the end
-        streams[i].attach(sink_for(i))
+        streams[i].attach(sink_for(i, streams[i].timings))
     await done.wait()
     try:
         if failures:
