@@ -12,9 +12,10 @@ import trio
 
 from tests.router.http.fake_engine import FakeEngine
 from tgi_trio.errors import GenerationError
+from tgi_trio.ipc.messages import SamplingParameters
 from tgi_trio.router.http.call import Call
 from tgi_trio.router.http.generation import collect_results
-from tgi_trio.router.request import Request, SamplingParameters, StoppingCriteria
+from tgi_trio.router.request import Request, StoppingCriteria
 
 pytestmark = pytest.mark.trio
 
