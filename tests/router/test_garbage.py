@@ -22,6 +22,11 @@ class House:
         self.requests, self.large, self.blocks = 1, 0, 0
         self.counts = [0, 0, 0]  # since the last looks, as Python has them
         self.looks: list[int] = []
+        self.asked = 0  # how often
+
+    def ask(self) -> int:
+        self.asked += 1
+        return self.requests
 
     def collect(self, generation: int) -> None:
         self.looks.append(generation)
@@ -36,7 +41,7 @@ class House:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(
                 collect_in_between,
-                *(lambda: house.requests, lambda: house.large, house.collect),
+                *(house.ask, lambda: house.large, house.collect),
                 lambda: (house.counts[0], house.counts[1], house.counts[2]),
                 lambda: house.blocks,
             )
@@ -96,6 +101,21 @@ async def test_young_objects_are_looked_at_where_these_are_few(
         house.large = 0
         await trio.sleep(1)
         assert house.looks == [YOUNG, YOUNG]
+
+
+@pytest.mark.trio
+async def test_a_server_that_serves_nobody_sleeps(autojump_clock: trio.testing.MockClock) -> None:
+    async with House.open() as house:
+        await trio.sleep(10)
+        assert house.asked >= 99
+        house.requests = 0
+        await trio.sleep(10)
+        before = house.asked
+        await trio.sleep(100)
+        assert house.asked - before <= 101, "ten times a second took a hundredth of a core"
+        house.requests, house.counts[YOUNG] = 1, 1000
+        await trio.sleep(2)
+        assert house.looks == [YOUNG] and house.asked - before >= 110
 
 
 @pytest.mark.trio

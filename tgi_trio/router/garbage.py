@@ -22,6 +22,7 @@ from typing import Final
 import trio
 
 _LOOK_S: Final = 0.1  # between two looks at young objects
+_REST_S: Final = 1.0  # the same while it is quiet: each time the loop is woken
 _FEWEST: Final = 700  # young objects that are worth a look
 _MOST: Final = 5000  # of which a look takes a millisecond or two; more are of large bodies
 _QUIET_S: Final = 1.0  # for so long nobody has been served before older ones are looked at
@@ -60,11 +61,12 @@ async def collect_in_between(
     """
     quiet, unmeasured, before = 0.0, 0.0, measure()
     while True:
-        await trio.sleep(_LOOK_S)
         was_quiet = quiet >= _QUIET_S
-        quiet = 0.0 if requests() else quiet + _LOOK_S
+        pause = _REST_S if was_quiet else _LOOK_S
+        await trio.sleep(pause)
+        quiet = 0.0 if requests() else quiet + pause
         is_quiet = quiet >= _QUIET_S
-        unmeasured += _LOOK_S
+        unmeasured += pause
         if unmeasured >= _MEASURE_S or (is_quiet and not was_quiet):
             unmeasured = 0.0
             if measure() - before >= (_WORTH if is_quiet else _PRESSING):
