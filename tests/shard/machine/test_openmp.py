@@ -15,6 +15,7 @@ from tgi_trio.shard.machine.openmp import openmp_settings
 # As the shard's main program does it; the affinities of all threads after a step of two.
 LOAD = """
 import json, os, sys
+from contextlib import suppress
 from pathlib import Path
 from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.shard.__main__ import load
@@ -30,8 +31,10 @@ settings = ShardSettings(
 )
 runner = load(settings)
 runner.warm_up(WarmupRequest(64, 64, 4, 256))
-threads = {int(thread): sorted(os.sched_getaffinity(int(thread)))
-           for thread in os.listdir("/proc/self/task")}
+threads = {}
+for thread in map(int, os.listdir("/proc/self/task")):
+    with suppress(ProcessLookupError):  # it has ended meanwhile
+        threads[thread] = sorted(os.sched_getaffinity(thread))
 grammar = runner.sampler.grammars._pool.submit(os.sched_getaffinity, 0).result()
 print(json.dumps([threads[os.getpid()], sorted(threads.values()), sorted(grammar)]))
 """
