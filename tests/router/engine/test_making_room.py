@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
@@ -9,20 +10,38 @@ from typing import cast
 import numpy as np
 import pytest
 import trio
+import trio.testing
 
 from tests.router.engine.one_step import OneStep
 from tests.router.harness import byte_tokenizer, make_request, scheduling_limits
+from tests.support.turns import counted_turns
 from tgi_trio.router.engine.engine import AdmissionLimits, Engine
 from tgi_trio.router.engine.shard_link import ShardLink
 from tgi_trio.router.scheduling.admission import MOST_EVICTED
 from tgi_trio.router.scheduling.kept_prefixes import KeptPrefixes, KeptRun
-from tgi_trio.router.scheduling.shard_commands import Prefill
+from tgi_trio.router.scheduling.shard_commands import Command, Prefill
 from tgi_trio.router.telemetry.metrics import Metrics
 
 BLOCKS, SIZE = 5 * MOST_EVICTED, 2  # of memory, all of them cached; tokens of a block
 RUN = 8  # blocks of a cached prompt
 
 pytestmark = pytest.mark.trio
+
+
+class Patient(OneStep):
+    """Has its reader wait until there is something to be read, as a real link does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._news = trio.Event()
+
+    def send(self, command: Command) -> None:
+        super().send(command)
+        self._news.set()
+
+    async def wait(self) -> None:
+        await self._news.wait()
+        self._news = trio.Event()
 
 
 def make_engine(path: Path, run: int = RUN) -> Engine:
@@ -43,7 +62,9 @@ def make_engine(path: Path, run: int = RUN) -> Engine:
 
 
 @pytest.mark.parametrize("known", [0, RUN])
-async def test_a_prompt_in_the_place_of_many(tmp_path: Path, known: int) -> None:
+async def test_a_prompt_in_the_place_of_many(
+    tmp_path: Path, known: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """`known`: blocks of the prompt that are cached, which stay although they are the oldest."""
     engine = make_engine(tmp_path)
     scheduler = engine.scheduler
@@ -54,20 +75,28 @@ async def test_a_prompt_in_the_place_of_many(tmp_path: Path, known: int) -> None
         make_request(byte_tokenizer(tmp_path), "hello", 1),
         prompt_ids=np.concatenate([prompt, np.full(new, 7, np.int32)]),
     )
-    link = OneStep()
-    free: list[int] = []
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(engine.serve, cast("ShardLink", link))
-        nursery.start_soon(engine.watch_deadlines)
-        for _ in range(3):  # they begin
-            await trio.lowlevel.checkpoint()
-        stream = engine.submit(request)
-        while not stream.generated:
-            free.append(scheduler.free_blocks)
-            await trio.lowlevel.checkpoint()
-        nursery.cancel_scope.cancel()
-    assert free[0] == MOST_EVICTED
-    assert np.diff(free).max() <= MOST_EVICTED
+    link = Patient()
+    evict = scheduler.schedule
+    freed = Counter[int]()  # blocks in each turn of the loop
+    with counted_turns() as turns:
+
+        def evict_and_count(now: float) -> list[Command]:
+            before = scheduler.free_blocks
+            commands = list(evict(now))
+            freed[turns.count] += scheduler.free_blocks - before if not commands else 0
+            return commands
+
+        monkeypatch.setattr(scheduler, "schedule", evict_and_count)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(engine.serve, cast("ShardLink", link))
+            nursery.start_soon(engine.watch_deadlines)
+            await trio.testing.wait_all_tasks_blocked()
+            stream = engine.submit(request)
+            while not stream.generated:
+                await trio.lowlevel.checkpoint()
+            nursery.cancel_scope.cancel()
+    assert max(freed.values()) == MOST_EVICTED
+    assert sum(freed.values()) == 2 * MOST_EVICTED, "the rest goes as the prompt is admitted"
     assert scheduler.counters["prefix_hit_tokens"] == known * SIZE
 
 
