@@ -90,7 +90,7 @@ def tls_context(certfile: Path | str, keyfile: Path | str | None) -> ssl.SSLCont
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.set_alpn_protocols(["h2", "http/1.1"])
     try:
-        for path in {certfile, keyfile or certfile}:
+        for path in (certfile, keyfile or certfile):
             check_file(Path(path), SMALL)
         # An empty pass phrase: otherwise OpenSSL would ask for one at the terminal.
         context.load_cert_chain(certfile, keyfile, password="")

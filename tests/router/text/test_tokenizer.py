@@ -285,36 +285,6 @@ class TestFromFolder:
         assert list((tmp_path / "cache").iterdir()) == []
 
 
-class TestChatTemplateSources:
-    def sources(self, folder: Path) -> dict[str, str]:
-        return Tokenizer.from_folder(folder).chat_templates
-
-    def test_none(self, tmp_path: Path) -> None:
-        assert self.sources(save(byte_level(), tmp_path)) == {}
-
-    def test_a_string_or_a_list_of_names_in_the_configuration(self, tmp_path: Path) -> None:
-        named = [{"name": "default", "template": "a"}, {"name": "tool_use", "template": "b"}]
-        assert self.sources(save(byte_level(), tmp_path / "1", chat_template="x")) == {
-            "default": "x"
-        }
-        assert self.sources(save(byte_level(), tmp_path / "2", chat_template=named)) == {
-            "default": "a",
-            "tool_use": "b",
-        }
-
-    def test_files_come_before_json_and_chat_template_json_first(self, tmp_path: Path) -> None:
-        folder = save(byte_level(), tmp_path, chat_template="config")
-        (folder / "processor_config.json").write_text('{"chat_template": "processor"}')
-        assert self.sources(folder) == {"default": "config"}
-        (folder / "chat_template.json").write_text('{"chat_template": "json"}')
-        assert self.sources(folder) == {"default": "json"}
-        (folder / "chat_template.jinja").write_text("file")
-        assert self.sources(folder) == {"default": "file"}
-        (folder / "additional_chat_templates").mkdir()
-        (folder / "additional_chat_templates" / "tool_use.jinja").write_text("tools")
-        assert self.sources(folder) == {"default": "file", "tool_use": "tools"}
-
-
 def test_the_router_loads_a_tokenizer_without_transformers_or_torch(tmp_path: Path) -> None:
     folder = save(byte_level(), tmp_path)
     program = (

@@ -100,7 +100,7 @@ class Engine:
         self._closed = ""  # why nothing can be served any more; empty: it can
         self._link: ShardLink | None = None
         self._idle = trio.Event()  # set whenever the last permit is returned while draining
-        self._deadline_news = trio.Event()
+        self._recheck = trio.Event()  # set when a deadline has come, or room is to be made
 
     # ---- admission -------------------------------------------------------------------------
 
@@ -149,7 +149,7 @@ class Engine:
         self._streams[id] = stream
         self._metrics.count_accepted(request)
         self._dispatch()
-        self._deadline_news.set()
+        self._recheck.set()
         return stream
 
     def leave(self, stream: TokenStream) -> None:
@@ -210,8 +210,7 @@ class Engine:
     async def serve(self, link: ShardLink) -> None:
         """Serve with one incarnation of the shard group until cancelled (it died, or we stop).
 
-        Beside it runs `ShardLink.send_waiting`. Then all unfinished sequences are queued again, to
-        be replayed from prompt and emitted ids by the next incarnation.
+        Beside it runs `ShardLink.send_waiting`. What is unfinished is queued again, to be replayed.
         """
         self._link = link
         self.last_step_at = self._clock()
@@ -245,8 +244,8 @@ class Engine:
         while True:
             deadline = self.scheduler.next_deadline
             with trio.move_on_at(deadline if deadline is not None else float("inf")):
-                await self._deadline_news.wait()
-            self._deadline_news = trio.Event()
+                await self._recheck.wait()
+            self._recheck = trio.Event()
             for id in self.scheduler.expire(self._clock(), ENDS_PER_TURN):
                 self._end(id, [], GenerationError("the request's deadline has passed"))
             self._dispatch()
@@ -271,7 +270,7 @@ class Engine:
             if isinstance(command, Prefill):
                 self._metrics.count_prefill(len(command.rows), joins=not was_idle)
         if self.scheduler.makes_room:
-            self._deadline_news.set()  # so that this is done again, in the next turn
+            self._recheck.set()  # in the next turn this is done again
         if was_idle:
             self.last_step_at = now  # while it had no work, no step was due
 

@@ -11,8 +11,8 @@ dictionary; `HttpSettings.shortcut` switches it off.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any, cast
 
 import trio
@@ -36,12 +36,7 @@ from tgi_trio.router.http.dispatch import (
 from tgi_trio.router.http.engine_api import EngineApi
 from tgi_trio.router.http.generation import log_defect
 from tgi_trio.router.http.messages.body_images import SHORTEST, BodyCutter, CutBody
-from tgi_trio.router.http.messages.problems import (
-    check_coding,
-    internal,
-    too_large,
-    too_slow,
-)
+from tgi_trio.router.http.messages.problems import check_coding, internal, too_large, too_slow
 from tgi_trio.router.http.quart_replies import unwrap_reply, wrap_reply
 from tgi_trio.router.http.response_store import ResponseStore
 from tgi_trio.router.http.routes import (
@@ -136,7 +131,9 @@ class HttpRequest(TrioASGIHTTPConnection):
 
     async def _serve(self, transport: Transport, receive: Receive, send: Send) -> None:
         self.transport, self._receive = transport, receive
-        with ExitStack() as references, self.resources, self.app.counting():
+        self.app.serving += 1
+        with ExitStack() as references, self.resources:
+            references.callback(self.app.note_answered)
             # They refer to this request: no garbage may be left to be looked for.
             references.callback(cast("dict[str, Any]", self.scope).pop, _SCOPE_KEY, None)
             references.callback(transport.on_leave, None)
@@ -343,20 +340,12 @@ class Application(QuartTrio):
         self.register_error_handler(HTTPException, _http_error)
         self.register_error_handler(Exception, _answer_defect)
 
-    @contextmanager
-    def counting(self) -> Iterator[None]:
-        """Count a request within the block."""
-        self.serving += 1
-        try:
-            yield
-        finally:
-            self.serving -= 1
+    def note_answered(self) -> None:
+        """Note that a request is over."""
+        self.serving -= 1
 
     def count_requests(self) -> int:
-        """Return how many requests there are, those that nobody waits for among them.
-
-        And threads that still work on what large ones were made of.
-        """
+        """Return how many requests there are, abandoned ones and threads of large ones as well."""
         return max(self.serving, self.engine.load()[0]) + self.count_threads()
 
     def count_threads(self) -> int:

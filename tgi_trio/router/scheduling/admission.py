@@ -65,8 +65,7 @@ class Admission:
         queue, batch, skip_limit = self._queue, self._batch, self._limits.skip_limit
         self.makes_room = False
         queue.rank(now)
-        version, available = self._no_room_at
-        if queue.version == version and self._available <= available:
+        if self._lacks_room_as_before:
             return []
         admitted: list[Sequence] = []
         without_room: list[Sequence] = []
@@ -117,6 +116,11 @@ class Admission:
             anyone_has_turn=anyone_has_turn,
         )
         return admitted
+
+    @property
+    def _lacks_room_as_before(self) -> bool:
+        version, available = self._no_room_at
+        return self._queue.version == version and self._available <= available
 
     def _remember(
         self, *, lacking_room: int, lacking_turn: int, seen: int, anyone_has_turn: bool

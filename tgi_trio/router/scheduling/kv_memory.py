@@ -20,7 +20,7 @@ from tgi_trio.router.scheduling.copies_ahead import CopiesAhead
 from tgi_trio.router.scheduling.host_tier import HostTier
 from tgi_trio.router.scheduling.kept_prefixes import Budget, Collected, KeptPrefixes
 from tgi_trio.router.scheduling.prefix_cache import TOKEN_BYTES, PrefixCache
-from tgi_trio.router.scheduling.prefix_nodes import Match, Node
+from tgi_trio.router.scheduling.prefix_nodes import Match
 from tgi_trio.router.scheduling.sequence import Sequence
 from tgi_trio.router.scheduling.state_memory import StateMemory
 
@@ -189,8 +189,8 @@ class KvMemory:
         """
         short = count - self._allocator.free
         if short > 0:
-            spared = frozenset[Node]() if match is None else match.path
-            self._give_evicted(self._cache.evict(short, spared), sound=True)
+            evicted = self._cache.evict(short, () if match is None else match.path)
+            self._give_evicted(evicted, sound=True)
 
     def _give_evicted(self, blocks: list[int], *, sound: bool = False) -> None:
         """Free blocks that the cache has evicted; `sound`: their snapshots may be copied."""
@@ -268,7 +268,7 @@ class KvMemory:
             if not sound and grown:
                 self._give_evicted(self._cache.discard(node))
         self._allocator.give(own)
-        self.forget(sequence)
+        sequence.forget_blocks()
         if self._unloaded and (adapter := sequence.namespace[0]) in self._unloaded:
             self.evict_adapter(adapter)
 
@@ -330,12 +330,6 @@ class KvMemory:
         slots = [] if self.states is None else self.states.restore(with_states)
         if blocks != list(range(1, len(blocks) + 1)) or slots != list(range(1, kept.slots + 1)):
             raise ValueError("prefixes can only be restored into empty memory")
-
-    def forget(self, sequence: Sequence) -> None:
-        """Clear the block table of `sequence`, whose blocks have been freed already."""
-        sequence.blocks, sequence.shared = [], 0
-        sequence.node = sequence.key = sequence.claim = sequence.states = None
-        sequence.digests = []
 
     def clear(self) -> None:
         """Free all blocks and prefixes; for a shard that has died."""

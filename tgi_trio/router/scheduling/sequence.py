@@ -198,6 +198,12 @@ class Sequence:
         """Move to the next state. Raises IllegalTransition."""
         self.state = next_state(self.state, event)
 
+    def forget_blocks(self) -> None:
+        """Clear the block table: its blocks have been freed already."""
+        self.blocks, self.shared = [], 0
+        self.node = self.key = self.claim = self.states = None
+        self.digests = []
+
     def __repr__(self) -> str:
         return (
             f"<Sequence {self.id} {self.state.name} prompt={self.prompt_length} "

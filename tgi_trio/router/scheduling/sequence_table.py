@@ -79,7 +79,7 @@ class SequenceTable:
         for sequence in list(self.living.values()):
             if sequence.state is SequenceState.WAITING:
                 continue
-            self._memory.forget(sequence)
+            sequence.forget_blocks()
             self._pins.release(sequence)
             sequence.advance(Event.FAIL if sequence is culprit else Event.LOSE)
             again += self._requeue(sequence)

@@ -27,9 +27,7 @@ from tgi_trio.ipc.waiting import WaitingShards
 from tgi_trio.router.shards.group import Group, Rank, StartGroup
 from tgi_trio.router.shards.rank_connection import RankConnection, RankSource
 from tgi_trio.router.shards.remote_rank import RemoteRank
-from tgi_trio.router.shards.ring_sizes import (
-    plan_ring_bytes,
-)
+from tgi_trio.router.shards.ring_sizes import plan_ring_bytes
 from tgi_trio.router.shards.shard_instance import ShardArgv, ShardInstance
 from tgi_trio.sockets import address_text
 
