@@ -20,7 +20,7 @@ from tests.bench.smoke import RUN_ELSEWHERE, SMALL, WITHOUT_RESULTS
 from tgi_trio.ipc.parent import die_with_parent
 
 ROOT = Path(__file__).parents[2]
-DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 COMMAND = re.compile(r"python -m ((?:bench|tests\.stress)\.[\w.]+)([^`\n]*(?:\n[^`\n]*)?)")
 LONGEST = 600  # seconds, on a machine that has a lot of other things to do
 

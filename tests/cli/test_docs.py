@@ -33,7 +33,7 @@ def test_every_flag_has_its_row() -> None:
 
 
 PAGES = ["README.md", "CONTRIBUTING.md", "examples/README.md"]
-PAGES += [f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md"))]
+PAGES += [str(path.relative_to(ROOT)) for path in sorted((ROOT / "docs").rglob("*.md"))]
 
 
 @pytest.mark.parametrize("document", PAGES)
@@ -47,9 +47,16 @@ def test_links_between_documents_lead_somewhere(document: str) -> None:
             assert anchor in known, f"{document}: {target}#{anchor}"
 
 
-def test_every_document_is_in_the_list() -> None:
-    listed = re.findall(r"\]\((\w[\w-]*\.md)\)", (ROOT / "docs/README.md").read_text())
-    assert set(listed) == {path.name for path in (ROOT / "docs").glob("*.md")} - {"README.md"}
+FOLDERS = sorted({path.parent for path in (ROOT / "docs").rglob("*.md")})
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+def test_every_document_is_in_the_list_of_its_folder(folder: Path) -> None:
+    """README.md links all pages beside it, and the README.md of every folder below."""
+    links = re.findall(r"\]\(([^)#]+\.md)\)", (folder / "README.md").read_text())
+    below = {path.name for path in folder.glob("*.md")} - {"README.md"}
+    below |= {f"{path.parent.name}/README.md" for path in folder.glob("*/README.md")}
+    assert below <= set(links)
 
 
 @pytest.mark.parametrize("document", PAGES)

@@ -58,7 +58,7 @@ def pages() -> Iterator[Page]:
     Raises ValueError for a marker that nobody knows, and for a section that is not used once.
     """
     used: Counter[str] = Counter()
-    for path in sorted((ROOT / "docs").glob("*.md")):
+    for path in sorted((ROOT / "docs").rglob("*.md")):
         name, old = str(path.relative_to(ROOT)), path.read_text()
         if name in WHOLE:
             yield Page(name, old, refresh_contents(WHOLE[name]()))

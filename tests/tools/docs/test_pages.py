@@ -27,13 +27,13 @@ def test_the_documents_are_up_to_date() -> None:
 
 
 def test_every_marker_is_closed() -> None:
-    for path in (ROOT / "docs").glob("*.md"):
+    for path in (ROOT / "docs").rglob("*.md"):
         text = path.read_text()
         assert text.count("<!-- generated: ") == text.count("<!-- end -->"), path.name
 
 
 def test_a_long_document_begins_with_its_contents() -> None:
-    for path in (ROOT / "docs").glob("*.md"):
+    for path in (ROOT / "docs").rglob("*.md"):
         lines = path.read_text().splitlines()
         if len(lines) > 450 and path.name != "modules.md":  # which has one list
             assert "<!-- generated: contents -->" in lines[:16], path.name
