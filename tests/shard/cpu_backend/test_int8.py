@@ -143,7 +143,7 @@ def test_a_replacement_computes_the_same_bits(llama: Path) -> None:
 
 
 def test_fewer_drafts_fill_a_step_of_8_bits(llama: Path) -> None:
-    """Their arithmetic sets the pace from a few rows on, see docs/benchmarks.md."""
+    """Their arithmetic sets the pace from a few rows on, see docs/benchmarks/quantised.md."""
     with cpu_runner(llama, int8=True) as (runner, _):
         eight = runner.info.draft_budget
     with cpu_runner(llama) as (runner, _):

@@ -4,7 +4,7 @@ Every request takes the same way: `HttpRequest` reads the body, calls the route 
 and the transport reports when the client leaves. Only finding the route differs. Routes that
 generate have fixed paths and are looked up in a dictionary; all others, and paths without a route,
 are dispatched by Quart, with which all routes are registered. Quart's dispatch makes a short
-request half as expensive again (`ours-quart` in `bench.http`, docs/benchmarks.md), hence the
+request half as expensive again (`ours-quart` in `bench.http`, docs/benchmarks/http.md), hence the
 dictionary; `HttpSettings.shortcut` switches it off.
 """
 
