@@ -13,16 +13,17 @@ _FORMATS: Final = """
 The format is recognised from the checkpoint, by what its config.json says (or
 `quantize_config.json`, `quant_config.json` beside it) and by its tensors' headers; no flag is
 needed, and `--quantize` may only say the same. A matrix that is not stored so is plain numbers.
-Weights are those that were stored: the CPU kernels and [devices](device.md#weights-that-stay-codes)
-multiply most of them as they are, and whatever a backend has no kernel for is dequantised as it is
-loaded, into `--dtype` ([which](#formats-and-backends)). Served by the generic decoder, on all its
-backends, over ranks and in mixtures of experts; not by T5 and models of `transformers`.
+Weights are those that were stored: the CPU kernels and
+[devices](device/weights.md#weights-that-stay-codes) multiply most of them as they are, and whatever
+a backend has no kernel for is dequantised as it is loaded, into `--dtype`
+([which](#formats-and-backends)). Served by the generic decoder, on all its backends, over ranks and
+in mixtures of experts; not by T5 and models of `transformers`.
 
 {formats}
 What a checkpoint says of activations (w8a8, FP8, NVFP4) is not what rounds them: that depends on
 who multiplies, and on `--activations`. torch leaves them as they are, and so do devices, unless
-`--activations 8` asks for [8 bits](device.md#activations-of-8-bits). The CPU kernels round what
-weights are multiplied by that stay as stored, and the log of a start says to what:
+`--activations 8` asks for [8 bits](device/weights.md#activations-of-8-bits). The CPU kernels round
+what weights are multiplied by that stay as stored, and the log of a start says to what:
 
 - **int8 by a [matrix unit](cpu-backend.md#int8-by-the-matrix-unit)**, with one scale for an output
   or for 64 inputs or more, but in experts: 16 bits, with one scale for a token; with

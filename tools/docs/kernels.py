@@ -1,4 +1,4 @@
-"""What kernels take that were compiled for devices which need not be here, for `docs/device.md`."""
+"""What kernels take, compiled for devices that need not be here, for `docs/device/kernels.md`."""
 
 from __future__ import annotations
 

@@ -111,10 +111,10 @@ wrong drafts and preempted sequences need nothing of their own, for six times th
 keys alone in layers with an index, three times in the others. An 8-bit cache is refused. A token
 has several hidden states, of which attention and experts read a sum (hyper-connections,
 `layers/hyper.py`; Hunyuan 4 has them without a mixture); in the first layers its experts are those
-of a table, by its id. On a GPU our kernels compute it, [recorded](device.md#entries). The names of
-published files (`model/published_names.py`) are read like those that `save_pretrained` writes.
-Other scores of experts than the published ones, biases in the shared expert and rotation by length
-run through transformers.
+of a table, by its id. On a GPU our kernels compute it, [recorded](device/indices.md#entries). The
+names of published files (`model/published_names.py`) are read like those that `save_pretrained`
+writes. Other scores of experts than the published ones, biases in the shared expert and rotation by
+length run through transformers.
 
 A.X-K2's norms before attention and experts have gates of low rank behind them, which their own
 result opens (`layers/norm_gate.py`), and its queries and gates of values are expanded from

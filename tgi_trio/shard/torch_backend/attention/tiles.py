@@ -22,7 +22,7 @@ class Tile(NamedTuple):
 
 _BY_HEAD_SIZE = tuple[tuple[int, Tile], ...]  # (head size up to, tile)
 
-# The fastest on an H200 among those whose registers do not spill (figures in docs/device.md); of
+# The fastest on an H200 among those whose registers do not spill (figures in docs/device/); of
 # heads beyond 256 the largest that do not, as no device has run them. Half of the stages look up
 # block numbers, so with 5 stages two tiles of keys are in flight. Heads of 64 need warps that
 # seldom wait for one another; larger ones have enough bytes in flight anyway.
