@@ -42,5 +42,5 @@ def test_nobody_sees_avx512() -> None:
 def test_the_document_names_the_same_kernels() -> None:
     """And so does the worker of `bench.model --peers avx2`."""
     features = hold()["KERNEL_CPU_FEATURES"]
-    for path in ("docs/cpu-backend.md", "bench/model/worker.py"):
+    for path in ("docs/cpu-backend/exactness.md", "bench/model/worker.py"):
         assert features in (ROOT / path).read_text()

@@ -25,11 +25,11 @@ who multiplies, and on `--activations`. torch leaves them as they are, and so do
 `--activations 8` asks for [8 bits](device/weights.md#activations-of-8-bits). The CPU kernels round
 what weights are multiplied by that stay as stored, and the log of a start says to what:
 
-- **int8 by a [matrix unit](cpu-backend.md#int8-by-the-matrix-unit)**, with one scale for an output
-  or for 64 inputs or more, but in experts: 16 bits, with one scale for a token; with
+- **int8 by a [matrix unit](cpu-backend/quantised.md#int8-by-the-matrix-unit)**, with one scale for
+  an output or for 64 inputs or more, but in experts: 16 bits, with one scale for a token; with
   `--activations 8`, 8 bits.
 - **Other integers, NVFP4, and MXFP4 of GGUF files**:
-  [8 bits](cpu-backend.md#quantised-weights-a-block), with one scale for 32 inputs. With
+  [8 bits](cpu-backend/quantised.md#quantised-weights-a-block), with one scale for 32 inputs. With
   `--activations 16`, and where a processor has no dot product of bytes for codes of 8 bits and of
   tables, 16 bits.
 - **FP8, MXFP8, NF4, FP4, MXFP4**: bfloat16 where a model is in bfloat16 and the processor

@@ -84,7 +84,7 @@ No device has computed such parts yet.
 
 DeepSeek's keys and values are kept compressed: one vector per token and layer, for all heads
 (`torch_backend/layers/latent.py`). On a GPU a kernel of its own attends to it; the CPU kernels
-have operations of its own around their attention ([latents](cpu-backend.md#latents)).
+have operations of its own around their attention ([latents](cpu-backend/attention.md#latents)).
 
 Layers may differ in what they keep of a token (Gemma 3n and 4, MiMo-V2-Flash): in the width and
 number of their heads, values may be narrower than keys, and the last layers may keep nothing and
@@ -98,10 +98,11 @@ DeepSeek V3.2 and GLM 5 attend to those tokens alone that an index scores best
 (`torch_backend/attention/indexed.py`): its keys lie behind the latents in the cache, in pages as
 they do. On a GPU kernels of our own score, choose and attend, in recorded graphs
 (`torch_backend/attention/paged_indexed.py`); the CPU kernels have operations of their own for it
-([index](cpu-backend.md#an-index-of-tokens)), those of the next families included that choose tokens
-one by one. The index is computed in the model's dtype, as `transformers` does, not in 8 bits behind
-a Hadamard transform. Hunyuan 4 is computed so as well, with its sinks, gates of values, limits of
-routed experts and several hidden states; without limits it runs through transformers.
+([index](cpu-backend/attention.md#an-index-of-tokens)), those of the next families included that
+choose tokens one by one. The index is computed in the model's dtype, as `transformers` does, not in
+8 bits behind a Hadamard transform. Hunyuan 4 is computed so as well, with its sinks, gates of
+values, limits of routed experts and several hidden states; without limits it runs through
+transformers.
 
 DeepSeek V4's heads all attend to one key per token, which is its value as well, in a window, and to
 *entries*, means of runs of 4 or 128 tokens; of the former an index selects those that a token
@@ -133,8 +134,8 @@ that chooses whole runs of tokens (`torch_backend/attention/chosen_runs.py`), be
 states as DeepSeek V4. What the mean of a run is made of lies behind the latents by token. Torch
 makes the means again in every step; kernels make each once, in the place of its last token's key,
 and choose and attend as for DeepSeek V3.2; so do the [CPU
-kernels](cpu-backend.md#an-index-of-blocks), but for K and V of 8 bits. An index that may leave out
-the tokens behind the last whole run is served through transformers.
+kernels](cpu-backend/attention.md#an-index-of-blocks), but for K and V of 8 bits. An index that may
+leave out the tokens behind the last whole run is served through transformers.
 
 Ling 3 (`bailing_hybrid`) has delta rules as well, whose decays by channel have a bound, and every
 sixth layer attends to latents, with gates of heads. Compressed queries run through transformers.
@@ -143,9 +144,9 @@ MiniMax-M3's layers attend to blocks of tokens, which an index of another kind c
 head its own (`torch_backend/attention/chosen_blocks.py`): a block is as good as its best token, and
 the last blocks are always among them. Index keys are layers of the KV cache of their own. On a GPU
 kernels choose and attend, in recorded steps (`attention/paged_blocks.py`); the CPU kernels have
-operations for it ([blocks](cpu-backend.md#an-index-of-blocks)). Gates other than gpt-oss', an index
-that has not as many heads as there are KV heads, or one that is to choose more of the last blocks
-than of all, run through transformers.
+operations for it ([blocks](cpu-backend/attention.md#an-index-of-blocks)). Gates other than
+gpt-oss', an index that has not as many heads as there are KV heads, or one that is to choose more
+of the last blocks than of all, run through transformers.
 
 Qwen 4 chooses blocks for all heads alike, by one index key of each whole block, which takes the
 place of its last token's in such a layer of the cache (`torch_backend/attention/pooled_blocks.py`).
@@ -155,8 +156,8 @@ token has several hidden states, which gates mix before each part of a layer
 divide by columns (`torch_backend/states/ngrams_layer.py`); the last tokens are part of the state.
 Hashes that a checkpoint states have to be those that config.json gives. On a GPU kernels choose and
 attend, in recorded steps (`attention/paged_pooled.py`); it is not cut into stages. The CPU kernels
-have operations for all of it ([blocks](cpu-backend.md#an-index-of-blocks)). With rotary scaling by
-length, or activations other than SiLU, it runs through transformers.
+have operations for all of it ([blocks](cpu-backend/attention.md#an-index-of-blocks)). With rotary
+scaling by length, or activations other than SiLU, it runs through transformers.
 
 Layers that keep a state per sequence (short convolutions, delta rules, Mamba of both kinds, RG-LRU:
 `torch_backend/states/`) stand in the place of attention, beside it (Falcon H1), or alone: Mamba,
