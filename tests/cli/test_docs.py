@@ -22,7 +22,7 @@ HOLE = "\0"  # stands for a part of a message that is filled in when it is shown
 
 
 def test_every_flag_has_its_row() -> None:
-    text = (ROOT / "docs/operations.md").read_text()
+    text = (ROOT / "docs/operations/flags.md").read_text()
     for name in [flag.name for flag in list_flags()] + [
         *(row.name for row in REFUSED),
         *(row.name for row in IDLE),

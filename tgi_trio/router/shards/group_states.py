@@ -1,4 +1,4 @@
-"""The states of a shard group as one table; the diagram in docs/operations.md is made from it."""
+"""The states of a shard group as one table; docs/operations/stop.md has a diagram made from it."""
 
 from __future__ import annotations
 
