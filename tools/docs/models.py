@@ -162,9 +162,10 @@ scaling by length, or activations other than SiLU, it runs through transformers.
 Layers that keep a state per sequence (short convolutions, delta rules, Mamba of both kinds, RG-LRU:
 `torch_backend/states/`) stand in the place of attention, beside it (Falcon H1), or alone: Mamba,
 Mamba 2 and Falcon Mamba keep no K and V at all, so that their memory is all slots. The CPU kernels
-compute all of them; on a GPU torch does, in recorded steps, but for decodes of delta rules and
-n-grams, which have kernels. Ranks divide channels and heads; where a Mamba-2 has fewer groups of
-heads than there are ranks, neighbours share one, and its norm is over what all of them read.
+compute all of them; on a GPU [kernels of our own](device/kernels.md) do, prompts and decodes, in
+recorded steps, but for states that are too large for them and prompts through n-grams, which torch
+computes. Ranks divide channels and heads; where a Mamba-2 has fewer groups of heads than there are
+ranks, neighbours share one, and its norm is over what all of them read.
 Recurrences are float32; what layers add up has the model's dtype, where `transformers` keeps
 Mamba's in float32 (`residual_in_fp32`). Falcon H1 with biases behind what it scales, and Nemotron 3
 with biases around compressed experts, run through transformers.
