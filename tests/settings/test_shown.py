@@ -36,6 +36,15 @@ def test_rows_say_where_values_come_from() -> None:
     assert rows["api_key"] == ("-", "default")
 
 
+def test_what_a_checkpoint_decides_is_no_default() -> None:
+    facts = ModelFacts(path=Path("/m"), model_type="llama", max_positions=2048, quantize="gptq")
+    settings = resolve(Options(speculate=2), facts)
+    rows = {name: (value, origin) for name, value, origin in as_rows(settings)}
+    assert rows["quantize"] == ("gptq", "computed")
+    assert rows["drafter"] == ("ngram", "computed")
+    assert rows["speculate"] == ("2", "asked")
+
+
 def test_clients_are_not_told_where_things_lie() -> None:
     settings = resolved(Options(huggingface_hub_cache=Path("/secret/cache"), port=81))
     assert "/secret/cache" in json.dumps(as_json(settings))

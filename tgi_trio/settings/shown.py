@@ -16,12 +16,15 @@ _SETTING_OF: Final = {"served_model_name": "served_model_names"}  # option -> se
 def as_rows(settings: Settings) -> Iterator[tuple[str, str, str]]:
     """Yield (name, value, origin) of every setting.
 
-    Origin: "asked", "default", "computed", or "the model" if it overrules what was asked.
+    Origin: "asked"; "default"; "computed", which is also what the checkpoint decides where nobody
+    asked; or "the model" if it overrules what was asked.
     """
-    given = {f.name for f in fields(AsGiven)}
+    defaults = {f.name: f.default for f in fields(AsGiven)}
     explicit = {_SETTING_OF.get(name, name) for name in settings.explicit}
     for name, value in as_json(settings).items():
-        origin = "asked" if name in explicit else "default" if name in given else "computed"
+        kept = not value or getattr(settings, name) == defaults.get(name)
+        default = name in defaults and kept
+        origin = "asked" if name in explicit else "default" if default else "computed"
         origin = "the model" if name in settings.overruled else origin
         text = (
             ", ".join(map(str, value))
