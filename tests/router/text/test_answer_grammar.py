@@ -189,6 +189,34 @@ def test_calls_or_an_answer_of_a_form(form: Format, added: str) -> None:
     assert not model.accepts(demanded, '{"rain":true}')
 
 
+class Pieces(json.JSONEncoder):
+    """Notes how much is encoded in one call."""
+
+    longest = 0
+
+    def encode(self, o: Any) -> str:
+        text = super().encode(o)
+        self.longest = max(self.longest, len(text))
+        return text
+
+
+@pytest.mark.parametrize("form", [HERMES, BY_NAME["harmony"]], ids=lambda form: str(form.name))
+def test_a_grammar_of_many_tools_is_written_in_pieces(
+    form: Format, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    awkward = '"\\/\n\t\0\x7f\u2028 naïve 雨 🌧'
+    schema = {"properties": {awkward: {"enum": [awkward, 1e16, 2**70, None]}}}
+    use = use_of(*(Function.of(f"tool_{i}", schema) for i in range(300)))
+    pieces = Pieces(ensure_ascii=False, separators=(",", ":"))
+    monkeypatch.setattr("tgi_trio.router.text.answer_grammar._JSON", pieces)
+    grammar = tool_grammar(form, use, {}, otherwise=grammars.json_schema(schema))
+    assert grammar == json.dumps(json.loads(grammar), ensure_ascii=False, separators=(",", ":")), (
+        "as one call would write it"
+    )
+    assert len(grammar) > 50_000
+    assert 0 < pieces.longest < 10_000, "each call holds the interpreter to its end"
+
+
 def test_as_many_calls_as_allowed() -> None:
     model = Model(HERMES, "text")
     stops: list[Any] = [("stop", {})]

@@ -9,8 +9,8 @@ client asks for, prose in which calls may begin, calls alone, or anything.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
 
 from tgi_trio.router.text import grammars
 from tgi_trio.router.text.tag_calls import CALLS
@@ -28,6 +28,7 @@ from tgi_trio.router.text.tools.terms import (
     write_tokens,
 )
 
+_JSON: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 _TEXT = "(?s:.+)"
 _FORM = "answer_form"  # name of the grammar that the client asks for
 _BEGUN: Mapping[Place, Begun] = {
@@ -176,9 +177,16 @@ def _with_thought(
 
 
 def _compose(rules: Mapping[str, str], *more: Mapping[str, Any]) -> str:
-    whole = {"grammars": [_lark(rules), *more]}
-    return json.dumps(whole, ensure_ascii=False, separators=(",", ":"))
+    """Return the grammar as JSON, rule by rule: one call for all would hold the interpreter."""
+    line_ends = _JSON.encode("\n")[1:-1]
+    lines = line_ends.join(_JSON.encode(line)[1:-1] for line in _lines(rules))
+    parts = [f'{{"lark_grammar":"{lines}"}}', *map(_JSON.encode, more)]
+    return f'{{"grammars":[{",".join(parts)}]}}'
 
 
 def _lark(rules: Mapping[str, str]) -> dict[str, str]:
-    return {"lark_grammar": "\n".join(f"{name}: {rule}" for name, rule in rules.items())}
+    return {"lark_grammar": "\n".join(_lines(rules))}
+
+
+def _lines(rules: Mapping[str, str]) -> Iterator[str]:
+    return (f"{name}: {rule}" for name, rule in rules.items())
