@@ -8,6 +8,8 @@ from typing import Final
 
 import trio
 
+from tgi_trio.name_lookups import NameThreads
+
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -29,10 +31,14 @@ def run_to_its_end(run: Callable[[Sequence[int]], Awaitable[None]]) -> None:
     trio or in the middle of a clean-up, tears nurseries apart and leaves what was to be closed.
     One that comes before the program receives signals is kept for it; one that comes when all is
     done but to exit is too late.
+
+    Names are looked up apart from all else that runs in threads (`name_lookups.py`): those of
+    replicas, ranks and shards are looked up again for as long as nobody answers.
     """
     early: list[int] = []
 
     async def main() -> None:
+        trio.socket.set_custom_hostname_resolver(NameThreads())
         try:
             await run(early)
         finally:

@@ -7,7 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 from dataclasses import fields
 from pathlib import Path
 
@@ -211,31 +210,3 @@ async def listening_port(process: trio.Process) -> int:
         assert more, "the front has ended"
         line += more
     return int(line.rpartition(b":")[2])
-
-
-@pytest.mark.trio
-async def test_a_replica_whose_name_is_not_answered_takes_no_threads_of_others(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    real, asked, may_answer = socket.getaddrinfo, threading.Semaphore(0), threading.Event()
-
-    def resolve(host: bytes | str | None, *rest: int) -> object:
-        if threading.current_thread() is threading.main_thread():  # whether it is an address
-            return real(host, *rest)
-        asked.release()
-        may_answer.wait()
-        raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
-
-    monkeypatch.setattr(socket, "getaddrinfo", resolve)
-    front = FrontProgram(program_settings(FrontOptions(replica=("silent.example:1",))), [])
-    others = trio.to_thread.current_default_thread_limiter()
-    try:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(front.run)
-            with trio.fail_after(60):
-                while not asked.acquire(blocking=False):
-                    await trio.sleep(0.001)
-            assert others.borrowed_tokens == 0
-            nursery.cancel_scope.cancel()
-    finally:
-        may_answer.set()

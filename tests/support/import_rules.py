@@ -137,7 +137,7 @@ RULES: dict[str, Rule] = {
         ),
         banned=SHARD_ALONE,
     ),
-    "signals": Rule(NOTHING, only=ours("trio")),
+    "signals": Rule(ours("name_lookups"), only=ours("trio")),
     "file_watch": Rule(NOTHING, only=ours("trio")),
     "accepting": Rule(NOTHING, only=ours("trio")),
     "descriptors": Rule(ours("errors"), only=NOTHING),

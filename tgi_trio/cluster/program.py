@@ -23,7 +23,6 @@ from tgi_trio.cluster.replicas_file import read_replicas, watch_replicas
 from tgi_trio.cluster.routing import HEADS, Routing
 from tgi_trio.descriptors import max_connections
 from tgi_trio.logs import say, say_record
-from tgi_trio.name_lookups import NameThreads
 from tgi_trio.router.http.key_watch import watch_keys
 from tgi_trio.router.http.wire.server import ServerSettings, serve
 from tgi_trio.router.telemetry.connections import counted_acceptor
@@ -82,7 +81,6 @@ class FrontProgram:
 
         `early`: signals that arrived before this method could receive any.
         """
-        trio.socket.set_custom_hostname_resolver(NameThreads())  # replicas and peers have names
         with trio.open_signal_receiver(*received_signals()) as signals:
             if early:
                 return
