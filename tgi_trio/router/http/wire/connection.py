@@ -120,7 +120,7 @@ class Connection:
                 return  # disconnected already
             async with trio.open_nursery() as self._nursery:
                 self.idle_watch.begin()
-                self._nursery.start_soon(self.idle_watch.run, self.hang_up)
+                self._nursery.start_soon(self.idle_watch.run, self.hang_up, self.has_unread)
                 await speak(self)
                 self.idle_watch.end()
                 await self.end()
@@ -263,6 +263,14 @@ class Connection:
         if self._inner is not None and least != self._least:
             self._inner.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, least)
             self._least = least
+
+    def has_unread(self) -> bool:
+        """Return whether bytes have arrived that nobody has read, TLS's own among them."""
+        sock = inner_socket(self._transport_stream().socket)
+        try:
+            return sock is not None and bool(sock.recv(1, socket.MSG_PEEK))
+        except OSError:
+            return False
 
     async def _receive(self) -> bytes:
         """Return the next bytes, when the turn of the loop is young; none: the client has left."""

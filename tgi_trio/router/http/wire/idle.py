@@ -12,6 +12,11 @@ import trio
 # connected, or has just had an answer, may be about to send a request.
 _LEAST_WAIT: Final = 1.0
 
+# Seconds until it is looked again whether what a client has sent by its deadline has been read, and
+# for how long at most: a loop with thousands of clients reads late, and a client may send for ever.
+_LOOK: Final = 0.01
+_LONGEST_LOOK: Final = 30.0
+
 
 class IdleConnections:
     """The connections that wait for a request, the longest waiting first."""
@@ -100,8 +105,15 @@ class IdleWatch:
         self._waiting.discard(self)
         self._scope.cancel()
 
-    async def run(self, hang_up: Callable[[], Awaitable[None]]) -> None:
-        """Watch until the end; `hang_up` closes the connection."""
+    async def run(
+        self, hang_up: Callable[[], Awaitable[None]], has_unread: Callable[[], bool]
+    ) -> None:
+        """Watch until the end; `hang_up` closes the connection.
+
+        `has_unread`: whether the client has sent something that is yet to be read. It may be a
+        request: closed now, the connection would be reset.
+        """
+        latest = math.inf  # when it is closed in any case (trio clock)
         while not self._ended:
             until = min(self._deadline, trio.current_time() + self._patience)
             with trio.CancelScope(deadline=until) as self._scope:
@@ -109,6 +121,13 @@ class IdleWatch:
             drains = self._draining.is_set()
             if self._ended or (drains and self._deadline == math.inf):
                 return  # what is being served closes the connection after its answer
-            if drains or self._deadline <= trio.current_time():
+            now = trio.current_time()
+            if not drains and self._deadline > now:
+                latest = math.inf
+                continue
+            if now >= latest or not has_unread():
                 await hang_up()
                 return
+            latest = min(latest, now + _LONGEST_LOOK)
+            with trio.CancelScope(deadline=now + _LOOK) as self._scope:
+                await trio.sleep_forever()
