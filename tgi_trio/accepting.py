@@ -11,7 +11,9 @@ import errno
 import logging
 import math
 import os
-from collections.abc import Awaitable, Callable
+import select
+import socket
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -29,6 +31,14 @@ _SHORT: Final = {
     errno.ENOBUFS: "the machine has no memory for sockets left",
     errno.ENOMEM: "the machine has no memory for sockets left",
 }
+
+
+def any_waits(listeners: Sequence[socket.socket]) -> bool:
+    """Return whether a client has connected to one of these sockets and is not accepted."""
+    waiting = select.poll()
+    for listener in listeners:
+        waiting.register(listener, select.POLLIN)
+    return bool(waiting.poll(0))
 
 
 @dataclass(slots=True)

@@ -69,7 +69,10 @@ class ConnectionLimits:
 
     send_timeout: float = SEND_TIMEOUT  # a client that reads nothing for so long is treated as gone
     head_timeout: float = 75.0  # for a request's head, and for the first one to begin
-    linger: float = 2.0  # for reading what the client still sends after we close
+    # After we close, what the client still sends is read until it sends nothing for so long, and
+    # for so long at most: many a client reads its answer only when it has sent everything.
+    linger: float = 2.0
+    longest_linger: float = 30.0
 
 
 class Connection:
@@ -230,11 +233,17 @@ class Connection:
                     if not more:
                         break
             if self._lingering:
-                with trio.move_on_after(self.limits.linger):
-                    while await self._receive():
-                        pass  # what the client still sends is dropped
+                with trio.move_on_after(self.limits.longest_linger):
+                    while await self._drop():
+                        pass
         finally:
             self._reader = None
+
+    async def _drop(self) -> bool:
+        """Drop what the client still sends; return whether more may come soon."""
+        with trio.move_on_after(self.limits.linger):
+            return bool(await self._receive())
+        return False
 
     async def _read_into(
         self, memory: BodyMemory, sock: socket.socket, take: Callable[[bytes], Awaitable[bool]]

@@ -362,9 +362,12 @@ class Http1:
         """Whether either side has ended the connection."""
         return self.server is _DRAINING or self.server is _CLOSED
 
-    def say_goodbye(self) -> bool:
-        """End the server's side; return whether to linger, as the client may still be sending."""
-        if self.client not in STILL_SENDING:
+    def say_goodbye(self, unread: bool = False) -> bool:
+        """End the server's side; return whether to linger, as the client may still be sending.
+
+        `unread`: it has sent something that nobody has read.
+        """
+        if not (unread or self.client in STILL_SENDING):
             self.close()
             return False
         self.server = next_state(self.server, WireEvent.LINGER)

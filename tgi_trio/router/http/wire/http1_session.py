@@ -180,7 +180,8 @@ class Http1Session:
     async def _say_goodbye(self) -> None:
         """End the connection; waiting requests are dropped."""
         if not self._http1.over:
-            lingers = self._http1.say_goodbye()
+            unread = bool(self._waiting) or self._connection.has_unread()
+            lingers = self._http1.say_goodbye(unread)
             await self._connection.close(lingers)
             self._abandon()
 

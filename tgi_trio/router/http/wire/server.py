@@ -15,7 +15,7 @@ from pathlib import Path
 
 import trio
 
-from tgi_trio.accepting import Acceptor
+from tgi_trio.accepting import Acceptor, any_waits
 from tgi_trio.router.http.wire.certificate import Certificate
 from tgi_trio.router.http.wire.connection import Connection, ConnectionLimits
 from tgi_trio.router.http.wire.headers import DateHeader
@@ -28,6 +28,10 @@ from tgi_trio.router.http.wire.transport import App
 from tgi_trio.sockets import address_text, bind, start_listening
 
 log = logging.getLogger(__name__)
+
+# Seconds after `shutdown` in which clients are let in that have connected before it: they wait in
+# the kernel's queue, and would be reset with it.
+LAST_CALL = 1.0
 
 # Seconds after the grace period in which the last bytes of streams may still be sent.
 FLUSH = 1.0
@@ -119,6 +123,9 @@ async def serve(
                     accepting.start_soon(acceptor.run, listener, handle, connections)
                 task_status.started([_url(sock, certificate is not None) for sock in sockets])
                 await shutdown.wait()
+                with trio.move_on_after(LAST_CALL):
+                    while acceptor.open < acceptor.most and any_waits(sockets):
+                        await trio.lowlevel.checkpoint()
                 accepting.cancel_scope.cancel()
             draining.set()
             grace.start_soon(

@@ -102,7 +102,7 @@ CLIENT_BEGINS, SERVER_BEGINS = WireState.FRESH, WireState.QUIET
 NOT_READ = frozenset({WireState.DEAF, WireState.BROKEN, WireState.CLOSED})
 
 #: States of the client in which it may still be sending, so that closing lingers.
-STILL_SENDING = frozenset({WireState.BODY, WireState.BROKEN})
+STILL_SENDING = frozenset({WireState.HEAD, WireState.BODY, WireState.BROKEN})
 
 
 class IllegalWireEvent(Exception):
