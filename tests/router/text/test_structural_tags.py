@@ -257,3 +257,17 @@ def test_the_older_name_of_a_style_is_the_same(plain: Reader, kind: str) -> None
     given = {"format": {"type": kind, "json_schema": schema, "style": "qwen_xml"}}
     assert plain.fits(given, "<parameter=a>5</parameter>")
     assert not plain.fits(given, "<parameter=a>x</parameter>")
+
+
+@pytest.mark.parametrize("style", ["json", "gemma", "qwen_xml", "glm_xml"])
+@pytest.mark.parametrize("key", ["uniqueItems", "contains", "propertyNames", "if"])
+def test_what_no_grammar_holds_to_is_refused_in_every_style(
+    plain: Reader, style: str, key: str
+) -> None:
+    """A property may have such a name, and a value."""
+    sound = {"properties": {key: {"type": "array", "items": {"enum": [1, {key: 1}]}}}}
+    tag = {"type": "json_schema", "style": style, "json_schema": sound}
+    plain.begin({"format": tag})
+    tag["json_schema"] = {"properties": {"x": {"type": "array", "items": {}, key: True}}}
+    with pytest.raises((ValidationError, ValueError), match=key):
+        plain.begin({"format": tag})

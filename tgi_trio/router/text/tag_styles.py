@@ -20,7 +20,7 @@ from tgi_trio.router.text.tools.arguments_gemma import GemmaArguments
 from tgi_trio.router.text.tools.arguments_xml import XmlArguments
 from tgi_trio.router.text.tools.format import Arguments
 from tgi_trio.router.text.tools.formats_xml import DSML_V4, GLM, KIMI_K3, MINIMAX_M2, QWEN_XML
-from tgi_trio.router.text.tools.functions import Function
+from tgi_trio.router.text.tools.functions import Function, find_unenforced
 
 JSON_STYLE: Final = "json"
 
@@ -68,6 +68,10 @@ def write_style(style: Any, schema: Any, path: str, added: Mapping[str, int]) ->
         function = Function.of("arguments", {} if schema is True else schema, "json_schema")
     except ToolError as error:
         raise ValidationError(f"`{path}` is `{style}`: {error}") from error
+    if (keyword := next(find_unenforced(schema), None)) is not None:  # as of JSON
+        raise ValidationError(
+            f"`{path}` is `{style}`: a schema cannot have `{keyword}`, which no grammar holds to"
+        )
     rules = STYLES[style].rules("arguments", function, added)
     return {"start": "arguments", **rules}
 

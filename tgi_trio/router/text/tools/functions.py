@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -76,6 +76,21 @@ def _keep_grammar(schema: Any) -> Any:
         elif key not in _ANNOTATIONS and key not in _BEYOND:
             bare[key] = _keep_grammar(value)
     return bare
+
+
+def find_unenforced(schema: Any) -> Iterator[str]:
+    """Yield the keywords of a schema that no grammar of ours can enforce."""
+    if isinstance(schema, list):
+        for each in schema:
+            yield from find_unenforced(each)
+    elif isinstance(schema, dict):
+        for key, value in schema.items():
+            if key in _BEYOND:
+                yield key
+            elif key in _NAMED and isinstance(value, dict):
+                yield from find_unenforced(list(value.values()))
+            elif key not in _DATA and key not in _ANNOTATIONS:
+                yield from find_unenforced(value)
 
 
 @dataclass(frozen=True, slots=True)
