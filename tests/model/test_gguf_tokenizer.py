@@ -73,6 +73,30 @@ def test_sentence_pieces_are_merged_by_their_scores(tmp_path: Path) -> None:
         assert ours.decode(expected) == text
 
 
+@pytest.mark.parametrize("stated", [None, 10**6])  # llama.cpp passes over ids that are none, too
+def test_sentence_pieces_that_state_no_begin_and_end_have_llama_cpps(
+    tmp_path: Path, stated: int | None
+) -> None:
+    changes = {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.pre": None,
+        "tokenizer.ggml.merges": None,
+        "tokenizer.ggml.tokens": ["<unk>", "<s>", "</s>", "a", "ab"],
+        "tokenizer.ggml.token_type": [2, 3, 3, 1, 1],
+        "tokenizer.ggml.scores": [0.0, 0.0, 0.0, -1.0, -2.0],
+        "tokenizer.ggml.bos_token_id": stated,
+        "tokenizer.ggml.eos_token_id": stated,
+    }
+    folder = gguf_folder(tiny(tmp_path, changes), tmp_path / "cache")
+    config = read(folder, "config.json")
+    assert (config["bos_token_id"], config["eos_token_id"]) == (1, 2)
+    assert read(folder, "generation_config.json")["eos_token_id"] == [2]
+    said = read(folder, "tokenizer_config.json")
+    assert (said["bos_token"], said["eos_token"]) == ("<s>", "</s>")
+    ours = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    assert ours.encode("a").ids[0] == 1, "a text begins with it, unless the file says otherwise"
+
+
 def pieces_of(model: bytes) -> Changes:
     """Return a SentencePiece model's vocabulary as llama.cpp's converter writes it."""
     said = sentencepiece.SentencePieceProcessor(model_proto=model)

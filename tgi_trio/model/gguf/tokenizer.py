@@ -30,6 +30,9 @@ _ROLES: Final = {
     "seperator": "sep_token",  # the format's spelling
     "mask": "mask_token",
 }
+# What they are where a file does not state them, by its kind of vocabulary: as in llama.cpp
+# (`llama_vocab::impl::load`).
+_DEFAULTS: Final[Mapping[str, Mapping[str, int]]] = {"llama": {"bos": 1, "eos": 2}}
 _SPACE: Final = "\u2581"  # SentencePiece's character for a space
 _ADVICE: Final = "name the original model's tokenizer with --tokenizer-name"
 # Tokens that end a turn, whatever the file states as EOS and as their type: llama.cpp recognises
@@ -65,9 +68,15 @@ class Vocabulary:
 
     def role(self, word: str) -> int | None:
         """Return the id of a special token, None if there is none."""
-        token_id = self.get(f"{word}_token_id")
-        whole = isinstance(token_id, int) and not isinstance(token_id, bool)
-        return token_id if whole and 0 <= token_id < len(self.tokens) else None
+        default = _DEFAULTS.get(str(self.get("model")), {}).get(word)
+        for token_id in (self.get(f"{word}_token_id"), default):
+            if (
+                isinstance(token_id, int)
+                and not isinstance(token_id, bool)
+                and 0 <= token_id < len(self.tokens)
+            ):
+                return token_id
+        return None
 
     def unusual(self) -> Iterator[tuple[int, str, int]]:
         """Yield id, text and type of the few tokens that are not normal text."""
