@@ -172,12 +172,18 @@ def _flip(path: Path) -> None:
     path.write_bytes(content)
 
 
+def _replace_by_a_pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
 DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "a flipped bit": (_flip, "checksum"),
     "cut off": (lambda path: path.write_bytes(path.read_bytes()[:-1]), "cut off"),
     "without a head": (lambda path: path.write_bytes(b"tgi"), "cut off"),
     "empty": (lambda path: path.write_bytes(b""), "cut off"),
     "gone": (Path.unlink, "No such file"),
+    "a pipe that nobody writes to": (_replace_by_a_pipe, "no file, but a device or a pipe"),
     "of another program": (
         lambda path: path.write_bytes(b"TGITRIO1" + path.read_bytes()[8:]),
         "written together",

@@ -295,6 +295,20 @@ def test_nothing_is_written_through_a_link(settings: Settings, tmp_path: Path) -
     assert store.load(INFO, MEMORY) is not None
 
 
+def test_an_index_that_is_a_pipe_is_not_waited_for(
+    settings: Settings, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = opened(settings)
+    os.mkfifo(store.folder / "index.prefixes")
+    assert store.load(INFO, MEMORY) is None
+    assert "it is no file, but a device or a pipe" in caplog.text
+    with (
+        pytest.raises(ConfigurationError, match="cannot be used: it is no file"),
+        PrefixStore.open(settings),
+    ):
+        pass
+
+
 def test_a_folder_has_one_server(settings: Settings) -> None:
     with (
         PrefixStore.open(settings),

@@ -29,6 +29,7 @@ from tgi_trio.ipc.prefixes import KeepOrder, RestoreOrder, check_owner
 from tgi_trio.ipc.startup import ShardInfo, WarmupResult
 from tgi_trio.router.scheduling.kept_prefixes import Budget, Collected, KeptPrefixes
 from tgi_trio.settings.records import Settings
+from tgi_trio.whole_files import open_file
 
 log = logging.getLogger(__name__)
 
@@ -121,8 +122,7 @@ class PrefixStore:
         """
         path = self.folder / _INDEX
         try:
-            check_owner(path, path.stat())
-            index = self._read()
+            index = self._read(own=True)
             index.check()
         except FileNotFoundError:
             return None
@@ -203,8 +203,13 @@ class PrefixStore:
             if path.name == _PARTIAL if of_rank is None else of_rank["key"] != named:
                 path.unlink(missing_ok=True)
 
-    def _read(self) -> _Index:
-        return msgspec.msgpack.decode((self.folder / _INDEX).read_bytes(), type=_Index)
+    def _read(self, *, own: bool = False) -> _Index:
+        """Return the index; `own`: it has to be this user's. Raises OSError and ValueError."""
+        path = self.folder / _INDEX
+        with open_file(path) as file:
+            if own:
+                check_owner(path, os.fstat(file.fileno()))
+            return msgspec.msgpack.decode(file.read(), type=_Index)
 
 
 def identify(settings: Settings, info: ShardInfo) -> str:

@@ -30,6 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tgi_trio.ipc.prefixes import KeepOrder, PrefixReport, RestoreOrder, check_owner
+from tgi_trio.whole_files import open_file
 
 Bytes = NDArray[np.uint8]
 Ints = NDArray[np.int64]
@@ -199,7 +200,7 @@ def read_prefixes(path: Path, parts: PrefixParts, order: RestoreOrder) -> int:
     be half written then.
     """
     own = list(parts.with_copies())
-    with path.open("rb", buffering=0) as file:
+    with open_file(path) as file:
         check_owner(path, os.fstat(file.fileno()))
         head = file.read(_HEAD.size)
         if len(head) < _HEAD.size:
