@@ -19,6 +19,7 @@ import trio
 from numpy.typing import NDArray
 
 from tgi_trio.errors import ModelLoadError, ValidationError
+from tgi_trio.router.text.clean_up import CleaningDetokenizer, clean_up
 from tgi_trio.router.text.detokenizer import (
     CONTEXT_TOKENS,
     Detokenizer,
@@ -100,6 +101,8 @@ class Tokenizer:
             if backend.model.token_to_id(token.content) is None
         }
         self._pieces = pieces_for(state, backend.id_to_token, beside)
+        pairs = isinstance(backend.model, tokenizers.models.BPE)
+        self._cleans_up = config.cleans_up and (config.cleans_up_pairs or not pairs)
 
     @classmethod
     def from_folder(
@@ -206,10 +209,14 @@ class Tokenizer:
         listed = ids.tolist() if isinstance(ids, np.ndarray) else list(ids)
         if skip_special:
             listed = [token_id for token_id in listed if token_id not in self.special_ids]
-        if len(listed) <= INLINE_CHARACTERS:
-            return self._backend.decode(listed, skip_special_tokens=False)
+        text = self._decode(listed)
+        return clean_up(text) if self._cleans_up else text
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        if len(ids) <= INLINE_CHARACTERS:
+            return self._backend.decode(ids, skip_special_tokens=False)
         # Only batch calls release the GIL.
-        return self._backend.decode_batch([listed], skip_special_tokens=False)[0]
+        return self._backend.decode_batch([ids], skip_special_tokens=False)[0]
 
     def token_text(self, token_id: int) -> str:
         """Return the text of one token by itself; U+FFFD for a part of a character.
@@ -244,9 +251,12 @@ class Tokenizer:
     def detokenizer(self, prompt_ids: Sequence[int] | IntArray) -> Detokenizer:
         """Return a detokeniser for the tokens generated after `prompt_ids`."""
         context = [int(token_id) for token_id in prompt_ids[-CONTEXT_TOKENS:]]
+        found: Detokenizer
         if self._pieces is not None:
-            return PieceDetokenizer(self._pieces, context)
-        return WindowDetokenizer(lambda ids: self.decode(ids, skip_special=False), context)
+            found = PieceDetokenizer(self._pieces, context)
+        else:
+            found = WindowDetokenizer(self._decode, context)
+        return CleaningDetokenizer(found) if self._cleans_up else found
 
 
 class TokenizerPool:

@@ -37,6 +37,8 @@ NAMED_TOKENS = (
     "mask_token",
 )
 
+_CLEANS_UP = "clean_up_tokenization_spaces"
+_CORRUPTS = "even_though_it_will_corrupt_output"
 _CONVERSION_SECONDS = 300.0
 _LARGEST_SOURCE = 64 << 20  # bytes of a file to make a tokenizer from; weights are larger
 _VERSION = b"3"  # of what is made; another one makes what is in caches anew
@@ -81,6 +83,8 @@ class TokenizerConfig:
     added_tokens: tuple[AddedTokenSpec, ...]  # in the order of their ids
     chat_templates: dict[str, str]  # name -> source; "default" is the usual one
     response_template: dict[str, Any] | None = None  # how transformers parses answers
+    cleans_up: bool = False  # decoded text, where tokens are no byte pairs (`clean_up.py`)
+    cleans_up_pairs: bool = False  # there as well
 
 
 def read_config(folder: Path, config_path: Path | None = None) -> TokenizerConfig:
@@ -119,6 +123,8 @@ def _read_config(folder: Path, config_path: Path | None) -> TokenizerConfig:
         added_tokens=(*_decoder_entries(config), *_extra_special(config, older)),
         chat_templates=templates,
         response_template=_object_or_none(config.get("response_template")),
+        cleans_up=bool(config.get(_CLEANS_UP)),
+        cleans_up_pairs=bool(config.get(f"{_CLEANS_UP}_for_bpe_{_CORRUPTS}")),
     )
 
 
