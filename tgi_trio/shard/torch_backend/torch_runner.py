@@ -6,7 +6,6 @@ import math
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -55,7 +54,7 @@ from tgi_trio.shard.torch_backend.states.pool import StatePool
 from tgi_trio.shard.torch_backend.states.steps import StepStates, send_plain
 from tgi_trio.shard.torch_backend.step_features import ImageStates, StepFeatures
 from tgi_trio.shard.torch_backend.torch_device import draft_budget, without_gradients
-from tgi_trio.shard.torch_backend.warm_up import rehearsal_plan, warm_up_plan
+from tgi_trio.shard.torch_backend.warm_up import WarmSteps, rehearsal_plan
 
 if TYPE_CHECKING:  # it imports Triton
     from tgi_trio.shard.torch_backend.adapters.torch_adapters import StepAdapters
@@ -213,25 +212,17 @@ class TorchRunner:
 
     def _measure(self, request: WarmupRequest) -> int:
         """Return the bytes that activations of a large step take, in a temporary cache."""
-        largest, activation = warm_up_plan(request, self._info, self.device), 0
-        if largest is not None:
-            plan = largest.plan
-            self._cache, self._pool = self._new_cache(largest.blocks), self._new_pool(1)
-            activation = largest.measure(self.device, lambda: self._warm_step(plan))
-        if self._most_seen and self.device.type != "cpu":
-            self._warm_short(request)
+        warm = WarmSteps(self._info, self.device, self._make_warm_room, self._warm_step)
+        activation = warm.measure(request)
+        if self._most_seen and self.device.type != "cpu":  # it launches other kernels
+            warm.run_short(request, self._most_seen)
         if self._adapters:
             self._adapters.warm_up()
         self._cache = self._pool = None  # before the real ones: both may not fit
         return activation
 
-    def _warm_short(self, request: WarmupRequest) -> None:
-        """Run a large step of rows in which an index chooses all: it launches other kernels."""
-        longest = min(request.max_total_tokens or self._most_seen, self._most_seen)
-        short = warm_up_plan(replace(request, max_total_tokens=longest), self._info, self.device)
-        if short is not None:
-            self._cache, self._pool = self._new_cache(short.blocks), self._new_pool(1)
-            self._warm_step(short.plan)
+    def _make_warm_room(self, blocks: int) -> None:
+        self._cache, self._pool = self._new_cache(blocks), self._new_pool(1)
 
     def _free_bytes(self) -> int:
         """Return the bytes that are free for sequences; of the host's memory, this rank's part."""

@@ -1,4 +1,4 @@
-"""The synthetic step of the warm-up, which measures activations for `kv_sizing.py`."""
+"""The synthetic steps of the warm-up, which measure activations for `kv_sizing.py`."""
 
 from __future__ import annotations
 
@@ -34,6 +34,32 @@ class LargestStep:
         run()
         synchronize(device)
         return int(max(0, peak_bytes(device) - before) * self.factor)
+
+
+@dataclass(frozen=True, slots=True)
+class WarmSteps:
+    """Runs synthetic steps, each in memory of its own."""
+
+    info: ShardInfo
+    device: torch.device
+    make_room: Callable[[int], None]  # for so many blocks, and one slot of states
+    run: Callable[[StepPlan], None]
+
+    def measure(self, request: WarmupRequest) -> int:
+        """Return the bytes that activations of the largest step take."""
+        largest = warm_up_plan(request, self.info, self.device)
+        if largest is None:
+            return 0
+        self.make_room(largest.blocks)
+        return largest.measure(self.device, lambda: self.run(largest.plan))
+
+    def run_short(self, request: WarmupRequest, longest: int) -> None:
+        """Run a large step of rows that have no more than `longest` tokens."""
+        longest = min(request.max_total_tokens or longest, longest)
+        short = warm_up_plan(replace(request, max_total_tokens=longest), self.info, self.device)
+        if short is not None:
+            self.make_room(short.blocks)
+            self.run(short.plan)
 
 
 def warm_up_plan(
