@@ -46,14 +46,22 @@ class StandInGroup:
         self._device = device
         self._waiting = waiting
 
+    def close(self) -> None:
+        """Close gloo's connections, which recordings would hold until garbage is collected.
+
+        No rank may be waiting for another one.
+        """
+        self._group = None
+
     def allreduce(self, tensors: list[torch.Tensor], options: Any) -> _Done:
         """Replace a tensor by the sum over all ranks, or by the minimum.
 
         The minimum is computed even if the device idles, because the warm-up's host reads it.
         """
         own, read = self._held(tensors), options.reduceOp == _c10d.ReduceOp.MIN
-        begin = partial(self._group.allreduce, own, options)
-        return self._launch("all_reduce", begin, own, read=read)
+        return self._launch(
+            "all_reduce", lambda: self._group.allreduce(own, options), own, read=read
+        )
 
     def broadcast(self, tensors: list[torch.Tensor], options: Any) -> _Done:
         """Replace a tensor by the root's."""
@@ -63,8 +71,9 @@ class StandInGroup:
     def _allgather_base(self, parts: torch.Tensor, own: torch.Tensor, options: Any) -> _Done:
         """Fill `parts` [size * n, ...] with all ranks' `own` [n, ...]."""
         into, mine = self._held([parts, own])
-        begin = partial(self._group._allgather_base, into, mine, options)
-        return self._launch("all_gather", begin, [into])
+        return self._launch(
+            "all_gather", lambda: self._group._allgather_base(into, mine, options), [into]
+        )
 
     def send(self, tensors: list[torch.Tensor], to: int, tag: int) -> _Done:
         """Send a tensor to a rank."""

@@ -110,12 +110,18 @@ class Counting(InTurn):
 
 
 def meet(
-    rank: int, own: StandInDevice, told: ShardSettings, store: HashStore, turns: Turns
+    rank: int,
+    own: StandInDevice,
+    told: ShardSettings,
+    store: HashStore,
+    turns: Turns,
+    groups: list[StandInGroup],
 ) -> ProcessGroup:
-    """Return the group of two ranks, once the other one has come."""
+    """Return the group of two ranks, once the other one has come; `groups`: gets what is open."""
 
     def make(store: Any, rank: int, size: int) -> StandInGroup:
-        return StandInGroup(gloo_group(store, rank, size), own, turns.waiting)
+        groups.append(StandInGroup(gloo_group(store, rank, size), own, turns.waiting))
+        return groups[-1]
 
     stages, in_order = told.pipeline_stages, told.batch_invariant
     return ProcessGroup.form(make, store, rank, 2, stages, in_order=in_order)
@@ -137,9 +143,10 @@ def two_ranks(
     """
     told = ShardSettings(model_path=folder, dtype="float32", cpu_threads=1, **settings)
     store, steps, turns = HashStore(), list[Counts](), Turns()
+    groups: list[StandInGroup] = []
 
     def load(own: StandInDevice) -> Runner:
-        ranks = meet(1, own, told, store, turns)
+        ranks = meet(1, own, told, store, turns, groups)
         with turns.take():  # stages tell one another what they keep
             runner: Any = load_torch_runner(
                 told,
@@ -163,7 +170,7 @@ def two_ranks(
         thread.start()
         followers = Followers([leader])
         followers.greet()
-        ranks = meet(0, device, told, store, turns)
+        ranks = meet(0, device, told, store, turns, groups)
         with turns.take():
             own: Any = load_torch_runner(
                 told,
@@ -182,3 +189,5 @@ def two_ranks(
         assert not thread.is_alive()
         leader.close()
         end.close()
+        for group in groups:
+            group.close()

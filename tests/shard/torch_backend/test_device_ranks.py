@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import gc
+import os
+from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -143,6 +147,34 @@ def test_drafts_are_decodes_of_a_recording(
     assert ours.drafts > 5 and ours.steps < expected.steps
     assert all(counts.replays for counts in (*ours.decodes, *ours.prefills))
     check_follower(steps, ours)
+
+
+def open_files() -> Counter[str]:
+    """Return what this process has open, by name; sockets and the like with their numbers."""
+    found = Counter[str]()
+    for number in os.listdir("/proc/self/fd"):
+        with suppress(FileNotFoundError):  # what the folder was listed with
+            found[os.readlink(f"/proc/self/fd/{number}")] += 1
+    return found
+
+
+def test_what_two_ranks_had_open_is_closed_with_them(
+    checkpoint: Callable[..., Path], device: StandInDevice
+) -> None:
+    """At once: recordings hold one another, and garbage may be collected much later."""
+
+    def serve() -> None:
+        with two_ranks(checkpoint("llama", **SMALL), device, (1,)) as (runner, _):
+            drive(runner, TEXTS[:1], GREEDY[:1], 2, device=device)
+
+    gc.collect()
+    gc.disable()
+    try:
+        before = open_files()
+        serve()
+        assert not open_files() - before
+    finally:
+        gc.enable()
 
 
 def test_a_runner_proves_itself_on_all_ranks(
