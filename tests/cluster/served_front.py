@@ -89,21 +89,29 @@ async def ask(port: int, method: str, path: str, body: bytes = b"", **headers: s
     stream, connection = await send(port, method, path, body, **headers)
     async with stream:
         answer = Answer(0, {})
-        while True:
-            event = connection.next_event()
-            if event is h11.NEED_DATA:
-                try:
-                    connection.receive_data(bytes(await stream.receive_some(65536)))
-                except trio.BrokenResourceError:
-                    answer.cut = True
-                    return answer
-            elif isinstance(event, h11.Response):
-                headers = {k.decode(): v.decode("latin-1") for k, v in event.headers}
-                answer = Answer(event.status_code, headers)
-            elif isinstance(event, h11.Data):
-                answer.body += bytes(event.data)
-            else:
-                return answer
+        await receive(stream, connection, answer)
+        return answer
+
+
+async def receive(
+    stream: trio.SocketStream, connection: h11.Connection, answer: Answer, until: bytes = b""
+) -> None:
+    """Add to an answer what comes of it, to its end or `until` its body has had these bytes."""
+    while not (until and until in answer.body):
+        event = connection.next_event()
+        if event is h11.NEED_DATA:
+            try:
+                connection.receive_data(bytes(await stream.receive_some(65536)))
+            except trio.BrokenResourceError:
+                answer.cut = True
+                return
+        elif isinstance(event, h11.Response):
+            answer.status = event.status_code
+            answer.headers = {k.decode(): v.decode("latin-1") for k, v in event.headers}
+        elif isinstance(event, h11.Data):
+            answer.body += bytes(event.data)
+        else:
+            return
 
 
 @asynccontextmanager

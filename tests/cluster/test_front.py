@@ -10,7 +10,7 @@ import pytest
 import trio
 
 from tests.cluster.fake_replica import BODY, EVENTS, WHOLE, fake_replicas
-from tests.cluster.served_front import WITH_SECRET, served_front
+from tests.cluster.served_front import WITH_SECRET, Answer, receive, served_front
 from tgi_trio.cluster import relay
 from tgi_trio.cluster.front import FrontSettings
 from tgi_trio.cluster.members import MemberEvent, MemberState
@@ -79,23 +79,20 @@ async def test_a_stream_goes_on_where_its_replica_was_lost(cut: int) -> None:
 async def test_a_stream_goes_on_at_no_other_model(
     monkeypatch: pytest.MonkeyPatch, alike: bool
 ) -> None:
-    monkeypatch.setattr(relay, "RESUME_SECONDS", 0.5)
+    if not alike:
+        monkeypatch.setattr(relay, "RESUME_SECONDS", 0.5)
     async with fake_replicas(2) as replicas:
         for number, each in enumerate(replicas.all):
             each.info = {"model_id": "one" if alike else f"number {number}", "model_sha": None}
         async with served_front(replicas.addresses, WITH_SECRET) as front:
             for each in replicas.all:
-                each.tokens, each.pause = 8, 0.2
-
-            async def end_the_first() -> None:
-                while not any(each.began.is_set() for each in replicas.all):
-                    await trio.sleep(0.01)
-                await trio.sleep(0.5)  # the client has got events
-                next(each for each in replicas.all if each.began.is_set()).die()
-
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(end_the_first)
-                answer = await front.ask("POST", "/generate_stream", BODY)
+                each.pause = 0.05
+            answer = Answer(0, {})
+            stream, connection = await front.open("POST", "/generate_stream", BODY)
+            async with stream:
+                await receive(stream, connection, answer, until=b"<5 0>")  # a token of this model
+                next(each for each in replicas.all if each.seen).die()
+                await receive(stream, connection, answer)
             assert (answer.body == WHOLE) == alike
             assert front.count("resumed") == alike
             assert (b"No replica could go on with it" in answer.body) != alike
