@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 import threading
+from base64 import b64encode
 from pathlib import Path
 from typing import Any
 
@@ -283,6 +284,23 @@ class TestFromFolder:
         with pytest.raises(ModelLoadError, match=r"could not be converted: .+ tokenizer.json"):
             Tokenizer.from_folder(folder, cache=tmp_path / "cache")
         assert list((tmp_path / "cache").iterdir()) == []
+
+    def test_a_file_of_tiktoken_s_is_read_as_it_is_now(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Its library keeps copies by path: the old tokenizer was served for a new file."""
+        pytest.importorskip("tiktoken", reason="tiktoken is not installed")
+        temporary, folder = tmp_path / "temporary", tmp_path / "model"
+        temporary.mkdir()
+        folder.mkdir()
+        monkeypatch.setenv("TMPDIR", str(temporary))
+        for pair in (b"ab", b"xy"):
+            tokens = [*(bytes([byte]) for byte in range(256)), pair]
+            lines = [b"%b %d\n" % (b64encode(token), id) for id, token in enumerate(tokens)]
+            (folder / "tokenizer.model").write_bytes(b"".join(lines))
+            tokenizer = Tokenizer.from_folder(folder, cache=tmp_path / "cache")
+            assert tokenizer.encode_ids(pair.decode(), add_special_tokens=False).tolist() == [256]
+        assert list(temporary.iterdir()) == []
 
 
 def test_the_router_loads_a_tokenizer_without_transformers_or_torch(tmp_path: Path) -> None:

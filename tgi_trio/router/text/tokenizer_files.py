@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.config import read_values
@@ -41,7 +41,7 @@ _CLEANS_UP = "clean_up_tokenization_spaces"
 _CORRUPTS = "even_though_it_will_corrupt_output"
 _CONVERSION_SECONDS = 300.0
 _LARGEST_SOURCE = 64 << 20  # bytes of a file to make a tokenizer from; weights are larger
-_VERSION = b"3"  # of what is made; another one makes what is in caches anew
+_VERSION = b"4"  # of what is made; another one makes what is in caches anew
 _PIECES = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
 _SLOW_FILES = (
     *_PIECES,
@@ -61,6 +61,13 @@ if trust == "0":  # tokenizers need no torch, which is half of the time; code of
 from transformers import AutoTokenizer
 AutoTokenizer.from_pretrained(source, trust_remote_code=trust == "1").save_pretrained(target)
 """
+# `tiktoken` keeps a copy of each file in the folder of temporary files, by its path alone: of one
+# that has changed since it would read what was there before.
+_CONVERSION_ENV: Final = {
+    "HF_HUB_OFFLINE": "1",
+    "CUDA_VISIBLE_DEVICES": "",
+    "TIKTOKEN_CACHE_DIR": "",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +197,7 @@ def _convert(folder: Path, target: Path, trust_remote_code: bool, code: str) -> 
                 capture_output=True,
                 text=True,
                 timeout=_CONVERSION_SECONDS,
-                env=os.environ | {"HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""},
+                env=os.environ | _CONVERSION_ENV,
                 check=False,
             )
         except subprocess.TimeoutExpired as error:
