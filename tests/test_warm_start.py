@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from tests.support.warm_children import kind_for
@@ -38,6 +42,18 @@ def test_what_a_program_raises_is_shown() -> None:
     done = run_warm("-c", "1 / 0")
     assert done.returncode == 1
     assert done.stderr.endswith("ZeroDivisionError: division by zero\n")
+
+
+WHO_FORKS = """
+from tests.support.warm_start import run_warm
+print(run_warm("-c", "import os; print(os.getppid())").stdout)
+"""
+
+
+def test_what_forks_ends_before_who_asked_for_it() -> None:
+    done = subprocess.run([sys.executable, "-c", WHO_FORKS], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert not Path(f"/proc/{int(done.stdout)}").exists()
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ variables that Python or libraries read as they are imported, needs a new interp
 
 from __future__ import annotations
 
+import atexit
 import functools
 import json
 import os
@@ -24,6 +25,7 @@ from typing import Final
 from tests.support.warm_children import kind_for
 
 _PATIENCE = 240.0  # seconds
+_LAST_PATIENCE = 10.0  # seconds, for what has nothing more to do
 _ROOM = 1000  # bytes that a forked process can show of its command line
 EARLY = dict(os.environ)  # before a test has changed it: what is imported is for all of them
 # Kinds whose process imports what that of another does, and more.
@@ -157,19 +159,37 @@ def way_to(shards: str) -> socket.socket:
 @functools.cache
 def _warm_process(shards: str) -> tuple[subprocess.Popen[bytes] | WarmProcess, socket.socket]:
     mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    process: subprocess.Popen[bytes] | WarmProcess
     with its:
         if shards in _FORKED_OFF:
-            return _fork_again(shards, its), mine
-        words = [str(its.fileno()), shards, " " * _ROOM]
-        argv = [sys.executable, "-m", "tests.support.warm_process", *words]
-        process = subprocess.Popen(
-            argv,
-            env=EARLY,
-            stdin=subprocess.DEVNULL,
-            pass_fds=[its.fileno()],
-            start_new_session=True,
-        )
+            process = _fork_again(shards, its)
+        else:
+            words = [str(its.fileno()), shards, " " * _ROOM]
+            argv = [sys.executable, "-m", "tests.support.warm_process", *words]
+            process = subprocess.Popen(
+                argv,
+                env=EARLY,
+                stdin=subprocess.DEVNULL,
+                pass_fds=[its.fileno()],
+                start_new_session=True,
+            )
+    # Those that are forked off others end first: they have been registered later.
+    atexit.register(_end, os.getpid(), process, mine)
     return process, mine
+
+
+def _end(
+    owner: int, process: subprocess.Popen[bytes] | WarmProcess, control: socket.socket
+) -> None:
+    """End what was kept for all tests, and wait for it, in the process that began it."""
+    control.close()
+    if os.getpid() != owner:
+        return
+    try:
+        process.wait(_LAST_PATIENCE)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def _fork_again(shards: str, its: socket.socket) -> WarmProcess:
