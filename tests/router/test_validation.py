@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.router.validation_support import HELLO, TEN, TOKENIZER, P, validator
@@ -40,7 +41,8 @@ OUT_OF_RANGE: list[tuple[P, str]] = [
     (P(presence_penalty=2.1), "`presence_penalty` must be >= -2.0 and <= 2.0"),
     (P(top_p=1.0), "`top_p` must be > 0.0 and < 1.0"),
     (P(top_p=0.0), "`top_p` must be > 0.0 and < 1.0"),
-    (P(top_p=1.5, accept_neutral=True), "`top_p` must be > 0.0 and <= 1.0"),
+    (P(top_p=1.5, accept_neutral=True), "`top_p` must be >= 0.0 and <= 1.0"),
+    (P(top_p=-1e-9, accept_neutral=True), "`top_p` must be >= 0.0 and <= 1.0"),
     (P(typical_p=1.0), "`typical_p` must be > 0.0 and < 1.0"),
     (P(typical_p=0.0), "`typical_p` must be > 0.0 and < 1.0"),
     (P(typical_p=1.5, accept_neutral=True), "`typical_p` must be > 0.0 and <= 1.0"),
@@ -207,6 +209,20 @@ async def test_top_p_as_in_tgis_tests() -> None:
     assert (await check(HELLO, P(top_p=0.99, max_new_tokens=5))).sampling.top_p == 0.99
     assert (await check(HELLO, P(max_new_tokens=5))).sampling.top_p == 1.0
     assert (await check(HELLO, P(top_p=1.0, accept_neutral=True))).sampling.top_p == 1.0
+
+
+@pytest.mark.trio
+async def test_top_p_of_0_is_openais() -> None:
+    """The likeliest token alone, by a number that float32 can tell from 0."""
+    check = validator().validate
+    for parameters in (
+        P(top_p=0.0, accept_neutral=True),
+        P(top_p=-0.0, accept_neutral=True),
+        P(top_p=1e-300),
+    ):
+        sampling = (await check(HELLO, parameters)).sampling
+        assert sampling.sample and 0.0 < np.float32(sampling.top_p) < 1e-30
+    assert np.float32((await check(HELLO, P(typical_p=1e-300))).sampling.typical_p) > 0.0
 
 
 @pytest.mark.trio

@@ -22,7 +22,15 @@ def check_positive(name: str, value: float | None, least: float, most: float) ->
     raise ValidationError(f"`{name}` must be strictly positive")
 
 
-def check_fraction(name: str, value: float | None, *, or_one: bool) -> None:
-    """Raise ValidationError unless a value is absent, or between 0 and 1; `or_one`: or 1."""
-    if not (value is None or 0.0 < value < 1.0 or (or_one and value == 1.0)):
-        raise ValidationError(f"`{name}` must be > 0.0 and <{'=' * or_one} 1.0")
+def check_fraction(
+    name: str, value: float | None, *, or_one: bool, or_zero: bool = False
+) -> None:
+    """Raise ValidationError unless a value is absent, or between 0 and 1.
+
+    `or_one`, `or_zero`: or that number.
+    """
+    if value is None or 0.0 < value < 1.0:
+        return
+    if not ((or_one and value == 1.0) or (or_zero and value == 0.0)):
+        least, most = ">=" if or_zero else ">", "<=" if or_one else "<"
+        raise ValidationError(f"`{name}` must be {least} 0.0 and {most} 1.0")

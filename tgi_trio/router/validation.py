@@ -71,7 +71,7 @@ class GenerationParameters:
     # Set by the API family, not by the client:
     keep_stop: bool = True  # OpenAI: False
     absolute_penalties: bool = False  # OpenAI's formula for frequency and presence
-    accept_neutral: bool = False  # OpenAI: values without effect, and temperature 0; not TGI
+    accept_neutral: bool = False  # OpenAI: values without effect, temperature and top_p 0; not TGI
     top_n_allowed: int = 0  # OpenAI promises 20, whatever --max-top-n-tokens says
     stops_allowed: int = 0  # whatever --max-stop-sequences says
     clip_max_new_tokens: bool = False  # what there is no room for is not asked for
@@ -330,8 +330,8 @@ class Validator:
             sample=sample and temperature >= _GREEDY_TEMPERATURE,
             temperature=max(temperature, _GREEDY_TEMPERATURE),
             top_k=min(p.top_k or 0, self._limits.vocab_size),
-            top_p=value_or(p.top_p, 1.0),
-            typical_p=value_or(p.typical_p, 1.0),
+            top_p=max(value_or(p.top_p, 1.0), _FLOAT32[0]),
+            typical_p=max(value_or(p.typical_p, 1.0), _FLOAT32[0]),
             min_p=value_or(p.min_p, 0.0),
             repetition_penalty=value_or(p.repetition_penalty, 1.0),
             frequency_penalty=value_or(p.frequency_penalty, 0.0),
@@ -363,7 +363,7 @@ def _check_sampling(p: GenerationParameters) -> None:
         raise ValidationError("`frequency_penalty` must be >= -2.0 and <= 2.0")
     if not -2.0 <= value_or(p.presence_penalty, 0.0) <= 2.0:
         raise ValidationError("`presence_penalty` must be >= -2.0 and <= 2.0")
-    check_fraction("top_p", p.top_p, or_one=p.accept_neutral)
+    check_fraction("top_p", p.top_p, or_one=p.accept_neutral, or_zero=p.accept_neutral)
     check_fraction("typical_p", p.typical_p, or_one=p.accept_neutral)
     if not 0.0 <= value_or(p.min_p, 0.0) <= 1.0:
         raise ValidationError("`min_p` must be >= 0.0 and <= 1.0")

@@ -72,6 +72,7 @@ PROCESSORS: dict[str, dict[str, Any]] = {
     "top-k of everything": {"top_k": 10**6},
     "top-p": {"top_p": 0.7},
     "tiny top-p": {"top_p": 1e-6},
+    "smallest top-p": {"top_p": 1.2e-38},
     "wide top-p": {"top_p": 0.97},
     "typical": {"typical_p": 0.6},
     "wide typical": {"typical_p": 0.97},
