@@ -92,6 +92,8 @@ async def test_answers_do_not_depend_on_how_requests_are_cut(cuts):
     ("request_", "status"),
     [
         (b"GET /info HTTP/1.1\r\n\r\n", 400),  # no host
+        (b"GET /info HTTP/1.1\r\nhost: t\r\nHost: u\r\n\r\n", 400),  # which of them?
+        (b"GET /info HTTP/1.0\r\nhost: t\r\nhost: t\r\n\r\n", 400),
         (b"GET /info HTTP/2.0\r\nhost: t\r\n\r\n", 505),
         (b"GET /info HTTP/2.0\r\nhost: t\r\nconnection: upgrade\r\nupgrade: h2c\r\n\r\n", 505),
         (b"GET /info HTTP/0.9\r\n\r\n", 505),
@@ -100,6 +102,8 @@ async def test_answers_do_not_depend_on_how_requests_are_cut(cuts):
          b"transfer-encoding: chunked\r\n\r\n", 400),  # smuggling
         (b"POST /generate HTTP/1.1\r\nhost: t\r\ntransfer-encoding: gzip\r\n\r\n0", 501),
         (b"POST /generate HTTP/1.1\r\nhost: t\r\ntransfer-encoding: gzip, chunked\r\n\r\n0", 501),
+        (b"POST /generate HTTP/1.1\r\nhost: t\r\ntransfer-encoding: gzip\r\n"
+         b"transfer-encoding: chunked\r\n\r\n0", 400),
         (b"GET /info HTTP/1.1\r\nhost: t\r\nx: " + b"y" * 200_000, 431),
         (b"GET /info HTTP/1.1\r\nhost: t\r\n" + b"a: b\r\n" * 50_000, 431),
     ],

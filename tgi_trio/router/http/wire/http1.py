@@ -262,6 +262,10 @@ class Http1:
             self._refused_with = 505
             raise ValueError("requests have HTTP/1.1's form here, or that of 1.0")
         headers = dict(self._headers)
+        if len(headers) < len(self._headers):  # a proxy might have read another of two lines
+            names = [name for name, _ in self._headers]
+            if names.count(b"host") > 1 or names.count(b"transfer-encoding") > 1:
+                raise ValueError("a request has one host and one transfer coding")
         if parser.should_upgrade() and b"upgrade" in headers:
             self._read_again(version, method)
             return
