@@ -93,7 +93,7 @@ def reply_to_unrouted(
             text = f"Nothing is served at `{shown}`{why}; GET /docs lists what is"
             problem = Problem(status, text, "not_found")
         case 405:
-            methods = allowed.replace(" ", "")
+            methods = ",".join(sorted(allowed.replace(" ", "").split(",")))  # they come as a set
             text = f"`{shown}` does not answer {method}; it answers {methods.replace(',', ', ')}"
             allow = (b"allow", methods.encode("latin-1"))
             reply = make_reply(Problem(status, text, "method_not_allowed"), dialect, request_id)
@@ -153,7 +153,7 @@ class Cors:
             b"",
             content_type=b"",
             headers=[
-                (b"access-control-allow-methods", b"GET,POST"),
+                (b"access-control-allow-methods", b"GET,POST,DELETE"),
                 (
                     b"access-control-allow-headers",
                     request.get(b"access-control-request-headers") or self._USUAL,
