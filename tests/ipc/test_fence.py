@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -49,6 +50,28 @@ def test_a_fence_that_fails_the_self_test_is_not_used() -> None:
 def test_one_core_shows_nothing_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0})
     assert litmus.run(orderings()[0], rounds=10, seconds=1.0) == (0, 0, 0)
+
+
+_INTERRUPTED = """
+import logging, os, signal
+from tgi_trio.ipc import litmus
+from tgi_trio.ipc.fence import orderings
+logging.basicConfig()
+with litmus.partner_ahead():
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.killpg(0, signal.SIGINT)
+    print(litmus.holds(orderings()[0]))
+"""
+
+
+@two_cores
+def test_ctrl_c_does_not_mean_the_partner() -> None:
+    """A terminal sends it to all of its foreground: the fence seemed not to work."""
+    done = subprocess.run(
+        [sys.executable, "-c", _INTERRUPTED],
+        capture_output=True, text=True, timeout=60, process_group=0, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout, done.stderr) == (0, "True\n", "")
 
 
 @two_cores

@@ -98,6 +98,7 @@ class _Partner:
                 pass_fds=(self._segment.fd,),
                 stdin=subprocess.PIPE,
                 stderr=subprocess.PIPE,
+                process_group=0,  # Ctrl-C in a terminal is not meant for it
             )
             self._open = undo.pop_all()
 
