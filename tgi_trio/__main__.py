@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import signal
+
+if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    # Until `main` begins, Ctrl-C ends the process as other signals do: raised in the middle of an
+    # import, it would print a traceback.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
 import errno
 import gc
 import os
-import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -38,6 +44,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     open_standard_streams()
     words = sys.argv[1:] if argv is None else argv
     try:
+        if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         handle_stop(interrupt)  # nothing is done yet, whatever was to be done
         with hold_signals():  # some flags are read by libraries
             invocation = parse(words, os.environ)

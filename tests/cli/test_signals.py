@@ -78,6 +78,24 @@ def test_quantising_that_is_stopped_says_nothing_and_leaves_nobody(tmp_path: Pat
     until(lambda: not Path(f"/proc/{child}").exists())
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_what_is_stopped_before_it_has_begun_says_nothing(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    """Python printed where in our imports Ctrl-C had found it."""
+    program = f"""
+import os, runpy, sys
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == "tgi_trio.cli.options":
+            os.kill(os.getpid(), {int(number)})
+sys.meta_path.insert(0, Finder())
+sys.argv[1:] = ["--version"]
+runpy.run_module("tgi_trio", run_name="__main__", alter_sys=True)
+"""
+    assert run(tmp_path, program) == (-number, "", "")
+
+
 @pytest.mark.parametrize("words", [("doctor",), ("--port", "0")])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_what_is_stopped_while_its_words_are_read_has_not_succeeded(
