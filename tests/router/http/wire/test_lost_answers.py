@@ -131,14 +131,19 @@ async def send_until_refused(stream: trio.SocketStream, data: bytes) -> None:
         await stream.send_all(data)
 
 
+async def announce_a_large_body(server: Server) -> trio.SocketStream:
+    stream = await server.raw()
+    head = Client.request("POST", "/generate", b"", {}).replace(b"length: 0", b"length: 800000")
+    await stream.send_all(head)
+    return stream
+
+
 async def test_a_client_may_take_its_time_to_send_what_is_refused(
     mock_clock: trio.testing.MockClock,
 ) -> None:
     """Many read nothing before they have sent all."""
     async with served(http=HttpSettings(payload_limit=1000)) as server:
-        stream = await server.raw()
-        head = Client.request("POST", "/generate", b"", {}).replace(b"length: 0", b"length: 800000")
-        await stream.send_all(head)
+        stream = await announce_a_large_body(server)
         for _ in range(8):
             await stream.send_all(b" " * 100_000)
             await trio.testing.wait_all_tasks_blocked(0.02)
@@ -150,9 +155,7 @@ async def test_a_client_that_never_ends_what_is_refused_is_left(
     mock_clock: trio.testing.MockClock,
 ) -> None:
     async with served(http=HttpSettings(payload_limit=1000)) as server:
-        stream = await server.raw()
-        head = Client.request("POST", "/generate", b"", {}).replace(b"length: 0", b"length: 800000")
-        await stream.send_all(head)
+        stream = await announce_a_large_body(server)
         with pytest.raises(trio.BrokenResourceError):
             for _ in range(100):
                 await stream.send_all(b" ")
