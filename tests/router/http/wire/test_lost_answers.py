@@ -14,6 +14,7 @@ import trio
 import trio.testing
 
 from tests.router.http.served import Client, Server, read_all, served
+from tests.router.http.wire.http2_client import CERTIFICATE, tls
 from tgi_trio.accepting import Acceptor
 from tgi_trio.router.http.call import HttpSettings
 from tgi_trio.router.http.wire.connection import ConnectionLimits
@@ -46,14 +47,19 @@ def wait_long(server: Server, acceptor: Acceptor) -> None:
     """It is past the deadline of a first request."""
 
 
+@pytest.mark.parametrize("certificate", [None, CERTIFICATE], ids=["plain", "tls"])
 @pytest.mark.parametrize("why", [drain, want_room, wait_long])
 async def test_a_request_that_has_arrived_is_answered_though_its_connection_was_to_be_closed(
-    why: Callable[[Server, Acceptor], None], mock_clock: trio.testing.MockClock
+    why: Callable[[Server, Acceptor], None],
+    certificate: str | None,
+    mock_clock: trio.testing.MockClock,
 ) -> None:
     pace, acceptor = BusyLoop(), Acceptor()
-    settings = ServerSettings(limits=ConnectionLimits(head_timeout=2.0))
+    settings = ServerSettings(certfile=certificate, limits=ConnectionLimits(head_timeout=2.0))
     async with served(settings=settings, pace=pace, acceptor=acceptor) as server:
         client = await server.connect()
+        if certificate is not None:
+            client = Client(trio.SSLStream(client.stream, tls("http/1.1"), https_compatible=True))
         await client.send("GET", "/info")
         await trio.testing.wait_all_tasks_blocked(0.02)
         mock_clock.jump(1.5 if why is not wait_long else 2.5)

@@ -109,6 +109,7 @@ class Connection:
         self._room = _RECEIVED  # most bytes to receive next
         self._inner = None if self.plain is None else inner_socket(self.plain.socket)
         self._least = 1  # bytes that must arrive before the kernel wakes the reader
+        self._holds = False  # bytes that have been received and wait for a young turn
         self._lingering = False  # our side is closed, and the client may still be sending
 
     async def run(self, speak: Callable[[Connection], Awaitable[None]]) -> None:
@@ -274,7 +275,9 @@ class Connection:
             self._least = least
 
     def has_unread(self) -> bool:
-        """Return whether bytes have arrived that nobody has read, TLS's own among them."""
+        """Return whether bytes have arrived that nobody has taken, TLS's own among them."""
+        if self._holds:
+            return True
         sock = inner_socket(self._transport_stream().socket)
         try:
             return sock is not None and bool(sock.recv(1, socket.MSG_PEEK))
@@ -287,7 +290,11 @@ class Connection:
             self._wake_for(1)
             if self._inner is None:
                 data = bytes(await self.stream.receive_some(self._room))
-                await self.breathe()
+                self._holds = bool(data)
+                try:
+                    await self.breathe()
+                finally:
+                    self._holds = False
             else:
                 data = await self._receive_plain(self._inner)
         except (OSError, trio.BrokenResourceError, trio.ClosedResourceError):
