@@ -19,6 +19,7 @@ from llguidance import LLMatcher
 from tgi_trio.errors import GrammarError, ValidationError
 from tgi_trio.router.text.closing import close_objects
 from tgi_trio.router.text.exclusions import replace_exclusions
+from tgi_trio.router.text.implied_types import say_types
 
 Schema = dict[str, Any] | bool
 _TOO_DEEP = "grammar is not valid: the schema nests too deeply"
@@ -46,9 +47,10 @@ def check_size(given: Any, most: int) -> None:
 def json_schema(schema: Schema) -> str:
     """Return the grammar of compact JSON that is valid for `schema` (draft 2020-12).
 
-    Properties come in the schema's order, and only those that it lists (`closing.py`); `not` leaves
-    out values and types (`exclusions.py`). Raises ValidationError for a schema that nests too
-    deeply, that cannot be closed, or whose `not` says something else.
+    Properties come in the schema's order, and only those that it lists (`closing.py`). What lists
+    some and has no type is an object (`implied_types.py`). `not` leaves out values and types
+    (`exclusions.py`). Raises ValidationError for a schema that nests too deeply, that cannot be
+    closed, or whose `not` says something else.
     """
     return _dumps({"grammars": [{"json_schema": _compact(schema)}]})
 
@@ -93,13 +95,13 @@ def literal(text: str) -> str:
 
 
 def _compact(schema: Schema) -> Schema:
-    """Return a schema with objects closed, and with llguidance's option for no white space."""
+    """Return a schema with types and closed objects, and llguidance's option for no white space."""
     if schema is True:
         schema = {}
     elif schema is False:
         raise ValidationError("grammar is not valid: the schema `false` allows nothing")
     try:
-        left = replace_exclusions(close_objects(schema))
+        left = replace_exclusions(close_objects(say_types(schema)))
     except RecursionError as error:
         raise ValidationError(_TOO_DEEP) from error
     return {**left, _OPTIONS: _COMPACT}

@@ -11,6 +11,7 @@ from typing import Any
 from tgi_trio.errors import ValidationError
 from tgi_trio.router.text.closing import follow_pointer
 from tgi_trio.router.text.exclusions import identify_value
+from tgi_trio.router.text.implied_types import imply_type
 
 Schema = dict[str, Any]
 
@@ -18,8 +19,6 @@ _MOST = 200  # most alternatives of one value
 _DEEPEST = 50  # most references and compositions that lead to one
 _LARGEST = frozenset({"minLength", "minItems", "minimum", "exclusiveMinimum"})
 _SMALLEST = frozenset({"maxLength", "maxItems", "maximum", "exclusiveMaximum"})
-_OF_OBJECTS = frozenset({"properties", "additionalProperties", "required", "patternProperties"})
-_OF_ARRAYS = frozenset({"items", "prefixItems", "minItems", "maxItems"})
 _COUNTS = ("minLength", "maxLength", "minItems", "maxItems")
 _UNBOUNDED = 1 << 31  # items: no text of any model has so many
 _COMPOSED = frozenset({"$ref", "anyOf", "oneOf"})
@@ -154,11 +153,7 @@ def _listed(value: Any) -> tuple[Any, ...]:
 
 def find_type(schema: Schema) -> str | None:
     """Return the type of a plain schema's values; None: any."""
-    if "type" in schema:
-        return str(schema["type"])
-    if _OF_OBJECTS & schema.keys():
-        return "object"
-    return "array" if _OF_ARRAYS & schema.keys() else None
+    return str(schema["type"]) if "type" in schema else imply_type(schema)
 
 
 def find_literals(schema: Schema) -> list[Any] | None:
