@@ -22,9 +22,7 @@ def check_positive(name: str, value: float | None, least: float, most: float) ->
     raise ValidationError(f"`{name}` must be strictly positive")
 
 
-def check_fraction(
-    name: str, value: float | None, *, or_one: bool, or_zero: bool = False
-) -> None:
+def check_fraction(name: str, value: float | None, *, or_one: bool, or_zero: bool = False) -> None:
     """Raise ValidationError unless a value is absent, or between 0 and 1.
 
     `or_one`, `or_zero`: or that number.
