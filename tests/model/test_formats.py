@@ -55,6 +55,19 @@ FORMATS: dict[str, tuple[dict[str, Any], Changes, str]] = {
 }
 
 
+def test_factors_of_a_router_are_no_piece_of_a_format(tmp_path: Path) -> None:
+    """A name that MLX has beside scales; Inkling's routers have it alone."""
+    name, through_transformers = f"{LAYER}mlp.gate.global_scale", {"model_type": "inkling_text"}
+    folder = make_folder(tmp_path / "own", changes={name: F32})
+    write_json(folder, LLAMA | through_transformers)
+    check(folder)
+    beside: Changes = {name: F32, f"{LAYER}mlp.gate.scales": F16}
+    folder = make_folder(tmp_path / "mlx", changes=beside)
+    write_json(folder, LLAMA | through_transformers)
+    with pytest.raises(ModelLoadError, match=r"global_scale' in .* in the format MLX"):
+        check(folder)
+
+
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_format_is_refused_by_the_name_in_its_config(tmp_path: Path, name: str) -> None:
     said, changes, called = FORMATS[name]

@@ -74,6 +74,9 @@ _PIECES: Final = (
 )
 
 
+# Models have tensors of such names as well (a router's factor): they are pieces beside these alone.
+_NEEDED: Final = {".global_scale": ".scales", ".biases": ".scales"}
+
 _A_PIECE: Final = re.compile(f"(?:{'|'.join(ending for ending, _ in _PIECES)})$")
 
 
@@ -100,7 +103,7 @@ def check_format(config: ModelConfig, tensors: Mapping[str, StoredTensor]) -> No
 def are_plain(tensors: Mapping[str, StoredTensor]) -> bool:
     """Return whether no tensor looks like part of a quantised matrix."""
     plain = all(tensor.dtype in SERVED_DTYPES for tensor in tensors.values())
-    return plain and not any(find_format_of_tensor(tensor) for tensor in tensors)
+    return plain and not any(_find_piece(tensor, tensors) for tensor in tensors)
 
 
 def describe_plain(found: QuantizationConfig) -> str:
@@ -146,7 +149,7 @@ def check_tables(tensors: Mapping[str, StoredTensor]) -> None:
 def refuse_pieces(tensors: Mapping[str, StoredTensor], names: Iterable[str]) -> None:
     """Raise ModelLoadError if one of `names` is part of a quantised matrix."""
     for name in sorted(names):
-        if piece := find_format_of_tensor(name):
+        if piece := _find_piece(name, tensors):
             raise ModelLoadError(
                 f"Tensor {name!r} in {tensors[name].file} is a part of quantised weights in the "
                 f"format {piece}, which nothing here reads. {SERVED}"
@@ -158,6 +161,14 @@ def find_format_of_tensor(name: str) -> str | None:
     if not _A_PIECE.search(name):  # the only test that most of tens of thousands of names need
         return None
     return next(piece for ending, piece in _PIECES if re.search(f"(?:{ending})$", name))
+
+
+def _find_piece(name: str, tensors: Mapping[str, StoredTensor]) -> str | None:
+    """Return the format that one of the tensors is part of, or None."""
+    module, dot, ending = name.rpartition(".")
+    needed = _NEEDED.get(dot + ending)
+    alone = needed is not None and module + needed not in tensors
+    return None if alone else find_format_of_tensor(name)
 
 
 def _find_format_beside(name: str, tensors: Mapping[str, StoredTensor]) -> str | None:
