@@ -40,6 +40,8 @@ def make_base(folder: Path, *, tied: bool = False, kind: str = "llama") -> Path:
         config = transformers.GPT2Config(
             vocab_size=40, n_embd=16, n_layer=2, n_head=2, n_positions=64
         )
+    elif kind == "phi":
+        config = transformers.PhiConfig(**{**SIZES, "num_key_value_heads": 2})
     else:
         config = transformers.LlamaConfig(**SIZES, tie_word_embeddings=tied, attention_bias=True)
     model = transformers.AutoModelForCausalLM.from_config(config)
@@ -98,6 +100,8 @@ def logits_of(folder: Path) -> torch.Tensor:
         pytest.param({"modules_to_save": ["input_layernorm", "mlp"], "target_modules": ["q_proj"]},
                      id="norms and blocks saved"),
         pytest.param({"trainable_token_indices": [3, 1, 17]}, id="rows of the embedding"),
+        pytest.param({"trainable_token_indices": [3, 1, 17],
+                      "target_modules": ["q_proj", "lm_head"]}, id="rows, and a head"),
         pytest.param({"bias": "all"}, id="biases"),
         pytest.param({"bias": "lora_only"}, id="biases of adapted linears"),
         pytest.param({"lora_bias": True, "target_modules": ["q_proj"]}, id="biases that are added"),
@@ -114,15 +118,40 @@ def test_the_merged_model_computes_the_same(
     assert not torch.allclose(wanted, logits_of(base), atol=1e-3)
 
 
-def test_matrices_that_are_stored_transposed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("outer", [[], ["wte", "lm_head"]], ids=["layers", "all"])
+def test_matrices_that_are_stored_transposed(tmp_path: Path, outer: list[str]) -> None:
+    """Beside those of a head PEFT writes the base's embedding, under this family's name as well."""
     base = make_base(tmp_path / "base", kind="gpt2")
     adapter = make_adapter(
         base, tmp_path / "adapter", use_dora=True, fan_in_fan_out=True,
-        target_modules=["c_attn", "c_proj"],
+        target_modules=["c_attn", "c_proj", *outer],
     )  # fmt: skip
     merge_adapter(adapter, base, tmp_path / "out", silent)
     wanted = logits_beside(base, adapter)
     torch.testing.assert_close(logits_of(tmp_path / "out"), wanted, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("bias", ["none", "lora_only"])
+def test_a_head_with_a_bias_some_of_whose_rows_are_replaced(tmp_path: Path, bias: str) -> None:
+    """PEFT computes it without."""
+    base = make_base(tmp_path / "base", kind="phi")
+    rows = {"embed_tokens": [3, 17], "lm_head": [5, 1, 30]}
+    targets = {"target_modules": ["q_proj"], "bias": bias}
+    adapter = make_adapter(base, tmp_path / "adapter", trainable_token_indices=rows, **targets)
+    merge_adapter(adapter, base, tmp_path / "out", silent)
+    wanted = logits_beside(base, adapter)
+    torch.testing.assert_close(logits_of(tmp_path / "out"), wanted, rtol=1e-5, atol=1e-5)
+    assert not load_file(tmp_path / "out" / "model.safetensors")["lm_head.bias"].any()
+
+
+@pytest.mark.parametrize("tied", [False, True], ids=["apart", "tied"])
+def test_a_bias_that_is_added_where_the_base_has_none(tmp_path: Path, tied: bool) -> None:
+    base = make_base(tmp_path / "base", tied=tied)
+    for module in ("lm_head", "down_proj"):
+        added = {"target_modules": [module], "lora_bias": True}
+        adapter = make_adapter(base, tmp_path / module, **added)
+        with pytest.raises(ModelLoadError, match=rf"a bias to .*{module} .*the base has none"):
+            merge_adapter(adapter, base, tmp_path / "out", silent)
 
 
 @pytest.mark.sampled(3)

@@ -9,19 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.adapters.config import CONFIG, AdapterConfig
-from tgi_trio.model.adapters.tensor_kinds import Kind, find_kinds, is_repeated
+from tgi_trio.model.adapters.tensor_kinds import (
+    WRITTEN_WHOLE,
+    Kind,
+    find_kinds,
+    is_repeated,
+)
 
 Floats = NDArray[np.float32]
-
-# PEFT writes these whole by itself if an adapter changes them or their size.
-_WRITTEN_WHOLE: Final = ("embed_tokens", "lm_head")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +77,8 @@ class Change:
         parts = self.parts
         self.shape(base.shape)
         total = base if self.whole is None else self.whole.load()
+        if Kind.ROWS in parts:  # PEFT adds A and B of a head to those
+            total = self._put_rows(total, parts[Kind.ROWS].load())
         if Kind.ADDED_BIAS in parts:
             total = self._add(total, np.float32(self.scale) * parts[Kind.ADDED_BIAS].load())
         inputs = 1  # axis of a linear's inputs, over which DoRA's norms are computed
@@ -90,8 +93,6 @@ class Change:
             total, inputs = self._add(total, delta.T), 0
         if Kind.MAGNITUDE in parts:
             total = self._rescale(total, parts[Kind.MAGNITUDE].load().reshape(-1), inputs)
-        if Kind.ROWS in parts:
-            total = self._put_rows(total, parts[Kind.ROWS].load())
         return total
 
     def _product(self, a: AdapterTensor, b: AdapterTensor) -> Floats:
@@ -170,7 +171,7 @@ def _is_announced(config: AdapterConfig, kind: Kind, module: str) -> bool:
         case Kind.ROWS:
             return bool(values.get("trainable_token_indices"))
         case Kind.WEIGHT:
-            saved = (*_WRITTEN_WHOLE, *config.saved_modules)
+            saved = (*WRITTEN_WHOLE, *config.saved_modules)
             return any(_is_within(module, each) for each in saved)
         case Kind.BIAS:
             saved = tuple(config.saved_modules)

@@ -13,9 +13,9 @@ from typing import Final
 
 import numpy as np
 
-from tgi_trio.conversion.adapter_changes import Change
+from tgi_trio.conversion.adapter_changes import AdapterTensor, Change, Floats
 from tgi_trio.errors import ModelLoadError
-from tgi_trio.model.adapters.config import AdapterConfig
+from tgi_trio.model.adapters.config import CONFIG, AdapterConfig
 from tgi_trio.model.adapters.tensor_kinds import Kind
 
 _HEAD: Final = "lm_head"
@@ -64,6 +64,8 @@ def plan_merge(
     heads: list[Change] = []  # of a head that the base does not have
     for change in changes:
         found = _find(change.name, shapes)
+        if found is None and change.tensor == "bias":
+            raise _unbiased(config, change)
         if found is None and change.module.rpartition(".")[2] == _HEAD and unties:
             heads.append(change)
             continue
@@ -81,6 +83,9 @@ def plan_merge(
         head = _untie(config, owners.get(embedding), own, _HEADS[embedding])
         if head is not None and not unties:
             raise _foreign(head.change)
+    for change in (*owners.values(), *heads):
+        if Kind.ROWS in change.parts:
+            owners |= _without_bias(change, embedding, shapes)
     return MergePlan(owners, embedding, head, _count_tokens(owners, embedding, head, shapes))
 
 
@@ -100,22 +105,47 @@ def _untie(
     config: AdapterConfig, embedding: Change | None, head: Change | None, name: str
 ) -> NewHead | None:
     """Return the head that a base with a tied one needs, if it differs from the embedding."""
+    tied = bool(config.values.get("ensure_weight_tying"))  # PEFT has trained one change for both
     if head is None:
         # PEFT changes rows of single tokens in both.
-        if embedding is None or set(embedding.parts) == {Kind.ROWS}:
+        if embedding is None or tied or set(embedding.parts) == {Kind.ROWS}:
             return None
         # The head has the embedding's weights without additions.
         whole = {} if embedding.whole is None or not embedding.adds else {
             Kind.WEIGHT: embedding.whole
         }  # fmt: skip
         return NewHead(name, replace(embedding, module=_HEAD, parts=whole, rows=()))
-    if config.values.get("ensure_weight_tying"):
-        return None  # PEFT has trained one change for both
+    if tied and embedding is not None:
+        return None
     if embedding is not None and not (embedding.adds or head.adds):
         one, other = embedding.whole, head.whole
         if one is not None and other is not None and np.array_equal(one.load(), other.load()):
             return None
+    if embedding is not None and Kind.ROWS in embedding.parts and not head.rows:
+        # Those of the embedding are the head's as well, and A and B are added to them.
+        parts = {**head.parts, Kind.ROWS: embedding.parts[Kind.ROWS]}
+        head = replace(head, parts=parts, rows=embedding.rows)
     return NewHead(name, head)
+
+
+def _without_bias(
+    rows: Change, embedding: str | None, shapes: Mapping[str, tuple[int, ...]]
+) -> Mapping[str, Change]:
+    """Return the change of a head's bias where some of its rows are replaced, if it has one.
+
+    PEFT computes such a head without its bias.
+    """
+    tied = embedding is not None and _HEADS[embedding] not in shapes
+    head = _HEADS[embedding] if tied and embedding is not None else _find(rows.name, shapes)
+    bias = f"{head}".removesuffix("weight") + "bias"
+    if bias not in shapes:
+        return {}
+
+    def load() -> Floats:
+        return np.zeros(shapes[bias], np.float32)
+
+    parts = {Kind.BIAS: AdapterTensor(bias, shapes[bias], load)}
+    return {bias: Change(bias.removesuffix(".bias"), "bias", parts)}
 
 
 def _count_tokens(
@@ -145,6 +175,16 @@ def _count_tokens(
             "lacks one of the two"
         )
     return None if after[0] == before[0] else after[0]
+
+
+def _unbiased(config: AdapterConfig, change: Change) -> ModelLoadError:
+    if Kind.ADDED_BIAS not in change.parts:
+        return _foreign(change)
+    return ModelLoadError(
+        f"the adapter adds a bias to {change.module} (lora_bias of {config.folder / CONFIG}), and "
+        "the base has none there: it cannot be merged. Served beside others (--lora-adapters) it "
+        "is added"
+    )
 
 
 def _foreign(change: Change) -> ModelLoadError:

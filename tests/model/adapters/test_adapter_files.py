@@ -93,6 +93,31 @@ def test_magnitudes_and_biases_that_do_not_fit(adapter: Path) -> None:
         read(adapter)
 
 
+def test_heads_that_are_to_stay_tied_are_changed_in_both(adapter: Path) -> None:
+    """Where PEFT has written one of the two, nothing says that the other is changed as well."""
+    spec = replace(spec_of("llama"), tied_head=True)
+    name, width = "base_model.model.model.embed_tokens.lora_embedding", spec.hidden_size
+    edit(adapter, ensure_weight_tying=True, r=2, rank_pattern={})
+    for each in load_file(adapter / WEIGHTS):
+        change(adapter, **{each: None})
+    own = {
+        f"{name}_A": np.ones((2, spec.vocab_size), np.float32),
+        f"{name}_B": np.ones((width, 2), np.float32),
+    }
+    change(adapter, **own)
+    with pytest.raises(ModelLoadError, match="tensors of the embedding alone, not of what is tied"):
+        map_adapter(read_adapter(adapter), spec)
+    head = {
+        "base_model.model.lm_head.lora_A.weight": np.ones((2, width), np.float32),
+        "base_model.model.lm_head.lora_B.weight": np.ones((spec.vocab_size, 2), np.float32),
+    }
+    change(adapter, **head)
+    assert head_site(spec) in map_adapter(read_adapter(adapter), spec).linears
+    change(adapter, **dict.fromkeys(own))
+    with pytest.raises(ModelLoadError, match="tensors of the head alone"):
+        map_adapter(read_adapter(adapter), spec)
+
+
 def test_another_base_a_large_rank_and_modules_that_are_not_there(adapter: Path) -> None:
     with pytest.raises(ModelLoadError, match=r"rank \d+; at most 1 is served \(--max-lora-rank\)"):
         read(adapter, max_rank=1)
@@ -112,7 +137,7 @@ def test_another_base_a_large_rank_and_modules_that_are_not_there(adapter: Path)
 
 
 def test_rows_of_a_tied_head_beside_its_matrices(adapter: Path) -> None:
-    """What replaces rows of an embedding does so in the head, and A and B are added to others."""
+    """What replaces rows of an embedding does so in the head, to which A and B are added."""
     spec = replace(spec_of("llama"), tied_head=True)
     rows = "base_model.model.model.embed_tokens.token_adapter.trainable_tokens_delta"
     edit(adapter, trainable_token_indices={"embed_tokens": [1, 4]})
@@ -124,7 +149,15 @@ def test_rows_of_a_tied_head_beside_its_matrices(adapter: Path) -> None:
     changes = map_adapter(read_adapter(adapter), spec)
     assert changes.embedded is not None and head_site(spec) in changes.linears
     change(adapter, **head)
-    with pytest.raises(ModelLoadError, match=r"changes .*embed_tokens, which is not adapted"):
+    changed = map_adapter(read_adapter(adapter), spec).linears[head_site(spec)]
+    assert any(changed.pairs) and changed.rows is not None and changed.rank == 4
+    with pytest.raises(ModelLoadError, match=r"has the rank 4; at most 3 is served"):
+        map_adapter(read_adapter(adapter), spec, 3)
+    edit(adapter, lora_bias=True)
+    for name, b in load_file(adapter / WEIGHTS).items():
+        if name.endswith("lora_B.weight"):
+            change(adapter, **{name.replace("weight", "bias"): np.ones(len(b), np.float32)})
+    with pytest.raises(ModelLoadError, match=r"biases of lm_head: of a head some of whose rows"):
         map_adapter(read_adapter(adapter), spec)
 
 

@@ -6,6 +6,7 @@ import json
 import shutil
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -155,13 +156,50 @@ def test_embeddings_with_matrices_of_their_own(adapter: Path) -> None:
         ({f"{name}.lora_embedding_A": np.tile(a, 2)}, r"has 48 tokens, and the model 24"),
         ({f"{name}.lora_embedding_B": b.T.copy()}, r"does not fit the rank 2"),
         ({f"{name}.lora_embedding_B": None}, r"no lora_embedding_B of model\.embed_tokens"),
-        ({f"{name}.lora_magnitude_vector": b[:, 0].copy()}, "of embeddings, only A and B"),
     ):
-        edit(adapter, use_dora="magnitude" in next(iter(changes)))
         save_file(whole, adapter / WEIGHTS)
         change(adapter, **changes)
         with pytest.raises(ModelLoadError, match=text), BaseWeights(config, spec) as base:
             read_adapter_numbers(adapter, spec, every_unit, base, max_rank=2)
+
+
+def test_magnitudes_of_an_embedding(adapter: Path) -> None:
+    """One for each place of a row, of all tokens; so the adapter has as many as the model."""
+    spec, name = spec_of("llama"), "base_model.model.model.embed_tokens"
+    own = load_file(DATA / "llama" / "base" / "model.safetensors")["model.embed_tokens.weight"]
+    (tokens, width), rank = own.shape, 2
+    a, b = np.ones((rank, tokens), np.float32), np.ones((width, rank), np.float32)
+    magnitudes = np.arange(width, dtype=np.float32) + 1
+    whole = {f"{name}.lora_embedding_A": a, f"{name}.lora_embedding_B": b}
+    whole[f"{name}.lora_magnitude_vector"] = magnitudes
+    edit(adapter, r=rank, lora_alpha=6, use_dora=True, use_rslora=False, rank_pattern={})
+    edit(adapter, alpha_pattern={})
+    config = read_config(DATA / "llama" / "base")
+
+    def load() -> Any:
+        with BaseWeights(config, spec) as base:
+            return read_adapter_numbers(adapter, spec, every_unit, base, max_rank=2).looked_up
+
+    save_file(whole, adapter / WEIGHTS)
+    found = load()
+    factors = magnitudes / np.linalg.norm(own + 3 * (b @ a).T, axis=0)
+    np.testing.assert_allclose(found.gains, factors - 1, rtol=1e-5)
+    np.testing.assert_allclose(found.b, 3 * b * factors[:, None], rtol=1e-5)
+    needs = find_needs([adapter], spec, 7, grows=False)
+    assert set(needs.scope.words()) == {"gains", "lookups"}
+    for changes, text in (
+        (
+            {f"{name}.lora_magnitude_vector": magnitudes[1:]},
+            r"magnitude_vector of .* is \[\d+\]; the",
+        ),
+        ({f"{name}.lora_magnitude_vector": magnitudes * np.inf}, "infinite or none"),
+        ({f"{name}.lora_magnitude_vector": None}, "holds no lora_magnitude_vector of"),
+        ({f"{name}.lora_embedding_A": a[:, 1:].copy()}, "since its magnitudes are of all of them"),
+    ):
+        save_file(whole, adapter / WEIGHTS)
+        change(adapter, **changes)
+        with pytest.raises(ModelLoadError, match=text):
+            load()
 
 
 def test_numbers_that_are_none(adapter: Path) -> None:

@@ -37,8 +37,9 @@ SCALED_INPUTS = {
 
 SAVED_ROWS = [3, 9, 40]  # what is trained of a matrix that is saved whole
 # Rows of tokens that prompts have, by family: of an embedding that is the head as well and is
-# scaled, of an embedding alone, and of both; also of matrices that are saved whole, and of
-# embeddings with A and B.
+# scaled, of an embedding alone, and of both; also of matrices that are saved whole, of embeddings
+# with A and B or with DoRA, of heads with a bias, which PEFT leaves out where it replaces rows, and
+# of tied heads that are changed apart from the embedding, beside it, or as it is.
 TOKEN_ROWS: dict[str, list[dict[str, Any]]] = {
     "gemma2": [{"trainable_token_indices": [7, 3, 40]}, {"trainable_token_indices": [11]}],
     "starcoder2": [
@@ -48,7 +49,21 @@ TOKEN_ROWS: dict[str, list[dict[str, Any]]] = {
     "gemma": [
         {"target_modules": ["embed_tokens"]},
         {"target_modules": ["embed_tokens", "lm_head", "q_proj"], "r": 3},
+        {"target_modules": ["embed_tokens", "v_proj"], "use_dora": True},
     ],
+    "gpt2": [
+        {"target_modules": ["wte", "lm_head", "c_attn"], "r": 3},
+        {"target_modules": ["wte", "c_attn"], "use_dora": True},
+    ],
+    "phi": [
+        {"trainable_token_indices": {"lm_head": [60, 2, 31]}, "target_modules": ["q_proj"]},
+    ],
+    "gptj": [{"modules_to_save": ["lm_head"], "target_modules": ["v_proj"]}],
+    "gemma3_text": [
+        {"trainable_token_indices": [7], "target_modules": ["lm_head", "q_proj"], "r": 3}
+    ],
+    "granite": [{"trainable_token_indices": {"embed_tokens": [7, 3], "lm_head": [40]}}],
+    "cohere": [{"target_modules": ["embed_tokens", "q_proj"], "ensure_weight_tying": True}],
     "mistral": [{"modules_to_save": ["embed_tokens", "lm_head"]}, {}],
     "llama": [
         {"trainable_token_indices": [7, 3, 40], "target_modules": ["q_proj"]},

@@ -263,11 +263,11 @@ def test_memory_that_adapters_came_by_is_that_of_later_ones(llama: Any) -> None:
 @pytest.mark.parametrize("family", ["gpt2", "phi3", "falcon", "minicpm3"])
 def test_pairs_of_fused_matrices(checkpoint: Checkpoint, tmp_path: Path, family: str) -> None:
     """One A for queries, keys and values, or for gate and up, however they are stored; and those
-    around latents; with an embedding that has A and B.
+    around latents; with an embedding that has A and B, also with DoRA.
     """
     targets: Any = AROUND_LATENTS.get(family, "all-linear")
     last = ["qkv_proj", "embed_tokens"] if family == "phi3" else targets
-    plain = [each for each in targets if each != "kv_b_proj"] if family == "minicpm3" else targets
+    plain = [each for each in targets if each != "kv_b_proj"] if family == "minicpm3" else last
     base = checkpoint(family, **({"n_layer": 1} if family == "gpt2" else SMALL))
     folders = [
         write_adapter(base, tmp_path / "4", seed=4, use_dora=True, target_modules=plain),

@@ -39,12 +39,9 @@ _ALLOWED: Final[Mapping[str, tuple[object, ...]]] = {
     "bias": ("none", "all", "lora_only"),
     "use_dora": (True, False),
     "lora_bias": (True, False),
+    "ensure_weight_tying": (True, False),
     # the others change the base before training: the adapter fits that base alone
     "init_lora_weights": (True, False, "gaussian", "orthogonal", "eva"),
-}
-# Further values that are allowed if the adapter is merged.
-_MERGED: Final[Mapping[str, tuple[object, ...]]] = {
-    "ensure_weight_tying": (True, False),
 }
 _RELEASE: Final = re.compile(r"(\d{1,4})\.(\d{1,4})(?:\.(\d{1,4}))?(?!\d)")
 _UNMERGED: Final = frozenset({"target_parameters"})  # served beside others alone
@@ -185,7 +182,7 @@ def _is_index(value: Any) -> bool:
 def _is_merged(name: str, value: Any) -> bool:
     if name in _UNMERGED:
         return not value
-    return _is_served(name, value) or value in _MERGED.get(name, ())
+    return _is_served(name, value)
 
 
 def _is_served(name: str, value: Any) -> bool:

@@ -14,7 +14,12 @@ from typing import Final
 
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.adapters.config import CONFIG, AdapterConfig, read_adapter_config
-from tgi_trio.model.adapters.tensor_kinds import Kind, find_kinds, is_repeated
+from tgi_trio.model.adapters.tensor_kinds import (
+    WRITTEN_WHOLE,
+    Kind,
+    find_kinds,
+    is_repeated,
+)
 from tgi_trio.model.checkpoint_files import StoredTensor, read_file_header
 
 WEIGHTS: Final = "adapter_model.safetensors"
@@ -90,7 +95,10 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class TokenRows:
-    """Rows that replace those of an embedding or a head, `trainable_token_indices` of PEFT."""
+    """Rows that replace those of an embedding or a head, `trainable_token_indices` of PEFT.
+
+    PEFT computes a head that has such rows without its bias, as it has been trained.
+    """
 
     module: str
     tokens: tuple[int, ...]  # different ones
@@ -107,6 +115,7 @@ class EmbeddingPair:
     b: StoredTensor  # [width, r]
     names: tuple[str, str]  # of both in the file
     scale: float
+    magnitude: Named | None = None  # [width], with DoRA: of all tokens' numbers at each place
     copies: tuple[Named, ...] = ()  # of the base's own embedding
 
     @property
@@ -124,6 +133,7 @@ class SavedMatrix:
     module: str
     matrix: StoredTensor  # [tokens, width]
     name: str  # of it in the file
+    bias: Named | None = None  # [tokens], of a head
 
 
 ReplacedRows = TokenRows | SavedMatrix
@@ -203,10 +213,6 @@ def read_adapter(folder: Path) -> Adapter:
 def _classify(config: AdapterConfig, name: str) -> tuple[Kind | None, str]:
     """Return the kind of a tensor and its module; None for what is not served."""
     values = config.values
-    of_head = ".lm_head.base_layer." in f".{name}"
-    copied = of_head or ".embed_tokens.base_layer." in f".{name}"
-    # PEFT writes these of its own accord where the vocabulary is another than the base's.
-    copied |= f".{name}".endswith((".embed_tokens.weight", ".lm_head.weight"))
     announced = {
         Kind.A: True,
         Kind.B: True,
@@ -214,15 +220,21 @@ def _classify(config: AdapterConfig, name: str) -> tuple[Kind | None, str]:
         Kind.EMBEDDING_B: True,
         Kind.MAGNITUDE: bool(values.get("use_dora")),
         Kind.ADDED_BIAS: bool(values.get("lora_bias")),
-        Kind.BIAS: of_head or values.get("bias") in ("all", "lora_only"),
+        Kind.BIAS: values.get("bias") in ("all", "lora_only"),
         Kind.ROWS: bool(values.get("trainable_token_indices")),
-        Kind.WEIGHT: copied,  # PEFT writes what it finds there
     }
     for kind, module in find_kinds(name):
         saved = kind in (Kind.WEIGHT, Kind.BIAS) and config.is_saved(module)
-        if saved or announced.get(kind, False):
+        if saved or announced.get(kind, False) or _is_copied(kind, module, name):
             return kind, module
     return None, ""
+
+
+def _is_copied(kind: Kind, module: str, name: str) -> bool:
+    """Return whether PEFT writes a tensor of its own accord, of an embedding or a head."""
+    if module.rpartition(".")[2] not in WRITTEN_WHOLE:
+        return False
+    return kind is Kind.WEIGHT or (kind is Kind.BIAS and ".base_layer." in name)
 
 
 def _read_weights(folder: Path) -> dict[str, StoredTensor]:
@@ -290,18 +302,20 @@ def _embedding_pair(
     config: AdapterConfig, module: str, parts: Mapping[Kind, Named]
 ) -> EmbeddingPair:
     """Return an embedding's tensors; raises ModelLoadError unless they fit each other."""
-    wanted = (Kind.EMBEDDING_A, Kind.EMBEDDING_B)
+    wanted = [Kind.EMBEDDING_A, Kind.EMBEDDING_B]
+    if config.values.get("use_dora"):
+        wanted.append(Kind.MAGNITUDE)
     _check_parts(config, module, parts, wanted)
     if more := parts.keys() - {*wanted, Kind.WEIGHT}:
         raise ModelLoadError(
             f"{config.folder / WEIGHTS} holds {_WORDS[more.pop()]} of {module}: of embeddings, "
-            f"only A and B are served. {config.advise()}"
+            f"only A, B and magnitudes are served. {config.advise()}"
         )
-    a, b = (parts[kind] for kind in wanted)
+    a, b = parts[Kind.EMBEDDING_A], parts[Kind.EMBEDDING_B]
     _check_rank(config, module, a, b)
     copies = (parts[Kind.WEIGHT],) if Kind.WEIGHT in parts else ()
-    names = a[0], b[0]
-    return EmbeddingPair(module, a[1], b[1], names, config.scale(module), copies)
+    names, magnitude = (a[0], b[0]), parts.get(Kind.MAGNITUDE)
+    return EmbeddingPair(module, a[1], b[1], names, config.scale(module), magnitude, copies)
 
 
 def _check_rank(config: AdapterConfig, module: str, a: Named, b: Named) -> None:
@@ -317,19 +331,20 @@ def _check_rank(config: AdapterConfig, module: str, a: Named, b: Named) -> None:
 def _saved_matrix(config: AdapterConfig, module: str, parts: Mapping[Kind, Named]) -> SavedMatrix:
     """Return a module's matrix; raises ModelLoadError if there is more of it."""
     _check_parts(config, module, parts, (Kind.WEIGHT,))
-    if more := parts.keys() - {Kind.WEIGHT}:
+    if more := parts.keys() - {Kind.WEIGHT, Kind.BIAS}:
         raise ModelLoadError(
             f"{config.folder / WEIGHTS} holds {_WORDS[more.pop()]} of {module} beside its weight: "
-            f"of what is saved whole, only matrices are served. {config.advise()}"
+            "of what is saved whole, only matrices and biases of heads are served. "
+            f"{config.advise()}"
         )
     name, matrix = parts[Kind.WEIGHT]
-    return SavedMatrix(module, matrix, name)
+    return SavedMatrix(module, matrix, name, parts.get(Kind.BIAS))
 
 
 def _token_rows(config: AdapterConfig, module: str, parts: Mapping[Kind, Named]) -> TokenRows:
     """Return a module's rows; raises ModelLoadError unless they fit the configuration."""
     _check_parts(config, module, parts, (Kind.ROWS,))
-    if more := parts.keys() - {Kind.ROWS}:
+    if more := parts.keys() - {Kind.ROWS, Kind.BIAS}:
         raise ModelLoadError(
             f"{config.folder / WEIGHTS} holds {_WORDS[more.pop()]} beside rows of tokens of "
             f"{module}: both together are not served. {config.advise()}"

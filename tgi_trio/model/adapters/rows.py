@@ -29,9 +29,17 @@ def find_embedding_pair(adapter: Adapter, spec: DecoderSpec) -> EmbeddingPair | 
     tokens, width, rank = spec.vocab_size, spec.hidden_size, pair.rank
     if len(pair.a.shape) == 2:
         tokens = count_tokens(adapter, pair.names[0], pair.a.shape[1], tokens)
+    magnitudes = () if pair.magnitude is None else (pair.magnitude,)
+    if magnitudes and tokens != spec.vocab_size:
+        raise ModelLoadError(
+            f"{pair.names[0]} of {adapter.folder} has {tokens} tokens, and the model "
+            f"{spec.vocab_size}: DoRA of an embedding is served with as many as the model has, "
+            f"since its magnitudes are of all of them. {adapter.config.advise()}"
+        )
     for name, shape, wanted in (
         (pair.names[0], pair.a.shape, (rank, tokens)),
         (pair.names[1], pair.b.shape, (width, rank)),
+        *((name, each.shape, (width,)) for name, each in magnitudes),
         *((name, copy.shape, (tokens, width)) for name, copy in pair.copies),
     ):
         if tuple(shape) != wanted:
@@ -53,10 +61,10 @@ def find_embedded_rows(adapter: Adapter, spec: DecoderSpec) -> ReplacedRows | No
 def find_head_rows(adapter: Adapter, spec: DecoderSpec) -> ReplacedRows | None:
     """Return the rows of the head that an adapter has, which may be those of the embedding.
 
-    Raises ModelLoadError for misfits.
+    Rows of a tied head that it names apart are the head's alone. Raises ModelLoadError for misfits.
     """
     rows = _find_rows(adapter, spec, spec.names.head)
-    if spec.tied_head and not isinstance(rows, SavedMatrix):
+    if spec.tied_head and rows is None:
         shared = _find_rows(adapter, spec, spec.names.embedding)
         return shared if isinstance(shared, TokenRows) else None  # saved whole, it is no head
     return rows

@@ -13,6 +13,7 @@ from functools import lru_cache
 from typing import Final, Literal
 
 from tgi_trio.errors import ModelLoadError
+from tgi_trio.model.adapters.checks import check_head, check_plain, check_shapes
 from tgi_trio.model.adapters.experts import WholePair, has_own_experts, place_experts
 from tgi_trio.model.adapters.files import (
     Adapter,
@@ -23,12 +24,10 @@ from tgi_trio.model.adapters.files import (
     TokenRows,
 )
 from tgi_trio.model.adapters.rows import (
-    count_tokens,
     find_embedded_rows,
     find_embedding_pair,
     find_head_rows,
 )
-from tgi_trio.model.adapters.tensor_kinds import Kind
 from tgi_trio.model.matrices.decoder import layer_refs, outer_refs
 from tgi_trio.model.matrices.references import LinearRef, MatrixRef
 from tgi_trio.model.matrices.roles import AttentionRefs, ExpertsRefs, MlpRefs
@@ -101,7 +100,20 @@ class AdaptedLinear:
 
     linear: LinearRef
     pairs: tuple[Pair | None, ...]  # one for each piece; None: it is unchanged
-    rows: ReplacedRows | None = None  # of a head, in place of pairs: some of its rows
+    rows: ReplacedRows | None = None  # of a head: some of its rows, to which the pair is added
+
+    @property
+    def replaces_bias(self) -> bool:
+        """Whether a head has another bias, or none; see `TokenRows`."""
+        if isinstance(self.rows, SavedMatrix):
+            return self.rows.bias is not None
+        return self.rows is not None and bool(self.linear.pieces[0].matrix.bias)
+
+    @property
+    def rank(self) -> int:
+        """The largest rank of a piece; each row that is replaced is one more, if it is known."""
+        rank = max((pair.rank for pair in self.pairs if pair is not None), default=0)
+        return rank + (len(self.rows.tokens) if isinstance(self.rows, TokenRows) else 0)
 
 
 EVERYTHING: Final = AdapterScope()
@@ -206,9 +218,8 @@ class Changes:
     @property
     def rank(self) -> int:
         """The largest rank; each row that is replaced counts as one, if it is known."""
-        pairs = [pair for linear in self.linears.values() for pair in linear.pairs]
-        ranks = [pair.rank for pair in pairs if pair is not None]
-        ranks += [len(each.tokens) for each in self._rows if isinstance(each, TokenRows)]
+        ranks = [linear.rank for linear in self.linears.values()]
+        ranks += [len(self.embedded.tokens)] if isinstance(self.embedded, TokenRows) else []
         ranks += [] if self.looked_up is None else [self.looked_up.rank]
         return max(ranks, default=1)
 
@@ -225,10 +236,13 @@ class Changes:
     def scope(self) -> AdapterScope:
         """The scope that they need."""
         pairs = [pair for linear in self.linears.values() for pair in linear.pairs]
+        gains = any(pair.vectors for pair in pairs if pair is not None)
+        gains |= any(linear.replaces_bias for linear in self.linears.values())
+        gains |= self.looked_up is not None and self.looked_up.magnitude is not None
         return AdapterScope(
             experts=any(site.of_expert for site in self.linears),
             head=any(site.role == "head" for site in self.linears),
-            gains=any(pair.vectors for pair in pairs if pair is not None),
+            gains=gains,
             tokens=self.embedded is not None,
             lookups=self.looked_up is not None,
             latents=any(site.role == "latent up" for site in self.linears),
@@ -259,21 +273,22 @@ def map_adapter(
             pair = named.get(module) or named.get(bare)
             pairs.append(pair)
             if pair is not None:
-                _check_shapes(adapter, pair, piece.matrix, of_head=site.role == "head")
+                check_shapes(adapter, pair, piece.matrix, of_head=site.role == "head")
                 left.discard(pair.module)
         if site.of_expert:
             pairs = _pair_expert(adapter, site, linear, pairs, whole)
         if site.role == "latent up":
-            _check_plain(adapter, pairs, "what expands latents")
-        rows = find_head_rows(adapter, spec) if site.role == "head" and not any(pairs) else None
+            check_plain(adapter, pairs, "what expands latents")
+        rows = find_head_rows(adapter, spec) if site.role == "head" else None
         if rows is not None:
             left.discard(rows.module)
+            check_head(adapter, pairs, rows, linear)
         if rows is not None or any(pairs):
             found[site] = AdaptedLinear(linear, tuple(pairs), rows)
     embedded = find_embedded_rows(adapter, spec)
     if embedded is not None:
         head = found.get(head_site(spec))
-        with_head = head is not None and head.rows is not None  # not where it has A and B
+        with_head = head is not None and head.rows is not None
         tied = spec.tied_head and isinstance(embedded, TokenRows)
         move = left.add if tied and not with_head else left.discard
         move(embedded.module)
@@ -283,8 +298,22 @@ def map_adapter(
     if left:
         raise ModelLoadError(_refuse_modules(adapter, sorted(left), spec))
     changes = Changes(found, embedded, looked_up)
+    if spec.tied_head and adapter.config.values.get("ensure_weight_tying"):
+        _check_tied(adapter, changes, spec)
     _check_limits(adapter, changes, max_rank, scope)
     return changes
+
+
+def _check_tied(adapter: Adapter, changes: Changes, spec: DecoderSpec) -> None:
+    """Raise ModelLoadError unless an adapter that is to leave a head tied says what both become."""
+    head = changes.linears.get(head_site(spec))
+    embedded = changes.embedded is not None or changes.looked_up is not None
+    if embedded != (head is not None):
+        raise ModelLoadError(
+            f"{adapter.folder} has `ensure_weight_tying`, and tensors of the "
+            f"{'embedding' if embedded else 'head'} alone, not of what is tied to it: both are "
+            f"needed here. {adapter.config.advise()}"
+        )
 
 
 def _check_limits(
@@ -321,47 +350,8 @@ def _pair_expert(
             f"{adapter.folder} has changes of {own[0].module} and of all experts together, "
             f"{of_all.pair.module}"
         )
-    _check_plain(adapter, own, "experts")
+    check_plain(adapter, own, "experts")
     return pairs if of_all is None else [*of_all.of_expert(site.expert, linear)]
-
-
-def _check_plain(adapter: Adapter, pairs: Sequence[Pair | None], what: str) -> None:
-    """Raise ModelLoadError if more than A and B of some modules are changed."""
-    if changed := [pair for pair in pairs if pair is not None and pair.vectors]:
-        raise ModelLoadError(
-            f"{adapter.folder} has DoRA or biases of {changed[0].module}: of {what}, only A and B "
-            f"are served. {adapter.config.advise()}"
-        )
-
-
-def _check_shapes(
-    adapter: Adapter, pair: Pair, matrix: MatrixRef, *, of_head: bool = False
-) -> None:
-    """Raise ModelLoadError for tensors that do not fit the model's matrix.
-
-    A and B of a head may have fewer or more tokens, as `count_tokens` says.
-    """
-    rows, columns = matrix.rows, matrix.columns
-    outputs = f"outputs are {rows}"
-    if of_head and not pair.vectors:
-        rows = count_tokens(adapter, pair.names[1], pair.b.shape[0], rows)
-    for name, shape, wanted, what in (
-        ("lora_A", pair.a.shape, (pair.rank, columns), f"inputs are {columns}"),
-        ("lora_B", pair.b.shape, (rows, pair.rank), outputs),
-        *((name, each.shape, (rows,), outputs) for name, each in pair.vectors.values()),
-        *((name, each.shape, (rows, columns), outputs) for name, each in pair.copies),
-    ):
-        if shape != wanted:
-            raise ModelLoadError(
-                f"{name} of {pair.module} in {adapter.folder} is {list(shape)}; the "
-                f"model's {what}: the adapter is made for another base"
-                + (f", {adapter.config.base}" if adapter.config.base else "")
-            )
-    if Kind.BIAS in pair.vectors and not matrix.bias:
-        raise ModelLoadError(
-            f"{pair.vectors[Kind.BIAS][0]} of {adapter.folder} is a bias, and the model's "
-            f"{pair.module} has none: the adapter is made for another base"
-        )
 
 
 def _refuse_modules(adapter: Adapter, modules: list[str], spec: DecoderSpec) -> str:

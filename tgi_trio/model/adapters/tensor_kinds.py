@@ -31,12 +31,19 @@ _KINDS: Final[Sequence[tuple[Kind, str]]] = (
     (Kind.MAGNITUDE, r"lora_magnitude_vector(?:\.default)?(?:\.weight)?"),
     (Kind.ROWS, r"token_adapter\.trainable_tokens_delta(?:\.default)?"),
     (Kind.WEIGHT, r"(?:base_layer\.)?weight"),
-    (Kind.BIAS, r"(?:base_layer\.)?bias"),
+    (Kind.BIAS, r"(?:token_adapter\.)?(?:base_layer\.)?bias"),
 )
 _NAMES: Final = [
     (kind, re.compile(rf"(?:base_model\.model\.)?(.+?)\.{suffix}")) for kind, suffix in _KINDS
 ]
 
+
+# Embeddings and heads by the last parts of their names. PEFT writes them whole of its own accord
+# where an adapter changes one of them, or its size.
+WRITTEN_WHOLE: Final = (
+    *("embed_tokens", "wte", "embed_in", "word_embeddings", "tokens_embed", "embeddings"),
+    *("lm_head", "embed_out", "output_projection"),
+)
 
 # PEFT writes what is saved whole under these names as well, where the vocabulary has another size.
 _REPEATED: Final = re.compile(r"(.+)\.(?:modules_to_save(?:\.default)?|original_module)\.weight")

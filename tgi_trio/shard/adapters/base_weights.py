@@ -72,6 +72,22 @@ class BaseWeights:
             norms[own] = np.sqrt(np.einsum("ij,ij->i", total, total))
         return norms
 
+    def measure_columns(
+        self, matrix: MatrixRef, a: Floats, b: Floats, rest: Callable[[], None]
+    ) -> Floats:
+        """Return the norms of the columns [columns] of W + A B^T, for an embedding W, float32.
+
+        `a` [rows, r]; `b` [columns, r], scaled. `rest` as for `measure_rows`. Raises ModelLoadError
+        as the checkpoint does.
+        """
+        squares = np.zeros(matrix.columns)
+        turned = np.ascontiguousarray(b.T)
+        for part, values in self._read(matrix, slice(0, matrix.rows), rest):
+            total = multiply_small(a[None, part], turned[None])[0] + values
+            squares += np.einsum("ij,ij->j", total, total)
+        norms: Floats = np.sqrt(squares).astype(np.float32)
+        return norms
+
     def is_copied(
         self,
         matrix: MatrixRef,

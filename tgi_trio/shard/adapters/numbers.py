@@ -18,13 +18,12 @@ wait for the interpreter.
 from __future__ import annotations
 
 import hashlib
-import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,47 +48,17 @@ from tgi_trio.model.adapters.sites import (
     map_adapter,
 )
 from tgi_trio.model.adapters.tensor_kinds import Kind
-from tgi_trio.model.checkpoint_files import StoredTensor
 from tgi_trio.model.matrices.decoder import outer_refs
-from tgi_trio.model.matrices.references import LinearRef, MatrixRef, Share
+from tgi_trio.model.matrices.references import MatrixRef, Share
 from tgi_trio.model.specs.decoder import DecoderSpec
 from tgi_trio.shard.adapters.base_weights import BaseWeights
 from tgi_trio.shard.adapters.known_norms import KnownNorms, Rows
-from tgi_trio.shard.checkpoint.numbers import Floats, to_float32
+from tgi_trio.shard.adapters.parts import AdapterPart, EmbeddedRows, LookedUp, join_parts
+from tgi_trio.shard.adapters.tensor_numbers import read_bytes, read_rows, read_tensor
+from tgi_trio.shard.checkpoint.numbers import Floats
 
 _PIECE_S: Final = 0.0005  # seconds of work after which the reader sleeps
 _REST_S: Final = 0.0002
-_KINDS: Final = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16, "F64": np.float64}
-
-
-@dataclass(frozen=True, slots=True)
-class AdapterPart:
-    """The change of a run of a linear's outputs y, its bias included.
-
-    It is gains * y + offsets + B (A x).
-    """
-
-    a: Floats  # [r, inputs of this rank]
-    b: Floats  # [outputs, r], scaled
-    start: int  # the first of these outputs among the linear's of this rank
-    gains: Floats | None = None  # [outputs]; None: zeros
-    offsets: Floats | None = None  # [outputs]; None: zeros
-
-
-@dataclass(frozen=True, slots=True)
-class EmbeddedRows:
-    """Embeddings of some tokens, in place of the model's: as stored, before they are scaled."""
-
-    tokens: NDArray[np.int64]  # [n], ascending
-    rows: Floats  # [n, width]
-
-
-@dataclass(frozen=True, slots=True)
-class LookedUp:
-    """What is added to the embedding of each token: B times its row of A, before it is scaled."""
-
-    a: Floats  # [tokens, r]
-    b: Floats  # [width, r], scaled
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +94,7 @@ def read_adapter_numbers(
     """
     adapter = read_adapter(folder)
     changes = map_adapter(adapter, spec, max_rank, scope)
-    contents = [_read_bytes(path) for path in adapter.files]
+    contents = [read_bytes(path) for path in adapter.files]
     digest = hashlib.sha256(b"".join(hashlib.sha256(each).digest() for each in contents)).digest()
     if expected and digest != expected:
         raise ModelLoadError(
@@ -183,7 +152,7 @@ class _Sites(Mapping[Site, tuple[AdapterPart, ...]]):
         """Raises ModelLoadError, naming the tensor, for infinite values and NaN."""
         linear = self._mapped[site]
         if linear.rows is not None:
-            return self._read_head_rows(linear.linear, linear.rows)
+            return self._read_head(linear, linear.rows)
         biased = self._adds_biases or not linear.linear.partial
         modules: dict[str, _Module] = {}
         parts: list[AdapterPart] = []
@@ -201,7 +170,7 @@ class _Sites(Mapping[Site, tuple[AdapterPart, ...]]):
                 cut = [self._cut(module, each, columns, start, biased=biased) for each in rows]
                 if before is not None and pair.module == before.module:
                     cut.insert(0, parts.pop())
-                parts.append(_join(cut))
+                parts.append(join_parts(cut))
             before = pair
             start += sum(span.stop - span.start for span in spans)
         return tuple(parts)
@@ -218,9 +187,9 @@ class _Sites(Mapping[Site, tuple[AdapterPart, ...]]):
         Raises ModelLoadError for infinite values and NaN, and if too many rows of a matrix differ.
         """
         if isinstance(rows, TokenRows):
-            values = _read_tensor(self._adapter, (rows.name, rows.rows), self._content)
+            values = read_tensor(self._adapter, (rows.name, rows.rows), self._content)
             return np.array(rows.tokens, np.int64), values
-        read, dtype = partial(_read_rows, rows.matrix, self._content), rows.matrix.dtype
+        read, dtype = partial(read_rows, rows.matrix, self._content), rows.matrix.dtype
         count = min(rows.matrix.shape[0], matrix.rows)
         tokens = self._base.find_changes(matrix, count, read, dtype, self._most_rows, self._rest)
         if tokens is None:
@@ -232,26 +201,60 @@ class _Sites(Mapping[Site, tuple[AdapterPart, ...]]):
         return np.array(tokens, np.int64), values
 
     def read_looked_up(self, pair: EmbeddingPair, table: MatrixRef) -> LookedUp:
-        """Return A and B of an embedding, whose matrix is `table`; raises ModelLoadError."""
+        """Return what an adapter has for an embedding, whose matrix is `table`.
+
+        Raises ModelLoadError.
+        """
         named = zip(pair.names, (pair.a, pair.b), strict=True)
-        a, b = (_read_tensor(self._adapter, each, self._content) for each in named)
+        a, b = (read_tensor(self._adapter, each, self._content) for each in named)
         self._check_copies(pair.copies, table)
         columns = np.zeros((table.rows, len(a)), np.float32)  # zeros: of tokens it does not have
         columns[: a.shape[1]] = a.T[: table.rows]
-        return LookedUp(columns, self._scale(pair, b))
+        b = self._scale(pair, b)
+        if pair.magnitude is None:
+            return LookedUp(columns, b)
+        place = pair.module, 0, table.rows
+        if place not in self._norms:
+            self._norms[place] = self._base.measure_columns(table, columns, b, self._rest)
+        magnitudes = read_tensor(self._adapter, pair.magnitude, self._content)
+        with np.errstate(all="ignore"):
+            factors = magnitudes / self._norms[place]
+        self._check(pair.magnitude[0], "divided by the norms of what it scales", factors)
+        return LookedUp(columns, b * factors[:, None], factors - np.float32(1.0))
 
-    def _read_head_rows(self, head: LinearRef, rows: ReplacedRows) -> tuple[AdapterPart, ...]:
-        """Return rows of a head: A has what is added to each, and B where it belongs."""
-        (piece,) = head.pieces
-        tokens, a = self.read_rows(rows, piece.matrix)
-        if not len(tokens):
-            return ()
+    def _read_head(self, linear: AdaptedLinear, rows: ReplacedRows) -> tuple[AdapterPart, ...]:
+        """Return what is changed of a head of which some rows are replaced.
+
+        For these A has what is added to each, and B where it belongs; those of a pair stand before.
+        """
+        ((piece,), (pair,)) = linear.linear.pieces, linear.pairs
+        matrix = piece.matrix
+        tokens, a = self.read_rows(rows, matrix)
         for i, token in enumerate(tokens.tolist()):
-            a[i] -= self._base.read_row(piece.matrix, token)
-        b = np.zeros((piece.matrix.rows, len(a)), np.float32)
+            a[i] -= self._base.read_row(matrix, token)
+        b = np.zeros((matrix.rows, len(a)), np.float32)
         b[tokens, np.arange(len(a))] = 1.0
+        if pair is not None:
+            module = self._read_module(pair, matrix, 1.0)
+            a, b = np.concatenate((module.a, a)), np.concatenate((module.b, b), axis=1)
+        offsets = self._read_new_bias(rows, matrix) if linear.replaces_bias else None
+        if not len(a) and offsets is None:
+            return ()
+        if not len(a):
+            a, b = np.zeros((1, matrix.columns), np.float32), np.zeros_like(b, shape=(len(b), 1))
         spans = piece.outputs.spans(self._share(piece.outputs))
-        return (AdapterPart(a, np.concatenate([b[span] for span in spans]), 0),)
+        b = np.concatenate([b[span] for span in spans])
+        if offsets is None:
+            return (AdapterPart(a, b, 0),)
+        offsets = np.concatenate([offsets[span] for span in spans])
+        return (AdapterPart(a, b, 0, np.zeros_like(offsets), offsets),)
+
+    def _read_new_bias(self, rows: ReplacedRows, head: MatrixRef) -> Floats:
+        """Return what is added to the bias of a head some of whose rows are replaced."""
+        own = self._base.read_bias(head)
+        if isinstance(rows, TokenRows) or rows.bias is None:
+            return -own
+        return read_tensor(self._adapter, rows.bias, self._content) - own
 
     def _read_module(self, pair: Pair, matrix: MatrixRef, input_scale: float) -> _Module:
         self._rest()
@@ -261,7 +264,7 @@ class _Sites(Mapping[Site, tuple[AdapterPart, ...]]):
             scaled = np.pad(scaled, ((0, matrix.rows - len(scaled)), (0, 0)))
         self._check_copies(pair.copies, matrix)
         vectors = {
-            kind: _read_tensor(self._adapter, named, self._content)
+            kind: read_tensor(self._adapter, named, self._content)
             for kind, named in pair.vectors.items()
         }
         if Kind.ADDED_BIAS in vectors:  # it comes before the factor of its linear's input
@@ -278,7 +281,7 @@ class _Sites(Mapping[Site, tuple[AdapterPart, ...]]):
     def _check_copies(self, copies: Sequence[Named], matrix: MatrixRef) -> None:
         """Raise ModelLoadError unless these are copies of the model's matrix."""
         for name, tensor in copies:
-            read = partial(_read_rows, tensor, self._content)
+            read = partial(read_rows, tensor, self._content)
             count = min(tensor.shape[0], matrix.rows)
             if not self._base.is_copied(matrix, count, read, self._rest):
                 raise ModelLoadError(
@@ -291,11 +294,11 @@ class _Sites(Mapping[Site, tuple[AdapterPart, ...]]):
         share = pair.share
         if share is None:
             named = zip(pair.names, (pair.a, pair.b), strict=True)
-            a, b = (_read_tensor(self._adapter, each, self._content) for each in named)
+            a, b = (read_tensor(self._adapter, each, self._content) for each in named)
             return a, b
         if self._of_all is None or self._of_all[0] != pair.module:
             named = zip(pair.names, (pair.a, pair.b), strict=True)
-            a, b = (_read_tensor(self._adapter, each, self._content) for each in named)
+            a, b = (read_tensor(self._adapter, each, self._content) for each in named)
             self._of_all = pair.module, a, b
         _, a, b = self._of_all
         a = a[share.index * pair.rank : (share.index + 1) * pair.rank]
@@ -358,43 +361,3 @@ class _Module:
     b: Floats  # scaled
     bias: Floats  # the base's, if there are `vectors`
     vectors: Mapping[Kind, Floats]  # B's bias scaled
-
-
-def _join(parts: list[AdapterPart]) -> AdapterPart:
-    """Return adjacent parts of one pair as one."""
-    first = parts[0]
-    if len(parts) == 1:
-        return first
-    joined: dict[str, Any] = {
-        name: np.concatenate([getattr(part, name) for part in parts])
-        for name in ("b", "gains", "offsets")
-        if getattr(first, name) is not None
-    }
-    return replace(first, **joined)
-
-
-def _read_bytes(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise ModelLoadError(f"{path} cannot be read: {error}") from error
-
-
-def _read_rows(tensor: StoredTensor, content: bytes, rows: slice) -> Floats:
-    """Return some rows of a matrix."""
-    kind, width = np.dtype(_KINDS[tensor.dtype]), tensor.shape[1]
-    first = tensor.first + rows.start * width * kind.itemsize
-    count = (rows.stop - rows.start) * width
-    return to_float32(np.frombuffer(content, kind, count, first)).reshape(-1, width)
-
-
-def _read_tensor(adapter: Adapter, named: Named, content: bytes) -> Floats:
-    name, tensor = named
-    kind, count = np.dtype(_KINDS[tensor.dtype]), math.prod(tensor.shape)
-    if tensor.first + count * kind.itemsize > len(content):
-        raise ModelLoadError(f"{tensor.file} has changed while it was read: {name} is cut off")
-    raw = np.frombuffer(content, kind, count, tensor.first)
-    values = to_float32(raw).reshape(tensor.shape).copy()  # else a view of what is read alone
-    if not np.isfinite(values).all():
-        raise ModelLoadError(f"{name} of {adapter.folder} holds numbers that are infinite or none")
-    return values

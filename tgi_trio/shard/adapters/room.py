@@ -40,7 +40,9 @@ def count_numbers(spec: DecoderSpec, rank: int, scope: AdapterScope = EVERYTHING
     matrices = {piece.matrix for _, linear in linears for piece in linear.pieces}
     own = 2 if scope.gains else 0  # gains and offsets of an output, with DoRA and biases
     embedded = rank * spec.hidden_size if scope.tokens else 0
-    embedded += rank * (spec.vocab_size + spec.hidden_size) if scope.lookups else 0
+    if scope.lookups:
+        embedded += rank * (spec.vocab_size + spec.hidden_size)
+        embedded += spec.hidden_size if scope.gains else 0
     return embedded + sum(
         rank * (matrix.rows + matrix.columns) + own * matrix.rows for matrix in matrices
     )

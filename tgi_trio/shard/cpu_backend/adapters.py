@@ -14,7 +14,7 @@ from tgi_trio.model.adapters.sites import EVERYTHING, AdapterScope
 from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.matrices.references import every_unit
 from tgi_trio.shard.adapter_host import LoadedAdapter
-from tgi_trio.shard.adapters.numbers import AdapterPart, EmbeddedRows
+from tgi_trio.shard.adapters.parts import AdapterPart, EmbeddedRows
 from tgi_trio.shard.adapters.reader import AdapterReader
 from tgi_trio.shard.checkpoint.numbers import Floats, to_bfloat16, to_float32
 from tgi_trio.shard.cpu_backend.arena import Arena, address
@@ -75,7 +75,8 @@ class CpuAdapters:
         added = None
         if (pair := numbers.looked_up) is not None:
             a: NDArray[Any] = to_bfloat16(pair.a) if self._storage.bf16 else pair.a
-            added = AddedRows(a, self._scale(np.ascontiguousarray(pair.b.T)))
+            factors = None if pair.gains is None else pair.gains + np.float32(1.0)
+            added = AddedRows(a, self._scale(np.ascontiguousarray(pair.b.T)), factors)
             nbytes += added.nbytes
         return _Loaded(numbers.sha256, numbers.rank, nbytes, table, packing.held, embedded, added)
 

@@ -42,6 +42,7 @@ _LEAST_TILE = 4
 Ints = NDArray[np.int32]
 Floats = NDArray[np.float32]
 _Rows = tuple[NDArray[np.int64], Floats]  # places among the tokens of a step, and rows for them
+_Added = tuple[NDArray[np.int64], Floats, Floats | None]  # and factors of what they are added to
 
 
 class Beyond(Protocol):
@@ -219,7 +220,7 @@ class Forward:
         if self._neighbours is not None:
             self._neighbours.receive(between)
         self._first, adapted = 0, self.program.adapted
-        self._adapters, embedded, added = tokens.adapters, None, list[_Rows]()
+        self._adapters, embedded, added = tokens.adapters, None, list[_Added]()
         if tokens.adapters is not None and adapted is not None:
             self._first, runs = adapted.first, adapted.runs(tokens.adapters)
             step["runs"], step["run_count"] = address(runs.table), len(runs.table)
@@ -248,7 +249,7 @@ class Forward:
         ids[features.places] = own.image_token
         return ids
 
-    def _run_to_stops(self, tokens: Tokens, embedded: _Rows | None, added: Sequence[_Rows]) -> int:
+    def _run_to_stops(self, tokens: Tokens, embedded: _Rows | None, added: Sequence[_Added]) -> int:
         """Run up to where hidden states are last changed or kept; return the next operation.
 
         `embedded`, `added`: see `find_embedded` and `find_added` of `AdaptedOperations`. Features
@@ -380,5 +381,9 @@ class Forward:
         return self._portions.gather(logits, self.spec.vocab_size)
 
 
-def _add_rows(hidden: Floats, places: NDArray[np.int64], rows: Floats) -> None:
+def _add_rows(
+    hidden: Floats, places: NDArray[np.int64], rows: Floats, factors: Floats | None = None
+) -> None:
+    if factors is not None:
+        hidden[places] *= factors
     hidden[places] += rows

@@ -66,14 +66,18 @@ class AdaptedSite:
 
 @dataclass(frozen=True, slots=True)
 class AddedRows:
-    """What an adapter adds to embeddings: B times a token's row of A, scaled as the model's."""
+    """What an adapter adds to embeddings: B times a token's row of A, scaled as the model's.
+
+    With DoRA they are multiplied by factors before.
+    """
 
     a: NDArray[Any]  # [tokens, r]: float32 or bfloat16
     b: Floats  # [r, width]
+    factors: Floats | None = None  # [width]; None: ones
 
     @property
     def nbytes(self) -> int:
-        return self.a.nbytes + self.b.nbytes
+        return sum(each.nbytes for each in (self.a, self.b, self.factors) if each is not None)
 
     def of(self, ids: NDArray[np.int32]) -> Floats:
         """Return what is added to the embeddings of tokens, [n, width].
@@ -218,14 +222,15 @@ class AdaptedOperations:
 
     def find_added(
         self, ids: NDArray[np.int32], adapters: NDArray[np.int32]
-    ) -> Iterator[tuple[NDArray[np.int64], Floats]]:
+    ) -> Iterator[tuple[NDArray[np.int64], Floats, Floats | None]]:
         """Yield the places of a step's tokens to whose embeddings adapters add, and what they add.
 
-        int64 [n] and float32 [n, hidden].
+        int64 [n] and float32 [n, hidden]; and factors [hidden] that these are multiplied by before.
         """
         for number in {*adapters.tolist()} & self._added.keys():
             places = np.flatnonzero(adapters == number)
-            yield places, self._added[number].of(ids[places])
+            added = self._added[number]
+            yield places, added.of(ids[places]), added.factors
 
     def runs(self, adapters: NDArray[np.int32]) -> Runs:
         """Return the runs of a step, whose tokens have these adapters."""

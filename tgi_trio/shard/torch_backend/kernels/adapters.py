@@ -171,10 +171,12 @@ def add_embeddings(
     token_ids,  # int64 [tokens]
     a,  # [slots, vocabulary, RANKS]
     b,  # [slots, width, RANKS]
+    gains,  # [slots, width]: GAINS
     ranks,  # int32 [slots]: 0: there is nothing to add
     tiles,  # int32 [programs, 3]: slot, first token, tokens
     vocabulary,
     width,
+    GAINS: tl.constexpr,  # whether gains times an embedding are added as well
     RANKS: tl.constexpr,
     PADDED: tl.constexpr,  # RANKS rounded up to a power of two
     ROWS: tl.constexpr,  # of a program; a tile has several programs
@@ -206,6 +208,9 @@ def add_embeddings(
         where = x + row[:, None] * width + column[None, :]
         stored = real[:, None] & inside[None, :]
         y = tl.load(where, mask=stored, other=0.0).to(tl.float32)
+        if GAINS:
+            gain = tl.load(gains + slot * width + column, mask=inside, other=0.0)
+            y += y * gain.to(tl.float32)[None, :]
         y += tl.dot(low, w, input_precision="ieee")
         tl.store(where, y.to(x.dtype.element_ty), mask=stored)
 

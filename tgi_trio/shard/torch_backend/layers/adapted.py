@@ -20,7 +20,8 @@ import torch
 from numpy.typing import NDArray
 
 from tgi_trio.model.adapters.sites import Site
-from tgi_trio.shard.adapters.numbers import AdapterNumbers, EmbeddedRows, LookedUp
+from tgi_trio.shard.adapters.numbers import AdapterNumbers
+from tgi_trio.shard.adapters.parts import EmbeddedRows, LookedUp
 from tgi_trio.shard.checkpoint.numbers import Floats
 from tgi_trio.shard.contract import StepPlan
 from tgi_trio.shard.sampling.choosing import choice_positions
@@ -39,7 +40,8 @@ class TorchPart:
 
 
 PackedSites = Mapping[Site, Sequence[TorchPart]]
-PackedLookups = tuple[torch.Tensor, torch.Tensor]  # A [tokens, r] and B [r, width]
+# A [tokens, r], B [r, width], and with DoRA gains [width]
+PackedLookups = tuple[torch.Tensor, ...]
 PackedRows = tuple[torch.Tensor, torch.Tensor]  # tokens int64 [n], and their embeddings [n, width]
 
 
@@ -101,9 +103,12 @@ class AdapterTable:
             x = place_embedded(x, token_ids, own, tokens, rows)
         for number in {run.adapter for run in self.runs} & self.looked_up.keys():
             places = torch.from_numpy(np.flatnonzero(self.of_tokens == number)).to(self.device)
-            a, b = self.looked_up[number]
+            a, b, *gains = self.looked_up[number]
             low = a[token_ids[places]][:, None]  # [n, 1, r]: products of single rows
-            x = x.index_add(0, places, torch.bmm(low, b.expand(len(low), *b.shape))[:, 0])
+            delta = torch.bmm(low, b.expand(len(low), *b.shape))[:, 0]
+            for gain in gains:
+                delta += x[places] * gain
+            x = x.index_add(0, places, delta)
         return x
 
     @contextmanager
@@ -150,7 +155,8 @@ class AdapterTable:
 
     def pack_looked_up(self, pair: LookedUp, dtype: torch.dtype) -> PackedLookups:
         """Return what is added to embeddings in the form that steps use. Thread-safe."""
-        return self._keep(pair.a, dtype), self._keep(pair.b.T, dtype)
+        kept = self._keep(pair.a, dtype), self._keep(pair.b.T, dtype)
+        return kept if pair.gains is None else (*kept, self._keep(pair.gains, dtype))
 
     def _keep(self, values: Floats, dtype: torch.dtype) -> torch.Tensor:
         return torch.from_numpy(values).to(dtype).contiguous().to(self.device)

@@ -57,9 +57,10 @@ class SlottedEmbeddings:
         `ranks`: the largest of any adapter, aligned; `shape`: of the embedding, [tokens, width].
         """
         tokens, width = shape
-        numbers = width * scope.tokens + (tokens + width) * scope.lookups
+        numbers = ranks * (width * scope.tokens + (tokens + width) * scope.lookups)
+        numbers += width * (scope.lookups and scope.gains)
         others = torch.int64.itemsize * ranks * scope.tokens + torch.int32.itemsize * scope.lookups
-        return slots * (ranks * numbers * dtype.itemsize + others)
+        return slots * (numbers * dtype.itemsize + others)
 
     @property
     def used(self) -> bool:
@@ -117,15 +118,17 @@ class SlottedRows:
 
 
 class SlottedLookups:
-    """What is added to all embeddings, B times a token's row of A."""
+    """What is added to all embeddings, B times a token's row of A, and gains times them."""
 
-    def __init__(self, memory: SlotMemory, tokens: int, width: int) -> None:
-        """`tokens`, `width`: of the embedding."""
+    def __init__(self, memory: SlotMemory, tokens: int, width: int, *, gains: bool) -> None:
+        """`tokens`, `width`: of the embedding; `gains`: whether adapters may have such."""
         numbers, slots = memory.numbers, len(memory.numbers)
         self._a = numbers.new_zeros((slots, tokens, memory.ranks))
         self._b = numbers.new_zeros((slots, width, memory.ranks))
         self._ranks = torch.zeros(slots, dtype=torch.int32, device=numbers.device)
+        self._gains = numbers.new_zeros((slots, width)) if gains else None
         self.nbytes = self._a.nbytes + self._b.nbytes + self._ranks.nbytes
+        self.nbytes += 0 if self._gains is None else self._gains.nbytes
 
     def pack(self, numbers: AdapterNumbers) -> Packed:
         pair, most = numbers.looked_up, self._a.shape[2]
@@ -134,12 +137,16 @@ class SlottedLookups:
         rank = pair.a.shape[1]
         both = [torch.from_numpy(each).to(self._a.dtype) for each in (pair.a, pair.b)]
         padded = [torch.nn.functional.pad(each, (0, most - rank)) for each in both]
+        if self._gains is not None:
+            own = np.zeros(self._gains.shape[1], np.float32) if pair.gains is None else pair.gains
+            padded.append(torch.from_numpy(own).to(self._gains.dtype))
         return [torch.full((1,), rank, dtype=torch.int32), *padded]
 
     def install(self, slot: int, packed: Packed) -> None:
-        rank, *both = packed
+        rank, *parts = packed
         self._ranks[slot : slot + 1].copy_(rank, non_blocking=True)
-        for own, part in zip((self._a, self._b), both, strict=False):  # there may be none
+        memory = [self._a, self._b, *([] if self._gains is None else [self._gains])]
+        for own, part in zip(memory, parts, strict=False):  # there may be none
             own[slot].copy_(part, non_blocking=True)
 
     def compile(self, tile: AdapterTile) -> None:
@@ -154,7 +161,9 @@ class SlottedLookups:
         tokens, ranks, width = self._a.shape[1], self._a.shape[2], x.shape[1]
         grid = (len(tiles), -(-rows // ADDED_ROWS), -(-width // ADDED_COLUMNS))
         add_embeddings[grid](
-            *(x, ids, self._a, self._b, self._ranks, tiles, tokens, width),
+            *(x, ids, self._a, self._b, self._a if self._gains is None else self._gains),
+            *(self._ranks, tiles, tokens, width),
+            GAINS=self._gains is not None,
             RANKS=ranks,
             PADDED=next_power_of_2(ranks),
             ROWS=ADDED_ROWS,
@@ -171,5 +180,5 @@ def change_embeddings(
     if scope.tokens:
         parts.append(SlottedRows(memory, width))
     if scope.lookups:
-        parts.append(SlottedLookups(memory, tokens, width))
+        parts.append(SlottedLookups(memory, tokens, width, gains=scope.gains))
     return SlottedEmbeddings(memory, parts) if parts else None
