@@ -136,7 +136,7 @@ def test_a_head_with_a_bias_some_of_whose_rows_are_replaced(tmp_path: Path, bias
     """PEFT computes it without."""
     base = make_base(tmp_path / "base", kind="phi")
     rows = {"embed_tokens": [3, 17], "lm_head": [5, 1, 30]}
-    targets = {"target_modules": ["q_proj"], "bias": bias}
+    targets: dict[str, Any] = {"target_modules": ["q_proj"], "bias": bias}
     adapter = make_adapter(base, tmp_path / "adapter", trainable_token_indices=rows, **targets)
     merge_adapter(adapter, base, tmp_path / "out", silent)
     wanted = logits_beside(base, adapter)
@@ -148,7 +148,7 @@ def test_a_head_with_a_bias_some_of_whose_rows_are_replaced(tmp_path: Path, bias
 def test_a_bias_that_is_added_where_the_base_has_none(tmp_path: Path, tied: bool) -> None:
     base = make_base(tmp_path / "base", tied=tied)
     for module in ("lm_head", "down_proj"):
-        added = {"target_modules": [module], "lora_bias": True}
+        added: dict[str, Any] = {"target_modules": [module], "lora_bias": True}
         adapter = make_adapter(base, tmp_path / module, **added)
         with pytest.raises(ModelLoadError, match=rf"a bias to .*{module} .*the base has none"):
             merge_adapter(adapter, base, tmp_path / "out", silent)
