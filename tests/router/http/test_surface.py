@@ -269,6 +269,7 @@ async def test_an_unknown_model_is_a_404_that_lists_what_is_served():
         ("/score/", "ranks none"),
         ("/pooling", "makes no embeddings"),
         ("/v1/files/file-1/content", "nothing is stored here"),
+        ("/v1/batches", "`tgi-trio batch` asks a server the requests of a file"),
         ("/classify", "`choice` in `structured_outputs`"),
         ("/v1/realtime", "/v1/audio/transcriptions"),
         ("/api/chat", "use OpenAI's: /v1/chat/completions"),

@@ -23,6 +23,7 @@ _CLASSES: Final = (
 _SOUND: Final = "a model that hears takes sounds at /v1/chat/completions, /v1/audio/transcriptions"
 _SPEECH: Final = "this server writes text, and neither speaks nor draws"
 _FILES: Final = "nothing is stored here; send each request by itself"
+_BATCHES: Final = "nothing is stored here; `tgi-trio batch` asks a server the requests of a file"
 _OLLAMA: Final = "Ollama's API is not served; use OpenAI's: /v1/chat/completions, /v1/models"
 _TEXT: Final = "use /generate or /v1/completions"
 
@@ -63,6 +64,7 @@ _WHY: Final[Mapping[str, str]] = MappingProxyType(
         _SPEECH,
     )
     | dict.fromkeys(_STORES, _FILES)
+    | {"/v1/batches": _BATCHES}
     | dict.fromkeys(
         ("/api/generate", "/api/chat", "/api/tags", "/api/show", "/api/embed", "/api/embeddings"),
         _OLLAMA,
