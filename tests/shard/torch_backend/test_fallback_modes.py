@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -42,6 +43,24 @@ def transformers_model(folder: Path, dtype: torch.dtype = torch.float32) -> Any:
     from transformers import AutoModelForCausalLM
 
     return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
+
+
+def test_a_cache_that_transformers_itself_cannot_use(
+    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of Blenderbot's decoder, with fewer layers in its encoder: the cache has too few."""
+    model = transformers_model(checkpoint("ctrl"))
+    forward = type(model).forward
+
+    @functools.wraps(forward)
+    def fail_with_a_cache(self: Any, *args: Any, **options: Any) -> Any:
+        if options.get("use_cache"):
+            raise IndexError("list index out of range")
+        return forward(self, *args, **options)
+
+    assert CachedWay.try_make(model) is not None
+    monkeypatch.setattr(type(model), "forward", fail_with_a_cache)
+    assert CachedWay.try_make(model) is None
 
 
 @pytest.mark.parametrize("family", CAUSAL)

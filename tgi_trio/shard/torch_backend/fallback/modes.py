@@ -22,6 +22,15 @@ RowOutcome = torch.Tensor | str  # a row's logits [wanted, vocab], or what went 
 _ATTENTION = "tgi_trio_paged"  # our functions' names in transformers' table
 _RECORDING = "tgi_trio_recording"
 _STATE = "transformers"  # our key in Sequence.state
+_ERRORS = (
+    AttributeError,
+    IndexError,
+    KeyError,
+    NotImplementedError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
 
 
 class ExecutionMode(Protocol):
@@ -133,13 +142,15 @@ class CachedWay(RecomputeWay):
     def try_make(
         cls, model: Any, *, single_steps: bool = False, positions: bool = True
     ) -> CachedWay | None:
-        """Return this way; None for a model without a cache, or one that takes no positions."""
+        """Return this way; None for a model without a cache that works, or without positions."""
         name = find_cache_name(model)
         if name is None or (positions and not _accepts(model, "position_ids")):
             return None
         try:
             return cls(model, name, single_steps, positions)
-        except AttributeError:  # its output has no cache
+        except torch.OutOfMemoryError:
+            raise
+        except _ERRORS:  # its output has no cache, or its code fails with one
             return None
 
     def _logits(self, plan: StepPlan, index: int, offsets: Offsets) -> torch.Tensor:
