@@ -223,7 +223,7 @@ class Answers:
     drafts: int = 0
 
 
-def _start(runner: Runner, longest: int, drafter: Drafter | None) -> Batch:
+def start(runner: Runner, longest: int, drafter: Drafter | None) -> Batch:
     """Return a batch over memory that has been warmed up for texts of `longest` tokens."""
     info = runner.info
     room = runner.warm_up(WarmupRequest(BUDGET, longest, 16, 2048))
@@ -273,7 +273,7 @@ def answer(
             while own.grammar and not runner.prepare(sequence):
                 pass
 
-    batch = _start(runner, longest, drafter)
+    batch = start(runner, longest, drafter)
     add(range(len(prompts)))
     while (plan := batch.plan(budget)) is not None:
         answers.steps += 1
@@ -290,6 +290,6 @@ def answer(
             for gone in batch.clear():
                 runner.drop(gone)
             if killed:
-                batch = _start(runner, longest, drafter)
+                batch = start(runner, longest, drafter)
             add(held[::-1])
     return answers
