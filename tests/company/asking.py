@@ -140,6 +140,7 @@ WISHES: Final[Mapping[str, Mapping[str, Wish]]] = {
         "typical_p": _drawn(typical_p=0.7),
         "min_p": _drawn(min_p=0.05),
         "best of few": _sampling(top_k=2, top_p=0.5),
+        "all of them": _drawn(temperature=1.4, top_k=60, top_p=0.9, typical_p=0.95, min_p=0.01),
     },
     "penalty": {
         "none": _sampling(),
@@ -147,6 +148,9 @@ WISHES: Final[Mapping[str, Mapping[str, Wish]]] = {
         "frequency": _sampling(frequency_penalty=0.7, presence_penalty=0.3),
         "OpenAI's": _sampling(
             frequency_penalty=0.9, presence_penalty=-0.4, absolute_penalties=True
+        ),
+        "all of them": _sampling(
+            repetition_penalty=1.2, frequency_penalty=0.5, presence_penalty=0.2
         ),
     },
     "bias": {"none": _sampling(), "some": _bias, "to few": _few},

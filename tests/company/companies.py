@@ -32,6 +32,7 @@ _LASTING_CALL: Final = {
 _SLOW: Final = ("penalty", "grammar", "told", "watermark", "bias")
 _PLAIN: Final = 0.3
 _DRAFTED = 8  # most tokens of drafts in two steps, see `SchedulingLimits.ask_tokens`
+_CROWDS: Final = {"small": (2, 6), "large": (7, 12)}  # requests
 _EVENTS = 10  # of a stream, behind which its client may leave
 _PATIENT = 60  # turns that a request may take
 _TIMES = (1_000_000, 1_000_000, 2_000_000, 9_000_000, 1_000_000, 300_000)
@@ -50,8 +51,8 @@ def _crashes(draw: random.Random, count: int) -> dict[str, Any]:
     return {"crashes": tuple(draw.randint(2, 30) for _ in range(count))}
 
 
-# How a house may be run: of each kind one way. `comes`, `again`, `leaves` and `patience` are the
-# guests' own.
+# How a house may be run: of each kind one way. `crowd`, `comes`, `again`, `leaves`, `patience` and
+# `resumed` are the guests' own.
 WAYS: Final[Mapping[str, Mapping[str, Way]]] = {
     "memory": {
         "much": lambda draw: {},
@@ -105,6 +106,7 @@ WAYS: Final[Mapping[str, Mapping[str, Way]]] = {
         "few": lambda draw: {"responses": draw.choice([0, 2500, 5000, 9000])},
     },
     "times": {"none": lambda draw: {}, "some": lambda draw: {"times": _TIMES}},
+    "crowd": {"small": lambda draw: {}, "large": lambda draw: {}},
     "comes": {
         "together": lambda draw: {},
         "one by one": lambda draw: {},
@@ -113,6 +115,7 @@ WAYS: Final[Mapping[str, Mapping[str, Way]]] = {
     "again": {"once": lambda draw: {}, "twice": lambda draw: {}},
     "leaves": {"nobody": lambda draw: {}, "some": lambda draw: {}},
     "patience": {"endless": lambda draw: {}, "little": lambda draw: {}},
+    "resumed": {"nobody": lambda draw: {}, "some": lambda draw: {}},
 }
 
 ASKED: Final[Factors] = {kind: list(wishes) for kind, wishes in WISHES.items()}
@@ -159,16 +162,17 @@ class Companies:
         draw = random.Random(self.seed)
         asked, around = list[dict[str, str]](), list[dict[str, str]]()
         while True:
-            count = draw.randint(2, 6)
+            around = around or cover(self.around, draw.getrandbits(30))
+            ways = around.pop()
+            count = draw.randint(*_CROWDS[ways["crowd"]])
             if len(asked) < count:
                 asked = cover(self.asked, draw.getrandbits(30))
                 draw.shuffle(asked)
-            around = around or cover(self.around, draw.getrandbits(30))
             own = [asked.pop() for _ in range(count)]
             if draw.random() < _PLAIN:  # what others make slow has ways of its own
                 plain = {kind: self.asked[kind][0] for kind in _SLOW if kind in self.asked}
                 own = [row | plain for row in own]
-            yield gather(around.pop(), own, draw.getrandbits(30), self.gallery, calls=self.calls)
+            yield gather(ways, own, draw.getrandbits(30), self.gallery, calls=self.calls)
 
 
 def _served(factors: Factors, served: Mapping[str, frozenset[str]]) -> dict[str, list[str]]:
@@ -203,7 +207,8 @@ def gather(
             turn += draw.choice([0, 1, 5, 25])
         most = request.stopping.max_new_tokens if call is None else _EVENTS
         patience = _patience(around, draw)
-        guests.append(Guest(request, turn, _leaving(around, most, draw), patience, call))
+        resumes = _resuming(around, request, draw)
+        guests.append(Guest(request, turn, _leaving(around, most, draw), patience, call, resumes))
     if restarts := fields.get("restarts"):  # which some come behind
         guests[1::2] = [replace(each, comes=restarts[0] + 1) for each in guests[1::2]]
     if around["memory"] == "little":  # hardly more than the largest takes alone
@@ -236,6 +241,13 @@ def _leaving(around: Mapping[str, str], most: int, draw: random.Random) -> int |
     if around["leaves"] == "nobody" or draw.random() < 0.6:
         return None
     return draw.randint(0, most)
+
+
+def _resuming(around: Mapping[str, str], request: Request, draw: random.Random) -> float:
+    """Return which part of an answer is there already; streams are told nothing of prompts."""
+    if around["resumed"] == "nobody" or request.sampling.prompt_logprobs or draw.random() < 0.4:
+        return 0.0
+    return draw.random()
 
 
 def _patience(around: Mapping[str, str], draw: random.Random) -> int | None:

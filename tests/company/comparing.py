@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from tests.company.companies import Company
@@ -49,9 +50,11 @@ def meet(server: Server, hermit: Hermit, company: Company) -> Met:
     lone = hermit.answers(company.guests)
     texts = [[token.id for token in each.tokens] for each in lone]
     foretold = texts if company.customs.foretold else ()
-    house = server.house(company.customs, company.guests, foretold=foretold)
+    guests = [resume(*each) for each in zip(company.guests, lone, strict=True)]
+    house = server.house(company.customs, guests, foretold=foretold)
     answers, wrong = house.serve(), list[str]()
-    for place, (guest, answer, alone) in enumerate(zip(company.guests, answers, lone, strict=True)):
+    for place, (guest, answer, alone) in enumerate(zip(guests, answers, lone, strict=True)):
+        alone = replace(alone, tokens=alone.tokens[len(guest.request.emitted) :])
         left = guest.leaves is not None
         if guest.patience is not None and answer.timed_out:
             answer, left = answer.before_the_end(), True
@@ -59,6 +62,13 @@ def meet(server: Server, hermit: Hermit, company: Company) -> Met:
         found = differences(answer, alone, left, server.tolerance, drawn=drawn)
         wrong += [f"guest {place}: {what}" for what in found]
     return Met(wrong, house.counters)
+
+
+def resume(guest: Guest, alone: Answer) -> Guest:
+    """Return a guest whose request holds what its client has already, which is not everything."""
+    count = int(guest.resumes * len(alone.tokens))
+    emitted = tuple(token.id for token in alone.tokens[:count])
+    return replace(guest, request=replace(guest.request, emitted=emitted)) if emitted else guest
 
 
 def differences(

@@ -59,6 +59,8 @@ class Guest:
     leaves: int | None = None  # after how many tokens its client has had enough; None: never
     patience: int | None = None  # turns after which its request has timed out; None: it never has
     call: ClientCall | None = None  # what it asks over HTTP; `request` is as large as that may be
+    # The part of its answer that its client has from another server, which was lost.
+    resumes: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ leave and are lost with their shard at given turns, frames lie in the rings as l
 
 from __future__ import annotations
 
+import math
 import tempfile
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -34,6 +35,7 @@ from tgi_trio.router.engine.stream import StreamEnd, TokenStream
 from tgi_trio.router.scheduling import SchedulingLimits
 from tgi_trio.router.scheduling.shard_commands import Command
 from tgi_trio.router.telemetry.metrics import Metrics
+from tgi_trio.router.text.answer_text import output_text
 from tgi_trio.router.text.tokenizer import Tokenizer
 from tgi_trio.settings.records import ShardOptions
 
@@ -305,8 +307,11 @@ class House:
         if guest.patience is not None:
             until = self._clock.current_time() + guest.patience * TURN_S
             request = replace(request, deadline=until)
+        output = output_text(self._tokenizer, request)
+        for token in request.emitted:
+            output.push(token, math.nan)
         try:
-            self._streams[i] = stream = self._engine.submit(request)
+            self._streams[i] = stream = self._engine.submit(request, output=output)
         except Overloaded as error:  # there is no time for it any more
             self._answers[i].failure = str(error)
             return

@@ -69,14 +69,13 @@ class Server:
         if kind.called:
             for adapter, write in zip(self.adapters, OWN_TEXTS, strict=False):
                 write(adapter, base)
+        given: dict[str, Any] = {"cpu_threads": 1, "dtype": "float32", **kind.settings}
         settings = ShardSettings(
             model_path=base,
             draft_model=make_drafter,
-            cpu_threads=1,
-            dtype="float32",
             tokenizer_file=base / "tokenizer.json",
             max_lora_rank=_LORA if count or self._own else 0,
-            **kind.settings,
+            **given,
         )
         self.kind = kind
         self.seeing: Seeing | None = None
@@ -117,6 +116,8 @@ class Server:
         found = {} if self.kind.family else {"images held": frozenset({"many"})}
         if not self.kind.called:
             found["responses kept"] = frozenset({"all"})
+        else:  # which a front's requests would have to be
+            found["resumed"] = frozenset({"nobody"})
         if not (self.kind.called and self.kind.adapted):
             found["adapters held"] = frozenset({"all"})
         if self.kind.settings.get("world_size", 1) > 1:  # a step that fails ends the group

@@ -58,6 +58,8 @@ def _simpler(guest: Guest) -> Iterator[Guest]:
         yield replace(guest, leaves=None)
     if guest.patience is not None:
         yield replace(guest, patience=None)
+    if guest.resumes:
+        yield replace(guest, resumes=0.0)
     if guest.comes:
         yield replace(guest, comes=0)
         yield replace(guest, comes=guest.comes - 1)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
+
 from tests.company.bodies import ClientCall
-from tests.company.comparing import differences
+from tests.company.comparing import differences, resume
 from tests.company.desk import Exchange, Visit
-from tests.company.guests import Answer
+from tests.company.guests import Answer, Guest
 from tests.company.telling import read_answer
-from tgi_trio.router.request import Token
+from tgi_trio.ipc.messages import SamplingParameters
+from tgi_trio.router.request import Request, StoppingCriteria, Token
 
 
 def test_where_sums_are_rounded_one_of_two_as_likely_may_be_chosen() -> None:
@@ -27,6 +30,13 @@ def test_where_sums_are_rounded_a_draw_may_take_the_token_beside() -> None:
     assert differences(ours, alone, False, 1e-3) and differences(ours, alone, False, 0, drawn=True)
     far = Answer([Token(50, "c", -2.0, False)])
     assert differences(ours, far, False, 1e-3, drawn=True)
+
+
+def test_a_client_that_goes_on_has_a_part_of_its_answer() -> None:
+    request = Request(np.array([3], np.int32), SamplingParameters(), StoppingCriteria(4))
+    alone = Answer([Token(id, "a", -1.0, False) for id in (5, 6, 7, 8)])
+    for part, emitted in ((0.0, ()), (0.2, ()), (0.5, (5, 6)), (0.99, (5, 6, 7))):
+        assert resume(Guest(request, resumes=part), alone).request.emitted == emitted
 
 
 def visit(*events: object) -> Visit:
