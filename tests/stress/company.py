@@ -2,7 +2,8 @@
 
 Random companies of requests meet servers of all kinds (`tests/company/kinds.py`), in one process
 and without sockets; each answer has to be that of the request alone. A company that fails is made
-as small as it can be and shown. At the end it says which pairs of features have met.
+as small as it can be and shown. At the end it says which pairs of features have met. With
+`--drawn`, servers are made of parts that are drawn: family, numbers, drafter, threads, ranks.
 """
 
 from __future__ import annotations
@@ -22,9 +23,13 @@ os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
 from tests.company.companies import Company
 from tests.company.comparing import Hermit, meet
 from tests.company.kinds import KINDS
+from tests.company.mixing import draw_mixtures
 from tests.company.servers import Server, Servers, early_snapshots
 from tests.company.shrinking import shrink
 from tests.support.threads import one_torch_thread
+from tgi_trio.errors import TgiTrioError
+
+_EACH_S = 12.0  # for a server that is drawn
 
 
 def main() -> int:
@@ -35,6 +40,9 @@ def main() -> int:
     parser.add_argument(
         "--servers", nargs="*", default=list(KINDS), choices=list(KINDS), metavar="SERVER"
     )
+    parser.add_argument(
+        "--drawn", action="store_true", help="servers made of drawn parts (tests/company/mixing.py)"
+    )
     asked = parser.parse_args()
     print(f"seed {asked.seed}", flush=True)
     failed = 0
@@ -42,6 +50,8 @@ def main() -> int:
         stack.enter_context(one_torch_thread())
         stack.enter_context(early_snapshots())
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        if asked.drawn:
+            return min(1, hunt_drawn(folder, asked.seed, asked.seconds))
         servers = Servers(folder)
         for name in asked.servers:
             share = asked.seconds / len(asked.servers)
@@ -64,6 +74,22 @@ def hunt(name: str, server: Server, seed: int, seconds: float) -> int:
             break
     print(f"{name}: {met} companies, {failed} failed", flush=True)
     print("\n".join(f"    {line}" for line in companies.coverage.lines()), flush=True)
+    return failed
+
+
+def hunt_drawn(folder: Path, seed: int, seconds: float) -> int:
+    """Have companies meet servers as they are drawn for so long; return how many failed."""
+    end, failed, cores = time.monotonic() + seconds, 0, os.sched_getaffinity(0)
+    for number, mixture in enumerate(draw_mixtures(seed)):
+        if time.monotonic() > end:
+            break
+        try:
+            server = Server(mixture.kind(), folder / str(number))
+            failed += hunt(mixture.name, server, seed + number, _EACH_S)
+        except TgiTrioError as error:
+            print(f"{mixture.name}: refused, {error}", flush=True)
+        finally:
+            os.sched_setaffinity(0, cores)  # to one of which a team of threads binds this one
     return failed
 
 
