@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Protocol
@@ -21,6 +22,11 @@ class Case:
     steps: int = 12  # decode steps in one reading
     peers: bool = True  # False: of interest for our kernels alone
     processor: bool = False  # measured in processor time, of all threads
+
+
+def clock_of(case: Case) -> Callable[[], float]:
+    """Return what the seconds of a case are read from."""
+    return time.process_time if case.processor else time.perf_counter
 
 
 CASES = {

@@ -24,12 +24,7 @@ from typing import Any
 
 import llvmlite.binding as llvm
 
-from bench.model.cases import Case
-
-
-def clock_of(case: Case) -> Callable[[], float]:
-    """Return what the seconds of a case are read from."""
-    return time.process_time if case.processor else time.perf_counter
+from bench.model.cases import Case, clock_of
 
 
 def ours(

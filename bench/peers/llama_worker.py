@@ -2,8 +2,8 @@
 
     python -m bench.peers.llama_worker LIBRARIES FILE THREADS
 
-It speaks as `bench.model.worker` does. Prompts are computed once and kept; what a measurement adds
-to them is forgotten after it. Nothing is sampled.
+It speaks as `bench.model.worker` does, processor time included. Prompts are computed once and kept;
+what a measurement adds to them is forgotten after it. Nothing is sampled.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from __future__ import annotations
 import json
 import statistics
 import sys
-import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
-from bench.model.cases import Case
+from bench.model.cases import Case, clock_of
 from bench.peers.llama_binding import Context, Libraries, Token
 
 _REPEATS = 3  # prefills in one reading
@@ -40,17 +40,17 @@ class Measurer:
     def measure(self, case: Case) -> float:
         """Return milliseconds of a decode step or of a prefill, the median."""
         if case.prefill:
-            return self._prefill_ms(case.contexts[0])
-        return self._decode_ms(case.contexts, case.steps)
+            return self._prefill_ms(case.contexts[0], clock_of(case))
+        return self._decode_ms(case.contexts, case.steps, clock_of(case))
 
-    def _prefill_ms(self, length: int) -> float:
+    def _prefill_ms(self, length: int, clock: Callable[[], float]) -> float:
         context, times = self._context([length], room=1), []
         for _ in range(_REPEATS):
             context.forget(0, 0)
-            times.append(_timed(context, prompt(0, length)))
+            times.append(_timed(context, prompt(0, length), clock))
         return statistics.median(times) * 1e3
 
-    def _decode_ms(self, contexts: list[int], steps: int) -> float:
+    def _decode_ms(self, contexts: list[int], steps: int, clock: Callable[[], float]) -> float:
         context, times = self._context(contexts, room=steps + 2), []
         self._go_back(context, contexts, steps + 2)
         for step in range(self._behind, self._behind + steps + 2):
@@ -58,7 +58,7 @@ class Measurer:
                 Token(5 + step + sequence, length + step, sequence, wanted=True)
                 for sequence, length in enumerate(contexts)
             ]
-            times.append(_timed(context, tokens))
+            times.append(_timed(context, tokens, clock))
         self._behind += steps + 2
         return statistics.median(times[2:]) * 1e3
 
@@ -105,11 +105,11 @@ def _tokens(contexts: list[int], room: int) -> int:
     return -(-(max(contexts) + room) // 256) * 256
 
 
-def _timed(context: Context, tokens: list[Token]) -> float:
+def _timed(context: Context, tokens: list[Token], clock: Callable[[], float]) -> float:
     """Return the seconds that tokens take."""
-    start = time.perf_counter()
+    start = clock()
     context.compute(tokens)
-    return time.perf_counter() - start
+    return clock() - start
 
 
 def main(libraries: Path, file: Path, threads: int) -> None:
