@@ -10,13 +10,16 @@ from tests.shard.cpu_backend.kernel_support import LLAMA
 from tgi_trio.shard.cpu_backend import instructions
 
 
+@pytest.mark.parametrize("wide", [True, False])
 @pytest.mark.parametrize(
-    ("group", "wide", "narrow"), [(1, 1, 1), (3, 3, 3), (4, 4, 2), (6, 6, 3), (7, 7, 7), (16, 8, 2)]
+    ("group", "heads", "tokens"),
+    [(1, 1, 4), (3, 3, 4), (4, 4, 3), (6, 6, 2), (7, 7, 1), (16, 8, 1)],
 )
-def test_heads_that_attend_together_fit_the_registers(
-    group: int, wide: int, narrow: int, monkeypatch: pytest.MonkeyPatch
+def test_heads_and_tokens_attend_together(
+    group: int, heads: int, tokens: int, wide: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec = replace(LLAMA, heads=2 * group, kv_heads=2)
-    for there, heads in ((True, wide), (False, narrow)):
-        monkeypatch.setattr(instructions, "has", lambda feature, there=there: there)
-        assert instructions.find_variant(spec, "float32", pairs="float32").heads == heads
+    monkeypatch.setattr(instructions, "has", lambda _: wide)
+    variant = instructions.find_variant(spec, "float32", pairs="float32")
+    assert (variant.heads, variant.tokens) == (heads, tokens)
+    assert variant.paired_rows == (heads * tokens if wide else 2)

@@ -19,9 +19,9 @@ from tgi_trio.shard.cpu_backend.weight_layout import LANES, Pairs, Storage
 # Processors whose bfloat16 dot product is faster than two float32 multiply-adds. Intel's is slower
 # (measured on an Emerald Rapids: 74 against 107 GFLOP/s), and rounds the activations.
 _FAST_DOT = ("znver",)
-# most heads that attend together: two blocks of scores for each fill half of the registers
+# most heads that attend together: two blocks of scores for each fill half of 32 registers; with 16
+# of half the size a few at a time pass over keys and values, which are then in the nearest cache
 _MOST_HEADS = 8
-_FEW_HEADS = 3  # with 16 registers of half the size, two blocks of scores for each leave 4
 # most query heads of several tokens: two blocks of scores for each leave 8 registers
 _MOST_ROWS = 12
 _MOST_TOKENS = 4
@@ -157,9 +157,7 @@ def find_variant(
     sizes = [kept_sizes(spec, layer) for layer in spec.layers if layer.attends]
     # A model without attention gets the value that many others have, and so the same kernels.
     group = math.gcd(*(own.heads // own.kv_heads for own in sizes)) if sizes else 2
-    divisors = [n for n in range(min(group, _MOST_HEADS), 0, -1) if group % n == 0]
-    few = [n for n in divisors if 1 < n <= _FEW_HEADS]
-    heads = few[0] if few and not has("avx512f") else divisors[0]
+    heads = next(n for n in range(min(group, _MOST_HEADS), 0, -1) if group % n == 0)
     wide = bool(sizes) and heads * 4 <= _VALUE_TILE
     wide = wide and all(own.value_dim % (4 * LANES) == 0 for own in sizes)
     return Variant(
@@ -169,5 +167,5 @@ def find_variant(
         heads=heads,
         value_vectors=4 if wide else 2,
         rows=8 if has("avx512f") else 6,
-        tokens=max(1, min(_MOST_TOKENS, _MOST_ROWS // heads)) if has("avx512f") else 1,
+        tokens=max(1, min(_MOST_TOKENS, _MOST_ROWS // heads)),
     )

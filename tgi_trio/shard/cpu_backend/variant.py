@@ -48,6 +48,13 @@ class Variant:
         return self.tokens * self.heads
 
     @property
+    def paired_rows(self) -> int:
+        """Most rows of such a tile that two blocks of scores at once, or two vectors of values,
+        leave registers for. With 16 registers others take turns, four at a time.
+        """
+        return self.tile_rows if self.rows >= 8 else 2
+
+    @property
     def index_rows(self) -> int:
         """Heads of an index whose scores are a tile: two blocks fill half of the registers."""
         return 8 if self.rows >= 8 else 2

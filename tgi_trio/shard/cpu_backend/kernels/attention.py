@@ -28,8 +28,9 @@ from tgi_trio.shard.cpu_backend.kernels.matrix_unit import (
 )
 from tgi_trio.shard.cpu_backend.kernels.norm import BLOCK
 from tgi_trio.shard.cpu_backend.kernels.quantised.activations import store_result
+from tgi_trio.shard.cpu_backend.kernels.scores import score_pair
 from tgi_trio.shard.cpu_backend.kernels.threads import atomic_add
-from tgi_trio.shard.cpu_backend.kernels.tiles import add_weighted, multiply_add, store_tile, zeros
+from tgi_trio.shard.cpu_backend.kernels.tiles import add_weighted, store_tile, zeros
 from tgi_trio.shard.cpu_backend.kernels.variant import count, number
 from tgi_trio.shard.cpu_backend.kernels.vectors import (
     add,
@@ -157,10 +158,24 @@ def attend_rows(variant, tokens, rows, columns, step, op, token, own, following,
             op, own * variant.heads + row % variant.heads, scores + row * step.scores_bytes,
             begin, end, hidden_tokens(step, op, own_token), seen_tokens(step, op, own_token),
         )  # fmt: skip
-    sum_values(
-        variant, rows, columns, step, op, table, begin, end, seen, values, value_stride, following,
-        parts, key_stride, scores, scratch, first * op.value_dim,
-    )  # fmt: skip
+    if number(rows) <= variant.paired_rows:
+        sum_values(
+            variant, rows, columns, 0, step, op, table, begin, end, seen, values, value_stride,
+            following, parts, key_stride, scores, scratch, first * op.value_dim,
+        )  # fmt: skip
+    else:
+        whole = number(rows) // 4 * 4
+        for row in range(0, whole, 4):
+            sum_values(
+                variant, count(4), count(1), row, step, op, table, begin, end, seen, values,
+                value_stride, following, parts, key_stride, scores, scratch, first * op.value_dim,
+            )  # fmt: skip
+        if number(rows) % 4:
+            sum_values(
+                variant, count(number(rows) % 4), count(2), whole, step, op, table, begin, end,
+                seen, values, value_stride, following, parts, key_stride, scores, scratch,
+                first * op.value_dim,
+            )  # fmt: skip
 
 
 @kernel
@@ -209,7 +224,6 @@ def score_blocks(
     scores,
 ):
     """scores[row, token] = query[row] . key[token] for the tokens of blocks begin to end."""
-    one = count(1)
     query_bytes = op.head_dim * variant.query_bytes
     if variant.cache.amx:
         configure_registers(number(rows))
@@ -227,15 +241,10 @@ def score_blocks(
                 prefetch(ahead_b + i)
             score_two_blocks(query, query_bytes, a, b, size, scores + 64 * block, step.scores_bytes)
             continue
-        tile_a, tile_b, x = zeros(rows, one), zeros(rows, one), query
-        for i in range(0, op.head_dim // variant.cache.step * 64, 64):
-            prefetch(ahead_a + i)
-            prefetch(ahead_b + i)
-            tile_a = multiply_add(variant.cache, rows, one, one, tile_a, a + i, x, query_bytes)
-            tile_b = multiply_add(variant.cache, rows, one, one, tile_b, b + i, x, query_bytes)
-            x += variant.cache.step_bytes
-        store_tile(rows, one, tile_a, scores + 64 * block, step.scores_bytes)
-        store_tile(rows, one, tile_b, scores + 64 * block + 64, step.scores_bytes)
+        score_pair(
+            variant, rows, count(1), op, a, b, ahead_a, ahead_b, query, scores + 64 * block,
+            step.scores_bytes,
+        )  # fmt: skip
     if variant.cache.amx:
         release_registers()
 
@@ -281,6 +290,7 @@ def sum_values(
     variant,
     rows,
     columns,
+    first,
     step,
     op,
     table,
@@ -298,7 +308,8 @@ def sum_values(
 ):
     """ATTENDED[place of row] = sum over tokens of weights[row, token] * value[token].
 
-    After the last block of V, the K of the item `following` is prefetched; -1: none.
+    `first`: the first of these rows among those of the item, at whose first row `place` and
+    `weights` are. After the last block of V, the K of the item `following` is prefetched; -1: none.
     """
     stored, size, target = variant.cache.bytes, op.value_dim, step.buffers[ATTENDED]
     width = LANES * number(columns)
@@ -313,7 +324,7 @@ def sum_values(
             else:
                 ahead = keys_of_item(step, op, following, parts, key_stride, block + _AHEAD - end)
                 ahead += d * stored
-            weight = weights + 64 * block
+            weight = weights + first * step.scores_bytes + 64 * block
             for _ in range(lesser(BLOCK, seen - block * BLOCK)):
                 for i in range(0, width * stored, _LINE):
                     prefetch(ahead + i)
@@ -325,7 +336,7 @@ def sum_values(
                 weight += 4
         store_tile(rows, columns, tile, tile_at, 4 * width)
         for i in range(number(rows)):
-            token, head = i // variant.heads, i % variant.heads
+            token, head = (first + i) // variant.heads, (first + i) % variant.heads
             target_row = place + (token * op.heads + head) * size + d
             for j in range(0, width, LANES):
                 sum_ = load(tile_at + (i * width + j) * 4)

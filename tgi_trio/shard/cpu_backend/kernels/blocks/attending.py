@@ -13,8 +13,9 @@ from tgi_trio.shard.cpu_backend.kernels.arrays import lesser
 from tgi_trio.shard.cpu_backend.kernels.attention import seen_tokens, softmax, table_of
 from tgi_trio.shard.cpu_backend.kernels.norm import BLOCK
 from tgi_trio.shard.cpu_backend.kernels.quantised.activations import store_result
+from tgi_trio.shard.cpu_backend.kernels.scores import score_pair
 from tgi_trio.shard.cpu_backend.kernels.threads import atomic_add
-from tgi_trio.shard.cpu_backend.kernels.tiles import add_weighted, multiply_add, store_tile, zeros
+from tgi_trio.shard.cpu_backend.kernels.tiles import add_weighted, store_tile, zeros
 from tgi_trio.shard.cpu_backend.kernels.variant import count, number
 from tgi_trio.shard.cpu_backend.kernels.vectors import (
     fill,
@@ -75,11 +76,25 @@ def attend_to_blocks(variant, rows, columns, step, op, blocks, token, own, parts
             op, own * number(rows) + row, scores + row * stride, np.int64(0), entries,
             np.int64(0), entries * BLOCK,
         )  # fmt: skip
-    sum_listed(
-        variant, rows, columns, op, table, listed + 8, entries, values,
-        value_bytes * op.kv_heads, scores, stride, scratch, step.buffers[ATTENDED],
-        first * op.value_dim,
-    )  # fmt: skip
+    target, value_stride = step.buffers[ATTENDED], value_bytes * op.kv_heads
+    if number(rows) <= variant.paired_rows:
+        sum_listed(
+            variant, rows, columns, op, table, listed + 8, entries, values, value_stride, scores,
+            stride, scratch, target, first * op.value_dim,
+        )  # fmt: skip
+    else:
+        for _ in range(number(rows) // 4):
+            sum_listed(
+                variant, count(4), count(1), op, table, listed + 8, entries, values, value_stride,
+                scores, stride, scratch, target, first * op.value_dim,
+            )  # fmt: skip
+            scores += 4 * stride
+            first += 4
+        if number(rows) % 4:
+            sum_listed(
+                variant, count(number(rows) % 4), count(2), op, table, listed + 8, entries, values,
+                value_stride, scores, stride, scratch, target, first * op.value_dim,
+            )  # fmt: skip
 
 
 @kernel
@@ -96,23 +111,15 @@ def score_listed(
 
     Of an odd number of KV blocks, the last is computed twice.
     """
-    one = count(1)
-    query_bytes = op.head_dim * variant.query_bytes
     for i in range(0, entries, 2):
         other = lesser(i + 1, entries - 1)
         a = keys + block_at(table, listed, i) * key_stride
         b = keys + block_at(table, listed, other) * key_stride
         next_a = keys + block_at(table, listed, lesser(i + 2, entries - 1)) * key_stride
         next_b = keys + block_at(table, listed, lesser(i + 3, entries - 1)) * key_stride
-        tile_a, tile_b, x = zeros(rows, one), zeros(rows, one), query
-        for j in range(0, op.head_dim // variant.cache.step * 64, 64):
-            prefetch(next_a + j)
-            prefetch(next_b + j)
-            tile_a = multiply_add(variant.cache, rows, one, one, tile_a, a + j, x, query_bytes)
-            tile_b = multiply_add(variant.cache, rows, one, one, tile_b, b + j, x, query_bytes)
-            x += variant.cache.step_bytes
-        store_tile(rows, one, tile_a, scores + 64 * i, stride)
-        store_tile(rows, one, tile_b, scores + 64 * i + 64, stride)
+        score_pair(
+            variant, rows, count(1), op, a, b, next_a, next_b, query, scores + 64 * i, stride
+        )
         for row in range(number(rows)):
             place = scores + row * stride + 64 * i
             for at in range(2):

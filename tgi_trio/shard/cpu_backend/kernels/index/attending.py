@@ -14,8 +14,9 @@ from tgi_trio.shard.cpu_backend.kernels.arrays import ints_at, lesser
 from tgi_trio.shard.cpu_backend.kernels.attention import seen_tokens, softmax, table_of
 from tgi_trio.shard.cpu_backend.kernels.norm import BLOCK
 from tgi_trio.shard.cpu_backend.kernels.quantised.activations import store_result
+from tgi_trio.shard.cpu_backend.kernels.scores import score_pair
 from tgi_trio.shard.cpu_backend.kernels.threads import atomic_add
-from tgi_trio.shard.cpu_backend.kernels.tiles import add_weighted, multiply_add, store_tile, zeros
+from tgi_trio.shard.cpu_backend.kernels.tiles import add_weighted, store_tile, zeros
 from tgi_trio.shard.cpu_backend.kernels.variant import count, number
 from tgi_trio.shard.cpu_backend.kernels.vectors import (
     copy_word,
@@ -78,7 +79,21 @@ def attend_to_list(variant, rows, columns, step, op, token, begin, end, scratch)
         )  # fmt: skip
     for part in range(begin, end):
         weights = scores + (part - begin) * number(rows) * stride
-        sum_rows(variant, rows, columns, step, op, token, part, places, weights, stride, scratch)
+        head = token * op.heads + part * number(rows)
+        if number(rows) <= variant.paired_rows:
+            sum_rows(variant, rows, columns, step, op, head, places, weights, stride, scratch)
+        else:
+            for _ in range(number(rows) // 4):
+                sum_rows(
+                    variant, count(4), count(1), step, op, head, places, weights, stride, scratch
+                )
+                weights += 4 * stride
+                head += 4
+            if number(rows) % 4:
+                sum_rows(
+                    variant, count(number(rows) % 4), count(2), step, op, head, places, weights,
+                    stride, scratch,
+                )  # fmt: skip
 
 
 @kernel
@@ -108,27 +123,24 @@ def gather_keys(variant, op, places, panels):
 @kernel
 def score_panels(variant, rows, step, op, token, begin, end, panels, scores, stride):
     """scores[row, i] = query[row] . key[i] for 32 keys, in two panels."""
-    one, query_bytes = count(1), op.head_dim * variant.query_bytes
+    query_bytes = op.head_dim * variant.query_bytes
     size = op.head_dim // variant.cache.step * 64
     query = step.buffers[QUERY] + (token * op.heads + begin * number(rows)) * query_bytes
     for _ in range(begin, end):
-        tile_a, tile_b, x = zeros(rows, one), zeros(rows, one), query
-        for i in range(panels, panels + size, 64):
-            tile_a = multiply_add(variant.cache, rows, one, one, tile_a, i, x, query_bytes)
-            tile_b = multiply_add(variant.cache, rows, one, one, tile_b, i + size, x, query_bytes)
-            x += variant.cache.step_bytes
-        store_tile(rows, one, tile_a, scores, stride)
-        store_tile(rows, one, tile_b, scores + 64, stride)
+        score_pair(
+            variant, rows, count(0), op, panels, panels + size, panels, panels, query, scores,
+            stride,
+        )  # fmt: skip
         query += number(rows) * query_bytes
         scores += number(rows) * stride
 
 
 @kernel
-def sum_rows(variant, rows, columns, step, op, token, part, places_at, weights, stride, tile_at):
-    """ATTENDED[row] = sum over i of weights[row, i] * value[i], for one part of the heads."""
+def sum_rows(variant, rows, columns, step, op, head, places_at, weights, stride, tile_at):
+    """ATTENDED[head + row] = sum over i of weights[row, i] * value[i]."""
     stored, size, width = variant.cache.bytes, op.value_dim, LANES * number(columns)
     places = ints_at(places_at, op.most + LISTED_AHEAD)
-    first = (token * op.heads + part * number(rows)) * size
+    first = head * size
     for d in range(0, size, width):
         tile, weight = zeros(rows, columns), weights
         for i in range(op.most):
