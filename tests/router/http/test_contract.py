@@ -145,6 +145,26 @@ async def test_what_a_chat_may_carry_without_effect(more):
     assert server.engine.submitted[0].sampling.grammar == ""
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (CHAT, {"messages": USER}),
+        (CHAT, {"messages": USER, "truncate_prompt_tokens": -1}),
+        (TEXT, {"prompt": "x"}),
+        (TEXT, {"prompt": "x" * 999, "truncate_prompt_tokens": -1}),
+    ],
+)
+@pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
+async def test_no_limit_is_as_many_tokens_as_there_is_room_for(path, body, name):
+    """As at LM Studio and llama.cpp, whose clients send -1."""
+    async with served(engine()) as server:
+        client = await server.connect()
+        for more in ({}, {name: -1} if path == CHAT else {"max_tokens": -1}):
+            assert (await client.post(path, {**body, **more})).status == 200
+    without, unlimited = (each.stopping.max_new_tokens for each in server.engine.submitted)
+    assert unlimited == without > 1
+
+
 # ---- headers -----------------------------------------------------------------------------------
 
 COMPUTE = {"x-compute-type", "x-compute-characters"}

@@ -64,7 +64,7 @@ TELLING: list[tuple[str, dict[str, Any], str, str]] = [
     (CHAT, {"messages": [USER, {"role": "user", "content": 5}]}, "messages[1].content", TYPE),
     (CHAT, {"messages": [{"content": "x"}]}, "messages[0].role", MISSING),
     (CHAT, {"max_tokens": 0}, "max_tokens", WRONG),
-    (CHAT, {"max_tokens": -1}, "max_tokens", WRONG),
+    (CHAT, {"max_tokens": -2}, "max_tokens", WRONG),
     (CHAT, {"max_tokens": 10**6}, "max_tokens", WRONG),  # a shorter prompt would not help
     (CHAT, {"max_tokens": 1, "max_completion_tokens": 2}, "max_tokens", WRONG),
     (CHAT, {"min_tokens": 5, "max_tokens": 2}, "min_tokens", WRONG),

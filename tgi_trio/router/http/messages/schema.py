@@ -190,8 +190,8 @@ class ChatRequest(SharedFields):
     logit_bias: dict[str, float] | None = None
     logprobs: bool | None = None
     top_logprobs: Count | None = None
-    max_tokens: U32 | None = None
-    max_completion_tokens: U32 | None = None
+    max_tokens: Count | None = None  # -1: as many as there is room for, as at LM Studio
+    max_completion_tokens: Count | None = None
     n: U32 | None = None
     stop: str | list[str] | None = None
     stream: bool | None = False
@@ -245,7 +245,7 @@ class CompletionRequest(SharedFields):
 
     prompt: str | list[str | I32 | list[I32]]  # texts, or token ids of one prompt or of several
     model: str | None = None
-    max_tokens: U32 | None = None
+    max_tokens: Count | None = None
     temperature: float | None = None
     top_p: float | None = None
     stream: bool | None = False
@@ -276,7 +276,7 @@ class FimRequest(Scheduling):
     suffix: str | None = None
     input_extra: list[ExtraFile] | None = None  # llama.cpp's: parts of other files
     model: str | None = None
-    max_tokens: U32 | None = None
+    max_tokens: Count | None = None
     min_tokens: U32 | None = None
     temperature: float | None = None
     top_p: float | None = None

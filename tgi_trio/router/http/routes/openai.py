@@ -53,7 +53,7 @@ def to_parameters(call: Call, request: OpenAiRequest, **more: Any) -> Generation
         "repetition_penalty": request.repetition_penalty,
         "frequency_penalty": request.frequency_penalty,
         "presence_penalty": request.presence_penalty,
-        "max_new_tokens": request.max_tokens,
+        "max_new_tokens": length_limit(request),
         "min_new_tokens": request.min_tokens or 0,
         "ignore_eos": bool(request.ignore_eos),
         "stop": stops(request.stop),
@@ -68,6 +68,11 @@ def to_parameters(call: Call, request: OpenAiRequest, **more: Any) -> Generation
         "top_n_allowed": MOST_LOGPROBS,
     }
     return GenerationParameters(**{**parameters, **more})
+
+
+def length_limit(request: OpenAiRequest) -> int | None:
+    """Return the most tokens of an answer; None: as many as there is room for, -1 in a body."""
+    return None if request.max_tokens == -1 else request.max_tokens
 
 
 def stops(stop: str | list[str] | None) -> tuple[str, ...]:
@@ -123,7 +128,7 @@ def truncation(call: Call, request: OpenAiRequest) -> int | None:
     """
     given, limits = request.truncate_prompt_tokens, call.engine.limits
     if given == -1:
-        room = limits.max_total_tokens - (request.max_tokens or 1)
+        room = limits.max_total_tokens - (length_limit(request) or 1)
         return max(1, min(limits.max_input_tokens, room))
     if given is not None and not 0 < given <= limits.max_input_tokens:
         raise ValidationError(
