@@ -1,8 +1,9 @@
 """Spaces in front of punctuation, which some tokenizers take out of what they have decoded.
 
-It is `clean_up_tokenization_spaces` of tokenizer_config.json, true in many checkpoints of T5. As in
-transformers (`PreTrainedTokenizerBase.clean_up_tokenization`), tokenizers of byte pairs do not,
-unless `clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output` says so.
+It is `clean_up_tokenization_spaces` of tokenizer_config.json, for which transformers 4 wrote true
+unless it was told otherwise, for T5, say. As in transformers 5
+(`PreTrainedTokenizerBase.clean_up_tokenization`), tokenizers of byte pairs do not, unless
+`clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output` says so.
 """
 
 from __future__ import annotations
