@@ -169,6 +169,12 @@ def test_what_is_not_merged_is_refused_by_name(
     assert not (llama / "out").exists()
 
 
+def test_what_nothing_can_merge_is_refused_in_other_words(llama: Path) -> None:
+    edit(llama, peft_type="PROMPT_TUNING")
+    with pytest.raises(ModelLoadError, match="nothing can merge it: it is not served"):
+        merged(llama)
+
+
 @pytest.mark.parametrize(
     "name",
     [

@@ -231,6 +231,6 @@ def _check_pair(config: AdapterConfig, module: str, a: tuple[int, ...], b: tuple
 def explain_unmerged(config: AdapterConfig, what: str) -> str:
     """Return why an adapter cannot be merged."""
     return (
-        f"{config.folder} cannot be merged because of {what}, which is not known here. Merge it "
-        "with PEFT (merge_and_unload, then save_pretrained) and serve that folder"
+        f"{config.folder} cannot be merged because of {what}, which is not known here. "
+        f"{config.advise_peft()}"
     )

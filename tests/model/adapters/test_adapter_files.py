@@ -244,3 +244,21 @@ def test_adapters_of_parameters_are_not_merged(adapter: Path) -> None:
     assert not config.find_refused()
     assert config.find_refused(merged=True) == ["target_parameters ['experts.down_proj']"]
     assert "Merge it with PEFT" in config.advise()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"peft_type": "PROMPT_TUNING"},
+        {"peft_type": "PREFIX_TUNING"},
+        {"peft_type": "XLORA"},
+        {"alora_invocation_tokens": [1, 2]},
+    ],
+)
+def test_nobody_is_told_to_merge_what_depends_on_the_prompt(
+    adapter: Path, changes: dict[str, Any]
+) -> None:
+    edit(adapter, **changes)
+    config = read_adapter_config(adapter)
+    assert config.find_refused() and config.find_refused(merged=True)
+    assert "nothing can merge it" in config.advise()

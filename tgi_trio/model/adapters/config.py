@@ -43,6 +43,11 @@ _ALLOWED: Final[Mapping[str, tuple[object, ...]]] = {
     # the others change the base before training: the adapter fits that base alone
     "init_lora_weights": (True, False, "gaussian", "orthogonal", "eva"),
 }
+# Kinds whose numbers stand beside a prompt, or are chosen by it: no weights of a base say the same.
+_OF_PROMPTS: Final = frozenset(
+    "ADAPTION_PROMPT CARTRIDGE CPT MULTITASK_PROMPT_TUNING P_TUNING PREFIX_TUNING PROMPT_TUNING "
+    "XLORA".split()
+)
 _RELEASE: Final = re.compile(r"(\d{1,4})\.(\d{1,4})(?:\.(\d{1,4}))?(?!\d)")
 _UNMERGED: Final = frozenset({"target_parameters"})  # served beside others alone
 
@@ -74,10 +79,15 @@ class AdapterConfig:
     def advise(self) -> str:
         """Return what to do with an adapter that cannot be served beside others."""
         if self.find_refused(merged=True):
-            return (
-                "Merge it with PEFT (merge_and_unload, then save_pretrained) and serve that folder"
-            )
+            return self.advise_peft()
         return f"Served alone it is merged into its base: --model-id {self.folder}"
+
+    def advise_peft(self) -> str:
+        """Return whether PEFT can merge an adapter that this server cannot merge."""
+        values = self.values
+        if values.get("peft_type") in _OF_PROMPTS or values.get("alora_invocation_tokens"):
+            return "What it adds depends on the prompt, so nothing can merge it: it is not served"
+        return "Merge it with PEFT (merge_and_unload, then save_pretrained) and serve that folder"
 
     @property
     def saved_modules(self) -> Sequence[str]:
