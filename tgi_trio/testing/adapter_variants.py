@@ -43,12 +43,12 @@ def adapter_variants() -> Iterator[Variant]:
         {"RANKS": 64, "PADDED": 64, "BLOCK": COPIED},
     )
     for dtype, ranks, gains in ((BF16, 16, True), (BF16, 256, False), (F32, 64, True)):
-        size: dict[str, Any] = {"RANKS": ranks, "PADDED": ranks, "ROWS": ADDED_ROWS}
+        sizes: dict[str, Any] = {"RANKS": ranks, "PADDED": ranks, "ROWS": ADDED_ROWS}
         yield Variant(
             f"add_embeddings {TYPES[dtype]} r{ranks}{' gains' if gains else ''}",
             adapters.add_embeddings,
             (dtype, I64, dtype, dtype, dtype, I32, I32, f"i32{EVEN}", f"i32{EVEN}"),
-            {"GAINS": gains, **size, "COLUMNS": ADDED_COLUMNS},
+            {"GAINS": gains, **sizes, "COLUMNS": ADDED_COLUMNS},
         )
     for dtype, ranks in ((BF16, 16), (BF16, 64), (BF16, 256), (F16, 16), (F32, 64)):
         for keys in (True, False):

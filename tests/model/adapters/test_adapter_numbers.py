@@ -141,7 +141,7 @@ def test_embeddings_with_matrices_of_their_own(adapter: Path) -> None:
     own = load_file(DATA / "llama" / "base" / "model.safetensors")["model.embed_tokens.weight"]
     (tokens, width), rank = own.shape, 2
     a, b = np.ones((rank, tokens), np.float32), np.ones((width, rank), np.float32)
-    whole = {f"{name}.lora_embedding_A": a, f"{name}.lora_embedding_B": b}
+    whole: dict[str, Any] = {f"{name}.lora_embedding_A": a, f"{name}.lora_embedding_B": b}
     whole[f"{name}.base_layer.weight"] = own
     edit(adapter, r=rank, lora_alpha=6, use_rslora=False, rank_pattern={}, alpha_pattern={})
     save_file(whole, adapter / WEIGHTS)
@@ -170,7 +170,7 @@ def test_magnitudes_of_an_embedding(adapter: Path) -> None:
     (tokens, width), rank = own.shape, 2
     a, b = np.ones((rank, tokens), np.float32), np.ones((width, rank), np.float32)
     magnitudes = np.arange(width, dtype=np.float32) + 1
-    whole = {f"{name}.lora_embedding_A": a, f"{name}.lora_embedding_B": b}
+    whole: dict[str, Any] = {f"{name}.lora_embedding_A": a, f"{name}.lora_embedding_B": b}
     whole[f"{name}.lora_magnitude_vector"] = magnitudes
     edit(adapter, r=rank, lora_alpha=6, use_dora=True, use_rslora=False, rank_pattern={})
     edit(adapter, alpha_pattern={})

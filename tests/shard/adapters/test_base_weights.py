@@ -21,7 +21,7 @@ from tgi_trio.model.matrices.references import MatrixRef, every_unit
 from tgi_trio.shard.adapters import base_weights
 from tgi_trio.shard.adapters.base_weights import BaseWeights
 from tgi_trio.shard.adapters.known_norms import KnownNorms
-from tgi_trio.shard.adapters.numbers import AdapterPart
+from tgi_trio.shard.adapters.parts import AdapterPart
 from tgi_trio.shard.adapters.reader import AdapterReader
 from tgi_trio.shard.checkpoint.numbers import Floats
 

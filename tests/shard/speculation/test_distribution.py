@@ -97,7 +97,7 @@ class World:
 
     def expected(self, name: str) -> dict[tuple[int, ...], float]:
         """Return the probability of each text of NEW tokens that is at all likely."""
-        found = {(): 1.0}
+        found: dict[tuple[int, ...], float] = {(): 1.0}
         for _ in range(NEW):
             longer: dict[tuple[int, ...], float] = {}
             for said, chance in found.items():

@@ -16,7 +16,8 @@ from tests.shard.torch_backend.interpreter import DEVICE, need_triton, sum_in_or
 need_triton()
 
 from tgi_trio.model.adapters.sites import Site  # noqa: E402  (Triton)
-from tgi_trio.shard.adapters.numbers import AdapterNumbers, AdapterPart  # noqa: E402
+from tgi_trio.shard.adapters.numbers import AdapterNumbers  # noqa: E402
+from tgi_trio.shard.adapters.parts import AdapterPart  # noqa: E402
 from tgi_trio.shard.torch_backend.adapters.step_tiles import (  # noqa: E402
     list_tiles,
     most_tiles,

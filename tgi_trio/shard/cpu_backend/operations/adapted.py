@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tgi_trio.model.adapters.sites import Site
-from tgi_trio.shard.adapters.numbers import EmbeddedRows
+from tgi_trio.shard.adapters.parts import EmbeddedRows
 from tgi_trio.shard.checkpoint.numbers import Floats, to_float32
 from tgi_trio.shard.cpu_backend.arena import address
 from tgi_trio.shard.cpu_backend.tables import FACTORS, OPERATION, Buffer, Code, Form

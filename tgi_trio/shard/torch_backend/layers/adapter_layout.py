@@ -18,7 +18,8 @@ import torch
 from tgi_trio.model.adapters.sites import EVERYTHING, AdapterScope, Site, adaptable_linears
 from tgi_trio.model.matrices.references import Share
 from tgi_trio.model.specs.decoder import DecoderSpec
-from tgi_trio.shard.adapters.numbers import AdapterNumbers, AdapterPart
+from tgi_trio.shard.adapters.numbers import AdapterNumbers
+from tgi_trio.shard.adapters.parts import AdapterPart
 
 ENTRY: Final = 5  # numbers of a directory entry
 UNIT: Final = 16  # numbers; offsets count in it, and ranks are multiples of it
