@@ -114,9 +114,10 @@ def _is_json(content_type: bytes) -> bool:
 def _syntax_error(error: Exception, body: bytes) -> str:
     """Return an error's text; msgspec's is wrong for half a surrogate pair, as for an early end.
 
-    Of bytes that are not UTF-8 it names the place in their string, which is none in the body.
+    Of bytes that are not UTF-8 it names no place, or before 0.23 that in their string, which is
+    none in the body.
     """
-    if isinstance(error, UnicodeDecodeError):
+    if isinstance(error, UnicodeDecodeError) or "UTF-8" in str(error):
         try:
             body.decode()
         except UnicodeDecodeError as whole:
