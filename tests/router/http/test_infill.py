@@ -268,7 +268,7 @@ async def test_what_has_no_room_is_left_out_from_afar(http):
         ({"samplers": ["infill", "top_k"]}, "samplers", "the last of the `samplers`"),
         ({"samplers": ["infill"]}, "top_k", "`top_k` comes before it"),
         ({"samplers": ["top_k", "infill"], "top_k": 1000}, "top_k", "<= 512. Given: 1000"),
-        ({"top_p": 2}, "top_p", "`top_p` must be > 0.0 and <= 1.0"),
+        ({"top_p": 2}, "top_p", "`top_p` must be >= 0.0 and <= 1.0"),
         ({"lora": [{"id": 0, "scale": 0.5}]}, "lora", "choose a model by `model`"),
         ({"grammar": 'root ::= "a"'}, "grammar", "/v1/completions takes it, with `suffix`"),
         ({"model": "other"}, "model", "is not served here"),
