@@ -23,8 +23,11 @@ FLOAT = torch.float32
 
 
 @pytest.mark.parametrize(("kind", "heads"), [("u5", "nested lows"), ("e4m3", "scales")])
-def test_linears_that_are_alike_share_one_matrix(kind: str, heads: str) -> None:
+def test_linears_that_are_alike_share_one_matrix(
+    kind: str, heads: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Which is multiplied in one launch; each of them says what it said before."""
+    sum_in_order(monkeypatch)
     sizes, device = (48, 16), torch.device(DEVICE)
     first, second = (
         CodedLinear([coded(some_parts(kind, n, 128, 32, heads, seed=n))], None, FLOAT, device)
