@@ -18,9 +18,10 @@ _TIE = 1e-5  # between log-probabilities of two tokens that a draw may take for 
 # Between ids of two tokens that a draw may take for each other: it takes the first one at which the
 # mass of all up to there exceeds a number, and where sums are rounded that may be its neighbour.
 _BESIDE = 4
-# Between log-probabilities after a truncation: where rounding decides whether a token at its edge
-# is kept, the shares of all others follow (a token of 0.35 % beside `typical_p` 0.7: 0.005).
-_EDGE = 3e-2
+# Between log-probabilities after a truncation: where rounding decides which of two tokens at its
+# edge is kept, the shares of all others follow (`typical_p` 0.7: 0.005, and the same for a request
+# alone whose temperature is 1.000002).
+_EDGE = 1e-2
 
 
 class Hermit:

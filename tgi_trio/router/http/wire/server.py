@@ -123,15 +123,20 @@ async def serve(
                     accepting.start_soon(acceptor.run, listener, handle, connections)
                 task_status.started([_url(sock, certificate is not None) for sock in sockets])
                 await shutdown.wait()
-                with trio.move_on_after(LAST_CALL):
-                    while acceptor.open < acceptor.most and any_waits(sockets):
-                        await trio.lowlevel.checkpoint()
+                await _let_in_the_last(acceptor, sockets)
                 accepting.cancel_scope.cancel()
             draining.set()
             grace.start_soon(
                 _end_of_grace, settings.graceful_timeout, on_grace_end, live, connections
             )
         grace.cancel_scope.cancel()
+
+
+async def _let_in_the_last(acceptor: Acceptor, sockets: Sequence[socket.socket]) -> None:
+    """Return when nobody waits in the kernel's queues, at the latest after LAST_CALL."""
+    with trio.move_on_after(LAST_CALL):
+        while acceptor.open < acceptor.most and any_waits(sockets):
+            await trio.lowlevel.checkpoint()
 
 
 async def _end_of_grace(
