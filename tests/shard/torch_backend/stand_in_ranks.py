@@ -127,6 +127,13 @@ def meet(
     return ProcessGroup.form(make, store, rank, 2, stages, in_order=in_order)
 
 
+def attach_both(endpoints: Endpoints) -> tuple[ShardEnd, LeaderEnd]:
+    """Return the ends of the other rank and of its leader, each with descriptors of its own."""
+    spec = endpoints.spec
+    other, leader = (replace(spec, segment=os.dup(spec.segment)).text() for _ in range(2))
+    return ShardEnd.attach(other), LeaderEnd.attach(leader)
+
+
 @contextmanager
 def two_ranks(
     folder: Path,
@@ -162,10 +169,7 @@ def two_ranks(
             follower.run(end, partial(load, own), rank=1, world_size=2)
 
     with Endpoints.create(1, 1, spin_us=0) as endpoints:
-        specs = [
-            replace(endpoints.spec, segment=os.dup(endpoints.spec.segment)).text() for _ in range(2)
-        ]
-        end, leader = ShardEnd.attach(specs[0]), LeaderEnd.attach(specs[1])
+        end, leader = attach_both(endpoints)
         thread = threading.Thread(target=follow, args=(end,), daemon=True)
         thread.start()
         followers = Followers([leader])
