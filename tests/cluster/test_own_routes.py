@@ -57,9 +57,11 @@ async def test_replicas_that_serve_something_else_are_named(
     assert f"replica {first.address} does not serve what most others do: {what}. " in caplog.text
 
 
-async def test_health_may_be_red_before_anything_is_refused() -> None:
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+@pytest.mark.parametrize("path", ["/health", "/ready"])
+async def test_health_may_be_red_before_anything_is_refused(method: str, path: str) -> None:
     async with fake_replicas(1) as replicas, served_front(replicas.addresses) as front:
-        assert (await front.ask("GET", "/ready")).status == 200
+        assert (await front.ask(method, path)).status == 200
         front.front.retire()
-        assert (await front.ask("GET", "/ready")).status == 503
+        assert (await front.ask(method, path)).status == 503
         assert (await front.ask("POST", "/generate", b"{}")).status == 200

@@ -126,7 +126,7 @@ class Front:
         self, method: str, path: str, headers: dict[bytes, bytes], body: bytes
     ) -> tuple[int, bytes, bytes] | None:
         """Return status, content type and body; None if the route is not the front's own."""
-        if method == "GET" and path in ("/health", "/ready") and self.retiring:
+        if self.retiring and method in ("GET", "HEAD") and path in ("/health", "/ready"):
             return 503, b"application/json", b'{"ready":false,"why":"the front shuts down"}'
         return await self._own.answer(method, path, headers, body)
 
