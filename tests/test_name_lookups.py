@@ -10,7 +10,7 @@ import pytest
 import trio
 import trio.testing
 
-from tgi_trio.name_lookups import MOST_OF_ONE, NameThreads
+from tgi_trio.name_lookups import MOST_OF_ONE, NameThreads, connect_by_name
 
 REAL = socket.getaddrinfo
 pytestmark = pytest.mark.trio
@@ -93,3 +93,13 @@ async def test_a_name_is_asked_for_again_once_its_threads_are_done(
     assert (await NameThreads().getnameinfo(("127.0.0.1", 80), socket.NI_NUMERICHOST))[0] == (
         "127.0.0.1"
     )
+
+
+@pytest.mark.parametrize("name", ["a..b", f"{'a' * 64}.example", ".", "\u00e9..b"])
+@pytest.mark.parametrize("own", [False, True], ids=["trio's threads", "ours"])
+async def test_what_can_be_no_name_cannot_be_reached(name: str, own: bool) -> None:
+    if own:
+        trio.socket.set_custom_hostname_resolver(NameThreads())
+    with pytest.raises(OSError, match="can be no name of a host") as raised:
+        await connect_by_name(name, 80)
+    assert raised.value.errno == socket.EAI_NONAME

@@ -1,4 +1,4 @@
-"""Looks names up in threads that nothing else waits for.
+"""Looks names up in threads that nothing else waits for, and connects to hosts by name.
 
 A name whose servers do not answer takes half a minute, and its thread goes on after everybody has
 given it up. Among trio's own threads, which all else shares, such names would take every one.
@@ -18,6 +18,18 @@ from tgi_trio.threads import run_in_thread
 
 MOST: Final = 128  # threads of all names
 MOST_OF_ONE: Final = 2  # threads of one name, which takes no more from the others
+
+
+async def connect_by_name(host: str, port: int) -> trio.SocketStream:
+    """Connect to a host by its name or address. Raises OSError, also for what can be no name.
+
+    Of a name with an empty part, or one of more than 63 letters, Python and trio raise UnicodeError
+    instead: whoever calls again until somebody answers would end for a mistake in an address.
+    """
+    try:
+        return await trio.open_tcp_stream(host, port)
+    except UnicodeError:
+        raise socket.gaierror(socket.EAI_NONAME, f"{host!r} can be no name of a host") from None
 
 
 class NameThreads(trio.abc.HostnameResolver):

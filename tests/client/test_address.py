@@ -34,6 +34,7 @@ def test_mistakes(text: str) -> None:
     ("text", "said"),
     [
         ("nowhere.invalid", "http://nowhere.invalid:80: "),  # and what the resolver says
+        ("a..b", "http://a..b:80: 'a..b' can be no name of a host"),
         ("unix:/no/such/socket", "unix:/no/such/socket: No such file or directory"),
         ("https://127.0.0.1:{port}", "https://127.0.0.1:{port}: Connection refused"),
         ("127.0.0.1:{port}", "http://127.0.0.1:{port}: Connection refused"),

@@ -170,7 +170,7 @@ def test_names_of_fronts_are_looked_up_again() -> None:
     async def main() -> None:
         with trio.fail_after(60):
             async with trio.open_nursery() as nursery:
-                names = [("localhost", 1), ("nowhere.invalid", 2), ("127.0.0.1", 1)]
+                names = [("localhost", 1), ("nowhere.invalid", 2), ("a..b", 3), ("127.0.0.1", 1)]
                 follow = partial(follow_peers, seconds=0.001)
                 nursery.start_soon(follow, names, trio.socket.AF_INET, found.append)
                 while len(found) < 2:

@@ -38,6 +38,14 @@ async def test_replicas_join_and_leave_by_api() -> None:
             assert replicas.asked == [0, 1]
 
 
+async def test_a_replica_whose_address_can_be_no_name_does_not_end_the_front() -> None:
+    async with fake_replicas(1) as replicas, served_front(replicas.addresses) as front:
+        front.fleet.name("a..b:3000")  # as `--replica` may have it
+        with trio.fail_after(30):
+            await front.fleet.wait_polled()
+        assert (await front.ask("POST", "/generate_stream", BODY)).body == WHOLE
+
+
 async def test_who_leaves_ends_what_it_has() -> None:
     async with fake_replicas(1) as replicas, served_front(replicas.addresses) as front:
         (replica,) = replicas.all

@@ -61,13 +61,15 @@ def test_the_address_of_the_feed_is_taken_once() -> None:
             bind_feed(f"{host}:{port}")
     with pytest.raises(ConfigurationError, match=r"--peer-bind nowhere\.invalid:1 cannot be used"):
         bind_feed("nowhere.invalid:1")
+    with pytest.raises(ConfigurationError, match=r"--peer-bind a\.\.b:1 cannot be used: 'a\.\.b'"):
+        bind_feed("a..b:1")
 
 
 def test_a_file_of_replicas(tmp_path: Path) -> None:
     file = tmp_path / "replicas"
     file.write_text("# ours\na:1\n\n[::1]:2  # here\nunix:/run/x\n")
     assert read_replicas(file) == ["a:1", "[::1]:2", "unix:/run/x"]
-    names = ("a", "a:0", "a:70000", ":1", "::1:2", "http://a:1")
+    names = ("a", "a:0", "a:70000", ":1", "::1:2", "http://a:1", "a..b:1")
     for wrong in (*names, "a b:1", "a,b:1", "a/b:1", "me@a:1", "a\0:1", "[]:1", "[a b]:1"):
         file.write_text(f"a:1\n{wrong}\n")
         with pytest.raises(ConfigurationError, match="line 2: expected host:port"):

@@ -192,7 +192,7 @@ RULES: dict[str, Rule] = {
     "cluster.replica_host": Rule(ours("cluster.divided cluster.scaling"), only=NOTHING),
     "cluster.kept_server": Rule(ours("ipc.parent"), only=NOTHING),
     "cluster.gossip": Rule(ours("cluster.prefix_chain"), only=NOTHING),
-    "client": Rule(ours("errors whole_files"), only=ours("trio h11 orjson numpy")),
+    "client": Rule(ours("errors name_lookups whole_files"), only=ours("trio h11 orjson numpy")),
     "cli": Rule(
         ours(
             "errors settings devices log_levels logs hub "

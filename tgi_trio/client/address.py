@@ -9,6 +9,8 @@ from urllib.parse import urlsplit
 
 import trio
 
+from tgi_trio.name_lookups import connect_by_name
+
 _PORTS = {"http": 80, "https": 443}
 
 
@@ -74,7 +76,7 @@ async def connect(address: Address) -> trio.abc.Stream:
 async def _open(address: Address) -> trio.SocketStream:
     if address.unix:
         return await trio.open_unix_socket(address.unix)
-    return await trio.open_tcp_stream(address.host, address.port)
+    return await connect_by_name(address.host, address.port)
 
 
 def _why(error: BaseException) -> str:

@@ -41,10 +41,9 @@ def bind_feed(address: str) -> socket.socket:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)
         family, kind, protocol, _, where = found[0]
         one = socket.socket(family, kind, protocol)
-    except OSError as error:
-        raise ConfigurationError(
-            f"--peer-bind {address} cannot be used: {error.strerror}"
-        ) from error
+    except (OSError, UnicodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else f"{host!r} can be no name of a host"
+        raise ConfigurationError(f"--peer-bind {address} cannot be used: {why}") from error
     try:
         one.bind(where)
     except OSError as error:
@@ -84,7 +83,7 @@ async def _look_up(peer: Address, family: int) -> list[Address]:
     with trio.move_on_after(_PATIENCE):
         try:
             found = await trio.socket.getaddrinfo(host, port, family, socket.SOCK_DGRAM)
-        except OSError:
+        except (OSError, UnicodeError):  # the latter of what can be no name
             return []
         return [(str(where[0]), int(where[1])) for *_, where in found]
     return []

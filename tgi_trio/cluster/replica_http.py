@@ -17,6 +17,7 @@ import trio
 
 from tgi_trio.cluster.gossip import LONGEST_NAME
 from tgi_trio.cluster.pump import current_pump
+from tgi_trio.name_lookups import connect_by_name
 from tgi_trio.router.http.wire.headers import Header, header_block
 from tgi_trio.router.http.wire.transport import inner_socket, wait_readable
 
@@ -235,7 +236,7 @@ def request_bytes(
 def check_address(text: str) -> None:
     """Raise ValueError, which says what is allowed, if `text` is not a replica's address."""
     host, _, port = text.rpartition(":")
-    named = _HOST.fullmatch(host) is not None and host.isprintable()
+    named = _HOST.fullmatch(host) is not None and host.isprintable() and _can_be_name(host)
     is_port = port.isascii() and port.isdecimal() and 0 < int(port) <= 65535
     is_path = text.startswith(UNIX) and len(text) > len(UNIX)
     if len(text.encode()) > LONGEST_NAME:
@@ -244,13 +245,22 @@ def check_address(text: str) -> None:
         raise ValueError(f"expected host:port, [host]:port or unix:/path, got {text!r}")
 
 
+def _can_be_name(host: str) -> bool:
+    """Whether every part of a host's name has 1 to 63 letters, however they are written in DNS."""
+    try:
+        host.encode("idna")
+    except UnicodeError:
+        return False
+    return True
+
+
 async def _connect(address: str) -> trio.SocketStream:
     with trio.move_on_after(CONNECT_SECONDS):
         try:
             if address.startswith(UNIX):
                 return await trio.open_unix_socket(address.removeprefix(UNIX))
             host, _, port = address.rpartition(":")
-            return await trio.open_tcp_stream(host.strip("[]"), int(port))
+            return await connect_by_name(host.strip("[]"), int(port))
         except OSError as error:
             if _refused(error):
                 raise NobodyListens("nobody listens there") from None

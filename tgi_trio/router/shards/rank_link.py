@@ -23,6 +23,7 @@ from tgi_trio.errors import PeerGone, ProtocolMismatch
 from tgi_trio.ipc import peering
 from tgi_trio.ipc.peering import Side
 from tgi_trio.ipc.tcp import prepare_connection
+from tgi_trio.name_lookups import connect_by_name
 from tgi_trio.whole_files import read_file
 
 GREETING_S: Final = 10.0  # timeout of authentication
@@ -147,7 +148,7 @@ async def call(host: str, port: int, secret: bytes, message: Join | Call) -> Ran
     Raises OSError if it cannot be reached, and as `greet` does.
     """
     with trio.move_on_after(_CONNECT_S) as patience:
-        stream = await trio.open_tcp_stream(host, port)
+        stream = await connect_by_name(host, port)
     if patience.cancelled_caught:
         raise PeerGone(host, f"it has not answered for {_CONNECT_S:g} s")
     try:
