@@ -23,7 +23,13 @@ def test_addresses(text: str, address: Address) -> None:
     assert parse_address(str(address)) == address
 
 
-@pytest.mark.parametrize("text", ["", "http://", "ftp://a", "a:x", "a:99999", "unix:relative"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "http://", "ftp://a", "ftp://a:21", "htp://a:3000", "a:x", "a:99999", "http://[::1"),
+        *("unix:relative", "a:1/two words", "a:1/\u00e9", "me:key@a:1", "a:1/v1?x=y", "a:1/#top"),
+    ],
+)
 def test_mistakes(text: str) -> None:
     with pytest.raises(ValueError, match="expected http://host:port"):
         parse_address(text)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import ssl
 from dataclasses import dataclass
 from urllib.parse import urlsplit
@@ -12,6 +13,8 @@ import trio
 from tgi_trio.name_lookups import connect_by_name
 
 _PORTS = {"http": 80, "https": 443}
+_PATH = re.compile(r"[!-~]*")  # as it is sent: other letters are written as %C3%A9 is
+_EXPECTED = "expected http://host:port, https://host:port, host:port or unix:/path"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,14 +41,16 @@ def parse_address(text: str) -> Address:
     """
     if text.startswith("unix:/"):
         return Address("localhost", unix=text.removeprefix("unix:"))
-    parts = urlsplit(text if "://" in text else f"http://{text}")
     try:
-        port = parts.port or _PORTS.get(parts.scheme)
-    except ValueError:
-        port = None
-    if not parts.hostname or port is None:
-        raise ValueError("expected http://host:port, https://host:port, host:port or unix:/path")
-    return Address(parts.hostname, port, parts.path.rstrip("/"), parts.scheme == "https")
+        parts = urlsplit(text if "://" in text else f"http://{text}")
+        host, port = parts.hostname, parts.port
+    except ValueError:  # a bracket that is not closed, or a port that is none
+        raise ValueError(_EXPECTED) from None
+    unused = parts.username is not None or parts.query or parts.fragment
+    if not host or unused or parts.scheme not in _PORTS or not _PATH.fullmatch(parts.path):
+        raise ValueError(_EXPECTED)
+    secure = parts.scheme == "https"
+    return Address(host, port or _PORTS[parts.scheme], parts.path.rstrip("/"), secure)
 
 
 async def connect(address: Address) -> trio.abc.Stream:
