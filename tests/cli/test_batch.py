@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
+import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +20,9 @@ from tests.router.http.served import served
 from tgi_trio.cli.batch import BatchRun, batch
 from tgi_trio.cli.options import BatchOptions
 from tgi_trio.client.address import Address
-from tgi_trio.client.batch_files import BatchRow
+from tgi_trio.client.batch_files import BatchRow, append_line, keep_answers
 from tgi_trio.client.http import Client
+from tgi_trio.errors import ConfigurationError
 
 pytestmark = pytest.mark.trio
 
@@ -181,6 +185,34 @@ async def test_a_server_that_is_not_there_is_told_at_once(tmp_path: Path) -> Non
     with pytest.raises(OSError, match="Connection refused"):
         await batch(options(tmp_path, ROWS, 9), io.StringIO())
     assert (tmp_path / "out").read_bytes() == b""
+
+
+async def test_a_disk_that_is_full_ends_the_run_with_its_name(tmp_path: Path) -> None:
+    """It takes a part of a line first: what is asked again is cut off before."""
+
+    class SmallDisk(io.FileIO):
+        free = 100  # bytes
+
+        def write(self, data: Any) -> int:
+            if not self.free:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            taken = super().write(memoryview(data)[: self.free])
+            self.free -= taken
+            return taken
+
+    async def serve(stream: trio.SocketStream) -> None:
+        await stream.receive_some()
+        await stream.send_all(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}")
+
+    path = tmp_path / "out"
+    with SmallDisk(path, "ab") as file:
+        async with asking(serve) as (run, _):
+            run.write = partial(append_line, file)
+            with pytest.raises(ConfigurationError) as raised:
+                await run.ask_all(2)
+    assert str(raised.value) == f"{path} cannot be written: No space left on device"
+    assert path.stat().st_size == 100 and not run.counts
+    assert not keep_answers(path) and path.read_bytes() == b""
 
 
 async def test_without_a_server_nothing_is_written() -> None:

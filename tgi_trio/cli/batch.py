@@ -10,6 +10,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final, TextIO
 
 import trio
@@ -19,6 +20,7 @@ from tgi_trio.cli.chat import open_client, read_info
 from tgi_trio.cli.options import BatchOptions
 from tgi_trio.client.batch_files import (
     BatchRow,
+    append_line,
     is_worth_another_try,
     keep_answers,
     read_ids,
@@ -27,6 +29,7 @@ from tgi_trio.client.batch_files import (
     write_failure,
 )
 from tgi_trio.client.http import Client
+from tgi_trio.errors import ConfigurationError
 
 PAUSES: Final = (1.0, 2.0, 4.0, 8.0, 16.0)  # seconds before another try
 _LONGEST_PAUSE: Final = 60.0  # that a server may ask for
@@ -57,9 +60,8 @@ async def batch(options: BatchOptions, output: TextIO) -> bool:
             if left:
                 async with open_client(options) as client:
                     await read_info(client)
-                    run = BatchRun(
-                        client, rows, answers.write, bar.update, options.timeout, counts=counts
-                    )
+                    write = partial(append_line, answers)
+                    run = BatchRun(client, rows, write, bar.update, options.timeout, counts=counts)
                     await run.ask_all(min(options.clients, left))
         finally:
             bar.close()
@@ -83,15 +85,18 @@ class BatchRun:
 
     client: Client
     rows: Iterator[BatchRow]
-    write: Callable[[bytes], object]
+    write: Callable[[bytes], object]  # a whole line
     told: Callable[[int], object]  # of each row that has an answer
     timeout: float  # seconds of a row
     pauses: tuple[float, ...] = PAUSES
     counts: Counter[str] = field(default_factory=Counter)
-    _failure: OSError | None = None
+    _failure: OSError | ConfigurationError | None = None
 
     async def ask_all(self, clients: int) -> None:
-        """Ask all rows, `clients` at a time. Raises OSError if there is no server."""
+        """Ask all rows, `clients` at a time. Raises OSError if there is no server.
+
+        Also what `write` raises, ConfigurationError if no more can be written.
+        """
         async with trio.open_nursery() as nursery:
             for _ in range(clients):
                 nursery.start_soon(self._ask_some, nursery.cancel_scope)
@@ -102,11 +107,11 @@ class BatchRun:
         for row in self.rows:
             try:
                 kind, line = await self._ask(row)
-            except OSError as error:  # each further row would wait in vain as well
+                self.write(line)
+            except (OSError, ConfigurationError) as error:  # it would meet each further row as well
                 self._failure = error
                 all.cancel()
                 return
-            self.write(line)
             self.counts[kind] += 1
             self.told(1)
 

@@ -15,6 +15,7 @@ import os
 import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 from typing import Any, Final
 
@@ -133,6 +134,19 @@ def _write(row: BatchRow, response: Any, error: Any) -> bytes:
         "error": error,
     }
     return orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE)
+
+
+def append_line(file: FileIO, line: bytes) -> None:
+    """Write all of a line to an unbuffered file. Raises ConfigurationError.
+
+    A disk that is nearly full takes a part of it at first, and says so only when asked for more.
+    """
+    left = memoryview(line)
+    try:
+        while left:
+            left = left[file.write(left) :]
+    except OSError as error:
+        raise ConfigurationError(f"{file.name!s} cannot be written: {error.strerror}") from error
 
 
 def is_worth_another_try(status: int) -> bool:
