@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib.metadata
 import io
+import os
 import socket
+from pathlib import Path
 
 import huggingface_hub
 import pytest
@@ -29,6 +31,28 @@ def test_a_busy_port_is_told_with_its_cure() -> None:
         finding = doctor._port(other.getsockname()[1])
     assert finding.verdict is doctor.FindingVerdict.POOR
     assert "--port" in finding.cure
+
+
+@pytest.mark.parametrize(
+    ("script", "found"),
+    [
+        ("#!/bin/sh\nexec sleep 60\n", "nvidia-smi has not answered for 0.05 s"),
+        ("#!/no/such/shell\n", "nvidia-smi cannot be run: No such file or directory"),
+        ("#!/bin/sh\necho no devices >&2; exit 9\n", "no devices"),
+    ],
+)
+def test_a_driver_that_does_not_answer_is_told_with_its_cure(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, script: str, found: str
+) -> None:
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text(script)
+    tool.chmod(0o700)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    if "sleep" in script:
+        monkeypatch.setattr(doctor, "_DRIVER_SECONDS", 0.05)
+    finding = doctor._accelerator()
+    assert (finding.verdict, finding.found) == (doctor.FindingVerdict.POOR, found)
+    assert "look at the driver" in finding.cure
 
 
 def test_a_missing_package_fails(monkeypatch: pytest.MonkeyPatch) -> None:

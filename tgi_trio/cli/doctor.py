@@ -48,6 +48,7 @@ _PACKAGES: Final = (
 )  # fmt: skip
 _DESCRIPTORS: Final = 4096  # open files for a few thousand streams
 _SHM: Final = 64 * 2**20  # bytes; a container's default
+_DRIVER_SECONDS: Final = 30.0  # timeout of nvidia-smi
 
 
 def _python() -> Finding:
@@ -93,12 +94,20 @@ def _accelerator() -> Finding:
     if shutil.which("nvidia-smi") is None:
         return Finding("accelerator", FindingVerdict.GOOD, "none: models are computed on the CPU")
     query = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader"]
-    done = subprocess.run(query, capture_output=True, text=True, timeout=30, check=False)
-    found = ", ".join(done.stdout.splitlines()) or done.stderr.strip() or "nvidia-smi says nothing"
-    if done.returncode:
-        cure = "look at the driver: nvidia-smi must list the devices"
+    cure = "look at the driver: nvidia-smi must list the devices"
+    try:
+        done = subprocess.run(
+            query, capture_output=True, text=True, timeout=_DRIVER_SECONDS, check=False
+        )
+    except subprocess.TimeoutExpired:  # as of a driver that waits for a device that fell off
+        found = f"nvidia-smi has not answered for {_DRIVER_SECONDS:g} s"
         return Finding("accelerator", FindingVerdict.POOR, found, cure)
-    return Finding("accelerator", FindingVerdict.GOOD, found)
+    except OSError as error:
+        found = f"nvidia-smi cannot be run: {error.strerror}"
+        return Finding("accelerator", FindingVerdict.POOR, found, cure)
+    found = ", ".join(done.stdout.splitlines()) or done.stderr.strip() or "nvidia-smi says nothing"
+    verdict = FindingVerdict.POOR if done.returncode else FindingVerdict.GOOD
+    return Finding("accelerator", verdict, found, cure if done.returncode else "")
 
 
 def _flash_attention() -> Finding:
