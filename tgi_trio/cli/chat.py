@@ -13,7 +13,6 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, Final, TextIO
 
-import h11
 import orjson
 import trio
 
@@ -70,7 +69,7 @@ async def read_info(client: Client) -> dict[str, Any]:
         info = await client.get("/info")
     except HTTPFailure as error:
         why = str(error)
-    except (trio.BrokenResourceError, h11.RemoteProtocolError) as error:
+    except trio.BrokenResourceError as error:
         cause = error.__cause__ or error
         if isinstance(cause, ssl.SSLCertVerificationError):
             raise ConfigurationError(
