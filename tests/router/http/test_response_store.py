@@ -217,3 +217,15 @@ def test_what_runs_is_never_forgotten_for_others() -> None:
     store.check()
     store.release(5000)
     assert store.used == 0
+
+
+def test_a_conversation_that_finds_no_room_beside_what_runs_is_counted_nowhere() -> None:
+    store = ResponseStore(4000)
+    assert store.reserve(3900)
+    for number in range(9):
+        conversation = StoredConversation(f"c{number}", b"a", 5)
+        store.keep_conversation(conversation)
+        store.describe_conversation(conversation, b'{"topic":"a"}')
+        store.add_items(conversation, {"i": b"{}"})
+        store.check()
+    assert store.used == 3900 and store.find_conversation("c0", b"a") is None

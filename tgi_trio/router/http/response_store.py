@@ -222,7 +222,9 @@ class ResponseStore:
         self._drop(conversation.id)
 
     def describe_conversation(self, conversation: StoredConversation, metadata: bytes) -> None:
-        """Replace the metadata, a JSON object."""
+        """Replace the metadata, a JSON object. Nothing happens where it was forgotten meanwhile."""
+        if self._kept.get(conversation.id) is not conversation:
+            return
         self._resize(conversation, len(metadata) - len(conversation.metadata))
         conversation.metadata = metadata
 
