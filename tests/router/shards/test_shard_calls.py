@@ -115,7 +115,7 @@ async def test_incarnations_come_and_go_and_nothing_of_them_stays(
             if victim == "none":
                 calls = calls_of(port)
             await wait_for_all(calls)
-            with LocalGroup.start_remote(settings, REQUEST, incarnation, calls) as group:
+            with LocalGroup.start_remote(settings, incarnation, calls) as group:
                 there = await wait_for_file(tmp_path / "told0")
                 assert (there.rank, there.world_size, there.local_size) == (0, 1, 1)
                 assert f"incarnation={incarnation}" in there.frames
@@ -145,11 +145,11 @@ async def test_a_machine_that_has_no_process_to_give_says_so_and_waits_for_the_n
     async with shard_at(0, lambda spec, words: wanted.pop(0)(spec, words), model) as port:
         calls = calls_of(port)
         await wait_for_all(calls)
-        with LocalGroup.start_remote(settings, REQUEST, 1, calls) as group:
+        with LocalGroup.start_remote(settings, 1, calls) as group:
             await wait_for_death(group)
             assert "rank 0 cannot be started: [Errno 2]" in await group.end_all(patient=False)
         await wait_for_all(calls)
-        with LocalGroup.start_remote(settings, REQUEST, 2, calls) as group:
+        with LocalGroup.start_remote(settings, 2, calls) as group:
             assert "incarnation=2" in (await wait_for_file(tmp_path / "told0")).frames
 
 
@@ -162,7 +162,7 @@ async def test_a_second_router_is_refused_until_the_first_has_left(
         first, second = calls_of(port), calls_of(port)
         await wait_for_all(first)
         async with trio.open_nursery() as nursery:
-            with LocalGroup.start_remote(settings, REQUEST, 1, first):
+            with LocalGroup.start_remote(settings, 1, first):
                 nursery.start_soon(wait_for_all, second)
                 await wait_for_words(caplog, "it serves a router on 127.0.0.1")
                 await trio.sleep(0.5)  # it calls a few times more
@@ -243,7 +243,7 @@ async def test_a_shard_of_another_model_says_so_on_both_sides(
     async with shard_at(0, idle, other) as port:
         calls = calls_of(port)
         await wait_for_all(calls)
-        with LocalGroup.start_remote(ShardSettings(model_path=model), REQUEST, 1, calls) as group:
+        with LocalGroup.start_remote(ShardSettings(model_path=model), 1, calls) as group:
             await wait_for_death(group)
             report = await group.end_all(patient=False)
     assert report.startswith("On 127.0.0.1: ")
@@ -274,7 +274,7 @@ async def test_a_shard_that_is_told_to_end_says_so(tmp_path: Path, model: Path) 
         port = await shard.enter_async_context(shard_at(0, telling(tmp_path / "told"), model))
         calls = calls_of(port)
         await wait_for_all(calls)
-        with LocalGroup.start_remote(ShardSettings(model_path=model), REQUEST, 1, calls) as group:
+        with LocalGroup.start_remote(ShardSettings(model_path=model), 1, calls) as group:
             await wait_for_file(tmp_path / "told0")
             await shard.aclose()
             await wait_for_death(group)

@@ -46,7 +46,11 @@ from tgi_trio.router.scheduling.ttft import TtftTarget
 
 
 class Scheduler:
-    """Owns the queue, the running batch, the KV blocks, and every sequence until its end."""
+    """Owns the queue, the running batch, the KV blocks, and every sequence until its end.
+
+    Every event has its time, `now`, in seconds of one clock. Where it decides nothing, a recording
+    still shows it (`trace.RecordingScheduler`).
+    """
 
     def __init__(self, limits: SchedulingLimits) -> None:
         self.limits = limits

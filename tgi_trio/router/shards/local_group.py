@@ -61,7 +61,7 @@ class LocalGroup:
 
         def start(request: WarmupRequest, incarnation: int) -> AbstractContextManager[Group]:
             if source is not None and 0 in source.ranks:
-                return LocalGroup.start_remote(settings, request, incarnation, source)
+                return LocalGroup.start_remote(settings, incarnation, source)
             return LocalGroup.spawn(
                 argv, settings, request, incarnation, affordable, source, waiting
             )
@@ -105,7 +105,7 @@ class LocalGroup:
             fds = [fd for channel in channels[1:] for fd in channel.spec.fds]
             if source is not None:
                 remote = _start_remote_ranks(
-                    stack, source, replace(settings, local_size=here), request, incarnation
+                    stack, source, replace(settings, local_size=here), incarnation
                 )
                 settings, rendezvous = remote.settings, remote.rendezvous
                 specs, fds = specs + remote.specs, fds + remote.fds
@@ -133,7 +133,7 @@ class LocalGroup:
     @classmethod
     @contextmanager
     def start_remote(
-        cls, settings: ShardSettings, request: WarmupRequest, incarnation: int, source: RankSource
+        cls, settings: ShardSettings, incarnation: int, source: RankSource
     ) -> Iterator[LocalGroup]:
         """Start a group of one rank on another machine; leaving the context ends it."""
         connection = source.take(0)
@@ -212,11 +212,7 @@ class _RemoteRanks:
 
 
 def _start_remote_ranks(
-    stack: ExitStack,
-    source: RankSource,
-    settings: ShardSettings,
-    request: WarmupRequest,
-    incarnation: int,
+    stack: ExitStack, source: RankSource, settings: ShardSettings, incarnation: int
 ) -> _RemoteRanks:
     """Start the ranks of `source`; closing `stack` ends them."""
     connections: list[RankConnection] = []
