@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from tgi_trio.router.telemetry.metrics import write_label
+
 
 def label_series(pages: Mapping[str, bytes]) -> bytes:
     """Return the series of several pages in Prometheus' text form, each with a label `replica`.
@@ -15,7 +17,7 @@ def label_series(pages: Mapping[str, bytes]) -> bytes:
     comments: dict[bytes, list[bytes]] = {}  # family -> its lines of help and type
     series: dict[bytes, list[bytes]] = {}
     for replica, page in pages.items():
-        label = b'replica="%b"' % replica.encode()
+        label = write_label("replica", replica).encode()
         family = b""
         for line in page.splitlines():
             if line.startswith(b"#"):

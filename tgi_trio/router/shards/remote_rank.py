@@ -43,7 +43,7 @@ class RemoteRank:
         Rank 0 uses the connection for frames; it is closed here when the context is left.
         """
         if connection.link is None:
-            raise ValueError("a contact of one connection cannot be started")
+            raise ValueError("a rank needs both connections to its machine: ask `connected` first")
         try:
             rank = cls(connection.link, settings.rank, incarnation)
             digest = config_digest(settings.model_path)

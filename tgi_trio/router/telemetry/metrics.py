@@ -185,8 +185,13 @@ def _series(metric: Metric, known: Sequence[str] = ()) -> Iterator[tuple[Key, st
     if not metric.label:
         yield metric.name, ""
     for value in (*metric.values, *known):
-        text = value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
-        yield (metric.name, (metric.label, value)), f'{metric.label}="{text}"'
+        yield (metric.name, (metric.label, value)), write_label(metric.label, value)
+
+
+def write_label(name: str, value: str) -> str:
+    """Return a label as it stands in the text form, whatever letters its value has."""
+    text = value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+    return f'{name}="{text}"'
 
 
 def _render_histogram(metric: Metric, labels: str, histogram: Histogram) -> Iterator[str]:

@@ -183,8 +183,8 @@ class Tracer:
             exporter = OTLPSpanExporter(endpoint, insecure=not endpoint.startswith("https:"))
             return cls(exporter, service_name)
 
-    def record(self, exchange: RequestSpan) -> str:
-        """Export the spans of `exchange`; return its trace id, "" if it is not sampled."""
+    def record(self, request: RequestSpan) -> str:
+        """Export the spans of `request`; return its trace id, "" if it is not sampled."""
         from opentelemetry.trace import SpanKind, StatusCode, set_span_in_context
 
         # Spans use wall-clock time, our times are on trio's clock: both are read once, now.
@@ -193,29 +193,29 @@ class Tracer:
         def nanoseconds(moment: float) -> int:
             return wall - int(1e9 * (now - moment))
 
-        headers = exchange.headers
+        headers = request.headers
         given = {name: headers.get(name.encode(), b"").decode("latin-1") for name in _PARENT}
         whole = self._tracer.start_span(
-            exchange.name,
+            request.name,
             self._propagator.extract(given),
             SpanKind.SERVER,
-            exchange.all_attributes(),
-            start_time=nanoseconds(exchange.began),
+            request.all_attributes(),
+            start_time=nanoseconds(request.began),
         )
         if not whole.is_recording():
             return ""
         within = set_span_in_context(whole)
-        for number, timings in enumerate(exchange.generations):
-            for stage, start, end in stages(timings, exchange.ended):
+        for number, timings in enumerate(request.generations):
+            for stage, start, end in stages(timings, request.ended):
                 if number and stage == "validation":
                     continue  # common to all generations of a request
                 span = self._tracer.start_span(
                     stage, within, attributes={"generation": number}, start_time=nanoseconds(start)
                 )
                 span.end(nanoseconds(end))
-        if exchange.error is not None:
+        if request.error is not None:
             whole.set_status(StatusCode.ERROR)
-        whole.end(nanoseconds(exchange.ended))
+        whole.end(nanoseconds(request.ended))
         return f"{whole.get_span_context().trace_id:032x}"
 
     async def close(self) -> None:
