@@ -1,4 +1,4 @@
-"""Files that are read whole: those that have an end, and are no larger than meant."""
+"""Files that are read whole: those that have an end, and are no larger than meant; and written."""
 
 from __future__ import annotations
 
@@ -6,12 +6,21 @@ import os
 import socket
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
+from io import FileIO
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tgi_trio import whole_files
-from tgi_trio.whole_files import SMALL, check_file, open_file, read_file, read_text_file
+from tgi_trio.whole_files import (
+    SMALL,
+    check_file,
+    open_file,
+    read_file,
+    read_text_file,
+    write_whole,
+)
 
 
 def test_what_a_file_holds_is_read(tmp_path: Path) -> None:
@@ -96,3 +105,14 @@ def test_a_pipe_without_end_is_refused() -> None:
 def test_files_of_the_kernel_are_empty() -> None:
     """They have no size, and this one would wait until it has something to say."""
     assert read_file(Path("/proc/kmsg")) == b""
+
+
+def test_what_is_taken_in_parts_is_written_whole(tmp_path: Path) -> None:
+    class Slow(FileIO):
+        def write(self, data: Any) -> int:
+            return super().write(memoryview(data)[:3])
+
+    with Slow(tmp_path / "file", "wb") as file:
+        for data in (b"one line\n", b"", b"another"):
+            write_whole(file, data)
+    assert (tmp_path / "file").read_bytes() == b"one line\nanother"

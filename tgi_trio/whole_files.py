@@ -1,4 +1,4 @@
-"""Reads files whole: only those that have an end, and no larger ones than are meant.
+"""Reads files whole: only those that have an end, and no larger ones than are meant; writes whole.
 
 A device may have no end, and a pipe may wait for a writer for ever. A pipe that somebody writes to,
 such as a shell makes of `<(command)`, is read within bounds.
@@ -12,7 +12,7 @@ import select
 import stat
 import time
 from contextlib import ExitStack
-from io import BufferedReader, BytesIO, TextIOWrapper
+from io import BufferedReader, BytesIO, FileIO, TextIOWrapper
 from pathlib import Path
 from typing import Final
 
@@ -92,6 +92,16 @@ def read_text_file(path: Path, most: int = LARGEST, errors: str = "strict") -> s
 def check_file(path: Path, most: int | None = LARGEST) -> None:
     """Raise OSError for a file that a library should not be told to read, as `open_file` does."""
     open_file(path, most).close()
+
+
+def write_whole(file: FileIO, data: bytes) -> None:
+    """Write all of `data` to an unbuffered file. Raises OSError.
+
+    A disk that is nearly full takes a part of it at first, and says so only when asked for more.
+    """
+    left = memoryview(data)
+    while left:
+        left = left[file.write(left) :]
 
 
 def open_at_once(path: str, flags: int) -> int:

@@ -23,7 +23,7 @@ import orjson
 
 from tgi_trio.client.http import Answer
 from tgi_trio.errors import ConfigurationError
-from tgi_trio.whole_files import check_file, open_file
+from tgi_trio.whole_files import check_file, open_file, write_whole
 
 ROUTES: Final = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings")
 _FIELDS: Final = ("custom_id", "method", "url", "body")
@@ -137,14 +137,9 @@ def _write(row: BatchRow, response: Any, error: Any) -> bytes:
 
 
 def append_line(file: FileIO, line: bytes) -> None:
-    """Write all of a line to an unbuffered file. Raises ConfigurationError.
-
-    A disk that is nearly full takes a part of it at first, and says so only when asked for more.
-    """
-    left = memoryview(line)
+    """Write all of a line to an unbuffered file. Raises ConfigurationError."""
     try:
-        while left:
-            left = left[file.write(left) :]
+        write_whole(file, line)
     except OSError as error:
         raise ConfigurationError(f"{file.name!s} cannot be written: {error.strerror}") from error
 

@@ -17,6 +17,7 @@ import trio
 from tgi_trio.errors import ConfigurationError
 from tgi_trio.router.scheduling.limits import SchedulingLimits
 from tgi_trio.router.scheduling.trace import RecordingScheduler
+from tgi_trio.whole_files import write_whole
 
 log = logging.getLogger(__name__)
 
@@ -83,14 +84,8 @@ class ScheduleRecorder:
         try:
             # Not cancelled when the server stops, as half a line could then follow another half.
             with trio.CancelScope(shield=True):
-                await trio.to_thread.run_sync(_write, file, lines)
+                await trio.to_thread.run_sync(lambda: write_whole(file, "".join(lines).encode()))
         except OSError as error:
             self._ended = True
             self._lines.clear()
             log.warning("recording has ended: %s: %s", self._path, error)
-
-
-def _write(file: FileIO, lines: list[str]) -> None:
-    left = memoryview("".join(lines).encode("ascii"))
-    while left:
-        left = left[file.write(left) :]
