@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from typing import Any
 
 import pytest
@@ -12,6 +13,9 @@ from tests.router.http.image_requests import VIDEO_PAD, seeing_engine
 from tests.router.http.served import Answer, Client, served
 from tests.router.http.test_route_metrics import counted
 from tests.router.media.sound_files import make_sound
+from tgi_trio.router.http import call as calls
+from tgi_trio.router.http.messages.multipart import Form, read_form
+from tgi_trio.router.http.routes import transcriptions
 from tgi_trio.router.media.audio_model import AudioModel
 from tgi_trio.router.media.image_model import ImageModel
 from tgi_trio.router.media.layouts.audio import PiecesLayout, WaveLayout
@@ -175,6 +179,22 @@ async def test_what_is_wrong_with_a_form_is_said(body: bytes, said: str, param: 
         if param is not ...:
             assert answer.json()["error"]["param"] == param
         assert not engine.submitted
+
+
+async def test_a_large_form_is_read_beside_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    beside: list[bool] = []
+
+    def read_somewhere(headers: dict[bytes, bytes], body: bytes) -> Form:
+        beside.append(threading.current_thread() is not threading.main_thread())
+        return read_form(headers, body)
+
+    monkeypatch.setattr(transcriptions, "read_form", read_somewhere)
+    async with seeing_engine(model=hearing(WAVES)) as engine, served(engine) as server:
+        engine.chat_template = ChatTemplate({"default": PARTS}, {})
+        client = await server.connect()
+        for sound in (SMALL, LARGE):
+            assert (await ask(client, form(sound))).status == 200
+    assert len(SMALL) < calls.LARGE < len(LARGE) and beside == [False, True]
 
 
 async def test_other_bodies_and_models_that_do_not_hear_are_refused() -> None:

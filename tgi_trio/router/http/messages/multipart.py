@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from itertools import chain
 from typing import Final
 
 from werkzeug.exceptions import RequestEntityTooLarge
 from werkzeug.http import parse_options_header
-from werkzeug.sansio.multipart import Data, Epilogue, Field, File, MultipartDecoder, NeedData
+from werkzeug.sansio.multipart import (
+    Data,
+    Epilogue,
+    Event,
+    Field,
+    File,
+    MultipartDecoder,
+    NeedData,
+)
 
 from tgi_trio.errors import TgiTrioError, ValidationError, name_param
 from tgi_trio.router.http.messages.problems import BodyRejected
@@ -15,6 +24,10 @@ from tgi_trio.router.http.messages.problems import BodyRejected
 _MOST_PARTS: Final = 64
 _MOST_TEXT: Final = 1 << 16  # bytes of a field that is no file
 _SHOWN: Final = 60  # most characters of a field's name in an error
+# Bytes that the decoder is given at a time: each call holds the interpreter (GIL). Of megabytes at
+# once it would search all again and again, which takes ten times as long.
+_PIECE: Final = 1 << 14
+_LONGEST_HEAD: Final = 2 * _PIECE  # bytes of a part's head, or before the first part
 
 
 def wrong_field(name: str, what: str) -> TgiTrioError:
@@ -46,29 +59,63 @@ class Form:
 
 
 def read_form(headers: Mapping[bytes, bytes], body: bytes | bytearray) -> Form:
-    """Return the form in a body. Raises BodyRejected (415 for another content type) and
-    ValidationError."""
+    """Return the form in a body; it may have megabytes, which take a few milliseconds each.
+
+    Raises BodyRejected (415 for another content type) and ValidationError.
+    """
     kind, options = parse_options_header(headers.get(b"content-type", b"").decode("latin-1"))
     boundary = options.get("boundary", "")
     if kind != "multipart/form-data" or not boundary:
         raise BodyRejected(
             415, "Expected request with `Content-Type: multipart/form-data` and a boundary"
         )
-    decoder = MultipartDecoder(boundary.encode("latin-1", "replace"), max_parts=_MOST_PARTS)
+    mark = boundary.encode("latin-1", "replace")
+    decoder = MultipartDecoder(mark, _LONGEST_HEAD, max_parts=_MOST_PARTS)
     try:
-        return _collect(decoder, body)
-    except (ValueError, RequestEntityTooLarge) as error:
+        return _collect(_decode(decoder, _cut(body, b"--" + mark)))
+    except RequestEntityTooLarge as error:
+        what = f"more than {_MOST_PARTS} parts, or a head of more than {_LONGEST_HEAD} bytes"
+        raise BodyRejected(400, f"Failed to parse the form in the body: it has {what}") from error
+    except ValueError as error:
         raise BodyRejected(400, f"Failed to parse the form in the body: {error}") from error
 
 
-def _collect(decoder: MultipartDecoder, body: bytes | bytearray) -> Form:
-    """Return the parts of a body; raises ValueError, and ValidationError for a field twice."""
+def _cut(body: bytes | bytearray, mark: bytes) -> Iterator[bytes]:
+    """Yield a body in pieces, none of which ends in a line behind `mark`, which ends a part.
+
+    Of such a piece the decoder would take the end of the line before for data.
+    """
+    start = 0
+    while start < len(body):
+        end = start + _PIECE
+        found = body.rfind(mark, max(0, start - len(mark)), end)
+        if found >= 0 and body.find(b"\n", found + len(mark), end) < 0:
+            end = body.find(b"\n", found + len(mark)) + 1 or len(body)
+        yield bytes(body[start:end])
+        start = end
+
+
+def _decode(decoder: MultipartDecoder, pieces: Iterator[bytes]) -> Iterator[Event]:
+    """Yield the parts of a body, each with its head before its data.
+
+    Raises ValueError and RequestEntityTooLarge.
+    """
+    for piece in chain(pieces, (None,)):
+        decoder.receive_data(piece)
+        while not isinstance(event := decoder.next_event(), Epilogue | NeedData):
+            yield event
+
+
+def _collect(events: Iterator[Event]) -> Form:
+    """Return the form of which these are the parts.
+
+    Raises what `events` does, ValueError for a text that is not UTF-8, and ValidationError for a
+    field twice.
+    """
     fields: dict[str, str] = {}
     files: dict[str, bytes] = {}
-    decoder.receive_data(bytes(body))
-    decoder.receive_data(None)
     name, is_file, parts = "", False, bytearray()
-    while not isinstance(event := decoder.next_event(), Epilogue | NeedData):
+    for event in events:
         if isinstance(event, Field | File):
             name, is_file, parts = event.name or "", isinstance(event, File), bytearray()
             if (name in fields and not name.endswith("[]")) or name in files:

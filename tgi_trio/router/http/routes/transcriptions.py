@@ -125,7 +125,8 @@ def _read_whole(form: Form, name: str, pattern: re.Pattern[str]) -> int | None:
 
 async def transcribe(call: Call) -> Reply:
     """POST /v1/audio/transcriptions, as a body or as a stream."""
-    transcription = TranscriptionRequest.read(read_form(call.headers, call.body))
+    form = await call.compute(partial(read_form, call.headers, call.body))
+    transcription = TranscriptionRequest.read(form)
     call.body = b""  # megabytes that are not needed any more
     call.engine.metrics.inc("tgi_request_count")
     await use_model(call, transcription.model)
