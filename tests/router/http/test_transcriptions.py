@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import random
 import threading
 from typing import Any
 
@@ -13,7 +15,7 @@ from tests.router.http.image_requests import VIDEO_PAD, seeing_engine
 from tests.router.http.served import Answer, Client, served
 from tests.router.http.test_route_metrics import counted
 from tests.router.media.sound_files import make_sound
-from tgi_trio.router.http import call as calls
+from tgi_trio.router.http.messages import body_reader
 from tgi_trio.router.http.messages.multipart import Form, read_form
 from tgi_trio.router.http.routes import transcriptions
 from tgi_trio.router.media.audio_model import AudioModel
@@ -194,7 +196,16 @@ async def test_a_large_form_is_read_beside_the_loop(monkeypatch: pytest.MonkeyPa
         client = await server.connect()
         for sound in (SMALL, LARGE):
             assert (await ask(client, form(sound))).status == 200
-    assert len(SMALL) < calls.LARGE < len(LARGE) and beside == [False, True]
+    assert len(SMALL) < body_reader.LARGE < len(LARGE) and beside == [False, True]
+
+
+@pytest.mark.parametrize("size", [0, 1, 3071, 3072, 3073, 20_000])
+async def test_base64_is_the_same_slice_by_slice(
+    size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transcriptions, "_SLICE", 3 << 10)
+    sound = random.Random(size).randbytes(size)
+    assert transcriptions._encode(sound) == base64.b64encode(sound).decode()
 
 
 async def test_other_bodies_and_models_that_do_not_hear_are_refused() -> None:

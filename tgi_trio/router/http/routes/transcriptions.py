@@ -57,6 +57,7 @@ _COUNT: Final = re.compile("[0-9]{1,18}")
 _SEED: Final = re.compile("-?[0-9]{1,20}")
 _LANGUAGE: Final = re.compile(r"[A-Za-z][A-Za-z -]{1,30}")
 _INLINE: Final = 1 << 16  # bytes that are written as base64 without a thread
+_SLICE: Final = 3 << 16  # bytes that are written at once: 0.2 ms
 
 
 @dataclass(slots=True)
@@ -159,7 +160,9 @@ async def transcribe(call: Call) -> Reply:
 
 
 def _encode(sound: bytes) -> str:
-    return base64.b64encode(sound).decode()
+    """Return base64, slice by slice: each call holds the interpreter (GIL), and the loop waits."""
+    slices = (sound[start : start + _SLICE] for start in range(0, len(sound), _SLICE))
+    return "".join(base64.b64encode(each).decode() for each in slices)
 
 
 def _find_transcription(call: Call) -> Transcription:
