@@ -159,3 +159,14 @@ def test_states_are_read_behind_the_same_image_and_never_behind_another() -> Non
         pair.run()
     new, again = (0, False, 1), (28, True, 0)
     assert found == [new, again, new, again, again]
+
+
+def test_what_follows_an_image_is_kept_under_its_own_tokens() -> None:
+    """At the end of a sequence only what lies behind its shared blocks is read for its key."""
+    own = Sequence(0, seen(ONE, (8, 11, "cat"), (21, 4, "dog")), 0, 0.0, 0)
+    own.image_numbers = (3, 5)
+    own.emitted += [1, 2, 3]
+    whole = own.token_bytes()
+    assert [own.token_bytes(first) for first in range(len(whole) // 4)] == [
+        whole[4 * first :] for first in range(len(whole) // 4)
+    ]

@@ -11,6 +11,7 @@ import pytest
 from tests.router.scheduling.harness import Pair, expected, limits, request
 from tests.router.scheduling.model_shard import ModelShard
 from tgi_trio.ipc.messages import Fault, SamplingParameters
+from tgi_trio.router.scheduling import prefix_cache
 from tgi_trio.router.scheduling.prefix_cache import PrefixCache
 from tgi_trio.router.scheduling.prefix_nodes import Node
 
@@ -19,6 +20,14 @@ BASE = (0, "")
 
 def key(tokens: list[int]) -> bytes:
     return array("i", tokens).tobytes()
+
+
+@pytest.fixture(params=[prefix_cache.MOST_BLOCKS, 1, 2])
+def most_blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Blocks of a node: as many as there may be, or so few that every prompt has several nodes."""
+    monkeypatch.setattr(prefix_cache, "MOST_BLOCKS", request.param)
+    most: int = request.param
+    return most
 
 
 class Tree:
@@ -117,7 +126,24 @@ def test_the_children_of_a_salt_leave_no_root_behind() -> None:
     assert list(cache.nodes()) == []
 
 
-def test_random_use_keeps_every_rule() -> None:
+def test_a_node_has_few_blocks_however_long_its_prompt(most_blocks: int) -> None:
+    """What changes a node copies its key: chunks of a long prompt would cost ever more."""
+    count = 3 * most_blocks + 1
+    cache, tokens = PrefixCache(1), list(range(count))
+    chunks = [tokens[:1], tokens[1 : count // 2], tokens[count // 2 :]]
+    node = cache.pin(BASE, cache.match(BASE, b"", 0))
+    for chunk in chunks:
+        node, spare = cache.insert(node, key(chunk), chunk)
+        assert spare == []
+        cache.check([node])
+    assert [len(each.blocks) for each in cache.nodes()] == [0, *3 * [most_blocks], 1]
+    assert cache.match(BASE, key(tokens), count).blocks == tokens
+    cache.unpin(node)
+    cache.check([])
+    assert cache.evict(2) == [tokens[-1], tokens[-2]], "from its end"
+
+
+def test_random_use_keeps_every_rule(most_blocks: int) -> None:
     rng = random.Random(3)
     for block_size in (1, 2, 3):
         cache = PrefixCache(block_size)
@@ -307,6 +333,7 @@ def test_what_a_lost_shard_had_cached_is_counted_once() -> None:
     assert cached_tokens(pair, 2) == 8
 
 
+@pytest.mark.usefixtures("most_blocks")
 def test_what_a_failed_sequence_computed_is_not_trusted() -> None:
     pair = cached()
     pair.scheduler.add(1, request(9, 30), 0.0)
@@ -319,6 +346,7 @@ def test_what_a_failed_sequence_computed_is_not_trusted() -> None:
     assert serve(pair, 2, 9) == 0
 
 
+@pytest.mark.usefixtures("most_blocks")
 def test_what_was_cached_before_a_failure_stays_and_nothing_joins_it() -> None:
     pair = cached()
     serve(pair, 1, 9)

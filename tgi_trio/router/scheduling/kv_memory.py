@@ -258,15 +258,15 @@ class KvMemory:
         own = sequence.blocks[sequence.shared :]
         node = sequence.node
         if node is not None:
-            grown = sequence.shared * self.block_size > sequence.cached_at_start
+            grown = sequence.shared - sequence.cached_at_start // self.block_size
             full = min(sequence.computed, sequence.length) // self.block_size - sequence.shared
             if sound and full > 0:
-                tokens = sequence.token_bytes()[sequence.shared * self._block_bytes :]
+                tokens = sequence.token_bytes(sequence.shared * self.block_size)
                 node, spare = self._cache.insert(node, tokens, own[:full])
                 own = spare + own[full:]
             self._cache.unpin(node)
-            if not sound and grown:
-                self._give_evicted(self._cache.discard(node))
+            if not sound:
+                self._give_evicted(self._cache.discard(node, grown))
         self._allocator.give(own)
         sequence.forget_blocks()
         if self._unloaded and (adapter := sequence.namespace[0]) in self._unloaded:

@@ -14,12 +14,15 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Container, Iterable, Iterator
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from tgi_trio.router.scheduling.block_digests import Origin, begin_digests, extend_digests
 from tgi_trio.router.scheduling.prefix_nodes import Match, Namespace, Node, walk_down
 
 TOKEN_BYTES = 4  # keys are the bytes of int32 token ids
+# Blocks of a node. What changes a node copies its key, and a prompt of a million tokens is
+# published in hundreds of chunks: without a bound each of them would copy all that came before.
+MOST_BLOCKS: Final = 1024
 
 # (digests of blocks, blocks, their origins)
 Leaving: TypeAlias = Callable[[list[bytes], list[int], list[Origin]], None]
@@ -146,22 +149,32 @@ class PrefixCache:
             spare += blocks[at : at + used]
             at += used
             node = child if used == len(child.blocks) else self._split(child, used)
-        if at < len(blocks):
-            tail, tail_blocks = tokens[at * size : len(blocks) * size], blocks[at:]
-            if node is top and node.pins == 1 and node.parent is not None and not node.children:
-                # Extend the caller's own leaf: one node per prompt, however many chunks it has.
-                node.key += tail
-                node.blocks += tail_blocks
-                self.pinned += len(tail_blocks)
-            else:
-                leaf = Node(node.namespace, node)
-                leaf.key, leaf.blocks = tail, tail_blocks
-                node.children[tail[:size]] = leaf
-                self._unpinned[leaf] = None
-                self.evictable += len(tail_blocks)
-                node = leaf
+        if node is top and node.pins == 1 and node.parent is not None and not node.children:
+            # Extend the caller's own leaf: few nodes per prompt, however many chunks it has.
+            more = blocks[at : at + max(0, MOST_BLOCKS - len(node.blocks))]
+            node.key += tokens[at * size : (at + len(more)) * size]
+            node.blocks += more
+            self.pinned += len(more)
+            at += len(more)
+        node = self._grow(node, tokens, blocks, at)
         self._pin_path(node, top)
         return node, spare
+
+    def _grow(self, node: Node, tokens: bytes, blocks: list[int], at: int) -> Node:
+        """Add `blocks` from `at` on below `node` as nodes of their own; returns the last one."""
+        size = self._block_bytes
+        leaves: list[Node] = []
+        while at < len(blocks):
+            leaf = Node(node.namespace, node)
+            leaf.blocks = blocks[at : at + MOST_BLOCKS]
+            leaf.key = tokens[at * size : (at + len(leaf.blocks)) * size]
+            node.children[leaf.key[:size]] = leaf
+            self.evictable += len(leaf.blocks)
+            at += len(leaf.blocks)
+            leaves.append(leaf)
+            node = leaf
+        self._unpinned.update(dict.fromkeys(reversed(leaves)))  # a child before its parent
+        return node
 
     def recent(self) -> Iterator[Node]:
         """Yield unpinned nodes, most recently used first, and each after those above it."""
@@ -264,13 +277,21 @@ class PrefixCache:
         pairs = zip(befores, keys, strict=False)  # the last digest stands before the next node
         return [Origin(node.namespace, each, key) for each, key in pairs]
 
-    def discard(self, node: Node) -> list[int]:
-        """Remove `node` if it is unpinned and a leaf; returns its blocks."""
-        if node not in self._unpinned or node.children:
-            return []
-        self._remove(node)
-        self.evictable -= len(node.blocks)
-        return node.blocks
+    def discard(self, node: Node, most: int) -> list[int]:
+        """Remove the last `most` blocks up to `node`, in whole nodes; returns them.
+
+        Those stay that are pinned, or have others behind them.
+        """
+        discarded: list[int] = []
+        here: Node | None = node
+        while here is not None and here in self._unpinned and not here.children:
+            if len(discarded) + len(here.blocks) > most:
+                break
+            discarded += here.blocks
+            self._remove(here)
+            here = here.parent
+        self.evictable -= len(discarded)
+        return discarded
 
     def evict_adapter(self, adapter: int) -> tuple[list[int], bool]:
         """Remove the unpinned prefixes of an adapter.

@@ -139,19 +139,21 @@ class Sequence:
             return self.request.prompt_ids
         return np.concatenate([self.request.prompt_ids, np.array(self.emitted, dtype=np.int32)])
 
-    def token_bytes(self) -> bytes:
-        """Return all known tokens as int32 bytes: the key in the prefix cache.
+    def token_bytes(self, first: int = 0) -> bytes:
+        """Return the known tokens from the `first` on as int32 bytes: the key in the prefix cache.
 
         An image's feature tokens are replaced by the image's number, as a negative value.
         """
         ids = np.ascontiguousarray(self.request.prompt_ids, dtype=np.int32)
+        if first >= self.prompt_length:
+            return array("i", self.emitted[first - self.prompt_length :]).tobytes()
         if self.image_numbers:
             ids = ids.copy()
             for image, number in zip(self.request.images, self.image_numbers, strict=True):
                 for offset, count in image.feature_places:
-                    first = image.first + offset
-                    ids[first : first + count] = -1 - number
-        prompt = ids.tobytes()
+                    place = image.first + offset
+                    ids[place : place + count] = -1 - number
+        prompt = ids[first:].tobytes()
         return prompt + array("i", self.emitted).tobytes() if self.emitted else prompt
 
     def prefill_row(self) -> PrefillRow:
