@@ -113,7 +113,7 @@ def _i4(values: ListLike[int]) -> IntArray:
 
 
 def _concatenate(arrays: list[IntArray]) -> IntArray:
-    return np.concatenate(arrays) if arrays else _NO_IDS
+    return np.concatenate(arrays) if len(arrays) > 1 else next(iter(arrays), _NO_IDS)  # one as is
 
 
 def encode_prefill(command: int, rows: ListLike[PrefillRow]) -> bytes:
@@ -140,7 +140,7 @@ def encode_prefill(command: int, rows: ListLike[PrefillRow]) -> bytes:
         "tokenizer_length": _u4([len(t) for t in tokenizers]),
         "end_count": _u4([len(s.ends) for s in sampling]),
         "token_ids": _concatenate([row.token_ids for row in rows]),
-        "block_ids": _i4([b for row in rows for b in row.block_ids]),
+        "block_ids": _concatenate([_i4(row.block_ids) for row in rows]),
         "state_slot": _u4([own.slots[0] for own in states]),
         "spare_slot": _u4([own.slots[1] for own in states]),
         "source_slot": _u4([own.source for own in states]),

@@ -51,14 +51,25 @@ class ShardLink:
 
     def __init__(self, end: CommandChannel) -> None:
         self._end = end
-        self._backlog: deque[bytes] = deque()
+        self._backlog: deque[bytes | Prefill] = deque()
         self._waiting = trio.Event()  # there is a backlog
         self._answered = trio.Event()  # the last order to keep prefixes is
         self._report = PrefixReport()
 
     def send(self, command: Command) -> None:
-        """Send a command now, or as soon as the ring has room."""
-        self.send_frame(encode_command(command))
+        """Send a command now, or as soon as the ring has room.
+
+        A long prompt is encoded in a turn of its own: a million tokens take milliseconds, as
+        granting their blocks does, from where we are called.
+        """
+        if isinstance(command, Prefill) and command.is_long:
+            self._backlog.append(command)
+        elif self._backlog and isinstance(self._backlog[0], Prefill):
+            self._backlog.append(encode_command(command))
+        else:
+            self.send_frame(encode_command(command))
+            return
+        self._waiting.set()
 
     def send_frame(self, frame: bytes) -> None:
         """Send an encoded command, as those of adapters are."""
@@ -96,7 +107,11 @@ class ShardLink:
 
     def flush(self) -> None:
         """Send waiting frames, in order, as far as the ring has room."""
-        while self._backlog and self._end.try_send(self._backlog[0]):
+        while self._backlog:
+            if isinstance(first := self._backlog[0], Prefill):
+                first = self._backlog[0] = encode_command(first)
+            if not self._end.try_send(first):
+                return
             self._backlog.popleft()
 
     def replies(self) -> Iterator[Frame]:

@@ -51,6 +51,11 @@ class Prefill:
     number: int
     rows: list[PrefillRow]
 
+    @property
+    def is_long(self) -> bool:
+        """Whether it is a single row that is larger than others together may be."""
+        return len(self.rows) == 1 and _bytes(self.rows[0]) > _PREFILL_BYTES
+
 
 # Largest PREFILL: a frame may take half of a ring, and a single row is much smaller than the rest.
 _PREFILL_BYTES = 2**19
