@@ -283,7 +283,8 @@ class Validator:
             encode = self._pool.encode_prompt
             return await encode(prompt, add_special_tokens, truncate, most, tokenizer)
         try:
-            ids = await self._pool.take_ids(prompt[-(truncate or len(prompt)) :])
+            cut = truncate is not None and truncate < len(prompt)
+            ids = await self._pool.take_ids(prompt[-(truncate or 0) :] if cut else prompt)
         except (OverflowError, ValueError, TypeError) as error:
             raise ValidationError(
                 f"`inputs` must hold token ids >= 0 and < {self._limits.vocab_size}"

@@ -7,7 +7,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Final, Protocol
 
+import numpy as np
 import trio
+from numpy.typing import NDArray
 
 from tgi_trio.errors import GenerationError, ValidationError, name_param
 from tgi_trio.model.audio_families import AUDIO_FAMILIES
@@ -38,7 +40,7 @@ class Schedulable(Protocol):
 
 async def validate_request(
     call: Call,
-    prompt: Prompt | Sequence[int],
+    prompt: Prompt | Sequence[int] | NDArray[np.int32],
     parameters: GenerationParameters,
     body: Schedulable,
     *,
@@ -53,7 +55,7 @@ async def validate_request(
         None if adapter is None else await call.engine.text_processors.find(adapter)
     )
     until = find_deadline(call, body.timeout)
-    read: str | Sequence[int] | ExpandedPrompt
+    read: str | Sequence[int] | NDArray[np.int32] | ExpandedPrompt
     if isinstance(prompt, ImagePrompt):
         call.engine.validator.check(parameters)  # before anything is fetched
         read = await expand_images(call, prompt)
@@ -111,7 +113,7 @@ def refuse_media(call: Call, link: MediaLink) -> None:
 
 
 def _find_adapter(
-    call: Call, prompt: Prompt | Sequence[int], parameters: GenerationParameters
+    call: Call, prompt: object, parameters: GenerationParameters
 ) -> ServedAdapter | None:
     """Return the adapter that a client names, or the model's own for what the prompt holds.
 

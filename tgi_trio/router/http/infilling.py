@@ -51,7 +51,7 @@ def find_format(call: Call, field: str = "suffix") -> InfillFormat:
 
 
 async def write_gaps(
-    call: Call, infill: InfillFormat, body: AsksForGap, prompts: Sequence[str | list[int]]
+    call: Call, infill: InfillFormat, body: AsksForGap, prompts: Sequence[object]
 ) -> list[str | list[int]]:
     """Return the prompts with the body's suffix behind them. Raises ValidationError."""
     for name in ("echo", "truncate_prompt_tokens"):

@@ -28,6 +28,7 @@ from tgi_trio.router.text.detokenizer import (
 )
 from tgi_trio.router.text.pieces import pieces_for
 from tgi_trio.router.text.prompt_tokens import MOST_REMEMBERED, PromptTokens
+from tgi_trio.router.text.token_ids import PIECE, copy_ids
 from tgi_trio.router.text.tokenizer_files import TokenizerConfig, read_config, tokenizer_json
 from tgi_trio.threads import run_in_thread
 
@@ -40,7 +41,6 @@ Arguments = TypeVarTuple("Arguments")
 INLINE_CHARACTERS = 160
 # From this length on, it pays to look up what has been tokenised before.
 LONG_PROMPT = 4096  # characters
-_COPIED = 4096  # ids of a list that are read at once: a fifteenth of a millisecond
 _DERIVED_REMEMBERED = 1 << 18  # tokens of pieces of prompts that a derived tokenizer keeps: 1 MiB
 _NO_MODEL = {"type": "BPE", "vocab": {}, "merges": []}
 
@@ -288,7 +288,7 @@ class TokenizerPool:
         Many are copied in a thread. Raises OverflowError, TypeError and ValueError for what are
         none.
         """
-        return _copy_ids(ids) if len(ids) <= _COPIED else await self._run(ids, _copy_ids)
+        return copy_ids(ids) if len(ids) <= PIECE else await self._run(ids, copy_ids)
 
     async def _run(
         self,
@@ -302,14 +302,6 @@ class TokenizerPool:
         # Nothing waits for the thread of a client that has left: it keeps its place among `workers`
         # until it is done, and its result is dropped.
         return await run_in_thread(partial(function, given, *arguments), self._limiter)
-
-
-def _copy_ids(ids: Sequence[int] | IntArray) -> IntArray:
-    """Return ids as an array, piece by piece: numpy keeps the GIL while it reads a list."""
-    if len(ids) <= _COPIED:
-        return np.array(ids, dtype=np.int32)
-    starts = range(0, len(ids), _COPIED)
-    return np.concatenate([np.array(ids[i : i + _COPIED], dtype=np.int32) for i in starts])
 
 
 def _add_missing(backend: tokenizers.Tokenizer, config: TokenizerConfig) -> None:

@@ -7,6 +7,9 @@ from dataclasses import replace
 from functools import partial
 from typing import cast
 
+import numpy as np
+from numpy.typing import NDArray
+
 from tgi_trio.errors import GrammarError, ValidationError, name_param, naming_param
 from tgi_trio.router.http.answer_fields import fingerprint, new_id, use_model
 from tgi_trio.router.http.answer_headers import event_stream, timing_headers
@@ -33,11 +36,12 @@ from tgi_trio.router.http.routes import openai
 from tgi_trio.router.http.routes.tokens import text_of
 from tgi_trio.router.http.sse import DONE
 from tgi_trio.router.request import FinishReason, Request
+from tgi_trio.router.text.token_ids import PIECE, drain_ids
 from tgi_trio.router.validation import GenerationParameters, fan_out
 
 _COMPLETION = BodyReader(schema.CompletionRequest)
 
-Prompt = str | list[int]
+Prompt = str | Sequence[int] | NDArray[np.int32]
 
 
 async def completions(call: Call) -> Reply:
@@ -55,7 +59,7 @@ async def completions(call: Call) -> Reply:
     unwritten = _writes_nothing(request)
     parameters = await _parameters(call, request, unwritten)
     if infill is not None:
-        prompts = await write_gaps(call, infill, request, prompts)
+        prompts = [*await write_gaps(call, infill, request, prompts)]
         parameters = end_gaps(call, infill, parameters)
     take_permits(call, len(prompts), candidates)
     requests: list[Request] = []
@@ -155,9 +159,15 @@ def _prompts(call: Call, request: schema.CompletionRequest) -> list[Prompt]:
         kinds = {type(each) for each in given}  # there may be a million
         if len(kinds) > 1:
             raise invalid_value("prompt", "texts and token ids cannot be mixed")
-        prompts = cast("list[Prompt]", [given] if kinds == {int} else given)
+        whole = cast("list[str | list[int]]", [given] if kinds == {int} else given)
+        prompts = [each if isinstance(each, str) else _take_ids(each) for each in whole]
     check_batch_size(call, len(prompts))
     return prompts
+
+
+def _take_ids(given: list[int]) -> Prompt:
+    """Return the ids of a prompt; many as an array, which leaves the body without them."""
+    return given if len(given) <= PIECE else drain_ids(given)
 
 
 def _candidates(call: Call, request: schema.CompletionRequest, count: int) -> int:
