@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import sys
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
@@ -18,6 +19,7 @@ import trio
 from tests.system.server import children as children_of
 from tgi_trio.demo import model_path
 from tgi_trio.errors import Unavailable, ValidationError
+from tgi_trio.router import grammar_checker
 from tgi_trio.router.grammar_checker import GrammarChecker, GrammarLimits
 from tgi_trio.router.sandbox_pool import Sandbox, SandboxPool
 from tgi_trio.router.text import grammars
@@ -71,6 +73,29 @@ async def test_good_grammars_pass_and_bad_ones_are_told_what_is_wrong() -> None:
             message = await wrong(one, grammar)
             assert message.startswith("grammar is not valid: ") and words in message, message
         await one.check(grammars.choice(["a", "é\n"]))
+
+
+@pytest.mark.trio
+async def test_long_grammars_are_read_beside_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Finding the size and the key of 10 MB takes 40 ms, for which every stream would wait."""
+    read: list[bool] = []
+
+    def note(grammar: str, most: int) -> None:
+        read.append(threading.current_thread() is threading.main_thread())
+        grammars.check_size(grammar, most)
+
+    monkeypatch.setattr(grammar_checker, "check_size", note)
+    texts = [f"é{number:09}" for number in range(6000)]
+    async with checker(max_grammar_bytes=2**20, max_grammar_seconds=30) as one:
+        await one.check(grammars.choice(texts[:3]))
+        long = grammars.choice(texts)
+        assert len(long) > 2**16
+        await one.check(long)
+        broken = grammars.lark("start: here /" + "é" * 2**16 + "/")
+        assert "unknown name" in await wrong(one, broken)
+    assert read == [True, False, False]
+    async with checker(max_grammar_bytes=2**17) as one:
+        assert "131072 are allowed" in await wrong(one, long + "x" * 2**17)
 
 
 @pytest.mark.trio

@@ -2,9 +2,9 @@
 
 Compiles each grammar as the shard will, in a child process that may die of it
 (`sandbox/zygote.py`): some grammars take minutes or all memory, and none of llguidance's own limits
-stops them. A job is `{"grammar": TEXT, "of": FILE}`, where FILE is the tokenizer.json of an adapter
-or "", the model's; the answer is what is wrong with the grammar. `{"read": FILE}` comes before, as
-what is read survives in the parent: `_FILES` of them.
+stops them. A job is `{"of": FILE}` with the grammar's UTF-8, where FILE is the tokenizer.json of an
+adapter or "", the model's; the answer is what is wrong with the grammar. `{"read": FILE}` comes
+before, as what is read survives in the parent: `_FILES` of them.
 """
 
 from __future__ import annotations
@@ -61,12 +61,13 @@ class _Checks:
         self._model = tokenizer
         self._read: OrderedDict[str, LLTokenizer] = OrderedDict()
 
-    def run(self, question: dict[str, str], _: bytes) -> None:
-        """Do one job; raises ValueError."""
+    def run(self, question: dict[str, str], text: bytes) -> None:
+        """Do one job; raises ValueError. `text`: a grammar, where it is to be checked."""
         file = question.get("read")
         if file is None:
             of = question["of"]
-            check(question["grammar"], self._read[of] if of else self._model)
+            grammar = text.decode("utf-8", "surrogateescape")
+            check(grammar, self._read[of] if of else self._model)
             return
         if file not in self._read:
             try:

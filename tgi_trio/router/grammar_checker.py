@@ -15,6 +15,7 @@ import sys
 from collections import OrderedDict
 from copy import copy
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import trio
@@ -28,12 +29,14 @@ from tgi_trio.router.sandbox_pool import (
     Turn,
 )
 from tgi_trio.router.text.grammars import check_size
+from tgi_trio.threads import run_in_thread
 
 _REMEMBERED = 4096  # verdicts
 _MEMORY = 256 * 2**20  # bytes a compilation may take
 _SLOWDOWN = 10.0  # how much longer than its CPU time a compilation may take on a busy machine
 _READ_S = 60.0  # seconds in which a process has to have read a tokenizer
 _AGAIN_S = 30.0  # after which what found no CPU time may try again
+_LONG = 2**16  # characters of a grammar that is read in a thread, piece by piece
 _BUSY = "too many grammars wait to be checked"
 
 
@@ -43,6 +46,19 @@ class GrammarLimits:
 
     max_grammar_bytes: int = 2**16
     max_grammar_seconds: float = 0.5  # of CPU time
+
+
+def _read(grammar: str, file: str, most: int) -> tuple[bytes, bytes]:
+    """Return a grammar's UTF-8 and its key among verdicts; raises as `check_size` does.
+
+    `file`: of the tokenizer with which it is tried out.
+    """
+    check_size(grammar, most)
+    text = grammar.encode("utf-8", "surrogateescape")
+    found = hashlib.sha256(f"{file}\0".encode("utf-8", "surrogateescape"))
+    for start in range(0, len(text), _LONG):
+        found.update(text[start : start + _LONG])
+    return text, found.digest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,13 +103,16 @@ class GrammarChecker:
         too many wait, Unavailable where the machine is too busy to find out. A checkpoint;
         cancelled, it ends the trial.
         """
-        check_size(grammar, self._limits.max_grammar_bytes)
         file = "" if tokenizer is None else str(tokenizer)
-        key = hashlib.sha256(f"{file}\0{grammar}".encode("utf-8", "surrogateescape")).digest()
-        await trio.lowlevel.checkpoint()
+        read = partial(_read, grammar, file, self._limits.max_grammar_bytes)
+        if len(grammar) > _LONG:
+            text, key = await run_in_thread(read)
+        else:
+            text, key = read()
+            await trio.lowlevel.checkpoint()
         while (verdict := self._find_verdict(key)) is None:
             if (trial := self._trials.get(key)) is None:
-                verdict = await self._try_for_all(grammar, file, key)
+                verdict = await self._try_for_all(text, file, key)
                 break
             await trial.ended.wait()
             if trial.failed is not None:
@@ -107,7 +126,7 @@ class GrammarChecker:
         """End all processes that wait for work."""
         await self._pool.close()
 
-    async def _try_for_all(self, grammar: str, file: str, key: bytes) -> _Verdict:
+    async def _try_for_all(self, text: bytes, file: str, key: bytes) -> _Verdict:
         """Try a grammar out and remember the verdict; who asks for it meanwhile waits for that.
 
         Cancelled, it leaves the trial to another of them.
@@ -115,7 +134,7 @@ class GrammarChecker:
         trial = self._trials[key] = _Trial()
         try:
             async with self._pool.turn() as turn:
-                verdict = await self._try(grammar, file, turn)
+                verdict = await self._try(text, file, turn)
                 self._remember(key, verdict)
         except TgiTrioError as error:
             trial.failed = error
@@ -125,13 +144,13 @@ class GrammarChecker:
             trial.ended.set()
         return verdict
 
-    async def _try(self, grammar: str, file: str, turn: Turn) -> _Verdict:
+    async def _try(self, text: bytes, file: str, turn: Turn) -> _Verdict:
         """Have a process try the grammar out, with an adapter's tokenizer or the model's ("")."""
         seconds = self._limits.max_grammar_seconds
         try:
             if file and (read := await turn.ask({"read": file}, within=_READ_S)).wrong is not None:
                 raise ValidationError(f"grammar is not supported: {read.wrong}")
-            answer = await turn.ask({"grammar": grammar, "of": file}, within=_SLOWDOWN * seconds)
+            answer = await turn.ask({"of": file}, text, within=_SLOWDOWN * seconds)
         except SandboxRefused as error:
             raise Unavailable(f"grammars cannot be tried out now: {error}", _AGAIN_S) from error
         except SandboxCannotStart as error:
