@@ -275,6 +275,7 @@ class HttpRequest(TrioASGIHTTPConnection):
             await transport.flush()  # at once, so that proxies see life during a long prefill
             body_end = await body.run(send, transport)
             if body.failed:
+                await self.app.pace.breathe()  # a step may find many that have left at one time
                 await transport.abort()
                 return
         else:

@@ -103,13 +103,19 @@ async def test_a_task_that_is_cancelled_leaves_its_place_to_others() -> None:
         assert sum(await begin_many(pace, clock, turns, 30, 0.2e-3)) == 30
 
 
+@pytest.mark.parametrize("by_a_step", [False, True])
 async def test_clients_that_leave_together_are_noticed_one_after_the_other(
-    monkeypatch: pytest.MonkeyPatch,
+    by_a_step: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As are those that ask together: time goes on whenever somebody looks how late it is."""
+    """As are those that ask together: time goes on whenever somebody looks how late it is.
+
+    `by_a_step`: their next tokens cannot be written, before anybody reads that they have left.
+    """
     engine, count = FakeEngine(lambda prompt: ENDLESS), 40
     request = Client.request("POST", "/generate_stream", STREAM, {})
-    async with served(engine, running=False, pace=LoopPace(Time(0.3e-3))) as server:
+    pace = LoopPace(Time(0.3e-3))
+    async with served(engine, running=False, pace=pace) as server:
+        server.app.pace = pace
         streams = [await server.raw() for _ in range(count)]
         await trio.testing.wait_all_tasks_blocked()
         with counted_requests(engine, monkeypatch) as (asked, left):
@@ -120,6 +126,8 @@ async def test_clients_that_leave_together_are_noticed_one_after_the_other(
                 await read_until(stream, b"\r\n\r\n")
             for stream in streams:
                 stream.socket.close()
+            for _ in range(2 if by_a_step else 0):  # the first is sent to nobody
+                engine.step()
             await until(lambda: not engine.live)
     assert sum(asked.values()) == sum(left.values()) == count
     assert max(asked.values()) <= 4 and max(left.values()) <= 4

@@ -298,6 +298,7 @@ class Connection:
             else:
                 data = await self._receive_plain(self._inner)
         except (OSError, trio.BrokenResourceError, trio.ClosedResourceError):
+            await self.breathe()  # a step may have found many that have left at one time
             return b""
         self._room = _RECEIVED if len(data) < _RECEIVED else _MOST_RECEIVED
         return data
