@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final, Protocol
 
+import numpy as np
 import trio
 
 from tgi_trio.router.http.messages.body_images import CutBody
@@ -34,7 +35,11 @@ class WholeBody:
     def __init__(self, announced: int) -> None:
         """`announced`: its size in bytes, 0 if not known."""
         # Contiguous: joining pieces of several megabytes would block the loop for milliseconds.
-        self._bytes, self._size = bytearray(announced), 0
+        # Not a bytearray of that size: the loop would wait until all of it has been set to zero.
+        self._bytes: bytearray | memoryview = bytearray()
+        if announced:
+            self._bytes = np.empty(announced, np.uint8).data
+        self._size = 0
 
     def room(self, most: int) -> list[memoryview]:
         """Return where to write the next bytes of a body whose size is known."""
@@ -46,13 +51,17 @@ class WholeBody:
         self._size += count
 
     def feed(self, piece: bytes) -> None:
-        """Take the next bytes."""
-        self._bytes[self._size : self._size + len(piece)] = piece
-        self._size += len(piece)
+        """Take the next bytes, which may be more than were announced."""
+        end = self._size + len(piece)
+        if isinstance(self._bytes, memoryview) and end > len(self._bytes):
+            self._bytes = bytearray(self._bytes[: self._size])
+        self._bytes[self._size : end] = piece
+        self._size = end
 
     def finish(self) -> CutBody:
         """Return the body."""
-        return CutBody(self._bytes)
+        whole = len(self._bytes) == self._size
+        return CutBody(self._bytes if whole else self._bytes[: self._size])
 
 
 class PacedBody:

@@ -63,7 +63,7 @@ class Call:
     engine: EngineApi
     settings: HttpSettings
     headers: dict[bytes, bytes]  # names in lower case
-    body: bytes | bytearray  # without its large images, where the route takes some
+    body: bytes | bytearray | memoryview  # without its large images, where the route takes some
     request_id: str
     received: float  # trio clock, seconds
     resources: ExitStack

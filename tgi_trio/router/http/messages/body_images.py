@@ -45,7 +45,7 @@ _WAYS: Final = ("instances", "messages", "input", "content")
 class CutBody:
     """A body without its large images."""
 
-    body: bytes | bytearray
+    body: bytes | bytearray | memoryview
     images: tuple[EncodedImage, ...] = ()
 
     def restore(self, prompt: ImagePrompt) -> ImagePrompt:

@@ -58,7 +58,7 @@ class Form:
                 )
 
 
-def read_form(headers: Mapping[bytes, bytes], body: bytes | bytearray) -> Form:
+def read_form(headers: Mapping[bytes, bytes], body: bytes | bytearray | memoryview) -> Form:
     """Return the form in a body; it may have megabytes, which take a few milliseconds each.
 
     Raises BodyRejected (415 for another content type) and ValidationError.
@@ -72,7 +72,7 @@ def read_form(headers: Mapping[bytes, bytes], body: bytes | bytearray) -> Form:
     mark = boundary.encode("latin-1", "replace")
     decoder = MultipartDecoder(mark, _LONGEST_HEAD, max_parts=_MOST_PARTS)
     try:
-        return _collect(_decode(decoder, _cut(body, b"--" + mark)))
+        return _collect(_decode(decoder, _cut(bytes(body), b"--" + mark)))
     except RequestEntityTooLarge as error:
         what = f"more than {_MOST_PARTS} parts, or a head of more than {_LONGEST_HEAD} bytes"
         raise BodyRejected(400, f"Failed to parse the form in the body: it has {what}") from error
@@ -80,7 +80,7 @@ def read_form(headers: Mapping[bytes, bytes], body: bytes | bytearray) -> Form:
         raise BodyRejected(400, f"Failed to parse the form in the body: {error}") from error
 
 
-def _cut(body: bytes | bytearray, mark: bytes) -> Iterator[bytes]:
+def _cut(body: bytes, mark: bytes) -> Iterator[bytes]:
     """Yield a body in pieces, none of which ends in a line behind `mark`, which ends a part.
 
     Of such a piece the decoder would take the end of the line before for data.
@@ -91,7 +91,7 @@ def _cut(body: bytes | bytearray, mark: bytes) -> Iterator[bytes]:
         found = body.rfind(mark, max(0, start - len(mark)), end)
         if found >= 0 and body.find(b"\n", found + len(mark), end) < 0:
             end = body.find(b"\n", found + len(mark)) + 1 or len(body)
-        yield bytes(body[start:end])
+        yield body[start:end]
         start = end
 
 

@@ -25,7 +25,7 @@ class Unserved:
     neutral: tuple[Any, ...] = ()
 
 
-AnyBytes: TypeAlias = "bytes | bytearray | msgspec.Raw"  # of JSON
+AnyBytes: TypeAlias = "bytes | bytearray | memoryview | msgspec.Raw"  # of JSON
 
 _OFF = (0, False)
 _EMPTY: tuple[Any, ...] = ([], {}, "")
