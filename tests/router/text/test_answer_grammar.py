@@ -19,7 +19,7 @@ from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
 
 from tests.router.text.tools.test_call_parser import BY_NAME, EVERY, deltas, fold
 from tgi_trio.router.text import grammars
-from tgi_trio.router.text.answer_grammar import tool_grammar
+from tgi_trio.router.text.answer_grammar import silent_grammar, tool_grammar
 from tgi_trio.router.text.tools.arguments_json import JSON
 from tgi_trio.router.text.tools.arguments_python import PythonArguments
 from tgi_trio.router.text.tools.call_formats import HERMES, Format
@@ -92,6 +92,13 @@ class Model:
         assert not matcher.is_error(), matcher.get_error()
         return matcher
 
+    def silent(self) -> LLMatcher:
+        """Return what it may write where tools are shown and none may be called."""
+        grammar = silent_grammar(self.form, self.added)
+        matcher = LLMatcher(self.tokenizer, grammar, log_level=0)
+        assert not matcher.is_error(), matcher.get_error()
+        return matcher
+
     def accepts(self, matcher: LLMatcher, text: str, *, spelled: bool = False) -> bool:
         """`spelled`: the text comes byte by byte, whatever tokens there are for it."""
         matcher.reset()
@@ -101,7 +108,11 @@ class Model:
 
     def write(self, use: ToolUse, seed: int, most: int = 600) -> tuple[str, bool]:
         """Return what a model of random taste writes, and whether it came to an end."""
-        matcher, source = self.matcher(use), random.Random(seed)
+        return self.write_freely(self.matcher(use), seed, most)
+
+    def write_freely(self, matcher: LLMatcher, seed: int, most: int = 600) -> tuple[str, bool]:
+        """Return the same under any grammar."""
+        source = random.Random(seed)
         mask = allocate_token_bitmask(1, self.tokenizer.vocab_size)
         ids: list[int] = []
         while len(ids) < most and not matcher.is_stopped():
@@ -165,6 +176,28 @@ def test_prose_or_calls(form: Format, added: str) -> None:
             assert not model.accepts(required, wrong, spelled=spelled), wrong
         if not form.anchored:
             assert not model.accepts(auto, f"<think>Rain?</think> So: {wrong}"), wrong
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize(("form", "added"), MODELS)
+def test_prose_without_calls(form: Format, added: str) -> None:
+    model = model_of(form.name, added)
+    silent = model.silent()
+    for prose in ("", "<think>Hm.</think>Well.", 'Hello, {"world"}', "<tool", "naïve 雨", "[], {}"):
+        assert model.accepts(silent, prose), prose
+    call = form.write([("get_weather", {"city": "Paris", "days": 3})])
+    for text in (call, form.trigger, *([] if form.anchored else [f"So: {call}", f"[<| {call}"])):
+        for spelled in (False, True):
+            assert not model.accepts(silent, text, spelled=spelled), text
+    text, _ = model.write_freely(silent, seed=len(form.name))
+    assert fold(deltas(form, list(text), functions=list(ALL))).calls == []
+
+
+def test_prose_without_calls_of_a_vocabulary_without_added_tokens() -> None:
+    model = Model(HERMES, "text")
+    model.added = {}
+    assert model.accepts(model.silent(), "Well, <tool and so on")
+    assert not model.accepts(model.silent(), HERMES.write([("stop", {})]), spelled=True)
 
 
 @pytest.mark.sampled(2)

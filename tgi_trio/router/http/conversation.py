@@ -15,7 +15,7 @@ from tgi_trio.errors import GrammarError, ToolError
 from tgi_trio.router.http.call import Call
 from tgi_trio.router.text import grammars
 from tgi_trio.router.text.answer import CallOpening, CallReader
-from tgi_trio.router.text.answer_grammar import tool_grammar
+from tgi_trio.router.text.answer_grammar import form_grammar, silent_grammar, tool_grammar
 from tgi_trio.router.text.thoughts.rules import ThoughtRules, Trigger
 from tgi_trio.router.text.tools.call_formats import Format
 from tgi_trio.router.text.tools.call_parser import call_reader
@@ -30,9 +30,8 @@ class Conversation:
 
     turns: Sequence[Turn]
     # Tools, each as OpenAI's chats have them, which is how templates show them; and, in the same
-    # order, those that may be called. Where some may not (`allowed_tools`), they are shown all the
-    # same: the prompt stays, and with it what is cached of its prefix. Both are empty where nothing
-    # may be called.
+    # order, those that may be called. Where some may not (`allowed_tools`), or none (summaries),
+    # they are shown all the same: the prompt stays, and with it what is cached of its prefix.
     tools: Sequence[Mapping[str, Any]] = ()
     functions: Sequence[Function] = ()
     custom: Collection[str] = ()  # of chats: names of custom tools, whose calls are one text
@@ -62,7 +61,7 @@ class Conversation:
 
 @dataclass(frozen=True, slots=True)
 class ChatTools:
-    """The tools that the answer to one conversation may call."""
+    """The tools of one conversation: those that are shown, and those that its answer may call."""
 
     use: ToolUse
     format: Format
@@ -80,6 +79,10 @@ class ChatTools:
 
         Raises GrammarError where the schemas of the tools are more than `most` bytes together.
         """
+        if not self.use.functions:
+            if otherwise is not None:
+                return form_grammar(otherwise, thought)
+            return silent_grammar(self.format, self.added, thought)
         grammars.check_size([function.schema for function in self.use.functions], most)
         return tool_grammar(self.format, self.use, self.added, thought, otherwise, tagged=tagged)
 
@@ -129,16 +132,17 @@ class ChatTools:
 
 
 def choose_tools(call: Call, conversation: Conversation) -> ChatTools | None:
-    """Return the tools an answer may call; None where there are none. Raises ToolError."""
+    """Return the tools of a conversation; None where there are none. Raises ToolError."""
     use = tool_use(
         conversation.functions,
         conversation.choice,
         named=conversation.named,
         parallel=conversation.parallel,
     )
-    if use is None:
-        return None
     shown = conversation.tools
+    if use is None and not shown:
+        return None
+    use = use or ToolUse((), required=False, most=0)
     if len(use.functions) < len(conversation.functions):  # one is named: TGI shows that one alone
         names = {function.name for function in use.functions}
         shown = [tool for tool in shown if tool["function"]["name"] in names]

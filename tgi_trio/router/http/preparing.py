@@ -35,7 +35,7 @@ class Prepared:
 
     prompt: Prompt
     parameters: GenerationParameters
-    tools: ChatTools | None
+    tools: ChatTools | None  # None: none may be called
     form: ReadForm | None  # how the answer is read
     # What it was made of.
     conversation: Conversation
@@ -103,8 +103,9 @@ def _prepare(call: Call, conversation: Conversation, parameters: GenerationParam
         )
     )
     bound = _bound(call, conversation, parameters, tools, thoughts, place)
-    form = _read_form(call, tools, thoughts if conversation.read_thoughts else None, place)
-    return Prepared(prompt, bound, tools, form, conversation, parameters)
+    called = tools if tools is not None and tools.use.functions else None
+    form = _read_form(call, called, thoughts if conversation.read_thoughts else None, place)
+    return Prepared(prompt, bound, called, form, conversation, parameters)
 
 
 def _last_text(conversation: Conversation) -> str:
@@ -158,7 +159,10 @@ def _bound(
 def _read_form(
     call: Call, tools: ChatTools | None, thoughts: Thoughts | None, place: Place
 ) -> ReadForm | None:
-    """Return how to parse an answer; None if all of it is content."""
+    """Return how to parse an answer; None if all of it is content.
+
+    `tools`: None if none may be called.
+    """
     if tools is None and thoughts is None:
         return None
     style = call.text_processor.call_style.format

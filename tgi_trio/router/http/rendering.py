@@ -52,7 +52,7 @@ async def render_prompt(call: Call, conversation: Conversation) -> Prompt:
 
 def takes_long(call: Call, conversation: Conversation) -> bool:
     """Return whether a conversation is prepared beside the loop, as others wait for it."""
-    turns, tools = conversation.turns, conversation.functions
+    turns, tools = conversation.turns, conversation.tools
     if tools and len(call.body) >= _LARGE_TOOLS:
         return True
     if (parts := len(turns) + len(tools)) >= _MANY_PARTS:  # first: they may be very many
@@ -80,7 +80,7 @@ def render_with_tools(call: Call, conversation: Conversation, tools: ChatTools |
     if call.text_processor.thoughts is not None and call.text_processor.thoughts.parts:
         messages = [_with_thought_part(message) for message in messages]
     messages = [_shape_arguments(message, style) for message in messages]
-    if tools is not None:
+    if tools is not None and tools.use.functions:
         _append_tool_prompt(messages, conversation.tool_prompt, None if shown else tools.listed)
     given: dict[str, Any] = {
         "tools": tools.listed if tools is not None and shown else None,

@@ -78,6 +78,21 @@ def tool_grammar(
     return _with_thought(thought, rules, *more, forced=use.required or otherwise is not None)
 
 
+def silent_grammar(
+    form: Format, added: Mapping[str, int], thought: ThoughtRules | None = None
+) -> str:
+    """Return the grammar of an answer that calls nothing, though its model is shown tools.
+
+    `added`: as `tool_grammar` has it. What looks like a call in a thought is none.
+    """
+    if form.channels:
+        return _on_channels(None, added, thought)
+    rules = _write_prose(form, added, thought, calls=False)
+    if thought is None:
+        return _compose({"start": "answer", **rules})
+    return _with_thought(thought, rules, forced=False)
+
+
 def form_grammar(form: str, thought: ThoughtRules | None) -> str:
     """Return the grammar of an answer that matches `form`, with a thought before it."""
     if thought is None:
@@ -120,16 +135,21 @@ def _on_channels(
 
 
 def _write_prose(
-    form: Format, added: Mapping[str, int], thought: ThoughtRules | None
+    form: Format, added: Mapping[str, int], thought: ThoughtRules | None, *, calls: bool = True
 ) -> dict[str, str]:
-    """Return the rules for prose up to and including the trigger of calls."""
+    """Return the rules for prose up to and including the trigger of calls.
+
+    `calls`: whether there may be any; False: for prose without the trigger.
+    """
     begin, not_begun = (None, "") if thought is None else (thought.begin_token, thought.not_begun)
     trigger, spelled = escape_regex(form.trigger), grammars.literal(form.trigger)
     token = added.get(form.trigger)
     others = write_tokens(id for id in added.values() if id not in (token, begin))
     if form.anchored:
         return {
-            "answer": f"{others}* (FIRST ({others} TEXT?)* | {spelled} calls)?",
+            "answer": (
+                f"{others}* (FIRST ({others} TEXT?)*{f' | {spelled} calls' if calls else ''})?"
+            ),
             "FIRST": f"/{_TEXT}/ & ~/{trigger}(?s:.*)/{not_begun}",
             "TEXT": f"/{_TEXT}/",
         }
@@ -138,34 +158,49 @@ def _write_prose(
         ends.append(f"TEXT? {write_tokens([token])} calls")
     elif (inside := find_token(form.trigger, added)) is not None:
         others = write_tokens(id for id in added.values() if id not in (added[inside], begin))
-        return _write_around(form, inside, added, others, not_begun)
+        return _write_around(form, inside, added, others, not_begun, calls=calls)
+    text = f"/{_TEXT}/ & ~/(?s:.*){trigger}(?s:.*)/{not_begun}"
+    if not calls:
+        # Two texts never meet: the trigger could be cut in two.
+        pieces = "" if others == write_tokens(()) else f"(TEXT? {others})* "
+        return {"answer": f"{pieces}TEXT?", "TEXT": text}
     return {
         "answer": f"(TEXT? {others})* ({' | '.join(ends)})",
         # A lazy terminal ends as soon as the trigger is complete.
         "lead[lazy]": f"LEAD {spelled}",
         "LEAD": f"/(?s:.*)/{not_begun}",
-        "TEXT": f"/{_TEXT}/ & ~/(?s:.*){trigger}(?s:.*)/{not_begun}",
+        "TEXT": text,
     }
 
 
 def _write_around(
-    form: Format, inside: str, added: Mapping[str, int], others: str, not_begun: str
+    form: Format,
+    inside: str,
+    added: Mapping[str, int],
+    others: str,
+    not_begun: str,
+    *,
+    calls: bool,
 ) -> dict[str, str]:
     """Return the rules for prose if an added token is part of the trigger: what follows decides."""
     opened = write_tokens([added[inside]])
     trigger, spelled = escape_regex(form.trigger), grammars.literal(form.trigger)
     rest = form.trigger.partition(inside)[2]
     following = rest.partition(find_token(rest, added) or "\n")[0]
-    return {
-        "answer": f"TEXT? | lead calls | TEXT? {others} answer | TEXT? {opened} behind",
-        "behind": (
-            f"{write_terms(rest, added)} calls | OTHER? | OTHER? {others} answer"
-            f" | OTHER? {opened} behind"
-        ),
-        "lead[lazy]": f"LEAD {spelled}",
-        "LEAD": f"/(?s:.*)/{not_begun}",
+    prose = {
+        "answer": f"TEXT? | TEXT? {others} answer | TEXT? {opened} behind",
+        "behind": f"OTHER? | OTHER? {others} answer | OTHER? {opened} behind",
         "TEXT": f"/{_TEXT}/ & ~/(?s:.*){trigger}(?s:.*)/{not_begun}",
         "OTHER": f"TEXT & ~/{escape_regex(following)}(?s:.*)/",
+    }
+    if not calls:
+        return prose
+    return {
+        **prose,
+        "answer": f"{prose['answer']} | lead calls",
+        "behind": f"{write_terms(rest, added)} calls | {prose['behind']}",
+        "lead[lazy]": f"LEAD {spelled}",
+        "LEAD": f"/(?s:.*)/{not_begun}",
     }
 
 

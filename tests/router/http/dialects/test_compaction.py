@@ -15,8 +15,8 @@ from openai.types.responses import (
     ResponseUsage,
 )
 
-from tests.router.http.dialects.conversations import ROME, engine
-from tests.router.http.dialects.responses_answers import PATH, error
+from tests.router.http.dialects.conversations import ROME, TEMPLATE, engine
+from tests.router.http.dialects.responses_answers import PATH, TOOLS, error
 from tests.router.http.dialects.test_responses_kept import Talk
 from tests.router.http.fake_engine import FakeEngine
 from tests.router.http.image_requests import data_url, seeing_engine
@@ -81,6 +81,36 @@ async def test_users_messages_stay_and_a_summary_stands_for_the_rest(
         assert "Write a summary" not in going_on and "Hm." not in going_on
         places = [going_on.index(text) for text in ("Rain?", "And tomorrow?", "Rome", "So?")]
         assert places == sorted(places)
+
+
+async def test_tools_are_shown_as_in_the_conversation_and_never_called(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The prompt begins as that of the conversation, so that what is cached of it is found."""
+    let_think(monkeypatch)
+    async with talk(engine("Rome is wet.")) as one:
+        await one.answer([USER], instructions="Be brief.", tools=TOOLS)
+        before = one.prompt().removesuffix("<assistant>")
+        assert before.startswith('[{"type"') and "weather" in before
+        await one.compact(input=[USER, SAID], instructions="Be brief.", tools=TOOLS)
+        assert one.prompt().startswith(before)
+        grammar = one.request().sampling.grammar
+        assert grammar and "weather" not in grammar, "prose in which no call begins"
+
+
+async def test_where_a_template_shows_no_tools_the_model_is_not_told_to_call_them() -> None:
+    plain = "{% for m in messages %}<{{ m.role }}>{{ m.content }}<end>{% endfor %}<assistant>"
+    async with talk(engine("Rome is wet.", plain)) as one:
+        await one.compact(input=[USER, SAID], tools=TOOLS)
+        assert "functions you can call" not in one.prompt() and "weather" not in one.prompt()
+
+
+async def test_what_shapes_the_prompt_is_that_of_the_conversation() -> None:
+    template = TEMPLATE + "{{ reasoning_effort }}{{ mood }}"
+    async with talk(engine("Rome is wet.", template)) as one:
+        more = {"reasoning": {"effort": "high"}, "chat_template_kwargs": {"mood": "glad"}}
+        await one.compact(input=[USER, SAID], **more)
+        assert one.prompt().endswith("<assistant>highglad")
 
 
 async def test_a_summary_is_summarised_again() -> None:

@@ -204,6 +204,16 @@ async def test_the_form_of_an_answer():
     assert loose.submitted[0].sampling.grammar
 
 
+async def test_the_form_of_an_answer_that_may_call_none_of_its_tools():
+    choice = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "web_search"}]}
+    schema = {"type": "json_schema", "name": "city", "schema": CITY}
+    one = engine('{"city":"Rome"}')
+    shown = prompt(one, await asked(one, tools=TOOLS, tool_choice=choice, text={"format": schema}))
+    assert shown == await prompt_of(tools=TOOLS)  # it is found cached
+    grammar = one.submitted[0].sampling.grammar
+    assert '"city"' in grammar and "clock" not in grammar and "TEXT" not in grammar
+
+
 @pytest.mark.parametrize(
     ("effort", "shown"), [("high", "True high"), ("none", "False none"), (None, "None None")]
 )

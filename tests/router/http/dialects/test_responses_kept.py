@@ -22,6 +22,7 @@ from tests.router.media.image_files import encode, noise
 from tgi_trio.router.http.call import HttpSettings
 from tgi_trio.router.http.dialects.responses import history, replies
 from tgi_trio.router.http.dialects.responses.history import decode_items
+from tgi_trio.router.request import Request
 from tgi_trio.router.text.tools.call_formats import HERMES
 
 pytestmark = pytest.mark.trio
@@ -52,11 +53,13 @@ class Talk:
     async def do(self, method: str, path: str, **headers: str) -> Answer:
         return await self._client.ask(method, path, **headers)
 
+    def request(self) -> Request:
+        """Return what the last one became."""
+        return self._server.engine.submitted[-1]
+
     def prompt(self) -> str:
         """Return the last prompt."""
-        found: str = self._server.engine.tokenizer.decode(
-            self._server.engine.submitted[-1].prompt_ids
-        )
+        found: str = self._server.engine.tokenizer.decode(self.request().prompt_ids)
         return found
 
 

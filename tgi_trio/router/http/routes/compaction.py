@@ -15,6 +15,7 @@ from tgi_trio.router.http.dialects.responses.compaction import (
     add_task,
     check_summary,
     list_output,
+    silence,
     to_request,
 )
 from tgi_trio.router.http.dialects.responses.history import read_history
@@ -36,7 +37,7 @@ async def compact(call: Call) -> Reply:
     history = await read_history(call, request)
     most = call.engine.limits.max_grammar_bytes
     conversation, _ = await call.make(partial(to_conversation, request, add_task(history), most))
-    prepared = await prepare(call, conversation, to_parameters(request, most, None))
+    prepared = await prepare(call, silence(conversation), to_parameters(request, most, None))
     take_permits(call)
     one = await prepared.validate(call, body)
     (result,) = results = await collect_results(call, [one], keep_tokens=True)

@@ -97,7 +97,7 @@ def find_unenforced(schema: Any) -> Iterator[str]:
 class ToolUse:
     """What one request allows: which functions, whether one must be called, and how many calls."""
 
-    functions: tuple[Function, ...]  # at least one
+    functions: tuple[Function, ...]  # none: tools are only shown
     required: bool
     most: int  # calls in one answer
 

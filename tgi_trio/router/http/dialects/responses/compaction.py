@@ -14,6 +14,7 @@ import msgspec
 
 from tgi_trio.errors import GenerationError, ValidationError
 from tgi_trio.router.http.call import Call
+from tgi_trio.router.http.conversation import Conversation
 from tgi_trio.router.http.dialects.responses import replies, schema
 from tgi_trio.router.http.dialects.responses.conversations import show_item
 from tgi_trio.router.http.dialects.responses.history import History, name_item
@@ -32,8 +33,8 @@ _TASK: Final = (
 def to_request(body: schema.CompactRequest) -> schema.ResponsesRequest:
     """Return the request whose answer is the summary, without the task itself.
 
-    The likeliest tokens are taken, so that the same conversation has the same summary. Raises
-    ValidationError.
+    The likeliest tokens are taken, so that the same conversation has the same summary. Tools and
+    what else shapes a prompt are those of the conversation. Raises ValidationError.
     """
     if not body.input and body.previous_response_id is None:
         raise ValidationError("`input` or `previous_response_id` must say what is to be compacted")
@@ -43,7 +44,9 @@ def to_request(body: schema.CompactRequest) -> schema.ResponsesRequest:
         instructions=body.instructions,
         previous_response_id=body.previous_response_id,
         temperature=0.0,
-        tool_choice="none",
+        tools=body.tools,
+        reasoning=body.reasoning,
+        chat_template_kwargs=body.chat_template_kwargs,
     )
 
 
@@ -51,6 +54,14 @@ def add_task(history: History) -> History:
     """Return a history that ends with the request for a summary."""
     task = schema.InputItem("message", role="user", content=_TASK)
     return replace(history, given=[*history.given, task])
+
+
+def silence(conversation: Conversation) -> Conversation:
+    """Return a conversation whose tools are shown, as in those before it, and never called.
+
+    The prompt begins as theirs did, so that what is cached of them is found.
+    """
+    return replace(conversation, functions=(), loose=())
 
 
 def check_summary(text: str, outcome: Outcome) -> str:

@@ -131,6 +131,10 @@ class CompactRequest(Scheduling, kw_only=True):
     model: str | None = None
     instructions: str | None = None
     previous_response_id: str | None = None
+    # What shapes the prompt of the conversation, and so what is cached of it.
+    tools: list[dict[str, Any]] | None = None
+    reasoning: Reasoning | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
 
 
 class ResponsesRequest(Scheduling, kw_only=True):
