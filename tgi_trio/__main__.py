@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import signal
+from tgi_trio.early_interrupt import end_silently
 
-if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-    # Until `main` begins, Ctrl-C ends the process as other signals do: raised in the middle of an
-    # import, it would print a traceback.
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+if __name__ == "__main__":
+    end_silently()  # what follows takes a tenth of a second
 
 import errno
 import gc
 import os
+import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace

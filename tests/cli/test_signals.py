@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+import tomllib
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -15,6 +16,8 @@ from pathlib import Path
 import pytest
 
 from tgi_trio import demo
+
+ROOT = Path(__file__).parents[2]
 
 
 def hear(deaf: bool = False) -> None:
@@ -78,9 +81,20 @@ def test_quantising_that_is_stopped_says_nothing_and_leaves_nobody(tmp_path: Pat
     until(lambda: not Path(f"/proc/{child}").exists())
 
 
+def find_script() -> str:
+    """Return the statements that run the console script, as installers write them."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    module, function = project["scripts"]["tgi-trio"].split(":")
+    return f"from {module} import {function}; sys.exit({function}())"
+
+
+MODULE = 'runpy.run_module("tgi_trio", run_name="__main__", alter_sys=True)'
+
+
+@pytest.mark.parametrize("begin", [MODULE, find_script()], ids=["module", "script"])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_what_is_stopped_before_it_has_begun_says_nothing(
-    tmp_path: Path, number: signal.Signals
+    tmp_path: Path, number: signal.Signals, begin: str
 ) -> None:
     """Python printed where in our imports Ctrl-C had found it."""
     program = f"""
@@ -91,7 +105,7 @@ class Finder:
             os.kill(os.getpid(), {int(number)})
 sys.meta_path.insert(0, Finder())
 sys.argv[1:] = ["--version"]
-runpy.run_module("tgi_trio", run_name="__main__", alter_sys=True)
+{begin}
 """
     assert run(tmp_path, program) == (-number, "", "")
 

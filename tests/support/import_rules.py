@@ -31,6 +31,7 @@ RULES: dict[str, Rule] = {
     "log_levels": Rule(NOTHING, only=NOTHING),
     "logs": Rule(ours("log_levels"), only=ours("orjson")),
     "devices": Rule(ours("errors"), only=NOTHING),
+    "early_interrupt": Rule(NOTHING, only=NOTHING),
     "held_signals": Rule(NOTHING, only=NOTHING),
     "model": Rule(ours("errors whole_files"), only=NOTHING),
     "model.gguf.folder": Rule(ours("errors model"), only=ours("orjson")),  # megabytes of JSON
@@ -281,10 +282,11 @@ RULES: dict[str, Rule] = {
         ours("testing.checkpoints testing.tiny_families testing.wrapped_families"), banned=SERVER
     ),
     "demo": Rule(ours("errors"), banned=SERVER),
+    "console": Rule(ours("__main__ early_interrupt")),
     "__main__": Rule(
         ours(
-            "cli demo descriptors errors held_signals hub log_levels logs launcher model.facts "
-            "router.shards.prefix_store settings signals start.checks start.drafter "
+            "cli demo descriptors early_interrupt errors held_signals hub log_levels logs launcher "
+            "model.facts router.shards.prefix_store settings signals start.checks start.drafter "
             "start.timeline devices ipc.litmus ipc.waiting"
         ),
         banned=MODEL,
