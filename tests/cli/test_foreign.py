@@ -25,7 +25,10 @@ def test_refused_flags_end_the_start_with_the_reason(refused: Any) -> None:
         with pytest.raises(UsageError, match=f"variable {variable_of(refused)} cannot be used"):
             parse([], {variable_of(refused): "7"})
     else:
-        parse([], {variable_of(refused): "7"})
+        taken = parse([], {variable_of(refused): "7"})
+        assert taken.options == Options()
+        assert taken.notes == (f"{variable_of(refused)} makes no difference here: {refused.why}",)
+        assert parse([], {variable_of(refused): " "}).notes == ()
     with pytest.raises(UsageError, match="cannot be used"):
         parse([f"--{refused.name}"], {})
     for value in refused.same:

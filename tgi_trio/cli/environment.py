@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from tgi_trio.cli.foreign import IDLE
+from tgi_trio.cli.foreign import IDLE, REFUSED
 from tgi_trio.cli.values import read_value
 
 # SageMaker's variable -> our variable. As in TGI's entry point for SageMaker, they are used
@@ -69,6 +69,10 @@ def idle_notes(given: Mapping[str, list[str]], environ: Environment) -> tuple[st
     text-generation-inference would refuse as well.
     """
     notes = []
+    for refused in REFUSED:
+        variable = refused.name.replace("-", "_").upper()
+        if not refused.env and environ.get(variable).strip():
+            notes.append(f"{variable} makes no difference here: {refused.why}")
     for idle in IDLE:
         name = idle.name.replace("-", "_")
         variable = name.upper()

@@ -18,7 +18,7 @@ class RefusedFlag:
     same: tuple[Any, ...] = ()  # accepted values, as they change nothing here
     kind: str = "text"  # a key of `KINDS`
     short: str = ""
-    env: bool = True  # False: other programs use the variable too, so it is ignored
+    env: bool = True  # False: other programs use the variable too, so it is only named in the log
 
 
 @dataclass(frozen=True, slots=True)

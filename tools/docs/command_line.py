@@ -40,13 +40,14 @@ def _flag_row(flag: Flag) -> list[str]:
 
 def refused_flags() -> str:
     """Return the flags of text-generation-inference that are refused, and why."""
-    return table(("flag", "why", "let through"), map(_refused_row, REFUSED))
+    return table(("flag", "its variable", "why", "let through"), map(_refused_row, REFUSED))
 
 
 def _refused_row(refused: RefusedFlag) -> list[str]:
     short = f", `{refused.short}`" if refused.short else ""
     same = ", ".join(f"`{str(value).lower()}`" for value in refused.same)
-    return [f"`--{refused.name}`{short}", refused.why, same]
+    variable = "refused" if refused.env else "named in the log"
+    return [f"`--{refused.name}`{short}", variable, refused.why, same]
 
 
 def idle_flags() -> str:
