@@ -115,6 +115,14 @@ def test_refusals_say_why(client: InferenceClient, stream: bool) -> None:
         list(client.chat_completion(CHAT, model="nobody", stream=stream))
 
 
+@pytest.mark.parametrize("end", ["", "/", "/v1", "/v1/"])
+def test_an_address_may_end_with_a_slash(served: ServerProcess, end: str) -> None:
+    client = InferenceClient(base_url=f"{served.url}{end}")
+    assert client.chat_completion(CHAT, max_tokens=2).usage.completion_tokens == 2
+    if not end.startswith("/v1"):
+        assert client.text_generation(PROMPT, max_new_tokens=2)
+
+
 def test_a_key_is_sent_and_a_full_house_is_named(guarded: ServerProcess) -> None:
     client = InferenceClient(base_url=guarded.url, token=KEY)
     endless = {"prompt": PROMPT, "max_tokens": 900, "stream": True, "ignore_eos": True}

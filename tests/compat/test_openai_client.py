@@ -249,6 +249,11 @@ def test_the_exceptions_text_says_why(openai: OpenAI) -> None:
     assert "temperature" in str(caught.value)
 
 
+def test_an_address_may_end_with_a_slash(served: ServerProcess) -> None:
+    with OpenAI(base_url=f"{served.url}/v1/", api_key="-", max_retries=0) as client:
+        assert client.chat.completions.create(**GREEDY, max_tokens=2).usage is not None
+
+
 def test_a_key_is_asked_for(guarded: ServerProcess) -> None:
     fields = {**GREEDY, "model": "mine", "max_tokens": 2}
     with OpenAI(base_url=f"{guarded.url}/v1", api_key=KEY, max_retries=0) as client:

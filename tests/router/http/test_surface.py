@@ -158,7 +158,10 @@ async def test_request_ids_are_taken_over_or_made():
 async def test_unknown_paths_and_methods_are_told_as_json(http):
     async with served(http=http) as server:
         client = await server.connect()
-        for method, path in (("GET", "/nowhere"), ("GET", "/generate/"), ("POST", "/v1/x")):
+        for method, path in (
+            *(("GET", "/nowhere"), ("GET", "/generate/"), ("POST", "/v1/x")),
+            *(("GET", "//info"), ("POST", "//"), ("DELETE", "///generate")),
+        ):
             answer = await client.ask(method, path)
             error = msgspec.json.decode(answer.body, type=replies.OpenAIErrorResponse).error
             assert answer.headers["content-type"] == "application/json"
@@ -176,7 +179,9 @@ async def test_unknown_paths_and_methods_are_told_as_json(http):
         assert answer.headers["allow"] == "GET,HEAD,POST"  # in the same order at every start
 
 
-@pytest.mark.parametrize(("path", "status"), [(b"/info", b"200"), (b"/nowhere", b"404")])
+@pytest.mark.parametrize(
+    ("path", "status"), [(b"/info", b"200"), (b"/nowhere", b"404"), (b"//info", b"404")]
+)
 async def test_head_works_where_get_does(http, path, status):
     async with served(http=http) as server:
         stream = await server.raw()
@@ -276,6 +281,10 @@ async def test_an_unknown_model_is_a_404_that_lists_what_is_served():
         ("/chat/completions", "`/v1/chat/completions` is;"),
         ("/v1/v1/chat/completions", "`/v1/chat/completions` is;"),
         ("/v1/chat/completions/", "`/v1/chat/completions` is;"),
+        ("//v1/chat/completions", "`/v1/chat/completions` is;"),
+        ("/v1//chat/completions", "`/v1/chat/completions` is;"),
+        ("//generate", "`/generate` is;"),
+        ("///", "`/` is;"),
         ("/v1/generate", "`/generate` is;"),
     ],
 )

@@ -158,6 +158,9 @@ class HttpRequest(TrioASGIHTTPConnection):
         route = self.app.shortcuts.get((scope["method"], scope["path"]))
         if route is not None:
             return await self.answer(route)
+        if scope["path"].startswith("//"):  # Quart takes several slashes in front for one
+            self._end_reading()
+            return _reply_to_unrouted(404, scope["method"], scope["path"], self.account.request_id)
         cast("dict[str, Any]", scope)[_SCOPE_KEY] = self
         response = await self.app.handle_request(self._create_request_from_scope(send))
         self._end_reading()
@@ -379,15 +382,22 @@ async def _http_error(error: HTTPException) -> Response:
     # Quart's request keeps the error, whose frames have the request: no garbage may be left.
     error.__traceback__ = error.__context__ = None
     allowed = [value for name, value in error.get_headers() if name.lower() == "allow"]
-    reply = reply_to_unrouted(
-        error.code or 500,
-        request.method,
-        request.path,
-        _current_request().account.request_id,
-        allowed=",".join(allowed),
-        served={route.path for route in ROUTES},
+    return wrap_reply(
+        _reply_to_unrouted(
+            error.code or 500,
+            request.method,
+            request.path,
+            _current_request().account.request_id,
+            ",".join(allowed),
+        )
     )
-    return wrap_reply(reply)
+
+
+def _reply_to_unrouted(
+    status: int, method: str, path: str, request_id: str, allowed: str = ""
+) -> Reply:
+    served = {route.path for route in ROUTES}
+    return reply_to_unrouted(status, method, path, request_id, allowed=allowed, served=served)
 
 
 async def _answer_defect(error: Exception) -> Response:

@@ -5,6 +5,7 @@ Paths are those of vLLM, SGLang, llama.cpp, Ollama, text-embeddings-inference an
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping
 from types import MappingProxyType
 from typing import Final
@@ -79,7 +80,7 @@ def explain_path(path: str, served: Collection[str]) -> str:
 
     `served`: the paths of routes.
     """
-    plain = path.rstrip("/") or path
+    plain = re.sub("//+", "/", path).rstrip("/") or "/"
     if plain in _WHY:
         return _WHY[plain]
     for meant in (plain, f"/v1{plain}", plain.removeprefix("/v1"), plain.removesuffix("/v1")):
