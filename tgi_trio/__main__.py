@@ -195,6 +195,7 @@ def _serve(
             own_tokenizer=options.tokenizer_name is None,
             own_texts=options.adapter_tokenizers != BASE,
         )
+        given = options
         options = limit_speculation(replace(options, draft_model=find_drafter(options, found)))
         tokenizer = _find_tokenizer(options)
         cache, progress = options.huggingface_hub_cache, not options.json_output
@@ -203,7 +204,7 @@ def _serve(
             for entry in options.lora_adapters
         ]
         settings = replace(
-            resolve(options, read_model_facts(found.model, tokenizer, options.rope)),
+            resolve(options, read_model_facts(found.model, tokenizer, options.rope), given),
             adapter_folders={name: str(folder) for name, folder in adapters},
         )
         for warning in check_start(settings, merged=found.merged):

@@ -62,6 +62,13 @@ def test_a_drafter_that_may_not_draft_is_told() -> None:
     assert resolved(draft_model=Path("/smaller")).drafter == "model"
 
 
+def test_a_drafter_that_came_with_the_model_is_no_flag_to_leave_out() -> None:
+    facts = ModelFacts(path=Path("/m"), model_type="llama", max_positions=2048)
+    given = Options(speculate=0)
+    settings = resolve(replace(given, draft_model=Path("/heads")), facts, given)
+    assert with_model(settings, Serving(path="decoder", backend="torch"))[1] == []
+
+
 @pytest.mark.parametrize(
     ("backend", "why"),
     [

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import get_args, get_type_hints
 
+from tgi_trio import demo
 from tgi_trio.model.facts import ModelFacts
 from tgi_trio.settings.records import Options, Settings
 from tgi_trio.settings.resolve import resolve
@@ -43,6 +45,21 @@ def test_what_a_checkpoint_decides_is_no_default() -> None:
     assert rows["quantize"] == ("gptq", "computed")
     assert rows["drafter"] == ("ngram", "computed")
     assert rows["speculate"] == ("2", "asked")
+
+
+def test_what_comes_with_the_model_was_not_asked_for() -> None:
+    facts = ModelFacts(path=Path("/m"), model_type="llama", max_positions=2048)
+    given = Options(speculate=9)
+    settings = resolve(replace(given, draft_model=demo.heads_path(), speculate=2), facts, given)
+    rows = {name: (value, origin) for name, value, origin in as_rows(settings)}
+    assert rows["draft_model"] == (str(demo.heads_path()), "computed")
+    assert rows["speculate"] == ("2", "the model")
+    assert rows["port"] == ("3000", "default")
+    named = resolve(
+        Options(draft_model=demo.heads_path()), facts, Options(draft_model=Path("org/heads"))
+    )
+    origins = {name: origin for name, _, origin in as_rows(named)}
+    assert origins["draft_model"] == "asked", "by its name"
 
 
 def test_clients_are_not_told_where_things_lie() -> None:

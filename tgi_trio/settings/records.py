@@ -234,4 +234,4 @@ class Settings(AsGiven):
     kv_block_size: int = 0  # tokens; set by `with_kv`
     serving: tuple[str, ...] = ()  # how the model is served, as "name: value"; set by `with_model`
     explicit: frozenset[str] = frozenset()  # names of values from flags or the environment
-    overruled: frozenset[str] = frozenset()  # names of values that the loaded model does not allow
+    overruled: frozenset[str] = frozenset()  # names of values that the model does not allow

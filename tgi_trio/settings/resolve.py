@@ -23,8 +23,10 @@ DRAFTED: Final = 4  # tokens that a draft model drafts ahead
 DEFAULT_STEP_TOKENS: Final = 512  # a prefill chunk for which a running stream can wait
 
 
-def resolve(options: Options, facts: ModelFacts) -> Settings:
+def resolve(options: Options, facts: ModelFacts, given: Options | None = None) -> Settings:
     """Decide everything that can be decided before the model is loaded.
+
+    `given`: the options as they were asked for, where what comes with the model has changed some.
 
     Raises ConfigurationError, naming the setting, if the options do not go together.
     """
@@ -56,7 +58,8 @@ def resolve(options: Options, facts: ModelFacts) -> Settings:
         max_batch_size=batch_size,
         step_token_budget=budget,
         max_queued_tokens=options.max_queued_tokens or options.max_concurrent_requests * max_total,
-        explicit=_given_names(options),
+        explicit=_given_names(given or options),
+        overruled=_overruled_names(given or options, options),
     )
 
 
@@ -230,6 +233,17 @@ def _given_names(options: Options) -> frozenset[str]:
     if "max_input_length" in names:
         names = (names - {"max_input_length"}) | {"max_input_tokens"}
     return frozenset(names)
+
+
+def _overruled_names(given: Options, options: Options) -> frozenset[str]:
+    """Return the names of what was asked for and is otherwise.
+
+    A drafter is the folder of the name that was asked for.
+    """
+    changed = {
+        name for name in _given_names(given) if getattr(given, name) != getattr(options, name)
+    }
+    return frozenset(changed - {"draft_model"})
 
 
 def _drafter(options: Options, facts: ModelFacts) -> str | None:

@@ -13,16 +13,16 @@ def with_model(settings: Settings, serving: Serving) -> tuple[Settings, list[str
 
     `settings`: completed by the warm-up.
     """
-    overruled: list[str] = []
+    overruled = set(settings.overruled)
     messages: list[str] = []
     backend = serving.backend
     speculates, reuses = not serving.no_drafts, not serving.no_prefix_cache
     if settings.speculate and not speculates:
-        overruled.append("speculate")
+        overruled.add("speculate")
         messages.append(
             f"--speculate has no effect: this model is served by {backend}; {serving.no_drafts}"
         )
-    if settings.draft_model is not None and not settings.speculate:
+    if "draft_model" in settings.explicit and not settings.speculate:
         messages.append(
             "--draft-model has no effect: --speculate 0 lets nothing draft; leave it out"
         )
@@ -32,7 +32,7 @@ def with_model(settings: Settings, serving: Serving) -> tuple[Settings, list[str
             "default none are"
         )
     if settings.prefix_caching and not reuses:
-        overruled.append("prefix_caching")
+        overruled.add("prefix_caching")
         messages.append(
             f"prefix caching has no effect: this model is served by {backend}; "
             f"{serving.no_prefix_cache}"
