@@ -112,14 +112,44 @@ class Ranks:
         self.runners[0].drop(sequence)
 
 
+class ClosedAtEnd:
+    """One of gloo's groups, whose connections close when nothing refers to it any more.
+
+    Runners and recordings that do so may be left for the garbage collector.
+    """
+
+    def __init__(self, group: Any) -> None:
+        self._group = group
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._group, name)
+
+    def close(self) -> None:
+        """Close the connections. No rank may be waiting for another one."""
+        self._group = None
+
+
 @contextmanager
-def groups(size: int, stages: int = 1) -> Iterator[tuple[Together, list[ProcessGroup]]]:
+def groups(
+    size: int, stages: int = 1, *, in_order: bool = False
+) -> Iterator[tuple[Together, list[ProcessGroup]]]:
     """The process groups of `size` ranks, and how to call something on all of them."""
     store, together = HashStore(), Together(size)
+    made: list[ClosedAtEnd] = []
+
+    def make(store: Any, rank: int, size: int) -> ClosedAtEnd:
+        made.append(ClosedAtEnd(gloo_group(store, rank, size)))
+        return made[-1]
+
     try:
-        yield together, together(lambda r: ProcessGroup.form(gloo_group, store, r, size, stages))
+        yield (
+            together,
+            together(lambda r: ProcessGroup.form(make, store, r, size, stages, in_order=in_order)),
+        )
     finally:
         together.close()
+        for each in made:
+            each.close()
 
 
 @contextmanager

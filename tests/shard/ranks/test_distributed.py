@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import gc
+import os
 from typing import Any
 
 import pytest
 import torch
-from torch._C._distributed_c10d import HashStore
 
-from tests.shard.ranks.rank_processes import Together
-from tgi_trio.shard.ranks.distributed import ProcessGroup, gloo_group
+from tests.shard.ranks.rank_processes import groups
+from tgi_trio.shard.ranks.distributed import ProcessGroup
 
 
 class Told:
@@ -48,20 +49,28 @@ def test_sums_in_order_do_not_follow_the_number_of_rows(dtype: torch.dtype) -> N
     """Those of a library may: it adds up pieces of a message, each in an order of its own."""
     size, rows = 4, 37
     parts = torch.randn(size, rows, 48, generator=torch.Generator().manual_seed(1)).to(dtype)
-    store, together = HashStore(), Together(size)
-    try:
-        groups = together(
-            lambda rank: ProcessGroup.form(gloo_group, store, rank, size, in_order=True)
-        )
+    with groups(size, in_order=True) as (together, members):
 
         def add_up(count: int) -> list[torch.Tensor]:
-            return together(lambda rank: groups[rank].all_reduce(parts[rank, :count].clone()))
+            return together(lambda rank: members[rank].all_reduce(parts[rank, :count].clone()))
 
         every = add_up(rows)
         for count in (1, 5):
             assert all(torch.equal(some, every[0][:count]) for some in add_up(count))
-    finally:
-        together.close()
     assert all(torch.equal(other, every[0]) for other in every)
     wide = parts.float()
     assert torch.equal(every[0], (((wide[0] + wide[1]) + wide[2]) + wide[3]).to(dtype))
+
+
+def test_ranks_of_tests_leave_no_descriptors() -> None:
+    """They did until garbage was collected."""
+    before = len(os.listdir("/proc/self/fd"))
+    gc.disable()
+    try:
+        with groups(2) as (together, members):
+            kept = members  # as a runner does
+            together(lambda rank: members[rank].all_reduce(torch.ones(3)))
+            assert len(os.listdir("/proc/self/fd")) > before
+        assert len(os.listdir("/proc/self/fd")) == before and len(kept) == 2
+    finally:
+        gc.enable()

@@ -339,10 +339,11 @@ def test_a_recording_overwrites_results_of_those_captured_later(between: bool) -
 def test_what_ranks_have_gathered_is_written() -> None:
     sanitizer = Sanitizer()
     with sanitizer.on(), StandInDevice() as device:
-        gloo = gloo_group(HashStore(), 0, 1)
-        group = ProcessGroup(StandInGroup(gloo, device), 0, 1)
+        gloo = StandInGroup(gloo_group(HashStore(), 0, 1), device)
+        group = ProcessGroup(gloo, 0, 1)
         parts = group.all_gather(torch.zeros(1, 2, device="cuda:0"))
         planted.add_two[(1,)](torch.zeros(1, device="cuda:0"), parts, True)
+        gloo.close()
     assert kinds(sanitizer) == []
 
 
