@@ -17,7 +17,9 @@ FACTORS = {"mcg": 0xCBAC1FED, "mul1": 0x83DCD12D}
 def store_exl3(bits: float, book: str = "3inst", *, signs: bool = False) -> Store:
     """Numbers do not approximate a weight: they are any, of its magnitude.
 
-    `bits`: whole or half ones. `signs`: there are no scales, as in the first checkpoints.
+    `bits`: whole or half ones. `signs`: there are no scales, as in the first checkpoints, so that
+    numbers are of magnitude 1 whatever the weight's: attention by such matrices all but chooses,
+    and rounding of one weight in float32 can move logits by 1e-3.
     """
 
     def store(module: str, weight: Array) -> tuple[Tensors, Array]:
