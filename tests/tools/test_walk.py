@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.test_imports import PACKAGE
-from tools.walk.request import trace_request
+from tools.walk.request import of_one_request, trace_request
 
 ROOT = Path(__file__).parents[2]
 LONGEST = 40  # files: more is no walk that one makes in one sitting
@@ -49,6 +49,29 @@ def test_where_control_passes_the_code_and_the_walk_say_so() -> None:
         "back to the router's process",
         "to the engine's task",
         "to the shard's process",
+    ]
+
+
+def test_what_others_do_meanwhile_is_no_part_of_the_walk() -> None:
+    """A look at garbage, ten times a second, entered app.py and engine.py before the request."""
+    calls = [
+        (1, "connection.py", "serve_counted 3"),
+        (2, "server.py", "run 1"),
+        (9, "connection.py", "serve_counted 3"),  # of the request before
+        (10, "router/garbage.py", "collect_in_between 2"),
+        (11, "router/http/app.py", "collect_in_between 2"),
+        (12, "server.py", "run 1"),
+        (13, "connection.py", "serve_counted 5"),
+        (14, "router/http/app.py", "_answer 6"),
+        (15, "tokenizer.py", ""),
+        (16, "engine.py", "_serve 0"),
+    ]
+    assert of_one_request(calls, 8) == [
+        (12, "server.py"),
+        (13, "connection.py"),
+        (14, "router/http/app.py"),
+        (15, "tokenizer.py"),
+        (16, "engine.py"),
     ]
 
 

@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -19,18 +19,23 @@ PACKAGE: Final = str(Path(tgi_trio.__file__).parent) + "/"
 _MOST: Final = 1_000_000  # calls kept, the last ones
 
 
+def nobody() -> str:
+    """Name no task: of a process that has none."""
+    return ""
+
+
 @contextmanager
-def noting_calls(target: Path) -> Iterator[None]:
-    """Write [nanoseconds, file] of every call to `target` when the block is left, as JSON.
+def noting_calls(target: Path, task: Callable[[], str] = nobody) -> Iterator[None]:
+    """Write [nanoseconds, file, task] of every call to `target` when the block is left, as JSON.
 
     On this thread and those that begin in the block. Nanoseconds of the monotonic clock, which
-    processes share. A coroutine that goes on counts as no call.
+    processes share. A coroutine that goes on counts as no call. `task` names the one that runs.
     """
-    calls: deque[tuple[int, str]] = deque(maxlen=_MOST)
+    calls: deque[tuple[int, str, str]] = deque(maxlen=_MOST)
 
     def note(frame: FrameType, event: str, argument: Any) -> None:
         if event == "call" and frame.f_code.co_filename.startswith(PACKAGE) and _is_new(frame):
-            calls.append((time.monotonic_ns(), frame.f_code.co_filename[len(PACKAGE) :]))
+            calls.append((time.monotonic_ns(), frame.f_code.co_filename[len(PACKAGE) :], task()))
 
     threading.setprofile(note)
     sys.setprofile(note)
