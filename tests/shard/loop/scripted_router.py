@@ -34,6 +34,7 @@ from tgi_trio.ipc.messages import (
     encode_filter,
     encode_prefill,
 )
+from tgi_trio.ipc.prefixes import PrefixReport, decode_prefix_reply
 from tgi_trio.ipc.startup import Hello, encode_hello
 from tgi_trio.shard.loop.image_queue import ImageSource
 from tgi_trio.testing.fake_model import FakeSettings, continuation
@@ -53,6 +54,7 @@ class ScriptedRouter:
         self.reports: list[StepReport] = []
         self.faults: list[Fault] = []
         self.adapters: dict[int, AdapterReport] = {}
+        self.kept: list[PrefixReport] = []
 
     # --- commands: each returns its number ---
 
@@ -151,17 +153,20 @@ class ScriptedRouter:
             self.end.release()
 
     def _keep(self, frame: Frame) -> bool:
-        """Take in a STEP (True), the faults before it, or what has come of an adapter."""
-        assert frame.kind in (Kind.FAULT, Kind.STEP, Kind.ADAPTER_REPLY)
-        step = frame.kind is Kind.STEP
-        if step:
-            self.reports.append(decode_step(frame))
-        elif frame.kind is Kind.ADAPTER_REPLY:
-            report = decode_adapter_reply(frame)
-            self.adapters[report.number] = report
-        else:
-            self.faults += decode_faults(frame)
-        return step
+        """Take in a STEP (True), the faults before it, or what has come of another order."""
+        match frame.kind:
+            case Kind.STEP:
+                self.reports.append(decode_step(frame))
+            case Kind.FAULT:
+                self.faults += decode_faults(frame)
+            case Kind.ADAPTER_REPLY:
+                report = decode_adapter_reply(frame)
+                self.adapters[report.number] = report
+            case Kind.PREFIX_REPLY:
+                self.kept.append(decode_prefix_reply(frame))
+            case other:
+                raise AssertionError(f"a shard does not send {other.name}")
+        return frame.kind is Kind.STEP
 
     def until(self, done: Callable[[StepReport], bool]) -> StepReport:
         """Take in steps until one is `done`; return it."""

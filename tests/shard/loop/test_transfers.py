@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import weakref
 from collections import deque
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from tests.shard.loop.scripted_router import BLOCK, ScriptedRouter, answer, chan
 from tgi_trio.errors import ProtocolMismatch
 from tgi_trio.ipc.frames import Kind
 from tgi_trio.ipc.messages import ExtendRow, PrefillRow, StateGrant
+from tgi_trio.ipc.prefixes import KeepOrder, encode_keep
 from tgi_trio.ipc.startup import WarmupRequest, WarmupResult
 from tgi_trio.ipc.transfers import Transfer, encode_transfers
 from tgi_trio.shard.loop import transfers as transfers_module
@@ -99,6 +101,17 @@ def test_blocks_are_added_in_the_order_in_which_they_are_granted() -> None:
     here.advance()
     assert list(here.take_due()) == [first, second]
     assert not here.delays_extension(ExtendRow(1, [5]))
+
+
+def test_blocks_are_still_to_be_added_when_all_copies_have_been_waited_for() -> None:
+    """As a KEEP waits for them: the loop asks for what is due while there is anything to do."""
+    slow = Slow()
+    here = Transfers(slow)
+    here.order([out(5)])
+    assert here.delays_extension(ExtendRow(1, [5]))
+    here.finish()
+    assert here.is_busy
+    assert list(here.take_due()) == [ExtendRow(1, [5])] and not here.is_busy
 
 
 def test_a_dropped_sequence_gets_no_more_blocks() -> None:
@@ -231,6 +244,19 @@ def test_a_sequence_gets_blocks_that_are_still_copied_out_later() -> None:
         router.prefill(row(3, PROMPT, 2, blocks=[1, 2, 3, 4, 6], cached=4 * BLOCK))
         router.finished(3)
         assert router.tokens(3) == answer(PROMPT, 2)
+
+
+def test_a_sequence_gets_its_blocks_although_prefixes_are_kept_meanwhile(tmp_path: Path) -> None:
+    with fake_shard(host_blocks=8) as (router, _):
+        router.limits(100)
+        router.prefill(row(1, PROMPT, 1, blocks=range(1, 6)))
+        router.finished(1)
+        router.prefill(row(2, [5, 6, 7], 12, blocks=[20]))
+        copy(router, *(out(block, block) for block in range(1, 5)))
+        router.extend(2, 1, 2, 30)
+        router.end.send(encode_keep(0, KeepOrder(tmp_path, bytes(16), (20,))))
+        router.finished(2)
+        assert router.tokens(2) == answer([5, 6, 7], 12) and len(router.kept) == 1
 
 
 def test_one_that_leaves_while_it_waits_is_dropped_and_its_blocks_stay_cached() -> None:

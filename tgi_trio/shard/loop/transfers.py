@@ -39,8 +39,8 @@ class Transfers:
 
     @property
     def is_busy(self) -> bool:
-        """Whether any copy is not over."""
-        return bool(self._launches)
+        """Whether any copy is not over, or blocks whose copies are over are still to be added."""
+        return bool(self._launches or self._extensions)
 
     def order(self, transfers: ListLike[Transfer]) -> None:
         """Have copies made, in order; waits for those before if these are too many.
@@ -70,7 +70,7 @@ class Transfers:
 
     def finish(self) -> None:
         """Wait for all copies that are ordered."""
-        while self.is_busy and self._copies is not None:
+        while self._launches and self._copies is not None:
             self.advance()
             if self._begun - self.done == min(len(self._launches), _IN_FLIGHT):
                 self._copies.finish()
@@ -84,7 +84,7 @@ class Transfers:
                 item = (each.states, each.item)
                 if self._last.get(item) == self.done:
                     del self._last[item]
-        if not self.is_busy:
+        if not self._launches:
             self._sequences.clear()
 
     # --- who waits ----------------------------------------------------------------------------
