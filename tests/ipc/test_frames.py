@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import struct
 from typing import Any
 
@@ -219,11 +220,62 @@ def test_a_count_that_lies_is_corrupt(count: int) -> None:
         frame(struct.pack("<5Q", *words))
 
 
-def test_counts_within_columns_that_do_not_add_up_are_refused() -> None:
+def step_columns() -> dict[str, NDArray[Any]]:
+    """Return the columns of two rows, the second of which has two tokens and three prompt ones."""
+    return {
+        "sequence": np.array([1, 2], np.uint64),
+        "computed": np.array([4, 5]),
+        "token_count": np.array([1, 2]),
+        "prompt_count": np.array([0, 3]),
+        "finish": np.array([Finish.EOS, Finish.NONE]),
+        "token_ids": np.array([7, 8, 9]),
+        "logprobs": np.zeros(3),
+        "top_count": np.array([0, 2, 0]),
+        "top_ids": np.array([5, 6]),
+        "top_logprobs": np.zeros(2),
+        "prompt_logprobs": np.zeros(3),
+        "prompt_top_count": np.array([0, 1, 0]),
+        "prompt_top_ids": np.array([4]),
+        "prompt_top_logprobs": np.zeros(1),
+    }
+
+
+def test_counts_within_columns_that_do_not_add_up_are_corrupt() -> None:
     columns: dict[str, NDArray[Any]] = {
         "sequence": np.array([1], np.uint64),
         "block_count": np.array([5], np.uint32),
         "block_ids": np.array([1, 2], np.int32),
     }
-    with pytest.raises(ValueError, match="2 items cannot be cut"):
+    with pytest.raises(CorruptFrame, match="EXTEND: block_count says 5 items, and 2 are there"):
         decode_extend(frame(encode(Kind.EXTEND, {"command": 1}, columns)))
+    columns = {
+        "sequence": np.array([1], np.uint64),
+        "message_length": np.array([5], np.uint32),
+        "messages": np.frombuffer(b"why", np.uint8),
+    }
+    with pytest.raises(CorruptFrame, match="FAULT: message_length says 5 items"):
+        decode_faults(frame(encode(Kind.FAULT, {"acknowledged": 1}, columns)))
+
+
+@pytest.mark.parametrize("counts", ["token_count", "top_count", "prompt_count", "prompt_top_count"])
+@pytest.mark.parametrize("more", [-1, 1, 2**32 - 4])
+def test_a_step_whose_counts_do_not_add_up_is_corrupt(counts: str, more: int) -> None:
+    """The router would read tokens that are not there, or give a row those of the next."""
+    columns = step_columns()
+    decode_step(frame(encode(Kind.STEP, step_words(), columns)))
+    columns[counts][1] += more
+    with pytest.raises(CorruptFrame, match=f"STEP: {counts} says"):
+        decode_step(frame(encode(Kind.STEP, step_words(), columns)))
+
+
+def test_a_step_with_an_unknown_finish_is_corrupt() -> None:
+    columns = step_columns() | {"finish": np.array([0, 3])}
+    with pytest.raises(CorruptFrame, match="STEP: finish 3; there are 0 to 2"):
+        decode_step(frame(encode(Kind.STEP, step_words(), columns)))
+
+
+def test_a_fault_may_quote_what_is_no_text() -> None:
+    """Such as a path that is no UTF-8: the shard would end while it says why a row has failed."""
+    told = Fault(3, "no such file: " + os.fsdecode(b"/tmp/\xff"))
+    found = decode_faults(frame(encode_faults(1, [told])))
+    assert [fault.message for fault in found] == ["no such file: /tmp/?"]

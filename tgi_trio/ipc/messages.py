@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tgi_trio.errors import CorruptFrame
 from tgi_trio.ipc.frame_codec import Frame, encode
-from tgi_trio.ipc.frames import Finish, Kind, RowFlag
+from tgi_trio.ipc.frames import SPECS, Finish, Kind, RowFlag
 from tgi_trio.ipc.images import SequenceImage
 from tgi_trio.ipc.prefill_images import image_columns, split_images
 
@@ -164,7 +165,7 @@ def encode_prefill(command: int, rows: ListLike[PrefillRow]) -> bytes:
 def decode_prefill(frame: Frame) -> list[PrefillRow]:
     """Return the rows of a PREFILL frame; nothing in them aliases the ring.
 
-    Raises CorruptFrame for images of no row.
+    Raises CorruptFrame for columns that contradict each other, and for images of no row.
     """
     lists = {name: frame.column(name).tolist() for name in _PLAIN}
     sequences, seeds = frame.column("sequence").tolist(), frame.column("seed").tolist()
@@ -172,14 +173,14 @@ def decode_prefill(frame: Frame) -> list[PrefillRow]:
     prompt_lengths = frame.column("prompt_length").tolist()
     cached_lengths = frame.column("cached_length").tolist()
     max_new, min_new = (frame.column(f"{m}_new_tokens").tolist() for m in ("max", "min"))
-    ids = _split(frame.column("token_ids").copy(), frame.column("token_count"))
-    blocks = _split(frame.column("block_ids").copy(), frame.column("block_count"))
-    bias_ids = _split(frame.column("bias_ids"), frame.column("bias_count"))
-    bias_values = _split(frame.column("bias_values"), frame.column("bias_count"))
-    gap_ends = _split(frame.column("gap_ends"), frame.column("gap_end_count"))
-    grammars = _split(frame.column("grammars"), frame.column("grammar_length"))
-    tokenizers = _split(frame.column("tokenizers"), frame.column("tokenizer_length"))
-    ends = _split(frame.column("end_ids"), frame.column("end_count"))
+    ids = _split(frame, "token_ids", "token_count")
+    blocks = _split(frame, "block_ids", "block_count")
+    bias_ids = _split(frame, "bias_ids", "bias_count")
+    bias_values = _split(frame, "bias_values", "bias_count")
+    gap_ends = _split(frame, "gap_ends", "gap_end_count")
+    grammars = _split(frame, "grammars", "grammar_length")
+    tokenizers = _split(frame, "tokenizers", "tokenizer_length")
+    ends = _split(frame, "end_ids", "end_count")
     images = split_images(frame)
     states = _decode_states(frame)
     rows = []
@@ -202,7 +203,7 @@ def decode_prefill(frame: Frame) -> list[PrefillRow]:
         rows.append(
             PrefillRow(
                 sequence=sequence,
-                token_ids=ids[i],
+                token_ids=ids[i].copy(),
                 prompt_length=prompt_lengths[i],
                 cached_length=cached_lengths[i],
                 block_ids=blocks[i].tolist(),
@@ -222,9 +223,9 @@ def _decode_states(frame: Frame) -> list[StateGrant | None]:
         frame.column(name).tolist()
         for name in ("state_slot", "spare_slot", "source_slot", "held_length")
     )
-    counts = frame.column("save_count")
-    positions = _split(frame.column("save_positions"), counts)
-    slots = _split(frame.column("save_slots"), counts)
+    positions, slots = (
+        _split(frame, name, "save_count") for name in ("save_positions", "save_slots")
+    )
     return [
         StateGrant(
             slots=(first, spares[i]),
@@ -249,8 +250,8 @@ def encode_extend(command: int, rows: ListLike[ExtendRow]) -> bytes:
 
 
 def decode_extend(frame: Frame) -> list[ExtendRow]:
-    """Return the rows of an EXTEND frame."""
-    blocks = _split(frame.column("block_ids"), frame.column("block_count"))
+    """Return the rows of an EXTEND frame. Raises CorruptFrame for columns that contradict."""
+    blocks = _split(frame, "block_ids", "block_count")
     sequences = frame.column("sequence").tolist()
     return [ExtendRow(s, b.tolist()) for s, b in zip(sequences, blocks, strict=True)]
 
@@ -301,46 +302,33 @@ class StepReport:
     seen_ns: list[int] = field(default_factory=list)  # [seen_images] of the tower; 0: not run
 
 
-_STEP_WORDS = (
-    "gap_ns",
-    "forward_ns",
-    "sample_ns",
-    "held",
-    "prefill_tokens",
-    "decode_rows",
-    "stalled_rows",
-    "draft_tokens",
-    "recovered",
-    "copied",
-)
-_STEP_COLUMNS = (
-    "sequence",
-    "computed",
-    "token_count",
-    "prompt_count",
-    "finish",
-    "token_ids",
-    "logprobs",
-    "top_count",
-    "top_ids",
-    "top_logprobs",
-    "prompt_logprobs",
-    "prompt_top_count",
-    "prompt_top_ids",
-    "prompt_top_logprobs",
-    "seen_sequence",
-    "seen_image",
-    "seen_ns",
+_STEP = SPECS[Kind.STEP]
+_STEP_WORDS = tuple(name for name, _ in _STEP.words)
+_STEP_COLUMNS = tuple(column.name for column in _STEP.columns)
+# Columns that say how many items of another column a token, row or prompt position has.
+_RARE_COUNTS = (
+    ("top_count", "top_ids"),
+    ("prompt_count", "prompt_logprobs"),
+    ("prompt_top_count", "prompt_top_ids"),
 )
 
 
 def decode_step(frame: Frame) -> StepReport:
-    """Return a STEP frame as a report that owns its data."""
-    report = StepReport(frame.word("step"), frame.word("acknowledged"))
-    for name in _STEP_WORDS:
-        setattr(report, name, frame.word(name))
+    """Return a STEP frame as a report that owns its data.
+
+    Raises CorruptFrame for columns that contradict each other, and for a finish that is none.
+    """
+    words: dict[str, Any] = {name: frame.word(name) for name in _STEP_WORDS}
+    report = StepReport(**words)
     for name in _STEP_COLUMNS:
         setattr(report, name, frame.column(name).tolist())
+    _check_counts(frame, "token_count", sum(report.token_count), len(report.token_ids))
+    if report.top_ids or report.prompt_logprobs or report.prompt_top_ids:
+        for counts, items in _RARE_COUNTS:
+            said, there = sum(getattr(report, counts)), len(getattr(report, items))
+            _check_counts(frame, counts, said, there)
+    if any(report.finish) and max(report.finish) >= len(Finish):
+        raise CorruptFrame(f"STEP: finish {max(report.finish)}; there are 0 to {len(Finish) - 1}")
     return report
 
 
@@ -354,7 +342,7 @@ class Fault:
 
 def encode_faults(acknowledged: int, faults: ListLike[Fault]) -> bytes:
     """Return a FAULT frame."""
-    texts = [fault.message.encode() for fault in faults]
+    texts = [fault.message.encode("utf-8", "replace") for fault in faults]
     columns: dict[str, NDArray[Any]] = {
         "sequence": np.array([fault.sequence for fault in faults], dtype=np.uint64),
         "message_length": _u4([len(text) for text in texts]),
@@ -364,8 +352,8 @@ def encode_faults(acknowledged: int, faults: ListLike[Fault]) -> bytes:
 
 
 def decode_faults(frame: Frame) -> list[Fault]:
-    """Return the faults of a FAULT frame."""
-    texts = _split(frame.column("messages"), frame.column("message_length"))
+    """Return the faults of a FAULT frame. Raises CorruptFrame for columns that contradict."""
+    texts = _split(frame, "messages", "message_length")
     sequences = frame.column("sequence").tolist()
     return [
         Fault(s, t.tobytes().decode("utf-8", "replace"))
@@ -373,12 +361,20 @@ def decode_faults(frame: Frame) -> list[Fault]:
     ]
 
 
-def _split(flat: NDArray[Any], counts: NDArray[Any]) -> list[NDArray[Any]]:
-    """Cut `flat` into consecutive pieces of `counts` items; raises ValueError unless they fit."""
-    ends = np.cumsum(counts, dtype=np.int64)
-    if (int(ends[-1]) if len(ends) else 0) != len(flat):
-        raise ValueError(f"{len(flat)} items cannot be cut into pieces of {counts.tolist()[:8]}...")
+def _split(frame: Frame, items: str, counts: str) -> list[NDArray[Any]]:
+    """Cut the column `items` into consecutive pieces, as long as the column `counts` says.
+
+    Raises CorruptFrame unless it has as many items as these are together.
+    """
+    flat, ends = frame.column(items), np.cumsum(frame.column(counts), dtype=np.int64)
+    _check_counts(frame, counts, int(ends[-1]) if len(ends) else 0, len(flat))
     return np.split(flat, ends[:-1]) if len(ends) else []
+
+
+def _check_counts(frame: Frame, counts: str, said: int, there: int) -> None:
+    """Raise CorruptFrame unless a column of counts says as many items as are there."""
+    if said != there:
+        raise CorruptFrame(f"{frame.kind.name}: {counts} says {said} items, and {there} are there")
 
 
 __all__ = [
