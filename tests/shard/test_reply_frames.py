@@ -14,7 +14,10 @@ from tests.support.step_frames import encode_report
 from tgi_trio.ipc.frame_codec import Frame, encode
 from tgi_trio.ipc.frames import SPECS, Finish, Kind, Phase
 from tgi_trio.ipc.messages import Fault, StepReport, decode_faults, decode_step
+from tgi_trio.shard.alternatives import Listed
+from tgi_trio.shard.contract import Choices, PromptValues
 from tgi_trio.shard.loop import reply_frames
+from tgi_trio.shard.loop.step_columns import MovedRows, to_columns
 
 
 def test_a_large_step_is_divided_and_counted_once() -> None:
@@ -125,6 +128,19 @@ def test_a_report_divided_into_frames_says_the_same(
     assert [(s[0], s[1], s[2]) for s in merged.values()] == [
         (tokens, prompts, Finish.EOS if tokens else Finish.NONE) for tokens, _, prompts in rows
     ]
+
+
+def test_a_large_step_is_divided_where_a_prompt_has_nothing_more_to_report() -> None:
+    """The last token of a prompt is computed alone, beside rows with many alternatives."""
+    rows, tops = 40, 50
+    ones, ids = np.ones(rows, np.int64), np.arange(rows)
+    none, moved = PromptValues([]), MovedRows(ids, ids, ids, ones, np.zeros(rows, np.int64))
+    listed = Listed.of([[(n, -1.0 - n) for n in range(tops)]] * rows)
+    columns = to_columns(moved, Choices(ones, ids, np.zeros(rows), listed), {3: none})
+    frames = reply_frames.StepFrames().encode({"step": 1}, columns, 4096)
+    parts = [decode_step(Frame(memoryview(frame))) for frame in frames]
+    assert len(parts) > 1 and [id for part in parts for id in part.token_ids] == ids.tolist()
+    assert sum(len(part.top_ids) for part in parts) == rows * tops
 
 
 def test_faults_are_divided_and_long_messages_cut() -> None:

@@ -49,7 +49,6 @@ def plan_alone(table: RowTable, drafts: int) -> StepPlan:
         prefills=np.zeros(1, np.bool_),
         state_reads=reads,
         state_writes=writes,
-        rotary_positions=np.tile(positions + table.delta[0], (3, 1)) if table.shaped else None,
         places=np.zeros(1, np.int64),
         taken=np.ones(1, np.int64),
         moment=table.moment,

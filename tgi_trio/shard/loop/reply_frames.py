@@ -62,9 +62,9 @@ def _divide(
     if seen := {name: columns.pop(name) for name in _SEEN_COLUMNS if name in columns}:
         yield encode(Kind.STEP, words, seen)  # a few images at most
         words = _continued(words)
-    deepest = int(columns["prompt_top_count"].max()) if "prompt_top_count" in columns else 0
+    deepest = int(np.max(columns.get("prompt_top_count", ()), initial=0))
     most = max_bytes // (16 + 16 * deepest)  # prompt positions: half of a frame
-    for piece in _pieces(_drop_long_prompts(columns, most), max_bytes):
+    for piece in _pieces(_divide_long_prompts(columns, most), max_bytes):
         yield encode(Kind.STEP, words, piece)
         words = _continued(words)
 
@@ -83,7 +83,7 @@ def encode_fault_frames(acknowledged: int, faults: list[Fault], max_bytes: int) 
         yield encode_faults(acknowledged, [Fault(f.sequence, f.message[:limit]) for f in some])
 
 
-def _drop_long_prompts(columns: Mapping[str, NDArray[Any]], most: int) -> dict[str, NDArray[Any]]:
+def _divide_long_prompts(columns: Mapping[str, NDArray[Any]], most: int) -> dict[str, NDArray[Any]]:
     """Return the columns with rows of more than `most` prompt log-probabilities divided."""
     counts = columns["prompt_count"].astype(np.int64)
     repeats = np.maximum(1, -(-counts // most))

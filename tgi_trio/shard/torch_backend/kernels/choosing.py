@@ -26,12 +26,6 @@ from tgi_trio.shard.torch_backend.kernels.thresholds import (
     tally,
 )
 
-# Why a choice has no token.
-FINE = 0
-NOTHING_LEFT = 1  # every score is -inf
-IS_NAN = 2
-IS_INFINITE = 3
-
 _ABOVE_BEST = tl.constexpr(1)  # a key just above the best score's, which is 0
 _FARTHEST = tl.constexpr(-0x7F800000)  # the key of an infinite distance
 

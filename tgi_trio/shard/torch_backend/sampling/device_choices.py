@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -12,7 +14,12 @@ from tgi_trio.shard.torch_backend.sampling.choice_settings import Choosing, TopC
 
 _ID_BITS, _NOBODY = np.uint64(32), np.uint64((1 << 64) - 1)
 
-NOTHING_LEFT, IS_NAN = 1, 2  # of `kernels/choosing.py`, which imports Triton
+# Why a choice has no token, by the number that `kernels/surveying.py` writes.
+_WHY_NOT: Final = {
+    1: "no token can follow: grammar, min_tokens and logit_bias together forbid all",
+    2: "the model's logits contain NaN at position {}",
+    3: "the model's logits contain infinity at position {}",
+}
 
 
 def read_choices(
@@ -35,7 +42,7 @@ def read_choices(
         for c in np.flatnonzero(choosing.owners == owner).tolist():
             faults.setdefault(c, why)
     for c in np.flatnonzero(found[:, 2]).tolist():
-        faults.setdefault(c, _why_not(int(found[c, 2]), int(choosing.positions[c])))
+        faults.setdefault(c, _WHY_NOT[int(found[c, 2])].format(choosing.positions[c] - 1))
     firsts = np.flatnonzero(choosing.aheads == 0)
     counts = np.ones(len(firsts), np.int64)
     if len(choosing) > len(firsts):
@@ -100,10 +107,3 @@ def _list_best(top_counts: NDArray[np.int64], keys: NDArray[np.uint64]) -> Liste
     kept = ((ranks < top_counts[:, None]) | ties) & (keys != _NOBODY)
     own = keys[kept].view(np.int32)
     return Listed(np.count_nonzero(kept, axis=1), own[::2], own.view(np.float32)[1::2])
-
-
-def _why_not(fault: int, position: int) -> str:
-    if fault == NOTHING_LEFT:
-        return "no token can follow: grammar, min_tokens and logit_bias together forbid all"
-    value = "NaN" if fault == IS_NAN else "infinity"
-    return f"the model's logits contain {value} at position {position - 1}"
