@@ -19,6 +19,7 @@ CODE = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
 FILE = re.compile(r"[\w./-]+\.(?:py|md|toml|json|html|js|css|txt|bin)")
 FOLDER = re.compile(r"[\w./-]*\w/")
 LONG_STRING = re.compile(r'"""(.*?)"""', re.DOTALL)
+CONSTANT = re.compile(r"_?[A-Z][A-Z0-9_]{2,}")
 CLASS = re.compile(r"^\s*class (\w+)", re.MULTILINE)
 ATTRIBUTE = re.compile(r"((?:\w+\.)*)([A-Za-z_]\w*)\.([A-Za-z_]\w*)(?:\(.*\))?")
 
@@ -36,6 +37,7 @@ FOREIGN_NAMES = re.compile(
     r"http\.(request|disconnect|response|route)(\.\w+)*|gen_ai(\.\w+)+"  # ASGI, OpenTelemetry
     r"|(mlp\.)?experts\.\w+(\.\w+)*"  # tensors of checkpoints and adapters
 )
+FOREIGN_CONSTANTS = re.compile(r"V\d+|CU_\w+")  # versions of tokenizers, CUDA's driver
 FOREIGN_FOLDERS = re.compile(r"/.*|\.venv/|.*demo/model/|dev/shm/|my-model/")
 
 
@@ -144,6 +146,14 @@ def is_defined(name: str) -> bool:
     )
 
 
+@cache
+def words() -> frozenset[str]:
+    """Return the words of all sources, but for what stands in back-ticks."""
+    return frozenset(
+        word for source in sources().values() for word in re.findall(r"\w+", CODE.sub("", source))
+    )
+
+
 def names_in(tree: ast.Module | ast.ClassDef) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
@@ -189,6 +199,18 @@ def test_names_of_ours_that_are_named_are_there() -> None:
             continue
         if FOREIGN_NAMES.fullmatch(code) is None and not is_there(match[2], match[3]):
             missing.add(f"{path.relative_to(ROOT)}: {code}")
+    assert not missing, "\n".join(sorted(missing))
+
+
+def test_constants_that_are_named_are_there() -> None:
+    """In CONTRIBUTING.md, docstrings and comments; other documents name variables, too."""
+    missing = {
+        f"{path.relative_to(ROOT)}: {name}"
+        for path, name in references(CONSTANT)
+        if (path.suffix == ".py" or path.name == "CONTRIBUTING.md")
+        and name not in words()
+        and not FOREIGN_CONSTANTS.fullmatch(name)
+    }
     assert not missing, "\n".join(sorted(missing))
 
 

@@ -7,7 +7,7 @@ import random
 import struct
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 import torch
@@ -20,9 +20,10 @@ from tgi_trio.errors import ConfigurationError, ModelLoadError
 from tgi_trio.model.check import check_model
 from tgi_trio.model.config import read_config
 from tgi_trio.model.facts import read_model_facts
+from tgi_trio.model.quantised import recognise
 from tgi_trio.model.quantised.auto_round_layout import read_auto_round_layout
-from tgi_trio.model.quantised.recognise import MADE_AT_LOAD, WORDS, find_made
-from tgi_trio.settings import records
+from tgi_trio.model.quantised.recognise import MADE_AT_LOAD, find_made
+from tgi_trio.settings.records import QUANTIZATIONS
 
 
 def check(folder: Path, **serving: Any) -> list[str]:
@@ -34,7 +35,7 @@ def test_a_format_is_known_without_a_flag(tmp_path: Path, name: str) -> None:
     make(tmp_path, name)
     assert check(tmp_path) == []
     assert check(tmp_path, num_shard=2) == []
-    assert read_model_facts(tmp_path).quantize in WORDS
+    assert read_model_facts(tmp_path).quantize in QUANTIZATIONS
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -42,14 +43,14 @@ def test_a_flag_may_say_what_the_checkpoint_is_and_nothing_else(tmp_path: Path, 
     make(tmp_path, name)
     own = read_model_facts(tmp_path).quantize
     assert check(tmp_path, quantize=own) == []
-    for word in {*MADE_AT_LOAD, *WORDS} - {own}:
+    for word in set(QUANTIZATIONS) - {own}:
         with pytest.raises(ConfigurationError, match=f"--quantize {word} contradicts .*{own}"):
             check(tmp_path, quantize=word)
 
 
 def test_a_flag_does_not_make_a_format_of_plain_numbers(tmp_path: Path) -> None:
     make_folder(tmp_path)
-    for word in set(WORDS) - set(MADE_AT_LOAD):
+    for word in set(QUANTIZATIONS) - set(MADE_AT_LOAD):
         with pytest.raises(ConfigurationError, match=f"--quantize {word} .* holds plain numbers"):
             check(tmp_path, quantize=word)
     assert read_model_facts(tmp_path).quantize is None
@@ -73,7 +74,12 @@ def test_variants_of_bitnet_that_are_refused(
 
 
 def test_the_flag_has_the_words_of_the_formats() -> None:
-    assert {*MADE_AT_LOAD, *WORDS} == set(records.QUANTIZATIONS)
+    """A layout's own; bitsandbytes' differ by kind, and all of them are made at load as well."""
+    layouts = {get_type_hints(read)["return"] for read in recognise._READ.values()}
+    names = {getattr(layout, "name", None) for layout in layouts}
+    words = {name for name in names if isinstance(name, str)} | {"gguf"}
+    assert words <= set(QUANTIZATIONS)
+    assert set(QUANTIZATIONS) - words == set(MADE_AT_LOAD) - words
 
 
 def test_words_of_what_is_made_at_load_take_plain_numbers(tmp_path: Path) -> None:

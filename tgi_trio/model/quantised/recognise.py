@@ -28,34 +28,13 @@ from tgi_trio.model.quantised.mxfp4_layout import read_mxfp4_layout
 from tgi_trio.model.quantised.quark_layout import read_quark_layout
 from tgi_trio.model.quantised.torchao_layout import read_torchao_layout
 
-# Values of `--quantize` that round unquantised weights during loading: TGI's, then ours.
+# Values of `--quantize` that round unquantised weights during loading: TGI's, then ours. The others
+# of `QUANTIZATIONS` state a checkpoint's format, and so do those of bitsandbytes and FP8.
 MADE_AT_LOAD: Final = (
     *("eetq", "bitsandbytes", "bitsandbytes-nf4", "bitsandbytes-fp4", "fp8"),
     *("int4", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q4_k"),
 )
-# Values for checkpoints, one for each format.
-WORDS: Final = (
-    "gguf",
-    "gptq",
-    "awq",
-    "compressed-tensors",
-    "fp8",
-    "bitsandbytes",
-    "bitsandbytes-nf4",
-    "bitsandbytes-fp4",
-    "mxfp4",
-    "modelopt",
-    "marlin",
-    "exl2",
-    "exl3",
-    "quark",
-    "torchao",
-    "bitnet",
-    "mlx",
-    "hqq",
-)
-
-# By `quant_method`.
+# By `quant_method` of a checkpoint's description.
 _READ: Final[Mapping[str, Callable[[str, Mapping[str, Any]], MatrixLayout]]] = {
     "gptq": read_gptq_layout,
     "awq": read_awq_layout,
