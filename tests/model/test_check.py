@@ -110,6 +110,7 @@ def test_a_part_that_nobody_built_is_refused_by_its_name(
 
 
 MIXTRAL = LLAMA | {"model_type": "mixtral", "num_local_experts": 4}
+GRANITE = LLAMA | {"model_type": "granite", "attention_multiplier": 0.5}
 DEEPSEEK = LLAMA | {
     "model_type": "deepseek_v3",
     "n_routed_experts": 8,
@@ -127,6 +128,16 @@ DEEPSEEK = LLAMA | {
         (DEEPSEEK | {"n_group": 8}, "8 experts cannot be 8 groups"),
         (DEEPSEEK | {"n_group": 4, "topk_group": 5}, "a token uses 5 groups of experts of 4"),
         (LLAMA | {"head_dim": 17}, "17 dimensions of a head cannot turn in pairs"),
+        (
+            DEEPSEEK | {"n_group": 2, "topk_group": 1, "v_head_dim": 0},
+            r"latents of 512 numbers, heads of 128 \+ 64 for keys and 0 for values",
+        ),
+        (
+            GRANITE | {"hidden_size": 0},
+            "2 heads of 0 dimensions for queries, and 2 of 0 for values",
+        ),
+        (LLAMA | {"model_type": "mpt", "attn_config": "alibi"}, "'str' object has no attribute"),
+        (LLAMA | {"rope_scaling": "linear"}, "rope_scaling is 'linear', which is no object"),
     ],
 )
 def test_numbers_that_cannot_be(tmp_path: Path, config: dict[str, Any], message: str) -> None:

@@ -116,8 +116,8 @@ def _rope_parameters(config: ModelConfig, layer_type: str) -> dict[str, Any]:
     only replaces the scaling: base and rotated part stay those of the former (transformers would
     use the family's default base, not the one of training).
     """
-    newer = dict(config.get("rope_parameters") or {})
-    older = _name_type(config.get("rope_scaling") or {})
+    newer = _object(config, "rope_parameters")
+    older = _name_type(_object(config, "rope_scaling"))
     if isinstance(newer.get(layer_type), dict):
         own = _name_type(newer[layer_type])
         return {**own, **older} if layer_type == "full_attention" else own
@@ -125,6 +125,14 @@ def _rope_parameters(config: ModelConfig, layer_type: str) -> dict[str, Any]:
         return _name_type(newer)
     kept = ("rope_theta", "partial_rotary_factor")
     return {**{name: newer[name] for name in kept if name in newer}, **older}
+
+
+def _object(config: ModelConfig, name: str) -> dict[str, Any]:
+    """Return an object of config.json, {} where it is null; raises ValueError for anything else."""
+    value = config.get(name)
+    if value and not isinstance(value, dict):
+        raise ValueError(f"{name} is {value!r}, which is no object")
+    return value or {}
 
 
 def _name_type(parameters: dict[str, Any]) -> dict[str, Any]:

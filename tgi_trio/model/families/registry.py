@@ -222,7 +222,9 @@ def _described_spec(config: ModelConfig) -> DecoderSpec | None:
     function = FAMILIES.get(config.text_type)
     try:
         spec = None if function is None else function(fit_mlx(config))
-    except (TypeError, ValueError, ZeroDivisionError, KeyError) as error:
+        if spec is not None:
+            _check_heads(spec)
+    except (TypeError, AttributeError, ValueError, ZeroDivisionError, LookupError) as error:
         raise ModelLoadError(
             f"{config.folder / 'config.json'} cannot be right for model type "
             f"{config.model_type!r}: {error}."
@@ -230,3 +232,13 @@ def _described_spec(config: ModelConfig) -> DecoderSpec | None:
     if spec is not None and config.wraps_text:
         spec = fit_checkpoint(config, spec)
     return None if spec is None else fit_exllama(config, spec)
+
+
+def _check_heads(spec: DecoderSpec) -> None:
+    """Raise ValueError for a layer that attends with no heads, or with empty ones."""
+    for sizes in {spec.sizes(layer) for layer in spec.layers if layer.attends}:
+        if min(sizes.heads, sizes.kv_heads, sizes.dim, sizes.value_dim) < 1:
+            raise ValueError(
+                f"{sizes.heads} heads of {sizes.dim} dimensions for queries, and {sizes.kv_heads} "
+                f"of {sizes.value_dim} for values"
+            )

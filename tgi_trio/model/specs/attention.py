@@ -74,6 +74,15 @@ class LatentSpec:
     doubled: bool = False
     norm_eps: float = 1e-6  # of compressed queries and latents, whatever that of the layers is
 
+    def __post_init__(self) -> None:
+        """Raise ValueError for sizes that cannot be."""
+        if min(self.rank, self.value_dim, self.plain_dim + self.rotary_dim) < 1:
+            keys = f"{self.plain_dim} + {self.rotary_dim}"
+            raise ValueError(
+                f"latents of {self.rank} numbers, "
+                f"heads of {keys} for keys and {self.value_dim} for values"
+            )
+
 
 @dataclass(frozen=True, slots=True)
 class HeadSizes:
