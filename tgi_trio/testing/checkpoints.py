@@ -247,13 +247,14 @@ _EMBEDDINGS = ("emb", "wte", "wpe")
 # Families that multiply embeddings by the square root of their width.
 _SCALED_EMBEDDINGS = ("gemma3n_text", "gemma4_text", "gemma4_unified_text")
 _MINUS_ONE_NORMS = (
-    "gemma",
-    "gemma2",
-    "gemma3_text",
-    "recurrent_gemma",
-    "vaultgemma",
-    "minimax_m3_vl_text",
+    *("gemma", "gemma2", "gemma3_text", "recurrent_gemma", "vaultgemma", "minimax_m3_vl_text"),
 )  # families that store norms less one
+
+
+def tiny_values(family: str) -> dict[str, Any]:
+    """Return the options of a family's smallest configuration; ABSENT: its class' default."""
+    special = (_FAMILY | tiny_hybrids.FAMILIES | tiny_families.FAMILIES).get(family, {})
+    return ({} if "vocab_size" in special else _COMMON) | special
 
 
 def make_checkpoint(
@@ -272,8 +273,7 @@ def make_checkpoint(
         AutoModelForSeq2SeqLM,
     )
 
-    special = (_FAMILY | tiny_hybrids.FAMILIES | tiny_families.FAMILIES).get(family, {})
-    values = ({} if "vocab_size" in special else _COMMON) | special | overrides
+    values = tiny_values(family) | overrides
     values = {name: value for name, value in values.items() if value is not ABSENT}
     config = AutoConfig.for_model(family, **(_IDS | values))
     kind: Any = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM

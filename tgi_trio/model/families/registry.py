@@ -46,6 +46,7 @@ from tgi_trio.model.families.checkpoint_traits import fit_checkpoint, fit_exllam
 from tgi_trio.model.families.mlx_traits import fit_mlx
 from tgi_trio.model.families.own_head import WARNING, fit_head
 from tgi_trio.model.specs.decoder import DecoderSpec
+from tgi_trio.model.specs.positive import check_positive
 
 SpecFunction = Callable[[ModelConfig], DecoderSpec | None]
 
@@ -237,8 +238,4 @@ def _described_spec(config: ModelConfig) -> DecoderSpec | None:
 def _check_heads(spec: DecoderSpec) -> None:
     """Raise ValueError for a layer that attends with no heads, or with empty ones."""
     for sizes in {spec.sizes(layer) for layer in spec.layers if layer.attends}:
-        if min(sizes.heads, sizes.kv_heads, sizes.dim, sizes.value_dim) < 1:
-            raise ValueError(
-                f"{sizes.heads} heads of {sizes.dim} dimensions for queries, and {sizes.kv_heads} "
-                f"of {sizes.value_dim} for values"
-            )
+        check_positive("attention", sizes, "heads", "kv_heads", "dim", "value_dim")

@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from tgi_trio.model.specs.positive import check_positive
+
 RotaryKind = Literal[
     "default", "linear", "dynamic", "llama3", "yarn", "longrope", "proportional", "divided"
 ]
@@ -75,13 +77,8 @@ class LatentSpec:
     norm_eps: float = 1e-6  # of compressed queries and latents, whatever that of the layers is
 
     def __post_init__(self) -> None:
-        """Raise ValueError for sizes that cannot be."""
-        if min(self.rank, self.value_dim, self.plain_dim + self.rotary_dim) < 1:
-            keys = f"{self.plain_dim} + {self.rotary_dim}"
-            raise ValueError(
-                f"latents of {self.rank} numbers, "
-                f"heads of {keys} for keys and {self.value_dim} for values"
-            )
+        """Raise ValueError for sizes below 1."""
+        check_positive("latent attention", self, "rank", "value_dim")
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +129,11 @@ class SharedKeySpec:
     query_rank: int  # of the compressed query
     groups: int  # of heads
     group_rank: int  # of a group's projected results
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for sizes below 1."""
+        fields = ("query_rank", "groups", "group_rank")
+        check_positive("attention to one key per token", self, *fields)
 
 
 @dataclass(frozen=True, slots=True)
