@@ -21,8 +21,10 @@ pytest_plugins = ["tests.support.hangs", "tests.support.sanitized", "tests.suppo
 if not has_driver():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
-# What Python compiles is kept, whatever an image says: tests start hundreds of processes.
+# What Python compiles is kept, whatever an image says: tests start hundreds of processes. So are
+# tests as pytest rewrites them, here: to find them all takes half the processor's time then.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 # Kernels are kept in one place, whatever a test says of other caches: a server that finds none
 # compiles for seconds.
