@@ -103,6 +103,7 @@ def test_magnitudes_of_what_expands_latents(serve: Callable[..., Any]) -> None:
         serve("minicpm3", {"target_modules": ["kv_b_proj"], "use_dora": True})
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("family", TOKEN_ROWS)
 def test_rows_of_tokens(serve: Callable[..., Any], family: str) -> None:
     """Beside LoRA, of some adapters and none in one batch."""
@@ -116,6 +117,7 @@ def test_rows_of_tokens(serve: Callable[..., Any], family: str) -> None:
         check(golden, recorder, row)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("tokens", [CUT, PADDED])
 @pytest.mark.parametrize("config", CUT_VOCABULARIES)
 def test_vocabularies_of_another_size(

@@ -202,7 +202,7 @@ def test_adapters(checkpoint: Checkpoint, tmp_path: Path) -> None:
         runner, recorder = start_invariant(folder, device, **told)
         for number, file in enumerate(files, start=1):
             install(runner, number, file)
-        crowd = replace(CROWD, prepare=lambda rows: adapted(rows, [1, 0, 2, 1]))
+        crowd = replace(FEW, texts=TEXTS, prepare=lambda rows: adapted(rows, [1, 0, 2, 1]))
         assert not crowd.differing(runner, recorder)
 
 

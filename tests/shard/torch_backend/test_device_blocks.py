@@ -63,6 +63,7 @@ def folder(request: pytest.FixtureRequest, checkpoint: Callable[..., Path]) -> P
     return checkpoint(request.param, **SIZES[request.param])  # transformers makes it on a CPU
 
 
+@pytest.mark.sampled(2)  # of the other, two ranks' steps are in the suite
 def test_steps_are_one_launch_with_prompts_or_without(folder: Path) -> None:
     expected = drive(start(folder, "cpu"), TEXTS, GREEDY, 6, budget=BUDGET)
     with StandInDevice() as device:

@@ -43,8 +43,20 @@ WINDOW, SPARSE, HEAVY = (
 
 
 @pytest.fixture
-def device(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> Iterator[StandInDevice]:
-    checkpoint("deepseek_v4")  # transformers makes it without one
+def folder(checkpoint: Checkpoint) -> Path:
+    """A model of one layer of each kind."""
+    kinds = [WINDOW, SPARSE, HEAVY]
+    experts = ["hash_moe", "moe", "moe"]
+    return checkpoint(
+        "deepseek_v4", num_hidden_layers=3, layer_types=kinds, mlp_layer_types=experts
+    )
+
+
+@pytest.fixture
+def device(
+    folder: Path, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[StandInDevice]:
+    """`folder` and all others are made before: transformers makes them without a device."""
     for kind in (WINDOW, SPARSE, HEAVY):
         for more in (1, 2):
             checkpoint("deepseek_v4", **layers_of(kind, more))
@@ -65,15 +77,15 @@ def layers_of(kind: str, count: int) -> dict[str, Any]:
 
 
 @pytest.fixture
-def expected(checkpoint: Checkpoint) -> Any:
-    return drive(start(checkpoint("deepseek_v4"), "cpu"), TEXTS, ASKED, NEW, budget=CHUNKS)
+def expected(folder: Path) -> Any:
+    return drive(start(folder, "cpu"), TEXTS, ASKED, NEW, budget=CHUNKS)
 
 
 def test_decodes_and_chunks_of_prompts_are_recorded(
-    checkpoint: Checkpoint, expected: Any, device: StandInDevice
+    folder: Path, expected: Any, device: StandInDevice
 ) -> None:
     """Experts are the kernels', whatever chooses them."""
-    runner: Any = start(checkpoint("deepseek_v4"), "cuda:0", (1, 2))
+    runner: Any = start(folder, "cuda:0", (1, 2))
     ours = drive(runner, TEXTS, ASKED, NEW, device=device, budget=CHUNKS)
     agree(ours, expected)
     for counts in (*ours.decodes, *ours.prefills):
@@ -84,20 +96,18 @@ def test_decodes_and_chunks_of_prompts_are_recorded(
 
 @pytest.mark.thorough
 def test_launched_steps_wait_for_nothing(
-    checkpoint: Checkpoint, expected: Any, device: StandInDevice
+    folder: Path, expected: Any, device: StandInDevice
 ) -> None:
-    ours = drive(
-        start(checkpoint("deepseek_v4"), "cuda:0"), TEXTS, ASKED, NEW, device=device, budget=CHUNKS
-    )
+    ours = drive(start(folder, "cuda:0"), TEXTS, ASKED, NEW, device=device, budget=CHUNKS)
     agree(ours, expected)
     assert all(counts.launches["attend_entries"] for counts in (*ours.decodes, *ours.prefills))
 
 
 def test_drafts_end_runs_that_others_end_again(
-    checkpoint: Checkpoint, expected: Any, device: StandInDevice
+    folder: Path, expected: Any, device: StandInDevice
 ) -> None:
     """Every third one is wrong; each is a decode of its own in a recording."""
-    runner = start(checkpoint("deepseek_v4"), "cuda:0", (2, 6), speculate=2)
+    runner = start(folder, "cuda:0", (2, 6), speculate=2)
     drafter = Foretelling(expected.tokens)
     ours = drive(runner, TEXTS, ASKED, NEW, device=device, drafter=drafter, budget=CHUNKS)
     agree(ours, expected)
@@ -107,10 +117,10 @@ def test_drafts_end_runs_that_others_end_again(
 
 @pytest.mark.thorough
 def test_two_ranks_have_the_same_entries(
-    checkpoint: Checkpoint, expected: Any, device: StandInDevice
+    folder: Path, expected: Any, device: StandInDevice
 ) -> None:
     small = replace(REQUEST, max_prefill_tokens=CHUNKS)
-    with two_ranks(checkpoint("deepseek_v4"), device, (2,), request=small) as (runner, steps):
+    with two_ranks(folder, device, (2,), request=small) as (runner, steps):
         ours = drive(runner, TEXTS, ASKED, NEW, device=device, budget=CHUNKS)
     agree(ours, expected)
     for counts in (*ours.decodes, *ours.prefills):
