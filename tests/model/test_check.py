@@ -130,11 +130,11 @@ DEEPSEEK = LLAMA | {
         (LLAMA | {"head_dim": 17}, "17 dimensions of a head cannot turn in pairs"),
         (
             DEEPSEEK | {"n_group": 2, "topk_group": 1, "v_head_dim": 0},
-            "latent attention cannot have rank 512, value_dim 0: each is 1 or more",
+            "value_dim would be 0, and has to be a whole number above 0",
         ),
         (
             GRANITE | {"hidden_size": 0},
-            "attention cannot have heads 2, kv_heads 2, dim 0",
+            "hidden_size would be 0, and has to be a whole number above 0",
         ),
         (LLAMA | {"model_type": "mpt", "attn_config": "alibi"}, "'str' object has no attribute"),
         (LLAMA | {"rope_scaling": "linear"}, "rope_scaling is 'linear', which is no object"),

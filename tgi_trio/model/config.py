@@ -33,7 +33,11 @@ _OWN_POSITION_KEYS = {"bailing_hybrid": "model_max_length"}
 _TEXT_KEYS = ("text_config", "decoder", "generator")
 # Keys whose top-level value, if any, wins over that of the nested text config.
 _KEYS_OF_THE_WHOLE = ("model_type", "bos_token_id", "eos_token_id", "tie_word_embeddings")
-_MOST = 2**31  # of anything that is counted: larger numbers are none
+MOST = 2**31  # of anything that is counted: larger numbers are none
+MOST_LAYERS = 4096
+# Keys in which families state how many layers there are, of which a list is made before any tensor
+# is looked for.
+_LAYER_KEYS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "num_decoder_layers")
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +116,10 @@ def read_config(folder: Path, rope: RopeScaling | None = None) -> ModelConfig:
             "writes it"
         )
     model_type = values.get("model_type")
-    if not isinstance(model_type, str):
+    if model_type is None:
         raise ModelLoadError(f"{folder / 'config.json'} does not say its model_type.")
+    for name in _LAYER_KEYS:
+        _first_count(folder, values, (name,), MOST_LAYERS + 1)
     generation = read_json(folder / "generation_config.json") or {}
     config = ModelConfig(
         folder=folder,
@@ -143,6 +149,10 @@ def read_values(folder: Path) -> dict[str, Any] | None:
     content = read_json(folder / "config.json")
     if content is None:
         return None
+    if not isinstance(kind := content.get("model_type"), str | None):
+        raise ModelLoadError(
+            f"{folder / 'config.json'} says model_type {kind!r}, which is no text."
+        )
     content = name_as_transformers(find_thinker(content))
     nested = _nested_text(content)
     if nested is None:
@@ -180,14 +190,19 @@ def _is_whole(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _first_count(folder: Path, values: Mapping[str, Any], names: tuple[str, ...]) -> int:
-    """Return the first of `names` with a positive number, 0 if there is none."""
+def _first_count(
+    folder: Path, values: Mapping[str, Any], names: tuple[str, ...], most: int = MOST
+) -> int:
+    """Return the first of `names` with a positive number, 0 if there is none.
+
+    Raises ModelLoadError for what is no whole number below `most`.
+    """
     for name in names:
         value = values.get(name)
-        if value is not None and not (_is_whole(value) and value < _MOST):
+        if value is not None and not (_is_whole(value) and value < most):
             raise ModelLoadError(
                 f"{folder / 'config.json'} says {name} {value!r}, which is no whole number below "
-                f"{_MOST}."
+                f"{most}."
             )
         if value is not None and value > 0:
             return int(value)

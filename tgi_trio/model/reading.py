@@ -9,6 +9,7 @@ from typing import Any, Final
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.specs.decoder import QueryScale, RotarySpec
+from tgi_trio.model.specs.plausible import check_scaling
 
 # The rotary scalings that are computed -> the parameters that they require.
 _SCALINGS: Final[dict[str, tuple[str, ...]]] = {
@@ -33,7 +34,8 @@ def rotary(
     interleaved: bool = False,
     layer_type: str = "",
 ) -> RotarySpec:
-    """Read a model's rotary embedding; raises ModelLoadError for an unknown scaling.
+    """Read a model's rotary embedding; raises ModelLoadError for an unknown scaling, ValueError for
+    parameters of one that make no sense.
 
     `theta` and `partial`: the family's defaults; `layer_type`: chooses one of several sets.
     """
@@ -58,7 +60,7 @@ def rotary(
         parameters["original_max_position_embeddings"] = original
     else:
         parameters.setdefault("original_max_position_embeddings", config.trained_positions)
-    return RotarySpec(
+    found = RotarySpec(
         dim=int(head_dim * part),
         theta=float(parameters.get("rope_theta") or config.get("rope_theta", theta)),
         kind=kind,
@@ -67,6 +69,8 @@ def rotary(
         parameters=parameters,
         query_scale=_query_scale(parameters),
     )
+    check_scaling(found)
+    return found
 
 
 def with_rotary(config: ModelConfig, parameters: Mapping[str, Any]) -> ModelConfig:

@@ -46,7 +46,7 @@ from tgi_trio.model.families.checkpoint_traits import fit_checkpoint, fit_exllam
 from tgi_trio.model.families.mlx_traits import fit_mlx
 from tgi_trio.model.families.own_head import WARNING, fit_head
 from tgi_trio.model.specs.decoder import DecoderSpec
-from tgi_trio.model.specs.positive import check_positive
+from tgi_trio.model.specs.plausible import NONSENSE, check_numbers
 
 SpecFunction = Callable[[ModelConfig], DecoderSpec | None]
 
@@ -224,8 +224,9 @@ def _described_spec(config: ModelConfig) -> DecoderSpec | None:
     try:
         spec = None if function is None else function(fit_mlx(config))
         if spec is not None:
-            _check_heads(spec)
-    except (TypeError, AttributeError, ValueError, ZeroDivisionError, LookupError) as error:
+            check_numbers(spec)
+            _check_types(config, spec)
+    except NONSENSE as error:
         raise ModelLoadError(
             f"{config.folder / 'config.json'} cannot be right for model type "
             f"{config.model_type!r}: {error}."
@@ -235,7 +236,8 @@ def _described_spec(config: ModelConfig) -> DecoderSpec | None:
     return None if spec is None else fit_exllama(config, spec)
 
 
-def _check_heads(spec: DecoderSpec) -> None:
-    """Raise ValueError for a layer that attends with no heads, or with empty ones."""
-    for sizes in {spec.sizes(layer) for layer in spec.layers if layer.attends}:
-        check_positive("attention", sizes, "heads", "kv_heads", "dim", "value_dim")
+def _check_types(config: ModelConfig, spec: DecoderSpec) -> None:
+    """Raise ValueError if layers were counted by a list of their kinds, and there are others."""
+    kinds, count = config.get("layer_types"), config.get("num_hidden_layers")
+    if isinstance(kinds, list) and count is not None and count != len(kinds) == len(spec.layers):
+        raise ValueError(f"layer_types names {len(kinds)} layers, and num_hidden_layers is {count}")

@@ -8,8 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from tgi_trio.model.specs.positive import check_positive
-
 RotaryKind = Literal[
     "default", "linear", "dynamic", "llama3", "yarn", "longrope", "proportional", "divided"
 ]
@@ -76,10 +74,6 @@ class LatentSpec:
     doubled: bool = False
     norm_eps: float = 1e-6  # of compressed queries and latents, whatever that of the layers is
 
-    def __post_init__(self) -> None:
-        """Raise ValueError for sizes below 1."""
-        check_positive("latent attention", self, "rank", "value_dim")
-
 
 @dataclass(frozen=True, slots=True)
 class HeadSizes:
@@ -129,11 +123,6 @@ class SharedKeySpec:
     query_rank: int  # of the compressed query
     groups: int  # of heads
     group_rank: int  # of a group's projected results
-
-    def __post_init__(self) -> None:
-        """Raise ValueError for sizes below 1."""
-        fields = ("query_rank", "groups", "group_rank")
-        check_positive("attention to one key per token", self, *fields)
 
 
 @dataclass(frozen=True, slots=True)

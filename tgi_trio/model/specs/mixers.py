@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from math import inf, prod
 from typing import Literal, TypeAlias
 
-from tgi_trio.model.specs.positive import check_positive
-
 # "float32": recurrences, which sum over a whole sequence; "model": the model's dtype; "token":
 # token ids, int64.
 StateDtype = Literal["float32", "model", "token"]
@@ -53,10 +51,6 @@ class ShortConvolution:
     taps: int  # of the convolution: the token itself and preceding ones
     bias: bool = False  # of the convolution and of both linears
 
-    def __post_init__(self) -> None:
-        """Raise ValueError for sizes below 1."""
-        check_positive("a short convolution", self, "channels", "taps")
-
     def state_shapes(self, ranks: int) -> tuple[StateShape, ...]:
         """Return a rank's state: the last inputs of the convolution, oldest first.
 
@@ -92,12 +86,6 @@ class DeltaRule:
     beta_scale: float = 1.0  # 2: the state may also be reversed along a key
     activation: str = "silu"  # after the convolution
 
-    def __post_init__(self) -> None:
-        """Raise ValueError for sizes below 1."""
-        check_positive(
-            "a delta rule", self, "key_heads", "value_heads", "key_dim", "value_dim", "taps"
-        )
-
     def state_shapes(self, ranks: int) -> tuple[StateShape, ...]:
         """Return a rank's state: a matrix per value head, and the convolution's last inputs."""
         keys, values = _kv_share(self.key_heads, ranks), self.value_heads // ranks
@@ -132,10 +120,6 @@ class Mamba2:
     output_multiplier: float = 1.0
     activation: str = "silu"  # after the convolution
 
-    def __post_init__(self) -> None:
-        """Raise ValueError for sizes below 1."""
-        check_positive("Mamba-2", self, "heads", "head_dim", "groups", "state_dim", "taps")
-
     def state_shapes(self, ranks: int) -> tuple[StateShape, ...]:
         """Return a rank's state: a matrix per head, and the convolution's last inputs."""
         heads, groups = self.heads // ranks, _kv_share(self.groups, ranks)
@@ -165,10 +149,6 @@ class Mamba1:
     bias: bool = False  # of the first and of the last linear
     activation: str = "silu"  # after the convolution, and of the gate
 
-    def __post_init__(self) -> None:
-        """Raise ValueError for sizes below 1."""
-        check_positive("Mamba", self, "channels", "state_dim", "step_rank", "taps")
-
     def state_shapes(self, ranks: int) -> tuple[StateShape, ...]:
         """Return a rank's state: numbers per channel, and the convolution's last inputs."""
         channels = self.channels // ranks
@@ -189,10 +169,6 @@ class RecurrentGate:
     head_dim: int
     taps: int  # of the convolution
     activation: str
-
-    def __post_init__(self) -> None:
-        """Raise ValueError for sizes below 1."""
-        check_positive("a recurrent gate", self, "heads", "head_dim", "taps")
 
     def state_shapes(self, ranks: int) -> tuple[StateShape, ...]:
         """Return a rank's state: a number per channel, and the convolution's last inputs."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.config import ModelConfig
+from tgi_trio.model.specs.plausible import NONSENSE, check_numbers
 
 T5_FAMILIES = ("t5", "mt5", "umt5")
 
@@ -36,8 +37,15 @@ def t5_spec(config: ModelConfig) -> T5Spec:
     Raises ModelLoadError for a config.json whose values make no sense.
     """
     try:
-        return _spec(config)
-    except (TypeError, ValueError) as error:
+        spec = _spec(config)
+        check_numbers(spec)
+        if spec.start_token >= spec.vocab_size:
+            raise ValueError(
+                f"decoder_start_token_id is {spec.start_token}, and there are {spec.vocab_size} "
+                "tokens"
+            )
+        return spec
+    except NONSENSE as error:
         raise ModelLoadError(
             f"{config.folder / 'config.json'} cannot be right for model type "
             f"{config.model_type!r}: {error}."

@@ -37,7 +37,8 @@ def is_eagle3(values: Mapping[str, Any], folder: Path) -> bool:
 def find_names(values: Mapping[str, Any], part: str) -> list[str]:
     """Return the names of type and classes in a config.json that contain `part`."""
     words = [str(values.get("speculators_model_type") or ""), str(values.get("model_type") or "")]
-    words += [str(name) for name in values.get("architectures") or ()]
+    classes = values.get("architectures")
+    words += [str(name) for name in classes] if isinstance(classes, list) else []
     return [word for word in words if part in word.lower().replace("-", "").replace("_", "")]
 
 

@@ -1,0 +1,146 @@
+"""Whatever a config.json says is served or refused, and no number that makes no sense is served."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from math import inf, nan
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from tests.model.support import LLAMA, Asked, make_folder, write_json
+from tgi_trio.errors import ModelLoadError
+from tgi_trio.model.check import check_model, model_spec
+from tgi_trio.model.config import read_config
+from tgi_trio.model.specs.decoder import DecoderSpec
+from tgi_trio.model.speculators.recognise import find_kind
+from tgi_trio.testing.checkpoints import tiny_values
+from tgi_trio.testing.tiny_families import ABSENT
+
+MISSING: Final = object()
+# What may stand anywhere. JSON has no infinity and no NaN, but Python writes and reads both.
+ANYTHING: Final[tuple[Any, ...]] = (
+    *(MISSING, None, True, "x", -1, 0, 3, 0.5, 10**8, 10**30, inf, nan),
+    *([], [1], [None], {}, {"a": 1}),
+)
+# Attention of all kinds, mixtures, states, an encoder.
+FAMILIES: Final = (
+    *("llama", "gemma3_text", "gemma3n_text", "gpt2", "mpt", "falcon", "phi3"),
+    *("gpt_oss", "deepseek_v3", "deepseek_v32", "llama4_text", "longcat_flash"),
+    *("mamba", "mamba2", "jamba", "falcon_h1", "zamba2", "nemotron_h", "lfm2", "qwen3_next"),
+    *("kimi_linear", "bailing_hybrid", "recurrent_gemma", "qwen4_exp_text", "t5", "dbrx"),
+)
+
+
+def config_of(family: str) -> dict[str, Any]:
+    """Return a small config.json of a family."""
+    values = tiny_values(family).items()
+    return {"model_type": family, "eos_token_id": 1} | {k: v for k, v in values if v is not ABSENT}
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Yield where something stands in a config, at any depth."""
+    items = value.items() if isinstance(value, dict) else ()
+    for key, inner in items or (enumerate(value) if isinstance(value, list) else ()):
+        yield (*path, key)
+        yield from places(inner, (*path, key))
+
+
+def changed(config: dict[str, Any], path: tuple[Any, ...], value: Any) -> dict[str, Any]:
+    """Return a config with another value in a place."""
+    copy: dict[str, Any] = json.loads(json.dumps(config))
+    inside: Any = copy
+    for key in path[:-1]:
+        inside = inside[key]
+    if value is MISSING:
+        del inside[path[-1]]
+    else:
+        inside[path[-1]] = value
+    return copy
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_any_value_anywhere_is_served_or_refused(family: str, tmp_path: Path) -> None:
+    config = config_of(family)
+    make_folder(tmp_path, config)
+    check_model(read_config(tmp_path), Asked())
+    draw = random.Random(family)
+    cases = [(path, value) for path in places(config) for value in ANYTHING]
+    for path, value in draw.sample(cases, min(len(cases), 60)):
+        write_json(tmp_path, changed(config, path, value))
+        try:
+            find_kind(tmp_path)
+            check_model(read_config(tmp_path), Asked())
+        except ModelLoadError as error:
+            assert str(error)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"rms_norm_eps": nan}, "norm_eps would be nan, and has to be a number of at least 0"),
+        ({"rms_norm_eps": inf}, "norm_eps would be inf, and has to be a number .*, below 1"),
+        ({"rms_norm_eps": -1e-6}, "norm_eps would be -1e-06"),
+        ({"rope_theta": -10000.0}, "theta would be -10000.0, and has to be a number above 0"),
+        ({"rope_theta": nan}, "theta would be nan"),
+        ({"hidden_size": inf}, "cannot convert float infinity to integer"),
+        ({"num_attention_heads": 0}, "division"),
+        ({"num_key_value_heads": -1}, "kv_heads would be -1"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers 1000000000, .* below 4097"),
+        ({"num_hidden_layers": 0}, "it would have 0 layers"),
+        ({"num_hidden_layers": "2"}, "num_hidden_layers '2', which is no whole number"),
+        ({"model_type": ["llama"]}, "model_type .*, which is no text"),
+        ({"rope_scaling": {"type": "linear", "factor": 0}}, "factor of its rotary scaling is 0"),
+        ({"rope_scaling": {"type": "linear", "factor": "4"}}, "factor .* is '4', and has to be"),
+        ({"rope_scaling": {"type": "yarn", "factor": 4, "beta_fast": nan}}, "beta_fast .* is nan"),
+        (
+            {"rope_scaling": {"type": "longrope", "short_factor": [1.0] * 2, "long_factor": [2.0]}},
+            "short_factor must be a list of 1 numbers above 0",
+        ),
+        (
+            {"rope_scaling": {"type": "longrope", "short_factor": [1.0], "long_factor": [0]}},
+            "long_factor must be a list of 1 numbers above 0",
+        ),
+    ],
+)
+def test_numbers_that_no_model_has_are_refused(
+    changes: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    make_folder(tmp_path)
+    write_json(tmp_path, LLAMA | changes)
+    with pytest.raises(ModelLoadError, match=message):
+        check_model(read_config(tmp_path), Asked())
+
+
+def test_layers_that_are_counted_in_two_ways_are_the_same(tmp_path: Path) -> None:
+    config = config_of("gemma3_text")
+    make_folder(tmp_path, config)
+    write_json(tmp_path, config | {"num_hidden_layers": 1})
+    with pytest.raises(ModelLoadError, match="names 2 layers, and num_hidden_layers is 1"):
+        model_spec(read_config(tmp_path))
+
+
+def test_experts_without_end_are_not_listed(tmp_path: Path) -> None:
+    config = config_of("gpt_oss")
+    make_folder(tmp_path, config)
+    write_json(tmp_path, config | {"num_local_experts": 10**9})
+    with pytest.raises(ModelLoadError, match="would have 2000000000 experts: up to 262144"):
+        model_spec(read_config(tmp_path))
+
+
+def test_a_first_token_that_there_is_not_is_refused(tmp_path: Path) -> None:
+    config = config_of("t5")
+    make_folder(tmp_path, config)
+    write_json(tmp_path, config | {"decoder_start_token_id": 512})
+    with pytest.raises(ModelLoadError, match="decoder_start_token_id is 512, and there are 512"):
+        model_spec(read_config(tmp_path))
+
+
+def test_no_bound_of_a_time_step_is_no_nonsense(tmp_path: Path) -> None:
+    """Published files of Mamba 2 say that it is infinite."""
+    config = config_of("mamba2")
+    write_json(tmp_path, config | {"time_step_limit": [0.0, inf]})
+    assert isinstance(model_spec(read_config(tmp_path)), DecoderSpec)
