@@ -7,14 +7,18 @@ such as a shell makes of `<(command)`, is read within bounds.
 from __future__ import annotations
 
 import errno
+import json
 import os
 import select
 import stat
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from io import BufferedReader, BytesIO, FileIO, TextIOWrapper
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
+
+Pairs = Callable[[list[tuple[str, Any]]], Any]
 
 LARGEST: Final = 256 << 20  # bytes of settings, tokenizers and texts
 SMALL: Final = 4 << 20  # bytes of keys, certificates, templates and addresses
@@ -78,6 +82,17 @@ def _read_pipe(pipe: int, path: Path, most: int) -> bytes:
 
 def _too_large(path: Path, most: int) -> OSError:
     return OSError(errno.EFBIG, f"it is larger than {most >> 20} MiB", str(path))
+
+
+def parse_json(content: bytes, pairs: Pairs | None = None) -> Any:
+    """Return what JSON says. Raises ValueError, also for what is nested too deeply.
+
+    `pairs`: makes something else of the pairs of an object than a dict.
+    """
+    try:
+        return json.loads(content, object_pairs_hook=pairs)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
 
 
 def read_text_file(path: Path, most: int = LARGEST, errors: str = "strict") -> str:

@@ -54,6 +54,24 @@ def test_what_is_no_file_is_refused(name: str, kind: str, tmp_path: Path) -> Non
         READERS[name](file)
 
 
+@pytest.mark.parametrize("content", [b"[" * 200_000, b'{"a":' * 200_000])
+@pytest.mark.parametrize("name", [name for name in READERS if name.endswith(".json")])
+def test_what_is_nested_without_end_is_refused(name: str, content: bytes, tmp_path: Path) -> None:
+    file = tmp_path / name
+    file.parent.mkdir(exist_ok=True)
+    file.write_bytes(content)
+    with pytest.raises(ModelLoadError):
+        READERS[name](file)
+
+
+def test_a_header_that_is_nested_without_end_is_refused(tmp_path: Path) -> None:
+    content = b'{"a":' * 200_000
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(len(content).to_bytes(8, "little") + content)
+    with pytest.raises(ModelLoadError, match="nested too deeply"):
+        read_file_header(file)
+
+
 @pytest.mark.parametrize(
     "name", ["config.json", "model.safetensors.index.json", "adapter_config.json", "tokenizer.json"]
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import stat
@@ -12,7 +11,7 @@ from tgi_trio.errors import ConfigurationError
 from tgi_trio.settings.cluster_secret import read_cluster_secret
 from tgi_trio.settings.keys import read_key_file
 from tgi_trio.settings.records import Options
-from tgi_trio.whole_files import open_at_once, read_file
+from tgi_trio.whole_files import open_at_once, parse_json, read_file
 
 log = logging.getLogger(__name__)
 
@@ -89,7 +88,7 @@ def check_tokenizer_config(path: Path | None) -> None:
         return
     why: str | None = None
     try:
-        if not isinstance(json.loads(read_file(path)), dict):
+        if not isinstance(parse_json(read_file(path)), dict):
             why = "it must hold a JSON object, as tokenizer_config.json does"
     except OSError as error:
         why = error.strerror

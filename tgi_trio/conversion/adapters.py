@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
-import json
 import os
 from pathlib import Path
 from typing import Final
@@ -17,7 +16,7 @@ from tgi_trio.conversion import child
 from tgi_trio.conversion.folder import list_weights
 from tgi_trio.conversion.texts import list_text_files
 from tgi_trio.errors import ModelLoadError
-from tgi_trio.whole_files import read_file
+from tgi_trio.whole_files import parse_json, read_file
 
 CONFIG: Final = "adapter_config.json"
 _WEIGHTS: Final = ("adapter_model.safetensors", "adapter_model.bin")
@@ -31,7 +30,7 @@ def is_adapter(folder: Path) -> bool:
 def read_base(adapter: Path) -> tuple[str, str | None]:
     """Return the base's name (folder or repository) and revision; raises ModelLoadError."""
     try:
-        config = json.loads(read_file(adapter / CONFIG))
+        config = parse_json(read_file(adapter / CONFIG))
         name, revision = config.get("base_model_name_or_path"), config.get("revision")
     except (OSError, ValueError, AttributeError) as error:
         raise ModelLoadError(f"{adapter / CONFIG} cannot be read: {error!r}") from error

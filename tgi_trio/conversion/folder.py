@@ -6,13 +6,12 @@ that changes later is converted again, and original safetensors files are never 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from tgi_trio.errors import ModelLoadError
-from tgi_trio.whole_files import open_file, read_file
+from tgi_trio.whole_files import open_file, parse_json, read_file
 
 SOURCE: Final = "converted_from"  # key in the metadata
 STAGING: Final = ".converting"  # holds a conversion's finished files until all are finished
@@ -72,7 +71,7 @@ def read_index(path: Path) -> dict[str, str]:
     Raises ModelLoadError if it cannot be read.
     """
     try:
-        table = json.loads(read_file(path))["weight_map"]
+        table = parse_json(read_file(path))["weight_map"]
         return {str(tensor): str(file) for tensor, file in table.items()}
     except FileNotFoundError:
         return {}
@@ -113,7 +112,7 @@ def _metadata(path: Path) -> dict[str, Any]:
     try:
         with open_file(path) as file:
             length = int.from_bytes(file.read(8), "little")
-            header = json.loads(file.read(length)) if length <= _LONGEST_HEADER else {}
+            header = parse_json(file.read(length)) if length <= _LONGEST_HEADER else {}
         found = header.get("__metadata__") if isinstance(header, dict) else None
     except (OSError, ValueError):
         return {}

@@ -40,7 +40,7 @@ from tgi_trio.conversion.torch_file import TorchFile, open_torch_file
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.adapters.config import AdapterConfig, read_adapter_config
 from tgi_trio.model.config import read_config
-from tgi_trio.whole_files import read_file
+from tgi_trio.whole_files import parse_json, read_file
 
 _TRANSPOSED: Final = ("gpt2", "openai-gpt")  # their Conv1D has [in, out]
 _COPIED: Final = (".json", ".jinja", ".model", ".tiktoken", ".txt", ".py")
@@ -109,7 +109,7 @@ def _copy_rest(base: Path, target: Path) -> None:
 
 def _rewrite_config(path: Path, plan: MergePlan) -> None:
     """Write the number of tokens and an untied head to the configuration."""
-    config = json.loads(read_file(path))
+    config = parse_json(read_file(path))
     text = config.get("text_config")
     for part in (config, *([text] if isinstance(text, dict) else [])):
         if plan.tokens is not None and "vocab_size" in part:
@@ -123,7 +123,7 @@ def _rewrite_index(path: Path, plan: MergePlan) -> None:
     """Write a new head's file to the index."""
     if plan.head is None or plan.embedding is None or not path.is_file():
         return
-    index = json.loads(read_file(path))
+    index = parse_json(read_file(path))
     index["weight_map"][plan.head.name] = index["weight_map"][plan.embedding]
     path.write_text(json.dumps(index, indent=2))
 

@@ -21,7 +21,7 @@ from safetensors import SafetensorError, safe_open
 from tgi_trio.conversion.floats import RAW, WIDENED, widen
 from tgi_trio.conversion.pickle_machine import ITEM_SIZES
 from tgi_trio.errors import ModelLoadError
-from tgi_trio.whole_files import open_file
+from tgi_trio.whole_files import open_file, parse_json
 
 PIECE: Final = 2**24  # bytes written and compared at once
 
@@ -68,7 +68,7 @@ class SafetensorsFile:
         except (SafetensorError, OSError, ValueError) as error:
             raise ModelLoadError(f"{path} cannot be read as safetensors: {error}") from error
         start = 8 + int.from_bytes(data[:8], "little")
-        table = json.loads(data[8:start])
+        table = parse_json(data[8:start])
         table.pop("__metadata__", None)
         ordered = sorted(table.items(), key=lambda item: item[1]["data_offsets"])
         return cls(path, dict(ordered), data, start)

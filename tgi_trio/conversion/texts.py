@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.config import read_config
-from tgi_trio.whole_files import read_file
+from tgi_trio.whole_files import parse_json, read_file
 
 _CONFIG: Final = "tokenizer_config.json"
 _SPECIAL: Final = "special_tokens_map.json"
@@ -224,10 +224,10 @@ def _text(token: Any) -> str | None:
 def _read(path: Path) -> Json | None:
     """Return a file's JSON object; None: there is no file. Raises ModelLoadError."""
     try:
-        content = json.loads(read_file(path))
+        content = parse_json(read_file(path))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         raise ModelLoadError(f"{path} cannot be read: {error}") from error
     if not isinstance(content, dict):
         raise ModelLoadError(f"{path} holds no JSON object")

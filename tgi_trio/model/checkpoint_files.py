@@ -7,7 +7,6 @@ library is needed to know what a checkpoint contains.
 
 from __future__ import annotations
 
-import json
 import math
 import shlex
 from collections import Counter
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tgi_trio.errors import ModelLoadError
-from tgi_trio.whole_files import open_file, read_file
+from tgi_trio.whole_files import open_file, parse_json, read_file
 
 _INDEX = "model.safetensors.index.json"
 _HQQ_FILE = "qmodel.pt"
@@ -111,7 +110,7 @@ def _read_index(folder: Path) -> dict[str, str]:
     """Return tensor name -> file name; empty if there is no index."""
     path = folder / _INDEX
     try:
-        table = json.loads(read_file(path))["weight_map"]
+        table = parse_json(read_file(path))["weight_map"]
         named = {str(name): str(file) for name, file in table.items()}
     except FileNotFoundError:
         return {}
@@ -135,7 +134,7 @@ def read_file_header(file: Path, longest: int = _LONGEST_HEADER) -> dict[str, St
             length = int.from_bytes(opened.read(8), "little")
             if not 0 < length <= min(longest, size - 8):
                 raise ValueError(f"its header cannot be {length} bytes long")
-            header = json.loads(opened.read(length), object_pairs_hook=_refuse_twice)
+            header = parse_json(opened.read(length), _refuse_twice)
         return _check_header(file, header, 8 + length, size)
     except OSError as error:
         raise ModelLoadError(f"{file} cannot be read: {error.strerror}") from error

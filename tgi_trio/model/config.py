@@ -7,7 +7,6 @@ second and much memory.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,7 +21,7 @@ from tgi_trio.model.wrappers import (
     text_defaults,
     text_type,
 )
-from tgi_trio.whole_files import read_file
+from tgi_trio.whole_files import parse_json, read_file
 
 # Keys in which families state the longest sequence they were trained for.
 _POSITION_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "n_ctx", "seq_length")
@@ -165,7 +164,7 @@ def read_values(folder: Path) -> dict[str, Any] | None:
 def read_json(path: Path) -> dict[str, Any] | None:
     """Return the object in a file, or None if there is no such file; raises ModelLoadError."""
     try:
-        content = json.loads(read_file(path))
+        content = parse_json(read_file(path))
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:

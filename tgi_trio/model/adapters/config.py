@@ -8,7 +8,6 @@ LoraConfig. Adapters of parameters without a module can only be served beside ot
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tgi_trio.errors import ModelLoadError
-from tgi_trio.whole_files import read_file
+from tgi_trio.whole_files import parse_json, read_file
 
 CONFIG: Final = "adapter_config.json"
 _LONGEST: Final = 1 << 20  # bytes
@@ -171,8 +170,8 @@ def read_adapter_config(folder: Path) -> AdapterConfig:
     """Read a folder's `adapter_config.json`; raises ModelLoadError unless it is a JSON object."""
     path = folder / CONFIG
     try:
-        values = json.loads(read_file(path, _LONGEST))
-    except (OSError, ValueError, RecursionError) as error:
+        values = parse_json(read_file(path, _LONGEST))
+    except (OSError, ValueError) as error:
         raise ModelLoadError(f"{path} cannot be read: {error}") from error
     if not isinstance(values, dict):
         raise ModelLoadError(f"{path} holds no JSON object")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tgi_trio.errors import ModelLoadError
-from tgi_trio.whole_files import SMALL, read_file, read_text_file
+from tgi_trio.whole_files import SMALL, parse_json, read_file, read_text_file
 
 _TOKENIZER: Final = "tokenizer.json"
 _SETTINGS: Final = "tokenizer_config.json"
@@ -66,10 +66,10 @@ def _text(token: Any) -> str:
 def _read(path: Path) -> dict[str, Any] | None:
     """Return a file's JSON object; None: there is no file. Raises ModelLoadError."""
     try:
-        whole = json.loads(read_file(path, _LONGEST))
+        whole = parse_json(read_file(path, _LONGEST))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         raise ModelLoadError(f"{path} cannot be read: {error}") from error
     if not isinstance(whole, dict):
         raise ModelLoadError(f"{path} holds no JSON object")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from typing import Any, Final, Literal
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.matrices.references import MatrixRef
 from tgi_trio.model.quantised.layout import Headers, Part, read_count, split_name
+from tgi_trio.whole_files import parse_json
 
 Kind = Literal["int8", "nf4", "fp4"]
 
@@ -98,7 +98,7 @@ def parse_state(content: bytes, name: str, file: Path, shape: tuple[int, int]) -
     """Return the state in a JSON tensor, for a matrix of this shape; raises ModelLoadError."""
     where = f"Tensor {name!r} in {file}"
     try:
-        state = json.loads(content)
+        state = parse_json(content)
     except ValueError as error:
         raise ModelLoadError(f"{where} cannot be read as JSON: {error}") from error
     if not isinstance(state, dict):

@@ -29,7 +29,7 @@ from tgi_trio.router.text.tokenizer_files import (
     tokenizer_json,
 )
 from tgi_trio.router.text.vocabularies import Comparison, compare_vocabularies, read_apart
-from tgi_trio.whole_files import LARGEST, open_file, read_file
+from tgi_trio.whole_files import LARGEST, open_file, parse_json, read_file
 
 GENERATION: Final = "generation_config.json"
 # Everything that is read here, for whoever has to know where a folder's files come from.
@@ -169,10 +169,10 @@ def _check_rows(folder: Path, parts: Mapping[str, Any], model: ModelVocabulary) 
 def _read_ends(file: Path) -> tuple[int, ...]:
     """Return `eos_token_id` of a generation_config.json. Raises ModelLoadError."""
     try:
-        found = json.loads(read_file(file)).get("eos_token_id")
+        found = parse_json(read_file(file)).get("eos_token_id")
     except FileNotFoundError:
         return ()
-    except (OSError, ValueError, RecursionError, AttributeError) as error:
+    except (OSError, ValueError, AttributeError) as error:
         raise ModelLoadError(f"{file} cannot be read: {error}") from error
     ids = found if isinstance(found, list) else [] if found is None else [found]
     if not all(isinstance(each, int) and each >= 0 for each in ids):

@@ -7,14 +7,13 @@ Prompts are written as its `InstructTokenizerV7`, `V11` and `V13` do, which diff
 
 from __future__ import annotations
 
-import json
 from base64 import b64decode
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from tgi_trio.errors import ModelLoadError
-from tgi_trio.whole_files import read_file
+from tgi_trio.whole_files import parse_json, read_file
 
 Json = dict[str, Any]
 
@@ -133,7 +132,7 @@ def read_tekken(folder: Path) -> Json | None:
     if (folder / "tokenizer.json").is_file() or not path.is_file():
         return None
     try:
-        found = json.loads(read_file(path))
+        found = parse_json(read_file(path))
         if not {"pattern", "default_vocab_size"} <= found["config"].keys() or not found["vocab"]:
             raise KeyError("pattern, default_vocab_size or vocab")
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:

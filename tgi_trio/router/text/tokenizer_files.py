@@ -23,7 +23,7 @@ from tgi_trio.router.text.tekken import (
     read_tekken,
     write_template,
 )
-from tgi_trio.whole_files import SMALL, read_file, read_text_file
+from tgi_trio.whole_files import SMALL, parse_json, read_file, read_text_file
 
 log = logging.getLogger(__name__)
 
@@ -219,7 +219,7 @@ def _convert(folder: Path, target: Path, trust_remote_code: bool, code: str) -> 
 def _mend(made: Path, folder: Path) -> None:
     """Have a converted tokenizer read texts as the SentencePiece file that it is of."""
     for source in _list_matching(folder, _PIECES):
-        content = json.loads(read_file(made))
+        content = parse_json(read_file(made))
         made.write_text(json.dumps(mend_conversion(content, source)), "utf-8")
 
 
@@ -282,7 +282,7 @@ def _read_object(path: Path, may_be_missing: bool = True) -> dict[str, Any]:
     if may_be_missing and not path.exists():
         return {}
     try:
-        value = json.loads(read_file(path))
+        value = parse_json(read_file(path))
     except (OSError, ValueError) as error:
         raise ModelLoadError(f"{path} cannot be read: {error}") from error
     if not isinstance(value, dict):

@@ -24,7 +24,7 @@ def check_tokenizer_json(file: Path) -> None:
     """Raise ModelLoadError for a file that is not a tokenizer: damaged, or something else."""
     try:
         msgspec.json.decode(read_file(file), type=_TokenizerFile)
-    except (OSError, ValueError) as error:  # ValueError: msgspec's errors, and invalid UTF-8
+    except (OSError, ValueError, RecursionError) as error:  # ValueError: msgspec's, and no UTF-8
         raise ModelLoadError(
             f"{file} cannot be loaded as a tokenizer: {error}. Copy it again, or name another with "
             "--tokenizer-name."
@@ -57,5 +57,5 @@ def _numbers(file: Path) -> dict[str, int]:
             found = {piece: i for i, (piece, _) in enumerate(found)}
         added = {each["content"]: each["id"] for each in whole.get("added_tokens", ())}
         return {**found, **added}
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ModelLoadError(f"{file} cannot be read as a tokenizer: {error!r}") from error

@@ -52,7 +52,7 @@ def read_apart(file: Path) -> tuple[dict[str, Any], bytes]:
         whole = {name: msgspec.json.decode(part) for name, part in parts.items()}
         msgspec.convert(whole.get("added_tokens"), list[_Added] | None)
         return {**whole, **_UNCUT}, model
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, RecursionError) as error:
         raise ModelLoadError(f"{file} cannot be read as a tokenizer: {error!r}") from error
 
 
@@ -74,7 +74,7 @@ def compare_vocabularies(one: Path, other: Path) -> Comparison:
         return Comparison("")
     try:
         found = _compare(msgspec.json.decode(ours), msgspec.json.decode(theirs))
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise ModelLoadError(f"{other} cannot be read as a tokenizer: {error!r}") from error
     if not found:
         return Comparison("")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,7 @@ from numpy.typing import NDArray
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.image_families import ImageFamily, PatchOrder
 from tgi_trio.shard.checkpoint.numbers import to_bfloat16, to_float32
-from tgi_trio.whole_files import read_file
+from tgi_trio.whole_files import parse_json, read_file
 
 # Files of an image processor's settings, and the key in each; the first that exists counts.
 _FILES: Final = (("preprocessor_config.json", ""), ("processor_config.json", "image_processor"))
@@ -88,7 +87,7 @@ def _read_settings(folder: Path) -> dict[str, Any]:
         if not path.is_file():
             continue
         try:
-            settings = json.loads(read_file(path))
+            settings = parse_json(read_file(path))
         except (OSError, ValueError) as error:
             raise ModelLoadError(f"{path} cannot be read: {error}") from error
         settings = settings.get(key) if key and isinstance(settings, dict) else settings
