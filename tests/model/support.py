@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ LLAMA: dict[str, Any] = {
     "num_attention_heads": 2,
     "max_position_embeddings": 64,
 }
+MISSING: Any = object()  # see `changed`
 BYTES = {
     "F32": 4,
     "BF16": 2,
@@ -95,3 +96,24 @@ def make_folder(
     kept = {name: stored for name, stored in tensors.items() if stored is not None}
     write_safetensors(folder / "model.safetensors", kept)
     return folder
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Yield where something stands in a config, at any depth."""
+    items = value.items() if isinstance(value, dict) else ()
+    for key, inner in items or (enumerate(value) if isinstance(value, list) else ()):
+        yield (*path, key)
+        yield from places(inner, (*path, key))
+
+
+def changed(config: dict[str, Any], path: tuple[Any, ...], value: Any) -> dict[str, Any]:
+    """Return a config with another value in a place; MISSING: with none."""
+    copy: dict[str, Any] = json.loads(json.dumps(config))
+    inside: Any = copy
+    for key in path[:-1]:
+        inside = inside[key]
+    if value is MISSING:
+        del inside[path[-1]]
+    else:
+        inside[path[-1]] = value
+    return copy

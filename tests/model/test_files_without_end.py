@@ -80,3 +80,17 @@ def test_a_file_of_gigabytes_is_refused_where_none_has_so_many(name: str, tmp_pa
         file.truncate(10 << 30)  # all of it a hole
     with pytest.raises(ModelLoadError, match=r"it is larger than (1|256) MiB"):
         READERS[name](tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("shape", "offsets"),
+    [("[Infinity]", "[0, 4]"), ("[1.0]", "[0, 4]"), ('["1"]', "[0, 4]"), ("[1]", "[0, 4.0]")],
+)
+def test_a_header_without_whole_numbers_is_refused(
+    shape: str, offsets: str, tmp_path: Path
+) -> None:
+    header = f'{{"a": {{"dtype": "F32", "shape": {shape}, "data_offsets": {offsets}}}}}'.encode()
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
+    with pytest.raises(ModelLoadError, match="tensor 'a' are no whole numbers"):
+        read_file_header(file)

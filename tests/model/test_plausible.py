@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import random
-from collections.abc import Iterator
 from math import inf, nan
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
-from tests.model.support import LLAMA, Asked, make_folder, write_json
+from tests.model.support import LLAMA, MISSING, Asked, changed, make_folder, places, write_json
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.check import check_model, model_spec
 from tgi_trio.model.config import read_config
@@ -20,7 +18,6 @@ from tgi_trio.model.speculators.recognise import find_kind
 from tgi_trio.testing.checkpoints import tiny_values
 from tgi_trio.testing.tiny_families import ABSENT
 
-MISSING: Final = object()
 # What may stand anywhere. JSON has no infinity and no NaN, but Python writes and reads both.
 ANYTHING: Final[tuple[Any, ...]] = (
     *(MISSING, None, True, "x", -1, 0, 3, 0.5, 10**8, 10**30, inf, nan),
@@ -39,27 +36,6 @@ def config_of(family: str) -> dict[str, Any]:
     """Return a small config.json of a family."""
     values = tiny_values(family).items()
     return {"model_type": family, "eos_token_id": 1} | {k: v for k, v in values if v is not ABSENT}
-
-
-def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Yield where something stands in a config, at any depth."""
-    items = value.items() if isinstance(value, dict) else ()
-    for key, inner in items or (enumerate(value) if isinstance(value, list) else ()):
-        yield (*path, key)
-        yield from places(inner, (*path, key))
-
-
-def changed(config: dict[str, Any], path: tuple[Any, ...], value: Any) -> dict[str, Any]:
-    """Return a config with another value in a place."""
-    copy: dict[str, Any] = json.loads(json.dumps(config))
-    inside: Any = copy
-    for key in path[:-1]:
-        inside = inside[key]
-    if value is MISSING:
-        del inside[path[-1]]
-    else:
-        inside[path[-1]] = value
-    return copy
 
 
 @pytest.mark.parametrize("family", FAMILIES)

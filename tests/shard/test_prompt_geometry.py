@@ -298,3 +298,12 @@ def test_rules_that_make_no_sense(vision: Any) -> None:
     config = ModelConfig(Path(), "qwen2_vl", None, 0, 0, (), {"vision_config": vision})
     with pytest.raises(ModelLoadError, match=r"spatial_merge_size .* no positive number"):
         image_rules(config)
+
+
+def test_the_first_of_several_ends_is_what_ends_an_image() -> None:
+    values: dict[str, Any] = {"eos_token_id": [7, 2]}
+    config = ModelConfig(Path(), "idefics", None, 0, 0, (), values)
+    assert image_rules(config).end_token == 7
+    config = ModelConfig(Path(), "idefics", None, 0, 0, (), {"eos_token_id": "x"})
+    with pytest.raises(ModelLoadError, match="cannot be right about images"):
+        image_rules(config)

@@ -25,12 +25,22 @@ class TileGrid(NamedTuple):
         return self.rows * self.columns
 
 
+MOST_TILES: Final = 256  # published models have up to 40
 ONE_TILE: Final = TileGrid(1, 1)  # of an image that is not cut
 _ENOUGH: Final = 0.9  # of an image's pixels
 
 
+def check_tiles(most: int) -> None:
+    """Raise ValueError for more tiles than an image is cut into: grids of them are tried for each
+    image, one after the other.
+    """
+    if most > MOST_TILES:
+        raise ValueError(f"images would be cut into up to {most} tiles, more than {MOST_TILES}")
+
+
 def list_grids(most: int) -> list[TileGrid]:
-    """Return all grids of at most so many tiles."""
+    """Return all grids of at most so many tiles; raises ValueError as `check_tiles`."""
+    check_tiles(most)
     sides = range(1, most + 1)
     return [TileGrid(r, c) for r in sides for c in sides if r * c <= most]
 
@@ -128,6 +138,7 @@ def fit_perception(height: int, width: int, tile: int, most: int) -> TileGrid:
     """
     ratio = width / height
     grids: dict[float, list[TileGrid]] = {}  # by their own proportions
+    check_tiles(most)
     for count in range(most, 0, -1):
         for columns in (c for c in range(1, count + 1) if count % c == 0):
             grid = TileGrid(count // columns, columns)

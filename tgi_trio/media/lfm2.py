@@ -12,7 +12,7 @@ from math import ceil, floor, sqrt
 from typing import Any, Self
 
 from tgi_trio.errors import ModelLoadError
-from tgi_trio.media.canvases import ONE_TILE, TileGrid, fit_nearest
+from tgi_trio.media.canvases import ONE_TILE, TileGrid, check_tiles, fit_nearest
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,11 +86,12 @@ class Lfm2Canvas:
 
 
 def list_grids(least: int, most: int) -> tuple[TileGrid, ...]:
-    """Return all grids of so many tiles.
+    """Return all grids of so many tiles; raises ValueError as `check_tiles`.
 
     Of as many tiles they are in the order of a set, as `transformers` has them: an image that is as
     near to two of them gets the last.
     """
+    check_tiles(most)
     pairs = [
         (columns, rows)
         for count in range(least, most + 1)

@@ -155,8 +155,10 @@ def _check_header(
     header.pop("__metadata__", None)
     tensors, total, data_size = {}, 0, file_size - begin
     for name, entry in header.items():
-        dtype, shape = str(entry["dtype"]), tuple(int(count) for count in entry["shape"])
+        dtype, shape = str(entry["dtype"]), tuple(entry["shape"])
         first, end = entry["data_offsets"]
+        if any(type(count) is not int for count in (*shape, first, end)):
+            raise ValueError(f"shape and offsets of tensor {name!r} are no whole numbers")
         if not 0 <= first <= end <= data_size or any(count < 0 for count in shape):
             raise ValueError(f"tensor {name!r} lies outside of it")
         if dtype in _BITS and (end - first) * 8 != math.prod(shape) * _BITS[dtype]:

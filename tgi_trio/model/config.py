@@ -32,6 +32,8 @@ _OWN_POSITION_KEYS = {"bailing_hybrid": "model_max_length"}
 _TEXT_KEYS = ("text_config", "decoder", "generator")
 # Keys whose top-level value, if any, wins over that of the nested text config.
 _KEYS_OF_THE_WHOLE = ("model_type", "bos_token_id", "eos_token_id", "tie_word_embeddings")
+# What is raised where values of a config.json are of other kinds than are computed with.
+NONSENSE = (TypeError, ValueError, ArithmeticError, LookupError, AttributeError)
 MOST = 2**31  # of anything that is counted: larger numbers are none
 MOST_LAYERS = 4096
 # Keys in which families state how many layers there are, of which a list is made before any tensor

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from tgi_trio.errors import ModelLoadError
-from tgi_trio.model.config import ModelConfig
-from tgi_trio.model.image_families import IMAGE_FAMILIES, ImageAttention
+from tgi_trio.model.config import NONSENSE, ModelConfig
+from tgi_trio.model.image_families import IMAGE_FAMILIES, ImageAttention, ImageFamily
 from tgi_trio.model.video_families import read_positions
 from tgi_trio.model.wrappers import is_thinker
 
@@ -43,13 +43,23 @@ def image_rules(config: ModelConfig) -> ImageRules:
     family = IMAGE_FAMILIES.get(config.model_type)
     if family is None:
         return ImageRules()
+    try:
+        return _read_rules(config, family)
+    except NONSENSE as error:
+        raise ModelLoadError(
+            f"{config.folder / 'config.json'} cannot be right about images for model type "
+            f"{config.model_type!r}: {error}."
+        ) from error
+
+
+def _read_rules(config: ModelConfig, family: ImageFamily) -> ImageRules:
     image_attention = config.values.get(
         "use_bidirectional_attention", _SEEING.get(config.model_type)
     )
     if config.model_type in _SEEING and image_attention != "vision":
         return ImageRules()
     if config.model_type == "idefics":
-        return ImageRules(family.image_attention, end_token=int(config.get("eos_token_id", -1)))
+        return ImageRules(family.image_attention, end_token=_end_token(config))
     if config.model_type == "minicpmv4_7":
         mode = config.get("downsample_mode", "16x")
         marks = frozenset(int(config.need(f"{name}_id")) for name in _MARKS)
@@ -65,3 +75,9 @@ def image_rules(config: ModelConfig) -> ImageRules:
         )
     by_second = read_positions(config.model_type, config.values)
     return ImageRules(family.image_attention, merge, by_second, is_thinker(config.model_type))
+
+
+def _end_token(config: ModelConfig) -> int:
+    """Return the id of the end, the first of several; -1: there is none."""
+    stated = config.get("eos_token_id", -1)
+    return int(stated if not isinstance(stated, list) else stated[0] if stated else -1)

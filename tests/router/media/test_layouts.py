@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
+from contextlib import suppress
+from math import inf, nan
 from typing import Any
 
 import numpy as np
@@ -10,11 +13,12 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from tests.model.support import changed, places
 from tests.router.media.layout_families import CLIP, FAMILIES, UNCOUNTED
 from tests.router.media.layout_processors import COUNTS, theirs
 from tgi_trio.errors import ModelLoadError, ValidationError
 from tgi_trio.model.image_families import IMAGE_FAMILIES, find_family
-from tgi_trio.router.media.image_model import find_largest
+from tgi_trio.router.media.image_model import find_largest, lay_out_images
 from tgi_trio.router.media.layouts.layout import ImageLayout, ImageSettings, ImageSize
 from tgi_trio.router.media.layouts.table import LAYOUTS
 
@@ -175,3 +179,31 @@ def test_every_row_of_the_table_is_tried() -> None:
 def test_settings_that_say_too_little(config: dict[str, Any], pixels: dict[str, Any]) -> None:
     with pytest.raises(ModelLoadError):
         lay_out(ImageSettings(config, pixels))
+
+
+def test_so_many_tiles_that_no_image_is_cut_into_them() -> None:
+    config = {"model_type": "internvl", **FAMILIES["internvl"].config}
+    pixels = FAMILIES["internvl"].pixels | {"max_patches": 10**8}
+    with pytest.raises(ModelLoadError, match="cut into up to 100000000 tiles, more than 256"):
+        lay_out_images(ImageSettings(config, pixels, FAMILIES["internvl"].options), "internvl")
+
+
+# What may stand anywhere: JSON has no infinity and no NaN, but Python writes and reads both.
+ANYTHING: list[Any] = [None, True, "x", -1, 0, 3, 0.5, 10**8, inf, nan, [], [1], ["x"], {}]
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("name", sorted(FAMILIES))
+def test_any_value_in_any_setting_is_laid_out_or_refused(name: str) -> None:
+    family = FAMILIES[name]
+    kind = name.partition("/")[0]
+    config = {"model_type": "llava" if kind == "pixtral" else kind, **family.config}
+    whole = {"config": config, "pixels": family.pixels, "options": family.options}
+    key = find_family(config).layout
+    cases = [(path, value) for path in places(whole) if len(path) > 1 for value in ANYTHING]
+    draw = random.Random(name)
+    for path, value in draw.sample(cases, min(len(cases), 40)):
+        said = changed(whole, path, value)
+        settings = ImageSettings(said["config"], said["pixels"], said["options"])
+        with suppress(ModelLoadError, ValidationError):
+            find_largest(lay_out_images(settings, key), 1 << 24, 4096)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tgi_trio.errors import ModelLoadError
-from tgi_trio.model.config import ModelConfig
+from tgi_trio.model.config import NONSENSE, ModelConfig
 from tgi_trio.model.families import (
     balanced,
     bitnet,
@@ -46,7 +46,7 @@ from tgi_trio.model.families.checkpoint_traits import fit_checkpoint, fit_exllam
 from tgi_trio.model.families.mlx_traits import fit_mlx
 from tgi_trio.model.families.own_head import WARNING, fit_head
 from tgi_trio.model.specs.decoder import DecoderSpec
-from tgi_trio.model.specs.plausible import NONSENSE, check_numbers
+from tgi_trio.model.specs.plausible import check_numbers
 
 SpecFunction = Callable[[ModelConfig], DecoderSpec | None]
 

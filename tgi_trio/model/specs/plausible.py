@@ -16,8 +16,6 @@ from tgi_trio.model.config import MOST, MOST_LAYERS
 from tgi_trio.model.specs.attention import RotarySpec
 from tgi_trio.model.specs.decoder import DecoderSpec
 
-# What is raised where values of a config.json are of other kinds than are computed with.
-NONSENSE: Final = (TypeError, ValueError, ArithmeticError, LookupError, AttributeError)
 _MOST_EXPERTS: Final = 2**18  # of all layers together
 _INTEGERS: Final = ("int", "int | None", "tuple[int, ...]")
 _FLOATS: Final = ("float", "float | None", "tuple[float, ...]")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tgi_trio.errors import ModelLoadError
-from tgi_trio.model.config import ModelConfig
-from tgi_trio.model.specs.plausible import NONSENSE, check_numbers
+from tgi_trio.model.config import NONSENSE, ModelConfig
+from tgi_trio.model.specs.plausible import check_numbers
 
 T5_FAMILIES = ("t5", "mt5", "umt5")
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any, Final, Protocol
 from tgi_trio.errors import ModelLoadError, ValidationError
 from tgi_trio.media.video_canvases import CANVASES
 from tgi_trio.model.audio_families import AUDIO_FAMILIES, is_audio_only
-from tgi_trio.model.config import read_json, read_values
+from tgi_trio.model.config import NONSENSE, read_json, read_values
 from tgi_trio.model.image_families import find_family, has_vision
 from tgi_trio.model.video_families import VIDEO_FAMILIES, find_video_family
 from tgi_trio.router.media.audio_model import AudioModel, find_audio_model
@@ -33,6 +34,7 @@ from tgi_trio.router.media.layouts.table import LAYOUTS
 from tgi_trio.router.media.layouts.videos import VIDEO_LAYOUTS
 
 _SHAPES: Final = (1.0, 4 / 3, 3 / 4, 2.0, 1 / 2)  # width over height
+_SIZES: Final = tuple(ImageSize(*pair) for pair in ((1, 1), (64, 64), (480, 640), (4096, 32)))
 _NO_BOUND: Final = 2**31  # of frames: how many are seen is for who decodes them
 _STEP: Final = 16  # each try has 1 / 16 fewer pixels than the one before
 # Keys of an image processor's settings that do not affect pixels.
@@ -150,11 +152,13 @@ def find_image_model(folder: Path) -> ImageModel | None:
     """
     settings = read_image_settings(folder)
     if is_audio_only(settings.config):
-        return ImageModel("", None, {}, others={"audio": find_audio_model(folder, settings)})
+        with _refusing(WORDS["audio"].several):
+            heard = find_audio_model(folder, settings)
+        return ImageModel("", None, {}, others={"audio": heard})
     if not has_vision(settings.config):
         return None
     family = find_family(settings.config)
-    layout = LAYOUTS[family.layout](settings)
+    layout = lay_out_images(settings, family.layout)
     if not settings.image_processor:
         raise ModelLoadError(
             f"{folder} has no preprocessor_config.json, which says how images are processed"
@@ -164,12 +168,36 @@ def find_image_model(folder: Path) -> ImageModel | None:
     unserved: dict[Kind, str] = {}
     for kind, (find, _) in _OTHERS.items():
         try:
-            others[kind] = find(folder, settings)
+            with _refusing(WORDS[kind].several):
+                others[kind] = find(folder, settings)
         except ModelLoadError as error:
             unserved[kind] = str(error)
     model_type = settings.config.get("model_type")
     lacking = tuple(kind for kind in unserved if model_type in _OTHERS[kind][1])
     return ImageModel(family.processor, layout, kept, family.needs, others, unserved, lacking)
+
+
+@contextmanager
+def _refusing(what: str) -> Iterator[None]:
+    """Turn what is raised over values of the wrong kind in settings into a ModelLoadError."""
+    try:
+        yield
+    except NONSENSE as error:
+        raise ModelLoadError(f"the settings of its {what} make no sense: {error}") from error
+
+
+def lay_out_images(settings: ImageSettings, name: str) -> ImageLayout:
+    """Return the layout of a model's images; `name`: a key of `LAYOUTS`.
+
+    The tokens of some images are counted, so that nothing that the settings say fails later. Raises
+    ModelLoadError for settings that make no sense.
+    """
+    with _refusing("images"):
+        layout = LAYOUTS[name](settings)
+        for size in _SIZES:
+            with suppress(ValidationError):  # too small, or too narrow
+                layout.count_features(size)
+        return layout
 
 
 def find_video_model(folder: Path, settings: ImageSettings) -> VideoModel:

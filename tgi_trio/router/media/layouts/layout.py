@@ -4,13 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.media.sound import Sound
 from tgi_trio.media.video_canvas import Clip
 
 Settings = Mapping[str, Any]
+
+_MOST: Final = 2**31
+# What counts the tokens of an image or a tile: its text is made of as many.
+_FEATURES: Final = (
+    *("image_seq_length", "image_seq_len", "num_image_tokens", "mm_tokens_per_image"),
+    *("audio_seq_length", "audio_soft_tokens_per_image"),
+)
+_MOST_FEATURES: Final = 2**16
 
 
 class ImageSize(NamedTuple):
@@ -190,6 +198,9 @@ def read_int(settings: Settings, key: str, default: int | None = None) -> int:
     found = settings.get(key)
     if found is None:
         found = default
-    if isinstance(found, int) and not isinstance(found, bool) and found > 0:
+    most = _MOST_FEATURES if key in _FEATURES else _MOST
+    if isinstance(found, int) and not isinstance(found, bool) and 0 < found < most:
         return found
-    raise ModelLoadError(f"the image settings need {key}, a positive number, not {found!r}")
+    raise ModelLoadError(
+        f"the image settings need {key}, a positive number below {most}, not {found!r}"
+    )
