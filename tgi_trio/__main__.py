@@ -124,12 +124,14 @@ def serve(invocation: Invocation, shard: ShardArgv | None = None, stop_timeout: 
     """
     # Imported here: `--help` and mistakes in flags answer at once.
     with hold_signals():
+        from tgi_trio.address_space import check_address_space
         from tgi_trio.descriptors import check_limit
         from tgi_trio.ipc.litmus import partner_ahead
         from tgi_trio.ipc.waiting import waiting_shards
 
     options = invocation.options
     check_limit(_ranks_here(options))
+    check_address_space()
     gc.disable()  # until the server listens (`Assembly.serve`): little of a start is garbage
     try:
         count, kind = (0, "") if shard else _likely_shards(options)

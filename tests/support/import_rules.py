@@ -128,7 +128,8 @@ RULES: dict[str, Rule] = {
         ours("router.http.wire"), only=ours("trio hypercorn h2 hyperframe")
     ),
     "shard": Rule(
-        ours("errors settings model devices grammars logs ipc whole_files"), banned=SHARD_ALONE
+        ours("address_space errors settings model devices grammars logs ipc whole_files"),
+        banned=SHARD_ALONE,
     ),
     # The only file of it that makes pixels: of a black image, to see what a tower takes.
     "shard.media.largest": Rule(
@@ -141,6 +142,7 @@ RULES: dict[str, Rule] = {
     "signals": Rule(ours("name_lookups"), only=ours("trio")),
     "file_watch": Rule(NOTHING, only=ours("trio")),
     "accepting": Rule(NOTHING, only=ours("trio")),
+    "address_space": Rule(ours("errors"), only=NOTHING),
     "descriptors": Rule(ours("errors"), only=NOTHING),
     "sockets": Rule(ours("errors whole_files"), only=NOTHING),
     "whole_files": Rule(NOTHING, only=NOTHING),
@@ -285,8 +287,9 @@ RULES: dict[str, Rule] = {
     "console": Rule(ours("__main__ early_interrupt")),
     "__main__": Rule(
         ours(
-            "cli demo descriptors early_interrupt errors held_signals hub log_levels logs launcher "
-            "model.facts router.shards.prefix_store settings signals start.checks start.drafter "
+            "address_space cli demo descriptors early_interrupt errors held_signals hub log_levels "
+            "logs launcher model.facts "
+            "router.shards.prefix_store settings signals start.checks start.drafter "
             "start.timeline devices ipc.litmus ipc.waiting"
         ),
         banned=MODEL,
