@@ -20,8 +20,9 @@ from tgi_trio.router.http import preparing
 from tgi_trio.router.http.conversation import Conversation, choose_tools
 from tgi_trio.router.http.engine_api import ServedLimits
 from tgi_trio.router.http.messages.schema import ChatRequest
-from tgi_trio.router.http.routes import chat, messages, responses
+from tgi_trio.router.http.routes import chat, messages, responses, tokens
 from tgi_trio.router.http.side_threads import SideThreads, switching_soon
+from tgi_trio.router.text.tokenizer import Encoding, Tokenizer
 
 pytestmark = pytest.mark.trio
 
@@ -86,6 +87,42 @@ async def test_the_grammar_of_many_tools_is_made_beside_the_loop_and_is_the_same
     assert first.sampling.grammar is not None
     assert first.sampling.grammar == second.sampling.grammar
     assert first.prompt_ids.tolist() == second.prompt_ids.tolist()
+
+
+TOKENS: list[tuple[str, dict[str, Any]]] = [
+    ("/tokenize", {"inputs": "n\u00e9" * 3000}),
+    ("/tokenize", {"prompt": "n\u00e9" * 3000, "return_token_strs": True}),
+    ("/chat_tokenize", {"messages": [{"role": "user", "content": "n\u00e9" * 3000}]}),
+]
+
+
+@pytest.mark.parametrize(("path", "body"), TOKENS)
+async def test_many_tokens_are_written_beside_the_loop_and_are_the_same(
+    path: str, body: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    beside: set[bool] = set()
+    write, written = tokens.simple_tokens_json, Tokenizer.written
+
+    def note() -> None:
+        beside.add(threading.current_thread() is not threading.main_thread())
+
+    def write_somewhere(encoding: Encoding) -> bytes:
+        note()
+        return write(encoding)
+
+    def written_somewhere(self: Tokenizer, ids: Any) -> list[str]:
+        note()
+        return written(self, ids)
+
+    monkeypatch.setattr(tokens, "simple_tokens_json", write_somewhere)
+    monkeypatch.setattr(Tokenizer, "written", written_somewhere)
+    async with served(FakeEngine(limits=LIMITS)) as server:
+        client = await server.connect()
+        first = await client.post(path, body)
+        assert first.status == 200 and beside == {True}
+        monkeypatch.setattr(tokens, "_MANY", 1 << 30)
+        assert (await client.post(path, body)).body == first.body
+        assert beside == {True, False}
 
 
 async def test_what_is_wrong_with_a_large_body_is_told_as_ever() -> None:

@@ -10,12 +10,15 @@ import pytest
 from tests.router.http.fake_engine import FakeEngine, byte_tokenizer, plain_template
 from tests.router.http.served import Answer, served
 from tgi_trio import __version__
+from tgi_trio.router.http.engine_api import ServedLimits
 from tgi_trio.router.http.messages import replies, service_replies
+from tgi_trio.router.text.prompt_tokens import PromptTokens
 
 pytestmark = pytest.mark.trio
 
 USER = [{"role": "user", "content": "Yo"}]
 TURNS = [*USER, {"role": "assistant", "content": "Sure,"}]
+LONG = [{"role": "user", "content": "A long way to go. " * 500}]
 
 
 async def asked(path: str, body: Any, found: FakeEngine | None = None) -> Answer:
@@ -28,6 +31,35 @@ async def tokenized(**body: Any) -> service_replies.TokenizeResponse:
     answer = await asked("/tokenize", body)
     assert answer.status == 200, answer.body
     return msgspec.json.decode(answer.body, type=service_replies.TokenizeResponse)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/messages/count_tokens", {"model": "tgi", "messages": LONG}),
+        ("/v1/responses/input_tokens", {"model": "tgi", "input": LONG}),
+    ],
+)
+async def test_a_prompt_that_was_counted_is_tokenised_no_more(path, body, monkeypatch):
+    """Agents ask how long it is, and then send it."""
+    new: list[int] = []
+    remember = PromptTokens._remember
+
+    def note(self, key, ids):
+        new.append(len(ids))
+        remember(self, key, ids)
+
+    monkeypatch.setattr(PromptTokens, "_remember", note)
+    engine = FakeEngine(limits=ServedLimits(max_input_tokens=10_000, max_total_tokens=10_100))
+    async with served(engine) as server:
+        client = await server.connect()
+        count = (await client.post(path, body)).json()["input_tokens"]
+        assert sum(new) == count > 8000
+        new.clear()
+        assert (await client.post(path, body)).json()["input_tokens"] == count
+        more = {"max_tokens": 4} if "messages" in body else {"max_output_tokens": 16}
+        assert (await client.post(path.rpartition("/")[0], body | more)).status == 200
+    assert sum(new) == 0 and len(engine.submitted[0].prompt_ids) == count
 
 
 # ---- /tokenize ---------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ from tgi_trio.router.http.messages.usage import StreamUsage, UsageCount
 from tgi_trio.router.http.preparing import Prepared, prepare
 from tgi_trio.router.http.rendering import render_prompt
 from tgi_trio.router.http.routes import openai
-from tgi_trio.router.http.routes.tokens import expand_text, simple_tokens_json, tokenize_text
+from tgi_trio.router.http.routes.tokens import expand_text, write_tokens
 from tgi_trio.router.http.sse import DONE
 from tgi_trio.router.request import Request
 from tgi_trio.router.text.tag_calls import CallPlace
@@ -81,7 +81,7 @@ async def chat_tokenize(call: Call) -> Reply:
         await use_model(call, request.model)  # any other name is as good as none, as in TGI
     conversation = await call.make(partial(to_conversation, call, request))
     prompt = await expand_text(call, await render_prompt(call, conversation))
-    tokens = simple_tokens_json(await tokenize_text(call, prompt, add_special_tokens=False))
+    tokens = await write_tokens(call, prompt, add_special_tokens=False)
     return Reply(b'{"tokenize_response":%b,"templated_text":%b}' % (tokens, text_json(prompt)))
 
 

@@ -22,7 +22,7 @@ from tgi_trio.router.http.messages.body_reader import BodyReader
 from tgi_trio.router.http.messages.error_shapes import ANTHROPIC
 from tgi_trio.router.http.preparing import prepare
 from tgi_trio.router.http.rendering import render_prompt
-from tgi_trio.router.http.routes.tokens import expand_text, tokenize_text
+from tgi_trio.router.http.routes.tokens import count_tokens, expand_text
 
 _MESSAGES = BodyReader(schema.MessagesRequest)
 _COUNT = BodyReader(schema.CountTokensRequest)
@@ -52,18 +52,17 @@ async def messages(call: Call) -> Reply:
     return Reply(body, headers=timing_headers(call, len(prepared.prompt), results))
 
 
-async def count_tokens(call: Call) -> Reply:
+async def count_prompt(call: Call) -> Reply:
     """POST /v1/messages/count_tokens: the number of tokens of the prompt for /v1/messages."""
     request: schema.CountTokensRequest = await call.read(_COUNT)
     call.engine.metrics.inc("tgi_request_count")
     await use_model(call, request.model)
     conversation = await call.make(partial(to_conversation, request))
     prompt = await expand_text(call, await render_prompt(call, conversation))
-    found = await tokenize_text(call, prompt, add_special_tokens=False)
-    return Reply(orjson.dumps({"input_tokens": len(found.ids)}))
+    return Reply(orjson.dumps({"input_tokens": await count_tokens(call, prompt)}))
 
 
 ROUTES = (
     Route("POST", "/v1/messages", messages, dialect=ANTHROPIC, images=True),
-    Route("POST", "/v1/messages/count_tokens", count_tokens, dialect=ANTHROPIC, images=True),
+    Route("POST", "/v1/messages/count_tokens", count_prompt, dialect=ANTHROPIC, images=True),
 )

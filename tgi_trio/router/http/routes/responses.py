@@ -39,7 +39,7 @@ from tgi_trio.router.http.preparing import prepare
 from tgi_trio.router.http.rendering import render_prompt
 from tgi_trio.router.http.routes import openai
 from tgi_trio.router.http.routes.stored_responses import read_log
-from tgi_trio.router.http.routes.tokens import expand_text, tokenize_text
+from tgi_trio.router.http.routes.tokens import count_tokens, expand_text
 
 _RESPONSES = BodyReader(schema.ResponsesRequest)
 _MANY: Final = 256  # items that are kept: their conversion takes a millisecond or two
@@ -104,8 +104,8 @@ async def input_tokens(call: Call) -> Reply:
     convert = partial(to_conversation, request, history, most)
     conversation, _ = await call.make(convert, long=len(history.kept) >= _MANY)
     prompt = await expand_text(call, await render_prompt(call, conversation))
-    found = await tokenize_text(call, prompt, add_special_tokens=False)
-    return Reply(msgspec.json.encode(replies.InputTokenCount(len(found.ids))))
+    count = await count_tokens(call, prompt)
+    return Reply(msgspec.json.encode(replies.InputTokenCount(count)))
 
 
 def _text_logprobs(call: Call, request: schema.ResponsesRequest) -> TextLogprobs | None:

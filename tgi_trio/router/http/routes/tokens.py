@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
+from typing import Final, TypeVar
 
 import numpy as np
 import orjson
@@ -31,8 +33,11 @@ _TOKENIZE = FirstFit(
 )
 _DETOKENIZE = BodyReader(token_schema.DetokenizeRequest)
 
+_MANY: Final = 1024  # tokens: written in about a millisecond
+
 _SPECIAL = ("bos_token", "eos_token", "pad_token", "unk_token")
 
+Result = TypeVar("Result")
 _VllmForm = token_schema.TokenizePromptRequest | token_schema.TokenizeChatRequest
 
 
@@ -43,23 +48,22 @@ async def tokenize(call: Call) -> Reply:
         if request.parameters and request.parameters.adapter_id is not None:
             adapter = call.engine.adapters.find(request.parameters.adapter_id)
             call.own_text_processor = await call.engine.text_processors.find(adapter)
-        return Reply(simple_tokens_json(await tokenize_text(call, request.inputs, True)))
+        return Reply(await write_tokens(call, request.inputs, add_special_tokens=True))
     await use_model(call, request.model)
     if isinstance(request, token_schema.TokenizeChatRequest):
         conversation = await call.make(partial(to_conversation, call, request))
         text = await expand_text(call, await render_prompt(call, conversation))
     else:
         text = request.prompt
-    ids = (await tokenize_text(call, text, request.add_special_tokens)).ids
-    answer = {
-        "count": len(ids),
-        "max_model_len": call.engine.limits.max_total_tokens,
-        "tokens": ids,
-        "token_strs": call.text_processor.tokenizer.written(ids)
-        if request.return_token_strs
-        else None,
-    }
-    return Reply(orjson.dumps(answer, option=NUMPY))
+    tokenizer, length = call.text_processor.tokenizer, call.engine.limits.max_total_tokens
+    ids = await _tokenize(text, partial(tokenizer.encode_ids, text, request.add_special_tokens))
+
+    def write() -> bytes:
+        written = tokenizer.written(ids) if request.return_token_strs else None
+        answer = {"count": len(ids), "max_model_len": length, "tokens": ids, "token_strs": written}
+        return orjson.dumps(answer, option=NUMPY)
+
+    return Reply(await call.compute(write, long=len(ids) >= _MANY))
 
 
 async def detokenize(call: Call) -> Reply:
@@ -101,12 +105,31 @@ async def expand_text(call: Call, prompt: Prompt) -> str:
     return prompt if isinstance(prompt, str) else (await expand_images(call, prompt)).text
 
 
-async def tokenize_text(call: Call, text: str, add_special_tokens: bool) -> Encoding:
-    """Return the tokens of `text`; a long text is tokenised in a thread. Raises ValidationError."""
+async def count_tokens(call: Call, prompt: str) -> int:
+    """Return how many tokens a rendered prompt has.
+
+    They are remembered as those of requests are: agents ask again with every turn, and then send
+    it. Raises ValidationError.
+    """
+    return await call.engine.validator.count_tokens(prompt, call.text_processor.tokenizer)
+
+
+async def write_tokens(call: Call, text: str, *, add_special_tokens: bool) -> bytes:
+    """Return the tokens of a text as a list of `SimpleToken` in JSON.
+
+    Many are written and freed beside the loop: each takes a microsecond. Raises ValidationError.
+    """
     encode = call.text_processor.tokenizer.encode
-    if len(text) <= INLINE_CHARACTERS:
-        return encode(text, add_special_tokens)
-    return await run_in_thread(partial(encode, text, add_special_tokens))
+    encoding = await _tokenize(text, partial(encode, text, add_special_tokens))
+    long = len(encoding.ids) >= _MANY
+    if long:
+        call.made.append(encoding)
+    return await call.compute(partial(simple_tokens_json, encoding), long=long)
+
+
+async def _tokenize(text: str, encode: Callable[[], Result]) -> Result:
+    """Return what `encode` makes of a text, in a thread if that is long."""
+    return encode() if len(text) <= INLINE_CHARACTERS else await run_in_thread(encode)
 
 
 async def text_of(call: Call, ids: IntArray, *, skip_special: bool = True) -> str:
