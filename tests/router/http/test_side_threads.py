@@ -16,11 +16,11 @@ import trio.testing
 from tests.router.http.fake_engine import FakeEngine
 from tests.router.http.served import served, until
 from tgi_trio.router.http import call as calls
-from tgi_trio.router.http import preparing
+from tgi_trio.router.http import generation, preparing
 from tgi_trio.router.http.conversation import Conversation, choose_tools
 from tgi_trio.router.http.engine_api import ServedLimits
 from tgi_trio.router.http.messages.schema import ChatRequest
-from tgi_trio.router.http.routes import chat, messages, responses, tokens
+from tgi_trio.router.http.routes import chat, completions, messages, native, responses, tokens
 from tgi_trio.router.http.side_threads import SideThreads, switching_soon
 from tgi_trio.router.text.tokenizer import Encoding, Tokenizer
 
@@ -123,6 +123,53 @@ async def test_many_tokens_are_written_beside_the_loop_and_are_the_same(
         monkeypatch.setattr(tokens, "_MANY", 1 << 30)
         assert (await client.post(path, body)).body == first.body
         assert beside == {True, False}
+
+
+SHOWN: list[tuple[str, Any, str, dict[str, Any]]] = [
+    (
+        "/v1/chat/completions",
+        chat,
+        "_completion",
+        {"messages": MESSAGES[:1], "max_tokens": 400, "logprobs": True, "top_logprobs": 2},
+    ),
+    (
+        "/v1/completions",
+        completions,
+        "_completion",
+        {"prompt": ["a", "b"], "max_tokens": 400, "logprobs": 2, "n": 2, "best_of": 2},
+    ),
+    (
+        "/generate",
+        native,
+        "_details",
+        {"inputs": "a", "parameters": {"max_new_tokens": 400, "details": True, "top_n_tokens": 2}},
+    ),
+]
+
+
+@pytest.mark.parametrize(("path", "route", "name", "body"), SHOWN, ids=[each[0] for each in SHOWN])
+async def test_an_answer_that_shows_many_tokens_is_written_beside_the_loop_and_is_the_same(
+    path: str, route: Any, name: str, body: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    beside: list[bool] = []
+    write = getattr(route, name)
+
+    def write_somewhere(*given: Any) -> Any:
+        beside.append(threading.current_thread() is not threading.main_thread())
+        return write(*given)
+
+    monkeypatch.setattr(route, name, write_somewhere)
+    engine = FakeEngine(lambda prompt: "long " * 60, limits=LIMITS)
+    answers = []
+    async with served(engine) as server:
+        client = await server.connect()
+        for most in (generation._MANY, 1 << 30):
+            monkeypatch.setattr(generation, "_MANY", most)
+            answer = await client.post(path, body)
+            assert answer.status == 200, answer.body
+            answers.append(answer.json())
+    first, second = ({"choices": each.get("choices", each)} for each in answers)
+    assert first == second and beside == [True, False]
 
 
 async def test_what_is_wrong_with_a_large_body_is_told_as_ever() -> None:

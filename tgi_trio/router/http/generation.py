@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import trio
 
@@ -31,6 +32,8 @@ from tgi_trio.router.telemetry.request_stats import RequestStats
 from tgi_trio.router.text.output import OutputText
 
 log = logging.getLogger(__name__)
+
+_MANY: Final = 256  # tokens that an answer shows one by one
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +107,15 @@ async def collect_results(
     finally:  # an error holds this frame, and streams hold the error: no garbage may be left
         failures.clear()
         streams.clear()
+
+
+async def write_results(call: Call, results: Sequence[Result], write: Callable[[], bytes]) -> bytes:
+    """Return what `write` makes of results; in a thread where they show many tokens.
+
+    With its alternatives a token takes up to 60 us, and the loop would wait for all of them.
+    """
+    shown = sum(len(each.outcome.prompt_logprobs) + len(each.tokens) for each in results)
+    return await call.side_threads.run(write) if shown >= _MANY else write()
 
 
 async def stream_events(

@@ -10,7 +10,13 @@ from tgi_trio.router.http.answer_fields import fingerprint, new_id, unix_now, us
 from tgi_trio.router.http.answer_headers import event_stream, timing_headers
 from tgi_trio.router.http.call import Call, Reply, Route
 from tgi_trio.router.http.dialects.chat import to_conversation
-from tgi_trio.router.http.generation import Result, collect_results, stream_events, take_permits
+from tgi_trio.router.http.generation import (
+    Result,
+    collect_results,
+    stream_events,
+    take_permits,
+    write_results,
+)
 from tgi_trio.router.http.messages import schema
 from tgi_trio.router.http.messages.body_reader import BodyReader, read_aliases
 from tgi_trio.router.http.messages.error_shapes import OpenAIShape
@@ -68,8 +74,13 @@ async def chat_completions(call: Call) -> Reply:
     keep = shown.logprobs is not None or shown.token_ids or not prepared.plain
     results = await collect_results(call, requests, keep_tokens=keep)
     # As in TGI, a body has the time of its end.
-    body = _completion(replace(envelope, created=unix_now()), results, shown, prepared)
-    body += _prompt_fields(call, request, results[0], shown) + b"}"
+    ended = replace(envelope, created=unix_now())
+
+    def write() -> bytes:
+        body = _completion(ended, results, shown, prepared)
+        return body + _prompt_fields(call, request, results[0], shown) + b"}"
+
+    body = await write_results(call, results, write)
     return Reply(body, headers=timing_headers(call, len(prompt), results))
 
 

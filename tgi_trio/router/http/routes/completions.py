@@ -21,6 +21,7 @@ from tgi_trio.router.http.generation import (
     collect_results,
     stream_events,
     take_permits,
+    write_results,
 )
 from tgi_trio.router.http.infilling import end_gaps, find_format, write_gaps
 from tgi_trio.router.http.messages import schema
@@ -93,15 +94,9 @@ async def completions(call: Call) -> Reply:
         results = [_forget(result) for result in results]
     for i, result in enumerate(results):
         usages[i // candidates].add(result.outcome)
-    choices = [
-        _choice(call, request, i, echoes[i // count], result, shown)
-        for i, result in enumerate(_best(results, candidates, count))
-    ]
-    body = b'{"object":"text_completion",%b,"choices":[%b],"usage":%b}' % (
-        envelope.fields(),
-        b",".join(choices),
-        UsageCount.total(usages).json(),
-    )
+    best, whole = _best(results, candidates, count), UsageCount.total(usages)
+    write = partial(_completion, call, request, envelope, best, echoes, shown, whole)
+    body = await write_results(call, best, write)
     return Reply(body, headers=timing_headers(call, characters, results, compute_time=False))
 
 
@@ -229,6 +224,28 @@ def _best(results: list[Result], candidates: int, count: int) -> list[Result]:
         group = results[start : start + candidates]
         best += sorted(group, key=Result.mean_logprob, reverse=True)[:count]
     return best
+
+
+def _completion(
+    call: Call,
+    request: schema.CompletionRequest,
+    envelope: Envelope,
+    results: Sequence[Result],
+    echoes: Sequence[str],
+    shown: Shown,
+    usage: UsageCount,
+) -> bytes:
+    """Return the body; the same number of results share an echo."""
+    count = len(results) // len(echoes)
+    choices = [
+        _choice(call, request, i, echoes[i // count], result, shown)
+        for i, result in enumerate(results)
+    ]
+    return b'{"object":"text_completion",%b,"choices":[%b],"usage":%b}' % (
+        envelope.fields(),
+        b",".join(choices),
+        usage.json(),
+    )
 
 
 def _choice(

@@ -16,6 +16,7 @@ from tgi_trio.router.http.generation import (
     explain,
     stream_events,
     take_permits,
+    write_results,
 )
 from tgi_trio.router.http.messages import schema
 from tgi_trio.router.http.messages.body_reader import BodyReader
@@ -153,14 +154,19 @@ async def _whole(
     characters = sum(map(call.cut.count, queries))
     prefixes = _prefixes(call, queries, parameters)
     groups = await generate_all(call, queries, parameters, keep=details)
-    answers: list[bytes] = []
-    for prefix, (best, *losers) in zip(prefixes, groups, strict=True):
-        answer = b'{"generated_text":%b' % text_json(prefix + best.outcome.text)
-        if details:
-            answer += b',"details":%b' % _details(call, best, losers, prefix)
-        answers.append(answer + b"}")
+
+    def write() -> bytes:
+        answers: list[bytes] = []
+        for prefix, (best, *losers) in zip(prefixes, groups, strict=True):
+            answer = b'{"generated_text":%b' % text_json(prefix + best.outcome.text)
+            if details:
+                answer += b',"details":%b' % _details(call, best, losers, prefix)
+            answers.append(answer + b"}")
+        return b"[%b]" % b",".join(answers) if array else answers[0]
+
     headers = timing_headers(call, characters, [best for best, *_ in groups])
-    return Reply(b"[%b]" % b",".join(answers) if array else answers[0], headers=headers)
+    body = await write_results(call, [each for group in groups for each in group], write)
+    return Reply(body, headers=headers)
 
 
 def _prefixes(call: Call, queries: list[str], parameters: schema.GenerateParameters) -> list[str]:
