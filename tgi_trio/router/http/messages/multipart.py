@@ -28,6 +28,9 @@ _SHOWN: Final = 60  # most characters of a field's name in an error
 # once it would search all again and again, which takes ten times as long.
 _PIECE: Final = 1 << 14
 _LONGEST_HEAD: Final = 2 * _PIECE  # bytes of a part's head, or before the first part
+_TOO_MUCH: Final = (
+    f"it has more than {_MOST_PARTS} parts, or a head of more than {_LONGEST_HEAD} bytes"
+)
 
 
 def wrong_field(name: str, what: str) -> TgiTrioError:
@@ -73,11 +76,9 @@ def read_form(headers: Mapping[bytes, bytes], body: bytes | bytearray | memoryvi
     decoder = MultipartDecoder(mark, _LONGEST_HEAD, max_parts=_MOST_PARTS)
     try:
         return _collect(_decode(decoder, _cut(bytes(body), b"--" + mark)))
-    except RequestEntityTooLarge as error:
-        what = f"more than {_MOST_PARTS} parts, or a head of more than {_LONGEST_HEAD} bytes"
-        raise BodyRejected(400, f"Failed to parse the form in the body: it has {what}") from error
-    except ValueError as error:
-        raise BodyRejected(400, f"Failed to parse the form in the body: {error}") from error
+    except (ValueError, RequestEntityTooLarge) as error:
+        why = _TOO_MUCH if isinstance(error, RequestEntityTooLarge) else error
+        raise BodyRejected(400, f"Failed to parse the form in the body: {why}") from error
 
 
 def _cut(body: bytes, mark: bytes) -> Iterator[bytes]:
