@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import pytest
 import trio
@@ -36,20 +36,21 @@ def silence(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Semaphore]:
     may_answer.set()
 
 
-async def give_up(name: str) -> None:
-    with trio.move_on_after(0.05) as patience:
-        await trio.socket.getaddrinfo(name, 80)
-    assert patience.cancelled_caught
+async def give_up(names: Iterable[str], silence: threading.Semaphore, asked: int) -> None:
+    """Look names up at the same time, until threads have `asked` for so many, and give them up."""
+    async with trio.open_nursery() as nursery:
+        for name in names:
+            nursery.start_soon(trio.socket.getaddrinfo, name, 80)
+        await trio.testing.wait_all_tasks_blocked()
+        for _ in range(asked):
+            assert silence.acquire(timeout=60)
+        nursery.cancel_scope.cancel()
 
 
 async def test_one_that_is_not_answered_takes_two_threads(silence: threading.Semaphore) -> None:
     trio.socket.set_custom_hostname_resolver(NameThreads())
     others = trio.to_thread.current_default_thread_limiter()
-    async with trio.open_nursery() as nursery:
-        for _ in range(200):
-            nursery.start_soon(give_up, "silent.example")
-    for _ in range(MOST_OF_ONE):
-        assert silence.acquire(timeout=10)
+    await give_up(["silent.example"] * 200, silence, MOST_OF_ONE)
     assert not silence.acquire(blocking=False)
     assert others.borrowed_tokens == 0
     with trio.fail_after(10):  # neither is another name kept waiting
@@ -63,10 +64,8 @@ async def test_many_that_are_not_answered_take_no_threads_of_others(
     threads = NameThreads()
     trio.socket.set_custom_hostname_resolver(threads)
     others = trio.to_thread.current_default_thread_limiter()
-    async with trio.open_nursery() as nursery:
-        for n in range(int(others.total_tokens) + 8):
-            nursery.start_soon(give_up, f"silent{n}.example")
-    assert silence.acquire(timeout=10)
+    names = [f"silent{n}.example" for n in range(int(others.total_tokens) + 8)]
+    await give_up(names, silence, len(names))
     assert others.borrowed_tokens == 0
     assert await trio.to_thread.run_sync(lambda: "a turn") == "a turn"
 
