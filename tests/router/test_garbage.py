@@ -59,12 +59,12 @@ async def test_nobody_who_is_served_waits_for_a_look_at_old_objects(
         await trio.sleep(700)
         assert house.looks == []
         house.requests = 0
-        await trio.sleep(0.5)
+        await trio.sleep(4)
         house.requests = 1
         await trio.sleep(100)
         assert house.looks == [], "it was quiet for a moment"
         house.requests = 0
-        await trio.sleep(2)
+        await trio.sleep(6)
         assert house.looks == [OLDER]
         await trio.sleep(700)
         assert house.looks == [OLDER], "there is nothing new to be found"

@@ -25,7 +25,9 @@ _LOOK_S: Final = 0.1  # between two looks at young objects
 _REST_S: Final = 1.0  # the same while it is quiet: each time the loop is woken
 _FEWEST: Final = 700  # young objects that are worth a look
 _MOST: Final = 5000  # of which a look takes a millisecond or two; more are of large bodies
-_QUIET_S: Final = 1.0  # for so long nobody has been served before older ones are looked at
+# For so long nobody has been served before older ones are looked at, which may take 60 ms: where
+# people come once in a while, the next one is not there yet.
+_QUIET_S: Final = 5.0
 _MEASURE_S: Final = 300.0  # between two measurements of memory, each of up to ten milliseconds
 _WORTH: Final = 100_000  # blocks of memory that have been added, for a look while it is quiet
 _PRESSING: Final = 10_000_000  # and for one whoever waits: about a gigabyte
