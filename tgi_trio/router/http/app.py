@@ -194,6 +194,7 @@ class HttpRequest(TrioASGIHTTPConnection):
             generations=self.account.generations,
             all_stats=self.account.all_stats,
             turns=self.app.turns,
+            pace=self.app.pace,
             side_threads=self.app.side_threads,
             made=self._made,
         )

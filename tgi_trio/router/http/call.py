@@ -25,6 +25,7 @@ from tgi_trio.router.http.resume import Front
 from tgi_trio.router.http.side_threads import SideThreads
 from tgi_trio.router.http.sse import EventBody
 from tgi_trio.router.http.wire.headers import Header
+from tgi_trio.router.http.wire.pace import LoopPace
 from tgi_trio.router.request import Timings
 from tgi_trio.router.telemetry.request_stats import RequestStats
 from tgi_trio.router.text.text_processor import TextProcessor
@@ -78,6 +79,7 @@ class Call:
     all_stats: list[RequestStats] = field(default_factory=list)  # of those that ended well
     front: Front | None = None  # what a front adds to it, see `dispatch.answer_call`
     turns: trio.Lock = field(default_factory=trio.Lock)  # one stream at a time: `resume_stream`
+    pace: LoopPace = field(default_factory=LoopPace)  # for what many of it are done at a time
     side_threads: SideThreads = field(default_factory=SideThreads)
     made: list[object] = field(default_factory=list)  # of a large body, see `make`
 

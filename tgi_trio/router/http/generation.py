@@ -90,11 +90,13 @@ async def collect_results(
 
         return sink
 
-    streams += [submit(call, request) for request in requests]
-    for i in range(len(streams)):  # no name for each: see the end
-        streams[i].attach(sink_for(i, streams[i].timings))
-    await done.wait()
     try:
+        for i, request in enumerate(requests):
+            if i:
+                await call.pace.breathe()
+            streams.append(submit(call, request))
+            streams[i].attach(sink_for(i, streams[i].timings))  # no name for it: see the end
+        await done.wait()
         if failures:
             if call.front is not None and isinstance(failures[0], ServerEnding):
                 raise Unavailable(str(failures[0]))  # the front asks another replica
@@ -151,14 +153,13 @@ async def stream_events(
         )
         asked, outputs = resumed.requests, resumed.outputs
         events, last = resumed.events, resumed.last
-    streams = [
-        None if request is None else submit(call, request, output)
-        for request, output in zip(asked, outputs, strict=True)
-    ]
-    for stream, render in zip(streams, events, strict=True):
-        if stream is None:
+    for i, (request, output, render) in enumerate(zip(asked, outputs, events, strict=True)):
+        if i:
+            await call.pace.breathe()
+        if request is None:
             body.finish(b"", last)
             continue
+        stream = submit(call, request, output)
         # Control passes to the engine's task: it calls `deliver` in each of its steps
         # (`Engine._deliver`), while this one only keeps the connection (`EventBody.run`).
         stream.attach(EventFeed(call, stream, render, body, last).deliver)

@@ -188,3 +188,19 @@ def counted_requests(
         monkeypatch.setattr(engine, "submit", submit_counted)
         monkeypatch.setattr(engine, "leave", leave_counted)
         yield asked, left
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_generations_of_one_request_are_begun_a_few_in_a_turn(
+    stream: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, pace = FakeEngine(lambda prompt: "Hi"), LoopPace(Time(0.3e-3))
+    async with served(engine, pace=pace) as server:
+        server.app.pace = pace
+        client = await server.connect()
+        with counted_requests(engine, monkeypatch) as (asked, _):
+            body = {"prompt": "x", "n": 40, "stream": stream}
+            answer = await client.post("/v1/completions", body)
+    assert answer.status == 200 and answer.text.count('"text":"i') == (40 if stream else 0)
+    assert answer.text.count('"Hi"') == (0 if stream else 40)
+    assert sum(asked.values()) == 40 and max(asked.values()) <= 4
