@@ -9,7 +9,7 @@ import trio.testing
 
 from tgi_trio.ipc.messages import PrefillRow
 from tgi_trio.router.engine.shard_link import ShardLink, encode_command
-from tgi_trio.router.scheduling.shard_commands import Filter, Limits, Prefill
+from tgi_trio.router.scheduling.shard_commands import Command, Filter, Limits, Prefill
 
 
 class FullChannel:
@@ -66,14 +66,15 @@ async def test_a_long_prompt_is_encoded_in_a_turn_of_its_own(autojump_clock: obj
     short, long = (Prefill(1 + n, [row(count)]) for n, count in enumerate((5, 200_000)))
     link.send(short)
     assert channel.sent == [encode_command(short)]
-    behind = [Limits(3, 7), Filter(4, [1])]
-    for command in (long, *behind):
+    behind: list[Command] = [Limits(3, 7), Filter(4, [1])]
+    commands = [long, *behind]
+    for command in commands:
         link.send(command)
     assert len(channel.sent) == 1, "not in this turn"
     async with trio.open_nursery() as nursery:
         nursery.start_soon(link.send_waiting)
         await trio.sleep(1)
-        assert channel.sent[1:] == [encode_command(each) for each in (long, *behind)]
+        assert channel.sent[1:] == [encode_command(each) for each in commands]
         link.send(Limits(5, 8))
         assert channel.sent[4:] == [encode_command(Limits(5, 8))]
         nursery.cancel_scope.cancel()

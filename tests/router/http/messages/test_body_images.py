@@ -136,7 +136,7 @@ def seen(cut: CutBody) -> Any:
             return restore(f"data:;base64,{value}")
         return restore(value) if key in ("url", "image_url") else value
 
-    return read(json.loads(cut.body))
+    return read(json.loads(bytes(cut.body)))
 
 
 @pytest.mark.parametrize("name", WHOLE)
