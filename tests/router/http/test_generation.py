@@ -15,6 +15,7 @@ from tgi_trio.errors import GenerationError
 from tgi_trio.ipc.messages import SamplingParameters
 from tgi_trio.router.http.call import Call
 from tgi_trio.router.http.generation import collect_results
+from tgi_trio.router.http.wire.pace import LoopPace
 from tgi_trio.router.request import Request, StoppingCriteria
 
 pytestmark = pytest.mark.trio
@@ -31,7 +32,7 @@ async def test_a_generation_that_ends_behind_the_failure_of_another_is_counted()
         given = SimpleNamespace(
             front=None, received=0.0, generations=[], resources=resources, engine=engine
         )
-        call = cast(Call, SimpleNamespace(**vars(given), all_stats=told))
+        call = cast(Call, SimpleNamespace(**vars(given), all_stats=told, pace=LoopPace()))
         async with trio.open_nursery() as nursery:
 
             async def fail() -> None:
