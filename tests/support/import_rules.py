@@ -55,6 +55,13 @@ RULES: dict[str, Rule] = {
     "hub.download": Rule(ours("errors"), only=ours("huggingface_hub tqdm")),
     "hub.names": Rule(ours("errors"), only=NOTHING),
     "hub.gguf": Rule(ours("errors hub.download hub.names model.gguf model.pointers"), only=NOTHING),
+    "hub.composed": Rule(
+        ours(
+            "errors conversion hub.folders hub.names model.checkpoint_files model.config "
+            "model.made_folders model.parts model.wrappers"
+        ),
+        only=NOTHING,
+    ),
     "hub": Rule(
         ours("errors demo conversion model.pointers model.speculators.recognise"),
         only=ours("huggingface_hub"),

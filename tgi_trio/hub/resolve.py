@@ -1,6 +1,6 @@
 """From a model's name to a folder that can be served: embedded, local, or downloaded from the hub.
 
-Pickles are converted and adapters merged on the way.
+Pickles are converted, adapters merged, and models in several repositories joined on the way.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import NamedTuple
 from tgi_trio import demo
 from tgi_trio.conversion.adapters import is_adapter, merge_model, read_base
 from tgi_trio.errors import ModelLoadError
+from tgi_trio.hub.composed import compose
 from tgi_trio.hub.download import Repository, download, hub_token, import_huggingface_hub
 from tgi_trio.hub.fetching import UNWANTED, choose_patterns, fetch_repository
 from tgi_trio.hub.folders import check_folder, check_heads, has_weights, is_gguf
@@ -124,7 +125,8 @@ def resolve_served(
     there, whose tokenizer is read if it is to be used (`own_tokenizer`). With `auto_convert`
     weights that are only there as pickles are converted, beside them. With `merge_lora` an adapter
     is merged into its base, in our cache (`own_texts`: with its own tokenizer, template and ends);
-    without it the adapter's folder is returned. `progress` shows bars on stderr, `flag` is what
+    without it the adapter's folder is returned. A model whose parts lie in other repositories
+    (`hub/composed.py`) is returned with them. `progress` shows bars on stderr, `flag` is what
     errors call the name's place on the command line. Blocks meanwhile. Raises ModelLoadError, with
     what to do about it, for no such model, or one that is not served.
     """
@@ -152,7 +154,8 @@ def resolve_served(
     elif choice or is_gguf(folder):
         return Served(local_gguf(folder, choice, tokenizer=own_tokenizer, flag=flag))
     if find_kind(folder) is None and not is_adapter(folder):
-        return Served(check_folder(folder, auto_convert=auto_convert))
+        checked = check_folder(folder, auto_convert=auto_convert)
+        return Served(compose(checked, hub.fetch, auto_convert=auto_convert))
 
     merge = partial(merge_model, own_texts=own_texts) if merge_lora else None
     return _add_base(folder, model_id, hub.fetch, merge, auto_convert=auto_convert)
@@ -179,9 +182,10 @@ def _add_base(
     if find_kind(folder) is not None:
         heads = check_heads(folder, auto_convert=auto_convert)
         base = _find_base_of_heads(heads, model_id, fetch)
-        return Served(check_folder(base, auto_convert=auto_convert), heads)
-    base = _find_base_of_adapter(folder, model_id, fetch)
-    check_folder(base, auto_convert=auto_convert)
+        checked = check_folder(base, auto_convert=auto_convert)
+        return Served(compose(checked, fetch, auto_convert=auto_convert), heads)
+    base = check_folder(_find_base_of_adapter(folder, model_id, fetch), auto_convert=auto_convert)
+    base = compose(base, fetch, auto_convert=auto_convert)
     return Served(folder) if merge is None else Served(merge(folder, base), merged=True)
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tgi_trio.model.config import RopeScaling, read_config, read_json
+from tgi_trio.model.made_folders import OWN
 from tgi_trio.model.quantised.recognise import find_word
 from tgi_trio.model.speculators.mtp import count_mtp
 
@@ -57,8 +58,10 @@ def read_model_facts(
 def _revision(folder: Path) -> str | None:
     """Return the commit of a hub snapshot, None for other folders.
 
-    A GGUF model's folder has links into a snapshot.
+    Folders that are made of others' files have links into a snapshot: GGUF models', and those of
+    models in several repositories, of which it is the commit of their own.
     """
-    linked = (path.parent / path.readlink() for path in folder.glob("*.gguf") if path.is_symlink())
+    links = (path for pattern in ("*.gguf", f"{OWN}*") for path in folder.glob(pattern))
+    linked = (path.parent / path.readlink() for path in links if path.is_symlink())
     places = [folder, *next(linked, folder).parents]
     return next((place.name for place in places if place.parent.name == "snapshots"), None)

@@ -82,6 +82,7 @@ TEXT_TYPES: Final[dict[str, str]] = {
     "qwen4_exp": "qwen4_exp_text",
     "smolvlm": "llama",
     "step3p7": "step3p5",
+    "ultravox": "llama",
     "video_llama_3": "qwen2",
     "video_llava": "llama",
     "vipllava": "llama",

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -26,6 +24,7 @@ from tgi_trio.model.gguf.tokenizer import (
     make_tokenizer_config,
     read_vocabulary,
 )
+from tgi_trio.model.made_folders import cache_folder, write_folder
 
 
 def gguf_folder(file: Path, cache: Path | None = None, *, tokenizer: bool = True) -> Path:
@@ -40,11 +39,12 @@ def gguf_folder(file: Path, cache: Path | None = None, *, tokenizer: bool = True
         raise ModelLoadError(
             f"{folder} lacks {', '.join(missing)}: a split model is served from all of its parts."
         )
-    cache = cache or _default_cache()
+    cache = cache or cache_folder("gguf")
     target = cache / (_digest(files) + ("" if tokenizer else "-no-tokenizer"))
     try:
         if not target.is_dir():
-            _write(target, _metadata_files(files, tokenizer), files)
+            links = {path.name: path for path in files}
+            write_folder(target, _metadata_files(files, tokenizer), links)
     except OSError as error:
         raise ModelLoadError(
             f"what {file} says of its model cannot be kept in {cache}: {error}. XDG_CACHE_HOME "
@@ -79,25 +79,3 @@ def _digest(files: list[Path]) -> str:
     for source in sorted(Path(__file__).parent.glob("*.py")):
         digest.update(source.read_bytes())
     return digest.hexdigest()[:32]
-
-
-def _write(target: Path, contents: Mapping[str, bytes], files: list[Path]) -> None:
-    """Make a folder atomically, since two servers may start at the same time."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=target.parent) as work:
-        made = Path(work, "made")
-        made.mkdir()
-        for name, content in contents.items():
-            (made / name).write_bytes(content)
-        for path in files:
-            (made / path.name).symlink_to(path)
-        try:
-            os.rename(made, target)
-        except OSError:
-            if not target.is_dir():
-                raise
-
-
-def _default_cache() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "tgi_trio" / "gguf"
