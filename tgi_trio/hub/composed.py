@@ -38,7 +38,7 @@ class _Joined(NamedTuple):
     """What a folder is made of."""
 
     config: bytes
-    index: bytes
+    table: bytes  # of weights
     links: dict[str, Path]
 
 
@@ -64,7 +64,7 @@ def compose(
     target = cache / _digest(made)
     try:
         if not target.is_dir():
-            contents = {_CONFIG: made.config, NEW_INDEX: made.index}
+            contents = {_CONFIG: made.config, NEW_INDEX: made.table}
             write_folder(target, contents, made.links)
     except OSError as error:
         raise ModelLoadError(
@@ -156,7 +156,7 @@ def _link(tensors: Mapping[str, Path], links: dict[str, Path], begin: str) -> di
 
 def _digest(made: _Joined) -> str:
     """Return a name from all that a folder has; of linked files from paths, sizes and times."""
-    digest = hashlib.sha256(made.config + made.index)
+    digest = hashlib.sha256(made.config + made.table)
     for name, path in sorted(made.links.items()):
         state = path.stat()
         digest.update(f"{name}\0{path.resolve()}\0{state.st_size}\0{state.st_mtime_ns}\0".encode())

@@ -32,6 +32,8 @@ class Extractor(NamedTuple):
     frames: int = (
         0  # of each piece that is heard apart, the last filled up by silence that is heard
     )
+    context: int = 0  # frames of a piece of a longer sound, the last filled up by what is not heard
+    least: int = 0  # samples: shorter sounds are filled up by silence that is heard
 
 
 _WHISPER: Final = Extractor(
@@ -48,6 +50,15 @@ EXTRACTORS: Final[Mapping[str, Extractor]] = {
     "qwen2_5_omni": _WHISPER._replace(cut=True),
     "qwen3_omni": _WHISPER._replace(
         given={**_WHISPER.given, "padding": "longest", "truncation": False}, fewest=1
+    ),
+    "ultravox": _WHISPER._replace(
+        given={
+            **{"return_attention_mask": True, "padding": "longest", "sampling_rate": 16_000},
+            **{"truncation": False, "pad_to_multiple_of": 160},
+        },
+        fewest=1,
+        context=3000,
+        least=320,
     ),
     "voxtral": _WHISPER._replace(
         given={
@@ -105,6 +116,7 @@ class FeatureExtractor:
         """
         if self._mels is not None:
             return _extract_mels(self._mels, samples, beside)
+        samples = np.pad(samples, (0, max(0, self._row.least - len(samples))))
         step = self._row.piece or len(samples)
         parts = [samples[begin : begin + step] for begin in range(0, len(samples), step)]
         given = {**self._row.given, **self._limit_silence(len(samples))}
@@ -119,6 +131,8 @@ class FeatureExtractor:
             pieces = features[0].reshape(features.shape[1], -1, self._row.frames)
             features = pieces.swapaxes(0, 1)
             mask = np.ones((len(features), self._row.frames), np.bool_)
+        if (context := self._row.context) and features.shape[-1] > context:
+            features, mask = _cut_pieces(features[0], context), _cut_pieces(mask, context)[:, 0]
         if self._row.cut:
             count = int(mask.sum())
             features, mask = features[..., :count], mask[:, :count]
@@ -135,6 +149,13 @@ class FeatureExtractor:
         hop = int(self._extract.hop_length)
         beyond = -(-(samples + 2 * int(self._extract.n_fft)) // hop) * hop
         return {"max_length": min(int(self._extract.n_samples), beyond)}
+
+
+def _cut_pieces(values: NDArray[Any], length: int) -> NDArray[Any]:
+    """Return values [width, T] as pieces [pieces, width, length], the last filled up by zeros."""
+    missing = -values.shape[1] % length
+    filled = np.pad(values, ((0, 0), (0, missing)))
+    return filled.reshape(len(values), -1, length).swapaxes(0, 1)
 
 
 def _extract_mels(mels: LogMels, samples: NDArray[np.float32], beside: bool) -> Arrays:

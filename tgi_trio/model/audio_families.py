@@ -5,7 +5,8 @@ attends to features is as of the family's images (`image_families.py`), but that
 sound see those behind them; where models do not see, features are attended to as text is. No torch
 in this file, since the router reads it.
 
-Sources: transformers' feature extractors and processors of these families.
+Sources: transformers' feature extractors and processors of these families; of Ultravox
+fixie-ai's processor.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ AUDIO_FAMILIES: Final[Mapping[str, AudioFamily]] = {
     "qwen2_5_omni_thinker": AudioFamily("qwen2_5_omni", "qwen2_5_omni", 10 * 480_000),
     "qwen2_audio": AudioFamily("whisper", "qwen2_audio", 480_000, alone=True),
     "qwen3_omni_moe_thinker": AudioFamily("qwen3_omni", "qwen3_omni"),
+    "ultravox": AudioFamily("ultravox", "ultravox", alone=True),
     "voxtral": AudioFamily("voxtral", "voxtral", alone=True),
 }
 

@@ -10,6 +10,7 @@ from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.checkpoint_files import StoredTensor
 from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.formats import refuse_pieces
+from tgi_trio.model.parts import ULTRAVOX
 from tgi_trio.model.phi4mm import PHI4
 
 # Endings of names, for any model; dtypes do not matter.
@@ -50,6 +51,8 @@ _OTHER_SENSES: Final = (
     (r"(model\.)?encoder\.(input_linear|layers|out|out_mid)\.", "audio"),
 )
 _IN_WHOLE: Final = r"(thinker\.)?"  # of a model that speaks as well
+# Of Whisper, whose folders Ultravox names for its tower.
+_WHISPER: Final = re.compile(r"(model\.)?(encoder|decoder)\.|proj_out\.")
 # Adapters that Phi-4-multimodal has in folders of their own as well.
 _BROUGHT: Final = re.compile(r"\.lora_[AB]\.(speech|vision)\.weight$")
 _HEADS: Final = (r"(model\.)?medusa_heads?\.", "Medusa's heads, which `check_drafter` warns of")
@@ -64,6 +67,8 @@ def is_harmless(name: str, config: ModelConfig) -> bool:
     if _HARMLESS_END.search(name) or _UNUSED_BEGIN.match(name) or _is_of_mtp(name, config):
         return True
     if config.model_type == PHI4 and _BROUGHT.search(name):
+        return True
+    if config.model_type == ULTRAVOX and _WHISPER.match(name):
         return True
     return bool(config.get("medusa_num_heads") and re.match(_HEADS[0], name))
 

@@ -145,7 +145,10 @@ def _render_images(
         shown: dict[str, str] = {
             mark.kind: f"{mark.layout.placeholder}{mark.layout.line_end}" for mark in marks
         }
-        messages = [_with_placeholders(message, shown) for message in messages]
+        apart: dict[str, str] = {
+            mark.kind: mark.layout.apart for mark in marks if mark.layout.apart
+        }
+        messages = [_with_placeholders(message, shown, apart) for message in messages]
     else:
         for mark in marks:
             if not template.writes_parts(mark.layout.placeholder, mark.kind):
@@ -190,16 +193,26 @@ def _with_text(message: dict[str, Any], mark: Mark) -> dict[str, Any]:
     return {**message, "content": [text if p["type"] == mark.kind else p for p in content]}
 
 
-def _with_placeholders(message: dict[str, Any], shown: Mapping[str, str]) -> dict[str, Any]:
+def _with_placeholders(
+    message: dict[str, Any], shown: Mapping[str, str], apart: Mapping[str, str]
+) -> dict[str, Any]:
     """Return a message whose images are in its text, for a template that takes nothing else.
 
-    `shown`: what is written for parts by their types.
+    `shown`: what is written for parts by their types; `apart`: between such and what is beside
+    them.
     """
     content = message.get("content")
     if not isinstance(content, list):
         return message
-    texts = (part["text"] if part["type"] == "text" else shown[part["type"]] for part in content)
-    return {**message, "content": "".join(texts)}
+    written = ""
+    for i, part in enumerate(content):
+        kinds = {part["type"], content[i - 1]["type"]} if i else set()
+        between = next((apart[kind] for kind in kinds if kind in apart), "")
+        text = part["text"] if part["type"] == "text" else shown[part["type"]]
+        if not (written.endswith(between) or text.startswith(between)):
+            written += between
+        written += text
+    return {**message, "content": written}
 
 
 def _switches(

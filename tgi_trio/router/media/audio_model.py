@@ -54,7 +54,7 @@ def find_audio_model(folder: Path, settings: ImageSettings) -> AudioModel:
     Raises ModelLoadError if it takes none, or its settings cannot be used.
     """
     family = find_audio_family(settings.config)
-    own = _find_own(folder, settings)
+    own = _find_own(folder, settings, family.tower)
     if own.get("dither"):
         raise ModelLoadError(
             "its feature extractor adds noise (dither), by which no two requests would hear the "
@@ -68,10 +68,18 @@ def find_audio_model(folder: Path, settings: ImageSettings) -> AudioModel:
     return AudioModel(family.extractor, layout, dict(own), rate, family.most_samples)
 
 
-def _find_own(folder: Path, settings: ImageSettings) -> Settings:
-    """Return the settings of a model's feature extractor; {} where there are none."""
+def _find_own(folder: Path, settings: ImageSettings, tower: str) -> Settings:
+    """Return the settings of a model's feature extractor.
+
+    `tower`: as in `AudioFamily`. Where there are none they are its class's own, and as many numbers
+    of a frame as Whisper's tower says that it reads.
+    """
     for name in _EXTRACTORS:
         if isinstance(found := settings.processor.get(name), Mapping):
             return found
     # Files of before transformers 5 have them among others.
-    return read_json(folder / "preprocessor_config.json") or {}
+    if found := read_json(folder / "preprocessor_config.json"):
+        return found
+    told = settings.config.get(tower)
+    bins = told.get("num_mel_bins") if isinstance(told, Mapping) else None
+    return {} if bins is None else {"feature_size": bins}

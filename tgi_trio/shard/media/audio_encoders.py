@@ -7,6 +7,8 @@ from typing import Any, Final
 
 import torch
 
+from tgi_trio.shard.media.ultravox import encode_ultravox
+
 # Returns features [N, hidden] in the order of a sound's tokens, from a model, `input_features`
 # [1, T, width], of Whisper's extractor [pieces, width, T], and which of these T are of the sound
 # (bool [1, T] or [pieces, T]).
@@ -119,6 +121,7 @@ AUDIO_ENCODERS: Final[Mapping[str, EncodeAudio]] = {
     "qwen2_5_omni_thinker": encode_omni_audio,
     "qwen2_audio": encode_qwen2_audio,
     "qwen3_omni_moe_thinker": encode_omni_audio,
+    "ultravox": encode_ultravox,
     "voxtral": encode_voxtral,
 }
 # Likewise, of those that hear otherwise where a prompt has images.

@@ -10,6 +10,7 @@ _OLDER: Final = (
     ("visual.", "vision_tower."),
     ("vision_tower.", "vision_tower.vision_model."),
     ("language_model.", "language_model.model."),
+    ("audio_tower.", "encoder."),  # of Whisper, whose folders Ultravox names for its tower
 )
 # Parts of names in these classes, and in files that have all of the others of their line.
 _WORDS: Final = (

@@ -21,6 +21,7 @@ from tgi_trio.errors import ModelLoadError
 from tgi_trio.ipc.images import BESIDE_IMAGES, SOUND, SOUND_MASK
 from tgi_trio.model.config import read_values
 from tgi_trio.model.image_families import IMAGE_FAMILIES, ImageFamily
+from tgi_trio.model.parts import ULTRAVOX
 from tgi_trio.model.phi4mm import PHI4
 from tgi_trio.shard.checkpoint.container import Container
 from tgi_trio.shard.checkpoint.safetensors_files import SafetensorsFiles
@@ -31,7 +32,9 @@ from tgi_trio.shard.media.features import Bundle, ImageFeatures
 from tgi_trio.shard.media.image_encoders import AMENDS, IMAGE_ENCODERS, EncodeImage
 from tgi_trio.shard.media.marks import MARKS, Mark
 from tgi_trio.shard.media.normalising import Normalising
+from tgi_trio.shard.media.spellings import spellings
 from tgi_trio.shard.media.tower_parameters import read_parameter
+from tgi_trio.shard.media.ultravox import UltravoxTower, build_ultravox
 
 _PIXELS: Final = "pixel_values"
 # Bytes until they are normalised, and the prefix of the settings that say how.
@@ -200,9 +203,11 @@ def _build(folder: Path, text_parts: Sequence[str], *, hears: bool) -> Any:
     from transformers import AutoModel
 
     try:
-        config = _read_class_config(folder)
-        config = getattr(config, "thinker_config", config)  # of models that speak as well
         with torch.device("meta"):
+            if (read_values(folder) or {}).get("model_type") == ULTRAVOX:
+                return build_ultravox(folder)
+            config = _read_class_config(folder)
+            config = getattr(config, "thinker_config", config)  # of models that speak as well
             model = AutoModel.from_config(config)
     except _UNBUILT as error:
         raise ModelLoadError(f"transformers cannot build the tower of {folder}: {error}") from error
@@ -231,7 +236,7 @@ def _fill(model: Any, files: Container, device: torch.device, dtype: torch.dtype
     for name, wanted in model.state_dict().items():
         if not wanted.is_floating_point():  # counts of what was seen in training
             continue
-        values = read_parameter(files, name, tuple(wanted.shape), heads)
+        values = _read_or_compute(model, files, name, tuple(wanted.shape), heads)
         kept = any(f".{part}." in f".{name}." for part in wide)
         state[name] = torch.from_numpy(values).to(device, torch.float32 if kept else dtype)
     model.load_state_dict(state, strict=False, assign=True)
@@ -246,6 +251,21 @@ def _fill(model: Any, files: Container, device: torch.device, dtype: torch.dtype
             empty = torch.empty_like(buffer, device=device)
             setattr(model.get_submodule(owner), own, empty)
     model.initialize_weights()
+
+
+def _read_or_compute(
+    model: Any, files: Container, name: str, shape: tuple[int, ...], heads: int
+) -> NDArray[np.float32]:
+    """Return a parameter as `read_parameter` does, computed where files lack it and may do so."""
+    computed: torch.Tensor | None = None
+    if isinstance(model, UltravoxTower) and not any(
+        each in files.names for each in spellings(name)
+    ):
+        computed = model.compute_missing(name)
+    if computed is None:
+        return read_parameter(files, name, shape, heads)
+    found: NDArray[np.float32] = computed.numpy()
+    return found
 
 
 def _list_wide(model: Any) -> frozenset[str]:

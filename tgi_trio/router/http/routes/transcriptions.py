@@ -206,7 +206,7 @@ async def _prepare_chat(
         text = f"{text}. The language is {transcription.language}."
     if call.text_processor.chat_template is None:
         raise TemplateError("template not found")
-    turn = Turn.of("user", [link, text])
+    turn = Turn.of("user", [text, link] if written.asks_before else [link, text])
     return await prepare(call, Conversation([turn], thinking=False), transcription.parameters)
 
 

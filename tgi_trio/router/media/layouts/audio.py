@@ -15,11 +15,17 @@ from tgi_trio.router.media.layouts.layout import (
     Settings,
     read_int,
 )
-from tgi_trio.router.media.layouts.spoken import AudioTokens, SpokenLayout, Transcription
+from tgi_trio.router.media.layouts.spoken import (
+    WHISPER_S,
+    AudioTokens,
+    SpokenLayout,
+    Transcription,
+    read_whisper_hop,
+)
+from tgi_trio.router.media.layouts.ultravox import lay_out_ultravox
 
 _SUBSAMPLING: Final = 4  # frames of a token in Gemma 4's tower: two convolutions of stride 2
 _QWEN2_NAMES: Final = ("audio_token", "audio_bos_token", "audio_eos_token")
-_WHISPER_S: Final = 30  # that Whisper's encoder hears
 _WINDOWS_S: Final = 100  # of a second, which Qwen3-Omni's encoder hears by itself at first
 _OMNI_S: Final = 300  # that Qwen2.5-Omni hears
 _GLM_S: Final = 655  # seconds, of which GLM-ASR hears whole pieces of 30
@@ -173,7 +179,7 @@ def lay_out_qwen2_audio(
     own: Settings, settings: ImageSettings, tokenizer_config: Settings
 ) -> OtherLayout:
     """Return the layout of a model; raises ModelLoadError."""
-    hop = _read_hop(own, settings, "max_source_positions")
+    hop = read_whisper_hop(own, settings, "max_source_positions")
     tokens = _QWEN2.read(settings.processor, _QWEN2_NAMES).read(tokenizer_config, _QWEN2_NAMES)
     return WhisperLayout(tokens, hop)
 
@@ -182,7 +188,7 @@ def lay_out_qwen2_5_omni_audio(
     own: Settings, settings: ImageSettings, tokenizer_config: Settings
 ) -> OtherLayout:
     """Return the layout of a model; raises ModelLoadError."""
-    if (seconds := read_int(own, "chunk_length", _WHISPER_S)) != _OMNI_S:
+    if (seconds := read_int(own, "chunk_length", WHISPER_S)) != _OMNI_S:
         raise ModelLoadError(
             f"its feature extractor hears {seconds} s (chunk_length); served are {_OMNI_S}, of all "
             "such models"
@@ -218,7 +224,7 @@ def lay_out_glmasr(
     own: Settings, settings: ImageSettings, tokenizer_config: Settings
 ) -> OtherLayout:
     """Return the layout of a model; raises ModelLoadError."""
-    hop = _read_hop(own, settings, "max_position_embeddings")
+    hop = read_whisper_hop(own, settings, "max_position_embeddings")
     longest = read_int(settings.processor, "max_audio_len", _GLM_S)
     if longest != _GLM_S:
         raise ModelLoadError(
@@ -231,7 +237,7 @@ def lay_out_voxtral(
     own: Settings, settings: ImageSettings, tokenizer_config: Settings
 ) -> OtherLayout:
     """Return the layout of a model; raises ModelLoadError."""
-    _read_hop(own, settings, "max_source_positions")
+    read_whisper_hop(own, settings, "max_source_positions")
     tower: Any = settings.config.get("audio_config")
     told_of = tower if isinstance(tower, Mapping) else {}
     rows = read_int(told_of, "max_source_positions", 1500)
@@ -242,29 +248,7 @@ def lay_out_voxtral(
             f"{rows} rows of its tower have {whole} numbers, no multiple of its intermediate_size "
             f"{width}"
         )
-    return PiecesLayout(_VOXTRAL, _WHISPER_S * 16_000, whole // width)
-
-
-def _read_hop(own: Settings, settings: ImageSettings, positions_name: str) -> int:
-    """Return the samples between two windows; raises ModelLoadError if a tower reads others.
-
-    `positions_name`: what config.json calls the rows of the tower.
-    """
-    rate, seconds = read_int(own, "sampling_rate", 16_000), read_int(own, "chunk_length", 30)
-    if (rate, seconds) != (16_000, _WHISPER_S):
-        raise ModelLoadError(
-            f"its feature extractor hears {seconds} s of {rate} samples in a second; served are "
-            f"{_WHISPER_S} s of 16000"
-        )
-    hop = read_int(own, "hop_length", 160)
-    tower: Any = settings.config.get("audio_config")
-    positions = read_int(tower if isinstance(tower, Mapping) else {}, positions_name, 1500)
-    if seconds * rate // hop != 2 * positions:
-        raise ModelLoadError(
-            f"its feature extractor makes {seconds * rate // hop} frames (hop_length {hop}), and "
-            f"its tower reads {2 * positions} ({positions_name} {positions})"
-        )
-    return hop
+    return PiecesLayout(_VOXTRAL, WHISPER_S * 16_000, whole // width)
 
 
 # Of the settings of a model's feature extractor, all of its settings, and its
@@ -279,5 +263,6 @@ AUDIO_LAYOUTS: Final[dict[str, Callable[[Settings, ImageSettings, Settings], Oth
     "qwen2_5_omni": lay_out_qwen2_5_omni_audio,
     "qwen2_audio": lay_out_qwen2_audio,
     "qwen3_omni": lay_out_qwen3_omni_audio,
+    "ultravox": lay_out_ultravox,
     "voxtral": lay_out_voxtral,
 }

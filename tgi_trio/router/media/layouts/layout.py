@@ -62,6 +62,10 @@ class Layout(Protocol):
     def line_end(self) -> str:
         """Text behind the placeholder in a message for a template that takes texts alone."""
 
+    @property
+    def apart(self) -> str:
+        """Text between the placeholder and what is beside it in such a message."""
+
 
 class ImageLayout(Layout, Protocol):
     """One family's layout of images."""
@@ -124,6 +128,7 @@ class Unmarked:
 
     mark_tokens: tuple[str, ...] = ()
     line_end = "\n"
+    apart = ""
     minds_images = False
 
 
@@ -132,6 +137,7 @@ class PlainFinish:
 
     mark_tokens: tuple[str, ...] = ()
     line_end = "\n"
+    apart = ""
     around = ("", "")
     writes_bos = False
 

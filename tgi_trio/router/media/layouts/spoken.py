@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
+from tgi_trio.errors import ModelLoadError
 from tgi_trio.media.sound import Sound
-from tgi_trio.router.media.layouts.layout import Settings, Unmarked, find_token
+from tgi_trio.router.media.layouts.layout import (
+    ImageSettings,
+    Settings,
+    Unmarked,
+    find_token,
+    read_int,
+)
 
+WHISPER_S: Final = 30  # seconds that Whisper's encoder hears
 _NAMES: Final = ("audio_token", "boa_token", "eoa_token")
 
 
@@ -36,6 +44,7 @@ class Transcription(NamedTuple):
     begin: str = ""  # of a prompt of its own; empty: it is a chat
     end: str = ""
     mark: str = ""  # the token with which it ends
+    asks_before: bool = False  # in a chat the instruction stands before the sound
 
 
 @dataclass(frozen=True)
@@ -64,3 +73,25 @@ class SpokenLayout(Unmarked, ABC):
 
     @abstractmethod
     def count_features(self, sound: Sound) -> int: ...
+
+
+def read_whisper_hop(own: Settings, settings: ImageSettings, positions_name: str) -> int:
+    """Return the samples between two windows; raises ModelLoadError if a tower reads others.
+
+    `positions_name`: what config.json calls the rows of the tower.
+    """
+    rate, seconds = read_int(own, "sampling_rate", 16_000), read_int(own, "chunk_length", 30)
+    if (rate, seconds) != (16_000, WHISPER_S):
+        raise ModelLoadError(
+            f"its feature extractor hears {seconds} s of {rate} samples in a second; served are "
+            f"{WHISPER_S} s of 16000"
+        )
+    hop = read_int(own, "hop_length", 160)
+    tower: Any = settings.config.get("audio_config")
+    positions = read_int(tower if isinstance(tower, Mapping) else {}, positions_name, 1500)
+    if seconds * rate // hop != 2 * positions:
+        raise ModelLoadError(
+            f"its feature extractor makes {seconds * rate // hop} frames (hop_length {hop}), and "
+            f"its tower reads {2 * positions} ({positions_name} {positions})"
+        )
+    return hop
