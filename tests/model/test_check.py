@@ -185,6 +185,14 @@ def test_a_type_that_nobody_knows(tmp_path: Path) -> None:
     assert "code that comes with" in warning
 
 
+def test_a_model_in_parts_whose_text_is_not_computed_here(tmp_path: Path) -> None:
+    """It brings code of its own, which is no help."""
+    more = {"auto_map": {"AutoModel": "m.M"}, "text_config": {"model_type": "codegen"}}
+    write_plain(tmp_path, "ultravox", **more)
+    with pytest.raises(ModelLoadError, match="its text is of the type 'codegen', which is not"):
+        check(tmp_path)
+
+
 def test_a_type_that_generates_text_by_its_own_code_alone(tmp_path: Path) -> None:
     write_plain(tmp_path, "vit", auto_map={"AutoModelForCausalLM": "m.M"})
     with pytest.raises(ModelLoadError, match="its own code, which is run with --trust-remote-code"):

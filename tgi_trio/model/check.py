@@ -29,6 +29,7 @@ from tgi_trio.model.formats import (
 from tgi_trio.model.gguf.block_types import has_scales
 from tgi_trio.model.leftovers import find_mute_parts, is_harmless, refuse_leftovers
 from tgi_trio.model.own_code import check_own_code, own_code, runnable_code
+from tgi_trio.model.parts import PARTS
 from tgi_trio.model.quantised.gguf_layout import GgufLayout
 from tgi_trio.model.quantised.layout import MatrixLayout
 from tgi_trio.model.quantised.recognise import check_stated, find_layout, find_made
@@ -140,7 +141,10 @@ def supported_spec(config: ModelConfig) -> DecoderSpec | T5Spec | None:
 def is_known(model_type: str) -> bool:
     """Return whether a model type is known to this package or to transformers."""
     return (
-        model_type in FAMILIES or model_type in T5_FAMILIES or model_type in list_configured_types()
+        model_type in FAMILIES
+        or model_type in T5_FAMILIES
+        or model_type in PARTS
+        or model_type in list_configured_types()
     )
 
 
@@ -279,7 +283,9 @@ def _check_transformers(config: ModelConfig, serving: ServingSettings) -> None:
     code = runnable_code(config) if serving.trust_remote_code else None
     if known and name not in known and code is None:
         advice = "transformers does not know it"
-        if own_code(config) is not None:
+        if name in PARTS:
+            advice = f"its text is of the type {config.text_type!r}, which is not computed here"
+        elif own_code(config) is not None:
             advice = "it brings its own code, which is run with --trust-remote-code alone"
             if serving.trust_remote_code:
                 advice = "its own code is not all in the folder"

@@ -201,6 +201,11 @@ def make_ultravox(
         **{"architectures": ["UltravoxModel"], "model_type": "ultravox", "vocab_size": 512},
         **{"hidden_size": _HIDDEN, "stack_factor": STACK, "text_model_id": str(text_folder)},
         **{"audio_token_index": 10**6, **VERSIONS[version]},
+        "auto_map": {  # code that published folders bring, and that is not there
+            "AutoConfig": "ultravox_config.UltravoxConfig",
+            "AutoModel": "ultravox_model.UltravoxModel",
+            "AutoProcessor": "ultravox_processing.UltravoxProcessor",
+        },
     }
     norm = "ln_mid." if projector.between else "ln_post."
     named = {re.sub(r"^norm\.", norm, n): t for n, t in projector.state_dict().items()}
