@@ -31,7 +31,7 @@ from tgi_trio.shard.torch_backend.torch_loading import load_torch_runner
 BLOCK = 16
 NEW_TOKENS = 40
 # Types that transformers does not know (any more): a checkpoint of another is renamed.
-RENAMED = {"baichuan", "gpt-sw3", "RefinedWeb", "RefinedWebModel"}
+RENAMED = {"baichuan", "gpt-sw3", "mimo", "RefinedWeb", "RefinedWebModel"}
 # Types that stand in others' `text_config` alone: `test_wrappers.py`.
 INNER = {
     *("qwen2_vl_text", "qwen2_5_vl_text", "qwen3_vl_text", "qwen3_vl_moe_text"),

@@ -99,6 +99,23 @@ def test_falcon_by_its_first_name(
     _check_against(folder, Golden(original))
 
 
+def test_mimo_is_qwen2_beside_a_layer_that_drafts(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    """Its own code makes Qwen2's classes do the rest; the layer is not used, as there."""
+    original = checkpoint("qwen2")
+    folder = Path(shutil.copytree(original, tmp_path / "mimo"))
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"model_type": "mimo", "num_nextn_predict_layers": 1}
+    (folder / "config.json").write_text(json.dumps(config))
+    file = folder / "model.safetensors"
+    drafts = {
+        f"model.mtp_layers.0.{name}.weight": torch.ones(64)
+        for name in ("token_layernorm", "hidden_layernorm", "self_attn.q_proj", "final_layernorm")
+    }
+    save_file(load_file(file) | drafts, file, {"format": "pt"})
+    check_checkpoint(read_config(folder), supported_spec(read_config(folder)))
+    _check_against(folder, Golden(original))
+
+
 class GoldenBiases(Golden):
     """Llama of transformers that does not rotate, with linear biases in its mask."""
 

@@ -59,6 +59,7 @@ FAMILIES: dict[str, SpecFunction] = {
     "ministral": llama_kin.ministral,
     "mixtral": mixtures.mixtral,
     "qwen2": llama_like.qwen2,
+    "mimo": llama_like.qwen2,
     "qwen2_vl_text": llama_like.qwen2_vl,
     "qwen2_5_omni_text": llama_like.qwen2_5_omni,
     "qwen2_5_vl_text": llama_like.qwen2_vl,
