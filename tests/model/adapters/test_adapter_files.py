@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
@@ -202,6 +202,7 @@ def test_files_that_are_not_what_they_should_be(adapter: Path) -> None:
     cut=st.integers(0, 400),
     garbage=st.binary(max_size=8),
 )
+@example(values={"peft_type": []}, cut=0, garbage=b"")
 def test_whatever_a_folder_holds_is_read_or_refused(
     adapter: Path, values: dict[str, Any], cut: int, garbage: bytes
 ) -> None:

@@ -84,7 +84,8 @@ class AdapterConfig:
     def advise_peft(self) -> str:
         """Return whether PEFT can merge an adapter that this server cannot merge."""
         values = self.values
-        if values.get("peft_type") in _OF_PROMPTS or values.get("alora_invocation_tokens"):
+        kind = str(values.get("peft_type"))  # which may be anything: a list has no hash
+        if kind in _OF_PROMPTS or values.get("alora_invocation_tokens"):
             return "What it adds depends on the prompt, so nothing can merge it: it is not served"
         return "Merge it with PEFT (merge_and_unload, then save_pretrained) and serve that folder"
 
