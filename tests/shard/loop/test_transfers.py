@@ -229,7 +229,11 @@ def test_others_go_on_while_one_waits() -> None:
         assert began - min(each.step for each in router.rows(2)) >= 3 and len(waited) >= 3
 
 
-def test_a_sequence_gets_blocks_that_are_still_copied_out_later() -> None:
+@pytest.mark.parametrize("keeps", [False, True])
+def test_a_sequence_gets_blocks_that_are_still_copied_out_later(
+    tmp_path: Path, keeps: bool
+) -> None:
+    """Also where prefixes are kept meanwhile, for which all copies are waited for."""
     with fake_shard(host_blocks=8) as (router, _):
         router.limits(100)
         router.prefill(row(1, PROMPT, 1, blocks=range(1, 6)))
@@ -238,25 +242,14 @@ def test_a_sequence_gets_blocks_that_are_still_copied_out_later() -> None:
         copy(router, *(out(block, block) for block in range(1, 5)))
         router.extend(2, 1, 2)
         router.extend(2, 30)
+        if keeps:
+            router.end.send(encode_keep(0, KeepOrder(tmp_path, bytes(16), (20,))))
         router.finished(2)
-        assert router.tokens(2) == answer([5, 6, 7], 12)
+        assert router.tokens(2) == answer([5, 6, 7], 12) and len(router.kept) == keeps
         copy(router, *(back(block, block) for block in range(1, 5)))
         router.prefill(row(3, PROMPT, 2, blocks=[1, 2, 3, 4, 6], cached=4 * BLOCK))
         router.finished(3)
         assert router.tokens(3) == answer(PROMPT, 2)
-
-
-def test_a_sequence_gets_its_blocks_although_prefixes_are_kept_meanwhile(tmp_path: Path) -> None:
-    with fake_shard(host_blocks=8) as (router, _):
-        router.limits(100)
-        router.prefill(row(1, PROMPT, 1, blocks=range(1, 6)))
-        router.finished(1)
-        router.prefill(row(2, [5, 6, 7], 12, blocks=[20]))
-        copy(router, *(out(block, block) for block in range(1, 5)))
-        router.extend(2, 1, 2, 30)
-        router.end.send(encode_keep(0, KeepOrder(tmp_path, bytes(16), (20,))))
-        router.finished(2)
-        assert router.tokens(2) == answer([5, 6, 7], 12) and len(router.kept) == 1
 
 
 def test_one_that_leaves_while_it_waits_is_dropped_and_its_blocks_stay_cached() -> None:

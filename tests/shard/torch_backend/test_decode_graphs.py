@@ -265,7 +265,7 @@ def test_the_device_is_what_torch_sees(monkeypatch: pytest.MonkeyPatch) -> None:
     assert device.choose_device("auto", 1, 2) == device.choose_device("cuda", 1, 2) == "cuda:1"
     assert device.choose_device("cpu", 1, 2) == "cpu"
     with pytest.raises(
-        ConfigurationError, match="--num-shard 4 takes as many CUDA devices.*lower it"
+        ConfigurationError, match=r"--num-shard 4 takes as many CUDA devices.*lower it"
     ):
         device.choose_device("auto", 1, 4)
     with pytest.raises(ConfigurationError, match=r"--device xpu .* torch sees a device of cuda"):

@@ -31,8 +31,8 @@ def choose_device(wanted: str, rank: int = 0, world_size: int = 1) -> str:
     if wanted not in ("auto", kind):
         if not accelerator.is_kind(wanted):
             raise ConfigurationError(
-                f"--device {wanted}: torch knows no such kind of device; allowed are auto, cpu, and "
-                "what torch calls devices, such as cuda or xpu."
+                f"--device {wanted}: torch knows no such kind of device; allowed are auto, cpu, "
+                "and what torch calls devices, such as cuda or xpu."
             )
         others = f"a device of {kind}" if seen else "no device at all"
         raise ConfigurationError(
@@ -41,8 +41,8 @@ def choose_device(wanted: str, rank: int = 0, world_size: int = 1) -> str:
         )
     if seen < world_size:
         raise ConfigurationError(
-            f"--num-shard {world_size} takes as many {kind.upper()} devices, and torch sees {seen}; "
-            "lower it, or use --device cpu."
+            f"--num-shard {world_size} takes as many {kind.upper()} devices, and torch sees "
+            f"{seen}; lower it, or use --device cpu."
         )
     if world_size > 1 and kind != "cuda":
         raise ConfigurationError(
