@@ -31,7 +31,8 @@ _ROLES: Final = {
     "mask": "mask_token",
 }
 # What they are where a file does not state them, by its kind of vocabulary: as in llama.cpp
-# (`llama_vocab::impl::load`).
+# (`llama_vocab::impl::load`; its server names `<s>` and `</s>` for such a file). For both of byte
+# pairs it takes 11, a comma in GPT-2's: no file means that.
 _DEFAULTS: Final[Mapping[str, Mapping[str, int]]] = {"llama": {"bos": 1, "eos": 2}}
 _SPACE: Final = "\u2581"  # SentencePiece's character for a space
 _ADVICE: Final = "name the original model's tokenizer with --tokenizer-name"
