@@ -104,7 +104,7 @@ class Multiplier:
     @property
     def least_four(self) -> int:
         """Rows from which a tile of four is faster than single rows."""
-        return 2 if self.rows >= 8 else 4
+        return 2 if self.rows >= 8 else 3
 
     @property
     def least_full(self) -> int:
@@ -119,8 +119,24 @@ class Multiplier:
         matrix unit multiplies what is unpacked: 32 rows take as long with it as without.
         """
         kind = self.kind
-        plain = kind.floating or (kind.bits in (4, 8) and not kind.table and not kind.span_head)
-        return 12 if self.dots == "avx2" and not plain else 33
+        if self.dots != "avx2":
+            return 33
+        if kind.floating:  # the longer a number takes to make, the fewer rows
+            return {"table": 5, "e4m3": 12}.get(kind.floating, 2)
+        return 33 if kind.bits in (4, 8) and not kind.table and not kind.span_head else 12
+
+    @property
+    def keeps_neighbours(self) -> bool:
+        """Whether unpacked numbers lie beside their neighbours, see `neighbours.py`."""
+        return self.dots == "avx2" and bool(self.kind.floating)
+
+    @property
+    def chunk_blocks(self) -> int:
+        """Blocks of an unpacked panel that all rows are multiplied with before others; 0: all.
+
+        Half of so many float32 numbers, which a pass reads, is half of a nearest cache of 32 KiB.
+        """
+        return 8 if self.keeps_neighbours else 0
 
     @property
     def active_bytes(self) -> int:

@@ -231,6 +231,25 @@ def add_tile(
 
 
 @intrinsic
+def load_tile(
+    rows: CountType, columns: CountType, where: types.Integer, stride: types.Integer
+) -> Any:
+    """Return a tile that `store_tile` has written."""
+    tile = _tile(rows, columns)
+
+    def emit(builder: Any, signature: Any, values: Any) -> Any:
+        _, _, source, step = values
+        made = []
+        for i in range(tile.count):
+            row, column = divmod(i, columns.value)
+            place = builder.add(source, builder.mul(step, I64(row)))
+            made.append(load_as(builder, builder.add(place, I64(64 * column)), FLOATS))
+        return pack(builder, made)
+
+    return tile(rows, columns, i64, i64), emit
+
+
+@intrinsic
 def store_tile(
     rows: CountType,
     columns: CountType,

@@ -70,6 +70,7 @@ class Statements(Expressions):
         self._run(node.body)
         if not self._ended():
             self.returned.append((NONE, self.builder.block))
+        self._first.position_at_end(self._first.block)  # operations have made places of theirs
         self._first.branch(self._body)
 
     def _run(self, nodes: Sequence[ast.stmt]) -> None:

@@ -38,6 +38,10 @@ from tgi_trio.shard.cpu_backend.kernels.quantised.codes import (
 from tgi_trio.shard.cpu_backend.kernels.quantised.dots import Operands, sum_products
 from tgi_trio.shard.cpu_backend.kernels.quantised.floats import add_floats, read_numbers
 from tgi_trio.shard.cpu_backend.kernels.quantised.multiplier import MultiplierType
+from tgi_trio.shard.cpu_backend.kernels.quantised.neighbours import (
+    scale_neighbours,
+    store_neighbours,
+)
 from tgi_trio.shard.cpu_backend.kernels.variant import CountType
 from tgi_trio.shard.cpu_backend.kernels.vectors import fma_of
 from tgi_trio.shard.cpu_backend.kinds.kind import BLOCK_INPUTS, MOST_ZERO
@@ -274,6 +278,7 @@ def unpack_block(
         for column in range(_COLUMNS):
             at = I64(column)
             scales = read_scales(builder, way, block_at, head_at, at)
+            scales = [scale_neighbours(builder, way, scale) for scale in scales]
             lows = read_lows(builder, way, block_at, head_at, at)
             for part, value in enumerate([*scales, *lows]):
                 store_as(builder, value, offset(builder, to, 4 * (part * PANEL + column * LANES)))
@@ -281,11 +286,16 @@ def unpack_block(
                 codes_or_numbers = read_numbers(builder, way, table_at, codes_at, at)
             else:
                 codes_or_numbers = iter(read_codes(builder, way, codes_at, at))
+            first = offset(builder, to, kind.head_bytes)
+            if way.keeps_neighbours:
+                store_neighbours(builder, way, table_at, codes_at, column, codes_or_numbers, first)
+                continue
             for v, codes in enumerate(codes_or_numbers):
                 if way.signs:
                     codes = builder.xor(codes, signs)
-                place = kind.head_bytes + (v * _COLUMNS + column) * 4 * LANES
-                store_as(builder, codes, offset(builder, to, place))
+                store_as(
+                    builder, codes, offset(builder, first, (v * _COLUMNS + column) * 4 * LANES)
+                )
         return none()
 
     return types.none(multiplier, *[i64] * 5), emit

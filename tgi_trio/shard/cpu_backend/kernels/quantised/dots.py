@@ -87,14 +87,21 @@ def _add_each(builder: Any, sums: list[Any], more: list[Any]) -> list[Any]:
 
 
 def _settle(builder: Any, sums: list[Any]) -> list[Any]:
-    """Have LLVM finish these sums before it loads more vectors, rather than load all at once."""
-    halves = [_part(builder, each, 2, i) for each in sums for i in range(2)]
-    kinds = [half.type for half in halves]
-    places = ",".join(["=x"] * len(kinds) + [str(i) for i in range(len(kinds))] + ["~{memory}"])
-    kind = ir.FunctionType(ir.LiteralStructType(kinds), kinds)
-    settled = builder.asm(kind, "", places, halves, side_effect=True)
-    same = [builder.extract_value(settled, i) for i in range(len(kinds))]
+    """Settle sums of two registers each."""
+    same = settle(builder, [_part(builder, each, 2, i) for each in sums for i in range(2)])
     return [join(builder, same[i : i + 2]) for i in range(0, len(same), 2)]
+
+
+def settle(builder: Any, registers: list[Any]) -> list[Any]:
+    """Have LLVM finish these sums before it loads more vectors, rather than load all at once."""
+    kinds = [each.type for each in registers]
+    places = ",".join(["=x"] * len(kinds) + [str(i) for i in range(len(kinds))] + ["~{memory}"])
+    several = len(kinds) > 1  # LLVM has no structure of one
+    kind = ir.FunctionType(ir.LiteralStructType(kinds) if several else kinds[0], kinds)
+    settled = builder.asm(kind, "", places, registers, side_effect=True)
+    if not several:
+        return [settled]
+    return [builder.extract_value(settled, i) for i in range(len(kinds))]
 
 
 def _sum_of_bytes(

@@ -40,6 +40,7 @@ from tgi_trio.shard.cpu_backend.kernels.quantised.codes import (
     join,
     offset,
 )
+from tgi_trio.shard.cpu_backend.kernels.quantised.neighbours import add_neighbours, makes_neighbours
 from tgi_trio.shard.cpu_backend.kernels.quantised.trellis import read_trellis
 from tgi_trio.shard.cpu_backend.kernels.tiles import multiply_pairs
 from tgi_trio.shard.cpu_backend.kernels.vectors import fma_of
@@ -245,6 +246,8 @@ def add_floats(
 
     A row's products are added in the same order, however many rows there are.
     """
+    if makes_neighbours(way) or (way.keeps_neighbours and way.kind.floating == "float32"):
+        return add_neighbours(builder, way, sums, table, codes_at, column, scale, rows_at)
     parts: list[list[Any]] = [[floats(0.0)] * _CHAINS for _ in rows_at]
     for i, weights in enumerate(read_numbers(builder, way, table, codes_at, column)):
         for own, x in zip(parts, rows_at, strict=True):

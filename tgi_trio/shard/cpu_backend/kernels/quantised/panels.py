@@ -5,7 +5,8 @@ by address. So a model of other kinds needs no other step, and kinds are compile
 ways have the arguments of `multiply_by_vectors`. Few rows are multiplied with the panel as stored:
 unpacking codes and the products use different execution units. For many rows
 (`Multiplier.least_unpacked`) the panel is unpacked once, into the thread's scratch memory, which
-stays in its cache.
+stays in its cache. One of float32 numbers is unpacked a few blocks at a time where registers are
+few.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from tgi_trio.shard.cpu_backend.kernels import entry, kernel
 from tgi_trio.shard.cpu_backend.kernels.arrays import lesser
 from tgi_trio.shard.cpu_backend.kernels.quantised.blocks import add_block
 from tgi_trio.shard.cpu_backend.kernels.quantised.fetching import fetch_for_one
-from tgi_trio.shard.cpu_backend.kernels.quantised.unpacking import unpack_panel
-from tgi_trio.shard.cpu_backend.kernels.tiles import store_tile, zeros
+from tgi_trio.shard.cpu_backend.kernels.quantised.unpacking import unpack_blocks, unpack_panel
+from tgi_trio.shard.cpu_backend.kernels.tiles import load_tile, store_tile, zeros
 from tgi_trio.shard.cpu_backend.kernels.variant import count, number
 from tgi_trio.shard.cpu_backend.kernels.vectors import prefetch
 from tgi_trio.shard.cpu_backend.tables import DIRECT, UNPACK, UNPACK_FOR_MANY, UNPACKED
@@ -38,7 +39,7 @@ def multiply_by_vectors(
     than are left: it reads beyond the last row of `inputs`, and writes as many rows of `sums`.
     """
     mode = choose_mode(way, rows, mode)
-    if mode == UNPACK:
+    if mode == UNPACK and way.chunk_blocks == 0:
         unpack_panel(way, weights, blocks, span_blocks, np.int64(0), room)
     multiply_tiles(
         way, rows, inputs, stride, weights, blocks, span_blocks, panel_bytes, mode, room, sums
@@ -58,6 +59,11 @@ def multiply_tiles(
     way, rows, inputs, stride, weights, blocks, span_blocks, panel_bytes, mode, room, sums
 ):
     """Do what a way does, tile by tile, with a panel as stored or, as `mode` says, unpacked."""
+    if way.chunk_blocks and mode != DIRECT:
+        multiply_chunks(
+            way, rows, inputs, stride, weights, blocks, span_blocks, panel_bytes, room, sums
+        )
+        return
     if rows > 1 and rows <= way.most_in_one_pass and mode == DIRECT:
         multiply_lone_tile(way, rows, inputs, stride, weights, blocks, span_blocks, sums)
         return
@@ -152,3 +158,50 @@ def sum_blocks(
             inputs += way.active_bytes
     store_tile(rows, columns, tile, sums + column * 4 * LANES, 4 * PANEL)
     return number(rows)
+
+
+@kernel
+def multiply_chunks(
+    way, rows, inputs, stride, weights, blocks, span_blocks, panel_bytes, room, sums
+):
+    """Unpack a few blocks of a panel and multiply all rows with them, before the next blocks.
+
+    A panel of float32 numbers stays in no near cache, but so many blocks do. Sums are in memory
+    meanwhile. All tiles are full.
+    """
+    passes = (rows + way.rows - 1) // way.rows * 2
+    pace = (panel_bytes // (passes * blocks) + _LINE - 1) // _LINE * _LINE
+    ahead, end = weights + panel_bytes, weights + 2 * panel_bytes
+    for first in range(0, blocks, way.chunk_blocks):
+        taken = lesser(way.chunk_blocks, blocks - first)
+        unpack_blocks(way, weights, first, taken, span_blocks, room)
+        for row in range(0, rows, way.rows):
+            x = inputs + row * stride + first * way.active_bytes
+            for column in range(2):
+                add_blocks(
+                    way.unpacked, count(way.rows), column, x, stride, room, taken, ahead, pace,
+                    first, sums + row * 4 * PANEL + column * 4 * LANES,
+                )  # fmt: skip
+                ahead += taken * pace
+                if ahead >= end:
+                    pace = np.int64(0)
+
+
+@kernel
+def add_blocks(way, rows, column, inputs, stride, weights, blocks, ahead, pace, before, sums):
+    """sums[rows, 16] += inputs x unpacked blocks; where none has been `before`, there is no sum.
+
+    With every block `pace` bytes are prefetched from `ahead` on.
+    """
+    one = count(1)
+    tile = zeros(rows, one)
+    if before:
+        tile = load_tile(rows, one, sums, 4 * PANEL)
+    for _ in range(blocks):
+        for i in range(0, pace, _LINE):
+            prefetch(ahead + i)
+        ahead += pace
+        tile = add_block(way, rows, one, tile, column, weights, weights, weights, inputs, stride)
+        weights += way.block_bytes
+        inputs += way.active_bytes
+    store_tile(rows, one, tile, sums, 4 * PANEL)

@@ -23,3 +23,18 @@ def unpack_panel(way, weights, blocks, span_blocks, flipped, room):
         unpack_block(way, table, span_head, weights, flipped, room)
         weights += way.block_bytes
         room += way.unpacked.block_bytes
+
+
+@kernel
+def unpack_blocks(way, weights, first, count, span_blocks, room):
+    """Write `count` blocks of a panel, from `first` on, to the beginning of `room`."""
+    for block in range(first, first + count):
+        span = np.int64(0)
+        if way.span_bytes:
+            span = block // span_blocks
+        before = weights + way.table_bytes + span * way.span_bytes
+        head = before + span * span_blocks * way.block_bytes
+        unpack_block(
+            way, weights, head, before + way.span_bytes + block * way.block_bytes, np.int64(0), room
+        )
+        room += way.unpacked.block_bytes
