@@ -107,6 +107,11 @@ class Multiplier:
         return 2 if self.rows >= 8 else 3
 
     @property
+    def takes_two(self) -> bool:
+        """Whether two rows are a tile of both halves of a panel, as a single row is."""
+        return self.dots == "avx2"
+
+    @property
     def least_full(self) -> int:
         """Rows from which a full tile is faster than smaller ones."""
         return 6 if self.rows >= 8 else self.rows

@@ -80,6 +80,11 @@ def multiply_tiles(
     while row < rows:
         x, target = inputs + row * stride, sums + row * 4 * PANEL
         left = rows - row
+        if way.takes_two and left == 2:
+            row += sum_blocks(
+                way, count(2), both, 0, x, stride, weights, blocks, span_blocks, ahead, pace, target
+            )
+            continue
         if left < way.least_four:
             row += sum_blocks(
                 way, one, both, 0, x, stride, weights, blocks, span_blocks, ahead, pace, target
