@@ -14,12 +14,15 @@ from hypothesis import strategies as st
 from tests.shard.cpu_backend.kernel_support import FITTING, cpu_runner, stack
 from tests.shard.torch_backend.golden import Golden, assert_greedy
 from tests.shard.torch_backend.models_support import generated, prompts, run, sequences
+from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.model.config import read_config
 from tgi_trio.model.families.registry import decoder_spec
 from tgi_trio.shard.checkpoint.formats.int8 import to_int8
 from tgi_trio.shard.contract import ShardSequence
+from tgi_trio.shard.cpu_backend import target
 from tgi_trio.shard.cpu_backend.arena import address, allocate_zeroed
 from tgi_trio.shard.cpu_backend.instructions import find_variant
+from tgi_trio.shard.cpu_backend.kinds.table import KINDS
 from tgi_trio.shard.cpu_backend.packing import Packer
 from tgi_trio.shard.cpu_backend.tables import OPERATION, Buffer, Code, Epilogue
 from tgi_trio.shard.cpu_backend.team import Team
@@ -165,3 +168,23 @@ def test_weights_take_a_byte_each(llama: Path) -> None:
     plain, kv, quantised, same_kv = sizes
     assert kv == same_kv
     assert plain - quantised == pytest.approx(3 * linear, rel=0.05)  # scales take some of it
+
+
+@pytest.mark.parametrize(
+    ("instructions", "dtype", "in_float32"),
+    [("avx2", "bfloat16", False), ("avx2", "float32", True), ("vnni", "bfloat16", True)],
+)
+def test_weights_that_become_int8_are_multiplied_as_integers_without_avx512(
+    llama: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    instructions: str,
+    dtype: str,
+    in_float32: bool,
+) -> None:
+    """With 16 bits of activations; with float32 where that was asked for, and is as fast."""
+    monkeypatch.setattr(target, "dots", lambda: instructions)
+    monkeypatch.setattr(target, "multiplies_codes", lambda: False)
+    asked = ShardSettings(model_path=llama, quantize="eetq", dtype=dtype)
+    found = target.find_target(asked, read_config(llama), None, None)
+    assert found.int8 == in_float32
+    assert found.find_bits(KINDS["int8"].kind) == 16

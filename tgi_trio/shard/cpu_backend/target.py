@@ -10,7 +10,7 @@ from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.quantised.recognise import find_made
 from tgi_trio.model.split import Portion
 from tgi_trio.model.stages import Stage
-from tgi_trio.shard.cpu_backend.instructions import multiplies_codes
+from tgi_trio.shard.cpu_backend.instructions import dots, multiplies_codes
 from tgi_trio.shard.cpu_backend.kinds.kind import Kind
 from tgi_trio.shard.machine.cores import sensible_threads, share_cores, usable_cores
 from tgi_trio.shard.machine.dtypes import compute_dtype
@@ -44,7 +44,9 @@ class Target:
         """Whether packing itself rounds linear layers, to 8 bits."""
         if self.settings.activations is not None:
             return False
-        return self.becomes_int8 and not (self.dtype == "bfloat16" and multiplies_codes())
+        # AVX2 makes float32 of codes as slowly as it multiplies it, and pairs of integers at once.
+        faster = multiplies_codes() or dots() == "avx2"
+        return self.becomes_int8 and not (self.dtype == "bfloat16" and faster)
 
     def find_bits(self, kind: Kind) -> int:
         """Return how many bits activations have that are multiplied with integers of a kind."""
