@@ -78,6 +78,20 @@ SHAPES: dict[str, dict[str, Any]] = {
             "original_max_position_embeddings": 8192,
         },
     },
+    "K": {  # Qwen3-0.6B's layers, 12 of 28, with a third of its vocabulary
+        "model_type": "qwen3",
+        "architectures": ["Qwen3ForCausalLM"],
+        "hidden_size": 1024,
+        "intermediate_size": 3072,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "vocab_size": 49152,
+        "max_position_embeddings": 8192,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1000000.0,
+    },
     "E": {  # nobody's: OLMoE's experts and Qwen3's layers, small enough to be held several times
         "model_type": "qwen3_moe",
         "architectures": ["Qwen3MoeForCausalLM"],
@@ -188,7 +202,7 @@ def _attention_sizes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
         "self_attn.v_proj.weight": (key, hidden),
         "self_attn.o_proj.weight": (hidden, query),
     }
-    if kind in ("qwen3_moe", "qwen3_5_text"):
+    if kind in ("qwen3", "qwen3_moe", "qwen3_5_text"):
         layer |= {"self_attn.q_norm.weight": (dim,), "self_attn.k_norm.weight": (dim,)}
     if kind == "qwen2":
         for name, size in (("q", query), ("k", key), ("v", key)):

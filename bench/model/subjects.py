@@ -19,7 +19,19 @@ from tgi_trio.model.gguf.folder import gguf_folder
 
 PLAIN: Final = "BF16"
 # Types of files that llama.cpp makes of a shape, by its numbers of them (gguf.LlamaFileType).
-GGUF_NUMBERS: Final = {"Q4_0": 2, "Q8_0": 7, "Q4_K_M": 15, "TQ1_0": 36, "TQ2_0": 37}
+GGUF_NUMBERS: Final = {
+    "Q4_0": 2,
+    "Q8_0": 7,
+    "Q2_K": 10,
+    "Q3_K_M": 12,
+    "Q4_K_M": 15,
+    "Q5_K_M": 17,
+    "Q6_K": 18,
+    "IQ4_NL": 25,
+    "IQ4_XS": 30,
+    "TQ1_0": 36,
+    "TQ2_0": 37,
+}
 FP8: Final = "FP8"  # no GGUF file, but a checkpoint with scales of blocks
 NUMBERS: Final = (*GGUF_NUMBERS, FP8)
 
