@@ -66,6 +66,7 @@ def test_any_value_anywhere_is_served_or_refused(family: str, tmp_path: Path) ->
         ({"num_attention_heads": 0}, "division"),
         ({"num_key_value_heads": -1}, "kv_heads would be -1"),
         ({"num_hidden_layers": 10**9}, "num_hidden_layers 1000000000, .* below 4097"),
+        ({"vision_config": {"depth": 10**9}}, "vision_config.depth 1000000000, .* below 4097"),
         ({"num_hidden_layers": 0}, "it would have 0 layers"),
         ({"num_hidden_layers": "2"}, "num_hidden_layers '2', which is no whole number"),
         ({"model_type": ["llama"]}, "model_type .*, which is no text"),

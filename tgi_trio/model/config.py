@@ -39,6 +39,7 @@ MOST_LAYERS = 4096
 # Keys in which families state how many layers there are, of which a list is made before any tensor
 # is looked for.
 _LAYER_KEYS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "num_decoder_layers")
+_TOWER_KEYS = ("depth", "encoder_layers", "decoder_layers")
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +120,7 @@ def read_config(folder: Path, rope: RopeScaling | None = None) -> ModelConfig:
     model_type = values.get("model_type")
     if model_type is None:
         raise ModelLoadError(f"{folder / 'config.json'} does not say its model_type.")
-    for name in _LAYER_KEYS:
-        _first_count(folder, values, (name,), MOST_LAYERS + 1)
+    _check_layers(folder, values)
     generation = read_json(folder / "generation_config.json") or {}
     config = ModelConfig(
         folder=folder,
@@ -208,6 +208,19 @@ def _first_count(
         if value is not None and value > 0:
             return int(value)
     return 0
+
+
+def _check_layers(folder: Path, values: Mapping[str, Any]) -> None:
+    """Raise ModelLoadError for more layers than there are, in the text or in another part."""
+    for name in _LAYER_KEYS:
+        _first_count(folder, values, (name,), MOST_LAYERS + 1)
+    for part, section in values.items():
+        for name in (*_LAYER_KEYS, *_TOWER_KEYS) if isinstance(section, Mapping) else ():
+            if _is_whole(count := section.get(name)) and count > MOST_LAYERS:
+                raise ModelLoadError(
+                    f"{folder / 'config.json'} says {part}.{name} {count}, which is no whole "
+                    f"number below {MOST_LAYERS + 1}."
+                )
 
 
 def _count_positions(folder: Path, values: Mapping[str, Any]) -> int:
