@@ -246,9 +246,10 @@ _SCALES = (
 _EMBEDDINGS = ("emb", "wte", "wpe")
 # Families that multiply embeddings by the square root of their width.
 _SCALED_EMBEDDINGS = ("gemma3n_text", "gemma4_text", "gemma4_unified_text")
+# Families that store norms less one.
 _MINUS_ONE_NORMS = (
-    *("gemma", "gemma2", "gemma3_text", "recurrent_gemma", "vaultgemma", "minimax_m3_vl_text"),
-)  # families that store norms less one
+    "gemma", "gemma2", "gemma3_text", "recurrent_gemma", "vaultgemma", "minimax_m3_vl_text",
+)  # fmt: skip
 
 
 def tiny_values(family: str) -> dict[str, Any]:

@@ -92,6 +92,7 @@ ROUTES: tuple[Route, ...] = (
     *ui.ROUTES,
 )
 
+_PATHS = frozenset(route.path for route in ROUTES)
 _SCOPE_KEY = "tgi_trio.request"
 
 
@@ -160,7 +161,8 @@ class HttpRequest(TrioASGIHTTPConnection):
             return await self.answer(route)
         if scope["path"].startswith("//"):  # Quart takes several slashes in front for one
             self._end_reading()
-            return _reply_to_unrouted(404, scope["method"], scope["path"], self.account.request_id)
+            id, method, path = self.account.request_id, scope["method"], scope["path"]
+            return reply_to_unrouted(404, method, path, id, served=_PATHS)
         cast("dict[str, Any]", scope)[_SCOPE_KEY] = self
         response = await self.app.handle_request(self._create_request_from_scope(send))
         self._end_reading()
@@ -383,22 +385,9 @@ async def _http_error(error: HTTPException) -> Response:
     # Quart's request keeps the error, whose frames have the request: no garbage may be left.
     error.__traceback__ = error.__context__ = None
     allowed = [value for name, value in error.get_headers() if name.lower() == "allow"]
-    return wrap_reply(
-        _reply_to_unrouted(
-            error.code or 500,
-            request.method,
-            request.path,
-            _current_request().account.request_id,
-            ",".join(allowed),
-        )
-    )
-
-
-def _reply_to_unrouted(
-    status: int, method: str, path: str, request_id: str, allowed: str = ""
-) -> Reply:
-    served = {route.path for route in ROUTES}
-    return reply_to_unrouted(status, method, path, request_id, allowed=allowed, served=served)
+    id, status = _current_request().account.request_id, error.code or 500
+    reply = reply_to_unrouted(status, request.method, request.path, id, ",".join(allowed), _PATHS)
+    return wrap_reply(reply)
 
 
 async def _answer_defect(error: Exception) -> Response:
