@@ -178,6 +178,9 @@ def test_the_type_of_what_writes_the_text(
 NAMED = {
     "model/config.py: read_json(folder / 'config.json')",
     "model/gguf/folder.py: {'config.json': config}",  # made of a file's metadata
+    "hub/composed.py: 'config.json'",  # made of those of a model's repositories
+    # Beside a text's numbers, which have the same names.
+    "shard/media/ultravox_tower.py: read_json(folder / 'config.json') or {}",
     "hub/folders.py: not (folder / 'config.json').is_file()",
     "shard/quantising/output.py: (staging / 'config.json').write_text(json.dumps({**config, "
     "'quantization_config': description}, indent=2))",  # what is written

@@ -34,7 +34,6 @@ from tgi_trio.shard.media.marks import MARKS, Mark
 from tgi_trio.shard.media.normalising import Normalising
 from tgi_trio.shard.media.spellings import spellings
 from tgi_trio.shard.media.tower_parameters import read_parameter
-from tgi_trio.shard.media.ultravox import UltravoxTower, build_ultravox
 
 _PIXELS: Final = "pixel_values"
 # Bytes until they are normalised, and the prefix of the settings that say how.
@@ -205,6 +204,8 @@ def _build(folder: Path, text_parts: Sequence[str], *, hears: bool) -> Any:
     try:
         with torch.device("meta"):
             if (read_values(folder) or {}).get("model_type") == ULTRAVOX:
+                from tgi_trio.shard.media.ultravox_tower import build_ultravox
+
                 return build_ultravox(folder)
             config = _read_class_config(folder)
             config = getattr(config, "thinker_config", config)  # of models that speak as well
@@ -257,11 +258,9 @@ def _read_or_compute(
     model: Any, files: Container, name: str, shape: tuple[int, ...], heads: int
 ) -> NDArray[np.float32]:
     """Return a parameter as `read_parameter` does, computed where files lack it and may do so."""
-    computed: torch.Tensor | None = None
-    if isinstance(model, UltravoxTower) and not any(
-        each in files.names for each in spellings(name)
-    ):
-        computed = model.compute_missing(name)
+    compute = getattr(model, "compute_missing", None)  # of a class of ours
+    lacks = not any(each in files.names for each in spellings(name))
+    computed = compute(name) if compute is not None and lacks else None
     if computed is None:
         return read_parameter(files, name, shape, heads)
     found: NDArray[np.float32] = computed.numpy()
