@@ -13,7 +13,7 @@ import pytest
 import trio
 import trio.testing
 
-from tgi_trio.accepting import _CALM, _PAUSE, Acceptor
+from tgi_trio.accepting import _CALM, _PAUSE, Acceptor, any_waits
 
 pytestmark = pytest.mark.trio
 
@@ -138,3 +138,17 @@ async def test_other_errors_are_raised(
     with pytest.raises(OSError, match="no"):
         await Acceptor().accept(listener)
     client.close()
+
+
+async def test_nobody_waits_at_a_closed_socket() -> None:
+    """A second signal closes them while the first one's last look is under way."""
+    with (
+        socket.create_server(("127.0.0.1", 0)) as one,
+        socket.create_server(("127.0.0.1", 0)) as two,
+    ):
+        one.close()
+        assert not any_waits([one, two])
+        with socket.create_connection(two.getsockname()):
+            await until(lambda: any_waits([one, two]))
+            two.close()
+            assert not any_waits([one, two])

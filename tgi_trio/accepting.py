@@ -34,10 +34,14 @@ _SHORT: Final = {
 
 
 def any_waits(listeners: Sequence[socket.socket]) -> bool:
-    """Return whether a client has connected to one of these sockets and is not accepted."""
+    """Return whether a client has connected to one of these sockets and is not accepted.
+
+    At one that is closed, as a second signal has them, nobody waits.
+    """
     waiting = select.poll()
     for listener in listeners:
-        waiting.register(listener, select.POLLIN)
+        if listener.fileno() >= 0:
+            waiting.register(listener, select.POLLIN)
     return bool(waiting.poll(0))
 
 
