@@ -50,6 +50,7 @@ def test_beside_modules_there_are_the_model_the_page_and_the_marker_of_types() -
 def test_every_module_is_used_by_another_or_is_a_program() -> None:
     """Of `testing`, which is there for tests, nothing else needs to make use."""
     source = "".join(path.read_text() for _, path in modules())
+    scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"].values()
     used = {imported for _, imported in edges()}
     unused = [
         name
@@ -60,6 +61,7 @@ def test_every_module_is_used_by_another_or_is_a_program() -> None:
         and f'"tgi_trio.{name}"' not in source  # started by its name: `python -m`
         and f'Entry("{name.removeprefix(KERNELS)}",' not in source  # compiled by its name
         and f'_Imported("{name.removeprefix("cli.")}",' not in source  # a command's
+        and not any(script.startswith(f"tgi_trio.{name}:") for script in scripts)
         and 'if __name__ == "__main__":' not in path.read_text()  # by a person
     ]
     assert not unused, f"{PACKAGE} has modules that nothing in it uses: {unused}"

@@ -46,7 +46,13 @@ class Group:
         def load(rank: int) -> Runner:
             return load_runner(replace(settings, rank=rank), ranks=members[rank])
 
-        with impatient(), groups(self._size, self._stages) as (together, members):
+        with (
+            impatient(),
+            groups(self._size, self._stages, kept=True) as (
+                together,
+                members,
+            ),
+        ):
             self._runners = together(load)
 
     @contextmanager

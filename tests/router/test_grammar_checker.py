@@ -347,12 +347,13 @@ async def test_a_trial_that_somebody_kills_says_nothing_of_the_grammar(
 
 
 TALKS = """
-import sys
+import json, sys
 print("loading it", file=sys.stderr, flush=True)
 print('{"value": null}', flush=True)
-for line in sys.stdin:
+for line in iter(sys.stdin.readline, ""):
+    grammar = sys.stdin.read(json.loads(line)["bytes"])
     print("a panic\\nwithout an end", end="", file=sys.stderr, flush=True)
-    if "die" in line:
+    if grammar == "die":
         raise RuntimeError("gone")
     print('{"value": null}', flush=True)
 """

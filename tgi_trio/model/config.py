@@ -217,9 +217,10 @@ def _check_layers(folder: Path, values: Mapping[str, Any]) -> None:
     for part, section in values.items():
         for name in (*_LAYER_KEYS, *_TOWER_KEYS) if isinstance(section, Mapping) else ():
             if _is_whole(count := section.get(name)) and count > MOST_LAYERS:
+                where = f"{part}.{name}"
                 raise ModelLoadError(
-                    f"{folder / 'config.json'} says {part}.{name} {count}, which is no whole "
-                    f"number below {MOST_LAYERS + 1}."
+                    f"{folder / 'config.json'} says {where} {count}, which is no whole number "
+                    f"below {MOST_LAYERS + 1}."
                 )
 
 

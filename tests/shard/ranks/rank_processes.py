@@ -131,9 +131,12 @@ class ClosedAtEnd:
 
 @contextmanager
 def groups(
-    size: int, stages: int = 1, *, in_order: bool = False
+    size: int, stages: int = 1, *, in_order: bool = False, kept: bool = False
 ) -> Iterator[tuple[Together, list[ProcessGroup]]]:
-    """The process groups of `size` ranks, and how to call something on all of them."""
+    """The process groups of `size` ranks, and how to call something on all of them.
+
+    `kept`: the groups outlive the block, until nothing refers to them.
+    """
     store, together = HashStore(), Together(size)
     made: list[ClosedAtEnd] = []
 
@@ -148,7 +151,7 @@ def groups(
         )
     finally:
         together.close()
-        for each in made:
+        for each in [] if kept else made:
             each.close()
 
 
