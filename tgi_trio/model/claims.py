@@ -8,9 +8,11 @@ values are listed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, Field, dataclass, fields
 from typing import Any
+
+from tgi_trio.model.specs.records import walk_records
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +49,7 @@ CONVOLVED = only("silu", "swish", refusal="activation {!r} behind a convolution 
 
 def find_unclaimed(spec: Any, claims: Claims) -> str | None:
     """Return why a backend with these claims cannot compute a model, or None."""
-    records = list(_records(spec))
+    records = list(walk_records(spec))
     for key, claim in claims.items():
         kind, _, name = key.partition(".")
         for record in records:
@@ -59,20 +61,6 @@ def find_unclaimed(spec: Any, claims: Claims) -> str | None:
             if key not in claims and value != _default(field):
                 return f"{key} is {value!r}, which is not computed here"
     return None
-
-
-def _records(value: Any) -> Iterator[Any]:
-    """Yield a record and all records in it, each once."""
-    found: dict[int, Any] = {}
-    left = [value]
-    while left:
-        value = left.pop()
-        if isinstance(value, tuple):
-            left += value
-        elif is_dataclass(value) and id(value) not in found:
-            found[id(value)] = value
-            left += [getattr(value, field.name) for field in fields(value)]
-    yield from found.values()
 
 
 def _default(field: Field[Any]) -> Any:

@@ -7,7 +7,7 @@ is shown by the tensors, whose shapes would be others; the rest would be compute
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
 from typing import Any, Final, cast
@@ -15,6 +15,7 @@ from typing import Any, Final, cast
 from tgi_trio.model.config import MOST, MOST_LAYERS
 from tgi_trio.model.specs.attention import RotarySpec
 from tgi_trio.model.specs.decoder import DecoderSpec
+from tgi_trio.model.specs.records import walk_records
 
 _MOST_EXPERTS: Final = 2**18  # of all layers together
 _INTEGERS: Final = ("int", "int | None", "tuple[int, ...]")
@@ -99,7 +100,7 @@ def check_numbers(spec: Any) -> None:
 
     `spec`: a dataclass; what its fields are is read from their annotations.
     """
-    for record in _records(spec):
+    for record in walk_records(spec):
         for name, bounds in _numbers(cast(Hashable, type(record))):
             value = getattr(record, name)
             for number in value if isinstance(value, tuple) else (value,):
@@ -146,30 +147,6 @@ def check_scaling(spec: RotarySpec) -> None:
             f"factor of its rotary scaling is {spec.parameters.get('factor')!r}, and has to be "
             f"{_FACTOR}"
         )
-
-
-def _records(value: Any) -> Iterator[Any]:
-    """Yield a record and all records in it, each once; none that hold no numbers."""
-    found: dict[int, Any] = {}
-    left = [value]
-    while left:
-        value = left.pop()
-        if isinstance(value, tuple):
-            left += value
-            continue
-        inner = _inner(kind := cast(Hashable, type(value)))
-        if id(value) not in found and (inner or _numbers(kind)):
-            found[id(value)] = value
-            left += [getattr(value, name) for name in inner]
-    yield from found.values()
-
-
-@cache
-def _inner(kind: Any) -> tuple[str, ...]:
-    """Return the fields of a record that may have records in them."""
-    plain = (*_INTEGERS, *_FLOATS, "bool", "str")
-    every = fields(kind) if is_dataclass(kind) else ()
-    return tuple(field.name for field in every if field.type not in plain)
 
 
 @cache
