@@ -172,6 +172,28 @@ async def test_an_answer_that_shows_many_tokens_is_written_beside_the_loop_and_i
     assert first == second and beside == [True, False]
 
 
+@pytest.mark.parametrize("alternatives", [0, 5])
+async def test_alternatives_count_among_the_tokens_that_are_shown(
+    alternatives: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    beside: list[bool] = []
+    write = native._details
+
+    def write_somewhere(*given: Any) -> bytes:
+        beside.append(threading.current_thread() is not threading.main_thread())
+        return write(*given)
+
+    monkeypatch.setattr(native, "_details", write_somewhere)
+    engine = FakeEngine(lambda prompt: "long " * 12, limits=LIMITS)
+    engine.tops = lambda id: [(34 + i, -1.0 - i) for i in range(5)]
+    async with served(engine) as server:
+        client = await server.connect()
+        asked = {"max_new_tokens": 400, "details": True, "top_n_tokens": alternatives}
+        answer = await client.post("/generate", {"inputs": "a", "parameters": asked})
+    assert answer.status == 200 and len(answer.json()["details"]["tokens"]) < generation._MANY
+    assert beside == [alternatives > 0]
+
+
 async def test_what_is_wrong_with_a_large_body_is_told_as_ever() -> None:
     async with served() as server:
         client = await server.connect()

@@ -33,7 +33,7 @@ from tgi_trio.router.text.output import OutputText
 
 log = logging.getLogger(__name__)
 
-_MANY: Final = 256  # tokens that an answer shows one by one
+_MANY: Final = 256  # tokens that an answer shows one by one, alternatives among them
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,10 +114,23 @@ async def collect_results(
 async def write_results(call: Call, results: Sequence[Result], write: Callable[[], bytes]) -> bytes:
     """Return what `write` makes of results; in a thread where they show many tokens.
 
-    With its alternatives a token takes up to 60 us, and the loop would wait for all of them.
+    A token, or an alternative of one, takes up to 10 us, and the loop would wait for all of them.
     """
-    shown = sum(len(each.outcome.prompt_logprobs) + len(each.tokens) for each in results)
-    return await call.side_threads.run(write) if shown >= _MANY else write()
+    return await call.side_threads.run(write) if _count_shown(results) >= _MANY else write()
+
+
+def _count_shown(results: Sequence[Result]) -> int:
+    """Return how many tokens results show, alternatives among them, at the most.
+
+    As many alternatives are taken for each token as any of the first ones has.
+    """
+    count = 0
+    for result in results:
+        tokens, outcome = result.tokens, result.outcome
+        each = 1 + max((len(token.top) for token in tokens[:_MANY]), default=0)
+        of_prompt = 1 + max(map(len, outcome.prompt_tops[:_MANY]), default=0)
+        count += len(tokens) * each + len(outcome.prompt_logprobs) * of_prompt
+    return count
 
 
 async def stream_events(
