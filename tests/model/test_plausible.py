@@ -92,27 +92,23 @@ def test_numbers_that_no_model_has_are_refused(
         check_model(read_config(tmp_path), Asked())
 
 
-def test_layers_that_are_counted_in_two_ways_are_the_same(tmp_path: Path) -> None:
-    config = config_of("gemma3_text")
+@pytest.mark.parametrize(
+    ("family", "changes", "message"),
+    [
+        # Layers are counted in two ways.
+        ("gemma3_text", {"num_hidden_layers": 1}, "names 2 layers, and num_hidden_layers is 1"),
+        # Experts without end are not listed.
+        ("gpt_oss", {"num_local_experts": 10**9}, "have 2000000000 experts: up to 262144"),
+        ("t5", {"decoder_start_token_id": 512}, "is 512, and there are 512"),
+    ],
+)
+def test_numbers_that_contradict_a_familys_others_are_refused(
+    family: str, changes: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    config = config_of(family)
     make_folder(tmp_path, config)
-    write_json(tmp_path, config | {"num_hidden_layers": 1})
-    with pytest.raises(ModelLoadError, match="names 2 layers, and num_hidden_layers is 1"):
-        model_spec(read_config(tmp_path))
-
-
-def test_experts_without_end_are_not_listed(tmp_path: Path) -> None:
-    config = config_of("gpt_oss")
-    make_folder(tmp_path, config)
-    write_json(tmp_path, config | {"num_local_experts": 10**9})
-    with pytest.raises(ModelLoadError, match="would have 2000000000 experts: up to 262144"):
-        model_spec(read_config(tmp_path))
-
-
-def test_a_first_token_that_there_is_not_is_refused(tmp_path: Path) -> None:
-    config = config_of("t5")
-    make_folder(tmp_path, config)
-    write_json(tmp_path, config | {"decoder_start_token_id": 512})
-    with pytest.raises(ModelLoadError, match="decoder_start_token_id is 512, and there are 512"):
+    write_json(tmp_path, config | changes)
+    with pytest.raises(ModelLoadError, match=message):
         model_spec(read_config(tmp_path))
 
 

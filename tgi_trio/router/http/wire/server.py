@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -86,19 +86,12 @@ async def serve(
     `graceful_timeout`, `on_grace_end` may end what still runs; others are reset then. Raises
     ConfigurationError if the certificate cannot be used.
     """
-    draining, date, pace = trio.Event(), DateHeader(), pace or LoopPace()
-    http2 = Http2Server(log, date)
+    draining, pace = trio.Event(), pace or LoopPace()
+    speak = _speaker(app, settings.longest_head)
     idle, acceptor = IdleConnections(), acceptor or Acceptor()
     acceptor.make_room = idle.close_oldest
     certificate = settings.open_certificate()
     live: set[Connection] = set()
-
-    async def speak(connection: Connection) -> None:
-        first = b""
-        if connection.protocol != "h2":
-            first = await Http1Session(connection, app, date, settings.longest_head).serve()
-        if first or connection.protocol == "h2":
-            await Http2Session(connection, app, http2).serve(first)
 
     async def handle(tcp: trio.SocketStream) -> None:
         stream = _secured(tcp, certificate)
@@ -130,6 +123,21 @@ async def serve(
                 _end_of_grace, settings.graceful_timeout, on_grace_end, live, connections
             )
         grace.cancel_scope.cancel()
+
+
+def _speaker(app: App, longest_head: int) -> Callable[[Connection], Awaitable[None]]:
+    """Return what serves a connection by HTTP/1.1, then by HTTP/2 if its client turns to that."""
+    date = DateHeader()
+    http2 = Http2Server(log, date)
+
+    async def speak(connection: Connection) -> None:
+        first = b""
+        if connection.protocol != "h2":
+            first = await Http1Session(connection, app, date, longest_head).serve()
+        if first or connection.protocol == "h2":
+            await Http2Session(connection, app, http2).serve(first)
+
+    return speak
 
 
 async def _let_in_the_last(acceptor: Acceptor, sockets: Sequence[socket.socket]) -> None:
