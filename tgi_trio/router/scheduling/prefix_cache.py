@@ -355,6 +355,8 @@ class PrefixCache:
                 raise AssertionError(f"{node} is wrongly in or out of the eviction order")
             if len(node.key) != len(node.blocks) * self._block_bytes:
                 raise AssertionError(f"{node} has {len(node.key)} bytes of key")
+            if len(node.blocks) > MOST_BLOCKS:
+                raise AssertionError(f"{node} has {len(node.blocks)} blocks")
             if len(node.digests) > len(node.blocks):
                 raise AssertionError(f"{node} has digests of blocks that it has not")
             if node.parent is not None and not node.blocks:
