@@ -19,6 +19,7 @@ from tgi_trio.whole_files import (
     open_file,
     read_file,
     read_text_file,
+    resolve_links,
     write_whole,
 )
 
@@ -34,6 +35,15 @@ def test_what_a_file_holds_is_read(tmp_path: Path) -> None:
     with pytest.raises(UnicodeError):
         read_text_file(file)
     assert read_text_file(file, errors="replace") == "\ufffd"
+
+
+def test_links_are_resolved_as_far_as_they_lead(tmp_path: Path) -> None:
+    folder, link, loop = tmp_path / "folder", tmp_path / "link", tmp_path / "loop"
+    folder.mkdir()
+    link.symlink_to(folder)
+    loop.symlink_to(loop)
+    assert resolve_links(link / "file") == folder.resolve() / "file"
+    assert resolve_links(loop) == loop.parent.resolve() / "loop"
 
 
 def test_the_most_is_allowed_and_no_more(tmp_path: Path) -> None:

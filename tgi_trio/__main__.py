@@ -128,10 +128,12 @@ def serve(invocation: Invocation, shard: ShardArgv | None = None, stop_timeout: 
         from tgi_trio.descriptors import check_limit
         from tgi_trio.ipc.litmus import partner_ahead
         from tgi_trio.ipc.waiting import waiting_shards
+        from tgi_trio.stack_size import check_stack
 
     options = invocation.options
     check_limit(_ranks_here(options))
     check_address_space()
+    check_stack()
     gc.disable()  # until the server listens (`Assembly.serve`): little of a start is garbage
     try:
         count, kind = (0, "") if shard else _likely_shards(options)

@@ -109,6 +109,14 @@ def check_file(path: Path, most: int | None = LARGEST) -> None:
     open_file(path, most).close()
 
 
+def resolve_links(path: Path) -> Path:
+    """Return a path without links, as far as they lead anywhere: a loop stays as it is.
+
+    Path.resolve raises RuntimeError for a loop, before Python 3.13.
+    """
+    return Path(os.path.realpath(path))
+
+
 def write_whole(file: FileIO, data: bytes) -> None:
     """Write all of `data` to an unbuffered file. Raises OSError.
 

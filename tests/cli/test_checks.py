@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -111,3 +112,14 @@ def test_far_below_zero_every_number_is_refused(command: Command, flag: Flag) ->
     words = NEEDED.get(command.name, "").replace(f"--{flag.name} 1", "").split()
     with pytest.raises(UsageError, match=f"--{flag.name}\\b|`{flag.field}`"):
         parse([command.name, *words, f"--{flag.name}=-1000000000"], {})
+
+
+def test_a_loop_of_links_is_another_file_than_others(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    loop = tmp_path / "loop"
+    loop.symlink_to(loop)
+    with pytest.raises(UsageError, match="OUTPUT must be another file"):
+        parse(["batch", str(loop), str(loop)], {})
+    assert main(["batch", str(loop), str(tmp_path / "out"), "--url", "http://127.0.0.1:1"]) == 1
+    assert f"{loop} cannot be read: Too many levels of symbolic links" in capsys.readouterr().err

@@ -104,6 +104,11 @@ def replace_config(text: str) -> Harm:
     return lambda folder: (folder / CONFIG).write_text(text)
 
 
+def to_loop(folder: Path) -> None:
+    (folder / WEIGHTS).unlink()
+    (folder / WEIGHTS).symlink_to(WEIGHTS)
+
+
 HOSTILE: dict[str, tuple[Harm, str]] = {
     "nan": (tensors(a=put((0, 0), np.nan)), f"{A} of "),
     "infinite": (tensors(b=put((-1, -1), -np.inf)), f"{B} of "),
@@ -141,6 +146,7 @@ HOSTILE: dict[str, tuple[Harm, str]] = {
     "empty": (lambda folder: (folder / WEIGHTS).write_bytes(b""), "may be truncated"),
     "pickle": (to_pickle, "a pickle, which may hold a program"),
     "no weights": (lambda folder: (folder / WEIGHTS).unlink(), f"but no {WEIGHTS}"),
+    "weights that are a loop of links": (to_loop, f"but no {WEIGHTS}"),
     "no config": (lambda folder: (folder / CONFIG).unlink(), f"holds no {CONFIG}"),
     "config is no json": (replace_config("{r: 4}"), f"{CONFIG} cannot be read"),
     "config is a list": (replace_config("[]"), f"{CONFIG} holds no JSON object"),

@@ -21,6 +21,7 @@ from tgi_trio.cli.options import (
     RankOptions,
 )
 from tgi_trio.errors import ConfigurationError
+from tgi_trio.whole_files import resolve_links
 
 SHORTEST_TIMEOUT: Final = 0.5  # seconds of silence of a replica
 _BITS: Final = 4  # of weights that `quantize` writes as GPTQ
@@ -47,7 +48,7 @@ def check_bench(options: BenchOptions) -> None:
 def check_batch(options: BatchOptions) -> None:
     """Raise for requests that nobody asks, or that have no time, and for one file for both."""
     _check_least(options, 1, "clients", "timeout")
-    if options.input.resolve() == options.output.resolve():
+    if resolve_links(options.input) == resolve_links(options.output):
         raise ConfigurationError("OUTPUT must be another file than INPUT")
 
 

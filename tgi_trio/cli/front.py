@@ -15,6 +15,7 @@ from tgi_trio.settings.cluster_secret import read_cluster_secret
 from tgi_trio.settings.keys import Keys
 from tgi_trio.signals import run_to_its_end
 from tgi_trio.sockets import bind_sockets, check_certificate
+from tgi_trio.stack_size import check_stack
 
 log = logging.getLogger(__name__)
 
@@ -22,6 +23,7 @@ log = logging.getLogger(__name__)
 def run_front(options: FrontOptions) -> int:
     """Run the front until a signal ends it, then return 0. Raises ConfigurationError."""
     check_limit()
+    check_stack()
     check_key_file(options.api_key_file)
     settings = program_settings(options)
     raise_limit()

@@ -53,6 +53,17 @@ def test_what_a_crash_has_left_is_made_anew(left: bytes, folder: Path) -> None:
     assert store.find_or_make("some.o", fail) == b"code"
 
 
+@pytest.mark.parametrize("what", ["pipe", "device", "loop"])
+def test_what_has_no_end_is_not_read(what: str, folder: Path) -> None:
+    path = folder / "some.o"
+    if what == "pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to("/dev/zero" if what == "device" else path)
+    assert store.find_or_make("some.o", lambda: b"code") == b"code"
+    assert store.find_or_make("some.o", fail) == b"code"
+
+
 def test_a_file_that_is_cut_off_is_made_anew(folder: Path) -> None:
     store.find_or_make("some.o", lambda: b"code")
     path = folder / "some.o"

@@ -17,6 +17,7 @@ from tgi_trio.router.http.messages.error_shapes import OPENAI
 from tgi_trio.router.http.messages.problems import Refused
 from tgi_trio.router.text.own_files import PATTERNS
 from tgi_trio.settings.base_names import names_base
+from tgi_trio.whole_files import resolve_links
 
 _LOAD = BodyReader(token_schema.LoadAdapterRequest)
 _LONGEST_NAME = 256  # characters
@@ -74,10 +75,10 @@ def _root(call: Call) -> Path:
 def _find_folder(root: Path, place: str) -> Path:
     """Return a folder below `root`, with links resolved. Raises Refused (400)."""
     try:
-        folder = (root / place).resolve()
-        if folder.is_relative_to(root.resolve()) and folder.is_dir():
+        folder, top = resolve_links(root / place), resolve_links(root)
+        if folder.is_relative_to(top) and folder.is_dir():
             for file in _list_files(folder):
-                if not file.resolve().is_relative_to(root.resolve()):
+                if not resolve_links(file).is_relative_to(top):
                     raise _refused(f"'{file.name}' of '{place}' lies outside of --adapter-folder.")
             return folder
     except (OSError, ValueError):  # a name that cannot be a file's

@@ -22,6 +22,7 @@ from typing import Final
 
 from tgi_trio.ipc.shard_output import warn
 from tgi_trio.shard.cpu_backend.machine_code.locks import hold_lock
+from tgi_trio.whole_files import open_file
 
 NO_FOLDER: Final = (
     "there is no folder to keep compiled kernels in, so that each start compiles them, for many "
@@ -131,7 +132,8 @@ def _find_shared() -> Path | None:
 
 def _read(path: Path) -> bytes | None:
     try:
-        data = path.read_bytes()
+        with open_file(path, _KEPT_BYTES) as file:
+            data = file.read()
     except OSError:
         return None
     found = data[_HASH_BYTES:]
