@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ast
 import json
-from collections.abc import Iterator
+import os
+import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -189,8 +191,8 @@ NAMED = {
     ".hexdigest()",  # what tells one model's folder from another's
     "router/text/own_files.py: (*('tokenizer*', 'special_tokens_map.json', 'added_tokens.json', "
     "'chat_template*'), *('additional_chat_templates/*', 'processor_config.json', 'vocab*', "
-    "'merges.txt', 'spiece*'), *('sentencepiece*', 'tekken.json', '*.tiktoken', 'config.json', "
-    "GENERATION))",  # where a folder's files come from
+    "'merges.txt', 'spiece*'), *('sentencepiece*', 'tekken.json', '*.tiktoken', 'tiktoken.model', "
+    "'config.json', GENERATION))",  # where a folder's files come from
     "router/text/tokenizer_files.py: ('config.json', 'tokenizer_config.json', "
     "'special_tokens_map.json', '*.py')",  # what a converted tokenizer may depend on
 }
@@ -232,3 +234,15 @@ def f(folder):
         "'config.json'",
         "json.loads((folder / 'config.json').read_text())",
     ]
+
+
+@pytest.mark.parametrize(
+    ("make", "why"), [(Path.mkdir, "Is a directory"), (os.mkfifo, "nobody writes to the pipe")]
+)
+def test_a_config_that_is_no_file_is_told_once(
+    tmp_path: Path, make: Callable[[Path], None], why: str
+) -> None:
+    path = tmp_path / "config.json"
+    make(path)
+    with pytest.raises(ModelLoadError, match=f"^{re.escape(str(path))} cannot be read: {why}$"):
+        read_config(tmp_path)

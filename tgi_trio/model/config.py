@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from tgi_trio.errors import ModelLoadError
-from tgi_trio.model.phi4mm import name_as_transformers
+from tgi_trio.model import internvl_chat, phi4mm, qwen3_asr
+from tgi_trio.model.exact_lengths import exact_length
 from tgi_trio.model.wrappers import (
     EXTRA_TOKENS,
     TEXT_TYPES,
@@ -122,18 +123,19 @@ def read_config(folder: Path, rope: RopeScaling | None = None) -> ModelConfig:
         raise ModelLoadError(f"{folder / 'config.json'} does not say its model_type.")
     _check_layers(folder, values)
     generation = read_json(folder / "generation_config.json") or {}
+    ends = _eos_ids(
+        folder,
+        generation,
+        {"eos_token_id": generation.get("thinker_eos_token_id")},  # Qwen3-Omni
+        values,
+    )
     config = ModelConfig(
         folder=folder,
         model_type=model_type,
         dtype=_dtype(_nested_text(values) or {}) or _dtype(values),
         vocab_size=_count_tokens(folder, values),
-        max_positions=_count_positions(folder, values),
-        eos_ids=_eos_ids(
-            folder,
-            generation,
-            {"eos_token_id": generation.get("thinker_eos_token_id")},  # Qwen3-Omni
-            values,
-        ),
+        max_positions=_bound_positions(folder, values),
+        eos_ids=tuple(dict.fromkeys((*ends, *_code_ends(folder, values)))),
         values=values,
     )
     return config if rope is None else config.with_rope(rope)
@@ -154,7 +156,9 @@ def read_values(folder: Path) -> dict[str, Any] | None:
         raise ModelLoadError(
             f"{folder / 'config.json'} says model_type {kind!r}, which is no text."
         )
-    content = name_as_transformers(find_thinker(content))
+    content = find_thinker(content)
+    for published in (internvl_chat, phi4mm, qwen3_asr):
+        content = published.name_as_transformers(content)
     nested = _nested_text(content)
     if nested is None:
         return content
@@ -169,7 +173,9 @@ def read_json(path: Path) -> dict[str, Any] | None:
         content = parse_json(read_file(path))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise ModelLoadError(f"{path} cannot be read: {error.strerror or error}") from error
+    except ValueError as error:
         raise ModelLoadError(f"{path} cannot be read as JSON: {error}") from error
     if not isinstance(content, dict):
         raise ModelLoadError(f"{path} holds no JSON object")
@@ -230,10 +236,17 @@ def _count_positions(folder: Path, values: Mapping[str, Any]) -> int:
     return _first_count(folder, values, (*_POSITION_KEYS, *([own] if own else [])))
 
 
+def _bound_positions(folder: Path, values: Mapping[str, Any]) -> int:
+    """Return `_count_positions`, or how many of them are computed as the model's own code does."""
+    stated, exact = _count_positions(folder, values), exact_length(values)
+    return stated if exact is None else min(stated or exact, exact)
+
+
 def _count_tokens(folder: Path, values: Mapping[str, Any]) -> int:
     """Return the number of tokens with embeddings, 0 if it is not stated."""
-    stated = _first_count(folder, values, ("vocab_size",))
     kind = text_type(str(values.get("model_type")), _nested_text(values))
+    keys = ("padded_vocab_size", "vocab_size") if kind == "chatglm" else ("vocab_size",)
+    stated = _first_count(folder, values, keys)
     added = _first_count(folder, values, ("additional_vocab_size",)) if kind == "idefics" else 0
     return stated + added + EXTRA_TOKENS.get(kind, 0) if stated else 0
 
@@ -255,3 +268,20 @@ def _eos_ids(folder: Path, *sources: Mapping[str, Any]) -> tuple[int, ...]:
             )
         return tuple(token for token in ids if token >= 0)
     return ()
+
+
+def _code_ends(folder: Path, values: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return the id of the token with which a model's own code ends an answer, if it has such."""
+    end = internvl_chat.find_end(values)
+    if not end:
+        return ()
+    told = (read_json(folder / "tokenizer_config.json") or {}).get("added_tokens_decoder")
+    numbered = told.items() if isinstance(told, Mapping) else ()
+    contents = {number: _content(token) for number, token in numbered}
+    found = {content: number for number, content in contents.items() if number.isdecimal()}
+    number = found.get(end, (read_json(folder / "added_tokens.json") or {}).get(end))
+    return () if number is None else (int(number),)
+
+
+def _content(token: object) -> object:
+    return token.get("content") if isinstance(token, Mapping) else None

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.config import NONSENSE, ModelConfig
+from tgi_trio.model.nonsense import describe_nonsense
 from tgi_trio.model.specs.plausible import check_numbers
 
 T5_FAMILIES = ("t5", "mt5", "umt5")
@@ -37,19 +37,19 @@ def t5_spec(config: ModelConfig) -> T5Spec:
     Raises ModelLoadError for a config.json whose values make no sense.
     """
     try:
-        spec = _spec(config)
-        check_numbers(spec)
-        if spec.start_token >= spec.vocab_size:
-            raise ValueError(
-                f"decoder_start_token_id is {spec.start_token}, and there are {spec.vocab_size} "
-                "tokens"
-            )
-        return spec
+        return _checked_spec(config)
     except NONSENSE as error:
-        raise ModelLoadError(
-            f"{config.folder / 'config.json'} cannot be right for model type "
-            f"{config.model_type!r}: {error}."
-        ) from error
+        raise describe_nonsense(config, error, _checked_spec) from error
+
+
+def _checked_spec(config: ModelConfig) -> T5Spec:
+    spec = _spec(config)
+    check_numbers(spec)
+    if spec.start_token >= spec.vocab_size:
+        raise ValueError(
+            f"decoder_start_token_id is {spec.start_token}, and there are {spec.vocab_size} tokens"
+        )
+    return spec
 
 
 def _spec(config: ModelConfig) -> T5Spec:
