@@ -75,6 +75,7 @@ async def test_who_is_beyond_the_limit_waits_until_another_has_left(
         await jump(mock_clock, _PAUSE)
         await until(lambda: len(door.inside) == 3)
         assert acceptor.open == 2, "one has left, and one has come"
+        assert acceptor.let_in == 3
         door.inside[1].set()
         await jump(mock_clock, _PAUSE)
         await until(lambda: len(door.inside) == 4)

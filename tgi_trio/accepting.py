@@ -53,6 +53,7 @@ class Acceptor:
     note: Callable[[], None] = lambda: None  # called when a shortage begins
     make_room: Callable[[], bool] = lambda: False  # has an idle connection closed, if there is one
     open: int = 0  # clients that are connected, of those that `run` has let in
+    let_in: int = 0  # all that it has let in so far
     _over_at: float = math.inf  # trio clock; infinite: nothing is short
     _ended: ParkingLot = field(default_factory=ParkingLot)  # who waits for a connection's end
 
@@ -75,6 +76,7 @@ class Acceptor:
             while True:
                 stream = await self.accept(listener)
                 self.open += 1
+                self.let_in += 1
                 nursery.start_soon(serve_counted, stream)
 
     async def accept(self, listener: trio.SocketListener) -> trio.SocketStream:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import struct
 from typing import Any
@@ -22,6 +23,7 @@ from tgi_trio.ipc.messages import (
     PrefillRow,
     SamplingParameters,
     StateGrant,
+    StepReport,
     decode_extend,
     decode_faults,
     decode_prefill,
@@ -66,6 +68,25 @@ def test_every_frame_round_trips_empty() -> None:
         assert got.kind is spec.kind
         assert {name: got.word(name) for name, _ in spec.words} == words
         assert all(got.word(count) == 0 for count in spec.counts)
+
+
+def test_a_report_has_the_words_and_columns_of_a_step_in_their_order() -> None:
+    """It is made of them by place."""
+    step = SPECS[Kind.STEP]
+    names = [name for name, _ in step.words] + [column.name for column in step.columns]
+    assert [field.name for field in dataclasses.fields(StepReport)] == names
+    words = {name: i + 1 for i, (name, _) in enumerate(step.words)}
+    report = decode_step(frame(encode(Kind.STEP, words, step_columns())))
+    empty: dict[str, list[int]] = {column.name: [] for column in step.columns}
+    columns = {name: array.tolist() for name, array in step_columns().items()}
+    assert dataclasses.asdict(report) == words | empty | columns
+
+
+def test_columns_without_items_are_lists_of_their_own() -> None:
+    """Whoever has a report may add to one of them."""
+    lists = frame(encode(Kind.STEP, step_words(), {})).lists()
+    assert lists == [[] for _ in SPECS[Kind.STEP].columns]
+    assert len({id(each) for each in lists}) == len(lists)
 
 
 @given(st.lists(st.integers(0, 2**64 - 1), max_size=9), st.lists(st.integers(0, 9), max_size=9))

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from tgi_trio.errors import CorruptFrame
 from tgi_trio.ipc.frames import SPECS, WORD, Kind
 
+_NUMBER = struct.Struct("<Q")  # of the kind, by which a frame begins
 _PADDING = tuple(b"\0" * n for n in range(WORD))
 
 
@@ -162,22 +163,32 @@ class Frame:
         size = len(view)
         if size < WORD or size % WORD:
             raise CorruptFrame(f"a frame of {size} bytes is not a whole number of words")
-        words = view.cast("Q")
-        spec = SPECS.get(words[0])  # type: ignore[call-overload]
+        number = _NUMBER.unpack_from(view)[0]
+        spec = SPECS.get(number)
         if spec is None:
-            raise CorruptFrame(f"unknown frame kind {words[0]}")
+            raise CorruptFrame(f"unknown frame kind {number}")
         if size < spec.header_bytes:
             raise CorruptFrame(f"{spec.kind.name}: {size} bytes, header is {spec.header_bytes}")
-        counts = tuple(words[1 + len(spec.words) : spec.header_bytes // WORD])
         self.kind = spec.kind
         self.spec = spec
-        self._words = words
+        self._words = words = spec.header.unpack_from(view)
+        counts = words[1 + len(spec.words) :]
         self._columns = np.ndarray((), _row_type(spec.kind, counts, size), view)
 
     def word(self, name: str) -> int:
         """Return a word or count by name."""
         value: int = self._words[self.spec.word_index[name]]
         return value
+
+    def words(self) -> tuple[Any, ...]:
+        """Return all words, without the counts, in the order of the table."""
+        return self._words[1 : 1 + len(self.spec.words)]
+
+    def lists(self) -> list[Any]:
+        """Return every column as a list of its own, in the order of the table."""
+        columns, words = self._columns, self._words
+        # Of most frames most columns are empty, and a view of nothing takes as long as any.
+        return [columns[name].tolist() if words[at] else [] for name, _, at in self.spec.plan]
 
     def column(self, name: str) -> NDArray[Any]:
         """Return a column as a numpy view of the ring."""

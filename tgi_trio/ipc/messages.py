@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from tgi_trio.errors import CorruptFrame
 from tgi_trio.ipc.frame_codec import Frame, encode
-from tgi_trio.ipc.frames import SPECS, Finish, Kind, RowFlag
+from tgi_trio.ipc.frames import Finish, Kind, RowFlag
 from tgi_trio.ipc.images import SequenceImage
 from tgi_trio.ipc.prefill_images import image_columns, split_images
 
@@ -265,7 +265,7 @@ def encode_filter(command: int, sequences: ListLike[int]) -> bytes:
 
 @dataclass(slots=True)
 class StepReport:
-    """The report of one step; columns as in the STEP frame.
+    """The report of one step; words and columns as in the STEP frame, in its order.
 
     The router's copy holds plain lists (nothing aliases the ring): at these sizes Python reads
     list items several times faster than numpy scalars.
@@ -302,9 +302,6 @@ class StepReport:
     seen_ns: list[int] = field(default_factory=list)  # [seen_images] of the tower; 0: not run
 
 
-_STEP = SPECS[Kind.STEP]
-_STEP_WORDS = tuple(name for name, _ in _STEP.words)
-_STEP_COLUMNS = tuple(column.name for column in _STEP.columns)
 # Columns that say how many items of another column a token, row or prompt position has.
 _RARE_COUNTS = (
     ("top_count", "top_ids"),
@@ -318,16 +315,16 @@ def decode_step(frame: Frame) -> StepReport:
 
     Raises CorruptFrame for columns that contradict each other, and for a finish that is none.
     """
-    words: dict[str, Any] = {name: frame.word(name) for name in _STEP_WORDS}
-    report = StepReport(**words)
-    for name in _STEP_COLUMNS:
-        setattr(report, name, frame.column(name).tolist())
-    _check_counts(frame, "token_count", sum(report.token_count), len(report.token_ids))
+    report = StepReport(*frame.words(), *frame.lists())
+    rows, tokens = len(report.sequence), len(report.token_ids)
+    # `count` takes an eighth of the time of `sum` and `any`, for whole numbers that are all alike.
+    if tokens != rows or report.token_count.count(1) != rows:
+        _check_counts(frame, "token_count", sum(report.token_count), tokens)
     if report.top_ids or report.prompt_logprobs or report.prompt_top_ids:
         for counts, items in _RARE_COUNTS:
             said, there = sum(getattr(report, counts)), len(getattr(report, items))
             _check_counts(frame, counts, said, there)
-    if any(report.finish) and max(report.finish) >= len(Finish):
+    if report.finish.count(0) != rows and max(report.finish) >= len(Finish):
         raise CorruptFrame(f"STEP: finish {max(report.finish)}; there are 0 to {len(Finish) - 1}")
     return report
 

@@ -7,6 +7,7 @@ import os
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
+from functools import partial
 
 import trio
 
@@ -186,7 +187,7 @@ class Assembly:
                     known = self._application.http.api_keys
                     watching.start_soon(self._text_processors.warm, self._facade.adapters)
                     watching.start_soon(
-                        collect_in_between,
+                        partial(collect_in_between, let_in=lambda: acceptor.let_in),
                         self._application.count_requests,
                         self._application.count_threads,
                     )

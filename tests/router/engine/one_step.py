@@ -43,6 +43,7 @@ class OneStep:
         if not prompts:
             return
         count = len(prompts)
+        ends = min(self._ends, count)
         report = StepReport(
             step=1,
             acknowledged=self._number,
@@ -50,7 +51,7 @@ class OneStep:
             computed=list(prompts.values()),
             token_count=[1] * count,
             prompt_count=[0] * count,
-            finish=[int(Finish.NONE)] * (count - self._ends) + [int(Finish.LENGTH)] * self._ends,
+            finish=[int(Finish.NONE)] * (count - ends) + [int(Finish.LENGTH)] * ends,
             token_ids=[100 + n for n in range(count)],
             logprobs=[-0.5] * count,
             top_count=[0] * count,

@@ -8,7 +8,7 @@ every `FAN_OUT` streams, which only lets others run: what is committed is also d
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
@@ -39,10 +39,15 @@ log = logging.getLogger(__name__)
 # Deliveries between two checkpoints: 512 socket writes would block the loop for 3 ms.
 FAN_OUT = 128
 # Requests that end between two checkpoints: answering each takes as long as dozens of deliveries.
+# Deadlines that pass and steps share them, and each of the two may always end one.
 ENDS_PER_TURN = 2
 # Frames handled in one turn at most. Otherwise a router slower than its shard would handle ever
 # more at once, and other tasks, such as new connections, would wait for ever longer.
 FRAMES_PER_TURN = 8
+# No more frames in a turn that has so many alternatives of tokens: reading and writing one takes
+# a microsecond or two.
+TOPS_PER_TURN = 1024
+TOPS_PER_DELIVERY = 8  # alternatives that take as long as a delivery without any
 
 
 class PixelSource(Pixels, Protocol):
@@ -100,6 +105,9 @@ class Engine:
         self._closed = ""  # why nothing can be served any more; empty: it can
         self._link: ShardLink | None = None
         self._idle = trio.Event()  # set whenever the last permit is returned while draining
+        # Requests that steps have ended since deadlines were last looked at, and that deadlines
+        # have since the last group of a step: each leaves the other so many fewer.
+        self._finished, self._expired = 0, 0
         self._recheck = trio.Event()  # set when a deadline has come, or room is to be made
 
     # ---- admission -------------------------------------------------------------------------
@@ -246,7 +254,9 @@ class Engine:
             with trio.move_on_at(deadline if deadline is not None else float("inf")):
                 await self._recheck.wait()
             self._recheck = trio.Event()
-            for id in self.scheduler.expire(self._clock(), ENDS_PER_TURN):
+            most, self._finished = max(1, ENDS_PER_TURN - self._finished), 0
+            for id in self.scheduler.expire(self._clock(), most):
+                self._expired += 1
                 self._end(id, [], GenerationError("the request's deadline has passed"))
             self._dispatch()
 
@@ -290,11 +300,13 @@ class Engine:
 
     def _commit(self, link: ShardLink, news: dict[int, list[Progress]]) -> None:
         """Apply the replies that have arrived, and add what they have for streams to `news`."""
+        tops = 0  # alternatives so far
         for taken, frame in enumerate(link.replies(), start=1):
             now = self._clock()
             if frame.kind is Kind.STEP:
                 report = decode_step(frame)
                 self.last_step_at = now
+                tops += len(report.top_ids) + len(report.prompt_top_ids)
                 self._metrics.observe_step(report)
                 for progress in self.scheduler.commit(report, now):
                     news.setdefault(progress.sequence_id, []).append(progress)
@@ -314,7 +326,7 @@ class Engine:
                 self._adapters.settle(decode_adapter_reply(frame))
             elif frame.kind is Kind.PREFIX_REPLY:
                 link.settle_keep(decode_prefix_reply(frame))
-            if taken == FRAMES_PER_TURN:
+            if taken == FRAMES_PER_TURN or tops >= TOPS_PER_TURN:
                 break
 
     async def _fan_out(self, news: dict[int, list[Progress]]) -> None:
@@ -325,13 +337,20 @@ class Engine:
         """
         # One timestamp object for a whole group: separate ones would be cache misses, stream by
         # stream, when the next step replaces them.
-        delivered, ended, now = 0, 0, self._clock()
+        delivered, ended, now = 0, self._take_expired(), self._clock()
         for id, progress_list in news.items():
-            ended += self._deliver(id, progress_list, now)
-            delivered += len(progress_list)
+            if self._deliver(id, progress_list, now):
+                ended += 1
+                self._finished += 1
+            delivered += _count_deliveries(progress_list)
             if delivered >= FAN_OUT or ended >= ENDS_PER_TURN:
                 await trio.lowlevel.cancel_shielded_checkpoint()
-                delivered, ended, now = 0, 0, self._clock()
+                delivered, ended, now = 0, self._take_expired(), self._clock()
+
+    def _take_expired(self) -> int:
+        """Return how many deadlines count among the ends of the next group, and forget them."""
+        expired, self._expired = self._expired, 0
+        return min(expired, ENDS_PER_TURN - 1)
 
     def _note_start(self, id: int) -> None:
         """Keep a sequence's start and cached tokens, which the scheduler forgets at its end."""
@@ -356,35 +375,10 @@ class Engine:
         if reason is FinishReason.STOP_SEQUENCE:
             self.scheduler.finish(id, now)
         if reason is not None:
-            self._end(id, tokens, self._outcome(stream, reason, tokens))
+            self._end(id, tokens, stream.conclude(reason, tokens))
         elif tokens:
             stream.deliver(tokens, None)  # to the sink that `stream_events` has attached
         return reason is not None
-
-    def _outcome(
-        self, stream: TokenStream, reason: FinishReason, tokens: Sequence[Token]
-    ) -> Outcome:
-        """Return the outcome of a generation; `tokens`: the last ones, not delivered yet."""
-        request = stream.request
-        matched: str | int | None = None
-        if reason is FinishReason.STOP_SEQUENCE:
-            matched = stream.output.matched
-        elif reason is FinishReason.EOS_TOKEN and tokens:
-            matched = tokens[-1].id
-        tail = stream.output.finish()
-        return Outcome(
-            reason=reason,
-            text=stream.output.generated_text,
-            generated_tokens=stream.generated + len(tokens),
-            prompt_tokens=len(request.prompt_ids),
-            cached_tokens=stream.cached_tokens,
-            seed=request.sampling.seed if request.sampling.sample else None,
-            tail=tail,
-            matched=matched,
-            prompt_logprobs=tuple(stream.prompt_logprobs),
-            prompt_tops=tuple(stream.prompt_tops),
-            answer=stream.output.answer_end,
-        )
 
     def _fail(self, id: int, message: str) -> None:
         """End one stream with an error."""
@@ -398,3 +392,11 @@ class Engine:
         stream.timings.finished = self._clock()
         stream.deliver(tokens, end)
         self._metrics.count_ended(stream.end)
+
+
+def _count_deliveries(progress_list: list[Progress]) -> int:
+    """Return how many deliveries without alternatives take as long as these of one stream."""
+    count = len(progress_list)
+    if progress_list[-1].tops:  # a stream has them for each token or for none
+        count += sum(len(top) for each in progress_list for top in each.tops) // TOPS_PER_DELIVERY
+    return count

@@ -22,6 +22,14 @@ COUNTERS = {
 }
 
 
+# Of a step: the whole, forward pass, choosing of tokens.
+_DURATIONS = (
+    "tgi_batch_inference_duration",
+    "tgi_batch_forward_duration",
+    "tgi_batch_decode_duration",
+)
+
+
 class EngineMetrics:
     """The engine's part of the server's `Metrics`."""
 
@@ -30,6 +38,13 @@ class EngineMetrics:
         self._scheduler = scheduler
         self._adapters = adapters
         self._counted: Counter[str] = Counter()  # scheduler counters already in the metrics
+        # What every step or token observes: looking up a series takes longer than counting in it.
+        self._gap = metrics.histogram("tgi_batch_step_gap_duration")
+        self._between = metrics.histogram("tgi_request_inter_token_latency_duration")
+        self._durations = {
+            method: [metrics.histogram(name, method=method) for name in _DURATIONS]
+            for method in ("prefill", "decode")
+        }
         metrics.before_render(self._refresh)
 
     def count_accepted(self, request: Request) -> None:
@@ -67,15 +82,13 @@ class EngineMetrics:
                 "tgi_request_time_to_first_token_duration", now - timings.received
             )
         elif timings.last_token is not None:
-            self._metrics.observe(
-                "tgi_request_inter_token_latency_duration", (now - timings.last_token) / count
-            )
+            self._between.observe((now - timings.last_token) / count)
         timings.last_token = now
 
     def observe_step(self, report: StepReport) -> None:
         metrics = self._metrics
         if report.gap_ns:
-            metrics.observe("tgi_batch_step_gap_duration", report.gap_ns / 1e9)
+            self._gap.observe(report.gap_ns / 1e9)
         for took in filter(None, report.seen_ns):
             metrics.observe("tgi_image_encode_duration", took / 1e9)
         if not report.sequence:
@@ -85,14 +98,18 @@ class EngineMetrics:
         metrics.inc("tgi_batch_inference_success", method=method)
         if report.recovered:
             metrics.inc("tgi_batch_inference_failure", method=method)
-        whole = report.gap_ns + report.forward_ns + report.sample_ns
-        metrics.observe("tgi_batch_inference_duration", whole / 1e9, method=method)
-        metrics.observe("tgi_batch_forward_duration", report.forward_ns / 1e9, method=method)
-        metrics.observe("tgi_batch_decode_duration", report.sample_ns / 1e9, method=method)
-        metrics.inc("tgi_batch_prefill_tokens", report.prefill_tokens)
-        metrics.inc("tgi_batch_stalled_rows", report.stalled_rows)
+        inference, forward, decode = self._durations[method]
+        inference.observe((report.gap_ns + report.forward_ns + report.sample_ns) / 1e9)
+        forward.observe(report.forward_ns / 1e9)
+        decode.observe(report.sample_ns / 1e9)
+        for name, count in (
+            ("tgi_batch_prefill_tokens", report.prefill_tokens),
+            ("tgi_batch_stalled_rows", report.stalled_rows),
+            ("tgi_batch_draft_tokens", report.draft_tokens),
+        ):
+            if count:
+                metrics.inc(name, count)
         metrics.gauge("tgi_batch_decode_rows", report.decode_rows)
-        metrics.inc("tgi_batch_draft_tokens", report.draft_tokens)
         spoke = len(report.token_count) - report.token_count.count(0)
         metrics.observe_all("tgi_request_skipped_tokens", spoke, len(report.token_ids) - spoke)
 

@@ -146,6 +146,31 @@ class TokenStream:
                 return FinishReason.STOP_SEQUENCE
         return _REASONS[finish] if finish else None
 
+    def conclude(self, reason: FinishReason, tokens: Sequence[Token]) -> Outcome:
+        """Return the outcome of the generation; `tokens`: the last ones, not delivered yet.
+
+        Called by the engine only, once: the text that was held back leaves with it.
+        """
+        matched: str | int | None = None
+        if reason is FinishReason.STOP_SEQUENCE:
+            matched = self.output.matched
+        elif reason is FinishReason.EOS_TOKEN and tokens:
+            matched = tokens[-1].id
+        tail, sampling = self.output.finish(), self.request.sampling
+        return Outcome(
+            reason=reason,
+            text=self.output.generated_text,
+            generated_tokens=self.generated + len(tokens),
+            prompt_tokens=len(self.request.prompt_ids),
+            cached_tokens=self.cached_tokens,
+            seed=sampling.seed if sampling.sample else None,
+            tail=tail,
+            matched=matched,
+            prompt_logprobs=tuple(self.prompt_logprobs),
+            prompt_tops=tuple(self.prompt_tops),
+            answer=self.output.answer_end,
+        )
+
     def deliver(self, tokens: list[Token], end: Outcome | BaseException | None) -> None:
         """Hand over tokens and perhaps the end. Called by the engine only."""
         self.generated += len(tokens)

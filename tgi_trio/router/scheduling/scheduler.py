@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from heapq import heappop, heappush
 
 from tgi_trio.errors import Overloaded, ValidationError
 from tgi_trio.ipc.messages import ExtendRow, Fault, StepReport
@@ -19,6 +18,7 @@ from tgi_trio.ipc.transfers import Transfer
 from tgi_trio.router.request import Request
 from tgi_trio.router.scheduling import preemption
 from tgi_trio.router.scheduling.admission import Admission
+from tgi_trio.router.scheduling.deadlines import Deadlines
 from tgi_trio.router.scheduling.image_pins import ImagePins, Pixels
 from tgi_trio.router.scheduling.image_prefixes import ImagePrefixes
 from tgi_trio.router.scheduling.isolation import Isolation
@@ -75,7 +75,9 @@ class Scheduler:
         )
         self._step_budget = StepBudget(limits)
         self._drain = DrainRate()
-        self._deadlines: list[tuple[float, int]] = []  # heap; ended sequences are removed lazily
+        self._deadlines = Deadlines(
+            lambda each: self._sequence_table.find_listening(each) is not None
+        )
         self._arrivals = 0
         self._admissions = 0
         self._number = 0  # of the last command
@@ -134,7 +136,7 @@ class Scheduler:
                     f"{len(self._queue)} requests are waiting, for about {wait:.1f} s",
                     retry_after=self._drain.retry_after(queued),
                 )
-            heappush(self._deadlines, (sequence.deadline, sequence_id))
+            self._deadlines.add(sequence.deadline, sequence_id)
         self._arrivals += 1
         self._sequence_table.enter(sequence)
         self.counters["added"] += 1
@@ -166,10 +168,7 @@ class Scheduler:
     def expire(self, now: float, most: int | None = None) -> list[int]:
         """Abort and return the sequences whose deadline has passed; the first `most` of them."""
         expired: list[int] = []
-        while (deadline := self.next_deadline) is not None and deadline <= now:
-            if len(expired) == most:
-                break
-            _, sequence_id = heappop(self._deadlines)
+        while len(expired) != most and (sequence_id := self._deadlines.take(now)) is not None:
             self.counters["expired"] += 1
             self._abort(self._sequence_table.living[sequence_id])
             expired.append(sequence_id)
@@ -194,6 +193,7 @@ class Scheduler:
     def fault(self, faults: list[Fault], acknowledged: int, now: float) -> list[int]:
         """End the sequences that a step failed on; returns those whose clients must be told."""
         self._changes += 1
+        self._sequence_table.ended.clear()
         self._sequence_table.acknowledge(acknowledged)
         failed = []
         for fault in faults:
@@ -301,7 +301,7 @@ class Scheduler:
     # -- questions -----------------------------------------------------------------------------
 
     def find(self, sequence_id: int) -> Sequence | None:
-        """Return a sequence that has not ended, or has ended since the last commit."""
+        """Return a sequence that has not ended, or that the last report has ended."""
         return self._sequence_table.living.get(sequence_id) or self._sequence_table.ended.get(
             sequence_id
         )
@@ -319,12 +319,7 @@ class Scheduler:
     @property
     def next_deadline(self) -> float | None:
         """The earliest deadline of a sequence that has not ended; None without any."""
-        heap = self._deadlines
-        while heap:
-            if self._sequence_table.find_listening(heap[0][1]) is not None:
-                return heap[0][0]
-            heappop(heap)
-        return None
+        return self._deadlines.earliest
 
     @property
     def loss_explained(self) -> bool:
@@ -377,4 +372,7 @@ class Scheduler:
     def check(self) -> None:
         """Raise AssertionError if any invariant is broken; for tests and idle moments."""
         self._sequence_table.check()
+        living = self._sequence_table.living.values()
+        listening = (s for s in living if s.state is not SequenceState.LEAVING)
+        self._deadlines.check({s.id for s in listening if s.deadline is not None})
         self._isolation.check(self._sequence_table.living.values())

@@ -24,7 +24,7 @@ class SequenceTable:
         self._memory = memory
         self.pending_frees = PendingFrees()
         self.living: dict[int, Sequence] = {}  # by id; all that have not finished
-        self.ended: dict[int, Sequence] = {}  # finished since the last commit, for `find`
+        self.ended: dict[int, Sequence] = {}  # that the last report has ended, for `find`
 
     def enter(self, sequence: Sequence) -> None:
         """Add a new sequence to the queue."""
@@ -41,7 +41,7 @@ class SequenceTable:
         if sequence.state is SequenceState.WAITING:
             self._queue.remove(sequence)
             sequence.advance(Event.LEAVE)
-            self._forget(sequence)
+            del self.living[sequence.id]
         elif sequence.state is SequenceState.PREEMPTED:
             sequence.advance(Event.LEAVE)  # its FILTER is on the way already
         else:
@@ -60,7 +60,8 @@ class SequenceTable:
         sequence.advance(event)
         self._memory.release(sequence, sound)
         self._pins.release(sequence)
-        self._forget(sequence)
+        del self.living[sequence.id]
+        self.ended[sequence.id] = sequence
 
     def acknowledge(self, number: int) -> None:
         """Free the blocks of the sequences that commands up to `number` have dropped."""
@@ -75,6 +76,7 @@ class SequenceTable:
         self._memory.clear()
         self._batch.clear()
         self.pending_frees.clear()
+        self.ended.clear()
         again = 0
         for sequence in list(self.living.values()):
             if sequence.state is SequenceState.WAITING:
@@ -88,15 +90,11 @@ class SequenceTable:
     def _requeue(self, sequence: Sequence) -> bool:
         """Queue a sequence that is off the shard again; returns False if it is finished instead."""
         if sequence.state is SequenceState.FINISHED:
-            self._forget(sequence)
+            del self.living[sequence.id]
             return False
         sequence.computed = 0
         self._queue.add(sequence)
         return True
-
-    def _forget(self, sequence: Sequence) -> None:
-        del self.living[sequence.id]
-        self.ended[sequence.id] = sequence
 
     def check(self) -> None:
         """Raise AssertionError when any invariant of any part is broken."""

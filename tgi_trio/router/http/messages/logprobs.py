@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import orjson
 
-from tgi_trio.router.http.messages.render import NUMPY, number_json, text_json
+from tgi_trio.router.http.messages.render import NUMPY, number_json, numbers_json, text_json
 from tgi_trio.router.request import Outcome, Request, StoppingCriteria, Token
 from tgi_trio.router.text.output import OutputText
 from tgi_trio.router.text.tokenizer import Tokenizer
@@ -51,20 +51,23 @@ class LogprobWriter:
         tokens = [*before, *tokens]
         return b'{"tokens":%b,"token_logprobs":[%b],"top_logprobs":%b,"text_offset":%b}' % (
             orjson.dumps([self._name(token) for token in tokens]),
-            b",".join([number_json(token.logprob) for token in tokens]),
+            b",".join(numbers_json([token.logprob for token in tokens])),
             orjson.dumps([self._alternatives(token, top) for token in tokens], option=NUMPY),
             orjson.dumps(offsets),
         )
 
     def _chat_token(self, token: Token) -> bytes:
-        top = b",".join([b"{%b}" % self._named(other) for other in token.top])
-        return b'{%b,"top_logprobs":[%b]}' % (self._named(token), top)
+        numbers = numbers_json([other.logprob for other in token.top])
+        named = map(self._named, token.top, numbers)
+        top = b",".join([b"{%b}" % each for each in named])
+        return b'{%b,"top_logprobs":[%b]}' % (self._named(token, number_json(token.logprob)), top)
 
-    def _named(self, token: Token) -> bytes:
+    def _named(self, token: Token, number: bytes) -> bytes:
+        """Return a token's name, log-probability, which is `number`, and bytes, with commas."""
         data = self._bytes_of(token.id)
         return b'"token":%b,"logprob":%b,"bytes":%b' % (
             text_json(self._name(token)),
-            number_json(token.logprob),
+            number,
             b"null" if data is None else orjson.dumps(list(data)),
         )
 
