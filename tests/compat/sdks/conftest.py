@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -31,15 +32,21 @@ THINKING: Final = Family(
 )
 
 
+@contextmanager
+def serving_script(family: Family, tool: str, folder: Path) -> Iterator[ServerProcess]:
+    """Start a server of a model, called `scripted`, that calls a tool and tells what it says."""
+    template = (HERE / "thinking.jinja").read_text(encoding="utf-8")
+    fake = make_model(family, folder / "model", tool, template)
+    flags = ("--model-id", str(folder / "model"), "--served-model-name", "scripted")
+    lengths = ("--max-input-tokens", str(CONTEXT - 1), "--max-total-tokens", str(CONTEXT))
+    with serving(*flags, *lengths, fake=fake) as server:
+        yield server
+
+
 @pytest.fixture(scope="session")
 def scripted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """A server of the scripted model, which is called `scripted`."""
-    folder = tmp_path_factory.mktemp("scripted") / "model"
-    template = (HERE / "thinking.jinja").read_text(encoding="utf-8")
-    fake = make_model(THINKING, folder, TOOL, template)
-    flags = ("--model-id", str(folder), "--served-model-name", "scripted")
-    lengths = ("--max-input-tokens", str(CONTEXT - 1), "--max-total-tokens", str(CONTEXT))
-    with serving(*flags, *lengths, fake=fake) as server:
+    with serving_script(THINKING, TOOL, tmp_path_factory.mktemp("scripted")) as server:
         yield server
 
 

@@ -13,6 +13,7 @@ from tests.router.http.served import Answer, served
 from tests.router.http.thinking_answers import (
     BODY,
     CALL,
+    CHAT,
     MAY,
     SPECIAL,
     THINKS,
@@ -280,9 +281,26 @@ async def test_an_answer_that_was_cut_off_in_its_thought_is_taken_back(name):
     assert await prompt_of(every, messages=[*USER, message, *USER]) == (
         "[user]Rain?[assistant]Hm,[user]Rain?"
     )
-    for empty in ({"content": None}, {"content": None, name: None}, {name: ""}):
-        reply = await asked(engine("x"), messages=[*USER, {"role": "assistant", **empty}])
+    # Where the thought was not shown, or is not kept, nothing is left of it.
+    for empty in ({"content": None}, {"content": None, name: None}, {name: ""}, {"content": ""}):
+        message = {"role": "assistant", **empty}
+        assert await prompt_of(every, messages=[*USER, message, *USER]) == (
+            "[user]Rain?[assistant][user]Rain?"
+        )
+    for role in ("user", "system", "tool"):
+        reply = await asked(engine("x"), messages=[*USER, {"role": role}])
         assert reply.status == 422 and "needs `content` or `tool_calls`" in reply.text
+
+
+async def test_an_answer_whose_thought_was_hidden_is_taken_back():
+    one = engine("<think>Hm, it may", MAY)
+    async with served(one) as server:
+        client = await server.connect()
+        body = {**BODY, "include_reasoning": False, "max_tokens": 12}
+        message = (await client.post(CHAT, body)).json()["choices"][0]["message"]
+        assert message == {"role": "assistant", "content": None}
+        again = await client.post(CHAT, {**body, "messages": [*USER, message, *USER]})
+    assert again.status == 200, again.text
 
 
 async def test_the_native_api_knows_no_thoughts():

@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
+from tests.shard.media.qwen3_asr_models import FIRST_TEMPLATE, TEMPLATE
 from tgi_trio.errors import ConfigurationError, TemplateError
 from tgi_trio.router.text.chat_template import ChatTemplate
+from tgi_trio.router.text.turns import Turn, arrange_turns
 
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
 
@@ -363,3 +365,23 @@ def test_each_kind_of_part_is_tried_though_its_placeholder_is_anothers() -> None
         template = ChatTemplate({"default": source}, {})
         for kind in kinds:
             assert template.writes_parts("<media>", kind) is (kind == "image")
+
+
+@pytest.mark.parametrize("source", [TEMPLATE, FIRST_TEMPLATE], ids=["-hf", "first"])
+def test_a_template_that_reads_the_sounds_of_users_alone_writes_them(source: str) -> None:
+    """Qwen3-ASR's: its system messages are not put into users' texts, which are not rendered."""
+    template = ChatTemplate({"default": source}, {})
+    assert template.writes_parts("<|audio_pad|>", "audio")
+    assert not template.writes_parts("<|image_pad|>", "image")
+    roles = template.roles(tools=False)
+    assert roles.system
+    system, sound = Turn("system", "Names: Ada"), Turn("user", "")
+    assert arrange_turns([system, sound], roles)[0] == system
+
+
+def test_a_template_that_reads_plain_texts_alone_writes_no_parts() -> None:
+    source = (
+        "{% for m in messages %}{% if m.content is string %}{{ m.content }}{% else %}<media>"
+        "{% endif %}{% endfor %}"
+    )
+    assert not ChatTemplate({"default": source}, {}).writes_parts("<media>", "audio")

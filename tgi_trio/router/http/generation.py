@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeVar
 
 import trio
 
@@ -32,6 +32,8 @@ from tgi_trio.router.telemetry.request_stats import RequestStats
 from tgi_trio.router.text.output import OutputText
 
 log = logging.getLogger(__name__)
+
+Written = TypeVar("Written")
 
 _MANY: Final = 256  # tokens that an answer shows one by one, alternatives among them
 
@@ -111,7 +113,9 @@ async def collect_results(
         streams.clear()
 
 
-async def write_results(call: Call, results: Sequence[Result], write: Callable[[], bytes]) -> bytes:
+async def write_results(
+    call: Call, results: Sequence[Result], write: Callable[[], Written]
+) -> Written:
     """Return what `write` makes of results; in a thread where they show many tokens.
 
     A token, or an alternative of one, takes up to 10 us, and the loop would wait for all of them.

@@ -81,13 +81,13 @@ def _loosen(conversation: Conversation, names: Collection[str]) -> Conversation:
 async def prepare(
     call: Call, conversation: Conversation, parameters: GenerationParameters
 ) -> Prepared:
-    """Return prompt, parameters and reader for a conversation.
+    """Return prompt, parameters and reader for a conversation, and nobody else's.
 
     The grammar of `parameters` is that of an answer without tools. Raises TemplateError, ToolError
     and ValidationError.
     """
     compute = partial(_prepare, call, conversation, parameters)
-    return await call.compute(compute, long=takes_long(call, conversation))
+    return await call.make(compute, long=takes_long(call, conversation))
 
 
 def _prepare(call: Call, conversation: Conversation, parameters: GenerationParameters) -> Prepared:

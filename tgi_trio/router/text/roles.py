@@ -113,7 +113,9 @@ def _takes(render: Render, turns: Sequence[Mapping[str, Any]], at: int) -> bool:
         text = render(turns)
     except TemplateError:
         return False
-    marks = [turn["content"] for turn in turns if turn["content"]]
+    # Others that are not rendered without it either say nothing of it: users' texts of Qwen3-ASR.
+    said = ((i, turn["content"]) for i, turn in enumerate(turns) if turn["content"])
+    marks = [mark for i, mark in said if i == at or mark in without]
     if any(text.count(mark) != 1 for mark in marks):
         return False
     places = [text.index(mark) for mark in marks]

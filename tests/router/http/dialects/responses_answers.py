@@ -25,8 +25,10 @@ ANY_TEXT = {"type": "grammar", "syntax": "lark", "definition": "start: /.*/s"}
 PATCH = {"type": "custom", "name": "patch", "format": ANY_TEXT}
 SPACE = {"type": "namespace", "name": "mcp", "tools": [{**CLOCK, "name": "now"}]}
 SHELL = {"type": "local_shell"}
+COMMANDS = {"type": "shell", "environment": {"type": "local"}}
+FILES = {"type": "apply_patch"}
 HOSTED = {"type": "web_search", "external_web_access": True}
-TOOLS = [WEATHER, CLOCK, PATCH, SPACE, SHELL, HOSTED]
+TOOLS = [WEATHER, CLOCK, PATCH, SPACE, SHELL, COMMANDS, FILES, HOSTED]
 
 
 async def asked(engine: FakeEngine, http: Any = None, **more: Any) -> Answer:

@@ -28,6 +28,7 @@ def called(name: str, arguments: dict[str, Any], **more: Any) -> replies.Functio
     return replies.FunctionCallItem("", DONE, "", name, text, **more)
 
 
+UPDATE = {"type": "update_file", "path": "a.py", "diff": "@@\n-a\n+b"}
 ACTION = {"command": ["ls", "-l"], "timeout_ms": 5}
 SPOKEN = [
     ("It rains.", [RAIN]),
@@ -44,6 +45,15 @@ SPOKEN = [
             replies.CustomToolCallItem("", DONE, "", "patch", 'a "b"\n'),
             replies.LocalShellCallItem(
                 "", DONE, "", replies.ShellAction(["ls", "-l"], timeout_ms=5)
+            ),
+        ],
+    ),
+    (
+        HERMES.write([("shell", {"commands": ["ls", "pwd"]}), ("apply_patch", UPDATE)]),
+        [
+            replies.ShellCallItem("", DONE, "", replies.ShellCommands(["ls", "pwd"])),
+            replies.ApplyPatchCallItem(
+                "", "completed", "", replies.UpdateFile("a.py", "@@\n-a\n+b")
             ),
         ],
     ),

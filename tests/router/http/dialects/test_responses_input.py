@@ -12,6 +12,8 @@ import pytest
 from tests.router.http.dialects.conversations import CITY, engine, post, prompt
 from tests.router.http.dialects.responses_answers import (
     BODY,
+    CLOCK,
+    FILES,
     HOSTED,
     PATH,
     TOOLS,
@@ -112,6 +114,48 @@ async def test_calls_of_other_kinds():
     )
 
 
+async def test_calls_of_tools_that_openai_defines_and_clients_run():
+    ran = {"stdout": "a.py\n", "stderr": "", "outcome": {"type": "exit", "exit_code": 0}}
+    late = {"stdout": "", "stderr": "so", "outcome": {"type": "timeout"}}
+    change = {"type": "delete_file", "path": "a.py"}
+    items = [
+        said("user", "Go."),
+        {"type": "shell_call", "call_id": "a", "action": {"commands": ["ls", "make"]}},
+        {"type": "shell_call_output", "call_id": "a", "output": [ran, late]},
+        {"type": "apply_patch_call", "call_id": "b", "operation": change, "status": "completed"},
+        {"type": "apply_patch_call_output", "call_id": "b", "status": "failed"},
+    ]
+    told = json.dumps({"name": "apply_patch", "arguments": change})
+    assert await prompt_of(input=items) == (
+        '<user>Go.<end><assistant>a{"name": "shell", "arguments": {"commands": ["ls", '
+        '"make"]}}<end>'
+        "<tool>a.py\n\n[exit code 0]\nso\n[timeout]ashell<end>"
+        f"<assistant>b{told}<end><tool>failedbapply_patch<end><assistant>"
+    )
+    items[-1]["output"] = "No such file."
+    assert "<tool>No such file.bapply_patch<end>" in await prompt_of(input=items)
+
+
+async def test_a_shell_of_a_container_is_none_of_clients():
+    hosted = {"type": "shell", "environment": {"type": "container_auto"}}
+    one = engine("Prose.")
+    answer = await asked(one, tools=[CLOCK, hosted], tool_choice={"type": "shell"})
+    assert prompt(one, answer) == await prompt_of(tools=[CLOCK])
+    one = engine("Prose.")
+    allowed = [{"type": "shell"}, {"type": "function", "name": "clock"}]
+    choice = {"type": "allowed_tools", "mode": "auto", "tools": allowed}
+    prompt(one, await asked(one, tools=[CLOCK, hosted], tool_choice=choice))
+    assert "clock" in one.submitted[0].sampling.grammar
+
+
+async def test_a_patch_fits_one_of_its_operations():
+    one = engine("Prose.")
+    prompt(one, await asked(one, tools=[FILES], tool_choice="required"))
+    grammar = one.submitted[0].sampling.grammar
+    assert all(each in grammar for each in ("create_file", "update_file", "delete_file"))
+    assert "anyOf" in grammar
+
+
 async def test_arguments_that_nest_without_end_are_shown_as_they_came():
     deep = '{"a":' + "[" * 50_000 + "]" * 50_000 + "}"  # Python 3.13 reads 2000 levels
     call = {"type": "function_call", "call_id": "a", "name": "f", "arguments": deep}
@@ -148,7 +192,7 @@ async def test_tools_as_templates_see_them():
     prompt = await prompt_of(tools=TOOLS)
     shown = json.loads(prompt[: prompt.index("<user>")])
     names = [tool["function"]["name"] for tool in shown]
-    assert names == ["weather", "clock", "patch", "mcp.now", "local_shell"]
+    assert names == ["weather", "clock", "patch", "mcp.now", "local_shell", "shell", "apply_patch"]
     weather = {"name": "weather", "description": "Of a city", "parameters": CITY}
     assert shown[0] == {"type": "function", "function": weather}
     assert shown[2]["function"]["parameters"]["required"] == ["input"]
@@ -167,6 +211,13 @@ ALLOWED = [{"type": "function", "name": "clock"}, {"type": "web_search"}]
         ({"type": "function", "name": "clock"}, True, {"clock"}),
         ({"type": "custom", "name": "patch"}, True, {"patch"}),
         ({"type": "local_shell"}, True, {"local_shell"}),
+        ({"type": "shell"}, True, {"shell"}),
+        ({"type": "apply_patch"}, True, {"apply_patch"}),
+        (
+            {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "shell"}, *ALLOWED]},
+            False,
+            {"shell", "clock"},
+        ),
         ({"type": "allowed_tools", "mode": "auto", "tools": ALLOWED}, False, {"clock"}),
         ({"type": "allowed_tools", "mode": "required", "tools": ALLOWED}, True, {"clock"}),
         ({"type": "web_search"}, False, {"weather", "clock"}),
@@ -177,7 +228,7 @@ async def test_the_choice_of_a_tool(choice, required, names):
     shown = prompt(one, await asked(one, tools=TOOLS, tool_choice=choice))
     assert shown == await prompt_of(tools=TOOLS)  # it is found cached
     grammar = one.submitted[0].sampling.grammar
-    every = ("weather", "clock", "patch", "local_shell")
+    every = ("weather", "clock", "patch", "local_shell", "shell", "apply_patch")
     found = {name for name in every if f'"{name}' in grammar or f'\\"{name}' in grammar}
     assert (found & names == names) and (len(names) == 2 or found == names)
     assert ("TEXT" not in grammar) == required

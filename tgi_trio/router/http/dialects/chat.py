@@ -128,8 +128,10 @@ def _turn(message: schema.Message, i: int) -> Turn:
     calls = message.tool_calls
     within = "\n".join(filter(None, thinking)) or None
     thoughts = (message.reasoning_content, message.thinking, message.reasoning, within)
-    # An answer that was cut off in its thought has neither, and clients send it back like that.
-    if content is None and calls is None and not any(thoughts):
+    # An answer that was cut off in its thought has neither, and clients send it back like that:
+    # without the thought where that was not shown, or is not kept.
+    silent = content is None and calls is None and not any(thoughts)
+    if silent and message.role != "assistant":
         raise invalid_value(f"messages[{i}]", "needs `content` or `tool_calls`")
     turn = Turn.of(
         message.role,

@@ -7,7 +7,7 @@ does; values that are not finite become null.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import orjson
@@ -34,6 +34,13 @@ float32 = np.float32
 def number_json(value: float) -> bytes:
     """Return a float32 as JSON."""
     return orjson.dumps(np.float32(value), option=NUMPY)
+
+
+def numbers_json(values: Sequence[float]) -> list[bytes]:
+    """Return each of several float32 as JSON: one by one, they take four times as long."""
+    if not values:
+        return []
+    return orjson.dumps(np.array(values, np.float32), option=NUMPY)[1:-1].split(b",")
 
 
 def optional_json(value: int | None) -> bytes:
@@ -67,9 +74,16 @@ def token_json(token: Token, tail: str = "") -> bytes:
     )
 
 
-def tokens_json(tokens: Iterable[Token]) -> bytes:
+def tokens_json(tokens: Sequence[Token]) -> bytes:
     """Return a list of native Tokens."""
-    return b"[%b]" % b",".join(map(token_json, tokens))
+    numbers = numbers_json([token.logprob for token in tokens])
+    return b"[%b]" % b",".join(
+        [
+            b'{"id":%d,"text":%b,"logprob":%b,"special":%b}'
+            % (token.id, text_json(token.text), number, BOOLEAN[token.special])
+            for token, number in zip(tokens, numbers, strict=True)
+        ]
+    )
 
 
 def prefill_json(ids: Sequence[int], texts: Sequence[str], logprobs: Sequence[float]) -> bytes:

@@ -17,7 +17,12 @@ from tgi_trio.router.http.dialects.anthropic.answer import (
     message,
 )
 from tgi_trio.router.http.dialects.anthropic.request import to_conversation, to_parameters
-from tgi_trio.router.http.generation import collect_results, stream_events, take_permits
+from tgi_trio.router.http.generation import (
+    collect_results,
+    stream_events,
+    take_permits,
+    write_results,
+)
 from tgi_trio.router.http.messages.body_reader import BodyReader
 from tgi_trio.router.http.messages.error_shapes import ANTHROPIC
 from tgi_trio.router.http.preparing import prepare
@@ -48,7 +53,9 @@ async def messages(call: Call) -> Reply:
     ((tokens, outcome),) = [(result.tokens, result.outcome) for result in results]
     if request.max_tokens == 0:
         tokens, outcome = [], drop_token(outcome)
-    body = message(id, model, prepared.reader(), tokens, outcome, end, show_thoughts=shown)
+    reader = prepared.reader()
+    write = partial(message, id, model, reader, tokens, outcome, end, show_thoughts=shown)
+    body = await write_results(call, results, write)
     return Reply(body, headers=timing_headers(call, len(prepared.prompt), results))
 
 

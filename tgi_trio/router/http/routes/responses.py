@@ -26,13 +26,20 @@ from tgi_trio.router.http.dialects.responses.request import (
     to_parameters,
 )
 from tgi_trio.router.http.dialects.responses.text_logprobs import WANTED, TextLogprobs
+from tgi_trio.router.http.dialects.responses.updates import read_updates
 from tgi_trio.router.http.dialects.responses.writing import (
     CARRIED,
     ItemWriter,
     ResponseWriter,
     copy_settings,
 )
-from tgi_trio.router.http.generation import collect_results, explain, stream_events, take_permits
+from tgi_trio.router.http.generation import (
+    collect_results,
+    explain,
+    stream_events,
+    take_permits,
+    write_results,
+)
 from tgi_trio.router.http.messages.body_reader import BodyReader
 from tgi_trio.router.http.messages.logprobs import LogprobWriter
 from tgi_trio.router.http.preparing import prepare
@@ -53,10 +60,11 @@ async def responses(call: Call) -> Reply:
     check_served(request, kept=call.responses.most > 0)
     most = call.engine.limits.max_grammar_bytes
     history = await read_history(call, request)
-    convert = partial(to_conversation, request, history, most)
+    updates = read_updates(history)
+    convert = partial(to_conversation, request, history, updates, most)
     conversation, box = await call.make(convert, long=len(history.kept) >= _MANY)
     top = openai.alternatives(call, "top_logprobs", request.top_logprobs)
-    parameters = to_parameters(request, most, top)
+    parameters = to_parameters(request, most, top, updates.form)
     prepared = await prepare(call, conversation, parameters)
     take_permits(call)
     stored = keeps(call, request)
@@ -73,7 +81,8 @@ async def responses(call: Call) -> Reply:
     items = ItemWriter(box, carried, summarised, call.ids, _text_logprobs(call, request))
     events = ResponseEvents(writer, items, prepared.reader(), unix_now, keep)
     try:
-        with naming_param("text.format", GrammarError):
+        form = "text.format" if updates.form is None else updates.form.path
+        with naming_param(form, GrammarError):
             one = await prepared.validate(call, request)
     except PromptTooLong as error:
         if not request.stream:
@@ -89,7 +98,9 @@ async def responses(call: Call) -> Reply:
         return event_stream(call, await stream_events(call, [one], [events]), len(prepared.prompt))
     results = await collect_results(call, [one], keep_tokens=True)
     ((tokens, outcome),) = [(result.tokens, result.outcome) for result in results]
-    body = response(writer, items, prepared.reader(), tokens, outcome, unix_now, keep)
+    write = partial(response, writer, items, prepared.reader(), tokens, outcome, unix_now)
+    body, output = await write_results(call, results, write)
+    keep(body, output)
     return Reply(body, headers=timing_headers(call, len(prepared.prompt), results))
 
 
@@ -101,7 +112,7 @@ async def input_tokens(call: Call) -> Reply:
     check_served(request, kept=call.responses.most > 0)
     history = await read_history(call, request)
     most = call.engine.limits.max_grammar_bytes
-    convert = partial(to_conversation, request, history, most)
+    convert = partial(to_conversation, request, history, read_updates(history), most)
     conversation, _ = await call.make(convert, long=len(history.kept) >= _MANY)
     prompt = await expand_text(call, await render_prompt(call, conversation))
     count = await count_tokens(call, prompt)

@@ -6,7 +6,7 @@ import base64
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
 from typing import Final
@@ -154,9 +154,10 @@ async def transcribe(call: Call) -> Reply:
             call, prompt, whole, transcription, add_special_tokens=False
         )
     if transcription.stream:
-        events = [TranscriptEvents(len(request.prompt_ids))]
+        begun = transcription.language is not None and written.forced
+        events = [TranscriptEvents(len(request.prompt_ids), written, begun=bool(begun))]
         return event_stream(call, await stream_events(call, [request], events), 0)
-    return await _answer(call, request, prepared, transcription.format)
+    return await _answer(call, request, prepared, written, transcription.format)
 
 
 def _encode(sound: bytes) -> str:
@@ -197,6 +198,10 @@ async def _prepare_chat(
     call: Call, written: Transcription, transcription: TranscriptionRequest, link: MediaLink
 ) -> Prepared:
     """Return a chat that asks for a transcription. Raises ValidationError and TemplateError."""
+    if call.text_processor.chat_template is None:
+        raise TemplateError("template not found")
+    if not written.instruction:
+        return await _prepare_begun(call, written, transcription, link)
     if transcription.prompt is not None and transcription.language is not None:
         raise wrong_field(
             "language", "stands in the instruction, which `prompt` replaces: give one of both"
@@ -204,20 +209,43 @@ async def _prepare_chat(
     text = transcription.prompt or written.instruction
     if transcription.language is not None:
         text = f"{text}. The language is {transcription.language}."
-    if call.text_processor.chat_template is None:
-        raise TemplateError("template not found")
     turn = Turn.of("user", [text, link] if written.asks_before else [link, text])
     return await prepare(call, Conversation([turn], thinking=False), transcription.parameters)
 
 
-async def _answer(call: Call, request: Request, prepared: Prepared | None, written: str) -> Reply:
+async def _prepare_begun(
+    call: Call, written: Transcription, transcription: TranscriptionRequest, link: MediaLink
+) -> Prepared:
+    """Return a chat of a sound alone, behind what a client says of it, with the answer begun where
+    its language is told. Raises ValidationError and TemplateError.
+    """
+    begun = ""
+    if (told := transcription.language) is not None:
+        names = {name.lower(): name for name in written.languages.values()}
+        language = written.languages.get(told.lower()) or names.get(told.lower())
+        if language is None:
+            known = ", ".join(f"{code} ({name})" for code, name in written.languages.items())
+            raise wrong_field("language", f"is to be one that this model was trained for: {known}")
+        begun = written.forced.format(language)
+    turns = [Turn.of("user", [link])]
+    if transcription.prompt is not None:
+        turns.insert(0, Turn("system", transcription.prompt))
+    prepared = await prepare(call, Conversation(turns, thinking=False), transcription.parameters)
+    if not begun or not isinstance(prepared.prompt, ImagePrompt):
+        return prepared
+    return replace(prepared, prompt=ImagePrompt((*prepared.prompt.pieces, begun)))
+
+
+async def _answer(
+    call: Call, request: Request, prepared: Prepared | None, how: Transcription, written: str
+) -> Reply:
     read = prepared is not None and not prepared.plain
     (result,) = await collect_results(call, [request], keep_tokens=read)
     text = result.outcome.text
     if prepared is not None and read:
         text = read_answer(prepared.reader(), result.tokens, result.outcome.tail).content
     headers = timing_headers(call, 0, [result])
-    text = text.strip()
+    text = how.read(text)
     if written == "text":
         body = f"{text}\n".encode("utf-8", "replace")
         return Reply(body, content_type=b"text/plain; charset=utf-8", headers=headers)
@@ -239,25 +267,39 @@ def _usage(prompt: int, outcome: Outcome) -> bytes:
 class TranscriptEvents:
     """Events of a transcription: `transcript.text.delta`, and at the end `transcript.text.done`."""
 
-    __slots__ = ("_prompt",)
+    __slots__ = ("_held", "_how", "_mark", "_prompt")
 
-    def __init__(self, prompt: int) -> None:
-        """`prompt`: its tokens."""
+    def __init__(self, prompt: int, how: Transcription, *, begun: bool) -> None:
+        """`prompt`: its tokens; `begun`: what stands before the text is part of the prompt."""
         self._prompt = prompt
+        self._how = how
+        self._mark = "" if begun else how.text_mark  # until it comes, nothing is text
+        self._held = ""
 
     def step(self, tokens: list[Token]) -> bytes:
-        return self._delta("".join(map(visible, tokens)))
+        return self._delta(self._take("".join(map(visible, tokens))))
 
     def end(self, tokens: list[Token], outcome: Outcome) -> bytes:
-        said = self._delta("".join(map(visible, tokens)) + outcome.tail)
+        more = self._take("".join(map(visible, tokens)) + outcome.tail)
+        said = self._delta(more or self._held)  # without the mark, all is text
         usage = _usage(self._prompt, outcome)
         return said + b'data: {"type":"transcript.text.done","text":%b,"usage":%b}\n\n' % (
-            text_json(outcome.text.strip()),
+            text_json(self._how.read(outcome.text)),
             usage,
         )
 
     def error(self, tokens: list[Token], problem: Problem) -> bytes:
         return self.step(tokens) + openai_event(problem, "")
+
+    def _take(self, text: str) -> str:
+        """Return what is text, of what is said next."""
+        if not self._mark:
+            return text
+        self._held += text
+        _, mark, behind = self._held.partition(self._mark)
+        if mark:
+            self._mark = self._held = ""
+        return behind
 
     def _delta(self, text: str) -> bytes:
         if not text:

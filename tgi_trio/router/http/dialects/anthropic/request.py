@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -10,6 +10,8 @@ import msgspec
 from tgi_trio.errors import ToolError, ValidationError
 from tgi_trio.router.http.conversation import Conversation
 from tgi_trio.router.http.dialects.anthropic import schema
+from tgi_trio.router.http.dialects.anthropic.client_tools import find_client_tool
+from tgi_trio.router.http.dialects.anthropic.updates import read_updates
 from tgi_trio.router.http.dialects.thought_codec import decode_thought
 from tgi_trio.router.http.messages.body_reader import convert_body, invalid_value, read_variables
 from tgi_trio.router.http.messages.problems import Refused
@@ -45,26 +47,33 @@ def to_conversation(request: schema.CountTokensRequest) -> Conversation:
 
     Raises BodyRejected, Refused and ToolError.
     """
-    choice = request.tool_choice
+    if request.thread is not None:
+        raise ValidationError(
+            "`thread` is not supported: no conversation is held here, send all of it as `messages`"
+        )
+    choice, updates = request.tool_choice, read_updates(request)
     silent = choice is not None and choice.type == "none"
-    tools = [] if silent else [each for each in request.tools or [] if _served(each)]
+    tools = [] if silent else [each for each in updates.tools if _served(each)]
     named = choice is not None and choice.type == "tool"
     wanted = None if choice is None else choice.name if named else _CHOICES[choice.type]
     if named and wanted is None:
         raise invalid_value("tool_choice", "`tool` needs `name`")
-    if wanted == "required" and not tools:
+    functions = [
+        _function(tool, i) for i, tool in enumerate(tools) if tool.name not in updates.removed
+    ]
+    if wanted == "required" and not functions:
         raise ToolError("`tool_choice` is `any`, and there are no tools")
     thinking, output = request.thinking, request.output_config
     return Conversation(
-        turns=[*_system_turns(request.system), *_turns(request.messages)],
+        turns=[*_system_turns(request.system), *_turns(updates.messages)],
         tools=[_listed_tool(tool) for tool in tools],
-        functions=[_function(tool, i) for i, tool in enumerate(tools)],
+        functions=functions,
         choice=wanted,
         named=named,
         loose={tool.name or "" for tool in tools if tool.strict is not True},
         parallel=choice is None or choice.disable_parallel_tool_use is not True,
         variables=read_variables(request.chat_template_kwargs),
-        effort=None if output is None else output.effort,
+        effort=updates.effort or (None if output is None else output.effort),
         thinking=None if thinking is None else thinking.type in ("enabled", "adaptive"),
         budget=None if thinking is None else thinking.budget_tokens or None,
         budget_is_wish=True,
@@ -80,6 +89,11 @@ def to_parameters(request: schema.MessagesRequest, most: int) -> GenerationParam
     if len(stops) > schema.MOST_STOPS:
         raise ValidationError(
             f"`stop_sequences` may have {schema.MOST_STOPS} texts. Given: {len(stops)}"
+        )
+    if request.compaction is not None:
+        raise ValidationError(
+            "`compaction` is not supported: ask for a summary as for any other answer, or "
+            "/v1/responses/compact for one"
         )
     if request.max_tokens == 0 and request.stream:
         raise ValidationError("`max_tokens` of 0 has no stream: leave `stream` out")
@@ -118,50 +132,56 @@ def _grammar(request: schema.CountTokensRequest, most: int) -> str | None:
 
 
 def _served(tool: schema.ToolDefinition) -> bool:
-    """Return whether a tool is the client's own, not one that Anthropic's servers would run."""
-    return tool.type in (None, "custom")
+    """Return whether the client runs a tool, and not Anthropic's servers."""
+    return tool.type in (None, "custom") or find_client_tool(tool.type or "") is not None
 
 
 def _function(tool: schema.ToolDefinition, i: int) -> Function:
     if tool.name is None:
         raise invalid_value(f"tools[{i}]", "missing field `name`")
-    return Function.of(tool.name, tool.input_schema, part="input_schema")
+    known = find_client_tool(tool.type or "")
+    parameters = tool.input_schema if known is None else known.accepted
+    return Function.of(tool.name, parameters, part="input_schema")
 
 
 def _listed_tool(tool: schema.ToolDefinition) -> Mapping[str, Any]:
     """Return a tool as templates expect it."""
+    known = find_client_tool(tool.type or "")
+    description = tool.description if known is None else known.description
     function: dict[str, Any] = {"name": tool.name}
-    if tool.description is not None:
-        function["description"] = tool.description
-    function["parameters"] = tool.input_schema or NO_PARAMETERS
+    if description is not None:
+        function["description"] = description
+    parameters = tool.input_schema if known is None else known.shown
+    function["parameters"] = parameters or NO_PARAMETERS
     return {"type": "function", "function": function}
 
 
 # ---- turns -------------------------------------------------------------------------------------
 
 
-def _system_turns(system: schema.Content | None) -> Iterator[Turn]:
+def _system_turns(system: schema.Content | None, role: str = "system") -> Iterator[Turn]:
     texts = [text for text in _texts(system or "") if not text.startswith(_BILLING)]
     if any(texts):
-        yield Turn("system", _BREAK.join(texts))
+        yield Turn(role, _BREAK.join(texts))
 
 
-def _turns(messages: Sequence[schema.InputMessage]) -> Iterator[Turn]:
+def _turns(messages: Iterable[tuple[int, schema.InputMessage]]) -> Iterator[Turn]:
+    """Yield the turns of messages, each with its place in the request."""
     names: dict[str, str] = {}  # of functions, by the ids of their calls
-    for i, message in enumerate(messages):
+    for i, message in messages:
+        content = message.content or ""
         role = _ROLES.get(message.role)
         if role is None:
             roles = ", ".join(f"`{each}`" for each in ("user", "assistant", "system"))
             raise invalid_value(f"messages[{i}].role", f"`{message.role}` is none of {roles}")
         if role == "assistant":
-            turn = _assistant_turn(message.content)
+            turn = _assistant_turn(content)
             names |= {call.id: call.name for call in turn.calls or () if call.id is not None}
             yield turn
         elif role == "user":
-            yield from _user_turns(message.content, names, i)
+            yield from _user_turns(content, names, i)
         else:
-            texts = [text for text in _texts(message.content) if not text.startswith(_BILLING)]
-            yield Turn(role, _BREAK.join(texts))
+            yield from _system_turns(content, role)
 
 
 def _texts(content: schema.Content) -> list[str]:

@@ -34,20 +34,39 @@ class ContentBlock(Struct):
     title: str | None = None
     context: str | None = None
     signature: str | None = None  # of a thought; it has the thought where that was not shown
+    # Of what changes tools in the middle of a conversation, and of a summary with such changes:
+    tool: Any = None
+    tool_changes: list[Any] | None = None
 
 
 Content = str | list[ContentBlock]
+
+
+class OutputFormat(Struct):
+    """The form of the answer."""
+
+    type: str
+    schema: Any = None
+
+
+class OutputConfig(Struct):
+    """Options of the answer."""
+
+    effort: Effort | None = None
+    format: OutputFormat | None = None
 
 
 class InputMessage(Struct):
     """One turn of a conversation."""
 
     role: str
-    content: Content
+    content: Content | None = None  # absent of messages that only change settings
+    output_config: OutputConfig | None = None  # of the system's; its `format` has no effect
+    clear_at: str | None = None  # of the system's: until when it is shown
 
 
 class ToolDefinition(Struct):
-    """A tool that the model may call; types other than `custom` are ignored."""
+    """A tool that the model may call; of other types than `custom` those that clients run."""
 
     name: str | None = None  # required unless the tool is ignored
     description: str | None = None
@@ -69,21 +88,7 @@ class Thinking(Struct):
 
     type: Literal["enabled", "disabled", "adaptive", "between_tools"]
     budget_tokens: U32 | None = None
-    display: Literal["summarized", "omitted"] | None = None
-
-
-class OutputFormat(Struct):
-    """The form of the answer."""
-
-    type: str
-    schema: Any = None
-
-
-class OutputConfig(Struct):
-    """Options of the answer."""
-
-    effort: Effort | None = None
-    format: OutputFormat | None = None
+    display: Literal["summarized", "omitted", "updates"] | None = None
 
 
 class CountTokensRequest(Struct, kw_only=True):
@@ -97,6 +102,7 @@ class CountTokensRequest(Struct, kw_only=True):
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
     output_format: OutputFormat | None = None  # its older name
+    thread: Any = None  # refused: a conversation that a server holds
     # Not in Anthropic's API.
     chat_template_kwargs: dict[str, Any] | None = None
 
@@ -110,6 +116,7 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
     temperature: float | None = None
     top_p: float | None = None
     top_k: I32 | None = None
+    compaction: Any = None  # refused: a summary instead of an answer
     # Not in Anthropic's API.
     seed: Seed | None = None
     timeout: float | None = None  # seconds from the request's arrival

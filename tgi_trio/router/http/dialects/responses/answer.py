@@ -102,9 +102,8 @@ def response(
     tokens: Iterable[Token],
     outcome: Outcome,
     now: Callable[[], int],
-    keep: Keep,
-) -> bytes:
-    """Return a whole answer as a body, which `keep` is told."""
+) -> tuple[bytes, list[replies.OutputItem]]:
+    """Return a whole answer as a body, and its items: what a `Keep` takes."""
     fold = _Fold(reader, items.logprobs)
     for token in tokens:
         for _ in fold.take(token):
@@ -114,9 +113,7 @@ def response(
     statuses = _statuses(fold.blocks, outcome)
     output = [items.item(*each) for each in zip(fold.blocks.all, statuses, strict=True)]
     usage = count_usage(outcome)
-    whole = writer.json(_status(outcome), output, usage, completed=now())
-    keep(whole, output)
-    return whole
+    return writer.json(_status(outcome), output, usage, completed=now()), output
 
 
 # ---- streams -----------------------------------------------------------------------------------
@@ -242,7 +239,7 @@ class ResponseEvents:
         way = self._items.box.find(block.name).way if block.kind is Kind.CALL else Way.FUNCTION
         match change:
             case Change.OPEN:
-                return b"" if way is Way.SHELL else self._opened(block)
+                return b"" if way is Way.CLIENT else self._opened(block)
             case Change.MORE:
                 return b"" if way is not Way.FUNCTION else self._piece(block, text)
             case Change.CLOSE:
@@ -282,7 +279,7 @@ class ResponseEvents:
 
     def _closed(self, block: Block, way: Way, status: replies.ItemStatus) -> bytes:
         item = self._items.item(block, status)
-        events = [] if way is not Way.SHELL else [self._opened(block)]
+        events = [] if way is not Way.CLIENT else [self._opened(block)]
         events += self._done_events(block, item)
         self.output.append(item)
         events.append(self._event("response.output_item.done", output_index=block.index, item=item))

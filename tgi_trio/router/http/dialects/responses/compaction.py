@@ -18,6 +18,7 @@ from tgi_trio.router.http.conversation import Conversation
 from tgi_trio.router.http.dialects.responses import replies, schema
 from tgi_trio.router.http.dialects.responses.conversations import show_item
 from tgi_trio.router.http.dialects.responses.history import History, name_item
+from tgi_trio.router.http.dialects.responses.updates import KINDS
 from tgi_trio.router.http.dialects.thought_codec import encode_thought
 from tgi_trio.router.http.messages.problems import Refused
 from tgi_trio.router.request import FinishReason, Outcome
@@ -82,8 +83,12 @@ def check_summary(text: str, outcome: Outcome) -> str:
 def list_output(
     call: Call, items: Sequence[schema.InputItem], summary: str
 ) -> list[dict[str, Any]]:
-    """Return what takes the place of a conversation: its user's messages, and the summary."""
-    kept = [show_item(name_item(call, each)) for each in items if _is_users(each)]
+    """Return what takes the place of a conversation: its user's messages, and the summary.
+
+    What holds for the answers behind it stays as well.
+    """
+    staying = (each for each in items if _is_users(each) or each.type in KINDS)
+    kept = [show_item(name_item(call, each)) for each in staying]
     id = f"cmp_{call.ids.randbytes(24).hex()}"
     return [*kept, msgspec.to_builtins(replies.CompactionItem(id, encode_thought(summary)))]
 

@@ -9,7 +9,9 @@ from typing import Any, Final
 import msgspec
 
 from tgi_trio.router.http.dialects.responses import schema
-from tgi_trio.router.http.dialects.responses.tools import SHELL, model_name
+from tgi_trio.router.http.dialects.responses.client_tools import CALLS, read_shell_output
+from tgi_trio.router.http.dialects.responses.tools import model_name
+from tgi_trio.router.http.dialects.summaries import tell_summary
 from tgi_trio.router.http.dialects.thought_codec import decode_thought
 from tgi_trio.router.http.messages.body_reader import convert_body, invalid_value
 from tgi_trio.router.http.messages.problems import Refused
@@ -20,8 +22,9 @@ from tgi_trio.router.text.turns import PastCall, Turn, read_arguments
 CALL_PREFIX: Final = "call_"  # of ids, as of OpenAI's; the template gets the rest
 _BREAK: Final = "\n\n"  # between the texts of one turn
 _NO_IMAGE: Final = "[An image was here; results are read as text.]"
-_SUMMARY: Final = "Summary of what was said and done until here:\n\n"
 _ROLES: Final = frozenset({"user", "system", "developer", "assistant"})
+_CALLS: Final = frozenset({"function_call", "custom_tool_call", *CALLS})
+_PATCH_ENDS: Final = ("completed", "failed")
 
 
 @dataclass(slots=True)
@@ -47,12 +50,13 @@ def to_turns(items: Sequence[schema.InputItem], kept: int = 0) -> Iterator[Turn]
     """Yield the turns of a conversation. Raises BodyRejected and Refused.
 
     `kept`: how many of the items, the first ones, are those of an earlier response. Items of
-    unknown kinds come from OpenAI's own tools and are ignored.
+    unknown kinds come from OpenAI's own tools and are ignored; `updates.py` reads some others.
     """
     names: dict[str, str] = {}  # of functions, by the ids of their calls
+    shells: dict[str, str | None] = {}  # ids of calls of the local shell, by those of their items
     answer = _Answer()
     for i, item in enumerate(items):
-        path = "previous_response_id" if i < kept else f"input[{i - kept}]"
+        path = name_place(i, kept)
         match item.type or "message":
             case "message" if item.role == "assistant":
                 answer.texts += _texts(item.content, path)
@@ -60,20 +64,32 @@ def to_turns(items: Sequence[schema.InputItem], kept: int = 0) -> Iterator[Turn]
                 answer.thoughts += _thoughts(item, path)
             case "compaction":
                 answer.texts.append(_summary(item, path))
-            case "function_call" | "custom_tool_call" | "local_shell_call":
-                call = _call(item)
+            case "compaction_trigger" if i == len(items) - 1:
+                why = "compactions are made at /v1/responses/compact, not by an item"
+                raise invalid_value(path, why)
+            case kind if kind in _CALLS:
+                call = _call(item, path)
                 names[call.id or ""] = call.name
+                if item.type == "local_shell_call" and item.id is not None:
+                    shells[item.id] = call.id
                 answer.calls.append(call)
             case "message":
                 yield from answer.turn()
                 answer = _Answer()
                 yield _message_turn(item, path)
-            case "function_call_output" | "custom_tool_call_output" | "local_shell_call_output":
+            case kind if kind.removesuffix("_output") in _CALLS:
                 yield from answer.turn()
                 answer = _Answer()
-                id = _strip_prefix(item.call_id)
+                # OpenAI's types know results of the local shell by `id` alone, that of the call.
+                given = item.id if item.call_id is None else item.call_id
+                id = shells.get(given or "", _strip_prefix(given))
                 yield Turn("tool", _output(item, path), name=names.get(id or ""), call_id=id)
     yield from answer.turn()
+
+
+def name_place(i: int, kept: int) -> str:
+    """Return the path of an item for errors; `kept`: as `to_turns` has it."""
+    return "previous_response_id" if i < kept else f"input[{i - kept}]"
 
 
 def is_reference(item: schema.InputItem) -> bool:
@@ -101,7 +117,7 @@ def _summary(item: schema.InputItem, path: str) -> str:
     if not text:
         why = "no compaction of this server's: send the items that it stands for"
         raise invalid_value(f"{path}.encrypted_content", why)
-    return f"{_SUMMARY}{text}"
+    return tell_summary(text)
 
 
 def _message_turn(item: schema.InputItem, path: str) -> Turn:
@@ -155,16 +171,16 @@ def _parts(content: Any, path: str) -> list[schema.InputPart]:
     return convert_body(content, list[schema.InputPart], f"{path}.content")
 
 
-def _call(item: schema.InputItem) -> PastCall:
+def _call(item: schema.InputItem, path: str) -> PastCall:
     id = _strip_prefix(item.call_id)
     match item.type:
         case "custom_tool_call":
-            return PastCall(item.name or "", {INPUT: item.input or ""}, id)
-        case "local_shell_call":
-            action = item.action if isinstance(item.action, dict) else {}
-            shown = ("command", "working_directory", "timeout_ms")
-            given = {name: action[name] for name in shown if action.get(name) is not None}
-            return PastCall(SHELL, given, id)
+            name = model_name(item.namespace, item.name or "")
+            return PastCall(name, {INPUT: item.input or ""}, id)
+        case kind if (own := CALLS.get(str(kind))) is not None:
+            return PastCall(own.name, own.read_call(item), id)
+    if item.arguments is not None and not isinstance(item.arguments, str):
+        raise invalid_value(f"{path}.arguments", "expected a text, JSON, of a `function_call`")
     arguments = read_arguments(item.arguments or "")
     return PastCall(model_name(item.namespace, item.name or ""), arguments, id)
 
@@ -173,9 +189,12 @@ def _output(item: schema.InputItem, path: str) -> str:
     """Return a tool's result; what is neither text nor parts is shown as JSON."""
     output = item.output
     if isinstance(output, list):
-        return "\n".join(_texts(output, path))
+        said = read_shell_output(output) if output else None
+        return said if said is not None else "\n".join(_texts(output, path))
     if output is None or isinstance(output, str):
-        return output or ""
+        # Of a patch, whose result may say no more.
+        status = item.status if item.status in _PATCH_ENDS else ""
+        return output or (status if item.type == "apply_patch_call_output" else "")
     if isinstance(output, Mapping) and isinstance(content := output.get("content"), str):
         return content
     return msgspec.json.encode(output).decode()

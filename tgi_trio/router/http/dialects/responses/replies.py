@@ -70,6 +70,7 @@ class CustomToolCallItem(Struct, tag="custom_tool_call", forbid_unknown_fields=T
     call_id: str
     name: str
     input: str
+    namespace: str | UnsetType = UNSET
 
 
 class ShellAction(Struct, tag="exec", forbid_unknown_fields=True):
@@ -90,9 +91,63 @@ class LocalShellCallItem(Struct, tag="local_shell_call", forbid_unknown_fields=T
     action: ShellAction
 
 
-OutputItem = (
-    ReasoningItem | MessageItem | FunctionCallItem | CustomToolCallItem | LocalShellCallItem
-)
+class ShellCommands(Struct, forbid_unknown_fields=True):
+    """Commands, one after the other."""
+
+    commands: list[str]
+    max_output_length: int | None = None
+    timeout_ms: int | None = None
+
+
+class LocalEnvironment(Struct, tag="local", frozen=True, forbid_unknown_fields=True):
+    """Where commands are run: by the client."""
+
+
+class ShellCallItem(Struct, tag="shell_call", forbid_unknown_fields=True):
+    """Commands for the client's shell."""
+
+    id: str
+    status: ItemStatus
+    call_id: str
+    action: ShellCommands
+    environment: LocalEnvironment = LocalEnvironment()
+
+
+class CreateFile(Struct, tag="create_file", forbid_unknown_fields=True):
+    """A file to be created."""
+
+    path: str
+    diff: str
+
+
+class UpdateFile(Struct, tag="update_file", forbid_unknown_fields=True):
+    """A file to be changed."""
+
+    path: str
+    diff: str
+
+
+class DeleteFile(Struct, tag="delete_file", forbid_unknown_fields=True):
+    """A file to be deleted."""
+
+    path: str
+
+
+PatchOperation = CreateFile | UpdateFile | DeleteFile
+PatchStatus = Literal["in_progress", "completed"]
+
+
+class ApplyPatchCallItem(Struct, tag="apply_patch_call", forbid_unknown_fields=True):
+    """A change of a file, for the client."""
+
+    id: str
+    status: PatchStatus
+    call_id: str
+    operation: PatchOperation
+
+
+ClientCallItem = LocalShellCallItem | ShellCallItem | ApplyPatchCallItem
+OutputItem = ReasoningItem | MessageItem | FunctionCallItem | CustomToolCallItem | ClientCallItem
 
 
 class InputTokensDetails(Struct, forbid_unknown_fields=True):

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from tgi_trio.errors import ToolError, ValidationError, naming_param
 from tgi_trio.router.http.conversation import Conversation
 from tgi_trio.router.http.dialects.responses import schema
+from tgi_trio.router.http.dialects.responses.client_tools import CLIENT_TOOLS
 from tgi_trio.router.http.dialects.responses.history import History
 from tgi_trio.router.http.dialects.responses.items import to_turns
-from tgi_trio.router.http.dialects.responses.tools import Toolbox, model_name
+from tgi_trio.router.http.dialects.responses.tools import Toolbox, ToolList, model_name
+from tgi_trio.router.http.dialects.responses.updates import Form, Updates
 from tgi_trio.router.http.messages.body_reader import invalid_value, read_variables
 from tgi_trio.router.http.messages.shared_fields import read_seed
 from tgi_trio.router.http.messages.tool_schema import MODES
@@ -55,16 +58,23 @@ def check_served(request: schema.ResponsesRequest, *, kept: bool) -> None:
 
 
 def to_conversation(
-    request: schema.ResponsesRequest, history: History, most: int
+    request: schema.ResponsesRequest, history: History, updates: Updates, most: int
 ) -> tuple[Conversation, Toolbox]:
     """Return the conversation of a body, without sampling parameters, and its tools.
 
-    `history`: its items; `most`: bytes of a tool's grammar.
+    `history`: its items; `updates`: what they say beside; `most`: bytes of a tool's grammar.
 
     Raises BodyRejected, Refused and ToolError.
     """
+    thinking = request.reasoning
     mode, names, named = _choice(request.tool_choice)
-    box = Toolbox() if mode == "none" else Toolbox.of(request.tools or [], most)
+    lists = [ToolList("tools", request.tools or []), *updates.tools]
+    box = Toolbox() if mode == "none" else Toolbox.of(lists, most)
+    if names is not None:
+        hosted = _hosted(lists) - box.tools.keys()
+        names = [name for name in names if name not in hosted]
+        if named and not names:
+            mode, names, named = "auto", None, False
     if names is not None and mode != "none":
         box = box.select(names)
     if mode == "required" and not box.tools:
@@ -83,9 +93,15 @@ def to_conversation(
         parallel=request.parallel_tool_calls is not False,
         continues=False,
         variables=read_variables(request.chat_template_kwargs),
-        effort=None if request.reasoning is None else request.reasoning.effort,
+        effort=updates.effort or (None if thinking is None else thinking.effort),
     )
     return conversation, box
+
+
+def _hosted(lists: Sequence[ToolList]) -> set[str]:
+    """Return the types of tools that clients run, unless they are defined for OpenAI to run."""
+    tools = (each for given in lists for each in given.tools)
+    return {str(each.get("type")) for each in tools if isinstance(each, Mapping)} & {*CLIENT_TOOLS}
 
 
 def _choice(given: str | dict[str, Any] | None) -> tuple[str, list[str] | None, bool]:
@@ -99,8 +115,8 @@ def _choice(given: str | dict[str, Any] | None) -> tuple[str, list[str] | None, 
     match given.get("type"):
         case "function" | "custom":
             return "required", [_tool_name(given)], True
-        case "local_shell":
-            return "required", ["local_shell"], True
+        case str(kind) if kind in CLIENT_TOOLS:
+            return "required", [kind], True
         case "allowed_tools":
             mode, tools = given.get("mode"), given.get("tools")
             if mode not in MODES:
@@ -108,9 +124,18 @@ def _choice(given: str | dict[str, Any] | None) -> tuple[str, list[str] | None, 
                 raise invalid_value("tool_choice.mode", f"expected one of {modes}")
             if not isinstance(tools, list) or not all(isinstance(each, dict) for each in tools):
                 raise invalid_value("tool_choice.tools", "expected a list of tools")
-            # OpenAI's own tools have no names, and are ignored here as among `tools`.
-            return mode, [_tool_name(each) for each in tools if "name" in each], False
+            # Those that OpenAI runs have no names, and are ignored here as among `tools`.
+            known = (_find_name(each) for each in tools)
+            return mode, [name for name in known if name is not None], False
     return "auto", None, False  # one of OpenAI's own tools
+
+
+def _find_name(tool: dict[str, Any]) -> str | None:
+    """Return the model's name for a tool that may be called; None: OpenAI runs it."""
+    if "name" in tool:
+        return _tool_name(tool)
+    kind = str(tool.get("type"))
+    return kind if kind in CLIENT_TOOLS else None
 
 
 def _tool_name(tool: dict[str, Any]) -> str:
@@ -121,11 +146,12 @@ def _tool_name(tool: dict[str, Any]) -> str:
 
 
 def to_parameters(
-    request: schema.ResponsesRequest, most: int, top: int | None
+    request: schema.ResponsesRequest, most: int, top: int | None, updated: Form | None = None
 ) -> GenerationParameters:
     """Return the sampling and stopping parameters; `most`: bytes of a schema.
 
-    `top`: number of alternatives reported for each token.
+    `top`: number of alternatives reported for each token. `updated`: the form of the answer that
+    the items say, which counts instead of that of the request.
 
     Raises ValidationError and BodyRejected.
     """
@@ -138,7 +164,7 @@ def to_parameters(
         max_new_tokens=request.max_output_tokens,
         stop=tuple([stop] if isinstance(stop, str) else stop or ()),
         seed=read_seed(request.seed),
-        grammar=_grammar(request, most),
+        grammar=_grammar(updated or _form(request), most),
         keep_stop=False,
         accept_neutral=True,
         clip_max_new_tokens=True,
@@ -147,18 +173,23 @@ def to_parameters(
     )
 
 
-def _grammar(request: schema.ResponsesRequest, most: int) -> str | None:
-    """Return the grammar for the answer's form, if it has one."""
+def _form(request: schema.ResponsesRequest) -> Form | None:
     form = None if request.text is None else request.text.format
-    if form is None or form.type == "text":
+    return None if form is None else Form("text.format", form)
+
+
+def _grammar(given: Form | None, most: int) -> str | None:
+    """Return the grammar for the answer's form, if it has one."""
+    if given is None or given.format.type == "text":
         return None
+    path, form = given
     if form.type == "json_object":
         return grammars.json_object()
     if form.type != "json_schema":
         types = "`text`, `json_object` and `json_schema` are"
-        raise invalid_value("text.format", f"`{form.type}` is no type: {types}")
+        raise invalid_value(path, f"`{form.type}` is no type: {types}")
     if not isinstance(form.schema, dict):
-        raise invalid_value("text.format", "missing field `schema`")
-    with naming_param("text.format"):
+        raise invalid_value(path, "missing field `schema`")
+    with naming_param(path):
         grammars.check_size(form.schema, most)
         return grammars.json_schema(form.schema)

@@ -48,13 +48,18 @@ class InputItem(Struct, omit_defaults=True):
     call_id: str | None = None
     name: str | None = None
     namespace: str | None = None
-    arguments: str | None = None
+    arguments: Any = None  # text of a function's call; items that are passed over have others
     input: str | None = None
     action: Any = None
+    operation: Any = None
     output: Any = None
     # Of a thought:
     summary: list[ReasoningText] | None = None
     encrypted_content: str | None = None
+    # Of what changes for the answers behind it; see `updates.py`.
+    tools: Any = None
+    reasoning: Any = None
+    text: Any = None
 
 
 class TextFormat(Struct):

@@ -14,6 +14,7 @@ from msgspec.json import encode
 
 from tgi_trio.router.http.dialects.blocks import Block, Kind
 from tgi_trio.router.http.dialects.responses import replies, schema
+from tgi_trio.router.http.dialects.responses.client_tools import CLIENT_TOOLS
 from tgi_trio.router.http.dialects.responses.items import CALL_PREFIX
 from tgi_trio.router.http.dialects.responses.text_logprobs import TextLogprobs
 from tgi_trio.router.http.dialects.responses.tools import Toolbox, Way
@@ -131,9 +132,10 @@ class ItemWriter:
         tool = self.box.find(block.name)
         match tool.way:
             case Way.CUSTOM:
-                return replies.CustomToolCallItem(id, status, call_id, tool.name, read_input(text))
-            case Way.SHELL:
-                return replies.LocalShellCallItem(id, status, call_id, _action(text))
+                given, space = read_input(text), tool.namespace or UNSET
+                return replies.CustomToolCallItem(id, status, call_id, tool.name, given, space)
+            case Way.CLIENT:
+                return CLIENT_TOOLS[tool.name].write(id, status, call_id, _arguments(text))
             case Way.FUNCTION:
                 space = tool.namespace or UNSET
                 return replies.FunctionCallItem(id, status, call_id, tool.name, text, space)
@@ -160,10 +162,3 @@ def _arguments(text: str) -> dict[str, Any]:
         if isinstance(found, dict):
             return found
     return {}
-
-
-def _action(text: str) -> replies.ShellAction:
-    try:
-        return msgspec.convert({**_arguments(text), "type": "exec"}, replies.ShellAction)
-    except msgspec.ValidationError:  # in progress, or cut off
-        return replies.ShellAction([])
