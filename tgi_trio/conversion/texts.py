@@ -28,7 +28,7 @@ _TEKKEN: Final = "tekken.json"
 # Any of them is a tokenizer.
 SOURCES: Final = (
     *(_WHOLE, "tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "vocab.json"),
-    *("merges.txt", "vocab.txt", _TEKKEN, "*.tiktoken"),
+    *("merges.txt", "vocab.txt", _TEKKEN, "*.tiktoken", "tiktoken.model"),
 )
 _VOCABULARY: Final = (*SOURCES, "tokenizer.model.*", "added_tokens.json")
 _TEMPLATES: Final = (

@@ -172,7 +172,10 @@ _LONGCAT_NAMES: Final = {
 # By the type of the text. Sources: transformers; where it has none, vLLM, SGLang (Qwen 4), and the
 # own code of ERNIE and of DeepSeek V4.
 LAYOUTS: Final[Mapping[str, MtpLayout]] = {
-    "bailing_hybrid": replace(_NEXTN, final_norm="model.layers.{}.final_layernorm"),
+    **dict.fromkeys(
+        ("bailing_hybrid", "bailing_moe", "bailing_moe_v2"),
+        replace(_NEXTN, final_norm="model.layers.{}.final_layernorm"),
+    ),
     "deepseek_v3": _NEXTN,
     "deepseek_v32": _NEXTN,
     "deepseek_v4": MtpLayout(

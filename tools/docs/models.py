@@ -140,6 +140,20 @@ leave out the tokens behind the last whole run is served through transformers.
 Ling 3 (`bailing_hybrid`) has delta rules as well, whose decays by channel have a bound, and every
 sixth layer attends to latents, with gates of heads. Compressed queries run through transformers.
 
+Families that `transformers` has not are Llama, Granite, GLM or a mixture of others by names of
+their own (`model/families/own_names.py`), and their code is not run: InternLM 1, 2 and 2.5,
+openPangu Embedded, XVERSE, Orion, Aquila, MiniCPM 1, 2, 4 and 4.1, ChatGLM 2 and 3 with GLM-4 9B
+and CodeGeeX 4 (`chatglm`), DeepSeekMoE 16B (`deepseek`), Ling and Ring 1 and 2 (`bailing_moe`, told
+apart by `architectures`) and Kimi K2. MiniCPM 4 attends to every token; where its config.json has a
+`sparse_config` (InfLLM-v2), sequences end before the length from which its attention would be
+sparse, and the start says so. LongRoPE turns it as its own code does, with one set of divisors at
+every length. Refused are the first ChatGLM, whose prompts see themselves as a whole, ChatGLM 2 with
+32,768 tokens, which no file tells from version 3, XVERSE's mixture, MiniCPM-SALA, and Ling 1 with
+biases or a normalised head. Tokenizers of Kimi and GLM-4 9B, which are files of tiktoken's and
+code, are read without that code (`router/text/ranked_files.py`); those of InternLM 2, Orion and
+ChatGLM 3, SentencePiece files and code, are made by it, once, with `--trust-remote-code`, unless
+there is a tokenizer.json.
+
 MiniMax-M3's layers attend to blocks of tokens, which an index of another kind chooses, for each KV
 head its own (`torch_backend/attention/chosen_blocks.py`): a block is as good as its best token, and
 the last blocks are always among them. Index keys are layers of the KV cache of their own. On a GPU
@@ -305,7 +319,8 @@ How they are tested, each on a tiny checkpoint with seeded random weights, in fl
   chunks among decodes over shuffled blocks, and the variants of a family that its config.json
   allows. Newer families of attention alone in `test_newer_families.py` beside it: sixteen at once
   in steps of any size, some computed twice, with drafts, behind a cached prefix, pushed out and
-  resumed. Through transformers: `test_through_transformers.py`, likewise.
+  resumed. Through transformers: `test_through_transformers.py`, likewise. Families that it has
+  not, in `test_own_names.py`: as a relative that it has, with the same numbers by their names.
 - *ranks*: `tests/shard/ranks/test_ranks.py`. Split over two ranks, tokens and logits as above;
   over four, with fewer KV heads than ranks.
 - *wrappers*: `tests/shard/torch_backend/test_wrappers.py`. As *families*, inside the checkpoints

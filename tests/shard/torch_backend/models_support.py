@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 
+from tests.shard.torch_backend.own_names import CASES
 from tgi_trio.ipc.messages import SamplingParameters, StateGrant
 from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.ipc.startup import WarmupRequest
@@ -32,6 +33,7 @@ BLOCK = 16
 NEW_TOKENS = 40
 # Types that transformers does not know (any more): a checkpoint of another is renamed.
 RENAMED = {"baichuan", "gpt-sw3", "mimo", "RefinedWeb", "RefinedWebModel"}
+RENAMED |= {name.partition(" ")[0] for name in CASES}  # `test_own_names.py`
 # Types that stand in others' `text_config` alone: `test_wrappers.py`.
 INNER = {
     *("qwen2_vl_text", "qwen2_5_vl_text", "qwen3_vl_text", "qwen3_vl_moe_text"),

@@ -8,6 +8,7 @@ from typing import Final
 from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.families import names
 from tgi_trio.model.families.deepseek import deepseek_spec
+from tgi_trio.model.families.expert_layers import set_experts
 from tgi_trio.model.families.llama_like import llama_spec
 from tgi_trio.model.reading import rotary, with_sections
 from tgi_trio.model.specs.decoder import DecoderSpec, ExpertsSpec, RotarySpec
@@ -65,11 +66,7 @@ def glm4_moe(config: ModelConfig, *, biased: bool = False) -> DecoderSpec:
     )
     first = int(config.get("first_k_dense_replace", 1))
     experts = _experts(config, width=1408, count=128, per_token=8, scale=1.0)
-    layers = (
-        layer if index < first else replace(layer, experts=experts)
-        for index, layer in enumerate(spec.layers)
-    )
-    return replace(spec, layers=tuple(layers))
+    return set_experts(spec, experts, (i >= first for i in range(len(spec.layers))))
 
 
 def glm4v_moe(config: ModelConfig) -> DecoderSpec:

@@ -8,6 +8,7 @@ from typing import Any, Final
 from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.families import names
 from tgi_trio.model.families.deepseek import v3_experts
+from tgi_trio.model.families.expert_layers import set_experts
 from tgi_trio.model.families.linear_attention import set_mixers
 from tgi_trio.model.families.llama_like import llama_spec
 from tgi_trio.model.families.sparse import choosing_layers
@@ -131,11 +132,7 @@ def _set_experts(config: ModelConfig, spec: DecoderSpec, limit: float) -> Decode
     kinds = stated or ["dense" if i < 3 else "sparse" for i in range(len(spec.layers))]
     routed = v3_experts(config, groups=1, groups_used=1, count=288)
     experts = replace(routed, limit=limit, raised=False)
-    layers = (
-        replace(layer, experts=experts) if kind == "sparse" else layer
-        for layer, kind in zip(spec.layers, kinds, strict=True)
-    )
-    return replace(spec, layers=tuple(layers))
+    return set_experts(spec, experts, (kind == "sparse" for kind in kinds))
 
 
 def _set_choices(config: ModelConfig, spec: DecoderSpec) -> DecoderSpec | None:

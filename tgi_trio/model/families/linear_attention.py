@@ -10,6 +10,7 @@ from typing import Any, Final
 from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.families import names
 from tgi_trio.model.families.checkpoint_traits import name_layers
+from tgi_trio.model.families.expert_layers import set_experts
 from tgi_trio.model.families.llama_like import SEPARATE_PROJECTIONS, attention_bias, llama_spec
 from tgi_trio.model.families.mixtures import set_qwen_experts
 from tgi_trio.model.reading import rotary, with_sections
@@ -181,11 +182,7 @@ def kimi_linear(config: ModelConfig) -> DecoderSpec:
     default = ["dense" if i < first else "sparse" for i in range(count)]
     kinds = list(config.get("mlp_layer_types", default))
     experts = _kimi_experts(config)
-    layers = (
-        replace(layer, experts=experts) if kind == "sparse" else layer
-        for layer, kind in zip(spec.layers, kinds, strict=True)
-    )
-    return replace(spec, layers=tuple(layers))
+    return set_experts(spec, experts, (kind == "sparse" for kind in kinds))
 
 
 def _kimi_mixer(config: ModelConfig, own: Mapping[str, Any], spec: DecoderSpec) -> DeltaRule:

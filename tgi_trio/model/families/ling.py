@@ -1,4 +1,7 @@
-"""Ling 3 (inclusionAI 2026): delta rules with a decay per channel, and latents with gated heads."""
+"""Ling and Ring (inclusionAI): mixtures on attention of Llama's shape (1 and 2, 2025).
+
+Version 3 (2026) has delta rules with a decay per channel, and latents with gated heads.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,11 @@ from typing import Any, Final
 from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.families import names
 from tgi_trio.model.families.deepseek import deepseek_spec, v3_experts
+from tgi_trio.model.families.expert_layers import set_experts
 from tgi_trio.model.families.linear_attention import set_mixers
-from tgi_trio.model.specs.decoder import DecoderSpec
+from tgi_trio.model.families.llama_like import llama_spec
+from tgi_trio.model.reading import rotary
+from tgi_trio.model.specs.decoder import DecoderSpec, ExpertsSpec
 from tgi_trio.model.specs.mixers import DeltaRule
 
 # Names that DeepSeek gave its numbers -> other names of the same, then the family's defaults.
@@ -24,6 +30,63 @@ _NAMES: Final[dict[str, tuple[tuple[str, ...], Any]]] = {
 }
 # Which layers are dense, and which have latents, where no list says it.
 _LAYERS: Final = (("first_k_dense_replace", 2), ("layer_group_size", 6))
+
+
+def bailing_moe(config: ModelConfig) -> DecoderSpec | None:
+    """Ling 1 and 2, whose published files have the same type: `architectures` tells them apart.
+
+    None for biases of experts, and for heads that are normalised by columns.
+    """
+    newer = _is_second(config)
+    biased = bool(config.get("use_bias", not newer))
+    if config.get("norm_head") or (biased and not newer):
+        return None
+    hidden, heads = int(config.need("hidden_size")), int(config.need("num_attention_heads"))
+    head_dim = int(config.get("head_dim", hidden // heads))
+    # Ling 1T states how much of a head turns by its width alone.
+    part = float(config.get("rotary_dim", head_dim)) / head_dim if newer else 1.0
+    normed = bool(config.get("use_qk_norm", newer))
+    corrected = newer and bool(config.get("moe_router_enable_expert_bias", True))
+    own = names.BAILING_MOE_V2 if newer else names.BAILING_MOE
+    spec = llama_spec(
+        config,
+        head_dim=head_dim,
+        rotary_spec=rotary(config, head_dim, partial=part),
+        names=own if corrected else replace(own, choice_bias=""),
+        qkv_layout="stacked",
+        query_key_norm="head" if normed else "none",
+        qkv_bias=bool(config.get("use_qkv_bias", False)),
+        output_bias=biased,
+        norm_eps=float(config.get("rms_norm_eps", 1e-6 if newer else 1e-5)),
+    )
+    first, experts = int(config.get("first_k_dense_replace", 0)), _experts(config, newer)
+    return set_experts(spec, experts, (i >= first for i in range(len(spec.layers))))
+
+
+def _is_second(config: ModelConfig) -> bool:
+    """Return whether a config is Ling 2's."""
+    classes = config.get("architectures", [])
+    return config.model_type == "bailing_moe_v2" or any("MoeV2" in str(each) for each in classes)
+
+
+def _experts(config: ModelConfig, newer: bool) -> ExpertsSpec:
+    width = int(config.need("moe_intermediate_size"))
+    experts = ExpertsSpec(
+        count=int(config.need("num_experts")),
+        per_token=int(config.need("num_experts_per_tok")),
+        width=width,
+        normalise=bool(config.get("norm_topk_prob", True)),
+        shared_width=width * int(config.get("num_shared_experts", 0)),
+    )
+    if not newer:
+        return experts
+    return replace(
+        experts,
+        routing="grouped-sigmoid",
+        groups=int(config.get("n_group", 1)),
+        groups_used=int(config.get("topk_group", 1)),
+        scale=float(config.get("routed_scaling_factor", 1.0)),
+    )
 
 
 def bailing_hybrid(config: ModelConfig) -> DecoderSpec | None:

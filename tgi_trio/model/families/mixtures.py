@@ -7,6 +7,7 @@ from typing import Final
 
 from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.families import names
+from tgi_trio.model.families.expert_layers import set_experts
 from tgi_trio.model.families.llama_kin import hunyuan
 from tgi_trio.model.families.llama_like import attention_bias, llama_spec, same_window
 from tgi_trio.model.reading import read_sliding_windows, rotary, with_sections
@@ -31,10 +32,6 @@ def _head_dim(config: ModelConfig) -> int:
     return int(config.get("head_dim", hidden // heads))
 
 
-def _set_experts(spec: DecoderSpec, experts: ExpertsSpec) -> DecoderSpec:
-    return replace(spec, layers=tuple(replace(layer, experts=experts) for layer in spec.layers))
-
-
 def mixtral(config: ModelConfig) -> DecoderSpec:
     experts = ExpertsSpec(
         count=int(config.need("num_local_experts")),
@@ -48,7 +45,7 @@ def mixtral(config: ModelConfig) -> DecoderSpec:
         names=names.MIXTRAL,
         norm_eps=float(config.get("rms_norm_eps", 1e-5)),
     )
-    return _set_experts(spec, experts)
+    return set_experts(spec, experts)
 
 
 def phimoe(config: ModelConfig) -> DecoderSpec:
@@ -73,7 +70,7 @@ def phimoe(config: ModelConfig) -> DecoderSpec:
         head_bias=bool(config.get("lm_head_bias", False)),
         **attention_bias(config),
     )
-    return _set_experts(spec, experts)
+    return set_experts(spec, experts)
 
 
 def olmoe(config: ModelConfig) -> DecoderSpec | None:
@@ -92,7 +89,7 @@ def olmoe(config: ModelConfig) -> DecoderSpec | None:
         norm_eps=float(config.get("rms_norm_eps", 1e-5)),
         **attention_bias(config),
     )
-    return _set_experts(spec, experts)
+    return set_experts(spec, experts)
 
 
 def flex_olmo(config: ModelConfig) -> DecoderSpec:
@@ -110,7 +107,28 @@ def flex_olmo(config: ModelConfig) -> DecoderSpec:
         width=int(config.need("intermediate_size")),
         normalise=bool(config.get("norm_topk_prob", False)),
     )
-    return _set_experts(spec, experts)
+    return set_experts(spec, experts)
+
+
+def deepseek(config: ModelConfig) -> DecoderSpec:
+    """DeepSeekMoE 16B (DeepSeek 2024), the first of its mixtures: attention is Llama's."""
+    width = int(config.get("moe_intermediate_size", 1407))
+    spec = llama_spec(config, names=names.DEEPSEEK_MOE, **attention_bias(config))
+    count = int(config.get("n_routed_experts", 0))
+    if not count:
+        return spec
+    experts = ExpertsSpec(
+        count=count,
+        per_token=int(config.need("num_experts_per_tok")),
+        width=width,
+        normalise=bool(config.get("norm_topk_prob", False)),
+        shared_width=width * int(config.get("n_shared_experts", 0)),
+    )
+    first, every = (
+        int(config.get(*own)) for own in (("first_k_dense_replace", 0), ("moe_layer_freq", 1))
+    )
+    sparse = (i >= first and i % every == 0 for i in range(len(spec.layers)))
+    return set_experts(spec, experts, sparse)
 
 
 def dbrx(config: ModelConfig) -> DecoderSpec | None:
@@ -180,7 +198,7 @@ def gpt_oss(config: ModelConfig) -> DecoderSpec | None:
         output_bias=biased,
         activation="quick_gelu",
     )
-    return _set_experts(spec, experts)
+    return set_experts(spec, experts)
 
 
 def set_qwen_experts(config: ModelConfig, spec: DecoderSpec, shared_width: int) -> DecoderSpec:
@@ -311,4 +329,4 @@ def hunyuan_moe(config: ModelConfig) -> DecoderSpec | None:
         shared_width=width,
         routing="biased-softmax",
     )
-    return _set_experts(replace(hunyuan(config), names=names.HUNYUAN_MOE), experts)
+    return set_experts(replace(hunyuan(config), names=names.HUNYUAN_MOE), experts)

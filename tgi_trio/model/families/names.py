@@ -51,6 +51,44 @@ IDEFICS_CROSSING = replace(
 
 BAICHUAN = replace(LLAMA, qkv="self_attn.W_pack")
 
+INTERNLM2 = Names(
+    base="model.",
+    embedding="model.tok_embeddings",
+    layer="model.layers.{}.",
+    final_norm="model.norm",
+    attention_norm="attention_norm",
+    mlp_norm="ffn_norm",
+    qkv="attention.wqkv",
+    output="attention.wo",
+    gate="feed_forward.w1",
+    up="feed_forward.w3",
+    down="feed_forward.w2",
+    head="output",
+)
+
+CHATGLM = Names(
+    base="transformer.",
+    embedding="transformer.embedding.word_embeddings",
+    layer="transformer.encoder.layers.{}.",
+    final_norm="transformer.encoder.final_layernorm",
+    attention_norm="input_layernorm",
+    mlp_norm="post_attention_layernorm",
+    qkv="self_attention.query_key_value",
+    output="self_attention.dense",
+    gate_up="mlp.dense_h_to_4h",
+    down="mlp.dense_4h_to_h",
+    head="transformer.output_layer",
+)
+
+MINICPM_MOE = replace(
+    LLAMA,
+    router="mlp.gate",
+    experts="mlp.experts.{}.",
+    expert_gate="w1",
+    expert_up="w3",
+    expert_down="w2",
+)
+
 QWEN3 = replace(LLAMA, query_norm="self_attn.q_norm", key_norm="self_attn.k_norm")
 
 GPT2 = Names(
@@ -482,6 +520,22 @@ GLM4_MOE = replace(
 DOTS1 = GLM4_MOE
 
 SOLAR_OPEN = replace(GLM4_MOE, query_norm="", key_norm="")
+
+# The first of DeepSeek's mixtures, whose experts have no bias.
+DEEPSEEK_MOE = replace(SOLAR_OPEN, choice_bias="")
+
+BAILING_MOE = replace(
+    DEEPSEEK_MOE,
+    embedding="model.word_embeddings",
+    qkv="attention.query_key_value",
+    output="attention.dense",
+)
+BAILING_MOE_V2 = replace(
+    BAILING_MOE,
+    query_norm="attention.query_layernorm",
+    key_norm="attention.key_layernorm",
+    choice_bias="mlp.gate.expert_bias",
+)
 
 EXAONE_MOE = replace(GLM4_MOE, choice_bias="mlp.e_score_correction_bias")
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.config import NONSENSE, ModelConfig
 from tgi_trio.model.families import (
     balanced,
@@ -35,6 +34,7 @@ from tgi_trio.model.families import (
     mistral_large4,
     mixtures,
     muse,
+    own_names,
     qwen4,
     sparse,
     state_spaces,
@@ -45,6 +45,7 @@ from tgi_trio.model.families import (
 from tgi_trio.model.families.checkpoint_traits import fit_checkpoint, fit_exllama
 from tgi_trio.model.families.mlx_traits import fit_mlx
 from tgi_trio.model.families.own_head import WARNING, fit_head
+from tgi_trio.model.nonsense import describe_nonsense
 from tgi_trio.model.specs.decoder import DecoderSpec
 from tgi_trio.model.specs.plausible import check_numbers
 
@@ -88,8 +89,10 @@ FAMILIES: dict[str, SpecFunction] = {
     "phimoe": mixtures.phimoe,
     "dbrx": mixtures.dbrx,
     "gpt_oss": mixtures.gpt_oss,
+    "deepseek": mixtures.deepseek,
     "deepseek_v2": deepseek.deepseek_v2,
     "deepseek_v3": deepseek.deepseek_v3,
+    "kimi_k2": deepseek.deepseek_v3,
     "axk1": deepseek.axk1,
     "axk2": sparse.axk2,
     "step3p5": step.step3p5,
@@ -139,6 +142,8 @@ FAMILIES: dict[str, SpecFunction] = {
     "qwen4_exp_text": qwen4.qwen4_exp,
     "kimi_linear": linear_attention.kimi_linear,
     "bailing_hybrid": ling.bailing_hybrid,
+    "bailing_moe": ling.bailing_moe,
+    "bailing_moe_v2": ling.bailing_moe,
     "recurrent_gemma": griffin.recurrent_gemma,
     "zamba2": zamba.zamba2,
     "olmo_hybrid": linear_attention.olmo_hybrid,
@@ -166,7 +171,15 @@ FAMILIES: dict[str, SpecFunction] = {
     "afmoe": windowed.afmoe,
     "laguna": laguna.laguna,
     "idefics": cross_attention.idefics,
+    "internlm": own_names.internlm,
+    "PanguEmbedded": own_names.internlm,
+    "internlm2": own_names.internlm2,
     "internlm3": llama_kin.internlm3,
+    "xverse": own_names.xverse,
+    "orion": own_names.orion,
+    "aquila": llama_like.llama,
+    "minicpm": own_names.minicpm,
+    "chatglm": own_names.chatglm,
     "cohere": llama_like.cohere,
     "cohere2": llama_like.cohere2,
     "cohere_compass_text": llama_like.cohere_compass,
@@ -221,20 +234,23 @@ def find_contradictions(config: ModelConfig) -> list[str]:
 
 def _described_spec(config: ModelConfig) -> DecoderSpec | None:
     """Return `decoder_spec`, with a head that is tied if config.json says so."""
-    function = FAMILIES.get(config.text_type)
     try:
-        spec = None if function is None else function(fit_mlx(config))
-        if spec is not None:
-            check_numbers(spec)
-            _check_types(config, spec)
+        spec = _family_spec(config)
     except NONSENSE as error:
-        raise ModelLoadError(
-            f"{config.folder / 'config.json'} cannot be right for model type "
-            f"{config.model_type!r}: {error}."
-        ) from error
+        raise describe_nonsense(config, error, _family_spec) from error
     if spec is not None and config.wraps_text:
         spec = fit_checkpoint(config, spec)
     return None if spec is None else fit_exllama(config, spec)
+
+
+def _family_spec(config: ModelConfig) -> DecoderSpec | None:
+    """Return what a family's function makes of config.json. Raises one of NONSENSE."""
+    function = FAMILIES.get(config.text_type)
+    spec = None if function is None else function(fit_mlx(config))
+    if spec is not None:
+        check_numbers(spec)
+        _check_types(config, spec)
+    return spec
 
 
 def _check_types(config: ModelConfig, spec: DecoderSpec) -> None:

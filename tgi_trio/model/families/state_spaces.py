@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.families import names
+from tgi_trio.model.families.expert_layers import set_experts
 from tgi_trio.model.families.linear_attention import set_mixers
 from tgi_trio.model.families.llama_like import attention_bias, llama_spec
 from tgi_trio.model.families.mixtures import SEPARATE_EXPERTS
@@ -205,11 +206,8 @@ def jamba(config: ModelConfig) -> DecoderSpec:
     )
     every = int(config.get("expert_layer_period", 2))
     first = int(config.get("expert_layer_offset", 1))
-    layers = (
-        replace(layer, experts=experts) if experts.count > 1 and i % every == first else layer
-        for i, layer in enumerate(spec.layers)
-    )
-    return replace(spec, layers=tuple(layers))
+    sparse = (experts.count > 1 and i % every == first for i in range(len(spec.layers)))
+    return set_experts(spec, experts, sparse)
 
 
 def mamba(config: ModelConfig) -> DecoderSpec:

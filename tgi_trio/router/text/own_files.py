@@ -36,7 +36,7 @@ GENERATION: Final = "generation_config.json"
 PATTERNS: Final = (
     *("tokenizer*", "special_tokens_map.json", "added_tokens.json", "chat_template*"),
     *("additional_chat_templates/*", "processor_config.json", "vocab*", "merges.txt", "spiece*"),
-    *("sentencepiece*", "tekken.json", "*.tiktoken", "config.json", GENERATION),
+    *("sentencepiece*", "tekken.json", "*.tiktoken", "tiktoken.model", "config.json", GENERATION),
 )
 ADVICE: Final = (
     "Merge it into its base by giving its folder to --model-id, or serve it with the model's "

@@ -10,12 +10,11 @@ from __future__ import annotations
 from base64 import b64decode
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from tgi_trio.errors import ModelLoadError
+from tgi_trio.router.text.byte_ranks import AddedToken, Json, write_ranks
 from tgi_trio.whole_files import parse_json, read_file
-
-Json = dict[str, Any]
 
 FILE: Final = "tekken.json"
 # Names of special tokens in tokenizer_config.json.
@@ -30,13 +29,6 @@ _OLDER_SPECIAL: Final = (
     *("[IMG_END]", "[PREFIX]", "[MIDDLE]", "[SUFFIX]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]"),
     "[TOOL_CONTENT]",
 )
-# Which bytes GPT-2's alphabet writes as themselves; others are characters from 256 on.
-_PRINTABLE: Final = (*range(33, 127), *range(161, 173), *range(174, 256))
-_ALPHABET: Final = {
-    byte: chr(byte if byte in _PRINTABLE else 256 + byte - sum(p < byte for p in _PRINTABLE))
-    for byte in range(256)
-}
-
 _TEMPLATE: Final = """\
 {%- macro write(content) %}
     {%- if content is string %}
@@ -171,41 +163,9 @@ def convert_tekken(tekken: Json) -> Json:
             f"the vocabulary of tekken.json has {len(ranks)} tokens, and {size} are wanted of it, "
             "each byte among them"
         )
-    texts = {token: "".join(map(_ALPHABET.__getitem__, token)) for token in ranks}
-    vocabulary = {text: i for i, text in enumerate(special)}
-    vocabulary |= {texts[token]: len(special) + rank for token, rank in ranks.items()}
-    added = [
-        {"id": i, "content": text, "special": True, "normalized": False}
-        | dict.fromkeys(("single_word", "lstrip", "rstrip"), False)
-        for i, text in enumerate(special)
-    ]
-    split = {"type": "Split", "behavior": "Isolated", "invert": False}
-    split |= {"pattern": {"Regex": tekken["config"]["pattern"]}}
-    as_bytes = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
-    as_bytes |= {"use_regex": False}
-    bos = _NAMED["bos_token"]
-    return {
-        "version": "1.0",
-        "added_tokens": added,
-        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [split, as_bytes]},
-        "post_processor": {
-            "type": "TemplateProcessing",
-            "single": [{"SpecialToken": {"id": bos, "type_id": 0}}, _sequence("A")],
-            "pair": [{"SpecialToken": {"id": bos, "type_id": 0}}, _sequence("A"), _sequence("B")],
-            "special_tokens": {bos: {"id": bos, "ids": [special.index(bos)], "tokens": [bos]}},
-        },
-        "decoder": as_bytes,
-        "model": {
-            "type": "BPE",
-            "ignore_merges": True,  # what is a token as a whole is not made of others
-            "vocab": vocabulary,
-            "merges": _list_merges(ranks, texts),
-        },
-    }
-
-
-def _sequence(name: str) -> Json:
-    return {"Sequence": {"id": name, "type_id": 0}}
+    added = [AddedToken(i, text, special=True) for i, text in enumerate(special)]
+    ids = {token: len(special) + rank for token, rank in ranks.items()}
+    return write_ranks(ids, added, tekken["config"]["pattern"], [_NAMED["bos_token"]])
 
 
 def _list_special(tekken: Json) -> list[str]:
@@ -225,14 +185,3 @@ def _list_special(tekken: Json) -> list[str]:
             "special tokens of tekken.json lack the beginning of a text, or have one twice"
         )
     return found
-
-
-def _list_merges(ranks: Mapping[bytes, int], texts: Mapping[bytes, str]) -> list[list[str]]:
-    """Return pairs that become a token, by the token's rank; of one token, by their own ranks."""
-    merges: list[list[str]] = []
-    for token in ranks:
-        cuts = ((token[:i], token[i:]) for i in range(1, len(token)))
-        pairs = [(left, right) for left, right in cuts if left in ranks and right in ranks]
-        pairs.sort(key=lambda pair: (ranks[pair[0]], ranks[pair[1]]))
-        merges += ([texts[left], texts[right]] for left, right in pairs)
-    return merges

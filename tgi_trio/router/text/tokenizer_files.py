@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.config import read_values
+from tgi_trio.router.text.ranked_files import convert_ranked, find_kind
 from tgi_trio.router.text.sentence_pieces import mend_conversion
 from tgi_trio.router.text.tekken import (
     convert_tekken,
@@ -45,11 +46,7 @@ _VERSION = b"4"  # of what is made; another one makes what is in caches anew
 _PIECES = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
 _SLOW_FILES = (
     *_PIECES,
-    "vocab.json",
-    "merges.txt",
-    "vocab.txt",
-    "tekken.json",
-    "*.tiktoken",
+    *("vocab.json", "merges.txt", "vocab.txt", "tekken.json", "*.tiktoken", "tiktoken.model"),
 )
 _CONFIG_FILES = ("config.json", "tokenizer_config.json", "special_tokens_map.json", "*.py")
 _CONVERT = """
@@ -153,6 +150,9 @@ def tokenizer_json(
     if path.is_file():
         return path
     sources, code = _list_matching(folder, _SLOW_FILES), _code_class(folder)
+    ranked = find_kind(folder, code)
+    if ranked is not None:  # what its code would do is known
+        sources, code = [folder / ranked.file], ""
     if code and not sources and not trust_remote_code:
         raise _needs_code(folder, code)
     if code:  # the code may read any file
@@ -163,10 +163,14 @@ def tokenizer_json(
             f"({', '.join(_SLOW_FILES)}). Check the folder named by "
             "--model-id, or name another with --tokenizer-name."
         )
-    cache = cache or _default_cache()
-    target = cache / _digest([*sources, *_list_matching(folder, _CONFIG_FILES)])
+    target = (cache or _default_cache()) / _digest(
+        [*sources, *_list_matching(folder, _CONFIG_FILES)]
+    )
     path = target / "tokenizer.json"
-    if not path.is_file() and not code and (tekken := read_tekken(folder)) is not None:
+    if not path.is_file() and ranked is not None:
+        config = _read_object(folder / "tokenizer_config.json")
+        _write(convert_ranked(folder, ranked, config), target)
+    elif not path.is_file() and not code and (tekken := read_tekken(folder)) is not None:
         _write(convert_tekken(tekken), target)
     elif not path.is_file():
         _convert(folder, target, trust_remote_code, code)
@@ -253,7 +257,7 @@ def _code_class(folder: Path) -> str:
     table = _read_object(folder / "tokenizer_config.json").get("auto_map")
     named = table.get("AutoTokenizer") if isinstance(table, Mapping) else table
     classes = named if isinstance(named, list) else [named]
-    return " and ".join(str(each) for each in classes if each)
+    return " and ".join(dict.fromkeys(str(each) for each in classes if each))
 
 
 def _is_small(file: Path) -> bool:
