@@ -109,6 +109,7 @@ def test_a_part_that_nobody_built_is_refused_by_its_name(
     assert check(tmp_path) == []
 
 
+KIND = "a value cannot be computed with, probably the last one that was read: "
 MIXTRAL = LLAMA | {"model_type": "mixtral", "num_local_experts": 4}
 GRANITE = LLAMA | {"model_type": "granite", "attention_multiplier": 0.5}
 DEEPSEEK = LLAMA | {
@@ -136,7 +137,15 @@ DEEPSEEK = LLAMA | {
             GRANITE | {"hidden_size": 0},
             "hidden_size would be 0, and has to be a whole number above 0",
         ),
-        (LLAMA | {"model_type": "mpt", "attn_config": "alibi"}, "'str' object has no attribute"),
+        (LLAMA | {"model_type": "mpt", "attn_config": "alibi"}, f"{KIND}attn_config is 'alibi'"),
+        (
+            LLAMA | {"model_type": "mpt", "attn_config": {"alibi_bias_max": [1]}},
+            rf"{KIND}attn_config\.alibi_bias_max is \[1\]",
+        ),
+        (LLAMA | {"head_dim": "x" * 99}, rf"{KIND}head_dim is 'x{{79}}\.\.\.\.$"),
+        (LLAMA | {"head_dim": {"a": 1}}, rf"{KIND}head_dim is {{'a': 1}}"),
+        (LLAMA | {"rms_norm_eps": "many"}, f"{KIND}rms_norm_eps is 'many'"),
+        (T5 | {"num_heads": [8]}, rf"{KIND}num_heads is \[8\]"),
         (LLAMA | {"rope_scaling": "linear"}, "rope_scaling is 'linear', which is no object"),
     ],
 )

@@ -48,6 +48,9 @@ EXTRACTORS: Final[Mapping[str, Extractor]] = {
     "gemma4_unified": Extractor("gemma4_unified", "Gemma4UnifiedAudioFeatureExtractor"),
     "glmasr": _WHISPER._replace(fewest=7, piece=480_000),
     "qwen2_5_omni": _WHISPER._replace(cut=True),
+    "qwen3_asr": _WHISPER._replace(
+        given={**_WHISPER.given, "padding": "longest", "truncation": False}, fewest=1, least=8000
+    ),
     "qwen3_omni": _WHISPER._replace(
         given={**_WHISPER.given, "padding": "longest", "truncation": False}, fewest=1
     ),

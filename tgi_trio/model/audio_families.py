@@ -44,6 +44,7 @@ AUDIO_FAMILIES: Final[Mapping[str, AudioFamily]] = {
     "phi4_multimodal": AudioFamily("phi4", "phi4"),
     "qwen2_5_omni_thinker": AudioFamily("qwen2_5_omni", "qwen2_5_omni", 10 * 480_000),
     "qwen2_audio": AudioFamily("whisper", "qwen2_audio", 480_000, alone=True),
+    "qwen3_asr": AudioFamily("qwen3_asr", "qwen3_asr", alone=True),
     "qwen3_omni_moe_thinker": AudioFamily("qwen3_omni", "qwen3_omni"),
     "ultravox": AudioFamily("ultravox", "ultravox", alone=True),
     "voxtral": AudioFamily("voxtral", "voxtral", alone=True),

@@ -15,6 +15,7 @@ from tgi_trio.errors import ConfigurationError, ModelLoadError
 from tgi_trio.model.checkpoint_files import StoredTensor
 from tgi_trio.model.checkpoint_tensors import gguf_files, read_tensors
 from tgi_trio.model.config import ModelConfig, RopeScaling
+from tgi_trio.model.exact_lengths import find_shortened
 from tgi_trio.model.families.registry import FAMILIES, decoder_spec, find_contradictions
 from tgi_trio.model.fit.cpu_kernels import find_undivided, find_unsupported, kernels_error
 from tgi_trio.model.fit.decoder import check_supported
@@ -27,6 +28,7 @@ from tgi_trio.model.formats import (
     refuse_pieces,
 )
 from tgi_trio.model.gguf.block_types import has_scales
+from tgi_trio.model.internvl_chat import is_published
 from tgi_trio.model.leftovers import find_mute_parts, is_harmless, refuse_leftovers
 from tgi_trio.model.own_code import check_own_code, own_code, runnable_code
 from tgi_trio.model.parts import PARTS
@@ -83,6 +85,7 @@ def check_model(config: ModelConfig, serving: ServingSettings) -> list[str]:
     warnings = check_drafter(config)
     spec = supported_spec(config)
     warnings += find_contradictions(config) + find_mute_parts(config)
+    warnings += find_shortened(config.values)
     parts = serving.num_shard // serving.pipeline_stages  # of every layer
     if scales := check_checkpoint(config, spec):
         from tgi_trio.model.scales import check_scales  # numpy: 60 ms
@@ -281,17 +284,21 @@ def _check_transformers(config: ModelConfig, serving: ServingSettings) -> None:
     """Raise for a model that transformers cannot run, or not as requested."""
     name, known = config.model_type, list_text_types()
     code = runnable_code(config) if serving.trust_remote_code else None
-    if known and name not in known and code is None:
+    published = is_published(config.values)
+    if published or (known and name not in known and code is None):
         advice = "transformers does not know it"
-        if name in PARTS:
+        if name in PARTS or published:
             advice = f"its text is of the type {config.text_type!r}, which is not computed here"
         elif own_code(config) is not None:
             advice = "it brings its own code, which is run with --trust-remote-code alone"
             if serving.trust_remote_code:
                 advice = "its own code is not all in the folder"
+        ours = "is not one of ours"
+        if name in FAMILIES:  # whose function has said None
+            ours = "is computed here, but not with all that config.json says"
         raise ModelLoadError(
-            f"Model type {name!r} is not one of ours, and transformers cannot load "
-            f"{config.folder} as a model that generates text: {advice}."
+            f"Model type {name!r} {ours}, and transformers cannot load {config.folder} as a model "
+            f"that generates text: {advice}."
         )
     if code is None and (why := find_unserved_type(config)) is not None:
         raise ModelLoadError(writing_refusal(name, why))

@@ -84,7 +84,7 @@ IMAGE_FAMILIES: Final[Mapping[str, ImageFamily]] = {
     "idefics": ImageFamily("idefics", "idefics", image_attention="layers"),
     "idefics2": ImageFamily("idefics2", "idefics2", text_parts=("text_model",)),
     "idefics3": ImageFamily("idefics3", "idefics3", text_parts=("text_model",)),
-    "internvl": ImageFamily("internvl", "internvl"),
+    "internvl": ImageFamily("internvl", "internvl"),  # as published, too: `internvl_chat.py`
     "kimi_k25": ImageFamily("kimi", "kimi", normal=_HALF),
     "lfm2_vl": ImageFamily("lfm2", "lfm2", patch_order="pixels"),
     "lfm3_vl": ImageFamily("qwen", "qwen2_vl"),

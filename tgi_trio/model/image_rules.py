@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.config import NONSENSE, ModelConfig
 from tgi_trio.model.image_families import IMAGE_FAMILIES, ImageAttention, ImageFamily
+from tgi_trio.model.nonsense import describe_nonsense
 from tgi_trio.model.video_families import read_positions
 from tgi_trio.model.wrappers import is_thinker
 
@@ -43,13 +45,11 @@ def image_rules(config: ModelConfig) -> ImageRules:
     family = IMAGE_FAMILIES.get(config.model_type)
     if family is None:
         return ImageRules()
+    read = partial(_read_rules, family=family)
     try:
-        return _read_rules(config, family)
+        return read(config)
     except NONSENSE as error:
-        raise ModelLoadError(
-            f"{config.folder / 'config.json'} cannot be right about images for model type "
-            f"{config.model_type!r}: {error}."
-        ) from error
+        raise describe_nonsense(config, error, read, about="images") from error
 
 
 def _read_rules(config: ModelConfig, family: ImageFamily) -> ImageRules:

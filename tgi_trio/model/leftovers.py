@@ -39,7 +39,7 @@ _OTHER_SENSES: Final = (
         r"(model\.)?(high_res_vision_\w+|aligner|connector|merger|perceiver_resampler)(\.|$)",
         "images",
     ),
-    (r"(model\.)?(multi_modal_projector|mm_projector|projector|patch_\w+)\.", "images"),
+    (r"(model\.)?(multi_modal_projector|mm_projector|mlp1|projector|patch_\w+)\.", "images"),
     (r"(pre_mm_projector_norm|(model\.)?(layerwise|spatial)_projectors)\.", "images"),
     (r"(model\.)?(image_newline|image_attn_pool|visual_tokenizer|vte)(\.|$)", "images"),
     (r"(vit_large_projector|mlp_AR)\.", "images"),

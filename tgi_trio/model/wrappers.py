@@ -75,6 +75,7 @@ TEXT_TYPES: Final[dict[str, str]] = {
     "qwen2_audio": "qwen2",
     "qwen2_vl": "qwen2_vl_text",
     "qwen3_5": "qwen3_5_text",
+    "qwen3_asr": "qwen3",
     "qwen3_5_moe": "qwen3_5_moe_text",
     "qwen3_omni_moe_thinker": "qwen3_omni_moe_text",
     "qwen3_vl": "qwen3_vl_text",

@@ -48,8 +48,9 @@ def make_wrapped(
 
     "pixtral" is a llava with another tower. `image_token`: the id that transformers replaces by
     features; None: the family's default, which is beyond this vocabulary. `whole`, a dict, changes
-    the configuration of the whole model and `text` that of the text model, including `model_type`.
-    Float32, one file, with the tokenizer of `make_tokenizer`. Returns `folder`.
+    the configuration of the whole model, its tower's among it, and `text` that of the text model,
+    including `model_type`. Float32, one file, with the tokenizer of `make_tokenizer`. Returns
+    `folder`.
     """
     import torch
     from transformers import AutoConfig, AutoModelForImageTextToText
@@ -62,8 +63,7 @@ def make_wrapped(
     options = {name: value for name, value in options.items() if value is not ABSENT}
     config = AutoConfig.for_model(
         _TYPES.get(family, family),
-        vision_config=vision,
-        **beside,
+        **{"vision_config": vision, **beside},
         **(options if family in _FLAT else {"text_config": options}),
     )
     model = AutoModelForImageTextToText.from_config(config)

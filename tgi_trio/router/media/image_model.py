@@ -13,6 +13,7 @@ from typing import Any, Final, Protocol
 
 from tgi_trio.errors import ModelLoadError, ValidationError
 from tgi_trio.media.video_canvases import CANVASES
+from tgi_trio.model import internvl_chat
 from tgi_trio.model.audio_families import AUDIO_FAMILIES, is_audio_only
 from tgi_trio.model.config import NONSENSE, read_json, read_values
 from tgi_trio.model.image_families import find_family, has_vision
@@ -141,7 +142,10 @@ def read_image_settings(folder: Path) -> ImageSettings:
         found = processor.get("image_processor")
         image_processor = found if isinstance(found, dict) else {}
     told = read_json(folder / "tokenizer_config.json") or {}
-    return ImageSettings(read_values(folder) or {}, image_processor, processor, told)
+    values = read_values(folder) or {}
+    if internvl_chat.is_published(values):
+        image_processor, processor = map(dict, internvl_chat.find_pictures(values))
+    return ImageSettings(values, image_processor, processor, told)
 
 
 def find_image_model(folder: Path) -> ImageModel | None:

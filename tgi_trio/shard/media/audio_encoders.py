@@ -103,6 +103,15 @@ def _project_phi4(model: Any, features: torch.Tensor, mode: str) -> torch.Tensor
     return rows
 
 
+def encode_qwen3_asr(model: Any, features: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Return the features of a sound, whose last second is filled up by what is not heard."""
+    second = 2 * model.config.audio_config.n_window  # windows
+    missing = -features.shape[-1] % second
+    given = (torch.nn.functional.pad(each, (0, missing)) for each in (features, mask))
+    rows: torch.Tensor = model.get_audio_features(*given, return_dict=True).pooler_output
+    return rows
+
+
 def encode_voxtral(model: Any, features: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """Return the features of a sound's pieces, of the silence behind it as well."""
     rows: torch.Tensor = model.get_audio_features(features, return_dict=True).pooler_output
@@ -120,6 +129,7 @@ AUDIO_ENCODERS: Final[Mapping[str, EncodeAudio]] = {
     "phi4_multimodal": encode_phi4_audio,
     "qwen2_5_omni_thinker": encode_omni_audio,
     "qwen2_audio": encode_qwen2_audio,
+    "qwen3_asr": encode_qwen3_asr,
     "qwen3_omni_moe_thinker": encode_omni_audio,
     "ultravox": encode_ultravox,
     "voxtral": encode_voxtral,

@@ -21,6 +21,21 @@ _WORDS: Final = (
     ),
     (("embed_vision.", "vision_embedder."),),  # Gemma 4's unified model
     (("embed_vision.multimodal_embedder.", "embed_vision."),),
+    (  # InternVL, as it is published
+        ("embeddings.cls_token", "embeddings.class_embedding"),
+        ("embeddings.patch_embeddings.projection.", "embeddings.patch_embedding."),
+        ("embeddings.position_embeddings", "embeddings.position_embedding"),
+        ("vision_tower.encoder.layer.", "vision_tower.encoder.layers."),
+        ("vision_tower.", "vision_model."),
+        ("attention.projection_layer.", "attention.proj."),
+        ("attention.", "attn."),
+        ("layernorm_before.", "norm1."),
+        ("layernorm_after.", "norm2."),
+        ("lambda_", "ls"),
+        ("multi_modal_projector.layer_norm.", "mlp1.0."),
+        ("multi_modal_projector.linear_1.", "mlp1.1."),
+        ("multi_modal_projector.linear_2.", "mlp1.3."),
+    ),
     (("projector.", "mlp_AR."),),  # PaddleOCR-VL
     (("projector.", "vision_projector."),),  # HyperCLOVA X SEED Think
     (  # Kimi K2.5
@@ -71,6 +86,10 @@ _WORDS: Final = (
         ("audio_embed.down_proj_for_speech.", "audio_embed.audio_projection.speech.2."),
         ("audio_embed.up_proj_for_vision_speech.", "audio_embed.audio_projection.vision.0."),
         ("audio_embed.down_proj_for_vision_speech.", "audio_embed.audio_projection.vision.2."),
+    ),
+    (  # Qwen3-ASR, as it was published first
+        ("multi_modal_projector.linear_1.", "audio_tower.proj1."),
+        ("multi_modal_projector.linear_2.", "audio_tower.proj2."),
     ),
     (  # Step 3.7
         ("embeddings.patch_embedding.", "conv1."),

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.ipc.images import BESIDE_IMAGES, SOUND, SOUND_MASK
+from tgi_trio.model import internvl_chat, qwen3_asr
 from tgi_trio.model.config import read_values
 from tgi_trio.model.image_families import IMAGE_FAMILIES, ImageFamily
 from tgi_trio.model.parts import ULTRAVOX
@@ -225,7 +226,12 @@ def _read_class_config(folder: Path) -> Any:
     from transformers import AutoConfig
 
     values = read_values(folder) or {}
-    if values.get("model_type") != PHI4:  # of which transformers may not know what the file says
+    kind = str(values.get("model_type"))
+    if internvl_chat.is_published(values):
+        return AutoConfig.for_model(kind, **internvl_chat.describe_class(values))
+    if kind == qwen3_asr.QWEN3_ASR:
+        return AutoConfig.for_model(kind, **qwen3_asr.describe_class(values))
+    if kind != PHI4:  # of which transformers may not know what the file says
         return AutoConfig.from_pretrained(folder)
     return AutoConfig.for_model(values.pop("model_type"), **values)
 

@@ -15,9 +15,9 @@ from tgi_trio.shard.checkpoint.numbers import to_float32
 from tgi_trio.shard.media.spellings import spellings
 
 # A projection of queries, keys or values, and what files may have it as the first, second or third
-# part of: Step 3.7, Kimi K2.5.
+# part of: Step 3.7, Kimi K2.5, whose rotary pairs are neighbours; InternVL, which does not turn.
 _PART: Final = re.compile(r"\battn\.([qkv])_proj\.(weight|bias)$")
-_JOINED: Final = ("attn.in_proj_{}", "wqkv.{}")
+_JOINED: Final = {"attn.in_proj_{}": True, "wqkv.{}": True, "attn.qkv.{}": False}
 # Names of queries and keys in files of Mistral's own, where pairs that turn are neighbours.
 _NEIGHBOURS: Final = re.compile(r"\battention\.w[qk]\.weight$")
 
@@ -36,12 +36,12 @@ def read_parameter(
             return _halve_pairs(found, heads) if _NEIGHBOURS.search(stored) else found
         if (part := _PART.search(stored)) is None:
             continue
-        for name_of_all in _JOINED:
+        for name_of_all, turns in _JOINED.items():
             joined = stored[: part.start()] + name_of_all.format(part[2])
             if joined in files.names:
                 parts = _read(files, joined, (3 * shape[0], *shape[1:])).reshape(3, *shape)
                 own = parts["qkv".index(part[1])]
-                return own if part[1] == "v" else _halve_pairs(own, heads)
+                return _halve_pairs(own, heads) if turns and part[1] != "v" else own
     raise ModelLoadError(f"{files.folder} has no tensor {name!r}, which its tower needs.")
 
 

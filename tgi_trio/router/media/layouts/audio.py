@@ -15,9 +15,11 @@ from tgi_trio.router.media.layouts.layout import (
     Settings,
     read_int,
 )
+from tgi_trio.router.media.layouts.qwen3_asr import lay_out_qwen3_asr
 from tgi_trio.router.media.layouts.spoken import (
     WHISPER_S,
     AudioTokens,
+    EnclosedLayout,
     SpokenLayout,
     Transcription,
     read_whisper_hop,
@@ -72,21 +74,11 @@ class WaveLayout(SpokenLayout):
 
 
 @dataclass(frozen=True)
-class WhisperLayout(SpokenLayout):
-    """A token for so many windows that begin within the sound: Qwen2-Audio, GLM-ASR.
-
-    Templates write the tokens around it.
-    """
+class WhisperLayout(EnclosedLayout):
+    """A token for so many windows that begin within the sound: Qwen2-Audio, GLM-ASR."""
 
     hop: int  # samples
     merge: int = 2  # rows of the tower, each of two windows, that become one token
-
-    @property
-    def around(self) -> tuple[str, str]:  # type: ignore[override]
-        return self.tokens.begin, self.tokens.end
-
-    def expand(self, sound: Sound) -> str:
-        return self.tokens.audio * self.count_features(sound)
 
     def count_features(self, sound: Sound) -> int:
         frames = -(-sound.samples // self.hop)
@@ -106,7 +98,7 @@ class Qwen3OmniLayout(WhisperLayout):
 
 
 @dataclass(frozen=True)
-class PiecesLayout(SpokenLayout):
+class PiecesLayout(EnclosedLayout):
     """As many tokens for each begun piece, silence behind the last one included: Voxtral.
 
     Templates write the token before it; there is none behind.
@@ -119,13 +111,6 @@ class PiecesLayout(SpokenLayout):
     def transcription(self) -> Transcription:
         """mistral-common's, which is no chat."""
         return Transcription(begin=f"[INST]{self.tokens.begin}", end="[/INST]", mark="[TRANSCRIBE]")
-
-    @property
-    def around(self) -> tuple[str, str]:  # type: ignore[override]
-        return self.tokens.begin, ""
-
-    def expand(self, sound: Sound) -> str:
-        return self.tokens.audio * self.count_features(sound)
 
     def count_features(self, sound: Sound) -> int:
         return self.features * -(-sound.samples // self.piece)
@@ -262,6 +247,7 @@ AUDIO_LAYOUTS: Final[dict[str, Callable[[Settings, ImageSettings, Settings], Oth
     "phi4": lay_out_phi4_audio,
     "qwen2_5_omni": lay_out_qwen2_5_omni_audio,
     "qwen2_audio": lay_out_qwen2_audio,
+    "qwen3_asr": lay_out_qwen3_asr,
     "qwen3_omni": lay_out_qwen3_omni_audio,
     "ultravox": lay_out_ultravox,
     "voxtral": lay_out_voxtral,

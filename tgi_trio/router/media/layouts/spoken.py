@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from tgi_trio.errors import ModelLoadError
@@ -40,11 +41,19 @@ class Transcription(NamedTuple):
     The instruction is GLM-ASR's; of others none is known that serves them better.
     """
 
-    instruction: str = "Please transcribe this audio into text"  # in a chat, behind the sound
+    # In a chat, behind the sound. Empty: there is none, and what a client says instead of one is
+    # context, which is told by the system.
+    instruction: str = "Please transcribe this audio into text"
     begin: str = ""  # of a prompt of its own; empty: it is a chat
     end: str = ""
     mark: str = ""  # the token with which it ends
     asks_before: bool = False  # in a chat the instruction stands before the sound
+    # Names of the languages that it can be told, by their codes, and with what an answer is begun
+    # for it where one is told.
+    languages: Mapping[str, str] = MappingProxyType({})
+    forced: str = ""
+    text_mark: str = ""  # in an answer that is not begun for it: its text begins behind this
+    read: Callable[[str], str] = str.strip  # returns the text in a whole answer
 
 
 @dataclass(frozen=True)
@@ -73,6 +82,18 @@ class SpokenLayout(Unmarked, ABC):
 
     @abstractmethod
     def count_features(self, sound: Sound) -> int: ...
+
+
+@dataclass(frozen=True)
+class EnclosedLayout(SpokenLayout):
+    """Features between two tokens that templates write."""
+
+    @property
+    def around(self) -> tuple[str, str]:  # type: ignore[override]
+        return self.tokens.begin, self.tokens.end
+
+    def expand(self, sound: Sound) -> str:
+        return self.tokens.audio * self.count_features(sound)
 
 
 def read_whisper_hop(own: Settings, settings: ImageSettings, positions_name: str) -> int:
