@@ -8,9 +8,10 @@
 
 With `--merge` what the file holds of other shapes, cases and contenders stays in it.
 `--numbers`: not the shapes in bfloat16, but GGUF files that llama.cpp makes of them, or checkpoints
-in FP8; `--files`: GGUF files, as they are. Everybody then reads the very same file, and the
-contender "bfloat16" is ours on the shape as it was. Contenders take turns, each reading between two
-probes of memory bandwidth and arithmetic. The floor of a case is the time to read all weights once
+in FP8, GPTQ or AWQ; `--files`: GGUF files, as they are. Everybody then reads the very same file, or
+codes, and the contender "bfloat16" is ours on the shape as it was. Contenders take turns, each
+reading between two probes of memory bandwidth and arithmetic. The floor of a case is the time to
+read all weights once
 (of experts, those that as many rows go to on average), or to do the multiply-adds of its linear
 layers, whichever is longer. For each reading it is counted how much of the machine others used
 meanwhile.

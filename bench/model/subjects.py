@@ -12,6 +12,7 @@ from typing import Final
 
 from bench.harness.checkpoints import SHAPES, make
 from bench.harness.fp8 import write_fp8
+from bench.harness.quantised import quantise
 from bench.peers.environment import Unavailable, last_line
 from bench.peers.llama_package import find_libraries
 from tgi_trio.model.gguf.files import read_model
@@ -20,6 +21,7 @@ from tgi_trio.model.gguf.folder import gguf_folder
 PLAIN: Final = "BF16"
 # Types of files that llama.cpp makes of a shape, by its numbers of them (gguf.LlamaFileType).
 GGUF_NUMBERS: Final = {
+    "F32": 0,
     "Q4_0": 2,
     "Q8_0": 7,
     "Q2_K": 10,
@@ -31,9 +33,11 @@ GGUF_NUMBERS: Final = {
     "IQ4_XS": 30,
     "TQ1_0": 36,
     "TQ2_0": 37,
+    "MXFP4_MOE": 38,  # experts in MXFP4, all else in Q8_0
 }
 FP8: Final = "FP8"  # no GGUF file, but a checkpoint with scales of blocks
-NUMBERS: Final = (*GGUF_NUMBERS, FP8)
+CODES: Final = {"GPTQ": "gptq", "AWQ": "awq"}  # of 4 bits; llama.cpp is given the same as Q4_0
+NUMBERS: Final = (*GGUF_NUMBERS, FP8, *CODES)
 
 
 @dataclass(frozen=True)
@@ -81,6 +85,9 @@ def find_subjects(
             if each == FP8:
                 yield fp8_subject(shape, plain)
                 continue
+            if each in CODES:
+                yield codes_subject(shape, each, plain)
+                continue
             file = quantise_shape(plain, each, find_libraries(home))
             yield file_subject(file, cache, f"{shape} {each}", plain.folder)
     for file in files:
@@ -108,6 +115,16 @@ def fp8_subject(shape: str, plain: Subject) -> Subject:
     stored = (folder / "model.safetensors").stat().st_size
     return replace(
         plain, name=f"{shape} {FP8}", folder=folder, stored=stored, original=plain.folder
+    )
+
+
+def codes_subject(shape: str, numbers: str, plain: Subject) -> Subject:
+    """Return a shape's model in codes of 4 bits, a key of CODES, made where it is not there."""
+    folder = plain.folder.with_name(f"{plain.folder.name}-{CODES[numbers]}")
+    quantise(shape, CODES[numbers], plain.folder, folder)
+    stored = (folder / "model.safetensors").stat().st_size
+    return replace(
+        plain, name=f"{shape} {numbers}", folder=folder, stored=stored, original=plain.folder
     )
 
 

@@ -40,7 +40,7 @@ from tgi_trio.router.scheduling import SchedulingLimits
 from tgi_trio.router.shards import handshake
 from tgi_trio.router.shards.local_group import LocalGroup
 from tgi_trio.router.shards.supervisor import Supervisor, Watch
-from tgi_trio.router.telemetry.metrics import Metrics
+from tgi_trio.router.telemetry.metrics import Histogram, Metrics
 from tgi_trio.router.text.text_processor import TextProcessor
 from tgi_trio.router.text.tokenizer import Tokenizer
 from tgi_trio.settings.records import Options
@@ -52,15 +52,29 @@ SECONDS_TO_SETTLE = 1.0  # at most: a measurement is never the shorter part
 PATIENCE_S = 60.0  # for the first gap, where a busy machine has let no two steps run in time
 
 
+class Gaps(Histogram):
+    """Keeps every observation beside counting it."""
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        super().__init__(bounds)
+        self.kept: list[float] = []
+
+    def observe(self, value: float) -> None:
+        self.kept.append(value)
+        super().observe(value)
+
+
 class GapMetrics(Metrics):
-    """Keeps every step gap beside counting it."""
+    """Keeps every step gap, in seconds."""
 
-    gaps: list[float]
+    def __init__(self) -> None:
+        super().__init__()
+        name = "tgi_batch_step_gap_duration"
+        self._gaps = self._histograms[name] = Gaps(self.histogram(name).bounds)
 
-    def observe(self, name: str, value: float, **labels: str) -> None:
-        if name == "tgi_batch_step_gap_duration":
-            self.gaps.append(value)
-        super().observe(name, value, **labels)
+    @property
+    def gaps(self) -> list[float]:
+        return self._gaps.kept
 
 
 def busy_argv(step_ms: float, spec: str, settings: str) -> list[str]:
@@ -117,7 +131,6 @@ async def floor(streams: int, step_ms: float, seconds: float, ranks: int = 1) ->
 async def router(streams: int, step_ms: float, seconds: float) -> Reading:
     """Measure with the router serving `streams` clients."""
     metrics = GapMetrics()
-    metrics.gaps = []
     options = Options(
         hostname="127.0.0.1", port=0, max_concurrent_requests=streams, max_batch_size=streams
     )

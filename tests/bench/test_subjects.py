@@ -76,6 +76,25 @@ def test_a_checkpoint_in_fp8_is_read_as_it_is_stored(folder: Path) -> None:
     assert (np.abs(after - before) <= 2**-4 * np.abs(before) + np.abs(before).max() / 2**18).all()
 
 
+@pytest.mark.parametrize(("numbers", "form"), [("GPTQ", "gptq"), ("AWQ", "awq")])
+def test_codes_of_4_bits_are_read_as_they_are_stored(folder: Path, numbers: str, form: str) -> None:
+    """llama.cpp's file of them has the very same weights."""
+    from tgi_trio.model.config import read_config
+    from tgi_trio.shard.checkpoint.lookup import open_checkpoint
+
+    (subject,) = find_subjects(["tiny"], [numbers], [], folder, folder / "home")
+    assert (subject.name, subject.folder.name) == (f"tiny {numbers}", f"tgi-trio-tiny-{form}")
+    file = file_subject(write_gguf(subject.folder), folder / "cache")
+    name = "model.layers.1.mlp.down_proj.weight"
+    with (
+        open_checkpoint(read_config(subject.folder)) as source,
+        open_checkpoint(read_config(file.folder)) as written,
+    ):
+        ours, peers = (each.matrix(name, (128, 256)) for each in (source, written))
+        assert (ours.coding.split()[0], ours.bits, peers.coding) == ("affine", 4, "Q4_0")
+        np.testing.assert_array_equal(ours.dequantised(), peers.dequantised())
+
+
 def test_another_package_than_the_pinned_one_is_not_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -31,7 +31,7 @@ what weights are multiplied by that stay as stored, and the log of a start says 
 - **Other integers, NVFP4, and MXFP4 of GGUF files**:
   [8 bits](cpu-backend/quantised.md#quantised-weights-a-block), with one scale for 32 inputs. With
   `--activations 16`, and where a processor has no dot product of bytes for codes of 8 bits and of
-  tables, 16 bits.
+  the tables of IQ4_NL and IQ4_XS, 16 bits.
 - **FP8, MXFP8, NF4, FP4, MXFP4**: bfloat16 where a model is in bfloat16 and the processor
   multiplies its pairs, whether `--activations 8` is given or not. Elsewhere, and with
   `--activations 16`, they are not rounded.

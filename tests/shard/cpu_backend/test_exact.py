@@ -22,6 +22,7 @@ from tests.shard.torch_backend.models_support import (
     sequence,
     sequences,
 )
+from tests.shard.torch_backend.own_names import CASES, make_case
 from tgi_trio.shard.contract import ShardSequence
 from tgi_trio.shard.cpu_backend.instructions import has_amx, has_dot
 from tgi_trio.shard.cpu_backend.weight_layout import Pairs
@@ -59,6 +60,22 @@ def test_tokens_and_logits_of_every_family(checkpoint: Checkpoint, family: str) 
             assert_greedy(golden, recorder, row, ROUNDING.get(family, 1e-4))
     different = len({tuple(generated(row)) for row in batch})
     assert different == len(batch) or (family == "bloom" and different > len(batch) / 2)
+
+
+@pytest.mark.sampled(5)
+@pytest.mark.parametrize(
+    "name", sorted(CASES.keys() - {"kimi_k2"})
+)  # whose parts are those of FITTING
+def test_families_that_transformers_has_not(
+    checkpoint: Checkpoint, tmp_path: Path, name: str
+) -> None:
+    relative, own = make_case(name, checkpoint, tmp_path)
+    golden = Golden(relative)
+    with cpu_runner(own) as (runner, recorder):
+        batch = sequences(PROMPTS[2:7], 3, new=12)
+        run(runner, batch, chunk=20, joins=3, seed=1)
+        for row in batch:
+            assert_greedy(golden, recorder, row, 3e-4)
 
 
 @pytest.fixture(scope="module")

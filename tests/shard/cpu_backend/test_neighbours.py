@@ -27,7 +27,7 @@ def way(name: str, dots: Dots, *, half: bool = True) -> Multiplier:
 
 
 @pytest.mark.parametrize("half", [True, False])
-@pytest.mark.parametrize("name", ["e4m3", "table", "mul1 3"])
+@pytest.mark.parametrize("name", ["e4m3", "table", "table of e2m1", "mul1 3"])
 def test_neighbours_are_added_up_as_numbers_one_by_one(name: str, half: bool) -> None:
     """To the bit, in tiles of all sizes; `half` False: what a processor without F16C has."""
     kind, draw = KINDS[name].kind, np.random.default_rng(7)

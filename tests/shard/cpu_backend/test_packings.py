@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,9 +11,10 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from tests.shard.checkpoint.quantised_cases import CASES, open_matrix
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.shard.checkpoint.formats.plain import PlainMatrix
-from tgi_trio.shard.cpu_backend.kinds.floating import E4M3
+from tgi_trio.shard.cpu_backend.kinds.floating import E2M1, E4M3, TABLE
 from tgi_trio.shard.cpu_backend.kinds.kind import BLOCK_INPUTS, Codes
 from tgi_trio.shard.cpu_backend.kinds.table import find_packing
 from tgi_trio.shard.cpu_backend.packing import check_codes
@@ -116,3 +118,9 @@ def test_a_code_that_is_no_number_is_refused(code: int) -> None:
     weights = Codes(codes, {"scale": np.ones((4, 1), np.float32)})
     with pytest.raises(ModelLoadError, match="holds a weight that is not a number"):
         check_codes(PlainMatrix(np.zeros((4, 32), np.float32)), E4M3.kind, weights)
+
+
+@pytest.mark.parametrize(("name", "kind"), [("quark, mxfp4", E2M1), ("nf4", TABLE)])
+def test_a_table_of_e2m1_is_known_by_its_numbers(tmp_path: Path, name: str, kind: Any) -> None:
+    found = find_packing(open_matrix(tmp_path, CASES[name]()))
+    assert found is not None and found.stored is kind

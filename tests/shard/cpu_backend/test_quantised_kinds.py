@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 
 from tests.shard.cpu_backend.kernel_support import meets_subnormals
 from tgi_trio.shard.checkpoint.formats.fp8 import E4M3_NUMBERS
+from tgi_trio.shard.cpu_backend import instructions
 from tgi_trio.shard.cpu_backend.arena import address, allocate_zeroed
 from tgi_trio.shard.cpu_backend.instructions import find_multiplier, multiplies_pairs
 from tgi_trio.shard.cpu_backend.kinds.kind import BLOCK_INPUTS, Codes, Kind, fill_panels
 from tgi_trio.shard.cpu_backend.kinds.table import KINDS
-from tgi_trio.shard.cpu_backend.multiplier import Multiplier
+from tgi_trio.shard.cpu_backend.multiplier import Dots, Multiplier, pairs_that_fit
 from tgi_trio.shard.cpu_backend.panel_kernel import PanelKernel, open_panel_kernel
 from tgi_trio.shard.cpu_backend.scratch_memory import ROWS
 from tgi_trio.shard.cpu_backend.self_tests.kinds import (
@@ -90,9 +91,9 @@ def test_what_is_packed_is_unpacked(name: str, outputs: int, count: int, seed: i
     span = spans(kind)[seed % len(spans(kind))]
     weights = random_codes(kind, outputs, count * span, span, draw)
     codes, scales = unpack(name, weights, span)
-    expected = (
-        np.asarray(kind.table)[weights.codes] + kind.zero_code if kind.table else weights.codes
-    )
+    expected = weights.codes
+    if kind.table:
+        expected = np.asarray(kind.table)[expected] + kernel(name, 8).multiplier.zero_code
     np.testing.assert_array_equal(codes, expected)
     ones = Codes(np.full_like(weights.codes, 1), weights.numbers)
     exact = dequantise(kind, ones, span)
@@ -124,6 +125,36 @@ def test_products_are_those_of_the_weights(name: str, active_bits: int) -> None:
             np.testing.assert_array_equal(many, found)
             expected = x.astype(np.float64) @ exact.T
             assert np.linalg.norm(found - expected) < limit * np.linalg.norm(expected)
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_the_largest_products_fill_what_they_are_added_in(name: str) -> None:
+    """Every code at one end of its range, and every activation as large as can be."""
+    draw, kind = np.random.default_rng(7), ALL[name]
+    used, span = kernel(name, 8), spans(kind)[-1]
+    drawn = random_codes(kind, PANEL, span, span, draw)
+    values = np.asarray(kind.table) if kind.table else np.arange(kind.largest_code + 1)
+    for code in (values.argmin(), values.argmax()):
+        weights = replace(drawn, codes=np.full_like(drawn.codes, code))
+        x = np.ones((used.multiplier.rows + 1, span), np.float32)
+        x[1:] *= -1
+        stored, _ = store_rows(used.multiplier, x)
+        found = multiply(used, weights, span, stored)
+        np.testing.assert_array_equal(multiply(used, weights, span, stored, UNPACK), found)
+        exact = x.astype(np.float64) @ dequantise(kind, weights, span).T
+        np.testing.assert_allclose(found, exact, atol=1e-5 * np.abs(exact).max())
+
+
+@pytest.mark.parametrize("name", ["mxfp4", "nvfp4"])
+@pytest.mark.parametrize("dots", ["vnni", "avx512", "avx2"])
+def test_numbers_of_e2m1_are_multiplied_with_8_bits_everywhere(
+    name: str, dots: Dots, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four pairs of their products fit into 16 bits; those of IQ4_NL's table do not."""
+    monkeypatch.setattr(instructions, "dots", lambda: dots)
+    assert find_multiplier(ALL[name]).active_bits == 8
+    assert pairs_that_fit(ALL[name].largest_code) == 4
+    assert find_multiplier(ALL["iq4_nl"]).active_bits == (8 if dots == "vnni" else 16)
 
 
 @pytest.mark.sampled(3)

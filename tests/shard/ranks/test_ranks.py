@@ -27,6 +27,7 @@ from tests.shard.torch_backend.models_support import (
     sequence,
     sequences,
 )
+from tests.shard.torch_backend.own_names import CASES, make_case
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.ipc.frame_codec import Frame, frame_bytes
 from tgi_trio.ipc.frames import Kind
@@ -58,14 +59,22 @@ def rows_for(count: int = 4) -> list[ShardSequence]:
 
 
 def check_ranks(
-    folder: Path, ranks: int, rows: list[ShardSequence], tolerance: float, **order: int
+    folder: Path,
+    ranks: int,
+    rows: list[ShardSequence],
+    tolerance: float,
+    oracle: Path | None = None,
+    **order: int,
 ) -> None:
-    """Run `rows` over several ranks, in the `order` that `run` takes; they say what one says."""
+    """Run `rows` over several ranks, in the `order` that `run` takes; they say what one says.
+
+    `oracle`: the folder that transformers reads, if it cannot read this one.
+    """
     recorder = GreedyRecorder()
     with ranks_of(folder, ranks, recorder) as runner:
         runner.warm_up(WarmupRequest(64, 256, 16, 100 * BLOCK))
         run(runner, rows, **order)
-    golden = Golden(folder)
+    golden = Golden(oracle or folder)
     for row in rows:
         assert_greedy(golden, recorder, row, tolerance)
 
@@ -75,6 +84,15 @@ def check_ranks(
 def test_two_ranks_say_what_one_says(checkpoint: Checkpoint, family: str) -> None:
     tolerance = TOLERANCES.get(family, 2e-4)
     check_ranks(checkpoint(family), 2, rows_for(3), tolerance, chunk=20, joins=2)
+
+
+@pytest.mark.sampled(5)
+@pytest.mark.parametrize("name", CASES)
+def test_two_ranks_share_families_that_transformers_has_not(
+    checkpoint: Checkpoint, tmp_path: Path, name: str
+) -> None:
+    relative, own = make_case(name, checkpoint, tmp_path)
+    check_ranks(own, 2, rows_for(3), 2e-4, oracle=relative, chunk=20, joins=2)
 
 
 @pytest.mark.parametrize("family", ["glm5_next", "mistral_large4", "muse_glimmer", "step3p7"])

@@ -76,9 +76,21 @@ class Multiplier:
         computed for each row. Scales are smaller by the same power of two, so products stay the
         same.
         """
-        if self.dots != "vnni" or self.kind.floating or not self.kind.zero_code:
+        kind = self.kind
+        if self.dots != "vnni" or kind.floating or kind.table or not kind.zero:
             return 0
-        return (MOST_ZERO // self.kind.zero_code).bit_length() - 1
+        return (MOST_ZERO // kind.zero).bit_length() - 1
+
+    @property
+    def zero_code(self) -> int:
+        """The zero code of what is multiplied.
+
+        The values of a table get the same as all other codes where bytes may be of any size, and
+        the least elsewhere: of products of small codes more can be added in 16 bits.
+        """
+        if self.kind.table and self.dots == "vnni":
+            return MOST_ZERO
+        return self.kind.least_zero << self.raised
 
     @property
     def ahead(self) -> int:
@@ -181,7 +193,7 @@ class Multiplier:
 
         Then no sum starts with what zeros add.
         """
-        return self.unpacked.kind.zero_code == MOST_ZERO
+        return self.unpacked.zero_code == MOST_ZERO
 
     @property
     def signs(self) -> int:
@@ -202,7 +214,7 @@ class Multiplier:
     @property
     def unpacked(self) -> Multiplier:
         """The multiplier of the same weights after `unpack_block`."""
-        return replace(self, kind=unpacked(self.kind, self.raised, self.active_bits))
+        return replace(self, kind=unpacked(self.kind, self.zero_code, self.active_bits))
 
 
 def multiplies_bytes(dots: Dots, largest_code: int) -> bool:

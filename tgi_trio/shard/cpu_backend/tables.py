@@ -560,6 +560,7 @@ HYPER = np.dtype(
 STEP = np.dtype(
     [
         ("threads", "i8"),
+        ("spins", "i8"),  # looks at a barrier before the core is yielded
         ("tile", "i8"),  # tokens of a work item of attention
         ("first", "i8"),  # operations to run
         ("end", "i8"),

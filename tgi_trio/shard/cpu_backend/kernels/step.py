@@ -74,7 +74,7 @@ def run_operations(variant, rank, step, operations, control):
             embed(variant, rank, step, op)
         else:
             attend(variant, step, op, counter, scratch)
-        arrived = barrier(control, step.threads, arrived)
+        arrived = barrier(control, step.threads, step.spins, arrived)
 
 
 @entry

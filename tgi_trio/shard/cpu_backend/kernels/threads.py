@@ -24,11 +24,9 @@ from tgi_trio.shard.cpu_backend.kernels import kernel
 from tgi_trio.shard.cpu_backend.kernels.compiler import types
 from tgi_trio.shard.cpu_backend.kernels.emit import I32, I64, address, at, call, none, operation
 
-# Looks before the core is yielded. Between steps about ten microseconds, since it is unknown when
-# the next step comes. At a barrier about 0.6 ms: the others are nearly there, and a thread that
-# yields its core to a busy process gets it back after milliseconds, a hundred times a step.
+# Looks before the core is yielded between steps, about ten microseconds: it is unknown when the
+# next one comes. How many at a barrier, the team says (`team.py`).
 _SPINS = 256
-_BARRIER_SPINS = 16384
 _YIELDS = 512  # yields before a worker sleeps; milliseconds on an idle machine
 
 
@@ -87,17 +85,21 @@ def item_counter(control, i):
 
 
 @kernel
-def barrier(control, threads, arrived):
-    """Wait for all threads. `arrived`: arrivals before this barrier; returns those after it."""
+def barrier(control, threads, spins, arrived):
+    """Wait for all threads, and yield the core after every `spins` looks.
+
+    `arrived`: arrivals before this barrier; returns those after it.
+    """
     target = arrived + threads
     if threads > 1:
         atomic_add(control + ARRIVED, 1)
-        looks = 0
+        left = spins
         while atomic_load(control + ARRIVED) < target:
             pause()
-            looks += 1
-            if looks % _BARRIER_SPINS == 0:
+            left -= 1
+            if left == 0:
                 give_up_core()
+                left = spins
     return target
 
 

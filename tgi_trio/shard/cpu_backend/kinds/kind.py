@@ -28,6 +28,7 @@ from tgi_trio.shard.cpu_backend.kinds.rings import fill_rings
 Array = NDArray[Any]
 BLOCK_INPUTS = 32
 MOST_ZERO = 128  # the largest zero code
+_ZEROS_OF_TABLES = (16, MOST_ZERO)
 # Numbers in a head: float16, float32, signed and unsigned bytes; "e8": the exponent of a power of
 # two, with float32's bias; "i4": int32.
 Number = Literal["f2", "f4", "i1", "u1", "e8", "i4"]
@@ -80,6 +81,9 @@ class Kind:
     span: int = 0  # inputs of a span; 0: depends on the matrix; -1: all
     # The values of the 16 codes, from -127 to 127; (): codes are their values.
     table: tuple[int, ...] = ()
+    # The table of floating-point codes of 4 bits that all matrices have, of numbers that the upper
+    # bytes of float16 hold; (): each has its own.
+    numbers: tuple[float, ...] = ()
     largest: int = 0  # the largest code; 0: all `bits` set
     floating: Floating | None = None  # None: codes are integers
     # Whether activations of a whole row share a scale, see `kernels/quantised/digits.py`. Codes are
@@ -87,9 +91,11 @@ class Kind:
     by_rows: bool = False
 
     @property
-    def zero_code(self) -> int:
-        """The zero code of what is multiplied: values of a table are shifted to be unsigned."""
-        return MOST_ZERO if self.table else self.zero
+    def least_zero(self) -> int:
+        """The least zero code: what makes the values of a table unsigned, where there is one."""
+        if not self.table:
+            return self.zero
+        return next(zero for zero in _ZEROS_OF_TABLES if zero >= -min(self.table))
 
     @property
     def parts(self) -> int:
@@ -128,7 +134,10 @@ class Kind:
 
     @property
     def largest_code(self) -> int:
-        return 255 if self.table else self.largest or (1 << self.bits) - 1
+        """The largest code that is multiplied: of a table, its largest value behind the zero."""
+        if self.table:
+            return self.least_zero + max(self.table)
+        return self.largest or (1 << self.bits) - 1
 
     def spans(self, inputs: int, span: int) -> int:
         """Return how many spans of `span` inputs a panel has, of which the last may have fewer; 0
@@ -142,17 +151,16 @@ class Kind:
         return self.table_bytes + blocks + self.spans(inputs, span) * self.span_bytes
 
 
-def unpacked(kind: Kind, raised: int, active_bits: int) -> Kind:
+def unpacked(kind: Kind, zero: int, active_bits: int) -> Kind:
     """Return the unpacked kind, with a byte per code and float32 heads, shared by many rows.
 
-    `active_bits`: of activations; codes that are not integers get as many. `raised`: bits by which
-    codes are shifted left. Sums of integers are exact, so unpacking does not change them.
+    `active_bits`: of activations; codes that are not integers get as many. `zero`: the zero code of
+    what is multiplied. Sums of integers are exact, so unpacking does not change them.
     """
     if kind.floating:
         name, scale = f"unpacked floats of {active_bits}", (Field("scale", "f4"),)
         number: Floating = "bfloat16" if active_bits == 16 else "float32"
         return Kind(name, active_bits, ("scale",), scale, floating=number)
-    zero = kind.zero_code << raised
     # Codes with this zero count as using all of a byte, so that most kinds share one unpacked kind.
     largest = 255 if zero == MOST_ZERO else kind.largest_code
     head = [

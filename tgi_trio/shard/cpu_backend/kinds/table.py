@@ -18,7 +18,7 @@ from tgi_trio.shard.cpu_backend.kinds.blocks_of_32 import (
     Q8_0,
 )
 from tgi_trio.shard.cpu_backend.kinds.blocks_of_256 import IQ4_XS, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K
-from tgi_trio.shard.cpu_backend.kinds.floating import E4M3, TABLE
+from tgi_trio.shard.cpu_backend.kinds.floating import E2M1, E4M3, TABLE
 from tgi_trio.shard.cpu_backend.kinds.groups import (
     GROUPS_OF_2,
     GROUPS_OF_4,
@@ -34,7 +34,7 @@ from tgi_trio.shard.cpu_backend.kinds.ternary import TQ1_0, TQ2_0
 from tgi_trio.shard.cpu_backend.kinds.trellis import TRELLIS
 
 # By `StoredMatrix.coding`, followed by bits if there are several; "affine in any order" is as
-# "affine".
+# "affine", and a "table" may be that of e2m1.
 KINDS: Final[Mapping[str, StoredKind]] = {
     "Q4_0": Q4_0,
     "Q4_1": Q4_1,
@@ -58,6 +58,7 @@ KINDS: Final[Mapping[str, StoredKind]] = {
     **{f"lowered {bits}": LOWERED[max(bits, 4)] for bits in (1, 2, 3, 4, 5, 6, 8)},
     "int8": SIGNED_8,
     "table": TABLE,
+    "table of e2m1": E2M1,
     "e4m3": E4M3,
     "nvfp4": NVFP4,
     **TRELLIS,
@@ -95,7 +96,10 @@ def find_packing(matrix: StoredMatrix, *, int8_by_rows: bool = False) -> Packing
         return None  # its blocks cross the ends of rows
     table = b""
     if stored.kind.floating == "table":
-        table = _shared(matrix, "table").tobytes()
+        numbers = _shared(matrix, "table")
+        table = numbers.tobytes()
+        if np.array_equal(numbers, E2M1.kind.numbers):
+            stored = E2M1
     if ordered:
         return _sorted(stored, inputs, _shared(matrix, "groups"))
     if group % BLOCK_INPUTS:

@@ -72,6 +72,8 @@ def random_codes(
     if kind.floating == "e4m3":
         codes[codes & E4M3_NO_NUMBER == E4M3_NO_NUMBER] = 0
     table = draw.standard_normal(16, np.float32) if kind.floating == "table" else None
+    if kind.numbers:
+        table = np.array(kind.numbers, np.float32)
     return Codes(codes, numbers, table)
 
 

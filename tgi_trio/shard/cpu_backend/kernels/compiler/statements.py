@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import llvmlite.ir as ir
@@ -303,8 +304,12 @@ class Statements(Expressions):
         self.builder.branch(self._loops[-1].more)
 
 
-def _count_assignments(node: ast.FunctionDef) -> dict[str, int]:
-    """Return how often each name is assigned to; an argument, one time more."""
+@cache
+def _count_assignments(node: ast.FunctionDef) -> Mapping[str, int]:
+    """Return how often each name is assigned to; an argument, one time more.
+
+    What is read of a file is kept as well: most functions are compiled for several kernels.
+    """
     counts: dict[str, int] = {}
     arguments = [each.arg for each in node.args.args]
     for each in ast.walk(node):

@@ -228,7 +228,7 @@ def _minus_sum(builder: Any, facts: Any, part: int) -> Any:
 
 def _minus_zero(builder: Any, way: Multiplier, facts: Any, part: int) -> Any:
     """Return -zero times the sum of a part's activations, in every lane; None for a zero of 0."""
-    zero = way.kind.zero_code << way.raised
+    zero = way.zero_code
     if not zero:
         return None
     place = offset(builder, facts, 8 if way.kind.parts == 1 else 12 + 4 * part)

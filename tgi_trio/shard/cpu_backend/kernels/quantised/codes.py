@@ -17,7 +17,7 @@ from tgi_trio.shard.cpu_backend.kernels.emit import (
     ints,
     load_as,
 )
-from tgi_trio.shard.cpu_backend.kinds.kind import MOST_ZERO, Field
+from tgi_trio.shard.cpu_backend.kinds.kind import Field
 from tgi_trio.shard.cpu_backend.multiplier import Multiplier
 from tgi_trio.shard.cpu_backend.weight_layout import LANES, PANEL
 
@@ -80,8 +80,8 @@ def read_code(builder: Any, way: Multiplier, where: Any, column: Any, place: int
 
 
 def look_up(builder: Any, way: Multiplier, codes: Any) -> Any:
-    """Return the values of 4-bit codes, plus `MOST_ZERO`."""
-    values = [value + MOST_ZERO for value in way.kind.table]
+    """Return the values of 4-bit codes, plus the zero code."""
+    values = [value + way.zero_code for value in way.kind.table]
     if way.dots in ("vnni", "avx512"):
         table = ir.Constant(CODES, values * (CODES.count // 16))
         return call(builder, "llvm.x86.avx512.pshuf.b.512", CODES, table, codes)

@@ -8,7 +8,7 @@ which is the order of `floats.py`, so sums are the same to the bit.
 The bits of an e4m3 number (sign, four of exponent, three of fraction) are those of a float16 number
 whose first exponent bit is 0. F16C makes float32 of it, subnormal ones included, at 1/256 of its
 size, and the scale is multiplied by 256. Codes of 4 bits look up each byte of their float32 number
-in a register of 16.
+in a register of 16; those of e2m1 look up the upper byte of a float16 number, whose lower one is 0.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final, Protocol
 
 import llvmlite.ir as ir
+import numpy as np
 
 from tgi_trio.shard.cpu_backend.kernels.emit import (
     FLOAT,
@@ -72,7 +73,7 @@ def add_neighbours(
     """
     read = _find_reader(builder, way, table, codes_at, column)
     halves: list[Sequence[int]] = [[half] for half in range(_HALVES)]
-    if len(rows_at) == 1 and way.kind.floating == "e4m3":
+    if len(rows_at) == 1 and _widens(way):
         halves = [range(_HALVES)]
     found: list[list[Any]] = [[] for _ in rows_at]
     for own in halves:
@@ -86,6 +87,11 @@ def add_neighbours(
         fma_of(builder, join(builder, own), scale, total)
         for own, total in zip(found, sums, strict=True)
     ]
+
+
+def _widens(way: Multiplier) -> bool:
+    """Return whether numbers are made of those of 16 bits."""
+    return way.kind.floating == "e4m3" or bool(way.kind.numbers)
 
 
 def scale_neighbours(builder: Any, way: Multiplier, scale: Any) -> Any:
@@ -208,8 +214,10 @@ class _Made:
     def __init__(self, builder: Any, way: Multiplier, table: Any, first: Any) -> None:
         self._builder, self._way, self._first = builder, way, first
         self._made: dict[tuple[int, int], list[list[Any]]] = {}  # of four inputs: both pairs
-        self._tables = list(self._read_tables(table)) if way.kind.floating == "table" else []
-        if way.kind.floating == "e4m3":
+        self._tables: list[Any] = []
+        if way.kind.floating == "table":
+            self._tables = [_upper_bytes(way)] if _widens(way) else list(self._read_tables(table))
+        if _widens(way):
             with builder.goto_entry_block():
                 room = builder.alloca(_SHORTS)
             self._room = builder.ptrtoint(room, I64)
@@ -231,12 +239,15 @@ class _Made:
         """The lower bytes of shorts are the first two inputs, the upper ones the others."""
         builder, shorts = self._builder, self._load(half, four)
         lower = builder.shl(shorts, _shorts(8))
-        return [self._widen(each) for each in (lower, shorts)]
+        made = []
+        for each in (lower, shorts):
+            bits = builder.and_(builder.ashr(each, _shorts(1)), _shorts(_KEPT_OF_E4M3))
+            made.append(self._widen(bits))
+        return made
 
-    def _widen(self, shorts: Any) -> list[Any]:
-        """Return float32 numbers of e4m3 in the upper bytes of shorts."""
+    def _widen(self, bits: Any) -> list[Any]:
+        """Return float32 numbers of float16's bits."""
         builder = self._builder
-        bits = builder.and_(builder.ashr(shorts, _shorts(1)), _shorts(_KEPT_OF_E4M3))
         halves = builder.bitcast(bits, ir.VectorType(ir.HalfType(), 2 * _OUTPUTS))
         lower = builder.shuffle_vector(halves, halves, _lanes(range(_OUTPUTS)))
         store_as(builder, halves, self._room)
@@ -263,14 +274,19 @@ class _Made:
     def _of_table(self, half: int, four: int) -> list[list[Any]]:
         builder = self._builder
         upper, place = divmod(four, BLOCK_INPUTS // 8)
-        # What is put together within 128 bits shall be outputs that follow each other.
         shorts = self._load(half, place)
-        shorts = builder.shuffle_vector(shorts, shorts, _lanes(_QUARTERS))
+        if not _widens(self._way):
+            # What is put together within 128 bits shall be outputs that follow each other.
+            shorts = builder.shuffle_vector(shorts, shorts, _lanes(_QUARTERS))
         if upper:
             shorts = builder.lshr(shorts, _shorts(4))
         codes = builder.bitcast(builder.and_(shorts, _shorts(0x0F0F)), _BYTES)
         name = "llvm.x86.avx2.pshuf.b"
         found = [call(builder, name, _BYTES, each, codes) for each in self._tables]
+        if _widens(self._way):
+            bits = builder.bitcast(found[0], _SHORTS)
+            first = builder.shl(bits, _shorts(8))
+            return [self._widen(each) for each in (first, builder.and_(bits, _shorts(0xFF00)))]
         low, high = (self._pair_bytes(*found[i : i + 2]) for i in (0, 2))
         return [self._interleave(a, b) for a, b in zip(low, high, strict=True)]
 
@@ -300,6 +316,12 @@ class _Made:
             both = builder.shuffle_vector(low, high, _lanes(lanes))
             made.append(builder.bitcast(both, _NUMBERS))
         return made
+
+
+def _upper_bytes(way: Multiplier) -> ir.Constant:
+    """Return the upper bytes of a kind's 16 numbers in float16, twice."""
+    halves = np.array(way.kind.numbers, "<f2").view(np.uint8)
+    return ir.Constant(_BYTES, halves[1::2].tolist() * 2)
 
 
 def _shorts(value: int) -> ir.Constant:
