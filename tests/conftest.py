@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import os
 import sys
-from collections import Counter
 from collections.abc import Iterator
 from tempfile import TemporaryDirectory
 
@@ -15,7 +14,12 @@ from hypothesis import HealthCheck, settings
 from tests.support.threads import one_torch_thread
 from tgi_trio.devices import has_driver
 
-pytest_plugins = ["tests.support.hangs", "tests.support.sanitized", "tests.support.variables"]
+pytest_plugins = [
+    "tests.support.hangs",
+    "tests.support.sampled",
+    "tests.support.sanitized",
+    "tests.support.variables",
+]
 
 # Before anything imports Triton, as libraries do that other tests import: it then interprets.
 if not has_driver():
@@ -59,20 +63,11 @@ settings.register_profile(
 settings.load_profile("shared-machine")
 
 
-@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the cases of `sampled` tests that only `make test-thorough` runs."""
-    counts = Counter[str]()
+    """Refuse names that differ between processes which run tests beside each other."""
     for item in items:
-        if " at 0x" in item.nodeid:  # processes that run tests beside each other would differ
+        if " at 0x" in item.nodeid:
             raise pytest.UsageError(f"{item.nodeid} has an address in its name: give it ids")
-        if (sampled := item.get_closest_marker("sampled")) is None:
-            continue
-        test = item.nodeid.partition("[")[0]
-        (every,) = sampled.args
-        if (counts[test] - sampled.kwargs.get("first", 0)) % every:
-            item.add_marker(pytest.mark.thorough)
-        counts[test] += 1
 
 
 def pytest_collection_finish() -> None:

@@ -95,7 +95,8 @@ RULES: dict[str, Rule] = {
             "errors settings accepting descriptors file_watch name_lookups sockets threads "
             "whole_files model.config "
             "model.adapters.own_tokens "
-            "model.audio_families model.image_families model.image_rules model.video_families "
+            "model.audio_families model.image_families model.image_rules model.internvl_chat "
+            "model.video_families "
             "logs ipc media.sound "
             "media.image_text media.packed_frames media.canvases media.video_canvas "
             "media.frame_canvases media.omni_canvases media.patch_canvases media.video_canvases "
@@ -151,6 +152,7 @@ RULES: dict[str, Rule] = {
     "accepting": Rule(NOTHING, only=ours("trio")),
     "address_space": Rule(ours("errors"), only=NOTHING),
     "descriptors": Rule(ours("errors"), only=NOTHING),
+    "stack_size": Rule(ours("errors"), only=NOTHING),
     "sockets": Rule(ours("errors whole_files"), only=NOTHING),
     "whole_files": Rule(NOTHING, only=NOTHING),
     "threads": Rule(NOTHING, only=ours("outcome trio")),
@@ -207,7 +209,7 @@ RULES: dict[str, Rule] = {
         ours(
             "errors settings devices log_levels logs hub "
             "conversion demo descriptors ipc router launcher client cluster signals sockets "
-            "whole_files"
+            "stack_size whole_files"
         ),
         banned=MODEL,
     ),
@@ -297,7 +299,7 @@ RULES: dict[str, Rule] = {
             "address_space cli demo descriptors early_interrupt errors held_signals hub log_levels "
             "logs launcher model.facts "
             "router.shards.prefix_store settings signals start.checks start.drafter "
-            "start.timeline devices ipc.litmus ipc.waiting"
+            "start.timeline devices ipc.litmus ipc.waiting stack_size"
         ),
         banned=MODEL,
     ),
