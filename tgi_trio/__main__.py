@@ -172,7 +172,8 @@ def _serve(
         from tgi_trio.descriptors import raise_limit
         from tgi_trio.hub.resolve import resolve_adapter, resolve_served
         from tgi_trio.launcher import Launcher, bind
-        from tgi_trio.model.facts import read_model_facts
+        from tgi_trio.model.config import read_config
+        from tgi_trio.model.facts import find_model_facts
         from tgi_trio.router.shards.prefix_store import PrefixStore
         from tgi_trio.settings.records import BASE
         from tgi_trio.settings.resolve import resolve
@@ -207,16 +208,17 @@ def _serve(
             resolve_adapter(entry, cache_dir=cache, progress=progress)
             for entry in options.lora_adapters
         ]
+        config = read_config(found.model, options.rope)
         settings = replace(
-            resolve(options, read_model_facts(found.model, tokenizer, options.rope), given),
+            resolve(options, find_model_facts(config, tokenizer, options.rope), given),
             adapter_folders={name: str(folder) for name, folder in adapters},
         )
-        for warning in check_start(settings, merged=found.merged):
+        for warning in check_start(settings, config, merged=found.merged):
             logging.getLogger("tgi_trio.cli").warning("%s", warning)
         timeline.mark("model found")
         with PrefixStore.open(settings) as prefixes:
             launcher = Launcher(
-                settings, listeners, timeline, shard, waiting, stop_timeout, prefixes
+                settings, config, listeners, timeline, shard, waiting, stop_timeout, prefixes
             )
             run_to_its_end(launcher.run)
     return 0

@@ -23,7 +23,7 @@ from tgi_trio.hub.resolve import read_pipeline_tag
 from tgi_trio.ipc.images import ImageArena
 from tgi_trio.ipc.startup import WarmupRequest
 from tgi_trio.ipc.waiting import WaitingShards
-from tgi_trio.model.config import read_config
+from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.serving import describe_serving
 from tgi_trio.router.adapters.registry import AdapterRegistry
 from tgi_trio.router.media.image_model import name_served
@@ -132,6 +132,7 @@ class Launcher:
     def __init__(
         self,
         settings: Settings,
+        config: ModelConfig,
         listeners: Listeners,
         timeline: Timeline,
         argv: ShardArgv | None = None,
@@ -139,12 +140,14 @@ class Launcher:
         stop_timeout: float = STOP_TIMEOUT,
         prefixes: PrefixStore | None = None,
     ) -> None:
-        """`argv`: returns a shard's command line; None: that of a shard which serves a model.
+        """`config`: of the model in `settings.model_path`, read with `settings.rope`.
 
+        `argv`: returns a shard's command line; None: that of a shard which serves a model.
         `waiting`: pre-started processes for the first shards; `stop_timeout`: seconds that a shard
         has to exit when told to; `prefixes`: where those computed are kept, if anywhere.
         """
         self._settings = settings
+        self._config = config
         self._listeners = listeners
         self._timeline = timeline
         self._stopping = trio.Event()  # the first signal: drain
@@ -165,7 +168,7 @@ class Launcher:
             own={} if self._image_model is None else self._image_model.adapters,
         )
         self._ranks = _find_ranks(settings, listeners)
-        given = find_rank_settings(settings, tokenizer, self._arena, self._image_model)
+        given = find_rank_settings(settings, config, tokenizer, self._arena, self._image_model)
         self._supervisor = Supervisor(
             self._metrics,
             LocalGroup.starter(argv or real_shard, given, settings.spin_us, self._ranks, waiting),
@@ -261,7 +264,7 @@ class Launcher:
             await nursery.start(recorder.run)
         from tgi_trio.router.assembly import scheduling_limits
 
-        limits, info = scheduling_limits(settings), supervisor.started.info
+        limits, info = scheduling_limits(settings, self._config), supervisor.started.info
         engine = assembly.open(
             settings,
             limits,
@@ -301,7 +304,9 @@ class Launcher:
             from tgi_trio.router.assembly import load_assembly
 
             has_vision = self._image_model is not None
-            assembly = await load_assembly(self._settings, self._metrics, has_vision=has_vision)
+            assembly = await load_assembly(
+                self._settings, self._config, self._metrics, has_vision=has_vision
+            )
             images = None
             if self._image_model is not None and self._arena is not None:
                 images = assembly.open_images(self._image_model, self._settings, self._arena)
@@ -316,7 +321,7 @@ class Launcher:
         host = memory.host_blocks, memory.host_slots
         settings = with_kv(self._settings, memory.blocks - 1, memory.block_size, slots, host)
         serving = describe_serving(
-            read_config(settings.model_path, settings.rope),
+            self._config,
             backend=info.backend,
             device=info.device,
             dtype=info.dtype,

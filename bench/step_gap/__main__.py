@@ -33,7 +33,8 @@ from tgi_trio.ipc.frames import Kind
 from tgi_trio.ipc.messages import PrefillRow, encode_prefill
 from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.ipc.startup import WarmupRequest
-from tgi_trio.model.facts import read_model_facts
+from tgi_trio.model.config import read_config
+from tgi_trio.model.facts import find_model_facts
 from tgi_trio.router.assembly import Assembly, make_text_processors
 from tgi_trio.router.engine.shard_link import ShardLink
 from tgi_trio.router.scheduling import SchedulingLimits
@@ -134,7 +135,8 @@ async def router(streams: int, step_ms: float, seconds: float) -> Reading:
     options = Options(
         hostname="127.0.0.1", port=0, max_concurrent_requests=streams, max_batch_size=streams
     )
-    settings = resolve(options, read_model_facts(model_path()))
+    config = read_config(model_path())
+    settings = resolve(options, find_model_facts(config))
     supervisor = Supervisor(
         metrics,
         LocalGroup.starter(functools.partial(busy_argv, step_ms), ShardSettings(model_path=Path())),
@@ -142,7 +144,7 @@ async def router(streams: int, step_ms: float, seconds: float) -> Reading:
         watch=Watch(),
     )
     text_processor = TextProcessor(Tokenizer.from_folder(model_path()))
-    front = Assembly(make_text_processors(settings, text_processor), metrics)
+    front = Assembly(make_text_processors(settings, config, text_processor), metrics)
     shutdown = trio.Event()
     async with trio.open_nursery() as nursery:
         started = await nursery.start(supervisor.run)

@@ -23,6 +23,7 @@ from tgi_trio.cli.flags import Flag, list_flags
 from tgi_trio.cli.values import read_value
 from tgi_trio.errors import TgiTrioError
 from tgi_trio.model import check as model_check
+from tgi_trio.model.config import read_config
 from tgi_trio.model.facts import ModelFacts, read_model_facts
 from tgi_trio.settings.records import Options, Settings
 from tgi_trio.settings.resolve import resolve
@@ -116,7 +117,7 @@ def find_error(facts: ModelFacts, *given: Given, whole: bool = True) -> str:
         check_files(options)
         settings = resolve(options, facts)
         if whole:
-            check_start(settings)
+            check_start(settings, read_config(settings.model_path, settings.rope))
     except TgiTrioError as error:
         return str(error)
     except Exception:
@@ -167,7 +168,7 @@ def find_fields_read(facts: ModelFacts, every: list[Given]) -> set[str]:
             settings = resolve(Options(**{one.flag.field: one.value}), facts)
             noted = Fields(**{each.name: getattr(settings, each.name) for each in fields(settings)})
             try:
-                check_start(noted)
+                check_start(noted, read_config(noted.model_path, noted.rope))
             except TgiTrioError:
                 continue  # what it has read counts
     return Fields.read

@@ -19,9 +19,11 @@ from hypothesis import strategies as st
 
 import tgi_trio
 from tgi_trio.cli.flags import list_flags
+from tgi_trio.demo import model_path
 from tgi_trio.errors import ConfigurationError
 from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.ipc.startup import WarmupRequest
+from tgi_trio.model.config import read_config
 from tgi_trio.model.facts import ModelFacts
 from tgi_trio.router.shards.local_group import LocalGroup
 from tgi_trio.settings import resolve as resolve_module
@@ -129,7 +131,9 @@ def test_options_go_from_flags_to_shards_unchanged(
     if asked.drafter == MTP:
         asked = replace(asked, drafter=NGRAM)  # the other is refused where nothing has such layers
     decided = resolved(asked)
-    told = ShardSettings.parse(find_rank_settings(decided, Path("t.json")).text())
+    told = ShardSettings.parse(
+        find_rank_settings(decided, read_config(model_path()), Path("t.json")).text()
+    )
     expected = options_of(options) | {"drafter": decided.drafter}
     if options.speculate is None:  # it and the drafter are decided, by what there is to draft
         expected["speculate"] = 0 if options.draft_model is None else DRAFTED

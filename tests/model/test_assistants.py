@@ -61,7 +61,7 @@ def test_it_drafts_as_many_as_are_requested(base: Path, folder: Path) -> None:
     assert count_heads(folder) == 4 and count_drafts(folder, 9) == 9
     settings = resolve(Options(draft_model=folder), read_model_facts(base))
     assert (settings.drafter, settings.speculate) == ("gemma4_assistant", 4)
-    assert check_start(settings) == []
+    assert check_start(settings, read_config(base)) == []
 
 
 HOSTILE: dict[str, tuple[Callable[[dict[str, Any], dict[str, torch.Tensor]], object], str]] = {

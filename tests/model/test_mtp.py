@@ -9,6 +9,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.shard.speculation.mtp_support import mtp_checkpoint
 from tgi_trio.errors import ConfigurationError, ModelLoadError
+from tgi_trio.model.config import read_config
 from tgi_trio.model.facts import read_model_facts
 from tgi_trio.model.serving import Serving
 from tgi_trio.settings.records import Options, Settings
@@ -26,6 +27,10 @@ def resolved(folder: Path, **options: object) -> Settings:
     return resolve(Options(**options), read_model_facts(folder))  # type: ignore[arg-type]
 
 
+def check(settings: Settings) -> None:
+    check_start(settings, read_config(settings.model_path))
+
+
 def copy_without(folder: Path, copy: Path, part: str) -> Path:
     """Copy a checkpoint without tensors whose names have `part`."""
     for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
@@ -39,7 +44,7 @@ def test_they_draft_where_drafts_are_wanted_unless_the_text_is_named(folder: Pat
     assert resolved(folder).drafter is None
     settings = resolved(folder, speculate=2)
     assert (settings.drafter, settings.speculate) == ("mtp", 2)
-    check_start(settings)
+    check(settings)
     assert resolved(folder, speculate=2, drafter="ngram").drafter == "ngram"
     assert resolved(folder, speculate=2, drafter="mtp").drafter == "mtp"
 
@@ -48,7 +53,7 @@ def test_a_repository_that_states_them_and_leaves_them_out(folder: Path, tmp_pat
     without = copy_without(folder, tmp_path, "layers.2.")
     settings = resolved(without, speculate=2)
     assert settings.drafter == "ngram"
-    check_start(settings)
+    check(settings)
     with pytest.raises(ConfigurationError, match="has no layers that draft further tokens, by na"):
         resolved(without, speculate=2, drafter="mtp")
 
@@ -73,8 +78,8 @@ def test_what_lacks_parts_is_refused_by_name(
 ) -> None:
     settings = resolved(copy_without(folder, tmp_path, part), speculate=2)
     with pytest.raises(ModelLoadError, match=says):
-        check_start(settings)
-    check_start(resolved(tmp_path, speculate=2, drafter="ngram"))
+        check(settings)
+    check(resolved(tmp_path, speculate=2, drafter="ngram"))
 
 
 @pytest.mark.parametrize(
@@ -91,7 +96,7 @@ def test_parts_of_their_own_are_needed(family: str, part: str, says: str, tmp_pa
     copy.mkdir()
     without = copy_without(source, copy, f"mtp.0.{part}" if family == "deepseek_v4" else part)
     with pytest.raises(ModelLoadError, match=says):
-        check_start(resolved(without, speculate=1))
+        check(resolved(without, speculate=1))
 
 
 def test_what_has_another_shape_is_refused_by_name(tmp_path: Path) -> None:
@@ -101,7 +106,7 @@ def test_what_has_another_shape_is_refused_by_name(tmp_path: Path) -> None:
     save_file(tensors, folder / "new")
     (folder / "new").replace(folder / "model.safetensors")
     with pytest.raises(ModelLoadError, match=r"has shape \[64\] in .* which needs it as \[192\]"):
-        check_start(resolved(folder, speculate=2))
+        check(resolved(folder, speculate=2))
 
 
 def test_a_drafter_that_nothing_asks_for_is_told(folder: Path) -> None:

@@ -13,6 +13,7 @@ from tests.system.adapter_support import write
 from tgi_trio import launcher
 from tgi_trio.demo import model_path
 from tgi_trio.errors import ConfigurationError, ModelLoadError
+from tgi_trio.model.config import read_config
 from tgi_trio.model.facts import read_model_facts
 from tgi_trio.settings.records import Options
 from tgi_trio.settings.resolve import resolve
@@ -36,7 +37,8 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def start(folder: Path, **asked: Any) -> list[str]:
-    return check_start(resolve(Options(activations=8, **asked), read_model_facts(folder)))
+    settings = resolve(Options(activations=8, **asked), read_model_facts(folder))
+    return check_start(settings, read_config(folder))
 
 
 def test_torch_on_a_cpu_rounds_no_activations(llama: Path) -> None:
@@ -94,7 +96,8 @@ def test_texts_of_adapters_are_checked_unless_the_model_s_are_used(tmp_path: Pat
     def begin(whose: str) -> list[str]:
         named = Options(lora_adapters=(f"mine={folder}",), adapter_tokenizers=whose)
         settings = resolve(named, read_model_facts(model_path()))
-        return check_start(replace(settings, adapter_folders={"mine": str(folder)}))
+        settings = replace(settings, adapter_folders={"mine": str(folder)})
+        return check_start(settings, read_config(model_path()))
 
     assert begin("own") == begin("base") == []
     (folder / "chat_template.jinja").write_text("{% if %}")

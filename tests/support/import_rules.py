@@ -297,7 +297,7 @@ RULES: dict[str, Rule] = {
     "__main__": Rule(
         ours(
             "address_space cli demo descriptors early_interrupt errors held_signals hub log_levels "
-            "logs launcher model.facts "
+            "logs launcher model.config model.facts "
             "router.shards.prefix_store settings signals start.checks start.drafter "
             "start.timeline devices ipc.litmus ipc.waiting stack_size"
         ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from tgi_trio.model.config import RopeScaling, read_config, read_json
+from tgi_trio.model.config import ModelConfig, RopeScaling, read_config, read_json
 from tgi_trio.model.made_folders import OWN
 from tgi_trio.model.quantised.recognise import find_word
 from tgi_trio.model.speculators.mtp import count_mtp
@@ -35,7 +35,14 @@ def read_model_facts(
     `rope`: rotary scaling that replaces the checkpoint's, and makes sequences longer. Raises
     ModelLoadError if its config cannot be used.
     """
-    config, stretch = read_config(path, rope), 1.0 if rope is None else rope.factor
+    return find_model_facts(read_config(path, rope), tokenizer_path, rope)
+
+
+def find_model_facts(
+    config: ModelConfig, tokenizer_path: Path | None = None, rope: RopeScaling | None = None
+) -> ModelFacts:
+    """Do what `read_model_facts` does, with a config that has been read with `rope`."""
+    path, stretch = config.folder, 1.0 if rope is None else rope.factor
     tokenizer_config = read_json((tokenizer_path or path) / "tokenizer_config.json") or {}
     longest = tokenizer_config.get("model_max_length")
     return ModelFacts(

@@ -14,7 +14,7 @@ import trio
 from tgi_trio.descriptors import max_connections
 from tgi_trio.errors import ConfigurationError
 from tgi_trio.ipc.startup import ShardInfo
-from tgi_trio.model.config import read_config
+from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.image_rules import image_rules
 from tgi_trio.router.adapters.registry import AdapterRegistry
 from tgi_trio.router.adapters.text_processors import TextProcessors
@@ -213,10 +213,10 @@ def make_keys(settings: Settings) -> Keys:
     return Keys(settings.api_key, settings.api_key_file)
 
 
-def scheduling_limits(settings: Settings) -> SchedulingLimits:
+def scheduling_limits(settings: Settings, config: ModelConfig) -> SchedulingLimits:
     """Return the scheduler's numbers from settings that the loaded model has completed.
 
-    Raises ModelLoadError as `image_rules`.
+    `config`: the model's. Raises ModelLoadError as `image_rules`.
     """
     return SchedulingLimits(
         blocks=settings.kv_blocks + 1,  # block 0, never handed out
@@ -238,7 +238,7 @@ def scheduling_limits(settings: Settings) -> SchedulingLimits:
         speculate=settings.speculate or 0,
         target_itl=settings.target_itl,
         target_ttft=settings.target_ttft,
-        image_sight=image_rules(read_config(settings.model_path)).image_attention,
+        image_sight=image_rules(config).image_attention,
     )
 
 
@@ -344,14 +344,17 @@ def load_text_processor(settings: Settings) -> TextProcessor:
 
 
 def make_text_processors(
-    settings: Settings, text_processor: TextProcessor, *, has_vision: bool = False
+    settings: Settings,
+    config: ModelConfig,
+    text_processor: TextProcessor,
+    *,
+    has_vision: bool = False,
 ) -> TextProcessors:
-    """Return what reads the text processors of adapters; `text_processor`: the model's,
-    `has_vision`: it or it hears.
+    """Return what reads the text processors of adapters.
 
-    Raises ModelLoadError.
+    `config`, `text_processor`: the model's; `has_vision`: whether it sees or hears. Raises
+    ModelLoadError.
     """
-    config = read_config(settings.model_path)
     file = tokenizer_json(settings.tokenizer_path, None, settings.trust_remote_code)
     vocabulary = None
     if settings.serves_adapters and settings.adapter_tokenizers == OWN:
@@ -368,18 +371,19 @@ def make_text_processors(
 
 
 async def load_assembly(
-    settings: Settings, metrics: Metrics, *, has_vision: bool = False
+    settings: Settings, config: ModelConfig, metrics: Metrics, *, has_vision: bool = False
 ) -> Assembly:
-    """Load tokenizer and chat template in a thread; `has_vision`: whether the model does, or hears.
+    """Load tokenizer and chat template in a thread.
 
-    Raises ModelLoadError, ConfigurationError.
+    `config`: the model's; `has_vision`: whether it sees or hears. Raises ModelLoadError,
+    ConfigurationError.
     """
 
     def load() -> tuple[TextProcessors, Tracer | None]:
         endpoint, name = settings.otlp_endpoint, settings.otlp_service_name
         tracer = None if endpoint is None else Tracer.to(endpoint, name)
         return make_text_processors(
-            settings, load_text_processor(settings), has_vision=has_vision
+            settings, config, load_text_processor(settings), has_vision=has_vision
         ), tracer
 
     text_processors, tracer = await trio.to_thread.run_sync(load)

@@ -1,7 +1,7 @@
 """What cannot be served is refused here: before a shard is spawned, and without torch.
 
-Only files and drivers are asked. What is read here is read again by whoever uses it: a few
-milliseconds, against the seconds that a shard takes to say the same.
+Only files and drivers are asked. What is read here, but for config.json, is read again by whoever
+uses it: a few milliseconds, against the seconds that a shard takes to say the same.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ from tgi_trio.settings.records import MTP, OWN, Settings
 _OWN_MEMORY: Final = Path("/proc/self/status")
 
 
-def check_start(settings: Settings, *, merged: bool = False) -> list[str]:
+def check_start(settings: Settings, config: ModelConfig, *, merged: bool = False) -> list[str]:
     """Refuse what cannot be served so; converts a tokenizer of an older format, once.
 
-    `merged`: whether an adapter has been merged into the model. Returns warnings, a sentence each.
-    Raises ModelLoadError, ConfigurationError.
+    `config`: the model's, read with `settings.rope`; `merged`: whether an adapter has been merged
+    into it. Returns warnings, a sentence each. Raises ModelLoadError, ConfigurationError.
     """
     if not _OWN_MEMORY.exists():
         raise ConfigurationError(
@@ -57,18 +57,18 @@ def check_start(settings: Settings, *, merged: bool = False) -> list[str]:
     if asked and (settings.device == "cpu" or not _may_have_device(settings)):
         check_device_flags(settings.cuda_graphs, settings.cuda_memory_fraction)
     warnings = find_idle(settings, merged=merged)
-    warnings += check_model(read_config(settings.model_path, settings.rope), settings)
+    warnings += check_model(config, settings)
     if settings.activations == 8:
-        _check_rounding(settings)
+        _check_rounding(settings, config)
     if settings.adapter_folder is not None and not settings.adapter_updates:
         raise ConfigurationError("`adapter_folder` has no effect without `adapter_updates`")
     if settings.serves_adapters:
-        warnings += _check_adapters(settings)
+        warnings += _check_adapters(settings, config)
     _check_tokenizer(settings)
     if settings.draft_model is not None:
-        _check_drafter(settings, settings.draft_model)
+        _check_drafter(settings, config, settings.draft_model)
     if settings.drafter == MTP:
-        _check_own_layers(settings)
+        _check_own_layers(config)
     if settings.otlp_endpoint is not None:
         check_tracing_installed()
         check_tracing_files(settings.otlp_endpoint)
@@ -81,11 +81,11 @@ def check_start(settings: Settings, *, merged: bool = False) -> list[str]:
     return warnings
 
 
-def _check_rounding(settings: Settings) -> None:
+def _check_rounding(settings: Settings, config: ModelConfig) -> None:
     """Raise where torch on a CPU is sure to compute a model whose activations are to be rounded."""
     if settings.ranks_elsewhere or (settings.device != "cpu" and may_see_device()):
         return  # other machines may have devices, too
-    spec = model_spec(read_config(settings.model_path, settings.rope))
+    spec = model_spec(config)
     if not isinstance(spec, DecoderSpec):
         return  # `check_model` has refused it
     # The shard may widen the dtype: no reason is looked for there.
@@ -102,9 +102,8 @@ def _may_have_device(settings: Settings) -> bool:
     return settings.ranks_elsewhere > 0 or may_see_device()
 
 
-def _check_drafter(settings: Settings, folder: Path) -> None:
+def _check_drafter(settings: Settings, config: ModelConfig, folder: Path) -> None:
     """Raise for what cannot draft for the model: heads of another, a model of other tokens."""
-    config = read_config(settings.model_path, settings.rope)
     if find_kind(folder) is not None:
         spec = model_spec(config)
         if not isinstance(spec, DecoderSpec):
@@ -129,15 +128,14 @@ def _check_drafter(settings: Settings, folder: Path) -> None:
         )
 
 
-def _check_own_layers(settings: Settings) -> None:
+def _check_own_layers(config: ModelConfig) -> None:
     """Raise for layers of the model's own that cannot draft."""
-    config = read_config(settings.model_path, settings.rope)
     spec = model_spec(config)
     if isinstance(spec, DecoderSpec):  # what has such layers is no other model
         need_mtp(config, spec)
 
 
-def _check_adapters(settings: Settings) -> list[str]:
+def _check_adapters(settings: Settings, config: ModelConfig) -> list[str]:
     """Raise for adapters that cannot be served.
 
     Their headers are read, and some rows of matrices that they save whole.
@@ -148,7 +146,6 @@ def _check_adapters(settings: Settings) -> list[str]:
             "`adapter_updates` lets clients name files to load: it needs `api_key` (or "
             "`api_key_file`) and `adapter_folder`, below which those files are"
         )
-    config = read_config(settings.model_path, settings.rope)
     spec = model_spec(config)
     if not isinstance(spec, DecoderSpec):
         raise ConfigurationError(

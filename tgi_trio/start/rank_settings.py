@@ -10,7 +10,7 @@ from tgi_trio.ipc.images import ImageArena
 from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.model.adapters.needs import AdapterNeeds, find_needs
 from tgi_trio.model.adapters.sites import EVERYTHING, NOTHING
-from tgi_trio.model.config import read_config
+from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.families.registry import decoder_spec
 from tgi_trio.router.media.image_model import ImageModel
 from tgi_trio.settings.records import Settings
@@ -18,21 +18,22 @@ from tgi_trio.settings.records import Settings
 
 def find_rank_settings(
     settings: Settings,
+    config: ModelConfig,
     tokenizer: Path,
     arena: ImageArena | None = None,
     images: ImageModel | None = None,
 ) -> ShardSettings:
     """Return the settings of every rank, without its number in the group.
 
-    `tokenizer`: the tokenizer.json for which grammars are compiled; `arena`: of images' pixels;
-    `images`: how the model takes images, if they are served.
+    `config`: the model's; `tokenizer`: the tokenizer.json for which grammars are compiled;
+    `arena`: of images' pixels; `images`: how the model takes images, if they are served.
     """
     largest = longest = ""
     if images is not None:
         largest = images.describe_largest(settings.max_image_pixels, settings.max_input_tokens)
         longest = images.describe_longest(settings.max_audio_seconds)
     own = () if images is None else tuple(images.adapters.values())
-    needs = _find_needs(settings, own)
+    needs = _find_needs(settings, config, own)
     return ShardSettings.of(
         settings,
         model_path=settings.model_path,
@@ -48,14 +49,14 @@ def find_rank_settings(
     )
 
 
-def _find_needs(settings: Settings, own: Sequence[Path] = ()) -> AdapterNeeds:
+def _find_needs(settings: Settings, config: ModelConfig, own: Sequence[Path]) -> AdapterNeeds:
     """Return what a shard needs to have room for beside the model; `own`: its own adapters."""
     if not settings.serves_adapters and not own:
         return AdapterNeeds(0, NOTHING)
     folders = map(Path, settings.adapter_folders.values())
     grows, rank = settings.adapter_updates, settings.max_lora_rank
     try:
-        spec = decoder_spec(read_config(settings.model_path, settings.rope))
+        spec = decoder_spec(config)
         if spec is not None:
             return find_needs(folders, spec, rank, grows=grows, own=own)
     except ModelLoadError:  # the shard will refuse it, and say why

@@ -12,6 +12,7 @@ from tests.shard.speculation.heads_support import Watched, answer
 from tgi_trio.errors import ConfigurationError
 from tgi_trio.ipc.messages import SamplingParameters
 from tgi_trio.ipc.shard_settings import ShardSettings
+from tgi_trio.model.config import read_config
 from tgi_trio.model.facts import read_model_facts
 from tgi_trio.settings.records import Options
 from tgi_trio.settings.resolve import DRAFTED, resolve
@@ -116,11 +117,11 @@ def test_models_that_keep_states_are_refused_before_a_shard_is_there(
     hybrid = make_checkpoint(tmp_path / "hybrid", "lfm2")
     settings = resolve(Options(draft_model=hybrid), read_model_facts(large))
     with pytest.raises(ConfigurationError, match="its layers keep a state per sequence"):
-        check_start(settings)
+        check_start(settings, read_config(settings.model_path))
     drafter = eagle(tmp_path / "eagle", hybrid, 512)
     settings = resolve(Options(draft_model=drafter), read_model_facts(hybrid))
     with pytest.raises(ConfigurationError, match="a lfm2 model computes some again"):
-        check_start(settings)
+        check_start(settings, read_config(settings.model_path))
 
 
 @pytest.mark.parametrize("backend", ["torch", "kernels"])
@@ -146,7 +147,7 @@ def test_another_tokenizer_is_refused_with_a_token_of_it(
 ) -> None:
     settings = resolve(Options(draft_model=small), read_model_facts(large))
     assert settings.speculate == DRAFTED
-    check_start(settings)
+    check_start(settings, read_config(settings.model_path))
     other = make_checkpoint(tmp_path, "llama", head_dim=32, num_hidden_layers=1)
     file = other / "tokenizer.json"
     whole = json.loads(file.read_text())
@@ -155,4 +156,4 @@ def test_another_tokenizer_is_refused_with_a_token_of_it(
     file.write_text(json.dumps(whole))
     settings = resolve(Options(draft_model=other), read_model_facts(large))
     with pytest.raises(ConfigurationError, match=r"another tokenizer than the model: '[ab]' is"):
-        check_start(settings)
+        check_start(settings, read_config(settings.model_path))

@@ -12,7 +12,7 @@ from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.adapters.own_adapters import check_own_adapter, find_own_adapters
 from tgi_trio.model.audio_families import is_audio_only
 from tgi_trio.model.check import model_spec
-from tgi_trio.model.config import read_config, read_values
+from tgi_trio.model.config import ModelConfig, read_config, read_values
 from tgi_trio.model.specs.decoder import DecoderSpec
 from tgi_trio.model.towers import lacks_audio_tower, lacks_vision_tower
 from tgi_trio.router.media.image_model import ImageModel, find_image_model
@@ -34,7 +34,8 @@ def find_served_images(folder: Path) -> tuple[ImageModel | None, str | None]:
     """
     try:
         model = find_image_model(folder)
-        if model is not None and model_spec(config := read_config(folder)) is None:
+        config = None if model is None else read_config(folder)
+        if config is not None and model_spec(config) is None:
             raise ModelLoadError(
                 f"transformers computes the text of this {config.model_type} as a whole, where "
                 "images have no place"
@@ -59,16 +60,16 @@ def find_served_images(folder: Path) -> tuple[ImageModel | None, str | None]:
         if model.layout is None:
             return None, why
         model = model.without("audio", why)
-    return (None, None) if model is None else _add_adapters(model, folder)
+    return (None, None) if model is None or config is None else _add_adapters(model, config)
 
 
-def _add_adapters(model: ImageModel, folder: Path) -> tuple[ImageModel | None, str | None]:
+def _add_adapters(model: ImageModel, config: ModelConfig) -> tuple[ImageModel | None, str | None]:
     """Return a model with the adapters that it brings along, or why its images are not served.
 
     Without the kinds, beside images, whose adapters cannot be used.
     """
-    found = find_own_adapters(read_values(folder) or {}, folder)
-    spec = model_spec(read_config(folder)) if found else None
+    found = find_own_adapters(config.values, config.folder)
+    spec = model_spec(config) if found else None
     if not isinstance(spec, DecoderSpec):
         return model, None
     adapters: dict[str, Path] = {}
