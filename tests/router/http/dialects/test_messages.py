@@ -108,7 +108,7 @@ async def test_what_is_cached_is_counted_apart(http):
         message = reply(await client.post(PATH, BODY))
         start, *_, delta, _ = events(await client.post(PATH, {**BODY, "stream": True}))
     prompt = len("<user>Rain?<end><assistant>")
-    details = replies.OutputTokensDetails(0)
+    details = replies.MessageTokensDetails(0)
     expected = replies.MessageUsage(prompt - 9, 5, 0, 9, details)
     assert message.usage == delta.usage == expected
     assert start.message.usage == replies.MessageUsage(prompt, 0)

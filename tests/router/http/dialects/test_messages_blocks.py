@@ -91,7 +91,7 @@ async def test_tokens_of_thoughts_are_counted(http, monkeypatch):
     let_think(monkeypatch)
     usage = reply(await asked(engine("<think>Hm.</think>Yes."), http)).usage
     details = usage.output_tokens_details
-    assert isinstance(details, replies.OutputTokensDetails)
+    assert isinstance(details, replies.MessageTokensDetails)
     assert details.thinking_tokens == len("<think>Hm.</think>")
     plain = reply(await asked(engine("Yes."), http)).usage
-    assert plain.output_tokens_details == replies.OutputTokensDetails(0)
+    assert plain.output_tokens_details == replies.MessageTokensDetails(0)

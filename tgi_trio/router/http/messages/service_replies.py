@@ -74,7 +74,7 @@ class ModelsInfo(Struct, forbid_unknown_fields=True):
     data: list[ModelInfo]
 
 
-class Reasoning(Struct, forbid_unknown_fields=True):
+class ReasoningMarks(Struct, forbid_unknown_fields=True):
     """The marks that separate the model's thoughts from its answers."""
 
     start: str
@@ -100,7 +100,7 @@ class Info(Struct, forbid_unknown_fields=True):
     sha: str | None
     docker_label: str | None
     adapters: list[str]  # names of LoRA adapters; ours, not TGI's
-    reasoning: Reasoning | None  # null if no thoughts are separated; ours, not TGI's
+    reasoning: ReasoningMarks | None  # null if no thoughts are separated; ours, not TGI's
     settings: dict[str, Any]  # every resolved setting that is not a secret; ours, not TGI's
 
 

@@ -56,7 +56,7 @@ class AnswerEnd:
             input_tokens=self._prompt_tokens - cached,
             output_tokens=outcome.generated_tokens,
             cache_read_input_tokens=cached,
-            output_tokens_details=replies.OutputTokensDetails(thoughts),
+            output_tokens_details=replies.MessageTokensDetails(thoughts),
         )
 
     def reason(self, outcome: Outcome, called: bool) -> tuple[replies.StopReason, str | None]:

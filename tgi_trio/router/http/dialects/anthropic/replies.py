@@ -37,7 +37,7 @@ class ToolUseContent(Struct, tag="tool_use", forbid_unknown_fields=True):
 Content = ThinkingContent | TextContent | ToolUseContent
 
 
-class OutputTokensDetails(Struct, forbid_unknown_fields=True):
+class MessageTokensDetails(Struct, forbid_unknown_fields=True):
     """Parts of an answer's tokens."""
 
     thinking_tokens: int  # thoughts and their marks
@@ -50,7 +50,7 @@ class MessageUsage(Struct, forbid_unknown_fields=True):
     output_tokens: int
     cache_creation_input_tokens: int = 0  # always 0: caching has no price of its own
     cache_read_input_tokens: int = 0
-    output_tokens_details: OutputTokensDetails | UnsetType = UNSET  # known at the end
+    output_tokens_details: MessageTokensDetails | UnsetType = UNSET  # known at the end
 
 
 class MessageReply(Struct, tag="message", forbid_unknown_fields=True):

@@ -79,7 +79,7 @@ class TextConfig(Struct):
     verbosity: str | None = None
 
 
-class Reasoning(Struct):
+class ReasoningOptions(Struct):
     """How to think before the answer."""
 
     effort: Effort | None = None
@@ -98,7 +98,7 @@ class ImageOptions(Struct):
     context_compression: str | None = None  # refused where it must be done
 
 
-class ConversationName(Struct):
+class ConversationParam(Struct):
     """A conversation by its id."""
 
     id: str
@@ -138,7 +138,7 @@ class CompactRequest(Scheduling, kw_only=True):
     previous_response_id: str | None = None
     # What shapes the prompt of the conversation, and so what is cached of it.
     tools: list[dict[str, Any]] | None = None
-    reasoning: Reasoning | None = None
+    reasoning: ReasoningOptions | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
 
@@ -157,13 +157,13 @@ class ResponsesRequest(Scheduling, kw_only=True):
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     text: TextConfig | None = None
-    reasoning: Reasoning | None = None
+    reasoning: ReasoningOptions | None = None
     include: list[str] | None = None
     top_logprobs: U32 | None = None
     stream: bool | None = None
     store: bool | None = None  # whether later requests may go on from it; absent: they may
     previous_response_id: str | None = None
-    conversation: str | ConversationName | None = None  # one that is kept: its items come first
+    conversation: str | ConversationParam | None = None  # one that is kept: its items come first
     # Repeated in the answer.
     metadata: dict[str, Any] | None = None
     user: str | None = None

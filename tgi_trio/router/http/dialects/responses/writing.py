@@ -63,7 +63,7 @@ def copy_settings(
 def name_conversation(request: schema.ResponsesRequest) -> str | None:
     """Return the id of the conversation that a request belongs to."""
     given = request.conversation
-    return given.id if isinstance(given, schema.ConversationName) else given
+    return given.id if isinstance(given, schema.ConversationParam) else given
 
 
 class ResponseWriter:
