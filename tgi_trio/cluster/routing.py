@@ -24,7 +24,7 @@ SLACK: Final = 0.25  # pressure by which a replica with the prefix may be busier
 SLOTS: Final = 8.0  # assumed until a replica reports its number of slots
 
 
-class Replica:
+class RoutedReplica:
     """One replica as the front sees it, from `add` to `remove`."""
 
     __slots__ = (
@@ -65,10 +65,10 @@ class Routing:
     def __init__(self, draw: random.Random, heads: int = HEADS) -> None:
         self._draw = draw.random
         self._heads = heads
-        self._replicas: dict[str, Replica] = {}
-        self._open: list[Replica] = []  # those that get new requests
+        self._replicas: dict[str, RoutedReplica] = {}
+        self._open: list[RoutedReplica] = []  # those that get new requests
         self._left: dict[str, int] = {}  # our unfinished requests at replicas that were removed
-        self._owners: OrderedDict[bytes, tuple[Replica, ...]] = OrderedDict()  # newest last
+        self._owners: OrderedDict[bytes, tuple[RoutedReplica, ...]] = OrderedDict()  # newest last
 
     def __contains__(self, replica: str) -> bool:
         return replica in self._replicas
@@ -81,7 +81,7 @@ class Routing:
         """Add a replica, with an empty cache. Raises ValueError if it is present already."""
         if replica in self._replicas:
             raise ValueError(f"replica {replica} is there already")
-        self._replicas[replica] = Replica(replica, self._left.pop(replica, 0))
+        self._replicas[replica] = RoutedReplica(replica, self._left.pop(replica, 0))
         self.readmit(replica)
 
     def remove(self, replica: str) -> None:
@@ -182,7 +182,7 @@ class Routing:
         for owners in self._owners.values():
             assert 0 < len(owners) <= OWNERS and len(set(owners)) == len(owners)
 
-    def _drawn(self) -> Iterator[Replica]:
+    def _drawn(self) -> Iterator[RoutedReplica]:
         """Yield up to CHOICES different replicas in random order."""
         there = self._open
         count = len(there)
@@ -194,10 +194,10 @@ class Routing:
             seen.add(at)
             yield there[at]
 
-    def _owner(self, chain: Chain, limit: float) -> Replica | None:
+    def _owner(self, chain: Chain, limit: float) -> RoutedReplica | None:
         """Return the owner of the longest prefix among those with at most `limit` pressure."""
         for head in reversed(chain):
-            best: Replica | None = None
+            best: RoutedReplica | None = None
             lowest = limit
             for one in self._owners.get(head, ()):
                 if one.at >= 0 and (pressure := one.pressure()) <= lowest:
@@ -206,7 +206,7 @@ class Routing:
                 return best
         return None
 
-    def _remember(self, one: Replica, chain: Chain) -> None:
+    def _remember(self, one: RoutedReplica, chain: Chain) -> None:
         owners = self._owners
         for head in chain:
             known = owners.get(head)

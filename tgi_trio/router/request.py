@@ -37,7 +37,7 @@ class Expression(Protocol):
         """Return all positions that may follow these."""
 
 
-class Reading(Protocol):
+class AnswerParsing(Protocol):
     """The incremental parser of one answer (`text/answer.py`)."""
 
     @property
@@ -74,7 +74,7 @@ class AnswerForm(Protocol):
     def marks(self) -> Mapping[int, str]:
         """Token id -> text, of special tokens that are part of the form."""
 
-    def read(self) -> Reading:
+    def read(self) -> AnswerParsing:
         """Return a parser for one answer."""
 
 

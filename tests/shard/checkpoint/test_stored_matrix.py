@@ -11,7 +11,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from tgi_trio.errors import ModelLoadError
-from tgi_trio.shard.checkpoint.formats.int8 import RoundedMatrix, to_int8
+from tgi_trio.shard.checkpoint.formats.int8 import Int8Matrix, to_int8
 from tgi_trio.shard.checkpoint.formats.plain import PlainFormat
 from tgi_trio.shard.checkpoint.numbers import to_float32
 from tgi_trio.shard.checkpoint.safetensors_files import SafetensorsFiles
@@ -41,7 +41,7 @@ def transposed(folder: Path) -> StoredMatrix:
 
 
 def rounded(folder: Path) -> StoredMatrix:
-    return RoundedMatrix(plain(folder))
+    return Int8Matrix(plain(folder))
 
 
 CODES, SCALES = to_int8(NUMBERS)
@@ -99,7 +99,7 @@ def test_whole_rows_are_released_and_nothing_beside_them(
         "tgi_trio.shard.checkpoint.mapped_file.MappedFile.release",
         lambda self, first, end: released.append((first - begin, end - begin)),
     )
-    matrix = RoundedMatrix(PlainFormat().matrix(files, "a", (ROWS, COLUMNS)))
+    matrix = Int8Matrix(PlainFormat().matrix(files, "a", (ROWS, COLUMNS)))
     matrix.rows(slice(2, 4)).release()
     matrix.exact.columns(slice(0, 8)).release()
     assert released == [(2 * COLUMNS * 4, 4 * COLUMNS * 4)]

@@ -15,7 +15,7 @@ from tests.shard.torch_backend.interpreter import DEVICE, need_triton
 need_triton()
 
 from tgi_trio.shard.torch_backend.attention.index_projecting import (  # noqa: E402  (Triton's)
-    Turn,
+    StepRotary,
     ask_index,
     write_indexed_keys,
 )
@@ -62,7 +62,7 @@ def test_keys_and_queries(kind: dict[str, Any], dtype: torch.dtype) -> None:
     cache = case.cache(blocks)
     batch, key = PagedAttention(torch.device(DEVICE)).prepare(step, cache), cache.key_slots[0]
     key.fill_(7.0)
-    turn, own = (Turn(*each) for each in turns)
+    turn, own = (StepRotary(*each) for each in turns)
     compressed, asking = write_indexed_keys(projected, latent, turn, index, own, key, batch)
     before, of_key, weights, *gates = index.split(projected)
     assert asking is None
@@ -106,7 +106,7 @@ def test_what_queries_are_made_of_is_made_beside_keys(doubled: bool, reads_only:
     (step,), blocks = list_steps([1, 1, 1], [[1, 1, 1]])
     cache = case.cache(blocks)
     batch = PagedAttention(torch.device(DEVICE)).prepare(step, cache)
-    turn, own = (Turn(*each) for each in case.turns(torch.tensor([0, 3, 40])))
+    turn, own = (StepRotary(*each) for each in case.turns(torch.tensor([0, 3, 40])))
     key = cache.key_slots[0]
     query, asking = write_indexed_keys(projected, latent, turn, index, own, key, batch, hidden)
     assert asking is not None
@@ -152,7 +152,7 @@ def test_a_run_has_the_mean_of_its_keys(pool: int, biased: bool, codes: str) -> 
             case.projected(len(step.token_ids)),
             case.turns(torch.from_numpy(step.positions)),
         )
-        turn, own = (Turn(*each) for each in turns)
+        turn, own = (StepRotary(*each) for each in turns)
         batch = attention.prepare(step, cache)
         write_indexed_keys(projected, latent, turn, index, own, key, batch, scale=scale)
         _, of_key, _, gates = index.split(projected)

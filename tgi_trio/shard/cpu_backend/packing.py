@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tgi_trio.errors import ModelLoadError
-from tgi_trio.shard.checkpoint.formats.int8 import RoundedMatrix
+from tgi_trio.shard.checkpoint.formats.int8 import Int8Matrix
 from tgi_trio.shard.checkpoint.numbers import Floats, to_bfloat16, to_float32
 from tgi_trio.shard.checkpoint.stored_matrix import Stack, StoredMatrix
 from tgi_trio.shard.cpu_backend.arena import Arena
@@ -136,7 +136,7 @@ class Packer:
         same size, interleaved as by `interleave`. ModelLoadError of `dequantised` and `planes` is
         raised when the block ends.
         """
-        parts = [RoundedMatrix(part) if self._storage.int8 else part for part in weights.parts]
+        parts = [Int8Matrix(part) if self._storage.int8 else part for part in weights.parts]
         outputs, inputs = weights.shape
         inputs //= 2 if self._storage.bf16 else 1
         count = -(-outputs // PANEL)

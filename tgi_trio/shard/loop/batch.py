@@ -22,7 +22,7 @@ from tgi_trio.shard.contract import (
     StepPlan,
     StepResult,
 )
-from tgi_trio.shard.loop.following import Followers, settle_positions
+from tgi_trio.shard.loop.following import FollowingRows, settle_positions
 from tgi_trio.shard.loop.lone import decodes_alone, plan_alone
 from tgi_trio.shard.loop.micro_batches import find_others
 from tgi_trio.shard.loop.plan_layout import lay_out
@@ -218,7 +218,7 @@ class Batch:
 
     def _follow_drafts(self, before: StepPlan, token_budget: int) -> StepPlan | None:
         """Return the step after one with unverified drafts; None: that one has to end first."""
-        followers = Followers.find(self._table, before, token_budget)
+        followers = FollowingRows.find(self._table, before, token_budget)
         if followers is None or self._drafting is None:
             return None
         spare = min(token_budget, self._draft_budget) - len(followers.places)

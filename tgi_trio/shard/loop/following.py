@@ -21,7 +21,7 @@ Share = Callable[[list[DraftRow], int], dict[int, int]]
 
 
 @dataclass(frozen=True, slots=True)
-class Followers:
+class FollowingRows:
     """The rows of a table that go on behind a step."""
 
     places: NDArray[np.int64]  # [R] in the table
@@ -30,7 +30,7 @@ class Followers:
     room: NDArray[np.int64]  # [R] drafts that their blocks and lengths leave
 
     @classmethod
-    def find(cls, table: RowTable, before: StepPlan, most: int) -> Followers | None:
+    def find(cls, table: RowTable, before: StepPlan, most: int) -> FollowingRows | None:
         """Return all rows but those that end for certain; None where a step must be read first.
 
         So it is where they are more than `most`, and where any row did not take part, may be at the

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import torch
 
@@ -18,15 +17,7 @@ from tgi_trio.model.specs.decoder import DecoderSpec
 from tgi_trio.model.split import kv_head_share
 from tgi_trio.shard.contract import StepPlan
 from tgi_trio.shard.media.features import CrossStates
-from tgi_trio.shard.torch_backend.step_features import RowImages
-
-
-class Broadcasting(Protocol):
-    """One of several ranks."""
-
-    rank: int
-
-    def broadcast(self, x: torch.Tensor) -> torch.Tensor: ...
+from tgi_trio.shard.torch_backend.step_features import Broadcasting, RowImages
 
 
 @dataclass(frozen=True, slots=True)

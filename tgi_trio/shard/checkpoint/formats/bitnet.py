@@ -61,7 +61,7 @@ class StoredSource(TernarySource):
         return self._scale
 
 
-class PackedSource(StoredSource):
+class PackedTernarySource(StoredSource):
     """Bytes [outputs / 4, inputs]: the lowest bits are those of the first quarter of outputs."""
 
     def codes(self, rows: slice, columns: slice) -> NDArray[np.uint8]:
@@ -123,5 +123,5 @@ def open_bitnet(
     """Return a matrix of the form that its tensors show."""
     if TRAINED in parts:
         return TrainedSource(shape, parts[TRAINED])
-    kind = PackedSource if parts["codes"].dtype == "U8" else UnpackedSource
+    kind = PackedTernarySource if parts["codes"].dtype == "U8" else UnpackedSource
     return kind(layout, shape, parts)

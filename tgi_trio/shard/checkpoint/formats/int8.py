@@ -20,7 +20,7 @@ _ROUNDED_AT_ONCE = 24 << 10
 
 
 @dataclass(frozen=True, slots=True)
-class RoundedMatrix:
+class Int8Matrix:
     """A `StoredMatrix` with the numbers of another, rounded to 8 bits.
 
     Its planes are computed on each request: "codes" int8 [out, in], "scales" float32 [out]. The
@@ -46,11 +46,11 @@ class RoundedMatrix:
     def group(self) -> int:
         return self.exact.shape[1]
 
-    def rows(self, part: slice) -> RoundedMatrix:
-        return RoundedMatrix(self.exact.rows(part), self.inputs)
+    def rows(self, part: slice) -> Int8Matrix:
+        return Int8Matrix(self.exact.rows(part), self.inputs)
 
-    def columns(self, part: slice) -> RoundedMatrix:
-        return RoundedMatrix(self.exact, self._inputs[part])
+    def columns(self, part: slice) -> Int8Matrix:
+        return Int8Matrix(self.exact, self._inputs[part])
 
     def dequantised(self) -> NDArray[Any]:
         """Return float32; raises ModelLoadError as `to_int8` does."""

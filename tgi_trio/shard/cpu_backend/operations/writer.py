@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from tgi_trio.model.matrices.references import LinearRef
 from tgi_trio.model.split import Portion
-from tgi_trio.shard.checkpoint.formats.int8 import RoundedMatrix
+from tgi_trio.shard.checkpoint.formats.int8 import Int8Matrix
 from tgi_trio.shard.checkpoint.formats.plain import PlainMatrix
 from tgi_trio.shard.checkpoint.lookup import Weights, read_bias, read_linear, read_table
 from tgi_trio.shard.checkpoint.numbers import Floats, to_bfloat16, to_float32
@@ -138,7 +138,7 @@ class OperationWriter:
         left: Floats = np.concatenate([to_float32(each.dequantised()) for each in weights.parts])
         for term in range(_TERMS):
             self.feeder = feeder
-            rounded = RoundedMatrix(PlainMatrix(left))
+            rounded = Int8Matrix(PlainMatrix(left))
             own = {"epilogue": Epilogue.ADD} if term else {}
             if term == _TERMS - 1:
                 own["cap"] = cap  # of the sum

@@ -20,14 +20,14 @@ from tgi_trio.shard.torch_backend.layers.rotary import Rotary, RotaryTable
 from tgi_trio.shard.torch_backend.padding import next_power_of_2
 
 
-class Turn(NamedTuple):
+class StepRotary(NamedTuple):
     """A rotary embedding, with a step's table."""
 
     rotary: Rotary
     table: RotaryTable
 
 
-class Written(NamedTuple):
+class ProjectedQueries(NamedTuple):
     """What is made of projections beside keys."""
 
     # [T, ...]: compressed queries, normalised (and behind that as they are, `LatentSpec.doubled`),
@@ -39,15 +39,15 @@ class Written(NamedTuple):
 def write_indexed_keys(
     projected: torch.Tensor,
     latent: LatentProjections,
-    turning: Turn,
+    turning: StepRotary,
     index: TokenIndex,
-    index_turning: Turn,
+    index_turning: StepRotary,
     key: torch.Tensor,
     batch: PagedBatch,
     hidden: torch.Tensor | None = None,
     *,
     scale: float = 1.0,
-) -> Written:
+) -> ProjectedQueries:
     """Write keys, those of the index and of its runs too; normalise what queries are made of.
 
     `projected`: [T, ...] as for `LatentProjections`, then as for `TokenIndex.split`, with
@@ -93,20 +93,20 @@ def write_indexed_keys(
         **asking,
         CODES=batch.cache.codes,
     )
-    return Written(query, index_queries)
+    return ProjectedQueries(query, index_queries)
 
 
 def _write_index_keys(
     projected: torch.Tensor,
     latent: LatentProjections,
     index: TokenIndex,
-    turning: Turn,
+    turning: StepRotary,
     key: torch.Tensor,
     batch: PagedBatch,
     hidden: torch.Tensor | None,
     *,
     scale: float,
-) -> Written:
+) -> ProjectedQueries:
     """Do what `write_indexed_keys` does where latents are another layer's: for the index alone."""
     norm, (rotary, table), width = index.key_norm, turning, projected.shape[1] - index.width
     index_queries, vectors, eps, asking = _describe_asking(index, hidden, projected)
@@ -122,7 +122,7 @@ def _write_index_keys(
         **asking,
         CODES=batch.cache.codes,
     )
-    return Written(projected[:, :width], index_queries)
+    return ProjectedQueries(projected[:, :width], index_queries)
 
 
 def _describe_asking(
@@ -161,7 +161,7 @@ def expand_both(
 
 
 def ask_index(
-    projected: torch.Tensor, queries: torch.Tensor, index: TokenIndex, turning: Turn
+    projected: torch.Tensor, queries: torch.Tensor, index: TokenIndex, turning: StepRotary
 ) -> Asking:
     """Return an index's queries, which are scaled and rotated as they are read, and their weights.
 

@@ -29,7 +29,7 @@ class Blocks(NamedTuple):
     every: RotaryTable  # the rotations of all positions, in the dtype of the model
 
 
-class Written(NamedTuple):
+class BlockQueries(NamedTuple):
     """Queries, normalised and rotated."""
 
     query: torch.Tensor  # [T, heads, head_dim]
@@ -48,7 +48,7 @@ def write_heads_and_index(
     *,
     asks: bool = True,
     blocks: Blocks | None = None,
-) -> Written:
+) -> BlockQueries:
     """Return queries of attention and of an index; write their keys, and values, to their slots.
 
     `qkv`: [T, all heads * head_dim], with contiguous rows; see `AttentionBackend.attend_projected`.
@@ -88,7 +88,7 @@ def write_heads_and_index(
         PAGE=batch.page,
         **overlap(index_queries.device),
     )
-    return Written(own.query, query)
+    return BlockQueries(own.query, query)
 
 
 def _describe_blocks(

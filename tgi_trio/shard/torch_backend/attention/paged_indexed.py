@@ -15,7 +15,7 @@ import torch
 
 from tgi_trio.shard.torch_backend.attention.absorbing import PendingQueries
 from tgi_trio.shard.torch_backend.attention.index_projecting import (
-    Turn,
+    StepRotary,
     ask_index,
     expand_both,
     write_indexed_keys,
@@ -53,12 +53,12 @@ class PagedIndexedAttention(PagedAttention):
         gates: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """See AttentionBackend. A choice is kept until the last layer with it has attended."""
-        turning, asking = Turn(*turns[rotary]), None
+        turning, asking = StepRotary(*turns[rotary]), None
         plain = batch.longest <= layer.most and not self._invariant
         if index is None:
             layer_queries = write_plain(layer, projected, latent, turning, batch)
         else:
-            own = Turn(*turns[index.rotary])
+            own = StepRotary(*turns[index.rotary])
             layer_queries = write_and_ask(
                 *(layer, projected, latent, turning, index, own, batch, hidden), plain=plain
             )
@@ -99,7 +99,7 @@ def write_plain(
     layer: AttentionLayer,
     projected: torch.Tensor,
     latent: LatentProjections,
-    turning: Turn,
+    turning: StepRotary,
     batch: PagedBatch,
 ) -> LayerQueries:
     """Write a layer's keys, and expand its queries, where it has no index of its own."""
@@ -117,9 +117,9 @@ def write_and_ask(
     layer: AttentionLayer,
     projected: torch.Tensor,
     latent: LatentProjections,
-    turning: Turn,
+    turning: StepRotary,
     index: TokenIndex,
-    own: Turn,
+    own: StepRotary,
     batch: PagedBatch,
     hidden: torch.Tensor | None,
     *,

@@ -21,7 +21,7 @@ COPIED: Final = 1024  # numbers that a program copies
 _AVERAGED: Final = 4096  # numbers of tokens that a program averages at a time
 
 
-class Written(NamedTuple):
+class SharedKeyQueries(NamedTuple):
     """What the queries of a step's tokens are made of."""
 
     compressed: torch.Tensor  # [T, query_rank], normalised
@@ -55,7 +55,7 @@ def write_keys(
     table: RotaryTable,
     keys: torch.Tensor,
     batch: PagedBatch,
-) -> Written:
+) -> SharedKeyQueries:
     """Write keys, what entries are made of, and those of runs that end; return the rest.
 
     `projected`: [T, outputs] of the layer's first linear, with contiguous rows; `keys`: [slots,
@@ -88,7 +88,7 @@ def write_keys(
         PAGE=batch.page,
         **overlap(projected.device),
     )
-    return Written(compressed, weights)
+    return SharedKeyQueries(compressed, weights)
 
 
 def _describe_entries(
