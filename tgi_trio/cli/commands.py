@@ -80,10 +80,10 @@ def _client_flags(owner: type[Any]) -> Groups:
         (
             "Server",
             (
-                Flag("url", "url", "a server that runs", "starts one", owner, variable=False),
-                Flag("api-key", "key", "its key", "none", owner),
-                Flag("model-id", "model", "model of the one started", "the embedded one", owner),
-                Flag("dtype", "dtype", "dtype of the one started", "the checkpoint's", owner),
+                Flag("url", "url", "running server to use", "starts one", owner, variable=False),
+                Flag("api-key", "key", "key of that server", "none", owner),
+                Flag("model-id", "model", "model, if one is started", "the embedded one", owner),
+                Flag("dtype", "dtype", "dtype, if one is started", "the checkpoint's", owner),
             ),
         ),
     )
@@ -119,8 +119,8 @@ COMMANDS: Final[tuple[Command, ...]] = (
                 "Flags",
                 (
                     *_of_serve("revision", "huggingface-hub-cache", "trust-remote-code"),
-                    _fetch("extension", "extension", "which weights to fetch; .bin, .pt: as is"),
-                    _fetch("auto-convert", "toggle", "pickles become safetensors, without a run"),
+                    _fetch("extension", "extension", "which weights; .bin, .pt stay as they are"),
+                    _fetch("auto-convert", "toggle", "convert pickles; none of them is run"),
                     _fetch("merge-lora", "switch", "merge a LoRA adapter into its base"),
                     *_of_serve("adapter-tokenizers", "json-output", "logger-level"),
                 ),
@@ -138,19 +138,21 @@ COMMANDS: Final[tuple[Command, ...]] = (
             (
                 "Weights",
                 (
-                    _round("format", "weights", "gptq, or gguf:q4_0, gguf:q8_0: rounded alone"),
-                    _round("bits", "int", "of a GPTQ weight: 4"),
+                    _round("format", "weights", "gptq (calibrated), gguf:q4_0 or gguf:q8_0"),
+                    _round("bits", "int", "bits of a GPTQ weight: 4"),
                     _round("groupsize", "int", "inputs that share a scale; -1: all"),
-                    _round("percdamp", "share", "of the mean of the diagonal, added to it"),
+                    _round("percdamp", "share", "of the Hessian's mean diagonal, added to it"),
                     _round("act-order", "switch", "columns of the largest inputs come first"),
                 ),
             ),
             (
                 "Calibration",
                 (
-                    _round("calibration-text", "path", "file", "Python's own reference"),
-                    _round("samples", "int", "pieces of the text that are read"),
-                    _round("sample-tokens", "tokens", "tokens of each"),
+                    _round(
+                        "calibration-text", "path", "file with the text", "Python's own reference"
+                    ),
+                    _round("samples", "int", "samples of it that are read"),
+                    _round("sample-tokens", "tokens", "tokens of a sample"),
                 ),
             ),
             (
@@ -176,9 +178,15 @@ COMMANDS: Final[tuple[Command, ...]] = (
                 "Flags",
                 (
                     _place("leader", "address", "the server's --rank-address", "needed"),
-                    _place("rank", "int", "which of its ranks", "needed"),
-                    Flag("cluster-secret-file", "path", "as of the server", "needed", RankOptions),
-                    Flag("model-id", "model", "its model here", "the leader's folder", RankOptions),
+                    _place("rank", "int", "number of the rank to run", "needed"),
+                    Flag("cluster-secret-file", "path", "the server's file", "needed", RankOptions),
+                    Flag(
+                        "model-id",
+                        "model",
+                        "model on this machine",
+                        "the leader's folder",
+                        RankOptions,
+                    ),
                     *_of_serve("revision", "huggingface-hub-cache"),
                     *_of_serve("trust-remote-code", "json-output", "logger-level"),
                 ),
@@ -194,9 +202,15 @@ COMMANDS: Final[tuple[Command, ...]] = (
             (
                 "Flags",
                 (
-                    _listen("listen", "address", "where the router calls: its --shard"),
-                    Flag("cluster-secret-file", "path", "as of the router", "needed", HostOptions),
-                    Flag("model-id", "model", "its model here", "the router's folder", HostOptions),
+                    _listen("listen", "address", "what the router has as --shard"),
+                    Flag("cluster-secret-file", "path", "the router's file", "needed", HostOptions),
+                    Flag(
+                        "model-id",
+                        "model",
+                        "model on this machine",
+                        "the router's folder",
+                        HostOptions,
+                    ),
                     *_of_serve("revision", "huggingface-hub-cache"),
                     *_of_serve("trust-remote-code", "json-output", "logger-level"),
                 ),
@@ -223,7 +237,7 @@ COMMANDS: Final[tuple[Command, ...]] = (
                     _answer("max-tokens", "tokens", "longest answer", "what there is room for"),
                     _answer("temperature", "number", "0: greedy"),
                     _answer("tools", "path", "file with a JSON list of tools", "none"),
-                    _answer("color", "toggle", "thoughts are dim, on a terminal"),
+                    _answer("color", "toggle", "show thoughts dim, on a terminal"),
                 ),
             ),
         ),
@@ -238,8 +252,8 @@ COMMANDS: Final[tuple[Command, ...]] = (
             (
                 "Load",
                 (
-                    _load("clients", "int", "clients at a time, in turn", many=True),
-                    _load("rate", "number", "arrivals a second, in turn", many=True),
+                    _load("clients", "int", "clients at a time; repeatable", many=True),
+                    _load("rate", "number", "arrivals a second; repeatable", many=True),
                     _load("requests", "int", "requests of each load"),
                     _load("words", "int", "words of a prompt"),
                     _load("max-tokens", "tokens", "tokens of an answer"),
@@ -259,7 +273,7 @@ COMMANDS: Final[tuple[Command, ...]] = (
                 "Requests",
                 (
                     _ask("clients", "int", "requests at a time"),
-                    _ask("timeout", "seconds", "of a request until it counts as failed"),
+                    _ask("timeout", "seconds", "time until a request has failed"),
                 ),
             ),
         ),
@@ -278,14 +292,9 @@ COMMANDS: Final[tuple[Command, ...]] = (
             (
                 "Cluster",
                 (
-                    _keep(
-                        "replicas",
-                        "replicas",
-                        "servers; LOW:HIGH: as load asks for",
-                        "1",
-                    ),
+                    _keep("replicas", "replicas", "servers; LOW:HIGH: as the load asks for", "1"),
                     _keep("replicas-file", "path", "file to write their addresses to, for fronts"),
-                    _keep("front-bind", "address", "one address for all of them: a front's"),
+                    _keep("front-bind", "address", "address of a front for all of them"),
                     _keep("no-front", "switch", "fronts are started by somebody else"),
                     _keep("address", "text", "host:port of the Ray cluster; auto: this machine's"),
                     _keep("replica-cpus", "number", "cores that Ray sets aside for a server"),
@@ -306,24 +315,26 @@ COMMANDS: Final[tuple[Command, ...]] = (
             (
                 "Replicas",
                 (
-                    _spread("replica", "address", "host:port of one; repeatable", many=True),
-                    _spread("replicas-file", "path", "more of them, one a line; watched", "none"),
-                    _spread("replica-timeout", "seconds", "of silence until one is dead"),
+                    _spread("replica", "address", "host:port of a replica; repeatable", many=True),
+                    _spread("replicas-file", "path", "file of more, one a line; watched", "none"),
+                    _spread("replica-timeout", "seconds", "silence after which one is dead"),
                     _spread(
                         "cluster-secret-file",
                         "path",
-                        "a line that replicas know the front by, so that streams outlive them",
+                        "file of the line that replicas know fronts by: streams then outlive them",
                         "none",
                     ),
-                    _spread("max-concurrent-requests", "int", "others get 429"),
-                    _spread("known-prefixes", "int", "prompts' beginnings that are remembered"),
+                    _spread("max-concurrent-requests", "int", "requests at a time; others get 429"),
+                    _spread("known-prefixes", "int", "prompt beginnings that are remembered"),
                 ),
             ),
             (
                 "Other fronts",
                 (
-                    _spread("peer", "address", "host:port of one, UDP; repeatable", many=True),
-                    _spread("peer-bind", "address", "UDP of this one", "as it serves"),
+                    _spread("peer", "address", "host:port of another, UDP; repeatable", many=True),
+                    _spread(
+                        "peer-bind", "address", "host:port (UDP) of this front", "as it serves"
+                    ),
                 ),
             ),
             (
@@ -347,7 +358,12 @@ COMMANDS: Final[tuple[Command, ...]] = (
     Command(
         "doctor",
         "say what this machine has, what is missing and what to do",
-        (("Flags", (Flag("port", "int", "port to look at", owner=DoctorOptions),)),),
+        (
+            (
+                "Flags",
+                (Flag("port", "int", "port of the server to be", owner=DoctorOptions),),
+            ),
+        ),
         DoctorOptions,
         check_doctor,
     ),

@@ -35,7 +35,7 @@ def _groups(command: Command) -> list[str]:
 
 
 def describe_default(flag: Flag) -> str:
-    """Return a flag's default for display."""
+    """Return a flag's default for display; behind a 0 that decides nothing, what applies then."""
     default = flag.default
     if default is None or default == ():
         return flag.unset or "none"
@@ -43,7 +43,8 @@ def describe_default(flag: Flag) -> str:
         return ",".join(f"{value:g}" for value in default)
     if isinstance(default, bool):
         return str(default).lower()
-    return f"{default:g}" if isinstance(default, float) else str(default)
+    shown = f"{default:g}" if isinstance(default, float) else str(default)
+    return f"{shown}, {flag.unset}" if flag.unset else shown
 
 
 def _line(flag: Flag) -> str:
