@@ -16,7 +16,7 @@ FRONT_METRICS: Final[tuple[Metric, ...]] = (
     Metric(
         "tgi_front_passed_over",
         "counter",
-        "Answers after which another was asked: 429, 503, 529, or x-tgi-elsewhere",
+        "Answers after which another replica was asked: 429, 503, 529, or x-tgi-elsewhere",
     ),
     Metric("tgi_front_lost", "counter", "Times that a request lost its replica"),
     Metric("tgi_front_resumed", "counter", "Streams that went on at another replica"),
