@@ -17,7 +17,7 @@ from tgi_trio.model.adapters.config import read_adapter_config
 from tgi_trio.model.checkpoint_files import read_file_header, stored_names
 from tgi_trio.model.config import read_values
 from tgi_trio.model.gguf.header import read_header
-from tgi_trio.router.text.tokenizer_files import read_config
+from tgi_trio.router.text.tokenizer_files import read_tokenizer_config
 from tgi_trio.router.text.tokenizer_shape import check_tokenizer_json
 
 
@@ -36,7 +36,7 @@ READERS: dict[str, Callable[[Path], object]] = {
     "merged.safetensors": SafetensorsFile.open,
     "adapter_config.json": lambda file: read_adapter_config(file.parent),
     "base/adapter_config.json": lambda file: read_base(file.parent),
-    "tokenizer_config.json": lambda file: read_config(file.parent),
+    "tokenizer_config.json": lambda file: read_tokenizer_config(file.parent),
     "tokenizer.json": check_tokenizer_json,
 }
 

@@ -32,8 +32,7 @@ from tgi_trio.model.speculators.recognise import find_kind, read_heads
 from tgi_trio.model.speculators.spec import EagleSpec
 from tgi_trio.router.telemetry.tracing import check_tracing_files, check_tracing_installed
 from tgi_trio.router.text.own_files import ModelVocabulary, read_own_files
-from tgi_trio.router.text.tokenizer_files import read_config as read_tokenizer_config
-from tgi_trio.router.text.tokenizer_files import tokenizer_json
+from tgi_trio.router.text.tokenizer_files import read_tokenizer_config, tokenizer_json
 from tgi_trio.router.text.tokenizer_shape import check_tokenizer_json, find_difference
 from tgi_trio.settings.base_names import names_base
 from tgi_trio.settings.idle import find_idle

@@ -25,7 +25,7 @@ from tgi_trio.router.media.layouts.audio import PiecesLayout, lay_out_voxtral
 from tgi_trio.router.media.layouts.layout import ImageSettings
 from tgi_trio.router.text.chat_template import ChatTemplate
 from tgi_trio.router.text.tekken import convert_tekken
-from tgi_trio.router.text.tokenizer_files import read_config, tokenizer_json
+from tgi_trio.router.text.tokenizer_files import read_tokenizer_config, tokenizer_json
 from tgi_trio.router.text.tools.call_formats import find_format
 
 MARK = "[AUDIO]"
@@ -45,7 +45,7 @@ def test_ids_are_those_of_mistral_common(tmp_path: Path, version: str) -> None:
         assert tokenizer.encode(text, add_special_tokens=False).ids == ids
         assert tokenizer.encode(text).ids == [1, *ids]
         assert tokenizer.decode(ids) == text
-    config = read_config(tmp_path)
+    config = read_tokenizer_config(tmp_path)
     named = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
     assert config.special_tokens == named
     template = ChatTemplate(config.chat_templates, config.special_tokens)
@@ -76,9 +76,9 @@ def test_ids_are_those_of_mistral_common(tmp_path: Path, version: str) -> None:
 def test_a_tokenizer_json_beside_it_is_read_instead(tmp_path: Path) -> None:
     (tmp_path / "tekken.json").write_text("{}")
     with pytest.raises(ModelLoadError, match="is no tokenizer of Mistral's"):
-        read_config(tmp_path)
+        read_tokenizer_config(tmp_path)
     (tmp_path / "tokenizer.json").write_text("{}")
-    assert not read_config(tmp_path).chat_templates
+    assert not read_tokenizer_config(tmp_path).chat_templates
 
 
 def test_older_files_list_no_special_tokens_and_other_versions_have_no_template(
@@ -92,7 +92,7 @@ def test_older_files_list_no_special_tokens_and_other_versions_have_no_template(
         "<SPECIAL_20>",
     ]
     (tmp_path / "tekken.json").write_text(json.dumps(older))
-    config = read_config(tmp_path)
+    config = read_tokenizer_config(tmp_path)
     assert config.special_tokens["eos_token"] == "</s>" and not config.chat_templates
 
 
@@ -115,7 +115,7 @@ def test_files_that_make_no_sense_are_named(change: dict[str, Any], said: str) -
 
 def test_what_no_message_may_hold_is_named(tmp_path: Path) -> None:
     (tmp_path / "tekken.json").write_text(json.dumps(make_tekken("v13")))
-    config = read_config(tmp_path)
+    config = read_tokenizer_config(tmp_path)
     template = ChatTemplate(config.chat_templates, config.special_tokens)
     with pytest.raises(TemplateError, match="messages of this model hold text and audio"):
         template.render([say("user", {"type": "image"})])

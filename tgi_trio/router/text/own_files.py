@@ -25,7 +25,7 @@ from tgi_trio.model.adapters.own_tokens import list_own_tokens
 from tgi_trio.router.text.tokenizer_files import (
     TokenizerConfig,
     has_tokenizer,
-    read_config,
+    read_tokenizer_config,
     tokenizer_json,
 )
 from tgi_trio.router.text.vocabularies import Comparison, compare_vocabularies, read_apart
@@ -123,7 +123,7 @@ def read_own_files(folder: Path, model: ModelVocabulary) -> OwnFiles | None:
     Raises ModelLoadError for damaged files, another vocabulary, and tokens that the model has no
     rows for.
     """
-    config, configured = read_config(folder), (folder / "tokenizer_config.json").is_file()
+    config, configured = read_tokenizer_config(folder), (folder / "tokenizer_config.json").is_file()
     ends = _read_ends(folder / GENERATION)
     file = tokenizer_json(folder) if has_tokenizer(folder) else None
     if file is None and not (configured or config.chat_templates or ends):

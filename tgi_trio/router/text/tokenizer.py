@@ -29,7 +29,11 @@ from tgi_trio.router.text.detokenizer import (
 from tgi_trio.router.text.pieces import pieces_for
 from tgi_trio.router.text.prompt_tokens import MOST_REMEMBERED, PromptTokens
 from tgi_trio.router.text.token_ids import PIECE, copy_ids
-from tgi_trio.router.text.tokenizer_files import TokenizerConfig, read_config, tokenizer_json
+from tgi_trio.router.text.tokenizer_files import (
+    TokenizerConfig,
+    read_tokenizer_config,
+    tokenizer_json,
+)
 from tgi_trio.threads import run_in_thread
 
 IntArray = NDArray[np.int32]
@@ -119,7 +123,7 @@ class Tokenizer:
         tokenizer.json is converted to. Raises ModelLoadError.
         """
         file = tokenizer_json(path, cache, trust_remote_code)
-        return cls.from_file(file, read_config(path, config_path))
+        return cls.from_file(file, read_tokenizer_config(path, config_path))
 
     @classmethod
     def from_file(cls, file: Path, config: TokenizerConfig) -> Tokenizer:

@@ -91,7 +91,7 @@ class TokenizerConfig:
     cleans_up_pairs: bool = False  # there as well
 
 
-def read_config(folder: Path, config_path: Path | None = None) -> TokenizerConfig:
+def read_tokenizer_config(folder: Path, config_path: Path | None = None) -> TokenizerConfig:
     """Read the configuration of the tokenizer in `folder`; missing files are skipped.
 
     `config_path` (`--tokenizer-config-path`) replaces the folder's tokenizer_config.json. Raises
@@ -99,7 +99,7 @@ def read_config(folder: Path, config_path: Path | None = None) -> TokenizerConfi
     `config_path`.
     """
     try:
-        return _read_config(folder, config_path)
+        return _read_tokenizer_config(folder, config_path)
     except (OSError, KeyError, TypeError, ValueError, AttributeError) as error:
         raise ModelLoadError(
             f"{config_path or folder / 'tokenizer_config.json'} or a file beside it cannot be "
@@ -107,7 +107,7 @@ def read_config(folder: Path, config_path: Path | None = None) -> TokenizerConfi
         ) from error
 
 
-def _read_config(folder: Path, config_path: Path | None) -> TokenizerConfig:
+def _read_tokenizer_config(folder: Path, config_path: Path | None) -> TokenizerConfig:
     if config_path is not None:
         config = _read_object(config_path, may_be_missing=False)
     else:
