@@ -15,11 +15,16 @@ from tools.docs.markdown import table
 _SECTION: Final = """
 ### Formats and backends
 
-However a checkpoint stores its weights, it is one of these to whoever computes with them. *As
-stored*: a kernel multiplies what the file holds. *Codes*: they stay as small as stored where plain
-numbers would take too much memory, and become numbers in every call. *Numbers*: they are
-dequantised as they are loaded. Ranks take outputs as they like, and inputs of what is not numbers
-at the borders that the last column names; a cut anywhere else makes numbers of that part.
+To whoever computes with them, weights are of one of the kinds below, whatever tool has written
+them. What a backend does with a kind:
+
+- *as stored*: a kernel multiplies what the file holds;
+- *codes*: they stay as small as stored where plain numbers would take too much memory, and become
+  numbers in every call;
+- *numbers*: they are dequantised as they are loaded.
+
+Ranks divide outputs anywhere. They divide inputs at the borders in the last column; a part with any
+other border is dequantised.
 
 {rows}"""
 

@@ -10,20 +10,21 @@ from tools.docs.markdown import table
 _FORMATS: Final = """
 ## Quantised weights
 
-The format is recognised from the checkpoint, by what its config.json says (or
-`quantize_config.json`, `quant_config.json` beside it) and by its tensors' headers; no flag is
-needed, and `--quantize` may only say the same. A matrix that is not stored so is plain numbers.
-Weights are those that were stored: the CPU kernels and
-[devices](device/weights.md#weights-that-stay-codes) multiply most of them as they are, and whatever
-a backend has no kernel for is dequantised as it is loaded, into `--dtype`
-([which](#formats-and-backends)). Served by the generic decoder, on all its backends, over ranks and
-in mixtures of experts; not by T5 and models of `transformers`.
+The format is recognised from the checkpoint: by its config.json (or `quantize_config.json` or
+`quant_config.json` beside it) and by its tensors' headers. No flag is needed; `--quantize` may only
+name the same format. A matrix that is not stored in the format is plain numbers.
+
+Weights are those that were stored. The CPU kernels and
+[devices](device/weights.md#weights-that-stay-codes) multiply most formats as they are stored, and
+what a backend has no kernel for is dequantised as it is loaded, into `--dtype`
+([which](#formats-and-backends)). The generic decoder serves them on all its backends, over ranks
+and in mixtures of experts; T5 and models of `transformers` do not have them.
 
 {formats}
-What a checkpoint says of activations (w8a8, FP8, NVFP4) is not what rounds them: that depends on
-who multiplies, and on `--activations`. torch leaves them as they are, and so do devices, unless
-`--activations 8` asks for [8 bits](device/weights.md#activations-of-8-bits). The CPU kernels round
-what weights are multiplied by that stay as stored, and the log of a start says to what:
+Some checkpoints also say how activations are to be rounded (w8a8, FP8, NVFP4). That is not
+followed: the backend decides, and `--activations`. torch does not round them, nor do devices,
+unless `--activations 8` asks for [8 bits](device/weights.md#activations-of-8-bits). The CPU kernels
+round what is multiplied by weights that stay as stored, and the log of a start says to what:
 
 - **int8 by a [matrix unit](cpu-backend/quantised.md#int8-by-the-matrix-unit)**, with one scale for
   an output or for 64 inputs or more, but in experts: 16 bits, with one scale for a token; with
@@ -40,11 +41,10 @@ what weights are multiplied by that stay as stored, and the log of a start says 
   there is one. Elsewhere they are not rounded, unless the flag asks for 8 or 16 bits.
 
 BitNet's models are trained with activations of 8 bits that have one scale for a token, and
-`transformers` computes them so. Torch leaves activations as they are, and the CPU kernels round
-them as for other integers, 32 to a scale. In
-a random model of six layers log-probabilities are on average 0.089 from those of exact activations
-in `transformers`, and 0.054 in the kernels, 0.101 from each other
-(`tests/shard/test_bitnet.py`).
+`transformers` computes them so. Here torch does not round them, and the CPU kernels do as for other
+integers, with one scale for 32 inputs. In a random model of six layers log-probabilities differ by
+0.089 on average between exact activations and `transformers`, by 0.054 between exact ones and the
+kernels, and by 0.101 between the latter two (`tests/shard/test_bitnet.py`).
 
 mlx-lm changes names, and more, as it reads a model, and writes it so: experts of a layer lie in one
 tensor, the expansion of latents in two, taps of convolutions in the middle, some norms have 1
@@ -53,12 +53,12 @@ checkpoint of it is its family's. It leaves the towers of composite models out: 
 then, and images are refused. mlx-vlm keeps them, not quantised, with other names and axes of
 convolutions, which are undone as well.
 
-They are held to files that compressed-tensors, bitsandbytes, auto-round, mlx-lm, HQQ, torchao and,
-where it is installed, Quark make as the tests run (`tests/shard/made_by_tools`), to files that
-those, gptqmodel, ModelOpt and vLLM's packers made (`tests/data/quantised`), whose prompts'
-log-probabilities and greedy tokens are those of `transformers` with the weights that these
-libraries dequantise (`tests/shard/test_quantised_models.py`), and to matrices packed bit by bit
-(`tests/shard/checkpoint/test_quantised_matrices.py`).
+The tests read files that compressed-tensors, bitsandbytes, auto-round, mlx-lm, HQQ, torchao and,
+where it is installed, Quark make while they run (`tests/shard/made_by_tools`), files that these,
+gptqmodel, ModelOpt and vLLM's packers have made (`tests/data/quantised`), and matrices packed bit
+by bit (`tests/shard/checkpoint/test_quantised_matrices.py`). The log-probabilities of prompts and
+the greedy tokens are those of `transformers` with the weights that these libraries dequantise
+(`tests/shard/test_quantised_models.py`).
 """
 
 # format, word of --quantize, what is read, what is not

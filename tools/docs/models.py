@@ -15,72 +15,27 @@ from tgi_trio.settings.records import DTYPES
 from tools.docs.backends import render_backends
 from tools.docs.formats import render_formats
 from tools.docs.markdown import table
+from tools.docs.paths import DIVIDED, render_paths
 from tools.docs.quantised import render_quantised
 
 _HEAD = """# Models
 
-Generated from the code by `python -m tools.docs --write`. The name
-of a family is `model_type` in a checkpoint's config.json. Weights are safetensors, one file or
-several with an index, in float32, bfloat16, float16 or float64 (which is read as float32), or
-quantised in one of the [formats below](#quantised-weights), or [GGUF](#gguf): every other format is
-refused at the start by its name, and so are tensors that a model would leave unread, unless they
-are known to be harmless (`model/leftovers.py`). A head that config.json ties to the embedding is
-tied where the checkpoint has none of its own, or one of the same values; one of other values is
-used, as in `transformers`, with a warning. Code that comes with a checkpoint is run with
-`--trust-remote-code` alone, never for families that take the first two paths.
+Whether a model is served depends on two things in its folder:
+
+- **its type**, `model_type` in config.json: [the families](#the-families) lists those that are
+  computed here, and others that `transformers` knows are [tried](#types-that-are-not-listed);
+- **its weights**: safetensors (one file, or several with an index) in float32, bfloat16, float16
+  or float64 (read as float32), one of the [quantised formats](#quantised-weights), or
+  [GGUF](#gguf).
+
+Everything else is refused at the start, by its name. So are tensors that the model would leave
+unread, unless they are known to be harmless (`model/leftovers.py`). This page is generated from the
+code by `python -m tools.docs --write`.
 
 <!-- generated: contents -->
 <!-- end -->
 
-Rotary scaling is read from `rope_parameters` and from the older `rope_scaling`, which wins where
-both are there; `--rope-scaling` and `--rope-factor` stand in for it.
-
-| path | what it is |
-|---|---|
-| decoder | our generic decoder: a small spec per family, paged memory, one forward for all rows |
-| encoder-decoder | our T5 on the same memory; the encoder runs when the prompt's end is reached |
-| transformers, paged | the model of `transformers` with our paged attention in it |
-| transformers, cached | the model of `transformers`, row by row, each with a cache of its own |
-| transformers, recompute | the same without a cache, every token from the first: slow, but right |
-| transformers, encoder-decoder | an encoder-decoder of `transformers`, row by row |
-
-The log of the start says which path and backend serve a model, whether it has the CPU kernels, the
-prefix cache, drafts and ranks, and why where it has not, and warns where `--speculate` or the
-prefix cache have no effect; `settings.serving` of `/info` says the same, and `settings` are what
-acts.
-
-A type that is not listed here and that `transformers` knows, or whose code comes with the model, is
-tried in the same ways. At load each way's logits are compared with those of a plain forward pass
-over the whole sequence, and the first that agrees is taken; the log says which.
-They are compared on a small twin of the model, in float32 whatever is served: the same code and
-kinds of layers, narrow, with random weights, and with windows and scan chunks shorter than the
-sequences (`twin.py`). It takes seconds and tens of MB; in bfloat16 a wrong way could hide
-behind rounding. Where no twin can be built, recompute is taken. A type that does not write by
-plain passes over the tokens so far is refused: one whose tokens see those that follow them
-(encoders such as BERT, unless config.json says `is_decoder`, and XLNet), or that `generate` of
-`transformers` feeds in a way of its own (XLM). Types known for it (`model/unserved_types.py`) are
-refused before a shard is there; any other is found at load.
-
-## Through transformers over ranks
-
-Ranks (`--num-shard`) divide a model that runs through `transformers` where that has a plan for its
-type (`base_model_tp_plan` of its configuration, which code that comes with a model may have as
-well) and our paged attention stands in the place of its own. Each rank reads and holds its parts,
-and the keys and values of its heads; the log says what share of the weights that is. What a plan
-does not name is whole on every rank: norms and routers, and in some types attention, whose keys and
-values are then whole as well. No plan is believed: each rank cuts a twin as it has cut the model,
-and together they must say of it what the whole twin says (`fallback/proving.py`). Refused at load,
-by the reason, are types without a plan or with one for embeddings alone (`jetmoe`, `diffllama`),
-plans that are wrong (`doge`) or have styles that are not known here, numbers that do not divide
-(heads of keys and values among them), models that run row by row (`minimax`), and encoder-decoders;
-models of `transformers` are not cut into pipeline stages.
-(`tests/shard/ranks/test_transformers_ranks.py`:
-{divided}, and `olmoe`
-with clipped queries, which its family declines)
-
-No device has computed such parts yet.
-
-## What few families have
+{paths}## What few families have
 
 DeepSeek's keys and values are kept compressed: one vector per token and layer, for all heads
 (`torch_backend/layers/latent.py`). On a GPU a kernel of its own attends to it; the CPU kernels
@@ -343,11 +298,6 @@ INNER = (
     *("qwen2_5_vl_text", "qwen2_vl_text", "qwen3_vl_moe_text", "qwen3_vl_text"),
     *("qwen2_5_omni_text", "qwen3_omni_moe_text"),
 )
-# Models of transformers that ranks divide, as `tests/shard/ranks/transformers_support.py` has them.
-DIVIDED = (
-    *("apertus1p5_text", "aria", "aria_text", "beam", "codegen", "exaone"),
-    *("sarvam_mla", "sarvam_moe"),
-)
 IMAGED = ("idefics",)  # types that are tested where their images are
 EXACT = ("deepseek_v3", "gpt2", "gpt_oss", "llama", "mistral", "qwen2", "qwen3")
 
@@ -363,9 +313,8 @@ def render() -> str:
         pre=", ".join(f"`{name}`" for name in sorted(PRE_TOKENIZERS)),
     )
     wrappers = ", ".join(f"`{whole}`" for whole, kind in TEXT_TYPES.items() if kind in FAMILIES)
-    divided = fill(", ".join(f"`{name}`" for name in DIVIDED), 100)
     wrappers = fill(wrappers, 100)
-    head = _HEAD.format(dtypes=", ".join(DTYPES), wrappers=wrappers, divided=divided)
+    head = _HEAD.format(dtypes=", ".join(DTYPES), wrappers=wrappers, paths=render_paths())
     stored = render_formats() + render_backends() + render_quantised()
     return head + families + _TESTS + stored + gguf
 
