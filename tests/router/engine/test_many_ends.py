@@ -11,6 +11,7 @@ from typing import cast
 
 import pytest
 import trio
+import trio.testing
 
 from tests.router.engine.one_step import OneStep
 from tests.router.harness import byte_tokenizer, make_request, scheduling_limits
@@ -19,6 +20,8 @@ from tgi_trio.errors import GenerationError
 from tgi_trio.router.engine.engine import ENDS_PER_TURN, AdmissionLimits, Engine
 from tgi_trio.router.engine.shard_link import ShardLink
 from tgi_trio.router.request import Outcome, Token
+from tgi_trio.router.scheduling.limits import SchedulingLimits
+from tgi_trio.router.scheduling.scheduler import Scheduler
 from tgi_trio.router.telemetry.metrics import Metrics
 
 COUNT = 5 * ENDS_PER_TURN
@@ -45,9 +48,24 @@ class Ends:
             await trio.lowlevel.checkpoint()
 
 
-def make_engine(path: Path) -> Engine:
+class Looked(Scheduler):
+    """Counts how often somebody looks whether deadlines have passed."""
+
+    def __init__(self, limits: SchedulingLimits) -> None:
+        super().__init__(limits)
+        self.looks = 0
+
+    def expire(self, now: float, most: int | None = None) -> list[int]:
+        self.looks += 1
+        return super().expire(now, most)
+
+
+def make_engine(
+    path: Path, scheduler: Callable[[SchedulingLimits], Scheduler] = Scheduler
+) -> Engine:
     limits = replace(scheduling_limits(), max_batch_size=COUNT, max_batch_prefill_tokens=512)
-    return Engine(AdmissionLimits(COUNT), limits, byte_tokenizer(path), Metrics(64, 64))
+    tokenizer, metrics = byte_tokenizer(path), Metrics(64, 64)
+    return Engine(AdmissionLimits(COUNT), limits, tokenizer, metrics, scheduler=scheduler)
 
 
 def submit(engine: Engine, path: Path, ends: Ends, deadline: float | None = None) -> None:
@@ -111,3 +129,22 @@ async def test_deadlines_that_pass_while_a_step_ends_others(tmp_path: Path, firs
     assert COUNT // 2 < failed <= COUNT  # one is sent to the shard as others end, and may end well
     assert max(ends.in_turns.values()) <= ENDS_PER_TURN + 1
     assert engine.active == 0
+
+
+async def test_a_deadline_is_looked_at_only_if_it_is_the_earliest(tmp_path: Path) -> None:
+    engine = make_engine(tmp_path, Looked)
+    scheduler, request = (
+        cast("Looked", engine.scheduler),
+        make_request(byte_tokenizer(tmp_path), "hello", 1),
+    )
+    now = trio.current_time()
+    # Of each, in which order requests come: its deadline, and the looks there have been since.
+    cases = [(None, 0), (50.0, 1), (60.0, 1), (None, 1), (50.0, 1), (40.0, 2), (45.0, 2)]
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(engine.watch_deadlines)
+        await trio.testing.wait_all_tasks_blocked()
+        for after, looks in cases:
+            engine.submit(replace(request, deadline=None if after is None else now + after))
+            await trio.testing.wait_all_tasks_blocked()
+            assert scheduler.looks == looks
+        nursery.cancel_scope.cancel()

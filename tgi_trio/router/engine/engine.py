@@ -8,6 +8,7 @@ every `FAN_OUT` streams, which only lets others run: what is committed is also d
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -108,7 +109,8 @@ class Engine:
         # Requests that steps have ended since deadlines were last looked at, and that deadlines
         # have since the last group of a step: each leaves the other so many fewer.
         self._finished, self._expired = 0, 0
-        self._recheck = trio.Event()  # set when a deadline has come, or room is to be made
+        self._recheck = trio.Event()  # set when an earlier deadline has come, or room is to be made
+        self._watched = math.inf  # the deadline that `watch_deadlines` waits for
 
     # ---- admission -------------------------------------------------------------------------
 
@@ -157,7 +159,8 @@ class Engine:
         self._streams[id] = stream
         self._metrics.count_accepted(request)
         self._dispatch()
-        self._recheck.set()
+        if request.deadline is not None and request.deadline < self._watched:
+            self._recheck.set()
         return stream
 
     def leave(self, stream: TokenStream) -> None:
@@ -251,7 +254,8 @@ class Engine:
         """End requests whose deadline has passed, few in a turn, and go on with making room."""
         while True:
             deadline = self.scheduler.next_deadline
-            with trio.move_on_at(deadline if deadline is not None else float("inf")):
+            self._watched = deadline if deadline is not None else math.inf
+            with trio.move_on_at(self._watched):
                 await self._recheck.wait()
             self._recheck = trio.Event()
             most, self._finished = max(1, ENDS_PER_TURN - self._finished), 0
