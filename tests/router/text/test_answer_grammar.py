@@ -14,12 +14,14 @@ from typing import Any
 import numpy as np
 import pytest
 import tokenizers
+from hypothesis import given
+from hypothesis import strategies as st
 from llguidance import LLMatcher, LLTokenizer
 from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
 
 from tests.router.text.tools.test_call_parser import BY_NAME, EVERY, deltas, fold
 from tgi_trio.router.text import grammars
-from tgi_trio.router.text.answer_grammar import silent_grammar, tool_grammar
+from tgi_trio.router.text.answer_grammar import _lines, silent_grammar, tool_grammar
 from tgi_trio.router.text.tools.arguments_json import JSON
 from tgi_trio.router.text.tools.arguments_python import PythonArguments
 from tgi_trio.router.text.tools.call_formats import HERMES, Format
@@ -239,7 +241,7 @@ def test_a_grammar_of_many_tools_is_written_in_pieces(
 ) -> None:
     awkward = '"\\/\n\t\0\x7f\u2028 naïve 雨 🌧'
     schema = {"properties": {awkward: {"enum": [awkward, 1e16, 2**70, None]}}}
-    use = use_of(*(Function.of(f"tool_{i}", schema) for i in range(300)))
+    use = use_of(*(Function.of(f"tool_{i}", schema) for i in range(1000)))
     pieces = Pieces(ensure_ascii=False, separators=(",", ":"))
     monkeypatch.setattr("tgi_trio.router.text.answer_grammar._JSON", pieces)
     grammar = tool_grammar(form, use, {}, otherwise=grammars.json_schema(schema))
@@ -248,6 +250,14 @@ def test_a_grammar_of_many_tools_is_written_in_pieces(
     )
     assert len(grammar) > 50_000
     assert 0 < pieces.longest < 10_000, "each call holds the interpreter to its end"
+
+
+@given(parts=st.lists(st.dictionaries(st.sampled_from("abcd"), st.text("xyz", max_size=3))))
+def test_rules_of_one_name_are_as_in_one_dictionary(parts: list[dict[str, str]]) -> None:
+    merged: dict[str, str] = {}
+    for part in parts:
+        merged |= part
+    assert list(_lines(parts)) == [f"{name}: {rule}" for name, rule in merged.items()]
 
 
 def test_as_many_calls_as_allowed() -> None:

@@ -9,7 +9,8 @@ client asks for, prose in which calls may begin, calls alone, or anything.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any, Final
 
 from tgi_trio.router.text import grammars
@@ -31,6 +32,8 @@ from tgi_trio.router.text.tools.terms import (
 _JSON: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 _TEXT = "(?s:.+)"
 _FORM = "answer_form"  # name of the grammar that the client asks for
+_LINES: Final = 256  # of a grammar that are joined at a time
+_PIECE: Final = 1 << 13  # characters of a line that are written at a time
 _BEGUN: Mapping[Place, Begun] = {
     Place.INSIDE: "thought",
     Place.CLOSED: "answer",
@@ -72,10 +75,14 @@ def tool_grammar(
         beginning = {"answer": f"{trigger} calls | @{_FORM}"}
     else:
         beginning = _write_prose(form, added, thought)
-    rules = {**beginning, **calls}
     if thought is None:
-        return _compose({"start": "answer", **rules}, *more)
-    return _with_thought(thought, rules, *more, forced=use.required or otherwise is not None)
+        grammar = _compose([{"start": "answer"}, beginning, calls], *more)
+    else:
+        forced = use.required or otherwise is not None
+        grammar = _with_thought(thought, [beginning, calls], *more, forced=forced)
+    while calls:  # freed all at once, those of many tools would hold the interpreter
+        calls.popitem()
+    return grammar
 
 
 def silent_grammar(
@@ -89,8 +96,8 @@ def silent_grammar(
         return _on_channels(None, added, thought)
     rules = _write_prose(form, added, thought, calls=False)
     if thought is None:
-        return _compose({"start": "answer", **rules})
-    return _with_thought(thought, rules, forced=False)
+        return _compose([{"start": "answer"}, rules])
+    return _with_thought(thought, [rules], forced=False)
 
 
 def form_grammar(form: str, thought: ThoughtRules | None) -> str:
@@ -99,7 +106,7 @@ def form_grammar(form: str, thought: ThoughtRules | None) -> str:
         return form
     if thought.on_channels:
         return _on_channels(None, thought.added, thought, *_named(form))
-    return _with_thought(thought, {"answer": f"@{_FORM}"}, *_named(form), forced=True)
+    return _with_thought(thought, [{"answer": f"@{_FORM}"}], *_named(form), forced=True)
 
 
 def _named(form: str) -> list[Mapping[str, Any]]:
@@ -114,7 +121,7 @@ def free_grammar(added: Mapping[str, int], thought: ThoughtRules) -> str:
         return _on_channels(None, added, thought)
     tokens = write_tokens(id for id in added.values() if id != thought.begin_token)
     rules = {"answer": f"(TEXT? {tokens})* TEXT?", "TEXT": f"/{_TEXT}/{thought.not_begun}"}
-    return _with_thought(thought, rules, forced=False)
+    return _with_thought(thought, [rules], forced=False)
 
 
 def _on_channels(
@@ -131,7 +138,7 @@ def _on_channels(
         budget=None if thought is None else thought.budget,
         final=f"@{_FORM}" if form else None,
     )
-    return _compose(channels.rules, *channels.subs, *form)
+    return _compose([channels.rules], *channels.subs, *form)
 
 
 def _write_prose(
@@ -205,23 +212,45 @@ def _write_around(
 
 
 def _with_thought(
-    thought: ThoughtRules, rules: Mapping[str, str], *more: Mapping[str, Any], forced: bool
+    thought: ThoughtRules,
+    rules: Sequence[Mapping[str, str]],
+    *more: Mapping[str, Any],
+    forced: bool,
 ) -> str:
-    start = thought.start(forced=forced)
-    return _compose({"start": start, **rules, **thought.rules}, *thought.subs, *more)
+    start = {"start": thought.start(forced=forced)}
+    return _compose([start, *rules, thought.rules], *thought.subs, *more)
 
 
-def _compose(rules: Mapping[str, str], *more: Mapping[str, Any]) -> str:
-    """Return the grammar as JSON, rule by rule: one call for all would hold the interpreter."""
-    line_ends = _JSON.encode("\n")[1:-1]
-    lines = line_ends.join(_JSON.encode(line)[1:-1] for line in _lines(rules))
-    parts = [f'{{"lark_grammar":"{lines}"}}', *map(_JSON.encode, more)]
-    return f'{{"grammars":[{",".join(parts)}]}}'
+def _compose(rules: Sequence[Mapping[str, str]], *more: Mapping[str, Any]) -> str:
+    """Return the grammar as JSON: these rules, and what they refer to.
+
+    It is written bit by bit, and copied once: one call for all would hold the interpreter.
+    """
+    lines = _lines(rules)
+    texts = ['{"grammars":[{"lark_grammar":"', *_escape(next(lines))]
+    while some := list(islice(lines, _LINES)):
+        texts.append("".join(piece for line in some for piece in _escape(f"\n{line}")))
+    return "".join([*texts, '"}', *(f",{_JSON.encode(each)}" for each in more), "]}"])
 
 
 def _lark(rules: Mapping[str, str]) -> dict[str, str]:
-    return {"lark_grammar": "\n".join(_lines(rules))}
+    return {"lark_grammar": "\n".join(_lines([rules]))}
 
 
-def _lines(rules: Mapping[str, str]) -> Iterator[str]:
-    return (f"{name}: {rule}" for name, rule in rules.items())
+def _lines(rules: Sequence[Mapping[str, str]]) -> Iterator[str]:
+    """Yield the lines of rules; of those with one name the last counts, in the first one's place.
+
+    A dictionary of all of them would be made, grow and be freed in calls that take long.
+    """
+    for i, part in enumerate(rules):
+        for name, rule in part.items():
+            if any(name in before for before in rules[:i]):
+                continue
+            last = next((each[name] for each in rules[:i:-1] if name in each), rule)
+            yield f"{name}: {last}"
+
+
+def _escape(text: str) -> Iterator[str]:
+    """Yield pieces of a text as JSON has it, without the quotes."""
+    for begin in range(0, len(text), _PIECE):
+        yield _JSON.encode(text[begin : begin + _PIECE])[1:-1]
