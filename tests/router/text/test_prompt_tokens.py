@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -19,17 +20,34 @@ PARTS = st.sampled_from(
 )
 
 
+class Listed:
+    """An encoding that notes how many ids are made a list of at once."""
+
+    def __init__(self, encoding: tokenizers.Encoding, note: Callable[[int], None]) -> None:
+        self._encoding, self._note = encoding, note
+
+    def __len__(self) -> int:
+        return len(self._encoding)
+
+    @property
+    def ids(self) -> list[int]:
+        self._note(len(self))
+        return list(self._encoding.ids)
+
+
 class Counting:
-    """A tokenizer that counts the characters it is given."""
+    """A tokenizer that counts the characters it is given, and notes which lists are made."""
 
     def __init__(self, backend: tokenizers.Tokenizer) -> None:
         self._backend = backend
         self.characters = self.longest = 0
+        self.lists: list[int] = []
 
     def encode_batch_fast(self, texts: list[str], add_special_tokens: bool) -> Any:
         self.characters += sum(map(len, texts))
         self.longest = max(self.longest, *map(len, texts))
-        return self._backend.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
+        found = self._backend.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
+        return [Listed(each, self.lists.append) for each in found]
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._backend, name)
@@ -46,7 +64,7 @@ def test_pieces_have_the_tokens_of_the_whole(kind: str, parts: list[str]) -> Non
         patch.setattr(prompt_tokens, "JOINED", 30)
         tokens = PromptTokens(backend)
         for _ in range(2):
-            assert tokens.encode(text).tolist() == expected
+            assert tokens.encode(text)[0].tolist() == expected
 
 
 def test_what_was_seen_is_not_tokenised_again() -> None:
@@ -56,7 +74,7 @@ def test_what_was_seen_is_not_tokenised_again() -> None:
     first, second = head + "<|user|>Hello</s>", head + "<|user|>Hello</s>Yes.<|user|>Bye"
     for text, few in ((first, len(first)), (first, 20), (second, 40)):
         backend.characters = 0
-        found = tokens.encode(text).tolist()
+        found = tokens.encode(text)[0].tolist()
         assert found == backend.encode(text, add_special_tokens=False).ids
         assert 0 < backend.characters <= few
 
@@ -65,9 +83,25 @@ def test_a_great_many_short_pieces_do_not_become_one() -> None:
     """A piece's ids become a list in one call, for which all other threads wait."""
     backend = Counting(served("byte_level")._backend)
     text = "<s>" + "<|user|>Hello</s>Yes.</s>" * 10_000
-    found = PromptTokens(backend).encode(text).tolist()  # type: ignore[arg-type]
+    found = PromptTokens(backend).encode(text)[0].tolist()  # type: ignore[arg-type]
     assert found == backend.encode(text, add_special_tokens=False).ids
     assert backend.longest <= JOINED < len(text) / 3
+
+
+def test_what_is_only_counted_is_listed_where_it_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All threads wait while a list is made, and a million tokens take 40 ms."""
+    monkeypatch.setattr(prompt_tokens, "COUNTED", 5000)
+    backend = Counting(served("byte_level")._backend)
+    tokens = PromptTokens(backend)  # type: ignore[arg-type]
+    text = f"<s>{CORPUS[0] * 60}</s>{CORPUS[0] * 400}"
+    whole = backend.encode(text, add_special_tokens=False).ids
+    ids, count = tokens.encode(text, len(whole) - 1)
+    assert (ids.tolist(), count) == ([], len(whole))
+    assert backend.lists and 1000 < max(backend.lists) <= 5000 < len(whole) - 5000
+    backend.lists.clear()
+    assert tokens.encode(text, len(whole))[0].tolist() == whole
+    assert sorted(backend.lists)[:-1] == [1], "the short one is known by now"
+    assert tokens.encode(text, 1)[1] == len(whole)
 
 
 def test_the_oldest_are_forgotten() -> None:

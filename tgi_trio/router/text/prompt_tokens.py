@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import math
 import re
 import threading
 from collections import OrderedDict
@@ -23,6 +24,7 @@ IntArray = NDArray[np.int32]
 WORTH = 2048  # least characters of a piece that is remembered
 MOST_REMEMBERED = 1 << 22  # tokens: 16 MiB
 JOINED = 1 << 16  # most characters of short pieces that are joined: a list of ids is made at once
+COUNTED = 1 << 16  # most tokens of a piece that are listed where they are only counted now
 _PROBES = ("Hello world", " a space first", "\n\nlines", "x", "  ", "#1 (word)", "日本語", "<b>")
 
 
@@ -53,21 +55,32 @@ class PromptTokens:
         self._held = 0  # tokens
         self._lock = threading.Lock()
 
-    def encode(self, text: str) -> IntArray:
-        """Return the ids of `text`, int32 [tokens]. Raises what the library raises."""
+    def encode(self, text: str, most: float = math.inf) -> tuple[IntArray, int]:
+        """Return the ids of `text`, int32 [tokens], and their number. Raises what the library does.
+
+        More than `most` are only counted, and the ids left out: a list of them is made in one call,
+        for which all other threads wait.
+        """
         pieces = list(self._pieces(text))
         keys = [_digest(piece) if len(piece) >= WORTH else None for piece in pieces]
         found = [self._recall(key) for key in keys]
         missing = [i for i, ids in enumerate(found) if ids is None]
-        if missing:
-            encodings = self._backend.encode_batch_fast(
-                [pieces[i] for i in missing], add_special_tokens=False
-            )
-            for i, encoding in zip(missing, encodings, strict=True):
+        encodings = (
+            self._backend.encode_batch_fast([pieces[i] for i in missing], add_special_tokens=False)
+            if missing
+            else []
+        )
+        count = sum(map(len, encodings)) + sum(len(ids) for ids in found if ids is not None)
+        for i in reversed(missing):
+            encoding = encodings.pop()  # freed one by one, as it takes long
+            # Who counts a prompt often sends it next, and then it is known.
+            if count <= most or len(encoding) <= COUNTED:
                 ids = np.array(encoding.ids, dtype=np.int32)
                 found[i] = ids
                 self._remember(keys[i], ids)
-        return np.concatenate([ids for ids in found if ids is not None])
+        if count > most:
+            return np.empty(0, dtype=np.int32), count
+        return np.concatenate([ids for ids in found if ids is not None]), count
 
     def _pieces(self, text: str) -> Iterator[str]:
         """Yield the text in pieces; neighbouring short ones are joined."""

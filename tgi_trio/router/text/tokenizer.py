@@ -7,6 +7,7 @@ it.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from functools import partial
@@ -175,8 +176,9 @@ class Tokenizer:
         other threads for milliseconds. Raises ValidationError.
         """
         if len(text) > LONG_PROMPT and not add_special_tokens:
-            ids = self._encode_pieces(text)
-            length = min(len(ids), truncate or len(ids))
+            refused = math.inf if truncate is not None and truncate <= most else most
+            ids, count = self._encode_pieces(text, refused)
+            length = min(count, truncate or count)
             return (np.empty(0, dtype=np.int32) if length > most else ids[-length:]), length
         found = self._encode_text(text, add_special_tokens)
         length = min(len(found), truncate or len(found))
@@ -184,9 +186,9 @@ class Tokenizer:
             return np.empty(0, dtype=np.int32), length
         return np.array(found.ids[-length:] if length else [], dtype=np.int32), length
 
-    def _encode_pieces(self, text: str) -> IntArray:
+    def _encode_pieces(self, text: str, most: float) -> tuple[IntArray, int]:
         try:
-            return self._prompt_tokens.encode(text)
+            return self._prompt_tokens.encode(text, most)
         except Exception as error:  # the library raises plain Exception
             raise ValidationError(f"tokenizer error {error}") from error
 
