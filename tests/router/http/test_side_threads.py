@@ -18,6 +18,8 @@ from tests.router.http.served import served, until
 from tgi_trio.router.http import call as calls
 from tgi_trio.router.http import generation, preparing
 from tgi_trio.router.http.conversation import Conversation, choose_tools
+from tgi_trio.router.http.dialects.responses import history, writing
+from tgi_trio.router.http.dialects.responses import request as conversion
 from tgi_trio.router.http.engine_api import ServedLimits
 from tgi_trio.router.http.messages.schema import ChatRequest
 from tgi_trio.router.http.routes import chat, completions, messages, native, responses, tokens
@@ -57,6 +59,34 @@ async def test_a_large_chat_is_read_beside_the_loop_and_is_the_same(
     beside, on_it = engine.submitted
     assert beside.prompt_ids.tolist() == on_it.prompt_ids.tolist()
     assert "message 2999" in engine.prompts[0]
+
+
+async def test_a_large_response_takes_nothing_of_the_loop_by_its_items(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With 130,000 items each of these took the loop 5 to 30 ms."""
+    beside: dict[str, list[bool]] = {}
+
+    def watch(module: Any, name: str) -> None:
+        act, noted = getattr(module, name), beside.setdefault(name, [])
+
+        def somewhere(*given: Any) -> Any:
+            noted.append(threading.current_thread() is not threading.main_thread())
+            return act(*given)
+
+        monkeypatch.setattr(module, name, somewhere)
+
+    watch(conversion, "read_updates")
+    watch(history, "_find_references")
+    watch(history, "write_items")
+    watch(writing, "encode_list")
+    async with served(FakeEngine(limits=LIMITS)) as server:
+        client = await server.connect()
+        answer = await client.post("/v1/responses", {"input": MESSAGES, "max_output_tokens": 16})
+        assert answer.status == 200
+    items = beside.pop("write_items")
+    assert items == [True], "what is answered is a part of the answer"
+    assert beside == {name: [True] for name in beside}
 
 
 TOOLS: list[tuple[int, bool]] = [(3, False), (150, True)]  # how many, and whether in a thread

@@ -17,15 +17,20 @@ the turn before. A response can be forgotten while later ones still need its tur
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Final, Protocol, TypeVar
 from weakref import ref
 
 from tgi_trio.router.http.event_log import EventLog
 
+Key = TypeVar("Key")
+
 _RECORD = 1024  # bytes that are counted for a response beside its texts: objects, keys of indexes
 _ITEM = 384  # the same for each of its items
+# Most items of a response that are found by an index: it is written on the loop, a microsecond
+# each. Responses with more are looked through; there are few of them, as memory is bounded.
+_INDEXED = 4096
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
@@ -60,6 +65,43 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True)
+class ItemIds:
+    """The ids of a response's items; those that were given may be many."""
+
+    given: Collection[str] = ()  # a set if they are many
+    answered: tuple[str, ...] = ()
+    size: int = 0  # bytes that are counted for them
+
+    @classmethod
+    def of(cls, given: Iterable[str]) -> ItemIds:
+        """Return the ids of what was given; takes a microsecond each."""
+        ids = tuple(given)
+        return cls(frozenset(ids) if len(ids) > _INDEXED else ids, (), _measure(ids))
+
+    def answer(self, answered: Iterable[str]) -> ItemIds:
+        """Return them with the ids of what was answered."""
+        ids = tuple(answered)
+        return ItemIds(self.given, ids, self.size + _measure(ids))
+
+    def __len__(self) -> int:
+        return len(self.given) + len(self.answered)
+
+    def __contains__(self, id: str) -> bool:
+        return id in self.given or id in self.answered
+
+    def each(self) -> set[str]:
+        """Return all of them, each once."""
+        return {*self.given, *self.answered}
+
+
+def _measure(ids: Collection[str]) -> int:
+    return sum(map(len, ids)) + _ITEM * len(ids)
+
+
+NO_ITEMS: Final = ItemIds()
+
+
+@dataclass(frozen=True, slots=True)
 class StoredResponse:
     """A response that is kept."""
 
@@ -67,7 +109,7 @@ class StoredResponse:
     caller: bytes  # whose it is: `api_keys.name_caller`
     body: bytes  # as the client got it
     turn: Turn
-    item_ids: tuple[str, ...] = ()  # of what was given and answered
+    item_ids: ItemIds = NO_ITEMS  # of what was given and answered
     background: bool = False
     log: EventLog | None = None  # its events, all of them, if they may be read again
 
@@ -75,8 +117,7 @@ class StoredResponse:
     def size(self) -> int:
         """Bytes, without those of its turn."""
         read_again = 0 if self.log is None else self.log.size
-        items = sum(_ITEM + len(each) for each in self.item_ids)
-        return len(self.body) + _RECORD + items + read_again
+        return len(self.body) + _RECORD + self.item_ids.size + read_again
 
 
 @dataclass(slots=True, eq=False)
@@ -136,8 +177,12 @@ class ResponseStore:
     _kept: OrderedDict[str, StoredResponse | StoredConversation] = field(
         default_factory=OrderedDict
     )
-    # By caller and id of an item: the ids of all responses that have it, in order.
-    _of_items: dict[tuple[bytes, str], dict[str, None]] = field(default_factory=dict)
+    # By caller and id of an item: the ids of all responses that have it, in order, and when each
+    # was kept.
+    _of_items: dict[tuple[bytes, str], dict[str, int]] = field(default_factory=dict)
+    # By caller and id: when each of the responses was kept whose items are not there, in order.
+    _unindexed: dict[bytes, dict[str, int]] = field(default_factory=dict)
+    _number: int = 0  # of the last response that was kept
 
     def keep(self, response: StoredResponse) -> None:
         """Keep a response with a new turn.
@@ -149,8 +194,12 @@ class ResponseStore:
             return
         self._kept[id] = response
         self.responses += 1
-        for item in response.item_ids:
-            self._of_items.setdefault((response.caller, item), {})[id] = None
+        self._number += 1
+        if len(response.item_ids) > _INDEXED:
+            self._unindexed.setdefault(response.caller, {})[id] = self._number
+        else:
+            for item in response.item_ids.each():
+                self._of_items.setdefault((response.caller, item), {})[id] = self._number
         self.used += response.size
         self._hold(response.turn)
         self._make_room()
@@ -191,8 +240,16 @@ class ResponseStore:
 
     def find_by_item(self, id: str, caller: bytes) -> StoredResponse | None:
         """Return the last of a caller's responses that an item was given to, or that have it."""
-        found = self._of_items.get((caller, id))
-        return self.find(next(reversed(found)), caller) if found else None
+        indexed = self._of_items.get((caller, id), {})
+        last, number = next(reversed(indexed.items()), (None, 0))
+        for response, when in reversed(self._unindexed.get(caller, {}).items()):
+            if when < number:
+                break
+            found = self._kept[response]
+            if isinstance(found, StoredResponse) and id in found.item_ids:
+                last = response
+                break
+        return None if last is None else self.find(last, caller)
 
     def forget(self, id: str, caller: bytes) -> bool:
         """Forget a caller's response; returns whether it was there."""
@@ -285,12 +342,16 @@ class ResponseStore:
             raise RuntimeError(f"{self.used} bytes are counted, {size} are there of {self.most}")
         if any(turn.holders != holders[key] for key, turn in turns.items()):
             raise RuntimeError("a turn is needed more or less often than it is counted")
+        unindexed = {(caller, id) for caller, ids in self._unindexed.items() for id in ids}
+        large = [each for each in responses if len(each.item_ids) > _INDEXED]
+        if unindexed != {(each.caller, each.id) for each in large}:
+            raise RuntimeError("responses of many items are not those that are looked through")
         known = {(key, id) for key, ids in self._of_items.items() for id in ids}
         if known != {
             ((each.caller, item), each.id)
-            for each in self._kept.values()
-            if isinstance(each, StoredResponse)
-            for item in each.item_ids
+            for each in responses
+            if len(each.item_ids) <= _INDEXED
+            for item in each.item_ids.each()
         }:
             raise RuntimeError("items are not found in the responses that have them")
 
@@ -300,11 +361,11 @@ class ResponseStore:
             self.used -= response.size
             return
         self.responses -= 1
-        for item in set(response.item_ids):
-            owners = self._of_items[response.caller, item]
-            del owners[id]
-            if not owners:
-                del self._of_items[response.caller, item]
+        if len(response.item_ids) > _INDEXED:
+            _remove(self._unindexed, response.caller, id)
+        else:
+            for item in response.item_ids.each():
+                _remove(self._of_items, (response.caller, item), id)
         self.used -= response.size
         self._let_go(response.turn)
 
@@ -327,3 +388,11 @@ class ResponseStore:
                 return
             self.used -= turn.size
             turn = turn.before
+
+
+def _remove(table: dict[Key, dict[str, int]], key: Key, id: str) -> None:
+    """Remove an id from those of a key, and the key with its last one."""
+    ids = table[key]
+    del ids[id]
+    if not ids:
+        del table[key]

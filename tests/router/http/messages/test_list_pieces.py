@@ -15,7 +15,7 @@ from tgi_trio.router.http.dialects.anthropic.schema import MessagesRequest
 from tgi_trio.router.http.dialects.responses.schema import ResponsesRequest
 from tgi_trio.router.http.messages import list_pieces
 from tgi_trio.router.http.messages.body_reader import LARGE, BodyReader
-from tgi_trio.router.http.messages.list_pieces import ListPieces
+from tgi_trio.router.http.messages.list_pieces import ListPieces, encode_list
 from tgi_trio.router.http.messages.problems import BodyRejected
 from tgi_trio.router.http.messages.schema import ChatRequest, CompletionRequest, GenerateRequest
 
@@ -49,6 +49,12 @@ def in_pieces(shape: type, body: bytes) -> Any:
 def check_same(shape: type, fields: dict[str, Any], indent: bool) -> None:
     body = orjson.dumps(fields, option=orjson.OPT_INDENT_2 if indent else None)
     assert in_pieces(shape, body) == msgspec.json.decode(body, type=shape)
+
+
+@given(st.lists(st.dictionaries(TEXTS, TEXTS | IDS, max_size=2), max_size=200))
+@settings(max_examples=30, suppress_health_check=list(settings().suppress_health_check))
+def test_a_list_that_is_written_in_pieces_is_as_in_one(tools: list[dict[str, Any]]) -> None:
+    assert msgspec.json.encode({"tools": encode_list(tools)}) == orjson.dumps({"tools": tools})
 
 
 @pytest.mark.usefixtures("short_pieces")

@@ -1,4 +1,4 @@
-"""Decodes the long lists of a large body piece by piece: messages of a chat, ids of a prompt.
+"""Decodes and encodes long lists piece by piece: messages of a chat, ids of a prompt, tools.
 
 The decoder holds the interpreter (GIL) for as long as a call takes, 3.5 ms for a megabyte, and the
 loop waits for it. Finding where the elements of a list begin takes a quarter of that.
@@ -6,7 +6,7 @@ loop waits for it. Finding where the elements of a list begin takes a quarter of
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -15,6 +15,8 @@ from msgspec.inspect import ListType, StructType, Type, UnionType, type_info
 
 _LONG: Final = 1 << 15  # bytes of a list that is decoded in pieces
 _PIECE: Final = 1 << 15  # bytes of a piece: an eighth of a millisecond
+
+_WRITTEN: Final = 64  # elements that are written at a time: each may be large, as tools are
 
 _RAWS: Final = msgspec.json.Decoder(list[Raw])
 
@@ -54,6 +56,15 @@ class ListPieces:
             for piece in pieces:
                 found += decoder.decode(piece)
         return body
+
+
+def encode_list(items: Sequence[Any]) -> Raw:
+    """Return a list in JSON, written in pieces."""
+    pieces = [
+        msgspec.json.encode(items[first : first + _WRITTEN])[1:-1]
+        for first in range(0, len(items), _WRITTEN)
+    ]
+    return Raw(b"[%b]" % b",".join(pieces))
 
 
 def _may_be_cut(shape: Type) -> bool:

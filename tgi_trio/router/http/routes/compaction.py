@@ -20,7 +20,6 @@ from tgi_trio.router.http.dialects.responses.compaction import (
 )
 from tgi_trio.router.http.dialects.responses.history import read_history
 from tgi_trio.router.http.dialects.responses.request import to_conversation, to_parameters
-from tgi_trio.router.http.dialects.responses.updates import read_updates
 from tgi_trio.router.http.generation import collect_results, take_permits
 from tgi_trio.router.http.messages.body_reader import BodyReader
 from tgi_trio.router.http.messages.tool_calls import read_answer
@@ -37,8 +36,8 @@ async def compact(call: Call) -> Reply:
     request = to_request(body)
     history = await read_history(call, request)
     most = call.engine.limits.max_grammar_bytes
-    asked, updates = add_task(history), read_updates(history)
-    conversation, _ = await call.make(partial(to_conversation, request, asked, updates, most))
+    asked = add_task(history)
+    conversation, _, _ = await call.make(partial(to_conversation, request, asked, most))
     prepared = await prepare(call, silence(conversation), to_parameters(request, most, None))
     take_permits(call)
     one = await prepared.validate(call, body)

@@ -129,7 +129,7 @@ async def _write_items(
 
     References are replaced. Raises Refused (404).
     """
-    found = list(resolve_items(call, given, "items"))
+    found = await resolve_items(call, given, "items")
 
     def write() -> tuple[list[schema.InputItem], dict[str, bytes]]:
         items = [name_item(call, item) for item in found]

@@ -26,7 +26,6 @@ from tgi_trio.router.http.dialects.responses.request import (
     to_parameters,
 )
 from tgi_trio.router.http.dialects.responses.text_logprobs import WANTED, TextLogprobs
-from tgi_trio.router.http.dialects.responses.updates import read_updates
 from tgi_trio.router.http.dialects.responses.writing import (
     CARRIED,
     ItemWriter,
@@ -60,9 +59,8 @@ async def responses(call: Call) -> Reply:
     check_served(request, kept=call.responses.most > 0)
     most = call.engine.limits.max_grammar_bytes
     history = await read_history(call, request)
-    updates = read_updates(history)
-    convert = partial(to_conversation, request, history, updates, most)
-    conversation, box = await call.make(convert, long=len(history.kept) >= _MANY)
+    convert = partial(to_conversation, request, history, most)
+    conversation, box, updates = await call.make(convert, long=len(history.kept) >= _MANY)
     top = openai.alternatives(call, "top_logprobs", request.top_logprobs)
     parameters = to_parameters(request, most, top, updates.form)
     prepared = await prepare(call, conversation, parameters)
@@ -70,7 +68,8 @@ async def responses(call: Call) -> Reply:
     stored = keeps(call, request)
     if stored or history.conversation is not None:
         history = await write_given(call, history)
-    writer = ResponseWriter(copy_settings(request, model, stored), call.now(), call.ids)
+    settings = copy_settings(request, model, stored)
+    writer = await call.compute(partial(ResponseWriter, settings, call.now(), call.ids))
     keep: Keep = partial(keep_response, call, history, writer.id, stored=stored)
     background = None
     if request.background:
@@ -112,8 +111,8 @@ async def input_tokens(call: Call) -> Reply:
     check_served(request, kept=call.responses.most > 0)
     history = await read_history(call, request)
     most = call.engine.limits.max_grammar_bytes
-    convert = partial(to_conversation, request, history, read_updates(history), most)
-    conversation, _ = await call.make(convert, long=len(history.kept) >= _MANY)
+    convert = partial(to_conversation, request, history, most)
+    conversation, _, _ = await call.make(convert, long=len(history.kept) >= _MANY)
     prompt = await expand_text(call, await render_prompt(call, conversation))
     count = await count_tokens(call, prompt)
     return Reply(msgspec.json.encode(replies.InputTokenCount(count)))

@@ -19,11 +19,7 @@ from tgi_trio.router.http.call import Call
 from tgi_trio.router.http.dialects.responses import replies
 from tgi_trio.router.http.dialects.responses.answer import ResponseEvents
 from tgi_trio.router.http.dialects.responses.callers import read_caller
-from tgi_trio.router.http.dialects.responses.history import (
-    History,
-    given_list,
-    keep_response,
-)
+from tgi_trio.router.http.dialects.responses.history import History, keep_response
 from tgi_trio.router.http.engine_api import TokenStreamApi
 from tgi_trio.router.http.event_log import EventLog
 from tgi_trio.router.http.generation import explain, record_request, submit, with_receipt
@@ -55,7 +51,7 @@ class BackgroundResponse:
             raise Refused(400, why, "resume")
         self.id = id
         self.caller = read_caller(call)
-        self.turn = Turn(history.before, given_list(history), b"[]")
+        self.turn = Turn(history.before, history.written.listed, b"[]")
         self.log = EventLog() if recorded else None
         self._call = call
         self._history = history

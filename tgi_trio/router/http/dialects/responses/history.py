@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from dataclasses import replace as replace_history
 from functools import partial
@@ -26,11 +26,36 @@ from tgi_trio.router.http.dialects.responses.writing import name_conversation
 from tgi_trio.router.http.event_log import EventLog
 from tgi_trio.router.http.messages.body_reader import LARGE, invalid_value
 from tgi_trio.router.http.messages.problems import Refused
-from tgi_trio.router.http.response_store import StoredConversation, StoredResponse, Turn
+from tgi_trio.router.http.response_store import (
+    NO_ITEMS,
+    ItemIds,
+    StoredConversation,
+    StoredResponse,
+    Turn,
+)
 
 _ITEMS: Final = msgspec.json.Decoder(list[schema.InputItem])
 # Of ids; the others are calls and results.
 _PREFIXES: Final = {"message": "msg", "reasoning": "rs", "compaction": "cmp"}
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenItems:
+    """Items as they are kept."""
+
+    items: tuple[tuple[str, bytes], ...] = ()  # the id of each, and the JSON
+    ids: ItemIds = NO_ITEMS
+    listed: bytes = b"[]"  # all of them, in JSON
+
+    @classmethod
+    def of(cls, items: Sequence[schema.InputItem]) -> WrittenItems:
+        """Write items down; takes microseconds each."""
+        written = tuple(write_items(items))
+        ids = ItemIds.of(id for id, _ in written)
+        return cls(written, ids, b"[%b]" % b",".join([item for _, item in written]))
+
+
+NOT_WRITTEN: Final = WrittenItems()
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +66,7 @@ class History:
     kept: list[schema.InputItem]  # its items and those before them
     given: list[schema.InputItem]  # the request's own, and those that it refers to
     conversation: StoredConversation | None = None  # that it belongs to
-    # Its own items as they are kept, JSON with the id of each; see `write_given`.
-    written: tuple[tuple[str, bytes], ...] = ()
+    written: WrittenItems = NOT_WRITTEN  # its own items, see `write_given`
 
 
 async def read_history(call: Call, request: schema.ResponsesRequest) -> History:
@@ -60,25 +84,23 @@ async def read_history(call: Call, request: schema.ResponsesRequest) -> History:
     if isinstance(request.input, str):
         given = [schema.InputItem("message", role="user", content=request.input)]
     else:
-        given = list(resolve_items(call, request.input, "input"))
+        given = await resolve_items(call, request.input, "input")
     return History(before, kept, given, conversation)
 
 
-def resolve_items(
+async def resolve_items(
     call: Call, items: Sequence[schema.InputItem], field: str
-) -> Iterator[schema.InputItem]:
-    """Yield items, each reference replaced by what it refers to.
+) -> list[schema.InputItem]:
+    """Return items, each reference replaced by what it refers to.
 
     Raises BodyRejected for a reference without an id, Refused (404) for what is not kept.
     """
+    resolved, places = await call.compute(partial(_find_references, items))
     caller = read_caller(call)
     # By responses, each of which is decoded once: it may hold all of the conversation, with images.
     found: dict[str, dict[str | None, schema.InputItem]] = {}
-    for i, item in enumerate(items):
-        if not is_reference(item):
-            yield item
-            continue
-        if (id := item.id) is None:
+    for i in places:
+        if (id := items[i].id) is None:
             raise invalid_value(f"{field}[{i}]", "missing field `id`")
         response = call.responses.find_by_item(id, caller)
         if response is None:
@@ -88,7 +110,13 @@ def resolve_items(
         if response.id not in found:
             kept = decode_items([response.turn.given, response.turn.answered])
             found[response.id] = {each.id: each for each in kept}
-        yield found[response.id][id]
+        resolved[i] = found[response.id][id]
+    return resolved
+
+
+def _find_references(items: Sequence[schema.InputItem]) -> tuple[list[schema.InputItem], list[int]]:
+    """Return a copy of items, and the places of references among them."""
+    return list(items), [i for i, item in enumerate(items) if is_reference(item)]
 
 
 async def read_turn(call: Call, lists: Sequence[bytes]) -> list[schema.InputItem]:
@@ -164,13 +192,14 @@ def keep_response(
     if not stored and conversation is None:
         return
     answered = [_without_logprobs(item) for item in output]
-    item_ids = (*(id for id, _ in history.written), *(each.id for each in answered if each.id))
-    turn = Turn(history.before, given_list(history), encode(answered))
+    written = history.written
+    item_ids = written.ids.answer(each.id for each in answered if each.id)
+    turn = Turn(history.before, written.listed, encode(answered))
     if stored:
         caller = read_caller(call)
         call.responses.keep(StoredResponse(id, caller, body, turn, item_ids, background, log))
     if conversation is not None and said:
-        added = dict([*history.written, *write_items(answered)])
+        added = dict([*written.items, *write_items(answered)])
         # What others have added or removed meanwhile is not in the turns.
         unchanged = list(conversation.items) == [each.id for each in history.kept]
         alone = stored and unchanged and conversation.items.keys().isdisjoint(added)
@@ -186,14 +215,9 @@ async def write_given(call: Call, history: History) -> History:
 
     def write() -> History:
         items = [name_item(call, item) for item in history.given]
-        return replace_history(history, written=tuple(write_items(items)))
+        return replace_history(history, written=WrittenItems.of(items))
 
     return await call.compute(write, long=bool(call.cut.images))
-
-
-def given_list(history: History) -> bytes:
-    """Return the history's own items as they are kept, a list in JSON."""
-    return b"[%b]" % b",".join([item for _, item in history.written])
 
 
 def _without_logprobs(item: replies.OutputItem) -> replies.OutputItem:

@@ -12,7 +12,7 @@ from tgi_trio.router.http.dialects.responses.client_tools import CLIENT_TOOLS
 from tgi_trio.router.http.dialects.responses.history import History
 from tgi_trio.router.http.dialects.responses.items import to_turns
 from tgi_trio.router.http.dialects.responses.tools import Toolbox, ToolList, model_name
-from tgi_trio.router.http.dialects.responses.updates import Form, Updates
+from tgi_trio.router.http.dialects.responses.updates import Form, Updates, read_updates
 from tgi_trio.router.http.messages.body_reader import invalid_value, read_variables
 from tgi_trio.router.http.messages.shared_fields import read_seed
 from tgi_trio.router.http.messages.tool_schema import MODES
@@ -58,15 +58,15 @@ def check_served(request: schema.ResponsesRequest, *, kept: bool) -> None:
 
 
 def to_conversation(
-    request: schema.ResponsesRequest, history: History, updates: Updates, most: int
-) -> tuple[Conversation, Toolbox]:
+    request: schema.ResponsesRequest, history: History, most: int
+) -> tuple[Conversation, Toolbox, Updates]:
     """Return the conversation of a body, without sampling parameters, and its tools.
 
-    `history`: its items; `updates`: what they say beside; `most`: bytes of a tool's grammar.
+    And what its items, `history`, say beside. `most`: bytes of a tool's grammar.
 
     Raises BodyRejected, Refused and ToolError.
     """
-    thinking = request.reasoning
+    thinking, updates = request.reasoning, read_updates(history)
     mode, names, named = _choice(request.tool_choice)
     lists = [ToolList("tools", request.tools or []), *updates.tools]
     box = Toolbox() if mode == "none" else Toolbox.of(lists, most)
@@ -95,7 +95,7 @@ def to_conversation(
         variables=read_variables(request.chat_template_kwargs),
         effort=updates.effort or (None if thinking is None else thinking.effort),
     )
-    return conversation, box
+    return conversation, box, updates
 
 
 def _hosted(lists: Sequence[ToolList]) -> set[str]:

@@ -19,6 +19,7 @@ from tgi_trio.router.http.dialects.responses.items import CALL_PREFIX
 from tgi_trio.router.http.dialects.responses.text_logprobs import TextLogprobs
 from tgi_trio.router.http.dialects.responses.tools import Toolbox, Way
 from tgi_trio.router.http.dialects.thought_codec import encode_thought
+from tgi_trio.router.http.messages.list_pieces import encode_list
 from tgi_trio.router.text.tools.custom import read_input
 
 CARRIED: Final = "reasoning.encrypted_content"  # in `include`
@@ -75,7 +76,9 @@ class ResponseWriter:
         """`created`: Unix seconds; `source`: the random source of the id."""
         self.id = f"resp_{source.randbytes(24).hex()}"
         self._created = created
-        self._settings = encode(settings)[1:]  # once: agents send 100 kB, and each state repeats it
+        # Once: agents send 100 kB of tools, and each state repeats it.
+        fields = {**msgspec.structs.asdict(settings), "tools": encode_list(settings.tools)}
+        self._settings = encode(fields)[1:]
 
     def json(
         self,
