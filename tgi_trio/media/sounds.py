@@ -64,10 +64,15 @@ def _resample(data: bytes, sampling_rate: int) -> Iterator[Samples]:
     import av
 
     try:
-        with av.open(io.BytesIO(data), options=_OPTIONS) as container:
+        # Its notes (title, artist) are not used, whatever encoding they are in.
+        with av.open(io.BytesIO(data), options=_OPTIONS, metadata_errors="replace") as container:
             if not container.streams.audio:
                 raise ValueError("it has no sound")
             stream: Any = container.streams.audio[0]
+            if stream.codec_context is None:
+                raise ValueError(
+                    "it cannot be decoded: its codec is not known here, or it is broken"
+                )
             stream.thread_count = 1
             yield from _convert(container, sampling_rate)
     except av.InvalidDataError as error:
@@ -82,11 +87,13 @@ def _convert(container: Any, sampling_rate: int) -> Iterator[Samples]:
     from av import AudioFrame, AudioResampler
 
     # Channels are mixed here: FFmpeg's libraries weigh them by where loudspeakers stand.
-    plain = AudioResampler(format="fltp")
+    # Not in planes: PyAV reads beyond those of eight channels.
+    plain = AudioResampler(format="flt")
     other: Any = None  # resamples, if need be
     for frame in container.decode(audio=0):
         for each in plain.resample(frame):
-            mono: Samples = each.to_ndarray().mean(axis=0, dtype=np.float32)
+            packed = each.to_ndarray().reshape(-1, each.layout.nb_channels)
+            mono: Samples = packed.mean(axis=1, dtype=np.float32)
             if each.sample_rate == sampling_rate:
                 yield mono
                 continue

@@ -150,9 +150,14 @@ def _opened(data: bytes) -> Iterator[Any]:
     import av
 
     try:
-        with av.open(io.BytesIO(data), options=_OPTIONS) as container:
+        # Its notes (title, artist) are not used, whatever encoding they are in.
+        with av.open(io.BytesIO(data), options=_OPTIONS, metadata_errors="replace") as container:
             if not container.streams.video:
                 raise ValueError("it has no pictures")
+            if container.streams.video[0].codec_context is None:
+                raise ValueError(
+                    "it cannot be decoded: its codec is not known here, or it is broken"
+                )
             yield container
     except (av.FFmpegError, OverflowError, IndexError) as error:
         why = getattr(error, "strerror", None) or error

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import io
 import json
+import struct
+import wave
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -90,6 +93,17 @@ def test_files_of_all_kinds_are_heard(kind: str, codec: str, exact: bool) -> Non
         assert np.array_equal(found, expected)
 
 
+@pytest.mark.parametrize("channels", [6, 8, 12])
+def test_any_number_of_channels_is_averaged(channels: int) -> None:
+    samples = make_samples(0.2, channels=channels)
+    memory = io.BytesIO()
+    with wave.open(memory, "wb") as file:
+        file.setparams((channels, 2, 16_000, 0, "NONE", ""))
+        file.writeframes(samples.T.tobytes())
+    found = read_sound(memory.getvalue(), 16_000, LIMITS)
+    assert np.allclose(found, as_floats(samples), atol=1e-7)
+
+
 def test_channels_are_averaged_and_rates_changed() -> None:
     stereo = make_samples(0.5, 44_100, channels=2)
     found = read_sound(encode_sound(stereo, 44_100), 44_100, LIMITS)
@@ -114,11 +128,27 @@ def test_channels_are_averaged_and_rates_changed() -> None:
         (make_sound(2), SoundLimits(1.5), r"more than 1.5 s, .* \(--max-audio-seconds\)"),
         (make_sound(2), SoundLimits(9, 16_000), "more than 1 s, which this model hears at most"),
         (make_sound(1)[:78], LIMITS, "it has no samples"),
+        (
+            make_sound(1).replace(b"fmt \x10\0\0\0\1\0", b"fmt \x10\0\0\0ww"),
+            LIMITS,
+            "its codec is not known",
+        ),
     ],
 )
 def test_what_is_no_sound_or_too_long_is_refused(data: bytes, limits: Any, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         read_sound(data, 16_000, limits)
+
+
+def test_notes_in_another_encoding_do_not_matter() -> None:
+    note = b"INAM" + struct.pack("<I", 4) + "Fü\xdf".encode("latin-1") + b"\0"
+    chunk = b"LIST" + struct.pack("<I", 4 + len(note)) + b"INFO" + note
+    plain = make_sound(0.5)
+    length = struct.pack("<I", len(plain) - 8 + len(chunk))
+    begin = plain.index(b"LIST") if b"LIST" in plain else plain.index(b"data")
+    noted = plain[:4] + length + plain[8:begin] + chunk + plain[begin:]
+    found = read_sound(noted, 16_000, LIMITS)
+    assert np.array_equal(found, as_floats(make_samples(0.5)))
 
 
 def test_what_an_encoder_adds_at_the_end_is_left_out() -> None:

@@ -189,6 +189,7 @@ def test_pictures_are_packed_and_unpacked() -> None:
         (pack_frames([encode(noise(8, 8))]), LIMITS, {}, "it has 1 frame"),
         (pack_frames([encode(noise(8, s)) for s in (8, 16)]), LIMITS, {}, "of several sizes"),
         (pack_frames([encode(noise(8, 8))] * 99), LIMITS, {}, "99 frames, 40 are allowed"),
+        (make_video(8, kind="avi").replace(b"H264", b"ZZ99"), LIMITS, {}, "its codec is not known"),
         (b"ffconcat version 1.0\nfile /etc/passwd\n", LIMITS, {}, "it cannot be decoded"),
         (b"#EXTM3U\n#EXTINF:9,\nfile:///etc/passwd\n", LIMITS, {}, "it cannot be decoded"),
     ],
