@@ -9,6 +9,7 @@ import trio.testing
 from tgi_trio.router.http.wire.connection import Connection, ConnectionLimits
 from tgi_trio.router.http.wire.idle import IdleConnections
 from tgi_trio.router.http.wire.pace import LoopPace
+from tgi_trio.router.http.wire.readiness import Readiness
 
 pytestmark = pytest.mark.trio
 
@@ -31,13 +32,15 @@ class EndlessMemory:
 def accepted() -> tuple[Connection, trio.SocketStream]:
     """Return a connection and the client's end of it."""
     ours, theirs = trio.socket.socketpair()
+    pace = LoopPace(trio.current_time)
     connection = Connection(
         trio.SocketStream(ours),
         ConnectionLimits(),
         5.0,
         trio.Event(),
         IdleConnections(),
-        LoopPace(trio.current_time),
+        pace,
+        Readiness(pace),
     )
     return connection, trio.SocketStream(theirs)
 

@@ -26,7 +26,8 @@ import trio
 
 from tgi_trio.router.http.wire.idle import IdleConnections, IdleWatch
 from tgi_trio.router.http.wire.pace import LoopPace
-from tgi_trio.router.http.wire.transport import SEND_TIMEOUT, inner_socket, wait_readable
+from tgi_trio.router.http.wire.readiness import Readiness
+from tgi_trio.router.http.wire.transport import SEND_TIMEOUT, inner_socket
 
 _RECEIVED = 1 << 16  # bytes received from the socket at once
 _MOST_RECEIVED = 1 << 18  # bytes at once after a full read, since each turn of the loop has a cost
@@ -86,6 +87,7 @@ class Connection:
         draining: trio.Event,  # set when the server shuts down
         waiting: IdleConnections,  # all connections that wait for another request
         pace: LoopPace,  # of the loop: many clients may send something, or leave, at a time
+        readiness: Readiness,  # the same
     ) -> None:
         self.stream = stream
         self.limits = limits
@@ -100,6 +102,7 @@ class Connection:
             None,
         )  # client, server
         self.breathe = pace.breathe
+        self._readiness = readiness
         self._on_end: Callable[[], Awaitable[None]] | None = None
         self._say_goodbye: Callable[[], Awaitable[None]] | None = None
         self._send_lock = trio.Lock()
@@ -211,7 +214,13 @@ class Connection:
         stream = self._transport_stream()
         if stream.socket.fileno() != -1:
             stream.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+            self._forget()
             stream.socket.close()
+
+    def _forget(self) -> None:
+        """Wake the reader, as the socket is about to be closed."""
+        if self._inner is not None:
+            self._readiness.forget(self._inner)
 
     # ---- receiving ----------------------------------------------------------------------------
 
@@ -252,7 +261,7 @@ class Connection:
         """Receive the next bytes, most of them into `memory`; return whether more may come."""
         try:
             self._wake_for(min(memory.wanted, _WORTH))
-            await wait_readable(sock)
+            await self._readiness.wait(sock)
             await memory.ready()
             if room := memory.room(_MOST_WRITTEN):
                 count = _receive_into(room, sock)
@@ -306,7 +315,7 @@ class Connection:
     async def _receive_plain(self, sock: socket.socket) -> bytes:
         """Do so without TLS. Raises OSError and trio.ClosedResourceError."""
         while True:
-            await wait_readable(sock)
+            await self._readiness.wait(sock)
             await self.breathe()
             try:
                 return sock.recv(self._room)
@@ -339,6 +348,7 @@ class Connection:
                 ):
                     await self.plain.send_eof()
         finally:  # also when cancelled: the descriptor is not left to whoever collects garbage
+            self._forget()
             await self.stream.aclose()
 
     async def hang_up(self) -> None:

@@ -24,6 +24,7 @@ from tgi_trio.router.http.wire.http1_session import Http1Session
 from tgi_trio.router.http.wire.http2 import Http2Server, Http2Session
 from tgi_trio.router.http.wire.idle import IdleConnections
 from tgi_trio.router.http.wire.pace import LoopPace
+from tgi_trio.router.http.wire.readiness import Readiness
 from tgi_trio.router.http.wire.transport import App
 from tgi_trio.sockets import address_text, bind, start_listening
 
@@ -87,6 +88,7 @@ async def serve(
     ConfigurationError if the certificate cannot be used.
     """
     draining, pace = trio.Event(), pace or LoopPace()
+    readiness = Readiness(pace)
     speak = _speaker(app, settings.longest_head)
     idle, acceptor = IdleConnections(), acceptor or Acceptor()
     acceptor.make_room = idle.close_oldest
@@ -96,7 +98,7 @@ async def serve(
     async def handle(tcp: trio.SocketStream) -> None:
         stream = _secured(tcp, certificate)
         connection = Connection(
-            stream, settings.limits, settings.keep_alive_timeout, draining, idle, pace
+            stream, settings.limits, settings.keep_alive_timeout, draining, idle, pace, readiness
         )
         live.add(connection)
         try:
@@ -106,7 +108,7 @@ async def serve(
         finally:
             live.discard(connection)
 
-    async with trio.open_nursery() as grace:
+    async with readiness.watching(), trio.open_nursery() as grace:
         async with trio.open_nursery() as connections:
             async with trio.open_nursery() as accepting:
                 if certificate is not None:
