@@ -129,11 +129,13 @@ def serve(invocation: Invocation, shard: ShardArgv | None = None, stop_timeout: 
         from tgi_trio.ipc.litmus import partner_ahead
         from tgi_trio.ipc.waiting import waiting_shards
         from tgi_trio.stack_size import check_stack
+        from tgi_trio.thread_limit import check_threads
 
     options = invocation.options
     check_limit(_ranks_here(options))
     check_address_space()
     check_stack()
+    check_threads(_ranks_here(options))
     gc.disable()  # until the server listens (`Assembly.serve`): little of a start is garbage
     try:
         count, kind = (0, "") if shard else _likely_shards(options)

@@ -128,6 +128,10 @@ class ServerEnding(GenerationError):
     """This server can compute nothing any more, whatever was asked; another one may."""
 
 
+class LibraryPanic(Exception):
+    """A library written in Rust has panicked: a defect of it, which ends one request at most."""
+
+
 class SegmentError(TgiTrioError):
     """Shared memory for a channel cannot be had; the text says what to do."""
 

@@ -12,6 +12,9 @@ from typing import TypeVar
 import trio
 from outcome import Error, Value, capture
 
+from tgi_trio.errors import Unavailable
+from tgi_trio.thread_limit import describe_failure
+
 Result = TypeVar("Result")
 
 
@@ -20,12 +23,18 @@ async def run_in_thread(
 ) -> Result:
     """Return what `function` returns in a thread, or raise what it raises. A checkpoint.
 
-    Nothing waits for the thread once the task is cancelled: its result is dropped.
+    Nothing waits for the thread once the task is cancelled: its result is dropped. Raises
+    Unavailable where no thread can be started.
     """
     box: list[Value[Result] | Error] = []  # emptied here, so that no frame keeps what it held
 
     def fill_box() -> None:
         box.append(capture(function))
 
-    await trio.to_thread.run_sync(fill_box, abandon_on_cancel=True, limiter=limiter)
+    try:
+        await trio.to_thread.run_sync(fill_box, abandon_on_cancel=True, limiter=limiter)
+    except RuntimeError as error:
+        if (problem := describe_failure(error)) is None:
+            raise
+        raise Unavailable(problem) from error
     return box.pop().unwrap()

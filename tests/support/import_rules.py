@@ -92,8 +92,8 @@ RULES: dict[str, Rule] = {
     ),
     "router": Rule(
         ours(
-            "errors settings accepting descriptors file_watch name_lookups sockets threads "
-            "whole_files model.config "
+            "errors settings accepting descriptors file_watch library_panics name_lookups sockets "
+            "thread_limit threads whole_files model.config "
             "model.adapters.own_tokens "
             "model.audio_families model.image_families model.image_rules model.internvl_chat "
             "model.video_families "
@@ -136,7 +136,9 @@ RULES: dict[str, Rule] = {
         ours("router.http.wire"), only=ours("trio hypercorn h2 hyperframe")
     ),
     "shard": Rule(
-        ours("address_space errors settings model devices grammars logs ipc whole_files"),
+        ours(
+            "address_space errors settings model devices grammars logs ipc thread_limit whole_files"
+        ),
         banned=SHARD_ALONE,
     ),
     # The only file of it that makes pixels: of a black image, to see what a tower takes.
@@ -153,9 +155,11 @@ RULES: dict[str, Rule] = {
     "address_space": Rule(ours("errors"), only=NOTHING),
     "descriptors": Rule(ours("errors"), only=NOTHING),
     "stack_size": Rule(ours("errors"), only=NOTHING),
+    "thread_limit": Rule(ours("errors"), only=NOTHING),
+    "library_panics": Rule(ours("errors"), only=NOTHING),
     "sockets": Rule(ours("errors whole_files"), only=NOTHING),
     "whole_files": Rule(NOTHING, only=NOTHING),
-    "threads": Rule(NOTHING, only=ours("outcome trio")),
+    "threads": Rule(ours("errors thread_limit"), only=ours("outcome trio")),
     "name_lookups": Rule(ours("threads"), only=ours("trio")),
     "launcher": Rule(
         ours(
@@ -299,7 +303,7 @@ RULES: dict[str, Rule] = {
             "address_space cli demo descriptors early_interrupt errors held_signals hub log_levels "
             "logs launcher model.config model.facts "
             "router.shards.prefix_store settings signals start.checks start.drafter "
-            "start.timeline devices ipc.litmus ipc.waiting stack_size"
+            "start.timeline devices ipc.litmus ipc.waiting stack_size thread_limit"
         ),
         banned=MODEL,
     ),

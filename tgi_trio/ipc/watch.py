@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 
 import trio
 
@@ -54,7 +55,8 @@ async def _wait_for_owner(mutex: RobustMutex) -> None:
             return  # the router has ended meanwhile
 
     # A daemon thread: at exit the interpreter must not wait for the end of the slice.
-    threading.Thread(target=wait, name="alive-mutex", daemon=True).start()
+    with suppress(RuntimeError):  # no thread can be started: the pidfd tells the death, if later
+        threading.Thread(target=wait, name="alive-mutex", daemon=True).start()
     try:
         await gone.wait()
     finally:

@@ -19,6 +19,7 @@ from typing import Any
 import trio
 
 from tgi_trio.errors import Overloaded, TgiTrioError
+from tgi_trio.thread_limit import describe_failure
 
 log = logging.getLogger(__name__)
 
@@ -91,7 +92,8 @@ class _Process:
         try:
             process, results = await _spawn(sandbox)
         except OSError as error:
-            raise SandboxRefused(f"the process for {sandbox.name} cannot start: {error}") from error
+            why = describe_failure(error) or error
+            raise SandboxRefused(f"the process for {sandbox.name} cannot start: {why}") from error
         if isinstance(process.stdin, trio.lowlevel.FdStream):
             with suppress(OSError):  # one user's pipes have taken what the machine allows
                 fcntl.fcntl(process.stdin.fileno(), fcntl.F_SETPIPE_SZ, _PIPE)

@@ -9,6 +9,7 @@ import traceback
 from collections.abc import Callable
 from typing import NoReturn
 
+from tgi_trio import thread_limit
 from tgi_trio.address_space import describe_failure
 from tgi_trio.errors import PeerGone, TgiTrioError
 from tgi_trio.ipc.death import start_shard_end
@@ -70,7 +71,8 @@ def serve(
         _fail(rank, str(error), dismiss)
     except Exception as error:
         traceback.print_exc()
-        _fail(rank, describe_failure(error) or f"{type(error).__name__}: {error}", dismiss)
+        known = describe_failure(error) or thread_limit.describe_failure(error)
+        _fail(rank, known or f"{type(error).__name__}: {error}", dismiss)
     return 0
 
 

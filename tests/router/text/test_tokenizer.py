@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tokenizers
 import trio
 import trio.testing
 from hypothesis import given
@@ -25,9 +26,10 @@ from tests.router.text.kinds import (
     wordpiece,
 )
 from tgi_trio import demo
-from tgi_trio.errors import ModelLoadError, ValidationError
+from tgi_trio.errors import LibraryPanic, ModelLoadError, ValidationError
 from tgi_trio.router.text.chat_template import ChatTemplate
 from tgi_trio.router.text.tokenizer import INLINE_CHARACTERS, Tokenizer, TokenizerPool
+from tgi_trio.router.text.tokenizer_files import TokenizerConfig
 
 LONG = "The server keeps a batch. " * 40
 
@@ -128,6 +130,34 @@ def test_lone_surrogates_are_the_users_mistake() -> None:
             served("byte_level").encode_ids(text)
         with pytest.raises(ValidationError, match=r"^tokenizer error "):
             served("byte_level").encode(text)
+
+
+def test_a_panic_of_the_library_ends_nothing_but_the_call() -> None:
+    backend = byte_level()
+    backend.decoder = tokenizers.decoders.Strip("x", 0, 5)  # more than there is: a defect of theirs
+    tokenizer = Tokenizer(backend, TokenizerConfig({}, (), {}))
+    for count in (1, 2 * INLINE_CHARACTERS):
+        with pytest.raises(LibraryPanic, match="out of bounds"):
+            tokenizer.decode([tokenizer.token_id("x") or 0] * count)
+
+
+def test_threads_that_cannot_be_started_are_a_reason_not_to_start(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    class PanicException(BaseException):  # what the library raises, of a class without a module
+        pass
+
+    class Broken:
+        @staticmethod
+        def from_file(path: str) -> Broken:
+            return Broken()
+
+        def encode_batch_fast(self, texts: list[str]) -> None:
+            raise PanicException("The global thread pool has not been initialized.")
+
+    monkeypatch.setattr(tokenizers, "Tokenizer", Broken)
+    with pytest.raises(ModelLoadError, match=r"cannot start its threads: .*ulimit -u"):
+        Tokenizer.from_file(tmp_path / "tokenizer.json", TokenizerConfig({}, (), {}))
 
 
 def test_truncation_and_padding_of_the_file_are_switched_off(tmp_path: Path) -> None:

@@ -11,10 +11,15 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Final, TextIO
 
 import trio
+
+from tgi_trio.errors import Unavailable
+from tgi_trio.threads import run_in_thread
 
 log = logging.getLogger(__name__)
 
@@ -64,13 +69,19 @@ async def show_loading(
     await trio.sleep(_PATIENCE)
     if total == 0:
         return
+    with suppress(Unavailable):  # without a thread to count in, nothing is shown
+        await _show(pids, total, output, bar_allowed=bar_allowed)
+
+
+async def _show(
+    pids: Callable[[], Sequence[int]], total: int, output: TextIO, *, bar_allowed: bool
+) -> None:
     from tqdm import tqdm  # few starts come this far
 
     async def touched() -> int:
         # Ranks read different parts of the same files. Reading a large smaps takes milliseconds.
-        return min(
-            total, sum([await trio.to_thread.run_sync(count_touched_bytes, p) for p in pids()])
-        )
+        found = [await run_in_thread(partial(count_touched_bytes, pid)) for pid in pids()]
+        return min(total, sum(found))
 
     if not (bar_allowed and output.isatty()):
         while True:

@@ -15,6 +15,7 @@ import trio
 from tgi_trio.ipc.prefixes import KeepOrder
 from tgi_trio.ipc.startup import ShardInfo, WarmupResult
 from tgi_trio.router.shards.prefix_store import PrefixStore
+from tgi_trio.thread_limit import describe_failure
 
 if TYPE_CHECKING:  # they come in while the first shards load
     from tgi_trio.router.engine.shard_link import ShardLink
@@ -93,6 +94,10 @@ class PrefixSaver:
                 await trio.to_thread.run_sync(self._finish, order, found)
         except OSError as error:
             failure = str(error)
+        except RuntimeError as error:
+            if (problem := describe_failure(error)) is None:
+                raise
+            failure = problem
         self._saved = added
         if failure:
             log.warning("prefixes are not kept in %s: %s", store.folder, failure)

@@ -41,6 +41,7 @@ from tgi_trio.router.shards.prefix_keeping import (
 from tgi_trio.router.shards.prefix_saving import PrefixSaver
 from tgi_trio.router.shards.prefix_store import PrefixStore, Restoring
 from tgi_trio.router.telemetry.metrics import Metrics
+from tgi_trio.thread_limit import describe_failure
 
 if TYPE_CHECKING:  # the engine comes in while the first shards load
     from tgi_trio.router.engine.engine import Engine
@@ -220,7 +221,7 @@ class Supervisor:
                 group = stack.enter_context(self._start(self._warmup, number))
             # There may be enough memory later, and a rank that has just left may be back.
             except (OSError, SegmentError, PeerError) as error:
-                return f"shard group {number} cannot be started: {error}"
+                return f"shard group {number} cannot be started: {describe_failure(error) or error}"
             self.pids = list(group.pids)
             self.spawned.set()
             async with trio.open_nursery() as nursery:

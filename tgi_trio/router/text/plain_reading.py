@@ -18,6 +18,7 @@ import tokenizers
 
 from tgi_trio.errors import ValidationError
 from tgi_trio.ipc.messages import IntArray
+from tgi_trio.library_panics import raising_panics
 from tgi_trio.router.text.tokenizer import Tokenizer
 
 # Tokens that a model's files do not call special, though they are: Qwen's for infilling.
@@ -65,6 +66,7 @@ class PlainReader:
         """Return a text whose names of hidden tokens mean them."""
         return self._spoken.sub(lambda found: self.secrets[found[0]], text)
 
+    @raising_panics
     def encode_ids(self, text: str, add_special_tokens: bool = True) -> IntArray:
         """Return the model's token ids of `text`, int32 [tokens]. Raises ValidationError."""
         try:

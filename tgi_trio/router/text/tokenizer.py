@@ -20,6 +20,7 @@ import trio
 from numpy.typing import NDArray
 
 from tgi_trio.errors import ModelLoadError, ValidationError
+from tgi_trio.library_panics import is_panic, raising_panics
 from tgi_trio.router.text.clean_up import CleaningDetokenizer, clean_up
 from tgi_trio.router.text.detokenizer import (
     CONTEXT_TOKENS,
@@ -35,6 +36,7 @@ from tgi_trio.router.text.tokenizer_files import (
     read_tokenizer_config,
     tokenizer_json,
 )
+from tgi_trio.thread_limit import CURE
 from tgi_trio.threads import run_in_thread
 
 IntArray = NDArray[np.int32]
@@ -133,6 +135,7 @@ class Tokenizer:
             backend = tokenizers.Tokenizer.from_file(str(file))
         except Exception as error:  # the library raises plain Exception
             raise ModelLoadError(f"{file} cannot be loaded as a tokenizer: {error}") from error
+        _start_threads(backend)
         return cls(backend, config)
 
     def derive(self, parts: Mapping[str, Any], config: TokenizerConfig) -> Tokenizer:
@@ -186,12 +189,14 @@ class Tokenizer:
             return np.empty(0, dtype=np.int32), length
         return np.array(found.ids[-length:] if length else [], dtype=np.int32), length
 
+    @raising_panics
     def _encode_pieces(self, text: str, most: float) -> tuple[IntArray, int]:
         try:
             return self._prompt_tokens.encode(text, most)
         except Exception as error:  # the library raises plain Exception
             raise ValidationError(f"tokenizer error {error}") from error
 
+    @raising_panics
     def _encode_text(self, text: str, add_special_tokens: bool) -> tokenizers.Encoding:
         try:
             if len(text) <= INLINE_CHARACTERS:
@@ -202,6 +207,7 @@ class Tokenizer:
         except Exception as error:  # the library raises plain Exception, for lone surrogates too
             raise ValidationError(f"tokenizer error {error}") from error
 
+    @raising_panics
     def encode(self, text: str, add_special_tokens: bool = True) -> Encoding:
         """Return ids and offsets of `text`. Raises ValidationError. `encode_ids` is faster."""
         try:
@@ -218,12 +224,14 @@ class Tokenizer:
         text = self._decode(listed)
         return clean_up(text) if self._cleans_up else text
 
+    @raising_panics
     def _decode(self, ids: Sequence[int]) -> str:
         if len(ids) <= INLINE_CHARACTERS:
             return self._backend.decode(ids, skip_special_tokens=False)
         # Only batch calls release the GIL.
         return self._backend.decode_batch([ids], skip_special_tokens=False)[0]
 
+    @raising_panics
     def token_text(self, token_id: int) -> str:
         """Return the text of one token by itself; U+FFFD for a part of a character.
 
@@ -308,6 +316,19 @@ class TokenizerPool:
         # Nothing waits for the thread of a client that has left: it keeps its place among `workers`
         # until it is done, and its result is dropped.
         return await run_in_thread(partial(function, given, *arguments), self._limiter)
+
+
+def _start_threads(backend: tokenizers.Tokenizer) -> None:
+    """Have the library start its threads, which it never can if it cannot when it first tries.
+
+    Raises ModelLoadError.
+    """
+    try:
+        backend.encode_batch_fast([""])
+    except BaseException as error:
+        if not is_panic(error):
+            raise
+        raise ModelLoadError(f"the tokenizer cannot start its threads: {CURE}") from error
 
 
 def _add_missing(backend: tokenizers.Tokenizer, config: TokenizerConfig) -> None:
