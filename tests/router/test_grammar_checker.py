@@ -273,7 +273,7 @@ async def test_grammars_are_tried_with_the_tokenizer_of_an_adapter(tmp_path: Pat
         assert "<|own|>" in await wrong(one, grammar)
         for file in (*files, files[0]):
             await one.check(grammar, file)
-        with pytest.raises(ValidationError, match=r"grammar is not supported: .*none.json cannot"):
+        with pytest.raises(Unavailable, match="the file of the tokenizer is gone"):
             await one.check(grammars.regex("a"), tmp_path / "none.json")
         await one.check(grammars.regex("a"))
         assert len(children() - before) == 1  # one process has tried them all
@@ -286,6 +286,19 @@ async def test_a_tokenizer_that_cannot_be_used_refuses_all_grammars(tmp_path: Pa
     async with checker(file=file) as one:
         message = await wrong(one, grammars.regex("a"))
     assert message.startswith("grammar is not supported: ") and str(file) in message
+
+
+@pytest.mark.trio
+async def test_a_tokenizer_that_is_gone_for_a_while_is_nothing_of_the_client_s(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "tokenizer.json"
+    async with checker(file=file) as one:
+        with pytest.raises(Unavailable, match="the file of the tokenizer is gone") as caught:
+            await one.check(grammars.regex("a"))
+        assert str(tmp_path) not in str(caught.value) and str(file) in caplog.text
+        file.write_bytes(TOKENIZER.read_bytes())
+        await one.check(grammars.regex("a"))
 
 
 @pytest.mark.trio

@@ -9,7 +9,9 @@ for a while that a busy machine had no time to find one. Processes outlive what 
 from __future__ import annotations
 
 import hashlib
+import logging
 import math
+import os
 import signal
 import sys
 from collections import OrderedDict
@@ -30,6 +32,8 @@ from tgi_trio.router.sandbox_pool import (
 )
 from tgi_trio.router.text.grammars import check_size
 from tgi_trio.threads import run_in_thread
+
+log = logging.getLogger(__name__)
 
 _REMEMBERED = 4096  # verdicts
 _MEMORY = 256 * 2**20  # bytes a compilation may take
@@ -61,6 +65,21 @@ def _read(grammar: str, file: str, most: int) -> tuple[bytes, bytes]:
     return text, found.digest()
 
 
+def _cannot_read(tokenizer: Path, why: str) -> TgiTrioError:
+    """Return the error for a tokenizer that grammars cannot be tried out with.
+
+    It may be of a kind that is not served, or its file may be gone, which nobody did who asks.
+    """
+    if os.access(tokenizer, os.R_OK):
+        return ValidationError(f"grammar is not supported: {why}")
+    log.error("grammars cannot be tried out: %s", why)
+    return Unavailable(
+        "grammars cannot be tried out now: the file of the tokenizer is gone, which the server's "
+        "log names",
+        _AGAIN_S,
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class _Verdict:
     """What is known of a grammar."""
@@ -82,6 +101,7 @@ class GrammarChecker:
 
     def __init__(self, tokenizer: Path, limits: GrammarLimits, workers: int) -> None:
         """`tokenizer`: the tokenizer.json that the shard uses; `workers`: processes at most."""
+        self._tokenizer = tokenizer
         self._limits = limits
         argv = [
             sys.executable,
@@ -149,12 +169,12 @@ class GrammarChecker:
         seconds = self._limits.max_grammar_seconds
         try:
             if file and (read := await turn.ask({"read": file}, within=_READ_S)).wrong is not None:
-                raise ValidationError(f"grammar is not supported: {read.wrong}")
+                raise _cannot_read(Path(file), read.wrong)
             answer = await turn.ask({"of": file}, text, within=_SLOWDOWN * seconds)
         except SandboxRefused as error:
             raise Unavailable(f"grammars cannot be tried out now: {error}", _AGAIN_S) from error
         except SandboxCannotStart as error:
-            raise ValidationError(f"grammar is not supported: {error}") from error
+            raise _cannot_read(self._tokenizer, str(error)) from error
         match answer.signal:
             case 0:
                 return _Verdict(answer.wrong)
