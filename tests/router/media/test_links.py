@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from tgi_trio.errors import ValidationError
 from tgi_trio.media.packed_frames import unpack_frames
-from tgi_trio.router.media.data_urls import decode_data_url, decode_video_url
-from tgi_trio.router.media.links import MediaLink, split_text
+from tgi_trio.router.media.data_urls import decode_data_url, decode_video_url, is_data_url
+from tgi_trio.router.media.links import MediaLink, split_text, to_audio_link
 
 MOST = 1000
 
@@ -44,6 +44,12 @@ def test_no_letter_is_lost(text: str) -> None:
 def test_data_urls_carry_any_bytes(data: bytes) -> None:
     url = "data:image/png;base64," + base64.b64encode(data).decode()
     assert trio.run(decode_data_url, url, MOST) == data
+
+
+@pytest.mark.parametrize("header", ["DATA:image/png;base64", "Data:IMAGE/PNG;BASE64"])
+def test_data_urls_may_begin_in_capitals(header: str) -> None:
+    assert is_data_url(header) and to_audio_link(f"{header},AAEC", "x").url == f"{header},AAEC"
+    assert trio.run(decode_data_url, f"{header},AAEC", MOST) == b"\0\1\2"
 
 
 @pytest.mark.parametrize(

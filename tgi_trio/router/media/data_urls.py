@@ -55,11 +55,16 @@ async def _decode_text(text: str, most: int) -> bytes | bytearray:
     return await decode_base64(written, most)
 
 
+def is_data_url(url: str) -> bool:
+    """Return whether the scheme of a URL is `data`, which may be in capitals."""
+    return url[:5].lower() == "data:"
+
+
 def find_base64(url: str, kind: Kind = "image") -> int:
     """Return where the base64 of a data URL begins. Raises ValidationError if there is none."""
     comma = url.find(",")
     header = url[: max(comma, 0)]
-    if comma < 0 or header.count(";") != 1 or not header.endswith(";base64"):
+    if comma < 0 or header.count(";") != 1 or not header.lower().endswith(";base64"):
         raise ValidationError(f"invalid {kind} content: {shorten(url)}")
     return comma + 1
 

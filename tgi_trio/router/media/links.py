@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from tgi_trio.router.media.data_urls import is_data_url
 from tgi_trio.router.media.kinds import Kind
 from tgi_trio.router.media.spool import EncodedImage
 
@@ -31,7 +32,7 @@ Piece = str | MediaLink
 
 def to_audio_link(data: str, where: str, field: str | None = None) -> MediaLink:
     """Return the link of a sound whose base64 is `data`, or that is a data URL."""
-    url = data if data.startswith("data:") else f"data:audio;base64,{data}"
+    url = data if is_data_url(data) else f"data:audio;base64,{data}"
     return MediaLink(url, where, field, kind="audio")
 
 

@@ -21,7 +21,12 @@ from tgi_trio.errors import (
 )
 from tgi_trio.media.image_text import start_key
 from tgi_trio.router.media.byte_budget import ByteBudget, HeldBytes
-from tgi_trio.router.media.data_urls import decode_data_url, decode_video_url, find_base64
+from tgi_trio.router.media.data_urls import (
+    decode_data_url,
+    decode_video_url,
+    find_base64,
+    is_data_url,
+)
 from tgi_trio.router.media.decoder import ImageName
 from tgi_trio.router.media.image_prompt import (
     DecodableImage,
@@ -232,7 +237,7 @@ class MediaReader:
         """Return an encoded image and its key. Raises ValidationError."""
         url, most = link.url, self._limits.max_image_fetch_size
         data: bytes | bytearray
-        if url.startswith("data:") or ":" not in url:
+        if is_data_url(url) or ":" not in url:
             find_base64(url, link.kind)
             if link.encoded is not None:
                 name = await self._namers[link.kind].name(link.encoded, most)
