@@ -283,5 +283,6 @@ def test_what_is_not_written_to_its_end_does_not_stay(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", refuse)  # where some file systems say so
-    assert "No space left" in RankPrefixes(lambda: memory.parts).keep(order).error
+    error = RankPrefixes(lambda: memory.parts).keep(order).error
+    assert error.startswith("No space left on device: ") and "--prefix-cache-bytes" in error
     assert not [*tmp_path.iterdir()]

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tgi_trio.ipc.frame_codec import Frame, encode, encode_path
 from tgi_trio.ipc.frames import Kind
+
+_NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +75,14 @@ class PrefixReport:
 
     nbytes: int = 0  # written or read by this rank
     error: str = ""  # "": all ranks have done it
+
+
+def explain_failure(error: OSError | ValueError) -> str:
+    """Return why files of prefixes cannot be written or read, for reports."""
+    why = getattr(error, "strerror", None) or str(error)
+    if getattr(error, "errno", None) in _NO_ROOM:
+        return f"{why}: there must be room for twice --prefix-cache-bytes"
+    return why
 
 
 def check_owner(path: Path, found: os.stat_result) -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 import trio
 
 from tgi_trio.ipc.command_channel import CommandChannel
+from tgi_trio.ipc.prefixes import explain_failure
 from tgi_trio.ipc.startup import ShardInfo, WarmupResult
 from tgi_trio.router.shards import handshake
 from tgi_trio.router.shards.prefix_store import PrefixStore, Restoring
@@ -109,7 +110,7 @@ async def keep_prefixes(
                 f"they took longer than {KEEP_TIMEOUT:g} s to write; lower --prefix-cache-bytes"
             )
     except OSError as error:
-        failure = str(error)
+        failure = explain_failure(error)
     finally:
         if failure:
             log.warning("prefixes are not kept in %s: %s", store.folder, failure)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 import trio
 
-from tgi_trio.ipc.prefixes import KeepOrder
+from tgi_trio.ipc.prefixes import KeepOrder, explain_failure
 from tgi_trio.ipc.startup import ShardInfo, WarmupResult
 from tgi_trio.router.shards.prefix_store import PrefixStore
 from tgi_trio.thread_limit import describe_failure
@@ -93,7 +93,7 @@ class PrefixSaver:
             else:
                 await trio.to_thread.run_sync(self._finish, order, found)
         except OSError as error:
-            failure = str(error)
+            failure = explain_failure(error)
         except RuntimeError as error:
             if (problem := describe_failure(error)) is None:
                 raise

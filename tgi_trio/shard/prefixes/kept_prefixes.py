@@ -29,7 +29,13 @@ from typing import Any, BinaryIO, Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from tgi_trio.ipc.prefixes import KeepOrder, PrefixReport, RestoreOrder, check_owner
+from tgi_trio.ipc.prefixes import (
+    KeepOrder,
+    PrefixReport,
+    RestoreOrder,
+    check_owner,
+    explain_failure,
+)
 from tgi_trio.whole_files import open_file
 
 Bytes = NDArray[np.uint8]
@@ -124,7 +130,7 @@ class RankPrefixes:
         try:
             size, error = write_prefixes(find_file(order, rank), self._parts(), order), ""
         except (OSError, ValueError) as failure:
-            size, error = 0, str(failure)
+            size, error = 0, explain_failure(failure)
         return self._conclude(size, error, rank)
 
     def restore(self, order: RestoreOrder, rank: int = 0) -> PrefixReport:
@@ -133,7 +139,7 @@ class RankPrefixes:
         try:
             size, error = read_prefixes(find_file(order, rank), parts, order), ""
         except (OSError, ValueError) as failure:
-            size, error = 0, str(failure)
+            size, error = 0, explain_failure(failure)
         report = self._conclude(size, error, rank)
         if report.error:  # what a mask hides is multiplied by zero, which garbage does not allow
             for part, _, of_slots in parts.with_copies():
