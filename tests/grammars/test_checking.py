@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 
 from tgi_trio.demo import model_path
+from tgi_trio.grammars import checking
 from tgi_trio.grammars.checking import check
 from tgi_trio.grammars.compiler import load_tokenizer
 from tgi_trio.router.text import grammars
@@ -32,3 +34,16 @@ def test_what_is_wrong_is_told_in_the_clients_terms(schema: dict[str, Any], told
     tokenizer = load_tokenizer(model_path() / "tokenizer.json")
     with pytest.raises(ValueError, match=told):
         check(grammars.json_schema(schema), tokenizer)
+
+
+@pytest.mark.parametrize(("took", "refused"), [([0.014, 0.001], False), ([0.014, 0.02], True)])
+def test_what_the_machine_does_meanwhile_is_no_verdict(
+    monkeypatch: pytest.MonkeyPatch, took: list[float], refused: bool
+) -> None:
+    tokenizer = load_tokenizer(model_path() / "tokenizer.json")
+    measured = iter(took)
+    monkeypatch.setattr(checking, "_slowest_mask", lambda matcher: next(measured))
+    refusal = pytest.raises(ValueError, match="a step takes 14 ms") if refused else nullcontext()
+    with refusal:
+        check(grammars.regex("[0-9]+"), tokenizer)
+    assert next(measured, None) is None  # both have been asked for

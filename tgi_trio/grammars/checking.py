@@ -30,6 +30,10 @@ def check(text: str, tokenizer: LLTokenizer) -> None:
     """Raise ValueError with the reason if the shard cannot serve this grammar."""
     matcher = compile_grammar(text, tokenizer)
     slowest = _slowest_mask(matcher)
+    # What the machine has done meanwhile may be counted as CPU time: a hundred times that of a mask
+    # was seen. A verdict is remembered, so it takes a second look.
+    if slowest > _SLOWEST_MASK_S:
+        slowest = min(slowest, _slowest_mask(compile_grammar(text, tokenizer)))
     if slowest > _SLOWEST_MASK_S:
         raise ValueError(
             f"a step takes {1e3 * slowest:.0f} ms, {1e3 * _SLOWEST_MASK_S:.0f} ms are allowed: "
