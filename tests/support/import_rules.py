@@ -83,6 +83,7 @@ RULES: dict[str, Rule] = {
     ),
     "media.canvases": Rule(NOTHING, only=ours("numpy")),
     "media.kimi_k25": Rule(ours("errors media.canvases"), only=NOTHING),
+    "media.deepseek_ocr": Rule(ours("errors media.canvases"), only=NOTHING),
     "media.lfm2": Rule(ours("errors media.canvases"), only=NOTHING),
     "media.minimax_m3": Rule(NOTHING, only=NOTHING),
     "media.phi4": Rule(ours("errors media.canvases"), only=NOTHING),
@@ -95,12 +96,12 @@ RULES: dict[str, Rule] = {
             "errors settings accepting descriptors file_watch library_panics name_lookups sockets "
             "thread_limit threads whole_files model.config "
             "model.adapters.own_tokens "
-            "model.audio_families model.image_families model.image_rules model.internvl_chat "
+            "model.audio_families model.image_families model.image_rules model.published "
             "model.video_families "
             "logs ipc media.sound "
             "media.image_text media.packed_frames media.canvases media.video_canvas "
             "media.frame_canvases media.omni_canvases media.patch_canvases media.video_canvases "
-            "media.kimi_k25 media.lfm2 media.minimax_m3 media.phi4 media.step3p7"
+            "media.deepseek_ocr media.kimi_k25 media.lfm2 media.minimax_m3 media.phi4 media.step3p7"
         ),
         banned=MODEL,
     ),
@@ -293,8 +294,13 @@ RULES: dict[str, Rule] = {
     "testing.wrapped_families": Rule(
         ours("testing.checkpoints testing.tiny_families testing.tiny_hybrids"), banned=SERVER
     ),
+    "testing.whole_options": Rule(ours("testing.checkpoints"), banned=SERVER),
     "testing.wrapped_checkpoints": Rule(
-        ours("testing.checkpoints testing.tiny_families testing.wrapped_families"), banned=SERVER
+        ours(
+            "testing.checkpoints testing.tiny_families testing.whole_options "
+            "testing.wrapped_families"
+        ),
+        banned=SERVER,
     ),
     "demo": Rule(ours("errors"), banned=SERVER),
     "console": Rule(ours("__main__ early_interrupt")),

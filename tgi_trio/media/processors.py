@@ -21,6 +21,8 @@ from tgi_trio.media.tiling import (
     Arrays,
     Tiler,
     tile_cohere2,
+    tile_deepseek_ocr,
+    tile_deepseek_ocr2,
     tile_gemma4,
     tile_kimi,
     tile_lfm2,
@@ -49,6 +51,8 @@ _MINICPM_OCR: Final = {"downsample_mode": "4x"}  # where its files say nothing
 # By family; `model.image_families` says which families of models have which.
 PROCESSORS: Final[Mapping[str, Processor | Callable[[Mapping[str, Any]], Tiler]]] = {
     "cohere2": tile_cohere2,
+    "deepseek_ocr": tile_deepseek_ocr,
+    "deepseek_ocr2": tile_deepseek_ocr2,
     "deepseek_vl": Processor("deepseek_vl", "DeepseekVL"),
     "deepseek_vl_hybrid": Processor("deepseek_vl_hybrid", "DeepseekVLHybrid"),
     "gemma3": Processor("gemma3", "Gemma3", {"do_pan_and_scan": False}),
@@ -56,6 +60,7 @@ PROCESSORS: Final[Mapping[str, Processor | Callable[[Mapping[str, Any]], Tiler]]
     "gemma4_unified": tile_gemma4,
     "glm4v": Processor("glm4v", "Glm4v"),
     "glm5_next": Processor("glm5_next", "Glm5Next"),
+    "got_ocr2": Processor("got_ocr2", "GotOcr2", {"crop_to_patches": False}),
     "idefics": Processor("idefics", "Idefics"),
     "idefics2": Processor("idefics2", "Idefics2"),
     "idefics3": Processor("idefics3", "Idefics3"),

@@ -24,6 +24,11 @@ from tgi_trio.media.canvases import (
     fit_muse,
     fit_perception,
 )
+from tgi_trio.media.deepseek_ocr import (
+    DeepseekOcrCanvas,
+    read_deepseek_ocr,
+    read_deepseek_ocr2,
+)
 from tgi_trio.media.kimi_k25 import KimiCanvas
 from tgi_trio.media.lfm2 import Lfm2Canvas
 from tgi_trio.media.phi4 import PATCHES, SIDE, Phi4Canvas
@@ -34,6 +39,7 @@ Pixels = NDArray[np.uint8]  # [height, width, 3]
 Tiler = Callable[[Pixels], Arrays]
 
 _BILINEAR: Final = 2
+_GREY: Final = (127, 127, 127)
 _RESAMPLINGS: Final = range(6)  # Pillow's numbers
 
 
@@ -291,6 +297,48 @@ def tile_phi4(settings: Mapping[str, Any]) -> Tiler:
             "pixel_attention_mask": _split(seen, cut.grid)[:, 0],
             "image_sizes": np.array([picture.shape[:2]]),
         }
+
+    return process
+
+
+def tile_deepseek_ocr(settings: Mapping[str, Any]) -> Tiler:
+    """Return what makes DeepSeek-OCR's views: of the whole [1, 3, side, side], in the middle of
+    grey, and of tiles in `pixel_values_local` [tiles, 3, side, side], row by row, if there are any;
+    uint8.
+
+    `num_local_patches` [1] says how many there are, and `grids` [1, 2] in how many rows and
+    columns. Raises ModelLoadError.
+    """
+    return _tile_beside_whole(settings, read_deepseek_ocr(settings))
+
+
+def tile_deepseek_ocr2(settings: Mapping[str, Any]) -> Tiler:
+    """Return what makes DeepSeek-OCR 2's views, likewise."""
+    return _tile_beside_whole(settings, read_deepseek_ocr2(settings))
+
+
+def _tile_beside_whole(settings: Mapping[str, Any], canvas: DeepseekOcrCanvas) -> Tiler:
+    resample, ground = _read_resample(settings, 3), settings.get("background_color", _GREY)
+    if np.shape(ground) != (3,) or not all(value in range(256) for value in ground):
+        raise ModelLoadError(f"background_color must be three bytes, not {ground!r}")
+
+    def process(pixels: Pixels) -> Arrays:
+        height, width = pixels.shape[:2]
+        high, wide = canvas.shrink(height, width)
+        top, left = (canvas.side - high) // 2, (canvas.side - wide) // 2
+        whole = np.empty((canvas.side, canvas.side, 3), np.uint8)
+        whole[:] = ground
+        whole[top : top + high, left : left + wide] = _resize(pixels, high, wide, resample)
+        grid = canvas.cut(height, width)
+        arrays = {
+            "pixel_values": np.ascontiguousarray(whole.transpose(2, 0, 1))[None],
+            "num_local_patches": np.array([grid.tiles]),
+            "grids": np.array([grid]),
+        }
+        if grid.tiles:
+            size = grid.rows * canvas.tile, grid.columns * canvas.tile
+            arrays["pixel_values_local"] = _split(_resize(pixels, *size, resample), grid)
+        return arrays
 
     return process
 

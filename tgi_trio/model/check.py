@@ -28,10 +28,10 @@ from tgi_trio.model.formats import (
     refuse_pieces,
 )
 from tgi_trio.model.gguf.block_types import has_scales
-from tgi_trio.model.internvl_chat import is_published
 from tgi_trio.model.leftovers import find_mute_parts, is_harmless, refuse_leftovers
 from tgi_trio.model.own_code import check_own_code, own_code, runnable_code
 from tgi_trio.model.parts import PARTS
+from tgi_trio.model.published import is_published
 from tgi_trio.model.quantised.gguf_layout import GgufLayout
 from tgi_trio.model.quantised.layout import MatrixLayout
 from tgi_trio.model.quantised.recognise import check_stated, find_layout, find_made

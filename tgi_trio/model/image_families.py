@@ -61,6 +61,7 @@ IMAGE_FAMILIES: Final[Mapping[str, ImageFamily]] = {
     "aya_vision": ImageFamily("aya", "internvl"),
     "cohere2_vision": ImageFamily("cohere2", "cohere2"),
     "cohere_compass": ImageFamily("compass", "qwen2_vl", turns=True),
+    "deepseek_ocr2": ImageFamily("deepseek_ocr2", "deepseek_ocr2", normal=_HALF),
     "deepseek_vl": ImageFamily("deepseek_vl", "deepseek_vl"),
     "deepseek_vl_hybrid": ImageFamily(
         "deepseek_vl", "deepseek_vl_hybrid", normal=_CLIP, two_sizes=True
@@ -79,6 +80,7 @@ IMAGE_FAMILIES: Final[Mapping[str, ImageFamily]] = {
     "glm4v_moe": _GLM,
     "glm_ocr": _GLM,
     "glmga": _GLM,
+    "got_ocr2": ImageFamily("got_ocr2", "got_ocr2"),
     "granite4_vision": ImageFamily("granite4", "llava_next"),
     "hyperclovax_vision_v2": ImageFamily("hyperclovax", "qwen2_vl"),
     "idefics": ImageFamily("idefics", "idefics", image_attention="layers"),
@@ -110,6 +112,7 @@ IMAGE_FAMILIES: Final[Mapping[str, ImageFamily]] = {
         *("phi4", "phi4", ("embed_tokens", "layers", "norm", "rotary_emb")), normal=_HALF
     ),
     "pixtral": ImageFamily("pixtral", "pixtral"),  # its model_type is llava
+    "qianfan_ocr": ImageFamily("qianfan", "internvl"),
     "qwen2_5_omni_thinker": ImageFamily("qwen2_5_omni", "qwen2_vl", turns=True),
     "qwen2_5_vl": _QWEN,
     "qwen2_vl": _QWEN,
@@ -121,6 +124,8 @@ IMAGE_FAMILIES: Final[Mapping[str, ImageFamily]] = {
     "qwen4_exp": _QWEN,
     "smolvlm": ImageFamily("idefics3", "smolvlm", text_parts=("text_model",)),
     "step3p7": ImageFamily("step3p7", "step3p7", normal=_CLIP),
+    # DeepSeek-OCR is one without a window: `deepseek_ocr.py`
+    "unlimited_ocr": ImageFamily("deepseek_ocr", "deepseek_ocr", normal=_HALF),
     "vipllava": ImageFamily("llava", "llava"),
 }
 
@@ -129,7 +134,9 @@ _TOWERLESS: Final = ("fuyu",)  # types that see, and have no `vision_config`
 _UNSERVED: Final[Mapping[str, str]] = {
     "ernie4_5_vl_moe": "has experts for an image's tokens alone",
     "fuyu": "has one image in a prompt, whose tokens are written apart from the text's",
+    "granite_docling": "routes its tiles by what they show",
     "hunyuan_vl": "turns tokens by four positions",
+    "molmo2": "pools its patches by a table of its own",
 }
 
 

@@ -10,11 +10,11 @@ Sources: OpenGVLab's configuration and modeling files, and the examples of its m
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from tgi_trio.errors import ModelLoadError
+from tgi_trio.model.published_type import PUBLISHED_TYPE, Pictures
 
-PUBLISHED: Final = "published_type"  # the key under which the type is kept
 INTERNVL_CHAT: Final = "internvl_chat"
 _TYPE: Final = "internvl"
 # What is for its own code alone, or said of the text as well.
@@ -46,13 +46,6 @@ _MEAN: Final = (0.485, 0.456, 0.406)  # ImageNet's
 _DEVIATION: Final = (0.229, 0.224, 0.225)
 
 
-class Pictures(NamedTuple):
-    """How such a model's images are made: settings as in files of transformers' class."""
-
-    image_processor: Mapping[str, Any]
-    processor: Mapping[str, Any]
-
-
 def name_as_transformers(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values of a config.json as transformers' class for this model has them.
 
@@ -62,7 +55,7 @@ def name_as_transformers(values: Mapping[str, Any]) -> dict[str, Any]:
         return dict(values)
     text, tower = (_section(values, name) for name in ("llm_config", "vision_config"))
     found = {name: value for name, value in values.items() if name not in _LEFT_OUT}
-    found |= {"model_type": _TYPE, PUBLISHED: INTERNVL_CHAT}
+    found |= {"model_type": _TYPE, PUBLISHED_TYPE: INTERNVL_CHAT}
     if tower:
         found["vision_config"] = _name_tower(tower)
     if text:
@@ -78,7 +71,7 @@ def name_as_transformers(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def is_published(values: Mapping[str, Any]) -> bool:
     """Return whether values, as they are named here, are of a folder as it is published."""
-    return values.get(PUBLISHED) == INTERNVL_CHAT
+    return values.get(PUBLISHED_TYPE) == INTERNVL_CHAT
 
 
 def describe_class(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -20,6 +20,7 @@ TEXT_TYPES: Final[dict[str, str]] = {
     "cohere2_vision": "cohere2",
     "cohere_compass": "cohere_compass_text",
     "cosmos3_omni": "qwen3_vl_text",
+    "deepseek_ocr2": "deepseek_ocr2_text",
     "deepseek_vl": "llama",
     "deepseek_vl_hybrid": "llama",
     "exaone4_5": "exaone4",
@@ -84,6 +85,7 @@ TEXT_TYPES: Final[dict[str, str]] = {
     "smolvlm": "llama",
     "step3p7": "step3p5",
     "ultravox": "llama",
+    "unlimited_ocr": "unlimited_ocr_text",
     "video_llama_3": "qwen2",
     "video_llava": "llama",
     "vipllava": "llama",
@@ -106,6 +108,7 @@ DEFAULTS: Final[dict[str, tuple[int | None, ...]]] = {
     "cohere": (256000, 8192, 22528, 40, 64, None, None, 8192),
     "cohere2": (256000, 8192, 22528, 40, 64, None, None, 8192),
     "cohere_compass_text": (256000, 8192, 22528, 40, 64, None, None, 8192),
+    "deepseek_ocr2_text": (102400, 4096, 11008, 32, 32, None, None, 2048),
     "deepseek_v3": (129280, 7168, 18432, 61, 128, 128, None, 4096),
     "gemma": (256000, 3072, 24576, 28, 16, 16, 256, 8192),
     "gemma2": (256000, 2304, 9216, 26, 8, 4, 256, 8192),
@@ -146,6 +149,7 @@ DEFAULTS: Final[dict[str, tuple[int | None, ...]]] = {
     "qwen3_vl_moe_text": (151936, 2048, 5632, 24, 16, 16, None, 128000),
     "step3p5": (128815, 4096, 11264, 45, 64, 8, 128, 128000),
     "qwen3_vl_text": (151936, 4096, 22016, 32, 32, 32, 128, 128000),
+    "unlimited_ocr_text": (129280, 1280, 6848, 12, 10, 10, None, 32768),
 }
 # Types of texts in files that were published first -> what they are called since.
 _FORMER_TYPES: Final = {"exaone4_5_text": "exaone4"}

@@ -12,7 +12,8 @@ from typing import Any
 
 from tgi_trio.testing.checkpoints import fill_parameters, make_tokenizer
 from tgi_trio.testing.tiny_families import ABSENT
-from tgi_trio.testing.wrapped_families import BESIDE, FAMILIES, TEXT
+from tgi_trio.testing.whole_options import BESIDE
+from tgi_trio.testing.wrapped_families import FAMILIES, TEXT
 
 _FLAT = ("idefics",)  # the options of `text_config` are the whole model's
 # Names that transformers writes -> those of published files, where it reads them but does not write
@@ -23,6 +24,7 @@ _PUBLISHED = {
         ("vision_tower.encoder.patch_embed.", "vision_tower.patch_embed."),
         ("model.mm_projector.", "mm_projector."),
     ),
+    "qianfan_ocr": (("language_model.model.encoder.layers.", "language_model.model.layers."),),
 }
 _TYPES = {"pixtral": "llava"}  # the whole model's type, if it is not the family's name
 _GEMMA = ("gemma", "gemma2", "gemma3_text")

@@ -2,22 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
-
-
-@dataclass(frozen=True)
-class Family:
-    """A family's settings, as they stand in its files, and the classes of its processor."""
-
-    module: str
-    image_processor: str
-    processor: str
-    config: dict[str, Any] = field(default_factory=dict)
-    pixels: dict[str, Any] = field(default_factory=dict)  # preprocessor_config.json
-    options: dict[str, Any] = field(default_factory=dict)  # processor_config.json
-    tokens: dict[str, str] = field(default_factory=lambda: {"image_token": "<image>"})
-
+from tests.router.media.layout_family import INTERNVL, Family
+from tests.router.media.ocr_families import OCR_FAMILIES
 
 CLIP = {"vision_config": {"image_size": 336, "patch_size": 14}}
 CLIP_PIXELS = {"size": {"shortest_edge": 336}, "crop_size": {"height": 336, "width": 336}}
@@ -35,12 +21,6 @@ GEMMA3 = {
 AUDIO = {"audio_token": "<|audio|>", "boa_token": "<|audio>", "eoa_token": "<a|>"}
 GEMMA4 = {"image_token": "<|image|>", "boi_token": "<|image>", "eoi_token": "<image|>"}
 CUT = {"size": {"height": 64, "width": 64}, "max_patches": 6}
-INTERNVL = {
-    "start_image_token": "<img>",
-    "end_image_token": "</img>",
-    "context_image_token": "<IMG_CONTEXT>",
-    "video_token": "<video>",
-}
 COHERE = {
     "image_token": "<|IMG_PATCH|>",
     "boi_token": "<|START_OF_IMG|>",
@@ -85,6 +65,7 @@ STEP = {
 }
 
 FAMILIES = {
+    **OCR_FAMILIES,
     "aya_vision": Family(
         "got_ocr2", "GotOcr2ImageProcessorPil", "AyaVisionProcessor", pixels=CUT,
         options={"patch_size": 14, "img_size": 56, "downsample_factor": 2}, tokens=AYA,
@@ -405,4 +386,6 @@ UNCOUNTED = {
     "deepseek_vl",
     "deepseek_vl_hybrid",
     "mllama",
+    "got_ocr2",
+    "got_ocr2/tiles",
 }  # processors that do not tell

@@ -31,12 +31,13 @@ WHOLES = {
     "LightOnOcrProcessor": "lighton_ocr",
     "MiniCPMV4_7Processor": "minicpmv4_7",
     "PaliGemmaProcessor": "paligemma",
+    "QianfanOCRProcessor": "qianfan_ocr",
     "Qwen2_5OmniProcessor": "qwen2_5_omni",
 }
 # Which resize by what they inherit.
 INHERITED = {
     *("Gemma4Unified", "Kimi_K25", "Lfm2Vl", "MiniCPMOcr", "MiniMaxM3VL", "MuseGlimmer"),
-    *("PerceptionLM", "Phi4Multimodal", "Step3p7"),
+    *("PerceptionLM", "Phi4Multimodal", "Step3p7", "UnlimitedOcr"),
 }
 VIDEOS = (  # whose processors take videos as well
     *("exaone4_5", "gemma4", "gemma4_unified", "glm46v", "glm4v", "glm5_next", "internvl"),
@@ -198,8 +199,40 @@ def minicpm_tokens(processor: Any, size: ImageSize) -> dict[str, list[int]]:
     return {"num_image_tokens": [len(processor.tokenizer(text)["input_ids"])]}
 
 
+def deepseek_ocr_tokens(processor: Any, size: ImageSize) -> dict[str, list[int]]:
+    """DeepseekOcr2Processor and UnlimitedOcrProcessor, nor do they."""
+    pixels, (height, width) = processor.image_processor, size
+    longest, shortest = max(size), min(size)
+    if not round(shortest * (pixels.size["height"] / longest)):
+        raise ValueError("an image of no features")
+    columns, rows, count = 1, 1, 0
+    if longest > pixels.tile_size:
+        fit = _class("deepseek_ocr2.image_processing_pil_deepseek_ocr2", "get_optimal_tiled_canvas")
+        tile = (pixels.tile_size, pixels.tile_size)
+        told = {"min_patches": pixels.min_patches, "max_patches": pixels.max_patches}
+        told |= getattr(processor, "images_kwargs", {})  # its own come first
+        columns, rows = fit((height, width), tile, told["min_patches"], told["max_patches"])
+        count = columns * rows
+    found = {"num_local_patches": [count], "patches_grid": [[columns, rows]]}
+    text = processor.replace_image_token(found, 0)
+    return {"num_image_tokens": [text.count(processor.image_token)]}
+
+
+class GotOcr:
+    """GotOcr2Processor, which takes images as a list of them."""
+
+    def __init__(self, processor: Any) -> None:
+        self.tokenizer = processor.tokenizer
+        self._processor = processor
+
+    def __call__(self, text: str, images: list[list[Any]], return_tensors: None) -> Any:
+        return self._processor(text=text, images=images[0])
+
+
 # Of families whose processors do not tell, by the beginnings of their names.
 COUNTS: dict[str, Callable[[Any, ImageSize], dict[str, list[int]]]] = {
+    "deepseek_ocr2": deepseek_ocr_tokens,
+    "unlimited_ocr": deepseek_ocr_tokens,
     "lfm2_vl": lfm2_tokens,
     "llama4": llama4_tokens,
     "minicpm_ocr": minicpm_tokens,
@@ -257,7 +290,8 @@ def theirs(name: str) -> Any:
     made = whole(
         image_processor=pixels(**family.pixels), tokenizer=known, **family.options, **extra
     )
-    return Idefics(made) if module == "idefics" else made
+    wrapped = {"idefics": Idefics, "GotOcr2Processor": GotOcr}
+    return wrapped.get(module, wrapped.get(family.processor, lambda one: one))(made)
 
 
 def _class(module: str, name: str) -> Any:

@@ -68,7 +68,7 @@ def expected(image: Image.Image, settings: DecoderSettings = LLAVA) -> dict[str,
         f"transformers.models.{row.module}.image_processing_pil_{row.module}"
     )
     found = getattr(module, f"{row.name}ImageProcessorPil")(
-        **settings.settings, **row.fixed, do_rescale=False, do_normalize=False
+        **{**settings.settings, **row.fixed}, do_rescale=False, do_normalize=False
     )
     arrays = found([image], return_tensors="np", **settings.given)
     return {"pixel_values": arrays} if isinstance(arrays, np.ndarray) else dict(arrays)
@@ -80,6 +80,7 @@ FAMILIES = [
     DecoderSettings("deepseek_vl_hybrid", SIZES),
     DecoderSettings("gemma3", {"size": {"height": 28, "width": 28}}),
     DecoderSettings("gemma4", {"max_soft_tokens": 70}),
+    DecoderSettings("got_ocr2", {"size": {"height": 16, "width": 16}, "crop_to_patches": True}),
     DecoderSettings("idefics", {"size": {"height": 16, "width": 16}}),
     DecoderSettings("idefics3", {"size": LONGEST, "max_image_size": {"longest_edge": 32}}),
     DecoderSettings("internvl", {"size": {"height": 16, "width": 16}, "max_patches": 4}),

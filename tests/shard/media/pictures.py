@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from tgi_trio.testing.checkpoints import VOCAB_SIZE
 
 IMAGE_TOKEN = 100
-TILED = ("aya_vision", "cohere2_vision", "internvl", "llama4")
+TILED = ("aya_vision", "cohere2_vision", "internvl", "llama4", "qianfan_ocr")
 WHOLE = ("deepseek_vl", "gemma3", "llava", "paligemma", "vipllava")  # one of a size
 GEMMA4 = ("gemma4", "gemma4_unified")
 MINICPM = ("minicpm_ocr", "minicpmv4_6", "minicpmv4_7")
@@ -25,10 +25,12 @@ END = 1  # id of the end of a text
 GLM = ("glm46v", "glm4v", "glm4v_moe", "glm5_next", "glm_ocr", "glmga")
 CAUSAL = (
     *TILED,
+    "deepseek_ocr2",
     "deepseek_vl",
     "deepseek_vl_hybrid",
     *TIMM,
     "exaone4_5",
+    "got_ocr2",
     "granite4_vision",
     "hyperclovax_vision_v2",
     "kimi_k25",
@@ -50,6 +52,7 @@ CAUSAL = (
     "pixtral",
     "smolvlm",
     "step3p7",
+    "unlimited_ocr",
 )
 HYBRIDS = ("qwen3_5", "qwen3_5_moe", "qwen4_exp")
 DELTA_RULES = (*HYBRIDS, "glm5_next", *MINICPM)
@@ -151,6 +154,14 @@ def _of_tiles(family: str, pixels: Pixels, used: int, *, beside: bool) -> Pictur
     match family:
         case _ if family in TILED:  # two tiles, and the whole
             return Picture({"pixel_values": pixels(3, 3, 16, 16)}, 3)
+        case "got_ocr2":  # two tiles, and the whole
+            return Picture({"pixel_values": pixels(3, 3, 64, 64)}, 3 * 4)
+        case "deepseek_ocr2":  # the whole, which has the queries of a tile, and a mark behind it
+            return Picture({"pixel_values": pixels(1, 3, 64, 64)}, 144 + 1)
+        case "unlimited_ocr":  # two rows of a tile, the whole, each row with a mark, and one more
+            told = {"num_local_patches": np.array([2]), "grids": np.array([[2, 1]])}
+            views = {"pixel_values_local": pixels(2, 3, 64, 64), **told}
+            return Picture({"pixel_values": pixels(1, 3, 128, 128), **views}, 4 + 6 + 1)
         case "perception_lm":  # the whole, and two tiles
             return Picture({"pixel_values": pixels(1, 3, 3, 16, 16)}, 3 * 4)
         case "ovis2":  # the whole, and two rows of two tiles
@@ -252,9 +263,9 @@ class Prompt:
         return cls(ids, tuple(part for part in parts if isinstance(part, Picture)))
 
 
-def together(pictures: Sequence[Picture], family: str = "") -> dict[str, torch.Tensor]:
+def together(pictures: Sequence[Picture], family: str = "") -> dict[str, Any]:
     """Return what transformers is given for the images of one prompt."""
-    found = {}
+    found: dict[str, Any] = {}
     names = pictures[0].bundle.keys()
     by_pixel = "spatial_shapes" in names
     # One prompt, many tiles.
@@ -290,6 +301,9 @@ def together(pictures: Sequence[Picture], family: str = "") -> dict[str, torch.T
             found[name] = torch.from_numpy(channels.astype(np.float32).reshape(whole.shape))
         else:
             found[name] = torch.from_numpy(whole.astype(np.int64))
+    if family == "unlimited_ocr":  # which wants lists
+        found["num_local_patches"] = found["num_local_patches"].tolist()
+        found["patches_grid"] = [each.bundle["grids"][0, ::-1].tolist() for each in pictures]
     if "aspect_ratio_mask" in found:
         found["pixel_values"] *= found["aspect_ratio_mask"][..., None, None, None]
         del found["num_tiles"]

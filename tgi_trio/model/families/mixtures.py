@@ -111,7 +111,10 @@ def flex_olmo(config: ModelConfig) -> DecoderSpec:
 
 
 def deepseek(config: ModelConfig) -> DecoderSpec:
-    """DeepSeekMoE 16B (DeepSeek 2024), the first of its mixtures: attention is Llama's."""
+    """DeepSeekMoE 16B (DeepSeek 2024), the first of its mixtures: attention is Llama's.
+
+    So is the text of DeepSeek-OCR 1 and 2 (2025 and 2026).
+    """
     width = int(config.get("moe_intermediate_size", 1407))
     spec = llama_spec(config, names=names.DEEPSEEK_MOE, **attention_bias(config))
     count = int(config.get("n_routed_experts", 0))
@@ -127,7 +130,9 @@ def deepseek(config: ModelConfig) -> DecoderSpec:
     first, every = (
         int(config.get(*own)) for own in (("first_k_dense_replace", 0), ("moe_layer_freq", 1))
     )
-    sparse = (i >= first and i % every == 0 for i in range(len(spec.layers)))
+    sparse = [i >= first and i % every == 0 for i in range(len(spec.layers))]
+    if kinds := config.get("mlp_layer_types"):
+        sparse = [kind == "sparse" for kind in kinds]
     return set_experts(spec, experts, sparse)
 
 

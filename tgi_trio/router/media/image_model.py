@@ -13,10 +13,10 @@ from typing import Any, Final, Protocol
 
 from tgi_trio.errors import ModelLoadError, ValidationError
 from tgi_trio.media.video_canvases import CANVASES
-from tgi_trio.model import internvl_chat
 from tgi_trio.model.audio_families import AUDIO_FAMILIES, is_audio_only
 from tgi_trio.model.config import NONSENSE, read_json, read_values
 from tgi_trio.model.image_families import find_family, has_vision
+from tgi_trio.model.published import find_pictures
 from tgi_trio.model.video_families import VIDEO_FAMILIES, find_video_family
 from tgi_trio.router.media.audio_model import AudioModel, find_audio_model
 from tgi_trio.router.media.decoder import (
@@ -143,8 +143,8 @@ def read_image_settings(folder: Path) -> ImageSettings:
         image_processor = found if isinstance(found, dict) else {}
     told = read_json(folder / "tokenizer_config.json") or {}
     values = read_values(folder) or {}
-    if internvl_chat.is_published(values):
-        image_processor, processor = map(dict, internvl_chat.find_pictures(values))
+    if (pictures := find_pictures(values)) is not None:
+        image_processor, processor = map(dict, pictures)
     return ImageSettings(values, image_processor, processor, told)
 
 

@@ -122,7 +122,8 @@ class MediaReader:
         featured: list[str] = []
         for each in (*layouts, *(reading.layout for reading in readings.values())):
             featured += (each.feature_token, *each.mark_tokens)
-        for token in (*(each.placeholder for each in layouts), *featured):
+        marks = [each.placeholder for each in layouts if not each.placeholder_is_text]
+        for token in (*marks, *featured):
             if token not in tokenizer.added_tokens:
                 raise ModelLoadError(
                     f"the tokenizer has no token {token!r}, which this model's images need"

@@ -1,4 +1,6 @@
-"""Features of images, by a model's tower, where its class has no `get_image_features`."""
+"""Features of images, by a model's tower, where its class has no `get_image_features` or wants more
+of it than arrays.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,28 @@ def unmask_phi4_patches(model: Any) -> None:
         layer.self_attn.is_causal = False
 
 
+def encode_deepseek_ocr_image(
+    model: Any, inputs: Mapping[str, torch.Tensor], dtype: torch.dtype
+) -> torch.Tensor:
+    """Return the features of an image's tiles, of its whole, and of the mark behind both.
+
+    transformers' class wants its numbers of tiles as lists.
+    """
+    pixels, tiles = inputs["pixel_values"], inputs.get("pixel_values_local")
+    given: dict[str, Any] = {"pixel_values": pixels.to(dtype)}
+    if tiles is not None:
+        shapes = [grid[::-1] for grid in inputs["grids"].tolist()]  # columns and rows
+        counts = {"num_local_patches": inputs["num_local_patches"].tolist(), "patches_grid": shapes}
+        given |= {"pixel_values_local": tiles.to(dtype), **counts}
+    [found] = model.get_image_features(**given).pooler_output
+    features: torch.Tensor = found
+    return features
+
+
 # By `model_type`.
-IMAGE_ENCODERS: Final[Mapping[str, EncodeImage]] = {"phi4_multimodal": encode_phi4_image}
+IMAGE_ENCODERS: Final[Mapping[str, EncodeImage]] = {
+    "phi4_multimodal": encode_phi4_image,
+    "unlimited_ocr": encode_deepseek_ocr_image,
+}
 # What is put right of a class before it computes; likewise.
 AMENDS: Final[Mapping[str, Callable[[Any], None]]] = {"phi4_multimodal": unmask_phi4_patches}

@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tgi_trio.errors import ModelLoadError
-from tgi_trio.model import internvl_chat
 from tgi_trio.model.config import read_values
 from tgi_trio.model.image_families import ImageFamily, PatchOrder
+from tgi_trio.model.published import find_pictures
 from tgi_trio.shard.checkpoint.numbers import to_bfloat16, to_float32
 from tgi_trio.whole_files import parse_json, read_file
 
@@ -38,11 +38,8 @@ class Normalising:
         `prefix`: of the names of mean and deviation. For a family with `halves`, if it both
         rescales and normalises, intermediate results are rounded to bfloat16.
         """
-        config = read_values(folder) or {}
-        if internvl_chat.is_published(config):
-            settings = dict(internvl_chat.find_pictures(config).image_processor)
-        else:
-            settings = _read_settings(folder)
+        pictures = find_pictures(read_values(folder) or {})
+        settings = _read_settings(folder) if pictures is None else dict(pictures.image_processor)
         names = [f"{prefix}image_{name}" for name in ("mean", "std")]
         if family.normal is not None:
             settings = dict(zip(names, family.normal, strict=True)) | settings

@@ -26,6 +26,7 @@ _WORDS: Final = (
         ("embeddings.patch_embeddings.projection.", "embeddings.patch_embedding."),
         ("embeddings.position_embeddings", "embeddings.position_embedding"),
         ("vision_tower.encoder.layer.", "vision_tower.encoder.layers."),
+        ("vision_tower.layers.", "vision_tower.encoder.layers."),  # Qianfan-OCR's class
         ("vision_tower.", "vision_model."),
         ("attention.projection_layer.", "attention.proj."),
         ("attention.", "attn."),
@@ -90,6 +91,30 @@ _WORDS: Final = (
     (  # Qwen3-ASR, as it was published first
         ("multi_modal_projector.linear_1.", "audio_tower.proj1."),
         ("multi_modal_projector.linear_2.", "audio_tower.proj2."),
+    ),
+    (  # DeepSeek-OCR 1 and 2
+        ("vision_tower.sam_encoder.", "sam_model."),
+        (".layers.", ".blocks."),
+        (".layer_norm1.", ".norm1."),
+        (".layer_norm2.", ".norm2."),
+        ("patch_embed.projection.", "patch_embed.proj."),
+        ("neck.conv1.", "neck.0."),
+        ("neck.norm1.", "neck.1."),
+        ("neck.conv2.", "neck.2."),
+        ("neck.norm2.", "neck.3."),
+        ("sam_model.proj.conv1.", "sam_model.net_2."),
+        ("sam_model.proj.conv2.", "sam_model.net_3."),
+    ),
+    (
+        ("vision_tower.vision_encoder.encoder.", "vision_model.transformer."),
+        ("vision_tower.vision_encoder.", "vision_model."),
+        ("multi_modal_projector.", "projector.layers."),
+        ("view_separator", "view_seperator"),
+    ),
+    (
+        ("vision_tower.vision_encoder.", "qwen2_model.model.model."),
+        ("vision_tower.query_768_resolution.", "qwen2_model.query_768."),
+        ("vision_tower.query_1024_resolution.", "qwen2_model.query_1024."),
     ),
     (  # Step 3.7
         ("embeddings.patch_embedding.", "conv1."),

@@ -19,11 +19,12 @@ from numpy.typing import NDArray
 
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.ipc.images import BESIDE_IMAGES, SOUND, SOUND_MASK
-from tgi_trio.model import internvl_chat, qwen3_asr
+from tgi_trio.model import qwen3_asr
 from tgi_trio.model.config import read_values
 from tgi_trio.model.image_families import IMAGE_FAMILIES, ImageFamily
 from tgi_trio.model.parts import ULTRAVOX
 from tgi_trio.model.phi4mm import PHI4
+from tgi_trio.model.published import describe_class
 from tgi_trio.shard.checkpoint.container import Container
 from tgi_trio.shard.checkpoint.safetensors_files import SafetensorsFiles
 from tgi_trio.shard.machine.cores import running_on
@@ -227,8 +228,8 @@ def _read_class_config(folder: Path) -> Any:
 
     values = read_values(folder) or {}
     kind = str(values.get("model_type"))
-    if internvl_chat.is_published(values):
-        return AutoConfig.for_model(kind, **internvl_chat.describe_class(values))
+    if (described := describe_class(values)) is not None:
+        return AutoConfig.for_model(kind, **described)
     if kind == qwen3_asr.QWEN3_ASR:
         return AutoConfig.for_model(kind, **qwen3_asr.describe_class(values))
     if kind != PHI4:  # of which transformers may not know what the file says

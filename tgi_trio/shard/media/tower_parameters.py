@@ -15,9 +15,13 @@ from tgi_trio.shard.checkpoint.numbers import to_float32
 from tgi_trio.shard.media.spellings import spellings
 
 # A projection of queries, keys or values, and what files may have it as the first, second or third
-# part of: Step 3.7, Kimi K2.5, whose rotary pairs are neighbours; InternVL, which does not turn.
-_PART: Final = re.compile(r"\battn\.([qkv])_proj\.(weight|bias)$")
-_JOINED: Final = {"attn.in_proj_{}": True, "wqkv.{}": True, "attn.qkv.{}": False}
+# part of: Step 3.7, Kimi K2.5, whose rotary pairs are neighbours; InternVL and DeepSeek-OCR, which
+# do not turn.
+_PART: Final = re.compile(r"\b(?:self_)?attn\.([qkv])_proj\.(weight|bias)$")
+_JOINED: Final = {
+    **{"attn.in_proj_{}": True, "wqkv.{}": True, "attn.qkv.{}": False},
+    "self_attn.qkv_proj.{}": False,
+}
 # Names of queries and keys in files of Mistral's own, where pairs that turn are neighbours.
 _NEIGHBOURS: Final = re.compile(r"\battention\.w[qk]\.weight$")
 

@@ -1,9 +1,11 @@
-"""Llama 4, InternVL, Aya Vision, Command A Vision, Perception LM: tiles and the whole image."""
+"""Llama 4, InternVL, Qianfan-OCR, Aya Vision, Command A Vision, Perception LM: tiles and the whole
+image.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from tgi_trio.media.canvases import (
@@ -36,6 +38,7 @@ class CanvasLayout(PlainFinish):
     end: str = ""
     behind_tile: str = ""
     always_whole: bool = False  # the whole image is beside a single tile as well
+    placeholder_is_text: bool = False
 
     def expand(self, size: ImageSize) -> str:
         tile = self.feature_token * self.features + self.behind_tile
@@ -96,6 +99,11 @@ def lay_out_internvl(settings: ImageSettings) -> CanvasLayout:
         begin="<img>",
         end="</img>",
     )
+
+
+def lay_out_qianfan(settings: ImageSettings) -> CanvasLayout:
+    """Return the layout of a `qianfan_ocr` model: InternVL's, by another placeholder."""
+    return replace(lay_out_internvl(settings), placeholder="<image>", placeholder_is_text=True)
 
 
 def lay_out_aya(settings: ImageSettings) -> AyaLayout:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tgi_trio.errors import ModelLoadError
 from tgi_trio.router.media.layouts.layout import (
     ImageSettings,
     ImageSize,
@@ -22,6 +23,7 @@ class FixedLayout(PlainFinish):
     before: str = ""
     after: str = ""
     mark_tokens: tuple[str, ...] = ()
+    around: tuple[str, str] = ("", "")
 
     def expand(self, size: ImageSize) -> str:
         return f"{self.before}{self.feature_token * self.features}{self.after}"
@@ -93,6 +95,24 @@ def lay_out_deepseek(settings: ImageSettings) -> FixedLayout:
     """DeepSeek-VL: the patches of the square to which the image is padded."""
     found = read_int(settings.processor, "num_image_tokens", 576)
     return FixedLayout("<image_placeholder>", "<image_placeholder>", found)
+
+
+def lay_out_got_ocr2(settings: ImageSettings) -> FixedLayout:
+    """GOT-OCR 2: the square that its tower sees, between marks that prompts write.
+
+    Raises ModelLoadError where the image processor makes squares of another size.
+    """
+    size = settings.size("size", {"height": 384, "width": 384})
+    side = read_int(settings.vision, "image_size", 1024)
+    for name in ("height", "width"):
+        if read_int(size, name) != side:
+            raise ModelLoadError(
+                f"the image processor's size has a {name} of {size[name]}, and image_size of "
+                f"vision_config is {side}: both have to be the same"
+            )
+    features = (side // read_int(settings.vision, "patch_size", 16) // 4) ** 2
+    around = ("<img>", "</img>")
+    return FixedLayout("<imgpad>", "<imgpad>", features, around=around)
 
 
 def patch_size(settings: ImageSettings) -> int:

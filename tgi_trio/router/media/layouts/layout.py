@@ -75,6 +75,10 @@ class ImageLayout(Layout, Protocol):
         """Options that the family's processor passes to its image processor with each image."""
 
     @property
+    def placeholder_is_text(self) -> bool:
+        """Whether the placeholder is no token, but text that templates write."""
+
+    @property
     def writes_bos(self) -> bool:
         """Whether `finish` writes the BOS token, so that nothing else must."""
 
@@ -139,6 +143,7 @@ class PlainFinish:
     line_end = "\n"
     apart = ""
     around = ("", "")
+    placeholder_is_text = False
     writes_bos = False
 
     @property

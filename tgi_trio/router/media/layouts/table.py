@@ -11,10 +11,16 @@ from tgi_trio.router.media.layouts.canvas import (
     lay_out_internvl,
     lay_out_llama4,
     lay_out_perception_lm,
+    lay_out_qianfan,
+)
+from tgi_trio.router.media.layouts.deepseek_ocr import (
+    lay_out_deepseek_ocr,
+    lay_out_deepseek_ocr2,
 )
 from tgi_trio.router.media.layouts.fixed import (
     lay_out_deepseek,
     lay_out_fast_vlm,
+    lay_out_got_ocr2,
     lay_out_llava,
     lay_out_mllama,
     lay_out_paligemma,
@@ -60,6 +66,8 @@ LAYOUTS: Final[dict[str, Callable[[ImageSettings], ImageLayout]]] = {
     "aya": lay_out_aya,
     "cohere2": lay_out_cohere2,
     "compass": lay_out_compass,
+    "deepseek_ocr": lay_out_deepseek_ocr,
+    "deepseek_ocr2": lay_out_deepseek_ocr2,
     "deepseek_vl": lay_out_deepseek,
     "exaone": lay_out_exaone,
     "fast_vlm": lay_out_fast_vlm,
@@ -69,6 +77,7 @@ LAYOUTS: Final[dict[str, Callable[[ImageSettings], ImageLayout]]] = {
     "gemma4_unified": lay_out_gemma4_unified,
     "glm": lay_out_glm,
     "glm5_next": lay_out_glm5,
+    "got_ocr2": lay_out_got_ocr2,
     "granite4": lay_out_granite4,
     "hyperclovax": lay_out_hyperclovax,
     "idefics": lay_out_idefics,
@@ -92,6 +101,7 @@ LAYOUTS: Final[dict[str, Callable[[ImageSettings], ImageLayout]]] = {
     "paligemma": lay_out_paligemma,
     "perception_lm": lay_out_perception_lm,
     "pixtral": lay_out_pixtral,
+    "qianfan": lay_out_qianfan,
     "qwen": lay_out_qwen,
     "qwen2_5_omni": lay_out_qwen2_5_omni,
     "phi4": lay_out_phi4,

@@ -1,0 +1,37 @@
+"""Families that read pages: their settings, and names of their processors."""
+
+from __future__ import annotations
+
+from tests.router.media.layout_family import INTERNVL, Family
+
+_CUT = {"size": {"height": 64, "width": 64}, "max_patches": 6}
+_PAGE = {"size": {"height": 1024, "width": 1024}}
+_GOT = {"image_token": "<imgpad>", "begin": "<img>", "end": "</img>"}
+
+OCR_FAMILIES = {
+    "deepseek_ocr2": Family(
+        "deepseek_ocr2", "DeepseekOcr2ImageProcessorPil", "DeepseekOcr2Processor"
+    ),
+    "deepseek_ocr2/few": Family(
+        "deepseek_ocr2", "DeepseekOcr2ImageProcessorPil", "DeepseekOcr2Processor",
+        pixels={"size": {"height": 256, "width": 256}, "tile_size": 192, "max_patches": 4},
+        options={"patch_size": 8, "downsample_ratio": 2},
+    ),
+    "got_ocr2": Family(
+        "got_ocr2", "GotOcr2ImageProcessorPil", "GotOcr2Processor", pixels=_PAGE, tokens=_GOT
+    ),
+    "got_ocr2/tiles": Family(  # which its processor does not make, whatever is said
+        "got_ocr2", "GotOcr2ImageProcessorPil", "GotOcr2Processor",
+        pixels={**_PAGE, "crop_to_patches": True, "max_patches": 4}, tokens=_GOT,
+    ),
+    "qianfan_ocr": Family(
+        "got_ocr2", "GotOcr2ImageProcessorPil", "QianfanOCRProcessor", pixels=_CUT,
+        options={"image_seq_length": 4}, tokens=INTERNVL,
+    ),
+    "unlimited_ocr": Family("unlimited_ocr", "UnlimitedOcr", "UnlimitedOcrProcessor"),
+    "unlimited_ocr/few": Family(
+        "unlimited_ocr", "UnlimitedOcr", "UnlimitedOcrProcessor",
+        pixels={"size": {"height": 200, "width": 200}, "tile_size": 128, "max_patches": 5},
+        options={"patch_size": 8},
+    ),
+}  # fmt: skip
