@@ -33,6 +33,8 @@ _OWN_POSITION_KEYS = {"bailing_hybrid": "model_max_length"}
 _TEXT_KEYS = ("text_config", "decoder", "generator")
 # Keys whose top-level value, if any, wins over that of the nested text config.
 _KEYS_OF_THE_WHOLE = ("model_type", "bos_token_id", "eos_token_id", "tie_word_embeddings")
+# With what an answer ends beside the stated tokens, where transformers' examples have it as a stop.
+_ENDS = {"got_ocr2": "<|im_end|>"}
 # What is raised where values of a config.json are of other kinds than are computed with.
 NONSENSE = (TypeError, ValueError, ArithmeticError, LookupError, AttributeError)
 MOST = 2**31  # of anything that is counted: larger numbers are none
@@ -272,7 +274,7 @@ def _eos_ids(folder: Path, *sources: Mapping[str, Any]) -> tuple[int, ...]:
 
 def _code_ends(folder: Path, values: Mapping[str, Any]) -> tuple[int, ...]:
     """Return the id of the token with which a model's own code ends an answer, if it has such."""
-    end = internvl_chat.find_end(values)
+    end = internvl_chat.find_end(values) or _ENDS.get(str(values.get("model_type")), "")
     if not end:
         return ()
     told = (read_json(folder / "tokenizer_config.json") or {}).get("added_tokens_decoder")

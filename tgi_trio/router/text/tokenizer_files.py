@@ -16,13 +16,13 @@ from typing import Any, Final
 
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.config import read_values
+from tgi_trio.router.text.default_templates import write_templates
 from tgi_trio.router.text.ranked_files import convert_ranked, find_kind
 from tgi_trio.router.text.sentence_pieces import mend_conversion
 from tgi_trio.router.text.tekken import (
     convert_tekken,
     name_special_tokens,
     read_tekken,
-    write_template,
 )
 from tgi_trio.whole_files import SMALL, parse_json, read_file, read_text_file
 
@@ -119,13 +119,10 @@ def _read_tokenizer_config(folder: Path, config_path: Path | None) -> TokenizerC
         name: text for name in NAMED_TOKENS if (text := _text_of(config.get(name, older.get(name))))
     }
     special = {**_own_names(older), **_own_names(config), **special}
-    templates = _chat_templates(folder, config)
-    if not templates and tekken is not None and (own := write_template(tekken)) is not None:
-        templates = {"default": own}
     return TokenizerConfig(
         special_tokens=_with_ids_from_model_config(special, folder, config),
         added_tokens=(*_decoder_entries(config), *_extra_special(config, older)),
-        chat_templates=templates,
+        chat_templates=_chat_templates(folder, config) or write_templates(folder, tekken),
         response_template=_object_or_none(config.get("response_template")),
         cleans_up=bool(config.get(_CLEANS_UP)),
         cleans_up_pairs=bool(config.get(f"{_CLEANS_UP}_for_bpe_{_CORRUPTS}")),
