@@ -13,22 +13,21 @@ from tools.docs.markdown import table
 _MADE = """
 ## Made while loading
 
-`--quantize` rounds plain numbers while they are loaded, matrix by matrix: the most memory that is
-held is that of the file's pages, which the kernel may take back, the result and a layer
-(`tests/shard/test_loading_memory.py`). Linear layers are rounded, the head among
-them; embeddings are looked up as they were (a head that shares them is rounded for itself), and
-norms, biases and routers stay. Nothing is calibrated. What is made is what a file in the format
-holds, GGUF's blocks of 32 bit by bit what llama.cpp's reference makes:
+`--quantize` rounds plain numbers while they are loaded, matrix by matrix. The most memory that this
+takes is the result, one layer, and pages of the file that the kernel may take back
+(`tests/shard/test_loading_memory.py`). Linear layers are rounded, the head among them; norms,
+biases, routers and embeddings are not (a head that shares the embedding's weights is a rounded copy
+of them). Nothing is calibrated. The result is what a file in the format would hold: GGUF's blocks
+of 32 are bit by bit those of llama.cpp's reference.
 
 {made}
-Of several sizes of groups the first that divides a matrix's inputs is taken; a matrix that none
-divides is rounded as the last column says, or stays as it is. All backends compute the same
-numbers, over any ranks. On a device a kernel multiplies the codes; elsewhere torch holds them and
-makes numbers of them in every call, so a step takes longer, and matrices of quantised checkpoints
-stay codes, too, where their numbers would take more than half of the memory that is free
-({apart}). Models that run
-through `transformers` are refused. (`tests/shard/test_rounded_models.py`,
-`tests/shard/checkpoint/test_rounding.py`)
+Of several sizes of groups the first that divides a matrix's inputs is taken. A matrix that none
+divides is rounded as the last column says, or else stays as it is. All backends compute the same
+numbers, over any number of ranks. Our kernels multiply the codes, on CPUs and on devices. torch on
+a CPU holds the codes and makes numbers of them in every call, so a step takes longer. It does so
+with quantised checkpoints as well, where their numbers would take more than half of the free memory
+({apart}). Models that run through `transformers` are refused.
+(`tests/shard/test_rounded_models.py`, `tests/shard/checkpoint/test_rounding.py`)
 
 ## Written by `quantize`
 
@@ -53,12 +52,13 @@ disagree about. (`tests/shard/quantising`)
 ## K and V of 8 bits
 
 `--kv-cache-dtype` {dtypes} keeps K and V as bytes: twice as many tokens fit as with bfloat16. Each
-number is divided by the layer's scale and rounded to the nearest, what is too large to the largest;
-whatever attends reads the rounded ones, in the step that computes them, too, so an answer does not
-depend on chunks, prefixes or ranks. Scales are the checkpoint's (`self_attn.k_scale` and `v_scale`,
-ModelOpt's `k_proj.k_scale`, Quark's `k_proj.output_scale`, the older `kv_scale`), else 1; without
-the flag they are left unread. It is served by torch's own attention alone, on any device.
-(`tests/shard/torch_backend/test_kv_dtype.py`)
+number is divided by the layer's scale and rounded to the nearest, and what is too large to the
+largest. Attention reads the rounded numbers already in the step that computes them, so an answer
+does not depend on chunks, prefixes or ranks. Scales are the checkpoint's (`self_attn.k_scale` and
+`v_scale`, ModelOpt's `k_proj.k_scale`, Quark's `k_proj.output_scale`, the older `kv_scale`), else
+1; without the flag they are left unread. The generic decoder has it on all its backends, except
+that the CPU kernels leave GLM 5.3 Flash to torch. Other paths refuse it, and so does DeepSeek V4.
+(`tests/shard/cpu_backend/test_kv_dtype.py`, `tests/shard/torch_backend/test_kv_dtype.py`)
 """
 
 
