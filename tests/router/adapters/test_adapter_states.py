@@ -8,7 +8,7 @@ from tgi_trio.router.adapters.adapter_states import (
     TRANSITIONS,
     AdapterEvent,
     AdapterState,
-    IllegalAdapterTransition,
+    IllegalAdapterEvent,
     next_state,
 )
 
@@ -16,5 +16,5 @@ from tgi_trio.router.adapters.adapter_states import (
 def test_the_table_is_whole() -> None:
     assert {state for state, _ in TRANSITIONS} == set(AdapterState)
     assert {event for _, event in TRANSITIONS} == set(AdapterEvent)
-    with pytest.raises(IllegalAdapterTransition, match="LOADED is not possible in ABSENT"):
+    with pytest.raises(IllegalAdapterEvent, match="LOADED is not possible in ABSENT"):
         next_state(AdapterState.ABSENT, AdapterEvent.LOADED)

@@ -8,7 +8,7 @@ from tgi_trio.router.scheduling.lifecycle import (
     HELD,
     TRANSITIONS,
     Event,
-    IllegalTransition,
+    IllegalSequenceEvent,
     SequenceState,
     next_state,
 )
@@ -20,7 +20,7 @@ def test_every_pair_is_in_the_table_or_raises_naming_both() -> None:
             if (state, event) in TRANSITIONS:
                 assert next_state(state, event) is TRANSITIONS[state, event]
             else:
-                with pytest.raises(IllegalTransition, match=f"{state.name} cannot {event.name}"):
+                with pytest.raises(IllegalSequenceEvent, match=f"{state.name} cannot {event.name}"):
                     next_state(state, event)
 
 

@@ -17,7 +17,7 @@ from tgi_trio.ipc.startup import WarmupRequest
 from tgi_trio.router.shards.group import Group
 from tgi_trio.router.shards.group_states import (
     TRANSITIONS,
-    IllegalShardTransition,
+    IllegalShardEvent,
     ShardEvent,
     ShardState,
     next_state,
@@ -57,7 +57,7 @@ def test_the_table_ends_everywhere_in_gone_and_refuses_the_rest() -> None:
     for state in ShardState:
         if state is not ShardState.GONE:
             assert TRANSITIONS[state, ShardEvent.EXIT] is ShardState.GONE
-    with pytest.raises(IllegalShardTransition, match=r"STEP.*GONE"):
+    with pytest.raises(IllegalShardEvent, match=r"STEP.*GONE"):
         next_state(ShardState.GONE, ShardEvent.STEP)
 
 

@@ -43,13 +43,13 @@ TRANSITIONS: dict[tuple[AdapterState, AdapterEvent], AdapterState] = {
 }
 
 
-class IllegalAdapterTransition(Exception):
+class IllegalAdapterEvent(Exception):
     """An event that the table does not allow in this place: a bug in the registry."""
 
 
 def next_state(state: AdapterState, event: AdapterEvent) -> AdapterState:
-    """Return where an adapter is after `event`; raises IllegalAdapterTransition naming both."""
+    """Return where an adapter is after `event`; raises IllegalAdapterEvent naming both."""
     try:
         return TRANSITIONS[state, event]
     except KeyError:
-        raise IllegalAdapterTransition(f"{event.name} is not possible in {state.name}") from None
+        raise IllegalAdapterEvent(f"{event.name} is not possible in {state.name}") from None

@@ -73,7 +73,7 @@ HELD = frozenset(
 )
 
 
-class IllegalTransition(Exception):
+class IllegalSequenceEvent(Exception):
     """A bug of ours: the table has no row for this event in this state."""
 
     def __init__(self, state: SequenceState, event: Event) -> None:
@@ -83,8 +83,8 @@ class IllegalTransition(Exception):
 
 
 def next_state(state: SequenceState, event: Event) -> SequenceState:
-    """Return the state after `event`; raises IllegalTransition."""
+    """Return the state after `event`; raises IllegalSequenceEvent."""
     try:
         return TRANSITIONS[state, event]
     except KeyError:
-        raise IllegalTransition(state, event) from None
+        raise IllegalSequenceEvent(state, event) from None

@@ -197,7 +197,7 @@ class Sequence:
         return new
 
     def advance(self, event: Event) -> None:
-        """Move to the next state. Raises IllegalTransition."""
+        """Move to the next state. Raises IllegalSequenceEvent."""
         self.state = next_state(self.state, event)
 
     def forget_blocks(self) -> None:

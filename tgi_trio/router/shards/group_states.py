@@ -50,13 +50,13 @@ TRANSITIONS: dict[tuple[ShardState, ShardEvent], ShardState] = {
 }
 
 
-class IllegalShardTransition(Exception):
+class IllegalShardEvent(Exception):
     """An event that the table does not allow in this state: a bug in the supervisor."""
 
 
 def next_state(state: ShardState, event: ShardEvent) -> ShardState:
-    """Return the state that follows; raises IllegalShardTransition naming both."""
+    """Return the state that follows; raises IllegalShardEvent naming both."""
     try:
         return TRANSITIONS[state, event]
     except KeyError:
-        raise IllegalShardTransition(f"{event.name} is not possible in {state.name}") from None
+        raise IllegalShardEvent(f"{event.name} is not possible in {state.name}") from None
