@@ -71,6 +71,15 @@ def test_commands_of_documents_can_be_typed(document: str) -> None:
 # ---- docs/errors.md --------------------------------------------------------------------------
 
 
+def test_no_row_of_the_errors_leans_on_the_row_above() -> None:
+    """Readers come to a row by searching for their message, and rows come in between."""
+    text = (ROOT / "docs/errors.md").read_text()
+    leaning = re.findall(
+        r"^.*\| (?:as above|as below|likewise|the same)(?: \||[,:;]).*$", text, re.M
+    )
+    assert not leaning
+
+
 def documented() -> list[str]:
     """Return the messages of docs/errors.md, with a hole for every <part> that varies."""
     page = (ROOT / "docs/errors.md").read_text()
