@@ -272,7 +272,7 @@ def test_prompt_logprobs_come_once_even_when_replayed() -> None:
     for step in range(8):
         for part in pair.step():
             got += part.prompt_logprobs
-            tops += part.prompt_tops
+            tops += map(list, part.prompt_tops)
         if step == 1:
             pair.scheduler.shard_lost(0.0)
             pair.shard = ModelShard(4)
@@ -290,14 +290,14 @@ def test_each_prompt_logprob_has_its_own_top_tokens_whoever_else_has_any() -> No
     tops: dict[int, list[object]] = {1: [], 2: []}
     for _ in range(6):
         for part in pair.step():
-            tops[part.sequence_id] += part.prompt_tops
+            tops[part.sequence_id] += map(list, part.prompt_tops)
     assert tops == {1: [[(p, -1.0), (p + 1, -1.0)] for p in range(5)], 2: [[]] * 12}
 
 
 def test_the_first_token_of_a_prompt_has_no_top_tokens_in_a_step_of_its_own_as_well() -> None:
     report = StepReport(1, 1, sequence=[1], computed=[1], token_count=[0], prompt_count=[1])
     report.prompt_logprobs, report.prompt_top_count = [float("nan")], [0]
-    assert prompt_tops_per_row(report) == [[[]]]
+    assert [[list(top) for top in row] for row in prompt_tops_per_row(report)] == [[[]]]
 
 
 def test_an_end_without_a_token_is_an_end() -> None:

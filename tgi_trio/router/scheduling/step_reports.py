@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence as ListLike
 
 from tgi_trio.ipc.frames import Finish
 from tgi_trio.ipc.messages import StepReport
@@ -104,9 +105,9 @@ class StepReports:
         finish: int,
         tokens: list[int],
         logprobs: list[float],
-        tops: list[list[Top]] | tuple[()],
+        tops: ListLike[ListLike[Top]],
         prompts: list[float] | tuple[()],
-        prompt_tops: list[list[Top]] | tuple[()],
+        prompt_tops: ListLike[ListLike[Top]],
         now: float,
     ) -> Progress | None:
         """Apply one row of a step; returns None if there is nothing new for its client."""
