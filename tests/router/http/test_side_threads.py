@@ -80,6 +80,14 @@ async def test_a_large_response_takes_nothing_of_the_loop_by_its_items(
     watch(history, "_find_references")
     watch(history, "write_items")
     watch(writing, "encode_list")
+    freed: list[object] = []
+    free = SideThreads.free
+
+    def note_freed(threads: SideThreads, made: list[object]) -> None:
+        freed.extend(type(each) for each in made)
+        free(threads, made)
+
+    monkeypatch.setattr(SideThreads, "free", note_freed)
     async with served(FakeEngine(limits=LIMITS)) as server:
         client = await server.connect()
         answer = await client.post("/v1/responses", {"input": MESSAGES, "max_output_tokens": 16})
@@ -87,6 +95,7 @@ async def test_a_large_response_takes_nothing_of_the_loop_by_its_items(
     items = beside.pop("write_items")
     assert items == [True], "what is answered is a part of the answer"
     assert beside == {name: [True] for name in beside}
+    assert history.History in freed
 
 
 TOOLS: list[tuple[int, bool]] = [(3, False), (150, True)]  # how many, and whether in a thread

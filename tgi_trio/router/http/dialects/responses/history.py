@@ -217,7 +217,7 @@ async def write_given(call: Call, history: History) -> History:
         items = [name_item(call, item) for item in history.given]
         return replace_history(history, written=WrittenItems.of(items))
 
-    return await call.compute(write, long=bool(call.cut.images))
+    return await call.make(write, long=bool(call.cut.images))
 
 
 def _without_logprobs(item: replies.OutputItem) -> replies.OutputItem:
