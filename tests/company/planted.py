@@ -133,7 +133,7 @@ def _tops_of_some(patch: Patch) -> None:
     """Top tokens of a prompt are left out of steps in which nobody has any."""
     own = report_columns.prompt_tops_per_row
 
-    def prompt_tops_per_row(step: StepReport) -> list[list[list[Any]]]:
+    def prompt_tops_per_row(step: StepReport) -> list[list[report_columns.Tops]]:
         return own(step) if step.prompt_top_ids else [[] for _ in step.sequence]
 
     patch.setattr(step_reports, "prompt_tops_per_row", prompt_tops_per_row)
