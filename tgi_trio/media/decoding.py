@@ -22,6 +22,7 @@ import json
 import mmap
 import os
 import sys
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -195,6 +196,7 @@ def main(argv: list[str]) -> int:
     settings, *limits, spool, results = argv
     # Image processors compute without torch, and are loaded in a quarter of the time without it.
     os.environ["TRANSFORMERS_VERBOSITY"] = "error"  # it tells everybody that it misses torch
+    warnings.simplefilter("ignore")  # what is wrong with a file is its client's to know
     sys.modules["torch"] = None  # type: ignore[assignment]
     return serve_jobs(
         lambda: _load(settings, int(spool), int(results)),
