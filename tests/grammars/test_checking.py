@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tgi_trio.demo import model_path
+from tgi_trio.errors import ModelLoadError
 from tgi_trio.grammars import checking
 from tgi_trio.grammars.checking import check
 from tgi_trio.grammars.compiler import load_tokenizer
 from tgi_trio.router.text import grammars
+from tgi_trio.router.text.tokenizer import Tokenizer
+from tgi_trio.router.text.tokenizer_files import TokenizerConfig
 
 
 def test_a_grammar_whose_steps_would_hold_up_the_others_is_refused() -> None:
@@ -47,3 +52,14 @@ def test_what_the_machine_does_meanwhile_is_no_verdict(
     with refusal:
         check(grammars.regex("[0-9]+"), tokenizer)
     assert next(measured, None) is None  # both have been asked for
+
+
+def test_a_tokenizer_of_which_the_library_panics_is_refused_as_others_are(tmp_path: Path) -> None:
+    broken = json.loads((model_path() / "tokenizer.json").read_text())
+    broken["model"]["continuing_subword_prefix"] = "####"  # longer than some of its pairs
+    file = tmp_path / "tokenizer.json"
+    file.write_text(json.dumps(broken))
+    with pytest.raises(ModelLoadError, match=r"cannot be used for grammars: .*out of bounds"):
+        load_tokenizer(file)
+    with pytest.raises(ModelLoadError, match=r"cannot be loaded as a tokenizer: .*out of range"):
+        Tokenizer.from_file(file, TokenizerConfig({}, (), {}))

@@ -89,7 +89,8 @@ RULES: dict[str, Rule] = {
     "media.phi4": Rule(ours("errors media.canvases"), only=NOTHING),
     "media.step3p7": Rule(ours("errors media.canvases"), only=NOTHING),
     "grammars": Rule(
-        ours("errors sandbox whole_files"), only=ours("llguidance msgspec numpy tokenizers")
+        ours("errors library_panics sandbox whole_files"),
+        only=ours("llguidance msgspec numpy tokenizers"),
     ),
     "router": Rule(
         ours(

@@ -8,8 +8,9 @@ from typing import Final
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-from tgi_trio.errors import ModelLoadError
+from tgi_trio.errors import LibraryPanic, ModelLoadError
 from tgi_trio.grammars.byte_level import byte_level_tokenizer
+from tgi_trio.library_panics import raising_panics
 from tgi_trio.whole_files import read_file
 
 # Limits on one mask, about 15 ms at llguidance's speed; beyond them only the sequence fails.
@@ -30,19 +31,23 @@ def load_tokenizer(path: Path, eos_ids: Iterable[int] = (), vocab_size: int = 0)
     `eos_ids`: ids that end a text (none: those of the file); `vocab_size`: the least number of ids.
     Raises ModelLoadError if the file cannot be used.
     """
-    eos = list(eos_ids) or None
     try:
-        data = read_file(path)
-        made = byte_level_tokenizer(data, eos, vocab_size) if eos else None
-        if made is not None:
-            return made
-        text = data.decode()
-        try:
-            return LLTokenizer(text, n_vocab=vocab_size or None, eos_token=eos)
-        except ValueError:  # the file may have more ids than the model
-            return LLTokenizer(text, eos_token=eos)
-    except (OSError, ValueError) as error:
+        return _make_tokenizer(read_file(path), list(eos_ids) or None, vocab_size)
+    except (OSError, ValueError, LibraryPanic) as error:
         raise ModelLoadError(f"{path} cannot be used for grammars: {error}") from error
+
+
+@raising_panics
+def _make_tokenizer(data: bytes, eos: list[int] | None, vocab_size: int) -> LLTokenizer:
+    """Raises ValueError."""
+    made = byte_level_tokenizer(data, eos, vocab_size) if eos else None
+    if made is not None:
+        return made
+    text = data.decode()
+    try:
+        return LLTokenizer(text, n_vocab=vocab_size or None, eos_token=eos)
+    except ValueError:  # the file may have more ids than the model
+        return LLTokenizer(text, eos_token=eos)
 
 
 def compile_grammar(text: str, tokenizer: LLTokenizer) -> LLMatcher:

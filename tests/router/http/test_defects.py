@@ -6,7 +6,9 @@ import logging
 from typing import NoReturn
 
 import pytest
+import tokenizers
 
+from tests.router.http.fake_engine import FakeEngine
 from tests.router.http.served import served
 from tgi_trio.errors import Overloaded
 from tgi_trio.router.http.app import HttpRequest
@@ -77,3 +79,19 @@ async def test_a_defect_of_quart_is_in_the_log_as_well(
         answer = await client.get("/info", x_request_id="two")
         assert answer.status == 500 and "under request id two" in answer.body.decode()
     assert logged(caplog) == [("request two met a defect", DEFECT)]
+
+
+@pytest.mark.parametrize("count", [1, 1000], ids=["at once", "in a thread"])
+async def test_a_panic_of_the_tokenizer_s_library_is_one_of_many_requests(
+    count: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = FakeEngine()
+    strip = tokenizers.decoders.Strip("x", 0, 5)  # more than there may be: a defect of theirs
+    engine.tokenizer._backend.decoder = strip
+    ids = [engine.tokenizer.token_id("x")] * count
+    async with served(engine) as server:
+        client = await server.connect()
+        answer = await client.post("/detokenize", {"tokens": ids}, x_request_id="three")
+        assert answer.status == 500 and "under request id three" in answer.body.decode()
+        assert [each for each, _ in logged(caplog)] == ["request three met a defect"]
+        assert (await client.get("/health")).status == 200

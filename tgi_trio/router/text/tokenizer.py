@@ -132,7 +132,7 @@ class Tokenizer:
     def from_file(cls, file: Path, config: TokenizerConfig) -> Tokenizer:
         """Load a tokenizer.json. The whole process waits for it. Raises ModelLoadError."""
         try:
-            backend = tokenizers.Tokenizer.from_file(str(file))
+            backend = raising_panics(tokenizers.Tokenizer.from_file)(str(file))
         except Exception as error:  # the library raises plain Exception
             raise ModelLoadError(f"{file} cannot be loaded as a tokenizer: {error}") from error
         _start_threads(backend)
@@ -146,7 +146,7 @@ class Tokenizer:
         """
         shell = {**parts, "added_tokens": [], "model": _NO_MODEL}
         try:
-            backend = tokenizers.Tokenizer.from_str(json.dumps(shell))
+            backend = raising_panics(tokenizers.Tokenizer.from_str)(json.dumps(shell))
             backend.model = self._backend.model
             given = sorted(parts.get("added_tokens") or (), key=lambda each: int(each["id"]))
             fields = [{k: v for k, v in each.items() if k != "id"} for each in given]
