@@ -5,6 +5,7 @@ The oracle is of transformers' Whisper and text models; see `ultravox_models.py`
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 
 from tests.router.media.sound_files import as_floats, audio_part, encode_sound, make_samples
 from tests.shard.media.ultravox_models import Ultravox, make_ultravox
+from tests.support.warm_children import home_of_hub
 from tests.system.server import ServerProcess, serving
 from tests.system.test_videos import MOST, ask
 
@@ -55,7 +57,7 @@ def test_ids_and_tokens_are_those_of_its_parts(
     tmp_path: Path, version: str, text: str, own_tower: bool
 ) -> None:
     made = make_ultravox(tmp_path, version, text=text, own_tower=own_tower)
-    env = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+    env = {"XDG_CACHE_HOME": str(tmp_path / "cache"), "HF_HOME": home_of_hub(os.environ)}
     flags = ("--dtype", "float32", "--max-batch-prefill-tokens", "64")
     with serving("--model-id", str(made.folder), *flags, env=env) as server:
         for parts, content in MESSAGES:
