@@ -2,6 +2,7 @@
 
     python -m tgi_trio.testing.compiled_kernels            # a table: JSON, line by line
     python -m tgi_trio.testing.compiled_kernels merge_parts "gate bf16"  # of some kernels
+    python -m tgi_trio.testing.compiled_kernels --target 90   # for one compute capability
     python -m tgi_trio.testing.compiled_kernels --table FILE  # compile what FILE has not, or of
                                                               # other sources, and write it anew
 
@@ -148,14 +149,15 @@ def main() -> None:
     """Print the resources of all variants, or of those that are asked for."""
     parser = argparse.ArgumentParser()
     parser.add_argument("names", nargs="*", default=[""], help="beginnings of variants' names")
+    parser.add_argument("--target", type=int, choices=TARGETS, help="a compute capability, of all")
     parser.add_argument("--table", type=Path, help="a table to renew")
     asked = parser.parse_args()
     if asked.table is not None:
         renew_table(asked.table)
         return
     wanted = tuple(asked.names)
-    for target, generation in TARGETS.items():
-        for variant in list_variants(generation):
+    for target in TARGETS if asked.target is None else [asked.target]:
+        for variant in list_variants(TARGETS[target]):
             if variant.name.startswith(wanted):
                 print(json.dumps(asdict(compile_variant(variant, target))), flush=True)
 

@@ -105,10 +105,12 @@ def test_a_fingerprint_tells_what_a_kernel_is_compiled_from(tmp_path: Path) -> N
     assert len({fingerprint(each) for each in (own, *others)}) == 1 + len(others)
 
 
-def test_variants_compile_to_what_the_table_says() -> None:
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("target", [80, 90])
+def test_variants_compile_to_what_the_table_says(target: int) -> None:
     """Some of them, as each takes seconds. In a process of its own: others here interpret."""
     pytest.importorskip("triton", reason="Triton is not installed")
-    argv = [sys.executable, "-m", "tgi_trio.testing.compiled_kernels"]
+    argv = [sys.executable, "-m", "tgi_trio.testing.compiled_kernels", "--target", str(target)]
     argv += ["count_tokens", "attend_tile decode bf16 128 g4 divided", "merge_parts bf16 128"]
     env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     done = subprocess.run(argv, capture_output=True, text=True, timeout=600, env=env)
@@ -116,29 +118,32 @@ def test_variants_compile_to_what_the_table_says() -> None:
     table = [json.loads(line) for line in TABLE.read_text().splitlines()]
     made = [json.loads(line) for line in done.stdout.splitlines()]
     # Window, soft cap, biases, sinks, tokens seen ahead, chunks, 8 bits; gates of heads.
-    assert len(made) == 2 * 12
+    assert len(made) == 12 and {entry["target"] for entry in made} == {target}
     for entry in made:
         (known,) = [e for e in table if all(e[k] == entry[k] for k in ("name", "target"))]
         assert entry["spilled"] == 0 and abs(entry["registers"] - known["registers"]) <= 16
 
 
 ALIKE = """
+import sys
 from tgi_trio.testing.compiled_kernels import TARGETS, count_products
 from tgi_trio.testing.invariant_variants import invariant_variants
 
-for target, generation in TARGETS.items():
-    every = {each.name: each for each in invariant_variants(generation)}
-    for name in ("multiply_any bf16 4096 4 parts", "attend_spans bf16 128",
-                 "attend_latent_spans bf16 512+64", "attend_entry_spans bf16 of 4"):
-        shared, whole = (count_products(every[name + more], target) for more in (" divided", ""))
-        assert shared and shared == whole, (target, name, shared, whole)
+target = int(sys.argv[1])
+every = {each.name: each for each in invariant_variants(TARGETS[target])}
+for name in ("multiply_any bf16 4096 4 parts", "attend_spans bf16 128",
+             "attend_latent_spans bf16 512+64", "attend_entry_spans bf16 of 4"):
+    shared, whole = (count_products(every[name + more], target) for more in (" divided", ""))
+    assert shared and shared == whole, (name, shared, whole)
 """
 
 
-def test_programs_that_share_work_multiply_as_those_that_do_not() -> None:
+@pytest.mark.sampled(2, first=1)
+@pytest.mark.parametrize("target", [80, 90])
+def test_programs_that_share_work_multiply_as_those_that_do_not(target: int) -> None:
     """Where batch invariance is kept, by the same instructions: others may add up otherwise."""
     pytest.importorskip("triton", reason="Triton is not installed")
     env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    argv = [sys.executable, "-c", ALIKE]
+    argv = [sys.executable, "-c", ALIKE, str(target)]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=600, env=env)
     assert done.returncode == 0, done.stderr
