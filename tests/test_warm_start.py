@@ -71,6 +71,13 @@ def test_what_is_forked_has_imported_what_its_kind_needs(kind: str, there: list[
     assert (sorted(done.stdout.split()), done.stderr) == (there, "")
 
 
+def test_what_converts_tokenizers_has_imported_them_without_torch() -> None:
+    names = ["torch", "transformers.models.auto.tokenization_auto"]
+    program = f"import sys; print([bool(sys.modules.get(name)) for name in {names}])"
+    done = run_warm("-c", program, imports="texts")
+    assert (done.stdout, done.stderr) == ("[False, True]\n", "")
+
+
 @pytest.mark.parametrize(
     ("shards", "variables", "kind"),
     [

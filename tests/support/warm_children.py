@@ -53,9 +53,13 @@ _DECODING: Final = (
     "av",
 )
 
+# What converts tokenizers imports, without torch as well.
+_CONVERTING: Final = ("transformers.models.auto.tokenization_auto",)
+
 # What is forked, by what is imported for it. `plain`: real ones without transformers, off whose
 # process the real ones' is forked (`tests.support.warm_start`). `images`: for no server's shards,
-# but for those of its processes that decode (`tests.support.warm_images`).
+# but for those of its processes that decode (`tests.support.warm_images`). `texts`: for what
+# converts tokenizers (`tests.support.warm_conversions`).
 PROGRAMS: Final = {
     **{"real": _SHARD, "plain": _SHARD, "fake": "tgi_trio.testing.fake_shard"},
     "images": "tgi_trio.media.decoding",
@@ -65,6 +69,7 @@ MODULES: Final = {
     "plain": _OWN,
     "fake": ("tgi_trio.shard.process", "tgi_trio.testing.fake_model"),
     "images": _DECODING,
+    "texts": _CONVERTING,
 }
 # How variables begin that Python or libraries read as they are imported: whoever is to have others
 # than were there then is started anew.
@@ -163,7 +168,9 @@ class Forker:
 
 def prepare(kind: str) -> None:
     """Import what shards of a kind do, and load what most of the real ones compute with."""
-    if kind == "images":
+    if kind == "texts":
+        os.environ["HF_HUB_OFFLINE"] = "1"  # as conversions have it, read at the import
+    if kind in ("images", "texts"):
         os.environ["TRANSFORMERS_VERBOSITY"] = "error"  # as it has it itself
         sys.modules["torch"] = None  # type: ignore[assignment]
     for name in MODULES[kind]:

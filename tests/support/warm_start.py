@@ -78,6 +78,7 @@ def start_warm(
     folder: Path | None = None,
     network: str = "",
     shards: str = "",
+    imports: str = "",
 ) -> WarmProcess:
     """Run `python ARGUMENTS`: `-m MODULE` or `-c PROGRAM`, and words.
 
@@ -85,7 +86,8 @@ def start_warm(
     working folder are this process's where none are given; so is the network, where there is no
     name of another one, as `ip netns` has it. `shards`: what runs is a server, whose shards are
     forked as well if they are `real`, `plain` or `fake` ones (`tests.support.warm_children`); it
-    has imported what they import. What runs is the head of a session, and ends with the process
+    has imported what they import. `imports`: what runs has no shards, and has imported what is
+    imported for this kind. What runs is the head of a session, and ends with the process
     that forks it, which ends with this one.
     """
     variables = dict(os.environ if environment is None else environment)
@@ -102,7 +104,7 @@ def start_warm(
         fds = [nothing.fileno() if stdin is None else stdin, stdout, stderr]
         if shards:
             fds.append(way_to("images").fileno())
-        return _fork(way_to(shards), start, fds)
+        return _fork(way_to(shards or imports), start, fds)
 
 
 def _fork(way: socket.socket, start: Mapping[str, object], fds: Sequence[int]) -> WarmProcess:
@@ -119,10 +121,11 @@ def run_warm(
     environment: Mapping[str, str] | None = None,
     folder: Path | None = None,
     shards: str = "",
+    imports: str = "",
 ) -> subprocess.CompletedProcess[str]:
     """Run `python ARGUMENTS` to its end with `text` to read; return what it says.
 
-    `shards`: `real` for what has torch to import.
+    `shards`: `real` for what has torch to import; `imports`: as for `start_warm`.
     """
     with ExitStack() as stack:
         given, out, err = (stack.enter_context(TemporaryFile("w+")) for _ in range(3))
@@ -136,6 +139,7 @@ def run_warm(
             environment=environment,
             folder=folder,
             shards=shards,
+            imports=imports,
         )
         try:
             code = process.wait(_PATIENCE)
