@@ -26,6 +26,7 @@ def way(name: str, dots: Dots, *, half: bool = True) -> Multiplier:
     return replace(find_multiplier(KINDS[name].kind), dots=dots, rows=4, looks_up=False, half=half)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("half", [True, False])
 @pytest.mark.parametrize("name", ["e4m3", "table", "table of e2m1", "mul1 3"])
 def test_neighbours_are_added_up_as_numbers_one_by_one(name: str, half: bool) -> None:
