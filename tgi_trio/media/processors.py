@@ -42,6 +42,7 @@ class Processor:
     name: str  # without its ending
     fixed: Mapping[str, Any] = field(default_factory=dict)
     amend: Callable[[Mapping[str, Any]], Mapping[str, Any]] = dict  # of a model's files
+    drops: tuple[str, ...] = ()  # of what it makes, what its tower does not read
     apart: bool = False  # an image by itself is made otherwise than one of several
 
 
@@ -61,6 +62,9 @@ PROCESSORS: Final[Mapping[str, Processor | Callable[[Mapping[str, Any]], Tiler]]
     "glm4v": Processor("glm4v", "Glm4v"),
     "glm5_next": Processor("glm5_next", "Glm5Next"),
     "got_ocr2": Processor("got_ocr2", "GotOcr2", {"crop_to_patches": False}),
+    "granite_docling": Processor(
+        *("granite_docling", "GraniteDocling", {"fine_route": False}), drops=("rows", "cols")
+    ),
     "idefics": Processor("idefics", "Idefics"),
     "idefics2": Processor("idefics2", "Idefics2"),
     "idefics3": Processor("idefics3", "Idefics3"),
@@ -141,6 +145,7 @@ def _load(
         found = processor(images, return_tensors="np", input_data_format="channels_last", **given)
         arrays = {"pixel_values": found} if isinstance(found, np.ndarray) else found
         own = slice(1) if among else slice(None)  # without the other's
-        return {name: np.ascontiguousarray(value[own]) for name, value in arrays.items()}
+        kept = {name: value for name, value in arrays.items() if name not in row.drops}
+        return {name: np.ascontiguousarray(value[own]) for name, value in kept.items()}
 
     return process

@@ -81,6 +81,7 @@ IMAGE_FAMILIES: Final[Mapping[str, ImageFamily]] = {
     "glm_ocr": _GLM,
     "glmga": _GLM,
     "got_ocr2": ImageFamily("got_ocr2", "got_ocr2"),
+    "granite_docling": ImageFamily("granite_docling", "granite_docling", ("text_model",)),
     "granite4_vision": ImageFamily("granite4", "llava_next"),
     "hyperclovax_vision_v2": ImageFamily("hyperclovax", "qwen2_vl"),
     "idefics": ImageFamily("idefics", "idefics", image_attention="layers"),
@@ -134,7 +135,6 @@ _TOWERLESS: Final = ("fuyu",)  # types that see, and have no `vision_config`
 _UNSERVED: Final[Mapping[str, str]] = {
     "ernie4_5_vl_moe": "has experts for an image's tokens alone",
     "fuyu": "has one image in a prompt, whose tokens are written apart from the text's",
-    "granite_docling": "routes its tiles by what they show",
     "hunyuan_vl": "turns tokens by four positions",
     "molmo2": "pools its patches by a table of its own",
 }

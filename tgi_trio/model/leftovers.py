@@ -43,7 +43,7 @@ _OTHER_SENSES: Final = (
     (r"(pre_mm_projector_norm|(model\.)?(layerwise|spatial)_projectors)\.", "images"),
     (r"(model\.)?(image_newline|image_attn_pool|visual_tokenizer|vte)(\.|$)", "images"),
     (r"(vit_large_projector|mlp_AR)\.", "images"),
-    (r"(model\.)?(sam_model|qwen2_model|view_sep[ae]rator)(\.|$)", "images"),
+    (r"(model\.)?(density_router|sam_model|qwen2_model|view_sep[ae]rator)(\.|$)", "images"),
     (r"(model\.)?(vqmodel|generation_\w+)\.", "images that are drawn"),
     (rf"({'|'.join(_SPEAKING)})\.", "speech that is spoken"),
     (r"(model\.)?(audio_tower|audio_model|speech_\w+|embed_audio|embed_vision)\.", "audio"),

@@ -32,6 +32,7 @@ BESIDE: dict[str, dict[str, Any]] = {  # options of the whole model
             **{"conf_num_hidden_layers": 1, "conf_num_attention_heads": 2},
         },
     },
+    "granite_docling": {"density_router_hidden_size": 8},
     "granite4_vision": _PINPOINTS
     | {
         **{"downsample_rate": "1/2", "vision_feature_select_strategy": "full"},

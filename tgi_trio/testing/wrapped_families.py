@@ -153,6 +153,17 @@ FAMILIES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "glm_ocr": ({"rope_parameters": _THREE_POSITIONS}, _QWEN_VISION),
     "glmga": ({"rope_parameters": _THREE_POSITIONS}, _QWEN_VISION),
     "got_ocr2": ({"model_type": "qwen2"}, _SAM | {"image_size": 64, "patch_size": 8}),
+    "granite_docling": (
+        {
+            **{"num_hidden_layers": 3, "embedding_multiplier": 3.0, "residual_multiplier": 0.8},
+            **{"attention_multiplier": 0.2, "logits_scaling": 2.0},
+        },
+        {
+            **{"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 3},
+            **{"num_attention_heads": 2, "image_size": 16, "patch_size": 4, "scale_factor": 2},
+            **{"out_hidden_size": 64, "deepstack_visual_indexes": [0, 1]},
+        },
+    ),
     "granite4_vision": (
         {
             **{"num_hidden_layers": 6, "embedding_multiplier": 3.0, "residual_multiplier": 0.8},

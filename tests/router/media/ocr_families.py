@@ -24,6 +24,22 @@ OCR_FAMILIES = {
         "got_ocr2", "GotOcr2ImageProcessorPil", "GotOcr2Processor",
         pixels={**_PAGE, "crop_to_patches": True, "max_patches": 4}, tokens=_GOT,
     ),
+    "granite_docling": Family(
+        "granite_docling", "GraniteDoclingImageProcessorPil", "GraniteDoclingProcessor"
+    ),
+    "granite_docling/dense": Family(
+        "granite_docling", "GraniteDoclingImageProcessorPil", "GraniteDoclingProcessor",
+        pixels={
+            **{"size": {"height": 64, "width": 64}, "max_patches": 6, "dense_max_patches": 20},
+            **{"dense_max_scale": 0.9, "dense_min_aspect": 1.2, "dense_max_aspect": 3.0},
+        },
+        options={"image_seq_len": 5},
+    ),
+    "granite_docling/whole": Family(
+        "granite_docling", "GraniteDoclingImageProcessorPil", "GraniteDoclingProcessor",
+        pixels={"crop_to_patches": False, "dense_max_patches": 20, "dense_min_aspect": 0.5},
+        options={"image_seq_len": 5},
+    ),
     "qianfan_ocr": Family(
         "got_ocr2", "GotOcr2ImageProcessorPil", "QianfanOCRProcessor", pixels=_CUT,
         options={"image_seq_length": 4}, tokens=INTERNVL,

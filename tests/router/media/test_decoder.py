@@ -71,7 +71,9 @@ def expected(image: Image.Image, settings: DecoderSettings = LLAVA) -> dict[str,
         **{**settings.settings, **row.fixed}, do_rescale=False, do_normalize=False
     )
     arrays = found([image], return_tensors="np", **settings.given)
-    return {"pixel_values": arrays} if isinstance(arrays, np.ndarray) else dict(arrays)
+    if isinstance(arrays, np.ndarray):
+        return {"pixel_values": arrays}
+    return {name: array for name, array in arrays.items() if name not in row.drops}
 
 
 LONGEST = {"longest_edge": 64}
@@ -81,6 +83,7 @@ FAMILIES = [
     DecoderSettings("gemma3", {"size": {"height": 28, "width": 28}}),
     DecoderSettings("gemma4", {"max_soft_tokens": 70}),
     DecoderSettings("got_ocr2", {"size": {"height": 16, "width": 16}, "crop_to_patches": True}),
+    DecoderSettings("granite_docling", {"size": {"height": 16, "width": 16}, "max_patches": 5}),
     DecoderSettings("idefics", {"size": {"height": 16, "width": 16}}),
     DecoderSettings("idefics3", {"size": LONGEST, "max_image_size": {"longest_edge": 32}}),
     DecoderSettings("internvl", {"size": {"height": 16, "width": 16}, "max_patches": 4}),

@@ -173,6 +173,10 @@ def test_every_row_of_the_table_is_tried() -> None:
         ({"model_type": "minimax_m3_vl"}, {"size": {"height": 672, "width": 672}}),
         ({"model_type": "muse_glimmer"}, {"max_image_tokens": 0}),
         ({"model_type": "step3p7"}, {"size": 728}),
+        ({"model_type": "granite_docling"}, {"fine_route": True}),
+        ({"model_type": "granite_docling"}, {"dense_max_patches": 2.5}),
+        ({"model_type": "granite_docling"}, {"dense_min_aspect": "wide"}),
+        ({"model_type": "granite_docling"}, {"size": {"height": 512, "width": 256}}),
         *(({"model_type": kind}, {"patch_expand_factor": 2}) for kind in ("glm5_next", "glmga")),
     ],
 )

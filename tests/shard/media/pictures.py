@@ -31,6 +31,7 @@ CAUSAL = (
     *TIMM,
     "exaone4_5",
     "got_ocr2",
+    "granite_docling",
     "granite4_vision",
     "hyperclovax_vision_v2",
     "kimi_k25",
@@ -160,8 +161,12 @@ def _of_tiles(family: str, pixels: Pixels, used: int, *, beside: bool) -> Pictur
             return Picture({"pixel_values": pixels(1, 3, 64, 64)}, 144 + 1)
         case "unlimited_ocr":  # two rows of a tile, the whole, each row with a mark, and one more
             told = {"num_local_patches": np.array([2]), "grids": np.array([[2, 1]])}
-            views = {"pixel_values_local": pixels(2, 3, 64, 64), **told}
-            return Picture({"pixel_values": pixels(1, 3, 128, 128), **views}, 4 + 6 + 1)
+            tiles = pixels(2, 3, 64, 64)
+            views = {"pixel_values": pixels(1, 3, 128, 128), "pixel_values_local": tiles}
+            return Picture({**views, **told}, 4 + 6 + 1)
+        case "granite_docling":  # two tiles, and the whole
+            mask, tiles = np.ones((1, 3)), pixels(1, 3, 3, 16, 16)
+            return Picture({"pixel_values": tiles, "pixel_attention_mask": mask}, 3 * 4)
         case "perception_lm":  # the whole, and two tiles
             return Picture({"pixel_values": pixels(1, 3, 3, 16, 16)}, 3 * 4)
         case "ovis2":  # the whole, and two rows of two tiles
@@ -301,6 +306,8 @@ def together(pictures: Sequence[Picture], family: str = "") -> dict[str, Any]:
             found[name] = torch.from_numpy(channels.astype(np.float32).reshape(whole.shape))
         else:
             found[name] = torch.from_numpy(whole.astype(np.int64))
+    if family == "granite_docling":  # which picks tiles by it
+        found["pixel_attention_mask"] = found["pixel_attention_mask"].bool()
     if family == "unlimited_ocr":  # which wants lists
         found["num_local_patches"] = found["num_local_patches"].tolist()
         found["patches_grid"] = [each.bundle["grids"][0, ::-1].tolist() for each in pictures]

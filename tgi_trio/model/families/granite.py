@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Final
 
 from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.families import names
@@ -10,6 +11,17 @@ from tgi_trio.model.families.llama_like import granite
 from tgi_trio.model.families.mixtures import SEPARATE_EXPERTS
 from tgi_trio.model.reading import read_sliding_windows
 from tgi_trio.model.specs.decoder import DecoderSpec, ExpertsSpec
+
+# What Granite Docling has where config.json says nothing.
+_DOCLING: Final = {
+    **{"embedding_multiplier": 12.0, "logits_scaling": 4.0, "residual_multiplier": 0.263},
+    **{"attention_multiplier": 0.015625, "rms_norm_eps": 1e-5, "tie_word_embeddings": True},
+}
+
+
+def granite_docling(config: ModelConfig) -> DecoderSpec:
+    """Granite Docling (IBM 2026), with other defaults than Granite's."""
+    return granite(replace(config, values={**_DOCLING, **config.values}))
 
 
 def granitemoe(config: ModelConfig) -> DecoderSpec:

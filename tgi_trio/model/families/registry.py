@@ -127,6 +127,7 @@ FAMILIES: dict[str, SpecFunction] = {
     "lfm3": convolutions.lfm3,
     "granite": llama_like.granite,
     "granite4_vision_text": llama_like.granite,
+    "granite_docling_text": granite.granite_docling,
     "granite_swa": granite.granite_swa,
     "granitemoe": granite.granitemoe,
     "granitemoeshared": granite.granitemoeshared,

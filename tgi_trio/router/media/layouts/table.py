@@ -31,6 +31,7 @@ from tgi_trio.router.media.layouts.gemma import (
     lay_out_gemma4,
     lay_out_gemma4_unified,
 )
+from tgi_trio.router.media.layouts.granite_docling import lay_out_granite_docling
 from tgi_trio.router.media.layouts.grid import (
     lay_out_compass,
     lay_out_exaone,
@@ -78,6 +79,7 @@ LAYOUTS: Final[dict[str, Callable[[ImageSettings], ImageLayout]]] = {
     "glm": lay_out_glm,
     "glm5_next": lay_out_glm5,
     "got_ocr2": lay_out_got_ocr2,
+    "granite_docling": lay_out_granite_docling,
     "granite4": lay_out_granite4,
     "hyperclovax": lay_out_hyperclovax,
     "idefics": lay_out_idefics,
