@@ -104,10 +104,11 @@ apart by `architectures`) and Kimi K2. MiniCPM 4 attends to every token; where i
 sparse, and the start says so. LongRoPE turns it as its own code does, with one set of divisors at
 every length. Refused are the first ChatGLM, whose prompts see themselves as a whole, ChatGLM 2 with
 32,768 tokens, which no file tells from version 3, XVERSE's mixture, MiniCPM-SALA, and Ling 1 with
-biases or a normalised head. Tokenizers of Kimi and GLM-4 9B, which are files of tiktoken's and
-code, are read without that code (`router/text/ranked_files.py`); those of InternLM 2, Orion and
-ChatGLM 3, SentencePiece files and code, are made by it, once, with `--trust-remote-code`, unless
-there is a tokenizer.json.
+biases or a normalised head. Tokenizers that are files of tiktoken's and code (Kimi, GLM-4 9B) are
+read without that code (`router/text/ranked_files.py`), and so are files of SentencePiece's with
+code (`router/text/piece_files.py`: InternLM 1 and 2, Orion, Baichuan, openPangu, ChatGLM 2 and 3).
+A template of chats that is in that code alone (InternLM 1, Baichuan, ChatGLM 2) has to be given
+with `--chat-template`, and ChatGLM's roles are tokens where tokenizer_config.json numbers them.
 
 MiniMax-M3's layers attend to blocks of tokens, which an index of another kind chooses, for each KV
 head its own (`torch_backend/attention/chosen_blocks.py`): a block is as good as its best token, and

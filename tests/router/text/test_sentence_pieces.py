@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import sentencepiece
 
-from tgi_trio.router.text.sentence_pieces import PieceSettings, mend_conversion, read_settings
+from tgi_trio.router.text.piece_model import PieceSettings, read_settings
+from tgi_trio.router.text.sentence_pieces import mend_conversion
 from tgi_trio.router.text.tokenizer import Tokenizer
 
 CORPUS = ["def add(x, y):", "    return x + y", "hello world, this is text", "the cat  sat"] * 20

@@ -13,60 +13,15 @@ Where spaces are removed, a single one stays at the beginning, in place of that 
 from __future__ import annotations
 
 from base64 import b64encode
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from tgi_trio.whole_files import read_file
+from tgi_trio.router.text.piece_model import read_settings
 
 Json = dict[str, Any]
 
 _SIGN: Final = "\u2581"
-_PIECE, _NORMALIZER = 1, 3  # fields of ModelProto in https://github.com/google/sentencepiece
-_TEXT, _KIND = 1, 3  # of its SentencePiece
-_UNKNOWN: Final = 2  # a kind
-# Of its NormalizerSpec: precompiled_charsmap, add_dummy_prefix, remove_extra_whitespaces. The
-# second and the third hold unless they are given.
-_CHARACTERS, _ADDS_SPACE, _REMOVES_SPACES = 2, 3, 4
-_NUMBER, _EIGHT, _BYTES, _FOUR = 0, 1, 2, 5  # protobuf's ways to write a field
-
-
-@dataclass(frozen=True, slots=True)
-class PieceSettings:
-    """What a SentencePiece file says of how it reads texts."""
-
-    adds_space: bool = True  # in front of a text
-    removes_spaces: bool = True  # at both ends, and all but one of several in a row
-    characters: bytes = b""  # a table of those that are replaced by others; empty: none
-    unknown: str | None = None  # the piece for characters that it does not know
-
-
-def read_settings(model: Path) -> PieceSettings | None:
-    """Return what a SentencePiece file says; None if the file is none."""
-    characters, unknown = b"", None
-    settings, pieces = {_ADDS_SPACE: 1, _REMOVES_SPACES: 1}, 0
-    try:
-        for field, value in _read_fields(read_file(model)):
-            if field == _PIECE and isinstance(value, bytes):
-                pieces += 1
-                if unknown is None:
-                    piece = dict(_read_fields(value))
-                    text = piece.get(_TEXT)
-                    if piece.get(_KIND) == _UNKNOWN and isinstance(text, bytes):
-                        unknown = text.decode()
-            elif field == _NORMALIZER and isinstance(value, bytes):
-                for each, said in _read_fields(value):
-                    if isinstance(said, int):
-                        settings[each] = said
-                    elif each == _CHARACTERS:
-                        characters = said
-    except (IndexError, ValueError):
-        return None
-    if not pieces:
-        return None
-    adds, removes = bool(settings[_ADDS_SPACE]), bool(settings[_REMOVES_SPACES])
-    return PieceSettings(adds, removes, characters, unknown)
 
 
 def mend_conversion(content: Mapping[str, Any], model: Path) -> Json:
@@ -128,40 +83,3 @@ def _only(step: Any, name: str) -> Mapping[str, Any]:
     while isinstance(step, Mapping) and step.get("type") == "Sequence" and len(step[name]) == 1:
         step = step[name][0]
     return step if isinstance(step, Mapping) else {}
-
-
-def _read_fields(data: bytes) -> Iterator[tuple[int, bytes | int]]:
-    """Yield number and value of each field of a protobuf message.
-
-    Raises IndexError or ValueError for what is none.
-    """
-    at = 0
-    while at < len(data):
-        key, at = _read_number(data, at)
-        field, way = key >> 3, key & 7
-        if way == _NUMBER:
-            number, at = _read_number(data, at)
-            yield field, number
-            continue
-        if way == _BYTES:
-            length, at = _read_number(data, at)
-        elif way in (_EIGHT, _FOUR):
-            length = 8 if way == _EIGHT else 4
-        else:
-            raise ValueError(f"protobuf has no way {way} to write a field")
-        if at + length > len(data):
-            raise IndexError("a field ends behind the message")
-        yield field, data[at : at + length]
-        at += length
-
-
-def _read_number(data: bytes, at: int) -> tuple[int, int]:
-    """Return a number of 7 bits to a byte, and the place behind it."""
-    number = shift = 0
-    while True:
-        byte = data[at]
-        at += 1
-        number |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return number, at
-        shift += 7

@@ -17,7 +17,7 @@ from typing import Any, Final
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.config import read_values
 from tgi_trio.router.text.default_templates import write_templates
-from tgi_trio.router.text.ranked_files import convert_ranked, find_kind
+from tgi_trio.router.text.known_code import find_known
 from tgi_trio.router.text.sentence_pieces import mend_conversion
 from tgi_trio.router.text.tekken import (
     convert_tekken,
@@ -42,7 +42,7 @@ _CLEANS_UP = "clean_up_tokenization_spaces"
 _CORRUPTS = "even_though_it_will_corrupt_output"
 _CONVERSION_SECONDS = 300.0
 _LARGEST_SOURCE = 64 << 20  # bytes of a file to make a tokenizer from; weights are larger
-_VERSION = b"4"  # of what is made; another one makes what is in caches anew
+_VERSION = b"5"  # of what is made; another one makes what is in caches anew
 _PIECES = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
 _SLOW_FILES = (
     *_PIECES,
@@ -147,9 +147,9 @@ def tokenizer_json(
     if path.is_file():
         return path
     sources, code = _list_matching(folder, _SLOW_FILES), _code_class(folder)
-    ranked = find_kind(folder, code)
-    if ranked is not None:  # what its code would do is known
-        sources, code = [folder / ranked.file], ""
+    known = find_known(folder, code)
+    if known is not None:
+        sources, code = [known.file], ""
     if code and not sources and not trust_remote_code:
         raise _needs_code(folder, code)
     if code:  # the code may read any file
@@ -164,9 +164,9 @@ def tokenizer_json(
         [*sources, *_list_matching(folder, _CONFIG_FILES)]
     )
     path = target / "tokenizer.json"
-    if not path.is_file() and ranked is not None:
+    if not path.is_file() and known is not None:
         config = _read_object(folder / "tokenizer_config.json")
-        _write(convert_ranked(folder, ranked, config), target)
+        _write(known.convert(config, lambda: read_tokenizer_config(folder).special_tokens), target)
     elif not path.is_file() and not code and (tekken := read_tekken(folder)) is not None:
         _write(convert_tekken(tekken), target)
     elif not path.is_file():
