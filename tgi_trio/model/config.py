@@ -98,12 +98,24 @@ class ModelConfig:
         """
         return _count_positions(self.folder, self.values)
 
+    def of_text(self) -> ModelConfig:
+        """Return the config of a composite model's text: what is stated beside it is not in it.
+
+        As in transformers, which makes the text's configuration of the nested one alone.
+        """
+        nested = _nested_text(self.values)
+        if not self.wraps_text or nested is None:
+            return self
+        own = {key: self.values[key] for key in _TEXT_KEYS if key in self.values}
+        return replace(self, values=own | _text_values(self.values, nested))
+
     def with_rope(self, scaling: RopeScaling) -> ModelConfig:
         """Return the config with this rotary scaling, and correspondingly longer sequences."""
-        values = {
-            **self.values,
-            "rope_scaling": {"rope_type": scaling.kind, "factor": scaling.factor},
-        }
+        stated = {"rope_scaling": {"rope_type": scaling.kind, "factor": scaling.factor}}
+        values = {**self.values, **stated}
+        for key in _TEXT_KEYS:
+            if isinstance(nested := values.get(key), dict):
+                values[key] = {**nested, **stated}
         return replace(self, values=values, max_positions=int(self.max_positions * scaling.factor))
 
 
@@ -164,9 +176,13 @@ def read_values(folder: Path) -> dict[str, Any] | None:
     nested = _nested_text(content)
     if nested is None:
         return content
-    whole = {key: content[key] for key in _KEYS_OF_THE_WHOLE if content.get(key) is not None}
-    omitted = text_defaults(text_type(str(content.get("model_type")), nested))
-    return {**content, **omitted, **nested, **whole}
+    return {**content, **_text_values(content, nested)}
+
+
+def _text_values(whole: Mapping[str, Any], nested: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what config.json says of the text; `nested`: the part of `whole` that is about it."""
+    kept = {key: whole[key] for key in _KEYS_OF_THE_WHOLE if whole.get(key) is not None}
+    return {**text_defaults(text_type(str(whole.get("model_type")), nested)), **nested, **kept}
 
 
 def read_json(path: Path) -> dict[str, Any] | None:

@@ -250,10 +250,11 @@ def _described_spec(config: ModelConfig) -> DecoderSpec | None:
 def _family_spec(config: ModelConfig) -> DecoderSpec | None:
     """Return what a family's function makes of config.json. Raises one of NONSENSE."""
     function = FAMILIES.get(config.text_type)
-    spec = None if function is None else function(fit_mlx(config))
+    text = config.of_text()
+    spec = None if function is None else function(fit_mlx(text))
     if spec is not None:
         check_numbers(spec)
-        _check_types(config, spec)
+        _check_types(text, spec)
     return spec
 
 
