@@ -10,10 +10,10 @@ from tests.router.scheduling.harness import World, limits, request
 from tests.router.scheduling.model_shard import ModelShard
 from tgi_trio.ipc.messages import SamplingParameters
 from tgi_trio.ipc.transfers import Transfer
-from tgi_trio.router.scheduling import Copy, shard_commands
+from tgi_trio.router.scheduling import Copy, admission, shard_commands
 from tgi_trio.router.scheduling.block_digests import begin_digests, extend_digests
 from tgi_trio.router.scheduling.host_tier import HostTier
-from tgi_trio.router.scheduling.shard_commands import copies
+from tgi_trio.router.scheduling.shard_commands import Command, Prefill, copies
 from tgi_trio.router.scheduling.state_memory import StateMemory
 
 BLOCK = 4
@@ -49,6 +49,36 @@ def test_a_prompt_whose_prefix_was_evicted_is_not_computed_again() -> None:
     assert ask(here, [*SECOND, 6]) == len(SECOND)
     counters = here.scheduler.counters
     assert counters["copied_back"] >= 8 and counters["copied_out"] >= 8
+
+
+@pytest.mark.parametrize("most", [1, 3, 8])
+def test_a_long_prompt_is_looked_for_bit_by_bit(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The digests of a million tokens took the router's loop 60 ms in one turn."""
+    monkeypatch.setattr(admission, "MOST_DIGESTED", most)
+    monkeypatch.setattr(admission, "_FEW_DIGESTED", 1)
+    here = world()
+    scheduler, schedule, longest = here.scheduler, here.scheduler.schedule, [0]
+
+    def count_digests() -> int:
+        return sum(len(each.digests) for each in scheduler._sequence_table.living.values())
+
+    def schedule_counted(now: float) -> list[Command]:
+        before = count_digests()
+        commands = list(schedule(now))
+        longest[0] = max(longest[0], count_digests() - before)
+        return commands
+
+    monkeypatch.setattr(scheduler, "schedule", schedule_counted)
+    assert ask(here, [*FIRST, 5]) == 0
+    assert ask(here, [*SECOND, 5]) == 0
+    assert ask(here, [*FIRST, 6]) == len(FIRST)
+    assert longest[0] == most
+    here.submit(request([*SECOND, 6], 2))
+    here.submit(request([7, 8, 9, 7, 8], 2))  # of one whole block
+    commands = scheduler.schedule(here.now)
+    assert scheduler.makes_room == (most < 8)
+    rows = [row for each in commands if isinstance(each, Prefill) for row in each.rows]
+    assert any(row.prompt_length == 5 for row in rows), "the short one does not wait"
 
 
 def test_without_such_memory_it_is() -> None:

@@ -14,6 +14,10 @@ from tgi_trio.router.scheduling.running_batch import RunningBatch
 from tgi_trio.router.scheduling.sequence import Sequence
 
 MOST_EVICTED: Final = 4096  # blocks at a time, a few milliseconds; a long prompt wants 60,000
+# Blocks of one prompt that are named in a turn, 4 ms, where copies are looked for in the host's
+# memory. Of others few are named in the same turn, so that no short prompt waits.
+MOST_DIGESTED: Final = 4096
+_FEW_DIGESTED: Final = 256
 
 
 class AdmissionVerdict(enum.Enum):
@@ -23,12 +27,17 @@ class AdmissionVerdict(enum.Enum):
     NO_ROOM = "no room"  # too few blocks are available
     NOT_COPIED = "not copied"  # what has to go for it is not yet in the host's memory
     MAKING_ROOM = "making room"  # what has to go for it is too much to be evicted at once
+    DIGESTING = "digesting"  # its prompt is too long to be looked for in the host's memory at once
     NOT_ITS_TURN = "not its turn"  # enough prompt tokens are to be computed before its own
     NO_PIXELS = "no pixels"  # its images are not decoded yet
     SHARES_SOON = "shares soon"  # another sequence is computing its prefix, which it can then share
 
 
-_UNREADY: Final = (AdmissionVerdict.NOT_COPIED, AdmissionVerdict.MAKING_ROOM)
+_UNREADY: Final = (
+    AdmissionVerdict.NOT_COPIED,
+    AdmissionVerdict.MAKING_ROOM,
+    AdmissionVerdict.DIGESTING,
+)
 
 
 class Admission:
@@ -151,6 +160,9 @@ class Admission:
     ) -> AdmissionVerdict:
         """Grant `sequence` its blocks if it can be admitted; `available`: blocks."""
         limits, memory = self._limits, self._memory
+        if not memory.digest(sequence, _FEW_DIGESTED if self.makes_room else MOST_DIGESTED):
+            self.makes_room = True
+            return AdmissionVerdict.DIGESTING
         match = memory.match(sequence)
         if match is not None and match.claimed:
             return AdmissionVerdict.SHARES_SOON

@@ -106,11 +106,18 @@ class KvMemory:
             end = max(cached, self.states.usable(match.blocks, digests[:end]))
         return match._replace(digests=digests[:end], claimed=match.claimed and end == cached)
 
-    def _digest(self, sequence: Sequence, key: bytes) -> list[bytes]:
+    def digest(self, sequence: Sequence, most: int) -> bool:
+        """Compute up to `most` digests that `match` needs; returns whether all are there."""
+        if self.tier is None or not self._caching or sequence.wants_prompt_logprobs:
+            return True
+        key = sequence.key = sequence.key or sequence.token_bytes()
+        digests = self._digest(sequence, key, len(sequence.digests) + most)
+        return len(digests) == len(key) // self._block_bytes
+
+    def _digest(self, sequence: Sequence, key: bytes, most: int | None = None) -> list[bytes]:
         """Return the digests of a sequence's full blocks, while its prompt is being computed."""
-        if not sequence.digests:
-            before = begin_digests(sequence.namespace)
-            extend_digests(sequence.digests, before, key, self._block_bytes)
+        before = begin_digests(sequence.namespace)
+        extend_digests(sequence.digests, before, key, self._block_bytes, most)
         return sequence.digests
 
     def count_cached(self, match: Match | None) -> int:

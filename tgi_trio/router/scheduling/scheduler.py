@@ -328,7 +328,7 @@ class Scheduler:
 
     @property
     def makes_room(self) -> bool:
-        """Whether room is made for a long prompt bit by bit, and `schedule` is to go on with it."""
+        """Whether a long prompt is looked for or given room bit by bit, and `schedule` goes on."""
         return bool(self._queue) and self._admission.makes_room
 
     @property
