@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
 import trio
@@ -20,7 +21,7 @@ from tests.router.harness import (
     make_request,
     scheduling_limits,
 )
-from tgi_trio.errors import Draining, GenerationError, Overloaded, Unavailable
+from tgi_trio.errors import Draining, GenerationError, LibraryPanic, Overloaded, Unavailable
 from tgi_trio.ipc.frame_codec import Frame, encode
 from tgi_trio.ipc.frames import SPECS, Kind
 from tgi_trio.ipc.messages import StepReport
@@ -34,6 +35,7 @@ from tgi_trio.router.scheduling import Scheduler
 from tgi_trio.router.scheduling.shard_commands import Progress
 from tgi_trio.router.telemetry.metrics import Metrics
 from tgi_trio.router.text.answer_text import output_text
+from tgi_trio.router.text.output import OutputText
 from tgi_trio.testing.fake_model import FakeSettings
 
 
@@ -184,6 +186,29 @@ async def test_one_failing_sequence_costs_nobody_else_anything(tmp_path: Path) -
         assert bench.metrics.value("tgi_batch_inference_failure", method="prefill") == 1
         await bench.settle()
         assert bench.balance() == (2, 2)
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize("token", [0, 1, 29], ids=["first", "second", "last"])
+async def test_a_defect_in_one_text_costs_nobody_else_anything(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, token: int
+) -> None:
+    async with engine_on_fake_shard(tmp_path, FakeSettings(vocab_size=259)) as bench:
+        with bench.engine.submit(make_request(bench.tokenizer, "good", 40)) as good:
+            with bench.engine.submit(make_request(bench.tokenizer, "bad", 30)) as bad:
+                push, count = OutputText.push, itertools.count()
+
+                def push_some(output: OutputText, *arguments: Any) -> Token:
+                    if output is bad.output and next(count) == token:
+                        raise LibraryPanic("index out of bounds")
+                    return push(output, *arguments)
+
+                monkeypatch.setattr(OutputText, "push", push_some)
+                with pytest.raises(LibraryPanic):
+                    await collect(bad)
+            assert len(await collect(good)) == 40
+        assert bad.end is StreamEnd.FAILED and good.end is StreamEnd.FINISHED
+        await bench.settle()
 
 
 @pytest.mark.trio

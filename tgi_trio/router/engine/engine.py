@@ -369,20 +369,24 @@ class Engine:
         if stream is None:  # left during this fan-out
             return False
         tokens: list[Token] = []
-        reason: FinishReason | None = None
-        for progress in progress_list:
-            reason = stream.take(progress, tokens)
-            if reason is not None:
-                break
+        end: Outcome | Exception | None = None
+        try:
+            for progress in progress_list:
+                if (reason := stream.take(progress, tokens)) is not None:
+                    end = stream.conclude(reason, tokens)
+                    break
+        except Exception as defect:  # in its text: it ends this stream, but not the engine's step
+            end = defect
+            self.scheduler.abort(id, now)
         if tokens:
             self._metrics.observe_tokens(stream.timings, len(tokens), now)
-        if reason is FinishReason.STOP_SEQUENCE:
+        if isinstance(end, Outcome) and end.reason is FinishReason.STOP_SEQUENCE:
             self.scheduler.finish(id, now)
-        if reason is not None:
-            self._end(id, tokens, stream.conclude(reason, tokens))
+        if end is not None:
+            self._end(id, tokens, end)
         elif tokens:
             stream.deliver(tokens, None)  # to the sink that `stream_events` has attached
-        return reason is not None
+        return end is not None
 
     def _fail(self, id: int, message: str) -> None:
         """End one stream with an error."""
