@@ -42,6 +42,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "longcat_flash": SIZES | {"num_layers": 6},
     "ministral": SIZES | {"head_dim": 64},
     "openai-gpt": {"vocab_size": 64},
+    "qwen3_next": SIZES | {"moe_intermediate_size": 32, "num_experts": 8, "num_experts_per_tok": 2},
     "xglm": FEW,
     "youtu": SIZES,
 }

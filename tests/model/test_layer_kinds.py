@@ -170,3 +170,21 @@ def test_what_transformers_refuses_of_iquest_coder_is_none_of_ours(
     values = SIZES | {"model_type": "iquestcoder", "intermediate_size": 96} | said
     (tmp_path / "config.json").write_text(json.dumps(values))
     assert decoder_spec(read_config(tmp_path)) is None
+
+
+def test_layers_of_gpt_neo_are_those_that_are_listed(tmp_path: Path) -> None:
+    """As in transformers, which makes the list of the pattern where there is none."""
+    sizes = {"model_type": "gpt_neo", "hidden_size": 64, "num_heads": 4, "num_layers": 2}
+    sizes |= {"vocab_size": 64, "max_position_embeddings": 64, "window_size": 8}
+    pattern = {"attention_types": [[["global", "local"], 1]]}
+    listed = spec_of(tmp_path, sizes | pattern | {"attention_layers": ["local", "global"]})
+    assert [layer.window for layer in listed.layers] == [8, 0]
+    assert [layer.window for layer in spec_of(tmp_path, sizes | pattern).layers] == [0, 8]
+    with pytest.raises(ModelLoadError, match="'global' or 'local' for each layer"):
+        spec_of(tmp_path, sizes | {"attention_layers": ["local"]})
+
+
+def test_positions_of_xglm_are_said(tmp_path: Path) -> None:
+    """They are computed, so that no tensor shows how many there are."""
+    with pytest.raises(ModelLoadError, match="no 'max_position_embeddings'"):
+        spec_of(tmp_path, {"model_type": "xglm", "vocab_size": 64, "pad_token_id": 1})

@@ -106,9 +106,10 @@ def gpt_neo(config: ModelConfig) -> DecoderSpec:
     """GPT-Neo (EleutherAI 2021): scores are not scaled; "local" layers have a window."""
     hidden, heads = int(config.get("hidden_size", 2048)), int(config.get("num_heads", 16))
     runs = config.get("attention_types") or [[["global", "local"], 12]]
-    kinds = [kind for run, times in runs for kind in run * times]
+    kinds = config.get("attention_layers") or [kind for run, times in runs for kind in run * times]
     if len(kinds) != int(config.get("num_layers", 24)) or set(kinds) - {"global", "local"}:
-        raise ValueError(f"attention_types {runs} are no 'global' or 'local' for each layer")
+        stated = f"attention_types or attention_layers, {kinds},"
+        raise ValueError(f"{stated} are no 'global' or 'local' for each layer")
     window = int(config.get("window_size", 256))
     return _spec(
         config,
@@ -253,6 +254,7 @@ def xglm(config: ModelConfig) -> DecoderSpec | None:
         return None  # transformers zeroes the row of positions with the number of padding
     hidden, heads = int(config.get("d_model", 1024)), int(config.get("attention_heads", 16))
     scaled = bool(config.get("scale_embedding", True))
+    config.need("max_position_embeddings")  # no tensor shows how many positions there are
     return _spec(
         config,
         hidden=hidden,

@@ -27,7 +27,8 @@ def qwen3_next(config: ModelConfig) -> DecoderSpec:
     rotary_spec = rotary(config, _head_dim(config), partial=_PARTIAL)
     layout: DeltaLayout = "mixed" if config.get(SEPARATE_PROJECTIONS) else "grouped"
     spec = _qwen(config, names.QWEN3_NEXT, rotary_spec, layout)
-    return set_qwen_experts(config, spec, int(config.get("shared_expert_intermediate_size", 512)))
+    shared_width = int(config.get("shared_expert_intermediate_size", 512))
+    return set_qwen_experts(config, spec, shared_width, normalise=True)
 
 
 def qwen3_5(config: ModelConfig) -> DecoderSpec:

@@ -206,13 +206,18 @@ def gpt_oss(config: ModelConfig) -> DecoderSpec | None:
     return set_experts(spec, experts)
 
 
-def set_qwen_experts(config: ModelConfig, spec: DecoderSpec, shared_width: int) -> DecoderSpec:
-    """Add experts, by Qwen 2's names for their numbers, to the layers that have them."""
+def set_qwen_experts(
+    config: ModelConfig, spec: DecoderSpec, shared_width: int, *, normalise: bool = False
+) -> DecoderSpec:
+    """Add experts, by Qwen 2's names for their numbers, to the layers that have them.
+
+    `normalise`: the family's default of `norm_topk_prob`.
+    """
     experts = ExpertsSpec(
         count=int(config.get("num_experts", config.get("num_local_experts", 0))),
         per_token=int(config.need("num_experts_per_tok")),
         width=int(config.need("moe_intermediate_size")),
-        normalise=bool(config.get("norm_topk_prob", False)),
+        normalise=bool(config.get("norm_topk_prob", normalise)),
         shared_width=shared_width,
     )
     return _set_sparse(config, spec, experts)

@@ -45,6 +45,7 @@ from tgi_trio.model.families import (
 )
 from tgi_trio.model.families.checkpoint_traits import fit_checkpoint, fit_exllama
 from tgi_trio.model.families.mlx_traits import fit_mlx
+from tgi_trio.model.families.other_names import read_other_names
 from tgi_trio.model.families.own_head import WARNING, fit_head
 from tgi_trio.model.nonsense import describe_nonsense
 from tgi_trio.model.specs.decoder import DecoderSpec
@@ -251,7 +252,7 @@ def _family_spec(config: ModelConfig) -> DecoderSpec | None:
     """Return what a family's function makes of config.json. Raises one of NONSENSE."""
     function = FAMILIES.get(config.text_type)
     text = config.of_text()
-    spec = None if function is None else function(fit_mlx(text))
+    spec = None if function is None else function(fit_mlx(read_other_names(text)))
     if spec is not None:
         check_numbers(spec)
         _check_types(text, spec)
