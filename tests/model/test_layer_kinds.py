@@ -188,3 +188,11 @@ def test_positions_of_xglm_are_said(tmp_path: Path) -> None:
     """They are computed, so that no tensor shows how many there are."""
     with pytest.raises(ModelLoadError, match="no 'max_position_embeddings'"):
         spec_of(tmp_path, {"model_type": "xglm", "vocab_size": 64, "pad_token_id": 1})
+
+
+@pytest.mark.parametrize("taps", [0, 1])
+def test_a_convolution_of_one_token_is_none(tmp_path: Path, taps: int) -> None:
+    lfm2 = {"model_type": "lfm2", "intermediate_size": 128, "layer_types": ["conv"] * 12}
+    assert spec_of(tmp_path, SIZES | lfm2 | {"conv_L_cache": 2}).layers[0].mixer is not None
+    with pytest.raises(ModelLoadError, match="no convolution over tokens"):
+        spec_of(tmp_path, SIZES | lfm2 | {"conv_L_cache": taps})

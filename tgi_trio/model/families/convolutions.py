@@ -114,9 +114,13 @@ def _lfm2(config: ModelConfig, kept: Names, width: int) -> DecoderSpec:
 
 
 def _convolution(config: ModelConfig, hidden: int, taps: int) -> ShortConvolution:
+    """Return the convolution; `taps`: the family's default. Raises ValueError if it is none."""
+    taps = int(config.get("conv_L_cache", taps))
+    if taps < 2:
+        raise ValueError(f"conv_L_cache {taps} is no convolution over tokens")
     return ShortConvolution(
         channels=hidden,
-        taps=int(config.get("conv_L_cache", taps)),
+        taps=taps,
         bias=bool(config.get("conv_bias", False)),
     )
 
