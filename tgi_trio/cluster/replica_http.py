@@ -223,13 +223,9 @@ class Connections:
         self.busy.clear()
 
 
-def request_bytes(
-    method: bytes, target: bytes, headers: list[Header], body: bytes, host: str = "replica"
-) -> bytes:
+def request_bytes(method: bytes, target: bytes, headers: list[Header], body: bytes) -> bytes:
     """Return the bytes of a request. Raises ValueError for a header that holds a line break."""
-    lines = header_block(
-        [(b"host", host.encode()), *headers, (b"content-length", b"%d" % len(body))]
-    )
+    lines = header_block([(b"host", b"replica"), *headers, (b"content-length", b"%d" % len(body))])
     return b"%b %b HTTP/1.1\r\n%b\r\n%b" % (method, target, lines, body)
 
 

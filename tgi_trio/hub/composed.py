@@ -42,14 +42,11 @@ class _Joined(NamedTuple):
     links: dict[str, Path]
 
 
-def compose(
-    folder: Path, fetch: FetchPart, cache: Path | None = None, *, auto_convert: bool = True
-) -> Path:
+def compose(folder: Path, fetch: FetchPart, *, auto_convert: bool = True) -> Path:
     """Return the folder of a model with all of its parts: `folder` itself, if it has them.
 
     Parts are those of their repositories' main branches: a revision is of the model's own alone.
-    `cache`: the directory of such folders. Raises ModelLoadError for a part that is not to be had
-    or that cannot be one.
+    Raises ModelLoadError for a part that is not to be had or that cannot be one.
     """
     config = read_json(folder / _CONFIG) or {}
     named = name_parts(config)
@@ -60,7 +57,7 @@ def compose(
     }
     said = {part: read_json(place / _CONFIG) or {} for part, place in places.items()}
     made = _join(folder, places, json.dumps(join_configs(config, said), indent=2).encode())
-    cache = cache or cache_folder("composed")
+    cache = cache_folder("composed")
     target = cache / _digest(made)
     try:
         if not target.is_dir():

@@ -107,7 +107,6 @@ def resolve_served(
     revision: str | None = None,
     *,
     cache_dir: Path | None = None,
-    token_from_env: bool = True,
     trust_remote_code: bool = False,
     progress: bool = True,
     auto_convert: bool = True,
@@ -133,8 +132,7 @@ def resolve_served(
     if model_id is None or model_id == demo.MODEL_ID:
         return Served(_embedded(revision, flag))
 
-    token = hub_token() if token_from_env else None
-    hub = _Hub(cache_dir, token, progress, trust_remote_code)
+    hub = _Hub(cache_dir, hub_token(), progress, trust_remote_code)
     refuse_address(model_id, flag)
     name, choice = split_choice(model_id, flag)
     folder = local_folder(name, flag)
@@ -236,7 +234,6 @@ def resolve_tokenizer(
     name: str,
     *,
     cache_dir: Path | None = None,
-    token_from_env: bool = True,
     trust_remote_code: bool = False,
     progress: bool = True,
 ) -> Path:
@@ -249,8 +246,7 @@ def resolve_tokenizer(
         if not folder.is_dir():
             raise ModelLoadError(f"{folder} is not a folder: --tokenizer-name takes one, or a name")
         return folder
-    token = hub_token() if token_from_env else None
-    hub = _Hub(cache_dir, token, progress, trust_remote_code)
+    hub = _Hub(cache_dir, hub_token(), progress, trust_remote_code)
     wanted = [
         pattern for pattern in choose_patterns(trust_remote_code) if pattern != "*.safetensors"
     ]

@@ -24,7 +24,7 @@ from tgi_trio.shard.cpu_backend.kinds.kind import Array, Codes, Field, Kind, Sto
 _SPAN: Final = 256
 
 
-def _kind_with_lows(name: str, bits: int, *, parts: int = 1, largest: int = 0) -> Kind:
+def _kind_with_lows(name: str, bits: int, *, parts: int = 1) -> Kind:
     return Kind(
         name,
         bits,
@@ -33,7 +33,6 @@ def _kind_with_lows(name: str, bits: int, *, parts: int = 1, largest: int = 0) -
         span_head=(Field("d", "f2"), Field("least", "f2")),
         head=(Field("scales", "u1", parts), Field("lows", "u1", parts)),
         span=_SPAN,
-        largest=largest,
     )
 
 

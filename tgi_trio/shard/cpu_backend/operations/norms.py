@@ -89,10 +89,9 @@ class NormWriter:
         """Add a branch through its norm to the residual stream, or to `target`."""
         self.add(ref, source, target=target, epilogue=Epilogue.ADD, scale=scale)
 
-    def keep_weight(self, ref: NormRef | None, order: Array | None = None) -> int:
-        """Keep a norm's weights, reordered by `order`; return their address, 0 for none."""
-        values = None if ref is None else self.read_weight(ref)
-        return self._writer.keep(values if values is None or order is None else values[order])
+    def keep_weight(self, ref: NormRef | None) -> int:
+        """Keep a norm's weights; return their address, 0 for none."""
+        return self._writer.keep(None if ref is None else self.read_weight(ref))
 
     def read_weight(self, ref: NormRef) -> Array | None:
         """Return a norm's weights, float32, or None."""
