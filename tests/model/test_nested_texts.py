@@ -13,7 +13,8 @@ from tgi_trio.model.config import RopeScaling, read_config
 from tgi_trio.model.families.registry import decoder_spec
 from tgi_trio.model.specs.decoder import DecoderSpec
 from tgi_trio.testing.tiny_families import ABSENT
-from tgi_trio.testing.wrapped_families import BESIDE, FAMILIES, TEXT
+from tgi_trio.testing.whole_options import BESIDE
+from tgi_trio.testing.wrapped_families import FAMILIES, TEXT
 
 # What texts' families read, and whole models may state for other ends, or have left from a form
 # without a nested config.

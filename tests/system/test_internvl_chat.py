@@ -17,7 +17,7 @@ import torch
 from PIL import Image
 
 from tests.router.media.image_files import noise
-from tests.router.media.layout_families import INTERNVL
+from tests.router.media.layout_family import INTERNVL
 from tests.router.media.video_files import make_video, read_all
 from tests.shard.media.internvl_models import make_internvl
 from tests.system.server import serving

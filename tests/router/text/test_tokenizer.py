@@ -27,7 +27,6 @@ from tests.router.text.kinds import (
 )
 from tgi_trio import demo
 from tgi_trio.errors import LibraryPanic, ModelLoadError, ValidationError
-from tgi_trio.router.text import tokenizer_files
 from tgi_trio.router.text.chat_template import ChatTemplate
 from tgi_trio.router.text.tokenizer import INLINE_CHARACTERS, Tokenizer, TokenizerPool
 from tgi_trio.router.text.tokenizer_files import TokenizerConfig
@@ -302,7 +301,7 @@ class TestFromFolder:
         def refuse(*args: Any, **options: Any) -> None:
             raise AssertionError("converted again")
 
-        monkeypatch.setattr(tokenizer_files.subprocess, "run", refuse)
+        monkeypatch.setattr("tgi_trio.router.text.tokenizer_files.subprocess.run", refuse)
         again = Tokenizer.from_folder(folder, cache=cache)
         assert (
             again.encode_ids("the server").tolist() == tokenizer.encode_ids("the server").tolist()
