@@ -146,6 +146,10 @@ DEEPSEEK = LLAMA | {
         (LLAMA | {"head_dim": {"a": 1}}, rf"{KIND}head_dim is {{'a': 1}}"),
         (LLAMA | {"rms_norm_eps": "many"}, f"{KIND}rms_norm_eps is 'many'"),
         (T5 | {"num_heads": [8]}, rf"{KIND}num_heads is \[8\]"),
+        (
+            {"model_type": "llava", "text_config": LLAMA | {"rms_norm_eps": "many"}},
+            f"{KIND}rms_norm_eps is 'many'",
+        ),
         (LLAMA | {"rope_scaling": "linear"}, "rope_scaling is 'linear', which is no object"),
     ],
 )

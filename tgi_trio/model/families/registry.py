@@ -239,20 +239,20 @@ def find_contradictions(config: ModelConfig) -> list[str]:
 
 def _described_spec(config: ModelConfig) -> DecoderSpec | None:
     """Return `decoder_spec`, with a head that is tied if config.json says so."""
+    text = read_other_names(config.of_text())
     try:
-        spec = _family_spec(config)
+        spec = _family_spec(text)
     except NONSENSE as error:
-        raise describe_nonsense(config, error, _family_spec) from error
+        raise describe_nonsense(text, error, _family_spec) from error
     if spec is not None and config.wraps_text:
         spec = fit_checkpoint(config, spec)
     return None if spec is None else fit_exllama(config, spec)
 
 
-def _family_spec(config: ModelConfig) -> DecoderSpec | None:
-    """Return what a family's function makes of config.json. Raises one of NONSENSE."""
-    function = FAMILIES.get(config.text_type)
-    text = config.of_text()
-    spec = None if function is None else function(fit_mlx(read_other_names(text)))
+def _family_spec(text: ModelConfig) -> DecoderSpec | None:
+    """Return what a family's function makes of the text's config. Raises one of NONSENSE."""
+    function = FAMILIES.get(text.text_type)
+    spec = None if function is None else function(fit_mlx(text))
     if spec is not None:
         check_numbers(spec)
         _check_types(text, spec)
