@@ -12,7 +12,6 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol
 
 import trio
 
@@ -26,7 +25,7 @@ from tgi_trio.router.engine.engine_metrics import EngineMetrics
 from tgi_trio.router.engine.shard_link import ShardLink
 from tgi_trio.router.engine.stream import TokenStream
 from tgi_trio.router.request import FinishReason, Outcome, Request, Timings, Token
-from tgi_trio.router.scheduling.image_pins import Pixels
+from tgi_trio.router.scheduling.image_pins import PixelSource
 from tgi_trio.router.scheduling.limits import SchedulingLimits
 from tgi_trio.router.scheduling.scheduler import Scheduler
 from tgi_trio.router.scheduling.shard_commands import Prefill, Progress
@@ -49,18 +48,6 @@ FRAMES_PER_TURN = 8
 # a microsecond or two.
 TOPS_PER_TURN = 1024
 TOPS_PER_DELIVERY = 8  # alternatives that take as long as a delivery without any
-
-
-class PixelSource(Pixels, Protocol):
-    """A store of pixels that decodes an image again if it is to be pinned and was dropped."""
-
-    def on_ready(self, callback: Callable[[bytes], None]) -> None:
-        """Have `callback` called with the key of each image whose pixels are ready."""
-        ...
-
-    def on_lost(self, callback: Callable[[bytes, str], None]) -> None:
-        """Have `callback` called with the key of each image that cannot be decoded, and why."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

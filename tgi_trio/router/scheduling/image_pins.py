@@ -6,6 +6,7 @@ reports that its pixels are no longer needed, the rest when the shard has droppe
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 from tgi_trio.ipc.images import ArenaPlace
@@ -23,6 +24,18 @@ class Pixels(Protocol):
         ...
 
     def unpin(self, image: PromptImage) -> None: ...
+
+
+class PixelSource(Pixels, Protocol):
+    """A store of pixels that decodes an image again if it is to be pinned and was dropped."""
+
+    def on_ready(self, callback: Callable[[bytes], None]) -> None:
+        """Have `callback` called with the key of each image whose pixels are ready."""
+        ...
+
+    def on_lost(self, callback: Callable[[bytes, str], None]) -> None:
+        """Have `callback` called with the key of each image that cannot be decoded, and why."""
+        ...
 
 
 class ImagePins:
