@@ -39,7 +39,7 @@ def sequence_lifecycle() -> str:
         [lifecycle.SequenceState.WAITING],
         lifecycle.SequenceState.FINISHED,
     )
-    events = list(lifecycle.Event)
+    events = list(lifecycle.SequenceEvent)
     lines = [
         "| | " + " | ".join(event.name for event in events) + " |",
         "|---" * (len(events) + 1) + "|",

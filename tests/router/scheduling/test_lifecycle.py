@@ -7,8 +7,8 @@ import pytest
 from tgi_trio.router.scheduling.lifecycle import (
     HELD,
     TRANSITIONS,
-    Event,
     IllegalSequenceEvent,
+    SequenceEvent,
     SequenceState,
     next_state,
 )
@@ -16,7 +16,7 @@ from tgi_trio.router.scheduling.lifecycle import (
 
 def test_every_pair_is_in_the_table_or_raises_naming_both() -> None:
     for state in SequenceState:
-        for event in Event:
+        for event in SequenceEvent:
             if (state, event) in TRANSITIONS:
                 assert next_state(state, event) is TRANSITIONS[state, event]
             else:
@@ -34,8 +34,8 @@ def test_finished_is_final_and_reached_from_everywhere() -> None:
 
 def test_leaving_is_legal_wherever_a_client_can_leave() -> None:
     clients = set(SequenceState) - {SequenceState.LEAVING, SequenceState.FINISHED}
-    assert {state for state, event in TRANSITIONS if event is Event.LEAVE} == clients
+    assert {state for state, event in TRANSITIONS if event is SequenceEvent.LEAVE} == clients
 
 
 def test_whatever_the_shard_holds_can_be_lost() -> None:
-    assert {state for state, event in TRANSITIONS if event is Event.LOSE} == HELD
+    assert {state for state, event in TRANSITIONS if event is SequenceEvent.LOSE} == HELD

@@ -23,7 +23,7 @@ class SequenceState(enum.Enum):
     __hash__ = object.__hash__
 
 
-class Event(enum.Enum):
+class SequenceEvent(enum.Enum):
     """What can happen to a sequence."""
 
     ADMIT = "admit"  # the scheduler sends it in a PREFILL
@@ -38,28 +38,28 @@ class Event(enum.Enum):
     __hash__ = object.__hash__
 
 
-TRANSITIONS: Mapping[tuple[SequenceState, Event], SequenceState] = {
-    (SequenceState.WAITING, Event.ADMIT): SequenceState.PREFILLING,
-    (SequenceState.WAITING, Event.LEAVE): SequenceState.FINISHED,
-    (SequenceState.PREFILLING, Event.COMPUTE): SequenceState.RUNNING,
-    (SequenceState.PREFILLING, Event.LEAVE): SequenceState.LEAVING,
-    (SequenceState.PREFILLING, Event.PREEMPT): SequenceState.PREEMPTED,
-    (SequenceState.PREFILLING, Event.FAIL): SequenceState.FINISHED,
-    (SequenceState.PREFILLING, Event.LOSE): SequenceState.WAITING,
-    (SequenceState.RUNNING, Event.END): SequenceState.FINISHED,
-    (SequenceState.RUNNING, Event.LEAVE): SequenceState.LEAVING,
-    (SequenceState.RUNNING, Event.PREEMPT): SequenceState.PREEMPTED,
-    (SequenceState.RUNNING, Event.FAIL): SequenceState.FINISHED,
-    (SequenceState.RUNNING, Event.LOSE): SequenceState.WAITING,
-    (SequenceState.PREEMPTED, Event.ACKNOWLEDGE): SequenceState.WAITING,
-    (SequenceState.PREEMPTED, Event.END): SequenceState.FINISHED,
-    (SequenceState.PREEMPTED, Event.LEAVE): SequenceState.LEAVING,
-    (SequenceState.PREEMPTED, Event.FAIL): SequenceState.FINISHED,
-    (SequenceState.PREEMPTED, Event.LOSE): SequenceState.WAITING,
-    (SequenceState.LEAVING, Event.ACKNOWLEDGE): SequenceState.FINISHED,
-    (SequenceState.LEAVING, Event.END): SequenceState.FINISHED,
-    (SequenceState.LEAVING, Event.FAIL): SequenceState.FINISHED,
-    (SequenceState.LEAVING, Event.LOSE): SequenceState.FINISHED,
+TRANSITIONS: Mapping[tuple[SequenceState, SequenceEvent], SequenceState] = {
+    (SequenceState.WAITING, SequenceEvent.ADMIT): SequenceState.PREFILLING,
+    (SequenceState.WAITING, SequenceEvent.LEAVE): SequenceState.FINISHED,
+    (SequenceState.PREFILLING, SequenceEvent.COMPUTE): SequenceState.RUNNING,
+    (SequenceState.PREFILLING, SequenceEvent.LEAVE): SequenceState.LEAVING,
+    (SequenceState.PREFILLING, SequenceEvent.PREEMPT): SequenceState.PREEMPTED,
+    (SequenceState.PREFILLING, SequenceEvent.FAIL): SequenceState.FINISHED,
+    (SequenceState.PREFILLING, SequenceEvent.LOSE): SequenceState.WAITING,
+    (SequenceState.RUNNING, SequenceEvent.END): SequenceState.FINISHED,
+    (SequenceState.RUNNING, SequenceEvent.LEAVE): SequenceState.LEAVING,
+    (SequenceState.RUNNING, SequenceEvent.PREEMPT): SequenceState.PREEMPTED,
+    (SequenceState.RUNNING, SequenceEvent.FAIL): SequenceState.FINISHED,
+    (SequenceState.RUNNING, SequenceEvent.LOSE): SequenceState.WAITING,
+    (SequenceState.PREEMPTED, SequenceEvent.ACKNOWLEDGE): SequenceState.WAITING,
+    (SequenceState.PREEMPTED, SequenceEvent.END): SequenceState.FINISHED,
+    (SequenceState.PREEMPTED, SequenceEvent.LEAVE): SequenceState.LEAVING,
+    (SequenceState.PREEMPTED, SequenceEvent.FAIL): SequenceState.FINISHED,
+    (SequenceState.PREEMPTED, SequenceEvent.LOSE): SequenceState.WAITING,
+    (SequenceState.LEAVING, SequenceEvent.ACKNOWLEDGE): SequenceState.FINISHED,
+    (SequenceState.LEAVING, SequenceEvent.END): SequenceState.FINISHED,
+    (SequenceState.LEAVING, SequenceEvent.FAIL): SequenceState.FINISHED,
+    (SequenceState.LEAVING, SequenceEvent.LOSE): SequenceState.FINISHED,
 }
 
 #: States in which the shard may know the sequence and its blocks may be touched by a step.
@@ -76,13 +76,13 @@ HELD = frozenset(
 class IllegalSequenceEvent(Exception):
     """A bug of ours: the table has no row for this event in this state."""
 
-    def __init__(self, state: SequenceState, event: Event) -> None:
+    def __init__(self, state: SequenceState, event: SequenceEvent) -> None:
         super().__init__(f"a sequence that is {state.name} cannot {event.name}")
         self.state = state
         self.event = event
 
 
-def next_state(state: SequenceState, event: Event) -> SequenceState:
+def next_state(state: SequenceState, event: SequenceEvent) -> SequenceState:
     """Return the state after `event`; raises IllegalSequenceEvent."""
     try:
         return TRANSITIONS[state, event]

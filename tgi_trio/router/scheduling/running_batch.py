@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from tgi_trio.router.scheduling.kv_memory import KvMemory
-from tgi_trio.router.scheduling.lifecycle import Event, SequenceState
+from tgi_trio.router.scheduling.lifecycle import SequenceEvent, SequenceState
 from tgi_trio.router.scheduling.limits import SchedulingLimits
 from tgi_trio.router.scheduling.sequence import NEVER, Sequence
 
@@ -70,7 +70,7 @@ class RunningBatch:
 
     def enter(self, sequence: Sequence) -> None:
         """Add a sequence whose blocks have been granted."""
-        sequence.advance(Event.ADMIT)
+        sequence.advance(SequenceEvent.ADMIT)
         sequence.target = sequence.length
         sequence.prompt_logprobs_reported = 0
         tokens = sequence.target - sequence.computed
@@ -101,7 +101,7 @@ class RunningBatch:
         sequence.computed = done
         self._memory.publish(sequence)
         if sampled:
-            sequence.advance(Event.COMPUTE)
+            sequence.advance(SequenceEvent.COMPUTE)
             self.running[sequence.id] = self.prefilling.pop(sequence.id)
             self._memory.settle(sequence)
 

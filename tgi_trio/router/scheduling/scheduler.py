@@ -24,7 +24,7 @@ from tgi_trio.router.scheduling.image_prefixes import ImagePrefixes
 from tgi_trio.router.scheduling.isolation import Isolation
 from tgi_trio.router.scheduling.kept_prefixes import Budget, Collected, KeptPrefixes
 from tgi_trio.router.scheduling.kv_memory import KvMemory
-from tgi_trio.router.scheduling.lifecycle import HELD, Event, SequenceState
+from tgi_trio.router.scheduling.lifecycle import HELD, SequenceEvent, SequenceState
 from tgi_trio.router.scheduling.limits import SchedulingLimits
 from tgi_trio.router.scheduling.queue import WaitingQueue
 from tgi_trio.router.scheduling.running_batch import RunningBatch
@@ -203,7 +203,7 @@ class Scheduler:
             if sequence.state is not SequenceState.LEAVING:
                 failed.append(sequence.id)
                 self.counters["failed"] += 1
-            self._sequence_table.end(sequence, Event.FAIL, sound=False)
+            self._sequence_table.end(sequence, SequenceEvent.FAIL, sound=False)
         return failed
 
     def shard_lost(self, now: float) -> list[int]:
@@ -275,7 +275,7 @@ class Scheduler:
             dropped = self._sequence_table.pending_frees.members
             for victim in preemption.victims(self._batch, self._memory, self.limits, dropped):
                 self.counters["preempted"] += 1
-                self._sequence_table.drop(victim, Event.PREEMPT)
+                self._sequence_table.drop(victim, SequenceEvent.PREEMPT)
         return rows
 
     def _admit(self, now: float) -> list[Sequence]:

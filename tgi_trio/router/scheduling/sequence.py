@@ -11,7 +11,7 @@ import numpy as np
 from tgi_trio.ipc.images import ArenaPlace, SequenceImage
 from tgi_trio.ipc.messages import IntArray, PrefillRow, SamplingParameters, StateGrant
 from tgi_trio.router.request import Request
-from tgi_trio.router.scheduling.lifecycle import Event, SequenceState, next_state
+from tgi_trio.router.scheduling.lifecycle import SequenceEvent, SequenceState, next_state
 from tgi_trio.router.scheduling.prefix_nodes import Namespace, Node
 from tgi_trio.router.scheduling.state_memory import StateHold
 
@@ -196,7 +196,7 @@ class Sequence:
         self.prompt_logprobs_delivered += len(new)
         return new
 
-    def advance(self, event: Event) -> None:
+    def advance(self, event: SequenceEvent) -> None:
         """Move to the next state. Raises IllegalSequenceEvent."""
         self.state = next_state(self.state, event)
 

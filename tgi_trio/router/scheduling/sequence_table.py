@@ -5,7 +5,7 @@ from __future__ import annotations
 from tgi_trio.router.scheduling.image_pins import ImagePins
 from tgi_trio.router.scheduling.invariants import check_states
 from tgi_trio.router.scheduling.kv_memory import KvMemory
-from tgi_trio.router.scheduling.lifecycle import Event, SequenceState
+from tgi_trio.router.scheduling.lifecycle import SequenceEvent, SequenceState
 from tgi_trio.router.scheduling.pending_frees import PendingFrees
 from tgi_trio.router.scheduling.queue import WaitingQueue
 from tgi_trio.router.scheduling.running_batch import RunningBatch
@@ -40,20 +40,20 @@ class SequenceTable:
         """End a sequence of which the client wants no more tokens."""
         if sequence.state is SequenceState.WAITING:
             self._queue.remove(sequence)
-            sequence.advance(Event.LEAVE)
+            sequence.advance(SequenceEvent.LEAVE)
             del self.living[sequence.id]
         elif sequence.state is SequenceState.PREEMPTED:
-            sequence.advance(Event.LEAVE)  # its FILTER is on the way already
+            sequence.advance(SequenceEvent.LEAVE)  # its FILTER is on the way already
         else:
-            self.drop(sequence, Event.LEAVE)
+            self.drop(sequence, SequenceEvent.LEAVE)
 
-    def drop(self, sequence: Sequence, event: Event) -> None:
+    def drop(self, sequence: Sequence, event: SequenceEvent) -> None:
         """Have the shard drop a member of the batch; its blocks are freed once it has."""
         self._batch.leave(sequence)
         sequence.advance(event)
         self.pending_frees.add(sequence)
 
-    def end(self, sequence: Sequence, event: Event, sound: bool = True) -> None:
+    def end(self, sequence: Sequence, event: SequenceEvent, sound: bool = True) -> None:
         """End a sequence that the shard has dropped by itself: its blocks are freed at once."""
         if not self.pending_frees.discard(sequence):
             self._batch.leave(sequence)
@@ -68,7 +68,7 @@ class SequenceTable:
         for sequence in self.pending_frees.acknowledge(number):
             self._memory.release(sequence)
             self._pins.release(sequence)
-            sequence.advance(Event.ACKNOWLEDGE)
+            sequence.advance(SequenceEvent.ACKNOWLEDGE)
             self._requeue(sequence)
 
     def lose(self, culprit: Sequence | None) -> int:
@@ -83,7 +83,7 @@ class SequenceTable:
                 continue
             sequence.forget_blocks()
             self._pins.release(sequence)
-            sequence.advance(Event.FAIL if sequence is culprit else Event.LOSE)
+            sequence.advance(SequenceEvent.FAIL if sequence is culprit else SequenceEvent.LOSE)
             again += self._requeue(sequence)
         return again
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence as ListLike
 
 from tgi_trio.ipc.frames import Finish
 from tgi_trio.ipc.messages import StepReport
-from tgi_trio.router.scheduling.lifecycle import Event, SequenceState
+from tgi_trio.router.scheduling.lifecycle import SequenceEvent, SequenceState
 from tgi_trio.router.scheduling.report_columns import (
     prompt_logprobs_per_row,
     prompt_tops_per_row,
@@ -129,7 +129,7 @@ class StepReports:
         done = _FINISHES[finish]
         if finish:
             self._counters["finished"] += 1
-            self._sequence_table.end(sequence, Event.END)
+            self._sequence_table.end(sequence, SequenceEvent.END)
         new_tops = prompt_tops[len(prompts) - len(new_prompts) :]
         return Progress(sequence.id, tokens, logprobs, tops, done, new_prompts, new_tops, first)
 
@@ -137,7 +137,7 @@ class StepReports:
         """Whether to apply a row of a sequence that is not RUNNING."""
         if sequence.state is SequenceState.LEAVING:
             if finish:  # it ended by itself before its FILTER came
-                self._sequence_table.end(sequence, Event.END)
+                self._sequence_table.end(sequence, SequenceEvent.END)
             return False
         # No step can have a WAITING sequence, except for a faulty shard.
         return sequence.state is not SequenceState.WAITING
