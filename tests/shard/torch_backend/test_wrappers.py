@@ -223,6 +223,8 @@ def test_sizes_that_the_nested_config_leaves_out(tmp_path: Path, kind: str) -> N
     }
     if kind in SECTIONS:
         said["rope_parameters"] = {"rope_type": "default", "mrope_section": SECTIONS[kind]}
+    if kind == "unlimited_ocr_text":
+        said["layer_types"] = ["full_attention"] * 12  # those of its default are refused
     content = {"model_type": "llava", "text_config": {"model_type": kind, **said}}
     (tmp_path / "config.json").write_text(json.dumps(content))
     read, theirs = read_config(tmp_path), AutoConfig.for_model(kind)

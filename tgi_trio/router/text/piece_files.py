@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-import tokenizers
-
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.router.text.piece_model import (
     NORMAL,
@@ -279,6 +277,8 @@ def _split(texts: Iterable[str], form: str) -> Json:
 
 def _list_unreached(content: Json, normal: Sequence[str]) -> list[str]:
     """Return pieces that their own text does not become, by merging neighbours."""
+    import tokenizers  # few starts come this far, and all of them import this module
+
     given = content["model"]
     merges = [(left, right) for left, right in given["merges"]]
     model = tokenizers.models.BPE(vocab=given["vocab"], merges=merges)
@@ -287,6 +287,8 @@ def _list_unreached(content: Json, normal: Sequence[str]) -> list[str]:
 
 def _changes(text: str, model: PieceModel) -> bool:
     """Return whether a text may become another before pieces are looked for."""
+    import tokenizers  # as in `_list_unreached`
+
     settings = model.settings
     if settings.removes_spaces and (_SIGN in text or " " in text):
         return True
