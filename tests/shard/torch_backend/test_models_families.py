@@ -227,8 +227,10 @@ def test_rotary_scaling(checkpoint: Checkpoint, kind: str) -> None:
     assert_as_golden(checkpoint("llama", rope_parameters=parameters), PROMPTS, NEW)
 
 
-@pytest.mark.parametrize("kind", ["dynamic", "longrope"])
-def test_rotary_scaling_by_length(checkpoint: Checkpoint, kind: str) -> None:
+@pytest.mark.parametrize(
+    ("family", "kind"), [("llama", "dynamic"), ("llama", "longrope"), ("nanochat", "dynamic")]
+)
+def test_rotary_scaling_by_length(checkpoint: Checkpoint, family: str, kind: str) -> None:
     """Frequencies change within the run; only decoding step by step says what is right."""
     parameters: dict[str, Any] = {"rope_type": kind, "rope_theta": 10000.0, "factor": 4.0}
     if kind == "longrope":
@@ -238,7 +240,7 @@ def test_rotary_scaling_by_length(checkpoint: Checkpoint, kind: str) -> None:
             "original_max_position_embeddings": 40,
         }
     limit = 160 if kind == "longrope" else 40
-    folder = checkpoint("llama", rope_parameters=parameters, max_position_embeddings=limit)
+    folder = checkpoint(family, rope_parameters=parameters, max_position_embeddings=limit)
     runner, _ = load(folder)
     rows = sequences(PROMPTS, shuffle=3, new=NEW)
     run(runner, rows, chunk=20, joins=2)

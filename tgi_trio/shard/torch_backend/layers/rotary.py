@@ -41,9 +41,8 @@ class Rotary:
         self._kept: RotaryTable | None = None
         self.by_length = spec.kind in ("dynamic", "longrope")
         frequencies, self.scale = rotary_frequencies(spec)
-        self.frequencies = torch.from_numpy(frequencies).to(device)
-        if spec.learned and factors is not None:
-            self.frequencies = self.frequencies * factors
+        self.factors = factors if spec.learned else None
+        self.frequencies = self._scaled(torch.from_numpy(frequencies).to(device))
         axes = rotary_axes(spec)
         self.axes = None if axes is None else torch.from_numpy(axes).to(device)
         # int64 [dim]: the part of a position by which each number turns; None: it has but one.
@@ -52,7 +51,7 @@ class Rotary:
             self.axes_of_numbers = self._spread(self.axes[None], self.axes[None])[0].contiguous()
         if spec.kind == "longrope":
             frequencies, self.long_scale = long_frequencies(spec)
-            self.long_frequencies = torch.from_numpy(frequencies).to(device)
+            self.long_frequencies = self._scaled(torch.from_numpy(frequencies).to(device))
             self.scales = torch.tensor([self.scale, self.long_scale], device=device)
         if spec.kind == "dynamic":
             self.exponents = torch.from_numpy(exponents(spec)).to(device)
@@ -168,8 +167,12 @@ class Rotary:
         if spec.kind == "longrope":
             return torch.where(self._is_long(lengths), self.long_frequencies, self.frequencies)
         if spec.kind == "dynamic":
-            return _dynamic_at(spec, lengths, self.exponents)
+            return self._scaled(_dynamic_at(spec, lengths, self.exponents))
         return self.frequencies
+
+    def _scaled(self, frequencies: torch.Tensor) -> torch.Tensor:
+        """Return frequencies [..., dim / 2] times what was learned for them."""
+        return frequencies if self.factors is None else frequencies * self.factors
 
 
 def _scale_queries(spec: QueryScale, positions: torch.Tensor) -> torch.Tensor:
@@ -188,4 +191,4 @@ def _dynamic_at(spec: RotarySpec, lengths: torch.Tensor, powers: torch.Tensor) -
     grown = (factor * longest / limit) - (factor - 1)
     base = spec.theta * grown ** (spec.dim / (spec.dim - 2))
     frequencies: torch.Tensor = 1.0 / (base[:, None] ** powers)
-    return frequencies
+    return -frequencies if spec.backwards else frequencies
