@@ -39,8 +39,10 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "bailing_hybrid": {"vocab_size": 64, "hidden_size": 1024, "num_hidden_layers": 12}
     | {"num_attention_heads": 16, "model_max_length": 512},
     "gpt_neo": FEW,
+    "gptj": {"vocab_size": 64, "n_positions": 512},
     "longcat_flash": SIZES | {"num_layers": 6},
     "ministral": SIZES | {"head_dim": 64},
+    "mixtral": SIZES | {"num_local_experts": 4},
     "openai-gpt": {"vocab_size": 64},
     "qwen3_next": SIZES | {"moe_intermediate_size": 32, "num_experts": 8, "num_experts_per_tok": 2},
     "xglm": FEW,

@@ -128,7 +128,7 @@ def gpt_neo(config: ModelConfig) -> DecoderSpec:
 def gptj(config: ModelConfig) -> DecoderSpec:
     hidden, heads = int(config.get("n_embd", 4096)), int(config.get("n_head", 16))
     head_dim = hidden // heads
-    part = int(config.get("rotary_dim", head_dim)) / head_dim
+    part = int(config.values.get("rotary_dim", 64) or head_dim) / head_dim  # null: whole heads
     layer = LayerSpec(
         scale=head_dim**-0.5, rotary=rotary(config, head_dim, partial=part, interleaved=True)
     )

@@ -35,13 +35,14 @@ def _head_dim(config: ModelConfig) -> int:
 def mixtral(config: ModelConfig) -> DecoderSpec:
     experts = ExpertsSpec(
         count=int(config.need("num_local_experts")),
-        per_token=int(config.need("num_experts_per_tok")),
+        per_token=int(config.get("num_experts_per_tok", 2)),
         width=int(config.need("intermediate_size")),
         normalise=True,
     )
     spec = llama_spec(
         config,
         windows=same_window(config),
+        rotary_spec=rotary(config, _head_dim(config), theta=1000000.0),
         names=names.MIXTRAL,
         norm_eps=float(config.get("rms_norm_eps", 1e-5)),
     )
@@ -58,11 +59,10 @@ def phimoe(config: ModelConfig) -> DecoderSpec:
         routing="sparse-mixer",
         jitter=float(config.get("router_jitter_noise", 0.01)),
     )
-    hidden, heads = int(config.need("hidden_size")), int(config.need("num_attention_heads"))
     spec = llama_spec(
         config,
         windows=same_window(config),
-        rotary_spec=rotary(config, int(config.get("head_dim", hidden // heads)), theta=1000000.0),
+        rotary_spec=rotary(config, _head_dim(config), theta=1000000.0),
         names=names.MIXTRAL,
         norm="layer",
         norm_bias=True,
