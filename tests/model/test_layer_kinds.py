@@ -15,6 +15,7 @@ from tgi_trio.model.families.registry import decoder_spec
 from tgi_trio.model.matrices.decoder import outer_refs
 from tgi_trio.model.specs.decoder import DecoderSpec, HeadSizes
 from tgi_trio.model.split import Portion, check_split
+from tgi_trio.testing.checkpoints import tiny_values
 
 SIZES: dict[str, Any] = {
     "vocab_size": 64,
@@ -196,3 +197,15 @@ def test_a_convolution_of_one_token_is_none(tmp_path: Path, taps: int) -> None:
     assert spec_of(tmp_path, SIZES | lfm2 | {"conv_L_cache": 2}).layers[0].mixer is not None
     with pytest.raises(ModelLoadError, match="no convolution over tokens"):
         spec_of(tmp_path, SIZES | lfm2 | {"conv_L_cache": taps})
+
+
+@pytest.mark.parametrize(
+    "family", ["afmoe", "cohere2_moe", "gemma3_text", "mimo_v2_flash", "qwen2"]
+)
+def test_other_kinds_of_layers_are_not_taken_for_full_attention(
+    tmp_path: Path, family: str
+) -> None:
+    values = {"model_type": family, **tiny_values(family)}
+    kinds = ["chunked_attention"] * int(values["num_hidden_layers"])
+    with pytest.raises(ModelLoadError, match="layer_types has 'chunked_attention', which"):
+        spec_of(tmp_path, values | {"layer_types": kinds})

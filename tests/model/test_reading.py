@@ -14,6 +14,7 @@ from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.config import RopeScaling, read_config
 from tgi_trio.model.families.registry import decoder_spec
 from tgi_trio.shard.torch_backend.layers.rotary import Rotary
+from tgi_trio.testing.checkpoints import tiny_values
 
 HEAD_DIM, POSITIONS = 16, 128
 SIZES = {
@@ -168,6 +169,35 @@ def test_a_base_stated_in_rope_parameters_survives_scaling(tmp_path: Path) -> No
     expected = theirs(complete, POSITIONS)
     write_config(tmp_path, "llama", rope_parameters=newer, rope_scaling=older)
     torch.testing.assert_close(ours(tmp_path, POSITIONS), expected, atol=2e-5, rtol=0)
+
+
+def tiny(family: str, **changes: Any) -> dict[str, Any]:
+    return {"model_type": family, **tiny_values(family), **changes}
+
+
+@pytest.mark.parametrize(
+    "family",
+    [
+        *("cohere_compass_text", "gemma3_text", "gemma3n_text", "gemma4_text", "laguna", "lfm3"),
+        *("mellum", "mimo_v2_flash", "olmo3"),
+    ],
+)
+def test_one_set_where_kinds_of_layers_have_their_own_is_refused(
+    tmp_path: Path, family: str
+) -> None:
+    """transformers passes over it (Gemma 3, OLMo 3), or fails."""
+    write_json(tmp_path, tiny(family, rope_parameters=PLAIN | {"rope_theta": 5e5}))
+    with pytest.raises(ModelLoadError, match=r"rope_parameters\.\w+_attention is missing"):
+        decoder_spec(read_config(tmp_path))
+
+
+@pytest.mark.parametrize("family", ["gemma4_text", "laguna", "mellum"])
+def test_bases_beside_the_sets_do_not_count(tmp_path: Path, family: str) -> None:
+    """Nor do rotated parts; transformers' classes read neither, with sets or without."""
+    write_json(tmp_path / "plain", tiny(family))
+    write_json(tmp_path / "beside", tiny(family, rope_theta=777.0, partial_rotary_factor=0.125))
+    plain, beside = (decoder_spec(read_config(tmp_path / name)) for name in ("plain", "beside"))
+    assert beside is not None and beside == plain
 
 
 @pytest.mark.parametrize("kind", ["linear", "dynamic"])

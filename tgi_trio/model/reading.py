@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -80,6 +80,15 @@ def with_rotary(config: ModelConfig, parameters: Mapping[str, Any]) -> ModelConf
     return replace(config, values={**config.values, "rope_parameters": dict(parameters)})
 
 
+def without_loose_rotary(config: ModelConfig) -> ModelConfig:
+    """Return the config without base and rotated part beside `rope_parameters`.
+
+    For families whose classes in transformers do not read them there.
+    """
+    loose = dict.fromkeys(("rope_theta", "partial_rotary_factor"))
+    return replace(config, values={**config.values, **loose})
+
+
 def _is_the_same_at_every_length(parameters: Mapping[str, Any]) -> bool:
     """Whether longrope has one set of divisors and one scale, as for Llama 3 in GGUF."""
     pairs = (("short_factor", "long_factor"), ("short_mscale", "long_mscale"))
@@ -118,9 +127,17 @@ def _rope_parameters(config: ModelConfig, layer_type: str) -> dict[str, Any]:
     transformers 5 writes the former; the latter is older, or was added by hand, and wins, as in
     transformers. If there are sets by kind of layer, it applies to layers with full attention. It
     only replaces the scaling: base and rotated part stay those of the former (transformers would
-    use the family's default base, not the one of training).
+    use the family's default base, not the one of training). Raises ModelLoadError for one set where
+    each kind of layers has its own: transformers passes over it, or fails.
     """
     newer = _object(config, "rope_parameters")
+    stated = [own for own in newer.values() if own is not None]
+    if layer_type and stated and not any(isinstance(own, dict) for own in stated):
+        raise ModelLoadError(
+            f"{config.folder / 'config.json'} has one set of rope_parameters, and model type "
+            f"{config.model_type!r} turns each kind of layers by a set of its own: "
+            f"rope_parameters.{layer_type} is missing."
+        )
     older = _name_type(_object(config, "rope_scaling"))
     if isinstance(newer.get(layer_type), dict):
         own = _name_type(newer[layer_type])
@@ -160,7 +177,7 @@ def read_sliding_windows(
     window = int(config.get("sliding_window", window))
     kinds = config.get("layer_types")
     if kinds:
-        return [window if kind == "sliding_attention" else 0 for kind in kinds]
+        return windows_by_kind(kinds, window)
     if every:
         whole = 0 if first else every - 1  # the layer without a window among every n
         return [window if i % every != whole else 0 for i in range(count)]
@@ -168,3 +185,13 @@ def read_sliding_windows(
         return [0] * count
     begin = int(config.get("max_window_layers", 28))
     return [window if i >= begin else 0 for i in range(count)]
+
+
+def windows_by_kind(kinds: Sequence[str], window: int) -> list[int]:
+    """Return each layer's sliding window, 0 for none, by its kind in `layer_types`.
+
+    Raises ValueError for a kind that is neither full nor sliding attention.
+    """
+    if unknown := set(kinds) - {"full_attention", "sliding_attention"}:
+        raise ValueError(f"layer_types has {sorted(unknown)[0]!r}, which this family does not have")
+    return [window if kind == "sliding_attention" else 0 for kind in kinds]

@@ -11,7 +11,7 @@ from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.families import names
 from tgi_trio.model.families.llama_kin import ernie_bias, exaone4
 from tgi_trio.model.families.llama_like import attention_bias, llama_spec
-from tgi_trio.model.reading import read_sliding_windows, rotary
+from tgi_trio.model.reading import read_sliding_windows, rotary, windows_by_kind
 from tgi_trio.model.specs.decoder import DecoderSpec, ExpertsSpec, HeadSizes, RotarySpec
 
 _FULL, _SLIDING = "full_attention", "sliding_attention"
@@ -152,7 +152,7 @@ def mimo_v2_flash(config: ModelConfig) -> DecoderSpec:
     spec = llama_spec(
         config,
         head_dim=head_dim,
-        windows=[window if kind == _SLIDING else 0 for kind in kinds],
+        windows=windows_by_kind(kinds, window),
         rotary_spec=rotary_spec[_FULL],
         names=names.MIMO_V2_FLASH,
         norm_eps=float(config.get("rms_norm_eps", 1e-5)),

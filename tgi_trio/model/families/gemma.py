@@ -6,13 +6,13 @@ Sources: transformers' configuration classes; Gemma 3n (Google 2025), Gemma 4 (G
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.families import names
 from tgi_trio.model.families.llama_like import attention_bias, llama_spec
 from tgi_trio.model.families.mixtures import SEPARATE_EXPERTS
-from tgi_trio.model.reading import read_sliding_windows, rotary
+from tgi_trio.model.reading import read_sliding_windows, rotary, without_loose_rotary
 from tgi_trio.model.specs.decoder import (
     DecoderSpec,
     ExpertsSpec,
@@ -25,7 +25,10 @@ from tgi_trio.model.specs.decoder import (
 )
 
 _FULL, _SLIDING = "full_attention", "sliding_attention"
-_GLOBAL_TURNING = {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6}
+_TURNING: Final[dict[str, Any]] = {
+    _FULL: {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
+    _SLIDING: {"rope_type": "default", "rope_theta": 1e4},
+}
 
 
 def gemma4(config: ModelConfig) -> DecoderSpec | None:
@@ -160,10 +163,11 @@ def _choose_names(config: ModelConfig, *, own: bool, sparse: bool) -> Names:
 def _turn_layer(config: ModelConfig, spec: DecoderSpec, layer: LayerSpec) -> LayerSpec:
     """Return a layer with the rotary embedding of its kind and its heads."""
     dim, kind = spec.sizes(layer).dim, _SLIDING if layer.window else _FULL
-    given = dict(config.get("rope_parameters") or {})
-    if kind == _FULL and not given.get(_FULL):
-        given[_FULL] = _GLOBAL_TURNING
-    config = replace(config, values={**config.values, "rope_parameters": given})
+    sets = config.get("rope_parameters") or _TURNING
+    if _SLIDING in sets:
+        sets = {**sets, _FULL: sets.get(_FULL) or _TURNING[_FULL]}
+    config = without_loose_rotary(config)
+    config = replace(config, values={**config.values, "rope_parameters": sets})
     return replace(layer, rotary=rotary(config, dim, layer_type=kind))
 
 

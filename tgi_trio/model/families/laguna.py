@@ -8,7 +8,7 @@ from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.families import names
 from tgi_trio.model.families.balanced import set_sparse
 from tgi_trio.model.families.llama_like import attention_bias, llama_spec
-from tgi_trio.model.reading import read_sliding_windows, rotary
+from tgi_trio.model.reading import read_sliding_windows, rotary, without_loose_rotary
 from tgi_trio.model.specs.decoder import DecoderSpec, ExpertsSpec, HeadSizes, RotarySpec
 
 _FULL, _SLIDING = "full_attention", "sliding_attention"
@@ -63,8 +63,8 @@ def _turn(config: ModelConfig, head_dim: int, kind: str) -> RotarySpec:
 
     By default it turns half of each head in layers without a window, and less slowly with one.
     """
-    values = {**config.values, "rope_theta": None, "partial_rotary_factor": None}
+    config = without_loose_rotary(config)
     if config.get("rope_parameters"):
-        return rotary(replace(config, values=values), head_dim, layer_type=kind)
+        return rotary(config, head_dim, layer_type=kind)
     theta, part = {_FULL: (500000.0, 0.5), _SLIDING: (10000.0, 1.0)}[kind]
-    return rotary(replace(config, values=values), head_dim, theta=theta, partial=part)
+    return rotary(config, head_dim, theta=theta, partial=part)

@@ -10,7 +10,12 @@ from tgi_trio.model.families import names
 from tgi_trio.model.families.expert_layers import set_experts
 from tgi_trio.model.families.llama_kin import hunyuan
 from tgi_trio.model.families.llama_like import attention_bias, llama_spec, same_window
-from tgi_trio.model.reading import read_sliding_windows, rotary, with_sections
+from tgi_trio.model.reading import (
+    read_sliding_windows,
+    rotary,
+    with_sections,
+    without_loose_rotary,
+)
 from tgi_trio.model.specs.decoder import DecoderSpec, ExpertsSpec, LayerSpec
 
 # A key in the config that we make of a GGUF file: each expert has separate gate, up and down.
@@ -261,8 +266,9 @@ def mellum(config: ModelConfig) -> DecoderSpec:
         query_key_norm="head",
         **attention_bias(config),
     )
-    whole = rotary(config, head_dim, theta=500000.0, layer_type="full_attention")
-    local = rotary(config, head_dim, theta=10000.0, layer_type="sliding_attention")
+    sets = without_loose_rotary(config)
+    whole = rotary(sets, head_dim, theta=500000.0, layer_type="full_attention")
+    local = rotary(sets, head_dim, theta=10000.0, layer_type="sliding_attention")
     experts = ExpertsSpec(
         count=int(config.get("num_local_experts", config.get("num_experts", 64))),
         per_token=int(config.get("num_experts_per_tok", 8)),

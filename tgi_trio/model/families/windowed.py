@@ -6,16 +6,16 @@ Source: Cohere's Command R7B (2024) for the alternation.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any
 
 from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.families import names
 from tgi_trio.model.families.balanced import set_sparse
 from tgi_trio.model.families.llama_like import attention_bias, llama_spec
-from tgi_trio.model.reading import rotary
+from tgi_trio.model.reading import rotary, windows_by_kind
 from tgi_trio.model.specs.decoder import DecoderSpec, ExpertsSpec, Names
 
-_SLIDING: Final = "sliding_attention"
+_FULL, _SLIDING = "full_attention", "sliding_attention"
 
 
 def cohere2_moe(config: ModelConfig) -> DecoderSpec | None:
@@ -74,7 +74,7 @@ def _cohere_windows(config: ModelConfig, first: int, count: int) -> list[int]:
     """Return each layer's window; the `first` layers, dense ones, have a pattern of their own."""
     window, kinds = int(config.get("sliding_window", 4096)), config.get("layer_types")
     if kinds:
-        return [window if kind == _SLIDING else 0 for kind in kinds]
+        return windows_by_kind(kinds, window)
     dense = int(config.get("prefix_dense_sliding_window_pattern", 1))
     every = int(config.get("sliding_window_pattern", 4))
     before = [window if (i + 1) % dense else 0 for i in range(first)]
@@ -153,12 +153,12 @@ def _normed_heads(
 
     `windowed`: which layers have one by default; `changes`: as for `llama_spec`.
     """
-    kinds = config.get("layer_types") or [_SLIDING if own else "" for own in windowed]
+    kinds = config.get("layer_types") or [_SLIDING if own else _FULL for own in windowed]
     window = int(config.get("sliding_window", window))
     spec = llama_spec(
         config,
         head_dim=128,
-        windows=[window if kind == _SLIDING else 0 for kind in kinds],
+        windows=windows_by_kind(kinds, window),
         names=own,
         query_key_norm="head",
         **changes,
