@@ -308,6 +308,15 @@ def test_what_does_not_write_by_plain_passes_is_refused(
         check(tmp_path)
 
 
+@pytest.mark.parametrize("kind", ["qwen3_forced_aligner", "qwen3_asr_thinker", None])
+def test_aligners_are_refused(tmp_path: Path, kind: str | None) -> None:
+    """Of Qwen3-ASR's type but for a head of moments: it would write one of them for each token."""
+    thinker = {"model_type": kind, "classify_num": 5000, "text_config": LLAMA}
+    write_plain(tmp_path, "qwen3_asr", thinker_config=thinker)
+    with pytest.raises(ModelLoadError, match="tells by one of 5000 classes when a word .* spoken"):
+        check(tmp_path)
+
+
 @pytest.mark.parametrize("model_type", ["bert", "roberta", "electra"])
 def test_an_encoder_that_is_a_decoder_is_tried(tmp_path: Path, model_type: str) -> None:
     write_plain(tmp_path, model_type, is_decoder=True)

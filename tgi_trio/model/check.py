@@ -50,7 +50,7 @@ from tgi_trio.model.tensors import (
     t5_claims,
 )
 from tgi_trio.model.transformers_types import list_configured_types, list_text_types
-from tgi_trio.model.unserved_types import find_unserved_type, writing_refusal
+from tgi_trio.model.unserved_types import find_classes, find_unserved_type, writing_refusal
 
 
 class ServingSettings(Protocol):
@@ -83,6 +83,8 @@ def check_model(config: ModelConfig, serving: ServingSettings) -> list[str]:
     Return warnings, a sentence each.
     """
     warnings = check_drafter(config)
+    if (why := find_classes(config)) is not None:
+        raise ModelLoadError(writing_refusal(config.model_type, why))
     spec = supported_spec(config)
     warnings += find_contradictions(config) + find_mute_parts(config)
     warnings += find_shortened(config.values)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Final
 
 from tgi_trio.model.config import ModelConfig
+from tgi_trio.model.qwen3_asr import QWEN3_ASR
 
 SEES_ON: Final = "its tokens see those that follow them, so it does not write one after the other"
 SAY_DECODER: Final = "; if it was trained as a decoder, say is_decoder: true in its config.json"
@@ -36,6 +37,20 @@ def find_unserved_type(config: ModelConfig) -> str | None:
         return SEES_ON
     if name == "xlm":  # generate appends a token to be predicted
         return FED_OTHERWISE if config.get("causal") else SEES_ON
+    return None
+
+
+def find_classes(config: ModelConfig) -> str | None:
+    """Return why a model's head chooses no tokens, or None where config.json does not say so.
+
+    Qwen3-ForcedAligner is of the type of Qwen3-ASR, or of its own, by who published it.
+    """
+    kind, classes = config.model_type, config.get("classify_num")
+    if kind.startswith("qwen3_forced_aligner") or (kind == QWEN3_ASR and classes):
+        return (
+            f"its head tells by one of {classes or 'several'} classes when a word of a given text "
+            "is spoken"
+        )
     return None
 
 
