@@ -62,3 +62,21 @@ def test_rotary_flags_are_the_texts(tmp_path: Path, family: str) -> None:
     stated = spec_of(tmp_path, values | {"text_config": text})
     assert flagged == replace(stated, position_rows=flagged.position_rows)
     assert any(layer.rotary and layer.rotary.kind == "linear" for layer in flagged.layers)
+
+
+@pytest.mark.parametrize(
+    ("family", "text", "scale", "cap"),
+    [
+        ("aya_vision", {"model_type": "cohere2", "logit_scale": 0.25}, 0.25, 0.0),
+        ("cohere2_vision", {"model_type": "cohere2", "logit_scale": 0.25}, 0.25, 0.0),
+        ("llava_next", {"model_type": "granite", "logits_scaling": 8.0}, 0.125, 0.0),
+        ("gemma3", {"final_logit_softcapping": 20.0}, 1.0, 20.0),
+    ],
+)
+def test_what_a_texts_family_does_to_logits_is_done(
+    tmp_path: Path, family: str, text: dict[str, Any], scale: float, cap: float
+) -> None:
+    """Newer classes of transformers for images and text leave it out."""
+    values = values_of(family)
+    spec = spec_of(tmp_path, values | {"text_config": values["text_config"] | text})
+    assert (spec.logit_scale, spec.final_soft_cap) == (scale, cap)

@@ -203,7 +203,10 @@ of such checkpoints. It is one of the families below in
 {wrappers}, where
 the text's type is one of them; any other type that `transformers` lists as of images and text is
 loaded whole by it, and its text is tried in the same ways. Positions of three parts are one for
-text.
+text. What a text's family does to logits (Cohere's `logit_scale`, Granite's `logits_scaling`,
+Gemma's `final_logit_softcapping`) is done here as well, where newer classes of `transformers` leave
+it out (`aya_vision`, `cohere2_vision`, `gemma3`, `llava_next`): the likeliest token is the same,
+and probabilities are those of the text.
 
 ## The families
 
