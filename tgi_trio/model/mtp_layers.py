@@ -170,7 +170,7 @@ _LONGCAT_NAMES: Final = {
     "down": "transformer_layer.mlp.down_proj",
 }
 # By the type of the text. Sources: transformers; where it has none, vLLM, SGLang (Qwen 4), and the
-# own code of ERNIE and of DeepSeek V4.
+# own code of ERNIE, MiMo and DeepSeek V4.
 LAYOUTS: Final[Mapping[str, MtpLayout]] = {
     **dict.fromkeys(
         ("bailing_hybrid", "bailing_moe", "bailing_moe_v2"),
@@ -233,6 +233,14 @@ LAYOUTS: Final[Mapping[str, MtpLayout]] = {
         state_norm="model.mtp_hidden_norm.{}",
         fuse="model.mtp_linear_proj.{}",
         layers=lambda spec: (replace(spec.layers[-1], experts=None),),
+    ),
+    "mimo": MtpLayout(
+        layer="model.mtp_layers.{}.",
+        embedding_norm="model.mtp_layers.{}.token_layernorm",
+        state_norm="model.mtp_layers.{}.hidden_layernorm",
+        fuse="model.mtp_layers.{}.input_proj",
+        final_norm="model.mtp_layers.{}.final_layernorm",
+        states_first=True,
     ),
     "mimo_v2_flash": MtpLayout(
         layer="model.mtp.layers.{}.",

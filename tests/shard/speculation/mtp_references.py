@@ -68,6 +68,7 @@ class _Family:
     streams: bool = False  # reads and leaves several hidden states
     one_norm: bool = False  # of them all
     added: float = 0.0  # to the weights of norms
+    states_first: bool = False  # what is fused begins with the state
     # The layer's parts: two norms, attention, MLP. Of one hidden state, unlike the model's layers.
     parts: Callable[[Any], tuple[Any, Any, Any, Any]] | None = None
 
@@ -83,6 +84,7 @@ def _first_parts(layer: Any) -> tuple[Any, Any, Any, Any]:
 
 _SPARSE = {"num_hidden_layers": 1, "mlp_layer_types": ["sparse"], "indexer_types": ["full"]}
 _GLM, _HUNYUAN = "model.language_model.layers.4.", "model.mtp_layers.0."
+_MIMO = "model.mtp_layers.0."
 _LONGCAT, _LONGCAT_LAYER = "model.mtp.layers.0.", "model.layers.0."
 FAMILIES = {
     # `MTPBlock` of DeepSeek's own code
@@ -131,6 +133,13 @@ FAMILIES = {
         },
         inputs=(f"{_LONGCAT}enorm.m", f"{_LONGCAT}hnorm.m", f"{_LONGCAT}eh_proj"),
         parts=_first_parts,
+    ),
+    # `MiMoMTPLayers` of MiMo's own code, on Qwen 2
+    "mimo": _Family(
+        config={"num_hidden_layers": 1, "layer_types": ["full_attention"]},
+        names={f"{_MIMO}final_layernorm.": "model.norm.", _MIMO: "model.layers.0."},
+        inputs=(f"{_MIMO}token_layernorm", f"{_MIMO}hidden_layernorm", f"{_MIMO}input_proj"),
+        states_first=True,
     ),
     # `Qwen4ExpForCausalLMMTP` of SGLang
     "qwen4_exp_text": _Family(
@@ -210,7 +219,8 @@ class SmallReference:
         normed = self._norm(own.inputs[1], states)
         fuse = self._w[f"{own.inputs[2]}.weight"]
         if not own.fuse_embedding:
-            return torch.cat((read, normed), dim=-1) @ fuse.T
+            both = (normed, read) if own.states_first else (read, normed)
+            return torch.cat(both, dim=-1) @ fuse.T
         each = normed.reshape(*embedded.shape[:2], -1, hidden) @ fuse.T
         fused = each + (read @ self._w[f"{own.fuse_embedding}.weight"].T).unsqueeze(2)
         return fused.reshape(states.shape)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +19,7 @@ from tests.shard.moved_tokens import tokens_of
 from tests.shard.ranks.rank_processes import ranks_of
 from tests.shard.speculation.heads_support import BLOCK, Answers, Watched, answer
 from tests.shard.speculation.mtp_references import reference
-from tests.shard.speculation.mtp_support import counting, mtp_checkpoint
+from tests.shard.speculation.mtp_support import add_layers, counting, mtp_checkpoint
 from tests.shard.speculation.test_same_tokens import ASKED, EVENTS
 from tests.shard.torch_backend.models_support import GreedyRecorder
 from tests.shard.torch_backend.own_names import CASES, make_case
@@ -37,6 +38,7 @@ from tgi_trio.model.mtp_layers import LAYOUTS
 from tgi_trio.shard.backend import load_runner
 from tgi_trio.shard.loop.batch import Batch
 from tgi_trio.shard.runner import Runner
+from tgi_trio.testing.checkpoints import make_checkpoint
 
 MOST, NEW = 3, 14
 PROMPTS = [
@@ -45,8 +47,8 @@ PROMPTS = [
     [7, 300, 21, 22, 4, 9, 9, 3, 12, 90, 91, 14, 33, 8, 2, 6, 7],
 ]
 GREEDY = SamplingParameters(ignore_eos=True)
-# Texts of families that have only images' models have the same layers as these.
-FAMILIES = sorted(LAYOUTS.keys() - {"glm4v_moe_text", "glm_ocr_text"})
+# Texts of families that have only images' models have the same layers as these; MiMo is Qwen 2.
+FAMILIES = sorted(LAYOUTS.keys() - {"glm4v_moe_text", "glm_ocr_text", "mimo"})
 RENAMED = [family for family in FAMILIES if family in CASES]  # which transformers has not
 _LATENT = dict.fromkeys(("kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "v_head_dim"), 32)
 _DELTA = dict.fromkeys(("head_dim", "linear_key_head_dim", "linear_value_head_dim"), 32)
@@ -118,6 +120,22 @@ def test_it_drafts_what_transformers_says_of_a_relative(tmp_path: Path) -> None:
     check_drafts(drafted, reference("glm4_moe", relative, tmp_path / "theirs"))
     plain = load(own, drafter=None, speculate=0)
     assert found.tokens == answer(plain, PROMPTS, [GREEDY] * len(PROMPTS), NEW).tokens
+
+
+def test_it_drafts_what_the_layer_of_mimo_says(tmp_path: Path) -> None:
+    """MiMo-7B, which is Qwen 2 to transformers; its layer reads the state before the embedding."""
+    folder = make_checkpoint(tmp_path / "model", "qwen2", head_dim=32)
+    stated = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(stated | {"model_type": "mimo"}))
+    add_layers(folder)
+    relative = Path(shutil.copytree(folder, tmp_path / "relative"))
+    (relative / "config.json").write_text(json.dumps(stated))
+    theirs = reference("mimo", relative, tmp_path / "theirs")
+    for backend in ("torch", "kernels"):
+        drafted, found = find_drafts(load(folder, cpu_backend=backend))
+        check_drafts(drafted, theirs)
+        plain = load(folder, cpu_backend=backend, drafter=None, speculate=0)
+        assert found.tokens == answer(plain, PROMPTS, [GREEDY] * len(PROMPTS), NEW).tokens
 
 
 def test_prompts_in_pieces_and_right_drafts(tmp_path: Path) -> None:
