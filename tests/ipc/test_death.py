@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -265,3 +266,18 @@ def test_the_mutex_tells_the_living_from_the_dead(
     assert mutex.wait_for_owner(0.01), "the waiter must not be left holding it"
     with pytest.raises(OSError, match="trylock"):
         mutex.hold()
+
+
+def test_a_clock_that_jumps_does_not_end_or_lengthen_the_wait_for_a_mutex(
+    make_endpoints: MakeEndpoints, spawn_child: SpawnChild, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Set back by a day, it left an abandoned thread behind for that long."""
+    endpoints = make_endpoints()
+    child = spawn_child("hold", endpoints, 1)
+    until_ready(child)
+    mutex = endpoints.page.alive_mutex()
+    monkeypatch.setattr(time, "time", lambda: 0.0)  # every moment is long past by this clock
+    died = threading.Timer(0.2, child.kill)
+    died.start()
+    assert mutex.wait_for_owner(120)
+    died.join()

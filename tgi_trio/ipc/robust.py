@@ -64,17 +64,28 @@ class RobustMutex:
         Returns False after `seconds`. Afterwards the mutex is free and, if the owner has died,
         cannot be locked again.
         """
-        at = time.time() + seconds  # CLOCK_REALTIME, as pthread_mutex_timedlock wants it
-        limit = _Timespec(int(at), int(at % 1 * 1e9))
-        code = self._libc.pthread_mutex_timedlock(self._address, ctypes.byref(limit))
+        code = self._lock_within(seconds)
         if code == errno.ETIMEDOUT:
             return False
         if code != errno.ENOTRECOVERABLE:
             if code != errno.EOWNERDEAD:
-                _check("pthread_mutex_timedlock", code)
+                _check("waiting for a mutex", code)
             # Left locked, it would still be in this thread's robust list after unmapping.
             self.let_go()
         return True
+
+    def _lock_within(self, seconds: float) -> int:
+        """Lock it within `seconds`, whatever is done to the machine's clock meanwhile.
+
+        Returns the error's number, 0: none. A libc without `pthread_mutex_clocklock` (glibc has it
+        since 2.30) waits by the machine's clock.
+        """
+        if hasattr(self._libc, "pthread_mutex_clocklock"):
+            limit = ctypes.byref(_as_timespec(time.monotonic() + seconds))
+            clock = time.CLOCK_MONOTONIC
+            return int(self._libc.pthread_mutex_clocklock(self._address, clock, limit))
+        limit = ctypes.byref(_as_timespec(time.time() + seconds))
+        return int(self._libc.pthread_mutex_timedlock(self._address, limit))
 
 
 def available() -> bool:
@@ -83,6 +94,11 @@ def available() -> bool:
     return all(
         hasattr(libc, f"pthread_{name}") for name in ("mutexattr_setrobust", "mutex_timedlock")
     )
+
+
+def _as_timespec(at: float) -> _Timespec:
+    """Return a moment of a clock, in seconds, as libc takes it."""
+    return _Timespec(int(at), int(at % 1 * 1e9))
 
 
 def _libc() -> Any:
