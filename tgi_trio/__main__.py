@@ -20,7 +20,13 @@ from typing import TYPE_CHECKING, Any
 
 from tgi_trio.cli.options import DoctorOptions
 from tgi_trio.cli.parser import Invocation, UsageError, asks_for_json, parse
-from tgi_trio.cli.stopping import find_exit_code, handle_stop, interrupt, stop_at_once
+from tgi_trio.cli.stopping import (
+    find_exit_code,
+    handle_stop,
+    ignore_requests,
+    interrupt,
+    stop_at_once,
+)
 from tgi_trio.cli.streams import forget_reader, open_standard_streams
 from tgi_trio.errors import TgiTrioError
 from tgi_trio.held_signals import hold_signals
@@ -62,6 +68,7 @@ def _run(invocation: Invocation) -> int:
     try:
         if invocation.command in _SERVING:
             handle_stop(stop_at_once)
+            ignore_requests()
         code = _COMMANDS[invocation.command](invocation)
         sys.stdout.flush()  # what cannot be written is known here, not when Python ends
         return code

@@ -126,6 +126,18 @@ def test_a_second_signal_stops_at_once(number: int) -> None:
             assert server.wait() == 0
 
 
+def test_what_asks_other_servers_for_new_logs_ends_nothing() -> None:
+    """SIGUSR1 ended the router or the shard, whichever it was sent to."""
+    with serving("--cpu-threads", "1", cold=True) as server:  # what is inherited is the point
+        for process in (server.process.pid, *children(server.process.pid)):
+            for number in (signal.SIGUSR1, signal.SIGUSR2):
+                os.kill(process, number)
+        assert generate(server.url, "still served", max_new_tokens=3)["generated_text"]
+        assert server.metric("tgi_shard_restarts") == 0
+        server.signal(signal.SIGTERM)
+        assert server.wait() == 0
+
+
 @pytest.mark.trio
 async def test_a_shard_given_up_is_a_report_for_the_log_and_few_words_for_clients() -> None:
     why = "the shard crashed 1 times in a row and is not started again"

@@ -1,4 +1,4 @@
-"""SIGTERM and SIGHUP before a server handles them itself, and of commands that serve nothing."""
+"""Signals before a server handles them itself, and of commands that serve nothing."""
 
 from __future__ import annotations
 
@@ -14,6 +14,18 @@ def handle_stop(stop: Callable[[int, object], None]) -> None:
     signal.signal(signal.SIGTERM, stop)
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
         signal.signal(signal.SIGHUP, stop)
+
+
+def ignore_requests() -> None:
+    """Have SIGUSR1 and SIGUSR2 do nothing, in this process and in those that it starts.
+
+    Other servers open their logs anew or replace themselves then; here there is nothing to do, and
+    what is sent out of habit, by a rotation of logs, must not end all streams. Not SIGALRM and
+    SIGPROF: they are how the kernel ends what decodes for too long.
+    """
+    for number in (signal.SIGUSR1, signal.SIGUSR2):
+        if signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, signal.SIG_IGN)
 
 
 def stop_at_once(number: int, frame: object) -> None:
