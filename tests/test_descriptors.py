@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import resource
 
@@ -10,6 +11,7 @@ import pytest
 from tgi_trio.descriptors import (
     RESERVED,
     check_limit,
+    describe_failure,
     max_connections,
     raise_limit,
 )
@@ -76,3 +78,10 @@ def test_too_few_to_serve_at_all_are_refused(limits: Limits, ranks: int, least: 
     limits.hard = least - 1
     with pytest.raises(ConfigurationError, match=rf"{least - 1} descriptors .* {least} .*ulimit"):
         check_limit(ranks)
+
+
+def test_an_error_of_too_many_open_says_which_limit_to_raise() -> None:
+    told = describe_failure(OSError(errno.EMFILE, "Too many open files"))
+    assert told is not None and "ulimit -Hn" in told
+    assert describe_failure(OSError(errno.ENOENT, "No such file")) is None
+    assert describe_failure(ValueError()) is None

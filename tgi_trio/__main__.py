@@ -28,7 +28,7 @@ from tgi_trio.cli.stopping import (
     stop_at_once,
 )
 from tgi_trio.cli.streams import forget_reader, open_standard_streams
-from tgi_trio.errors import TgiTrioError
+from tgi_trio.errors import TgiTrioError, tell_reason
 from tgi_trio.held_signals import hold_signals
 from tgi_trio.settings.records import Options
 
@@ -91,7 +91,7 @@ def _run(invocation: Invocation) -> int:
             return EXIT_FAILURE
         if invocation.command not in ("chat", "bench", "batch"):
             raise
-        _complain(f"the server cannot be reached: {error}", as_json)
+        _complain(f"the server cannot be reached: {tell_reason(error)}", as_json)
         return EXIT_FAILURE
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import resource
 from typing import Final
 
-from tgi_trio.errors import ConfigurationError
+from tgi_trio.errors import ConfigurationError, tell_reason
 
 log = logging.getLogger(__name__)
 
@@ -19,6 +20,7 @@ RESERVED: Final = 256
 # first answers with a grammar came at 26, 34, 48 and 80.
 _LEAST: Final = 24
 _LEAST_OF_A_RANK: Final = 8
+_CURE: Final = "raise the hard limit (`ulimit -Hn`, `LimitNOFILE=`)"
 
 
 def min_descriptors(ranks: int = 1) -> int:
@@ -36,9 +38,15 @@ def check_limit(ranks: int = 1) -> None:
     least = min_descriptors(ranks)
     if 0 <= hard < least:  # -1: without a limit
         raise ConfigurationError(
-            f"only {hard} descriptors may be open, and a server takes {least} at least: raise the "
-            "hard limit (`ulimit -Hn`, `LimitNOFILE=`)"
+            f"only {hard} descriptors may be open, and a server takes {least} at least: {_CURE}"
         )
+
+
+def describe_failure(error: BaseException) -> str | None:
+    """Return what to do about an error that says that no more may be open; None: says no such."""
+    if isinstance(error, OSError) and error.errno == errno.EMFILE:
+        return f"no more descriptors may be open: {_CURE}"
+    return None
 
 
 def raise_limit() -> None:
@@ -52,7 +60,12 @@ def raise_limit() -> None:
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     except (OSError, ValueError) as error:  # the kernel allows less by now (fs.nr_open)
-        log.warning("no more than %d descriptors may be open, instead of %d: %s", soft, hard, error)
+        log.warning(
+            "no more than %d descriptors may be open, instead of %d: %s",
+            soft,
+            hard,
+            tell_reason(error),
+        )
         return
     log.info("%d descriptors may be open, the hard limit, instead of %d", hard, soft)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,6 +25,22 @@ def find_first_leaf(group: BaseExceptionGroup[Leaf]) -> Leaf:
     """Return the first error in an exception group, or in those within it."""
     first = group.exceptions[0]
     return find_first_leaf(first) if isinstance(first, BaseExceptionGroup) else first
+
+
+def tell_reason(error: BaseException, named: object = None) -> str:
+    """Return why something failed, in words: `No space left on device: /tmp/x`, no `[Errno 28]`.
+
+    `named`: the file that the rest of the sentence names. What other errors say is of use only
+    with their type, where it is a mere name or speaks of Python's objects.
+    """
+    if isinstance(error, OSError) and error.strerror:
+        file = error.filename
+        if file is None or isinstance(file, int) or os.fsdecode(file) == str(named):
+            return str(error.strerror)
+        return f"{error.strerror}: {os.fsdecode(file)}"
+    if isinstance(error, (LookupError, TypeError, AttributeError)) or not str(error):
+        return repr(error)
+    return str(error)
 
 
 def name_param(error: AnyError, param: str | None) -> AnyError:

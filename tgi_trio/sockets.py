@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from tgi_trio.errors import ConfigurationError
+from tgi_trio.errors import ConfigurationError, tell_reason
 from tgi_trio.whole_files import SMALL, check_file
 
 UNIX = "unix:"
@@ -96,10 +96,19 @@ def tls_context(certfile: Path | str, keyfile: Path | str | None) -> ssl.SSLCont
         context.load_cert_chain(certfile, keyfile, password="")
     except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
         raise ConfigurationError(
-            f"cannot use the certificate {certfile} with key {keyfile or certfile}: {error}; "
+            f"cannot use the certificate {certfile} with key {keyfile or certfile}: {_why(error)}; "
             "see --ssl-certfile and --ssl-keyfile"
         ) from error
     return context
+
+
+def _why(error: OSError | ValueError) -> str:
+    """Return why a certificate or its key cannot be used, without the words of a library's code."""
+    if not isinstance(error, ssl.SSLError):
+        return tell_reason(error)
+    if error.reason:
+        return error.reason.replace("_", " ").lower()
+    return "one of the files holds no such thing in PEM, or a key with a pass phrase"
 
 
 def _bind_tcp(address: str, both_families: bool, flag: str) -> socket.socket:

@@ -217,5 +217,6 @@ def test_where_no_folder_can_be_made_another_place_is_named(
 ) -> None:
     (parts / "a file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(parts / "a file"))
-    with pytest.raises(ModelLoadError, match="XDG_CACHE_HOME names another place"):
+    with pytest.raises(ModelLoadError, match="XDG_CACHE_HOME names another place") as error:
         resolve_model(str(parts / "whole"))
+    assert f"composed: Not a directory: {parts / 'a file'}" in str(error.value)

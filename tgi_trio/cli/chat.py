@@ -21,7 +21,7 @@ from tgi_trio.cli.options import BatchOptions, BenchOptions, ChatOptions
 from tgi_trio.cli.own_server import run_own_server
 from tgi_trio.client.address import parse_address
 from tgi_trio.client.http import Client, HTTPFailure
-from tgi_trio.errors import ConfigurationError, GenerationError
+from tgi_trio.errors import ConfigurationError, GenerationError, tell_reason
 from tgi_trio.whole_files import read_file
 
 Interrupts = AsyncIterator[int]  # yields at each Ctrl-C
@@ -259,7 +259,7 @@ class _Chat:
             except BrokenPipeError:  # our own reader has left, not the server
                 raise
             except (HTTPFailure, GenerationError, OSError, trio.BrokenResourceError) as error:
-                failed = f"[{error}]"
+                failed = f"[{tell_reason(error)}]"
         self.terminal.end_thought()
         self.terminal.show_line(failed)
 

@@ -22,7 +22,7 @@ from tgi_trio.cluster.replica_host import Placed, ReplicaHost, ReplicaReport, Se
 from tgi_trio.cluster.replica_plan import Phase, ReplicaPlan, StartReplica, StopReplica
 from tgi_trio.cluster.scaling import ReplicaLoad, Scaling
 from tgi_trio.cluster.supervised_front import SupervisedFront
-from tgi_trio.errors import ConfigurationError
+from tgi_trio.errors import ConfigurationError, tell_reason
 
 log = logging.getLogger("tgi_trio.cluster.controller")
 
@@ -259,7 +259,7 @@ def connect(address: str) -> None:
         ray.init(address=address, log_to_driver=False, logging_level=logging.WARNING)
     except (ConnectionError, OSError, ValueError) as error:
         raise ConfigurationError(
-            f"--address {address}: no Ray cluster can be joined there ({error}); "
+            f"--address {address}: no Ray cluster can be joined there ({tell_reason(error)}); "
             "start one with `ray start --head`"
         ) from None
 
@@ -291,6 +291,7 @@ def keep(
     try:
         controller.run()
     except OSError as error:
+        why = tell_reason(error, replicas_file)
         raise ConfigurationError(
-            f"--replicas-file {replicas_file} cannot be written: {error}"
+            f"--replicas-file {replicas_file} cannot be written: {why}"
         ) from error

@@ -17,6 +17,7 @@ import trio
 
 from tgi_trio.cluster.gossip import LONGEST_NAME
 from tgi_trio.cluster.pump import current_pump
+from tgi_trio.errors import tell_reason
 from tgi_trio.name_lookups import connect_by_name
 from tgi_trio.router.http.wire.headers import Header, header_block
 from tgi_trio.router.http.wire.transport import inner_socket, wait_readable
@@ -120,7 +121,7 @@ class Connection:
         try:
             data = await self._receive()
         except (OSError, trio.BrokenResourceError, trio.ClosedResourceError) as error:
-            raise ReplicaLost(f"its connection broke: {error}") from None
+            raise ReplicaLost(f"its connection broke: {tell_reason(error)}") from None
         if not data:
             raise ReplicaLost(_HUNG_UP)
         return data
@@ -161,7 +162,7 @@ class Connection:
         try:
             await pump.drain(plain, take_some)
         except (OSError, trio.ClosedResourceError) as error:
-            raise ReplicaLost(f"its connection broke: {error}") from None
+            raise ReplicaLost(f"its connection broke: {tell_reason(error)}") from None
 
     def close(self) -> None:
         """Close it; whoever waits for bytes gets ReplicaLost. Synchronous, idempotent."""

@@ -13,7 +13,7 @@ import resource
 import sys
 from pathlib import Path
 
-from tgi_trio.errors import ModelLoadError
+from tgi_trio.errors import ModelLoadError, tell_reason
 
 
 def main(argv: list[str]) -> int:
@@ -35,7 +35,9 @@ def main(argv: list[str]) -> int:
         print(error, file=sys.stderr)
         return 1
     except OSError as error:
-        print(f"{[folder, *others][-1]} cannot be written to: {error}", file=sys.stderr)
+        print(
+            f"{[folder, *others][-1]} cannot be written to: {tell_reason(error)}", file=sys.stderr
+        )
         return 1
     except MemoryError:
         print(f"{folder} needs more than {int(memory):,} bytes of memory", file=sys.stderr)

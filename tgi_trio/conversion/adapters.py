@@ -15,7 +15,7 @@ from typing import Final
 from tgi_trio.conversion import child
 from tgi_trio.conversion.folder import list_weights
 from tgi_trio.conversion.texts import list_text_files
-from tgi_trio.errors import ModelLoadError
+from tgi_trio.errors import ModelLoadError, tell_reason
 from tgi_trio.whole_files import parse_json, read_file
 
 CONFIG: Final = "adapter_config.json"
@@ -33,7 +33,8 @@ def read_base(adapter: Path) -> tuple[str, str | None]:
         config = parse_json(read_file(adapter / CONFIG))
         name, revision = config.get("base_model_name_or_path"), config.get("revision")
     except (OSError, ValueError, AttributeError) as error:
-        raise ModelLoadError(f"{adapter / CONFIG} cannot be read: {error!r}") from error
+        why = tell_reason(error, adapter / CONFIG)
+        raise ModelLoadError(f"{adapter / CONFIG} cannot be read: {why}") from error
     if not isinstance(name, str) or not name:
         raise ModelLoadError(
             f"{adapter / CONFIG} does not say which model the adapter belongs to: write it there "
@@ -65,8 +66,8 @@ def merge_model(
                 child.merge(adapter, base, target, own_texts=own_texts)
     except OSError as error:
         raise ModelLoadError(
-            f"the merged model cannot be kept in {cache}: {error}. XDG_CACHE_HOME names another "
-            "place"
+            f"the merged model cannot be kept in {cache}: {tell_reason(error)}. XDG_CACHE_HOME "
+            "names another place"
         ) from error
     return target
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from tgi_trio.errors import ModelLoadError
+from tgi_trio.errors import ModelLoadError, tell_reason
 from tgi_trio.whole_files import open_file, parse_json, read_file
 
 SOURCE: Final = "converted_from"  # key in the metadata
@@ -76,7 +76,8 @@ def read_index(path: Path) -> dict[str, str]:
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ModelLoadError(f"{path} cannot be read as an index of weights: {error!r}") from error
+        why = tell_reason(error, path)
+        raise ModelLoadError(f"{path} cannot be read as an index of weights: {why}") from error
 
 
 def target_name(pickle: Path) -> str:

@@ -20,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 
 from tgi_trio.conversion.floats import RAW, WIDENED, widen
 from tgi_trio.conversion.pickle_machine import ITEM_SIZES
-from tgi_trio.errors import ModelLoadError
+from tgi_trio.errors import ModelLoadError, tell_reason
 from tgi_trio.whole_files import open_file, parse_json
 
 PIECE: Final = 2**24  # bytes written and compared at once
@@ -66,7 +66,8 @@ class SafetensorsFile:
             with open_file(path) as file, safe_open(str(path), framework="np"):
                 data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except (SafetensorError, OSError, ValueError) as error:
-            raise ModelLoadError(f"{path} cannot be read as safetensors: {error}") from error
+            why = tell_reason(error, path)
+            raise ModelLoadError(f"{path} cannot be read as safetensors: {why}") from error
         start = 8 + int.from_bytes(data[:8], "little")
         table = parse_json(data[8:start])
         table.pop("__metadata__", None)

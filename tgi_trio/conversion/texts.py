@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from tgi_trio.errors import ModelLoadError
+from tgi_trio.errors import ModelLoadError, tell_reason
 from tgi_trio.model.config import read_config
 from tgi_trio.whole_files import parse_json, read_file
 
@@ -228,7 +228,7 @@ def _read(path: Path) -> Json | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
-        raise ModelLoadError(f"{path} cannot be read: {error}") from error
+        raise ModelLoadError(f"{path} cannot be read: {tell_reason(error, path)}") from error
     if not isinstance(content, dict):
         raise ModelLoadError(f"{path} holds no JSON object")
     return content

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 from tgi_trio.conversion.pickle_machine import ITEM_SIZES, Tensor, run_pickle
-from tgi_trio.errors import ModelLoadError
+from tgi_trio.errors import ModelLoadError, tell_reason
 from tgi_trio.whole_files import open_file
 
 LARGEST_PICKLE: Final = 2**27  # bytes; a tensor takes a few hundred
@@ -69,7 +69,7 @@ def open_torch_file(path: Path) -> Iterator[TorchFile]:
         except ModelLoadError as error:
             raise ModelLoadError(f"{path} cannot be converted: {error}") from error
         except OSError as error:
-            raise ModelLoadError(f"{path} cannot be read: {error}") from error
+            raise ModelLoadError(f"{path} cannot be read: {tell_reason(error, path)}") from error
         yield TorchFile(path, tensors, data, start, min(size, sum(sizes.values())))
 
 

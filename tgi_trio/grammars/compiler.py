@@ -8,7 +8,7 @@ from typing import Final
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-from tgi_trio.errors import LibraryPanic, ModelLoadError
+from tgi_trio.errors import LibraryPanic, ModelLoadError, tell_reason
 from tgi_trio.grammars.byte_level import byte_level_tokenizer
 from tgi_trio.library_panics import raising_panics
 from tgi_trio.whole_files import read_file
@@ -34,7 +34,9 @@ def load_tokenizer(path: Path, eos_ids: Iterable[int] = (), vocab_size: int = 0)
     try:
         return _make_tokenizer(read_file(path), list(eos_ids) or None, vocab_size)
     except (OSError, ValueError, LibraryPanic) as error:
-        raise ModelLoadError(f"{path} cannot be used for grammars: {error}") from error
+        raise ModelLoadError(
+            f"{path} cannot be used for grammars: {tell_reason(error, path)}"
+        ) from error
 
 
 @raising_panics

@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 from tgi_trio.conversion.adapters import is_adapter
 from tgi_trio.conversion.folder import NEW_INDEX
 from tgi_trio.conversion.texts import SOURCES, list_text_files
-from tgi_trio.errors import ModelLoadError
+from tgi_trio.errors import ModelLoadError, tell_reason
 from tgi_trio.hub.folders import check_folder, is_gguf
 from tgi_trio.hub.names import local_folder
 from tgi_trio.model.checkpoint_files import find_safetensors
@@ -65,8 +65,8 @@ def compose(folder: Path, fetch: FetchPart, *, auto_convert: bool = True) -> Pat
             write_folder(target, contents, made.links)
     except OSError as error:
         raise ModelLoadError(
-            f"what {folder} and its parts are together cannot be kept in {cache}: {error}. "
-            "XDG_CACHE_HOME names another place"
+            f"what {folder} and its parts are together cannot be kept in {cache}: "
+            f"{tell_reason(error)}. XDG_CACHE_HOME names another place"
         ) from error
     for part, name in named.items():
         log.info("%s is that of %s (%s)", part.section.removesuffix("_config"), name, part.field)

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from tgi_trio.errors import CorruptRing, PeerGone, RingFull
+from tgi_trio.errors import CorruptRing, PeerGone, RingFull, tell_reason
 from tgi_trio.ipc.ring import LONGEST, WORD, pad_size
 
 GONE_S: Final = 4  # seconds of silence after which the other machine counts as gone
@@ -169,7 +169,9 @@ class FrameSocket:
         except BlockingIOError:
             return False
         except OSError as error:
-            raise PeerGone(self.describe_peer(), f"its connection broke: {error}") from error
+            raise PeerGone(
+                self.describe_peer(), f"its connection broke: {tell_reason(error)}"
+            ) from error
         if not count:
             raise PeerGone(self.describe_peer(), "it has closed its connection")
         self._end += count
@@ -181,7 +183,9 @@ class FrameSocket:
         except BlockingIOError:
             return 0
         except OSError as error:
-            raise PeerGone(self.describe_peer(), f"its connection broke: {error}") from error
+            raise PeerGone(
+                self.describe_peer(), f"its connection broke: {tell_reason(error)}"
+            ) from error
 
 
 class TcpEnd:

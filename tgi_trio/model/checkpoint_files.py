@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tgi_trio.errors import ModelLoadError
+from tgi_trio.errors import ModelLoadError, tell_reason
 from tgi_trio.whole_files import open_file, parse_json, read_file
 
 _INDEX = "model.safetensors.index.json"
@@ -115,7 +115,8 @@ def _read_index(folder: Path) -> dict[str, str]:
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ModelLoadError(f"{path} cannot be read as an index of weights: {error!r}") from error
+        why = tell_reason(error, path)
+        raise ModelLoadError(f"{path} cannot be read as an index of weights: {why}") from error
     missing = sorted({file for file in named.values() if not (folder / file).exists()})
     if missing:
         raise ModelLoadError(f"{folder} lacks {', '.join(missing)}, which {_INDEX} names.")

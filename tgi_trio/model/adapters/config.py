@@ -16,7 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
-from tgi_trio.errors import ModelLoadError
+from tgi_trio.errors import ModelLoadError, tell_reason
 from tgi_trio.whole_files import parse_json, read_file
 
 CONFIG: Final = "adapter_config.json"
@@ -173,7 +173,7 @@ def read_adapter_config(folder: Path) -> AdapterConfig:
     try:
         values = parse_json(read_file(path, _LONGEST))
     except (OSError, ValueError) as error:
-        raise ModelLoadError(f"{path} cannot be read: {error}") from error
+        raise ModelLoadError(f"{path} cannot be read: {tell_reason(error, path)}") from error
     if not isinstance(values, dict):
         raise ModelLoadError(f"{path} holds no JSON object")
     return AdapterConfig(folder, values)

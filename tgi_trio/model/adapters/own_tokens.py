@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from tgi_trio.errors import ModelLoadError
+from tgi_trio.errors import ModelLoadError, tell_reason
 from tgi_trio.whole_files import SMALL, parse_json, read_file, read_text_file
 
 _TOKENIZER: Final = "tokenizer.json"
@@ -70,7 +70,7 @@ def _read(path: Path) -> dict[str, Any] | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
-        raise ModelLoadError(f"{path} cannot be read: {error}") from error
+        raise ModelLoadError(f"{path} cannot be read: {tell_reason(error, path)}") from error
     if not isinstance(whole, dict):
         raise ModelLoadError(f"{path} holds no JSON object")
     return whole

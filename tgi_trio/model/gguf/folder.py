@@ -15,7 +15,7 @@ from typing import Any
 
 import orjson
 
-from tgi_trio.errors import ModelLoadError
+from tgi_trio.errors import ModelLoadError, tell_reason
 from tgi_trio.model.gguf.config import make_config
 from tgi_trio.model.gguf.files import list_parts, read_model
 from tgi_trio.model.gguf.tokenizer import (
@@ -47,8 +47,8 @@ def gguf_folder(file: Path, cache: Path | None = None, *, tokenizer: bool = True
             write_folder(target, _metadata_files(files, tokenizer), links)
     except OSError as error:
         raise ModelLoadError(
-            f"what {file} says of its model cannot be kept in {cache}: {error}. XDG_CACHE_HOME "
-            "names another place"
+            f"what {file} says of its model cannot be kept in {cache}: {tell_reason(error)}. "
+            "XDG_CACHE_HOME names another place"
         ) from error
     return target
 

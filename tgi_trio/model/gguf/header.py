@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from tgi_trio.errors import ModelLoadError
+from tgi_trio.errors import ModelLoadError, tell_reason
 from tgi_trio.model.gguf.block_types import BlockType, find_type
 from tgi_trio.whole_files import open_file
 
@@ -79,7 +79,9 @@ def refusing(path: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError, OverflowError) as error:
-        raise ModelLoadError(f"{path} cannot be read as GGUF: {error}.") from error
+        raise ModelLoadError(
+            f"{path} cannot be read as GGUF: {tell_reason(error, path)}."
+        ) from error
 
 
 class _Cursor:

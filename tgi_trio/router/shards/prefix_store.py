@@ -24,7 +24,7 @@ from typing import Final
 import msgspec
 
 from tgi_trio import __version__
-from tgi_trio.errors import ConfigurationError
+from tgi_trio.errors import ConfigurationError, tell_reason
 from tgi_trio.ipc.prefixes import KeepOrder, RestoreOrder, check_owner
 from tgi_trio.ipc.startup import ShardInfo, WarmupResult
 from tgi_trio.router.scheduling.kept_prefixes import Budget, Collected, KeptPrefixes
@@ -127,7 +127,9 @@ class PrefixStore:
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:
-            log.warning("prefixes: %s cannot be read and is not used: %s", path, error)
+            log.warning(
+                "prefixes: %s cannot be read and is not used: %s", path, tell_reason(error, path)
+            )
             return None
         if index.identity != identify(self._settings, info) or len(index.key) != _KEY_BYTES:
             log.warning(

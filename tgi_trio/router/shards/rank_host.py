@@ -14,7 +14,7 @@ from typing import Final
 
 import trio
 
-from tgi_trio.errors import ConfigurationError, PeerGone, ProtocolMismatch
+from tgi_trio.errors import ConfigurationError, PeerGone, ProtocolMismatch, tell_reason
 from tgi_trio.router.shards.rank_incarnation import OwnModel, run_incarnation
 from tgi_trio.router.shards.rank_link import Ended, Join, RankLink, Refused, Start, call
 from tgi_trio.router.shards.shard_instance import ShardArgv, real_shard
@@ -56,7 +56,9 @@ class RankHost:
                 raise ConfigurationError(f"--leader: {error}") from error
             except (OSError, PeerGone) as error:
                 if not reported:
-                    log.warning("the leader cannot be reached, which is tried again: %s", error)
+                    log.warning(
+                        "the leader cannot be reached, which is tried again: %s", tell_reason(error)
+                    )
                     reported = True
             await trio.sleep(_PAUSE_S)
 

@@ -14,7 +14,7 @@ from typing import Final
 
 import trio
 
-from tgi_trio.errors import PeerError, PeerGone, SegmentError
+from tgi_trio.errors import PeerError, PeerGone, SegmentError, tell_reason
 from tgi_trio.ipc.endpoints import Endpoints
 from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.ipc.tcp import TcpSpec
@@ -52,7 +52,7 @@ async def run_incarnation(
             shard = _start_shard(stack, start, own, frames, argv)
         # There may be memory, a process and descriptors later: the leader tries again.
         except (OSError, SegmentError) as error:
-            return f"rank {own.rank} cannot be started: {error}"
+            return f"rank {own.rank} cannot be started: {tell_reason(error)}"
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_end_with, link, nursery.cancel_scope)
             nursery.start_soon(_beat, link, shard)
@@ -90,7 +90,7 @@ def _check_model(folder: Path, digest: str) -> str | None:
     try:
         found = config_digest(folder)
     except OSError as error:
-        return f"the model is not here: {error}; name it with --model-id"
+        return f"the model is not here: {tell_reason(error)}; name it with --model-id"
     if found != digest:
         return f"{folder} holds another model than the leader's: their config.json differ"
     return None

@@ -19,7 +19,7 @@ from typing import Final, TypeAlias
 import msgspec
 import trio
 
-from tgi_trio.errors import PeerGone, ProtocolMismatch
+from tgi_trio.errors import PeerGone, ProtocolMismatch, tell_reason
 from tgi_trio.ipc import peering
 from tgi_trio.ipc.peering import Side
 from tgi_trio.ipc.tcp import prepare_connection
@@ -184,7 +184,7 @@ async def greet(stream: trio.SocketStream, secret: bytes, side: Side, peer: str)
                 if known:
                     await stream.send_all(peering.prove(secret, side, theirs, ours))
         except (trio.BrokenResourceError, OSError) as error:
-            raise PeerGone(peer, f"its connection broke: {error}") from error
+            raise PeerGone(peer, f"its connection broke: {tell_reason(error)}") from error
         if not known:
             raise ProtocolMismatch(peer, "it knows another secret (--cluster-secret-file)")
     if patience.cancelled_caught:

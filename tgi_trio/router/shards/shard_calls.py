@@ -13,7 +13,7 @@ from typing import Final
 
 import trio
 
-from tgi_trio.errors import ConfigurationError, PeerError, PeerGone, ProtocolMismatch
+from tgi_trio.errors import ConfigurationError, PeerError, PeerGone, ProtocolMismatch, tell_reason
 from tgi_trio.router.shards.rank_connection import RankConnection
 from tgi_trio.router.shards.rank_link import GREETING_S, Call, RankLink, Refused, Welcome, call
 
@@ -88,7 +88,7 @@ class ShardCalls:
             except PeerError as error:
                 why = error.problem
             except OSError as error:
-                why = f"it cannot be reached: {error}"
+                why = f"it cannot be reached: {tell_reason(error)}"
             else:
                 log.info("the shard at %s has answered", address)
                 self._answered.add(rank)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import trio
 
-from tgi_trio.errors import ConfigurationError
+from tgi_trio.errors import ConfigurationError, tell_reason
 from tgi_trio.router.scheduling.limits import SchedulingLimits
 from tgi_trio.router.scheduling.trace import RecordingScheduler
 from tgi_trio.whole_files import write_whole
@@ -88,4 +88,4 @@ class ScheduleRecorder:
         except OSError as error:
             self._ended = True
             self._lines.clear()
-            log.warning("recording has ended: %s: %s", self._path, error)
+            log.warning("recording has ended: %s: %s", self._path, tell_reason(error))

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from tgi_trio.errors import ModelLoadError
+from tgi_trio.errors import ModelLoadError, tell_reason
 from tgi_trio.model.adapters.own_tokens import list_own_tokens
 from tgi_trio.router.text.tokenizer_files import (
     TokenizerConfig,
@@ -84,7 +84,7 @@ class ModelVocabulary:
             with open_file(file, LARGEST) as content:
                 digest = hashlib.file_digest(content, "sha256").digest()
         except OSError as error:
-            raise ModelLoadError(f"{file} cannot be read: {error}") from error
+            raise ModelLoadError(f"{file} cannot be read: {tell_reason(error, file)}") from error
         with self._lock:
             if (known := self._known.get(digest)) is not None:
                 self._known.move_to_end(digest)
@@ -111,7 +111,8 @@ class ModelVocabulary:
                 argv, capture_output=True, text=True, timeout=_SECONDS, check=False
             )
         except (OSError, subprocess.TimeoutExpired) as error:
-            raise ModelLoadError(f"{file} cannot be compared with the model's: {error}") from error
+            why = tell_reason(error, sys.executable)
+            raise ModelLoadError(f"{file} cannot be compared with the model's: {why}") from error
         if done.returncode:
             raise ModelLoadError((done.stderr.strip().splitlines() or [f"{file} is damaged"])[-1])
         return Comparison(**json.loads(done.stdout))
@@ -173,7 +174,7 @@ def _read_ends(file: Path) -> tuple[int, ...]:
     except FileNotFoundError:
         return ()
     except (OSError, ValueError, AttributeError) as error:
-        raise ModelLoadError(f"{file} cannot be read: {error}") from error
+        raise ModelLoadError(f"{file} cannot be read: {tell_reason(error, file)}") from error
     ids = found if isinstance(found, list) else [] if found is None else [found]
     if not all(isinstance(each, int) and each >= 0 for each in ids):
         raise ModelLoadError(f"{file} has `eos_token_id` {found!r}, and needs ids of tokens")

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from tgi_trio.errors import ModelLoadError
+from tgi_trio.errors import ModelLoadError, tell_reason
 from tgi_trio.router.text.byte_ranks import AddedToken, Json, write_ranks
 from tgi_trio.whole_files import read_file
 
@@ -80,7 +80,7 @@ def convert_ranked(folder: Path, kind: RankedKind, config: Mapping[str, Any]) ->
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ModelLoadError(
             f"{path} or tokenizer_config.json cannot be read as a tokenizer of tiktoken's: "
-            f"{error!r}"
+            f"{tell_reason(error, path)}"
         ) from error
     count = len(ids)
     if sorted(ids.values()) != list(range(count)) or any(bytes([i]) not in ids for i in range(256)):

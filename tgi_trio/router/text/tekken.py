@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from tgi_trio.errors import ModelLoadError
+from tgi_trio.errors import ModelLoadError, tell_reason
 from tgi_trio.router.text.byte_ranks import AddedToken, Json, write_ranks
 from tgi_trio.whole_files import parse_json, read_file
 
@@ -128,7 +128,8 @@ def read_tekken(folder: Path) -> Json | None:
         if not {"pattern", "default_vocab_size"} <= found["config"].keys() or not found["vocab"]:
             raise KeyError("pattern, default_vocab_size or vocab")
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ModelLoadError(f"{path} is no tokenizer of Mistral's: {error!r}") from error
+        why = tell_reason(error, path)
+        raise ModelLoadError(f"{path} is no tokenizer of Mistral's: {why}") from error
     whole: Json = found
     return whole
 

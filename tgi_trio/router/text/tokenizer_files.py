@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from tgi_trio.errors import ModelLoadError
+from tgi_trio.errors import ModelLoadError, tell_reason
 from tgi_trio.model.config import read_values
 from tgi_trio.router.text.default_templates import write_templates
 from tgi_trio.router.text.known_code import find_known
@@ -103,7 +103,7 @@ def read_tokenizer_config(folder: Path, config_path: Path | None = None) -> Toke
     except (OSError, KeyError, TypeError, ValueError, AttributeError) as error:
         raise ModelLoadError(
             f"{config_path or folder / 'tokenizer_config.json'} or a file beside it cannot be "
-            f"read as the configuration of a tokenizer: {error!r}"
+            f"read as the configuration of a tokenizer: {tell_reason(error)}"
         ) from error
 
 
@@ -285,7 +285,7 @@ def _read_object(path: Path, may_be_missing: bool = True) -> dict[str, Any]:
     try:
         value = parse_json(read_file(path))
     except (OSError, ValueError) as error:
-        raise ModelLoadError(f"{path} cannot be read: {error}") from error
+        raise ModelLoadError(f"{path} cannot be read: {tell_reason(error, path)}") from error
     if not isinstance(value, dict):
         raise ModelLoadError(f"{path} must hold a JSON object, found {type(value).__name__}")
     return value

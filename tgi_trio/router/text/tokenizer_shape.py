@@ -7,7 +7,7 @@ from typing import Literal
 
 import msgspec
 
-from tgi_trio.errors import ModelLoadError
+from tgi_trio.errors import ModelLoadError, tell_reason
 from tgi_trio.whole_files import read_file
 
 
@@ -26,8 +26,8 @@ def check_tokenizer_json(file: Path) -> None:
         msgspec.json.decode(read_file(file), type=_TokenizerFile)
     except (OSError, ValueError, RecursionError) as error:  # ValueError: msgspec's, and no UTF-8
         raise ModelLoadError(
-            f"{file} cannot be loaded as a tokenizer: {error}. Copy it again, or name another with "
-            "--tokenizer-name."
+            f"{file} cannot be loaded as a tokenizer: {tell_reason(error, file)}. Copy it again, "
+            "or name another with --tokenizer-name."
         ) from error
 
 
@@ -58,4 +58,5 @@ def _numbers(file: Path) -> dict[str, int]:
         added = {each["content"]: each["id"] for each in whole.get("added_tokens", ())}
         return {**found, **added}
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ModelLoadError(f"{file} cannot be read as a tokenizer: {error!r}") from error
+        why = tell_reason(error, file)
+        raise ModelLoadError(f"{file} cannot be read as a tokenizer: {why}") from error

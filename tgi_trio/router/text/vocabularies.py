@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import msgspec
 
-from tgi_trio.errors import ModelLoadError
+from tgi_trio.errors import ModelLoadError, tell_reason
 from tgi_trio.router.text.tokenizer_shape import find_difference
 from tgi_trio.whole_files import read_file
 
@@ -53,7 +53,8 @@ def read_apart(file: Path) -> tuple[dict[str, Any], bytes]:
         msgspec.convert(whole.get("added_tokens"), list[_Added] | None)
         return {**whole, **_UNCUT}, model
     except (OSError, ValueError, KeyError, RecursionError) as error:
-        raise ModelLoadError(f"{file} cannot be read as a tokenizer: {error!r}") from error
+        why = tell_reason(error, file)
+        raise ModelLoadError(f"{file} cannot be read as a tokenizer: {why}") from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from tgi_trio.errors import ModelLoadError
+from tgi_trio.errors import ModelLoadError, tell_reason
 from tgi_trio.model.adapters.files import Adapter, Named
 from tgi_trio.model.checkpoint_files import StoredTensor
 from tgi_trio.shard.checkpoint.numbers import Floats, to_float32
@@ -21,7 +21,7 @@ def read_bytes(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise ModelLoadError(f"{path} cannot be read: {error}") from error
+        raise ModelLoadError(f"{path} cannot be read: {tell_reason(error, path)}") from error
 
 
 def read_rows(tensor: StoredTensor, content: bytes, rows: slice) -> Floats:

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from tgi_trio.errors import ConfigurationError, ModelLoadError
+from tgi_trio.errors import ConfigurationError, ModelLoadError, tell_reason
 from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.model.config import read_config
 from tgi_trio.model.quantised.recognise import check_stated
@@ -40,7 +40,8 @@ def main(argv: list[str]) -> int:
         try:
             _compile(settings, lost.append)
         except (ConfigurationError, ModelLoadError, UnsupportedError, OSError) as error:
-            lost.append(f"the CPU kernels cannot serve {settings.model_path}: {error}")
+            why = tell_reason(error)
+            lost.append(f"the CPU kernels cannot serve {settings.model_path}: {why}")
     print(*lost, sep="\n", end="\n" if lost else "", file=sys.stderr)
     return 1 if lost else 0
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from tgi_trio.errors import ModelLoadError
+from tgi_trio.errors import ModelLoadError, tell_reason
 from tgi_trio.model.config import read_values
 from tgi_trio.model.image_families import ImageFamily, PatchOrder
 from tgi_trio.model.published import find_pictures
@@ -92,7 +92,7 @@ def _read_settings(folder: Path) -> dict[str, Any]:
         try:
             settings = parse_json(read_file(path))
         except (OSError, ValueError) as error:
-            raise ModelLoadError(f"{path} cannot be read: {error}") from error
+            raise ModelLoadError(f"{path} cannot be read: {tell_reason(error, path)}") from error
         settings = settings.get(key) if key and isinstance(settings, dict) else settings
         if isinstance(settings, dict):
             return settings

@@ -16,7 +16,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from tgi_trio.errors import ConfigurationError, ModelLoadError, PeerGone
+from tgi_trio.errors import ConfigurationError, ModelLoadError, PeerGone, tell_reason
 from tgi_trio.ipc.parent import die_with_parent
 from tgi_trio.shard.machine.cores import usable_cores
 from tgi_trio.shard.machine.openmp import openmp_settings
@@ -41,7 +41,7 @@ def main(text: str) -> int:
         os.environ.update(openmp_settings(len(cores), cores, os.environ))
         quantise_model(Job(**words), bar)
     except (ConfigurationError, ModelLoadError, OSError) as error:
-        print(f"tgi-trio: {error}", file=sys.stderr)
+        print(f"tgi-trio: {tell_reason(error)}", file=sys.stderr)
         return 1
     return 0
 

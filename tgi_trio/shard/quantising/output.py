@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 
-from tgi_trio.errors import ConfigurationError, ModelLoadError
+from tgi_trio.errors import ConfigurationError, ModelLoadError, tell_reason
 from tgi_trio.shard.quantising.job import Job
 from tgi_trio.shard.quantising.solver import BITS, ZERO, Solved
 
@@ -91,7 +91,8 @@ class Output:
         try:
             os.rename(staging, self._job.output)
         except OSError as error:
-            raise ModelLoadError(f"{self._job.output} cannot be written: {error}") from error
+            why = tell_reason(error, staging)
+            raise ModelLoadError(f"{self._job.output} cannot be written: {why}") from error
 
     def _path(self, layer: int) -> Path:
         return self._job.staging / f"model-layer-{layer:04d}.safetensors"

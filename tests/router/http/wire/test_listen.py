@@ -13,6 +13,7 @@ from tgi_trio.sockets import bind, bind_sockets, check_certificate, start_listen
 from tgi_trio.testing.ports import reserve_port
 
 CERTIFICATE = Path(__file__).parent / "data" / "localhost.pem"
+OTHER_KEY = CERTIFICATE.with_name("renewed.pem")  # a certificate, too
 
 
 def test_a_port_in_use_names_the_flag():
@@ -129,6 +130,13 @@ def test_certificates_are_read_or_refused(tmp_path):
         check_certificate(None, CERTIFICATE)
     broken = tmp_path / "broken.pem"
     broken.write_text("nothing")
-    for certificate, key in ((broken, None), (CERTIFICATE, broken), (tmp_path / "no.pem", None)):
-        with pytest.raises(ConfigurationError, match="cannot use the certificate"):
+    none = tmp_path / "no.pem"
+    for certificate, key, why in (
+        (broken, None, "one of the files holds no such thing in PEM"),
+        (CERTIFICATE, broken, "one of the files holds no such thing in PEM"),
+        (CERTIFICATE, OTHER_KEY, "key values mismatch"),
+        (none, None, f"No such file or directory: {none}"),
+    ):
+        with pytest.raises(ConfigurationError, match="cannot use the certificate") as error:
             check_certificate(certificate, key)
+        assert f": {why}" in str(error.value) and "_ssl.c" not in str(error.value)
