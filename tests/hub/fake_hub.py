@@ -48,6 +48,15 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         files = self.server.repositories.get(repository)
         if owner == "broken":
             self._error(500, "ServerError")
+        elif owner == "silent":
+            self.server.stopped.wait()  # says nothing until it ends
+            self.close_connection = True
+        elif owner == "garbage":
+            self._answer(200, b"<html>Please log in</html>", {})
+        elif owner.startswith("status-"):
+            self._error(int(owner.removeprefix("status-")), "")
+        elif owner == "cut" and name == "off":
+            self.close_connection = True
         elif files is None:
             self._error(401, "RepoNotFound")
         elif owner == "gated" and token != "Bearer secret":

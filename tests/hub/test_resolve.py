@@ -20,7 +20,8 @@ from tests.hub.fake_hub import SHA, FakeHub, running_hub
 from tests.support.warm_start import run_warm
 from tgi_trio import demo
 from tgi_trio.errors import ModelLoadError
-from tgi_trio.hub.download import hub_token, import_huggingface_hub
+from tgi_trio.hub.library import import_huggingface_hub
+from tgi_trio.hub.repository import hub_token
 from tgi_trio.hub.resolve import (
     resolve_adapter,
     resolve_model,
@@ -256,7 +257,11 @@ def test_an_address_is_told_from_a_name(address: str, meant: str) -> None:
         ("some/tiny", "v9", ("some/tiny has no revision v9", "--revision")),
         ("some/hostile", None, ("pytorch_model.bin cannot be converted", "asks for os.system")),
         ("some/nothing", None, ("holds no weights",)),
-        ("broken/tiny", None, ("does not hold all of broken/tiny", "answered with status 500")),
+        ("broken/tiny", None, ("of broken/tiny", "answered with status 500. Try again later")),
+        ("status-403/tiny", None, ("answered with status 403. Set HF_TOKEN", "for --model-id")),
+        ("status-429/tiny", None, ("answered with status 429. It has been asked too often",)),
+        ("cut/off", None, ("downloading cut/off from http", "broke off", "Try again")),
+        ("garbage/tiny", None, ("is no answer of a hub", "look at HF_ENDPOINT")),
         ("not a name!", None, ("neither a local folder nor the name", "--model-id")),
     ],
 )
@@ -269,6 +274,28 @@ def test_what_the_hub_refuses_is_told_in_one_paragraph(
     assert "Traceback" not in done.stderr
     for words in told:
         assert words in done.stderr
+
+
+def test_a_hub_that_takes_a_question_and_says_nothing_is_given_up(
+    hub: FakeHub, tmp_path: Path
+) -> None:
+    """For good, it was waited for: huggingface_hub sets no limit for lists of files."""
+    soon = {"HF_HUB_ETAG_TIMEOUT": "1"}
+    done = fetch(hub.url, tmp_path, "silent/tiny", environ=soon)
+    assert done.returncode == 1
+    assert f"{hub.url} does not answer. Try again later, with a higher HF_HUB_ETAG" in done.stderr
+
+
+@pytest.mark.parametrize("below", ["a file", "a file/folder"])
+def test_where_no_download_can_be_kept_another_place_is_named(
+    hub: FakeHub, tmp_path: Path, below: str
+) -> None:
+    (tmp_path / "a file").write_text("")
+    cache = tmp_path / below
+    done = fetch(hub.url, cache, environ={"HF_HOME": str(tmp_path / "home")})
+    assert done.returncode == 1 and "Errno" not in done.stderr.splitlines()[-1]
+    assert f"some/tiny cannot be kept in {cache}: " in done.stderr
+    assert "--huggingface-hub-cache, or HF_HUB_CACHE, names another place" in done.stderr
 
 
 def test_a_repository_without_a_model_is_told(hub: FakeHub, tmp_path: Path) -> None:
@@ -320,3 +347,18 @@ def test_the_hub_is_told_nothing_of_this_machine(
     hub = import_huggingface_hub()
     assert dict(os.environ) == before
     assert ("torch/" in hub.utils.build_hf_headers()["user-agent"]) == told
+
+
+LOG = """
+import logging
+from tgi_trio.hub.library import import_huggingface_hub
+logging.basicConfig()
+import_huggingface_hub()
+logging.getLogger("huggingface_hub.utils").warning("Retrying in 1s")
+"""
+
+
+def test_what_the_library_logs_is_written_once() -> None:
+    """By its own handler and by ours, a retry was two lines, of which one was no record."""
+    done = run_warm("-c", LOG, environment=dict(os.environ))
+    assert done.stderr == "WARNING:huggingface_hub.utils:Retrying in 1s\n"

@@ -50,11 +50,19 @@ RULES: dict[str, Rule] = {
         only=ours("numpy safetensors"),
     ),
     "hub.brought_adapters": Rule(
-        ours("errors hub.download model.adapters.own_adapters model.config"), only=NOTHING
+        ours("hub.download hub.repository model.adapters.own_adapters model.config"), only=NOTHING
     ),
-    "hub.download": Rule(ours("errors"), only=ours("huggingface_hub tqdm")),
+    "hub.repository": Rule(ours("errors"), only=NOTHING),
+    "hub.library": Rule(NOTHING, only=ours("huggingface_hub")),
+    "hub.failures": Rule(ours("errors hub.repository"), only=ours("huggingface_hub")),
+    "hub.download": Rule(
+        ours("errors hub.failures hub.library hub.repository"), only=ours("huggingface_hub tqdm")
+    ),
     "hub.names": Rule(ours("errors"), only=NOTHING),
-    "hub.gguf": Rule(ours("errors hub.download hub.names model.gguf model.pointers"), only=NOTHING),
+    "hub.gguf": Rule(
+        ours("errors hub.download hub.names hub.repository model.gguf model.pointers"),
+        only=NOTHING,
+    ),
     "hub.composed": Rule(
         ours(
             "errors conversion hub.folders hub.names model.checkpoint_files model.config "

@@ -182,7 +182,7 @@ def _port(port: int) -> Finding:
 def _hub() -> Finding:
     from huggingface_hub import constants, get_token
 
-    from tgi_trio.hub.download import hub_token
+    from tgi_trio.hub.repository import hub_token
 
     found = f"cache in {constants.HF_HUB_CACHE}, "
     if hub_token() or get_token():

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from tgi_trio.hub.download import Repository, download
+from tgi_trio.hub.download import download
+from tgi_trio.hub.repository import Repository
 from tgi_trio.model.adapters.own_adapters import find_own_adapters
 from tgi_trio.model.config import read_values
 

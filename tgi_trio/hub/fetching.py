@@ -9,8 +9,9 @@ from tgi_trio.conversion.adapters import is_adapter
 from tgi_trio.conversion.folder import find_pickles, list_weights
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.hub.brought_adapters import fetch_adapters
-from tgi_trio.hub.download import Repository, download, hub_token
+from tgi_trio.hub.download import download
 from tgi_trio.hub.names import local_folder
+from tgi_trio.hub.repository import Repository, hub_token
 
 # Weights only at the top level: folders hold other formats, and
 # consolidated*.safetensors are a second copy under the maker's own names.

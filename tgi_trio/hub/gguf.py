@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Final
 
 from tgi_trio.errors import ModelLoadError
-from tgi_trio.hub.download import Repository, download, list_files
+from tgi_trio.hub.download import download, list_files
 from tgi_trio.hub.names import is_there
+from tgi_trio.hub.repository import Repository
 from tgi_trio.model.gguf.files import SUFFIX, list_parts, parse_part_name
 from tgi_trio.model.gguf.folder import gguf_folder
 from tgi_trio.model.pointers import refuse_pointers

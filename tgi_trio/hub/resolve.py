@@ -16,11 +16,13 @@ from tgi_trio import demo
 from tgi_trio.conversion.adapters import is_adapter, merge_model, read_base
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.hub.composed import compose
-from tgi_trio.hub.download import Repository, download, hub_token, import_huggingface_hub
+from tgi_trio.hub.download import download
 from tgi_trio.hub.fetching import UNWANTED, choose_patterns, fetch_repository
 from tgi_trio.hub.folders import check_folder, check_heads, has_weights, is_gguf
 from tgi_trio.hub.gguf import fetch_gguf, lists_gguf, local_gguf, split_choice
+from tgi_trio.hub.library import import_huggingface_hub
 from tgi_trio.hub.names import is_there, local_folder, refuse_address
+from tgi_trio.hub.repository import Repository, hub_token
 from tgi_trio.model.speculators.recognise import base_of_heads, find_kind
 
 log = logging.getLogger("tgi_trio")
