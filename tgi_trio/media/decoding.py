@@ -17,6 +17,8 @@ fields of `Sound` in place of a size.
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import io
 import json
 import mmap
@@ -113,11 +115,22 @@ def _load(text: str, spool: int, results: int) -> Job:
 def _load_pillow() -> None:
     try:
         import PIL.Image
+        from PIL import _imaging
     except ImportError as error:
         raise ModelLoadError(
             f"images need Pillow: pip install 'tgi-trio[images]' ({error})"
         ) from error
     PIL.Image.init()  # loads the plugins, once
+    _quiet_libtiff(_imaging.__file__)
+
+
+def _quiet_libtiff(library: str | None) -> None:
+    """Have libtiff, behind Pillow's own `library`, keep what it would write to standard error.
+
+    Pillow raises an error of its own for each file that libtiff cannot read.
+    """
+    with contextlib.suppress(AttributeError, OSError):  # this Pillow is built without it
+        ctypes.CDLL(library).TIFFSetErrorHandler(None)
 
 
 # Returns the bytes that base64 stands for, as `decode_quoted` does.

@@ -307,8 +307,12 @@ async def test_every_format_is_read_as_it_is_seen() -> None:
 
 
 @pytest.mark.trio
-async def test_what_is_no_image_is_told_what_is_wrong_and_the_process_goes_on() -> None:
+async def test_what_is_no_image_is_told_what_is_wrong_and_the_process_goes_on(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """What libtiff writes of a file to standard error came into the log."""
     whole = encode(noise(20, 30))
+    lzw = encode(noise(20, 30), "TIFF", compression="tiff_lzw")
     bomb = claimed_png(60_000, 60_000)
     async with decoder(DecoderSettings("llava", LLAVA.settings, max_pixels=10_000)) as one:
         for data, words in [
@@ -321,10 +325,12 @@ async def test_what_is_no_image_is_told_what_is_wrong_and_the_process_goes_on() 
             (bomb, "it has 60000 x 60000 pixels, 10000 are allowed (--max-image-pixels)"),
             (claimed_png(0, 5), "invalid image: "),
             (claimed_png(90, 90, b"junk"), "it cannot be decoded"),
+            (lzw[:8] + b"\xff" * 16 + lzw[24:], "it cannot be decoded"),
         ]:
             assert words in await refusal(one, data), (data[:40], words)
         size, _ = await pixels(one, whole)
         assert size == (20, 30)
+    assert not caplog.messages
 
 
 @pytest.mark.trio
