@@ -141,6 +141,22 @@ def test_a_panic_of_the_library_ends_nothing_but_the_call() -> None:
             tokenizer.decode([tokenizer.token_id("x") or 0] * count)
 
 
+def test_a_file_that_panics_at_its_first_text_is_refused_for_that(tmp_path: Path) -> None:
+    """A token of its template that it lacks was said to be a matter of `ulimit -u`."""
+    broken = json.loads((demo.model_path() / "tokenizer.json").read_text())
+    sequence = {"Sequence": {"id": "A", "type_id": 0}}
+    broken["post_processor"] = {
+        "type": "TemplateProcessing",
+        "single": [{"SpecialToken": {"id": "nowhere", "type_id": 0}}, sequence],
+        "pair": [sequence, {"Sequence": {"id": "B", "type_id": 0}}],
+        "special_tokens": {},
+    }
+    file = tmp_path / "tokenizer.json"
+    file.write_text(json.dumps(broken))
+    with pytest.raises(ModelLoadError, match=r"json cannot be used as a tokenizer: no entry found"):
+        Tokenizer.from_file(file, TokenizerConfig({}, (), {}))
+
+
 def test_threads_that_cannot_be_started_are_a_reason_not_to_start(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

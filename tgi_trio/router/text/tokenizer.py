@@ -20,7 +20,7 @@ import trio
 from numpy.typing import NDArray
 
 from tgi_trio.errors import ModelLoadError, ValidationError
-from tgi_trio.library_panics import is_panic, raising_panics
+from tgi_trio.library_panics import raising_panics
 from tgi_trio.router.text.clean_up import CleaningDetokenizer, clean_up
 from tgi_trio.router.text.detokenizer import (
     CONTEXT_TOKENS,
@@ -135,7 +135,7 @@ class Tokenizer:
             backend = raising_panics(tokenizers.Tokenizer.from_file)(str(file))
         except Exception as error:  # the library raises plain Exception
             raise ModelLoadError(f"{file} cannot be loaded as a tokenizer: {error}") from error
-        _start_threads(backend)
+        _start_threads(backend, file)
         return cls(backend, config)
 
     def derive(self, parts: Mapping[str, Any], config: TokenizerConfig) -> Tokenizer:
@@ -318,17 +318,17 @@ class TokenizerPool:
         return await run_in_thread(partial(function, given, *arguments), self._limiter)
 
 
-def _start_threads(backend: tokenizers.Tokenizer) -> None:
+def _start_threads(backend: tokenizers.Tokenizer, file: Path) -> None:
     """Have the library start its threads, which it never can if it cannot when it first tries.
 
-    Raises ModelLoadError.
+    Raises ModelLoadError, also for a file that cannot even make tokens of an empty text.
     """
     try:
-        backend.encode_batch_fast([""])
-    except BaseException as error:
-        if not is_panic(error):
-            raise
-        raise ModelLoadError(f"the tokenizer cannot start its threads: {CURE}") from error
+        raising_panics(backend.encode_batch_fast)([""])
+    except Exception as error:  # the library raises plain Exception
+        if "thread pool" in str(error):
+            raise ModelLoadError(f"the tokenizer cannot start its threads: {CURE}") from error
+        raise ModelLoadError(f"{file} cannot be used as a tokenizer: {error}") from error
 
 
 def _add_missing(backend: tokenizers.Tokenizer, config: TokenizerConfig) -> None:
