@@ -81,7 +81,7 @@ async def waits(shard: FakeShard, adapter: ServedAdapter) -> float:
         began, refused = trio.current_time(), None
         try:
             await shard.registry.acquire(adapter)
-        except ValidationError as error:
+        except (ValidationError, Unavailable) as error:
             refused = error
         nursery.cancel_scope.cancel()
     shard.registry.check()
@@ -201,13 +201,17 @@ async def test_no_wait_is_without_an_end(autojump_clock: object) -> None:
 
 
 @pytest.mark.trio
-async def test_one_that_cannot_be_loaded_is_told_of_and_tried_again(autojump_clock: object) -> None:
+async def test_one_that_cannot_be_loaded_is_told_of_and_tried_again(
+    autojump_clock: object, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A folder that has gone was a mistake of the client's, who was told its path."""
     registry, shard = served(2, 1)
     shard.broken.add("a1")
     second = registry.find("a1")
-    for _ in range(2):
-        with pytest.raises(ValidationError, match="`a1` cannot be loaded: it is broken"):
+    for count in (1, 2):
+        with pytest.raises(Unavailable, match=r"`a1` cannot be loaded now.* log names$"):
             await waits(shard, second)
+        assert caplog.messages == ["the adapter `a1` cannot be loaded: it is broken"] * count
     shard.broken.clear()
     await waits(shard, second)
     assert shard.has == {2}
@@ -360,7 +364,7 @@ async def test_any_use(seed: int, autojump_clock: object) -> None:
                         assert adapter.number in shard.has | shard.lost
                     finally:
                         registry.release(adapter)
-            except ValidationError:
+            except (ValidationError, Unavailable):
                 continue
 
     async def operator() -> None:

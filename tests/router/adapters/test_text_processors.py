@@ -3,13 +3,14 @@ adapters."""
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 import trio
 
 from tests.router.harness import byte_tokenizer
-from tgi_trio.errors import ValidationError
+from tgi_trio.errors import Unavailable, ValidationError
 from tgi_trio.router.adapters.registry import AdapterRegistry
 from tgi_trio.router.adapters.text_processors import TextProcessors
 from tgi_trio.router.text.chat_template import ChatTemplate
@@ -94,17 +95,28 @@ async def test_one_that_is_forgotten_or_replaced(tmp_path: Path, folders: dict[s
 
 
 async def test_files_that_cannot_be_used_are_told_and_read_again(
-    tmp_path: Path, folders: dict[str, Path]
+    tmp_path: Path, folders: dict[str, Path], caplog: pytest.LogCaptureFixture
 ) -> None:
     registry, own = AdapterRegistry(folders, 2), text_processors(tmp_path)
     (folders["a"] / "chat_template.jinja").write_text("{% if %}")
-    with pytest.raises(ValidationError, match="the adapter `a`: The chat template 'default' does"):
+    with pytest.raises(Unavailable, match=r"the adapter `a` cannot be read now.* log names$"):
         await own.find(registry.find("a"))
+    assert "the adapter `a` cannot be read: The chat template 'default' does" in caplog.text
     with pytest.raises(ValidationError, match="does not compile"):
         await own.check(folders["a"])
     (folders["a"] / "chat_template.jinja").write_text("new")
     await own.check(folders["a"])
     assert said(await own.find(registry.find("a"))) == "new"
+
+
+async def test_an_adapter_whose_folder_is_gone_has_not_the_model_s_texts(
+    tmp_path: Path, folders: dict[str, Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    registry, own = AdapterRegistry(folders, 2), text_processors(tmp_path)
+    shutil.rmtree(folders["a"])
+    with pytest.raises(Unavailable) as refusal:
+        await own.find(registry.find("a"))
+    assert str(folders["a"]) in caplog.text and str(folders["a"]) not in str(refusal.value)
 
 
 async def test_one_that_asks_may_leave(tmp_path: Path, folders: dict[str, Path]) -> None:
@@ -127,7 +139,7 @@ async def test_those_that_are_loaded_with_the_model_are_read_ahead(
     (folders["b"] / "chat_template.jinja").unlink()
     assert said(await own.find(registry.find("b"))) == "b:Hi"
     assert "the adapter b has its own chat template" in caplog.text
-    with pytest.raises(ValidationError, match="the adapter `a`"):
+    with pytest.raises(Unavailable, match="the adapter `a`"):
         await own.find(registry.find("a"))
 
 

@@ -12,6 +12,7 @@ clients, and stay in memory beside those.
 from __future__ import annotations
 
 import itertools
+import logging
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,10 +25,13 @@ from tgi_trio.errors import ConfigurationError, Overloaded, Unavailable, Validat
 from tgi_trio.ipc.adapters import AdapterOrder, AdapterReport, encode_adapter, encode_drop
 from tgi_trio.router.adapters.adapter_states import AdapterEvent, AdapterState, next_state
 
+log = logging.getLogger(__name__)
+
 Send = Callable[[bytes], None]
 
 PATIENCE: Final = 1.0  # seconds that one waits for room before another one has to yield
 LONGEST_WAIT: Final = 600.0  # seconds that a request waits at most
+AGAIN_S: Final = 30.0  # after which a request may try again whose adapter could not be loaded
 
 
 @dataclass(slots=True, eq=False)
@@ -128,8 +132,8 @@ class AdapterRegistry:
     async def acquire(self, adapter: ServedAdapter) -> None:
         """Wait until an adapter is in the shard's memory, and keep it there until `release`.
 
-        Raises ValidationError if it cannot be loaded, Overloaded after LONGEST_WAIT, and
-        Unavailable after `close`.
+        Raises Unavailable if it cannot be loaded, which the log explains, and after `close`;
+        Overloaded after LONGEST_WAIT.
         """
         adapter.waiting += 1
         # It may have been unloaded, and forgotten, since the request has found it.
@@ -174,8 +178,8 @@ class AdapterRegistry:
     async def load(self, name: str, folder: Path, *, replace: bool = True) -> None:
         """Load an adapter and serve it by `name`, in place of another one of that name.
 
-        Raises what `acquire` raises, and ValidationError if the name has been taken meanwhile and
-        `replace` is False. The name then stays as it was.
+        Raises what `acquire` raises, but ValidationError if it cannot be loaded, or if the name has
+        been taken meanwhile and `replace` is False. The name then stays as it was.
         """
         adapter = self._new(name, folder)
         adapter.listed = False  # until it is loaded
@@ -236,6 +240,8 @@ class AdapterRegistry:
             adapter.failures += 1
             adapter.why = report.error
             self._move(adapter, AdapterEvent.FAILED)
+            if adapter.listed and (self._send is not None or adapter.sha256):  # not at the start
+                log.error("the adapter `%s` cannot be loaded: %s", adapter.name, adapter.why)
         else:
             adapter.nbytes, adapter.sha256 = report.nbytes, report.sha256
             self._move(adapter, AdapterEvent.LOADED)
@@ -273,8 +279,15 @@ class AdapterRegistry:
         """Raise if waiting has become useless; `failures`: the number when the wait began."""
         if self._closed:
             raise Unavailable(self._closed)
-        if adapter.failures != failures:
+        if adapter.failures == failures:
+            return
+        if not adapter.listed:  # who asks has named the folder
             raise ValidationError(f"the adapter `{adapter.name}` cannot be loaded: {adapter.why}")
+        raise Unavailable(
+            f"the adapter `{adapter.name}` cannot be loaded now, for a reason that the server's "
+            "log names",
+            AGAIN_S,
+        )
 
     def _seek(self, adapter: ServedAdapter) -> None:
         """Load a wanted adapter, now or in its turn."""

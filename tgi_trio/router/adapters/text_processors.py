@@ -15,8 +15,8 @@ from pathlib import Path
 
 import trio
 
-from tgi_trio.errors import TgiTrioError, ValidationError
-from tgi_trio.router.adapters.registry import AdapterRegistry, ServedAdapter
+from tgi_trio.errors import ModelLoadError, TgiTrioError, Unavailable, ValidationError
+from tgi_trio.router.adapters.registry import AGAIN_S, AdapterRegistry, ServedAdapter
 from tgi_trio.router.text.own_files import ModelVocabulary, read_own_files
 from tgi_trio.router.text.text_processor import (
     ModelTextProcessor,
@@ -49,7 +49,7 @@ class TextProcessors:
     async def find(self, adapter: ServedAdapter) -> TextProcessor:
         """Return an adapter's text processor; a checkpoint where it has to be read.
 
-        Raises ValidationError if its files cannot be used.
+        Raises Unavailable if its files cannot be used, which the log explains.
         """
         if self._vocabulary is None or adapter.own:
             return self.model
@@ -66,9 +66,9 @@ class TextProcessors:
             await self._run(self._vocabulary, folder)
 
     async def warm(self, adapters: AdapterRegistry) -> None:
-        """Read the text processors of as many adapters as are kept; requests are told of errors."""
+        """Read the text processors of as many adapters as are kept; errors are in the log."""
         for name in adapters.names[: self._most]:
-            with suppress(ValidationError):
+            with suppress(Unavailable):
                 await self.find(adapters.find(name))
 
     def forget(self, number: int) -> None:
@@ -87,7 +87,12 @@ class TextProcessors:
         try:
             found = await self._run(self._vocabulary, adapter.folder)
         except ValidationError as error:
-            raise ValidationError(f"the adapter `{adapter.name}`: {error}") from error
+            log.error("the texts of the adapter `%s` cannot be read: %s", adapter.name, error)
+            raise Unavailable(
+                f"the files of the adapter `{adapter.name}` cannot be read now, for a reason that "
+                "the server's log names",
+                AGAIN_S,
+            ) from error
         finally:
             del self._reading[adapter.number]
             done.set()
@@ -101,6 +106,8 @@ class TextProcessors:
 
     async def _run(self, vocabulary: ModelVocabulary, folder: Path) -> TextProcessor:
         def read() -> TextProcessor:
+            if not folder.is_dir():  # it would have the model's texts
+                raise ModelLoadError(f"there is no folder {folder}")
             files = read_own_files(folder, vocabulary)
             return self.model if files is None else make_text_processor(files, self._with)
 
