@@ -26,6 +26,7 @@ from tgi_trio.router.shards.local_group import LocalGroup
 from tgi_trio.router.shards.shard_instance import describe_exit, real_shard
 from tgi_trio.router.shards.supervisor import (
     BACK_OFF,
+    SHORTAGE,
     STABLE_AFTER,
     CrashCount,
     Supervisor,
@@ -43,6 +44,17 @@ def test_only_a_shard_that_hardly_served_is_waited_for() -> None:
     assert loop.note(STABLE_AFTER + 1, False) == 0.0 and loop.in_a_row == 1
     loop.note(0.0, False)
     assert loop.note(0.0, True) == 0.0 and loop.in_a_row == 1
+
+
+def test_a_machine_that_refuses_a_process_is_asked_again_for_longer_than_a_shard_may_crash() -> (
+    None
+):
+    """Six refusals came within nine seconds, and the shard was given up for good."""
+    loop, limit = CrashCount(), Watch().restart_limit
+    loop.note(0.0, False)  # a crash, and no process for the next one
+    waited = [loop.note(0.0, False, refused=True) for _ in range(limit - 1)]
+    assert loop.in_a_row == limit and sum(waited) > 60
+    assert waited == [SHORTAGE * each for each in BACK_OFF[1:limit]]
 
 
 def test_exit_codes_in_words() -> None:

@@ -29,6 +29,7 @@ from tgi_trio.router.engine import engine as engines
 from tgi_trio.router.engine.engine import Engine
 from tgi_trio.router.engine.shard_link import ShardLink
 from tgi_trio.router.shards import handshake
+from tgi_trio.router.shards import supervisor as supervisor_module
 from tgi_trio.router.shards.group_states import ShardState
 from tgi_trio.router.shards.local_group import LocalGroup
 from tgi_trio.testing.fake_model import FakeSettings, continuation
@@ -260,8 +261,9 @@ class RefusedArgv(FakeArgv):
 
 @pytest.mark.trio
 async def test_a_machine_that_refuses_a_process_for_a_while_is_a_pause(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(supervisor_module, "BACK_OFF", (0.0, 0.01))
     argv = RefusedArgv(refused={1})
     async with supervised(tmp_path, argv) as (engine, supervisor):
         clients = Clients(engine, tmp_path, 30)

@@ -54,6 +54,7 @@ log = logging.getLogger(__name__)
 STOP_TIMEOUT: Final = 5.0  # seconds a shard gets to finish its step and exit when told to
 STABLE_AFTER = 60.0  # seconds of life after which earlier crashes are forgotten
 BACK_OFF = (0.0, 0.5, 1.0, 2.0, 5.0, 10.0)  # seconds before the n-th restart in a row
+SHORTAGE: Final = 10  # times as long where no process was to be had: others have to end first
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,14 +72,16 @@ class CrashCount:
 
     in_a_row: int = 0
 
-    def note(self, lived: float, explained: bool) -> float:
+    def note(self, lived: float, explained: bool, *, refused: bool = False) -> float:
         """Count a crash after `lived` seconds of being ready; returns the seconds to wait.
 
         A shard that has lived longer than the back-off is restarted at once. `explained`: the crash
         is blamed on a request, which will be found, so it does not count as one in a row.
+        `refused`: it is none, as the machine had no process, descriptors or memory for a shard.
         """
         self.in_a_row = 1 if explained or lived > STABLE_AFTER else self.in_a_row + 1
-        return max(0.0, BACK_OFF[min(self.in_a_row, len(BACK_OFF)) - 1] - lived)
+        pause = BACK_OFF[min(self.in_a_row, len(BACK_OFF)) - 1]
+        return pause * SHORTAGE if refused else max(0.0, pause - lived)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +133,7 @@ class Supervisor:
         self._link: ShardLink | None = None  # likewise, once it serves
         self._stop = trio.Event()
         self._trouble = ""  # why the supervisor itself has ended this incarnation
+        self._refused = False  # by this machine, which had nothing to start it with
         self._ready_at: float | None = None
 
     @property
@@ -172,7 +176,8 @@ class Supervisor:
                 raise ShardCannotStart(report)
             engine, served = self._engine, ready_at is not None
             explained = served and engine is not None and engine.scheduler.loss_explained
-            pause = crashes.note(now - ready_at if ready_at is not None else 0.0, explained)
+            lived = now - ready_at if ready_at is not None else 0.0
+            pause = crashes.note(lived, explained, refused=self._refused)
             log.error("%s", report)
             if crashes.in_a_row > self._watch.restart_limit:
                 self._give_up(crashes.in_a_row)
@@ -217,11 +222,13 @@ class Supervisor:
     async def _incarnation(self, number: int, task_status: trio.TaskStatus[Started]) -> str:
         """Run one incarnation until it ends; returns the report of its end."""
         self._trouble, self._ready_at, self._link = "", None, None
+        self._refused = False
         with ExitStack() as stack:
             try:
                 group = stack.enter_context(self._start(self._warmup, number))
             # There may be enough memory later, and a rank that has just left may be back.
             except (OSError, SegmentError, PeerError) as error:
+                self._refused = not isinstance(error, PeerError)
                 why = (
                     descriptors.describe_failure(error)
                     or thread_limit.describe_failure(error)
