@@ -124,8 +124,8 @@ def _bind_tcp(address: str, both_families: bool, flag: str) -> socket.socket:
         )[0]
     except (socket.gaierror, UnicodeError) as error:
         raise ConfigurationError(
-            f"cannot listen on {address}: {error}; {flag or '--hostname and --bind'} can be an "
-            "address of this machine, such as 0.0.0.0 or 127.0.0.1"
+            f"cannot listen on {address}: {tell_reason(error)}; {flag or '--hostname and --bind'} "
+            "can be an address of this machine, such as 0.0.0.0 or 127.0.0.1"
         ) from error
     listener = socket.socket(family, kind, protocol)
     try:

@@ -261,7 +261,7 @@ async def _connect(address: str) -> trio.SocketStream:
         except OSError as error:
             if _refused(error):
                 raise NobodyListens("nobody listens there") from None
-            raise ReplicaLost(f"it cannot be reached: {error}") from None
+            raise ReplicaLost(f"it cannot be reached: {tell_reason(error)}") from None
     raise ReplicaLost(f"it took no connection within {CONNECT_SECONDS} s")
 
 

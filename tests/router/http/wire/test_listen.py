@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -113,6 +114,13 @@ def test_one_address_that_cannot_be_had_frees_the_others(tmp_path):
             pass
         with pytest.raises(ConfigurationError, match=name), bind_sockets(["127.0.0.1:0", name]):
             pass
+
+
+def test_a_name_that_nobody_knows_is_told_in_words(monkeypatch):
+    unknown = socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+    monkeypatch.setattr(socket, "getaddrinfo", Mock(side_effect=unknown))
+    with pytest.raises(ConfigurationError, match="on nowhere:80: Name or service not known; "):
+        bind(["nowhere:80"])
 
 
 def test_both_families_share_a_port_when_both_are_named():
